@@ -1,11 +1,14 @@
-"""Compiler core: PyTorch programs to TOSA, Ethos-U and VGF delegates. Importing this package is cheap."""
+"""Compiler core: compiles PyTorch programs to TOSA, Ethos-U and VGF delegates.
+
+Exports are imported when they are first used, so importing this package is cheap.
+"""
 
 from __future__ import annotations
 
 import importlib
 from typing import Any
 
-_WHERE = {
+_MODULE_OF = {
     "ArmBackendError": "errors",
     "CompileError": "errors",
     "FullDelegationError": "errors",
@@ -25,10 +28,10 @@ _WHERE = {
     "get_symmetric_a16w8_quantization_config": "quantization",
     "get_symmetric_quantization_config": "quantization",
 }
-__all__ = sorted(_WHERE)
+__all__ = sorted(_MODULE_OF)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

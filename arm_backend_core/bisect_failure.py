@@ -13,17 +13,18 @@ from arm_backend_core.tosa.serialize import serialize
 
 
 def bisect_failure(graph: Graph, spec: ArmCompileSpec, error: CompileError) -> Origin | None:
-    """Compile each operator alone, together with a RESCALE that reads it, and return the first with the same error.
+    """Compile each operator in a graph of its own and find the first that fails with the same error.
 
-    It runs only after a failure that names no operator, and takes milliseconds per operator.
+    A RESCALE that reads the operator is compiled with it. The search runs only after a failure that names no operator.
+    It takes milliseconds per operator.
 
     Args:
         graph: the graph that failed.
         spec: compile spec of that graph.
-        error: its error; only the reason before " while " is compared.
+        error: the compiler's error. Errors are equal if their reasons are equal up to " while ".
 
     Returns:
-        The origin of the operator; None if no operator alone has this error.
+        The origin of the operator; None if no single operator causes this error.
     """
     users = graph.users()
     for op in graph.ops:

@@ -32,12 +32,12 @@ from arm_backend_core.ops.operands import dtype_of
 from arm_backend_core.permutation import Layout
 from arm_backend_core.program import (
     avoid_builtin_names,
-    compute_constant_outputs,
     constants_of,
     copy_program,
     drop_assertions,
+    duplicate_dequantize_nodes,
+    fold_constant_outputs,
     lift_constants,
-    split_dequantize,
 )
 from arm_backend_core.selection import Predicate, select
 from arm_backend_core.targets.compile_spec import ArmCompileSpec
@@ -103,18 +103,18 @@ def delegate(
 
 
 def prepare_program(program: ExportedProgram, target: Target) -> ExportedProgram:
-    """Functionalize and normalize the program, and decompose composite operators without a record."""
+    """Functionalize and normalize the program, and decompose operators without an operator record."""
     inline_higher_order_ops(program.graph_module, constants_of(program))
     program = functionalize_program(program)
     keep_state_quantized(program)
-    has_constant_outputs = compute_constant_outputs(program)
+    has_constant_outputs = fold_constant_outputs(program)
     if decompose(program.graph_module, constants_of(program)) or has_constant_outputs:
         lift_constants(program)
     reduce_ranks(program.graph_module)
     drop_assertions(program)
     eliminate_dead_code(program.graph)
     avoid_builtin_names(program)
-    split_dequantize(program)
+    duplicate_dequantize_nodes(program)
     normalize_memory_formats(program)
     return program
 
@@ -177,7 +177,7 @@ def _set_debug_handles(partitions: Sequence[Partition]) -> None:
 def _debug_handles_by_operator(partition: Partition, graph: Graph) -> tuple[tuple[int, ...], ...]:
     """Debug handles of each TOSA operator, in the order of the graph.
 
-    Runtimes report the index of a TOSA operator in this order, for compiled payloads too.
+    Runtimes report a TOSA operator by its index in this order, for compiled payloads too.
     """
     handles = {node.name: handle for node in partition.nodes if (handle := debug_handle_of(node)) is not None}
     return tuple(tuple(sorted({handles[o.node] for o in op.origins if o.node in handles})) for op in graph.walk())
@@ -196,7 +196,7 @@ def _compile_payload(
     """
 
     def locate(text: str) -> tuple[str, str] | None:
-        """Return ATen operator and source line of the first TOSA operator whose kind occurs in a tool's message."""
+        """Return ATen operator and source line of the first TOSA operator whose kind occurs in the message."""
         for op in graph.ops:
             if op.kind in text.upper() and op.origin is not None:
                 return op.origin.operator, op.origin.source
@@ -254,7 +254,7 @@ _TORCH_DTYPES = {dtype_of(dtype): dtype for dtype in _BITCAST_DTYPES}
 
 
 def _to_array(tensor: torch.Tensor, dtype: DType) -> np.ndarray[Any, Any]:
-    if tensor.dtype is torch.bool and dtype is DType.INT8:  # hardware without booleans takes int8
+    if tensor.dtype is torch.bool and dtype is DType.INT8:  # the int8 input of hardware without boolean tensors
         tensor = tensor.char()
     return np.asarray(tensor.view(_BITCAST_DTYPES.get(tensor.dtype, tensor.dtype)).numpy())
 

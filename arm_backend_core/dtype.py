@@ -31,47 +31,50 @@ class DType(Enum):
 
     @property
     def numpy(self) -> np.dtype[Any]:
-        """Element type of a constant's array; INT4 is kept in int8, INT48 in int64."""
-        return _numpy(self)
+        """NumPy element type of a constant: int8 for INT4, int64 for INT48, float32 for floats that NumPy lacks."""
+        return _numpy_dtype(self)
 
     @property
     def bytes(self) -> int:
-        """Bytes of an element in TOSA: 6 for INT48, which numpy holds in 8, and 1 for types of fewer than 8 bits."""
+        """Bytes of an element in TOSA: 6 for INT48 (8 in NumPy), 1 for types of at most 8 bits."""
         return {DType.INT48: 6, DType.BF16: 2, **dict.fromkeys(_ONE_BYTE_FLOATS, 1)}.get(self, self.numpy.itemsize)
 
     @property
     def is_float(self) -> bool:
         """Whether values are floating point."""
-        return self in _LARGEST
+        return self in _MAX_FINITE
 
     @property
     def is_fp8(self) -> bool:
-        """Whether the type is E4M3 or E5M2; TOSA only moves, multiplies and pools them. FP8UE8M0 is a block scale."""
+        """Whether the type is FP8E4M3 or FP8E5M2, which TOSA only moves, multiplies and pools.
+
+        FP8UE8M0 does not count: it is the type of block scales.
+        """
         return self in (DType.FP8E4M3, DType.FP8E5M2)
 
     @property
     def largest(self) -> float:
         """Largest finite floating-point number. Raises KeyError for integers."""
-        return _LARGEST[self]
+        return _MAX_FINITE[self]
 
     @property
     def range(self) -> tuple[int, int]:
         """Smallest and largest integer. Raises KeyError for floating point, BOOL and INT4."""
-        bits = _BITS[self]
+        bits = _INTEGER_BITS[self]
         return -(1 << (bits - 1)), (1 << (bits - 1)) - 1
 
 
-_LARGEST = {DType.FP16: 65504.0, DType.BF16: (2 - 2**-7) * 2.0**127, DType.FP32: (2 - 2**-23) * 2.0**127}
-_LARGEST |= {DType.FP8E4M3: 448.0, DType.FP8E5M2: 57344.0, DType.FP6E2M3: 7.5, DType.FP6E3M2: 28.0}
-_LARGEST |= {DType.FP4E2M1: 6.0, DType.FP8UE8M0: 2.0**127}
-#: Floating-point types of at most 8 bits; numpy has none of them, and an element counts one byte.
+_MAX_FINITE = {DType.FP16: 65504.0, DType.BF16: (2 - 2**-7) * 2.0**127, DType.FP32: (2 - 2**-23) * 2.0**127}
+_MAX_FINITE |= {DType.FP8E4M3: 448.0, DType.FP8E5M2: 57344.0, DType.FP6E2M3: 7.5, DType.FP6E3M2: 28.0}
+_MAX_FINITE |= {DType.FP4E2M1: 6.0, DType.FP8UE8M0: 2.0**127}
+#: Floating-point types of at most 8 bits. NumPy has none of them. An element takes one byte.
 _ONE_BYTE_FLOATS = [DType(name) for name in ("fp8e4m3", "fp8e5m2", "fp6e2m3", "fp6e3m2", "fp4e2m1", "fp8ue8m0")]
-_STORED = dict.fromkeys(_LARGEST, "float32") | {DType.INT4: "int8", DType.INT48: "int64", DType.FP16: "float16"}
-_BITS = {DType.INT8: 8, DType.INT16: 16, DType.INT32: 32, DType.INT48: 48}
+_NUMPY_NAMES = dict.fromkeys(_MAX_FINITE, "float32") | {DType.INT4: "int8", DType.INT48: "int64", DType.FP16: "float16"}
+_INTEGER_BITS = {DType.INT8: 8, DType.INT16: 16, DType.INT32: 32, DType.INT48: 48}
 
 
 @cache
-def _numpy(dtype: DType) -> np.dtype[Any]:
+def _numpy_dtype(dtype: DType) -> np.dtype[Any]:
     import numpy as np  # late import: creating a compile spec must not import numpy
 
-    return np.dtype(_STORED.get(dtype, dtype.value))
+    return np.dtype(_NUMPY_NAMES.get(dtype, dtype.value))

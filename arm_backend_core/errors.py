@@ -1,4 +1,4 @@
-"""Errors of the compiler core, and ``Unsupported``, the refusal that the partitioner treats as data."""
+"""Errors of the compiler core, and ``Unsupported``, with which a lowering rule refuses an operator."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 
 class ArmRecipesError(RuntimeError):
-    """Base class of every error of both packages that is no wrong argument (``ValueError``, ``TypeError``)."""
+    """Base class of the errors of both packages. Wrong arguments raise ``ValueError`` or ``TypeError`` instead."""
 
 
 class ArmBackendError(ArmRecipesError):
@@ -14,7 +14,7 @@ class ArmBackendError(ArmRecipesError):
 
 
 class ModelError(ArmBackendError, ValueError):
-    """The model, or a value that it computes, cannot be quantized; the message names it and says what to do."""
+    """The model cannot be exported or quantized. The message names the operator or value and says what to do."""
 
 
 class Unsupported(Exception):
@@ -33,16 +33,16 @@ class Fault(Unsupported):
 
 
 class InternalError(ArmBackendError):
-    """A ``Fault`` in strict mode (``is_strict``)."""
+    """A ``Fault`` that stops the compilation, in strict mode (``is_strict``)."""
 
 
 def is_strict() -> bool:
-    """Whether ``ARM_BACKEND_CORE_STRICT`` is set: faults are errors, and every pass is checked."""
+    """Whether ``ARM_BACKEND_CORE_STRICT`` is set. A ``Fault`` then stops the compilation, and every pass is checked."""
     return bool(os.environ.get("ARM_BACKEND_CORE_STRICT"))
 
 
 def compiler_fault(description: str, error: Exception | None = None) -> Fault:
-    """Create the refusal of an operator on which a rule failed; the export continues with the operator on the CPU.
+    """Create the refusal of an operator on which a rule failed. The export continues with the operator on the CPU.
 
     Args:
         description: how the rule failed.

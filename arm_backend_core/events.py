@@ -1,17 +1,16 @@
-"""Compilation log: the context object of an export. Reports are written from it.
+"""Compilation log: collects delegates, rejected operators and notes during an export, for its reports.
 
-``record()`` opens a log for a ``with`` block; ``current()`` returns the innermost open one, in whatever function of the
-block it is called. Both use a context variable, so that logs of several threads are apart. Everything else that a
-function needs is an argument.
+``record()`` opens a log for a ``with`` block. ``current()`` returns the innermost open log, in every function that the
+block calls. A context variable holds the log, so threads have separate logs. All other data are passed as arguments.
 
-Opened by: an export. Loop rolling, and an export that may have to try again without alternatives, open an inner log for
-an attempt and copy it to the outer one if the attempt succeeds. Sweeps and comparisons open one for each lowering that
-is no part of an export.
+Opened by: an export. An attempt that may fail (loop rolling, an export that may be repeated without alternatives) opens
+an inner log. If the attempt succeeds, the inner log is copied to the outer one. Sweeps and comparisons open a log for
+each lowering outside of an export.
 
-Written by: ``delegate`` (delegates, rejected operators), and functions with a decision that the user must know about
-(notes): quantization, intervals of int64, alternatives, Vela's optimization goal, training.
+Written by: ``delegate`` (delegates, rejected operators), and functions whose decisions the user must know (notes):
+quantization, intervals of int64, alternatives, Vela's optimization goal, training.
 
-Read by: whoever opened it, after the block.
+Read by: the function that opened it, after the block.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rejection:
-    """An operator that stays on the CPU, and why; ``fault``: caused by a bug of this compiler."""
+    """An operator that stays on the CPU, and why. ``fault``: whether a bug of this compiler is the reason."""
 
     node: str
     operator: str
@@ -58,7 +57,7 @@ class Delegate:
     Attributes:
         operators: ATen operator of every delegated node, in program order.
         tosa_operators: TOSA operator of every node of the flatbuffer, in order.
-        origins: for each TOSA operator, its origins (at least one), with the work that it does for each.
+        origins: for each TOSA operator, the ATen operators that it implements (at least one), with its work for each.
         handles: for each TOSA operator, ExecuTorch's debug handles of the ATen operators that it implements.
         tosa: the flatbuffer that was compiled (TOSA 1.0).
         payload_bytes: size of the payload in the ``.pte``.
@@ -82,17 +81,17 @@ class Delegate:
     calls: int = 1
 
 
-_RECORD = "arm_delegate"  #: Key in the metadata of a lowered module.
+_RECORD_KEY = "arm_delegate"  #: Key in the metadata of a lowered module.
 
 
 def set_delegate_record(module: LoweredBackendModule, record: Delegate) -> None:
     """Attach the record of a delegate to its lowered module; it replaces the previous record."""
-    module.meta = {**(module.meta or {}), _RECORD: record}
+    module.meta = {**(module.meta or {}), _RECORD_KEY: record}
 
 
 def delegate_record(module: LoweredBackendModule) -> Delegate | None:
     """The record of a delegate; None for a delegate of another backend."""
-    return cast("Delegate | None", (module.meta or {}).get(_RECORD))
+    return cast("Delegate | None", (module.meta or {}).get(_RECORD_KEY))
 
 
 @dataclass
@@ -118,7 +117,7 @@ _log: ContextVar[Log | None] = ContextVar("arm_backend_core_log", default=None)
 
 
 def current() -> Log:
-    """The innermost open log; a new log that is discarded if none is open."""
+    """The innermost open log. If no log is open, a new one, which nobody reads."""
     return _log.get() or Log()
 
 

@@ -10,14 +10,14 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 
-def insert_call(origin: Node, target: Any, *args: Any, **keywords: Any) -> Node:
-    """Insert an operator that replaces part of ``origin``: it inherits its trace metadata and gets a fake tensor."""
-    node = origin.graph.call_function(target, args, keywords)
+def insert_call(origin: Node, target: Any, *args: Any, **kwargs: Any) -> Node:
+    """Insert an operator that computes part of ``origin``. It gets the trace metadata of ``origin``."""
+    node = origin.graph.call_function(target, args, kwargs)
     node.meta = dict(origin.meta)
     values = [x.meta["val"] if isinstance(x, Node) else x for x in args]
     like = next(value for value in values if isinstance(value, Tensor))
     meta_args = [torch.empty(x.shape, dtype=x.dtype, device="meta") if isinstance(x, Tensor) else x for x in values]
-    result = target(*meta_args, **keywords)
+    result = target(*meta_args, **kwargs)
     node.meta["val"] = like.new_empty(result.shape, dtype=result.dtype)
     return node
 
@@ -25,11 +25,11 @@ def insert_call(origin: Node, target: Any, *args: Any, **keywords: Any) -> Node:
 def replace_node(node: Node, results: Any) -> None:
     """Replace ``node`` by ``results`` and erase it. An operator of several results has one node for each result."""
     if isinstance(results, (tuple, list)):
-        for pick in list(node.users):
-            assert pick.target is operator.getitem, pick
-            if pick.users:
-                pick.replace_all_uses_with(results[cast(int, pick.args[1])])
-            node.graph.erase_node(pick)
+        for getitem in list(node.users):
+            assert getitem.target is operator.getitem, getitem
+            if getitem.users:
+                getitem.replace_all_uses_with(results[cast(int, getitem.args[1])])
+            node.graph.erase_node(getitem)
     else:
         node.replace_all_uses_with(results)
     node.graph.erase_node(node)

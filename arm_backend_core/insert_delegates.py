@@ -27,10 +27,10 @@ class Partition:
     Attributes:
         name: name of the delegate.
         nodes: the nodes, in program order.
-        inputs: non-constant nodes outside that they read, in program order. A quantized input counts at the position of
-            the input itself.
-        constants: placeholders of parameters, buffers and constants that they read.
-        outputs: the nodes that others read, in program order.
+        inputs: the non-constant nodes outside of the partition that it reads, in program order. A quantized program
+            input has the position of its placeholder.
+        constants: the placeholders of parameters, buffers and constants that the partition reads.
+        outputs: the nodes that nodes outside of the partition read, in program order.
     """
 
     name: str
@@ -45,8 +45,8 @@ class Partition:
     ) -> Partition:
         """Build the partition of ``nodes``; ``position`` returns a node's index in the program."""
         members = set(nodes)
-        read = dict.fromkeys(x for node in nodes for x in node.all_input_nodes if x not in members)
-        sources = sorted(read, key=lambda x: (position(boundary_source(x)), position(x)))
+        operands = dict.fromkeys(x for node in nodes for x in node.all_input_nodes if x not in members)
+        sources = sorted(operands, key=lambda x: (position(boundary_source(x)), position(x)))
         outputs = [node for node in nodes if any(user not in members for user in node.users)]
         inputs = [source for source in sources if source not in constants]
         return Partition(name, nodes, inputs, [source for source in sources if source in constants], outputs)
@@ -78,7 +78,7 @@ def insert_delegates(program: ExportedProgram, delegates: Sequence[CompiledParti
     if not delegates:
         return
     casts = _BoundaryCasts()
-    modules = [_lowered_module(program, delegate) for delegate in delegates]  # before the nodes are replaced
+    modules = [_make_lowered_module(program, delegate) for delegate in delegates]  # before the nodes are replaced
     for delegate, module in zip(delegates, modules, strict=True):
         _insert_call(program, delegate.partition, module, casts)
     for delegate in delegates:
@@ -97,17 +97,17 @@ class _BoundaryCasts:
         self._converted: dict[Node, Node] = {}
 
     def convert_input(self, source: Node) -> Node:
-        """Convert ``source`` to a delegate's input: int64 to int32, laid out in memory as ``boundary_order`` says."""
+        """Convert ``source`` to a delegate's input: int64 to int32, with the memory layout of ``boundary_order``."""
         if source not in self._converted:
             is_int64 = source.meta["val"].dtype is torch.int64
             self._converted[source] = _to_boundary_layout(_cast(source, torch.int32) if is_int64 else source)
         return self._converted[source]
 
-    def replace_output(self, pick: Node, node: Node) -> None:
-        """Replace ``node`` by ``pick``, a delegate's result, cast back to ``node``'s type (int64)."""
-        self._converted[node] = pick
+    def replace_output(self, result: Node, node: Node) -> None:
+        """Replace ``node`` by ``result``, a delegate's result, cast back to ``node``'s type (int64)."""
+        self._converted[node] = result
         dtype = node.meta["val"].dtype
-        node.replace_all_uses_with(pick if dtype is pick.meta["val"].dtype else _cast(pick, dtype))
+        node.replace_all_uses_with(result if dtype is result.meta["val"].dtype else _cast(result, dtype))
 
 
 def _to_boundary_layout(source: Node) -> Node:
@@ -144,33 +144,33 @@ def _insert_call(program: ExportedProgram, partition: Partition, module: Any, ca
         lowered = graph.get_attr(get_lowered_module_name(program.graph_module, module))
         sources = [casts.convert_input(node) for node in partition.inputs]
         call = graph.call_function(executorch_call_delegate, (lowered, *sources))
-        results = [_delegate_result(node.meta["val"]) for node in partition.outputs]
+        results = [_result_meta(node.meta["val"]) for node in partition.outputs]
         call.meta["val"] = results
-        picks = [graph.call_function(operator.getitem, (call, index)) for index in range(len(results))]
-    for node, pick, value in zip(partition.outputs, picks, results, strict=True):
-        pick.meta["val"] = value
-        casts.replace_output(pick, node)
+        getitems = [graph.call_function(operator.getitem, (call, index)) for index in range(len(results))]
+    for node, getitem, value in zip(partition.outputs, getitems, results, strict=True):
+        getitem.meta["val"] = value
+        casts.replace_output(getitem, node)
     for spec, node in zip(program.graph_signature.output_specs, graph.output_node().args[0], strict=True):
         if spec.arg.name in names:
             spec.arg.name = node.name
 
 
-def _delegate_result(value: torch.Tensor) -> torch.Tensor:
+def _result_meta(value: torch.Tensor) -> torch.Tensor:
     """Metadata of a delegate's result: contiguous, int32 in place of int64."""
     return (value.to(torch.int32) if value.dtype is torch.int64 else value).contiguous()
 
 
-def _lowered_module(program: ExportedProgram, delegate: CompiledPartition) -> Any:
-    part_program = _partition_program(program, delegate.partition)
-    stub = _DelegateStub([_delegate_result(node.meta["val"]) for node in delegate.partition.outputs], delegate.execute)
+def _make_lowered_module(program: ExportedProgram, delegate: CompiledPartition) -> Any:
+    part_program = _extract_program(program, delegate.partition)
+    stub = _DelegateStub([_result_meta(node.meta["val"]) for node in delegate.partition.outputs], delegate.execute)
     part_program.module = lambda *_, **__: stub  # type: ignore[method-assign,assignment]
-    lowered = _lowered_module_class()(part_program, delegate.backend_id, delegate.payload, delegate.compile_specs)
+    lowered = _make_lowered_module_class()(part_program, delegate.backend_id, delegate.payload, delegate.compile_specs)
     lowered.meta = {"debug_handle_map": dict(enumerate(delegate.record.handles))}
     set_delegate_record(lowered, delegate.record)
     return lowered
 
 
-def _partition_program(program: ExportedProgram, partition: Partition) -> ExportedProgram:
+def _extract_program(program: ExportedProgram, partition: Partition) -> ExportedProgram:
     """The partition as an ExportedProgram, for tools that inspect delegates."""
     graph = Graph()
     copies: dict[Node, Node] = {}
@@ -216,7 +216,7 @@ class _DelegateStub:
         return [torch.empty(shape, dtype=dtype) for shape, dtype in self.metas]
 
 
-def _lowered_module_class() -> type[Any]:
+def _make_lowered_module_class() -> type[Any]:
     from executorch.exir.lowered_backend_module import LoweredBackendModule
 
     class ArmLoweredModule(LoweredBackendModule):

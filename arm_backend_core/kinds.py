@@ -24,7 +24,7 @@ class ScalarKind(Enum):
 #: Integral kinds; booleans count as 0 and 1.
 INTEGER_OR_BOOL = frozenset({ScalarKind.INTEGER, ScalarKind.BOOLEAN})
 
-_KINDS: dict[ScalarKind, str] = {
+_DTYPE_NAMES: dict[ScalarKind, str] = {
     ScalarKind.FLOAT: (
         "float16 bfloat16 float32 float64 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu "
         "float4_e2m1fn_x2"
@@ -36,9 +36,9 @@ _KINDS: dict[ScalarKind, str] = {
     ScalarKind.BOOLEAN: "bool",
     ScalarKind.COMPLEX: "complex32 complex64 complex128",
 }
-#: Skips types that the installed PyTorch version lacks.
+#: Types that the installed PyTorch version lacks are skipped.
 _KIND_OF: dict[torch.dtype, ScalarKind] = {
-    getattr(torch, name): kind for kind, names in _KINDS.items() for name in names.split() if hasattr(torch, name)
+    getattr(torch, name): kind for kind, names in _DTYPE_NAMES.items() for name in names.split() if hasattr(torch, name)
 }
 
 
@@ -46,7 +46,7 @@ def kind_of(dtype: torch.dtype) -> ScalarKind:
     """The kind of a PyTorch type.
 
     Raises:
-        ModelError: it is none of the four (``torch.qint8``, ``torch.bits8``).
+        ModelError: the type belongs to none of the four kinds (``torch.qint8``, ``torch.bits8``).
     """
     if dtype not in _KIND_OF:
         raise ModelError(

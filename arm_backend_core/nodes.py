@@ -19,10 +19,10 @@ from arm_backend_core.permutation import Layout, identity
 TIMESTEP_SLOT = "arm_place"
 #: Key in a node's ``meta``: marks a ``scan`` whose iterations call a delegate.
 DELEGATE_LOOP = "arm_loop"
-#: Key in a node's ``meta``: (minimum, maximum) that a tensor of integers, or of their real values, is assumed to hold.
+#: Key in a node's ``meta``: assumed (minimum, maximum) of a tensor of integers, or of integers cast to floats.
 INTERVAL = "arm_interval"
-#: Key in a node's ``meta``: marks a ``where`` between the results of two branches. Calibration computes one branch
-#: only.
+#: Key in a node's ``meta``: marks a ``where`` that selects the result of one branch of a ``torch.cond``.
+#: Calibration computes this branch only.
 BRANCH_SELECT = "arm_choice"
 _RECIPES_FOLDER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "arm_recipes", "")
 _LIBRARY_FOLDERS = (os.path.join(os.path.dirname(torch.__file__), ""), _RECIPES_FOLDER)
@@ -42,7 +42,7 @@ def operator_name(node: Node) -> str:
     return str(overload or getattr(node.target, "__name__", node.target))
 
 
-def is_implicit(overload: OpOverload) -> bool:
+def is_composite_implicit(overload: OpOverload) -> bool:
     """Whether ``overload`` is CompositeImplicitAutograd: its library provides a decomposition."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CompositeImplicitAutograd")
 
@@ -60,7 +60,7 @@ def is_dequantize(node: Node) -> bool:
 
 
 def is_sole_reader(node: Node) -> bool:
-    """Whether only ``node`` reads its first operand, seen through dequantize nodes."""
+    """Whether no other node reads the first operand of ``node``, directly or through dequantize nodes."""
     source = node.all_input_nodes[0]
     if is_dequantize(source):
         source = source.all_input_nodes[0]
@@ -110,12 +110,12 @@ def mutates(node: Node) -> bool:
 
 
 def is_state(node: Node) -> bool:
-    """Whether ``node`` is an attribute that the graph mutates, directly or through a view: its value is state."""
+    """Whether ``node`` is mutable state: an attribute into which the graph writes, directly or through a view."""
     return node.op == "get_attr" and is_written(node)
 
 
 def is_written(node: Node) -> bool:
-    """Whether the graph writes into ``node``, or into a view of it."""
+    """Whether the graph writes into ``node`` or into one of its views."""
     aliases = [node]
     for source in aliases:  # grows by views of it
         if any(overwrites(user, source) for user in source.users):
@@ -138,14 +138,14 @@ def changes_memory(node: Node) -> bool:
 def is_view(node: Node, source: Node) -> bool:
     """Whether ``node``'s result may share memory with ``source``, which it reads.
 
-    Both the schema and the traced storages decide: composites (``type_as``, ``broadcast_tensors``) return their input
-    itself where nothing is to be done, although their schema declares no alias.
+    Both the schema and the traced storages decide. Composites (``type_as``, ``broadcast_tensors``) may return their
+    input unchanged, although their schema declares no alias.
     """
     if not isinstance(node.target, OpOverload):
         return True
     if any(result.alias_info is not None for result in node.target._schema.returns):
         return bool(_alias_infos(node, source)) and not changes_memory(node)
-    return not _memory(source).isdisjoint(_memory(node))
+    return not _storages(source).isdisjoint(_storages(node))
 
 
 def _alias_infos(node: Node, source: Node) -> list[Any]:
@@ -160,7 +160,7 @@ def _alias_infos(node: Node, source: Node) -> list[Any]:
     ]
 
 
-def _memory(node: Node) -> set[int]:
+def _storages(node: Node) -> set[int]:
     values = torch.utils._pytree.tree_leaves(node.meta.get("val"))
     return {value.untyped_storage()._cdata for value in values if isinstance(value, torch.Tensor)}
 
@@ -178,8 +178,8 @@ def constant_nodes(graph: Graph) -> set[Node]:
 def evaluate_node(node: Node, value_of: Callable[[Node], Any]) -> Any:
     """Evaluate ``node`` with PyTorch; returns a tensor, or several.
 
-    Some kernels return strides that differ from the graph's metadata, with which views of the result were traced. The
-    result is then made contiguous.
+    Some kernels return other strides than the graph's metadata. Views of the result were traced with the metadata, so
+    the result is then made contiguous.
 
     Args:
         node: the operator.
@@ -221,7 +221,7 @@ def set_refusal_reason(node: Node, reason: str) -> None:
 
 
 def assign_debug_handles(graph: Graph, first: int = _FIRST_HANDLE) -> None:
-    """Number the operators in program order, unless they have numbers; ExecuTorch's debug handles derive from these.
+    """Number the operators in program order, unless they have numbers. ExecuTorch's debug handles are these numbers.
 
     The nodes of a decomposition inherit the number, here and in ExecuTorch, because it copies ``custom``.
 
@@ -236,21 +236,21 @@ def assign_debug_handles(graph: Graph, first: int = _FIRST_HANDLE) -> None:
 
 
 def debug_handle_of(node: Node) -> int | None:
-    """The number of ``node``, or of the operator that it decomposes; None for nodes that the compiler added."""
+    """The number of ``node``, or of the operator that it was decomposed from; None for nodes of the compiler."""
     return (node.meta.get("custom") or {}).get(DEBUG_HANDLE)
 
 
 def boundary_source(node: Node) -> Node:
-    """The node behind boundary quantize, dequantize and cast nodes; ``node`` itself if it is none of these."""
+    """The first node upstream, ``node`` included, that is no quantize, dequantize or boundary cast."""
     return source_through(node, lambda x: is_quantize(x) or is_dequantize(x) or bool(x.meta.get(BOUNDARY)))
 
 
 def boundary_order(node: Node) -> Layout:
     """The memory layout of ``node``'s result where a delegate reads it.
 
-    Inputs of the program keep the layout of the example, if that is contiguous or channels_last, and quantizing or
-    casting preserves it. The layout of a CPU operator's result depends on ExecuTorch's later passes (a permute copies
-    there), so it is made contiguous. Results of delegates are contiguous.
+    A program input has the layout of the example input if that is contiguous or channels_last. Quantizing and casting
+    preserve this layout. All other results are contiguous: a CPU operator's result is made contiguous, because its
+    layout depends on later passes of ExecuTorch (a permute copies there).
     """
     source = boundary_source(node)
     return memory_order(source.meta["val"]) if source.op == "placeholder" else identity(source.meta["val"].dim())
@@ -307,7 +307,7 @@ def source_line(node: Node) -> str:
 
 
 def modules_of(node: Node) -> dict[str, Any]:
-    """{path of a module: its type} for the modules that a node was traced in, the innermost last."""
+    """The modules that a node was traced in, the innermost last: {path of the module: its type}."""
     stack = node.meta.get("nn_module_stack") or {}
     return {_module_path(entry[0]): entry[1] for entry in stack.values()}
 
@@ -327,19 +327,19 @@ def describe_node(node: Node) -> str:
     return f"the result of {overload_of(node.target) or node.target} ('{node.name}'{line and ', ' + line})"
 
 
-def source_through(node: Node, through: Callable[[Node], bool]) -> Node:
-    """``node`` or, where ``through`` holds for it, the source of its first operand in turn."""
-    while through(node):
+def source_through(node: Node, is_skipped: Callable[[Node], bool]) -> Node:
+    """Follow first operands from ``node`` upstream; return the first node for which ``is_skipped`` is false."""
+    while is_skipped(node):
         node = node.all_input_nodes[0]
     return node
 
 
-def readers_through(node: Node, through: Callable[[Node], bool]) -> Iterator[Node]:
-    """Yield the readers of a node and, where ``through`` holds for a reader, its readers in turn; each only once."""
-    todo, seen = list(node.users), set[Node]()
-    while todo:
-        reader = todo.pop()
-        if reader not in seen:
-            seen.add(reader)
-            todo += reader.users if through(reader) else ()
+def readers_through(node: Node, is_skipped: Callable[[Node], bool]) -> Iterator[Node]:
+    """Yield each reader of ``node`` once, and the readers of those for which ``is_skipped`` is true, recursively."""
+    pending, visited = list(node.users), set[Node]()
+    while pending:
+        reader = pending.pop()
+        if reader not in visited:
+            visited.add(reader)
+            pending += reader.users if is_skipped(reader) else ()
             yield reader

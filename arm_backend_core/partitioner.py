@@ -1,7 +1,8 @@
 """Partitioners for ``to_edge_transform_and_lower``.
 
-Delegation happens before ExecuTorch decomposes the program (``transform_for_pre_decomposition``). Composite operators
-are still intact then, and the edge stages see only the delegates. The operator records define what a target supports.
+Delegation happens before ExecuTorch decomposes the program (``transform_for_pre_decomposition``). The program
+then still contains composite operators, and the edge passes see only delegates. Operator records define what a target
+supports.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ class ArmPartitioner(Partitioner):
     """Delegates every operator that the target can run.
 
     Args:
-        compile_spec: the target.
-        keep_on_cpu: predicates; a node for which one holds is not delegated.
+        compile_spec: the target and the options of its compiler.
+        keep_on_cpu: predicates; a node for which any of them is true stays on the CPU.
         require_full_delegation: raise ``FullDelegationError`` if an operator stays on the CPU.
         steps_per_call: steps of a recurrent layer that one call of a loop's delegate computes. "auto" chooses for long
             layers; None leaves all layers unrolled.
@@ -50,11 +51,11 @@ class ArmPartitioner(Partitioner):
         self.keep_on_cpu = tuple(keep_on_cpu)
         self.require_full_delegation = require_full_delegation
         self.loop_rolling = LoopRolling(steps_per_call)
-        self._delegated = False
+        self._has_delegated = False
 
     def transform_for_pre_decomposition(self, exported_program: ExportedProgram) -> ExportedProgram:
         """Delegate the ATen program; ``to_edge_transform_and_lower`` calls this before it decomposes."""
-        self._delegated = True
+        self._has_delegated = True
         return delegate(
             self.loop_rolling.roll_loops(exported_program, self.compile_spec, self.keep_on_cpu),
             self.compile_spec,
@@ -66,9 +67,9 @@ class ArmPartitioner(Partitioner):
         """Tag nothing: ``transform_for_pre_decomposition`` has delegated the program already.
 
         Raises:
-            ArmBackendError: it has not, because ``to_backend`` was called directly.
+            ArmBackendError: ``transform_for_pre_decomposition`` did not run: ``to_backend`` was called directly.
         """
-        if not self._delegated:
+        if not self._has_delegated:
             raise ArmBackendError(
                 f"{type(self).__name__} delegates before decomposition: call "
                 "to_edge_transform_and_lower(program, partitioner=[...]) instead of to_edge(...).to_backend(...)"

@@ -20,7 +20,7 @@ def identity(rank: int) -> Layout:
 
 @lru_cache(maxsize=65536)
 def compose(first: Layout, second: Layout) -> Layout:
-    """The permutation equal to TRANSPOSE by ``first``, then by ``second``."""
+    """The permutation of a TRANSPOSE by ``first`` followed by a TRANSPOSE by ``second``."""
     return tuple(first[i] for i in second)
 
 
@@ -31,7 +31,11 @@ def inverse(layout: Layout) -> Layout:
 
 
 def merge_axes(shape: Sequence[int], perms: Sequence[int]) -> tuple[tuple[int, ...], Layout]:
-    """Simplify a transpose: merge dimensions that stay adjacent, and drop dimensions of size 1."""
+    """Simplify a transpose: merge dimensions that stay adjacent, and drop dimensions of size 1.
+
+    Returns:
+        The simplified shape and permutation.
+    """
     runs: list[list[int]] = []
     for axis in (axis for axis in perms if shape[axis] != 1):
         if runs and all(shape[between] == 1 for between in range(runs[-1][-1] + 1, axis)) and axis > runs[-1][-1]:

@@ -41,13 +41,13 @@ Tensors = dict[str, Any]
 
 def constants_of(program: ExportedProgram) -> dict[Node, torch.Tensor]:
     """Tensors of the placeholders that are parameters, buffers or lifted constants, without mutated buffers."""
-    written = set(program.graph_signature.buffers_to_mutate.values())
+    mutated = set(program.graph_signature.buffers_to_mutate.values())
     nodes = {node.name: node for node in program.graph_module.graph.nodes if node.op == "placeholder"}
     tensors: dict[Node, torch.Tensor] = {}
     for spec in program.graph_signature.input_specs:
         if spec.kind in TENSOR_KINDS:
             store = store_of(program, str(spec.target))
-            if spec.target not in written and spec.target in store and spec.arg.name in nodes:
+            if spec.target not in mutated and spec.target in store and spec.arg.name in nodes:
                 tensors[nodes[spec.arg.name]] = store[str(spec.target)]
     return tensors
 
@@ -66,7 +66,7 @@ def copy_program(program: ExportedProgram) -> ExportedProgram:
 def replace_parts(
     program: ExportedProgram, module: GraphModule, signature: ExportGraphSignature, state: Tensors, constants: Tensors
 ) -> ExportedProgram:
-    """A shallow copy of ``program`` with these parts replaced; fx generates the module's Python code lazily."""
+    """Copy ``program`` shallowly and replace these parts. fx generates the module's Python code lazily."""
     result = copy.copy(program)
     result._graph_module = _LazyGraphModule(module, module.graph)
     result._graph_module.meta.update(module.meta)
@@ -96,7 +96,7 @@ def build_program(program: ExportedProgram, graph: torch.fx.Graph, constants: di
     targets = {str(spec.target) for spec in constants.values()}
     stores = (program.state_dict, program.constants)
     tables = ({name: value for name, value in store.items() if name in targets} for store in stores)
-    # Not with the constructor, which generates and compiles Python code for every program.
+    # The constructor would generate and compile Python code for every program.
     result = replace_parts(
         program, _LazyGraphModule(torch.nn.Module(), graph), ExportGraphSignature(input_specs, output_specs), *tables
     )
@@ -112,7 +112,7 @@ def copy_module(module: GraphModule) -> GraphModule:
     graph.output(graph.graph_copy(module.graph, copies))
     graph.output_node().meta = dict(module.graph.output_node().meta)
     for node, duplicate in copies.items():
-        # fx does not name a new node like a Python builtin, but an input may be called "input".
+        # fx does not give new nodes names of Python builtins, but an input may be called "input".
         duplicate.name = node.name
     result = _LazyGraphModule(module, graph)
     result.meta.update(module.meta)
@@ -130,7 +130,7 @@ def drop_assertions(program: ExportedProgram) -> None:
 
 
 def lift_constants(program: ExportedProgram) -> None:
-    """Lift ``get_attr`` constants that a pass added to placeholders before the user inputs, as the signature requires.
+    """Lift the ``get_attr`` constants that passes added: turn them into placeholders in front of the user inputs.
 
     ExecuTorch's pass (``lift_constant_tensor_pass``) confuses their names in a program without inputs.
     """
@@ -154,13 +154,13 @@ def lift_constants(program: ExportedProgram) -> None:
     program.graph_module.recompile()
 
 
-def compute_constant_outputs(program: ExportedProgram) -> bool:
-    """Constant-fold the results that a program computes from constants alone; a copy of the constant remains.
+def fold_constant_outputs(program: ExportedProgram) -> bool:
+    """Replace each output that a program computes from constants alone by a copy of its constant value.
 
     ExecuTorch aborts or fails on some operators that PyTorch accepts: ``logsumexp`` of a scalar, ``interpolate``.
 
     Returns:
-        Whether the program has such a result.
+        Whether the program has such an output.
     """
     graph, values = program.graph_module.graph, dict[Node, Any](constants_of(program))
     for node in graph.nodes:
@@ -176,7 +176,7 @@ def compute_constant_outputs(program: ExportedProgram) -> bool:
                 program.graph_module, f"{node.name}_value", value.new_empty(value.shape).copy_(value)
             )
             duplicate = graph.call_function(torch.ops.aten.clone.default, (constant,))
-        traced = node.meta["val"]  # strides of dimensions with one element may be out of order there
+        traced = node.meta["val"]  # its strides of dimensions of size 1 may be out of order
         duplicate.meta = {**node.meta, "val": traced.new_empty(traced.shape)}
         constant.meta["val"] = duplicate.meta["val"]
         node.replace_all_uses_with(duplicate)
@@ -202,8 +202,8 @@ def avoid_builtin_names(program: ExportedProgram) -> None:
             spec.arg.name = node.name
 
 
-def split_dequantize(program: ExportedProgram) -> None:
-    """Give every reader its own dequantize node, so that no dequantize is shared by a delegate and the CPU."""
+def duplicate_dequantize_nodes(program: ExportedProgram) -> None:
+    """Duplicate dequantize nodes for each reader, so that a delegate and the CPU share none."""
     graph = program.graph_module.graph
     for node in list(graph.nodes):
         if node.op != "call_function" or not is_dequantize(node):
@@ -254,12 +254,12 @@ def share_memory(first: torch.Tensor, second: torch.Tensor) -> bool:
     # Interleaved views, such as two columns of a matrix, have overlapping spans but no common byte.
     base = min(start, other_start)
     used = torch.zeros(max(stop, other_stop) - base, dtype=torch.bool)
-    _bytes_in(used, first, start - base).fill_(True)
-    return bool(_bytes_in(used, second, other_start - base).any())
+    _view_bytes(used, first, start - base).fill_(True)
+    return bool(_view_bytes(used, second, other_start - base).any())
 
 
 def _memory_span(tensor: torch.Tensor) -> tuple[int, int]:
-    """Addresses of a tensor's first byte and of the one after its last; equal if it has no memory."""
+    """Addresses of a tensor's first byte and one past its last byte; equal if it has no memory."""
     address = tensor.untyped_storage().data_ptr()
     if not address or not tensor.numel():
         return 0, 0
@@ -268,8 +268,8 @@ def _memory_span(tensor: torch.Tensor) -> tuple[int, int]:
     return int(start), int(start + (last + 1) * tensor.itemsize)
 
 
-def _bytes_in(memory: torch.Tensor, tensor: torch.Tensor, offset: int) -> torch.Tensor:
-    """The view of ``memory``, one element a byte, that ``tensor`` has of its memory."""
+def _view_bytes(memory: torch.Tensor, tensor: torch.Tensor, offset: int) -> torch.Tensor:
+    """View the elements of ``memory`` that stand for the bytes of ``tensor``; one element stands for one byte."""
     # PyTorch does not write to expanded dimensions.
     axes = [(n, stride) for n, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride]
     strides = [stride * tensor.itemsize for _, stride in axes]

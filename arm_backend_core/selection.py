@@ -31,8 +31,9 @@ from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.graph import Graph, Value, extract_subgraph
 
 Predicate = Callable[[Node], bool]
-#: From this many mutated buffers on, delegates for an NPU have at most this many nodes. See ``_split_large_levels``.
-_MANY_STATES, _NODES_WITH_STATES = 12, 300
+#: Programs with at least this many mutated buffers get NPU delegates of at most this many nodes. See
+#: ``_split_large_levels``.
+_MIN_BUFFERS_TO_SPLIT, _MAX_NODES_PER_DELEGATE = 12, 300
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Selection:
     levels: dict[Node, int]
 
     def rejections(self) -> list[events.Rejection]:
-        """Operators that stay on the CPU, without quantize and dequantize nodes and the delegate's own loops."""
+        """Operators that stay on the CPU, without quantize and dequantize nodes and loops that call a delegate."""
         return [
             events.Rejection(
                 node.name, operator_name(node), refusal.reason, source_line(node), isinstance(refusal, Fault)
@@ -82,7 +83,7 @@ class Selection:
         position = {op: index for index, op in enumerate(self.lowering.graph.ops)}
         for part in parts:
             inputs = [(self.lowering.boundary_value(node)[0], node.name) for node in part.inputs]
-            outputs = [_value(self.lowering, node) for node in part.outputs]
+            outputs = [_lowered_value(self.lowering, node) for node in part.outputs]
             yield extract_subgraph(inputs, outputs, position.__getitem__)
 
 
@@ -92,7 +93,7 @@ def select(program: ExportedProgram, target: Target, keep_on_cpu: Sequence[Predi
     Args:
         program: the program, functional and decomposed. Nodes that several delegates must compute are copied.
         target: the target to lower for.
-        keep_on_cpu: predicates; a node for which one holds is not delegated.
+        keep_on_cpu: predicates; a node for which any of them is true stays on the CPU.
 
     Raises:
         ModelError: a loop or an operator that the CPU cannot run is not delegated.
@@ -110,7 +111,7 @@ def select(program: ExportedProgram, target: Target, keep_on_cpu: Sequence[Predi
     lowering.run(order, refusals)
     while True:  # terminates: every round excludes at least one node; usually there is one round
         refusals |= {node: result for node, result in lowering.results.items() if isinstance(result, Unsupported)}
-        unmaterializable = _unmaterializable(order, lowering, refusals)
+        unmaterializable = _find_unmaterializable(order, lowering, refusals)
         if not unmaterializable:
             _check_loops(order, refusals, target)
             _check_custom_operators(refusals, target)
@@ -119,11 +120,14 @@ def select(program: ExportedProgram, target: Target, keep_on_cpu: Sequence[Predi
                 levels = _split_large_levels(levels, len(program.graph_signature.buffers_to_mutate))
             _sink_into_consumers(levels, order, lowering)
             return Selection(program, lowering, order, refusals, levels)
-        floats = {
+        new_float_nodes = {
             node for node in unmaterializable if target.floating and not is_dequantize(node)
         } - lowering.float_nodes
-        if floats:  # functions and data movement whose readers stay unquantized are computed in floating point
-            refusals, lowering = dict(initial_refusals), Lowering(target, constants, lowering.float_nodes | floats)
+        if new_float_nodes:  # functions and data movement whose readers stay unquantized are computed in floating point
+            refusals, lowering = (
+                dict(initial_refusals),
+                Lowering(target, constants, lowering.float_nodes | new_float_nodes),
+            )
             lowering.run(order, refusals)
         else:
             refusals |= unmaterializable
@@ -134,14 +138,14 @@ def _check_loops(order: Sequence[Node], refusals: dict[Node, Unsupported], targe
     """Check that every loop lies entirely in one delegate, because ExecuTorch has no loop operator.
 
     Raises:
-        ModelError: a loop does not.
+        ModelError: a loop does not lie in one delegate.
     """
     level = assign_levels(order, set(order) - refusals.keys())
-    for last, end in enumerate(order):
-        starts = cast(list[Node], end.args[2]) if end.target is LOOP_OUT else []
-        inside = order[order.index(starts[0]) : last + 1] if starts else []
-        reasons = [f"{operator_name(node)}: {refusals[node].reason}" for node in inside if node in refusals]
-        if reasons or len({level[node] for node in (*starts, *inside[-1:])}) > 1:
+    for last, loop_out in enumerate(order):
+        starts = cast(list[Node], loop_out.args[2]) if loop_out.target is LOOP_OUT else []
+        loop_nodes = order[order.index(starts[0]) : last + 1] if starts else []
+        reasons = [f"{operator_name(node)}: {refusals[node].reason}" for node in loop_nodes if node in refusals]
+        if reasons or len({level[node] for node in (*starts, *loop_nodes[-1:])}) > 1:
             cause = reasons[0] if reasons else "some of what it reads is computed on the CPU"
             advice = 'a constant trip count, export the body as a separate method, or set extensions=["cf"] for TOSA'
             problem = f"a while_loop cannot be exported for {target.name}, and the CPU has no loop operator"
@@ -149,10 +153,10 @@ def _check_loops(order: Sequence[Node], refusals: dict[Node, Unsupported], targe
 
 
 def _check_custom_operators(refusals: dict[Node, Unsupported], target: Target) -> None:
-    """Check that no operator of our own namespace stays on the CPU, which has no kernel for it.
+    """Check that no operator of this project's namespace stays on the CPU, which has no kernel for it.
 
     Raises:
-        ModelError: one does.
+        ModelError: such an operator stays on the CPU.
     """
     for node, refusal in refusals.items():
         overload = overload_of(node.target)
@@ -163,10 +167,10 @@ def _check_custom_operators(refusals: dict[Node, Unsupported], target: Target) -
             raise ModelError(f"{problem} for block-scaled layers; TOSA_FP has, with extensions=['mxfp']")
 
 
-def _unmaterializable(
+def _find_unmaterializable(
     order: Sequence[Node], lowering: Lowering, refusals: dict[Node, Unsupported]
 ) -> dict[Node, Unsupported]:
-    """Find nodes whose result exists only inside a delegate (integers, a pending function) but is read outside."""
+    """Find nodes whose result is read outside of delegates but exists only inside (integers, a pending function)."""
     unmaterializable: dict[Node, Unsupported] = {}
     for node in reversed(order):
         if node in refusals or not lowering.is_internal(node):
@@ -184,7 +188,7 @@ def _unmaterializable(
 
 
 def assign_levels(order: Iterable[Node], chosen: set[Node]) -> dict[Node, int]:
-    """Group the chosen nodes into few convex partitions, which no path leaves and enters again.
+    """Group the chosen nodes into few convex partitions. No path leaves a convex partition and enters it again.
 
     A node's level counts how often the longest path to it changes from the CPU to the target. A path that leaves a
     level through the CPU returns at a higher one, so every level is convex.
@@ -194,11 +198,11 @@ def assign_levels(order: Iterable[Node], chosen: set[Node]) -> dict[Node, int]:
     """
     level: dict[Node, int] = {}  # even: inside a delegate; odd: on the CPU, after a delegate
     for node in order:
-        inside = node in chosen
+        is_chosen = node in chosen
         depths = [0]
         for source in node.all_input_nodes:
-            crosses = source in level and (source in chosen) != inside
-            depths.append(level.get(source, 0) + (crosses and level[source] % 2 != (not inside)))
+            crosses = source in level and (source in chosen) != is_chosen
+            depths.append(level.get(source, 0) + (crosses and level[source] % 2 != (not is_chosen)))
         level[node] = max(depths)
     return {node: depth for node, depth in level.items() if node in chosen}
 
@@ -213,22 +217,21 @@ def _split_large_levels(levels: dict[Node, int], states: int) -> dict[Node, int]
         levels: the level of each delegated node, in program order.
         states: number of buffers that the program mutates.
     """
-    if states < _MANY_STATES:
+    if states < _MIN_BUFFERS_TO_SPLIT:
         return levels
     numbered = enumerate(levels.items())
-    return {node: level * len(levels) + index // _NODES_WITH_STATES for index, (node, level) in numbered}
+    return {node: level * len(levels) + index // _MAX_NODES_PER_DELEGATE for index, (node, level) in numbered}
 
 
 def _sink_into_consumers(levels: dict[Node, int], order: Sequence[Node], lowering: Lowering) -> None:
     """Move nodes whose result cannot leave a delegate to the level of their readers.
 
-    Such a node is copied if its readers are on several levels. It is either a node that holds real numbers as
-    integers, or a node computed from constants alone, quantized or not, because its readers were lowered for its
-    constant value.
+    These nodes are quantized tensors, pending functions and constants. Readers of a constant were lowered for its
+    value, so they need it in their delegate. A node whose readers are on several levels is copied.
     """
     chosen = set(levels)
     constant = set(lowering.constants)
-    constant |= {node for node in chosen if is_quantize(node) and _value(lowering, node).data is not None}
+    constant |= {node for node in chosen if is_quantize(node) and _lowered_value(lowering, node).data is not None}
     for node in reversed(order):
         if node not in chosen or not (node in constant or lowering.is_internal(node)):
             continue
@@ -251,7 +254,7 @@ def _sink_into_consumers(levels: dict[Node, int], order: Sequence[Node], lowerin
                 levels[copy] = level
 
 
-def _value(lowering: Lowering, node: Node) -> Value:
+def _lowered_value(lowering: Lowering, node: Node) -> Value:
     result = lowering.results[node]
     assert isinstance(result, Tensor), node
     return result.value

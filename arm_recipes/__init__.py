@@ -1,8 +1,8 @@
 """Export recipes: compile PyTorch models for Arm targets (Ethos-U, TOSA, VGF) with ExecuTorch.
 
-Attributes of this package are loaded on first access. The first access to a name in ``_IMPORTS_EXECUTORCH`` registers
-the recipes with ExecuTorch. Third-party output during these imports is silenced. ``ExportRecipe`` is a class of
-ExecuTorch.
+Public names are imported lazily, on first access. The first access to a name in ``_LAZY_IMPORTS_WITH_EXECUTORCH``
+registers the recipes with ExecuTorch. The output of other packages during these imports is suppressed.
+``ExportRecipe`` is a class of ExecuTorch.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ __all__ = [
     "tune",
 ]
 
-#: Public name -> module, for modules that import neither PyTorch nor ExecuTorch.
-_IMPORTS_NO_TORCH = {
+#: Public name -> module that defines it, for modules that import neither PyTorch nor ExecuTorch.
+_LAZY_IMPORTS_WITHOUT_TORCH = {
     "AccuracyError": "arm_recipes._internal.messages",
     "ArmBackendError": "arm_backend_core.errors",
     "ArmRecipesError": "arm_backend_core.errors",
@@ -116,8 +116,8 @@ _IMPORTS_NO_TORCH = {
     "Tuned": "arm_recipes.explore.tune.result",
     "VelaProgram": "arm_recipes.runtime.vela_program",
 }
-#: Public name -> module, for modules that import PyTorch and ExecuTorch.
-_IMPORTS_EXECUTORCH = {
+#: Public name -> module that defines it, for modules that import PyTorch and ExecuTorch.
+_LAZY_IMPORTS_WITH_EXECUTORCH = {
     "ArmRecipe": "arm_recipes.recipe.recipe",
     "ArmRecipeProvider": "arm_recipes.provider",
     "ArmRecipeType": "arm_recipes.provider",
@@ -148,14 +148,14 @@ def __getattr__(name: str) -> Any:
         from arm_recipes._internal.versions import version
 
         return version("arm-recipes")
-    if name in _IMPORTS_NO_TORCH:
-        module = importlib.import_module(_IMPORTS_NO_TORCH[name])
-    elif name in _IMPORTS_EXECUTORCH:
+    if name in _LAZY_IMPORTS_WITHOUT_TORCH:
+        module = importlib.import_module(_LAZY_IMPORTS_WITHOUT_TORCH[name])
+    elif name in _LAZY_IMPORTS_WITH_EXECUTORCH:
         from arm_recipes._internal.messages import suppress_warnings
 
         with suppress_warnings():
             importlib.import_module(f"{__name__}.provider")  # registers the recipes
-            module = importlib.import_module(_IMPORTS_EXECUTORCH[name])
+            module = importlib.import_module(_LAZY_IMPORTS_WITH_EXECUTORCH[name])
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value = getattr(module, name)

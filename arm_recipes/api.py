@@ -44,8 +44,8 @@ def export(
         recipe (ExportRecipe): target, precision and options, from ``ExportRecipe.get_recipe`` or
             ``ExportRecipe.combine``.
         samples (iterable, DataLoader, callable or dict, optional): sample inputs. An iterable of samples, a function
-            that returns one, or a ``DataLoader``. Each sample is a tuple of positional inputs, a dict of keyword
-            inputs, or ``Inputs``. A single tuple or tensor is one sample. A dict maps method names to samples.
+            that returns such an iterable, or a ``DataLoader``. Each sample is a tuple of positional inputs, a dict of
+            keyword inputs, or ``Inputs``. A single tuple or tensor is one sample. A dict maps method names to samples.
             The first sample is used to capture the model. All samples calibrate the quantization ranges, unless the
             recipe has ``calibration_samples``. Inputs are tensors or NumPy arrays; numbers, booleans, strings and None
             become constants of the program. Default: the example inputs of an ``ExportedProgram``.
@@ -60,14 +60,15 @@ def export(
             first and True if that fails.
         channels_last (bool): compile for inputs of shape (N, C, H, W) in ``torch.channels_last`` memory format,
             whatever the memory format of the samples. The NPU computes in NHWC, so the program needs no transpose at
-            its inputs. The report shows the cycles of these transposes. Default: False.
+            its inputs. Without this option, the report shows the cycles of these transposes. Default: False.
         verify (bool): run up to four samples of each method and compare every Ethos-U delegate with the TOSA reference
             model, bit by bit. Takes about a second per sample for MobileNetV2. The first call needs a C++ compiler.
             Default: False.
         cache_dir (str or Path, optional): a folder that caches compiled programs; it is created if needed. The cache
             key covers the captured graph with its source lines and weights, the samples, the calibration data, the
-            recipe, tool versions and the sources of this package. A hit still captures the model and reads the
-            samples, to compute the key. Each program is one file; any file can be deleted at any time.
+            recipe, tool versions and the sources of this package. On a cache hit, the call still captures the
+            model and reads the samples, because it computes the key from them. Each program is one file, which can be
+            deleted at any time.
         progress (bool): show a progress bar if standard error is a terminal. Default: True.
 
     Returns:
@@ -107,7 +108,7 @@ def export(
         cache_dir=cache_dir,
         progress=progress,
     )
-    result = ExportResult.of(artifact)
+    result = ExportResult.from_artifact(artifact)
     if output is not None:
         result.save(output)
     return result

@@ -1,14 +1,14 @@
-"""int64 to int32 passes, with the names of ExecuTorch's Arm backend.
+"""Passes from int64 to int32, with the names that ExecuTorch's Arm backend uses.
 
 The compiler itself computes int64 values in int32 where their range is known to fit, and casts at the delegate's
-boundary. These passes are for values whose range only the user knows, and for graphs that need int32 without recipes:
+boundary. Use these passes for values whose range only the user knows, or to convert a graph without a recipe:
 
 - on ATen operators, ``pass_(program.module()).graph_module`` is an argument of ``prepare_pt2e`` or
   ``torch.export.export``;
 - on edge operators, ``EdgeProgramManager.transform([pass_])`` and ``transform_passes=[pass_]`` of
-  ``to_edge_transform_and_lower`` change only what stays on the CPU, because delegates exist already.
+  ``to_edge_transform_and_lower`` change only operators on the CPU, because the delegates are already compiled.
 
-A pass edits its argument in place and returns it. ``ToDevicePass`` is ExecuTorch's own: apply it between
+A pass edits its argument in place and returns it. ``ToDevicePass`` is ExecuTorch's own pass. Apply it between
 ``convert_pt2e`` and another export, with inputs on that device.
 """
 
@@ -46,23 +46,23 @@ __all__ = [
 
 aten = torch.ops.aten
 _LOGGER = logging.getLogger(__name__)
-_CREATORS = (
+_CREATION_OPS = (
     *(aten.full.default, aten.arange.default, aten.arange.start, aten.arange.start_step),
     *(aten.eye.default, aten.linspace.default, aten.scalar_tensor.default),
 )
-_EDGE_CAST = exir_ops.edge.dim_order_ops._to_dim_order_copy.default
-_CASTS = (aten.to.dtype, aten.to.dtype_layout, aten._to_copy.default, overload_of(_EDGE_CAST))
-_INDICES = (aten.argmax.default, aten.argmin.default)
-_MOVES = (
+_EDGE_CAST_OP = exir_ops.edge.dim_order_ops._to_dim_order_copy.default
+_CAST_OPS = (aten.to.dtype, aten.to.dtype_layout, aten._to_copy.default, overload_of(_EDGE_CAST_OP))
+_ARG_REDUCTION_OPS = (aten.argmax.default, aten.argmin.default)
+_VIEW_OPS = (
     *(aten.unsqueeze.default, aten.expand.default, aten.view.default),
     *(aten.unsqueeze_copy.default, aten.expand_copy.default, aten.view_copy.default),
 )
-#: Operators, in place or not, that reject int32 only at run time; other such operators also reject fake tensors.
-_INT64_ALONE = ("one_hot", "take", "take_along_dim", "index_copy", "index_fill", "nll_loss", "cross_entropy_loss")
-_ARITHMETIC = (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor)
+#: Operators, in place or not, that accept int32 fake tensors but reject int32 at run time.
+_INT64_ONLY_OPS = ("one_hot", "take", "take_along_dim", "index_copy", "index_fill", "nll_loss", "cross_entropy_loss")
+_ARITHMETIC_OPS = (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor)
 
 
-class _Pass:
+class _GraphModulePass:
     def __call__(self, graph_module: GraphModule) -> PassResult:
         return self.call(graph_module)
 
@@ -70,31 +70,31 @@ class _Pass:
         raise NotImplementedError
 
 
-class ConvertInt64ConstOpsToInt32Pass(_Pass):
+class ConvertInt64ConstOpsToInt32Pass(_GraphModulePass):
     """Convert int64 ``full``, ``arange``, ``eye``, ``linspace`` and ``scalar_tensor`` to int32 if all values fit."""
 
     def call(self, graph_module: GraphModule) -> PassResult:
         """Apply the pass. A constant with a value out of range stays int64, and a warning is logged."""
         changed = set()
         for node in graph_module.graph.nodes:
-            if overload_of(node.target) not in _CREATORS or _dtype(node) is not torch.int64 or node.all_input_nodes:
+            if overload_of(node.target) not in _CREATION_OPS or _dtype(node) is not torch.int64 or node.all_input_nodes:
                 continue
             values = node.target(*node.args, **node.kwargs)
             if not torch.equal(values, values.clamp(*INT32)):
                 _LOGGER.warning("%s stays int64: it has values that int32 cannot hold", node.name)
                 continue
             node.update_kwarg("dtype", torch.int32)
-            _evaluate(node)
+            _update_fake_result(node)
             changed.add(node)
-        return _finished(graph_module, changed)
+        return _propagate_and_recompile(graph_module, changed)
 
 
-class ConvertInt64OutputOpsToInt32Pass(_Pass):
+class ConvertInt64OutputOpsToInt32Pass(_GraphModulePass):
     """Convert operators with int64 results to int32 if the result is known to fit.
 
     Removes casts from int32 to int64. Other casts to int64 become casts to int32, also for outputs of the program.
-    Data movement of the indices of ``argmax`` and ``argmin``, and addition, subtraction and multiplication with
-    numbers, are computed in int32 as far as the range fits, and cast back to int64 elsewhere.
+    The indices of ``argmax`` and ``argmin`` are cast to int32. Reshapes, additions, subtractions and multiplications by
+    constants of these indices compute in int32 while the range fits. Other consumers read a cast back to int64.
 
     Args:
         on_overflow: what to do if an index may not fit, because the dimension has more than 2**31 - 1 elements:
@@ -118,24 +118,24 @@ class ConvertInt64OutputOpsToInt32Pass(_Pass):
         changed: set[Node] = set()
         for node in list(graph_module.graph.nodes):
             overload = overload_of(node.target)
-            if not node.users or (overload not in _CASTS and overload not in _INDICES):
+            if not node.users or (overload not in _CAST_OPS and overload not in _ARG_REDUCTION_OPS):
                 continue
             if _dtype(node) is not torch.int64:
                 continue
-            if overload in _INDICES:
-                changed |= self._indices(graph_module, node)
+            if overload in _ARG_REDUCTION_OPS:
+                changed |= self._narrow_index_consumers(graph_module, node)
             elif _dtype(node.all_input_nodes[0]) is torch.int32:
                 changed |= node.users.keys()
                 node.replace_all_uses_with(node.all_input_nodes[0])
             else:
                 _set_dtype(node, torch.int32)
-                _evaluate(node)
+                _update_fake_result(node)
                 changed.add(node)
-        return _finished(graph_module, changed)
+        return _propagate_and_recompile(graph_module, changed)
 
-    def _indices(self, module: GraphModule, source: Node) -> set[Node]:
-        """Compute the consumers of indices in int32 as far as they fit; returns the changed nodes."""
-        constants = _numbers(module)
+    def _narrow_index_consumers(self, module: GraphModule, source: Node) -> set[Node]:
+        """Compute the consumers of indices in int32 where the values fit. Returns the changed nodes."""
+        constants = _scalar_constants(module)
         intervals = Intervals(constants)
         if not intervals.fits_int32(source):
             message = f"{source.name} may give indices that int32 cannot hold: it searches more than 2**31 - 1 elements"
@@ -144,21 +144,23 @@ class ConvertInt64OutputOpsToInt32Pass(_Pass):
             if self._on_overflow == "warn":
                 _LOGGER.warning(message)
             return set()
-        reached, readers = _reached(source, constants, intervals)
-        if not readers:
+        int64_nodes, consumers = _find_int32_candidates(source, constants, intervals)
+        if not consumers:
             return set()
-        users = {node: [user for user in node.users if user not in readers] for node in reached if node is not source}
-        narrow = _cast_after(source, torch.int32, readers)
+        other_users = {
+            node: [user for user in node.users if user not in consumers] for node in int64_nodes if node is not source
+        }
+        int32_cast = _insert_cast_after(source, torch.int32, consumers)
         for constant in constants:
-            if _dtype(constant) is torch.int64 and not readers.isdisjoint(constant.users):
-                _cast_after(constant, torch.int32, readers)
-        for node, others in users.items():
-            if others:
-                _cast_after(node, torch.int64, others)
-        return {narrow, *readers}
+            if _dtype(constant) is torch.int64 and not consumers.isdisjoint(constant.users):
+                _insert_cast_after(constant, torch.int32, consumers)
+        for node, int64_users in other_users.items():
+            if int64_users:
+                _insert_cast_after(node, torch.int64, int64_users)
+        return {int32_cast, *consumers}
 
 
-class InsertInt32CastsAfterInt64PlaceholdersPass(_Pass):
+class InsertInt32CastsAfterInt64PlaceholdersPass(_GraphModulePass):
     """Cast every int64 input and attribute to int32. The values are not checked: the user knows that they fit.
 
     Operators that need int64 (``one_hot``, ``index_copy``) read a cast back to int64. Operators that write a buffer
@@ -170,29 +172,35 @@ class InsertInt32CastsAfterInt64PlaceholdersPass(_Pass):
         changed = set()
         for node in list(graph_module.graph.nodes):
             if node.op in ("placeholder", "get_attr") and node.users and _dtype(node) is torch.int64:
-                changed.add(_cast_after(node, torch.int32, [user for user in node.users if not _writes(user, node)]))
-        return _finished(graph_module, changed | {user for node in changed for user in node.users})
+                changed.add(
+                    _insert_cast_after(
+                        node, torch.int32, [user for user in node.users if not _mutates_first_argument(user, node)]
+                    )
+                )
+        return _propagate_and_recompile(graph_module, changed | {user for node in changed for user in node.users})
 
 
-def _reached(source: Node, constants: dict[Node, Tensor], intervals: Intervals) -> tuple[dict[Node, None], set[Node]]:
-    """Nodes with int64 values that are computed from ``source`` and fit int32, and their possible int32 consumers."""
-    reached, readers = {source: None}, set()
+def _find_int32_candidates(
+    source: Node, constants: dict[Node, Tensor], intervals: Intervals
+) -> tuple[dict[Node, None], set[Node]]:
+    """Find int64 nodes that are computed from ``source`` and fit int32, and the consumers that can read int32."""
+    int64_nodes, consumers = {source: None}, set()
     for node in source.graph.nodes:
-        wide = [x for x in node.all_input_nodes if _dtype(x) is torch.int64]
+        int64_inputs = [x for x in node.all_input_nodes if _dtype(x) is torch.int64]
         overload = overload_of(node.target)
-        if not reached.keys() & wide or not all(x in reached or x in constants for x in wide):
+        if not int64_nodes.keys() & int64_inputs or not all(x in int64_nodes or x in constants for x in int64_inputs):
             continue
         if _dtype(node) is torch.int64:
-            if overload in (*_MOVES, *_ARITHMETIC) and intervals.fits_int32(node):
-                reached[node] = None
-                readers.add(node)
-        elif overload in (*_CASTS, *_ARITHMETIC, aten.index.Tensor):
-            readers.add(node)
-    return reached, readers
+            if overload in (*_VIEW_OPS, *_ARITHMETIC_OPS) and intervals.fits_int32(node):
+                int64_nodes[node] = None
+                consumers.add(node)
+        elif overload in (*_CAST_OPS, *_ARITHMETIC_OPS, aten.index.Tensor):
+            consumers.add(node)
+    return int64_nodes, consumers
 
 
-def _numbers(module: GraphModule) -> dict[Node, Tensor]:
-    """Constants with a single integer. Edge programs have them as inputs whose fake tensors hold the value."""
+def _scalar_constants(module: GraphModule) -> dict[Node, Tensor]:
+    """Constants with one integer element. In edge programs, these are inputs whose fake tensors hold the value."""
     numbers = {}
     for node in module.graph.nodes:
         if node.op == "get_attr":
@@ -207,7 +215,7 @@ def _numbers(module: GraphModule) -> dict[Node, Tensor]:
 # -- editing
 
 
-def _writes(user: Node, node: Node) -> bool:
+def _mutates_first_argument(user: Node, node: Node) -> bool:
     overload = overload_of(user.target)
     return overload is not None and overload._schema.is_mutable and user.args[0] is node
 
@@ -228,28 +236,30 @@ def _set_dtype(cast: Node, dtype: torch.dtype) -> None:
         cast.update_arg(1, dtype)
 
 
-def _cast_after(node: Node, dtype: torch.dtype, readers: Iterable[Node]) -> Node:
-    """Insert a cast of ``node`` that ``readers`` read instead; a cast of an input goes after all inputs."""
-    place = node.next
-    while node.op == "placeholder" and place.op == "placeholder":
-        place = place.next
-    with node.graph.inserting_before(place):
-        cast = _cast(node, dtype)
-    for reader in list(node.users):
-        if reader in readers and reader is not cast:
-            reader.replace_input_with(node, cast)
+def _insert_cast_after(node: Node, dtype: torch.dtype, consumers: Iterable[Node]) -> Node:
+    """Insert a cast of ``node`` and connect ``consumers`` to it. The cast of an input goes after all inputs."""
+    next_node = node.next
+    while node.op == "placeholder" and next_node.op == "placeholder":
+        next_node = next_node.next
+    with node.graph.inserting_before(next_node):
+        cast = _create_cast(node, dtype)
+    for consumer in list(node.users):
+        if consumer in consumers and consumer is not cast:
+            consumer.replace_input_with(node, cast)
     return cast
 
 
-def _cast(node: Node, dtype: torch.dtype) -> Node:
-    edge = any(isinstance(other.target, EdgeOpOverload) for other in node.graph.nodes)
-    cast = node.graph.call_function(_EDGE_CAST if edge else aten._to_copy.default, (node,), {"dtype": dtype})
+def _create_cast(node: Node, dtype: torch.dtype) -> Node:
+    is_edge_program = any(isinstance(other.target, EdgeOpOverload) for other in node.graph.nodes)
+    cast = node.graph.call_function(
+        _EDGE_CAST_OP if is_edge_program else aten._to_copy.default, (node,), {"dtype": dtype}
+    )
     cast.meta = {**node.meta, "val": node.meta["val"].to(dtype)}
     return cast
 
 
-def _finished(module: GraphModule, changed: set[Node]) -> PassResult:
-    """Propagate the dtypes of changed nodes and recompile the graph."""
+def _propagate_and_recompile(module: GraphModule, changed: set[Node]) -> PassResult:
+    """Propagate the new dtypes to the consumers of changed nodes, and recompile the graph module."""
     if not changed:
         return PassResult(module, False)
     for node in module.graph.nodes:
@@ -260,7 +270,7 @@ def _finished(module: GraphModule, changed: set[Node]) -> PassResult:
             module.graph.erase_node(node)
         elif node in changed or reads_changed:
             before = _dtypes(node)
-            _evaluate(node)
+            _update_fake_result(node)
             if _dtypes(node) != before:
                 changed.add(node)
     eliminate_dead_code(module.graph)
@@ -268,11 +278,11 @@ def _finished(module: GraphModule, changed: set[Node]) -> PassResult:
     return PassResult(module, True)
 
 
-def _evaluate(node: Node) -> None:
-    """Compute the fake result of a node; casts the operands to int64 if the operator rejects int32."""
+def _update_fake_result(node: Node) -> None:
+    """Compute the fake tensor of a node's result. Casts int32 operands to int64 if the operator rejects int32."""
     overload = overload_of(node.target)
     name = "" if overload is None else overload._schema.name.removeprefix("aten::").rstrip("_")
-    if name not in _INT64_ALONE:
+    if name not in _INT64_ONLY_OPS:
         try:
             node.meta["val"] = _fake_result(node)
             return
@@ -280,7 +290,7 @@ def _evaluate(node: Node) -> None:
             pass
     for source in [x for x in node.all_input_nodes if _dtype(x) is torch.int32]:
         with node.graph.inserting_before(node):
-            node.replace_input_with(source, _cast(source, torch.int64))
+            node.replace_input_with(source, _create_cast(source, torch.int64))
     node.meta["val"] = _fake_result(node)
 
 

@@ -1,4 +1,4 @@
-"""Recipe provider: registers ``ArmRecipeType`` with ExecuTorch and builds the ``ExportRecipe`` of each.
+"""Recipe provider: builds the ``ExportRecipe`` of each ``ArmRecipeType`` for ExecuTorch's registry.
 
 Importing this module registers the provider with ExecuTorch.
 """
@@ -17,7 +17,7 @@ from arm_recipes._internal.messages import suppress_warnings
 from arm_recipes.recipe import options, precisions
 from arm_recipes.recipe.recipe import ArmRecipe, build_recipe, make_recipe
 from arm_recipes.recipe.saved import read_recipe
-from arm_recipes.recipe.targets import SPECS, Options
+from arm_recipes.recipe.targets import SPEC_BUILDERS, Options
 from arm_recipes.recipe_types import BACKEND_NAME, ArmRecipeType
 
 if TYPE_CHECKING:
@@ -37,35 +37,37 @@ class ArmRecipeProvider(BackendRecipeProvider):
         return list(ArmRecipeType)
 
     def create_recipe(self, recipe_type: RecipeType, **kwargs: Any) -> ExportRecipe | None:
-        """Build a recipe; returns None for recipe types of other providers.
+        """Build a recipe. Returns None for recipe types of other providers.
 
         Raises:
-            ValueError: an argument is unknown, has the wrong type, or names something that the installed Vela or the
-                ``.ini`` file does not have. All arguments are checked before the recipe is built.
+            ValueError: an argument is unknown or has the wrong type, or the installed Vela or the ``.ini`` file does
+                not define its value. All arguments are checked before the recipe is built.
         """
         if not isinstance(recipe_type, ArmRecipeType):
             return None
-        # The recipe stores its arguments; the caller may change mutable ones later.
+        # Copy mutable arguments: the recipe stores them, and the caller may change them later.
         kwargs = {
             name: copy(value) if isinstance(value, (dict, list, set)) else value for name, value in kwargs.items()
         }
-        checked = options.check(recipe_type.name, kwargs)
-        precisions.check(recipe_type.name, (checked.get("precisions") or {}).values())
-        spec = SPECS[recipe_type.name](checked)
-        if checked["dump_dir"] is not None:
-            spec.dump_intermediate_artifacts_to(str(checked["dump_dir"]))
-        with frozen_gc(), suppress_warnings():  # slow the first time: imports the compiler
-            return _assemble_recipe(recipe_type, spec, checked, kwargs)
+        values = options.check(recipe_type.name, kwargs)
+        precisions.check(recipe_type.name, (values.get("precisions") or {}).values())
+        spec = SPEC_BUILDERS[recipe_type.name](values)
+        if values["dump_dir"] is not None:
+            spec.dump_intermediate_artifacts_to(str(values["dump_dir"]))
+        with frozen_gc(), suppress_warnings():  # the first call is slow, because it imports the compiler
+            return _assemble_recipe(recipe_type, spec, values, kwargs)
 
 
-def _assemble_recipe(recipe_type: ArmRecipeType, spec: ArmCompileSpec, checked: Options, kwargs: Options) -> ArmRecipe:
+def _assemble_recipe(
+    recipe_type: ArmRecipeType, spec: ArmCompileSpec, values: Options, user_options: Options
+) -> ArmRecipe:
     """Assemble the quantization, edge passes and partitioner of a recipe.
 
     Args:
         recipe_type: the type.
         spec: the compile spec.
-        checked: validated options, with defaults.
-        kwargs: the options as the user passed them, which the recipe stores.
+        values: validated options, with defaults.
+        user_options: the options as the user passed them, which the recipe stores.
     """
     from executorch.exir.capture import ExecutorchBackendConfig
 
@@ -83,7 +85,7 @@ def _assemble_recipe(recipe_type: ArmRecipeType, spec: ArmCompileSpec, checked: 
 
     target, precision = recipe_type.name.split("_")[0], recipe_type.name.rsplit("_", 1)[1]
     prefix = {"ETHOSU": "EthosU", "TOSA": "TOSA", "VGF": "Vgf"}[target]
-    quantization = mx_recipe(checked["mx"]) if checked.get("mx") else None
+    quantization = mx_recipe(values["mx"]) if values.get("mx") else None
     passes: list[Any] = [
         edge_manager.store_initial_state,
         edge_manager.lower_integer_remainder,
@@ -91,31 +93,33 @@ def _assemble_recipe(recipe_type: ArmRecipeType, spec: ArmCompileSpec, checked: 
     ]
     if precision != "FP":
         quantizer = getattr(quantizers, f"{prefix}Quantizer")(spec)
-        default = precisions.default_precision(recipe_type.name, per_channel=checked["per_channel"])
-        precisions.configure_quantizer(quantizer, default, checked["precisions"] or {}, OBSERVERS[checked["observer"]])
-        algorithms = options.resolve_algorithms(checked["algorithms"], recipe_type.name)
-        if checked["quantized_io"]:  # outputs stay int8, like the inputs
+        default = precisions.default_precision(recipe_type.name, per_channel=values["per_channel"])
+        precisions.configure_quantizer(quantizer, default, values["precisions"] or {}, OBSERVERS[values["observer"]])
+        algorithms = options.resolve_algorithms(values["algorithms"], recipe_type.name)
+        if values["quantized_io"]:  # outputs stay int8, like the inputs
             algorithms = tuple(name for name in algorithms if name != "int16_outputs")
         quantization = quantization_recipe(
-            quantizer, checked["calibration_samples"], algorithms, checked["qat"], checked["min_sqnr"]
+            quantizer, values["calibration_samples"], algorithms, values["qat"], values["min_sqnr"]
         )
-        if checked["quantized_io"]:
+        if values["quantized_io"]:
             passes.append(edge_manager.remove_io_casts)
         # VGF runtimes and the Direct Drive runtime on Linux use ExecuTorch's quantize kernels, which the partitioner
         # loads. Firmware uses the cortex_m kernels.
-        if target != "VGF" and not checked.get("direct_drive"):
+        if target != "VGF" and not values.get("direct_drive"):
             passes.append(edge_manager.use_cortex_m_quantize)
     passes += [replace_empty_tensors, share_weights]
-    passes.append(CheckRunnable(checked["require_runnable"]))
-    sram, flash = (checked.get(name) and options.parse_bytes(checked[name]) for name in ("sram_budget", "flash_budget"))
+    passes.append(CheckRunnable(values["require_runnable"]))
+    sram, flash = (values.get(name) and options.parse_bytes(values[name]) for name in ("sram_budget", "flash_budget"))
     if sram or flash:
-        passes.append(CheckBudgets(sram, flash, getattr(spec, "optimise", ""), checked.get("board")))
+        passes.append(CheckBudgets(sram, flash, getattr(spec, "optimise", ""), values.get("board")))
     delegate_partitioner = getattr(partitioner, f"{prefix}Partitioner")(
-        spec, require_full_delegation=checked["require_full_delegation"], steps_per_call=checked["steps_per_call"]
+        spec,
+        require_full_delegation=values["require_full_delegation"],
+        steps_per_call=values["steps_per_call"],
     )
     return build_recipe(
         recipe_type,
-        kwargs,
+        user_options,
         quantization_recipe=quantization,
         lowering_recipe=lowering_recipe(delegate_partitioner, passes),
         # Arm's runtime reads the payload from the program's flatbuffer, not from a separate segment.

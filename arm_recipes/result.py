@@ -30,13 +30,13 @@ class ExportResult(Artifact):
     """
 
     @classmethod
-    def of(cls, artifact: Artifact) -> ExportResult:
+    def from_artifact(cls, artifact: Artifact) -> ExportResult:
         """Create the result from an artifact."""
         return cls(**{item.name: getattr(artifact, item.name) for item in fields(Artifact) if item.init})
 
     @property
     def inputs(self) -> tuple[TensorInfo, ...]:
-        """Inputs of ``main_method`` with scales and zero points; ``report.methods`` has those of other methods."""
+        """Inputs of ``main_method`` with scales and zero points. ``report.methods`` describes the other methods."""
         return self.main.inputs
 
     @property
@@ -63,8 +63,8 @@ class ExportResult(Artifact):
             etrecord: also write ``model.etrecord``, which ExecuTorch's Inspector needs beside an ETDump. Each further
                 method gets its own file, ``model.NAME.etrecord``.
             bundled_samples: samples as in ``export``. Also write ``model.bpte``, ExecuTorch's bundled program. It holds
-                the samples and the outputs of a freshly loaded program, which runs them in order on this machine.
-                The ETRecord holds them too.
+                the samples and the program's outputs for them. To compute the outputs, a newly loaded program runs the
+                samples in order on this machine. The ETRecord also holds samples and outputs.
 
         Raises:
             ValueError: ``path`` is not writable, or ``bundled_samples`` do not match the model's inputs.
@@ -73,9 +73,9 @@ class ExportResult(Artifact):
         target = check_writable(path)
         extra_files: dict[str, bytes] = {}
         if etrecord or bundled_samples is not None:
-            from arm_recipes.devtools.inspection import build_files
+            from arm_recipes.devtools.inspection import build_debug_files
 
-            extra_files = build_files(self, target.stem, etrecord, bundled_samples)
+            extra_files = build_debug_files(self, target.stem, etrecord, bundled_samples)
         write(target, *insert_checksum(self.pieces))
         for name, data in extra_files.items():
             write(target.with_name(name), data)
@@ -122,14 +122,14 @@ class ExportResult(Artifact):
         Args:
             samples: samples as in ``export``. Items after the model's inputs, such as the labels of a ``DataLoader``,
                 are not passed to the model. A stateful model gets the samples in this order.
-            labels: class labels, one for each batch item of the samples; reports the top-1 accuracy of the first
-                output. Default: integer labels from the ``DataLoader``, if there are any.
-            metric: a function ``metric(outputs, sample)`` that returns a number; the means of model and program are
-                reported. ``sample`` is the original item; ``outputs`` are floating-point tensors in the structure of
-                the model's outputs.
+            labels: class labels, one for each batch item of the samples. With labels, the result has the top-1 accuracy
+                of the first output. Default: integer labels from the ``DataLoader``, if there are any.
+            metric: a function ``metric(outputs, sample)`` that returns a number. The result reports its mean for the
+                model and for the program. ``sample`` is the original item; ``outputs`` are floating-point tensors in
+                the structure of the model's outputs.
             method: the method to compare.
-            layers: also compare the layers inside delegates, which runs the TOSA reference model. An integer limits
-                this to the first samples.
+            layers: also compare the layers inside delegates, which runs the TOSA reference model. An integer
+                limits this to that number of samples, from the first.
             workers: number of processes. Default: chosen by the amount of work, or by ``joblib.parallel_config``.
             progress: show a progress bar if standard error is a terminal.
 
@@ -158,11 +158,11 @@ class ExportResult(Artifact):
             ValueError: the inputs are invalid, or ``path`` is not writable.
             RunError: the program cannot run on this machine.
         """
-        from arm_recipes.devtools.inspection import Method
+        from arm_recipes.devtools.inspection import MethodTools
 
         target = check_writable(path)
         name = method or self.main_method
-        dump = Method(self, name).dump(self.tensors_of_call(name, inputs, keywords))
+        dump = MethodTools(self, name).dump(self.tensors_of_call(name, inputs, keywords))
         write(target.with_suffix(".debug.bin"), dump.debug)
         write(target, dump.etdump)
         return target
@@ -173,7 +173,7 @@ class ExportResult(Artifact):
         Each layer of a TOSA or Ethos-U delegate is an event that holds the layer's output, dequantized.
         ``calculate_numeric_gap("SNR")`` compares it with PyTorch. A VGF delegate has events for its outputs only.
 
-        Durations of CPU operators and of whole delegates are wall-clock times on this machine; an Ethos-U delegate
+        Durations of CPU operators and of whole delegates are wall-clock times on this machine. An Ethos-U delegate
         runs in the emulator. Durations of Ethos-U layers are Vela's estimate: cycles at the clock of the system
         configuration. TOSA layers have no duration.
 
@@ -192,7 +192,7 @@ class ExportResult(Artifact):
         return create_inspector(self, self.tensors_of_call(name, inputs, keywords), name)
 
     def advice(self) -> AdviceList:
-        """Suggest changes that reduce cycles or SRAM of an Ethos-U program; each one is compiled with Vela.
+        """Suggest changes that reduce cycles or SRAM of an Ethos-U program. Vela compiles each suggestion.
 
         Tries the other memory modes, ``--optimise Size``, per-tensor weight scales, and each layer without the channels
         that exceed a multiple of 16. It takes some seconds.

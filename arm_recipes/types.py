@@ -14,17 +14,17 @@ from arm_recipes.samples.sample import Inputs
 
 _OneModel = torch.nn.Module | ExportedProgram | str | Path
 Model = _OneModel | Mapping[str, _OneModel]
-"""A model. A path names a file that ``torch.export.save`` wrote. A mapping has a model for each method name."""
+"""A model. A path names a file that ``torch.export.save`` wrote. A mapping maps method names to models."""
 
 _Tensor = torch.Tensor | np.ndarray[Any, Any]
 Sample = _Tensor | Inputs | tuple[Any, ...] | list[Any] | Mapping[str, Any]
-"""Inputs of one call: ``Inputs``, a tuple of positional inputs, a mapping of keyword inputs, or the only tensor."""
+"""Inputs of one call: ``Inputs``, a tuple of positional inputs, a mapping of keyword inputs, or a single tensor."""
 
 _SamplesOfMethod = tuple[Any, ...] | Iterable[Sample] | Callable[[], Iterable[Sample]]
 Samples = _SamplesOfMethod | Mapping[str, _SamplesOfMethod]
-"""An iterable of samples, such as a list or a ``DataLoader``, or a function that returns one.
+"""An iterable of samples, such as a list or a ``DataLoader``, or a function that returns such an iterable.
 
-A single tuple or tensor is one sample. A mapping has the samples of each method name.
+A single tuple or tensor is one sample. A mapping maps each method name to its samples.
 """
 
 Labels = int | _Tensor | Iterable[int | _Tensor]
@@ -36,8 +36,8 @@ Metric = Callable[[Any, Any], Any]
 Budget = Mapping[str, int | float | str]
 """Upper limits by kind of cost, ``cycles``, ``sram``, ``flash`` or ``traffic``.
 
-A float is a factor of the cost of the recipe's own program. An int (cycles or bytes) or a text such as ``512KiB`` is
-absolute.
+A float is relative to the cost of the recipe's own program: 1.1 allows 10 % more. An int (cycles or bytes) or a text
+such as ``512KiB`` is absolute.
 """
 
 DynamicShapes = Mapping[str, Any] | tuple[Any, ...] | list[Any]

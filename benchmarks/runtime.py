@@ -32,7 +32,7 @@ from executorch.export import ExportRecipe
 from torch import nn
 
 from arm_recipes import ArmRecipeType, export, load
-from arm_recipes.runtime.delegates import BACKENDS
+from arm_recipes.runtime.delegates import DELEGATE_FACTORIES
 from arm_recipes.runtime.ethosu_payload import EthosUTensor
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -95,7 +95,7 @@ def measure(recipe: ArmRecipeType, runs: int) -> None:
     program = load(result.buffer)
     integers = result.inputs[0].quantize(samples[0][0])
     (delegate,) = program.content.methods["forward"].delegates
-    executor = BACKENDS[delegate.backend](bytes(delegate.data), delegate.compile_specs, lambda _: None)
+    executor = DELEGATE_FACTORIES[delegate.backend](bytes(delegate.data), delegate.compile_specs, lambda _: None)
     array = integers.numpy()
     arrays = [array.view(np.uint8).reshape(-1) if isinstance(executor.inputs[0], EthosUTensor) else array]
     program.execute(integers)
@@ -137,7 +137,7 @@ def measure_model(name: str, recipe: ArmRecipeType) -> list[float]:
     delegates = program.content.methods["forward"].delegates
     for delegate, made in zip(delegates, result.report.delegates, strict=True):
         arrays = random_inputs(made, seed=0)
-        executor = BACKENDS[delegate.backend](bytes(delegate.data), delegate.compile_specs, lambda _: None)
+        executor = DELEGATE_FACTORIES[delegate.backend](bytes(delegate.data), delegate.compile_specs, lambda _: None)
         executors.append((executor.run, [array.view(np.uint8).reshape(-1) for array in arrays]))
         models.append((made.tosa, arrays))
     with quiet_output():

@@ -1,4 +1,4 @@
-"""Makes every test run with one thread and with known random numbers, in each worker of pytest-xdist."""
+"""Configures all tests: one thread and fixed random seeds in each worker of pytest-xdist."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 # cores with a thread pool each would only wait for one another.
 for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_variable, "1")
-os.environ.setdefault("ARM_BACKEND_CORE_STRICT", "1")  # a fault of the compiler is an error here, no refusal
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the transformers models are built from configurations alone
+os.environ.setdefault(
+    "ARM_BACKEND_CORE_STRICT", "1"
+)  # a compiler fault raises an exception instead of refusing the operator
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the transformers models are built from configurations only
 
 if shutil.which("ccache"):  # workers, tests and later runs compile the same C++, most of them in a folder of their own
     for _variable, _value in {
@@ -79,7 +81,7 @@ def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
 
 @pytest.fixture(scope="session")
 def accelerators(pytestconfig: pytest.Config) -> tuple[str, ...]:
-    """The NPUs that ``make test`` has the time for, or more of them."""
+    """The NPUs to compile for: those of ``make test``, or more with ``--verify``."""
     from tests.accelerators import ACCELERATORS, VERIFY_ACCELERATORS
 
     return (*ACCELERATORS, *VERIFY_ACCELERATORS) if pytestconfig.getoption("verify") else ACCELERATORS

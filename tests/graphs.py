@@ -24,15 +24,17 @@ from tests.accelerators import ACCELERATORS
 
 Body = Callable[..., Value | tuple[Value, ...]]
 Input = tuple[tuple[int, ...], DType]
-#: What Vela takes of TOSA 1.0, without any family's limits.
-EVERYTHING = Target.from_tosa_spec("TOSA-1.0+INT+int16+int4+doubleround")
+#: Target with everything of TOSA 1.0 that Vela accepts, without the limits of an NPU family.
+FULL_TARGET = Target.from_tosa_spec("TOSA-1.0+INT+int16+int4+doubleround")
 _ACCELERATORS = {name.rpartition("-")[0]: name for name in ACCELERATORS}
 
 
-def family(name: str, release: vela.Release | None = None) -> Target:
-    """A target of one hardware family, or one accelerator of it, with the extensions that all families have.
+def make_target(name: str, release: vela.Release | None = None) -> Target:
+    """Make the target of an Ethos-U family or accelerator, with the extensions that all families have.
 
-    It is for the installed Vela, or a ``release`` of it.
+    Args:
+        name: a family, for example ``ethos-u55``, or an accelerator, for example ``ethos-u55-128``.
+        release: release of Vela; default: the installed one.
     """
     found, _, macs = _ACCELERATORS.get(name, name).rpartition("-")
     assert found in ETHOS_U_FAMILIES
@@ -40,8 +42,8 @@ def family(name: str, release: vela.Release | None = None) -> Target:
     return Target.from_tosa_spec(spec, family=found, macs=int(macs), vela=release or vela.installed_release())
 
 
-def graph(body: Body, *inputs: Input, target: Target = EVERYTHING) -> Graph:
-    """The graph whose outputs are what ``body(builder, *inputs)`` returns."""
+def build_graph(body: Body, *inputs: Input, target: Target = FULL_TARGET) -> Graph:
+    """Build a graph whose outputs are the values that ``body(builder, *inputs)`` returns."""
     result = Graph()
     values = [result.add_input(shape, dtype, f"x{i}") for i, (shape, dtype) in enumerate(inputs)]
     returned = body(LegalizingBuilder(result, target), *values)
@@ -49,9 +51,9 @@ def graph(body: Body, *inputs: Input, target: Target = EVERYTHING) -> Graph:
     return result
 
 
-def program(body: Body, *inputs: Input, target: Target = EVERYTHING) -> bytes:
-    """The same as a flatbuffer."""
-    return serialize(graph(body, *inputs, target=target))
+def build_flatbuffer(body: Body, *inputs: Input, target: Target = FULL_TARGET) -> bytes:
+    """Build a graph as ``build_graph`` does, and serialize it."""
+    return serialize(build_graph(body, *inputs, target=target))
 
 
 @cache
@@ -59,27 +61,27 @@ def _configuration(name: str) -> vela.Configuration:
     return vela.configure((f"--accelerator-config={_ACCELERATORS[name]}", "--output-format=raw"))
 
 
-def npu_cycles(name: str, flatbuffer: bytes) -> int:
-    """Vela's estimate for a family. Raises WorkerError or WorkerDied where Vela refuses or crashes."""
+def estimate_npu_cycles(name: str, flatbuffer: bytes) -> int:
+    """Return Vela's estimate of NPU cycles. Raises WorkerError if Vela refuses the graph, WorkerDied if it crashes."""
     answer, _ = vela.compile_tosa(flatbuffer, _configuration(name), 60.0)
     return int(answer["report"]["npuCycles"])
 
 
-def compiles(name: str, flatbuffer: bytes) -> bool:
-    """Whether Vela takes the flatbuffer for a family."""
+def is_compiled_by_vela(name: str, flatbuffer: bytes) -> bool:
+    """Whether Vela compiles the flatbuffer for a family."""
     try:
-        npu_cycles(name, flatbuffer)
+        estimate_npu_cycles(name, flatbuffer)
     except (WorkerError, WorkerDied):
         return False
     return True
 
 
-def tosa_opt(flatbuffer: bytes, target: Target) -> str | None:
-    """What strict validation against the target's version, profiles and extensions says, None if nothing."""
+def validate_by_tosa_opt(flatbuffer: bytes, target: Target) -> str | None:
+    """Validate strictly against the target's version, profiles and extensions. Returns the errors, None if valid."""
     profiles = ",".join(f"pro_{profile.lower()}" for profile in sorted(target.profiles))
     version = target.version_text + ".draft" * (target.version > (1, 0))
     extensions = sorted(target.extensions)
-    extensions += ["mxfp_conv"] * ("mxfp" in extensions)  # two for the validator, one in the draft's text
+    extensions += ["mxfp_conv"] * ("mxfp" in extensions)  # the validator splits the draft's extension into two
     environment = f"specification_version={version} profiles={profiles} extensions={','.join(extensions)}"
     with tempfile.TemporaryDirectory() as folder:
         file, empty = Path(folder, "graph.tosa"), Path(folder, "empty.mlir")
@@ -94,22 +96,22 @@ def tosa_opt(flatbuffer: bytes, target: Target) -> str | None:
     return None if done.returncode == 0 and "error:" not in done.stderr else done.stderr.strip() or "it died"
 
 
-def built(body: Body, *inputs: Input, target: Target = EVERYTHING) -> list[str]:
-    """Kinds of the operators that ``body`` emits; tosa-opt and the reference model must accept the graph."""
-    written = graph(body, *inputs, target=target)
+def build_and_validate(body: Body, *inputs: Input, target: Target = FULL_TARGET) -> list[str]:
+    """Build a graph and list its operator kinds. Asserts that tosa-opt and the reference model accept the graph."""
+    written = build_graph(body, *inputs, target=target)
     flatbuffer = serialize(written)
-    assert tosa_opt(flatbuffer, target) is None
+    assert validate_by_tosa_opt(flatbuffer, target) is None
     arrays = [np.ones(value.shape, value.dtype.numpy) for value in written.inputs]
     if not any(value.dtype is DType.BF16 for value in written.inputs):
         reference.run(flatbuffer, arrays)
     return [op.kind for op in written.ops]
 
 
-def validate(flatbuffer: bytes, spec: str) -> None:
+def assert_valid(flatbuffer: bytes, spec: str) -> None:
     """Check the flatbuffer strictly against TOSA 1.0; ``spec`` is for example ``TOSA-1.0+INT+int16``.
 
     Raises:
-        AssertionError: with what tosa-opt says.
+        AssertionError: the flatbuffer is illegal; the message has the errors of tosa-opt.
     """
-    complaint = tosa_opt(flatbuffer, Target.from_tosa_spec(spec))
+    complaint = validate_by_tosa_opt(flatbuffer, Target.from_tosa_spec(spec))
     assert complaint is None, complaint[:2000]

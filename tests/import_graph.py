@@ -1,6 +1,6 @@
-"""Imports between the modules of both packages: ``python -m tests.import_graph [ROOT]`` lists circles and upward ones.
+"""Import graph of both packages. ``python -m tests.import_graph [ROOT]`` lists cycles and imports of higher layers.
 
-An import counts wherever it stands: at the top, in a function, under ``TYPE_CHECKING``.
+All imports count: at module level, in functions, under ``TYPE_CHECKING``.
 """
 
 from __future__ import annotations
@@ -52,29 +52,29 @@ LAYERS: Mapping[str, tuple[set[str], ...]] = {
 }
 """Modules and packages of each package, the lowest layer first; ``""`` is the package's own ``__init__``.
 
-An import leads to the same layer or to a lower one."""
+A module may import modules of its own layer or of lower ones."""
 
 
-def sources(package: str, root: Path = ROOT) -> list[Path]:
-    """The files of a package, or the one file of a path with a suffix."""
+def list_sources(package: str, root: Path = ROOT) -> list[Path]:
+    """List the files of a package, or the single file of a path with a suffix."""
     path = root / package
     return [path] if path.suffix else sorted(path.rglob("*.py"))
 
 
 @cache
 def parse(path: Path) -> ast.Module:
-    """The syntax tree of a file."""
+    """Parse a file."""
     return ast.parse(path.read_text())
 
 
 def module_name(path: Path, root: Path = ROOT) -> str:
-    """Dotted name of a file below ``root``; a package's is that of its folder."""
+    """Return the dotted name of a file below ``root``; for an ``__init__`` file, that of its package."""
     name = ".".join(path.relative_to(root).with_suffix("").parts)
     return name.removesuffix(".__init__")
 
 
-def imports(path: Path, root: Path = ROOT) -> set[str]:
-    """Names of the modules that a file imports; imported names that are no modules count as their module."""
+def list_imports(path: Path, root: Path = ROOT) -> set[str]:
+    """List the modules that a file imports; an imported name that is no module counts as its module."""
     found: set[str] = set()
     for node in ast.walk(parse(path)):
         if isinstance(node, ast.Import):
@@ -94,42 +94,42 @@ def _is_module(name: str, root: Path) -> bool:
 
 
 def package_imports(package: str, root: Path = ROOT) -> dict[str, set[str]]:
-    """Modules of a package with those of the same package that each imports, by full names.
+    """Map each module of a package to the modules of this package that it imports, by full names.
 
     An import of ``a.b.c`` also executes ``a.b``, unless the importing module is in ``a.b`` itself. It counts if ``a.b``
     imports anything.
     """
     graph = {}
-    for path in sources(package, root):
+    for path in list_sources(package, root):
         module = module_name(path, root)
-        names = {name for name in imports(path, root) if f"{name}.".startswith(f"{package}.")}
+        names = {name for name in list_imports(path, root) if f"{name}.".startswith(f"{package}.")}
         around = {
             parent
             for name in names
             for parent in _parents(name)
             if not f"{module}.".startswith(f"{parent}.")
-            and imports(root.joinpath(*parent.split("."), "__init__.py"), root)
+            and list_imports(root.joinpath(*parent.split("."), "__init__.py"), root)
         }
         graph[module] = names | around
     return graph
 
 
 def _parents(module: str) -> Iterator[str]:
-    """The packages that contain a module, without the outermost."""
+    """Yield the packages that contain a module, except the outermost."""
     parts = module.split(".")
     return (".".join(parts[:length]) for length in range(2, len(parts)))
 
 
-def circles(package: str, root: Path = ROOT) -> list[list[str]]:
-    """Groups of modules that import each other, directly or through others (strongly connected components)."""
+def find_cycles(package: str, root: Path = ROOT) -> list[list[str]]:
+    """Find import cycles: groups of modules that import each other (strongly connected components)."""
     graph = networkx.DiGraph(
         (module, name) for module, names in package_imports(package, root).items() for name in names if name != module
     )
     return sorted(sorted(group) for group in networkx.strongly_connected_components(graph) if len(group) > 1)
 
 
-def unit(module: str) -> str:
-    """The name in ``LAYERS`` that a module belongs to: its own, or that of the nearest package around it.
+def layer_entry(module: str) -> str:
+    """Return the entry of ``LAYERS`` that a module belongs to: its own, or that of the innermost package around it.
 
     The package's own ``__init__`` is ``""``. A module that has no layer is its own unit.
     """
@@ -140,20 +140,20 @@ def unit(module: str) -> str:
     return next((name for name in prefixes if name in known), path)
 
 
-def upward(package: str, root: Path = ROOT) -> Iterator[str]:
-    """Imports that lead to a higher layer."""
+def find_upward_imports(package: str, root: Path = ROOT) -> Iterator[str]:
+    """Find imports of modules in a higher layer."""
     rank = {name: i for i, layer in enumerate(LAYERS[package]) for name in layer}
     for module, names in package_imports(package, root).items():
         for name in sorted(names):
-            if rank[unit(name)] > rank[unit(module)]:
+            if rank[layer_entry(name)] > rank[layer_entry(module)]:
                 yield f"{module} imports {name}"
 
 
-def late_imports(package: str, root: Path = ROOT) -> int:
-    """How many import statements for modules of either package stand in functions."""
+def count_imports_in_functions(package: str, root: Path = ROOT) -> int:
+    """Count the import statements of modules of both packages inside functions."""
     statements = {
         node
-        for path in sources(package, root)
+        for path in list_sources(package, root)
         for function in ast.walk(parse(path))
         if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef))
         for node in ast.walk(function)
@@ -167,16 +167,16 @@ def _imported(node: ast.Import | ast.ImportFrom) -> list[str]:
 
 
 def main(root: Path) -> int:
-    """Print what is wrong in either package; 1 if anything is."""
+    """Print cycles and imports of higher layers. Returns 1 if there are any."""
     wrong = 0
     for package in LAYERS:
-        groups = circles(package, root)
-        print(f"{package}: {len(groups)} circles, {late_imports(package, root)} imports in functions")
+        groups = find_cycles(package, root)
+        print(f"{package}: {len(groups)} circles, {count_imports_in_functions(package, root)} imports in functions")
         for group in groups:
             print(f"  circle of {len(group)}: {' '.join(name.removeprefix(f'{package}.') for name in group)}")
         wrong += len(groups)
         if root == ROOT:
-            leading = list(upward(package, root))
+            leading = list(find_upward_imports(package, root))
             print(f"{package}: {len(leading)} upward imports", *leading, sep="\n  ")
             wrong += len(leading)
     return 1 if wrong else 0

@@ -1,4 +1,4 @@
-"""Small models and their data, seeded."""
+"""Small models with fixed random weights, and inputs for them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from arm_recipes import ExportResult
 Samples = list[tuple[Tensor, ...]]
 
 
-_CHANNELS = 8  #: of UnevenGains
+_CHANNELS = 8  #: channels of UnevenGains
 
 
 class Small(nn.Module):
@@ -25,12 +25,12 @@ class Small(nn.Module):
         self.head = nn.Linear(8, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Class scores of images."""
+        """Return class scores of images."""
         return self.head(self.body(x).mean((2, 3)))
 
 
 class Sorting(nn.Module):
-    """``topk`` of many in the middle: ExecuTorch's runtime has a kernel for it, no target takes it."""
+    """Two linear layers with a ``topk`` of many elements between them, which runs on the CPU on every target."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Sorting(nn.Module):
         self.first, self.second = nn.Linear(8, 720), nn.Linear(8, 8)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Two linear layers, the second of the largest results of the first."""
+        """Apply the second layer to the largest results of the first."""
         return self.second(torch.topk(self.first(x), 8).values)
 
 
@@ -56,7 +56,7 @@ class AttentionBlock(nn.Module):
         self.register_buffer("calls", torch.zeros(1))
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The mean over the pixels of images, and all pixels times the number of calls."""
+        """Return the mean over the pixels, and all pixels times the number of calls."""
         y = nn.functional.hardswish(self.conv(x)).flatten(2).transpose(1, 2)
         y = self.norm(y + self.attention(y, y, y)[0])
         self.calls.add_(1)
@@ -81,7 +81,7 @@ class MovingAverage(nn.Module):
 
 
 class UnevenGains(nn.Module):
-    """Digits, by eight channels whose gains differ by a factor of up to 32: hard for weights of one scale."""
+    """A digit classifier of eight channels whose gains differ by a factor of up to 32: hard for per-tensor scales."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,17 +106,17 @@ class UnevenGains(nn.Module):
 
 
 def images(count: int = 4) -> Samples:
-    """Inputs for ``Small``."""
+    """Make inputs for ``Small``."""
     generator = torch.Generator().manual_seed(1)
     return [(torch.randn(1, 3, 8, 8, generator=generator),) for _ in range(count)]
 
 
 def vectors(count: int = 4) -> Samples:
-    """Inputs for ``Sorting``."""
+    """Make inputs for ``Sorting``."""
     generator = torch.Generator().manual_seed(1)
     return [(torch.randn(1, 8, generator=generator),) for _ in range(count)]
 
 
 def run(result: ExportResult, *inputs: Any) -> Any:
-    """What a program returns on this machine: one for an NPU by the TOSA graph that it was compiled from."""
+    """Run a program on this machine; programs for an NPU run as their TOSA graphs."""
     return result.run(*inputs, backend="tosa" if result.report.recipe.startswith("arm_recipes_ethosu") else None)

@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.import_graph import CORE, RECIPES, module_name, parse, sources
+from tests.import_graph import CORE, RECIPES, list_sources, module_name, parse
 
-FILES = [path for package in (CORE, RECIPES) for path in sources(package)]
+FILES = [path for package in (CORE, RECIPES) for path in list_sources(package)]
 
 
 def _defined(path: Path) -> Iterator[str]:

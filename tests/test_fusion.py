@@ -61,7 +61,7 @@ def test_plan_of_a_graph() -> None:
     graph = program.module(check_guards=False).graph
     records = {node: record for node in graph.nodes if (record := find_record(node)) is not None}
     plan = FusionPlan(records, constant_nodes(graph), lambda node: False, lambda node: False)
-    assert {a.name: b.name for a, b in plan.merged.items()} == {"conv2d": "mul", "add_1": "relu"}
+    assert {a.name: b.name for a, b in plan.merged_into.items()} == {"conv2d": "mul", "add_1": "relu"}
     # swish's steps but the last; tanh is an output, so what is computed of it starts anew.
     assert {node.name for node in plan.fused} == {"conv2d", "sigmoid", "mul_1", "add_1", "exp", "mul_2"}
     origins = {node.name: base.name for node, base in plan.chain_base.items()}
@@ -70,7 +70,7 @@ def test_plan_of_a_graph() -> None:
         "tanh": "x",
         **dict.fromkeys(("exp", "mul_2", "sub"), "tanh"),
     }
-    chains = [[node.name for node in functions] for functions in plan.chains()]
+    chains = [[node.name for node in functions] for functions in plan.fused_chains()]
     assert chains == [["sigmoid", "mul_1", "add"], ["exp", "mul_2", "sub"]]  # a single function needs no plan
 
 

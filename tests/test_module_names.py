@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tests.import_graph import CORE, RECIPES, ROOT, module_name, sources
+from tests.import_graph import CORE, RECIPES, ROOT, list_sources, module_name
 
 TESTS = ROOT / "tests"
 
@@ -154,7 +154,9 @@ def _find_test(module: str) -> str | None:
 
 
 def test_every_module_has_a_test_by_its_name_or_is_listed() -> None:
-    modules = {module_name(path) for package in (CORE, RECIPES) for path in sources(package) if path.name[0] != "_"}
+    modules = {
+        module_name(path) for package in (CORE, RECIPES) for path in list_sources(package) if path.name[0] != "_"
+    }
     listed = Counter(
         f"{package}.{name}"
         for package, tests in ELSEWHERE.items()

@@ -10,7 +10,7 @@ from executorch.export import ExportRecipe, RecipeType, recipe_registry
 
 import arm_recipes
 from arm_recipes import ArmRecipeProvider, ArmRecipeType, types
-from arm_recipes.recipe.targets import SPECS
+from arm_recipes.recipe.targets import SPEC_BUILDERS
 
 
 def _run(script: str) -> str:
@@ -54,7 +54,7 @@ def test_imports_of_third_parties_are_silent() -> None:
 
 
 def test_every_recipe_is_supported() -> None:
-    assert [recipe.name for recipe in ArmRecipeType] == list(SPECS)
+    assert [recipe.name for recipe in ArmRecipeType] == list(SPEC_BUILDERS)
     assert list(recipe_registry.get_supported_recipes("arm_recipes")) == list(ArmRecipeType)
     assert len(ArmRecipeType) == 17
 

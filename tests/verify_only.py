@@ -1,4 +1,4 @@
-"""Parameters of tests that ``make verify`` runs and ``make test`` leaves out."""
+"""Selection of the test cases that only ``make verify`` runs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-#: Test functions of many alike cases, by file and name: ``make test`` runs about one case in so many, and the first one
-#: in any case (of 1000, the first one alone); ``make verify`` runs all.
+#: Test functions with many similar cases, by file and name. ``make test`` runs the first case and about one in n of the
+#: others (with 1000 only the first); ``make verify`` runs all.
 SAMPLED = {
     "test_angles::test_every_position": 6,
     "test_bias_correction::test_the_mean_of_each_channel_is_kept": 3,
@@ -57,7 +57,7 @@ SAMPLED = {
 
 
 def mark_sampled(items: Iterable[pytest.Item]) -> None:
-    """Mark with ``verify`` what ``SAMPLED`` leaves out of ``make test``."""
+    """Mark the cases that ``SAMPLED`` excludes from ``make test`` with ``verify``."""
     first: set[str] = set()
     for item in items:
         name = f"{item.path.stem}::{getattr(item, 'originalname', item.name)}"
@@ -68,7 +68,7 @@ def mark_sampled(items: Iterable[pytest.Item]) -> None:
 
 
 def mark_verify(values: Iterable[Any]) -> list[Any]:
-    """Mark each value, so that only ``--verify`` runs it."""
+    """Mark each value, so that its tests run only with ``--verify``."""
     return [pytest.param(value, marks=pytest.mark.verify) for value in values]
 
 
@@ -78,7 +78,7 @@ def is_thorough(config: pytest.Config, name: str) -> bool:
 
 
 def select_third(*parameters: Sequence[Any]) -> list[Any]:
-    """All combinations of the parameters' values; only ``--verify`` runs two thirds of them.
+    """List all combinations of the parameters' values. Two thirds of them run only with ``--verify``.
 
     Each pair of values of two parameters stays in ``make test`` if a third parameter has three values or more.
     """

@@ -1,1 +1,1 @@
-"""Alternatives: bit-equal rewrites of parts of a graph. A cost model chooses the one with the fewest cycles."""
+"""Alternatives: bit-exact rewrites of subgraphs, among which a cost model chooses the cheapest."""

@@ -1,10 +1,9 @@
-"""Unconditional alternatives: bit-equal rewrites that are applied without asking the cost model.
+"""Unconditional alternatives: bit-exact rewrites that are applied without the cost model.
 
-``clamp_to_dtype`` (Vela 5.1 only) changes no command of the NPU. It corrects an estimate: for an operation of U55 and
-U65 without an activation, 5.1 charges as much as for a table, 1 cycle an element on U55-128. With a CLAMP it charges
-the cost of the output, 0.25 to 0.75 cycles. The command is the same, with the bounds that all results have
-(``docs/contributors/vela.md``). The gain is in the estimate only, which guides Vela's scheduler and our cost model.
-Vela 5.2 estimates both alike, and may turn such a CLAMP into an operation of its own.
+``clamp_to_dtype`` (Vela 5.1 only) corrects an estimate of Vela, which guides Vela's scheduler and our cost model. It
+does not change the commands of the NPU (``docs/contributors/vela.md``). For an operation without an activation on U55
+and U65, Vela 5.1 estimates the cost of a table, 1 cycle per element on U55-128. With a CLAMP, it estimates the cost of
+the output, 0.25 to 0.75 cycles. Vela 5.2 estimates both equally, and may execute such a CLAMP as a separate operation.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from arm_backend_core.tosa.passes.fuse import is_identity_rescale
 from arm_backend_core.tosa.passes.pipeline import merge_reshapes
 from arm_backend_core.tosa.passes.rewrite import Rewriter, apply_once, producer
 from arm_backend_core.tosa.vela_workarounds.copies import broadcast_constant
-from arm_backend_core.tosa.vela_workarounds.fused_rescales import SCALED_MAXIMUM
+from arm_backend_core.tosa.vela_workarounds.fused_rescales import SCALED_MAXIMUM_WORKAROUND
 from arm_backend_core.tosa.vela_workarounds.partial_rescales import absorbs_widening
 from arm_backend_core.tosa.vela_workarounds.workaround import is_needed
 
-#: Operators whose output takes less than the one cycle an element of a table.
+#: Operators whose output takes less than the one cycle per element of a table.
 _CHEAP_KINDS = ("CONV2D", "DEPTHWISE_CONV2D", "MAX_POOL2D", "MUL")
 
 
@@ -42,9 +41,9 @@ def apply_unconditional(graph: Graph, target: Target) -> None:
 
 
 def use_reader_shape(op: Op, rewriter: Rewriter) -> Value | None:
-    """Rewrite ADD, SUB or MUL with its RESCALEs in the shape in which another operator reads one of the operands.
+    """Compute an ADD, SUB or MUL with its RESCALEs in the shape in which another operator reads one of the operands.
 
-    Vela copies a tensor that is read in two shapes: 8,576 cycles for 128x64 elements on U55-128.
+    Otherwise, Vela copies the tensor that is read in two shapes: 8,576 cycles for 128x64 elements on U55-128.
     """
     b, binary = rewriter.build, op.inputs[0].producer
     if binary is None or binary.kind not in ("ADD", "SUB", "MUL") or not rewriter.has_one_use(binary.output):
@@ -65,45 +64,43 @@ def _emit_like(op: Op, x: Value, b: Builder) -> Value:
 
 
 def multiply_before_rescale(op: Op, rewriter: Rewriter) -> Value | None:
-    """Insert x * 1 in front of a RESCALE of int16 that Vela does not fuse; it fuses the RESCALE with the MUL.
+    """Insert x * 1 before a RESCALE of int16 that Vela does not fuse, because Vela fuses the RESCALE with the MUL.
 
-    30 instead of 700 cycles on U85-256. Also for a RESCALE that Vela would drop (``SCALED_MAXIMUM``), so that
-    ``clamp_to_dtype`` applies to the MUL: 89,303 instead of 102,252 cycles behind MAX_POOL2D.
+    30 instead of 700 cycles on U85-256. A RESCALE that matches ``SCALED_MAXIMUM_WORKAROUND`` is also rewritten, so that
+    ``clamp_to_dtype`` applies to the MUL: 89,303 instead of 102,252 cycles after a MAX_POOL2D.
     """
     x, b = op.inputs[0], rewriter.build
-    dropped = is_needed(SCALED_MAXIMUM, b.target) and SCALED_MAXIMUM.find(op, rewriter)
-    if not (x.dtype is DType.INT16 or dropped) or op.output.dtype is DType.INT32 or op.attrs["per_channel"]:
+    is_lost = is_needed(SCALED_MAXIMUM_WORKAROUND, b.target) and SCALED_MAXIMUM_WORKAROUND.find(op, rewriter)
+    if not (x.dtype is DType.INT16 or is_lost) or op.output.dtype is DType.INT32 or op.attrs["per_channel"]:
         return None
     return _emit_like(op, b.mul(x, broadcast_constant(x, 1, x.dtype, b)), b)
 
 
 def widen_by_multiply(op: Op, rewriter: Rewriter) -> Value | None:
-    """Widen a TABLE's int16 result to int32 by x * 1 instead of a RESCALE that Vela does not fuse.
+    """Widen the int16 result of a TABLE to int32 by x * 1 instead of a RESCALE that Vela does not fuse.
 
-    [8, 512] on U55-128, with the TABLE: 15,232 instead of 22,400 cycles (Vela 5.1). Vela 5.2 merges the RESCALE with
-    the one before it. The TABLE then produces int32, which no NPU supports, and becomes three TABLEs and three
-    operations: 14,016 instead of 41,920 cycles (U55-128), 7,488 instead of 17,184 (U85-256).
+    Vela 5.1, [8, 512] with the TABLE: 15,232 instead of 22,400 cycles (U55-128). Vela 5.2 merges the RESCALE with the
+    preceding one. The TABLE then has an int32 result, which no NPU supports, so that Vela emits three TABLEs and three
+    other operations. With x * 1: 14,016 instead of 41,920 cycles (U55-128), 7,488 instead of 17,184 (U85-256).
     """
     x, b = op.inputs[0], rewriter.build
     scaled = producer(x, "RESCALE")
-    behind_table = scaled is not None and producer(scaled.inputs[0], "TABLE") is not None
+    reads_table = scaled is not None and producer(scaled.inputs[0], "TABLE") is not None
     widens = x.dtype is DType.INT16 and op.output.dtype is DType.INT32
-    if not behind_table or not widens or not is_identity_rescale(op):
+    if not reads_table or not widens or not is_identity_rescale(op):
         return None
     readers = rewriter.users(op.output) or ()
     if any(absorbs_widening(reader) or reader.kind in ("CLZ", "RESCALE") for reader in readers):
         return None
     if b.target.hardware.chains and (1, *x.shape)[-1] == 1:  # a chain can take a RESCALE, which needs less SRAM
-        multiplier, shift = (
-            np.array([(1 << 30) + 1], np.int32),
-            np.array([30], np.int8),
-        )  # equals x, without a factor of 1
+        # The result is equal to x, but Vela does not remove the RESCALE because its factor is not 1.
+        multiplier, shift = np.array([(1 << 30) + 1], np.int32), np.array([30], np.int8)
         return b.emit("RESCALE", (x,), DType.INT32, **{**op.attrs, "multiplier": multiplier, "shift": shift})
     return b.mul(x, broadcast_constant(x, 1, DType.INT16, b))
 
 
 def clamp_to_dtype(op: Op, rewriter: Rewriter) -> Value | None:
-    """Clamp the result to the range of its dtype, where Vela fuses the CLAMP with the operation."""
+    """Clamp the result to the range of its dtype if Vela fuses the CLAMP with the operation."""
     x, b = op.output, rewriter.build
     first = op if op.kind == "MAX_POOL2D" else op.inputs[0].producer
     if first is None or first.kind not in _CHEAP_KINDS or x.dtype not in (DType.INT8, DType.INT16):
@@ -121,11 +118,11 @@ def clamp_to_dtype(op: Op, rewriter: Rewriter) -> Value | None:
 
 
 def copy_constant(op: Op, rewriter: Rewriter) -> Value | None:
-    """Copy a broadcast constant from flash once, by MAXIMUM with its minimum; Vela would fold any simpler copy.
+    """Copy a broadcast constant from flash once, by a MAXIMUM with its minimum. Vela would fold any simpler copy.
 
-    Without the copy every row reads the constant again: 36,864 cycles for [64, 128] of INT32 on U55-128, 30,880 with
-    the copy (Vela 5.1). Vela 5.2 counts all four bytes of an element and estimates 86,016 and 33,284; the copy is
-    cheaper from two rows on.
+    Without the copy, every row reads the constant again. [64, 128] of INT32 on U55-128 takes 36,864 cycles, and 30,880
+    with the copy (Vela 5.1). Vela 5.2 counts all four bytes of an element and estimates 86,016 and 33,284 cycles. The
+    copy is cheaper from two rows on.
     """
     b = rewriter.build
     min_rows = b.target.hardware.copies_constants_from.get(b.target.vela, 64)
@@ -139,7 +136,12 @@ def copy_constant(op: Op, rewriter: Rewriter) -> Value | None:
 
 
 def _is_split_by_vela(op: Op) -> bool:
-    """Whether Vela splits the operator into several operations, which fuse no activation, or changes its shape."""
-    images = op.output.rank > 3 and op.output.shape[0] > 1
-    multiplied = op.kind == "DEPTHWISE_CONV2D" and op.inputs[1].shape[3] > 1
-    return images or multiplied or max(op.attrs.get("dilation", (1,))) > 2 or max(op.attrs.get("stride", (1,))) > 3
+    """Whether Vela splits the operator or changes its shape, so that it does not fuse an activation."""
+    has_images = op.output.rank > 3 and op.output.shape[0] > 1
+    has_channel_multiplier = op.kind == "DEPTHWISE_CONV2D" and op.inputs[1].shape[3] > 1
+    return (
+        has_images
+        or has_channel_multiplier
+        or max(op.attrs.get("dilation", (1,))) > 2
+        or max(op.attrs.get("stride", (1,))) > 3
+    )

@@ -1,4 +1,4 @@
-"""Attention heads without a TRANSPOSE: split by one convolution for each head, merged by the output projection."""
+"""Attention heads without a TRANSPOSE: one convolution for each head splits them, the output projection merges them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from arm_backend_core.tosa.passes.split import slice_attributes, slice_convoluti
 
 
 def separate_heads(op: Op, rewriter: Rewriter) -> Value | None:
-    """Replace a TRANSPOSE of [1, T, heads, D] behind a 1x1 convolution by one convolution for each head and a CONCAT.
+    """Replace a TRANSPOSE of [1, T, heads, D] after a 1x1 convolution by one convolution for each head and a CONCAT.
 
-    Bit-equal: each convolution has the weights, bias and scales of its channels.
+    Bit-exact: each convolution has the weights, bias and scales of its channels.
     """
     parts = compute_heads(op, rewriter)
     if parts is None:
@@ -21,7 +21,7 @@ def separate_heads(op: Op, rewriter: Rewriter) -> Value | None:
 
 
 def compute_heads(op: Op, rewriter: Rewriter) -> list[Value] | None:
-    """Compute [1, 1, T, D] for each head by its own convolution; None if no convolution precedes the TRANSPOSE."""
+    """Compute [1, 1, T, D] for each head by a separate convolution; None if no convolution precedes the TRANSPOSE."""
     projection = _match_projection(op, rewriter)
     if projection is None:
         return None
@@ -38,7 +38,7 @@ def compute_heads(op: Op, rewriter: Rewriter) -> list[Value] | None:
 
 
 def _match_projection(op: Op, rewriter: Rewriter) -> tuple[Op, Op] | None:
-    """Match the CONV2D and RESCALE in front of a TRANSPOSE that splits heads."""
+    """Match the CONV2D and RESCALE before a TRANSPOSE that splits heads."""
     split = producer(op.inputs[0], "RESHAPE")
     rescale = split and producer(split.inputs[0], "RESCALE")
     conv = rescale and producer(rescale.inputs[0], "CONV2D")
@@ -51,7 +51,7 @@ def _match_projection(op: Op, rewriter: Rewriter) -> tuple[Op, Op] | None:
     return (conv, rescale) if splits_heads and moves_heads and single_use else None
 
 
-def _match_separate(op: Op, rewriter: Rewriter) -> Region | None:
+def _match_head_projection(op: Op, rewriter: Rewriter) -> Region | None:
     projection = _match_projection(op, rewriter)
     if projection is None:
         return None
@@ -60,17 +60,17 @@ def _match_separate(op: Op, rewriter: Rewriter) -> Region | None:
 
 
 def merge_heads(op: Op, rewriter: Rewriter) -> Value | None:
-    """Merge heads by the output projection: a (heads x 1) kernel on [1, heads, T, D] replaces TRANSPOSE and 1x1 kernel.
+    """Merge heads by the output projection: its kernel becomes (heads x 1) on [1, heads, T, D], without a TRANSPOSE.
 
-    Bit-equal: the sum over channels becomes a sum over heads and channels of the same products.
+    Bit-exact: the sum over channels becomes a sum over heads and channels of the same products.
     """
     x, weight = op.inputs[:2]
-    flat = producer(x, "RESHAPE")
-    moved = flat and producer(flat.inputs[0], "TRANSPOSE")
-    if moved is None or weight.data is None or weight.shape[1:3] != (1, 1) or any(op.attrs["pad"]):
+    reshape = producer(x, "RESHAPE")
+    transpose = reshape and producer(reshape.inputs[0], "TRANSPOSE")
+    if transpose is None or weight.data is None or weight.shape[1:3] != (1, 1) or any(op.attrs["pad"]):
         return None
-    image = moved.inputs[0]
-    if image.rank != 4 or tuple(moved.attrs["perms"]) != (0, 2, 1, 3) or image.shape[0] != 1:
+    image = transpose.inputs[0]
+    if image.rank != 4 or tuple(transpose.attrs["perms"]) != (0, 2, 1, 3) or image.shape[0] != 1:
         return None
     _, heads, rows, size = image.shape
     if x.shape != (1, 1, rows, heads * size) or heads > rewriter.build.target.hardware.max_kernel:
@@ -80,8 +80,10 @@ def merge_heads(op: Op, rewriter: Rewriter) -> Value | None:
     return rewriter.build.emit("CONV2D", inputs, op.output.dtype, **op.attrs)
 
 
-SEPARATE = Alternative("attention heads computed separately", ("TRANSPOSE",), separate_heads, _match_separate)
-MERGE = Alternative(
+SEPARATE_HEADS = Alternative(
+    "attention heads computed separately", ("TRANSPOSE",), separate_heads, _match_head_projection
+)
+MERGE_HEADS = Alternative(
     "attention heads merged by a convolution",
     ("CONV2D",),
     merge_heads,

@@ -1,4 +1,4 @@
-"""Attention matrix products: on U85 one MATMUL for each head, on U55 and U65 products of the transposed operands."""
+"""Attention matrix products: one MATMUL for each head on U85, products of transposed operands on U55 and U65."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from arm_backend_core.alternatives.choose import Alternative, Region, collect_ne
 from arm_backend_core.tosa.graph import Op, Value
 from arm_backend_core.tosa.passes.rewrite import Rewriter, producer
 
-#: Maximum number of heads; each head adds operators.
+#: Maximum number of heads. Each head adds operators.
 _MAX_HEADS = 16
 
 
 def multiply_per_head(op: Op, rewriter: Rewriter) -> Value | None:
     """Replace a batched MATMUL and its RESCALE by one MATMUL and RESCALE for each head.
 
-    ``op`` is the RESCALE, or the TRANSPOSE that merges the heads. Bit-equal: a batched MATMUL computes the same sums
-    for each matrix. The heads are concatenated along the batch, or along channels where ``op`` is the TRANSPOSE. A
-    second operand that a convolution computes is also computed for each head. It is transposed in front of its MATMUL,
-    which transposes it back; Vela executes neither.
+    ``op`` is the RESCALE, or the TRANSPOSE that merges the heads. Bit-exact: a batched MATMUL computes the same sums
+    for each matrix. A CONCAT joins the heads along the batch, or along channels if ``op`` is the TRANSPOSE. If a
+    convolution computes the second operand, it becomes one convolution for each head. A TRANSPOSE follows each of them,
+    and Vela removes it together with the TRANSPOSE of its MATMUL.
 
-    Attention with 2 heads of 64 on 32 tokens, int8, U85-256: 8,832 instead of 11,520 cycles (scores), 11,872 instead of
-    15,040 (values). On U55 the copies of parts cost more: 207,552 instead of 183,472.
+    Attention with 2 heads of 64 channels on 32 tokens, int8, U85-256: 8,832 instead of 11,520 cycles (scores), 11,872
+    instead of 15,040 (values). On U55, the copies of parts cost more: 207,552 instead of 183,472.
     """
     b, merges_heads = rewriter.build, op.kind == "TRANSPOSE"
     rescale = _match_head_rescale(op) if merges_heads else op
@@ -37,7 +37,7 @@ def multiply_per_head(op: Op, rewriter: Rewriter) -> Value | None:
 
 
 def _split_heads(value: Value, rewriter: Rewriter) -> list[Value]:
-    """Split [heads, T, K] into [1, T, K] for each head."""
+    """Split [heads, T, K] into one [1, T, K] for each head."""
     b, shape = rewriter.build, value.shape
     merged = producer(value, "RESHAPE")
     transpose = merged and producer(merged.inputs[0], "TRANSPOSE")
@@ -47,27 +47,27 @@ def _split_heads(value: Value, rewriter: Rewriter) -> list[Value]:
             return [b.reshape(part, (1, *shape[1:])) for part in parts]
         return [b.transpose(b.reshape(part, (1, shape[2], shape[1])), (0, 2, 1)) for part in parts]
     concat = merged and producer(merged.inputs[0], "CONCAT")
-    single = [(1, 1, *shape[1:])] * shape[0]
-    if concat is not None and concat.attrs["axis"] == 1 and [x.shape for x in concat.inputs] == single:
+    head_shapes = [(1, 1, *shape[1:])] * shape[0]
+    if concat is not None and concat.attrs["axis"] == 1 and [x.shape for x in concat.inputs] == head_shapes:
         return [b.reshape(x, (1, *shape[1:])) for x in concat.inputs]
     return [b.slice(value, (head, 0, 0), (1, *shape[1:])) for head in range(shape[0])]
 
 
 def _match_head_rescale(op: Op) -> Op | None:
-    """Match the RESCALE [heads, T, D] in front of a TRANSPOSE [1, heads, T, D] that merges heads."""
+    """Match the RESCALE with result [heads, T, D] before a TRANSPOSE of [1, heads, T, D] that merges heads."""
     split = producer(op.inputs[0], "RESHAPE")
     rescale = split and producer(split.inputs[0], "RESCALE")
-    same_shape = rescale is not None and (1, *rescale.output.shape) == op.inputs[0].shape
-    return rescale if same_shape and tuple(op.attrs["perms"]) in ((0, 2, 1, 3), (2, 0, 1, 3)) else None
+    has_same_shape = rescale is not None and (1, *rescale.output.shape) == op.inputs[0].shape
+    return rescale if has_same_shape and tuple(op.attrs["perms"]) in ((0, 2, 1, 3), (2, 0, 1, 3)) else None
 
 
 def multiply_transposed(op: Op, rewriter: Rewriter) -> Value | None:
-    """Compute A @ B as the transpose of B^T @ A^T, with the RESCALE in between: the same sums.
+    """Compute RESCALE(A @ B) as the transpose of RESCALE(B^T @ A^T). Bit-exact: the sums are the same.
 
-    The work of U55 and U65 grows with the columns of the second operand, of which there are fewer then. Attention with
-    2
-    heads of 64 on 32 tokens, int8, product with the values: 157,248 cycles on U55-128, 155,136 transposed (U65-256:
-    231,092 and 191,363).
+    On U55 and U65, cycles grow with the columns of the second operand. The rewrite applies if A^T has fewer columns
+    than
+    B. Attention with 2 heads of 64 channels on 32 tokens, int8, product with the values: 157,248 cycles on U55-128, and
+    155,136 transposed (U65-256: 231,092 and 191,363).
     """
     b, product = rewriter.build, producer(op.inputs[0], "MATMUL")
     if product is None:
@@ -86,12 +86,12 @@ def _find_sole_rescale(op: Op, rewriter: Rewriter) -> Op | None:
     return readers[0] if is_sole else None
 
 
-def _match_transposed(op: Op, rewriter: Rewriter) -> Region | None:
+def _match_matmul_to_transpose(op: Op, rewriter: Rewriter) -> Region | None:
     last, (_, rows, columns) = _find_sole_rescale(op, rewriter), op.output.shape
     if last is None or rewriter.build.target.hardware.splits_matmuls or columns <= rows:
         return None
     after = collect_neighbors(last, rewriter, (), ("RESHAPE", "TRANSPOSE"))
-    if any(step.kind == "TRANSPOSE" for step in after):  # consecutive TRANSPOSEs: no later pass merges them
+    if any(step.kind == "TRANSPOSE" for step in after):  # no later pass merges consecutive TRANSPOSEs
         return None
     return Region([*collect_neighbors(op, rewriter, ("RESHAPE", "TRANSPOSE", "CONCAT"), ()), *after], ((last,),))
 
@@ -107,7 +107,7 @@ def _match_per_head(op: Op, rewriter: Rewriter) -> Region | None:
     ):  # Vela may need many steps for a TRANSPOSE of the concatenation
         return None
     last = transposes[0] if len(transposes) == 1 else last
-    # Include the producers of the operands: they write into a CONCAT without a copy, inputs of the region need one.
+    # The region includes the producers of the operands. They write into a CONCAT without a copy, unlike region inputs.
     before = collect_neighbors(op, rewriter, ("RESHAPE", "TRANSPOSE", "CONCAT", "RESCALE"), ())
     convs = [conv for step in before for x in step.inputs if (conv := producer(x, "CONV2D")) is not None]
     read = collect_neighbors(last, rewriter, (), ("RESHAPE",))
@@ -116,5 +116,7 @@ def _match_per_head(op: Op, rewriter: Rewriter) -> Region | None:
     return Region([*convs, *before, *after, *read, *scaled], ((last,),))
 
 
-PER_HEAD = Alternative("one MATMUL for each attention head", ("MATMUL",), multiply_per_head, _match_per_head)
-TRANSPOSED = Alternative("MATMULs of transposed operands", ("MATMUL",), multiply_transposed, _match_transposed)
+MATMUL_PER_HEAD = Alternative("one MATMUL for each attention head", ("MATMUL",), multiply_per_head, _match_per_head)
+TRANSPOSED_MATMUL = Alternative(
+    "MATMULs of transposed operands", ("MATMUL",), multiply_transposed, _match_matmul_to_transpose
+)

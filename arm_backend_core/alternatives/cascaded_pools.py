@@ -1,4 +1,4 @@
-"""Cascaded max pools: replace a max pool with a large window by a chain of pools with small windows.
+"""Cascaded max pooling: replace a max pooling with a large window by a chain of poolings with small windows.
 
 An SPP block (spatial pyramid pooling) with windows of 5, 9 and 13 on U55-128: 98,244 instead of 892,188 cycles.
 """
@@ -11,19 +11,18 @@ from arm_backend_core.alternatives.choose import Alternative, Region
 from arm_backend_core.tosa.graph import Op, Value
 from arm_backend_core.tosa.passes.rewrite import Rewriter
 
-#: Largest window of a stage. Vela estimates one cycle per window element, but at least 4, for each output element.
-#: A larger window therefore costs proportionally more, and only saves an operation. With 5, pools of 5, 9 and 13 share
-#: their first stages.
+#: Largest window of a stage. For each output element, Vela estimates one cycle per window element, but at least 4. A
+#: larger window therefore takes proportionally more cycles, and saves only an operation. With 5, poolings of 5, 9 and
+#: 13 share their first stages.
 _MAX_WINDOW = 5
 
 
 def cascade_pool(op: Op, rewriter: Rewriter) -> Value | None:
     """Split a MAX_POOL2D with stride 1 into stages, alternately of at most five rows and of at most five columns.
 
-    Bit-equal: the maximum over an interval is the maximum of the maxima over intervals that cover it. A window of k
-    followed by one of m covers k + m - 1 elements. The padding is distributed over the stages, and is shorter than
-    the window in each, so that no window contains only padding. The cascade of a window that crosses the border
-    contains padding as the window does.
+    Bit-exact: the maximum over an interval is the maximum of the maxima over intervals that cover it. A window of k
+    elements followed by a window of m elements covers k + m - 1 elements. The padding is distributed over the stages.
+    In each stage it is shorter than the window, so that no window contains only padding.
     """
     if max(op.attrs["stride"]) > 1:
         return None
@@ -45,18 +44,18 @@ def _split_window(size: int, before: int, after: int) -> Iterator[tuple[int, int
     """Split a window along one axis; yield size, padding before and padding after of each stage."""
     while size > 1:
         stage = min(size, _MAX_WINDOW)
-        shrinkage = stage - 1  # a stage without padding shortens the axis by so many elements
-        # Half of it on each side keeps symmetric padding symmetric, so that pools of several sizes share their first
-        # stages. All later stages shorten the axis by ``size - stage``, and can take no more padding than that.
+        shrinkage = stage - 1  # number of elements by which a stage without padding shortens the axis
+        # Half of the shrinkage on each side keeps symmetric padding symmetric, so that poolings of several sizes share
+        # their first stages. All later stages shorten the axis by ``size - stage``, which limits their padding.
         stage_pads = [min(pad, shrinkage, max(shrinkage // 2, pad - (size - stage))) for pad in (before, after)]
         yield stage, stage_pads[0], stage_pads[1]
         size, before, after = size - shrinkage, before - stage_pads[0], after - stage_pads[1]
 
 
 def _match_siblings(op: Op, rewriter: Rewriter) -> Region:
-    """Match all pools of one tensor: their cascades share first stages, so their cost is compared together."""
+    """Match all poolings of one tensor, because their cascades share first stages."""
     readers = [reader for reader in rewriter.users(op.inputs[0]) or [op] if reader.kind == op.kind]
     return Region(readers, (readers,))
 
 
-CASCADE = Alternative("cascaded max pools", ("MAX_POOL2D",), cascade_pool, _match_siblings)
+CASCADED_POOLS = Alternative("cascaded max pools", ("MAX_POOL2D",), cascade_pool, _match_siblings)

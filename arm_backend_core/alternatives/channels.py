@@ -1,4 +1,4 @@
-"""Channel selection and permutation by the convolution that reads the channels, or by a 1x1 convolution."""
+"""Channel selection and permutation: fold it into the weights of the next convolution, or emit a 1x1 convolution."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ from arm_backend_core.tosa.passes.space_to_depth import emit_identity_convolutio
 
 #: Operators that only move elements of one operand.
 _MOVEMENT_KINDS = ("RESHAPE", "REVERSE", "SLICE", "TRANSPOSE")
-#: Maximum number of channels. Multiplications for each pixel grow with its square; beyond, it is never cheaper.
+#: Maximum number of channels. The multiplications per pixel grow with the square of this number. The rewrite is never
+#: cheaper for more channels.
 _MAX_CHANNELS = 2048
 #: Maximum number of elements whose movement is traced.
 _MAX_ELEMENTS = 1 << 22
 
 
 def select_channels(op: Op, rewriter: Rewriter) -> Value | None:
-    """Fold a channel permutation into the weights of the convolution that reads it, or do it by a 1x1 convolution.
+    """Fold a channel permutation into the weights of the CONV2D ``op``, or replace it by a 1x1 convolution.
 
-    Bit-equal: the sum has the same products in another order, and zeros for channels that are not selected.
+    Bit-exact: the sums have the same products in another order, and zeros for channels that are not selected.
     """
-    folded = op.kind == "CONV2D"
-    selection = _match_selection(op.inputs[0] if folded else op.output)
+    is_folded = op.kind == "CONV2D"
+    selection = _match_selection(op.inputs[0] if is_folded else op.output)
     if selection is None:
         return None
     x, order = selection
     build = rewriter.build
-    if folded:
+    if is_folded:
         data = op.inputs[1].data
         if data is None or data.shape[-1] != len(order):  # the movement also changes pixels
             return None
@@ -47,9 +48,11 @@ def select_channels(op: Op, rewriter: Rewriter) -> Value | None:
 
 
 def _match_selection(value: Value) -> tuple[Value, Array] | None:
-    """Trace ``value`` through data movement; return the source and the source channel of each channel of ``value``.
+    """Trace ``value`` back through data movement.
 
-    None if the movement is not the same channel selection in all pixels, or the identity.
+    Returns:
+        the source, and the source channel of each channel of ``value``. None if pixels have different channel
+        selections, or if the data movement has no effect.
     """
     x, steps = trace_back(value, lambda step: step.kind in _MOVEMENT_KINDS)
     if not steps or x.dtype is not DType.INT8 or x.size > _MAX_ELEMENTS or x.rank < 2:
@@ -60,8 +63,8 @@ def _match_selection(value: Value) -> tuple[Value, Array] | None:
     indices = source_indices(x, steps)
     sources = indices.reshape(pixels, -1) - np.arange(pixels, dtype=np.int32)[:, None] * channels
     order = sources[0]
-    same = bool(np.all(sources == order)) and order.min() >= 0 and order.max() < channels
-    return (x, order) if same and not np.array_equal(np.arange(channels), order) else None
+    is_equal_in_all_pixels = bool(np.all(sources == order)) and order.min() >= 0 and order.max() < channels
+    return (x, order) if is_equal_in_all_pixels and not np.array_equal(np.arange(channels), order) else None
 
 
 def _square_sides(pixels: int) -> tuple[int, int]:
@@ -71,16 +74,16 @@ def _square_sides(pixels: int) -> tuple[int, int]:
 
 
 def _match_region(op: Op, rewriter: Rewriter) -> Region | None:
-    """Match a TRANSPOSE, or a strided SLICE of channels, with the data movement and the convolutions behind it."""
-    strided = op.kind == "TRANSPOSE" or (op.output.shape[-1] == 1 and op.inputs[0].shape[-1] > 1)
-    if not strided or _match_selection(op.output) is None:
+    """Match a TRANSPOSE, or a strided SLICE of channels, with the following data movement and convolutions."""
+    is_candidate = op.kind == "TRANSPOSE" or (op.output.shape[-1] == 1 and op.inputs[0].shape[-1] > 1)
+    if not is_candidate or _match_selection(op.output) is None:
         return None
     ops = collect_neighbors(op, rewriter, _MOVEMENT_KINDS, ())
-    ends: list[Op] = []  # read by operators other than convolutions
-    feeding: list[Op] = []  # read by convolutions
-    folding: list[Op] = []  # the convolutions
-    waiting = [op]
-    for step in waiting:  # grows
+    ends: list[Op] = []  # data movement that other operators than convolutions read
+    conv_inputs: list[Op] = []  # data movement that convolutions read
+    all_convs: list[Op] = []
+    pending = [op]
+    for step in pending:  # the loop appends to ``pending``
         readers = rewriter.users(step.output) or []
         moves = [
             reader
@@ -88,12 +91,14 @@ def _match_region(op: Op, rewriter: Rewriter) -> Region | None:
             if reader.kind in _MOVEMENT_KINDS and _match_selection(reader.output) is not None
         ]
         convs = [reader for reader in readers if reader.kind == "CONV2D" and reader.inputs[0] is step.output]
-        waiting += moves
-        folding += convs
-        feeding += [step] * bool(convs)
+        pending += moves
+        all_convs += convs
+        conv_inputs += [step] * bool(convs)
         ends += [step] * (len(readers) > len(moves) + len(convs) or not readers)
         ops += [step, *(reader for conv in convs for reader in collect_neighbors(conv, rewriter, (), ("RESCALE",)))]
-    return Region(ops, ([*folding, *ends], [*feeding, *ends], waiting[:2]))
+    return Region(ops, ([*all_convs, *ends], [*conv_inputs, *ends], pending[:2]))
 
 
-CHANNELS = Alternative("channel permutations by convolutions", ("TRANSPOSE", "SLICE"), select_channels, _match_region)
+CHANNEL_PERMUTATION = Alternative(
+    "channel permutations by convolutions", ("TRANSPOSE", "SLICE"), select_channels, _match_region
+)

@@ -1,4 +1,4 @@
-"""Choice among alternatives: estimates each region of a graph as it is and rewritten, and keeps the cheapest."""
+"""Choice among alternatives: estimate each region of a graph with and without a rewrite, and keep the cheapest."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.graph import Graph, Op, Value, extract_subgraph
 from arm_backend_core.tosa.passes.cse import eliminate_common_subexpressions
 from arm_backend_core.tosa.passes.pipeline import finish
-from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, apply_once
+from arm_backend_core.tosa.passes.rewrite import Rewriter, RewriteRule, apply_once
 from arm_backend_core.tosa.passes.trace import is_rewrite_traced, trace_rule
 
-#: Estimates the cost of each graph; None if there is no estimate.
+#: Function that estimates the cost of each graph; None for a graph without an estimate.
 CostFunction = Callable[[Sequence[Graph]], list[Cost | None]]
 
 
 class Region(NamedTuple):
-    """A region of the graph for one decision.
+    """A part of the graph whose cost is estimated with and without a rewrite.
 
     Attributes:
-        ops: operators whose cost is estimated.
-        alternatives: sets of operators to rewrite; each set is one candidate.
+        ops: the operators whose cost is estimated together.
+        alternatives: the candidates, each a set of operators to rewrite.
     """
 
     ops: Collection[Op]
@@ -36,23 +36,29 @@ class Region(NamedTuple):
 
 @dataclass(frozen=True)
 class Alternative:
-    """A bit-equal rewrite that the cost model may choose.
+    """A bit-exact rewrite that the cost model may choose.
 
     Attributes:
-        name: name of the rewritten operators, for the report.
-        kinds: operator kinds that ``match_region`` is called with.
-        rule: rewrites an operator and returns the new result, or None if it does not apply.
-        match_region: returns the region to estimate for an operator, or None if the rewrite cannot help.
+        name: description of the rewritten operators in the report.
+        kinds: operator kinds that ``match_region`` is called for.
+        rule: rewrites an operator and returns the new result; None if it does not apply.
+        match_region: returns the region whose cost is estimated for an operator; None if the rewrite cannot help.
     """
 
     name: str
     kinds: tuple[str, ...]
-    rule: Rule
+    rule: RewriteRule
     match_region: Callable[[Op, Rewriter], Region | None]
 
 
 class Choice(NamedTuple):
-    """An alternative with the number of rewritten operators and the cycles that it saves by Vela's estimate."""
+    """A chosen alternative.
+
+    Attributes:
+        name: its name.
+        occurrences: number of rewritten operators.
+        cycles: cycles that it saves by Vela's estimate.
+    """
 
     name: str
     occurrences: int
@@ -60,9 +66,9 @@ class Choice(NamedTuple):
 
 
 def collect_neighbors(op: Op, rewriter: Rewriter, before: Collection[str], after: Collection[str]) -> list[Op]:
-    """Collect an operator, its transitive producers of kinds ``before`` and its transitive readers of ``after``."""
+    """Collect ``op``, its transitive producers of kinds ``before`` and its transitive readers of kinds ``after``."""
     producers = [op]
-    for step in producers:  # grows
+    for step in producers:  # the loop appends to ``producers``
         producers += [source for x in step.inputs if (source := x.producer) is not None and source.kind in before]
     readers = [op]
     for step in readers:
@@ -73,25 +79,29 @@ def collect_neighbors(op: Op, rewriter: Rewriter, before: Collection[str], after
 def choose_alternatives(
     graph: Graph, target: Target, alternatives: Sequence[Alternative], estimate: CostFunction
 ) -> list[Choice]:
-    """Rewrite ``graph`` in place with the alternatives that are cheaper, one alternative after the other."""
+    """Rewrite ``graph`` in place where an alternative is cheaper, one alternative after the other.
+
+    Returns:
+        the chosen alternatives.
+    """
     choices = []
     for alternative in alternatives:
         try:
             chosen, saved = _find_cheaper(graph, target, alternative, estimate)
-        except Exception as error:  # it was raised on copies, so the graph is unchanged and the alternative is skipped
+        except Exception as error:  # the rewrites ran on copies: skip the alternative
             reason = compiler_fault(
                 f"the alternative '{alternative.name}' raised {type(error).__name__}: {error}", error
             ).reason
             events.current().notes.append(reason)
             continue
         if chosen:
-            _rewrite(graph, target, alternative, chosen)
+            _rewrite_operators(graph, target, alternative, chosen)
             choices.append(Choice(alternative.name, len(chosen), saved))
     return choices
 
 
-def _rewrite(graph: Graph, target: Target, alternative: Alternative, chosen: Collection[Op]) -> bool:
-    """Rewrite the chosen operators; return whether the rule applied to any."""
+def _rewrite_operators(graph: Graph, target: Target, alternative: Alternative, chosen: Collection[Op]) -> bool:
+    """Rewrite the operators ``chosen``; return whether the rule applied to any of them."""
 
     def rewrite_chosen(op: Op, rewriter: Rewriter) -> Value | None:
         return alternative.rule(op, rewriter) if op in chosen else None
@@ -104,9 +114,9 @@ def _rewrite(graph: Graph, target: Target, alternative: Alternative, chosen: Col
 def _find_cheaper(
     graph: Graph, target: Target, alternative: Alternative, estimate: CostFunction
 ) -> tuple[set[Op], int]:
-    """Find the operators that the alternative makes cheaper, and the cycles that it saves.
+    """Find the operators that become cheaper by the alternative, and the saved cycles.
 
-    Regions of equal structure are estimated once. A candidate is compared by cycles plus bytes of weights.
+    Regions of equal structure are estimated once. The cost of a candidate is cycles plus bytes of weights.
     """
     users, position = graph.users(), {op: i for i, op in enumerate(graph.ops)}
     equal_regions: dict[Hashable, list[list[Op]]] = {}
@@ -122,7 +132,7 @@ def _find_cheaper(
         trials[key] = []
         for candidate in candidates:
             subgraph = extract_region(graph, ops, users, position.__getitem__)
-            if not candidate or _rewrite(subgraph, target, alternative, {subgraph.ops[i] for i in candidate}):
+            if not candidate or _rewrite_operators(subgraph, target, alternative, {subgraph.ops[i] for i in candidate}):
                 trials[key].append((candidate, subgraph))
     graphs = [subgraph for trial in trials.values() for _, subgraph in trial if len(trial) > 1]
     for subgraph in graphs:
@@ -133,28 +143,32 @@ def _find_cheaper(
     for structure, trial in trials.items():
         known = [(cost, candidate) for candidate, subgraph in trial if (cost := costs.get(subgraph)) is not None]
         if len(known) > 1 and not known[0][1]:
-            best, rewritten = min(known, key=lambda one: one[0].total)
+            best, rewritten = min(known, key=lambda trial: trial[0].total)
             chosen.update(ops[i] for ops in equal_regions[structure] for i in rewritten)
             saved += (known[0][0].cycles - best.cycles) * len(equal_regions[structure])
     return chosen, saved
 
 
 def _structural_key(ops: Sequence[Op]) -> Hashable:
-    """Make a key without numeric attributes (scales, tables, zero points), which hardly affect the cost."""
+    """Create a key of the operators without numeric attributes (scales, tables, zero points).
+
+    These attributes hardly affect the cost.
+    """
     index = {op.output: i for i, op in enumerate(ops)}
-    numbers = ("multiplier", "shift", "table", "input_zp", "output_zp", "weight_zp", "a_zp", "b_zp", "pad_const")
+    zero_points = ("input_zp", "output_zp", "weight_zp", "a_zp", "b_zp")
+    numeric_attributes = ("multiplier", "shift", "table", "pad_const", *zero_points)
     return tuple(
         (
             *(op.kind, op.output.shape, op.output.dtype),
             *((x.shape, x.dtype, x.data is None, index.get(x)) for x in op.inputs),
-            *(repr(attr) for name, attr in sorted(op.attrs.items()) if name not in numbers),
+            *(repr(attr) for name, attr in sorted(op.attrs.items()) if name not in numeric_attributes),
         )
         for op in ops
     )
 
 
 def _match_regions(graph: Graph, target: Target, alternative: Alternative) -> Iterator[Region]:
-    """Yield the regions that an alternative matches; no operator is rewritten in two of them."""
+    """Yield the regions that an alternative matches. No operator is rewritten in two of them."""
     rewriter, seen, match = Rewriter(graph, target), set[Op](), alternative.match_region
     if is_rewrite_traced():
         match = partial(trace_rule, f"alternative '{alternative.name}'", match)
@@ -169,7 +183,10 @@ def _match_regions(graph: Graph, target: Target, alternative: Alternative) -> It
 def extract_region(
     graph: Graph, ops: Sequence[Op], users: Mapping[Value, Sequence[Op]], position: Callable[[Op], int]
 ) -> Graph:
-    """Copy operators into a graph. Its inputs are values from outside, its outputs values that are read outside."""
+    """Copy the operators ``ops`` into a new graph.
+
+    Its inputs are values that operators outside compute. Its outputs are values that are read outside.
+    """
     results = {op.output for op in ops}
     inputs = dict.fromkeys(value for op in ops for value in op.inputs if value.data is None and value not in results)
     returned = results.intersection(graph.outputs)

@@ -1,4 +1,4 @@
-"""The list of alternatives, and the pass that chooses among them for a compile spec."""
+"""The list of alternatives, and the pass that chooses among them by cost."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ from arm_backend_core.tosa.graph import Graph
 from arm_backend_core.tosa.passes.pipeline import Pass, check, finish
 from arm_backend_core.tosa.serialize import serialize
 
-#: In order of application: an alternative may rewrite the result of an earlier one.
+#: All alternatives in the order of their application. An alternative may rewrite the result of an earlier one.
 ALTERNATIVES = (
     *(
-        cascaded_pools.CASCADE,
-        transposed_convolution.UPSAMPLING,
+        cascaded_pools.CASCADED_POOLS,
+        transposed_convolution.SUB_PIXEL_CONVOLUTION,
         strided_slices.STRIDED_SLICES,
-        channels.CHANNELS,
-        dilation.DILATION,
+        channels.CHANNEL_PERMUTATION,
+        dilation.FOLDED_DILATION,
     ),
     *(
-        attention_heads.MERGE,
-        attention_heads.SEPARATE,
-        attention_matmul.PER_HEAD,
-        attention_matmul.TRANSPOSED,
-        transpose_split.MERGED,
-        transpose_split.STEPS,
+        attention_heads.MERGE_HEADS,
+        attention_heads.SEPARATE_HEADS,
+        attention_matmul.MATMUL_PER_HEAD,
+        attention_matmul.TRANSPOSED_MATMUL,
+        transpose_split.MERGED_TRANSPOSE,
+        transpose_split.TRANSPOSE_SEQUENCE,
     ),
     *(
-        pixel_shuffle.SHUFFLES,
-        pixel_shuffle.MOVED_PIXELS,
-        patches.PATCHES,
+        pixel_shuffle.PIXEL_SHUFFLE,
+        pixel_shuffle.PIXEL_SHUFFLE_BY_IDENTITY,
+        patches.SPACE_TO_DEPTH,
         pixels_as_channels.PIXEL_PAIRS,
         pad_channels.PAD_CHANNELS,
     ),
@@ -55,7 +55,7 @@ ALTERNATIVES = (
 
 
 def make_alternatives_pass(spec: ArmCompileSpec) -> Pass:
-    """Make the pass that chooses alternatives by cost for Ethos-U, and applies the unconditional ones on every NPU."""
+    """Create the pass that chooses alternatives by cost (Ethos-U) and applies the unconditional ones (all NPUs)."""
 
     def choose(graph: Graph, target: Target) -> None:
         if isinstance(spec, DeferredTuningSpec):
@@ -74,7 +74,7 @@ def make_alternatives_pass(spec: ArmCompileSpec) -> Pass:
 
 
 def choose_deferred(data: bytes, spec: EthosUCompileSpec) -> bytes:
-    """Choose alternatives for a graph pickled by ``DeferredTuningSpec``; return the TOSA flatbuffer."""
+    """Choose alternatives for a graph that ``DeferredTuningSpec`` has pickled; return the TOSA flatbuffer."""
     graph = unpickle_graph(data)
     for step in (make_alternatives_pass(spec), finish, check):
         step(graph, spec.target)
@@ -82,7 +82,7 @@ def choose_deferred(data: bytes, spec: EthosUCompileSpec) -> bytes:
 
 
 def describe_choices(choices: list[Choice]) -> str:
-    """Describe the chosen alternatives in a note of the report."""
+    """Describe the chosen alternatives for the report."""
     which = ", ".join(f"{choice.occurrences} {choice.name}" for choice in choices)
     cycles = sum(choice.cycles for choice in choices)
     return f"bit-equal alternatives save {cycles:,} cycles by Vela's estimate: {which}"

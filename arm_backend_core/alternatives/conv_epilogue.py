@@ -1,4 +1,4 @@
-"""Convolution epilogue: a convolution with its RESCALE and fused activation, which alternatives rewrite together."""
+"""Convolution epilogue: the RESCALE and the activation after a convolution, which alternatives rewrite with it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from arm_backend_core.tosa.graph import Op, Value, constant
 from arm_backend_core.tosa.operators import Array
 from arm_backend_core.tosa.passes.rewrite import Rewriter, trace_back
 
-#: Activations that Vela fuses with the operation before them.
+#: Activations that Vela fuses into the preceding operation.
 ACTIVATIONS = ("CLAMP", "TABLE")
 
 
 def match_epilogue(op: Op, rewriter: Rewriter) -> list[Op]:
-    """Match a convolution, its RESCALE and a following CLAMP or TABLE; stop where a result has several readers."""
+    """Match a convolution, its RESCALE and a CLAMP or TABLE. The chain ends at a result with several readers."""
     chain = [op]
     for kinds in (("RESCALE",), ACTIVATIONS):
         readers = rewriter.users(chain[-1].output) or []
@@ -28,7 +28,7 @@ def match_epilogue(op: Op, rewriter: Rewriter) -> list[Op]:
 
 
 def trace_epilogue(op: Op, kind: str) -> list[Op]:
-    """Follow first inputs from ``op`` back to an operator of this ``kind``; return the chain, that operator first."""
+    """Trace first inputs from ``op`` back to an operator of this ``kind``; return the chain in execution order."""
     source, steps = trace_back(op.output, lambda step: step.kind != kind)
     assert source.producer is not None
     return [source.producer, *steps]
@@ -37,7 +37,7 @@ def trace_epilogue(op: Op, kind: str) -> list[Op]:
 def collect_readers(last: Op, rewriter: Rewriter) -> list[Op]:
     """Collect ``last`` and its readers, up to and including convolutions and their RESCALE.
 
-    The region includes the readers because an output of a region has a memory layout that costs twice as much.
+    A region includes the readers because the memory layout of a region's outputs costs twice as much.
     """
     readers = collect_neighbors(last, rewriter, (), ("CONCAT", "RESCALE", *ACTIVATIONS))
     convs = [reader for step in readers for reader in rewriter.users(step.output) or () if reader.kind == "CONV2D"]
@@ -45,13 +45,19 @@ def collect_readers(last: Op, rewriter: Rewriter) -> list[Op]:
 
 
 def select_constant_channels(value: Value, size: int, channels: Array) -> Value:
-    """Select channels of a constant, which is first broadcast to ``size`` channels if it has only one."""
+    """Select channels of a constant. If it has one channel only, it is first broadcast to ``size`` channels."""
     assert value.data is not None
     return constant(np.broadcast_to(value.data, (size, *value.shape[1:]))[channels], value.dtype)
 
 
 def apply_epilogue(value: Value, steps: Sequence[Op], channels: Array, build: Builder) -> Value:
-    """Emit the epilogue's operators on ``value``: the accumulators of these channels of the convolution."""
+    """Emit the operators of an epilogue.
+
+    Args:
+        value: accumulators of these channels of the convolution.
+        steps: the operators of the epilogue.
+        channels: indices of the convolution's channels.
+    """
     for step in steps:
         attrs = dict(step.attrs)
         if attrs.get("per_channel"):

@@ -1,7 +1,7 @@
-"""Cost model: Vela's estimate of cycles and weight bytes for a small TOSA graph on an Ethos-U, cached.
+"""Cost model: Vela's cached estimate of cycles and weight bytes for a small TOSA graph on an Ethos-U.
 
-The cache is in the process and on disk; its keys are the graph's content, the configuration and Vela's version. If the
-folder cannot be read or written, Vela computes the estimates again.
+The cache is in memory and on disk. Its keys are the content of the graph, the configuration and the version of Vela. If
+the cache folder cannot be read or written, Vela computes the estimates again.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from arm_backend_core.tosa.serialize import serialize
 from arm_backend_core.workers import vela
 from arm_backend_core.workers.worker import WorkerDied, WorkerError
 
-#: Time limit of Vela for one graph of a few operators, which usually takes milliseconds; then the estimate is None.
+#: Time limit of Vela for one graph, which usually takes milliseconds. After the time limit, the estimate is None.
 _TIMEOUT_SECONDS = 20.0
-#: Maximum number of estimates on disk for one configuration; the oldest are dropped first.
+#: Maximum number of estimates on disk for one configuration. The oldest are dropped first.
 _MAX_CACHED = 20_000
 
 
@@ -39,16 +39,16 @@ class Cost(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Cycles plus weight bytes: reading a byte from flash takes one cycle."""
+        """Cycles plus weight bytes, because reading a byte from flash takes one cycle."""
         return self.cycles + self.weight_bytes
 
 
-#: Configuration key -> digest of the graph -> estimate, loaded from disk on first use.
+#: {configuration key: {digest of the graph: estimate}}, loaded from disk on first use.
 _cache: dict[str, dict[str, Cost | None]] = {}
 
 
 class VelaCostModel:
-    """Estimates costs of graphs for one configuration of Vela."""
+    """Estimates the cost of graphs by Vela, for one configuration."""
 
     def __init__(self, configuration: vela.Configuration) -> None:
         self._configuration = configuration
@@ -86,14 +86,14 @@ class VelaCostModel:
         return _cache[self._cache_key]
 
     def _load(self) -> dict[str, Cost | None]:
-        # The file may be missing, truncated or of another format.
+        # The file may be missing, truncated or in another format.
         with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
             rows = json.loads(self._cache_path.read_bytes())
             return {str(key): cost and Cost(int(cost[0]), int(cost[1])) for key, cost in rows.items()}
         return {}
 
     def _save(self) -> None:
-        """Save the estimates, merged with those of other processes. Failures are not saved: other processes retry."""
+        """Save the estimates, merged with those of other processes. Failures are not saved, so that others retry."""
         merged = [(key, cost) for key, cost in (self._load() | self._estimates).items() if cost is not None]
         with contextlib.suppress(OSError):
             self._cache_path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Deferred tuning: keep the graph before alternatives are chosen; a sweep chooses them for each configuration."""
+"""Deferred tuning: keep the graph without chosen alternatives, so that a sweep can choose them per configuration."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from arm_backend_core.tosa.graph import Graph, Op, Value
 
 
 class DeferredTuningSpec(TosaCompileSpec):
-    """A TOSA spec that also keeps the graphs before alternatives are chosen; the payload is the default flatbuffer.
+    """A TOSA compile spec that records each graph before alternatives are chosen. The payload is the usual flatbuffer.
 
     Attributes:
-        graphs: pickled graph of each delegate, in order, for ``unpickle_graph``.
+        target: the target of the compilation.
+        graphs: one pickled graph for each delegate, in order. ``unpickle_graph`` restores it.
     """
 
     def __init__(self, target: Target) -> None:
@@ -23,28 +24,29 @@ class DeferredTuningSpec(TosaCompileSpec):
 
 
 def pickle_graph(graph: Graph) -> bytes:
-    """Pickle a graph without origins; equal graphs give equal bytes.
+    """Pickle a graph without origins. Equal graphs give equal bytes.
 
-    The graph is flattened first, because operators reference each other and pickle would recurse thousands deep.
+    Operators reference each other, so that pickle would exceed the recursion limit. The function therefore pickles a
+    list of values and a list of operators with the indices of their values.
     """
     values = list(dict.fromkeys([*graph.inputs, *(x for op in graph.ops for x in (*op.inputs, *op.results))]))
-    number = {value: i for i, value in enumerate(values)}
-    rows = [(value.shape, value.dtype, value.name, value.data) for value in values]
-    ops = [(op.kind, [number[x] for x in op.inputs], [number[x] for x in op.results], op.attrs) for op in graph.ops]
-    ends = [[number[x] for x in side] for side in (graph.inputs, graph.outputs)]
-    return pickle.dumps((rows, ops, ends, graph._count), pickle.HIGHEST_PROTOCOL)
+    index = {value: i for i, value in enumerate(values)}
+    value_fields = [(value.shape, value.dtype, value.name, value.data) for value in values]
+    ops = [(op.kind, [index[x] for x in op.inputs], [index[x] for x in op.results], op.attrs) for op in graph.ops]
+    inputs_outputs = [[index[x] for x in values] for values in (graph.inputs, graph.outputs)]
+    return pickle.dumps((value_fields, ops, inputs_outputs, graph._count), pickle.HIGHEST_PROTOCOL)
 
 
 def unpickle_graph(data: bytes) -> Graph:
-    """Restore a graph from ``pickle_graph``."""
-    rows, ops, ends, count = pickle.loads(data)
-    values, graph = [Value(*row) for row in rows], Graph()
-    graph.inputs, graph.outputs = ([values[i] for i in side] for side in ends)
+    """Restore a graph from the bytes of ``pickle_graph``."""
+    value_fields, ops, inputs_outputs, count = pickle.loads(data)
+    values, graph = [Value(*fields) for fields in value_fields], Graph()
+    graph.inputs, graph.outputs = ([values[i] for i in indices] for indices in inputs_outputs)
     for kind, inputs, outputs, attrs in ops:
         results = [values[i] for i in outputs]
         op = Op(kind, [values[i] for i in inputs], results[0], attrs, extra_outputs=results[1:])
         for result in results:
             result.producer = op
         graph.ops.append(op)
-    graph._count = count  # new values get unused names
+    graph._count = count  # so that new values get unused names
     return graph

@@ -1,4 +1,4 @@
-"""Dilation folding: rewrite a dilated 1D convolution to an undilated 2D convolution (compare space-to-batch).
+"""Dilation folding: rewrite a dilated 1D convolution to an undilated 2D convolution, similar to space-to-batch.
 
 A PAD before the convolution becomes padding of the convolution.
 """
@@ -18,12 +18,12 @@ _KINDS = ("CONV2D", "DEPTHWISE_CONV2D")
 def fold_dilation(rescale: Op, rewriter: Rewriter) -> Value | None:
     """Rewrite a 1D convolution with dilation d and its RESCALE to a 2D convolution with dilation 1 and a RESCALE.
 
-    The input [N, 1, T, C] is viewed as [N, T / d, d, C], as space-to-batch does, with the d phases in the width.
-    Element q * d + r is in row q, column r. Taps that are d apart are therefore in adjacent rows of one column, and
-    leading padding by a multiple of d is whole rows. If T or the padding is not a multiple of d, a PAD extends the
-    input, and a SLICE cuts the result. With d = 1, only a PAD before the convolution is folded into it.
+    A RESHAPE views the input [N, 1, T, C] as [N, T / d, d, C]. Element q * d + r is in row q and column r. Kernel
+    elements that are d apart therefore read adjacent rows of one column, and leading padding by a multiple of d becomes
+    whole rows. If T or the padding is not a multiple of d, a PAD extends the input, and a SLICE shortens the result. If
+    d = 1, only a PAD before the convolution is folded into it.
 
-    Bit-equal: each output sums the same products, and padded elements are the zero point, which adds 0.
+    Bit-exact: each output is the sum of the same products. Padding is equal to the zero point, so that it adds 0.
     """
     op = rescale.inputs[0].producer
     if op is None or op.kind not in _KINDS:
@@ -63,9 +63,9 @@ def _height_axis(op: Op) -> int:
 
 
 def _skip_padding(op: Op) -> tuple[Value, int]:
-    """Return the input [.., T, C] of the PAD before a convolution, and its leading padding of T.
+    """Return the input [.., T, C] of the PAD before a convolution, and the leading padding of T.
 
-    Without a PAD that can be folded, return the convolution's own input and leading padding.
+    If there is no PAD that can be folded, return the input and the leading padding of the convolution itself.
     """
     x, own_padding = op.inputs[0], op.attrs["pad"][2]
     reshape = producer(x, "RESHAPE")
@@ -73,7 +73,7 @@ def _skip_padding(op: Op) -> tuple[Value, int]:
     if pad is None or pad.attrs["pad_const"] != op.attrs["input_zp"] or any(op.attrs["pad"]):
         return x, own_padding
     padding, source = pad.attrs["padding"], pad.inputs[0]
-    before_t = len(padding) - 4  # padding: before and after of each axis; T is the last axis but one
+    before_t = len(padding) - 4  # ``padding`` is (before, after) for each axis, and T is the last axis but one
     keeps_axes = source.rank > 1 and source.shape[-1] == x.shape[-1] and pad.output.shape[-2] == x.shape[-2]
     if not keeps_axes or any(amount for i, amount in enumerate(padding) if i not in (before_t, before_t + 1)):
         return x, own_padding
@@ -92,4 +92,4 @@ def _match_conv1d(op: Op, rewriter: Rewriter) -> Region | None:
     return Region([op, *readers, *reversed(reshapes_and_pads)], (readers,))
 
 
-DILATION = Alternative("1D convolutions with folded dilation or padding", _KINDS, fold_dilation, _match_conv1d)
+FOLDED_DILATION = Alternative("1D convolutions with folded dilation or padding", _KINDS, fold_dilation, _match_conv1d)

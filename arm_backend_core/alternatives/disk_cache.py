@@ -1,4 +1,4 @@
-"""Disk cache: the user's cache folder and atomic writes of files."""
+"""Disk cache: the cache folder of the user, and atomic file writes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ def cache_folder() -> Path:
 
 
 def write_atomically(target: Path, *pieces: bytes | memoryview) -> None:
-    """Write a file atomically: to a temporary file in the same folder, which then replaces ``target``."""
+    """Write ``pieces`` to a temporary file in the same folder, which then atomically replaces ``target``."""
     with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
         try:
             file.writelines(pieces)
             file.close()
-            # mkstemp creates files with mode 0600; set the mode of any other new file.
+            # mkstemp creates files with mode 0600. Set the mode that other new files have.
             umask = os.umask(0)
             os.umask(umask)
             os.chmod(file.name, 0o666 & ~umask)

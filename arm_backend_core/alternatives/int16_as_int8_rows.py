@@ -1,7 +1,7 @@
-"""int16 linear layers on a small Ethos-U85: upper and lower bytes of the input row become two rows of int8.
+"""int16 linear layers on a small Ethos-U85: the high and the low bytes of the input become two rows of int8.
 
-For a single pixel, Vela estimates int16 activations at a quarter of the speed of int8: 291,121 cycles for 1024 to 1000
-channels on U85-256, 72,497 in int8. Two rows of int8 cost as much as one, because the weights are read once.
+For a single pixel, Vela estimates four times as many cycles for int16 activations as for int8: 291,121 against 72,497
+for 1024 to 1000 channels on U85-256. Two rows of int8 cost as much as one, because the weights are read once.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from arm_backend_core.tosa.graph import Op, Value
 from arm_backend_core.tosa.passes.rewrite import Rewriter, producer
 from arm_backend_core.tosa.vela_workarounds.copies import broadcast_constant
 
-#: Maximum number of MACs, and minimum number of weights: 128 to 128 channels take 5,242 cycles, with this rewrite
-#: 3,812. With 512 MACs, 256 to 256 channels take 5,284 cycles in int16 and 6,601 with this rewrite.
+#: Minimum number of weights. 128 to 128 channels take 5,242 cycles, and 3,812 with this rewrite. The maximum number of
+#: MACs is ``Hardware.slow_int16_macs``: with 512 MACs, 256 to 256 channels take 5,284 cycles, and 6,601 with this
+#: rewrite.
 _MIN_WEIGHTS = 1 << 14
 
 
 def split_int16_rows(op: Op, rewriter: Rewriter) -> Value | None:
-    """Rewrite an int16 CONV2D and its RESCALE as an int8 CONV2D on two rows, bit-equal.
+    """Rewrite an int16 CONV2D and its RESCALE bit-exactly to an int8 CONV2D on two rows.
 
-    x = 256 * high + low with low in 0..255. The int8 rows are high and low - 128; the difference of the sums, 128 times
-    the sum of the weights, is added to the bias. The rewrite applies if INT32 holds the sums for any input. Per-channel
-    scales become a MUL of INT32 with a common shift, which rounds as RESCALE does: (sum * multiplier + half) >> shift.
+    x = 256 * high + low with low in 0..255. The int8 rows are high and low - 128. Therefore, 128 times the sum of the
+    weights is added to the bias. The rewrite applies if INT32 holds the sums for any input. Per-channel scales become a
+    MUL of INT32 with a common shift, which rounds as RESCALE does: (sum * multiplier + half) >> shift.
     """
     b, conv = rewriter.build, producer(op.inputs[0], "CONV2D")
     if conv is None or not _is_slow_in_int16(conv, b.target) or not rewriter.has_one_use(conv.output):
@@ -36,9 +37,9 @@ def split_int16_rows(op: Op, rewriter: Rewriter) -> Value | None:
     offsets = bias.data + 128 * weights.sum(1)
     shift = int(op.attrs["shift"].max())
     factors = op.attrs["multiplier"].astype(np.int64) << (shift - op.attrs["shift"].astype(np.int64))
-    peaks = (2**15 + 2**7) * np.abs(weights).sum(1) + np.abs(offsets)
+    max_sums = (2**15 + 2**7) * np.abs(weights).sum(1) + np.abs(offsets)
     limit = DType.INT32.range[1]
-    if max(peaks.max(), factors.max(), (peaks * np.ldexp(1.0, -shift) * factors).max()) >= limit:
+    if max(max_sums.max(), factors.max(), (max_sums * np.ldexp(1.0, -shift) * factors).max()) >= limit:
         return None
     wide = b.rescale(x, DType.INT32, 1.0)
     high = b.rescale(
@@ -56,6 +57,12 @@ def split_int16_rows(op: Op, rewriter: Rewriter) -> Value | None:
 
 def _is_slow_in_int16(conv: Op, target: Target) -> bool:
     x, weight = conv.inputs[:2]
-    small = 0 < (target.macs or 0) <= target.hardware.slow_int16_macs
-    plain = weight.shape[1:3] == (1, 1) and conv.output.shape[:3] == (1, 1, 1)
-    return small and x.dtype is DType.INT16 and plain and x.shape[:3] == (1, 1, 1) and weight.size >= _MIN_WEIGHTS
+    is_small_npu = 0 < (target.macs or 0) <= target.hardware.slow_int16_macs
+    is_linear_layer = weight.shape[1:3] == (1, 1) and conv.output.shape[:3] == (1, 1, 1)
+    return (
+        is_small_npu
+        and x.dtype is DType.INT16
+        and is_linear_layer
+        and x.shape[:3] == (1, 1, 1)
+        and weight.size >= _MIN_WEIGHTS
+    )

@@ -1,4 +1,4 @@
-"""Compile a flatbuffer with two sets of options in parallel: Vela's process forks, the child does the second."""
+"""Compile a flatbuffer with two sets of options in parallel: Vela's process forks a child for the second set."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _TIMEOUT_SECONDS = 1800
 
 
 def compile_both(
-    flatbuffer: bytes, accelerator: str, system_config: str, options: str, others: str
+    flatbuffer: bytes, accelerator: str, system_config: str, options: str, other_options: str
 ) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """Compile with ``options`` and with ``others`` in parallel.
+    """Compile with ``options`` and with ``other_options`` in parallel.
 
     Returns:
-        Both answers of ``compile_tosa``; None for the second if Vela fails on it.
+        Both results of ``compile_tosa``. The second is None if Vela fails with ``other_options``.
 
     Raises:
         Exception: Vela failed with ``options``.
@@ -32,7 +32,7 @@ def compile_both(
         try:
             signal.alarm(_TIMEOUT_SECONDS)
             with os.fdopen(writing, "wb") as stream:
-                send(stream, compile_tosa(flatbuffer, accelerator, system_config, others))
+                send(stream, compile_tosa(flatbuffer, accelerator, system_config, other_options))
         finally:
             os._exit(0)
     os.close(writing)
@@ -44,5 +44,5 @@ def compile_both(
                 second = receive(stream)
             return first, second
     finally:
-        os.kill(child, signal.SIGKILL)  # its answer has arrived or is not needed
+        os.kill(child, signal.SIGKILL)  # its result has arrived or is not needed
         os.waitpid(child, 0)

@@ -1,4 +1,4 @@
-"""Pixel shuffle (depth-to-space) without a TRANSPOSE: one convolution for each row phase writes its pixels in place.
+"""Pixel shuffle (depth-to-space) without a TRANSPOSE: one convolution for each row phase, and a CONCAT of the results.
 
 A pixel shuffle moves [H, W, C, SH, SW] to [H, SH, W, SW, C] (Shi et al., Real-Time Single Image and Video
 Super-Resolution Using an Efficient Sub-Pixel Convolutional Neural Network, 2016).
@@ -21,7 +21,12 @@ from arm_backend_core.alternatives.conv_epilogue import (
     select_constant_channels,
     trace_epilogue,
 )
-from arm_backend_core.alternatives.split_axes import MOVEMENT_KINDS, collect_moves, sort_pieces, trace_pieces
+from arm_backend_core.alternatives.split_axes import (
+    MOVEMENT_KINDS,
+    collect_data_movement,
+    sort_factors,
+    trace_axis_factors,
+)
 from arm_backend_core.dtype import DType
 from arm_backend_core.permutation import merge_axes
 from arm_backend_core.tosa.graph import Op, Value
@@ -30,9 +35,9 @@ from arm_backend_core.tosa.passes.rewrite import Rewriter
 from arm_backend_core.tosa.passes.space_to_depth import emit_identity_convolution
 
 _CHANNEL_AXIS = 3
-#: Maximum number of convolutions; each reads the whole input.
+#: Maximum number of convolutions. Each reads the whole input.
 _MAX_CONVOLUTIONS = 16
-#: Maximum number of channels; multiplications for each pixel grow with its square.
+#: Maximum number of channels. The multiplications per pixel grow with the square of this number.
 _MAX_CHANNELS = 512
 
 
@@ -42,7 +47,8 @@ class _ShuffleLayout(NamedTuple):
     Attributes:
         image: shape [N, H, W] of each convolution's result.
         channels: output channels that each convolution computes, [convolutions, channels].
-        shape: shape of the concatenated results: outer pixels, convolutions, inner pixels, channels.
+        shape: shape of the concatenated results: outer pixels, convolutions, inner pixels, channels. Pixels and
+            channels may consist of several factors.
         perms: permutation of the remaining TRANSPOSE.
     """
 
@@ -52,60 +58,66 @@ class _ShuffleLayout(NamedTuple):
     perms: tuple[int, ...]
 
 
-def write_pixels(op: Op, rewriter: Rewriter) -> Value | None:
-    """Replace the data movement behind a CONV2D and its epilogue by convolutions of channel subsets and a CONCAT.
+def convolve_channel_subsets(op: Op, rewriter: Rewriter) -> Value | None:
+    """Replace the data movement after a CONV2D and its epilogue by convolutions of channel subsets and a CONCAT.
 
-    Channels can be in any order, as the weights are permuted. Each channel index in front of pixels (SH of a pixel
-    shuffle) gets its own convolution. Concatenated along the columns, [H, SH * W, SW * C], which Vela does without a
-    copy, the results are rows of their own. Bit-equal: the same products.
+    Channels can be in any order, because the weights are permuted. Each index of a channel factor that moves before
+    pixels (SH of a pixel shuffle) gets its own convolution. A CONCAT along the columns, [H, SH * W, SW * C], makes each
+    result a separate row. Vela does not copy for it. Bit-exact: the sums have the same products.
 
-    48x48 pixels with 32 channels to 96x96 with 32, int8, by a 3x3 convolution, read by another one: 890 k instead of
-    5,625 k cycles on U85-256.
+    A 3x3 convolution and a pixel shuffle from 48x48 pixels to 96x96 with 32 channels, int8, read by another
+    convolution, take 890 k instead of 5,625 k cycles on U85-256.
     """
     path = trace_epilogue(op, "CONV2D")
-    conv, plan = path[0], _match_shuffle(path)
-    if plan is None:
+    conv, layout = path[0], _match_shuffle(path)
+    if layout is None:
         return None
     b, (x, weight, bias), size = rewriter.build, conv.inputs, conv.output.shape[_CHANNEL_AXIS]
-    if plan.image != conv.output.shape[:_CHANNEL_AXIS]:
-        x = b.reshape(x, (*plan.image, x.shape[_CHANNEL_AXIS]))
+    if layout.image != conv.output.shape[:_CHANNEL_AXIS]:
+        x = b.reshape(x, (*layout.image, x.shape[_CHANNEL_AXIS]))
     phases = []
-    for channels in plan.channels:
+    for channels in layout.channels:
         inputs = (x, select_constant_channels(weight, size, channels), select_constant_channels(bias, size, channels))
         sums = b.emit("CONV2D", inputs, conv.output.dtype, **conv.attrs)
         phases.append(apply_epilogue(sums, [step for step in path[1:] if step.kind not in MOVEMENT_KINDS], channels, b))
     result = b.concat(phases, 2) if len(phases) > 1 else phases[0]
-    shape, perms = merge_axes(plan.shape, plan.perms)
+    shape, perms = merge_axes(layout.shape, layout.perms)
     return b.reshape(b.transpose(b.reshape(result, shape), perms), op.output.shape)
 
 
 def _match_shuffle(path: Sequence[Op]) -> _ShuffleLayout | None:
-    """Match a convolution with what follows it; None if the rewrite does not apply or gains nothing."""
+    """Match a convolution and the data movement after it; None if the rewrite does not apply or gains nothing."""
     conv = path[0]
-    pieces = trace_pieces(conv.output.shape, [step for step in path if step.kind in MOVEMENT_KINDS])
-    if pieces is None or any(x.data is None for x in conv.inputs[1:]):
+    factors = trace_axis_factors(conv.output.shape, [step for step in path if step.kind in MOVEMENT_KINDS])
+    if factors is None or any(x.data is None for x in conv.inputs[1:]):
         return None
-    pixels, channels = ([piece for piece in pieces if (piece.axis == _CHANNEL_AXIS) == own] for own in (False, True))
-    places = {piece: sum(pieces.index(pixel) < i for pixel in pixels) for i, piece in enumerate(pieces)}
-    between = {places[piece] for piece in channels} - {0, len(pixels)}
-    if pixels != sort_pieces(pixels) or len(between) > 1:
+    pixels = [factor for factor in factors if factor.axis != _CHANNEL_AXIS]
+    channels = [factor for factor in factors if factor.axis == _CHANNEL_AXIS]
+    places = {factor: sum(factors.index(pixel) < i for pixel in pixels) for i, factor in enumerate(factors)}
+    between = {places[factor] for factor in channels} - {0, len(pixels)}
+    if pixels != sort_factors(pixels) or len(between) > 1:
         return None
     above = between.pop() if between else len(pixels)
-    outer = [piece for piece in channels if 0 < places[piece] < len(pixels)]
-    last = sorted((piece for piece in channels if piece not in outer), key=lambda piece: places[piece] == 0)
-    order, source_order = [*pixels[:above], *outer, *pixels[above:], *last], sort_pieces(channels)
-    count = prod(piece.size for piece in outer)
-    numbers = np.arange(conv.output.shape[_CHANNEL_AXIS]).reshape([piece.size for piece in source_order])
-    rows = numbers.transpose([source_order.index(piece) for piece in (*outer, *last)]).reshape(count, -1)
-    image = _image_shape(conv, [piece.size for piece in pixels], above) if outer else conv.output.shape[:_CHANNEL_AXIS]
+    outer = [factor for factor in channels if 0 < places[factor] < len(pixels)]
+    last = sorted((factor for factor in channels if factor not in outer), key=lambda factor: places[factor] == 0)
+    order, source_order = [*pixels[:above], *outer, *pixels[above:], *last], sort_factors(channels)
+    count = prod(factor.size for factor in outer)
+    numbers = np.arange(conv.output.shape[_CHANNEL_AXIS]).reshape([factor.size for factor in source_order])
+    rows = numbers.transpose([source_order.index(factor) for factor in (*outer, *last)]).reshape(count, -1)
+    image: tuple[int, ...] | None = conv.output.shape[:_CHANNEL_AXIS]
+    if outer:
+        image = _image_shape(conv, [factor.size for factor in pixels], above)
     if image is None or count > _MAX_CONVOLUTIONS or (count == 1 and source_order == last):
         return None
-    shape, perms = tuple(piece.size for piece in order), tuple(order.index(piece) for piece in pieces)
+    shape, perms = tuple(factor.size for factor in order), tuple(order.index(factor) for factor in factors)
     return _ShuffleLayout(image, rows, shape, perms)
 
 
 def _image_shape(conv: Op, pixels: Sequence[int], above: int) -> tuple[int, ...] | None:
-    """Return [N, H, W] with W the pixels from piece ``above`` on; other than the convolution's only if it is 1x1."""
+    """Return [N, H, W] where W is the product of the pixel factors from index ``above`` on.
+
+    None if W differs from the width of the convolution and the convolution is not 1x1.
+    """
     shape, (rows, columns) = conv.output.shape[:_CHANNEL_AXIS], (prod(pixels[:above]), prod(pixels[above:]))
     if shape[2] == columns:
         return shape
@@ -115,50 +127,54 @@ def _image_shape(conv: Op, pixels: Sequence[int], above: int) -> tuple[int, ...]
 
 
 def _match_convolution(op: Op, rewriter: Rewriter) -> Region | None:
-    """Match the region, including an activation behind the data movement, which Vela fuses with each convolution."""
+    """Match the region, including an activation after the data movement. Vela fuses it into each convolution."""
     path = match_epilogue(op, rewriter)
-    wanted = {*MOVEMENT_KINDS, *(ACTIVATIONS if path[-1].kind not in ACTIVATIONS else ())}
-    while len(path) > 1 and len(readers := rewriter.users(path[-1].output) or []) == 1 and readers[0].kind in wanted:
+    accepted_kinds = {*MOVEMENT_KINDS, *(ACTIVATIONS if path[-1].kind not in ACTIVATIONS else ())}
+    while (
+        len(path) > 1
+        and len(readers := rewriter.users(path[-1].output) or []) == 1
+        and readers[0].kind in accepted_kinds
+    ):
         path += readers
-        wanted -= set(ACTIVATIONS if path[-1].kind in ACTIVATIONS else ())
+        accepted_kinds -= set(ACTIVATIONS if path[-1].kind in ACTIVATIONS else ())
     if len(path) == 1 or _match_shuffle(path) is None:
         return None
     return Region([*path, *collect_readers(path[-1], rewriter)], ((path[-1],),))
 
 
-SHUFFLES = Alternative("pixel shuffles by convolutions", ("CONV2D",), write_pixels, _match_convolution)
+PIXEL_SHUFFLE = Alternative("pixel shuffles by convolutions", ("CONV2D",), convolve_channel_subsets, _match_convolution)
 
 
-def write_moved_pixels(op: Op, rewriter: Rewriter) -> Value | None:
-    """Apply ``write_pixels`` to a pixel shuffle that no convolution precedes, behind an identity convolution.
+def shuffle_by_identity_convolution(op: Op, rewriter: Rewriter) -> Value | None:
+    """Insert an identity convolution before a pixel shuffle and apply ``convolve_channel_subsets`` to both.
 
-    48x48 pixels with 64 channels, int8, written by an ADD, to 96x96 with 16, including the ADD and a following 3x3
-    convolution: 186 k instead of 2,523 k cycles on U85-256.
+    An ADD, a pixel shuffle from 48x48 pixels with 64 channels to 96x96 with 16, int8, and a 3x3 convolution take 186 k
+    instead of 2,523 k cycles on U85-256.
     """
-    moves = collect_moves(op, rewriter)
+    moves = collect_data_movement(op, rewriter)
     x = moves[0].inputs[0]
     image = rewriter.build.reshape(x, (1, prod(x.shape[:2]), x.shape[2], x.shape[3]))
     eye = np.eye(x.shape[3]).reshape(x.shape[3], 1, 1, x.shape[3])
     value = rewriter.build.reshape(emit_identity_convolution(rewriter.build, image, eye), x.shape)
     for step in moves:
         value = rewriter.build.emit(step.kind, (value, *step.inputs[1:]), x.dtype, **step.attrs)
-    return write_pixels(value.producer, rewriter) if value.producer is not None else None
+    return convolve_channel_subsets(value.producer, rewriter) if value.producer is not None else None
 
 
-def _match_movement(op: Op, rewriter: Rewriter) -> Region | None:
+def _match_data_movement(op: Op, rewriter: Rewriter) -> Region | None:
     path = [op]
     while len(readers := rewriter.users(path[-1].output) or []) == 1 and readers[0].kind in MOVEMENT_KINDS:
         path += readers
-    moves = collect_moves(path[-1], rewriter)
+    moves = collect_data_movement(path[-1], rewriter)
     x = moves[0].inputs[0]
     if x.rank != 4 or x.dtype is not DType.INT8 or not 1 < x.shape[3] <= _MAX_CHANNELS:
         return None
-    own = [piece.axis == _CHANNEL_AXIS for piece in trace_pieces(x.shape, moves) or ()]
-    if not any(own[i] and not all(own[:i]) and not all(own[i:]) for i in range(len(own))):
+    is_channel = [factor.axis == _CHANNEL_AXIS for factor in trace_axis_factors(x.shape, moves) or ()]
+    if not any(is_channel[i] and not all(is_channel[:i]) and not all(is_channel[i:]) for i in range(len(is_channel))):
         return None  # no channels move between pixels
     return Region([*moves, *collect_readers(path[-1], rewriter)], ((moves[-1],),))
 
 
-MOVED_PIXELS = Alternative(
-    "pixel shuffles by an identity convolution", ("TRANSPOSE",), write_moved_pixels, _match_movement
+PIXEL_SHUFFLE_BY_IDENTITY = Alternative(
+    "pixel shuffles by an identity convolution", ("TRANSPOSE",), shuffle_by_identity_convolution, _match_data_movement
 )

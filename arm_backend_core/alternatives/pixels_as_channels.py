@@ -1,4 +1,4 @@
-"""1x1 convolutions with few channels: two neighbouring pixels, adjacent in NHWC, become the channels of one."""
+"""1x1 convolutions with few channels: two neighbouring pixels, adjacent in NHWC, become the channels of one pixel."""
 
 from __future__ import annotations
 
@@ -17,36 +17,41 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.tosa.graph import Op, Value, constant
 from arm_backend_core.tosa.passes.rewrite import Rewriter
 
-#: Maximum number of channels. Up to it, Vela makes U85 traverse the window first, four elements at a time, of which 1x1
-#: has one: half a cycle an element on U85-256 from 17 channels on. With more channels it traverses channels first. 24
-#: to 144 channels on 56x56 pixels: 226,656 cycles, 113,620 with two pixels at once.
+#: Maximum number of channels. Up to this number, Vela selects part-kernel-first traversal on U85, which reads four
+#: kernel elements at a time. A 1x1 kernel has one, so that each element takes half a cycle on U85-256 from 17 channels
+#: on. With more channels, Vela selects depth-first traversal. A convolution from 24 to 144 channels on 56x56 pixels
+#: takes 226,656 cycles, and 113,620 with two pixels at once.
 _MAX_CHANNELS = 32
 
 
 def pair_pixels(op: Op, rewriter: Rewriter) -> Value | None:
-    """Rewrite a 1x1 CONV2D with its epilogue on twice the channels and half the pixels.
+    """Rewrite a 1x1 CONV2D with its epilogue to twice the channels and half the pixels.
 
-    Bit-equal: weights are block-diagonal, one block for each pixel, so other products are 0. Bias and scales repeat.
+    Bit-exact: the weights are block-diagonal with one block for each pixel, so that all added products are 0. Bias and
+    scales repeat for each pixel.
     """
-    conv, *steps = trace_epilogue(op, "CONV2D")
-    b, count = rewriter.build, 2
+    conv, *epilogue = trace_epilogue(op, "CONV2D")
+    b, pixels_at_once = rewriter.build, 2
     x, weight, bias = conv.inputs
     if weight.data is None or bias.data is None:
         return None
     n, height, width, depth = x.shape
-    size = weight.shape[0]
-    part = count if width % count == 0 else 1
-    image = b.reshape(x, (n, height * part // count, width // part, count * depth))
+    out_channels = weight.shape[0]
+    paired_columns = pixels_at_once if width % pixels_at_once == 0 else 1
+    image_size = height * paired_columns // pixels_at_once, width // paired_columns
+    image = b.reshape(x, (n, *image_size, pixels_at_once * depth))
     zero_point = conv.attrs["weight_zp"]
-    data = np.kron(np.eye(count, dtype=np.int16), weight.data.reshape(size, depth) - np.int16(zero_point)) + zero_point
-    kernel = constant(data.astype(weight.data.dtype).reshape(count * size, 1, 1, count * depth), weight.dtype)
-    channels = np.tile(np.arange(size), count)
-    inputs = (image, kernel, select_constant_channels(bias, size, channels))
+    block = weight.data.reshape(out_channels, depth) - np.int16(zero_point)
+    data = np.kron(np.eye(pixels_at_once, dtype=np.int16), block) + zero_point
+    shape = (pixels_at_once * out_channels, 1, 1, pixels_at_once * depth)
+    kernel = constant(data.astype(weight.data.dtype).reshape(shape), weight.dtype)
+    channels = np.tile(np.arange(out_channels), pixels_at_once)
+    inputs = (image, kernel, select_constant_channels(bias, out_channels, channels))
     sums = b.emit("CONV2D", inputs, conv.output.dtype, **conv.attrs)
-    return b.reshape(apply_epilogue(sums, steps, channels, b), op.output.shape)
+    return b.reshape(apply_epilogue(sums, epilogue, channels, b), op.output.shape)
 
 
-def _match_narrow(op: Op, rewriter: Rewriter) -> Region | None:
+def _match_few_channels(op: Op, rewriter: Rewriter) -> Region | None:
     x, weight = op.inputs[:2]
     if not rewriter.build.target.hardware.computes_pixel_pairs:
         return None
@@ -61,10 +66,11 @@ def _match_narrow(op: Op, rewriter: Rewriter) -> Region | None:
     ):
         return None
     steps = match_epilogue(op, rewriter)
-    # Include other readers of x, for which Vela copies the reshaped tensor, and readers that need another memory order.
+    # The region includes other readers of x, because Vela copies the reshaped tensor for them. It also includes readers
+    # of the result that need another memory layout.
     other_readers = rewriter.users(x) or []
     result_readers = collect_neighbors(steps[-1], rewriter, (), ("CONCAT", "DEPTHWISE_CONV2D", "RESCALE"))
     return Region([*steps, *other_readers, *result_readers], ((steps[-1],),)) if len(steps) > 1 else None
 
 
-PIXEL_PAIRS = Alternative("1x1 convolutions of two pixels at once", ("CONV2D",), pair_pixels, _match_narrow)
+PIXEL_PAIRS = Alternative("1x1 convolutions of two pixels at once", ("CONV2D",), pair_pixels, _match_few_channels)

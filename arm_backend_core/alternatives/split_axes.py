@@ -1,4 +1,7 @@
-"""Axis splitting: factors of dimensions, and how RESHAPE and TRANSPOSE move them."""
+"""Axis splitting: trace how RESHAPE and TRANSPOSE move factors of dimensions.
+
+For example, a RESHAPE from [6, C] to [2, 3, C] splits the first dimension into factors of 2 and 3.
+"""
 
 from __future__ import annotations
 
@@ -9,60 +12,67 @@ from typing import NamedTuple
 from arm_backend_core.tosa.graph import Op
 from arm_backend_core.tosa.passes.rewrite import Rewriter, trace_back
 
-#: Operators that move elements and are traced.
+#: Data-movement operators that are traced.
 MOVEMENT_KINDS = ("RESHAPE", "TRANSPOSE")
 
 
-class Piece(NamedTuple):
-    """A factor of a dimension: ``size`` elements of ``axis`` with stride ``step``."""
+class AxisFactor(NamedTuple):
+    """A factor of a dimension of the source tensor.
+
+    Attributes:
+        axis: the dimension.
+        step: distance of neighbouring elements of the factor along ``axis``.
+        size: number of elements.
+    """
 
     axis: int
     step: int
     size: int
 
 
-def collect_moves(op: Op, rewriter: Rewriter) -> list[Op]:
-    """Collect the chain of data movement in front of ``op``, each with one reader, followed by ``op``."""
+def collect_data_movement(op: Op, rewriter: Rewriter) -> list[Op]:
+    """Collect the chain of data movement before ``op``, followed by ``op``. Each operator before it has one reader."""
     _, moves = trace_back(
         op.inputs[0], lambda before: before.kind in MOVEMENT_KINDS and rewriter.has_one_use(before.output)
     )
     return [*moves, op]
 
 
-def trace_pieces(shape: Sequence[int], moves: Sequence[Op]) -> list[Piece] | None:
-    """Trace the pieces of a tensor of this shape through ``moves``; return them in their new order.
+def trace_axis_factors(shape: Sequence[int], moves: Sequence[Op]) -> list[AxisFactor] | None:
+    """Trace the factors of a tensor of this shape through the data movement ``moves``.
 
-    None if a dimension behind a RESHAPE is not a product of whole pieces or factors of them.
+    Returns:
+        the factors in their new order. None if a dimension after a RESHAPE is not a product of factors.
     """
-    pieces = [Piece(axis, 1, size) for axis, size in enumerate(shape) if size != 1]
+    factors = [AxisFactor(axis, 1, size) for axis, size in enumerate(shape) if size != 1]
     for op in moves:
         if op.kind == "TRANSPOSE":
-            parts = split_pieces(pieces, op.inputs[0].shape)
+            parts = group_by_dimension(factors, op.inputs[0].shape)
             if parts is None:
                 return None
-            pieces = [piece for axis in op.attrs["perms"] for piece in parts[axis]]
-    return pieces
+            factors = [factor for axis in op.attrs["perms"] for factor in parts[axis]]
+    return factors
 
 
-def split_pieces(pieces: Sequence[Piece], shape: Sequence[int]) -> list[list[Piece]] | None:
-    """Distribute pieces over the dimensions of ``shape``, splitting pieces where needed; None if they do not fit."""
-    waiting, parts = [*pieces][::-1], list[list[Piece]]()
+def group_by_dimension(factors: Sequence[AxisFactor], shape: Sequence[int]) -> list[list[AxisFactor]] | None:
+    """Distribute factors over the dimensions of ``shape``; split a factor if needed; None if this is impossible."""
+    pending, groups = [*factors][::-1], list[list[AxisFactor]]()
     for size in shape:
-        part, left = list[Piece](), size
-        while left > 1:
-            piece = waiting.pop()
-            factor = gcd(left, piece.size)
-            inner = piece.size // factor
-            if factor not in (left, piece.size):
+        group, remaining = list[AxisFactor](), size
+        while remaining > 1:
+            factor = pending.pop()
+            common_size = gcd(remaining, factor.size)
+            inner = factor.size // common_size
+            if common_size not in (remaining, factor.size):
                 return None
             if inner > 1:
-                waiting.append(piece._replace(size=inner))
-            part.append(piece._replace(step=piece.step * inner, size=factor))
-            left //= factor
-        parts.append(part)
-    return parts
+                pending.append(factor._replace(size=inner))
+            group.append(factor._replace(step=factor.step * inner, size=common_size))
+            remaining //= common_size
+        groups.append(group)
+    return groups
 
 
-def sort_pieces(pieces: list[Piece]) -> list[Piece]:
-    """Sort pieces by their order in the source tensor."""
-    return sorted(pieces, key=lambda piece: (piece.axis, -piece.step))
+def sort_factors(factors: list[AxisFactor]) -> list[AxisFactor]:
+    """Sort factors by their order in the source tensor."""
+    return sorted(factors, key=lambda factor: (factor.axis, -factor.step))

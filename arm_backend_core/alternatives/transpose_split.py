@@ -1,9 +1,11 @@
-"""TRANSPOSE on Ethos-U85 with other dimensions or in several steps.
+"""TRANSPOSE on Ethos-U85: merged dimensions, or a sequence of TRANSPOSEs.
 
-The cost depends on how Vela decomposes a TRANSPOSE: 0.6 to 100 cycles an element. A permutation of three dimensions is
-one operation; others take one for each element of the leading dimensions. The attention heads of many networks,
-[1, 49, 3, 6, 32] to [3, 1, 6, 49, 32], take 27.9 cycles an element, 4.4 without the 1, and 0.6 as [49, 18, 32] to
-[18, 49, 32]. Swin's windows, [8, 7, 8, 672] to [8, 8, 7, 672], take 6.8, and 1.0 in two steps.
+A TRANSPOSE takes 0.6 to 100 cycles per element, depending on its decomposition by Vela. A permutation of three
+dimensions is one operation. Other permutations take one operation for each element of the leading dimensions. Examples:
+
+* attention heads of many networks, [1, 49, 3, 6, 32] to [3, 1, 6, 49, 32]: 27.9 cycles per element, 4.4 without the
+  dimension of size 1, 0.6 as [49, 18, 32] to [18, 49, 32];
+* windows of Swin, [8, 7, 8, 672] to [8, 8, 7, 672]: 6.8 cycles per element, 1.0 as two TRANSPOSEs.
 """
 
 from __future__ import annotations
@@ -23,19 +25,22 @@ TransposePath = tuple[tuple[Layout, Layout], ...]
 
 
 def drop_unit_dimensions(graph: Graph, target: Target) -> None:
-    """Drop dimensions of size 1 from TRANSPOSEs of rank over 4: never more expensive, and other alternatives match."""
-    if target.hardware.transposes_any_rank and apply_once(graph, target, {"TRANSPOSE": [_drop_units]}):
+    """Drop dimensions of size 1 from TRANSPOSEs above rank 4.
+
+    This is never more expensive, and other alternatives then match the TRANSPOSE.
+    """
+    if target.hardware.transposes_any_rank and apply_once(graph, target, {"TRANSPOSE": [_drop_unit_dimensions_of]}):
         merge_reshapes(graph, target)
 
 
-def _drop_units(op: Op, rewriter: Rewriter) -> Value | None:
+def _drop_unit_dimensions_of(op: Op, rewriter: Rewriter) -> Value | None:
     shape, perms = op.inputs[0].shape, op.attrs["perms"]
-    real = [axis for axis, size in enumerate(shape) if size != 1]
-    if len(shape) <= 4 or len(real) == len(shape):
+    nontrivial = [axis for axis, size in enumerate(shape) if size != 1]
+    if len(shape) <= 4 or len(nontrivial) == len(shape):
         return None
-    front = max(4 - len(real), 0)
-    order = (*range(front), *(front + real.index(axis) for axis in perms if axis in real))
-    return _emit_transposes(op, (((1,) * front + tuple(shape[axis] for axis in real), order),), rewriter)
+    leading_ones = max(4 - len(nontrivial), 0)
+    order = (*range(leading_ones), *(leading_ones + nontrivial.index(axis) for axis in perms if axis in nontrivial))
+    return _emit_transposes(op, (((1,) * leading_ones + tuple(shape[axis] for axis in nontrivial), order),), rewriter)
 
 
 def _emit_transposes(op: Op, path: TransposePath, rewriter: Rewriter) -> Value:
@@ -45,17 +50,17 @@ def _emit_transposes(op: Op, path: TransposePath, rewriter: Rewriter) -> Value:
     return b.reshape(value, op.output.shape)
 
 
-def _make_alternative(name: str, find: Callable[[Op], TransposePath | None]) -> Alternative:
-    """Make an alternative that replaces a TRANSPOSE by the path that ``find`` returns."""
+def _make_alternative(name: str, find_path: Callable[[Op], TransposePath | None]) -> Alternative:
+    """Create an alternative that replaces a TRANSPOSE by the sequence of TRANSPOSEs that ``find_path`` returns."""
 
     def rule(op: Op, rewriter: Rewriter) -> Value | None:
-        path = find(op)
+        path = find_path(op)
         return _emit_transposes(op, path, rewriter) if path else None
 
     def match_region(op: Op, rewriter: Rewriter) -> Region | None:
         """Match the TRANSPOSE with its readers, which Vela may fuse with it."""
-        own = ((op.inputs[0].shape, tuple(op.attrs["perms"])),)
-        if not rewriter.build.target.hardware.transposes_any_rank or find(op) in (None, own):
+        unchanged_path = ((op.inputs[0].shape, tuple(op.attrs["perms"])),)
+        if not rewriter.build.target.hardware.transposes_any_rank or find_path(op) in (None, unchanged_path):
             return None
         return Region(collect_neighbors(op, rewriter, (), ("RESHAPE", "MATMUL")), ((op,),))
 
@@ -66,10 +71,10 @@ def _merge_axes(op: Op) -> TransposePath:
     return (merge_axes(op.inputs[0].shape, op.attrs["perms"]),)
 
 
-def _split_steps(op: Op) -> TransposePath | None:
+def _split_into_sequence(op: Op) -> TransposePath | None:
     x = op.inputs[0]
     return plan_swaps(x.shape, tuple(op.attrs["perms"]), x.dtype, x.shape)
 
 
-MERGED = _make_alternative("TRANSPOSEs with merged dimensions", _merge_axes)
-STEPS = _make_alternative("TRANSPOSEs in several steps", _split_steps)
+MERGED_TRANSPOSE = _make_alternative("TRANSPOSEs with merged dimensions", _merge_axes)
+TRANSPOSE_SEQUENCE = _make_alternative("TRANSPOSEs in several steps", _split_into_sequence)

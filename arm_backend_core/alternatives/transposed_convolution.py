@@ -1,4 +1,4 @@
-"""Transposed convolution as sub-pixel convolution: each phase of the stride becomes channels of a CONV2D."""
+"""Transposed convolution as sub-pixel convolution: a CONV2D computes each phase of the stride as channels."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ from arm_backend_core.tosa.passes.rewrite import Rewriter
 _AXES = (0, 1)  # height, width
 
 
-def convolve_phases(op: Op, rewriter: Rewriter) -> Value | None:
-    """Replace a TRANSPOSE_CONV2D and its epilogue by CONV2Ds without the zeros that Vela inserts between elements.
+def convolve_stride_phases(op: Op, rewriter: Rewriter) -> Value | None:
+    """Replace a TRANSPOSE_CONV2D and its epilogue by CONV2Ds, which need no zeros between input elements.
 
-    Shi et al., Real-Time Single Image and Video Super-Resolution Using an Efficient Sub-Pixel Convolutional Neural
-    Network, 2016. Along an axis y[q * s + r - p] = sum over j of x[q - j] * w[j * s + r] for stride s, phase
-    0 <= r < s and p cropped leading rows. That is a convolution with the taps j in descending order; its results
-    [Q, W, C] interleave with those of the other phases. Column phases are adjacent in memory, so they are channels of
-    one convolution. Row phases are concatenated along the columns: [Q, SH * W, SW * C]. Bit-equal: the same products,
-    and zeros where a phase has fewer taps.
+    Source: Shi et al., Real-Time Single Image and Video Super-Resolution Using an Efficient Sub-Pixel Convolutional
+    Neural Network, 2016. Along an axis, y[q * s + r - p] = sum over j of x[q - j] * w[j * s + r], for stride s, phase
+    0 <= r < s and p cropped leading rows. For each phase r, this is a convolution with the kernel elements j in
+    descending order. Its results [Q, W, C] interleave with those of the other phases. Column phases are adjacent in
+    memory, so that they become channels of one convolution. A CONCAT along the columns joins the row phases:
+    [Q, SH * W, SW * C]. Bit-exact: the sums have the same products, and zeros if a phase has fewer kernel elements.
 
-    64x64 pixels with 32 channels to 128x128 with 16, int8, returned: 135 k instead of 956 k cycles on U55-128, 133 k
-    instead of 1,053 k on U85-256. With row phases concatenated as images: 596 k and 328 k, because Vela copies each.
+    From 64x64 pixels with 32 channels to 128x128 with 16, int8, as a program output: 135 k instead of 956 k cycles on
+    U55-128, 133 k instead of 1,053 k on U85-256. If the row phases were concatenated as images, Vela would copy each of
+    them: 596 k and 328 k cycles.
     """
     conv, *steps = trace_epilogue(op, "TRANSPOSE_CONV2D")
     b, (x, weight, bias) = rewriter.build, conv.inputs
@@ -38,7 +39,7 @@ def convolve_phases(op: Op, rewriter: Rewriter) -> Value | None:
         return None
     strides, size = conv.attrs["stride"], conv.output.shape
     crop = [-conv.attrs["out_pad"][2 * axis] for axis in _AXES]
-    first = [crop[axis] // strides[axis] for axis in _AXES]  # q of the first result
+    first = [crop[axis] // strides[axis] for axis in _AXES]  # q of the first output element
     end = [-(-(crop[axis] + size[1 + axis]) // strides[axis]) for axis in _AXES]
     taps = [-(-weight.shape[1 + axis] // strides[axis]) for axis in _AXES]
     pad = [amount for i in _AXES for amount in (taps[i] - 1 - first[i], end[i] - x.shape[1 + i])]
@@ -56,10 +57,10 @@ def convolve_phases(op: Op, rewriter: Rewriter) -> Value | None:
 
 
 def _phase_kernels(weight: Array, strides: list[int], taps: list[int], zero_point: int) -> Array:
-    """Rearrange [OC, KH, KW, IC] to [SH, SW * OC, JH, JW, IC], with the taps of each phase in descending order."""
-    wanted = [taps[axis] * strides[axis] for axis in _AXES]
-    more = [(0, wanted[axis] - weight.shape[1 + axis]) for axis in _AXES]
-    padded = np.pad(weight, ((0, 0), *more, (0, 0)), constant_values=zero_point)
+    """Rearrange [OC, KH, KW, IC] to [SH, SW * OC, JH, JW, IC], with the kernel of each phase in reverse order."""
+    padded_sizes = [taps[axis] * strides[axis] for axis in _AXES]
+    padding = [(0, padded_sizes[axis] - weight.shape[1 + axis]) for axis in _AXES]
+    padded = np.pad(weight, ((0, 0), *padding, (0, 0)), constant_values=zero_point)
     channels, inputs = weight.shape[0], weight.shape[3]
     split = padded.reshape(channels, taps[0], strides[0], taps[1], strides[1], inputs)[:, ::-1, :, ::-1]
     return np.ascontiguousarray(split.transpose(2, 4, 0, 1, 3, 5)).reshape(strides[0], -1, *taps, inputs)
@@ -72,6 +73,6 @@ def _match_region(op: Op, rewriter: Rewriter) -> Region | None:
     return Region([*steps, *collect_readers(steps[-1], rewriter)], ((steps[-1],),))
 
 
-UPSAMPLING = Alternative(
-    "transposed convolutions as sub-pixel convolutions", ("TRANSPOSE_CONV2D",), convolve_phases, _match_region
+SUB_PIXEL_CONVOLUTION = Alternative(
+    "transposed convolutions as sub-pixel convolutions", ("TRANSPOSE_CONV2D",), convolve_stride_phases, _match_region
 )

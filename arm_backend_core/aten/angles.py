@@ -1,10 +1,10 @@
 """Range reduction of angles in rotary and sinusoidal position embeddings, in integer arithmetic.
 
-The angles, operands of cos and sin, are integers (positions) times constants. Quantization would map a range of
-thousands of turns to a few hundred levels. Full turns (2 * pi) do not change cos and sin. Integer arithmetic therefore
-computes the angle modulo one turn exactly: as a sum over the base-16 digits of the position.
+The angles, operands of cos and sin, are integers (positions) times constants. Their range is thousands of turns
+(2 * pi), which a few hundred quantization levels cannot represent. Full turns do not change cos and sin, so integer
+arithmetic computes the angle modulo one turn. The result is exact: a sum over the base-16 digits of the position.
 
-A phase is an angle as a fixed-point fraction of a turn.
+A phase is an angle modulo one turn, as a fixed-point fraction of a turn.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ aten = torch.ops.aten
 _DIGIT_BITS = 4  #: bits of a digit; a digit times a 27-bit fraction of a turn stays below 2**31
 #: One turn is 2**27 while digits are summed, and 2**16 in the result.
 _SUM_BITS, _PHASE_BITS = 27, 16
-#: Data movement without arithmetic (which ``is_data_movement`` does not exclude: pooling, maxima).
+#: Data movement without arithmetic. ``is_data_movement`` also accepts pooling and maxima.
 _DATA_MOVEMENT_OPS = [
     getattr(aten, name).default for name in ("unsqueeze", "view", "reshape", "expand", "permute", "clone", "cat")
 ]
@@ -37,7 +37,7 @@ def reduce_angle_range(module: GraphModule) -> None:
     """Reduce the operands of float32 cos and sin modulo one turn if they are integers times constants."""
     builder = _PhaseBuilder(module)
     for node in list(filter(is_sinusoid, module.graph.nodes)):
-        phases = builder.phases(node.args[0])
+        phases = builder.insert_phases(node.args[0])
         if phases is not None and node.meta["val"].dtype is torch.float32:
             with module.graph.inserting_before(node):
                 float_phases = insert_call(
@@ -54,22 +54,22 @@ class _PhaseBuilder:
         self._module, self._constants = module, Constants(module)
         self._phases: dict[Node, Node | None] = {}
 
-    def phases(self, node: Node) -> Node | None:
+    def insert_phases(self, node: Node) -> Node | None:
         """Insert nodes that compute the angle ``node`` in integer units of 2**-16 turns, in [-2**15, 2**15).
 
         Returns:
             None if the angle is not an integer times a constant.
         """
         if node not in self._phases:
-            self._phases[node] = self._phases_of_product(node) or self._copy_data_movement(node, self.phases)
+            self._phases[node] = self._insert_product_phases(node) or self._copy_data_movement(node, self.insert_phases)
         return self._phases[node]
 
-    def _integer_source(self, node: Node) -> Node | None:
+    def _find_integer_source(self, node: Node) -> Node | None:
         """The integer tensor of which ``node`` is a float cast; None if there is none."""
         source = node.args[0] if is_cast(node) and is_float(node) else node
         if isinstance(source, Node) and is_integer(source):
             return source
-        return self._copy_data_movement(node, self._integer_source)
+        return self._copy_data_movement(node, self._find_integer_source)
 
     def _copy_data_movement(self, node: Node, convert: Callable[[Node], Node | None]) -> Node | None:
         """Copy ``node`` with converted operands; None if it is not data movement or an operand has no conversion."""
@@ -85,7 +85,7 @@ class _PhaseBuilder:
         copy.meta = {**node.meta, "val": torch.empty_like(node.meta["val"], dtype=dtype)}
         return copy
 
-    def _phases_of_product(self, node: Node) -> Node | None:
+    def _insert_product_phases(self, node: Node) -> Node | None:
         """The phases of integers times a constant; None if ``node`` is no such product."""
         if node.target not in _PRODUCT_OPS:
             return None
@@ -94,7 +94,7 @@ class _PhaseBuilder:
             is_constant = not isinstance(factor, Node) or factor in self._constants
             if has_reduction or not is_constant or x in self._constants:
                 continue
-            integers = self._integer_source(x) if isinstance(x, Node) else None
+            integers = self._find_integer_source(x) if isinstance(x, Node) else None
             if integers is not None:
                 value = self._constants.value(factor) if isinstance(factor, Node) else torch.tensor(factor)
                 return self._multiply_by_turns(node, integers, value.double() / math.tau)

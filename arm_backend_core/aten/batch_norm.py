@@ -1,7 +1,7 @@
 """Batch norm folding: into the preceding convolution or linear layer, else into a depthwise 1x1 convolution.
 
-The depthwise convolution has one weight per channel, which per-channel quantization represents exactly. Another reason:
-torchao's ``convert_pt2e`` spends 35 seconds on patterns of quantization-aware training if it sees any batch norm.
+The depthwise convolution has one weight per channel, which per-channel quantization represents exactly. No batch norm
+may remain: torchao's ``convert_pt2e`` then spends 35 seconds on patterns of quantization-aware training.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _fold_into_producer(constants: Constants, x: Node, gain: Tensor, offset: Ten
     """Fold ``gain`` [C] and ``offset`` [C] into weight and bias of ``x``.
 
     Returns:
-        False if ``x`` is no convolution or linear layer with constant weights that only the batch norm reads.
+        False if ``x`` is no convolution or linear layer, its weights are not constant, or it has other readers.
     """
     record = find_record(x)
     if record is None or record.kind is not Kind.CONV or len(x.users) != 1 or x.kwargs:
@@ -69,7 +69,10 @@ def _fold_into_producer(constants: Constants, x: Node, gain: Tensor, offset: Ten
 
 
 def _to_depthwise(module: GraphModule, origin: Node, x: Node, gain: Tensor, offset: Tensor) -> Node:
-    """Emit a depthwise 1x1 convolution of x [N, C, ...], reshaped to one or two spatial axes."""
+    """Emit the batch norm as a depthwise 1x1 convolution of x [N, C, ...].
+
+    [N, C] is reshaped to [N, C, 1], and [N, C, D, H, W] to [N, C, D * H, W].
+    """
     shape = list(x.meta["val"].shape)
     needs_reshape = len(shape) in (2, 5)
     spatial = [math.prod(shape[2:-1]), *shape[4:]] if needs_reshape else shape[2:]

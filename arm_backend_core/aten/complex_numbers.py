@@ -1,7 +1,7 @@
-"""Complex decomposition: rewrite operators on complex tensors as operators on pairs of real ones, [..., 2].
+"""Complex decomposition: rewrite operators on complex tensors as operators on real tensors [..., 2].
 
-TOSA has no complex tensors. Each pair is followed by ``view_as_complex``, so that an operator without a rule here still
-reads a complex tensor. Fourier transforms are in ``fourier``.
+TOSA has no complex tensors. A pair is a real tensor [..., 2] of real and imaginary parts. ``view_as_complex`` follows
+each pair, so that an operator without a rule still reads a complex tensor. ``fourier`` has the Fourier transforms.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.fx import Node
 
 from arm_backend_core.aten import fourier
-from arm_backend_core.aten.fourier import SHORT_TIME, Pair
+from arm_backend_core.aten.fourier import SHORT_TIME_RULES, Pair
 from arm_backend_core.kinds import ScalarKind, kind_of
-from arm_backend_core.nodes import is_complex, is_float, is_implicit, overload_of
+from arm_backend_core.nodes import is_complex, is_composite_implicit, is_float, overload_of
 from arm_backend_core.ops.catalog import find_record
 from arm_backend_core.ops.composites import replace_zero_by_one
 from arm_backend_core.ops.registry import Kind
@@ -31,7 +31,7 @@ def involves_complex(node: Node) -> bool:
     """Whether ``node`` reads, returns or internally computes complex numbers; ``view_as_complex`` does not count."""
     if overload_of(node.target) is None or node.target is aten.view_as_complex.default:
         return False
-    return node.target in SHORT_TIME or any(is_complex(x) for x in (node, *node.all_input_nodes))
+    return node.target in SHORT_TIME_RULES or any(is_complex(x) for x in (node, *node.all_input_nodes))
 
 
 def decompose_complex(node: Node, call: Callable[..., Any], constants: Container[Node]) -> Node | None:
@@ -39,7 +39,7 @@ def decompose_complex(node: Node, call: Callable[..., Any], constants: Container
 
     Args:
         node: an operator that involves complex numbers.
-        call: emits the trace of a function; takes the operator that it decomposes, the function and its operand nodes.
+        call: emits the trace of a function. Takes the decomposed operator, the function and its operand nodes.
         constants: nodes that are parameters or computed from constants alone.
     """
     sources = list(node.all_input_nodes)
@@ -50,22 +50,24 @@ def decompose_complex(node: Node, call: Callable[..., Any], constants: Container
         for x in filter(is_complex, sources)
         if x.target is aten.view_as_complex.default or x.op == "placeholder" or x in constants
     }
-    rule = _rule(node)
+    rule = _find_rule(node)
     if rule is None or any(is_complex(x) and x not in pairs for x in sources):
         return None
 
-    def function(*tensors: Tensor) -> Tensor:
+    def decomposition(*tensors: Tensor) -> Tensor:
         operands: dict[Node, Any] = {x: Pair(t) if x in pairs else t for x, t in zip(sources, tensors, strict=True)}
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), operands.__getitem__)
         result = rule(*args, **kwargs)
         return torch.view_as_complex(result.data.contiguous()) if isinstance(result, Pair) else result
 
-    excludes_target = node.target not in RULES  # rules of ``RULES`` may emit the same operator on real numbers
-    result: Node = call(node.target if excludes_target else rule, function, *(pairs.get(x, x) for x in sources))
+    # ``call`` does not decompose the operator in its first argument again. Rules in ``RULES`` may emit the operator on
+    # real numbers, which must be decomposed.
+    is_generic_rule = node.target not in RULES
+    result: Node = call(node.target if is_generic_rule else rule, decomposition, *(pairs.get(x, x) for x in sources))
     return result
 
 
-def _rule(node: Node) -> Callable[..., Any] | None:
+def _find_rule(node: Node) -> Callable[..., Any] | None:
     overload = overload_of(node.target)
     assert overload is not None
     if overload in RULES:
@@ -75,7 +77,7 @@ def _rule(node: Node) -> Callable[..., Any] | None:
     has_float_operand = any(map(is_float, node.all_input_nodes))
     if record is not None and record.kind is Kind.SHARED and is_complex(node) and not has_float_operand:
         return lambda *args, **kwargs: Pair.from_parts(*(overload(*_select_part(args, i), **kwargs) for i in (0, 1)))
-    if is_implicit(overload):
+    if is_composite_implicit(overload):
         return lambda *args, **kwargs: overload.decompose(*_to_complex(args), **kwargs)
     return None
 
@@ -114,7 +116,7 @@ def _cast(x: Any, *, dtype: torch.dtype | None = None, **_: Any) -> Any:
     return x.parts[0].to(dtype)
 
 
-def _bilinear(function: Callable[..., Any]) -> Callable[..., Pair]:
+def _bilinear_rule(function: Callable[..., Any]) -> Callable[..., Pair]:
     """The rule of a bilinear operator (product, matmul); one operand may be real."""
 
     def rule(x: Any, y: Any) -> Pair:
@@ -128,10 +130,10 @@ def _bilinear(function: Callable[..., Any]) -> Callable[..., Pair]:
     return rule
 
 
-_product = _bilinear(operator.mul)
+_product = _bilinear_rule(operator.mul)
 
 
-def _linear_layer(function: Callable[..., Any]) -> Callable[..., Pair]:
+def _linear_layer_rule(function: Callable[..., Any]) -> Callable[..., Pair]:
     """The rule of a linear layer or convolution with complex weight and bias."""
 
     def rule(x: Pair, weight: Pair, bias: Pair | None = None, *args: Any) -> Pair:
@@ -143,7 +145,7 @@ def _linear_layer(function: Callable[..., Any]) -> Callable[..., Pair]:
 
 
 def _multiply_add(x: Any, y: Pair, z: Pair, *, beta: float = 1, alpha: float = 1, product: Any = torch.mm) -> Pair:
-    return _sum(_product(x, beta), _bilinear(product)(y, z), alpha)
+    return _sum(_product(x, beta), _bilinear_rule(product)(y, z), alpha)
 
 
 def _quotient(x: Any, y: Any) -> Pair:
@@ -153,7 +155,7 @@ def _quotient(x: Any, y: Any) -> Pair:
     return _product(_product(x, Pair.from_parts(c, -d)), 1 / (c * c + d * d))
 
 
-def _apply_by_part(overload: Any, *positions: int) -> Callable[..., Pair]:
+def _partwise_rule(overload: Any, *positions: int) -> Callable[..., Pair]:
     """The rule of an operator that acts on both parts alike.
 
     Args:
@@ -169,21 +171,21 @@ def _apply_by_part(overload: Any, *positions: int) -> Callable[..., Pair]:
     return rule
 
 
-def _polar(length: Tensor, angle: Tensor) -> Pair:
-    return Pair.from_parts(length * torch.cos(angle), length * torch.sin(angle))
+def _polar(magnitude: Tensor, angle: Tensor) -> Pair:
+    return Pair.from_parts(magnitude * torch.cos(angle), magnitude * torch.sin(angle))
 
 
-def _sine(z: Pair, quarter: int) -> Pair:
-    """sin(z), or cos(z) = sin(z + pi / 2)."""
+def _cos_or_sin(z: Pair, index: int) -> Pair:
+    """cos(z) for index 0, sin(z) for index 1."""
     a, b = z.parts
-    sine, cosine = (torch.cos(a), -torch.sin(a)) if quarter == 0 else (torch.sin(a), torch.cos(a))
+    sine, cosine = (torch.cos(a), -torch.sin(a)) if index == 0 else (torch.sin(a), torch.cos(a))
     return Pair.from_parts(sine * torch.cosh(b), cosine * torch.sinh(b))
 
 
-def _hyperbolic(z: Pair, quarter: int) -> Pair:
-    """sinh(z), or cosh(z) = sinh(z + i pi / 2) / i."""
+def _sinh_or_cosh(z: Pair, index: int) -> Pair:
+    """sinh(z) for index 0, cosh(z) for index 1."""
     a, b = z.parts
-    first, second = (torch.sinh(a), torch.cosh(a)) if quarter == 0 else (torch.cosh(a), torch.sinh(a))
+    first, second = (torch.sinh(a), torch.cosh(a)) if index == 0 else (torch.cosh(a), torch.sinh(a))
     return Pair.from_parts(first * torch.cos(b), second * torch.sin(b))
 
 
@@ -234,13 +236,13 @@ def _full_like(x: Any, number: Any, *, dtype: torch.dtype | None = None, **_: An
 def _power(z: Pair, exponent: Any) -> Pair:
     if exponent in range(1, 9):
         return functools.reduce(_product, [z] * int(exponent))
-    (c, d), length = _parts(exponent), torch.log(_abs(z))
-    return _polar(torch.exp(c * length - d * _angle(z)), d * length + c * _angle(z))
+    (c, d), magnitude = _parts(exponent), torch.log(_abs(z))
+    return _polar(torch.exp(c * magnitude - d * _angle(z)), d * magnitude + c * _angle(z))
 
 
 def _sign(z: Pair) -> Pair:
-    length = _abs(z)
-    return _product(z, 1 / replace_zero_by_one(length))
+    magnitude = _abs(z)
+    return _product(z, 1 / replace_zero_by_one(magnitude))
 
 
 RULES: dict[Any, Callable[..., Any]] = {
@@ -282,19 +284,19 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten.full_like.default: _full_like,
     aten.eq.Tensor: lambda x, y: functools.reduce(torch.logical_and, map(operator.eq, _parts(x), _parts(y))),
     aten.ne.Tensor: lambda x, y: functools.reduce(torch.logical_or, map(operator.ne, _parts(x), _parts(y))),
-    aten.sin.default: lambda z: _sine(z, 1),
-    aten.cos.default: lambda z: _sine(z, 0),
-    aten.sinh.default: lambda z: _hyperbolic(z, 0),
-    aten.cosh.default: lambda z: _hyperbolic(z, 1),
+    aten.sin.default: lambda z: _cos_or_sin(z, 1),
+    aten.cos.default: lambda z: _cos_or_sin(z, 0),
+    aten.sinh.default: lambda z: _sinh_or_cosh(z, 0),
+    aten.cosh.default: lambda z: _sinh_or_cosh(z, 1),
     aten.tanh.default: _tanh,
     aten.prod.dim_int: _prod,
-    **{overload: _bilinear(overload) for overload in (aten.mm.default, aten.bmm.default, aten.matmul.default)},
+    **{overload: _bilinear_rule(overload) for overload in (aten.mm.default, aten.bmm.default, aten.matmul.default)},
     **{
-        overload: _linear_layer(overload)
+        overload: _linear_layer_rule(overload)
         for overload in (aten.linear.default, aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)
     },
     **{
-        overload: _apply_by_part(overload, 0)
+        overload: _partwise_rule(overload, 0)
         for overload in (
             *(aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim, aten.cumsum.default),
             *(aten.tril.default, aten.triu.default, aten.rot90.default, aten.diag_embed.default, aten.roll.default),
@@ -302,14 +304,14 @@ RULES: dict[Any, Callable[..., Any]] = {
         )
     },
     **{
-        overload: _apply_by_part(overload, 0, 1)
+        overload: _partwise_rule(overload, 0, 1)
         for overload in (aten.copy.default, aten.slice_scatter.default, aten.select_scatter.default, aten.lerp.Scalar)
     },
-    **{overload: _apply_by_part(overload, 0, 2) for overload in (aten.masked_fill.Scalar, aten.masked_fill.Tensor)},
-    aten.index_add.default: _apply_by_part(aten.index_add.default, 0, 3),
-    aten.where.self: _apply_by_part(aten.where.self, 1, 2),
+    **{overload: _partwise_rule(overload, 0, 2) for overload in (aten.masked_fill.Scalar, aten.masked_fill.Tensor)},
+    aten.index_add.default: _partwise_rule(aten.index_add.default, 0, 3),
+    aten.where.self: _partwise_rule(aten.where.self, 1, 2),
     aten._fft_r2c.default: fourier.real_to_complex,
     aten._fft_c2c.default: fourier.complex_to_complex,
     aten._fft_c2r.default: fourier.complex_to_real,
-    **SHORT_TIME,
+    **SHORT_TIME_RULES,
 }

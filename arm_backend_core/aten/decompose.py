@@ -1,7 +1,7 @@
-"""Decomposition: replace composite operators without a record by operators that have one.
+"""Decomposition: replace composite operators by operators that have an operator record (lowering rules).
 
 A composite is traced on fake tensors, once for each combination of operand types and shapes. Its trace (the fragment)
-is decomposed recursively and copied into the program; the rest of the program is not retraced. Records define
+is decomposed recursively and copied into the program. The rest of the program is not traced again. Records define
 decompositions (``ops/composites``, ``ops/recurrent``); PyTorch's decompositions serve for the other operators.
 """
 
@@ -58,7 +58,7 @@ def decompose(module: GraphModule, constants: Iterable[Node] = (), *, quantized:
     """
     for node in module.graph.nodes:  # before replacements change the operands' strides
         record = find_composite(node)
-        if record is not None and record.reads_memory and not _value(module, node.args[0]).is_contiguous():
+        if record is not None and record.reads_storage_offset and not _value(module, node.args[0]).is_contiguous():
             raise ModelError(f"{describe_node(node)} cannot be exported: {OUT_OF_VIEW}")
     return _Decomposer(quantized).run(module, set(constants))
 
@@ -69,18 +69,18 @@ class _Fragment:
 
     Attributes:
         module: its placeholders are the composite's operands, in order.
-        complete: every operator in it has a record or is computed from constants alone.
+        is_lowerable: every operator in it has an operator record or is computed from constants alone.
     """
 
     module: GraphModule
-    complete: bool
+    is_lowerable: bool
 
     def covers_used_results(self, node: Node) -> bool:
         """Whether it computes every used result of ``node``; results that it lacks are None."""
         results = self.module.graph.output_node().args[0]
         if not isinstance(results, (tuple, list)):
             return True
-        return all(results[cast(int, pick.args[1])] is not None or not pick.users for pick in node.users)
+        return all(results[cast(int, getitem.args[1])] is not None or not getitem.users for getitem in node.users)
 
 
 @dataclass
@@ -99,7 +99,7 @@ class _Decomposer:
     in_progress: list[OpOverload] = field(default_factory=list)
 
     def run(self, module: GraphModule, constants: set[Node]) -> bool:
-        """Decompose ``module`` and add nodes computed from constants alone to ``constants``; whether it changed."""
+        """Decompose ``module`` and add nodes computed from constants alone to ``constants``; True if it changed."""
         changed = False
         for node in list(module.graph.nodes):
             is_known_constant = node.op == "get_attr" or is_constant(node, constants)
@@ -118,9 +118,9 @@ class _Decomposer:
         return changed
 
     def _replace(self, module: GraphModule, node: Node, constants: set[Node]) -> bool:
-        """Replace ``node`` by its decomposition; returns False if there is none, or the operator is better kept."""
+        """Replace ``node`` by its decomposition; returns False if it has none or should keep its CPU kernel."""
         try:
-            outputs = self._write_decomposition(_Writer(self, module, node, constants), node)
+            outputs = self._write_decomposition(_FragmentWriter(self, module, node, constants), node)
             if outputs is None:
                 return False
             _check_outputs(node, outputs)
@@ -139,10 +139,10 @@ class _Decomposer:
         replace_node(node, outputs)
         return True
 
-    def _write_decomposition(self, writer: _Writer, node: Node) -> Any:
-        """Emit the decomposition before ``node``; returns the result nodes, or None if the operator is better kept."""
+    def _write_decomposition(self, writer: _FragmentWriter, node: Node) -> Any:
+        """Emit the decomposition before ``node``; returns the result nodes, or None to keep the operator."""
         if complex_numbers.involves_complex(node):
-            return complex_numbers.decompose_complex(node, writer.call_as, writer.constants)
+            return complex_numbers.decompose_complex(node, writer.call_decomposition, writer.constants)
         record = find_composite(node)
         if record is not None and record.emits_nodes:
             return record.decompose(writer.call, *node.args, **node.kwargs)
@@ -158,10 +158,10 @@ class _Decomposer:
             args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda x: values[x])
             return rule(*args, **kwargs)
 
-        if record is not None and record.reads_memory:
+        if record is not None and record.reads_storage_offset:
             signature += str([_value(writer.module, source).storage_offset() for source in sources])
         fragment = self.get_fragment(writer.module, (node.target, signature), call, sources, writer.constants)
-        if fragment is None or (has_cpu_kernel(node) and not fragment.complete):
+        if fragment is None or (has_cpu_kernel(node) and not fragment.is_lowerable):
             return None
         if not fragment.covers_used_results(node):
             raise Unsupported(
@@ -172,7 +172,7 @@ class _Decomposer:
     def get_fragment(
         self,
         module: GraphModule,
-        name: tuple[Any, ...],
+        key_prefix: tuple[Any, ...],
         call: Callable[..., Any],
         sources: Sequence[Node],
         constants: set[Node],
@@ -181,7 +181,7 @@ class _Decomposer:
 
         Args:
             module: the module of ``sources``.
-            name: cache key, with the operands' types and shapes; its first item is the operator or function.
+            key_prefix: with the operands' types and shapes, the cache key. Its first item is the operator or function.
             call: the function to trace.
             sources: the operands.
             constants: nodes that are constant.
@@ -196,10 +196,13 @@ class _Decomposer:
         if any(not isinstance(value, Tensor) for value in values):
             return None
         are_constant = [source in constants for source in sources]
-        key = (*name, *((str(v.shape), str(v.stride()), v.dtype, h) for v, h in zip(values, are_constant, strict=True)))
+        key = (
+            *key_prefix,
+            *((str(v.shape), str(v.stride()), v.dtype, h) for v, h in zip(values, are_constant, strict=True)),
+        )
         if key not in self.fragments:
             try:
-                self.fragments[key] = self._trace_fragment(name[0], call, values, are_constant)
+                self.fragments[key] = self._trace_fragment(key_prefix[0], call, values, are_constant)
             except Unsupported as refusal:
                 self.fragments[key] = refusal
         fragment = self.fragments[key]
@@ -216,7 +219,7 @@ class _Decomposer:
             if any(
                 node.target is target and is_composite(node, known) for node in module.graph.nodes if node not in known
             ):
-                module = trace(call, values, pre_dispatch=False)  # decompositions that PyTorch has in C++ only
+                module = trace(call, values, pre_dispatch=False)  # PyTorch decomposes some operators in C++ only
         except Exception as error:  # PyTorch raises various types where it has no rule for these operands
             if isinstance(target, OpOverload) and target not in records() and not isinstance(error, Unsupported):
                 return None
@@ -237,7 +240,7 @@ class _Decomposer:
 
 
 @dataclass
-class _Writer:
+class _FragmentWriter:
     """Emits the nodes of a decomposition before ``origin``, with its metadata."""
 
     decomposer: _Decomposer
@@ -245,35 +248,35 @@ class _Writer:
     origin: Node
     constants: set[Node]
 
-    def call(self, function: Callable[..., Any], *operands: Node, layer: Node | None = None, **numbers: Any) -> Any:
+    def call(self, function: Callable[..., Any], *operands: Node, layer: Node | None = None, **kwargs: Any) -> Any:
         """Emit the nodes of ``function``, traced once for operands of the same types and shapes; returns its results.
 
         Args:
             function: a function of tensors.
             operands: the operand nodes.
-            layer: a weight that identifies the layer; its nodes get the same ``TIMESTEP_SLOT`` in every call.
-            numbers: keyword arguments of ``function``.
+            layer: a weight that identifies a recurrent layer. Its nodes have the same ``TIMESTEP_SLOT`` in every call.
+            kwargs: keyword arguments of ``function``.
 
         Raises:
             Unsupported: PyTorch cannot trace it.
         """
         slot = None if layer is None else (layer.name, function.__name__)
-        return self._write_traced((function, repr(numbers)), partial(function, **numbers), operands, slot)
+        return self._write_traced((function, repr(kwargs)), partial(function, **kwargs), operands, slot)
 
-    def call_as(self, target: Any, function: Callable[..., Any], *operands: Node) -> Any:
-        """Emit the nodes of ``function``, the decomposition of ``target``, in which ``target`` itself is kept."""
+    def call_decomposition(self, target: Any, function: Callable[..., Any], *operands: Node) -> Any:
+        """Emit the decomposition ``function`` of ``target``. Inside it, ``target`` is not decomposed again."""
         return self._write_traced((target, function), function, operands)
 
     def _write_traced(
         self,
-        name: tuple[Any, ...],
+        key_prefix: tuple[Any, ...],
         function: Callable[..., Any],
         operands: Sequence[Node],
         slot: tuple[str, str] | None = None,
     ) -> Any:
         result = first_result(self.origin)  # without operands, the trace needs the fake mode of the program
         with nullcontext() if operands or not isinstance(result, FakeTensor) else result.fake_mode:
-            fragment = self.decomposer.get_fragment(self.module, name, function, operands, self.constants)
+            fragment = self.decomposer.get_fragment(self.module, key_prefix, function, operands, self.constants)
         assert fragment is not None, operands
         return self.copy(fragment.module, operands, slot)
 
@@ -308,7 +311,7 @@ def _check_outputs(node: Node, outputs: Any) -> None:
 
     Raises:
         Unsupported: they differ.
-        Fault: they differ, and the decomposition is one of this compiler.
+        Fault: they differ, and the decomposition belongs to this compiler.
     """
     actual = [x and _signature(x.meta["val"]) for x in (outputs if isinstance(outputs, (tuple, list)) else [outputs])]
     expected = node.meta.get("val")
@@ -323,13 +326,13 @@ def _signature(value: Any) -> tuple[tuple[int, ...], torch.dtype] | None:
 
 
 def _match_traced_layout(node: Node, outputs: Any) -> Any:
-    """Make ``outputs`` contiguous where the results of ``node`` are, because their views were traced that way."""
+    """Make ``outputs`` contiguous where the results of ``node`` are: views of them were traced with these strides."""
     if isinstance(outputs, (tuple, list)):
-        return [_contiguous(x, traced) for x, traced in zip(outputs, node.meta["val"], strict=True)]
-    return _contiguous(outputs, node.meta["val"])
+        return [_make_contiguous(x, traced) for x, traced in zip(outputs, node.meta["val"], strict=True)]
+    return _make_contiguous(outputs, node.meta["val"])
 
 
-def _contiguous(x: Any, meta: Any) -> Any:
+def _make_contiguous(x: Any, meta: Any) -> Any:
     value = x and x.meta["val"]
     if not isinstance(value, Tensor) or value.is_contiguous() or not meta.is_contiguous():
         return x
@@ -340,10 +343,10 @@ def _contiguous(x: Any, meta: Any) -> Any:
 
 
 def trace(call: Callable[..., Any], values: list[Tensor], *, pre_dispatch: bool = True) -> GraphModule:
-    """Trace ``call`` on fake tensors; with ``pre_dispatch``, composite operators are kept."""
+    """Trace ``call`` on fake tensors. With ``pre_dispatch``, the trace keeps composite operators."""
     values = [
         value.detach() for value in values
-    ]  # tracing identifies operands by object, and copied nodes share their fake tensor
+    ]  # tracing identifies operands by object, but copied nodes share one fake tensor
     mode = next((value.fake_mode for value in values if hasattr(value, "fake_mode")), None)
     with torch.no_grad(), _use_lazy_graph_module(True), mode or nullcontext():
         return make_fx(call, tracing_mode="real" if mode else "fake", pre_dispatch=pre_dispatch)(*values)

@@ -1,4 +1,7 @@
-"""Which operators are decomposed, and by which function: records first, then PyTorch's decompositions."""
+"""Decomposition rules: which operators are decomposed, and by which function.
+
+The rule of an operator record takes precedence over PyTorch's decomposition.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from arm_backend_core.aten import complex_numbers
-from arm_backend_core.nodes import is_implicit
+from arm_backend_core.nodes import is_composite_implicit
 from arm_backend_core.ops.catalog import find_composite, find_record
 from arm_backend_core.ops.composites import computed_weights
 from arm_backend_core.ops.composites.arithmetic import empty_product
@@ -23,17 +26,17 @@ aten = torch.ops.aten
 
 
 def is_composite(node: Node, constants: Container[Node]) -> bool:
-    """Whether ``node`` must be decomposed: it has no record, or not for such operands."""
+    """Whether ``node`` must be decomposed: it has no operator record that supports its operands."""
     if node.op != "call_function" or not isinstance(node.target, OpOverload):
         return False
     if node.target.namespace != "aten":
-        return find_composite(node) is not None or is_implicit(node.target)
+        return find_composite(node) is not None or is_composite_implicit(node.target)
     if _is_empty(node):  # targets have no empty tensors, and the CPU has no kernels for composites
         return find_record(node) is None
     if node.target is aten.view_as_complex.default:
         return False
     needs_decomposition = find_record(node) is None or complex_numbers.involves_complex(node)
-    return needs_decomposition or _is_product_of_nothing(node) or _has_computed_weight(node, constants)
+    return needs_decomposition or _reduces_zero_elements(node) or _has_computed_weight(node, constants)
 
 
 def decomposition_rule(node: Node, constants: Container[Node], *, quantized: bool) -> Callable[..., Any] | None:
@@ -47,16 +50,16 @@ def decomposition_rule(node: Node, constants: Container[Node], *, quantized: boo
     overload = cast(OpOverload, node.target)
     if _is_empty(node):
         return lambda *_, **__: pytree.tree_map(lambda x: torch.zeros(x.shape, dtype=x.dtype), node.meta["val"])
-    if _is_product_of_nothing(node):
+    if _reduces_zero_elements(node):
         return partial(empty_product, node.meta["val"].shape)
     if _has_computed_weight(node, constants):
-        return computed_weights.RULES[overload][1]
+        return computed_weights.DECOMPOSITIONS[overload][1]
     record = find_composite(node)
     if record is not None:
         return partial(record.decompose, quantized=quantized) if record.takes_quantized else record.decompose
     if overload in torch._decomp.decomposition_table:
         return torch._decomp.decomposition_table[overload]
-    return overload.decompose if is_implicit(overload) else None
+    return overload.decompose if is_composite_implicit(overload) else None
 
 
 def _is_empty(node: Node) -> bool:
@@ -65,8 +68,8 @@ def _is_empty(node: Node) -> bool:
     return bool(shapes) and all(all(isinstance(size, int) for size in shape) and 0 in shape for shape in shapes)
 
 
-def _is_product_of_nothing(node: Node) -> bool:
-    """Whether a matrix product reduces over zero elements: a kernel would leave its result unwritten."""
+def _reduces_zero_elements(node: Node) -> bool:
+    """Whether a matrix product reduces over zero elements. A kernel would leave its result unwritten."""
     if node.target not in (aten.linear.default, aten.mm.default, aten.bmm.default, aten.matmul.default):
         return False
     left = cast(Node, node.args[0]).meta["val"]
@@ -75,9 +78,9 @@ def _is_product_of_nothing(node: Node) -> bool:
 
 def _has_computed_weight(node: Node, constants: Container[Node]) -> bool:
     """Whether the weight of a layer is computed at run time, or is a vector."""
-    if node.target not in computed_weights.RULES:
+    if node.target not in computed_weights.DECOMPOSITIONS:
         return False
-    weight_arguments, _ = computed_weights.RULES[node.target]
+    weight_arguments, _ = computed_weights.DECOMPOSITIONS[node.target]
     if node.target is aten.convolution.default and node.args[6] and node.meta["val"].dim() > 4:
         return True  # 3-D transposed convolution, which the rule for images does not support
     weights = [weight for weight in node.args[weight_arguments] if isinstance(weight, Node)]
@@ -88,14 +91,14 @@ def _has_computed_weight(node: Node, constants: Container[Node]) -> bool:
 def has_cpu_kernel(node: Node) -> bool:
     """Whether the operator has a CPU kernel and its decomposition comes from PyTorch's table.
 
-    Decomposing it partially would only be slower on the CPU. Some of its parts are no ATen operators, for which the CPU
-    has no kernel.
+    A partial decomposition of such an operator would only be slower on the CPU. It may also contain operators that have
+    no CPU kernel.
     """
     return find_composite(node) is None and node.target in torch._decomp.decomposition_table
 
 
 def is_lowerable(node: Node, constants: Container[Node]) -> bool:
-    """Whether ``node`` needs no rule, or has a record."""
+    """Whether ``node`` has an operator record or needs none."""
     return (
         node.op != "call_function"
         or node in constants

@@ -1,8 +1,8 @@
-"""Discrete Fourier transforms as matrix products with cosine and sine matrices, along each dimension in turn.
+"""Discrete Fourier transforms as matrix products with cosine and sine matrices, one dimension at a time.
 
 Complex tensors are pairs of real ones. Short-time Fourier transforms (``torch.stft``, ``torch.istft``) apply the same
-matrices to frames of the signal. The window is folded into the matrix, which has no rows for samples outside of the
-window: a window of 400 samples in a 512-point transform gives a matrix of 400 rows.
+matrices to frames of the signal. The window is folded into the matrix, which has rows only for samples of the window: a
+window of 400 samples in a 512-point transform gives a matrix of 400 rows.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _matmul_along(x: Tensor, dim: int, matrix: Tensor) -> Tensor:
     return torch.matmul(x.transpose(dim, -1), matrix).transpose(dim, -1)
 
 
-def _transform(z: Pair, dims: Sequence[int], sign: int) -> Pair:
+def _dft(z: Pair, dims: Sequence[int], sign: int) -> Pair:
     """Unnormalized DFT along ``dims`` with kernel exp(sign * i * angle)."""
     real, imaginary = z.parts
     for dim in dims:
@@ -64,7 +64,7 @@ def _transform(z: Pair, dims: Sequence[int], sign: int) -> Pair:
 
 
 def _normalization_factor(sizes: Sequence[int], normalization: int) -> float:
-    """ATen's three normalizations: 0: none; 1: by the square root of the number of elements; 2: by that number."""
+    """Factor of ATen's normalization modes: 1 (mode 0), 1 / sqrt(n) (1), 1 / n (2) for n elements."""
     return (1.0, math.prod(sizes) ** -0.5, 1 / math.prod(sizes))[normalization]
 
 
@@ -74,23 +74,24 @@ def real_to_complex(x: Tensor, dim: Sequence[int], normalization: int, onesided:
     cosine, sine = _dft_matrices(n, n // 2 + 1 if onesided else n, x)
     first = Pair.from_parts(_matmul_along(x, last, cosine), -_matmul_along(x, last, sine))
     factor = _normalization_factor([x.shape[d] for d in dim], normalization)
-    return Pair(_transform(first, [d % x.dim() for d in dim[:-1]], -1).data * factor)
+    return Pair(_dft(first, [d % x.dim() for d in dim[:-1]], -1).data * factor)
 
 
 def complex_to_complex(z: Pair, dim: Sequence[int], normalization: int, forward: bool) -> Pair:
     """``aten._fft_c2c``."""
     axes = [d % (z.data.dim() - 1) for d in dim]
     factor = _normalization_factor([z.data.shape[d] for d in axes], normalization)
-    return Pair(_transform(z, axes, -1 if forward else 1).data * factor)
+    return Pair(_dft(z, axes, -1 if forward else 1).data * factor)
 
 
 def complex_to_real(z: Pair, dim: Sequence[int], normalization: int, last_dim_size: int) -> Tensor:
     """``aten._fft_c2r``, the inverse transform of a one-sided spectrum.
 
-    Frequencies of the last dimension count twice, except 0 and, for even sizes, the Nyquist frequency.
+    Frequencies of the last dimension count twice, because the spectrum omits their conjugates. Only 0 and, for even
+    sizes, the Nyquist frequency count once.
     """
     axes = [d % (z.data.dim() - 1) for d in dim]
-    real, imaginary = _transform(z, axes[:-1], 1).parts
+    real, imaginary = _dft(z, axes[:-1], 1).parts
     cosine, sine = _dft_matrices(last_dim_size, real.shape[axes[-1]], real)
     multiplicity = torch.tensor([1.0 if 2 * k % last_dim_size == 0 else 2.0 for k in range(cosine.shape[1])])
     result = _matmul_along(real, axes[-1], (cosine * multiplicity).t()) - _matmul_along(
@@ -102,7 +103,7 @@ def complex_to_real(z: Pair, dim: Sequence[int], normalization: int, last_dim_si
 # -- short-time transforms -----------------------------------------------------------------------------------------
 
 
-def _window(window: Tensor | Pair | None, count: int, like: Tensor) -> Tensor:
+def _window_or_ones(window: Tensor | Pair | None, count: int, like: Tensor) -> Tensor:
     """The window's ``count`` samples; ones if no window is passed.
 
     Raises:
@@ -140,7 +141,7 @@ def _stft(
     is_onesided = onesided if onesided is not None else len(parts) == 1
     # Cosine and sine by sample of the frame and frequency, [n_fft, frequencies].
     waves = _dft_matrices(n_fft, n_fft // 2 + 1 if is_onesided else n_fft, real)
-    weights = _window(window, count, real)[:, None] * _normalization_factor([n_fft], int(normalized))
+    weights = _window_or_ones(window, count, real)[:, None] * _normalization_factor([n_fft], int(normalized))
     cosine, sine = (wave[left : left + count] * weights for wave in waves)
     by_cosine, by_sine = ([torch.matmul(s, wave).mT for s in windowed_samples] for wave in (cosine, sine))
     if len(parts) == 1:
@@ -193,7 +194,7 @@ def _istft(
     real, imaginary = (part.mT for part in z.parts)  # [.., frames, frequencies]
     hop, count, frames = hop_length or n_fft // 4, win_length or n_fft, real.shape[-2]
     left, half = (n_fft - count) // 2, n_fft // 2 + 1
-    weights = _window(window, count, real)
+    weights = _window_or_ones(window, count, real)
     multiplicity = torch.tensor([1.0 if 2 * k % n_fft == 0 else 2.0 for k in range(half)])
     factor = _normalization_factor([n_fft], 1 if normalized else 2)
     # Like PyTorch, ignore the upper half of the frequencies of a two-sided spectrum.
@@ -228,8 +229,8 @@ def _overlap_add(x: Tensor, hop: int) -> Tensor:
     return functools.reduce(torch.add, shifted).flatten(-2)[..., : n + (frames - 1) * hop]
 
 
-#: Decompositions of the short-time transforms, which apply to real inputs too.
-SHORT_TIME: dict[Any, Callable[..., Any]] = {
+#: Decompositions of the short-time transforms. They apply to real inputs too.
+SHORT_TIME_RULES: dict[Any, Callable[..., Any]] = {
     aten.stft.default: _stft,
     aten.stft.center: _stft_centered,
     aten.istft.default: _istft,

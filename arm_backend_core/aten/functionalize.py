@@ -20,7 +20,7 @@ DROPOUT = tuple(
     for name in ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
     for kind in (name, f"{name}_")
 )
-_ZERO_FILLED: dict[Any, OpOverload] = {
+_ZEROS_FOR_EMPTY: dict[Any, OpOverload] = {
     aten.empty.memory_format: aten.zeros.default,
     aten.empty_like.default: aten.zeros_like.default,
     aten.new_empty.default: aten.new_zeros.default,
@@ -31,7 +31,7 @@ def functionalize(graph: Graph, *, write_back: bool = False) -> Node | None:
     """Replace in-place operators (``relu_``) by functional ones (``relu``); edits the graph.
 
     Later readers of the mutated tensor read the result instead. This is equivalent unless something else shares the
-    tensor's memory (a view, a parameter, an input); then the in-place operators are left unchanged.
+    tensor's memory (a view, a parameter, an input). In that case the in-place operators do not change.
 
     Args:
         graph: the graph to edit.
@@ -43,7 +43,7 @@ def functionalize(graph: Graph, *, write_back: bool = False) -> Node | None:
     """
     _drop_identities(graph)
     _replace_empty_by_zeros(graph)
-    _read_mutated_tensor(graph)
+    _redirect_to_mutated_tensor(graph)
     order = {node: i for i, node in enumerate(graph.nodes)}
     mutating = [node for node in graph.nodes if mutates(node) and not _is_final_write(node, order)]
     for node in mutating:
@@ -67,7 +67,7 @@ def functionalize(graph: Graph, *, write_back: bool = False) -> Node | None:
 
 
 def _is_final_write(node: Node, order: dict[Node, int]) -> bool:
-    """Whether ``node`` writes an attribute's final value of this call."""
+    """Whether ``node`` copies a value into an attribute that no later node reads."""
     attribute = node.args[0]
     if node.target is not aten.copy_.default or not isinstance(attribute, Node):
         return False
@@ -89,19 +89,18 @@ def functionalize_program(program: ExportedProgram) -> ExportedProgram:
     if functionalize(program.graph_module.graph) is None:
         return program
     for node in program.graph.find_nodes(op="call_function", target=aten.unfold.default):
-        if is_written(node):  # PyTorch would drop elements that lie in no window
+        if is_written(node):  # PyTorch would drop the elements that lie in no window
             view = node.meta["val"]
             node.target = aten.as_strided.default
             node.args = (node.args[0], list(view.shape), list(view.stride()), view.storage_offset())
     for node in program.graph.find_nodes(op="call_function", target=aten.multilabel_margin_loss_forward.default):
-        parts = find_composite(
-            node
-        )  # no table overrides PyTorch's decomposition, which counts the end of a label list as a class
-        assert parts is not None
-        node.target = parts.decompose
+        # PyTorch's decomposition counts the end of a label list as a class. ``run_decompositions`` cannot override it.
+        record = find_composite(node)
+        assert record is not None
+        node.target = record.decompose
     try:
         with torch.no_grad():  # with gradients, parts of complex tensors cannot be written
-            program = program.run_decompositions(undeclared_views(program.graph))
+            program = program.run_decompositions(undeclared_view_decompositions(program.graph))
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[0]
         raise ModelError(f"in-place writes cannot be exported: {reason} Write to a copy: x.clone()") from error
@@ -121,7 +120,7 @@ def drop_final_copies(graph: Graph) -> None:
             graph.erase_node(node)
 
 
-def undeclared_views(graph: Graph) -> dict[OpOverload, Callable[..., Any]]:
+def undeclared_view_decompositions(graph: Graph) -> dict[OpOverload, Callable[..., Any]]:
     """Decompositions of operators whose results alias an operand although their schemas do not declare it.
 
     Examples: ``meshgrid``, ``type_as``. PyTorch's functionalization trusts the schema, so a write to the operand would
@@ -153,13 +152,13 @@ def _drop_identities(graph: Graph) -> None:
 def _replace_empty_by_zeros(graph: Graph) -> None:
     """Replace uninitialized tensors (``empty``) by zeros, so that every export is the same."""
     for node in graph.nodes:
-        if node.target in _ZERO_FILLED:
-            node.target = _ZERO_FILLED[node.target]
+        if node.target in _ZEROS_FOR_EMPTY:
+            node.target = _ZEROS_FOR_EMPTY[node.target]
             if node.target is aten.zeros.default:
                 node.kwargs = {key: value for key, value in node.kwargs.items() if key != "memory_format"}
 
 
-def _read_mutated_tensor(graph: Graph) -> None:
+def _redirect_to_mutated_tensor(graph: Graph) -> None:
     """Redirect readers of an in-place operator's result to the tensor that it mutates."""
     for node in [node for node in graph.nodes if mutates(node)]:
         if _functional_overload(node) is not None and changes_memory(node):
@@ -182,7 +181,7 @@ def _argument_types(overload: OpOverload) -> list[tuple[str, str]]:
 
 
 def _is_aliased(
-    source: object, node: Node, order: dict[Node, int], other_name: Node | None = None, *, allow_inputs: bool = False
+    source: object, node: Node, order: dict[Node, int], ignored_view: Node | None = None, *, allow_inputs: bool = False
 ) -> bool:
     """Whether the memory of ``source`` may be read after ``node`` through another tensor.
 
@@ -190,14 +189,14 @@ def _is_aliased(
         source: the mutated operand.
         node: the in-place operator.
         order: index of each node in the program.
-        other_name: a view that does not count.
+        ignored_view: a view that is not checked.
         allow_inputs: inputs and buffers of the program do not count as shared.
     """
     if not isinstance(source, Node) or not (source.op == "call_function" or allow_inputs):
         return True
     for user in source.users:
         if (
-            user is not other_name
+            user is not ignored_view
             and order[user] < order[node]
             and is_view(user, source)
             and _is_read_after(user, node, order)

@@ -1,10 +1,12 @@
-"""Rank reduction: rewrite operators on tensors of more than TOSA's six dimensions.
+"""Rank reduction: rewrite operators on tensors that have more dimensions than TOSA's limit, six.
 
-Example: a video model partitions windows with a view of eight dimensions, a permutation and another view. In a
-permutation, dimensions that stay adjacent merge into one; if more than six remain, it is split into several
-permutations. Elementwise operators broadcast along runs of dimensions, each of which merges into one (relative
-positions of a video's patches). Softmax and reductions need one dimension before and one after their own (RAFT's
-weights of neighbours).
+Example: a video model partitions windows with a view of eight dimensions, a permutation and another view.
+
+- Permutation: dimensions that stay adjacent merge into one. If more than six remain, it is split into several.
+- Elementwise operator: a run of dimensions along which the same operands broadcast merges into one (relative positions
+  of a video's patches).
+- Softmax or reduction along one dimension: the dimensions before it merge into one, and those after it (RAFT's weights
+  of neighbours).
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from arm_backend_core.tosa.operators import LEVEL_8K
 aten = torch.ops.aten
 _VIEWS = movement.reshape.overloads
 _COPIES = (aten.clone.default, aten.contiguous.default)
-_ALONG = (aten.softmax.int, aten._softmax.default, aten.sum.dim_IntList, aten.mean.dim, aten.amax.default)
+_AXIS_OPS = (aten.softmax.int, aten._softmax.default, aten.sum.dim_IntList, aten.mean.dim, aten.amax.default)
 
 
 def reduce_ranks(module: GraphModule) -> None:
@@ -38,7 +40,7 @@ def reduce_ranks(module: GraphModule) -> None:
                 _reduce_permute
                 if node.target in movement.permute.overloads
                 else _reduce_axis_operator
-                if node.target in _ALONG
+                if node.target in _AXIS_OPS
                 else _reduce_elementwise
             )
             if (value := rule(node)) is not None:
@@ -80,7 +82,7 @@ def _reduce_axis_operator(node: Node) -> Node | None:
 
 
 def _reduce_elementwise(node: Node) -> Node | None:
-    """Rewrite an elementwise operator: merge runs of dimensions that each operand has, or broadcasts, entirely."""
+    """Rewrite an elementwise operator: merge runs of dimensions along which the same operands broadcast."""
     if torch.Tag.pointwise not in getattr(node.target, "tags", ()):
         return None
     shape = node.meta["val"].shape

@@ -1,10 +1,12 @@
 """Inline the subgraphs of higher-order operators (``cond``, ``map``, ``scan``, ``while_loop``).
 
-Delegates cannot contain subgraphs. ``torch.cond`` becomes both branches and a select between their results, which every
-target with SELECT can run. Branches have no side effects, so the program is equivalent. It takes the time of both
-branches, unless the target has COND_IF (``tosa/passes/branches``). ``map`` and ``scan`` are unrolled, and so is
-``while_loop`` if its trip count is known; otherwise its body is inlined once between markers (``ops/loop_markers``).
-The bodies of ``no_grad`` and a disabled ``autocast`` are inlined unchanged.
+Delegates cannot contain subgraphs.
+
+- ``torch.cond`` becomes both branches and a SELECT between their results. Branches have no side effects, so the
+  program is equivalent. It takes the time of both branches, unless the target has COND_IF (``tosa/passes/branches``).
+- ``map`` and ``scan`` are unrolled, and ``while_loop`` too if its trip count is known. Otherwise the loop's body is
+  inlined once between markers (``ops/loop_markers``).
+- The bodies of ``no_grad`` and a disabled ``autocast`` are inlined unchanged.
 """
 
 from __future__ import annotations
@@ -27,9 +29,9 @@ from arm_backend_core.ops.composites.attention import flex_attention
 from arm_backend_core.ops.loop_markers import LOOP_IN, LOOP_OUT
 
 aten = torch.ops.aten
-_HIGHER = torch.ops.higher_order
+_HIGHER_ORDER = torch.ops.higher_order
 
-_MAX_UNROLLED_ROUNDS = 64  #: Maximum trip count of an unrolled loop; compile time grows with it.
+_MAX_UNROLLED_ITERATIONS = 64  #: Maximum trip count of an unrolled loop; compile time grows with it.
 
 
 def inline_higher_order_ops(module: GraphModule, constants: Mapping[Node, Tensor]) -> bool:
@@ -63,18 +65,18 @@ class _HigherOrderCall:
     @property
     def args(self) -> Any:
         """The arguments from the first subgraph on: subgraphs, then operands."""
-        return self.node.args[BODY[self.node.target][0] :]
+        return self.node.args[INLINE_RULES[self.node.target][0] :]
 
     @property
     def is_inlinable(self) -> bool:
         """Whether the node is a higher-order operator whose subgraphs can be inlined."""
-        if self.node.target is _HIGHER.while_loop:
+        if self.node.target is _HIGHER_ORDER.while_loop:
             return all(isinstance(x, Node) for x in self.args[2])
-        if self.node.target is _HIGHER.wrap_with_autocast:
+        if self.node.target is _HIGHER_ORDER.wrap_with_autocast:
             return self.node.args[2] is False
-        return self.node.target in BODY and DELEGATE_LOOP not in self.node.meta
+        return self.node.target in INLINE_RULES and DELEGATE_LOOP not in self.node.meta
 
-    def call(self, operator: Any, *args: Any) -> Node:
+    def insert_node(self, operator: Any, *args: Any) -> Node:
         """Insert a node before the call."""
         node = self.module.graph.call_function(operator, args)
         node.meta["val"] = operator(*map_arg(args, lambda x: x.meta["val"]))
@@ -83,19 +85,19 @@ class _HigherOrderCall:
     def unstack_rows(self, xs: Sequence[Node]) -> Iterator[list[Node]]:
         """Yield row i of every tensor, for each i."""
         for i in range(xs[0].meta["val"].shape[0]):
-            yield [self.call(aten.select.int, x, 0, i) for x in xs]
+            yield [self.insert_node(aten.select.int, x, 0, i) for x in xs]
 
     def stack_rows(self, rows: Sequence[Sequence[Node]]) -> list[Node]:
         """The reverse of ``unstack_rows``."""
-        return [self.call(aten.stack.default, list(parts)) for parts in zip(*rows, strict=True)]
+        return [self.insert_node(aten.stack.default, list(parts)) for parts in zip(*rows, strict=True)]
 
     @cached_property
     def trip_count(self) -> int | None:
-        """The trip count of a ``while_loop``; None if it depends on inputs or exceeds ``_MAX_UNROLLED_ROUNDS``."""
+        """The trip count of a ``while_loop``; None if it depends on inputs or exceeds ``_MAX_UNROLLED_ITERATIONS``."""
         condition, body, carried, captured = self.args
         values = _propagate_constants(self.module, dict(self.constants))
         state = [values.get(x) for x in (*carried, *captured)]
-        for count in range(_MAX_UNROLLED_ROUNDS + 1):
+        for count in range(_MAX_UNROLLED_ITERATIONS + 1):
             (continues,) = _evaluate_graph(self.module, condition, state)
             if continues is None or not continues:
                 return None if continues is None else count
@@ -122,66 +124,70 @@ def _propagate_constants(module: GraphModule, values: dict[Node, Any]) -> dict[N
 
 
 def _inline_unchanged(call: _HigherOrderCall) -> list[Node]:
-    return _inline_branch(call.module, call.args[0], call.args[1:])
+    return _inline_subgraph(call.module, call.args[0], call.args[1:])
 
 
-def _cond(call: _HigherOrderCall) -> list[Node]:
+def _inline_cond(call: _HigherOrderCall) -> list[Node]:
     *branches, operands = call.args
     condition = call.node.args[0]
     if isinstance(condition, Node) and "val" in condition.meta and condition.meta["val"].dim():
-        condition = call.call(
+        condition = call.insert_node(
             aten.reshape.default, condition, []
         )  # a one-element condition would broadcast the results to its rank
-    first, second = (_inline_branch(call.module, branch, operands) for branch in branches)
+    first, second = (_inline_subgraph(call.module, branch, operands) for branch in branches)
     return [_select(call.node, condition, x, y) for x, y in zip(first, second, strict=True)]
 
 
-def _map(call: _HigherOrderCall) -> list[Node]:
+def _inline_map(call: _HigherOrderCall) -> list[Node]:
     body, xs, captured = call.args
-    return call.stack_rows([_inline_branch(call.module, body, [*row, *captured]) for row in call.unstack_rows(xs)])
+    return call.stack_rows([_inline_subgraph(call.module, body, [*row, *captured]) for row in call.unstack_rows(xs)])
 
 
-def _scan(call: _HigherOrderCall) -> list[Node]:
+def _inline_scan(call: _HigherOrderCall) -> list[Node]:
     body, carried, xs, captured = call.args
     results = []
     for row in call.unstack_rows(xs):
-        outputs = _inline_branch(call.module, body, [*carried, *row, *captured])
+        outputs = _inline_subgraph(call.module, body, [*carried, *row, *captured])
         carried = outputs[: len(carried)]
         results.append(outputs[len(carried) :])
     return [*carried, *call.stack_rows(results)]
 
 
-def _loop(call: _HigherOrderCall) -> list[Node]:
+def _inline_while_loop(call: _HigherOrderCall) -> list[Node]:
     condition, body, carried, captured = call.args
     for _ in range(call.trip_count or 0):
-        carried = _inline_branch(call.module, body, [*carried, *captured])
+        carried = _inline_subgraph(call.module, body, [*carried, *captured])
     if call.trip_count is not None:
         return list(carried)
     loop = sum(node.target is LOOP_IN for node in call.module.graph.nodes)  # unique number of the loop
-    starts = [call.call(LOOP_IN, x, loop, position) for position, x in enumerate(carried)]
-    (continues,) = _inline_branch(call.module, condition, [*starts, *captured])
-    results = call.call(LOOP_OUT, continues, _inline_branch(call.module, body, [*starts, *captured]), starts, loop)
-    return [call.call(operator.getitem, results, position) for position in range(len(starts))]
+    starts = [call.insert_node(LOOP_IN, x, loop, position) for position, x in enumerate(carried)]
+    (continues,) = _inline_subgraph(call.module, condition, [*starts, *captured])
+    results = call.insert_node(
+        LOOP_OUT, continues, _inline_subgraph(call.module, body, [*starts, *captured]), starts, loop
+    )
+    return [call.insert_node(operator.getitem, results, position) for position in range(len(starts))]
 
 
-def _flex_attention(call: _HigherOrderCall) -> list[Any]:
+def _inline_flex_attention(call: _HigherOrderCall) -> list[Any]:
     *tensors, score, block_mask, scale, _, captured, mask_captured = cast(Any, call.node.args)
     functions = tuple(operator.attrgetter(str(graph.target))(call.module) for graph in (score, block_mask[-1]))
-    used = {cast(int, pick.args[1]) for pick in call.node.users if pick.users}
-    function = partial(flex_attention, functions=functions, scale=scale, count=len(captured), read=used)
+    used = {cast(int, getitem.args[1]) for getitem in call.node.users if getitem.users}
+    function = partial(
+        flex_attention, functions=functions, scale=scale, num_score_buffers=len(captured), used_results=used
+    )
     operands = [*tensors, *captured, *mask_captured]
     return _inline_graph(call.module, trace(function, [x.meta["val"] for x in operands]), operands)
 
 
 #: Operator -> (position of its first subgraph among the arguments, function that emits the inlined nodes).
-BODY: dict[Any, tuple[int, Callable[[_HigherOrderCall], list[Node]]]] = {
-    _HIGHER.cond: (1, _cond),
-    _HIGHER.map_impl: (0, _map),
-    _HIGHER.scan: (0, _scan),
-    _HIGHER.while_loop: (0, _loop),
-    _HIGHER.wrap_with_set_grad_enabled: (1, _inline_unchanged),
-    _HIGHER.wrap_with_autocast: (4, _inline_unchanged),
-    _HIGHER.flex_attention: (3, _flex_attention),
+INLINE_RULES: dict[Any, tuple[int, Callable[[_HigherOrderCall], list[Node]]]] = {
+    _HIGHER_ORDER.cond: (1, _inline_cond),
+    _HIGHER_ORDER.map_impl: (0, _inline_map),
+    _HIGHER_ORDER.scan: (0, _inline_scan),
+    _HIGHER_ORDER.while_loop: (0, _inline_while_loop),
+    _HIGHER_ORDER.wrap_with_set_grad_enabled: (1, _inline_unchanged),
+    _HIGHER_ORDER.wrap_with_autocast: (4, _inline_unchanged),
+    _HIGHER_ORDER.flex_attention: (3, _inline_flex_attention),
 }
 
 
@@ -189,14 +195,14 @@ def _inline(call: _HigherOrderCall) -> None:
     graph, node = call.module.graph, call.node
     graphs = {x for x in node.all_input_nodes if x.op == "get_attr"}
     with graph.inserting_before(node):
-        results = BODY[node.target][1](call)
+        results = INLINE_RULES[node.target][1](call)
     replace_node(node, results)
-    for held_graph in graphs:
-        if not held_graph.users:
-            graph.erase_node(held_graph)
+    for get_attr in graphs:
+        if not get_attr.users:
+            graph.erase_node(get_attr)
 
 
-def _inline_branch(module: GraphModule, branch: Node, operands: Sequence[Any]) -> list[Node]:
+def _inline_subgraph(module: GraphModule, branch: Node, operands: Sequence[Any]) -> list[Node]:
     return _inline_graph(module, operator.attrgetter(str(branch.target))(module), operands)
 
 

@@ -1,8 +1,8 @@
 """Interval analysis (value range analysis) of int64 values: TOSA has no int64, so delegates compute in int32.
 
 Interval arithmetic over the FX graph decides which int64 values fit int32. Program inputs and counters are assumed to
-stay within 2**30; the report states this assumption. A delegate computes or reads a value that is derived from them
-only if its interval provably fits. The operators' records have the rules, see ``ops/intervals``.
+stay within 2**30. The report states this assumption. A delegate computes or reads any other int64 value only if its
+interval provably fits int32. The operator records have the interval rules, see ``ops/intervals``.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Intervals:
         record, dtype = find_record(node), getattr(first_result(node), "dtype", None)
         if record is not None and record.is_cast and dtype in (torch.int32, torch.int16, torch.int8):
             return None
-        operands = node.args[:1] if record is not None and record.is_lookup else node.all_input_nodes
+        operands = node.args[:1] if record is not None and record.is_gather else node.all_input_nodes
         return next((x for x in operands if isinstance(x, Node) and not fits_int32(self._inferred_interval(x))), None)
 
     def _inferred_interval(self, node: Node) -> Interval:

@@ -1,7 +1,6 @@
 """Type promotion: insert explicit casts where a float operator reads integers.
 
-The cast has quantization parameters of its own, so its reader is quantized as if the model had cast the integers
-itself.
+The cast has quantization parameters of its own. Its reader is then quantized as if the model contained the cast.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Bound mask constants, and rewrite comparisons with extrema, so that both can be quantized.
 
 An attention mask holds -inf, the type's minimum, or -10000 where softmax or exp must give 0. One such value would
-consume the whole quantization range that the scores share with it. exp(QUANTIZABLE_LOWEST) is negligible beside scores
-that span less than 50; for others the algorithm ``mask_bounds`` lowers the bounds after calibration. It finds them by
-the metadata ``MASK_BOUND``.
+consume the quantization range that it shares with the scores. It is bounded by ``QUANTIZABLE_LOWEST`` (-64), whose
+exponential is negligible beside scores that span at most 52. For other scores, the algorithm ``mask_bounds`` lowers the
+bounds after calibration; the metadata ``MASK_BOUND`` marks them.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ VALUE_OPERANDS = {
     aten.sub.Tensor: (0,),
     aten.clamp.default: (0,),
 }
-#: A product with a factor of at least this is a mask: scores are not scaled that much.
+#: A product with at least this factor is a mask, because scores are not scaled that much.
 _MASK_FACTOR = 1000.0
 #: Node metadata: index of the argument that bounds a mask.
 MASK_BOUND = "mask_bound"
-#: Node metadata: the lowest value of a tensor that holds a mask, for tensors between a mask and an exponential.
+#: Node metadata: the bound of the masked values of a tensor, for tensors between a mask and an exponential.
 MASKED_VALUE = "masked_value"
-#: Node metadata: smaller values make no difference to the program.
+#: Node metadata: calibration clamps values to this minimum, because smaller ones make no difference to the program.
 OBSERVED_MINIMUM = "observed_minimum"
-#: No score has this magnitude or more.
+#: Numbers of at least this magnitude are masks, not scores.
 MASK_THRESHOLD = 9999.0
 _EXTREME_COMPARISONS: dict[Any, Any] = {
     (aten.eq.Tensor, aten.maximum.default): aten.ge.Tensor,
@@ -54,7 +54,7 @@ _EXTREME_COMPARISONS: dict[Any, Any] = {
 
 
 def rewrite_extreme_comparisons(module: GraphModule) -> None:
-    """Rewrite x == maximum(x, y) as x >= y: quantized, the maximum has another scale, so equality would fail."""
+    """Rewrite x == maximum(x, y) as x >= y. Quantized x and maximum have different scales, so they would differ."""
     for node in [node for node in module.graph.nodes if node.target in (aten.eq.Tensor, aten.ne.Tensor)]:
         for x, extreme in (node.args, node.args[::-1]):
             comparison = _EXTREME_COMPARISONS.get((node.target, extreme.target)) if isinstance(extreme, Node) else None
@@ -66,17 +66,17 @@ def rewrite_extreme_comparisons(module: GraphModule) -> None:
 
 def bound_masks(module: GraphModule) -> None:
     """Bound large negative constants by ``QUANTIZABLE_LOWEST``, on paths to exponentials only."""
-    softmaxes = [
+    exponentials = [
         node for target in EXPONENTIAL_OPS for node in module.graph.find_nodes(op="call_function", target=target)
     ]
-    if softmaxes:
+    if exponentials:
         bound = _MaskBounder(module)
-        for node in softmaxes:
+        for node in exponentials:
             node.replace_input_with(node.args[0], bound(node.args[0]))
 
 
 def _is_attention_bound(node: Node) -> bool:
-    """Whether ``node`` bounds a float mask of an attention whose operator the decomposition replaced."""
+    """Whether ``node`` is the clamp that the decomposition of attention applies to a float mask."""
     return node.target is aten.clamp.default and bool(node.args[1] == QUANTIZABLE_LOWEST)
 
 
@@ -85,7 +85,7 @@ class _MaskBounder:
 
     def __init__(self, module: GraphModule) -> None:
         self._graph = module.graph
-        self._known: dict[tuple[Node, float], Node] = {}
+        self._bounded_nodes: dict[tuple[Node, float], Node] = {}
         self._constants = Constants(module)
 
     def __call__(self, x: Any, lowest: float = QUANTIZABLE_LOWEST) -> Any:
@@ -94,28 +94,28 @@ class _MaskBounder:
             return lowest if x < lowest else x
         if not isinstance(x, Node) or not is_float(x):
             return x
-        if (x, lowest) not in self._known:
-            self._known[x, lowest] = self._bound(x, lowest)
-        return self._known[x, lowest]
+        if (x, lowest) not in self._bounded_nodes:
+            self._bounded_nodes[x, lowest] = self._bound(x, lowest)
+        return self._bounded_nodes[x, lowest]
 
     def _bound(self, node: Node, lowest: float) -> Node:
         if node in self._constants:
             return node if self._minimum(node) >= lowest else self._insert_clamp(node, lowest)
-        own_lowest, factor = lowest, self._factor(node)
+        own_lowest, factor = lowest, self._constant_factor(node)
         positions = VALUE_OPERANDS.get(node.target, (0,) if is_data_movement(node) else ())  # type: ignore[call-overload]
         if self._is_mask_product(node, -1.0):
             return self._insert_clamp(node, lowest)
         if _is_attention_bound(node):
             node.meta |= {MASK_BOUND: 1, MASKED_VALUE: lowest}
-            self._bound_unobserved(node)
+            self._ignore_values_below_bound(node)
         if 0 < factor < _MASK_FACTOR:
             positions, lowest = (0, 1), lowest / factor
         is_sum = node.target in (aten.add.Tensor, aten.sub.Tensor)
-        if is_sum:  # a number added to all elements is no mask
+        if is_sum:  # adding one number to all elements is no masking
             positions = tuple(
                 position
                 for position in positions
-                if isinstance(x := node.args[position], Node) and not self._is_number(x)
+                if isinstance(x := node.args[position], Node) and not self._is_single_element_constant(x)
             )
         arguments: list[Any] = [
             self(x, lowest + is_sum * self._negative_maximum(x)) if i in positions else x
@@ -136,8 +136,8 @@ class _MaskBounder:
                 copy.meta |= {MASK_BOUND: i, MASKED_VALUE: own_lowest}
         return copy
 
-    def _bound_unobserved(self, clamp: Node) -> None:
-        """Let calibration ignore what makes no difference to masks that attention bounds: an input may hold -inf."""
+    def _ignore_values_below_bound(self, clamp: Node) -> None:
+        """Let calibration ignore values below the bound of attention masks: a mask input may hold -inf."""
         node = clamp
         while (node is clamp or is_data_movement(node)) and len(node.all_input_nodes) == 1:
             (node,) = node.all_input_nodes
@@ -145,20 +145,20 @@ class _MaskBounder:
             if all(is_data_movement(reader) or _is_attention_bound(reader) for reader in readers):
                 node.meta[OBSERVED_MINIMUM] = QUANTIZABLE_LOWEST
 
-    def _factor(self, node: Node) -> float:
-        """The constant factor of ``node``, if it multiplies by or divides by a number; else 0."""
+    def _constant_factor(self, node: Node) -> float:
+        """The constant factor of ``node`` if it multiplies or divides by a number, else 0."""
         divides = node.target in (aten.div.Tensor, aten.div.Scalar)
         if not divides and node.target not in _PRODUCTS:
             return 0.0
         operands: tuple[Any, ...] = node.args[divides:]
-        numeric = [x for x in operands if isinstance(x, (int, float)) or self._is_number(x)]
+        numeric = [x for x in operands if isinstance(x, (int, float)) or self._is_single_element_constant(x)]
         numbers = [self._minimum(x) if isinstance(x, Node) else float(x) for x in numeric[:1]]
         number = numbers[0] if numbers else 0.0
         return 1 / number if divides and number else number
 
     def _is_mask_product(self, node: Node, sign: float) -> bool:
         """Whether ``node`` scales a 0/1 mask by a large number of this sign."""
-        factor = self._factor(node) * sign if node.target in _PRODUCTS else 0.0
+        factor = self._constant_factor(node) * sign if node.target in _PRODUCTS else 0.0
         return factor >= _MASK_FACTOR and all(self._is_binary(x, factor) for x in node.all_input_nodes)
 
     def _is_binary(self, node: Node, factor: float) -> bool:
@@ -177,7 +177,7 @@ class _MaskBounder:
         maximum = float(value.max()) if value.numel() else 0.0
         return min(maximum, 0.0) if math.isfinite(maximum) else 0.0
 
-    def _is_number(self, x: Any) -> bool:
+    def _is_single_element_constant(self, x: Any) -> bool:
         return x in self._constants and x.meta["val"].numel() == 1
 
     def _insert_clamp(self, node: Node, bound: float) -> Node:

@@ -1,7 +1,7 @@
-"""Fully masked rows of a softmax become 0, as in PyTorch's attention.
+"""Masked rows: set softmax rows whose elements are all masked to 0, as PyTorch's attention does.
 
 A floating-point program recognizes a masked element by its score, -inf. Quantized scores are finite, so this rewrite
-derives the fully masked rows from the mask.
+finds the fully masked rows from the mask itself.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ _FACTORS = (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar)
 
 
 def zero_masked_rows(module: GraphModule) -> None:
-    """Select 0 for rows of -inf, after ``_safe_softmax`` and after ``nan_to_num(softmax(x))``.
+    """Set rows of -inf to 0, after ``_safe_softmax`` and after ``nan_to_num(softmax(x))``, by a select.
 
-    A constant mask without such a row needs no selection. The selection follows the product of the weights with the
-    values if only that reads them: it then reads fewer elements, and the weights keep their quantization.
+    A constant mask without a fully masked row needs no select. If only the matrix product with the values reads the
+    attention weights, the select follows that product. It then reads fewer elements, and the quantization of the
+    weights does not change.
     """
     finder = _MaskFinder(module)
     targets = [target for record in (safe_softmax, softmax) for target in record.overloads]
     for node in [node for target in targets for node in module.graph.find_nodes(op="call_function", target=target)]:
-        guarded = bool(node.users) and all(user.target is aten.nan_to_num.default for user in node.users)
-        masked = finder(node.args[0]) if node.target in safe_softmax.overloads or guarded else None
+        is_nan_replaced = bool(node.users) and all(user.target is aten.nan_to_num.default for user in node.users)
+        masked = finder(node.args[0]) if node.target in safe_softmax.overloads or is_nan_replaced else None
         if masked is None:
             continue
         source, dim = node.args[0], node.args[1]
@@ -68,18 +69,18 @@ class _MaskFinder:
 
     def __init__(self, module: GraphModule) -> None:
         self._module = module
-        self._known: dict[Node, Node | None] = {}
+        self._masks: dict[Node, Node | None] = {}
         self._values: dict[Node, torch.Tensor] = {}
         self._float_constants = Constants(module)
         self.constants: set[Node] = set()
 
     def __call__(self, x: Any) -> Node | None:
-        """The boolean node for ``x``; None if no mask is found."""
+        """The boolean node that is true where ``x`` is masked; None if ``x`` has no mask."""
         if not isinstance(x, Node) or not is_float(x):
             return None
-        if x not in self._known:
-            self._known[x] = self._find(x)
-        return self._known[x]
+        if x not in self._masks:
+            self._masks[x] = self._find(x)
+        return self._masks[x]
 
     def value(self, node: Node) -> torch.Tensor:
         """The value of a constant."""
@@ -105,39 +106,44 @@ class _MaskFinder:
             return self._find_in_bounded_mask(x)
         if x.target in where.overloads or x.target in (aten.masked_fill.Scalar, aten.masked_fill.Tensor):
             return self._find_in_fill(x)
-        is_sum, scales = x.target in (aten.add.Tensor, aten.sub.Tensor), x.target in _FACTORS and self._is_positive(x)
-        operands = x.args[: 2 if x.target is aten.add.Tensor else 1] if is_sum or scales or is_data_movement(x) else ()
-        found = [mask for operand in operands if (mask := self(operand)) is not None]
+        is_sum, is_scaling = (
+            x.target in (aten.add.Tensor, aten.sub.Tensor),
+            x.target in _FACTORS and self._has_positive_factor(x),
+        )
+        operands = (
+            x.args[: 2 if x.target is aten.add.Tensor else 1] if is_sum or is_scaling or is_data_movement(x) else ()
+        )
+        masks = [mask for operand in operands if (mask := self(operand)) is not None]
         if is_data_movement(x) and not is_cast(x):
-            return self._move(x, found[0]) if found and len(x.all_input_nodes) == 1 else None
-        return self._join(x, found)
+            return self._move_mask(x, masks[0]) if masks and len(x.all_input_nodes) == 1 else None
+        return self._combine_masks(x, masks)
 
     def _find_in_bounded_mask(self, x: Node) -> Node | None:
-        """A float mask that attention bounds: found as any other, or an input, whose values only the program sees."""
+        """The boolean mask for a float mask that attention clamps. An input is compared with the bound at run time."""
         assert isinstance(x.args[0], Node)
-        found, source = self(x.args[0]), x.args[0]
+        mask, source = self(x.args[0]), x.args[0]
         while is_data_movement(source) and len(source.all_input_nodes) == 1:
             (source,) = source.all_input_nodes
-        if found is None and source.op == "placeholder":
+        if mask is None and source.op == "placeholder":
             return self._insert_after(x, aten.le.Scalar, x, QUANTIZABLE_LOWEST + 1)
-        return found
+        return mask
 
     def _find_in_fill(self, x: Node) -> Node | None:
-        """A selection between -inf and another tensor."""
+        """The boolean mask of a select between -inf and another tensor."""
         is_where = x.target in where.overloads
-        condition, filled, kept = (x.args[0], x.args[1], x.args[2]) if is_where else (x.args[1], x.args[2], x.args[0])
-        if self._is_lowest(filled):
+        condition, fill, other = (x.args[0], x.args[1], x.args[2]) if is_where else (x.args[1], x.args[2], x.args[0])
+        if self._is_lowest(fill):
             masked = condition
-        elif self._is_lowest(kept):
+        elif self._is_lowest(other):
             masked = self._insert_after(x, aten.logical_not.default, condition)
-            kept = filled
+            other = fill
         else:
             return None
         assert isinstance(masked, Node)
-        inner = self(kept)
-        return self._join(x, [masked] if inner is None else [masked, inner])
+        inner = self(other)
+        return self._combine_masks(x, [masked] if inner is None else [masked, inner])
 
-    def _is_positive(self, x: Node) -> bool:
+    def _has_positive_factor(self, x: Node) -> bool:
         """Whether the second operand of a product or quotient is a positive number."""
         factor = x.args[1]
         if isinstance(factor, Node):
@@ -153,7 +159,7 @@ class _MaskFinder:
             return bool(infinite.all() if every else infinite.any())
         return isinstance(x, float) and x == -math.inf
 
-    def _join(self, x: Node, masks: list[Node]) -> Node | None:
+    def _combine_masks(self, x: Node, masks: list[Node]) -> Node | None:
         if not masks:
             return None
         result = masks[0]
@@ -161,7 +167,7 @@ class _MaskFinder:
             result = self._insert_after(x, aten.logical_or.default, result, mask)
         return result
 
-    def _move(self, x: Node, mask: Node) -> Node:
+    def _move_mask(self, x: Node, mask: Node) -> Node:
         """Apply the data movement of ``x`` to the mask of its operand."""
         source = x.all_input_nodes[0]
         if mask.meta["val"].shape != source.meta["val"].shape:
@@ -170,9 +176,9 @@ class _MaskFinder:
 
     def _insert_after(self, x: Node, target: Any, *args: Any) -> Node:
         """Insert an operator after ``x`` and its own operands."""
-        with self._module.graph.inserting_before(self._place(x, args)):
+        with self._module.graph.inserting_before(self._insertion_point(x, args)):
             return self.insert(x, target, *args)
 
-    def _place(self, x: Node, args: tuple[Any, ...]) -> Node:
+    def _insertion_point(self, x: Node, args: tuple[Any, ...]) -> Node:
         latest = max(node for node in (x, *args) if isinstance(node, Node))
         return latest.next

@@ -14,7 +14,7 @@ from arm_backend_core.program import store_of
 
 
 def normalize_memory_formats(program: ExportedProgram) -> None:
-    """Set the strides in the metadata of inputs and mutated buffers to those at run time."""
+    """Set the strides in the metadata of inputs and mutated buffers to the strides at run time."""
     _normalize_inputs(program)
     _normalize_mutated_buffers(program)
 
@@ -22,7 +22,7 @@ def normalize_memory_formats(program: ExportedProgram) -> None:
 def _normalize_inputs(program: ExportedProgram) -> None:
     """Make inputs contiguous or channels_last, as ExecuTorch's runtime requires, whatever strides the sample has.
 
-    A transposed sample is neither; nor is ``image.permute(2, 0, 1)[None]``, because of the stride of its dimension 0.
+    Samples with other strides are transposed tensors and ``image.permute(2, 0, 1)[None]`` (stride of dimension 0).
     """
     user_inputs = set(program.graph_signature.user_inputs)
     for node in program.graph.find_nodes(op="placeholder"):
@@ -39,12 +39,12 @@ def _normalize_inputs(program: ExportedProgram) -> None:
 
 
 def _normalize_mutated_buffers(program: ExportedProgram) -> None:
-    """Make mutated buffers contiguous, like the delegates' results: the runtime copies only between equal formats."""
-    written = set(program.graph_signature.buffers_to_mutate.values())
+    """Make mutated buffers contiguous, as delegate results are: the runtime copies only between equal formats."""
+    mutated = set(program.graph_signature.buffers_to_mutate.values())
     buffers = program.graph_signature.inputs_to_buffers
     for node in program.graph.find_nodes(op="placeholder"):
         name = buffers.get(node.name)
-        if name in written:
+        if name in mutated:
             store = store_of(program, name)
             store[name] = store[name].contiguous()
             node.meta["val"] = node.meta["val"].contiguous()

@@ -1,7 +1,7 @@
-"""Rewrite ``F.normalize`` as an RMS norm, which keeps precision inside when it is quantized.
+"""Rewrite ``F.normalize`` as an RMS norm, whose intermediate values keep their precision when it is quantized.
 
-Operator by operator, squares and their sum would share one scale for all rows, and rows of small numbers would be
-divided by 0.
+If its operators were quantized one by one, the sums of squares of all rows would share one scale. Sums of small numbers
+would be rounded to 0, and their rows divided by 0.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from arm_backend_core.program import store_of
 aten = torch.ops.aten
 
 
-#: Interval that mutated int64 buffers (counters of steps, positions) are assumed to stay within.
+#: Assumed interval of mutated int64 buffers (counters of steps, positions).
 _COUNTER_INTERVAL = (-(1 << 30), 1 << 30)
 
 
@@ -36,10 +36,10 @@ def keep_state_quantized(program: ExportedProgram) -> None:
         buffer, value = placeholders[buffers[str(spec.target)]], output.args[0][index]
         readers = [user for user in buffer.users if user is not output]
         if buffer.meta["val"].dtype is torch.int64:
-            _set_result(output, index, _hold_counter_in_int32(program, str(spec.target), buffer, value))
+            _set_output(output, index, _store_counter_as_int32(program, str(spec.target), buffer, value))
         elif is_dequantize(value) and all(_has_same_qparams(reader, value) for reader in readers):
-            _hold_integers(program, str(spec.target), buffer, readers, value)
-            _set_result(output, index, value.args[0])
+            _store_integers(program, str(spec.target), buffer, readers, value)
+            _set_output(output, index, value.args[0])
     for index, spec in enumerate(signature.output_specs):
         value = output.args[0][index]
         if spec.kind is OutputKind.BUFFER_MUTATION and value.op == "placeholder":
@@ -47,12 +47,12 @@ def keep_state_quantized(program: ExportedProgram) -> None:
             with graph.inserting_before(output):
                 copy = graph.call_function(aten.clone.default, (value,))
             copy.meta = {"val": value.meta["val"]}
-            _set_result(output, index, copy)
+            _set_output(output, index, copy)
         if isinstance(spec.arg, TensorArgument):
             spec.arg = TensorArgument(output.args[0][index].name)
 
 
-def _set_result(output: Node, index: int, value: Any) -> None:
+def _set_output(output: Node, index: int, value: Any) -> None:
     results = list(output.args[0])  # type: ignore[arg-type]
     results[index] = value
     output.args = (tuple(results),)
@@ -62,8 +62,8 @@ def _has_same_qparams(reader: Node, value: Node) -> bool:
     return is_quantize(reader) and reader.args[1:] == value.args[1:]
 
 
-def _hold_counter_in_int32(program: ExportedProgram, name: str, buffer: Node, value: Node) -> Node:
-    """Store a counter's buffer in int32 and return its new value as int32; unchanged if the buffer exceeds 2**30."""
+def _store_counter_as_int32(program: ExportedProgram, name: str, buffer: Node, value: Node) -> Node:
+    """Store a counter's buffer in int32 and return its new value as int32. A buffer beyond 2**30 does not change."""
     store = store_of(program, name)
     buffer.meta[INTERVAL] = (int(store[name].min()), int(store[name].max())) if store[name].numel() else (0, 0)
     if not _COUNTER_INTERVAL[0] <= buffer.meta[INTERVAL][0] <= buffer.meta[INTERVAL][1] <= _COUNTER_INTERVAL[1]:
@@ -78,7 +78,7 @@ def _hold_counter_in_int32(program: ExportedProgram, name: str, buffer: Node, va
         return insert_call(value, aten._to_copy.default, as_int64 if value is buffer else value, dtype=torch.int32)
 
 
-def _hold_integers(program: ExportedProgram, name: str, buffer: Node, readers: list[Node], value: Node) -> None:
+def _store_integers(program: ExportedProgram, name: str, buffer: Node, readers: list[Node], value: Node) -> None:
     store = store_of(program, name)
     quantize: Any = torch.ops.quantized_decomposed.quantize_per_tensor.default
     store[name] = quantize(store[name], *value.args[1:])

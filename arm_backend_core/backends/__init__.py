@@ -1,0 +1,1 @@
+"""Backends: compile TOSA flatbuffers to payloads for Ethos-U, VGF or TOSA."""

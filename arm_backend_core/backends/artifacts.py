@@ -25,16 +25,16 @@ def write_files(directory: str | Path, delegate: str, files: Mapping[str, bytes]
         ArmBackendError: the directory or a file cannot be written.
     """
     stem = re.sub(r"[^\w.-]", "_", delegate)
-    written = []
+    paths = []
     try:
         Path(directory).mkdir(parents=True, exist_ok=True)
         for suffix, content in files.items():
             path = Path(directory) / f"{stem}{suffix}"
             path.write_bytes(content)
-            written.append(path)
+            paths.append(path)
     except OSError as error:
         raise ArmBackendError(f"cannot write intermediate artifacts to '{directory}': {error.strerror}") from error
-    return written
+    return paths
 
 
 def dump_artifacts(spec: ArmCompileSpec, delegate: str, flatbuffer: bytes, payload: Payload, graph: Graph) -> list[str]:

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 def set_call_count(record: Delegate, calls: int) -> Delegate:
     """Set the number of calls per inference, and multiply Vela's estimates by it."""
-    return replace(record, calls=calls, vela=record.vela and multiply_figures(record.vela, calls))
+    return replace(record, calls=calls, vela=record.vela and multiply_estimates(record.vela, calls))
 
 
-def multiply_figures(vela: VelaEstimates, calls: int) -> VelaEstimates:
-    """Multiply the additive estimates, which Vela makes for one call, by the number of calls."""
+def multiply_estimates(vela: VelaEstimates, calls: int) -> VelaEstimates:
+    """Multiply the estimates of one call that add up over calls by the number of calls."""
     rows: dict[str, Any] = {
         name: tuple(_multiply_fields(row, calls) for row in getattr(vela, name)) for name in ("layers", "memories")
     }

@@ -1,4 +1,4 @@
-"""The compilers behind TOSA: a registry of backends, keyed by the class of the compile spec."""
+"""Backend registry: maps the class of a compile spec to the compiler of TOSA flatbuffers for that backend."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Compilation:
 
     Attributes:
         flatbuffer: the TOSA 1.0 flatbuffer.
-        delegate: its name in the program, for errors and files.
+        delegate: name of the delegate in the program, for errors and files.
         locate: finds the ATen operator and source line that a compiler's message is about.
         graph: the TOSA graph that the flatbuffer was written from; None if only the flatbuffer is known.
         unused_inputs: {index of an input that no operator reads: (number of elements, bytes per element)}.
-        inputs: bytes of each input. The compiled program's inputs must have these sizes; None is not checked.
-        results: bytes of each result, checked in the same way.
+        inputs: bytes of each input, which the compiled program must have too. None: not checked.
+        results: bytes of each result, which the compiled program must have too. None: not checked.
     """
 
     flatbuffer: bytes
@@ -60,35 +60,37 @@ def compile_payload(
     """Compile a TOSA 1.0 flatbuffer by the backend of ``spec``; see ``Compilation`` for the arguments.
 
     Raises:
-        CompileError: the compiler refused the flatbuffer or died on it.
+        CompileError: the compiler refused the flatbuffer or crashed on it.
         TypeError: no backend is registered for the class of ``spec``.
     """
-    compiler = next((_COMPILERS[each] for each in type(spec).__mro__ if each in _COMPILERS), None)
+    compiler = next((_COMPILERS[spec_class] for spec_class in type(spec).__mro__ if spec_class in _COMPILERS), None)
     if compiler is None:
-        known = ", ".join(each.__name__ for each in _COMPILERS)
-        raise TypeError(f"compile spec: no backend for {type(spec).__name__}; call register_backend (known: {known})")
+        registered = ", ".join(spec_class.__name__ for spec_class in _COMPILERS)
+        raise TypeError(
+            f"compile spec: no backend for {type(spec).__name__}; call register_backend (known: {registered})"
+        )
     return compiler(spec, Compilation(flatbuffer, delegate, locate, **details))
 
 
-def _compile_ethosu(spec: EthosUCompileSpec, of: Compilation) -> Payload:
+def _compile_ethosu(spec: EthosUCompileSpec, compilation: Compilation) -> Payload:
     return compile_ethosu(
-        of.flatbuffer,
+        compilation.flatbuffer,
         spec,
-        delegate=of.delegate,
-        locate=of.locate,
-        unused_inputs=of.unused_inputs,
-        inputs=of.inputs,
-        results=of.results,
+        delegate=compilation.delegate,
+        locate=compilation.locate,
+        unused_inputs=compilation.unused_inputs,
+        inputs=compilation.inputs,
+        results=compilation.results,
     )
 
 
-def _compile_vgf(spec: VgfCompileSpec, of: Compilation) -> Payload:
-    return compile_vgf(of.flatbuffer, spec, delegate=of.delegate, locate=of.locate)
+def _compile_vgf(spec: VgfCompileSpec, compilation: Compilation) -> Payload:
+    return compile_vgf(compilation.flatbuffer, spec, delegate=compilation.delegate, locate=compilation.locate)
 
 
-def _keep_flatbuffer(spec: TosaCompileSpec, of: Compilation) -> Payload:
+def _keep_flatbuffer(spec: TosaCompileSpec, compilation: Compilation) -> Payload:
     """For the TOSA target, the flatbuffer is the payload."""
-    return Payload(of.flatbuffer)
+    return Payload(compilation.flatbuffer)
 
 
 register_backend(EthosUCompileSpec, _compile_ethosu)

@@ -22,8 +22,8 @@ from arm_backend_core.backends.payload import (
     Payload,
     TensorAllocation,
     VelaEstimates,
-    block_stream,
-    io_block,
+    pack_block_stream,
+    pack_io_block,
 )
 from arm_backend_core.errors import CompileError
 from arm_backend_core.workers import vela
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 #: Memories inside the NPU. The report omits them, as Vela's summary does.
 _NPU_MEMORIES = ("shram", "lutram")
-_ACCESS_SUFFIX = "_ac"
+_ACCESS_CYCLES_SUFFIX = "_ac"
 #: Columns of Vela's tensor table, in the field order of ``TensorAllocation``.
 _ALLOCATION_COLUMNS = ("start_time", "end_time", "start_address", "size")
 
@@ -62,14 +62,14 @@ def compile_ethosu(
         unused_inputs: see ``Compilation``. Vela omits these inputs. The payload lists them, because ExecuTorch's
             runtime writes them too, and allocates them after the other inputs. Direct Drive programs do not allocate
             them.
-        inputs, results: see ``Compilation``.
+        inputs, results: bytes of each input and result, see ``Compilation``.
         timeout: seconds after which Vela is stopped; None disables it.
         run_vela: is called instead of ``vela.compile_tosa``, for example to return a cached result. Takes flatbuffer,
             configuration and timeout; returns Vela's result and its printed text.
 
     Raises:
-        CompileError: Vela refused the flatbuffer, crashed on it or timed out; or its program lacks an input or a
-            result, or writes out of bounds.
+        CompileError: Vela refused the flatbuffer, crashed on it or timed out. Or the compiled program has inputs or
+            results of other sizes, or writes out of bounds.
     """
     directory = spec.get_intermediate_path()
 
@@ -77,79 +77,85 @@ def compile_ethosu(
         return make_compile_error(reason, flatbuffer, delegate=delegate, directory=directory, locate=locate, log=log)
 
     try:
-        answer, log = (run_vela or vela.compile_tosa)(flatbuffer, spec.configuration, timeout)
+        vela_result, log = (run_vela or vela.compile_tosa)(flatbuffer, spec.configuration, timeout)
     except WorkerError as error:
         raise make_error(f"Vela refused it: {error.message.removeprefix('Compilation failed: ')}", error.log) from None
     except WorkerDied as error:
         raise make_error(f"Vela {error.description} while compiling for {spec.accelerator}", error.log) from None
     if log:
         _logger.info("Vela on delegate '%s':\n%s", delegate, log)
-    _allocate_unused_inputs(answer, unused_inputs)
-    if mismatch := _describe_size_mismatch(answer, inputs, results):
+    _allocate_unused_inputs(vela_result, unused_inputs)
+    if mismatch := _describe_size_mismatch(vela_result, inputs, results):
         raise make_error(f"Vela wrote a program with {mismatch}; report the flatbuffer", log)
-    cache_weights_in_sram(answer, spec.configuration)
-    answer["command_stream"], waits = insert_waits(answer["command_stream"])
-    figures = _make_figures(answer, spec, _make_layers(answer["tables"], waits))
+    cache_weights_in_sram(vela_result, spec.configuration)
+    vela_result["command_stream"], waits = insert_waits(vela_result["command_stream"])
+    estimates = _make_estimates(vela_result, spec, _make_layers(vela_result["tables"], waits))
     # SRAM is region 2 if the program has fast scratch; otherwise it is part of region 1, the scratch. In Direct Drive
     # programs, inputs and results have regions of their own.
-    has_fast_scratch = answer["scratch_fast"][0] > 0
-    allocations = [(1 + (has_fast_scratch and x.memory == "Sram"), x.address, x.bytes) for x in figures.placed]
-    allocations += [(region, first, prod(shape) * size) for shape, size, first, region in answer["outputs"]]
-    if violation := find_out_of_bounds_write(answer["command_stream"], allocations, figures.layers):
+    has_fast_scratch = vela_result["scratch_fast"][0] > 0
+    allocations = [(1 + (has_fast_scratch and x.memory == "Sram"), x.address, x.bytes) for x in estimates.placed]
+    allocations += [(region, first, prod(shape) * size) for shape, size, first, region in vela_result["outputs"]]
+    if violation := find_out_of_bounds_write(vela_result["command_stream"], allocations, estimates.layers):
         raise make_error(f"Vela wrote a program that writes out of bounds: {violation}; report the flatbuffer", log)
     artifacts = {}
     if directory is not None:
-        artifacts = {"_vela.npz": _pack_npz(answer), "_per-layer.csv": _format_per_layer_csv(figures)}
+        artifacts = {"_vela.npz": _pack_npz(vela_result), "_per-layer.csv": _format_per_layer_csv(estimates)}
         if log:
             artifacts["_vela.log"] = log.encode()
-    return Payload(_pack_stream(answer), figures, artifacts)
+    return Payload(_pack_stream(vela_result), estimates, artifacts)
 
 
 def _describe_size_mismatch(
-    answer: dict[str, Any], inputs: Sequence[int] | None, results: Sequence[int] | None
+    vela_result: dict[str, Any], inputs: Sequence[int] | None, results: Sequence[int] | None
 ) -> str | None:
     """Describe how sizes of inputs or results in bytes differ from the expected ones; None if they agree."""
-    for name, tensors, expected in (("inputs", answer["inputs"], inputs), ("results", answer["outputs"], results)):
+    for name, tensors, expected in (
+        ("inputs", vela_result["inputs"], inputs),
+        ("results", vela_result["outputs"], results),
+    ):
         sizes = [prod(shape) * size for shape, size, *_ in tensors]
         if expected is not None and sizes != list(expected):
             return f"{name} of {sizes} bytes, not {list(expected)}"
     return None
 
 
-def _allocate_unused_inputs(answer: dict[str, Any], unused_inputs: Mapping[int, tuple[int, int]]) -> None:
+def _allocate_unused_inputs(vela_result: dict[str, Any], unused_inputs: Mapping[int, tuple[int, int]]) -> None:
     """Insert unused inputs into Vela's list of inputs, and allocate them after the others in scratch, 16-byte aligned.
 
     Direct Drive programs have separate regions for inputs. Their unused inputs are not allocated (address -1).
     """
-    has_io_regions = any(region > 2 for *_, region in (*answer["inputs"], *answer["outputs"]))
+    has_io_regions = any(region > 2 for *_, region in (*vela_result["inputs"], *vela_result["outputs"]))
     for index, (count, size) in sorted(unused_inputs.items()):
-        ends = [first + prod(shape) * width for shape, width, first, _ in answer["inputs"]]
-        first = -1 if has_io_regions else -(-max(ends, default=0) // 16) * 16
-        answer["inputs"].insert(index, ((1, 1, 1, 1, 1, count), size, first, 1))
+        end_addresses = [address + prod(shape) * width for shape, width, address, _ in vela_result["inputs"]]
+        address = -1 if has_io_regions else -(-max(end_addresses, default=0) // 16) * 16
+        vela_result["inputs"].insert(index, ((1, 1, 1, 1, 1, count), size, address, 1))
         if not has_io_regions:
-            answer["scratch"] = (max(answer["scratch"][0], first + count * size), *answer["scratch"][1:])
+            vela_result["scratch"] = (
+                max(vela_result["scratch"][0], address + count * size),
+                *vela_result["scratch"][1:],
+            )
 
 
-def _pack_stream(answer: dict[str, Any]) -> bytes:
-    return block_stream(
+def _pack_stream(vela_result: dict[str, Any]) -> bytes:
+    return pack_block_stream(
         [
             ("vela_bin_stream", b""),
-            ("cmd_data", answer["command_stream"]),
+            ("cmd_data", vela_result["command_stream"]),
             # A program without constants has one zero byte here, as in the stream that ExecuTorch's Arm backend writes.
-            ("weight_data", answer["weights"] or bytes(1)),
-            ("scratch_size", struct.pack("<I", answer["scratch"][0])),
-            ("inputs", io_block(answer["inputs"])),
-            ("outputs", io_block(answer["outputs"])),
+            ("weight_data", vela_result["weights"] or bytes(1)),
+            ("scratch_size", struct.pack("<I", vela_result["scratch"][0])),
+            ("inputs", pack_io_block(vela_result["inputs"])),
+            ("outputs", pack_io_block(vela_result["outputs"])),
             ("vela_end_stream", b""),
         ]
     )
 
 
-def _make_figures(answer: dict[str, Any], spec: EthosUCompileSpec, layers: tuple[Layer, ...]) -> VelaEstimates:
-    report, configuration = answer["report"], spec.configuration
+def _make_estimates(vela_result: dict[str, Any], spec: EthosUCompileSpec, layers: tuple[Layer, ...]) -> VelaEstimates:
+    report, configuration = vela_result["report"], spec.configuration
     memories = tuple(
         MemoryUse(name, use["peak"], use["cycles"], use["read"], use["written"])
-        for name, use in answer["memories"].items()
+        for name, use in vela_result["memories"].items()
         if name.lower() not in _NPU_MEMORIES
     )
     peak = {memory.name: memory.peak_bytes for memory in memories}
@@ -167,7 +173,7 @@ def _make_figures(answer: dict[str, Any], spec: EthosUCompileSpec, layers: tuple
         sram_bytes=peak.get("Sram", 0),
         dram_bytes=peak.get("Dram", 0),
         flash_bytes=peak.get("OnChipFlash", 0) + peak.get("OffChipFlash", 0),
-        fast_scratch_bytes=answer["scratch_fast"][0],
+        fast_scratch_bytes=vela_result["scratch_fast"][0],
         sram_limit=configuration.arena_cache_size if is_limited else None,
         macs=report["macCount"],
         weight_bytes=report["encodedWeights"],
@@ -182,9 +188,9 @@ def _make_figures(answer: dict[str, Any], spec: EthosUCompileSpec, layers: tuple
             TensorAllocation(
                 row["name"], row["memory"], row["usage"], *(int(row[column], 0) for column in _ALLOCATION_COLUMNS)
             )
-            for row in _table_rows(answer["tables"], "tensors")
+            for row in _table_rows(vela_result["tables"], "tensors")
         ),
-        scratch_bytes=answer["scratch"][0],
+        scratch_bytes=vela_result["scratch"][0],
         scratch_memory=configuration.const_memory if configuration.arena_on_second_port else "Sram",
         constant_bytes=report["readOnlyPeakUsage"],
         constant_memory=configuration.const_memory,
@@ -201,7 +207,7 @@ def _make_layers(tables: dict[str, tuple[list[str], list[list[str]]]], waits: Se
 
     Args:
         tables: Vela's tables: (column names, rows) by name.
-        waits: ascending offsets in Vela's stream at which a 4-byte command was inserted.
+        waits: ascending offsets in Vela's stream at which ``insert_waits`` inserted a 4-byte word.
     """
     sources = {row["id"]: row for row in _table_rows(tables, "source")}
     commands: dict[str, list[int]] = {}
@@ -225,9 +231,10 @@ def _make_layers(tables: dict[str, tuple[list[str], list[list[str]]]], waits: Se
                 macs=int(row["mac_count"]),
                 staging_bytes=int(row["staging_usage"]),
                 memory_cycles=tuple(
-                    (column.removesuffix(_ACCESS_SUFFIX), int(value))
+                    (column.removesuffix(_ACCESS_CYCLES_SUFFIX), int(value))
                     for column, value in row.items()
-                    if column.endswith(_ACCESS_SUFFIX) and column.removesuffix(_ACCESS_SUFFIX) not in _NPU_MEMORIES
+                    if column.endswith(_ACCESS_CYCLES_SUFFIX)
+                    and column.removesuffix(_ACCESS_CYCLES_SUFFIX) not in _NPU_MEMORIES
                 ),
                 commands=tuple(commands.get(row["id"], ())),
                 part_of=group_of.get(row["id"]),
@@ -236,15 +243,15 @@ def _make_layers(tables: dict[str, tuple[list[str], list[list[str]]]], waits: Se
     return tuple(layers)
 
 
-def _format_per_layer_csv(figures: VelaEstimates) -> bytes:
-    memories = [memory.name for memory in figures.memories]
+def _format_per_layer_csv(estimates: VelaEstimates) -> bytes:
+    memories = [memory.name for memory in estimates.memories]
     text = io.StringIO(newline="")
     writer = csv.writer(text)
     writer.writerow(
         ["tensor", "operator", "npu_operator", "tosa_index", "cycles", "npu_cycles", "macs", "staging_bytes"]
         + [f"{name}_cycles" for name in memories]
     )
-    for layer in figures.layers:
+    for layer in estimates.layers:
         cycles = dict(layer.memory_cycles)
         index = "" if layer.index is None else layer.index
         writer.writerow(
@@ -255,21 +262,21 @@ def _format_per_layer_csv(figures: VelaEstimates) -> bytes:
     return text.getvalue().encode()
 
 
-def _pack_npz(answer: dict[str, Any]) -> bytes:
+def _pack_npz(vela_result: dict[str, Any]) -> bytes:
     """Serialize the compiled program in Vela's raw output format, a NumPy archive."""
     import numpy as np
 
     arrays: dict[str, Any] = {
-        "cmd_data": np.frombuffer(answer["command_stream"], np.uint8),
-        "weight_data": np.frombuffer(answer["weights"], np.uint8),
-        "weight_region": answer["weight_region"],
+        "cmd_data": np.frombuffer(vela_result["command_stream"], np.uint8),
+        "weight_data": np.frombuffer(vela_result["weights"], np.uint8),
+        "weight_region": vela_result["weight_region"],
     }
     for name in ("scratch", "scratch_fast"):
-        size, region = answer[name]
+        size, region = vela_result[name]
         arrays |= {f"{name}_shape": [size], f"{name}_size": size, f"{name}_region": region}
     for prefix in ("input", "output", "variable"):
         for column, key in enumerate(("shape", "elem_size", "offset", "region")):
-            arrays[f"{prefix}_{key}"] = [tensor[column] for tensor in answer[f"{prefix}s"]]
+            arrays[f"{prefix}_{key}"] = [tensor[column] for tensor in vela_result[f"{prefix}s"]]
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)
     return buffer.getvalue()

@@ -1,6 +1,6 @@
-"""Bounds check of command streams: no kernel writes outside of the tensors that Vela has allocated.
+"""Bounds check of command streams: no NPU operation writes outside of the tensors that Vela has allocated.
 
-Vela has produced such programs (``docs/contributors/vela.md``).
+Vela has produced programs that do (``docs/contributors/vela.md``).
 """
 
 from bisect import bisect_right
@@ -8,18 +8,27 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import product
 
-from arm_backend_core.backends.ethosu_commands import KERNELS, MAPS, decode_commands, is_chained, is_u85, pixel_bytes
+from arm_backend_core.backends.ethosu_commands import (
+    FEATURE_MAP_REGISTERS,
+    KERNEL_COMMANDS,
+    decode_commands,
+    is_chained,
+    is_u85,
+    pixel_bytes,
+)
 from arm_backend_core.backends.payload import Layer
 
+#: Registers of the OFM's size, each minus one.
 _WIDTH, _HEIGHT, _DEPTH = 273, 274, 275
-#: Output transposes of U85, by the precision register's bits: stored (height, width, depth) as indices of the kernel's.
-_ORDERS = {1: (1, 0, 2), 2: (0, 2, 1), 3: (1, 2, 0), 6: (2, 0, 1), 7: (2, 1, 0)}
+#: Output transposes of U85: bits of the precision register -> stored (height, width, depth) as indices of the computed
+#: (height, width, depth).
+_OUTPUT_TRANSPOSES = {1: (1, 0, 2), 2: (0, 2, 1), 3: (1, 2, 0), 6: (2, 0, 1), 7: (2, 1, 0)}
 
 
 def find_out_of_bounds_write(
     stream: bytes, allocations: Sequence[tuple[int, int, int]], layers: Sequence[Layer]
 ) -> str | None:
-    """Describe the first kernel that writes outside of all allocations; None if there is none.
+    """Describe the first NPU operation that writes outside of all allocations; None if there is none.
 
     Args:
         stream: the command stream.
@@ -31,25 +40,25 @@ def find_out_of_bounds_write(
     for region, address, size in sorted(allocations):
         starts[region].append(address)
         ends[region].append(max([address + size, *ends[region][-1:]]))
-    for at, number, value in decode_commands(stream):
+    for word_index, number, value in decode_commands(stream):
         if number >= 256:
             registers[number] = value
-        elif number in KERNELS and not (for_u85 and is_chained(registers[MAPS[1][4]])):
-            region = registers[MAPS[1][3]] >> 32 & 7
+        elif number in KERNEL_COMMANDS and not (for_u85 and is_chained(registers[FEATURE_MAP_REGISTERS[1][4]])):
+            region = registers[FEATURE_MAP_REGISTERS[1][3]] >> 32 & 7
             for start, end in _written_ranges(registers):
                 count = bisect_right(starts[region], start)  # tensors that begin at or before ``start``
                 if not count or ends[region][count - 1] < end:
-                    names = [layer.tensor for layer in layers if 4 * at in layer.commands]
+                    names = [layer.tensor for layer in layers if 4 * word_index in layer.commands]
                     return f"{' and '.join(names) or 'a result'} is written to bytes {start} to {end - 1} of its memory"
     return None
 
 
 def _written_ranges(registers: dict[int, int]) -> Iterator[tuple[int, int]]:
     """Byte range [start, end) of each non-empty tile of the OFM."""
-    base, strides, tile, _, precision, _ = MAPS[1]
+    base, strides, tile, _, precision, _ = FEATURE_MAP_REGISTERS[1]
     precision_bits = registers[precision]
     sizes = [(registers[key] >> 32) + 1 for key in (_HEIGHT, _WIDTH, _DEPTH)]
-    height, width, depth = (sizes[i] for i in _ORDERS.get(precision_bits >> 43 & 7, (0, 1, 2)))
+    height, width, depth = (sizes[i] for i in _OUTPUT_TRANSPOSES.get(precision_bits >> 43 & 7, (0, 1, 2)))
     x, y, brick = (registers[strides + i] - (registers[strides + i] >> 39 << 40) for i in range(3))
     last_pixel = pixel_bytes(depth, brick, precision_bits, precision_bits >> 33 & 3)
     left_columns, left_rows, right_rows = ((registers[tile + i] >> 32) + 1 for i in range(3))

@@ -7,12 +7,16 @@ import struct
 from collections.abc import Iterator, Sequence
 
 DMA_START, DMA_WAIT = 16, 17
-KERNELS = (2, 3, 5, 6, 7)
+KERNEL_COMMANDS = (2, 3, 5, 6, 7)
 #: Registers of a DMA: source region, destination region, source address, destination address, length.
-DMA = (304, 305, 0x430, 0x431, 0x432)
+DMA_REGISTERS = (304, 305, 0x430, 0x431, 0x432)
 #: Registers of IFM, OFM and IFM2: first base, first stride, first tile size, region, precision, depth.
-MAPS = ((0x400, 0x404, 266, 271, 261, 260), (0x410, 0x414, 282, 287, 276, 275), (0x480, 0x484, 394, 399, 389, 275))
-_DIRECT_DRIVE_MAGIC = b"COP2"  #: streams for Direct Drive; others start with COP1
+FEATURE_MAP_REGISTERS = (
+    (0x400, 0x404, 266, 271, 261, 260),
+    (0x410, 0x414, 282, 287, 276, 275),
+    (0x480, 0x484, 394, 399, 389, 275),
+)
+_DIRECT_DRIVE_MAGIC = b"COP2"  #: Header of streams for Direct Drive; other streams start with COP1.
 
 #: Product number in the header of a command stream -> name.
 _PRODUCTS = {0: "U55", 1: "U65", 2: "U85"}
@@ -31,7 +35,7 @@ def is_u85(stream: bytes) -> bool:
 
 
 def is_chained(precision: int) -> bool:
-    """Whether a feature map of U85 is chained (not in memory). On other NPUs these precision bits are the rounding."""
+    """Whether a feature map of U85 is chained, that is, not in memory. Other NPUs use these bits for the rounding."""
     return precision >> 46 & 3 == 2
 
 
@@ -60,9 +64,9 @@ def decode_commands(stream: bytes) -> Iterator[tuple[int, int, int]]:
     ``number`` has bit 0x400 set if a second word follows. ``value`` is the 16-bit parameter << 32 | the second word.
     """
     words = struct.iter_unpack("<I", stream[_first_command_offset(stream) :])
-    for at, (word,) in (numbered := enumerate(words)):
+    for word_index, (word,) in (numbered := enumerate(words)):
         second = next(numbered)[1] if word & 0x4000 else ()
-        yield at, word & 0x3FF | (word & 0x4000) >> 4, word >> 16 << 32 | sum(second)
+        yield word_index, word & 0x3FF | (word & 0x4000) >> 4, word >> 16 << 32 | sum(second)
 
 
 def encode_command(number: int, value: int) -> list[int]:

@@ -1,24 +1,38 @@
 """Insert waits and table loads that Vela omits from command streams (``docs/contributors/vela.md``).
 
-Waits before a DMA and table loads (U55, U65): the two kernels before a DMA may still be running, and Vela misjudges
-where parts of tensors lie. The smallest NPUs lose their tables in each kernel without one, and Vela misses some of
-these. Accesses to constants are left to Vela.
+A kernel is an NPU operation other than a DMA.
+
+Waits before a DMA (U55, U65): the two kernels before a DMA may still be running. Vela omits waits where it misjudges
+the addresses of parts of tensors. Accesses to constants are left to Vela.
+
+Table loads (U55, U65): the smallest NPUs lose their lookup tables in each kernel that uses no table. Vela does not
+reload some of them.
 
 Waits between kernels (BLOCKDEP = 0): a kernel may start before the previous kernel has written its last blocks. It must
-wait if it reads them otherwise than as whole rows of the same tensor; if its stride exceeds its window (Vela assumes
-adjacent windows); if it is a chain; or if it is a RESIZE, for which Vela assumes that it reads as far as it writes.
+wait in these cases:
+
+- It reads the previous result otherwise than as whole rows of the same tensor.
+- Its stride exceeds its window. Vela assumes adjacent windows.
+- It is a chain.
+- It is a RESIZE. Vela assumes that a RESIZE reads as far as it writes.
 """
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from arm_backend_core.backends import ethosu_commands as npu
-from arm_backend_core.backends.ethosu_commands import DMA, DMA_START, DMA_WAIT, MAPS, encode_command
+from arm_backend_core.backends.ethosu_commands import (
+    DMA_REGISTERS,
+    DMA_START,
+    DMA_WAIT,
+    FEATURE_MAP_REGISTERS,
+    encode_command,
+)
 
 _ELEMENTWISE, _RESIZE, _KERNEL_WAIT = 6, 7, 18
 _KERNEL_WIDTH, _KERNEL_HEIGHT, _STRIDES = 288, 289, 290
 _ACTIVATION, _TABLE_0, _BLOCKDEP = 293, 16, 303
-_SOURCE, _TARGET, _FROM, _TO, _LENGTH = DMA
+_SOURCE_REGION, _DESTINATION_REGION, _SOURCE_ADDRESS, _DESTINATION_ADDRESS, _LENGTH = DMA_REGISTERS
 _Span = tuple[int, int, int, bool]  # region, first byte, one past the last byte, is written
 
 
@@ -30,28 +44,28 @@ def insert_waits(stream: bytes) -> tuple[bytes, list[int]]:
     """
     registers, kernels, words, offsets = defaultdict[int, int](int), list[list[_Span]](), list[int](), list[int]()
     table_dmas, lost_tables = dict[int, list[int]](), set[int]()  # slot -> DMA that loads it; overwritten slots
-    ofm_layout, is_cleared = tuple[int, ...](), False  # BLOCKDEP is 0 in the new stream, not in ``registers``
+    ofm_layout, is_blockdep_zero = tuple[int, ...](), False  # BLOCKDEP is 0 in the new stream, not in ``registers``
     is_small_npu = stream[8] & 15 < 7  # lowest bits of the third word: log2 of the MACs
     for_u85 = npu.is_u85(stream)  # no known omissions before a DMA
 
-    def put(*added: int) -> None:
+    def insert_words(*added: int) -> None:
         offsets.extend([4 * (len(words) - len(offsets))] * len(added))
         words.extend(added)
 
     for _, number, value in npu.decode_commands(stream):
         if number >= 256:
             registers[number] = value
-            is_cleared = is_cleared and number != _BLOCKDEP
+            is_blockdep_zero = is_blockdep_zero and number != _BLOCKDEP
         elif number == _KERNEL_WAIT:
             del kernels[: -(value >> 32) or None]
-        elif number in npu.KERNELS:
+        elif number in npu.KERNEL_COMMANDS:
             slot = (registers[_ACTIVATION] >> 32 & 31) - _TABLE_0
             if slot in lost_tables:
-                put(_KERNEL_WAIT, *table_dmas[slot], DMA_START, DMA_WAIT, *_dma_words(registers))
+                insert_words(_KERNEL_WAIT, *table_dmas[slot], DMA_START, DMA_WAIT, *_dma_words(registers))
                 lost_tables.remove(slot)
             elif is_small_npu and slot < 0 and not for_u85:
                 lost_tables.update(table_dmas)
-            maps = MAPS[: 3 if number == _ELEMENTWISE else 2]
+            maps = FEATURE_MAP_REGISTERS[: 3 if number == _ELEMENTWISE else 2]
             kernels = [*kernels[-1:], list(_kernel_spans(registers, maps))]
             is_chain = for_u85 and any(npu.is_chained(registers[precision]) for *_, precision, _ in maps)
             # Vela 5.2 lets chains start early, depending on what each of their operations reads; 5.1 does not.
@@ -59,17 +73,17 @@ def insert_waits(stream: bytes) -> tuple[bytes, list[int]]:
             if len(kernels) > 1 and not must_wait:
                 has_gaps = number != _ELEMENTWISE and _stride_exceeds_kernel(registers)
                 must_wait = _needs_kernel_wait(registers, kernels, ofm_layout, has_gaps=has_gaps)
-            if is_cleared != (must_wait and registers[_BLOCKDEP] > 0):
-                is_cleared = not is_cleared
-                put(*encode_command(_BLOCKDEP, 0 if is_cleared else registers[_BLOCKDEP]))
-            ofm_layout = _feature_map_layout(registers, MAPS[1])
+            if is_blockdep_zero != (must_wait and registers[_BLOCKDEP] > 0):
+                is_blockdep_zero = not is_blockdep_zero
+                insert_words(*encode_command(_BLOCKDEP, 0 if is_blockdep_zero else registers[_BLOCKDEP]))
+            ofm_layout = _feature_map_layout(registers, FEATURE_MAP_REGISTERS[1])
         elif number == DMA_START and not for_u85:
             pairs = ((a, b) for a in _dma_spans(registers) for kernel in kernels for b in kernel)
             if any(_overlaps(a, b) and (a[3] or b[3]) for a, b in pairs):
-                put(_KERNEL_WAIT)
+                insert_words(_KERNEL_WAIT)
                 kernels.clear()
-            if registers[_TARGET] >> 40 & 1:
-                slot = registers[_TO] >> 8 & 7
+            if registers[_DESTINATION_REGION] >> 40 & 1:
+                slot = registers[_DESTINATION_ADDRESS] >> 8 & 7
                 table_dmas[slot] = _dma_words(registers)
                 lost_tables.discard(slot)
         words += encode_command(number, value)
@@ -79,12 +93,14 @@ def insert_waits(stream: bytes) -> tuple[bytes, list[int]]:
 def _feature_map_layout(registers: dict[int, int], map_registers: tuple[int, ...]) -> tuple[int, ...]:
     """Layout of a feature map: first byte, row stride, other strides, sizes, format, element size, transpose.
 
-    Two maps with equal items from the row stride on have the same rows.
+    Two feature maps whose layouts differ only in the first byte have the same rows.
     """
     base, x, tile, _, precision, depth = map_registers
     precision_bits = registers[precision]
     size, transpose = (
-        (precision_bits >> 33 & 3, precision_bits >> 41 & 31) if base == MAPS[1][0] else (precision_bits >> 34 & 3, 0)
+        (precision_bits >> 33 & 3, precision_bits >> 41 & 31)
+        if base == FEATURE_MAP_REGISTERS[1][0]
+        else (precision_bits >> 34 & 3, 0)
     )
     sizes = registers[tile] >> 32, registers[depth] >> 32, precision_bits >> 38 & 3, size, transpose
     return (*(registers[key] for key in (base, x + 1, x, x + 2)), *sizes)
@@ -102,12 +118,12 @@ def _needs_kernel_wait(
 ) -> bool:
     """Whether a kernel reads the previous kernel's result otherwise than as whole rows, or with gaps between windows.
 
-    Adjacent operands may be parts of one tensor, of which Vela considers only one.
+    Adjacent operands may be parts of one tensor. Vela considers only one of these parts.
     """
     (ofm_span,) = (span for span in kernels[0] if span[3])
     ifm_spans = [span for span in kernels[1] if not span[3]]
     are_adjacent = len(ifm_spans) > 1 and _overlaps(ifm_spans[0], ifm_spans[1], distance=1)
-    for map_registers, ifm_span in zip(MAPS[::2], ifm_spans, strict=False):
+    for map_registers, ifm_span in zip(FEATURE_MAP_REGISTERS[::2], ifm_spans, strict=False):
         first, row, *others = _feature_map_layout(registers, map_registers)
         is_whole_rows = [row, *others] == [*ofm_layout[1:]] and not (first - ofm_layout[0]) % (row or 1)
         if _overlaps(ifm_span, ofm_span) and (are_adjacent or has_gaps or not is_whole_rows):
@@ -121,21 +137,26 @@ def _overlaps(a: _Span, b: _Span, distance: int = 0) -> bool:
 
 def _dma_words(registers: dict[int, int]) -> list[int]:
     """Commands that set the registers of a one-row DMA."""
-    return [word for key in DMA for word in encode_command(key, registers[key])]
+    return [word for key in DMA_REGISTERS for word in encode_command(key, registers[key])]
 
 
 def _dma_spans(registers: dict[int, int]) -> Iterator[_Span]:
-    """Memory that a DMA reads and writes; a DMA of several rows (U65) counts as everything from the first byte on."""
-    length = 1 << 40 if registers[_TARGET] >> 41 & 3 else registers[_LENGTH]
-    for region, address in ((_SOURCE, _FROM), (_TARGET, _TO)):
+    """Memory that a DMA reads and writes. A DMA of several rows (U65) counts as all memory from its first byte on."""
+    length = 1 << 40 if registers[_DESTINATION_REGION] >> 41 & 3 else registers[_LENGTH]
+    for region, address in ((_SOURCE_REGION, _SOURCE_ADDRESS), (_DESTINATION_REGION, _DESTINATION_ADDRESS)):
         if not registers[region] >> 40 & 1:  # not the internal table memory
-            yield registers[region] >> 32 & 7, registers[address], registers[address] + length, region == _TARGET
+            yield (
+                registers[region] >> 32 & 7,
+                registers[address],
+                registers[address] + length,
+                region == _DESTINATION_REGION,
+            )
 
 
 def _kernel_spans(registers: dict[int, int], maps: Sequence[tuple[int, ...]]) -> Iterator[_Span]:
     """Memory that a kernel reads and writes.
 
-    A span begins at the map's first byte, or at that of its rolling buffer, and ends at the end of its first tile.
+    A span begins at the first byte of the feature map or of its rolling buffer. It ends at the end of the first tile.
     """
     for base, stride, tile, region, precision, depth in maps:
         start, x, y, brick, precision_bits = (
@@ -143,7 +164,15 @@ def _kernel_spans(registers: dict[int, int], maps: Sequence[tuple[int, ...]]) ->
         )
         columns, rows, channels = (registers[key] >> 32 for key in (tile, tile + 1, depth))  # each minus one
         pixel_end = npu.pixel_bytes(
-            channels + 1, brick, precision_bits, precision_bits >> (33 if base == MAPS[1][0] else 34) & 3
+            channels + 1,
+            brick,
+            precision_bits,
+            precision_bits >> (33 if base == FEATURE_MAP_REGISTERS[1][0] else 34) & 3,
         )
         first = 0 if max(x, y) >> 39 else registers[base + 2] or start  # negative stride: from byte 0 on
-        yield registers[region] >> 32 & 7, first, start + rows * y + columns * x + pixel_end, base == MAPS[1][0]
+        yield (
+            registers[region] >> 32 & 7,
+            first,
+            start + rows * y + columns * x + pixel_end,
+            base == FEATURE_MAP_REGISTERS[1][0],
+        )

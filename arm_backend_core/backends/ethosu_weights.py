@@ -1,7 +1,7 @@
 """Weight caching in SRAM (U55, U65): weights that several layers read are copied once from flash to SRAM.
 
-In Vela's programs every layer reads its weights from flash; only adjacent layers share a copy in SRAM. The matrix
-products of an unrolled recurrent layer are not adjacent, as each time step has arithmetic between them.
+In Vela's programs every layer reads its weights from flash. Only adjacent layers share a copy in SRAM. The matrix
+products of an unrolled recurrent layer are not adjacent: each time step has arithmetic between them.
 """
 
 from collections import defaultdict
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from arm_backend_core.backends.ethosu_commands import (
-    DMA,
+    DMA_REGISTERS,
     DMA_START,
     DMA_WAIT,
     decode_commands,
@@ -31,45 +31,54 @@ WEIGHT_COPY_USAGE = "Kept"
 _Span = tuple[int, int]
 
 
-def cache_weights_in_sram(answer: dict[str, Any], configuration: Configuration) -> None:
-    """Edit Vela's answer: append weight copies to the scratch, each if the cycles that it saves exceed its bytes.
+def cache_weights_in_sram(vela_result: dict[str, Any], configuration: Configuration) -> None:
+    """Edit Vela's result: append a weight copy to the scratch if it saves more cycles than it has bytes.
 
-    Does nothing with ``--optimise=Size``. The first layer keeps Vela's estimate, which covers the copy from flash; the
-    estimates of the others replace the flash accesses by SRAM accesses.
+    Does nothing with ``--optimise=Size``. The estimate of the first layer that reads the weights does not change: it
+    covers the copy from flash. In the estimates of other layers, SRAM accesses replace flash accesses.
     """
-    stream, memories, weight_region = answer["command_stream"], answer["memories"], answer["weight_region"]
+    stream, memories, weight_region = (
+        vela_result["command_stream"],
+        vela_result["memories"],
+        vela_result["weight_region"],
+    )
     is_supported = stream[:4] == b"COP1" and stream[11] >> 4 < 2 and not configuration.arena_on_second_port
     if not is_supported or configuration.const_memory not in memories or "optimize=Size" in configuration.options:
         return
-    (size, region), layers = answer["scratch"], {int(row[0]) // 4: row for row in answer["tables"]["queue"][1]}
+    (size, region), layers = (
+        vela_result["scratch"],
+        {int(row[0]) // 4: row for row in vela_result["tables"]["queue"][1]},
+    )
     reads, readers = dict(_weight_reads(stream, weight_region)), defaultdict[_Span, dict[str, None]](dict)
-    for at, span in reads.items():
-        readers[span][layers[at][-1]] = None
+    for word_index, span in reads.items():
+        readers[span][layers[word_index][-1]] = None
     is_limited = configuration.arena_cache_size < configuration.address_space
     budget = configuration.arena_cache_size - memories["Sram"]["peak"] if is_limited else _DEFAULT_COPY_BYTES
     copies, end, words = dict[_Span, int](), -(-size // 16) * 16, list[int]()
     for span, users in readers.items():
         length = span[1] - span[0]
         if end - size + length <= budget and _update_tables_if_profitable(
-            answer, configuration.const_memory, [*users][1:], length
+            vela_result, configuration.const_memory, [*users][1:], length
         ):
-            for number, value in zip(DMA, (weight_region << 32, region << 32, span[0], end, length), strict=True):
+            for number, value in zip(
+                DMA_REGISTERS, (weight_region << 32, region << 32, span[0], end, length), strict=True
+            ):
                 words += encode_command(number, value)
             words.append(DMA_START)
             copies[span], end = end, end + length
-            _add_tensor_row(answer, next(iter(users)), copies[span], length)
+            _add_tensor_row(vela_result, next(iter(users)), copies[span], length)
     if copies:
-        copy_of = {at: (span[0], copies[span]) for at, span in reads.items() if span in copies}
-        for at, new_position in _append_commands(stream, copy_of, region, words).items():
-            if at in layers:
-                layers[at][0] = str(4 * new_position)
-        answer["command_stream"], answer["scratch"] = pack_stream(stream, words), (end, region)
+        copy_of = {word_index: (span[0], copies[span]) for word_index, span in reads.items() if span in copies}
+        for word_index, new_position in _append_commands(stream, copy_of, region, words).items():
+            if word_index in layers:
+                layers[word_index][0] = str(4 * new_position)
+        vela_result["command_stream"], vela_result["scratch"] = pack_stream(stream, words), (end, region)
         memories["Sram"]["peak"] += end - size
 
 
-def _add_tensor_row(answer: dict[str, Any], layer: str, address: int, length: int) -> None:
+def _add_tensor_row(vela_result: dict[str, Any], layer: str, address: int, length: int) -> None:
     """Add a weight copy to Vela's tensor table, live in SRAM from the first to the last time step."""
-    (header, rows), (columns, layers) = answer["tables"]["tensors"], answer["tables"]["perf"]
+    (header, rows), (columns, layers) = vela_result["tables"]["tensors"], vela_result["tables"]["perf"]
     name = next(row[columns.index("name")] for row in layers if row[0] == layer)
     last = max(int(row[header.index("end_time")]) for row in rows)
     values = {"name": name, "memory": "Sram", "usage": WEIGHT_COPY_USAGE, "start_time": 0, "end_time": last}
@@ -77,10 +86,10 @@ def _add_tensor_row(answer: dict[str, Any], layer: str, address: int, length: in
     rows.append([str(values.get(column, "")) for column in header])
 
 
-def _update_tables_if_profitable(answer: dict[str, Any], flash: str, layers: list[str], length: int) -> bool:
-    """Move the reads of ``layers`` to SRAM in the tables if that saves more than ``length`` cycles; whether it does."""
-    header, rows = answer["tables"]["perf"]
-    uses = [answer["memories"][name] for name in (flash, "Sram")]
+def _update_tables_if_profitable(vela_result: dict[str, Any], flash: str, layers: list[str], length: int) -> bool:
+    """Move the reads of ``layers`` to SRAM in the tables if that saves more than ``length`` cycles; return whether."""
+    header, rows = vela_result["tables"]["perf"]
+    uses = [vela_result["memories"][name] for name in (flash, "Sram")]
     flash_cycles, sram_cycles = (round(length * use["cycles"] / max(use["read"] + use["written"], 1)) for use in uses)
     columns = [header.index(name) for name in (f"{flash}_ac", "Sram_ac", "op_cycles", "npu_cycles")]
     changed, saved = list[tuple[list[str], tuple[int, ...]]](), 0
@@ -91,7 +100,7 @@ def _update_tables_if_profitable(answer: dict[str, Any], flash: str, layers: lis
             changed.append((row, (flash_access, sram_access, max(flash_access, sram_access, npu))))
             saved += total - max(flash_access, sram_access, npu)
     if saved > length:
-        answer["report"]["totalCycles"] -= saved
+        vela_result["report"]["totalCycles"] -= saved
         for row, numbers in changed:
             for column, number in zip(columns, numbers, strict=False):
                 row[column] = str(number)
@@ -113,32 +122,32 @@ def _append_commands(
         {word index in Vela's stream: word index in the new stream}.
     """
     registers, emitted, new_positions = dict[int, int](), dict[int, int](), dict[int, int]()
-    waits = [DMA_WAIT]  # one wait, before the first convolution that reads a copy, covers all copies
-    for at, number, value in decode_commands(stream):
+    waits = [DMA_WAIT]  # one wait before the first convolution that reads a copy covers all copies
+    for word_index, number, value in decode_commands(stream):
         if number in (*_REGION_REGISTERS, *_BASE_REGISTERS):
             registers[number] = value
             continue
         if number in _CONVOLUTIONS:
-            start, copy = copy_of.get(at, (0, 0))
+            start, copy = copy_of.get(word_index, (0, 0))
             for register, value_in_vela in registers.items():
                 new = (
                     value_in_vela - start + copy
                     if register in _BASE_REGISTERS
                     else region << 32
-                    if at in copy_of
+                    if word_index in copy_of
                     else value_in_vela
                 )
                 if emitted.get(register) != new:
                     words += encode_command(register, new)
                     emitted[register] = new
-            words += [waits.pop()] if at in copy_of and waits else []
-        new_positions[at] = len(words)
+            words += [waits.pop()] if word_index in copy_of and waits else []
+        new_positions[word_index] = len(words)
         words += encode_command(number, value)
     return new_positions
 
 
 def _weight_reads(stream: bytes, region: int) -> Iterator[tuple[int, _Span]]:
-    """Word index of each convolution whose weights and scales lie in ``region``, with their byte range."""
+    """Yield the word index of each convolution whose weights and scales lie in ``region``, and their byte range."""
     registers = defaultdict[int, int](int)
     for position, number, value in decode_commands(stream):
         registers[number] = value

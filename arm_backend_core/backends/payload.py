@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 CHECKSUM_KEY = "payload_crc32"
 #: Key of the compile spec that contains the checksum of weights outside the payload.
 WEIGHTS_CHECKSUM_KEY = "weight_data_crc32"
-#: Key of the compile spec that contains an Ethos-U program's fast scratch in bytes, which COP1 streams do not contain.
+#: Key of the compile spec that contains the fast scratch of an Ethos-U program in bytes. COP1 streams lack this size.
 FAST_SCRATCH_KEY = "fast_scratch_size"
 _BLOCK_HEADER = struct.Struct("<16sIB11s")
 _ALIGNMENT = 16
@@ -51,7 +51,7 @@ class Layer:
         staging_bytes: bytes of the staging memory in use while it runs.
         memory_cycles: cycles per memory, as (name, cycles).
         commands: byte offsets of the commands that start it, relative to the first command. The commands between the
-            previous start and this one belong to it too.
+            previous operation's start and its own belong to it too.
         part_of: index of the operation that it is fused into, whose cycles include its own; None if it is not fused.
     """
 
@@ -177,7 +177,7 @@ def checksum_spec(data: bytes, key: str = CHECKSUM_KEY) -> CompileSpec:
     return CompileSpec(key, zlib.crc32(data).to_bytes(4, "little"))
 
 
-def block_stream(blocks: Sequence[tuple[str, bytes]], external: Sequence[str] = ()) -> bytes:
+def pack_block_stream(blocks: Sequence[tuple[str, bytes]], external: Sequence[str] = ()) -> bytes:
     """Serialize blocks to ExecuTorch's container for a compiled Ethos-U program.
 
     Layout of a block: name (16 bytes, zero padded), length of the data (uint32), external flag (uint8), 11 reserved
@@ -197,7 +197,7 @@ def block_stream(blocks: Sequence[tuple[str, bytes]], external: Sequence[str] = 
     return b"".join(parts)
 
 
-def io_block(tensors: Sequence[tuple[Sequence[int], int, int, int]]) -> bytes:
+def pack_io_block(tensors: Sequence[tuple[Sequence[int], int, int, int]]) -> bytes:
     """Serialize the ``inputs`` or ``outputs`` block. All fields are int32.
 
     Layout: number of tensors, then for each tensor its shape (6), element size, offset and region.
@@ -206,6 +206,7 @@ def io_block(tensors: Sequence[tuple[Sequence[int], int, int, int]]) -> bytes:
         tensors: (shape of rank 6, bytes per element, address, region).
     """
     records = [
-        _IO_RECORD.pack(*shape, size, -1 if at == _UNALLOCATED else at, region) for shape, size, at, region in tensors
+        _IO_RECORD.pack(*shape, size, -1 if address == _UNALLOCATED else address, region)
+        for shape, size, address, region in tensors
     ]
     return struct.pack("<i", len(tensors)) + b"".join(records)

@@ -1,8 +1,7 @@
-"""Integer fusion: which operators are computed as one in integers.
+"""Integer fusion: groups of float operators that the quantized program computes as one integer operator.
 
-``rules`` has the conditions. ``plan`` applies them to a graph before quantization; the annotator gives no quantization
-parameters to the results that its ``FusionPlan`` fuses. The quantized program carries the plan in the places of its
-quantize and dequantize operators, also if another quantizer wrote them. The lowering reads these places with the same
-rules: ``rules.find_merged_consumers`` finds what merges into a RESCALE, ``univariate.fuse_into_function`` composes the
-functions of one tensor that become one TABLE.
+``rules`` has the conditions. ``plan`` applies them before quantization: no quantize operator is inserted between the
+operators of a group. The lowering recognizes each group by this absence, also in a graph of another quantizer.
+``rules.find_merged_consumers`` finds the operators that merge into a RESCALE. ``univariate.fuse_into_univariate``
+composes elementwise functions of one tensor, which become one TABLE.
 """

@@ -1,6 +1,6 @@
-"""Fusion rules: the conditions under which operators are computed as one.
+"""Fusion rules: the conditions under which one integer operator computes several operators.
 
-They hold for a float graph and for a graph with quantize and dequantize operators alike.
+The rules apply to a float graph and to a graph with quantize and dequantize operators.
 """
 
 from __future__ import annotations
@@ -21,40 +21,41 @@ aten = torch.ops.aten
 Base = TypeVar("Base")
 
 
-def fusible_consumer(node: Node) -> Node | None:
-    """The only consumer of ``node``, if it is a clamp or a product with a positive number; else None.
+def find_fusible_consumer(node: Node) -> Node | None:
+    """The only consumer of ``node``, if it is a clamp or a multiplication by a positive number; else None.
 
-    Such a consumer merges into the RESCALE that requantizes the producer's accumulator.
+    This consumer merges into the RESCALE that requantizes the producer's accumulator.
     """
     users = list(node.users)
     record = find_record(users[0]) if len(users) == 1 else None
     if record is None or not users[0].args or users[0].args[0] is not node:
         return None
-    return users[0] if record.clamp is not None or factor_of(users[0], record) is not None else None
+    return users[0] if record.clamp_bounds is not None or get_scale_factor(users[0], record) is not None else None
 
 
-def absorbed_consumer(node: Node) -> Node | None:
+def find_absorbed_consumer(node: Node) -> Node | None:
     """The fusible consumer of ``node``, if the operator of ``node`` requantizes an accumulator; else None."""
     record = find_record(node)
-    return fusible_consumer(node) if record is not None and record.absorbs_activation else None
+    return find_fusible_consumer(node) if record is not None and record.absorbs_activation else None
 
 
 def find_merged_consumers(node: Node) -> list[Node] | None:
-    """The consumers that merge into the requantization of ``node``, in order; usually none or one.
+    """The consumers that merge into the requantization of ``node``, in execution order; usually none or one.
 
     Returns:
-        None unless all readers of the last one, or of ``node`` if there is none, are quantize operators.
+        None if the result is read by anything but quantize operators. The result is that of the last consumer, or of
+        ``node`` if there are no consumers.
     """
     consumers: list[Node] = []
     while not node.users or not all(is_quantize(user) for user in node.users):
-        consumer = fusible_consumer(node)
+        consumer = find_fusible_consumer(node)
         if consumer is None:
             return None
         consumers.append(node := consumer)
     return consumers
 
 
-def common_base(
+def find_common_base(
     node: Node, record: Record, bases: Iterable[Base], shape: Callable[[Base], Iterable[Any]]
 ) -> Base | None:
     """The one tensor that ``node`` is an elementwise function of; None if there is no such tensor.
@@ -62,7 +63,7 @@ def common_base(
     Args:
         node: the operator.
         record: its record.
-        bases: for each operand that is not a number, the tensor that it is, or is a function of.
+        bases: for each operand that is not a scalar, the tensor that it is a function of, or the operand itself.
         shape: returns the shape of a base.
     """
     distinct = set(bases)
@@ -73,18 +74,21 @@ def common_base(
 
 
 def is_summed_product(node: Node) -> bool:
-    """Whether ``node`` is a product that only a sum reads; of int16 operands, the sum adds it unrounded in INT32."""
+    """Whether ``node`` is a product that only an addition or subtraction reads.
+
+    If its operands are int16, the sum reads the exact INT32 product.
+    """
     targets = [overload_of(x.target) for x in (node, *node.users)]
     return targets[0] is aten.mul.Tensor and len(targets) == 2 and targets[1] in (aten.add.Tensor, aten.sub.Tensor)
 
 
-def qparams_before_consumer(reader: Node, q: QParams) -> QParams:
-    """Quantization parameters of a fusible consumer's operand, given those of its result, ``q``."""
-    record = find_record(reader)
-    factor = None if record is None or record.clamp is not None else factor_of(reader, record)
+def infer_operand_qparams(consumer: Node, q: QParams) -> QParams:
+    """Quantization parameters of a fusible consumer's operand, given the parameters ``q`` of its result."""
+    record = find_record(consumer)
+    factor = None if record is None or record.clamp_bounds is not None else get_scale_factor(consumer, record)
     return q if factor is None else replace(q, scale=float(q.scale) * (1 / factor))
 
 
-def factor_of(node: Node, record: Record) -> float | None:
-    """The positive number that ``node`` multiplies its first operand by; None if it does anything else."""
-    return record.factor(*node.args, **node.kwargs) if record.factor is not None else None
+def get_scale_factor(node: Node, record: Record) -> float | None:
+    """The positive c if ``node`` computes c * (first operand); None if it computes anything else."""
+    return record.scale_factor(*node.args, **node.kwargs) if record.scale_factor is not None else None

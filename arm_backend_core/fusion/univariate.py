@@ -1,7 +1,7 @@
-"""Elementwise functions of one quantized tensor, which become one TABLE.
+"""Univariate functions: elementwise operators on one quantized tensor that are composed into one TABLE.
 
-Such a function stays a ``Univariate`` until the lowering reaches its quantize node. Then it becomes a RESCALE, a CLAMP
-or one TABLE.
+The lowering represents such a function by a ``Univariate``, without emitting operators. At the quantize node of its
+result, the function becomes a RESCALE, a CLAMP or one TABLE.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from torch.fx import Node
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
-from arm_backend_core.fusion.rules import common_base, factor_of
+from arm_backend_core.fusion.rules import find_common_base, get_scale_factor
 from arm_backend_core.nodes import overload_of
 from arm_backend_core.ops.integers import Q15_MAX
-from arm_backend_core.ops.lookup import evaluate_on_operand, find_phase_step, lookup
+from arm_backend_core.ops.lookup import apply_by_table, evaluate_on_operand, find_sinusoid_phase_step
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Record
 from arm_backend_core.qparams import QParams
@@ -30,18 +30,19 @@ from arm_backend_core.tosa.graph import Value
 
 @dataclass(frozen=True, eq=False)
 class Univariate:
-    """An elementwise function of one quantized tensor, not computed yet.
+    """An elementwise function of one quantized tensor, for which no operators are emitted yet.
 
     Attributes:
-        base: the tensor.
-        target: the ATen operator that is evaluated last.
-        record: its record.
-        args: its arguments: ``base``, functions of it, constants of one element, numbers.
-        kwargs: the same by name.
-        clamp: (low, high) when the function is clamp(base, low, high) and nothing else.
-        factor: c when the function is c * base, c > 0, and nothing else.
-        is_discontinuous: the function is one discontinuous operator on an int16 tensor.
-        composed: if ``base`` is an oscillating function, the whole function in terms of that function's base.
+        base: the quantized tensor.
+        target: the outermost ATen operator of the function.
+        record: the record of ``target``.
+        args: arguments of ``target``: ``base``, functions of ``base``, constants of one element, numbers.
+        kwargs: keyword arguments of ``target``.
+        clamp: (low, high) if the function is exactly clamp(base, low, high), else None.
+        factor: c if the function is exactly c * base with c > 0, else None.
+        is_discontinuous: whether the function is a single discontinuous operator on an int16 tensor.
+        composed: the same function in terms of the base of an oscillating function, if ``base`` holds the int16 values
+            of that oscillating function; else None.
     """
 
     base: Tensor
@@ -55,10 +56,10 @@ class Univariate:
     composed: Univariate | None = None
 
     def evaluate(self, grid: torch.Tensor) -> torch.Tensor:
-        """Evaluate the function on real numbers, with PyTorch's own operators. ``grid``: float64, 1-D."""
+        """Evaluate the function with PyTorch on ``grid``, which has real values of ``base`` (float64, 1-D)."""
         results: dict[Univariate, torch.Tensor] = {}
 
-        def real(x: Any) -> Any:
+        def to_real(x: Any) -> Any:
             if isinstance(x, Univariate):
                 return results[x]
             if isinstance(x, Tensor):  # the base may be a constant too
@@ -72,24 +73,24 @@ class Univariate:
             missing = [x for x in inner if x not in results]
             if not missing:
                 pending.pop()
-                kwargs = {name: real(x) for name, x in function.kwargs.items()}
+                kwargs = {name: to_real(x) for name, x in function.kwargs.items()}
                 evaluate = function.record.evaluate or function.target
-                results[function] = evaluate(*map(real, function.args), **kwargs)
+                results[function] = evaluate(*map(to_real, function.args), **kwargs)
             pending += missing
         return results[self]
 
     @cached_property
     def oscillates(self) -> bool:
-        """Whether it is a sine or cosine of int16 with too many periods for the TABLE's linear interpolation.
+        """Whether the function is a sine or cosine of int16 with too many periods for the TABLE's interpolation.
 
-        A further function of it is then computed from its int16 value and not from its base.
+        A function of an oscillating function reads its int16 values instead of its base.
         """
         q = self.base.q
         return (
             self.record.is_sinusoid
             and q is not None
             and q.dtype is DType.INT16
-            and find_phase_step(evaluate_on_operand(self._evaluate_array, q)) > 0
+            and find_sinusoid_phase_step(evaluate_on_operand(self._evaluate_array, q)) > 0
         )
 
     def _evaluate_array(self, grid: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -104,10 +105,10 @@ class Univariate:
         return Tensor(self.quantize(b, q), q)
 
     def to_scaled_tensor(self) -> Tensor:
-        """The result of a function that only scales: the base's integers with another scale.
+        """The result of c * base: the integers of ``base`` with the scale c * scale.
 
         Raises:
-            Unsupported: the function does more than scale, so it must be quantized before it is read.
+            Unsupported: the function is not c * base, so that its result must be quantized.
         """
         if self.factor is None:
             raise Unsupported(f"its operand, the result of {self.target}, is not quantized")
@@ -116,7 +117,7 @@ class Univariate:
         return Tensor(self.base.value, replace(q, scale=float(q.scale) * self.factor))
 
     def quantize(self, b: Builder, q: QParams) -> Value:
-        """Quantize the function's values to ``q``, with a RESCALE, a RESCALE and a CLAMP, or else a TABLE."""
+        """Emit the function, quantized to ``q``: a RESCALE, a RESCALE and a CLAMP, or a TABLE."""
         base, context = self.base, Context(b, None, q)  # type: ignore[arg-type]
         assert base.q is not None
         if self.factor is not None:
@@ -125,62 +126,62 @@ class Univariate:
             low, high = (int(bound) for bound in q.quantize(np.array(self.clamp)))
             value = context.requantize(base, q)
             return value if (low, high) == q.dtype.range else b.clamp(value, low, high)
-        return lookup(b, base, self._evaluate_array, q)
+        return apply_by_table(b, base, self._evaluate_array, q)
 
 
-def fuse_into_function(
+def fuse_into_univariate(
     node: Node,
     record: Record,
     args: list[Any],
     kwargs: dict[str, Any],
-    table_of: Callable[[Univariate], Tensor],
+    to_int16_table: Callable[[Univariate], Tensor],
     is_quantized: Callable[[], bool],
 ) -> tuple[Univariate | None, list[Any]]:
-    """Decide whether ``node`` is fused into a function of one quantized tensor.
+    """Represent ``node`` as a ``Univariate`` if it is an elementwise function of one quantized tensor.
 
-    A function of an oscillating function is a function of that function's int16 values, not of its base. ``composed``
-    keeps the whole function, because together with another function of that base it is a function of the base again.
+    If an operand oscillates, such as g = sin(base), f(g) becomes a function of g's int16 values. ``composed`` then
+    holds f(g(base)), because an operator that combines f(g(base)) with h(base) is a function of ``base`` again.
 
     Args:
         node: the operator.
         record: its record.
         args: its arguments, lowered.
-        kwargs: the same by name.
-        table_of: returns the int16 values of an oscillating function.
-        is_quantized: returns whether all readers quantize the result, alike.
+        kwargs: its keyword arguments, lowered.
+        to_int16_table: returns the int16 values of an oscillating function.
+        is_quantized: returns whether all readers are quantize operators with the same parameters.
 
     Returns:
-        The function, or None, and then the arguments of the operator's own integer rule.
+        The function, or None if the operator's own integer rule lowers ``node``; and the arguments for that rule.
     """
     composed_args = [x.composed or x if isinstance(x, Univariate) else x for x in args]
     function = _as_univariate(node, record, composed_args, kwargs)
     if function is None:
         return None, args
     if any(isinstance(x, Univariate) and (x.oscillates or x.composed) for x in args):
-        table_args = [table_of(x) if isinstance(x, Univariate) and x.oscillates else x for x in args]
+        table_args = [to_int16_table(x) if isinstance(x, Univariate) and x.oscillates else x for x in args]
         outer = _as_univariate(node, record, table_args, kwargs)
         if outer is not None:
             function = replace(outer, composed=function)
         elif is_quantized():
-            return None, [table_of(x) if isinstance(x, Univariate) and not x.factor else x for x in args]
+            return None, [to_int16_table(x) if isinstance(x, Univariate) and not x.factor else x for x in args]
     return (None if function.is_discontinuous and is_quantized() else function), args
 
 
 def _as_univariate(node: Node, record: Record, args: list[Any], kwargs: dict[str, Any]) -> Univariate | None:
-    """``node`` as a function of one quantized tensor; None if its operands have no common per-tensor base."""
+    """``node`` as a ``Univariate``; None if its operands have no common base that is quantized per tensor."""
     operands = [
         x for x in _operands(args, kwargs) if isinstance(x, Univariate) or not x.is_constant or x.value.size > 1
     ]
     bases = [x.base if isinstance(x, Univariate) else x for x in operands]
-    base = common_base(node, record, bases, lambda x: x.shape)
+    base = find_common_base(node, record, bases, lambda x: x.shape)
     if base is None or base.q is None or base.q.axis is not None:
         return None
     function = Univariate(base, overload_of(node.target), record, tuple(args), kwargs)
     if args[0] is not base:
         return function
-    clamp = record.clamp and record.clamp(*args, **kwargs)
+    clamp = record.clamp_bounds and record.clamp_bounds(*args, **kwargs)
     is_discontinuous = record.is_discontinuous and base.q.dtype is DType.INT16
-    return replace(function, clamp=clamp, factor=factor_of(node, record), is_discontinuous=is_discontinuous)
+    return replace(function, clamp=clamp, factor=get_scale_factor(node, record), is_discontinuous=is_discontinuous)
 
 
 def _operands(args: Iterable[Any], kwargs: dict[str, Any]) -> list[Tensor | Univariate]:

@@ -1,1 +1,1 @@
-"""Lowering: convert an fx graph to a TOSA graph; ``walk`` has the class, the other modules what it reads and checks."""
+"""Lowering: convert an fx graph to a TOSA graph (``walk``), with readers of constants and quantization parameters."""

@@ -1,4 +1,4 @@
-"""Checks of what is lowered: static shapes, and results as PyTorch's fake tensors have them."""
+"""Checks during lowering: shapes are static, and results have the shapes and types of PyTorch's fake tensors."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def check_result(node: Node, result: Result) -> Result:
 
 
 def _matches_meta(item: Tensor | Univariate, meta: torch.Tensor) -> bool:
-    """Whether a result has the shape and element type of ``meta``; quantized integers stand for real numbers."""
+    """Whether a result has the shape and element type of ``meta``. A quantized result is floating point there."""
     tensor = item.base if isinstance(item, Univariate) else item
     if tensor.shape != tuple(meta.shape):
         return False

@@ -16,8 +16,8 @@ from arm_backend_core.tosa.graph import constant
 def constant_operand(name: str, value: Any) -> Any:
     """Convert a constant, or a sequence of constants, to operands; ``name`` is for the error.
 
-    float64 becomes FP32 and int64 is clamped to int32. A type that TOSA lacks becomes a placeholder of booleans,
-    because no operator reads it.
+    float64 becomes FP32 and int64 is clamped to int32. A tensor of a type that TOSA lacks becomes booleans of value
+    False, because no operator reads it.
     """
     if isinstance(value, (list, tuple)):
         return [constant_operand(name, item) for item in value]
@@ -36,7 +36,7 @@ def constant_operand(name: str, value: Any) -> Any:
 def require_representable(name: str, value: Any) -> None:
     """Check that TOSA can represent a constant that an operator reads.
 
-    Other constants may be computed from one that TOSA cannot represent.
+    A constant that only other constants are computed from need not be representable.
 
     Args:
         name: the constant's name, for the error.

@@ -11,7 +11,7 @@ import torch
 from torch.fx import Node
 
 from arm_backend_core.errors import Unsupported
-from arm_backend_core.fusion.rules import find_merged_consumers, qparams_before_consumer
+from arm_backend_core.fusion.rules import find_merged_consumers, infer_operand_qparams
 from arm_backend_core.nodes import overload_of
 from arm_backend_core.ops.operands import dtype_of
 from arm_backend_core.qparams import QParams
@@ -44,7 +44,7 @@ class QParamsReader:
         return QParams(float(scale), int(zero), dtype_of(_dtype(dtype)), _int(qmin), _int(qmax))
 
     def read_result(self, node: Node) -> QParams | None:
-        """Parameters that the users of ``node`` quantize its result with, seen through consumers that merge into it.
+        """Parameters with which the users of ``node`` quantize its result, past consumers that are fused into ``node``.
 
         Returns:
             None where a user does not quantize, or users use different parameters.
@@ -55,7 +55,7 @@ class QParamsReader:
         first, *others = map(self.read, (consumers or [node])[-1].users)
         if not all(first.is_equivalent(other) for other in others):
             return None
-        return reduce(lambda q, consumer: qparams_before_consumer(consumer, q), reversed(consumers), first)
+        return reduce(lambda q, consumer: infer_operand_qparams(consumer, q), reversed(consumers), first)
 
     def _array(self, x: Any) -> np.ndarray[Any, Any]:
         if isinstance(x, Node):

@@ -23,7 +23,7 @@ from arm_backend_core.aten.int64 import Intervals
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import InternalError, Unsupported, compiler_fault
 from arm_backend_core.fusion.rules import is_summed_product
-from arm_backend_core.fusion.univariate import Univariate, fuse_into_function
+from arm_backend_core.fusion.univariate import Univariate, fuse_into_univariate
 from arm_backend_core.lowering.checks import Result, check_result, require_static
 from arm_backend_core.lowering.constants import constant_operand, require_representable
 from arm_backend_core.lowering.qparams_reader import QParamsReader
@@ -65,8 +65,10 @@ class Lowering:
         qparams: reads the program's quantization parameters.
     """
 
-    def __init__(self, target: Target, constants: Mapping[Node, torch.Tensor], floats: Set[Node] = frozenset()) -> None:
-        self.target, self.float_nodes = target, floats
+    def __init__(
+        self, target: Target, constants: Mapping[Node, torch.Tensor], float_nodes: Set[Node] = frozenset()
+    ) -> None:
+        self.target, self.float_nodes = target, float_nodes
         self.constants: dict[Node, Any] = dict(constants)
         self.graph = Graph()
         self.results: dict[Node, Result] = {}
@@ -86,11 +88,11 @@ class Lowering:
                 self.results[node] = self._lower_or_refuse(node)
 
     def exclude(self, nodes: Iterable[Node], outside: Collection[Node]) -> None:
-        """Lower again every direct or indirect reader of a node that was put ``outside`` since the last walk.
+        """Lower again every direct or indirect reader of a node that was added to ``outside`` since the last walk.
 
         Args:
             nodes: the nodes that were passed to ``run``.
-            outside: the nodes that stay outside of the graph now.
+            outside: all nodes that now stay outside of the graph.
         """
         affected = {node for node in outside if node in self.results}
         for node in affected:
@@ -128,13 +130,14 @@ class Lowering:
     def _record_origins(self, node: Node, origin: Origin, result: Result, ops: Sequence[Op]) -> None:
         """Set the origins of ``ops``: the node itself, and the pending functions that they compute.
 
-        An elementwise function of one tensor emits nothing until it is quantized, so its origin waits until then.
+        An elementwise function of one tensor is pending: it emits no operator until its result is quantized. Its origin
+        is then added to the emitted operators.
         """
         pending = sum(
             (self._pending_origins.get(source, Counter()) for source in node.all_input_nodes), Counter[Origin]()
         )
-        own = Counter({origin: result.base.value.size}) if isinstance(result, Univariate) else None
-        self._pending_origins[node] = Counter() if own is None else pending + own
+        own_origins = Counter({origin: result.base.value.size}) if isinstance(result, Univariate) else None
+        self._pending_origins[node] = Counter() if own_origins is None else pending + own_origins
         for op in ops:
             counts_own_work = not pending or not is_quantize(node)
             op.origins = pending + Counter(dict.fromkeys(op.origins, op.work) if counts_own_work else {})
@@ -142,7 +145,7 @@ class Lowering:
     # -- operands ------------------------------------------------------------------------------------------------
 
     def read(self, node: Node) -> Tensor | Univariate | list[Any]:
-        """The lowering result of ``node``; a node outside of the graph becomes a graph input."""
+        """The lowering result of ``node``. A node outside of the graph becomes a graph input."""
         if node in self.constants:
             require_representable(node.name, self.constants[node])
         result = self.results.get(node)
@@ -152,11 +155,11 @@ class Lowering:
             self.results[node] = tensor = constant_operand(node.name, self.constants[node])
             return tensor
         if node not in self._graph_inputs:
-            self._graph_inputs[node] = self._input(node)
+            self._graph_inputs[node] = self._add_graph_input(node)
         return self._graph_inputs[node][1]
 
     def boundary_value(self, node: Node) -> tuple[Value, Layout]:
-        """The value that enters a delegate that reads ``node`` without computing it, and its memory layout."""
+        """The TOSA value of ``node`` as the input of a delegate that does not compute it, and its memory layout."""
         result = self.results.get(node)
         if isinstance(result, Tensor):
             return result.value, identity(result.rank)
@@ -165,12 +168,12 @@ class Lowering:
     def is_internal(self, node: Node) -> bool:
         """Whether ``node``'s result cannot leave a delegate.
 
-        That holds for several tensors, for real numbers held as integers, and for a function not yet computed.
+        Such results are lists of tensors, quantized tensors (real numbers as integers) and pending functions.
         """
         result = self.results[node]
         return not isinstance(result, Tensor) or result.q is not None
 
-    def _input(self, node: Node) -> tuple[Value, Tensor]:
+    def _add_graph_input(self, node: Node) -> tuple[Value, Tensor]:
         meta = node.meta.get("val")
         if not isinstance(meta, torch.Tensor):
             raise Unsupported(f"'{node.name}' is not a tensor")
@@ -204,7 +207,7 @@ class Lowering:
             self.constants[node] = value = evaluate_node(node, self.constants.__getitem__)
             return constant_operand(node.name, value)
         if node.target is operator.getitem:
-            items = self.read(_node(node.args[0]))
+            items = self.read(_as_node(node.args[0]))
             if not isinstance(items, list):
                 raise Unsupported("the operator whose result it selects stays on the CPU")
             item: Result = items[cast(int, node.args[1])]
@@ -230,29 +233,31 @@ class Lowering:
         selects_quantized = record.is_select and self.qparams.read_result(node) is not None
         if selects_quantized or any(isinstance(x, Univariate) or x.q is not None for x in operands):
             return self._lower_quantized(node, record, args, kwargs)
-        return self._lower_plain(node, record, args, kwargs)
+        return self._lower_unquantized(node, record, args, kwargs)
 
-    def _lower_plain(self, node: Node, record: Record, args: list[Any], kwargs: dict[str, Any]) -> Result:
+    def _lower_unquantized(self, node: Node, record: Record, args: list[Any], kwargs: dict[str, Any]) -> Result:
         tensors = [x.value.dtype for x in _flatten([*args, *kwargs.values()])]
         if is_float(node) and tensors and not any(dtype.is_float for dtype in tensors) and record.lower_integer:
             out = self.qparams.read_result(node)
             if out is not None:  # integer operands, quantized result
-                return _tensors(record.lower_integer(Context(self.builder, node, out), *args, **kwargs), out)
+                return _wrap_results(record.lower_integer(Context(self.builder, node, out), *args, **kwargs), out)
         if not self.target.floating and (is_float(node) or any(dtype.is_float for dtype in tensors)):
             raise Unsupported(f"it is not quantized, and {self.target.name} runs integers only")
-        return _tensors(record.lower(Context(self.builder, node), *args, **kwargs), None)
+        return _wrap_results(record.lower(Context(self.builder, node), *args, **kwargs), None)
 
     def _lower_quantized(self, node: Node, record: Record, args: list[Any], kwargs: dict[str, Any]) -> Result:
         if node not in self.float_nodes:
-            function, args = fuse_into_function(
-                node, record, args, kwargs, self._table_of, lambda: self.qparams.read_result(node) is not None
+            function, args = fuse_into_univariate(
+                node, record, args, kwargs, self._int16_table, lambda: self.qparams.read_result(node) is not None
             )
             if function is not None:
                 return function
         args = [_apply_pending_scale(arg) for arg in args]
         kwargs = {name: _apply_pending_scale(arg) for name, arg in kwargs.items()}
         if record.lower_integer is None or node in self.float_nodes:
-            return self._in_float(node, record, args, kwargs, f"{overload_of(node.target)} has no integer lowering")
+            return self._lower_in_float(
+                node, record, args, kwargs, f"{overload_of(node.target)} has no integer lowering"
+            )
         if record.kind is Kind.SHARED:
             out = next(x.q for x in _flatten(args) if x.q is not None)
         else:
@@ -261,16 +266,18 @@ class Lowering:
                 isinstance(x, Tensor) and x.value.dtype is DType.INT16 for x in args
             )
             if out is None and is_float(node) and not is_exact_product:
-                return self._in_float(node, record, args, kwargs, "its result is not quantized")
+                return self._lower_in_float(node, record, args, kwargs, "its result is not quantized")
         rule = record.lower_integer
-        return _tensors(rule(Context(self.builder, node, out), *args, **kwargs), out if is_float(node) else None)
+        return _wrap_results(rule(Context(self.builder, node, out), *args, **kwargs), out if is_float(node) else None)
 
-    def _table_of(self, function: Univariate) -> Tensor:
+    def _int16_table(self, function: Univariate) -> Tensor:
         if function not in self._tables:
             self._tables[function] = function.to_int16_table(self.builder)
         return self._tables[function]
 
-    def _in_float(self, node: Node, record: Record, args: list[Any], kwargs: dict[str, Any], reason: str) -> Result:
+    def _lower_in_float(
+        self, node: Node, record: Record, args: list[Any], kwargs: dict[str, Any], reason: str
+    ) -> Result:
         """Dequantize the operands and apply the floating-point rule, where the target allows mixing (VGF).
 
         Raises:
@@ -280,7 +287,7 @@ class Lowering:
             raise Unsupported(f"{reason}, and {self.target.name} runs integers only")
         args = [self._to_float(arg) for arg in args]
         kwargs = {name: self._to_float(arg) for name, arg in kwargs.items()}
-        return _tensors(record.lower(Context(self.builder, node), *args, **kwargs), None)
+        return _wrap_results(record.lower(Context(self.builder, node), *args, **kwargs), None)
 
     def _to_float(self, x: Any) -> Any:
         if isinstance(x, list):
@@ -296,7 +303,7 @@ class Lowering:
     # -- quantize and dequantize ---------------------------------------------------------------------------------
 
     def _dequantize(self, node: Node) -> Tensor:
-        source = self.read(_node(node.args[0]))
+        source = self.read(_as_node(node.args[0]))
         assert isinstance(source, Tensor)
         q = self.qparams.read(node)
         tensors = self._dequantized.setdefault(source.value, [])
@@ -308,7 +315,7 @@ class Lowering:
         return tensors[-1]
 
     def _quantize(self, node: Node) -> Tensor:
-        source = self.read(_node(node.args[0]))
+        source = self.read(_as_node(node.args[0]))
         q = self.qparams.read(node)
         context = Context(self.builder, node, q)
         if isinstance(source, Univariate):
@@ -316,7 +323,7 @@ class Lowering:
         assert isinstance(source, Tensor)
         if source.q is not None:
             return Tensor(context.requantize(source, q))
-        if _node(node.args[0]) in self.constants:  # PyTorch divides in float32: near ties the result differs
+        if _as_node(node.args[0]) in self.constants:  # PyTorch divides in float32, so it rounds differently near ties
             return Tensor(self.builder.const(evaluate_node(node, self.constants.__getitem__).numpy(), q.dtype))
         if source.is_constant:
             return Tensor(self.builder.const(q.quantize(source.real), q.dtype))
@@ -353,12 +360,12 @@ def _flatten(items: Iterable[Any]) -> Iterable[Any]:
             yield item
 
 
-def _tensors(result: Any, q: QParams | None) -> Result:
+def _wrap_results(result: Any, q: QParams | None) -> Result:
     if isinstance(result, (list, tuple)):
-        return [_tensors(item, q) for item in result]
+        return [_wrap_results(item, q) for item in result]
     return result if isinstance(result, Tensor) else Tensor(result, q)
 
 
-def _node(x: Any) -> Node:
+def _as_node(x: Any) -> Node:
     assert isinstance(x, Node), x
     return x

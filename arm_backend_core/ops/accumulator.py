@@ -20,26 +20,26 @@ class Accumulator:
 
     Attributes:
         weights: [out_channels, ...], integers or floats.
-        offsets: the quantized bias, at the accumulator's scale, [out_channels].
-        dtype: element type of accumulator and offsets.
+        quantized_bias: bias in integers at the accumulator's scale, or in floats, [out_channels].
+        dtype: element type of the accumulator and the bias.
         scales: scale of the accumulator, [1] or [out_channels]; None for floats, which need no requantization.
         peaks: upper bound of the accumulator's magnitude, [out_channels].
-        residual_bias: rounding error of the bias: its part that ``offsets`` does not represent, [out_channels].
+        residual_bias: rounding error of the quantized bias as real numbers, [out_channels].
     """
 
     weights: Array
-    offsets: Array
+    quantized_bias: Array
     dtype: DType
     scales: Array | None = None
     peaks: Array | None = None
     residual_bias: Array | None = None
 
     @classmethod
-    def of(cls, x: FixedPoint, weights: Array, zero_point: int, scales: Array, bias: Array) -> Accumulator:
+    def from_weights(cls, x: FixedPoint, weights: Array, zero_point: int, scales: Array, bias: Array) -> Accumulator:
         """Describe the accumulator of sum(x * (weights - zero_point)) + bias.
 
-        The bias is rounded to the accumulator's scale. If the accumulator cannot hold it there, because the scale is
-        too small, ``residual_bias`` is the whole bias.
+        The bias is rounded to the accumulator's scale. If it overflows the accumulator at that scale,
+        ``quantized_bias`` is 0 and ``residual_bias`` is the whole bias.
 
         Args:
             x: the input.
@@ -59,15 +59,17 @@ class Accumulator:
             raise Unsupported(f"a sum of {flat.shape[1]} products, which may exceed {dtype.value}; split the channels")
         if np.any(np.abs(bias) > (limit - sums) * scales):
             return cls(weights, np.zeros(len(weights)), dtype, scales, sums, bias)
-        offsets = np.rint(bias / scales)
-        return cls(weights, offsets, dtype, scales, sums + np.abs(offsets), bias - offsets * scales)
+        quantized_bias = np.rint(bias / scales)
+        return cls(
+            weights, quantized_bias, dtype, scales, sums + np.abs(quantized_bias), bias - quantized_bias * scales
+        )
 
     def requantize(self, b: Builder, value: Value, out: QParams) -> Value:
-        """Requantize the accumulator to ``out``; add ``residual_bias`` if it exceeds a quarter of the result's scale.
+        """Requantize the accumulator to ``out``. Add ``residual_bias`` if it exceeds a quarter of the result's scale.
 
         Raises:
-            Unsupported: see the function ``requantize``; or INT32 cannot hold sums and bias at a scale of at most a
-                quarter of the result's.
+            Unsupported: the conditions of the function ``requantize``. Also if the residual bias must be added and
+                overflows INT32 at a quarter of the result's scale.
         """
         assert self.scales is not None
         assert self.peaks is not None

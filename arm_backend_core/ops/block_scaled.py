@@ -1,4 +1,5 @@
-"""Layers in block-scaled formats: OCP Microscaling (MX) specification 1.0, TOSA extension "mxfp".
+"""Linear and convolution layers in block-scaled formats: OCP Microscaling (MX) specification 1.0, TOSA extension
+"mxfp".
 
 Weight and input are quantized in blocks of 32 channels, to elements of 4 to 8 bits and a shared power-of-two scale. The
 scale is rounded up so that the largest element fits (torchao's RCEIL, TOSA's CAST_TO_BLOCK_SCALED). Products are summed
@@ -20,9 +21,9 @@ from arm_backend_core.ops.image_layout import to_nchw, to_nhwc_image
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Kind, op
 from arm_backend_core.tosa.graph import Value, prod
-from arm_backend_core.tosa.operators.block_scaled import BLOCK
+from arm_backend_core.tosa.operators.block_scaled import BLOCK_SIZE
 
-#: TOSA's name of each element type -> torchao's.
+#: Maps TOSA's name of an element type to torchao's.
 FORMATS: dict[str, torch.dtype | str] = {
     "fp8e4m3": torch.float8_e4m3fn,
     "fp8e5m2": torch.float8_e5m2,
@@ -43,32 +44,35 @@ MX_LINEAR, MX_CONV2D = (getattr(torch.ops.arm_backend_core, name).default for na
 
 
 def quantize_blocks(x: torch.Tensor, format: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize x [.., C] to elements [.., C] and scales [.., C / 32], both float32; zero channels fill the last
-    block.
+    """Quantize x [.., C] to elements [.., C] and scales [.., C / 32], both as float32.
+
+    C is padded with zeros to a multiple of 32.
     """
     from torchao.prototype.mx_formats import mx_tensor
     from torchao.prototype.mx_formats.config import ScaleCalculationMode
 
-    padded = functional.pad(x.detach().float(), (0, -x.shape[-1] % BLOCK)).contiguous()
-    kind = FORMATS[format]
-    scales, codes = mx_tensor.to_mx(padded, kind, BLOCK, ScaleCalculationMode.RCEIL)
-    elements = mx_tensor.to_dtype(codes, torch.ones_like(scales), kind, BLOCK, torch.float32)
+    padded = functional.pad(x.detach().float(), (0, -x.shape[-1] % BLOCK_SIZE)).contiguous()
+    torchao_format = FORMATS[format]
+    scales, codes = mx_tensor.to_mx(padded, torchao_format, BLOCK_SIZE, ScaleCalculationMode.RCEIL)
+    elements = mx_tensor.to_dtype(codes, torch.ones_like(scales), torchao_format, BLOCK_SIZE, torch.float32)
     return elements, scales.float()
 
 
-def round_to_blocks(x: torch.Tensor, format: str) -> torch.Tensor:
-    """Fake-quantize x [.., C] in blocks of its last dimension; float32."""
+def fake_quantize_blocks(x: torch.Tensor, format: str) -> torch.Tensor:
+    """Quantize and dequantize x [.., C] in blocks along its last dimension; the result is float32."""
     elements, scales = quantize_blocks(x, format)
-    return (elements * scales.repeat_interleave(BLOCK, -1))[..., : x.shape[-1]]
+    return (elements * scales.repeat_interleave(BLOCK_SIZE, -1))[..., : x.shape[-1]]
 
 
 def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, format: str) -> torch.Tensor:
-    return functional.linear(round_to_blocks(x, format), round_to_blocks(weight, format), _to_float32(bias)).to(x.dtype)
+    return functional.linear(
+        fake_quantize_blocks(x, format), fake_quantize_blocks(weight, format), _to_float32(bias)
+    ).to(x.dtype)
 
 
 def _conv2d(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *rest: Any) -> torch.Tensor:
     *window, format = rest
-    image, kernel = (round_to_blocks(y.movedim(-3, -1), format).movedim(-1, -3) for y in (x, weight))
+    image, kernel = (fake_quantize_blocks(y.movedim(-3, -1), format).movedim(-1, -3) for y in (x, weight))
     return functional.conv2d(image, kernel, _to_float32(bias), *window).to(x.dtype)
 
 
@@ -81,21 +85,21 @@ def _require_known_format(format: str) -> None:
         raise ValueError(f"format={format!r} is not a block-scaled format. Allowed: {', '.join(FORMATS)}")
 
 
-def _shape_of_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, format: str) -> torch.Tensor:
+def _infer_linear_shape(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, format: str) -> torch.Tensor:
     _require_known_format(format)
     return functional.linear(x, weight.to(x.dtype))
 
 
-def _shape_of_conv2d(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *rest: Any) -> torch.Tensor:
+def _infer_conv2d_shape(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *rest: Any) -> torch.Tensor:
     *window, format = rest
     _require_known_format(format)
     return functional.conv2d(x, weight.to(x.dtype), None, *window)
 
 
 _LIBRARY.impl("mx_linear", _linear, "CPU")
-_LIBRARY.impl("mx_linear", _shape_of_linear, "Meta")
+_LIBRARY.impl("mx_linear", _infer_linear_shape, "Meta")
 _LIBRARY.impl("mx_conv2d", _conv2d, "CPU")
-_LIBRARY.impl("mx_conv2d", _shape_of_conv2d, "Meta")
+_LIBRARY.impl("mx_conv2d", _infer_conv2d_shape, "Meta")
 
 
 # -- in TOSA -------------------------------------------------------------------------------------------------
@@ -103,7 +107,7 @@ _LIBRARY.impl("mx_conv2d", _shape_of_conv2d, "Meta")
 
 @op(MX_LINEAR, kind=Kind.PASSTHROUGH)
 def mx_linear(cx: Context, x: Tensor, weight: Tensor, bias: Tensor | None, format: str) -> Value:
-    """x [.., IC], weight [OC, IC]: a 1x1 convolution in which each row of x is a pixel."""
+    """Linear layer of x [.., IC] and weight [OC, IC], as a 1x1 convolution in which each row of x is a pixel."""
     image = cx.b.reshape(x.value, (1, 1, prod(x.shape[:-1]), x.shape[-1]))
     kernel = _require_constant(weight)[:, None, None, :]
     return cx.b.reshape(_mx_conv2d(cx, image, kernel, bias, format, (1, 1), (0, 0), (1, 1)), cx.shape)
@@ -113,7 +117,7 @@ def mx_linear(cx: Context, x: Tensor, weight: Tensor, bias: Tensor | None, forma
 def mx_conv2d(
     cx: Context, x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, format: str
 ) -> Value:
-    """x [N, IC, H, W], weight [OC, IC, KH, KW]."""
+    """2D convolution of x [N, IC, H, W] and weight [OC, IC, KH, KW]."""
     kernel = _require_constant(weight).transpose(0, 2, 3, 1)
     result = _mx_conv2d(cx, to_nhwc_image(cx.b, x.value, 4), kernel, bias, format, stride, padding, dilation)
     return cx.b.reshape(to_nchw(cx.b, result), cx.shape)
@@ -122,7 +126,7 @@ def mx_conv2d(
 def _mx_conv2d(
     cx: Context, image: Value, kernel: np.ndarray[Any, Any], bias: Tensor | None, format: str, *window: Sequence[int]
 ) -> Value:
-    """image [N, H, W, IC], kernel [OC, KH, KW, IC]."""
+    """Emit the block-scaled convolution of image [N, H, W, IC] and kernel [OC, KH, KW, IC]."""
     if "mxfp" not in cx.target.extensions:
         raise Unsupported(f"{cx.target.name} has no block-scaled types")
     stride, padding, dilation = window
@@ -131,8 +135,8 @@ def _mx_conv2d(
     )
     if not np.isfinite(elements).all() or not np.isfinite(scales).all():
         raise Unsupported("its weight has infinite or NaN elements, which a block cannot represent")
-    added = elements.shape[-1] - image.shape[-1]
-    x = cx.b.pad(cx.b.cast(image, DType.FP32), [(0, 0), (0, 0), (0, 0), (0, added)], 0)
+    channel_padding = elements.shape[-1] - image.shape[-1]
+    x = cx.b.pad(cx.b.cast(image, DType.FP32), [(0, 0), (0, 0), (0, 0), (0, channel_padding)], 0)
     sums = cx.b.mx_conv2d(
         x,
         cx.b.const(elements, DType(format)),

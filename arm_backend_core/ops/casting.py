@@ -31,14 +31,14 @@ def to_bool(cx: Context, x: Tensor) -> Value:
 
 
 def _truncate_to_int32(cx: Context, x: FixedPoint) -> Value:
-    """Truncate real numbers to INT32. A number within one fractional step below an integer counts as that integer."""
+    """Truncate towards zero to INT32. A magnitude within 2**-bits below an integer counts as that integer."""
     bits = min(16, 29 - math.ceil(math.log2(max(x.real_peak, 1))))
     if bits < 1:
         raise Unsupported(
             f"cast of a quantized tensor with values up to {x.real_peak:g} to integers, above the limit of 2**28"
         )
     steps = x.rescale(DType.INT32, x.scale * 2.0**bits)
-    nearly_half = cx.b.const((1 << bits - 1) - 1, DType.INT32)  # the shift rounds: Ethos-U55 has no truncating one
+    nearly_half = cx.b.const((1 << bits - 1) - 1, DType.INT32)  # Ethos-U55 has no truncating shift; this one rounds
     inward = cx.b.sub(steps.value, cx.b.mul(steps.sign().value, nearly_half))
     return cx.b.arithmetic_right_shift(inward, cx.b.const(bits, DType.INT32), round=True)
 
@@ -53,14 +53,15 @@ def _truncate_to_int32(cx: Context, x: FixedPoint) -> Value:
     interval=intervals.cast_to_integer,
 )
 def to(cx: Context, x: Tensor, *_: Any, **__: Any) -> Value:
-    """Cast: PyTorch truncates to integers, TOSA's CAST rounds. A quantized tensor stays as it is between float
-    types.
+    """Cast to another element type. A quantized tensor that is cast to a float type stays quantized and unchanged.
+
+    PyTorch truncates floats to integers. TOSA's CAST rounds, so floats are truncated before it.
     """
     if cx.dtype is DType.BOOL:
         return to_bool(cx, x)
     if x.q is not None:
         return x.value if cx.dtype.is_float else cx.b.cast(_truncate_to_int32(cx, cx.to_fixed_point(x)), cx.dtype)
-    if cx.out is not None:  # integers as real numbers
+    if cx.out is not None:  # quantize plain integers
         return cx.integer_to_fixed_point(x).requantize(cx.q)
     if not x.value.dtype.is_float or cx.dtype.is_float:
         return cx.b.cast(x.value, cx.dtype)
@@ -75,5 +76,5 @@ def to_other(
     copy: bool = False,
     memory_format: torch.memory_format | None = None,
 ) -> Any:
-    """Cast x to the element type of ``other``, whose values are not used."""
+    """Cast x to the element type of the tensor ``other``."""
     return aten.to.dtype(x, other.dtype, non_blocking, copy, memory_format)

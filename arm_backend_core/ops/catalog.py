@@ -39,11 +39,11 @@ from arm_backend_core.ops.composites import (  # noqa: F401
 from arm_backend_core.ops.composites import block_scaled as composite_block_scaled  # noqa: F401
 from arm_backend_core.ops.composites import movement as composite_movement  # noqa: F401
 from arm_backend_core.ops.composites import resize as composite_resize  # noqa: F401
-from arm_backend_core.ops.registry import _BY_NAME, _CUSTOM, _RECORDS, Composite, Kind, Record
+from arm_backend_core.ops.registry import _CUSTOM_RECORDS, _DECOMPOSITIONS_BY_NAME, _RECORDS, Composite, Kind, Record
 
 
 def find_record(node: torch.fx.Node) -> Record | None:
-    """The record that lowers a node's operator; None if there is none."""
+    """Return the record that lowers a node's operator, or None."""
     entry = find_entry(node)
     return entry if isinstance(entry, Record) else None
 
@@ -67,25 +67,25 @@ def is_sinusoid(node: torch.fx.Node) -> bool:
 
 
 def find_composite(node: torch.fx.Node) -> Composite | None:
-    """The decomposition of a node's operator; None if there is none."""
+    """Return the decomposition of a node's operator, or None."""
     entry = find_entry(node)
     return entry if isinstance(entry, Composite) else None
 
 
 def find_entry(node: torch.fx.Node) -> Record | Composite | None:
-    """The record or decomposition of a node's operator; None if there is none.
+    """Return the record or decomposition of a node's operator, or None.
 
     ATen operators are looked up first, then custom operators, then operators registered by name.
     """
     overload = overload_of(node.target) if node.op == "call_function" else None
     if overload is None:
         return None
-    return records().get(overload) or _CUSTOM.get(overload) or _BY_NAME.get(overload.name())
+    return records().get(overload) or _CUSTOM_RECORDS.get(overload) or _DECOMPOSITIONS_BY_NAME.get(overload.name())
 
 
 def all_records() -> Mapping[OpOverload | str, Record | Composite]:
-    """All records and decompositions. Operators whose library may not be loaded have their name as the key."""
-    return dict([*records().items(), *_CUSTOM.items(), *_BY_NAME.items()])
+    """Return all records and decompositions by overload, or by name if the operator's library may not be loaded."""
+    return dict([*records().items(), *_CUSTOM_RECORDS.items(), *_DECOMPOSITIONS_BY_NAME.items()])
 
 
 def records() -> Mapping[OpOverload, Record | Composite]:

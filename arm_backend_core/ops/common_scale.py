@@ -15,8 +15,8 @@ def to_common_scale(x: FixedPoint, y: FixedPoint, out: QParams | None = None) ->
 
     The operand with the larger scale is shifted left by g guard bits, 19 for int8 and 14 for int16, so that sums stay
     below 2**30. The other operand is multiplied by a smaller factor. The rounding error is 2**-g of the larger scale. A
-    comparison shifts int8 by 21 bits, the most that RESCALE accepts. Real numbers that are closer than that compare
-    as equal, for example 1 at two scales that differ by 2**-22 or less.
+    comparison shifts int8 by 21 bits, the most that RESCALE accepts. Numbers whose difference is below the rounding
+    error compare as equal: for example 1 at two scales with a difference of 2**-22 or less.
 
     Args:
         x: the first operand.
@@ -37,7 +37,7 @@ def to_common_scale(x: FixedPoint, y: FixedPoint, out: QParams | None = None) ->
     for narrow, other in ((x, y), (y, x)):
         computed = narrow.value.data is other.value.data is None
         if computed and (narrow.dtype, other.dtype) == (DType.INT16, DType.INT32) and narrow.scale >= scale:
-            factor = int(narrow.scale / scale)  # MUL is one operation on Ethos-U; RESCALE: 700 cycles
+            factor = int(narrow.scale / scale)  # on Ethos-U, MUL is one operation; RESCALE takes 700 cycles
             pair = narrow.mul(factor), other.to_int32_at(narrow.scale / factor)
             return pair if narrow is x else pair[::-1]
     return x.to_int32_at(scale), y.to_int32_at(scale)
@@ -46,15 +46,16 @@ def to_common_scale(x: FixedPoint, y: FixedPoint, out: QParams | None = None) ->
 def to_common_int16(x: FixedPoint, y: FixedPoint, out: QParams) -> tuple[FixedPoint, FixedPoint] | None:
     """Convert the operands of an addition, at least one of them int8, to int16 at one scale.
 
-    An NPU adds and rescales int16 in one operation. The common scale is that of the int16 operand, which is at most the
-    result's scale; without an int16 operand it is the result's scale. The error is at most one step of the result. Each
+    An NPU adds and rescales int16 in one operation. The common scale is the scale of the int16 operand, which must not
+    exceed the result's scale. Without an int16 operand, the common scale is the result's scale. The error is at most
+    one step of the result. Each
     operand saves two passes over INT32: adding an int8 and an int16 element takes 2.6 instead of 8.0 cycles on
     U55-128, 0.8 instead of 2.6 on U85-256.
 
     Returns:
-        The operands as INT32 at one scale: RESCALEs of int16, which fuse into the addition. None on targets without an
-        NPU, for other combinations of types, and if int16 cannot hold an operand at that scale. Adding two int16
-        operands is one operation already.
+        The operands as INT32 at one scale. They are RESCALEs of int16 values, which Vela fuses into the addition. None
+        if the target has no NPU, if int16 cannot hold an operand at that scale, or for other combinations of types.
+        Two int16 operands need no conversion, because their addition is one operation already.
     """
     pair, dtypes = to_common_rank(x, y), [x.dtype, y.dtype, out.dtype]
     scale = max((z.scale for z in pair if z.dtype is DType.INT16), default=float(out.scale))
@@ -75,9 +76,10 @@ def to_common_rank(x: FixedPoint, y: FixedPoint) -> tuple[FixedPoint, FixedPoint
 
 
 def _saturate_negligible(x: FixedPoint, y: FixedPoint, out: QParams | None) -> tuple[FixedPoint, FixedPoint]:
-    """Reduce an extreme ratio of the operands' scales where that cannot change the result.
+    """Reduce an extreme ratio of the operands' scales if the result stays the same.
 
     If one step of an operand exceeds the ranges of the other operand and of ``out`` together, only its sign matters.
+    The operand is then replaced by its sign, at a smaller scale.
     """
     if x.scale > y.scale:
         return _saturate_negligible(y, x, out)[::-1]
@@ -93,8 +95,8 @@ def _saturate_negligible(x: FixedPoint, y: FixedPoint, out: QParams | None) -> t
 def _guard_bits(x: FixedPoint, max_bits: int) -> int:
     """Number of guard bits by which an operand is shifted left.
 
-    RESCALE multiplies int16 by at most 2**14. A constant is not shifted but stored at the common scale, so only the
-    headroom in INT32 limits it.
+    RESCALE multiplies int16 by at most 2**14. A constant is stored at the common scale without a RESCALE, so only the
+    headroom in INT32 limits its bits.
     """
     headroom = RESCALE_SAFE_LIMIT.bit_length() - 1 - max(x.high, -x.low - 1, 0).bit_length()
     return headroom if x.value.data is not None else min(14 if x.dtype is DType.INT16 else max_bits, headroom)

@@ -1,4 +1,4 @@
-"""Convolutions: TOSA 1.0 CONV2D, DEPTHWISE_CONV2D and TRANSPOSE_CONV2D; 3D convolutions as 2D ones."""
+"""Convolutions by TOSA 1.0 CONV2D, DEPTHWISE_CONV2D and TRANSPOSE_CONV2D. 3D convolutions are computed as 2D ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.accumulator import Accumulator
-from arm_backend_core.ops.image_layout import height_width, to_nchw, to_nhwc, to_nhwc_image
+from arm_backend_core.ops.image_layout import to_height_width, to_nchw, to_nhwc, to_nhwc_image
 from arm_backend_core.ops.indexing import gather_constant
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Kind, op
@@ -24,7 +24,7 @@ _CONV: dict[str, Any] = {"kind": Kind.CONV, "activations": (0,), "absorbs_activa
 
 @dataclass(frozen=True)
 class _Geometry:
-    """Window parameters, height before width; ``pad`` is (top, bottom, left, right)."""
+    """Parameters of a 2D convolution, (height, width) each; ``pad`` is (top, bottom, left, right)."""
 
     stride: tuple[int, int]
     pad: tuple[int, int, int, int]
@@ -43,19 +43,19 @@ def conv(
     dilation: Sequence[int] = (1,),
     groups: int = 1,
 ) -> Value:
-    """x [N, C, (D,) (H,) W], weight [OC, C / groups, (KD,) (KH,) KW]."""
+    """1D, 2D or 3D convolution of x [N, C, (D,) (H,) W] and weight [OC, C / groups, (KD,) (KH,) KW]."""
     spatial = weight.rank - 2
     if spatial == 3:
         return _convolve_3d(cx, x, weight, bias, stride, padding, dilation, groups=groups)
-    top, left = height_width(padding, spatial, 0)
+    top, left = to_height_width(padding, spatial, 0)
     geometry = _Geometry(
-        height_width(stride, spatial, 1), (top, top, left, left), height_width(dilation, spatial, 1), groups
+        to_height_width(stride, spatial, 1), (top, top, left, left), to_height_width(dilation, spatial, 1), groups
     )
     return _convolve(cx, x, weight, bias, geometry)
 
 
 @op(aten.conv1d.padding, aten.conv2d.padding, **_CONV)
-def conv_same(
+def conv_with_padding_mode(
     cx: Context,
     x: Tensor,
     weight: Tensor,
@@ -65,13 +65,16 @@ def conv_same(
     dilation: Sequence[int] = (1,),
     groups: int = 1,
 ) -> Value:
-    """Convolution with padding="valid" or "same"; the odd row or column of "same" goes after, as in PyTorch."""
+    """Convolution with padding="valid" or "same". An odd total of "same" pads one more at the end, as in PyTorch."""
     spatial = weight.rank - 2
-    steps = height_width(dilation, spatial, 1)
-    kernel = height_width(weight.shape[2:], spatial, 1)
-    total = [step * (size - 1) if padding == "same" else 0 for step, size in zip(steps, kernel, strict=True)]
+    dilations = to_height_width(dilation, spatial, 1)
+    kernel = to_height_width(weight.shape[2:], spatial, 1)
+    total = [
+        axis_dilation * (size - 1) if padding == "same" else 0
+        for axis_dilation, size in zip(dilations, kernel, strict=True)
+    ]
     pad = (total[0] // 2, total[0] - total[0] // 2, total[1] // 2, total[1] - total[1] // 2)
-    return _convolve(cx, x, weight, bias, _Geometry(height_width(stride, spatial, 1), pad, steps, groups))
+    return _convolve(cx, x, weight, bias, _Geometry(to_height_width(stride, spatial, 1), pad, dilations, groups))
 
 
 def _convolve_3d(
@@ -79,13 +82,12 @@ def _convolve_3d(
 ) -> Value:
     """3D convolution of x [(N,) C, D, H, W] and weight [OC, C / groups, KD, KH, KW] as a 2D convolution.
 
-    The depth of the window becomes channels of an image. This is exact and runs on every target, unlike CONV3D:
-        Ethos-U55
+    The kernel depth becomes channels of an image. This is exact and runs on every target. CONV3D does not: Ethos-U55
     and U65 support no kernel depth above 1.
     """
-    steps, pads, dilations = (list(values) * (3 if len(values) == 1 else 1) for values in window)
+    strides, pads, dilations = (list(values) * (3 if len(values) == 1 else 1) for values in window)
     kernel = _require_constant(weight)
-    slices = _depth_slices(cx, x, weight, steps[0], pads[0], [k * dilations[0] for k in range(kernel.shape[2])])
+    slices = _depth_slices(cx, x, weight, strides[0], pads[0], [k * dilations[0] for k in range(kernel.shape[2])])
     n, h, w, c = slices[0].shape
     out, per_group, kernel_depth, kernel_height, kernel_width = kernel.shape
     if groups > 1 and per_group == 1 and dilations[1] == 1:  # depthwise: interleave the rows of the slices
@@ -93,32 +95,34 @@ def _convolve_3d(
             cx.b.concat([cx.b.reshape(part, (n, h, w * c)) for part in slices], 2), (n, h * kernel_depth, w, c)
         )
         kernel = kernel.swapaxes(2, 3).reshape(out, 1, kernel_height * kernel_depth, kernel_width)
-        steps[1], pads[1] = steps[1] * kernel_depth, pads[1] * kernel_depth
+        strides[1], pads[1] = strides[1] * kernel_depth, pads[1] * kernel_depth
     elif groups > 1:  # each group needs its channels of all slices next to each other
-        columns = cx.b.transpose(cx.b.reshape(cx.b.concat(slices, 3), (n * h * w, kernel_depth, c)), (0, 2, 1))
-        image = cx.b.reshape(columns, (n, h, w, kernel_depth * c))
+        depth_last = cx.b.transpose(cx.b.reshape(cx.b.concat(slices, 3), (n * h * w, kernel_depth, c)), (0, 2, 1))
+        image = cx.b.reshape(depth_last, (n, h, w, kernel_depth * c))
         kernel = kernel.reshape(out, -1, kernel_height, kernel_width)
     else:
         image, kernel = cx.b.concat(slices, 3), kernel.swapaxes(1, 2).reshape(out, -1, kernel_height, kernel_width)
     pad = (pads[1], pads[1], pads[2], pads[2])
-    geometry = _Geometry((steps[1], steps[2]), pad, (dilations[1], dilations[2]), groups)
+    geometry = _Geometry((strides[1], strides[2]), pad, (dilations[1], dilations[2]), groups)
     result = _convolve_groups(cx, x, weight, bias, image, kernel, geometry)
     (depth, height, width), channels = cx.shape[-3:], result.shape[3]
     rows = cx.b.reshape(result, (result.size // (depth * height * width * channels), depth * height, width, channels))
     return cx.b.reshape(to_nchw(cx.b, rows), cx.shape)
 
 
-def _depth_slices(cx: Context, x: Tensor, weight: Tensor, step: int, pad: int, starts: Sequence[int]) -> list[Value]:
-    """For each depth of the window, the slices that it reads for all depths of the result: [N * OD, H, W, C]."""
+def _depth_slices(
+    cx: Context, x: Tensor, weight: Tensor, stride: int, pad: int, kernel_offsets: Sequence[int]
+) -> list[Value]:
+    """For each kernel depth, gather the input slices that it multiplies, one per output depth: [N * OD, H, W, C]."""
     b, depth = cx.b, cx.shape[-3]
     c, d, h, w = x.shape[-4:]
     n, image = x.value.size // (c * d * h * w), h * w * c
     value = to_nhwc(b, b.reshape(x.value, (n, c, d * h, w)))  # hardware limit: no axis of more than 65536 elements
-    behind = max(starts[-1] + depth * step - d - pad, 0)  # whole steps including the last one
-    value = b.pad(b.reshape(value, (n, d, image)), [(0, 0), (pad, behind), (0, 0)], zero_points(x, weight)[0])
+    pad_end = max(kernel_offsets[-1] + depth * stride - d - pad, 0)  # so that the last stride is complete
+    value = b.pad(b.reshape(value, (n, d, image)), [(0, 0), (pad, pad_end), (0, 0)], zero_points(x, weight)[0])
     slices = []
-    for start in starts:
-        span = b.reshape(b.narrow(value, 1, start, depth * step), (n * depth, step, image))
+    for start in kernel_offsets:
+        span = b.reshape(b.narrow(value, 1, start, depth * stride), (n * depth, stride, image))
         slices.append(b.reshape(b.narrow(span, 1, 0, 1), (n * depth, h, w, c)))
     return slices
 
@@ -136,7 +140,7 @@ def convolution(
     output_padding: Sequence[int],
     groups: int,
 ) -> Value:
-    """The core ATen operator for all convolutions."""
+    """The core ATen operator for ordinary and transposed convolutions."""
     if transposed:
         return conv_transpose.lower(cx, x, weight, bias, stride, padding, output_padding, groups, dilation)
     return conv.lower(cx, x, weight, bias, stride, padding, dilation, groups)
@@ -154,10 +158,11 @@ def conv_transpose(
     groups: int = 1,
     dilation: Sequence[int] = (1,),
 ) -> Value:
-    """x [N, IC, (H,) W], weight [IC, OC / groups, (KH,) KW]; TOSA's out_pad, if negative, crops like PyTorch's padding.
+    """Transposed convolution of x [N, IC, (H,) W] and weight [IC, OC / groups, (KH,) KW].
 
-    If the hardware does not support the strides, a convolution computes the outputs between two input pixels as
-    channels (``_transpose_conv_by_phases``).
+    A negative out_pad of TOSA crops the result, as PyTorch's padding does. If the hardware does not support the
+    strides, ``_transpose_conv_by_phases`` computes the output pixels between two input pixels as channels of a
+    convolution.
     """
     spatial = weight.rank - 2
     if spatial not in (1, 2):
@@ -166,26 +171,26 @@ def conv_transpose(
         raise Unsupported("transposed convolution whose weight is not quantized along its output channels (axis 1)")
     kernels = _require_constant(weight)
     kernels = _dilate_kernel(
-        kernels.reshape(*kernels.shape[:2], -1, kernels.shape[-1]), height_width(dilation, spatial, 1), weight
+        kernels.reshape(*kernels.shape[:2], -1, kernels.shape[-1]), to_height_width(dilation, spatial, 1), weight
     )
-    crop, extra = height_width(padding, spatial, 0), height_width(output_padding, spatial, 0)
-    ends = (-crop[0], extra[0] - crop[0], -crop[1], extra[1] - crop[1])
+    crop, extra = to_height_width(padding, spatial, 0), to_height_width(output_padding, spatial, 0)
+    out_pad = (-crop[0], extra[0] - crop[0], -crop[1], extra[1] - crop[1])
     image = to_nhwc_image(cx.b, x.value, weight.rank)
     in_channels, out_channels = weight.shape[0] // groups, weight.shape[1]
     results = []
     for group in range(groups):
-        part = cx.b.narrow(image, -1, group * in_channels, in_channels)
-        rows = kernels[group * in_channels : (group + 1) * in_channels]
+        group_image = cx.b.narrow(image, -1, group * in_channels, in_channels)
+        group_kernels = kernels[group * in_channels : (group + 1) * in_channels]
         channels = slice(group * out_channels, (group + 1) * out_channels)
-        sums = build_accumulator(cx, x, weight, bias, rows.transpose(1, 2, 3, 0), channels)
-        steps, zps = height_width(stride, spatial, 1), zero_points(x, weight)
+        sums = build_accumulator(cx, x, weight, bias, group_kernels.transpose(1, 2, 3, 0), channels)
+        strides, zps = to_height_width(stride, spatial, 1), zero_points(x, weight)
         try:
-            constants = cx.b.const(sums.weights, weight.value.dtype), cx.b.const(sums.offsets, sums.dtype)
-            value = cx.b.transpose_conv2d(part, *constants, out_pad=ends, stride=steps, zps=zps)
+            constants = cx.b.const(sums.weights, weight.value.dtype), cx.b.const(sums.quantized_bias, sums.dtype)
+            value = cx.b.transpose_conv2d(group_image, *constants, out_pad=out_pad, stride=strides, zps=zps)
             results.append(cx.requantize_sums(value, sums))
         except Unsupported:
             uncropped = _transpose_conv_by_phases(
-                cx, part, sums, steps, [max(end, 0) for end in ends[1::2]], zps, weight.value.dtype
+                cx, group_image, sums, strides, [max(end, 0) for end in out_pad[1::2]], zps, weight.value.dtype
             )
             size = (image.shape[0], *(1, *cx.shape[-spatial:])[-2:], out_channels)
             results.append(cx.b.slice(uncropped, (0, crop[0], crop[1], 0), size))
@@ -196,41 +201,43 @@ def _transpose_conv_by_phases(
     cx: Context,
     image: Value,
     sums: Accumulator,
-    steps: tuple[int, int],
+    strides: tuple[int, int],
     extra: Sequence[int],
     zps: tuple[int, int],
     dtype: DType,
 ) -> Value:
-    """Uncropped transposed convolution by phases (sub-pixel convolution), with ``extra`` rows and columns at the end.
+    """Uncropped transposed convolution by phases (sub-pixel convolution), with ``extra`` (rows, columns) at the end.
 
-    Output row q * step + p sums the products of the kernel's rows p, p + step, ... with the image's rows q, q - 1, ...
-    Each phase p is a set of output channels, and depth-to-space interleaves them. Returns [N, rows, columns, OC].
+    Output row q * step + p is the sum of kernel rows p, p + step, ... times image rows q, q - 1, ... Phase p is
+    computed as a set of output channels, and depth-to-space interleaves the phases. Returns [N, rows, columns, OC].
     """
-    b, (oc, kh, kw, ic), (sy, sx) = cx.b, sums.weights.shape, steps
+    b, (oc, kh, kw, ic), (sy, sx) = cx.b, sums.weights.shape, strides
     ty, tx = -(-(kh + extra[0]) // sy), -(-(kw + extra[1]) // sx)
     kernel = np.full((oc, ty * sy, tx * sx, ic), zps[1], sums.weights.dtype)
     kernel[:, :kh, :kw] = sums.weights
     kernel = kernel.reshape(oc, ty, sy, tx, sx, ic)[:, ::-1, :, ::-1].transpose(2, 4, 0, 1, 3, 5)
-    parts = (sums.scales, sums.peaks, sums.residual_bias)
-    rest = (x if x is None or x.size == 1 < oc else np.tile(x, sy * sx) for x in parts)
-    all_phases = Accumulator(kernel.reshape(-1, ty, tx, ic), np.tile(sums.offsets, sy * sx), sums.dtype, *rest)
-    constants = b.const(all_phases.weights, dtype), b.const(all_phases.offsets, all_phases.dtype)
+    vectors = (sums.scales, sums.peaks, sums.residual_bias)
+    tiled_vectors = (x if x is None or x.size == 1 < oc else np.tile(x, sy * sx) for x in vectors)
+    all_phases = Accumulator(
+        kernel.reshape(-1, ty, tx, ic), np.tile(sums.quantized_bias, sy * sx), sums.dtype, *tiled_vectors
+    )
+    constants = b.const(all_phases.weights, dtype), b.const(all_phases.quantized_bias, all_phases.dtype)
     value = cx.requantize_sums(b.conv2d(image, *constants, pad=(ty - 1, ty - 1, tx - 1, tx - 1), zps=zps), all_phases)
     n, h, w, _ = value.shape
     rows = b.transpose(b.reshape(value, (n * h, w, sy, sx * oc)), (0, 2, 1, 3))
     return b.reshape(rows, (n, h * sy, w * sx, oc))
 
 
-def _dilate_kernel(kernels: np.ndarray[Any, Any], steps: tuple[int, int], weight: Tensor) -> np.ndarray[Any, Any]:
+def _dilate_kernel(kernels: np.ndarray[Any, Any], dilations: tuple[int, int], weight: Tensor) -> np.ndarray[Any, Any]:
     """Insert zeros between the elements of kernels [..., KH, KW]: TRANSPOSE_CONV2D has no dilation."""
-    sizes = [step * (size - 1) + 1 for step, size in zip(steps, kernels.shape[-2:], strict=True)]
+    sizes = [step * (size - 1) + 1 for step, size in zip(dilations, kernels.shape[-2:], strict=True)]
     dilated = np.full((*kernels.shape[:-2], *sizes), weight.q.zero_point if weight.q else 0, kernels.dtype)
-    dilated[..., :: steps[0], :: steps[1]] = kernels
+    dilated[..., :: dilations[0], :: dilations[1]] = kernels
     return dilated
 
 
-for _record in (conv, conv_same, convolution, conv_transpose):
-    _record.integer_rule(_record.lower)  # the same rule, which checks whether operands are quantized
+for _record in (conv, conv_with_padding_mode, convolution, conv_transpose):
+    _record.integer_rule(_record.lower)  # one rule for both; it checks whether operands are quantized
 
 
 def _convolve(cx: Context, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: _Geometry) -> Value:
@@ -252,7 +259,7 @@ def _convolve_groups(
     kernel: np.ndarray[Any, Any],
     geometry: _Geometry,
 ) -> Value:
-    """image [N, H, W, C], kernel [OC, C / groups, KH, KW]: a depthwise convolution, or one convolution per group."""
+    """Convolve image [N, H, W, C] and kernel [OC, C / groups, KH, KW], depthwise or by one CONV2D per group."""
     out_channels, per_group = kernel.shape[:2]
     attrs: dict[str, Any] = {**vars(geometry), "zps": zero_points(x, weight)}
     groups = attrs.pop("groups")
@@ -265,14 +272,14 @@ def _convolve_groups(
             rows = slice(start * size, (start + count) * size)
             sums = build_accumulator(cx, x, weight, bias, kernel[rows], rows)
             filters = sums.weights.reshape(count, size, *kernel.shape[2:]).transpose(2, 3, 0, 1)
-            constants = cx.b.const(filters, weight.value.dtype), cx.b.const(sums.offsets, sums.dtype)
+            constants = cx.b.const(filters, weight.value.dtype), cx.b.const(sums.quantized_bias, sums.dtype)
             results.append(_depthwise_conv(cx, sums, (cx.b.narrow(image, -1, start, count), *constants), **attrs))
         return cx.b.concat(results, 3)
     for group in range(groups):
         rows = slice(group * size, (group + 1) * size)
         part = cx.b.narrow(image, -1, group * per_group, per_group)
         sums = build_accumulator(cx, x, weight, bias, kernel[rows].transpose(0, 2, 3, 1), rows)
-        constants = cx.b.const(sums.weights, weight.value.dtype), cx.b.const(sums.offsets, sums.dtype)
+        constants = cx.b.const(sums.weights, weight.value.dtype), cx.b.const(sums.quantized_bias, sums.dtype)
         # Each group is requantized before groups are concatenated: CONCAT does not accept INT48.
         results.append(cx.requantize_sums(cx.b.conv2d(part, *constants, **attrs), sums))
     return cx.b.concat(results, 3)
@@ -281,7 +288,8 @@ def _convolve_groups(
 def _depthwise_conv(
     cx: Context, sums: Accumulator, operands: tuple[Value, Value, Value], *, stride: tuple[int, int], **attrs: Any
 ) -> Value:
-    """Depthwise convolution. A stride that the NPU lacks is replaced by a divisor of it, and outputs are subsampled.
+    """Depthwise convolution. An unsupported stride is replaced by its largest supported divisor; outputs are
+    subsampled.
 
     On U85, Vela splits an unsupported stride: 7x7 with stride 4 on 56x56x96 takes 1,434,111 cycles, and 136,242 with
     stride 2.
@@ -298,18 +306,18 @@ def _depthwise_conv(
 def build_accumulator(
     cx: Context, x: Tensor, weight: Tensor, bias: Tensor | None, filters: np.ndarray[Any, Any], rows: slice
 ) -> Accumulator:
-    """The accumulator of x with some of the weight's output channels.
+    """Describe the accumulator of some output channels of a convolution or linear layer.
 
     Args:
         cx: the context.
         x: the input.
         weight: the whole weight.
         bias: the whole bias.
-        filters: the weights of the chosen output channels, [channels, ...].
-        rows: the chosen output channels, as a slice of the bias.
+        filters: the weights of these output channels, [channels, ...].
+        rows: these output channels, as a slice of the bias.
 
     Raises:
-        Unsupported: see ``Accumulator.of``.
+        Unsupported: a sum could exceed the accumulator (``Accumulator.from_weights``).
     """
     real = np.zeros(len(filters)) if bias is None else bias.real[rows]
     if x.q is None or weight.q is None:
@@ -317,7 +325,7 @@ def build_accumulator(
     scales = np.atleast_1d(weight.q.scale)
     if scales.size > len(filters):  # in a transposed convolution all groups share the scales
         scales = scales[rows]
-    return Accumulator.of(cx.to_fixed_point(x), filters, weight.q.zero_point, float(x.q.scale) * scales, real)
+    return Accumulator.from_weights(cx.to_fixed_point(x), filters, weight.q.zero_point, float(x.q.scale) * scales, real)
 
 
 def _require_constant(weight: Tensor) -> np.ndarray[Any, Any]:

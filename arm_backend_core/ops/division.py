@@ -22,10 +22,11 @@ from arm_backend_core.tosa.graph import Value
 aten = torch.ops.aten
 Operand = Tensor | float
 _DISCONTINUOUS: dict[str, Any] = {"univariate": True, "is_discontinuous": True, "compute_fp32": True}
-_QUOTIENT = intervals.elementwise(intervals.divide)
-#: Quotients below this are off by at most one, for any rounding of the reciprocal.
+_QUOTIENT_INTERVAL = intervals.elementwise(intervals.divide)
+#: Below this limit, a rounded quotient has an error of at most one, however the reciprocal is rounded.
 _EXACT_QUOTIENT_LIMIT = 2.0**21
-#: Inverse of 2**40. For larger quotients, even a second division leaves a remainder that exceeds the divisor.
+#: Inverse of the quotient limit 2**40. For larger quotients, the remainder exceeds the divisor even after a second
+#: division.
 _INVERSE_QUOTIENT_LIMIT = 2.0**-40
 
 
@@ -34,9 +35,9 @@ def _floor_divide_with_remainder(
 ) -> tuple[Value, Value]:
     """Return floor(x / y) and the remainder, which has the sign of y.
 
-    The reciprocal has an error of a few ULP. So x / y is rounded to the nearest integer, which is the floor or one
-    more. It is one more if the signs of remainder and y differ. INTDIV rounds towards zero and needs the same
-    correction.
+    The reciprocal has an error of a few ULP. So x / y is rounded to the nearest integer, which is the floor or the
+    floor plus 1. It is the floor plus 1 if remainder and y differ in sign; 1 is then subtracted. INTDIV rounds towards
+    zero and needs the same correction.
 
     Args:
         cx: the context.
@@ -51,7 +52,7 @@ def _floor_divide_with_remainder(
         nearest_rem = _exact_remainder(left, right, nearest)
         if float32_quotient:
             nearest_rem = (nearest + nearest_rem / right).equal(nearest).where(0.0, nearest_rem)
-        else:  # PyTorch divides x - remainder, which is NaN for infinite x
+        else:  # PyTorch computes (x - remainder) / y, which is NaN for infinite x
             nearest = right.equal(0.0).where(nearest, nearest + left * 0.0)
         quotient, rem = nearest.value, nearest_rem.value
     else:
@@ -63,7 +64,7 @@ def _floor_divide_with_remainder(
         else:
             quotient = b.bitwise("INTDIV", dividend, divisor)
         rem = b.sub(dividend, b.mul(quotient, divisor))
-    correction = _signs_differ(cx, rem, divisor)
+    correction = _has_opposite_sign(cx, rem, divisor)
     quotient = b.sub(quotient, correction)
     if cx.dtype.is_float:  # 0 times an infinite divisor would be NaN
         return quotient, FloatExpr(b, correction).greater(0.5).where(
@@ -73,7 +74,7 @@ def _floor_divide_with_remainder(
 
 
 def _exact_remainder(x: FloatExpr, y: FloatExpr, quotient: FloatExpr) -> FloatExpr:
-    """x - quotient * y with a single rounding: Dekker (1971), with the exact rounding error of the product."""
+    """x - quotient * y with a single rounding, by the exact rounding error of the product (Dekker 1971)."""
     product = quotient * y
     (high, low), (y_high, y_low) = _veltkamp_split(quotient), _veltkamp_split(y)
     error = high * y_high - product + high * y_low + low * y_high + low * y_low
@@ -81,34 +82,34 @@ def _exact_remainder(x: FloatExpr, y: FloatExpr, quotient: FloatExpr) -> FloatEx
 
 
 def _veltkamp_split(x: FloatExpr) -> tuple[FloatExpr, FloatExpr]:
-    """Veltkamp splitting: x as the sum of two floats with 12-bit mantissas."""
+    """Veltkamp splitting of x into the sum of two floats with 12-bit mantissas."""
     scaled = x * (2.0**12 + 1)
     high = scaled - (scaled - x)
     return high, x - high
 
 
-def _signs_differ(cx: Context, x: Value, y: Value) -> Value:
-    """1 where x is nonzero and its sign differs from that of y, else 0. The FP profile compares in FP32."""
-    b, kind = cx.b, DType.INT32 if cx.target.integer and not cx.dtype.is_float else DType.FP32
-    zero, x, y = b.const(0, kind), b.cast(x, kind), b.cast(y, kind)
-    differ = b.bitwise("LOGICAL_XOR", b.compare("GREATER", zero, x), b.compare("GREATER", zero, y))
+def _has_opposite_sign(cx: Context, x: Value, y: Value) -> Value:
+    """Return 1 where x is nonzero and differs in sign from y, else 0. The FP profile compares in FP32."""
+    b, compare_dtype = cx.b, DType.INT32 if cx.target.integer and not cx.dtype.is_float else DType.FP32
+    zero, x, y = b.const(0, compare_dtype), b.cast(x, compare_dtype), b.cast(y, compare_dtype)
+    signs_differ = b.bitwise("LOGICAL_XOR", b.compare("GREATER", zero, x), b.compare("GREATER", zero, y))
     nonzero = b.unary("LOGICAL_NOT", b.compare("EQUAL", x, zero))
-    return b.cast(b.cast(b.bitwise("LOGICAL_AND", differ, nonzero), kind), cx.dtype)
+    return b.cast(b.cast(b.bitwise("LOGICAL_AND", signs_differ, nonzero), compare_dtype), cx.dtype)
 
 
-@op(aten.floor_divide.default, aten.floor_divide.Scalar, interval=_QUOTIENT, **_DISCONTINUOUS)
+@op(aten.floor_divide.default, aten.floor_divide.Scalar, interval=_QUOTIENT_INTERVAL, **_DISCONTINUOUS)
 def floor_divide(cx: Context, x: Operand, y: Operand) -> Value:
-    """Largest integer at most x / y."""
+    """floor(x / y): the largest integer that is at most x / y."""
     return _restore_zero_sign(cx, x, y, _floor_divide_with_remainder(cx, x, y)[0])
 
 
 def _restore_zero_sign(cx: Context, x: Operand, y: Operand, quotient: Value) -> Value:
-    """``quotient``, in which a floating-point zero gets the sign of x / y."""
+    """Give each floating-point zero in ``quotient`` the sign of x / y."""
     if not cx.dtype.is_float:
         return quotient
-    b, rounded = cx.b, FloatExpr(cx.b, quotient)
+    b, quotient_expr = cx.b, FloatExpr(cx.b, quotient)
     signed_zero = FloatExpr(b, cx.operand(x, cx.dtype)) / FloatExpr(b, cx.operand(y, cx.dtype)) * 0.0
-    return rounded.equal(0.0).where(signed_zero, rounded).value
+    return quotient_expr.equal(0.0).where(signed_zero, quotient_expr).value
 
 
 @op(
@@ -121,9 +122,9 @@ def _restore_zero_sign(cx: Context, x: Operand, y: Operand, quotient: Value) -> 
 def remainder(cx: Context, x: Operand, y: Operand) -> Value:
     """x - y * floor(x / y), with the sign of y; exact for quotients below 2**21.
 
-    A larger quotient is off by several units. Its rounded remainder is divided by y again, so the error is at most
-    2**-46 of x. The result is 0 for quotients above 2**40, and for divisors below 2**-120, whose reciprocal could
-    overflow.
+    A larger quotient has an error of several units. The remainder is then divided by y again, which reduces the error
+    to at most 2**-46 of x. The result is 0 for quotients above 2**40, and for divisors below 2**-120, whose reciprocal
+    could overflow.
     """
     rem = _floor_divide_with_remainder(cx, x, y)[1]
     if not cx.dtype.is_float:
@@ -135,10 +136,10 @@ def remainder(cx: Context, x: Operand, y: Operand) -> Value:
     dividend = FloatExpr(cx.b, cx.operand(x, cx.dtype))
     # No second division for small quotients: -1e-9 % 1 rounds to 1, and 1 % 1 would be 0.
     result = abs(dividend).greater(abs(divisor) * _EXACT_QUOTIENT_LIMIT).where(second_rem, FloatExpr(cx.b, rem))
-    zero = divisor.equal(0.0).where(math.nan, dividend * 0.0)
-    result = result.equal(0.0).where(zero, result)  # a zero result has the sign of the dividend
-    bounded = (abs(dividend) * _INVERSE_QUOTIENT_LIMIT).greater(abs(divisor)).where(zero, result)
-    return abs(divisor).less(2.0**-120).where(zero, bounded).value
+    zero_or_nan = divisor.equal(0.0).where(math.nan, dividend * 0.0)
+    result = result.equal(0.0).where(zero_or_nan, result)  # a zero result has the sign of the dividend
+    bounded = (abs(dividend) * _INVERSE_QUOTIENT_LIMIT).greater(abs(divisor)).where(zero_or_nan, result)
+    return abs(divisor).less(2.0**-120).where(zero_or_nan, bounded).value
 
 
 @op(
@@ -148,36 +149,36 @@ def remainder(cx: Context, x: Operand, y: Operand) -> Value:
     **_DISCONTINUOUS,
 )
 def fmod(cx: Context, x: Operand, y: Operand) -> Value:
-    """x - y * trunc(x / y), with the sign of x. Floats use the remainder of |x| / |y|, which needs no correction."""
+    """x - y * trunc(x / y), with the sign of x. For floats, it is the remainder of |x| / |y| with the sign of x."""
     b, dividend, divisor = cx.b, cx.operand(x, cx.dtype), cx.operand(y, cx.dtype)
     if not cx.dtype.is_float:
         rem = remainder.lower(cx, x, y)
-        return b.sub(rem, b.mul(_signs_differ(cx, rem, dividend), divisor))
+        return b.sub(rem, b.mul(_has_opposite_sign(cx, rem, dividend), divisor))
     signed = FloatExpr(b, dividend)
     positive = FloatExpr(b, remainder.lower(cx, *(Tensor(b.unary("ABS", value)) for value in (dividend, divisor))))
     rem = signed.less(0.0).where(-positive, positive)
     return rem.equal(0.0).where(signed * 0.0, rem).value
 
 
-@op(aten.div.Tensor_mode, aten.div.Scalar_mode, interval=_QUOTIENT, **_DISCONTINUOUS)
+@op(aten.div.Tensor_mode, aten.div.Scalar_mode, interval=_QUOTIENT_INTERVAL, **_DISCONTINUOUS)
 def div_mode(cx: Context, x: Operand, y: Operand, *, rounding_mode: str | None = None) -> Value:
-    """x / y, unrounded, floored or truncated. To truncate, add 1 to the floor where remainder and x differ in sign."""
+    """x / y, unrounded, floored or truncated. Truncation adds 1 to the floor where remainder and x differ in sign."""
     if rounding_mode is None:
         return cast(Value, div.lower(cx, x, y))
     if rounding_mode == "floor":
         return cast(Value, floor_divide.lower(cx, x, y))
     quotient, rem = _floor_divide_with_remainder(cx, x, y, float32_quotient=True)
-    return _restore_zero_sign(cx, x, y, cx.b.add(quotient, _signs_differ(cx, rem, cx.operand(x, cx.dtype))))
+    return _restore_zero_sign(cx, x, y, cx.b.add(quotient, _has_opposite_sign(cx, rem, cx.operand(x, cx.dtype))))
 
 
 def _integer_rule(record: Record, *, returns_remainder: bool = False) -> Rule:
-    """Build the rule of ``record`` for quantized operands."""
+    """Build the integer rule of ``record``: floor_divide, div_mode, remainder or fmod."""
 
     def rule(cx: Context, x: Operand, y: Operand, **mode: str | None) -> Value:
         """Apply ``record`` to INT32 operands whose quotient equals x / y.
 
-        x is rescaled to the scale of y. Both operands are multiplied by the largest 2**bits that fits. x / 0 saturates;
-        its remainder is 0 (NaN in floating point).
+        x is rescaled to the scale of y. Both operands are multiplied by the largest power of two at which they fit.
+        x / 0 saturates, and its remainder is 0 (NaN in floating point).
         """
         if mode.get("rounding_mode", "floor") is None:
             assert div.lower_integer is not None
@@ -186,7 +187,7 @@ def _integer_rule(record: Record, *, returns_remainder: bool = False) -> Rule:
         if constant and isinstance(x, Tensor) and not x.is_constant:
             floored = FixedPointQuotient.ceil if constant < 0 else FixedPointQuotient.floor
             method = FixedPointQuotient.trunc if record is fmod or mode.get("rounding_mode") == "trunc" else floored
-            return divide_by_constant(cx, x, constant, method, rest=returns_remainder)
+            return divide_by_constant(cx, x, constant, method, return_remainder=returns_remainder)
         dividend, divisor = cx.to_fixed_point(x), cx.to_fixed_point(y).to_int32().with_scale(1.0)
         ratio = min(dividend.scale / cx.to_fixed_point(y).scale, (RESCALE_SAFE_LIMIT - 1) / dividend.peak)
         bits = min(int(math.log2((RESCALE_SAFE_LIMIT - 1) / max(dividend.peak * ratio, divisor.peak))), 22)
@@ -206,7 +207,7 @@ def _integer_rule(record: Record, *, returns_remainder: bool = False) -> Rule:
 
 
 def _scalar_value(y: Operand) -> float | None:
-    """The divisor as a Python number if it is one number, else None."""
+    """Return the divisor as a Python number if it is a number or a one-element constant, else None."""
     if not isinstance(y, Tensor):
         return float(y)
     return float(y.real.item()) if y.is_constant and y.value.size == 1 else None

@@ -25,8 +25,8 @@ from arm_backend_core.tosa.graph import Value
 
 aten = torch.ops.aten
 Operand = Tensor | float
-#: Every divisor with an infinite reciprocal is below it, and its inverse is far from overflow.
-_TINY = 2.0**-64
+#: Smaller divisors may have an infinite reciprocal. The inverse of this limit is far from overflow.
+_MIN_SAFE_DIVISOR = 2.0**-64
 _ARITHMETIC: dict[str, Any] = {"univariate": True, "absorbs_activation": True}
 
 
@@ -35,12 +35,12 @@ def _cast_operands(cx: Context, *operands: Operand) -> list[Value]:
     return [cx.operand(x, cx.dtype) for x in operands]
 
 
-def _add_integer(cx: Context, x: Operand, y: Operand, factor: float) -> Value:
+def _add_quantized(cx: Context, x: Operand, y: Operand, factor: float) -> Value:
     """x + factor * y on quantized operands."""
     if factor == 0:
         raise Unsupported("alpha=0 multiplies its second operand by 0; remove the operator")
     addend = y.real if isinstance(y, Tensor) and y.is_constant else np.ones(1)
-    # An addend of zeros, for example a mask
+    # Adding only zeros, for example a mask, changes nothing.
     if isinstance(x, Tensor) and cx.q.is_equivalent(x.q) and x.value.shape == cx.shape and not addend.any():
         return x.value
     right = cx.to_fixed_point(y)
@@ -50,41 +50,43 @@ def _add_integer(cx: Context, x: Operand, y: Operand, factor: float) -> Value:
 
 
 def _apply_in_result_type(
-    cx: Context, rule: Callable[[Value, Value], Value], x: Operand, y: Operand, *, single: bool
+    cx: Context, rule: Callable[[Value, Value], Value], x: Operand, y: Operand, *, is_single_operator: bool
 ) -> Value:
-    """Apply ``rule`` to plain operands. A ``single`` operator rounds once, so it needs no wider type."""
+    """Apply ``rule`` to plain operands. A rule of a single operator rounds once, so it needs no wider type."""
 
     def evaluate(inner: Context, x: Operand, y: Operand) -> Value:
         return rule(*_cast_operands(inner, x, y))
 
-    return evaluate(cx, x, y) if single and cx.dtype.is_float else cx.compute_wide(evaluate, x, y)
+    return (
+        evaluate(cx, x, y) if is_single_operator and cx.dtype.is_float else cx.compute_in_fp32_or_int32(evaluate, x, y)
+    )
 
 
-def _add_plain(cx: Context, x: Operand, y: Operand, factor: float) -> Value:
+def _add_unquantized(cx: Context, x: Operand, y: Operand, factor: float) -> Value:
     def total(left: Value, right: Value) -> Value:
         if abs(factor) != 1:
             right = cx.b.mul(right, cx.b.const(np.full((), abs(factor)), right.dtype))
         return cx.b.add(left, right) if factor > 0 else cx.b.sub(left, right)
 
-    return _apply_in_result_type(cx, total, x, y, single=abs(factor) == 1)
+    return _apply_in_result_type(cx, total, x, y, is_single_operator=abs(factor) == 1)
 
 
 @op(aten.add.Tensor, aten.add.Scalar, interval=intervals.elementwise(intervals.add), **_ARITHMETIC)
 def add(cx: Context, x: Operand, y: Operand, alpha: float = 1) -> Value:
     """x + alpha * y."""
-    return _add_plain(cx, x, y, alpha)
+    return _add_unquantized(cx, x, y, alpha)
 
 
-add.integer_rule(lambda cx, x, y, alpha=1: _add_integer(cx, x, y, alpha))
+add.integer_rule(lambda cx, x, y, alpha=1: _add_quantized(cx, x, y, alpha))
 
 
 @op(aten.sub.Tensor, aten.sub.Scalar, interval=intervals.elementwise(intervals.subtract), **_ARITHMETIC)
 def sub(cx: Context, x: Operand, y: Operand, alpha: float = 1) -> Value:
     """x - alpha * y."""
-    return _add_plain(cx, x, y, -alpha)
+    return _add_unquantized(cx, x, y, -alpha)
 
 
-sub.integer_rule(lambda cx, x, y, alpha=1: _add_integer(cx, x, y, -alpha))
+sub.integer_rule(lambda cx, x, y, alpha=1: _add_quantized(cx, x, y, -alpha))
 
 
 @op(
@@ -95,10 +97,10 @@ sub.integer_rule(lambda cx, x, y, alpha=1: _add_integer(cx, x, y, -alpha))
 )
 def rsub(cx: Context, x: Operand, y: Operand, alpha: float = 1) -> Value:
     """y - alpha * x."""
-    return _add_plain(cx, y, x, -alpha)
+    return _add_unquantized(cx, y, x, -alpha)
 
 
-rsub.integer_rule(lambda cx, x, y, alpha=1: _add_integer(cx, y, x, -alpha))
+rsub.integer_rule(lambda cx, x, y, alpha=1: _add_quantized(cx, y, x, -alpha))
 
 
 def _positive_factor(x: Any, y: Any) -> float | None:
@@ -111,17 +113,19 @@ def _reciprocal_factor(x: Any, y: Any) -> float | None:
     return None if factor is None else 1 / factor
 
 
-@op(aten.mul.Tensor, aten.mul.Scalar, factor=_positive_factor, interval=intervals.multiplication, **_ARITHMETIC)
+@op(aten.mul.Tensor, aten.mul.Scalar, scale_factor=_positive_factor, interval=intervals.multiplication, **_ARITHMETIC)
 def mul(cx: Context, x: Operand, y: Operand) -> Value:
     """x * y; logical AND for booleans."""
     if cx.dtype is DType.BOOL:
         return cx.b.bitwise("LOGICAL_AND", *_cast_operands(cx, x, y))
-    return _apply_in_result_type(cx, cx.b.mul, x, y, single=True)
+    return _apply_in_result_type(cx, cx.b.mul, x, y, is_single_operator=True)
 
 
 @mul.integer_rule
 def _(cx: Context, x: Tensor, y: Tensor) -> Value | Tensor:
-    """The product of two int16 is exact in INT32. A term of a sum stays INT32 (``fusion.rules.is_summed_product``).
+    """Multiply in INT32, in which products of int16 are exact.
+
+    If an addition reads the product, the product stays INT32 (``fusion.rules.is_summed_product``).
 
     An int8 operand next to an int16 one is converted to int16. For [64, 128] elements this takes 17,152 cycles instead
     of 65,536 on U55-128, and 6,592 instead of 39,424 on U85-256.
@@ -140,7 +144,7 @@ def _(cx: Context, x: Tensor, y: Tensor) -> Value | Tensor:
 @op(
     aten.div.Tensor,
     aten.div.Scalar,
-    factor=_reciprocal_factor,
+    scale_factor=_reciprocal_factor,
     interval=intervals.elementwise(intervals.divide),
     compute_fp32=True,
     **_ARITHMETIC,
@@ -148,38 +152,40 @@ def _(cx: Context, x: Tensor, y: Tensor) -> Value | Tensor:
 def div(cx: Context, x: Operand, y: Operand) -> Value:
     """x / y as x * (1 / y)."""
     dividend = FloatExpr(cx.b, cx.operand(x, cx.dtype))
-    if not isinstance(y, Tensor) and abs(y) >= _TINY:
+    if not isinstance(y, Tensor) and abs(y) >= _MIN_SAFE_DIVISOR:
         return (dividend / y).value
     divisor = FloatExpr(cx.b, cx.operand(y, cx.dtype))
     if _may_be_tiny(divisor.value):  # 1 / y could overflow where x / y does not
-        factor = abs(divisor).less(_TINY).where(1 / _TINY, divisor.full_like(1.0))
+        factor = abs(divisor).less(_MIN_SAFE_DIVISOR).where(1 / _MIN_SAFE_DIVISOR, divisor.full_like(1.0))
         dividend, divisor = dividend * factor, divisor * factor
     return (dividend / divisor).value
 
 
 def _may_be_tiny(divisor: Value) -> bool:
     if divisor.data is not None:
-        return bool(np.any(np.abs(divisor.data) < _TINY))
+        return bool(np.any(np.abs(divisor.data) < _MIN_SAFE_DIVISOR))
     producer = divisor.producer
-    return producer is None or producer.kind != "CLAMP" or producer.attrs["min_val"] < _TINY
+    return producer is None or producer.kind != "CLAMP" or producer.attrs["min_val"] < _MIN_SAFE_DIVISOR
 
 
 @div.integer_rule
 def _(cx: Context, x: Operand, y: Tensor) -> Value:
     """x * sign(y) * (2**30 / abs(y)) in integers; the reciprocal has 14 bits, 16 for an int16 result.
 
-    x / 0 saturates, as infinity does in PyTorch's quantized graph. As sign(0) = 0, the quotient is 0 there, and
-    sign(x) * 2**29 is added. The product drops enough bits that 2**29 exceeds the result's range. 0 / 0 is 0.
+    x / 0 saturates, as infinity does in PyTorch's quantized graph: sign(0) = 0 makes the quotient 0, and
+    sign(x) * 2**29 is added. The product is shifted right by enough bits that 2**29 exceeds the result's range. 0 / 0
+    is 0.
     """
-    assert isinstance(x, Tensor)  # a number divided by a tensor is a function of that tensor
+    assert isinstance(x, Tensor)  # a number divided by a tensor is univariate and has a TABLE
     dividend, divisor = (cx.to_fixed_point(z).to_int32().with_scale(1.0) for z in (x, y))
     magnitude = abs(divisor)
-    # The quotient of one step by one step, in steps of the result; and the smallest quotient that saturates.
+    # ``unit_quotient``: one step of x divided by one step of y, in steps of the result. ``max_quotient``: the smallest
+    # integer quotient that saturates.
     unit_quotient = cx.to_fixed_point(x).scale / cx.to_fixed_point(y).scale / float(cx.q.scale)
     span = cx.q.dtype.range[1] - cx.q.dtype.range[0]
     max_quotient = math.ceil(2 * span / unit_quotient)
     bits = min(max(max_quotient, dividend.peak).bit_length() + 1, 62)
-    # Too coarse: clip quotients that saturate.
+    # If the quotient would be too coarse, clip dividends whose quotient saturates, so that fewer bits are dropped.
     if unit_quotient * 2.0 ** (bits - 30) > 1 / 8 and max_quotient < dividend.peak:
         bits = max_quotient.bit_length() + 1
         dividend = dividend.minimum(magnitude.mul(max_quotient).with_scale(1.0)).maximum(
@@ -190,46 +196,50 @@ def _(cx: Context, x: Operand, y: Tensor) -> Value:
     signs = cx.to_fixed_point(x).to_int32().sign().with_scale(1.0)
     saturation = (magnitude.maximum(1) - magnitude).assume_range(0, 1).mul(1 << 29).with_scale(1.0) * signs
     total = quotient + saturation.with_scale(quotient.scale)
-    # If more than 62 bits would have to be dropped, all finite quotients round to 0.
+    # At most 62 bits can be dropped. If that is too few, all finite quotients round to 0.
     return total.with_scale(
         max(unit_quotient, 4 * span * 2.0**-bits) * 2.0 ** (bits - 30) * float(cx.q.scale)
     ).requantize(cx.q)
 
 
 def _refined_reciprocal(v: FixedPoint, result: DType) -> FixedPoint:
-    """2**30 / v; for an int16 result refined by one Newton step, r + r * (1 - v * r)."""
+    """2**30 / v. For an int16 result, one Newton step refines it: r + r * (1 - v * r)."""
     inverse = fixed_point.reciprocal(v)
     if result is not DType.INT16:
         return inverse
-    rest = inverse.full_like(1 << 30) - inverse.mul(v, peak=(1 << 30) + (1 << 17)).with_scale(inverse.scale)
-    return inverse + inverse.mul(rest.assume_range(-(1 << 17), 1 << 17), 30).with_scale(inverse.scale)
+    residual = inverse.full_like(1 << 30) - inverse.mul(v, peak=(1 << 30) + (1 << 17)).with_scale(inverse.scale)
+    return inverse + inverse.mul(residual.assume_range(-(1 << 17), 1 << 17), 30).with_scale(inverse.scale)
 
 
-def _register_extreme(name: str, ignoring: OpOverload, *overloads: OpOverload) -> None:
-    """Register ``maximum`` or ``minimum``; the overload ``ignoring`` returns the other operand if one is NaN."""
+def _register_max_or_min(name: str, nan_ignoring: OpOverload, *overloads: OpOverload) -> None:
+    """Register ``maximum`` or ``minimum``. The overload ``nan_ignoring`` returns the other operand if one is NaN."""
 
     def rule(cx: Context, x: Tensor, y: Tensor) -> Value:
-        return _apply_in_result_type(cx, getattr(cx.b, name), x, y, single=True)
+        return _apply_in_result_type(cx, getattr(cx.b, name), x, y, is_single_operator=True)
 
-    def integer(cx: Context, x: Tensor, y: Tensor) -> Value:
+    def integer_rule(cx: Context, x: Tensor, y: Tensor) -> Value:
         left, right = to_common_scale(cx.to_fixed_point(x), cx.to_fixed_point(y), cx.q)
         result: FixedPoint = getattr(left, name)(right)
         return result.requantize(cx.q)
 
-    def other(cx: Context, x: Tensor, y: Tensor) -> Value:
+    def rule_ignoring_nan(cx: Context, x: Tensor, y: Tensor) -> Value:
         result: Value = getattr(cx.b, name)(*_cast_operands(cx, x, y), ignore_nan=True)
         return result
 
-    facts: dict[str, Any] = {"absorbs_activation": True, "univariate": True, "interval": intervals.selection}
-    op(*overloads, **facts)(rule).integer_rule(integer)
-    op(ignoring)(other).integer_rule(integer)
+    record_attributes: dict[str, Any] = {
+        "absorbs_activation": True,
+        "univariate": True,
+        "interval": intervals.any_operand,
+    }
+    op(*overloads, **record_attributes)(rule).integer_rule(integer_rule)
+    op(nan_ignoring)(rule_ignoring_nan).integer_rule(integer_rule)
 
 
-_register_extreme("maximum", aten.fmax.default, aten.maximum.default, aten.clamp_min.Tensor)
-_register_extreme("minimum", aten.fmin.default, aten.minimum.default, aten.clamp_max.Tensor)
+_register_max_or_min("maximum", aten.fmax.default, aten.maximum.default, aten.clamp_min.Tensor)
+_register_max_or_min("minimum", aten.fmin.default, aten.minimum.default, aten.clamp_max.Tensor)
 
 
-@op(aten.pow.Tensor_Tensor, univariate=True, compute_fp32=True, error=2.0**-11)
+@op(aten.pow.Tensor_Tensor, univariate=True, compute_fp32=True, error_bound=2.0**-11)
 def power(cx: Context, x: Tensor, y: Tensor) -> Value:
     """x**y."""
     if not cx.dtype.is_float:
@@ -240,39 +250,41 @@ def power(cx: Context, x: Tensor, y: Tensor) -> Value:
 
 @power.integer_rule
 def _(cx: Context, x: Tensor, y: Tensor) -> Value:
-    """exp(y * ln(x)). A negative x, whose powers are defined only for integers y, counts as 0."""
+    """x**y as exp(y * ln(x)). A negative x counts as 0, because its powers are defined only for integers y."""
     base, exponent = to_common_rank(*(cx.to_fixed_point(z).to_int32() for z in (x, y)))
-    steps = base.with_scale(1.0).maximum(0)
-    log = fixed_point.logarithm(steps.maximum(1))
+    positive_steps = base.with_scale(1.0).maximum(0)
+    log = fixed_point.logarithm(positive_steps.maximum(1))
     log = log + round(math.log(base.scale) / log.scale)
     power = exponent.mul(log, max((log.peak * exponent.peak).bit_length() - 28, 0))
-    none = (steps.maximum(1) - steps).assume_range(0, 1) * exponent.sign().with_scale(1.0)  # ln(0) is infinite
-    return fixed_point.exponential(power - none.mul(1 << 29).with_scale(power.scale), cx.q).requantize(cx.q)
+    sign_at_zero = (positive_steps.maximum(1) - positive_steps).assume_range(0, 1) * exponent.sign().with_scale(
+        1.0
+    )  # ln(0) is infinite
+    return fixed_point.exponential(power - sign_at_zero.mul(1 << 29).with_scale(power.scale), cx.q).requantize(cx.q)
 
 
-# A one-element PReLU may use its operand as slope. On a grid of operands, every point then has its own slope, which
-# only the kernel accepts.
+# ``evaluate``: a PReLU whose operand is also its weight is univariate. On a grid of operands, each point then has its
+# own slope, which only ``_prelu_kernel`` accepts.
 @op(aten.prelu.default, aten._prelu_kernel.default, univariate=True, evaluate=aten._prelu_kernel.default)
 def prelu(cx: Context, x: Tensor, weight: Tensor) -> Value:
-    """x [N, C, ...] where it is positive, else weight * x with weight [C] or [1].
+    """PReLU of x [N, C, ...]: x where it is positive, else weight * x, with weight [C] or [1].
 
-    The weight of ``_prelu_kernel`` has a shape that broadcasts already.
+    For ``_prelu_kernel``, the weight already has a shape that broadcasts.
     """
     positive = cx.b.compare("GREATER", x.value, cx.operand(0.0))
-    return cx.b.select(positive, x.value, cx.b.mul(x.value, _per_channel(cx, x, weight)))
+    return cx.b.select(positive, x.value, cx.b.mul(x.value, _broadcast_prelu_weight(cx, x, weight)))
 
 
 @prelu.integer_rule
 def _(cx: Context, x: Tensor, weight: Tensor) -> Value:
-    """The negative part times the weight at its own scale (8 bits, as calibrated); both parts are added in INT32."""
+    """max(x, 0) + min(x, 0) * weight in INT32. The weight has the 8 bits of its calibrated scale."""
     value = cx.to_fixed_point(x).to_int32()
     gain = cx.to_fixed_point(weight).to_int32()
-    gain = replace(gain, value=_per_channel(cx, x, Tensor(gain.value)))
+    gain = replace(gain, value=_broadcast_prelu_weight(cx, x, Tensor(gain.value)))
     positive, negative = to_common_scale(value.maximum(0), value.minimum(0) * gain, cx.q)
     return (positive + negative).requantize(cx.q)
 
 
-def _per_channel(cx: Context, x: Tensor, weight: Tensor) -> Value:
+def _broadcast_prelu_weight(cx: Context, x: Tensor, weight: Tensor) -> Value:
     if overload_of(cx.node.target) is aten._prelu_kernel.default:
         return weight.value
     return cx.b.reshape(weight.value, (weight.value.size, *(1,) * max(x.rank - 2, 0))[: x.rank])

@@ -18,9 +18,9 @@ class FloatExpr:
     """A floating-point value with arithmetic. The other operand may be a Python number.
 
     Attributes:
-        b: where the operators are appended.
+        b: builder that appends the operators to the graph.
         value: FP32, FP16 or BF16; BOOL for the result of a comparison.
-        result_dtype: the type that the formula's result is rounded to, if it is narrower than that of ``value``.
+        result_dtype: element type to which the formula's result is rounded, if it is narrower than that of ``value``.
     """
 
     b: Builder
@@ -64,18 +64,18 @@ class FloatExpr:
     def __pow__(self, x: FloatExpr | float) -> FloatExpr:
         """x**y as exp(y * ln(abs(x))) with the sign of C's pow.
 
-        The relative error is at most 1e-5, as the argument of exp is below 89. TOSA defines POW only for finite
-        positive bases. The powers of -0.0 and of negative bases follow C's pow.
+        TOSA defines POW only for finite positive bases. The relative error is at most 1e-5, as the argument of exp is
+        below 89. The powers of -0.0 and of negative bases are those of C's pow.
         """
         y = x if isinstance(x, FloatExpr) else self.full_like(x)
         base = abs(self)
         magnitude = base.equal(1.0).where(1.0, y.equal(0.0).where(1.0, (y * base.unary("LOG")).unary("EXP")))
         half = y * 0.5
-        is_integer, even = y.unary("FLOOR").equal(y), half.unary("FLOOR").equal(half)
-        limit = base.equal(0.0).where(magnitude, base.equal(math.inf).where(magnitude, math.nan))
-        for_negative = is_integer.where(even.where(magnitude, -magnitude), limit)
-        negative = self.minimum(1 / self).less(0.0)  # minus zero too
-        return negative.where(for_negative, magnitude)
+        is_integer, is_even = y.unary("FLOOR").equal(y), half.unary("FLOOR").equal(half)
+        non_integer_power = base.equal(0.0).where(magnitude, base.equal(math.inf).where(magnitude, math.nan))
+        negative_base_power = is_integer.where(is_even.where(magnitude, -magnitude), non_integer_power)
+        is_negative = self.minimum(1 / self).less(0.0)  # minus zero too
+        return is_negative.where(negative_base_power, magnitude)
 
     def __rpow__(self, x: float) -> FloatExpr:
         return (self * math.log(x)).unary("EXP") if x > 0 and x != 1 else self.full_like(x) ** self
@@ -85,11 +85,11 @@ class FloatExpr:
         return self._wrap(self.b.unary(kind, self.value))
 
     def sqrt(self) -> FloatExpr:
-        """1 / RSQRT(x), as TOSA has no SQRT; correct at 0 and infinity too."""
+        """Square root as 1 / RSQRT(x), as TOSA has no SQRT; correct at 0 and infinity too."""
         return 1 / self.unary("RSQRT")
 
     def trunc(self) -> FloatExpr:
-        """Rounded towards zero."""
+        """Round towards zero."""
         return self.greater(0.0).where(self.unary("FLOOR"), self.unary("CEIL"))
 
     def polynomial(self, coefficients: Sequence[float]) -> FloatExpr:
@@ -102,7 +102,7 @@ class FloatExpr:
         return total
 
     def clamp(self, low: float | None, high: float | None) -> FloatExpr:
-        """min(max(x, low), high), None meaning no bound. Also for integers."""
+        """min(max(x, low), high), None means no bound. Integers are supported too."""
         bounds = -math.inf if low is None else low, math.inf if high is None else high
         dtype = self.value.dtype
         if dtype.is_float:
@@ -122,19 +122,19 @@ class FloatExpr:
         return self._wrap(self.b.compare(kind, self._operand(a), self._operand(b)))
 
     def greater(self, x: FloatExpr | float) -> FloatExpr:
-        """x > y as BOOL, for ``where``. NaN compares as false, in all comparisons."""
+        """self > x as BOOL, for ``where``. Every comparison with NaN is false."""
         return self._compare("GREATER", self, x)
 
     def less(self, x: FloatExpr | float) -> FloatExpr:
-        """x < y as BOOL, for ``where``."""
+        """self < x as BOOL, for ``where``."""
         return self._compare("GREATER", x, self)
 
     def less_equal(self, x: FloatExpr | float) -> FloatExpr:
-        """x <= y as BOOL, for ``where``."""
+        """self <= x as BOOL, for ``where``."""
         return self._compare("GREATER_EQUAL", x, self)
 
     def equal(self, x: FloatExpr | float) -> FloatExpr:
-        """x == y as BOOL, for ``where``."""
+        """self == x as BOOL, for ``where``."""
         return self._compare("EQUAL", self, x)
 
     @property
@@ -143,7 +143,7 @@ class FloatExpr:
         return (self.result_dtype or self.value.dtype).largest
 
     def where(self, a: FloatExpr | float, b: FloatExpr | float) -> FloatExpr:
-        """Elementwise a if ``self`` (BOOL) is true, else b; at least one of them must be a FloatExpr."""
+        """Select elementwise: a if ``self`` (BOOL) is true, else b; at least one of them must be a FloatExpr."""
         like = a if isinstance(a, FloatExpr) else b
         assert isinstance(like, FloatExpr), "two Python numbers have no element type: use full_like()"
         return self._wrap(self.b.select(self.value, like._operand(a), like._operand(b)))

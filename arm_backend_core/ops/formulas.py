@@ -1,7 +1,7 @@
-"""Formulas of elementary and special functions in floating point, for which TOSA has no operator or only a coarse one.
+"""Formulas of elementary and special functions in floating point. TOSA has no operator, or an inaccurate one, for them.
 
-They keep the *relative* error small (1e-5 in float32), also near a zero of the function, where the textbook form
-suffers from cancellation.
+The formulas keep the *relative* error small (1e-5 in float32), also near a zero of the function. The textbook form
+suffers from cancellation there.
 
 Sources: Abramowitz & Stegun, Handbook of Mathematical Functions (A&S); M. Giles, Approximating the erfinv function
 (2010); Press et al., Numerical Recipes, 2nd edition.
@@ -13,7 +13,7 @@ import math
 
 from arm_backend_core.ops.expression import FloatExpr
 
-_LARGE = 1e9  #: above it x * x + 1 rounds to x * x, and x * x may overflow
+_LARGE = 1e9  #: above this limit, x * x + 1 rounds to x * x, and x * x may overflow
 
 
 def exp(x: FloatExpr) -> FloatExpr:
@@ -26,84 +26,99 @@ def log(x: FloatExpr) -> FloatExpr:
     return x.unary("LOG")
 
 
-def _odd(x: FloatExpr, magnitude: FloatExpr) -> FloatExpr:
-    """An odd function of x from its value at abs(x)."""
+def _apply_sign_of(x: FloatExpr, magnitude: FloatExpr) -> FloatExpr:
+    """Give ``magnitude`` the sign of x. Odd functions are computed from their value at abs(x)."""
     return x.less(0.0).where(-magnitude, magnitude)
 
 
 def log1p(x: FloatExpr) -> FloatExpr:
-    """A&S 4.1.27: 2 * (s + s**3 / 3 + s**5 / 5 + ...), s = x / (2 + x); relative error 2e-8 for abs(x) < 1 / 4."""
+    """ln(1 + x); for abs(x) < 1 / 4 by A&S 4.1.27: 2 * (s + s**3 / 3 + s**5 / 5 + ...), s = x / (2 + x).
+
+    The relative error of the series is 2e-8.
+    """
     s = x / (x + 2)
     series = 2 * s * (s * s).polynomial([1, 1 / 3, 1 / 5, 1 / 7])
     return abs(x).less(0.25).where(series, log(x + 1))
 
 
 def expm1(x: FloatExpr) -> FloatExpr:
-    """A&S 4.2.1 near 0: the power series, relative error 4e-7 for abs(x) < 1 / 2."""
+    """e**x - 1; for abs(x) < 1 / 2 the power series A&S 4.2.1, with a relative error of 4e-7."""
     series = x * x.polynomial([1 / math.factorial(n) for n in range(1, 8)])
     return abs(x).less(0.5).where(series, exp(x) - 1)
 
 
 def sinh(x: FloatExpr) -> FloatExpr:
-    """A&S 4.5.1, and 4.5.62 for abs(x) < 1. exp(abs(x) / 2)**2 overflows only where the result does."""
+    """Hyperbolic sine: A&S 4.5.1, and 4.5.62 for abs(x) < 1.
+
+    exp(abs(x) / 2)**2 overflows only where the result does.
+    """
     series = x * (x * x).polynomial([1 / math.factorial(n) for n in (1, 3, 5, 7, 9)])
     root = exp(0.5 * abs(x))
-    return abs(x).less(1.0).where(series, _odd(x, 0.5 * root * root - 0.5 / root / root))
+    return abs(x).less(1.0).where(series, _apply_sign_of(x, 0.5 * root * root - 0.5 / root / root))
 
 
 def cosh(x: FloatExpr) -> FloatExpr:
-    """A&S 4.5.2. exp(abs(x) / 2)**2 overflows only where the result does."""
+    """Hyperbolic cosine: A&S 4.5.2.
+
+    exp(abs(x) / 2)**2 overflows only where the result does.
+    """
     root = exp(0.5 * abs(x))
     return 0.5 * root * root + 0.5 / root / root
 
 
 def tanh(x: FloatExpr) -> FloatExpr:
-    """A&S 4.5.64 for small x, as TOSA bounds only the absolute error of TANH (it may be a quotient of exponentials)."""
+    """Hyperbolic tangent; for abs(x) < 0.02 by A&S 4.5.64.
+
+    TOSA bounds only the absolute error of TANH, which may be computed as a quotient of exponentials.
+    """
     return abs(x).less(0.02).where(x - x * x * x * (1 / 3), x.unary("TANH"))
 
 
-def _log_double(x: FloatExpr) -> FloatExpr:
-    """ln(2 * x), which equals asinh and acosh to 1e-16 above ``_LARGE``."""
+def _log_of_double(x: FloatExpr) -> FloatExpr:
+    """ln(2 * x). For x above ``_LARGE`` it equals asinh(x) and acosh(x) to 1e-16."""
     return log(x) + math.log(2)
 
 
 def asinh(x: FloatExpr) -> FloatExpr:
-    """A&S 4.6.20 as log1p(a + (sqrt(a * a + 1) - 1)), with the bracket computed without cancellation."""
+    """Inverse hyperbolic sine: A&S 4.6.20 as log1p(a + (sqrt(a * a + 1) - 1)), a = abs(x).
+
+    The bracket is computed as a * a / (sqrt(a * a + 1) + 1), without cancellation.
+    """
     a = abs(x)
     square = a.minimum(_LARGE) * a.minimum(_LARGE)
-    return _odd(x, a.greater(_LARGE).where(_log_double(a), log1p(a + square / ((square + 1).sqrt() + 1))))
+    return _apply_sign_of(x, a.greater(_LARGE).where(_log_of_double(a), log1p(a + square / ((square + 1).sqrt() + 1))))
 
 
 def acosh(x: FloatExpr) -> FloatExpr:
-    """A&S 4.6.21 as log1p(t + sqrt(t * (t + 2))), t = x - 1."""
+    """Inverse hyperbolic cosine: A&S 4.6.21 as log1p(t + sqrt(t * (t + 2))), t = x - 1."""
     t = x.less(1.0).where(math.nan, x.minimum(_LARGE) - 1)
-    return x.greater(_LARGE).where(_log_double(x), log1p(t + (t * (t + 2)).sqrt()))
+    return x.greater(_LARGE).where(_log_of_double(x), log1p(t + (t * (t + 2)).sqrt()))
 
 
 def atanh(x: FloatExpr) -> FloatExpr:
-    """A&S 4.6.22 as log1p(2 * a / (1 - a)) / 2."""
+    """Inverse hyperbolic tangent: A&S 4.6.22 as log1p(2 * a / (1 - a)) / 2, a = abs(x)."""
     a = abs(x)
-    return _odd(x, 0.5 * log1p(2 * a / (1 - a)))
+    return _apply_sign_of(x, 0.5 * log1p(2 * a / (1 - a)))
 
 
 def atan(x: FloatExpr) -> FloatExpr:
-    """A&S 4.4.49 (error 2e-8 on [0, 1]); above 1, pi / 2 minus that of 1 / x."""
+    """Inverse tangent: A&S 4.4.49 on [0, 1], with an error of 2e-8; above 1 it is pi / 2 minus the angle of 1 / x."""
     a = abs(x)
-    beyond = a.greater(1.0)
-    z = beyond.where(1 / a, a)
+    is_above_1 = a.greater(1.0)
+    z = is_above_1.where(1 / a, a)
     coefficients = [1, -0.3333314528, 0.1999355085, -0.1420889944, 0.1065626393]
     coefficients += [-0.0752896400, 0.0429096138, -0.0161657367, 0.0028662257]
     angle = z * (z * z).polynomial(coefficients)
-    return _odd(x, beyond.where(math.pi / 2 - angle, angle))
+    return _apply_sign_of(x, is_above_1.where(math.pi / 2 - angle, angle))
 
 
 def asin(x: FloatExpr) -> FloatExpr:
-    """atan(x / sqrt(1 - x * x))."""
+    """Arcsine as atan(x / sqrt(1 - x * x))."""
     return atan(x * ((1 - x) * (1 + x)).unary("RSQRT"))
 
 
 def acos(x: FloatExpr) -> FloatExpr:
-    """2 * atan(sqrt((1 - x) / (1 + x)))."""
+    """Arccosine as 2 * atan(sqrt((1 - x) / (1 + x)))."""
     return 2 * atan(((1 - x) / (1 + x)).sqrt())
 
 
@@ -137,18 +152,18 @@ def log_ndtr(x: FloatExpr) -> FloatExpr:
 def _erfinv_factor(w: FloatExpr) -> FloatExpr:
     """erfinv(x) / x from w = -ln(1 - x * x): Giles 2010, table 5 (single precision), for w < 16.
 
-    From w = 16 up to w = 104, which only ``ndtri`` reaches with float32 arguments, a least-squares fit in sqrt(w) has a
-    relative error of at most 3e-7.
+    For 16 <= w <= 104, the factor is a least-squares fit in sqrt(w) with a relative error of at most 3e-7. With float32
+    arguments, only ``ndtri`` reaches this part.
     """
     central = [1.50140941, 0.246640727, -0.00417768164, -0.00125372503, 0.00021858087]
     central += [-4.39150654e-06, -3.5233877e-06, 3.43273939e-07, 2.81022636e-08]
     tail = [2.83297682, 1.00167406, 0.00943887047, -0.0076224613, 0.00573950773]
     tail += [-0.00367342844, 0.00134934322, 0.000100950558, -0.000200214257]
-    far = [6.86901863, 1.00859711, -5.0935969e-4, 4.79447561e-06, 4.44235118e-06]
-    far += [-1.19376830e-06, 5.52779896e-07, -9.94565699e-08]
+    far_tail = [6.86901863, 1.00859711, -5.0935969e-4, 4.79447561e-06, 4.44235118e-06]
+    far_tail += [-1.19376830e-06, 5.52779896e-07, -9.94565699e-08]
     root = w.sqrt()
-    beyond = w.greater(16.0).where((root - 7).polynomial(far), (root - 3).polynomial(tail))
-    factor = w.less(5.0).where((w - 2.5).polynomial(central), beyond)
+    tail_factor = w.greater(16.0).where((root - 7).polynomial(far_tail), (root - 3).polynomial(tail))
+    factor = w.less(5.0).where((w - 2.5).polynomial(central), tail_factor)
     return w.greater(1e30).where(math.inf, factor)  # w is infinite where erfinv is
 
 
@@ -158,12 +173,15 @@ def erfinv(x: FloatExpr) -> FloatExpr:
 
 
 def ndtri(x: FloatExpr) -> FloatExpr:
-    """sqrt(2) * erfinv(y), y = 2 * x - 1, with 1 - y * y as 4 * x * (1 - x), as y near -1 has lost the bits of x."""
+    """Inverse of the normal distribution function: sqrt(2) * erfinv(y), y = 2 * x - 1.
+
+    1 - y * y is computed as 4 * x * (1 - x), because y near -1 has lost the low bits of x.
+    """
     return math.sqrt(2) * (2 * x - 1) * _erfinv_factor(-log(4 * x * (1 - x)))
 
 
 def softplus(x: FloatExpr, beta: float = 1.0, threshold: float = 20.0) -> FloatExpr:
-    """ln(1 + e**(beta * x)) / beta; x above the threshold of beta * x."""
+    """ln(1 + e**(beta * x)) / beta, or x itself where beta * x exceeds ``threshold``."""
     y = x * beta
     curve = (y.maximum(0.0) + log1p(exp(-abs(y)))) / beta
     return y.greater(threshold).where(x, curve)
@@ -187,13 +205,13 @@ def celu(x: FloatExpr, alpha: float = 1.0) -> FloatExpr:
 
 
 def selu(x: FloatExpr) -> FloatExpr:
-    """Klambauer et al. (2017): constants with a fixed point at mean 0 and variance 1."""
+    """SELU (Klambauer et al. 2017). Its constants make mean 0 and variance 1 a fixed point of the layers."""
     return elu(x, 1.6732632423543772, 1.0507009873554805)
 
 
 def gelu(x: FloatExpr, approximate: str = "none") -> FloatExpr:
     """x times the normal distribution function, or its approximation by tanh."""
-    if approximate == "tanh":  # sigmoid(2 * y) is (1 + tanh(y)) / 2, and exact where that is near 0
+    if approximate == "tanh":  # (1 + tanh(y)) / 2 = sigmoid(2 * y), without cancellation near 0
         return x * (math.sqrt(8 / math.pi) * (x + 0.044715 * x * x * x)).unary("SIGMOID")
     return 0.5 * x * (1 + (x * math.sqrt(0.5)).unary("ERF"))
 
@@ -204,15 +222,15 @@ def leaky_relu(x: FloatExpr, slope: float = 0.01) -> FloatExpr:
 
 
 def round_half_even(x: FloatExpr) -> FloatExpr:
-    """Half to even: floor(x), plus 1 above the half, plus 1 at the half if floor(x) is odd."""
-    down = x.unary("FLOOR")
-    rest = x - down
-    odd = down - 2 * (down * 0.5).unary("FLOOR")
-    return rest.equal(0.5).where(down + odd, rest.greater(0.5).where(down + 1, down))
+    """Round half to even: floor(x), plus 1 above the half, plus 1 at the half if floor(x) is odd."""
+    floor = x.unary("FLOOR")
+    fraction = x - floor
+    is_odd = floor - 2 * (floor * 0.5).unary("FLOOR")
+    return fraction.equal(0.5).where(floor + is_odd, fraction.greater(0.5).where(floor + 1, floor))
 
 
 def round_decimals(x: FloatExpr, *, decimals: int) -> FloatExpr:
-    """Half to even, at a number of decimals."""
+    """Round to a number of decimal places, half to even."""
     return round_half_even(x * 10.0**decimals) / 10.0**decimals
 
 
@@ -222,7 +240,7 @@ def sign(x: FloatExpr) -> FloatExpr:
 
 
 def power(x: FloatExpr, exponent: float) -> FloatExpr:
-    """Integer exponents by repeated squaring, which is correct for negative x too; other exponents by logarithm."""
+    """x**exponent: integer exponents by repeated squaring, also for negative x; other exponents by the logarithm."""
     if exponent == 0:
         return x.equal(x).where(1.0, x.full_like(1.0))
     if abs(exponent) == 0.5:
@@ -233,7 +251,7 @@ def power(x: FloatExpr, exponent: float) -> FloatExpr:
         return exp(log(x.equal(-math.inf).where(math.inf, x)) * exponent)
     if abs(exponent) > 64:
         magnitude = exp(log(abs(x)) * exponent)
-        return _odd(x, magnitude) if exponent % 2 else magnitude
+        return _apply_sign_of(x, magnitude) if exponent % 2 else magnitude
     result: FloatExpr | None = None
     square, count = x, abs(int(exponent))
     while True:
@@ -266,6 +284,6 @@ def nan_to_num(
 
 
 def sinc(x: FloatExpr) -> FloatExpr:
-    """sin(pi * x) / (pi * x); near 0, where 1 / y could overflow, it is 1 to within 2e-9."""
+    """sin(pi * x) / (pi * x); 1 near 0, where 1 / y could overflow (error 2e-9)."""
     y = x * math.pi
     return abs(y).less(1e-4).where(1.0, y.unary("SIN") / y)

@@ -19,18 +19,18 @@ def to_nchw(b: Builder, x: Value) -> Value:
 
 
 def to_nhwc_image(b: Builder, x: Value, rank: int) -> Value:
-    """Convert [(N,) C], [(N,) C, L] or [(N,) C, H, W] to [N, H, W, C]; ``rank`` counts the dimensions including N."""
+    """Convert [(N,) C], [(N,) C, L] or [(N,) C, H, W] to [N, H, W, C]; ``rank`` is the rank with N."""
     n, c, *spatial = (*(1,) * (rank - x.rank), *x.shape)
     return to_nhwc(b, b.reshape(x, (n, c, *[1, 1, *spatial][-2:])))
 
 
-def height_width(values: Sequence[int] | int, spatial: int, neutral: int) -> tuple[int, int]:
-    """(height, width) of a parameter of a convolution or pool with ``spatial`` dimensions.
+def to_height_width(values: Sequence[int] | int, spatial: int, default_height: int) -> tuple[int, int]:
+    """Expand a parameter of a convolution or pooling with ``spatial`` dimensions to (height, width).
 
-    A one-dimensional operator works on images of height 1 and takes ``neutral`` for the height.
+    A one-dimensional operator is computed on images of height 1, so its height parameter is ``default_height``.
     """
     values = [values] if isinstance(values, int) else list(values)
     if len(values) == 1:
         values = values * spatial
-    first, second = [neutral, *values][-2:]
+    first, second = [default_height, *values][-2:]
     return first, second

@@ -1,4 +1,4 @@
-"""Indexing: embedding, index, index_select, gather and one_hot by GATHER, slices, or one-hot products."""
+"""Indexing operators (embedding, index, index_select, gather, one_hot) by GATHER, slices or one-hot products."""
 
 from __future__ import annotations
 
@@ -18,44 +18,49 @@ from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value, prod
 
 aten = torch.ops.aten
-#: Limits of a gather by one-hot convolution (constant table, target without GATHER): rows of the table, and
-#: multiplications (indices times elements of the table). Vela's estimate on U55-128 for 16 of 1000 rows of 64, about
-#: half the second limit, is 88,748 cycles (1,641,804 as MATMUL). Beyond the limits the CPU gathers: 32 of 1000 rows of
-#: 128 in tiny BERT would cost 442,616 cycles, a third of the model.
+#: Limits of a gather by one-hot convolution, which is used for constant tables on targets without GATHER: the rows of
+#: the table, and the multiplications (indices times elements of the table). For 16 of 1000 rows of 64 elements, about
+#: half the second limit, Vela estimates 88,748 cycles on U55-128 (1,641,804 as MATMUL). Beyond the limits, the CPU
+#: gathers: 32 of 1000 rows of 128 elements in tiny BERT would cost 442,616 cycles, a third of the model.
 _MAX_ONE_HOT_ROWS, _MAX_ONE_HOT_PRODUCTS = 1024, 1 << 21
-#: Limit in bytes of the one-hot products for other tables, such as computed ones: int32 products are stored in memory.
+#: Limit in bytes of the one-hot products for all other tables, for example tables computed at run time. Their int32
+#: products are stored in memory.
 _MAX_ONE_HOT_BYTES = 1 << 16
 _ONE_HOT_ZERO_POINT = -128  #: int8 that represents 0 in a one-hot matrix, so that all smaller numbers saturate to it
-_MAX_UNROLLED_ROWS = 64  #: rows with indices of their own: each is sliced, indexed and concatenated again
-_MAX_CHEAP_SLICES = 8  #: up to this many runs, slices are assumed to be cheaper than a GATHER
-_MAX_SLICES = 1024  #: RAFT samples 12,544 single elements: the CPU is faster, and Vela takes minutes
+_MAX_UNROLLED_ROWS = 64  #: number of rows with different indices: each row is sliced, gathered and concatenated
+_MAX_CHEAP_SLICES = 8  #: up to this many slices are assumed to be cheaper than a GATHER
+_MAX_SLICES = 1024  #: RAFT would take 12,544 slices: the CPU is faster, and Vela takes minutes
 
 
 def gather_constant(b: Builder, x: Value, axis: int, indices: Sequence[int]) -> Value:
-    """x[indices] along one axis for constant indices: slices of consecutive runs, repetitions, or a GATHER."""
-    lead, size, trail = prod(x.shape[:axis]), x.shape[axis], prod(x.shape[axis + 1 :])
+    """x[indices] along one axis for constant indices, by slices of index runs, by repetition, or by GATHER."""
+    leading_size, size, trailing_size = prod(x.shape[:axis]), x.shape[axis], prod(x.shape[axis + 1 :])
     shape = (*x.shape[:axis], len(indices), *x.shape[axis + 1 :])
-    times = len(indices) // size
-    if times > 1 and list(indices) == [i // times for i in range(times * size)]:  # repeat each element
-        return b.reshape(b.concat([b.reshape(x, (lead * size, 1, trail))] * times, 1), shape)
-    starts = [0, *(i + 1 for i, (a, c) in enumerate(pairwise(indices)) if c != a + 1), len(indices)]
-    if len(starts) - 1 > _MAX_CHEAP_SLICES:
-        even = range(indices[0], indices[-1] + 1, max(indices[1] - indices[0], 1))
-        if list(indices) == list(even):
-            return strided_slice(b, x, axis, even)
-        values, tiled = b.reshape(x, (lead, size, trail)), b.const(np.tile(indices, (lead, 1)), DType.INT32)
+    repeats = len(indices) // size
+    if repeats > 1 and list(indices) == [i // repeats for i in range(repeats * size)]:  # repeat each element
+        return b.reshape(b.concat([b.reshape(x, (leading_size * size, 1, trailing_size))] * repeats, 1), shape)
+    run_starts = [0, *(i + 1 for i, (a, c) in enumerate(pairwise(indices)) if c != a + 1), len(indices)]
+    if len(run_starts) - 1 > _MAX_CHEAP_SLICES:
+        arithmetic_sequence = range(indices[0], indices[-1] + 1, max(indices[1] - indices[0], 1))
+        if list(indices) == list(arithmetic_sequence):
+            return strided_slice(b, x, axis, arithmetic_sequence)
+        values, tiled = (
+            b.reshape(x, (leading_size, size, trailing_size)),
+            b.const(np.tile(indices, (leading_size, 1)), DType.INT32),
+        )
         if b.refusal("GATHER", (values, tiled), x.dtype) is None:
             return b.reshape(b.gather(values, tiled), shape)
-    if len(starts) > _MAX_SLICES:
-        runs = len(starts) - 1
+    if len(run_starts) > _MAX_SLICES:
+        runs = len(run_starts) - 1
         raise Unsupported(f"{runs} runs of elements (at most {_MAX_SLICES} without GATHER); leave it to the CPU")
-    return b.concat([b.narrow(x, axis, indices[i], j - i) for i, j in pairwise(starts)], axis)
+    return b.concat([b.narrow(x, axis, indices[i], j - i) for i, j in pairwise(run_starts)], axis)
 
 
 def strided_slice(b: Builder, x: Value, axis: int, indices: range) -> Value:
     """x[indices] along one axis for a range with a step.
 
-    The axis is split into groups of ``step`` elements, of which one is kept. An incomplete last group is padded.
+    The axis is split into groups of ``step`` elements, and a slice takes one element of each group. An incomplete last
+    group is padded.
     """
     before, after, count = x.shape[:axis], x.shape[axis + 1 :], len(indices)
     if indices.step == 1:
@@ -70,23 +75,23 @@ def strided_slice(b: Builder, x: Value, axis: int, indices: range) -> Value:
 
 
 def _gather_along_axis(cx: Context, x: Value, axis: int, indices: Value) -> Value:
-    """x[indices] along one axis for computed indices, whose dimensions are flattened to one."""
+    """x[indices] along one axis for indices computed at run time. Their dimensions are flattened to one."""
     b = cx.b
     order = [axis, *(i for i in range(x.rank) if i != axis)]
-    front = b.transpose(x, order)
-    is_small = front.shape[0] <= _MAX_ONE_HOT_ROWS and indices.size * front.size <= _MAX_ONE_HOT_PRODUCTS
-    is_weight = front.data is not None and front.dtype in (DType.INT8, DType.INT16)
+    axis_first = b.transpose(x, order)
+    is_small = axis_first.shape[0] <= _MAX_ONE_HOT_ROWS and indices.size * axis_first.size <= _MAX_ONE_HOT_PRODUCTS
+    is_weight = axis_first.data is not None and axis_first.dtype in (DType.INT8, DType.INT16)
     if "GATHER" in cx.target.hardware.unsupported and is_weight and is_small:
-        gathered = _gather_by_conv(b, front, b.cast(indices, DType.INT32))
+        gathered = _gather_by_conv(b, axis_first, b.cast(indices, DType.INT32))
     else:
         flat = reshape_indices(cx, b.cast(indices, DType.INT32), (1, indices.size))
-        gathered = _gather_rows(cx, b.reshape(front, (1, front.shape[0], prod(front.shape[1:]))), flat)
-    back = b.reshape(gathered, (indices.size, *front.shape[1:]))
-    return b.transpose(back, [order.index(i) for i in range(x.rank)])
+        gathered = _gather_rows(cx, b.reshape(axis_first, (1, axis_first.shape[0], prod(axis_first.shape[1:]))), flat)
+    reshaped = b.reshape(gathered, (indices.size, *axis_first.shape[1:]))
+    return b.transpose(reshaped, [order.index(i) for i in range(x.rank)])
 
 
 def _gather_rows(cx: Context, values: Value, indices: Value) -> Value:
-    """values [N, K, C], indices [N, W] -> [N, W, C] by GATHER (TOSA 1.0), or by a product with one-hot rows."""
+    """Gather values [N, K, C] at indices [N, W] -> [N, W, C], by GATHER or by a product with one-hot rows."""
     b, dtype, (n, w) = cx.b, values.dtype, indices.shape
     product_dtype = DType.INT8 if dtype is DType.INT8 else DType.INT32
     is_integer = dtype in (DType.INT8, DType.INT16, DType.INT32)
@@ -97,22 +102,22 @@ def _gather_rows(cx: Context, values: Value, indices: Value) -> Value:
     if product_dtype is DType.INT8:
         return b.rescale(b.matmul(hot, values, (_ONE_HOT_ZERO_POINT, 0)), dtype, 1.0)
     hot = b.reshape(b.rescale(hot, product_dtype, 1.0, _ONE_HOT_ZERO_POINT), (*hot.shape, 1))
-    each = b.mul(hot, b.reshape(b.cast(values, product_dtype), (n, 1, *values.shape[1:])))
-    return b.cast(b.reshape(b.reduce("REDUCE_SUM", each, 2), (n, w, values.shape[2])), dtype)
+    products = b.mul(hot, b.reshape(b.cast(values, product_dtype), (n, 1, *values.shape[1:])))
+    return b.cast(b.reshape(b.reduce("REDUCE_SUM", products, 2), (n, w, values.shape[2])), dtype)
 
 
 def _one_hot(b: Builder, indices: Value, count: int) -> Value:
-    """One-hot rows: indices [..., 1] -> int8 [..., count] with zero point ``_ONE_HOT_ZERO_POINT``."""
-    axes = (1,) * (indices.rank - 1)
-    distance = b.unary("ABS", b.sub(indices, b.const(np.arange(count).reshape(*axes, count), DType.INT32)))
-    hits = b.sub(b.const(np.ones((*axes, 1)), DType.INT32), distance)
-    return b.rescale(hits, DType.INT8, 1.0, 0, _ONE_HOT_ZERO_POINT)  # saturates negative numbers to 0
+    """One-hot rows of indices [..., 1]: int8 [..., count] with zero point ``_ONE_HOT_ZERO_POINT``."""
+    leading_ones = (1,) * (indices.rank - 1)
+    distance = b.unary("ABS", b.sub(indices, b.const(np.arange(count).reshape(*leading_ones, count), DType.INT32)))
+    hits = b.sub(b.const(np.ones((*leading_ones, 1)), DType.INT32), distance)
+    return b.rescale(hits, DType.INT8, 1.0, 0, _ONE_HOT_ZERO_POINT)  # saturates 1 - distance < 0 to 0
 
 
 def _gather_by_conv(b: Builder, rows: Value, indices: Value) -> Value:
-    """rows[indices] for constant rows, as a 1x1 convolution of one-hot rows with the rows as weights.
+    """rows[indices] for constant ``rows``, as a 1x1 convolution of the one-hot indices, whose weights are ``rows``.
 
-    int16 elements are split into two bytes. The low byte minus 128 fits an int8 weight; the bias adds 128 again.
+    int16 elements are split into two bytes. The low byte minus 128 fits an int8 weight, and the bias adds 128.
     """
     count, hot = rows.shape[0], _one_hot(b, b.reshape(indices, (1, 1, indices.size, 1)), rows.shape[0])
     assert rows.data is not None
@@ -127,7 +132,7 @@ def _gather_by_conv(b: Builder, rows: Value, indices: Value) -> Value:
     return b.rescale(sums, rows.dtype, 1.0)
 
 
-def _wrap_negative(cx: Context, indices: Value, size: int) -> Value:
+def _wrap_negative_indices(cx: Context, indices: Value, size: int) -> Value:
     """Convert negative indices, which count from the end, to positive ones."""
     b, dtype = cx.b, DType.INT32 if cx.target.integer else DType.FP32  # the FP profile compares no integers
     number = b.cast(indices, dtype)
@@ -136,27 +141,27 @@ def _wrap_negative(cx: Context, indices: Value, size: int) -> Value:
 
 
 def reshape_indices(cx: Context, indices: Value, shape: Sequence[int]) -> Value:
-    """Reshape indices. The FP profile has no RESHAPE of INT32, so indices pass through FP32 there.
+    """Reshape indices. The FP profile has no RESHAPE of INT32, so indices are cast to FP32 and back there.
 
-    That is exact below 2**24, which exceeds the number of rows of tables on such devices.
+    FP32 is exact below 2**24, and tables on such devices have fewer rows.
     """
     if cx.target.integer or indices.data is not None or indices.shape == tuple(shape):
         return cx.b.reshape(indices, shape)
     return cx.b.cast(cx.b.reshape(cx.b.cast(indices, DType.FP32), shape), DType.INT32)
 
 
-@op(aten.embedding.default, kind=Kind.SHARED, is_lookup=True)
+@op(aten.embedding.default, kind=Kind.SHARED, is_gather=True)
 def embedding(cx: Context, table: Tensor, indices: Tensor, *_: Any, **__: Any) -> Value:
-    """table [rows, width], indices of any shape -> [*indices, width] (TOSA 1.0, GATHER)."""
+    """Gather rows of table [rows, width] at indices of any shape -> [*indices.shape, width]."""
     return cx.b.reshape(_gather_along_axis(cx, table.value, 0, indices.value), cx.shape)
 
 
-@op(aten.index.Tensor, aten._unsafe_index.Tensor, kind=Kind.SHARED, is_lookup=True)
+@op(aten.index.Tensor, aten._unsafe_index.Tensor, kind=Kind.SHARED, is_gather=True)
 def index(cx: Context, x: Tensor, indices: Sequence[Tensor | None]) -> Value:
-    """x[:, i], x[:, i, j] and so on.
+    """Indexing by integer tensors: x[:, i], x[:, i, j] and so on.
 
-    The indexed axes are flattened to one and the index tensors combined to one (row-major). Axes that are not adjacent
-    are moved to the front first, as in PyTorch.
+    The indexed axes are flattened to one, and the index tensors are combined to one row-major index. Axes that are not
+    adjacent are moved to the front first, as in PyTorch.
     """
     axes = [axis for axis, tensor in enumerate(indices) if tensor is not None]
     index_values = [tensor.value for tensor in indices if tensor is not None]
@@ -169,15 +174,15 @@ def index(cx: Context, x: Tensor, indices: Sequence[Tensor | None]) -> Value:
         arrays = np.broadcast_arrays(*(np.asarray(index.data) % size for index, size in pairs))
         flat = np.ravel_multi_index(arrays, sizes).reshape(-1)
         return cx.b.reshape(gather_constant(cx.b, value, first, flat.tolist()), cx.shape)
-    combined = _wrap_negative(cx, index_values[0], sizes[0])
+    combined = _wrap_negative_indices(cx, index_values[0], sizes[0])
     for index_value, size in zip(index_values[1:], sizes[1:], strict=True):
         combined = cx.b.mul(combined, cx.b.const(np.full((), size), DType.INT32))
-        combined = cx.b.add(combined, _wrap_negative(cx, index_value, size))
+        combined = cx.b.add(combined, _wrap_negative_indices(cx, index_value, size))
     return cx.b.reshape(_gather_along_axis(cx, value, first, combined), cx.shape)
 
 
-def _take_per_row(b: Builder, x: Value, axis: int, indices: np.ndarray[Any, Any]) -> Value:
-    """x[indices] along one axis for constant indices that differ by row; descending ones read the reversed axis."""
+def _gather_constant_per_row(b: Builder, x: Value, axis: int, indices: np.ndarray[Any, Any]) -> Value:
+    """torch.gather along one axis for constant indices. Descending indices read the reversed axis."""
     for other, size in enumerate(indices.shape):
         rows = [indices.take([i], other) for i in range(size)]
         if other != axis and any(not np.array_equal(row, rows[0]) for row in rows):
@@ -185,39 +190,41 @@ def _take_per_row(b: Builder, x: Value, axis: int, indices: np.ndarray[Any, Any]
                 limit = f"at most {_MAX_UNROLLED_ROWS} without GATHER"
                 raise Unsupported(f"gather with different indices in each of {size} rows ({limit})")
             return b.concat(
-                [_take_per_row(b, b.narrow(x, other, i, 1), axis, row) for i, row in enumerate(rows)], other
+                [_gather_constant_per_row(b, b.narrow(x, other, i, 1), axis, row) for i, row in enumerate(rows)], other
             )
-    picked = np.moveaxis(indices, axis, -1).reshape(-1, indices.shape[axis])[0]
-    if picked[0] > picked[-1]:
-        x, picked = b.reverse(x, axis), x.shape[axis] - 1 - picked
-    return gather_constant(b, x, axis, picked.tolist())
+    row_indices = np.moveaxis(indices, axis, -1).reshape(-1, indices.shape[axis])[0]
+    if row_indices[0] > row_indices[-1]:
+        x, row_indices = b.reverse(x, axis), x.shape[axis] - 1 - row_indices
+    return gather_constant(b, x, axis, row_indices.tolist())
 
 
-@op(aten.gather.default, kind=Kind.SHARED, is_lookup=True)
+@op(aten.gather.default, kind=Kind.SHARED, is_gather=True)
 def gather(cx: Context, x: Tensor, dim: int, indices: Tensor, *, sparse_grad: bool = False) -> Value:
     """torch.gather: out[i, j, k] = x[i, indices[i, j, k], k] for ``dim=1``.
 
-    ``dim`` becomes the last axis and the others the batch of one TOSA GATHER with one channel.
+    ``dim`` is moved to the last axis. The other axes become the batch of one TOSA GATHER with one channel.
     """
     if not x.rank:
         return cx.b.reshape(x.value, cx.shape)
     axis = dim % x.rank
-    picked = indices.value if indices.rank else cx.b.reshape(indices.value, (1,))
-    part = cx.b.slice(x.value, (0,) * x.rank, [n if i == axis else picked.shape[i] for i, n in enumerate(x.shape)])
-    if part.data is not None and part.size and part.data.min() == part.data.max():  # one value, so any indices give it
-        return cx.b.const(np.full(cx.shape, part.data.flat[0]), part.dtype)
-    if picked.data is not None and "GATHER" in cx.target.hardware.unsupported:
-        return cx.b.reshape(_take_per_row(cx.b, part, axis, np.asarray(picked.data)), cx.shape)
+    index_value = indices.value if indices.rank else cx.b.reshape(indices.value, (1,))
+    cropped = cx.b.slice(
+        x.value, (0,) * x.rank, [n if i == axis else index_value.shape[i] for i, n in enumerate(x.shape)]
+    )
+    if cropped.data is not None and cropped.size and cropped.data.min() == cropped.data.max():  # all elements are equal
+        return cx.b.const(np.full(cx.shape, cropped.data.flat[0]), cropped.dtype)
+    if index_value.data is not None and "GATHER" in cx.target.hardware.unsupported:
+        return cx.b.reshape(_gather_constant_per_row(cx.b, cropped, axis, np.asarray(index_value.data)), cx.shape)
     order = [*(i for i in range(x.rank) if i != axis), axis]
-    last = [cx.b.transpose(value, order) for value in (part, cx.b.cast(picked, DType.INT32))]
-    values, row_indices = (cx.b.reshape(value, (value.size // value.shape[-1], value.shape[-1])) for value in last)
+    axis_last = [cx.b.transpose(value, order) for value in (cropped, cx.b.cast(index_value, DType.INT32))]
+    values, row_indices = (cx.b.reshape(value, (value.size // value.shape[-1], value.shape[-1])) for value in axis_last)
     elements = _gather_rows(cx, cx.b.reshape(values, (*values.shape, 1)), row_indices)
-    return cx.b.reshape(cx.b.transpose(cx.b.reshape(elements, last[1].shape), inverse(tuple(order))), cx.shape)
+    return cx.b.reshape(cx.b.transpose(cx.b.reshape(elements, axis_last[1].shape), inverse(tuple(order))), cx.shape)
 
 
-@op(aten.index_select.default, kind=Kind.SHARED, is_lookup=True)
+@op(aten.index_select.default, kind=Kind.SHARED, is_gather=True)
 def index_select(cx: Context, x: Tensor, dim: int, picked: Tensor) -> Value:
-    """x[indices] along one dimension."""
+    """x[picked] along dimension ``dim``."""
     if x.rank == 0:
         return x.value
     return index.lower(cx, x, [*[None] * (dim % x.rank), picked])
@@ -225,7 +232,7 @@ def index_select(cx: Context, x: Tensor, dim: int, picked: Tensor) -> Value:
 
 @op(aten.one_hot.default, kind=Kind.PASSTHROUGH, interval=lambda node, interval_of: (0, 1))
 def one_hot(cx: Context, x: Tensor, num_classes: int) -> Value:
-    """1 at the class x, else 0, along a new last dimension."""
+    """One-hot encoding of the classes x along a new last dimension: [*x.shape, num_classes]."""
     dtype = DType.INT32 if cx.target.integer else DType.FP32  # the FP profile compares and reshapes no integers
     column = cx.b.reshape(cx.b.cast(x.value, dtype), (*x.shape, 1))
     hot = cx.b.compare("EQUAL", column, cx.b.const(np.arange(num_classes), dtype))

@@ -60,8 +60,8 @@ class FixedPoint:
             raise OverflowError(f"{kind} gives [{self.low}, {self.high}], which exceeds {self.value.dtype.value}")
 
     @classmethod
-    def of(cls, b: Builder, value: Value, q: QParams) -> FixedPoint:
-        """Wrap a tensor with per-tensor parameters ``q``. A constant's interval is that of its elements."""
+    def from_value(cls, b: Builder, value: Value, q: QParams) -> FixedPoint:
+        """Wrap a tensor with per-tensor parameters ``q``. The interval of a constant spans its elements."""
         low, high = (q.qmin, q.qmax) if q.dtype is DType.INT32 else value.dtype.range
         if value.data is not None and value.data.size:
             low, high = int(value.data.min()), int(value.data.max())
@@ -69,7 +69,11 @@ class FixedPoint:
 
     @classmethod
     def const(cls, b: Builder, numbers: Array | int, dtype: DType = DType.INT32, scale: float = 1.0) -> FixedPoint:
-        """A constant of integers."""
+        """Make a constant from integers.
+
+        Raises:
+            OverflowError: a number exceeds ``dtype``.
+        """
         numbers = np.asarray(numbers)
         low, high = int(numbers.min()), int(numbers.max())
         if low < dtype.range[0] or high > dtype.range[1]:
@@ -99,28 +103,28 @@ class FixedPoint:
         return self.peak * self.scale
 
     def assume_range(self, low: int, high: int) -> FixedPoint:
-        """The same value with a tighter interval, which the caller guarantees and interval arithmetic cannot derive."""
+        """Tighten the interval to one that the caller guarantees and interval arithmetic cannot derive."""
         return replace(self, low=max(low, self.low), high=min(high, self.high))
 
     def with_scale(self, scale: float) -> FixedPoint:
-        """Reinterpret the integers at another scale, as other real numbers; emits nothing."""
+        """Reinterpret the same integers at another scale. The real numbers change; emits nothing."""
         return replace(self, scale=scale)
 
     def sub_zero_point(self, zero_point: int) -> FixedPoint:
-        """Subtract ``zero_point`` from the integers; emits nothing, as the RESCALE that reads the value does it."""
+        """Subtract ``zero_point`` from the integers; emits nothing: the RESCALE that reads the value subtracts it."""
         low, high = self.low - zero_point, self.high - zero_point
         return replace(self, low=low, high=high, zero_point=self.zero_point + zero_point)
 
     def reshape(self, shape: Sequence[int]) -> FixedPoint:
-        """The same elements in another shape."""
+        """Reshape to ``shape``."""
         return replace(self, value=self.b.reshape(self.value, shape))
 
     def full_like(self, number: int) -> FixedPoint:
-        """A one-element constant of the same rank, type and scale, which broadcasts against this value."""
+        """Make a one-element constant of the same rank, type and scale, which broadcasts against this value."""
         return FixedPoint.const(self.b, np.full((1,) * self.value.rank, number), self.dtype, self.scale)
 
     def to_int16(self) -> FixedPoint:
-        """int8 or int16 as int16 without zero point, at the same scale."""
+        """Convert int8 or int16 to int16 with zero point 0, at the same scale."""
         if self.dtype is DType.INT16:
             return self
         if self.value.data is not None:
@@ -128,11 +132,14 @@ class FixedPoint:
         return self.rescale(DType.INT16, 1.0)
 
     def to_int32(self) -> FixedPoint:
-        """INT32 without zero point, at the same scale."""
+        """Convert to INT32 with zero point 0, at the same scale."""
         return self if self.dtype is DType.INT32 else self.to_int32_at(self.scale)
 
     def to_int32_at(self, scale: float) -> FixedPoint:
-        """INT32 at ``scale``. An int8 or int16 constant of several elements keeps its RESCALE (see ``passes/fold``)."""
+        """Convert to INT32 with zero point 0 at ``scale``.
+
+        A RESCALE converts an int8 or int16 constant of several elements; see ``passes/fold``.
+        """
         if self.value.data is not None and (self.dtype is DType.INT32 or self.value.size == 1):
             integers = np.rint((self.value.data.astype(np.float64) - self.zero_point) * (self.scale / scale))
             return FixedPoint.const(self.b, integers.astype(np.int64), DType.INT32, scale)
@@ -182,12 +189,12 @@ class FixedPoint:
         return FixedPoint(self.b, self.b.mul(self.value, self._operand(x).value, shift), low, high, scale * 2.0**shift)
 
     def maximum(self, x: FixedPoint | int) -> FixedPoint:
-        """Elementwise maximum of operands with one scale."""
+        """Elementwise maximum; both operands must have the same scale."""
         low, high = _interval(x)
         return self._emit_same_scale(x, self.b.maximum, (max(self.low, low), max(self.high, high)))
 
     def minimum(self, x: FixedPoint | int) -> FixedPoint:
-        """Elementwise minimum of operands with one scale."""
+        """Elementwise minimum; both operands must have the same scale."""
         low, high = _interval(x)
         return self._emit_same_scale(x, self.b.minimum, (min(self.low, low), min(self.high, high)))
 
@@ -196,7 +203,7 @@ class FixedPoint:
         return FixedPoint(self.b, self.b.unary("ABS", self.value), low, max(abs(self.low), abs(self.high)), self.scale)
 
     def sign(self) -> FixedPoint:
-        """INT32 -1, 0 or 1, at the same scale."""
+        """Signs as INT32 integers -1, 0 or 1; the scale is kept."""
         return self.to_int32().maximum(-1).minimum(1)
 
     def sum(self, axis: int, peak: int | None = None) -> FixedPoint:
@@ -241,7 +248,8 @@ class FixedPoint:
     # -- scale ---------------------------------------------------------------------------------------------------
 
     def rescale(self, dtype: DType, factor: float, *, saturate: bool = False) -> FixedPoint:
-        """RESCALE to round(value * factor) without zero point: the same real numbers at scale / factor.
+        """RESCALE the integers to round(integer * factor) with zero point 0. The real numbers stay; the scale is
+        divided.
 
         Args:
             dtype: the result's element type.
@@ -257,16 +265,16 @@ class FixedPoint:
         return FixedPoint(x.b, value, low, high, x.scale / factor if factor else x.scale)
 
     def mul_power_of_two(self, power: int) -> FixedPoint:
-        """Multiply int8 or int16 by 2**power, to INT32. A MUL is one NPU operation here, a RESCALE two."""
+        """Multiply int8 or int16 by 2**power as INT32. On the NPU, MUL is one operation and RESCALE two."""
         if power < 0:
             return self.rescale(DType.INT32, 2.0**power)
         return self.mul(1 << power)
 
     def requantize(self, out: QParams) -> Value:
-        """Convert to parameters ``out`` with one rounding and saturation.
+        """Convert to quantization parameters ``out`` with one rounding and saturation.
 
         Raises:
-            Unsupported: see the function ``requantize``.
+            Unsupported: under the conditions of the function ``requantize``.
         """
         return requantize(self.b, self.value, float(self.peak), np.array([self.scale]), out, self.zero_point)
 
@@ -278,7 +286,7 @@ class FixedPoint:
         return self.maximum(-bound).minimum(bound)
 
     def _rescaled_interval(self, factor: float) -> tuple[int, int]:
-        """Interval after RESCALE. Raises OverflowError if the input limit of RESCALE does not hold for all values."""
+        """Interval after RESCALE. Raises OverflowError if a value may exceed RESCALE's input limit."""
         limit = _rescale_input_limit(np.array([factor]))[0]
         if not -(limit + 1) <= self.low <= self.high <= limit:
             raise OverflowError(f"RESCALE by {factor:g} does not accept inputs in [{self.low}, {self.high}]")
@@ -289,10 +297,10 @@ class FixedPoint:
     # -- tables --------------------------------------------------------------------------------------------------
 
     def apply_table(self, values: Array, scale: float) -> FixedPoint:
-        """Apply a function int16 -> int16 by a TABLE with 513 entries and linear interpolation.
+        """Apply a function from int16 to int16 by a TABLE with 513 entries and linear interpolation.
 
-        On Ethos-U55, TABLE and the following RESCALE are one operation. A TABLE whose INT32 result has other users
-        takes six.
+        On Ethos-U55, a TABLE and the RESCALE that follows it are one operation. If other operators also read the
+        INT32 result of the TABLE, it takes six operations.
 
         Args:
             values: the function's values at the table's inputs, divided by ``scale``.
@@ -318,10 +326,11 @@ def _round_shift_right(x: int, shift: int) -> int:
 
 
 def requantize(b: Builder, x: Value, peaks: Array | float, scales: Array, out: QParams, zero_point: int = 0) -> Value:
-    """Convert (x - zero_point) * scales to parameters ``out`` with one rounding and saturation.
+    """Convert (x - zero_point) * scales to quantization parameters ``out`` with one rounding and saturation.
 
-    If one step of x exceeds the whole range of ``out``, any nonzero x saturates. So the factor is capped at twice that
-    range. If x can exceed the input limit of RESCALE, it is first clipped to values that still saturate.
+    If one step of x exceeds the whole range of ``out``, any nonzero x saturates. The rescale factor is therefore
+    capped at twice that range. If x can exceed the input limit of RESCALE, it is first clipped to values that still
+    saturate.
 
     Args:
         b: builder that receives the operators.
@@ -332,7 +341,8 @@ def requantize(b: Builder, x: Value, peaks: Array | float, scales: Array, out: Q
         zero_point: zero point of x.
 
     Raises:
-        Unsupported: x is INT48, on which TOSA has only RESCALE, and exceeds the input limit of RESCALE.
+        Unsupported: x is INT48 and may exceed the input limit of RESCALE. INT48 cannot be clipped before, because TOSA
+            has no other operator on it.
     """
     span = out.dtype.range[1] - out.dtype.range[0]
     factors = np.minimum(scales / np.asarray(out.scale, dtype=np.float64), 2.0 * span)

@@ -16,13 +16,14 @@ from arm_backend_core import events
 from arm_backend_core.nodes import is_dequantize, is_float, overload_of, source_line, source_through
 
 Interval = tuple[int, int]
-#: Returns the interval of an operand, a node or a Python number. None if it is unknown, or the operand not an integer.
+#: Returns the interval of an operand, which is a node or a Python number. None if the operand is not an integer or its
+#: interval is unknown.
 IntervalOf = Callable[[Any], Interval | None]
-#: Returns the interval of a node's result, None if it is unknown.
+#: Computes the interval of a node's result from those of its operands; None if it is unknown.
 IntervalRule = Callable[[Node, IntervalOf], Interval | None]
 
 INT32: Interval = (-(1 << 31), (1 << 31) - 1)
-#: Assumed for indices, sizes and counts. Twice these values still fit int32.
+#: Assumed interval of indices, sizes and counts. Twice each bound still fits int32.
 ASSUMED_INTERVAL: Interval = (INT32[0] >> 1, INT32[1] >> 1)
 #: A product with a constant below this limit is assumed to be a row offset (row number * width).
 _MAX_ROW_WIDTH = 1 << 13
@@ -40,7 +41,7 @@ def fits_int32(interval: Interval) -> bool:
 
 
 def elementwise(rule: Callable[..., Interval]) -> IntervalRule:
-    """The rule of an elementwise function.
+    """Build the interval rule of an elementwise function.
 
     Args:
         rule: a function from the intervals of the arguments, in the order of the schema, to the interval of the result.
@@ -69,55 +70,56 @@ def _operands(node: Node, interval_of: IntervalOf) -> list[Interval] | None:
     """Intervals of the arguments in the order of the schema; None if one of them is unknown."""
     if not node.kwargs.keys() <= {"alpha", "rounding_mode"}:
         return None
-    numbers = (*node.args, *(x for x in node.kwargs.values() if not isinstance(x, str)))
+    arguments = (*node.args, *(x for x in node.kwargs.values() if not isinstance(x, str)))
     operands = [
-        (_NO_LOWER_BOUND if i == 1 else _NO_UPPER_BOUND) if x is None else interval_of(x) for i, x in enumerate(numbers)
+        (_NO_LOWER_BOUND if i == 1 else _NO_UPPER_BOUND) if x is None else interval_of(x)
+        for i, x in enumerate(arguments)
     ]
-    known = [x for x in operands if x is not None]
-    return known if len(known) == len(operands) else None
+    known_operands = [x for x in operands if x is not None]
+    return known_operands if len(known_operands) == len(operands) else None
 
 
 def data_movement(node: Node, interval_of: IntervalOf) -> Interval | None:
-    """Interval of elements of the operands. Numbers among the arguments are positions, not elements."""
-    return _union(map(interval_of, node.all_input_nodes))
+    """Interval of an operator that only moves elements: the hull of the operands. Numeric arguments are positions."""
+    return _hull_if_known(map(interval_of, node.all_input_nodes))
 
 
-def selection(node: Node, interval_of: IntervalOf) -> Interval | None:
-    """Interval of elements of any argument, for example of ``maximum``."""
-    return _union(map(interval_of, node.args))
+def any_operand(node: Node, interval_of: IntervalOf) -> Interval | None:
+    """Interval of an operator that returns elements of any argument, for example ``maximum``."""
+    return _hull_if_known(map(interval_of, node.args))
 
 
 def where(node: Node, interval_of: IntervalOf) -> Interval | None:
-    """Interval of elements of the arguments that follow the condition."""
-    return _union(map(interval_of, node.args[1:]))
+    """Interval of ``torch.where``: the hull of the two arguments after the condition."""
+    return _hull_if_known(map(interval_of, node.args[1:]))
 
 
 def padding(node: Node, interval_of: IntervalOf) -> Interval | None:
-    """Interval of the operand's elements and the fill value, 0 by default."""
+    """Interval of a padded tensor: the hull of the operand and the fill value (0 by default)."""
     fill_values = [x for x in (*node.args[2:], *node.kwargs.values()) if isinstance(x, (int, float))]
-    return _union([interval_of(node.args[0]), interval_of(int(fill_values[0]) if fill_values else 0)])
+    return _hull_if_known([interval_of(node.args[0]), interval_of(int(fill_values[0]) if fill_values else 0)])
 
 
-def total(node: Node, interval_of: IntervalOf) -> Interval | None:
-    """Interval of a sum of one to all elements of the operand."""
+def reduced_sum(node: Node, interval_of: IntervalOf) -> Interval | None:
+    """Interval of a sum over any number of the operand's elements, from one to all."""
     x, count = interval_of(node.args[0]), _count_elements(node)
     return None if x is None else (min(x[0] * count, x[0]), max(x[1] * count, x[1]))
 
 
-def index(node: Node, interval_of: IntervalOf) -> Interval:
-    """Interval of indices along a dimension of the operand (the second argument), or into all of its elements."""
+def element_index(node: Node, interval_of: IntervalOf) -> Interval:
+    """Interval of an element's index along the dimension in the second argument, or in the flattened operand."""
     return 0, _count_elements(node, *node.args[1:2]) - 1
 
 
 def values_and_indices(node: Node, interval_of: IntervalOf) -> Interval | None:
-    """Interval of elements of the operand (first result), or of their indices (second result)."""
+    """Interval of an operator with two results: elements of the operand, and their indices."""
     if node.target is not operator.getitem:
         return data_movement(node, interval_of)
     return (0, _count_elements(node.all_input_nodes[0])) if node.args[1] == 1 else None
 
 
 def cast_to_integer(node: Node, interval_of: IntervalOf) -> Interval | None:
-    """Interval of a cast. Real numbers without a known interval are assumed to fit, unless the cast is an output."""
+    """Interval of a cast. Floats without a known interval get ``ASSUMED_INTERVAL``, unless the cast is an output."""
     source = node.all_input_nodes[0]
     if not is_float(source):
         return data_movement(node, interval_of)
@@ -126,7 +128,7 @@ def cast_to_integer(node: Node, interval_of: IntervalOf) -> Interval | None:
 
 
 def _interval_of_floats(x: Node) -> Interval | None:
-    """Integer interval of real numbers. None unless ``x`` is the result of a dequantize or of a ``clamp``."""
+    """Integer interval that contains the floats ``x``. None unless a dequantize or a ``clamp`` computes them."""
     x = source_through(x, lambda node: _operator_name(node) in ("floor", "ceil", "round", "trunc"))
     if is_dequantize(x) and isinstance(x.args[1], float):
         scale, zero_point, qmin, qmax = cast(tuple[float, int, int, int], x.args[1:5])
@@ -160,8 +162,8 @@ def _count_elements(node: Node, dim: Any = None) -> int:
 # -- arithmetic -----------------------------------------------------------------------------------------------------
 
 
-def _union(operands: Iterable[Interval | None]) -> Interval | None:
-    """Smallest interval that contains all operands; None if one is unknown, or there are none."""
+def _hull_if_known(operands: Iterable[Interval | None]) -> Interval | None:
+    """Smallest interval that contains all operands; None if one is unknown or there is no operand."""
     intervals = list(operands)
     known = [x for x in intervals if x is not None]
     return hull(*known) if known and len(known) == len(intervals) else None

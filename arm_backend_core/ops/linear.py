@@ -23,32 +23,39 @@ aten = torch.ops.aten
 
 @op(aten.linear.default, kind=Kind.CONV, activations=(0,), absorbs_activation=True)
 def linear(cx: Context, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Value:
-    """x [..., IC], weight [OC, IC]: a 1x1 convolution in which each row of x is a pixel."""
+    """Linear layer of x [..., IC] and weight [OC, IC], as a 1x1 convolution in which each row of x is a pixel."""
     if x.q is not None and weight.q is None:
         raise Unsupported("its input is quantized but its weight is not")
-    assert weight.value.data is not None  # a computed weight was decomposed to a matrix product
+    assert weight.value.data is not None  # otherwise the layer was decomposed (composites/computed_weights)
     out_channels, in_channels = weight.shape
     rows = prod(x.shape[:-1])
     image = cx.b.reshape(x.value, (1, 1, rows, in_channels))
     filters = weight.value.data.reshape(out_channels, 1, 1, in_channels)
     sums = build_accumulator(cx, x, weight, bias, filters, slice(None))
-    slow = 0 < (cx.target.macs or 0) <= cx.target.hardware.slow_weights_max_macs and filters.size >= 1 << 14
-    slow = slow and TIMESTEP_SLOT in cx.node.meta  # outside recurrent layers, results stay equal on all targets
-    if slow and rows == 1 and cx.out is not None and x.value.dtype is DType.INT8 and cx.q.dtype is DType.INT16:
-        return cx.b.reshape(_single_row_matmul(cx, x, weight, sums), cx.shape)
-    kernel, offsets = cx.b.const(sums.weights, weight.value.dtype), cx.b.const(sums.offsets, sums.dtype)
-    value = cx.b.conv2d(image, kernel, offsets, pad=(0, 0, 0, 0), zps=zero_points(x, weight))
+    is_slow_as_conv = 0 < (cx.target.macs or 0) <= cx.target.hardware.slow_weights_max_macs and filters.size >= 1 << 14
+    # Only recurrent layers: all other layers must give equal results on all targets.
+    is_slow_as_conv = is_slow_as_conv and TIMESTEP_SLOT in cx.node.meta
+    if (
+        is_slow_as_conv
+        and rows == 1
+        and cx.out is not None
+        and x.value.dtype is DType.INT8
+        and cx.q.dtype is DType.INT16
+    ):
+        return cx.b.reshape(_linear_by_matmul(cx, x, weight, sums), cx.shape)
+    kernel, quantized_bias = cx.b.const(sums.weights, weight.value.dtype), cx.b.const(sums.quantized_bias, sums.dtype)
+    value = cx.b.conv2d(image, kernel, quantized_bias, pad=(0, 0, 0, 0), zps=zero_points(x, weight))
     return cx.b.reshape(cx.requantize_sums(value, sums), cx.shape)
 
 
 linear.integer_rule(linear.lower)
 
 
-def _single_row_matmul(cx: Context, x: Tensor, weight: Tensor, sums: Accumulator) -> Value:
-    """A linear layer on one row by MATMUL.
+def _linear_by_matmul(cx: Context, x: Tensor, weight: Tensor, sums: Accumulator) -> Value:
+    """Linear layer of one row (a vector x) by MATMUL.
 
-    The sums are rescaled to int16 at a scale that holds the largest one, then multiplied by the channels' scales; the
-    bias is added last.
+    The sums are rescaled to int16 at a scale at which the largest possible sum fits. Then they are multiplied by the
+    scales of the channels, and the bias is added.
     """
     assert sums.scales is not None
     assert sums.peaks is not None
@@ -62,7 +69,7 @@ def _single_row_matmul(cx: Context, x: Tensor, weight: Tensor, sums: Accumulator
         cx.b, scales, DType.INT16, max_scale / Q15_MAX
     )
     bias = (
-        np.rint((sums.offsets * sums.scales + sums.residual_bias) / product.scale)
+        np.rint((sums.quantized_bias * sums.scales + sums.residual_bias) / product.scale)
         .astype(np.int64)
         .reshape(sums_int16.shape)
     )
@@ -72,11 +79,11 @@ def _single_row_matmul(cx: Context, x: Tensor, weight: Tensor, sums: Accumulator
 
 
 def _matmul(cx: Context, a: Tensor, b: Tensor) -> Value:
-    """a [N, H, C] x b [N, C, W]."""
+    """Matrix product of a [N, H, C] and b [N, C, W]."""
     if a.q is None or b.q is None:
         if a.q is not b.q:
             raise Unsupported("one of its operands is quantized and the other is not; annotate both (set_global)")
-        # TOSA accumulates int8 in INT32, FP16 and BF16 in FP32.
+        # The accumulator of TOSA is INT32 for int8, and FP32 for FP16 and BF16.
         return cx.b.cast(cx.b.matmul(a.value, b.value), cx.dtype)
     if a.value.dtype is not b.value.dtype:
         raise Unsupported("a matrix product of an int8 and an int16 operand; TOSA has none with mixed types")
@@ -92,29 +99,28 @@ def _matmul(cx: Context, a: Tensor, b: Tensor) -> Value:
 
 
 def _int16_matmul_by_bytes(cx: Context, a: FixedPoint, b: FixedPoint) -> Value:
-    """An int16 matrix product as four int8 products, for hardware without int16 MATMUL (Ethos-U55 and U65).
+    """Int16 matrix product as four int8 products, for hardware without int16 MATMUL (Ethos-U55 and U65).
 
-    x = 256 * high + low, with high = floor(x / 256) and low in 0 to 255, which is int8 with zero point -128. So
+    x = 256 * high + low, with high = floor(x / 256) and 0 <= low <= 255. ``low`` is int8 with zero point -128. So
     a @ b = 2**16 (ah @ bh) + 256 (ah @ bl + al @ bh) + al @ bl. The partial sums are rescaled to one scale before they
-    are added: 2**-14 of the result's scale, or the smallest larger scale at which the largest possible sum of K
-        products
-    stays below 2**29.
+    are added: 2**-14 of the result's scale. If the largest possible sum of K products exceeds 2**29 at that scale, the
+    smallest scale is taken at which it does not.
     """
     radix = 256
 
-    def parts(x: FixedPoint) -> tuple[FixedPoint, FixedPoint]:
-        """High and low byte in three NPU operations: SUB, MUL and SUB on int16 with fused RESCALEs."""
+    def split_bytes(x: FixedPoint) -> tuple[FixedPoint, FixedPoint]:
+        """Split int16 into high and low byte by SUB, MUL and SUB with fused RESCALEs: three NPU operations."""
         x = x.with_scale(1.0)
         half = x.full_like(radix // 2)
         # RESCALE rounds half up, so (x - 128) / 256 is rounded to floor(x / 256).
         high = (x.rescale(DType.INT32, 1.0) - half.rescale(DType.INT32, 1.0)).rescale(DType.INT8, 1 / radix)
         high_part = (high * 64).rescale(DType.INT16, 4.0).with_scale(x.scale)  # 256 * high
-        scale = 2.0**14  # another scale than above: Vela fuses no RESCALE that two operators share
+        scale = 2.0**14  # differs from the scale above: Vela does not fuse a RESCALE that two operators share
         remainder = x.rescale(DType.INT32, scale) - high_part.rescale(DType.INT32, scale)
         low = cx.b.rescale(remainder.value, DType.INT8, 1 / scale, 0, DType.INT8.range[0])
         return high, FixedPoint(cx.b, low, 0, radix - 1, zero_point=DType.INT8.range[0])
 
-    (a_high, a_low), (b_high, b_low) = parts(a), parts(b)
+    (a_high, a_low), (b_high, b_low) = split_bytes(a), split_bytes(b)
     k, scale = a.shape[-1], a.scale * b.scale
     step = max(float(cx.q.scale) * 2.0**-14, scale * (k + 1) * 2.0 ** (30 - 29))  # below 2**29, as RESCALE requires
 
@@ -124,23 +130,23 @@ def _int16_matmul_by_bytes(cx: Context, a: FixedPoint, b: FixedPoint) -> Value:
             f"result has a smaller scale, {float(cx.q.scale):.2g}: calibrate with samples in which it is not constant"
         )
 
-    def product(left: FixedPoint, right: FixedPoint, weight: int) -> FixedPoint:
+    def product(left: FixedPoint, right: FixedPoint, byte_weight: int) -> FixedPoint:
         sums = cx.b.matmul(left.value, right.value, (left.zero_point, right.zero_point))
         peak = left.peak * right.peak * k
-        partial = FixedPoint(cx.b, sums, -peak, peak, scale * weight)
+        partial = FixedPoint(cx.b, sums, -peak, peak, scale * byte_weight)
         return partial.rescale(DType.INT32, partial.scale / step).with_scale(step)
 
     total = product(a_high, b_high, radix**2)
-    for left, right, weight in ((a_high, b_low, radix), (a_low, b_high, radix), (a_low, b_low, 1)):
-        total = total + product(left, right, weight)
+    for left, right, byte_weight in ((a_high, b_low, radix), (a_low, b_high, radix), (a_low, b_low, 1)):
+        total = total + product(left, right, byte_weight)
     return total.requantize(cx.q)
 
 
 @op(aten.bmm.default, aten.mm.default, aten.matmul.default, aten._int_mm.default, absorbs_activation=True)
 def matmul(cx: Context, a: Tensor, b: Tensor) -> Value:
-    """torch.matmul: leading dimensions broadcast; a vector operand is a matrix with a dimension of size 1.
+    """torch.matmul: leading dimensions broadcast; a vector operand becomes a matrix with one row or column.
 
-    ``_int_mm`` multiplies plain int8 and returns INT32 sums, as MATMUL does.
+    ``_int_mm`` multiplies plain int8 operands and returns INT32 sums, as MATMUL does.
     """
     left = a.shape if a.rank > 1 else (1, *a.shape)
     right = b.shape if b.rank > 1 else (*b.shape, 1)

@@ -1,4 +1,4 @@
-"""Comparisons, where, and logical and bitwise operators."""
+"""Comparisons, ``where``, and logical, bitwise and shift operators."""
 
 from __future__ import annotations
 
@@ -23,17 +23,18 @@ aten = torch.ops.aten
 Operand = Tensor | float
 
 
-def _comparison_operands(cx: Context, *operands: Operand) -> list[Value]:
-    """Cast plain operands to one element type that the target can compare: the floating-point one if there is any.
+def _cast_to_comparable(cx: Context, *operands: Operand) -> list[Value]:
+    """Cast plain operands to one element type that the target can compare.
 
-    For two floating-point types it is PyTorch's result type: a scalar tensor takes the type of the other operand.
+    It is the floating-point type if an operand has one. For two floating-point types it is PyTorch's result type, in
+    which a scalar tensor takes the type of the other operand.
     """
     values = [x.value for x in operands if isinstance(x, Tensor)]
     floats = {value.dtype for value in values if value.dtype.is_float}
-    fractional = any(isinstance(x, float) and not x.is_integer() for x in operands)
+    has_fraction = any(isinstance(x, float) and not x.is_integer() for x in operands)
     if len(floats) > 1:
         floats = {dtype_of(torch.result_type(*(x.meta["val"] for x in cx.node.all_input_nodes)))}
-    dtype = floats.pop() if floats else DType.FP32 if fractional else DType.INT32
+    dtype = floats.pop() if floats else DType.FP32 if has_fraction else DType.INT32
     if dtype is DType.INT32 and not cx.target.integer and all(value.dtype is DType.BOOL for value in values):
         dtype = DType.FP32
     return [_operand(cx, x, dtype) for x in operands]
@@ -44,16 +45,19 @@ def _operand(cx: Context, x: Operand, dtype: DType) -> Value:
 
 
 def _register_comparison(kind: str, *overloads: OpOverload, swap: bool = False, negate: bool = False) -> None:
+    """Register comparisons by the TOSA operator ``kind``, with operands swapped or the result negated if asked."""
+
     def compare(cx: Context, left: Value, right: Value) -> Value:
         result = cx.b.compare(kind, right, left) if swap else cx.b.compare(kind, left, right)
         return cx.b.reshape(cx.b.unary("LOGICAL_NOT", result) if negate else result, cx.shape)
 
     @op(*overloads)
     def plain(cx: Context, x: Tensor, y: Operand) -> Value:
-        return compare(cx, *_comparison_operands(cx, x, y))
+        return compare(cx, *_cast_to_comparable(cx, x, y))
 
     @plain.integer_rule
     def quantized(cx: Context, x: Tensor, y: Operand) -> Value:
+        """Compare with a number in half steps of x, two exact integer operands as INT32, others at a common scale."""
         if not isinstance(y, Tensor) and x.q is not None and x.q.dtype is not DType.INT32 and not math.isnan(y):
             return compare(
                 cx,
@@ -77,7 +81,10 @@ def _to_exact_int32(cx: Context, x: Operand) -> Value | None:
 
 
 def _threshold_in_half_steps(q: QParams, number: float) -> int:
-    """Position of ``number`` among the real numbers of ``q``, in half steps. PyTorch compares them in float32."""
+    """Position of ``number`` among the real numbers that ``q`` represents, in half steps.
+
+    PyTorch compares with these real numbers in float32, and so does this function.
+    """
     low, high = q.dtype.range
     real = q.dequantize(np.arange(low, high + 1)).astype(np.float32)
     below, up_to = (int(np.searchsorted(real, np.float32(number), side)) for side in ("left", "right"))
@@ -101,7 +108,7 @@ _register_comparison("GREATER_EQUAL", aten.le.Tensor, aten.le.Scalar, swap=True)
     interval=intervals.where,
 )
 def where(cx: Context, condition: Tensor, x: Operand, y: Operand) -> Value:
-    """x where the condition is true, else y."""
+    """Select x where the condition is true, else y."""
     return cx.b.select(to_bool(cx, condition), _operand(cx, x, cx.dtype), _operand(cx, y, cx.dtype))
 
 
@@ -118,9 +125,11 @@ def _(cx: Context, condition: Tensor, x: Operand, y: Operand) -> Value:
 
 
 def _register_bitwise(kind: str, *overloads: OpOverload, logical: bool) -> None:
+    """Register and, or, xor; ``logical`` if they are torch.logical_* instead of torch.bitwise_*."""
+
     @op(*overloads)
     def rule(cx: Context, x: Operand, y: Operand) -> Value:
-        """LOGICAL_* on booleans (and on x != 0 for logical operators), BITWISE_* on integers."""
+        """LOGICAL_* on booleans, BITWISE_* on integers. Logical operators convert other operands to x != 0."""
         x, y = (x, y) if isinstance(x, Tensor) else (y, x)
         assert isinstance(x, Tensor)
         if logical or cx.dtype is DType.BOOL:
@@ -134,22 +143,22 @@ def _register_bitwise(kind: str, *overloads: OpOverload, logical: bool) -> None:
 for _kind in ("and", "or", "xor"):
     _register_bitwise(_kind.upper(), getattr(aten, f"logical_{_kind}").default, logical=True)
     _bits, _python = getattr(aten, f"bitwise_{_kind}"), getattr(aten, f"__{_kind}__")
-    _forms = (_bits.Tensor, _bits.Scalar, _bits.Scalar_Tensor, _python.Tensor, _python.Scalar)
-    _register_bitwise(_kind.upper(), *_forms, logical=False)
+    _overloads = (_bits.Tensor, _bits.Scalar, _bits.Scalar_Tensor, _python.Tensor, _python.Scalar)
+    _register_bitwise(_kind.upper(), *_overloads, logical=False)
 
 
 def _shift(cx: Context, x: Operand, y: Operand, *, left: bool) -> Value:
-    """Shift. By 32 bits or more, a left shift gives 0 and a right shift the sign (0 or -1)."""
+    """Shift x by y bits. For y >= 32, a left shift gives 0, and a right shift gives 0 or -1 by the sign of x."""
     b, value, amount = cx.b, _operand(cx, x, cx.dtype), _operand(cx, y, cx.dtype)
     if amount.data is not None and amount.data.min() < 0:
         raise Unsupported("a shift by a negative number; shift the other way")
     if amount.data is None:
-        most = b.minimum(amount, b.const(31, cx.dtype))
+        clamped_amount = b.minimum(amount, b.const(31, cx.dtype))
     else:
-        most = b.const(np.minimum(amount.data, 31), cx.dtype)
+        clamped_amount = b.const(np.minimum(amount.data, 31), cx.dtype)
     if not left:
-        return b.arithmetic_right_shift(value, most)
-    shifted = b.logical_left_shift(value, most)
+        return b.arithmetic_right_shift(value, clamped_amount)
+    shifted = b.logical_left_shift(value, clamped_amount)
     if amount.data is not None and amount.data.max() < 32:
         return shifted
     in_range = b.compare("GREATER", b.const(32, cx.dtype), amount)
@@ -160,13 +169,13 @@ for _left, _bits, _python in (
     (True, aten.bitwise_left_shift, aten.__lshift__),
     (False, aten.bitwise_right_shift, aten.__rshift__),
 ):
-    _forms = (_bits.Tensor, _bits.Tensor_Scalar, _bits.Scalar_Tensor, _python.Tensor, _python.Scalar)
-    op(*_forms, kind=Kind.PASSTHROUGH, compute_fp32=True)(partial(_shift, left=_left))
+    _overloads = (_bits.Tensor, _bits.Tensor_Scalar, _bits.Scalar_Tensor, _python.Tensor, _python.Scalar)
+    op(*_overloads, kind=Kind.PASSTHROUGH, compute_fp32=True)(partial(_shift, left=_left))
 
 
 @op(aten.logical_not.default)
 def logical_not(cx: Context, x: Tensor) -> Value:
-    """x == 0 as BOOL."""
+    """Logical negation: x == 0 as BOOL."""
     return cx.b.unary("LOGICAL_NOT", to_bool(cx, x))
 
 
@@ -181,7 +190,7 @@ def bitwise_not(cx: Context, x: Tensor) -> Value:
 
 @op(aten.isnan.default)
 def isnan(cx: Context, x: Tensor) -> Value:
-    """NaN does not equal itself."""
+    """x != x, which is true only for NaN."""
     return cx.b.unary("LOGICAL_NOT", cx.b.compare("EQUAL", x.value, x.value))
 
 
@@ -191,11 +200,11 @@ def isinf(cx: Context, x: Tensor) -> Value:
     return cx.b.compare("EQUAL", cx.b.unary("ABS", x.value), cx.b.const(math.inf, x.value.dtype))
 
 
-def _all_false(cx: Context, x: Tensor) -> Value:
-    """False everywhere: quantized values are finite."""
+def _emit_false(cx: Context, x: Tensor) -> Value:
+    """Return False for every element: quantized values are always finite."""
     value = cx.to_fixed_point(x).to_int32().value
     return cx.b.compare("GREATER", value, value)
 
 
 for _record in (isnan, isinf):
-    _record.integer_rule(_all_false)
+    _record.integer_rule(_emit_false)

@@ -1,6 +1,6 @@
-"""Data movement: operators that do not change elements. One rule lowers floating-point, integer and quantized tensors.
+"""Data movement operators: reshape, permute, slice, concatenate, pad, flip and others that do not change elements.
 
-Examples: reshape, permute, slice, concatenate, pad, flip.
+One rule lowers each operator on floating-point, integer and quantized tensors.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _SHARED: dict[str, Any] = {"kind": Kind.SHARED}
     **_SHARED,
 )
 def reshape(cx: Context, x: Tensor, *_: Any, **__: Any) -> Value:
-    """RESHAPE to the result's shape in the node metadata; the arguments are ignored."""
+    """RESHAPE to the result's shape, which is read from the node metadata instead of the arguments."""
     return cx.b.reshape(x.value, cx.shape)
 
 
@@ -67,7 +67,7 @@ def reshape(cx: Context, x: Tensor, *_: Any, **__: Any) -> Value:
     **_SHARED,
 )
 def identity(cx: Context, x: Tensor, *args: Any, **_: Any) -> Value:
-    """No-operations: copies, and dropout in eval mode. TOSA tensors have no memory format."""
+    """Operators that return their operand: copies, memory formats, and dropout in eval mode."""
     if is_random(cx.node):
         raise Unsupported(
             "dropout in training mode; call model.eval() before exporting, and give F.dropout training=self.training"
@@ -76,26 +76,26 @@ def identity(cx: Context, x: Tensor, *args: Any, **_: Any) -> Value:
 
 
 def _normalize_axis(cx: Context, dim: int, rank: int) -> int:
-    """Non-negative axis; 0 for a rank-0 tensor."""
+    """Convert ``dim`` to a non-negative axis; 0 for a rank-0 tensor."""
     return dim % rank if rank else 0
 
 
 @op(aten.permute.default, aten.permute_copy.default, **_SHARED)
 def permute(cx: Context, x: Tensor, dims: Sequence[int]) -> Value:
-    """TRANSPOSE; ``dims`` may be negative."""
+    """Permute the dimensions by TRANSPOSE; ``dims`` may be negative."""
     return cx.b.transpose(x.value, [_normalize_axis(cx, dim, x.rank) for dim in dims])
 
 
 @op(aten.transpose.int, aten.transpose_copy.int, **_SHARED)
 def transpose(cx: Context, x: Tensor, first: int, second: int) -> Value:
     """Swap two dimensions."""
-    swapped = {_normalize_axis(cx, first, x.rank): second, _normalize_axis(cx, second, x.rank): first}
-    return cx.b.transpose(x.value, [_normalize_axis(cx, swapped.get(axis, axis), x.rank) for axis in range(x.rank)])
+    source_axis = {_normalize_axis(cx, first, x.rank): second, _normalize_axis(cx, second, x.rank): first}
+    return cx.b.transpose(x.value, [_normalize_axis(cx, source_axis.get(axis, axis), x.rank) for axis in range(x.rank)])
 
 
 @op(aten.t.default, aten.t_copy.default, aten.numpy_T.default, **_SHARED)
 def t(cx: Context, x: Tensor) -> Value:
-    """All dimensions in reverse order."""
+    """Reverse the order of the dimensions."""
     return cx.b.transpose(x.value, list(range(x.rank))[::-1])
 
 
@@ -109,12 +109,12 @@ def expand(cx: Context, x: Tensor, *_: Any, **__: Any) -> Value:
 
 @op(aten.repeat.default, **_SHARED)
 def repeat(cx: Context, x: Tensor, repeats: Sequence[int]) -> Value:
-    """TILE. If there are more repeats than dimensions, dimensions of size 1 are prepended."""
+    """Repeat by TILE. If there are more repeats than dimensions, dimensions of size 1 are prepended."""
     return cx.b.tile(cx.b.reshape(x.value, (1,) * (len(repeats) - x.rank) + x.shape), repeats)
 
 
 def _requantize_to_first(cx: Context, tensors: Sequence[Tensor]) -> list[Value]:
-    """Requantize operands to the first one's parameters, which the annotation shares; cast unquantized operands."""
+    """Requantize all operands to the parameters of the first, which are also the result's; cast plain operands."""
     first = tensors[0].q
     if any((x.q is None) != (first is None) for x in tensors):
         raise Unsupported("some of its operands are quantized and others are not; annotate all (set_global)")
@@ -123,14 +123,14 @@ def _requantize_to_first(cx: Context, tensors: Sequence[Tensor]) -> list[Value]:
 
 @op(aten.cat.default, aten.concat.default, aten.concatenate.default, **_SHARED)
 def cat(cx: Context, tensors: Sequence[Tensor], dim: int = 0) -> Value:
-    """CONCAT. Empty one-dimensional tensors, which PyTorch allows, are skipped."""
+    """Concatenate by CONCAT. Empty one-dimensional tensors, which PyTorch allows, are skipped."""
     tensors = [x for x in tensors if x.value.size or x.rank > 1]
     return cx.b.concat(_requantize_to_first(cx, tensors), _normalize_axis(cx, dim, tensors[0].rank))
 
 
 @op(aten.stack.default, **_SHARED)
 def stack(cx: Context, tensors: Sequence[Tensor], dim: int = 0) -> Value:
-    """CONCAT along a new dimension."""
+    """Stack by CONCAT along a new dimension."""
     axis = _normalize_axis(cx, dim, tensors[0].rank + 1)
     shape = (*tensors[0].shape[:axis], 1, *tensors[0].shape[axis:])
     return cx.b.concat([cx.b.reshape(value, shape) for value in _requantize_to_first(cx, tensors)], axis)
@@ -157,7 +157,7 @@ def roll(cx: Context, x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()
 
 @op(aten.select.int, aten.select_copy.int, **_SHARED)
 def select(cx: Context, x: Tensor, dim: int, index: int) -> Value:
-    """x[index] along one dimension; removes the dimension."""
+    """x[index] along one dimension, which is removed."""
     axis = _normalize_axis(cx, dim, x.rank)
     return cx.b.reshape(cx.b.narrow(x.value, axis, index % x.shape[axis], 1), cx.shape)
 
@@ -174,7 +174,7 @@ def select(cx: Context, x: Tensor, dim: int, index: int) -> Value:
     **_SHARED,
 )
 def split(cx: Context, x: Tensor, *args: Any, **kwargs: Any) -> list[Value]:
-    """SLICEs of consecutive pieces along one dimension, with shapes from the node metadata. unbind removes it."""
+    """Split along one dimension by SLICEs, with the shapes in the node metadata. unbind also removes the dimension."""
     shapes = [tuple(value.shape) for value in cx.node.meta["val"]]
     removes_dim = len(shapes[0]) < x.rank
     dim = kwargs.get("dim", (args[0] if args else 0) if removes_dim else (args[1] if len(args) > 1 else 0))
@@ -186,7 +186,7 @@ def split(cx: Context, x: Tensor, *args: Any, **kwargs: Any) -> list[Value]:
 
 @op(aten.constant_pad_nd.default, interval=intervals.padding, **_SHARED)
 def constant_pad(cx: Context, x: Tensor, pad: Sequence[int], value: float = 0) -> Value:
-    """PAD with a constant. ``pad``: (before, after) of each dimension, last dimension first; negative amounts crop."""
+    """Pad by PAD with a constant. ``pad`` has (before, after) of the last dimension first; negative values crop."""
     pairs = [(0, 0)] * (x.rank - len(pad) // 2) + list(zip(pad[-2::-2], pad[::-2], strict=True))
     sizes = [size + min(before, 0) + min(after, 0) for size, (before, after) in zip(x.shape, pairs, strict=True)]
     cropped = cx.b.slice(x.value, [max(-before, 0) for before, _ in pairs], sizes)
@@ -194,27 +194,27 @@ def constant_pad(cx: Context, x: Tensor, pad: Sequence[int], value: float = 0) -
     return cx.b.pad(cropped, [(max(before, 0), max(after, 0)) for before, after in pairs], fill)
 
 
-#: Mode -> function of (i, size, kept): the source index for index i, which is outside [0, size) in the padding.
-#: ``kept``: indices that negative padding does not crop.
+#: Maps a mode to a function of (i, size, uncropped) that returns the source index for index i. In the padding, i is
+#: outside [0, size). ``uncropped`` are the indices that negative padding does not remove.
 _PADDING_INDEX: dict[str, Callable[[int, int, range], int]] = {
-    "reflect": lambda i, size, kept: size - 1 - abs(size - 1 - abs(i)),
-    "replicate": lambda i, size, kept: min(max(i, 0), size - 1),
-    "circular": lambda i, size, kept: kept[(i - kept.start) % len(kept)],
+    "reflect": lambda i, size, uncropped: size - 1 - abs(size - 1 - abs(i)),
+    "replicate": lambda i, size, uncropped: min(max(i, 0), size - 1),
+    "circular": lambda i, size, uncropped: uncropped[(i - uncropped.start) % len(uncropped)],
 }
 
 
 @op(aten.pad.default, interval=intervals.padding, **_SHARED)
 def pad(cx: Context, x: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Value:
-    """torch.nn.functional.pad; modes other than constant gather elements of the tensor."""
+    """torch.nn.functional.pad. Modes other than "constant" gather elements of the tensor."""
     if mode == "constant":
         return constant_pad.lower(cx, x, pad, 0 if value is None else value)
     result = x.value
     for i in range(len(pad) // 2):
         axis = x.rank - 1 - i
         size, (before, after) = x.shape[axis], pad[2 * i : 2 * i + 2]
-        kept = range(size)[max(-before, 0) : size - max(-after, 0)]
+        uncropped = range(size)[max(-before, 0) : size - max(-after, 0)]
         result = gather_constant(
-            cx.b, result, axis, [_PADDING_INDEX[mode](j, size, kept) for j in range(-before, size + after)]
+            cx.b, result, axis, [_PADDING_INDEX[mode](j, size, uncropped) for j in range(-before, size + after)]
         )
     return result
 
@@ -231,7 +231,7 @@ def edge_pad(cx: Context, x: Tensor, padding: Sequence[int]) -> Value:
 
 @op(aten.flip.default, **_SHARED)
 def flip(cx: Context, x: Tensor, dims: Sequence[int]) -> Value:
-    """REVERSE along each dimension."""
+    """Reverse the order of elements along each dimension of ``dims`` by REVERSE."""
     value = x.value
     for dim in dims if x.rank else ():
         value = cx.b.reverse(value, dim % x.rank)

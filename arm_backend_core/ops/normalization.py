@@ -19,11 +19,11 @@ from arm_backend_core.ops.registry import op
 from arm_backend_core.tosa.graph import Value, prod
 
 aten = torch.ops.aten
-#: Record fields of rules with intermediates of 16 to 32 bits. Their error comes from 513-entry tables: rounding of the
-#: index and of the entries, interpolation.
-_HIGH_PRECISION: dict[str, Any] = {
-    "reads_int16": True,
-    "error": 2.0**-13,
+#: Attributes of ``Record`` for operators whose integer rule has intermediates of 16 to 32 bits. Their error comes from
+#: 513-entry tables: rounding of the index, rounding of the entries, and interpolation.
+_HIGH_PRECISION_RECORD: dict[str, Any] = {
+    "prefers_int16_input": True,
+    "error_bound": 2.0**-13,
     "activations": (0,),
     "compute_fp32": True,
 }
@@ -51,22 +51,22 @@ def batch_norm(
     eps: float,
     cudnn_enabled: bool = False,
 ) -> Value:
-    """Batch norm of x [N, C, ...]. With running statistics it is a gain and an offset per channel.
+    """Batch norm of x [N, C, ...]. With running statistics, it is a gain and an offset per channel.
 
-    With batch statistics, group norm normalizes each channel over the batch and all positions. The running statistics
-    are not updated, because the program does not read them.
+    With batch statistics, it is a group norm whose groups are the channels, over the batch and all positions. The
+    running statistics are not updated, because the program does not read them.
     """
     if training or running_mean is None or running_var is None:
-        swap = [1, 0, *range(2, x.rank)]
-        channels_first = cx.b.transpose(x.value, swap)
-        rows = Tensor(
+        swap_batch_and_channels = [1, 0, *range(2, x.rank)]
+        channels_first = cx.b.transpose(x.value, swap_batch_and_channels)
+        grouped = Tensor(
             cx.b.reshape(
                 channels_first, (1, channels_first.shape[0], -(-channels_first.size // channels_first.shape[0]))
             ),
             x.q,
         )
-        normalized = group_norm.lower(cx, rows, rows.shape[1], weight, bias, eps)
-        return cx.b.transpose(cx.b.reshape(normalized, channels_first.shape), swap)
+        normalized = group_norm.lower(cx, grouped, grouped.shape[1], weight, bias, eps)
+        return cx.b.transpose(cx.b.reshape(normalized, channels_first.shape), swap_batch_and_channels)
     gain, offset = _fold_batch_norm(weight, bias, running_mean, running_var, eps)
     channel_shape = (-1,) + (1,) * (x.rank - 2)
     if x.q is None:
@@ -83,14 +83,14 @@ def _batch_norm_integer(cx: Context, x: Tensor, gain: np.ndarray, offset: np.nda
     assert x.q is not None
     weight = np.where(gain < 0, -127, 127)
     scale = np.maximum(np.abs(gain), 1e-30) / 127 * float(x.q.scale)
-    quantized = Accumulator.of(cx.to_fixed_point(x), weight, 0, scale, offset)
+    quantized = Accumulator.from_weights(cx.to_fixed_point(x), weight, 0, scale, offset)
     shape = x.shape
     value = x.value if x.rank <= 4 else cx.b.reshape(x.value, (*shape[:3], prod(shape[3:])))
     image = to_nhwc_image(cx.b, value, value.rank)
     accumulator = cx.b.depthwise_conv2d(
         image,
         cx.b.const(quantized.weights.reshape(1, 1, -1, 1), DType.INT8),
-        cx.b.const(quantized.offsets, quantized.dtype),
+        cx.b.const(quantized.quantized_bias, quantized.dtype),
         pad=(0, 0, 0, 0),
         zps=(x.q.zero_point, 0),
     )
@@ -98,7 +98,7 @@ def _batch_norm_integer(cx: Context, x: Tensor, gain: np.ndarray, offset: np.nda
 
 
 def _standardize(cx: Context, x: Value, axes: Sequence[int], eps: float) -> Value:
-    """(x - mean) / sqrt(variance + eps) over ``axes``."""
+    """Standardize a plain x over ``axes``: (x - mean) / sqrt(variance + eps)."""
     b = cx.b
     centred = b.sub(x, reduce_mean(cx, Tensor(x), axes))
     variance = reduce_mean(cx, Tensor(b.mul(centred, centred)), axes)
@@ -106,21 +106,21 @@ def _standardize(cx: Context, x: Value, axes: Sequence[int], eps: float) -> Valu
 
 
 def _apply_affine(cx: Context, x: Value, gain: Tensor | None, offset: Tensor | None, shape: Sequence[int]) -> Value:
-    """x * gain + offset; gain and offset are optional and are reshaped to ``shape``."""
+    """x * gain + offset. Gain and offset are optional and reshaped to ``shape``, which broadcasts against x."""
     if gain is not None:
         x = cx.b.mul(x, cx.b.reshape(gain.value, shape))
     return x if offset is None else cx.b.add(x, cx.b.reshape(offset.value, shape))
 
 
-def _real_or_none(p: Tensor | None) -> np.ndarray | None:
-    return None if p is None else p.real
+def _dequantize_optional(parameter: Tensor | None) -> np.ndarray | None:
+    return None if parameter is None else parameter.real
 
 
-def _trailing_axes(x: Tensor, normalized_shape: Sequence[int]) -> tuple[int, ...]:
+def _normalized_axes(x: Tensor, normalized_shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(range(x.rank - len(normalized_shape), x.rank))
 
 
-@op(aten.layer_norm.default, **_HIGH_PRECISION)
+@op(aten.layer_norm.default, **_HIGH_PRECISION_RECORD)
 def layer_norm(
     cx: Context,
     x: Tensor,
@@ -130,28 +130,35 @@ def layer_norm(
     eps: float = 1e-5,
     cudnn_enable: bool = False,
 ) -> Value:
-    """(x - mean) / sqrt(variance + eps) * weight + bias over the trailing dimensions."""
-    axes = _trailing_axes(x, normalized_shape)
+    """Layer norm over the trailing dimensions: (x - mean) / sqrt(variance + eps) * weight + bias."""
+    axes = _normalized_axes(x, normalized_shape)
     if x.q is not None:
-        return fixed_point.layer_norm(cx.b, x.value, x.q, axes, _real_or_none(weight), _real_or_none(bias), eps, cx.q)
+        return fixed_point.layer_norm(
+            cx.b, x.value, x.q, axes, _dequantize_optional(weight), _dequantize_optional(bias), eps, cx.q
+        )
     return _apply_affine(cx, _standardize(cx, x.value, axes, eps), weight, bias, normalized_shape)
 
 
-@op(aten.rms_norm.default, **_HIGH_PRECISION)
+@op(aten.rms_norm.default, **_HIGH_PRECISION_RECORD)
 def rms_norm(
     cx: Context, x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
 ) -> Value:
-    """x / sqrt(mean(x * x) + eps) * weight over the trailing dimensions; eps defaults to float32's, the sum's type."""
-    b, axes = cx.b, _trailing_axes(x, normalized_shape)
+    """RMS norm over the trailing dimensions: x / sqrt(mean(x * x) + eps) * weight.
+
+    ``eps`` defaults to the machine epsilon of float32, in which the mean is computed.
+    """
+    b, axes = cx.b, _normalized_axes(x, normalized_shape)
     eps = torch.finfo(torch.float32).eps if eps is None else eps
     if x.q is not None:
-        return fixed_point.layer_norm(b, x.value, x.q, axes, _real_or_none(weight), None, eps, cx.q, centre=False)
+        return fixed_point.layer_norm(
+            b, x.value, x.q, axes, _dequantize_optional(weight), None, eps, cx.q, centre=False
+        )
     mean_square = reduce_mean(cx, Tensor(b.mul(x.value, x.value)), axes)
     inverse_rms = b.unary("RSQRT", b.add(mean_square, cx.operand(eps)))
     return _apply_affine(cx, b.mul(x.value, inverse_rms), weight, None, normalized_shape)
 
 
-@op(aten.group_norm.default, **_HIGH_PRECISION)
+@op(aten.group_norm.default, **_HIGH_PRECISION_RECORD)
 def group_norm(
     cx: Context,
     x: Tensor,
@@ -161,16 +168,18 @@ def group_norm(
     eps: float = 1e-5,
     cudnn_enabled: bool = True,
 ) -> Value:
-    """Normalize x [N, C, ...] over the C / groups channels of a group and all positions; weight and bias [C]."""
+    """Group norm of x [N, C, ...] over C / groups channels and all positions; weight and bias are [C]."""
     if x.q is not None:
-        return fixed_point.group_norm(cx.b, x.value, x.q, groups, _real_or_none(weight), _real_or_none(bias), eps, cx.q)
+        return fixed_point.group_norm(
+            cx.b, x.value, x.q, groups, _dequantize_optional(weight), _dequantize_optional(bias), eps, cx.q
+        )
     batch, channels = x.shape[:2]
     rows = cx.b.reshape(x.value, (batch, groups, -(-x.value.size // (batch * groups))))
     normalized = cx.b.reshape(_standardize(cx, rows, (2,), eps), x.shape)
     return _apply_affine(cx, normalized, weight, bias, (channels, *(1,) * (x.rank - 2)))
 
 
-@op(aten.instance_norm.default, **_HIGH_PRECISION)
+@op(aten.instance_norm.default, **_HIGH_PRECISION_RECORD)
 def instance_norm(
     cx: Context,
     x: Tensor,
@@ -183,7 +192,7 @@ def instance_norm(
     eps: float,
     cudnn_enabled: bool,
 ) -> Value:
-    """Group norm with one channel per group; with running statistics, batch norm."""
+    """Instance norm: group norm with one channel per group. With running statistics, it is a batch norm."""
     if not use_input_stats:
         return batch_norm.lower(cx, x, weight, bias, running_mean, running_var, False, momentum, eps)
     return group_norm.lower(cx, x, x.shape[1], weight, bias, eps)
@@ -198,9 +207,9 @@ def _shifted_exponentials(cx: Context, x: Tensor, dim: int, min_peak: float = -m
     return shifted, exponential, cx.b.reduce("REDUCE_SUM", exponential, axis)
 
 
-@op(aten.softmax.int, aten._softmax.default, **_HIGH_PRECISION, fixed_range=(0.0, 1.0))
+@op(aten.softmax.int, aten._softmax.default, **_HIGH_PRECISION_RECORD, fixed_range=(0.0, 1.0))
 def softmax(cx: Context, x: Tensor, dim: int, *_: object, **__: object) -> Value:
-    """exp(x - max) / sum(exp(x - max))."""
+    """Softmax along ``dim``: exp(x - max) / sum(exp(x - max))."""
     x = at_least_1d(cx, x)
     if x.q is not None:
         return cx.b.reshape(fixed_point.softmax(cx.b, x.value, x.q, dim % x.rank, cx.q), cx.shape)
@@ -208,12 +217,12 @@ def softmax(cx: Context, x: Tensor, dim: int, *_: object, **__: object) -> Value
     return cx.b.reshape(cx.b.mul(exponential, cx.b.unary("RECIPROCAL", total)), cx.shape)
 
 
-@op(aten._safe_softmax.default, **_HIGH_PRECISION, fixed_range=(0.0, 1.0))
+@op(aten._safe_softmax.default, **_HIGH_PRECISION_RECORD, fixed_range=(0.0, 1.0))
 def safe_softmax(cx: Context, x: Tensor, dim: int, *_: object, **__: object) -> Value:
-    """softmax that returns 0 for a row in which all elements are -inf (all keys of a query are masked).
+    """Softmax that returns 0 for a row in which all elements are -inf, for example if all keys of a query are masked.
 
-    In such a row all exponentials and their sum are 0. In all other rows the sum is at least 1, so it can be clamped to
-    1. Quantized values are always finite.
+    In such a row, all exponentials and their sum are 0. In all other rows, the sum is at least 1. So the sum is clamped
+    to at least 1. Quantized values are always finite and need no such case.
     """
     if x.q is not None:
         return softmax.lower(cx, x, dim)
@@ -223,9 +232,9 @@ def safe_softmax(cx: Context, x: Tensor, dim: int, *_: object, **__: object) -> 
     return cx.b.reshape(cx.b.mul(exponential, inverse), cx.shape)
 
 
-@op(aten.log_softmax.int, aten._log_softmax.default, **_HIGH_PRECISION)
+@op(aten.log_softmax.int, aten._log_softmax.default, **_HIGH_PRECISION_RECORD)
 def log_softmax(cx: Context, x: Tensor, dim: int, *_: object, **__: object) -> Value:
-    """(x - max) - ln(sum(exp(x - max)))."""
+    """Log-softmax along ``dim``: (x - max) - ln(sum(exp(x - max)))."""
     x = at_least_1d(cx, x)
     if x.q is not None:
         return cx.b.reshape(fixed_point.log_softmax(cx.b, x.value, x.q, dim % x.rank, cx.q), cx.shape)
@@ -234,5 +243,5 @@ def log_softmax(cx: Context, x: Tensor, dim: int, *_: object, **__: object) -> V
 
 
 _RECORDS = (batch_norm, layer_norm, rms_norm, group_norm, instance_norm, softmax, safe_softmax, log_softmax)
-for _record in _RECORDS:  # one rule for float and integer: it checks whether its operands are quantized
+for _record in _RECORDS:  # one rule for both; it checks whether operands are quantized
     _record.integer_rule(_record.lower)

@@ -1,4 +1,4 @@
-"""Arguments of a lowering rule: operands (``Tensor``) and the ``Context`` with builder, node and result parameters."""
+"""Arguments of lowering rules: operands (``Tensor``) and the ``Context`` (builder, node, result parameters)."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def dtype_of(dtype: torch.dtype) -> DType:
 
 @dataclass(frozen=True, eq=False)
 class Tensor:
-    """An operand.
+    """An operand of a lowering rule.
 
     Attributes:
         value: the TOSA value.
@@ -99,13 +99,13 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Context:
-    """State of the lowering of one operator.
+    """What a rule needs to lower one operator, besides its operands.
 
     Attributes:
-        b: where TOSA operators are appended.
+        b: builder that appends TOSA operators to the graph.
         node: the FX node.
         out: quantization parameters of the result; None for plain values.
-        compute_dtype: the element type in which the rule computes, None for the result's own.
+        compute_dtype: element type in which the rule computes; None for the element type of the result.
     """
 
     b: Builder
@@ -141,17 +141,17 @@ class Context:
         return first
 
     def operand(self, x: Tensor | float, dtype: DType | None = None) -> Value:
-        """A tensor's value, or a Python number as a constant of one element; cast to ``dtype`` if it differs."""
+        """Return a tensor's value, cast to ``dtype`` if given, or a Python number as a rank-0 constant."""
         if isinstance(x, Tensor):
             return x.value if dtype is None else self.b.cast(x.value, dtype)
         return self.b.const(np.full((), x), dtype or self.dtype)
 
-    def compute_wide(self, rule: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Evaluate ``rule`` in FP32 if operands or result are narrower floats, and round the result once.
+    def compute_in_fp32_or_int32(self, rule: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Compute ``rule`` in FP32 if operands or result are narrower floats, and round the result once.
 
-        PyTorch does the same. Sums and formulas of several steps in FP16 would overflow and lose bits. Integers are
-        computed in INT32, the only type of TOSA's integer arithmetic. The CAST back to a narrower integer wraps, as in
-        PyTorch. Boolean and quantized results are computed as they are.
+        PyTorch does the same. In FP16, sums and formulas of several steps would overflow and lose bits. int8 and int16
+        are computed in INT32, the only type of TOSA's integer arithmetic. The CAST back to a narrower integer wraps, as
+        in PyTorch. If the result is boolean or quantized, the rule runs on the unchanged operands.
         """
         wide_dtype, *narrow_dtypes = (
             (DType.FP32, DType.FP16, DType.BF16, DType.FP8E4M3, DType.FP8E5M2)
@@ -164,7 +164,7 @@ class Context:
                 return [widen(item) for item in x]
             if not isinstance(x, Tensor) or x.value.dtype not in narrow_dtypes:
                 return x
-            data = x.value.data  # a constant stays one
+            data = x.value.data  # a constant is converted at compile time
             return Tensor(self.b.cast(x.value, wide_dtype) if data is None else self.b.const(data, wide_dtype))
 
         def narrow(value: Value) -> Value:
@@ -176,9 +176,10 @@ class Context:
         return [narrow(value) for value in result] if isinstance(result, list) else narrow(result)
 
     def to_fixed_point(self, x: Tensor | float) -> FixedPoint:
-        """An operand as fixed-point value.
+        """Convert an operand to ``FixedPoint``.
 
-        A Python number becomes one step at a scale of its own magnitude. Integers and booleans have scale 1.
+        A Python number becomes the integer 1, 0 or -1, with its magnitude as the scale. Integers and booleans have
+        scale 1.
 
         Raises:
             Unsupported: the tensor is not quantized or has per-channel scales, or the number is NaN.
@@ -194,27 +195,27 @@ class Context:
                 raise Unsupported(
                     "an operand has per-channel scales, which only weights can have; quantize it per tensor"
                 )
-            return FixedPoint.of(self.b, x.value, x.q)
+            return FixedPoint.from_value(self.b, x.value, x.q)
         if math.isnan(x):
             raise Unsupported("one of its operands is NaN, which integers cannot represent")
         sign = (x > 0) - (x < 0)
         return FixedPoint.const(self.b, sign, DType.INT32, min(abs(float(x)), float(np.finfo(np.float32).max)))
 
     def integer_to_fixed_point(self, x: Tensor) -> FixedPoint:
-        """A plain integer or boolean operand as fixed-point value with scale 1."""
+        """Convert a plain integer or boolean operand to ``FixedPoint`` with scale 1."""
         value = self.b.cast(x.value, DType.INT32) if x.value.dtype is DType.BOOL else x.value
-        result = FixedPoint.of(self.b, value, QParams(1.0, 0, value.dtype, *value.dtype.range))
+        result = FixedPoint.from_value(self.b, value, QParams(1.0, 0, value.dtype, *value.dtype.range))
         return result.assume_range(0, 1) if x.value.dtype is DType.BOOL else result
 
     def requantize_sums(self, value: Value, sums: Accumulator) -> Value:
-        """Convert an accumulator to the result's parameters.
+        """Convert the accumulator ``value``, which ``sums`` describes, to the result's quantization parameters.
 
-        Floats are cast, as the accumulator of FP8 has another type.
+        A floating-point accumulator is cast to the result's type: FP8 accumulates in FP16.
         """
         return self.b.cast(value, self.dtype) if sums.scales is None else sums.requantize(self.b, value, self.q)
 
     def requantize(self, x: Tensor, q: QParams) -> Value:
-        """Convert ``x`` to parameters ``q``; constants are converted at compile time."""
+        """Convert ``x`` to quantization parameters ``q``; constants are converted at compile time."""
         operand = self.to_fixed_point(x)
         if q.is_equivalent(x.q):
             return x.value

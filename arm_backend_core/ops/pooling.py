@@ -12,7 +12,7 @@ import torch
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.nodes import is_sole_reader
-from arm_backend_core.ops.image_layout import height_width, to_nchw, to_nhwc_image
+from arm_backend_core.ops.image_layout import to_height_width, to_nchw, to_nhwc_image
 from arm_backend_core.ops.indexing import gather_constant
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.reduction import reduce_mean
@@ -25,14 +25,14 @@ aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
-class _Window:
+class _PoolingWindow:
     """Parameters of a pooling window, height before width.
 
     Attributes:
-        kernel: size.
-        stride: strides.
-        pad: (top, bottom, left, right), so that the padded image ends where PyTorch's last window ends. A negative
-            bottom or right counts rows or columns that no window reads.
+        kernel: size of the window.
+        stride: distance between windows.
+        pad: (top, bottom, left, right), such that the padded image ends where PyTorch's last window ends. If bottom or
+            right is negative, no window reads that many rows or columns.
     """
 
     kernel: tuple[int, int]
@@ -48,16 +48,17 @@ def _make_window(
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: tuple[int, int] = (1, 1),
-) -> _Window:
-    kernel, steps = height_width(kernel_size, spatial, 1), height_width(stride or kernel_size, spatial, 1)
-    before = height_width(padding, spatial, 0)
+) -> _PoolingWindow:
+    """Convert PyTorch's arguments; the padding at the end follows from the result's shape."""
+    kernel, strides = to_height_width(kernel_size, spatial, 1), to_height_width(stride or kernel_size, spatial, 1)
+    pad_before = to_height_width(padding, spatial, 0)
     out = (1, *cx.shape[-spatial:])[-2:]
-    reach = [(out[i] - 1) * steps[i] + dilation[i] * (kernel[i] - 1) + 1 for i in (0, 1)]
-    after = [reach[i] - image.shape[1 + i] - before[i] for i in (0, 1)]
-    return _Window(kernel, steps, (before[0], after[0], before[1], after[1]))
+    padded_size = [(out[i] - 1) * strides[i] + dilation[i] * (kernel[i] - 1) + 1 for i in (0, 1)]
+    pad_after = [padded_size[i] - image.shape[1 + i] - pad_before[i] for i in (0, 1)]
+    return _PoolingWindow(kernel, strides, (pad_before[0], pad_after[0], pad_before[1], pad_after[1]))
 
 
-def _crop_unread(cx: Context, image: Value, window: _Window) -> tuple[Value, _Window]:
+def _crop_unread_border(cx: Context, image: Value, window: _PoolingWindow) -> tuple[Value, _PoolingWindow]:
     """Remove the rows and columns that no window reads."""
     n, h, w, c = image.shape
     _, bottom, _, right = window.pad
@@ -75,10 +76,12 @@ def max_pool(
     dilation: Sequence[int] = (1,),
     ceil_mode: bool = False,
 ) -> Value:
-    """x [N, C, (H,) W]."""
+    """Max pooling of x [N, C, (H,) W]."""
     spatial = 1 if "max_pool1d" in str(cx.node.target) else 2
-    image, dilations = to_nhwc_image(cx.b, x.value, spatial + 2), height_width(dilation, spatial, 1)
-    image, window = _crop_unread(cx, image, _make_window(cx, image, spatial, kernel_size, stride, padding, dilations))
+    image, dilations = to_nhwc_image(cx.b, x.value, spatial + 2), to_height_width(dilation, spatial, 1)
+    image, window = _crop_unread_border(
+        cx, image, _make_window(cx, image, spatial, kernel_size, stride, padding, dilations)
+    )
     if dilations == (1, 1):
         try:
             result = cx.b.max_pool2d(image, window.kernel, window.stride, window.pad)
@@ -97,24 +100,28 @@ def _lowest_value(dtype: DType) -> float:
     return -dtype.largest if dtype is DType.FP8E4M3 else -math.inf  # FP8E4M3 has no infinity
 
 
-def _dilated_max_pool(cx: Context, image: Value, window: _Window, dilation: tuple[int, int]) -> Value:
-    """Dilated max pooling: split the image into phases of every dilation-th row and column, where windows are dense."""
+def _dilated_max_pool(cx: Context, image: Value, window: _PoolingWindow, dilation: tuple[int, int]) -> Value:
+    """Dilated max pooling by phases: every dilation-th row and column is an image, in which windows are dense."""
     b, (dy, dx), lowest = cx.b, dilation, _lowest_value(image.dtype)
     top, bottom, left, right = window.pad
     n, h, w, c = image.shape
     extra = [-(top + h + bottom) % dy, -(left + w + right) % dx]  # up to multiples of the dilation
     image = b.pad(image, [(0, 0), (top, bottom + extra[0]), (left, right + extra[1]), (0, 0)], lowest)
     rows, columns = image.shape[1] // dy, image.shape[2] // dx
-    grid = b.transpose(b.reshape(image, (n, rows, dy, columns, dx, c)), (0, 2, 4, 1, 3, 5))
-    dense = b.max_pool2d(b.reshape(grid, (n * dy * dx, rows, columns, c)), window.kernel, (1, 1), (0, 0, 0, 0))
-    starts = b.reshape(dense, (n, dy, dx, *dense.shape[1:]))
-    image = b.reshape(b.transpose(starts, (0, 3, 1, 4, 2, 5)), (n, dense.shape[1] * dy, dense.shape[2] * dx, c))
-    used = (top + h + bottom - dy * (window.kernel[0] - 1), left + w + right - dx * (window.kernel[1] - 1))
-    image = gather_constant(b, image, 1, range(0, used[0], window.stride[0]))
-    return gather_constant(b, image, 2, range(0, used[1], window.stride[1]))
+    phases = b.transpose(b.reshape(image, (n, rows, dy, columns, dx, c)), (0, 2, 4, 1, 3, 5))
+    pooled_phases = b.max_pool2d(
+        b.reshape(phases, (n * dy * dx, rows, columns, c)), window.kernel, (1, 1), (0, 0, 0, 0)
+    )
+    pooled_grid = b.reshape(pooled_phases, (n, dy, dx, *pooled_phases.shape[1:]))
+    image = b.reshape(
+        b.transpose(pooled_grid, (0, 3, 1, 4, 2, 5)), (n, pooled_phases.shape[1] * dy, pooled_phases.shape[2] * dx, c)
+    )
+    valid_size = (top + h + bottom - dy * (window.kernel[0] - 1), left + w + right - dx * (window.kernel[1] - 1))
+    image = gather_constant(b, image, 1, range(0, valid_size[0], window.stride[0]))
+    return gather_constant(b, image, 2, range(0, valid_size[1], window.stride[1]))
 
 
-@op(aten.avg_pool2d.default, aten.avg_pool1d.default, kind=Kind.SHARED, error=2.0**-14)
+@op(aten.avg_pool2d.default, aten.avg_pool1d.default, kind=Kind.SHARED, error_bound=2.0**-14)
 def avg_pool(
     cx: Context,
     x: Tensor,
@@ -125,22 +132,22 @@ def avg_pool(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Value:
-    """Average pooling. TOSA divides by the number of elements in the image, so zeros that PyTorch counts are padded."""
+    """Average pooling. TOSA does not count its own padding, so padding that PyTorch counts is a PAD with zeros."""
     spatial = 1 if "avg_pool1d" in str(cx.node.target) else 2
     image, q = to_nhwc_image(cx.b, x.value, spatial + 2), x.q
     window = _make_window(cx, image, spatial, kernel_size, stride, padding)
     if divisor_override is not None:
-        counted = [max(pad, 0) for pad in window.pad]
-    elif count_include_pad:  # count the given padding only: ceil_mode may reach beyond it
-        rows, columns = height_width(padding, spatial, 0)
+        explicit_pad = [max(pad, 0) for pad in window.pad]
+    elif count_include_pad:  # PyTorch does not count the padding that ceil_mode adds
+        rows, columns = to_height_width(padding, spatial, 0)
         limits = (rows, rows, columns, columns)
-        counted = [min(max(pad, 0), limit) for pad, limit in zip(window.pad, limits, strict=True)]
+        explicit_pad = [min(max(pad, 0), limit) for pad, limit in zip(window.pad, limits, strict=True)]
     else:
-        counted = [0, 0, 0, 0]
-    sides = [(0, 0), *zip(counted[::2], counted[1::2], strict=True), (0, 0)]
+        explicit_pad = [0, 0, 0, 0]
+    sides = [(0, 0), *zip(explicit_pad[::2], explicit_pad[1::2], strict=True), (0, 0)]
     image = cx.b.pad(image, sides, q.zero_point if q else 0)
-    rest = tuple(pad - amount for pad, amount in zip(window.pad, counted, strict=True))
-    image, window = _crop_unread(cx, image, replace(window, pad=rest))
+    implicit_pad = tuple(pad - amount for pad, amount in zip(window.pad, explicit_pad, strict=True))
+    image, window = _crop_unread_border(cx, image, replace(window, pad=implicit_pad))
     factor = prod(window.kernel) / (divisor_override or prod(window.kernel))
     if divisor_override is None or q is None:
         result = _average_pool(cx, q, image, window)
@@ -153,7 +160,7 @@ def avg_pool(
     return cx.b.reshape(to_nchw(cx.b, result), cx.shape)
 
 
-def _average_pool(cx: Context, q: QParams | None, image: Value, window: _Window) -> Value:
+def _average_pool(cx: Context, q: QParams | None, image: Value, window: _PoolingWindow) -> Value:
     is_global = image.shape[1:3] == window.kernel and not any(window.pad)
     if is_global and q is not None and cx.target.hardware.averages_by_convolution:
         result = spatial_mean(cx.b, image, q, (1, 2), q, sole_reader=is_sole_reader(cx.node))
@@ -163,8 +170,8 @@ def _average_pool(cx: Context, q: QParams | None, image: Value, window: _Window)
     return cx.b.avg_pool2d(image, window.kernel, window.stride, window.pad, (zero, zero))
 
 
-def adaptive_cells(size: int, out: int) -> list[tuple[int, int]]:
-    """[start, end) of each output cell of adaptive pooling along one axis."""
+def adaptive_cell_ranges(size: int, out: int) -> list[tuple[int, int]]:
+    """Input range [start, end) of each output cell of adaptive pooling along one axis."""
     return [(i * size // out, -(-(i + 1) * size // out)) for i in range(out)]
 
 
@@ -172,7 +179,7 @@ def adaptive_cells(size: int, out: int) -> list[tuple[int, int]]:
     aten.adaptive_avg_pool2d.default,
     aten._adaptive_avg_pool2d.default,
     aten.adaptive_avg_pool1d.default,
-    error=2.0**-14,
+    error_bound=2.0**-14,
     compute_fp32=True,
 )
 def adaptive_avg_pool(cx: Context, x: Tensor, output_size: Sequence[int]) -> Value:
@@ -187,32 +194,38 @@ adaptive_avg_pool.integer_rule(adaptive_avg_pool.lower)
 
 
 def _adaptive_avg_pool(cx: Context, x: Tensor, spatial: int) -> Value:
+    """Pool with one operator if all cells have equal size and stride, else with one operator for each cell."""
     image = to_nhwc_image(cx.b, x.value, spatial + 2)
     out = (1, *cx.shape)[-2:] if spatial == 2 else (1, cx.shape[-1])
-    rows, columns = adaptive_cells(image.shape[1], out[0]), adaptive_cells(image.shape[2], out[1])
+    rows, columns = adaptive_cell_ranges(image.shape[1], out[0]), adaptive_cell_ranges(image.shape[2], out[1])
     n, _, _, c = image.shape
 
-    def means(part: Value, kernel: Sequence[int], stride: Sequence[int]) -> Value:
+    def average_windows(part: Value, kernel: Sequence[int], stride: Sequence[int]) -> Value:
         if x.q is None:
             return cx.b.avg_pool2d(part, kernel, stride, (0, 0, 0, 0))
         return window_means(cx.b, part, x.q, kernel, stride, cx.q)
 
-    def pool(y: tuple[int, int], z: tuple[int, int]) -> Value:
-        kernel = (y[1] - y[0], z[1] - z[0])
-        return means(cx.b.slice(image, (0, y[0], z[0], 0), (n, *kernel, c)), kernel, (1, 1))
+    def pool(row_range: tuple[int, int], column_range: tuple[int, int]) -> Value:
+        kernel = (row_range[1] - row_range[0], column_range[1] - column_range[0])
+        return average_windows(
+            cx.b.slice(image, (0, row_range[0], column_range[0], 0), (n, *kernel, c)), kernel, (1, 1)
+        )
 
-    steps = [_uniform_stride(cells) for cells in (rows, columns)]
-    if all(steps) and (x.q is None or max(step or 1 for step in steps) <= 3):  # Ethos-U55's limit of a depthwise stride
-        used = [cells[-1][1] for cells in (rows, columns)]
-        part = cx.b.slice(image, (0, 0, 0, 0), (n, *used, c))
-        result = means(part, (rows[0][1], columns[0][1]), [step or 1 for step in steps])
+    strides = [_uniform_stride(cells) for cells in (rows, columns)]
+    fits_depthwise_stride = x.q is None or max(stride or 1 for stride in strides) <= 3  # the limit on Ethos-U55
+    if all(strides) and fits_depthwise_stride:
+        covered_size = [cells[-1][1] for cells in (rows, columns)]
+        part = cx.b.slice(image, (0, 0, 0, 0), (n, *covered_size, c))
+        result = average_windows(part, (rows[0][1], columns[0][1]), [step or 1 for step in strides])
     else:
-        result = cx.b.concat([cx.b.concat([pool(y, z) for z in columns], 2) for y in rows], 1)
+        result = cx.b.concat(
+            [cx.b.concat([pool(row_range, column_range) for column_range in columns], 2) for row_range in rows], 1
+        )
     return cx.b.reshape(to_nchw(cx.b, result), cx.shape)
 
 
 def _uniform_stride(cells: Sequence[tuple[int, int]]) -> int | None:
-    """The common stride of cells that all have the same size and stride, else None."""
+    """Return the common stride if all cells have the same size and stride, else None."""
     sizes = {end - start for start, end in cells}
     strides = {after[0] - before[0] for before, after in pairwise(cells)}
     if len(sizes) > 1 or len(strides) > 1:

@@ -1,6 +1,7 @@
-"""Unrolling of recurrent layers (LSTM, GRU, RNN) into FX nodes: trace one time step, and copy its nodes for the others.
+"""Unrolling of recurrent layers (LSTM, GRU, RNN) into FX nodes.
 
-PyTorch's own decompositions trace every time step (2 ms per operator), and call a CPU library for a whole LSTM.
+One time step is traced, and its nodes are copied for the other steps. PyTorch's own decompositions trace every time
+step, which takes 2 ms per operator, and call a CPU library for a whole LSTM.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ aten = torch.ops.aten
 
 
 class NodeEmitter(Protocol):
-    """Traces ``function(*tensors, **numbers)`` into the graph and returns its result node, or a tuple of nodes.
+    """Callable that traces ``function(*tensors, **numbers)`` into the graph and returns the result node or nodes.
 
-    If the call is one time step, ``layer`` is the weight that identifies the layer; see ``nodes.TIMESTEP_SLOT``.
+    ``layer`` is given if the call is a time step. It is the weight that identifies the recurrent layer; see
+    ``nodes.TIMESTEP_SLOT``.
     """
 
     def __call__(self, function: Callable[..., Any], *tensors: Node, layer: Node | None = None, **numbers: Any) -> Any:
@@ -33,14 +35,14 @@ class NodeEmitter(Protocol):
 
 @dataclass(frozen=True)
 class Cell:
-    """The cell of a recurrent layer: one time step.
+    """A recurrent cell, which computes one time step.
 
     Attributes:
         step: maps the input projection (a tensor for each of ``groups``), the states and the other parameters to the
             new states.
         order: permutation of the gates from PyTorch's order to that of ``step``.
-        groups: sizes of groups of consecutive gates with the same activation function. Each group has one TABLE.
-        merges_biases: whether both biases can be added to one, because input and recurrent projection are only added.
+        groups: sizes of groups of consecutive gates with the same activation function. One TABLE computes each group.
+        merges_biases: whether input bias and recurrent bias can be merged, because both projections are only added.
     """
 
     step: Callable[..., tuple[Tensor, ...]]
@@ -65,26 +67,30 @@ def _gru(rz: Tensor, n: Tensor, h: Tensor, weight: Tensor, *bias: Tensor) -> tup
     return (n + z * (h - n),)
 
 
-def _tanh(x: Tensor, h: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+def _rnn_tanh(x: Tensor, h: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
     return (torch.tanh(x + F.linear(h, weight)),)
 
 
 _LSTM, _GRU = Cell(_lstm, (0, 1, 3, 2), (3, 1)), Cell(_gru, (0, 1, 2), (2, 1), merges_biases=False)
-_RNN_TANH, _RNN_RELU = Cell(_tanh, (0,), (1,)), Cell(lambda x, h, w: (torch.relu(x + F.linear(h, w)),), (0,), (1,))
+_RNN_TANH, _RNN_RELU = Cell(_rnn_tanh, (0,), (1,)), Cell(lambda x, h, w: (torch.relu(x + F.linear(h, w)),), (0,), (1,))
 
 
 def _split_gates(x: Tensor, sizes: Sequence[int]) -> list[Tensor]:
     """Split the last dimension in proportion to ``sizes``."""
-    unit = x.shape[-1] // sum(sizes)
-    return [x[..., a * unit : b * unit] for a, b in pairwise(accumulate(sizes, initial=0))]
+    size_per_gate = x.shape[-1] // sum(sizes)
+    return [x[..., a * size_per_gate : b * size_per_gate] for a, b in pairwise(accumulate(sizes, initial=0))]
 
 
 def _project_inputs(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, time: int, groups: Sequence[int]
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, time_axis: int, groups: Sequence[int]
 ) -> list[list[Tensor]]:
-    """Project the inputs of all time steps to the gates in one matrix product; a list of tensors for each time step."""
+    """Project the inputs of all time steps to the gates in one matrix product.
+
+    Returns:
+        For each time step, one tensor for each of ``groups``.
+    """
     parts = _split_gates(F.linear(x, weight, bias), groups)
-    return [[part.select(time, t) for part in parts] for t in range(x.shape[time])]
+    return [[part.select(time_axis, t) for part in parts] for t in range(x.shape[time_axis])]
 
 
 def _reorder_gates(parameter: Tensor, *, order: Sequence[int]) -> Tensor:
@@ -107,7 +113,7 @@ def _concat(*tensors: Tensor) -> Tensor:
 def _split_parameters(
     emit: NodeEmitter, cell: Cell, parameters: Sequence[Node], biases: bool
 ) -> tuple[list[Node], list[Node]]:
-    """Split the parameters: input projection (weight, bias), and recurrence (weight, bias, projection weight)."""
+    """Split parameters into input projection (weight, bias) and recurrence (weight, bias, projection weight)."""
     count = 4 if biases else 2
     ordered: list[Node] = list(parameters)
     if list(cell.order) != sorted(cell.order):
@@ -133,11 +139,11 @@ def _unroll_layers(
 ) -> tuple[Node, ...]:
     """Unroll all layers; return the output sequence of the last layer and the final states.
 
-    ``states`` are [layers * directions, batch, hidden] each. ``parameters`` are in order of layer and direction.
+    Each of ``states`` is [layers * directions, batch, hidden]. ``parameters`` are ordered by layer, then direction.
     """
     if train and dropout:
         raise Unsupported("dropout between the layers in training mode; call model.eval() before exporting")
-    time, directions = (1 if batch_first else 0), (2 if bidirectional else 1)
+    time_axis, directions = (1 if batch_first else 0), (2 if bidirectional else 1)
     count = len(parameters) // (num_layers * directions)
     final_states: list[list[Node]] = [[] for _ in states]
     for layer in range(num_layers):
@@ -148,10 +154,10 @@ def _unroll_layers(
             step = 1 if index % directions == 0 else -1
             state = [emit(_select_layer, state, layer=cell_parameters[1], index=index) for state in states]
             sequence = []
-            for gates in emit(_project_inputs, x, *input_parameters, time=time, groups=cell.groups)[::step]:
+            for gates in emit(_project_inputs, x, *input_parameters, time_axis=time_axis, groups=cell.groups)[::step]:
                 state = list(emit(cell.step, *gates, *state, *recurrent_parameters, layer=cell_parameters[1]))
                 sequence.append(state[0])
-            outputs.append(emit(_stack, *sequence[::step], dim=time))
+            outputs.append(emit(_stack, *sequence[::step], dim=time_axis))
             for finals, last in zip(final_states, state, strict=True):
                 finals.append(last)
         x = emit(_concat, *outputs) if bidirectional else outputs[0]
@@ -164,27 +170,27 @@ def lstm(emit: NodeEmitter, x: Node, states: Sequence[Node], *rest: Any) -> tupl
     return _unroll_layers(emit, _LSTM, x, states, *rest)
 
 
-def _single_state_rule(cell: Cell) -> Callable[..., tuple[Node, ...]]:
-    """Build the rule of a layer whose cell has one state."""
+def _build_single_state_decomposition(cell: Cell) -> Callable[..., tuple[Node, ...]]:
+    """Build the decomposition of a layer whose cell has one state."""
     return lambda emit, x, state, *rest: _unroll_layers(emit, cell, x, [state], *rest)
 
 
-decomposition(aten.gru.input, emits_nodes=True)(_single_state_rule(_GRU))
-decomposition(aten.rnn_tanh.input, emits_nodes=True)(_single_state_rule(_RNN_TANH))
-decomposition(aten.rnn_relu.input, emits_nodes=True)(_single_state_rule(_RNN_RELU))
+decomposition(aten.gru.input, emits_nodes=True)(_build_single_state_decomposition(_GRU))
+decomposition(aten.rnn_tanh.input, emits_nodes=True)(_build_single_state_decomposition(_RNN_TANH))
+decomposition(aten.rnn_relu.input, emits_nodes=True)(_build_single_state_decomposition(_RNN_RELU))
 
 
-def _cell_rule(cell: Cell) -> Callable[..., Any]:
-    """Build the rule of a single time step."""
+def _build_cell_decomposition(cell: Cell) -> Callable[..., Any]:
+    """Build the decomposition of a cell module, which computes a single time step."""
 
     def rule(emit: NodeEmitter, x: Node, hidden: Any, *parameters: Node | None) -> Any:
-        """nn.LSTMCell, nn.GRUCell or nn.RNNCell. Calls with the same weight, for example in a loop, share scales."""
+        """nn.LSTMCell, nn.GRUCell or nn.RNNCell. Calls with the same weight share quantization scales."""
         states = hidden if isinstance(hidden, (list, tuple)) else [hidden]
         cell_parameters = [parameter for parameter in parameters if parameter is not None]
         input_parameters, recurrent_parameters = _split_parameters(
             emit, cell, cell_parameters, len(cell_parameters) == 4
         )
-        (gates,) = emit(_project_inputs, emit(_add_time_axis, x), *input_parameters, time=0, groups=cell.groups)
+        (gates,) = emit(_project_inputs, emit(_add_time_axis, x), *input_parameters, time_axis=0, groups=cell.groups)
         new_states = emit(cell.step, *gates, *states, *recurrent_parameters, layer=cell_parameters[1])
         return new_states if len(states) > 1 else new_states[0]
 
@@ -195,7 +201,7 @@ def _add_time_axis(x: Tensor) -> Tensor:
     return x.unsqueeze(0)
 
 
-decomposition(aten.lstm_cell.default, emits_nodes=True)(_cell_rule(_LSTM))
-decomposition(aten.gru_cell.default, emits_nodes=True)(_cell_rule(_GRU))
-decomposition(aten.rnn_tanh_cell.default, emits_nodes=True)(_cell_rule(_RNN_TANH))
-decomposition(aten.rnn_relu_cell.default, emits_nodes=True)(_cell_rule(_RNN_RELU))
+decomposition(aten.lstm_cell.default, emits_nodes=True)(_build_cell_decomposition(_LSTM))
+decomposition(aten.gru_cell.default, emits_nodes=True)(_build_cell_decomposition(_GRU))
+decomposition(aten.rnn_tanh_cell.default, emits_nodes=True)(_build_cell_decomposition(_RNN_TANH))
+decomposition(aten.rnn_relu_cell.default, emits_nodes=True)(_build_cell_decomposition(_RNN_RELU))

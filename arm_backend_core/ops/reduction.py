@@ -27,7 +27,7 @@ aten = torch.ops.aten
 
 
 def _normalize_axes(x: Tensor, dims: Sequence[int] | int | None) -> tuple[int, ...]:
-    """Sorted non-negative axes; all axes if ``dims`` is None or empty."""
+    """Convert ``dims`` to sorted non-negative axes; None or an empty list means all axes."""
     if isinstance(dims, int):
         dims = [dims]
     return tuple(sorted(dim % x.rank for dim in dims)) if dims else tuple(range(x.rank))
@@ -45,7 +45,7 @@ def at_least_1d(cx: Context, x: Tensor) -> Tensor:
 
 
 def reduce_mean(cx: Context, x: Tensor, axes: Sequence[int]) -> Value:
-    """Mean over ``axes``, which keep size 1."""
+    """Mean of plain or quantized x over ``axes``, which keep size 1."""
     if x.q is not None:
         spatial = spatial_mean(cx.b, x.value, x.q, axes, cx.q, sole_reader=is_sole_reader(cx.node))
         return fixed_point.mean(cx.b, x.value, x.q, tuple(axes), cx.q) if spatial is None else spatial
@@ -54,7 +54,7 @@ def reduce_mean(cx: Context, x: Tensor, axes: Sequence[int]) -> Value:
     return cx.b.mul(total, cx.operand(1.0 / count))
 
 
-@op(aten.mean.dim, aten.mean.default, absorbs_activation=True, error=2.0**-14, compute_fp32=True)
+@op(aten.mean.dim, aten.mean.default, absorbs_activation=True, error_bound=2.0**-14, compute_fp32=True)
 def mean(
     cx: Context, x: Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> Value:
@@ -66,13 +66,13 @@ def mean(
 mean.integer_rule(mean.lower)
 
 
-@op(aten.sum.dim_IntList, aten.sum.default, absorbs_activation=True, interval=intervals.total, compute_fp32=True)
+@op(aten.sum.dim_IntList, aten.sum.default, absorbs_activation=True, interval=intervals.reduced_sum, compute_fp32=True)
 def sum_(
     cx: Context, x: Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> Value:
     """Sum over ``dim``, all dimensions if None."""
     x = at_least_1d(cx, x)
-    # REDUCE_SUM of the FP profile takes no integers. So booleans are summed in FP32, which is exact up to 2**24.
+    # In the FP profile, REDUCE_SUM takes no integers, so booleans are summed in FP32, which is exact up to 2**24.
     sums_booleans_in_fp32 = x.value.dtype is DType.BOOL and not cx.target.integer
     numbers = cx.b.cast(x.value, DType.FP32 if sums_booleans_in_fp32 else cx.dtype)
     return cx.b.cast(cx.b.reshape(_reduce(cx, "REDUCE_SUM", numbers, _normalize_axes(x, dim)), cx.shape), cx.dtype)
@@ -82,8 +82,9 @@ def sum_(
 def _(
     cx: Context, x: Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> Value:
+    """Sum of quantized numbers, or of booleans with a quantized result."""
     x = at_least_1d(cx, x)
-    if x.q is None:  # unquantized integers, quantized result
+    if x.q is None:  # unquantized operand, quantized result
         if x.value.dtype is not DType.BOOL:
             raise Unsupported(
                 f"a quantized sum of unquantized {x.value.dtype.name.lower()}; convert them with .to(torch.float32)"
@@ -101,7 +102,7 @@ def _parse_variance_arguments(
     *,
     correction: float | None = None,
 ) -> tuple[tuple[int, ...], float]:
-    """Parse the arguments of any overload of var and std into axes and correction; the divisor is count - correction.
+    """Parse the arguments of any overload of var and std into (axes, correction). The divisor is count - correction.
 
     Raises:
         Unsupported: the divisor is not positive.
@@ -119,12 +120,19 @@ def _parse_variance_arguments(
 
 
 def _corrected_mean_square(cx: Context, x: Value, axes: Sequence[int], correction: float) -> Value:
-    """Sum of squares divided by (count - correction); the axes keep size 1."""
+    """Sum of x * x over ``axes`` divided by (count - correction). The axes keep size 1."""
     count = prod(x.shape[axis] for axis in axes)
     return reduce_mean(cx, Tensor(cx.b.mul(x, cx.b.mul(x, cx.operand(count / (count - correction))))), axes)
 
 
-@op(aten.var.correction, aten.var.dim, aten.var.default, reads_int16=True, error=2.0**-13, compute_fp32=True)
+@op(
+    aten.var.correction,
+    aten.var.dim,
+    aten.var.default,
+    prefers_int16_input=True,
+    error_bound=2.0**-13,
+    compute_fp32=True,
+)
 def var(cx: Context, x: Tensor, *args: Any, **kwargs: Any) -> Value:
     """Variance over ``dim``."""
     x = at_least_1d(cx, x)
@@ -135,9 +143,16 @@ def var(cx: Context, x: Tensor, *args: Any, **kwargs: Any) -> Value:
     return cx.b.reshape(_corrected_mean_square(cx, centred, axes, correction), cx.shape)
 
 
-@op(aten.std.correction, aten.std.dim, aten.std.default, reads_int16=True, error=2.0**-13, compute_fp32=True)
+@op(
+    aten.std.correction,
+    aten.std.dim,
+    aten.std.default,
+    prefers_int16_input=True,
+    error_bound=2.0**-13,
+    compute_fp32=True,
+)
 def std(cx: Context, x: Tensor, *args: Any, **kwargs: Any) -> Value:
-    """Square root of the variance. Deviations are first divided by the largest one, so that squares do not overflow."""
+    """Standard deviation. The largest deviation is divided out first, so that squares do not overflow."""
     x = at_least_1d(cx, x)
     axes, correction = _parse_variance_arguments(x, *args, **kwargs)
     if x.q is not None:
@@ -154,7 +169,7 @@ for _record in (var, std):
 
 @op(aten.amax.default, kind=Kind.SHARED)
 def amax(cx: Context, x: Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> Value:
-    """Largest element over ``dim``. Quantization is monotonic, so quantized values are compared as integers."""
+    """Maximum over ``dim``. Quantized values are compared as integers, because quantization is monotonic."""
     x = at_least_1d(cx, x)
     axes = _normalize_axes(x, dim)
     if x.q is not None and axes == (x.rank - 1,):
@@ -164,7 +179,7 @@ def amax(cx: Context, x: Tensor, dim: Sequence[int] = (), keepdim: bool = False)
 
 @op(aten.amin.default, kind=Kind.SHARED)
 def amin(cx: Context, x: Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> Value:
-    """Smallest element over ``dim``."""
+    """Minimum over ``dim``."""
     x = at_least_1d(cx, x)
     return cx.b.reshape(_reduce(cx, "REDUCE_MIN", x.value, _normalize_axes(x, dim)), cx.shape)
 
@@ -184,7 +199,7 @@ _register_any_or_all("REDUCE_ANY", aten.any.default, aten.any.dim, aten.any.dims
 _register_any_or_all("REDUCE_ALL", aten.all.default, aten.all.dim, aten.all.dims)
 
 
-@op(aten.prod.default, aten.prod.dim_int, compute_fp32=True, error=2.0**-10)
+@op(aten.prod.default, aten.prod.dim_int, compute_fp32=True, error_bound=2.0**-10)
 def product(cx: Context, x: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None) -> Value:
     """Product over ``dim``, all dimensions if None."""
     x = at_least_1d(cx, Tensor(cx.b.cast(x.value, cx.dtype)))
@@ -194,7 +209,7 @@ def product(cx: Context, x: Tensor, dim: int | None = None, keepdim: bool = Fals
 
 @product.integer_rule
 def _(cx: Context, x: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None) -> Value:
-    """Product as the signs' product times exp(sum of ln|x|): partial products can exceed 32 bits."""
+    """Product of the signs, times exp(sum of ln|x|). Partial products of x itself could exceed 32 bits."""
     x = at_least_1d(cx, x)
     axis, count = (x.rank - 1, x.value.size) if dim is None else (dim % x.rank, x.shape[dim])
     if count == 1:
@@ -215,9 +230,9 @@ def _(cx: Context, x: Tensor, dim: int | None = None, keepdim: bool = False, *, 
     return cx.b.reshape((magnitude * signs).requantize(cx.q), cx.shape)
 
 
-@op(aten.argmax.default, interval=intervals.index)
+@op(aten.argmax.default, interval=intervals.element_index)
 def argmax(cx: Context, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Value:
-    """Index of the largest element, int32 inside a delegate. ARGMAX on Ethos-U55 supports only the last dimension."""
+    """Index of the largest element as int32. ARGMAX on Ethos-U55 supports only the last dimension."""
     x = at_least_1d(cx, x)
     value = cx.b.reshape(x.value, (x.value.size,)) if dim is None else x.value
     axis = 0 if dim is None else dim % x.rank

@@ -16,6 +16,7 @@ from torch._ops import OpOverload
 from arm_backend_core.ops import intervals
 from arm_backend_core.ops.intervals import IntervalRule
 
+#: A lowering rule (see ``op``) or a decomposition (see ``decomposition``).
 Rule = Callable[..., Any]
 
 
@@ -30,37 +31,41 @@ class Kind(Enum):
 
 @dataclass(eq=False)
 class Record:
-    """All facts about an ATen operator that the compiler lowers.
+    """An ATen operator that the compiler lowers: its lowering rules, quantization annotation and properties.
 
     Attributes:
         overloads: the ATen overloads that share this record.
         kind: how its tensors are annotated for quantization.
-        lower: rule for plain values (floating point, integers, booleans).
-        lower_integer: rule for quantized values, None if it has no rule.
+        lower: rule that lowers the operator on plain values (floating point, integers, booleans).
+        lower_integer: rule that lowers it on quantized values; None if there is none.
         activations: positions of the arguments that are quantized as activations; None for all tensor arguments.
         weight: position of the weight (CONV only).
         bias: position of the bias (CONV only).
-        weight_axis: maps the node to the weight's output-channel dimension (CONV only).
+        weight_axis: function that returns the output-channel dimension of the weight of an FX node (CONV only).
         univariate: whether it is elementwise and fusion may merge it with its neighbours into one TABLE.
-        is_discontinuous: whether the function has jumps. On int16 it then keeps its integer rule, which is exact; a
-            TABLE would interpolate across the jump.
+        is_discontinuous: whether the function has jumps. An int16 TABLE would interpolate across a jump, so int16
+            operands use the integer rule, which is exact.
         evaluate: function that computes the operator for a grid of operands; the ATen operator itself if None.
-        clamp: for ReLU-like functions, maps the arguments to (low, high). It merges into its producer's RESCALE.
-        factor: for a multiplication, maps the arguments to its positive constant, or to None. It merges likewise.
-        absorbs_activation: whether its integer rule ends in a RESCALE, into which ``clamp`` and ``factor`` users merge.
+        clamp_bounds: for ReLU-like functions, maps the arguments to (low, high). Such an operator is fused into the
+            RESCALE of its producer.
+        scale_factor: for a multiplication, maps the arguments to its positive constant factor, or to None. A
+            multiplication by such a constant is fused like a clamp.
+        absorbs_activation: whether its integer rule ends in a RESCALE, into which users with ``clamp_bounds`` or
+            ``scale_factor`` are fused.
         fixed_range: (low, high) of the result for any input, None if the range depends on the input.
-        reads_int16: whether its intermediates are wider than int8, so that an int16 input pays off in an INT8 program.
-        is_select: whether it selects between operands that may be numbers, so that its result can be quantized even
+        prefers_int16_input: whether its integer rule computes with more than 8 bits. In an INT8 program, an int16 input
+            then improves accuracy.
+        is_select: whether it selects between operands. Both may be Python numbers, so the result can be quantized even
             if no operand is.
         is_cast: whether it only changes the element type.
-        is_gate: whether it is a gate of recurrent layers. There, an int16 result has the range [-1, 1], and an int16
-            operand that only gates read [-16, 16], beyond which they saturate.
+        is_gate: whether it is an activation function of gates in recurrent layers. There, an int16 result has the range
+            [-1, 1]. An int16 operand that only gates read has the range [-16, 16], beyond which gates saturate.
         is_sinusoid: whether it is the sine or cosine of its operand.
-        is_lookup: whether it reads its first operand at the indices that its other operands hold.
-        interval: rule for the interval of an integer result. For an operator of several results, the rule takes the
-            ``getitem`` node that selects one. None if the interval is unknown; data movement has a default.
-        error: bound of the integer rule's error besides the rounding of its result, relative to the largest element
-            of operands and result. 2**-14 is at most two steps of int16.
+        is_gather: whether it gathers elements of its first operand. The other operands are indices.
+        interval: rule that computes the interval of an integer result. If the operator has several results, the rule
+            takes the ``getitem`` node of one result. None if the interval is unknown; data movement has a default.
+        error_bound: bound of the integer rule's error, without the rounding of the result. It is relative to the
+            largest element of operands and result. 2**-14 is at most two steps of int16.
     """
 
     overloads: tuple[OpOverload, ...]
@@ -74,18 +79,18 @@ class Record:
     univariate: bool = False
     is_discontinuous: bool = False
     evaluate: Callable[..., torch.Tensor] | None = None
-    clamp: Callable[..., tuple[float, float]] | None = None
-    factor: Callable[..., float | None] | None = None
+    clamp_bounds: Callable[..., tuple[float, float]] | None = None
+    scale_factor: Callable[..., float | None] | None = None
     absorbs_activation: bool = False
     fixed_range: tuple[float, float] | None = None
-    reads_int16: bool = False
+    prefers_int16_input: bool = False
     is_select: bool = False
     is_cast: bool = False
     is_gate: bool = False
     is_sinusoid: bool = False
-    is_lookup: bool = False
+    is_gather: bool = False
     interval: IntervalRule | None = None
-    error: float = 0.0
+    error_bound: float = 0.0
 
     def integer_rule(self, rule: Rule) -> Rule:
         """Decorator: ``rule`` lowers the operator on quantized values."""
@@ -104,9 +109,10 @@ class Composite:
             traces. It returns None in place of a result that it does not compute, for example indices.
         takes_quantized: whether ``decompose`` takes the keyword ``quantized`` and decomposes differently in a program
             that will be quantized.
-        emits_nodes: whether ``decompose`` works on FX nodes and takes a ``NodeEmitter`` (``ops/recurrent``) as its
-            first argument.
-        reads_memory: whether the result depends on the storage offset of operands, not only on shapes and strides.
+        emits_nodes: whether ``decompose`` takes FX nodes instead of tensors, and also takes a ``NodeEmitter``
+            (``ops/recurrent``) as its first argument.
+        reads_storage_offset: whether the result depends on the storage offset of operands, not only on shapes and
+            strides.
         interval: as in ``Record``.
     """
 
@@ -114,13 +120,13 @@ class Composite:
     decompose: Rule
     takes_quantized: bool = False
     emits_nodes: bool = False
-    reads_memory: bool = False
+    reads_storage_offset: bool = False
     interval: IntervalRule | None = None
 
 
 _RECORDS: dict[OpOverload, Record | Composite] = {}
-_CUSTOM: dict[OpOverload, Record | Composite] = {}  #: custom operators of this package
-_BY_NAME: dict[str, Composite] = {}  #: operators by name whose library may not be loaded
+_CUSTOM_RECORDS: dict[OpOverload, Record | Composite] = {}  #: custom operators of this package
+_DECOMPOSITIONS_BY_NAME: dict[str, Composite] = {}  #: by name: the operator library may not be loaded
 Entry = TypeVar("Entry", Record, Composite)
 
 
@@ -128,13 +134,13 @@ def register(record: Entry) -> Entry:
     """Add ``record`` under each of its overloads.
 
     Raises:
-        TypeError: ``record`` names an overload packet or another object than an ATen overload.
+        TypeError: ``record`` lists an object that is not an ATen overload, for example an overload packet.
         ValueError: an overload has a record already.
     """
     for overload in record.overloads:
         if not isinstance(overload, OpOverload):
             raise TypeError(f"register an overload such as aten.add.Tensor, not {overload!r}")
-        table = _RECORDS if overload.namespace == "aten" else _CUSTOM
+        table = _RECORDS if overload.namespace == "aten" else _CUSTOM_RECORDS
         if overload in table:
             raise ValueError(f"{overload} is registered twice")
         table[overload] = record
@@ -142,7 +148,7 @@ def register(record: Entry) -> Entry:
 
 
 def op(
-    *overloads: OpOverload, kind: Kind = Kind.ELEMENTWISE, compute_fp32: bool = False, **facts: Any
+    *overloads: OpOverload, kind: Kind = Kind.ELEMENTWISE, compute_fp32: bool = False, **attributes: Any
 ) -> Callable[[Rule], Record]:
     """Decorator that registers a function as the rule that lowers ``overloads`` on plain values.
 
@@ -153,14 +159,16 @@ def op(
     Args:
         overloads: the ATen overloads.
         kind: how the operator is annotated for quantization.
-        compute_fp32: whether the rule is a formula of several steps or a sum, which is computed in FP32
-            (``Context.compute_wide``).
-        facts: other attributes of ``Record``.
+        compute_fp32: whether narrower types are computed in FP32 or INT32 (``Context.compute_in_fp32_or_int32``),
+            because the rule has several rounding steps or sums elements.
+        attributes: other attributes of ``Record``.
     """
 
     def decorate(rule: Rule) -> Record:
-        lower = (lambda cx, *args, **kwargs: cx.compute_wide(rule, *args, **kwargs)) if compute_fp32 else rule
-        record = Record(overloads, kind, lower, **facts)
+        lower = (
+            (lambda cx, *args, **kwargs: cx.compute_in_fp32_or_int32(rule, *args, **kwargs)) if compute_fp32 else rule
+        )
+        record = Record(overloads, kind, lower, **attributes)
         if kind is Kind.SHARED:
             record.lower_integer = record.lower_integer or rule
             record.interval = record.interval or intervals.data_movement
@@ -169,7 +177,7 @@ def op(
     return decorate
 
 
-def decomposition(*overloads: OpOverload, **facts: Any) -> Callable[[Rule], Rule]:
+def decomposition(*overloads: OpOverload, **attributes: Any) -> Callable[[Rule], Rule]:
     """Decorator that registers a function as the decomposition of ``overloads``; it returns the function unchanged.
 
     The function has the arguments of the operator's ATen schema and calls other ATen operators on tensors::
@@ -180,12 +188,12 @@ def decomposition(*overloads: OpOverload, **facts: Any) -> Callable[[Rule], Rule
 
     Args:
         overloads: the ATen overloads.
-        facts: other attributes of ``Composite``, such as ``takes_quantized=True``.
+        attributes: other attributes of ``Composite``, such as ``takes_quantized=True``.
     """
 
-    def decorate(parts: Rule) -> Rule:
-        register(Composite(overloads, parts, **facts))
-        return parts
+    def decorate(decompose: Rule) -> Rule:
+        register(Composite(overloads, decompose, **attributes))
+        return decompose
 
     return decorate
 
@@ -197,10 +205,10 @@ def foreign_decomposition(name: str) -> Callable[[Rule], Rule]:
         ValueError: the operator has a record already.
     """
 
-    def decorate(parts: Rule) -> Rule:
-        if name in _BY_NAME:
+    def decorate(decompose: Rule) -> Rule:
+        if name in _DECOMPOSITIONS_BY_NAME:
             raise ValueError(f"{name} is registered twice")
-        _BY_NAME[name] = Composite((), parts)
-        return parts
+        _DECOMPOSITIONS_BY_NAME[name] = Composite((), decompose)
+        return decompose
 
     return decorate

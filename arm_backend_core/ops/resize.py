@@ -1,4 +1,4 @@
-"""Upsampling of images by TOSA 1.0 RESIZE; otherwise by slices, GATHER, or products with interpolation weights."""
+"""Resizing of images by TOSA 1.0 RESIZE. If the target cannot run it: slices, GATHER, or interpolation matrices."""
 
 from __future__ import annotations
 
@@ -24,8 +24,15 @@ _MAX_INT8_WEIGHT = 127  # largest int8 weight
 
 
 @dataclass(frozen=True)
-class _Sampling:
-    """Sampling along one axis: output element o is at input position o * step + start, both exact fractions."""
+class _AxisSampling:
+    """Sampling positions along one axis: output element o reads the input at o * step + start (exact fractions).
+
+    Attributes:
+        size: number of input elements.
+        out: number of output elements.
+        step: distance between sampling positions, in input elements.
+        start: position of the first output element.
+    """
 
     size: int
     out: int
@@ -33,38 +40,39 @@ class _Sampling:
     start: Fraction
 
     @property
-    def unit(self) -> int:
+    def positions_per_pixel(self) -> int:
         """Number of sampling positions per pixel, TOSA's scale_n."""
         return math.lcm(self.step.denominator, self.start.denominator)
 
     @property
-    def parameters(self) -> tuple[int, int, int, int]:
-        """TOSA's scale_n, scale_d, offset and border. The border follows from the output size (ERROR_IF in RESIZE)."""
-        n = self.unit
+    def tosa_parameters(self) -> tuple[int, int, int, int]:
+        """(scale_n, scale_d, offset, border) of RESIZE. ERROR_IF in RESIZE ties the border to the output size."""
+        n = self.positions_per_pixel
         d, offset = int(self.step * n), int(self.start * n)
         return n, d, offset, (self.out - 1) * d - (self.size - 1) * n + offset
 
-    def nearest(self) -> list[int]:
+    def nearest_indices(self) -> list[int]:
         """Input indices that RESIZE reads in mode NEAREST: the positions, rounded half up."""
         half = Fraction(1, 2)
         return [min(max(math.floor(o * self.step + self.start + half), 0), self.size - 1) for o in range(self.out)]
 
-    def weights(self, unit: int) -> np.ndarray:
-        """Bilinear interpolation matrix [out, size], whose rows sum to ``unit``."""
+    def interpolation_weights(self, row_sum: int) -> np.ndarray:
+        """Bilinear interpolation matrix [out, size], whose rows sum to ``row_sum``."""
         matrix = np.zeros((self.out, self.size))
         for o in range(self.out):
             position = o * self.step + self.start
             below = math.floor(position)
-            part = float((position - below) * unit)
-            matrix[o, min(max(below, 0), self.size - 1)] += unit - part
-            matrix[o, min(max(below + 1, 0), self.size - 1)] += part
+            weight_above = float((position - below) * row_sum)
+            matrix[o, min(max(below, 0), self.size - 1)] += row_sum - weight_above
+            matrix[o, min(max(below + 1, 0), self.size - 1)] += weight_above
         return matrix
 
 
-def _step(size: int, out: int, factor: float | None) -> Fraction:
-    """Input elements per output element: the inverse of the given factor, else the ratio of the sizes.
+def _sampling_step(size: int, out: int, factor: float | None) -> Fraction:
+    """Input elements per output element: the inverse of ``factor``, or the ratio of the sizes if it is None.
 
-    A factor such as 1.6 is replaced by the simple fraction near it if no position moves by more than 2**-16 of a pixel.
+    A factor such as 1.6 is no exact float. The simple fraction near it is used if no sampling position moves by more
+    than 2**-16 of a pixel.
     """
     if factor is None:
         return Fraction(size, out)
@@ -72,18 +80,18 @@ def _step(size: int, out: int, factor: float | None) -> Fraction:
     return simple if abs(simple - exact) * out < Fraction(1, 1 << 16) else exact
 
 
-def _parameters(samplings: Sequence[_Sampling]) -> dict[str, tuple[int, ...]]:
-    (yn, yd, oy, by), (xn, xd, ox, bx) = (sampling.parameters for sampling in samplings)
+def _resize_attributes(samplings: Sequence[_AxisSampling]) -> dict[str, tuple[int, ...]]:
+    (yn, yd, oy, by), (xn, xd, ox, bx) = (sampling.tosa_parameters for sampling in samplings)
     return {"scale": (yn, yd, xn, xd), "offset": (oy, ox), "border": (by, bx)}
 
 
-def _resize_refusal(cx: Context, image: Value, out: DType, samplings: Sequence[_Sampling], mode: str) -> str | None:
-    """Why the target cannot run the RESIZE, including hardware limits; None if it can."""
-    return cx.b.refusal("RESIZE", (image,), out, mode=mode, **_parameters(samplings))
+def _resize_refusal(cx: Context, image: Value, out: DType, samplings: Sequence[_AxisSampling], mode: str) -> str | None:
+    """Return why the target cannot run this RESIZE, for example a hardware limit; None if it can."""
+    return cx.b.refusal("RESIZE", (image,), out, mode=mode, **_resize_attributes(samplings))
 
 
-def _resize(cx: Context, image: Value, samplings: Sequence[_Sampling], mode: str) -> Value:
-    return cx.b.resize(image, mode=mode, **_parameters(samplings))
+def _resize(cx: Context, image: Value, samplings: Sequence[_AxisSampling], mode: str) -> Value:
+    return cx.b.resize(image, mode=mode, **_resize_attributes(samplings))
 
 
 # -- nearest ------------------------------------------------------------------------------------------------------
@@ -96,30 +104,34 @@ def _nearest_indices(size: int, out: int, factor: float | None, shift: float) ->
     return [int(position) for position in np.minimum(np.floor(positions), size - 1)]
 
 
-def _nearest_sampling(size: int, out: int, factor: float | None, shift: float) -> _Sampling:
-    """Sampling for mode NEAREST. TOSA rounds half up and PyTorch rounds down, so it starts half an element earlier.
+def _nearest_sampling(size: int, out: int, factor: float | None, shift: float) -> _AxisSampling:
+    """Sampling for mode NEAREST. As TOSA rounds half up and PyTorch down, it starts half an element earlier.
 
-    For an integer factor, the middle of the valid interval gives the same indices; Ethos-U supports it in hardware.
+    For an integer factor, a range of starts gives the same indices. The middle of that range is taken, because Ethos-U
+    supports it in hardware.
     """
-    step = _step(size, out, factor)
+    step = _sampling_step(size, out, factor)
     centred = shift or step.numerator == 1
-    return _Sampling(size, out, step, (step - 1) / 2 if centred else Fraction(-1, 2))
+    return _AxisSampling(size, out, step, (step - 1) / 2 if centred else Fraction(-1, 2))
 
 
-def _nearest(cx: Context, x: Tensor, factors: Sequence[float | None], shift: float) -> Value:
-    sides = list(zip(x.shape[2:], cx.shape[2:], factors, strict=True))
-    indices = [_nearest_indices(*side, shift) for side in sides]
+def _resize_nearest(cx: Context, x: Tensor, factors: Sequence[float | None], shift: float) -> Value:
+    """Resize by RESIZE if it reads the same pixels as PyTorch, else by gathering rows and columns."""
+    axes = list(zip(x.shape[2:], cx.shape[2:], factors, strict=True))
+    indices = [_nearest_indices(*side, shift) for side in axes]
     if indices == [list(range(size)) for size in x.shape[2:]]:
         return x.value
-    samplings = [_nearest_sampling(*side, shift) for side in sides]
+    samplings = [_nearest_sampling(*side, shift) for side in axes]
     image = to_nhwc(cx.b, x.value)
-    exact = all(sampling.nearest() == expected for sampling, expected in zip(samplings, indices, strict=True))
-    if exact and _resize_refusal(cx, image, image.dtype, samplings, "NEAREST") is None:
+    is_exact = all(
+        sampling.nearest_indices() == expected for sampling, expected in zip(samplings, indices, strict=True)
+    )
+    if is_exact and _resize_refusal(cx, image, image.dtype, samplings, "NEAREST") is None:
         return to_nchw(cx.b, _resize(cx, image, samplings, "NEAREST"))
     return to_nchw(cx.b, gather_constant(cx.b, gather_constant(cx.b, image, 1, indices[0]), 2, indices[1]))
 
 
-def _factors(values: Sequence[float] | None) -> tuple[float | None, float | None]:
+def _split_scale_factors(values: Sequence[float] | None) -> tuple[float | None, float | None]:
     return (values[0], values[1]) if values else (None, None)
 
 
@@ -127,32 +139,32 @@ def _factors(values: Sequence[float] | None) -> tuple[float | None, float | None
 def nearest(
     cx: Context, x: Tensor, output_size: Sequence[int], scales_h: float | None = None, scales_w: float | None = None
 ) -> Value:
-    """x [N, C, H, W]."""
-    return _nearest(cx, x, (scales_h, scales_w), 0.0)
+    """Nearest-neighbour upsampling of x [N, C, H, W]."""
+    return _resize_nearest(cx, x, (scales_h, scales_w), 0.0)
 
 
-def _nearest_vec(
+def _resize_nearest_vec(
     cx: Context, x: Tensor, output_size: Sequence[int] | None, scale_factors: Any = None, *, shift: float
 ) -> Value:
-    """The overload that torch.export emits. "exact" (shift 0.5) reads the input at the output element's centre."""
-    return _nearest(cx, x, _factors(scale_factors), shift)
+    """The overloads that torch.export emits. The "exact" one (shift 0.5) reads at the centre of the output element."""
+    return _resize_nearest(cx, x, _split_scale_factors(scale_factors), shift)
 
 
-op(aten.upsample_nearest2d.vec, kind=Kind.SHARED)(partial(_nearest_vec, shift=0.0))
-op(aten._upsample_nearest_exact2d.vec, kind=Kind.SHARED)(partial(_nearest_vec, shift=0.5))
+op(aten.upsample_nearest2d.vec, kind=Kind.SHARED)(partial(_resize_nearest_vec, shift=0.0))
+op(aten._upsample_nearest_exact2d.vec, kind=Kind.SHARED)(partial(_resize_nearest_vec, shift=0.5))
 
 
 # -- bilinear -----------------------------------------------------------------------------------------------------
 
 
-def _linear_sampling(size: int, out: int, factor: float | None, align_corners: bool) -> _Sampling:
-    """Sampling with aligned corners or aligned pixel centres; a single element is copied."""
+def _linear_sampling(size: int, out: int, factor: float | None, align_corners: bool) -> _AxisSampling:
+    """Sampling with aligned corners or aligned pixel centres; an axis of one element is copied."""
     if size == 1 or (out == 1 and align_corners):
-        return _Sampling(1, 1, Fraction(1), Fraction(0))
+        return _AxisSampling(1, 1, Fraction(1), Fraction(0))
     if align_corners:
-        return _Sampling(size, out, Fraction(size - 1, out - 1), Fraction(0))
-    step = _step(size, out, factor)
-    return _Sampling(size, out, step, (step - 1) / 2)
+        return _AxisSampling(size, out, Fraction(size - 1, out - 1), Fraction(0))
+    step = _sampling_step(size, out, factor)
+    return _AxisSampling(size, out, step, (step - 1) / 2)
 
 
 @op(aten.upsample_bilinear2d.default, kind=Kind.SHARED)
@@ -164,19 +176,24 @@ def bilinear(
     scales_h: float | None = None,
     scales_w: float | None = None,
 ) -> Value:
-    """x [N, C, H, W]. On integers RESIZE multiplies by the positions per pixel, which a RESCALE divides out."""
+    """Bilinear upsampling of x [N, C, H, W].
+
+    On integers, RESIZE multiplies the result by the positions per pixel of both axes, and a RESCALE divides by them.
+    """
     b = cx.b
     factors = ((2, scales_h), (3, scales_w))
     samplings = [_linear_sampling(x.shape[i], cx.shape[i], f, align_corners) for i, f in factors]
     image = to_nhwc(b, b.slice(x.value, (0, 0, 0, 0), (*x.shape[:2], *(sampling.size for sampling in samplings))))
     accumulator_dtype = {DType.INT8: DType.INT32, DType.INT16: DType.INT48}.get(image.dtype, image.dtype)
     reason = _resize_refusal(cx, image, accumulator_dtype, samplings, "BILINEAR")
-    if all(sampling.parameters == (1, 1, 0, 0) for sampling in samplings):
+    if all(sampling.tosa_parameters == (1, 1, 0, 0) for sampling in samplings):
         result = image  # works around a bug in Vela: resized_same in docs/contributors/vela.md
     elif reason is None:
         result = _resize(cx, image, samplings, "BILINEAR")
         if x.q is not None:
-            result = b.rescale(result, x.q.dtype, 1 / (samplings[0].unit * samplings[1].unit))
+            result = b.rescale(
+                result, x.q.dtype, 1 / (samplings[0].positions_per_pixel * samplings[1].positions_per_pixel)
+            )
     elif x.q is None:
         result = _bilinear_by_matmul(cx, image, samplings)
     else:
@@ -185,42 +202,45 @@ def bilinear(
     return b.tile(result, [target // size for target, size in zip(cx.shape, result.shape, strict=True)])
 
 
-def _bilinear_by_matmul(cx: Context, image: Value, samplings: Sequence[_Sampling]) -> Value:
-    """Interpolation along each axis as a matrix product with its weights, for any factor."""
+def _bilinear_by_matmul(cx: Context, image: Value, samplings: Sequence[_AxisSampling]) -> Value:
+    """Interpolate along each axis by a matrix product with its interpolation weights; supports any factor."""
     b = cx.b
-    for sampling in samplings:  # the axis before the last goes last; two rounds restore the order
+    for sampling in samplings:  # rotate H, then W to the end; a third rotation restores the order
         image = b.transpose(image, (0, 2, 3, 1))
-        weights = b.const(sampling.weights(1).T[None], image.dtype)
+        weights = b.const(sampling.interpolation_weights(1).T[None], image.dtype)
         rows = b.matmul(b.reshape(image, (1, prod(image.shape[:3]), sampling.size)), weights)
         image = b.reshape(rows, (*image.shape[:3], sampling.out))
     return b.transpose(image, (0, 2, 3, 1))
 
 
-def _bilinear_by_conv(cx: Context, image: Value, samplings: Sequence[_Sampling]) -> Value:
-    """Interpolation along each axis as a matrix product with integer weights.
+def _bilinear_by_conv(cx: Context, image: Value, samplings: Sequence[_AxisSampling]) -> Value:
+    """Interpolate along each axis by a 1x1 convolution with integer weights, whose channels are the axis.
 
-    The axis becomes the channels of a 1x1 convolution. Between the two convolutions, int8 values have 7 more bits.
+    Between the two convolutions, int8 values have 7 more bits.
     """
     b, dtype = cx.b, image.dtype
-    guard = 128 if dtype is DType.INT8 else 1
-    rows, parts = _interpolate_by_conv(cx, b.transpose(image, (0, 3, 2, 1)), samplings[0])  # [N, C, W, OH]
-    rows = b.rescale(rows, DType.INT16, guard / parts)
-    columns, parts = _interpolate_by_conv(cx, b.transpose(rows, (0, 1, 3, 2)), samplings[1])  # [N, C, OH, OW]
-    result = b.rescale(columns, dtype, 1 / (parts * guard))
+    guard_factor = 128 if dtype is DType.INT8 else 1
+    rows, weight_sum = _interpolate_by_conv(cx, b.transpose(image, (0, 3, 2, 1)), samplings[0])  # [N, C, W, OH]
+    rows = b.rescale(rows, DType.INT16, guard_factor / weight_sum)
+    columns, weight_sum = _interpolate_by_conv(cx, b.transpose(rows, (0, 1, 3, 2)), samplings[1])  # [N, C, OH, OW]
+    result = b.rescale(columns, dtype, 1 / (weight_sum * guard_factor))
     return b.transpose(result, (0, 2, 3, 1))
 
 
-def _interpolate_by_conv(cx: Context, x: Value, sampling: _Sampling) -> tuple[Value, int]:
-    """The products, and the sum of the weights. Weights above int8 are split into two digits in base 127."""
+def _interpolate_by_conv(cx: Context, x: Value, sampling: _AxisSampling) -> tuple[Value, int]:
+    """Return the products with the interpolation weights, and the sum of each weight row.
+
+    Weights that exceed int8 are split into two digits in base 127.
+    """
     b, accumulator_dtype = cx.b, DType.INT48 if x.dtype is DType.INT16 else DType.INT32
 
     def product(weights: np.ndarray) -> Value:
         kernel = b.const(weights.reshape(sampling.out, 1, 1, sampling.size), DType.INT8)
         return b.conv2d(x, kernel, b.const(np.zeros(sampling.out), accumulator_dtype), pad=(0, 0, 0, 0))
 
-    if sampling.unit <= _MAX_INT8_WEIGHT:
-        return product(sampling.weights(sampling.unit)), sampling.unit
-    weights = np.rint(sampling.weights(_MAX_INT8_WEIGHT**2))
+    if sampling.positions_per_pixel <= _MAX_INT8_WEIGHT:
+        return product(sampling.interpolation_weights(sampling.positions_per_pixel)), sampling.positions_per_pixel
+    weights = np.rint(sampling.interpolation_weights(_MAX_INT8_WEIGHT**2))
     high = np.rint(weights / _MAX_INT8_WEIGHT)
     first, second = (b.rescale(product(part), DType.INT32, 1.0) for part in (high, weights - _MAX_INT8_WEIGHT * high))
     return b.add(b.mul(first, b.const(_MAX_INT8_WEIGHT, DType.INT32)), second), _MAX_INT8_WEIGHT**2
@@ -230,5 +250,5 @@ def _interpolate_by_conv(cx: Context, x: Value, sampling: _Sampling) -> tuple[Va
 def bilinear_vec(
     cx: Context, x: Tensor, output_size: Sequence[int] | None, align_corners: bool, scale_factors: Any = None
 ) -> Value:
-    """The overload that torch.export emits."""
-    return bilinear.lower(cx, x, cx.shape[2:], align_corners, *_factors(scale_factors))
+    """The bilinear overload that torch.export emits."""
+    return bilinear.lower(cx, x, cx.shape[2:], align_corners, *_split_scale_factors(scale_factors))

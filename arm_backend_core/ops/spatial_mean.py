@@ -1,11 +1,11 @@
-"""Mean over adjacent dimensions of a quantized tensor, as depthwise convolutions with weights of one.
+"""Spatial mean of a quantized tensor: depthwise convolutions with all weights 1.
 
-The sum stays in the accumulator until it is rescaled to the result's own parameters. AVG_POOL2D in contrast keeps the
-input's parameters. Each pass sums rows. A row is viewed as groups of channels, because an Ethos-U stores ten bytes of
-scale for each channel and processes several positions at once.
+The accumulator is rescaled directly to the quantization parameters of the result. AVG_POOL2D, in contrast, keeps the
+parameters of the input. Each convolution sums rows. A row of the image is viewed as fewer channels and more positions,
+because an Ethos-U stores ten bytes of scale for each channel and processes several positions at once.
 
 Measured with Vela 5.1 on 7x7x1280 between two 1x1 convolutions (cycles on U55-128, cycles on U85-256, bytes on U55):
-- this form: 114,295, 25,376, 80,896
+- this implementation: 114,295, 25,376, 80,896
 - rows and columns in two passes: 117,682, 26,481, 81,216; the same with 1280 channels: 133,094, 44,010, 108,928
 - AVG_POOL2D: 140,466, 39,580, 80,576
 - REDUCE_SUM: 184,954, 1,821,092, 81,168
@@ -25,8 +25,8 @@ from arm_backend_core.qparams import QParams
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value, prod
 
-_CHANNELS_AT_ONCE = 16
-"""Number of channels that an Ethos-U processes at once."""
+_PARALLEL_CHANNELS = 16
+"""Number of channels that an Ethos-U processes in parallel."""
 
 
 def spatial_mean(
@@ -34,14 +34,16 @@ def spatial_mean(
 ) -> Value | None:
     """Mean of int8 or int16 ``x`` over one or two adjacent ``axes``, which keep size 1; in parameters ``out``.
 
-    Args:
-        sole_reader: whether nothing else reads ``x``. On an Ethos-U, a view of a tensor with other readers may be a
-            copy. A view of a SLICE is one too, while a convolution reads a SLICE in place.
+    Between the convolutions, the sums are int16. They are exact if they fit int16. Otherwise the error is at most 2**-9
+    of an int8 step.
 
-    Between the passes the sums are int16. They are exact if they fit, else the error is at most 2**-9 of an int8 step.
+    Args:
+        sole_reader: whether no other operator reads ``x``. On an Ethos-U, a RESHAPE of a tensor with other readers may
+            be a copy. A RESHAPE of a SLICE is a copy too, while a convolution reads a SLICE in place.
 
     Returns:
-        None if this form does not apply: the axes are not adjacent, are all axes, or are the last axis of a matrix.
+        None if the convolutions do not apply: the axes are not adjacent, are more than two, are all axes, or are only
+        the last axis; or ``x`` has more than four dimensions.
     """
     axes = sorted(axes)
     if len(axes) == x.rank or len(axes) > 2 or axes != list(range(axes[0], axes[-1] + 1)) or x.rank > 4:
@@ -49,14 +51,14 @@ def spatial_mean(
     lead, reduced, trail = x.shape[: axes[0]], [x.shape[i] for i in axes], x.shape[axes[-1] + 1 :]
     if axes[-1] == x.rank - 1 and len(axes) == 1:
         return None
-    if axes[-1] == x.rank - 1:  # [N, C, H, W]: the channel goes last
+    if axes[-1] == x.rank - 1:  # [N, C, H, W]: move the channels to the end
         batch, channels = prod(lead[:-1]), lead[-1]
         image = b.transpose(b.reshape(x, (batch, channels, *reduced)), (0, 2, 3, 1))
     else:
         batch, channels = prod(lead), prod(trail)
         image = b.reshape(x, (batch, *reduced, *(1,) * (2 - len(axes)), channels))
-    sliced = x.producer is not None and x.producer.kind == "SLICE"
-    result = _mean_by_convolutions(b, image, q, out, sole_reader and not sliced)
+    is_slice = x.producer is not None and x.producer.kind == "SLICE"
+    result = _mean_by_convolutions(b, image, q, out, sole_reader and not is_slice)
     kept_shape = [1 if i in axes else size for i, size in enumerate(x.shape)]
     return b.reshape(result, kept_shape)  # only the channel has more than one element, so the layout does not matter
 
@@ -69,63 +71,63 @@ def window_means(
     Raises:
         Unsupported: the target does not support the depthwise convolution.
     """
-    x, area, channels = FixedPoint.of(b, image, q), prod(kernel), image.shape[3]
+    x, area, channels = FixedPoint.from_value(b, image, q), prod(kernel), image.shape[3]
     ones = b.const(np.ones((*kernel, channels, 1)), DType.INT8)
     zeros = b.const(np.zeros(channels), DType.INT48 if x.dtype is DType.INT16 else DType.INT32)
     sums = b.depthwise_conv2d(image, ones, zeros, pad=(0, 0, 0, 0), stride=stride, zps=(x.zero_point, 0))
     return requantize(b, sums, float(x.peak * area), np.array([x.scale / area]), out)
 
 
-def _split_length(size: int, longest: int) -> list[int]:
-    """Split ``size`` into kernel lengths of at most ``longest`` that differ by at most one, the largest first."""
-    count = -(-size // longest)
+def _split_length(size: int, max_length: int) -> list[int]:
+    """Split ``size`` into kernel lengths of at most ``max_length`` that differ by at most one, the largest first."""
+    count = -(-size // max_length)
     return [(size + i) // count for i in reversed(range(count))]
 
 
 def _mean_by_convolutions(b: Builder, image: Value, q: QParams, out: QParams, sole_reader: bool) -> Value:
-    """Mean of an image [N, H, W, C] over rows, then over columns, or over both at once if a kernel is long enough.
+    """Mean of an image [N, H, W, C] over rows, then over columns, or over both at once if one kernel covers them.
 
-    If an axis is longer than the longest kernel, kernels sum its parts, and the sums of the parts are summed again. The
-    parts are contiguous in memory, so slicing them costs nothing. A RESHAPE of a tensor with other readers does
-    (measured with Vela 5.1 on 112x112x32, gate included: 1,279,638 to 877,246 cycles on U55-128).
+    If an axis is longer than the longest kernel, kernels sum its parts, and further kernels sum these sums. The parts
+    are contiguous in memory, so slicing them costs nothing. A RESHAPE of a tensor with other readers costs cycles:
+    877,246 cycles without it and 1,279,638 with it (Vela 5.1, U55-128, 112x112x32 with its gate).
     """
     batch, height, width, channels = image.shape
-    longest = b.target.hardware.max_kernel
-    x = FixedPoint.of(b, image, q)
+    max_kernel = b.target.hardware.max_kernel
+    x = FixedPoint.from_value(b, image, q)
     x = x.with_scale(x.scale / (height * width))
     # Whether the image can be viewed in another shape without a copy or a loss of speed (whole groups of 16 channels).
-    reshapes_freely = sole_reader and channels % _CHANNELS_AT_ONCE == 0 and height <= longest
+    reshape_is_free = sole_reader and channels % _PARALLEL_CHANNELS == 0 and height <= max_kernel
     lengths = (
-        [height * width] if reshapes_freely and height * width <= longest else [n for n in (height, width) if n > 1]
+        [height * width] if reshape_is_free and height * width <= max_kernel else [n for n in (height, width) if n > 1]
     )
     for length in lengths:
-        if reshapes_freely or x.value is not image:
+        if reshape_is_free or x.value is not image:
             x = replace(
                 x, value=b.reshape(x.value, (batch, length, *_group_channels(prod(x.shape[1:]) // length, channels)))
             )
         elif height == 1:
             x = replace(x, value=b.reshape(x.value, (batch, width, 1, channels)))
         while x.shape[1] > 1:
-            parts = _split_length(x.shape[1], longest)
-            sums = _sum_neighbouring_rows(x, parts)
+            parts = _split_length(x.shape[1], max_kernel)
+            sums = _sum_row_parts(x, parts)
             peak = x.peak * parts[0]
             if len(sums) == 1 and prod(sums[0].shape[1:]) == channels:
                 return requantize(b, sums[0], float(peak), np.array([x.scale]), out)
             step = min(1.0, 32767 / peak)  # exact if int16 holds the sum
-            joined = b.concat([b.rescale(total, DType.INT16, step) for total in sums], 1)
+            partial_sums = b.concat([b.rescale(total, DType.INT16, step) for total in sums], 1)
             bound = 32767 if step < 1 else math.ceil(peak)  # peak * step may round up
-            x = FixedPoint(b, joined, -bound, bound, x.scale / step)
+            x = FixedPoint(b, partial_sums, -bound, bound, x.scale / step)
     return x.requantize(out)
 
 
-def _group_channels(row: int, channels: int) -> tuple[int, int]:
-    """View a row of ``row`` elements as (positions, channels), with the fewest channels that run at full speed."""
-    group = next((group for group in range(_CHANNELS_AT_ONCE, channels, 8) if row % group == 0), channels)
-    return row // group, group
+def _group_channels(row_size: int, channels: int) -> tuple[int, int]:
+    """Split ``row_size`` elements into (positions, channels), with the fewest channels that run at full speed."""
+    group = next((group for group in range(_PARALLEL_CHANNELS, channels, 8) if row_size % group == 0), channels)
+    return row_size // group, group
 
 
-def _sum_neighbouring_rows(x: FixedPoint, parts: Sequence[int]) -> list[Value]:
-    """Sum of the rows of each part, as INT32 or INT48."""
+def _sum_row_parts(x: FixedPoint, parts: Sequence[int]) -> list[Value]:
+    """Sum the rows of x [N, rows, W, C] in parts of the given numbers of rows; each sum is INT32 or INT48."""
     b, channels = x.b, x.shape[3]
     zeros = b.const(np.zeros(channels), DType.INT48 if x.dtype is DType.INT16 else DType.INT32)
     sums, start = [], 0

@@ -1,7 +1,7 @@
 """topk: the largest or smallest elements along a dimension.
 
 TOSA has no sort. A small k is selected iteratively: each step finds the extreme of the remaining elements. For a short
-dimension each element's rank is the number of elements that come before it.
+dimension, the rank of each element is computed: the number of elements that come before it.
 """
 
 from __future__ import annotations
@@ -21,84 +21,91 @@ from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
 
 aten = torch.ops.aten
-_MAX_SEQUENTIAL = 5  #: each element costs eight operators on the whole tensor
-#: A larger k is selected by rank, which compares all pairs: for up to _MAX_RANKED elements along the dimension, or up
-#: to _MAX_PAIRS pairs in all. With 1024 elements the CPU is faster; with 8192 there are too many pairs.
-_MAX_RANKED, _MAX_PAIRS = 64, 1 << 18
+_MAX_ITERATIVE_K = 5  #: larger k use ranks, because each selected element takes eight operators on the whole tensor
+#: Selection by rank compares all pairs of elements. It is used for up to _MAX_RANKED_ELEMENTS elements along the
+#: dimension, or up to _MAX_PAIRS pairs in the tensor. With 1024 elements the CPU is faster; with 8192 there are too
+#: many pairs.
+_MAX_RANKED_ELEMENTS, _MAX_PAIRS = 64, 1 << 18
 
 
 @op(aten.topk.default, kind=Kind.SHARED, interval=intervals.values_and_indices)
 def topk(cx: Context, x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> list[Tensor]:
-    """Values and int32 indices in order. Equal elements keep their order; NaN counts as the largest."""
+    """torch.topk with int32 indices, sorted. Equal elements keep their order; NaN counts as the largest."""
     b, shape, x = cx.b, cx.shape, at_least_1d(cx, x)
     axis, n = dim % x.rank, x.shape[dim]
-    if k > _MAX_SEQUENTIAL and n > _MAX_RANKED and x.value.size * n > _MAX_PAIRS:
-        limit = f"k is at most {_MAX_SEQUENTIAL}, unless there are at most {_MAX_RANKED} elements or {_MAX_PAIRS} pairs"
+    if k > _MAX_ITERATIVE_K and n > _MAX_RANKED_ELEMENTS and x.value.size * n > _MAX_PAIRS:
+        limit = f"k is at most {_MAX_ITERATIVE_K}, unless there are at most {_MAX_RANKED_ELEMENTS} elements "
+        limit += f"or {_MAX_PAIRS} pairs"
         raise Unsupported(f"topk of {k} among {n} elements ({limit}); use a smaller k")
     elements = x.value if x.value.dtype.is_float else b.cast(x.value, DType.INT32)  # EQUAL takes no narrower type
     index_dtype = DType.INT32 if cx.target.integer else DType.FP32  # the FP profile compares no integers
-    selected = (_select_by_rank if k > _MAX_SEQUENTIAL or n <= 8 * k else _select_iteratively)(
+    selected = (_select_by_rank if k > _MAX_ITERATIVE_K or n <= 8 * k else _select_iteratively)(
         b, elements, index_dtype, k, axis, largest
     )
     values, indices = (b.reshape(value, shape) for value in selected)
     return [Tensor(b.cast(values, x.value.dtype), x.q), Tensor(b.cast(indices, DType.INT32))]
 
 
-def _select_iteratively(b: Builder, x: Value, number: DType, k: int, axis: int, largest: bool) -> list[Value]:
-    """Values and indices of the first ``k`` in order: each is the extreme of the remaining elements."""
+def _select_iteratively(b: Builder, x: Value, index_dtype: DType, k: int, axis: int, largest: bool) -> list[Value]:
+    """Return the ``k`` values and their indices. Each iteration selects the extreme of the remaining elements."""
     n = x.shape[axis]
-    places = b.const(np.arange(n).reshape([n if i == axis else 1 for i in range(x.rank)]), number)
-    left = b.const(np.ones((1,) * x.rank, dtype=bool), DType.BOOL)
+    positions = b.const(np.arange(n).reshape([n if i == axis else 1 for i in range(x.rank)]), index_dtype)
+    remaining = b.const(np.ones((1,) * x.rank, dtype=bool), DType.BOOL)
     selected: list[list[Value]] = []
     for _ in range(k):
-        value, hits = _masked_extreme(b, x, left, axis, largest=largest)
-        index = b.reduce("REDUCE_MIN", b.select(hits, places, b.const(n, number)), axis)
-        left = b.bitwise("LOGICAL_AND", left, b.unary("LOGICAL_NOT", b.compare("EQUAL", places, index)))
+        value, is_extreme = _select_extreme(b, x, remaining, axis, largest=largest)
+        index = b.reduce("REDUCE_MIN", b.select(is_extreme, positions, b.const(n, index_dtype)), axis)
+        remaining = b.bitwise("LOGICAL_AND", remaining, b.unary("LOGICAL_NOT", b.compare("EQUAL", positions, index)))
         selected.append([value, index])
     return [b.concat(parts, axis) for parts in zip(*selected, strict=True)]
 
 
-def _select_by_rank(b: Builder, x: Value, number: DType, k: int, axis: int, largest: bool) -> list[Value]:
-    """Values and indices of the first ``k`` in order: an element's rank is the number of elements before it."""
-    last = [*(i for i in range(x.rank) if i != axis), axis]
-    lead, n = x.size // x.shape[axis], x.shape[axis]
-    front = b.transpose(x, last)
-    this, other = (b.reshape(front, shape) for shape in ((lead, n, 1), (lead, 1, n)))
-    over, under = (other, this) if largest else (this, other)
-    ahead, ahead_or_equal = (b.compare(kind, over, under) for kind in ("GREATER", "GREATER_EQUAL"))
+def _select_by_rank(b: Builder, x: Value, index_dtype: DType, k: int, axis: int, largest: bool) -> list[Value]:
+    """Return the ``k`` values and their indices. The rank of an element is the number of elements before it."""
+    order = [*(i for i in range(x.rank) if i != axis), axis]
+    rows, n = x.size // x.shape[axis], x.shape[axis]
+    axis_last = b.transpose(x, order)
+    this, other = (b.reshape(axis_last, shape) for shape in ((rows, n, 1), (rows, 1, n)))
+    over, under = (other, this) if largest else (this, other)  # over > under: the other element comes first
+    is_before, is_before_or_equal = (b.compare(kind, over, under) for kind in ("GREATER", "GREATER_EQUAL"))
     if x.dtype.is_float:
         is_nan, other_is_number = (
             b.unary("LOGICAL_NOT", b.compare("EQUAL", over, over)),
             b.compare("EQUAL", under, under),
         )
-        ahead = b.bitwise("LOGICAL_OR", ahead, b.bitwise("LOGICAL_AND", is_nan, other_is_number))
-        ahead_or_equal = b.bitwise("LOGICAL_OR", ahead_or_equal, is_nan)
-    earlier = b.const(np.tri(n, k=-1, dtype=bool)[None], DType.BOOL)
-    ahead = b.bitwise("LOGICAL_OR", ahead, b.bitwise("LOGICAL_AND", ahead_or_equal, earlier))
-    hits = b.compare("EQUAL", b.reduce("REDUCE_SUM", b.cast(ahead, number), 2), b.const(np.arange(k), number))
-    places = b.const(np.arange(n).reshape(1, n, 1), number)
-    selected = (b.reduce("REDUCE_SUM", b.select(hits, y, b.const(0, y.dtype)), 1) for y in (this, places))
-    shape = (*front.shape[:-1], k)
-    return [b.transpose(b.reshape(value, shape), [last.index(i) for i in range(x.rank)]) for value in selected]
+        is_before = b.bitwise("LOGICAL_OR", is_before, b.bitwise("LOGICAL_AND", is_nan, other_is_number))
+        is_before_or_equal = b.bitwise("LOGICAL_OR", is_before_or_equal, is_nan)
+    is_earlier_index = b.const(np.tri(n, k=-1, dtype=bool)[None], DType.BOOL)
+    is_before = b.bitwise("LOGICAL_OR", is_before, b.bitwise("LOGICAL_AND", is_before_or_equal, is_earlier_index))
+    is_selected = b.compare(
+        "EQUAL", b.reduce("REDUCE_SUM", b.cast(is_before, index_dtype), 2), b.const(np.arange(k), index_dtype)
+    )
+    positions = b.const(np.arange(n).reshape(1, n, 1), index_dtype)
+    selected = (b.reduce("REDUCE_SUM", b.select(is_selected, y, b.const(0, y.dtype)), 1) for y in (this, positions))
+    shape = (*axis_last.shape[:-1], k)
+    return [b.transpose(b.reshape(value, shape), [order.index(i) for i in range(x.rank)]) for value in selected]
 
 
-def _masked_extreme(b: Builder, x: Value, left: Value, axis: int, *, largest: bool) -> tuple[Value, Value]:
-    """The largest or smallest of the elements that are ``left``, and the mask of elements that equal it."""
+def _select_extreme(b: Builder, x: Value, remaining: Value, axis: int, *, largest: bool) -> tuple[Value, Value]:
+    """Return the largest or smallest of the ``remaining`` elements, and the mask of elements that equal it."""
     if not x.dtype.is_float:
         low, high = x.dtype.range
-        value = b.reduce(*_mask_candidates(b, x, left, low if largest else high, largest), axis)
-        return value, b.bitwise("LOGICAL_AND", left, b.compare("EQUAL", x, value))
+        value = b.reduce(*_build_masked_reduction(b, x, remaining, low if largest else high, largest), axis)
+        return value, b.bitwise("LOGICAL_AND", remaining, b.compare("EQUAL", x, value))
     is_number = b.compare("EQUAL", x, x)
     if largest:  # REDUCE_MAX returns NaN if there is one
-        value = b.reduce(*_mask_candidates(b, x, left, -math.inf, largest), axis)
+        value = b.reduce(*_build_masked_reduction(b, x, remaining, -math.inf, largest), axis)
         is_extreme = b.bitwise("LOGICAL_OR", b.compare("EQUAL", x, value), b.unary("LOGICAL_NOT", is_number))
-        return value, b.bitwise("LOGICAL_AND", left, is_extreme)
-    candidates = b.bitwise("LOGICAL_AND", left, is_number)
+        return value, b.bitwise("LOGICAL_AND", remaining, is_extreme)
+    candidates = b.bitwise("LOGICAL_AND", remaining, is_number)
     has_number = b.reduce("REDUCE_ANY", candidates, axis)
-    value = b.reduce(*_mask_candidates(b, x, candidates, math.inf, largest), axis)
+    value = b.reduce(*_build_masked_reduction(b, x, candidates, math.inf, largest), axis)
     is_extreme = b.bitwise("LOGICAL_OR", b.compare("EQUAL", x, value), b.unary("LOGICAL_NOT", has_number))
-    return b.select(has_number, value, b.const(math.nan, x.dtype)), b.bitwise("LOGICAL_AND", left, is_extreme)
+    return b.select(has_number, value, b.const(math.nan, x.dtype)), b.bitwise("LOGICAL_AND", remaining, is_extreme)
 
 
-def _mask_candidates(b: Builder, x: Value, among: Value, worst: float, largest: bool) -> tuple[str, Value]:
-    return "REDUCE_MAX" if largest else "REDUCE_MIN", b.select(among, x, b.const(worst, x.dtype))
+def _build_masked_reduction(
+    b: Builder, x: Value, candidates: Value, fill_value: float, largest: bool
+) -> tuple[str, Value]:
+    """Return the name of the reduction, and x with ``fill_value`` in place of elements that are no candidates."""
+    return "REDUCE_MAX" if largest else "REDUCE_MIN", b.select(candidates, x, b.const(fill_value, x.dtype))

@@ -1,7 +1,7 @@
-"""Unary functions: one row with the floating-point formula for each ATen operator.
+"""Unary functions: one registration with the floating-point formula for each ATen operator.
 
-On quantized values they need no rule of their own. PyTorch evaluates the function (or a chain of them) on every value
-that the quantized operand can have, and the result becomes a TABLE (``fusion.univariate.Univariate``). Functions
+On quantized values, these functions need no rule. PyTorch evaluates the function, or a chain of functions, on every
+value that the quantized operand can have. The results become a TABLE (``fusion.univariate.Univariate``). Functions
 with jumps have an integer rule for int16. Formulas that are shared or longer than a line are in ``ops/formulas``.
 
 Source: Abramowitz & Stegun, Handbook of Mathematical Functions (A&S).
@@ -29,14 +29,14 @@ aten = torch.ops.aten
 Formula = Callable[..., FloatExpr]
 
 
-def unary(overload: OpOverload, formula: Formula | None, **facts: Any) -> Record:
+def unary(overload: OpOverload, formula: Formula | None, **attributes: Any) -> Record:
     """Register a unary function.
 
     Args:
         overload: the ATen overload.
         formula: maps the operator's arguments, with tensors as ``FloatExpr``, to the result; None for functions that
             run only on quantized values.
-        facts: attributes of ``Record``.
+        attributes: other attributes of ``Record``.
     """
 
     def lower(cx: Context, *args: Any, **kwargs: Any) -> Value:
@@ -50,15 +50,15 @@ def unary(overload: OpOverload, formula: Formula | None, **facts: Any) -> Record
             return formula(*floats, **kwargs).value
 
         if cx.dtype in (DType.INT8, DType.INT16):
-            return cast(Value, cx.compute_wide(evaluate, *args, **kwargs))
+            return cast(Value, cx.compute_in_fp32_or_int32(evaluate, *args, **kwargs))
         first_op = len(cx.b.graph.ops)
         result = evaluate(cx, *args, **kwargs)
-        if len(cx.b.graph.ops) > first_op + 1:  # a single operator rounds only once in any type
+        if len(cx.b.graph.ops) > first_op + 1:  # a single operator rounds only once, so it needs no FP32
             del cx.b.graph.ops[first_op:]
-            result = cx.compute_wide(evaluate, *args, **kwargs)
+            result = cx.compute_in_fp32_or_int32(evaluate, *args, **kwargs)
         return result
 
-    return register(Record((overload,), Kind.ELEMENTWISE, lower, univariate=True, **facts))
+    return register(Record((overload,), Kind.ELEMENTWISE, lower, univariate=True, **attributes))
 
 
 def _clamp_bounds(x: Any, min: float | None = None, max: float | None = None) -> tuple[float, float]:
@@ -67,21 +67,21 @@ def _clamp_bounds(x: Any, min: float | None = None, max: float | None = None) ->
 
 # -- activations --------------------------------------------------------------------------------------------------
 
-unary(aten.relu.default, lambda x: x.clamp(0.0, None), clamp=lambda x: (0.0, math.inf))
-unary(aten.relu6.default, lambda x: x.clamp(0.0, 6.0), clamp=lambda x: (0.0, 6.0))
+unary(aten.relu.default, lambda x: x.clamp(0.0, None), clamp_bounds=lambda x: (0.0, math.inf))
+unary(aten.relu6.default, lambda x: x.clamp(0.0, 6.0), clamp_bounds=lambda x: (0.0, 6.0))
 unary(
     aten.hardtanh.default,
     lambda x, min_val=-1.0, max_val=1.0: x.clamp(min_val, max_val),
-    clamp=lambda x, min_val=-1.0, max_val=1.0: (min_val, max_val),
+    clamp_bounds=lambda x, min_val=-1.0, max_val=1.0: (min_val, max_val),
 )
 unary(
     aten.clamp.default,
     lambda x, min=None, max=None: x.clamp(min, max),
-    clamp=_clamp_bounds,
+    clamp_bounds=_clamp_bounds,
     interval=intervals.elementwise(intervals.clamp),
 )
-unary(aten.clamp_min.default, lambda x, min: x.clamp(min, None), clamp=_clamp_bounds)
-unary(aten.clamp_max.default, lambda x, max: x.clamp(None, max), clamp=lambda x, max: (-math.inf, max))
+unary(aten.clamp_min.default, lambda x, min: x.clamp(min, None), clamp_bounds=_clamp_bounds)
+unary(aten.clamp_max.default, lambda x, max: x.clamp(None, max), clamp_bounds=lambda x, max: (-math.inf, max))
 unary(aten.leaky_relu.default, lambda x, negative_slope=0.01: formulas.leaky_relu(x, negative_slope))
 unary(aten.elu.default, formulas.elu)
 unary(aten.selu.default, formulas.selu)
@@ -140,19 +140,23 @@ unary(aten.round.decimals, formulas.round_decimals, is_discontinuous=True).integ
 )
 unary(aten.trunc.default, FloatExpr.trunc, is_discontinuous=True).integer_rule(rounding_rule(FixedPointQuotient.trunc))
 unary(aten.frac.default, lambda x: x - x.trunc(), is_discontinuous=True).integer_rule(
-    lambda cx, x: divide_by_constant(cx, x, 1.0, FixedPointQuotient.trunc, rest=True)
+    lambda cx, x: divide_by_constant(cx, x, 1.0, FixedPointQuotient.trunc, return_remainder=True)
 )
 unary(aten.nan_to_num.default, formulas.nan_to_num)
 
 # -- orthogonal polynomials ---------------------------------------------------------------------------------------
 
 
-_Step = Callable[[FloatExpr, int, FloatExpr, FloatExpr], FloatExpr]
-_MAX_DEGREE = 64  #: each degree is a few operators
+_RecurrenceStep = Callable[[FloatExpr, int, FloatExpr, FloatExpr], FloatExpr]
+_MAX_DEGREE = 64  #: each degree takes a few operators
 
 
-def _polynomial(first: Callable[[FloatExpr], FloatExpr], step: _Step, *, shifted: bool) -> Formula:
-    """The n-th orthogonal polynomial from p[0] = 1 and p[1] (A&S 22.4) by its recurrence (A&S 22.7)."""
+def _orthogonal_polynomial(first: Callable[[FloatExpr], FloatExpr], step: _RecurrenceStep, *, shifted: bool) -> Formula:
+    """Build the formula of the n-th orthogonal polynomial by its recurrence (A&S 22.7).
+
+    The recurrence starts at p[0] = 1 and p[1] = ``first`` (A&S 22.4). ``step`` computes p[k + 1] from x, k, p[k] and
+    p[k - 1].
+    """
 
     def formula(x: FloatExpr, n: int) -> FloatExpr:
         if n > _MAX_DEGREE:
@@ -162,32 +166,32 @@ def _polynomial(first: Callable[[FloatExpr], FloatExpr], step: _Step, *, shifted
         if n <= 0:
             return formulas.power(x, 0) * (0.0 if n < 0 else 1.0)
         y = 2 * x - 1 if shifted else x
-        before, now = y.full_like(1.0), first(y)
+        previous, current = y.full_like(1.0), first(y)
         for k in range(1, n):
-            before, now = now, step(y, k, now, before)
-        return now
+            previous, current = current, step(y, k, current, previous)
+        return current
 
     return formula
 
 
-def _chebyshev(x: FloatExpr, k: int, p: FloatExpr, q: FloatExpr) -> FloatExpr:
+def _chebyshev_recurrence(x: FloatExpr, k: int, p: FloatExpr, q: FloatExpr) -> FloatExpr:
     return 2 * x * p - q
 
 
-_POLYNOMIALS: dict[str, tuple[Callable[[FloatExpr], FloatExpr], _Step]] = {
-    "chebyshev_polynomial_t": (lambda x: x, _chebyshev),
-    "chebyshev_polynomial_u": (lambda x: 2 * x, _chebyshev),
-    "chebyshev_polynomial_v": (lambda x: 2 * x - 1, _chebyshev),
-    "chebyshev_polynomial_w": (lambda x: 2 * x + 1, _chebyshev),
+_POLYNOMIALS: dict[str, tuple[Callable[[FloatExpr], FloatExpr], _RecurrenceStep]] = {
+    "chebyshev_polynomial_t": (lambda x: x, _chebyshev_recurrence),
+    "chebyshev_polynomial_u": (lambda x: 2 * x, _chebyshev_recurrence),
+    "chebyshev_polynomial_v": (lambda x: 2 * x - 1, _chebyshev_recurrence),
+    "chebyshev_polynomial_w": (lambda x: 2 * x + 1, _chebyshev_recurrence),
     "hermite_polynomial_h": (lambda x: 2 * x, lambda x, k, p, q: 2 * x * p - 2 * k * q),
     "hermite_polynomial_he": (lambda x: x, lambda x, k, p, q: x * p - k * q),
     "laguerre_polynomial_l": (lambda x: 1 - x, lambda x, k, p, q: ((2 * k + 1 - x) * p - k * q) * (1 / (k + 1))),
     "legendre_polynomial_p": (lambda x: x, lambda x, k, p, q: ((2 * k + 1) * x * p - k * q) * (1 / (k + 1))),
 }
-for _name, _parts in _POLYNOMIALS.items():
+for _name, _first_and_step in _POLYNOMIALS.items():
     for _shift in ("", "shifted_") if _name.startswith("chebyshev") else ("",):
         _overload = getattr(aten, f"special_{_shift}{_name}").n_scalar
-        unary(_overload, _polynomial(*_parts, shifted=bool(_shift)))
+        unary(_overload, _orthogonal_polynomial(*_first_and_step, shifted=bool(_shift)))
 
 # -- trigonometric and hyperbolic ---------------------------------------------------------------------------------
 
@@ -208,8 +212,8 @@ unary(
     aten.special_spherical_bessel_j0.default,
     lambda x: abs(x).equal(math.inf).where(0.0, formulas.sinc(x * (1 / math.pi))),
 )
-unary(aten.deg2rad.default, lambda x: x * (math.pi / 180), factor=lambda x: math.pi / 180)
-unary(aten.rad2deg.default, lambda x: x * (180 / math.pi), factor=lambda x: 180 / math.pi)
+unary(aten.deg2rad.default, lambda x: x * (math.pi / 180), scale_factor=lambda x: math.pi / 180)
+unary(aten.rad2deg.default, lambda x: x * (180 / math.pi), scale_factor=lambda x: 180 / math.pi)
 
 # -- error function, gamma, Bessel --------------------------------------------------------------------------------
 

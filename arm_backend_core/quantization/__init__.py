@@ -1,4 +1,4 @@
-"""Annotation for PyTorch's PT2E quantization, driven by the operator records."""
+"""PT2E quantization: operator records decide which tensors are quantized, and with which parameters."""
 
 from arm_backend_core.quantization.config import (
     QuantizationConfig,

@@ -1,4 +1,4 @@
-"""Quantization annotator: decides from the operators' records which tensors are quantized, and how."""
+"""Quantization annotator: decides from operator records which tensors are quantized, and with which specs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ConfigOf = Callable[[Node], QuantizationConfig | None]
 
 
 class Annotator:
-    """Annotates one graph. ``FusionPlan`` decides which results are fused and need no quantization parameters."""
+    """Annotates one graph. ``FusionPlan`` decides which results are fused; these need no quantization parameters."""
 
     def __init__(self, graph: Graph, config_of: ConfigOf) -> None:
         self.loops = [(node, config_of(node)) for node in graph.find_nodes(op="call_function", target=LOOP_OUT)]
@@ -67,8 +67,8 @@ class Annotator:
 
     def _choose_result_spec(self, node: Node) -> None:
         """Give a result the finest spec among its readers' configurations, so that it is rounded only once."""
-        several = isinstance(node.meta["val"], (list, tuple))
-        users = [user for piece in node.users for user in piece.users] if several else list(node.users)
+        has_several_results = isinstance(node.meta["val"], (list, tuple))
+        users = [user for getitem in node.users for user in getitem.users] if has_several_results else list(node.users)
         specs = [self.configs[user].activation for user in users if user in self.configs]
         spec = max(specs, key=lambda spec: spec.quant_max or 0, default=self.configs[node].activation)
         self._result_specs[node] = self.configs[node].activation if node in self.plan.chain_base else spec
@@ -77,10 +77,10 @@ class Annotator:
 
     def run(self) -> None:
         """Write ``quantization_annotation`` into the nodes' metadata."""
-        states = {state: value for state, value, _ in self._writes()}
+        states = {state: value for state, value, _ in self._buffer_writes()}
         may_be_int16 = {node for node in self.records if self.configs[node].inner is not None}
         self.plan = FusionPlan(self.records, self.constants, may_be_int16.__contains__, self._is_int16, states)
-        for functions in self.plan.chains():
+        for functions in self.plan.fused_chains():
             self._use_finest_config(functions)
         for node in reversed(self.records):
             self._choose_result_spec(node)
@@ -88,7 +88,7 @@ class Annotator:
             annotated = node.meta.get(ANNOTATION)
             if node in self.records and not (annotated and annotated._annotated):
                 self._annotate(node)
-        for state, value, write in self._writes():
+        for state, value, write in self._buffer_writes():
             self._annotate_state(state, value, write)
         for node, config in self.loops:
             if config is not None:
@@ -96,21 +96,21 @@ class Annotator:
 
     def _annotate_loop(self, node: Node, config: QuantizationConfig) -> None:
         """Give the state of a loop the same parameters at the start, after each iteration and at the end."""
-        _, then, last, _ = cast(Any, node.args)
-        inputs: dict[Node, QuantizationSpecBase | None] = {x: config.activation for x in last if is_float(x)}
+        _, body_results, loop_states, _ = cast(Any, node.args)
+        inputs: dict[Node, QuantizationSpecBase | None] = {x: config.activation for x in loop_states if is_float(x)}
         shared = {x: SharedQuantizationSpec((x, node)) for x in inputs}
-        for y, x in zip(then, last, strict=True):
+        for y, x in zip(body_results, loop_states, strict=True):
             if x in shared:
                 inputs.setdefault(y, shared[x])
         node.meta[ANNOTATION] = QuantizationAnnotation(inputs, None, _annotated=True)
-        for pick in filter(is_float, node.users):
-            spec = shared[last[cast(int, pick.args[1])]]
-            pick.meta[ANNOTATION] = QuantizationAnnotation({}, spec, _annotated=True)
+        for getitem in filter(is_float, node.users):
+            spec = shared[loop_states[cast(int, getitem.args[1])]]
+            getitem.meta[ANNOTATION] = QuantizationAnnotation({}, spec, _annotated=True)
 
-    def _writes(self) -> list[tuple[Node, Node, Node]]:
-        """List the writes of whole buffers as (buffer, new value, copy node)."""
-        written = [(*node.args[:2], node) for node in self.nodes if node.target is torch.ops.aten.copy_.default]
-        return [(state, value, node) for state, value, node in written if is_state(state)]
+    def _buffer_writes(self) -> list[tuple[Node, Node, Node]]:
+        """List the writes of whole buffers: (buffer, new value, copy node)."""
+        copies = [(*node.args[:2], node) for node in self.nodes if node.target is torch.ops.aten.copy_.default]
+        return [(state, value, node) for state, value, node in copies if is_state(state)]
 
     def _annotate_state(self, state: Node, value: Node, write: Node) -> None:
         """Give a buffer and its new value the same parameters, so that the buffer can hold integers."""
@@ -131,7 +131,9 @@ class Annotator:
         if not plan.is_computed_in_integers(node):
             return  # stays in floating point; an integer-only target reports the reason
         inputs: dict[Node, QuantizationSpecBase | None] = {
-            source: self._input_spec(node, source) for source in plan.operands(node) if source not in plan.fused
+            source: self._input_spec(node, source)
+            for source in plan.activation_operands(node)
+            if source not in plan.fused
         }
         if record.kind is Kind.CONV:
             weight = node.args[record.weight]
@@ -148,10 +150,10 @@ class Annotator:
         return self.configs[node].activation.dtype is torch.int16
 
     def _bias_spec(self, node: Node, weight: Node) -> dict[Node, QuantizationSpecBase]:
-        """Annotate the bias as int32 with the accumulator's scale: PyTorch's quantized graph then rounds as the target.
+        """Annotate the bias as int32 with the accumulator's scale, so that PyTorch rounds like the target.
 
-        With int16 activations the bias stays float: rounding to so fine a scale is negligible, and int32 could
-            overflow.
+        With int16 activations the bias stays in floating point. Its scale would be so fine that int32 could overflow
+        and that rounding is negligible.
         """
         record, config = self.records[node], self.configs[node]
         bias = node.args[record.bias] if len(node.args) > record.bias else node.kwargs.get("bias")
@@ -179,9 +181,11 @@ class Annotator:
         }
 
     def _input_spec(self, node: Node, source: Node) -> QuantizationSpecBase:
-        """Use the producer's parameters where both support them, else those of the configuration (int8 by default)."""
+        """Use the producer's parameters where ``node`` supports them, else the configuration's (int8 by default)."""
         config, record = self.configs[node], self.records[node]
-        has_one_operand = record.univariate or (record.kind is Kind.SHARED and len(self.plan.operands(node)) == 1)
+        has_one_operand = record.univariate or (
+            record.kind is Kind.SHARED and len(self.plan.activation_operands(node)) == 1
+        )
         if has_one_operand and source in self.records and _exact_interval(source) is not None:
             return self._output_spec(source)
         int16, is_recurrent = self.plan.int16_nodes, TIMESTEP_SLOT in node.meta
@@ -215,7 +219,7 @@ class Annotator:
 
     def _annotate_shared(self, node: Node) -> None:
         """Annotate data movement: result and operands share the first operand's parameters (not for integer casts)."""
-        sources = self.plan.operands(node)
+        sources = self.plan.activation_operands(node)
         if casts_integers(node):
             node.meta[ANNOTATION] = QuantizationAnnotation({}, self._output_spec(node), _annotated=True)
         if not sources or not self.plan.fused.isdisjoint(sources):
@@ -226,16 +230,16 @@ class Annotator:
         for other in others:
             if self._scale_owner(other) is self._scale_owner(
                 first
-            ):  # they share already: a second link would close a cycle
+            ):  # they share a scale already: a second link would create a cycle
                 inputs[other] = self._input_spec(node, other)
             else:
                 inputs[other], self._scale_source[self._scale_owner(other)] = shared, first
         self._scale_source[node] = first
-        several = isinstance(node.meta["val"], (list, tuple))
-        node.meta[ANNOTATION] = QuantizationAnnotation(inputs, None if several else shared, _annotated=True)
-        for piece in filter(is_float, node.users) if several else ():
-            piece.meta[ANNOTATION] = QuantizationAnnotation({}, shared, _annotated=True)
-            self._scale_source[piece] = node
+        has_several_results = isinstance(node.meta["val"], (list, tuple))
+        node.meta[ANNOTATION] = QuantizationAnnotation(inputs, None if has_several_results else shared, _annotated=True)
+        for getitem in filter(is_float, node.users) if has_several_results else ():
+            getitem.meta[ANNOTATION] = QuantizationAnnotation({}, shared, _annotated=True)
+            self._scale_source[getitem] = node
 
 
 def _accumulator_scale(observers: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -272,24 +276,24 @@ def _is_gate(node: Node) -> bool:
 def casts_integers(node: Node) -> bool:
     """Whether ``node`` casts integers to floating point."""
     record, sources = find_record(node), node.all_input_nodes
-    moves = record is not None and record.kind is Kind.SHARED and is_float(node)
-    return moves and bool(sources) and all(map(is_integer_or_bool, sources))
+    is_float_movement = record is not None and record.kind is Kind.SHARED and is_float(node)
+    return is_float_movement and bool(sources) and all(map(is_integer_or_bool, sources))
 
 
 def _exact_interval(node: Node) -> tuple[float, float] | None:
     """Return the range of ``node`` if it casts integers that its quantized type represents exactly, else None.
 
-    Those are int8, and integers with a known interval. For others calibration is better: functions of int16 are TABLEs
-    with one entry for every 128th value.
+    These integers are int8 or have a known interval. For others, a calibrated range is more precise: functions of int16
+    are TABLEs with one entry for every 128th value.
     """
     if not casts_integers(node):
         return None
-    byte = all(source.meta["val"].dtype is torch.int8 for source in node.all_input_nodes)
-    return node.meta.get(INTERVAL, _INT8_RANGE if byte else None)
+    is_int8 = all(source.meta["val"].dtype is torch.int8 for source in node.all_input_nodes)
+    return node.meta.get(INTERVAL, _INT8_RANGE if is_int8 else None)
 
 
 def _has_float_operand_or_result(node: Node) -> bool:
-    """Whether ``node`` has a float result, or is elementwise (a comparison) with a float operand."""
+    """Whether ``node`` has a float result, or is an elementwise operator (a comparison) with a float operand."""
     record = find_record(node)
-    compares = record is not None and record.kind is Kind.ELEMENTWISE and any(map(is_float, node.all_input_nodes))
-    return is_float(node) or compares
+    is_comparison = record is not None and record.kind is Kind.ELEMENTWISE and any(map(is_float, node.all_input_nodes))
+    return is_float(node) or is_comparison

@@ -23,7 +23,7 @@ class QuantizationConfig:
     Attributes:
         activation: spec of inputs and results of operators.
         weight: spec of weights; if None, operators with weights stay in floating point.
-        inner: spec of int16 results: all readers have int16 or int32 intermediates and benefit from it (layer_norm,
+        inner: int16 spec of results whose readers all compute in int16 or int32 inside and benefit from it (layer_norm,
             softmax, residual additions in front of them). If None, these results use ``activation``.
     """
 
@@ -50,7 +50,7 @@ def _int8_weight(is_per_channel: bool, quant_max: int = 127) -> QuantizationSpec
 def get_symmetric_quantization_config(
     is_per_channel: bool = True, observer: type[RangeObserver] = ActivationObserver
 ) -> QuantizationConfig:
-    """Return int8 activations (affine) and int8 weights (symmetric), with int16 between operators that benefit."""
+    """Return int8 activations (affine) and int8 weights (symmetric), and int16 between operators that benefit."""
     return QuantizationConfig(_int8_activation(observer), _int8_weight(is_per_channel), _INT16)
 
 

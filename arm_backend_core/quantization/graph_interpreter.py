@@ -12,7 +12,7 @@ from torch.fx import Graph, Node, map_arg
 from arm_backend_core.nodes import BRANCH_SELECT
 from arm_backend_core.ops.loop_markers import LOOP_OUT
 
-#: A condition (or a choice node) and the value that it takes.
+#: A condition (or the select node that reads it) and the value of the condition.
 Branch = tuple[Any, bool]
 #: By node, the branches that must all be taken for its result to be read.
 BranchConditions = Mapping[Node, tuple[Branch, ...]]
@@ -21,11 +21,12 @@ BranchConditions = Mapping[Node, tuple[Branch, ...]]
 class GraphInterpreter:
     """Runs a graph node by node, with less overhead than ``torch.fx.Interpreter``. Subclasses override the hooks.
 
-    Only branches that are taken are computed. With empty ``conditions`` all are, and choices prefer the branch that was
-    not taken yet.
+    The interpreter computes only branches that are taken. With empty ``conditions``, it computes all branches, and a
+    select returns a branch that was not taken yet, if there is one.
 
     Args:
         conditions: from ``find_branch_conditions``, or empty.
+        taken: the initial ``taken_branches``, extended in place.
 
     Attributes:
         taken_branches: branches taken so far.
@@ -54,8 +55,7 @@ class GraphInterpreter:
 
     def call_function(self, node: Node, args: Any, kwargs: Any) -> Any:
         """Compute the result of an operator."""
-        # A view may not fit: kernels of attention return other strides than the trace, for which PyTorch chose the
-        # view.
+        # Some kernels (attention) return other strides than the trace, for which ``view`` may be invalid.
         target: Any = torch.reshape if node.target is torch.ops.aten.view.default else node.target
         return target(*args, **kwargs)
 
@@ -69,7 +69,7 @@ class GraphInterpreter:
         while position < len(self._nodes):
             node = self._nodes[position]
             position += 1
-            path = self._conditions.get(node, ())  # a parameter precedes the condition, whose value is unknown then
+            path = self._conditions.get(node, ())  # a parameter precedes the condition, so its value may be unknown
             runs = all(bool(values.get(condition, side)) is side for condition, side in path)
             if runs:
                 values[node] = self.on_result(node, self._compute(node, values, leaves))

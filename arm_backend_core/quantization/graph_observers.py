@@ -1,4 +1,4 @@
-"""Observers of the tensors of a graph: which tensors share one, and what each of them observes."""
+"""Observers of the tensors of a graph: which tensors share an observer, and which tensor an observer observes."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ Observers = dict[Node | tuple[Node, Node], Any]
 def share_timestep_observers(observers: Observers) -> None:
     """Give each tensor of a recurrent layer one observer for all time steps."""
 
-    def slot(where: Node | tuple[Node, Node]) -> Any:
-        source, node = (None, where) if isinstance(where, Node) else where
+    def slot(edge_or_node: Node | tuple[Node, Node]) -> Any:
+        source, node = (None, edge_or_node) if isinstance(edge_or_node, Node) else edge_or_node
         operand = None if source is None else node.all_input_nodes.index(source)
         return (node.meta[TIMESTEP_SLOT], operand) if TIMESTEP_SLOT in node.meta else None
 
@@ -34,37 +34,42 @@ def merge_observers(graphs: Sequence[Observers], key_of: Callable[[Node | tuple[
     """Give all tensors with the same key and dtype one observer, within a graph and across graphs (union-find).
 
     Args:
-        key_of: returns the key of a place; None if its observer is not shared.
+        key_of: returns the key of a node or of an edge (source, reader); None if its observer is not shared.
     """
-    same, first = dict[Any, Any](), dict[Any, Any]()
+    parents, representatives = dict[Any, Any](), dict[Any, Any]()
 
     def root(observer: Any) -> Any:
-        while observer in same:
-            observer = same[observer]
+        while observer in parents:
+            observer = parents[observer]
         return observer
 
-    for where, observer in (item for observers in graphs for item in observers.items()):
-        key = key_of(where)
+    for edge_or_node, observer in (item for observers in graphs for item in observers.items()):
+        key = key_of(edge_or_node)
         if key is not None:
-            one, other = root(first.setdefault((key, getattr(observer, "dtype", None)), observer)), root(observer)
-            if one is not other:
-                same[other] = one
+            first_root, second_root = (
+                root(representatives.setdefault((key, getattr(observer, "dtype", None)), observer)),
+                root(observer),
+            )
+            if first_root is not second_root:
+                parents[second_root] = first_root
     for observers in graphs:
-        for where, observer in observers.items():
-            observers[where] = root(observer)
+        for edge_or_node, observer in observers.items():
+            observers[edge_or_node] = root(observer)
             if hasattr(observer, "obs_or_fqs"):
                 observer.obs_or_fqs = list(map(root, observer.obs_or_fqs))
 
 
 def connect_observers(*graphs: tuple[GraphModule, Mapping[Node | tuple[Node, Node], Any]]) -> None:
-    """Tell each observer which tensor it observes, and a weight's observer which biases its products are added to."""
+    """Tell each observer which tensor it observes, and the observer of a weight which biases are added."""
     sources: dict[RangeObserver, list[Node]] = {}
     constants = set[Node]()
     for model, observers in graphs:
         constants |= constant_nodes(model.graph)
-        for place, observer in observers.items():
+        for edge_or_node, observer in observers.items():
             if isinstance(observer, RangeObserver):
-                sources.setdefault(observer, []).append(place if isinstance(place, Node) else place[0])
+                sources.setdefault(observer, []).append(
+                    edge_or_node if isinstance(edge_or_node, Node) else edge_or_node[0]
+                )
     for observer, nodes in sources.items():
         observer.description = describe_node(nodes[0])
         observer.is_constant, observer.is_integer = (
@@ -85,9 +90,9 @@ def update_weight_observer(model: GraphModule, node: Node, observers: Mapping[No
         return
     operands: Any = node.args
     bias = operands[record.bias]
-    activation, weight = (observers.get((operands[place], node)) for place in (0, record.weight))
-    int8 = getattr(activation, "dtype", None) is torch.int8 and isinstance(bias, Node) and bias.op == "get_attr"
-    if int8 and isinstance(weight, WeightObserver) and isinstance(activation, RangeObserver):
+    activation, weight = (observers.get((operands[position], node)) for position in (0, record.weight))
+    is_int8 = getattr(activation, "dtype", None) is torch.int8 and isinstance(bias, Node) and bias.op == "get_attr"
+    if is_int8 and isinstance(weight, WeightObserver) and isinstance(activation, RangeObserver):
         weight.add_accumulator(activation, attrgetter(str(bias.target))(model))
 
 

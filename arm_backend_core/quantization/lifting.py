@@ -1,6 +1,6 @@
 """Lifted constants: turn the parameters, buffers and constants of a program into attributes of its module, and back.
 
-Meanwhile the graph writes the new values of buffers itself, so that state carries over from sample to sample.
+Between the two, the graph writes the new values of buffers itself. State then carries over from sample to sample.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ def unlift(
     module, graph = program.graph_module, program.graph
     placeholders = graph.find_nodes(op="placeholder")
     first = next(node for node in graph.nodes if node.op != "placeholder")
-    specs, held_tensors = {}, {}
+    specs, tensor_ids = {}, {}
     for spec, node in zip(program.graph_signature.input_specs, placeholders, strict=True):
         if spec.kind not in TENSOR_KINDS:
             continue
         tensor = store_of(program, str(spec.target))[str(spec.target)].detach()
-        held_tensors[node] = key = tensor_identity(tensor)
+        tensor_ids[node] = key = tensor_identity(tensor)
         if spec.kind is InputKind.BUFFER:  # the program may write it: calibration writes a copy
             tensor = states.setdefault(key, tensor.clone()) if tensor.numel() else tensor
         node.target = add_buffer(module, node.name, tensor)
         node.op = "get_attr"
         first.prepend(node)
         specs[str(node.target)] = spec
-    return specs, held_tensors
+    return specs, tensor_ids
 
 
 def write_states(program: ExportedProgram, specs: dict[str, InputSpec]) -> None:
@@ -93,7 +93,7 @@ def lift(program: ExportedProgram, specs: dict[str, InputSpec], mode: FakeTensor
             constants[name] = tensor.detach()
     used = {spec.target for spec in inputs}
     signature = program.graph_signature
-    users = [spec for spec in signature.input_specs if spec.kind not in TENSOR_KINDS]
+    user_specs = [spec for spec in signature.input_specs if spec.kind not in TENSOR_KINDS]
     results = pytree.tree_leaves(graph.output_node().args[0])
     outputs = [
         replace(spec, arg=TensorArgument(node.name)) if isinstance(spec.arg, TensorArgument) else spec
@@ -101,10 +101,10 @@ def lift(program: ExportedProgram, specs: dict[str, InputSpec], mode: FakeTensor
     ]
     state = {name: tensor for name, tensor in program.state_dict.items() if name in used}
     constants = {name: tensor for name, tensor in constants.items() if name in used}
-    return replace_parts(program, module, ExportGraphSignature(inputs + users, outputs), state, constants)
+    return replace_parts(program, module, ExportGraphSignature(inputs + user_specs, outputs), state, constants)
 
 
-def make_fake(mode: FakeTensorMode | None, like: Tensor, dtype: torch.dtype) -> Tensor:
+def make_fake(mode: FakeTensorMode | None, example: Tensor, dtype: torch.dtype) -> Tensor:
     """Make a fake tensor of this shape and dtype. PyTorch's own functions take half a millisecond for it."""
-    empty = torch.empty_strided(like.shape, like.stride(), dtype=dtype, device="meta")
-    return empty if mode is None else FakeTensor(mode, empty, like.device)
+    empty = torch.empty_strided(example.shape, example.stride(), dtype=dtype, device="meta")
+    return empty if mode is None else FakeTensor(mode, empty, example.device)

@@ -1,7 +1,7 @@
 """Observers: collect statistics of a tensor during calibration and derive its scale and zero point.
 
-Parameters are computed lazily, once after each change of the statistics. Every input gives a positive finite scale: an
-all-zero tensor, a constant, 1e-30 and 1e30.
+Parameters are computed lazily, once after each change of the statistics. Every finite
+input gives a positive finite scale: an all-zero tensor, a constant, 1e-30, 1e30.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MIN_HISTOGRAM_VALUES = 8192
 _BINS, _CANDIDATES = 2048, 256
 #: A weight with fewer levels than this on either side of 0 (int4: 7) is clipped where that reduces the squared error.
 MIN_UNCLIPPED_LEVELS = 16
-#: Smallest scale: the product of two, the scale of an accumulator, is still a normal float32.
+#: Smallest scale. The product of two such scales (the scale of an accumulator) is still a normal float32 number.
 SMALLEST_SCALE = 2.0**-60
 Array = np.ndarray[Any, Any]
 #: A lower or upper bound of a tensor, or of each of its channels.
@@ -67,9 +67,9 @@ class RangeObserver(ObserverBase):
         scale_of_zeros: scale of an all-zero tensor; its products still leave room for a bias.
         description: the observed tensor in words, for messages.
         is_constant: whether the tensor is a constant, so that no other values can occur.
-        is_integer: whether the tensor is a cast of integers. Such a tensor, and one that held only integers in all
-            samples (masks, rounded values), gets a power of two as its scale if that is below 1. Integers are then
-            exact, and comparisons find equal ones equal.
+        is_integer: whether the tensor is a cast of integers. A scale below 1 is then rounded up to a power of
+            two, so that integers are exact and equal integers compare equal. The same applies to tensors that held only
+            integers in all samples (masks, rounded values).
     """
 
     scale_of_zeros = 2.0**-14
@@ -89,15 +89,15 @@ class RangeObserver(ObserverBase):
             NonFiniteError: the tensor holds NaN or an infinity.
         """
         if x.numel():
-            seen = self._statistics
+            statistics = self._statistics
             low, high = self._min_max(x)
             if not np.isfinite(low + high).all():
-                what = "NaN" if bool(x.isnan().any()) else "an infinity"
-                raise NonFiniteError(f"{self.description} holds {what}, which no scale can represent")
-            if seen.count:
-                low, high = np.minimum(low, seen.low), np.maximum(high, seen.high)
-            seen.low, seen.high, seen.parameters = low, high, None
-            seen.count += x.numel()
+                kind = "NaN" if bool(x.isnan().any()) else "an infinity"
+                raise NonFiniteError(f"{self.description} holds {kind}, which no scale can represent")
+            if statistics.count:
+                low, high = np.minimum(low, statistics.low), np.maximum(high, statistics.high)
+            statistics.low, statistics.high, statistics.parameters = low, high, None
+            statistics.count += x.numel()
         return x
 
     @property
@@ -112,10 +112,10 @@ class RangeObserver(ObserverBase):
 
     def calculate_qparams(self) -> tuple[Tensor, Tensor]:
         """Compute scale (float32) and zero point (int64), with one element or one for each channel."""
-        seen = self._statistics
-        if seen.parameters is None:
-            seen.parameters = self._scale_and_zero_point(*self._range(seen))
-        return seen.parameters
+        statistics = self._statistics
+        if statistics.parameters is None:
+            statistics.parameters = self._scale_and_zero_point(*self._range(statistics))
+        return statistics.parameters
 
     def _min_max(self, x: Tensor) -> tuple[Bounds, Bounds]:
         first = x.reshape(-1)[:8]  # cheap early exit: most tensors fail here
@@ -124,9 +124,9 @@ class RangeObserver(ObserverBase):
         low, high = torch.aminmax(x)
         return low.item(), high.item()
 
-    def _range(self, seen: _Statistics) -> tuple[Bounds, Bounds]:
+    def _range(self, statistics: _Statistics) -> tuple[Bounds, Bounds]:
         """Return the range of real numbers that the integers represent."""
-        return seen.low, seen.high
+        return statistics.low, statistics.high
 
     def _scale_and_zero_point(self, low: Bounds, high: Bounds) -> tuple[Tensor, Tensor]:
         """Compute parameters for a range extended to 0, which is represented exactly: padding and relu produce it."""
@@ -151,8 +151,8 @@ class HeadroomObserver(RangeObserver):
     Rounding to 15 bits is far below the noise of int8 weights; clipping a single value is not.
     """
 
-    def _range(self, seen: _Statistics) -> tuple[Bounds, Bounds]:
-        return 2 * seen.low, 2 * seen.high
+    def _range(self, statistics: _Statistics) -> tuple[Bounds, Bounds]:
+        return 2 * statistics.low, 2 * statistics.high
 
 
 class ActivationObserver(RangeObserver):
@@ -161,21 +161,24 @@ class ActivationObserver(RangeObserver):
     def forward(self, x: Tensor) -> Tensor:
         """Observe a tensor and return it unchanged. See ``RangeObserver``."""
         super().forward(x)
-        seen = self._statistics
+        statistics = self._statistics
         # An odd stride samples every row and channel of a tensor whose sizes are powers of two.
-        stride = seen.stride * max(x.numel() * 4 // _MAX_KEPT_VALUES, 1) | 1
-        kept = x.detach().reshape(-1)[::stride].to(torch.float32, copy=True)  # a copy: x may be a buffer, which changes
-        seen.values.append(kept)
-        seen.kept_count += kept.numel()
-        if seen.kept_count > _MAX_KEPT_VALUES:
-            seen.values, seen.stride = [torch.cat(seen.values)[::2].clone()], 2 * seen.stride
-            seen.kept_count = seen.values[0].numel()
+        stride = statistics.stride * max(x.numel() * 4 // _MAX_KEPT_VALUES, 1) | 1
+        # A copy, because x may be a buffer that is written later.
+        sampled = x.detach().reshape(-1)[::stride].to(torch.float32, copy=True)
+        statistics.values.append(sampled)
+        statistics.kept_count += sampled.numel()
+        if statistics.kept_count > _MAX_KEPT_VALUES:
+            statistics.values, statistics.stride = [torch.cat(statistics.values)[::2].clone()], 2 * statistics.stride
+            statistics.kept_count = statistics.values[0].numel()
         return x
 
-    def _range(self, seen: _Statistics) -> tuple[Bounds, Bounds]:
-        if not seen.count or (seen.count < MIN_HISTOGRAM_VALUES and not self.is_constant):
-            return widen_range(seen.low, seen.high, seen.count)
-        return find_min_mse_range(torch.cat(seen.values), seen.low, seen.high, self.quant_max - self.quant_min)
+    def _range(self, statistics: _Statistics) -> tuple[Bounds, Bounds]:
+        if not statistics.count or (statistics.count < MIN_HISTOGRAM_VALUES and not self.is_constant):
+            return widen_range(statistics.low, statistics.high, statistics.count)
+        return find_min_mse_range(
+            torch.cat(statistics.values), statistics.low, statistics.high, self.quant_max - self.quant_min
+        )
 
 
 def widen_range(low: Bounds, high: Bounds, count: int) -> tuple[Bounds, Bounds]:
@@ -184,8 +187,8 @@ def widen_range(low: Bounds, high: Bounds, count: int) -> tuple[Bounds, Bounds]:
     The margin is the range divided by sqrt(count), at most half of the range. A bound of exactly 0 does not move: it
     is the limit of a function (relu), not of the samples.
     """
-    extra = (high - low) * min(1 / math.sqrt(max(count, 1)), 0.5)
-    return np.where(low == 0, low, low - extra), np.where(high == 0, high, high + extra)
+    margin = (high - low) * min(1 / math.sqrt(max(count, 1)), 0.5)
+    return np.where(low == 0, low, low - margin), np.where(high == 0, high, high + margin)
 
 
 def find_min_mse_range(values: Tensor, low: Bounds, high: Bounds, steps: int) -> tuple[float, float]:
@@ -204,15 +207,15 @@ def find_min_mse_range(values: Tensor, low: Bounds, high: Bounds, steps: int) ->
     while True:
         edges = np.linspace(first, last, _BINS + 1)
         sums = _moments_below(values, edges)
-        ends = np.arange(0, _BINS + 1, _BINS // _CANDIDATES)
-        bottoms, tops = ends[edges[ends] < 0], ends[edges[ends] > 0]
+        candidates = np.arange(0, _BINS + 1, _BINS // _CANDIDATES)
+        bottoms, tops = candidates[edges[candidates] < 0], candidates[edges[candidates] > 0]
         zero = np.searchsorted(edges, 0.0)
         bottoms, tops = (x if x.size else np.array([zero]) for x in (bottoms, tops))
         below, error_below = _clipping_error(sums[:, bottoms], edges[bottoms])
         above, error_above = _clipping_error(sums[:, -1:] - sums[:, tops], edges[tops])
         inside = len(values) - below[:, None] - above
-        per_value, near_zero = _rounding_error(sums, edges, (last - first) / _BINS / steps * ends)
-        widths = (tops - bottoms[:, None]) // ends[1]
+        per_value, near_zero = _rounding_error(sums, edges, (last - first) / _BINS / steps * candidates)
+        widths = (tops - bottoms[:, None]) // candidates[1]
         error = error_below[:, None] + error_above + inside * per_value[widths] + near_zero[widths]
         row, column = np.unravel_index(error.argmin(), error.shape)
         bottom, top = edges[bottoms[row]], edges[tops[column]]
@@ -226,9 +229,9 @@ def _moments_below(values: Tensor, edges: Array) -> Array:
     first, last = float(edges[0]), float(edges[-1])
     counts = torch.histc(values, len(edges) - 1, first, last).numpy()
     centres = (edges[1:] + edges[:-1]) / 2
-    least, most = map(float, torch.aminmax(values))
-    under = _moments(values[values < first]) if least < first else np.zeros(3)
-    over = _moments(values[values > last]) if most > last else np.zeros(3)
+    minimum, maximum = map(float, torch.aminmax(values))
+    under = _moments(values[values < first]) if minimum < first else np.zeros(3)
+    over = _moments(values[values > last]) if maximum > last else np.zeros(3)
     bins = np.stack([counts, counts * centres, counts * centres**2])
     return np.cumsum(np.column_stack([under, bins, over]), axis=1)
 
@@ -257,9 +260,9 @@ def _clipping_error(moments: Array, bounds: Array) -> tuple[Array, Array]:
 class WeightObserver(RangeObserver):
     """Range from the minimum and maximum of a weight, with one scale.
 
-    The bias is int32 with the scale of the accumulator, activation scale times weight scale. If the bias would overflow
-    (the activation is 0 in all samples, or all weights of a channel are 0), the weight's scale is enlarged so that it
-    fits. Each product is then below 2**-16 of such a bias.
+    The bias is int32 with the scale of the accumulator, activation scale times weight scale. The bias would overflow if
+    the activation is 0 in all samples, or all weights of a channel are 0. The weight's scale is then enlarged until the
+    bias fits. Each product is below 2**-16 of this bias.
     """
 
     scale_of_zeros = SMALLEST_SCALE
@@ -274,9 +277,9 @@ class WeightObserver(RangeObserver):
 
     def _make_positive(self, scale: Array) -> Array:
         for activation, bias in self.accumulators:
-            least = bias / (2.0**30 * activation.calculate_qparams()[0].double().numpy())
+            min_scale = bias / (2.0**30 * activation.calculate_qparams()[0].double().numpy())
             # A scale may apply to several channels: all of them, or one in each group (transposed convolutions).
-            scale = np.maximum(scale, least.reshape(-1, scale.size).max(0))
+            scale = np.maximum(scale, min_scale.reshape(-1, scale.size).max(0))
         return super()._make_positive(scale)
 
     def _min_max(self, x: Tensor) -> tuple[Bounds, Bounds]:
@@ -284,8 +287,8 @@ class WeightObserver(RangeObserver):
         bounds = rows.abs().amax(1, keepdim=True)
         if self.quant_max < MIN_UNCLIPPED_LEVELS:
             bounds = _find_min_mse_row_bounds(rows, bounds, self.quant_max)
-        most = bounds[:, 0].double().numpy(force=True)
-        return -most, most
+        bound = bounds[:, 0].double().numpy(force=True)
+        return -bound, bound
 
     def _rows(self, x: Tensor) -> Tensor:
         """Return a view with one row for each scale."""
@@ -295,12 +298,12 @@ class WeightObserver(RangeObserver):
 def _find_min_mse_row_bounds(rows: Tensor, peaks: Tensor, largest: int) -> Tensor:
     """Find the clipping bound of each row with the least squared error; ``largest`` is the integer at the bound."""
     unit = rows / peaks.clamp_min(torch.finfo(rows.dtype).tiny)
-    best, least = torch.ones_like(peaks), torch.full_like(peaks, torch.inf)
+    best_bound, min_error = torch.ones_like(peaks), torch.full_like(peaks, torch.inf)
     for bound in np.arange(10, 33) / 32:
         step = bound / largest
         error = ((unit / step).round_().clamp_(-largest, largest).mul_(step) - unit).square_().sum(1, keepdim=True)
-        best, least = torch.where(error < least, bound, best), torch.minimum(error, least)
-    return best * peaks
+        best_bound, min_error = torch.where(error < min_error, bound, best_bound), torch.minimum(error, min_error)
+    return best_bound * peaks
 
 
 class PerChannelWeightObserver(WeightObserver):

@@ -1,4 +1,4 @@
-"""Interpreter that runs a calibration sample and shows the values of tensors to their observers."""
+"""Interpreter that runs a calibration sample and passes the values of tensors to their observers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ObserverInterpreter(GraphInterpreter):
 
     Attributes:
         problems: errors of observers that met NaN or an infinity.
-        finite_ranges: (minimum, maximum) of the finite values of these tensors.
+        finite_ranges: (minimum, maximum) of the finite values, by node of a tensor with non-finite values.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class ObserverInterpreter(GraphInterpreter):
         return attrgetter(str(node.target))(self._model)
 
     def on_result(self, node: Node, value: Any) -> Any:
-        """Return the value. If an observer rejects non-finite elements, record that and replace them by finite ones."""
+        """Return the value. If an observer rejects non-finite elements, record the error and replace them."""
         watched = self._watchers.get(node, ())
         if OBSERVED_MINIMUM in node.meta:
             value = value.clamp(min=node.meta[OBSERVED_MINIMUM])
@@ -52,8 +52,8 @@ class ObserverInterpreter(GraphInterpreter):
                 observer(value)
         except NonFiniteError as problem:
             self.problems.append(problem)
-            known = value[value.isfinite()]
-            low, high = map(float, torch.aminmax(known)) if known.numel() else (0.0, 0.0)
+            finite = value[value.isfinite()]
+            low, high = map(float, torch.aminmax(finite)) if finite.numel() else (0.0, 0.0)
             self.finite_ranges[node] = low, high
             value = value.nan_to_num(0.0, high, low)
             for observer in watched:

@@ -1,8 +1,8 @@
 """Post-training quantization (PTQ) of an exported program, in place.
 
-The result equals that of torchao's ``prepare_pt2e``, calibration and ``convert_pt2e``: annotations and observers are
-the same, and quantize and dequantize operators replace the observers. The graph is edited directly, so no module is
-built, traced or exported again.
+The result equals that of torchao's ``prepare_pt2e``, calibration and ``convert_pt2e``. Annotations and observers are
+the same. Quantize and dequantize operators replace the observers. The graph is edited directly, so no module is built,
+traced or exported again.
 """
 
 from __future__ import annotations
@@ -141,9 +141,9 @@ class ObservedProgram(torch.nn.Module):
         quantizer.annotate(self.model)
         choose_activation_precision(self.model.graph, algorithms)
         quantizer.validate(self.model)
-        places = prepare._get_edge_or_node_to_qspec(self.model)
-        groups = _group_observers(places)
-        self.observers: dict[Any, Any] = prepare._get_obs_or_fq_map(groups, places, is_qat=False)
+        edges_or_nodes = prepare._get_edge_or_node_to_qspec(self.model)
+        groups = _group_observers(edges_or_nodes)
+        self.observers: dict[Any, Any] = prepare._get_obs_or_fq_map(groups, edges_or_nodes, is_qat=False)
         quantizer.prepare_obs_or_fq_callback(self.model, self.observers)
         self._mask_bounds = MaskBounds(self.model.graph)
         self.watchers: list[tuple[Node, Callable[[Tensor], None]]] = self._mask_bounds.watchers
@@ -152,7 +152,7 @@ class ObservedProgram(torch.nn.Module):
         )
         self.samples = 0
         self.last_sample = LastSample()
-        self._writes = bool(self.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default))
+        self._writes_buffers = bool(self.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default))
         self._conditions: BranchConditions = find_branch_conditions(self.model.graph)
         self._taken_branches: set[Branch] = set()
         self.meta: dict[str, Any] = {}
@@ -175,7 +175,7 @@ class ObservedProgram(torch.nn.Module):
         # A model may write into its inputs.
         values = _clone_tensors(pytree.tree_leaves((args, ordered)))
         try:
-            states = self._shared.states.values() if self._writes else ()
+            states = self._shared.states.values() if self._writes_buffers else ()
             self.last_sample = LastSample()  # frees the previous copy first: one copy at a time
             self.last_sample = LastSample(_clone_tensors(values), states=[(state, state.clone()) for state in states])
             self.last_sample.results = self._observe(values)
@@ -214,16 +214,16 @@ class ObservedProgram(torch.nn.Module):
         return lift(self._program, self._specs, self._mode)
 
     def finish_calibration(self) -> None:
-        """Calibrate the branches that no sample takes, and lower the bounds of masks where the scores need it."""
+        """Calibrate the branches that no sample takes, and lower mask bounds that are too high for the scores."""
         self._observe_untaken_branches()
         self._mask_bounds.apply(self.observers)
 
     def _observe_untaken_branches(self) -> None:
         """Calibrate the branches that no sample takes by forcing them on the last sample."""
-        wheres = [node for node in self.graph.nodes if BRANCH_SELECT in node.meta]
-        sides = {(where, side) for where in wheres for side in (True, False)}
-        notes, untaken = events.current().notes, {place for place in sides if place not in self._taken_branches}
-        for line, side in sorted({(source_line(where), side) for where, side in untaken}):
+        selects = [node for node in self.graph.nodes if BRANCH_SELECT in node.meta]
+        sides = {(select, side) for select in selects for side in (True, False)}
+        notes, untaken = events.current().notes, {branch for branch in sides if branch not in self._taken_branches}
+        for line, side in sorted({(source_line(select), side) for select, side in untaken}):
             which = f"the {'first' if side else 'second'} branch of a torch.cond{line and f' ({line})'}"
             notes.append(f"no calibration sample takes {which}: calibrate with one that does")
         self._conditions = {}
@@ -233,9 +233,11 @@ class ObservedProgram(torch.nn.Module):
     def _observe(self, inputs: Iterable[Any]) -> list[Any]:
         """Run a sample and return its results. Observers see every tensor of the sample, and each constant once."""
         watched: dict[Node, dict[Callable[[Tensor], Any], None]] = {}
-        for place, observer in self.observers.items():
+        for edge_or_node, observer in self.observers.items():
             if isinstance(observer, RangeObserver) and not (observer.is_constant and observer.count):
-                watched.setdefault(place if isinstance(place, Node) else place[0], {})[observer] = None
+                watched.setdefault(edge_or_node if isinstance(edge_or_node, Node) else edge_or_node[0], {})[
+                    observer
+                ] = None
         for node, watcher in self.watchers:
             watched.setdefault(node, {})[watcher] = None
         run = ObserverInterpreter(self.model, watched, self._conditions, self._taken_branches)
@@ -249,8 +251,8 @@ class ObservedProgram(torch.nn.Module):
     ) -> None:
         """Accept NaN and infinities on which no result depends, such as x / y with y = 0 behind a ``where``.
 
-        The sample runs again with these values unchanged, and with either end of the finite range in their place. If
-        the results equal ``results``, a note replaces the error.
+        The sample runs up to three more times: with these values unchanged, with the finite minimum and with the finite
+        maximum in their place. If the results equal ``results``, a note replaces the error.
 
         Args:
             ranges: (minimum, maximum) of the finite values, by node with non-finite ones.
@@ -261,7 +263,10 @@ class ObservedProgram(torch.nn.Module):
         """
         if self.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
             raise problems[0]
-        fills: list[dict[Node, float]] = [{}, *({node: ends[i] for node, ends in ranges.items()} for i in (0, 1))]
+        fills: list[dict[Node, float]] = [
+            {},
+            *({node: finite_range[i] for node, finite_range in ranges.items()} for i in (0, 1)),
+        ]
         for fill in fills:
             inputs = _clone_tensors(self.last_sample.inputs)
             if not _are_close(
@@ -286,22 +291,22 @@ class ObservedProgram(torch.nn.Module):
         meta = {name: x for name, x in node.meta.items() if name != BRANCH_SELECT}
         scale, zero_point = observer.calculate_qparams()
         limits = (observer.quant_min, observer.quant_max, observer.dtype)
-        place = source.next
-        while place.op == "placeholder":
-            place = place.next
-        with graph.inserting_before(place):
+        insertion_point = source.next
+        while insertion_point.op == "placeholder":
+            insertion_point = insertion_point.next
+        with graph.inserting_before(insertion_point):
             if is_per_channel(observer.qscheme):
                 quantize, dequantize = _Q.quantize_per_channel.default, _Q.dequantize_per_channel.default
-                known: tuple[Any, ...] = (scale, zero_point, observer.ch_axis, *limits)
-                parameters = (*(add_buffer_node(model, f"{node.name}_{i}", known[i]) for i in range(2)), *known[2:])
+                qparams: tuple[Any, ...] = (scale, zero_point, observer.ch_axis, *limits)
+                parameters = (*(add_buffer_node(model, f"{node.name}_{i}", qparams[i]) for i in range(2)), *qparams[2:])
             else:
                 quantize, dequantize = _Q.quantize_per_tensor.default, _Q.dequantize_per_tensor.default
-                known = parameters = (float(scale), int(zero_point), *limits)
+                qparams = parameters = (float(scale), int(zero_point), *limits)
             if source.op == "get_attr" and not is_state(source):
                 tensor = attrgetter(str(source.target))(model)
                 constants, key = self._shared.constants, (observer, tensor_identity(tensor))
                 if key not in constants:
-                    constants[key] = _quantize_constant(quantize, tensor, known, observer.dtype)
+                    constants[key] = _quantize_constant(quantize, tensor, qparams, observer.dtype)
                 integers = add_buffer_node(model, f"{node.name}_quantized", constants[key])
                 self.float_constants[str(integers.target)] = self.original_values.get(
                     str(source.target), tensor
@@ -332,42 +337,44 @@ def _are_close(results: Iterable[Any], others: Iterable[Any]) -> bool:
 _SPEC_FIELDS = ("dtype", "is_dynamic", "quant_min", "quant_max", "qscheme", "ch_axis", "scale", "zero_point")
 
 
-def _group_observers(places: dict[Any, Any]) -> dict[Any, int]:
-    """Assign each observed place the number of its observer, as torchao does, with fewer comparisons.
+def _group_observers(edges_or_nodes: dict[Any, Any]) -> dict[Any, int]:
+    """Assign each observed node and edge the number of its observer, as torchao does, with fewer comparisons.
 
     torchao compares each reader of a tensor with every other reader, so only the first reader of each spec is passed to
-    it. torchao follows a chain of shared scales recursively, as deep as the chain is long; hence the recursion limit.
+    it. torchao follows a chain of shared scales recursively, so the recursion limit is raised.
     """
     first: dict[Any, Any] = {}
     duplicates: dict[Any, Any] = {}
-    named = {want.edge_or_node for want in places.values() if isinstance(want, SharedQuantizationSpec)}
-    for place, want in places.items():
-        alone = isinstance(place, Node) or place in named or isinstance(want, SharedQuantizationSpec)
-        if not alone and place[1].meta[ANNOTATION].allow_implicit_sharing:
-            key = (place[0], type(want), *(str(getattr(want, name, None)) for name in _SPEC_FIELDS))
-            if first.setdefault(key, place) != place:
-                duplicates[place] = first[key]
+    shared_sources = {spec.edge_or_node for spec in edges_or_nodes.values() if isinstance(spec, SharedQuantizationSpec)}
+    for edge_or_node, spec in edges_or_nodes.items():
+        is_separate = (
+            isinstance(edge_or_node, Node) or edge_or_node in shared_sources or isinstance(spec, SharedQuantizationSpec)
+        )
+        if not is_separate and edge_or_node[1].meta[ANNOTATION].allow_implicit_sharing:
+            key = (edge_or_node[0], type(spec), *(str(getattr(spec, name, None)) for name in _SPEC_FIELDS))
+            if first.setdefault(key, edge_or_node) != edge_or_node:
+                duplicates[edge_or_node] = first[key]
     limit = sys.getrecursionlimit()
-    sys.setrecursionlimit(limit + 2 * len(places))
+    sys.setrecursionlimit(limit + 2 * len(edges_or_nodes))
     try:
-        unique = {place: want for place, want in places.items() if place not in duplicates}
+        unique = {edge_or_node: spec for edge_or_node, spec in edges_or_nodes.items() if edge_or_node not in duplicates}
         groups: dict[Any, int] = prepare._get_edge_or_node_to_group_id(unique)
     finally:
         sys.setrecursionlimit(limit)
-    return {place: groups[duplicates.get(place, place)] for place in places}
+    return {edge_or_node: groups[duplicates.get(edge_or_node, edge_or_node)] for edge_or_node in edges_or_nodes}
 
 
-def _quantize_constant(quantize: Any, tensor: Tensor, known: tuple[Any, ...], dtype: torch.dtype) -> Tensor:
-    """Quantize a constant in chunks. As a whole, temporaries take three times the memory of its float values."""
+def _quantize_constant(quantize: Any, tensor: Tensor, qparams: tuple[Any, ...], dtype: torch.dtype) -> Tensor:
+    """Quantize a constant in chunks. Without chunks, temporaries take three times the memory of its float values."""
     if tensor.numel() <= CHUNK_ELEMENTS:
-        return cast(Tensor, quantize(tensor, *known))
-    result, (scale, zero_point, *limits) = torch.empty_like(tensor, dtype=dtype), known
-    each = isinstance(scale, Tensor)
-    axis = limits[0] if each else 0
-    count = max(1, CHUNK_ELEMENTS * tensor.shape[axis] // tensor.numel())
-    for start in range(0, tensor.shape[axis], count):
-        part = slice(start, start + count)
-        own = (scale[part], zero_point[part]) if each else (scale, zero_point)
-        rows = tensor.narrow(axis, start, min(count, tensor.shape[axis] - start))
-        result.narrow(axis, start, rows.shape[axis]).copy_(quantize(rows, *own, *limits))
+        return cast(Tensor, quantize(tensor, *qparams))
+    result, (scale, zero_point, *limits) = torch.empty_like(tensor, dtype=dtype), qparams
+    is_per_channel = isinstance(scale, Tensor)
+    axis = limits[0] if is_per_channel else 0
+    chunk_rows = max(1, CHUNK_ELEMENTS * tensor.shape[axis] // tensor.numel())
+    for start in range(0, tensor.shape[axis], chunk_rows):
+        chunk = slice(start, start + chunk_rows)
+        chunk_qparams = (scale[chunk], zero_point[chunk]) if is_per_channel else (scale, zero_point)
+        rows = tensor.narrow(axis, start, min(chunk_rows, tensor.shape[axis] - start))
+        result.narrow(axis, start, rows.shape[axis]).copy_(quantize(rows, *chunk_qparams, *limits))
     return result

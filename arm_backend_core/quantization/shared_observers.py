@@ -12,30 +12,31 @@ if TYPE_CHECKING:
     from arm_backend_core.quantization.ptq import ObservedProgram
 
 
-Place = Node | tuple[Node, Node]
+#: torchao's ``EdgeOrNode``: a node stands for its result, an edge (source, reader) for an operand of the reader.
+EdgeOrNode = Node | tuple[Node, Node]
 
 
 def share_observers(observed: Mapping[str, ObservedProgram], models: Mapping[str, Any]) -> None:
-    """Give tensors that several methods have in common one observer.
+    """Give each tensor that several methods have in common one observer for all methods.
 
-    Common tensors are parameters, buffers, and the operands and results of modules that run the same sequence of
-    operators in every method that uses them.
+    Common tensors are parameters and buffers. Operands and results of a module are common if the module runs the same
+    sequence of operators in every method that uses it.
     """
     from arm_backend_core.quantization.graph_observers import connect_observers, merge_observers
 
     modules = {method: _modules_by_path(models[method]) for method in observed}
-    sequences = {method: _sequences(model, modules[method]) for method, model in observed.items()}
+    sequences = {method: _operator_sequences(model, modules[method]) for method, model in observed.items()}
     places: dict[Node, Hashable] = {}
     for sequence in sequences.values():
         for module, nodes in sequence.items():
             others = [other[module] for other in sequences.values() if module in other]
-            if all(_operators(nodes) == _operators(other) for other in others):
+            if all(_targets(nodes) == _targets(other) for other in others):
                 places |= {node: (module, index) for index, node in enumerate(nodes)}
     tensor_ids = {node: key for model in observed.values() for node, key in model.tensor_ids.items()}
 
-    def key_of(where: Place) -> Hashable:
-        source, node = (where, None) if isinstance(where, Node) else where
-        observer = observers[where]
+    def key_of(edge_or_node: EdgeOrNode) -> Hashable:
+        source, node = (edge_or_node, None) if isinstance(edge_or_node, Node) else edge_or_node
+        observer = observers[edge_or_node]
         if hasattr(observer, "obs_or_fqs"):  # its scale is derived from other observers
             return None
         if source in tensor_ids:
@@ -44,7 +45,9 @@ def share_observers(observed: Mapping[str, ObservedProgram], models: Mapping[str
             return ("result", places[source]) if source in places else None
         return ("operand", places[node], node.all_input_nodes.index(source)) if node in places else None
 
-    observers = {where: observer for model in observed.values() for where, observer in model.observers.items()}
+    observers = {
+        edge_or_node: observer for model in observed.values() for edge_or_node, observer in model.observers.items()
+    }
     merge_observers([model.observers for model in observed.values()], key_of)
     connect_observers(*((model.model, model.observers) for model in observed.values()))
 
@@ -56,7 +59,7 @@ def _modules_by_path(model: Any) -> dict[str, Hashable]:
     return {path: id(module) for path, module in model.named_modules(remove_duplicate=False)}
 
 
-def _sequences(model: ObservedProgram, modules: Mapping[str, Hashable]) -> dict[Hashable, list[Node]]:
+def _operator_sequences(model: ObservedProgram, modules: Mapping[str, Hashable]) -> dict[Hashable, list[Node]]:
     """List the operators with float results of each module."""
     from arm_backend_core.nodes import is_float, modules_of
 
@@ -68,5 +71,5 @@ def _sequences(model: ObservedProgram, modules: Mapping[str, Hashable]) -> dict[
     return sequences
 
 
-def _operators(nodes: list[Node]) -> list[Any]:
+def _targets(nodes: list[Node]) -> list[Any]:
     return [node.target for node in nodes]

@@ -18,14 +18,14 @@ aten = torch.ops.aten
 def _hide_overload(overload: Any) -> Callable[..., Any]:
     """Wrap an overload in a function that torchao does not recognize as a batch norm."""
 
-    def hidden(*args: Any, **keywords: Any) -> Any:
-        return overload(*args, **keywords)
+    def hidden(*args: Any, **kwargs: Any) -> Any:
+        return overload(*args, **kwargs)
 
     hidden.__name__ = f"hidden_{overload.name().split('::')[1].replace('.', '_')}"
     return hidden
 
 
-_HIDDEN = {
+_HIDDEN_FUNCTIONS = {
     overload: _hide_overload(overload)
     for overload in (
         aten.batch_norm.default,
@@ -35,7 +35,7 @@ _HIDDEN = {
         aten.miopen_batch_norm.default,
     )
 }
-_ORIGINAL = {function: overload for overload, function in _HIDDEN.items()}
+_OVERLOADS = {function: overload for overload, function in _HIDDEN_FUNCTIONS.items()}
 
 
 def convert(prepared: GraphModule) -> GraphModule:
@@ -43,9 +43,9 @@ def convert(prepared: GraphModule) -> GraphModule:
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
 
     for node in prepared.graph.nodes:
-        node.target = _HIDDEN.get(node.target, node.target)
+        node.target = _HIDDEN_FUNCTIONS.get(node.target, node.target)
     model: GraphModule = convert_pt2e(prepared)
     for node in model.graph.nodes:
-        node.target = _ORIGINAL.get(node.target, node.target)
+        node.target = _OVERLOADS.get(node.target, node.target)
     model.recompile()
     return model

@@ -36,21 +36,23 @@ class ChunkBuilder(NodeWriter):
         self._constants: dict[Node, Node] = {}
 
     def build(self, stacked: Iterable[Port]) -> ExportedProgram:
-        """Build the body: states and slices [count, ...] -> states and ``stacked`` outputs [count, ...]."""
+        """Build the loop body: (states, slices [count, ...]) -> (new states, ``stacked`` outputs [count, ...])."""
         specs = {spec.arg.name: spec for spec in self._program.graph_signature.input_specs}
         constant_specs: dict[Node, InputSpec] = {}
         needed = self._needed_constants()
         for node in needed:
             if node.op == "placeholder":
-                self._constants[node] = self._input(node.name, node.meta["val"], node)
+                self._constants[node] = self._add_input(node.name, node.meta["val"], node)
                 constant_specs[self._constants[node]] = specs[node.name]
         template = self._layer.steps[1]
         self._states = {
-            port: self._input(f"state_{i}", self._layer.port_meta(port), template[port.slot])
+            port: self._add_input(f"state_{i}", self._layer.port_meta(port), template[port.slot])
             for i, port in enumerate(self._layer.initial_states)
         }
         self._slices = [
-            self._input(f"sequence_{i}", _without_axis(read.source.meta["val"], read.dim, self._count), read.source)
+            self._add_input(
+                f"sequence_{i}", _with_leading_dims(read.source.meta["val"], read.dim, self._count), read.source
+            )
             for i, (read, _, _) in enumerate(self._layer.sequences)
         ]
         for node in needed:
@@ -58,7 +60,7 @@ class ChunkBuilder(NodeWriter):
                 self._constants[node] = self.graph.node_copy(node, self._constants.__getitem__)
         rows: list[Step] = []
         for k in range(self._count):
-            rows.append(self._step(k, rows[-1] if rows else {}))
+            rows.append(self._emit_step(k, rows[-1] if rows else {}))
         results = [self.to_port_type(rows[-1][port.slot], port) for port in self._states]
         for port in stacked:
             parts = [self.to_real(self.to_port_type(row[port.slot], port), port) for row in rows]
@@ -66,7 +68,7 @@ class ChunkBuilder(NodeWriter):
         self.graph.output(tuple(results))
         return build_program(self._program, self.graph, constant_specs)
 
-    def _input(self, name: str, value: Tensor, like: Node) -> Node:
+    def _add_input(self, name: str, value: Tensor, like: Node) -> Node:
         node = self.graph.placeholder(name)
         node.meta = copy_meta(like, value)
         return node
@@ -81,7 +83,7 @@ class ChunkBuilder(NodeWriter):
                 pending += node.all_input_nodes
         return [node for node in self._program.graph.nodes if node in needed]
 
-    def _step(self, k: int, previous: Step) -> Step:
+    def _emit_step(self, k: int, previous: Step) -> Step:
         step: Step = {}
         for slot, node in self._layer.steps[1].items():
             _, structure, *reads = self._layer.reads[slot]
@@ -96,11 +98,11 @@ class ChunkBuilder(NodeWriter):
 
     def _operand(self, read: Any, k: int, step: Step, previous: Step) -> Any:
         if isinstance(read, StepValue) and read.steps_back and not previous:
-            return self.cast(self._states[Port.of(read.slot, read.casts)], read.casts[1:])
+            return self.cast(self._states[Port.from_casts(read.slot, read.casts)], read.casts[1:])
         if isinstance(read, StepValue):
             return self.cast((previous if read.steps_back else step)[read.slot], read.casts)
         if isinstance(read, Slice):
-            x = self.cast(self._slices[self._layer.sequence_index(read)], read.before)
+            x = self.cast(self._slices[self._layer.sequence_index(read)], read.source_casts)
             x = self.call(aten.select.int, x, 0, k, like=x)
             for cut in read.cuts:
                 x = self.call(aten.slice.Tensor, x, *cut, like=x)
@@ -108,5 +110,6 @@ class ChunkBuilder(NodeWriter):
         return read
 
 
-def _without_axis(value: Tensor, dim: int, *counts: int) -> Tensor:
+def _with_leading_dims(value: Tensor, dim: int, *counts: int) -> Tensor:
+    """Make a tensor like ``value`` with the dimensions ``counts``, then those of ``value`` except ``dim``."""
     return value.new_empty([*counts, *value.shape[:dim], *value.shape[dim + 1 :]])

@@ -12,8 +12,8 @@ from arm_backend_core.recurrent.unrolled_steps import Cast, Port
 
 
 def copy_meta(like: Node, value: Any) -> dict[str, Any]:
-    """Copy the metadata of ``like`` for a node with another value, which belongs to no step."""
-    return {**{key: held for key, held in like.meta.items() if key != TIMESTEP_SLOT}, "val": value}
+    """Copy the metadata of ``like`` for a node with fake tensor ``value`` that belongs to no step."""
+    return {**{key: entry for key, entry in like.meta.items() if key != TIMESTEP_SLOT}, "val": value}
 
 
 class NodeWriter:
@@ -31,10 +31,10 @@ class NodeWriter:
 
     def cast(self, node: Node, casts: Sequence[Cast]) -> Node:
         """Apply casts to ``node``."""
-        for each in casts:
-            if (node, each) not in self._casts:
-                self._casts[node, each] = self.call(each.target, node, *each.args, like=node)
-            node = self._casts[node, each]
+        for cast_op in casts:
+            if (node, cast_op) not in self._casts:
+                self._casts[node, cast_op] = self.call(cast_op.target, node, *cast_op.args, like=node)
+            node = self._casts[node, cast_op]
         return node
 
     def to_port_type(self, node: Node, port: Port) -> Node:
@@ -43,4 +43,4 @@ class NodeWriter:
 
     def to_real(self, node: Node, port: Port) -> Node:
         """Convert a port's representation back to real numbers."""
-        return self.cast(node, [port.cast.reverse] if port.cast else [])
+        return self.cast(node, [port.cast.inverse] if port.cast else [])

@@ -1,11 +1,12 @@
 """Loop rolling: turn the unrolled steps of long recurrent layers into a loop over one delegate.
 
-A recurrent layer is unrolled before quantization; all its steps have the same scales. Here the steps become a
-``torch.scan`` over chunks of steps. ExecuTorch's runtime calls the delegate of a chunk repeatedly, so weights and
-commands of one chunk are compiled and stored once.
+A recurrent layer is unrolled before quantization, and all its steps have the same scales. This pass turns the steps
+into a ``torch.scan`` over chunks of steps. ExecuTorch's runtime calls the delegate of a chunk repeatedly, so weights
+and commands of one chunk are compiled and stored once.
 
-The results equal those of the unrolled steps, because calls pass on the same integers as steps do inside a delegate.
-The exception is the last bit of the first step: unrolled, with a zero state, it is rounded less often.
+The results equal those of the unrolled steps, because a call passes the same integers to the next call as a step passes
+to the next step. One exception: an unrolled first step with a zero state is rounded less often, so its last bit may
+differ.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ _MAX_UNROLLED_STEPS, _MAX_TOTAL_STEPS, _STEPS_PER_CALL = 64, 256, range(4, 33)
 def steps_per_call(total: int, requested: int | str | None, program_steps: int = 0) -> int:
     """Choose the number of steps that one call computes.
 
-    For long layers, "auto" minimizes calls + steps per call / weight, plus a penalty if the steps do not divide evenly:
-    surplus steps are computed in vain, and padding copies the input. Programs with many steps in total compile fewer
+    For long layers, "auto" minimizes calls + steps per call / weight, plus a penalty if the steps do not divide evenly.
+    Surplus steps cost time, and padding copies the input. Programs with many steps in total compile fewer
     steps of each layer.
 
     Args:
@@ -79,7 +80,7 @@ class LoopRolling:
     """Loop rolling of a program, before it is delegated.
 
     Attributes:
-        steps: steps that one call computes, "auto", or None to leave all layers unrolled.
+        steps: number of steps that one call computes, "auto", or None to leave all layers unrolled.
     """
 
     steps: int | Literal["auto"] | None = "auto"
@@ -96,7 +97,7 @@ class LoopRolling:
             program = copy_program(program)
             assign_debug_handles(program.graph)
             program = prepare_program(program, spec.target)
-            _name_outputs(program)
+            _update_output_names(program)
         counts = count_steps(program)
         program_steps = sum(counts)
         if all(steps_per_call(count, self.steps, program_steps) == count for count in counts):
@@ -112,11 +113,11 @@ class LoopRolling:
         stable_topological_sort(rolled.graph_module)
         eliminate_dead_constants(rolled, {node.name for node in constants_of(rolled)})
         lift_constants(rolled)
-        _name_outputs(rolled)
+        _update_output_names(rolled)
         return rolled
 
 
-def _name_outputs(program: ExportedProgram) -> None:
+def _update_output_names(program: ExportedProgram) -> None:
     """Update the output names in the signature after nodes were replaced."""
     for spec, node in zip(program.graph_signature.output_specs, program.graph.output_node().args[0], strict=True):
         spec.arg.name = node.name if isinstance(node, Node) else spec.arg.name
@@ -138,7 +139,7 @@ class _ChunkCompiler:
         return f"arm_loop{self.loops}"
 
     def compile_chunk(self, chunk: ExportedProgram, calls: int) -> GraphModule | None:
-        """Compile a chunk as one delegate; returns the module that calls it, or None if it needs more than that."""
+        """Compile a chunk as one delegate; return the module that calls it, or None if one does not suffice."""
         log = events.current()
         with events.record() as attempt:
             body = delegate(chunk, self._spec, keep_on_cpu=self._keep_on_cpu, name=self.next_name()).graph_module
@@ -159,22 +160,22 @@ class _ChunkCompiler:
 def _replace_by_loop(program: ExportedProgram, layer: UnrolledLayer, count: int, compiler: _ChunkCompiler) -> None:
     """Replace the steps by a loop, unless one call computes all of them or a chunk cannot be delegated."""
     total, name = len(layer.steps), compiler.next_name()
-    initial_states = _initial_states(program, layer) if count < total else None
+    initial_states = _find_initial_states(program, layer) if count < total else None
     if initial_states is None:
         return
     calls = -(-total // count)
-    carried_out = set(initial_states) if calls * count == total else set()
-    stacked = list(dict.fromkeys(x.port for x in layer.outputs if x.step < total - 1 or x.port not in carried_out))
+    final_carries = set(initial_states) if calls * count == total else set()
+    stacked = list(dict.fromkeys(x.port for x in layer.outputs if x.step < total - 1 or x.port not in final_carries))
     body = compiler.compile_chunk(ChunkBuilder(layer, program, count).build(stacked), calls)
     if body is not None:
         program.graph_module.add_module(name, body)
-        _insert_loop(program, layer, name, initial_states, stacked, carried_out, count)
+        _insert_loop(program, layer, name, initial_states, stacked, final_carries, count)
 
 
 def _bypass_stacks(graph: Graph) -> None:
-    """Redirect readers of one element of a layer's stacked outputs to that step's output, so that the stack may die.
+    """Redirect readers of one element of stacked step outputs to that output. The stack may become dead code.
 
-    Readers inside recurrent steps, and those behind other casts, are left as they are.
+    Readers inside recurrent steps and readers behind other casts do not change.
     """
     for stack in graph.find_nodes(op="call_function", target=aten.stack.default):
         parts, dim = cast(list[Node], stack.args[0]), cast(int, stack.args[1] if len(stack.args) > 1 else 0)
@@ -189,7 +190,9 @@ def _bypass_stacks(graph: Graph) -> None:
                 root, casts = strip_casts(cast(Node, node.args[0]))
                 axis, index = cast(tuple[int, int], node.args[1:])
                 part, rank = parts[index], stack.meta["val"].dim()
-                is_exact = {each.args for each in strip_casts(part)[1][-1:]} == {each.args for each in casts}
+                is_exact = {cast_op.args for cast_op in strip_casts(part)[1][-1:]} == {
+                    cast_op.args for cast_op in casts
+                }
                 if is_exact and TIMESTEP_SLOT not in node.meta and axis % rank == dim % rank:
                     node.replace_all_uses_with(part)
     eliminate_dead_code(graph)
@@ -201,7 +204,7 @@ def _insert_loop(
     name: str,
     initial_states: Mapping[Port, Node | Tensor],
     stacked: Sequence[Port],
-    carried_out: Container[Port],
+    final_carries: Container[Port],
     count: int,
 ) -> None:
     """Insert the ``scan`` and replace the outputs of the steps by its results.
@@ -212,33 +215,40 @@ def _insert_loop(
         name: name of the loop's body in the program's module.
         initial_states: operand of each carried state.
         stacked: ports whose values of all steps the loop returns.
-        carried_out: states whose final value is the scan's carry. Empty if the last chunk is padded.
+        final_carries: states whose final value is the scan's carry. Empty if the last chunk is padded.
         count: steps of one call.
     """
     graph, total = program.graph, len(layer.steps)
     first = list(layer.steps[0].values())
     with graph.inserting_before(first[-1].next):
         writer = NodeWriter(graph)
-        states = [_state_node(program, f"{name}_state", x, layer.port_meta(port)) for port, x in initial_states.items()]
-        slices = [_chunked_sequence(writer, total, *sequence, count) for sequence in layer.sequences]
+        states = [
+            _insert_state(program, f"{name}_state", x, layer.port_meta(port)) for port, x in initial_states.items()
+        ]
+        slices = [_insert_chunked_sequence(writer, total, *sequence, count) for sequence in layer.sequences]
         scan = graph.call_function(SCAN, (graph.get_attr(name), states, slices, ()))
         calls = slices[0].meta["val"].shape[0]
         values = [layer.port_meta(port) for port in initial_states]
         values += [layer.port_meta(port).new_empty([calls, count, *layer.port_meta(port).shape]) for port in stacked]
         scan.meta = {**copy_meta(first[0], values), DELEGATE_LOOP: True}
-        picks = [graph.call_function(operator.getitem, (scan, i)) for i in range(len(values))]
-        for pick, port, value in zip(picks, (*initial_states, *stacked), values, strict=True):
-            pick.meta = copy_meta(layer.steps[1][port.slot], value)
-        final_states = {port: pick for port, pick in zip(initial_states, picks, strict=False) if port in carried_out}
-        outputs = zip(stacked, picks[len(initial_states) :], strict=True)
+        getitems = [graph.call_function(operator.getitem, (scan, i)) for i in range(len(values))]
+        for getitem, port, value in zip(getitems, (*initial_states, *stacked), values, strict=True):
+            getitem.meta = copy_meta(layer.steps[1][port.slot], value)
+        final_states = {
+            port: getitem for port, getitem in zip(initial_states, getitems, strict=False) if port in final_carries
+        }
+        outputs = zip(stacked, getitems[len(initial_states) :], strict=True)
         _replace_step_outputs(
-            writer, layer, {port: _output_sequence(writer, pick, port, total) for port, pick in outputs}, final_states
+            writer,
+            layer,
+            {port: _insert_output_sequence(writer, getitem, port, total) for port, getitem in outputs},
+            final_states,
         )
     eliminate_dead_code(graph)
 
 
-def _initial_states(program: ExportedProgram, layer: UnrolledLayer) -> dict[Port, Node | Tensor] | None:
-    """Operands of the first call for each state, as integers if the port has a cast.
+def _find_initial_states(program: ExportedProgram, layer: UnrolledLayer) -> dict[Port, Node | Tensor] | None:
+    """Find the initial state of each port, as integers if the port has a cast.
 
     Returns:
         None if integers cannot represent a constant initial state exactly.
@@ -256,13 +266,13 @@ def _initial_states(program: ExportedProgram, layer: UnrolledLayer) -> dict[Port
         if read[0] in layer.constants:
             real = value(read[0])
             initial = states[port] = real if port.cast is None else port.cast.target(real, *port.cast.args)
-            round_trip = initial if port.cast is None else port.cast.reverse.target(initial, *port.cast.args)
-            if not all(torch.equal(round_trip, value(each)) for each in read):
+            round_trip = initial if port.cast is None else port.cast.inverse.target(initial, *port.cast.args)
+            if not all(torch.equal(round_trip, value(operand)) for operand in read):
                 return None
     return states
 
 
-def _state_node(program: ExportedProgram, name: str, x: Node | Tensor, value: Tensor) -> Node:
+def _insert_state(program: ExportedProgram, name: str, x: Node | Tensor, value: Tensor) -> Node:
     if isinstance(x, Node):
         return x
     node = add_buffer_node(program.graph_module, name, x)
@@ -270,10 +280,10 @@ def _state_node(program: ExportedProgram, name: str, x: Node | Tensor, value: Te
     return node
 
 
-def _chunked_sequence(writer: NodeWriter, total: int, read: Slice, first: int, stride: int, count: int) -> Node:
+def _insert_chunked_sequence(writer: NodeWriter, total: int, read: Slice, first: int, stride: int, count: int) -> Node:
     """The sequence that the steps read, in step order and zero-padded: [calls, count, ...]."""
     calls = -(-total // count)
-    x = writer.cast(read.source, read.before)
+    x = writer.cast(read.source, read.source_casts)
     shape = x.meta["val"].shape
     if read.dim:
         order = [read.dim, *(i for i in range(len(shape)) if i != read.dim)]
@@ -289,12 +299,12 @@ def _chunked_sequence(writer: NodeWriter, total: int, read: Slice, first: int, s
             aten.constant_pad_nd.default, x, [0] * (2 * len(inner_shape) + 1) + [calls * count - total], like=x
         )
     x = writer.call(aten.view.default, x, [calls, count, *inner_shape], like=x)
-    return writer.cast(x, [cast.reverse for cast in read.before])
+    return writer.cast(x, [cast.inverse for cast in read.source_casts])
 
 
-def _output_sequence(writer: NodeWriter, pick: Node, port: Port, total: int) -> Node:
+def _insert_output_sequence(writer: NodeWriter, stacked: Node, port: Port, total: int) -> Node:
     """The real values of a port in all steps, in step order and without padding."""
-    x = writer.to_real(pick, port)
+    x = writer.to_real(stacked, port)
     calls, count, *rest = x.meta["val"].shape
     x = writer.call(aten.view.default, x, [calls * count, *rest], like=x)
     return x if calls * count == total else writer.call(aten.slice.Tensor, x, 0, 0, total, like=x)
@@ -332,12 +342,16 @@ def _replace_step_outputs(
 
 
 def _match_whole_sequence(parts: Sequence[StepOutput | None], total: int) -> tuple[StepOutput, int] | None:
-    """Match a stack of one port's outputs of all steps; returns an output and the direction (1 or -1)."""
+    """Match a stack of one port's outputs of all steps; return the first output and the direction (1 or -1)."""
     if len(parts) != total or None in parts:
         return None
     outputs = cast(Sequence[StepOutput], parts)
-    numbers, sources = [part.step for part in outputs], {(part.port, part.casts) for part in outputs}
-    ascending = numbers if numbers[0] == 0 else numbers[::-1]
-    if len(sources) > 1 or ascending != list(range(total)) or (outputs[0].port.cast and len(outputs[0].casts) != 2):
+    step_indices, distinct_sources = [part.step for part in outputs], {(part.port, part.casts) for part in outputs}
+    ascending = step_indices if step_indices[0] == 0 else step_indices[::-1]
+    if (
+        len(distinct_sources) > 1
+        or ascending != list(range(total))
+        or (outputs[0].port.cast and len(outputs[0].casts) != 2)
+    ):
         return None
-    return outputs[0], 1 if numbers[0] == 0 else -1
+    return outputs[0], 1 if step_indices[0] == 0 else -1

@@ -39,8 +39,8 @@ class Cast(NamedTuple):
         return cls(node.target, node.args[1:])
 
     @property
-    def reverse(self) -> Cast:
-        """The dequantize that reverses a quantize, and the reverse."""
+    def inverse(self) -> Cast:
+        """The dequantize for a quantize with the same parameters, or the quantize for a dequantize."""
         return Cast(_DEQUANTIZE if self.target is _QUANTIZE else _QUANTIZE, self.args)
 
 
@@ -62,17 +62,17 @@ class Slice(NamedTuple):
     """One slice of a tensor along ``dim``, with a different index in each step.
 
     Attributes:
-        number: index of the slice among those that a step reads.
-        source: the tensor that all steps read; integers if a cast ``before`` follows.
-        before: casts between ``source`` and the slicing.
-        cuts: (dimension, begin, end) of further slicing.
+        number: index of the slice among the slices that a step reads.
+        source: the tensor that all steps read; integers if ``source_casts`` is not empty.
+        source_casts: casts between ``source`` and the slicing.
+        cuts: (dimension, start, end) of each slicing of other dimensions.
         dim: the dimension that is indexed by step.
-        casts: casts of the slice.
+        casts: casts after the slicing.
     """
 
     number: int
     source: Node
-    before: tuple[Cast, ...]
+    source_casts: tuple[Cast, ...]
     cuts: tuple[tuple[int, int, int], ...]
     dim: int
     casts: tuple[Cast, ...]
@@ -97,7 +97,7 @@ class Port(NamedTuple):
     cast: Cast | None
 
     @classmethod
-    def of(cls, slot: int, casts: Sequence[Cast]) -> Port:
+    def from_casts(cls, slot: int, casts: Sequence[Cast]) -> Port:
         """The port of a value that passes ``casts`` after the operator at ``slot``."""
         return cls(slot, casts[0] if casts else None)
 
@@ -111,9 +111,9 @@ def strip_casts(node: Node) -> tuple[Node, tuple[Cast, ...]]:
     return node, tuple(casts)
 
 
-def _casts_are_exact(casts: Sequence[Cast], source: Any) -> bool:
+def _are_exact_casts(casts: Sequence[Cast], source: Any) -> bool:
     """Whether casts after data movement of ``source`` are exact: they have the parameters of its dequantize."""
-    return not casts or (is_dequantize(source) and {each.args for each in casts} == {Cast.from_node(source).args})
+    return not casts or (is_dequantize(source) and {cast_op.args for cast_op in casts} == {Cast.from_node(source).args})
 
 
 def shape_of(node: Any) -> torch.Size:
@@ -142,7 +142,7 @@ class StepOutput(NamedTuple):
     casts: tuple[Cast, ...]
 
 
-class _NotALoop(Exception):
+class _NotALoopError(Exception):
     """The steps do not form a loop; the message says why."""
 
 
@@ -152,41 +152,41 @@ class UnrolledLayer:
     Attributes:
         steps: the steps; each maps slots to operators.
         reads: {slot: the operator and its operands}, the same in every step except the first.
-        initial_states: {port: operands of the first step in place of the previous step's value, one for each reader}.
-            They are the same, or constants as real numbers.
+        initial_states: {port: operands of the first step where other steps read the previous step, one for each
+            reader}. All operands of a port are the same value, or all are float constants.
         constants: nodes of the program that are computed from constants alone.
         outputs: nodes of the steps that nodes outside read.
 
     Raises:
-        _NotALoop: the steps do not form a loop.
+        _NotALoopError: the steps do not form a loop.
     """
 
     def __init__(self, steps: list[Step], constants: set[Node]) -> None:
         self.steps, self.constants = steps, constants
         self._members = {node: (k, slot) for k, step in enumerate(steps) for slot, node in step.items()}
-        self.reads, second = self._operands(1)
+        self.reads, second = self._read_step(1)
         self.initial_states: dict[Port, list[Node]] = {}
         self._first = self._match_first_step()
         self._strides = [b - a for a, b in zip(self._first, second, strict=False)]
         if len(self._first) != len(second) or set(self._strides) - {1, -1}:
-            raise _NotALoop("its slices are not consecutive")
+            raise _NotALoopError("its slices are not consecutive")
         for k in range(2, len(steps)):
-            reads, indices = self._operands(k)
+            reads, indices = self._read_step(k)
             expected = [a + k * d for a, d in zip(self._first, self._strides, strict=True)]
             if reads != self.reads or indices != expected:
-                raise _NotALoop(f"step {k} differs")
+                raise _NotALoopError(f"step {k} differs")
         self.outputs = list(self._find_outputs())
 
-    def _operands(self, k: int) -> tuple[dict[int, list[Any]], list[int]]:
+    def _read_step(self, k: int) -> tuple[dict[int, list[Any]], list[int]]:
         """Operands of a step's operators, and the indices of its slices."""
         indices: list[int] = []
-        return {slot: self._read(node, k, indices) for slot, node in self.steps[k].items()}, indices
+        return {slot: self._read_operator(node, k, indices) for slot, node in self.steps[k].items()}, indices
 
-    def _read(self, node: Node, k: int, indices: list[int]) -> list[Any]:
+    def _read_operator(self, node: Node, k: int, indices: list[int]) -> list[Any]:
         structure = pytree.tree_structure((node.args, node.kwargs))
-        return [node.target, structure, *(self._leaf(leaf, k, indices) for leaf in argument_leaves(node))]
+        return [node.target, structure, *(self._read_operand(leaf, k, indices) for leaf in argument_leaves(node))]
 
-    def _leaf(self, leaf: Any, k: int, indices: list[int]) -> Any:
+    def _read_operand(self, leaf: Any, k: int, indices: list[int]) -> Any:
         if not isinstance(leaf, Node):
             return leaf
         root, casts = strip_casts(leaf)
@@ -196,10 +196,10 @@ class UnrolledLayer:
         if leaf in self.constants:
             return Constant(leaf, ()) if leaf.op == "placeholder" else Constant(leaf.target, leaf.args)
         if step is None and root.target is aten.select.int:
-            return self._slice(root, casts, indices)
-        raise _NotALoop(f"it reads '{root.name}', which is neither the same in each step nor a slice")
+            return self._read_slice(root, casts, indices)
+        raise _NotALoopError(f"it reads '{root.name}', which is neither the same in each step nor a slice")
 
-    def _slice(self, root: Node, casts: tuple[Cast, ...], indices: list[int]) -> Slice:
+    def _read_slice(self, root: Node, casts: tuple[Cast, ...], indices: list[int]) -> Slice:
         source, dim, index = cast(tuple[Node, int, int], root.args)
         shape = source.meta["val"].shape
         dim %= len(shape)
@@ -208,7 +208,7 @@ class UnrolledLayer:
         while True:
             inner, casts_between = strip_casts(source)
             axis = cast(int, inner.args[1]) % len(shape) if inner.target is aten.slice.Tensor else dim
-            if axis == dim or len(inner.args) != 4 or not _casts_are_exact(casts_between, inner.args[0]):
+            if axis == dim or len(inner.args) != 4 or not _are_exact_casts(casts_between, inner.args[0]):
                 break
             start, end, _ = slice(*cast(Any, inner.args[2:])).indices(shape_of(inner.args[0])[axis])
             cuts.insert(0, (axis - (axis > dim), start, end))
@@ -224,32 +224,32 @@ class UnrolledLayer:
             target, structure, *expected = self.reads[slot]
             operands = argument_leaves(node)
             if (node.target, pytree.tree_structure((node.args, node.kwargs))) != (target, structure):
-                raise _NotALoop("its first step differs")
+                raise _NotALoopError("its first step differs")
             for leaf, read in zip(operands, expected, strict=True):
                 if isinstance(read, StepValue) and read.steps_back:
                     self._add_initial_state(read, leaf)
                 elif isinstance(read, StepValue) and leaf in self.constants:
                     assert strip_casts(leaf)[0] is self.steps[0][read.slot], leaf
-                elif node not in self.constants and self._leaf(leaf, 0, indices) != read:
-                    raise _NotALoop("its first step differs")
+                elif node not in self.constants and self._read_operand(leaf, 0, indices) != read:
+                    raise _NotALoopError("its first step differs")
         return indices
 
     def _add_initial_state(self, read: StepValue, leaf: Any) -> None:
         root, casts = strip_casts(leaf)
-        port, count = Port.of(read.slot, read.casts), len(read.casts)
+        port, count = Port.from_casts(read.slot, read.casts), len(read.casts)
         if leaf not in self.constants:
             if root in self._members or casts[len(casts) - count :] != read.casts:
-                raise _NotALoop("its initial state is quantized differently")
+                raise _NotALoopError("its initial state is quantized differently")
             for _ in read.casts[1:]:
                 leaf = leaf.args[0]
         states = self.initial_states.setdefault(port, [])
         states.append(leaf)
-        sources = [None if each in self.constants else strip_casts(each) for each in states]
+        sources = [None if state in self.constants else strip_casts(state) for state in states]
         if sources.count(sources[0]) < len(sources):
-            raise _NotALoop("its first step reads two initial states for one port")
+            raise _NotALoopError("its first step reads two initial states for one port")
 
     def _find_outputs(self) -> Iterator[StepOutput]:
-        """Yield the nodes of steps, or casts of them, that nodes outside read."""
+        """Yield the nodes of steps, and casts of these nodes, that nodes outside of the steps read."""
         for member, (k, slot) in self._members.items():
             chain = [member]
             for node in chain:
@@ -257,7 +257,7 @@ class UnrolledLayer:
             for node in chain:
                 casts = strip_casts(node)[1]
                 if any(user not in self._members and user not in chain for user in node.users):
-                    yield StepOutput(node, k, Port.of(slot, casts), casts)
+                    yield StepOutput(node, k, Port.from_casts(slot, casts), casts)
 
     @cached_property
     def sequences(self) -> list[tuple[Slice, int, int]]:
@@ -304,7 +304,7 @@ def count_steps(program: ExportedProgram) -> list[int]:
 def find_layers(program: ExportedProgram) -> Iterator[UnrolledLayer]:
     """Yield the unrolled recurrent layers whose steps form a loop.
 
-    Each is analyzed lazily, because the caller may have replaced the previous one by then.
+    Each layer is analyzed when it is requested, because the caller may have replaced the previous layer.
     """
     constants = set(constants_of(program))
     for node in program.graph.nodes:
@@ -314,7 +314,7 @@ def find_layers(program: ExportedProgram) -> Iterator[UnrolledLayer]:
         if len({len(nodes) for nodes in slots.values()}) == 1:
             steps = [dict(zip(slots, nodes, strict=True)) for nodes in zip(*slots.values(), strict=True)]
             for run in list(_split_calls(steps)):
-                with suppress(_NotALoop):
+                with suppress(_NotALoopError):
                     yield UnrolledLayer(run, constants)
 
 

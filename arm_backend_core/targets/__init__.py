@@ -1,0 +1,1 @@
+"""Targets: compile specs, hardware capabilities and the limits of operators."""

@@ -1,4 +1,4 @@
-"""Compile specs: what to compile for, with the class and argument names of ExecuTorch's Arm backend."""
+"""Compile specs: target and compiler options, with the class and argument names of ExecuTorch's Arm backend."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from arm_backend_core.workers.vela import Configuration
 
 #: Default system configuration and memory mode by family, those of Arm's tooling.
-_DEFAULTS = {
+_DEFAULT_CONFIGS = {
     "ethos-u55": ("Ethos_U55_High_End_Embedded", "Shared_Sram"),
     "ethos-u65": ("Ethos_U65_High_End", "Dedicated_Sram_384KB"),
     "ethos-u85": ("Ethos_U85_SYS_DRAM_Mid", "Sram_Only"),
@@ -35,7 +35,7 @@ class ArmCompileSpec(ABC):
     """
 
     class DebugMode(Enum):
-        """Where debug information is written: ``JSON`` to a file of its own, ``TOSA`` into the flatbuffer."""
+        """Where debug information is written: ``JSON`` to a separate file, ``TOSA`` into the flatbuffer."""
 
         JSON = 1
         TOSA = 2
@@ -112,16 +112,16 @@ class ArmCompileSpec(ABC):
 
 
 def _strip_folder(flag: str) -> str:
-    """Remove the folder from a flag: it means nothing on other machines, and would make their programs differ."""
+    """Remove the folder from a flag's path, so that programs do not differ between machines."""
     option, equals, value = flag.rpartition("=")
     return option + equals + (Path(value).name if Path(value).is_absolute() else value)
 
 
 class TosaCompileSpec(ArmCompileSpec):
-    """Stop at TOSA: the payload is the flatbuffer.
+    """Stop at TOSA: the payload is the TOSA flatbuffer.
 
     Args:
-        tosa_spec: ``TOSA-1.0`` and profiles and extensions behind plus signs.
+        tosa_spec: ``TOSA-1.0``, then profiles and extensions, separated by plus signs.
 
     Raises:
         ValueError: ``tosa_spec`` is malformed.
@@ -145,9 +145,10 @@ class EthosUCompileSpec(ArmCompileSpec):
         memory_mode: memory mode in the ``.ini``; by default that of Arm's tooling for the family.
         extra_flags: flags of Vela's command line, for example ``["--optimise=Size"]``.
         config_ini: a file that Vela ships (``Arm/vela.ini``, the default) or the path of one.
-        search_alternatives: let Vela estimate equal alternatives of operators, and take the cheapest; else the default
-            ones.
-        optimise: "performance", "size" or "auto", the better of both (``alternatives/size_or_speed.py``).
+        search_alternatives: choose among equivalent alternatives of operators by Vela's estimates; if False, use the
+            default alternatives.
+        optimise: Vela's goal, "performance" or "size"; "auto" chooses the better result of both
+            (``alternatives/size_or_speed.py``).
 
     Attributes:
         sram_budget: available bytes of SRAM, for "auto"; None for no limit.
@@ -175,19 +176,19 @@ class EthosUCompileSpec(ArmCompileSpec):
         from arm_backend_core.targets import vela_config
         from arm_backend_core.workers import vela
 
-        npu = vela_config.npu(target)
-        default_system, default_mode = _DEFAULTS[npu.family]
+        npu = vela_config.parse_npu(target)
+        default_system, default_mode = _DEFAULT_CONFIGS[npu.family]
         self.accelerator = npu.name
         self.system_config = default_system if system_config is None else system_config
         self.memory_mode = default_mode if memory_mode is None else memory_mode
-        chosen = DEFAULT_CONFIG_INI if config_ini is None else config_ini
+        config_file = DEFAULT_CONFIG_INI if config_ini is None else config_ini
         if optimise not in GOALS:
             raise ValueError(f"optimise={optimise!r}: unknown goal. Allowed: {', '.join(GOALS)}")
         flags = (*vela_config.split_flags(extra_flags or ()), *["--optimise=Size"] * (optimise == "size"))
         self.configuration: Configuration = vela_config.configure(
-            npu, self.system_config, self.memory_mode, flags, chosen
+            npu, self.system_config, self.memory_mode, flags, config_file
         )
-        self.config_ini, self.search_alternatives, self.extra_flags = os.fspath(chosen), search_alternatives, flags
+        self.config_ini, self.search_alternatives, self.extra_flags = os.fspath(config_file), search_alternatives, flags
         self.sram_budget: int | None = None
         self.optimise = "size" if "optimize=Size" in self.configuration.options else optimise
         super().__init__(
@@ -209,7 +210,7 @@ class VgfCompileSpec(ArmCompileSpec):
     """Convert to a VGF file with the ML SDK model converter.
 
     Args:
-        tosa_spec: ``TOSA-1.0`` and profiles and extensions behind plus signs.
+        tosa_spec: ``TOSA-1.0``, then profiles and extensions, separated by plus signs.
         compiler_flags: flags of the model converter, for example ``["--emit-debug-info"]``.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Hardware capabilities by family: what it lacks of its TOSA profile, what it is fast at, and Vela's bugs."""
+"""Hardware capabilities by family: missing parts of the TOSA profile, relative costs of operators, Vela's bugs."""
 
 from __future__ import annotations
 
@@ -25,43 +25,44 @@ class Hardware:
     """Limits and costs beyond the TOSA profile.
 
     Attributes:
-        unsupported: operators that it supports for no element type.
-        types: element types of an operator's first operand, where they are fewer than the profile's.
-        limits: returns what it does not support of an operator, by kind.
-        booleans: whether it has boolean tensors.
-        bool_as_int8: boolean operators that it lacks and that ``tosa/passes/booleans.py`` lowers to int8 arithmetic.
-        npu: an Ethos-U: convolutions and data movement are emitted in the form that Vela estimates to be fastest.
-        writes_sram_only: its second AXI port is read-only, so that activations must be in SRAM.
+        unsupported: operators that the hardware supports for no element type.
+        types: {operator: element types of its first operand}, where the profile has more.
+        limits: {operator: function that returns a property of it that the hardware does not support}.
+        booleans: whether the hardware has boolean tensors.
+        bool_as_int8: boolean operators that the hardware lacks; ``tosa/passes/booleans.py`` lowers them to int8.
+        npu: whether it is an Ethos-U. Convolutions and data movement are then emitted in the form that Vela estimates
+            to be fastest.
+        writes_sram_only: the second AXI port is read-only, so activations must be in SRAM.
         max_kernel: largest extent of a window along one side.
         max_stride: Vela splits larger strides into one operation per window element.
         start_cycles: cycles until an operation's first result, from Vela's estimates of small operations.
-        macs_per_result: multiplications that the hardware could execute while it writes one result.
+        macs_per_result: number of multiplications that the hardware can execute while it writes one result.
         averages_by_convolution: the mean of a whole image takes fewer cycles as convolutions than as AVG_POOL2D
             (24x5x64 on U55-128: 2,693 against 5,208).
         transposes_by_convolution: [A, N] to [N, A] takes fewer cycles as a convolution than as TRANSPOSE.
-        max_depthwise_size: limit of columns times channels for a DEPTHWISE_CONV2D with several results per channel, 0:
-            none. Vela moves them by a TRANSPOSE of at most 64 KiB per row.
-        slow_weights_max_macs: with at most this many MACs per cycle, weights are decoded at 12 per cycle, so that a
-            convolution of one row takes fewer cycles as a MATMUL (472x118 on U85-256: 3,181 against 4,992).
-        chains: elementwise operations are chained, so that one that only scales costs less there.
+        max_depthwise_size: limit of columns times channels for a DEPTHWISE_CONV2D with several results per channel; 0
+            means no limit. Vela moves these results by a TRANSPOSE of at most 64 KiB per row.
+        slow_weights_max_macs: NPUs with at most this many MACs per cycle decode 12 weights per cycle. A convolution of
+            one row then takes fewer cycles as a MATMUL (472x118 on U85-256: 3,181 against 4,992).
+        chains: consecutive elementwise operations run as one chain, in which an operation that only scales costs less.
         fuses_shared_rescale: a RESCALE is fused into its producer, even if the producer has other readers.
-        ignores_unit_axes: a RESHAPE that only adds or removes axes of size 1 separates no fused operations.
+        ignores_unit_axes: operations are fused across a RESHAPE that only adds or removes axes of size 1.
         scales_maxima: MAXIMUM and MINIMUM may rescale their operands.
         sums_rescale_operands: ADD and SUB rescale both operands and their result in one operation.
         computes_pixel_pairs: a 1x1 convolution of few channels takes fewer cycles on pairs of pixels.
-        estimates_missing_activation: Vela estimates the cycles of a table for an operation that has no activation.
-        copies_constants_from: release of Vela -> number of rows from which its estimate is lower if a constant that all
-            rows read is copied to SRAM; 64 for others.
-        splits_matmuls: a MATMUL of several heads takes fewer cycles as one MATMUL per head; on other NPUs with
+        estimates_missing_activation: Vela's estimate of an operation without an activation includes cycles of a table.
+        copies_constants_from: {Vela's release: number of rows}; 64 rows for other releases. From this number on, Vela's
+            estimate is lower if a constant that all rows read is copied to SRAM.
+        splits_matmuls: a MATMUL of several heads takes fewer cycles as one MATMUL per head. If False, only with
             transposed operands.
-        packs_weights_by_rows: the order of encoded weights depends on the number of rows, so that two methods share
-            weights only if they have as many.
-        pads_weight_blocks: weights are encoded in blocks, so that channels that fill a block cost nothing.
-        transposes_any_rank: Vela transposes more than four dimensions by methods of its own.
+        packs_weights_by_rows: the order of encoded weights depends on the number of rows. Two methods then share
+            weights only if they have equally many rows.
+        pads_weight_blocks: weights are encoded in blocks of channels. Additional channels in a block are free.
+        transposes_any_rank: Vela itself splits a TRANSPOSE of more than four dimensions.
         slow_int16_macs: with at most this many MACs per cycle, an int16 row takes fewer cycles as two int8 rows.
         vela_bugs: names of Vela's bugs (``docs/contributors/vela.md``) that ``tosa/vela_workarounds`` avoids, in that
             page's order.
-        axes_lost_on_split: the axes along which Vela splits an operator and then loses the offset of the part to read.
+        axes_lost_on_split: returns the axes along which Vela splits an operator and then loses the offset of the part.
     """
 
     unsupported: frozenset[str] = frozenset()
@@ -96,15 +97,18 @@ class Hardware:
     axes_lost_on_split: Axes = lambda op: ()
 
     def refusal(self, kind: str, inputs: Sequence[DType], output: DType, op: Operation | None = None) -> str | None:
-        """What it lacks, as the end of "<target> has no ..."; without ``op`` by the element types alone."""
+        """Why the hardware cannot run an operator, as the end of "<target> has no ..."; None if it can.
+
+        Without ``op``, only the element types are checked.
+        """
         if kind in self.unsupported:
             return f"{kind} in hardware"
         if not self.booleans and DType.BOOL in (*inputs, output):
             return "boolean tensors in hardware"
         if inputs[0] not in self.types.get(kind, inputs):
             return f"{kind} ({', '.join(t.value for t in inputs)} -> {output.value}) in hardware"
-        offence = self.limits[kind](op) if op is not None and kind in self.limits else None
-        return f"{kind} with {offence}" if offence else None
+        violation = self.limits[kind](op) if op is not None and kind in self.limits else None
+        return f"{kind} with {violation}" if violation else None
 
 
 _BITWISE = ("BITWISE_AND", "BITWISE_OR", "BITWISE_XOR", "BITWISE_NOT", "LOGICAL_RIGHT_SHIFT")
@@ -117,7 +121,7 @@ _U55_TYPES = {
 }
 
 
-_BUGS_OF_ALL = (
+_BUGS_OF_ALL_FAMILIES = (
     *("sliced", "sliced_rank", "column", "joined", "padded_zero", "padded_images", "turned_back", "turned_result"),
     *("returned_view", "dilated", "unclipped", "unclipped_scaled", "unclipped_move", "joined_again"),
     *("clipped_rescale", "reshaped_parts"),
@@ -137,7 +141,7 @@ _U65 = Hardware(
     vela_bugs=(
         *(
             "reduce_min",
-            *_BUGS_OF_ALL,
+            *_BUGS_OF_ALL_FAMILIES,
             "equal_weights",
             "unreached",
             "narrowing_cast",
@@ -153,7 +157,7 @@ _U65 = Hardware(
 )
 _U55 = replace(_U65, writes_sram_only=True, copies_constants_from={(5, 2): 2})
 _U85 = Hardware(
-    # For int8 and int16, Vela shifts in copies of the sign bit (``narrow_shift``).
+    # int8 and int16 are omitted: Vela shifts in copies of the sign bit (``narrow_shift``).
     types={"LOGICAL_RIGHT_SHIFT": (DType.INT32,)},
     limits=U85_LIMITS,
     npu=True,
@@ -170,7 +174,7 @@ _U85 = Hardware(
     transposes_any_rank=True,
     slow_int16_macs=256,
     vela_bugs=(
-        *(*_BUGS_OF_ALL, "equal_weights", "reshaped_select", "returned_mask", "gathered", "reversed"),
+        *(*_BUGS_OF_ALL_FAMILIES, "equal_weights", "reshaped_select", "returned_mask", "gathered", "reversed"),
         *(
             "turned_table",
             "two_tables",

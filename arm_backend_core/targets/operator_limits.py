@@ -1,7 +1,7 @@
-"""Operator limits: what Vela does not compile for an Ethos-U of an operator's shape, attributes and constants.
+"""Operator limits: shapes, attributes and constants of operators that Vela does not compile for an Ethos-U.
 
 A limit returns the property that is not supported, or None. ``lost_axes`` returns the axes along which Vela splits an
-operator incorrectly. They follow Vela 5.1's report (``vela --supported-ops-report``) and the programs that it was
+operator incorrectly. The limits follow Vela 5.1's report (``vela --supported-ops-report``) and the programs that it was
 observed to refuse or to compile incorrectly.
 """
 
@@ -47,7 +47,7 @@ Limit = Callable[[Operation], "str | None"]
 Axes = Callable[[Operation], Sequence[int]]
 
 
-def _window(op: Operation, kernel: Sequence[int]) -> tuple[bool, int]:
+def _padding_and_stride(op: Operation, kernel: Sequence[int]) -> tuple[bool, int]:
     """Whether the window reads padding, and its largest stride along an axis on which it moves."""
     pad, stride = op.attrs["pad"], op.attrs["stride"]
     dilation = op.attrs.get("dilation", (1,) * len(kernel))
@@ -58,37 +58,37 @@ def _window(op: Operation, kernel: Sequence[int]) -> tuple[bool, int]:
     return any(pad), max((step for step, moved in zip(stride, moves, strict=True) if moved), default=1)
 
 
-def _constant_weights(op: Operation) -> str | None:
+def _limit_computed_weights(op: Operation) -> str | None:
     return "weights and bias that are not constant" if any(value.data is None for value in op.inputs[1:]) else None
 
 
-def _narrow_bias(op: Operation) -> str | None:
-    """Ethos-U55 and U65 hold 40 bits of a bias; Vela 5.1 truncates the others without a message."""
+def _limit_bias(op: Operation) -> str | None:
+    """Ethos-U55 and U65 store a bias in 40 bits. Vela 5.1 truncates larger biases without a message."""
     bias = op.inputs[2].data
     is_large = bias is not None and bias.size and max(-int(bias.min()), int(bias.max()) + 1) > 1 << 39
-    return "a bias of more than 40 bits" if is_large else _constant_weights(op)
+    return "a bias of more than 40 bits" if is_large else _limit_computed_weights(op)
 
 
-def _conv2d(op: Operation) -> str | None:
+def _limit_conv2d(op: Operation) -> str | None:
     kernel = op.inputs[1].shape[1:3]
-    padded, stride = _window(op, kernel)
-    if stride > 3 and padded and max(kernel) > 1:
+    is_padded, stride = _padding_and_stride(op, kernel)
+    if stride > 3 and is_padded and max(kernel) > 1:
         return f"stride {stride} (3 at most) together with padding"
-    return _batched_stride(op) or _narrow_bias(op)
+    return _limit_batched_stride(op) or _limit_bias(op)
 
 
-def _depthwise(op: Operation) -> str | None:
-    _, stride = _window(op, op.inputs[1].shape[:2])
-    return f"stride {stride} (3 at most)" if stride > 3 else _narrow_bias(op)
+def _limit_depthwise(op: Operation) -> str | None:
+    _, stride = _padding_and_stride(op, op.inputs[1].shape[:2])
+    return f"stride {stride} (3 at most)" if stride > 3 else _limit_bias(op)
 
 
-def _conv3d(op: Operation) -> str | None:
+def _limit_conv3d(op: Operation) -> str | None:
     depth, pad = op.inputs[1].shape[1], op.attrs["pad"][:2]  # Vela does not compute results that read only padding
-    other = f"padding {pad} in depth (none)" if any(pad) else _narrow_bias(op)
-    return f"a kernel {depth} deep (1 at most)" if depth > 1 else other
+    refusal = f"padding {pad} in depth (none)" if any(pad) else _limit_bias(op)
+    return f"a kernel {depth} deep (1 at most)" if depth > 1 else refusal
 
 
-def _transpose_conv2d(op: Operation) -> str | None:
+def _limit_transpose_conv2d(op: Operation) -> str | None:
     stride = tuple(op.attrs["stride"])
     is_flat = [op.inputs[0].shape[i] == op.inputs[1].shape[i] == 1 for i in (1, 2)]
     if (
@@ -97,43 +97,44 @@ def _transpose_conv2d(op: Operation) -> str | None:
         and not (stride == (2, 1) and is_flat[1])
     ):
         return f"stride {stride} (1x1 and 2x2; 1x2 and 2x1 for one-dimensional input)"
-    return _result_below_stride(op) or _narrow_bias(op)
+    return _limit_small_result(op) or _limit_bias(op)
 
 
-def _transpose_conv2d_u85(op: Operation) -> str | None:
-    return _result_below_stride(op) or _constant_weights(op)
+def _limit_transpose_conv2d_u85(op: Operation) -> str | None:
+    return _limit_small_result(op) or _limit_computed_weights(op)
 
 
-def _result_below_stride(op: Operation) -> str | None:
-    # Vela finds no block configuration for most of these.
+def _limit_small_result(op: Operation) -> str | None:
+    # Vela finds no block configuration for most results that are smaller than the stride.
     output, stride = op.output.shape[1:3], op.attrs["stride"]
     reason = f"stride {tuple(stride)} for a result of {output[0]} x {output[1]} (not larger than the result)"
     return reason if any(size < step for size, step in zip(output, stride, strict=True)) else None
 
 
-def _max_pool(op: Operation) -> str | None:
-    padded, stride = _window(op, op.attrs["kernel"])
-    return f"stride {stride} (3 at most) together with padding" if stride > 3 and padded else None
+def _limit_max_pool(op: Operation) -> str | None:
+    is_padded, stride = _padding_and_stride(op, op.attrs["kernel"])
+    return f"stride {stride} (3 at most) together with padding" if stride > 3 and is_padded else None
 
 
-def _avg_pool(op: Operation) -> str | None:
+def _limit_avg_pool(op: Operation) -> str | None:
     if any(op.attrs["pad"]) and max(op.attrs["kernel"]) > 8:
         return f"kernel {tuple(op.attrs['kernel'])} (8x8 at most) together with padding"
-    return _max_pool(op)
+    return _limit_max_pool(op)
 
 
-def _batched_stride(op: Operation) -> str | None:
-    """Strides over 3 of several images: Vela splits padded pools and 1x1 convolutions, and confuses images and parts.
+def _limit_batched_stride(op: Operation) -> str | None:
+    """Strides above 3 with several images.
 
-    These are the bugs ``averaged_images`` and ``strided_images``.
+    Vela splits such padded pools and 1x1 convolutions and confuses parts with images (bugs ``averaged_images`` and
+    ``strided_images``).
     """
     kernel = op.attrs["kernel"] if "kernel" in op.attrs else op.inputs[1].shape[1:3]
-    padded, stride = _window(op, kernel)
-    images = op.inputs[0].shape[0] if (max(kernel) == 1 if op.kind == "CONV2D" else padded) else 1
+    is_padded, stride = _padding_and_stride(op, kernel)
+    images = op.inputs[0].shape[0] if (max(kernel) == 1 if op.kind == "CONV2D" else is_padded) else 1
     return f"{images} images and stride {stride} (3 at most), padded or of 1x1" if images > 1 and stride > 3 else None
 
 
-def _argmax(op: Operation) -> str | None:
+def _limit_argmax(op: Operation) -> str | None:
     shape = op.inputs[0].shape
     if op.attrs["axis"] != len(shape) - 1:
         return "an axis other than the last"
@@ -142,19 +143,19 @@ def _argmax(op: Operation) -> str | None:
     return f"{shape[-1]} candidates (127 at most)" if shape[-1] > 127 else None
 
 
-def _matmul(op: Operation) -> str | None:
+def _limit_matmul(op: Operation) -> str | None:
     _, inner, width = op.inputs[1].shape
     return f"{inner} x {width} right-hand sides (65536 at most)" if max(inner, width) > MAX_EXTENT else None
 
 
-def _reduce_sum(op: Operation) -> str | None:
+def _limit_reduce_sum(op: Operation) -> str | None:
     shape, axis = op.inputs[0].shape, op.attrs["axis"]
     sizes = (math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :]))
     too_long = max(sizes[1:2] if axis == len(shape) - 1 else sizes) > MAX_EXTENT
     return f"shape {shape} over axis {axis} (65536 at most before, along and after it)" if too_long else None
 
 
-def _resize(op: Operation) -> str | None:
+def _limit_resize(op: Operation) -> str | None:
     yn, yd, xn, xd = op.attrs["scale"]
     if op.attrs["mode"] != "NEAREST":
         return "bilinear interpolation"
@@ -174,14 +175,14 @@ def _resize(op: Operation) -> str | None:
     return None
 
 
-def _transpose(op: Operation) -> str | None:
+def _limit_transpose(op: Operation) -> str | None:
     x, perms = op.inputs[0], tuple(op.attrs["perms"])
     reason = f"shape {x.shape} by {perms} (65536 at most along each of three axes, whichever are taken together)"
     return reason if plan_swaps(x.shape, perms, x.dtype, x.shape) is None else None
 
 
-def _reverse(op: Operation) -> str | None:
-    # Vela documents only these two axes. It accepts others for some shapes, which is not relied on.
+def _limit_reverse(op: Operation) -> str | None:
+    # Vela documents only these two axes. It accepts other axes only for some shapes.
     return None if op.attrs["axis"] - len(op.inputs[0].shape) in HEIGHT_WIDTH else "an axis other than height and width"
 
 
@@ -203,12 +204,17 @@ def _lost_axes_of_window(op: Operation) -> tuple[int, ...]:
 def lost_axes(op: Operation, always: Mapping[str, tuple[int, ...]], reduced: Sequence[int]) -> tuple[int, ...]:
     """The axes along which Vela splits an operator and loses the offset of its operands (``sliced``).
 
-    REDUCE_SUM is computed along channels, other reductions along ``reduced``; both on one image.
+    Vela computes REDUCE_SUM along channels, and other reductions along ``reduced``, both on one image.
+
+    Args:
+        op: the operator.
+        always: {operator kind: axes along which every such operator loses the offset}.
+        reduced: axes along which Vela reduces without a split.
     """
     # Vela splits arithmetic of rank 5 and more that broadcasts.
     if len(op.inputs) == 2 and op.kind not in always:
         first, second = (x.shape for x in op.inputs)
-        # A register holds a single constant number, which needs no broadcast.
+        # A constant of one element is in a register and needs no broadcast.
         is_scalar = any(x.data is not None and math.prod(x.shape) == 1 for x in op.inputs)
         return ALL_AXES if first != second and max(len(first), len(second)) > 4 and not is_scalar else ()
     if not op.kind.startswith("REDUCE"):
@@ -220,24 +226,24 @@ def lost_axes(op: Operation, always: Mapping[str, tuple[int, ...]], reduced: Seq
 
 
 U55_LIMITS: dict[str, Limit] = {
-    "ARGMAX": _argmax,
+    "ARGMAX": _limit_argmax,
     # Vela compiles other shifts, against its documentation ("Round: true only").
     "ARITHMETIC_RIGHT_SHIFT": lambda op: None if op.attrs["round"] else "a shift that does not round",
-    "AVG_POOL2D": _avg_pool,
-    "CONV2D": _conv2d,
-    "CONV3D": _conv3d,
-    "DEPTHWISE_CONV2D": _depthwise,
-    "MATMUL": _matmul,
-    "MAX_POOL2D": _max_pool,
-    "REDUCE_SUM": _reduce_sum,
-    "RESIZE": _resize,
-    "REVERSE": _reverse,
-    "TRANSPOSE": _transpose,
-    "TRANSPOSE_CONV2D": _transpose_conv2d,
+    "AVG_POOL2D": _limit_avg_pool,
+    "CONV2D": _limit_conv2d,
+    "CONV3D": _limit_conv3d,
+    "DEPTHWISE_CONV2D": _limit_depthwise,
+    "MATMUL": _limit_matmul,
+    "MAX_POOL2D": _limit_max_pool,
+    "REDUCE_SUM": _limit_reduce_sum,
+    "RESIZE": _limit_resize,
+    "REVERSE": _limit_reverse,
+    "TRANSPOSE": _limit_transpose,
+    "TRANSPOSE_CONV2D": _limit_transpose_conv2d,
 }
 U85_LIMITS: dict[str, Limit] = {
-    "AVG_POOL2D": _batched_stride,
-    "CONV2D": _batched_stride,
-    "CONV3D": _constant_weights,
-    "TRANSPOSE_CONV2D": _transpose_conv2d_u85,
+    "AVG_POOL2D": _limit_batched_stride,
+    "CONV2D": _limit_batched_stride,
+    "CONV3D": _limit_computed_weights,
+    "TRANSPOSE_CONV2D": _limit_transpose_conv2d_u85,
 }

@@ -9,7 +9,8 @@ from arm_backend_core.targets.hardware import HARDWARE, Hardware
 from arm_backend_core.workers.vela import Release
 
 PROFILES = ("INT", "FP")
-#: Profile -> the TOSA extensions that require it; "": either profile (TOSA 1.0, section 1.4; "mxfp": draft of 1.1).
+#: Profile -> the TOSA extensions that require it; "": extensions of either profile (TOSA 1.0, section 1.4;
+#: "mxfp": draft of 1.1).
 _EXTENSIONS_BY_PROFILE = {
     "INT": ("int16", "int4", "doubleround", "inexactround"),
     "FP": ("bf16", "fp8e4m3", "fp8e5m2", "fft", "mxfp"),
@@ -33,7 +34,8 @@ class Target:
         family: "tosa", "vgf" or one of ``hardware.ETHOS_U_FAMILIES``.
         macs: MACs per cycle, for an Ethos-U.
         version: TOSA version; operators of later versions are refused.
-        vela: the release of Vela that compiles for it. None: unknown, so workarounds for all releases apply.
+        vela: the release of Vela that compiles for the target. If it is None (unknown), workarounds for all releases
+            apply.
 
     Raises:
         ValueError: the family is unknown, or an Ethos-U has no ``macs``.

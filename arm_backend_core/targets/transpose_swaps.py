@@ -24,10 +24,10 @@ MAX_EXTENT = 1 << 16  # the hardware has 16-bit registers for extents
 
 @lru_cache(maxsize=4096)
 def plan_swaps(shape: Layout, perms: Layout, dtype: DType, source: Layout) -> tuple[tuple[Layout, Layout], ...] | None:
-    """TRANSPOSEs of one swap each that together equal this one, as (shape, perms); itself if it needs one swap or none.
+    """Decompose a TRANSPOSE into TRANSPOSEs (shape, perms) of one swap each. One swap or none is not decomposed.
 
     Args:
-        source: the operand's shape before a RESHAPE; its own shape without one.
+        source: the operand's shape before a RESHAPE in front of the TRANSPOSE; ``shape`` if there is no RESHAPE.
 
     Returns:
         None if no decomposition stays within the hardware's limits.
@@ -54,8 +54,8 @@ def plan_swaps(shape: Layout, perms: Layout, dtype: DType, source: Layout) -> tu
 def is_supported_by_vela(shape: Layout, perms: Layout, dtype: DType, source: Layout) -> bool:
     """Whether Vela compiles a TRANSPOSE of a RESHAPE of ``source`` within the limits of the hardware.
 
-    If the RESHAPE only adds or removes dimensions of size 1, Vela moves it behind the TRANSPOSE, which then has these
-    dimensions.
+    If the RESHAPE only adds or removes dimensions of size 1, Vela moves it behind the TRANSPOSE. The TRANSPOSE then has
+    the dimensions of ``source``.
     """
     axes_above_one, source_axes = ([axis for axis, size in enumerate(sizes) if size != 1] for sizes in (shape, source))
     if source != shape and [shape[axis] for axis in axes_above_one] == [source[axis] for axis in source_axes]:
@@ -66,31 +66,29 @@ def is_supported_by_vela(shape: Layout, perms: Layout, dtype: DType, source: Lay
 
 
 def _split_one_dimension(view: Layout, perms: Layout, dtype: DType) -> tuple[Layout, Layout] | None:
-    """The same TRANSPOSE with one dimension split in two, the cheapest that Vela compiles within the limits;
-    or None.
-    """
+    """The cheapest equal TRANSPOSE with one dimension split in two that is within the limits; None if there is none."""
     candidates: list[tuple[int, Layout, Layout]] = []
     for axis, part in ((axis, n) for axis, size in enumerate(view) for n in range(2, size) if size % n == 0):
         shape: Layout = (*view[:axis], part, view[axis] // part, *view[axis + 1 :])
         order = tuple(dim for i in perms for dim in ((i, i + 1) if i == axis else (i + (i > axis),)))
         path = list(vela_swaps(shape, order, dtype))
         if are_supported_swaps(path, dtype):
-            candidates.append((_cycles(path), shape, order))
+            candidates.append((_estimate_cycles(path), shape, order))
     return min(candidates)[1:] if candidates else None
 
 
-def _cycles(path: Iterable[Swap]) -> int:
-    """Cost model: each swap moves every element once, and takes 500 cycles per operation.
+def _estimate_cycles(path: Iterable[Swap]) -> int:
+    """Cost model: each swap takes one cycle per element and 500 cycles per operation.
 
-    (1, 2) takes an operation per row and (0, 2) one per column; (0, 1) takes a single one.
+    Swap (1, 2) takes one operation per row, (0, 2) one per column, and (0, 1) a single operation.
     """
     return sum(prod(sizes) + 500 * {(0, 1): 1, (1, 2): sizes[0], (0, 2): sizes[1]}[axes] for sizes, axes in path)
 
 
 def are_supported_swaps(path: Iterable[Swap], dtype: DType) -> bool:
     """Whether the hardware can execute these swaps."""
-    deepest = 1 << 14 if dtype is DType.INT32 else MAX_EXTENT
-    return all(max(sizes) <= MAX_EXTENT and (axes != (0, 1) or sizes[2] <= deepest) for sizes, axes in path)
+    max_depth = 1 << 14 if dtype is DType.INT32 else MAX_EXTENT
+    return all(max(sizes) <= MAX_EXTENT and (axes != (0, 1) or sizes[2] <= max_depth) for sizes, axes in path)
 
 
 def _find_cheapest_swaps(sizes: Sequence[int], order: tuple[int, ...], dtype: DType) -> list[Swap] | None:
@@ -111,27 +109,27 @@ def _find_cheapest_swaps(sizes: Sequence[int], order: tuple[int, ...], dtype: DT
                 swap: Swap = ((before, between, behind), axes)
                 if are_supported_swaps([swap], dtype):
                     after = tuple(dim for place in places for dim in parts[place])
-                    heapq.heappush(paths, (cost + _cycles([swap]), after, [*path, swap]))
+                    heapq.heappush(paths, (cost + _estimate_cycles([swap]), after, [*path, swap]))
     return None
 
 
 def vela_swaps(shape: Sequence[int], perms: Sequence[int], dtype: DType) -> Iterator[Swap]:
     """The swaps that Vela decomposes a TRANSPOSE into."""
-    front = max(0, 4 - len(shape))
-    sizes = [1] * front + list(shape)
-    order = [*range(front), *(front + list(perms).index(axis) for axis in range(len(shape)))]
+    added_dims = max(0, 4 - len(shape))
+    sizes = [1] * added_dims + list(shape)
+    order = [*range(added_dims), *(added_dims + list(perms).index(axis) for axis in range(len(shape)))]
     for axis in range(len(order)):
-        at = order.index(axis)
-        if at != axis:
-            for swap in _swap_dimensions(sizes, axis, at):
+        position = order.index(axis)
+        if position != axis:
+            for swap in _swap_dimensions(sizes, axis, position):
                 (h, w, c), axes = swap
-                halves = (((h, w, c), (1, 2)), ((h, c, w), (0, 1)), ((c, h, w), (1, 2)))
-                yield from halves if dtype is DType.INT32 and axes == (0, 2) else (swap,)
-            order[axis], order[at] = order[at], order[axis]
+                int32_swaps = (((h, w, c), (1, 2)), ((h, c, w), (0, 1)), ((c, h, w), (1, 2)))
+                yield from int32_swaps if dtype is DType.INT32 and axes == (0, 2) else (swap,)
+            order[axis], order[position] = order[position], order[axis]
 
 
 def _swap_dimensions(sizes: list[int], a: int, b: int) -> Iterator[Swap]:
-    """Swaps that exchange dimensions ``a`` < ``b`` of ``sizes``, which is updated."""
+    """Yield the swaps that exchange dimensions ``a`` < ``b`` of ``sizes``; update ``sizes``."""
     last = len(sizes) - 1
 
     def view(start: int, end: int) -> tuple[int, int, int]:

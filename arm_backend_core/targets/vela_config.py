@@ -1,7 +1,7 @@
 """NPUs, system configurations, memory modes and flags that the installed Vela supports, and their validation.
 
-The lists are Vela's own. Two rules are added where Vela accepts combinations that the hardware does not support;
-comments mark them.
+The lists come from Vela. Two rules are added for combinations that Vela accepts but the hardware does not support.
+Comments mark these rules.
 """
 
 from __future__ import annotations
@@ -68,11 +68,11 @@ def list_macs(family: str) -> tuple[int, ...]:
     return tuple(npu.macs for npu in list_npus() if npu.family == family)
 
 
-def npu(target: str) -> Npu:
-    """The NPU called ``target``; case does not matter.
+def parse_npu(target: str) -> Npu:
+    """Parse the name of an NPU; case does not matter.
 
     Raises:
-        ValueError: it is not a string, the family is unknown, or the family has no such number of MACs.
+        ValueError: ``target`` is not a string, the family is unknown, or the family has no such number of MACs.
     """
     names = tuple(item.name for item in list_npus())
     if not isinstance(target, str):
@@ -113,7 +113,7 @@ def config_path(config_ini: str | os.PathLike[str]) -> Path:
     path = _shipped_paths().get(name, Path(name).expanduser().absolute())
     if not path.is_file():
         reason = f"no such file; tried '{path}'"
-        raise ValueError(_format_error("config_ini", name, reason, shipped_configs(), what="Shipped"))
+        raise ValueError(_format_error("config_ini", name, reason, shipped_configs(), list_label="Shipped"))
     if path.suffix != ".ini":
         raise ValueError(f"config_ini={name!r}: Vela takes only files whose name ends in '.ini'")
     if not os.access(path, os.R_OK):
@@ -164,7 +164,7 @@ def configure(
     """Validate the combination with Vela.
 
     Returns:
-        the configuration for the compiler.
+        The configuration for the compiler.
 
     Raises:
         ValueError: an argument is wrong; the message names it, the reason, the allowed and the nearest value.
@@ -174,19 +174,21 @@ def configure(
     modes = list_sections(path, MEMORY_MODE)
     if memory_mode not in modes:
         raise ValueError(_format_error("memory_mode", memory_mode, f"it is not in '{path}'", modes))
-    extra = split_flags(flags)
-    outcome = _try_configure(target, system_config, memory_mode, extra, path)
+    words = split_flags(flags)
+    outcome = _try_configure(target, system_config, memory_mode, words, path)
     if isinstance(outcome, Configuration):
         return outcome
     usable_modes = [
         name
         for name in modes
-        if name != memory_mode and isinstance(_try_configure(target, system_config, name, extra, path), Configuration)
+        if name != memory_mode and isinstance(_try_configure(target, system_config, name, words, path), Configuration)
     ]
-    where = f"{target.name} with system_config='{system_config}'"
+    description = f"{target.name} with system_config='{system_config}'"
     if usable_modes:
-        raise ValueError(_format_error("memory_mode", memory_mode, f"not possible on {where}: {outcome}", usable_modes))
-    raise ValueError(f"config_ini='{path}': no memory mode works on {where}: {outcome}")
+        raise ValueError(
+            _format_error("memory_mode", memory_mode, f"not possible on {description}: {outcome}", usable_modes)
+        )
+    raise ValueError(f"config_ini='{path}': no memory mode works on {description}: {outcome}")
 
 
 def split_flags(flags: Iterable[str]) -> tuple[str, ...]:
@@ -267,25 +269,30 @@ def _check_system_config(target: Npu, system_config: str, path: Path) -> None:
         raise ValueError(_format_error("system_config", system_config, reason, allowed))
 
 
-def _format_flag_error(problem: str, flags: Sequence[str], known: Sequence[str]) -> str:
-    """Format the message for flags that Vela rejects. ``known``: all flags that it accepts."""
+def _format_flag_error(problem: str, flags: Sequence[str], accepted: Sequence[str]) -> str:
+    """Format the message for flags that Vela rejects. ``accepted``: all flags that it accepts."""
     message = f"extra_flags={list(flags)}: Vela refuses them: {problem}."
     unknown = [flag.split("=", 1)[0] for flag in flags if flag.startswith("-")]
-    nearest = [match for flag in unknown if flag not in known for match in get_close_matches(flag, known, 1)]
+    nearest = [match for flag in unknown if flag not in accepted for match in get_close_matches(flag, accepted, 1)]
     if nearest:
         message += f" Did you mean '{nearest[0]}'?"
     if "unrecognized" in problem:
-        usable = [flag for flag in known if flag.startswith("--") and flag not in _RESERVED]
+        usable = [flag for flag in accepted if flag.startswith("--") and flag not in _RESERVED]
         message += f" Vela's flags: {', '.join(usable)}"
     return message
 
 
 def _format_error(
-    argument: str, value: object, reason: str, allowed: Sequence[str], nearest: str | None = None, what: str = "Allowed"
+    argument: str,
+    value: object,
+    reason: str,
+    allowed: Sequence[str],
+    nearest: str | None = None,
+    list_label: str = "Allowed",
 ) -> str:
     if nearest is None:
         by_lower = {name.lower(): name for name in allowed}
         close = get_close_matches(str(value).lower(), list(by_lower), 1)
         nearest = by_lower[close[0]] if close else None
     hint = f" Did you mean '{nearest}'?" if nearest is not None else ""
-    return f"{argument}={value!r}: {reason}.{hint} {what}: {', '.join(allowed) or 'none'}"
+    return f"{argument}={value!r}: {reason}.{hint} {list_label}: {', '.join(allowed) or 'none'}"

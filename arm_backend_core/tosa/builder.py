@@ -1,6 +1,6 @@
-"""Builder of TOSA graphs: one typed method per operator emits it as its record describes, and checks the target.
+"""Builder of TOSA graphs: one typed method per operator appends it to a graph and checks that the target supports it.
 
-``legalize`` has the builder that also emits other operators in place of one that the target lacks.
+``legalize.LegalizingBuilder`` also emits equivalent operators for those that the target lacks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.targets.target import Target
-from arm_backend_core.tosa.graph import COPY, Graph, Op, Origin, Origins, Value, constant, merge_origins, prod
+from arm_backend_core.tosa.graph import COPY_OPERATOR, Graph, Op, Origin, Origins, Value, constant, merge_origins, prod
 from arm_backend_core.tosa.legality import emission_refusal
 from arm_backend_core.tosa.operators import OPERATORS
 
@@ -22,26 +22,26 @@ Array = np.ndarray[Any, Any]
 
 
 class Builder:
-    """Appends operators to ``graph``. Every method returns the operator's result.
+    """Appends operators to ``graph``. Each method returns the result of its operator.
 
-    Shapes are those of the operators' records. Operands of different rank get leading dimensions of size 1, as PyTorch
-    broadcasts.
+    The record of an operator computes the shape of its result. Operands of lower rank get leading dimensions of size 1,
+    as in PyTorch's broadcasting.
 
     Raises:
-        Unsupported: from every method, if the target has no such operator on these types.
+        Unsupported: from every method, if the target does not support the operator.
     """
 
     def __init__(self, graph: Graph, target: Target) -> None:
         self.graph = graph
         self.target = target
-        #: Origins of emitted operators. If empty, an operator has the origins of its operands' producers.
+        #: Origins of emitted operators. If empty, an emitted operator inherits the origins of its operands' producers.
         self.origins: Origins = {}
 
     # -- plumbing ------------------------------------------------------------------------------------------------
 
     def emit(self, kind: str, inputs: Sequence[Value], dtype: DType, /, **attrs: Any) -> Value:
-        """Append any operator; prefer the typed methods below."""
-        op = self._op(kind, inputs, dtype, attrs)
+        """Append an operator of any kind. Prefer the typed methods below."""
+        op = self._create_op(kind, inputs, dtype, attrs)
         if reason := emission_refusal(self.target, op):
             raise Unsupported(reason)
         op.output.name = self.graph.new_name(kind)
@@ -50,12 +50,12 @@ class Builder:
         return op.output
 
     def refusal(self, kind: str, inputs: Sequence[Value], dtype: DType, /, **attrs: Any) -> str | None:
-        """Why ``emit`` would refuse this operator, or None."""
-        return emission_refusal(self.target, self._op(kind, inputs, dtype, attrs))
+        """Why the target does not support this operator; None if ``emit`` can append it."""
+        return emission_refusal(self.target, self._create_op(kind, inputs, dtype, attrs))
 
-    def _op(self, kind: str, inputs: Sequence[Value], dtype: DType, attrs: dict[str, Any]) -> Op:
+    def _create_op(self, kind: str, inputs: Sequence[Value], dtype: DType, attrs: dict[str, Any]) -> Op:
         origins = self.origins or merge_origins(value.producer for value in inputs if value.producer is not None)
-        origins = origins or {Origin(inputs[0].name if inputs else "", COPY): 1}
+        origins = origins or {Origin(inputs[0].name if inputs else "", COPY_OPERATOR): 1}
         if kind == "TRANSPOSE":
             origins = {replace(origin, moves=True): work for origin, work in origins.items()}
         op = Op(kind, list(inputs), Value((), dtype, kind.lower()), attrs, origins)
@@ -63,7 +63,7 @@ class Builder:
         return op
 
     def const(self, data: Any, dtype: DType) -> Value:
-        """A constant tensor."""
+        """Create a constant tensor."""
         return constant(np.asarray(data), dtype)
 
     def _align_ranks(self, *values: Value) -> list[Value]:
@@ -79,19 +79,19 @@ class Builder:
     # -- tensor operators (TOSA 1.0, section 2.3) ----------------------------------------------------------------
 
     def argmax(self, x: Value, axis: int) -> Value:
-        """Index of the largest element; the axis is removed. INT32."""
+        """Index of the largest element along ``axis``, as INT32. The result does not have this axis."""
         return self.emit("ARGMAX", (x,), DType.INT32, axis=axis, nan_mode="PROPAGATE")
 
     def avg_pool2d(
         self, x: Value, kernel: Sequence[int], stride: Sequence[int], pad: Sequence[int], zps: tuple[int, int] = (0, 0)
     ) -> Value:
-        """x [N, H, W, C]; pad (top, bottom, left, right); padding does not count in the divisor."""
-        accumulator = OPERATORS["AVG_POOL2D"].accumulator(x.dtype)
+        """Average pooling of x [N, H, W, C]; pad (top, bottom, left, right). The divisor does not count padding."""
+        accumulator = OPERATORS["AVG_POOL2D"].accumulator_type(x.dtype)
         zero_points = {"input_zp": zps[0], "output_zp": zps[1]}
         return self._pool("AVG_POOL2D", x, kernel, stride, pad, acc_type=accumulator, **zero_points)
 
     def max_pool2d(self, x: Value, kernel: Sequence[int], stride: Sequence[int], pad: Sequence[int]) -> Value:
-        """x [N, H, W, C]; pad (top, bottom, left, right)."""
+        """Max pooling of x [N, H, W, C]; pad (top, bottom, left, right)."""
         return self._pool("MAX_POOL2D", x, kernel, stride, pad, nan_mode="PROPAGATE")
 
     def _pool(
@@ -112,16 +112,16 @@ class Builder:
         zps: tuple[int, int] = (0, 0),
         depthwise: bool = False,
     ) -> Value:
-        """x [N, H, W, IC], weight [OC, KH, KW, IC], bias [OC]; pad (top, bottom, left, right).
+        """Convolution of x [N, H, W, IC] with weight [OC, KH, KW, IC] and bias [OC]; pad (top, bottom, left, right).
 
-        With ``depthwise`` weight is [KH, KW, IC, M], bias [IC * M].
+        If ``depthwise`` is true, weight is [KH, KW, IC, M] and bias [IC * M].
         """
         kind = "DEPTHWISE_CONV2D" if depthwise else "CONV2D"
         attrs = {"pad": list(pad), "stride": list(stride), "dilation": list(dilation)}
-        return self._accumulate(kind, (x, weight, bias), zps, **attrs)
+        return self._emit_convolution(kind, (x, weight, bias), zps, **attrs)
 
     def depthwise_conv2d(self, x: Value, weight: Value, bias: Value, **options: Any) -> Value:
-        """``conv2d`` with ``depthwise``."""
+        """Depthwise convolution: ``conv2d(..., depthwise=True)``."""
         return self.conv2d(x, weight, bias, depthwise=True, **options)
 
     def mx_conv2d(
@@ -135,14 +135,18 @@ class Builder:
         stride: Sequence[int],
         dilation: Sequence[int],
     ) -> Value:
-        """x [N, H, W, IC] in blocks of the weight's type, weight [OC, KH, KW, IC], scales [OC, KH, KW, IC / 32]."""
+        """Block-scaled convolution of x [N, H, W, IC], weight [OC, KH, KW, IC], weight scales [OC, KH, KW, IC / 32].
+
+        x is cast to blocks of the weight's element type.
+        """
         attrs = {"pad": list(pad), "stride": list(stride), "dilation": list(dilation)}
         return self.emit("MX_CONV2D", (x, weight, scales, bias), DType.FP32, **attrs)
 
-    def _accumulate(self, kind: str, inputs: tuple[Value, ...], zps: tuple[int, int], **attrs: Any) -> Value:
+    def _emit_convolution(self, kind: str, inputs: tuple[Value, ...], zps: tuple[int, int], **attrs: Any) -> Value:
         record, types = OPERATORS[kind], (inputs[0].dtype, inputs[1].dtype)
-        attrs |= {"local_bound": False, "acc_type": record.accumulator(*types), "input_zp": zps[0], "weight_zp": zps[1]}
-        return self.emit(kind, inputs, record.result(*types), **attrs)
+        attrs |= {"local_bound": False, "acc_type": record.accumulator_type(*types)}
+        attrs |= {"input_zp": zps[0], "weight_zp": zps[1]}
+        return self.emit(kind, inputs, record.result_type(*types), **attrs)
 
     def transpose_conv2d(
         self,
@@ -154,13 +158,19 @@ class Builder:
         stride: Sequence[int],
         zps: tuple[int, int] = (0, 0),
     ) -> Value:
-        """x [N, H, W, IC], weight [OC, KH, KW, IC]; out_pad (top, bottom, left, right), negative to crop."""
+        """Transposed convolution of x [N, H, W, IC] with weight [OC, KH, KW, IC].
+
+        ``out_pad`` is (top, bottom, left, right). Negative amounts crop the result.
+        """
         attrs = {"out_pad": list(out_pad), "stride": list(stride)}
-        return self._accumulate("TRANSPOSE_CONV2D", (x, weight, bias), zps, **attrs)
+        return self._emit_convolution("TRANSPOSE_CONV2D", (x, weight, bias), zps, **attrs)
 
     def matmul(self, a: Value, b: Value, zps: tuple[int, int] = (0, 0)) -> Value:
-        """a [N, H, C] times b [N, C, W]; int8 gives INT32, int16 INT48, FP16 and BF16 FP32."""
-        dtype = OPERATORS["MATMUL"].result(a.dtype, b.dtype)
+        """Matrix product of a [N, H, C] and b [N, C, W].
+
+        The result of int8 is INT32, of int16 INT48, of FP16 and BF16 FP32.
+        """
+        dtype = OPERATORS["MATMUL"].result_type(a.dtype, b.dtype)
         return self.emit("MATMUL", (a, b), dtype, a_zp=zps[0], b_zp=zps[1])
 
     # -- elementwise operators (sections 2.4 to 2.8) -------------------------------------------------------------
@@ -178,23 +188,23 @@ class Builder:
         return self._binary("SUB", a, b)
 
     def mul(self, a: Value, b: Value, shift: int = 0) -> Value:
-        """a * b; narrow integers give INT32; INT32 operands are rounded to (a * b) >> shift."""
-        return self._binary("MUL", a, b, OPERATORS["MUL"].result(a.dtype, b.dtype), shift=shift)
+        """a * b. The result of int8 and int16 is INT32. The result of INT32 is (a * b) >> shift, rounded."""
+        return self._binary("MUL", a, b, OPERATORS["MUL"].result_type(a.dtype, b.dtype), shift=shift)
 
     def pow(self, a: Value, b: Value) -> Value:
         """a ** b."""
         return self._binary("POW", a, b)
 
     def maximum(self, a: Value, b: Value, *, ignore_nan: bool = False) -> Value:
-        """Elementwise maximum. If one operand is NaN: NaN, or with ``ignore_nan`` the other operand."""
+        """Elementwise maximum. If one operand is NaN, the result is NaN, or the other operand if ``ignore_nan``."""
         return self._binary("MAXIMUM", a, b, nan_mode="IGNORE" if ignore_nan else "PROPAGATE")
 
     def minimum(self, a: Value, b: Value, *, ignore_nan: bool = False) -> Value:
-        """Elementwise minimum. If one operand is NaN: NaN, or with ``ignore_nan`` the other operand."""
+        """Elementwise minimum. If one operand is NaN, the result is NaN, or the other operand if ``ignore_nan``."""
         return self._binary("MINIMUM", a, b, nan_mode="IGNORE" if ignore_nan else "PROPAGATE")
 
     def arithmetic_right_shift(self, a: Value, b: Value, *, round: bool = False) -> Value:
-        """a >> b; with ``round``, half is added before the shift."""
+        """a >> b. If ``round`` is true, half of 2**b is added before the shift."""
         return self._binary("ARITHMETIC_RIGHT_SHIFT", a, b, round=round)
 
     def logical_left_shift(self, a: Value, b: Value) -> Value:
@@ -210,11 +220,11 @@ class Builder:
         return self._binary(kind, a, b)
 
     def compare(self, kind: str, a: Value, b: Value) -> Value:
-        """EQUAL, GREATER or GREATER_EQUAL; BOOL."""
+        """EQUAL, GREATER or GREATER_EQUAL. The result is BOOL."""
         return self._binary(kind, a, b, DType.BOOL)
 
     def select(self, condition: Value, a: Value, b: Value) -> Value:
-        """a where the condition holds, else b."""
+        """a where ``condition`` is true, else b."""
         return self.emit("SELECT", self._align_ranks(condition, a, b), a.dtype)
 
     def unary(self, kind: str, x: Value) -> Value:
@@ -226,8 +236,14 @@ class Builder:
         return self._unary("NEGATE", x, input_zp=0, output_zp=0)
 
     def table(self, x: Value, table: Array) -> Value:
-        """int8: 256 entries from index -128, int8 result. int16: 513 entries, interpolated, INT32 result << 7."""
-        return self._unary("TABLE", x, OPERATORS["TABLE"].result(x.dtype), table=np.asarray(table, dtype=x.dtype.numpy))
+        """Table lookup.
+
+        int8: 256 entries, the first for -128; the result is int8. int16: 513 entries, linearly interpolated; the result
+            is
+        INT32, in units of 2**-7 of an entry.
+        """
+        entries = np.asarray(table, dtype=x.dtype.numpy)
+        return self._unary("TABLE", x, OPERATORS["TABLE"].result_type(x.dtype), table=entries)
 
     # -- reductions (section 2.9): the axis stays with size 1 ----------------------------------------------------
 
@@ -238,18 +254,18 @@ class Builder:
     # -- data layout (section 2.10) ------------------------------------------------------------------------------
 
     def concat(self, values: Sequence[Value], axis: int) -> Value:
-        """Concatenate along ``axis``; a no-op is not emitted."""
+        """Concatenate along ``axis``. A single value is returned unchanged."""
         return values[0] if len(values) == 1 else self.emit("CONCAT", values, values[0].dtype, axis=axis)
 
     def pad(self, x: Value, padding: Sequence[tuple[int, int]], pad_const: float) -> Value:
-        """padding: (before, after) for every dimension, not negative; a no-op is not emitted."""
+        """Pad each dimension by (before, after) elements, which are not negative. A PAD by 0 is not emitted."""
         if not any(map(any, padding)):
             return x
         flat = [amount for pair in padding for amount in pair]
         return self.emit("PAD", (x,), x.dtype, padding=flat, pad_const=pad_const)
 
     def reshape(self, x: Value, shape: Sequence[int]) -> Value:
-        """Same elements, other shape; a no-op is not emitted."""
+        """Change the shape. A RESHAPE to the same shape is not emitted."""
         shape = tuple(int(size) for size in shape)
         if shape == x.shape:
             return x
@@ -263,7 +279,7 @@ class Builder:
         return self._unary("REVERSE", x, axis=axis)
 
     def slice(self, x: Value, start: Sequence[int], size: Sequence[int]) -> Value:
-        """x[start : start + size] in every dimension; a no-op is not emitted."""
+        """x[start : start + size] in every dimension. A SLICE of everything is not emitted."""
         if tuple(size) == x.shape:
             return x
         return self.emit("SLICE", (x,), x.dtype, start=list(start), size=list(size))
@@ -275,13 +291,13 @@ class Builder:
         return self.slice(x, starts, sizes)
 
     def tile(self, x: Value, multiples: Sequence[int]) -> Value:
-        """Repeat whole dimensions."""
+        """Repeat x ``multiples[i]`` times along dimension i."""
         if all(multiple == 1 for multiple in multiples):
             return x
         return self.emit("TILE", (x,), x.dtype, multiples=list(multiples))
 
     def transpose(self, x: Value, perms: Sequence[int]) -> Value:
-        """Dimension i of the result is dimension perms[i] of x; a no-op is not emitted."""
+        """Permute dimensions: dimension i of the result is dimension perms[i] of x. The identity is not emitted."""
         if list(perms) == list(range(x.rank)):
             return x
         if x.data is not None:
@@ -292,20 +308,20 @@ class Builder:
     # -- gather, image, types (sections 2.11 to 2.13) ------------------------------------------------------------
 
     def gather(self, values: Value, indices: Value) -> Value:
-        """values [N, K, C], indices [N, W] INT32 -> [N, W, C]."""
+        """Gather rows of values [N, K, C] by INT32 indices [N, W]. The result is [N, W, C]."""
         return self.emit("GATHER", (values, indices), values.dtype)
 
     def resize(self, x: Value, scale: Sequence[int], offset: Sequence[int], border: Sequence[int], mode: str) -> Value:
-        """x [N, H, W, C]; scale (yn, yd, xn, xd); the border decides the size; mode NEAREST or BILINEAR.
+        """Resize x [N, H, W, C] by scale (yn, yd, xn, xd) in mode NEAREST or BILINEAR. ``border`` determines the size.
 
-        Bilinear int8 gives INT32 and int16 gives INT48, both scaled by yn * xn.
+        The BILINEAR result of int8 is INT32 and of int16 INT48, both scaled by yn * xn.
         """
-        dtype = OPERATORS["RESIZE"].result(x.dtype) if mode == "BILINEAR" else x.dtype
+        dtype = OPERATORS["RESIZE"].result_type(x.dtype) if mode == "BILINEAR" else x.dtype
         attrs = {"scale": list(scale), "offset": list(offset), "border": list(border), "mode": mode}
         return self.emit("RESIZE", (x,), dtype, **attrs)
 
     def cast(self, x: Value, dtype: DType) -> Value:
-        """Change the element type; a no-op is not emitted."""
+        """Change the element type. A CAST to the same type is not emitted."""
         return x if x.dtype is dtype else self._unary("CAST", x, dtype)
 
     def rescale(
@@ -320,7 +336,7 @@ class Builder:
     ) -> Value:
         """round((x - input_zp) * scale) + output_zp, saturated to ``dtype``.
 
-        ``scale`` is one number or one per channel (the last dimension). INT48 input has 16-bit multipliers.
+        ``scale`` is one number, or one number per channel (the last dimension). INT48 input has 16-bit multipliers.
         """
         multiplier, shift = quantized_multipliers(np.atleast_1d(scale), 16 if x.dtype is DType.INT48 else 32)
         return self._unary(
@@ -347,8 +363,8 @@ def reduce_attributes(kind: str, axis: int) -> dict[str, Any]:
 def quantized_multipliers(scales: Array, bits: int) -> tuple[Array, Array]:
     """Multipliers and right shifts with scale = multiplier * 2**-shift (TOSA 1.0, section 1.10 and RESCALE).
 
-    The multiplier takes ``bits`` - 1 bits (31 or 15); the shift stays within TOSA's 2 to 62. A scale below that range
-    becomes 0, the nearest multiple of the smallest step.
+    The multiplier has ``bits`` - 1 bits (31 or 15). TOSA allows shifts from 2 to 62. For a scale that would need a
+    larger shift, the multiplier is rounded to a multiple of 2**-62, which may be 0.
 
     Raises:
         Unsupported: a scale is not finite, negative, or too large for a shift of at least 2.

@@ -1,8 +1,8 @@
-"""The TOSA graph: a small SSA form that lowering emits, passes rewrite and the serializer reads.
+"""The TOSA graph: a small SSA form that lowering emits, passes rewrite and the serializer writes.
 
-Operands that TOSA requires as constants (zero points, shapes, shifts, tables, rescale parameters) are attributes here;
-each operator's record (``operators``) says how they become operands in the flatbuffer. A pass therefore sees only data
-flow.
+Operands that TOSA requires to be constant (zero points, shapes, shifts, tables, rescale parameters) are attributes
+here. The record of each operator (``operators``) defines how they become operands in the flatbuffer. The inputs of an
+operator are therefore its data operands only.
 """
 
 from __future__ import annotations
@@ -21,10 +21,14 @@ from arm_backend_core.dtype import DType
 
 @dataclass(frozen=True)
 class Origin:
-    """Source of an operator: the fx node, its ATen operator, and line and submodule of the user's model.
+    """Source of a TOSA operator in the PyTorch model.
 
     Attributes:
-        moves: the operator is no arithmetic of that node, but a TRANSPOSE that was inserted for it.
+        node: name of the fx node that the operator was lowered from.
+        operator: ATen operator of this node.
+        source: source line of the node in the user's model.
+        module: submodule of the node in the user's model.
+        moves: whether the TOSA operator is a TRANSPOSE that was inserted for this node, and not its arithmetic.
     """
 
     node: str
@@ -34,15 +38,23 @@ class Origin:
     moves: bool = False
 
 
-#: ``Origin.operator`` of operators that belong to no node: an input or a constant is returned as it is.
-COPY = "copy"
-#: Origins of one operator with their work (``Op.work``), by which the operator's cost is divided among them.
+#: ``Origin.operator`` of operators without a node: they copy an input or a constant to an output.
+COPY_OPERATOR = "copy"
+#: {origin of an operator: its work (``Op.work``)}. The cost of the operator is divided among its origins by work.
 Origins = Mapping[Origin, int]
 
 
 @dataclass(eq=False)
 class Value:
-    """A tensor. ``data`` is set for constants, ``producer`` for results of an operator, neither for graph inputs."""
+    """A tensor: a constant, the result of an operator, or a graph input.
+
+    Attributes:
+        shape: its sizes.
+        dtype: its element type.
+        name: its name in the flatbuffer.
+        data: the elements of a constant, else None.
+        producer: the operator whose result it is, else None.
+    """
 
     shape: tuple[int, ...]
     dtype: DType
@@ -56,12 +68,13 @@ class Value:
         return len(self.shape)
 
     @cached_property
-    def content(self) -> tuple[tuple[int, ...], DType, bytes]:
-        """A key that equal constants share: shape, element type, and their bytes or a digest of them."""
+    def content_key(self) -> tuple[tuple[int, ...], DType, bytes]:
+        """A key that is equal for equal constants: shape, element type, and the bytes or their digest."""
         assert self.data is not None, f"{self!r} is not constant"
         data = np.ascontiguousarray(self.data)
-        short = data.nbytes <= 64
-        return self.shape, self.dtype, data.tobytes() if short else hashlib.blake2b(data.data, digest_size=32).digest()
+        is_small = data.nbytes <= 64
+        content = data.tobytes() if is_small else hashlib.blake2b(data.data, digest_size=32).digest()
+        return self.shape, self.dtype, content
 
     @property
     def size(self) -> int:
@@ -74,7 +87,16 @@ class Value:
 
 @dataclass(eq=False)
 class Op:
-    """A TOSA operator. It has one result, except those that the last passes emit (block-scaled casts, control flow)."""
+    """A TOSA operator. It has one result, unless one of the last passes emits it (block-scaled casts, control flow).
+
+    Attributes:
+        kind: its name in TOSA, such as "CONV2D".
+        inputs: its data operands.
+        output: its first result.
+        attrs: its attributes and constant operands, by name.
+        origins: its sources in the PyTorch model.
+        extra_outputs: its results after the first.
+    """
 
     kind: str
     inputs: list[Value]
@@ -90,7 +112,10 @@ class Op:
 
     @property
     def work(self) -> int:
-        """Multiply-accumulates; for other operators the elements of the largest operand or result. At least 1."""
+        """Number of multiply-accumulates, or of elements of the largest operand or result; at least 1.
+
+        Convolutions and MATMULs count multiply-accumulates, other operators elements.
+        """
         if (weight := self.weight) is not None:  # MACs per output position; for TRANSPOSE_CONV2D, per input position
             windows = self.inputs[0] if self.kind == "TRANSPOSE_CONV2D" else self.output
             return windows.size * weight.size // windows.shape[-1] or 1
@@ -100,7 +125,7 @@ class Op:
 
     @property
     def weight(self) -> Value | None:
-        """The weight of a convolution: the operand before the bias, or before its scales."""
+        """The weight of a convolution, else None. Block-scaled convolutions have scales between weight and bias."""
         if "weight_zp" in self.attrs:
             return self.inputs[-2]
         return self.inputs[-3] if "dilation" in self.attrs else None
@@ -111,8 +136,8 @@ class Op:
         return [self.output, *self.extra_outputs]
 
     @property
-    def graphs(self) -> list[Graph]:
-        """The graphs that the operator holds, such as the branches of a COND_IF."""
+    def regions(self) -> list[Graph]:
+        """The regions: graphs that a control-flow operator holds, such as the branches of a COND_IF."""
         return [attr for attr in self.attrs.values() if isinstance(attr, Graph)]
 
     def __repr__(self) -> str:
@@ -121,7 +146,7 @@ class Op:
 
 
 def merge_origins(ops: Iterable[Op]) -> Origins:
-    """The origins of an operator that replaces all of these."""
+    """The origins of an operator that replaces all of ``ops``."""
     total: Counter[Origin] = Counter()
     for op in ops:
         total.update(op.origins)
@@ -129,13 +154,13 @@ def merge_origins(ops: Iterable[Op]) -> Origins:
 
 
 def constant(data: np.ndarray[Any, Any], dtype: DType, name: str = "") -> Value:
-    """A constant whose array has the numpy type of ``dtype``."""
+    """Create a constant of ``data``, converted to the numpy type of ``dtype``."""
     array = np.asarray(data, dtype=dtype.numpy)
     return Value(tuple(array.shape), dtype, name, array)
 
 
 class Graph:
-    """Operators in execution order, with the values that enter and leave."""
+    """Operators in execution order, with the graph's inputs and outputs."""
 
     def __init__(self) -> None:
         self.inputs: list[Value] = []
@@ -163,7 +188,7 @@ class Graph:
         return users
 
     def remove_dead(self) -> None:
-        """Remove operators whose results nothing reads."""
+        """Dead code elimination: remove operators that no graph output depends on."""
         live = set(self.outputs)
         live_ops: list[Op] = []
         for op in reversed(self.ops):
@@ -173,10 +198,10 @@ class Graph:
         self.ops = live_ops[::-1]
 
     def verify(self) -> None:
-        """Check single assignment and order of definition, also in the graphs that operators hold.
+        """Check that each value is defined once and before its uses, in this graph and its regions.
 
         Raises:
-            AssertionError: a value is read before its definition, or defined twice; a pass is wrong.
+            AssertionError: a value is read before its definition or defined twice, because a pass has a bug.
         """
         defined = set(self.inputs)
         for op in self.ops:
@@ -185,28 +210,30 @@ class Graph:
             for value in op.results:
                 assert value not in defined, f"{op!r} defines {value!r} a second time"
                 assert value.producer is op, f"{value!r} has a wrong producer"
-            for inner in op.graphs:
-                inner.verify()
+            for region in op.regions:
+                region.verify()
             defined.update(op.results)
         for value in self.outputs:
             assert value.data is not None or value in defined, f"output {value!r} is not defined"
 
     def walk(self) -> Iterator[Op]:
-        """All operators; those of the graphs that an operator holds follow it."""
+        """Yield all operators. The operators of a region follow the operator that holds the region."""
         for op in self.ops:
             yield op
-            for inner in op.graphs:
-                yield from inner.walk()
+            for region in op.regions:
+                yield from region.walk()
 
 
 def extract_subgraph(
     inputs: Sequence[tuple[Value, str]], outputs: Sequence[Value], position: Callable[[Op], int]
 ) -> Graph:
-    """Copy the operators that compute ``outputs`` from ``inputs`` to a graph of their own.
+    """Copy the operators that compute ``outputs`` from ``inputs`` to a new graph.
 
     Args:
-        inputs: values and their names in the new graph; of a value that is repeated, the first input is read.
-        position: the execution order of operators.
+        inputs: (value, name of the input in the new graph). If a value occurs twice, the operators read its first
+            input.
+        outputs: the values that become the outputs of the new graph.
+        position: returns the position of an operator in the execution order.
     """
     graph = Graph()
     mapping: dict[Value, Value] = {}
@@ -231,7 +258,7 @@ def extract_subgraph(
 
 
 def prod(values: Iterable[int]) -> int:
-    """Product of integers; 1 for none."""
+    """Product of integers; 1 if there are none."""
     result = 1
     for value in values:
         result *= value

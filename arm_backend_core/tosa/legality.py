@@ -1,4 +1,7 @@
-"""Legality: whether a target supports an operator, by the operator's record and the hardware's limits."""
+"""Legality: whether a target supports an operator.
+
+The operator's record checks the TOSA specification, and ``targets.hardware`` the limits of the hardware.
+"""
 
 from __future__ import annotations
 
@@ -11,44 +14,47 @@ from arm_backend_core.tosa.operators import OPERATORS
 
 
 def refusal(target: Target, kind: str, inputs: Sequence[DType], output: DType) -> str | None:
-    """Why ``target`` has no ``kind`` on any operands of these element types, or None if it has."""
+    """Why ``target`` does not support ``kind`` on these element types; None if it does."""
     reason = OPERATORS[kind].type_refusal(inputs, output, target)
     return reason or _name_target(target, target.hardware.refusal(kind, inputs, output))
 
 
 def op_refusal(target: Target, op: Op) -> str | None:
-    """Why ``target`` cannot run ``op`` with its shapes, attributes and constants, or None if it can.
+    """Why ``target`` cannot run ``op`` with its shapes, attributes and constants; None if it can.
 
     Raises:
-        AssertionError: ``op`` is malformed on any target (see ``Operator.refusal``).
+        AssertionError: ``op`` is malformed on all targets (see ``Operator.refusal``).
     """
-    reason = _control_refusal(target, op) if op.graphs else OPERATORS[op.kind].refusal(op, target)
-    if reason or op.graphs:
+    reason = _control_flow_refusal(target, op) if op.regions else OPERATORS[op.kind].refusal(op, target)
+    if reason or op.regions:
         return reason
     types = [value.dtype for value in op.inputs]
     return _name_target(target, target.hardware.refusal(op.kind, types, op.output.dtype, op))
 
 
 def emission_refusal(target: Target, op: Op) -> str | None:
-    """Why ``op`` cannot be emitted for ``target``: as ``op_refusal``, but booleans may still be lowered to int8."""
+    """Why ``op`` cannot be emitted for ``target``; None if it can.
+
+    This is ``op_refusal``, but it accepts boolean operators that ``lower_bool_to_int8`` will lower to int8.
+    """
     hardware, types = target.hardware, [value.dtype for value in (*op.inputs, op.output)]
-    is_unchanged = OPERATORS[op.kind].is_data_movement or op.kind == "IDENTITY"
-    if hardware.booleans or DType.BOOL not in types or not (op.kind in hardware.bool_as_int8 or is_unchanged):
+    keeps_values = OPERATORS[op.kind].is_data_movement or op.kind == "IDENTITY"
+    if hardware.booleans or DType.BOOL not in types or not (op.kind in hardware.bool_as_int8 or keeps_values):
         return op_refusal(target, op)
     lowered_types = [DType.INT8 if dtype is DType.BOOL else dtype for dtype in types]
-    lack = (
+    unsupported = (
         None
         if op.kind in hardware.bool_as_int8
         else hardware.refusal(op.kind, lowered_types[:-1], lowered_types[-1], op)
     )
-    return OPERATORS[op.kind].refusal(op, target) or _name_target(target, lack)
+    return OPERATORS[op.kind].refusal(op, target) or _name_target(target, unsupported)
 
 
-def _control_refusal(target: Target, op: Op) -> str | None:
-    """Why ``target`` cannot run a COND_IF or WHILE_LOOP; the operators of its graphs are not checked."""
+def _control_flow_refusal(target: Target, op: Op) -> str | None:
+    """Why ``target`` cannot run a COND_IF or WHILE_LOOP. This does not check the operators of its regions."""
     if "controlflow" not in target.extensions:
         return f"{op.kind} needs TOSA EXT-CONTROLFLOW, which {target.name} lacks"
-    operands, (first, second) = op.inputs, op.graphs
+    operands, (first, second) = op.inputs, op.regions
     if op.kind == "COND_IF":
         condition, *operands = op.inputs
         results = [(first.outputs, op.results), (second.outputs, op.results)]
@@ -63,5 +69,5 @@ def _control_refusal(target: Target, op: Op) -> str | None:
     return None
 
 
-def _name_target(target: Target, lack: str | None) -> str | None:
-    return f"{target.name} has no {lack}" if lack else None
+def _name_target(target: Target, unsupported: str | None) -> str | None:
+    return f"{target.name} has no {unsupported}" if unsupported else None

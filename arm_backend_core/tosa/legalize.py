@@ -1,8 +1,8 @@
-"""Legalization: emit other operators, equal to the bit, in place of one that the target or TOSA does not have.
+"""Legalization: emit bit-exact replacements of operators that TOSA or the target lacks.
 
-``LegalizingBuilder`` replaces methods of ``Builder`` for limits of TOSA 1.0 and of Ethos-U. ``Int32HalvesBuilder`` also
-replaces data movement and comparisons of INT32, which the FP profile lacks. ``emit`` itself is never legalized there,
-so that a pass that emits a rewritten operator learns that the target refuses it.
+``LegalizingBuilder`` overrides methods of ``Builder`` for limits of TOSA 1.0 and of Ethos-U. It does not override
+``emit``, so that a pass gets an error if it emits an operator that the target lacks. ``Int32HalvesBuilder`` also
+replaces data movement and comparisons of INT32, which the FP profile lacks.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from arm_backend_core.errors import Unsupported
 from arm_backend_core.tosa.builder import Builder, reduce_attributes
 from arm_backend_core.tosa.graph import Value, prod
 from arm_backend_core.tosa.operators import LEVEL_8K, OPERATORS
-from arm_backend_core.tosa.operators.windows import Axis
+from arm_backend_core.tosa.operators.windows import WindowAxis
 
 
 class LegalizingBuilder(Builder):
-    """A builder whose methods emit several operators where the target lacks the one that they are named after."""
+    """A builder whose methods emit an equivalent sequence of operators if the target lacks an operator."""
 
     # -- windows -------------------------------------------------------------------------------------------------
 
@@ -37,9 +37,9 @@ class LegalizingBuilder(Builder):
         zps: tuple[int, int] = (0, 0),
         depthwise: bool = False,
     ) -> Value:
-        """Fit the windows to the input; emit a PAD if the target's convolution does not pad.
+        """Emit a convolution whose last window ends at the padded edge, with a PAD if the target cannot pad.
 
-        Ethos-U55 and U65 do not pad windows with a stride above 3.
+        Convolutions of Ethos-U55 and U65 cannot pad if the stride exceeds 3.
         """
         x, pad = self._fit_windows(x, weight.shape[:2] if depthwise else weight.shape[1:3], pad, stride, dilation)
         options: dict[str, Any] = {"stride": stride, "dilation": dilation, "zps": zps, "depthwise": depthwise}
@@ -62,29 +62,29 @@ class LegalizingBuilder(Builder):
         stride: Sequence[int],
         dilation: Sequence[int],
     ) -> Value:
-        """Fit the windows to the input."""
+        """Emit a block-scaled convolution whose last window ends at the padded edge."""
         x, pad = self._fit_windows(x, weight.shape[1:3], pad, stride, dilation)
         return super().mx_conv2d(x, weight, scales, bias, pad=pad, stride=stride, dilation=dilation)
 
     def _fit_windows(
         self, x: Value, kernel: Sequence[int], pad: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
     ) -> tuple[Value, list[int]]:
-        """Remove rows and columns that no window reads, first from the padding, then from the input by a SLICE.
+        """Remove rows and columns that no window reads: first from the padding, then from the input by a SLICE.
 
-        TOSA requires the last window to end exactly at the padded edge (ERROR_IF in CONV2D).
+        TOSA requires that the last window ends exactly at the padded edge (ERROR_IF in CONV2D).
 
         Returns:
-            the input and its padding.
+            the sliced input and the reduced padding.
         """
-        pad, cut = list(pad), [0, 0]
+        pad, removed = list(pad), [0, 0]
         for i, name in enumerate(("height", "width")):
-            axis = Axis(name, x.shape[1 + i], kernel[i], stride[i], dilation[i], pad[2 * i], pad[2 * i + 1])
+            axis = WindowAxis(name, x.shape[1 + i], kernel[i], stride[i], dilation[i], pad[2 * i], pad[2 * i + 1])
             unread = axis.slack % axis.stride
-            from_pad = min(axis.after, unread)
+            from_pad = min(axis.pad_after, unread)
             pad[2 * i + 1] -= from_pad
-            cut[i] = unread - from_pad
+            removed[i] = unread - from_pad
         n, h, w, c = x.shape
-        return self.slice(x, (0, 0, 0, 0), (n, h - cut[0], w - cut[1], c)), pad
+        return self.slice(x, (0, 0, 0, 0), (n, h - removed[0], w - removed[1], c)), pad
 
     def transpose_conv2d(
         self,
@@ -96,57 +96,60 @@ class LegalizingBuilder(Builder):
         stride: Sequence[int],
         zps: tuple[int, int] = (0, 0),
     ) -> Value:
-        """Crop by as much as the operator allows, less than its kernel, and the rest by a SLICE of the result."""
-        cropped = [max(amount, 1 - weight.shape[1 + i // 2]) for i, amount in enumerate(out_pad)]
-        whole = super().transpose_conv2d(x, weight, bias, out_pad=cropped, stride=stride, zps=zps)
-        top, bottom, left, right = (kept - wanted for kept, wanted in zip(cropped, out_pad, strict=True))
-        n, h, w, c = whole.shape
-        return self.slice(whole, (0, top, left, 0), (n, h - top - bottom, w - left - right, c))
+        """Emit a transposed convolution, with a SLICE if ``out_pad`` crops by the kernel size or more.
+
+        The operator itself can crop by less than the kernel size only.
+        """
+        legal_out_pad = [max(amount, 1 - weight.shape[1 + i // 2]) for i, amount in enumerate(out_pad)]
+        uncropped = super().transpose_conv2d(x, weight, bias, out_pad=legal_out_pad, stride=stride, zps=zps)
+        top, bottom, left, right = (legal - amount for legal, amount in zip(legal_out_pad, out_pad, strict=True))
+        n, h, w, c = uncropped.shape
+        return self.slice(uncropped, (0, top, left, 0), (n, h - top - bottom, w - left - right, c))
 
     # -- elementwise operators -----------------------------------------------------------------------------------
 
     def arithmetic_right_shift(self, a: Value, b: Value, *, round: bool = False) -> Value:
-        """The FP profile has only logical shifts, and Ethos-U55 and U65 have only rounding ones.
+        """Emit an arithmetic shift. The FP profile has only logical shifts, Ethos-U55 and U65 only rounding shifts.
 
-        FP: the sign bit of INT32 is removed before the shift, and added in its new place. Ethos-U: half is subtracted
-        before the shift, saturated at the minimum.
+        FP profile: the sign bit of INT32 is removed before the shift and added again at its new position. Ethos-U: half
+        of 2**b is subtracted before the rounding shift. This difference saturates at the minimum.
         """
         only_rounds = "ARITHMETIC_RIGHT_SHIFT" in self.target.hardware.limits
         if self.target.integer and only_rounds and not round and b.data is not None:
-            half, least = (1 << b.data.astype(np.int64)) >> 1, a.dtype.range[0]
-            a = self.sub(self.maximum(a, self.const(least + half, a.dtype)), self.const(half, a.dtype))
+            half, minimum = (1 << b.data.astype(np.int64)) >> 1, a.dtype.range[0]
+            a = self.sub(self.maximum(a, self.const(minimum + half, a.dtype)), self.const(half, a.dtype))
             return super().arithmetic_right_shift(a, b, round=True)
         if self.target.integer:
             return super().arithmetic_right_shift(a, b, round=round)
         a, b = self._align_ranks(a, b)
-        one, most = (self.const(np.full((1,) * a.rank, number), a.dtype) for number in (1, 31))
+        one, sign_shift = (self.const(np.full((1,) * a.rank, number), a.dtype) for number in (1, 31))
         magnitude = self.logical_right_shift(self.logical_left_shift(a, one), one)
-        sign = self.sub(self.sub(one, one), self.logical_right_shift(a, most))
-        return self.add(self.logical_right_shift(magnitude, b), self.logical_left_shift(sign, self.sub(most, b)))
+        sign = self.sub(self.sub(one, one), self.logical_right_shift(a, sign_shift))
+        return self.add(self.logical_right_shift(magnitude, b), self.logical_left_shift(sign, self.sub(sign_shift, b)))
 
     def bitwise(self, kind: str, a: Value, b: Value) -> Value:
-        """Without BITWISE_AND on the target, a mask of the low bits is the remainder of a power of two."""
+        """Emit a bitwise operator. If the target lacks BITWISE_AND, a & (2**n - 1) becomes a - (a >> n) * 2**n."""
         is_lacking = kind == "BITWISE_AND" and (not self.target.integer or kind in self.target.hardware.unsupported)
         if is_lacking and b.data is not None:
             masks = b.data.astype(np.int64)
-            if ((masks & masks + 1) == 0).all() and masks.max() < 1 << 30:  # 2**n - 1; all bits are -1
+            if ((masks & masks + 1) == 0).all() and masks.max() < 1 << 30:  # masks 2**n - 1, and -1 for all bits
                 shifts, powers = np.where(masks < 0, 0, np.log2(masks.clip(0) + 1)), np.where(masks < 0, 0, masks + 1)
                 high_bits = self.arithmetic_right_shift(a, self.const(shifts, a.dtype))
                 return self.sub(a, self.mul(high_bits, self.const(powers, a.dtype)))
         return super().bitwise(kind, a, b)
 
     def select(self, condition: Value, a: Value, b: Value) -> Value:
-        """FP8 is selected as FP16, which represents all its values."""
+        """Emit a SELECT. FP8 operands are cast to FP16, which represents all FP8 values."""
         if a.dtype.is_fp8:
             return self.cast(self.select(condition, self.cast(a, DType.FP16), self.cast(b, DType.FP16)), a.dtype)
         return super().select(condition, a, b)
 
     def cast(self, x: Value, dtype: DType) -> Value:
-        """Cast in several steps.
+        """Emit a cast, in several steps if the target lacks it.
 
-        Booleans become 0 and 1 by a SELECT, since the FP profile does not cast them. The FP profile does not cast
-        integers to other integers either: these are cast through FP32, which saturates. Before a cast to a narrower
-        type, INT32 shifts drop the high bits. Casts to and from FP8 also go through FP32.
+        A SELECT converts booleans to 0 and 1, because the FP profile cannot cast them. The FP profile also cannot cast
+        between integer types. These casts go through FP32, which saturates. Before a cast to a narrower type, INT32
+        shifts therefore drop the high bits. Casts to and from FP8 also go through FP32.
         """
         types = {x.dtype, dtype}
         if len(types) == 2 and any(kind.is_fp8 for kind in types) and types.isdisjoint({DType.FP16, DType.FP32}):
@@ -164,7 +167,7 @@ class LegalizingBuilder(Builder):
     # -- reductions and data movement ----------------------------------------------------------------------------
 
     def argmax(self, x: Value, axis: int) -> Value:
-        """For integers that the target has no ARGMAX of: the smallest index whose element equals the maximum."""
+        """Emit an ARGMAX. For unsupported integers, emit the smallest index of an element equal to the maximum."""
         try:
             return super().argmax(x, axis)
         except Unsupported:
@@ -178,10 +181,10 @@ class LegalizingBuilder(Builder):
         return self.reshape(self.reduce("REDUCE_MIN", candidates, axis), x.shape[:axis] + x.shape[axis + 1 :])
 
     def reduce(self, kind: str, x: Value, axis: int) -> Value:
-        """Without an INT32 reduction on the target, combine the two halves of the axis until its size is 1.
+        """Emit a reduction. If the target lacks it for INT32, combine the two halves of the axis until its size is 1.
 
-        Above rank 4, the dimensions before and after ``axis`` are merged: Vela 5.1 crashes on REDUCE_MIN of rank 5 for
-        Ethos-U55 and U65.
+        Above rank 4, a RESHAPE merges the dimensions before ``axis`` and those after it, because Vela 5.1 crashes on
+        REDUCE_MIN of rank 5 for Ethos-U55 and U65.
         """
         combine = {"REDUCE_SUM": self.add, "REDUCE_MAX": self.maximum, "REDUCE_MIN": self.minimum}
         is_int32 = x.dtype is DType.INT32 and kind in combine
@@ -198,21 +201,21 @@ class LegalizingBuilder(Builder):
         return super().reduce(kind, x, axis)
 
     def concat(self, values: Sequence[Value], axis: int) -> Value:
-        """Concatenate more values than one operator takes (TOSA 1.0, section 1.6) in several operators."""
-        most = LEVEL_8K.max_tensor_list_size
-        if len(values) > most:
-            return self.concat([self.concat(values[i : i + most], axis) for i in range(0, len(values), most)], axis)
+        """Emit a CONCAT, or several if there are more values than one CONCAT accepts (TOSA 1.0, section 1.6)."""
+        limit = LEVEL_8K.max_tensor_list_size
+        if len(values) > limit:
+            return self.concat([self.concat(values[i : i + limit], axis) for i in range(0, len(values), limit)], axis)
         return super().concat(values, axis)
 
     def reverse(self, x: Value, axis: int) -> Value:
-        """Reverse in rank 3 along axis 1 if the hardware supports only height and width."""
+        """Emit a REVERSE. If the hardware reverses only height and width, reshape to rank 3 and reverse axis 1."""
         if "REVERSE" not in self.target.hardware.limits or axis - x.rank in (-3, -2):
             return super().reverse(x, axis)
-        lines = self.reshape(x, (prod(x.shape[:axis]), x.shape[axis], prod(x.shape[axis + 1 :])))
-        return self.reshape(super().reverse(lines, 1), x.shape)
+        rank_3 = self.reshape(x, (prod(x.shape[:axis]), x.shape[axis], prod(x.shape[axis + 1 :])))
+        return self.reshape(super().reverse(rank_3, 1), x.shape)
 
     def gather(self, values: Value, indices: Value) -> Value:
-        """TOSA 1.0 gathers no booleans: they are cast to numbers."""
+        """Emit a GATHER. Booleans are cast to numbers, because TOSA 1.0 cannot gather booleans."""
         if values.dtype is DType.BOOL:
             kind = DType.INT32 if self.target.integer else DType.FP32
             return self.compare("GREATER", self.gather(self.cast(values, kind), indices), self.const(0, kind))
@@ -220,20 +223,20 @@ class LegalizingBuilder(Builder):
 
 
 class Int32HalvesBuilder(LegalizingBuilder):
-    """A builder for the FP profile, which has only sums, products and shifts of INT32.
+    """A builder for the FP profile, whose only INT32 operators are sums, products and shifts.
 
-    It emits data movement and comparisons of INT32 on two FP32 halves.
+    Data movement and comparisons of INT32 operate on two FP32 values: the high and the low 16 bits.
     """
 
     def emit(self, kind: str, inputs: Sequence[Value], dtype: DType, /, **attrs: Any) -> Value:
-        """Append any operator; data movement of INT32 that the target lacks, on halves."""
+        """Append an operator. INT32 data movement that the target lacks operates on the two halves."""
         try:
             return super().emit(kind, inputs, dtype, **attrs)
         except Unsupported:
             if dtype is not DType.INT32 or not OPERATORS[kind].is_data_movement:
                 raise
-        keep = [value.dtype is not DType.INT32 or (kind == "GATHER" and i == 1) for i, value in enumerate(inputs)]
-        pairs = [(x, x) if is_kept else self.split_int32(x) for x, is_kept in zip(inputs, keep, strict=True)]
+        is_unsplit = [value.dtype is not DType.INT32 or (kind == "GATHER" and i == 1) for i, value in enumerate(inputs)]
+        pairs = [(x, x) if unsplit else self.split_int32(x) for x, unsplit in zip(inputs, is_unsplit, strict=True)]
         pad_halves = self.split_int32(self.const(attrs["pad_const"], DType.INT32)) if kind == "PAD" else (None, None)
         results = []
         for half, fill in zip(zip(*pairs, strict=True), pad_halves, strict=True):
@@ -242,46 +245,51 @@ class Int32HalvesBuilder(LegalizingBuilder):
         return self.add(*results)
 
     def split_int32(self, x: Value) -> tuple[Value, Value]:
-        """Split INT32 into FP32 multiples of 2**16 and the rest, 0 to 65535; both are exact, their FP32 sum
-        may not be.
+        """Split INT32 into two FP32 values: a multiple of 2**16, and the remainder from 0 to 65535.
+
+        Both are exact. Their FP32 sum may not be exact.
         """
         if x.data is not None:
             high = x.data >> 16 << 16
             return self.const(high, DType.FP32), self.const(x.data - high, DType.FP32)
-        half = self.const(np.full((1,) * x.rank, 16), DType.INT32)
-        top = self.logical_left_shift(self.logical_right_shift(x, half), half)
-        return self.cast(top, DType.FP32), self.cast(self.sub(x, top), DType.FP32)
+        sixteen = self.const(np.full((1,) * x.rank, 16), DType.INT32)
+        high_bits = self.logical_left_shift(self.logical_right_shift(x, sixteen), sixteen)
+        return self.cast(high_bits, DType.FP32), self.cast(self.sub(x, high_bits), DType.FP32)
 
     def compare(self, kind: str, a: Value, b: Value) -> Value:
-        """Differences of halves are exact; their sum, rounded once, has the sign of the integers' difference."""
+        """Emit a comparison. For INT32, it compares a - b with 0 in FP32.
+
+        a - b is the sum of the differences of the halves. The differences are exact. The sum is rounded once, so that
+        its sign is correct.
+        """
         if a.dtype is DType.INT32:
             (high, low), (other_high, other_low) = (self.split_int32(x) for x in (a, b))
             a, b = self.add(self.sub(high, other_high), self.sub(low, other_low)), self.const(0, DType.FP32)
         return super().compare(kind, a, b)
 
     def clamp(self, x: Value, low: float, high: float) -> Value:
-        """Clamp INT32 by a maximum and a minimum."""
+        """Emit a CLAMP. INT32 is clamped by a maximum and a minimum."""
         if x.dtype is not DType.INT32:
             return super().clamp(x, low, high)
         return self.minimum(self.maximum(x, self.const(low, x.dtype)), self.const(high, x.dtype))
 
     def maximum(self, a: Value, b: Value, *, ignore_nan: bool = False) -> Value:
-        """Select INT32 by a comparison."""
+        """Emit a MAXIMUM. INT32 is compared and selected."""
         if a.dtype is not DType.INT32:
             return super().maximum(a, b, ignore_nan=ignore_nan)
         return self.select(self.compare("GREATER", a, b), a, b)
 
     def minimum(self, a: Value, b: Value, *, ignore_nan: bool = False) -> Value:
-        """Select INT32 by a comparison."""
+        """Emit a MINIMUM. INT32 is compared and selected."""
         if a.dtype is not DType.INT32:
             return super().minimum(a, b, ignore_nan=ignore_nan)
         return self.select(self.compare("GREATER", a, b), b, a)
 
     def unary(self, kind: str, x: Value) -> Value:
-        """ABS of INT32 is the maximum of x and -x."""
+        """Emit a unary operator. ABS of INT32 becomes the maximum of x and -x."""
         is_int32_abs = kind == "ABS" and x.dtype is DType.INT32
         return self.maximum(x, self.negate(x)) if is_int32_abs else super().unary(kind, x)
 
     def negate(self, x: Value) -> Value:
-        """INT32 is subtracted from 0."""
+        """Emit -x. INT32 is subtracted from 0."""
         return self.sub(self.const(0, x.dtype), x) if x.dtype is DType.INT32 else super().negate(x)

@@ -1,7 +1,7 @@
 """Execute a TOSA flatbuffer on Arm's reference model.
 
-The model runs in a process of its own. An index out of range or a damaged flatbuffer can crash it, and its output to
-the terminal cannot be suppressed without suppressing that of the whole process.
+The model runs in a separate process, because an index out of range or a damaged flatbuffer can crash it. The model also
+prints to the terminal, which can be suppressed only for a whole process.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _worker = Worker(Path(workers.__file__).with_name("reference_process.py"))
 
 
 def run(flatbuffer: bytes, inputs: Sequence[np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
-    """Run every operator of the flatbuffer bit-true. Concurrent calls wait for each other.
+    """Execute a flatbuffer bit-exactly and return its outputs. Concurrent calls run one after the other.
 
     Args:
         flatbuffer: TOSA 1.0 graph.
-        inputs: arrays in the order of the graph's inputs, in its shapes and element types.
+        inputs: one array for each graph input, with its shape and element type.
 
     Raises:
-        ArmBackendError: the reference model refused an input, reported an error, or crashed; the message has its
-            output.
+        ArmBackendError: the reference model refused an input, reported an error, or crashed. The message contains its
+            error output.
     """
     arrays = [np.asarray(array, order="C") for array in inputs]
     try:
@@ -37,15 +37,15 @@ def run(flatbuffer: bytes, inputs: Sequence[np.ndarray[Any, Any]]) -> list[np.nd
     except WorkerError as error:
         raise ArmBackendError(f"the TOSA reference model refused the graph or its inputs: {error.message}") from error
     except WorkerDied as death:
-        raise ArmBackendError(f"the TOSA reference model {death.description}{_reason(death.log)}") from death
+        raise ArmBackendError(f"the TOSA reference model {death.description}{_extract_reason(death.log)}") from death
     outputs, status = reply.value
     if status != "TOSA_VALID":
-        raise ArmBackendError(f"the TOSA reference model ended with {status}{_reason(reply.log)}")
+        raise ArmBackendError(f"the TOSA reference model ended with {status}{_extract_reason(reply.log)}")
     return list(outputs)
 
 
-def _reason(log: str) -> str:
-    """The line that the reference model prints after the condition that failed."""
+def _extract_reason(log: str) -> str:
+    """The reason in the model's log: it prints the failed condition, and the reason on the next line."""
     for condition, reason in itertools.pairwise(log.splitlines()):
         if "fails AT" in condition:
             return f": {reason.strip()}"

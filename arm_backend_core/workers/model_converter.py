@@ -18,23 +18,23 @@ from arm_backend_core.errors import ArmBackendError
 from arm_backend_core.workers.worker import describe_exit
 
 _PACKAGE = "ai-ml-sdk-model-converter"
-_OLDEST = (0, 11, 0)
-_NAME = "model-converter"
-_INSTALL = f"Install it with: pip install 'arm-recipes[vgf]', or '{_PACKAGE}>={'.'.join(map(str, _OLDEST))}'"
-_RESERVED = ("-i", "--input", "-o", "--output", "--tosa-flatbuffer", "-h", "--help", "-v", "--version")
+_MIN_VERSION = (0, 11, 0)
+_EXECUTABLE = "model-converter"
+_INSTALL = f"Install it with: pip install 'arm-recipes[vgf]', or '{_PACKAGE}>={'.'.join(map(str, _MIN_VERSION))}'"
+_RESERVED_FLAGS = ("-i", "--input", "-o", "--output", "--tosa-flatbuffer", "-h", "--help", "-v", "--version")
 
 
 def split_flags(flags: Sequence[str]) -> tuple[str, ...]:
     """Split flags into words; an entry may hold a flag and its value (``"--type-narrowing full"``).
 
     Raises:
-        ValueError: ``flags`` is not a list of strings, or contains a flag that sets the input, the output or its kind.
+        ValueError: ``flags`` is not a list of strings, or contains a reserved flag (input, output, help, version).
     """
     if isinstance(flags, str) or not all(isinstance(flag, str) for flag in flags):
         raise ValueError(f"compiler_flags={flags!r}: it must be a list of strings, for example ['--emit-debug-info']")
     words = tuple(word for flag in flags for word in shlex.split(flag))
     for word in words:
-        if word.split("=", 1)[0] in _RESERVED:
+        if word.split("=", 1)[0] in _RESERVED_FLAGS:
             raise ValueError(f"compiler_flags: '{word}' cannot be set here")
     return words
 
@@ -52,27 +52,27 @@ def find_converter() -> str:
     package = importlib.util.find_spec("model_converter")
     if package is not None and package.origin is not None:
         suffix = ".exe" if os.name == "nt" else ""
-        binary = Path(package.origin).parent / "binaries" / "bin" / f"{_NAME}{suffix}"
+        binary = Path(package.origin).parent / "binaries" / "bin" / f"{_EXECUTABLE}{suffix}"
         if os.access(binary, os.X_OK):
             return str(binary)
-    path = shutil.which(_NAME)
+    path = shutil.which(_EXECUTABLE)
     if path is None:
         raise ArmBackendError(f"The VGF target needs Arm's model converter, which is not installed. {_INSTALL}")
     return path
 
 
 def check_converter(flags: tuple[str, ...] = ()) -> None:
-    """Check that the model converter is installed, is recent enough and accepts ``flags``.
+    """Check that the model converter is installed, recent enough and accepts ``flags``.
 
     Raises:
         ArmBackendError: it is missing, too old, or does not start.
         ValueError: it does not accept a flag.
     """
-    _check(find_converter(), flags)
+    _check_executable(find_converter(), flags)
 
 
 @lru_cache(maxsize=16)
-def _check(executable: str, flags: tuple[str, ...]) -> None:
+def _check_executable(executable: str, flags: tuple[str, ...]) -> None:
     try:
         # The converter parses flags before it prints the version, so success means that they are valid.
         result = run_converter([executable, *flags, "--version"], timeout=60)
@@ -85,7 +85,7 @@ def _check(executable: str, flags: tuple[str, ...]) -> None:
             known_flags = re.findall(
                 r"--[a-z][a-z-]+", run_converter([executable, "--help"], timeout=60).stdout.decode()
             )
-            allowed = sorted(set(known_flags) - set(_RESERVED))
+            allowed = sorted(set(known_flags) - set(_RESERVED_FLAGS))
             unknown = [flag for flag in flags if flag not in known_flags]
             nearest = [match for flag in unknown for match in get_close_matches(flag, known_flags, 1)]
             hint = f" Did you mean '{nearest[0]}'?" if nearest else ""
@@ -101,7 +101,7 @@ def _check(executable: str, flags: tuple[str, ...]) -> None:
         numbers = tuple(int(part) for part in version.split("-")[0].split(".")[:3])
     except (ValueError, KeyError, TypeError):
         raise ArmBackendError(f"The model converter '{executable}' does not report its version. {_INSTALL}") from None
-    if numbers < _OLDEST:
+    if numbers < _MIN_VERSION:
         raise ArmBackendError(f"The model converter '{executable}' has version {version}, which is too old. {_INSTALL}")
 
 

@@ -22,8 +22,9 @@ def serve(functions: Mapping[str, Callable[..., object]], prepare: Callable[[], 
     """Serve requests until the parent closes the pipe.
 
     Args:
-        functions: {name of a request: its function}. Another name is resolved as ``package.module:function``.
-        prepare: called before the first request, for slow imports. An ImportError is ignored; the request raises it.
+        functions: {name of a request: its function}. Other names are resolved as ``package.module:function``.
+        prepare: called before the first request, for slow imports. An ImportError is ignored here and raised again by a
+            request.
     """
     requests: BinaryIO = os.fdopen(os.dup(0), "rb")
     replies: BinaryIO = os.fdopen(os.dup(1), "wb")
@@ -42,7 +43,7 @@ def serve(functions: Mapping[str, Callable[..., object]], prepare: Callable[[], 
     while (request := receive(requests)) is not None:
         os.ftruncate(2, 0)
         os.lseek(2, 0, os.SEEK_SET)
-        reply = _answer(functions, *request)
+        reply = _handle_request(functions, *request)
         sys.stdout.flush()
         sys.stderr.flush()
         if libc is not None:
@@ -51,8 +52,10 @@ def serve(functions: Mapping[str, Callable[..., object]], prepare: Callable[[], 
             send(replies, reply)
 
 
-def _answer(functions: Mapping[str, Callable[..., object]], name: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """``("ok", value)`` or ``("error", exception class, message, the exception's ``detail``)``."""
+def _handle_request(
+    functions: Mapping[str, Callable[..., object]], name: str, arguments: tuple[Any, ...]
+) -> tuple[Any, ...]:
+    """Call a function; return ("ok", value) or ("error", exception class, message, the exception's ``detail``)."""
     try:
         return "ok", (functions.get(name) or pkgutil.resolve_name(name))(*arguments)
     except (Exception, SystemExit) as error:
@@ -62,7 +65,7 @@ def _answer(functions: Mapping[str, Callable[..., object]], name: str, arguments
 
 
 def receive(stream: IO[bytes]) -> Any:
-    """The next message, or None at the end of the stream.
+    """Read the next message; None at the end of the stream.
 
     Raises:
         EOFError: the stream ends inside a message.

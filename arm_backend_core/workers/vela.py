@@ -1,4 +1,4 @@
-"""Vela client: queries capabilities, checks command lines and compiles, in a worker process."""
+"""Vela client: query capabilities, check command lines and compile, in a worker process."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def compile_tosa(
 
 
 def _query(name: str, *arguments: Any) -> Any:
-    """Call a function of ``vela_process`` that takes milliseconds; translate its errors."""
+    """Call a short function of ``vela_process`` (milliseconds) and translate its errors."""
     try:
         return _worker.call(name, *arguments, timeout=_QUERY_TIMEOUT).value
     except WorkerError as error:

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from arm_backend_core.workers.serving import serve
 
-_ONLY_PRINTS = "a flag only prints something and does not compile"
+_NO_COMPILATION_MESSAGE = "a flag only prints something and does not compile"
 
 
 class FlagError(Exception):
@@ -36,7 +36,7 @@ class _Parser(argparse.ArgumentParser):
         raise FlagError(message, sorted(self._option_string_actions))
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        raise FlagError(_ONLY_PRINTS, sorted(self._option_string_actions))
+        raise FlagError(_NO_COMPILATION_MESSAGE, sorted(self._option_string_actions))
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
         try:
@@ -82,7 +82,7 @@ def configure(argv: list[str]) -> dict[str, Any]:
     vela.main(["network.tosa", *argv])
     if not captured:
         known_flags = sorted(_Parser.last._option_string_actions) if _Parser.last else []
-        raise FlagError(_ONLY_PRINTS, known_flags)
+        raise FlagError(_NO_COMPILATION_MESSAGE, known_flags)
     return captured
 
 

@@ -67,8 +67,8 @@ class Worker:
     """A process that serves one request at a time; a lock serializes threads.
 
     Args:
-        script: Python file that reads requests from its standard input and answers on its standard output,
-            each a pickle with an 8-byte little-endian length prefix.
+        script: Python file that reads requests from its standard input and writes replies to its standard output.
+            Each message is a pickle with an 8-byte little-endian length prefix.
     """
 
     def __init__(self, script: Path) -> None:
@@ -78,7 +78,7 @@ class Worker:
         self._log: IO[bytes] | None = None
         atexit.register(self.close)
         if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._forget)
+            os.register_at_fork(after_in_child=self._drop_after_fork)
 
     @property
     def pid(self) -> int | None:
@@ -106,7 +106,7 @@ class Worker:
             self.prestart()
             assert self._process is not None
             expired = threading.Event()
-            timer = threading.Timer(timeout or 0, self._expire, (self._process, expired))
+            timer = threading.Timer(timeout or 0, self._kill_on_timeout, (self._process, expired))
             timer.daemon = True
             if timeout is not None:
                 timer.start()
@@ -114,7 +114,7 @@ class Worker:
                 reply = self._exchange((name, arguments))
             except (EOFError, OSError, pickle.UnpicklingError):
                 description = f"did not finish within {timeout:g} s" if expired.is_set() else None
-                raise self._death(description) from None
+                raise self._make_died_error(description) from None
             except BaseException:
                 # Interrupted: the pending reply must not be read as the reply to the next request.
                 self.close()
@@ -141,7 +141,7 @@ class Worker:
 
     def _start(self) -> None:
         self.close()
-        # Both processes share the file offset; the child rewinds it before each request.
+        # Both processes share the file offset. The worker truncates and rewinds the file before each request.
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the process)
         self._process = subprocess.Popen(
             # -P keeps the script's folder off sys.path: its modules are named like the tools that they drive.
@@ -165,13 +165,13 @@ class Worker:
         return reply
 
     @staticmethod
-    def _expire(process: subprocess.Popen[bytes], expired: threading.Event) -> None:
+    def _kill_on_timeout(process: subprocess.Popen[bytes], expired: threading.Event) -> None:
         expired.set()
         process.kill()
 
-    def _death(self, description: str | None) -> WorkerDied:
+    def _make_died_error(self, description: str | None) -> WorkerDied:
         assert self._process is not None
-        # The pipe closes before the process has exited. A process that closed it and keeps running is killed.
+        # The pipe closes before the process exits. A process that closes the pipe and keeps running is killed.
         try:
             code = self._process.wait(10)
         except subprocess.TimeoutExpired:
@@ -186,8 +186,8 @@ class Worker:
         self._log.seek(0)
         return self._log.read().decode(errors="replace").strip()
 
-    def _forget(self) -> None:
-        """Drop the process in a forked child, without killing it: it belongs to the parent."""
+    def _drop_after_fork(self) -> None:
+        """Drop the process in a forked child. The process belongs to the parent, so it is not killed."""
         self._lock = threading.RLock()
         process, log, self._process, self._log = self._process, self._log, None, None
         if process is not None:

@@ -11,25 +11,25 @@ import executorch.exir
 import torch
 from torch import fx
 
-_PACKAGE = Path(__file__).parents[1]
-#: Frames in files with these prefixes are not the user's: libraries, this package, generated code ("<eval_with_key>").
+_PACKAGE_FOLDER = Path(__file__).parents[1]
+#: Path prefixes of files that are not user code: libraries, this package, generated code ("<eval_with_key>").
 _LIBRARY_FOLDERS = (
     *(str(Path(package).parent.parent) for package in (torch.__file__, executorch.exir.__file__)),
-    *(str(_PACKAGE), str(_PACKAGE.with_name("arm_backend_core")), "<"),
+    *(str(_PACKAGE_FOLDER), str(_PACKAGE_FOLDER.with_name("arm_backend_core")), "<"),
 )
 
 _STATIC_SHAPES = (
     "shapes and branches must not depend on the values of tensors: use torch.where, a mask, or a fixed number of "
     "elements (topk)"
 )
-#: PyTorch's name of a number that depends on data, such as "u0". It says nothing to a user.
+#: PyTorch's name of a number that depends on data, such as "u0". Users do not know these names.
 _UNBACKED_SYMBOL = re.compile(r"\bu\d+\b")
 _PAD_SEQUENCES = (
     "packed sequences have sizes that depend on the lengths: run the layer on the padded batch, and select the output "
     "of each sequence's last step, y[torch.arange(n), lengths - 1]"
 )
 #: Substring of an exception's text -> advice how to change the model.
-_ADVICE = {
+_ADVICE_BY_SUBSTRING = {
     "data-dependent": _STATIC_SHAPES,
     "unbacked symbol": _STATIC_SHAPES,
     "Missing out variants": "ExecuTorch cannot emit the operator: use another one",
@@ -39,39 +39,44 @@ _ADVICE = {
 def is_user_message(error: BaseException) -> bool:
     """Whether an exception is a ``ValueError`` that this package raised, whose message addresses the user."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return isinstance(error, ValueError) and bool(frames) and frames[-1].f_code.co_filename.startswith(str(_PACKAGE))
+    return (
+        isinstance(error, ValueError)
+        and bool(frames)
+        and frames[-1].f_code.co_filename.startswith(str(_PACKAGE_FOLDER))
+    )
 
 
-def describe(
-    doing: str, error: Exception, modules: Iterable[torch.nn.Module] = (), graphs: Sequence[fx.Graph] = ()
+def describe_error(
+    operation: str, error: Exception, modules: Iterable[torch.nn.Module] = (), graphs: Sequence[fx.Graph] = ()
 ) -> str:
     """Compose an error message: what failed, where, why, and what to do.
 
     Args:
-        doing: the operation that failed.
+        operation: name of the operation that failed.
         error: the exception.
         modules: models whose submodules the message may name.
-        graphs: if no frame of the traceback holds a node, these graphs are searched for the operator that the message
-            names.
+        graphs: graphs to search for the operator that the message names, if no frame of the traceback holds a node.
     """
     submodule, line = _find_submodule_and_line(error, modules)
     text = str(error).strip()
-    advice = next((advice for substring, advice in _ADVICE.items() if substring in text), "")
+    advice = next((advice for substring, advice in _ADVICE_BY_SUBSTRING.items() if substring in text), "")
     node = _find_node(error) or _find_named_operator(text, graphs)
     reason = text.splitlines()[0] if text else ""
-    symbolic = _find_symbolic_size(graphs)
-    is_data_dependent = bool(_UNBACKED_SYMBOL.search(reason)) and (advice is _STATIC_SHAPES or symbolic is not None)
+    symbolic_node = _find_symbolic_size(graphs)
+    is_data_dependent = bool(_UNBACKED_SYMBOL.search(reason)) and (
+        advice is _STATIC_SHAPES or symbolic_node is not None
+    )
     if is_data_dependent or (node is None and advice is _STATIC_SHAPES):
-        node = symbolic or node
-    where = f" in {submodule}" if submodule else ""
+        node = symbolic_node or node
+    location = f" in {submodule}" if submodule else ""
     if node is not None:
         from arm_backend_core.nodes import operator_name, source_line
 
-        where += f" at {operator_name(node)}" if node.op == "call_function" else ""
+        location += f" at {operator_name(node)}" if node.op == "call_function" else ""
         line = source_line(node) or line
-        where += f" ({line})" if line else ""
+        location += f" ({line})" if line else ""
     elif line:
-        where += f" at {line}"
+        location += f" at {line}"
     reason = f"{type(error).__name__}: {reason}"
     if is_data_dependent:
         reason, advice = _describe_dependence(node), _STATIC_SHAPES
@@ -79,7 +84,7 @@ def describe(
         advice = _PAD_SEQUENCES
     if not advice and node is not None and _has_symbolic_shape(node):
         advice = _STATIC_SHAPES
-    return f"{doing} failed{where}: {reason}{'; ' if advice else ''}{advice}"
+    return f"{operation} failed{location}: {reason}{'; ' if advice else ''}{advice}"
 
 
 def _describe_dependence(node: fx.Node | None) -> str:
@@ -98,7 +103,7 @@ def _involves_packed_sequence(error: Exception) -> bool:
 
 
 def _find_submodule_and_line(error: Exception, modules: Iterable[torch.nn.Module]) -> tuple[str, str]:
-    """Find the innermost submodule and the innermost line of user code in the traceback; "" where there is none."""
+    """Find the innermost submodule and the innermost line of user code in the traceback; "" if there is none."""
     names = {id(submodule): name for module in modules for name, submodule in module.named_modules()}
     line, owner = "", ""
     for frame, number in traceback.walk_tb(error.__traceback__):
@@ -113,9 +118,9 @@ def _find_submodule_and_line(error: Exception, modules: Iterable[torch.nn.Module
 
 
 def _find_node(error: Exception) -> fx.Node | None:
-    """Find the FX node that was being processed: local ``n`` or ``node`` of the innermost frame that has one.
+    """Find the FX node that was being processed: a local variable ``n`` or ``node``, in the innermost frame with one.
 
-    Only nodes with a stack trace of user code count.
+    Skips nodes without a stack trace of user code.
     """
     innermost = None
     for frame, _ in traceback.walk_tb(error.__traceback__):

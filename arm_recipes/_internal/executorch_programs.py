@@ -1,4 +1,4 @@
-"""Access to captured and emitted programs. All uses of ExecuTorch's private API are in this module."""
+"""Access to captured and emitted programs, through private attributes of PyTorch and ExecuTorch."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from executorch.exir.lowered_backend_module import LoweredBackendModule
 
 
-def simplify_call(program: ExportedProgram) -> None:
-    """Remove inputs that are numbers, strings or None; the graph holds them as constants and does not read them.
+def remove_constant_inputs(program: ExportedProgram) -> None:
+    """Remove inputs that are numbers, strings or None. The graph has them as constants and does not read the inputs.
 
     Flattens the pytree of the inputs if an input was removed, and any pytree with a class that ExecuTorch cannot
     serialize.
     """
     specs = program.graph_signature.input_specs
     constants = {spec.arg.name for spec in specs if isinstance(spec.arg, ConstantArgument)}
-    top, *others = program.module_call_graph
-    assert top.signature is not None
-    signature = top.signature
+    root_call, *others = program.module_call_graph
+    assert root_call.signature is not None
+    signature = root_call.signature
     if constants:
         specs[:] = [spec for spec in specs if spec.arg.name not in constants]
         for node in list(program.graph.nodes):
@@ -38,14 +38,14 @@ def simplify_call(program: ExportedProgram) -> None:
                 program.graph.erase_node(node)
         program.graph_module.recompile()
     if constants or not _is_serializable(signature.in_spec):
-        left = [spec.arg.name for spec in specs if spec.kind is InputKind.USER_INPUT]
-        flat = pytree.tree_structure((tuple(left), {}))
-        signature = replace(signature, in_spec=flat, forward_arg_names=left)
-        program._example_inputs = None  # they have the structure of the original call
+        remaining = [spec.arg.name for spec in specs if spec.kind is InputKind.USER_INPUT]
+        flat = pytree.tree_structure((tuple(remaining), {}))
+        signature = replace(signature, in_spec=flat, forward_arg_names=remaining)
+        program._example_inputs = None  # the example inputs have the structure of the original call
     if not _is_serializable(signature.out_spec):
         flat = pytree.tree_structure(tuple(range(signature.out_spec.num_leaves)))
         signature = replace(signature, out_spec=flat)
-    program._module_call_graph = [replace(top, signature=signature), *others]
+    program._module_call_graph = [replace(root_call, signature=signature), *others]
 
 
 def _is_serializable(spec: pytree.TreeSpec) -> bool:
@@ -57,7 +57,7 @@ def _is_serializable(spec: pytree.TreeSpec) -> bool:
 
 
 def store_named_data(manager: EdgeProgramManager, key: str, data: bytes, alignment: int = 1) -> None:
-    """Store named data in the program; a runtime loads it on request for ``key``."""
+    """Store named data in the program. A runtime loads it by ``key``."""
     manager._named_data_store.add_named_data(key, data, alignment)
 
 
@@ -67,37 +67,37 @@ def named_data_bytes(manager: EdgeProgramManager) -> int:
 
 
 def delegates_of(manager: EdgeProgramManager, method: str) -> Iterator[LoweredBackendModule]:
-    """The delegates of this package in a method."""
+    """Yield the delegates of this package in a method."""
     for module in lowered_modules(manager.exported_program(method).graph_module):
         if delegate_record(module) is not None:
             yield module
 
 
-def restore_handles(program: ExportedProgram) -> None:
+def restore_debug_handles(program: ExportedProgram) -> None:
     """Restore debug handles after ExecuTorch renumbered them.
 
-    CPU operators and delegates of other backends get handles in the numbering that our delegates use.
+    CPU operators and delegates of other backends then have the same numbering as the delegates of this package.
     """
-    _restore(program.graph)
+    _restore_graph_handles(program.graph)
     for module in lowered_modules(program.graph_module):
         if delegate_record(module) is not None:
             continue
-        restored = _restore(module.original_module.graph)
+        restored = _restore_graph_handles(module.original_module.graph)
         handle_map = (module.meta or {}).get("debug_handle_map") or {}
         for operation, handles in handle_map.items():
             handle_map[operation] = tuple(sorted({new for handle in handles for new in restored.get(handle, ())}))
 
 
-def _restore(graph: Graph) -> dict[int, set[int]]:
-    """Restore the handles of a graph; returns ExecuTorch's handle -> restored handles."""
+def _restore_graph_handles(graph: Graph) -> dict[int, set[int]]:
+    """Restore the handles of a graph. Returns a map from ExecuTorch's handle to the restored handles."""
     from arm_backend_core.nodes import debug_handle_of
 
     restored: dict[int, set[int]] = {}
     for node in graph.nodes:
-        before, handle = node.meta.pop("debug_handle", None), debug_handle_of(node)
+        executorch_handle, handle = node.meta.pop("debug_handle", None), debug_handle_of(node)
         if handle is not None:
             node.meta["debug_handle"] = handle
-            restored.setdefault(before, set()).add(handle)
+            restored.setdefault(executorch_handle, set()).add(handle)
     return restored
 
 
@@ -106,14 +106,14 @@ def set_payload(module: LoweredBackendModule, payload: bytes, compile_specs: lis
     module._processed_bytes, module._compile_specs = payload, compile_specs
 
 
-class _Pieces(list[bytes]):
+class _PieceList(list[bytes]):
     """A file-like list that collects the written pieces without joining them."""
 
     write = list.append
 
 
-def pieces_of(manager: ExecutorchProgramManager) -> list[bytes]:
-    """The emitted program as pieces of the manager's memory. Its ``buffer`` property would copy and keep all bytes."""
-    pieces = _Pieces()
+def program_pieces(manager: ExecutorchProgramManager) -> list[bytes]:
+    """Return the emitted program in pieces, without a copy. The manager's ``buffer`` property would copy all bytes."""
+    pieces = _PieceList()
     manager.write_to_file(pieces)
     return pieces

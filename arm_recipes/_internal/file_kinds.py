@@ -1,4 +1,4 @@
-"""File type detection: what a file is that ``torch.export.save`` did not write, and how to convert it."""
+"""File type detection: describe a file that ``torch.export.save`` did not write, and how to convert it."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-#: The call that writes a file for ``export``.
-_SAVE = "torch.export.save(torch.export.export(model.eval(), example_inputs), 'model.pt2')"
+#: Python call that writes a model file for ``export``.
+_SAVE_CALL = "torch.export.save(torch.export.export(model.eval(), example_inputs), 'model.pt2')"
 #: File suffix -> description and remedy.
 _FORMATS = {
-    ".onnx": f"an ONNX model; start from the PyTorch model that it was converted from: {_SAVE}",
-    ".tflite": f"a LiteRT model; start from the PyTorch model that it was converted from: {_SAVE}",
-    ".safetensors": f"weights alone; build the model, load them into it, then {_SAVE}",
-    ".pte": f"an already compiled program (see arm-recipes run, inspect); compile from PyTorch: {_SAVE}",
-    ".py": f"Python source; in it, or in a notebook, {_SAVE}",
+    ".onnx": f"an ONNX model; start from the PyTorch model that it was converted from: {_SAVE_CALL}",
+    ".tflite": f"a LiteRT model; start from the PyTorch model that it was converted from: {_SAVE_CALL}",
+    ".safetensors": f"weights alone; build the model, load them into it, then {_SAVE_CALL}",
+    ".pte": f"an already compiled program (see arm-recipes run, inspect); compile from PyTorch: {_SAVE_CALL}",
+    ".py": f"Python source; in it, or in a notebook, {_SAVE_CALL}",
 }
-#: Pickle opcodes to read: enough to reach the first class of a pickled module or dict.
-_OPCODES = 64
+#: Maximum number of pickle opcodes to read. It reaches the first class of a pickled module or dict.
+_MAX_OPCODES = 64
 
 
 def describe_file(path: Path) -> str | None:
@@ -26,33 +26,35 @@ def describe_file(path: Path) -> str | None:
 
     The file is not unpickled: unpickling would execute its content and import PyTorch.
     """
-    known = _FORMATS.get(path.suffix.lower())
-    if known is not None:
-        return known
+    description = _FORMATS.get(path.suffix.lower())
+    if description is not None:
+        return description
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
             if any("/code/" in name for name in names) and any(name.endswith("/constants.pkl") for name in names):
-                return f"a TorchScript archive; start from the module that it was created from: {_SAVE}"
+                return f"a TorchScript archive; start from the module that it was created from: {_SAVE_CALL}"
             pickles = [name for name in names if name.endswith("/data.pkl")]
-            first = next(_classes(archive.read(pickles[0])), "") if pickles else ""
+            first_class = next(_pickled_classes(archive.read(pickles[0])), "") if pickles else ""
     except (OSError, zipfile.BadZipFile, ValueError):
         return None
     if not pickles:
         return None
-    if first == "collections OrderedDict" or not first or first.startswith("torch._utils"):
-        return f"weights alone (a state dict); build the model, model.load_state_dict(torch.load(...)), then {_SAVE}"
+    if first_class == "collections OrderedDict" or not first_class or first_class.startswith("torch._utils"):
+        return (
+            f"weights alone (a state dict); build the model, model.load_state_dict(torch.load(...)), then {_SAVE_CALL}"
+        )
     return (
-        f"a pickled object of the class {first.replace(' ', '.')} (torch.save); where its class can be imported, "
-        f"model = torch.load(..., weights_only=False), then {_SAVE}"
+        f"a pickled object of the class {first_class.replace(' ', '.')} (torch.save); where its class can be imported, "
+        f"model = torch.load(..., weights_only=False), then {_SAVE_CALL}"
     )
 
 
-def _classes(pickle: bytes) -> Iterator[str]:
-    """The classes that a pickle names, in order, as "module name"."""
+def _pickled_classes(pickle: bytes) -> Iterator[str]:
+    """Yield the classes that a pickle names, in order, as "module name"."""
     strings: list[str] = []
     for count, (opcode, argument, _) in enumerate(pickletools.genops(pickle)):
-        if count > _OPCODES:
+        if count > _MAX_OPCODES:
             return
         if opcode.name == "GLOBAL":
             yield str(argument)

@@ -1,4 +1,4 @@
-"""User files: paths are checked before work starts, and files are written atomically."""
+"""User files: check paths before the work starts, and write files atomically."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from arm_recipes._internal.file_kinds import describe_file
 
 
 def check_file(path: str | Path, argument: str) -> Path:
-    """Check that a file exists; returns its path.
+    """Check that a file exists, and return its path.
 
     Raises:
         ValueError: the file does not exist; the message names the argument.
@@ -22,7 +22,7 @@ def check_file(path: str | Path, argument: str) -> Path:
 
 
 def check_saved_program(path: str | Path) -> Path:
-    """Check that ``torch.export.save`` wrote a file, as far as possible without importing PyTorch; returns its path.
+    """Check that ``torch.export.save`` wrote a file, as far as possible without importing PyTorch. Returns its path.
 
     Raises:
         ValueError: the file does not exist, or it has another format.
@@ -37,13 +37,13 @@ def check_saved_program(path: str | Path) -> Path:
         names, reason, cause = [], str(error), error
     # Archives of PyTorch 2.7 and earlier have a "version" entry, later ones "archive_format".
     if "version" not in names and not any(name.endswith("/archive_format") for name in names):
-        what = describe_file(file) or reason
-        raise ValueError(f"model: '{path}' is not a program saved by torch.export.save, but {what}") from cause
+        description = describe_file(file) or reason
+        raise ValueError(f"model: '{path}' is not a program saved by torch.export.save, but {description}") from cause
     return file
 
 
 def check_writable(path: str | Path) -> Path:
-    """Check that a file can be written; returns its absolute path.
+    """Check that a file can be written, and return its absolute path.
 
     Raises:
         ValueError: the path is a directory, its directory does not exist, or it is not writable.
@@ -63,7 +63,7 @@ def check_writable(path: str | Path) -> Path:
 
 
 def make_folder(path: str | Path, argument: str) -> Path:
-    """Create a folder if needed and check that it is writable; returns its absolute path.
+    """Create a folder if needed, check that it is writable, and return its absolute path.
 
     Raises:
         ValueError: the folder cannot be created or is not writable; the message names the argument.
@@ -78,7 +78,7 @@ def make_folder(path: str | Path, argument: str) -> Path:
 
 
 def write(target: Path, *pieces: bytes | memoryview) -> None:
-    """Write a file atomically. Imports the compiler core only when there is something to write."""
+    """Write a file atomically. The compiler core is imported here, not with this module."""
     from arm_backend_core.alternatives import disk_cache
 
     disk_cache.write_atomically(target, *pieces)

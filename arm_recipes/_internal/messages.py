@@ -1,4 +1,4 @@
-"""Warnings, errors and progress bars of this package; silences third-party warnings and logs during an export."""
+"""Warnings, errors and progress bars of this package, and suppression of third-party warnings and logs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 #: Logger of this package: stages and their times at level INFO. Warnings are issued by ``warn``.
 LOGGER = logging.getLogger("arm_recipes")
 _recorded: ContextVar[list[str] | None] = ContextVar("arm_recipes_said", default=None)
-_MODULES = rf"({'|'.join(_THIRD_PARTY)})(\.|$)"
+_THIRD_PARTY_MODULES = rf"({'|'.join(_THIRD_PARTY)})(\.|$)"
 
 
 class ArmRecipesWarning(UserWarning):
@@ -47,15 +47,15 @@ class AccuracyError(ExportError):
 def warn(message: str) -> None:
     """Issue an ``ArmRecipesWarning`` that points at the line of user code.
 
-    Searches for the first frame outside this package and libraries instead of counting stack levels, because
-    ExecuTorch's own ``export`` calls this package from deep inside its stages.
+    Searches for the first frame outside this package and libraries. A fixed number of stack levels would not do,
+    because ExecuTorch's own ``export`` also calls this package, from its stages.
     """
     recorded = _recorded.get()
     if recorded is not None:
         recorded.append(message)
     frame = sys._getframe(1)
-    inside = (*_THIRD_PARTY, "arm_recipes", "arm_backend_core", "contextlib")
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in inside:
+    skipped_packages = (*_THIRD_PARTY, "arm_recipes", "arm_backend_core", "contextlib")
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in skipped_packages:
         frame = frame.f_back
     warnings.warn_explicit(
         message,
@@ -69,7 +69,7 @@ def warn(message: str) -> None:
 
 @contextmanager
 def record_warnings() -> Iterator[list[str]]:
-    """Record the messages of ``warn`` inside the block; the warnings are still issued."""
+    """Record the messages of ``warn`` inside the block. The warnings are still issued."""
     recorded: list[str] = []
     token = _recorded.set(recorded)
     try:
@@ -78,18 +78,22 @@ def record_warnings() -> Iterator[list[str]]:
         _recorded.reset(token)
 
 
-def progress_bar(items: Iterable[_T], doing: str, unit: str, *, shown: bool, count: int | None = None) -> Iterable[_T]:
+def progress_bar(
+    items: Iterable[_T], description: str, unit: str, *, shown: bool, count: int | None = None
+) -> Iterable[_T]:
     """Iterate over ``items`` with a progress bar, if ``shown`` and standard error is a terminal."""
     if not (shown and sys.stderr.isatty()):
         return items
     from tqdm import tqdm
 
-    bar: Iterable[_T] = tqdm(items, desc=doing, total=count, leave=False, unit=unit)
+    bar: Iterable[_T] = tqdm(items, desc=description, total=count, leave=False, unit=unit)
     return bar
 
 
-class _NotThirdParty(logging.Filter):
-    """Drop log records of third parties, errors included: they raise exceptions, and torch logs the whole traceback.
+class _ThirdPartyFilter(logging.Filter):
+    """Logging filter that drops third-party records, errors included: these packages also raise exceptions.
+
+    PyTorch would log the whole traceback.
 
     ExecuTorch logs to the root logger, so the filter checks the file path as well as the logger name.
     """
@@ -102,18 +106,18 @@ class _NotThirdParty(logging.Filter):
 
 @contextmanager
 def suppress_warnings() -> Iterator[None]:
-    """Silence third-party warnings and logs inside the block; filters and handlers are restored afterwards.
+    """Suppress third-party warnings and logs inside the block. Filters and handlers are restored afterwards.
 
-    Imports PyTorch and ExecuTorch, silenced. Warnings of user modules and of this package still appear.
+    Imports PyTorch and ExecuTorch without their output. Warnings of user modules and of this package still appear.
     """
-    with warnings.catch_warnings(), ExitStack() as undo:
-        warnings.filterwarnings("ignore", module=_MODULES)
+    with warnings.catch_warnings(), ExitStack() as cleanup:
+        warnings.filterwarnings("ignore", module=_THIRD_PARTY_MODULES)
         root = logging.getLogger()
         # Without a handler, logging.info() in ExecuTorch would install one for the rest of the process.
         if not root.handlers:
-            null = logging.NullHandler()
-            root.addHandler(null)
-            undo.callback(root.removeHandler, null)
+            null_handler = logging.NullHandler()
+            root.addHandler(null_handler)
+            cleanup.callback(root.removeHandler, null_handler)
         # Importing torch is silent, but installs handlers on many of its loggers.
         import torch  # noqa: F401
 
@@ -122,15 +126,15 @@ def suppress_warnings() -> Iterator[None]:
         handlers = {handler for logger in loggers for handler in logger.handlers}
         if logging.lastResort is not None:
             handlers.add(logging.lastResort)
-        keep = _NotThirdParty()
+        third_party_filter = _ThirdPartyFilter()
         for handler in handlers:
-            handler.addFilter(keep)
-            undo.callback(handler.removeFilter, keep)
+            handler.addFilter(third_party_filter)
+            cleanup.callback(handler.removeFilter, third_party_filter)
         # Import ExecuTorch here, silenced: torchao prints missing optional libraries during the import.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             from executorch.exir._warnings import ExperimentalWarning
 
-        # ExecuTorch warns that recipes are experimental; the warning points at this package.
+        # ExecuTorch warns that recipes are experimental. This warning would point at this package.
         warnings.filterwarnings("ignore", category=ExperimentalWarning)
         yield

@@ -19,12 +19,12 @@ def reject_old_names(**renamed: str) -> Callable[[Callable[_P, _R]], Callable[_P
 
     def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
         @functools.wraps(function)
-        def checked(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        def wrapper(*args: _P.args, **kwargs: _P.kwargs) -> _R:
             for name in renamed.keys() & kwargs.keys():
                 new = renamed[name]
                 raise TypeError(f"{function.__name__}() has no argument '{name}'; did you mean '{new}'?")
             return function(*args, **kwargs)
 
-        return checked
+        return wrapper
 
     return decorate

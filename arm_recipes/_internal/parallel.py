@@ -11,13 +11,13 @@ from typing import Any
 from joblib import Parallel, delayed, effective_n_jobs
 from joblib.parallel import get_active_backend
 
-_SAFE_PATH = "PYTHONSAFEPATH"
+_SAFE_PATH_VARIABLE = "PYTHONSAFEPATH"
 
 
 def starmap_unordered(work: Callable[..., Any], tasks: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
     """Yield the results of ``work(*task)`` in completion order, as ``imap_unordered`` of multiprocessing does.
 
-    Unless ``joblib.parallel_config`` says otherwise, there is one process per core.
+    By default, there is one process per core; ``joblib.parallel_config`` overrides this.
     """
     backend, jobs = get_active_backend()
     jobs = -1 if jobs is None else jobs
@@ -40,12 +40,12 @@ def _safe_path() -> Iterator[None]:
     A worker starts with a module of joblib, and Python then searches the working directory first. A user's ``queue.py``
     there would shadow the module of the standard library, and the worker would end without a message.
     """
-    before = os.environ.get(_SAFE_PATH)
-    os.environ[_SAFE_PATH] = "1"
+    previous = os.environ.get(_SAFE_PATH_VARIABLE)
+    os.environ[_SAFE_PATH_VARIABLE] = "1"
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[_SAFE_PATH]
+        if previous is None:
+            del os.environ[_SAFE_PATH_VARIABLE]
         else:
-            os.environ[_SAFE_PATH] = before
+            os.environ[_SAFE_PATH_VARIABLE] = previous

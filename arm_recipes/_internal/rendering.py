@@ -1,4 +1,4 @@
-"""Rendering of reports and results: sections of a heading and aligned rows, as text, HTML and JSON."""
+"""Rendering of reports and results as text, HTML and JSON. A section has a heading and aligned rows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-#: A heading and its rows; a row is a tuple of cells.
+#: A heading and its rows. A row is a tuple of cells.
 Section = tuple[str, list[tuple[str, ...]]]
 
 
@@ -18,7 +18,7 @@ class Renderable:
         raise NotImplementedError
 
     def to_dict(self) -> dict[str, Any]:
-        """The content as dicts, lists, strings and numbers, ready for JSON."""
+        """Return the content as dicts, lists, strings and numbers, ready for JSON."""
         content: dict[str, Any] = to_jsonable(self)
         return content
 
@@ -58,9 +58,9 @@ def format_bytes(count: int) -> str:
 
 
 def to_jsonable(value: Any) -> Any:
-    """Convert dataclasses and tuples to dicts and lists. The field ``tosa`` is skipped: it may be megabytes.
+    """Convert dataclasses and tuples to dicts and lists. Skips the field ``tosa``, which may take megabytes.
 
-    JSON has no infinity: it becomes "Infinity", which Python's ``float`` and JavaScript's ``Number`` parse.
+    JSON has no infinity. Infinity becomes "Infinity", which Python's ``float`` and JavaScript's ``Number`` parse.
     """
     fields = getattr(value, "__dataclass_fields__", None)
     if fields is not None:

@@ -10,7 +10,7 @@ TOOLS = ("torch", "executorch", "torchao", "tosa-tools", "ethos-u-vela", "ai-ml-
 
 
 def version(name: str) -> str:
-    """The version of an installed package, or "(not installed)"."""
+    """Return the version of an installed package, or "(not installed)"."""
     try:
         return _installed(name)
     except PackageNotFoundError:

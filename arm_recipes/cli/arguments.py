@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from arm_recipes._internal.files import check_saved_program
-from arm_recipes.cli.samples import Images, check_source, read_samples
+from arm_recipes.cli.samples import ImageNormalization, check_source, read_samples
 from arm_recipes.recipe import options
 from arm_recipes.recipe.saved import read_recipe
-from arm_recipes.recipe.targets import SPECS, recipe_name
+from arm_recipes.recipe.targets import SPEC_BUILDERS, normalize_recipe_name
 
 if TYPE_CHECKING:
     from executorch.export import ExportRecipe
@@ -42,24 +42,24 @@ def parse_steps(text: str) -> int | str:
     return text if text == "auto" else sys.maxsize if text == "all" else int(text)
 
 
-#: Flags of recipe options that are not named like the option.
-_FLAGS = {
+#: Recipe option -> command-line flag, for flags with another name.
+_FLAG_NAMES = {
     "extensions": "--extension",
     "per_channel": "--per-tensor",
     "precisions": "--precision",
     "search_alternatives": "--no-search-alternatives",
 }
-_BUDGET = "fail if the program needs more {}: bytes, or a text such as 512KiB"
-#: Argparse keywords of recipe options.
-_KEYWORDS: dict[str, dict[str, Any]] = {
+_BUDGET_HELP = "fail if the program needs more {}: bytes, or a text such as 512KiB"
+#: Recipe option -> keyword arguments of ``add_argument``.
+_ARGPARSE_KEYWORDS: dict[str, dict[str, Any]] = {
     "board": {"metavar": "NAME", "help": "compile for this board; list them with 'arm-recipes boards'"},
     "macs": {"type": int, "metavar": "N", "help": "MACs per cycle of the NPU; default: the recipe's"},
     "system_config": {"metavar": "NAME", "help": "[System_Config] of the Vela .ini; default: the recipe's"},
     "memory_mode": {"metavar": "NAME", "help": "[Memory_Mode] of the Vela .ini; default: the recipe's"},
     "config_ini": {"metavar": "FILE", "help": "use this Vela .ini file"},
     "optimise": {"metavar": "GOAL", "help": f"optimize for {', '.join(options.GOALS)}; default: auto"},
-    "sram_budget": {"metavar": "BYTES", "help": _BUDGET.format("SRAM")},
-    "flash_budget": {"metavar": "BYTES", "help": _BUDGET.format("flash")},
+    "sram_budget": {"metavar": "BYTES", "help": _BUDGET_HELP.format("SRAM")},
+    "flash_budget": {"metavar": "BYTES", "help": _BUDGET_HELP.format("flash")},
     "direct_drive": {
         "action": "store_true",
         "help": "compile for Linux on a Cortex-A that submits commands to the NPU itself",
@@ -103,13 +103,13 @@ _KEYWORDS: dict[str, dict[str, Any]] = {
         "help": "fail, instead of warn, if a CPU operator has no ExecuTorch kernel",
     },
 }
-_SOURCE = "a .npz or .npy file, a folder of them or of images, or module:function"
+_SOURCE_HELP = "a .npz or .npy file, a folder of them or of images, or module:function"
 
 
 def parse_recipe(text: str) -> str:
     """Parse the name of a recipe, in any case."""
     try:
-        return recipe_name(text)
+        return normalize_recipe_name(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
@@ -141,14 +141,14 @@ def add_recipe(parser: argparse.ArgumentParser, *, required: bool = True) -> Non
 
 
 def add_option(parser: argparse.ArgumentParser, name: str, **keywords: Any) -> None:
-    """Add the argument for an option of a recipe; ``keywords`` are for argparse."""
-    flag = _FLAGS.get(name, "--" + name.replace("_", "-"))
-    parser.add_argument(flag, dest=name, **_KEYWORDS[name], **keywords)
+    """Add the argument for an option of a recipe. ``keywords`` are arguments of ``add_argument``."""
+    flag = _FLAG_NAMES.get(name, "--" + name.replace("_", "-"))
+    parser.add_argument(flag, dest=name, **_ARGPARSE_KEYWORDS[name], **keywords)
 
 
 def add_samples(parser: argparse.ArgumentParser, flag: str, purpose: str, *, required: bool = False) -> None:
     """Add the arguments for samples of a model's inputs, and for the normalization of images."""
-    parser.add_argument(flag, metavar="SOURCE", required=required, default=None, help=f"{purpose}: {_SOURCE}")
+    parser.add_argument(flag, metavar="SOURCE", required=required, default=None, help=f"{purpose}: {_SOURCE_HELP}")
     if not any(action.dest == "mean" for action in parser._actions):
         parser.add_argument(
             "--mean", type=_parse_numbers, metavar="R,G,B", help="subtract from images scaled to 0..1; default: 0"
@@ -177,7 +177,7 @@ def read_recipe_options(args: argparse.Namespace) -> dict[str, Any]:
     if source is not None:
         check_source(source, "--calibration-samples")
         options.check(args.recipe, {"calibration_samples": [source]})
-    SPECS[args.recipe](options.check(args.recipe, recipe_options))
+    SPEC_BUILDERS[args.recipe](options.check(args.recipe, recipe_options))
     check_saved_program(args.model)
     return recipe_options
 
@@ -221,13 +221,13 @@ def read_model_samples(args: argparse.Namespace, name: str, program: ExportedPro
     from arm_recipes.runtime.tensor_info import TensorInfo
     from arm_recipes.samples.sample import InputSignature
 
-    input_signature = InputSignature.of_program(program)
-    slots = [
+    input_signature = InputSignature.from_program(program)
+    input_infos = [
         TensorInfo(name, str(leaf.dtype).removeprefix("torch."), tuple(leaf.shape))
         for name, leaf in zip(input_signature.names, input_signature.leaves, strict=True)
         if isinstance(leaf, torch.Tensor)
     ]
-    samples = read_argument_samples(args, name, slots)
+    samples = read_argument_samples(args, name, input_infos)
     if callable(samples):
         return samples
     structured = []
@@ -241,14 +241,14 @@ def read_model_samples(args: argparse.Namespace, name: str, program: ExportedPro
     return structured
 
 
-def read_argument_samples(args: argparse.Namespace, name: str, slots: Sequence[TensorInfo]) -> Any:
-    """Read the samples of an argument as tuples of tensors, one per slot; return a user's function unchanged.
+def read_argument_samples(args: argparse.Namespace, name: str, input_infos: Sequence[TensorInfo]) -> Any:
+    """Read the samples of an argument as tuples of tensors, one per input. A user's function is returned unchanged.
 
     Raises:
-        ValueError: the samples do not fit the slots.
+        ValueError: the samples do not fit the inputs.
     """
-    images = Images(args.mean or (0.0,), args.std or (1.0,))
-    return read_samples(getattr(args, name), f"--{name.replace('_', '-')}", slots, images)
+    normalization = ImageNormalization(args.mean or (0.0,), args.std or (1.0,))
+    return read_samples(getattr(args, name), f"--{name.replace('_', '-')}", input_infos, normalization)
 
 
 def program_inputs(program: Program, method: str) -> Sequence[TensorInfo]:
@@ -259,18 +259,18 @@ def program_inputs(program: Program, method: str) -> Sequence[TensorInfo]:
     """
     from arm_recipes.runtime.tensor_info import TensorInfo
 
-    slots = []
+    input_infos = []
     for value in program.signature(method).inputs:
         if not isinstance(value, TensorInfo):
             raise ValueError(
                 f"'{method}' takes '{value.name}' ({value}), which is not a tensor; run this program from Python"
             )
-        slots.append(value)
-    return slots
+        input_infos.append(value)
+    return input_infos
 
 
 def check_no_overwrite(read: Iterable[Path | str | None], written: Iterable[Path | str | None]) -> None:
-    """Check that a command overwrites neither a file that it reads nor another one that it writes.
+    """Check that a command overwrites neither a file that it reads nor another file that it writes.
 
     Raises:
         ValueError: it would overwrite a file.
@@ -299,7 +299,7 @@ def print_result(result: Any, *, as_json: bool) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Print the single document of ``--json`` as strict JSON: infinity and NaN are strings."""
+    """Print the result of ``--json`` as one document of strict JSON. Infinity and NaN become strings."""
     from arm_recipes._internal.rendering import to_jsonable
 
     print(json.dumps(to_jsonable(value), indent=2, allow_nan=False))

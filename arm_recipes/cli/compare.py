@@ -77,8 +77,8 @@ def _compare_programs(args: argparse.Namespace, labels: Any) -> Any:
     from arm_recipes import compare
     from arm_recipes.runtime.load import load
 
-    slots = arguments.program_inputs(load(args.model), args.method)
-    samples = arguments.read_argument_samples(args, "samples", slots)
+    input_infos = arguments.program_inputs(load(args.model), args.method)
+    samples = arguments.read_argument_samples(args, "samples", input_infos)
     return compare(args.model, args.other, samples, labels, method=args.method)
 
 

@@ -41,8 +41,10 @@ def _firmware(args: argparse.Namespace) -> None:
 
     program, samples = load(args.program), None
     if args.samples is not None:
-        read = arguments.read_argument_samples(args, "samples", arguments.program_inputs(program, args.method))
-        samples = {args.method: read() if callable(read) else read}
+        samples_or_function = arguments.read_argument_samples(
+            args, "samples", arguments.program_inputs(program, args.method)
+        )
+        samples = {args.method: samples_or_function() if callable(samples_or_function) else samples_or_function}
     firmware = save_firmware(program, args.output, samples)
     arguments.print_result(firmware, as_json=args.json)
     arguments.report_written(args.output)

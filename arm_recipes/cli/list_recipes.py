@@ -15,7 +15,7 @@ from arm_recipes._internal.rendering import format_bytes
 from arm_recipes.cli import arguments
 from arm_recipes.recipe import options
 from arm_recipes.recipe.boards import BOARDS, Board
-from arm_recipes.recipe.targets import SPECS
+from arm_recipes.recipe.targets import SPEC_BUILDERS
 
 if TYPE_CHECKING:
     from arm_recipes.cli.arguments import Commands
@@ -23,30 +23,30 @@ if TYPE_CHECKING:
 
 def add_command(commands: Commands) -> None:
     """Add the commands and their arguments."""
-    for name, what, call in (
-        ("recipes", "list the recipes and their options", _recipes),
-        ("boards", "list the boards: NPU, clock, memories, and the sources of these figures", _boards),
-        ("operators", "list the ATen operators that can be delegated", _operators),
+    for name, help_text, call in (
+        ("recipes", "list the recipes and their options", _list_recipes),
+        ("boards", "list the boards: NPU, clock, memories, and the sources of these figures", _list_boards),
+        ("operators", "list the ATen operators that can be delegated", _list_operators),
     ):
-        parser = commands.add_parser(name, help=what)
+        parser = commands.add_parser(name, help=help_text)
         arguments.add_json(parser)
         parser.set_defaults(call=call)
 
 
-def _recipes(args: argparse.Namespace) -> None:
-    allowed = {name: options.allowed(name) for name in SPECS}
+def _list_recipes(args: argparse.Namespace) -> None:
+    option_names = {name: options.option_names(name) for name in SPEC_BUILDERS}
     expects = {option.name: option.expects for option in options.OPTIONS.values()}
     if args.json:
-        arguments.print_json({"recipes": allowed, "options": expects})
+        arguments.print_json({"recipes": option_names, "options": expects})
         return
-    for name, names in allowed.items():
+    for name, names in option_names.items():
         print(f"{name:<18} {', '.join(names)}")
     print()
     for name, text in expects.items():
         print(f"{name:<24} {text}")
 
 
-def _boards(args: argparse.Namespace) -> None:
+def _list_boards(args: argparse.Namespace) -> None:
     if args.json:
         arguments.print_json({"boards": [_board_record(board) for board in BOARDS.values()]})
         return
@@ -85,7 +85,7 @@ def _cell(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _operators(args: argparse.Namespace) -> None:
+def _list_operators(args: argparse.Namespace) -> None:
     rows = _operator_rows()
     if args.json:
         arguments.print_json({"operators": rows})
@@ -99,7 +99,7 @@ def _operators(args: argparse.Namespace) -> None:
 
 
 def _operator_rows() -> list[dict[str, Any]]:
-    """Return the operators from a disk cache, as the records need PyTorch, whose import takes seconds."""
+    """Return the operators, from a disk cache if possible, because the import of PyTorch takes seconds."""
     cache_file = cache_folder() / f"operators-{_cache_key()}.json"
     try:
         rows: list[dict[str, Any]] = json.loads(cache_file.read_text())

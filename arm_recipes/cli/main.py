@@ -62,7 +62,7 @@ def _make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--version",
         action="version",
-        version=_versions(),
+        version=_format_versions(),
         help="print the versions of this package and its tools, and exit",
     )
     commands = parser.add_subparsers(dest="command", required=True)
@@ -74,5 +74,5 @@ def _make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _versions() -> str:
+def _format_versions() -> str:
     return ", ".join(f"{name} {version(name)}" for name in ("arm-recipes", *TOOLS))

@@ -68,11 +68,11 @@ def _run(args: argparse.Namespace) -> None:
 
 def _output_rows(names: Sequence[str], all_outputs: Sequence[Sequence[Any]]) -> Iterator[dict[str, Any]]:
     """Yield the printed figures of each output of each sample."""
-    from arm_backend_core.quantization.diagnostics.error_metrics import in_float64
+    from arm_backend_core.quantization.diagnostics.error_metrics import to_float64
 
     for sample, outputs in enumerate(all_outputs):
         for name, tensor in zip(names, outputs, strict=True):
-            values = in_float64(tensor.detach()).reshape(-1)
+            values = to_float64(tensor.detach()).reshape(-1)
             yield {
                 "sample": sample,
                 "name": name,

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_FUNCTION_PATTERN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _ARRAY_SUFFIXES = frozenset({".npy", ".npz"})
 _IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".ppm", ".pgm"})
 
 
 @dataclass(frozen=True)
-class Images:
+class ImageNormalization:
     """Normalization of image channels, scaled to 0..1: ``(x - mean) / std``."""
 
     mean: tuple[float, ...]
@@ -39,7 +39,7 @@ def check_source(source: str, argument: str) -> None:
     """
     path = Path(source).expanduser()
     if not path.exists():
-        if _FUNCTION.fullmatch(source):
+        if _FUNCTION_PATTERN.fullmatch(source):
             return
         raise ValueError(f"{argument}: there is no '{source}': {_accepted_sources()}")
     if path.is_dir():
@@ -48,23 +48,25 @@ def check_source(source: str, argument: str) -> None:
         raise ValueError(f"{argument}: '{source}' has an unknown type: {_accepted_sources()}")
 
 
-def read_samples(source: str, argument: str, slots: Sequence[TensorInfo], images: Images) -> Any:
+def read_samples(
+    source: str, argument: str, input_infos: Sequence[TensorInfo], normalization: ImageNormalization
+) -> Any:
     """Read the samples of a source.
 
     An array with the input's shape is one sample. An array with an additional leading dimension holds several samples.
-    An array with another leading size is split into batches of the input's size; the last batch is padded from the
-    beginning of the array.
+    An array with another batch size is split into batches of the input's size. The last batch is padded with items from
+    the beginning of the array.
 
     Args:
         argument: name of the argument in messages.
-        slots: inputs of the model, in order.
-        images: normalization of images.
+        input_infos: inputs of the model, in order.
+        normalization: normalization of images.
 
     Returns:
-        A list of tuples of tensors; for ``module:function`` the function, which returns samples for ``export``.
+        A list of tuples of tensors. For ``module:function``, the function, which returns samples for ``export``.
 
     Raises:
-        ValueError: there are no samples, or they do not fit; the message names file, input and shape.
+        ValueError: there are no samples, or they do not fit the inputs. The message names file, input and shape.
     """
     check_source(source, argument)
     path = Path(source).expanduser()
@@ -72,7 +74,7 @@ def read_samples(source: str, argument: str, slots: Sequence[TensorInfo], images
         return _import_function(source, argument)
     samples: list[tuple[Any, ...]] = []
     for file in _list_files(path, argument) if path.is_dir() else [path]:
-        samples += _read_file(file, argument, slots, images)
+        samples += _read_file(file, argument, input_infos, normalization)
     return samples
 
 
@@ -86,13 +88,13 @@ def _list_files(folder: Path, argument: str) -> list[Path]:
     Raises:
         ValueError: the folder has none, or both kinds.
     """
-    kinds = [
-        sorted(file for file in folder.iterdir() if file.suffix.lower() in kind and file.is_file())
-        for kind in (_ARRAY_SUFFIXES, _IMAGE_SUFFIXES)
+    files_by_kind = [
+        sorted(file for file in folder.iterdir() if file.suffix.lower() in suffixes and file.is_file())
+        for suffixes in (_ARRAY_SUFFIXES, _IMAGE_SUFFIXES)
     ]
-    if all(kinds):
+    if all(files_by_kind):
         raise ValueError(f"{argument}: '{folder}' has both arrays and images; keep one kind")
-    files = kinds[0] or kinds[1]
+    files = files_by_kind[0] or files_by_kind[1]
     if not files:
         raise ValueError(f"{argument}: '{folder}' has no .npy, .npz or image: {_accepted_sources()}")
     return files
@@ -101,7 +103,7 @@ def _list_files(folder: Path, argument: str) -> list[Path]:
 def _import_function(source: str, argument: str) -> Callable[[], Any]:
     module, _, name = source.partition(":")
     if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # as "python -m" does; a console script puts its own folder first
+        sys.path.insert(0, os.getcwd())  # as "python -m" does: a console script has its own folder in sys.path instead
     try:
         value = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
@@ -112,25 +114,31 @@ def _import_function(source: str, argument: str) -> Callable[[], Any]:
     return function
 
 
-def _read_file(file: Path, argument: str, slots: Sequence[TensorInfo], images: Images) -> list[tuple[Any, ...]]:
+def _read_file(
+    file: Path, argument: str, input_infos: Sequence[TensorInfo], normalization: ImageNormalization
+) -> list[tuple[Any, ...]]:
     """Read the samples of one file."""
     label = f"{argument}: '{file}'"
     if file.suffix.lower() in _IMAGE_SUFFIXES:
-        if len(slots) != 1:
-            raise ValueError(f"{label} is an image, but the model takes {len(slots)} inputs; give .npz files")
-        columns = [_split_array(_load_image(file, slots[0], images, label), slots[0], label)]
+        if len(input_infos) != 1:
+            raise ValueError(f"{label} is an image, but the model takes {len(input_infos)} inputs; give .npz files")
+        columns = [_split_array(_load_image(file, input_infos[0], normalization, label), input_infos[0], label)]
     else:
-        arrays = _load_arrays(file, slots, label)
-        columns = [_split_array(array, slot, label) for array, slot in zip(arrays, slots, strict=True)]
+        arrays = _load_arrays(file, input_infos, label)
+        columns = [
+            _split_array(array, input_info, label) for array, input_info in zip(arrays, input_infos, strict=True)
+        ]
     counts = [len(column) for column in columns]
     if len(set(counts)) != 1:
-        counts_text = ", ".join(f"{slot.name}: {count}" for slot, count in zip(slots, counts, strict=True))
+        counts_text = ", ".join(
+            f"{input_info.name}: {count}" for input_info, count in zip(input_infos, counts, strict=True)
+        )
         raise ValueError(f"{label} has different numbers of samples ({counts_text})")
     return list(zip(*columns, strict=True))
 
 
-def _load_arrays(file: Path, slots: Sequence[TensorInfo], label: str) -> list[Array]:
-    """Load one array per input, by name or else in order."""
+def _load_arrays(file: Path, input_infos: Sequence[TensorInfo], label: str) -> list[Array]:
+    """Load one array per input, by name; if the names differ, in order."""
     import numpy as np
 
     try:
@@ -138,7 +146,7 @@ def _load_arrays(file: Path, slots: Sequence[TensorInfo], label: str) -> list[Ar
         arrays: Mapping[str, Array] = {"": loaded} if isinstance(loaded, np.ndarray) else dict(loaded)
     except (OSError, ValueError) as error:
         raise ValueError(f"{label} cannot be read as arrays: {error}") from error
-    names = [slot.name for slot in slots]
+    names = [input_info.name for input_info in input_infos]
     if set(names) <= set(arrays):
         return [arrays[name] for name in names]
     if len(arrays) == len(names):
@@ -146,62 +154,64 @@ def _load_arrays(file: Path, slots: Sequence[TensorInfo], label: str) -> list[Ar
     raise ValueError(f"{label} has the arrays {', '.join(arrays) or 'none'}; the model takes {', '.join(names)}")
 
 
-def _split_array(array: Array, slot: TensorInfo, label: str) -> list[Any]:
+def _split_array(array: Array, input_info: TensorInfo, label: str) -> list[Any]:
     """Split an array into samples, as tensors of the input's dtype."""
-    shape = tuple(slot.shape)
+    shape = tuple(input_info.shape)
     if array.shape == shape or (1, *array.shape) == shape:
         pieces = [array.reshape(shape)]
     elif array.shape[1:] == shape:
         pieces = list(array)
     elif shape and array.shape[1:] == shape[1:] and len(array):
-        pieces = list(_batches(array, shape[0]))
+        pieces = list(_split_into_batches(array, shape[0]))
     else:
-        raise ValueError(f"{label}: input '{slot.name}' has the shape {list(shape)}, the array {list(array.shape)}")
-    return [_to_tensor(piece, slot, label) for piece in pieces]
+        raise ValueError(
+            f"{label}: input '{input_info.name}' has the shape {list(shape)}, the array {list(array.shape)}"
+        )
+    return [_to_tensor(piece, input_info, label) for piece in pieces]
 
 
-def _batches(array: Array, count: int) -> Iterator[Array]:
+def _split_into_batches(array: Array, count: int) -> Iterator[Array]:
     import numpy as np
 
     for start in range(0, len(array), count):
         yield array.take(np.arange(start, start + count), axis=0, mode="wrap")
 
 
-def _to_tensor(array: Array, slot: TensorInfo, label: str) -> Any:
-    """Convert an array to the input's dtype without loss; quantize float values for a quantized input."""
+def _to_tensor(array: Array, input_info: TensorInfo, label: str) -> Any:
+    """Convert an array to the input's dtype without loss. Quantize float values for a quantized input."""
     import torch
 
     from arm_backend_core.kinds import ScalarKind, kind_of
 
     tensor = torch.from_numpy(array.copy(order="C"))
-    dtype: torch.dtype = getattr(torch, slot.dtype)
+    dtype: torch.dtype = getattr(torch, input_info.dtype)
     array_kind, input_kind = kind_of(tensor.dtype), kind_of(dtype)
-    if array_kind is ScalarKind.FLOAT and slot.scale is not None and input_kind is ScalarKind.INTEGER:
-        return slot.quantize(tensor)
+    if array_kind is ScalarKind.FLOAT and input_info.scale is not None and input_kind is ScalarKind.INTEGER:
+        return input_info.quantize(tensor)
     if array_kind is not input_kind or (
         input_kind is ScalarKind.INTEGER and not torch.equal(tensor.to(dtype).to(tensor.dtype), tensor)
     ):
         raise ValueError(
-            f"{label}: input '{slot.name}' is {slot.dtype}, the array {array.dtype}; convert it, with the scaling "
-            "used in training"
+            f"{label}: input '{input_info.name}' is {input_info.dtype}, the array {array.dtype}; convert it, with "
+            "the scaling used in training"
         )
     return tensor.to(dtype)
 
 
-def _load_image(file: Path, slot: TensorInfo, images: Images, label: str) -> Array:
+def _load_image(file: Path, input_info: TensorInfo, normalization: ImageNormalization, label: str) -> Array:
     """Load an image for an input [N, C, H, W]: resize it to cover H x W, crop the center, normalize."""
     import numpy as np
 
-    if len(slot.shape) != 4 or slot.shape[1] not in (1, 3) or not slot.dtype.startswith("float"):
-        raise ValueError(f"{label} is an image; the model takes {slot}, not float [N, 1 or 3, height, width]")
+    if len(input_info.shape) != 4 or input_info.shape[1] not in (1, 3) or not input_info.dtype.startswith("float"):
+        raise ValueError(f"{label} is an image; the model takes {input_info}, not float [N, 1 or 3, height, width]")
     try:
         from PIL import Image, ImageOps, UnidentifiedImageError
     except ImportError as error:
         raise ValueError(
             f"{label}: Pillow, which reads images, is not installed: pip install 'arm-recipes[images]'"
         ) from error
-    _, channels, height, width = slot.shape
-    for name, values in (("--mean", images.mean), ("--std", images.std)):
+    _, channels, height, width = input_info.shape
+    for name, values in (("--mean", normalization.mean), ("--std", normalization.std)):
         if len(values) not in (1, channels):
             raise ValueError(f"{name} has {len(values)} numbers; the model's images have {channels} channels")
     try:
@@ -211,5 +221,5 @@ def _load_image(file: Path, slot: TensorInfo, images: Images, label: str) -> Arr
         raise ValueError(f"{label} cannot be read as an image: {error}") from error
     resized = ImageOps.fit(upright, (width, height), Image.Resampling.BILINEAR)
     pixels = np.asarray(resized, np.float32).reshape(height, width, channels) / 255
-    normalized = (pixels - np.asarray(images.mean, np.float32)) / np.asarray(images.std, np.float32)
+    normalized = (pixels - np.asarray(normalization.mean, np.float32)) / np.asarray(normalization.std, np.float32)
     return np.ascontiguousarray(normalized.transpose(2, 0, 1)[None])

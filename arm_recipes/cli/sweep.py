@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from arm_recipes._internal.files import check_saved_program, check_writable
 from arm_recipes.cli import arguments
 from arm_recipes.cli.samples import check_source
-from arm_recipes.explore.sweep.configurations import ALL, list_configurations
+from arm_recipes.explore.sweep.configurations import ALL_VALUES, list_configurations
 
 if TYPE_CHECKING:
     from arm_recipes.cli.arguments import Commands
@@ -55,10 +55,10 @@ def _sweep(args: argparse.Namespace) -> None:
         check_source(args.samples, "--samples")
     html_path = None if args.html is None else check_writable(args.html)
     arguments.check_no_overwrite([args.model, args.samples], [html_path])
-    systems = args.system_configs if args.system_configs != [ALL] else ALL
+    systems = args.system_configs if args.system_configs != [ALL_VALUES] else ALL_VALUES
     varied = {"macs": args.macs, "system_config": systems, "memory_mode": args.memory_modes}
     recipe_options = {name: getattr(args, name) for name in (*_RECIPE_FLAGS, "optimise")}
-    boards = args.boards if args.boards != [ALL] else ALL
+    boards = args.boards if args.boards != [ALL_VALUES] else ALL_VALUES
     list_configurations(
         args.recipes, varied, {"calibration_samples": None, **recipe_options}, boards
     )  # check before PyTorch is imported

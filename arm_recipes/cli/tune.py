@@ -21,8 +21,8 @@ def add_command(commands: Commands) -> None:
     parser = commands.add_parser(
         "tune",
         help="search for a precision of each module, within a budget",
-        description="Find the most accurate program within limits, or the cheapest accurate enough one. Default "
-        "goal: at most 1.1 times the cycles of the recipe's own program.",
+        description="Find the most accurate program within limits, or the cheapest program that is accurate enough. "
+        "Default goal: at most 1.1 times the cycles of the recipe's own program.",
     )
     arguments.add_model(parser)
     arguments.add_recipe(parser)
@@ -42,7 +42,7 @@ def add_command(commands: Commands) -> None:
     parser.add_argument(
         "--candidate-precisions",
         action="append",
-        choices=precisions.NAMES,
+        choices=precisions.PRECISION_NAMES,
         metavar="NAME",
         help="precision to choose from; repeat for several",
     )
@@ -63,8 +63,8 @@ def _tune(args: argparse.Namespace) -> None:
     goals.check_goal(budget, args.sqnr, None)
     outputs = {name: getattr(args, name) for name in ("output", "save", "html")}
     paths = {name: None if path is None else check_writable(path) for name, path in outputs.items()}
-    read = [args.model, args.samples, args.test_samples, args.calibration_samples, args.tuned]
-    arguments.check_no_overwrite(read, paths.values())
+    read_paths = [args.model, args.samples, args.test_samples, args.calibration_samples, args.tuned]
+    arguments.check_no_overwrite(read_paths, paths.values())
     from arm_recipes import ArmRecipe, tune
 
     program = arguments.load_model(args.model)

@@ -1,6 +1,6 @@
 """Accuracy of programs on samples: SQNR against the floating-point model, a user's metric, or top-1 accuracy by labels.
 
-``compare``, ``sweep`` and ``tune`` compute it here.
+``compare``, ``sweep`` and ``tune`` use this module.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from arm_backend_core.kinds import INTEGER_OR_BOOL, ScalarKind, kind_of
-from arm_backend_core.quantization.diagnostics.error_metrics import ErrorSums, in_float64, sum_errors
+from arm_backend_core.quantization.diagnostics.error_metrics import ErrorSums, sum_errors, to_float64
 from arm_recipes.samples.sample import Inputs
 from arm_recipes.types import Metric
 
@@ -29,7 +29,7 @@ class Rating:
     Attributes:
         sqnr: SQNR against the floating-point model, in dB, over all elements of all outputs.
         noise: noise power relative to signal power.
-        metric: mean of the user's metric; the SQNR without one.
+        metric: mean of the user's metric; without a metric, the SQNR.
     """
 
     sqnr: float
@@ -63,7 +63,7 @@ class Evaluator:
     @property
     def metric_name(self) -> str:
         """Name of the accuracy metric."""
-        return "SQNR in dB" if self._metric is None else _name_of(self._metric)
+        return "SQNR in dB" if self._metric is None else _metric_name(self._metric)
 
     @property
     def is_cacheable(self) -> bool:
@@ -72,7 +72,7 @@ class Evaluator:
 
     def float_metric(self) -> float | None:
         """Return the metric of the floating-point model; None for the SQNR, which is infinite."""
-        return None if self._metric is None else _mean(self._metric, self._expected, self._originals)
+        return None if self._metric is None else _mean_metric(self._metric, self._expected, self._originals)
 
     def rate(self, program: ExportedProgram) -> Rating:
         """Rate a quantized program run in PyTorch. The program on the target differs in rounding only."""
@@ -86,14 +86,16 @@ class Evaluator:
         """
         sums = sum_output_errors(self._expected, outputs)
         sqnr, noise = sums.metrics.sqnr, sums.noise / sums.signal if sums.signal else 0.0
-        return Rating(sqnr, noise, sqnr if self._metric is None else _mean(self._metric, outputs, self._originals))
+        return Rating(
+            sqnr, noise, sqnr if self._metric is None else _mean_metric(self._metric, outputs, self._originals)
+        )
 
 
 def run_model(program: ExportedProgram, samples: Sequence[Inputs]) -> list[Any]:
-    """Run a captured program in PyTorch; return the outputs of each sample.
+    """Run a captured program in PyTorch, and return the outputs of each sample.
 
-    The program and the samples stay unchanged: a model may write its buffers and inputs, and may return a buffer, which
-    the next call overwrites.
+    Runs a copy of the program on copies of the samples, because a model may write its buffers and inputs. Copies the
+    outputs, because a model may return a buffer, which the next call overwrites.
     """
     model = copy.deepcopy(program).module(check_guards=False)
     with torch.no_grad():
@@ -105,7 +107,7 @@ def sum_output_errors(expected: Iterable[Any], actual: Iterable[Any]) -> ErrorSu
     """Sum up the errors over all elements of all output tensors, in float64."""
     pairs = zip(pytree.tree_leaves(list(expected)), pytree.tree_leaves(list(actual)), strict=True)
     return sum_errors(
-        ErrorSums.of(in_float64(reference), in_float64(output))
+        ErrorSums.of(to_float64(reference), to_float64(output))
         for reference, output in pairs
         if isinstance(reference, Tensor)
     )
@@ -150,25 +152,25 @@ def compute_metric(
     Raises:
         ValueError: the metric does not return a number.
     """
-    of_reference, of_program = (_mean(metric, outputs, samples) for outputs in (reference, program))
-    return Accuracy(_name_of(metric), of_reference, of_program, len(samples))
+    of_reference, of_program = (_mean_metric(metric, outputs, samples) for outputs in (reference, program))
+    return Accuracy(_metric_name(metric), of_reference, of_program, len(samples))
 
 
-def _name_of(metric: Metric) -> str:
+def _metric_name(metric: Metric) -> str:
     return str(getattr(metric, "__name__", "metric"))
 
 
-def _mean(metric: Metric, outputs: Sequence[Any], samples: Sequence[Any]) -> float:
-    values = [_as_number(metric, metric(*pair), index) for index, pair in enumerate(zip(outputs, samples, strict=True))]
+def _mean_metric(metric: Metric, outputs: Sequence[Any], samples: Sequence[Any]) -> float:
+    values = [_to_float(metric, metric(*pair), index) for index, pair in enumerate(zip(outputs, samples, strict=True))]
     return sum(values) / len(values)
 
 
-def _as_number(metric: Metric, value: Any, index: int) -> float:
+def _to_float(metric: Metric, value: Any, index: int) -> float:
     try:
         return float(value)
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"metric: {_name_of(metric)}(outputs, sample) must return a number; for sample {index} it gave "
+            f"metric: {_metric_name(metric)}(outputs, sample) must return a number; for sample {index} it gave "
             f"{type(value).__name__}"
         ) from error
 
@@ -241,8 +243,8 @@ def _check_scores(output: Any) -> Tensor:
 def _class_axis(scores: Tensor, samples: int, labels: int, has_padding: bool) -> int:
     """Return the class dimension: 1 (images, [N, C, ...]) or -1 (tokens, [N, T, C]).
 
-    It is the dimension whose removal leaves as many items as there are labels, or with padding fewer than one sample's
-    items more; -1 if neither does.
+    Without the class dimension, the scores must have as many items as there are labels. With padding, there may be more
+    items, by less than one sample. Returns -1 if neither dimension matches.
     """
     for axis in (1, -1):
         items = scores.numel() // max(scores.shape[axis], 1)  # of one sample

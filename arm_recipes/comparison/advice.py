@@ -1,6 +1,6 @@
-"""Diagnosis of a quantized layer's error: its main cause, what to change, and the SQNR expected after the change.
+"""Diagnosis of a quantized layer's error: the main cause, the remedy, and the expected SQNR after the remedy.
 
-Measured noise is split into clipping, rounding and weight error; the largest part is the cause.
+The measured noise is the sum of clipping, rounding and weight error. The largest of these is the cause.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ _MAX_RANGE_RATIO = 4.0
 #: Values that exceed the calibrated range by this share of its width differ from the calibration data.
 _CALIBRATION_MARGIN = 0.1
 #: SQNR in dB of int8 weights without outliers. Normally distributed weights reach about 42 dB.
-_GOOD_INT8_SQNR = 38.0
-#: Largest minus smallest integer of a type. An int16 LSB is 2**-8 of an int8 LSB, so noise power drops by 2**16.
-_INT8, _INT16, _INT16_NOISE_RATIO = 2**8 - 1, 2**16 - 1, 2.0**16
-#: Most modules that one advice names.
+_GOOD_INT8_SQNR_DB = 38.0
+#: Number of steps of a type: largest minus smallest integer. An int16 LSB is 2**-8 of an int8 LSB, so noise power
+#: drops by 2**16.
+_INT8_STEPS, _INT16_STEPS, _INT16_NOISE_RATIO = 2**8 - 1, 2**16 - 1, 2.0**16
+#: Maximum number of modules that one advice names.
 _MAX_NAMED_MODULES = 4
 _BOUND_VALUES = "bound them in the model (clamp, ReLU6)"
 
@@ -47,7 +48,7 @@ class LayerAdvice:
         cause: "clipping", "outliers", "range" (wider than the samples need), "rounding" or "weights".
         share: share of the noise power that the cause accounts for.
         text: measured figures and the remedy.
-        sqnr: SQNR of the isolated layer without the cause, in dB; computed from the measured noise powers.
+        sqnr: SQNR of the isolated layer without the cause, in dB, computed from the measured noise powers.
     """
 
     cause: str
@@ -66,7 +67,7 @@ class LayerDiagnosis:
         is_fixed: whether the operator fixes the grid, regardless of calibration.
         calibrated_range: smallest and largest value in calibration; None if unknown.
         weights: quantized constants that the layer reads.
-        readers: submodules that consume the result: their precision decides the result's.
+        consumers: submodules that consume the result. Their precision decides the precision of the result.
     """
 
     errors: IsolatedErrorSums
@@ -74,7 +75,7 @@ class LayerDiagnosis:
     is_fixed: bool
     calibrated_range: tuple[float, float] | None
     weights: tuple[QuantizedConstant, ...]
-    readers: tuple[str, ...]
+    consumers: tuple[str, ...]
 
     @property
     def advice(self) -> LayerAdvice:
@@ -100,7 +101,7 @@ class LayerDiagnosis:
 
     @property
     def _used_width(self) -> float:
-        """Width of the part of the range that the samples use, 0 included; at least one LSB."""
+        """Width of the part of the range that the samples and zero use; at least one LSB."""
         low, high = self.grid.bounds
         used = min(max(self.errors.high, 0.0), high) - max(min(self.errors.low, 0.0), low)
         return max(used, self.grid.scale)
@@ -124,7 +125,7 @@ class LayerDiagnosis:
     def _rounding_advice(self) -> tuple[str, str]:
         """Return the cause and the advice."""
         errors, grid, (low, high) = self.errors, self.grid, self.grid.bounds
-        if grid.steps > _INT8:
+        if grid.steps > _INT8_STEPS:
             return "rounding", f"an LSB of {grid.scale:.3g} is too coarse, and the tensor is int16 already"
         p999_width = min(high, errors.p999) + min(-low, errors.p999)
         if not errors.p999 or self._range_width / max(p999_width, grid.scale) <= _MAX_RANGE_RATIO:
@@ -150,20 +151,20 @@ class LayerDiagnosis:
         )
 
     def _weights_advice(self) -> str:
-        weights = [weight for weight in self.weights if weight.levels - 1 <= _INT16]  # biases are int32
+        weights = [weight for weight in self.weights if weight.levels - 1 <= _INT16_STEPS]  # biases are int32
         if not weights:
             return "the rounding of its constants dominates"
         worst = min(weights, key=lambda weight: weight.sqnr)
         text = f"'{worst.name}' has an SQNR of {worst.sqnr:.1f} dB"
-        if worst.levels < _INT8:
+        if worst.levels < _INT8_STEPS:
             return f"{text} with {worst.levels} levels: use a recipe with int8 weights in place of A8W4"
         if not worst.per_channel:
             return f"{text} with one scale for all channels: use get_recipe(..., per_channel=True)"
-        if worst.sqnr > _GOOD_INT8_SQNR:
+        if worst.sqnr > _GOOD_INT8_SQNR_DB:
             return f"{text}, typical of int8 weights that fill the range; if that is too little, use prepare_qat"
         return f"{text} with one scale per channel, widened by a few large weights: bound them in training"
 
     def _int16_advice(self) -> str:
-        named = " and ".join(f"'{module}'" for module in self.readers)
-        where = f" for its consumers, {named}, or" if 0 < len(self.readers) <= _MAX_NAMED_MODULES else ""
+        named = " and ".join(f"'{module}'" for module in self.consumers)
+        where = f" for its consumers, {named}, or" if 0 < len(self.consumers) <= _MAX_NAMED_MODULES else ""
         return f"use int16{where} for the whole model by an A16W8 recipe"

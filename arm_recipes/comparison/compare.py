@@ -38,8 +38,9 @@ from arm_recipes.runtime.program import Program
 from arm_recipes.stages.quantize import FloatProgram
 from arm_recipes.types import Labels, Metric, Samples
 
-#: The reference graph is rewritten for quantization. Its float32 rounding differences stay above this SQNR in dB.
-_MIN_GRAPH_SQNR = 80.0
+#: Minimum SQNR in dB of the reference graph, which is rewritten for quantization, against the captured model. float32
+#: rounding alone stays above it.
+_MIN_GRAPH_SQNR_DB = 80.0
 
 
 def compare_with_model(
@@ -52,25 +53,25 @@ def compare_with_model(
     workers: int | None,
     progress: bool,
 ) -> Comparison:
-    """See ``ExportResult.compare``."""
+    """Compare an export with its floating-point model. Arguments: see ``ExportResult.compare``."""
     start = time.perf_counter()
     _check_arguments(metric, layers, workers)
     with suppress_warnings():
         record = find_method(result, method)
-        _check_unchanged(result, method)
-        prepared = prepare_samples(result.input_signatures[method], method, samples, labels, metric)
+        _check_model_unchanged(result, method)
+        comparison_samples = prepare_samples(result.input_signatures[method], method, samples, labels, metric)
         spec, notes = make_export_spec(result, record, layers)
-        expected: Sequence[list[Any] | None] = [None] * len(prepared.inputs)
-        count = _count_layer_samples(layers, spec.plan is not None, len(prepared.inputs))
+        expected: Sequence[list[Any] | None] = [None] * len(comparison_samples.inputs)
+        count = _count_layer_samples(layers, spec.plan is not None, len(comparison_samples.inputs))
         original = result.float_reference.float_programs.get(method)
         if spec.plan is None:
-            expected = _run_model(result, method, prepared)
+            expected = _run_model(result, method, comparison_samples)
         else:
-            notes += _graph_difference_notes(spec.plan, original, prepared)
-        pairs = zip(prepared.inputs, expected, strict=True)
+            notes += _graph_difference_notes(spec.plan, original, comparison_samples)
+        pairs = zip(comparison_samples.inputs, expected, strict=True)
         items = [WorkItem(index, inputs, index < count, reference) for index, (inputs, reference) in enumerate(pairs)]
         results = _run_items(ComparisonJob(spec, None), items, workers, progress)
-        gaps = compute_layer_gaps(spec, results, original, prepared.inputs[:count])
+        gaps = compute_layer_gaps(spec, results, original, comparison_samples.inputs[:count])
     names = [info.name for info in record.outputs]
     return Comparison(
         program=program_name(result),
@@ -80,7 +81,7 @@ def compare_with_model(
         layer_samples=count,
         outputs=_output_gaps(names, results),
         layers=tuple(gaps),
-        accuracy=_accuracy(prepared, metric, results, result.out_specs.get(method)),
+        accuracy=_compute_accuracy(comparison_samples, metric, results, result.out_specs.get(method)),
         seconds=time.perf_counter() - start,
         notes=(*notes, *_mismatch_notes(results)),
     )
@@ -102,9 +103,9 @@ def compare(
 
     Args:
         a: the reference: an ``ExportResult`` or a saved program (a path, bytes or a ``Program``, which is loaded
-            again). Layers are compared if both are exports of one model; they are matched by name.
+            again). Layers are matched by name, and compared if both are exports of one model.
         b: the program to compare, of the same types as ``a``.
-        samples: inputs of the model; floating-point values also if a program has ``quantized_io``.
+        samples: inputs of the model, in floating point even if a program has ``quantized_io``.
         labels: as for ``ExportResult.compare``.
         metric: as for ``ExportResult.compare``.
         method: as for ``ExportResult.compare``.
@@ -125,12 +126,12 @@ def compare(
         check_same_interface(spec_a, spec_b)
         artifact = next((x for x in (a, b) if isinstance(x, Artifact)), None)
         if artifact is None:
-            prepared = prepare_program_samples(spec_a.inputs, method, samples, labels, metric)
+            comparison_samples = prepare_program_samples(spec_a.inputs, method, samples, labels, metric)
         else:
-            prepared = prepare_samples(artifact.input_signatures[method], method, samples, labels, metric)
+            comparison_samples = prepare_samples(artifact.input_signatures[method], method, samples, labels, metric)
         has_layers = spec_a.plan is not None and spec_b.plan is not None
-        count = _count_layer_samples(layers, has_layers, len(prepared.inputs))
-        items = [WorkItem(index, inputs, index < count) for index, inputs in enumerate(prepared.inputs)]
+        count = _count_layer_samples(layers, has_layers, len(comparison_samples.inputs))
+        items = [WorkItem(index, inputs, index < count) for index, inputs in enumerate(comparison_samples.inputs)]
         results = _run_items(ComparisonJob(spec_b, spec_a), items, workers, progress)
     names = [info.name for info in spec_b.outputs]
     notes = list(dict.fromkeys((*notes_a, *notes_b, *_mismatch_notes(results))))
@@ -146,7 +147,9 @@ def compare(
         layer_samples=count,
         outputs=_output_gaps(names, results),
         layers=tuple(compute_program_layer_gaps(spec_b, results)),
-        accuracy=_accuracy(prepared, metric, results, artifact.out_specs.get(method) if artifact else None),
+        accuracy=_compute_accuracy(
+            comparison_samples, metric, results, artifact.out_specs.get(method) if artifact else None
+        ),
         seconds=time.perf_counter() - start,
         notes=tuple(notes),
     )
@@ -167,7 +170,7 @@ def _check_arguments(metric: Any, layers: Any, workers: Any) -> None:
         raise ValueError(f"workers: {workers!r} is not a number of processes; give 1 or more, or None")
 
 
-def _check_unchanged(result: Artifact, method: str) -> None:
+def _check_model_unchanged(result: Artifact, method: str) -> None:
     changed = result.float_reference.changed_tensors(method)
     if changed:
         more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
@@ -187,7 +190,7 @@ def _run_items(
 
 
 def _run_model(result: Artifact, method: str, samples: ComparisonSamples) -> list[list[Any] | None]:
-    """Run the captured program in PyTorch; written-back inputs are not compared and yield None."""
+    """Run the captured program in PyTorch. Mutated inputs are not compared: their values are None."""
     original = result.float_reference.float_programs.get(method)
     captured = result.exported_programs[method] if original is None else original.program
     count = len(find_method(result, method).outputs)
@@ -213,8 +216,8 @@ def _graph_difference_notes(
                 pass
         outputs.append(evaluation.outputs)
     gaps = [ErrorSums.of(x, y).metrics.sqnr for x, y in zip(*outputs, strict=True) if isinstance(x, torch.Tensor)]
-    worst = min(gaps, default=_MIN_GRAPH_SQNR)
-    if worst >= _MIN_GRAPH_SQNR:
+    worst = min(gaps, default=_MIN_GRAPH_SQNR_DB)
+    if worst >= _MIN_GRAPH_SQNR_DB:
         return []
     return [f"the graph rewritten for quantization has an SQNR of {worst:.1f} dB against the model in floating point"]
 
@@ -236,7 +239,7 @@ def _mismatch_notes(results: Sequence[SampleResult]) -> list[str]:
     ]
 
 
-def _accuracy(
+def _compute_accuracy(
     samples: ComparisonSamples, metric: Metric | None, results: Sequence[SampleResult], spec: Any
 ) -> Accuracy | None:
     reference, program = (
@@ -253,7 +256,7 @@ def _accuracy(
 
 
 def _unflatten_outputs(outputs: list[Any], spec: Any) -> Any:
-    """Restore the model's output structure. Written-back inputs come first and are dropped."""
+    """Restore the model's output structure. The new values of mutated inputs come first and are dropped."""
     if spec is None:
         return outputs[0] if len(outputs) == 1 else outputs
     return pytree.tree_unflatten(outputs[len(outputs) - spec.num_leaves :], spec)

@@ -29,16 +29,16 @@ class ComparedTensor:
     """A tensor that is compared.
 
     Attributes:
-        name: name of the step that holds it.
-        float_step: name of the step that holds it in floating point, before quantization.
-        node: node of the captured program that computes it.
+        name: name of the plan step whose result is the tensor.
+        float_step: name of the plan step whose result is the tensor before quantization.
+        node: node of the captured program that computes the tensor.
         grid: quantization grid; None if the tensor is not quantized.
-        is_data_movement: whether it only rearranges values on the same grid, without loss.
+        is_data_movement: whether the operator only rearranges values on the same grid, without loss.
         is_fixed: whether the operator fixes the grid, regardless of calibration.
         dtype: dtype in the program.
-        operator, module, source: ATen operator, path of the submodule, line of the model. For a fused layer (an
-            operator with weights and its activation): both operators, module and line of the first.
-        readers: submodules that consume it; empty if the model itself does, or nothing does.
+        operator, module, source: ATen operator, path of the submodule, line of the model. A fused layer (an
+            operator with weights and its activation) has both operators, and the module and line of the first.
+        consumers: submodules that consume the tensor; empty if it has no consumer, or the root module consumes it.
         weights: quantized constants that only this tensor's operators read.
     """
 
@@ -51,12 +51,12 @@ class ComparedTensor:
     dtype: str
     operator: str
     module: str
-    readers: tuple[str, ...]
+    consumers: tuple[str, ...]
     source: str
     weights: tuple[str, ...] = ()
 
 
-def find_compared_tensors(program: ExportedProgram, floats: Mapping[str, Tensor]) -> list[ComparedTensor]:
+def find_compared_tensors(program: ExportedProgram, float_constants: Mapping[str, Tensor]) -> list[ComparedTensor]:
     """List the quantized tensors, and the floating-point tensors that are not fused into a quantized result."""
     tensors = []
     fused: set[Node] = set()
@@ -64,29 +64,30 @@ def find_compared_tensors(program: ExportedProgram, floats: Mapping[str, Tensor]
         computes = node.op == "call_function" and not is_quantize(node) and not is_dequantize(node)
         if computes and node.users and all(is_quantize(user) or user in fused for user in node.users):
             fused.add(node)
-    varying = set(program.graph.find_nodes(op="placeholder")) - constants_of(program).keys()
+    input_dependent = set(program.graph.find_nodes(op="placeholder")) - constants_of(program).keys()
     for node in program.graph.nodes:
-        if not varying.isdisjoint(node.all_input_nodes):
-            varying.add(node)
-        if node.op != "call_function" or is_dequantize(node) or node in fused or node not in varying:
+        if not input_dependent.isdisjoint(node.all_input_nodes):
+            input_dependent.add(node)
+        if node.op != "call_function" or is_dequantize(node) or node in fused or node not in input_dependent:
             continue
         if is_quantize(node):
-            tensors.append(_compared_tensor(node, node.args[0], _grid(node), floats))
+            tensors.append(_create_compared_tensor(node, node.args[0], _quantization_grid(node), float_constants))
         elif is_float(node) and isinstance(node.meta["val"], Tensor):
-            tensors.append(_compared_tensor(node, node, None, floats))
+            tensors.append(_create_compared_tensor(node, node, None, float_constants))
     return tensors
 
 
-def _compared_tensor(
-    node: Node, value: Node, grid: QuantizationGrid | None, floats: Mapping[str, Tensor]
+def _create_compared_tensor(
+    node: Node, value: Node, grid: QuantizationGrid | None, float_constants: Mapping[str, Tensor]
 ) -> ComparedTensor:
     source = boundary_source(value)
     producer = source.args[0] if source.target is operator.getitem else source
     assert isinstance(producer, Node)
-    weights = _quantized_weights(value, floats)
-    reader = next(iter(weights.values()), producer)  # users call this the layer, with or without an activation
-    *_, module = ("", *modules_of(reader))
-    operators = [operator_name(node) for node in dict.fromkeys((reader, producer))]
+    weights = _quantized_weights(value, float_constants)
+    # The operator with weights names a fused layer, not its activation.
+    main_operator = next(iter(weights.values()), producer)
+    *_, module = ("", *modules_of(main_operator))
+    operators = [operator_name(node) for node in dict.fromkeys((main_operator, producer))]
     return ComparedTensor(
         name=node.name,
         float_step=value.name,
@@ -97,14 +98,14 @@ def _compared_tensor(
         dtype=str(node.meta["val"].dtype).removeprefix("torch."),
         operator="input" if producer.op == "placeholder" else " + ".join(operators),
         module=module,
-        readers=_reader_modules(node),
-        source=source_line(reader),
+        consumers=_consumer_modules(node),
+        source=source_line(main_operator),
         weights=tuple(weights),
     )
 
 
-def _reader_modules(node: Node) -> tuple[str, ...]:
-    """Return the submodules that compute with a tensor, looking through data movement."""
+def _consumer_modules(node: Node) -> tuple[str, ...]:
+    """Return the submodules that compute with a tensor, directly or after data movement."""
     modules: dict[str, None] = {}
     pending = list(node.users)
     while pending:
@@ -119,20 +120,22 @@ def _reader_modules(node: Node) -> tuple[str, ...]:
 def _is_lossless_move(node: Node, grid: QuantizationGrid | None) -> bool:
     """Whether a node only moves data, and all its inputs have the grid of its result."""
     sources = [source for source in node.all_input_nodes if is_float(source)]
-    is_same_grid = grid is None or all(is_dequantize(source) and _grid(source) == grid for source in sources)
+    is_same_grid = grid is None or all(
+        is_dequantize(source) and _quantization_grid(source) == grid for source in sources
+    )
     return is_data_movement(node) and bool(sources) and is_same_grid
 
 
-def _quantized_weights(node: Node, floats: Mapping[str, Tensor]) -> dict[str, Node]:
+def _quantized_weights(node: Node, float_constants: Mapping[str, Tensor]) -> dict[str, Node]:
     """Return the quantized constants read between a tensor and the next quantized tensors, with their readers."""
     readers: dict[str, Node] = {}
-    seen, pending = {node}, [node] if floats else []
+    seen, pending = {node}, [node] if float_constants else []
     while pending:
         reader = pending.pop()
         for source in reader.all_input_nodes:
             if is_dequantize(source):
                 value = source.args[0]
-                if isinstance(value, Node) and value.name in floats:
+                if isinstance(value, Node) and value.name in float_constants:
                     readers[value.name] = reader
             elif source.op == "call_function" and not is_quantize(source) and source not in seen:
                 seen.add(source)
@@ -140,10 +143,10 @@ def _quantized_weights(node: Node, floats: Mapping[str, Tensor]) -> dict[str, No
     return readers
 
 
-def _grid(node: Node) -> QuantizationGrid | None:
+def _quantization_grid(node: Node) -> QuantizationGrid | None:
     """Return the grid of a quantize or dequantize node; None for per-channel or computed parameters."""
     args = node.args[1:5]
     if "per_tensor" not in str(node.target) or any(isinstance(x, Node) for x in args):
         return None
-    scale, zero_point, least, most = args
-    return QuantizationGrid(float(scale), int(zero_point), int(least), int(most))  # type: ignore[arg-type]
+    scale, zero_point, quant_min, quant_max = args
+    return QuantizationGrid(float(scale), int(zero_point), int(quant_min), int(quant_max))  # type: ignore[arg-type]

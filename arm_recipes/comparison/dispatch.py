@@ -1,4 +1,4 @@
-"""Sample dispatch: run a comparison in this process or, where the start-up cost pays off, in worker processes."""
+"""Sample dispatch: run a comparison in this process, or in worker processes if their start-up cost pays off."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def run_samples(
     """Run all samples and return their results in order.
 
     Args:
-        workers: number of processes. None: as ``joblib.parallel_config`` says; without it, processes are started only
-            if more than 20 s of work remain.
+        workers: number of processes. None: the setting of ``joblib.parallel_config``; without a setting, processes
+            are started only if more than 20 s of work remain.
         with_progress: wraps the iterable of results, with or without a progress bar.
     """
-    host_library.load_plugin()  # build it once, and raise its errors, before processes start
+    host_library.load_plugin()  # build the plugin once, and raise its errors, before processes start
     results: dict[int, SampleResult] = {}
     for index, result in with_progress(_iter_results(job, items, workers)):
         results[index] = result

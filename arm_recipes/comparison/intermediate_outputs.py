@@ -1,8 +1,7 @@
 """Intermediate outputs of delegates: lower the program again with layer results as additional TOSA graph outputs.
 
-TOSA passes are bit-exact on integer results, whichever values are graph outputs, and ``verify`` shows that Vela's
-code matches the TOSA graph. Results are matched to nodes by the order of the captured program; no other record is
-needed.
+Additional graph outputs do not change integer results, because TOSA passes are bit-exact. ``verify`` shows that Vela's
+code matches the TOSA graph. Results are matched to nodes by the order of the captured program.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from arm_backend_core.selection import Selection, select
 from arm_backend_core.tosa import reference
 from arm_backend_core.tosa.passes import pipeline
 from arm_backend_core.tosa.serialize import serialize
-from arm_recipes._internal.executorch_programs import simplify_call
+from arm_recipes._internal.executorch_programs import remove_constant_inputs
 
 if TYPE_CHECKING:
     from arm_backend_core.partitioner import ArmPartitioner
@@ -43,9 +42,9 @@ class DelegateTaps:
     """A delegate's TOSA graph with intermediate values as additional outputs.
 
     Attributes:
-        checksum, name: checksum and name of the delegate; several delegates may share a checksum.
+        checksum, name: checksum and name of the delegate. Several delegates may share a checksum.
         flatbuffer: TOSA graph with the additional outputs.
-        original_outputs: number of outputs of the delegate itself; they come first.
+        original_outputs: number of outputs of the delegate itself, which come first.
         tapped_outputs: for each output, the name of its node; None for outputs that were not requested.
         tapped_inputs: for each input, node name and memory layout; None for inputs that were not requested.
         input_types: element type and shape of each graph input.
@@ -94,7 +93,7 @@ def tap_delegates(
     """Lower a program again with the results of ``wanted_nodes`` as additional outputs of its delegates.
 
     Args:
-        program: the program that was lowered; it is not modified.
+        program: the program that was lowered. It is not modified.
         partitioner: the partitioner that delegated it.
         records: the delegates of that lowering.
         wanted_nodes: names of the nodes whose results are requested.
@@ -103,7 +102,7 @@ def tap_delegates(
         The taps of the delegates in the order of ``records``, and a note for each delegate without taps.
     """
     program, wanted_names = copy_program(program), frozenset(wanted_nodes)
-    simplify_call(program)
+    remove_constant_inputs(program)
     spec = partitioner.compile_spec
     with events.record():
         selection = select(prepare_program(program, spec.target), spec.target, partitioner.keep_on_cpu)
@@ -121,7 +120,7 @@ def tap_delegates(
             with events.record():
                 pipeline.run(graph, spec.target)
             flatbuffer = serialize(graph)
-        except Exception as error:  # an internal error; the figures of the outputs do not depend on it
+        except Exception as error:  # the comparison of outputs works without the layers
             notes.append(f"layers of '{record.name}' are computed by PyTorch: {type(error).__name__}: {error}")
             continue
         tapped_inputs = tuple(
@@ -146,7 +145,7 @@ def _add_outputs(part: Partition, selection: Selection, wanted_names: frozenset[
 
 
 def _can_be_output(node: Node, selection: Selection) -> bool:
-    """Whether a node's result is a tensor of the TOSA graph: its quantized integers, or floating-point values."""
+    """Whether a node's result is a tensor of the TOSA graph, of quantized integers or floating-point values."""
     result = selection.lowering.results.get(node)
     if not isinstance(result, Lowered) or result.value.data is not None or selection.lowering.is_internal(node):
         return False
@@ -154,20 +153,20 @@ def _can_be_output(node: Node, selection: Selection) -> bool:
 
 
 def _view_input(array: Array, dtype: str, shape: tuple[int, ...]) -> Array:
-    """View a delegate's input with its graph type; Ethos-U delegates receive raw bytes."""
+    """View a delegate's input with its type in the graph, because Ethos-U delegates receive raw bytes."""
     is_bytes = array.dtype == np.uint8 and (dtype != "uint8" or array.shape != shape)
     return array.view(dtype).reshape(shape) if is_bytes else array
 
 
 def _dequantize(values: Tensor, grid: QuantizationGrid | None) -> Tensor:
-    """Dequantize integers exactly as a dequantize operator does; return other values unchanged."""
+    """Dequantize integers exactly as a dequantize operator does. Other values are returned unchanged."""
     return values if grid is None else (values.float() - grid.zero_point) * grid.scale
 
 
 def match_executions(
     executions: Iterable[Execution], taps: Sequence[DelegateTaps]
 ) -> Iterator[tuple[Execution, DelegateTaps]]:
-    """Pair the executions of one method run with their taps; skip delegates without taps."""
+    """Pair the executions of one method run with their taps. Skips delegates without taps."""
     taps_by_checksum: dict[bytes, list[DelegateTaps]] = {}
     for tap in taps:
         taps_by_checksum.setdefault(tap.checksum, []).append(tap)

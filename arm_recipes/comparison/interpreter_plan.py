@@ -1,6 +1,7 @@
 """Interpreter plan: a captured program as a picklable list of steps, which ``PlanInterpreter`` runs.
 
-Pickling an fx graph traces it again, and PyTorch operators cannot be pickled, so neither can go to a worker process.
+Worker processes need a picklable program. Pickling an FX graph would trace it again, and PyTorch operators cannot be
+pickled.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _USER_OUTPUTS = (OutputKind.USER_OUTPUT, OutputKind.USER_INPUT_MUTATION)
 
 
 class UnsupportedProgramError(Exception):
-    """The program has an operator that a plan cannot hold; the message names it."""
+    """The program has an operator that a plan cannot represent. The message names the operator."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Ref:
 
 @dataclass(frozen=True)
 class Step:
-    """A node: an operator with its operands, or an input or constant without operator."""
+    """A node of the program: an operator with its operands, an input, or a constant."""
 
     name: str
     kind: str  # "input", "constant", "quantize", "dequantize", "call"
@@ -76,8 +77,8 @@ class InterpreterPlan:
         inputs: names of the input tensors, in order.
         constants: parameters, buffers and constants by name.
         float_constants: values of quantized constants before quantization, by name.
-        outputs: results, tensors as ``Ref``; written-back inputs come first.
-        writes: names of written buffers, with the step whose result is written.
+        outputs: tensors as ``Ref``, other values as they are. The new values of mutated inputs come first.
+        writes: mutated buffer -> step whose result is the new value.
         tensors: tensors that can be compared, in program order.
     """
 
@@ -90,11 +91,11 @@ class InterpreterPlan:
     tensors: list[ComparedTensor]
 
     @staticmethod
-    def from_program(program: ExportedProgram, floats: Mapping[str, Tensor] | None = None) -> InterpreterPlan:
-        """Build the plan of a program; the program is not modified.
+    def from_program(program: ExportedProgram, float_constants: Mapping[str, Tensor] | None = None) -> InterpreterPlan:
+        """Build the plan of a program. The program is not modified.
 
         Args:
-            floats: constants before quantization, by their name in the graph signature.
+            float_constants: constants before quantization, by their name in the graph signature.
 
         Raises:
             UnsupportedProgramError: the program has loops or calls that are not operators.
@@ -103,11 +104,11 @@ class InterpreterPlan:
         inline_higher_order_ops(program.graph_module, constants_of(program))
         program = functionalize_program(program)
         drop_assertions(program)
-        return _build_plan(program, floats or {})
+        return _build_plan(program, float_constants or {})
 
     @property
     def has_state(self) -> bool:
-        """Whether a sample changes the results of the next one, through buffers."""
+        """Whether a sample changes the results of later samples, through buffers."""
         return bool(self.writes)
 
     @property
@@ -116,16 +117,16 @@ class InterpreterPlan:
         return any(row.grid is not None for row in self.tensors)
 
 
-def _build_plan(program: ExportedProgram, floats: Mapping[str, Tensor]) -> InterpreterPlan:
+def _build_plan(program: ExportedProgram, original_constants: Mapping[str, Tensor]) -> InterpreterPlan:
     signature = program.graph_signature
     constants, float_constants = {}, {}
     for spec in signature.input_specs:
         if spec.kind in TENSOR_KINDS:
             name = spec.arg.name
             constants[name] = store_of(program, str(spec.target))[str(spec.target)].detach()
-            if spec.target in floats:
-                float_constants[name] = floats[str(spec.target)].detach()
-    steps = [_make_step(node, constants) for node in program.graph.nodes if node.op != "output"]
+            if spec.target in original_constants:
+                float_constants[name] = original_constants[str(spec.target)].detach()
+    steps = [_create_step(node, constants) for node in program.graph.nodes if node.op != "output"]
     results = pytree.tree_leaves(program.graph.output_node().args[0])
     buffers = {name: graph_input for graph_input, name in signature.inputs_to_buffers.items()}
     outputs, writes = [], {}
@@ -146,7 +147,7 @@ def _build_plan(program: ExportedProgram, floats: Mapping[str, Tensor]) -> Inter
     )
 
 
-def _make_step(node: Node, constants: Mapping[str, Tensor]) -> Step:
+def _create_step(node: Node, constants: Mapping[str, Tensor]) -> Step:
     if node.op == "placeholder":
         return Step(node.name, "constant" if node.name in constants else "input")
     if node.op != "call_function" or node.target is LOOP_OUT:
@@ -154,7 +155,7 @@ def _make_step(node: Node, constants: Mapping[str, Tensor]) -> Step:
             "a loop" if node.target is LOOP_OUT else f"'{node.name}', a {node.op} of '{node.target}'"
         )
     kind = "quantize" if is_quantize(node) else "dequantize" if is_dequantize(node) else "call"
-    args, kwargs = map_aggregate((node.args, node.kwargs), _as_ref)
+    args, kwargs = map_aggregate((node.args, node.kwargs), _to_ref)
     overload = overload_of(node.target)
     if overload is None and getattr(node.target, "__module__", None) not in ("_operator", "builtins", "math"):
         raise UnsupportedProgramError(f"'{node.name}', a call of {node.target}")
@@ -162,7 +163,7 @@ def _make_step(node: Node, constants: Mapping[str, Tensor]) -> Step:
     return Step(node.name, kind, target, tuple(args), dict(kwargs))
 
 
-def _as_ref(x: Any) -> Any:
+def _to_ref(x: Any) -> Any:
     return Ref(x.name) if isinstance(x, Node) else x
 
 
@@ -171,7 +172,7 @@ def resolve_operator(target: Any) -> Callable[..., Any]:
     if not isinstance(target, str):
         function: Callable[..., Any] = target
         return function
-    if target == "aten.view.default":  # attention returns another memory layout than was traced
+    if target == "aten.view.default":  # at run time, attention may return another memory layout than in the trace
         return torch.reshape
     if target.startswith("quantized_decomposed."):
         from torch.ao.quantization.fx import _decomposed  # noqa: F401  (registers them)

@@ -21,11 +21,11 @@ from arm_recipes.comparison.result import WORST_COUNT, IsolatedError, LayerGap
 from arm_recipes.comparison.worker_job import ProgramSpec, SampleResult, measure_layer_effects
 from arm_recipes.stages.quantize import FloatProgram
 
-#: Number of samples that measure the output SQNR with one quantized layer.
-_EFFECT_SAMPLES = 4
+#: Maximum number of samples for the output SQNR with only one layer quantized.
+_MAX_EFFECT_SAMPLES = 4
 
 
-def _layer_gap(tensor: ComparedTensor, parts: Sequence[ErrorSums], tapped: frozenset[str]) -> LayerGap:
+def _create_layer_gap(tensor: ComparedTensor, error_sums: Sequence[ErrorSums], tapped: frozenset[str]) -> LayerGap:
     return LayerGap(
         name=tensor.node,
         operator=tensor.operator,
@@ -36,7 +36,7 @@ def _layer_gap(tensor: ComparedTensor, parts: Sequence[ErrorSums], tapped: froze
         zero_point=tensor.grid.zero_point if tensor.grid else None,
         moves=tensor.is_data_movement,
         value_source="program" if tensor.name in tapped else "PyTorch",
-        gap=sum_errors(parts).metrics,
+        gap=sum_errors(error_sums).metrics,
     )
 
 
@@ -61,13 +61,13 @@ def compute_layer_gaps(
     tapped, ranges = spec.tapped_tensors, original.ranges if original is not None else {}
     gaps = []
     for compared in plan.tensors:
-        parts = [result.layers[compared.name] for result in results if compared.name in result.layers]
-        if not parts:
+        error_sums = [result.layers[compared.name] for result in results if compared.name in result.layers]
+        if not error_sums:
             continue
-        gap = _layer_gap(compared, parts, tapped)
+        gap = _create_layer_gap(compared, error_sums, tapped)
         errors = _isolated_errors(compared, results)
         if compared.grid is not None and errors.count:
-            weights = tuple(_quantized_constant(plan, name, original) for name in compared.weights)
+            weights = tuple(_describe_constant(plan, name, original) for name in compared.weights)
             calibrated = ranges.get(compared.name)
             isolated = IsolatedError(
                 sqnr=decibels(errors.signal, errors.noise),
@@ -79,7 +79,7 @@ def compute_layer_gaps(
                 p999=errors.p999,
                 output=output_sqnr.get(compared.name),
                 advice=LayerDiagnosis(
-                    errors, compared.grid, compared.is_fixed, calibrated, weights, compared.readers
+                    errors, compared.grid, compared.is_fixed, calibrated, weights, compared.consumers
                 ).advice,
             )
             gap = replace(gap, isolated=isolated, weights=weights)
@@ -94,7 +94,7 @@ def _isolated_errors(tensor: ComparedTensor, results: Sequence[SampleResult]) ->
 def _isolated_output_sqnr(
     plan: InterpreterPlan, results: Sequence[SampleResult], inputs: Sequence[Sequence[torch.Tensor]]
 ) -> dict[str, float]:
-    """Measure the first output's SQNR with one layer quantized, for each of the worst isolated layers."""
+    """Measure the SQNR of the first output with only one layer quantized, for each of the worst isolated layers."""
     if plan.has_state:
         return {}
     errors_by_tensor = {compared: _isolated_errors(compared, results) for compared in plan.tensors}
@@ -103,22 +103,22 @@ def _isolated_output_sqnr(
     }
     worst = sorted(sqnr_by_tensor, key=lambda compared: sqnr_by_tensor[compared])[:WORST_COUNT]
     sums: dict[str, list[ErrorSums]] = {compared.name: [] for compared in worst}
-    for sample in inputs[:_EFFECT_SAMPLES]:
+    for sample in inputs[:_MAX_EFFECT_SAMPLES]:
         for name, part in measure_layer_effects(plan, worst, sample).items():
             sums[name].append(part)
     return {name: sum_errors(parts).metrics.sqnr for name, parts in sums.items() if parts}
 
 
-def _quantized_constant(plan: InterpreterPlan, name: str, original: FloatProgram | None) -> QuantizedConstant:
+def _describe_constant(plan: InterpreterPlan, name: str, original: FloatProgram | None) -> QuantizedConstant:
     step, dequantized = dequantize_constant(plan, name)
     original_values = plan.float_constants[name]
-    least, most = step.args[-3:-1]
+    quant_min, quant_max = step.args[-3:-1]
     parameters = {} if original is None else original.program.graph_signature.inputs_to_parameters
     node = name.removesuffix("_quantized")
-    node = node if node in parameters else node.rstrip("_")  # a batch normalization was folded into it
+    node = node if node in parameters else node.rstrip("_")  # the weight was folded with a batch normalization
     return QuantizedConstant(
         parameters.get(node, node),
-        most - least + 1,
+        quant_max - quant_min + 1,
         "per_channel" in str(step.target),
         ErrorSums.of(original_values, dequantized).metrics.sqnr,
     )
@@ -128,7 +128,7 @@ def compute_program_layer_gaps(spec: ProgramSpec, results: Sequence[SampleResult
     """Compute the errors of a program's layers against another program's, matched by name."""
     gaps, tapped = {}, spec.tapped_tensors
     for compared in spec.plan.tensors if spec.plan is not None else ():
-        parts = [result.layers[compared.node] for result in results if compared.node in result.layers]
-        if parts:
-            gaps[compared.node] = _layer_gap(compared, parts, tapped)
+        error_sums = [result.layers[compared.node] for result in results if compared.node in result.layers]
+        if error_sums:
+            gaps[compared.node] = _create_layer_gap(compared, error_sums, tapped)
     return list(gaps.values())

@@ -20,8 +20,8 @@ class TensorValues:
 
     Attributes:
         reference: value in floating point.
-        layer_output: result of the isolated layer: quantized weights, floating-point inputs, no rounding; None
-            without quantized weights.
+        layer_output: result of the isolated layer, with quantized weights, floating-point inputs and no rounding;
+            None for a layer without quantized weights.
         program: value in the program; None if it was not requested.
     """
 
@@ -31,16 +31,16 @@ class TensorValues:
 
 
 class PlanInterpreter:
-    """Executes a plan; buffers keep their values from sample to sample.
+    """Executes a plan. Buffers keep their values from sample to sample.
 
     Args:
-        provided: names of the tensors whose values the program itself provides.
+        provided: names of the tensors whose values are read from the executed program.
     """
 
     def __init__(self, plan: InterpreterPlan, provided: frozenset[str] = frozenset()) -> None:
-        self._plan, self._simulated = plan, _find_simulated(plan, provided)
+        self._plan, self._simulated = plan, _find_simulated_steps(plan, provided)
         self._tensors = {row.name: row for row in plan.tensors}
-        self._released = _find_releases(plan)
+        self._released_after_step = _find_releases(plan)
         self._reference_state: dict[str, Tensor] = {}
         self._program_state: dict[str, Tensor] = {}
         #: Outputs of the model for the last sample.
@@ -54,12 +54,12 @@ class PlanInterpreter:
         isolate_layers: bool = False,
         overrides: Mapping[str, Tensor] | None = None,
     ) -> Iterator[tuple[ComparedTensor, TensorValues]]:
-        """Execute all steps for a sample; yield each compared tensor with its values.
+        """Execute all steps for a sample, and yield each compared tensor with its values.
 
         Args:
             program_values: values that the program provides, by name. None: the program's values are not needed.
             isolate_layers: also compute each layer with quantized weights on floating-point inputs.
-            overrides: values by tensor name that replace the floating-point ones.
+            overrides: tensor name -> value that replaces the floating-point value.
         """
         plan, simulated = self._plan, frozenset() if program_values is None else self._simulated
         sample = _SampleState(program_values or {}, simulated, isolate_layers, overrides or {})
@@ -86,7 +86,7 @@ class PlanInterpreter:
                         sample.program.get(tensor.name),
                     ),
                 )
-            for name in self._released.get(step.name, ()):
+            for name in self._released_after_step.get(step.name, ()):
                 for environment in (sample.reference, sample.isolated, sample.program):
                     environment.pop(name, None)
         self.outputs = [sample.reference[x.name] if isinstance(x, Ref) else x for x in plan.outputs]
@@ -102,7 +102,7 @@ class _SampleState:
 
     Attributes:
         program_values, isolates_layers, overrides: see ``PlanInterpreter.run``.
-        simulated: steps whose values in the program are computed here.
+        simulated: steps whose program values PyTorch computes.
         reference, isolated, program: values by step; see ``TensorValues``.
     """
 
@@ -115,7 +115,7 @@ class _SampleState:
     program: dict[str, Any] = field(default_factory=dict)
 
     def execute(self, step: Step) -> None:
-        """Compute a step. Quantized tensors are held dequantized, as their consumers read them."""
+        """Compute a step. Quantized tensors are stored dequantized, as their consumers read them."""
         name, first = step.name, step.sources[0] if step.sources else ""
         compute: Callable[[Mapping[str, Any]], Any] = {
             "quantize": lambda values: _fake_quantize(step, values),
@@ -150,7 +150,7 @@ def _find_releases(plan: InterpreterPlan) -> dict[str, list[str]]:
     return releases
 
 
-def _find_simulated(plan: InterpreterPlan, provided: frozenset[str]) -> frozenset[str]:
+def _find_simulated_steps(plan: InterpreterPlan, provided: frozenset[str]) -> frozenset[str]:
     """Return the steps whose program values PyTorch must compute, because the program does not provide them."""
     simulated = {row.name for row in plan.tensors} - provided
     if simulated:

@@ -17,9 +17,9 @@ from arm_recipes.runtime.program import Program
 
 
 def make_export_spec(result: Artifact, record: MethodReport, layers: bool | int) -> tuple[ProgramSpec, list[str]]:
-    """Make the spec of an export, with interpreter plan and delegate taps where available, and notes.
+    """Make the spec of an export, with interpreter plan and delegate taps if available, and notes.
 
-    It is computed once for an artifact: taps lower the program again.
+    The artifact caches the spec, because delegate taps lower the program again.
     """
     key = record.name, bool(layers)
     if key not in result.comparison_specs:
@@ -29,22 +29,22 @@ def make_export_spec(result: Artifact, record: MethodReport, layers: bool | int)
 
 
 def _make_export_spec(result: Artifact, record: MethodReport, *, has_layers: bool) -> tuple[ProgramSpec, list[str]]:
-    method, kept = record.name, result.float_reference
-    exported, original = result.exported_programs[method], kept.float_programs.get(method)
+    method, float_reference = record.name, result.float_reference
+    exported, original = result.exported_programs[method], float_reference.float_programs.get(method)
     spec = ProgramSpec(result.buffer, method, record.inputs, record.outputs, None, ())
     try:
-        plan = InterpreterPlan.from_program(exported, original.floats if original is not None else {})
+        plan = InterpreterPlan.from_program(exported, original.float_constants if original is not None else {})
     except UnsupportedProgramError as reason:
         note = f"layers are not compared: the captured program has {reason}"
         return spec, [note] if has_layers else []
     buffers = {name: node for node, name in exported.graph_signature.inputs_to_buffers.items()}
-    plan.constants |= {buffers[name]: tensor for name, tensor in kept.states[method].items()}
+    plan.constants |= {buffers[name]: tensor for name, tensor in float_reference.initial_states[method].items()}
     spec, notes = replace(spec, plan=plan), []
     if original is None and plan.is_quantized:
         notes.append(
             "the model was quantized before export: the reference uses its quantized weights, without other rounding"
         )
-    partitioner = next((x for x in kept.partitioners.get(method, ()) if isinstance(x, ArmPartitioner)), None)
+    partitioner = next((x for x in float_reference.partitioners.get(method, ()) if isinstance(x, ArmPartitioner)), None)
     if has_layers and partitioner is not None and record.delegates:
         delegate_taps, tap_notes = tap_delegates(
             exported, partitioner, record.delegates, (compared.name for compared in plan.tensors)
@@ -63,7 +63,7 @@ def make_argument_spec(value: Any, argument: str, method: str, layers: bool | in
         layers: as for ``compare``.
 
     Raises:
-        ValueError: the value is neither, or the program has no such method.
+        ValueError: the value is neither an export nor a program, or the program has no such method.
     """
     if isinstance(value, Artifact):
         return make_export_spec(value, find_method(value, method), layers)
@@ -86,7 +86,7 @@ def find_method(result: Artifact, method: str) -> MethodReport:
     methods = {record.name: record for record in result.report.methods}
     if method in methods:
         return methods[method]
-    sized = result.sized.get(method)
+    sized = result.shape_variants.get(method)
     hint = f"it has one method per input size: {', '.join(sized.methods)}" if sized else f"it has: {', '.join(methods)}"
     raise ValueError(f"method: the program has no '{method}'; {hint}")
 

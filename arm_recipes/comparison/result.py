@@ -12,10 +12,10 @@ from arm_recipes._internal.rendering import Renderable, Section, to_jsonable
 from arm_recipes.comparison.accuracy import Accuracy
 from arm_recipes.comparison.advice import LayerAdvice, QuantizedConstant
 
-#: Most layers that the printed comparison gives advice for, and most that it lists.
-WORST_COUNT, _MAX_LISTED = 5, 16
-#: SQNR in dB of float32 itself; layers above it need no improvement.
-_EXACT_SQNR = 120.0
+#: Maximum number of layers with advice in the printed comparison, and maximum number of listed layers.
+WORST_COUNT, _MAX_LAYERS = 5, 16
+#: SQNR in dB of float32 itself. Layers above it need no improvement.
+_EXACT_SQNR_DB = 120.0
 #: Note that explains how to select int16.
 _INT16_NOTE = (
     "int16 for one module: get_recipe(..., precisions={'module': 'A16W8'}); tune() chooses modules within a budget"
@@ -47,7 +47,7 @@ class IsolatedError:
         values: range of the samples' values.
         calibrated: range of the values in calibration; None if unknown.
         p999: 99.9th percentile of the absolute values.
-        output: SQNR in dB of the first output with only this layer quantized, measured with the first 4 samples; only
+        output: SQNR in dB of the first output with only this layer quantized, measured with the first 4 samples. Only
             for the five layers of ``Comparison.worst`` of a model without state.
         advice: main cause of the error and the remedy.
     """
@@ -68,16 +68,17 @@ class LayerGap:
     """Error of one intermediate tensor of the program against the reference.
 
     Attributes:
-        name: node that computes it in the captured program. A tensor that is quantized twice appears twice.
+        name: node of the captured program that computes the tensor. A tensor that is quantized twice appears twice.
         operator, module, source: ATen operator, path of the submodule, line of the model. A fused layer (an operator
             with weights and its activation) has both operators, and module and line of the first.
         dtype: dtype in the program.
         scale, zero_point: quantization parameters; None if not quantized.
-        moves: whether it only moves data.
+        moves: whether the operator only moves data.
         value_source: "program" if the delegate computed the value; "PyTorch" if PyTorch computed it from the program's
             values, for operators on the CPU and delegates without intermediate outputs.
         gap: error in the whole program, including the errors of preceding layers.
-        isolated: error of the isolated layer; None if it is not quantized or ``moves``, and between two programs.
+        isolated: error of the isolated layer; None if the layer is not quantized or only moves data, and in
+            comparisons of two programs.
         weights: quantized constants that the layer reads.
     """
 
@@ -104,9 +105,10 @@ class Comparison(Renderable):
     Attributes:
         program, reference: names of the program and of its reference.
         method: method that was run.
-        samples: number of samples; ``layer_samples``: number of samples that layers were compared with.
+        samples: number of samples.
+        layer_samples: number of samples that layers were compared with.
         outputs: outputs in program order.
-        layers: layers in program order; the layer that computes an output has the output's figures.
+        layers: layers in program order. The layer that computes an output has the error metrics of the output.
         accuracy: task accuracy; None without labels and metric.
         seconds: duration of the comparison.
         notes: notes for the user, one sentence each.
@@ -130,11 +132,11 @@ class Comparison(Renderable):
 
     @property
     def worst(self) -> tuple[LayerGap, ...]:
-        """The five isolated layers with the lowest SQNR, worst first; between two programs, those that differ most."""
+        """The five layers with the lowest SQNR, worst first: isolated SQNR if available, else SQNR in the program."""
         isolated = [(layer.isolated.sqnr, layer) for layer in self.layers if layer.isolated is not None]
         in_program = [(layer.gap.sqnr, layer) for layer in self.layers]
         for ranked in (isolated, in_program):
-            improvable = [pair for pair in ranked if not pair[0] >= _EXACT_SQNR]
+            improvable = [pair for pair in ranked if not pair[0] >= _EXACT_SQNR_DB]
             if improvable:
                 improvable.sort(key=lambda pair: _sort_key(pair[0]))
                 return tuple(layer for _, layer in improvable[:WORST_COUNT])
@@ -195,11 +197,11 @@ class Comparison(Renderable):
 
 
 def _select_layers(layers: tuple[LayerGap, ...]) -> list[LayerGap]:
-    """Select evenly spaced layers from first to last; skip data movement if there are too many."""
-    computing = [layer for layer in layers[:-1] if not layer.moves or len(layers) <= _MAX_LISTED] + list(layers[-1:])
-    if len(computing) <= _MAX_LISTED:
+    """Select evenly spaced layers from first to last. Skips data movement if there are too many layers."""
+    computing = [layer for layer in layers[:-1] if not layer.moves or len(layers) <= _MAX_LAYERS] + list(layers[-1:])
+    if len(computing) <= _MAX_LAYERS:
         return computing
-    return [computing[round(index * (len(computing) - 1) / (_MAX_LISTED - 1))] for index in range(_MAX_LISTED)]
+    return [computing[round(index * (len(computing) - 1) / (_MAX_LAYERS - 1))] for index in range(_MAX_LAYERS)]
 
 
 def _accuracy_rows(accuracy: Accuracy, reference: str) -> list[tuple[str, ...]]:

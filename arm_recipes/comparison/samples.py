@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader
 from arm_backend_core.kinds import ScalarKind, kind_of
 from arm_recipes.comparison.accuracy import flatten_labels
 from arm_recipes.runtime.signature import Value
-from arm_recipes.samples.inputs import sample_list
-from arm_recipes.samples.sample import Inputs, InputSignature, as_inputs, fit_batches
+from arm_recipes.samples.inputs import to_sample_list
+from arm_recipes.samples.sample import Inputs, InputSignature, as_inputs, rebatch
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class ComparisonSamples:
         samples: samples as the model takes them.
         inputs: tensors of each sample, flattened.
         labels: int64 labels [N]; None without labels.
-        has_padding: the last items may be repetitions without a label.
+        has_padding: whether the last items may be repetitions, which have no label.
     """
 
     originals: list[Any]
@@ -45,7 +45,7 @@ def prepare_samples(
         argument: name of the argument in messages.
 
     Raises:
-        ValueError: there are no samples, or one does not fit the model; the message names it.
+        ValueError: there are no samples, or a sample does not fit the model. The message names the sample.
     """
     originals = _to_list(method, samples, argument)
     arity = input_signature.spec.children()[0].num_children
@@ -53,7 +53,7 @@ def prepare_samples(
     converted = [as_inputs(sample, f"{argument}[{index}]") for index, sample in enumerate(positional)]
     is_loader = isinstance(samples, DataLoader)
     if is_loader:
-        converted = list(fit_batches(converted, input_signature))
+        converted = list(rebatch(converted, input_signature))
     if is_loader and metric is not None and len(converted) != len(originals):
         raise ValueError(
             f"metric: the DataLoader's {len(originals)} batches become {len(converted)} batches of the program's batch "
@@ -100,7 +100,7 @@ def prepare_program_samples(
 
 
 def _to_list(method: str, samples: Any, argument: str) -> list[Any]:
-    sample_items = [] if samples is None else sample_list(method, samples, argument)
+    sample_items = [] if samples is None else to_sample_list(method, samples, argument)
     if not sample_items:
         raise ValueError(f"{argument}: there are none; give a list of input tuples, [(x,)], a DataLoader or the like")
     return sample_items

@@ -49,7 +49,7 @@ class ProgramSpec:
 
 @dataclass(frozen=True)
 class ComparisonJob:
-    """A comparison of ``program`` with the program ``reference``, or with its own plan in floating point if None."""
+    """A comparison of ``program`` with ``reference``; if ``reference`` is None, with its own plan in floating point."""
 
     program: ProgramSpec
     reference: ProgramSpec | None
@@ -68,7 +68,7 @@ class WorkItem:
     Attributes:
         index: index of the sample.
         inputs: input tensors of the model.
-        layers: whether to compare layers too.
+        layers: whether to compare layers as well as outputs.
         expected: outputs of the model; None if the program's plan computes them.
     """
 
@@ -99,7 +99,7 @@ class SampleResult:
 
 
 class SampleRunner:
-    """Runs the samples of a job; buffers keep their values from sample to sample."""
+    """Runs the samples of a job. Buffers keep their values from sample to sample."""
 
     def __init__(self, job: ComparisonJob) -> None:
         self._program = _LoadedProgram(job.program)
@@ -228,10 +228,13 @@ def measure_layer_effects(
 
 @contextmanager
 def _single_thread() -> Iterator[None]:
-    """Use one thread: floating-point sums depend on the number of threads, and results must not depend on workers."""
-    before = torch.get_num_threads()
+    """Use one PyTorch thread, so that results do not depend on the number of workers.
+
+    Floating-point sums depend on the number of threads.
+    """
+    previous = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(previous)

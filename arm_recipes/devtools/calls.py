@@ -1,4 +1,4 @@
-"""Delegate calls of a method, in execution order, with the debug information that the Inspector needs for each."""
+"""Delegate calls of a method, in execution order, with debug information for ExecuTorch's Inspector."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
     from torch.fx import Graph
 
     from arm_backend_core.events import Delegate
-    from arm_recipes.devtools.reading import Results
+    from arm_recipes.devtools.reading import CandidateArrays
     from arm_recipes.runtime.plugin import Execution
 
 
 @dataclass(frozen=True)
-class Call:
-    """A call of a delegate that this compiler made.
+class DelegateCall:
+    """A call of a delegate of this compiler, with its debug information.
 
     Attributes:
         instruction: index of the instruction in the method.
-        all_handles: debug handles of all nodes in the delegate, those of the outputs last and in order, as the
-            Inspector requires.
+        all_handles: debug handles of all nodes in the delegate. The Inspector requires that the handles of the outputs
+            come last and in order.
         record: the compiler's record of the delegate.
-        operators: operators of its TOSA graph; empty if it has nested graphs.
-        layers: nodes of the captured program whose value a TOSA operator of the delegate computes.
-        handles: debug handles by index of the TOSA operator.
-        results: intermediate results by index of the TOSA operator, in one run of the method.
+        operators: operators of the delegate's TOSA graph; empty if the graph contains nested graphs.
+        layers: nodes of the captured program whose values TOSA operators of the delegate compute.
+        handles: index of a TOSA operator -> debug handles.
+        results: index of a TOSA operator -> its result in one run of the method.
     """
 
     instruction: int
@@ -44,20 +44,20 @@ class Call:
     operators: tuple[TosaOperator, ...]
     layers: tuple[Layer, ...]
     handles: dict[int, tuple[int, ...]]
-    results: Mapping[int, Results]
+    results: Mapping[int, CandidateArrays]
 
 
-def collect_calls(
+def collect_delegate_calls(
     manager: ExecutorchProgramManager, method: str, program: ExportedProgram, executions: Sequence[Execution]
-) -> list[Call]:
+) -> list[DelegateCall]:
     """Collect the delegate calls of a method.
 
     Args:
         manager: the exported program.
         method: name of the method.
-        program: the captured program, from ``with_debug_handles``.
-        executions: the delegates' executions in one run of the method. The set of available results does not depend on
-            the inputs: one run with any inputs shows it.
+        program: the captured program, a result of ``with_debug_handles``.
+        executions: the delegates' executions in one run of the method. Any inputs will do, because the set of available
+            results does not depend on them.
     """
     module = manager.exported_program(method).graph_module
     delegate_calls = []
@@ -69,19 +69,19 @@ def collect_calls(
             continue
         execution = remaining.pop(0)
         operators = read_graph(memoryview(record.tosa)).operators
-        all_handles = _all_handles(lowered.original_module.graph)
+        all_handles = _list_debug_handles(lowered.original_module.graph)
         kinds, handles = record.tosa_operators[: len(operators)], record.handles[: len(operators)]
         results = read_results(execution, record, operators)
         layers = find_layers(program, all_handles, kinds, handles, operators, results)
         results |= read_tosa_results(execution, operators, [layer.operation for layer in layers])
         handle_map = map_handles(layers, handles)
         delegate_calls.append(
-            Call(node.meta["debug_handle"], all_handles, record, operators, tuple(layers), handle_map, results)
+            DelegateCall(node.meta["debug_handle"], all_handles, record, operators, tuple(layers), handle_map, results)
         )
     return delegate_calls
 
 
-def _all_handles(graph: Graph) -> tuple[int, ...]:
+def _list_debug_handles(graph: Graph) -> tuple[int, ...]:
     nodes = [*graph.nodes, *graph.output_node().all_input_nodes]
     handles = [node.meta["debug_handle"] for node in nodes if "debug_handle" in node.meta]
     return tuple(dict.fromkeys(reversed(handles)))[::-1]

@@ -1,4 +1,4 @@
-"""ETRecord: the debug information by which ExecuTorch's Inspector maps events of a run to nodes of the program."""
+"""ETRecord: debug information with which ExecuTorch's Inspector maps events of a run to nodes of the program."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from arm_backend_core.nodes import first_result
-from arm_recipes.devtools.calls import Call
+from arm_recipes.devtools.calls import DelegateCall
 
 if TYPE_CHECKING:
     import torch
@@ -17,36 +17,37 @@ if TYPE_CHECKING:
     from executorch.exir import ExecutorchProgramManager
     from torch.export import ExportedProgram
 
-#: The only method that the Inspector reads.
-_METHOD = "forward"
-_DATE = (1980, 1, 1, 0, 0, 0)
+#: Name of the only method that the Inspector reads.
+_INSPECTOR_METHOD = "forward"
+#: Timestamp of all entries of the ZIP file, so that it is reproducible.
+_FIXED_DATE = (1980, 1, 1, 0, 0, 0)
 
 
 def build_etrecord(
     manager: ExecutorchProgramManager,
     method: str,
     program: ExportedProgram,
-    calls: Sequence[Call],
+    calls: Sequence[DelegateCall],
     inputs: Sequence[torch.Tensor] | None = None,
     outputs: Sequence[Sequence[torch.Tensor]] | None = None,
 ) -> ETRecord:
-    """Build the record of a method, under the method name that the Inspector reads.
+    """Build the ETRecord of a method. It has the method name that the Inspector reads.
 
-    Its graph is the captured program, because the edge program already contains delegates.
+    The graph in the record is the captured program, because the edge program already contains delegates.
 
     Args:
         manager: the exported program.
         method: name of the method.
-        program: the captured program, from ``with_debug_handles``.
+        program: the captured program, a result of ``with_debug_handles``.
         calls: the delegate calls of the method.
-        inputs: inputs on which the Inspector runs the graph, to compare values with events.
+        inputs: inputs with which the Inspector executes the graph, to compare its values with events.
         outputs: reference outputs of the program for each sample.
     """
     from executorch.devtools import ETRecord
 
     delegates: dict[int, Any] = dict(manager.delegate_map[method])
     handles: dict[int, Any] = dict(manager.debug_handle_map[method])
-    for instruction in _channels_last_calls(manager, method):
+    for instruction in _channels_last_instructions(manager, method):
         handles.pop(instruction, None)
     results: dict[int, Any] = dict(manager.instruction_id_to_num_outs_map[method])
     for call in calls:
@@ -54,21 +55,21 @@ def build_etrecord(
         mapped = {str(operation): list(handles) for operation, handles in call.handles.items()}
         delegates[call.instruction] = {**delegates[call.instruction], "delegate_map": mapped}
         if call.layers:
-            results[call.instruction] = 1  # the Inspector applies this to each event inside, too
+            results[call.instruction] = 1  # the Inspector also applies this number to each event inside the delegate
     return ETRecord(
         edge_dialect_program=program,
-        _debug_handle_map={_METHOD: _with_text_keys(handles)},
-        _delegate_map={_METHOD: _with_text_keys(delegates)},
-        _instruction_id_to_num_outs_map={_METHOD: _with_text_keys(results)},
+        _debug_handle_map={_INSPECTOR_METHOD: _with_text_keys(handles)},
+        _delegate_map={_INSPECTOR_METHOD: _with_text_keys(delegates)},
+        _instruction_id_to_num_outs_map={_INSPECTOR_METHOD: _with_text_keys(results)},
         _representative_inputs=None if inputs is None else list(inputs),
-        _reference_outputs=None if outputs is None else {_METHOD: [list(each) for each in outputs]},
+        _reference_outputs=None if outputs is None else {_INSPECTOR_METHOD: [list(each) for each in outputs]},
     )
 
 
-def _channels_last_calls(manager: ExecutorchProgramManager, method: str) -> list[int]:
-    """CPU operators with channels_last results.
+def _channels_last_instructions(manager: ExecutorchProgramManager, method: str) -> list[int]:
+    """Debug handles of CPU operators with channels_last results.
 
-    ETDump does not record the layout, so the Inspector would misread them.
+    ETDump does not record the memory layout, so the Inspector would misread these results.
     """
     from executorch.exir.delegate import executorch_call_delegate
 
@@ -83,18 +84,18 @@ def _channels_last_calls(manager: ExecutorchProgramManager, method: str) -> list
 
 
 def _with_text_keys(entries: Mapping[int, Any]) -> dict[Any, Any]:
-    """Convert keys to strings, as in a record that is read back from JSON."""
+    """Convert keys to strings, as in a record that was read from JSON."""
     return {str(key): value for key, value in entries.items()}
 
 
 def serialize_etrecord(record: ETRecord) -> bytes:
-    """Serialize a record reproducibly: without timestamps, and without PyTorch's counter of generated code."""
+    """Serialize a record reproducibly: without timestamps, and without PyTorch's counter in names of generated code."""
     original, result = io.BytesIO(), io.BytesIO()
     record.save(original)
     with zipfile.ZipFile(original) as source, zipfile.ZipFile(result, "w") as target:
         for name in source.namelist():
             data = source.read(name)
-            if name == f"edge_dialect_exported_program/{_METHOD}":
+            if name == f"edge_dialect_exported_program/{_INSPECTOR_METHOD}":
                 data = re.sub(rb"<eval_with_key>\.\d+", b"<eval_with_key>", data)
-            target.writestr(zipfile.ZipInfo(name, _DATE), data)
+            target.writestr(zipfile.ZipInfo(name, _FIXED_DATE), data)
     return result.getvalue()

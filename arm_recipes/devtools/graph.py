@@ -1,4 +1,4 @@
-"""The captured program with debug handles, as ExecuTorch's Inspector reads it, and its values in PyTorch."""
+"""The captured program with debug handles for ExecuTorch's Inspector, and the values of its nodes in PyTorch."""
 
 from __future__ import annotations
 
@@ -12,31 +12,32 @@ from torch.fx import GraphModule, Interpreter, Node
 
 from arm_backend_core.nodes import assign_debug_handles, debug_handle_of
 from arm_backend_core.program import copy_program, store_of
-from arm_recipes._internal.executorch_programs import simplify_call
+from arm_recipes._internal.executorch_programs import remove_constant_inputs
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
-_KEPT_META = ("val", "stack_trace", "nn_module_stack", "torch_fn", "source_fn_stack")
+#: Keys of node metadata that the program keeps.
+_METADATA_KEYS = ("val", "stack_trace", "nn_module_stack", "torch_fn", "source_fn_stack")
 
 
 def with_debug_handles(program: ExportedProgram) -> ExportedProgram:
-    """Copy a program and assign the debug handles that delegates and events use."""
-    program = _with_buffers(program)
-    simplify_call(program)
+    """Copy a program, and assign the same debug handles to its nodes that delegates and events use."""
+    program = _copy_with_buffers(program)
+    remove_constant_inputs(program)
     assign_debug_handles(program.graph, 1)
     for node in program.graph.nodes:
         handle = debug_handle_of(node)
-        node.meta = {key: node.meta[key] for key in _KEPT_META if key in node.meta}
+        node.meta = {key: node.meta[key] for key in _METADATA_KEYS if key in node.meta}
         if handle is not None:
             node.meta["debug_handle"] = handle
-            _pass_by_position(node)
+            _make_arguments_positional(node)
             node.args = tuple(list(arg) if isinstance(arg, tuple) else arg for arg in node.args)
     return program
 
 
-def _with_buffers(program: ExportedProgram) -> ExportedProgram:
-    """Copy a program with its own buffers, because a run may write them."""
+def _copy_with_buffers(program: ExportedProgram) -> ExportedProgram:
+    """Copy a program and its buffers, because a run may write buffers."""
     program = copy_program(program)
     for name in program.graph_signature.inputs_to_buffers.values():
         store = store_of(program, name)
@@ -44,8 +45,8 @@ def _with_buffers(program: ExportedProgram) -> ExportedProgram:
     return program
 
 
-def _pass_by_position(node: Node) -> None:
-    """Turn keyword arguments into positional ones if the schema allows it.
+def _make_arguments_positional(node: Node) -> None:
+    """Convert keyword arguments to positional arguments if the schema allows it.
 
     The Inspector's graph drops keyword arguments.
     """
@@ -61,7 +62,7 @@ def _pass_by_position(node: Node) -> None:
     node.args, node.kwargs = tuple(args), kwargs
 
 
-class _Recorder(Interpreter):
+class _NodeRecorder(Interpreter):
     """Interpreter that records the values of selected nodes."""
 
     def __init__(self, module: GraphModule, names: Collection[str]) -> None:
@@ -70,7 +71,7 @@ class _Recorder(Interpreter):
         self.recorded: dict[str, torch.Tensor] = {}
 
     def run_node(self, n: Node) -> Any:
-        """Run a node, and record its value if it is selected."""
+        """Execute a node, and record its value if the node is selected."""
         value = super().run_node(n)
         if n.name in self._names and isinstance(value, torch.Tensor):
             self.recorded[n.name] = value.detach().clone()
@@ -80,17 +81,26 @@ class _Recorder(Interpreter):
 def compute_node_values(
     program: ExportedProgram, inputs: Sequence[torch.Tensor], names: Collection[str]
 ) -> dict[str, torch.Tensor]:
-    """Compute values of nodes in PyTorch, by the names of the nodes."""
-    program = _with_buffers(program)
+    """Compute the values of selected nodes in PyTorch.
+
+    Args:
+        program: the program.
+        inputs: inputs of the program.
+        names: names of the nodes.
+
+    Returns:
+        Name of the node -> value.
+    """
+    program = _copy_with_buffers(program)
     # Not program.module(): its generated input checks fail for number arguments and unusual names.
-    recorder = _Recorder(program.graph_module, names)
+    recorder = _NodeRecorder(program.graph_module, names)
     with torch.no_grad():
         recorder.run(*_all_inputs(program, inputs))
     return recorder.recorded
 
 
 def _all_inputs(program: ExportedProgram, tensors: Sequence[torch.Tensor]) -> Iterator[Any]:
-    """All inputs of the graph: weights, buffers, constant arguments from the capture, and ``tensors``."""
+    """Yield all inputs of the graph: weights, buffers, constant arguments of the capture, and ``tensors``."""
     user_inputs = iter(tensors)
     for spec in program.graph_signature.input_specs:
         if spec.target is not None:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from arm_recipes._internal.messages import suppress_warnings
-from arm_recipes.devtools.calls import Call, collect_calls
+from arm_recipes.devtools.calls import DelegateCall, collect_delegate_calls
 from arm_recipes.devtools.etdump import check_loggable, collect_events, debug_buffer_bytes, log_events
 from arm_recipes.devtools.etrecord import build_etrecord, serialize_etrecord
 from arm_recipes.devtools.graph import compute_node_values, with_debug_handles
 from arm_recipes.runtime import plugin
-from arm_recipes.samples.inputs import sample_list
+from arm_recipes.samples.inputs import to_sample_list
 from arm_recipes.samples.sample import Inputs, as_inputs
 
 if TYPE_CHECKING:
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Dump:
-    """Events of one run.
+class RunRecord:
+    """ETDump and outputs of one run.
 
     Attributes:
         etdump: ExecuTorch's ETDump.
-        debug: the debug buffer with the logged tensors.
+        debug: debug buffer with the logged tensors.
         record: ETRecord of the method, with the inputs of this run.
         outputs: outputs of the program.
     """
@@ -43,11 +43,11 @@ class Dump:
     outputs: tuple[torch.Tensor, ...]
 
 
-class Method:
-    """A method of an export, prepared for the developer tools.
+class MethodTools:
+    """Developer tools for one method of an export.
 
     Raises:
-        ValueError: there is no such method, or the result has no captured program of it.
+        ValueError: there is no such method, or the result does not contain its captured program.
     """
 
     def __init__(self, result: Artifact, name: str) -> None:
@@ -61,20 +61,21 @@ class Method:
         self._result, self._name = result, name
         self._report: MethodReport = reports[name]
         self._program: ExportedProgram = with_debug_handles(result.exported_programs[name])
-        #: Checksums of delegates in loops. ExecuTorch's emitter records no instructions for them, so we log no events.
+        #: Checksums of delegates in loops. ExecuTorch's emitter records no instructions for them, so no events are
+        #: logged.
         self._in_loops = {delegate.checksum for delegate in self._report.delegates if delegate.calls > 1}
 
-    def dump(self, tensors: Sequence[torch.Tensor]) -> Dump:
+    def dump(self, tensors: Sequence[torch.Tensor]) -> RunRecord:
         """Load the program again and run it with ExecuTorch's event tracer.
 
         Args:
-            tensors: inputs, as the model takes them or (if quantized) as the program takes them.
+            tensors: inputs of the model, or quantized inputs of the program.
 
         Raises:
             ValueError: ETDump cannot encode a dtype or an output of the method.
         """
         check_loggable(self._result.executorch_program, self._name)
-        # A separate run, so that tracing the delegates does not add to the durations of the events.
+        # A separate run traces the delegates, so that tracing does not increase the durations of the events.
         calls = self._record_calls(tensors)
         model_inputs = self._to_model(tensors)
         expected = compute_node_values(
@@ -88,14 +89,14 @@ class Method:
             debug_bytes=debug_buffer_bytes(manager, self._name, expected),
             listener=lambda execution: None if execution.checksum in self._in_loops else log_events(next(event_lists)),
         )
-        return Dump(
+        return RunRecord(
             etdump, debug, build_etrecord(manager, self._name, self._program, calls, model_inputs), tuple(outputs)
         )
 
     def record(
         self, samples: Sequence[Sequence[torch.Tensor]] = (), outputs: Sequence[Sequence[torch.Tensor]] = ()
     ) -> ETRecord:
-        """Build the ETRecord of the method, with samples and the program's outputs for them."""
+        """Build the ETRecord of the method. It contains the samples and the program's outputs for them."""
         zeros = [torch.zeros(info.shape, dtype=getattr(torch, info.dtype)) for info in self._report.inputs]
         calls = self._record_calls(samples[0] if samples else zeros)
         model_inputs = self._to_model(samples[0]) if samples else None
@@ -103,26 +104,26 @@ class Method:
             self._result.executorch_program, self._name, self._program, calls, model_inputs, outputs or None
         )
 
-    def _record_calls(self, tensors: Sequence[torch.Tensor]) -> list[Call]:
+    def _record_calls(self, tensors: Sequence[torch.Tensor]) -> list[DelegateCall]:
         """Run the program and collect its delegate calls with the results of their operations."""
-        program = self._result.program()  # keep a reference: its delegates are released with it
+        program = self._result.program()  # keep a reference, because the program releases its delegates
         with plugin.record_executions() as executions:
             program.execute(*self._to_program(tensors), method=self._name)
         outside_loops = [execution for execution in executions if execution.checksum not in self._in_loops]
-        return collect_calls(self._result.executorch_program, self._name, self._program, outside_loops)
+        return collect_delegate_calls(self._result.executorch_program, self._name, self._program, outside_loops)
 
     def run_samples(self, samples: Sequence[Sequence[torch.Tensor]]) -> list[list[Any]]:
-        """Run one loaded program on all samples in order and return the outputs; mutable buffers keep their values."""
+        """Execute one loaded program on all samples, and return the outputs; its mutable buffers keep their values."""
         program = self._result.program()
         runs = (program.execute(*self._to_program(tensors), method=self._name) for tensors in samples)
         return [[x.clone() if isinstance(x, torch.Tensor) else x for x in outputs] for outputs in runs]
 
     def _to_model(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Convert inputs for the model."""
+        """Convert inputs to the dtypes of the model: dequantize quantized inputs."""
         return [info.to_model(tensor) for info, tensor in zip(self._report.inputs, tensors, strict=True)]
 
     def _to_program(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Convert inputs for the program."""
+        """Convert inputs to the dtypes of the program: quantize inputs if the program's are quantized."""
         return [info.to_program(tensor) for info, tensor in zip(self._report.inputs, tensors, strict=True)]
 
     def build_test_suite(
@@ -138,7 +139,7 @@ class Method:
 
 
 def create_inspector(result: Artifact, tensors: Sequence[torch.Tensor], method: str) -> Inspector:
-    """Run the program once and create ExecuTorch's Inspector of its events."""
+    """Execute the program once, and create ExecuTorch's Inspector for its events."""
     import tempfile
     from pathlib import Path
 
@@ -146,7 +147,7 @@ def create_inspector(result: Artifact, tensors: Sequence[torch.Tensor], method: 
 
     from arm_recipes.devtools.etdump import parse_metadata
 
-    dump = Method(result, method).dump(tensors)
+    dump = MethodTools(result, method).dump(tensors)
     with suppress_warnings(), tempfile.NamedTemporaryFile(suffix=".bin") as file:
         Path(file.name).write_bytes(dump.debug)
         return Inspector(
@@ -157,18 +158,18 @@ def create_inspector(result: Artifact, tensors: Sequence[torch.Tensor], method: 
         )
 
 
-def build_files(result: Artifact, stem: str, etrecords: bool, bundled: Any) -> dict[str, bytes]:
+def build_debug_files(result: Artifact, stem: str, etrecords: bool, bundled: Any) -> dict[str, bytes]:
     """Build the files that are saved next to the ``.pte`` (ETRecords, bundled program), by file name.
 
     Raises:
-        ValueError: samples do not match the model, or ExecuTorch cannot bundle the inputs or outputs.
+        ValueError: samples do not match the model, or ExecuTorch's bundled programs cannot hold the inputs or outputs.
     """
     bundled_samples = {} if bundled is None else _bundled_samples(result, bundled)
     main = result.main_method
     contents: dict[str, bytes] = {}
     suites = []
     for name in [method.name for method in result.report.methods] if etrecords else list(bundled_samples):
-        method = Method(result, name)
+        method = MethodTools(result, name)
         samples = bundled_samples.get(name)
         outputs = None if samples is None else method.run_samples(samples)
         if samples is not None and outputs is not None:
@@ -177,7 +178,7 @@ def build_files(result: Artifact, stem: str, etrecords: bool, bundled: Any) -> d
             record = method.record(samples or (), outputs or ())
             contents[f"{stem}.etrecord" if name == main else f"{stem}.{name}.etrecord"] = serialize_etrecord(record)
     if suites:
-        contents[f"{stem}.bpte"] = _build_bundle(result, suites)
+        contents[f"{stem}.bpte"] = _build_bundled_program(result, suites)
     return contents
 
 
@@ -193,23 +194,23 @@ def _bundled_samples(result: Artifact, bundled: Any) -> dict[str, list[list[torc
             raise ValueError(
                 f"bundled_samples: give a list of samples, [(x,)], or a dict of such lists by method; got {samples!r}"
             )
-        listed = sample_list(name, samples)
+        listed = to_sample_list(name, samples)
         if not listed:
             raise ValueError(f"bundled_samples: there are no samples of '{name}': give a list of input tuples, [(x,)]")
         inputs = [
             as_inputs(sample, f"bundled_samples[{index}]", f" of '{name}'") for index, sample in enumerate(listed)
         ]
-        converted[name] = [_tensors(result, name, sample) for sample in inputs]
+        converted[name] = [_sample_tensors(result, name, sample) for sample in inputs]
     return converted
 
 
-def _tensors(result: Artifact, method: str, sample: Inputs) -> list[torch.Tensor]:
+def _sample_tensors(result: Artifact, method: str, sample: Inputs) -> list[torch.Tensor]:
     return list(result.tensors(method, sample))
 
 
 @contextmanager
 def _translate_bundling_errors() -> Iterator[None]:
-    """Turn assertions of ExecuTorch about unsupported values into ``ValueError``."""
+    """Raise ExecuTorch's assertion errors about unsupported values as ``ValueError``."""
     try:
         yield
     except AssertionError as error:
@@ -218,8 +219,8 @@ def _translate_bundling_errors() -> Iterator[None]:
         ) from error
 
 
-def _build_bundle(result: Artifact, suites: Sequence[Any]) -> bytes:
-    """Build the bundled program. It contains the same ``.pte`` bytes as ``save`` writes, which include the checksum."""
+def _build_bundled_program(result: Artifact, suites: Sequence[Any]) -> bytes:
+    """Build the bundled program. It contains the same bytes as the ``.pte`` that ``save`` writes, with the checksum."""
     from executorch.devtools import BundledProgram
     from executorch.devtools.bundled_program.serialize import serialize_from_bundled_program_to_flatbuffer
 

@@ -1,8 +1,9 @@
 """Layer matching: map the operations of a delegate to nodes of the captured program.
 
-ExecuTorch's Inspector compares the value of an event with the node of the event's last debug handle, and requires that
-each handle belongs to exactly one event. The nodes of a delegate are therefore partitioned: each node belongs to the
-first node after it whose value an operation of the delegate computes.
+ExecuTorch's Inspector compares the value of an event with the node of the event's last debug handle. It requires that
+each handle belongs to exactly one event. The nodes of a delegate are therefore partitioned into layers. A layer ends
+with a node whose value an operation of the delegate computes. The nodes before it, up to the previous layer, belong to
+the same layer.
 """
 
 from __future__ import annotations
@@ -22,23 +23,24 @@ from arm_backend_core.ops.catalog import find_record
 from arm_backend_core.ops.registry import Kind
 from arm_recipes.runtime.tosa_graph import TosaOperator
 
-#: TOSA operators that only move data.
-_MOVEMENT = ("RESHAPE", "TRANSPOSE", "IDENTITY")
-#: PyTorch's dtype -> the dtype in which TOSA computes it; only dtypes that NumPy has.
-_TYPES = {name: name for name in ("bool", "int8", "int16", "int32", "float16", "float32")}
-_TYPES |= {"int64": "int32", "float64": "float32"}
+#: TOSA operators that only move data or change shapes.
+_DATA_MOVEMENT_OPERATORS = ("RESHAPE", "TRANSPOSE", "IDENTITY")
+#: PyTorch's dtype -> dtype of the same value in the TOSA graph. Only dtypes that NumPy supports are listed.
+_TOSA_DTYPE_OF = {name: name for name in ("bool", "int8", "int16", "int32", "float16", "float32")}
+_TOSA_DTYPE_OF |= {"int64": "int32", "float64": "float32"}
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A node of the captured program whose value an operation computes, with the nodes that belong to it.
+    """A layer: a node of the captured program whose value an operation computes, and the nodes before it.
 
     Attributes:
-        operation: index of the TOSA operator that the delegate was compiled from; the delegate debug identifier.
-        handles: debug handles of the nodes since the previous layers; the last one is the handle of ``node``. Quantize
-            and dequantize nodes that no operation computes are left out, because they would hide the other nodes.
+        operation: index of the TOSA operator that computes the value. It is the delegate debug identifier of events.
+        handles: debug handles of the nodes since the previous layers. The last one is the handle of ``node``. Quantize
+            and dequantize nodes that no operation computes are excluded, because they would hide the other nodes.
         node: name of the node.
-        scale, zero_point: the node's value is ``(integer - zero_point) * scale``; None if it is the operation's result.
+        scale, zero_point: quantization of the operation's result: the node's value is
+            ``(integer - zero_point) * scale``. None if the node's value is the result itself.
     """
 
     operation: int
@@ -49,8 +51,15 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class _Value:
-    """A node whose value an operation computes, with the nodes of the same value (``equivalents``)."""
+class _ComputedValue:
+    """A node whose value an operation computes.
+
+    Attributes:
+        node: the node.
+        equivalents: nodes with the same value, including quantize and dequantize nodes.
+        dtype: dtype of the operation's result.
+        scale, zero_point: as in ``Layer``.
+    """
 
     node: Node
     equivalents: tuple[Node, ...]
@@ -70,88 +79,94 @@ def find_layers(
     """Find the layers of a delegate, in program order.
 
     Args:
-        program: the captured program, from ``with_debug_handles``.
+        program: the captured program, a result of ``with_debug_handles``.
         members: debug handles of the nodes in the delegate.
         kinds: kinds of the delegate's TOSA operators.
         handles: debug handles of the nodes that each TOSA operator was lowered from.
         operators: the TOSA operators.
-        available: indices of operators whose results are available.
+        available: indices of the operators whose results can be read.
     """
     nodes = [node for node in program.graph.nodes if node.meta.get("debug_handle") in members]
-    numbers_of: dict[int, list[int]] = {}
-    for number, last in enumerate(_last_nodes(nodes, handles, operators)):
-        numbers_of.setdefault(last, []).append(number)
+    operators_of_node: dict[int, list[int]] = {}
+    for operator_index, last_node in enumerate(_last_node_of_operators(nodes, handles, operators)):
+        operators_of_node.setdefault(last_node, []).append(operator_index)
     sources = _movement_sources(kinds, operators)
     operation_of: dict[Node, int] = {}
-    selected: dict[Node, _Value] = {}
+    selected: dict[Node, _ComputedValue] = {}
     for node in nodes:
-        value = None if node in selected else _find_value(node, set(nodes), numbers_of)
-        numbers = numbers_of.get(_handle(node), [])
-        while value is not None and numbers and kinds[numbers[-1]] in _MOVEMENT:
-            if _fits(value, operators[numbers[-1]]) and (
-                kinds[sources[numbers[-1]]] not in _MOVEMENT or _is_movement(node)
+        value = None if node in selected else _find_value(node, set(nodes), operators_of_node)
+        operator_indices = operators_of_node.get(_debug_handle(node), [])
+        while value is not None and operator_indices and kinds[operator_indices[-1]] in _DATA_MOVEMENT_OPERATORS:
+            if _matches_result(value, operators[operator_indices[-1]]) and (
+                kinds[sources[operator_indices[-1]]] not in _DATA_MOVEMENT_OPERATORS or _is_data_movement(node)
             ):
                 break
-            numbers.pop()  # a copy for another reader, or an input in its computation layout
-        if value is None or not numbers or not _fits(value, operators[numbers[-1]]):
+            # Skip a copy for another consumer, or an input converted to the layout of the computation.
+            operator_indices.pop()
+        if value is None or not operator_indices or not _matches_result(value, operators[operator_indices[-1]]):
             continue
-        same_source = [other for other in available if sources[other] == sources[numbers[-1]]]
-        operation = numbers[-1] if numbers[-1] in available else max(same_source, default=None)
+        same_source = [other for other in available if sources[other] == sources[operator_indices[-1]]]
+        operation = operator_indices[-1] if operator_indices[-1] in available else max(same_source, default=None)
         if operation is None or operation in operation_of.values():
             continue
         operation_of[value.node] = operation
         selected |= dict.fromkeys(value.equivalents, value)
     computed = {handle for own in handles for handle in own}
-    hidden = {node for node in nodes if (is_quantize(node) or is_dequantize(node)) and _handle(node) not in computed}
+    hidden = {
+        node for node in nodes if (is_quantize(node) or is_dequantize(node)) and _debug_handle(node) not in computed
+    }
     return _assign_nodes(nodes, selected, operation_of, hidden)
 
 
-def _last_nodes(
+def _last_node_of_operators(
     nodes: Sequence[Node], handles: Sequence[tuple[int, ...]], operators: Sequence[TosaOperator]
 ) -> Iterator[int]:
-    """Debug handle of the last node that each operator belongs to; 0 for none.
+    """Yield, for each operator, the debug handle of the last node that it computes; 0 if there is none.
 
-    Passes move arithmetic forward, for example a MUL past a RESHAPE. The later operator then computes the result of
-    both nodes, and no operator computes that of the earlier node alone.
+    Compiler passes move arithmetic forward, for example a MUL past a RESHAPE. The later operator then computes the
+    values of both nodes, and no operator computes the value of the earlier node alone.
     """
-    # Node -> bit set of the nodes that depend on it. Bit sets, because a graph may have thousands of nodes.
+    # Node -> nodes that depend on it, as a bit set for speed: a graph may have thousands of nodes.
     dependents: dict[int, int] = {}
     for node in reversed(nodes):
-        users = [_handle(user) for user in node.users if "debug_handle" in user.meta]
-        dependents[_handle(node)] = _union(1 << user | dependents.get(user, 0) for user in users)
-    reached: dict[str, int] = {}  # tensor -> bit set of the nodes that it was computed for
+        users = [_debug_handle(user) for user in node.users if "debug_handle" in user.meta]
+        dependents[_debug_handle(node)] = _bitwise_union(1 << user | dependents.get(user, 0) for user in users)
+    reached: dict[str, int] = {}  # tensor -> bit set of the nodes that its computation includes
     for own, operator in zip(handles, operators, strict=True):
-        before = _union(reached.get(name, 0) for name in operator.inputs)
+        before = _bitwise_union(reached.get(name, 0) for name in operator.inputs)
         last = max(own, default=0)
         yield max(last, (before & dependents.get(last, 0)).bit_length() - 1)
-        reached[operator.result.name] = before | _union(1 << handle for handle in own)
+        reached[operator.result.name] = before | _bitwise_union(1 << handle for handle in own)
 
 
-def _union(bits: Iterable[int]) -> int:
+def _bitwise_union(bits: Iterable[int]) -> int:
     return reduce(or_, bits, 0)
 
 
 def _assign_nodes(
-    nodes: Sequence[Node], selected: Mapping[Node, _Value], operation_of: Mapping[Node, int], hidden: Collection[Node]
+    nodes: Sequence[Node],
+    selected: Mapping[Node, _ComputedValue],
+    operation_of: Mapping[Node, int],
+    hidden: Collection[Node],
 ) -> list[Layer]:
     """Assign each node, except ``hidden`` ones, to the first selected value that depends on it."""
     order = {node: index for index, node in enumerate(nodes)}
-    owner: dict[Node, _Value] = {}
+    layer_of_node: dict[Node, _ComputedValue] = {}
     for node in reversed(nodes):
-        readers = [owner[user] for user in node.users if user in owner]
+        layers_of_users = [layer_of_node[user] for user in node.users if user in layer_of_node]
         if node in selected:
-            owner[node] = selected[node]
-        elif readers:
-            owner[node] = min(readers, key=lambda value: order[value.node])
+            layer_of_node[node] = selected[node]
+        elif layers_of_users:
+            layer_of_node[node] = min(layers_of_users, key=lambda value: order[value.node])
     members: dict[Node, list[int]] = {}
     for node in nodes:
-        if node in owner and node is not owner[node].node and node not in hidden:
-            members.setdefault(owner[node].node, []).append(_handle(node))
+        if node in layer_of_node and node is not layer_of_node[node].node and node not in hidden:
+            members.setdefault(layer_of_node[node].node, []).append(_debug_handle(node))
     values = {value.node: value for value in selected.values()}
     return [
         Layer(
             operation_of[node],
-            (*members.get(node, ()), _handle(node)),
+            (*members.get(node, ()), _debug_handle(node)),
             node.name,
             values[node].scale,
             values[node].zero_point,
@@ -162,67 +177,74 @@ def _assign_nodes(
 
 
 def _movement_sources(kinds: Sequence[str], operators: Sequence[TosaOperator]) -> list[int]:
-    """For each operator, the operator that computed its elements, skipping data movement."""
+    """For each operator, the index of the operator that computed its elements, before any data movement."""
     number = {operator.result.name: index for index, operator in enumerate(operators)}
     sources: list[int] = []
     for index, (kind, operator) in enumerate(zip(kinds, operators, strict=True)):
-        source = number.get(operator.inputs[0]) if kind in _MOVEMENT else None
+        source = number.get(operator.inputs[0]) if kind in _DATA_MOVEMENT_OPERATORS else None
         sources.append(index if source is None else sources[source])
     return sources
 
 
-def _find_value(node: Node, inside: set[Node], computed: Collection[int]) -> _Value | None:
-    """The value that the last operation of ``node`` computes: the node's value, or its quantized value."""
+def _find_value(node: Node, delegate_nodes: set[Node], computed: Collection[int]) -> _ComputedValue | None:
+    """Find the value that the last operation of ``node`` computes: the node's value, or its quantized value."""
     equivalents = [node]
     while not is_quantize(node) and not _is_quantized_by_readers(node):
-        following = next(iter(node.users)) if len(node.users) == 1 else None
-        if following is None or following not in inside or _handle(following) in computed or is_dequantize(following):
+        next_node = next(iter(node.users)) if len(node.users) == 1 else None
+        if (
+            next_node is None
+            or next_node not in delegate_nodes
+            or _debug_handle(next_node) in computed
+            or is_dequantize(next_node)
+        ):
             return _unquantized_value(equivalents[0])
-        equivalents.append(node := following)  # a node that was fused into the previous one
-    quantizes = [node] if is_quantize(node) else [user for user in node.users if user in inside]
+        equivalents.append(node := next_node)  # a node that is fused into the previous one
+    quantizes = [node] if is_quantize(node) else [user for user in node.users if user in delegate_nodes]
     if not quantizes:
         return _unquantized_value(equivalents[0])
     scale, zero_point, _, _, dtype = quantizes[0].args[1:6]
     if not isinstance(scale, float) or not isinstance(zero_point, int):
         return None
-    dequantizes = [user for quantize in quantizes for user in quantize.users if user in inside and is_dequantize(user)]
+    dequantizes = [
+        user for quantize in quantizes for user in quantize.users if user in delegate_nodes and is_dequantize(user)
+    ]
     name = str(dtype).removeprefix("torch.")
-    everything = tuple(dict.fromkeys((*equivalents, *quantizes, *dequantizes)))
-    # Without a dequantize node, the integers leave the delegate, and the CPU dequantizes them.
+    all_equivalents = tuple(dict.fromkeys((*equivalents, *quantizes, *dequantizes)))
+    # Without a dequantize node inside, the delegate returns integers, and the CPU dequantizes them.
     return (
-        _Value(dequantizes[-1], everything, name, scale, zero_point)
+        _ComputedValue(dequantizes[-1], all_equivalents, name, scale, zero_point)
         if dequantizes
-        else _Value(quantizes[-1], everything, name)
+        else _ComputedValue(quantizes[-1], all_equivalents, name)
     )
 
 
-def _unquantized_value(node: Node) -> _Value | None:
+def _unquantized_value(node: Node) -> _ComputedValue | None:
     example = node.meta.get("val")
     if not isinstance(example, torch.Tensor):
         return None
-    name = _TYPES.get(str(example.dtype).removeprefix("torch."))
-    return None if name is None else _Value(node, (node,), name)
+    name = _TOSA_DTYPE_OF.get(str(example.dtype).removeprefix("torch."))
+    return None if name is None else _ComputedValue(node, (node,), name)
 
 
 def _is_quantized_by_readers(node: Node) -> bool:
-    """Whether every user of ``node`` quantizes it, with the same parameters."""
+    """Whether every user of ``node`` quantizes it, all with the same parameters."""
     users = list(node.users)
     return bool(users) and all(is_quantize(user) and user.args[1:] == users[0].args[1:] for user in users)
 
 
-def _is_movement(node: Node) -> bool:
+def _is_data_movement(node: Node) -> bool:
     """Whether a node may be pure data movement."""
     record = find_record(node)
     return record is None or record.kind is Kind.SHARED
 
 
-def _fits(value: _Value, operator: TosaOperator) -> bool:
+def _matches_result(value: _ComputedValue, operator: TosaOperator) -> bool:
     result = first_result(value.node)
     size = -1 if result is None else result.numel()
     return operator.result.dtype == value.dtype and math.prod(operator.result.shape) == size
 
 
-def _handle(node: Node) -> int:
+def _debug_handle(node: Node) -> int:
     handle: int = node.meta["debug_handle"]
     return handle
 

@@ -1,4 +1,4 @@
-"""Intermediate results of a delegate's operations, in PyTorch's dimension order, and Vela's estimates of durations."""
+"""Results of a delegate's operations, in PyTorch's dimension order, and Vela's estimates of their durations."""
 
 from __future__ import annotations
 
@@ -23,15 +23,17 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-#: Candidate arrays for one result, which differ in their layout.
-Results = tuple[Any, ...]
+#: Candidate arrays for one result. They differ in their memory layout.
+CandidateArrays = tuple[Any, ...]
 
 
-def read_results(execution: Execution, record: Delegate, operators: Sequence[TosaOperator]) -> dict[int, Results]:
-    """Intermediate results of a delegate, by operator index.
+def read_results(
+    execution: Execution, record: Delegate, operators: Sequence[TosaOperator]
+) -> dict[int, CandidateArrays]:
+    """Read the results of a delegate's operators, by operator index.
 
-    For a TOSA delegate, the candidates are empty: ``read_tosa_results`` reads its results by name. If the NPU wrote a
-    result in pieces, the candidates are the possible concatenations.
+    If the NPU wrote a result in pieces, the candidates are the possible concatenations. For a TOSA delegate, the
+    candidates are empty; ``read_tosa_results`` reads its results by name.
     """
     delegate = execution.delegate
     if isinstance(delegate, TosaDelegate):
@@ -39,7 +41,8 @@ def read_results(execution: Execution, record: Delegate, operators: Sequence[Tos
     if isinstance(delegate, EthosUDelegate):
         pieces = _written_pieces(delegate, execution, record, operators)
         candidates = {
-            number: tuple(_join_pieces(written, operators[number].result.shape)) for number, written in pieces.items()
+            number: tuple(_concatenate_pieces(written, operators[number].result.shape))
+            for number, written in pieces.items()
         }
         return {number: arrays for number, arrays in candidates.items() if arrays}
     return {}
@@ -47,8 +50,8 @@ def read_results(execution: Execution, record: Delegate, operators: Sequence[Tos
 
 def read_tosa_results(
     execution: Execution, operators: Sequence[TosaOperator], numbers: Sequence[int]
-) -> dict[int, Results]:
-    """Results of selected operators of a TOSA delegate, by operator index."""
+) -> dict[int, CandidateArrays]:
+    """Read the results of selected operators of a TOSA delegate, by operator index."""
     delegate = execution.delegate
     if not isinstance(delegate, TosaDelegate) or not numbers:
         return {}
@@ -59,37 +62,46 @@ def read_tosa_results(
 def _written_pieces(
     delegate: EthosUDelegate, execution: Execution, record: Delegate, operators: Sequence[TosaOperator]
 ) -> dict[int, dict[str, list[EthosUOperation]]]:
-    """NPU operations that wrote something, by TOSA operator and by NPU command."""
-    numbers = _OperatorNumbers(operators)
+    """Group the NPU operations that wrote a result, by TOSA operator and by NPU command."""
+    operator_lookup = _OperatorLookup(operators)
     origins = Origins(record)
-    written: dict[int, dict[str, list[EthosUOperation]]] = {}
-    # In memory order, because the parts of a concatenation are written in any order.
-    for done in sorted(delegate.trace(execution.inputs), key=lambda done: (done.region, done.address)):
-        layer = origins.find(done.offset - delegate.header_bytes, indexed=done.indexed).estimate
-        number = None if layer is None else numbers.find(layer)
-        if number is not None and done.integers.size:
-            written.setdefault(number, {}).setdefault(done.command, []).append(done)
-    return written
+    pieces: dict[int, dict[str, list[EthosUOperation]]] = {}
+    # Sort in memory order, because the NPU may write the parts of a concatenation in any order.
+    for operation in sorted(
+        delegate.trace(execution.inputs), key=lambda operation: (operation.region, operation.address)
+    ):
+        layer = origins.find(operation.offset - delegate.header_bytes, indexed=operation.indexed).estimate
+        operator_index = None if layer is None else operator_lookup.find(layer)
+        if operator_index is not None and operation.integers.size:
+            pieces.setdefault(operator_index, {}).setdefault(operation.command, []).append(operation)
+    return pieces
 
 
-def _join_pieces(written: Mapping[str, Sequence[EthosUOperation]], shape: tuple[int, ...]) -> Iterator[Array]:
-    """Candidate concatenations, as (rows, columns, channels) and in ``shape``: Vela chooses rows and columns freely."""
-    for done in written.values():
-        if sum(each.integers.size for each in done) != math.prod(shape):  # an intermediate result
+def _concatenate_pieces(written: Mapping[str, Sequence[EthosUOperation]], shape: tuple[int, ...]) -> Iterator[Array]:
+    """Yield candidate concatenations, with shape (rows, columns, channels) and with shape ``shape``.
+
+    Both are needed, because Vela may choose other rows and columns than ``shape`` has.
+    """
+    for operations in written.values():
+        if sum(operation.integers.size for operation in operations) != math.prod(shape):  # an intermediate result
             continue
-        # Parts of a reused (rolling) buffer are in time order, inputs of a CONCAT in memory order.
-        orders = [done, sorted(done, key=lambda each: each.address)] if len(done) > 1 else [done]
-        for order, axis in itertools.product(orders, range(3) if len(done) > 1 else (0,)):
-            pieces = [each.integers for each in order]
+        # Parts of a rolling buffer are in time order; inputs of a CONCAT are in memory order.
+        orders = (
+            [operations, sorted(operations, key=lambda operation: operation.address)]
+            if len(operations) > 1
+            else [operations]
+        )
+        for order, axis in itertools.product(orders, range(3) if len(operations) > 1 else (0,)):
+            pieces = [operation.integers for operation in order]
             if len({tuple(np.delete(piece.shape, axis)) for piece in pieces}) == 1:
                 array = np.concatenate(pieces, axis)
                 yield from (array, array.reshape(shape))
 
 
-class _OperatorNumbers:
-    """Look-up of operator indices by Vela's layers: by the name of the result, else by Vela's operator index.
+class _OperatorLookup:
+    """Look-up of the TOSA operator of a Vela layer: by the name of the result, otherwise by Vela's operator index.
 
-    The latter applies if Vela has replaced the operator by several others.
+    Only the index matches if Vela has replaced the operator by several others.
     """
 
     def __init__(self, operators: Sequence[TosaOperator]) -> None:
@@ -97,7 +109,7 @@ class _OperatorNumbers:
         self._by_index = {operator.index: number for number, operator in enumerate(operators)}
 
     def find(self, layer: Estimate) -> int | None:
-        """Index of the operator; None if Vela does not state it."""
+        """Find the index of a layer's operator; None if Vela does not state it."""
         number = self._by_name.get(layer.tensor)
         return number if number is not None or layer.index is None else self._by_index.get(layer.index)
 
@@ -105,8 +117,8 @@ class _OperatorNumbers:
 def choose_layout(candidates: Sequence[Array], expected: Array) -> Array:
     """Choose the candidate and layout with the smallest distance to PyTorch's value.
 
-    The compiler chooses memory layouts and does not record them. A wrong layout differs strongly from the expected
-    value.
+    The compiler chooses memory layouts, and does not record them. With a wrong layout, the values differ strongly from
+    the expected ones.
     """
 
     def distance(array: Array) -> float:
@@ -116,7 +128,7 @@ def choose_layout(candidates: Sequence[Array], expected: Array) -> Array:
     direct = itertools.chain.from_iterable(_layouts(candidate, expected.shape) for candidate in candidates)
     regrouped = itertools.chain.from_iterable(_regrouped_layouts(candidate, expected.shape) for candidate in candidates)
     best = min(direct, key=distance, default=None)
-    # Beyond this distance, the sizes of the dimensions match only by chance.
+    # Beyond this distance, the layout is wrong: its dimensions match the shape only by chance.
     threshold = float(np.nan_to_num(np.abs(expected)).sum()) / 2
     if best is None or distance(best) >= threshold:
         best = min(itertools.chain(() if best is None else (best,), regrouped), key=distance)
@@ -124,7 +136,7 @@ def choose_layout(candidates: Sequence[Array], expected: Array) -> Array:
 
 
 def _layouts(array: Array, shape: tuple[int, ...]) -> Iterator[Array]:
-    """Permutations of an array's dimensions that match ``shape``."""
+    """Yield the permutations of an array's dimensions that match ``shape``."""
     wanted = [size for size in shape if size != 1]
     squeezed = array.reshape([size for size in array.shape if size != 1])
     for order in itertools.permutations(range(squeezed.ndim)):
@@ -133,7 +145,7 @@ def _layouts(array: Array, shape: tuple[int, ...]) -> Iterator[Array]:
 
 
 def _regrouped_layouts(array: Array, shape: tuple[int, ...]) -> Iterator[Array]:
-    """Layouts in which dimensions of one shape are merged in the other."""
+    """Yield layouts for the case that dimensions of one shape are merged in the other shape."""
     for order in itertools.permutations(range(array.ndim)):
         yield array.transpose(order).reshape(shape)
     for order in itertools.permutations(range(len(shape))):
@@ -141,7 +153,7 @@ def _regrouped_layouts(array: Array, shape: tuple[int, ...]) -> Iterator[Array]:
 
 
 def dequantize(layer: Layer, candidates: Sequence[Array]) -> list[Array]:
-    """Dequantize candidates if the layer has a scale and zero point."""
+    """Dequantize candidates if the layer has a scale and a zero point."""
     if layer.scale is None or layer.zero_point is None:
         return list(candidates)
     scale, zero_point = np.float32(layer.scale), layer.zero_point
@@ -149,30 +161,36 @@ def dequantize(layer: Layer, candidates: Sequence[Array]) -> list[Array]:
 
 
 @dataclass(frozen=True)
-class Interval:
-    """Vela's estimate of an operation: start and end in ns from the delegate's start, and further figures."""
+class EstimatedInterval:
+    """Vela's estimate for an operation.
+
+    Attributes:
+        operation: index of the TOSA operator.
+        start, end: times in ns from the start of the delegate.
+        details: further estimates, such as cycles and MACs.
+    """
 
     operation: int
     start: int
     end: int
-    known: dict[str, Any]
+    details: dict[str, Any]
 
 
-def estimated_intervals(record: Delegate, operators: Sequence[TosaOperator]) -> dict[int, Interval]:
-    """Vela's estimates by operation, as consecutive intervals in execution order; empty for other targets."""
+def estimated_intervals(record: Delegate, operators: Sequence[TosaOperator]) -> dict[int, EstimatedInterval]:
+    """Vela's estimates by operator index, as consecutive intervals in execution order; empty for other targets."""
     if record.vela is None:
         return {}
-    numbers = _OperatorNumbers(operators)
-    grouped: dict[int, list[Estimate]] = {}
+    operator_lookup = _OperatorLookup(operators)
+    layers_of_operator: dict[int, list[Estimate]] = {}
     for layer in record.vela.layers:
-        number = numbers.find(layer)
+        number = operator_lookup.find(layer)
         if number is not None:
-            grouped.setdefault(number, []).append(layer)
+            layers_of_operator.setdefault(number, []).append(layer)
     intervals, start, clock = {}, 0, record.vela.core_clock
-    for index, parts in grouped.items():
-        known: dict[str, Any] = {"operator": parts[0].npu_operator, "tensor": parts[0].tensor}
-        known |= {name: sum(getattr(part, name) for part in parts) for name in ("cycles", "npu_cycles", "macs")}
-        end = start + known["cycles"]
-        intervals[index] = Interval(index, round(start / clock * 1e9), round(end / clock * 1e9), known)
+    for index, layers in layers_of_operator.items():
+        details: dict[str, Any] = {"operator": layers[0].npu_operator, "tensor": layers[0].tensor}
+        details |= {name: sum(getattr(part, name) for part in layers) for name in ("cycles", "npu_cycles", "macs")}
+        end = start + details["cycles"]
+        intervals[index] = EstimatedInterval(index, round(start / clock * 1e9), round(end / clock * 1e9), details)
         start = end
     return intervals

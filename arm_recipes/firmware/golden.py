@@ -1,4 +1,4 @@
-"""Test vectors of the self-test: check or generate input tensors, and convert tensors to bytes and back."""
+"""Input tensors of the firmware's self-test: check or generate them, and convert tensors to bytes and back."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 #: Seed of the random inputs for a method without samples.
-_SEED = 0
+_RANDOM_INPUT_SEED = 0
 
 
 @dataclass(frozen=True)
-class Port:
-    """An input or output of a method: its description and its memory layout."""
+class IOTensor:
+    """An input or output of a method, with its description and its memory layout."""
 
     info: TensorInfo
     layout: PteTensor
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all elements."""
+        """Size of all elements in bytes."""
         import torch
 
         size: int = getattr(torch, self.info.dtype).itemsize
         return math.prod(self.info.shape) * size
 
 
-def random_inputs(inputs: Sequence[Port]) -> list[Tensor]:
-    """Random inputs for a method without samples; zeros for unquantized integers, which may be indices."""
+def create_random_inputs(inputs: Sequence[IOTensor]) -> list[Tensor]:
+    """Create random inputs for a method without samples; unquantized integers are zeros, as they may be indices."""
     import torch
 
     from arm_backend_core.kinds import ScalarKind, kind_of
 
-    generator = torch.Generator().manual_seed(_SEED)
+    generator = torch.Generator().manual_seed(_RANDOM_INPUT_SEED)
     values = []
-    for port in inputs:
-        shape, dtype = port.info.shape, getattr(torch, port.info.dtype)
+    for io_tensor in inputs:
+        shape, dtype = io_tensor.info.shape, getattr(torch, io_tensor.info.dtype)
         if kind_of(dtype) is ScalarKind.FLOAT:
             values.append(torch.randn(shape, generator=generator).to(dtype))
-        elif port.info.scale is not None:
+        elif io_tensor.info.scale is not None:
             limits = torch.iinfo(dtype)
             values.append(torch.randint(limits.min, limits.max + 1, shape, generator=generator).to(dtype))
         else:
@@ -53,23 +53,25 @@ def random_inputs(inputs: Sequence[Port]) -> list[Tensor]:
     return values
 
 
-def check_tensors(values: Sequence[Any], inputs: Sequence[Port], what: str) -> list[Tensor]:
-    """Check number, shapes and dtypes of a sample's tensors, and return them.
+def check_input_tensors(values: Sequence[Any], inputs: Sequence[IOTensor], what: str) -> list[Tensor]:
+    """Check number, shapes and dtypes of a sample's tensors, and return the tensors.
 
     Args:
+        values: the tensors, or values that are convertible to tensors.
+        inputs: inputs of the method.
         what: name of the sample in errors.
 
     Raises:
-        ValueError: they do not match the inputs of the program.
+        ValueError: the tensors do not match the inputs of the program.
     """
     import torch
 
     if len(values) != len(inputs):
         raise ValueError(f"{what} has {len(values)} tensors, the program takes {len(inputs)}")
     tensors = []
-    for value, port in zip(values, inputs, strict=True):
+    for value, io_tensor in zip(values, inputs, strict=True):
         tensor = torch.as_tensor(value)
-        info = port.info
+        info = io_tensor.info
         if tuple(tensor.shape) != info.shape or str(tensor.dtype) != f"torch.{info.dtype}":
             actual = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
             raise ValueError(f"{what}: '{info.name}' is {actual}, the program takes {info.dtype}{list(info.shape)}")
@@ -78,26 +80,26 @@ def check_tensors(values: Sequence[Any], inputs: Sequence[Port], what: str) -> l
 
 
 def tensor_to_bytes(tensor: Tensor, layout: PteTensor) -> bytes:
-    """Bytes of a tensor, in the dimension order of its memory layout."""
+    """Convert a tensor to bytes, in the dimension order of its memory layout."""
     import torch
 
     ordered = tensor.detach().permute(layout.dim_order).contiguous()
     return bytes(ordered.reshape(-1).view(torch.uint8).numpy().tobytes())
 
 
-def tensor_from_bytes(data: bytes, port: Port) -> Tensor:
-    """Tensor from its bytes; the inverse of ``tensor_to_bytes``."""
+def tensor_from_bytes(data: bytes, io_tensor: IOTensor) -> Tensor:
+    """Convert bytes to a tensor; the inverse of ``tensor_to_bytes``."""
     import torch
 
-    order = port.layout.dim_order
-    dtype = getattr(torch, port.info.dtype)
+    order = io_tensor.layout.dim_order
+    dtype = getattr(torch, io_tensor.info.dtype)
     flat = torch.frombuffer(bytearray(data), dtype=dtype) if data else torch.empty(0, dtype=dtype)
     inverse = [order.index(axis) for axis in range(len(order))]
-    return flat.reshape([port.info.shape[axis] for axis in order]).permute(inverse).contiguous()
+    return flat.reshape([io_tensor.info.shape[axis] for axis in order]).permute(inverse).contiguous()
 
 
 def samples_by_method(samples: Any, main: str) -> Mapping[str, Any]:
-    """Samples by method name; ``samples`` that are not a dict are those of the method ``main``."""
+    """Samples by method name. If ``samples`` is not a dict, they belong to the method ``main``."""
     if samples is None:
         return {}
     return samples if isinstance(samples, Mapping) else {main: samples}

@@ -1,6 +1,6 @@
-"""Host run: run a program on this machine as firmware does, in memory pools of given sizes.
+"""Host run: execute a program on this machine as firmware does, in memory pools of given sizes.
 
-``runtime/tools/pools.cpp`` is the source of the executable.
+The executable is built from ``runtime/tools/pools.cpp``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from arm_recipes.runtime import build
 from arm_recipes.runtime.errors import RunError
 
-#: Number of last lines of the runtime's log that an error message shows.
+#: Maximum number of lines from the end of the runtime's log in an error message.
 _LOG_LINES = 6
 
 
@@ -24,9 +24,9 @@ class PoolSizes:
 
     Attributes:
         fast_scratch: fast scratch of the NPU.
-        temp: temp allocator.
-        shared: planned memories with index 1 and above, which all methods share.
-        methods: for each method, its name, method allocator, and planned memory 0.
+        temp: temp allocator of ExecuTorch's runtime.
+        shared: memory-planned buffers with index 1 and above, which all methods share.
+        methods: for each method: its name, size of its method allocator, and size of its memory-planned buffer 0.
     """
 
     fast_scratch: int
@@ -36,13 +36,13 @@ class PoolSizes:
 
 
 @dataclass(frozen=True)
-class Case:
+class FirmwareTestCase:
     """A test case: one execution of a method.
 
     Attributes:
         method: name of the method.
         inputs: bytes of each input, in memory order.
-        outputs: number of outputs.
+        outputs: number of outputs of the method.
     """
 
     method: str
@@ -52,7 +52,7 @@ class Case:
 
 @dataclass(frozen=True)
 class HostRun:
-    """Memory use and outputs of a run.
+    """Memory use and outputs of a host run.
 
     Attributes:
         pools: method -> bytes used in its method allocator.
@@ -65,8 +65,8 @@ class HostRun:
     outputs: tuple[tuple[bytes, ...], ...]
 
 
-def run_on_host(program: bytes, sizes: PoolSizes, cases: Sequence[Case]) -> HostRun:
-    """Load all methods of ``sizes``, then execute the cases in order.
+def run_on_host(program: bytes, sizes: PoolSizes, cases: Sequence[FirmwareTestCase]) -> HostRun:
+    """Load all methods that ``sizes`` names, then execute the test cases in order.
 
     Raises:
         RunError: a pool is too small, or the run failed for another reason.
@@ -96,7 +96,7 @@ def run_on_host(program: bytes, sizes: PoolSizes, cases: Sequence[Case]) -> Host
         )
 
 
-def _list_request_lines(folder: Path, sizes: PoolSizes, cases: Sequence[Case]) -> Iterator[object]:
+def _list_request_lines(folder: Path, sizes: PoolSizes, cases: Sequence[FirmwareTestCase]) -> Iterator[object]:
     """Yield the lines of the request file that ``pools.cpp`` reads; write the input files that it names."""
     yield folder / "model.pte"
     yield from (sizes.fast_scratch, _encode_size(sizes.temp), len(sizes.shared), *sizes.shared)

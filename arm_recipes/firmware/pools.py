@@ -1,11 +1,11 @@
-"""Memory pools of a program: their sizes, computed from the program and compared with a run on this machine."""
+"""Sizes of a program's memory pools, computed from the program and compared with a run on this machine."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from arm_recipes.firmware.host_run import Case, PoolSizes, run_on_host
+from arm_recipes.firmware.host_run import FirmwareTestCase, PoolSizes, run_on_host
 from arm_recipes.runtime.ethosu_payload import EthosUPayload, round_to_cache_lines
 from arm_recipes.runtime.inspect import Inspection
 from arm_recipes.runtime.method_layout import kernel_lookup_bytes, method_allocator_bytes, planned_bytes
@@ -19,7 +19,7 @@ class MethodPools:
         name: name of the method.
         pool: method allocator on a Cortex-M, with 32-bit pointers.
         pool_64: method allocator on this machine, with 64-bit pointers.
-        planned: first memory-planned buffer, which holds tensors.
+        planned: memory-planned buffer 0, which holds intermediate tensors.
     """
 
     name: str
@@ -30,17 +30,17 @@ class MethodPools:
 
 @dataclass(frozen=True)
 class Pools:
-    """Memory of a program, in bytes. The sizes are minimal: the program does not run with one byte less.
+    """Memory of a program, in bytes. The sizes are minimal: with one byte less, the program does not run.
 
     Attributes:
         methods: memory of each method.
-        shared: memory-planned buffers from the second on, which methods share.
-        temp: temp allocator on a Cortex-M: the maximum of the delegates' scratch, of the kernel lookup and of a
-            kernel's temporary memory.
+        shared: memory-planned buffers with index 1 and above, which all methods share.
+        temp: temp allocator on a Cortex-M. It is the maximum of three: scratch of the delegates, memory of the kernel
+            look-up, and temporary memory of a kernel.
         temp_64: temp allocator on this machine.
         fast_scratch: fast scratch of the NPU, in separate SRAM, for the memory mode ``Dedicated_Sram``.
-        exact: whether all sizes for Cortex-M could be computed. A size that could not is that of this machine, which is
-            an upper bound.
+        exact: whether all sizes for Cortex-M could be computed. Otherwise, some are the sizes of this machine, which
+            are upper bounds.
     """
 
     methods: tuple[MethodPools, ...]
@@ -51,12 +51,12 @@ class Pools:
     exact: bool
 
     def host_sizes(self) -> PoolSizes:
-        """Sizes on this machine."""
+        """Sizes of the pools on this machine."""
         methods = tuple((method.name, method.pool_64, method.planned) for method in self.methods)
         return PoolSizes(self.fast_scratch, self.temp_64, self.shared, methods)
 
 
-def measure_pools(program: bytes, inspection: Inspection, cases: Sequence[Case]) -> Pools:
+def measure_pools(program: bytes, inspection: Inspection, cases: Sequence[FirmwareTestCase]) -> Pools:
     """Compute the sizes of the pools from the program, and check them by a run with unlimited pools.
 
     Args:
@@ -69,8 +69,8 @@ def measure_pools(program: bytes, inspection: Inspection, cases: Sequence[Case])
     """
     from executorch.exir._serialize._program import deserialize_pte_binary
 
-    schema = deserialize_pte_binary(program).program
-    plans = {plan.name: plan for plan in schema.execution_plan}
+    program_schema = deserialize_pte_binary(program).program
+    plans = {plan.name: plan for plan in program_schema.execution_plan}
     names = [method.name for method in inspection.methods]
     planned, shared = planned_bytes([plans[name] for name in names])
     scratch, fast_scratch = _max_scratch_bytes(inspection)
@@ -83,12 +83,12 @@ def measure_pools(program: bytes, inspection: Inspection, cases: Sequence[Case])
         methods.append(
             MethodPools(name, method_allocator_bytes(plans[name], 32) if exact else size_64, size_64, planned[name])
         )
-    lookup = {bits: max(kernel_lookup_bytes(plans[name], bits) for name in names) for bits in (32, 64)}
-    # What the run needs beyond this is temporary memory of a kernel. It may contain pointers, so that its size on a
+    lookup_bytes = {bits: max(kernel_lookup_bytes(plans[name], bits) for name in names) for bits in (32, 64)}
+    # If the run needs more than this minimum, a kernel uses temporary memory. It may contain pointers, so its size on a
     # Cortex-M is unknown.
-    minimum = max(scratch, lookup[64])
+    minimum = max(scratch, lookup_bytes[64])
     kernel_temp = measured.temp if measured.temp > minimum else 0
-    temp = max(scratch, lookup[32], kernel_temp)
+    temp = max(scratch, lookup_bytes[32], kernel_temp)
     return Pools(tuple(methods), shared, temp, max(minimum, kernel_temp), fast_scratch, exact and not kernel_temp)
 
 

@@ -1,4 +1,4 @@
-"""``save_firmware``: write a folder that firmware can build: program, backend, memory sizes and self-test."""
+"""``save_firmware``: write a folder with sources for firmware: program, backend, memory sizes and self-test."""
 
 from __future__ import annotations
 
@@ -10,20 +10,27 @@ from typing import TYPE_CHECKING, Any
 
 from arm_backend_core.workers import vela
 from arm_recipes._internal.rendering import Renderable, Section, format_bytes
-from arm_recipes.firmware.folder import check_folder, write_folder
+from arm_recipes.firmware.folder import check_output_folder, write_output_folder
 from arm_recipes.firmware.golden import (
-    Port,
-    check_tensors,
-    random_inputs,
+    IOTensor,
+    check_input_tensors,
+    create_random_inputs,
     samples_by_method,
     tensor_from_bytes,
     tensor_to_bytes,
 )
-from arm_recipes.firmware.host_run import Case, run_on_host
+from arm_recipes.firmware.host_run import FirmwareTestCase, run_on_host
 from arm_recipes.firmware.kernels import Kernels, classify_kernels
 from arm_recipes.firmware.pools import Pools, measure_pools
-from arm_recipes.firmware.sources import Golden, Model, Ports, Versions, identifier, render_files
-from arm_recipes.runtime.build import SOURCES
+from arm_recipes.firmware.sources import (
+    FirmwareModel,
+    FirmwareTestVectors,
+    MethodIO,
+    Versions,
+    render_files,
+    to_c_identifier,
+)
+from arm_recipes.runtime.build import CPP_FOLDER
 from arm_recipes.runtime.ethosu_payload import EthosUPayload, read_parts
 from arm_recipes.runtime.inspect import DelegateInspection, Inspection, inspect_program
 from arm_recipes.runtime.load import load
@@ -35,9 +42,9 @@ if TYPE_CHECKING:
     from arm_recipes.pipeline.artifact import Artifact
     from arm_recipes.types import Samples
 
-    #: Converts a sample to input tensors of the program. Arguments: method, its ports, sample, and the name of the
-    #: sample in errors.
-    Convert = Callable[[str, Ports, Any, str], Sequence[Any]]
+    #: Function that converts a sample to input tensors of the program. Its arguments are the name of the method, its
+    #: inputs and outputs, the sample, and the name of the sample in errors.
+    SampleConverter = Callable[[str, MethodIO, Any, str], Sequence[Any]]
 
 #: Files of ``runtime/`` that are copied to ``backend/``.
 _BACKEND_FILES = (
@@ -57,7 +64,7 @@ _UNKNOWN = "unknown"
 
 @dataclass(frozen=True)
 class Firmware(Renderable):
-    """A folder that ``save_firmware`` wrote: ``print`` it, show it in a notebook, or convert it with ``to_dict()``.
+    """The folder that ``save_firmware`` wrote. ``print`` it, show it in a notebook, or convert it with ``to_dict()``.
 
     Attributes:
         folder: path of the folder.
@@ -109,20 +116,22 @@ class Firmware(Renderable):
 def save_firmware(
     source: Artifact | Program | str | Path | bytes, folder: str | Path, samples: Samples | None = None
 ) -> Firmware:
-    """Write a folder with everything that firmware needs for a program for Ethos-U; see ``ExportResult.save_firmware``.
+    """Write a folder with everything that firmware needs to run an Ethos-U program.
+
+    ``ExportResult.save_firmware`` describes the folder.
 
     Args:
         source: a result of ``export``, a loaded program, or the path or bytes of a ``.pte``.
-        folder: new, empty, or written by an earlier call; files of the earlier call are replaced.
+        folder: a new or empty folder, or one that an earlier call wrote. Files of the earlier call are replaced.
         samples: inputs of the self-test. For a result of ``export``, they have the form of its argument ``samples``.
             For a program, they are a list of tuples of input tensors. For several methods, pass a dict of method name
             to samples. Each sample occupies flash. A method without samples is tested with random inputs.
 
     Raises:
-        ValueError: the folder is not writable, the program is for another target, or samples do not fit the program.
+        ValueError: the folder is not writable, the program is for another target, or samples do not match the program.
         RunError: the program does not run on this machine, or there is no compiler.
     """
-    target = check_folder(folder)
+    target = check_output_folder(folder)
     model = build_model(source, samples, target.name)
     contents = {
         **render_files(model),
@@ -140,12 +149,12 @@ def save_firmware(
         len(model.program),
     )
     summary = {key: value for key, value in saved.to_dict().items() if key not in ("folder", "files")}
-    write_folder(target, contents, summary)
+    write_output_folder(target, contents, summary)
     return saved
 
 
-def build_model(source: Artifact | Program | str | Path | bytes, samples: Any, name: str) -> Model:
-    """Collect the data of the generated files; runs the program on this machine for the expected outputs.
+def build_model(source: Artifact | Program | str | Path | bytes, samples: Any, name: str) -> FirmwareModel:
+    """Collect the data of the generated files. The program is executed on this machine for the expected outputs.
 
     Args:
         source: as for ``save_firmware``.
@@ -168,47 +177,54 @@ def _installed_versions() -> tuple[str, str]:
     return vela.version(), version("executorch")
 
 
-def _converter_of_result(result: Artifact) -> Convert:
+def _converter_of_result(result: Artifact) -> SampleConverter:
     from arm_recipes.samples.sample import as_inputs
 
     reports = {method.name: method for method in result.report.methods}
 
-    def convert(method: str, ports: Ports, sample: Any, what: str) -> Sequence[Any]:
-        return check_tensors(result.program_inputs(reports[method], as_inputs(sample, what)), ports.inputs, what)
+    def convert(method: str, ports: MethodIO, sample: Any, what: str) -> Sequence[Any]:
+        return check_input_tensors(result.program_inputs(reports[method], as_inputs(sample, what)), ports.inputs, what)
 
     return convert
 
 
-def _convert_program_sample(method: str, ports: Ports, sample: Any, what: str) -> Sequence[Any]:
-    return check_tensors(sample if isinstance(sample, (tuple, list)) else [sample], ports.inputs, what)
+def _convert_program_sample(method: str, ports: MethodIO, sample: Any, what: str) -> Sequence[Any]:
+    return check_input_tensors(sample if isinstance(sample, (tuple, list)) else [sample], ports.inputs, what)
 
 
-def _build_model(program: Program, samples: Any, convert: Convert, tool_versions: tuple[str, str], name: str) -> Model:
+def _build_model(
+    program: Program, samples: Any, convert: SampleConverter, tool_versions: tuple[str, str], name: str
+) -> FirmwareModel:
     inspection, methods = inspect_program(program.data), program.content.methods
     _check_deployable(inspection)
-    ports = tuple(_build_ports(methods[method.name], method.inputs, method.outputs) for method in inspection.methods)
-    cases = tuple(_build_cases(ports, samples, convert))
-    pools = measure_pools(program.data, inspection, [_first_case(cases, method_ports.method) for method_ports in ports])
-    return Model(
+    ports = tuple(
+        _build_method_io(methods[method.name], method.inputs, method.outputs) for method in inspection.methods
+    )
+    cases = tuple(_build_test_cases(ports, samples, convert))
+    pools = measure_pools(program.data, inspection, [_first_case(cases, method_io.method) for method_io in ports])
+    return FirmwareModel(
         name=name,
         program=program.data,
         versions=_describe_versions(inspection, program, *tool_versions),
         pools=pools,
         ports=ports,
         kernels=classify_kernels(operator for method in inspection.methods for operator in method.operators),
-        golden=Golden(cases, run_on_host(program.data, pools.host_sizes(), cases).outputs),
+        golden=FirmwareTestVectors(cases, run_on_host(program.data, pools.host_sizes(), cases).outputs),
     )
 
 
-def _first_case(cases: Sequence[Case], method: str) -> Case:
+def _first_case(cases: Sequence[FirmwareTestCase], method: str) -> FirmwareTestCase:
     return next(case for case in cases if case.method == method)
 
 
 def _check_deployable(inspection: Inspection) -> None:
-    """Raise ValueError for what firmware cannot run: other delegates, other values than tensors, equal macro names."""
+    """Raise ``ValueError`` if firmware cannot run the program.
+
+    Causes are delegates of other backends, inputs or outputs that are not tensors, and methods with equal macro names.
+    """
     method_of_macro: dict[str, str] = {}
     for method in inspection.methods:
-        first = method_of_macro.setdefault(identifier(method.name).upper(), method.name)
+        first = method_of_macro.setdefault(to_c_identifier(method.name).upper(), method.name)
         if first != method.name:
             raise ValueError(
                 f"save_firmware: methods '{first}' and '{method.name}' have the same name in upper case, "
@@ -246,37 +262,37 @@ def _check_delegate(delegate: DelegateInspection, prefix: str) -> None:
         )
 
 
-def _build_ports(method: PteMethod, inputs: Sequence[Any], outputs: Sequence[Any]) -> Ports:
-    def to_ports(infos: Sequence[Any], layouts: Sequence[PteTensor | str]) -> tuple[Port, ...]:
+def _build_method_io(method: PteMethod, inputs: Sequence[Any], outputs: Sequence[Any]) -> MethodIO:
+    def to_io_tensors(infos: Sequence[Any], layouts: Sequence[PteTensor | str]) -> tuple[IOTensor, ...]:
         pairs = zip(infos, layouts, strict=True)
-        return tuple(Port(info, layout) for info, layout in pairs if isinstance(layout, PteTensor))
+        return tuple(IOTensor(info, layout) for info, layout in pairs if isinstance(layout, PteTensor))
 
-    return Ports(method.name, to_ports(inputs, method.inputs), to_ports(outputs, method.outputs))
+    return MethodIO(method.name, to_io_tensors(inputs, method.inputs), to_io_tensors(outputs, method.outputs))
 
 
-def _build_cases(ports: Sequence[Ports], samples: Any, convert: Convert) -> Iterator[Case]:
-    from arm_recipes.samples.inputs import sample_list
+def _build_test_cases(ports: Sequence[MethodIO], samples: Any, convert: SampleConverter) -> Iterator[FirmwareTestCase]:
+    from arm_recipes.samples.inputs import to_sample_list
 
-    names = [method_ports.method for method_ports in ports]
+    names = [method_io.method for method_io in ports]
     by_method = samples_by_method(samples, "forward" if "forward" in names else names[0])
     unknown = [name for name in by_method if name not in names]
     if unknown:
         raise ValueError(f"samples: no method '{unknown[0]}' in the program; it has {', '.join(names)}")
-    for method_ports in ports:
+    for method_io in ports:
         method_samples = (
-            sample_list(method_ports.method, by_method[method_ports.method]) if method_ports.method in by_method else []
+            to_sample_list(method_io.method, by_method[method_io.method]) if method_io.method in by_method else []
         )
-        what = f"of method '{method_ports.method}'"
+        what = f"of method '{method_io.method}'"
         converted = [
-            convert(method_ports.method, method_ports, sample, f"samples[{i}] {what}")
+            convert(method_io.method, method_io, sample, f"samples[{i}] {what}")
             for i, sample in enumerate(method_samples)
         ]
-        for tensors in converted or [random_inputs(method_ports.inputs)]:
-            pairs = zip(tensors, method_ports.inputs, strict=True)
-            yield Case(
-                method_ports.method,
-                tuple(tensor_to_bytes(value, port.layout) for value, port in pairs),
-                len(method_ports.outputs),
+        for tensors in converted or [create_random_inputs(method_io.inputs)]:
+            pairs = zip(tensors, method_io.inputs, strict=True)
+            yield FirmwareTestCase(
+                method_io.method,
+                tuple(tensor_to_bytes(value, io_tensor.layout) for value, io_tensor in pairs),
+                len(method_io.outputs),
             )
 
 
@@ -303,22 +319,22 @@ def _describe_versions(
 
 
 def _read_architecture(payload: memoryview) -> str:
-    """Read the NPU architecture release from word 3 of the command stream, which follows the configuration word.
+    """Read the NPU architecture release from word 3 of the command stream, after the configuration word.
 
-    Bits: major 28-31, minor 20-27, patch 16-19.
+    Bits 28 to 31 are the major release, bits 20 to 27 the minor release, bits 16 to 19 the patch.
     """
     word = int.from_bytes(read_parts(payload).commands[12:16], "little")
     return f"{word >> 28}.{word >> 20 & 0xFF}.{word >> 16 & 0xF}"
 
 
 def _read_backend_sources() -> dict[str, bytes]:
-    """Read the C++ sources of the backend; this package contains the version that matches the program."""
-    paths = sorted(path for pattern in _BACKEND_FILES for path in SOURCES.glob(pattern) if path.is_file())
-    return {f"backend/{path.relative_to(SOURCES).as_posix()}": path.read_bytes() for path in paths}
+    """Read the C++ sources of the backend. This package contains the version that matches the program."""
+    paths = sorted(path for pattern in _BACKEND_FILES for path in CPP_FOLDER.glob(pattern) if path.is_file())
+    return {f"backend/{path.relative_to(CPP_FOLDER).as_posix()}": path.read_bytes() for path in paths}
 
 
-def build_bundled_program(program: bytes, ports: Sequence[Ports], golden: Golden) -> bytes:
-    """Build ExecuTorch's bundled program: the program with its test cases."""
+def build_bundled_program(program: bytes, ports: Sequence[MethodIO], golden: FirmwareTestVectors) -> bytes:
+    """Build ExecuTorch's bundled program, which contains the program and the test cases."""
     import tempfile
 
     from executorch.devtools import BundledProgram
@@ -326,18 +342,20 @@ def build_bundled_program(program: bytes, ports: Sequence[Ports], golden: Golden
     from executorch.devtools.bundled_program.serialize import serialize_from_bundled_program_to_flatbuffer
 
     suites = []
-    for method_ports in ports:
+    for method_io in ports:
         tests = []
         for case, outputs in zip(golden.cases, golden.outputs, strict=True):
-            if case.method == method_ports.method:
+            if case.method == method_io.method:
                 inputs = [
-                    tensor_from_bytes(data, port) for data, port in zip(case.inputs, method_ports.inputs, strict=True)
+                    tensor_from_bytes(data, io_tensor)
+                    for data, io_tensor in zip(case.inputs, method_io.inputs, strict=True)
                 ]
                 expected = [
-                    tensor_from_bytes(data, port) for data, port in zip(outputs, method_ports.outputs, strict=True)
+                    tensor_from_bytes(data, io_tensor)
+                    for data, io_tensor in zip(outputs, method_io.outputs, strict=True)
                 ]
                 tests.append(MethodTestCase(inputs=inputs, expected_outputs=expected))
-        suites.append(MethodTestSuite(method_ports.method, tests))
+        suites.append(MethodTestSuite(method_io.method, tests))
     with tempfile.NamedTemporaryFile(suffix=".pte") as file:
         file.write(program)
         file.flush()

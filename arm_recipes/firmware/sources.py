@@ -1,4 +1,4 @@
-"""Generated files of a firmware folder: templates with placeholders for the program's data."""
+"""Generated files of a firmware folder: fills the placeholders of templates with the program's data."""
 
 from __future__ import annotations
 
@@ -9,32 +9,33 @@ from dataclasses import dataclass
 from importlib.resources import files
 from itertools import chain
 
-from arm_recipes.firmware.golden import Port
-from arm_recipes.firmware.host_run import Case
+from arm_recipes.firmware.golden import IOTensor
+from arm_recipes.firmware.host_run import FirmwareTestCase
 from arm_recipes.firmware.kernels import Kernels
 from arm_recipes.firmware.pools import Pools
 from arm_recipes.runtime.ethosu_payload import CACHE_LINE
-from arm_recipes.runtime.method_layout import LAYOUTS, LOADED_BYTES
+from arm_recipes.runtime.method_layout import LOADED_DELEGATE_BYTES, TYPE_LAYOUTS
 from arm_recipes.runtime.pte_schema import dtype_number
 
-#: Bytes of an array on one line of C.
-_LINE = 24
+#: Number of bytes on a line of a C array.
+_BYTES_PER_LINE = 24
 _PLACEHOLDER = re.compile(r"@([A-Z_0-9]+)@")
-#: Relative tolerance of floats: device and host differ only in the floating-point arithmetic of the portable kernels.
-_TOLERANCE = 1e-5
-#: Payload format of the reader in ``runtime/``: ``arm_runtime::kPayloadFormat``.
+#: Relative tolerance of floating-point outputs. Device and host differ only in the floating-point arithmetic of the
+#: portable kernels.
+_FLOAT_TOLERANCE = 1e-5
+#: Version of the payload format that the parser in ``runtime/`` reads: ``arm_runtime::kPayloadFormat``.
 PAYLOAD_FORMAT = 1
 
 
 @dataclass(frozen=True)
 class Versions:
-    """Tools and target that a program was compiled with.
+    """Versions of the tools, and the target, of a compiled program.
 
     Attributes:
         executorch: version of ExecuTorch.
-        vela: version of Vela; "unknown" for a program without an export result, "none" without delegates.
+        vela: version of Vela; "unknown" for a program without an export result, "none" for one without delegates.
         npu: target, for example ``Ethos-U55-128``.
-        stream: format of the command streams.
+        stream: format of the command streams, for example ``COP1``.
         architecture: NPU architecture release in the streams, which the driver checks.
     """
 
@@ -46,54 +47,54 @@ class Versions:
 
 
 @dataclass(frozen=True)
-class Ports:
+class MethodIO:
     """Inputs and outputs of a method."""
 
     method: str
-    inputs: tuple[Port, ...]
-    outputs: tuple[Port, ...]
+    inputs: tuple[IOTensor, ...]
+    outputs: tuple[IOTensor, ...]
 
     @property
     def prefix(self) -> str:
-        """Prefix of the names of its macros."""
-        return f"ARM_MODEL_{identifier(self.method).upper()}"
+        """Prefix of the method's macros in ``model.h``."""
+        return f"ARM_MODEL_{to_c_identifier(self.method).upper()}"
 
 
 @dataclass(frozen=True)
-class Golden:
-    """Test vectors of the self-test: cases, and their outputs at export."""
+class FirmwareTestVectors:
+    """Test vectors of the self-test: test cases, and their outputs at export."""
 
-    cases: tuple[Case, ...]
+    cases: tuple[FirmwareTestCase, ...]
     outputs: tuple[tuple[bytes, ...], ...]
 
 
 @dataclass(frozen=True)
-class Model:
-    """Everything that the generated files contain."""
+class FirmwareModel:
+    """The data of the generated files."""
 
     name: str
     program: bytes
     versions: Versions
     pools: Pools
-    ports: tuple[Ports, ...]
+    ports: tuple[MethodIO, ...]
     kernels: Kernels
-    golden: Golden
+    golden: FirmwareTestVectors
 
 
-def identifier(text: str) -> str:
-    """Turn text into a C identifier: other characters than ASCII letters and digits become their code points."""
+def to_c_identifier(text: str) -> str:
+    """Convert text to a C identifier: ``u`` and its code point replace a character that C does not allow."""
     return re.sub(r"[^0-9A-Za-z_]", lambda match: f"u{ord(match[0]):x}", text)
 
 
-def render_files(model: Model) -> dict[str, bytes]:
-    """Render all templates; returns the files by path in the folder."""
-    places = {**_versions(model), **_memory(model.pools), **_build(model)}
-    places["TENSORS"] = "\n".join(chain.from_iterable(map(_macros, model.ports)))
-    own = {
+def render_files(model: FirmwareModel) -> dict[str, bytes]:
+    """Render all templates, and return the files by path in the folder."""
+    placeholders = {**_version_placeholders(model), **_memory_placeholders(model.pools), **_build_placeholders(model)}
+    placeholders["TENSORS"] = "\n".join(chain.from_iterable(map(_tensor_macros, model.ports)))
+    placeholders_of_file = {
         "model.c": {
             "PTE": format_array(model.program),
-            "TABLES": "\n".join(chain.from_iterable(map(_tables, model.ports))),
-            "METHODS": "\n".join(map(_method, model.ports)),
+            "TABLES": "\n".join(chain.from_iterable(map(_tensor_tables, model.ports))),
+            "METHODS": "\n".join(map(_method_entry, model.ports)),
         },
         "golden.c": {
             "TABLES": "\n".join(_golden_arrays(model.golden)),
@@ -104,7 +105,7 @@ def render_files(model: Model) -> dict[str, bytes]:
     result = {}
     for name in _TEMPLATES:
         text = root.joinpath(*name.split("/")).read_text()
-        result[name] = _fill_placeholders(text, {**places, **own.get(name, {})}).encode()
+        result[name] = _fill_placeholders(text, {**placeholders, **placeholders_of_file.get(name, {})}).encode()
     return result
 
 
@@ -125,17 +126,19 @@ _TEMPLATES = (
 )
 
 
-def _fill_placeholders(text: str, places: Mapping[str, str]) -> str:
-    return _PLACEHOLDER.sub(lambda match: places[match[1]], text)
+def _fill_placeholders(text: str, placeholders: Mapping[str, str]) -> str:
+    return _PLACEHOLDER.sub(lambda match: placeholders[match[1]], text)
 
 
 def format_array(data: bytes) -> str:
     """Format bytes as the elements of a C array. An empty array gets one element, because C has no empty arrays."""
     data = data or b"\0"
-    return ",\n".join(",".join(map(str, data[at : at + _LINE])) for at in range(0, len(data), _LINE))
+    return ",\n".join(
+        ",".join(map(str, data[at : at + _BYTES_PER_LINE])) for at in range(0, len(data), _BYTES_PER_LINE)
+    )
 
 
-def _versions(model: Model) -> dict[str, str]:
+def _version_placeholders(model: FirmwareModel) -> dict[str, str]:
     versions = model.versions
     major, minor, *_ = versions.executorch.split(".")
     return {
@@ -150,23 +153,23 @@ def _versions(model: Model) -> dict[str, str]:
         "PAYLOAD_FORMAT": str(PAYLOAD_FORMAT),
         "PTE_SIZE": str(len(model.program)),
         "PTE_CRC32": f"0x{zlib.crc32(model.program):08X}",
-        "ASSERTS": "\n".join(_asserts()),
+        "ASSERTS": "\n".join(_layout_asserts()),
     }
 
 
-def _asserts() -> Iterator[str]:
-    """Assertions of the types that the sizes were computed with, for 32-bit and 64-bit pointers."""
-    for bits, layout in LAYOUTS.items():
+def _layout_asserts() -> Iterator[str]:
+    """Yield assertions of the type sizes with which the pool sizes were computed, for 32-bit and 64-bit pointers."""
+    for bits, layout in TYPE_LAYOUTS.items():
         yield "#if UINTPTR_MAX > 0xFFFFFFFFu" if bits == 64 else "#if UINTPTR_MAX <= 0xFFFFFFFFu"
         for name, (size, alignment) in layout.named.items():
             yield f"ARM_MODEL_HAS_LAYOUT({size}, {alignment}, {name});"
         text = '"the sizes in model.h are for another backend: build with the one in backend/"'
-        yield f"static_assert(arm_runtime::EthosUBackend::kLoadedBytes == {LOADED_BYTES[bits]}, {text});"
+        yield f"static_assert(arm_runtime::EthosUBackend::kLoadedBytes == {LOADED_DELEGATE_BYTES[bits]}, {text});"
         yield "#endif"
 
 
-def _memory(pools: Pools) -> dict[str, str]:
-    names = [f"ARM_MODEL_{identifier(method.name).upper()}" for method in pools.methods]
+def _memory_placeholders(pools: Pools) -> dict[str, str]:
+    names = [f"ARM_MODEL_{to_c_identifier(method.name).upper()}" for method in pools.methods]
     exact = "The sizes for Cortex-M are computed from the program and the runtime's types."
     bound = "Not all sizes for Cortex-M could be computed: the others are those of 64-bit pointers, an upper bound."
     return {
@@ -178,15 +181,15 @@ def _memory(pools: Pools) -> dict[str, str]:
         "SHARED_COUNT": str(len(pools.shared)),
         "SHARED": ", ".join(map(str, pools.shared)) or "0",
         "METHOD_COUNT": str(len(pools.methods)),
-        "METHOD_POOLS": "\n".join(_method_pools(pools)),
+        "METHOD_POOLS": "\n".join(_pool_macros(pools)),
         "METHOD_POOL_LIST": ", ".join(f"{name}_POOL_SIZE" for name in names),
         "PLANNED_LIST": ", ".join(f"{name}_PLANNED_SIZE" for name in names),
     }
 
 
-def _method_pools(pools: Pools) -> Iterator[str]:
+def _pool_macros(pools: Pools) -> Iterator[str]:
     for method in pools.methods:
-        name = f"ARM_MODEL_{identifier(method.name).upper()}"
+        name = f"ARM_MODEL_{to_c_identifier(method.name).upper()}"
         yield f"#ifndef {name}_POOL_SIZE"
         yield "#if UINTPTR_MAX > 0xFFFFFFFFu"
         yield f"#define {name}_POOL_SIZE {method.pool_64}u"
@@ -199,34 +202,34 @@ def _method_pools(pools: Pools) -> Iterator[str]:
         yield "#endif"
 
 
-def _macros(ports: Ports) -> Iterator[str]:
-    for side, which in (("INPUT", ports.inputs), ("OUTPUT", ports.outputs)):
-        yield f"#define {ports.prefix}_{side}_COUNT {len(which)}"
-        for index, port in enumerate(which):
-            info, name = port.info, f"{ports.prefix}_{side}{index}"
-            yield f"/* {_comment(f'{info.name}: {info}')} */"
+def _tensor_macros(method_io: MethodIO) -> Iterator[str]:
+    for side, tensors in (("INPUT", method_io.inputs), ("OUTPUT", method_io.outputs)):
+        yield f"#define {method_io.prefix}_{side}_COUNT {len(tensors)}"
+        for index, io_tensor in enumerate(tensors):
+            info, name = io_tensor.info, f"{method_io.prefix}_{side}{index}"
+            yield f"/* {_escape_comment(f'{info.name}: {info}')} */"
             yield f"#define {name}_SHAPE {{{', '.join(map(str, info.shape)) or '0'}}}"
-            yield f"#define {name}_BYTES {port.nbytes}u"
+            yield f"#define {name}_BYTES {io_tensor.nbytes}u"
             if info.scale is not None:
-                yield f"#define {name}_SCALE {_float(info.scale)}"
+                yield f"#define {name}_SCALE {_format_float(info.scale)}"
                 yield f"#define {name}_ZERO_POINT ({info.zero_point})"
 
 
-def _tables(ports: Ports) -> Iterator[str]:
-    for side, which in (("inputs", ports.inputs), ("outputs", ports.outputs)):
-        name = f"{identifier(ports.method)}_{side}"
+def _tensor_tables(method_io: MethodIO) -> Iterator[str]:
+    for side, tensors in (("inputs", method_io.inputs), ("outputs", method_io.outputs)):
+        name = f"{to_c_identifier(method_io.method)}_{side}"
         rows = []
-        for index, port in enumerate(which):
-            info, layout = port.info, port.layout
+        for index, io_tensor in enumerate(tensors):
+            info, layout = io_tensor.info, io_tensor.layout
             shape, order = f"{name}_{index}_shape", f"{name}_{index}_order"
             yield f"static const int32_t {shape}[] = {{{', '.join(map(str, info.shape)) or '0'}}};"
             yield f"static const uint8_t {order}[] = {{{', '.join(map(str, layout.dim_order)) or '0'}}};"
             number, rank = dtype_number(info.dtype), len(info.shape)
             quantized = int(info.scale is not None)
-            scale, zero = _float(info.scale or 0.0), info.zero_point or 0
+            scale, zero = _format_float(info.scale or 0.0), info.zero_point or 0
             rows.append(
-                f'  {{"{_string(info.name)}", {number}, {rank}, {quantized}, {shape}, {order}, {port.nbytes}u, '
-                f"{scale}, {zero}}},"
+                f'  {{"{_escape_string(info.name)}", {number}, {rank}, {quantized}, {shape}, {order}, '
+                f"{io_tensor.nbytes}u, {scale}, {zero}}},"
             )
         if rows:
             yield f"static const arm_model_tensor {name}[] = {{"
@@ -234,14 +237,14 @@ def _tables(ports: Ports) -> Iterator[str]:
             yield "};"
 
 
-def _method(ports: Ports) -> str:
-    name = identifier(ports.method)
-    sides = (("inputs", ports.inputs), ("outputs", ports.outputs))
-    tables = (f"{len(which)}, {f'{name}_{side}' if which else 'NULL'}" for side, which in sides)
-    return f'  {{"{_string(ports.method)}", {", ".join(tables)}}},'
+def _method_entry(method_io: MethodIO) -> str:
+    name = to_c_identifier(method_io.method)
+    sides = (("inputs", method_io.inputs), ("outputs", method_io.outputs))
+    tables = (f"{len(tensors)}, {f'{name}_{side}' if tensors else 'NULL'}" for side, tensors in sides)
+    return f'  {{"{_escape_string(method_io.method)}", {", ".join(tables)}}},'
 
 
-def _golden_arrays(golden: Golden) -> Iterator[str]:
+def _golden_arrays(golden: FirmwareTestVectors) -> Iterator[str]:
     for number, (case, outputs) in enumerate(zip(golden.cases, golden.outputs, strict=True)):
         for side, contents in (("input", case.inputs), ("output", outputs)):
             for index, content in enumerate(contents):
@@ -251,15 +254,15 @@ def _golden_arrays(golden: Golden) -> Iterator[str]:
                 yield f"static const uint8_t *const case{number}_{side}s[] = {{{names}}};"
 
 
-def _golden_cases(model: Model) -> Iterator[str]:
-    names = [ports.method for ports in model.ports]
+def _golden_cases(model: FirmwareModel) -> Iterator[str]:
+    names = [method_io.method for method_io in model.ports]
     for number, case in enumerate(model.golden.cases):
         sides = (("inputs", case.inputs), ("outputs", model.golden.outputs[number]))
         tables = ", ".join(f"case{number}_{side}" if contents else "NULL" for side, contents in sides)
         yield f"  {{{names.index(case.method)}, {tables}}},"
 
 
-def _build(model: Model) -> dict[str, str]:
+def _build_placeholders(model: FirmwareModel) -> dict[str, str]:
     kernels, pools = model.kernels, model.pools
     why = "no kernel of the program has several implementations."
     if not kernels.only_ours:
@@ -281,51 +284,51 @@ def _build(model: Model) -> dict[str, str]:
         )
     return {
         "CASE_COUNT": str(len(model.golden.cases)),
-        "TOLERANCE": "0.0" if kernels.only_ours else str(_TOLERANCE),
+        "TOLERANCE": "0.0" if kernels.only_ours else str(_FLOAT_TOLERANCE),
         "WHY": why,
         "OUR_KERNELS": "ON" if kernels.ours else "OFF",
         "OUR_KERNELS_KCONFIG": "y" if kernels.ours else "n",
         "SELECTED": selected,
         "OTHERS": "\n".join(others),
-        "POOLS": "\n".join(_kconfig(pools)),
-        "DEFINITIONS": "\n    ".join(f"{name}=${{CONFIG_{name}}}" for name, *_ in _sizes(pools)),
-        "SIZES": "\n".join(f"| {what} | `{name}` | {size:,} |" for name, what, size, _ in _sizes(pools)),
+        "POOLS": "\n".join(_kconfig_entries(pools)),
+        "DEFINITIONS": "\n    ".join(f"{name}=${{CONFIG_{name}}}" for name, *_ in _pool_size_macros(pools)),
+        "SIZES": "\n".join(f"| {what} | `{name}` | {size:,} |" for name, what, size, _ in _pool_size_macros(pools)),
         "SHARED_ROWS": "".join(
             f"| Planned memory {at}, shared | | {size:,} |\n" for at, size in enumerate(pools.shared, 2)
         ),
-        "KERNELS": "\n".join(f"- `{name}`" for name in _all_kernels(kernels)) or "none",
+        "KERNELS": "\n".join(f"- `{name}`" for name in _list_kernels(kernels)) or "none",
     }
 
 
-def _all_kernels(kernels: Kernels) -> Sequence[str]:
+def _list_kernels(kernels: Kernels) -> Sequence[str]:
     return [*kernels.ours, *kernels.portable, *kernels.others]
 
 
-def _sizes(pools: Pools) -> Iterable[tuple[str, str, int, int]]:
-    """Sizes that a build may set: macro, meaning, bytes with 32-bit pointers, bytes with 64-bit pointers."""
+def _pool_size_macros(pools: Pools) -> Iterable[tuple[str, str, int, int]]:
+    """Yield the sizes that a build may override: macro, description, bytes for 32-bit and for 64-bit pointers."""
     for method in pools.methods:
-        name = f"ARM_MODEL_{identifier(method.name).upper()}"
+        name = f"ARM_MODEL_{to_c_identifier(method.name).upper()}"
         yield f"{name}_POOL_SIZE", f"Method allocator of '{method.name}'", method.pool, method.pool_64
         yield f"{name}_PLANNED_SIZE", f"Planned memory of '{method.name}'", method.planned, method.planned
     yield "ARM_MODEL_TEMP_POOL_SIZE", "Temp allocator, with the NPU's scratch", pools.temp, pools.temp_64
     yield "ARM_MODEL_FAST_SCRATCH_SIZE", "Fast scratch of the NPU", pools.fast_scratch, pools.fast_scratch
 
 
-def _kconfig(pools: Pools) -> Iterator[str]:
-    for name, what, size, size_64 in _sizes(pools):
+def _kconfig_entries(pools: Pools) -> Iterator[str]:
+    for name, what, size, size_64 in _pool_size_macros(pools):
         other = f"\tdefault {size_64} if 64BIT\n" if size_64 != size else ""
         yield f'config {name}\n\tint "{what}, in bytes"\n{other}\tdefault {size}\n'
 
 
-def _float(value: float) -> str:
+def _format_float(value: float) -> str:
     text = f"{value:.9g}"
     return f"{text}f" if "." in text or "e" in text else f"{text}.0f"
 
 
-def _string(text: str) -> str:
-    """Escape text for a C string literal: bytes outside of printable ASCII become octal escapes."""
+def _escape_string(text: str) -> str:
+    """Escape text for a C string literal. Bytes outside of printable ASCII become octal escapes."""
     return "".join(chr(byte) if 32 <= byte < 127 and byte not in b'"\\?' else f"\\{byte:03o}" for byte in text.encode())
 
 
-def _comment(text: str) -> str:
-    return _string(text).replace("*/", "* /")
+def _escape_comment(text: str) -> str:
+    return _escape_string(text).replace("*/", "* /")

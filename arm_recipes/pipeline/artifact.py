@@ -1,4 +1,4 @@
-"""``Artifact``: the data of an export: program, report, and the PyTorch and ExecuTorch objects of its stages."""
+"""``Artifact``: the program and report of an export, with the PyTorch and ExecuTorch objects of its stages."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from arm_recipes._internal.executorch_programs import pieces_of
-from arm_recipes.pipeline.reference_program import with_tosa_delegates
+from arm_recipes._internal.executorch_programs import program_pieces
+from arm_recipes.pipeline.reference_program import serialize_with_tosa_delegates
 from arm_recipes.report.record import MethodReport
 from arm_recipes.report.report import Report
-from arm_recipes.runtime.calls import reject_via
+from arm_recipes.runtime.calls import reject_old_backend_argument
 from arm_recipes.runtime.program import Program
-from arm_recipes.runtime.signature import NAMES_KEY, encode_metadata, insert_checksum
+from arm_recipes.runtime.signature import METADATA_KEY, encode_metadata, insert_checksum
 
 if TYPE_CHECKING:
     from executorch.exir import ExecutorchProgramManager
@@ -51,47 +51,47 @@ class Artifact:
         report: delegates, operators on the CPU, quantization, Vela's estimates, sizes and stage times.
         input_signatures: method -> input signature of the model.
         out_specs: method -> pytree structure of the model's outputs.
-        sized: name -> method that was exported for several input sizes.
+        shape_variants: method name -> the variants of that method for several input sizes.
         recipe: the recipe of the export.
-        make_parts: creates ``parts`` on first use. For an export from the cache, this runs the pipeline.
+        create_objects: creates ``export_objects`` on first use. For an export from the cache, this runs the pipeline.
         cached_pieces: the program's byte chunks, if it comes from the cache.
-        comparison_specs: what ``comparison.program_specs`` computed for this artifact, by method and options.
+        comparison_specs: cache of ``comparison.program_specs``, by method and options.
     """
 
     report: Report
     input_signatures: dict[str, InputSignature]
     out_specs: dict[str, Any]
-    sized: Mapping[str, ShapeVariants]
+    shape_variants: Mapping[str, ShapeVariants]
     recipe: ExportRecipe | None
-    make_parts: Callable[[], ExportObjects]
+    create_objects: Callable[[], ExportObjects]
     cached_pieces: Sequence[bytes] | None = None
     comparison_specs: dict[Any, Any] = field(default_factory=dict, init=False)
     _program: Program | None = field(default=None, init=False)
 
     @cached_property
-    def parts(self) -> ExportObjects:
+    def export_objects(self) -> ExportObjects:
         """The PyTorch and ExecuTorch objects of the export."""
-        return self.make_parts()
+        return self.create_objects()
 
     @property
     def exported_programs(self) -> dict[str, ExportedProgram]:
         """Method -> ATen program that was lowered, quantized for INT recipes."""
-        return self.parts.exported_programs
+        return self.export_objects.exported_programs
 
     @property
     def executorch_program(self) -> ExecutorchProgramManager:
         """ExecuTorch's manager of the emitted program."""
-        return self.parts.executorch_program
+        return self.export_objects.executorch_program
 
     @property
     def float_reference(self) -> FloatReference:
         """The model before quantization, for comparisons."""
-        return self.parts.float_reference
+        return self.export_objects.float_reference
 
     @property
     def pieces(self) -> Sequence[bytes]:
         """The program's bytes in chunks, without the checksum."""
-        return pieces_of(self.executorch_program) if self.cached_pieces is None else self.cached_pieces
+        return program_pieces(self.executorch_program) if self.cached_pieces is None else self.cached_pieces
 
     @cached_property
     def buffer(self) -> bytes:
@@ -132,10 +132,10 @@ class Artifact:
         TOSA delegates run on Arm's reference model, VGF delegates on Vulkan, and Ethos-U delegates on an emulator.
 
         Args:
-            inputs: positional inputs of the model; integers for ``quantized_io`` (see ``inputs[0].quantize``). Numbers,
-                strings and None must equal those that the model was exported with.
+            inputs: positional inputs of the model; integers with ``quantized_io`` (see ``inputs[0].quantize``).
+                Numbers, strings and None must equal those that the model was exported with.
             method: the method to run.
-            backend: "tosa" runs the TOSA graphs that the delegates were compiled from, instead of the delegates.
+            backend: "tosa" runs the TOSA graphs of the delegates instead of the compiled delegates.
             pad: see ``Program.run``.
             keywords: keyword inputs of the model.
 
@@ -148,18 +148,18 @@ class Artifact:
                 int32 cannot hold an int64 value.
             RunError: the program cannot run on this machine; the message says what is missing.
         """
-        reject_via(keywords)
+        reject_old_backend_argument(keywords)
         program = self._load_once()
         if backend == "tosa" and not program.has_reference:
             program.reference = Program(self.reference_program())
-        example = next(iter(self.sized[method].methods)) if method in self.sized else method
+        example = next(iter(self.shape_variants[method].methods)) if method in self.shape_variants else method
         tensors = self.tensors_of_call(example, inputs, keywords) if example in self.input_signatures else inputs
         return self.to_model_structure(example, program.execute(*tensors, method=method, backend=backend, pad=pad))
 
     def trace(self, *inputs: Any, method: str = "forward", **keywords: Any) -> Iterator[TracedOperation]:
         """Load and execute the program and yield each operation of its Ethos-U delegates, with names and outputs.
 
-        Buffers have their initial values; the values that later calls of ``run`` read do not change.
+        Buffers start from their initial values. The trace does not change the buffers that ``run`` uses.
 
         Args:
             inputs: as in ``run``.
@@ -207,7 +207,7 @@ class Artifact:
         return [leaf for leaf, expected in leaf_pairs if isinstance(expected, torch.Tensor)]
 
     def program_inputs(self, method: MethodReport, sample: Inputs) -> list[Any]:
-        """Convert a sample to the arguments of ``Program.run``; quantizes float inputs for ``quantized_io``."""
+        """Convert a sample to the arguments of ``Program.run``. With ``quantized_io``, quantizes float inputs."""
         import torch
 
         input_signature = self.input_signatures[method.name]
@@ -215,8 +215,8 @@ class Artifact:
         tensors = [leaf for leaf, expected in leaves if isinstance(expected, torch.Tensor)]
         return [info.to_program(tensor) for info, tensor in zip(method.inputs, tensors, strict=True)]
 
-    def run_real(self, sample: Inputs) -> Any:
-        """Run the only method on a sample of real numbers; dequantizes the outputs for ``quantized_io``.
+    def run_dequantized(self, sample: Inputs) -> Any:
+        """Run the only method of the program on float inputs. With ``quantized_io``, converts inputs and outputs.
 
         Raises:
             ValueError: as ``run``.
@@ -240,11 +240,13 @@ class Artifact:
     def reference_program(self) -> bytes:
         """Build the reference program: this program with TOSA graphs in place of the compiled payloads."""
         tensors = {method.name: (method.inputs, method.outputs) for method in self.report.methods}
-        sized = {name: method.to_dict() for name, method in self.sized.items()}
+        sized = {name: method.to_dict() for name, method in self.shape_variants.items()}
         mutated = {name: self._load_once().signature(name).mutated_inputs for name in tensors}
         names = encode_metadata(tensors, mutated, tosa_of=hashlib.sha256(self.buffer).hexdigest(), sized=sized)
         graphs = {delegate.checksum: delegate.tosa for delegate in self.report.delegates}
-        return b"".join(insert_checksum([with_tosa_delegates(self.executorch_program, graphs, {NAMES_KEY: names})]))
+        return b"".join(
+            insert_checksum([serialize_with_tosa_delegates(self.executorch_program, graphs, {METADATA_KEY: names})])
+        )
 
     def _load_once(self) -> Program:
         """Return the loaded program, whose buffers keep their values between runs."""

@@ -11,7 +11,7 @@ from arm_recipes._internal.executorch_programs import delegates_of, named_data_b
 from arm_recipes._internal.messages import BudgetError
 from arm_recipes._internal.rendering import as_text, format_bytes
 from arm_recipes.recipe.recipe import ArmRecipe
-from arm_recipes.report.layers import DelegateTrace
+from arm_recipes.report.layers import DelegateProfile
 from arm_recipes.report.memory import method_memory
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from arm_recipes.pipeline.artifact import Artifact
     from arm_recipes.report.ram import Ram
 
-#: Number of tensors that an error names.
-_NAMED = 6
+#: Number of tensors that an error message lists.
+_MAX_LISTED_TENSORS = 6
 _FOR_SIZE = 'optimise="size": Vela cascades layers in stripes, which may take more cycles'
 _INTEGER_IO = "quantized_io=True: no float copies of inputs and outputs beside their int8 ones"
 _SRAM_REMEDIES = (
@@ -54,20 +54,20 @@ class CheckBudgets:
         Raises:
             BudgetError: a budget is exceeded; the message names the largest tensors.
         """
-        stored, records = named_data_bytes(manager), []
+        stored_bytes, records = named_data_bytes(manager), []
         for method in sorted(manager.methods):
             for module in delegates_of(manager, method):
                 record = delegate_record(module)
                 assert record is not None
-                stored += len(module.processed_bytes)
+                stored_bytes += len(module.processed_bytes)
                 records.append(record)
                 if record.vela is not None and self.sram is not None and record.vela.sram_bytes > self.sram:
                     raise BudgetError(
-                        self._sram(
+                        self._sram_message(
                             method, record, record.vela.sram_bytes, [_FOR_SIZE] * (self.optimise == "performance")
                         )
                     )
-        self._check_flash(stored, records, "the delegates alone")
+        self._check_flash(stored_bytes, records, "the delegates alone")
         return []
 
     def check(self, result: Artifact) -> None:
@@ -83,7 +83,7 @@ class CheckBudgets:
             tensors = (tensor for m in result.report.methods for tensor in (*m.inputs, *m.outputs))
             hints = [_FOR_SIZE] * (self.optimise != "size")
             hints += [_INTEGER_IO] * any(tensor.dtype.startswith("float") for tensor in tensors)
-            raise BudgetError(self._sram(method, record, ram.sram_bytes, hints, ram))
+            raise BudgetError(self._sram_message(method, record, ram.sram_bytes, hints, ram))
         self._check_flash(result.stored_bytes, result.report.delegates, "the program")
 
     def exceeds_sram(self, result: Artifact) -> bool:
@@ -91,32 +91,38 @@ class CheckBudgets:
         ram = result.report.ram
         return ram is not None and self.sram is not None and ram.sram_bytes > self.sram
 
-    def _check_flash(self, stored: int, records: Sequence[Delegate], what: str) -> None:
-        if self.flash is not None and stored > self.flash:
-            excess = f"{stored - self.flash:,} B more than {self._describe(self.flash)}"
-            raise BudgetError(_flash(stored, excess, records, what))
+    def _check_flash(self, stored_bytes: int, records: Sequence[Delegate], subject: str) -> None:
+        if self.flash is not None and stored_bytes > self.flash:
+            excess = f"{stored_bytes - self.flash:,} B more than {self._describe(self.flash)}"
+            raise BudgetError(_flash_message(stored_bytes, excess, records, subject))
 
     def _describe(self, budget: int) -> str:
-        return f"the budget of {_bytes(budget)}" + (f" (board {self.board!r})" if self.board is not None else "")
+        board = "" if self.board is None else f" (board {self.board!r})"
+        return f"the budget of {_format_byte_count(budget)}{board}"
 
-    def _sram(self, method: str, record: Delegate, needed: int, hints: Sequence[str], ram: Ram | None = None) -> str:
+    def _sram_message(
+        self, method: str, record: Delegate, needed: int, hints: Sequence[str], ram: Ram | None = None
+    ) -> str:
         """The message for a program that needs ``needed`` bytes; ``record``: its delegate with the largest scratch."""
         assert record.vela is not None
         assert self.sram is not None
-        what = f"the NPU's part of '{method}'" if ram is None else "the program"
-        text = (
-            f"sram_budget: {what} needs {_bytes(needed)} of SRAM with memory mode {record.vela.memory_mode}, "
-            f"{needed - self.sram:,} B more than {self._describe(self.sram)}"
+        subject = f"the NPU's part of '{method}'" if ram is None else "the program"
+        summary = (
+            f"sram_budget: {subject} needs {_format_byte_count(needed)} of SRAM with memory mode "
+            f"{record.vela.memory_mode}, {needed - self.sram:,} B more than {self._describe(self.sram)}"
         )
         sections = list(ram.sections()) if ram is not None else []
-        used = next((use for use in method_memory([DelegateTrace(method, record)]) if use.memory == "Sram"), None)
-        if used is not None:
+        sram_usage = next(
+            (use for use in method_memory([DelegateProfile(method, record)]) if use.memory == "Sram"), None
+        )
+        if sram_usage is not None:
             rows: list[tuple[str, ...]] = [
-                (f"{tensor.bytes:,} B", tensor.kind, tensor.where, tensor.source) for tensor in used.peak[:_NAMED]
+                (f"{tensor.bytes:,} B", tensor.kind, tensor.where, tensor.source)
+                for tensor in sram_usage.peak[:_MAX_LISTED_TENSORS]
             ]
             sections.append(("Live tensors of the NPU at peak SRAM usage:", rows))
         remedies: list[tuple[str, ...]] = [(remedy,) for remedy in (*hints, *_SRAM_REMEDIES)]
-        return f"{text}\n{as_text([*sections, ('To reduce SRAM:', remedies)])}"
+        return f"{summary}\n{as_text([*sections, ('To reduce SRAM:', remedies)])}"
 
 
 def budget_passes(recipe: ExportRecipe) -> Iterator[CheckBudgets]:
@@ -138,17 +144,19 @@ def recipe_for_size(recipe: ExportRecipe, result: Artifact) -> ExportRecipe | No
     return recipe.with_options(optimise="size") if runs_again and exceeded else None
 
 
-def _flash(stored: int, excess: str, records: Sequence[Delegate], what: str) -> str:
-    text = f"flash_budget: {what} take{'s' * (what == 'the program')} {_bytes(stored)}, {excess}"
-    largest = sorted((row for record in records for row in _weights(record)), reverse=True)[:_NAMED]
+def _flash_message(stored_bytes: int, excess: str, records: Sequence[Delegate], subject: str) -> str:
+    summary = (
+        f"flash_budget: {subject} take{'s' * (subject == 'the program')} {_format_byte_count(stored_bytes)}, {excess}"
+    )
+    largest = sorted((row for record in records for row in _constant_sizes(record)), reverse=True)[:_MAX_LISTED_TENSORS]
     rows: list[tuple[str, ...]] = [(f"{count:,} B", module, source) for count, module, source in largest]
     advice: list[tuple[str, ...]] = [("4-bit weights (A8W4 recipes), or fewer channels in these layers",)]
-    return f"{text}\n{as_text([('Largest constants, before encoding:', rows), ('To reduce flash:', advice)])}"
+    return f"{summary}\n{as_text([('Largest constants, before encoding:', rows), ('To reduce flash:', advice)])}"
 
 
-def _weights(record: Delegate) -> Iterator[tuple[int, str, str]]:
-    """Bytes of each constant, with module and line of its first consumer."""
-    traced, seen = DelegateTrace("", record), set[str]()
+def _constant_sizes(record: Delegate) -> Iterator[tuple[int, str, str]]:
+    """Yield the bytes of each constant, with the module and source line of its first consumer."""
+    traced, seen = DelegateProfile("", record), set[str]()
     for i, operator in enumerate(traced.graph.operators):
         for name in operator.inputs:
             if name not in traced.producers and name not in traced.graph.inputs and name not in seen:
@@ -158,5 +166,5 @@ def _weights(record: Delegate) -> Iterator[tuple[int, str, str]]:
                 yield traced.graph.tensor_bytes.get(name, 0), module or "(model)", source
 
 
-def _bytes(count: int) -> str:
+def _format_byte_count(count: int) -> str:
     return f"{count:,} B" if count < 10_000 else f"{count:,} B ({format_bytes(count)})"

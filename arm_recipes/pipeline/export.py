@@ -41,20 +41,20 @@ def run_export(
     models = inputs.models_by_method(model)
     samples = inputs.resolve_loaders(samples)
     examples = inputs.examples_by_method(samples, models)
-    notes = [] if sizes or dynamic_shapes else inputs.batch_notes(samples, models, examples)
-    sized: dict[str, ShapeVariants] = {}
+    notes = [] if sizes or dynamic_shapes else inputs.batch_size_notes(samples, models, examples)
+    shape_variants: dict[str, ShapeVariants] = {}
     if sizes is not None:
-        models, examples, sized = expand_sizes(models, examples, dynamic_shapes, sizes)
+        models, examples, shape_variants = expand_sizes(models, examples, dynamic_shapes, sizes)
         dynamic_shapes = None
     if channels_last:
         models, examples = layouts.to_channels_last(models, examples)
-    if _only_arm(recipe):
-        inputs.check_static(models, dynamic_shapes)
+    if _uses_only_arm_partitioners(recipe):
+        inputs.reject_dynamic_shapes(models, dynamic_shapes)
 
     from arm_recipes.pipeline.budgets import budget_passes, recipe_for_size
 
     def attempt(recipe: ExportRecipe) -> Artifact:
-        cache = _open_cache(cache_dir, recipe, models, examples, sized, constant_methods)
+        cache = _open_cache(cache_dir, recipe, models, examples, shape_variants, constant_methods)
         pipeline = Pipeline(
             recipe if cache is None else cache.recipe,
             models,
@@ -63,9 +63,9 @@ def run_export(
             constant_methods=constant_methods,
             strict=strict,
             progress=progress,
-            sized=sized,
+            shape_variants=shape_variants,
         )
-        return _run(pipeline, models, notes, cache)
+        return _run_or_look_up(pipeline, models, notes, cache)
 
     result = attempt(recipe)
     for_size = recipe_for_size(recipe, result)
@@ -75,9 +75,9 @@ def run_export(
     for budget in budget_passes(recipe):
         budget.check(result)
     if verify:
-        from arm_recipes.pipeline.verify import check
+        from arm_recipes.pipeline.verify import verify_delegates
 
-        check(result, examples)
+        verify_delegates(result, examples)
     return result
 
 
@@ -89,26 +89,26 @@ def _open_cache(cache_dir: str | Path | None, *export: Any) -> CachedExport | No
     return CachedExport(cache_dir, *export)
 
 
-def _run(
+def _run_or_look_up(
     pipeline: Pipeline, models: dict[str, inputs.Model], input_notes: list[str], cache: CachedExport | None = None
 ) -> Artifact:
-    """Run the pipeline, or take the artifact from the cache; ``input_notes`` are notes about the arguments."""
+    """Run the pipeline, or take the artifact from the cache. ``input_notes`` are notes about the arguments."""
     from arm_backend_core import events
 
     notes = list(input_notes)
     with frozen_gc(), suppress_warnings(), inputs.evaluation_mode(models) as training, events.record() as log:
         if training:
-            which = ", ".join(f"'{method}'" for method in training)
-            notes.append(f"the model of {which} is in training mode; it is exported in evaluation mode")
+            method_names = ", ".join(f"'{method}'" for method in training)
+            notes.append(f"the model of {method_names} is in training mode; it is exported in evaluation mode")
         for note in notes:
             warn(note)
         if cache is not None:
-            cached = cache.find(pipeline, notes, make=lambda: _run(pipeline, models, input_notes))
+            cached = cache.look_up(pipeline, notes, run_export=lambda: _run_or_look_up(pipeline, models, input_notes))
             if cached is not None:
                 return cached
         with record_warnings() as warnings:
             pipeline.run()
-    result = pipeline.artifact(log.rejected, [*notes, *log.notes])
+    result = pipeline.create_artifact(log.rejected, [*notes, *log.notes])
     if cache is not None:
         cache.store(result, warnings)
     return result
@@ -119,7 +119,7 @@ def check_recipe(recipe: Any, function: str = "export") -> None:
 
     Args:
         recipe: the argument.
-        function: name of the function that takes it, for the message.
+        function: name of the called function, for the message.
 
     Raises:
         TypeError: it is not an ``ExportRecipe``.
@@ -131,7 +131,7 @@ def check_recipe(recipe: Any, function: str = "export") -> None:
         raise TypeError(f"recipe must be an ExportRecipe, got {type(recipe).__name__}; {order}")
 
 
-def _only_arm(recipe: ExportRecipe) -> bool:
+def _uses_only_arm_partitioners(recipe: ExportRecipe) -> bool:
     partitioners = (recipe.lowering_recipe.partitioners if recipe.lowering_recipe else None) or []
     if isinstance(partitioners, dict):
         partitioners = [partitioner for group in partitioners.values() for partitioner in group]

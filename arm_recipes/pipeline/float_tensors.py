@@ -1,4 +1,4 @@
-"""Float reference: the model's tensors before quantization, kept for ``compare`` and shared with the model."""
+"""Float reference: the model before quantization, for ``compare``. It shares its tensors with the user's model."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ class FloatReference:
         float_programs: method -> program before quantization, for methods that this export quantized.
         partitioners: method -> partitioners of the recipe.
         versions: method -> (name, tensor, version counter) of tensors that are shared with the model.
-        states: method -> initial values of the buffers that the program writes; the model may change its own.
+        initial_states: method -> copies of the initial values of the buffers that the program mutates.
     """
 
     float_programs: Mapping[str, FloatProgram] = field(default_factory=dict)
     partitioners: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     versions: Mapping[str, tuple[tuple[str, Tensor, int], ...]] = field(default_factory=dict)
-    states: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
+    initial_states: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
 
     def changed_tensors(self, method: str) -> list[str]:
         """Names of the tensors of a method that were modified after the export."""
         return [name for name, tensor, version in self.versions.get(method, ()) if tensor._version != version]
 
 
-def float_reference(
+def create_float_reference(
     programs: Mapping[str, ExportedProgram], originals: Mapping[str, FloatProgram], recipe: ExportRecipe
 ) -> FloatReference:
     """Create the float reference of an export."""
@@ -47,20 +47,20 @@ def float_reference(
     partitioners = (lowering.partitioners if lowering is not None else None) or []
     versions, states = {}, {}
     for method, program in programs.items():
-        original = originals.get(method)
+        float_program = originals.get(method)
         mutated = mutated_buffers(program)
         tables = {**program.state_dict, **program.constants}
         states[method] = {name: tables[name].detach().clone() for name in mutated}
         tensors = tables
-        if original is not None:
-            tensors = {**original.program.state_dict, **original.program.constants}
+        if float_program is not None:
+            tensors = {**float_program.program.state_dict, **float_program.program.constants}
         versions[method] = tuple(
             (name, tensor, tensor._version)
             for name, tensor in tensors.items()
             if isinstance(tensor, torch.Tensor) and not tensor.is_inference() and name not in mutated
         )
-    by_method = {
+    partitioners_by_method = {
         method: tuple(partitioners.get(method, ()) if isinstance(partitioners, dict) else partitioners)
         for method in programs
     }
-    return FloatReference(originals, by_method, versions, states)
+    return FloatReference(originals, partitioners_by_method, versions, states)

@@ -1,7 +1,7 @@
 """Shared state of methods: mutable buffers that several methods of a program write.
 
-Methods share a buffer if their tensors are the same view of the same memory (``tensor_identity``), whatever its name in
-each module. Other views, and methods that only read the buffer, are refused (``stages.capture.shared_memory``).
+Methods share a buffer if their tensors are the same view of the same memory (``tensor_identity``), under any name.
+``stages.capture.shared_memory`` rejects other views of that memory, and methods that only read the buffer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from executorch.exir import ExecutorchBackendConfig
 
 
-def name_state(programs: Mapping[str, ExportedProgram]) -> bool:
+def unify_buffer_names(programs: Mapping[str, ExportedProgram]) -> bool:
     """Rename mutated buffers so that each has the same, unique name in all methods.
 
     ExecuTorch identifies state that methods share by name.
@@ -35,7 +35,7 @@ def name_state(programs: Mapping[str, ExportedProgram]) -> bool:
     Returns:
         Whether methods share mutated buffers.
     """
-    tensors = {method: _tensors_by_name(program) for method, program in programs.items()}
+    tensors = {method: _tensor_identities(program) for method, program in programs.items()}
     writers: dict[TensorIdentity, list[str]] = {}
     for method, program in programs.items():
         for name in mutated_buffers(program):
@@ -46,32 +46,32 @@ def name_state(programs: Mapping[str, ExportedProgram]) -> bool:
             if identity not in writers:
                 continue
             if identity not in names:
-                occupied = {*names.values(), *_other_names(identity, tensors, writers)}
-                names[identity] = _unoccupied(name, method, occupied)
+                used_names = {*names.values(), *_reserved_names(identity, tensors, writers)}
+                names[identity] = _choose_unique_name(name, method, used_names)
         renamed = {name: names[identity] for name, identity in identities.items() if identity in names}
         _rename_buffers(programs[method], {old: new for old, new in renamed.items() if old != new})
     return any(len(methods) > 1 for methods in writers.values())
 
 
-def _tensors_by_name(program: ExportedProgram) -> dict[str, TensorIdentity]:
+def _tensor_identities(program: ExportedProgram) -> dict[str, TensorIdentity]:
     """Return the identity of each parameter, buffer and constant of a program, by name."""
     names = [str(spec.target) for spec in program.graph_signature.input_specs if spec.kind in TENSOR_KINDS]
     return {name: tensor_identity(store_of(program, name)[name]) for name in names}
 
 
-def _other_names(
+def _reserved_names(
     identity: TensorIdentity, tensors: Mapping[str, Mapping[str, TensorIdentity]], writers: Collection[TensorIdentity]
 ) -> Iterator[str]:
-    """Yield the names of other tensors that keep their names, in the methods that have the buffer ``identity``."""
+    """Yield the names of tensors that are not renamed, in the methods that use the buffer ``identity``."""
     for identities in tensors.values():
         if identity in identities.values():
             yield from (name for name, other in identities.items() if other != identity and other not in writers)
 
 
-def _unoccupied(name: str, method: str, occupied: Collection[str]) -> str:
-    """Return ``name``, or if it is occupied, the name with the method's and, if necessary, a number."""
+def _choose_unique_name(name: str, method: str, used_names: Collection[str]) -> str:
+    """Return ``name``, ``method.name`` or ``method.name.number``: the first that is not in ``used_names``."""
     candidates = chain([name, f"{method}.{name}"], (f"{method}.{name}.{number}" for number in count(1)))
-    return next(candidate for candidate in candidates if candidate not in occupied)
+    return next(candidate for candidate in candidates if candidate not in used_names)
 
 
 def _rename_buffers(program: ExportedProgram, names: Mapping[str, str]) -> None:
@@ -87,8 +87,8 @@ def _rename_buffers(program: ExportedProgram, names: Mapping[str, str]) -> None:
             result.target = names[result.target]
 
 
-def check_state(programs: Mapping[str, ExportedProgram]) -> None:
-    """Check that methods agree on dtype and initial value of the buffers that they share, after lowering.
+def check_shared_buffers(programs: Mapping[str, ExportedProgram]) -> None:
+    """After lowering, check that shared buffers have the same dtype and initial value in all methods.
 
     Raises:
         ExportError: dtypes or values differ, because the methods quantize the buffer differently.
@@ -111,7 +111,7 @@ def _dtype_name(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def share_state_in_plan(config: ExecutorchBackendConfig) -> ExecutorchBackendConfig:
+def plan_shared_buffers(config: ExecutorchBackendConfig) -> ExecutorchBackendConfig:
     """Return a configuration that plans mutable buffers of the same name to the same address in all methods.
 
     Raises:

@@ -1,6 +1,6 @@
 """The export pipeline: runs the stages of a recipe.
 
-The stages are ExecuTorch's, except that faster ones replace capture, quantization and lowering.
+The stages are ExecuTorch's, but faster stages of this package replace capture, quantization and lowering.
 """
 
 from __future__ import annotations
@@ -28,18 +28,22 @@ from executorch.export.stages import (
 from torch.export import ExportedProgram
 
 from arm_backend_core.program import user_inputs
-from arm_recipes._internal.error_location import describe, is_user_message
-from arm_recipes._internal.executorch_programs import pieces_of, restore_handles, simplify_call, store_named_data
+from arm_recipes._internal.error_location import describe_error, is_user_message
+from arm_recipes._internal.executorch_programs import (
+    program_pieces,
+    remove_constant_inputs,
+    restore_debug_handles,
+    store_named_data,
+)
 from arm_recipes._internal.messages import LOGGER, ExportError, warn
 from arm_recipes.pipeline.artifact import Artifact, ExportObjects
-from arm_recipes.pipeline.float_tensors import float_reference
-from arm_recipes.pipeline.methods import check_state, name_state, share_state_in_plan
+from arm_recipes.pipeline.float_tensors import create_float_reference
+from arm_recipes.pipeline.methods import check_shared_buffers, plan_shared_buffers, unify_buffer_names
 from arm_recipes.pipeline.program_io import check_outputs, describe_tensors
 from arm_recipes.pipeline.progress import Progress
-from arm_recipes.report import record
-from arm_recipes.report.ram import measure_ram
+from arm_recipes.report import ram, record
 from arm_recipes.report.report import Report
-from arm_recipes.runtime.signature import NAMES_KEY, encode_metadata
+from arm_recipes.runtime.signature import METADATA_KEY, encode_metadata
 from arm_recipes.runtime.tensor_info import TensorInfo
 from arm_recipes.samples.inputs import Examples, Model
 from arm_recipes.samples.sample import InputSignature
@@ -51,9 +55,8 @@ from arm_recipes.stages.quantize import FastQuantizeStage, FloatProgram
 if TYPE_CHECKING:
     from arm_backend_core.events import Rejection
 
-
-#: Stage -> what it does, for messages.
-_DOING = {
+#: Stage -> verb in error messages, as in "quantizing 'forward'".
+_STAGE_VERBS = {
     StageType.SOURCE_TRANSFORM: "transforming",
     StageType.QUANTIZE: "quantizing",
     StageType.TORCH_EXPORT: "capturing",
@@ -66,14 +69,14 @@ _DOING = {
 
 
 @dataclass
-class _MethodState:
-    """What the stages leave of one method.
+class _MethodResults:
+    """Results of the stages for one method.
 
     Attributes:
         program: the captured program, quantized by INT recipes; None if the recipe captures nothing.
-        input_signature: structure of the inputs; ``out_spec``: structure of the outputs.
+        input_signature, out_spec: structure of the model's inputs and outputs.
         graph: the lowered graph, before emission edits it.
-        inputs: of the emitted program; ``outputs`` likewise.
+        inputs, outputs: tensors of the emitted program.
         float_program: the program before quantization, if this package quantized it.
         sqnr: SQNR of each output, dB.
     """
@@ -101,9 +104,9 @@ class Pipeline:
         constant_methods: dict[str, Any] | None,
         strict: bool | None,
         progress: bool,
-        sized: Mapping[str, ShapeVariants] = MappingProxyType({}),
+        shape_variants: Mapping[str, ShapeVariants] = MappingProxyType({}),
     ) -> None:
-        self._recipe, self._models, self._sized = recipe, models, sized
+        self._recipe, self._models, self._shape_variants = recipe, models, shape_variants
         self._progress = Progress(progress)
         # strict=True is the default of ExportRecipe, so only strict=False is an explicit choice.
         self._capture = Capture(strict if strict is not None or recipe.strict else False)
@@ -118,10 +121,10 @@ class Pipeline:
                 "export_recipe": recipe,
             },
         )
-        self._shares_state = False
+        self._shares_buffers = False
         self._seconds: dict[str, float] = {}
         self._notes: list[str] = []
-        self._methods: defaultdict[str, _MethodState] = defaultdict(_MethodState)
+        self._methods: defaultdict[str, _MethodResults] = defaultdict(_MethodResults)
 
     @property
     def _programs(self) -> dict[str, ExportedProgram]:
@@ -139,11 +142,11 @@ class Pipeline:
             raise ValueError(f"recipe.pipeline_stages must end in TO_EXECUTORCH, not {stages[-1].name}")
         for method, model in self._models.items():
             if isinstance(model, ExportedProgram):
-                self._capture.inspect(method, model, captured_by_user=True)
+                self._capture.warn_about_training_behavior(method, model, captured_by_user=True)
         self._run_stages(stages)
 
     def capture_programs(self) -> dict[str, ExportedProgram]:
-        """Capture the models; the stages reuse these programs.
+        """Capture the models. The stages reuse these programs.
 
         Raises:
             ExportError: a model cannot be captured.
@@ -152,7 +155,7 @@ class Pipeline:
         programs = {}
         for method, model in self._models.items():
             if not isinstance(model, ExportedProgram):
-                model = self._capture.ahead(method, model, examples[method][0], shapes.get(method))
+                model = self._capture.capture_early(method, model, examples[method][0], shapes.get(method))
             programs[method] = model
         return programs
 
@@ -160,41 +163,41 @@ class Pipeline:
         """Run the stages before lowering.
 
         Returns:
-            method -> program, as in ``ExportResult.exported_programs``, and method -> copy that lowering may edit.
+            ``ExportResult.exported_programs``, and copies of these programs that lowering may edit, by method.
         """
         last = StageType.TO_EDGE_TRANSFORM_AND_LOWER
         self._run_stages(list(takewhile(lambda kind: kind is not last, self._default_stages())))
         return self._programs, self._artifact.data
 
     def _run_stages(self, stages: list[StageType]) -> None:
-        for kind in self._progress.stages(stages):
+        for kind in self._progress.track_stages(stages):
             if kind is StageType.TO_EXECUTORCH:
                 # Emission edits the lowered methods in place.
-                self._snapshot(self._artifact.data)
-            stage = self._stage(kind)
+                self._record_lowered_programs(self._artifact.data)
+            stage = self._create_stage(kind)
             start = time.perf_counter()
-            self._run(kind, stage)
+            self._run_stage(kind, stage)
             self._seconds[kind.value] = seconds = time.perf_counter() - start
             LOGGER.info("%s: %.2f s", kind.value, seconds)
             self._artifact = stage.get_artifacts()
             if kind is StageType.SOURCE_TRANSFORM:
-                self._note_transformed()
+                self._note_unscaled_layers()
             if isinstance(stage, FastQuantizeStage):
                 for name, float_program in stage.float_programs.items():
                     self._methods[name].float_program = float_program
                 for name, sqnr in stage.output_sqnr.items():
                     self._methods[name].sqnr = sqnr
                 for note in stage.notes:
-                    self._note(note)
+                    self._add_note(note)
             if kind is StageType.TORCH_EXPORT:
-                self._keep_programs()
-                self._warn_about_boundary()
+                self._copy_captured_programs()
+                self._warn_about_64_bit_io()
 
-    def _run(self, kind: StageType, stage: Stage) -> None:
+    def _run_stage(self, kind: StageType, stage: Stage) -> None:
         """Run a stage and convert exceptions to ``ExportError``.
 
         Raises:
-            ExportError: the stage failed; names the stage, and the module or operator.
+            ExportError: the stage failed. The message names the stage, and the module or operator.
         """
         from arm_backend_core.errors import ArmBackendError
 
@@ -209,42 +212,40 @@ class Pipeline:
             lowered = [method.graph for method in self._methods.values() if method.graph is not None]
             graphs = [module.graph for module in lowered or [each.graph_module for each in self._programs.values()]]
             methods = ", ".join(f"'{name}'" for name in self._models)
-            raise ExportError(describe(f"{_DOING[kind]} {methods}", error, models, graphs)) from error
+            raise ExportError(describe_error(f"{_STAGE_VERBS[kind]} {methods}", error, models, graphs)) from error
 
-    def artifact(self, rejected: list[Rejection], notes: list[str]) -> Artifact:
-        """Build the artifact with its report; ``notes`` come before the notes of the stages."""
-        from arm_recipes.stages.edge.check_kernels import not_runnable
+    def create_artifact(self, rejected: list[Rejection], notes: list[str]) -> Artifact:
+        """Build the artifact with its report. ``notes`` come before the notes of the stages."""
+        from arm_recipes.stages.edge.check_kernels import find_not_runnable
 
         manager = self._artifact.data
         methods = []
         for name, method in self._methods.items():
             if method.graph is None:
                 continue
-            ours, others, boundary, cpu = record.describe_graph(method.graph, rejected)
+            own, others, boundary, cpu = record.describe_graph(method.graph, rejected)
             samples, quantization = self._progress.samples.get(name), None
             if method.program is not None:
                 quantization = record.describe_quantization(method.program, samples, method.sqnr)
-            lacking = not_runnable(method.graph.graph)
+            not_runnable = find_not_runnable(method.graph.graph)
             tensors = method.inputs, method.outputs
-            methods.append(record.MethodReport(name, *tensors, ours, others, boundary, cpu, quantization, lacking))
+            methods.append(record.MethodReport(name, *tensors, own, others, boundary, cpu, quantization, not_runnable))
         report = Report(
             recipe=self._recipe.name or "unnamed",
             methods=tuple(methods),
-            program_bytes=sum(map(len, pieces_of(manager))),
+            program_bytes=sum(map(len, program_pieces(manager))),
             seconds=self._seconds,
             notes=(*notes, *self._capture.notes, *self._notes),
-            ram=measure_ram(
-                [delegate.vela for method in methods for delegate in method.delegates if delegate.vela is not None],
-                [plan for plan in manager.executorch_program.execution_plan if plan.name in self._methods],
-            ),
+            ram=ram.measure_ram({m.name: m.delegates for m in methods}, manager.executorch_program.execution_plan),
         )
-        float_programs = {name: of.float_program for name, of in self._methods.items() if of.float_program is not None}
-        parts = ExportObjects(self._programs, manager, float_reference(self._programs, float_programs, self._recipe))
+        float_programs = {name: x.float_program for name, x in self._methods.items() if x.float_program is not None}
+        reference = create_float_reference(self._programs, float_programs, self._recipe)
+        export_objects = ExportObjects(self._programs, manager, reference)
         input_signatures = {
             name: method.input_signature for name, method in self._methods.items() if method.input_signature is not None
         }
         out_specs = {name: self._methods[name].out_spec for name in input_signatures}
-        return Artifact(report, input_signatures, out_specs, self._sized, self._recipe, lambda: parts)
+        return Artifact(report, input_signatures, out_specs, self._shape_variants, self._recipe, lambda: export_objects)
 
     def _default_stages(self) -> Iterable[StageType]:
         quantization, lowering = self._recipe.quantization_recipe, self._recipe.lowering_recipe
@@ -263,14 +264,14 @@ class Pipeline:
             yield StageType.EDGE_PROGRAM_MANAGER_TRANSFORM
         yield StageType.TO_EXECUTORCH
 
-    def _stage(self, kind: StageType) -> Stage:
+    def _create_stage(self, kind: StageType) -> Stage:
         recipe = self._recipe
         lowering = recipe.lowering_recipe or LoweringRecipe()
         build: dict[StageType, Callable[[], Stage]] = {
             StageType.SOURCE_TRANSFORM: lambda: SourceTransformStage(
                 recipe.quantization_recipe, in_place=recipe.source_transform_in_place
             ),
-            StageType.QUANTIZE: self._quantize_stage,
+            StageType.QUANTIZE: self._create_quantize_stage,
             StageType.TORCH_EXPORT: lambda: FastTorchExportStage(recipe.aten_transform_passes, self._capture),
             StageType.TO_EDGE_TRANSFORM_AND_LOWER: lambda: FastLowerStage.from_recipe(lowering),
             StageType.TO_EDGE: lambda: ToEdgeStage.from_recipe(lowering),
@@ -280,24 +281,24 @@ class Pipeline:
         }
         return build[kind]()
 
-    def _quantize_stage(self) -> Stage:
+    def _create_quantize_stage(self) -> Stage:
         from arm_recipes.stages.train import TrainingQuantizeStage  # imports the compiler
 
         quantization = self._recipe.quantization_recipe or QuantizationRecipe()
-        return TrainingQuantizeStage(quantization, self._capture, self._progress.calibration)
+        return TrainingQuantizeStage(quantization, self._capture, self._progress.track_calibration)
 
     def _backend_config(self) -> Any:
         config = self._recipe.executorch_backend_config
-        if not self._shares_state:
+        if not self._shares_buffers:
             return config
         from executorch.exir.capture import ExecutorchBackendConfig
 
-        return share_state_in_plan(config or ExecutorchBackendConfig())
+        return plan_shared_buffers(config or ExecutorchBackendConfig())
 
-    def _keep_programs(self) -> None:
+    def _copy_captured_programs(self) -> None:
         from arm_backend_core.nodes import assign_debug_handles
         from arm_backend_core.program import copy_program
-        from arm_recipes.stages.edge.equal_rows import arrange_rows
+        from arm_recipes.stages.edge.equal_rows import equalize_rows
 
         # Lowering edits the programs in place, and a program may be the user's.
         for name, program in self._artifact.data.items():
@@ -307,28 +308,28 @@ class Pipeline:
             check_outputs(name, program)
             method = self._methods[name]
             method.out_spec = program.call_spec.out_spec
-            method.input_signature = input_signature = InputSignature.of_program(program)
+            method.input_signature = input_signature = InputSignature.from_program(program)
             for constant, value in input_signature.constants.items():
                 self._notes.append(f"input '{constant}' of '{name}' is the constant {value!r} in the program")
-            simplify_call(program)
+            remove_constant_inputs(program)
             assign_debug_handles(program.graph, 1)
-        self._shares_state = name_state(copies)
-        if self._shares_state:
-            arrange_rows(copies, self._recipe)
+        self._shares_buffers = unify_buffer_names(copies)
+        if self._shares_buffers:
+            equalize_rows(copies, self._recipe)
         self._artifact = self._artifact.copy_with_new_data(copies)
 
-    def _note_transformed(self) -> None:
+    def _note_unscaled_layers(self) -> None:
         from arm_recipes.stages.block_scaled import describe_unscaled_layers, is_mx_recipe  # imports torchao
 
         if not is_mx_recipe(self._recipe.quantization_recipe):
             return
         for name, model in self._artifact.data.items():
-            notes, none = describe_unscaled_layers(model, name)
+            notes, is_ineffective = describe_unscaled_layers(model, name)
             self._notes += notes
-            if none:
-                self._note(f"the option mx has no effect: no layer of '{name}' is block-scaled")
+            if is_ineffective:
+                self._add_note(f"the option mx has no effect: no layer of '{name}' is block-scaled")
 
-    def _warn_about_boundary(self) -> None:
+    def _warn_about_64_bit_io(self) -> None:
         for name, program in self._programs.items():
             nodes = {node.name: node for node in program.graph.nodes}
             signature = program.graph_signature
@@ -337,12 +338,12 @@ class Pipeline:
                     value = nodes[tensor].meta.get("val") if tensor in nodes else None
                     if not isinstance(value, torch.Tensor) or value.dtype not in (torch.int64, torch.float64):
                         continue
-                    kind = str(value.dtype).removeprefix("torch.")
-                    narrow = {"int64": "int32", "float64": "float32"}[kind]
+                    type_name = str(value.dtype).removeprefix("torch.")
+                    supported_type = {"int64": "int32", "float64": "float32"}[type_name]
                     is_int64_input = side == "input" and value.dtype is torch.int64
-                    self._note(
-                        f"{side} {index} ('{tensor}') of '{name}' is {kind}, which TOSA does not support: "
-                        f"a CPU operator converts it; use {narrow} to avoid the conversion"
+                    self._add_note(
+                        f"{side} {index} ('{tensor}') of '{name}' is {type_name}, which TOSA does not support: "
+                        f"a CPU operator converts it; use {supported_type} to avoid the conversion"
                         + ("; values are assumed to be below 2**30" if is_int64_input else "")
                     )
                     if is_int64_input:
@@ -358,41 +359,42 @@ class Pipeline:
         values = [input_signature.flatten(sample, "a sample")[index] for sample in samples]
         largest = max((int(x) for value in values if value.numel() for x in value.aminmax()), key=abs, default=0)
         if not ASSUMED_INTERVAL[0] <= largest <= ASSUMED_INTERVAL[1]:
-            self._note(
+            self._add_note(
                 f"input {index} ('{tensor}') of '{method}' has the value {largest} in the samples, but the program is "
                 "exact only for values below 2**30: scale or split the values, or pass them as floating-point numbers"
             )
 
-    def _note(self, text: str) -> None:
+    def _add_note(self, text: str) -> None:
         self._notes.append(text)
         warn(text)
 
-    def _snapshot(self, manager: EdgeProgramManager) -> None:
+    def _record_lowered_programs(self, manager: EdgeProgramManager) -> None:
         from arm_backend_core.program import copy_module
-        from arm_recipes.stages.edge.edge_manager import outputs_of
+        from arm_recipes.stages.edge.edge_manager import program_outputs
 
-        if self._shares_state:
-            check_state({name: manager.exported_program(name) for name in manager.methods})
-        published, mutated_inputs = manager._config_methods or {}, {}
+        if self._shares_buffers:
+            check_shared_buffers({name: manager.exported_program(name) for name in manager.methods})
+        config_methods, mutated_inputs = manager._config_methods or {}, {}
         for name in self._programs or sorted(manager.methods):
             program = manager.exported_program(name)
-            restore_handles(program)
+            restore_debug_handles(program)
             method = self._methods[name]
             method.graph = copy_module(program.graph_module)
             if method.input_signature is None:  # the recipe does not capture
-                method.input_signature, method.out_spec = InputSignature.of_program(program), program.call_spec.out_spec
+                method.input_signature = InputSignature.from_program(program)
+                method.out_spec = program.call_spec.out_spec
             inputs = [(node.name, node) for node in user_inputs(program)]
-            method.inputs = describe_tensors(inputs, published, f"{name}_input")
-            method.outputs = describe_tensors(outputs_of(program), published, f"{name}_output")
+            method.inputs = describe_tensors(inputs, config_methods, f"{name}_input")
+            method.outputs = describe_tensors(program_outputs(program), config_methods, f"{name}_output")
             mutated = program.graph_signature.user_inputs_to_mutate
             mutated_inputs[name] = len(mutated)
             for index, tensor in enumerate(mutated.values()):
-                self._note(
+                self._add_note(
                     f"the model of '{name}' mutates its input '{tensor}': the program does not mutate it, but "
                     f"returns the new value as output {index}, before the model's outputs"
                 )
-        for sized in self._sized.values():
-            sized.find_outputs({name: [x.shape for x in self._methods[name].outputs] for name in sized.methods})
-        sized_dicts = {name: sized.to_dict() for name, sized in self._sized.items()}
-        tensors = {name: (of.inputs, of.outputs) for name, of in self._methods.items() if of.graph is not None}
-        store_named_data(manager, NAMES_KEY, encode_metadata(tensors, mutated_inputs, sized=sized_dicts))
+        for sized in self._shape_variants.values():
+            sized.infer_output_axes({name: [x.shape for x in self._methods[name].outputs] for name in sized.methods})
+        sized_dicts = {name: sized.to_dict() for name, sized in self._shape_variants.items()}
+        tensors = {name: (x.inputs, x.outputs) for name, x in self._methods.items() if x.graph is not None}
+        store_named_data(manager, METADATA_KEY, encode_metadata(tensors, mutated_inputs, sized=sized_dicts))

@@ -1,4 +1,4 @@
-"""Inputs and outputs of a program: what it can return, and how each is described."""
+"""Inputs and outputs of a program: check the outputs, and describe both for the report."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from arm_recipes.runtime.tensor_info import TensorInfo
 
 
 def check_outputs(method: str, program: ExportedProgram) -> None:
-    """Check that a program can return the model's outputs.
+    """Check that an ExecuTorch program can return the model's outputs.
 
     Raises:
         ExportError: an output is a string, or no output is a tensor.
@@ -31,28 +31,28 @@ def check_outputs(method: str, program: ExportedProgram) -> None:
 
 
 def describe_tensors(
-    values: Iterable[tuple[str, Any]], published: Mapping[str, Any], prefix: str
+    values: Iterable[tuple[str, Any]], config_methods: Mapping[str, Any], prefix: str
 ) -> tuple[TensorInfo, ...]:
     """Describe inputs or outputs.
 
     Args:
-        values: name and node of each.
-        published: constant methods of the program, with scale and zero point for ``quantized_io``.
+        values: (name, node) of each input or output.
+        config_methods: constant methods of the program, with scale and zero point for ``quantized_io``.
         prefix: start of the names of these constant methods.
     """
-    described = []
+    infos = []
     for index, (name, node) in enumerate(values):
         value = node.meta["val"] if isinstance(node, torch.fx.Node) else node
         if not isinstance(value, torch.Tensor):
-            described.append(TensorInfo(name, type(value).__name__, ()))
+            infos.append(TensorInfo(name, type(value).__name__, ()))
             continue
-        described.append(
+        infos.append(
             TensorInfo(
                 name=name,
                 dtype=str(value.dtype).removeprefix("torch."),
                 shape=tuple(value.shape),
-                scale=published.get(f"{prefix}{index}_scale"),
-                zero_point=published.get(f"{prefix}{index}_zp"),
+                scale=config_methods.get(f"{prefix}{index}_scale"),
+                zero_point=config_methods.get(f"{prefix}{index}_zp"),
             )
         )
-    return tuple(described)
+    return tuple(infos)

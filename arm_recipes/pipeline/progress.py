@@ -13,19 +13,19 @@ class Progress:
     """Progress bars over the stages and over the calibration samples.
 
     Args:
-        shown: show the bars, if standard error is a terminal.
+        enabled: show the bars if standard error is a terminal.
 
     Attributes:
         samples: method -> number of calibration samples.
     """
 
-    def __init__(self, shown: bool) -> None:
-        self.shown = shown and sys.stderr.isatty()
+    def __init__(self, enabled: bool) -> None:
+        self.enabled = enabled and sys.stderr.isatty()
         self.samples: dict[str, int] = {}
 
-    def stages(self, stages: list[StageType]) -> Iterable[StageType]:
+    def track_stages(self, stages: list[StageType]) -> Iterable[StageType]:
         """Yield the stages; the bar shows the current one."""
-        if not self.shown:
+        if not self.enabled:
             yield from stages
             return
         from tqdm import tqdm
@@ -36,9 +36,9 @@ class Progress:
                 yield stage
                 bar.update()
 
-    def calibration(self, samples: Iterable[Any], method: str) -> Iterable[Any]:
+    def track_calibration(self, samples: Iterable[Any], method: str) -> Iterable[Any]:
         """Yield the calibration samples of a method and count them."""
-        if self.shown:
+        if self.enabled:
             from tqdm import tqdm
 
             samples = tqdm(samples, desc=f"calibrating {method}", leave=False, unit="sample")

@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from executorch.exir import ExecutorchProgramManager
 
 
-def with_tosa_delegates(
+def serialize_with_tosa_delegates(
     manager: ExecutorchProgramManager, graphs: Mapping[bytes, bytes], named_data: Mapping[str, bytes]
 ) -> bytes:
     """Serialize the program of ``manager`` with each compiled payload replaced by its TOSA flatbuffer.
 
     Args:
         manager: the emitted program.
-        graphs: checksum of a payload, as in its compile spec -> flatbuffer.
-        named_data: named data to add; replaces entries with the same key.
+        graphs: checksum in the compile spec of a delegate -> TOSA flatbuffer.
+        named_data: named data to add. It replaces entries with the same key.
     """
     from executorch.exir import ExecutorchBackendConfig
     from executorch.exir._serialize._named_data_store import NamedDataStore
@@ -34,23 +34,26 @@ def with_tosa_delegates(
     program = copy.deepcopy(manager.executorch_program)
     for plan in program.execution_plan:
         for delegate in plan.delegates:
-            check = next((spec.value for spec in delegate.compile_specs if spec.key == CHECKSUM_KEY), None)
-            if check is None:  # a delegate of another backend
+            checksum = next((spec.value for spec in delegate.compile_specs if spec.key == CHECKSUM_KEY), None)
+            if checksum is None:  # a delegate of another backend
                 continue
-            flatbuffer = graphs[bytes(check)]
+            flatbuffer = graphs[bytes(checksum)]
             program.backend_delegate_data[delegate.processed.index] = BackendDelegateInlineData(flatbuffer)
             delegate.id, delegate.compile_specs = TosaCompileSpec.backend_id, [checksum_spec(flatbuffer)]
     store = NamedDataStore()
-    present = manager._named_data
-    if present is not None:
+    original_data = manager._named_data
+    if original_data is not None:
         entries = {
             key: entry
-            for key, entry in present.pte_data.items()
+            for key, entry in original_data.pte_data.items()
             if key not in named_data and not key.startswith(WEIGHTS_PREFIX)  # the flatbuffers contain their weights
         }
-        store.merge_named_data_store(replace(present, pte_data=entries))
+        store.merge_named_data_store(replace(original_data, pte_data=entries))
     for key, data in named_data.items():
         store.add_named_data(key, data)
-    emitted, named = replace(manager._emitter_output, program=program), store.get_named_data_store_output()
-    pte, _ = serialize_for_executorch(emitted, ExecutorchBackendConfig(), manager._data_serializer, named)
+    emitter_output = replace(manager._emitter_output, program=program)
+    named_data_output = store.get_named_data_store_output()
+    pte, _ = serialize_for_executorch(
+        emitter_output, ExecutorchBackendConfig(), manager._data_serializer, named_data_output
+    )
     return bytes(pte)

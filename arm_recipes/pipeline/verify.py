@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from arm_recipes._internal.messages import ExportError
 from arm_recipes.runtime import plugin
 from arm_recipes.runtime.errors import RunError
-from arm_recipes.runtime.ethosu import EthosUDelegate, EthosUFigures
+from arm_recipes.runtime.ethosu import EthosUDelegate, EthosUStatistics
 from arm_recipes.runtime.ethosu_origins import describe_with_origin
 
 if TYPE_CHECKING:
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 #: Samples per method. The reference model takes a second or more for one inference of a large network.
-MOST_SAMPLES = 4
-_MOST_OPERATORS = 12
+MAX_SAMPLES = 4
+_MAX_LISTED_OPERATORS = 12
 
 
 class VerificationError(ExportError):
     """A delegate's outputs differ from its TOSA graph, or its command stream has a data hazard."""
 
 
-def check(result: Artifact, examples: Mapping[str, Sequence[Inputs]]) -> None:
-    """Run samples and compare each Ethos-U delegate with the TOSA reference model; adds a note to the report.
+def verify_delegates(result: Artifact, examples: Mapping[str, Sequence[Inputs]]) -> None:
+    """Run samples and compare each Ethos-U delegate with the TOSA reference model. Adds a note to the report.
 
     Args:
-        result: the export; its report is replaced.
-        examples: samples by method; the first ``MOST_SAMPLES`` are run.
+        result: the export. Its report is replaced.
+        examples: samples by method. The first ``MAX_SAMPLES`` of each method are run.
 
     Raises:
         VerificationError: an output differs, an operation reads uninitialized memory, or dependent operations are not
@@ -48,17 +48,17 @@ def check(result: Artifact, examples: Mapping[str, Sequence[Inputs]]) -> None:
     delegates = {delegate.checksum: delegate for delegate in result.report.delegates if delegate.vela is not None}
     program = result.program()  # a separate instance, because runs may write buffers
     runs = 0
-    measured: dict[str, EthosUFigures] = {}
+    measured: dict[str, EthosUStatistics] = {}
     for method in result.report.methods if delegates else ():
-        for index, sample in enumerate(examples[method.name][:MOST_SAMPLES]):
+        for index, sample in enumerate(examples[method.name][:MAX_SAMPLES]):
             with plugin.record_executions() as executions:
                 program.execute(*result.program_inputs(method, sample), method=method.name)
             for execution in executions:
                 if execution.checksum in delegates:
                     delegate = delegates[execution.checksum]
-                    _compare(method, index, delegate, execution)
-                    which = f" of '{method.name}'" if len(result.report.methods) > 1 else ""
-                    measured[delegate.name + which] = _watch(method, delegate, execution)
+                    _compare_with_reference(method, index, delegate, execution)
+                    method_suffix = f" of '{method.name}'" if len(result.report.methods) > 1 else ""
+                    measured[delegate.name + method_suffix] = _check_memory_accesses(method, delegate, execution)
                     runs += 1
     note = f"verified in {time.perf_counter() - start:.1f} s: {runs} executions of {len(delegates)} delegate(s) are "
     note += "bit-equal with the TOSA reference model"
@@ -67,7 +67,7 @@ def check(result: Artifact, examples: Mapping[str, Sequence[Inputs]]) -> None:
     result.report = replace(result.report, notes=(*result.report.notes, note), measured=measured)
 
 
-def _watch(method: MethodReport, delegate: Delegate, execution: plugin.Execution) -> EthosUFigures:
+def _check_memory_accesses(method: MethodReport, delegate: Delegate, execution: plugin.Execution) -> EthosUStatistics:
     """Check for behaviour that depends on the hardware: reads of uninitialized memory and unordered accesses."""
     assert isinstance(execution.delegate, EthosUDelegate)
     try:
@@ -76,38 +76,38 @@ def _watch(method: MethodReport, delegate: Delegate, execution: plugin.Execution
         problem = describe_with_origin(error, {delegate.checksum: delegate})
         raise VerificationError(
             f"verify: delegate '{delegate.name}' of method '{method.name}' computes correct outputs in the emulator, "
-            f"but may differ on a device: {problem}. Its operators are {_operators(delegate)}. "
+            f"but may differ on a device: {problem}. Its operators are {_list_operators(delegate)}. "
             "docs/contributors/vela.md lists the known bugs of Vela: report this one, or change these operators"
         ) from error
 
 
-def _compare(method: MethodReport, sample: int, delegate: Delegate, execution: plugin.Execution) -> None:
+def _compare_with_reference(method: MethodReport, sample: int, delegate: Delegate, execution: plugin.Execution) -> None:
     import numpy as np
 
     from arm_backend_core.tosa import reference
 
-    inputs = [_as(io, array) for io, array in zip(delegate.inputs, execution.inputs, strict=True)]
+    inputs = [_view_as(io, array) for io, array in zip(delegate.inputs, execution.inputs, strict=True)]
     expected = reference.run(delegate.tosa, inputs)
-    for io, array, right in zip(delegate.outputs, execution.outputs, expected, strict=True):
-        actual = _as(io, array)
-        wrong = np.argwhere(actual != right)
-        if not len(wrong):
+    for io, array, reference_output in zip(delegate.outputs, execution.outputs, expected, strict=True):
+        actual = _view_as(io, array)
+        mismatches = np.argwhere(actual != reference_output)
+        if not len(mismatches):
             continue
-        at = tuple(wrong[0].tolist())
+        first = tuple(mismatches[0].tolist())
         raise VerificationError(
             f"verify: delegate '{delegate.name}' of method '{method.name}' differs from its TOSA graph for sample "
-            f"{sample}: {len(wrong):,} of {actual.size:,} elements of '{io.name}', the first at {list(at)}: "
-            f"{actual[at]} instead of {right[at]}. Its operators are {_operators(delegate)}. "
+            f"{sample}: {len(mismatches):,} of {actual.size:,} elements of '{io.name}', the first at {list(first)}: "
+            f"{actual[first]} instead of {reference_output[first]}. Its operators are {_list_operators(delegate)}. "
             "docs/contributors/vela.md lists the known bugs of Vela: report this one, or change these operators"
         )
 
 
-def _as(io: BoundaryTensor, array: Array) -> Array:
+def _view_as(io: BoundaryTensor, array: Array) -> Array:
     """View the bytes of a delegate's input or output with its dtype and shape."""
     return array.view(io.dtype).reshape(io.shape)
 
 
-def _operators(delegate: Delegate) -> str:
+def _list_operators(delegate: Delegate) -> str:
     names = [name for name in dict.fromkeys(delegate.operators) if not name.startswith("quantized_decomposed")]
-    more = f" and {len(names) - _MOST_OPERATORS} more" if len(names) > _MOST_OPERATORS else ""
-    return ", ".join(names[:_MOST_OPERATORS]) + more
+    more = f" and {len(names) - _MAX_LISTED_OPERATORS} more" if len(names) > _MAX_LISTED_OPERATORS else ""
+    return ", ".join(names[:_MAX_LISTED_OPERATORS]) + more

@@ -15,7 +15,7 @@ from arm_recipes.qat.prepared import Prepared
 from arm_recipes.samples import inputs
 from arm_recipes.stages.capture.capture import Capture
 from arm_recipes.stages.quantize import FastQuantizeStage
-from arm_recipes.stages.train import BATCH_NORM_STEPS, trainable
+from arm_recipes.stages.train import BATCH_NORM_STEPS, model_to_train
 from arm_recipes.types import Model, Samples
 
 
@@ -39,12 +39,12 @@ def prepare_qat(
         ranges: "learned" makes the bounds of the activation ranges trainable parameters; "follow" tracks the ranges of
             the batches.
         batch_norm_steps: number of training steps in which batch norms use batch statistics and update the running
-            statistics; then the running statistics are frozen. 0 freezes them from the beginning.
+            statistics. After them, the running statistics are frozen. 0 freezes them from the beginning.
         strict: as for ``export``.
         progress: show a progress bar while samples run.
 
     Returns:
-        A module to call and train like the model; ``.export()`` exports the trained program.
+        A module to call and train like the model. Its ``export()`` exports the trained program.
 
     Raises:
         ValueError: the recipe does not quantize, or has another quantizer; samples are missing or do not fit the model;
@@ -59,8 +59,8 @@ def prepare_qat(
             f"recipe: {recipe.name} does not quantize, so there is nothing to train for; use an INT8, A8W4 or A16W8 "
             "recipe"
         )
-    stage = FastQuantizeStage(quantization, Capture(strict), Progress(progress).calibration)
-    if not stage.is_ours:
+    stage = FastQuantizeStage(quantization, Capture(strict), Progress(progress).track_calibration)
+    if not stage.has_single_arm_quantizer:
         raise ValueError(
             "recipe: training needs the single quantizer of an ArmRecipeType recipe, without custom passes"
         )
@@ -79,11 +79,11 @@ def prepare_qat(
             "samples is missing: give prepare_qat a list of input tuples, [(x,)], or the recipe calibration_samples="
         )
     with suppress_warnings():
-        module = trainable(models)
+        module = model_to_train(models)
         prepared_samples = inputs.resolve_loaders(samples)
         examples = inputs.examples_by_method(prepared_samples, models)
         (example_inputs,) = examples.values()
-        notes = inputs.batch_notes(prepared_samples if loader is None else loader, models, examples)
+        notes = inputs.batch_size_notes(prepared_samples if loader is None else loader, models, examples)
         return Prepared(
             module, stage, example_inputs, recipe, notes=notes, ranges=ranges, batch_norm_steps=batch_norm_steps
         )

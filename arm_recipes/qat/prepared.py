@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Prepared(FakeQuantizedModel):
-    """A model with fake quantization: call and train it like the model; it returns the program's results.
+    """A model with fake quantization. Call and train it like the model. It returns the results of the program.
 
     See ``FakeQuantizedModel``.
     """
@@ -42,15 +42,15 @@ class Prepared(FakeQuantizedModel):
         self._recipe, self._notes = recipe, list(notes)
 
     def export(self, samples: Samples | None = None, **options: Any) -> ExportResult:
-        """Export the program with the trained weights and ranges; may be called repeatedly.
+        """Export the program with the trained weights and ranges. Training may continue after the export.
 
         Args:
-            samples: as for ``arm_recipes.export``; the first one determines the shapes. None: the samples of
+            samples: as for ``arm_recipes.export``. The first sample determines the shapes. None: the samples of
                 ``prepare_qat``.
             options: other keyword arguments of ``arm_recipes.export``.
 
         Raises:
-            ExportError: as for ``arm_recipes.export``; or a parameter is NaN or infinite.
+            ExportError: as for ``arm_recipes.export``, or a parameter is NaN or infinite.
         """
         self.reset_state()
         model = self.model if self._device().type == "cpu" else copy.deepcopy(self.model).cpu()
@@ -63,5 +63,5 @@ class Prepared(FakeQuantizedModel):
             result.report = replace(result.report, notes=(*self._notes, *result.report.notes))
         return result
 
-    def _constant_parts(self) -> tuple[Any, ...]:
-        return *super()._constant_parts(), self._recipe
+    def _objects_shared_by_copies(self) -> tuple[Any, ...]:
+        return *super()._objects_shared_by_copies(), self._recipe

@@ -1,7 +1,7 @@
 """Observers of int8 activations: how a quantization range follows from the calibration values.
 
 The observers differ only for tensors with many calibration values. Below 8,192 values in all samples, every observer
-but "minmax" takes minimum and maximum and widens the range, because new values will exceed it.
+except "minmax" takes the minimum and maximum, and widens that range, because new values will exceed it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import torch
 from arm_backend_core.quantization.observer import MIN_HISTOGRAM_VALUES, ActivationObserver, RangeObserver
 
 #: Fraction of the values that ``PercentileObserver`` clips at each end.
-TAIL = 1e-4
-_BINS, _CANDIDATES = 2048, 64
+TAIL_FRACTION = 1e-4
+_HISTOGRAM_BINS, _CLIPPING_CANDIDATES = 2048, 64
 
 
 class MinMaxObserver(RangeObserver):
@@ -23,13 +23,13 @@ class MinMaxObserver(RangeObserver):
 
 
 class PercentileObserver(ActivationObserver):
-    """Percentiles: clips one value of 10,000 (``TAIL``) at each end."""
+    """Percentiles: clips one value of 10,000 (``TAIL_FRACTION``) at each end."""
 
     def _range(self, seen: Any) -> tuple[Any, Any]:
         low, high = super()._range(seen)
         if _uses_distribution(self, seen):
             values = torch.cat(seen.values).double().numpy()
-            low, high = np.quantile(values, TAIL), np.quantile(values, 1 - TAIL)
+            low, high = np.quantile(values, TAIL_FRACTION), np.quantile(values, 1 - TAIL_FRACTION)
         return low, high
 
 
@@ -39,13 +39,13 @@ class EntropyObserver(ActivationObserver):
     def _range(self, seen: Any) -> tuple[Any, Any]:
         low, high = super()._range(seen)
         if _uses_distribution(self, seen):
-            low, high = _minimize_divergence(
+            low, high = _minimize_kl_divergence(
                 torch.cat(seen.values), seen.low, seen.high, self.quant_max - self.quant_min
             )
         return low, high
 
 
-#: Names for ``observer=``; the first is the default.
+#: Value of the option ``observer`` -> observer class. The first is the default.
 OBSERVERS: dict[str, type[RangeObserver]] = {
     "mse": ActivationObserver,
     "minmax": MinMaxObserver,
@@ -59,25 +59,25 @@ def _uses_distribution(observer: RangeObserver, seen: Any) -> bool:
     return bool(seen.count >= MIN_HISTOGRAM_VALUES and not observer.is_integer and seen.high > seen.low)
 
 
-def _minimize_divergence(values: torch.Tensor, low: float, high: float, steps: int) -> tuple[float, float]:
-    """The range of smallest divergence among ranges that shrink both bounds by the same factor.
+def _minimize_kl_divergence(values: torch.Tensor, low: float, high: float, intervals: int) -> tuple[float, float]:
+    """Find the range with the smallest divergence. The candidates shrink both bounds by the same factor.
 
-    Zeros, which ReLU produces often, are left out of the histogram: every range represents them exactly.
+    The histogram omits zeros, which ReLU often produces, because every range represents zero exactly.
     """
-    first, last = min(low, 0.0), max(high, 0.0)
-    counts = torch.histc(values[values != 0], _BINS, first, last).double().numpy()
-    edges = np.linspace(first, last, _BINS + 1)
-    best, least = (first, last), np.inf
-    for factor in np.arange(_CANDIDATES, 3, -1) / _CANDIDATES:
-        bounds = first * factor, last * factor
+    range_min, range_max = min(low, 0.0), max(high, 0.0)
+    counts = torch.histc(values[values != 0], _HISTOGRAM_BINS, range_min, range_max).double().numpy()
+    edges = np.linspace(range_min, range_max, _HISTOGRAM_BINS + 1)
+    best_bounds, smallest = (range_min, range_max), np.inf
+    for factor in np.arange(_CLIPPING_CANDIDATES, 3, -1) / _CLIPPING_CANDIDATES:
+        bounds = range_min * factor, range_max * factor
         start, stop = np.searchsorted(edges, bounds[0], "right") - 1, np.searchsorted(edges, bounds[1], "left")
-        divergence = _divergence(counts, max(int(start), 0), int(stop), steps + 1)
-        if divergence < least:
-            best, least = bounds, divergence
-    return best
+        divergence = _kl_divergence(counts, max(int(start), 0), int(stop), intervals + 1)
+        if divergence < smallest:
+            best_bounds, smallest = bounds, divergence
+    return best_bounds
 
 
-def _divergence(counts: Any, start: int, stop: int, levels: int) -> float:
+def _kl_divergence(counts: Any, start: int, stop: int, levels: int) -> float:
     """Kullback-Leibler divergence between the histogram, clipped to [start, stop), and its rounding to ``levels``."""
     clipped = counts[start:stop].copy()
     inside = clipped.copy()

@@ -1,4 +1,4 @@
-"""Precisions of modules: the values of the option ``precisions``. No PyTorch import at import time."""
+"""Precisions of modules: the values of the option ``precisions``. Importing this module does not import PyTorch."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ if TYPE_CHECKING:
     from arm_backend_core.quantization.config import QuantizationConfig
     from arm_backend_core.quantization.quantizer import ArmQuantizer
 
-_QUANTIZED = ("A16W8", "INT8", "A8W4")
-_PER_TENSOR = "_PER_TENSOR"
+_QUANTIZED_PRECISIONS = ("A16W8", "INT8", "A8W4")
+_PER_TENSOR_SUFFIX = "_PER_TENSOR"
 #: The module stays in floating point, between quantized modules.
 FLOAT = "FP"
 #: All precisions, from the most to the least accurate.
-NAMES = (FLOAT, *(name + end for name in _QUANTIZED for end in ("", _PER_TENSOR)))
+PRECISION_NAMES = (FLOAT, *(name + end for name in _QUANTIZED_PRECISIONS for end in ("", _PER_TENSOR_SUFFIX)))
 
 
 def allowed(recipe: str) -> tuple[str, ...]:
-    """The precisions that a recipe accepts. VGF targets compute integers and floating point, so they accept "FP"."""
-    return NAMES if recipe.startswith("VGF") else NAMES[1:]
+    """Return the precisions that a recipe accepts. VGF targets also compute in floating point, so they accept "FP"."""
+    return PRECISION_NAMES if recipe.startswith("VGF") else PRECISION_NAMES[1:]
 
 
 def find_problem(value: Any) -> str | None:
-    """Describe the problem of a value of ``precisions``; None if it is valid. See ``options.Option.find_problem``."""
+    """Describe the problem of a value of the option ``precisions``; None if the value is valid."""
     if value is None:
         return None
     if not isinstance(value, Mapping):
@@ -32,10 +32,10 @@ def find_problem(value: Any) -> str | None:
     for module, name in value.items():
         if not isinstance(module, str):
             return f"{module!r} is not the name of a module"
-        if name not in NAMES:
-            near = get_close_matches(str(name).upper(), NAMES, n=1)
+        if name not in PRECISION_NAMES:
+            near = get_close_matches(str(name).upper(), PRECISION_NAMES, n=1)
             hint = f", did you mean {near[0]!r}?" if near else ""
-            return f"there is no precision {name!r}{hint} (allowed: {', '.join(NAMES)})"
+            return f"there is no precision {name!r}{hint} (allowed: {', '.join(PRECISION_NAMES)})"
     return None
 
 
@@ -54,43 +54,43 @@ def check(recipe: str, names: Iterable[str]) -> None:
 
 
 def quantization_config(name: str, observer: Any) -> QuantizationConfig | None:
-    """The quantizer's configuration for a precision; None for floating point.
+    """Create the quantizer's configuration for a precision; None for floating point.
 
     Args:
-        name: one of ``NAMES``.
+        name: one of ``PRECISION_NAMES``.
         observer: observer class of int8 activations.
     """
     from arm_backend_core import quantization
 
-    kind, per_channel = name.removesuffix(_PER_TENSOR), not name.endswith(_PER_TENSOR)
+    kind, per_channel = name.removesuffix(_PER_TENSOR_SUFFIX), not name.endswith(_PER_TENSOR_SUFFIX)
     if kind == FLOAT:
         return None
     if kind == "A16W8":
         return quantization.get_symmetric_a16w8_quantization_config(per_channel)
-    narrow = kind == "A8W4"
-    make = (
+    has_int4_weights = kind == "A8W4"
+    create_config = (
         quantization.get_symmetric_a8w4_quantization_config
-        if narrow
+        if has_int4_weights
         else quantization.get_symmetric_quantization_config
     )
-    return make(per_channel, observer=observer)
+    return create_config(per_channel, observer=observer)
 
 
 def default_precision(recipe: str, *, per_channel: bool) -> str:
     """The precision of modules that the option ``precisions`` does not list."""
-    return recipe.rsplit("_", 1)[1] + ("" if per_channel else _PER_TENSOR)
+    return recipe.rsplit("_", 1)[1] + ("" if per_channel else _PER_TENSOR_SUFFIX)
 
 
-def configure_quantizer(quantizer: ArmQuantizer, everywhere: str, precisions: Mapping[str, str], observer: Any) -> None:
+def configure_quantizer(quantizer: ArmQuantizer, default: str, precisions: Mapping[str, str], observer: Any) -> None:
     """Set the precision of each module in a quantizer.
 
     Args:
         quantizer: is modified.
-        everywhere: the default precision; an entry for the module "" overrides it.
+        default: the default precision. An entry of ``precisions`` for the module "" overrides it.
         precisions: module path -> precision.
         observer: observer class of int8 activations.
     """
-    quantizer.set_global(quantization_config(precisions.get("", everywhere), observer))
+    quantizer.set_global(quantization_config(precisions.get("", default), observer))
     for module, name in precisions.items():
         if module:
             quantizer.set_module_name(module, quantization_config(name, observer))

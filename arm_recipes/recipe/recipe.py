@@ -1,4 +1,4 @@
-"""``ArmRecipe``: an ``ExportRecipe`` that remembers its options and can be saved as JSON."""
+"""``ArmRecipe``: an ``ExportRecipe`` that stores its options and can be saved as JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Unpack, cast
 from executorch.export import ExportRecipe
 
 from arm_recipes._internal.files import check_writable, write
-from arm_recipes.recipe.targets import recipe_name
+from arm_recipes.recipe.targets import normalize_recipe_name
 from arm_recipes.recipe.typed_options import (
     EthosU85Options,
     EthosUOptions,
@@ -61,7 +61,7 @@ class ArmRecipe(ExportRecipe):
         return make_recipe(f"VGF_{precision}", options)
 
     def __repr__(self) -> str:
-        """The call that builds the recipe; samples and functions, which have no short literal, are ``...``."""
+        """Return the call that builds the recipe. Samples and functions are shown as ``...``."""
         options = "".join(f", {name}={_literal(name, value)}" for name, value in self.options.items())
         return f"ExportRecipe.get_recipe(ArmRecipeType.{self.type_name}{options})"
 
@@ -76,7 +76,7 @@ class ArmRecipe(ExportRecipe):
     def to_dict(self) -> dict[str, Any]:
         """The recipe's name and options, ready for JSON.
 
-        ``calibration_samples`` and ``qat`` cannot be serialized: they are left out, so pass them again when loading.
+        ``calibration_samples`` and ``qat`` cannot be serialized and are omitted. Pass them again to ``load_recipe``.
         """
         options = {name: _to_jsonable(value) for name, value in self.options.items() if name not in NOT_SERIALIZABLE}
         return {"recipe": self.type_name, "options": options}
@@ -92,7 +92,7 @@ class ArmRecipe(ExportRecipe):
         return target
 
 
-#: Options that JSON cannot represent; the caller passes them again when a recipe is loaded.
+#: Options that JSON cannot represent. The caller of ``load_recipe`` passes them again.
 NOT_SERIALIZABLE = frozenset({"calibration_samples", "qat"})
 
 
@@ -102,13 +102,13 @@ def make_recipe(name: str, options: Mapping[str, Any]) -> ArmRecipe:
     Raises:
         ValueError: as ``ExportRecipe.get_recipe``, or there is no recipe with that name.
     """
-    name = recipe_name(name)
+    name = normalize_recipe_name(name)
     return cast(ArmRecipe, ExportRecipe.get_recipe(ArmRecipeType[name], **options))
 
 
-def build_recipe(recipe_type: ArmRecipeType, options: Mapping[str, Any], **parts: Any) -> ArmRecipe:
-    """Build an ``ArmRecipe``; ``parts`` are fields of ``ExportRecipe``."""
-    return ArmRecipe(name=recipe_type.value, type_name=recipe_type.name, options=options, **parts)
+def build_recipe(recipe_type: ArmRecipeType, options: Mapping[str, Any], **recipe_fields: Any) -> ArmRecipe:
+    """Build an ``ArmRecipe``. ``recipe_fields`` are fields of ``ExportRecipe``."""
+    return ArmRecipe(name=recipe_type.value, type_name=recipe_type.name, options=options, **recipe_fields)
 
 
 def _literal(name: str, value: Any) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from arm_recipes.recipe.targets import recipe_name
+from arm_recipes.recipe.targets import normalize_recipe_name
 
 
 def read_recipe(source: str | Path | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -19,18 +19,18 @@ def read_recipe(source: str | Path | Mapping[str, Any]) -> tuple[str, dict[str, 
     Raises:
         ValueError: ``source`` is not a saved recipe; the message names the problem.
     """
-    what, content = "the recipe", source
+    description, content = "the recipe", source
     if not isinstance(source, Mapping):
-        what = f"'{source}'"
+        description = f"'{source}'"
         try:
             content = json.loads(Path(source).expanduser().read_text())
         except OSError as error:
-            raise ValueError(f"{what} cannot be read: {error.strerror}") from error
+            raise ValueError(f"{description} cannot be read: {error.strerror}") from error
         except ValueError as error:
-            raise ValueError(f"{what} is not a JSON file: {error}") from error
+            raise ValueError(f"{description} is not a JSON file: {error}") from error
     if not isinstance(content, Mapping) or not isinstance(content.get("recipe"), str):
-        raise ValueError(f'{what} is not a recipe: it must have the form {{"recipe": NAME, "options": {{...}}}}')
+        raise ValueError(f'{description} is not a recipe: it must have the form {{"recipe": NAME, "options": {{...}}}}')
     options = content.get("options", {})
     if not isinstance(options, Mapping):
-        raise ValueError(f"{what}: options must be a dict, not {type(options).__name__}")
-    return recipe_name(content["recipe"]), dict(options)
+        raise ValueError(f"{description}: options must be a dict, not {type(options).__name__}")
+    return normalize_recipe_name(content["recipe"]), dict(options)

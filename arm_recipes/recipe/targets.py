@@ -1,4 +1,4 @@
-"""Compile specs of the recipes, by recipe name. The command line uses it: no PyTorch import at import time."""
+"""Compile specs of the recipes, by recipe name. Importing this module does not import PyTorch."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ if TYPE_CHECKING:
     from arm_backend_core.targets.compile_spec import ArmCompileSpec
 
 Options = dict[str, Any]
-#: Vela flags for Direct Drive: a COP2 command stream for the NPU's Linux driver, with regions for inputs and outputs.
-_DIRECT_DRIVE = ("--cop-format=COP2", "--separate-io-regions")
-_DIRECT_DRIVE_NAMES = tuple(flag.partition("=")[0] for flag in _DIRECT_DRIVE)
+#: Vela flags for Direct Drive: a COP2 command stream for the NPU's Linux driver, with input and output regions.
+_DIRECT_DRIVE_FLAGS = ("--cop-format=COP2", "--separate-io-regions")
+_DIRECT_DRIVE_NAMES = tuple(flag.partition("=")[0] for flag in _DIRECT_DRIVE_FLAGS)
 
 
-def _ethos_u(family: str, default_macs: int) -> Callable[[Options], ArmCompileSpec]:
-    def build(given: Options) -> ArmCompileSpec:
+def _ethos_u_spec_builder(family: str, default_macs: int) -> Callable[[Options], ArmCompileSpec]:
+    def build(values: Options) -> ArmCompileSpec:
         from arm_backend_core.targets import vela_config
         from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 
-        macs, allowed = given["macs"] or default_macs, vela_config.list_macs(family)
+        macs, allowed = values["macs"] or default_macs, vela_config.list_macs(family)
         if macs not in allowed:
             nearest = min(allowed, key=lambda count: abs(count - macs))
             raise ValueError(
                 f"macs={macs}: no {family} has that many; did you mean {nearest}? "
                 f"(allowed: {', '.join(map(str, allowed))})"
             )
-        flags = _vela_flags(given)
+        flags = _vela_flags(values)
         spec = EthosUCompileSpec(
             f"{family}-{macs}",
-            system_config=given["system_config"],
-            memory_mode=given["memory_mode"],
+            system_config=values["system_config"],
+            memory_mode=values["memory_mode"],
             extra_flags=flags or None,
-            config_ini=None if given["config_ini"] is None else str(given["config_ini"]),
-            search_alternatives=given["search_alternatives"],
-            optimise=_goal(given["optimise"], flags),
+            config_ini=None if values["config_ini"] is None else str(values["config_ini"]),
+            search_alternatives=values["search_alternatives"],
+            optimise=_optimization_goal(values["optimise"], flags),
         )
-        budget = given["sram_budget"]
+        budget = values["sram_budget"]
         spec.sram_budget = None if budget is None else options.parse_bytes(budget)
         return spec
 
     return build
 
 
-def _goal(optimise: str, flags: Sequence[str]) -> str:
+def _optimization_goal(optimise: str, flags: Sequence[str]) -> str:
     """Vela's optimization goal. With "auto", an ``--optimise`` flag in ``extra_flags`` decides.
 
     Raises:
@@ -59,7 +59,7 @@ def _goal(optimise: str, flags: Sequence[str]) -> str:
     return "performance" if named else optimise
 
 
-def _vela_flags(given: Options) -> list[str]:
+def _vela_flags(values: Options) -> list[str]:
     """Vela flags: the user's ``extra_flags`` and the flags of Direct Drive.
 
     With Direct Drive, the application CPU submits the command stream to the NPU.
@@ -67,25 +67,25 @@ def _vela_flags(given: Options) -> list[str]:
     Raises:
         ValueError: ``extra_flags`` contain a flag that Direct Drive sets.
     """
-    flags = list(given["extra_flags"] or [])
-    if not given.get("direct_drive"):
+    flags = list(values["extra_flags"] or [])
+    if not values.get("direct_drive"):
         return flags
     for flag in flags:
         if flag.startswith(_DIRECT_DRIVE_NAMES):
             raise ValueError(f"direct_drive=True sets {' and '.join(_DIRECT_DRIVE_NAMES)}: remove {flag!r}")
-    return [*flags, *_DIRECT_DRIVE]
+    return [*flags, *_DIRECT_DRIVE_FLAGS]
 
 
-def _tosa(tosa_spec: str, given: Options) -> ArmCompileSpec:
+def _build_tosa_spec(tosa_spec: str, values: Options) -> ArmCompileSpec:
     from arm_backend_core.targets.compile_spec import TosaCompileSpec
 
-    return TosaCompileSpec(_with_extensions(tosa_spec, given))
+    return TosaCompileSpec(_with_extensions(tosa_spec, values))
 
 
-def _vgf(tosa_spec: str, given: Options) -> ArmCompileSpec:
+def _build_vgf_spec(tosa_spec: str, values: Options) -> ArmCompileSpec:
     from arm_backend_core.targets.compile_spec import VgfCompileSpec
 
-    extended = _with_extensions(tosa_spec, given)
+    extended = _with_extensions(tosa_spec, values)
     if "mxfp" in extended.split("+"):
         raise ValueError("extensions: the VGF converter does not support block-scaled types ('mxfp'); use TOSA_FP")
     if "controlflow" in extended.split("+"):
@@ -95,7 +95,7 @@ def _vgf(tosa_spec: str, given: Options) -> ArmCompileSpec:
     return VgfCompileSpec(extended)
 
 
-def _with_extensions(tosa_spec: str, given: Options) -> str:
+def _with_extensions(tosa_spec: str, values: Options) -> str:
     """The TOSA specification string with the user's extensions added.
 
     Raises:
@@ -103,8 +103,8 @@ def _with_extensions(tosa_spec: str, given: Options) -> str:
     """
     from arm_backend_core.targets.target import EXTENSION_SYNONYMS, EXTENSIONS
 
-    added = [EXTENSION_SYNONYMS.get(name, name) for name in given["extensions"] or ()]
-    added += ["mxfp"] * bool(given.get("mx"))
+    added = [EXTENSION_SYNONYMS.get(name, name) for name in values["extensions"] or ()]
+    added += ["mxfp"] * bool(values.get("mx"))
     for name in added:
         if name not in EXTENSIONS:
             near = get_close_matches(name.lower(), EXTENSIONS, n=1)
@@ -113,45 +113,45 @@ def _with_extensions(tosa_spec: str, given: Options) -> str:
     return "+".join(dict.fromkeys([*tosa_spec.split("+"), *added]))
 
 
-_U55 = _ethos_u("ethos-u55", 128)
-_U65 = _ethos_u("ethos-u65", 256)
-_U85 = _ethos_u("ethos-u85", 256)
+_build_u55_spec = _ethos_u_spec_builder("ethos-u55", 128)
+_build_u65_spec = _ethos_u_spec_builder("ethos-u65", 256)
+_build_u85_spec = _ethos_u_spec_builder("ethos-u85", 256)
 # INT8 recipes need int16 too: softmax and layer_norm use int16 tables and intermediates.
-_INT = "TOSA-1.0+INT+int16"
-# VGF also runs the operators that quantization leaves in floating point.
-_MIXED = "TOSA-1.0+INT+FP+int16"
+_INT_PROFILE = "TOSA-1.0+INT+int16"
+# VGF targets also run the operators that stay in floating point after quantization.
+_INT_AND_FP_PROFILE = "TOSA-1.0+INT+FP+int16"
 
-#: Recipe name -> function from the options to a compile spec. The keys are the supported recipes.
-SPECS: dict[str, Callable[[Options], ArmCompileSpec]] = {
-    "ETHOSU_U55_INT8": _U55,
-    "ETHOSU_U65_INT8": _U65,
-    "ETHOSU_U85_INT8": _U85,
-    "ETHOSU_U55_A8W4": _U55,
-    "ETHOSU_U65_A8W4": _U65,
-    "ETHOSU_U85_A8W4": _U85,
-    "ETHOSU_U55_A16W8": _U55,
-    "ETHOSU_U65_A16W8": _U65,
-    "ETHOSU_U85_A16W8": _U85,
-    "TOSA_FP": partial(_tosa, "TOSA-1.0+FP"),
-    "TOSA_INT8": partial(_tosa, _INT),
-    "TOSA_A8W4": partial(_tosa, f"{_INT}+int4"),
-    "TOSA_A16W8": partial(_tosa, _INT),
-    "VGF_FP": partial(_vgf, "TOSA-1.0+FP"),
-    "VGF_INT8": partial(_vgf, _MIXED),
-    "VGF_A8W4": partial(_vgf, f"{_MIXED}+int4"),
-    "VGF_A16W8": partial(_vgf, _MIXED),
+#: Recipe name -> function that builds the compile spec from the option values. The keys are the supported recipes.
+SPEC_BUILDERS: dict[str, Callable[[Options], ArmCompileSpec]] = {
+    "ETHOSU_U55_INT8": _build_u55_spec,
+    "ETHOSU_U65_INT8": _build_u65_spec,
+    "ETHOSU_U85_INT8": _build_u85_spec,
+    "ETHOSU_U55_A8W4": _build_u55_spec,
+    "ETHOSU_U65_A8W4": _build_u65_spec,
+    "ETHOSU_U85_A8W4": _build_u85_spec,
+    "ETHOSU_U55_A16W8": _build_u55_spec,
+    "ETHOSU_U65_A16W8": _build_u65_spec,
+    "ETHOSU_U85_A16W8": _build_u85_spec,
+    "TOSA_FP": partial(_build_tosa_spec, "TOSA-1.0+FP"),
+    "TOSA_INT8": partial(_build_tosa_spec, _INT_PROFILE),
+    "TOSA_A8W4": partial(_build_tosa_spec, f"{_INT_PROFILE}+int4"),
+    "TOSA_A16W8": partial(_build_tosa_spec, _INT_PROFILE),
+    "VGF_FP": partial(_build_vgf_spec, "TOSA-1.0+FP"),
+    "VGF_INT8": partial(_build_vgf_spec, _INT_AND_FP_PROFILE),
+    "VGF_A8W4": partial(_build_vgf_spec, f"{_INT_AND_FP_PROFILE}+int4"),
+    "VGF_A16W8": partial(_build_vgf_spec, _INT_AND_FP_PROFILE),
 }
 
 
-def recipe_name(given: str) -> str:
+def normalize_recipe_name(given: str) -> str:
     """Normalize the name of a recipe: any case, ``-`` or ``_``.
 
     Raises:
         ValueError: there is no such recipe; the message suggests the nearest name.
     """
     name = given.strip().upper().replace("-", "_").removeprefix("ARM_RECIPES_")
-    if name in SPECS:
+    if name in SPEC_BUILDERS:
         return name
-    near = get_close_matches(name, SPECS, n=1)
+    near = get_close_matches(name, SPEC_BUILDERS, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
-    raise ValueError(f"there is no recipe {given!r}; {hint}(allowed: {', '.join(SPECS)})")
+    raise ValueError(f"there is no recipe {given!r}; {hint}(allowed: {', '.join(SPEC_BUILDERS)})")

@@ -1,4 +1,6 @@
-"""Typed dicts of the recipe options, for completion and type checkers; ``options.OPTIONS`` validates at run time.
+"""Typed dicts of the recipe options, for code completion and type checkers.
+
+``options.OPTIONS`` validates the options at run time.
 
 ``tests/recipe/test_options.py`` checks that each typed dict has exactly the options of its recipes.
 """

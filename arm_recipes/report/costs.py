@@ -9,28 +9,33 @@ from arm_recipes._internal.rendering import Section, format_bytes
 from arm_recipes.report.layers import LayerCost
 from arm_recipes.report.memory import MemoryOverTime
 
-#: Number of layers and of tensors in the printed report.
-_COSTLIEST, _LARGEST = 8, 5
-_COLUMNS = 48
-_BARS = "▁▂▃▄▅▆▇█"
+#: Maximum number of layers, and of tensors of each memory, in the printed report.
+_MAX_LAYER_ROWS, _MAX_TENSOR_ROWS = 8, 5
+_CHART_COLUMNS = 48
+_BAR_CHARACTERS = "▁▂▃▄▅▆▇█"
 
 
-def layer_sections(layers: Sequence[LayerCost], of: str) -> Iterator[Section]:
-    """The costliest layers of a method, and the operations that the compiler inserted; ``of`` ends the headings."""
+def layer_sections(layers: Sequence[LayerCost], suffix: str) -> Iterator[Section]:
+    """Yield the costliest layers of a method, and the operations that the compiler inserted.
+
+    Args:
+        layers: layer costs of the method.
+        suffix: end of the headings.
+    """
     total = sum(cost.cycles for cost in layers)
     computing = [cost for cost in layers if cost.kind == "layer"]
-    costliest = sorted(computing, key=lambda cost: -cost.cycles)[:_COSTLIEST]
+    costliest = sorted(computing, key=lambda cost: -cost.cycles)[:_MAX_LAYER_ROWS]
     if costliest:
         covered = sum(cost.share for cost in costliest)
-        heading = f"Costliest layers{of}: {len(costliest)} of {len(computing)}, {covered:.0%} of {total:,} cycles"
-        yield heading, [_HEAD, *map(_layer_row, costliest)]
-    between = _inserted_rows([cost for cost in layers if cost.kind != "layer"])
-    if between:
+        heading = f"Costliest layers{suffix}: {len(costliest)} of {len(computing)}, {covered:.0%} of {total:,} cycles"
+        yield heading, [_LAYER_COLUMNS, *map(_layer_row, costliest)]
+    inserted_rows = _inserted_rows([cost for cost in layers if cost.kind != "layer"])
+    if inserted_rows:
         share = sum(cost.share for cost in layers if cost.kind != "layer")
-        yield f"Inserted operations{of}: {share:.1%} of the cycles", between
+        yield f"Inserted operations{suffix}: {share:.1%} of the cycles", inserted_rows
 
 
-_HEAD = ("cycles", "share", "MAC util.", "read", "written", "bound by", "module", "line")
+_LAYER_COLUMNS = ("cycles", "share", "MAC util.", "read", "written", "bound by", "module", "line")
 
 
 def _layer_row(cost: LayerCost) -> tuple[str, ...]:
@@ -47,7 +52,7 @@ def _layer_row(cost: LayerCost) -> tuple[str, ...]:
 
 
 def _inserted_rows(costs: Sequence[LayerCost]) -> list[tuple[str, ...]]:
-    """One row per kind and reason, most cycles first."""
+    """One row for each kind and reason, sorted by decreasing cycles."""
     groups: dict[tuple[str, str], list[LayerCost]] = {}
     for cost in costs:
         groups.setdefault((cost.kind, cost.reason), []).append(cost)
@@ -61,27 +66,32 @@ def _inserted_rows(costs: Sequence[LayerCost]) -> list[tuple[str, ...]]:
     return rows
 
 
-def memory_sections(memories: Sequence[MemoryOverTime], of: str) -> Iterator[Section]:
-    """The usage of each working memory of a method over time, and its live tensors at the peak."""
-    for used in memories:
-        peak = max(used.moments, key=lambda moment: moment.bytes)
-        rows: list[tuple[str, ...]] = [("over time", "", "", _bars([moment.bytes for moment in used.moments]))]
-        rows += [
-            (format_bytes(tensor.bytes), tensor.kind, tensor.where, tensor.source) for tensor in used.peak[:_LARGEST]
+def memory_sections(memories: Sequence[MemoryOverTime], suffix: str) -> Iterator[Section]:
+    """Yield the usage of each working memory of a method over time, with its live tensors at the peak."""
+    for memory_usage in memories:
+        peak = max(memory_usage.moments, key=lambda moment: moment.bytes)
+        rows: list[tuple[str, ...]] = [
+            ("over time", "", "", _draw_bar_chart([moment.bytes for moment in memory_usage.moments]))
         ]
-        if len(used.peak) > _LARGEST:
-            rest = sum(tensor.bytes for tensor in used.peak[_LARGEST:])
-            rows.append((format_bytes(rest), f"in {len(used.peak) - _LARGEST} more", "", ""))
+        rows += [
+            (format_bytes(tensor.bytes), tensor.kind, tensor.where, tensor.source)
+            for tensor in memory_usage.peak[:_MAX_TENSOR_ROWS]
+        ]
+        if len(memory_usage.peak) > _MAX_TENSOR_ROWS:
+            rest = sum(tensor.bytes for tensor in memory_usage.peak[_MAX_TENSOR_ROWS:])
+            rows.append((format_bytes(rest), f"in {len(memory_usage.peak) - _MAX_TENSOR_ROWS} more", "", ""))
         where = peak.module or "the model"
-        total = format_bytes(used.bytes)
-        heading = f"{used.memory.upper()} of {used.delegate}{of} over time: {total}, peak in {where}"
+        total = format_bytes(memory_usage.bytes)
+        heading = (
+            f"{memory_usage.memory.upper()} of {memory_usage.delegate}{suffix} over time: {total}, peak in {where}"
+        )
         yield heading, rows
 
 
-def _bars(values: Sequence[int]) -> str:
-    """A bar chart of at most ``_COLUMNS`` characters; each bar is the maximum of its values."""
-    most = max(values) or 1
-    count = min(len(values), _COLUMNS)
+def _draw_bar_chart(values: Sequence[int]) -> str:
+    """Draw a text bar chart of at most ``_CHART_COLUMNS`` characters; a bar shows the maximum of consecutive values."""
+    maximum = max(values) or 1
+    count = min(len(values), _CHART_COLUMNS)
     edges = [i * len(values) // count for i in range(count + 1)]
-    parts = [max(values[start:end]) for start, end in pairwise(edges)]
-    return "".join(_BARS[(len(_BARS) - 1) * part // most] for part in parts)
+    bar_values = [max(values[start:end]) for start, end in pairwise(edges)]
+    return "".join(_BAR_CHARACTERS[(len(_BAR_CHARACTERS) - 1) * bar_value // maximum] for bar_value in bar_values)

@@ -1,9 +1,9 @@
 """Layer costs on an Ethos-U: Vela's cycle estimates by PyTorch module and source line.
 
-Vela estimates NPU operations. Each is compiled from one or more TOSA operators, and each TOSA operator has one or more
-origins in the model. The cost of an operation is divided among the origins in proportion to the work of the operators
-(``arm_backend_core.tosa.graph.Op.work``): multiply-accumulates, or elements if there are none. The cycles of all layers
-add up to Vela's total exactly.
+Vela estimates the cost of NPU operations. Each NPU operation is compiled from one or more TOSA operators, and each TOSA
+operator has one or more origins in the model. The cost of an NPU operation is divided among the origins in proportion
+to the work of its TOSA operators (``arm_backend_core.tosa.graph.Op.work``). Work is the number of multiply-accumulates,
+or of elements if there are none. The cycles of all layers add up to Vela's total exactly.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
-from arm_backend_core.tosa.graph import COPY
+from arm_backend_core.tosa.graph import COPY_OPERATOR
 from arm_recipes.runtime.tosa_graph import read_graph
 
 if TYPE_CHECKING:
@@ -27,35 +27,48 @@ Kind = Literal["layer", "boundary", "transpose", "conversion", "rest"]
 _Key = TypeVar("_Key")
 
 #: Operators that convert the type or the quantization parameters.
-_CONVERSIONS = ("quantized_decomposed.", "aten._to_copy", "aten.to.")
+_CONVERSION_PREFIXES = ("quantized_decomposed.", "aten._to_copy", "aten.to.")
 #: ATen operators that permute dimensions.
-_PERMUTES = ("permute", "transpose", "movedim", "swapaxes", "swapdims", "moveaxis", "t", "numpy_T", "mT", "adjoint")
+_PERMUTE_OPERATORS = (
+    "permute",
+    "transpose",
+    "movedim",
+    "swapaxes",
+    "swapdims",
+    "moveaxis",
+    "t",
+    "numpy_T",
+    "mT",
+    "adjoint",
+)
 #: TOSA operators that move no data.
-_VIEWS = ("IDENTITY", "RESHAPE")
+_VIEW_OPERATORS = ("IDENTITY", "RESHAPE")
 
 
 @dataclass(frozen=True)
 class LayerCost:
-    """Vela's cost estimate of a layer for one inference. A layer is a source line of a module, or inserted operations.
+    """Vela's cost estimate of a layer for one inference.
+
+    A layer is a source line of a module, or the operations that the compiler inserted for one reason.
 
     Attributes:
         method: method of the layer.
         delegate: delegate of the layer.
-        module: path of the module, as in ``named_modules()``; empty for the model itself.
+        module: path of the module, as in ``named_modules()``; empty for the top-level model.
         source: line of the user's model.
         kind: "layer" for operations of the model. For inserted operations: "boundary" changes the dimension order or
             type of an input or output, "transpose" changes the dimension order inside, "conversion" changes the type.
-            "rest" are cycles of Vela's total that belong to no operation.
+            "rest" contains the cycles of Vela's total that belong to no operation.
         operators: ATen operators that the layer is compiled from.
-        cycles: cycles including memory stalls; all layers of a delegate add up to ``vela.total_cycles``.
-        share: fraction of the cycles of the method.
+        cycles: cycles including memory stalls. All layers of a delegate add up to ``vela.total_cycles``.
+        share: fraction of the method's cycles.
         macs: multiply-accumulates, as Vela counts them.
-        utilization: ``macs`` divided by the MACs that the NPU could do in these cycles.
-        bytes_read: bytes of operands, including weights, each operation's counted once. Taken from the TOSA graph:
-            it includes no effect of caches, weight encoding or tiling.
+        utilization: ``macs`` divided by the maximum number of MACs of the NPU in these cycles.
+        bytes_read: bytes of operands, including weights. Each operation counts an operand once. The bytes come from the
+            TOSA graph, so they include no effects of caches, weight encoding or tiling.
         bytes_written: bytes of results, counted like ``bytes_read``.
-        bound: "memory" if most of the cycles belong to operations that wait for memory, else "compute".
-        reason: why the layer exists, if ``kind`` is not "layer" or ``module`` is empty.
+        bound: "memory" if most of the cycles belong to operations that wait for memory, otherwise "compute".
+        reason: reason why the compiler inserted the layer, or explanation of an empty ``module``; otherwise empty.
         tensors: names of the results in the TOSA graph.
     """
 
@@ -77,28 +90,28 @@ class LayerCost:
 
     @property
     def name(self) -> str:
-        """The module's path, or a placeholder for the model or Vela."""
+        """The module's path; "(model)" for the top-level model, "(Vela)" for cycles of no operation."""
         return self.module or ("(Vela)" if self.kind == "rest" else "(model)")
 
 
-def method_layers(traces: Iterable[DelegateTrace]) -> Iterator[LayerCost]:
-    """Layer costs of all Ethos-U delegates of a method, in execution order."""
-    estimated = [trace for trace in traces if trace.record.vela is not None]
-    total = sum(trace.vela.total_cycles for trace in estimated)
-    for trace in estimated:
-        yield from trace.costs(total)
+def method_layers(profiles: Iterable[DelegateProfile]) -> Iterator[LayerCost]:
+    """Yield the layer costs of all Ethos-U delegates of a method, in execution order."""
+    estimated = [profile for profile in profiles if profile.record.vela is not None]
+    total = sum(profile.vela.total_cycles for profile in estimated)
+    for profile in estimated:
+        yield from profile.costs(total)
 
 
 def apportion(amount: int, shares: Mapping[_Key, int]) -> dict[_Key, int]:
-    """Divide an integer in proportion to ``shares``; the largest share takes the remainder, so the sum is exact."""
+    """Divide an integer in proportion to ``shares``. The largest share gets the remainder, so the sum is exact."""
     total = sum(shares.values())
     parts = {key: amount * share // total for key, share in shares.items()}
     parts[max(shares, key=shares.__getitem__)] += amount - sum(parts.values())
     return parts
 
 
-class _RowKey(NamedTuple):
-    """Key of a layer: operations with equal keys are one layer."""
+class _LayerKey(NamedTuple):
+    """Key of a layer: operations with equal keys belong to the same layer."""
 
     module: str
     source: str
@@ -119,20 +132,23 @@ class _LayerTotals:
     written: int = 0
 
 
-class Unit(NamedTuple):
-    """An NPU operation with the operations fused into it.
+class NpuOperation(NamedTuple):
+    """An NPU operation, including the operations that Vela fused into it.
 
     Attributes:
-        rows: Vela's rows of the operation.
-        operators: indices of its TOSA operators.
+        rows: rows of the operation in Vela's estimates.
+        operators: indices of the TOSA operators that the operation is compiled from.
     """
 
     rows: Sequence[Layer]
     operators: frozenset[int]
 
 
-class DelegateTrace:
-    """Maps Vela's operations of a delegate to TOSA operators, and these to the model. Parses the TOSA graph once."""
+class DelegateProfile:
+    """Cost profile of a delegate: maps Vela's NPU operations to TOSA operators, and these to layers of the model.
+
+    The TOSA graph is parsed only once.
+    """
 
     def __init__(self, method: str, record: Delegate) -> None:
         self.method, self.record = method, record
@@ -144,129 +160,144 @@ class DelegateTrace:
 
     @cached_property
     def producers(self) -> dict[str, int]:
-        """Tensor -> index of the TOSA operator that produces it."""
+        """Name of a tensor -> index of the TOSA operator that produces it."""
         return {name: i for i, op in enumerate(self.graph.operators) for name in op.outputs}
 
     @property
     def vela(self) -> VelaEstimates:
-        """Vela's estimates; only for Ethos-U delegates."""
+        """Vela's estimates; only Ethos-U delegates have them."""
         assert self.record.vela is not None
         return self.record.vela
 
     def costs(self, total: int) -> Iterator[LayerCost]:
-        """The layer costs of the delegate; ``total`` is the cycle count of the method."""
-        sums: dict[_RowKey, _LayerTotals] = {}
-        seen: set[int] = set()
-        for unit in self.units:
-            self._add(unit, seen, sums)
-            seen |= unit.operators
-        rest = self.vela.total_cycles - sum(layer.cycles for layer in self.vela.layers)
-        if rest:
-            sums[_RowKey("", "", "rest", "in Vela's total, but of no operation")] = _LayerTotals(cycles=rest)
-        in_a_cycle = int(self.vela.accelerator.rsplit("-", 1)[1])
-        for place, totals in sums.items():
+        """Yield the layer costs of the delegate; ``total`` is the cycle count of the method."""
+        totals_by_layer: dict[_LayerKey, _LayerTotals] = {}
+        counted: set[int] = set()
+        for operation in self.npu_operations:
+            self._add_costs(operation, counted, totals_by_layer)
+            counted |= operation.operators
+        unassigned_cycles = self.vela.total_cycles - sum(layer.cycles for layer in self.vela.layers)
+        if unassigned_cycles:
+            totals_by_layer[_LayerKey("", "", "rest", "in Vela's total, but of no operation")] = _LayerTotals(
+                cycles=unassigned_cycles
+            )
+        macs_per_cycle = int(self.vela.accelerator.rsplit("-", 1)[1])
+        for key, totals in totals_by_layer.items():
             yield LayerCost(
                 self.method,
                 self.record.name,
-                place.module,
-                place.source,
-                place.kind,
+                key.module,
+                key.source,
+                key.kind,
                 tuple(totals.operators),
                 totals.cycles,
                 totals.cycles / total if total else 0.0,
                 totals.macs,
-                totals.macs / (totals.cycles * in_a_cycle) if totals.cycles else 0.0,
+                totals.macs / (totals.cycles * macs_per_cycle) if totals.cycles else 0.0,
                 totals.read,
                 totals.written,
                 "memory" if 2 * totals.memory_bound_cycles > totals.cycles else "compute",
-                place.reason,
+                key.reason,
                 tuple(totals.tensors),
             )
 
     @cached_property
-    def units(self) -> tuple[Unit, ...]:
-        """The NPU operations, each with its TOSA operators; only for Ethos-U delegates."""
-        return tuple(self._find_units())
+    def npu_operations(self) -> tuple[NpuOperation, ...]:
+        """All NPU operations with their TOSA operators; only Ethos-U delegates have them."""
+        return tuple(self._find_operations())
 
-    def _find_units(self) -> Iterator[Unit]:
+    def _find_operations(self) -> Iterator[NpuOperation]:
         if not self.vela.layers:
             return
-        number = {op.index: i for i, op in enumerate(self.graph.operators)}
+        number_of_index = {op.index: i for i, op in enumerate(self.graph.operators)}
         rows: dict[int, list[Layer]] = {}
         for i, layer in enumerate(self.vela.layers):
             rows.setdefault(i if layer.part_of is None else layer.part_of, []).append(layer)
-        results = {layer.tensor for layer in self.vela.layers}
-        owned = {number[layer.index] for layer in self.vela.layers if layer.index in number}
+        all_result_names = {layer.tensor for layer in self.vela.layers}
+        all_named = {number_of_index[layer.index] for layer in self.vela.layers if layer.index in number_of_index}
         for layers in rows.values():
-            own = {number[layer.index] for layer in layers if layer.index in number}
-            others, inner = owned - own, {layer.tensor for layer in layers}
-            behind = self._producers_of(inner, results - inner, others)
-            before = self._producers_of(
-                (x for i in own for x in self.graph.operators[i].inputs), results - inner, owned
+            named = {number_of_index[layer.index] for layer in layers if layer.index in number_of_index}
+            named_elsewhere, result_names = all_named - named, {layer.tensor for layer in layers}
+            producers = self._producers_of(result_names, all_result_names - result_names, named_elsewhere)
+            unnamed_inputs = self._producers_of(
+                (x for i in named for x in self.graph.operators[i].inputs), all_result_names - result_names, all_named
             )
-            after = {
-                i for i in behind if own & self._producers_of(self.graph.operators[i].inputs, results - inner, others)
+            fused_successors = {
+                i
+                for i in producers
+                if named
+                & self._producers_of(self.graph.operators[i].inputs, all_result_names - result_names, named_elsewhere)
             }
-            yield Unit(layers, frozenset(own | before | after if own else behind))
+            yield NpuOperation(layers, frozenset(named | unnamed_inputs | fused_successors if named else producers))
 
-    def _producers_of(self, values: Iterable[str], ends: set[str], barred: set[int]) -> set[int]:
-        """Transitive producers of these values; stops at the tensors ``ends`` and at the operators ``barred``."""
-        found: set[int] = set()
-        waiting = list(values)
-        while waiting:
-            name = waiting.pop()
+    def _producers_of(self, names: Iterable[str], end_tensors: set[str], excluded: set[int]) -> set[int]:
+        """Indices of the transitive producers of tensors.
+
+        Args:
+            names: names of the tensors.
+            end_tensors: tensors at which the search stops.
+            excluded: operators at which the search stops.
+        """
+        producers: set[int] = set()
+        pending = list(names)
+        while pending:
+            name = pending.pop()
             i = self.producers.get(name)
-            if i is not None and i not in found and i not in barred and name not in ends:
-                found.add(i)
-                waiting += self.graph.operators[i].inputs
-        return found
+            if i is not None and i not in producers and i not in excluded and name not in end_tensors:
+                producers.add(i)
+                pending += self.graph.operators[i].inputs
+        return producers
 
-    def _add(self, unit: Unit, seen: set[int], sums: dict[_RowKey, _LayerTotals]) -> None:
-        """Divide the cost of a unit among its origins; the bytes of operators in ``seen`` are counted already."""
-        shares: Counter[_RowKey] = Counter()
-        moving = [i for i in sorted(unit.operators) if self.record.tosa_operators[i] not in _VIEWS]
-        for i in moving or sorted(unit.operators):
+    def _add_costs(
+        self, operation: NpuOperation, counted: set[int], totals_by_layer: dict[_LayerKey, _LayerTotals]
+    ) -> None:
+        """Add the cost of an NPU operation to the layers of its origins, without the bytes of ``counted`` operators."""
+        shares: Counter[_LayerKey] = Counter()
+        computing = [i for i in sorted(operation.operators) if self.record.tosa_operators[i] not in _VIEW_OPERATORS]
+        for i in computing or sorted(operation.operators):
             for origin, work in self.record.origins[i]:
-                place = self._row_key(i, origin)
-                shares[place] += work
-                sums.setdefault(place, _LayerTotals()).operators.setdefault(origin.operator)
+                key = self._layer_key(i, origin)
+                shares[key] += work
+                totals_by_layer.setdefault(key, _LayerTotals()).operators.setdefault(origin.operator)
         if not shares:
-            first = unit.rows[0]
+            first = operation.rows[0]
             shares[
-                _RowKey("", "", "rest", f"Vela names no source of its {first.npu_operator} for '{first.tensor}'")
+                _LayerKey("", "", "rest", f"Vela names no source of its {first.npu_operator} for '{first.tensor}'")
             ] = 1
-        cycles = sum(row.cycles for row in unit.rows)
-        waits = cycles > sum(row.npu_cycles for row in unit.rows)
-        read, written = self._bytes(unit.operators - seen)
-        macs = sum(row.macs for row in unit.rows)
+        cycles = sum(row.cycles for row in operation.rows)
+        is_memory_bound = cycles > sum(row.npu_cycles for row in operation.rows)
+        read, written = self._count_bytes(operation.operators - counted)
+        macs = sum(row.macs for row in operation.rows)
         for attribute, amount in (("cycles", cycles), ("read", read), ("written", written), ("macs", macs)):
-            for place, part in apportion(amount, shares).items():
-                totals = sums.setdefault(place, _LayerTotals())
+            for key, part in apportion(amount, shares).items():
+                totals = totals_by_layer.setdefault(key, _LayerTotals())
                 setattr(totals, attribute, getattr(totals, attribute) + part)
-                if attribute == "cycles" and waits:
+                if attribute == "cycles" and is_memory_bound:
                     totals.memory_bound_cycles += part
-        for place in shares:
-            sums[place].tensors |= dict.fromkeys(row.tensor for row in unit.rows)
+        for key in shares:
+            totals_by_layer[key].tensors |= dict.fromkeys(row.tensor for row in operation.rows)
 
-    def _bytes(self, operators: frozenset[int]) -> tuple[int, int]:
-        """Bytes that these operators read from other operators, and bytes that they write for others."""
-        ops = [self.graph.operators[i] for i in sorted(operators)]
-        made = {name for op in ops for name in op.outputs}
-        read = {name for op in ops for name in op.inputs} - made
-        written = {name for name in made if self._readers[name] - operators or name in self.graph.outputs}
-        count, calls = self.graph.tensor_bytes, self.record.calls  # shape operands have no bytes
-        return calls * sum(count.get(name, 0) for name in read), calls * sum(count[name] for name in written)
+    def _count_bytes(self, operators: frozenset[int]) -> tuple[int, int]:
+        """Bytes that a set of operators reads from other operators, and bytes that it writes for other operators."""
+        graph_operators = [self.graph.operators[i] for i in sorted(operators)]
+        produced = {name for operator in graph_operators for name in operator.outputs}
+        read = {name for operator in graph_operators for name in operator.inputs} - produced
+        written = {name for name in produced if self._readers[name] - operators or name in self.graph.outputs}
+        tensor_bytes, calls = self.graph.tensor_bytes, self.record.calls  # shape operands are not in tensor_bytes
+        return calls * sum(tensor_bytes.get(name, 0) for name in read), calls * sum(
+            tensor_bytes[name] for name in written
+        )
 
     @cached_property
     def _readers(self) -> dict[str, set[int]]:
-        found: dict[str, set[int]] = {name: set() for name in self.producers}
+        readers: dict[str, set[int]] = {name: set() for name in self.producers}
         for i, op in enumerate(self.graph.operators):
             for name in op.inputs:
-                found.setdefault(name, set()).add(i)
-        return found
+                readers.setdefault(name, set()).add(i)
+        return readers
 
     def main_origin(self, operators: Iterable[int]) -> Origin | None:
-        """The origin with most of the work of these TOSA operators."""
+        """The origin with the largest share of the work of these TOSA operators; None without operators."""
         weights: Counter[Origin] = Counter()
         for i in operators:
             weights.update(dict(self.record.origins[i]))
@@ -274,56 +305,65 @@ class DelegateTrace:
 
     # -- classification of operators -----------------------------------------------------------------------------
 
-    def _row_key(self, i: int, origin: Origin) -> _RowKey:
-        if origin.operator == COPY:
-            return _RowKey("", "", "boundary", _COPIED)
+    def _layer_key(self, i: int, origin: Origin) -> _LayerKey:
+        if origin.operator == COPY_OPERATOR:
+            return _LayerKey("", "", "boundary", _COPY_REASON)
         operator = origin.operator.removeprefix("aten.").split(".")[0]
-        if not origin.moves and not origin.operator.startswith(_CONVERSIONS):
-            return _RowKey(origin.module, origin.source, "layer", "" if origin.module else "the model's own forward")
-        for side, border in (("input", self._input_operators), ("output", self._output_operators)):
-            if i in border:
-                what = _ORDERS[side] if origin.moves else _TYPE
-                return _RowKey(origin.module, origin.source, "boundary", f"{side} '{border[i]}' of the delegate {what}")
+        if not origin.moves and not origin.operator.startswith(_CONVERSION_PREFIXES):
+            return _LayerKey(origin.module, origin.source, "layer", "" if origin.module else "the model's own forward")
+        for side, boundary_operators in (("input", self._input_operators), ("output", self._output_operators)):
+            if i in boundary_operators:
+                explanation = _LAYOUT_REASONS[side] if origin.moves else _TYPE_REASON
+                return _LayerKey(
+                    origin.module,
+                    origin.source,
+                    "boundary",
+                    f"{side} '{boundary_operators[i]}' of the delegate {explanation}",
+                )
         if not origin.moves:
-            return _RowKey(origin.module, origin.source, "conversion", "adjacent operators differ in scale or type")
+            return _LayerKey(origin.module, origin.source, "conversion", "adjacent operators differ in scale or type")
         own = f"the model's own {operator}"
-        reason = own if operator in _PERMUTES else f"{operator} uses another dimension order"
-        return _RowKey(origin.module, origin.source, "transpose", reason)
+        reason = own if operator in _PERMUTE_OPERATORS else f"{operator} uses another dimension order"
+        return _LayerKey(origin.module, origin.source, "transpose", reason)
 
     def _is_data_movement(self, i: int) -> bool:
-        if self.record.tosa_operators[i] in _VIEWS:
+        if self.record.tosa_operators[i] in _VIEW_OPERATORS:
             return True
-        return all(o.moves or o.operator.startswith(_CONVERSIONS) for o, _ in self.record.origins[i])
+        return all(o.moves or o.operator.startswith(_CONVERSION_PREFIXES) for o, _ in self.record.origins[i])
 
     @cached_property
     def _input_operators(self) -> dict[int, str]:
-        """Index -> input, for data movement and conversions between an input and the first computing operator."""
-        found: dict[int, str] = {}
-        of = {name: name for name in self.graph.inputs}
+        """Operator index -> input, for data movement and conversions between an input and the first other operator."""
+        input_of_operator: dict[int, str] = {}
+        input_of_tensor = {name: name for name in self.graph.inputs}
         for i, op in enumerate(self.graph.operators):
-            sources = {of.get(name) for name in op.inputs if name in self.producers or name in self.graph.inputs}
+            sources = {
+                input_of_tensor.get(name) for name in op.inputs if name in self.producers or name in self.graph.inputs
+            }
             source = sources.pop() if len(sources) == 1 else None
             if source is not None and self._is_data_movement(i):
-                found[i] = source
-                of |= dict.fromkeys(op.outputs, source)
-        return found
+                input_of_operator[i] = source
+                input_of_tensor |= dict.fromkeys(op.outputs, source)
+        return input_of_operator
 
     @cached_property
     def _output_operators(self) -> dict[int, str]:
-        """Index -> output, for data movement and conversions between the last computing operator and an output."""
-        found: dict[int, str] = {}
+        """Operator index -> output, for data movement and conversions between the last other operator and an output."""
+        output_of_operator: dict[int, str] = {}
         for i, op in reversed(list(enumerate(self.graph.operators))):
-            after = self._readers[op.outputs[0]]
-            outputs = [name for name in op.outputs if name in self.graph.outputs] + [found.get(j, "") for j in after]
+            readers = self._readers[op.outputs[0]]
+            outputs = [name for name in op.outputs if name in self.graph.outputs] + [
+                output_of_operator.get(j, "") for j in readers
+            ]
             if outputs and all(outputs) and self._is_data_movement(i):
-                found[i] = outputs[0]
-        return found
+                output_of_operator[i] = outputs[0]
+        return output_of_operator
 
 
-#: Reasons of boundary operations, with a remedy.
-_ORDERS = {
+#: Reasons of boundary operations, each with a remedy.
+_LAYOUT_REASONS = {
     "input": "is transposed to NHWC: export(..., channels_last=True) avoids this",
     "output": "is transposed from NHWC: return it in channels-last order to avoid this",
 }
-_COPIED = "the model returns an input or a constant unchanged: do not return it"
-_TYPE = "changes its type or scale: quantized_io=True, and int32 instead of int64, avoid this"
+_COPY_REASON = "the model returns an input or a constant unchanged: do not return it"
+_TYPE_REASON = "changes its type or scale: quantized_io=True, and int32 instead of int64, avoid this"

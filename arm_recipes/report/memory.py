@@ -1,4 +1,7 @@
-"""Memory usage over time: live tensors in the working memory of an Ethos-U at each operation, as allocated by Vela."""
+"""Memory usage over time: tensors that are live in the working memory of an Ethos-U at each operation.
+
+The addresses and lifetimes come from Vela's memory allocation.
+"""
 
 from __future__ import annotations
 
@@ -9,26 +12,27 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from arm_backend_core.backends.ethosu_weights import WEIGHT_COPY_USAGE
-from arm_recipes.report.layers import DelegateTrace, Unit
+from arm_recipes.report.layers import DelegateProfile, NpuOperation
 
 if TYPE_CHECKING:
     from arm_backend_core.backends.payload import TensorAllocation
 
-#: Vela's names of weight buffers end in the index of the operation that reads them.
-_BUFFER = re.compile(r"_op(\d+)$")
-_CASCADE = "OpCascade"
+#: Vela's names of weight buffers end with the index of the operation that reads the buffer.
+_WEIGHT_BUFFER_NAME = re.compile(r"_op(\d+)$")
+#: Vela's usage of tensors in a cascade: operations that Vela executes interleaved, stripe by stripe.
+_CASCADE_USAGE = "OpCascade"
 
 
 @dataclass(frozen=True)
 class LiveTensor:
-    """A tensor in working memory.
+    """A tensor that is live in working memory.
 
     Attributes:
         name: name in the TOSA graph, or Vela's name of a weight buffer.
-        kind: "input" of the delegate, "result" of an operation, or buffer for "weights".
+        kind: "input" of the delegate, "result" of an operation, or "weights" for a buffer of weights.
         module: module that computes the tensor or reads the weights; empty for inputs.
         source: source line that computes the tensor or reads the weights; empty for inputs.
-        bytes: allocated bytes; in a cascade, those of the rolling buffer only.
+        bytes: allocated bytes. In a cascade, they are the size of the rolling buffer.
     """
 
     name: str
@@ -51,7 +55,7 @@ class Moment:
         tensor: name of the operation's result in the TOSA graph.
         module: module of the operation.
         source: source line of the operation.
-        bytes: bytes in use, including weight buffers of the next operation. Overlapping tensors count once.
+        bytes: bytes in use, including weight buffers of the next operation. Bytes of overlapping tensors count once.
     """
 
     tensor: str
@@ -67,11 +71,11 @@ class MemoryOverTime:
     Attributes:
         method: method of the delegate.
         delegate: name of the delegate.
-        memory: Vela's name of the memory: "Sram", or also "Dram" if the NPU works in both.
+        memory: Vela's name of the memory, "Sram" or "Dram". If working memory is in both, each has its own record.
         moments: usage at each operation, in execution order.
         bytes: required size of the memory: the largest end address of a tensor.
         peak: live tensors at peak usage, the largest first.
-        peak_bytes: bytes in use at the peak; less than ``bytes`` because of fragmentation.
+        peak_bytes: bytes in use at the peak. They may be fewer than ``bytes`` because of fragmentation.
     """
 
     method: str
@@ -83,87 +87,96 @@ class MemoryOverTime:
     peak_bytes: int
 
 
-def method_memory(traces: Iterable[DelegateTrace]) -> Iterator[MemoryOverTime]:
-    """Usage of every working memory of all Ethos-U delegates of a method."""
-    for trace in traces:
-        if trace.record.vela is not None:
-            yield from _MemoryTimeline(trace).memories()
+def method_memory(profiles: Iterable[DelegateProfile]) -> Iterator[MemoryOverTime]:
+    """Yield the usage of every working memory of all Ethos-U delegates of a method."""
+    for profile in profiles:
+        if profile.record.vela is not None:
+            yield from _MemoryTimeline(profile).memories()
 
 
 class _MemoryTimeline:
-    def __init__(self, traced: DelegateTrace) -> None:
-        self.traced, self.vela, self.units = traced, traced.vela, traced.units
-        self.times = list(self._times())
+    """Live tensors of one delegate over time, on Vela's clock."""
+
+    def __init__(self, profile: DelegateProfile) -> None:
+        self.profile, self.vela, self.npu_operations = profile, profile.vela, profile.npu_operations
+        self.times = list(self._operation_times())
 
     def memories(self) -> Iterator[MemoryOverTime]:
         for memory in dict.fromkeys(placed.memory for placed in self.vela.placed):
             placed = [tensor for tensor in self.vela.placed if tensor.memory == memory]
-            alive = _live_tensors(placed)
-            uses = list(map(_bytes_in_use, alive))
-            peak = max(range(len(uses)), key=uses.__getitem__)
-            there = sorted(alive[peak], key=lambda tensor: -tensor.bytes)
+            live_tensors = _live_tensors(placed)
+            bytes_in_use = list(map(_count_bytes_in_use, live_tensors))
+            peak = max(range(len(bytes_in_use)), key=bytes_in_use.__getitem__)
+            peak_tensors = sorted(live_tensors[peak], key=lambda tensor: -tensor.bytes)
             yield MemoryOverTime(
-                self.traced.method,
-                self.traced.record.name,
+                self.profile.method,
+                self.profile.record.name,
                 memory,
-                tuple(self._moments(uses)),
+                tuple(self._list_moments(bytes_in_use)),
                 max(tensor.address + tensor.bytes for tensor in placed),
-                tuple(map(self._live, there)),
-                uses[peak],
+                tuple(map(self._describe_live_tensor, peak_tensors)),
+                bytes_in_use[peak],
             )
 
-    def _moments(self, uses: Sequence[int]) -> Iterator[Moment]:
-        for unit, start, end in zip(self.units, self.times, [*self.times[1:], len(uses)], strict=True):
-            used = max(uses[start : max(end, start + 1)], default=0)
-            yield Moment(unit.rows[-1].tensor, *self._origin(unit), used)
+    def _list_moments(self, bytes_in_use: Sequence[int]) -> Iterator[Moment]:
+        for operation, start, end in zip(
+            self.npu_operations, self.times, [*self.times[1:], len(bytes_in_use)], strict=True
+        ):
+            most_bytes = max(bytes_in_use[start : max(end, start + 1)], default=0)
+            yield Moment(operation.rows[-1].tensor, *self._source_of(operation), most_bytes)
 
-    def _origin(self, unit: Unit) -> tuple[str, str]:
-        origin = self.traced.main_origin(unit.operators)
+    def _source_of(self, operation: NpuOperation) -> tuple[str, str]:
+        origin = self.profile.main_origin(operation.operators)
         return (origin.module, origin.source) if origin is not None else ("", "")
 
-    def _times(self) -> Iterator[int]:
-        """The time of each unit on Vela's clock: two ticks after the previous unit, except within a cascade."""
+    def _operation_times(self) -> Iterator[int]:
+        """The time of each NPU operation on Vela's clock: two ticks after the previous one, except within a cascade."""
         starts: dict[str, int] = {}
         cascades = set()
         for tensor in self.vela.placed:
             if tensor.usage != WEIGHT_COPY_USAGE:
                 starts[tensor.name] = max(tensor.start, starts.get(tensor.name, 0))
-            if tensor.usage == _CASCADE:
+            if tensor.usage == _CASCADE_USAGE:
                 cascades.add(tensor.start)
         now = -2
-        for unit in self.units:
-            first_tick = max((starts[row.tensor] for row in unit.rows if row.tensor in starts), default=-1)
+        for operation in self.npu_operations:
+            first_tick = max((starts[row.tensor] for row in operation.rows if row.tensor in starts), default=-1)
             if first_tick > now or (first_tick == now and now in cascades):
                 now = first_tick
-            elif now not in cascades or first_tick >= 0:  # the result reuses the address of an older tensor
+            elif now not in cascades or first_tick >= 0:  # its result reuses the address of an older tensor
                 now += 2
             yield now
 
-    def _live(self, tensor: TensorAllocation) -> LiveTensor:
-        if tensor.name in self.traced.graph.inputs:
+    def _describe_live_tensor(self, tensor: TensorAllocation) -> LiveTensor:
+        if tensor.name in self.profile.graph.inputs:
             return LiveTensor(tensor.name, "input", "", "", tensor.bytes)
-        buffer = _BUFFER.search(tensor.name)
-        if buffer is not None and int(buffer[1]) < len(self.units):
-            return LiveTensor(tensor.name, "weights", *self._origin(self.units[int(buffer[1])]), tensor.bytes)
+        buffer = _WEIGHT_BUFFER_NAME.search(tensor.name)
+        if buffer is not None and int(buffer[1]) < len(self.npu_operations):
+            return LiveTensor(
+                tensor.name, "weights", *self._source_of(self.npu_operations[int(buffer[1])]), tensor.bytes
+            )
         kind: Literal["result", "weights"] = "weights" if tensor.usage == WEIGHT_COPY_USAGE else "result"
-        named = (unit for unit in self.units if tensor.name in {row.tensor for row in unit.rows})
-        running = self.units[bisect.bisect_right(self.times, tensor.start) - 1]  # for tensors that Vela inserts
-        return LiveTensor(tensor.name, kind, *self._origin(next(named, running)), tensor.bytes)
+        operations_with_result = (
+            operation for operation in self.npu_operations if tensor.name in {row.tensor for row in operation.rows}
+        )
+        # Tensors that Vela inserts have no named operation.
+        running = self.npu_operations[bisect.bisect_right(self.times, tensor.start) - 1]
+        return LiveTensor(tensor.name, kind, *self._source_of(next(operations_with_result, running)), tensor.bytes)
 
 
 def _live_tensors(placed: Sequence[TensorAllocation]) -> list[list[TensorAllocation]]:
     """The live tensors at each tick of Vela's clock."""
-    alive: list[list[TensorAllocation]] = [[] for _ in range(max(tensor.end for tensor in placed) + 1)]
+    live_at_tick: list[list[TensorAllocation]] = [[] for _ in range(max(tensor.end for tensor in placed) + 1)]
     for tensor in placed:
-        for there in alive[tensor.start : tensor.end + 1]:
-            there.append(tensor)
-    return alive
+        for live in live_at_tick[tensor.start : tensor.end + 1]:
+            live.append(tensor)
+    return live_at_tick
 
 
-def _bytes_in_use(alive: Sequence[TensorAllocation]) -> int:
-    """Bytes that tensors occupy; overlapping bytes count once."""
+def _count_bytes_in_use(tensors: Sequence[TensorAllocation]) -> int:
+    """Number of bytes that tensors occupy; overlapping bytes count once."""
     used, end = 0, 0
-    for tensor in sorted(alive, key=lambda tensor: tensor.address):
+    for tensor in sorted(tensors, key=lambda tensor: tensor.address):
         stop = tensor.address + tensor.bytes
         used += max(stop - max(tensor.address, end), 0)
         end = max(end, stop)

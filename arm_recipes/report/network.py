@@ -1,4 +1,4 @@
-"""Layer graph of a delegate: layers of the model as nodes, and the tensors between them as links."""
+"""Layer graph of a delegate: its nodes are layers of the model, its links are the tensors between them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from arm_recipes.runtime.ethosu_origins import main_origin
 
 if TYPE_CHECKING:
     from arm_backend_core.events import BoundaryTensor
-    from arm_recipes.report.layers import DelegateTrace, LayerCost
+    from arm_recipes.report.layers import DelegateProfile, LayerCost
 
 
 @dataclass
 class _Node:
-    """A source line of a module; without operators, an input or output of the delegate."""
+    """A layer: a source line of a module. A node without operators is an input or output of the delegate."""
 
     module: str
     source: str
@@ -24,24 +24,24 @@ class _Node:
     tosa: Counter[str] = field(default_factory=Counter)
 
 
-def build_network(trace: DelegateTrace, costs: Iterable[LayerCost]) -> dict[str, Any] | None:
-    """The layer graph, ready for JSON: nodes with their costs, links with their bytes.
+def build_network(profile: DelegateProfile, costs: Iterable[LayerCost]) -> dict[str, Any] | None:
+    """Build the layer graph, ready for JSON: nodes with their costs, links with their bytes.
 
     Args:
-        trace: the TOSA graph of the delegate.
-        costs: costs of its layers, for an Ethos-U.
+        profile: cost profile of the delegate, with its TOSA graph.
+        costs: costs of the delegate's layers; empty for targets other than Ethos-U.
 
     Returns:
-        the graph; None if TOSA operators contain nested graphs (control flow).
+        The graph; None if TOSA operators contain nested graphs (control flow).
     """
-    graph, delegate = trace.graph, trace.record
+    graph, delegate = profile.graph, profile.record
     if len(graph.operators) != len(delegate.tosa_operators):
         return None
     nodes: dict[tuple[str, str], _Node] = {}
-    of: dict[str, tuple[str, str]] = {}
+    key_of_tensor: dict[str, tuple[str, str]] = {}
     links: Counter[tuple[tuple[str, str], tuple[str, str]]] = Counter()
-    for name, key in zip(graph.inputs, _ends("input", delegate.inputs), strict=True):
-        of[name] = key
+    for name, key in zip(graph.inputs, _boundary_keys("input", delegate.inputs), strict=True):
+        key_of_tensor[name] = key
         nodes[key] = _Node(*key)
     for number, (operator, kind) in enumerate(zip(graph.operators, delegate.tosa_operators, strict=True)):
         origin = main_origin(delegate, number)
@@ -49,32 +49,32 @@ def build_network(trace: DelegateTrace, costs: Iterable[LayerCost]) -> dict[str,
         node = nodes.setdefault(key, _Node(*key))
         node.operators.setdefault(origin.operator)
         node.tosa[kind] += 1
-        of |= dict.fromkeys(operator.outputs, key)
+        key_of_tensor |= dict.fromkeys(operator.outputs, key)
         for name in operator.inputs:
-            if name in of and of[name] != key:
-                links[of[name], key] += graph.tensor_bytes.get(name, 0)
-    for name, key in zip(graph.outputs, _ends("output", delegate.outputs), strict=True):
+            if name in key_of_tensor and key_of_tensor[name] != key:
+                links[key_of_tensor[name], key] += graph.tensor_bytes.get(name, 0)
+    for name, key in zip(graph.outputs, _boundary_keys("output", delegate.outputs), strict=True):
         nodes[key] = _Node(*key)
-        links[of[name], key] += graph.tensor_bytes.get(name, 0)
-    place = {key: index for index, key in enumerate(nodes)}
-    by_place: dict[tuple[str, str], list[LayerCost]] = {}
+        links[key_of_tensor[name], key] += graph.tensor_bytes.get(name, 0)
+    index_of_key = {key: index for index, key in enumerate(nodes)}
+    costs_by_key: dict[tuple[str, str], list[LayerCost]] = {}
     for cost in costs:
-        by_place.setdefault((cost.module, cost.source), []).append(cost)
+        costs_by_key.setdefault((cost.module, cost.source), []).append(cost)
     return {
         "name": delegate.name,
         "backend": delegate.backend,
-        "nodes": [_node_dict(node, by_place.get(key, [])) for key, node in nodes.items()],
-        "links": [[place[a], place[b], max(count, 1)] for (a, b), count in links.items()],
+        "nodes": [_node_dict(node, costs_by_key.get(key, [])) for key, node in nodes.items()],
+        "links": [[index_of_key[a], index_of_key[b], max(count, 1)] for (a, b), count in links.items()],
     }
 
 
-def _ends(side: str, tensors: Iterable[BoundaryTensor]) -> list[tuple[str, str]]:
+def _boundary_keys(side: str, tensors: Iterable[BoundaryTensor]) -> list[tuple[str, str]]:
     """Node keys of the inputs or outputs of a delegate."""
     return [("", f"{side} {i}, {io.dtype}[{', '.join(map(str, io.shape))}]") for i, io in enumerate(tensors)]
 
 
 def short_source(source: str) -> str:
-    """A source line without the path of ``site-packages``, to save space on the page."""
+    """Shorten a source line: remove the path up to ``site-packages``, to save space on the page."""
     return source.rpartition("/site-packages/")[2]
 
 

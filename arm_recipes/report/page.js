@@ -1,8 +1,8 @@
 "use strict";
 const data = JSON.parse(document.getElementById("data").textContent);
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
-const bright = "#0b6e99";
-const drawn = []; // functions that draw a picture in the colours of the page
+const defaultColour = "#0b6e99";
+const chartRedraws = []; // functions that draw a chart again, in the current colours of the page
 
 function colours() {
   const style = getComputedStyle(document.documentElement);
@@ -44,25 +44,25 @@ function ancestors(module) {
   return parts.map((_, i) => parts.slice(0, i + 1).join("."));
 }
 
-function network(place, graph) {
+function addNetwork(place, graph) {
   const picture = place.querySelector(".picture"), facts = place.querySelector(".facts");
   const members = new Map(); // module -> indices of its nodes
   graph.nodes.forEach((node, i) => ancestors(node.module).forEach((m) => {
     if (!members.has(m)) members.set(m, []);
     members.get(m).push(i);
   }));
-  const foldable = (m) => members.get(m).length > 1;
+  const isFoldable = (m) => members.get(m).length > 1;
   const open = new Set();
-  const shown = (node, i) => ancestors(node.module).find((m) => foldable(m) && !open.has(m)) ?? i;
+  const shown = (node, i) => ancestors(node.module).find((m) => isFoldable(m) && !open.has(m)) ?? i;
   const total = graph.nodes.reduce((sum, node) => sum + (node.cycles || 0), 0);
   let groups = [];
 
-  function unfoldTo(most) { // unfold level by level, up to `most` visible nodes
+  function unfoldUpTo(maxNodes) { // unfold modules level by level, up to `maxNodes` visible nodes
     for (let depth = 0; ; depth++) {
-      const next = [...members.keys()].filter((m) => foldable(m) && m.split(".").length === depth + 1);
+      const next = [...members.keys()].filter((m) => isFoldable(m) && m.split(".").length === depth + 1);
       if (!next.length) return;
       next.forEach((m) => open.add(m));
-      if (new Set(graph.nodes.map(shown)).size > most) { next.forEach((m) => open.delete(m)); return; }
+      if (new Set(graph.nodes.map(shown)).size > maxNodes) { next.forEach((m) => open.delete(m)); return; }
     }
   }
 
@@ -75,10 +75,10 @@ function network(place, graph) {
       const i = at.get(keys[a]), j = at.get(keys[b]);
       if (i !== j) links.set(i + ">" + j, (links.get(i + ">" + j) || 0) + n);
     }
-    const cycles = groups.map((key) => inside(key).reduce((sum, i) => sum + (graph.nodes[i].cycles || 0), 0));
+    const cycles = groups.map((key) => nodesOf(key).reduce((sum, i) => sum + (graph.nodes[i].cycles || 0), 0));
     const most = Math.max(...cycles, 1), c = colours();
     const ends = [...links.keys()].map((key) => key.split(">").map(Number));
-    // newPlot, not react: react fades out the old layers, which would remain on a page that is printed meanwhile.
+    // newPlot, not react: react fades out the old nodes, which would still be visible if the page is printed meanwhile.
     Plotly.newPlot(picture, [{
       type: "sankey", arrangement: "snap",
       node: {
@@ -106,24 +106,24 @@ function network(place, graph) {
     return Math.max(...known.map((_, i) => visit(i)));
   }
 
-  const inside = (key) => (typeof key === "string" ? members.get(key) : [key]);
-  const short = (module) => { // labels are close together: keep the end of a long name, from a dot on
+  const nodesOf = (key) => (typeof key === "string" ? members.get(key) : [key]);
+  const short = (module) => { // labels are close together, so show only the end of a long name, from a dot on
     if (module.length <= 18) return module;
     const end = module.slice(-18);
     return "…" + end.slice(Math.max(end.indexOf("."), 0));
   };
   const label = (key) => typeof key === "string" ? short(key) + " ▸" : short(graph.nodes[key].module) || graph.nodes[key].source.split("/").at(-1) || "(model)";
-  const whole = (key) => (typeof key === "string" ? key : graph.nodes[key].module || label(key));
-  const hover = (key, n) => whole(key) + (total ? "<br>" + count(n) + " cycles, " + percent(n / total) : "");
+  const fullName = (key) => (typeof key === "string" ? key : graph.nodes[key].module || label(key));
+  const hover = (key, n) => fullName(key) + (total ? "<br>" + count(n) + " cycles, " + percent(n / total) : "");
 
   function show(key) {
     facts.replaceChildren();
-    const nodes = inside(key).map((i) => graph.nodes[i]);
-    add(facts, "strong", whole(key));
+    const nodes = nodesOf(key).map((i) => graph.nodes[i]);
+    add(facts, "strong", fullName(key));
     const buttons = add(facts, "div", undefined, { className: "controls" });
-    if (typeof key === "string") add(buttons, "button", "Unfold", { onclick: () => { open.add(key); draw(); show(inside(key)[0]); } });
+    if (typeof key === "string") add(buttons, "button", "Unfold", { onclick: () => { open.add(key); draw(); show(nodesOf(key)[0]); } });
     const around = typeof key === "string" ? ancestors(key).slice(0, -1) : ancestors(nodes[0].module);
-    around.filter((m) => foldable(m) && open.has(m)).forEach((m) => add(buttons, "button", "Fold " + m, {
+    around.filter((m) => isFoldable(m) && open.has(m)).forEach((m) => add(buttons, "button", "Fold " + m, {
       onclick: () => { [...open].filter((o) => o === m || o.startsWith(m + ".")).forEach((o) => open.delete(o)); draw(); show(m); },
     }));
     const table = add(add(facts, "div", undefined, { className: "wide" }), "table");
@@ -142,37 +142,37 @@ function network(place, graph) {
   add(controls, "button", "Fold all", { onclick: () => { open.clear(); draw(); } });
   const choice = add(controls, "select", undefined, { ariaLabel: "Layer", onchange: () => show(Number(choice.value)) });
   graph.nodes.forEach((node, i) => add(choice, "option", [node.module, node.source].filter(Boolean).join(", ") || "(model)", { value: i }));
-  unfoldTo(40);
+  unfoldUpTo(40);
   draw();
   const costs = graph.nodes.map((node) => node.cycles || 0);
   show(shown(graph.nodes[costs.indexOf(Math.max(...costs))], costs.indexOf(Math.max(...costs))));
-  drawn.push(draw);
+  chartRedraws.push(draw);
 }
 
 // -- the other charts --------------------------------------------------------------------------------------------
 
-function pictures(name, draw) {
+function addChart(name, draw) {
   const place = document.getElementById(name);
   if (!place) return;
-  const again = () => draw(place);
-  again();
-  drawn.push(again);
+  const redrawChart = () => draw(place);
+  redrawChart();
+  chartRedraws.push(redrawChart);
 }
 
-document.querySelectorAll(".network").forEach((place) => network(place, data.networks[Number(place.dataset.number)]));
+document.querySelectorAll(".network").forEach((place) => addNetwork(place, data.networks[Number(place.dataset.number)]));
 
-pictures("costs", (place) => {
+addChart("costs", (place) => {
   const rows = [...data.layers].sort((a, b) => b.cycles - a.cycles).slice(0, 25).reverse();
   Plotly.react(place, [{
     type: "bar", orientation: "h", x: rows.map((r) => r.cycles),
     y: rows.map((r, i) => `${r.name}${r.kind === "layer" ? "" : " (" + r.kind + ")"}<span style="display:none">${i}</span>`),
-    marker: { color: rows.map((r) => (r.kind !== "layer" ? "#b4539b" : r.bound === "memory" ? "#d05428" : bright)) },
+    marker: { color: rows.map((r) => (r.kind !== "layer" ? "#b4539b" : r.bound === "memory" ? "#d05428" : defaultColour)) },
     customdata: rows.map((r) => [percent(r.share), percent(r.utilization), r.bound, r.source, r.reason]),
     hovertemplate: "%{x:,} cycles, %{customdata[0]}<br>MAC utilization: %{customdata[1]}<br>bound by %{customdata[2]}<br>%{customdata[3]}<br>%{customdata[4]}<extra></extra>",
   }], layout({ height: 60 + 22 * rows.length, xaxis: { title: { text: "cycles (Vela)" } } }), config);
 });
 
-pictures("modules", (place) => {
+addChart("modules", (place) => {
   const sums = new Map([["", { cycles: 0 }]]);
   const leaf = [];
   data.layers.forEach((r, i) => {
@@ -187,10 +187,10 @@ pictures("modules", (place) => {
     type: "icicle", branchvalues: "total", maxdepth: 6, tiling: { orientation: "v" },
     ids: all.map((x) => x.id), labels: all.map((x) => x.label), parents: all.map((x) => x.parent), values: all.map((x) => x.cycles),
     texttemplate: "%{label}<br>%{percentRoot}", hovertemplate: "%{label}<br>%{value:,} cycles, %{percentRoot}<extra></extra>",
-  }], layout({ height: 420, iciclecolorway: [bright, "#b4539b", "#3d8b57", "#8a6d1f"] }), config);
+  }], layout({ height: 420, iciclecolorway: [defaultColour, "#b4539b", "#3d8b57", "#8a6d1f"] }), config);
 });
 
-(data.memory || []).forEach((memory, number) => pictures("memory" + number, (place) => {
+(data.memory || []).forEach((memory, number) => addChart("memory" + number, (place) => {
   const c = colours();
   const shapes = memory.limit ? [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: memory.limit, y1: memory.limit, line: { color: "#d05428", dash: "dash" } }] : [];
   Plotly.react(place, [{
@@ -200,18 +200,18 @@ pictures("modules", (place) => {
   }], layout({ height: 300, shapes, xaxis: { title: { text: "operation" } }, yaxis: { title: { text: "bytes" }, rangemode: "tozero" } }), config);
 }));
 
-(data.accuracy || []).forEach((told, number) => pictures("accuracy" + number, (place) => {
+(data.accuracy || []).forEach((comparison, number) => addChart("accuracy" + number, (place) => {
   const trace = (name, key, color) => ({
     type: "scatter", mode: "lines+markers", name, marker: { color, size: 5 }, line: { color },
-    x: told.layers.map((_, i) => i), y: told.layers.map((l) => l[key]),
-    customdata: told.layers.map((l) => [l.module || l.name, l.operator, l.source]),
+    x: comparison.layers.map((_, i) => i), y: comparison.layers.map((l) => l[key]),
+    customdata: comparison.layers.map((l) => [l.module || l.name, l.operator, l.source]),
     hovertemplate: name + ": %{y:.1f} dB<br>%{customdata[0]}, %{customdata[1]}<br>%{customdata[2]}<extra></extra>",
   });
-  Plotly.react(place, [trace("as the program runs", "sqnr", bright), trace("the layer alone", "isolated", "#d05428")],
+  Plotly.react(place, [trace("as the program runs", "sqnr", defaultColour), trace("the layer alone", "isolated", "#d05428")],
     layout({ height: 320, showlegend: true, legend: { orientation: "h", y: 1.12 }, xaxis: { title: { text: "layer, in order" } }, yaxis: { title: { text: "SQNR in dB" } } }), config);
 }));
 
-const redraw = () => drawn.forEach((draw) => draw());
+const redraw = () => chartRedraws.forEach((draw) => draw());
 dark.addEventListener("change", redraw);
 window.addEventListener("beforeprint", () => { document.querySelectorAll("details").forEach((d) => { d.open = true; }); });
 document.body.dataset.ready = "yes";

@@ -1,6 +1,6 @@
 """HTML report page, ``Report.page``: one self-contained file that loads nothing from a network.
 
-Charts use Plotly, whose library is embedded. Without JavaScript, the tables remain.
+The file embeds Plotly's library, which draws the charts. Without JavaScript, only the tables are visible.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from arm_recipes.report.memory import LiveTensor, MemoryOverTime
     from arm_recipes.report.record import ExportRecord
 
-_LIVE = ("bytes", "kind", "layer", "line")
-_LAYERS = ("layer", "line", "cycles", "share", "MACs", "MAC util.", "read", "written", "bound by", "operators")
+_LIVE_TENSOR_COLUMNS = ("bytes", "kind", "layer", "line")
+_LAYER_COLUMNS = ("layer", "line", "cycles", "share", "MACs", "MAC util.", "read", "written", "bound by", "operators")
 
 
 class ErrorSummary(Protocol):
@@ -33,11 +33,11 @@ class ErrorSummary(Protocol):
 
     @property
     def sqnr(self) -> float:
-        """Decibels; infinite where nothing differs."""
+        """SQNR in dB; infinite if the tensors are equal."""
 
 
 class LayerAccuracy(Protocol):
-    """The accuracy of one layer, as ``comparison`` measures it."""
+    """The accuracy of one layer, as measured by ``arm_recipes.comparison``."""
 
     @property
     def name(self) -> str:
@@ -61,7 +61,7 @@ class LayerAccuracy(Protocol):
 
     @property
     def isolated(self) -> ErrorSummary | None:
-        """Error that the layer itself adds; None if it is unknown."""
+        """Error that the layer itself adds; None if unknown."""
 
 
 class ComparisonRecord(Protocol):
@@ -112,7 +112,7 @@ class Page:
         return target
 
     def _repr_html_(self) -> str:
-        # An iframe isolates its styles and names from the notebook.
+        # The iframe isolates the page's styles and names from the notebook.
         return f'<iframe srcdoc="{html.escape(self.text)}" style="width: 100%; height: 900px; border: 0"></iframe>'
 
     def __repr__(self) -> str:
@@ -125,50 +125,51 @@ def build_page(report: ExportRecord, comparisons: Sequence[ComparisonRecord]) ->
         from plotly.offline import get_plotlyjs
     except ImportError as error:
         raise ImportError("the page needs Plotly: pip install 'arm-recipes[pictures]'") from error
-    made = [
+    graphs = [
         build_network(
-            trace,
-            [cost for cost in report.layers if (cost.method, cost.delegate) == (trace.method, trace.record.name)],
+            profile,
+            [cost for cost in report.layers if (cost.method, cost.delegate) == (profile.method, profile.record.name)],
         )
         for method in report.methods
-        for trace in method.traces
+        for profile in method.profiles
     ]
-    networks = [graph for graph in made if graph is not None]
+    networks = [graph for graph in graphs if graph is not None]
     data = {
         "networks": networks,
-        "layers": [_cost(cost) for cost in report.layers],
-        "memory": [_memory(report, used) for used in report.memory],
-        "accuracy": [{"layers": [_gap(layer) for layer in comparison.layers]} for comparison in comparisons],
+        "layers": [_cost_dict(cost) for cost in report.layers],
+        "memory": [_memory_dict(report, used) for used in report.memory],
+        "accuracy": [{"layers": [_accuracy_dict(layer) for layer in comparison.layers]} for comparison in comparisons],
     }
-    text = Template(_resource("page.html")).substitute(
+    text = Template(_read_resource("page.html")).substitute(
         title=html.escape(f"{report.recipe}: report"),
-        css=_resource("page.css"),
-        script=_resource("page.js"),
+        css=_read_resource("page.css"),
+        script=_read_resource("page.js"),
         plotly=get_plotlyjs(),
-        # "</script>" in a name would end the element, and the browser reads "<!--" as the beginning of a comment.
+        # "</script>" in a name would end the element, and "<!--" would begin a comment.
         data=json.dumps(data, allow_nan=False).replace("<", "\\u003c"),
         cards="".join(
-            f"<div><dt>{html.escape(k)}</dt><dd>{html.escape(v)}</dd></div>" for k, v in _cards(report, comparisons)
+            f"<div><dt>{html.escape(k)}</dt><dd>{html.escape(v)}</dd></div>"
+            for k, v in _summary_cards(report, comparisons)
         ),
-        body="\n".join(_body(report, networks, comparisons)),
+        body="\n".join(_render_body(report, networks, comparisons)),
     )
     return Page(text)
 
 
-def _resource(name: str) -> str:
+def _read_resource(name: str) -> str:
     return (files(__package__) / name).read_text(encoding="utf-8")
 
 
-def _cards(report: ExportRecord, comparisons: Iterable[ComparisonRecord]) -> Iterator[tuple[str, str]]:
+def _summary_cards(report: ExportRecord, comparisons: Iterable[ComparisonRecord]) -> Iterator[tuple[str, str]]:
     yield "program", format_bytes(report.program_bytes)
-    velas = [delegate.vela for delegate in report.delegates if delegate.vela is not None]
-    if velas:
-        yield "target", velas[0].accelerator
-        yield "cycles", f"{sum(vela.total_cycles for vela in velas):,}"
-        yield "inference", f"{1e3 * sum(vela.inference_seconds for vela in velas):.3f} ms"
+    estimates = [delegate.vela for delegate in report.delegates if delegate.vela is not None]
+    if estimates:
+        yield "target", estimates[0].accelerator
+        yield "cycles", f"{sum(estimate.total_cycles for estimate in estimates):,}"
+        yield "inference", f"{1e3 * sum(estimate.inference_seconds for estimate in estimates):.3f} ms"
         if report.ram is not None:
             yield "RAM", format_bytes(report.ram.total_bytes)
-        yield "flash", format_bytes(sum(vela.flash_bytes for vela in velas))
+        yield "flash", format_bytes(sum(estimate.flash_bytes for estimate in estimates))
     yield "delegates", str(len(report.delegates))
     yield "operators on the CPU", str(sum(operator.count for operator in report.cpu_operators))
     for comparison in comparisons:
@@ -176,19 +177,22 @@ def _cards(report: ExportRecord, comparisons: Iterable[ComparisonRecord]) -> Ite
     yield "export", f"{report.total_seconds:.1f} s"
 
 
-def _body(
+def _render_body(
     report: ExportRecord, networks: Sequence[dict[str, Any]], comparisons: Sequence[ComparisonRecord]
 ) -> Iterator[str]:
     if report.ram is not None:
-        yield _sections(report.ram.sections())
+        yield _render_sections(report.ram.sections())
     if report.layers:
-        yield _heading("Cycles by layer", "The 25 costliest layers by Vela's estimate. Memory-bound layers are orange.")
+        yield _render_heading(
+            "Cycles by layer", "The 25 costliest layers by Vela's estimate. Memory-bound layers are orange."
+        )
         yield '<div id="costs"></div>'
-        yield _heading("Cycles by module", "Click a module to zoom in, and its header to zoom out.")
+        yield _render_heading("Cycles by module", "Click a module to zoom in, and its header to zoom out.")
         yield '<div id="modules"></div>'
-        yield f"<details><summary>All layers</summary>{_table(_LAYERS, map(_row, report.layers))}</details>"
+        table = _render_table(_LAYER_COLUMNS, map(_layer_cells, report.layers))
+        yield f"<details><summary>All layers</summary>{table}</details>"
     for number, graph in enumerate(networks):
-        yield _heading(
+        yield _render_heading(
             f"Network: {graph['name']}",
             "Tensors between layers; the width shows the bytes. Darker layers take more cycles. "
             "Click a layer for details.",
@@ -196,30 +200,31 @@ def _body(
         yield f'<div class="network" data-number="{number}"><div class="controls"></div>'
         yield '<div class="wide"><div class="picture"></div></div><div class="facts"></div></div>'
     for number, used in enumerate(report.memory):
-        yield _heading(
+        yield _render_heading(
             f"{used.memory.upper()} of {used.delegate} over time",
             f"Bytes in use at each operation. Required size: {format_bytes(used.bytes)}. The table lists the live "
             "tensors at the peak.",
         )
-        yield f'<div id="memory{number}"></div>{_table(_LIVE, map(_live, used.peak))}'
+        table = _render_table(_LIVE_TENSOR_COLUMNS, map(_live_tensor_cells, used.peak))
+        yield f'<div id="memory{number}"></div>{table}'
     for number, comparison in enumerate(comparisons):
-        yield _heading(
+        yield _render_heading(
             f"Accuracy of '{comparison.method}' by layer", f"{comparison.program} against {comparison.reference}."
         )
-        yield f'<div id="accuracy{number}"></div>{_sections(comparison.sections())}'
-    yield _heading("Full report", "")
-    yield _sections(report.sections())
+        yield f'<div id="accuracy{number}"></div>{_render_sections(comparison.sections())}'
+    yield _render_heading("Full report", "")
+    yield _render_sections(report.sections())
 
 
-def _heading(text: str, below: str) -> str:
-    return f"<h2>{html.escape(text)}</h2>" + (f"<p>{html.escape(below)}</p>" if below else "")
+def _render_heading(text: str, description: str) -> str:
+    return f"<h2>{html.escape(text)}</h2>" + (f"<p>{html.escape(description)}</p>" if description else "")
 
 
-def _sections(sections: Iterable[Section]) -> str:
+def _render_sections(sections: Iterable[Section]) -> str:
     return "".join(f'<div class="wide">{as_html([section])}</div>' for section in sections)
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def _render_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     def row(cells: Sequence[str], tag: str) -> str:
         return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
 
@@ -227,7 +232,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return f'<div class="wide"><table>{row(head, "th")}{body}</table></div>'
 
 
-def _row(cost: LayerCost) -> tuple[str, ...]:
+def _layer_cells(cost: LayerCost) -> tuple[str, ...]:
     return (
         cost.name,
         short_source(cost.source),
@@ -242,7 +247,7 @@ def _row(cost: LayerCost) -> tuple[str, ...]:
     )
 
 
-def _cost(cost: LayerCost) -> dict[str, Any]:
+def _cost_dict(cost: LayerCost) -> dict[str, Any]:
     names = ("name", "module", "kind", "cycles", "share", "utilization", "bound", "reason")
     return {name: getattr(cost, name) for name in names} | {
         "operators": list(cost.operators),
@@ -250,25 +255,27 @@ def _cost(cost: LayerCost) -> dict[str, Any]:
     }
 
 
-def _live(tensor: LiveTensor) -> tuple[str, ...]:
+def _live_tensor_cells(tensor: LiveTensor) -> tuple[str, ...]:
     return format_bytes(tensor.bytes), tensor.kind, tensor.module or tensor.name, short_source(tensor.source)
 
 
-def _memory(report: ExportRecord, used: MemoryOverTime) -> dict[str, Any]:
-    """Usage of one memory for the chart; ``limit`` is the SRAM limit of the memory mode."""
-    velas = [d.vela for m in report.methods for d in m.delegates if (m.name, d.name) == (used.method, used.delegate)]
-    limit = velas[0].sram_limit if velas and velas[0] is not None and used.memory == "Sram" else None
+def _memory_dict(report: ExportRecord, used: MemoryOverTime) -> dict[str, Any]:
+    """Usage of one memory, for the chart. ``limit`` is the SRAM limit of the memory mode in bytes."""
+    estimates = [
+        d.vela for m in report.methods for d in m.delegates if (m.name, d.name) == (used.method, used.delegate)
+    ]
+    limit = estimates[0].sram_limit if estimates and estimates[0] is not None and used.memory == "Sram" else None
     moments = used.moments
-    # A limit far above the usage would flatten the chart.
-    shown = limit is not None and limit < 4 * used.bytes
+    # A limit far above the usage would make the curve flat, so it is not shown.
+    is_limit_shown = limit is not None and limit < 4 * used.bytes
     return {
-        "limit": limit if shown else None,
+        "limit": limit if is_limit_shown else None,
         "bytes": [moment.bytes for moment in moments],
         "layers": [moment.module or moment.tensor for moment in moments],
     }
 
 
-def _gap(layer: LayerAccuracy) -> dict[str, Any]:
+def _accuracy_dict(layer: LayerAccuracy) -> dict[str, Any]:
     row = {name: getattr(layer, name) for name in ("name", "module", "operator")} | {
         "source": short_source(layer.source)
     }

@@ -6,7 +6,7 @@ kernels, which only a run shows, plus the constants if the memory mode places th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from executorch.exir.schema import ExecutionPlan
 
     from arm_backend_core.backends.payload import VelaEstimates
+    from arm_backend_core.events import Delegate
 
 #: Vela's memories that are RAM. With everything in SRAM, Vela calls the memory of the constants on-chip flash.
 _RAM = {"Sram": "SRAM", "OnChipFlash": "SRAM", "Dram": "DRAM"}
@@ -101,17 +102,19 @@ def npu_parts(estimates: Sequence[VelaEstimates]) -> tuple[RamPart, ...]:
     return tuple(part for part in parts if part.bytes)
 
 
-def measure_ram(estimates: Sequence[VelaEstimates], plans: Sequence[ExecutionPlan]) -> Ram | None:
+def measure_ram(delegates: Mapping[str, Sequence[Delegate]], execution_plans: Sequence[ExecutionPlan]) -> Ram | None:
     """Measure the RAM of a program on a Cortex-M; None without delegates for an Ethos-U.
 
     Args:
-        estimates: Vela's estimates for each delegate.
-        plans: execution plans of the methods that compute.
+        delegates: method that computes -> its delegates.
+        execution_plans: plans of all methods of the program.
     """
+    estimates = [delegate.vela for each in delegates.values() for delegate in each if delegate.vela is not None]
     if not estimates:
         return None
     from arm_recipes.runtime.method_layout import kernel_lookup_bytes, method_allocator_bytes, planned_bytes
 
+    plans = [plan for plan in execution_plans if plan.name in delegates]
     npu = npu_parts(estimates)
     # The CPU's tensors are placed where the NPU's scratch is: in DRAM if that holds the activations.
     memory = _RAM[estimates[0].scratch_memory]

@@ -1,4 +1,4 @@
-"""Export record: methods, delegates, CPU operators and quantization of a program, and how they are extracted."""
+"""Export record: methods, delegates, CPU operators and quantization of a program."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from arm_recipes._internal.rendering import Renderable, Section, format_bytes, to_jsonable
 from arm_recipes.report.costs import layer_sections, memory_sections
-from arm_recipes.report.layers import DelegateTrace, method_layers
+from arm_recipes.report.layers import DelegateProfile, method_layers
 from arm_recipes.report.memory import method_memory
 from arm_recipes.runtime.tensor_info import TensorInfo
 from arm_recipes.stages.edge.cpu_operators import CpuOperator, group_operators
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from arm_recipes.report.layers import LayerCost
     from arm_recipes.report.memory import MemoryOverTime
     from arm_recipes.report.ram import Ram
-    from arm_recipes.runtime.ethosu import EthosUFigures, EthosULayer
+    from arm_recipes.runtime.ethosu import EthosULayer, EthosUStatistics
 
-#: Contents of the memory regions of an Ethos-U, by base address number.
-_REGIONS = {0: "weights", 1: "scratch", 2: "fast scratch", 3: "inputs", 4: "outputs"}
-#: Number of measured layers of each delegate in the printed report.
-_COSTLIEST = 5
+#: Memory region of an Ethos-U (index of the base address) -> its content.
+_REGION_NAMES = {0: "weights", 1: "scratch", 2: "fast scratch", 3: "inputs", 4: "outputs"}
+#: Maximum number of measured layers of each delegate in the printed report.
+_MAX_LAYER_ROWS = 5
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,11 @@ class Quantization:
     """The quantization of a method.
 
     Attributes:
-        activations: type -> number of quantized activations.
-        weights: type, for example ``int8 per channel`` -> number of quantized constants.
+        activations: dtype -> number of quantized activations.
+        weights: dtype and granularity, for example ``int8 per channel`` -> number of quantized constants.
         samples: number of calibration samples; None if the model was already quantized.
-        sqnr: floating-point output -> signal-to-quantization-noise ratio in dB, on the last calibration sample.
+        sqnr: name of a floating-point output -> its signal-to-quantization-noise ratio (SQNR) in dB, on the last
+            calibration sample.
     """
 
     activations: dict[str, int]
@@ -59,8 +60,8 @@ class MethodReport:
         outputs: tensors that the program returns.
         delegates: delegates of this package, in program order.
         other_delegates: backend id -> number of delegates of another backend (combined recipes).
-        boundary: name -> count of operators outside the delegates that only convert types or memory formats.
-        cpu_operators: every other operator outside the delegates.
+        boundary: operators outside the delegates that only convert types or memory formats: name -> count.
+        cpu_operators: all other operators outside the delegates.
         quantization: the quantization; None for a floating-point method.
         not_runnable: CPU operators that ExecuTorch's kernel library cannot execute, with the reason.
     """
@@ -76,9 +77,9 @@ class MethodReport:
     not_runnable: tuple[CpuOperator, ...] = ()
 
     @cached_property
-    def traces(self) -> tuple[DelegateTrace, ...]:
-        """The TOSA graph of each delegate with its origins, which layers, memory and page share."""
-        return tuple(DelegateTrace(self.name, delegate) for delegate in self.delegates)
+    def profiles(self) -> tuple[DelegateProfile, ...]:
+        """Cost profile of each delegate. Layer costs, memory usage and the page share these profiles."""
+        return tuple(DelegateProfile(self.name, delegate) for delegate in self.delegates)
 
 
 @dataclass(frozen=True)
@@ -91,8 +92,8 @@ class ExportRecord(Renderable):
         program_bytes: size of the ``.pte``.
         seconds: stage -> wall-clock time, by ExecuTorch's stage names.
         notes: further notes for the user, one sentence each.
-        measured: with ``verify``, emulator counts of one execution of each Ethos-U delegate, by its name (and method,
-            if there are several).
+        measured: with the option ``verify``, statistics of one emulated execution of each Ethos-U delegate. The key is
+            the delegate's name, with the method's name if there are several methods.
         cached: whether the program was taken from ``cache_dir``.
         ram: RAM that a board needs for the program; None without delegates for an Ethos-U.
     """
@@ -102,7 +103,7 @@ class ExportRecord(Renderable):
     program_bytes: int
     seconds: dict[str, float]
     notes: tuple[str, ...]
-    measured: Mapping[str, EthosUFigures] = field(default_factory=dict)
+    measured: Mapping[str, EthosUStatistics] = field(default_factory=dict)
     cached: bool = False
     ram: Ram | None = None
 
@@ -119,12 +120,12 @@ class ExportRecord(Renderable):
     @cached_property
     def layers(self) -> tuple[LayerCost, ...]:
         """Costs of each layer on Ethos-U, for all methods, in execution order."""
-        return tuple(cost for method in self.methods for cost in method_layers(method.traces))
+        return tuple(cost for method in self.methods for cost in method_layers(method.profiles))
 
     @cached_property
     def memory(self) -> tuple[MemoryOverTime, ...]:
         """Usage of the working memories of each Ethos-U delegate over time."""
-        return tuple(used for method in self.methods for used in method_memory(method.traces))
+        return tuple(used for method in self.methods for used in method_memory(method.profiles))
 
     @property
     def cpu_operators(self) -> tuple[CpuOperator, ...]:
@@ -132,7 +133,7 @@ class ExportRecord(Renderable):
         return tuple(operator for method in self.methods for operator in method.cpu_operators)
 
     def to_dict(self) -> dict[str, Any]:
-        """The record as dicts, lists, strings and numbers, ready for JSON; flatbuffers are replaced by their size."""
+        """The record as dicts, lists, strings and numbers, ready for JSON. Sizes replace flatbuffers."""
         return {
             "recipe": self.recipe,
             "program_bytes": self.program_bytes,
@@ -151,8 +152,7 @@ class ExportRecord(Renderable):
         rows: list[tuple[str, ...]] = [("program", format_bytes(self.program_bytes))]
         took = f"{self.total_seconds:.2f} s{', from the cache' if self.cached else ''}"
         yield f"Recipe {self.recipe}", [*rows, ("export", took)]
-        if self.ram is not None:
-            yield from self.ram.sections()
+        yield from self.ram.sections() if self.ram is not None else ()
         for method in self.methods:
             yield from _method_sections(method, many=len(self.methods) > 1)
             yield from self._cost_sections(method)
@@ -164,51 +164,51 @@ class ExportRecord(Renderable):
             yield "Notes", [(note,) for note in self.notes]
 
     def _cost_sections(self, method: MethodReport) -> Iterator[Section]:
-        of = f" of '{method.name}'" if len(self.methods) > 1 else ""
-        yield from layer_sections([cost for cost in self.layers if cost.method == method.name], of)
-        yield from memory_sections([used for used in self.memory if used.method == method.name], of)
+        suffix = f" of '{method.name}'" if len(self.methods) > 1 else ""
+        yield from layer_sections([cost for cost in self.layers if cost.method == method.name], suffix)
+        yield from memory_sections([used for used in self.memory if used.method == method.name], suffix)
 
 
 def _method_sections(method: MethodReport, *, many: bool) -> Iterator[Section]:
-    of = f" of '{method.name}'" if many else ""
+    suffix = f" of '{method.name}'" if many else ""
     tensors = [("in", tensor) for tensor in method.inputs] + [("out", tensor) for tensor in method.outputs]
-    yield f"Inputs and outputs{of}", [(side, tensor.name, str(tensor)) for side, tensor in tensors]
+    yield f"Inputs and outputs{suffix}", [(side, tensor.name, str(tensor)) for side, tensor in tensors]
     if method.quantization is not None:
-        yield f"Quantization{of}", _quantization_rows(method.quantization)
-    count = sum(map(_operators, method.delegates))
+        yield f"Quantization{suffix}", _quantization_rows(method.quantization)
+    count = sum(map(_count_model_operators, method.delegates))
     rows: list[tuple[str, ...]] = []
     for d in method.delegates:
-        what = f"{_operators(d)} operators as {len(d.tosa_operators)} TOSA"
-        what += f", called {d.calls} times" if d.calls > 1 else ""
-        rows.append((d.name, d.backend, what, format_bytes(d.payload_bytes)))
+        contents = f"{_count_model_operators(d)} operators as {len(d.tosa_operators)} TOSA"
+        contents += f", called {d.calls} times" if d.calls > 1 else ""
+        rows.append((d.name, d.backend, contents, format_bytes(d.payload_bytes)))
     rows += [(f"{number} more", backend, "", "") for backend, number in method.other_delegates.items()]
-    yield f"Delegates{of}: {len(method.delegates)}, {count} operators", rows or [("none",)]
+    yield f"Delegates{suffix}: {len(method.delegates)}, {count} operators", rows or [("none",)]
     for delegate in method.delegates:
         if delegate.vela is not None:
             yield f"Vela's estimates for {delegate.name}", _vela_rows(delegate.vela)
     if method.boundary:
         yield (
-            f"Boundary conversions{of}",
+            f"Boundary conversions{suffix}",
             [(name, str(number), _conversion_remedy(name)) for name, number in method.boundary.items()],
         )
     yield (
-        f"Operators on the CPU{of}: {sum(operator.count for operator in method.cpu_operators)}",
+        f"Operators on the CPU{suffix}: {sum(operator.count for operator in method.cpu_operators)}",
         _operator_rows(method.cpu_operators) or [("none",)],
     )
     if method.not_runnable:
-        yield f"Operators without a CPU kernel{of}", _operator_rows(method.not_runnable)
+        yield f"Operators without a CPU kernel{suffix}", _operator_rows(method.not_runnable)
 
 
 def _conversion_remedy(name: str) -> str:
     """How to change the model or the recipe to avoid a conversion."""
-    return next((how for part, how in _CONVERSIONS.items() if part in name.split(".")), "")
+    return next((remedy for operator, remedy in _CONVERSION_REMEDIES.items() if operator in name.split(".")), "")
 
 
 def _operator_rows(operators: Sequence[CpuOperator]) -> list[tuple[str, ...]]:
     return [(f"{o.count} x {o.operator}", o.reason, "; ".join(o.sources)) for o in operators]
 
 
-def _operators(delegate: Delegate) -> int:
+def _count_model_operators(delegate: Delegate) -> int:
     """Number of the model's operators in a delegate, without quantize and dequantize."""
     return sum(not name.startswith("quantized_decomposed") for name in delegate.operators)
 
@@ -245,31 +245,31 @@ def _vela_rows(vela: VelaEstimates) -> list[tuple[str, ...]]:
     ]
 
 
-def _measured_rows(figures: EthosUFigures) -> list[tuple[str, ...]]:
+def _measured_rows(figures: EthosUStatistics) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [
         ("operations", f"{figures.operations:,} by {figures.commands:,} commands"),
         ("MACs", f"{figures.macs:,}"),
     ]
     for region, peak in enumerate(figures.peak):
         if peak:
-            moved = _traffic(figures.bytes_read[region], figures.bytes_written[region])
-            rows.append((_REGIONS.get(region, f"region {region}"), f"{format_bytes(peak)} in use, {moved}"))
+            moved = _format_traffic(figures.bytes_read[region], figures.bytes_written[region])
+            rows.append((_REGION_NAMES.get(region, f"region {region}"), f"{format_bytes(peak)} in use, {moved}"))
     return rows
 
 
-def _measured_layer_sections(name: str, figures: EthosUFigures) -> Iterator[Section]:
-    """The layers with the most memory traffic and with the most MACs, beside Vela's estimates."""
-    by_bytes = sorted(figures.layers, key=lambda layer: -layer.bytes_moved)[:_COSTLIEST]
+def _measured_layer_sections(name: str, figures: EthosUStatistics) -> Iterator[Section]:
+    """Yield the layers with the most memory traffic and those with the most MACs, beside Vela's estimates."""
+    by_bytes = sorted(figures.layers, key=lambda layer: -layer.bytes_moved)[:_MAX_LAYER_ROWS]
     rows = []
     for layer in by_bytes:
-        moved = _traffic(sum(layer.bytes_read), sum(layer.bytes_written))
+        moved = _format_traffic(sum(layer.bytes_read), sum(layer.bytes_written))
         estimate = layer.origin.estimate
         cycles = estimate.memory_cycles if estimate else ()
         expected = ", ".join(f"{count:,} cycles of {memory}" for memory, count in cycles if count)
         rows.append(_layer_row(layer, moved, expected))
     if rows:
         yield f"Layers of {name} with the most memory traffic, and Vela's estimates", rows
-    by_macs = sorted((layer for layer in figures.layers if layer.macs), key=lambda layer: -layer.macs)[:_COSTLIEST]
+    by_macs = sorted((layer for layer in figures.layers if layer.macs), key=lambda layer: -layer.macs)[:_MAX_LAYER_ROWS]
     rows = []
     for layer in by_macs:
         estimate = layer.origin.estimate
@@ -279,7 +279,7 @@ def _measured_layer_sections(name: str, figures: EthosUFigures) -> Iterator[Sect
         yield f"Layers of {name} with the most MACs, and Vela's estimates", rows
 
 
-def _traffic(read: int, written: int) -> str:
+def _format_traffic(read: int, written: int) -> str:
     return f"{format_bytes(read)} read, {format_bytes(written)} written"
 
 
@@ -307,21 +307,21 @@ def _method_dict(method: MethodReport) -> dict[str, Any]:
 
 # -- extraction from a lowered program ------------------------------------------------------------------------------
 
-#: Operators that only convert types or memory formats at delegate boundaries -> how to avoid them.
-_CONVERSIONS = {
+#: Operator that only converts types or memory formats at delegate boundaries -> how to avoid it.
+_CONVERSION_REMEDIES = {
     "quantize_per_tensor": "quantized_io=True: the program takes integers",
     "dequantize_per_tensor": "quantized_io=True: the program returns integers",
     "_to_copy": "int32 in place of int64, float32 in place of float64",
     "_to_dim_order_copy": "int32 in place of int64, float32 in place of float64; samples in the model's memory format",
     "_clone_dim_order": "samples in the memory format of the model (torch.channels_last)",
 }
-_NOT_OPERATORS = ("getitem", "executorch_call_delegate", "scan")  # the body of a remaining scan calls delegates
+_NOT_OPERATORS = ("getitem", "executorch_call_delegate", "scan")  # the body of a scan on the CPU calls delegates
 
 
 def describe_graph(
     graph_module: torch.fx.GraphModule, rejected: Sequence[Rejection]
 ) -> tuple[tuple[Delegate, ...], dict[str, int], dict[str, int], tuple[CpuOperator, ...]]:
-    """Delegates, delegates of other backends, boundary conversions and CPU operators of a lowered method."""
+    """List delegates, delegates of other backends, boundary conversions and CPU operators of a lowered method."""
     from arm_backend_core.events import delegate_record
     from arm_backend_core.nodes import operator_name
     from arm_backend_core.program import lowered_modules
@@ -342,37 +342,37 @@ def describe_graph(
         name = operator_name(node)
         if name.split(".")[-1] in _NOT_OPERATORS:
             continue
-        if any(part in _CONVERSIONS for part in name.split(".")):
+        if any(part in _CONVERSION_REMEDIES for part in name.split(".")):
             boundary[name] += 1
         else:
-            cpu.append((name, *_reason(node, name, rejected)))
+            cpu.append((name, *_find_refusal_reason(node, name, rejected)))
     return tuple(ours), dict(others), dict(boundary), group_operators(cpu)
 
 
-def _reason(node: torch.fx.Node, name: str, rejected: Sequence[Rejection]) -> tuple[str, str]:
-    """The reason why a node is not delegated, and its source line.
+def _find_refusal_reason(node: torch.fx.Node, name: str, rejected: Sequence[Rejection]) -> tuple[str, str]:
+    """Find the reason why a node is not delegated, and its source line.
 
-    ExecuTorch decomposes and renames refused nodes; most copies keep the metadata of the refused node. A node without
-    this metadata is matched by its name, then by its source line, then by its operator.
+    ExecuTorch decomposes and renames refused nodes. Most of the new nodes keep the metadata of the refused node.
+    Without this metadata, a refusal matches a node by name, then by source line, then by operator.
     """
     from arm_backend_core.nodes import REFUSAL_REASON, source_line
 
     source = source_line(node)
-    carried = (node.meta.get("custom") or {}).get(REFUSAL_REASON)
-    if carried:
-        return carried, source
-    stem = name.removeprefix("aten.").split(".")[0].removesuffix("_copy")
+    reason_in_metadata = (node.meta.get("custom") or {}).get(REFUSAL_REASON)
+    if reason_in_metadata:
+        return reason_in_metadata, source
+    operator = name.removeprefix("aten.").split(".")[0].removesuffix("_copy")
     matches = (
         [r for r in rejected if r.node == node.name],
         [r for r in rejected if source and r.source == source],
-        [r for r in rejected if r.operator.removeprefix("aten.").split(".")[0] == stem],
+        [r for r in rejected if r.operator.removeprefix("aten.").split(".")[0] == operator],
     )
     refusal = next((match[0] for match in matches if match), None)
     return ("", source) if refusal is None else (refusal.reason, source or refusal.source)
 
 
 def describe_quantization(program: ExportedProgram, samples: int | None, sqnr: dict[str, float]) -> Quantization | None:
-    """Count the quantized tensors of a program before lowering; None if it has none."""
+    """Count the quantized tensors of a program before lowering; None if no tensor is quantized."""
     activations: Counter[str] = Counter()
     weights: Counter[str] = Counter()
     constants = {

@@ -18,7 +18,7 @@ class Report(ExportRecord):
     """
 
     def page(self, *comparisons: ComparisonRecord) -> Page:
-        """Build a self-contained HTML page with the report and interactive charts; a notebook shows it.
+        """Build a self-contained HTML page with the report and interactive charts. A notebook displays it.
 
         Args:
             comparisons: results of ``ExportResult.compare``, for the accuracy of each layer.
@@ -29,7 +29,7 @@ class Report(ExportRecord):
         return build_page(self, comparisons)
 
     def save_html(self, path: str | Path, *comparisons: ComparisonRecord) -> Path:
-        """Write the HTML ``page``.
+        """Write the HTML page (see ``page``) to a file.
 
         Raises:
             ValueError: ``path`` is not writable; the message says why.

@@ -1,6 +1,6 @@
-"""Build the host plugin and the firmware runner from C++ sources, and cache the binaries.
+"""Build of the host plugin and of the firmware runner from C++ sources, with a cache of the binaries.
 
-The binaries must match the ExecuTorch library of this environment, so no wheel contains them. Compiling takes some
+The binaries must match the ExecuTorch library of this environment, so no wheel contains them. Compilation takes a few
 seconds.
 """
 
@@ -21,16 +21,16 @@ from pathlib import Path
 from arm_backend_core.alternatives.disk_cache import cache_folder
 from arm_recipes.runtime.errors import RuntimeUnavailable
 
-#: C++ sources; wheels of this project contain them.
-SOURCES = Path(__file__).parent / "cpp"
-_EMULATOR = "emulator"
+#: Folder of the C++ sources, which wheels of this project contain.
+CPP_FOLDER = Path(__file__).parent / "cpp"
+_EMULATOR_FOLDER = "emulator"
 #: Source folders of the plugin.
-_HOST = ("common", "host", "kernels", _EMULATOR)
-_HOST_UNITS = ("host/plugin.cpp", "kernels/cortex_m_kernels.cpp")
-#: Source folders of the firmware runner: the backend for firmware, the emulator in place of the NPU, and a main program
-#: that sets the sizes of the memory pools.
-_FIRMWARE = ("backends/ethosu", "common", "emulator/driver", "firmware", "kernels", "payload", "tools")
-_FIRMWARE_UNITS = (
+_PLUGIN_FOLDERS = ("common", "host", "kernels", _EMULATOR_FOLDER)
+_PLUGIN_SOURCES = ("host/plugin.cpp", "kernels/cortex_m_kernels.cpp")
+#: Source folders of the firmware runner: the backend for firmware, the NPU emulator, and a main program that allocates
+#: memory pools of given sizes.
+_RUNNER_FOLDERS = ("backends/ethosu", "common", "emulator/driver", "firmware", "kernels", "payload", "tools")
+_RUNNER_SOURCES = (
     "tools/pools.cpp",
     "backends/ethosu/ethosu_backend.cpp",
     "backends/ethosu/npu_driver.cpp",
@@ -40,55 +40,56 @@ _FIRMWARE_UNITS = (
     "kernels/cortex_m_kernels.cpp",
     "kernels/cortex_m_kernels_registered.cpp",
 )
-#: The compilers that are looked for if the environment variable ``CXX`` is not set.
+#: Compilers to try if the environment variable ``CXX`` is not set.
 _COMPILERS = ("g++", "clang++", "c++")
-#: -O3 vectorizes the emulator's loops. With -fno-math-errno, the rounding of a quantize kernel is one instruction.
-_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-Wall")
-#: The headers of ExecuTorch's wheel need the generated macros of their own copy of c10.
+#: -O3 vectorizes the emulator's loops. -fno-math-errno compiles the rounding of the quantize kernels to one
+#: instruction.
+_COMPILER_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-Wall")
+#: The headers of ExecuTorch's wheel contain a copy of c10, which needs its generated macros.
 _DEFINES = ("-DC10_USING_CUSTOM_GENERATED_MACROS", "-DET_EVENT_TRACER_ENABLED")
 
 
 def build_plugin() -> Path:
-    """Compile the plugin, or take it from the cache if that has it for this ExecuTorch and compiler; return its path.
+    """Compile the plugin if the cache has none for this ExecuTorch and ``CXX``, and return its path.
 
-    The cache is ``$XDG_CACHE_HOME/arm-recipes`` (``~/.cache/arm-recipes``); the compiler is ``$CXX``, else g++,
-    clang++ or c++.
+    The cache is ``$XDG_CACHE_HOME/arm-recipes`` (default ``~/.cache/arm-recipes``). The compiler is ``$CXX``, otherwise
+    g++, clang++ or c++.
 
     Raises:
-        RuntimeUnavailable: there is no compiler, compiling failed, or the cache is not writable.
+        RuntimeUnavailable: there is no compiler, compilation failed, or the cache is not writable.
     """
     executorch = _executorch_folder()
-    link = ("-shared", f"-L{executorch / 'lib'}", "-lexecutorch")
+    link_flags = ("-shared", f"-L{executorch / 'lib'}", "-lexecutorch")
     target = cache_folder() / f"host_plugin-{_cache_key(executorch)}.so"
     if not target.exists():
-        _compile("the plugin for ExecuTorch's runtime", executorch, target, plugin_sources(), link)
+        _build_binary("the plugin for ExecuTorch's runtime", executorch, target, list_plugin_sources(), link_flags)
     return target
 
 
 def build_firmware_runner() -> Path:
-    """Compile the firmware runner (``runtime/tools/pools.cpp``), or take it from the cache; return its path.
+    """Compile the firmware runner (``runtime/tools/pools.cpp``) if the cache has none, and return its path.
 
-    It links to the plugin, which contains the emulator of the NPU.
+    The runner links to the plugin, which contains the NPU emulator.
 
     Raises:
-        RuntimeUnavailable: as ``build_plugin``.
+        RuntimeUnavailable: as for ``build_plugin``.
     """
     executorch, emulator = _executorch_folder(), build_plugin()
     library = executorch / "lib"
-    # Kernels register themselves when their library loads. No symbol refers to these libraries, so the linker would
-    # drop them.
+    # Kernels register themselves when their library is loaded. No symbol refers to these libraries, so the linker would
+    # drop them by default.
     kernels = ("-Wl,--no-as-needed", "-lexecutorch_kernels_optimized", "-lexecutorch_kernels_quantized")
-    link = (str(emulator), f"-L{library}", *kernels, "-lexecutorch", f"-Wl,-rpath,{library}")
-    target = cache_folder() / f"firmware_trial-{_cache_key(executorch, _FIRMWARE, link)}"
+    link_flags = (str(emulator), f"-L{library}", *kernels, "-lexecutorch", f"-Wl,-rpath,{library}")
+    target = cache_folder() / f"firmware_trial-{_cache_key(executorch, _RUNNER_FOLDERS, link_flags)}"
     if not target.exists():
-        sources = [SOURCES / unit for unit in _FIRMWARE_UNITS]
-        _compile("the program that tests firmware", executorch, target, sources, link)
+        sources = [CPP_FOLDER / unit for unit in _RUNNER_SOURCES]
+        _build_binary("the program that tests firmware", executorch, target, sources, link_flags)
     return target
 
 
-def plugin_sources() -> list[Path]:
+def list_plugin_sources() -> list[Path]:
     """C++ sources of the plugin."""
-    return [*(SOURCES / unit for unit in _HOST_UNITS), *sorted((SOURCES / _EMULATOR).glob("*.cpp"))]
+    return [*(CPP_FOLDER / unit for unit in _PLUGIN_SOURCES), *sorted((CPP_FOLDER / _EMULATOR_FOLDER).glob("*.cpp"))]
 
 
 def _executorch_folder() -> Path:
@@ -97,29 +98,29 @@ def _executorch_folder() -> Path:
     return Path(executorch.runtime.__file__).parents[1]
 
 
-def _cache_key(executorch: Path, folders: Sequence[str] = _HOST, link: Sequence[str] = ()) -> str:
+def _cache_key(executorch: Path, folders: Sequence[str] = _PLUGIN_FOLDERS, link_flags: Sequence[str] = ()) -> str:
     """Hash of ExecuTorch, flags, sources and ``CXX``.
 
-    Without ``CXX``, any compiler may have built the binary, and none is needed to use it.
+    Without ``CXX``, the hash contains no compiler, so a cached binary is usable on a machine without a compiler.
     """
     library = (executorch / "lib" / "libexecutorch.so").stat()
     digest = hashlib.sha256(
         repr((version("executorch"), str(executorch), library.st_size, library.st_mtime_ns)).encode()
     )
-    digest.update(repr((_FLAGS, _DEFINES, *link, _compiler_variable())).encode())
-    for source in sorted(path for folder in folders for path in (SOURCES / folder).iterdir() if path.is_file()):
+    digest.update(repr((_COMPILER_FLAGS, _DEFINES, *link_flags, _cxx_variable())).encode())
+    for source in sorted(path for folder in folders for path in (CPP_FOLDER / folder).iterdir() if path.is_file()):
         digest.update(source.name.encode() + source.read_bytes())
     return digest.hexdigest()[:24]
 
 
-def _compiler_variable() -> str:
-    """``CXX``, which may contain a launcher and flags, as in ``ccache g++``; empty if it is not set."""
+def _cxx_variable() -> str:
+    """The variable ``CXX``, empty if not set. It may contain a launcher and flags, for example ``ccache g++``."""
     return os.environ.get("CXX", "")
 
 
 def _find_compiler(what: str) -> list[str]:
-    """Command line of the compiler."""
-    variable = _compiler_variable()
+    """Find the compiler, and return the first words of its command line; ``what`` names the binary in errors."""
+    variable = _cxx_variable()
     try:
         command_line = shlex.split(variable)
     except ValueError as error:
@@ -135,16 +136,18 @@ def _find_compiler(what: str) -> list[str]:
     )
 
 
-def _compile(what: str, executorch: Path, target: Path, sources: Sequence[Path], link: Sequence[str]) -> None:
+def _build_binary(
+    what: str, executorch: Path, target: Path, sources: Sequence[Path], link_flags: Sequence[str]
+) -> None:
     include = executorch / "include"
     includes = [
-        *("-I", str(SOURCES), "-isystem", str(SOURCES / "emulator/driver"), "-isystem", str(include)),
+        *("-I", str(CPP_FOLDER), "-isystem", str(CPP_FOLDER / "emulator/driver"), "-isystem", str(include)),
         *("-isystem", str(include / "executorch/runtime/core/portable_type/c10")),
     ]
-    command = [*_find_compiler(what), *_FLAGS]
+    command = [*_find_compiler(what), *_COMPILER_FLAGS]
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        # Build under a temporary name and rename: another process may build or load the same file.
+        # Build under a temporary name and rename, because another process may build or load the same file.
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
             binary = Path(folder) / target.name
             objects = [str(Path(folder) / f"{i}.o") for i in range(len(sources))]
@@ -152,10 +155,10 @@ def _compile(what: str, executorch: Path, target: Path, sources: Sequence[Path],
                 [*command, *_DEFINES, *includes, "-c", str(source), "-o", object_file]
                 for source, object_file in zip(sources, objects, strict=True)
             ]
-            # A user is waiting, so use all processors.
+            # The user waits for the build, so compile on all processors.
             with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-                list(pool.map(partial(_run, what), commands))
-            _run(what, [*command, *objects, *link, "-o", str(binary)])
+                list(pool.map(partial(_run_compiler, what), commands))
+            _run_compiler(what, [*command, *objects, *link_flags, "-o", str(binary)])
             os.replace(binary, target)
     except OSError as error:
         raise RuntimeUnavailable(
@@ -164,7 +167,7 @@ def _compile(what: str, executorch: Path, target: Path, sources: Sequence[Path],
         ) from error
 
 
-def _run(what: str, command: Sequence[str]) -> None:
+def _run_compiler(what: str, command: Sequence[str]) -> None:
     try:
         result = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Arguments of a method call: bind them to inputs, validate them, and run samples in sequence."""
+"""Method calls: bind arguments to inputs, validate them, and call a method for a sequence of samples."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from arm_recipes.runtime.pte import PteTensor
 from arm_recipes.runtime.signature import Signature, Value
 
 
-def reject_via(named: Mapping[str, Any]) -> None:
-    """Suggest ``backend`` to a caller that uses its old name. ``via`` may be the name of an input.
+def reject_old_backend_argument(named: Mapping[str, Any]) -> None:
+    """Suggest ``backend`` to a caller that uses its old name ``via``, which may also be the name of an input.
 
     Raises:
         TypeError: ``named`` has ``via="tosa"``.
@@ -40,38 +40,40 @@ def bind_arguments(method: str, expected: Signature, tensors: Sequence[Any], nam
 
 
 def check_input(index: int, expected: Value, layout: PteTensor | str, value: Any, *, reads_int32: bool = False) -> Any:
-    """Validate an argument and lay it out in the dimension order of the program.
+    """Validate an argument, and convert it to the memory layout of the program.
 
     Args:
         index: index of the input.
-        expected: its description.
-        layout: its dtype, shape and dimension order in the program.
+        expected: description of the input.
+        layout: dtype, shape and dimension order of the input in the program; the type name if it is not a tensor.
         value: the argument.
-        reads_int32: the program converts int64 to int32.
+        reads_int32: the program converts int64 inputs to int32.
 
     Raises:
-        ValueError: it is not a tensor of the expected dtype and shape, or int32 cannot hold a value.
+        ValueError: the argument is not a tensor of the expected dtype and shape, or int32 cannot hold a value.
     """
     import torch
 
     from arm_backend_core.kinds import ScalarKind, kind_of
 
     what = f"input {index} ('{expected.name}')"
-    if isinstance(layout, str):  # not a tensor, for example a number: the runtime checks it
+    if isinstance(layout, str):  # not a tensor, for example a number, which the runtime checks
         return value
     if not isinstance(value, torch.Tensor):
         raise ValueError(f"{what} must be a tensor, {expected}; got {type(value).__name__}")
     dtype = str(value.dtype).removeprefix("torch.")
-    if dtype != layout.dtype or not layout.takes(tuple(value.shape)):
+    if dtype != layout.dtype or not layout.accepts_shape(tuple(value.shape)):
         hint = ""
         if kind_of(value.dtype) is ScalarKind.FLOAT and getattr(expected, "scale", None) is not None:
             hint = f"; quantize floats with inputs[{index}].quantize(...)"
         raise ValueError(f"{what} must be {expected}; got {dtype}{list(value.shape)}{hint}")
     if reads_int32 and value.dtype is torch.int64 and value.numel():
         limits, extremes = torch.iinfo(torch.int32), value.aminmax()
-        beyond = next((int(x) for x in extremes if not limits.min <= x <= limits.max), None)
-        if beyond is not None:
-            raise ValueError(f"{what} has the value {beyond}, which int32 cannot hold: the program computes in int32")
+        out_of_range = next((int(x) for x in extremes if not limits.min <= x <= limits.max), None)
+        if out_of_range is not None:
+            raise ValueError(
+                f"{what} has the value {out_of_range}, which int32 cannot hold: the program computes in int32"
+            )
     # The runtime copies the raw memory, so its layout must be the dimension order of the program.
     order = layout.dim_order
     inverse = [order.index(axis) for axis in range(len(order))]
@@ -79,13 +81,13 @@ def check_input(index: int, expected: Value, layout: PteTensor | str, value: Any
 
 
 def call_batch(run: Callable[..., Any], samples: Iterable[Any]) -> Iterator[Any]:
-    """Call ``run`` for each sample and yield what it returns.
+    """Call ``run`` for each sample, and yield its results.
 
     Args:
         samples: tuples of tensors, dicts of them by name, or tensors for a method with one input.
 
     Raises:
-        ValueError, RunError: as ``run``; the message begins with the index of the sample.
+        ValueError, RunError: as for ``run``. The message begins with the index of the sample.
     """
     for index, sample in enumerate(samples):
         named = sample if isinstance(sample, Mapping) else {}

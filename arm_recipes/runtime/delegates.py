@@ -1,4 +1,4 @@
-"""Delegates on this machine: an emulator or interpreter executes each payload in place of the hardware."""
+"""Delegates on this machine: instead of the hardware, an emulator or interpreter executes each payload."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-_SANDBOX_SECONDS = 600.0
-#: Exit code of a sandbox process if this machine lacks something, as opposed to a damaged payload.
-SANDBOX_UNAVAILABLE = 3
+_SANDBOX_TIMEOUT_SECONDS = 600.0
+#: Exit code of the sandbox process if this machine lacks a dependency. A damaged payload has another exit code.
+SANDBOX_UNAVAILABLE_EXIT_CODE = 3
 
 
 class Delegate(Protocol):
-    """A payload that is loaded and ready to run."""
+    """A loaded payload, ready to run."""
 
     @property
     def inputs(self) -> Sequence[TensorInfo | EthosUTensor]:
@@ -34,12 +34,12 @@ class Delegate(Protocol):
 
     @property
     def outputs(self) -> Sequence[TensorInfo | EthosUTensor]:
-        """Outputs of ``run``."""
+        """Outputs of ``run``, described like ``inputs``."""
 
     def run(self, arrays: Sequence[Array]) -> Sequence[Array]:
-        """Execute once. ``arrays`` match ``inputs``, are C-contiguous and are not modified.
+        """Execute once. ``arrays`` match ``inputs``, are C-contiguous, and are not modified.
 
-        An ``EthosUTensor`` is passed as an array of bytes.
+        The array of an ``EthosUTensor`` has the dtype uint8.
         """
 
     def close(self) -> None:
@@ -67,7 +67,7 @@ class TosaDelegate:
         return reference.run(self._payload, arrays)
 
     def run_intermediates(self, arrays: Sequence[Array], names: Sequence[str]) -> Sequence[Array]:
-        """Execute once and return the values of intermediate tensors, by name."""
+        """Execute once, and return the values of the intermediate tensors ``names``."""
         from arm_backend_core.tosa import reference
         from arm_recipes.runtime.tosa_graph import replace_outputs
 
@@ -77,31 +77,31 @@ class TosaDelegate:
         """See ``Delegate``."""
 
 
-def _tosa(payload: bytes, compile_specs: Mapping[str, bytes], find: NamedDataLookup) -> Delegate:
+def _create_tosa_delegate(payload: bytes, compile_specs: Mapping[str, bytes], find: NamedDataLookup) -> Delegate:
     return TosaDelegate(bytes(join_parts(payload, find)))
 
 
-def _vgf(payload: bytes, compile_specs: Mapping[str, bytes], find: NamedDataLookup) -> Delegate:
+def _create_vgf_delegate(payload: bytes, compile_specs: Mapping[str, bytes], find: NamedDataLookup) -> Delegate:
     from arm_recipes.runtime.vgf import VgfDelegate
 
     return VgfDelegate(payload)
 
 
-def _ethosu(payload: bytes, compile_specs: Mapping[str, bytes], find: NamedDataLookup) -> Delegate:
+def _create_ethosu_delegate(payload: bytes, compile_specs: Mapping[str, bytes], find: NamedDataLookup) -> Delegate:
     from arm_recipes.runtime.ethosu import EthosUDelegate
 
     return EthosUDelegate(payload, compile_specs, find)
 
 
-#: Backend id -> factory of a delegate from a payload, its compile specs and the look-up of named data.
-BACKENDS: Mapping[str, Callable[[bytes, Mapping[str, bytes], NamedDataLookup], Delegate]] = {
-    "TOSABackend": _tosa,
-    "VgfBackend": _vgf,
-    "EthosUBackend": _ethosu,
+#: Backend id -> function that creates a delegate from a payload, its compile specs and a look-up of named data.
+DELEGATE_FACTORIES: Mapping[str, Callable[[bytes, Mapping[str, bytes], NamedDataLookup], Delegate]] = {
+    "TOSABackend": _create_tosa_delegate,
+    "VgfBackend": _create_vgf_delegate,
+    "EthosUBackend": _create_ethosu_delegate,
 }
-#: Backends that a damaged payload can crash, and this process with them. The reference model runs in its own process,
-#: and the emulator of Ethos-U checks every access.
-_CRASH_PRONE = frozenset({"VgfBackend"})
+#: Backends in which a damaged payload can crash this process. The other backends are safe: the reference model runs in
+#: its own process, and the emulator of Ethos-U checks every access.
+_SANDBOXED_BACKENDS = frozenset({"VgfBackend"})
 
 
 def create_delegate(
@@ -109,33 +109,33 @@ def create_delegate(
 ) -> Delegate:
     """Load a payload; ``find`` looks up named data of the program.
 
-    A damaged payload can crash a Vulkan driver, and this process with it. A payload with a checksum is therefore
-    verified; one without a checksum first runs in a sandbox process.
+    A damaged payload can crash a Vulkan driver and this process. If the payload has a checksum, the checksum is
+    verified. Without a checksum, a VGF payload first runs in a sandbox process.
 
     Raises:
         PayloadError: the payload is damaged.
-        RuntimeUnavailable: this machine lacks something that the payload needs.
+        RuntimeUnavailable: this machine lacks a dependency of the backend.
     """
     from arm_backend_core.backends.payload import CHECKSUM_KEY, checksum_spec
 
     recorded = compile_specs.get(CHECKSUM_KEY)
     if recorded is None:
-        if backend in _CRASH_PRONE:
+        if backend in _SANDBOXED_BACKENDS:
             _run_in_sandbox(backend, payload)
     elif checksum_spec(payload).value != recorded:
         raise PayloadError(
             f"a payload of {backend} ({len(payload):,} bytes) is damaged: its CRC-32 is not the one that was "
             "recorded when it was exported. Export or copy the program again."
         )
-    return BACKENDS[backend](payload, compile_specs, find)
+    return DELEGATE_FACTORIES[backend](payload, compile_specs, find)
 
 
 def _run_in_sandbox(backend: str, payload: bytes) -> None:
-    """Run a payload without a checksum on zeros, in a separate process.
+    """Run a payload once in a separate process, with zeros as inputs.
 
     Raises:
         PayloadError: the run failed.
-        RuntimeUnavailable: this machine lacks something that the payload needs.
+        RuntimeUnavailable: this machine lacks a dependency of the backend.
     """
     from arm_backend_core.workers.worker import child_environment, describe_exit
 
@@ -145,16 +145,18 @@ def _run_in_sandbox(backend: str, payload: bytes) -> None:
             input=payload,
             env=child_environment(),
             capture_output=True,
-            timeout=_SANDBOX_SECONDS,
+            timeout=_SANDBOX_TIMEOUT_SECONDS,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise PayloadError(f"a payload of {backend} did not finish a trial run in {_SANDBOX_SECONDS:.0f} s") from None
+        raise PayloadError(
+            f"a payload of {backend} did not finish a trial run in {_SANDBOX_TIMEOUT_SECONDS:.0f} s"
+        ) from None
     if completed.returncode != 0:
         lines = completed.stderr.decode(errors="replace").strip().splitlines()
         reason = (
             lines[-1] if completed.returncode > 0 and lines else f"a trial run {describe_exit(completed.returncode)}"
         )
-        if completed.returncode == SANDBOX_UNAVAILABLE:
+        if completed.returncode == SANDBOX_UNAVAILABLE_EXIT_CODE:
             raise RuntimeUnavailable(reason)
         raise PayloadError(f"a payload of {backend} ({len(payload):,} bytes) cannot be run: {reason}")

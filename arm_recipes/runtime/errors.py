@@ -8,13 +8,13 @@ from arm_backend_core.errors import ArmRecipesError
 
 
 @dataclass(frozen=True)
-class Command:
-    """A command of an Ethos-U delegate.
+class FailedCommand:
+    """The command of an Ethos-U delegate that caused an error.
 
     Attributes:
         checksum: checksum of the delegate's payload, from its compile spec.
         offset: byte offset from the first command of the stream.
-        indexed: whether it is an indexed DMA.
+        indexed: whether the command is an indexed DMA.
     """
 
     checksum: bytes
@@ -23,17 +23,17 @@ class Command:
 
 
 class RunError(ArmRecipesError):
-    """A program cannot be loaded or run here; the message says why and what to do.
+    """A program cannot be loaded or run on this machine. The message says why and what to do.
 
     Attributes:
         command: the NPU command that failed, if known.
     """
 
-    command: Command | None = None
+    command: FailedCommand | None = None
 
 
 class RuntimeUnavailable(RunError):
-    """This machine lacks something that the program needs: a compiler, a driver, a package."""
+    """This machine lacks a compiler, driver or package that the program needs."""
 
 
 class PayloadError(RunError):

@@ -1,4 +1,4 @@
-"""Ethos-U delegates on this machine: the emulator in the host plugin executes their command stream."""
+"""Ethos-U delegates on this machine: the NPU emulator in the host plugin executes their command streams."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from arm_recipes.runtime.errors import Command, PayloadError, RunError
-from arm_recipes.runtime.ethosu_abi import FINDINGS, Operation, emulator
+from arm_recipes.runtime.errors import FailedCommand, PayloadError, RunError
+from arm_recipes.runtime.ethosu_abi import ALL_FINDINGS, Operation, load_emulator
 from arm_recipes.runtime.ethosu_blocks import NamedDataLookup
 from arm_recipes.runtime.ethosu_origins import Origin, Origins
 from arm_recipes.runtime.ethosu_payload import EthosUParts, EthosUTensor, read_parts, with_fast_scratch
@@ -27,16 +27,17 @@ _MAX_BYTES = 2**32
 
 @dataclass(frozen=True)
 class EthosUOperation:
-    """An operation of a command stream that has run, with its result.
+    """An executed operation of a command stream, with its result.
 
     Attributes:
         command: for example ``NPU_OP_CONV``.
-        offset: byte offset of the command from the start of the stream's header, as in the emulator's errors.
-        indexed: whether it is an indexed DMA (gather or scatter).
+        offset: byte offset of the command from the start of the stream's header. The emulator's errors give this
+            offset.
+        indexed: whether the operation is an indexed DMA (gather or scatter).
         region: region of the result; -1 if the result stays in the NPU, 8 for the NPU's lookup tables.
         address: offset of the result's first element in the region.
-        integers: the result as (rows, columns, channels); bytes for a DMA. Empty if the operation wrote nothing because
-            its accumulators stay in the NPU for the next operation.
+        integers: the result with shape (rows, columns, channels); for a DMA, the bytes. Empty if the operation wrote
+            nothing, because its accumulators stay in the NPU for the next operation.
     """
 
     command: str
@@ -49,10 +50,10 @@ class EthosUOperation:
 
 @dataclass(frozen=True)
 class EthosULayer:
-    """Statistics of a layer's operations in one execution; fields as in ``EthosUFigures``.
+    """Statistics of a layer's operations in one execution. ``EthosUStatistics`` describes the fields.
 
     Attributes:
-        origin: names of the layer, and Vela's estimate. Operations of unknown origin form one layer.
+        origin: names of the layer, and Vela's cost estimate. All operations of unknown origin form one layer.
     """
 
     origin: Origin
@@ -64,20 +65,22 @@ class EthosULayer:
 
     @property
     def bytes_moved(self) -> int:
-        """Bytes read and written, in all regions."""
+        """Sum of the bytes read and written in all regions."""
         return sum(self.bytes_read) + sum(self.bytes_written)
 
 
 @dataclass(frozen=True)
-class EthosUFigures:
-    """Statistics of one execution, measured by the emulator. Tuples have one entry for each region.
+class EthosUStatistics:
+    """Statistics of one execution, measured by the emulator. Tuples have one entry for each memory region.
 
-    An operation counts each byte of an operand once.
+    Each operation counts each byte of its operands once, even if it reads the byte several times.
 
     Attributes:
-        peak: one past the last byte that is read or written.
+        operations, commands, macs: numbers of operations, of commands, and of multiply-accumulates.
+        bytes_read, bytes_written: bytes that operations read and write.
+        peak: end offset of the last byte that is read or written.
         touched: number of distinct bytes that are read or written.
-        layers: the same statistics by layer, in execution order.
+        layers: statistics of each layer, in execution order.
     """
 
     operations: int
@@ -91,13 +94,13 @@ class EthosUFigures:
 
 
 class EthosUDelegate:
-    """A command stream with the memory that a device would provide.
+    """A command stream in the emulator, with the memory that a device would provide.
 
     Args:
         payload: payload of ``EthosUBackend``.
-        compile_specs: compile specs of the delegate; they may state the size of fast scratch. The default is the part
-            that the stream accesses.
-        find: looks up named data of the program, for external weights.
+        compile_specs: compile specs of the delegate. They may state the size of fast scratch. By default, fast scratch
+            is as large as the part that the stream accesses.
+        find: looks up named data of the program, for weights outside the payload.
 
     Attributes:
         header_bytes: size of the command stream's header.
@@ -118,7 +121,7 @@ class EthosUDelegate:
     def from_parts(
         cls, parts: EthosUParts, *, one_arena: bool = False, variables: Sequence[EthosUTensor] = ()
     ) -> EthosUDelegate:
-        """Create a delegate from parts that are not in a payload of ExecuTorch.
+        """Create a delegate from parts that do not come from an ExecuTorch payload.
 
         Args:
             parts: command stream, weights and description.
@@ -126,7 +129,7 @@ class EthosUDelegate:
             variables: tensors that have a value before the first run.
 
         Raises:
-            PayloadError, RuntimeUnavailable: as the constructor.
+            PayloadError, RuntimeUnavailable: as for the constructor.
         """
         delegate = cls.__new__(cls)
         delegate._load(parts, None, one_arena, variables)
@@ -144,15 +147,17 @@ class EthosUDelegate:
         described = self._described = parts.payload
         self.inputs: Sequence[EthosUTensor] = described.inputs
         self.outputs: Sequence[EthosUTensor] = described.outputs
-        unplaced = [str(index) for index, tensor in enumerate(self.outputs) if tensor.offset < 0]
-        if unplaced:
-            raise PayloadError(f"{self._name}: nothing computes output {unplaced[0]}: it has no address in memory")
-        stated = described.fast_scratch_bytes
-        fast_scratch = _MAX_BYTES if stated is None else min(stated, _MAX_BYTES)
+        unplaced_outputs = [str(index) for index, tensor in enumerate(self.outputs) if tensor.offset < 0]
+        if unplaced_outputs:
+            raise PayloadError(
+                f"{self._name}: nothing computes output {unplaced_outputs[0]}: it has no address in memory"
+            )
+        declared_bytes = described.fast_scratch_bytes
+        fast_scratch = _MAX_BYTES if declared_bytes is None else min(declared_bytes, _MAX_BYTES)
         memory = described.scratch_bytes, fast_scratch, self.inputs, self.outputs
         try:
             self._stream = Stream(
-                emulator(),
+                load_emulator(),
                 bytes(parts.commands),
                 parts.weights,
                 *memory,
@@ -162,14 +167,14 @@ class EthosUDelegate:
             )
         except StreamError as error:
             what = "is damaged, or uses a feature that the emulator does not support"
-            raise self._failure(PayloadError, what, error) from None
+            raise self._create_error(PayloadError, what, error) from None
 
     @property
     def _name(self) -> str:
         return f"a program for Ethos-U{self._described.product}-{self._described.macs}"
 
     def run(self, arrays: Sequence[Array]) -> Sequence[Array]:
-        """See ``Delegate``. Inputs and outputs are bytes: only the program around the delegate has their dtypes."""
+        """See ``Delegate``. Inputs and outputs are bytes; only the program around the delegate has their dtypes."""
         with self._translate_errors():
             return self._stream.run(arrays)
 
@@ -177,7 +182,7 @@ class EthosUDelegate:
         """Set all bytes of a variable."""
         self._stream.fill(tensor, value)
 
-    def run_checked(self, arrays: Sequence[Array], record: Delegate | None = None) -> EthosUFigures:
+    def run_checked(self, arrays: Sequence[Array], record: Delegate | None = None) -> EthosUStatistics:
         """Execute once with the access checker, which stays on for later executions.
 
         Args:
@@ -186,8 +191,8 @@ class EthosUDelegate:
 
         Raises:
             RunError: the stream reads or returns a byte that nothing has written, or an operation does not wait for
-                another one whose accesses must precede its own; the message names command, offset and byte. Also if
-                scratch and fast scratch are the same memory and the stream uses both.
+                an earlier operation that accesses the same byte. The message names the command, its offset and the
+                byte. The error also occurs if scratch and fast scratch are the same memory and the stream uses both.
         """
         if self._stream.is_aliased:
             raise RunError(
@@ -195,37 +200,46 @@ class EthosUDelegate:
                 "the access checker does not support that"
             )
         with self._translate_errors():
-            self._stream.enable_access_checks(FINDINGS)
+            self._stream.enable_access_checks(ALL_FINDINGS)
             self._stream.run(arrays)
-        figures = self._stream.figures()
-        lists = (figures.bytes_read, figures.bytes_written, figures.peak, figures.touched)
-        read, written, peak, touched = map(tuple, lists)
-        layers = self._layers(Origins(record))
-        return EthosUFigures(figures.operations, figures.commands, figures.macs, read, written, peak, touched, layers)
+        statistics = self._stream.statistics()
+        by_region = (statistics.bytes_read, statistics.bytes_written, statistics.peak, statistics.touched)
+        read, written, peak, touched = map(tuple, by_region)
+        layers = self._layer_statistics(Origins(record))
+        return EthosUStatistics(
+            statistics.operations, statistics.commands, statistics.macs, read, written, peak, touched, layers
+        )
 
-    def _layers(self, origins: Origins) -> tuple[EthosULayer, ...]:
-        layers: dict[Origin, list[Operation]] = {}
+    def _layer_statistics(self, origins: Origins) -> tuple[EthosULayer, ...]:
+        operations_by_origin: dict[Origin, list[Operation]] = {}
         for operation in self._stream.operations():
             origin = origins.find(operation.offset - self.header_bytes, indexed=bool(operation.indexed))
-            layers.setdefault(origin, []).append(operation)
+            operations_by_origin.setdefault(origin, []).append(operation)
         return tuple(
             EthosULayer(
                 origin,
-                len(done),
-                sum(operation.commands for operation in done),
-                sum(operation.macs for operation in done),
-                tuple(map(sum, zip(*(operation.bytes_read for operation in done), strict=True))),
-                tuple(map(sum, zip(*(operation.bytes_written for operation in done), strict=True))),
+                len(operations),
+                sum(operation.commands for operation in operations),
+                sum(operation.macs for operation in operations),
+                tuple(map(sum, zip(*(operation.bytes_read for operation in operations), strict=True))),
+                tuple(map(sum, zip(*(operation.bytes_written for operation in operations), strict=True))),
             )
-            for origin, done in layers.items()
+            for origin, operations in operations_by_origin.items()
         )
 
     def trace(self, arrays: Sequence[Array]) -> list[EthosUOperation]:
-        """Execute once, operation by operation."""
+        """Execute the operations one by one, and return each with its result."""
         with self._translate_errors():
             return [
-                EthosUOperation(done.name.decode(), done.offset, bool(done.indexed), done.region, done.address, result)
-                for done, result in self._stream.trace(arrays)
+                EthosUOperation(
+                    operation.name.decode(),
+                    operation.offset,
+                    bool(operation.indexed),
+                    operation.region,
+                    operation.address,
+                    result,
+                )
+                for operation, result in self._stream.trace(arrays)
             ]
 
     @contextmanager
@@ -234,14 +248,14 @@ class EthosUDelegate:
         try:
             yield
         except StreamError as error:
-            raise self._failure(RunError, "failed", error) from None
+            raise self._create_error(RunError, "failed", error) from None
         except LookupError as error:
             raise RunError(f"{self._name}: {error}") from None
 
-    def _failure(self, kind: type[RunError], what: str, error: StreamError) -> RunError:
-        failure = kind(f"{self._name} {what}. In its command stream, {error}")
+    def _create_error(self, kind: type[RunError], problem: str, error: StreamError) -> RunError:
+        failure = kind(f"{self._name} {problem}. In its command stream, {error}")
         if self._checksum is not None and error.offset >= self.header_bytes:
-            failure.command = Command(self._checksum, error.offset - self.header_bytes, error.indexed)
+            failure.command = FailedCommand(self._checksum, error.offset - self.header_bytes, error.indexed)
         return failure
 
     def close(self) -> None:

@@ -7,13 +7,14 @@ import ctypes
 from arm_recipes.runtime.lazy import once
 
 REGIONS = 8
-#: Findings of the access checker, as bits: reads of unwritten bytes, and accesses without a required order.
+#: Findings of the access checker, as bits: a read of an unwritten byte, and a data hazard (two operations access a
+#: byte without the required order).
 UNWRITTEN, HAZARD = 1, 2
-FINDINGS = UNWRITTEN | HAZARD
+ALL_FINDINGS = UNWRITTEN | HAZARD
 
 
 class Message(ctypes.Structure):
-    """An error message, and the offset of the command that it concerns; 0 if it concerns none."""
+    """An error message with the byte offset of the command that it concerns. The offset is 0 if there is no command."""
 
     _fields_ = (("offset", ctypes.c_uint64), ("text", ctypes.c_char * 512))
 
@@ -24,8 +25,8 @@ class Span(ctypes.Structure):
     _fields_ = (("region", ctypes.c_uint64), ("offset", ctypes.c_uint64), ("size", ctypes.c_uint64))
 
 
-class Figures(ctypes.Structure):
-    """Statistics of one execution; arrays have one entry for each region."""
+class ExecutionStatistics(ctypes.Structure):
+    """Statistics of one execution. Arrays have one entry for each memory region."""
 
     _fields_ = (
         *((name, ctypes.c_uint64) for name in ("operations", "commands", "macs", "unwritten", "hazards")),
@@ -34,7 +35,7 @@ class Figures(ctypes.Structure):
 
 
 class Operation(ctypes.Structure):
-    """An operation of the stream: its statistics in the last checked execution, and the tensor that it writes."""
+    """An operation of the stream, with the tensor that it writes and its statistics in the last checked execution."""
 
     _fields_ = (
         ("name", ctypes.c_char_p),
@@ -66,7 +67,7 @@ def declare_functions(library: ctypes.CDLL) -> ctypes.CDLL:
 
 
 @once
-def emulator() -> ctypes.CDLL:
+def load_emulator() -> ctypes.CDLL:
     """Load the emulator, which is part of the host plugin.
 
     Raises:

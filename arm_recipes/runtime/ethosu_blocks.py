@@ -1,7 +1,7 @@
-"""Blocks of an Ethos-U payload, and weights that are kept outside of it.
+"""Blocks of an Ethos-U payload, and external weights.
 
-Each block has a name, a length and its data, aligned to 16 bytes. Weights that several delegates share are named data
-of the program; the block holds their name.
+Each block has a name, a length and data, aligned to 16 bytes. External weights, which several delegates share, are
+named data of the program. The weight block then holds their key.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Final
 
 from arm_recipes.runtime.errors import PayloadError
 
-#: Looks up named data of a program by its key; returns None if there is none.
+#: Function that looks up named data of a program by its key; its result is None if there is no such data.
 NamedDataLookup = Callable[[str], bytes | memoryview | None]
-#: Size of a block's header in bytes, and the offsets of its length field and of its external-data flag.
+#: Size of a block's header in bytes, and byte offsets of its length field and of its external-data flag.
 _HEADER_BYTES, _LENGTH_AT, _EXTERNAL_AT = 32, 16, 20
 #: Alignment of blocks, and of the commands in a stream, in bytes.
 ALIGNMENT: Final = 16
-#: Bytes of a key of named data; ExecuTorch's own EthosUBackend accepts no other length.
+#: Length in bytes of a key of external weights. ExecuTorch's own EthosUBackend accepts no other length.
 NAMED_DATA_KEY_SIZE: Final = 64
 
 
@@ -45,9 +45,9 @@ class Block:
 
     Attributes:
         name: name of the block.
-        data: its data, or the key of external data.
-        offset: offset of the data in the payload.
-        external: whether the data is named data of the program.
+        data: content of the block: its data, or the key of external data.
+        offset: byte offset of ``data`` in the payload.
+        external: whether the block's data is external: named data of the program.
     """
 
     name: str
@@ -61,19 +61,19 @@ class Block:
         return len(self.data)
 
     def number(self, at: int, layout: str = "<I") -> int:
-        """Read the number at an offset; ``layout`` is a format of ``struct``."""
+        """Read the number at byte ``at`` of the data; ``layout`` is a format of ``struct``."""
         value: int = struct.unpack_from(layout, self.data, at)[0]
         return value
 
     def error_at(self, at: int, reason: str) -> PayloadError:
-        """Create the error for damage at an offset of the data."""
+        """Create the error for damage at byte ``at`` of the data."""
         return damage_error(self.name, self.offset + at, reason)
 
     def check_length(self, length: int) -> None:
         """Check the length of the data.
 
         Raises:
-            PayloadError: it has another length.
+            PayloadError: the data has another length.
         """
         if self.size != length:
             length_at = _LENGTH_AT - _HEADER_BYTES  # negative: the header precedes the data
@@ -81,15 +81,15 @@ class Block:
 
 
 def damage_error(block: str, offset: int, reason: str) -> PayloadError:
-    """Create the error for a damaged block; ``offset`` is from the start of the payload."""
+    """Create the error for a damaged block; ``offset`` is in bytes from the start of the payload."""
     return PayloadError(f"block '{block}' at byte {offset}: {reason}")
 
 
 def read_blocks(data: memoryview) -> dict[str, Block]:
-    """Split a payload into blocks, by name. Validates names, headers and lengths, but not the content.
+    """Split a payload into blocks, by name. Names, headers and lengths are validated, but not the contents.
 
     Raises:
-        PayloadError: a block is truncated, damaged, missing or repeated; the message says which one and where.
+        PayloadError: a block is truncated, damaged, missing or repeated. The message says which one and where.
     """
     blocks: dict[str, Block] = {}
     at, previous = 0, str(BlockName.HEADER)
@@ -106,7 +106,14 @@ def read_blocks(data: memoryview) -> dict[str, Block]:
 
 
 def _read_block(data: memoryview, start: int, previous: str, known: Mapping[str, Block]) -> tuple[Block, int]:
-    """Read the block at ``start``, which follows the block ``previous``; also returns the offset of the next block."""
+    """Read the block at byte ``start``, and return it with the offset of the next block.
+
+    Args:
+        data: the payload.
+        start: byte offset of the block's header.
+        previous: name of the preceding block, for error messages.
+        known: the preceding blocks, by name.
+    """
     remaining = len(data) - start
     if remaining < _HEADER_BYTES:
         tail = f"only {remaining} bytes follow this block" if start else f"the payload has {remaining} bytes"
@@ -160,25 +167,25 @@ def look_up_weights(name: str, find: NamedDataLookup) -> bytes | memoryview:
 
 
 def inline_weights(data: bytes | memoryview, find: NamedDataLookup) -> bytes | memoryview:
-    """Inline external weights into a payload; other payloads, damaged ones too, are returned unchanged."""
+    """Copy external weights into a payload. A damaged payload, or one without external weights, is unchanged."""
     try:
         blocks = read_blocks(memoryview(data)) if len(data) else {}
     except PayloadError:
-        return data  # the parser reports the damage
+        return data  # the payload parser reports the damage
     weights = blocks.get(BlockName.WEIGHTS)
     if weights is None or not weights.external:
         return data
-    from arm_backend_core.backends.payload import block_stream
+    from arm_backend_core.backends.payload import pack_block_stream
 
     contents = {name: bytes(block.data) for name, block in blocks.items()}
     contents[BlockName.WEIGHTS] = bytes(look_up_weights(contents[BlockName.WEIGHTS].decode(), find))
-    return block_stream(list(contents.items()))
+    return pack_block_stream(list(contents.items()))
 
 
 def externalize_weights(data: bytes, commands: bytes, name: str) -> bytes:
-    """Replace a payload's command stream by ``commands``, and its weights by ``name``, the key of external weights."""
-    from arm_backend_core.backends.payload import block_stream
+    """Replace a payload's command stream by ``commands``, and its weights by the key ``name`` of external weights."""
+    from arm_backend_core.backends.payload import pack_block_stream
 
     blocks = {key: bytes(block.data) for key, block in read_blocks(memoryview(data)).items()}
     blocks |= {BlockName.COMMANDS: commands, BlockName.WEIGHTS: name.encode()}
-    return block_stream(list(blocks.items()), external=(BlockName.WEIGHTS,))
+    return pack_block_stream(list(blocks.items()), external=(BlockName.WEIGHTS,))

@@ -1,4 +1,4 @@
-"""Header of an Ethos-U command stream: COP1, or COP2 for Direct Drive."""
+"""Header of an Ethos-U command stream, in the format COP1, or COP2 for Direct Drive."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class StreamHeader:
         kind: ``COP1`` or ``COP2``.
         header_bytes: size of the header.
         product: 55, 65 or 85.
-        macs: multiply-accumulates a cycle.
+        macs: multiply-accumulates per cycle.
         fast_scratch: bytes of fast scratch that the stream uses; None if the header does not state it (COP1).
-        separate_io: whether inputs and outputs have regions of their own.
+        separate_io: whether inputs and outputs have separate memory regions.
     """
 
     kind: str
@@ -35,13 +35,17 @@ def read_header(commands: memoryview) -> StreamHeader:
     """Read the header of a command stream.
 
     Raises:
-        PayloadError: the header is truncated or damaged; the message says where.
+        PayloadError: the header is truncated or damaged. The message says where.
     """
     return read_stream_header(Block("command stream", commands, 0))
 
 
 def read_stream_header(block: Block) -> StreamHeader:
-    """Read the header of the command stream in a block; raises as ``read_header``."""
+    """Read the header of the command stream in a block of a payload.
+
+    Raises:
+        PayloadError: as for ``read_header``.
+    """
     if block.size == 0:
         raise block.error_at(0, "the command stream is empty")
     reader = {b"COP1": _read_cop1_header, b"COP2": _read_cop2_header}.get(bytes(block.data[:4]))
@@ -51,7 +55,7 @@ def read_stream_header(block: Block) -> StreamHeader:
 
 
 def _read_configuration(block: Block, at: int) -> tuple[int, int]:
-    """Product and MACs a cycle, from the word that the driver compares with the NPU's CONFIG register."""
+    """Read product and MACs per cycle, from the word that the driver compares with the NPU's CONFIG register."""
     word = block.number(at)
     product, log2_macs = word >> 28, word & 0xF
     if product >= len(_PRODUCTS):
@@ -63,63 +67,68 @@ def _read_configuration(block: Block, at: int) -> tuple[int, int]:
 
 
 def _read_cop1_header(block: Block) -> StreamHeader:
-    """Read a COP1 header: the magic, then records that each begin with a tag word.
+    """Read a COP1 header: the magic, then records. Each record begins with a tag word.
 
-    Bits 0 to 7 of the tag are the kind of the record. For commands, the other bits are the length in words: its high
-    part is in bits 8 to 15, its low part in bits 16 to 31.
+    Bits 0 to 7 of the tag are the type of the record. In the tag of the commands, the other bits are their length in
+    words: bits 8 to 15 are its high part, and bits 16 to 31 its low part.
     """
-    at, configured = 4, None
+    at, configuration = 4, None
     while block.size - at >= 4:
         tag, remaining = block.number(at), block.size - at
-        kind = tag & 0xFF
-        if kind == 5:
+        record_type = tag & 0xFF
+        if record_type == 5:
             at += 4
-        elif kind == 1:
+        elif record_type == 1:
             if remaining < 12:
                 raise block.error_at(at, "its configuration is cut off")
-            configured = _read_configuration(block, at + 4)
+            configuration = _read_configuration(block, at + 4)
             at += 12
-        elif kind == 2:
+        elif record_type == 2:
             size = 4 * ((tag >> 8 & 0xFF) << 16 | tag >> 16)
-            if configured is None:
+            if configuration is None:
                 raise block.error_at(at, "commands without a configuration before them")
             if size == 0 or remaining - 4 != size:
                 raise block.error_at(at, f"it announces {size} bytes of commands and has {remaining - 4}")
             if (at + 4) % ALIGNMENT != 0:
                 raise block.error_at(at, "the commands do not start at a multiple of 16 bytes")
-            return StreamHeader("COP1", at + 4, *configured)
+            return StreamHeader("COP1", at + 4, *configuration)
         else:
-            raise block.error_at(at, f"unknown record {kind}")
+            raise block.error_at(at, f"unknown record {record_type}")
     raise block.error_at(at, "it ends without commands")
 
 
 def _read_cop2_header(block: Block) -> StreamHeader:
-    """Read a COP2 header: fields at fixed offsets, as in ``ethosu_payload.cpp``.
+    """Read a COP2 header, whose fields have fixed offsets (as in ``ethosu_payload.cpp``).
 
-    Minor versions only append metadata.
+    A newer minor version only appends metadata.
     """
-    fixed, metadata_at = 60, 28
-    if block.size < fixed:
-        raise block.error_at(0, f"the header of a COP2 stream has {fixed} bytes, it has {block.size}")
+    fixed_bytes, metadata_at = 60, 28
+    if block.size < fixed_bytes:
+        raise block.error_at(0, f"the header of a COP2 stream has {fixed_bytes} bytes, it has {block.size}")
     if (version := block.number(4, "<H")) != 1:
         raise block.error_at(4, f"its major version is {version}, not 1")
     if (upper := block.number(12)) != 0 or block.number(8) != block.size - 16:
         raise block.error_at(8, f"it announces {block.number(8)} bytes (upper half {upper}) and has {block.size - 16}")
-    kind, entry = block.number(16), block.number(20)
-    if kind != 1 or entry != block.size - 24:
-        reason = f"its entry is of kind {kind} with {entry} bytes; one entry of kind 1 fills the stream"
+    entry_kind, entry_bytes = block.number(16), block.number(20)
+    if entry_kind != 1 or entry_bytes != block.size - 24:
+        reason = f"its entry is of kind {entry_kind} with {entry_bytes} bytes; one entry of kind 1 fills the stream"
         raise block.error_at(16, reason)
-    if bytes(block.data[metadata_at : metadata_at + 4]) != b"VEUM" or block.number(36) < fixed - 40:
+    if bytes(block.data[metadata_at : metadata_at + 4]) != b"VEUM" or block.number(36) < fixed_bytes - 40:
         raise block.error_at(metadata_at, "its metadata is not of the known kind")
     if (version := block.number(32, "<H")) != 1:
         raise block.error_at(32, f"the major version of its metadata is {version}, not 1")
-    metadata, remaining = block.number(24), block.size - metadata_at
-    if metadata == remaining:
+    metadata_bytes, remaining = block.number(24), block.size - metadata_at
+    if metadata_bytes == remaining:
         raise block.error_at(block.size, "it ends without commands")
-    ends = metadata_at + metadata
-    if metadata < fixed - metadata_at or metadata > remaining or ends % ALIGNMENT != 0 or (block.size - ends) % 4 != 0:
-        reason = f"{metadata} bytes of metadata do not leave commands at a multiple of 16 in {block.size} bytes"
+    header_bytes = metadata_at + metadata_bytes
+    if (
+        metadata_bytes < fixed_bytes - metadata_at
+        or metadata_bytes > remaining
+        or header_bytes % ALIGNMENT != 0
+        or (block.size - header_bytes) % 4 != 0
+    ):
+        reason = f"{metadata_bytes} bytes of metadata do not leave commands at a multiple of 16 in {block.size} bytes"
         raise block.error_at(24, reason)
     if (addressing := block.number(48)) not in (1, 2):
         raise block.error_at(48, f"unknown addressing {addressing}")
-    return StreamHeader("COP2", ends, *_read_configuration(block, 40), block.number(52, "<Q"), addressing == 2)
+    return StreamHeader("COP2", header_bytes, *_read_configuration(block, 40), block.number(52, "<Q"), addressing == 2)

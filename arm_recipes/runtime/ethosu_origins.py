@@ -1,6 +1,7 @@
 """Debug information of Ethos-U command streams: the TOSA operator, layer and source line of each command.
 
-It comes from the export's record of the delegate, which holds Vela's layers with the commands that each one ends with.
+The source is the export's record of the delegate. It holds Vela's layers, and for each layer the offsets of the
+commands that end it.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Origin:
-    """Origin of a command; fields are empty if unknown. If Vela fused operators, the names are those of the first.
+    """Origin of a command; fields are empty if unknown. For fused operators, the names are those of the first operator.
 
     Attributes:
         operator: the TOSA operator.
-        layer: the operator's tensor in Vela's report.
+        layer: name of the layer in Vela's report, which is the name of its tensor.
         module: submodule of the user's model, as in ``named_modules()``.
         source: source line of the user's model.
-        estimate: Vela's estimate of the layer.
+        estimate: Vela's cost estimate of the layer.
     """
 
     operator: str = ""
@@ -41,12 +42,13 @@ class Origin:
         return ", ".join(filter(None, (f"layer {self.module}" if self.module else self.layer, self.source)))
 
 
-#: Vela's operations that become indexed DMAs. Vela reports no command for them; they precede the next layer's commands.
-_INDEXED = ("Gather", "Scatter")
+#: Vela's operations that become indexed DMAs. Vela reports no commands for them. Their DMAs precede the commands of the
+#: next layer.
+_INDEXED_DMA_OPERATORS = ("Gather", "Scatter")
 
 
 class Origins:
-    """Origins of all commands of a delegate, found from the last command of each of Vela's layers.
+    """Origins of all commands of a delegate, determined from the last command of each Vela layer.
 
     Args:
         record: the export's record of the delegate. Without it, or for another backend, all origins are empty.
@@ -56,34 +58,40 @@ class Origins:
         layers = record.vela.layers if record is not None and record.vela is not None else ()
         operators = read_graph(memoryview(record.tosa)).operators if record is not None and layers else ()
         indices = [operator.index for operator in operators]
-        known = [_origin(record, layer, indices) for layer in layers if record is not None]
-        ends = [(end, origin) for layer, origin in zip(layers, known, strict=True) for end in layer.commands]
+        layer_origins = [_layer_origin(record, layer, indices) for layer in layers if record is not None]
+        ends = [(end, origin) for layer, origin in zip(layers, layer_origins, strict=True) for end in layer.commands]
         self._ends = sorted(ends, key=lambda end: end[0])
-        #: Origin of the first indexed DMA before a layer, by the end of that layer; None: after the last layer.
-        self._indexed: dict[int | None, Origin] = {}
+        #: End offset of a layer -> origin of the first indexed DMA before the layer. The key None stands for indexed
+        #: DMAs after the last layer.
+        self._indexed_dma_origins: dict[int | None, Origin] = {}
         pending: Origin | None = None
-        for layer, origin in zip(layers, known, strict=True):
-            if not layer.commands and layer.npu_operator in _INDEXED:
+        for layer, origin in zip(layers, layer_origins, strict=True):
+            if not layer.commands and layer.npu_operator in _INDEXED_DMA_OPERATORS:
                 pending = pending or origin
             elif layer.commands and pending is not None:
-                self._indexed[min(layer.commands)], pending = pending, None
+                self._indexed_dma_origins[min(layer.commands)], pending = pending, None
         if pending is not None:
-            self._indexed[None] = pending
+            self._indexed_dma_origins[None] = pending
 
     def find(self, offset: int, *, indexed: bool = False) -> Origin:
-        """Origin of the command at ``offset`` bytes from the first command; ``indexed``: it is an indexed DMA."""
+        """Find the origin of a command.
+
+        Args:
+            offset: bytes from the first command.
+            indexed: whether the command is an indexed DMA.
+        """
         position = bisect.bisect_left(self._ends, offset, key=lambda end: end[0])
         end, origin = self._ends[position] if position < len(self._ends) else (None, Origin())
-        return self._indexed.get(end, origin) if indexed else origin
+        return self._indexed_dma_origins.get(end, origin) if indexed else origin
 
 
 def main_origin(record: Delegate, number: int) -> TosaOrigin:
-    """Origin that accounts for most of the work of a TOSA operator."""
+    """The origin with the largest share of the work of a TOSA operator; ``number`` is the operator's index."""
     return max(record.origins[number], key=lambda each: each[1])[0]
 
 
-def _origin(record: Delegate, layer: Layer, indices: Sequence[int]) -> Origin:
-    """Origin of a layer; ``indices``: indices of the record's operators, as Vela counts them."""
+def _layer_origin(record: Delegate, layer: Layer, indices: Sequence[int]) -> Origin:
+    """Origin of a layer; ``indices`` are Vela's indices of the record's operators."""
     if layer.index not in indices:
         return Origin(layer.operator, layer.tensor, estimate=layer)
     number = indices.index(layer.index)
@@ -92,7 +100,7 @@ def _origin(record: Delegate, layer: Layer, indices: Sequence[int]) -> Origin:
 
 
 def describe_with_origin(error: RunError, records: Mapping[bytes, Delegate]) -> str:
-    """Message of an error, extended by layer and source line of the command that failed.
+    """Return the message of an error, extended by layer and source line of the failed command.
 
     Args:
         records: the export's records of delegates, by payload checksum.

@@ -1,7 +1,7 @@
 """Parser of Ethos-U payloads.
 
-It validates as strictly as ``runtime/payload/ethosu_payload.cpp``, the parser on the device, and words its errors
-alike. A test compares both.
+It makes the same checks, with the same error messages, as the parser on the device
+(``runtime/payload/ethosu_payload.cpp``). A test compares the two.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from arm_recipes.runtime.ethosu_blocks import (
 )
 from arm_recipes.runtime.ethosu_command_header import StreamHeader, read_stream_header
 
-#: An input or output: shape (6 dimensions), element size, offset, region; nine int32.
-_TENSOR: Final = struct.Struct("<9i")
+#: Description of an input or output, as nine int32: shape (6 dimensions), element size, offset, region.
+_TENSOR_STRUCT: Final = struct.Struct("<9i")
 _RANK, _MAX_TENSORS, _MAX_BYTES = 6, 1024, 2**32 - 1
-#: Regions: numbers of base addresses. Only COP2 streams with separate I/O have regions for inputs and outputs.
+#: Memory regions of the NPU: indices of base addresses. Only COP2 streams with separate I/O have regions for inputs and
+#: outputs.
 WEIGHTS, SCRATCH, FAST_SCRATCH, INPUT, OUTPUT = range(5)
 #: Cache line of Cortex-M processors in bytes; the backend uses whole lines.
 CACHE_LINE: Final = 32
@@ -34,13 +35,13 @@ CACHE_LINE: Final = 32
 
 @dataclass(frozen=True)
 class EthosUTensor:
-    """Where the command stream reads or writes a tensor.
+    """The location of an input or output tensor in the NPU's memory regions.
 
     Attributes:
         shape: six dimensions. Vela merges and splits dimensions, so only their product matches the program.
         element_size: bytes of an element.
-        offset: bytes from the start of the region; -1 if the tensor is not placed.
-        region: number of the base address.
+        offset: bytes from the start of the region; -1 if the tensor is not in memory.
+        region: index of the memory region.
     """
 
     shape: tuple[int, ...]
@@ -65,10 +66,11 @@ class EthosUPayload:
 
     Attributes:
         product: 55, 65 or 85.
-        macs: multiply-accumulates a cycle.
+        macs: multiply-accumulates per cycle.
         stream: format of the command stream: ``COP1``, or ``COP2`` for Direct Drive.
-        scratch_bytes: scratch memory that the backend must provide during a run.
-        fast_scratch_bytes: the same in fast memory; None if neither the stream nor a compile spec states it.
+        command_bytes, weight_bytes: sizes of the command stream and of the weights.
+        scratch_bytes: size of the scratch memory that the backend must provide during a run.
+        fast_scratch_bytes: size of the scratch in fast memory; None if neither the stream nor a compile spec states it.
     """
 
     product: int
@@ -84,13 +86,13 @@ class EthosUPayload:
 
 @dataclass(frozen=True)
 class EthosUParts:
-    """A payload's command stream and weights, which the driver receives, as views of the payload.
+    """Command stream and weights of a payload, which the driver receives. Both are views of the payload.
 
     Attributes:
         payload: description of the payload.
         commands: the command stream.
         header_bytes: size of the stream's header, which comes before the first command.
-        weights: empty if they are named data of the program that were not looked up.
+        weights: weights; empty if they are named data of the program and no look-up was given.
         has_external_weights: whether the weights are named data, which other delegates may share.
     """
 
@@ -110,7 +112,7 @@ def read_payload(data: bytes | memoryview) -> EthosUPayload:
     """Parse and describe a payload.
 
     Raises:
-        PayloadError: the payload is truncated or damaged; the message says where.
+        PayloadError: the payload is truncated or damaged. The message says where.
     """
     return read_parts(data).payload
 
@@ -152,7 +154,7 @@ def read_parts(data: bytes | memoryview, find: NamedDataLookup | None = None) ->
 
 
 def with_fast_scratch(payload: EthosUPayload, compile_specs: Mapping[str, bytes]) -> EthosUPayload:
-    """The payload with the fast scratch size of its compile specs, if they state one.
+    """Return the payload with the fast scratch size of its compile specs, if they state a size.
 
     Raises:
         PayloadError: the compile spec is malformed.
@@ -171,11 +173,11 @@ def _read_tensors(block: Block, io_region: int, scratch: int, stream: StreamHead
     if block.size < 4:
         raise block.error_at(0, f"{block.size} bytes cannot hold a count")
     count = block.number(0)
-    if count > _MAX_TENSORS or block.size != 4 + _TENSOR.size * count:
+    if count > _MAX_TENSORS or block.size != 4 + _TENSOR_STRUCT.size * count:
         reason = f"{count} tensors of 36 bytes do not make {block.size} bytes (at most {_MAX_TENSORS})"
         raise block.error_at(0, reason)
     tensors: list[EthosUTensor] = []
-    for index, (*shape, size, offset, region) in enumerate(_TENSOR.iter_unpack(block.data[4:])):
+    for index, (*shape, size, offset, region) in enumerate(_TENSOR_STRUCT.iter_unpack(block.data[4:])):
         tensor = EthosUTensor(tuple(shape), size, offset, region)
         _check_tensor(block, index, tensor, io_region, scratch, stream)
         tensors.append(tensor)
@@ -186,7 +188,7 @@ def _read_tensors(block: Block, io_region: int, scratch: int, stream: StreamHead
 def _check_tensor(
     block: Block, index: int, tensor: EthosUTensor, io_region: int, scratch: int, stream: StreamHeader
 ) -> None:
-    at = 4 + _TENSOR.size * index
+    at = 4 + _TENSOR_STRUCT.size * index
     size_at, offset_at, region_at = (at + 4 * (_RANK + field) for field in range(3))
     if tensor.element_size not in (1, 2, 4, 8):
         raise block.error_at(size_at, f"tensor {index} has elements of {tensor.element_size} bytes")
@@ -197,25 +199,25 @@ def _check_tensor(
         nbytes *= extent
         if nbytes > _MAX_BYTES:
             raise block.error_at(at, f"tensor {index} is larger than 4 GiB")
-    own = tensor.region == io_region
-    if not own and tensor.region != SCRATCH:
+    is_in_io_region = tensor.region == io_region
+    if not is_in_io_region and tensor.region != SCRATCH:
         reason = f"tensor {index} is in region {tensor.region}, not in {SCRATCH} or {io_region}"
         raise block.error_at(region_at, reason)
-    if own and not stream.separate_io:
+    if is_in_io_region and not stream.separate_io:
         reason = f"tensor {index} is in region {tensor.region}, which its commands do not address"
         raise block.error_at(region_at, reason)
     if tensor.offset < -1:
         raise block.error_at(offset_at, f"tensor {index} is at offset {tensor.offset}")
-    if tensor.offset >= 0 and not own and tensor.offset + nbytes > scratch:
+    if tensor.offset >= 0 and not is_in_io_region and tensor.offset + nbytes > scratch:
         reason = f"tensor {index} ends at byte {tensor.offset + nbytes} of a scratch of {scratch}"
         raise block.error_at(offset_at, reason)
 
 
 def _check_overlaps(block: Block, tensors: list[EthosUTensor], *, may_repeat: bool) -> None:
-    """Raise if tensors of one side overlap.
+    """Raise ``PayloadError`` if two inputs overlap, or two outputs.
 
-    Vela may reuse the memory of an input for an output, so inputs and outputs are not compared with each other. A
-    tensor that is returned twice appears as two outputs at the same address.
+    Vela may reuse the memory of an input for an output, so inputs and outputs are not compared with each other. If a
+    model returns a tensor twice, two outputs have the same address (``may_repeat``).
     """
     ends = [tensor.offset + tensor.nbytes for tensor in tensors]
     for i, tensor in enumerate(tensors):
@@ -225,4 +227,4 @@ def _check_overlaps(block: Block, tensors: list[EthosUTensor], *, may_repeat: bo
             same = tensor.offset == other.offset and ends[i] == ends[j]
             if tensor.offset < ends[j] and other.offset < ends[i] and not (may_repeat and same):
                 reason = f"tensors {j} and {i} overlap in region {tensor.region}"
-                raise block.error_at(4 + _TENSOR.size * i, reason)
+                raise block.error_at(4 + _TENSOR_STRUCT.size * i, reason)

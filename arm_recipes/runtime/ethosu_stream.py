@@ -1,4 +1,4 @@
-"""An Ethos-U command stream that is loaded into the emulator, with the memory that a driver would provide."""
+"""An Ethos-U command stream, loaded into the emulator with the memory that a driver would provide."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from arm_recipes.runtime.ethosu_abi import REGIONS, Figures, Message, Operation, Span
+from arm_recipes.runtime.ethosu_abi import REGIONS, ExecutionStatistics, Message, Operation, Span
 from arm_recipes.runtime.ethosu_payload import FAST_SCRATCH, SCRATCH, WEIGHTS, EthosUTensor
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class StreamError(Exception):
-    """The emulator rejects a stream, or the execution of a stream fails.
+    """The emulator rejected a stream, or the execution of a stream failed.
 
     Attributes:
         offset: byte offset of the command from the start of the stream's header; 0 if the error concerns no command.
@@ -36,7 +36,7 @@ class _SharedWeights:
     """Weights that several streams share, in an anonymous file that each stream maps copy-on-write.
 
     Attributes:
-        instances: those in use, by address and size of their source, which outlives them.
+        instances: instances in use. The key is the address and size of their source bytes, which outlive them.
     """
 
     instances: ClassVar[weakref.WeakValueDictionary[tuple[int, int], _SharedWeights]] = weakref.WeakValueDictionary()
@@ -50,13 +50,13 @@ class _SharedWeights:
 
     @classmethod
     def for_source(cls, source: Array) -> _SharedWeights:
-        """The instance for these weights; created if there is none."""
+        """Return the instance for these weights, and create it if there is none."""
         key = source.ctypes.data, source.nbytes
-        pages = cls.instances.get(key) or cls(source)
-        return cls.instances.setdefault(key, pages)
+        weights = cls.instances.get(key) or cls(source)
+        return cls.instances.setdefault(key, weights)
 
     def map_copy_on_write(self) -> Array:
-        """Writable memory with these bytes; pages are shared until they are written."""
+        """Map the weights into new writable memory. Streams share its pages until they write to them."""
         import numpy as np
 
         return np.frombuffer(mmap.mmap(self._file, self._source.nbytes, access=mmap.ACCESS_COPY), np.uint8)
@@ -69,9 +69,10 @@ class Stream:
         library: the emulator, see ``declare_functions``.
         commands: the stream with its header.
         weights: content of region 0. It is copied, so that a damaged stream cannot overwrite the original.
-        scratch, fast_scratch: sizes of these regions in bytes. Fast scratch is cut to what the stream accesses.
-        inputs, outputs: locations of the tensors. The data of an input that is not placed is ignored.
-        shared: other streams have the same weights, so that they are copied on write.
+        scratch, fast_scratch: sizes of these regions in bytes. Fast scratch is reduced to the part that the stream
+            accesses.
+        inputs, outputs: locations of the tensors. The data of an input without a location is ignored.
+        shared: other streams have the same weights. Streams then share the memory and copy it on write.
         one_arena: scratch and fast scratch are the same memory.
         variables: tensors that have a value before the stream writes them.
 
@@ -96,7 +97,7 @@ class Stream:
 
         self._library, self._inputs, self._outputs, self._variables = library, inputs, outputs, variables
         sizes = [0] * REGIONS
-        for tensor in (*inputs, *outputs):  # these may have regions of their own
+        for tensor in (*inputs, *outputs):  # inputs and outputs may have regions of their own
             sizes[tensor.region] = max(sizes[tensor.region], tensor.offset + tensor.nbytes)
         sizes[WEIGHTS], sizes[SCRATCH], sizes[FAST_SCRATCH] = len(weights), scratch, fast_scratch
         source = np.frombuffer(weights, np.uint8)
@@ -111,69 +112,73 @@ class Stream:
         sizes[FAST_SCRATCH] = min(fast_scratch, library.arm_npu_reach(self._program, FAST_SCRATCH))
         self.memory: list[Array] = [own_weights, *(np.zeros(size, np.uint8) for size in sizes[1:])]
         #: Whether two regions are the same memory. The access checker identifies memory by region, so it would miss
-        #: accesses.
+        #: conflicts between the two.
         self.is_aliased = one_arena and sizes[FAST_SCRATCH] > 0
         if self.is_aliased:
             self.memory[FAST_SCRATCH] = self.memory[SCRATCH]
         self._bases = (ctypes.c_void_p * REGIONS)(*[array.ctypes.data for array in self.memory])
 
     def run(self, arrays: Sequence[Array]) -> list[Array]:
-        """Execute once on the bytes of each input; returns views of the outputs in the stream's memory.
+        """Execute once on the bytes of each input, and return views of the outputs in the stream's memory.
 
         Raises:
-            StreamError: the execution fails, or the access checker reports something.
+            StreamError: the execution fails, or the access checker reports a finding.
         """
         self._write_inputs(arrays)
-        self._call("execute", self._bases)
-        return [self._bytes_of(tensor) for tensor in self._outputs]
+        self._call_emulator("execute", self._bases)
+        return [self._view_tensor(tensor) for tensor in self._outputs]
 
     def fill(self, tensor: EthosUTensor, value: int) -> None:
         """Set all bytes of a tensor."""
-        self._bytes_of(tensor)[:] = value & 0xFF
+        self._view_tensor(tensor)[:] = value & 0xFF
 
-    def enable_access_checks(self, fails: int) -> None:
-        """Check the accesses of all executions from now on; ``fails``: bits of the findings that abort an execution."""
-        arguments: list[Any] = []
+    def enable_access_checks(self, fatal_findings: int) -> None:
+        """Check the memory accesses of all later executions.
+
+        Args:
+            fatal_findings: bit mask of the findings that abort an execution.
+        """
+        span_arguments: list[Any] = []
         for tensors in ((*self._inputs, *self._variables), self._outputs):
             placed = [Span(tensor.region, tensor.offset, tensor.nbytes) for tensor in tensors if tensor.offset >= 0]
-            arguments += [(Span * len(placed))(*placed), len(placed)]
-        self._call("check_accesses", *arguments, fails)
+            span_arguments += [(Span * len(placed))(*placed), len(placed)]
+        self._call_emulator("check_accesses", *span_arguments, fatal_findings)
 
-    def figures(self) -> Figures:
-        """Statistics of the last execution, also of a failed one.
+    def statistics(self) -> ExecutionStatistics:
+        """Return the statistics of the last execution, even if it failed.
 
-        Without the access checker, only operations and commands are counted; the others are 0.
+        Without the access checker, only operations and commands are counted. The other statistics are 0.
         """
-        figures = Figures()
-        self._library.arm_npu_measure(self._program, ctypes.byref(figures))
-        return figures
+        statistics_struct = ExecutionStatistics()
+        self._library.arm_npu_measure(self._program, ctypes.byref(statistics_struct))
+        return statistics_struct
 
     def operations(self) -> Iterator[Operation]:
-        """All operations, with their statistics in the last execution, as in ``figures``."""
+        """Yield all operations, with their statistics in the last execution (see ``statistics``)."""
         operation, index = Operation(), 0
         while self._library.arm_npu_describe(self._program, index, ctypes.byref(operation)) == 0:
             yield operation
             operation, index = Operation(), index + 1
 
     def trace(self, arrays: Sequence[Array]) -> Iterator[tuple[Operation, Array]]:
-        """Execute once, operation by operation; yields each one with its result.
+        """Execute the operations one by one, and yield each with its result.
 
         The result is empty if the accumulators stay in the NPU.
 
         Raises:
-            StreamError: as ``run``.
+            StreamError: as for ``run``.
             LookupError: the emulator cannot determine the result of an operation.
         """
         self._write_inputs(arrays)
         for index, operation in enumerate(self.operations()):
-            self._call("step", index, self._bases)
-            yield operation, self._result(index, operation)
+            self._call_emulator("step", index, self._bases)
+            yield operation, self._read_result(index, operation)
 
     def close(self) -> None:
         """Release the loaded stream."""
         self._library.arm_npu_free(self._program)
 
-    def _result(self, index: int, operation: Operation) -> Array:
+    def _read_result(self, index: int, operation: Operation) -> Array:
         import numpy as np
 
         if operation.element_size == 0:
@@ -186,14 +191,14 @@ class Stream:
 
     def _write_inputs(self, arrays: Sequence[Array]) -> None:
         for tensor, array in zip(self._inputs, arrays, strict=True):
-            if tensor.offset >= 0:  # otherwise nothing reads it
-                self._bytes_of(tensor)[:] = array
+            if tensor.offset >= 0:  # no operation reads an input without a location
+                self._view_tensor(tensor)[:] = array
 
-    def _bytes_of(self, tensor: EthosUTensor) -> Array:
+    def _view_tensor(self, tensor: EthosUTensor) -> Array:
         return self.memory[tensor.region][tensor.offset : tensor.offset + tensor.nbytes]
 
-    def _call(self, function: str, *arguments: Any) -> None:
+    def _call_emulator(self, function: str, *arguments: Any) -> None:
         message = Message()
         if getattr(self._library, f"arm_npu_{function}")(self._program, *arguments, ctypes.byref(message)) != 0:
-            indexed = any(each.indexed for each in self.operations() if each.offset == message.offset)
+            indexed = any(operation.indexed for operation in self.operations() if operation.offset == message.offset)
             raise StreamError(message, indexed)

@@ -1,7 +1,7 @@
-"""Flatbuffer reader for untrusted files: it checks every offset and bounds the work by the size of the file.
+"""Flatbuffer reader for untrusted files: it checks every offset, and the size of the file bounds its work.
 
-The classes that flatc generates do neither. They truncate a string that exceeds the file, and follow two million
-references to the same table.
+The classes that flatc generates do neither. They silently truncate a string that ends beyond the file, and they follow
+two million references to the same table.
 """
 
 from __future__ import annotations
@@ -10,24 +10,24 @@ import struct
 from collections.abc import Sequence
 
 _U16, _U32, _I32, _F64 = (struct.Struct(f"<{kind}") for kind in "HIid")
-#: Minimum size of a table and the reference to it, in a file that does not share tables.
+#: Minimum size in bytes of a table with its reference, in a file that does not share tables.
 _TABLE_BYTES = 16
 
 
 class FlatbufferError(ValueError):
-    """The bytes are not a flatbuffer, or a truncated one."""
+    """The bytes are not a flatbuffer, or the flatbuffer is truncated."""
 
 
 class Flatbuffer:
-    """The bytes of a flatbuffer, which are not copied.
+    """A flatbuffer, which refers to the bytes of a file without a copy.
 
     Args:
-        data: the file, which begins with the offset of the root table.
+        data: bytes of the file. They begin with the offset of the root table.
     """
 
     def __init__(self, data: memoryview) -> None:
         self.data = data
-        self._unread = len(data)
+        self._unread_bytes = len(data)
 
     @property
     def root(self) -> Table:
@@ -35,29 +35,32 @@ class Flatbuffer:
         return Table(self, self.target(0))
 
     def number(self, kind: struct.Struct, at: int) -> int:
-        """Number at byte ``at``."""
+        """Read the number at byte ``at``."""
         self.check(at, kind.size)
         number: int = kind.unpack_from(self.data, at)[0]
         return number
 
     def target(self, at: int) -> int:
-        """Target of the reference at byte ``at``."""
+        """Follow the reference at byte ``at``, and return the byte position of its target."""
         return at + self.number(_U32, at)
 
     def check(self, at: int, count: int) -> None:
-        """Raise ``FlatbufferError`` unless the file has ``count`` bytes from ``at``."""
+        """Raise ``FlatbufferError`` unless the file contains the ``count`` bytes from ``at``."""
         if at < 0 or at + count > len(self.data):
             raise FlatbufferError(f"bytes {at:,} to {at + count:,} are needed, the file has {len(self.data):,}")
 
     def charge(self, count: int) -> None:
-        """Charge ``count`` bytes against the size of the file: repeated references must not cause unbounded work."""
-        self._unread -= count
-        if self._unread < 0:
+        """Count ``count`` bytes as read; an error if all reads together exceed the size of the file.
+
+        This bounds the work that repeated references to the same data cause.
+        """
+        self._unread_bytes -= count
+        if self._unread_bytes < 0:
             raise FlatbufferError("its tables refer to more data than it has bytes")
 
 
 class Table:
-    """A table. Fields are numbered in the order of the schema; a union takes two numbers."""
+    """A table. Fields are numbered in the order of the schema. A union has two field numbers."""
 
     __slots__ = ("_at", "_buffer", "_vtable", "_vtable_bytes")
 
@@ -68,59 +71,59 @@ class Table:
         self._vtable_bytes = buffer.number(_U16, self._vtable)
 
     def number(self, field: int, kind: str = "i") -> int:
-        """Integer field of a ``struct`` format letter; 0 if absent, the default of all fields that we read."""
+        """Read an integer field in a ``struct`` format; 0, the schema default, if the field is absent."""
         at = self._find_field(field)
         return 0 if at is None else self._buffer.number(struct.Struct("<" + kind), at)
 
     def double(self, field: int) -> float:
-        """Double field; 0 if absent."""
+        """Read a field of type double; 0 if absent."""
         at = self._find_field(field)
         return 0.0 if at is None else float(self._buffer.number(_F64, at))
 
     def table(self, field: int) -> Table | None:
-        """Table field; None if absent."""
+        """Read a field that refers to a table; None if absent."""
         at = self._find_field(field)
         return None if at is None else Table(self._buffer, self._buffer.target(at))
 
     def text(self, field: int) -> str:
-        """String field; empty if absent."""
+        """Read a string field; empty if absent."""
         at = self._find_field(field)
-        return "" if at is None else _text(self._buffer, at)
+        return "" if at is None else _read_text(self._buffer, at)
 
     def view(self, field: int) -> memoryview:
-        """View of a vector of bytes."""
+        """View a field that is a vector of bytes."""
         start, count = self.span(field)
         return self._buffer.data[start : start + count]
 
     def span(self, field: int) -> tuple[int, int]:
-        """Start and length of a vector of bytes."""
+        """Start and length, in bytes, of a field that is a vector of bytes."""
         return self._find_vector(field, 1)
 
     def read_bytes(self, field: int) -> bytes:
-        """Copy of a short vector of bytes."""
+        """Copy a field that is a short vector of bytes."""
         view = self.view(field)
         self._buffer.charge(len(view))
         return bytes(view)
 
     def numbers(self, field: int, kind: str) -> tuple[int, ...]:
-        """Vector of numbers of a ``struct`` format letter."""
+        """Read a field that is a vector of numbers in a ``struct`` format."""
         size = struct.calcsize("<" + kind)
         start, count = self._find_vector(field, size)
         self._buffer.charge(size * count)
         return struct.unpack_from(f"<{count}{kind}", self._buffer.data, start)
 
     def texts(self, field: int) -> tuple[str, ...]:
-        """Vector of strings."""
+        """Read a field that is a vector of strings."""
         start, count = self._find_vector(field, _U32.size)
         self._buffer.charge(_U32.size * count)
-        return tuple(_text(self._buffer, start + _U32.size * index) for index in range(count))
+        return tuple(_read_text(self._buffer, start + _U32.size * index) for index in range(count))
 
     def field_position(self, field: int) -> int | None:
-        """Position of the field itself, which is a number or a reference; None if absent."""
+        """Byte position of the field itself, which is a number or a reference; None if absent."""
         return self._find_field(field)
 
     def tables(self, field: int) -> Tables:
-        """Vector of tables, which are read on access."""
+        """Read a field that is a vector of tables. A table is read when it is accessed."""
         return Tables(self._buffer, *self._find_vector(field, _U32.size))
 
     def _find_field(self, field: int) -> int | None:
@@ -141,7 +144,7 @@ class Table:
 
 
 class Tables(Sequence[Table]):
-    """A vector of tables."""
+    """A vector of tables, read on access."""
 
     def __init__(self, buffer: Flatbuffer, start: int, count: int) -> None:
         self._buffer, self._start, self._count = buffer, start, count
@@ -155,7 +158,7 @@ class Tables(Sequence[Table]):
         return Table(self._buffer, self._buffer.target(self._start + _U32.size * index))
 
 
-def _text(buffer: Flatbuffer, at: int) -> str:
+def _read_text(buffer: Flatbuffer, at: int) -> str:
     start = buffer.target(at)
     count = buffer.number(_U32, start)
     start += _U32.size

@@ -1,4 +1,4 @@
-"""Load the host plugin as a shared library into this process."""
+"""Loading of the host plugin, a shared library with the delegate executors and the NPU emulator."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def load_plugin() -> ctypes.CDLL:
     Raises:
         RuntimeUnavailable: the plugin cannot be built or loaded.
     """
-    # This import loads the library that provides the runtime's symbols to the plugin.
+    # This import loads the library with ExecuTorch's runtime, whose symbols the plugin needs.
     import executorch.extension.pybindings.portable_lib  # noqa: F401
 
     from arm_recipes.runtime import build

@@ -16,28 +16,28 @@ from arm_recipes.runtime.payloads import VgfPayload, read_vgf
 from arm_recipes.runtime.pte import ProgramError, PteDelegate, PteTensor, read_program
 from arm_recipes.runtime.signature import Value, read_signature
 from arm_recipes.runtime.tosa_graph import TosaPayload, read_tosa
-from arm_recipes.runtime.vela_tflite import ETHOS_U, is_tflite, read_vela_tflite
+from arm_recipes.runtime.vela_tflite import ETHOS_U_CUSTOM_CODE, is_tflite, read_vela_tflite
 
 Payload = EthosUPayload | TosaPayload | VgfPayload
-_READERS: dict[str, Callable[[memoryview], Payload]] = {
+_PAYLOAD_READERS: dict[str, Callable[[memoryview], Payload]] = {
     "EthosUBackend": read_payload,
     "TOSABackend": read_tosa,
     "VgfBackend": read_vgf,
 }
-#: Compile specs whose four bytes are a number, not text.
-_NUMBERS = (CHECKSUM_KEY, FAST_SCRATCH_KEY)
+#: Compile specs whose value is a 4-byte number, not text.
+_NUMERIC_SPECS = (CHECKSUM_KEY, FAST_SCRATCH_KEY)
 
 
 @dataclass(frozen=True)
 class DelegateInspection:
-    """A delegate of a method.
+    """Description of a delegate of a method.
 
     Attributes:
         backend: backend id.
         payload_bytes: size of the payload.
-        payload: description of the payload; None if it is damaged or the backend is not one of ours.
-        problem: why an Arm payload could not be parsed.
-        compile_specs: compile specs that are text.
+        payload: description of the payload; None if it is damaged or the backend is not of this package.
+        problem: why the payload of an Arm backend could not be parsed; None without a problem.
+        compile_specs: compile specs whose value is text.
     """
 
     backend: str
@@ -49,13 +49,13 @@ class DelegateInspection:
 
 @dataclass(frozen=True)
 class MethodInspection:
-    """A method.
+    """Description of a method.
 
     Attributes:
         delegates: in program order.
         operators: CPU kernels that the firmware must contain; for a TFLite model, its operators on the CPU.
-        planned_bytes: size of the memory-planned buffers, which the firmware must provide; for a TFLite model, of the
-            arena.
+        planned_bytes: size of the memory-planned buffers, which the firmware must provide; for a TFLite model, size of
+            its arena.
     """
 
     name: str
@@ -72,9 +72,9 @@ class Inspection(Renderable):
 
     Attributes:
         program_bytes: size of the file.
-        methods: methods that compute.
+        methods: all methods except constant methods.
         constants: results of the constant methods by name, except those that publish quantization parameters.
-        named_data: sizes in bytes by key.
+        named_data: key of named data -> size in bytes.
     """
 
     program_bytes: int
@@ -86,7 +86,7 @@ class Inspection(Renderable):
         """Headings with their lines, for text and HTML."""
         # Names come from an untrusted file: escape control characters, which could move the cursor.
         for heading, rows in self._raw_sections():
-            yield _printable(heading), [tuple(map(_printable, row)) for row in rows]
+            yield _escape_unprintable(heading), [tuple(map(_escape_unprintable, row)) for row in rows]
 
     def _raw_sections(self) -> Iterator[Section]:
         yield (
@@ -96,7 +96,10 @@ class Inspection(Renderable):
         for method in self.methods:
             yield from _method_sections(method, many=len(self.methods) > 1)
         if self.constants:
-            yield "Constants", [(name, ", ".join(map(_constant, values))) for name, values in self.constants.items()]
+            yield (
+                "Constants",
+                [(name, ", ".join(map(_format_constant, values))) for name, values in self.constants.items()],
+            )
         if self.named_data:
             yield "Named data", [(name, format_bytes(count)) for name, count in self.named_data.items()]
 
@@ -104,8 +107,8 @@ class Inspection(Renderable):
 def inspect_program(source: str | Path | bytes) -> Inspection:
     """Describe a program: inputs, outputs, delegates, and the kernels and memory that firmware must provide.
 
-    A damaged payload is reported, and the rest of the program is still described. For a TFLite model that Vela
-    compiled, the operators for the NPU appear as delegates of one method.
+    If a payload is damaged, the description says so and still covers the rest of the program. For a TFLite model that
+    Vela compiled, the operators for the NPU appear as delegates of one method.
 
     Args:
         source: path of a ``.pte`` file or of a ``.tflite`` that Vela compiled, or its bytes.
@@ -129,15 +132,19 @@ def _inspect_vela_tflite(data: bytes) -> Inspection:
     model = read_vela_tflite(data)
     payloads = [
         replace(operator.parts.payload, fast_scratch_bytes=0) if operator.one_arena else operator.parts.payload
-        for operator in model.npu
+        for operator in model.npu_operators
     ]
     delegates = tuple(
         DelegateInspection(
-            ETHOS_U, payload.command_bytes + payload.weight_bytes, payload, None, {"compiler": model.description}
+            ETHOS_U_CUSTOM_CODE,
+            payload.command_bytes + payload.weight_bytes,
+            payload,
+            None,
+            {"compiler": model.description},
         )
         for payload in payloads
     )
-    method = MethodInspection("forward", model.inputs, model.outputs, delegates, model.operators, model.arena_bytes)
+    method = MethodInspection("forward", model.inputs, model.outputs, delegates, model.cpu_operators, model.arena_bytes)
     return Inspection(len(data), (method,), {}, {})
 
 
@@ -152,7 +159,7 @@ def _inspect(data: bytes) -> Inspection:
             continue
         values = read_signature(program, name)
         quantization_methods |= values.quantization_methods
-        delegates = tuple(_delegate(delegate, program.named_data.get) for delegate in method.delegates)
+        delegates = tuple(_inspect_delegate(delegate, program.named_data.get) for delegate in method.delegates)
         methods.append(
             MethodInspection(name, values.inputs, values.outputs, delegates, method.operators, method.planned_bytes)
         )
@@ -166,8 +173,8 @@ def _inspect(data: bytes) -> Inspection:
     )
 
 
-def _delegate(delegate: PteDelegate, find: NamedDataLookup) -> DelegateInspection:
-    reader = _READERS.get(delegate.backend)
+def _inspect_delegate(delegate: PteDelegate, find: NamedDataLookup) -> DelegateInspection:
+    reader = _PAYLOAD_READERS.get(delegate.backend)
     payload, problem = None, None
     try:
         payload = reader(memoryview(join_parts(delegate.data, find))) if reader is not None else None
@@ -175,12 +182,14 @@ def _delegate(delegate: PteDelegate, find: NamedDataLookup) -> DelegateInspectio
             payload = with_fast_scratch(payload, delegate.compile_specs)
     except RunError as error:
         problem = str(error)
-    texts = {key: _text(value) for key, value in delegate.compile_specs.items() if key not in _NUMBERS}
-    specs = {key: text for key, text in texts.items() if text is not None}
+    text_by_key = {
+        key: _decode_printable(value) for key, value in delegate.compile_specs.items() if key not in _NUMERIC_SPECS
+    }
+    specs = {key: text for key, text in text_by_key.items() if text is not None}
     return DelegateInspection(delegate.backend, len(delegate.data), payload, problem, specs)
 
 
-def _text(value: bytes) -> str | None:
+def _decode_printable(value: bytes) -> str | None:
     try:
         text = value.decode()
     except UnicodeDecodeError:
@@ -189,16 +198,16 @@ def _text(value: bytes) -> str | None:
 
 
 def _method_sections(method: MethodInspection, *, many: bool) -> Iterator[Section]:
-    of = f" of '{method.name}'" if many else ""
+    suffix = f" of '{method.name}'" if many else ""
     values = [("in", value) for value in method.inputs] + [("out", value) for value in method.outputs]
-    yield f"Inputs and outputs{of}", [(side, value.name, str(value)) for side, value in values]
+    yield f"Inputs and outputs{suffix}", [(side, value.name, str(value)) for side, value in values]
     for index, delegate in enumerate(method.delegates):
-        yield f"Delegate {index}{of}: {delegate.backend}", _delegate_rows(delegate)
+        yield f"Delegate {index}{suffix}: {delegate.backend}", _delegate_rows(delegate)
     if not method.delegates:
-        yield f"Delegates{of}", [("none",)]
+        yield f"Delegates{suffix}", [("none",)]
     kernels: list[tuple[str, ...]] = [(name,) for name in method.operators]
-    yield f"Kernels on the CPU{of}: {len(kernels)}", kernels or [("none",)]
-    yield f"Memory{of}", [("planned memory", format_bytes(method.planned_bytes))]
+    yield f"Kernels on the CPU{suffix}: {len(kernels)}", kernels or [("none",)]
+    yield f"Memory{suffix}", [("planned memory", format_bytes(method.planned_bytes))]
 
 
 def _delegate_rows(delegate: DelegateInspection) -> list[tuple[str, ...]]:
@@ -207,10 +216,10 @@ def _delegate_rows(delegate: DelegateInspection) -> list[tuple[str, ...]]:
     if delegate.problem is not None:
         rows.append(("damaged payload", delegate.problem.partition("\n")[0]))
     if isinstance(payload, EthosUPayload):
-        kind = "COP2, for Direct Drive" if payload.stream == "COP2" else payload.stream
+        stream_format = "COP2, for Direct Drive" if payload.stream == "COP2" else payload.stream
         rows += [
             ("target", f"Ethos-U{payload.product}, {payload.macs} MACs"),
-            ("command stream", f"{format_bytes(payload.command_bytes)}, {kind}"),
+            ("command stream", f"{format_bytes(payload.command_bytes)}, {stream_format}"),
             ("weights", format_bytes(payload.weight_bytes)),
             ("scratch", format_bytes(payload.scratch_bytes)),
         ]
@@ -227,11 +236,11 @@ def _delegate_rows(delegate: DelegateInspection) -> list[tuple[str, ...]]:
     return rows + list(delegate.compile_specs.items())
 
 
-def _constant(value: object) -> str:
+def _format_constant(value: object) -> str:
     if isinstance(value, PteTensor):
         return f"{value.dtype}[{', '.join(map(str, value.shape))}]"
     return repr(value)
 
 
-def _printable(text: str) -> str:
+def _escape_unprintable(text: str) -> str:
     return text if text.isprintable() else repr(text)[1:-1]

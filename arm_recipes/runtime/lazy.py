@@ -11,9 +11,9 @@ _Result = TypeVar("_Result")
 
 
 def once(function: Callable[[], _Result]) -> Callable[[], _Result]:
-    """Call a function once and cache its result; concurrent callers wait. After an exception, the next call retries.
+    """Call a function once and cache its result. Concurrent callers wait; after an exception, the next call retries.
 
-    ``functools.lru_cache`` alone would let several threads call the function until there is a result.
+    ``functools.lru_cache`` alone would let several threads call the function concurrently before it returns a result.
     """
     lock, cached = threading.RLock(), lru_cache(maxsize=1)(function)
 

@@ -20,23 +20,23 @@ def load(source: str | Path | bytes, *, reference: str | Path | bytes | None = N
     A ``.pte`` runs in ExecuTorch's runtime. Arm's reference model executes TOSA delegates, Vulkan executes VGF
     delegates, and an emulator of the NPU executes the command streams of Ethos-U delegates. A TFLite model that Vela
     compiled runs on the same emulator, as a ``VelaProgram``, if the entire model is one operator for the NPU. Results
-    that are bit-exact on the target are bit-exact here.
+    that are bit-exact on the target are also bit-exact on this machine.
 
     Args:
         source: path or bytes of a ``.pte``, or of a ``.tflite`` that Vela compiled.
         reference: path or bytes of a ``.pte``'s reference program (see ``ExportResult.save``), for ``run(...,
-            backend="tosa")``. Default: the file ``model.tosa.pte`` beside ``model.pte``, if it exists. If that file
-            belongs to another program, ``load`` warns and ignores it.
+            backend="tosa")``. Default: the file ``model.tosa.pte`` beside ``model.pte``, if it exists. If this file
+            belongs to another program, ``load`` warns and ignores the file.
 
     Raises:
         FileNotFoundError: the file does not exist.
-        ProgramError: the file is not a program or is damaged, or operators of a TFLite model stay on the CPU (a
-            ``ValueError``).
+        ProgramError: the file is not a program or is damaged, or operators of a TFLite model stay on the CPU. This is a
+            ``ValueError``.
         RunError: ``reference`` belongs to another program, or the emulator does not support a TFLite model.
     """
     from arm_recipes.runtime.vela_tflite import is_tflite
 
-    data = _bytes(source)
+    data = _read_bytes(source)
     if is_tflite(data):
         from arm_recipes.runtime.vela_program import VelaProgram
 
@@ -45,10 +45,10 @@ def load(source: str | Path | bytes, *, reference: str | Path | bytes | None = N
         return VelaProgram(data)
     program = Program(data)
     if reference is not None:
-        program.reference = _reference_program(data, _bytes(reference))
+        program.reference = _load_reference(data, _read_bytes(reference))
     elif isinstance(source, (str, Path)) and (beside := reference_path(source)).exists():
         try:
-            program.reference = _reference_program(data, _bytes(beside))
+            program.reference = _load_reference(data, _read_bytes(beside))
         except (RunError, ProgramError) as error:
             warn(f"'{beside}' is ignored: {error}")
     return program
@@ -59,7 +59,7 @@ def reference_path(path: str | Path) -> Path:
     return Path(path).expanduser().with_suffix(REFERENCE_SUFFIX)
 
 
-def _bytes(source: str | Path | bytes) -> bytes:
+def _read_bytes(source: str | Path | bytes) -> bytes:
     if isinstance(source, (str, Path)):
         return Path(source).expanduser().read_bytes()
     if isinstance(source, (bytes, bytearray, memoryview)):
@@ -67,7 +67,7 @@ def _bytes(source: str | Path | bytes) -> bytes:
     raise TypeError(f"source must be a path or bytes, got {type(source).__name__}")
 
 
-def _reference_program(data: bytes, reference: bytes) -> Program:
+def _load_reference(data: bytes, reference: bytes) -> Program:
     program = Program(reference)
     if read_reference_digest(program.content) != hashlib.sha256(data).hexdigest():
         raise RunError(

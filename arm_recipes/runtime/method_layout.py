@@ -1,7 +1,8 @@
-"""Memory of a method: what ExecuTorch's runtime allocates to load it, for 32 or 64 bits, and its planned tensors.
+"""Memory of a method: the bytes that ExecuTorch's runtime allocates to load it, and its planned tensors.
 
-The runtime allocates one object after the other, each at the alignment of its type; this module follows the same order.
-Every export checks it: the size for 64-bit pointers must equal the size that a run on this machine measures.
+The runtime allocates one object after the other, each at the alignment of its type. This module computes the sizes in
+the same order, for 32-bit or 64-bit pointers. ``firmware.pools.measure_pools`` compares the size for 64-bit pointers
+with a run on this machine.
 """
 
 from __future__ import annotations
@@ -14,38 +15,38 @@ from typing import Any
 from executorch.exir import schema
 from executorch.exir.schema import TensorShapeDynamism
 
-#: Size and alignment of a type.
-SizeAlign = tuple[int, int]
-#: Types of a dimension's size (int32), of an entry of dim_order or a flag (byte), and of an integer (int64).
+#: Size and alignment of a type, in bytes.
+SizeAndAlignment = tuple[int, int]
+#: Types of: the size of a dimension (int32); an entry of dim_order, or a flag (byte); an integer value (int64).
 _INT32, _BYTE, _INT64 = (4, 4), (1, 1), (8, 8)
 #: executorch::runtime::kTensorDimensionLimit
 _MAX_DIMENSIONS = 16
 
 
 @dataclass(frozen=True)
-class Layout:
+class TypeLayout:
     """Sizes and alignments of the runtime's types, for one width of pointers.
 
     Attributes:
         bits: width of pointers.
-        named: types by their names in C++; a build of the firmware asserts them.
-        delegate: ``BackendDelegate``, which no header defines: a ``FreeableBuffer`` and two pointers.
-        chain: ``Chain``, which no header defines: a pointer, a span and a pointer.
+        named: types by their names in C++. A build of the firmware asserts their sizes.
+        delegate: ``BackendDelegate``: a ``FreeableBuffer`` and two pointers. No public header defines it.
+        chain: ``Chain``: a pointer, a span and a pointer. No public header defines it.
     """
 
     bits: int
-    named: Mapping[str, SizeAlign]
-    delegate: SizeAlign
-    chain: SizeAlign
+    named: Mapping[str, SizeAndAlignment]
+    delegate: SizeAndAlignment
+    chain: SizeAndAlignment
 
     @property
-    def pointer(self) -> SizeAlign:
-        """Any pointer."""
+    def pointer(self) -> SizeAndAlignment:
+        """Size and alignment of a pointer."""
         return self.bits // 8, self.bits // 8
 
 
-LAYOUTS = {
-    32: Layout(
+TYPE_LAYOUTS = {
+    32: TypeLayout(
         32,
         {
             "executorch::runtime::EValue": (16, 8),
@@ -62,7 +63,7 @@ LAYOUTS = {
         delegate=(40, 8),
         chain=(16, 4),
     ),
-    64: Layout(
+    64: TypeLayout(
         64,
         {
             "executorch::runtime::EValue": (16, 8),
@@ -81,11 +82,11 @@ LAYOUTS = {
     ),
 }
 #: arm_runtime::EthosUBackend::kLoadedBytes
-LOADED_BYTES = {32: 120, 64: 168}
+LOADED_DELEGATE_BYTES = {32: 120, 64: 168}
 
 
 def method_allocator_bytes(plan: schema.ExecutionPlan, bits: int) -> int:
-    """Bytes of the method allocator that loading a method uses, if the pool is aligned to 16 bytes."""
+    """Bytes that the method allocator needs to load a method, if its pool is aligned to 16 bytes."""
     used = 0
     for size, alignment in _allocations(plan, bits):
         used = -(-used // alignment) * alignment + size
@@ -95,10 +96,10 @@ def method_allocator_bytes(plan: schema.ExecutionPlan, bits: int) -> int:
 def kernel_lookup_bytes(plan: schema.ExecutionPlan, bits: int) -> int:
     """Bytes of the temp allocator that the runtime uses to look up kernels.
 
-    With less, the runtime allocates them from the method allocator, which it never frees.
+    If the temp allocator is smaller, the runtime takes these bytes from the method allocator, and never frees them.
     """
-    size, _ = LAYOUTS[bits].named["executorch::runtime::TensorMeta"]
-    counts = [len(call.args) for call in _calls(plan) if isinstance(call, schema.KernelCall)]
+    size, _ = TYPE_LAYOUTS[bits].named["executorch::runtime::TensorMeta"]
+    counts = [len(call.args) for call in _list_calls(plan) if isinstance(call, schema.KernelCall)]
     return max(counts, default=0) * (size + _MAX_DIMENSIONS)
 
 
@@ -109,13 +110,13 @@ def planned_bytes(plans: Sequence[schema.ExecutionPlan]) -> tuple[dict[str, int]
         The first buffer of each method by its name, and the further buffers, which all methods share.
     """
     used = {plan.name: _used_planned_bytes(plan) for plan in plans}
-    count = max(map(len, used.values()))
-    shared = (max(sizes[index] for sizes in used.values() if index < len(sizes)) for index in range(1, count))
+    buffer_count = max(map(len, used.values()))
+    shared = (max(sizes[index] for sizes in used.values() if index < len(sizes)) for index in range(1, buffer_count))
     return {name: sizes[0] for name, sizes in used.items()}, tuple(shared)
 
 
 def _used_planned_bytes(plan: schema.ExecutionPlan) -> list[int]:
-    """Bytes of each memory-planned buffer, up to the end of its last tensor. The plan's own sizes are rounded up."""
+    """Bytes of each memory-planned buffer, up to the end of its last tensor. The sizes in the plan are rounded up."""
     ends = [0] * max(len(plan.non_const_buffer_sizes) - 1, 1)
     for value in plan.values:
         allocation = getattr(value.val, "allocation_info", None)
@@ -134,24 +135,24 @@ def _element_size(scalar_type: Any) -> int:
     return size
 
 
-def _calls(plan: schema.ExecutionPlan) -> Iterator[Any]:
+def _list_calls(plan: schema.ExecutionPlan) -> Iterator[Any]:
     for chain in plan.chains:
         yield from (instruction.instr_args for instruction in chain.instructions)
 
 
-def _allocations(plan: schema.ExecutionPlan, bits: int) -> Iterator[SizeAlign]:
-    """Size and alignment of each allocation, in the order of the runtime."""
-    layout = LAYOUTS[bits]
+def _allocations(plan: schema.ExecutionPlan, bits: int) -> Iterator[SizeAndAlignment]:
+    """Yield size and alignment of each allocation, in the order of the runtime."""
+    layout = TYPE_LAYOUTS[bits]
     yield _array_of(len(plan.values), layout.named["executorch::runtime::EValue"])
     if plan.inputs:
         yield _array_of(len(plan.inputs), _BYTE)  # flags: which inputs are set
     for value in plan.values:
-        yield from _value(value.val, layout)
+        yield from _value_allocations(value.val, layout)
     yield _array_of(len(plan.delegates), layout.delegate)
     for delegate in plan.delegates:
         yield _array_of(len(delegate.compile_specs), layout.named["executorch::runtime::CompileSpec"])
         if delegate.id == "EthosUBackend":
-            yield LOADED_BYTES[bits], 8
+            yield LOADED_DELEGATE_BYTES[bits], 8
     yield _array_of(len(plan.chains), layout.chain)
     for chain in plan.chains:
         count = len(chain.instructions)
@@ -163,11 +164,11 @@ def _allocations(plan: schema.ExecutionPlan, bits: int) -> Iterator[SizeAlign]:
                 yield _array_of(len(call.args), layout.pointer)
 
 
-def _value(value: Any, layout: Layout) -> Iterable[SizeAlign]:
+def _value_allocations(value: Any, layout: TypeLayout) -> Iterable[SizeAndAlignment]:
     boxed = layout.named["executorch::runtime::BoxedEvalueList<int64_t>"]
     match value:
         case schema.Tensor():
-            return _tensor(value, layout)
+            return _tensor_allocations(value, layout)
         case schema.IntList():
             return [_array_of(len(value.items), layout.pointer), _array_of(len(value.items), _INT64), boxed]
         case schema.TensorList():
@@ -181,7 +182,7 @@ def _value(value: Any, layout: Layout) -> Iterable[SizeAlign]:
     return []
 
 
-def _tensor(tensor: schema.Tensor, layout: Layout) -> Iterator[SizeAlign]:
+def _tensor_allocations(tensor: schema.Tensor, layout: TypeLayout) -> Iterator[SizeAndAlignment]:
     rank = len(tensor.sizes)
     if tensor.shape_dynamism != TensorShapeDynamism.STATIC:
         yield _array_of(rank, _INT32)
@@ -190,5 +191,5 @@ def _tensor(tensor: schema.Tensor, layout: Layout) -> Iterator[SizeAlign]:
     yield layout.named["executorch::aten::TensorImpl"]
 
 
-def _array_of(count: int, shape: SizeAlign) -> SizeAlign:
-    return count * shape[0], shape[1]
+def _array_of(count: int, element: SizeAndAlignment) -> SizeAndAlignment:
+    return count * element[0], element[1]

@@ -1,8 +1,8 @@
-"""Output structure of a method: tuples, lists and dicts of its outputs, as ExecuTorch records it in the program.
+"""Output structure of a method: the nested tuples, lists and dicts that contain its outputs.
 
-ExecuTorch stores the treespec of the model's outputs (``ExecutionPlan.container_meta_type``) as JSON: a version number
-and a tree of nodes with a type, a context (the keys of a dict, as JSON) and children. Named tuples and dataclasses
-become tuples.
+ExecuTorch stores the treespec of the model's outputs in the program (``ExecutionPlan.container_meta_type``). It is
+JSON: a version number and a tree of nodes. Each node has a type, a context (the keys of a dict, as JSON) and children.
+Named tuples and dataclasses become tuples.
 """
 
 from __future__ import annotations
@@ -12,36 +12,40 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 
-def unflatten_outputs(outputs: Sequence[Any], encoded: str, leading: int) -> Any:
+def unflatten_outputs(outputs: Sequence[Any], encoded: str, mutated_inputs: int) -> Any:
     """Arrange the outputs of a method in the structure of the model's outputs.
 
     Args:
         outputs: the outputs in the program's order.
-        encoded: the structure as ExecuTorch stores it; empty if none is recorded.
-        leading: number of outputs before those of the model: the new values of mutated inputs.
+        encoded: the treespec in ExecuTorch's JSON; empty if none is recorded.
+        mutated_inputs: number of new values of mutated inputs. They precede the model's outputs.
 
     Returns:
-        The structure. If none is recorded, or a type in it is unknown: the output itself if there is one, a list of the
-        outputs otherwise.
+        The structure. If no structure is recorded, or it contains an unknown type: the output itself if there is only
+        one, a list of the outputs otherwise.
     """
-    returned = list(outputs[leading:])
-    leaves = iter(returned)
+    model_outputs = list(outputs[mutated_inputs:])
+    leaves = iter(model_outputs)
     try:
         _, tree = json.loads(encoded)
-        structure = _build(tree, leaves)
+        structure = _unflatten_node(tree, leaves)
     except (KeyError, RecursionError, StopIteration, TypeError, ValueError):
         structure = leaves  # no record, or a damaged one
     if structure is leaves or next(leaves, leaves) is not leaves:
-        return returned[0] if len(returned) == 1 else returned
+        return model_outputs[0] if len(model_outputs) == 1 else model_outputs
     return structure
 
 
-def _build(node: dict[str, Any], leaves: Iterator[Any]) -> Any:
-    """One node of the tree. Raises ValueError for a type that is not known."""
+def _unflatten_node(node: dict[str, Any], leaves: Iterator[Any]) -> Any:
+    """Build the structure of a node of the treespec.
+
+    Raises:
+        ValueError: the type of a node is unknown.
+    """
     kind = node["type"]
     if kind is None:
         return next(leaves)
-    children = [_build(child, leaves) for child in node["children_spec"]]
+    children = [_unflatten_node(child, leaves) for child in node["children_spec"]]
     match kind:
         case "builtins.tuple":
             return tuple(children)

@@ -1,4 +1,4 @@
-"""Input padding for shape variants: pad inputs to an exported shape, and crop outputs to the sizes of the call."""
+"""Padding for shape variants: pad inputs to an exported shape, and crop outputs to the sizes of the call."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def pad_inputs(tensors: Sequence[Tensor], expected: Signature, pad: Pad | None) 
     Args:
         tensors: inputs of the call.
         expected: signature of the shape variant.
-        pad: fill value, or input name -> fill value.
+        pad: fill value for all inputs, or input name -> fill value.
 
     Raises:
         ValueError: ``pad`` has no number for a tensor that must be padded.
@@ -39,12 +39,12 @@ def pad_inputs(tensors: Sequence[Tensor], expected: Signature, pad: Pad | None) 
 
 
 def crop_outputs(outputs: Sequence[Any], axes: Sequence[Mapping[int, str]], sizes: Mapping[str, int]) -> list[Any]:
-    """Crop outputs along the axes whose size an input determines.
+    """Crop outputs along axes whose size depends on an input size.
 
     Args:
         outputs: outputs of the shape variant.
-        axes: for each output, axis -> name of its size.
-        sizes: name -> size in this call.
+        axes: for each output, axis -> name of its dimension.
+        sizes: name of a dimension -> size in this call.
     """
     results = []
     for output, cropped_axes in zip(outputs, axes, strict=True):

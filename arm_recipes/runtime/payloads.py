@@ -1,6 +1,6 @@
-"""Parser of VGF files: reads their description. A damaged file is an error, never a crash.
+"""Parser of VGF files: reads inputs, outputs and sizes. A damaged file is an error, never a crash.
 
-Arm's own ``vgfpy`` does not check the offsets in a VGF file, so it must not read damaged files. The private classes
+Arm's own ``vgfpy`` does not check the offsets in a VGF file, so it is unsafe for damaged files. The private classes
 hold flatbuffer field numbers, under the names of ``vgf.fbs`` (ML SDK VGF library).
 """
 
@@ -43,7 +43,7 @@ class _Description:
 
 _VGF_MAGIC: Final = b"VGF1"
 #: Magic and versions, then offset and size of four sections: modules, model sequence, model resources, constants.
-_VGF_HEADER: Final = struct.Struct("<4s12x8Q")
+_VGF_HEADER_STRUCT: Final = struct.Struct("<4s12x8Q")
 #: ``VkFormat`` of the tensors that the model converter writes -> dtype.
 _VULKAN_DTYPES: Final = {
     13: "uint8",
@@ -62,10 +62,10 @@ _VULKAN_DTYPES: Final = {
 
 @dataclass(frozen=True)
 class VgfPayload:
-    """A VGF file.
+    """Description of a VGF file.
 
     Attributes:
-        segments: graphs and shaders that run in sequence.
+        segments: number of segments: graphs and shaders that run in sequence.
         constant_bytes: size of the section with the constants.
         bindings: descriptor binding of each input, then of each output.
     """
@@ -83,46 +83,51 @@ def read_vgf(data: memoryview) -> VgfPayload:
     Raises:
         PayloadError: the bytes are not a VGF file, or are truncated or damaged.
     """
-    if len(data) < _VGF_HEADER.size or bytes(data[:4]) != _VGF_MAGIC:
+    if len(data) < _VGF_HEADER_STRUCT.size or bytes(data[:4]) != _VGF_MAGIC:
         raise PayloadError(f"not a VGF file (magic {bytes(data[:4])!r}, expected {_VGF_MAGIC!r})")
-    _, *places = _VGF_HEADER.unpack_from(data)
-    sections = [_section(data, offset, count) for offset, count in zip(places[::2], places[1::2], strict=True)]
+    _, *offsets_and_sizes = _VGF_HEADER_STRUCT.unpack_from(data)
+    sections = [
+        _slice_section(data, offset, count)
+        for offset, count in zip(offsets_and_sizes[::2], offsets_and_sizes[1::2], strict=True)
+    ]
     _, sequence, resources, constants = sections
     try:
-        order, table = Flatbuffer(sequence).root, Flatbuffer(resources).root
+        sequence_table, resource_table = Flatbuffer(sequence).root, Flatbuffer(resources).root
         return VgfPayload(
-            len(order.tables(_ModelSequenceTable.segments)),
+            len(sequence_table.tables(_ModelSequenceTable.segments)),
             len(constants),
-            _vgf_tensors(order, table, _ModelSequenceTable.inputs, _ModelSequenceTable.input_names),
-            _vgf_tensors(order, table, _ModelSequenceTable.outputs, _ModelSequenceTable.output_names),
+            _read_tensors(sequence_table, resource_table, _ModelSequenceTable.inputs, _ModelSequenceTable.input_names),
+            _read_tensors(
+                sequence_table, resource_table, _ModelSequenceTable.outputs, _ModelSequenceTable.output_names
+            ),
             tuple(
                 slot.number(_BindingSlot.binding, "I")
                 for side in (_ModelSequenceTable.inputs, _ModelSequenceTable.outputs)
-                for slot in order.tables(side)
+                for slot in sequence_table.tables(side)
             ),
         )
     except FlatbufferError as error:
         raise PayloadError(f"truncated or damaged: {error}") from None
 
 
-def _section(data: memoryview, offset: int, count: int) -> memoryview:
+def _slice_section(data: memoryview, offset: int, count: int) -> memoryview:
     if offset + count > len(data):
         end = offset + count
         raise PayloadError(f"truncated: a section of the VGF file ends at byte {end:,}, there are {len(data):,}")
     return data[offset : offset + count]
 
 
-def _vgf_tensors(order: Table, table: Table, slots: int, names: int) -> tuple[TensorInfo, ...]:
-    resources = table.tables(_ModelResourceTable.mrt_entry)
-    known = order.texts(names)
+def _read_tensors(sequence_table: Table, resource_table: Table, slots: int, names: int) -> tuple[TensorInfo, ...]:
+    resources = resource_table.tables(_ModelResourceTable.mrt_entry)
+    tensor_names = sequence_table.texts(names)
     tensors = []
-    for position, slot in enumerate(order.tables(slots)):
+    for position, slot in enumerate(sequence_table.tables(slots)):
         index = slot.number(_BindingSlot.mrt_index, "I")
         if index >= len(resources):
             raise PayloadError(f"damaged: the VGF file has no resource {index:,}")
-        number = resources[index].number(_ModelResourceTableEntry.vk_format, "I")
+        vk_format = resources[index].number(_ModelResourceTableEntry.vk_format, "I")
         description = resources[index].table(_ModelResourceTableEntry.description)
         shape = description.numbers(_Description.shape, "q") if description is not None else ()
-        name = known[position] if position < len(known) else ""
-        tensors.append(TensorInfo(name, _VULKAN_DTYPES.get(number, f"VkFormat {number}"), shape))
+        name = tensor_names[position] if position < len(tensor_names) else ""
+        tensors.append(TensorInfo(name, _VULKAN_DTYPES.get(vk_format, f"VkFormat {vk_format}"), shape))
     return tuple(tensors)

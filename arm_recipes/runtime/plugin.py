@@ -1,4 +1,4 @@
-"""Host plugin: connects the backends of ExecuTorch's runtime in this process to the delegates in Python."""
+"""Host plugin: the backends of ExecuTorch's runtime in this process call delegates in Python."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from arm_recipes.runtime.delegates import BACKENDS, Delegate, create_delegate
+from arm_recipes.runtime.delegates import DELEGATE_FACTORIES, Delegate, create_delegate
 from arm_recipes.runtime.errors import RunError, RuntimeUnavailable
 from arm_recipes.runtime.ethosu_payload import EthosUTensor
 from arm_recipes.runtime.host_library import load_plugin
@@ -56,23 +56,26 @@ class _ExecutorStruct(ctypes.Structure):
     _fields_ = (("context", ctypes.c_void_p), ("init", _Init), ("execute", _Execute), ("destroy", _Destroy))
 
 
-#: executorch::aten::ScalarType of a delegate's inputs and outputs -> numpy's dtype name.
+#: executorch::aten::ScalarType of a delegate's inputs and outputs -> dtype name.
 _SCALAR_TYPES = {0: "uint8", 1: "int8", 2: "int16", 3: "int32", 4: "int64", 5: "float16", 6: "float32", 11: "bool"}
 _SCALAR_TYPES |= {15: "bfloat16", 23: "float8_e5m2", 24: "float8_e4m3fn"}
-#: Dtypes that numpy lacks: the reference model exchanges their raw bytes.
-_AS_BYTES = {"bfloat16": "V2", "float8_e5m2": "V1", "float8_e4m3fn": "V1"}
+#: Dtypes that numpy lacks -> numpy's dtype of raw bytes. The reference model exchanges these bytes.
+_RAW_BYTE_DTYPES = {"bfloat16": "V2", "float8_e5m2": "V1", "float8_e4m3fn": "V1"}
 
-#: The backend of TOSA graphs, which reference programs use; their graphs were lowered for an NPU.
-_REFERENCE = "TOSABackend"
+#: The backend of TOSA graphs. Reference programs use it; their graphs were lowered for an NPU.
+_REFERENCE_BACKEND = "TOSABackend"
 
-_failures = threading.local()
+_exceptions = threading.local()
 
 
-def take_failure() -> BaseException | None:
-    """Return and clear the last exception of an executor on this thread; the runtime passes on only an error code."""
-    failure: BaseException | None = getattr(_failures, "error", None)
-    _failures.error = None
-    return failure
+def pop_exception() -> BaseException | None:
+    """Return and clear the last exception of an executor on this thread.
+
+    The C++ runtime propagates only an error code.
+    """
+    exception: BaseException | None = getattr(_exceptions, "error", None)
+    _exceptions.error = None
+    return exception
 
 
 @dataclass(frozen=True)
@@ -81,8 +84,8 @@ class Execution:
 
     Attributes:
         delegate: the delegate that ran.
-        checksum: checksum of its payload from the compile specs, or None.
-        inputs, outputs: copies of its tensors.
+        checksum: checksum of the payload from the compile specs, or None.
+        inputs, outputs: copies of the delegate's tensors.
     """
 
     delegate: Delegate
@@ -91,30 +94,30 @@ class Execution:
     outputs: tuple[Array, ...]
 
 
-_loading = threading.local()
+_program_context = threading.local()
 
 
 @contextmanager
 def provide_named_data(named: Mapping[str, bytes | memoryview]) -> Iterator[None]:
-    """Provide the named data of a program to payloads that are loaded on this thread."""
-    before, _loading.named = getattr(_loading, "named", {}), named
+    """Provide the named data of a program to the payloads that this thread loads inside the block."""
+    previous, _program_context.named = getattr(_program_context, "named", {}), named
     try:
         yield
     finally:
-        _loading.named = before
+        _program_context.named = previous
 
 
-_observers = threading.local()
+_listeners = threading.local()
 
 
 @contextmanager
 def listen_to_delegates(listener: Callable[[Execution], None]) -> Iterator[None]:
-    """Call ``listener`` after each run of a delegate on this thread, before the program continues."""
-    before, _observers.listener = getattr(_observers, "listener", None), listener
+    """Call ``listener`` after each execution of a delegate on this thread, before the program continues."""
+    previous, _listeners.listener = getattr(_listeners, "listener", None), listener
     try:
         yield
     finally:
-        _observers.listener = before
+        _listeners.listener = previous
 
 
 @contextmanager
@@ -144,15 +147,15 @@ def log_duration(operation: int, start: int, end: int, metadata: bytes) -> None:
 
     Args:
         operation: delegate debug identifier.
-        start, end: ns from the start of the delegate.
+        start, end: times in ns from the start of the delegate.
         metadata: bytes for the Inspector's metadata parser.
     """
-    span = ctypes.c_uint64(start), ctypes.c_uint64(end)
-    load_plugin().arm_host_log_duration(ctypes.c_int32(operation), *span, metadata, ctypes.c_uint64(len(metadata)))
+    times = ctypes.c_uint64(start), ctypes.c_uint64(end)
+    load_plugin().arm_host_log_duration(ctypes.c_int32(operation), *times, metadata, ctypes.c_uint64(len(metadata)))
 
 
 class _Executor:
-    """Callbacks for one backend id. The runtime calls them on the thread that runs the program."""
+    """Callbacks of one backend. The C++ runtime calls them on the thread that runs the program."""
 
     def __init__(self, backend: str) -> None:
         self._backend = backend
@@ -161,7 +164,7 @@ class _Executor:
         self._handles = itertools.count(1)
         self.struct = _ExecutorStruct(None, _Init(self._init), _Execute(self._execute), _Destroy(self._destroy))
 
-    # An exception must not propagate through C: it is stored for ``take_failure``.
+    # A Python exception must not propagate through C. It is stored for ``pop_exception``.
 
     def _init(self, _: Any, payload: int, size: int, specs: Any, spec_count: int) -> int:
         try:
@@ -170,13 +173,13 @@ class _Executor:
             specs_by_key = {
                 specs[i].key.decode(): ctypes.string_at(specs[i].data, specs[i].size) for i in range(spec_count)
             }
-            named: Mapping[str, Any] = getattr(_loading, "named", {})
+            named: Mapping[str, Any] = getattr(_program_context, "named", {})
             delegate = create_delegate(self._backend, ctypes.string_at(payload, size), specs_by_key, named.get)
             handle = next(self._handles)
             self._delegates[handle], self._checksums[handle] = delegate, specs_by_key.get(CHECKSUM_KEY)
             return handle
         except BaseException as error:
-            _failures.error = error
+            _exceptions.error = error
             return 0
 
     def _execute(self, _: Any, handle: int, tensors: Any, count: int) -> int:
@@ -189,22 +192,22 @@ class _Executor:
                     f"{len(delegate.inputs)} inputs and {len(delegate.outputs)} outputs"
                 )
             arrays = [
-                _as_bytes(self._backend, index, tensors[index], info)
+                _view_as_bytes(self._backend, index, tensors[index], info)
                 if isinstance(info, EthosUTensor)
-                else _as_array(self._backend, tensors[index], info)
+                else _view_as_array(self._backend, tensors[index], info)
                 for index, info in enumerate(expected)
             ]
             sources, targets = arrays[: len(delegate.inputs)], arrays[len(delegate.inputs) :]
             results = delegate.run(sources)
             for target, result in zip(targets, results, strict=True):
                 target[...] = result.reshape(target.shape)
-            listener: Callable[[Execution], None] | None = getattr(_observers, "listener", None)
+            listener: Callable[[Execution], None] | None = getattr(_listeners, "listener", None)
             if listener is not None:
                 inputs, outputs = (tuple(array.copy() for array in side) for side in (sources, targets))
                 listener(Execution(delegate, self._checksums[handle], inputs, outputs))
             return 0
         except BaseException as error:
-            _failures.error = error
+            _exceptions.error = error
             return 1
 
     def _destroy(self, _: Any, handle: int) -> None:
@@ -214,7 +217,7 @@ class _Executor:
             delegate.close()
 
 
-def _as_array(backend: str, tensor: Any, expected: TensorInfo) -> Array:
+def _view_as_array(backend: str, tensor: Any, expected: TensorInfo) -> Array:
     """View a tensor of the runtime as an array, with its dimensions in memory order.
 
     Raises:
@@ -223,25 +226,25 @@ def _as_array(backend: str, tensor: Any, expected: TensorInfo) -> Array:
     import numpy as np
 
     shape = tuple(tensor.sizes[tensor.dim_order[axis]] for axis in range(tensor.rank))
-    kind = _SCALAR_TYPES.get(tensor.dtype)
-    if kind == "bool" and expected.dtype == "int8" and backend == _REFERENCE:
-        kind = "int8"  # the graph was lowered for hardware without booleans, where they are int8 0 and 1
-    if kind is None or kind != expected.dtype or shape != expected.shape:
+    dtype_name = _SCALAR_TYPES.get(tensor.dtype)
+    if dtype_name == "bool" and expected.dtype == "int8" and backend == _REFERENCE_BACKEND:
+        dtype_name = "int8"  # the graph was lowered for hardware without booleans; it represents them as int8 0 and 1
+    if dtype_name is None or dtype_name != expected.dtype or shape != expected.shape:
         raise RunError(
             f"{backend}: the program passes '{expected.name}' of a delegate as "
-            f"{kind or 'an unknown type'}{list(shape)} (in memory order), its payload expects {expected}. "
+            f"{dtype_name or 'an unknown type'}{list(shape)} (in memory order), its payload expects {expected}. "
             "They do not match: export the program again."
         )
-    dtype = np.dtype(_numpy_dtype(kind))
+    dtype = np.dtype(_numpy_dtype(dtype_name))
     size = dtype.itemsize * math.prod(shape)
     if size == 0:
         return np.empty(shape, dtype)
     if size != tensor.nbytes or not tensor.data:
         raise RunError(f"{backend}: '{expected.name}' of a delegate has {tensor.nbytes} bytes, not {size}")
-    return _tensor_memory(tensor).view(dtype).reshape(shape)
+    return _view_memory(tensor).view(dtype).reshape(shape)
 
 
-def _as_bytes(backend: str, index: int, tensor: Any, expected: EthosUTensor) -> Array:
+def _view_as_bytes(backend: str, index: int, tensor: Any, expected: EthosUTensor) -> Array:
     """View a tensor of the runtime as bytes.
 
     Raises:
@@ -249,31 +252,32 @@ def _as_bytes(backend: str, index: int, tensor: Any, expected: EthosUTensor) -> 
     """
     import numpy as np
 
-    kind = _SCALAR_TYPES.get(tensor.dtype)
-    size = 0 if kind is None else np.dtype(_numpy_dtype(kind)).itemsize
+    dtype_name = _SCALAR_TYPES.get(tensor.dtype)
+    size = 0 if dtype_name is None else np.dtype(_numpy_dtype(dtype_name)).itemsize
     if size != expected.element_size or tensor.nbytes != expected.nbytes or not tensor.data:
         raise RunError(
             f"{backend}: the program passes tensor {index} of a delegate as {tensor.nbytes} bytes of "
-            f"{kind or 'an unknown type'}, its payload expects {expected}. They do not match: export the program again."
+            f"{dtype_name or 'an unknown type'}, its payload expects {expected}. "
+            "They do not match: export the program again."
         )
-    return _tensor_memory(tensor)
+    return _view_memory(tensor)
 
 
-def _numpy_dtype(kind: str) -> str:
-    return _AS_BYTES.get(kind, kind)
+def _numpy_dtype(dtype_name: str) -> str:
+    return _RAW_BYTE_DTYPES.get(dtype_name, dtype_name)
 
 
-def _tensor_memory(tensor: Any) -> Array:
+def _view_memory(tensor: Any) -> Array:
     import numpy as np
 
     return np.frombuffer((ctypes.c_char * tensor.nbytes).from_address(tensor.data), np.uint8)
 
 
 @once
-def install() -> Sequence[_Executor]:
+def register_backends() -> Sequence[_Executor]:
     """Register ``TOSABackend``, ``VgfBackend`` and ``EthosUBackend`` with ExecuTorch's runtime in this process, once.
 
-    Programs that are loaded with ``executorch.runtime`` itself then run as well.
+    Afterwards, ``executorch.runtime`` can also run programs with these backends.
 
     Raises:
         RuntimeUnavailable: the plugin cannot be built or loaded, or other code has registered these backends.
@@ -282,14 +286,14 @@ def install() -> Sequence[_Executor]:
     import executorch.kernels.quantized  # noqa: F401
 
     loaded = load_plugin()
-    _call(loaded.arm_host_install)
-    executors = [_Executor(backend) for backend in BACKENDS]
-    for backend, executor in zip(BACKENDS, executors, strict=True):
-        _call(loaded.arm_host_set_executor, backend.encode(), ctypes.byref(executor.struct))
-    return executors  # the cache keeps them alive: the runtime holds pointers into them
+    _call_or_raise(loaded.arm_host_install)
+    executors = [_Executor(backend) for backend in DELEGATE_FACTORIES]
+    for backend, executor in zip(DELEGATE_FACTORIES, executors, strict=True):
+        _call_or_raise(loaded.arm_host_set_executor, backend.encode(), ctypes.byref(executor.struct))
+    return executors  # the cache of ``once`` keeps them alive, because the runtime holds pointers into them
 
 
-def _call(function: Any, *arguments: Any) -> None:
+def _call_or_raise(function: Any, *arguments: Any) -> None:
     message = ctypes.create_string_buffer(512)
     if function(*arguments, message, ctypes.c_uint64(len(message))) != 0:
         raise RuntimeUnavailable(f"ExecuTorch's runtime in this process cannot be used: {message.value.decode()}")

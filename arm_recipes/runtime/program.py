@@ -1,6 +1,6 @@
 """``Program``: run a ``.pte`` on this machine, in ExecuTorch's runtime.
 
-Delegates run as well: the plugin passes each one to an emulator or interpreter of its target.
+The host plugin executes the delegates: it passes each to an emulator or interpreter of its target.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
 from arm_recipes.runtime import plugin
-from arm_recipes.runtime.calls import bind_arguments, call_batch, check_input, reject_via
-from arm_recipes.runtime.delegates import BACKENDS
+from arm_recipes.runtime.calls import bind_arguments, call_batch, check_input, reject_old_backend_argument
+from arm_recipes.runtime.delegates import DELEGATE_FACTORIES
 from arm_recipes.runtime.errors import RunError
 from arm_recipes.runtime.ethosu_origins import describe_with_origin
 from arm_recipes.runtime.output_structure import unflatten_outputs
 from arm_recipes.runtime.padding import crop_outputs, pad_inputs
 from arm_recipes.runtime.pte import ProgramError, PteMethod, PteProgram, read_program
 from arm_recipes.runtime.shape_variants import Pad, StoredShapeVariants
-from arm_recipes.runtime.signature import Signature, Value, read_signature, read_sized_methods, verify_checksum
+from arm_recipes.runtime.signature import Signature, Value, read_shape_variants, read_signature, verify_checksum
 
 if TYPE_CHECKING:
     from arm_backend_core.events import Delegate
     from arm_recipes.runtime.trace import TracedOperation
 
-#: Backends whose payload is not a TOSA graph; ``ethos-u`` is the operator of TFLite models that Vela compiled.
-_COMPILED = frozenset({"EthosUBackend", "VgfBackend", "ethos-u"})
+#: Backends whose payload is not a TOSA graph. ``ethos-u`` is the operator of TFLite models that Vela compiled.
+_NON_TOSA_BACKENDS = frozenset({"EthosUBackend", "VgfBackend", "ethos-u"})
 
 
 class Program:
     """A loaded program. Mutable buffers keep their values between runs.
 
-    Threads may share a program (a lock serializes the runs) or load one each.
+    Threads may share a program, whose lock serializes the runs, or load one program each.
 
     Args:
         data: bytes of the ``.pte``.
@@ -45,8 +45,8 @@ class Program:
         content: the parsed file.
         sized: methods that were exported in several sizes, by name.
         reference: the reference program (the same program with TOSA graphs as delegates), or None.
-        records: the export's records of the delegates, by payload checksum. ``trace`` and errors take names of layers
-            from them.
+        records: the export's records of the delegates, by payload checksum. They provide the layer names for ``trace``
+            and for error messages.
 
     Raises:
         ProgramError: the bytes are not a program, or are damaged.
@@ -64,7 +64,7 @@ class Program:
         self._methods: dict[str, Any] = {}
         self._shared_program: Any = None
         self.content = content
-        self.sized = read_sized_methods(self.content)
+        self.sized = read_shape_variants(self.content)
         self.reference: Program | None = None
         self.records: Mapping[bytes, Delegate] = {}
         self.data = data
@@ -73,17 +73,17 @@ class Program:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """Names of the methods that compute; constant methods are left out."""
+        """Names of all methods except constant methods."""
         return tuple(name for name, method in self.content.methods.items() if method.constants is None)
 
     @property
     def inputs(self) -> tuple[Value, ...]:
-        """Inputs of ``forward``, or of the first method if there is no ``forward``; with scale and zero point."""
+        """Inputs of ``forward``, or of the first method if there is no ``forward``. They have scale and zero point."""
         return self.signature(self._main_method).inputs
 
     @property
     def outputs(self) -> tuple[Value, ...]:
-        """Outputs of the same method as ``inputs``."""
+        """Outputs of the method that ``inputs`` describes."""
         return self.signature(self._main_method).outputs
 
     @property
@@ -109,24 +109,24 @@ class Program:
         pad: Pad | None = None,
         **named: Any,
     ) -> Any:
-        """Execute a method. For a method in several sizes, the smallest size that fits the tensors runs.
+        """Execute a method. For a method that was exported in several sizes, the smallest size that fits is executed.
 
         Args:
             tensors: the inputs by position, in the shapes and dtypes of ``inputs``.
             named: the remaining inputs, by their names in ``inputs``.
             backend: "tosa" executes the TOSA graphs that the delegates were compiled from, instead of the delegates.
-            pad: padding value if no exported size fits exactly: one number, or a number for each input by name.
+            pad: padding value if no exported size fits exactly: one number, or a dict of input name to number.
                 Tensors are padded at the end of each axis, and the outputs are cropped accordingly.
 
         Returns:
             The outputs in the structure of the model's outputs, as ``ExportResult.run`` returns them: a tensor, or
-            tuples, lists and dicts. Named tuples and dataclasses become tuples. If the file records no structure: the
-            tensor if there is one, a list otherwise.
+            tuples, lists and dicts. Named tuples and dataclasses become tuples. If the file records no structure, the
+            result is the tensor of a single output, or a list of the outputs.
 
         Raises:
-            ValueError: there is no such method, or a tensor has the wrong shape or dtype, or an int64 value that int32
-                cannot hold, in a method with delegates of an Arm backend.
-            RunError: this machine lacks something that the program needs (the message names it), or the run failed.
+            ValueError: there is no such method, or a tensor has the wrong shape or dtype. In a method with delegates of
+                an Arm backend, also: int32 cannot hold a value of an int64 tensor.
+            RunError: the run failed, or this machine lacks a dependency, which the message names.
         """
         outputs = self.execute(*tensors, method=method, backend=backend, pad=pad, **named)
         executed = next(iter(self.sized[method].methods)) if method in self.sized else method
@@ -144,36 +144,37 @@ class Program:
         """Execute a method as ``run`` does, and return its outputs as ExecuTorch does.
 
         Returns:
-            One tensor for each output of the program, in its order. The new values of mutated inputs come first.
+            One tensor for each output of the program, in order. The new values of mutated inputs come first.
 
         Raises:
-            ValueError, RunError: as ``run``.
+            ValueError, RunError: as for ``run``.
         """
-        reject_via(named)
+        reject_old_backend_argument(named)
         if backend is not None:
             return self._reference_for(backend).execute(*tensors, method=method, pad=pad, **named)
         if method in self.sized:
-            return self._execute_sized(self.sized[method], tensors, named, pad)
+            return self._execute_shape_variant(self.sized[method], tensors, named, pad)
         inputs = self._bind_inputs(method, tensors, named)
         with self._lock:
             return self._execute(method, inputs)
 
-    def _execute_sized(
-        self, sized: StoredShapeVariants, tensors: Sequence[Any], named: Mapping[str, Any], pad: Pad | None
+    def _execute_shape_variant(
+        self, variants: StoredShapeVariants, tensors: Sequence[Any], named: Mapping[str, Any], pad: Pad | None
     ) -> list[Any]:
-        first, *_ = sized.methods
-        inputs = bind_arguments(sized.name, self.signature(first), tensors, named)
-        if len(inputs) != len(sized.inputs):
-            raise ValueError(f"'{sized.name}' takes {len(sized.inputs)} inputs, got {len(inputs)}")
-        sizes = sized.sizes(inputs)
-        method = sized.select_method(sizes, pad)
+        first, *_ = variants.methods
+        inputs = bind_arguments(variants.name, self.signature(first), tensors, named)
+        if len(inputs) != len(variants.inputs):
+            raise ValueError(f"'{variants.name}' takes {len(variants.inputs)} inputs, got {len(inputs)}")
+        sizes = variants.read_sizes(inputs)
+        method = variants.select_method(sizes, pad)
         outputs = self.execute(*pad_inputs(inputs, self.signature(method), pad), method=method)
-        return crop_outputs(outputs, sized.outputs, sizes)
+        return crop_outputs(outputs, variants.outputs, sizes)
 
     def trace(self, *tensors: Any, method: str = "forward", **named: Any) -> Iterator[TracedOperation]:
-        """Execute a method, then execute its Ethos-U delegates again and yield each of their operations.
+        """Execute a method, then execute its Ethos-U delegates again, and yield each of their operations.
 
-        The program is loaded again: its buffers have their initial values, and those of later runs do not change.
+        A second copy of the program is loaded and executed. Its mutable buffers start with their initial values, and
+        the buffers of this program do not change.
 
         Args:
             tensors: as for ``run``.
@@ -181,19 +182,19 @@ class Program:
             named: as for ``run``.
 
         Raises:
-            ValueError, RunError: as ``run``.
+            ValueError, RunError: as for ``run``.
         """
         from arm_recipes.runtime.trace import trace_delegate
 
         with plugin.record_executions() as executions:
-            loaded = self._load_again()  # owns the delegates
+            loaded = self._copy_unloaded()  # keep a reference, because the program owns the delegates
             loaded.execute(*tensors, method=method, **named)
         for number, execution in enumerate(executions):
             with self._lock:
                 operations = list(trace_delegate(number, execution, self.records.get(execution.checksum or b"")))
             yield from operations
 
-    def _load_again(self) -> Program:
+    def _copy_unloaded(self) -> Program:
         """Return a copy of the program whose methods are not loaded yet."""
         program = copy.copy(self)
         program._methods, program._shared_program = {}, None
@@ -202,13 +203,13 @@ class Program:
     def run_batch(
         self, samples: Iterable[Any], *, method: str = "forward", backend: Literal["tosa"] | None = None
     ) -> Iterator[Any]:
-        """Execute a method for each sample; yields the outputs of a sample, as ``run`` returns them, once it has run.
+        """Execute a method for each sample, and yield its outputs, as ``run`` returns them, after each execution.
 
         Args:
             samples: tuples of tensors, dicts of them by name, or tensors for a method with one input.
 
         Raises:
-            ValueError, RunError: as ``run``; the message begins with the index of the sample.
+            ValueError, RunError: as for ``run``. The message begins with the index of the sample.
         """
         return call_batch(
             lambda *tensors, **named: self.run(*tensors, method=method, backend=backend, **named), samples
@@ -216,13 +217,13 @@ class Program:
 
     @property
     def has_reference(self) -> bool:
-        """Whether ``backend="tosa"`` works: a reference program is loaded, or no delegate needs one."""
+        """Whether ``backend="tosa"`` works: a reference program is loaded, or all delegates are TOSA graphs already."""
         return self.reference is not None or self._is_own_reference
 
     @property
     def _is_own_reference(self) -> bool:
         backends = {delegate.backend for method in self.content.methods.values() for delegate in method.delegates}
-        return not backends & _COMPILED
+        return not backends & _NON_TOSA_BACKENDS
 
     def _reference_for(self, backend: str) -> Program:
         if backend != "tosa":
@@ -238,7 +239,7 @@ class Program:
         )
 
     def _bind_inputs(self, method: str, tensors: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
-        """All inputs of the method in order, validated and in the memory layout of the program."""
+        """Return all inputs of the method in order, validated and in the memory layout of the program."""
         expected = self.signature(method)
         return self._check_inputs(method, expected, bind_arguments(method, expected, tensors, named))
 
@@ -247,7 +248,10 @@ class Program:
             names = ", ".join(f"{value.name}: {value}" for value in expected.inputs)
             raise ValueError(f"'{method}' takes {len(expected.inputs)} inputs ({names}), got {len(tensors)}")
         description = self.content.methods[method]
-        layouts, has_arm_delegate = description.inputs, any(x.backend in BACKENDS for x in description.delegates)
+        layouts, has_arm_delegate = (
+            description.inputs,
+            any(x.backend in DELEGATE_FACTORIES for x in description.delegates),
+        )
         return [
             check_input(index, value, kind, tensor, reads_int32=has_arm_delegate)
             for index, (value, kind, tensor) in enumerate(zip(expected.inputs, layouts, tensors, strict=True))
@@ -263,16 +267,16 @@ class Program:
         """Load the program again and execute a method with ExecuTorch's event tracer.
 
         Args:
-            tensors: one for each input.
+            tensors: one tensor for each input.
             debug_bytes: size of the debug buffer for the logged tensors. If it is too small, the runtime aborts the
                 process.
-            listener: called after each delegate; it may log events inside the delegate.
+            listener: called after the execution of each delegate. It may log events of the delegate's operations.
 
         Returns:
             ETDump, debug buffer and outputs.
 
         Raises:
-            ValueError, RunError: as ``run``.
+            ValueError, RunError: as for ``run``.
         """
         inputs = self._check_inputs(method, self.signature(method), tensors)
         with (
@@ -281,7 +285,9 @@ class Program:
             plugin.provide_named_data(self.content.named_data),
             plugin.listen_to_delegates(listener),
         ):
-            program = self._runtime(method).load_program(self.data, enable_etdump=True, debug_buffer_size=debug_bytes)
+            program = self._checked_runtime(method).load_program(
+                self.data, enable_etdump=True, debug_buffer_size=debug_bytes
+            )
             outputs = list(program.load_method(method).execute(inputs))
         with TemporaryDirectory() as folder:
             paths = Path(folder, "etdump"), Path(folder, "debug")
@@ -294,52 +300,53 @@ class Program:
             method = self._methods.get(name)
             if method is None:
                 with plugin.provide_named_data(self.content.named_data):
-                    method = self._methods[name] = self._load(name)
+                    method = self._methods[name] = self._load_method(name)
             return list(method.execute(inputs))
 
     @contextmanager
     def _translate_errors(self, name: str) -> Iterator[None]:
-        """Turn an error of the runtime into a ``RunError`` with the message of the delegate that failed."""
-        plugin.take_failure()
+        """Raise an error of the runtime as ``RunError``, with the message of the delegate that failed."""
+        plugin.pop_exception()
         try:
             yield
         except (RuntimeError, MemoryError) as error:
-            cause = plugin.take_failure()
+            cause = plugin.pop_exception()
             if cause is None:
                 if isinstance(error, RunError):
                     raise
                 raise RunError(f"ExecuTorch's runtime cannot run '{name}': {error}") from error
             if not isinstance(cause, Exception):  # Ctrl-C
                 raise cause from None
-            kind = type(cause) if isinstance(cause, RunError) else RunError
+            error_type = type(cause) if isinstance(cause, RunError) else RunError
             message = describe_with_origin(cause, self.records) if isinstance(cause, RunError) else cause
-            raise kind(f"'{name}' cannot be run: {message}") from cause
+            raise error_type(f"'{name}' cannot be run: {message}") from cause
 
-    def _runtime(self, name: str) -> Any:
-        """ExecuTorch's runtime, after a check that it has the backends and kernels that a method needs."""
+    def _checked_runtime(self, name: str) -> Any:
+        """Return ExecuTorch's runtime, after a check that it has the backends and kernels that a method needs."""
         from executorch.runtime import Runtime
 
-        plugin.install()
+        plugin.register_backends()
         runtime = Runtime.get()
         _check_backends(self.content.methods[name], runtime.backend_registry.registered_backend_names)
         _check_kernels(self.content.methods[name], runtime.operator_registry.operator_names)
         return runtime
 
-    def _load(self, name: str) -> Any:
-        runtime = self._runtime(name)
+    def _load_method(self, name: str) -> Any:
+        runtime = self._checked_runtime(name)
         if not self._shares_state:
-            # Methods of one loaded program share their planned memory: one would overwrite the other's buffers.
+            # The methods of one loaded program share planned memory, so that one would overwrite another's buffers.
             return runtime.load_program(self.data).load_method(name)
         if self._shared_program is None:
-            # Load all methods now: loading one later would reset the shared buffers to their initial values.
+            # Load all methods now, because loading a method later would reset the shared buffers to their initial
+            # values.
             self._shared_program = runtime.load_program(self.data)
             self._methods |= {method: self._shared_program.load_method(method) for method in self.methods}
         return self._methods.get(name) or self._shared_program.load_method(name)
 
     @property
     def _shares_state(self) -> bool:
-        """Whether methods share mutable buffers: ``share_mutable_buffers`` places these in memory id 2."""
-        return sum(method.arenas > 1 for method in self.content.methods.values()) > 1
+        """Whether methods share mutable buffers, which ``share_mutable_buffers`` places in planned buffer 2."""
+        return sum(method.planned_buffers > 1 for method in self.content.methods.values()) > 1
 
     def __repr__(self) -> str:
         inputs, outputs = (", ".join(f"{v.name}: {v}" for v in values) for values in (self.inputs, self.outputs))

@@ -1,4 +1,4 @@
-"""Parser of ExecuTorch programs (``.pte``): reads untrusted files without a runtime."""
+"""Parser of ExecuTorch programs (``.pte``). It reads untrusted files, and does not need ExecuTorch's runtime."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from arm_recipes.runtime.flatbuffer import Flatbuffer, FlatbufferError, Table
 _MAGIC: Final = b"ET12"
 _HEADER_MAGIC: Final = b"eh00"
 #: Magic, length of the header, size of the flatbuffer, offset of the segments, size of the segments.
-_HEADER: Final = struct.Struct("<4sIQQQ")
-_HEADER_AT: Final = 8
+_HEADER_STRUCT: Final = struct.Struct("<4sIQQQ")
+_HEADER_OFFSET: Final = 8
 #: Length of the older header, which lacks the size of the segments.
-_SHORT_HEADER: Final = 24
+_SHORT_HEADER_BYTES: Final = 24
 
 
 class ProgramError(ArmRecipesError, ValueError):
@@ -30,9 +30,9 @@ class PteTensor:
     """A tensor that a method takes or returns.
 
     Attributes:
-        dtype: as PyTorch names it, for example ``int8``.
-        shape: the upper bound, if the shape is dynamic.
-        dynamic: whether the shape may be smaller.
+        dtype: PyTorch's name of the dtype, for example ``int8``.
+        shape: shape; its upper bound if ``dynamic``.
+        dynamic: whether the shape of a value may be smaller than ``shape``.
         dim_order: dimensions from the outermost to the innermost in memory.
     """
 
@@ -41,7 +41,7 @@ class PteTensor:
     dim_order: tuple[int, ...]
     dynamic: bool = False
 
-    def takes(self, shape: tuple[int, ...]) -> bool:
+    def accepts_shape(self, shape: tuple[int, ...]) -> bool:
         """Whether the method accepts a tensor of this shape."""
         if not self.dynamic:
             return shape == self.shape
@@ -68,13 +68,14 @@ class PteMethod:
     """A method of the program.
 
     Attributes:
-        inputs, outputs: tensors; for other values the kind, for example ``Int``.
+        inputs, outputs: descriptions of tensors. A value that is not a tensor is described by its type, such as
+            ``Int``.
         operators: CPU kernels that the method calls, for example ``cortex_m::quantize_per_tensor.out``.
         delegates: in program order.
         constants: results of a constant method (no inputs, no instructions): int, float, bool, str, or a ``PteTensor``
             that describes a tensor. None for any other method.
         planned_bytes: total size of the memory-planned buffers, which hold the intermediate tensors.
-        arenas: number of these buffers.
+        planned_buffers: number of memory-planned buffers.
         output_structure: treespec of the model's outputs in ExecuTorch's JSON; empty if none is recorded.
     """
 
@@ -85,7 +86,7 @@ class PteMethod:
     delegates: tuple[PteDelegate, ...]
     constants: tuple[object, ...] | None
     planned_bytes: int
-    arenas: int
+    planned_buffers: int
     output_structure: str = ""
 
 
@@ -94,8 +95,8 @@ class PteProgram:
     """A parsed program.
 
     Attributes:
-        methods: by name, including constant methods.
-        named_data: views of the program, by key.
+        methods: methods by name, including constant methods.
+        named_data: named data by key, as views of the program.
     """
 
     methods: dict[str, PteMethod]
@@ -106,7 +107,7 @@ def read_program(data: bytes | memoryview) -> PteProgram:
     """Parse a program. Payloads are views of ``data``, which must not change while they are in use.
 
     Raises:
-        ProgramError: the bytes are not a program, or are truncated or damaged; the message says where.
+        ProgramError: the bytes are not a program, or they are truncated or damaged. The message says where.
     """
     try:
         return _Reader(memoryview(data).toreadonly().cast("B")).program()
@@ -121,7 +122,7 @@ class _Reader:
         program, segments = _split_segments(data)
         self._root = Flatbuffer(program).root
         self._segments = [
-            _segment(
+            _slice_segment(
                 index,
                 segments,
                 table.number(schema.DataSegment.offset, "Q"),
@@ -133,9 +134,9 @@ class _Reader:
         self._inline = [table.view(schema.BackendDelegateInlineData.data) for table in inline]
 
     def program(self) -> PteProgram:
-        methods = [self._method(plan) for plan in self._root.tables(schema.Program.execution_plan)]
+        methods = [self._read_method(plan) for plan in self._root.tables(schema.Program.execution_plan)]
         named_data = [
-            (table.text(schema.NamedData.key), self._segment(table.number(schema.NamedData.segment_index, "I")))
+            (table.text(schema.NamedData.key), self._get_segment(table.number(schema.NamedData.segment_index, "I")))
             for table in self._root.tables(schema.Program.named_data)
         ]
         return PteProgram(
@@ -143,14 +144,16 @@ class _Reader:
             _unique_by_name(named_data, "entries of named data"),
         )
 
-    def _method(self, plan: Table) -> PteMethod:
+    def _read_method(self, plan: Table) -> PteMethod:
         values = plan.tables(schema.ExecutionPlan.values)
-        inputs = [_element(values, index, "value") for index in plan.numbers(schema.ExecutionPlan.inputs, "i")]
-        outputs = [_element(values, index, "value") for index in plan.numbers(schema.ExecutionPlan.outputs, "i")]
+        inputs = [_checked_element(values, index, "value") for index in plan.numbers(schema.ExecutionPlan.inputs, "i")]
+        outputs = [
+            _checked_element(values, index, "value") for index in plan.numbers(schema.ExecutionPlan.outputs, "i")
+        ]
         has_no_instructions = not any(
             len(chain.tables(schema.Chain.instructions)) for chain in plan.tables(schema.ExecutionPlan.chains)
         )
-        # The runtime numbers buffers from 1; entry 0 is unused.
+        # The runtime numbers buffers from 1, so entry 0 is unused.
         sizes = plan.numbers(schema.ExecutionPlan.non_const_buffer_sizes, "q")[1:]
         if any(size < 0 for size in sizes):
             raise ProgramError(f"damaged: a planned buffer has {min(sizes)} bytes")
@@ -160,49 +163,53 @@ class _Reader:
             inputs=tuple(map(_describe_value, inputs)),
             outputs=tuple(map(_describe_value, outputs)),
             operators=tuple(map(_operator_name, plan.tables(schema.ExecutionPlan.operators))),
-            delegates=tuple(map(self._delegate, plan.tables(schema.ExecutionPlan.delegates))),
+            delegates=tuple(map(self._read_delegate, plan.tables(schema.ExecutionPlan.delegates))),
             constants=tuple(map(_constant_value, outputs)) if has_no_instructions and not inputs else None,
             planned_bytes=sum(sizes),
-            arenas=len(sizes),
+            planned_buffers=len(sizes),
             output_structure="" if containers is None else containers.text(schema.ContainerMetadata.encoded_out_str),
         )
 
-    def _delegate(self, delegate: Table) -> PteDelegate:
+    def _read_delegate(self, delegate: Table) -> PteDelegate:
         backend = delegate.text(schema.BackendDelegate.id)
         reference = delegate.table(schema.BackendDelegate.processed)
         if reference is None:
             raise ProgramError(f"damaged: a delegate for {backend!r} has no payload")
         location = reference.number(schema.BackendDelegateDataReference.location, "b")
         index = reference.number(schema.BackendDelegateDataReference.index, "I")
-        if location not in (schema.INLINE, schema.SEGMENT):
+        if location not in (schema.INLINE_LOCATION, schema.SEGMENT_LOCATION):
             raise ProgramError(
                 f"damaged: the payload of a delegate for {backend!r} has the unknown location {location}"
             )
-        data = _element(self._inline, index, "inline payload") if location == schema.INLINE else self._segment(index)
+        data = (
+            _checked_element(self._inline, index, "inline payload")
+            if location == schema.INLINE_LOCATION
+            else self._get_segment(index)
+        )
         tables = delegate.tables(schema.BackendDelegate.compile_specs)
         specs = {spec.text(schema.CompileSpec.key): spec.read_bytes(schema.CompileSpec.value) for spec in tables}
         if "" in specs:  # the runtime would dereference a null pointer
             raise ProgramError(f"damaged: a compile spec of a delegate for {backend!r} has no key")
         return PteDelegate(backend, data, specs)
 
-    def _segment(self, index: int) -> memoryview:
-        return _element(self._segments, index, "segment")
+    def _get_segment(self, index: int) -> memoryview:
+        return _checked_element(self._segments, index, "segment")
 
 
 def _split_segments(data: memoryview) -> tuple[memoryview, memoryview]:
     """Split a file into the flatbuffer and the segments that follow it."""
-    if len(data) < _HEADER_AT:
+    if len(data) < _HEADER_OFFSET:
         raise ProgramError(f"truncated: a file of {len(data)} bytes is too short for a program")
-    magic = bytes(data[4:_HEADER_AT])
+    magic = bytes(data[4:_HEADER_OFFSET])
     if magic != _MAGIC:
         raise ProgramError(f"not an ExecuTorch program (magic {magic!r}, expected {_MAGIC!r})")
-    if bytes(data[_HEADER_AT : _HEADER_AT + len(_HEADER_MAGIC)]) != _HEADER_MAGIC:
+    if bytes(data[_HEADER_OFFSET : _HEADER_OFFSET + len(_HEADER_MAGIC)]) != _HEADER_MAGIC:
         return data, data[:0]
-    if len(data) < _HEADER_AT + _HEADER.size:
+    if len(data) < _HEADER_OFFSET + _HEADER_STRUCT.size:
         raise ProgramError(f"truncated: the file ends inside its header, after {len(data)} bytes")
-    _, length, program_bytes, base, segment_bytes = _HEADER.unpack_from(data, _HEADER_AT)
-    if length < _HEADER.size:
-        if length < _SHORT_HEADER:
+    _, length, program_bytes, base, segment_bytes = _HEADER_STRUCT.unpack_from(data, _HEADER_OFFSET)
+    if length < _HEADER_STRUCT.size:
+        if length < _SHORT_HEADER_BYTES:
             raise ProgramError(f"damaged: the header has {length} bytes")
         segment_bytes = 0
     for what, end in (("program", program_bytes), ("segments", base + segment_bytes)):
@@ -211,7 +218,7 @@ def _split_segments(data: memoryview) -> tuple[memoryview, memoryview]:
     return data[:program_bytes], data[base:]
 
 
-def _segment(index: int, segments: memoryview, offset: int, count: int) -> memoryview:
+def _slice_segment(index: int, segments: memoryview, offset: int, count: int) -> memoryview:
     if offset + count > len(segments):
         end = f"byte {offset + count:,} of the segments, the file has {len(segments):,}"
         raise ProgramError(f"truncated: segment {index} should end at {end}")
@@ -219,23 +226,23 @@ def _segment(index: int, segments: memoryview, offset: int, count: int) -> memor
 
 
 def _describe_value(value: Table) -> PteTensor | str:
-    """The tensor's description, or the kind of any other value."""
-    kind = _element(schema.KINDS, value.number(schema.EValue.val_type, "B"), "kind of value")
+    """Describe a value: a tensor's description, or the type of any other value."""
+    kind = _checked_element(schema.VALUE_KINDS, value.number(schema.EValue.val_type, "B"), "kind of value")
     return _describe_tensor(_union_table(value)) if kind == "Tensor" else kind
 
 
 def _constant_value(value: Table) -> object:
-    """The value, or a tensor's description; None for kinds that ExecuTorch does not store as constants."""
-    kind = _describe_value(value)
-    if kind == "Int":
+    """Read a constant: its value, or a tensor's description; None for types that are never constants in ExecuTorch."""
+    description = _describe_value(value)
+    if description == "Int":
         return _union_table(value).number(schema.Scalar.value, "q")
-    if kind == "Bool":
+    if description == "Bool":
         return bool(_union_table(value).number(schema.Scalar.value, "B"))
-    if kind == "Double":
+    if description == "Double":
         return _union_table(value).double(schema.Scalar.value)
-    if kind == "String":
+    if description == "String":
         return _union_table(value).text(schema.Scalar.value)
-    return kind if isinstance(kind, PteTensor) else None
+    return description if isinstance(description, PteTensor) else None
 
 
 def _union_table(value: Table) -> Table:
@@ -249,11 +256,11 @@ def _describe_tensor(tensor: Table) -> PteTensor:
     dtype = tensor.number(schema.Tensor.scalar_type, "b")
     shape = tensor.numbers(schema.Tensor.sizes, "i")
     order = tensor.numbers(schema.Tensor.dim_order, "B")
-    if dtype not in schema.DTYPES:
+    if dtype not in schema.DTYPE_NAMES:
         raise ProgramError(f"damaged: a tensor has the unknown scalar type {dtype}")
     if min(shape, default=0) < 0 or sorted(order) != list(range(len(shape))):
         raise ProgramError(f"damaged: a tensor has the shape {list(shape)} with the dimension order {list(order)}")
-    return PteTensor(schema.DTYPES[dtype], shape, order, tensor.number(schema.Tensor.shape_dynamism, "b") != 0)
+    return PteTensor(schema.DTYPE_NAMES[dtype], shape, order, tensor.number(schema.Tensor.shape_dynamism, "b") != 0)
 
 
 def _operator_name(kernel: Table) -> str:
@@ -264,14 +271,14 @@ def _operator_name(kernel: Table) -> str:
 _Item = TypeVar("_Item")
 
 
-def _element(items: Sequence[_Item], index: int, what: str) -> _Item:
+def _checked_element(items: Sequence[_Item], index: int, what: str) -> _Item:
     if not 0 <= index < len(items):
         raise ProgramError(f"damaged: it refers to {what} {index:,}, and there are {len(items):,}")
     return items[index]
 
 
 def _unique_by_name(items: Sequence[tuple[str, _Item]], what: str) -> dict[str, _Item]:
-    named_data = dict(items)
-    if len(named_data) < len(items):
+    items_by_name = dict(items)
+    if len(items_by_name) < len(items):
         raise ProgramError(f"damaged: two {what} have the same name")
-    return named_data
+    return items_by_name

@@ -1,6 +1,6 @@
 """Schema of ExecuTorch programs: flatbuffer field numbers and enumerations, under the names of ``program.fbs``.
 
-A test compares them with the installed schema.
+A test compares the numbers with the installed schema.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ExecutionPlan:
 
 
 class ContainerMetadata:
-    """Structures of a method's inputs and outputs."""
+    """Nested structures (treespecs) of a method's inputs and outputs."""
 
     encoded_out_str = 1
 
@@ -60,7 +60,7 @@ class Tensor:
 
 
 class Scalar:
-    """``Int``, ``Bool``, ``Double`` and ``String``: tables with one field."""
+    """A scalar value: ``Int``, ``Bool``, ``Double`` or ``String``, which are tables with one field."""
 
     value = 0
 
@@ -81,7 +81,7 @@ class BackendDelegate:
 
 
 class BackendDelegateDataReference:
-    """Where the payload of a delegate lies."""
+    """Location of a delegate's payload."""
 
     location = 0
     index = 1
@@ -94,7 +94,7 @@ class BackendDelegateInlineData:
 
 
 class CompileSpec:
-    """A key and value of a delegate."""
+    """A compile spec of a delegate: key and value."""
 
     key = 0
     value = 1
@@ -108,14 +108,14 @@ class DataSegment:
 
 
 class NamedData:
-    """A key and its segment."""
+    """An entry of named data: a key and the index of its segment."""
 
     key = 0
     segment_index = 1
 
 
-#: Members of the union ``KernelTypes``; 0 is an unset union.
-KINDS: Final = (
+#: Members of the union ``KernelTypes``. Index 0 is an unset union.
+VALUE_KINDS: Final = (
     "NONE",
     "Null",
     "Int",
@@ -130,9 +130,9 @@ KINDS: Final = (
     "OptionalTensorList",
 )
 #: The enumeration ``DataLocation``.
-INLINE, SEGMENT = 0, 1
-#: The enumeration ``ScalarType``, by PyTorch's dtype names.
-DTYPES: Final = {
+INLINE_LOCATION, SEGMENT_LOCATION = 0, 1
+#: The enumeration ``ScalarType``: number -> PyTorch's dtype name.
+DTYPE_NAMES: Final = {
     0: "uint8",
     1: "int8",
     2: "int16",
@@ -164,4 +164,4 @@ DTYPES: Final = {
 
 def dtype_number(name: str) -> int:
     """Number of a dtype in ``executorch::aten::ScalarType``."""
-    return next(number for number, known in DTYPES.items() if known == name)
+    return next(number for number, known in DTYPE_NAMES.items() if known == name)

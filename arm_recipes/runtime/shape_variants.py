@@ -1,4 +1,4 @@
-"""Shape variants: a method exported for several sizes of its dynamic dimensions; the input shapes select one."""
+"""Shape variants: a method is exported for several sizes of its dynamic dimensions. The input shapes select one."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Pad = float | Mapping[str, float]
 
 @dataclass(frozen=True)
 class StoredShapeVariants:
-    """A method with shape variants, as the program stores it. ``arm_recipes.samples.sizes`` creates it at export.
+    """A method with shape variants, as the program stores it. ``arm_recipes.samples.read_sizes`` creates it at export.
 
     Attributes:
         name: name by which users call the method.
-        methods: name of the exported variant -> name of the dimension -> size.
+        methods: name of the exported variant -> (name of the dimension -> size).
         inputs: for each input tensor, axis -> name of the dimension.
         outputs: for each output tensor, axis -> name of the dimension.
     """
@@ -39,7 +39,7 @@ class StoredShapeVariants:
         )
         return cls(name, dict(stored["methods"]), *sides)
 
-    def sizes(self, tensors: Sequence[Tensor]) -> dict[str, int]:
+    def read_sizes(self, tensors: Sequence[Tensor]) -> dict[str, int]:
         """Read the sizes of the named dimensions from the input shapes.
 
         Raises:
@@ -59,20 +59,24 @@ class StoredShapeVariants:
         Raises:
             ValueError: no variant is large enough, or no variant has exactly these sizes and ``pad`` is None.
         """
-        exact = next((name for name, exported in self.methods.items() if exported == sizes), None)
-        if exact is not None:
-            return exact
-        actual = ", ".join(f"{name} = {size}" for name, size in sizes.items())
-        fitting = [name for name, exported in self.methods.items() if all(sizes[dim] <= exported[dim] for dim in sizes)]
+        exact_match = next((name for name, exported in self.methods.items() if exported == sizes), None)
+        if exact_match is not None:
+            return exact_match
+        input_sizes = ", ".join(f"{name} = {size}" for name, size in sizes.items())
+        large_enough = [
+            name for name, exported in self.methods.items() if all(sizes[dim] <= exported[dim] for dim in sizes)
+        ]
         exported_sizes = {dim: sorted({exported[dim] for exported in self.methods.values()}) for dim in sizes}
         variants = "; ".join(f"{dim} of {', '.join(map(str, known))}" for dim, known in exported_sizes.items())
-        if not fitting:
-            raise ValueError(f"'{self.name}' was exported with {variants}; the inputs have {actual}, which is larger")
-        smallest = min(fitting, key=lambda name: math.prod(self.methods[name].values()))
+        if not large_enough:
+            raise ValueError(
+                f"'{self.name}' was exported with {variants}; the inputs have {input_sizes}, which is larger"
+            )
+        smallest = min(large_enough, key=lambda name: math.prod(self.methods[name].values()))
         if pad is None:
             padded = ", ".join(f"{name} = {self.methods[smallest][name]}" for name in sizes)
             raise ValueError(
-                f"'{self.name}' was exported with {variants}; the inputs have {actual}: give a padding value, "
+                f"'{self.name}' was exported with {variants}; the inputs have {input_sizes}: give a padding value, "
                 f"run(..., pad=0) for example, to pad them to {padded}"
             )
         return smallest

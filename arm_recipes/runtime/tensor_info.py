@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """An input or output of the program.
+    """An input or output tensor of a program.
 
     Attributes:
         dtype: PyTorch's name, for example ``int8``.
@@ -33,7 +33,7 @@ class TensorInfo:
         """
         import torch
 
-        scale, zero_point = self._parameters()
+        scale, zero_point = self._quantization_parameters()
         dtype = getattr(torch, self.dtype)
         limits = torch.iinfo(dtype)
         return (torch.round(real / scale) + zero_point).clamp(limits.min, limits.max).to(dtype)
@@ -44,24 +44,24 @@ class TensorInfo:
         Raises:
             ValueError: the tensor is not quantized.
         """
-        scale, zero_point = self._parameters()
+        scale, zero_point = self._quantization_parameters()
         return (integers.float() - zero_point) * scale
 
     def to_program(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Convert a tensor of the model for the program: quantize floats if the tensor is quantized."""
+        """Convert a model tensor to a program tensor: quantize floats if the program's tensor is quantized."""
         from arm_backend_core.kinds import ScalarKind, kind_of
 
         quantizes = self.scale is not None and kind_of(tensor.dtype) is ScalarKind.FLOAT
         return self.quantize(tensor) if quantizes else tensor
 
     def to_model(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Convert a tensor of the program for the model: dequantize integers if the tensor is quantized."""
+        """Convert a program tensor to a model tensor: dequantize integers if the program's tensor is quantized."""
         from arm_backend_core.kinds import ScalarKind, kind_of
 
         dequantizes = self.scale is not None and kind_of(tensor.dtype) is ScalarKind.INTEGER
         return self.dequantize(tensor) if dequantizes else tensor
 
-    def _parameters(self) -> tuple[float, int]:
+    def _quantization_parameters(self) -> tuple[float, int]:
         if self.scale is None or self.zero_point is None:
             raise ValueError(f"'{self.name}' is not quantized ({self.dtype}); export with quantized_io=True")
         return self.scale, self.zero_point

@@ -1,8 +1,8 @@
 """TOSA deserialization: flatbuffer -> ``Graph``, the inverse of ``arm_backend_core.tosa.serialize``.
 
-An operator's record lists the fields of its attribute table in order, and its constant operands. Whatever the records
-do not describe is an error: an operator that we never write, a wrong number of operands or results, a shape or zero
-point that is not constant. Damage is an error, too.
+The record of an operator (``arm_backend_core.tosa.operators``) lists its attribute fields in order, and its constant
+operands. Content that the records do not describe is an error: an operator that the compiler never writes, a wrong
+number of operands or results, or a shape or zero point that is not constant. A damaged file is an error, too.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from arm_recipes.runtime.tosa_graph import (
 )
 
 Array = np.ndarray[Any, Any]
-#: Attribute field -> its type: an enumeration of TOSA, a ``struct`` format letter, or bytes. All other fields are
-#: vectors of int32.
-_FIELDS: Final = {
+#: Attribute field -> its type: a TOSA enumeration, a ``struct`` format letter, or bytes. All other fields are vectors
+#: of int32.
+_FIELD_TYPES: Final = {
     "nan_mode": "NanPropagationMode",
     "rounding_mode": "RoundingMode",
     "mode": "ResizeMode",
@@ -39,15 +39,15 @@ _FIELDS: Final = {
     **dict.fromkeys(("local_bound", "per_channel", "round", "scale32", "input_unsigned", "output_unsigned"), "?"),
     **dict.fromkeys(("min_val", "max_val"), "bytes"),
 }
-#: Constant operands with more than one element; the graph stores the others as numbers.
-_VECTORS: Final = {("RESCALE", "multiplier"), ("RESCALE", "shift"), ("TABLE", "table")}
-#: Operators with nested graphs -> the names of both.
-_GRAPHS: Final = {"COND_IF": ("then_graph", "else_graph"), "WHILE_LOOP": ("cond_graph", "body_graph")}
-#: numpy's limit; TOSA's levels allow at most 6.
+#: Constant operands that are vectors. The graph stores all other constant operands as numbers.
+_VECTOR_OPERANDS: Final = {("RESCALE", "multiplier"), ("RESCALE", "shift"), ("TABLE", "table")}
+#: Operators with nested graphs -> names of their two graphs.
+_NESTED_GRAPHS: Final = {"COND_IF": ("then_graph", "else_graph"), "WHILE_LOOP": ("cond_graph", "body_graph")}
+#: numpy's limit. TOSA's levels allow at most 6.
 _MAX_DIMENSIONS: Final = 32
-_CONSTANTS: Final = ("CONST", "CONST_SHAPE")
-#: Floating-point formats that numpy lacks -> name in ml_dtypes. ``_PACKED``: bits of an element of packed formats.
-_FORMATS: Final = {
+_CONSTANT_OPERATORS: Final = ("CONST", "CONST_SHAPE")
+#: Floating-point formats that numpy lacks -> their name in ml_dtypes.
+_ML_DTYPES_NAMES: Final = {
     DType.BF16: "bfloat16",
     DType.FP8E4M3: "float8_e4m3fn",
     DType.FP8E5M2: "float8_e5m2",
@@ -56,15 +56,16 @@ _FORMATS: Final = {
     DType.FP6E3M2: "float6_e3m2fn",
     DType.FP4E2M1: "float4_e2m1fn",
 }
-_PACKED: Final = {DType.INT4: 4, DType.FP4E2M1: 4, DType.FP6E2M3: 6, DType.FP6E3M2: 6}
+#: Formats that are packed without padding -> bits of an element.
+_PACKED_BITS: Final = {DType.INT4: 4, DType.FP4E2M1: 4, DType.FP6E2M3: 6, DType.FP6E3M2: 6}
 
 
 def deserialize(flatbuffer: bytes) -> Graph:
-    """Read the graph of a TOSA flatbuffer (TOSA 1.0 or the draft of 1.1). Its operators have no origins.
+    """Read the graph of a TOSA flatbuffer (TOSA 1.0 or the draft of 1.1). The operators of the result have no origins.
 
     Raises:
         PayloadError: the flatbuffer is damaged, or contains something that the operator records do not describe.
-            Legality is checked separately, by ``arm_backend_core.tosa.legality``.
+            ``arm_backend_core.tosa.legality`` checks legality separately.
     """
     try:
         return _Reader(flatbuffer).graph("")
@@ -81,19 +82,19 @@ class _Reader:
         self.regions: dict[str, Table] = {}
         for number, region in enumerate(regions):
             self.regions[region.text(_TosaRegion.name) if number else ""] = region
-        self.waiting = set(self.regions)
+        self.unread_regions = set(self.regions)
 
     def graph(self, region: str) -> Graph:
-        """Read a region. Each region is read once, because a region that contains itself would recurse forever."""
-        if region not in self.waiting:
-            raise PayloadError(f"the region '{region}' is missing, or held by two operators")
-        self.waiting.remove(region)
+        """Read a region. A second read of a region is an error, because cyclic regions would recurse forever."""
+        if region not in self.unread_regions:
+            raise PayloadError(f"the region '{region}' is missing, or two operators refer to it")
+        self.unread_regions.remove(region)
         blocks = self.regions[region].tables(_TosaRegion.blocks)
         if len(blocks) != 1:
             raise PayloadError(f"the region '{region}' has {len(blocks)} blocks, not one")
         return _Block(self, region, blocks[0]).read()
 
-    def member(self, enumeration: str, number: int) -> str:
+    def enum_name(self, enumeration: str, number: int) -> str:
         """Name of a member of one of TOSA's enumerations."""
         try:
             return str(getattr(self.ts, enumeration)(number).name)
@@ -101,8 +102,8 @@ class _Reader:
             raise PayloadError(f"unknown {enumeration} {number}") from None
 
     def dtype(self, number: int) -> DType:
-        """Element type; only those that the compiler supports."""
-        name = self.member("DType", number)
+        """Element type; an error if the compiler does not support it."""
+        name = self.enum_name("DType", number)
         if name not in DType.__members__:
             raise PayloadError(f"tensors of type {name} are not supported")
         return DType[name]
@@ -121,57 +122,57 @@ class _Block:
     def read(self) -> Graph:
         graph = Graph()
         for name in self.block.texts(_TosaBasicBlock.inputs):
-            value = self._value(name, name.removeprefix(self.region))
+            value = self._create_value(name, name.removeprefix(self.region))
             graph.inputs.append(value)
         for number, table in enumerate(self.block.tables(_TosaBasicBlock.operators)):
             try:
-                graph.ops += self._operator(table)
+                graph.ops += self._read_operator(table)
             except PayloadError as error:
-                kind = self.reader.member("Op", table.number(_TosaOperator.op, "I"))
+                kind = self.reader.enum_name("Op", table.number(_TosaOperator.op, "I"))
                 raise PayloadError(f"operator {number}, {kind}: {error}") from None
         graph.outputs = [self._look_up(name) for name in self.block.texts(_TosaBasicBlock.outputs)]
         return graph
 
-    def _operator(self, table: Table) -> list[Op]:
-        """Read an operator. The list is empty for a constant, which becomes a value."""
-        kind = self.reader.member("Op", table.number(_TosaOperator.op, "I"))
+    def _read_operator(self, table: Table) -> list[Op]:
+        """Read an operator; the result is empty for a constant, which becomes a value."""
+        kind = self.reader.enum_name("Op", table.number(_TosaOperator.op, "I"))
         inputs, outputs = table.texts(_TosaOperator.inputs), table.texts(_TosaOperator.outputs)
-        if kind in _CONSTANTS:
-            self._constant(kind, inputs, outputs)
+        if kind in _CONSTANT_OPERATORS:
+            self._read_constant(kind, inputs, outputs)
             return []
         fields = table.table(_TosaOperator.attribute)
         if fields is None:
             raise PayloadError("it has no attributes")
-        if kind in _GRAPHS:
-            graphs = {name: self.reader.graph(fields.text(i)) for i, name in enumerate(_GRAPHS[kind])}
+        if kind in _NESTED_GRAPHS:
+            graphs = {name: self.reader.graph(fields.text(i)) for i, name in enumerate(_NESTED_GRAPHS[kind])}
             op = self._create_op(kind, [self._look_up(name) for name in inputs], outputs, graphs)
-            _check_graphs(op, **graphs)
+            _check_nested_graphs(op, **graphs)
             return [op]
         record = OPERATORS.get(kind)
         if record is None or record.is_placeholder:
             raise PayloadError("the compiler has no such operator")
-        data = len(inputs) - len(record.operands)
-        wanted = max(data, 1) if record.variadic else len(record.rows[0].inputs)
-        results = 2 if kind == "CAST_TO_BLOCK_SCALED" else 1
-        if data != wanted or len(outputs) != results:
-            expected = f"{wanted + len(record.operands)} operands and {results} results"
+        input_count = len(inputs) - len(record.operands)
+        expected_inputs = max(input_count, 1) if record.variadic else len(record.rows[0].inputs)
+        expected_results = 2 if kind == "CAST_TO_BLOCK_SCALED" else 1
+        if input_count != expected_inputs or len(outputs) != expected_results:
+            expected = f"{expected_inputs + len(record.operands)} operands and {expected_results} results"
             raise PayloadError(f"{len(inputs)} operands and {len(outputs)} results, not {expected}")
-        operands = [self._look_up(name) for name in inputs[:data]]
+        operands = [self._look_up(name) for name in inputs[:input_count]]
         op = self._create_op(kind, operands, outputs, {})
-        op.attrs = self._attributes(record, op, fields, inputs[data:])
+        op.attrs = self._read_attributes(record, op, fields, inputs[input_count:])
         return [op]
 
     def _create_op(self, kind: str, operands: list[Value], outputs: tuple[str, ...], attrs: dict[str, Any]) -> Op:
         if not outputs:
             raise PayloadError("it has no result")
-        first, *more = [self._value(name, name) for name in outputs]
+        first, *more = [self._create_value(name, name) for name in outputs]
         op = Op(kind, operands, first, attrs, extra_outputs=more)
         for value in op.results:
             value.producer = op
         return op
 
-    def _value(self, name: str, ours: str) -> Value:
-        """Create the value of a tensor that no operator has defined yet."""
+    def _create_value(self, name: str, graph_name: str) -> Value:
+        """Create the value of a tensor, which must not exist yet; ``graph_name`` is its name in the graph."""
         tensor = self.tensors.get(name)
         if tensor is None or name in self.values:
             raise PayloadError(f"the tensor '{name}' is {'missing' if tensor is None else 'defined twice'}")
@@ -181,7 +182,7 @@ class _Block:
         shape = tensor.numbers(_TosaTensor.shape, "i")
         if len(shape) > _MAX_DIMENSIONS or min(shape, default=0) < 0:
             raise PayloadError(f"the tensor '{name}' has {len(shape)} dimensions, or a size that is not known")
-        self.values[name] = Value(shape, dtype, ours)
+        self.values[name] = Value(shape, dtype, graph_name)
         return self.values[name]
 
     def _look_up(self, name: str) -> Value:
@@ -189,11 +190,11 @@ class _Block:
             raise PayloadError(f"the tensor '{name}' is read before it is defined")
         return self.values[name]
 
-    def _constant(self, kind: str, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> None:
+    def _read_constant(self, kind: str, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> None:
         if inputs or len(outputs) != 1:
             raise PayloadError(f"{len(inputs)} operands and {len(outputs)} results, not one result alone")
         if kind == "CONST":
-            value = self._value(outputs[0], "")
+            value = self._create_value(outputs[0], "")
             value.data = _read_array(self.tensors[outputs[0]].view(_TosaTensor.data), value)
         elif outputs[0] in self.shapes:
             shape = self.shapes[outputs[0]]
@@ -204,58 +205,66 @@ class _Block:
         else:
             raise PayloadError(f"the shape '{outputs[0]}' is missing")
 
-    def _attributes(self, record: Operator, op: Op, fields: Table, constants: tuple[str, ...]) -> dict[str, Any]:
-        attrs = {name: self._field(fields, i, name, op) for i, name in enumerate(record.fields)}
-        for (name, how), operand in zip(record.operands, constants, strict=True):
-            if how == "shape":
+    def _read_attributes(self, record: Operator, op: Op, fields: Table, constants: tuple[str, ...]) -> dict[str, Any]:
+        attrs = {name: self._read_field(fields, i, name, op) for i, name in enumerate(record.fields)}
+        for (name, operand_type), operand in zip(record.operands, constants, strict=True):
+            if operand_type == "shape":
                 if operand not in self.constant_shapes:
                     raise PayloadError(f"its {name} is not a constant shape")
                 attrs[name] = list(self.constant_shapes[operand])
                 continue
             value = self._look_up(operand)
-            if how == "multiplier":
+            if operand_type == "multiplier":
                 dtype = DType.INT32 if attrs["scale32"] else DType.INT16
-            elif how in ("input0", "input1", "output"):
-                dtype = (op.output if how == "output" else op.inputs[int(how[-1])]).dtype
+            elif operand_type in ("input0", "input1", "output"):
+                dtype = (op.output if operand_type == "output" else op.inputs[int(operand_type[-1])]).dtype
             else:
-                dtype = DType(how)
-            attrs[name] = _read_parameter(value, name, dtype, vector=(op.kind, name) in _VECTORS)
+                dtype = DType(operand_type)
+            attrs[name] = _read_parameter(value, name, dtype, vector=(op.kind, name) in _VECTOR_OPERANDS)
         return attrs
 
-    def _field(self, fields: Table, number: int, name: str, op: Op) -> Any:
-        how = _FIELDS.get(name, "")
-        if how == "DType":
+    def _read_field(self, fields: Table, number: int, name: str, op: Op) -> Any:
+        field_type = _FIELD_TYPES.get(name, "")
+        if field_type == "DType":
             return self.reader.dtype(fields.number(number, "I"))
-        if how == "bytes":
+        if field_type == "bytes":
             data = fields.view(number)
             return _read_array(data, Value((), op.output.dtype)).item()
-        if len(how) > 1:
-            return self.reader.member(how, fields.number(number, "I"))
-        if how == "?":
-            return bool(fields.number(number, how))
-        return fields.number(number, how) if how else list(fields.numbers(number, "i"))
+        if len(field_type) > 1:
+            return self.reader.enum_name(field_type, fields.number(number, "I"))
+        if field_type == "?":
+            return bool(fields.number(number, field_type))
+        return fields.number(number, field_type) if field_type else list(fields.numbers(number, "i"))
 
 
-def _check_graphs(op: Op, **graphs: Graph) -> None:
-    """Check nested graphs: one boolean condition, matching inputs and outputs.
+def _check_nested_graphs(op: Op, **graphs: Graph) -> None:
+    """Check nested graphs: the condition is one boolean, and inputs and outputs match the operator's.
 
     Source: TOSA 1.0, COND_IF and WHILE_LOOP.
     """
-    first, second = graphs.values()
+    first_graph, second_graph = graphs.values()
     if op.kind == "COND_IF":
-        conditions, operands, results = op.inputs[:1], op.inputs[1:], [(graph, op.results) for graph in (first, second)]
+        conditions, operands, results = (
+            op.inputs[:1],
+            op.inputs[1:],
+            [(graph, op.results) for graph in (first_graph, second_graph)],
+        )
     else:
-        conditions, operands, results = first.outputs, op.inputs, [(second, op.inputs), (second, op.results)]
+        conditions, operands, results = (
+            first_graph.outputs,
+            op.inputs,
+            [(second_graph, op.inputs), (second_graph, op.results)],
+        )
     if len(conditions) != 1 or conditions[0].dtype is not DType.BOOL or conditions[0].size != 1:
         raise PayloadError(f"its condition is {conditions}, not one boolean")
-    pairs = [(graph.inputs, operands) for graph in (first, second)]
-    for ours, theirs in pairs + [(graph.outputs, values) for graph, values in results]:
-        if [(x.shape, x.dtype) for x in ours] != [(x.shape, x.dtype) for x in theirs]:
-            raise PayloadError(f"its nested graph has {ours}, and it has {theirs}")
+    pairs = [(graph.inputs, operands) for graph in (first_graph, second_graph)]
+    for nested_values, operator_values in pairs + [(graph.outputs, values) for graph, values in results]:
+        if [(x.shape, x.dtype) for x in nested_values] != [(x.shape, x.dtype) for x in operator_values]:
+            raise PayloadError(f"its nested graph has {nested_values}, but it has {operator_values}")
 
 
 def _read_parameter(value: Value, name: str, dtype: DType, *, vector: bool) -> Any:
-    """Value of a constant operand: an array, or a number."""
+    """Value of a constant operand: an array for a vector operand, otherwise a number."""
     if value.data is None:
         raise PayloadError(f"its {name} is not a constant")
     if value.dtype is not dtype or value.rank != 1 or (value.size != 1 and not vector):
@@ -266,20 +275,20 @@ def _read_parameter(value: Value, name: str, dtype: DType, *, vector: bool) -> A
 
 def _read_array(data: memoryview, value: Value) -> Array:
     """Elements of a constant, in the numpy dtype that the graph stores."""
-    bits = _PACKED.get(value.dtype, 8 * value.dtype.bytes)
+    bits = _PACKED_BITS.get(value.dtype, 8 * value.dtype.bytes)
     count = prod(value.shape)
     length = (count * bits + 7) // 8
     if len(data) < length:
         raise PayloadError(f"{value!r} has {len(data)} bytes, not {length}")
     raw = np.frombuffer(data[:length], np.uint8)
-    if value.dtype in _PACKED or value.dtype is DType.INT48:
-        raw = _unpack(raw, bits, count, signed=not value.dtype.is_float)
-    if value.dtype in _FORMATS:
+    if value.dtype in _PACKED_BITS or value.dtype is DType.INT48:
+        raw = _unpack_bits(raw, bits, count, signed=not value.dtype.is_float)
+    if value.dtype in _ML_DTYPES_NAMES:
         import ml_dtypes
 
-        stored = raw.astype(np.uint8) if value.dtype in _PACKED else raw
-        elements = stored.view(getattr(ml_dtypes, _FORMATS[value.dtype])).astype(np.float32)
-    elif value.dtype in _PACKED or value.dtype is DType.INT48:
+        stored = raw.astype(np.uint8) if value.dtype in _PACKED_BITS else raw
+        elements = stored.view(getattr(ml_dtypes, _ML_DTYPES_NAMES[value.dtype])).astype(np.float32)
+    elif value.dtype in _PACKED_BITS or value.dtype is DType.INT48:
         elements = raw.astype(value.dtype.numpy)
     else:
         elements = raw.view(value.dtype.numpy.newbyteorder("<")).astype(value.dtype.numpy)
@@ -288,8 +297,8 @@ def _read_array(data: memoryview, value: Value) -> Array:
     return np.array(elements.reshape(value.shape), order="C")
 
 
-def _unpack(raw: Array, bits: int, count: int, *, signed: bool) -> Array:
-    """Unpack numbers of ``bits`` bits; the first one is in the lowest bits of the first byte."""
+def _unpack_bits(raw: Array, bits: int, count: int, *, signed: bool) -> Array:
+    """Unpack numbers of ``bits`` bits each. The first number is in the lowest bits of the first byte."""
     bit_rows = np.unpackbits(raw, bitorder="little")[: count * bits].reshape(count, bits).astype(np.int64)
     numbers = bit_rows @ (np.int64(1) << np.arange(bits, dtype=np.int64))
     return numbers - ((bit_rows[:, -1] << bits) if signed else 0)

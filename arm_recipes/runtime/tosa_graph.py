@@ -1,4 +1,4 @@
-"""Parser of TOSA flatbuffers: inputs, outputs, operators and the positions of constants. Damage is an error.
+"""Parser of TOSA flatbuffers: inputs, outputs, operators, and positions of constants. A damaged file is an error.
 
 The private classes hold flatbuffer field numbers, under the names of ``tosa.fbs`` (tosa-tools).
 """
@@ -63,7 +63,7 @@ class _TosaShape:
     data = 2
 
 
-#: TOSA's enumeration ``DType`` -> PyTorch's dtype name, if PyTorch has the type.
+#: TOSA's enumeration ``DType`` -> dtype name, which is PyTorch's name if PyTorch has the type.
 _TOSA_DTYPES: Final = {
     1: "bool",
     2: "int4",
@@ -78,14 +78,14 @@ _TOSA_DTYPES: Final = {
     12: "float8_e5m2",
     17: "int64",
 }
-#: TOSA's enumeration ``DType`` -> bits of an element. Tensors of shapes have no data, so SHAPE is missing.
+#: TOSA's enumeration ``DType`` -> bits of an element. SHAPE is missing, because shape operands have no tensor data.
 _TOSA_BITS: Final = {1: 8, 2: 4, 3: 8, 4: 16, 5: 32, 6: 48, 7: 32, 8: 16, 9: 16, 11: 8, 12: 8, 17: 64}
 _TOSA_MAGIC: Final = b"TOSA"
 
 
 @dataclass(frozen=True)
 class TosaPayload:
-    """A TOSA flatbuffer.
+    """Description of a TOSA flatbuffer.
 
     Attributes:
         version: version of TOSA.
@@ -116,8 +116,8 @@ def read_tosa(data: memoryview) -> TosaPayload:
         return TosaPayload(
             ".".join(str(version.number(field)) for field in (_Version._major, _Version._minor, _Version._patch)),
             sum(len(block.tables(_TosaBasicBlock.operators)) for block in blocks),
-            _tosa_tensors(blocks[0].texts(_TosaBasicBlock.inputs), tensors),
-            _tosa_tensors(blocks[0].texts(_TosaBasicBlock.outputs), tensors),
+            _describe_tensors(blocks[0].texts(_TosaBasicBlock.inputs), tensors),
+            _describe_tensors(blocks[0].texts(_TosaBasicBlock.outputs), tensors),
         )
     except FlatbufferError as error:
         raise PayloadError(f"truncated or damaged: {error}") from None
@@ -125,10 +125,10 @@ def read_tosa(data: memoryview) -> TosaPayload:
 
 @dataclass(frozen=True)
 class TosaOperator:
-    """An operator of a TOSA flatbuffer, constants excluded.
+    """An operator of a TOSA flatbuffer that is not a constant.
 
     Attributes:
-        index: index among all operators including constants, as Vela counts them.
+        index: Vela's index of the operator: its index among all operators, including constants.
         inputs, outputs: names of tensors.
         result: description of the first output.
     """
@@ -144,7 +144,7 @@ class TosaGraph:
     """The main block of a TOSA flatbuffer.
 
     Attributes:
-        operators: in order; the export's record has the same number.
+        operators: operators except constants, in order. The export's record of the delegate lists the same operators.
         inputs, outputs: names of the graph's inputs and outputs.
         tensor_bytes: size of each tensor, by name.
     """
@@ -156,7 +156,10 @@ class TosaGraph:
 
 
 def read_graph(data: memoryview) -> TosaGraph:
-    """Parse a TOSA flatbuffer of this compiler. Without operators if it has nested graphs (COND_IF, WHILE_LOOP)."""
+    """Parse a TOSA flatbuffer of this compiler.
+
+    The result has no operators if the graph contains nested graphs (COND_IF, WHILE_LOOP).
+    """
     regions = Flatbuffer(data).root.tables(_TosaGraph.regions)
     block = regions[0].tables(_TosaRegion.blocks)[0]
     tensors = {tensor.text(_TosaTensor.name): tensor for tensor in block.tables(_TosaBasicBlock.tensors)}
@@ -164,7 +167,7 @@ def read_graph(data: memoryview) -> TosaGraph:
     for index, operator in enumerate(block.tables(_TosaBasicBlock.operators) if len(regions) == 1 else ()):
         if inputs := operator.texts(_TosaOperator.inputs):
             outputs = operator.texts(_TosaOperator.outputs)
-            operators.append(TosaOperator(index, inputs, outputs, _tosa_tensors(outputs, tensors)[0]))
+            operators.append(TosaOperator(index, inputs, outputs, _describe_tensors(outputs, tensors)[0]))
     inputs, outputs = (block.texts(field) for field in (_TosaBasicBlock.inputs, _TosaBasicBlock.outputs))
     return TosaGraph(
         tuple(operators), inputs, outputs, {name: _tensor_bytes(tensor) for name, tensor in tensors.items()}
@@ -176,15 +179,15 @@ def _tensor_bytes(tensor: Table) -> int:
     return prod(tensor.numbers(_TosaTensor.shape, "i")) * bits // 8
 
 
-def constant_spans(data: memoryview, least: int) -> list[tuple[int, int]]:
-    """Start and end of the data of each constant with at least ``least`` bytes."""
+def find_constant_spans(data: memoryview, min_bytes: int) -> list[tuple[int, int]]:
+    """Start and end byte of the data of each constant with at least ``min_bytes`` bytes, in file order."""
     (region,) = Flatbuffer(data).root.tables(_TosaGraph.regions)
     (block,) = region.tables(_TosaRegion.blocks)
     spans = [tensor.span(_TosaTensor.data) for tensor in block.tables(_TosaBasicBlock.tensors)]
-    return sorted((start, start + count) for start, count in spans if count >= least)
+    return sorted((start, start + count) for start, count in spans if count >= min_bytes)
 
 
-def _tosa_tensors(names: Iterable[str], tensors: dict[str, Table]) -> tuple[TensorInfo, ...]:
+def _describe_tensors(names: Iterable[str], tensors: dict[str, Table]) -> tuple[TensorInfo, ...]:
     infos = []
     for name in names:
         if name not in tensors:
@@ -196,9 +199,9 @@ def _tosa_tensors(names: Iterable[str], tensors: dict[str, Table]) -> tuple[Tens
 
 
 def replace_outputs(flatbuffer: bytes, names: Sequence[str]) -> bytes:
-    """Replace the outputs of a graph.
+    """Make the tensors ``names`` the outputs of a graph, in place of its own outputs.
 
-    References of a flatbuffer point forward, so the new list of outputs is appended to the file.
+    References in a flatbuffer point forward, so the new list of outputs is appended to the file.
     """
     (region,) = Flatbuffer(memoryview(flatbuffer)).root.tables(_TosaGraph.regions)
     field = region.tables(_TosaRegion.blocks)[0].field_position(_TosaBasicBlock.outputs)

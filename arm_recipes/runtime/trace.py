@@ -1,4 +1,4 @@
-"""``Program.trace``: the result and the origin of each operation of an Ethos-U command stream."""
+"""``Program.trace``: result and origin (layer, source line) of each operation of an Ethos-U command stream."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TracedOperation:
-    """An operation that has run, with its result.
+    """An executed NPU operation, with its result.
 
-    Names are known if the export's record is available (``ExportResult.trace``). An operation that serves another one,
-    such as the DMA of its weights, has the names of that one.
+    Names are known if the export's record is available (``ExportResult.trace``). An auxiliary operation, such as the
+    DMA of a layer's weights, has the names of the layer that it serves.
 
     Attributes:
-        delegate: index of the delegate among those that ran.
+        delegate: index of the delegate execution in the run.
         command: operation of the NPU, for example ``NPU_OP_CONV``.
         offset: byte offset of the operation in the command stream.
         operator, layer, module, source: see ``Origin``.
-        region, address: location of the result; region -1 is the NPU itself, 8 its memory for lookup tables.
-        integers: the result as (rows, columns, channels) in memory order; bytes for a DMA.
+        region, address: location of the result. Region -1 is the NPU itself; region 8 is its memory for lookup tables.
+        integers: the result in memory order, with shape (rows, columns, channels); for a DMA, the bytes.
         scale, zero_point: quantization parameters if the result is a quantized output of the delegate, else None.
     """
 
@@ -55,7 +55,7 @@ class TracedOperation:
 
 
 def trace_delegate(number: int, execution: Execution, record: Delegate | None) -> Iterator[TracedOperation]:
-    """Run a delegate again operation by operation; yields nothing for other targets than Ethos-U."""
+    """Execute a delegate again, and yield its operations. Yields nothing for targets other than Ethos-U."""
     import torch
 
     delegate = execution.delegate
@@ -84,9 +84,9 @@ def trace_delegate(number: int, execution: Execution, record: Delegate | None) -
 def _output_quantization(
     delegate: EthosUDelegate, operation: EthosUOperation, record: Delegate | None
 ) -> tuple[float | None, int | None]:
-    """Scale and zero point of the output that an operation wrote completely; (None, None) if there is none."""
+    """Scale and zero point of the delegate output that an operation wrote completely, or (None, None)."""
     for tensor, io in zip(delegate.outputs, record.outputs if record is not None else (), strict=False):
-        at = (tensor.region, tensor.offset, tensor.nbytes)
-        if at == (operation.region, operation.address, operation.integers.nbytes):
+        location = (tensor.region, tensor.offset, tensor.nbytes)
+        if location == (operation.region, operation.address, operation.integers.nbytes):
             return io.scale, io.zero_point
     return None, None

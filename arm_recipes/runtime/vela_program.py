@@ -8,12 +8,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from arm_recipes.runtime.errors import RunError
-from arm_recipes.runtime.ethosu import EthosUDelegate, EthosUFigures
+from arm_recipes.runtime.ethosu import EthosUDelegate, EthosUStatistics
 from arm_recipes.runtime.program import Program
 from arm_recipes.runtime.pte import ProgramError, PteDelegate, PteMethod, PteProgram, PteTensor
 from arm_recipes.runtime.signature import Signature
 from arm_recipes.runtime.tensor_info import TensorInfo
-from arm_recipes.runtime.vela_tflite import ETHOS_U, VelaTflite, read_vela_tflite
+from arm_recipes.runtime.vela_tflite import ETHOS_U_CUSTOM_CODE, VelaTflite, read_vela_tflite
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,13 +27,13 @@ METHOD = "forward"
 
 
 class VelaProgram(Program):
-    """A TFLite model that Vela compiled to one NPU operator. Its memory keeps its content between runs.
+    """A TFLite model that Vela compiled to one NPU operator. Its memory keeps its contents between runs.
 
     Args:
         data: bytes of the ``.tflite``.
 
     Attributes:
-        model: the parsed file. The attribute ``content`` describes it as a ``.pte`` of one method and one delegate.
+        model: the parsed file. The attribute ``content`` describes it like a ``.pte`` with one method and one delegate.
 
     Raises:
         ProgramError: Vela did not compile the model, the file is damaged, or some operators stay on the CPU.
@@ -61,34 +61,34 @@ class VelaProgram(Program):
             ValueError: number, dtype or shape of the arrays is wrong.
             RunError: the run failed.
         """
-        inputs = self._to_bytes(arrays)
+        inputs = self._inputs_to_bytes(arrays)
         with self._lock:
             outputs = [output.tobytes() for output in self._delegate.run(inputs)]
-        return [_to_array(data, info) for data, info in zip(outputs, self.model.outputs, strict=True)]
+        return [_array_from_bytes(data, info) for data, info in zip(outputs, self.model.outputs, strict=True)]
 
-    def run_checked(self, arrays: Sequence[Array]) -> EthosUFigures:
+    def run_checked(self, arrays: Sequence[Array]) -> EthosUStatistics:
         """Execute once with the access checker, which stays on for later executions.
 
         Raises:
             ValueError: number, dtype or shape of the arrays is wrong.
-            RunError: as ``EthosUDelegate.run_checked``.
+            RunError: as for ``EthosUDelegate.run_checked``.
         """
-        inputs = self._to_bytes(arrays)
+        inputs = self._inputs_to_bytes(arrays)
         with self._lock:
             return self._delegate.run_checked(inputs)
 
     def trace(self, *tensors: Any, method: str = METHOD, **named: Any) -> Iterator[TracedOperation]:
-        """Load the model again, execute it and yield each NPU operation with its result. Layer names are unknown.
+        """Load the model again, execute it, and yield each NPU operation with its result. Layer names are unknown.
 
         Raises:
-            ValueError, RunError: as ``run``.
+            ValueError, RunError: as for ``run``.
         """
         from arm_recipes.runtime.plugin import Execution
         from arm_recipes.runtime.trace import trace_delegate
 
         inputs = self._bind_inputs(method, tensors, named)
         loaded = VelaProgram(self.data)
-        execution = Execution(loaded._delegate, None, tuple(self._to_bytes([x.numpy() for x in inputs])), ())
+        execution = Execution(loaded._delegate, None, tuple(self._inputs_to_bytes([x.numpy() for x in inputs])), ())
         with self._lock:
             operations = list(trace_delegate(0, execution, None))
         yield from operations
@@ -96,18 +96,20 @@ class VelaProgram(Program):
     def _execute(self, name: str, inputs: Sequence[Any]) -> list[Any]:
         import torch
 
-        outputs = self._delegate.run(self._to_bytes([tensor.numpy() for tensor in inputs]))
-        arrays = [_to_array(output.tobytes(), info) for output, info in zip(outputs, self.model.outputs, strict=True)]
+        outputs = self._delegate.run(self._inputs_to_bytes([tensor.numpy() for tensor in inputs]))
+        arrays = [
+            _array_from_bytes(output.tobytes(), info) for output, info in zip(outputs, self.model.outputs, strict=True)
+        ]
         return list(map(torch.from_numpy, arrays))
 
     def _reference_for(self, backend: str) -> Program:
         raise RunError(f"backend={backend!r}: a TFLite model that Vela compiled has no TOSA graphs")
 
-    def _runtime(self, name: str) -> Any:
+    def _checked_runtime(self, name: str) -> Any:
         raise RunError("ExecuTorch's runtime does not run TFLite models")
 
-    def _to_bytes(self, arrays: Sequence[Array]) -> list[Array]:
-        """Check the inputs and return the bytes of each."""
+    def _inputs_to_bytes(self, arrays: Sequence[Array]) -> list[Array]:
+        """Check the inputs, and return the bytes of each."""
         import numpy as np
 
         if len(arrays) != len(self.model.inputs):
@@ -120,7 +122,7 @@ class VelaProgram(Program):
         return [np.frombuffer(array.tobytes(), np.uint8) for array in arrays]
 
 
-def _to_array(data: bytes, info: TensorInfo) -> Array:
+def _array_from_bytes(data: bytes, info: TensorInfo) -> Array:
     import numpy as np
 
     return np.frombuffer(bytearray(data), info.dtype).reshape(info.shape)
@@ -132,8 +134,8 @@ def _describe_method(model: VelaTflite) -> PteMethod:
         tuple(PteTensor(info.dtype, info.shape, tuple(range(len(info.shape)))) for info in tensors)
         for tensors in (model.inputs, model.outputs)
     )
-    delegates = tuple(PteDelegate(ETHOS_U, operator.parts.commands, {}) for operator in model.npu)
-    return PteMethod(METHOD, inputs, outputs, model.operators, delegates, None, model.arena_bytes, 1)
+    delegates = tuple(PteDelegate(ETHOS_U_CUSTOM_CODE, operator.parts.commands, {}) for operator in model.npu_operators)
+    return PteMethod(METHOD, inputs, outputs, model.cpu_operators, delegates, None, model.arena_bytes, 1)
 
 
 def _create_delegate(model: VelaTflite) -> EthosUDelegate:
@@ -142,15 +144,17 @@ def _create_delegate(model: VelaTflite) -> EthosUDelegate:
     Raises:
         ProgramError: the model has CPU operators, or not exactly one NPU operator.
     """
-    if model.operators:
-        operator_counts = ", ".join(f"{name} ({n})" if n > 1 else name for name, n in Counter(model.operators).items())
+    if model.cpu_operators:
+        operator_counts = ", ".join(
+            f"{name} ({n})" if n > 1 else name for name, n in Counter(model.cpu_operators).items()
+        )
         raise ProgramError(
-            "Vela left these TFLite operators on the CPU, and this runtime executes only operators for the NPU: "
+            "Vela left these TFLite operators on the CPU, but this runtime executes only operators for the NPU: "
             f"{operator_counts}"
         )
-    if len(model.npu) != 1:
-        raise ProgramError(f"the model has {len(model.npu)} operators for the NPU; this runtime supports one")
-    (operator,) = model.npu
+    if len(model.npu_operators) != 1:
+        raise ProgramError(f"the model has {len(model.npu_operators)} operators for the NPU; this runtime supports one")
+    (operator,) = model.npu_operators
     payload = replace(
         operator.parts.payload,
         inputs=model.input_locations,

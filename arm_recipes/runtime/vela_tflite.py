@@ -1,13 +1,13 @@
-"""Parser of TFLite models that Vela compiled: custom operators ``ethos-u`` with a command stream for the NPU.
+"""Parser of TFLite models that Vela compiled. Their custom operators ``ethos-u`` contain command streams for the NPU.
 
-The inputs of such an operator are, in this order: the command stream, constants (region 0 of the NPU's addresses),
-scratch (region 1), fast scratch (region 2), and the inputs of the network. Vela writes this order
+An ``ethos-u`` operator has these inputs, in this order: the command stream, constants (region 0 of the NPU's
+addresses), scratch (region 1), fast scratch (region 2), and the inputs of the network. Vela writes this order
 (``npu_serialisation.rewrite_npu_call_ops``), and TFLite Micro reads it (``ethosu.cc``).
 
-Scratch is TFLite Micro's arena. The metadata ``OfflineMemoryAllocation`` holds the offsets of the tensors in it,
-including inputs and outputs of the model. In memory mode ``Dedicated_Sram``, fast scratch is a tensor of its own and
-stands for a separate memory of the NPU. In other modes, scratch and fast scratch are the same tensor. Vela's legacy
-core writes two tensors in these modes too, but its commands do not address the second one.
+Scratch is TFLite Micro's arena. The metadata ``OfflineMemoryAllocation`` holds the arena offset of each tensor,
+including inputs and outputs of the model. In memory mode ``Dedicated_Sram``, fast scratch is a separate tensor,
+which represents a separate memory of the NPU. In other modes, scratch and fast scratch are the same tensor. Vela's
+legacy core writes two tensors in these modes too, but its commands do not address the second one.
 
 The private classes hold flatbuffer field numbers, under the names of TFLite's ``schema.fbs``.
 """
@@ -79,17 +79,17 @@ class _Metadata:
     buffer = 1
 
 
-#: Position of the file identifier, after the offset of the root table.
-IDENTIFIER: Final = slice(4, 8)
-MAGIC: Final = b"TFL3"
-_CUSTOM = 32
+#: Bytes of the file identifier. The offset of the root table precedes it.
+FILE_IDENTIFIER_SLICE: Final = slice(4, 8)
+FILE_IDENTIFIER: Final = b"TFL3"
+_CUSTOM_OPERATOR_CODE = 32
 #: Custom code of the operators that Vela creates.
-ETHOS_U: Final = "ethos-u"
-_ALLOCATION = "OfflineMemoryAllocation"
+ETHOS_U_CUSTOM_CODE: Final = "ethos-u"
+_ALLOCATION_METADATA = "OfflineMemoryAllocation"
 #: Words before the offsets: version, subgraph and number of tensors.
-_ALLOCATION_HEADER = 3
-#: ``TensorType`` -> PyTorch's dtype name, bytes of an element.
-_TYPES: Final = {
+_ALLOCATION_HEADER_WORDS = 3
+#: ``TensorType`` -> (PyTorch's dtype name, bytes of an element).
+_TENSOR_TYPES: Final = {
     0: ("float32", 4),
     1: ("float16", 2),
     2: ("int32", 4),
@@ -102,19 +102,19 @@ _TYPES: Final = {
     15: ("uint32", 4),
     16: ("uint16", 2),
 }
-#: Indices of the inputs of an ``ethos-u`` operator. The inputs of the network follow, from ``_FIRST_INPUT`` on.
-_FIRST_INPUT, _COMMANDS_AT, _CONSTANTS_AT, _SCRATCH_AT, _FAST_SCRATCH_AT = 4, 0, 1, 2, 3
-#: The operator's custom options are a flexbuffer of this integer, of any width.
-_OPTIONS: Final = 1
+#: Indices of the inputs of an ``ethos-u`` operator. The inputs of the network follow, from ``_FIRST_INPUT_INDEX`` on.
+_FIRST_INPUT_INDEX, _COMMANDS_INDEX, _CONSTANTS_INDEX, _SCRATCH_INDEX, _FAST_SCRATCH_INDEX = 4, 0, 1, 2, 3
+#: The operator's custom options are a flexbuffer that contains this integer, in any width.
+_CUSTOM_OPTIONS_VALUE: Final = 1
 _RANK, _MAX_BYTES = 6, 2**32
 
 
 @dataclass(frozen=True)
 class VelaOperator:
-    """An ``ethos-u`` operator.
+    """An ``ethos-u`` operator: an NPU program inside of a TFLite model.
 
     Attributes:
-        parts: command stream, constants and description. Its inputs and outputs are tensors in the arena (region 1).
+        parts: command stream, constants and description. The inputs and outputs are tensors in the arena (region 1).
         one_arena: whether scratch and fast scratch are the same tensor.
     """
 
@@ -129,11 +129,11 @@ class VelaTflite:
     Attributes:
         description: the file's description of the compiler, for example ``Vela 5.1.0 Optimised``.
         inputs, outputs: inputs and outputs of the model.
-        input_locations, output_locations: the same tensors in the arena.
-        npu: operators for the NPU, in order.
-        operators: names of the other operators, in order.
+        input_locations, output_locations: arena locations of these inputs and outputs.
+        npu_operators: operators for the NPU, in execution order.
+        cpu_operators: names of the other operators, in execution order.
         arena_bytes: size of the arena for intermediate tensors, including scratch.
-        variables: tensors that keep their value between runs; with each, the initial value of its elements.
+        variables: tensors that keep their value between runs, each with the initial value of its elements.
     """
 
     description: str
@@ -141,25 +141,26 @@ class VelaTflite:
     outputs: tuple[TensorInfo, ...]
     input_locations: tuple[EthosUTensor, ...]
     output_locations: tuple[EthosUTensor, ...]
-    npu: tuple[VelaOperator, ...]
-    operators: tuple[str, ...]
+    npu_operators: tuple[VelaOperator, ...]
+    cpu_operators: tuple[str, ...]
     arena_bytes: int
     variables: tuple[tuple[EthosUTensor, int], ...] = ()
 
 
 def is_tflite(data: bytes | memoryview) -> bool:
     """Whether the bytes have the file identifier of a TFLite model."""
-    return bytes(data[IDENTIFIER]) == MAGIC
+    return bytes(data[FILE_IDENTIFIER_SLICE]) == FILE_IDENTIFIER
 
 
 def read_vela_tflite(data: bytes | memoryview) -> VelaTflite:
-    """Parse a model. Command stream and constants are views of ``data``.
+    """Parse a model. Command streams and constants are views of ``data``.
 
     Raises:
-        ProgramError: the bytes are not a TFLite model, are truncated or damaged, or Vela has not compiled the model.
+        ProgramError: the bytes are not a TFLite model, are truncated or damaged, or Vela has not compiled the
+            model.
     """
     try:
-        return _Reader(memoryview(data).toreadonly().cast("B")).model()
+        return _Reader(memoryview(data).toreadonly().cast("B")).read_model()
     except FlatbufferError as error:
         raise ProgramError(f"truncated or damaged: {error}") from None
 
@@ -169,33 +170,33 @@ class _Reader:
 
     def __init__(self, data: memoryview) -> None:
         if not is_tflite(data):
-            magic = bytes(data[IDENTIFIER])
-            raise ProgramError(f"not a TFLite model (magic {magic!r}, expected {MAGIC!r})")
+            magic = bytes(data[FILE_IDENTIFIER_SLICE])
+            raise ProgramError(f"not a TFLite model (magic {magic!r}, expected {FILE_IDENTIFIER!r})")
         self._root = Flatbuffer(data).root
         self._buffers = self._root.tables(_Model.buffers)
         self._subgraphs = self._root.tables(_Model.subgraphs)
-        self._graph = _element(self._subgraphs, 0, "subgraph")
+        self._graph = _checked_element(self._subgraphs, 0, "subgraph")
         self._tensors = self._graph.tables(_SubGraph.tensors)
         self._codes = [_operator_name(table) for table in self._root.tables(_Model.operator_codes)]
         self._offsets: Sequence[int] = ()
 
-    def model(self) -> VelaTflite:
+    def read_model(self) -> VelaTflite:
         operators = [
-            (_element(self._codes, table.number(_Operator.opcode_index, "I"), "operator code"), table)
+            (_checked_element(self._codes, table.number(_Operator.opcode_index, "I"), "operator code"), table)
             for table in self._graph.tables(_SubGraph.operators)
         ]
-        if ETHOS_U not in (name for name, _ in operators):
+        if ETHOS_U_CUSTOM_CODE not in (name for name, _ in operators):
             raise ProgramError(
-                f"it has no operator '{ETHOS_U}': Vela has not compiled it, or left all of it to the CPU. "
+                f"it has no operator '{ETHOS_U_CUSTOM_CODE}': Vela has not compiled it, or left all of it to the CPU. "
                 "Compile it with: vela model.tflite --accelerator-config ..."
             )
         for name, table in operators:
-            if name == ETHOS_U:
-                _check_options(table.read_bytes(_Operator.custom_options))
+            if name == ETHOS_U_CUSTOM_CODE:
+                _check_custom_options(table.read_bytes(_Operator.custom_options))
         self._offsets = self._read_allocation()
         index_lists = [self._graph.numbers(field, "i") for field in (_SubGraph.inputs, _SubGraph.outputs)]
         inputs, outputs = ([self._read_tensor(index) for index in indices] for indices in index_lists)
-        npu = tuple(self._read_operator(table) for name, table in operators if name == ETHOS_U)
+        npu_operators = tuple(self._read_operator(table) for name, table in operators if name == ETHOS_U_CUSTOM_CODE)
         locations = [location for _, location in (*inputs, *outputs)]
         return VelaTflite(
             self._root.text(_Model.description),
@@ -203,16 +204,16 @@ class _Reader:
             tuple(info for info, _ in outputs),
             tuple(location for _, location in inputs),
             tuple(location for _, location in outputs),
-            npu,
-            tuple(name for name, _ in operators if name != ETHOS_U),
-            _arena_bytes([operator.parts.payload.scratch_bytes for operator in npu], locations),
+            npu_operators,
+            tuple(name for name, _ in operators if name != ETHOS_U_CUSTOM_CODE),
+            _required_arena_bytes([operator.parts.payload.scratch_bytes for operator in npu_operators], locations),
             tuple(self._read_variables()),
         )
 
     def _read_variables(self) -> Iterator[tuple[EthosUTensor, int]]:
-        """Yield variables with their initial values: the zero point for int8, else 0.
+        """Yield variables with their initial values: the zero point for int8, otherwise 0.
 
-        TFLite Micro initializes them alike, in ``MicroInterpreterGraph::ResetTensorData``.
+        TFLite Micro uses the same values (``MicroInterpreterGraph::ResetTensorData``).
         """
         for index, tensor in enumerate(self._tensors):
             if tensor.number(_Tensor.is_variable, "B"):
@@ -221,40 +222,48 @@ class _Reader:
                     yield location, (info.zero_point or 0) if info.dtype == "int8" else 0
 
     def _read_allocation(self) -> Sequence[int]:
-        """Arena offsets of the first subgraph's tensors; -1 for a tensor outside of the arena."""
-        tables = [table for table in self._root.tables(_Model.metadata) if table.text(_Metadata.name) == _ALLOCATION]
-        if not tables:
+        """Read the arena offset of each tensor of the first subgraph; -1 for a tensor outside of the arena."""
+        allocation_tables = [
+            table for table in self._root.tables(_Model.metadata) if table.text(_Metadata.name) == _ALLOCATION_METADATA
+        ]
+        if not allocation_tables:
             raise ProgramError(
-                f"it has no metadata '{_ALLOCATION}' with the offsets of its tensors: compile it with Vela again"
+                f"it has no metadata '{_ALLOCATION_METADATA}' with the offsets of its tensors: "
+                "compile it with Vela again"
             )
-        data = self._buffer(tables[0].number(_Metadata.buffer, "I"))
+        data = self._read_buffer(allocation_tables[0].number(_Metadata.buffer, "I"))
         words = struct.unpack(f"<{len(data) // 4}i", data[: len(data) // 4 * 4])
-        if len(words) < _ALLOCATION_HEADER or len(data) % 4 or words[0] != 0:
-            raise ProgramError(f"damaged: its metadata '{_ALLOCATION}' has {len(data)} bytes in an unknown format")
-        offsets = words[_ALLOCATION_HEADER:]
+        if len(words) < _ALLOCATION_HEADER_WORDS or len(data) % 4 or words[0] != 0:
+            raise ProgramError(
+                f"damaged: its metadata '{_ALLOCATION_METADATA}' has {len(data)} bytes in an unknown format"
+            )
+        offsets = words[_ALLOCATION_HEADER_WORDS:]
         if words[2] != len(offsets) or len(offsets) < len(self._tensors):
             raise ProgramError(
-                f"damaged: its metadata '{_ALLOCATION}' announces {words[2]} tensors and has {len(offsets)}, "
+                f"damaged: its metadata '{_ALLOCATION_METADATA}' announces {words[2]} tensors and has {len(offsets)}, "
                 f"the model {len(self._tensors)}"
             )
         return offsets
 
     def _read_operator(self, table: Table) -> VelaOperator:
         inputs, outputs = table.numbers(_Operator.inputs, "i"), table.numbers(_Operator.outputs, "i")
-        if len(inputs) < _FIRST_INPUT:
-            raise ProgramError(f"damaged: an operator '{ETHOS_U}' has {len(inputs)} inputs, not {_FIRST_INPUT} or more")
-        commands = self._constant(inputs[_COMMANDS_AT], "its command stream")
+        if len(inputs) < _FIRST_INPUT_INDEX:
+            raise ProgramError(
+                f"damaged: an operator '{ETHOS_U_CUSTOM_CODE}' has {len(inputs)} inputs, "
+                f"not {_FIRST_INPUT_INDEX} or more"
+            )
+        commands = self._read_constant(inputs[_COMMANDS_INDEX], "its command stream")
         try:
             header = read_header(commands)
         except PayloadError as error:
             raise ProgramError(f"damaged: {error}") from None
-        constants = self._constant(inputs[_CONSTANTS_AT], "its constants", may_be_empty=True)
-        scratch = self._memory_size(inputs[_SCRATCH_AT], "scratch")
-        one_arena = inputs[_FAST_SCRATCH_AT] == inputs[_SCRATCH_AT]
-        fast_scratch = scratch if one_arena else self._memory_size(inputs[_FAST_SCRATCH_AT], "fast scratch")
+        constants = self._read_constant(inputs[_CONSTANTS_INDEX], "its constants", may_be_empty=True)
+        scratch = self._read_memory_bytes(inputs[_SCRATCH_INDEX], "scratch")
+        one_arena = inputs[_FAST_SCRATCH_INDEX] == inputs[_SCRATCH_INDEX]
+        fast_scratch = scratch if one_arena else self._read_memory_bytes(inputs[_FAST_SCRATCH_INDEX], "fast scratch")
         locations = [
             tuple(self._read_tensor(index)[1] for index in indices if index >= 0)  # -1: an omitted optional input
-            for indices in (inputs[_FIRST_INPUT:], outputs)
+            for indices in (inputs[_FIRST_INPUT_INDEX:], outputs)
         ]
         payload = EthosUPayload(
             product=header.product,
@@ -262,7 +271,7 @@ class _Reader:
             stream=header.kind,
             command_bytes=len(commands),
             weight_bytes=len(constants),
-            scratch_bytes=_arena_bytes([scratch], [location for tensors in locations for location in tensors]),
+            scratch_bytes=_required_arena_bytes([scratch], [location for tensors in locations for location in tensors]),
             fast_scratch_bytes=fast_scratch,
             inputs=locations[0],
             outputs=locations[1],
@@ -271,14 +280,14 @@ class _Reader:
             EthosUParts(payload, commands, header.header_bytes, constants, has_external_weights=False), one_arena
         )
 
-    def _constant(self, index: int, what: str, *, may_be_empty: bool = False) -> memoryview:
-        tensor = _element(self._tensors, index, "tensor")
-        data = self._buffer(tensor.number(_Tensor.buffer, "I"))
+    def _read_constant(self, index: int, what: str, *, may_be_empty: bool = False) -> memoryview:
+        tensor = _checked_element(self._tensors, index, "tensor")
+        data = self._read_buffer(tensor.number(_Tensor.buffer, "I"))
         if not len(data) and not may_be_empty:
-            raise ProgramError(f"damaged: an operator '{ETHOS_U}' lacks {what}: tensor {index} is empty")
+            raise ProgramError(f"damaged: an operator '{ETHOS_U_CUSTOM_CODE}' lacks {what}: tensor {index} is empty")
         return data
 
-    def _memory_size(self, index: int, what: str) -> int:
+    def _read_memory_bytes(self, index: int, what: str) -> int:
         """Size in bytes of a tensor that represents scratch or fast scratch."""
         _, location = self._read_tensor(index)
         if location.offset != 0:
@@ -288,25 +297,26 @@ class _Reader:
         return location.nbytes
 
     def _read_tensor(self, index: int) -> tuple[TensorInfo, EthosUTensor]:
-        """A tensor and its location in the arena."""
-        tensor = _element(self._tensors, index, "tensor")
-        name, kind = tensor.text(_Tensor.name), tensor.number(_Tensor.type, "b")
+        """Read the description of a tensor and its location in the arena."""
+        tensor = _checked_element(self._tensors, index, "tensor")
+        name, tensor_type = tensor.text(_Tensor.name), tensor.number(_Tensor.type, "b")
         shape, offset = tensor.numbers(_Tensor.shape, "i"), self._offsets[index]
-        if kind not in _TYPES:
-            raise ProgramError(f"'{name}' (tensor {index}) has the TFLite type {kind}, which no NPU supports")
-        dtype, size = _TYPES[kind]
+        if tensor_type not in _TENSOR_TYPES:
+            raise ProgramError(f"'{name}' (tensor {index}) has the TFLite type {tensor_type}, which no NPU supports")
+        dtype, size = _TENSOR_TYPES[tensor_type]
         if min(shape, default=0) < 0 or max(offset, 0) + math.prod(shape) * size > _MAX_BYTES or offset < -1:
             raise ProgramError(f"damaged: '{name}' (tensor {index}) has the shape {list(shape)} at byte {offset}")
         info = TensorInfo(name, dtype, shape, *_read_quantization(tensor.table(_Tensor.quantization)))
         return info, EthosUTensor((1,) * (_RANK - len(shape)) + shape, size, offset, SCRATCH)
 
-    def _buffer(self, index: int) -> memoryview:
-        return _element(self._buffers, index, "buffer").view(_Buffer.data)
+    def _read_buffer(self, index: int) -> memoryview:
+        return _checked_element(self._buffers, index, "buffer").view(_Buffer.data)
 
 
-def _arena_bytes(scratch: Sequence[int], locations: Sequence[EthosUTensor]) -> int:
+def _required_arena_bytes(scratch_sizes: Sequence[int], locations: Sequence[EthosUTensor]) -> int:
     return max(
-        [*scratch, *(location.offset + location.nbytes for location in locations if location.offset >= 0)], default=0
+        [*scratch_sizes, *(location.offset + location.nbytes for location in locations if location.offset >= 0)],
+        default=0,
     )
 
 
@@ -322,13 +332,25 @@ def _read_quantization(quantization: Table | None) -> tuple[float | None, int | 
 
 
 def _operator_name(table: Table) -> str:
-    """Name of an operator. Its code is the larger of two fields, because the deprecated one is limited to 127."""
-    builtin = max(table.number(_OperatorCode.deprecated_builtin_code, "b"), table.number(_OperatorCode.builtin_code))
-    return table.text(_OperatorCode.custom_code) or "CUSTOM" if builtin == _CUSTOM else _builtin_name(builtin)
+    """Name of an operator.
+
+    The operator code is the larger of two fields, because the deprecated field is limited to 127.
+    """
+    operator_code = max(
+        table.number(_OperatorCode.deprecated_builtin_code, "b"), table.number(_OperatorCode.builtin_code)
+    )
+    return (
+        table.text(_OperatorCode.custom_code) or "CUSTOM"
+        if operator_code == _CUSTOM_OPERATOR_CODE
+        else _builtin_name(operator_code)
+    )
 
 
 def _builtin_name(code: int) -> str:
-    """TFLite's name of an operator from Vela's list; its number if Vela is not installed or lacks the operator."""
+    """TFLite's name of a builtin operator, from Vela's list.
+
+    If Vela is not installed or its list lacks the operator, the name contains the operator code.
+    """
     try:
         from ethosu.vela.tflite.BuiltinOperator import BuiltinOperator
     except ImportError:
@@ -337,23 +359,30 @@ def _builtin_name(code: int) -> str:
     return names.get(code, f"builtin operator {code}")
 
 
-def _check_options(options: bytes) -> None:
-    """Raise ``ProgramError`` unless the options are the number 1; a flexbuffer ends with type and width of its root."""
+def _check_custom_options(options: bytes) -> None:
+    """Raise ``ProgramError`` unless the options are the number 1.
+
+    The last two bytes of a flexbuffer are the type and the byte width of its root value.
+    """
     if len(options) >= 3:
-        *_, kind, width = options
-        # Types 1 and 2: integers with and without sign, stored in place.
-        if kind >> 2 in (1, 2) and width == len(options) - 2 and int.from_bytes(options[:width], "little") == _OPTIONS:
+        *_, packed_type, width = options
+        # Flexbuffer types 1 and 2: signed and unsigned integers, stored inline.
+        if (
+            packed_type >> 2 in (1, 2)
+            and width == len(options) - 2
+            and int.from_bytes(options[:width], "little") == _CUSTOM_OPTIONS_VALUE
+        ):
             return
     raise ProgramError(
-        f"its operator '{ETHOS_U}' has unknown custom options ({options[:16].hex(' ') or 'none'}), which TFLite Micro "
-        "refuses too: compile it with another version of Vela"
+        f"its operator '{ETHOS_U_CUSTOM_CODE}' has unknown custom options ({options[:16].hex(' ') or 'none'}), "
+        "which TFLite Micro refuses too: compile it with another version of Vela"
     )
 
 
 _Item = TypeVar("_Item")
 
 
-def _element(items: Sequence[_Item], index: int, what: str) -> _Item:
+def _checked_element(items: Sequence[_Item], index: int, what: str) -> _Item:
     if not 0 <= index < len(items):
         raise ProgramError(f"damaged: it refers to {what} {index:,}, and there are {len(items):,}")
     return items[index]

@@ -1,4 +1,4 @@
-"""VGF delegates: the scenario runner of Arm's ML SDK executes them on Vulkan, in this process."""
+"""VGF delegates: the scenario runner of Arm's ML SDK executes VGF files on Vulkan, in this process."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-#: Dtype -> the scenario runner's name of its Vulkan format.
-_FORMATS = {
+#: Dtype -> name of the corresponding Vulkan format in the scenario runner.
+_VULKAN_FORMATS = {
     "bool": "R8BoolArm",
     "uint8": "R8Uint",
     "int8": "R8Sint",
@@ -30,26 +30,27 @@ _FORMATS = {
     "float16": "R16Sfloat",
     "float32": "R32Sfloat",
 }
-#: Runs before the scenario is created again. The scenario runner (0.11) leaks 430 bytes of timings a run while a
-#: scenario exists. A new one costs a third of a second for a small network. Resident memory was then constant from run
-#: 7,000 to 16,000; with 4,000 runs a scenario it grew, because the freed blocks were too large for reuse.
+#: Number of runs after which a new scenario replaces the old one. While a scenario exists, the scenario runner (0.11)
+#: leaks 430 bytes of timings per run. A new scenario takes a third of a second for a small network. With 500 runs per
+#: scenario, resident memory was constant from run 7,000 to 16,000. With 4,000 runs it grew, because the freed blocks
+#: were too large for reuse.
 _RUNS_PER_SCENARIO = 500
 
 
 class VgfDelegate:
-    """A VGF file with its Vulkan pipeline, which is created once for many runs.
+    """A VGF file with its Vulkan pipeline. Many runs share one pipeline.
 
     Raises:
         PayloadError: the file is damaged, or Vulkan rejected it.
-        RuntimeUnavailable: no Vulkan on this machine supports data graphs.
+        RuntimeUnavailable: no Vulkan driver on this machine supports data graphs.
     """
 
     def __init__(self, payload: bytes) -> None:
         self._payload = payload
-        self._described = read_vgf(memoryview(payload))
-        self.inputs, self.outputs = self._described.inputs, self._described.outputs
+        self._description = read_vgf(memoryview(payload))
+        self.inputs, self.outputs = self._description.inputs, self._description.outputs
         self._scenario: Any = None
-        self._set_up()
+        self._create_scenario()
 
     def run(self, arrays: Sequence[Array]) -> Sequence[Array]:
         """See ``Delegate``.
@@ -58,7 +59,7 @@ class VgfDelegate:
             PayloadError: the run failed in Vulkan.
         """
         if self._runs == _RUNS_PER_SCENARIO:
-            self._set_up()
+            self._create_scenario()
         self._runs += 1
         outputs = self._tensors[len(self.inputs) :]
         try:
@@ -67,18 +68,18 @@ class VgfDelegate:
             self._scenario.run()
             return [self._scenario.download(tensor) for tensor in outputs]
         except (RuntimeError, ValueError) as error:
-            raise PayloadError(f"Vulkan ({vulkan.connect()}) failed to run the VGF file: {error}") from error
+            raise PayloadError(f"Vulkan ({vulkan.set_up_vulkan()}) failed to run the VGF file: {error}") from error
 
     def close(self) -> None:
         """See ``Delegate``."""
         self._scenario = None
 
-    def _set_up(self) -> None:
-        """Create tensors and pipeline, in place of existing ones."""
+    def _create_scenario(self) -> None:
+        """Create tensors and pipeline. They replace existing ones."""
         self._scenario, self._runs = None, 0
-        runner = _runner()
+        runner = _import_scenario_runner()
         builder, source = runner.ScenarioBuilder(), runner.VgfInfo()
-        self._tensors = [_tensor(runner, builder, info) for info in (*self.inputs, *self.outputs)]
+        self._tensors = [_add_tensor(runner, builder, info) for info in (*self.inputs, *self.outputs)]
         with tempfile.NamedTemporaryFile(suffix=".vgf") as file:
             file.write(self._payload)
             file.flush()
@@ -87,25 +88,25 @@ class VgfDelegate:
                 dispatch = runner.DispatchVgfData(builder.add_vgf(source))
                 dispatch.bindings = [
                     runner.TypedBinding(0, slot, tensor, runner.DescriptorType.TensorArm)
-                    for slot, tensor in zip(self._described.bindings, self._tensors, strict=True)
+                    for slot, tensor in zip(self._description.bindings, self._tensors, strict=True)
                 ]
                 builder.add_dispatch_vgf(dispatch)
                 self._scenario = builder.build()
             except (RuntimeError, ValueError) as error:
-                raise PayloadError(f"Vulkan ({vulkan.connect()}) rejected the VGF file: {error}") from error
+                raise PayloadError(f"Vulkan ({vulkan.set_up_vulkan()}) rejected the VGF file: {error}") from error
 
 
-def _tensor(runner: ModuleType, builder: Any, info: TensorInfo) -> Any:
-    if info.dtype not in _FORMATS:
+def _add_tensor(runner: ModuleType, builder: Any, info: TensorInfo) -> Any:
+    if info.dtype not in _VULKAN_FORMATS:
         raise PayloadError(
             f"'{info.name}' of the VGF file has the dtype {info.dtype}, which the scenario runner does not support"
         )
-    return builder.add_tensor(list(info.shape), getattr(runner.Format, _FORMATS[info.dtype]))
+    return builder.add_tensor(list(info.shape), getattr(runner.Format, _VULKAN_FORMATS[info.dtype]))
 
 
 @once
-def _runner() -> ModuleType:
-    vulkan.connect()
+def _import_scenario_runner() -> ModuleType:
+    vulkan.set_up_vulkan()
     try:
         import scenario_runner_py
     except ImportError as error:

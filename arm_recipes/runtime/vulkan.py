@@ -1,7 +1,7 @@
 """Vulkan set-up for data graphs: choose a driver with Arm's ML extensions, or any driver with Arm's emulation layer.
 
-The Vulkan loader reads its settings from the environment, and libraries use the loader that the process loaded first.
-Both are therefore set up here once, before any other use of Vulkan.
+The Vulkan loader reads its settings from the environment. All libraries use the loader that the process loads first.
+This module therefore sets both once, before any other use of Vulkan.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from arm_recipes.runtime.lazy import once
 
 #: Oldest version of the loader that works with the emulation layer (1.3.239 fails to create a device).
 _MIN_LOADER_VERSION = (1, 4)
-#: Paths of the loader, in order: the environment variable, the system's, that of Debian's chromium-common.
+#: Environment variable with the path of the loader.
 LOADER_VARIABLE = "ARM_RECIPES_VULKAN_LOADER"
-_LOADERS = ("libvulkan.so.1", "/usr/lib/chromium/libvulkan.so.1")
-_EXTENSIONS = {b"VK_ARM_tensors", b"VK_ARM_data_graph"}
-_LAYERS = "VK_LAYER_ML_Graph_Emulation:VK_LAYER_ML_Tensor_Emulation"
+#: Paths of loaders to try, in order: the system's loader, and the loader of Debian's package chromium-common.
+_DEFAULT_LOADERS = ("libvulkan.so.1", "/usr/lib/chromium/libvulkan.so.1")
+_REQUIRED_EXTENSIONS = {b"VK_ARM_tensors", b"VK_ARM_data_graph"}
+_EMULATION_LAYERS = "VK_LAYER_ML_Graph_Emulation:VK_LAYER_ML_Tensor_Emulation"
 _LAYER_LIBRARIES = ("libVkLayer_Tensor.so", "libVkLayer_Graph.so")
-_ADVICE = (
+_INSTALL_HINT = (
     "Install Mesa's CPU driver and a Vulkan loader of at least version 1.4 (Debian 12: apt-get install "
     f"mesa-vulkan-drivers chromium-common), or name a loader in {LOADER_VARIABLE}. "
     "The TOSA graph runs without Vulkan: run(..., backend='tosa')."
@@ -60,7 +61,7 @@ class _ExtensionProperties(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Vulkan:
-    """The Vulkan that this process uses.
+    """The Vulkan implementation that this process uses.
 
     Attributes:
         loader: path of the Vulkan loader.
@@ -75,41 +76,41 @@ class Vulkan:
 
 
 @once
-def connect() -> Vulkan:
-    """Choose loader and driver for this process; later calls return the same choice.
+def set_up_vulkan() -> Vulkan:
+    """Choose loader and driver for this process. Later calls return the same choice.
 
     Raises:
-        RuntimeUnavailable: there is no recent loader, no driver, or no emulation layer.
+        RuntimeUnavailable: a recent loader, a driver, or the emulation layer is missing.
     """
     path, loader = _load_loader()
-    devices = _devices(loader)
-    if any(extensions >= _EXTENSIONS for extensions in devices):
+    devices = _device_extensions(loader)
+    if any(extensions >= _REQUIRED_EXTENSIONS for extensions in devices):
         return Vulkan(path, emulated=False)
     if not devices:
-        raise RuntimeUnavailable(f"The Vulkan loader '{path}' finds no driver. {_ADVICE}")
-    _use_emulation_layer()
+        raise RuntimeUnavailable(f"The Vulkan loader '{path}' finds no driver. {_INSTALL_HINT}")
+    _enable_emulation_layer()
     return Vulkan(path, emulated=True)
 
 
 def _load_loader() -> tuple[str, ctypes.CDLL]:
-    """Load the first loader of a sufficient version, with global symbols so that other libraries use it."""
-    chosen = os.environ.get(LOADER_VARIABLE)
-    refused = []
-    for path in [chosen] if chosen else _LOADERS:
+    """Load the first loader of a sufficient version. Its symbols are global, so that other libraries use it."""
+    user_path = os.environ.get(LOADER_VARIABLE)
+    rejections = []
+    for path in [user_path] if user_path else _DEFAULT_LOADERS:
         try:
             library = ctypes.CDLL(path, ctypes.RTLD_GLOBAL)
         except OSError as error:
-            refused.append(str(error))
+            rejections.append(str(error))
             continue
-        version = _version(library)
+        version = _loader_version(library)
         if version >= _MIN_LOADER_VERSION:
             return path, library
-        refused.append(f"{path} has version {'.'.join(map(str, version))}")
-        _unload(library)  # the next library would resolve to this one while it is loaded
-    raise RuntimeUnavailable(f"There is no usable Vulkan loader: {'; '.join(refused)}. {_ADVICE}")
+        rejections.append(f"{path} has version {'.'.join(map(str, version))}")
+        _unload(library)  # while it is loaded, dlopen would resolve the next loader to it
+    raise RuntimeUnavailable(f"There is no usable Vulkan loader: {'; '.join(rejections)}. {_INSTALL_HINT}")
 
 
-def _version(loader: ctypes.CDLL) -> tuple[int, int, int]:
+def _loader_version(loader: ctypes.CDLL) -> tuple[int, int, int]:
     number = ctypes.c_uint32()
     if not hasattr(loader, "vkEnumerateInstanceVersion"):  # new in Vulkan 1.1
         return 1, 0, 0
@@ -124,8 +125,8 @@ def _unload(library: ctypes.CDLL) -> None:
     _ctypes.dlclose(library._handle)
 
 
-def _devices(loader: ctypes.CDLL) -> list[set[bytes]]:
-    """Extensions of each Vulkan device on this machine."""
+def _device_extensions(loader: ctypes.CDLL) -> list[set[bytes]]:
+    """List the extensions of each Vulkan device on this machine."""
     application = _ApplicationInfo(sType=0, apiVersion=(1 << 22) | (3 << 12))
     request = _InstanceCreateInfo(sType=1, pApplicationInfo=ctypes.pointer(application))
     instance, count = ctypes.c_void_p(), ctypes.c_uint32()
@@ -135,12 +136,12 @@ def _devices(loader: ctypes.CDLL) -> list[set[bytes]]:
         loader.vkEnumeratePhysicalDevices(instance, ctypes.byref(count), None)
         devices = (ctypes.c_void_p * count.value)()
         loader.vkEnumeratePhysicalDevices(instance, ctypes.byref(count), devices)
-        return [_extensions(loader, ctypes.c_void_p(device)) for device in devices[: count.value]]
+        return [_list_extensions(loader, ctypes.c_void_p(device)) for device in devices[: count.value]]
     finally:
         loader.vkDestroyInstance(instance, None)
 
 
-def _extensions(loader: ctypes.CDLL, device: ctypes.c_void_p) -> set[bytes]:
+def _list_extensions(loader: ctypes.CDLL, device: ctypes.c_void_p) -> set[bytes]:
     count = ctypes.c_uint32()
     loader.vkEnumerateDeviceExtensionProperties(device, None, ctypes.byref(count), None)
     properties = (_ExtensionProperties * count.value)()
@@ -148,7 +149,7 @@ def _extensions(loader: ctypes.CDLL, device: ctypes.c_void_p) -> set[bytes]:
     return {extension.extensionName for extension in properties[: count.value]}
 
 
-def _use_emulation_layer() -> None:
+def _enable_emulation_layer() -> None:
     """Enable Arm's emulation layer for every Vulkan instance of this process."""
     try:
         from emulation_layer.cli import get_deploy_paths
@@ -159,10 +160,10 @@ def _use_emulation_layer() -> None:
         ) from None
     paths = get_deploy_paths()
     _prepend("VK_LAYER_PATH", paths["VK_LAYER_PATH"])
-    _prepend("VK_INSTANCE_LAYERS", _LAYERS)
+    _prepend("VK_INSTANCE_LAYERS", _EMULATION_LAYERS)
     folders = paths["LD_LIBRARY_PATH"].split(os.pathsep)
     for name in _LAYER_LIBRARIES:
-        # The layer manifests have no folder, so load the library first: it is then found by its name.
+        # The layer manifests name the libraries without a folder. A library that is already loaded is found by name.
         library = next((Path(folder) / name for folder in folders if (Path(folder) / name).exists()), None)
         if library is None:
             raise RuntimeUnavailable(f"The emulation layer is installed without '{name}': install it again")
@@ -170,5 +171,5 @@ def _use_emulation_layer() -> None:
 
 
 def _prepend(variable: str, value: str) -> None:
-    present = os.environ.get(variable)
-    os.environ[variable] = os.pathsep.join([value, *([present] if present else [])])
+    existing = os.environ.get(variable)
+    os.environ[variable] = os.pathsep.join([value, *([existing] if existing else [])])

@@ -1,7 +1,6 @@
 """Calibration data: the samples of a recipe, and checks on the samples that reach the prepared model.
 
-The checks are passes of the recipe (post-prepare and pre-convert), not part of ``arm_recipes.export``. So they also run
-when ExecuTorch's own ``export`` runs the recipe.
+The checks are post-prepare and pre-convert passes of the recipe, so ExecuTorch's own ``export`` also runs them.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from torch.fx import GraphModule
 from torch.utils.data import DataLoader
 
 from arm_recipes._internal.messages import warn
-from arm_recipes.samples.sample import Inputs, InputSignature, as_inputs, fit_batches
+from arm_recipes.samples.sample import Inputs, InputSignature, as_inputs, rebatch
 
 _META_KEY = "arm_recipes_calibration"
 
@@ -23,8 +22,8 @@ class Calibration:
     """Calibration samples that can be iterated any number of times.
 
     Args:
-        source: an iterable of samples as in ``as_inputs``, or a callable that returns one. The samples of a generator
-            are stored at the first iteration, because a program with several methods calibrates each of them.
+        source: an iterable of samples as in ``as_inputs``, or a callable that returns such an iterable. The samples
+            of a generator are stored at the first iteration, because each method of a program is calibrated.
     """
 
     def __init__(self, source: Iterable[Any] | Callable[[], Iterable[Any]]) -> None:
@@ -43,8 +42,8 @@ class Calibration:
         """
         yield from self._samples(None)
 
-    def fit_batches(self, model: GraphModule) -> Iterator[Inputs]:
-        """Yield the samples; batches of a ``DataLoader`` are resized to the batch size of ``model``.
+    def rebatch(self, model: GraphModule) -> Iterator[Inputs]:
+        """Yield the samples. Batches of a ``DataLoader`` are resized to the batch size of ``model``.
 
         Raises:
             ValueError: as ``__call__``.
@@ -61,7 +60,7 @@ class Calibration:
             as_inputs(sample, f"calibration sample {index}") for index, sample in enumerate(source)
         )
         if input_signature is not None and isinstance(source, DataLoader):
-            samples = fit_batches(map(input_signature.without_labels, samples), input_signature)
+            samples = rebatch(map(input_signature.without_labels, samples), input_signature)
         empty = True
         for sample in samples:
             empty = False
@@ -78,7 +77,7 @@ def _input_signature(model: GraphModule) -> InputSignature:
     )
 
 
-class _Monitor:
+class _CalibrationMonitor:
     """Forward pre-hook of a prepared model that counts and validates the calibration samples."""
 
     def __init__(self, model: GraphModule) -> None:
@@ -97,12 +96,12 @@ class _Monitor:
 
 def start_monitor(prepared: GraphModule) -> GraphModule:
     """Post-prepare pass: install the hook that validates calibration samples."""
-    prepared.meta[_META_KEY] = _Monitor(prepared)
+    prepared.meta[_META_KEY] = _CalibrationMonitor(prepared)
     return prepared
 
 
 def stop_monitor(calibrated: GraphModule) -> GraphModule:
-    """Pre-convert pass: remove the hook; warns if there was only one sample."""
+    """Pre-convert pass: remove the hook, and warn if there was only one sample."""
     monitor = calibrated.meta.pop(_META_KEY, None)
     if monitor is None:
         return calibrated

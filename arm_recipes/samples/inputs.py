@@ -1,4 +1,4 @@
-"""Arguments ``model`` and ``samples``: normalization into one form by method, and validation."""
+"""Arguments ``model`` and ``samples``: validation, and normalization to a dict by method name."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.data import DataLoader
 
 from arm_recipes._internal.files import check_saved_program
-from arm_recipes.samples.sample import Inputs, InputSignature, as_inputs, fit_batches
+from arm_recipes.samples.sample import Inputs, InputSignature, as_inputs, rebatch
 
 Model = torch.nn.Module | ExportedProgram
-#: Method name -> samples. The first sample captures the model; all of them calibrate it.
+#: Method name -> samples. The first sample is used to capture the model, all samples to calibrate it.
 Examples = dict[str, list[Inputs]]
 
 
 def models_by_method(model: Any) -> dict[str, Model]:
-    """Models by method name. A single model is the method 'forward'; a path is loaded.
+    """Return the models by method name. A single model is the method 'forward'. Files are loaded.
 
     Raises:
         ValueError: the file does not exist or is not a saved program, or the dict is empty.
@@ -34,13 +34,13 @@ def models_by_method(model: Any) -> dict[str, Model]:
     by_method = model if isinstance(model, Mapping) else {"forward": model}
     if not by_method:
         raise ValueError("model: the dict of methods is empty")
-    return _dequantize_weights({method: _model(method, value) for method, value in by_method.items()})
+    return _dequantize_weights({method: _check_model(method, value) for method, value in by_method.items()})
 
 
 def _dequantize_weights(models: dict[str, Model]) -> dict[str, Model]:
-    """Dequantize the weights of models that torchao's ``quantize_`` quantized; such models are copied.
+    """Dequantize the weights of models that torchao's ``quantize_`` quantized. These models are copied.
 
-    Other effects of ``quantize_``, such as dynamic quantization of activations, are dropped: the recipe decides them.
+    Other effects of ``quantize_``, such as dynamic quantization of activations, are dropped. The recipe replaces them.
     """
     modules = {method: model for method, model in models.items() if isinstance(model, torch.nn.Module)}
     tensors: list[Any] = [x for model in modules.values() for x in (*model.parameters(), *model.buffers())]
@@ -54,15 +54,15 @@ def _dequantize(weight: Any) -> Any:
         return weight
     if not hasattr(weight, "dequantize"):
         raise TypeError(f"model: a weight is a {type(weight).__name__}, which has no dequantize(); use a plain tensor")
-    numbers: Any = weight
-    return torch.nn.Parameter(numbers.detach().dequantize(), requires_grad=False)
+    tensor_subclass: Any = weight
+    return torch.nn.Parameter(tensor_subclass.detach().dequantize(), requires_grad=False)
 
 
-def _model(method: Any, value: Any) -> Model:
+def _check_model(method: Any, value: Any) -> Model:
     if not isinstance(method, str) or not method.isidentifier():
         raise ValueError(f"model: method name {method!r} is not an identifier")
     if isinstance(value, (str, Path)):
-        return _load(value)
+        return _load_program(value)
     if isinstance(value, type) and issubclass(value, torch.nn.Module):
         raise TypeError(f"model: got the class {value.__name__}; pass an instance")
     if isinstance(value, torch.jit.ScriptModule):
@@ -75,7 +75,7 @@ def _model(method: Any, value: Any) -> Model:
     return value
 
 
-def _load(path: str | Path) -> ExportedProgram:
+def _load_program(path: str | Path) -> ExportedProgram:
     file = check_saved_program(path)
     try:
         return torch.export.load(str(file))
@@ -86,7 +86,7 @@ def _load(path: str | Path) -> ExportedProgram:
 
 
 def examples_by_method(samples: Any, models: Mapping[str, Model]) -> Examples:
-    """Samples by method, normalized to ``Inputs``; exported programs fall back on their example inputs.
+    """Return the samples by method, as ``Inputs``. Without samples, an exported program uses its example inputs.
 
     Raises:
         ValueError: a method has no samples, or a sample is not a valid model input.
@@ -94,67 +94,69 @@ def examples_by_method(samples: Any, models: Mapping[str, Model]) -> Examples:
     by_method = dict(samples) if isinstance(samples, Mapping) else {}
     if not isinstance(samples, Mapping) and samples is not None:
         if len(models) > 1:
-            raise ValueError(f"samples: give a dict of lists of input tuples for {_names(models)}")
+            raise ValueError(f"samples: give a dict of lists of input tuples for {_quote_names(models)}")
         by_method = {next(iter(models)): samples}
     unknown = [method for method in by_method if method not in models]
     if unknown:
         hint = f"; keyword inputs go into a list: [{{'{unknown[0]}': ...}}]" if len(models) == 1 else ""
-        raise ValueError(f"samples: no method '{unknown[0]}' in the model; it has {_names(models)}{hint}")
-    return {method: _examples(method, model, by_method.get(method)) for method, model in models.items()}
+        raise ValueError(f"samples: no method '{unknown[0]}' in the model; it has {_quote_names(models)}{hint}")
+    return {method: _normalize_examples(method, model, by_method.get(method)) for method, model in models.items()}
 
 
-def _names(models: Mapping[str, Model]) -> str:
+def _quote_names(models: Mapping[str, Model]) -> str:
     return ", ".join(f"'{method}'" for method in models)
 
 
-def _examples(method: str, model: Model, given: Any) -> list[Inputs]:
-    if given is None and isinstance(model, ExportedProgram) and model.example_inputs is not None:
+def _normalize_examples(method: str, model: Model, method_samples: Any) -> list[Inputs]:
+    if method_samples is None and isinstance(model, ExportedProgram) and model.example_inputs is not None:
         args, kwargs = model.example_inputs
-        given = [Inputs(*args, **kwargs)]
-    if given is None:
+        method_samples = [Inputs(*args, **kwargs)]
+    if method_samples is None:
         raise ValueError(f"samples is missing for method '{method}': give a list of input tuples, [(x,)]")
-    is_loader = isinstance(given, DataLoader)
-    samples = sample_list(method, given)
+    is_loader = isinstance(method_samples, DataLoader)
+    samples = to_sample_list(method, method_samples)
     if is_loader:
         samples = [without_labels(model, sample) for sample in samples]
     if not samples:
         raise ValueError(f"samples of method '{method}' is empty: give a list of input tuples, [(x,)]")
-    of = f" of method '{method}'"
-    first, *others = (as_inputs(sample, f"samples[{i}]", of) for i, sample in enumerate(samples))
-    input_signature = InputSignature.of_inputs(first)
+    suffix = f" of method '{method}'"
+    first, *others = (as_inputs(sample, f"samples[{i}]", suffix) for i, sample in enumerate(samples))
+    input_signature = InputSignature.from_inputs(first)
     if is_loader:
-        others = list(fit_batches(others, input_signature))
+        others = list(rebatch(others, input_signature))
     checked = (
-        input_signature.check_structure(sample, f"samples[{index}]{of}") for index, sample in enumerate(others, 1)
+        input_signature.check_structure(sample, f"samples[{index}]{suffix}") for index, sample in enumerate(others, 1)
     )
     return [first, *map(input_signature.unflatten, checked)]
 
 
-def sample_list(method: str, given: Any, argument: str = "samples") -> list[Any]:
-    """The samples of a method as a list; each sample keeps its form.
+def to_sample_list(method: str, method_samples: Any, argument: str = "samples") -> list[Any]:
+    """Convert the samples of a method to a list. The samples themselves are not converted.
 
     Args:
         method: name of the method, for messages.
-        given: the argument for this method.
+        method_samples: the argument for this method.
         argument: name of the argument, for messages.
 
     Raises:
-        ValueError: ``given`` is not an iterable of samples.
+        ValueError: ``method_samples`` is not an iterable of samples.
     """
-    if isinstance(given, (torch.Tensor, np.ndarray)):
-        return [(given,)]
-    if isinstance(given, Inputs) or (
-        isinstance(given, tuple) and not all(isinstance(item, (tuple, Mapping)) for item in given)
+    if isinstance(method_samples, (torch.Tensor, np.ndarray)):
+        return [(method_samples,)]
+    if isinstance(method_samples, Inputs) or (
+        isinstance(method_samples, tuple) and not all(isinstance(item, (tuple, Mapping)) for item in method_samples)
     ):
-        return [given]
-    source = given() if callable(given) else given
+        return [method_samples]
+    source = method_samples() if callable(method_samples) else method_samples
     if not isinstance(source, Iterable) or isinstance(source, (str, bytes)):
         raise ValueError(
             f"{argument} of method '{method}' must be a list of input tuples, [(x,)], a DataLoader or any other "
             f"iterable of samples; got {type(source).__name__}"
         )
     samples = list(source)
-    if isinstance(given, (list, tuple)) and any(isinstance(sample, (torch.Tensor, np.ndarray)) for sample in samples):
+    if isinstance(method_samples, (list, tuple)) and any(
+        isinstance(sample, (torch.Tensor, np.ndarray)) for sample in samples
+    ):
         # Ambiguous: one sample with several inputs, or several samples with one input each.
         index = next(i for i, sample in enumerate(samples) if isinstance(sample, (torch.Tensor, np.ndarray)))
         kind = type(samples[index]).__name__
@@ -176,30 +178,30 @@ def without_labels(model: Model, sample: Any) -> Any:
 
 
 def resolve_loaders(samples: Any) -> Any:
-    """Samples, by method if ``samples`` is a dict, with functions that return a ``DataLoader`` replaced by it."""
+    """Replace each function that returns a ``DataLoader`` by that loader. A dict of methods is resolved per method."""
     if isinstance(samples, Mapping):
-        return {method: resolve_loaders(given) for method, given in samples.items()}
+        return {method: resolve_loaders(method_samples) for method, method_samples in samples.items()}
     if not callable(samples):
         return samples
     source = samples()
     return source if isinstance(source, DataLoader) else lambda: source
 
 
-def batch_notes(samples: Any, models: Mapping[str, Model], examples: Examples) -> list[str]:
-    """Notes on methods that are captured with the batch size of a ``DataLoader``.
+def batch_size_notes(samples: Any, models: Mapping[str, Model], examples: Examples) -> list[str]:
+    """Return notes on methods that are captured with the batch size of a ``DataLoader``.
 
-    There is no note for an ``ExportedProgram``, whose batch size is fixed, or if the samples are not from a
-    ``DataLoader``: the user chose their batch size.
+    An ``ExportedProgram`` gets no note, because its batch size is fixed. Other samples than a ``DataLoader`` get no
+    note, because the user chose their batch size.
 
     Args:
         samples: the argument ``samples``, after ``resolve_loaders``.
         models: models by method.
         examples: the result of ``examples_by_method``.
     """
-    given = samples if isinstance(samples, Mapping) else dict.fromkeys(models, samples)
+    samples_by_method = samples if isinstance(samples, Mapping) else dict.fromkeys(models, samples)
     notes = []
     for method, model in models.items():
-        loader = given.get(method)
+        loader = samples_by_method.get(method)
         if isinstance(model, ExportedProgram) or not isinstance(loader, DataLoader):
             continue
         size = _batch_size(loader, examples[method][0])
@@ -213,8 +215,8 @@ def batch_notes(samples: Any, models: Mapping[str, Model], examples: Examples) -
 
 
 def _batch_size(loader: DataLoader[Any], first: Inputs) -> int:
-    """Items of the first batch; 1 if the loader does not batch, or its tensors have no batch dimension."""
-    tensors = [leaf for leaf in InputSignature.of_inputs(first).leaves if isinstance(leaf, torch.Tensor)]
+    """Return the number of items of the first batch; 1 if there is no common batch dimension."""
+    tensors = [leaf for leaf in InputSignature.from_inputs(first).leaves if isinstance(leaf, torch.Tensor)]
     sizes = {tensor.shape[0] if tensor.dim() else 1 for tensor in tensors}
     if loader.batch_sampler is None or len(sizes) != 1:
         return 1
@@ -222,7 +224,7 @@ def _batch_size(loader: DataLoader[Any], first: Inputs) -> int:
     return size if loader.batch_size is None or size <= loader.batch_size else 1
 
 
-def check_static(models: Mapping[str, Model], dynamic_shapes: Any) -> None:
+def reject_dynamic_shapes(models: Mapping[str, Model], dynamic_shapes: Any) -> None:
     """Reject dynamic shapes, for recipes whose partitioners all compile for fixed shapes.
 
     Raises:
@@ -237,13 +239,13 @@ def check_static(models: Mapping[str, Model], dynamic_shapes: Any) -> None:
         for node in model.graph.nodes:
             value = node.meta.get("val") if node.op == "placeholder" else None
             if isinstance(value, torch.Tensor) and any(not isinstance(size, int) for size in value.shape):
-                what = f"input '{node.name}' of method '{method}'"
-                raise ValueError(f"{what} has the dynamic shape [{', '.join(map(str, value.shape))}]: {advice}")
+                description = f"input '{node.name}' of method '{method}'"
+                raise ValueError(f"{description} has the dynamic shape [{', '.join(map(str, value.shape))}]: {advice}")
 
 
 @contextmanager
 def evaluation_mode(models: Mapping[str, Model]) -> Iterator[list[str]]:
-    """Put every module in evaluation mode; restores the training flag of each module on exit.
+    """Put every module in evaluation mode. The training flag of each module is restored on exit.
 
     Yields:
         names of the methods whose model was in training mode.
@@ -272,12 +274,12 @@ def check_order(function: str, parameter: str, recipe: Any, samples: Any) -> Non
     Raises:
         TypeError: ``samples`` is a recipe, or ``recipe`` is samples.
     """
-    if isinstance(samples, (ExportRecipe, RecipeType)) or _is_tensors(recipe):
+    if isinstance(samples, (ExportRecipe, RecipeType)) or _is_samples(recipe):
         raise TypeError(
             f"{parameter}: got {type(recipe).__name__}; the order is {function}(model, {parameter}, samples)"
         )
 
 
-def _is_tensors(value: Any) -> bool:
+def _is_samples(value: Any) -> bool:
     first = value[0] if isinstance(value, (list, tuple)) and value else value
     return isinstance(first, (torch.Tensor, tuple, Inputs))

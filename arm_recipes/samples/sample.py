@@ -14,7 +14,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.utils import _pytree as pytree
 
-_FORMS = (
+_ACCEPTED_INPUTS = (
     "inputs are tensors, NumPy arrays, numbers, booleans, strings and None, and lists, tuples, dicts and dataclasses "
     "of these"
 )
@@ -43,34 +43,34 @@ class Inputs(tuple[Any, ...]):
         return f"Inputs({', '.join(arguments)})"
 
 
-def as_inputs(sample: Any, what: str, suffix: str = "") -> Inputs:
+def as_inputs(sample: Any, description: str, suffix: str = "") -> Inputs:
     """Normalize a sample: NumPy arrays become tensors, NumPy scalars become Python numbers.
 
     A tensor that occurs twice is copied, because PyTorch would capture both occurrences as one input.
 
     Args:
         sample: a tensor or array, a tuple or list of inputs, a dict of keyword inputs, or ``Inputs``.
-        what: name of the sample in messages. The path of an invalid item is appended, such as ``['x']``.
+        description: name of the sample in messages. The path of an invalid item is appended, for example ``['x']``.
         suffix: text after that path, such as " of method 'forward'".
 
     Raises:
         ValueError: the sample has another type, or contains a value of another type.
     """
-    args, keywords = _split_arguments(sample, what + suffix)
+    args, keywords = _split_arguments(sample, description + suffix)
     paths, spec = _flatten((args, keywords))
-    seen: set[int] = set()
+    seen_tensors: set[int] = set()
     leaves = []
     for path, leaf in paths:
-        value = _normalize_leaf(leaf, f"{what}{pytree.keystr(path[1:])}{suffix}")
+        value = _normalize_leaf(leaf, f"{description}{pytree.keystr(path[1:])}{suffix}")
         if isinstance(value, torch.Tensor):
-            value = value.detach().clone() if id(value) in seen else value
-            seen.add(id(value))
+            value = value.detach().clone() if id(value) in seen_tensors else value
+            seen_tensors.add(id(value))
         leaves.append(value)
     args, keywords = pytree.tree_unflatten(leaves, spec)
     return Inputs(*args, **keywords)
 
 
-def _split_arguments(sample: Any, what: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _split_arguments(sample: Any, description: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(sample, Inputs):
         return tuple(sample), sample.keywords
     if isinstance(sample, (torch.Tensor, np.ndarray)):
@@ -80,39 +80,41 @@ def _split_arguments(sample: Any, what: str) -> tuple[tuple[Any, ...], dict[str,
     if isinstance(sample, Mapping) and all(isinstance(name, str) for name in sample):
         return (), dict(sample)
     raise ValueError(
-        f"{what} is of type {type(sample).__name__}; each sample must be a tensor or a tuple of the model's inputs, "
-        "or a dict of its keyword inputs"
+        f"{description} is of type {type(sample).__name__}; each sample must be a tensor or a tuple of the model's "
+        "inputs, or a dict of its keyword inputs"
     )
 
 
 def register_dataclasses(value: Any) -> bool:
-    """Register unknown dataclasses in ``value`` as pytree nodes; returns whether there were any."""
-    unknown = {type(leaf) for leaf in pytree.tree_leaves(value) if dataclasses.is_dataclass(leaf)}
-    for kind in unknown:
-        torch.export.register_dataclass(kind)
-    return bool(unknown)
+    """Register unregistered dataclasses in ``value`` as pytree nodes. Returns whether there were any."""
+    unregistered = {type(leaf) for leaf in pytree.tree_leaves(value) if dataclasses.is_dataclass(leaf)}
+    for dataclass_type in unregistered:
+        torch.export.register_dataclass(dataclass_type)
+    return bool(unregistered)
 
 
 def _flatten(value: Any) -> tuple[list[tuple[tuple[Any, ...], Any]], pytree.TreeSpec]:
-    """The leaves of ``value`` with their paths."""
-    while register_dataclasses(value):  # a field may be an unknown dataclass too
+    """Return the (path, leaf) pairs of ``value``, and its pytree structure."""
+    while register_dataclasses(value):  # a field may also be an unregistered dataclass
         pass
     return pytree.tree_flatten_with_path(value)
 
 
-def _normalize_leaf(value: Any, what: str) -> Any:
+def _normalize_leaf(value: Any, description: str) -> Any:
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, np.ndarray):
         try:
             return torch.from_numpy(np.array(value, order="C"))
         except TypeError as error:
-            raise ValueError(f"{what} is an array of {value.dtype}, which PyTorch does not support: {error}") from error
+            raise ValueError(
+                f"{description} is an array of {value.dtype}, which PyTorch does not support: {error}"
+            ) from error
     if value is None or isinstance(value, (torch.Tensor, bool, int, float, str)):
         return value
     text = repr(value)
     text = text if len(text) <= 80 else f"{text[:77]}..."
-    raise ValueError(f"{what} is {text} ({type(value).__name__}); {_FORMS}")
+    raise ValueError(f"{description} is {text} ({type(value).__name__}); {_ACCEPTED_INPUTS}")
 
 
 @dataclass(frozen=True)
@@ -130,13 +132,13 @@ class InputSignature:
     spec: pytree.TreeSpec
 
     @classmethod
-    def of_inputs(cls, sample: Inputs) -> InputSignature:
+    def from_inputs(cls, sample: Inputs) -> InputSignature:
         """The signature of a sample."""
         paths, spec = pytree.tree_flatten_with_path((tuple(sample), sample.keywords))
         return cls(tuple(pytree.keystr(path[1:]) for path, _ in paths), tuple(leaf for _, leaf in paths), spec)
 
     @classmethod
-    def of_program(cls, program: ExportedProgram) -> InputSignature:
+    def from_program(cls, program: ExportedProgram) -> InputSignature:
         """The signature of the inputs that a program was captured with."""
         values = {node.name: node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"}
         args = [spec.arg for spec in program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
@@ -150,11 +152,11 @@ class InputSignature:
         return {name: leaf for name, leaf in pairs if not isinstance(leaf, torch.Tensor)}
 
     def without_labels(self, sample: Inputs) -> Inputs:
-        """The sample without surplus positional inputs, such as the labels of a ``DataLoader``."""
+        """Return the sample without surplus positional inputs, such as the labels of a ``DataLoader``."""
         return Inputs(*sample[: self.spec.children()[0].num_children], **sample.keywords)
 
-    def flatten(self, sample: Inputs, what: str) -> list[Any]:
-        """The sample's leaves in the order of the model; dicts may have their keys in any order.
+    def flatten(self, sample: Inputs, description: str) -> list[Any]:
+        """Return the sample's leaves in the order of the model. Dicts may have their keys in any order.
 
         Raises:
             ValueError: the sample has another structure.
@@ -162,23 +164,25 @@ class InputSignature:
         positional, named = self.spec.children()
         arity, keywords = positional.num_children, list(named.context or ())
         if len(sample) != arity:
-            raise ValueError(f"{what} has {len(sample)} inputs, the model takes {arity}")
+            raise ValueError(f"{description} has {len(sample)} inputs, the model takes {arity}")
         if sorted(sample.keywords) != sorted(keywords):
             listed = ", ".join(sample.keywords) or "none", ", ".join(keywords) or "none"
-            raise ValueError(f"{what} has the keyword inputs {listed[0]}, the model was captured with {listed[1]}")
+            raise ValueError(
+                f"{description} has the keyword inputs {listed[0]}, the model was captured with {listed[1]}"
+            )
         leaves, spec = pytree.tree_flatten((tuple(sample), sample.keywords))
         args, named_args = spec.children()
         try:
             return [
-                *_in_captured_order(leaves[: args.num_leaves], args, positional),
-                *_in_captured_order(leaves[args.num_leaves :], named_args, named),
+                *_reorder_leaves(leaves[: args.num_leaves], args, positional),
+                *_reorder_leaves(leaves[args.num_leaves :], named_args, named),
             ]
         except ValueError as error:
             raise ValueError(
-                f"{what} has another structure than the inputs that the model was captured with: {error}"
+                f"{description} has another structure than the inputs that the model was captured with: {error}"
             ) from None
 
-    def check_structure(self, sample: Inputs, what: str) -> list[Any]:
+    def check_structure(self, sample: Inputs, description: str) -> list[Any]:
         """Check the structure: tensors where the model expects tensors, equal constants elsewhere.
 
         Returns:
@@ -187,19 +191,19 @@ class InputSignature:
         Raises:
             ValueError: the sample differs; the message names the input.
         """
-        leaves = self.flatten(sample, what)
+        leaves = self.flatten(sample, description)
         for index, (name, expected, value) in enumerate(zip(self.names, self.leaves, leaves, strict=True)):
-            where = f"{what}, input {index} ('{name}')"
+            location = f"{description}, input {index} ('{name}')"
             if isinstance(expected, torch.Tensor) and not isinstance(value, torch.Tensor):
-                raise ValueError(f"{where} is of type {type(value).__name__}, not a tensor")
+                raise ValueError(f"{location} is of type {type(value).__name__}, not a tensor")
             if not isinstance(expected, torch.Tensor) and (type(value) is not type(expected) or value != expected):
                 raise ValueError(
-                    f"{where} is {value!r}, but the model was captured with {expected!r}: numbers, strings and "
+                    f"{location} is {value!r}, but the model was captured with {expected!r}: numbers, strings and "
                     "None are constants of the program; pass a tensor, or export a method for each value"
                 )
         return leaves
 
-    def check(self, sample: Inputs, what: str) -> list[Any]:
+    def check(self, sample: Inputs, description: str) -> list[Any]:
         """Check structure, shapes and dtypes of a sample.
 
         Returns:
@@ -208,16 +212,16 @@ class InputSignature:
         Raises:
             ValueError: the sample differs; the message names the input.
         """
-        leaves = self.check_structure(sample, what)
+        leaves = self.check_structure(sample, description)
         for index, (name, expected, value) in enumerate(zip(self.names, self.leaves, leaves, strict=True)):
             if not isinstance(expected, torch.Tensor):
                 continue
-            where = f"{what}, input {index} ('{name}')"
-            if not _same_shape(value.shape, expected.shape):
+            location = f"{description}, input {index} ('{name}')"
+            if not _matches_shape(value.shape, expected.shape):
                 shapes = f"{tuple(value.shape)}, the model takes {tuple(expected.shape)}"
-                raise ValueError(f"{where} has shape {shapes}")
+                raise ValueError(f"{location} has shape {shapes}")
             if value.dtype != expected.dtype:
-                raise ValueError(f"{where} is {value.dtype}, the model takes {expected.dtype}")
+                raise ValueError(f"{location} is {value.dtype}, the model takes {expected.dtype}")
         return leaves
 
     def unflatten(self, leaves: Sequence[Any]) -> Inputs:
@@ -226,65 +230,65 @@ class InputSignature:
         return Inputs(*args, **keywords)
 
 
-def _in_captured_order(
-    leaves: Sequence[Any], spec: pytree.TreeSpec, captured: pytree.TreeSpec, where: str = ""
+def _reorder_leaves(
+    leaves: Sequence[Any], spec: pytree.TreeSpec, captured: pytree.TreeSpec, path: str = ""
 ) -> list[Any]:
-    """Reorder the leaves of a structure whose dicts have their keys in another order.
+    """Reorder leaves to the captured structure, whose dicts may have their keys in another order.
 
     Args:
         leaves: the leaves.
         spec: their structure.
         captured: the structure that the model was captured with.
-        where: path of the structure in the sample.
+        path: path of the structure in the sample.
 
     Raises:
-        ValueError: the structures differ in more than the order of keys; the message names the place.
+        ValueError: the structures differ in more than the order of keys. The message names the path.
     """
     if spec == captured:
         return list(leaves)
-    names, expected = _names_of_children(spec), _names_of_children(captured)
+    names, expected = _child_keys(spec), _child_keys(captured)
     if spec.type is not captured.type:
-        raise ValueError(f"{where} is a {_name_of(spec)}, not a {_name_of(captured)}")
+        raise ValueError(f"{path} is a {_container_name(spec)}, not a {_container_name(captured)}")
     if sorted(map(repr, names)) != sorted(map(repr, expected)):
         for name in expected:
             if name not in names:
-                raise ValueError(f"{where} has no item {name!r}")
-        raise ValueError(f"{where} has an additional item {next(x for x in names if x not in expected)!r}")
+                raise ValueError(f"{path} has no item {name!r}")
+        raise ValueError(f"{path} has an additional item {next(x for x in names if x not in expected)!r}")
     if spec.type not in pytree.STANDARD_DICT_TYPES and spec.context != captured.context:
-        raise ValueError(f"{where} is a {_name_of(spec)} with other fields")
-    rest, parts = list(leaves), {}
+        raise ValueError(f"{path} is a {_container_name(spec)} with other fields")
+    remaining, children = list(leaves), {}
     for name, child in zip(names, spec.children(), strict=True):
-        parts[name], rest = (child, rest[: child.num_leaves]), rest[child.num_leaves :]
+        children[name], remaining = (child, remaining[: child.num_leaves]), remaining[child.num_leaves :]
     ordered = []
     for name, captured_child in zip(expected, captured.children(), strict=True):
-        child, part = parts[name]
-        ordered += _in_captured_order(part, child, captured_child, f"{where}[{name!r}]")
+        child, child_leaves = children[name]
+        ordered += _reorder_leaves(child_leaves, child, captured_child, f"{path}[{name!r}]")
     return ordered
 
 
-def _names_of_children(spec: pytree.TreeSpec) -> list[Any]:
-    """The keys of a dict; the indices of another container."""
+def _child_keys(spec: pytree.TreeSpec) -> list[Any]:
+    """Return the keys of a dict, or the indices of another container."""
     if spec.type not in pytree.STANDARD_DICT_TYPES:
         return list(range(spec.num_children))
     return list(spec.context[1] if spec.type is defaultdict else spec.context)
 
 
-def _name_of(spec: pytree.TreeSpec) -> str:
+def _container_name(spec: pytree.TreeSpec) -> str:
     return "single value" if spec.is_leaf() else spec.type.__name__
 
 
-def _same_shape(shape: torch.Size, expected: torch.Size) -> bool:
+def _matches_shape(shape: torch.Size, expected: torch.Size) -> bool:
     if len(shape) != len(expected):
         return False
-    # A symbolic dimension accepts any size here; the guards of torch.export check its range.
+    # A symbolic dimension accepts any size here. The guards of torch.export check its range.
     return all(not isinstance(e, int) or size == e for size, e in zip(shape, expected, strict=True))
 
 
-def fit_batches(samples: Iterable[Inputs], input_signature: InputSignature) -> Iterator[Inputs]:
+def rebatch(samples: Iterable[Inputs], input_signature: InputSignature) -> Iterator[Inputs]:
     """Rebatch the batches of a ``DataLoader`` to the batch size of ``input_signature``, by splitting or concatenating.
 
     The first dimension is the batch dimension. The last, incomplete batch is filled by repeating its items, so that
-    every item is used. A sample that differs in more than the batch size is passed through, for later checks.
+    every item is used. A sample that differs in more than the batch size is yielded unchanged, for later checks.
     """
     pending: list[torch.Tensor] = []
     leaves: list[Any] = []

@@ -18,7 +18,7 @@ from arm_recipes.samples.sample import Inputs
 from arm_recipes.types import Sizes
 
 #: Axis -> ``torch.export.Dim``, for the dynamic dimensions of a tensor.
-Axes = dict[int, Any]
+DynamicAxes = dict[int, Any]
 
 
 @dataclass
@@ -28,23 +28,27 @@ class ShapeVariants:
     Attributes:
         methods: name of the exported method -> size of each dimension.
         inputs: for each input tensor, axis -> name of the dimension.
-        outputs: for each output tensor, axis -> name of the dimension, where all methods agree.
+        outputs: for each output tensor, axis -> name of the dimension, for axes that ``infer_output_axes`` found.
     """
 
     methods: dict[str, dict[str, int]]
     inputs: list[dict[int, str]]
     outputs: list[dict[int, str]] = field(default_factory=list)
 
-    def find_outputs(self, shapes: Mapping[str, Sequence[Sequence[int]]]) -> None:
+    def infer_output_axes(self, shapes: Mapping[str, Sequence[Sequence[int]]]) -> None:
         """Infer the dimensions of the outputs from their shapes in each method."""
         first, *_ = self.methods
         self.outputs = [
-            {axis: name for axis in range(len(shape)) if (name := self._dimension(index, axis, shapes)) is not None}
+            {
+                axis: name
+                for axis in range(len(shape))
+                if (name := self._find_dimension(index, axis, shapes)) is not None
+            }
             for index, shape in enumerate(shapes[first])
         ]
 
-    def _dimension(self, index: int, axis: int, shapes: Mapping[str, Sequence[Sequence[int]]]) -> str | None:
-        """The dimension whose size equals the axis in all methods; dimensions with one size cannot be inferred."""
+    def _find_dimension(self, index: int, axis: int, shapes: Mapping[str, Sequence[Sequence[int]]]) -> str | None:
+        """Find the dimension whose size equals the axis in all methods. It must have at least two sizes."""
         first, *_ = self.methods.values()
         for name in first:
             listed = {sizes[name] for sizes in self.methods.values()}
@@ -53,7 +57,7 @@ class ShapeVariants:
         return None
 
     def to_dict(self) -> dict[str, Any]:
-        """``methods`` and ``inputs`` as a dict, ready for JSON."""
+        """Return ``methods``, ``inputs`` and ``outputs`` as a dict, ready for JSON."""
         return {"methods": self.methods, "inputs": self.inputs, "outputs": self.outputs}
 
 
@@ -62,57 +66,61 @@ def expand_sizes(
 ) -> tuple[dict[str, Model], Examples, dict[str, ShapeVariants]]:
     """Replace each method that has dynamic shapes by one method per combination of sizes.
 
-    Each sample calibrates the method with the largest sizes that it covers, truncated to these sizes. The first sample
-    is resized for every method; it is repeated along dimensions where it is too short.
+    Each sample calibrates one method: the method with the largest sizes that the sample covers. The sample is truncated
+    to these sizes. The first sample is also resized for every other method, by repetition where it is too short.
 
     Returns:
-        models, samples, and the sized methods, by method name.
+        models, samples, and shape variants, by method name.
 
     Raises:
         ValueError: ``sizes`` names an unknown dimension, or a size is out of the dimension's bounds.
     """
     is_by_method = isinstance(dynamic_shapes, Mapping) and dynamic_shapes.keys() <= models.keys()
     by_method = dynamic_shapes if is_by_method else {"forward": dynamic_shapes}
-    sized: dict[str, ShapeVariants] = {}
+    variants: dict[str, ShapeVariants] = {}
     all_models: dict[str, Model] = {}
     all_examples: Examples = {}
-    known: dict[str, Any] = {}
+    all_dims: dict[str, Any] = {}
     for method, model in models.items():
         shapes = by_method.get(method)
-        axes = _axes(model, examples[method][0], shapes) if shapes is not None else []
-        dims = {dim.__name__: dim for leaf in axes for dim in map(_root, leaf.values())}
-        known |= dims
+        axes = _dynamic_axes(model, examples[method][0], shapes) if shapes is not None else []
+        dims = {dim.__name__: dim for leaf in axes for dim in map(_root_dimension, leaf.values())}
+        all_dims |= dims
         if not dims:
             all_models[method], all_examples[method] = model, examples[method]
             continue
-        _check(dims, sizes)
-        combinations = [dict(zip(dims, choice, strict=True)) for choice in product(*(sizes[name] for name in dims))]
-        named = {_name(method, combination): combination for combination in combinations}
-        for name, samples in _distribute_samples(examples[method], axes, named).items():
+        _check_sizes(dims, sizes)
+        combinations = [dict(zip(dims, values, strict=True)) for values in product(*(sizes[name] for name in dims))]
+        methods_by_name = {_variant_name(method, combination): combination for combination in combinations}
+        for name, samples in _distribute_samples(examples[method], axes, methods_by_name).items():
             all_models[name] = model.module() if isinstance(model, ExportedProgram) else model
             all_examples[name] = samples
-        plain_names = {dim.__name__ for leaf in axes for dim in leaf.values()}
-        for name in dims.keys() - plain_names:
+        independent_dims = {dim.__name__ for leaf in axes for dim in leaf.values()}
+        for name in dims.keys() - independent_dims:
             raise ValueError(
                 f"dynamic_shapes: no input has the dimension '{name}' itself, only a derived one, so the program "
                 "cannot select a size by it"
             )
-        plain = [{axis: dim.__name__ for axis, dim in leaf.items() if _root(dim) is dim} for leaf in axes]
+        dimension_names = [
+            {axis: dim.__name__ for axis, dim in leaf.items() if _root_dimension(dim) is dim} for leaf in axes
+        ]
         tensors = pytree.tree_leaves((tuple(examples[method][0]), examples[method][0].keywords))
-        inputs = [leaf for leaf, tensor in zip(plain, tensors, strict=True) if isinstance(tensor, torch.Tensor)]
-        sized[method] = ShapeVariants(named, inputs)
+        inputs = [
+            leaf for leaf, tensor in zip(dimension_names, tensors, strict=True) if isinstance(tensor, torch.Tensor)
+        ]
+        variants[method] = ShapeVariants(methods_by_name, inputs)
     for name in sizes:
-        if name not in known:
-            listed = ", ".join(f"'{dim}'" for dim in known) or "none with a name"
+        if name not in all_dims:
+            listed = ", ".join(f"'{dim}'" for dim in all_dims) or "none with a name"
             raise ValueError(f"sizes: dynamic_shapes have no dimension '{name}'; they have {listed}")
-    return all_models, all_examples, sized
+    return all_models, all_examples, variants
 
 
-def _name(method: str, sizes: Mapping[str, int]) -> str:
+def _variant_name(method: str, sizes: Mapping[str, int]) -> str:
     return method + "".join(f"__{name}_{size}" for name, size in sizes.items())
 
 
-def _check(dims: Mapping[str, Any], sizes: Sizes) -> None:
+def _check_sizes(dims: Mapping[str, Any], sizes: Sizes) -> None:
     for name, dim in dims.items():
         listed = sizes.get(name)
         if not listed:
@@ -125,13 +133,13 @@ def _check(dims: Mapping[str, Any], sizes: Sizes) -> None:
                 raise ValueError(f"sizes: {size!r} of '{name}' is not a size from {dim.min} to {dim.max}, its bounds")
 
 
-def _root(dim: Any) -> Any:
-    """The dimension that a derived dimension is computed from; other dimensions are returned unchanged."""
+def _root_dimension(dim: Any) -> Any:
+    """Return the dimension that a derived dimension is computed from; for other dimensions, the dimension itself."""
     return getattr(dim, "root", dim)
 
 
-def _axes(model: Model, sample: Inputs, shapes: Any) -> list[Axes]:
-    """The dynamic dimensions of each leaf of a sample, in the order of ``InputSignature``.
+def _dynamic_axes(model: Model, sample: Inputs, shapes: Any) -> list[DynamicAxes]:
+    """Return the dynamic dimensions of each leaf of a sample, in the order of ``InputSignature``.
 
     Raises:
         ValueError: a dimension has no name, or ``shapes`` does not match the structure of the sample.
@@ -140,17 +148,19 @@ def _axes(model: Model, sample: Inputs, shapes: Any) -> list[Axes]:
     names = [name for name in inspect.signature(forward).parameters if name not in sample.keywords]
     positions = [*names[: len(sample)], *sample.keywords]
 
-    def of(index: int, name: str) -> Any:
+    def shapes_of(index: int, name: str) -> Any:
         if isinstance(shapes, Mapping):
             return shapes.get(name)
         return shapes[index] if index < len(shapes) else None
 
     positions += ["*"] * (len(sample) + len(sample.keywords) - len(positions))
     values = [*sample, *sample.keywords.values()]
-    return [leaf for i, value in enumerate(values) for leaf in _leaf_axes(value, of(i, positions[i]), positions[i])]
+    return [
+        leaf for i, value in enumerate(values) for leaf in _leaf_axes(value, shapes_of(i, positions[i]), positions[i])
+    ]
 
 
-def _leaf_axes(value: Any, shapes: Any, name: str) -> Iterator[Axes]:
+def _leaf_axes(value: Any, shapes: Any, name: str) -> Iterator[DynamicAxes]:
     if isinstance(value, torch.Tensor):
         pairs = shapes.items() if isinstance(shapes, Mapping) else enumerate(shapes or ())
         yield {axis % max(value.dim(), 1): dim for axis, dim in pairs if _is_dynamic(dim, name)}
@@ -176,9 +186,9 @@ def _is_dynamic(dim: Any, name: str) -> bool:
 
 
 def _distribute_samples(
-    samples: Sequence[Inputs], axes: Sequence[Axes], methods: Mapping[str, Mapping[str, int]]
+    samples: Sequence[Inputs], axes: Sequence[DynamicAxes], methods: Mapping[str, Mapping[str, int]]
 ) -> Examples:
-    """Assign each sample to the method with the largest sizes that it covers; see ``expand_sizes``."""
+    """Assign each sample to the method with the largest sizes that the sample covers; see ``expand_sizes``."""
     by_method = {name: [_resize(samples[0], axes, sizes)] for name, sizes in methods.items()}
     for index, sample in enumerate(samples):
         fitting = [name for name, sizes in methods.items() if _is_large_enough(sample, axes, sizes)]
@@ -192,29 +202,31 @@ def _distribute_samples(
     return by_method
 
 
-def _is_large_enough(sample: Inputs, axes: Sequence[Axes], sizes: Mapping[str, int]) -> bool:
+def _is_large_enough(sample: Inputs, axes: Sequence[DynamicAxes], sizes: Mapping[str, int]) -> bool:
     leaves = pytree.tree_leaves((tuple(sample), sample.keywords))
-    pairs = ((leaf.shape[axis], dim) for leaf, of in zip(leaves, axes, strict=True) for axis, dim in of.items())
-    return all(_size(dim, sizes) <= size for size, dim in pairs)
+    pairs = (
+        (leaf.shape[axis], dim) for leaf, leaf_axes in zip(leaves, axes, strict=True) for axis, dim in leaf_axes.items()
+    )
+    return all(_resolve_size(dim, sizes) <= size for size, dim in pairs)
 
 
 def _volume(sizes: Mapping[str, int]) -> int:
     return math.prod(sizes.values())
 
 
-def _size(dim: Any, sizes: Mapping[str, int]) -> int:
-    size = sizes[_root(dim).__name__]
-    return int(dim.fn(size)) if _root(dim) is not dim else size
+def _resolve_size(dim: Any, sizes: Mapping[str, int]) -> int:
+    size = sizes[_root_dimension(dim).__name__]
+    return int(dim.fn(size)) if _root_dimension(dim) is not dim else size
 
 
-def _resize(sample: Inputs, axes: Sequence[Axes], sizes: Mapping[str, int]) -> Inputs:
+def _resize(sample: Inputs, axes: Sequence[DynamicAxes], sizes: Mapping[str, int]) -> Inputs:
     """Truncate or repeat a sample along the dynamic dimensions to the given sizes."""
     leaves, spec = pytree.tree_flatten((tuple(sample), sample.keywords))
     resized = []
-    for leaf, of in zip(leaves, axes, strict=True):
-        for axis, dim in of.items():
-            places = torch.arange(_size(dim, sizes)) % max(leaf.shape[axis], 1)
-            leaf = leaf.index_select(axis, places)
+    for leaf, leaf_axes in zip(leaves, axes, strict=True):
+        for axis, dim in leaf_axes.items():
+            indices = torch.arange(_resolve_size(dim, sizes)) % max(leaf.shape[axis], 1)
+            leaf = leaf.index_select(axis, indices)
         resized.append(leaf)
     args, keywords = pytree.tree_unflatten(resized, spec)
     return Inputs(*args, **keywords)

@@ -1,4 +1,4 @@
-"""Block-scaled layers (OCP MX): replaces linear layers and convolutions before the model is captured."""
+"""Block-scaled layers (OCP MX): replace linear layers and convolutions before the model is captured."""
 
 from __future__ import annotations
 
@@ -57,12 +57,14 @@ class MXConv2d(nn.Conv2d):
         return result
 
 
-_MX = (MXLinear, MXConv2d)
+_MX_LAYERS = (MXLinear, MXConv2d)
 
 
 def can_block_scale(module: nn.Module, name: str = "") -> bool:
     """Whether a layer can be block-scaled: a linear layer, or a convolution without groups and with zero padding."""
-    return isinstance(module, (nn.Linear, nn.Conv2d)) and not isinstance(module, _MX) and _refusal(module) is None
+    return (
+        isinstance(module, (nn.Linear, nn.Conv2d)) and not isinstance(module, _MX_LAYERS) and _refusal(module) is None
+    )
 
 
 def _refusal(module: nn.Module) -> str | None:
@@ -91,14 +93,14 @@ def describe_unscaled_layers(model: nn.Module, method: str) -> tuple[list[str], 
     notes = [
         f"'{name or type(layer).__name__}' of '{method}' is not block-scaled: {_refusal(layer)}"
         for name, layer in layers.items()
-        if not isinstance(layer, _MX)
+        if not isinstance(layer, _MX_LAYERS)
     ]
     return notes, len(notes) == len(layers)
 
 
 @register_quantize_module_handler(MXConfig)
 def _to_block_scaled(module: nn.Module, config: MXConfig) -> nn.Module:
-    """Change the class of a layer in place: parameter names and shared layers stay, and the root can change too."""
+    """Change the class of a layer in place. This keeps parameter names and shared layers, also for a root module."""
     if can_block_scale(module):
         module.__class__ = MXLinear if isinstance(module, nn.Linear) else MXConv2d
         vars(module)["format"] = config.format
@@ -111,6 +113,6 @@ def mx_recipe(format: str) -> QuantizationRecipe:
 
 
 def is_mx_recipe(recipe: QuantizationRecipe | None) -> bool:
-    """Whether ``mx_recipe`` made the quantization part of a recipe."""
+    """Whether ``mx_recipe`` created the quantization part of a recipe."""
     configs = recipe.ao_quantization_configs if recipe is not None else None
     return any(isinstance(config.ao_base_config, MXConfig) for config in configs or ())

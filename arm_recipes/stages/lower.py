@@ -21,14 +21,14 @@ from executorch.export.stages import (
 )
 from torch.export import ExportedProgram
 
-_Q = torch.ops.quantized_decomposed
+_QUANTIZED_DECOMPOSED = torch.ops.quantized_decomposed
 #: Functions that ExecuTorch's decompositions do not change (``target`` of a call_function node).
 _NOT_DECOMPOSED = (
     executorch_call_delegate,
     operator.getitem,
     torch.ops.higher_order.scan,  # the bodies of remaining scans call delegates
-    _Q.quantize_per_tensor.default,
-    _Q.dequantize_per_tensor.default,
+    _QUANTIZED_DECOMPOSED.quantize_per_tensor.default,
+    _QUANTIZED_DECOMPOSED.dequantize_per_tensor.default,
 )
 
 
@@ -47,7 +47,7 @@ def lowering_recipe(
 
 
 class FastLowerStage(EdgeTransformAndLowerStage):
-    """ExecuTorch's lowering stage without the retrace of programs that have nothing to decompose.
+    """ExecuTorch's lowering stage, which does not retrace programs that have nothing to decompose.
 
     ExecuTorch retraces every program to decompose the operators outside of delegates. This stage skips the retrace if
     only delegate calls, quantize and dequantize remain. The retrace takes half of the export time of a small model.
@@ -58,7 +58,11 @@ class FastLowerStage(EdgeTransformAndLowerStage):
     def run(self, artifact: PipelineArtifact) -> None:
         """Lower every method."""
         partitioners = self._partitioners
-        if self._transform_passes or not _is_ours(partitioners) or artifact.get_context("generate_etrecord", False):
+        if (
+            self._transform_passes
+            or not _is_single_arm_partitioner(partitioners)
+            or artifact.get_context("generate_etrecord", False)
+        ):
             super().run(artifact)
             return
         (partitioner,) = partitioners
@@ -76,26 +80,26 @@ class FastLowerStage(EdgeTransformAndLowerStage):
     ) -> EdgeProgramManager:
         config = self._compile_config or EdgeCompileConfig()
         with validation_disabled():
-            edge = {method: _generate_edge_program(config, program) for method, program in programs.items()}
-            return EdgeProgramManager(edge, constants, config, []).to_backend(_NoOpPartitioner())
+            edge_programs = {method: _generate_edge_program(config, program) for method, program in programs.items()}
+            return EdgeProgramManager(edge_programs, constants, config, []).to_backend(_NoOpPartitioner())
 
 
 def _delegate_methods(partitioner: Any, programs: Mapping[str, ExportedProgram]) -> dict[str, ExportedProgram]:
-    """Partition and delegate every method; if Vela fails on the chosen alternatives, again without alternatives.
+    """Partition and delegate every method. If Vela fails on the chosen alternatives, try again without alternatives.
 
-    The cost model compiles each region separately, so Vela may still fail on the whole graph.
+    The cost model compiles each region separately, so Vela may fail only on the whole graph.
     """
     from arm_backend_core import events
     from arm_backend_core.errors import CompileError
 
-    def delegate_with(variant: Any) -> dict[str, ExportedProgram]:
-        return {method: variant.transform_for_pre_decomposition(program) for method, program in programs.items()}
+    def delegate_with(candidate: Any) -> dict[str, ExportedProgram]:
+        return {method: candidate.transform_for_pre_decomposition(program) for method, program in programs.items()}
 
     log = events.current()
     if not getattr(partitioner.compile_spec, "search_alternatives", False):
         return delegate_with(partitioner)
     try:
-        with events.record() as attempt:
+        with events.record() as attempt_log:
             delegated = delegate_with(partitioner)
     except CompileError as error:
         fallback = copy.copy(partitioner)
@@ -107,9 +111,9 @@ def _delegate_methods(partitioner: Any, programs: Mapping[str, ExportedProgram])
             raise error from None
         log.notes.append(f"search_alternatives is disabled, because Vela fails on the alternatives: {error.reason}")
         return delegated
-    log.delegates += attempt.delegates
-    log.rejected += attempt.rejected
-    log.notes += attempt.notes
+    log.delegates += attempt_log.delegates
+    log.rejected += attempt_log.rejected
+    log.notes += attempt_log.notes
     return delegated
 
 
@@ -120,11 +124,11 @@ class _NoOpPartitioner(Partitioner):
         return PartitionResult(tagged_exported_program=exported_program, partition_tags={})
 
 
-def _is_ours(partitioners: Any) -> bool:
+def _is_single_arm_partitioner(partitioners: Any) -> bool:
     from arm_backend_core.partitioner import EthosUPartitioner, TOSAPartitioner, VgfPartitioner
 
-    ours = (EthosUPartitioner, TOSAPartitioner, VgfPartitioner)
-    return isinstance(partitioners, list) and len(partitioners) == 1 and isinstance(partitioners[0], ours)
+    arm_partitioners = (EthosUPartitioner, TOSAPartitioner, VgfPartitioner)
+    return isinstance(partitioners, list) and len(partitioners) == 1 and isinstance(partitioners[0], arm_partitioners)
 
 
 def _needs_no_decomposition(program: ExportedProgram) -> bool:

@@ -19,7 +19,7 @@ from arm_recipes._internal.messages import AccuracyError, ExportError
 from arm_recipes.recipe.options import ALGORITHMS
 from arm_recipes.samples.calibration import Calibration, start_monitor, stop_monitor
 from arm_recipes.samples.sample import Inputs
-from arm_recipes.stages.capture.capture import Capture, check_shared_state
+from arm_recipes.stages.capture.capture import Capture, check_shared_buffers
 from arm_recipes.stages.capture.shared_memory import unify_buffers
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from arm_backend_core.quantization.quantizer import ArmQuantizer
 
 #: Wraps the calibration samples of a method in a progress bar, or returns them unchanged.
-Progress = Callable[[Iterable[Any], str], Iterable[Any]]
+TrackSamples = Callable[[Iterable[Any], str], Iterable[Any]]
 
 
 @dataclass
@@ -45,21 +45,21 @@ class AlgorithmRecipe(QuantizationRecipe):
     algorithms: Collection[str] = ALGORITHMS
 
 
-def algorithms_of(recipe: QuantizationRecipe) -> Collection[str]:
-    """The algorithms of a recipe.
+def recipe_algorithms(recipe: QuantizationRecipe) -> Collection[str]:
+    """Return the algorithms of a recipe.
 
-    For a combined recipe: the algorithms that all its quantizers share. For a recipe of another package: all default
+    A combined recipe has the algorithms that all its quantizers share. A recipe of another package has the default
     algorithms.
     """
     if isinstance(recipe, AlgorithmRecipe):
         return recipe.algorithms
-    chosen = [quantizer.algorithms for quantizer in _arm_quantizers(recipe.quantizers or ())]
-    named = [names for names in chosen if names is not None]
-    return tuple(name for name in (named or [ALGORITHMS])[0] if all(name in names for names in named))
+    by_quantizer = [quantizer.algorithms for quantizer in _arm_quantizers(recipe.quantizers or ())]
+    selected = [names for names in by_quantizer if names is not None]
+    return tuple(name for name in (selected or [ALGORITHMS])[0] if all(name in names for names in selected))
 
 
 def _arm_quantizers(quantizers: Iterable[Quantizer]) -> list[ArmQuantizer]:
-    """Return the quantizers of this package; a recipe may combine them with those of other backends."""
+    """Return the quantizers of this package. A recipe may combine them with quantizers of other backends."""
     from arm_backend_core.quantization.quantizer import ArmQuantizer
 
     return [quantizer for quantizer in quantizers if isinstance(quantizer, ArmQuantizer)]
@@ -75,7 +75,7 @@ def quantization_recipe(
     """Build the quantization part of a recipe.
 
     Args:
-        quantizer: the quantizer; the algorithms and ``min_sqnr`` are stored on it.
+        quantizer: the quantizer, which also stores the algorithms and ``min_sqnr``.
         calibration: samples as in ``Calibration``; None calibrates with the export's samples.
         algorithms: names of quantization algorithms.
         train: function that trains the prepared model; None for post-training quantization.
@@ -83,7 +83,7 @@ def quantization_recipe(
     """
     quantizer.algorithms, quantizer.min_sqnr = algorithms, min_sqnr
     options = {"qat": train, "min_sqnr": min_sqnr}
-    refusals: list[Any] = [_Refusal(name) for name, value in options.items() if value is not None]
+    refusals: list[Any] = [_RejectOption(name) for name, value in options.items() if value is not None]
     return AlgorithmRecipe(
         algorithms=algorithms,
         quantizers=[quantizer],
@@ -97,10 +97,10 @@ def quantization_recipe(
 
 
 @dataclass(frozen=True)
-class _Refusal:
-    """Pre-prepare pass that rejects options which ExecuTorch's own quantization stage does not support.
+class _RejectOption:
+    """Pre-prepare pass that rejects options that ExecuTorch's own quantization stage does not support.
 
-    Only that stage runs this pass. It would train without fake quantization, and it does not compute the SQNR.
+    Only ExecuTorch's stage runs this pass. That stage would train without fake quantization, and computes no SQNR.
 
     Attributes:
         name: name of the option.
@@ -153,7 +153,7 @@ class FastQuantizeStage(QuantizeStage):
         notes: warnings for the user.
     """
 
-    def __init__(self, recipe: QuantizationRecipe, capture: Capture, progress: Progress) -> None:
+    def __init__(self, recipe: QuantizationRecipe, capture: Capture, progress: TrackSamples) -> None:
         super().__init__(recipe)
         self._quantization_recipe: QuantizationRecipe = recipe
         self.capture = capture
@@ -169,7 +169,7 @@ class FastQuantizeStage(QuantizeStage):
             ValueError: the model cannot be trained, or ``train_fn`` is missing.
         """
         recipe, examples = self._quantization_recipe, artifact.get_context("example_inputs")
-        if not recipe.quantizers or (recipe.is_qat and not self.is_ours):
+        if not recipe.quantizers or (recipe.is_qat and not self.has_single_arm_quantizer):
             super().run(artifact)
             return
         shapes = artifact.get_context("dynamic_shapes", {})
@@ -177,7 +177,7 @@ class FastQuantizeStage(QuantizeStage):
         for method, model in artifact.data.items():
             graph = model.graph if isinstance(model, (ExportedProgram, GraphModule)) else None
             if graph is not None and is_quantized(graph):
-                self._require_known(method)
+                self._reject_min_sqnr(method)
                 quantized[method] = model
                 continue
             from arm_backend_core.program import copy_program
@@ -186,9 +186,9 @@ class FastQuantizeStage(QuantizeStage):
                 programs[method] = unify_buffers(copy_program(model))
             else:
                 programs[method] = self.capture(method, model, examples[method][0], shapes.get(method))
-        check_shared_state(programs)  # before calibration, which writes copies of the buffers
+        check_shared_buffers(programs)  # check before calibration, which writes copies of the buffers
         with torch.no_grad():
-            if self.is_ours:
+            if self.has_single_arm_quantizer:
                 quantized |= self._quantize(programs, artifact.data, examples)
             else:
                 for method, program in programs.items():
@@ -206,35 +206,37 @@ class FastQuantizeStage(QuantizeStage):
         return list(self._quantization_recipe.quantizers or [])
 
     @property
-    def is_ours(self) -> bool:
-        """Whether the only quantizer is of this package, so that the captured program itself is quantized."""
+    def has_single_arm_quantizer(self) -> bool:
+        """Whether this package quantizes the captured program itself: the only quantizer is an ``ArmQuantizer``."""
         from arm_backend_core.quantization.quantizer import ArmQuantizer
 
         recipe = self._quantization_recipe
-        own = all(isinstance(quantizer, ArmQuantizer) for quantizer in self.quantizers)
-        passes = [one for one in recipe.pre_prepare_passes or () if not isinstance(one, _Refusal)]
-        return own and len(self.quantizers) == 1 and not passes and not recipe.post_convert_passes
+        are_arm_quantizers = all(isinstance(quantizer, ArmQuantizer) for quantizer in self.quantizers)
+        passes = [pass_ for pass_ in recipe.pre_prepare_passes or () if not isinstance(pass_, _RejectOption)]
+        return are_arm_quantizers and len(self.quantizers) == 1 and not passes and not recipe.post_convert_passes
 
     def insert_observers(
-        self, program: ExportedProgram, common: SharedTensors | None = None, *, alone: bool = True
+        self, program: ExportedProgram, shared_tensors: SharedTensors | None = None, *, is_single_method: bool = True
     ) -> ObservedProgram:
         """Insert observers into a program.
 
         Args:
             program: is edited.
-            common: tensors that several methods share.
-            alone: the program shares no observers with other methods.
+            shared_tensors: tensors that several methods share.
+            is_single_method: the program shares no observers with other methods.
         """
         from arm_backend_core.quantization.ptq import ObservedProgram
 
         (quantizer,) = self.quantizers
-        algorithms = set(algorithms_of(self._quantization_recipe)) - (set() if alone else {"concat_scales"})
-        return ObservedProgram(program, quantizer, common, algorithms)
+        algorithms = set(recipe_algorithms(self._quantization_recipe)) - (
+            set() if is_single_method else {"concat_scales"}
+        )
+        return ObservedProgram(program, quantizer, shared_tensors, algorithms)
 
     def _quantize(
         self, programs: Mapping[str, ExportedProgram], models: Mapping[str, Any], examples: Mapping[str, list[Inputs]]
     ) -> dict[str, ExportedProgram]:
-        """Quantize the programs. Methods are calibrated in order; each starts with the state that the last one left."""
+        """Quantize the programs. Calibrates the methods in order, each with the buffers that its predecessor left."""
         from arm_backend_core import events
         from arm_backend_core.program import copy_program
         from arm_backend_core.quantization.algorithms.cross_layer_equalization import equalize
@@ -242,22 +244,25 @@ class FastQuantizeStage(QuantizeStage):
         from arm_backend_core.quantization.ptq import SharedTensors
         from arm_backend_core.quantization.shared_observers import share_observers
 
-        common, passes = SharedTensors(), self._quantization_recipe.pre_convert_passes or ()
-        algorithms = algorithms_of(self._quantization_recipe)
-        trained = any(isinstance(one, SetTrainedRanges) for one in passes)
+        shared_tensors, passes = SharedTensors(), self._quantization_recipe.pre_convert_passes or ()
+        algorithms = recipe_algorithms(self._quantization_recipe)
+        is_trained = any(isinstance(pass_, SetTrainedRanges) for pass_ in passes)
         if (
-            "cross_layer_equalization" in algorithms and not trained and len(programs) == 1
-        ):  # methods share their weights
+            "cross_layer_equalization" in algorithms and not is_trained and len(programs) == 1
+        ):  # several methods may share their weights
             equalize(next(iter(programs.values())))
         captured = {method: copy_program(program) for method, program in programs.items()}
-        alone = len(programs) == 1
-        observed = {method: self.insert_observers(program, common, alone=alone) for method, program in programs.items()}
+        is_single_method = len(programs) == 1
+        observed = {
+            method: self.insert_observers(program, shared_tensors, is_single_method=is_single_method)
+            for method, program in programs.items()
+        }
         if len(observed) > 1:
             share_observers(observed, models)
-        corrections = [] if trained else _corrections(list(observed.values()), algorithms)
+        corrections = [] if is_trained else _create_corrections(list(observed.values()), algorithms)
         for method, model in observed.items():
             self.calibrate(method, model, examples[method])
-        for model in observed.values() if not trained else ():
+        for model in observed.values() if not is_trained else ():
             model.concat_scales.apply()
         for correction in corrections:
             correction.apply()
@@ -266,7 +271,7 @@ class FastQuantizeStage(QuantizeStage):
         quantized = {}
         for method, model in observed.items():
             quantized[method] = model.convert(partial(self._measure_sqnr, method))
-            _check_results(method, captured[method], quantized[method])
+            _check_output_types(method, captured[method], quantized[method])
             self.float_programs[method] = FloatProgram(captured[method], model.float_constants, model.ranges)
         return quantized
 
@@ -277,10 +282,10 @@ class FastQuantizeStage(QuantizeStage):
             measure_output_sqnr,
         )
 
-        with model.last_sample.preserve_states():  # restores the buffers, which other methods continue from
+        with model.last_sample.preserve_states():  # the next method starts from these buffers
             self.output_sqnr[method] = sqnr = measure_output_sqnr(model) if model.samples else {}
             if not sqnr:
-                self._require_known(method)
+                self._reject_min_sqnr(method)
             elif min(sqnr.values()) < max(self._min_sqnr, MIN_SQNR_DB):
                 text = describe_output_sqnr(model, method, sqnr)
                 if min(sqnr.values()) < self._min_sqnr:
@@ -294,7 +299,7 @@ class FastQuantizeStage(QuantizeStage):
             (quantizer.min_sqnr or -math.inf for quantizer in _arm_quantizers(self.quantizers)), default=-math.inf
         )
 
-    def _require_known(self, method: str) -> None:
+    def _reject_min_sqnr(self, method: str) -> None:
         """Raise ``AccuracyError`` if the recipe has a ``min_sqnr``, because the SQNR cannot be computed."""
         if self._min_sqnr > 0:
             raise AccuracyError(
@@ -318,18 +323,18 @@ class FastQuantizeStage(QuantizeStage):
         """Run the samples through a prepared model."""
         recipe = self._quantization_recipe
         model = self._apply_passes(model, recipe.post_prepare_passes)
-        for sample in self._progress(_samples(recipe.calibration_inputs_fn, model, examples), method):
+        for sample in self._progress(_calibration_samples(recipe.calibration_inputs_fn, model, examples), method):
             model(*sample, **getattr(sample, "keywords", {}))
         return self._apply_passes(model, recipe.pre_convert_passes)
 
 
-def _check_results(method: str, captured: ExportedProgram, quantized: ExportedProgram) -> None:
+def _check_output_types(method: str, captured: ExportedProgram, quantized: ExportedProgram) -> None:
     """Check that quantization preserves shapes and dtypes of the outputs.
 
     Raises:
         ExportError: an output has another shape or dtype.
     """
-    expected, actual = _results(captured), _results(quantized)
+    expected, actual = _output_types(captured), _output_types(quantized)
     if expected != actual:
         raise ExportError(
             f"quantizing '{method}' changed its outputs from {expected} to {actual}: "
@@ -337,27 +342,29 @@ def _check_results(method: str, captured: ExportedProgram, quantized: ExportedPr
         )
 
 
-def _results(program: ExportedProgram) -> list[str]:
+def _output_types(program: ExportedProgram) -> list[str]:
     nodes = {node.name: node for node in program.graph.nodes}
     values = [nodes[name].meta["val"] for name in program.graph_signature.user_outputs if name in nodes]
     return [f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}" for x in values if isinstance(x, torch.Tensor)]
 
 
-def _corrections(observed: list[Any], algorithms: Collection[str]) -> list[Any]:
-    """Algorithms to apply after calibration, in this order. They install their observers in ``observed`` now."""
+def _create_corrections(observed: list[Any], algorithms: Collection[str]) -> list[Any]:
+    """Create the algorithms to apply after calibration, in order. Installs their observers in ``observed``."""
     from arm_backend_core.quantization.algorithms.bias_correction import BiasCorrection
     from arm_backend_core.quantization.algorithms.gptq import Gptq
 
     corrections: list[Any] = []
-    if "gptq" in algorithms and len(observed) == 1:  # methods share their weights
-        corrections = [Gptq(model, centred="bias_correction" in algorithms) for model in observed]
+    if "gptq" in algorithms and len(observed) == 1:  # several methods may share their weights
+        corrections = [Gptq(model, centered="bias_correction" in algorithms) for model in observed]
     return corrections + ([BiasCorrection(observed)] if "bias_correction" in algorithms else [])
 
 
-def _samples(source: Callable[[], Iterable[Any]] | None, model: GraphModule, examples: list[Inputs]) -> Iterable[Any]:
+def _calibration_samples(
+    source: Callable[[], Iterable[Any]] | None, model: GraphModule, examples: list[Inputs]
+) -> Iterable[Any]:
     if source is None:
         return examples
-    return source.fit_batches(model) if isinstance(source, Calibration) else source()
+    return source.rebatch(model) if isinstance(source, Calibration) else source()
 
 
 @dataclass(frozen=True)
@@ -366,10 +373,10 @@ class FloatProgram:
 
     Attributes:
         program: the captured program.
-        floats: quantized constants in floating point, by their name in the quantized program's signature.
+        float_constants: quantized constants in floating point, by their name in the quantized program's signature.
         ranges: minimum and maximum of the calibration values, by the name of the quantize operator.
     """
 
     program: ExportedProgram
-    floats: Mapping[str, Tensor]
+    float_constants: Mapping[str, Tensor]
     ranges: Mapping[str, tuple[float, float]]

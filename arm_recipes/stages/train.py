@@ -23,7 +23,7 @@ from arm_backend_core.quantization.fake_quant.program import (
     FakeQuantProgram,
     StepSettings,
     activation_observers,
-    set_parameters,
+    set_qparams,
 )
 from arm_backend_core.quantization.fake_quant.ranges import QuantizationRange, RangeMode
 from arm_backend_core.quantization.observer import NonFiniteError, RangeObserver
@@ -31,7 +31,7 @@ from arm_backend_core.quantization.ptq import ObservedProgram
 from arm_recipes._internal.messages import ExportError, suppress_warnings
 from arm_recipes.samples import inputs
 from arm_recipes.samples.sample import Inputs, InputSignature
-from arm_recipes.stages.quantize import FastQuantizeStage, SetTrainedRanges, algorithms_of, is_quantized
+from arm_recipes.stages.quantize import FastQuantizeStage, SetTrainedRanges, is_quantized, recipe_algorithms
 
 #: Training steps after which the batch norm statistics are frozen.
 BATCH_NORM_STEPS = 30
@@ -39,17 +39,17 @@ METHOD = "forward"
 
 
 class FakeQuantizedModel(torch.nn.Module):
-    """A model with fake quantization: same call signature as the model, with outputs rounded as in the program.
+    """A model with fake quantization. It has the model's call signature, and rounds as the program does.
 
-    Its parameters are the model's own, under ``model.``, and the learned ranges, under ``ranges.``. The state dict
-    holds the complete training state.
+    Its parameters are the parameters of the model, with the prefix ``model.``, and the learned ranges, with the prefix
+    ``ranges.``. The state dict holds the complete training state.
 
     Attributes:
         model: the model.
         ranges: ranges of the activations, in program order, named by the tensors of the program.
         steps: number of training steps (calls in training mode) so far.
-        batch_norm_steps: training steps during which batch norms use and update batch statistics; then the running
-            statistics are frozen.
+        batch_norm_steps: number of training steps in which batch norms use batch statistics and update the running
+            statistics. After them, the running statistics are frozen.
     """
 
     def __init__(
@@ -66,25 +66,27 @@ class FakeQuantizedModel(torch.nn.Module):
             raise ValueError(f"ranges must be {' or '.join(map(repr, get_args(RangeMode)))}; got {ranges!r}")
         self.model, self.batch_norm_steps, self.steps = model, batch_norm_steps, 0
         self._stage, self._quantization = stage, stage.recipe
-        self._examples = [_on_cpu(example) for example in examples]
-        self._forms: dict[Hashable, FakeQuantProgram] = {}
-        self._joined: list[bool] | None = None
-        self._input_signature = InputSignature.of_inputs(self._examples[0])
+        self._examples = [_to_cpu(example) for example in examples]
+        self._fake_quant_programs: dict[Hashable, FakeQuantProgram] = {}
+        self._concat_choices: list[bool] | None = None
+        self._input_signature = InputSignature.from_inputs(self._examples[0])
         device = self._device()
-        model.cpu()  # where observers compute
-        form = self._form(self._examples[0])
-        self._initial_state = {name: named_tensors(model)[name].detach().clone() for name in form.state_names.values()}
+        model.cpu()  # observers compute on the CPU
+        program = self._fake_quant_program(self._examples[0])
+        self._initial_state = {
+            name: named_tensors(model)[name].detach().clone() for name in program.state_names.values()
+        }
         with torch.no_grad():
-            stage.calibrate(METHOD, form.observed, self._examples)
-            form.observed.finish_calibration()
-        self._joined = form.observed.concat_scales.apply()
-        found = activation_observers(form.observed)
-        self._kinds = list(map(_kind, found))
-        names = {observer: place for place, observer in reversed(form.observed.observers.items())}
+            stage.calibrate(METHOD, program.observed, self._examples)
+            program.observed.finish_calibration()
+        self._concat_choices = program.observed.concat_scales.apply()
+        observers = activation_observers(program.observed)
+        self._observer_settings = list(map(_observer_setting, observers))
+        names = {observer: location for location, observer in reversed(program.observed.observers.items())}
         self.ranges = torch.nn.ModuleDict(
             {
-                f"{index}_{_name(names[observer])}": QuantizationRange(observer, ranges)
-                for index, observer in enumerate(found)
+                f"{index}_{_range_name(names[observer])}": QuantizationRange(observer, ranges)
+                for index, observer in enumerate(observers)
             }
         )
         self.to(device)
@@ -92,8 +94,8 @@ class FakeQuantizedModel(torch.nn.Module):
     def forward(self, *args: Any, **keywords: Any) -> Any:
         """Compute the model with fake quantization.
 
-        Inputs may have any shapes that the model accepts; it is captured once per shape. A ``GraphModule`` accepts only
-        the shapes that it was captured with.
+        Inputs may have any shapes that the model accepts. The model is captured once per shape. A ``GraphModule``
+        accepts only the shapes that it was captured with.
 
         Raises:
             ValueError: the inputs differ from the samples in structure, or are on another device than the parameters.
@@ -102,13 +104,13 @@ class FakeQuantizedModel(torch.nn.Module):
         sample = Inputs(*args, **keywords)
         leaves = self._input_signature.check_structure(sample, "the call")
         self._check_device(leaves)
-        form, training = self._form(sample), self.training
-        live = training and self.steps < self.batch_norm_steps
-        settings = StepSettings(self._spans(), named_tensors(self.model), training, live)
+        program, training = self._fake_quant_program(sample), self.training
+        updates_batch_norms = training and self.steps < self.batch_norm_steps
+        settings = StepSettings(self._quantization_ranges(), named_tensors(self.model), training, updates_batch_norms)
         try:
-            results = form.run(leaves, settings)
+            results = program.run(leaves, settings)
         except NonFiniteError as error:
-            raise ExportError(self._not_finite(str(error))) from error
+            raise ExportError(self._non_finite_message(str(error))) from error
         self.steps += training
         return results
 
@@ -128,33 +130,35 @@ class FakeQuantizedModel(torch.nn.Module):
         """
         for name, tensor in [*self.named_parameters(), *self.named_buffers()]:
             if kind_of(tensor.dtype) is ScalarKind.FLOAT and not bool(tensor.isfinite().all()):
-                raise ExportError(self._not_finite(f"'{name}' holds NaN or an infinity"))
-        last = SetTrainedRanges(self.apply_ranges)
+                raise ExportError(self._non_finite_message(f"'{name}' holds NaN or an infinity"))
+        set_ranges = SetTrainedRanges(self.apply_ranges)
         return replace(
             self._quantization,
             is_qat=False,
             train_fn=None,
             pre_prepare_passes=None,
-            pre_convert_passes=[*(self._quantization.pre_convert_passes or ()), last],
+            pre_convert_passes=[*(self._quantization.pre_convert_passes or ()), set_ranges],
         )
 
     def apply_ranges(self, observed: ObservedProgram) -> None:
         """Set the learned ranges in a calibrated program."""
-        self._fit_places(observed)
+        self._apply_concat_choices(observed)
         events.current().notes.append(f"weights and ranges are those after {self.steps} training steps with rounding")
         observed.finish_calibration()  # before setting the ranges: later observations would change them
-        for observer, span in zip(activation_observers(observed), self._spans(), strict=True):
-            set_parameters(observer, span())
+        for observer, quantization_range in zip(
+            activation_observers(observed), self._quantization_ranges(), strict=True
+        ):
+            set_qparams(observer, quantization_range())
 
     def reset_state(self) -> None:
         """Reset the buffers that the model writes to their values at preparation.
 
-        State that training calls leave in them is not a result of training, so ``eval()`` and ``export`` reset it.
+        Training calls also change these buffers. That is no result of training: ``eval()`` and ``export`` reset them.
         """
         tensors = named_tensors(self.model)
         with torch.no_grad():
-            for name, begun in self._initial_state.items():
-                tensors[name].copy_(begun)
+            for name, initial in self._initial_state.items():
+                tensors[name].copy_(initial)
 
     def train(self, mode: bool = True) -> Self:
         """Set the training flag of all modules. Captured modules do not implement ``train``."""
@@ -173,77 +177,78 @@ class FakeQuantizedModel(torch.nn.Module):
         self.steps = state["steps"]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """A copy with its own model and ranges, for example for averaging weights over steps."""
-        memo |= {id(one): one for one in self._constant_parts()}
-        memo[id(self)] = twin = type(self).__new__(type(self))
-        twin.__dict__ = copy.deepcopy({**self.__dict__, "_forms": {}}, memo)  # captured again where they are needed
-        return twin
+        """Return a copy with its own model and ranges, for example to average weights over steps."""
+        memo |= {id(shared): shared for shared in self._objects_shared_by_copies()}
+        memo[id(self)] = duplicate = type(self).__new__(type(self))
+        # The copy captures its programs again.
+        duplicate.__dict__ = copy.deepcopy({**self.__dict__, "_fake_quant_programs": {}}, memo)
+        return duplicate
 
-    def _constant_parts(self) -> tuple[Any, ...]:
+    def _objects_shared_by_copies(self) -> tuple[Any, ...]:
         """Objects that a deep copy shares with the original."""
         return self._quantization, self._stage
 
-    def _form(self, sample: Inputs) -> FakeQuantProgram:
+    def _fake_quant_program(self, sample: Inputs) -> FakeQuantProgram:
         leaves = self._input_signature.flatten(sample, "the call")
         key = tuple((x.shape, x.dtype) if isinstance(x, Tensor) else x for x in leaves)
-        if key not in self._forms:
-            if self._forms and isinstance(self.model, GraphModule):
+        if key not in self._fake_quant_programs:
+            if self._fake_quant_programs and isinstance(self.model, GraphModule):
                 self._input_signature.check(sample, "the call")  # a captured graph has fixed shapes
             example = self._input_signature.unflatten([x.detach() if isinstance(x, Tensor) else x for x in leaves])
             with suppress_warnings(), inputs.evaluation_mode({METHOD: self.model}):
                 program = self._stage.capture(METHOD, self.model, example)
-                if self._joined is None and "cross_layer_equalization" in algorithms_of(self._quantization):
+                if self._concat_choices is None and "cross_layer_equalization" in recipe_algorithms(self._quantization):
                     equalize_model(program, named_tensors(self.model))
-                form = FakeQuantProgram(program, self._stage.insert_observers)
-            if self._joined is not None:
-                self._fit_places(form.observed)
-            self._forms[key] = form
-        return self._forms[key]
+                fake_quant_program = FakeQuantProgram(program, self._stage.insert_observers)
+            if self._concat_choices is not None:
+                self._apply_concat_choices(fake_quant_program.observed)
+            self._fake_quant_programs[key] = fake_quant_program
+        return self._fake_quant_programs[key]
 
-    def _fit_places(self, observed: ObservedProgram) -> None:
+    def _apply_concat_choices(self, observed: ObservedProgram) -> None:
         """Apply the concatenation scales that were chosen when the model was prepared.
 
         Raises:
             ExportError: the program has other quantized tensors than at preparation.
         """
-        observed.concat_scales.apply(self._joined)
-        if list(map(_kind, activation_observers(observed))) != self._kinds:
+        observed.concat_scales.apply(self._concat_choices)
+        if list(map(_observer_setting, activation_observers(observed))) != self._observer_settings:
             shapes = ", ".join(str(tuple(x.shape)) for x in self._input_signature.leaves if isinstance(x, Tensor))
             raise ExportError(
                 "with these inputs and weights, the model has other operators than when it was prepared with samples "
                 f"of shapes {shapes}: train and export with these shapes, or prepare it with samples of the new shapes"
             )
 
-    def _spans(self) -> list[QuantizationRange]:
-        return [span for span in self.ranges.values() if isinstance(span, QuantizationRange)]
+    def _quantization_ranges(self) -> list[QuantizationRange]:
+        return [module for module in self.ranges.values() if isinstance(module, QuantizationRange)]
 
     def _device(self) -> torch.device:
         return next((x.device for x in named_tensors(self.model).values()), torch.device("cpu"))
 
     def _check_device(self, leaves: Sequence[Any]) -> None:
-        places = {name: x.device for name, x in [*self.named_parameters(), *self.named_buffers()]}
-        places |= {
+        devices = {name: x.device for name, x in [*self.named_parameters(), *self.named_buffers()]}
+        devices |= {
             f"input '{name}'": x.device
             for name, x in zip(self._input_signature.names, leaves, strict=True)
             if isinstance(x, Tensor)
         }
-        first, *_ = places.items()
-        other = next(((name, device) for name, device in places.items() if device != first[1]), None)
+        first, *_ = devices.items()
+        other = next(((name, device) for name, device in devices.items() if device != first[1]), None)
         if other is not None:
             raise ValueError(
                 f"{first[0]} is on {first[1]} and {other[0]} is on {other[1]}: move all of the prepared model, "
                 f'prepared.to("{other[1]}"), and what it is called with'
             )
 
-    def _not_finite(self, what: str) -> str:
+    def _non_finite_message(self, problem: str) -> str:
         return (
-            f"after {self.steps} training steps {what}: restore an earlier state dict, and train with a smaller "
+            f"after {self.steps} training steps {problem}: restore an earlier state dict, and train with a smaller "
             "learning rate, clipped gradients (torch.nn.utils.clip_grad_norm_), or data without NaN"
         )
 
 
-def trainable(models: Mapping[str, Any]) -> torch.nn.Module:
-    """The model to train, as a module.
+def model_to_train(models: Mapping[str, Any]) -> torch.nn.Module:
+    """Return the model to train, as a module.
 
     Raises:
         ValueError: there are several models, or the model is already quantized.
@@ -260,17 +265,17 @@ def trainable(models: Mapping[str, Any]) -> torch.nn.Module:
     return module
 
 
-def _on_cpu(sample: Inputs) -> Inputs:
+def _to_cpu(sample: Inputs) -> Inputs:
     args, keywords = pytree.tree_map_only(Tensor, Tensor.cpu, (tuple(sample), sample.keywords))
     return Inputs(*args, **keywords)
 
 
-def _kind(observer: RangeObserver) -> tuple[Any, ...]:
+def _observer_setting(observer: RangeObserver) -> tuple[Any, ...]:
     return type(observer), observer.dtype, observer.quant_min, observer.quant_max
 
 
-def _name(place: Any) -> str:
-    return str(place.name) if isinstance(place, torch.fx.Node) else f"{place[0].name}_for_{place[1].name}"
+def _range_name(location: Any) -> str:
+    return str(location.name) if isinstance(location, torch.fx.Node) else f"{location[0].name}_for_{location[1].name}"
 
 
 class TrainingQuantizeStage(FastQuantizeStage):
@@ -282,20 +287,20 @@ class TrainingQuantizeStage(FastQuantizeStage):
         Raises:
             ValueError: the model cannot be trained, or ``train_fn`` is missing.
         """
-        if self._quantization_recipe.is_qat and self.is_ours:
-            trained = self._trained(artifact.data, artifact.get_context("example_inputs"))
+        if self._quantization_recipe.is_qat and self.has_single_arm_quantizer:
+            trained = self._train_copy(artifact.data, artifact.get_context("example_inputs"))
             artifact = artifact.copy_with_new_data(trained)
         super().run(artifact)
 
-    def _trained(self, models: Mapping[str, Any], examples: Mapping[str, list[Inputs]]) -> dict[str, Any]:
+    def _train_copy(self, models: Mapping[str, Any], examples: Mapping[str, list[Inputs]]) -> dict[str, Any]:
         """Train a copy of the model with the recipe's function, and set the recipe that quantizes it."""
         train: Callable[[Any], Any] | None = self._quantization_recipe.train_fn
         if train is None:
             raise ValueError("is_qat=True needs train_fn, a function that trains the model that it is given")
-        ((method, model),) = models.items() if len(models) == 1 else (("", trainable(models)),)
+        ((method, model),) = models.items() if len(models) == 1 else (("", model_to_train(models)),)
         if isinstance(model, (ExportedProgram, GraphModule)) and is_quantized(model.graph):
             return dict(models)
-        prepared = FakeQuantizedModel(copy.deepcopy(trainable(models)), self, examples[method])
+        prepared = FakeQuantizedModel(copy.deepcopy(model_to_train(models)), self, examples[method])
         with torch.enable_grad():
             train(prepared)
         self._quantization_recipe = prepared.trained_recipe()

@@ -21,9 +21,9 @@ inline constexpr bool kCheckPayloads = ARM_RUNTIME_CHECK_PAYLOADS != 0;
 // Compile spec with the CRC-32 of the payload: 4 bytes, little endian.
 inline constexpr char kChecksumSpec[] = "payload_crc32";
 
-// CRC-32 as zlib computes it: polynomial 0xEDB88320, lowest bit first, inverted before and after.
+// The CRC-32 of zlib: polynomial 0xEDB88320, lowest bit first, inverted before and after.
 inline uint32_t crc32(const void* data, size_t size) {
-  // The table covers half a byte: 64 bytes of firmware instead of 1 KiB.
+  // The table covers half a byte, so it occupies 64 bytes of firmware instead of 1 KiB.
   static constexpr uint32_t kTable[16] = {
       0x00000000, 0x1DB71064, 0x3B6E20C8, 0x26D930AC, 0x76DC4190, 0x6B6B51F4, 0x4DB26158, 0x5005713C,
       0xEDB88320, 0xF00F9344, 0xD6D6A3E8, 0xCB61B38C, 0x9B64C2B0, 0x86D3D2D4, 0xA00AE278, 0xBDBDF21C,
@@ -38,8 +38,9 @@ inline uint32_t crc32(const void* data, size_t size) {
   return ~crc;
 }
 
-// Compares data with the checksum in compile spec `key`. Programs of other exporters have none: Ok. Returns
-// InvalidProgram, with the reason in the log, if they differ or the spec does not have 4 bytes.
+// Compares data with the checksum in compile spec `key`. Returns Ok without such a spec, because programs of other
+// exporters have none. Returns InvalidProgram, with the reason in the log, if the checksums differ or the spec does not
+// have 4 bytes.
 inline Error check_data(const char* backend, const char* what, const char* key, const void* data, size_t size,
                         ArrayRef<CompileSpec> specs) {
   if (!kCheckPayloads) {
@@ -62,7 +63,7 @@ inline Error check_data(const char* backend, const char* what, const char* key, 
   return Error::Ok;
 }
 
-// Compares the payload with its checksum.
+// Compares the payload with the checksum in its compile specs.
 inline Error check_payload(const char* backend, const void* data, size_t size, ArrayRef<CompileSpec> specs) {
   return check_data(backend, "payload", kChecksumSpec, data, size, specs);
 }

@@ -16,8 +16,8 @@ struct RecordedNumber {
   uint32_t value = 0;
 };
 
-// Reads the compile spec `key`: 4 bytes, little endian. Programs of other exporters have none: Ok, not found. Returns
-// InvalidProgram, with the reason in the log, if it does not have 4 bytes.
+// Reads the compile spec `key`: 4 bytes, little endian. Programs of other exporters do not have it; the result is then
+// Ok, and the value is not found. Returns InvalidProgram, with the reason in the log, if it does not have 4 bytes.
 inline Error read_number(const char* backend, ArrayRef<CompileSpec> specs, const char* key, RecordedNumber* number) {
   for (const auto& spec : specs) {
     if (std::strcmp(spec.key, key) != 0) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The interface of ExecuTorch's backends, by the names that this project uses.
+// Types of ExecuTorch's backend interface, under the names that this project uses.
 #pragma once
 
 #include <executorch/runtime/backend/interface.h>

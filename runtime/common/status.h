@@ -8,26 +8,26 @@
 
 namespace arm_runtime {
 
-// Noun for the place of an error in messages, by the type of the error: "block" gives "block 'inputs'"; without a noun,
-// the place stands alone.
+// Noun before the place of an error in messages, for an error type: "block" gives "block 'inputs'". Without a noun, the
+// message contains only the place.
 template <typename Code>
 inline constexpr const char* kPlaceNoun = "";
 
-// Outcome of reading or executing data that may be damaged. `Code` is an enumeration whose 0 means success. All texts
+// Result of reading or executing data that may be damaged. `Code` is an enumeration whose 0 means success. All texts
 // have static storage, so that a status neither allocates nor owns memory.
 template <typename Code>
 struct BasicStatus {
   Code error{};
-  // The part of the data that is wrong, and the byte offset.
+  // The part of the data that is wrong, and the byte offset of the error.
   const char* place = "";
   uint64_t offset = 0;
-  // Each '%' stands for the next of `values`.
+  // Text of the error, in which each '%' is a placeholder for the next of `values`.
   const char* reason = "";
   int64_t values[3] = {0, 0, 0};
 
   bool ok() const { return error == Code{}; }
 
-  // Writes "<place> at byte 96: <reason>" and a NUL, cut off at `size` bytes.
+  // Writes "<place> at byte 96: <reason>" and a NUL, truncated to `size` bytes.
   void describe(char* text, size_t size) const {
     TextBuffer out(text, size);
     if (ok()) {

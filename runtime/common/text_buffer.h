@@ -6,8 +6,8 @@
 
 namespace arm_runtime {
 
-// Appends text to a buffer of fixed size, cuts it off at the end and adds a NUL. It replaces formatting by the C
-// library of small targets, which may allocate memory and does not print 64-bit numbers.
+// Appends text to a buffer of fixed size, truncates it at the end of the buffer, and adds a NUL. It replaces the C
+// library's formatting, which on small targets may allocate memory and does not print 64-bit numbers.
 class TextBuffer {
  public:
   TextBuffer(char* text, size_t size) : text_(text), left_(size) {
@@ -45,7 +45,7 @@ class TextBuffer {
   void add_number(int64_t number) {
     if (number < 0) {
       add('-');
-      // The smallest signed number has no positive counterpart.
+      // Negate as unsigned, because the smallest signed number has no positive counterpart.
       add_number(uint64_t{0} - static_cast<uint64_t>(number));
     } else {
       add_number(static_cast<uint64_t>(number));

@@ -23,8 +23,8 @@ inline bool is_tracing(const EventTracer* tracer) {
 #endif
 }
 
-// An event from construction to destruction, with counters as metadata, which are text: "npu_cycles=1234
-// pmu_event0=56".
+// A traced event that lasts from construction to destruction. Its metadata are counters as text, for example
+// "npu_cycles=1234 pmu_event0=56".
 class TraceScope {
  public:
   TraceScope(EventTracer* tracer, const char* name)
@@ -39,7 +39,7 @@ class TraceScope {
   TraceScope(const TraceScope&) = delete;
   TraceScope& operator=(const TraceScope&) = delete;
 
-  // Adds a counter, unless the metadata have no room for it. `name` is short.
+  // Adds a counter if the metadata have room for it. `name` must be short.
   void add(const char* name, uint64_t value) {
     // One character more than `text_`, so that an entry that is cut off does not fit.
     char entry[sizeof(text_) + 2];

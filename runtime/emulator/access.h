@@ -9,16 +9,16 @@
 
 namespace arm_runtime::npu {
 
-// Accesses of operations, byte by byte, in the same loops as the emulator's execution.
+// Memory accesses of operations as ranges of bytes, visited by the same loops as in execution.
 
-// The NPU's memory for tables, numbered as a region after those of the program.
+// Region number of the NPU's internal memory for lookup tables. It follows the numbers of the program's regions.
 constexpr int kTableRegion = kRegions;
 constexpr int kCheckedRegions = kRegions + 1;
 
 // kClobbered: the operation overwrites all tables with accumulators or inputs.
 enum class Operand : uint8_t { kIfm, kIfm2, kOfm, kConstants, kTable, kSource, kTarget, kIndices, kClobbered };
 
-// A part of a feature map. Each of the three ranges ends one past its last row, column or channel.
+// A part of a feature map: half-open ranges of rows, columns and channels.
 struct Box {
   int32_t y0 = 0, y1 = 0, x0 = 0, x1 = 0, c0 = 0, c1 = 0;
 };
@@ -49,8 +49,8 @@ inline bool is_read_by_kernel(int32_t at, Upscale upscale, int32_t results, int3
                               int32_t dilation, int32_t padding) {
   const int32_t factor = upscale == Upscale::kNone ? 1 : 2;
   for (int32_t part = 0; part < (upscale == Upscale::kNearest ? 2 : 1); ++part) {
-    // The taps whose window begins at a position in [0, end). Of `stride` such taps, either one window begins at a
-    // multiple of the stride, or no window does.
+    // A tap i reads the element if its window, which begins at place - i * dilation, begins at a multiple of the stride
+    // in [0, end). Testing `stride` consecutive taps is enough.
     const int64_t place = int64_t{at} * factor + part + padding, end = int64_t{results} * stride;
     const int64_t first = std::max<int64_t>(0, (place - end) / dilation + (place >= end ? 1 : 0));
     const int64_t last = std::min<int64_t>({kernel - 1, place / dilation, first + stride - 1});
@@ -63,7 +63,7 @@ inline bool is_read_by_kernel(int32_t at, Upscale upscale, int32_t results, int3
   return false;
 }
 
-// Visits the pixels of the IFM that a kernel reads.
+// Calls `visit(start, end)` for the bytes of the IFM pixels that a kernel reads.
 template <typename Visit>
 void visit_ifm(const Operation& op, Visit visit) {
   const FeatureMap& map = op.ifm;

@@ -9,7 +9,7 @@
 namespace arm_runtime::npu {
 namespace {
 
-// Messages by operand.
+// Error messages by operand.
 constexpr const char* kUnwrittenReasons[] = {
     "IFM has byte % of region %, and nothing has written it, nor % more beside it",
     "IFM2 has byte % of region %, and nothing has written it, nor % more beside it",
@@ -41,7 +41,7 @@ void AccessChecker::Queue::push(const InFlight& entry) {
 
 void AccessChecker::prepare(const Configuration& npu, const NpuState& state, size_t weights, size_t operations,
                             std::vector<Span> inputs, std::vector<Span> outputs, uint32_t fatal_findings) {
-  // The regions' sizes leave out constants, which are decoded at load time, and may leave out parts of inputs and
+  // The sizes of the regions exclude constants, which are decoded at load time, and may exclude parts of inputs and
   // outputs.
   int64_t sizes[kCheckedRegions];
   for (int i = 0; i < kRegions; ++i) {
@@ -144,8 +144,8 @@ Status AccessChecker::record_access(Operand operand, int region, int64_t start, 
   return report(kUnwritten, kUnwrittenReasons[static_cast<int>(operand)], at, region, more);
 }
 
-// Copies the written state of a row. A copy of unwritten bytes is no error: Vela copies multiples of 16 bytes, and
-// nothing uses the padding.
+// Copies the written state of a row. A copy of unwritten bytes is not an error, because Vela copies multiples of 16
+// bytes, and no operation uses the padding.
 void AccessChecker::copy_state(int region, int64_t target) {
   Shadow& from = written_[source_.region];
   const int64_t step = target - source_.start;
@@ -216,7 +216,7 @@ Status AccessChecker::check_dependencies(const InFlight& newer, const NpuState& 
   return status;
 }
 
-// Checks two operations that no wait orders.
+// Checks two operations that no wait command orders.
 Status AccessChecker::check_pair(const InFlight& older, const InFlight& newer, const NpuState& state) {
   struct Pair {
     bool older_writes, newer_writes;

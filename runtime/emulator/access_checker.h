@@ -14,28 +14,28 @@ namespace arm_runtime::npu {
 // Kinds of errors that the checker finds, as bits.
 enum Finding : uint32_t { kUnwritten = 1, kHazard = 2 };
 
-// Figures of one execution, up to the point where it ended. An operation reads and writes each byte of an operand once,
-// however often hardware fetches it.
+// Statistics of one execution, up to the point where it ended. An operation counts each byte of an operand once, even
+// if hardware fetches it several times.
 struct Figures {
   uint64_t macs = 0;
   uint64_t bytes_read[kRegions] = {}, bytes_written[kRegions] = {};
-  uint64_t peak[kRegions] = {};     // one past the last byte that is accessed
-  uint64_t touched[kRegions] = {};  // bytes that are accessed
-  uint64_t unwritten = 0;           // unwritten bytes that are read
-  uint64_t hazards = 0;             // pairs of operations
+  uint64_t peak[kRegions] = {};     // end offset of the last accessed byte
+  uint64_t touched[kRegions] = {};  // number of distinct accessed bytes
+  uint64_t unwritten = 0;           // number of unwritten bytes that are read
+  uint64_t hazards = 0;             // number of pairs of operations with a hazard
 };
 
-// Figures of one operation.
+// Statistics of one operation.
 struct OperationFigures {
   uint64_t macs = 0;
   uint64_t bytes_read[kRegions] = {}, bytes_written[kRegions] = {};
 };
 
-// Checks the memory accesses of a program while it executes: reads of unwritten memory, and hazards.
+// Checks the memory accesses of a program during execution: reads of unwritten memory, and data hazards.
 //
-// Unwritten memory: at the start of each execution, region 0 and the inputs count as written, all other memory does
-// not. The checker tests the outputs at the end. A byte that an earlier operation has written for another tensor in the
-// same place counts as written. A DMA copies this state together with the bytes.
+// Unwritten memory: at the start of each execution, only region 0 and the inputs count as written. At the end, the
+// checker tests that the outputs are written. A byte counts as written even if an earlier operation wrote it for
+// another tensor at the same address. A DMA copies the written state together with the bytes.
 //
 // Hazards: the NPU starts operations other than DMAs ("kernels") in order, and DMAs in order. The two queues run in
 // parallel.
@@ -45,16 +45,16 @@ struct OperationFigures {
 //   yet written, where i + j < BLOCKDEP. A block reads before it writes, so that only reads can be stale. Blocks count
 //   in the order of the OFM; those of the later kernel are multiplied by the blocks of IFM channels. A block of an
 //   output that is transposed or reversed counts as the whole output. A block reads all rows that its kernel covers.
-//   Vela's legacy core computes this with at most 32 rows (calc_blockdep gives get_ifm_block_size the largest OFM block
-//   as the largest part of a kernel), so that a DEPTHWISE of 33 rows, which it also makes of MEAN, starts too early. It
-//   takes the OFM depth of a REDUCE_SUM for the depth of its IFM block (get_ifm_ofm_block_depth), and so counts one
-//   block for each channel. Both are bugs of Vela: its new core counts all rows (CalcIFMJobShape) and, judged by the
-//   BLOCKDEP that it writes, all channels.
-// - On U55 with 32 and 64 MACs, a kernel without a table overwrites all tables: that counts as a write in both rules.
+//   Two bugs of Vela's legacy core violate this rule. It computes the rows of a block with at most 32 kernel rows
+//   (calc_blockdep passes the largest OFM block to get_ifm_block_size as the largest part of a kernel). A DEPTHWISE of
+//   33 rows, to which it also lowers MEAN, therefore starts too early. It also uses the OFM depth of a REDUCE_SUM as
+//   the depth of its IFM block (get_ifm_ofm_block_depth), and so counts one block for each channel. Vela's new core
+//   counts all rows (CalcIFMJobShape) and, according to the BLOCKDEP that it writes, all channels.
+// - On U55 with 32 and 64 MACs, a kernel without a table overwrites all tables. Both rules treat this as a write.
 class AccessChecker {
  public:
-  // Allocates all memory that execution needs. `weights` is the size of region 0 in bytes. An execution ends at a
-  // finding in `fatal_findings`; other findings are counted.
+  // Allocates all memory that execution needs. `weights` is the size of region 0 in bytes. A finding in
+  // `fatal_findings` ends an execution; other findings are only counted.
   void prepare(const Configuration& npu, const NpuState& state, size_t weights, size_t operations,
                std::vector<Span> inputs, std::vector<Span> outputs, uint32_t fatal_findings);
 
@@ -68,7 +68,7 @@ class AccessChecker {
   const OperationFigures& operation(size_t index) const { return operations_[index]; }
 
  private:
-  // Bounds of all accesses of one kind.
+  // Smallest range of bytes that contains all accesses of one kind in a region.
   struct Extent {
     int64_t start = INT64_MAX, end = 0;
 
@@ -79,7 +79,7 @@ class AccessChecker {
     const Operation* op = nullptr;
     Extent read[kCheckedRegions], written[kCheckedRegions];
   };
-  // Operations in flight, the oldest first.
+  // Operations in flight, starting with the oldest.
   struct Queue {
     static constexpr int kCapacity = 4;
     InFlight entries[kCapacity];

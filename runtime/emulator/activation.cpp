@@ -8,9 +8,8 @@ namespace {
 
 constexpr int kPoints = 256;
 
-// 65536 * sigmoid(i / 24). Each point is raised by half of the largest interpolation error there, which is an eighth of
-// the second derivative: the result is the table of TFLite Micro's kernels. The last point is the largest number of 16
-// bits.
+// 65536 * sigmoid(i / 24), the table of TFLite Micro's kernels. Half of the largest interpolation error, which is an
+// eighth of the second derivative, is added to each point. The last point is the largest 16-bit number.
 struct SigmoidTable {
   int64_t points[kPoints];
 
@@ -36,14 +35,14 @@ int64_t interpolated_sigmoid(int64_t magnitude, int bits, int64_t top) {
   return base * (int64_t{1} << bits) + slope * (magnitude & ((int64_t{1} << bits) - 1));
 }
 
-// Rounds to nearest: halves up for a positive argument, down for a negative one.
+// Rounds to nearest. Halves are rounded up for a positive argument, and down for a negative one.
 int64_t sigmoid(int64_t value) {
   constexpr int64_t kOne = int64_t{1} << 25;
   const int64_t line = interpolated_sigmoid(value < 0 ? -value : value, 9, int64_t{0x7FFF} << 10);
   return (value < 0 ? kOne - line + 511 : line + 512) >> 10;
 }
 
-// Computes 2 * sigmoid(2 * value) - 1, with the same rounding.
+// Computes tanh(value) as 2 * sigmoid(2 * value) - 1, with the same rounding.
 int64_t hyperbolic_tangent(int64_t value) {
   constexpr int64_t kHalf = int64_t{1} << 23;
   const int64_t line = interpolated_sigmoid(value < 0 ? -value : value, 8, int64_t{0xFFFF} << 8);

@@ -38,7 +38,7 @@ inline void kernel_range(int32_t first, int32_t last, int32_t stride, int32_t pa
   *to = std::min(ceil_div(end, factor), size);
 }
 
-// Does the same for a RESIZE, which computes a result from two neighbours.
+// Computes the part of an IFM axis that the results [first, last) of a RESIZE depend on: two neighbours per result.
 inline void resize_range(int32_t first, int32_t last, int32_t scale, int32_t offset, int32_t step, int32_t size,
                          int32_t* from, int32_t* to) {
   const auto pixel = [&](int32_t at, int32_t after) {
@@ -66,8 +66,8 @@ inline Box broadcast_box(Box box, uint8_t broadcast) {
   return box;
 }
 
-// Calls `visit(region, start, end)` for the reads of step `number`: a block of the OFM, computed from one block of IFM
-// channels where the operation sums channels. There are no reads beyond the last step.
+// Calls `visit(region, start, end)` for the reads of step `number`. A step computes a block of the OFM; if the
+// operation sums channels, from one block of IFM channels. Beyond the last step, there are no reads.
 template <typename Visit>
 void visit_block_reads(const Operation& op, int32_t number, Visit visit) {
   const int32_t steps = op.sums_channels() ? ceil_div(op.ifm.depth, op.order.ifm_block) : 1;

@@ -18,7 +18,7 @@ struct CommandName {
   const char* name;
 };
 
-// Unsorted: loading searches it once for each command.
+// Unsorted, because loading searches it only once for each command.
 constexpr CommandName kCommandNames[] = {
     {kOpStop, kOnAll, "NPU_OP_STOP"},
     {kOpIrq, kOnAll, "NPU_OP_IRQ"},
@@ -208,7 +208,7 @@ Status CommandReader::open_cop1() {
 }
 
 // Byte offsets: 4 major version (uint16), 24 length of the metadata from 28 to the commands, 28 "VEUM", 40
-// configuration. The reader of payloads (payload/ethosu_payload.h) checks lengths and versions; this one only stays in
+// configuration. The payload parser (payload/ethosu_payload.h) checks lengths and versions; this reader only stays in
 // bounds.
 Status CommandReader::open_cop2() {
   constexpr size_t kMetadataAt = 28;

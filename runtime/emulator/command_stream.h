@@ -10,21 +10,21 @@ namespace arm_runtime::npu {
 
 enum class Product : uint8_t { kU55, kU65, kU85 };
 
-// Bytes of tables in the NPU's internal memory. On U55 and U65 they are its last bytes, on U85 they have an address
-// space of their own.
+// Bytes of lookup tables in the NPU's internal memory. On U55 and U65, tables are the last bytes of this memory. On
+// U85, they have a separate address space.
 constexpr int kTableBytes = 2048;
 
 // The NPU for which a stream was compiled.
 struct Configuration {
   Product product = Product::kU55;
-  uint32_t macs = 0;   // of all cores
-  uint32_t cores = 1;  // weight streams: two on U65-512, up to four on U85
+  uint32_t macs = 0;   // multiply-accumulates per cycle, of all cores
+  uint32_t cores = 1;  // number of weight streams: two on U65-512, up to four on U85
   int64_t tables = 0;  // address of the first table
 
   bool u85() const { return product == Product::kU85; }
 };
 
-// Keys of commands: the opcode, plus 0x400 if a second word follows.
+// The key of a command is its opcode, plus 0x400 if a second word follows.
 constexpr uint16_t kWithWord = 0x400;
 
 enum Opcode : uint16_t {
@@ -138,7 +138,7 @@ enum Opcode : uint16_t {
   kOpBranch = kWithWord + 256,
 };
 
-// A command sets a register or starts an operation.
+// A command, which sets a register or starts an operation.
 struct Command {
   uint16_t key = 0;
   uint16_t parameter = 0;
@@ -157,7 +157,7 @@ class CommandReader {
 
   const Configuration& configuration() const { return configuration_; }
   bool done() const { return position_ >= end_; }
-  // Fails on commands that the product does not have.
+  // Reads the next command. Fails if the product does not have this command.
   Status next(Command* command);
 
  private:
@@ -181,7 +181,7 @@ class Registers {
   // Returns bits [first, first + count) of the parameter.
   uint32_t bits(int key, int first, int count) const { return parameter(key) >> first & ((uint32_t{1} << count) - 1); }
   int32_t signed16(int key) const { return static_cast<int16_t>(parameter(key)); }
-  // Returns an address or stride of 40 bits. Strides are negative where U55 reverses an axis.
+  // Returns an address or stride of 40 bits, with sign. U55 reverses an axis by a negative stride.
   int64_t address(int key) const {
     const uint64_t raw = uint64_t{parameter(key) & 0xFF} << 32 | word(key);
     return static_cast<int64_t>(raw << 24) >> 24;

@@ -41,7 +41,7 @@ class PaddedInput {
   const int16_t* data_ = nullptr;
 };
 
-// Does not overflow for 2^12 products of 9 by 9 bits, or 64 products of 16 by 9 bits.
+// The 32-bit sum does not overflow for 2^12 products of 9 by 9 bits, or for 64 products of 16 by 9 bits.
 int32_t dot(const int16_t* a, const int16_t* b, int32_t count) {
   int32_t sum = 0;
   for (int32_t i = 0; i < count; ++i) {
@@ -88,7 +88,7 @@ class Convolution {
   }
 
  private:
-  // Loads a matrix that an earlier operation computed, in the order of weights.
+  // Loads a matrix that an earlier operation computed, and arranges it in the order of weights.
   const int16_t* dynamic() {
     int16_t* out = state_.dynamic_weights.data();
     for (int32_t o = 0; o < op_.ofm.depth; ++o) {

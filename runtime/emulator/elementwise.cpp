@@ -16,9 +16,9 @@ int64_t leading_zeros(int64_t value) {
   return bits == 0 ? 32 : __builtin_clz(bits);
 }
 
-// Shifts by 0 to 31 bits. It rounds down where the rounding mode truncates: Vela lowers TOSA's arithmetic shift to
-// that. Rounding in mode 0 is inferred from the 16-bit softmax of Vela's legacy core for U55 and U65: without it, 65%
-// of the values differ from TFLite's by one, with it none. Not observed on U85.
+// Shifts right by 0 to 31 bits. It rounds down in the truncating rounding mode, to which Vela lowers TOSA's arithmetic
+// shift. Rounding in mode 0 is inferred from the 16-bit softmax of Vela's legacy core for U55 and U65: without
+// rounding, 65% of the values differ from TFLite's by one; with rounding, none does. Not observed on U85.
 int64_t shift_right(int64_t value, int64_t by, Rounding rounding) {
   const auto amount = static_cast<int>(by & 31);
   const bool truncates = rounding == Rounding::kTowardsZero || rounding == Rounding::kDown;
@@ -84,7 +84,7 @@ int64_t compute(const Operation& op, int64_t a, int64_t b) {
   }
 }
 
-// Reads the channels of an operand for each pixel of the output, broadcast where needed.
+// Reads the channels of an operand for each pixel of the output. Broadcasts the operand if needed.
 class OperandReader {
  public:
   OperandReader(const Operation& op, const FeatureMap& map, uint8_t broadcast, bool scalar, const NpuState& state,
@@ -142,7 +142,7 @@ void each_pixel(const Operation& op, NpuState* state, Compute compute_one) {
 
 }  // namespace
 
-// MUL has a loop of its own: on U55 it carries matrix products, and so most of the elements.
+// MUL has a separate loop for speed: on U55, matrix products are lowered to it, so it computes most elements.
 void run_elementwise(const Operation& op, NpuState* state) {
   if (op.mode == kMul) {
     each_pixel(op, state, [](int64_t a, int64_t b) { return a * b; });

@@ -28,7 +28,7 @@ int32_t report_error(const npu::Status& status, arm_npu_message* message) {
   return static_cast<int32_t>(status.error);
 }
 
-// Reports an exception of the C++ library's containers: out of memory.
+// Reports an exception of a C++ container, which means that memory is exhausted.
 void report_error(const std::exception& error, arm_npu_message* message) {
   message->offset = 0;
   std::snprintf(message->text, sizeof(message->text), "the program is too large: %s", error.what());

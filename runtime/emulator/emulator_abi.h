@@ -11,15 +11,15 @@ extern "C" {
 
 typedef struct arm_npu_program arm_npu_program;
 
-// An error: NUL-terminated text, cut off if it is too long, and the byte offset in the stream of the command at fault,
-// header included (0 if the error is about no command).
+// An error: NUL-terminated text, truncated if it is too long, and the byte offset of the failed command from the start
+// of the stream's header (0 if the error concerns no command).
 typedef struct {
   uint64_t offset;
   char text[512];
 } arm_npu_message;
 
-// Loads a command stream with its header. `sizes` are the upper bounds of the sizes of 8 regions. `weights` has
-// sizes[0] bytes and must outlive the program. Returns NULL with the reason in `message`.
+// Loads a command stream with its header. `sizes` are upper bounds of the sizes of 8 regions. `weights` has sizes[0]
+// bytes and must outlive the program. On failure, returns NULL with the reason in `message`.
 __attribute__((visibility("default"))) arm_npu_program* arm_npu_load(const void* stream, uint64_t stream_size,
                                                                      const void* weights, const uint64_t* sizes,
                                                                      arm_npu_message* message);
@@ -29,47 +29,47 @@ __attribute__((visibility("default"))) arm_npu_program* arm_npu_load(const void*
 __attribute__((visibility("default"))) int32_t arm_npu_execute(arm_npu_program* program, void* const* regions,
                                                                arm_npu_message* message);
 
-// Returns one past the last byte that execution accesses in a region.
+// Returns the end offset of the last byte that execution accesses in a region.
 __attribute__((visibility("default"))) uint64_t arm_npu_reach(const arm_npu_program* program, int32_t region);
 
-// Bytes of a region.
+// A range of bytes in a region.
 typedef struct {
   uint64_t region, offset, size;
 } arm_npu_span;
 
-// Findings of the access checker, as bits. `fatal_findings` are those that make an execution fail; others are counted.
+// Findings of the access checker, as bits. Findings in `fatal_findings` end an execution; others are only counted.
 #define ARM_NPU_UNWRITTEN 1u  // a read of unwritten memory, or an output that was not written
 #define ARM_NPU_HAZARD 2u     // no wait and no block dependency orders two conflicting accesses
 
-// Checks the accesses of all following executions. Weights and `inputs` count as written. Returns 0, or an error number
-// with the reason in `message`.
+// Enables the access checker for all following executions. Weights and `inputs` count as written. Returns 0, or an
+// error number with the reason in `message`.
 __attribute__((visibility("default"))) int32_t arm_npu_check_accesses(arm_npu_program* program,
                                                                       const arm_npu_span* inputs, uint64_t input_count,
                                                                       const arm_npu_span* outputs,
                                                                       uint64_t output_count, uint32_t fatal_findings,
                                                                       arm_npu_message* message);
 
-// Figures of the last execution. Arrays have an entry for each region: bytes read and written (an operation reads each
-// byte of an operand once, however often hardware does), one past the last byte accessed, and the number of distinct
-// bytes accessed.
+// Statistics of the last execution. Arrays have an entry for each region: bytes read and written, the end offset of the
+// last accessed byte (peak), and the number of distinct accessed bytes (touched). An operation counts each byte of an
+// operand once, even if hardware accesses it several times.
 typedef struct {
   uint64_t operations, commands, macs, unwritten, hazards;
   uint64_t bytes_read[8], bytes_written[8], peak[8], touched[8];
 } arm_npu_figures;
 
-// Without arm_npu_check_accesses(), all figures but operations and commands are zero.
+// Reads the statistics. Without arm_npu_check_accesses(), all except `operations` and `commands` are zero.
 __attribute__((visibility("default"))) void arm_npu_measure(arm_npu_program* program, arm_npu_figures* figures);
 
 // An operation and the tensor that it writes.
 typedef struct {
   const char* name;
-  uint64_t offset;  // of its command in the stream
+  uint64_t offset;  // byte offset of its command in the stream
   uint64_t commands, macs;
   uint64_t bytes_read[8], bytes_written[8];  // by region
-  int64_t address;                           // of the first element in `region`; of a DMA: the target
-  int32_t shape[3];                          // height, width, channels in memory; of a DMA: rows of rows, rows, bytes
-  int32_t region;                            // -1: the tensor stays inside the NPU; 8: the memory for tables
-  int32_t element_size;                      // bytes; 0 if nothing is written
+  int64_t address;                           // of the first element in `region`; for a DMA, of its target
+  int32_t shape[3];      // height, width, channels in memory; for a DMA: outer count, inner count, bytes
+  int32_t region;        // -1: the tensor stays inside the NPU; 8: the memory for tables
+  int32_t element_size;  // in bytes; 0 if the operation writes nothing
   int32_t is_signed, zero_point;
   int32_t indexed;  // 1 for a DMA that gathers or scatters
 } arm_npu_operation;
@@ -78,12 +78,13 @@ typedef struct {
 __attribute__((visibility("default"))) int32_t arm_npu_describe(arm_npu_program* program, uint64_t index,
                                                                 arm_npu_operation* operation);
 
-// Executes operation `index` alone. Called for 0, 1, 2, ... it performs one execution. Returns as arm_npu_execute().
+// Executes only operation `index`. Calls for 0, 1, 2, ... together perform one execution. Returns the same values as
+// arm_npu_execute().
 __attribute__((visibility("default"))) int32_t arm_npu_step(arm_npu_program* program, uint64_t index,
                                                             void* const* regions, arm_npu_message* message);
 
-// Copies the output of operation `index`, the last one executed, in the order of `shape`. Returns 0, or -1 if the
-// output does not have `size` bytes.
+// Copies the output of operation `index`, in the order of `shape`. It must be the operation that was executed last.
+// Returns 0, or -1 if the output does not have `size` bytes.
 __attribute__((visibility("default"))) int32_t arm_npu_result(const arm_npu_program* program, uint64_t index, void* to,
                                                               uint64_t size);
 

@@ -17,7 +17,7 @@ Element read(const uint8_t* at) {
 
 template <typename Element, typename Out>
 void load_as(const FeatureMap& map, const uint8_t* at, Out* out) {
-  // Unsigned arithmetic: in a damaged program the difference of a 32-bit value and a zero point overflows.
+  // Unsigned arithmetic, because the difference of a 32-bit value and a zero point may overflow in a damaged program.
   using Wrapping = std::make_unsigned_t<Out>;
   const auto zero = static_cast<Wrapping>(map.zero_point);
   const int32_t run = map.bricks ? 16 : map.depth;

@@ -17,17 +17,18 @@ constexpr int kRegions = 8;
 
 enum class Storage : uint8_t { kTiles, kTiles3x1, kChained, kNone };
 
-// A tensor of rank 3 in memory, as the registers describe it.
+// A tensor of rank 3 in memory. The registers describe it in the same way, by up to four tiles.
 struct FeatureMap {
   int64_t base[4] = {0, 0, 0, 0};
   int64_t stride_x = 0, stride_y = 0, stride_c = 0;
-  int32_t width0 = 0, height0 = 0, height1 = 0;  // where tiles end
+  int32_t width0 = 0, height0 = 0,
+          height1 = 0;  // end of the first tile on each axis; height1 is the end of the right upper tile
   int32_t height = 0, width = 0, depth = 0;
   int32_t zero_point = 0;
-  uint8_t region = 0;  // or the number of a chain's buffer
+  uint8_t region = 0;  // for a chained tensor: the number of its buffer
   uint8_t bytes = 1;   // of an element
   bool is_signed = true;
-  bool bricks = false;  // NHCWB16: 16 channels of a row lie together
+  bool bricks = false;  // format NHCWB16: for a row, each 16 channels are contiguous
   Storage storage = Storage::kTiles;
 
   int64_t elements() const { return int64_t{height} * width * depth; }
@@ -40,14 +41,14 @@ struct FeatureMap {
     const int64_t start = base[(right ? 1 : 0) + (below ? 2 : 0)];
     return start + (below ? y - top : y) * stride_y + (right ? x - width0 : x) * stride_x;
   }
-  // Returns the byte offset from there to channel c.
+  // Returns the byte offset from element (y, x, 0) to element (y, x, c).
   int64_t channel(int32_t c) const { return bricks ? (c >> 4) * stride_c + (c & 15) * bytes : int64_t{c} * bytes; }
 
-  // Computes the range of bytes in its region: the first, and one past the last.
+  // Computes the range [low, high) of its bytes in its region.
   void range(int64_t* low, int64_t* high) const;
 };
 
-// Loads the channels of a pixel, less the zero point.
+// Loads the channels of a pixel, and subtracts the zero point.
 void load_pixel(const FeatureMap& map, const uint8_t* region, int32_t y, int32_t x, int32_t* out);
 void load_pixel(const FeatureMap& map, const uint8_t* region, int32_t y, int32_t x, int16_t* out);
 void load_pixel(const FeatureMap& map, const uint8_t* region, int32_t y, int32_t x, int64_t* out);

@@ -6,8 +6,8 @@
 
 namespace arm_runtime::npu {
 
-// 128-bit two's complement integer for compilers of 32-bit processors, which have none. It has the operations that the
-// emulator needs. Sums and products wrap around; a shift is below 64.
+// 128-bit two's complement integer for compilers of 32-bit processors, which do not have such a type. It has only the
+// operations that the emulator needs. Sums and products wrap around. A shift must be below 64.
 class Int128 {
  public:
   template <typename T, typename = std::enable_if_t<std::is_integral_v<T>>>
@@ -23,7 +23,7 @@ class Int128 {
   constexpr Int128 operator-() const { return Int128(~high_, ~low_) + 1; }
   friend constexpr Int128 operator-(Int128 a, Int128 b) { return a + -b; }
 
-  // Multiplies halves of 32 bits: no partial sum exceeds 64 bits.
+  // Multiplies 32-bit halves, so that no partial sum exceeds 64 bits.
   friend constexpr Int128 operator*(Int128 a, Int128 b) {
     constexpr uint64_t kMask = UINT32_MAX;
     const uint64_t a0 = a.low_ & kMask, a1 = a.low_ >> 32, b0 = b.low_ & kMask, b1 = b.low_ >> 32;

@@ -9,7 +9,7 @@ namespace {
 
 Region tables(NpuState* state) { return {state->tables, kTableBytes}; }
 
-// Bytes in a region. The address may be any number that registers and memory can make.
+// A row of bytes in a region. Its address is unchecked: any number that registers and memory can express.
 struct Range {
   Region region;
   int128_t at;

@@ -8,7 +8,7 @@
 
 namespace arm_runtime::npu {
 
-// Memory in which operations work. Loading a program determines its sizes.
+// Memory of operations: regions, lookup tables and internal buffers. Loading a program determines their sizes.
 struct NpuState {
   Region regions[kRegions];
   uint8_t tables[kTableBytes] = {};
@@ -17,7 +17,7 @@ struct NpuState {
   bool clobbers_tables = false;
   // Buffers of chained operations, by buffer number.
   std::vector<int32_t> chains[kRegions];
-  // The IFM as a dense array, less its zero point: int16 for convolutions, int32 for other operations.
+  // The IFM as a dense array, after subtraction of its zero point: int16 for convolutions, int32 for other operations.
   std::vector<int16_t> ifm_int16;
   std::vector<int32_t> ifm_int32;
   std::vector<int16_t> patch;
@@ -26,7 +26,7 @@ struct NpuState {
   // Accumulators that an operation leaves to the next one.
   std::vector<int64_t> accumulators;
 
-  // Allocates the buffers that an operation needs. Only loading a program calls it.
+  // Allocates the buffers that an operation needs. Called only while a program is loaded.
   void reserve(const Operation& operation);
 };
 
@@ -60,8 +60,8 @@ void fetch(const NpuState& state, const FeatureMap& map, int32_t y, int32_t x, T
   }
 }
 
-// Initializes the accumulators of an output pixel: with `start`, with 32 or 48 bits of IFM2, or with those of the
-// operation before.
+// Initializes the accumulators of an output pixel: with `start`, with 32-bit or 48-bit values of IFM2, or with the
+// accumulators of the previous operation.
 void init_accumulators(const NpuState& state, const Operation& op, int32_t y, int32_t x, int64_t start, int64_t* out);
 
 void run_convolution(const Operation& operation, NpuState* state);

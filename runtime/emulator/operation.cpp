@@ -6,7 +6,7 @@
 namespace arm_runtime::npu {
 namespace {
 
-// Registers of a feature map. Those of IFM, IFM2 and OFM have the same order.
+// Registers of a feature map, in the same order for IFM, IFM2 and OFM.
 struct MapRegisters {
   int base, stride, width0, region, zero_point, precision, bytes_at;
 };
@@ -100,8 +100,8 @@ class OperationReader {
   Status read_output_u55() {
     Output& out = op_.output;
     const bool global = r_.bits(kOfmPrecision, 8, 1) != 0;
-    // Pools and elementwise operations read no per-channel scales. Programs that Arm published have the bit clear but
-    // no scales at SCALE_BASE; with scales, 15 of 34 programs would differ from Arm's NPU.
+    // Pools and elementwise operations read no per-channel scales. In the programs that Arm published, the bit is
+    // clear, but there are no scales at SCALE_BASE. If they were read, 15 of 34 programs would differ from Arm's NPU.
     out.per_channel = !global && (op_.kind == Kind::kConv || op_.kind == Kind::kDepthwise);
     if (global) {
       out.scale.multiplier = r_.word(kOfmScale);
@@ -160,7 +160,7 @@ class OperationReader {
     out.rounding = kModes[r_.bits(kOfmScale, 13, 3)];
     out.clip = r_.bits(kActivation, 12, 1) == 0;
     const uint32_t function = r_.bits(kActivation, 0, 5);
-    // The clip applies to the table's input, which may be signed where the result is not.
+    // The clip applies to the table's input, which may be signed even if the result is unsigned.
     out.table_signed = function == 0 ? op_.ofm.is_signed : function != 1;
     read_clip_bounds(out.table_signed);
     if (function == 10 || function == 11) {
@@ -245,7 +245,7 @@ class OperationReader {
     return check_channels();
   }
 
-  // Whether OFM_SCALE applies. It does for all operations but some pools.
+  // Whether OFM_SCALE applies, as it does for all operations except some pools.
   bool ofm_scale_applies() const {
     const bool average = op_.kind == Kind::kPool && op_.mode == kAverage;
     if (npu_.u85()) {

@@ -53,7 +53,7 @@ struct Kernel {
 
 enum class Table : uint8_t { kNone, k8to8, k8to16, k8to32, k16 };
 
-// The output stage: from accumulators to stored values.
+// Parameters of the output stage, which converts accumulators to stored values.
 struct Output {
   bool per_channel = false;
   Scale scale;
@@ -61,14 +61,14 @@ struct Output {
   bool clip = true;
   int64_t low = 0, high = 0;
   Table table = Table::kNone;
-  uint16_t table_at = 0;              // byte in the memory for tables
+  uint16_t table_at = 0;              // byte offset in the memory for tables
   bool table_full_precision = false;  // k16: 32-bit results without rounding
   bool table_signed = true;
-  Function function = Function::kNone;  // instead of a table; its input is not clipped
+  Function function = Function::kNone;  // replaces a table; its input is not clipped
   uint8_t transpose = 0, reverse = 0;
 };
 
-// How an elementwise operation scales an operand first.
+// Scaling of an operand before an elementwise operation.
 struct OperandScale {
   bool scaled = false;
   Scale scale;
@@ -95,24 +95,24 @@ struct Resize {
   int32_t step_x = 0, step_y = 0;  // in 1/scale of a pixel
 };
 
-// Bytes of a region.
+// A range of bytes in a region.
 struct Span {
   uint8_t region = 0;
   int64_t start = 0, end = 0;
 };
 
-// Order of an operation after those before it, for the access checker.
+// Ordering of an operation relative to the previous ones, for the access checker.
 struct Order {
   static constexpr uint8_t kNoWait = 0xFF;
-  // How many operations of each kind may be in flight when this one starts.
+  // Maximum number of kernels and of DMAs that may be in flight when the operation starts.
   uint8_t kernel_wait = kNoWait, dma_wait = kNoWait;
   uint8_t blockdep = 0;
   int32_t ofm_block[3] = {1, 1, 1};  // height, width, depth
   int32_t ifm_block = 1;             // depth, if the operation sums channels
-  uint32_t commands = 0;             // including those that set its registers
+  uint32_t commands = 0;             // number of commands, including those that set its registers
 };
 
-// An operation with the contents of all its registers. Reading it reports what is wrong with it.
+// An operation with the contents of all registers that it uses. read_operation() validates them.
 struct Operation {
   Kind kind = Kind::kDma;
   uint8_t mode = 0;
@@ -130,14 +130,14 @@ struct Operation {
   Output output;
   bool wide_accumulators = false;       // 40 or 48 bits
   bool starts_from_ifm2 = false;        // initialized with IFM2
-  bool continues_accumulators = false;  // initialized with those of the operation before
-  bool keeps_accumulators = false;      // left to the next operation; nothing is stored
+  bool continues_accumulators = false;  // initialized with the accumulators of the previous operation
+  bool keeps_accumulators = false;      // kept for the next operation; nothing is stored
   bool dynamic_weights = false;
   Resize resize;
   Dma dma;
   const std::vector<int16_t>* weights = nullptr;
   const std::vector<ChannelScale>* scales = nullptr;
-  // Bytes of the weights of up to four cores and of the scales of two.
+  // Ranges of the weights of up to four cores, and of the scales of two.
   Span constants[6];
   uint8_t constant_count = 0;
   Order order;
@@ -156,7 +156,7 @@ struct Operation {
   uint64_t work() const;
 };
 
-// Reads an operation from the registers. Weights and scales are left to the caller.
+// Reads an operation from the registers, and validates it. The caller sets weights and scales.
 Status read_operation(const Configuration& npu, const Command& command, const Registers& registers,
                       Operation* operation);
 

@@ -7,7 +7,7 @@
 namespace arm_runtime::npu {
 namespace {
 
-// Returns the reciprocal with which TOSA divides by the number of elements: 31 bits, halves rounded up.
+// Returns the 31-bit reciprocal with which TOSA divides by the number of elements. Halves are rounded up.
 Scale reciprocal(int64_t count) {
   uint8_t bits = 0;
   while ((int64_t{1} << bits) < count) {

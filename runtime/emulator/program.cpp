@@ -8,9 +8,9 @@
 namespace arm_runtime::npu {
 namespace {
 
-// Larger than any tensor in a 32-bit address space; damaged streams have such sizes.
+// Larger than any tensor in a 32-bit address space, but possible in damaged streams.
 constexpr int64_t kMaxElements = int64_t{1} << 26;
-// A thousand times the work of large networks, about an hour of execution. It bounds damaged streams.
+// A thousand times the work of large networks, about an hour of execution. It bounds the execution of damaged streams.
 constexpr uint64_t kMaxWork = uint64_t{1} << 45;
 
 // A size beyond the address space makes `resize` fail, also where size_t has 32 bits.
@@ -21,7 +21,7 @@ void grow(std::vector<T>* vector, int64_t size) {
   }
 }
 
-// Adds the place to an error. `place` is a command or an operation.
+// Adds the location of an error: `place` is a command or an operation.
 template <typename Place>
 Status with_place(const Place& place, Status status) {
   if (!status.ok()) {
@@ -105,7 +105,7 @@ void Program::add_wait(const Command& command) {
   limit = std::min(limit, static_cast<uint8_t>(command.parameter & 15));
 }
 
-// Returns the order of this operation and resets that of the next one.
+// Returns the ordering of this operation, and resets `order_` for the next one.
 Order Program::take_order(const Registers& registers, const Operation& op) {
   Order order = order_;
   order_ = {};
@@ -206,7 +206,7 @@ Status Program::check_operation(const Operation& op) {
   if (op.kind == Kind::kDma) {
     return {};
   }
-  // Check all tensors: chained ones take memory too.
+  // Check all tensors, because chained tensors need memory, too.
   const int64_t elements = std::max({op.ifm.elements(), op.uses_ifm2 ? op.ifm2.elements() : 0, op.ofm.elements()});
   if (elements > kMaxElements) {
     return failure(Error::kShape, "a tensor has % elements", elements);
@@ -243,7 +243,7 @@ Status Program::add_constants(const Registers& registers, Operation* op) {
   return op->output.per_channel && !op->dynamic_weights ? add_scales(registers, op) : Status{};
 }
 
-// Finds the constants in region 0 that an operation reads in any region.
+// Finds the constants that an operation reads in any region. Their source is in region 0.
 Status Program::find_constant(uint32_t region, int64_t address, int64_t length, Bytes* bytes) const {
   int64_t from = address;
   if (region != 0) {

@@ -11,19 +11,20 @@
 
 namespace arm_runtime::npu {
 
-// A checked and decoded command stream. Executing it neither allocates memory nor decodes weights again.
+// A validated and decoded command stream. Its execution neither allocates memory nor decodes weights.
 class Program {
  public:
-  // Decodes a stream. `sizes` are those of the regions that `execute` gets; region 0 holds `weights`.
+  // Validates and decodes a stream. `sizes` are the sizes of the regions that are passed to execute(); region 0 holds
+  // `weights`.
   Status load(const uint8_t* stream, size_t stream_size, Bytes weights, const uint64_t* sizes);
 
-  // Runs all operations in order, over regions of the sizes that load() got.
+  // Runs all operations in order, on regions of the sizes that were passed to load().
   Status execute(uint8_t* const* regions) { return execute(regions, 0, operations_.size()); }
   // Runs operations [first, last).
   Status execute(uint8_t* const* regions, size_t first, size_t last);
-  // Copies the output of an operation, the last one executed. Returns false if the output does not have `size` bytes.
+  // Copies the output of the operation that was executed last. Returns false if the output does not have `size` bytes.
   bool copy_result(size_t index, uint8_t* to, uint64_t size) const;
-  // Checks the accesses of all following executions.
+  // Enables the access checker for all following executions.
   void check_accesses(std::vector<Span> inputs, std::vector<Span> outputs, uint32_t fatal_findings);
   AccessChecker* access_checker() { return checker_.get(); }
 
@@ -33,7 +34,7 @@ class Program {
   const Operation& operation(size_t index) const { return operations_[index]; }
   // Returns the number of elements that an execution multiplies, compares or moves.
   uint64_t work() const;
-  // Returns one past the last byte that execution accesses in a region: `execute` needs no more of it.
+  // Returns the end offset of the last byte that execution accesses in a region. A region may be this small.
   uint64_t reach(int region) const { return state_.regions[region].size; }
 
  private:
@@ -62,13 +63,13 @@ class Program {
   NpuState state_;
   std::vector<Operation> operations_;
   std::vector<Copy> copies_;
-  Order order_;  // of the next operation
+  Order order_;  // ordering of the next operation
   Command stop_;
   uint64_t commands_ = 0;
   std::unique_ptr<AccessChecker> checker_;
   int64_t kept_accumulators_ = 0;  // number of accumulators that the last operation leaves
   uint64_t reach_[kRegions] = {};
-  // Keyed by place and layout: stripes of an operator share them.
+  // Keys are location and layout, so that stripes of one operator share decoded weights and scales.
   std::map<std::vector<int64_t>, std::unique_ptr<std::vector<int16_t>>> decoded_weights_;
   std::map<std::vector<int64_t>, std::unique_ptr<std::vector<ChannelScale>>> decoded_scales_;
 };

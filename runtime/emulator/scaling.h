@@ -22,8 +22,8 @@ struct Scale {
   uint8_t shift = 0;  // below 64
 };
 
-// Returns the number that is added before the shift. If the shift exceeds 31 bits, double rounding first rounds to
-// 2^-31 of the result's unit: the sum of both terms is half a unit and half of that step.
+// Returns the term that is added before the shift. If the shift exceeds 31 bits, double rounding first rounds to a step
+// of 2^-31 of the result's unit. Its term is then half a unit plus half a step.
 template <typename T>
 inline T rounding_term(Rounding rounding, int shift, bool negative) {
   if (shift == 0) {
@@ -48,7 +48,7 @@ inline T rounding_term(Rounding rounding, int shift, bool negative) {
   return 0;
 }
 
-// Saturates results at 2^60, so that sums of two fit 64 bits. Only damaged programs exceed it.
+// Saturates results at 2^60, so that sums of two results fit in 64 bits. Only damaged programs exceed this bound.
 inline int64_t scale_int64(int64_t value, Scale scale, Rounding rounding) {
   constexpr int64_t kBound = int64_t{1} << 60;
   const int128_t product = int128_t{value} * int128_t{scale.multiplier};
@@ -56,7 +56,7 @@ inline int64_t scale_int64(int64_t value, Scale scale, Rounding rounding) {
   return result > kBound ? kBound : result < -kBound ? -kBound : static_cast<int64_t>(result);
 }
 
-// For 32-bit accumulators. With a multiplier below 2^31, product and rounding term fit 64 bits.
+// The same for 32-bit accumulators. With a multiplier below 2^31, product and rounding term fit in 64 bits.
 inline int64_t scale_int32(int32_t value, Scale scale, Rounding rounding) {
   if (scale.shift > 61 || scale.multiplier > INT32_MAX) {
     return scale_int64(value, scale, rounding);

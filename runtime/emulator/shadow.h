@@ -7,7 +7,7 @@
 
 namespace arm_runtime::npu {
 
-// Shadow memory: one bit for each byte of a region. It ignores bytes outside of the region, which other checks report.
+// Shadow memory: one bit for each byte of a region. Bytes outside of the region are ignored; other checks report them.
 class Shadow {
  public:
   void resize(uint64_t size) {
@@ -21,7 +21,7 @@ class Shadow {
   void clear(int64_t start, int64_t end) {
     each(start, end, [](uint64_t* word, uint64_t mask, int64_t) { return *word &= ~mask, false; });
   }
-  // Returns the first byte in [start, end) with this value, or -1.
+  // Returns the offset of the first byte in [start, end) whose bit is `value`, or -1.
   int64_t first(int64_t start, int64_t end, bool value) {
     int64_t found = -1;
     each(start, end, [&](const uint64_t* word, uint64_t mask, int64_t at) {
@@ -42,8 +42,8 @@ class Shadow {
   int64_t size() const { return size_; }
 
  private:
-  // Calls `visit` with each word, the mask of its bits in the range and the number of its first byte, until it returns
-  // true.
+  // Calls `visit` for each word until it returns true. Arguments are the word, the mask of its bits in [start, end),
+  // and the offset of its first byte.
   template <typename Visit>
   void each(int64_t start, int64_t end, Visit visit) {
     start = std::max<int64_t>(start, 0);

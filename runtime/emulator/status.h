@@ -7,7 +7,7 @@
 
 namespace arm_runtime::npu {
 
-// Errors of a program. On such a program an NPU computes something or hangs; the emulator reports the place.
+// Errors of a program. With such a program, an NPU computes garbage or hangs. The emulator reports the location.
 enum class Error : int32_t {
   kNone = 0,
   kStream = 1,       // not a command stream, or cut off
@@ -21,7 +21,7 @@ enum class Error : int32_t {
   kHazard = 9,       // access checker: nothing orders two conflicting accesses
 };
 
-// Outcome of loading or executing. The place is a command, the offset its byte in the stream, header included.
+// Result of loading or executing. The place is a command, with its byte offset from the start of the stream's header.
 using Status = BasicStatus<Error>;
 
 inline Status failure(Error error, const char* reason, int64_t first = 0, int64_t second = 0, int64_t third = 0) {

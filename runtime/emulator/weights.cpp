@@ -6,7 +6,7 @@
 namespace arm_runtime::npu {
 namespace {
 
-// Reads bits, the lowest of the lowest byte first. Past the end it returns ones, and overrun() is true.
+// Reads bits, starting with the lowest bit of the first byte. Past the end, bits are ones and overrun() is true.
 class BitReader {
  public:
   explicit BitReader(Bytes bytes) : bytes_(bytes) {}
@@ -98,8 +98,8 @@ class SliceDecoder {
     return bits;
   }
 
-  // Reads chunks: quotients of weights and runs, then the remainders of the chunk before. A chunk skips the one that is
-  // 8 symbols ahead.
+  // Reads chunks: quotients of weights and runs, then the remainders of the previous chunk. A chunk skips the one that
+  // is 8 symbols ahead.
   bool read_chunks() {
     Quotients weights, runs;
     size_t weights_begun = 0, runs_begun = 0;
@@ -193,7 +193,7 @@ class SliceDecoder {
     return true;
   }
 
-  // Damaged data may announce longer runs than there is room for.
+  // Damaged data may announce runs that exceed the number of weights.
   static void append_zeros(size_t count, size_t limit, std::vector<int16_t>* out) {
     const size_t room = limit > out->size() ? limit - out->size() : 0;
     out->insert(out->end(), std::min(count, room), int16_t{0});
@@ -208,7 +208,7 @@ class SliceDecoder {
   std::vector<uint32_t> weight_values_, run_values_;
 };
 
-// Decodes the first `wanted` values of a stream in the standard encoding.
+// Decodes the first `wanted` weights of a stream in the standard encoding.
 bool decode_standard(Bytes stream, size_t wanted, std::vector<int16_t>* out) {
   BitReader bits(stream);
   std::vector<uint32_t> palette;
@@ -258,8 +258,8 @@ bool decode_fast(Bytes stream, size_t wanted, std::vector<int16_t>* out) {
 
 int32_t round_up(int32_t value, int32_t step) { return (value + step - 1) / step * step; }
 
-// Visits the weights in the order of a stream. `visit(o, y, x, i)` takes one value, `skip(n)` skips padding. Positions
-// outside of the weights are visited too; the visitor ignores them.
+// Visits the weights in the order of a stream. `visit(o, y, x, i)` consumes one value, `skip(n)` skips n padding
+// values. Positions outside of the weights are visited, too; the visitor ignores them.
 //
 // Order on U55 and U65: OFM blocks, IFM blocks, kernel parts, microblocks of both. Of n cores, core k has every n-th
 // output channel from k on.
@@ -410,7 +410,7 @@ void walk(const Configuration& npu, const WeightLayout& layout, int32_t core, Vi
   }
 }
 
-// Only damaged streams have more.
+// Maximum in valid streams.
 constexpr size_t kMaxWeights = size_t{1} << 28;
 
 Status decode_stream(const Configuration& npu, const WeightLayout& l, int32_t core, Bytes stream,
@@ -480,7 +480,7 @@ int32_t ifm_block_depth(const Configuration& npu, const WeightLayout& l) {
 
 Status decode_weights(const Configuration& npu, const WeightLayout& layout, const Bytes* streams,
                       std::vector<int16_t>* weights) {
-  // The sizes come from 16-bit registers: bound their product.
+  // The sizes come from 16-bit registers, so their product must be bounded.
   if (layout.count() > kMaxWeights) {
     return failure(Error::kWeights, "there are % weights", static_cast<int64_t>(layout.count()));
   }

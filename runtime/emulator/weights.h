@@ -15,7 +15,7 @@ struct Bytes {
   size_t size = 0;
 };
 
-// Parameters that determine the order of weights in a stream.
+// Parameters that determine the order of weights in an encoded weight stream.
 struct WeightLayout {
   int32_t ofm_depth = 0, ifm_depth = 0;
   int32_t kernel_h = 0, kernel_w = 0;  // without dilation
@@ -38,14 +38,14 @@ struct ChannelScale {
   Scale scale;
 };
 
-// Returns the number of channels of an IFM block. The stream of U85 does not contain it.
+// Returns the number of channels of an IFM block, which the command stream of U85 does not contain.
 int32_t ifm_block_depth(const Configuration& npu, const WeightLayout& layout);
 
 // Decodes the streams of all cores to [ofm][y][x][ifm], or to [y][x][channel] if depthwise.
 Status decode_weights(const Configuration& npu, const WeightLayout& layout, const Bytes* streams,
                       std::vector<int16_t>* weights);
 
-// Decodes records of 10 bytes. Of two cores, stream c % 2 has channel c.
+// Decodes scale records of 10 bytes. With two cores, stream c % 2 contains channel c.
 Status decode_scales(const Configuration& npu, bool wide_accumulators, int32_t depth, const Bytes* streams,
                      size_t stream_count, std::vector<ChannelScale>* scales);
 

@@ -14,7 +14,7 @@ T table_entry(const uint8_t* table, int64_t index) {
   return value;
 }
 
-// Interpolates linearly in 512 pairs of base and slope, which are 128 apart.
+// Interpolates linearly in a table of 512 pairs of base and slope, at inputs that are multiples of 128.
 int64_t interpolate(const uint8_t* table, int64_t value, bool full_precision) {
   const int64_t index = (value >> 7) + 256;
   const int64_t fraction = value & 127;
@@ -24,7 +24,7 @@ int64_t interpolate(const uint8_t* table, int64_t value, bool full_precision) {
   return full_precision ? line : (line + 64) >> 7;
 }
 
-// Position of an output element.
+// Position of an output element in memory.
 struct Place {
   int32_t y, x, c;
 };

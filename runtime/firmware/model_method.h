@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A method of a program in the caller's memory. It neither allocates nor throws.
+// A method of a program, in memory of the caller. It neither allocates heap memory nor throws.
 #pragma once
 
 #include <executorch/runtime/core/exec_aten/util/dim_order_util.h>
@@ -39,9 +39,9 @@ class ModelMethod {
   ModelMethod(const ModelMethod&) = delete;
   ModelMethod& operator=(const ModelMethod&) = delete;
 
-  // Loads a method. The runtime allocates the method from `pool`, its tensors from `planned`, which has an entry for
-  // each memory of the memory plan, and temporary memory of instructions from `temp`, which methods may share. All of
-  // them must outlive this object.
+  // Loads a method. The runtime allocates the method from `pool`, and temporary memory of instructions from `temp`,
+  // which methods may share. Tensors are in `planned`, which has an entry for each memory-planned buffer. All of them
+  // must outlive this object.
   Error load(const executorch::runtime::Program& program, const char* name, Bytes pool, Span<Bytes> planned,
              MemoryAllocator* temp) {
     // The method of an earlier load() refers to the allocators that are replaced below.
@@ -57,7 +57,7 @@ class ModelMethod {
     return Error::Ok;
   }
 
-  // Copies the data if the memory plan has a place for the input; otherwise the method refers to `data`.
+  // Sets an input. Copies the data if the memory plan allocates the input; otherwise, the method refers to `data`.
   Error set_input(size_t index, const TensorMetadata& form, const void* data) {
     if (!method_.has_value()) {
       return Error::InvalidState;
@@ -74,7 +74,7 @@ class ModelMethod {
       strides[dim_order[i]] = stride;
       stride *= sizes[dim_order[i]];
     }
-    // The runtime's parameter lacks a const; it only reads.
+    // The runtime only reads the data, but its parameter lacks a const.
     executorch::aten::TensorImpl tensor(form.type, static_cast<ssize_t>(form.rank), sizes, const_cast<void*>(data),
                                         dim_order, strides);
     return method_->set_input(EValue(Tensor(&tensor)), index);
@@ -95,7 +95,7 @@ class ModelMethod {
     return {static_cast<const uint8_t*>(tensor.const_data_ptr()), tensor.nbytes()};
   }
 
-  // Returns the bytes of the pool that loading has used.
+  // Returns the number of bytes of the pool that loading has used.
   size_t pool_used() const { return pool_.has_value() ? pool_->used_size() : 0; }
 
  private:
@@ -105,7 +105,7 @@ class ModelMethod {
   std::optional<executorch::runtime::Method> method_;
 };
 
-// Records the peak use: the runtime resets the allocator after each instruction.
+// Allocator that records its peak use, because the runtime resets it after each instruction.
 class PeakAllocator final : public MemoryAllocator {
  public:
   using MemoryAllocator::MemoryAllocator;

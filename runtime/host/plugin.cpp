@@ -70,7 +70,7 @@ class HostBackend final : public BackendInterface {
       ET_LOG(Error, "%s: the payload of %zu bytes was refused", id_, processed->size());
       return Error::DelegateInvalidCompatibility;
     }
-    // Handles are numbers above 0, so that none is a null pointer.
+    // A handle is a number above 0, so it is never a null pointer.
     return reinterpret_cast<DelegateHandle*>(static_cast<intptr_t>(handle));
   }
 
@@ -104,7 +104,7 @@ class HostBackend final : public BackendInterface {
   arm_host_executor executor_{};
 };
 
-// Never destroyed: the runtime's registry refers to them until the process ends.
+// Never destroyed, because the runtime's registry refers to the backends until the process ends.
 HostBackend* const kBackends[] = {new HostBackend("TOSABackend"), new HostBackend("VgfBackend"),
                                   new HostBackend("EthosUBackend")};
 bool installed = false;

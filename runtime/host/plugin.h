@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // C interface between the host plugin and the executors that Python registers.
 //
-// The plugin implements the backends that have no device on this machine. It knows nothing of TOSA, Vulkan or NPUs: it
-// hands the payload and the tensors of each delegate to an executor.
+// The plugin implements backends whose devices this machine lacks. It does not interpret payloads: it passes the
+// payload and the tensors of each delegate to an executor.
 #pragma once
 
 #include <cstdint>
@@ -32,8 +32,8 @@ typedef struct {
   uint64_t size;
 } arm_host_compile_spec;
 
-// Functions that run the delegates of one backend id. Each gets `context` as its first argument. An executor reports
-// its errors itself; the plugin only returns an ExecuTorch error.
+// Functions that execute the delegates of one backend. Each receives `context` as its first argument. An executor
+// stores its error messages itself; the plugin returns only an ExecuTorch error code.
 typedef struct {
   void* context;
   // Prepares a delegate. The payload stays valid until destroy. Returns a handle above 0, or 0 on failure.
@@ -54,7 +54,7 @@ ARM_HOST_EXPORT int32_t arm_host_install(char* message, uint64_t message_size);
 ARM_HOST_EXPORT int32_t arm_host_set_executor(const char* backend_id, const arm_host_executor* executor, char* message,
                                               uint64_t message_size);
 
-// An executor calls the two functions below while it executes a delegate, on the thread of the call.
+// An executor may call the two functions below while it executes a delegate, on the same thread.
 //
 // Logs that operation `id` of the delegate ran from `start` to `end`, in nanoseconds since the start of the delegate.
 // Returns 0, or 1 if there is no tracer.

@@ -18,9 +18,9 @@ namespace {
 
 using executorch::runtime::KernelRuntimeContext;
 
-// Quantizes as PyTorch does: x * (1 / scale) in float32, rounded half to even, plus the zero point, clamped. The limits
-// are integers, so that clamping before rounding gives the same result and avoids overflow of the conversion. NaN
-// becomes 0.
+// Quantizes as PyTorch does: x * (1 / scale) in float32, rounded half to even, plus the zero point, clamped. Here,
+// clamping precedes rounding, which avoids overflow of the conversion. The result is the same, because the limits are
+// integers. NaN becomes 0.
 template <typename T>
 void quantize(const float* input, T* out, size_t count, double scale, int64_t zero_point, int64_t quant_min,
               int64_t quant_max) {
@@ -123,7 +123,7 @@ const char* register_cortex_m_kernels() {
   };
   const auto registered = executorch::runtime::get_registered_kernels();
   for (const auto& kernel : kernels) {
-    // The runtime aborts the process on a second kernel of the same name.
+    // The runtime aborts the process if a second kernel of the same name is registered.
     const bool present = std::any_of(registered.begin(), registered.end(), [&kernel](const auto& other) {
       return std::strcmp(other.name_, kernel.name_) == 0;
     });

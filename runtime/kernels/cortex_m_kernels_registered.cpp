@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Registers the kernels at program start. The host plugin does not link it: it reports failures itself.
+// Registers the kernels at program start. The host plugin does not link this file, because it reports failures itself.
 #include "kernels/cortex_m_kernels.h"
 
 #include <executorch/runtime/platform/log.h>
@@ -21,5 +21,5 @@ Error register_kernels() {
 }  // namespace
 }  // namespace arm_runtime
 
-// Linkers keep this file by the name (--undefined).
+// Linkers keep this file if the option --undefined refers to this name.
 extern "C" const executorch::runtime::Error arm_runtime_cortex_m_kernels_registered = arm_runtime::register_kernels();

@@ -8,8 +8,8 @@
 namespace arm_runtime {
 namespace {
 
-// A block: name (16 bytes, zero padded), uint32 length of the data, uint8 flag (1: the data is kept outside),
-// 11 reserved bytes, the data padded to 16. All numbers are little endian.
+// A block: name (16 bytes, zero padded), uint32 length of the data, uint8 flag (1: the data is external),
+// 11 reserved bytes, and the data, padded to 16 bytes. All numbers are little endian.
 constexpr size_t kNameSize = 16;
 constexpr size_t kBlockHeaderSize = 32;
 constexpr size_t kLengthAt = 16;
@@ -36,7 +36,7 @@ struct Block {
   // Offset of the data in the payload.
   size_t offset = 0;
   bool present = false;
-  // The data is the key of named data outside of the payload.
+  // The data is external: the block contains the key of named data.
   bool external = false;
 };
 
@@ -48,7 +48,7 @@ bool is_name(const uint8_t* data, size_t size) {
   return size == kNamedDataKeySize && printable == size;
 }
 
-// Splits the payload into its blocks. It checks names, headers and lengths, not contents.
+// Splits the payload into its blocks. It checks names, headers and lengths, but not contents.
 class BlockReader {
  public:
   BlockReader(const uint8_t* data, size_t size) : data_(data), size_(size) {}
@@ -169,8 +169,8 @@ PayloadStatus read_configuration(const Block& block, size_t at, EthosUPayload* p
   return {};
 }
 
-// COP1: the magic, then records that a tag word introduces: its low byte is the kind, and for a command
-// stream the rest is the length in words (bits 8-15 high part, 16-31 low part).
+// COP1: the magic, then records that begin with a tag word. Its low byte is the type of the record. For commands, the
+// rest is their length in words (bits 8-15: high part, bits 16-31: low part).
 PayloadStatus read_cop1(const Block& block, EthosUPayload* payload) {
   enum : uint8_t { kConfiguration = 1, kCommandStream = 2, kNop = 5 };
   constexpr size_t kConfigurationSize = 12;
@@ -230,7 +230,7 @@ PayloadStatus read_cop2(const Block& block, EthosUPayload* payload) {
     return bad_commands(block, 0, "the header of a COP2 stream has % bytes, it has %", kFixedSize,
                         signed_size(block.size));
   }
-  // Minor versions only add fields: the lengths include them.
+  // A newer minor version only adds fields, which the lengths include.
   if (read_u16(data + 4) != kMajorVersion) {
     return bad_commands(block, 4, "its major version is %, not %", read_u16(data + 4), kMajorVersion);
   }
@@ -296,7 +296,7 @@ PayloadStatus check_tensor(const PayloadTensor& tensor, const char* name, size_t
       return failure(PayloadError::kTensor, name, at + 4 * i, "dimension % of tensor % is %", static_cast<int64_t>(i),
                      index, extent);
     }
-    // An offset has 32 bits: a larger tensor cannot be addressed, and the bound prevents overflow below.
+    // Offsets have 32 bits, so a larger tensor cannot be addressed. The bound also prevents overflow below.
     if (__builtin_mul_overflow(nbytes, static_cast<uint64_t>(extent), &nbytes) || nbytes > UINT32_MAX) {
       return failure(PayloadError::kTensor, name, at, "tensor % is larger than 4 GiB", index);
     }
@@ -333,8 +333,8 @@ bool overlap(const PayloadTensor& a, const PayloadTensor& b) {
 
 bool same_place(const PayloadTensor& a, const PayloadTensor& b) { return a.offset == b.offset && a.nbytes == b.nbytes; }
 
-// Checks that tensors of one side do not overlap. Vela may place an output in the memory of an input. A tensor that is
-// returned twice is an output twice, in one place.
+// Checks that no two inputs overlap, and no two outputs. Vela may place an output in the memory of an input. If a model
+// returns a tensor twice, two outputs have the same address.
 PayloadStatus check_overlaps(const PayloadTensors& tensors, const char* name, size_t at, bool may_repeat) {
   for (uint32_t i = 1; i < tensors.count(); ++i) {
     const PayloadTensor tensor = tensors.at(i);
@@ -390,7 +390,7 @@ PayloadTensor PayloadTensors::at(uint32_t index) const {
   tensor.element_size = read_i32(record + 4 * kPayloadRank);
   tensor.offset = read_i32(record + 4 * (kPayloadRank + 1));
   tensor.region = read_i32(record + 4 * (kPayloadRank + 2));
-  // Unsigned arithmetic: the product of unchecked values may wrap around.
+  // Unsigned arithmetic, because the product of unchecked values may wrap around.
   tensor.nbytes = static_cast<uint64_t>(tensor.element_size);
   for (const int32_t extent : tensor.shape) {
     tensor.nbytes *= static_cast<uint64_t>(extent);

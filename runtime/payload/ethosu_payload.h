@@ -11,14 +11,14 @@ namespace arm_runtime {
 // Alignment of an Ethos-U's reads through its bus, in bytes.
 constexpr size_t kNpuAlignment = 16;
 constexpr size_t kPayloadRank = 6;
-// Version of the blocks below. Firmware compares it with the version of the program that it was built with.
+// Version of the payload format. Firmware compares it with the version at the export of its program.
 constexpr int kPayloadFormat = 1;
-// A payload with more inputs or outputs counts as corrupt. The limit bounds the work of the overlap check.
+// Maximum number of inputs, and of outputs. It bounds the work of the overlap check; a payload with more is damaged.
 constexpr uint32_t kMaxPayloadTensors = 1024;
-// Length of the name of data outside of the payload. ExecuTorch's own EthosUBackend accepts no other length.
+// Length of the key of external weights. ExecuTorch's own EthosUBackend accepts no other length.
 constexpr size_t kNamedDataKeySize = 64;
 
-// Base pointers of a command stream, by Vela's numbers. Offsets are relative to them.
+// Memory regions of a command stream, with Vela's numbers. Each has a base pointer, to which offsets are relative.
 enum class Region : int32_t {
   kWeights = 0,
   kScratch = 1,
@@ -49,7 +49,7 @@ enum class PayloadError : int32_t {
 template <>
 inline constexpr const char* kPlaceNoun<PayloadError> = "block";
 
-// Outcome of reading. The place is a block, the offset a byte of the payload.
+// Result of reading a payload. The place of an error is a block, the offset a byte of the payload.
 using PayloadStatus = BasicStatus<PayloadError>;
 
 // A view into the caller's bytes.
@@ -58,11 +58,11 @@ struct ByteView {
   size_t size = 0;
 };
 
-// An input or output as the NPU sees it.
+// An input or output of the command stream.
 struct PayloadTensor {
   int32_t shape[kPayloadRank];  // 1 where the rank is lower
   int32_t element_size;         // 1, 2, 4 or 8 bytes
-  int32_t offset;               // bytes into the region; -1: not allocated
+  int32_t offset;               // in bytes from the start of the region; -1: not allocated
   int32_t region;
   uint64_t nbytes;
 
@@ -87,9 +87,9 @@ class PayloadTensors {
 
 // A compiled program for an Ethos-U: views into the payload, which must outlive it.
 struct EthosUPayload {
-  ByteView commands;  // with Vela's header, as drivers take it
+  ByteView commands;  // including Vela's header, which drivers expect
   ByteView weights;
-  // If several methods share weights: the key of the program's named data that holds them. `weights` is then empty.
+  // If several methods share the weights: key of the named data that contains them. `weights` is then empty.
   ByteView weights_name;
   uint32_t scratch_size = 0;  // bytes, including inputs and outputs in Region::kScratch
   PayloadTensors inputs;
@@ -99,15 +99,15 @@ struct EthosUPayload {
   uint32_t product = 0;            // 55, 65 or 85
   uint32_t product_code = 0;       // the driver's number of the product: 0, 1 or 2
   uint32_t log2_macs = 0;          // log2 of multiply-accumulates per cycle
-  uint64_t fast_scratch_size = 0;  // bytes of Region::kFastScratch; 0 for COP1, which does not contain it
+  uint64_t fast_scratch_size = 0;  // bytes of Region::kFastScratch; 0 for COP1, whose header does not state it
   bool separate_io = false;        // COP2 only: inputs and outputs have separate regions
   bool aligned = false;            // the payload starts at a multiple of kNpuAlignment
 
   uint32_t macs() const { return uint32_t{1} << log2_macs; }
 };
 
-// Reads and validates the block stream at `data`, at any alignment. `payload` is complete only if the status is ok. It
-// neither allocates nor throws nor writes to `data`.
+// Reads and validates the payload at `data`, at any alignment. `payload` is complete only if the status is ok. This
+// function neither allocates memory nor throws nor writes to `data`.
 PayloadStatus read_ethosu_payload(const void* data, size_t size, EthosUPayload* payload);
 
 }  // namespace arm_runtime

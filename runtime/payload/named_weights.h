@@ -16,8 +16,8 @@ namespace arm_runtime {
 // The compile spec with the CRC-32 of these weights.
 inline constexpr char kWeightsChecksumSpec[] = "weight_data_crc32";
 
-// Lets `payload` refer to its shared weights, if it has any. The result keeps them in memory. Returns InvalidProgram,
-// with the reason in the log, if they are missing or changed.
+// If the payload has shared weights, loads them and makes `payload` refer to them. They stay in memory as long as the
+// result. Returns InvalidProgram, with the reason in the log, if the weights are missing or changed.
 inline Result<FreeableBuffer> find_weights(const char* backend, const BackendInitContext& context,
                                            ArrayRef<CompileSpec> specs, EthosUPayload* payload) {
   if (payload->weights_name.size == 0) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Runs a program in ExecuTorch's runtime on this machine, in memory pools of given sizes, and prints how much of them
-// it used. Backend, kernels and allocators are those of firmware; the emulator replaces the NPU.
+// Executes a program in ExecuTorch's runtime on this machine, in memory pools of given sizes, and prints the bytes that
+// it used. Backend, kernels and allocators are the same as in firmware; the emulator replaces the NPU.
 //
 //   arm_runtime_pools FILE
 //
@@ -10,11 +10,10 @@
 //   PROGRAM                                    path of the .pte
 //   FAST_SCRATCH TEMP SHARED_COUNT SHARED...   bytes of the fast scratch, of the temp allocator, and of the second and
 //                                              later memories of the memory plan, which methods share
-//   METHODS {NAME POOL PLANNED}...             for each method, bytes of the method allocator and of the first memory
-//   of
-//                                              the plan
-//   RUNS {METHOD INPUTS FILE... OUTPUTS FILE...}...   for each run, the number of the method, and files with the bytes
-//   of
+//   METHODS {NAME POOL PLANNED}...             for each method, bytes of the method allocator and of the first
+//                                              memory of the memory plan
+//   RUNS {METHOD INPUTS FILE... OUTPUTS FILE...}...
+//                                              for each run, the number of the method, and files with the bytes of
 //                                              inputs (read) and outputs (written)
 //
 // It prints "method NAME BYTES" for each method and "temp BYTES". On failure it prints a line on stderr and returns 1.
@@ -41,7 +40,7 @@ using arm_runtime::ModelMethod;
 using executorch::runtime::Error;
 using executorch::runtime::Program;
 
-// Size of a pool without a given size. The operating system allocates only pages that are used.
+// Size of an unlimited pool. The operating system allocates only the pages that are used.
 constexpr size_t kUnknownPoolSize = size_t{1} << 30;
 
 [[noreturn]] void fail(const std::string& what, long long number = 0) {
@@ -126,7 +125,7 @@ void set_inputs(Loaded* loaded, const Program& program, Request* request) {
     }
     const arm_runtime::TensorMetadata form = {info->scalar_type(), info->sizes().size(), info->sizes().data(),
                                               info->dim_order().data()};
-    // An input without a place in the memory plan must stay valid during the run.
+    // The caller must keep an input valid during the run if the memory plan does not allocate it.
     loaded->inputs.push_back(bytes);
     const Error error = loaded->method.set_input(i, form, loaded->inputs.back().data());
     if (error != Error::Ok) {

@@ -194,7 +194,7 @@ def test_recipes_that_are_written_down_keep_it(tmp_path: Path) -> None:
 
 def test_a_sweep_has_the_figures_of_an_export(exported: dict[tuple[ArmRecipeType, str], ExportResult]) -> None:
     rows = sweep(Wide().eval(), [U85], [(X,)], macs=[256], memory_modes=["Sram_Only"], progress=False).rows
-    assert [(row.figures.cycles, row.figures.sram_bytes) for row in rows if row.figures is not None] == [
+    assert [(row.estimates.cycles, row.estimates.sram_bytes) for row in rows if row.estimates is not None] == [
         _figures(exported[U85, "size"])[:2]
     ]
 

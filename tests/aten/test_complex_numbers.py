@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.graphs import validate
+from tests.graphs import assert_valid
 from tests.ops import runner
 from tests.ops.runner import Case, Input
 from tests.sqnr import sqnr
@@ -117,7 +117,7 @@ def test_runs_whole_in_float(name: str) -> None:
     inputs = case.sample()
     lowered = runner.lower(runner.export(case.module(), inputs), "fp")
     lowered.check_delegated()
-    validate(lowered.log.delegates[0].tosa, "TOSA-1.0+FP")
+    assert_valid(lowered.log.delegates[0].tosa, "TOSA-1.0+FP")
     runner.check_close(case, lowered.run(inputs), runner.flat(case.module()(*inputs)))
 
 

@@ -21,7 +21,7 @@ from arm_backend_core.nodes import is_quantize
 from arm_backend_core.quantization import TOSAQuantizer, get_symmetric_quantization_config
 from arm_backend_core.quantization.ptq import ObservedProgram
 from arm_recipes import ArmRecipeType, export
-from tests.graphs import validate
+from tests.graphs import assert_valid
 from tests.ops import runner
 from tests.verify_only import select_third
 
@@ -68,7 +68,7 @@ def test_either_branch_is_taken(target: str) -> None:
     operators = lowered.log.delegates[0].tosa_operators
     assert operators.count("COND_IF") == (2 if "cf" in target else 0)  # one for each torch.cond, whatever it returns
     if "cf" in target:
-        validate(lowered.log.delegates[0].tosa, runner.spec(target).target.name)
+        assert_valid(lowered.log.delegates[0].tosa, runner.spec(target).target.name)
     for sample in samples:
         for ours, theirs in zip(lowered.run(sample), runner.flat(model(*sample)), strict=True):
             torch.testing.assert_close(ours, theirs, atol=1e-5 if floating else 0.08, rtol=1e-5)
@@ -91,7 +91,7 @@ def test_a_condition_is_read_twice(target: str) -> None:
     lowered = runner.lower(program, target)
     lowered.check_delegated()
     assert lowered.log.delegates[0].tosa_operators.count("COND_IF") == 2
-    validate(lowered.log.delegates[0].tosa, runner.spec(target).target.name)
+    assert_valid(lowered.log.delegates[0].tosa, runner.spec(target).target.name)
     for sample in samples:
         for ours, theirs in zip(lowered.run(sample), runner.flat(model(*sample)), strict=True):
             torch.testing.assert_close(ours, theirs, atol=1e-5 if target == "fp+cf" else 0.08, rtol=1e-5)
@@ -196,7 +196,7 @@ def _with_loops(model: nn.Module, samples: Sequence[tuple[Tensor, ...]], target:
     lowered.check_delegated()
     operators = lowered.log.delegates[0].tosa_operators
     assert (operators.count("WHILE_LOOP"), operators.count("COND_IF")) == (loops, 1)
-    validate(lowered.log.delegates[0].tosa, "TOSA-1.0+INT+FP+int16+controlflow")
+    assert_valid(lowered.log.delegates[0].tosa, "TOSA-1.0+INT+FP+int16+controlflow")
     return lowered
 
 

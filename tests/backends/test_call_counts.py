@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from arm_backend_core.backends.call_counts import multiply_figures
+from arm_backend_core.backends.call_counts import multiply_estimates
 from arm_backend_core.backends.compile import compile_payload
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from tests.backends.tosa_programs import conv2d
@@ -12,7 +12,7 @@ def test_estimates_of_three_calls() -> None:
     spec = EthosUCompileSpec("ethos-u55-128")
     one = compile_payload(spec, conv2d(), delegate="delegate_0", locate=lambda text: None).vela
     assert one is not None
-    three = multiply_figures(one, 3)
+    three = multiply_estimates(one, 3)
     for name in ("npu_cycles", "total_cycles", "inference_seconds", "macs"):
         assert getattr(three, name) == 3 * getattr(one, name) > 0
     for name in ("sram_bytes", "flash_bytes", "weight_bytes", "npu_operators", "core_clock", "placed"):

@@ -29,7 +29,7 @@ from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Origin, Value
 from arm_backend_core.workers import vela
 from tests.backends.tosa_programs import add, conv2d
-from tests.graphs import program
+from tests.graphs import build_flatbuffer
 from tests.runtime.vela_bugs import REPRODUCERS, Reproducer
 
 _TARGETS = ["ethos-u55-128", "ethos-u65-256", "ethos-u65-512", "ethos-u85-256"]
@@ -292,7 +292,7 @@ def test_a_lost_input_is_an_error() -> None:
         sums = b.conv2d(x, weight, bias, pad=(2, 1, 0, 0), stride=(3, 1), dilation=(1, 2))
         return b.concat([b.rescale(sums, DType.INT8, 0.25), y], 3)
 
-    flatbuffer = program(body, ((2, 1, 6, 3), DType.INT8), ((2, 2, 6, 4), DType.INT8))
+    flatbuffer = build_flatbuffer(body, ((2, 1, 6, 3), DType.INT8), ((2, 2, 6, 4), DType.INT8))
     spec = EthosUCompileSpec("ethos-u85-256")
     with pytest.raises(CompileError, match=r"inputs of \[96\] bytes, not \[36, 96\]"):
         compile_payload(spec, flatbuffer, delegate="delegate_0", locate=_nowhere, inputs=[36, 96])
@@ -301,7 +301,7 @@ def test_a_lost_input_is_an_error() -> None:
 def test_a_lost_result_is_an_error() -> None:
     """Of this graph Vela writes a program with one result fewer (docs/contributors/vela.md, turned_back)."""
     bug = next(bug for bug in REPRODUCERS if bug.name == "turned_back_input")
-    flatbuffer = program(bug.body, *bug.inputs)
+    flatbuffer = build_flatbuffer(bug.body, *bug.inputs)
     with pytest.raises(CompileError, match=r"results of \[576\] bytes, not \[576, 108\]") as caught:
         compile_payload(
             EthosUCompileSpec("ethos-u55-128"), flatbuffer, delegate="delegate_0", locate=_nowhere, results=[576, 108]
@@ -340,7 +340,7 @@ def test_no_program_writes_beyond_its_tensors(bug: Reproducer, accelerator: str,
     beyond = r"writes out of bounds: .+ is written to bytes \d+ to \d+ of its memory"
     refused = pytest.raises(CompileError, match=beyond) if bug.writes_out_of_bounds(accelerator) else nullcontext()
     with refused:
-        compile_ethosu(program(bug.body, *bug.inputs), spec, delegate="delegate_0", locate=_nowhere)
+        compile_ethosu(build_flatbuffer(bug.body, *bug.inputs), spec, delegate="delegate_0", locate=_nowhere)
 
 
 @pytest.mark.parametrize("flatbuffer", [b"", b"not a flatbuffer", conv2d()[:300], add([1, 2, 1, 2, 1, 2, 4])])

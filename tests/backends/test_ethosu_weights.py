@@ -17,7 +17,7 @@ from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from arm_backend_core.tosa import reference
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
-from tests.graphs import program
+from tests.graphs import build_flatbuffer
 from tests.runtime.ethosu_emulator import Emulator, read_payload
 
 CHANNELS, ROUNDS = 96, 5
@@ -38,7 +38,7 @@ def _steps(b: Builder, x: Value) -> Value:
     return x
 
 
-FLATBUFFER = program(_steps, ((1, 1, 1, CHANNELS), DType.INT8))
+FLATBUFFER = build_flatbuffer(_steps, ((1, 1, 1, CHANNELS), DType.INT8))
 INPUTS = [np.random.default_rng(1).integers(-128, 128, (1, 1, 1, CHANNELS)).astype(np.int8)]
 
 

@@ -1,4 +1,4 @@
-"""Small TOSA 1.0 flatbuffers, written straight with the serializer: inputs for the backend tests."""
+"""Small TOSA 1.0 flatbuffers for the backend tests, written directly with TOSA's serializer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NUMPY = {
 
 
 class Flatbuffer:
-    """One region, one block. Values are tensor names."""
+    """Builds a flatbuffer with one region and one block. Values are tensor names."""
 
     def __init__(self) -> None:
         self._serializer = ts.TosaSerializer("", targetMajor=1, targetMinor=0, targetPatch=0, targetDraft=False)
@@ -30,7 +30,7 @@ class Flatbuffer:
 
     def const(self, shape: Sequence[int], dtype: ts.DType, value: int | np.ndarray) -> str:
         data = np.broadcast_to(np.asarray(value), tuple(shape))
-        # 48-bit values have no numpy type; the serializer takes them as Python integers.
+        # numpy has no 48-bit type; the serializer accepts Python integers.
         typed = np.ascontiguousarray(data, _NUMPY[dtype]) if dtype in _NUMPY else [int(v) for v in data.flatten()]
         return str(self._serializer.addConst(list(shape), dtype, typed).name)
 
@@ -65,7 +65,7 @@ def conv2d(
     pad: int = 1,
     dtype: ts.DType = ts.DType.INT8,
 ) -> bytes:
-    """conv2d on NHWC ``[1, height, width, channels]`` and a rescale back to ``dtype`` (INT8 or INT16)."""
+    """Write a CONV2D of ``[1, height, width, channels]``, and a RESCALE to ``dtype`` (INT8 or INT16)."""
     graph = Flatbuffer()
     accumulator = ts.DType.INT32 if dtype == ts.DType.INT8 else ts.DType.INT48
     out_h = (height + 2 * pad - dilation * (kernel - 1) - 1) // stride + 1
@@ -87,7 +87,7 @@ def conv2d(
 
 
 def rescale(graph: Flatbuffer, value: str, shape: Sequence[int], source: ts.DType, to: ts.DType) -> str:
-    """Multiply by 2**-9 and store as ``to``."""
+    """Append a RESCALE by 2**-9 to type ``to``."""
     wide = source != ts.DType.INT48
     operands = [
         value,
@@ -102,7 +102,7 @@ def rescale(graph: Flatbuffer, value: str, shape: Sequence[int], source: ts.DTyp
 
 
 def add(shape: Sequence[int], dtype: ts.DType = ts.DType.INT32) -> bytes:
-    """Two inputs of ``shape``, added."""
+    """Write an ADD of two inputs of ``shape``."""
     graph = Flatbuffer()
     attribute = ts.TosaSerializerAttribute()
     attribute.AddAttribute()

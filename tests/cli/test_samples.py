@@ -10,15 +10,15 @@ import pytest
 import torch
 from PIL import Image
 
-from arm_recipes.cli.samples import Images, check_source, read_samples
+from arm_recipes.cli.samples import ImageNormalization, check_source, read_samples
 from arm_recipes.runtime.tensor_info import TensorInfo
 
-_AS_IT_IS = Images((0.0,), (1.0,))
+_AS_IT_IS = ImageNormalization((0.0,), (1.0,))
 _ONE = TensorInfo("x", "float32", (2, 3))
 _IMAGE = TensorInfo("image", "float32", (1, 3, 4, 6))
 
 
-def _read(path: Path, *slots: TensorInfo, images: Images = _AS_IT_IS) -> Any:
+def _read(path: Path, *slots: TensorInfo, images: ImageNormalization = _AS_IT_IS) -> Any:
     return read_samples(str(path), "--inputs", slots, images)
 
 
@@ -102,7 +102,7 @@ def test_images_are_scaled_and_cut(tmp_path: Path) -> None:
     pixels = np.zeros((8, 16, 3), np.uint8)
     pixels[:, 2:14] = (255, 51, 0)
     Image.fromarray(pixels).save(tmp_path / "one.png")
-    ((tensor,),) = _read(tmp_path, _IMAGE, images=Images((0.0, 0.2, 0.0), (2.0, 1.0, 1.0)))
+    ((tensor,),) = _read(tmp_path, _IMAGE, images=ImageNormalization((0.0, 0.2, 0.0), (2.0, 1.0, 1.0)))
     assert tensor.shape == (1, 3, 4, 6)
     assert tensor.dtype == torch.float32
     expected = torch.tensor([0.5, 0.0, 0.0]).reshape(1, 3, 1, 1).expand(1, 3, 4, 6)
@@ -130,7 +130,7 @@ def test_what_is_no_image_and_what_takes_none(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="the model takes 2 inputs"):
         _read(tmp_path / "bad.png", _IMAGE, _IMAGE)
     with pytest.raises(ValueError, match="--mean has 2 numbers; the model's images have 3 channels"):
-        _read(tmp_path / "bad.png", _IMAGE, images=Images((0.0, 1.0), (1.0,)))
+        _read(tmp_path / "bad.png", _IMAGE, images=ImageNormalization((0.0, 1.0), (1.0,)))
 
 
 def test_functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

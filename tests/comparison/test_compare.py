@@ -25,7 +25,7 @@ from arm_recipes._internal.rendering import to_jsonable
 from arm_recipes.comparison import program_specs, worker
 from arm_recipes.comparison.worker_job import ComparisonJob, WorkItem
 from arm_recipes.runtime import host_library
-from tests.runtime.host_programs import MIXED, Between, Counting, mixed, small
+from tests.runtime.host_programs import MIXED, Between, Counting, export_mixed, export_small
 from tests.small_models import MovingAverage, Samples, Small, images, vectors
 
 U55, U85 = ArmRecipeType.ETHOSU_U55_INT8, ArmRecipeType.ETHOSU_U85_INT8
@@ -101,7 +101,7 @@ def _decibels(right: Tensor, given: Tensor) -> float:
 
 @pytest.mark.parametrize("recipe", [U55, U85, WORDS, NARROW, INT8, FP])
 def test_layers_end_in_the_output(recipe: ArmRecipeType) -> None:
-    result = small(recipe)
+    result = export_small(recipe)
     found = result.compare(images(), workers=1, progress=False)
     with torch.no_grad():
         right = torch.cat([Small().eval()(*sample) for sample in images()])
@@ -120,19 +120,21 @@ def test_layers_end_in_the_output(recipe: ArmRecipeType) -> None:
 
 
 def test_programs_that_take_and_give_integers_are_compared_in_real_numbers() -> None:
-    plain_io, integers = (small(WORDS, quantized_io=flag).compare(images(), workers=1) for flag in (False, True))
+    plain_io, integers = (export_small(WORDS, quantized_io=flag).compare(images(), workers=1) for flag in (False, True))
     assert integers.layers == plain_io.layers
     assert integers.outputs == plain_io.outputs
 
 
 def test_int8_results_for_readers_of_integers_are_int8_in_the_comparison_too() -> None:
-    dtypes = [small(INT8, quantized_io=flag).compare(images(), workers=1).layers[-1].dtype for flag in (False, True)]
+    dtypes = [
+        export_small(INT8, quantized_io=flag).compare(images(), workers=1).layers[-1].dtype for flag in (False, True)
+    ]
     assert dtypes == ["int16", "int8"]
 
 
 def test_layers_are_those_of_the_quantized_graph() -> None:
     """Beside PyTorch's own run of it, which differs by a step here and there."""
-    result = small(U85)
+    result = export_small(U85)
     program = result.exported_programs["forward"]
     values: dict[str, list[Tensor]] = {}
 
@@ -228,7 +230,7 @@ def test_branches_are_compared_and_loops_by_their_outputs() -> None:
 
 
 def test_what_came_quantized_is_said() -> None:
-    program = small(INT8).exported_programs["forward"]
+    program = export_small(INT8).exported_programs["forward"]
     found = export(program, ExportRecipe.get_recipe(INT8), images()).compare(images(), workers=1)
     assert any(note.startswith("the model was quantized before export") for note in found.notes)
     assert found.layers[-1].gap.sqnr == pytest.approx(found.sqnr, abs=1e-3)
@@ -367,7 +369,7 @@ def _labelled() -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("form", [list, torch.Tensor.numpy, lambda labels: labels, lambda labels: labels.split(1)])
 def test_accuracy_is_that_of_a_loop(form: Callable[[Tensor], Any]) -> None:
     x, labels = _labelled()
-    result, model = small(INT8), Small().eval()
+    result, model = export_small(INT8), Small().eval()
     found = result.compare(images(10), form(labels), workers=1, layers=False).accuracy
     with torch.no_grad():
         right = torch.cat([model(one).argmax(1) for one in x.split(1)])
@@ -381,7 +383,7 @@ def test_accuracy_is_that_of_a_loop(form: Callable[[Tensor], Any]) -> None:
 @pytest.mark.parametrize("batch", [1, 4])
 def test_a_loader_brings_its_labels(batch: int) -> None:
     x, labels = _labelled()
-    result = small(INT8)
+    result = export_small(INT8)
     loader = DataLoader(TensorDataset(x, labels), batch_size=batch)
     found = result.compare(loader, workers=1, layers=False)
     assert found.accuracy == result.compare(images(10), labels, workers=1, layers=False).accuracy
@@ -405,7 +407,7 @@ def test_a_metric_gets_outputs_and_the_sample_as_it_was_given() -> None:
         return float(outputs.argmax(1) == sample[1])
 
     loader = DataLoader(TensorDataset(x, labels), batch_size=1)
-    result = small(INT8)
+    result = export_small(INT8)
     found = result.compare(loader, metric=right, workers=1, layers=False).accuracy
     by_labels = result.compare(loader, workers=1, layers=False).accuracy
     assert found is not None
@@ -421,7 +423,7 @@ def test_a_metric_gets_outputs_and_the_sample_as_it_was_given() -> None:
 
 @pytest.mark.verify
 def test_workers_find_the_same() -> None:
-    result = small(U85)
+    result = export_small(U85)
     alone, shared = (result.compare(images(), [0, 1, 2, 3], workers=count) for count in (1, 2))
     assert (shared.outputs, shared.layers, shared.accuracy) == (alone.outputs, alone.layers, alone.accuracy)
 
@@ -430,7 +432,7 @@ def test_workers_find_the_same() -> None:
 def test_on_a_dask_cluster() -> None:
     from distributed import Client, LocalCluster
 
-    result = small(U85)
+    result = export_small(U85)
     settings = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None}
     with LocalCluster(**settings) as cluster, Client(cluster) as client, joblib.parallel_config(backend="dask"):
         found = result.compare(images(8))
@@ -440,7 +442,7 @@ def test_on_a_dask_cluster() -> None:
 
 
 def test_a_program_is_lowered_for_its_layers_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    result, lowered, tap = small(INT8), [], program_specs.tap_delegates
+    result, lowered, tap = export_small(INT8), [], program_specs.tap_delegates
 
     def counted(*arguments: Any) -> Any:
         lowered.append(arguments)
@@ -455,7 +457,7 @@ def test_a_program_is_lowered_for_its_layers_once(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_worker_reads_the_program_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    result = small(INT8)
+    result = export_small(INT8)
     side, _ = program_specs.make_export_spec(result, result.report.methods[0], True)
     job = np.frombuffer(pickle.dumps(ComparisonJob(side, None)), np.uint8)
     read, loads = [], pickle.loads
@@ -474,7 +476,7 @@ def test_a_worker_reads_the_program_once(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_two_exports_layer_by_layer() -> None:
-    one, other = small(INT8, quantized_io=True), small(WORDS)
+    one, other = export_small(INT8, quantized_io=True), export_small(WORDS)
     found = compare(one, other, images(), workers=1)
     assert (found.reference, found.program) == ("TOSA_INT8", "ETHOSU_U85_A16W8")
     assert [layer.name for layer in found.layers] == [x.name for x in other.compare(images(), workers=1).layers]
@@ -486,16 +488,16 @@ def test_two_exports_layer_by_layer() -> None:
 
 
 def test_a_program_is_that_of_its_npu() -> None:
-    found = compare(small(U55), small(U85), images(), [0, 1, 2, 3], workers=1)
+    found = compare(export_small(U55), export_small(U85), images(), [0, 1, 2, 3], workers=1)
     assert {layer.gap.sqnr for layer in found.layers} == {math.inf}
     assert found.accuracy is not None
     assert found.accuracy.agreeing == 4
 
 
 def test_saved_programs_by_their_outputs(tmp_path: Path) -> None:
-    path = small(INT8).save(tmp_path / "a.pte")
-    other = small(WORDS)
-    expected = compare(small(INT8), other, images(), workers=1)
+    path = export_small(INT8).save(tmp_path / "a.pte")
+    other = export_small(WORDS)
+    expected = compare(export_small(INT8), other, images(), workers=1)
     for b in (other.buffer, other.program(), other):
         found = compare(path, b, images(), [0, 1, 2, 3], workers=1)
         assert found.outputs[0].gap == expected.outputs[0].gap
@@ -523,22 +525,22 @@ def test_programs_that_differ_in_form_are_refused() -> None:
     with pytest.raises(
         ValueError, match=r"^b: 'forward' takes 4 inputs, and that of a takes 1; give two programs of one"
     ):
-        compare(small(INT8), mixed(INT8), images())
+        compare(export_small(INT8), export_mixed(INT8), images())
     with pytest.raises(
         ValueError, match=r"^b: 'forward' returns \[1, 8\], \[1, 8\], and that of a returns \[1, 8\]; give"
     ):
         compare(_doubled(nn.Linear(8, 8)), _doubled(_Twice()), vectors())
     with pytest.raises(ValueError, match=r"^a: must be an ExportResult or a program \(.*\), got int$"):
-        compare(3, small(INT8), images())  # type: ignore[arg-type]
+        compare(3, export_small(INT8), images())  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"^samples\[0\] has 2 tensors, the program takes 1 \(x: float32"):
-        compare(small(INT8).buffer, small(INT8).buffer, [{"a": MIXED[0], "b": MIXED[1]}])
+        compare(export_small(INT8).buffer, export_small(INT8).buffer, [{"a": MIXED[0], "b": MIXED[1]}])
 
 
 # -- what it shows, and what it refuses ------------------------------------------------------------------------------
 
 
 def test_text_html_frame_and_json() -> None:
-    found = small(U85).compare(images(), [0, 1, 2, 3], workers=1)
+    found = export_small(U85).compare(images(), [0, 1, 2, 3], workers=1)
     text = str(found)
     assert text.startswith("ETHOSU_U85_INT8 against the model: 'forward', 4 samples in ")
     for part in ("top-1 accuracy, 4 items", "predictions that agree", "Layers with the lowest isolated SQNR", "head"):
@@ -555,7 +557,7 @@ def test_text_html_frame_and_json() -> None:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_samples_that_are_no_numbers(value: float) -> None:
-    found = small(FP).compare([(torch.full((1, 3, 8, 8), value),)], progress=False)
+    found = export_small(FP).compare([(torch.full((1, 3, 8, 8), value),)], progress=False)
     assert math.isnan(found.sqnr)
     assert math.isnan(found.outputs[0].gap.max_error if found.outputs[0].gap is not None else 0)
     assert "NaN" in str(found)
@@ -582,7 +584,7 @@ def _names(found: Comparison) -> list[str]:
 
 
 def test_what_is_exact_is_infinity_in_json() -> None:
-    found = mixed(INT8).compare([MIXED], workers=1)
+    found = export_mixed(INT8).compare([MIXED], workers=1)
     assert found.sqnr == math.inf
     assert "exact" in str(found)
     read = json.loads(json.dumps(found.to_dict(), allow_nan=False))
@@ -592,9 +594,9 @@ def test_what_is_exact_is_infinity_in_json() -> None:
 
 
 def test_a_model_without_layers_asked_for() -> None:
-    found = small(INT8).compare(images(), layers=False, workers=1)
+    found = export_small(INT8).compare(images(), layers=False, workers=1)
     assert found.layers == ()
-    assert found.outputs == small(INT8).compare(images(), workers=1).outputs
+    assert found.outputs == export_small(INT8).compare(images(), workers=1).outputs
 
 
 @pytest.mark.parametrize("model", [Small, Counting])
@@ -610,7 +612,7 @@ def test_layers_of_the_first_samples(model: type[nn.Module]) -> None:
 
 def test_what_a_layer_alone_does_to_the_output() -> None:
     """The last one is the output; the effect of another is that of a model with this layer's numbers."""
-    found = small(INT8).compare(images(), workers=1)
+    found = export_small(INT8).compare(images(), workers=1)
     own = {layer.module or layer.name: layer.isolated for layer in found.layers}
     head, mean = own["head"], own["mean"]
     assert head is not None
@@ -629,7 +631,7 @@ def test_what_a_layer_alone_does_to_the_output() -> None:
 
 
 def test_a_delegate_that_is_not_its_graph_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
-    run, result = reference.run, small(U85)
+    run, result = reference.run, export_small(U85)
     monkeypatch.setattr(reference, "run", lambda *given: [np.array(array) ^ 1 for array in run(*given)])
     (note,) = [x for x in result.compare(images(), workers=1).notes if "int16 for a" not in x]
     assert note.startswith("delegate 'arm_0' computes other values than its TOSA graph")
@@ -661,12 +663,12 @@ WRONG: list[Arguments] = [
 @pytest.mark.parametrize(("samples", "options", "message"), WRONG)
 def test_arguments_that_cannot_be_used(samples: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        small(INT8).compare(samples, **options)
+        export_small(INT8).compare(samples, **options)
 
 
 def test_labels_need_scores() -> None:
     with pytest.raises(ValueError, match=r"^labels: the first output is torch\.int32\[4\], not class scores"):
-        mixed(INT8).compare([MIXED], labels=[1])
+        export_mixed(INT8).compare([MIXED], labels=[1])
 
 
 def test_a_model_that_was_changed_is_refused() -> None:
@@ -684,4 +686,4 @@ def test_a_machine_without_a_compiler_says_what_it_takes(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(host_library, "load_plugin", none)
     with pytest.raises(RuntimeUnavailable, match="no C"):
-        small(INT8).compare(images())
+        export_small(INT8).compare(images())

@@ -297,7 +297,7 @@ def test_bundled_programs_verify(tmp_path: Path) -> None:
     data = (tmp_path / "model.bpte").read_bytes()
     held = deserialize_from_flatbuffer_to_bundled_program(data)
     assert bytes(held.program) == (tmp_path / "model.pte").read_bytes()
-    plugin.install()
+    plugin.register_backends()
     module = portable_lib._load_bundled_program_from_buffer(data)
     for index in range(len(SAMPLES)):  # the model counts them
         module.verify_result_with_bundled_expected_output("forward", index, 0.0, 0.0)

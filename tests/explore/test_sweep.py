@@ -1,4 +1,4 @@
-"""``sweep``: figures beside those of exports, errors as rows, what is kept, a cluster, text and picture."""
+"""``sweep``: estimates beside those of exports, errors as rows, what is kept, a cluster, text and picture."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from arm_backend_core.workers.worker import WorkerDied
 from arm_recipes import ArmRecipesWarning, ArmRecipeType, ExportRecipe, Sweep, export, sweep
 from arm_recipes.explore.sweep import result_store
 from arm_recipes.explore.sweep.configurations import Configuration, list_configurations
-from arm_recipes.explore.sweep.rows import Figures, Row
+from arm_recipes.explore.sweep.rows import ProgramEstimates, Row
 from arm_recipes.recipe.boards import BOARDS
 from tests.small_models import MovingAverage, Small, Sorting, images, vectors
 from tests.sqnr import sqnr
@@ -90,23 +90,23 @@ def test_figures_are_those_of_an_export(eight: Sweep, index: int) -> None:
     chosen = {"macs": row.macs, "system_config": row.system_config, "memory_mode": row.memory_mode}
     result = export(Small().eval(), ExportRecipe.get_recipe(ArmRecipeType[row.recipe], **chosen), images())
     (delegate,) = result.report.delegates
-    figures = delegate.vela
-    assert figures is not None
+    estimates = delegate.vela
+    assert estimates is not None
     ram = result.report.ram
     assert ram is not None
     assert row.ram_bytes == ram.total_bytes
-    assert row.figures == Figures(
-        cycles=figures.total_cycles,
-        npu_cycles=figures.npu_cycles,
-        milliseconds=figures.inference_seconds * 1e3,
-        sram_bytes=figures.sram_bytes,
-        sram_exceeded=figures.sram_exceeded,
-        dram_bytes=figures.dram_bytes,
-        flash_bytes=figures.flash_bytes,
-        fast_scratch_bytes=figures.fast_scratch_bytes,
+    assert row.estimates == ProgramEstimates(
+        cycles=estimates.total_cycles,
+        npu_cycles=estimates.npu_cycles,
+        milliseconds=estimates.inference_seconds * 1e3,
+        sram_bytes=estimates.sram_bytes,
+        sram_exceeded=estimates.sram_exceeded,
+        dram_bytes=estimates.dram_bytes,
+        flash_bytes=estimates.flash_bytes,
+        fast_scratch_bytes=estimates.fast_scratch_bytes,
         npu_ram_bytes=sum(part.bytes for part in ram.npu),
         npu_sram_bytes=sum(part.bytes for part in ram.npu if part.memory == "SRAM"),
-        weight_bytes=figures.weight_bytes,
+        weight_bytes=estimates.weight_bytes,
     )
     assert row.cpu_operators == sum(operator.count for operator in result.report.cpu_operators)
     with torch.no_grad():
@@ -121,7 +121,7 @@ def test_forms_are_chosen_for_each_configuration() -> None:
     one: dict[str, Any] = {"macs": 256, "system_configs": U85, "memory_modes": "Sram_Only"}
     with joblib.parallel_config(n_jobs=1):
         found = [
-            sweep(model, "ETHOSU_U85_INT8", samples, search_alternatives=tuning, **one).rows[0].figures
+            sweep(model, "ETHOSU_U85_INT8", samples, search_alternatives=tuning, **one).rows[0].estimates
             for tuning in (True, False)
         ]
     chosen, usual = (
@@ -131,7 +131,7 @@ def test_forms_are_chosen_for_each_configuration() -> None:
         for tuning in (True, False)
     )
     cycles = [row.vela.total_cycles for row in (*chosen, *usual) if row.vela is not None]
-    assert [figures.cycles for figures in found if figures is not None] == cycles
+    assert [estimates.cycles for estimates in found if estimates is not None] == cycles
     assert cycles[0] < cycles[1]
 
 
@@ -145,7 +145,7 @@ def test_precisions_differ_in_accuracy() -> None:
     assert words.accuracy is not None
     assert bytes_wide.accuracy is not None
     assert words.accuracy > bytes_wide.accuracy + 5
-    assert words.figures != bytes_wide.figures
+    assert words.estimates != bytes_wide.estimates
 
 
 def test_delegates_add_up_and_the_cpu_is_counted() -> None:
@@ -165,10 +165,10 @@ def test_delegates_add_up_and_the_cpu_is_counted() -> None:
             memory_modes="Shared_Sram",
         )
     (row,) = result.rows
-    assert row.figures is not None
-    assert row.figures.cycles == one.total_cycles + other.total_cycles
-    assert row.figures.sram_bytes == max(one.sram_bytes, other.sram_bytes)
-    assert row.figures.flash_bytes == one.flash_bytes + other.flash_bytes
+    assert row.estimates is not None
+    assert row.estimates.cycles == one.total_cycles + other.total_cycles
+    assert row.estimates.sram_bytes == max(one.sram_bytes, other.sram_bytes)
+    assert row.estimates.flash_bytes == one.flash_bytes + other.flash_bytes
     assert row.cpu_operators == 1
 
 
@@ -212,11 +212,11 @@ def test_what_no_npu_operator_is_found_for_is_a_row_with_the_reason() -> None:
     with joblib.parallel_config(n_jobs=1):
         result = sweep(Masking().eval(), None, samples, macs=256, system_configs=[U55, U85], memory_modes="Sram_Only")
     without, having = result.rows
-    assert without.figures is None
+    assert without.estimates is None
     assert without.error is not None
     assert "ethos-u55-256 runs none of the model's operators" in without.error
     assert "BITWISE_AND" in without.error
-    assert having.figures is not None
+    assert having.estimates is not None
     assert having.accuracy == math.inf
 
 
@@ -231,7 +231,7 @@ def test_a_failure_of_vela_is_a_row_and_is_tried_again(monkeypatch: pytest.Monke
     monkeypatch.setattr(vela, "compile_tosa", crashing)
     with joblib.parallel_config(n_jobs=1):
         result = sweep(Small().eval(), None, images(), cache_dir=tmp_path, **EIGHT)
-    failed = [row for row in result.rows if row.figures is None]
+    failed = [row for row in result.rows if row.estimates is None]
     assert [(row.target, row.memory_mode) for row in failed] == [
         ("ethos-u55-128", "Shared_Sram"),
         ("ethos-u55-256", "Shared_Sram"),
@@ -242,7 +242,7 @@ def test_a_failure_of_vela_is_a_row_and_is_tried_again(monkeypatch: pytest.Monke
     monkeypatch.undo()
     with joblib.parallel_config(n_jobs=1):
         assert all(
-            row.figures is not None for row in sweep(Small().eval(), None, images(), cache_dir=tmp_path, **EIGHT).rows
+            row.estimates is not None for row in sweep(Small().eval(), None, images(), cache_dir=tmp_path, **EIGHT).rows
         )
 
 
@@ -257,7 +257,7 @@ def test_an_accuracy_that_cannot_be_measured_is_a_note(monkeypatch: pytest.Monke
     with joblib.parallel_config(n_jobs=1):
         result = sweep(Small().eval(), None, images(), **EIGHT)
     assert [row.accuracy for row in result.rows] == [None] * 8
-    assert all(row.figures is not None for row in result.rows)
+    assert all(row.estimates is not None for row in result.rows)
     assert any("there is no C++ compiler" in note for note in result.notes)
 
 
@@ -471,14 +471,14 @@ def test_all_boards_have_a_configuration() -> None:
 
 
 def _row(target: str, milliseconds: float, sram: int, **changed: Any) -> Row:
-    figures = Figures(int(milliseconds * 1e6), 1, milliseconds, sram, False, 0, 100, 0, sram, sram, 10)
-    given: dict[str, Any] = {"figures": figures, "cpu_operators": 0, "accuracy": 30.0, "ram_bytes": sram + 500}
+    estimates = ProgramEstimates(int(milliseconds * 1e6), 1, milliseconds, sram, False, 0, 100, 0, sram, sram, 10)
+    given: dict[str, Any] = {"estimates": estimates, "cpu_operators": 0, "accuracy": 30.0, "ram_bytes": sram + 500}
     given |= changed
     return Row("ETHOSU_U85_INT8", target, 256, "System", "Mode", **given)
 
 
 FAST, SMALL, NEITHER = _row("fast", 1.0, 2000), _row("small", 2.0, 1000), _row("neither", 2.0, 2000)
-FAILED = _row("failed", 1.0, 1, figures=None, cpu_operators=None, accuracy=None, error="it\nfailed")
+FAILED = _row("failed", 1.0, 1, estimates=None, cpu_operators=None, accuracy=None, error="it\nfailed")
 SWEEP = Sweep((FAST, SMALL, NEITHER, FAILED), "SQNR in dB", ("mind this",))
 TEXT = """\
 3 configurations (* Pareto-optimal)
@@ -548,7 +548,7 @@ def test_picture() -> None:
 def test_what_a_picture_cannot_show(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="no numeric column 'target'"):
         SWEEP.plot(y=["target"])
-    with pytest.raises(ValueError, match="no configuration has figures"):
+    with pytest.raises(ValueError, match="no configuration has estimates"):
         Sweep((FAILED,), "").plot()
     monkeypatch.setitem(sys.modules, "plotly.subplots", None)
     with pytest.raises(ImportError, match=r"pip install 'arm-recipes\[pictures\]'"):
@@ -557,14 +557,16 @@ def test_what_a_picture_cannot_show(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _killed(folder: str) -> None:
     """A sweep that is killed as soon as it has kept three configurations."""
-    keep = result_store.ResultStore.save_figures
+    keep = result_store.ResultStore.save_estimates
 
-    def then_die(self: result_store.ResultStore, key: str, configuration: Configuration, figures: Figures) -> None:
-        keep(self, key, configuration, figures)
+    def then_die(
+        self: result_store.ResultStore, key: str, configuration: Configuration, estimates: ProgramEstimates
+    ) -> None:
+        keep(self, key, configuration, estimates)
         if len(list(Path(folder).glob("*.json"))) == 3:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    result_store.ResultStore.save_figures = then_die  # type: ignore[method-assign]
+    result_store.ResultStore.save_estimates = then_die  # type: ignore[method-assign]
     with joblib.parallel_config(n_jobs=1):
         sweep(Small().eval(), None, images(), cache_dir=folder, **EIGHT)
 

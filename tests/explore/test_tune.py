@@ -17,7 +17,7 @@ from arm_recipes import ArmRecipe, ArmRecipeType, Tuned, export, load_recipe, tu
 from arm_recipes.cli import main
 from arm_recipes.comparison import accuracy
 from arm_recipes.explore.tune import path, plan_evaluator, regions
-from arm_recipes.explore.tune.path import Choice
+from arm_recipes.explore.tune.path import PrecisionChoice
 from arm_recipes.explore.tune.regions import Region
 
 U85 = ArmRecipeType.ETHOSU_U85_INT8
@@ -417,11 +417,11 @@ def test_regions_are_divided_where_the_error_is() -> None:
         measured.append(region.name)
         return sum(noise[module] for module in region.modules)
 
-    found = regions.subdivide(regions.build_region_tree(modules), noise_of, share=0.1, most=10)
+    found = regions.subdivide_by_noise(regions.build_region_tree(modules), noise_of, share=0.1, max_regions=10)
     assert sorted(module for region in found for module in region.modules) == sorted(modules)
     assert {region.modules for region in found} >= {("a.1.x",), ("a.1",), ("a.0.x", "a.0.y"), ("b.0", "b.1")}
     assert len(measured) == len(set(measured)) + 1  # 'a.1' is the name of a region, and of a module in it
-    few = regions.subdivide(regions.build_region_tree(modules), noise_of, share=0.1, most=3)
+    few = regions.subdivide_by_noise(regions.build_region_tree(modules), noise_of, share=0.1, max_regions=3)
     assert len(few) == 3
 
 
@@ -430,7 +430,7 @@ def test_every_plan_on_the_path_is_the_best_for_its_price() -> None:
     for _ in range(40):
         choices = {
             Region(str(i), (str(i),)): [
-                Choice(name, draw.random(), draw.uniform(-1, 3)) for name in ("INT8", "A16W8", "A8W4")
+                PrecisionChoice(name, draw.random(), draw.uniform(-1, 3)) for name in ("INT8", "A16W8", "A8W4")
             ]
             for i in range(4)
         }
@@ -454,11 +454,11 @@ def test_what_is_left_of_a_budget_is_filled() -> None:
     """Those first that gain most for their price; of one region no step without the one before."""
     a, b, c = (Region(name, (name,)) for name in "abc")
     rest = [
-        path.Step(a, Choice("INT8", 0.0, 0.0), noise_reduction=5.0, extra_cost=2.0),
-        path.Step(b, Choice("A16W8", 0.0, 0.0), noise_reduction=6.0, extra_cost=4.0),
-        path.Step(c, Choice("INT8", 0.0, 0.0), noise_reduction=3.0, extra_cost=3.0),
-        path.Step(a, Choice("A16W8", 0.0, 0.0), noise_reduction=0.5, extra_cost=1.0),
-        path.Step(b, Choice("FP", 0.0, 0.0), noise_reduction=0.1, extra_cost=0.5),
+        path.PrecisionStep(a, PrecisionChoice("INT8", 0.0, 0.0), noise_reduction=5.0, extra_cost=2.0),
+        path.PrecisionStep(b, PrecisionChoice("A16W8", 0.0, 0.0), noise_reduction=6.0, extra_cost=4.0),
+        path.PrecisionStep(c, PrecisionChoice("INT8", 0.0, 0.0), noise_reduction=3.0, extra_cost=3.0),
+        path.PrecisionStep(a, PrecisionChoice("A16W8", 0.0, 0.0), noise_reduction=0.5, extra_cost=1.0),
+        path.PrecisionStep(b, PrecisionChoice("FP", 0.0, 0.0), noise_reduction=0.1, extra_cost=0.5),
     ]
     assert path.select_affordable(rest, 5.5) == [rest[0], rest[2]]
     assert path.select_affordable(rest, 6.5) == [rest[0], rest[1], rest[4]]

@@ -1,4 +1,4 @@
-"""A folder of ``save_firmware``, built for a Cortex-M55 and executed by QEMU; see ``runtime/tests/firmware/saved``."""
+"""Builds a folder of ``save_firmware`` for a Cortex-M55 and runs it in QEMU; see ``runtime/tests/firmware/saved``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from executorch.exir.schema import Tensor
 from tests.runtime.building import RUNTIME, executorch_directory, require, run
 from tests.runtime.firmware import _TOOLCHAIN, Firmware, start
 
-#: As runtime/cmake/cortex-m55.cmake compiles.
+#: Compiler flags of runtime/cmake/cortex-m55.cmake.
 TARGET = ["-mcpu=cortex-m55", "-mthumb", "-mfloat-abi=hard", "-fno-exceptions", "-fno-rtti"]
 
 
@@ -32,19 +32,19 @@ def build(folder: Path, directory: Path, *definitions: str) -> Path:
 
 
 def execute(image: Path, program: bytes, directory: Path) -> tuple[bool, str]:
-    """Run the self-test, with what stands in for ExecuTorch's loader reading a listing of the method."""
+    """Run the self-test. A stub replaces ExecuTorch's loader and reads a listing of the method."""
     (directory / "method").write_text("\n".join(_listing(program, Firmware(image, program, directory))) + "\n")
     return start(image, directory)
 
 
 def _listing(program: bytes, firmware: Firmware) -> Iterator[str]:
-    """See runtime/tests/firmware/program_stub.cpp."""
+    """Yield the listing of the method, in the format of runtime/tests/firmware/program_stub.cpp."""
     places = list(_places(firmware))
     payloads = iter(firmware.payloads)
     for line in firmware.listing():
         what, *words = line.split(" ")
         if what == "delegate":
-            # The values come before it.
+            # The places of values precede the first delegate.
             yield from places
             places.clear()
             payload = next(payloads)

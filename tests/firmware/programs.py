@@ -1,4 +1,4 @@
-"""Programs for the tests of firmware folders, each exported once in a process."""
+"""Exported programs for the tests of firmware folders; each is exported once per process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from arm_recipes import ArmRecipeType, ExportResult, export
 from tests.models.decoder import Prefill, decoder, prompt
-from tests.runtime.host_programs import MIXED, Between, Counting, Mixed, small, wide
+from tests.runtime.host_programs import MIXED, Between, Counting, Mixed, export_small, export_wide
 from tests.small_models import images, vectors
 
 U55, U65, U85 = (ArmRecipeType[f"ETHOSU_{npu}_INT8"] for npu in ("U55", "U65", "U85"))
@@ -20,15 +20,15 @@ U85_A16W8 = ArmRecipeType.ETHOSU_U85_A16W8
 
 
 class Largest(nn.Module):
-    """No NPU takes any of it."""
+    """``topk``, which no NPU supports."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """The largest numbers."""
+        """Return the six largest numbers."""
         return x.topk(6).values
 
 
 class Pictures(nn.Module):
-    """Takes and returns pictures that lie channels last."""
+    """Two convolutions with channels-last images as input and output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Pictures(nn.Module):
         self.layers = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 5, 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Another picture."""
+        """Return an image of five channels."""
         y: Tensor = self.layers(x)
         return y
 
@@ -54,13 +54,13 @@ def _pictures() -> ExportResult:
 
 
 def _methods() -> ExportResult:
-    """Two methods of different size and memory."""
+    """Export two methods of different size and memory."""
     models = {"first": Counting().eval(), "between": Between().eval()}
     return _exported(models, U55, dict.fromkeys(models, vectors(2)))
 
 
 class Recurrent(nn.Module):
-    """What it has heard, of three steps at once."""
+    """An LSTM, exported as a loop of three steps per call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Recurrent(nn.Module):
         self.layer = nn.LSTM(8, 6, batch_first=True)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """All states, and the last one of the cells."""
+        """Return the states of all steps, and the last cell state."""
         y, (_, c) = self.layer(x)
         return y, c
 
@@ -80,24 +80,24 @@ def _loop() -> ExportResult:
 
 
 def _decoder() -> ExportResult:
-    """Two methods with weights and state in common."""
+    """Export two methods that share weights and state."""
     model = decoder()
     methods = {"prefill": Prefill(model), "decode": model}
     return _exported(methods, U85, {"prefill": [prompt(3)], "decode": [prompt(1, 3 + at) for at in range(3)]})
 
 
 PROGRAMS: dict[str, Callable[[], ExportResult]] = {
-    "float_u55": lambda: small(U55),
-    "quantized_u55": lambda: small(U55, quantized_io=True),
-    "quantized_u85": lambda: small(U85, quantized_io=True),
-    "a16w8_u85": lambda: small(U85_A16W8),
-    "fast_scratch_u65": lambda: wide(U65)[0],
-    "stripes_u55": lambda: wide(U55)[0],
+    "float_u55": lambda: export_small(U55),
+    "quantized_u55": lambda: export_small(U55, quantized_io=True),
+    "quantized_u85": lambda: export_small(U85, quantized_io=True),
+    "a16w8_u85": lambda: export_small(U85_A16W8),
+    "fast_scratch_u65": lambda: export_wide(U65)[0],
+    "stripes_u55": lambda: export_wide(U55)[0],
     "mixed_u85": lambda: _exported(Mixed().eval(), U85, [MIXED]),
     "state_u55": lambda: _exported(Counting().eval(), U55, vectors(2)),
     "cpu_between_u85": lambda: _exported(Between().eval(), U85, vectors(2)),
     "no_npu": lambda: _exported(Largest().eval(), U55, vectors(2)),
-    # topk takes 16 bytes of the temp allocator for each number, more than what else is there.
+    # topk needs 16 bytes of the temp allocator per element, more than all other operators.
     "kernels_memory": lambda: _exported(Largest().eval(), U55, [(torch.arange(600.0)[None],)] * 2),
     "channels_last_u85": _pictures,
     "methods_u55": _methods,
@@ -106,7 +106,7 @@ PROGRAMS: dict[str, Callable[[], ExportResult]] = {
 }
 
 
-#: What the self-tests run, where it is more than one sample of noise.
+#: Samples of the self-tests, if not the default of one random sample.
 _SAMPLES: dict[str, Callable[[], Any]] = {
     "state_u55": lambda: vectors(3),
     "methods_u55": lambda: {"first": vectors(3), "between": vectors(2)},
@@ -117,11 +117,11 @@ _SAMPLES: dict[str, Callable[[], Any]] = {
 
 
 def samples(name: str) -> Any:
-    """For ``save_firmware``."""
+    """Return the samples of a program for ``save_firmware``."""
     return _SAMPLES[name]() if name in _SAMPLES else None
 
 
 @cache
 def program(name: str) -> ExportResult:
-    """One of ``PROGRAMS``."""
+    """Export one of ``PROGRAMS``."""
     return PROGRAMS[name]()

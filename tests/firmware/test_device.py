@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from arm_recipes import Firmware
-from arm_recipes.runtime.method_layout import LOADED_BYTES
+from arm_recipes.runtime.method_layout import LOADED_DELEGATE_BYTES
 from tests.firmware.device import build, execute
 from tests.firmware.programs import program, samples
 from tests.runtime.building import RUNTIME, require, run
@@ -94,7 +94,7 @@ def test_the_self_test_on_a_cortex_m55(tmp_path: Path, root: Path, name: str) ->
     assert ok, printed
     assert f"{firmware.pools.temp} of {firmware.pools.temp} bytes of the temp pool" in printed
     assert f"self-test: ok, {firmware.cases} cases\n" in printed
-    assert f"used {LOADED_BYTES[32]} of {firmware.pools.methods[0].pool} bytes" in printed
+    assert f"used {LOADED_DELEGATE_BYTES[32]} of {firmware.pools.methods[0].pool} bytes" in printed
 
 
 def test_pieces_of_a_linker_script(tmp_path: Path, root: Path) -> None:

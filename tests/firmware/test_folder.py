@@ -12,9 +12,9 @@ from executorch.export import ExportRecipe
 from torch import Tensor, nn
 
 from arm_recipes import ArmRecipeType, export, save_firmware
-from arm_recipes.firmware.folder import MANIFEST, check_folder, write_folder
+from arm_recipes.firmware.folder import MANIFEST, check_output_folder, write_output_folder
 from tests.firmware.programs import program
-from tests.runtime.host_programs import small, untracked
+from tests.runtime.host_programs import export_small, remove_checksums
 from tests.small_models import Small, images
 
 pytestmark = pytest.mark.xdist_group("firmware")
@@ -25,20 +25,20 @@ def _names(folder: Path) -> set[str]:
 
 
 def test_files_of_an_earlier_call_are_replaced(tmp_path: Path) -> None:
-    folder = check_folder(tmp_path / "made")
-    write_folder(folder, {"a": b"1", "deep/er/b": b"2", "deep/c": b"3"}, {"name": "first"})
+    folder = check_output_folder(tmp_path / "made")
+    write_output_folder(folder, {"a": b"1", "deep/er/b": b"2", "deep/c": b"3"}, {"name": "first"})
     assert _names(folder) == {"a", "deep/er/b", "deep/c", MANIFEST}
-    write_folder(check_folder(folder), {"a": b"4", "deep/c": b"3"}, {"name": "second"})
+    write_output_folder(check_output_folder(folder), {"a": b"4", "deep/c": b"3"}, {"name": "second"})
     assert _names(folder) == {"a", "deep/c", MANIFEST}
     assert (folder / "a").read_bytes() == b"4"
     assert not (folder / "deep/er").exists()
-    write_folder(check_folder(folder), {"a": b"4"}, {})
+    write_output_folder(check_output_folder(folder), {"a": b"4"}, {})
     assert not (folder / "deep").exists()
 
 
 def test_what_was_broken_off_can_be_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = check_folder(tmp_path / "made")
-    write_folder(folder, {"a": b"1", "b": b"1"}, {})
+    folder = check_output_folder(tmp_path / "made")
+    write_output_folder(folder, {"a": b"1", "b": b"1"}, {})
     real = Path.mkdir
 
     def broken(path: Path, *arguments: object, **options: object) -> None:
@@ -48,9 +48,9 @@ def test_what_was_broken_off_can_be_done_again(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(Path, "mkdir", broken)
     with pytest.raises(OSError, match="no space"):
-        write_folder(check_folder(folder), {"a": b"2", "deep/b": b"2"}, {})
+        write_output_folder(check_output_folder(folder), {"a": b"2", "deep/b": b"2"}, {})
     monkeypatch.undo()
-    write_folder(check_folder(folder), {"a": b"2", "deep/b": b"2"}, {})
+    write_output_folder(check_output_folder(folder), {"a": b"2", "deep/b": b"2"}, {})
     assert _names(folder) == {"a", "deep/b", MANIFEST}
 
 
@@ -58,20 +58,20 @@ def test_other_files_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(ValueError, match=r"folder: '.*' has 'notes.txt', which save_firmware did not write"):
         save_firmware(b"", tmp_path)
-    folder = check_folder(tmp_path / "made")
-    write_folder(folder, {"a": b"1"}, {})
+    folder = check_output_folder(tmp_path / "made")
+    write_output_folder(folder, {"a": b"1"}, {})
     (folder / "a").write_text("changed")
     with pytest.raises(ValueError, match=r"'.*made' has 'a', which has been changed since save_firmware wrote it"):
-        check_folder(folder)
+        check_output_folder(folder)
     with pytest.raises(ValueError, match=r"'.*a' is a file; give a folder"):
-        check_folder(folder / "a")
+        check_output_folder(folder / "a")
     with pytest.raises(ValueError, match=r"cannot create '.*': there is no directory"):
-        check_folder(tmp_path / "none" / "made")
+        check_output_folder(tmp_path / "none" / "made")
 
 
 def test_folders_that_cannot_be_written() -> None:
     with pytest.raises(ValueError, match="cannot write '/proc/"):
-        check_folder("/proc/firmware")
+        check_output_folder("/proc/firmware")
 
 
 def test_a_manifest_reaches_no_other_folder(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_a_manifest_reaches_no_other_folder(tmp_path: Path) -> None:
     folder = tmp_path / "made"
     folder.mkdir()
     (folder / MANIFEST).write_text(json.dumps({"sha256": {"../precious": "", str(other): ""}}))
-    write_folder(check_folder(folder), {"a": b"1"}, {})
+    write_output_folder(check_output_folder(folder), {"a": b"1"}, {})
     assert other.read_text() == "mine"
     assert _names(folder) == {"a", MANIFEST}
 
@@ -101,12 +101,12 @@ def test_tensors_without_elements(tmp_path: Path) -> None:
 
 def test_programs_for_other_targets(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"method 'forward' has a delegate for TOSABackend; .* the ETHOSU recipes"):
-        small(ArmRecipeType.TOSA_INT8).save_firmware(tmp_path / "firmware")
+        export_small(ArmRecipeType.TOSA_INT8).save_firmware(tmp_path / "firmware")
     recipe = ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U85_INT8, direct_drive=True)
     result = export(Small().eval(), recipe, images())
     with pytest.raises(ValueError, match=r"a command stream of the format COP2, .* export without direct_drive"):
         result.save_firmware(tmp_path / "firmware")
-    foreign = untracked(program("quantized_u55").buffer).replace(b"fast_scratch_size", b"fast_scratch_else")
+    foreign = remove_checksums(program("quantized_u55").buffer).replace(b"fast_scratch_size", b"fast_scratch_else")
     with pytest.raises(ValueError, match=r"of another exporter, which does not state its size of fast scratch"):
         save_firmware(foreign, tmp_path / "firmware")
     assert not (tmp_path / "firmware").exists()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from arm_recipes import RunError
-from arm_recipes.firmware.host_run import Case, PoolSizes, run_on_host
+from arm_recipes.firmware.host_run import FirmwareTestCase, PoolSizes, run_on_host
 from arm_recipes.firmware.saving import build_model
 from arm_recipes.runtime import build
 from tests.firmware.programs import program, samples
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.xdist_group("firmware")
 @pytest.fixture(scope="module")
 def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same sources; a pool is a piece of the heap, so what goes beyond its last byte is seen."""
-    sources = [RUNTIME / unit for unit in build._FIRMWARE_UNITS]
+    sources = [RUNTIME / unit for unit in build._RUNNER_SOURCES]
     flags = [*executorch_include_flags(), "-isystem", str(RUNTIME / "emulator/driver"), *SANITIZERS]
     kernels = ["-Wl,--no-as-needed", f"-L{executorch_directory() / 'lib'}"]
     kernels += ["-lexecutorch_kernels_optimized", "-lexecutorch_kernels_quantized"]
@@ -46,7 +46,7 @@ def test_nothing_goes_beyond_a_pool(monkeypatch: pytest.MonkeyPatch, sanitized: 
 def test_errors_have_the_sizes_and_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
     content = program("quantized_u55").buffer
     sizes = PoolSizes(0, 64, (), (("forward", None, 196),))
-    case = Case("forward", (bytes(192),), 1)
+    case = FirmwareTestCase("forward", (bytes(192),), 1)
     with pytest.raises(RunError) as error:
         run_on_host(content, sizes, [case])
     told = str(error.value)
@@ -54,7 +54,7 @@ def test_errors_have_the_sizes_and_the_log(monkeypatch: pytest.MonkeyPatch) -> N
     assert "1344 bytes of scratch are not to be had from the temp allocator, which has 64" in told
     assert "cannot execute the method forward" in told
     with pytest.raises(RunError, match="input of another size"):
-        run_on_host(content, PoolSizes(0, None, (), sizes.methods), [Case("forward", (bytes(191),), 1)])
+        run_on_host(content, PoolSizes(0, None, (), sizes.methods), [FirmwareTestCase("forward", (bytes(191),), 1)])
     with pytest.raises(RunError, match="cannot load the program"):
         run_on_host(content[:100], sizes, [case])
     monkeypatch.setattr(build, "build_firmware_runner", lambda: Path("/bin/false"))

@@ -14,14 +14,14 @@ from arm_recipes import RunError
 from arm_recipes.firmware.golden import tensor_from_bytes
 from arm_recipes.firmware.host_run import PoolSizes, run_on_host
 from arm_recipes.firmware.saving import build_model
-from arm_recipes.firmware.sources import Model, render_files
+from arm_recipes.firmware.sources import FirmwareModel, render_files
 from tests.firmware.programs import PROGRAMS, program, samples
 
 pytestmark = pytest.mark.xdist_group("firmware")
 
 
 @cache
-def _model(name: str) -> Model:
+def _model(name: str) -> FirmwareModel:
     return build_model(program(name), samples(name), name)
 
 

@@ -12,8 +12,8 @@ import torch
 
 from arm_backend_core.workers import vela
 from arm_recipes import ExportResult, Firmware, save_firmware
-from arm_recipes.firmware.sources import PAYLOAD_FORMAT, format_array, identifier
-from arm_recipes.runtime.method_layout import LAYOUTS
+from arm_recipes.firmware.sources import PAYLOAD_FORMAT, format_array, to_c_identifier
+from arm_recipes.runtime.method_layout import TYPE_LAYOUTS
 from tests.firmware.device import TARGET
 from tests.firmware.programs import program, samples
 from tests.runtime.building import RUNTIME, executorch_include_flags, require, run
@@ -64,7 +64,7 @@ def test_the_self_test_compiles_and_the_types_have_the_sizes_that_were_counted_w
     for firmware in saved.values():
         run([tool, *flags, f"{firmware.folder}/self_test.cpp", "-o", str(tmp_path / "object.o")])
     asserts = _text(saved["float_u55"], "arm_model_layout.h")
-    assert asserts.count("ARM_MODEL_HAS_LAYOUT(") - 1 == sum(len(layout.named) for layout in LAYOUTS.values())
+    assert asserts.count("ARM_MODEL_HAS_LAYOUT(") - 1 == sum(len(layout.named) for layout in TYPE_LAYOUTS.values())
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_no_place_of_a_template_is_left(saved: dict[str, Firmware]) -> None:
 
 
 def test_text_in_c_is_escaped() -> None:
-    assert identifier("näme 1") == "nu e4meu201".replace(" ", "")
+    assert to_c_identifier("näme 1") == "nu e4meu201".replace(" ", "")
     assert format_array(b"") == "0"
     assert format_array(bytes(range(3))) == "0,1,2"
 

@@ -1,7 +1,9 @@
-"""What can be drawn: every operator with a record, by its ATen schema and the constraints below; modules; functions.
+"""Steps of random programs: calls of every operator with a record, of modules, and of functions.
 
-``OPERATORS`` is the one place for what a schema does not say. An operator that is not in it is drawn from its schema
-alone, so a new record is drawn without an entry here if its arguments are plain tensors, numbers and dimensions.
+The arguments of an operator are drawn from its ATen schema and from ``OPERATORS``. This table has the constraints that
+schemas do not express. A new record needs no entry if its arguments are plain tensors, numbers and dimensions.
+
+A strategy ``(d, a)`` draws one argument: ``d`` is the program under construction, ``a`` has the arguments drawn before.
 """
 
 from __future__ import annotations
@@ -15,74 +17,85 @@ import torch
 from torch._ops import OpOverload
 
 from arm_backend_core.ops.catalog import records
-from tests.fuzz.generator import ANY, BOOL, FLOATS, INTEGERS, Draw, Impossible, Make, Reference, Shape, finite
+from tests.fuzz.generator import (
+    ANY,
+    BOOL,
+    FLOATS,
+    INTEGERS,
+    Draw,
+    NoValidChoice,
+    Reference,
+    Shape,
+    StepDrawer,
+    is_finite,
+)
 
 Arguments = dict[str, Any]
 Strategy = Callable[[Draw, Arguments], Any]
 
 
-def _first(a: Arguments) -> Reference:
+def _first_tensor(a: Arguments) -> Reference:
     for value in a.values():
         if isinstance(value, Reference):
             return value
         if isinstance(value, list) and value and isinstance(value[0], Reference):
             return value[0]
-    raise Impossible
+    raise NoValidChoice
 
 
 # -- strategies --------------------------------------------------------------------------------------------------
 
 
-def _always(value: Any) -> Strategy:
+def _fixed(value: Any) -> Strategy:
     return lambda d, a: value
 
 
-def _one(*values: Any) -> Strategy:
+def _choice_of(*values: Any) -> Strategy:
     return lambda d, a: d.choose(values)
 
 
-def _of(dtypes: Sequence[torch.dtype]) -> Strategy:
+def _tensor_of(dtypes: Sequence[torch.dtype]) -> Strategy:
     return lambda d, a: d.tensor(dtypes=dtypes)
 
 
-def _like(dtypes: Sequence[torch.dtype] | None = None) -> Strategy:
-    return lambda d, a: d.like(_first(a), dtypes)
+def _broadcastable(dtypes: Sequence[torch.dtype] | None = None) -> Strategy:
+    return lambda d, a: d.like(_first_tensor(a), dtypes)
 
 
-def _finite(*ranks: int) -> Strategy:
-    """A tensor without infinities and NaN, of which kernels that PyTorch chooses between make different things."""
+def _finite_tensor(*ranks: int) -> Strategy:
+    """A tensor without infinities and NaN, for operators whose kernels in PyTorch handle these differently."""
     return lambda d, a: d.tensor(
-        lambda x: (not ranks or x.dim() in ranks) and finite(x),
+        lambda x: (not ranks or x.dim() in ranks) and is_finite(x),
         lambda: d.shape(d.choose(ranks) if ranks else None),
         span=(-2, 2) if d.special else None,
     )
 
 
-def _one_like_it(d: Draw, a: Arguments) -> Reference:
-    first = _first(a)
-    return d.tensor(finite, first.shape, (first.tensor.dtype,), span=(-2, 2) if d.special else None)
+def _finite_of_same_shape(d: Draw, a: Arguments) -> Reference:
+    first = _first_tensor(a)
+    return d.tensor(is_finite, first.shape, (first.tensor.dtype,), span=(-2, 2) if d.special else None)
 
 
-def _rank(*ranks: int) -> Strategy:
+def _tensor_of_rank(*ranks: int) -> Strategy:
     return lambda d, a: d.tensor(lambda x: x.dim() in ranks, lambda: d.shape(d.choose(ranks)))
 
 
-def _same(dtypes: Sequence[torch.dtype] = FLOATS) -> Strategy:
-    return lambda d, a: d.tensor(shape=_first(a).shape, dtypes=(_first(a).tensor.dtype, *dtypes))
+def _tensor_of_same_shape(dtypes: Sequence[torch.dtype] = FLOATS) -> Strategy:
+    return lambda d, a: d.tensor(shape=_first_tensor(a).shape, dtypes=(_first_tensor(a).tensor.dtype, *dtypes))
 
 
-def _positions(count: int, low: int, high: int) -> Strategy:
-    """Window sizes, strides and the like: one for each of ``count`` dimensions."""
+def _size_per_dimension(count: int, low: int, high: int) -> Strategy:
+    """Draw a size for each of ``count`` dimensions, for example window sizes or strides."""
     return lambda d, a: [d.size(low, high) for _ in range(count)]
 
 
-def _padding(count: int) -> Strategy:
-    """At most half a window."""
+def _half_window_padding(count: int) -> Strategy:
+    """Draw paddings of at most half the window."""
     return lambda d, a: [d.size(0, size // 2) for size in a["kernel_size"]]
 
 
-def _reshaped(d: Draw, a: Arguments) -> list[int]:
-    numel = _first(a).tensor.numel()
+def _view_shape(d: Draw, a: Arguments) -> list[int]:
+    numel = _first_tensor(a).tensor.numel()
     shape: list[int] = []
     while len(shape) < d.size(0, 5) and numel > 0:
         shape.append(d.choose([n for n in range(1, numel + 1) if numel % n == 0 and n <= 64]))
@@ -95,26 +108,26 @@ def _reshaped(d: Draw, a: Arguments) -> list[int]:
 
 
 def _permutation(d: Draw, a: Arguments) -> list[int]:
-    rank = _first(a).rank
+    rank = _first_tensor(a).rank
     return [axis - rank if d.chance(0.2) else axis for axis in d.rng.sample(range(rank), rank)]
 
 
-def _expanded(d: Draw, a: Arguments) -> list[int]:
-    sizes = [d.size(1, 4) if size == 1 else d.choose((size, size, -1)) for size in _first(a).shape]
+def _expanded_shape(d: Draw, a: Arguments) -> list[int]:
+    sizes = [d.size(1, 4) if size == 1 else d.choose((size, size, -1)) for size in _first_tensor(a).shape]
     return [d.size(1, 3) for _ in range(d.choose((0, 0, 1)))] + sizes
 
 
-def _pad(d: Draw, a: Arguments) -> list[int]:
+def _pad_amounts(d: Draw, a: Arguments) -> list[int]:
     if a.get("mode", "constant") != "constant":
-        x = _first(a)
+        x = _first_tensor(a)
         sizes = x.shape[::-1][: d.size(1, min(2, max(1, x.rank - 1)))]
         return [d.size(0, max(0, size - 1)) for size in sizes for _ in range(2)]
-    count = d.size(1, max(1, _first(a).rank))
+    count = d.size(1, max(1, _first_tensor(a).rank))
     return [d.size(-1, 3) if d.chance(0.2) else d.size(0, 3) for _ in range(2 * count)]
 
 
-def _joined(*, equal: bool) -> Strategy:
-    """Tensors for ``stack``, or for ``cat`` along an axis that is noted for ``dim``."""
+def _tensors_to_join(*, equal: bool) -> Strategy:
+    """Tensors for ``stack`` (``equal``), or for ``cat`` along an axis that is stored as ``dim``."""
 
     def strategy(d: Draw, a: Arguments) -> list[Reference]:
         first = d.tensor(lambda x: x.dim() > 0 or equal, lambda: d.shape(d.size(0 if equal else 1, 4)))
@@ -123,7 +136,7 @@ def _joined(*, equal: bool) -> Strategy:
         for _ in range(d.size(0, 3)):
             length = first.shape[axis : axis + 1] if equal else (d.size(1, 4),)
             shape = partial(tuple, (*first.shape[:axis], *length, *first.shape[axis + 1 :]))
-            others.append(d.tensor(partial(_equal_but, first.shape, None if equal else axis), shape))
+            others.append(d.tensor(partial(_are_equal_except_axis, first.shape, None if equal else axis), shape))
         if not equal:
             a["dim"] = d.choose((axis, axis - first.rank))
         return [first, *others]
@@ -131,44 +144,44 @@ def _joined(*, equal: bool) -> Strategy:
     return strategy
 
 
-def _equal_but(shape: Shape, axis: int | None, x: torch.Tensor) -> bool:
+def _are_equal_except_axis(shape: Shape, axis: int | None, x: torch.Tensor) -> bool:
     return len(shape) == x.dim() and all(
         i == axis or n == m for i, (n, m) in enumerate(zip(shape, x.shape, strict=True))
     )
 
 
-def _along(low: int, high: Callable[[int], int]) -> Strategy:
-    """An integer that depends on how long the dimension ``dim`` is."""
+def _integer_along_dim(low: int, high: Callable[[int], int]) -> Strategy:
+    """An integer from ``low`` to ``high`` of the size of the dimension ``dim``."""
 
     def strategy(d: Draw, a: Arguments) -> int:
         if "dim" not in a:
-            a["dim"] = d.axis(_first(a))
-        x = _first(a)
+            a["dim"] = d.axis(_first_tensor(a))
+        x = _first_tensor(a)
         length = x.shape[a["dim"]] if x.rank else 1
         return d.size(low, max(low, high(length)))
 
     return strategy
 
 
-def _parts(d: Draw, a: Arguments) -> list[int]:
-    a["dim"] = d.axis(_first(a))
-    left, sizes = _first(a).shape[a["dim"]], []
+def _split_sizes(d: Draw, a: Arguments) -> list[int]:
+    a["dim"] = d.axis(_first_tensor(a))
+    left, sizes = _first_tensor(a).shape[a["dim"]], []
     while left:
         sizes.append(d.size(1, left))
         left -= sizes[-1]
     return sizes or [0]
 
 
-def _bounds(d: Draw, a: Arguments) -> int | None:
+def _slice_bound(d: Draw, a: Arguments) -> int | None:
     if "dim" not in a:
-        a["dim"] = d.axis(_first(a))
-    length = _first(a).shape[a["dim"]]
+        a["dim"] = d.axis(_first_tensor(a))
+    length = _first_tensor(a).shape[a["dim"]]
     return d.choose((None, d.size(0, length), d.size(-length, length), 2**63 - 1))
 
 
-def _picked(d: Draw, a: Arguments) -> list[Reference | None]:
-    """Indices for some of the dimensions, the same shape for all."""
-    x = _first(a)
+def _index_tensors(d: Draw, a: Arguments) -> list[Reference | None]:
+    """Draw index tensors of one shape for some of the dimensions."""
+    x = _first_tensor(a)
     shape = d.shape(d.size(1, 2))
     picked = [d.size(0, x.rank - 1) for _ in range(d.size(1, 2))] if x.rank else []
     return [
@@ -177,67 +190,67 @@ def _picked(d: Draw, a: Arguments) -> list[Reference | None]:
     ]
 
 
-def _loss(*ranks: int) -> dict[str, Strategy]:
-    """Scores and a class for each position; now and then class 0 counts for nothing."""
+def _loss_arguments(*ranks: int) -> dict[str, Strategy]:
+    """Arguments of a classification loss: scores, and a class for each position. Class 0 is ignored sometimes."""
 
     def target(d: Draw, a: Arguments) -> Reference:
-        *lead, classes = (x := _first(a)).shape[: 1 if x.rank == 1 else 2]
+        *lead, classes = (x := _first_tensor(a)).shape[: 1 if x.rank == 1 else 2]
         if not classes:
-            raise Impossible
+            raise NoValidChoice
         return d.tensor(shape=(*lead, *x.shape[2:]), dtypes=(torch.int64,), span=(0, classes), constant=0.7)
 
     def weight(d: Draw, a: Arguments) -> Reference | None:
-        return d.choose((None, d.constant(_first(a).shape[min(1, _first(a).rank - 1)], span=(0.5, 2))))
+        return d.choose((None, d.constant(_first_tensor(a).shape[min(1, _first_tensor(a).rank - 1)], span=(0.5, 2))))
 
     return {
-        "self": _rank(*ranks),
+        "self": _tensor_of_rank(*ranks),
         "target": target,
         "weight": weight,
-        "reduction": _one(0, 1, 2),
-        "ignore_index": _one(-100, 0),
+        "reduction": _choice_of(0, 1, 2),
+        "ignore_index": _choice_of(-100, 0),
     }
 
 
-def _labels(d: Draw, a: Arguments) -> Reference:
-    """As many classes as there are, of which those before the first -1 count."""
-    if not (shape := _first(a).shape)[-1]:
-        raise Impossible
+def _multilabel_targets(d: Draw, a: Arguments) -> Reference:
+    """Draw target classes of a multi-label loss, which end at the first -1."""
+    if not (shape := _first_tensor(a).shape)[-1]:
+        raise NoValidChoice
     return d.tensor(shape=shape, dtypes=(torch.int64,), span=(-1, shape[-1]), constant=0.7)
 
 
-def _channels(*, positive: bool = False, optional: bool = True) -> Strategy:
+def _channel_vector(*, positive: bool = False, optional: bool = True) -> Strategy:
     def strategy(d: Draw, a: Arguments) -> Reference | None:
         if optional and d.chance(0.15):
             return None
-        return d.constant(_first(a).shape[1], span=(0.5, 2) if positive else (-1, 1))
+        return d.constant(_first_tensor(a).shape[1], span=(0.5, 2) if positive else (-1, 1))
 
     return strategy
 
 
-def _suffix(d: Draw, a: Arguments) -> list[int]:
-    x = _first(a)
-    if not x.rank:  # PyTorch's norms disagree on whether there is such a thing
-        raise Impossible
+def _normalized_shape(d: Draw, a: Arguments) -> list[int]:
+    x = _first_tensor(a)
+    if not x.rank:  # PyTorch's norms disagree on normalized shapes of scalars
+        raise NoValidChoice
     return list(x.shape[-d.size(1, max(1, min(2, x.rank))) :])
 
 
-def _normalized(d: Draw, a: Arguments) -> Reference | None:
+def _norm_parameter(d: Draw, a: Arguments) -> Reference | None:
     return None if d.chance(0.3) else d.constant(*a["normalized_shape"])
 
 
 def _image(spatial: int) -> Strategy:
     return lambda d, a: d.tensor(
-        lambda x: finite(x) and (x.dim() == spatial + 2 or (x.dim() == spatial + 1 and d.chance(0.2))),
+        lambda x: is_finite(x) and (x.dim() == spatial + 2 or (x.dim() == spatial + 1 and d.chance(0.2))),
         lambda: (d.size(1, 2), d.size(1, 6), *(d.size(1, 12) for _ in range(spatial))),
         span=(-2, 2) if d.special else None,
     )
 
 
-def _filter(spatial: int | None, *, transposed: bool = False) -> Strategy:
-    """The weight of a convolution; notes ``groups`` for later, and ``transposed`` where the operator has it."""
+def _convolution_weight(spatial: int | None, *, transposed: bool = False) -> Strategy:
+    """The weight of a convolution. Also draws ``groups``, and ``transposed`` if the operator has this argument."""
 
     def strategy(d: Draw, a: Arguments) -> Reference:
-        x = _first(a)
+        x = _first_tensor(a)
         count = x.rank - 2 if spatial is None else spatial
         turned = d.chance(0.3) if spatial is None else transposed
         if spatial is None:
@@ -254,33 +267,33 @@ def _filter(spatial: int | None, *, transposed: bool = False) -> Strategy:
     return strategy
 
 
-def _bias(d: Draw, a: Arguments) -> Reference | None:
+def _optional_bias(d: Draw, a: Arguments) -> Reference | None:
     return None if d.chance(0.3) else d.constant(a["_out"])
 
 
-def _spatial(low: int, high: int) -> Strategy:
+def _size_per_spatial_dimension(low: int, high: int) -> Strategy:
     return lambda d, a: [d.size(low, high) for _ in range(a["weight"].rank - 2)]
 
 
-def _convolution(spatial: int | None, **more: Strategy) -> dict[str, Strategy]:
+def _convolution_arguments(spatial: int | None, **more: Strategy) -> dict[str, Strategy]:
     image = _image(spatial) if spatial else (lambda d, a: _image(d.choose((1, 2, 2, 3)))(d, a))
     return {
         "input": image,
-        "weight": _filter(spatial),
-        "bias": _bias,
-        "stride": _spatial(1, 3),
-        "padding": _spatial(0, 2),
-        "dilation": _spatial(1, 2),
-        "output_padding": _spatial(0, 1),
+        "weight": _convolution_weight(spatial),
+        "bias": _optional_bias,
+        "stride": _size_per_spatial_dimension(1, 3),
+        "padding": _size_per_spatial_dimension(0, 2),
+        "dilation": _size_per_spatial_dimension(1, 2),
+        "output_padding": _size_per_spatial_dimension(0, 1),
         **more,
     }
 
 
-def _inner(*, transposed: bool = False, ranks: Sequence[int] = (1, 2)) -> Strategy:
-    """The second factor of a matrix product: the first one's last dimension meets its last but one."""
+def _second_factor(*, transposed: bool = False, ranks: Sequence[int] = (1, 2)) -> Strategy:
+    """The second factor of a matrix product, whose rows match the columns of the first factor."""
 
     def strategy(d: Draw, a: Arguments) -> Reference:
-        x = _first(a)
+        x = _first_tensor(a)
         k, n = x.shape[-1], d.size(1, 8)
         lead = x.shape[:-2] if 3 in ranks else ()
         a["_out"] = n
@@ -292,25 +305,25 @@ def _inner(*, transposed: bool = False, ranks: Sequence[int] = (1, 2)) -> Strate
     return strategy
 
 
-def _pool(spatial: int, *ranks: int) -> dict[str, Strategy]:
-    """Window, stride, padding and dilation of pooling, of ``fold`` and of its reverse."""
+def _pool_arguments(spatial: int, *ranks: int) -> dict[str, Strategy]:
+    """Arguments of pooling and ``unfold``: window, stride, padding, dilation."""
     return {
         "self": lambda d, a: d.tensor(
             lambda x: x.dim() in ranks and min(x.shape) > 0,
             lambda: (1, d.size(1, 6), *(d.size(1, 14) for _ in range(spatial)))[-d.choose(ranks) :],
         ),
-        "kernel_size": _positions(spatial, 1, 4),
+        "kernel_size": _size_per_dimension(spatial, 1, 4),
         "stride": lambda d, a: d.choose(([], [d.size(1, 3) for _ in range(spatial)])),
-        "padding": _padding(spatial),
-        "dilation": _one([1] * spatial, [1] * spatial, [2] * spatial),
-        "divisor_override": _one(None, None, 3),
+        "padding": _half_window_padding(spatial),
+        "dilation": _choice_of([1] * spatial, [1] * spatial, [2] * spatial),
+        "divisor_override": _choice_of(None, None, 3),
     }
 
 
-_FACTORS = ("scales", "scales_d", "scales_h", "scales_w")
+_SCALE_ARGUMENTS = ("scales", "scales_d", "scales_h", "scales_w")
 
 
-def _upsample(spatial: int, *, vec: bool) -> dict[str, Strategy]:
+def _upsample_arguments(spatial: int, *, vec: bool) -> dict[str, Strategy]:
     def output(d: Draw, a: Arguments) -> list[int] | None:
         if vec and d.chance(0.5):
             a["scale_factors"] = [d.choose((2.0, 0.5, 1.5, 3.0)) for _ in range(spatial)]
@@ -319,11 +332,11 @@ def _upsample(spatial: int, *, vec: bool) -> dict[str, Strategy]:
         return [d.size(1, 16 // spatial**2 + 4) for _ in range(spatial)]
 
     first = "input" if vec else "self"
-    return {first: _finite(spatial + 2), "output_size": output, **dict.fromkeys(_FACTORS, _always(None))}
+    return {first: _finite_tensor(spatial + 2), "output_size": output, **dict.fromkeys(_SCALE_ARGUMENTS, _fixed(None))}
 
 
-def _windows(d: Draw, a: Arguments) -> Reference:
-    """What ``fold`` lays into an image; notes the image's size and the window's."""
+def _fold_input(d: Draw, a: Arguments) -> Reference:
+    """Draw the operand of ``fold``, and its further arguments: sizes of image and window."""
     kernel, stride, dilation = ([d.size(1, high) for _ in range(2)] for high in (3, 3, 2))
     padding, counts = [d.size(0, size // 2) for size in kernel], [d.size(1, 4) for _ in range(2)]
     a |= {"kernel_size": kernel, "stride": stride, "padding": padding, "dilation": dilation}
@@ -333,11 +346,11 @@ def _windows(d: Draw, a: Arguments) -> Reference:
     return d.tensor(shape=(d.size(1, 2), d.size(1, 4) * kernel[0] * kernel[1], counts[0] * counts[1]))
 
 
-def _recurrent(gates: int, states: int) -> dict[str, Strategy]:
-    """Input, states and parameters of a recurrent layer with ``gates`` gates."""
+def _recurrent_arguments(gates: int, states: int) -> dict[str, Strategy]:
+    """Arguments of a recurrent layer: input, states, and parameters for ``gates`` gates."""
 
     def parameters(d: Draw, a: Arguments) -> list[Reference]:
-        x, hidden = _first(a), d.size(1, 6)
+        x, hidden = _first_tensor(a), d.size(1, 6)
         a |= {"has_biases": d.chance(0.7), "num_layers": d.size(1, 2), "bidirectional": d.chance(0.4)}
         a |= {"batch_first": d.chance(0.5), "train": False, "dropout": 0.0}
         directions = 2 if a["bidirectional"] else 1
@@ -359,11 +372,11 @@ def _recurrent(gates: int, states: int) -> dict[str, Strategy]:
     return {"input": lambda d, a: d.tensor(shape=(d.size(1, 4), d.size(1, 4), d.size(1, 6))), "hx": state}
 
 
-def _recurrent_cell(gates: int, states: int) -> dict[str, Strategy]:
-    """One step, [batch, features] each."""
+def _recurrent_cell_arguments(gates: int, states: int) -> dict[str, Strategy]:
+    """Arguments of a recurrent cell; input and states are [batch, features]."""
 
     def state(d: Draw, a: Arguments) -> Any:
-        x, hidden = _first(a), d.size(1, 6)
+        x, hidden = _first_tensor(a), d.size(1, 6)
         a |= {"w_ih": d.constant(gates * hidden, x.shape[1]), "w_hh": d.constant(gates * hidden, hidden)}
         biased = d.chance(0.7)
         a |= {f"b_{side}": d.constant(gates * hidden) if biased else None for side in ("ih", "hh")}
@@ -378,8 +391,8 @@ _FEED_FORWARD = {"ffn_weight_1": "F E", "ffn_bias_1": "F", "ffn_weight_2": "E F"
 _NORMS = {f"norm_{part}_{i}": "E" for part in ("weight", "bias") for i in (1, 2)}
 
 
-def _attention(*inputs: str, shapes: dict[str, str]) -> dict[str, Strategy]:
-    """Attention with its projections and what follows; E is the width, F that of what is hidden."""
+def _attention_arguments(*inputs: str, shapes: dict[str, str]) -> dict[str, Strategy]:
+    """Arguments of attention with projections and feed-forward layers; E is the embedding width, F the hidden width."""
 
     def sized(*shape: str) -> Strategy:
         def strategy(d: Draw, a: Arguments) -> Reference:
@@ -393,62 +406,62 @@ def _attention(*inputs: str, shapes: dict[str, str]) -> dict[str, Strategy]:
 
     first, *others = inputs
     return {
-        first: _rank(3),
-        **{name: lambda d, a: _first(a) for name in others},
-        "embed_dim": lambda d, a: _first(a).shape[-1],
+        first: _tensor_of_rank(3),
+        **{name: lambda d, a: _first_tensor(a) for name in others},
+        "embed_dim": lambda d, a: _first_tensor(a).shape[-1],
         "num_heads": heads,
         "num_head": heads,
-        "eps": _one(1e-5),
-        "mask": _always(None),
-        "mask_type": _always(None),
+        "eps": _choice_of(1e-5),
+        "mask": _fixed(None),
+        "mask_type": _fixed(None),
         **{name: sized(*shape.split()) for name, shape in shapes.items()},
     }
 
 
-def _places(low: int = 1, high: int = 6) -> Strategy:
-    """Indices along ``dim``."""
+def _indices_along_dim(low: int = 1, high: int = 6) -> Strategy:
+    """A vector of ``low`` to ``high`` indices along ``dim``."""
 
     def strategy(d: Draw, a: Arguments) -> Reference:
-        x = _first(a)
+        x = _first_tensor(a)
         size = x.shape[a["dim"]] if x.rank else 1
         return d.tensor(shape=(d.size(low, high),), dtypes=(torch.int64,), span=(0, size), constant=0.5)
 
     return strategy
 
 
-def _rows(d: Draw, a: Arguments) -> Reference:
-    """As many rows as there are indices, along ``dim``."""
-    shape = list(_first(a).shape)
+def _source_slices(d: Draw, a: Arguments) -> Reference:
+    """Draw a source with one slice along ``dim`` for each index."""
+    shape = list(_first_tensor(a).shape)
     shape[a["dim"]] = a["index"].shape[0]
-    return d.tensor(shape=tuple(shape), dtypes=(_first(a).tensor.dtype,))
+    return d.tensor(shape=tuple(shape), dtypes=(_first_tensor(a).tensor.dtype,))
 
 
-def _scattered(d: Draw, a: Arguments) -> Reference:
-    """An index along ``dim`` for each element of a part of the tensor."""
-    x = _first(a)
+def _scatter_index(d: Draw, a: Arguments) -> Reference:
+    """Draw an index tensor of ``scatter`` and ``gather``: an index along ``dim`` for each element of a part."""
+    x = _first_tensor(a)
     shape = [n if d.chance(0.7) else d.size(1, max(n, 1)) for n in x.shape]
     size = x.shape[a["dim"]] if x.rank else 1
     return d.tensor(shape=tuple(shape), dtypes=(torch.int64,), span=(0, max(size, 1)), constant=0.5)
 
 
-def _of_index(d: Draw, a: Arguments) -> Reference:
-    return d.tensor(shape=a["index"].shape, dtypes=(_first(a).tensor.dtype,))
+def _tensor_like_index(d: Draw, a: Arguments) -> Reference:
+    return d.tensor(shape=a["index"].shape, dtypes=(_first_tensor(a).tensor.dtype,))
 
 
-def _of_dimension(d: Draw, a: Arguments) -> int:
-    """A length of the dimension ``dimension`` at most."""
-    x = _first(a)
+def _window_size(d: Draw, a: Arguments) -> int:
+    """Draw a window size of at most the size of the dimension ``dimension``."""
+    x = _first_tensor(a)
     return d.size(1, x.shape[a["dimension"]] if x.rank else 1)
 
 
-def _memory(d: Draw, a: Arguments) -> Reference:
-    """A tensor whose memory is its own."""
+def _unshared_leaf(d: Draw, a: Arguments) -> Reference:
+    """Draw a leaf, which shares no memory with other values."""
     return d.tensor(shape=d.shape(d.size(1, 4)), span=(-2, 2))
 
 
-def _steps(d: Draw, a: Arguments) -> list[int]:
-    """Strides for ``size`` that stay inside; ``storage_offset`` is what is left."""
-    left, steps = _first(a).tensor.numel() - 1, []
+def _strides(d: Draw, a: Arguments) -> list[int]:
+    """Draw strides for ``size`` inside the tensor, and ``storage_offset`` from the remaining elements."""
+    left, steps = _first_tensor(a).tensor.numel() - 1, []
     for size in a["size"]:
         steps.append(d.size(0, left // max(size - 1, 1)))
         left -= steps[-1] * (size - 1)
@@ -457,116 +470,116 @@ def _steps(d: Draw, a: Arguments) -> list[int]:
 
 
 _STRIDED: dict[str, Strategy] = {
-    "self": _memory,
+    "self": _unshared_leaf,
     "size": lambda d, a: [d.size(1, 3) for _ in range(d.size(0, 3))],
-    "stride": _steps,
+    "stride": _strides,
 }
 
 
-def _selected(d: Draw, a: Arguments) -> Reference:
-    a["dim"], x = d.axis(_first(a)), _first(a)
+def _select_scatter_source(d: Draw, a: Arguments) -> Reference:
+    a["dim"], x = d.axis(_first_tensor(a)), _first_tensor(a)
     axis = a["dim"] % max(x.rank, 1)
     return d.tensor(shape=(*x.shape[:axis], *x.shape[axis + 1 :]))
 
 
-def _sliced(d: Draw, a: Arguments) -> Reference:
-    a["dim"], x = d.axis(_first(a)), _first(a)
-    a |= {"start": _bounds(d, a), "end": _bounds(d, a), "step": d.choose((1, 1, 2))}
+def _slice_scatter_source(d: Draw, a: Arguments) -> Reference:
+    a["dim"], x = d.axis(_first_tensor(a)), _first_tensor(a)
+    a |= {"start": _slice_bound(d, a), "end": _slice_bound(d, a), "step": d.choose((1, 1, 2))}
     axis = a["dim"] % max(x.rank, 1)
     length = len(range(x.shape[axis])[a["start"] : a["end"] : a["step"]])
     return d.tensor(shape=(*x.shape[:axis], length, *x.shape[axis + 1 :]))
 
 
-def _amounts(d: Draw, a: Arguments) -> Reference:
-    """By how many bits numbers are shifted."""
+def _shift_amounts(d: Draw, a: Arguments) -> Reference:
+    """Draw shift amounts in bits."""
     shape = next((x.shape for x in a.values() if isinstance(x, Reference)), (3,))
     return d.tensor(shape=shape, dtypes=(torch.int32,), span=(0, 9))
 
 
-def _edges(rank: int) -> dict[str, Strategy]:
+def _edge_padding_arguments(rank: int) -> dict[str, Strategy]:
     return {
         "self": lambda d, a: d.tensor(shape=tuple(d.size(3, 6) for _ in range(rank + 1))),
         "padding": lambda d, a: [d.size(0, 2) for _ in range(2 * rank)],
     }
 
 
-def _countable(d: Draw, a: Arguments) -> Reference:
-    """Quotients that float32 counts: beyond 2**22 a remainder is off, as its rule says."""
-    return d.tensor(lambda x: finite(x) and bool((x.abs() < 2**18).all()), span=(-1e4, 1e4))
+def _moderate_dividend(d: Draw, a: Arguments) -> Reference:
+    """Draw a dividend of moderate size: for quotients beyond 2**22, the remainder's rule is inexact."""
+    return d.tensor(lambda x: is_finite(x) and bool((x.abs() < 2**18).all()), span=(-1e4, 1e4))
 
 
-def _divisor(d: Draw, a: Arguments) -> Reference:
-    """No element is near 0."""
-    return d.tensor(shape=_first(a).shape, dtypes=FLOATS[:1], span=(0.5, 4))
+def _nonzero_divisor(d: Draw, a: Arguments) -> Reference:
+    """Draw a divisor without elements near 0."""
+    return d.tensor(shape=_first_tensor(a).shape, dtypes=FLOATS[:1], span=(0.5, 4))
 
 
-_INDEXED = {"index": _places(), "source": _rows, "value": lambda d, a: d.number()}
-_SCATTER = {"index": _scattered, "src": _of_index, "value": lambda d, a: d.number()}
+_INDEXED = {"index": _indices_along_dim(), "source": _source_slices, "value": lambda d, a: d.number()}
+_SCATTER = {"index": _scatter_index, "src": _tensor_like_index, "value": lambda d, a: d.number()}
 
 
-_BAG: dict[str, Strategy] = {
+_EMBEDDING_BAG: dict[str, Strategy] = {
     "weight": lambda d, a: d.constant(d.size(4, 9), d.size(1, 8)),
     "indices": lambda d, a: d.tensor(shape=(d.size(6, 9),), dtypes=(torch.int64,), span=(0, 4)),
     "offsets": lambda d, a: d.tensor(shape=(1,), dtypes=(torch.int64,), span=(0, 1)),  # more would have to be sorted
-    "mode": _one(0, 1, 2),
-    "per_sample_weights": _always(None),
-    "include_last_offset": _always(False),
-    "padding_idx": _one(-1, 0, 2),
+    "mode": _choice_of(0, 1, 2),
+    "per_sample_weights": _fixed(None),
+    "include_last_offset": _fixed(False),
+    "padding_idx": _choice_of(-1, 0, 2),
 }
 
 
-def _ordered(d: Draw, a: Arguments) -> float | None:
+def _clamp_maximum(d: Draw, a: Arguments) -> float | None:
     return None if a["min"] is not None and d.chance(0.2) else d.choose((0, 0.5, 1.0, 6, 2.5))
 
 
 # -- the table ---------------------------------------------------------------------------------------------------
 
-_LOGIC = {"self": _of(INTEGERS + BOOL), "other": _like(INTEGERS + BOOL)}
-_LOGIC_NUMBER = {"other": _one(0, 1, 3, 5, -1)}
+_LOGIC = {"self": _tensor_of(INTEGERS + BOOL), "other": _broadcastable(INTEGERS + BOOL)}
+_LOGIC_NUMBER = {"other": _choice_of(0, 1, 3, 5, -1)}
 _SHIFTS = ("bitwise_left_shift", "bitwise_right_shift", "__lshift__", "__rshift__")
-_SHIFT = {"self": _of((torch.int32, torch.int8, torch.int16)), "other": _one(0, 1, 3)}
+_SHIFT = {"self": _tensor_of((torch.int32, torch.int8, torch.int16)), "other": _choice_of(0, 1, 3)}
 _BATCH_NORM: dict[str, Strategy] = {
     "input": lambda d, a: d.tensor(lambda x: x.dim() >= 2, lambda: d.shape(d.size(2, 4))),
-    "weight": _channels(),
-    "bias": _channels(),
-    "running_mean": _channels(optional=False),
-    "running_var": _channels(positive=True, optional=False),
-    "momentum": _always(0.1),
-    "eps": _one(1e-5, 1e-3),
+    "weight": _channel_vector(),
+    "bias": _channel_vector(),
+    "running_mean": _channel_vector(optional=False),
+    "running_var": _channel_vector(positive=True, optional=False),
+    "momentum": _fixed(0.1),
+    "eps": _choice_of(1e-5, 1e-3),
 }
-_CAT = {"tensors": _joined(equal=False)}
+_CAT = {"tensors": _tensors_to_join(equal=False)}
 _CONVERT: dict[str, Strategy] = {
-    "self": _of(ANY),
+    "self": _tensor_of(ANY),
     "dtype": lambda d, a: d.choose([torch.float32] * 2 + [x for x in ANY if not (d.integer and x.is_floating_point)]),
 }
 
-_ILL = "the error of what a random matrix gives has no bound"
-_SCALES = "its scales are constants above 0"
-_TYPES = "graphs are not drawn in its types, or no CPU has a kernel for it"
-#: Operators that no graph is drawn with, and why; they have rows in ``tests/ops/test_composites.py``.
-UNDRAWN: dict[str, str] = {
-    "aten._linalg_slogdet.default": _ILL,
-    "aten.linalg_inv_ex.default": _ILL,
-    "aten.linalg_matrix_exp.default": _ILL,
-    "aten._linalg_solve_ex.default": _ILL,
-    "aten.linalg_cholesky_ex.default": _ILL,
-    "aten.geqrf.default": _ILL,
+_ILL_CONDITIONED = "the error has no bound for random matrices"
+_POSITIVE_SCALES = "its scales are positive constants"
+_TYPES = "no graphs are drawn with its types, or PyTorch has no CPU kernel"
+#: Operators that are not drawn, with the reason; they have rows in ``tests/ops/test_composites.py``.
+EXCLUDED_OPERATORS: dict[str, str] = {
+    "aten._linalg_slogdet.default": _ILL_CONDITIONED,
+    "aten.linalg_inv_ex.default": _ILL_CONDITIONED,
+    "aten.linalg_matrix_exp.default": _ILL_CONDITIONED,
+    "aten._linalg_solve_ex.default": _ILL_CONDITIONED,
+    "aten.linalg_cholesky_ex.default": _ILL_CONDITIONED,
+    "aten.geqrf.default": _ILL_CONDITIONED,
     "aten.linalg_householder_product.default": "its factors are another operator's",
     "aten.ormqr.default": "its factors are another operator's",
-    "aten.linalg_lu.default": _ILL,
-    "aten._linalg_eigh.default": _ILL,
-    "aten._linalg_svd.default": _ILL,
-    "aten.linalg_pinv.atol_rtol_tensor": _ILL,
-    "aten.linalg_lu_factor_ex.default": _ILL,
-    "aten.linalg_lu_solve.default": _ILL,
+    "aten.linalg_lu.default": _ILL_CONDITIONED,
+    "aten._linalg_eigh.default": _ILL_CONDITIONED,
+    "aten._linalg_svd.default": _ILL_CONDITIONED,
+    "aten.linalg_pinv.atol_rtol_tensor": _ILL_CONDITIONED,
+    "aten.linalg_lu_factor_ex.default": _ILL_CONDITIONED,
+    "aten.linalg_lu_solve.default": _ILL_CONDITIONED,
     "aten.lu_unpack.default": "its factors and pivots are another operator's",
-    "aten.linalg_solve_triangular.default": _ILL,
-    "aten.fake_quantize_per_tensor_affine.tensor_qparams": _SCALES,
-    "aten.fake_quantize_per_channel_affine.default": _SCALES,
-    "aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default": _SCALES,
-    "aten._fake_quantize_learnable_per_tensor_affine.default": _SCALES,
-    "aten._fake_quantize_learnable_per_channel_affine.default": _SCALES,
-    "aten.fake_quantize_per_channel_affine_cachemask.default": _SCALES,
+    "aten.linalg_solve_triangular.default": _ILL_CONDITIONED,
+    "aten.fake_quantize_per_tensor_affine.tensor_qparams": _POSITIVE_SCALES,
+    "aten.fake_quantize_per_channel_affine.default": _POSITIVE_SCALES,
+    "aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default": _POSITIVE_SCALES,
+    "aten._fake_quantize_learnable_per_tensor_affine.default": _POSITIVE_SCALES,
+    "aten._fake_quantize_learnable_per_channel_affine.default": _POSITIVE_SCALES,
+    "aten.fake_quantize_per_channel_affine_cachemask.default": _POSITIVE_SCALES,
     "aten.mm.dtype": _TYPES,
     "aten.bmm.dtype": _TYPES,
     "aten.addmm.dtype": _TYPES,
@@ -574,73 +587,89 @@ UNDRAWN: dict[str, str] = {
     "aten.max_unpool3d.default": "its indices must be those of a pooling; tests/ops/test_composites.py has them",
     "aten._grouped_mm.default": _TYPES,
 }
-_FAKE: dict[str, Strategy] = {
-    "self": _finite(),  # of others each processor makes another integer
-    "scale": _one(0.1, 0.037, 1.0),
-    "zero_point": _one(0, 3, -5),
-    "quant_min": _one(-128, -8, 0),
-    "quant_max": _one(127, 7),
+_FAKE_QUANTIZE: dict[str, Strategy] = {
+    "self": _finite_tensor(),  # the integer of NaN or infinity depends on the processor
+    "scale": _choice_of(0.1, 0.037, 1.0),
+    "zero_point": _choice_of(0, 3, -5),
+    "quant_min": _choice_of(-128, -8, 0),
+    "quant_max": _choice_of(127, 7),
 }
-#: Constraints by operator (all its overloads, or one) and argument; ``dim`` and other usual names are below.
+#: Strategies by operator (all its overloads, or one) and argument; common arguments are in ``COMMON_ARGUMENTS``.
 OPERATORS: dict[str, dict[str, Strategy]] = {
     "_to_copy": _CONVERT,
-    "fake_quantize_per_tensor_affine": _FAKE,
-    "fake_quantize_per_tensor_affine_cachemask": _FAKE,
-    "to": {**_CONVERT, "device": _always(torch.device("cpu")), "other": _of(ANY)},
-    "type_as": {"self": _of(ANY), "other": _of(ANY)},
-    "conv1d": _convolution(1),
-    "conv2d": _convolution(2),
-    "conv3d": _convolution(3),
-    "conv1d.padding": _convolution(1, padding=_one("same", "valid")),
-    "conv2d.padding": _convolution(2, padding=_one("same", "valid")),
-    "conv3d.padding": _convolution(3, padding=_one("same", "valid")),
-    "convolution": _convolution(None),
-    "_convolution": _convolution(None),
-    "conv_transpose1d": _convolution(1, weight=_filter(1, transposed=True)),
-    "conv_transpose2d": _convolution(2, weight=_filter(2, transposed=True)),
+    "fake_quantize_per_tensor_affine": _FAKE_QUANTIZE,
+    "fake_quantize_per_tensor_affine_cachemask": _FAKE_QUANTIZE,
+    "to": {**_CONVERT, "device": _fixed(torch.device("cpu")), "other": _tensor_of(ANY)},
+    "type_as": {"self": _tensor_of(ANY), "other": _tensor_of(ANY)},
+    "conv1d": _convolution_arguments(1),
+    "conv2d": _convolution_arguments(2),
+    "conv3d": _convolution_arguments(3),
+    "conv1d.padding": _convolution_arguments(1, padding=_choice_of("same", "valid")),
+    "conv2d.padding": _convolution_arguments(2, padding=_choice_of("same", "valid")),
+    "conv3d.padding": _convolution_arguments(3, padding=_choice_of("same", "valid")),
+    "convolution": _convolution_arguments(None),
+    "_convolution": _convolution_arguments(None),
+    "conv_transpose1d": _convolution_arguments(1, weight=_convolution_weight(1, transposed=True)),
+    "conv_transpose2d": _convolution_arguments(2, weight=_convolution_weight(2, transposed=True)),
     "conv_tbc": {
         "self": lambda d, a: d.tensor(shape=(d.size(3, 6), 2, d.size(1, 4))),
-        "weight": lambda d, a: d.constant(d.size(1, 3), _first(a).shape[2], d.size(1, 4)),
+        "weight": lambda d, a: d.constant(d.size(1, 3), _first_tensor(a).shape[2], d.size(1, 4)),
         "bias": lambda d, a: d.tensor(shape=(a["weight"].shape[2],)),
-        "pad": _one(0, 1),
+        "pad": _choice_of(0, 1),
     },
-    "add.Tensor": {"self": _of(FLOATS + INTEGERS)},
-    "sub.Tensor": {"self": _of(FLOATS + INTEGERS)},
-    "mul.Tensor": {"self": _of(ANY)},
-    "pow.Tensor_Tensor": {"other": _like(FLOATS)},
-    "prelu": {"weight": lambda d, a: d.constant(d.choose((1, _first(a).shape[1] if _first(a).rank > 1 else 1)))},
-    "_prelu_kernel": {"weight": _like()},
+    "add.Tensor": {"self": _tensor_of(FLOATS + INTEGERS)},
+    "sub.Tensor": {"self": _tensor_of(FLOATS + INTEGERS)},
+    "mul.Tensor": {"self": _tensor_of(ANY)},
+    "pow.Tensor_Tensor": {"other": _broadcastable(FLOATS)},
+    "prelu": {
+        "weight": lambda d, a: d.constant(d.choose((1, _first_tensor(a).shape[1] if _first_tensor(a).rank > 1 else 1)))
+    },
+    "_prelu_kernel": {"weight": _broadcastable()},
     "embedding": {
         "weight": lambda d, a: d.constant(d.size(4, 9), d.size(1, 8)),
         "indices": lambda d, a: d.tensor(
             shape=lambda: d.shape(d.size(0, 3)), dtypes=(torch.int64, torch.int32), span=(0, 4)
         ),
-        "padding_idx": _one(-1, 0),
+        "padding_idx": _choice_of(-1, 0),
     },
-    "nll_loss_forward": _loss(1, 2, 2),
-    "nll_loss2d_forward": _loss(4),
+    "nll_loss_forward": _loss_arguments(1, 2, 2),
+    "nll_loss2d_forward": _loss_arguments(4),
     "multi_margin_loss": {
-        **{name: drawn for name, drawn in _loss(1, 2).items() if name != "ignore_index"},
-        "p": _one(1, 2),
-        "margin": _one(1, 0.5),
+        **{name: drawn for name, drawn in _loss_arguments(1, 2).items() if name != "ignore_index"},
+        "p": _choice_of(1, 2),
+        "margin": _choice_of(1, 0.5),
     },
-    "multilabel_margin_loss_forward": {"self": _rank(1, 2), "target": _labels, "reduction": _one(0, 1, 2)},
-    "index": {"indices": _picked},
-    "_unsafe_index": {"indices": _picked},
+    "multilabel_margin_loss_forward": {
+        "self": _tensor_of_rank(1, 2),
+        "target": _multilabel_targets,
+        "reduction": _choice_of(0, 1, 2),
+    },
+    "index": {"indices": _index_tensors},
+    "_unsafe_index": {"indices": _index_tensors},
     "index_select": {
         "index": lambda d, a: d.tensor(
-            shape=(d.size(1, 6),), dtypes=(torch.int64,), span=(0, max(1, _first(a).shape[a["dim"]])), constant=0.7
+            shape=(d.size(1, 6),),
+            dtypes=(torch.int64,),
+            span=(0, max(1, _first_tensor(a).shape[a["dim"]])),
+            constant=0.7,
         ),
     },
-    "linear": {"input": _rank(1, 2, 2, 3, 4), "weight": _inner(transposed=True), "bias": _bias},
+    "linear": {
+        "input": _tensor_of_rank(1, 2, 2, 3, 4),
+        "weight": _second_factor(transposed=True),
+        "bias": _optional_bias,
+    },
     "_int_mm": {
         "self": lambda d, a: d.tensor(shape=(d.size(17, 20), 8), dtypes=(torch.int8,)),
         "mat2": lambda d, a: d.tensor(shape=(8, 8), dtypes=(torch.int8,)),
     },
-    "mm": {"self": _rank(2), "mat2": _inner(ranks=())},
-    "bmm": {"self": _rank(3), "mat2": _inner(ranks=(3,))},
-    "matmul": {"self": _rank(1, 2, 3, 4), "other": lambda d, a: _inner(ranks=d.choose(((1,), (3,))))(d, a)},
-    "where": {"condition": _of(BOOL)},
+    "mm": {"self": _tensor_of_rank(2), "mat2": _second_factor(ranks=())},
+    "bmm": {"self": _tensor_of_rank(3), "mat2": _second_factor(ranks=(3,))},
+    "matmul": {
+        "self": _tensor_of_rank(1, 2, 3, 4),
+        "other": lambda d, a: _second_factor(ranks=d.choose(((1,), (3,))))(d, a),
+    },
+    "where": {"condition": _tensor_of(BOOL)},
     "bitwise_and": _LOGIC,
     "bitwise_or": _LOGIC,
     "bitwise_xor": _LOGIC,
@@ -648,241 +677,267 @@ OPERATORS: dict[str, dict[str, Strategy]] = {
     "__or__": _LOGIC,
     "__xor__": _LOGIC,
     "bitwise_and.Scalar": _LOGIC_NUMBER,
-    "bitwise_and.Scalar_Tensor": {"self": _one(0, 1, 3, 5, -1), "other": _of(INTEGERS)},
-    "__and__.Scalar": {"self": _of(INTEGERS), **_LOGIC_NUMBER},
+    "bitwise_and.Scalar_Tensor": {"self": _choice_of(0, 1, 3, 5, -1), "other": _tensor_of(INTEGERS)},
+    "__and__.Scalar": {"self": _tensor_of(INTEGERS), **_LOGIC_NUMBER},
     "bitwise_or.Scalar": _LOGIC_NUMBER,
-    "bitwise_or.Scalar_Tensor": {"self": _one(0, 1, 3, 5, -1), "other": _of(INTEGERS)},
-    "__or__.Scalar": {"self": _of(INTEGERS), **_LOGIC_NUMBER},
+    "bitwise_or.Scalar_Tensor": {"self": _choice_of(0, 1, 3, 5, -1), "other": _tensor_of(INTEGERS)},
+    "__or__.Scalar": {"self": _tensor_of(INTEGERS), **_LOGIC_NUMBER},
     "bitwise_xor.Scalar": _LOGIC_NUMBER,
-    "bitwise_xor.Scalar_Tensor": {"self": _one(0, 1, 3, 5, -1), "other": _of(INTEGERS)},
-    "__xor__.Scalar": {"self": _of(INTEGERS), **_LOGIC_NUMBER},
-    "bitwise_not": {"self": _of(INTEGERS + BOOL)},
-    "logical_and": {"self": _of(ANY), "other": _like(ANY)},
-    "logical_or": {"self": _of(ANY), "other": _like(ANY)},
-    "logical_xor": {"self": _of(ANY), "other": _like(ANY)},
-    "logical_not": {"self": _of(ANY)},
-    "eq": {"self": _of(ANY)},
-    "ne": {"self": _of(ANY)},
-    "view": {"self": _of(ANY), "size": _reshaped},
-    "reshape": {"shape": _reshaped},
-    "_unsafe_view": {"size": _reshaped},
-    "view_copy": {"size": _reshaped},
+    "bitwise_xor.Scalar_Tensor": {"self": _choice_of(0, 1, 3, 5, -1), "other": _tensor_of(INTEGERS)},
+    "__xor__.Scalar": {"self": _tensor_of(INTEGERS), **_LOGIC_NUMBER},
+    "bitwise_not": {"self": _tensor_of(INTEGERS + BOOL)},
+    "logical_and": {"self": _tensor_of(ANY), "other": _broadcastable(ANY)},
+    "logical_or": {"self": _tensor_of(ANY), "other": _broadcastable(ANY)},
+    "logical_xor": {"self": _tensor_of(ANY), "other": _broadcastable(ANY)},
+    "logical_not": {"self": _tensor_of(ANY)},
+    "eq": {"self": _tensor_of(ANY)},
+    "ne": {"self": _tensor_of(ANY)},
+    "view": {"self": _tensor_of(ANY), "size": _view_shape},
+    "reshape": {"shape": _view_shape},
+    "_unsafe_view": {"size": _view_shape},
+    "view_copy": {"size": _view_shape},
     "unflatten": {
         "sizes": lambda d, a: [1, -1] if d.chance(0.5) else [-1],
         "self": lambda d, a: d.tensor(lambda x: x.dim() > 0, lambda: d.shape(d.size(1, 4))),
     },
-    "dropout": {"p": _always(0.5)},
-    "feature_dropout": {"p": _always(0.5)},
+    "dropout": {"p": _fixed(0.5)},
+    "feature_dropout": {"p": _fixed(0.5)},
     "permute": {"dims": _permutation},
     "permute_copy": {"dims": _permutation},
-    "t": {"self": _rank(0, 1, 2, 2)},
-    "t_copy": {"self": _rank(0, 1, 2, 2)},
-    "numpy_T": {"self": _rank(0, 1, 2, 2)},
-    "expand": {"size": _expanded, "implicit": _always(False)},
-    "expand_copy": {"size": _expanded, "implicit": _always(False)},
+    "t": {"self": _tensor_of_rank(0, 1, 2, 2)},
+    "t_copy": {"self": _tensor_of_rank(0, 1, 2, 2)},
+    "numpy_T": {"self": _tensor_of_rank(0, 1, 2, 2)},
+    "expand": {"size": _expanded_shape, "implicit": _fixed(False)},
+    "expand_copy": {"size": _expanded_shape, "implicit": _fixed(False)},
     "expand_as": {
         "self": lambda d, a: d.tensor(lambda x: 1 in x.shape, lambda: (1, d.size(), 1)[d.size(0, 2) :]),
-        "other": lambda d, a: d.tensor(shape=tuple(n if n > 1 else d.size(1, 5) for n in _first(a).shape)),
+        "other": lambda d, a: d.tensor(shape=tuple(n if n > 1 else d.size(1, 5) for n in _first_tensor(a).shape)),
     },
-    "repeat": {"repeats": lambda d, a: [d.size(1, 3) for _ in range(_first(a).rank + d.choose((0, 0, 1)))]},
+    "repeat": {"repeats": lambda d, a: [d.size(1, 3) for _ in range(_first_tensor(a).rank + d.choose((0, 0, 1)))]},
     "cat": _CAT,
     "concat": _CAT,
     "concatenate": _CAT,
-    "stack": {"tensors": _joined(equal=True)},
-    "slice": {"start": _bounds, "end": _bounds, "step": _one(1, 1, 2, 3)},
-    "slice_copy": {"start": _bounds, "end": _bounds, "step": _one(1, 1, 2, 3)},
+    "stack": {"tensors": _tensors_to_join(equal=True)},
+    "slice": {"start": _slice_bound, "end": _slice_bound, "step": _choice_of(1, 1, 2, 3)},
+    "slice_copy": {"start": _slice_bound, "end": _slice_bound, "step": _choice_of(1, 1, 2, 3)},
     "roll": {
         "dims": lambda d, a: a["_dims"],
         "shifts": lambda d, a: (
-            [d.size(-5, 5) for _ in a.setdefault("_dims", d.axes(_first(a)) if d.chance(0.8) else [])]
+            [d.size(-5, 5) for _ in a.setdefault("_dims", d.axes(_first_tensor(a)) if d.chance(0.8) else [])]
             or [d.size(-5, 5)]
         ),
     },
-    "select": {"index": _along(0, lambda n: n - 1)},
-    "select_copy": {"index": _along(0, lambda n: n - 1)},
-    "split.Tensor": {"split_size": _along(1, lambda n: n)},
-    "split_copy.Tensor": {"split_size": _along(1, lambda n: n)},
-    "split.sizes": {"split_size": _parts},
-    "split_with_sizes": {"split_sizes": _parts},
-    "split_with_sizes_copy": {"split_sizes": _parts},
-    "chunk": {"chunks": _along(1, lambda n: 4)},
-    "constant_pad_nd": {"pad": _pad},
-    **{f"{kind}_pad{rank}d": _edges(rank) for kind in ("reflection", "replication") for rank in (1, 2, 3)},
-    "alpha_dropout": {"train": _always(False), "p": _always(0.5)},
-    "feature_alpha_dropout": {"train": _always(False), "p": _always(0.5)},
-    "_reshape_copy": {"size": _reshaped},
+    "select": {"index": _integer_along_dim(0, lambda n: n - 1)},
+    "select_copy": {"index": _integer_along_dim(0, lambda n: n - 1)},
+    "split.Tensor": {"split_size": _integer_along_dim(1, lambda n: n)},
+    "split_copy.Tensor": {"split_size": _integer_along_dim(1, lambda n: n)},
+    "split.sizes": {"split_size": _split_sizes},
+    "split_with_sizes": {"split_sizes": _split_sizes},
+    "split_with_sizes_copy": {"split_sizes": _split_sizes},
+    "chunk": {"chunks": _integer_along_dim(1, lambda n: 4)},
+    "constant_pad_nd": {"pad": _pad_amounts},
+    **{
+        f"{kind}_pad{rank}d": _edge_padding_arguments(rank)
+        for kind in ("reflection", "replication")
+        for rank in (1, 2, 3)
+    },
+    "alpha_dropout": {"train": _fixed(False), "p": _fixed(0.5)},
+    "feature_alpha_dropout": {"train": _fixed(False), "p": _fixed(0.5)},
+    "_reshape_copy": {"size": _view_shape},
     "_reshape_alias": {
-        "size": lambda d, a: list(_first(a).shape),
-        "stride": lambda d, a: list(torch.empty(_first(a).shape).stride()),
+        "size": lambda d, a: list(_first_tensor(a).shape),
+        "stride": lambda d, a: list(torch.empty(_first_tensor(a).shape).stride()),
     },
     "native_batch_norm": _BATCH_NORM,
-    "_native_batch_norm_legit.no_stats": {**_BATCH_NORM, "training": _always(True)},
+    "_native_batch_norm_legit.no_stats": {**_BATCH_NORM, "training": _fixed(True)},
     "_linalg_det": {"A": lambda d, a: d.tensor(shape=(d.size(1, 3), 2, 2), span=(-2, 2))},
-    "histc": {"bins": _one(1, 5), "min": _one(-1), "max": _one(2)},
-    "polygamma": {"n": _one(1, 2)},
+    "histc": {"bins": _choice_of(1, 5), "min": _choice_of(-1), "max": _choice_of(2)},
+    "polygamma": {"n": _choice_of(1, 2)},
     "_weight_int8pack_mm": {
         "self": lambda d, a: d.tensor(shape=(d.size(1, 4), 8), span=(-2, 2)),
         "mat2": lambda d, a: d.tensor(shape=(8, 8), dtypes=(torch.int8,)),
         "scales": lambda d, a: d.constant(8),
     },
-    "_fused_rms_norm": {"normalized_shape": _suffix, "weight": _normalized, "eps": _one(1e-5, None)},
-    "_scaled_dot_product_flash_attention_for_cpu": {  # of no elements it ends the process
+    "_fused_rms_norm": {
+        "normalized_shape": _normalized_shape,
+        "weight": _norm_parameter,
+        "eps": _choice_of(1e-5, None),
+    },
+    "_scaled_dot_product_flash_attention_for_cpu": {  # without elements the kernel crashes
         "query": lambda d, a: d.tensor(
-            lambda x: x.dim() == 4 and x.numel() > 0 and finite(x),
+            lambda x: x.dim() == 4 and x.numel() > 0 and is_finite(x),
             lambda: tuple(d.size(1, 8) for _ in range(4)),
             span=(-2, 2) if d.special else None,
         ),
-        "key": lambda d, a: d.tensor(shape=_first(a).shape),
-        "value": lambda d, a: d.tensor(shape=_first(a).shape),
-        "dropout_p": _always(0.0),
-        "attn_mask": _always(None),
-        "scale": _one(None, 0.3),
+        "key": lambda d, a: d.tensor(shape=_first_tensor(a).shape),
+        "value": lambda d, a: d.tensor(shape=_first_tensor(a).shape),
+        "dropout_p": _fixed(0.0),
+        "attn_mask": _fixed(None),
+        "scale": _choice_of(None, 0.3),
     },
-    "scatter.reduce": {"reduce": _one("add", "multiply")},
-    "scatter.value_reduce": {"reduce": _one("add", "multiply")},
-    # Elements drawn are not unique, for which PyTorch's other way has wrong answers.
-    "isin": {"assume_unique": _always(False)},
-    "isin.Tensor_Scalar": {"test_element": _one(0, 1, 0.5), "assume_unique": _always(False)},
-    "pad": {"mode": _one("constant", "constant", "reflect", "replicate", "circular"), "pad": _pad},
+    "scatter.reduce": {"reduce": _choice_of("add", "multiply")},
+    "scatter.value_reduce": {"reduce": _choice_of("add", "multiply")},
+    # assume_unique=True gives wrong results, because drawn elements are not unique.
+    "isin": {"assume_unique": _fixed(False)},
+    "isin.Tensor_Scalar": {"test_element": _choice_of(0, 1, 0.5), "assume_unique": _fixed(False)},
+    "pad": {"mode": _choice_of("constant", "constant", "reflect", "replicate", "circular"), "pad": _pad_amounts},
     "batch_norm": _BATCH_NORM,
     "scaled_dot_product_attention": {
-        "query": _finite(3, 4),
-        "key": _one_like_it,
-        "value": _one_like_it,
-        "attn_mask": _always(None),
-        "enable_gqa": _always(False),
+        "query": _finite_tensor(3, 4),
+        "key": _finite_of_same_shape,
+        "value": _finite_of_same_shape,
+        "attn_mask": _fixed(None),
+        "enable_gqa": _fixed(False),
     },
-    "var_mean": {"self": _finite()},
-    "_add_relu": {"self": _finite()},  # of NaN, PyTorch's kernel makes 0 or NaN
-    "std_mean": {"self": _finite()},
-    "signbit": {"self": _finite()},  # PyTorch tells the sign of NaN
-    "copysign.Tensor": {"other": lambda d, a: d.tensor(finite, _first(a).shape, span=(-2, 2) if d.special else None)},
+    "var_mean": {"self": _finite_tensor()},
+    "_add_relu": {"self": _finite_tensor()},  # for NaN, PyTorch's kernel returns 0 or NaN
+    "std_mean": {"self": _finite_tensor()},
+    "signbit": {"self": _finite_tensor()},  # PyTorch returns the sign bit of NaN
+    "copysign.Tensor": {
+        "other": lambda d, a: d.tensor(is_finite, _first_tensor(a).shape, span=(-2, 2) if d.special else None)
+    },
     "_native_batch_norm_legit_no_training": _BATCH_NORM,
     "layer_norm": {
         "input": lambda d, a: d.tensor(lambda x: x.dim() > 0, lambda: d.shape(d.size(1, 4))),
-        "normalized_shape": _suffix,
-        "weight": _normalized,
-        "bias": _normalized,
-        "eps": _one(1e-5, 1e-3),
+        "normalized_shape": _normalized_shape,
+        "weight": _norm_parameter,
+        "bias": _norm_parameter,
+        "eps": _choice_of(1e-5, 1e-3),
     },
-    "rms_norm": {"normalized_shape": _suffix, "weight": _normalized, "eps": _one(1e-5, None)},
+    "rms_norm": {"normalized_shape": _normalized_shape, "weight": _norm_parameter, "eps": _choice_of(1e-5, None)},
     "native_group_norm": {
-        "input": _rank(3, 4),
-        "N": lambda d, a: _first(a).shape[0],
-        "C": lambda d, a: _first(a).shape[1],
-        "HxW": lambda d, a: _first(a).tensor[0, 0].numel(),
-        "group": lambda d, a: d.choose([n for n in range(1, 13) if _first(a).shape[1] % n == 0]),
-        "weight": _channels(),
-        "bias": _channels(),
-        "eps": _one(1e-5),
+        "input": _tensor_of_rank(3, 4),
+        "N": lambda d, a: _first_tensor(a).shape[0],
+        "C": lambda d, a: _first_tensor(a).shape[1],
+        "HxW": lambda d, a: _first_tensor(a).tensor[0, 0].numel(),
+        "group": lambda d, a: d.choose([n for n in range(1, 13) if _first_tensor(a).shape[1] % n == 0]),
+        "weight": _channel_vector(),
+        "bias": _channel_vector(),
+        "eps": _choice_of(1e-5),
     },
-    "native_layer_norm": {"normalized_shape": _suffix, "weight": _normalized, "bias": _normalized, "eps": _one(1e-5)},
+    "native_layer_norm": {
+        "normalized_shape": _normalized_shape,
+        "weight": _norm_parameter,
+        "bias": _norm_parameter,
+        "eps": _choice_of(1e-5),
+    },
     "group_norm": {
         "input": lambda d, a: d.tensor(lambda x: x.dim() >= 2, lambda: d.shape(d.size(3, 4))),
-        "num_groups": lambda d, a: d.choose([n for n in range(1, 13) if _first(a).shape[1] % n == 0]),
-        "weight": _channels(),
-        "bias": _channels(),
-        "eps": _one(1e-5),
+        "num_groups": lambda d, a: d.choose([n for n in range(1, 13) if _first_tensor(a).shape[1] % n == 0]),
+        "weight": _channel_vector(),
+        "bias": _channel_vector(),
+        "eps": _choice_of(1e-5),
     },
     "instance_norm": {
         **_BATCH_NORM,
-        "running_mean": _always(None),  # it would be written to
-        "running_var": _always(None),
-        "use_input_stats": _always(True),
+        "running_mean": _fixed(None),  # the operator would write to it
+        "running_var": _fixed(None),
+        "use_input_stats": _fixed(True),
     },
-    "_softmax": {"half_to_float": _always(False)},
-    "_log_softmax": {"half_to_float": _always(False)},
-    "max_pool2d": _pool(2, 4, 4, 3),
-    "max_pool1d": _pool(1, 3, 3, 2),
-    "max_pool2d_with_indices": _pool(2, 4, 4, 3),
-    "avg_pool2d": _pool(2, 4, 4, 3),
-    "avg_pool1d": _pool(1, 3, 3, 2),
+    "_softmax": {"half_to_float": _fixed(False)},
+    "_log_softmax": {"half_to_float": _fixed(False)},
+    "max_pool2d": _pool_arguments(2, 4, 4, 3),
+    "max_pool1d": _pool_arguments(1, 3, 3, 2),
+    "max_pool2d_with_indices": _pool_arguments(2, 4, 4, 3),
+    "avg_pool2d": _pool_arguments(2, 4, 4, 3),
+    "avg_pool1d": _pool_arguments(1, 3, 3, 2),
     **{
-        f"{kind}_pool{n}d": {"self": _rank(n + 2, n + 2, n + 1), "output_size": _positions(n, 1, 5)}
+        f"{kind}_pool{n}d": {
+            "self": _tensor_of_rank(n + 2, n + 2, n + 1),
+            "output_size": _size_per_dimension(n, 1, 5),
+        }
         for kind in ("adaptive_avg", "_adaptive_avg", "adaptive_max")
         for n in (2, 3)
     },
-    "adaptive_avg_pool1d": {"self": _rank(3, 3, 2), "output_size": _positions(1, 1, 6)},
-    "max_pool3d_with_indices": _pool(3, 5, 5, 4),
-    "avg_pool3d": _pool(3, 5, 5, 4),
-    "im2col": _pool(2, 4, 4, 3),
-    "col2im": {"self": _windows},
+    "adaptive_avg_pool1d": {"self": _tensor_of_rank(3, 3, 2), "output_size": _size_per_dimension(1, 1, 6)},
+    "max_pool3d_with_indices": _pool_arguments(3, 5, 5, 4),
+    "avg_pool3d": _pool_arguments(3, 5, 5, 4),
+    "im2col": _pool_arguments(2, 4, 4, 3),
+    "col2im": {"self": _fold_input},
     **{
-        f"{kind}{n}d.{form}": _upsample(n, vec=form == "vec")
+        f"{kind}{n}d.{form}": _upsample_arguments(n, vec=form == "vec")
         for n, linear in enumerate(("linear", "bilinear", "trilinear"), 1)
         for kind in ("upsample_nearest", "_upsample_nearest_exact", f"upsample_{linear}")
         for form in ("default", "vec")
     },
-    # PyTorch fills a column that is resized alone with its first element.
+    # The output has two columns or more: PyTorch fills a single column with its first element.
     **{
-        f"_upsample_{kind}2d_aa": {**_upsample(2, vec=False), "output_size": lambda d, a: [d.size(1, 9), d.size(2, 9)]}
+        f"_upsample_{kind}2d_aa": {
+            **_upsample_arguments(2, vec=False),
+            "output_size": lambda d, a: [d.size(1, 9), d.size(2, 9)],
+        }
         for kind in ("bilinear", "bicubic", "lanczos")
     },
-    **{f"upsample_bicubic2d.{form}": _upsample(2, vec=form == "vec") for form in ("default", "vec")},
-    "lstm": _recurrent(4, 2),
-    "gru": _recurrent(3, 1),
-    "rnn_tanh": _recurrent(1, 1),
-    "rnn_relu": _recurrent(1, 1),
-    "lstm_cell": _recurrent_cell(4, 2),
-    "gru_cell": _recurrent_cell(3, 1),
-    "rnn_tanh_cell": _recurrent_cell(1, 1),
-    "rnn_relu_cell": _recurrent_cell(1, 1),
-    "_transformer_encoder_layer_fwd": _attention("src", shapes=_ATTENTION | _NORMS | _FEED_FORWARD),
-    "_native_multi_head_attention": _attention("query", "key", "value", shapes=_ATTENTION),
+    **{f"upsample_bicubic2d.{form}": _upsample_arguments(2, vec=form == "vec") for form in ("default", "vec")},
+    "lstm": _recurrent_arguments(4, 2),
+    "gru": _recurrent_arguments(3, 1),
+    "rnn_tanh": _recurrent_arguments(1, 1),
+    "rnn_relu": _recurrent_arguments(1, 1),
+    "lstm_cell": _recurrent_cell_arguments(4, 2),
+    "gru_cell": _recurrent_cell_arguments(3, 1),
+    "rnn_tanh_cell": _recurrent_cell_arguments(1, 1),
+    "rnn_relu_cell": _recurrent_cell_arguments(1, 1),
+    "_transformer_encoder_layer_fwd": _attention_arguments("src", shapes=_ATTENTION | _NORMS | _FEED_FORWARD),
+    "_native_multi_head_attention": _attention_arguments("query", "key", "value", shapes=_ATTENTION),
     "addbmm": {
-        "self": _rank(2),
-        "batch1": lambda d, a: d.constant(d.size(1, 3), _first(a).shape[0], d.size(1, 6)),
-        "batch2": lambda d, a: d.constant(a["batch1"].shape[0], a["batch1"].shape[2], _first(a).shape[1]),
-        "beta": _one(1, 0.5),
+        "self": _tensor_of_rank(2),
+        "batch1": lambda d, a: d.constant(d.size(1, 3), _first_tensor(a).shape[0], d.size(1, 6)),
+        "batch2": lambda d, a: d.constant(a["batch1"].shape[0], a["batch1"].shape[2], _first_tensor(a).shape[1]),
+        "beta": _choice_of(1, 0.5),
     },
     "_cdist_forward": {
-        "x1": _rank(2, 3),
-        "x2": lambda d, a: d.tensor(shape=(*_first(a).shape[:-2], d.size(1, 5), _first(a).shape[-1])),
-        "p": _one(2.0, 1.0),
-        "compute_mode": _always(None),
+        "x1": _tensor_of_rank(2, 3),
+        "x2": lambda d, a: d.tensor(shape=(*_first_tensor(a).shape[:-2], d.size(1, 5), _first_tensor(a).shape[-1])),
+        "p": _choice_of(2.0, 1.0),
+        "compute_mode": _fixed(None),
     },
-    "conv_transpose3d": _convolution(3, weight=_filter(3, transposed=True)),
+    "conv_transpose3d": _convolution_arguments(3, weight=_convolution_weight(3, transposed=True)),
     "grid_sampler_2d": {
         "input": _image(2),
-        "grid": lambda d, a: d.tensor(shape=(_first(a).shape[0], d.size(1, 4), d.size(1, 4), 2), span=(-1.2, 1.2)),
-        "interpolation_mode": _one(0, 0, 1),
-        "padding_mode": _one(0, 1, 2),
+        "grid": lambda d, a: d.tensor(
+            shape=(_first_tensor(a).shape[0], d.size(1, 4), d.size(1, 4), 2), span=(-1.2, 1.2)
+        ),
+        "interpolation_mode": _choice_of(0, 0, 1),
+        "padding_mode": _choice_of(0, 1, 2),
     },
     "grid_sampler_3d": {
         "input": _image(3),
-        "grid": lambda d, a: d.tensor(shape=(_first(a).shape[0], 2, d.size(1, 3), 2, 3), span=(-1.2, 1.2)),
-        "interpolation_mode": _one(0, 0, 1),
-        "padding_mode": _one(0, 1, 2),
+        "grid": lambda d, a: d.tensor(shape=(_first_tensor(a).shape[0], 2, d.size(1, 3), 2, 3), span=(-1.2, 1.2)),
+        "interpolation_mode": _choice_of(0, 0, 1),
+        "padding_mode": _choice_of(0, 1, 2),
     },
-    "_pdist_forward": {"self": _rank(2), "p": _one(2.0, 1.0)},
-    "embedding_bag": _BAG,
-    "embedding_bag.padding_idx": _BAG | {"padding_idx": _one(None, 0, 2)},
-    "_embedding_bag": _BAG,
-    "_embedding_bag_forward_only": _BAG | {"mode": _always(2)},  # of others its further results are not as it says
-    "index_reduce": _INDEXED | {"reduce": _one("mean", "prod", "amax", "amin")},
+    "_pdist_forward": {"self": _tensor_of_rank(2), "p": _choice_of(2.0, 1.0)},
+    "embedding_bag": _EMBEDDING_BAG,
+    "embedding_bag.padding_idx": _EMBEDDING_BAG | {"padding_idx": _choice_of(None, 0, 2)},
+    "_embedding_bag": _EMBEDDING_BAG,
+    "_embedding_bag_forward_only": _EMBEDDING_BAG
+    | {"mode": _fixed(2)},  # in other modes PyTorch's additional results differ from its documentation
+    "index_reduce": _INDEXED | {"reduce": _choice_of("mean", "prod", "amax", "amin")},
     "index_fill": _INDEXED,
     "index_fill.int_Tensor": {"value": lambda d, a: d.tensor(shape=())},
     "index_copy": _INDEXED,
     "index_add": _INDEXED,
     "index_put": {
-        "indices": lambda d, a: [_places()(d, a | {"dim": 0})],
-        "values": lambda d, a: d.tensor(shape=(*a["indices"][0].shape, *_first(a).shape[1:])),
+        "indices": lambda d, a: [_indices_along_dim()(d, a | {"dim": 0})],
+        "values": lambda d, a: d.tensor(shape=(*a["indices"][0].shape, *_first_tensor(a).shape[1:])),
         "self": lambda d, a: d.tensor(lambda x: x.dim() > 0, lambda: d.shape(d.size(1, 4))),
     },
     "gather": _SCATTER,
     "scatter": _SCATTER,
     "scatter_add": _SCATTER,
-    "scatter_reduce": _SCATTER | {"reduce": _one("sum", "prod", "mean", "amax", "amin")},
-    "masked_scatter": {"mask": _like(BOOL), "source": _same()},
+    "scatter_reduce": _SCATTER | {"reduce": _choice_of("sum", "prod", "mean", "amax", "amin")},
+    "masked_scatter": {"mask": _broadcastable(BOOL), "source": _tensor_of_same_shape()},
     "take": {
-        "index": lambda d, a: d.tensor(shape=(d.size(1, 5),), dtypes=(torch.int64,), span=(0, _first(a).tensor.numel()))
-    },
-    "put": {  # of equal indices PyTorch lets any count
         "index": lambda d, a: d.tensor(
-            shape=(d.size(1, 5),), dtypes=(torch.int64,), span=(0, _first(a).tensor.numel())
+            shape=(d.size(1, 5),), dtypes=(torch.int64,), span=(0, _first_tensor(a).tensor.numel())
+        )
+    },
+    "put": {  # accumulate: for equal indices PyTorch may write any of the values
+        "index": lambda d, a: d.tensor(
+            shape=(d.size(1, 5),), dtypes=(torch.int64,), span=(0, _first_tensor(a).tensor.numel())
         ),
-        "source": lambda d, a: d.tensor(shape=a["index"].shape, dtypes=(_first(a).tensor.dtype,)),
-        "accumulate": _always(True),
+        "source": lambda d, a: d.tensor(shape=a["index"].shape, dtypes=(_first_tensor(a).tensor.dtype,)),
+        "accumulate": _fixed(True),
     },
     "_unsafe_masked_index": {
         "self": lambda d, a: d.tensor(lambda x: x.dim() == 1, lambda: d.shape(1)),
@@ -892,101 +947,111 @@ OPERATORS: dict[str, dict[str, Strategy]] = {
     "bucketize": {"boundaries": lambda d, a: d.constant(1, span=(-2, 2))},  # more would have to be sorted
     "searchsorted": {
         "sorted_sequence": lambda d, a: d.tensor(shape=(1,), span=(-2, 2)),
-        "side": _always(None),
-        "sorter": _always(None),
+        "side": _fixed(None),
+        "sorter": _fixed(None),
     },
-    "histogram.bins_tensor": {"bins": lambda d, a: d.tensor(shape=(2,), span=(-2, 2))},  # a sample begins with its span
-    "kthvalue": {"k": _along(1, lambda n: n)},
-    "topk": {"k": _along(1, lambda n: n)},
-    "unfold": {"size": _of_dimension, "step": _one(1, 2, 3)},
-    "unfold_copy": {"size": _of_dimension, "step": _one(1, 2, 3)},
+    "histogram.bins_tensor": {
+        "bins": lambda d, a: d.tensor(shape=(2,), span=(-2, 2))
+    },  # the first elements of a sample are its minimum and maximum
+    "kthvalue": {"k": _integer_along_dim(1, lambda n: n)},
+    "topk": {"k": _integer_along_dim(1, lambda n: n)},
+    "unfold": {"size": _window_size, "step": _choice_of(1, 2, 3)},
+    "unfold_copy": {"size": _window_size, "step": _choice_of(1, 2, 3)},
     "as_strided": _STRIDED,
     "as_strided_copy": _STRIDED,
-    "select_scatter": {"index": _along(0, lambda n: n - 1), "src": _selected},
-    "slice_scatter": {"start": _bounds, "end": _bounds, "step": _one(1, 1, 2), "src": _sliced},
-    "remainder.Tensor": {"self": _countable, "other": _divisor},
-    "remainder.Scalar": {"self": _countable},
-    "floor_divide.default": {"other": _divisor},
-    "div.Tensor_mode": {"other": _divisor, "rounding_mode": _one(None, "floor", "trunc")},
-    "div.Scalar_mode": {"rounding_mode": _one(None, "floor", "trunc")},
-    "meshgrid": {
-        "tensors": lambda d, a: [_rank(0, 1, 1)(d, a) for _ in range(d.size(1, 3))],
-        "indexing": _one("ij", "xy"),
+    "select_scatter": {"index": _integer_along_dim(0, lambda n: n - 1), "src": _select_scatter_source},
+    "slice_scatter": {
+        "start": _slice_bound,
+        "end": _slice_bound,
+        "step": _choice_of(1, 1, 2),
+        "src": _slice_scatter_source,
     },
-    "clamp.Tensor": {"min": _like(), "max": _like()},
-    "clamp": {"min": _one(None, -1, -0.5, 0, -2.5), "max": _ordered},
-    "hardtanh": {"min_val": _one(-1, -0.5, 0), "max_val": _one(1, 0.5, 6)},
-    "gelu": {"approximate": _one("none", "tanh")},
-    "round.decimals": {"decimals": _one(0, 1, 2, -1)},
-    "leaky_relu": {"negative_slope": _one(0.01, 0.2, 1.5, 0)},
-    "elu": {"alpha": _one(1, 0.5), "scale": _one(1, 2), "input_scale": _one(1, 0.5)},
-    "softplus": {"beta": _one(1, 2.0), "threshold": _one(20, 3.0)},
-    "hardshrink": {"lambd": _one(0.5, 0)},
-    "softshrink": {"lambd": _one(0.5, 0)},
-    "celu": {"alpha": _one(1.0, 0.5)},
-    "logit": {"eps": _one(None, 0.1)},
+    "remainder.Tensor": {"self": _moderate_dividend, "other": _nonzero_divisor},
+    "remainder.Scalar": {"self": _moderate_dividend},
+    "floor_divide.default": {"other": _nonzero_divisor},
+    "div.Tensor_mode": {"other": _nonzero_divisor, "rounding_mode": _choice_of(None, "floor", "trunc")},
+    "div.Scalar_mode": {"rounding_mode": _choice_of(None, "floor", "trunc")},
+    "meshgrid": {
+        "tensors": lambda d, a: [_tensor_of_rank(0, 1, 1)(d, a) for _ in range(d.size(1, 3))],
+        "indexing": _choice_of("ij", "xy"),
+    },
+    "clamp.Tensor": {"min": _broadcastable(), "max": _broadcastable()},
+    "clamp": {"min": _choice_of(None, -1, -0.5, 0, -2.5), "max": _clamp_maximum},
+    "hardtanh": {"min_val": _choice_of(-1, -0.5, 0), "max_val": _choice_of(1, 0.5, 6)},
+    "gelu": {"approximate": _choice_of("none", "tanh")},
+    "round.decimals": {"decimals": _choice_of(0, 1, 2, -1)},
+    "leaky_relu": {"negative_slope": _choice_of(0.01, 0.2, 1.5, 0)},
+    "elu": {"alpha": _choice_of(1, 0.5), "scale": _choice_of(1, 2), "input_scale": _choice_of(1, 0.5)},
+    "softplus": {"beta": _choice_of(1, 2.0), "threshold": _choice_of(20, 3.0)},
+    "hardshrink": {"lambd": _choice_of(0.5, 0)},
+    "softshrink": {"lambd": _choice_of(0.5, 0)},
+    "celu": {"alpha": _choice_of(1.0, 0.5)},
+    "logit": {"eps": _choice_of(None, 0.1)},
     **{
-        str(overload).removeprefix("aten."): {"x": _finite(), "n": _one(-1, 0, 1, 2, 5)}
+        str(overload).removeprefix("aten."): {"x": _finite_tensor(), "n": _choice_of(-1, 0, 1, 2, 5)}
         for overload in records()
         if "polynomial" in str(overload)
     },
     **dict.fromkeys(_SHIFTS, _SHIFT),
-    **{f"{name}.Tensor": _SHIFT | {"other": _amounts} for name in _SHIFTS},
-    **{f"bitwise_{way}_shift.Scalar_Tensor": {"self": _one(1, 5), "other": _amounts} for way in ("left", "right")},
+    **{f"{name}.Tensor": _SHIFT | {"other": _shift_amounts} for name in _SHIFTS},
+    **{
+        f"bitwise_{way}_shift.Scalar_Tensor": {"self": _choice_of(1, 5), "other": _shift_amounts}
+        for way in ("left", "right")
+    },
 }
 
-#: Arguments that mean the same wherever they occur.
-NAMED: dict[str, Strategy] = {
-    "train": _always(False),
-    "training": _always(False),
-    "dropout_p": _always(0.0),
-    "dtype": _one(None, None, None, torch.float32),
-    "memory_format": _one(None, None, torch.contiguous_format),
-    "layout": _always(None),
-    "device": _always(None),
-    "pin_memory": _always(None),
-    "non_blocking": _always(False),
-    "copy": _one(False, True),
-    "alpha": _one(1, 1, 2, 0.5),
-    "cudnn_enabled": _always(True),
-    "cudnn_enable": _always(True),
+#: Strategies of arguments with the same meaning in all operators.
+COMMON_ARGUMENTS: dict[str, Strategy] = {
+    "train": _fixed(False),
+    "training": _fixed(False),
+    "dropout_p": _fixed(0.0),
+    "dtype": _choice_of(None, None, None, torch.float32),
+    "memory_format": _choice_of(None, None, torch.contiguous_format),
+    "layout": _fixed(None),
+    "device": _fixed(None),
+    "pin_memory": _fixed(None),
+    "non_blocking": _fixed(False),
+    "copy": _choice_of(False, True),
+    "alpha": _choice_of(1, 1, 2, 0.5),
+    "cudnn_enabled": _fixed(True),
+    "cudnn_enable": _fixed(True),
 }
 
 
-def _by_type(kind: str, d: Draw, a: Arguments) -> Any:
-    """An argument of which only the type in the schema is known."""
+def _draw_by_type(kind: str, d: Draw, a: Arguments) -> Any:
+    """Draw an argument by its type in the schema."""
     if kind.startswith("Optional[") and d.chance(0.3):
         return None
     kind = kind.removeprefix("Optional[").rstrip("]") if kind.startswith("Optional[") else kind
     if kind == "Tensor":
         first = not any(isinstance(value, Reference) for value in a.values())
-        return d.tensor(dtypes=FLOATS if d.chance(0.9) else ANY) if first else _like()(d, a)
+        return d.tensor(dtypes=FLOATS if d.chance(0.9) else ANY) if first else _broadcastable()(d, a)
     if kind == "List[Tensor]":
-        return _joined(equal=True)(d, a)
+        return _tensors_to_join(equal=True)(d, a)
     if kind == "int":
-        return d.axis(_first(a))
+        return d.axis(_first_tensor(a))
     if kind == "List[int]":
-        return d.axes(_first(a))
+        return d.axes(_first_tensor(a))
     if kind == "bool":
         return d.chance(0.4)
     if kind in ("number", "float", "Scalar"):
         return d.number()
-    raise Impossible
+    raise NoValidChoice
 
 
-def call(overload: OpOverload, d: Draw) -> tuple[str, str]:
-    """A call of an ATen operator as source."""
+def draw_call(overload: OpOverload, d: Draw) -> tuple[str, str]:
+    """Draw a call of an ATen operator, as source."""
     packet, _, name = str(overload).removeprefix("aten.").partition(".")
     table = OPERATORS.get(packet, {}) | OPERATORS.get(f"{packet}.{name}", {})
     a: Arguments = {}
     for argument in overload._schema.arguments:
-        strategy = table.get(argument.name) or NAMED.get(argument.name)
-        if argument.name in a:  # decided together with an earlier one
+        strategy = table.get(argument.name) or COMMON_ARGUMENTS.get(argument.name)
+        if argument.name in a:  # drawn together with an earlier argument
             continue
         if strategy is None and argument.has_default_value() and d.chance(0.3):
             a[argument.name] = argument.default_value
         else:
-            a[argument.name] = strategy(d, a) if strategy else _by_type(str(argument.type), d, a)
+            a[argument.name] = strategy(d, a) if strategy else _draw_by_type(str(argument.type), d, a)
     names = [argument.name for argument in overload._schema.arguments if not argument.kwarg_only]
     words = [argument for argument in overload._schema.arguments if argument.kwarg_only]
     given = [repr(a[name]) for name in names]
@@ -997,23 +1062,23 @@ def call(overload: OpOverload, d: Draw) -> tuple[str, str]:
 # -- modules and functions ---------------------------------------------------------------------------------------
 
 
-def _filled(template: str, d: Draw) -> str:
-    """A template with its fields drawn: see ``FUNCTIONS``."""
+def _fill_template(template: str, d: Draw) -> str:
+    """Fill the fields of a template with drawn values; ``FUNCTIONS`` describes the fields."""
     a: Arguments = {}
 
     class Fields(dict[str, Any]):
         def __missing__(self, name: str) -> Any:
             kind, rank = name[0], int(name[1:] or -1)
             if kind == "f":
-                a[name] = _finite(*([rank] if rank >= 0 else []))(d, a)
+                a[name] = _finite_tensor(*([rank] if rank >= 0 else []))(d, a)
             elif kind == "x":
-                a[name] = d.tensor() if rank < 0 else _rank(rank)(d, a)
+                a[name] = d.tensor() if rank < 0 else _tensor_of_rank(rank)(d, a)
             elif kind == "y":
-                a[name] = _like()(d, a)
+                a[name] = _broadcastable()(d, a)
             elif kind == "z":
-                a[name] = _same()(d, a)
+                a[name] = _tensor_of_same_shape()(d, a)
             elif kind == "b":
-                a[name] = _like(BOOL)(d, a) if a else d.tensor(dtypes=BOOL)
+                a[name] = _broadcastable(BOOL)(d, a) if a else d.tensor(dtypes=BOOL)
             elif kind == "i":
                 a[name] = d.tensor(dtypes=INTEGERS)
             elif kind == "n":
@@ -1021,9 +1086,9 @@ def _filled(template: str, d: Draw) -> str:
             elif kind == "k":
                 return d.size(1, 4)
             elif kind == "d":
-                return d.axis(_first(a))
+                return d.axis(_first_tensor(a))
             elif kind == "c":
-                return _first(a).shape[1 if rank < 0 else -rank]
+                return _first_tensor(a).shape[1 if rank < 0 else -rank]
             else:
                 return bool(d.chance(0.5))
             self[name] = a[name]
@@ -1032,9 +1097,9 @@ def _filled(template: str, d: Draw) -> str:
     return template.format_map(Fields())
 
 
-#: Source of functions: {x} any tensor, {x3} one of rank 3, {f3} a finite one,
-#: {y} broadcasts with it, {z} is of its shape, {b} likewise of booleans, {i} integers, {d} a dimension, {n} a number,
-#: {k} 1 to 4, {t} True or False.
+#: Templates of function calls. Fields: {x} a tensor, {x3} a tensor of rank 3, {f3} a finite tensor of rank 3, {y} a
+#: tensor that broadcasts with the first one, {z} a tensor of its shape, {b} booleans that broadcast with it, {i}
+#: integers, {d} a dimension, {n} a number, {k} an integer from 1 to 4, {t} True or False.
 FUNCTIONS = (
     "{x}[..., :{k}].mul_({n}).sum()",
     "{x}.view(-1)[:{k}].add_(1.5)",
@@ -1122,7 +1187,8 @@ FUNCTIONS = (
     "torch.ones_like({x}).logical_not()",
 )
 
-#: (constructor, call) of modules; {c} is the size of dimension 1 of the operand, {c1} of the last, {c2} the last but 1.
+#: Templates of modules: (constructor, call). Further fields: sizes of the operand's dimensions, {c} of dimension 1,
+#: {c1} of dimension -1, {c2} of dimension -2.
 MODULES = (
     ("nn.Conv2d({c}, {k}, {k1}, stride={k2}, padding={k3}, bias={t})", "self.m({x4})"),
     ("nn.Conv2d({c}, {c}, 3, padding=1, groups={c})", "self.m({x4})"),
@@ -1169,31 +1235,31 @@ MODULES = (
 )
 
 
-def _module(constructor: str, template: str, d: Draw) -> tuple[str, str]:
-    # The operand is drawn first: the constructor's sizes are its.
-    expression, _, made = _filled(f"{template} @ {constructor}", d).partition(" @ ")
+def _draw_module(constructor: str, template: str, d: Draw) -> tuple[str, str]:
+    # The operand is drawn before the constructor, which depends on its sizes.
+    expression, _, made = _fill_template(f"{template} @ {constructor}", d).partition(" @ ")
     return expression, made
 
 
-def _function(template: str, d: Draw) -> tuple[str, str]:
-    return _filled(template, d), ""
+def _draw_function(template: str, d: Draw) -> tuple[str, str]:
+    return _fill_template(template, d), ""
 
 
 @cache
-def menu() -> list[list[tuple[str, Make]]]:
-    """What steps are drawn from: records make up two thirds, modules and functions a sixth each.
+def list_steps() -> list[list[tuple[str, StepDrawer]]]:
+    """List the steps to draw from: operators (two thirds of all draws), modules and functions (a sixth each).
 
-    By name, so that a record that is moved does not draw all graphs anew.
+    Operators are sorted by name, so that moving a record to another module does not change the graphs.
     """
-    operators: list[tuple[str, Make]] = [
-        (str(o), partial(call, o)) for o in sorted(records(), key=str) if str(o) not in UNDRAWN
+    operators: list[tuple[str, StepDrawer]] = [
+        (str(o), partial(draw_call, o)) for o in sorted(records(), key=str) if str(o) not in EXCLUDED_OPERATORS
     ]
-    modules: list[tuple[str, Make]] = [(c.split("(")[0], partial(_module, c, t)) for c, t in MODULES]
-    functions: list[tuple[str, Make]] = [(t, partial(_function, t)) for t in FUNCTIONS]
+    modules: list[tuple[str, StepDrawer]] = [(c.split("(")[0], partial(_draw_module, c, t)) for c, t in MODULES]
+    functions: list[tuple[str, StepDrawer]] = [(t, partial(_draw_function, t)) for t in FUNCTIONS]
     return [operators] * 4 + [modules, functions]
 
 
-#: What reads data that was moved about.
+#: Operators that read the result of data movement.
 _READERS = tuple(
     f"aten.{name}"
     for name in (
@@ -1212,8 +1278,8 @@ _READERS = tuple(
 )
 
 
-def _moved(d: Draw) -> tuple[str, str]:
-    """A part of a tensor, turned, and most often turned back past dimensions of size 1: what compilers take apart."""
+def _draw_moved_tensor(d: Draw) -> tuple[str, str]:
+    """Draw a slice of a tensor, transposed, and usually transposed back past a dimension of size 1."""
     x = d.tensor(lambda t: 2 <= t.dim() <= 4 and t.numel() > 1, lambda: d.shape(d.size(2, 4)))
     axis = d.rng.randrange(x.rank)
     start = d.rng.randrange(x.shape[axis])
@@ -1227,24 +1293,24 @@ def _moved(d: Draw) -> tuple[str, str]:
         order.insert(place, x.rank)
     if d.chance(0.8):
         back = sorted(range(len(order)), key=order.__getitem__)
-        if ones:  # it may lie anywhere
+        if ones:  # the dimension of size 1 may move anywhere
             back.insert(d.size(0, x.rank), back.pop())
         text += f".permute({back})"
     return text, ""
 
 
-def _reading(make: Make, d: Draw) -> tuple[str, str]:
-    """A step that reads what the last one gave."""
+def _draw_reader(make: StepDrawer, d: Draw) -> tuple[str, str]:
+    """Draw a step that reads the result of the previous step."""
     last = d.steps[-1].name if d.steps else ""
     expression, module = make(d)
     if last and not re.search(rf"\b{last}\b", expression):
-        raise Impossible
+        raise NoValidChoice
     return expression, module
 
 
 @cache
-def moving_menu() -> list[list[tuple[str, Make]]]:
-    """Data movement, and what reads it: where Vela's and our own rewritings meet."""
-    makes = dict(menu()[0])
-    readers: list[tuple[str, Make]] = [(name, partial(_reading, makes[name])) for name in _READERS]
-    return [[("moved", _moved)], readers]
+def list_data_movement_steps() -> list[list[tuple[str, StepDrawer]]]:
+    """List data movement and operators that read its results, which Vela and this compiler both rewrite."""
+    makes = dict(list_steps()[0])
+    readers: list[tuple[str, StepDrawer]] = [(name, partial(_draw_reader, makes[name])) for name in _READERS]
+    return [[("moved", _draw_moved_tensor)], readers]

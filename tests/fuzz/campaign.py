@@ -1,4 +1,4 @@
-"""Many graphs in processes of their own: what each came to, kept in a file so that a run can be taken up again."""
+"""Fuzzing campaign: checks many random graphs in child processes; outcomes are recorded, so that a run can continue."""
 
 from __future__ import annotations
 
@@ -20,22 +20,28 @@ from tests.fuzz.oracle import TARGETS, Failure, Undefined, check, check_runtime
 from tests.fuzz.program import Program
 from tests.fuzz.shrink import shrink
 
-#: A graph that takes longer, in seconds, is a failure; its process is killed.
-LIMIT = 180
-#: One graph in so many is validated by tosa-opt and exported twice; one in so many goes through ExecuTorch's runtime.
-VALIDATED, EXPORTED = 4, 20
-#: Failures of one cause that a process makes small.
-_SHRUNK = 3
+#: Time limit for a graph, in seconds. If it takes longer, its process is killed and the graph is a failure.
+GRAPH_TIMEOUT_SECONDS = 180
+#: Every n-th graph is validated by tosa-opt and exported twice; every n-th graph runs in ExecuTorch's runtime.
+VALIDATION_INTERVAL, EXPORT_INTERVAL = 4, 20
+#: Maximum number of failures with the same cause that a process shrinks.
+_MAX_SHRUNK_PER_CAUSE = 3
 
 
 @dataclass
 class Verdict:
-    """What one graph came to.
+    """Outcome of one graph. Its attributes are the keys of a line in the record file.
 
     Attributes:
+        index: number of the graph.
         kind: ``right``, ``undefined`` (PyTorch cannot capture it), or a ``Failure``'s kind.
-        cause: of the failure, or why it is undefined.
-        small: source, inputs and operators of a small program that fails alike.
+        cause: cause of the failure, or the reason why the graph is undefined.
+        detail: message of the failure.
+        drawn: operators of the graph.
+        delegated: number of delegated operators.
+        refused: other operators with the reason.
+        small: source and inputs of a small program with the same failure.
+        operators: operators of the small program.
     """
 
     index: int
@@ -49,23 +55,30 @@ class Verdict:
     operators: list[str] = field(default_factory=list)
 
 
-def judged(program: Program, target: str, *, thorough: bool, exported: bool) -> tuple[int, list[tuple[str, str]]]:
-    """Operators delegated, and (operator, reason) of the others. Raises ``Failure`` or ``Undefined``."""
+def check_program(
+    program: Program, target: str, *, thorough: bool, exported: bool
+) -> tuple[int, list[tuple[str, str]]]:
+    """Check a program. Returns the number of delegated operators, and operator and reason of the others.
+
+    Raises:
+        Failure: a check failed.
+        Undefined: there is no expected result.
+    """
     samples = [program.samples(seed) for seed in range(3)]
-    outcome = check(program.module(), samples, target, again=thorough, validated=thorough)
+    outcome = check(program.module(), samples, target, export_twice=thorough, validate_flatbuffers=thorough)
     if exported:
         check_runtime(program.module(), samples, target)
     return outcome.delegated, list(outcome.refused.elements())
 
 
-def attempt(target: str, seed: int, index: int) -> Verdict:
-    """Draw a graph and judge it; a failure is not made small yet."""
-    program = draw(seed, index, integer=TARGETS[target].wide is not None)
+def check_graph(target: str, seed: int, index: int) -> Verdict:
+    """Draw a graph and check it, without shrinking a failure."""
+    program = draw(seed, index, integer=TARGETS[target].int16_activations is not None)
     verdict = Verdict(index, drawn=[step.operator for step in program.steps])
-    thorough = index % VALIDATED == 0
+    thorough = index % VALIDATION_INTERVAL == 0
     try:
-        verdict.delegated, verdict.refused = judged(
-            program, target, thorough=thorough, exported=index % EXPORTED == EXPORTED - 1
+        verdict.delegated, verdict.refused = check_program(
+            program, target, thorough=thorough, exported=index % EXPORT_INTERVAL == EXPORT_INTERVAL - 1
         )
     except Undefined as error:
         verdict.kind, verdict.cause = "undefined", str(error)
@@ -74,8 +87,8 @@ def attempt(target: str, seed: int, index: int) -> Verdict:
     return verdict
 
 
-def make_small(verdict: Verdict, target: str, seed: int, seconds: float) -> None:
-    """Note a small program that fails as ``verdict`` says."""
+def shrink_failure(verdict: Verdict, target: str, seed: int, seconds: float) -> None:
+    """Shrink the failing program of ``verdict``, and store the small program there."""
     thorough, exported = (
         verdict.kind in ("illegal", "unstable"),
         "runtime" in verdict.cause or "export" in verdict.cause,
@@ -83,7 +96,7 @@ def make_small(verdict: Verdict, target: str, seed: int, seconds: float) -> None
 
     def fails(program: Program) -> bool:
         try:
-            judged(program, target, thorough=thorough, exported=exported)
+            check_program(program, target, thorough=thorough, exported=exported)
         except Failure as failure:
             if (failure.kind, failure.cause) == (verdict.kind, verdict.cause):
                 verdict.detail = str(failure)
@@ -92,9 +105,9 @@ def make_small(verdict: Verdict, target: str, seed: int, seconds: float) -> None
             pass
         return False
 
-    small = shrink(draw(seed, verdict.index, integer=TARGETS[target].wide is not None), fails, seconds)
+    small = shrink(draw(seed, verdict.index, integer=TARGETS[target].int16_activations is not None), fails, seconds)
     verdict.operators = [step.operator for step in small.steps]
-    inputs = [f"{leaf.name}: {leaf.drawn}" for leaf in small.leaves if not leaf.constant]
+    inputs = [f"{leaf.name}: {leaf.spec}" for leaf in small.leaves if not leaf.constant]
     verdict.small = "\n".join([small.source, *inputs])
 
 
@@ -109,19 +122,19 @@ def serve(target: str, seed: int, seconds: float) -> None:
     """
     seen: Counter[tuple[str, str]] = Counter()
     for line in sys.stdin:
-        signal.alarm(LIMIT)  # kills the process, also where native code does not return
-        verdict = attempt(target, seed, int(line))
+        signal.alarm(GRAPH_TIMEOUT_SECONDS)  # kills the process, also where native code does not return
+        verdict = check_graph(target, seed, int(line))
         if verdict.kind not in ("right", "undefined"):
             seen[verdict.kind, verdict.cause] += 1
-            if seconds and seen[verdict.kind, verdict.cause] <= _SHRUNK:
-                print(_UNSHRUNK + json.dumps(asdict(verdict)), file=_ANSWERS, flush=True)
-                signal.alarm(LIMIT + int(10 * seconds))
-                make_small(verdict, target, seed, seconds)
+            if seconds and seen[verdict.kind, verdict.cause] <= _MAX_SHRUNK_PER_CAUSE:
+                print(_UNSHRUNK + json.dumps(asdict(verdict)), file=_ANSWER_STREAM, flush=True)
+                signal.alarm(GRAPH_TIMEOUT_SECONDS + int(10 * seconds))
+                shrink_failure(verdict, target, seed, seconds)
         signal.alarm(0)
-        print(json.dumps(asdict(verdict)), file=_ANSWERS, flush=True)
+        print(json.dumps(asdict(verdict)), file=_ANSWER_STREAM, flush=True)
 
 
-_ANSWERS = sys.stdout
+_ANSWER_STREAM = sys.stdout
 #: Prefix of a failure that is not shrunk yet; the shrunk one follows.
 _UNSHRUNK = "not shrunk: "
 
@@ -131,11 +144,16 @@ _UNSHRUNK = "not shrunk: "
 
 @dataclass
 class Campaign:
-    """Graphs ``range(graphs)`` of ``seed`` on one target.
+    """Check of the graphs ``range(graphs)`` of a seed on one target.
 
     Attributes:
-        record: a file of verdicts, one a line; graphs that are in it are not run again.
-        shrink: seconds of computing to make one failure small.
+        target: name of the target.
+        seed: seed of the graphs.
+        graphs: number of graphs.
+        record: file with one verdict per line; graphs in this file are not checked again.
+        workers: number of child processes.
+        minutes: time limit.
+        shrink: limit of processor time for shrinking one failure, in seconds.
     """
 
     target: str
@@ -147,7 +165,7 @@ class Campaign:
     shrink: float = 20.0
 
     def run(self) -> Iterator[Verdict]:
-        """Every verdict, those of earlier runs first."""
+        """Yield the verdict of every graph, those of earlier runs first."""
         self.record.parent.mkdir(parents=True, exist_ok=True)
         known = (
             [Verdict(**json.loads(line)) for line in self.record.read_text().splitlines()]
@@ -172,7 +190,7 @@ class Campaign:
                 yield verdict
 
     def _work(self, todo: Iterator[int], lock: Any, end: float, answers: Queue[Verdict | None]) -> None:
-        """One child after the other: a child that dies is a crash of the graph it had."""
+        """Send graphs to a child process. If the process dies, its graph has crashed, and a new process follows."""
         child = None
         try:
             while time.monotonic() < end:
@@ -214,7 +232,9 @@ def _ask(child: subprocess.Popen[str], index: int) -> Verdict:
     code = child.wait()
     if failure:
         return Verdict(**json.loads(failure))
-    cause = f"did not finish in {LIMIT} s" if code == -signal.SIGALRM else f"the process ended with {code}"
+    cause = (
+        f"did not finish in {GRAPH_TIMEOUT_SECONDS} s" if code == -signal.SIGALRM else f"the process ended with {code}"
+    )
     return Verdict(index, "crashed", cause)
 
 
@@ -223,7 +243,17 @@ def _ask(child: subprocess.Popen[str], index: int) -> Verdict:
 
 @dataclass
 class Summary:
-    """Counts over verdicts."""
+    """Counts of verdicts on one target.
+
+    Attributes:
+        target: name of the target.
+        graphs: number of verdicts.
+        kinds: number of verdicts by kind.
+        drawn: number of steps by operator.
+        delegated: number of delegated operators.
+        refused: number of other operators, by operator and reason.
+        failures: failures by kind, cause and operators.
+    """
 
     target: str
     graphs: int = 0
@@ -234,7 +264,7 @@ class Summary:
     failures: dict[tuple[str, ...], list[Verdict]] = field(default_factory=dict)
 
     def add(self, verdict: Verdict) -> bool:
-        """Count; True if it is the first failure of its cause and operators."""
+        """Count a verdict. Returns whether it is the first failure with its cause and operators."""
         self.graphs += 1
         self.kinds[verdict.kind] += 1
         self.drawn.update(verdict.drawn)
@@ -259,8 +289,8 @@ class Summary:
             f"  {self.refused.total():7d}{kinds}"
         )
 
-    def reasons(self, most: int = 20) -> list[str]:
-        """The most frequent reasons of refusals, without the operator's name."""
+    def frequent_refusals(self, most: int = 20) -> list[str]:
+        """List the most frequent reasons of refusals, without the operators' names."""
         counts: Counter[str] = Counter()
         for (operator, reason), count in self.refused.items():
             counts[reason.replace(operator, "<operator>")] += count

@@ -1,9 +1,10 @@
-"""Draws programs: each is a function of (seed, index).
+"""Generator of random programs: a seed and an index determine the program.
 
-A plain seeded generator, not Hypothesis: a step is drawn with the values of the earlier ones at hand, so that what
-PyTorch itself refuses, and what leaves the range of numbers, is drawn again at once; a graph costs a few milliseconds.
-Hypothesis would shrink the stream of choices, in thousands of compilations of 0.2 s; taking steps out of the program
-(``shrink``) needs some dozens. And a number keeps meaning the same graph when Hypothesis changes.
+Each step is drawn with the values of the earlier steps. If PyTorch refuses a step, or its values leave the range of
+numbers, the step is drawn again immediately. A graph takes a few milliseconds.
+
+Why not Hypothesis: it would shrink the sequence of choices, in thousands of compilations of 0.2 s. Removing steps from
+the program (``shrink``) needs some dozens. And the program of an index would change with Hypothesis.
 """
 
 from __future__ import annotations
@@ -18,28 +19,42 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from tests.fuzz.program import SCOPE, Leaf, Program, Step, sample, seasoned
+from tests.fuzz.program import SCOPE, Leaf, Program, Step, sample_leaf, with_random_parameters
 from tests.ops.runner import Input
 
 T = TypeVar("T")
 Shape = tuple[int, ...]
 Accept = Callable[[Tensor], bool]
-Make = Callable[["Draw"], tuple[str, str]]
-"""Draws a step: its expression, and the constructor of the module that it calls."""
+StepDrawer = Callable[["Draw"], tuple[str, str]]
+"""Draws a step; returns its expression and the constructor of the module that it calls."""
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 INTEGERS = (torch.int32, torch.int64, torch.int8, torch.int16)
 BOOL = (torch.bool,)
 ANY = FLOATS + INTEGERS + BOOL
 _RANGES = ((-2, 2), (-2, 2), (-2, 2), (-1, 1), (0.1, 3), (0, 1), (-30, 30), (1e-6, 2e-6), (-1e4, 1e4), (1, 5), (0, 0))
-_EXTREME = ((-1e9, 1e9), (1e12, 2e12), (1e-20, 3e-20), (-1e-35, 1e-35))
-_SPECIAL = (float("inf"), float("-inf"), float("nan"), -0.0, 0.0, 1e-40, -3e-42, 1e-30, 1e15, 65504.0, 0.5, -1.0, 1.0)
+_EXTREME_RANGES = ((-1e9, 1e9), (1e12, 2e12), (1e-20, 3e-20), (-1e-35, 1e-35))
+_SPECIAL_VALUES = (
+    float("inf"),
+    float("-inf"),
+    float("nan"),
+    -0.0,
+    0.0,
+    1e-40,
+    -3e-42,
+    1e-30,
+    1e15,
+    65504.0,
+    0.5,
+    -1.0,
+    1.0,
+)
 _INTEGER_RANGES = ((-100, 100), (-100, 100), (0, 4), (-2, 2), (0, 100000), (1, 9))
 
 
 @dataclass(frozen=True)
 class Reference:
-    """A value that an expression can name; its representation is its name."""
+    """A value that an expression can use; its ``repr`` is its name, so that it can be formatted into source."""
 
     name: str
     tensor: Tensor
@@ -58,24 +73,30 @@ class Reference:
         return self.tensor.dim()
 
 
-class Impossible(Exception):
-    """What was drawn so far leaves nothing to draw; the step is drawn anew."""
+class NoValidChoice(Exception):
+    """The choices so far allow no valid step; the step is drawn again."""
 
 
-def finite(x: Tensor) -> bool:
-    """Whether all elements are numbers: for operands of which a kernel may read more, and multiply it by 0."""
+def is_finite(x: Tensor) -> bool:
+    """Whether all elements are finite. Kernels may multiply unused elements by 0, and infinity times 0 is NaN."""
     return bool(x.isfinite().all())
 
 
 class Draw:
-    """A program while it is drawn, with the value of everything in it.
+    """A program under construction, with the values of its leaves and steps.
 
     Args:
-        key: seeds the random numbers.
-        integer: for quantization: float32 alone, and no value that is not finite or beyond 1e6.
+        key: seed of the random numbers.
+        integer: draw a program for quantization: float32 only, and finite values up to 1e6.
 
     Attributes:
-        special: floating-point values may be infinite, not a number, denormal or -0.0.
+        rng: random number generator.
+        integer: as the argument.
+        limit: largest magnitude of floating-point values.
+        special: whether floating-point values may be infinite, NaN, denormal or -0.0.
+        leaves: leaves so far.
+        steps: steps so far.
+        values: values of leaves and steps so far.
     """
 
     def __init__(self, key: str, *, integer: bool) -> None:
@@ -92,25 +113,25 @@ class Draw:
     # -- choices -------------------------------------------------------------------------------------------------
 
     def chance(self, probability: float) -> bool:
-        """True that often."""
+        """Return True with this probability."""
         return self.rng.random() < probability
 
     def choose(self, items: Sequence[T]) -> T:
-        """One of ``items``."""
+        """Choose one of ``items``."""
         if not items:
-            raise Impossible
+            raise NoValidChoice
         return self.rng.choice(items)
 
     def size(self, low: int = 1, high: int = 8) -> int:
-        """An integer, both ends included."""
+        """Draw an integer from ``low`` to ``high``, both included."""
         return self.rng.randint(low, high)
 
     def number(self) -> float | int:
-        """A Python number as programs have them."""
+        """Draw a Python number that is typical for programs."""
         return self.choose((0.5, 1.5, -1.5, 2, -1, 3.0, 0.1, 1, 0, 1e-3, 100.0, -0.25))
 
     def shape(self, rank: int | None = None) -> Shape:
-        """At most 4,096 elements; rarely none."""
+        """Draw a shape; a dimension is rarely 0."""
         if rank is None:
             rank = self.choose((0, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4, 4, 5, 6))
         high = {0: 8, 1: 40, 2: 16, 3: 12, 4: 8}.get(rank, 4)
@@ -120,13 +141,13 @@ class Draw:
         return tuple(sizes)
 
     def axis(self, x: Reference) -> int:
-        """One of ``x``'s dimensions, counted from either end."""
+        """Draw a dimension of ``x``, counted from either end."""
         if not x.rank:
             return self.choose((0, -1))
         return self.rng.randrange(-x.rank, x.rank)
 
     def axes(self, x: Reference) -> list[int]:
-        """Some of ``x``'s dimensions, none twice."""
+        """Draw different dimensions of ``x``."""
         axes = self.rng.sample(range(x.rank), self.size(1, x.rank)) if x.rank else []
         return [axis - x.rank if self.chance(0.3) else axis for axis in axes]
 
@@ -142,12 +163,15 @@ class Draw:
         constant: float = 0.15,
         fresh: float = 0.2,
     ) -> Reference:
-        """A value that is there and that ``accept`` takes, or else a new leaf of ``shape``.
+        """Choose an existing value that ``accept`` accepts, or create a leaf.
 
         Args:
-            span: range of the values: then always a leaf.
-            constant: how often a leaf is a buffer.
-            fresh: how often a leaf is made although a value is there.
+            accept: whether a value can be used.
+            shape: shape of a new leaf, or a function that draws it. An existing value must have a given shape.
+            dtypes: allowed types.
+            span: range of the values; if given, a leaf is always created.
+            constant: probability that a new leaf is a buffer.
+            fresh: probability that a leaf is created although a value exists.
         """
         exact = shape if isinstance(shape, tuple) else None
         found = [
@@ -168,22 +192,22 @@ class Draw:
     def _leaf(self, shape: Shape, dtype: torch.dtype, span: tuple[float, float] | None, constant: float) -> Reference:
         special: tuple[float, ...] = ()
         if self.special and span is None and constant < 0.9 and dtype.is_floating_point and self.chance(0.5):
-            special = tuple(self.rng.sample(_SPECIAL, self.size(1, 4)))
+            special = tuple(self.rng.sample(_SPECIAL_VALUES, self.size(1, 4)))
         if span is None:
             wide = not self.integer and dtype is torch.float32 and self.chance(0.05)
-            span = self.choose(_EXTREME if wide else _RANGES if dtype.is_floating_point else _INTEGER_RANGES)
+            span = self.choose(_EXTREME_RANGES if wide else _RANGES if dtype.is_floating_point else _INTEGER_RANGES)
             if dtype is torch.int8 and span[1] > 127:
                 span = (-100, 100)
             if dtype is torch.int16 and span[1] > 32767:
                 span = (-30000, 30000)
-        leaf = Leaf(self._name(), Input(shape, span[0], span[1], dtype, special), self.chance(constant))
+        leaf = Leaf(self._next_name(), Input(shape, span[0], span[1], dtype, special), self.chance(constant))
         self.leaves.append(leaf)
-        reference = Reference(leaf.name, sample(leaf))
+        reference = Reference(leaf.name, sample_leaf(leaf))
         self.values.append(reference)
         return reference
 
     def like(self, x: Reference, dtypes: Sequence[torch.dtype] | None = None) -> Reference:
-        """An operand that broadcasts with ``x``."""
+        """Draw an operand that broadcasts with ``x``."""
 
         def broadcasts(y: Tensor) -> bool:
             return all(
@@ -197,27 +221,37 @@ class Draw:
         return self.tensor(broadcasts, shape, dtypes or (x.tensor.dtype, *FLOATS), constant=0.3)
 
     def constant(self, *shape: int, span: tuple[float, float] = (-1, 1)) -> Reference:
-        """A weight: usually a buffer, seldom computed; one that is there may be shared.
+        """Draw a weight: usually a buffer, sometimes a computed or shared value.
 
-        Finite: whether a kernel multiplies the zeros around an image by an infinite weight is its own affair.
+        Weights are finite, because only some kernels multiply the zero padding of an image by an infinite weight.
         """
-        return self.tensor(finite, shape, (torch.float32,), span=None if self.chance(0.2) else span, constant=0.95)
+        return self.tensor(is_finite, shape, (torch.float32,), span=None if self.chance(0.2) else span, constant=0.95)
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
-    def _name(self) -> str:
+    def _next_name(self) -> str:
         self._names += 1
         return f"v{self._names - 1}"
 
-    def step(self, operator: str, make: Make, tries: int = 12) -> bool:
-        """Append a step whose (expression, module) ``make`` draws; False if PyTorch takes none of several."""
+    def step(self, operator: str, make: StepDrawer, tries: int = 12) -> bool:
+        """Append a step that ``make`` draws. Returns False if PyTorch refuses all tries."""
         for _ in range(tries):
             marks = len(self.leaves), len(self.values), self._names
             try:
                 expression, module = make(self)
-                step = Step(self._name(), operator, expression.replace("self.m", f"self.v{self._names - 1}"), module)
+                step = Step(
+                    self._next_name(), operator, expression.replace("self.m", f"self.v{self._names - 1}"), module
+                )
                 results = self._evaluate(step)
-            except (Impossible, RuntimeError, IndexError, ValueError, TypeError, AssertionError, NotImplementedError):
+            except (
+                NoValidChoice,
+                RuntimeError,
+                IndexError,
+                ValueError,
+                TypeError,
+                AssertionError,
+                NotImplementedError,
+            ):
                 del self.leaves[marks[0] :], self.values[marks[1] :]
                 self._names = marks[2]
                 continue
@@ -229,12 +263,14 @@ class Draw:
     def _evaluate(self, step: Step) -> list[Reference]:
         if step.module:
             module = eval(step.module, dict(SCOPE))
-            setattr(self._modules, step.name, seasoned(module, int(step.name[1:])).eval())
+            setattr(self._modules, step.name, with_random_parameters(module, int(step.name[1:])).eval())
         scope = SCOPE | {"self": self._modules}
         scope |= {value.name: value.tensor for value in self.values if "[" not in value.name}
-        scope |= {name: self._group(name) for name in {v.name.split("[")[0] for v in self.values if "[" in v.name}}
-        if step.writes and (self._constants_written(step) or self._overlaps(step)):
-            raise Impossible
+        scope |= {
+            name: self._tuple_values(name) for name in {v.name.split("[")[0] for v in self.values if "[" in v.name}
+        }
+        if step.writes and (self._may_write_constant(step) or self._has_overlapping_operand(step)):
+            raise NoValidChoice
         saved = [(value.tensor, value.tensor.clone()) for value in self.values] if step.writes else []
         with torch.no_grad():
             result = eval(step.expression, scope)
@@ -242,54 +278,54 @@ class Draw:
         named = {f"{step.name}[{i}]": x for i, x in enumerate(result)} if several else {step.name: result}
         known = [x.tensor for x in self.values] if step.writes else []
         results = list(named.values())
-        if not all(isinstance(x, Tensor) and self._sound(x) for x in [*results, *known]) or self._overflows(
-            step, results
-        ):
+        if not all(
+            isinstance(x, Tensor) and self._is_valid(x) for x in [*results, *known]
+        ) or self._may_overflow_integers(step, results):
             for tensor, before in saved:
                 tensor.copy_(before)
-            raise Impossible
+            raise NoValidChoice
         return [Reference(name, tensor) for name, tensor in named.items()]
 
-    def _overlaps(self, step: Step) -> bool:
-        """Whether elements share memory, as expanded ones do: what a write to one does to others is open."""
+    def _has_overlapping_operand(self, step: Step) -> bool:
+        """Whether elements of an operand share memory, as after expand: PyTorch does not define writes to them."""
         read = [value.tensor for value in self.values if value.name.split("[")[0] in step.reads]
         return any(not n and size > 1 for x in read for n, size in zip(x.stride(), x.shape, strict=True))
 
-    def _overflows(self, step: Step, results: Sequence[Tensor]) -> bool:
-        """Whether numbers that no integer type holds could have become integers: C leaves open what these are."""
+    def _may_overflow_integers(self, step: Step, results: Sequence[Tensor]) -> bool:
+        """Whether numbers beyond the integer type may have been cast to integers, which C does not define."""
         made = [x.dtype for x in results if x.dtype in INTEGERS]
         limit = min((float(torch.iinfo(dtype).max) for dtype in made), default=0.0)
         read = [value.tensor for value in self.values if value.name.split("[")[0] in step.reads]
         return bool(made) and any(x.is_floating_point() and not bool((x.abs() < limit).all()) for x in read)
 
-    def _group(self, name: str) -> list[Tensor]:
+    def _tuple_values(self, name: str) -> list[Tensor]:
         return [value.tensor for value in self.values if value.name.startswith(name + "[")]
 
-    def _constants_written(self, step: Step) -> bool:
-        """Whether the step could write into a buffer: a program's buffers stay as they are."""
+    def _may_write_constant(self, step: Step) -> bool:
+        """Whether the step may write to a buffer; the buffers of a program are constants."""
         constants = {leaf.name for leaf in self.leaves if leaf.constant}
         held = {v.tensor.untyped_storage().data_ptr() for v in self.values if v.name in constants}
         return any(
             v.tensor.untyped_storage().data_ptr() in held for v in self.values if v.name.split("[")[0] in step.reads
         )
 
-    def _sound(self, x: Tensor) -> bool:
+    def _is_valid(self, x: Tensor) -> bool:
         if x.dim() > 6 or x.numel() > 4096 or x.dtype not in ANY:
             return False
         if not x.is_floating_point() or not x.numel() or self.special:
             return True
         return bool(x.isfinite().all()) and float(x.abs().max()) <= self.limit
 
-    def calibrates(self, program: Program) -> bool:
-        """Whether it runs on other samples, too, and stays in the range of numbers."""
+    def can_calibrate(self, program: Program) -> bool:
+        """Whether the program also runs on other samples, with values in the allowed range."""
         try:
             values = [x for seed in (1, 2) for x in program.values(seed).values()]
-        except RuntimeError:  # a mask has more ones than there are elements
+        except RuntimeError:  # for example a mask with more ones than elements
             return False
-        return all(map(self._sound, values))
+        return all(map(self._is_valid, values))
 
-    def program(self) -> Program:
-        """What was drawn, returning what no step reads, and now and then something more."""
+    def build_program(self) -> Program:
+        """Build the program. Its outputs are the values that no step reads, and sometimes others."""
         read = {name for step in self.steps for name in step.reads}
         made = [value.name for value in self.values if value.name.split("[")[0] not in {x.name for x in self.leaves}]
         outputs = [name for name in made if name.split("[")[0] not in read]
@@ -299,27 +335,27 @@ class Draw:
             outputs.append(self.choose(self.leaves).name)
         if not outputs:
             outputs = made[-1:]
-        return Program(tuple(self.leaves), tuple(self.steps), tuple(outputs)).pruned()
+        return Program(tuple(self.leaves), tuple(self.steps), tuple(outputs)).prune()
 
 
 def draw(seed: int, index: int, *, integer: bool) -> Program:
-    """Program number ``index`` of ``seed``: 3 to 30 steps, few more often than many; each fifth moves data about."""
-    from tests.fuzz.arguments import menu, moving_menu
+    """Draw program number ``index`` of ``seed``. It has 3 to 30 steps; every fifth program is mostly data movement."""
+    from tests.fuzz.arguments import list_data_movement_steps, list_steps
 
-    steps = moving_menu() if index % 5 == 4 else menu()
+    steps = list_data_movement_steps() if index % 5 == 4 else list_steps()
     for attempt in itertools.count():
         d = Draw(f"{seed}/{index}/{attempt}", integer=integer)
         wanted = 3 + int(27 * d.rng.random() ** 2)
         while len(d.steps) < wanted:
             operator, make = d.choose(d.choose(steps))
             d.step(operator, make)
-        program = d.program()
-        if not integer or d.calibrates(program):
+        program = d.build_program()
+        if not integer or d.can_calibrate(program):
             return program
     raise AssertionError
 
 
-def draw_with(operator: str, make: Make, seed: int, *, integer: bool) -> Program | None:
-    """A program of one step, None if none is found."""
+def draw_with(operator: str, make: StepDrawer, seed: int, *, integer: bool) -> Program | None:
+    """Draw a program of one step; None if PyTorch refuses all tries."""
     d = Draw(f"{operator}/{seed}", integer=integer)
-    return d.program() if d.step(operator, make, tries=200) else None
+    return d.build_program() if d.step(operator, make, tries=200) else None

@@ -1,16 +1,16 @@
-"""What a program must compute on a target, and everything else that an export of it must be.
+"""Test oracle of random graphs: compiles a program for a target and checks its results.
 
-**Floating point.** The program is evaluated in float64, and again a few times with every operator that rounds slightly
-wrong: operands and result are off by a random relative error of some float32 roundings (mixed forward-backward
-stability: the most that can be asked of an implementation). What these evaluations are apart is what the target may be
-off; where they are far apart, or of different kinds (a comparison of numbers that are equal but for rounding), the
-program has no number to compare with. Operators that do not round (movement, comparison, relu) are not moved.
+**Floating point.** The program is evaluated in float64. It is evaluated a few more times with perturbed operators:
+operands and results get a random relative error of some float32 roundings (mixed forward-backward stability). The
+target's error may be as large as the differences between these evaluations. If they differ strongly, or in kind (a
+comparison of numbers that are equal except for rounding), there is no expected value. Operators that do not round (data
+movement, comparison, relu) are not perturbed.
 
-**Integer.** Every tensor that the quantized graph quantizes is made an output: each must be within one step of what
-PyTorch computes from the target's own earlier tensors, in float32, in float64, or perturbed likewise; an int16 TABLE
-may be anywhere between two of its points. The program itself must then return what these tensors give.
+**Integer.** Every quantized tensor of the graph becomes an output. PyTorch computes it from the target's own earlier
+tensors, in float32, in float64 and perturbed. The target's tensor must be within one step of one of these results; the
+result of an int16 TABLE may be anywhere between two entries. The program's output must follow from these tensors.
 
-**Ethos-U.** What Vela made is executed, command by command, and must give the bits of the graph that it was made from.
+**Ethos-U.** The emulator executes Vela's command stream. Its results must be bit-equal to those of the TOSA graph.
 """
 
 from __future__ import annotations
@@ -54,80 +54,84 @@ from arm_backend_core.tosa import reference
 from arm_recipes import ArmRecipeType
 from arm_recipes.runtime.errors import RunError
 from arm_recipes.runtime.ethosu import EthosUDelegate
-from tests.graphs import tosa_opt
+from tests.graphs import validate_by_tosa_opt
 from tests.models import quantized_reference
 from tests.ops.runner import export, flat
 from tests.runtime.ethosu_emulator import payloads, random_inputs
 
-#: Relative error that an operator may make, by the element type of its result.
-_PRECISION = {torch.float64: 2.0**-20, torch.float32: 2.0**-20, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
-_FLOAT32 = 2.0**-20
-#: They write to a copy of what they are given; ``nanmedian`` writes indices where a copy of values should be.
-_WRITING = {getattr(torch.ops.aten, f"{part}_scatter").default for part in ("select", "slice", "diagonal")}
-_WRITING |= {torch.ops.aten.copy.default, torch.ops.aten.nanmedian.dim}
-#: PyTorch says that their results may name any of equal elements, ``sort.stable`` where it is not asked to be.
-_ANY_OF_EQUALS = {getattr(torch.ops.aten, name).default for name in ("topk", "sort", "kthvalue")}
-_ANY_OF_EQUALS |= {torch.ops.aten.sort.stable, torch.ops.aten.median.dim}
+#: Relative error of a perturbed operator, by the element type of its result.
+_RELATIVE_ERROR = {torch.float64: 2.0**-20, torch.float32: 2.0**-20, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
+_FLOAT32_ERROR = 2.0**-20
+#: They write to a copy of an operand. ``nanmedian`` returns indices in place of values.
+_SCATTER_COPIES = {getattr(torch.ops.aten, f"{part}_scatter").default for part in ("select", "slice", "diagonal")}
+_SCATTER_COPIES |= {torch.ops.aten.copy.default, torch.ops.aten.nanmedian.dim}
+#: If elements are equal, PyTorch may return the index of any of them; ``sort.stable`` only with ``stable=False``.
+_TIES_UNSPECIFIED = {getattr(torch.ops.aten, name).default for name in ("topk", "sort", "kthvalue")}
+_TIES_UNSPECIFIED |= {torch.ops.aten.sort.stable, torch.ops.aten.median.dim}
 _COMPARISONS = [f"aten::{name}" for name in ("eq", "ne", "gt", "ge", "lt", "le")]
-#: Smaller ones may be taken for 0 (TOSA 1.0, floating-point behavior of each operator).
-_SUBNORMAL = 2.0**-126
-#: A remainder of a larger quotient is off as its operands are.
+#: Smallest normal float32 number; smaller ones may be flushed to 0 (TOSA 1.0, floating-point behavior).
+_SMALLEST_NORMAL = 2.0**-126
+#: Quotient of float32 numbers up to which a remainder is exact.
 _REMAINDERS = {getattr(torch.ops.aten.remainder, kind) for kind in ("Tensor", "Scalar", "Scalar_Tensor")}
 _REMAINDERS |= {torch.ops.aten.fmod.Tensor, torch.ops.aten.fmod.Scalar}
-_EXACT_REMAINDER = 2.0**20
-#: What the reference model says where TOSA leaves a result undefined.
-_BEYOND_TOSA = ("UNPREDICTABLE", "exceed valid range", "divisor must be non-zero")
-_WHOLE = (torch.int8, torch.int16, torch.int32, torch.int64)
+_MAX_EXACT_QUOTIENT = 2.0**20
+#: Messages of the reference model if TOSA leaves a result undefined.
+_UNDEFINED_MESSAGES = ("UNPREDICTABLE", "exceed valid range", "divisor must be non-zero")
+_INTEGER_DTYPES = (torch.int8, torch.int16, torch.int32, torch.int64)
 _EVALUATIONS = 4
-#: Floating point: so many before a number is called wrong. A tie falls the other way in about every second one.
-_MOST_EVALUATIONS = 60
-_Kind = Callable[[GraphModule], Interpreter]
-#: What recipes algorithms that gives operators other types and scales; the rest gives them other weights.
-_IMPROVE = ("int16_angles", "int16_attention", "concat_scales", "fused_norms", "int16_outputs", "fused_rms_norms")
+#: Perturbed evaluations before a float value counts as wrong. A tie is broken differently in about every second one.
+_MAX_EVALUATIONS = 60
+_InterpreterFactory = Callable[[GraphModule], Interpreter]
+#: Quantization algorithms that change types and scales; the others change weights.
+_ALGORITHMS = ("int16_angles", "int16_attention", "concat_scales", "fused_norms", "int16_outputs", "fused_rms_norms")
 
 
 @dataclass(frozen=True)
 class Target:
-    """What a program is compiled for, and how it is quantized."""
+    """A target and the quantization for it.
+
+    Attributes:
+        spec: TOSA specification or accelerator.
+        int16_activations: whether activations are int16; None if the program is not quantized.
+    """
 
     spec: str
-    wide: bool | None = None
-    """int16 activations; None: not quantized."""
+    int16_activations: bool | None = None
 
     @property
     def tosa(self) -> TosaTarget:
-        """What its flatbuffers may use."""
+        """The TOSA profile and extensions that flatbuffers may use."""
         return TosaTarget.from_tosa_spec(
-            "TOSA-1.0+FP" if self.wide is None else "TOSA-1.0+INT+int16+int4+doubleround+inexactround"
+            "TOSA-1.0+FP" if self.int16_activations is None else "TOSA-1.0+INT+int16+int4+doubleround+inexactround"
         )
 
 
 TARGETS = {
     "TOSA_FP": Target("TOSA-1.0+FP"),
-    "TOSA_INT8": Target("TOSA-1.0+INT+int16", wide=False),
-    "TOSA_A16W8": Target("TOSA-1.0+INT+int16", wide=True),
-    "ETHOSU_U55_INT8": Target("ethos-u55-128", wide=False),
-    "ETHOSU_U65_INT8": Target("ethos-u65-256", wide=False),
-    "ETHOSU_U85_INT8": Target("ethos-u85-256", wide=False),
-    "ETHOSU_U55_A16W8": Target("ethos-u55-128", wide=True),
-    "ETHOSU_U65_A16W8": Target("ethos-u65-256", wide=True),
-    "ETHOSU_U85_A16W8": Target("ethos-u85-256", wide=True),
+    "TOSA_INT8": Target("TOSA-1.0+INT+int16", int16_activations=False),
+    "TOSA_A16W8": Target("TOSA-1.0+INT+int16", int16_activations=True),
+    "ETHOSU_U55_INT8": Target("ethos-u55-128", int16_activations=False),
+    "ETHOSU_U65_INT8": Target("ethos-u65-256", int16_activations=False),
+    "ETHOSU_U85_INT8": Target("ethos-u85-256", int16_activations=False),
+    "ETHOSU_U55_A16W8": Target("ethos-u55-128", int16_activations=True),
+    "ETHOSU_U65_A16W8": Target("ethos-u65-256", int16_activations=True),
+    "ETHOSU_U85_A16W8": Target("ethos-u85-256", int16_activations=True),
 }
 
 
 @cache
 def compile_spec(name: str) -> ArmCompileSpec:
-    """How to compile for a target."""
+    """Return the compile spec of a target."""
     spec = TARGETS[name].spec
     return EthosUCompileSpec(spec) if spec.startswith("ethos") else TosaCompileSpec(spec)
 
 
 class Failure(Exception):
-    """A program is not as it must be.
+    """A check of a program failed.
 
     Attributes:
         kind: ``crashed``, ``wrong``, ``illegal`` or ``unstable`` (two exports differ).
-        cause: what failures of one cause have in common; a smaller program has failed alike if it is the same.
+        cause: text that identifies failures of the same cause, without numbers.
     """
 
     def __init__(self, kind: str, cause: str, detail: str = "") -> None:
@@ -137,24 +141,31 @@ class Failure(Exception):
 
 
 class Undefined(Exception):
-    """There is nothing to compare with: torch.export cannot capture it, or its tensors have no scale."""
+    """There is no expected result: torch.export cannot capture the program, or its tensors have no scale."""
 
 
 @dataclass
 class Outcome:
-    """What is known of a program that passed: operators that ran on the target, and why others did not."""
+    """Result of a program that passed.
+
+    Attributes:
+        delegated: number of operators that ran on the target.
+        refused: number of other operators, by operator and reason.
+    """
 
     delegated: int = 0
     refused: Counter[tuple[str, str]] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True)
-class Compiled:
-    """A program, what it was made from, and what its delegation recorded.
+class CompiledProgram:
+    """A compile_program program.
 
     Attributes:
-        captured: quantized, if the target is.
-        eager: outputs for the first sample before it was quantized.
+        captured: the captured program, quantized if the target is.
+        eager: outputs of the program for the first sample, before quantization.
+        program: the program with delegates.
+        log: events of the delegation.
     """
 
     captured: ExportedProgram
@@ -163,90 +174,99 @@ class Compiled:
     log: events.Log
 
     def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """Outputs; delegates run on the reference model."""
-        return _run(_LaidOut, self.program, inputs)
+        """Run the program and return its outputs; delegates run on the reference model."""
+        return _run(_ContiguousInterpreter, self.program, inputs)
 
 
-class _LaidOut(Interpreter):
-    """As ExecuTorch does, in whose memory tensors lie as they were traced; some kernels of PyTorch's do otherwise."""
+class _ContiguousInterpreter(Interpreter):
+    """Makes results contiguous if they were traced so, as in ExecuTorch; some of PyTorch's kernels do not."""
 
     def run_node(self, n: torch.fx.Node) -> Any:
         result, traced = super().run_node(n), n.meta.get("val")
-        laid_out = isinstance(result, Tensor) and isinstance(traced, Tensor) and traced.is_contiguous()
-        return result.contiguous() if laid_out else result
+        traced_contiguous = isinstance(result, Tensor) and isinstance(traced, Tensor) and traced.is_contiguous()
+        return result.contiguous() if traced_contiguous else result
 
 
-def compiled(model: nn.Module, samples: Sequence[tuple[Tensor, ...]], target: str) -> Compiled:
-    """Capture, quantize with ``samples``, delegate.
+def compile_program(model: nn.Module, samples: Sequence[tuple[Tensor, ...]], target: str) -> CompiledProgram:
+    """Capture a model, quantize it with ``samples``, and delegate it.
 
     Raises:
-        Undefined: PyTorch does not get as far as our code.
-        Failure: our code raised.
+        Undefined: PyTorch cannot capture the model.
+        Failure: the compiler raised an exception.
     """
     try:
-        captured = export(model, _copies(samples[0]))
+        captured = export(model, _clone_inputs(samples[0]))
         eager = _run(Interpreter, captured, samples[0])
     except Exception as error:
         raise Undefined(f"torch.export: {type(error).__name__}: {str(error).splitlines()[0][:80]}") from error
     try:
-        if TARGETS[target].wide is not None:
-            captured = quantized(captured, samples, wide=bool(TARGETS[target].wide))
+        if TARGETS[target].int16_activations is not None:
+            captured = quantize_program(captured, samples, int16_activations=bool(TARGETS[target].int16_activations))
         with events.record() as log:
             program = delegate(captured, compile_spec(target))
     except ModelError as error:
         raise Undefined(f"{type(error).__name__}: {str(error)[:80]}") from error
     except Exception as error:
-        raise Failure("crashed", _where(error)) from error
-    return Compiled(captured, eager, program, log)
+        raise Failure("crashed", _describe_error(error)) from error
+    return CompiledProgram(captured, eager, program, log)
 
 
-def quantized(program: ExportedProgram, samples: Sequence[tuple[Tensor, ...]], *, wide: bool) -> ExportedProgram:
-    """The quantized graph, calibrated on ``samples``; ``program`` is edited.
+def quantize_program(
+    program: ExportedProgram, samples: Sequence[tuple[Tensor, ...]], *, int16_activations: bool
+) -> ExportedProgram:
+    """Quantize a program, calibrated on ``samples``; ``program`` is changed.
 
     Raises:
-        ModelError: a sample makes a tensor that has no scale, or one is not float32.
+        ModelError: a tensor has no scale for these samples, or is not float32.
     """
-    config = get_symmetric_a16w8_quantization_config() if wide else get_symmetric_quantization_config()
+    config = get_symmetric_a16w8_quantization_config() if int16_activations else get_symmetric_quantization_config()
     observed = ObservedProgram(
-        program, TOSAQuantizer(compile_spec("TOSA_INT8")).set_global(config), algorithms=_IMPROVE
+        program, TOSAQuantizer(compile_spec("TOSA_INT8")).set_global(config), algorithms=_ALGORITHMS
     )
     with torch.no_grad():
         for sample in samples:
-            observed(*_copies(sample))
+            observed(*_clone_inputs(sample))
     observed.concat_scales.apply()
     return observed.convert()
 
 
 def check(
-    model: nn.Module, samples: Sequence[tuple[Tensor, ...]], target: str, *, again: bool = True, validated: bool = True
+    model: nn.Module,
+    samples: Sequence[tuple[Tensor, ...]],
+    target: str,
+    *,
+    export_twice: bool = True,
+    validate_flatbuffers: bool = True,
 ) -> Outcome:
-    """Compile a model for ``target``, run it, and check all that must hold.
+    """Compile a model for ``target``, run it, and check the results.
 
     Args:
-        samples: calibrate it; the first one is what it is run with.
-        again: compile it twice.
-        validated: give the flatbuffers to tosa-opt.
+        model: the model.
+        samples: calibration samples; the program runs on the first one.
+        target: name of the target.
+        export_twice: compile the model twice and compare.
+        validate_flatbuffers: validate the flatbuffers by tosa-opt.
 
     Raises:
-        Failure: something does not hold.
-        Undefined: it cannot be captured, or PyTorch's kernels give other types than its graph says.
+        Failure: a check failed.
+        Undefined: PyTorch cannot capture the model, or its kernels return other types than the graph has.
     """
-    first = compiled(model, samples, target)
-    if validated:
-        for made in first.log.delegates:
-            validate(made.tosa, TARGETS[target].tosa)
+    first = compile_program(model, samples, target)
+    if validate_flatbuffers:
+        for record in first.log.delegates:
+            validate(record.tosa, TARGETS[target].tosa)
     if isinstance(compile_spec(target), EthosUCompileSpec):
         _check_streams(first)
     try:
         _check_values(first, samples[0], target)
     except Failure:
-        _check_traced(first.captured, samples[0])
+        _check_traced_types(first.captured, samples[0])
         raise
-    if again:
-        second = compiled(model, samples, target)
-        if [made.tosa for made in first.log.delegates] != [made.tosa for made in second.log.delegates]:
+    if export_twice:
+        second = compile_program(model, samples, target)
+        if [record.tosa for record in first.log.delegates] != [record.tosa for record in second.log.delegates]:
             raise Failure("unstable", "two exports differ")
-    outcome = Outcome(sum(len(made.operators) for made in first.log.delegates))
+    outcome = Outcome(sum(len(record.operators) for record in first.log.delegates))
     for refused in first.log.rejected:
         if not refused.reason.strip():
             raise Failure("crashed", f"{refused.operator} is refused without a reason")
@@ -254,67 +274,69 @@ def check(
     return outcome
 
 
-def _check_streams(made: Compiled) -> None:
-    """Every command stream, as the emulator executes it, must give the bits of the graph that it was compiled from.
+def _check_streams(compiled: CompiledProgram) -> None:
+    """Check that every command stream computes the bits of its TOSA graph on the emulator.
 
-    And it must not owe them to the emulator's order of operations, or to memory that nothing has written.
+    The access checker also checks that the results depend neither on the order of operations nor on unwritten memory.
     """
-    by_checksum = {checksum_spec(payload).value: payload for payload in payloads(made.program)}
-    for delegated in made.log.delegates:
-        arrays = random_inputs(delegated, seed=0)
+    by_checksum = {checksum_spec(payload).value: payload for payload in payloads(compiled.program)}
+    for delegate_record in compiled.log.delegates:
+        arrays = random_inputs(delegate_record, seed=0)
         try:
-            right = reference.run(delegated.tosa, arrays)
+            expected = reference.run(delegate_record.tosa, arrays)
         except ArmBackendError as error:
-            if not any(said in str(error) for said in _BEYOND_TOSA):
+            if not any(message in str(error) for message in _UNDEFINED_MESSAGES):
                 raise
-            continue  # of random numbers: indices beyond what they index, divisors of 0
+            continue  # random inputs: indices out of range, divisors of 0
         try:
-            stream = EthosUDelegate(by_checksum[delegated.checksum], {})
+            stream = EthosUDelegate(by_checksum[delegate_record.checksum], {})
             inputs = [array.reshape(-1).view("uint8") for array in arrays]
-            given = stream.run(inputs)
+            results = stream.run(inputs)
         except Exception as error:
             raise Failure("crashed", f"emulator: {type(error).__name__}: {error}") from error
-        for io, ours, theirs in zip(delegated.outputs, given, right, strict=True):
-            wrong = int((ours.view(theirs.dtype).reshape(theirs.shape) != theirs).sum())
+        for io, result, expected_array in zip(delegate_record.outputs, results, expected, strict=True):
+            wrong = int((result.view(expected_array.dtype).reshape(expected_array.shape) != expected_array).sum())
             if wrong:
-                raise Failure("wrong", "command stream", f"{delegated.name}: {wrong} of {theirs.size} of {io.name}")
+                raise Failure(
+                    "wrong", "command stream", f"{delegate_record.name}: {wrong} of {expected_array.size} of {io.name}"
+                )
         try:
             stream.run_checked(inputs)
         except RunError as error:
-            raise Failure("wrong", f"on a device: {error}", delegated.name) from error
+            raise Failure("wrong", f"on a device: {error}", delegate_record.name) from error
 
 
-def _check_values(made: Compiled, sample: tuple[Tensor, ...], target: str) -> None:
+def _check_values(compiled: CompiledProgram, sample: tuple[Tensor, ...], target: str) -> None:
     try:
-        outputs = made.run(sample)
+        outputs = compiled.run(sample)
     except Exception as error:
-        raise Failure("crashed", f"at run: {_where(error)}") from error
-    _check_signature(outputs, made.eager)
-    if TARGETS[target].wide is None:
-        _check_float(made.captured, sample, outputs, made.eager)
+        raise Failure("crashed", f"at run: {_describe_error(error)}") from error
+    _check_signature(outputs, compiled.eager)
+    if TARGETS[target].int16_activations is None:
+        _check_float(compiled.captured, sample, outputs, compiled.eager)
     else:
-        _check_integer(made.captured, sample, outputs, target)
+        _check_integer(compiled.captured, sample, outputs, target)
 
 
-def _check_traced(program: ExportedProgram, inputs: Sequence[Tensor]) -> None:
+def _check_traced_types(program: ExportedProgram, inputs: Sequence[Tensor]) -> None:
     try:
-        _run(_AsTraced, program, inputs)
+        _run(_TracedTypeChecker, program, inputs)
     except Undefined:
         raise
-    except Exception:  # it does not run at all: nothing is known of its types
+    except Exception:  # the program does not run, so its types are unknown
         return
 
 
-class _AsTraced(Interpreter):
-    """Raises ``Undefined`` where PyTorch's kernels give what nobody can hold a target to.
+class _TracedTypeChecker(Interpreter):
+    """Raises ``Undefined`` if the result of one of PyTorch's kernels is no valid reference.
 
-    Another type than PyTorch traced (moments of float16 in norms, say), integers of numbers beyond their type, or
-    what was replaced in windows that share memory: the copy shares it too, and neighbors are replaced as well.
+    These results are invalid: another type than PyTorch traced (for example float16 moments of norms); casts of numbers
+    that the integer type cannot hold; writes to elements that share memory, which change their neighbors too.
     """
 
     def run_node(self, n: torch.fx.Node) -> Any:
         overload = overload_of(n.target)
-        writes = overload in _WRITING or (overload is not None and overload._schema.is_mutable)
+        writes = overload in _SCATTER_COPIES or (overload is not None and overload._schema.is_mutable)
         if writes and n.all_input_nodes and _overlaps(self.env[n.all_input_nodes[0]]):
             raise Undefined(f"{n.target} in elements that share memory")
         result, traced = super().run_node(n), n.meta.get("val")
@@ -322,7 +344,10 @@ class _AsTraced(Interpreter):
             return result
         if (result.dtype, result.shape) != (traced.dtype, traced.shape):
             raise Undefined(f"{n.target}: {result.dtype} where {traced.dtype} was traced")
-        if str(n.target).startswith(("aten.to.", "aten._to_copy.", "aten.type_as.")) and traced.dtype in _WHOLE:
+        if (
+            str(n.target).startswith(("aten.to.", "aten._to_copy.", "aten.type_as."))
+            and traced.dtype in _INTEGER_DTYPES
+        ):
             real = self.env[n.all_input_nodes[0]]
             if real.is_floating_point() and (real.abs() >= 2.0 ** (torch.iinfo(traced.dtype).bits - 1)).any():
                 raise Undefined(f"{n.target} of numbers beyond {traced.dtype}")
@@ -330,33 +355,33 @@ class _AsTraced(Interpreter):
 
 
 def _overlaps(x: Tensor) -> bool:
-    """Whether there are more elements than memory from the first to the last."""
+    """Whether elements share memory: there are more elements than addresses from the first to the last."""
     return x.numel() > 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
 
 
-def _where(error: BaseException) -> str:
-    """Kind of the exception and the innermost line of ours that it went through."""
+def _describe_error(error: BaseException) -> str:
+    """Describe an exception by its type, the compiler's innermost function in the traceback, and its message."""
     if isinstance(error, InternalError) and error.__cause__ is not None:
         error = error.__cause__
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "arm_backend_core" in f.filename]
     line = f"{Path(frames[-1].filename).name}:{frames[-1].name}" if frames else ""
     text = str(error).strip().splitlines()
-    said = text[0].partition("reported: ")[2] or text[0] if text else ""
-    said = said[:160]
-    return f"{type(error).__name__} in {line}: {said}"
+    message = text[0].partition("reported: ")[2] or text[0] if text else ""
+    message = message[:160]
+    return f"{type(error).__name__} in {line}: {message}"
 
 
-def _copies(inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """What a program writes to its inputs stays its own."""
+def _clone_inputs(inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Clone inputs, because a program may write to them."""
     return tuple(x.clone() for x in inputs)
 
 
-def _run(kind: _Kind, program: ExportedProgram, inputs: Sequence[Tensor]) -> list[Tensor]:
-    """A program's outputs. The graph is interpreted as it is: ``program.module()`` takes longer than what is run."""
-    given = iter(_copies(inputs))
-    held = {**program.state_dict, **program.constants}
+def _run(kind: _InterpreterFactory, program: ExportedProgram, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Interpret a program's graph and return its outputs. ``program.module()`` would take longer than the program."""
+    given = iter(_clone_inputs(inputs))
+    tensors = {**program.state_dict, **program.constants}
     operands = [
-        held[str(spec.target)].detach().clone() if spec.kind in TENSOR_KINDS else next(given)
+        tensors[str(spec.target)].detach().clone() if spec.kind in TENSOR_KINDS else next(given)
         for spec in program.graph_signature.input_specs
     ]
     with torch.no_grad():
@@ -373,8 +398,8 @@ def _run(kind: _Kind, program: ExportedProgram, inputs: Sequence[Tensor]) -> lis
 
 
 def validate(flatbuffer: bytes, target: TosaTarget) -> None:
-    """Strict validation by tosa-opt."""
-    complaint = tosa_opt(flatbuffer, target)
+    """Validate a flatbuffer strictly by tosa-opt. Raises Failure if it is illegal."""
+    complaint = validate_by_tosa_opt(flatbuffer, target)
     if complaint is not None:
         lines = [line for line in complaint.splitlines() if "error:" in line] or [complaint[:200]]
         raise Failure("illegal", lines[0].partition("error:")[2].strip()[:160] or lines[0])
@@ -387,137 +412,145 @@ def _check_signature(outputs: Sequence[Tensor], eager: Sequence[Tensor]) -> None
 
 
 def check_runtime(model: nn.Module, samples: Sequence[tuple[Tensor, ...]], target: str) -> None:
-    """Export with the recipe of that name and run in ExecuTorch: the outputs must be those of the core.
+    """Export with the recipe of the target's name, run in ExecuTorch, and compare with the outputs of the core.
 
-    Recurrent layers of more than two steps are loops there.
+    In this export, recurrent layers of more than two steps become loops.
 
     Raises:
-        Failure: they are not, or the export raises.
-        Undefined: ExecuTorch has no kernel for an operator that stays on the CPU, or cannot write it.
+        Failure: outputs differ, or the export raises an exception.
+        Undefined: ExecuTorch has no kernel for an operator on the CPU, or cannot emit it.
     """
-    made = compiled(model, samples, target)
-    expected = made.run(samples[0])
-    same = {} if TARGETS[target].wide is None else {"algorithms": _IMPROVE}
+    compiled = compile_program(model, samples, target)
+    expected = compiled.run(samples[0])
+    same = {} if TARGETS[target].int16_activations is None else {"algorithms": _ALGORITHMS}
     recipe = ExportRecipe.get_recipe(ArmRecipeType[target], steps_per_call=2, **same)
     try:
-        result = arm_recipes.export(model, recipe, [_copies(sample) for sample in samples])
+        result = arm_recipes.export(model, recipe, [_clone_inputs(sample) for sample in samples])
     except Exception as error:
-        if "Missing out variants" in str(error):  # an operator without elements, which no target takes
+        if "Missing out variants" in str(error):  # an operator without elements, which no target supports
             raise Undefined(f"export: {str(error)[-80:]}") from error
-        raise Failure("crashed", f"export: {_where(error)}") from error
+        raise Failure("crashed", f"export: {_describe_error(error)}") from error
     try:
-        outputs = flat(result.run(*_copies(samples[0])))
+        outputs = flat(result.run(*_clone_inputs(samples[0])))
     except RunError as error:
         raise Undefined(f"runtime: {str(error).splitlines()[0][:80]}") from error
     except Exception as error:
-        raise Failure("crashed", f"runtime: {_where(error)}") from error
+        raise Failure("crashed", f"runtime: {_describe_error(error)}") from error
     _check_signature(outputs, expected)
     noise: list[Tensor | float] = [1e-30] * len(outputs)
-    if not _close(outputs, expected, noise) and not _close(outputs, expected, _noise(made.captured, samples[0])):
+    if not _close(outputs, expected, noise) and not _close(
+        outputs, expected, _estimate_noise(compiled.captured, samples[0])
+    ):
         raise Failure("wrong", "the runtime's outputs are not the core's")
 
 
 def _close(outputs: Sequence[Tensor], expected: Sequence[Tensor], noise: Sequence[Tensor | float]) -> bool:
     for ours, theirs, more in zip(outputs, expected, noise, strict=True):
-        step = torch.finfo(ours.dtype).eps if ours.is_floating_point() else 0.0  # of bfloat16 more than what is allowed
+        step = torch.finfo(ours.dtype).eps if ours.is_floating_point() else 0.0  # for bfloat16 more than 2e-3
         error = (ours.double() - theirs.double()).abs() - max(step, 2e-3) * theirs.double().abs()
         if not (_equal(ours, theirs) | (error <= more)).all():
             return False
     return True
 
 
-def _noise(program: ExportedProgram, inputs: Sequence[Tensor]) -> list[Tensor | float]:
-    """How far roundings move each output: kernels may cancel differently, x - mean where x is the mean, say.
+def _estimate_noise(program: ExportedProgram, inputs: Sequence[Tensor]) -> list[Tensor | float]:
+    """Estimate the effect of rounding on each output, with perturbed evaluations.
 
-    Within an operator too: ExecuTorch's normalizations subtract the mean's square from that of the squares.
+    Kernels may differ in cancellation, for example in x - mean(x) for a constant x. ExecuTorch's normalizations compute
+    the variance as mean(x**2) - mean(x)**2.
     """
-    runs = [[x.double() for x in _judged(judge, program, inputs, {}, ())] for judge in _roundings(program)]
+    runs = [
+        [x.double() for x in _evaluate_following(follower, program, inputs, {}, ())]
+        for follower in _make_float64_followers(program)
+    ]
     largest = [x.nan_to_num(0.0, 0.0, 0.0).abs().amax() if x.numel() else 0.0 for x in runs[0]]
     spread = [(torch.stack(alike) - alike[0]).abs().nan_to_num(0.0).amax(0) for alike in zip(*runs, strict=True)]
-    return [4 * apart + 1e-4 * most for apart, most in zip(spread, largest, strict=True)]
+    return [4 * distance + 1e-4 * most for distance, most in zip(spread, largest, strict=True)]
 
 
 # -- floating point ----------------------------------------------------------------------------------------------
 
 
-class _Perturbed(quantized_reference.Float64):
-    """float64, with every operator that rounds in float32 slightly off. ``seed`` None: as it is."""
+class _PerturbedInterpreter(quantized_reference.Float64Interpreter):
+    """Evaluates in float64 and perturbs every operator that rounds in float32. ``seed`` None: no perturbation."""
 
     def __init__(self, module: GraphModule, seed: int | None, precision: float) -> None:
         super().__init__(module)
         self._generator = None if seed is None else torch.Generator().manual_seed(seed)
         self._precision = precision
-        self._side = {0: 1.0, 1: -1.0}.get(-1 if seed is None else seed)  # all too large, all too small: finds jumps
+        self._direction = {0: 1.0, 1: -1.0}.get(
+            -1 if seed is None else seed
+        )  # seeds 0 and 1 perturb all values upwards and downwards, which finds discontinuities
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         overload = overload_of(target)
         if self._generator is None or overload is None or overload._schema.is_mutable:
-            return self._called(target, args, kwargs)
-        if overload.namespace == "quantized_decomposed":  # a product with the scale rounds, whatever it is
-            return self._noisy(super().call_function(target, args, kwargs))
-        if overload is torch.ops.aten.pow.Scalar:  # a whole exponent of a real base rounds as much as a real one
+            return self._call_in_float64(target, args, kwargs)
+        if overload.namespace == "quantized_decomposed":  # a product with the scale always rounds
+            return self._perturb(super().call_function(target, args, kwargs))
+        if overload is torch.ops.aten.pow.Scalar:  # an integer exponent of a float base rounds like a float exponent
             args = (args[0], args[1].double() if isinstance(args[0], float) else args[1])
-        if self._exact(target, args, kwargs):
-            return self._called(target, args, kwargs)
-        args, kwargs = torch.fx.node.map_aggregate((args, kwargs), self._noisy)
-        result = torch.fx.node.map_aggregate(self._called(target, args, kwargs), self._noisy)
-        return self._remaining(result, *args[:2]) if overload in _REMAINDERS else result
+        if self._is_exact(target, args, kwargs):
+            return self._call_in_float64(target, args, kwargs)
+        args, kwargs = torch.fx.node.map_aggregate((args, kwargs), self._perturb)
+        result = torch.fx.node.map_aggregate(self._call_in_float64(target, args, kwargs), self._perturb)
+        return self._perturb_remainder(result, *args[:2]) if overload in _REMAINDERS else result
 
-    def _remaining(self, result: Tensor, x: Any, y: Any) -> Tensor:
-        """Nothing or all of the divisor beside a dividend whose quotient may be off by one and more."""
-        if self._side is None or not result.numel():
+    def _perturb_remainder(self, result: Tensor, x: Any, y: Any) -> Tensor:
+        """Replace a remainder by 0 or the divisor if the rounding error of the quotient may reach one."""
+        if self._direction is None or not result.numel():
             return result
         whole = torch.as_tensor(y).abs() * result.sign()
-        beyond = torch.as_tensor(x).abs().max() > whole.abs() * _EXACT_REMAINDER
-        return torch.where(beyond, whole * (self._side > 0), result)
+        beyond = torch.as_tensor(x).abs().max() > whole.abs() * _MAX_EXACT_QUOTIENT
+        return torch.where(beyond, whole * (self._direction > 0), result)
 
-    def _called(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """In float32 what PyTorch refuses in float64: its kernels are not equally strict."""
+    def _call_in_float64(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Call an operator in float64, or in float32 if PyTorch has no float64 kernel."""
         overload = overload_of(target)
-        if overload is not None and overload in _ANY_OF_EQUALS and args[0].dim():
-            target = partial(_ordered, overload, self._generator)
+        if overload is not None and overload in _TIES_UNSPECIFIED and args[0].dim():
+            target = partial(_sort, overload, self._generator)
         elif overload is torch.ops.aten.mode.default and args[0].dim() and self._generator is not None:
-            target = partial(_most_frequent, self._generator)
+            target = partial(_mode, self._generator)
         elif overload is torch.ops.aten.gelu.default and kwargs.get("approximate") == "tanh":
-            target = _gelu
+            target = _tanh_gelu
         try:
             return super().call_function(target, args, kwargs)
         except (RuntimeError, NotImplementedError):
             if overload is None or overload._schema.is_mutable:
                 raise
-            args, kwargs = torch.fx.node.map_aggregate((args, kwargs), _narrowed)
-            (result,) = _widened(target(*args, **kwargs))
+            args, kwargs = torch.fx.node.map_aggregate((args, kwargs), _to_float32)
+            (result,) = _to_float64(target(*args, **kwargs))
             return result
 
-    def _exact(self, target: Any, args: Any, kwargs: Any) -> bool:
+    def _is_exact(self, target: Any, args: Any, kwargs: Any) -> bool:
         """Whether the operator does not round: float32 and float64 agree on random operands."""
-        if overload_of(target) in _REMAINDERS and _ratio(*args[:2]) > _EXACT_REMAINDER:
+        if overload_of(target) in _REMAINDERS and _max_quotient(*args[:2]) > _MAX_EXACT_QUOTIENT:
             return False
-        args, kwargs = torch.fx.node.map_aggregate((args, kwargs), self._random)
+        args, kwargs = torch.fx.node.map_aggregate((args, kwargs), self._random_like)
         args64, kwargs64 = torch.fx.node.map_aggregate(
-            _widened(args, kwargs), lambda x: torch.float64 if x is torch.float32 else x
+            _to_float64(args, kwargs), lambda x: torch.float64 if x is torch.float32 else x
         )
         try:
             pair = flat(target(*args, **kwargs)), flat(Interpreter.call_function(self, target, args64, kwargs64))
-        except (RuntimeError, NotImplementedError):  # in float32 alone
+        except (RuntimeError, NotImplementedError):  # no float64 kernel
             return False
         return all(torch.equal(x.double(), y.double()) for x, y in zip(*pair, strict=True))
 
-    def _random(self, x: Any) -> Any:
+    def _random_like(self, x: Any) -> Any:
         if not isinstance(x, Tensor) or not x.is_floating_point():
             return x
         return torch.rand(x.shape, generator=self._generator) + 0.5
 
-    def _noisy(self, x: Any) -> Any:
+    def _perturb(self, x: Any) -> Any:
         if not isinstance(x, Tensor) or not x.is_floating_point():
             return x
         noise = torch.rand(x.shape, generator=self._generator, dtype=torch.float64) * 2 - 1
-        moved = x * (1 + (noise if self._side is None else self._side) * self._precision)
-        return torch.where(x.abs() < _SUBNORMAL, 0.0, moved) if self._side == 1.0 else moved
+        moved = x * (1 + (noise if self._direction is None else self._direction) * self._precision)
+        return torch.where(x.abs() < _SMALLEST_NORMAL, 0.0, moved) if self._direction == 1.0 else moved
 
 
-def _ordered(overload: OpOverload, generator: torch.Generator | None, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
-    """Elements in order and their places. Of equal ones the first, as targets have it; with a generator, any."""
+def _sort(overload: OpOverload, generator: torch.Generator | None, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+    """Sort; return values and indices. Of equal elements the first comes first, or a random one with a generator."""
     names = [argument.name for argument in overload._schema.arguments]
     given = dict(zip(names, args, strict=False)) | kwargs
     x, dim, k = given["self"], given.get("dim", -1), given.get("k")
@@ -529,16 +562,14 @@ def _ordered(overload: OpOverload, generator: torch.Generator | None, *args: Any
     found: tuple[Tensor, ...] = values, places[order]
     if "keepdim" not in names:
         return found if k is None else tuple(part.narrow(dim, 0, k) for part in found)
-    unknown = torch.isnan(x).any(dim, keepdim=True) & (k is None)  # what is no number is the last, and the median
+    unknown = torch.isnan(x).any(dim, keepdim=True) & (k is None)  # NaN is the last element, and the median
     rank = torch.where(unknown, x.shape[dim] - 1, (x.shape[dim] + 1) // 2 - 1 if k is None else k - 1)
     found = tuple(part.gather(dim, rank) for part in found)
     return found if given.get("keepdim") else tuple(part.squeeze(dim) for part in found)
 
 
-def _most_frequent(
-    generator: torch.Generator, x: Tensor, dim: int = -1, keepdim: bool = False
-) -> tuple[Tensor, Tensor]:
-    """The mode, and any of its places, of elements that were equal before they were perturbed."""
+def _mode(generator: torch.Generator, x: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """Return the mode and a random one of its indices; elements that were equal before perturbation count as equal."""
     coarse = x.float().bfloat16()
     hits = coarse == coarse.mode(dim, keepdim=True).values
     place = (hits * (1 + torch.rand(x.shape, generator=generator))).argmax(dim, keepdim=True)
@@ -546,25 +577,25 @@ def _most_frequent(
     return found if keepdim else (found[0].squeeze(dim), place.squeeze(dim))
 
 
-def _gelu(x: Tensor, *, approximate: str) -> Tensor:
-    """Of tanh, whose formula loses what is smaller than a rounding of 1: x * (1 + tanh(u)) / 2 = x * sigmoid(2 * u)."""
+def _tanh_gelu(x: Tensor, *, approximate: str) -> Tensor:
+    """GELU with tanh as x * sigmoid(2 * u) = x * (1 + tanh(u)) / 2; the latter formula cancels for tanh(u) near -1."""
     assert approximate == "tanh"
     return x * torch.sigmoid(2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))
 
 
-def _ratio(x: Any, y: Any) -> float:
-    """The largest quotient of any two elements."""
+def _max_quotient(x: Any, y: Any) -> float:
+    """Return an upper bound of the quotients of elements of ``x`` and ``y``."""
     dividend, divisor = (torch.as_tensor(z).abs().double() for z in (x, y))
     return float(dividend.max() / divisor.min()) if dividend.numel() and divisor.numel() else 0.0
 
 
-def _widened(*arguments: Any) -> Any:
+def _to_float64(*arguments: Any) -> Any:
     return torch.fx.node.map_aggregate(
         arguments, lambda x: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x
     )
 
 
-def _narrowed(x: Any) -> Any:
+def _to_float32(x: Any) -> Any:
     return x.float() if isinstance(x, Tensor) and x.dtype is torch.float64 else x
 
 
@@ -572,24 +603,24 @@ def _check_float(
     program: ExportedProgram, inputs: Sequence[Tensor], outputs: Sequence[Tensor], eager: Sequence[Tensor]
 ) -> None:
     metas = [node.meta.get("val") for node in program.graph.nodes]
-    precision = max(_PRECISION.get(getattr(meta, "dtype", None), _FLOAT32) for meta in metas)  # type: ignore[arg-type]
+    precision = max(_RELATIVE_ERROR.get(getattr(meta, "dtype", None), _FLOAT32_ERROR) for meta in metas)  # type: ignore[arg-type]
     evaluations: list[list[Tensor]] = []
-    for seed in [None, *range(_MOST_EVALUATIONS)]:  # numbers that agree with few evaluations need no more of them
-        evaluations.append(_evaluated(partial(_Perturbed, seed=seed, precision=precision), program, inputs))
-        wrong = _disagreement(evaluations, outputs, eager, precision) if len(evaluations) > 2 else ""
+    for seed in [None, *range(_MAX_EVALUATIONS)]:  # stop as soon as the outputs agree
+        evaluations.append(_evaluate(partial(_PerturbedInterpreter, seed=seed, precision=precision), program, inputs))
+        wrong = _describe_disagreement(evaluations, outputs, eager, precision) if len(evaluations) > 2 else ""
         if len(evaluations) > 2 and not wrong:
             return
     raise Failure("wrong", "float values", wrong)
 
 
-def _disagreement(
+def _describe_disagreement(
     evaluations: Sequence[Sequence[Tensor]], outputs: Sequence[Tensor], eager: Sequence[Tensor], precision: float
 ) -> str:
-    """What is wrong, empty if nothing is. The first evaluation is exact, the others are perturbed."""
+    """Describe the first wrong output; empty if all agree. The first evaluation is exact, the others are perturbed."""
     for i, (ours, theirs) in enumerate(zip(outputs, eager, strict=True)):
         exact, *others = [evaluation[i].double() for evaluation in evaluations]
         spread = torch.stack([(other - exact).abs() for other in others]).amax(0)
-        # What float32 itself cannot hold, or loses on the way, is not asked for.
+        # Overflow and the rounding errors of float32 itself are allowed.
         allowed = 8 * spread + 4 * (theirs.double() - exact).abs() + precision * exact.abs() + 1e-36
         wrong = ~_equal(ours, theirs) & ~((ours.double() - exact).abs() <= allowed) & allowed.isfinite()
         if theirs.dtype.is_floating_point:
@@ -606,10 +637,10 @@ def _disagreement(
     return ""
 
 
-def _evaluated(kind: _Kind, program: ExportedProgram, inputs: Sequence[Tensor]) -> list[Tensor]:
+def _evaluate(kind: _InterpreterFactory, program: ExportedProgram, inputs: Sequence[Tensor]) -> list[Tensor]:
     try:
         return _run(kind, program, inputs)
-    except Exception as error:  # some operators take float32 alone, or are stricter in float64
+    except Exception as error:  # some operators have no float64 kernel, or a stricter one
         raise Undefined(f"evaluation: {type(error).__name__}: {str(error)[:80]}") from error
 
 
@@ -620,44 +651,49 @@ def _equal(x: Tensor, y: Tensor) -> Tensor:
 # -- integer -----------------------------------------------------------------------------------------------------
 
 
-class _Follows(Interpreter):
-    """Goes on with the target's integers wherever the graph quantizes, and keeps what PyTorch had there."""
+class _TargetFollower(Interpreter):
+    """Continues with the target's integers after each quantize node, and records PyTorch's values.
 
-    ours: dict[str, Tensor]
-    theirs: dict[str, list[Tensor]]
-    """Values in steps of the scale by quantize node, neither rounded nor cut; the target's where PyTorch has none."""
+    Attributes:
+        target_values: the target's integers by quantize node.
+        reference_values: PyTorch's values by quantize node, in steps of the scale, neither rounded nor clipped. The
+            target's value replaces NaN. Further values are those at the table entries around each operand.
+        constants: names of the placeholders that are constants.
+    """
 
-    held: Collection[str]
-    """Names of the placeholders that are constants."""
+    target_values: dict[str, Tensor]
+    reference_values: dict[str, list[Tensor]]
+    constants: Collection[str]
 
-    def follow(self, ours: dict[str, Tensor], held: Collection[str]) -> None:
-        """Set the target's integers."""
-        self.ours, self.theirs, self.held = ours, {}, held
+    def follow(self, ours: dict[str, Tensor], constants: Collection[str]) -> None:
+        """Set the target's integers and the names of constants."""
+        self.target_values, self.reference_values, self.constants = ours, {}, constants
         self.garbage_collect_values = False
 
     def run_node(self, n: torch.fx.Node) -> Any:
-        if n.name not in self.ours or n.op != "call_function":
+        if n.name not in self.target_values or n.op != "call_function":
             return super().run_node(n)
-        ours, (source, scale, zero_point, *_) = self.ours[n.name], cast(tuple[Any, ...], n.args)
-        reals = [self.env[source], *(self._between_points(n) if ours.dtype is torch.int16 else [])]
+        ours, (source, scale, zero_point, *_) = self.target_values[n.name], cast(tuple[Any, ...], n.args)
+        reals = [self.env[source], *(self._table_neighbors(n) if ours.dtype is torch.int16 else [])]
         steps = [real.double() / scale + zero_point for real in reals]
-        self.theirs[n.name] = [torch.where(real.isnan(), ours.double(), real) for real in steps]
+        self.reference_values[n.name] = [torch.where(real.isnan(), ours.double(), real) for real in steps]
         return ours
 
-    def _between_points(self, quantize: torch.fx.Node) -> list[Tensor]:
-        """A function of one int16 tensor at the two of 513 points around each value: a TABLE interpolates there.
+    def _table_neighbors(self, quantize: torch.fx.Node) -> list[Tensor]:
+        """Evaluate a function of one int16 tensor at the two table entries around each value.
 
-        A second one, of the part around a pole, has 8 or 32 times as many: between these it is as steep.
+        An int16 TABLE has 513 entries at a distance of 128, and interpolates between them. A second table for the part
+        around a pole has entries at a distance of 16 or 4.
         """
-        region = _function_of_one(quantize, self.held)
+        region = _find_univariate_region(quantize, self.constants)
         if region is None:
             return []
         base = region[0].all_input_nodes[0]
         index = self.env[base].long()
         points = [index.div(step, rounding_mode="floor") * step + more for step in (128, 16, 4) for more in (0, step)]
-        return [self._again(region, base, point.clamp(-32768, 32767).to(torch.int16)) for point in points]
+        return [self._recompute(region, base, point.clamp(-32768, 32767).to(torch.int16)) for point in points]
 
-    def _again(self, region: list[torch.fx.Node], base: torch.fx.Node, value: Tensor) -> Tensor:
+    def _recompute(self, region: list[torch.fx.Node], base: torch.fx.Node, value: Tensor) -> Tensor:
         env: dict[torch.fx.Node, Any] = {base: value}
         for node in region[:-1]:
             args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda x: env.get(x, self.env.get(x)))
@@ -666,59 +702,65 @@ class _Follows(Interpreter):
         return real
 
 
-class _Plain(_Follows):
-    """In float32."""
+class _Float32Follower(_TargetFollower):
+    """Evaluates in float32."""
 
 
-class _Exact(_Follows, _Perturbed):
-    """In float64, or perturbed; operators whose records say so by more.
+class _Float64Follower(_TargetFollower, _PerturbedInterpreter):
+    """Evaluates in float64, or perturbed. An operator whose record declares an error is perturbed by that.
 
-    One of the perturbed takes for equal what lies nearer than the target's comparisons, in 32 bits, can tell.
+    One of the perturbed evaluations treats numbers as equal that the target's 32-bit comparisons cannot distinguish.
     """
 
-    _error = _near = 0.0
+    _error = _equality_tolerance = 0.0
 
     def run_node(self, n: torch.fx.Node) -> Any:
         operands = [cast(tuple[Any, ...], source.args) for source in n.all_input_nodes if is_dequantize(source)]
         steps = [(step, most) for _, step, _, _, most, *_ in operands if isinstance(step, float)]
-        self._near = max((step * 2.0 ** (-21 if most < 256 else -14) for step, most in steps), default=0.0)
+        self._equality_tolerance = max(
+            (step * 2.0 ** (-21 if most < 256 else -14) for step, most in steps), default=0.0
+        )
         return super().run_node(n)
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         overload = overload_of(target)
-        if self._side == 1.0 and overload is not None and overload._schema.name in _COMPARISONS:
+        if self._direction == 1.0 and overload is not None and overload._schema.name in _COMPARISONS:
             x, y = args
-            args = x, torch.where((x - y).abs() <= self._near, x, y) if isinstance(y, Tensor) else y
+            args = x, torch.where((x - y).abs() <= self._equality_tolerance, x, y) if isinstance(y, Tensor) else y
         record = None if overload is None else records().get(overload)
-        self._error = record.error if isinstance(record, Record) else 0.0
+        self._error = record.error_bound if isinstance(record, Record) else 0.0
         return super().call_function(target, args, kwargs)
 
-    def _noisy(self, x: Any) -> Any:
+    def _perturb(self, x: Any) -> Any:
         if not self._error or not isinstance(x, Tensor) or not x.is_floating_point() or not x.numel():
-            return super()._noisy(x)
+            return super()._perturb(x)
         noise = torch.rand(x.shape, generator=self._generator, dtype=torch.float64) * 2 - 1
-        return x + (noise if self._side is None else self._side) * self._error * x.abs().max()
+        return x + (noise if self._direction is None else self._direction) * self._error * x.abs().max()
 
 
-def _roundings(program: ExportedProgram) -> list[_Exact]:
-    """In float64 and, several times, perturbed as float32 rounds."""
-    return [_Exact(program.graph_module, seed, _FLOAT32) for seed in [None, *range(_EVALUATIONS)]]
+def _make_float64_followers(program: ExportedProgram) -> list[_Float64Follower]:
+    """Create one exact float64 evaluator and several that are perturbed by float32 roundings."""
+    return [_Float64Follower(program.graph_module, seed, _FLOAT32_ERROR) for seed in [None, *range(_EVALUATIONS)]]
 
 
-def _judged(
-    judge: _Follows, program: ExportedProgram, inputs: Sequence[Tensor], ours: dict[str, Tensor], held: Collection[str]
+def _evaluate_following(
+    follower: _TargetFollower,
+    program: ExportedProgram,
+    inputs: Sequence[Tensor],
+    ours: dict[str, Tensor],
+    constants: Collection[str],
 ) -> list[Tensor]:
-    """The program's outputs by a judge that follows the target's integers."""
-    judge.follow(ours, held)
-    return _evaluated(lambda _: judge, program, inputs)
+    """Evaluate the program while following the target's integers, and return its outputs."""
+    follower.follow(ours, constants)
+    return _evaluate(lambda _: follower, program, inputs)
 
 
-def _function_of_one(quantize: torch.fx.Node, held: Collection[str]) -> list[torch.fx.Node] | None:
-    """The nodes from the dequantize to ``quantize`` if all between is elementwise in one int16 tensor, else None."""
+def _find_univariate_region(quantize: torch.fx.Node, constants: Collection[str]) -> list[torch.fx.Node] | None:
+    """Find the nodes that compute ``quantize`` elementwise from one dequantized int16 tensor; None if it has others."""
     region, todo, bases = {quantize}, list(quantize.all_input_nodes), set()
     while todo:
         node = todo.pop()
-        if node in region or _is_held(node, held):
+        if node in region or _is_constant(node, constants):
             continue
         region.add(node)
         if is_dequantize(node):
@@ -733,44 +775,46 @@ def _function_of_one(quantize: torch.fx.Node, held: Collection[str]) -> list[tor
     if next(iter(bases)).meta["val"].dtype is not torch.int16:
         return None
     inner = [find_record(node) for node in region if node is not quantize and not is_dequantize(node)]
-    if len(inner) < 2 and all(record is not None and record.clamp for record in inner):
-        return None  # a RESCALE or a CLAMP, which is exact
+    if len(inner) < 2 and all(record is not None and record.clamp_bounds for record in inner):
+        return None  # the result is a RESCALE or a CLAMP, which is exact
     return [node for node in quantize.graph.nodes if node in region]
 
 
-def _is_held(node: torch.fx.Node, held: Collection[str]) -> bool:
-    """Whether a node is computed from constants alone."""
+def _is_constant(node: torch.fx.Node, constants: Collection[str]) -> bool:
+    """Whether a node is computed from constants only."""
     todo, seen = [node], {node}
     while todo:
         source = todo.pop()
-        if source.op == "placeholder" and source.name not in held:
+        if source.op == "placeholder" and source.name not in constants:
             return False
         todo += [before for before in source.all_input_nodes if before not in seen]
         seen.update(todo)
     return True
 
 
-#: Steps between the points around a value, from which on a second table may be added to the first.
-_STEEP = 64
+#: Difference of adjacent table entries, in output steps, from which a second table may be added to the first.
+_STEEP_STEPS = 64
 
 
-def _interval(found: list[list[Tensor]], exact: Tensor, quantize: torch.fx.Node) -> tuple[Tensor, Tensor]:
-    """The least and the largest integers that rounding inside an operator may lead to.
+def _expected_range(found: list[list[Tensor]], exact: Tensor, quantize: torch.fx.Node) -> tuple[Tensor, Tensor]:
+    """Return the smallest and the largest integers that rounding inside an operator may produce.
 
     Args:
-        found: by judge: the value, and those at the points of a table around it.
+        found: for each evaluator the value, and the values at the adjacent table entries.
+        exact: the value in float64.
+        quantize: the quantize node.
     """
     noise = torch.stack([(value - exact).abs().nan_to_num(0.0) for value, *_ in found]).amax(0)
     values = torch.stack([exact - noise, exact + noise, *(point for _, *points in found for point in points)])
     least, most = cast(tuple[float, float], quantize.args[3:5])
     ends = values.amin(0), values.amax(0)
-    more = ((ends[1] - ends[0] > _STEEP) & (len(found[0]) > 1)).double()  # two tables are rounded, and their sum
+    more = ((ends[1] - ends[0] > _STEEP_STEPS) & (len(found[0]) > 1)).double()  # two tables and their sum are rounded
     low, high = (end.round().clamp(least, most).long() for end in (ends[0] - more, ends[1] + more))
     return low, high
 
 
-def _output_steps(program: ExportedProgram) -> list[float]:
-    """The scale of each output of the user's, 0 of one that is not dequantized last."""
+def _output_scales(program: ExportedProgram) -> list[float]:
+    """Return the scale of each user output; 0 if the output is not the result of a dequantize node."""
     results = program.graph.output_node().args[0]
     nodes = [
         node
@@ -782,31 +826,35 @@ def _output_steps(program: ExportedProgram) -> list[float]:
 
 
 def _check_integer(program: ExportedProgram, inputs: Sequence[Tensor], outputs: Sequence[Tensor], target: str) -> None:
-    exposed = quantized_reference.with_outputs(program, None)
+    exposed = quantized_reference.expose_quantized_tensors(program, None)
     nodes = list(exposed.graph.output_node().args[0])
     try:
         values = _run(Interpreter, delegate(exposed, compile_spec(target)), inputs)
     except Exception as error:
-        raise Failure("crashed", f"exposed: {_where(error)}") from error
+        raise Failure("crashed", f"exposed: {_describe_error(error)}") from error
     ours = {node.name: value for node, value in zip(nodes, values, strict=True)}
-    judges: list[_Follows] = [_Plain(program.graph_module), *_roundings(program)]
-    held = [spec.arg.name for spec in program.graph_signature.input_specs if spec.kind in TENSOR_KINDS]
-    expected = [_judged(judge, program, inputs, ours, held) for judge in judges]
+    followers: list[_TargetFollower] = [_Float32Follower(program.graph_module), *_make_float64_followers(program)]
+    constants = [spec.arg.name for spec in program.graph_signature.input_specs if spec.kind in TENSOR_KINDS]
+    expected = [_evaluate_following(follower, program, inputs, ours, constants) for follower in followers]
     for node in nodes:
-        if node.name not in judges[1].theirs:
+        if node.name not in followers[1].reference_values:
             continue
-        low, high = _interval([judge.theirs[node.name] for judge in judges], judges[1].theirs[node.name][0], node)
+        low, high = _expected_range(
+            [follower.reference_values[node.name] for follower in followers],
+            followers[1].reference_values[node.name][0],
+            node,
+        )
         mine = ours[node.name].long()
-        apart = torch.maximum(low - mine, mine - high)
-        if (apart > 1).any():
-            steps = f"{int(apart.max())} steps of {node.args[1]} ({ours[node.name].dtype})"
-            share = f"{int((apart > 1).sum())} of {apart.numel()} elements"
+        distance = torch.maximum(low - mine, mine - high)
+        if (distance > 1).any():
+            steps = f"{int(distance.max())} steps of {node.args[1]} ({ours[node.name].dtype})"
+            share = f"{int((distance > 1).sum())} of {distance.numel()} elements"
             raise Failure("wrong", f"steps at {node.args[0].target}", f"{node.name}: {steps}, {share}")
-    scales = _output_steps(program)
+    scales = _output_scales(program)
     for i, (got, wanted, *others) in enumerate(zip(outputs, *expected, strict=True)):
-        # What is rescaled twice in a row is rescaled once where nothing reads it in between.
+        # Two consecutive RESCALEs are merged if no other operator reads the first result.
         close = (got.double() - wanted.double()).abs() <= 1.001 * scales[i]
-        for value in (wanted, *others):  # whether 1.0 exceeds 255 steps of 1 / 255 is a matter of rounding
+        for value in (wanted, *others):  # rounding decides whether 1.0 exceeds 255 steps of 1 / 255
             close |= _equal(got, value) | torch.isclose(got.double(), value.double(), rtol=1e-5, atol=0)
         if not close.all():
             at = int((~close).flatten().nonzero()[0])

@@ -1,4 +1,4 @@
-"""A random program as data: it renders to Python source, and the source is what runs."""
+"""A random program as data. It is rendered to Python source, and the source is executed."""
 
 from __future__ import annotations
 
@@ -12,30 +12,39 @@ from torch import Tensor, nn
 
 from tests.ops.runner import Input
 
-#: A value by its name, or one of the several results of a step.
+#: The name of a value, or one element of a step with several results.
 _REFERENCE = re.compile(r"\bv\d+\b(?:\[\d+\])?")
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """A tensor that no step makes: an input of the program, or one of its buffers."""
+    """A tensor that no step computes: an input of the program, or a buffer.
+
+    Attributes:
+        name: ``v`` and a number.
+        spec: shape, type and range of the values.
+        constant: whether it is a buffer.
+    """
 
     name: str
-    drawn: Input
+    spec: Input
     constant: bool = False
 
     @property
     def seed(self) -> int:
-        """Every leaf has random numbers of its own, which stay when others are taken away."""
+        """Seed of the leaf. Its values do not change if other leaves are removed."""
         return int(self.name[1:])
 
 
 @dataclass(frozen=True)
 class Step:
-    """``name = expression``; a module that the expression calls is ``self.<name>``, made by ``module``.
+    """A statement ``name = expression``.
 
     Attributes:
-        operator: what the table of the fuzzer counts, for example ``aten.add.Tensor`` or ``nn.Conv2d``.
+        name: ``v`` and a number.
+        operator: name in the fuzzer's tables, for example ``aten.add.Tensor`` or ``nn.Conv2d``.
+        expression: Python source.
+        module: constructor of the module that the expression calls as ``self.<name>``; empty if it calls none.
     """
 
     name: str
@@ -45,23 +54,23 @@ class Step:
 
     @property
     def reads(self) -> set[str]:
-        """Names of the values in the expression."""
-        return {reference.split("[")[0] for reference in references(self.expression)}
+        """Names of the values that the expression reads."""
+        return {reference.split("[")[0] for reference in find_references(self.expression)}
 
     @property
     def writes(self) -> bool:
-        """Whether an operand is changed in place."""
+        """Whether the expression changes an operand in place."""
         return re.search(r"\w_(\.\w+)?\(", self.expression) is not None
 
 
-def references(text: str) -> list[str]:
-    """Values that an expression names."""
+def find_references(text: str) -> list[str]:
+    """Find the names of values in an expression."""
     return _REFERENCE.findall(text)
 
 
 @dataclass(frozen=True)
 class Program:
-    """Leaves, steps in order, and what is returned."""
+    """A program: its leaves, its steps in order, and the names of its outputs."""
 
     leaves: tuple[Leaf, ...]
     steps: tuple[Step, ...]
@@ -69,22 +78,26 @@ class Program:
 
     @property
     def inputs(self) -> list[Input]:
-        """What ``forward`` takes, in its order."""
-        return [leaf.drawn for leaf in self.leaves if not leaf.constant]
+        """Inputs of ``forward``, in order."""
+        return [leaf.spec for leaf in self.leaves if not leaf.constant]
 
     def samples(self, seed: int = 0) -> tuple[Tensor, ...]:
-        """Values of the inputs."""
-        return tuple(sample(leaf, seed) for leaf in self.leaves if not leaf.constant)
+        """Draw values of the inputs."""
+        return tuple(sample_leaf(leaf, seed) for leaf in self.leaves if not leaf.constant)
 
     @property
     def source(self) -> str:
-        """The program as a class ``Model``."""
+        """Python source of the program: a class ``Model``."""
         made = [
-            f"self.{leaf.name} = nn.Buffer({leaf.drawn!r}.sample(seeded({leaf.seed})))"
+            f"self.{leaf.name} = nn.Buffer({leaf.spec!r}.sample(make_generator({leaf.seed})))"
             for leaf in self.leaves
             if leaf.constant
         ]
-        made += [f"self.{step.name} = seasoned({step.module}, {step.name[1:]})" for step in self.steps if step.module]
+        made += [
+            f"self.{step.name} = with_random_parameters({step.module}, {step.name[1:]})"
+            for step in self.steps
+            if step.module
+        ]
         names = [leaf.name for leaf in self.leaves if not leaf.constant]
         lines = [f"{leaf.name} = self.{leaf.name}" for leaf in self.leaves if leaf.constant]
         lines += [f"{step.name} = {step.expression}" for step in self.steps]
@@ -97,14 +110,14 @@ class Program:
         )
 
     def module(self) -> nn.Module:
-        """The model, in eval mode."""
+        """Instantiate the model, in evaluation mode."""
         scope = dict(SCOPE)
         exec(self.source, scope)
         model: nn.Module = scope["Model"]().eval()
         return model.requires_grad_(False)
 
     def values(self, seed: int = 0) -> dict[str, Tensor]:
-        """Every value by the name that expressions use, as PyTorch computes it."""
+        """Compute all values in PyTorch, by the name that expressions use."""
         names = [leaf.name for leaf in self.leaves] + [step.name for step in self.steps]
         with torch.no_grad():
             results = replace(self, outputs=tuple(names)).module()(*self.samples(seed))
@@ -114,8 +127,8 @@ class Program:
             values |= {f"{name}[{i}]": x for i, x in enumerate(result)} if several else {name: result}
         return values
 
-    def replaced(self, values: dict[str, str]) -> Program:
-        """Every reference to a key of ``values`` becomes a reference to its value."""
+    def replace_references(self, values: dict[str, str]) -> Program:
+        """Replace the names that are keys of ``values`` in all expressions and outputs."""
 
         def renamed(text: str) -> str:
             return _REFERENCE.sub(lambda match: values.get(match.group(), match.group()), text)
@@ -123,8 +136,8 @@ class Program:
         steps = tuple(replace(step, expression=renamed(step.expression)) for step in self.steps)
         return replace(self, steps=steps, outputs=tuple(map(renamed, self.outputs)))
 
-    def pruned(self) -> Program:
-        """Without what contributes to no output; writes in place stay."""
+    def prune(self) -> Program:
+        """Remove leaves and steps that contribute to no output. Writes in place to a live value remain."""
         live = {reference.split("[")[0] for reference in self.outputs}
         steps = []
         for step in reversed(self.steps):
@@ -135,19 +148,19 @@ class Program:
         return Program(leaves, tuple(reversed(steps)), self.outputs)
 
 
-def sample(leaf: Leaf, seed: int = 0) -> Tensor:
-    """Values of a leaf."""
-    return leaf.drawn.sample(seeded(leaf.seed + 1000 * seed))
+def sample_leaf(leaf: Leaf, seed: int = 0) -> Tensor:
+    """Draw the values of a leaf."""
+    return leaf.spec.sample(make_generator(leaf.seed + 1000 * seed))
 
 
-def seeded(seed: int) -> torch.Generator:
-    """A generator of random numbers in a known state."""
+def make_generator(seed: int) -> torch.Generator:
+    """Create a random generator with this seed."""
     return torch.Generator().manual_seed(seed)
 
 
-def seasoned(module: nn.Module, seed: int) -> nn.Module:
-    """``module`` with random parameters, and with statistics that are not the initial ones."""
-    generator = seeded(seed)
+def with_random_parameters(module: nn.Module, seed: int) -> nn.Module:
+    """Set the parameters and buffers of ``module``, including running statistics, to random values."""
+    generator = make_generator(seed)
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         if not tensor.is_floating_point():
             continue
@@ -159,15 +172,15 @@ def seasoned(module: nn.Module, seed: int) -> nn.Module:
     return module
 
 
-#: What the source of a program may name.
+#: Names that the source of a program may use.
 SCOPE: dict[str, Any] = {
     "torch": torch,
     "nn": nn,
     "F": F,
     "aten": torch.ops.aten,
     "Input": Input,
-    "seeded": seeded,
-    "seasoned": seasoned,
+    "make_generator": make_generator,
+    "with_random_parameters": with_random_parameters,
     "inf": float("inf"),
     "nan": float("nan"),
     "device": torch.device,

@@ -15,7 +15,7 @@ import torch
 from arm_backend_core.ops.catalog import records
 from arm_backend_core.tosa import reference
 from tests.fuzz import campaign, oracle
-from tests.fuzz.arguments import UNDRAWN, call, menu
+from tests.fuzz.arguments import EXCLUDED_OPERATORS, draw_call, list_steps
 from tests.fuzz.generator import draw, draw_with
 from tests.fuzz.program import Program
 from tests.fuzz.regressions import REGRESSIONS
@@ -35,7 +35,7 @@ GRAPHS = {
 
 
 @pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
+def _silence_output() -> Iterator[None]:
     """torch.export logs every metadata that it makes; to format that takes as long as the export."""
     logging.disable(logging.ERROR)
     yield
@@ -44,27 +44,27 @@ def _quiet() -> Iterator[None]:
 
 @pytest.mark.parametrize(("target", "index"), [(target, i) for target, count in GRAPHS.items() for i in range(count)])
 def test_graph(target: str, index: int) -> None:
-    verdict = campaign.attempt(target, 0, index)
+    verdict = campaign.check_graph(target, 0, index)
     for regression in REGRESSIONS:
         pattern = regression.fails.get(target)
         if pattern and regression.culprit in verdict.drawn and re.search(pattern, verdict.detail):
             pytest.xfail(regression.because)
-    wide = oracle.TARGETS[target].wide
+    wide = oracle.TARGETS[target].int16_activations
     source = draw(0, index, integer=wide is not None).source
     assert verdict.kind in ("right", "undefined"), f"{verdict.detail}\n{source}"
 
 
 def test_every_operator_with_a_record_can_be_drawn() -> None:
     missing = []
-    for overload in (o for o in records() if str(o) not in UNDRAWN):
-        program = draw_with(str(overload), partial(call, overload), 0, integer=True)
+    for overload in (o for o in records() if str(o) not in EXCLUDED_OPERATORS):
+        program = draw_with(str(overload), partial(draw_call, overload), 0, integer=True)
         if program is None or program.steps[-1].operator != str(overload):
             missing.append(str(overload))
     assert not missing, "give their arguments in OPERATORS (tests/fuzz/arguments.py)"
 
 
 def test_every_module_and_function_can_be_drawn() -> None:
-    kinds = menu()[-2:]
+    kinds = list_steps()[-2:]
     missing = [name for kind in kinds for name, make in kind if draw_with(name, make, 0, integer=True) is None]
     assert not missing
 
@@ -122,15 +122,15 @@ def test_a_wrong_number_is_seen(monkeypatch: pytest.MonkeyPatch, target: str, er
 
 
 def test_an_unstable_export_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled = oracle.compiled
+    compile_program = oracle.compile_program
     models = iter((_Model(), torch.nn.Sigmoid()))
-    monkeypatch.setattr(oracle, "compiled", lambda model, *rest: compiled(next(models), *rest))
+    monkeypatch.setattr(oracle, "compile_program", lambda model, *rest: compile_program(next(models), *rest))
     with pytest.raises(oracle.Failure, match="two exports differ"):
         oracle.check(_Model(), _SAMPLES, "TOSA_FP")
 
 
 def test_an_illegal_flatbuffer_is_seen() -> None:
-    flatbuffer = oracle.compiled(_Model(), _SAMPLES, "TOSA_FP").log.delegates[0].tosa
+    flatbuffer = oracle.compile_program(_Model(), _SAMPLES, "TOSA_FP").log.delegates[0].tosa
     with pytest.raises(oracle.Failure, match="illegal") as failure:
         oracle.validate(flatbuffer, oracle.TARGETS["TOSA_INT8"].tosa)
     assert failure.value.kind == "illegal"

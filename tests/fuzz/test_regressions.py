@@ -18,7 +18,9 @@ def test_regression(regression: Regression, target: str, pytestconfig: pytest.Co
     thorough = is_thorough(pytestconfig, f"{regression.name}-{target}")
 
     def check() -> None:
-        oracle.check(regression.module(), regression.samples(), target, again=thorough, validated=thorough)
+        oracle.check(
+            regression.module(), regression.samples(), target, export_twice=thorough, validate_flatbuffers=thorough
+        )
 
     if target not in regression.fails:
         check()

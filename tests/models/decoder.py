@@ -1,4 +1,4 @@
-"""A decoder of language models with a static cache of keys and values in buffers, of two layers."""
+"""A language model decoder of two layers, with a static key-value cache in buffers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ WIDTH, HEADS, GROUPS, CACHE, TOKENS = 32, 4, 2, 48, 64
 
 
 class Layer(nn.Module):
-    """Attention with rotary positions and fewer heads of keys than of queries, then a gated block."""
+    """Grouped-query attention with rotary position embeddings, then a gated feed-forward block."""
 
     cached_keys: Tensor
     cached_values: Tensor
@@ -19,7 +19,7 @@ class Layer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         size = WIDTH // HEADS
-        self.first, self.second = nn.RMSNorm(WIDTH), nn.RMSNorm(WIDTH)
+        self.attention_norm, self.feed_forward_norm = nn.RMSNorm(WIDTH), nn.RMSNorm(WIDTH)
         self.query, self.key, self.value = (nn.Linear(WIDTH, n * size, bias=False) for n in (HEADS, GROUPS, GROUPS))
         self.out = nn.Linear(WIDTH, WIDTH, bias=False)
         self.gate, self.up = nn.Linear(WIDTH, 2 * WIDTH, bias=False), nn.Linear(WIDTH, 2 * WIDTH, bias=False)
@@ -29,22 +29,22 @@ class Layer(nn.Module):
         self.register_buffer("frequencies", 1000.0 ** -(torch.arange(size // 2) / (size // 2)))
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
-        y = self.first(x)
-        query, key, value = (self._heads(layer(y)) for layer in (self.query, self.key, self.value))
-        self.cached_keys[:, :, positions] = self._turned(key, positions)
+        y = self.attention_norm(x)
+        query, key, value = (self._split_heads(layer(y)) for layer in (self.query, self.key, self.value))
+        self.cached_keys[:, :, positions] = self._apply_rotary_embedding(key, positions)
         self.cached_values[:, :, positions] = value
         mask = torch.arange(CACHE, dtype=torch.int32) <= positions[:, None]
         keys, values = (x.repeat_interleave(HEADS // GROUPS, 1) for x in (self.cached_keys, self.cached_values))
-        y = F.scaled_dot_product_attention(self._turned(query, positions), keys, values, mask)
+        y = F.scaled_dot_product_attention(self._apply_rotary_embedding(query, positions), keys, values, mask)
         x = x + self.out(y.transpose(1, 2).flatten(2))
-        y = self.second(x)
+        y = self.feed_forward_norm(x)
         return torch.as_tensor(x + self.down(F.silu(self.gate(y)) * self.up(y)))
 
     @staticmethod
-    def _heads(x: Tensor) -> Tensor:
+    def _split_heads(x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2)
 
-    def _turned(self, x: Tensor, positions: Tensor) -> Tensor:
+    def _apply_rotary_embedding(self, x: Tensor, positions: Tensor) -> Tensor:
         angle = positions[:, None].float() * self.frequencies
         angle = torch.cat([angle, angle], -1)
         left, right = x.chunk(2, -1)
@@ -52,7 +52,7 @@ class Layer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Takes tokens [1, n] and their positions [n], int32; returns scores of the token after the last one."""
+    """Takes int32 tokens [1, n] and positions [n]; returns the logits of the next token, [1, TOKENS]."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Decoder(nn.Module):
 
 
 class Prefill(nn.Module):
-    """The same decoder, for the tokens that are known."""
+    """The decoder as a second module, which processes the prompt."""
 
     def __init__(self, decoder: Decoder) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class Prefill(nn.Module):
 
 
 def decoder() -> Decoder:
-    """With a likeliest token that stands out, as in a trained one, by what came before."""
+    """Make a decoder whose most likely next token is clearly ahead and depends on the earlier tokens, as if trained."""
     torch.manual_seed(0)
     model = Decoder().eval()
     with torch.no_grad():
@@ -95,6 +95,6 @@ Sample = tuple[Tensor, Tensor]
 
 
 def prompt(length: int, start: int = 0) -> Sample:
-    """Some tokens and their positions."""
+    """Make random tokens and their positions."""
     tokens = torch.randint(0, TOKENS, (1, length), generator=torch.Generator().manual_seed(start), dtype=torch.int32)
     return tokens, torch.arange(start, start + length, dtype=torch.int32)

@@ -1,4 +1,4 @@
-"""The recurrent network whose costs are gated, and measured by ``benchmarks/recurrent.py``."""
+"""A recurrent keyword spotter. Tests limit its cycles and memory; ``benchmarks/recurrent.py`` measures them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 
 class KeywordSpotter(nn.Module):
-    """Frames of 10 MFCC features in, 12 classes out."""
+    """An LSTM and a linear layer: [N, steps, 10] MFCC features to [N, 12] class scores."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -14,6 +14,6 @@ class KeywordSpotter(nn.Module):
         self.classifier = nn.Linear(118, 12)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of the last step alone."""
+        """Classify the last step."""
         result: Tensor = self.classifier(self.layer(x)[0][:, -1])
         return result

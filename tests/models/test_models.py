@@ -13,7 +13,7 @@ from torch import Tensor
 from arm_backend_core.delegate import delegate
 from arm_backend_core.targets.compile_spec import TosaCompileSpec
 from arm_recipes import ArmRecipeType, load
-from tests.graphs import validate
+from tests.graphs import assert_valid
 from tests.models import expectations, quantized_reference, zoo
 from tests.models.exported import Exported, precision, tosa_spec
 from tests.models.quantized_reference import Difference
@@ -81,7 +81,7 @@ def test_one_legal_delegate_and_nothing_on_the_cpu(model: Exported, recipe: ArmR
     assert delegate.payload_bytes > 0
     assert (delegate.vela is not None) == recipe.name.startswith("ETHOSU")
     assert len(result.buffer) > delegate.payload_bytes
-    validate(delegate.tosa, tosa_spec(recipe))
+    assert_valid(delegate.tosa, tosa_spec(recipe))
 
 
 @_parametrize_exports([R.ETHOSU_U55_INT8, R.ETHOSU_U85_INT8])
@@ -123,13 +123,13 @@ def test_float_is_eager_pytorchs(model: Exported, recipe: ArmRecipeType) -> None
 
 @_parametrize_exports([R.TOSA_FP, R.TOSA_INT8, R.TOSA_A8W4, R.TOSA_A16W8])
 def test_tosa_programs_in_executorchs_runtime(model: Exported, recipe: ArmRecipeType) -> None:
-    assert torch.equal(model.output(recipe, 0), model.expected(recipe, 0))
+    assert torch.equal(model.output(recipe, 0), model.reference_output(recipe, 0))
 
 
 @_parametrize_exports([R.VGF_FP, R.VGF_INT8, R.VGF_A16W8], slow=[R.VGF_A16W8])  # on the CPU's driver
 def test_vgf_programs_in_executorchs_runtime(model: Exported, recipe: ArmRecipeType) -> None:
     (output,) = load(model.result(recipe).buffer).execute(*model.held_out[0])
-    expected = model.expected(recipe, 0)
+    expected = model.reference_output(recipe, 0)
     if recipe is R.VGF_FP:  # sums in another order
         assert (output - expected).abs().max() < 1e-4 * expected.abs().max()
     else:
@@ -139,7 +139,7 @@ def test_vgf_programs_in_executorchs_runtime(model: Exported, recipe: ArmRecipeT
 
 @_parametrize_exports([R.TOSA_INT8, R.TOSA_A16W8])
 def test_signal_to_noise_is_the_quantized_graphs(model: Exported, recipe: ArmRecipeType) -> None:
-    theirs = sqnr(model.eager, [model.exact(recipe, i) for i in range(len(model.held_out))])
+    theirs = sqnr(model.eager, [model.float64_output(recipe, i) for i in range(len(model.held_out))])
     # tiny_vit makes much of any noise, and its graph is lucky with these 16 samples: with a hundredth of a step of
     # noise at its three softmaxes it has 32.9 to 34.4 dB in place of 34.3, on average 33.6. Over 128 samples it has
     # 33.4, the program 33.0; a tenth of a decibel is the softmaxes' (``_of_softmax``).
@@ -156,19 +156,19 @@ def test_figures_are_those_recorded(model: Exported, recipe: ArmRecipeType, requ
 
 
 def _share(counts: Iterable[int], found: Sequence[Difference]) -> float:
-    return sum(counts) / max(sum(tensor.size for tensor in found), 1)
+    return sum(counts) / max(sum(tensor.elements for tensor in found), 1)
 
 
 @_compared_with_pytorch
 def test_int8_operators_are_at_most_a_step_from_pytorchs(model: Exported) -> None:
-    found = model.judgement(R.TOSA_INT8, 0).differences
-    assert max(tensor.steps for tensor in found) <= 1, [tensor for tensor in found if tensor.steps > 1]
+    found = model.compare_operators(R.TOSA_INT8, 0).differences
+    assert max(tensor.max_steps for tensor in found) <= 1, [tensor for tensor in found if tensor.max_steps > 1]
     narrow = [tensor for tensor in found if tensor.dtype is torch.int8]
     weights = _of_softmax(model, narrow)
     others = [tensor for tensor in narrow if tensor not in weights]
     # Ties, and the 31 bits of a multiplier, are all that may show in 8 bits.
-    assert _share((tensor.count for tensor in others), others) < 1e-3
-    assert _share((tensor.count for tensor in weights), weights) < 0.1
+    assert _share((tensor.differing for tensor in others), others) < 1e-3
+    assert _share((tensor.differing for tensor in weights), weights) < 0.1
 
 
 def _of_softmax(model: Exported, found: Sequence[Difference]) -> list[Difference]:
@@ -184,10 +184,12 @@ def _of_softmax(model: Exported, found: Sequence[Difference]) -> list[Difference
 
 @_parametrize_exports([R.TOSA_A16W8])
 def test_a16w8_operators_are_at_most_a_step_from_pytorchs(model: Exported, recipe: ArmRecipeType) -> None:
-    found = model.judgement(recipe, 0).differences
+    found = model.compare_operators(recipe, 0).differences
     # Where a TABLE of 513 points crosses the corner of a hardswish, and where the mean of a large feature map rounds
     # its partial sums to int16, it is more than one of the 65,536 steps.
-    assert _share((tensor.far for tensor in found), found) < 1e-4, [tensor for tensor in found if tensor.far]
+    assert _share((tensor.beyond_one_step for tensor in found), found) < 1e-4, [
+        tensor for tensor in found if tensor.beyond_one_step
+    ]
 
 
 def _steps_apart(model: Exported, outputs: Iterable[Tensor]) -> float:
@@ -196,8 +198,8 @@ def _steps_apart(model: Exported, outputs: Iterable[Tensor]) -> float:
     A network amplifies: two correct evaluations may end several steps apart, and more behind a softmax. So PyTorch's
     last operator is given the operands that the target's has.
     """
-    step = quantized_reference.output_step(model.quantized(R.TOSA_INT8))
-    apart = [output - model.judgement(R.TOSA_INT8, i, last=True).output for i, output in enumerate(outputs)]
+    step = quantized_reference.output_scale(model.quantized(R.TOSA_INT8))
+    apart = [output - model.compare_operators(R.TOSA_INT8, i, last=True).output for i, output in enumerate(outputs)]
     return max(float(difference.abs().max()) for difference in apart) / step
 
 
@@ -211,12 +213,12 @@ def test_int8_output_is_at_most_a_step_from_pytorchs(model: Exported) -> None:
 @pytest.mark.parametrize("steps", [-2, 2])
 def test_an_output_two_steps_off_is_seen(model: Exported, steps: int) -> None:
     """The comparison above can fail: for a program that is wrong by two steps, and for a single value that is."""
-    wrong = quantized_reference.with_shifted_output(model.quantized(R.TOSA_INT8), steps)
+    wrong = quantized_reference.shift_output(model.quantized(R.TOSA_INT8), steps)
     with torch.no_grad():
         (shifted,) = delegate(wrong, TosaCompileSpec()).module(check_guards=False)(*model.held_out[0])
     assert _steps_apart(model, [shifted]) > 1.01
-    right, judged = model.output(R.TOSA_INT8, 0), model.judgement(R.TOSA_INT8, 0, last=True).output
-    away = steps * quantized_reference.output_step(model.quantized(R.TOSA_INT8))
+    right, judged = model.output(R.TOSA_INT8, 0), model.compare_operators(R.TOSA_INT8, 0, last=True).output
+    away = steps * quantized_reference.output_scale(model.quantized(R.TOSA_INT8))
     candidates = ((right - judged) * steps >= 0).flatten()  # not those that the shift would bring nearer
     single = right.clone()
     single.view(-1)[int(candidates.nonzero()[0])] += away

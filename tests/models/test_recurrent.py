@@ -131,7 +131,7 @@ def test_columns(module: nn.Module, most: float, macs: int, monkeypatch: pytest.
         return export(copy.deepcopy(module).eval(), recipe, samples)
 
     columns = exported()
-    kept = tuple(entry for entry in pipeline.HARDWARE_PASSES if entry[0] is not pipeline.matmul_columns)
+    kept = tuple(entry for entry in pipeline.HARDWARE_PASSES if entry[0] is not pipeline.rewrite_vectors_to_columns)
     monkeypatch.setattr(pipeline, "HARDWARE_PASSES", kept)
     rows = exported()
     got, expected, plain = columns.run(*samples[1]), columns.run(*samples[1], backend="tosa"), rows.run(*samples[1])

@@ -1,4 +1,4 @@
-"""The models that the project measures itself on, with seeded random weights.
+"""The model zoo: models for recorded figures and benchmarks, with seeded random weights.
 
 Every builder is deterministic: the same name gives the same weights and the same inputs in every process,
 so that tests, benchmarks and the peer's runs see one and the same network.
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 CONVOLUTION = "convolution"
-"""A network of convolutions and linear layers: integer results are comparable step by step with PyTorch's."""
+"""A network of convolutions and linear layers, whose integer results can be compared operator by operator."""
 
 ATTENTION = "attention"
 """A network with softmax and layer normalization inside."""
@@ -27,10 +27,10 @@ class Entry(NamedTuple):
     """A model of the zoo, ready to be exported."""
 
     model: nn.Module
-    """The network, in eval mode."""
+    """The model, in evaluation mode."""
 
     samples: list[tuple[Tensor, ...]]
-    """Input tuples, batch size 1. The first is the example input; all of them serve as calibration data."""
+    """Input tuples with batch size 1. The first one is the example input, and all are calibration samples."""
 
     kind: str
     """``CONVOLUTION`` or ``ATTENTION``."""
@@ -65,7 +65,7 @@ class DsCnn(nn.Module):
         )
         self.blocks = nn.Sequential(*(DepthwiseSeparable(64) for _ in range(4)))
         self.dropout = nn.Dropout(0.4)
-        self.pool = nn.AvgPool2d((24, 5))  # 24 of the 25 rows, as the reference implementation has it
+        self.pool = nn.AvgPool2d((24, 5))  # 24 of the 25 rows, as in the reference implementation
         self.classifier = nn.Linear(64, 12)
 
     def forward(self, features: Tensor) -> Tensor:
@@ -148,26 +148,26 @@ class PlainVit(nn.Module):
         return self.vit(pixel_values=image).logits
 
 
-_kept: list[torch.library.Library] = []
+_libraries: list[torch.library.Library] = []
 
 
 @lru_cache(maxsize=1)
 def torchvision() -> ModuleType:
-    """Imports torchvision on a CPU build of PyTorch.
+    """Import torchvision on a CPU build of PyTorch.
 
-    Its wheel is built for CUDA and its compiled operators do not load here; importing it only needs the
-    schemas of two of them to exist. None of the classification networks calls them.
+    torchvision's wheel is built for CUDA, and its compiled operators do not load. The import only needs the schemas of
+    two operators, which the classification networks do not call.
     """
     library = torch.library.Library("torchvision", "FRAGMENT")
     for name in ("nms", "qnms"):
         if not hasattr(torch.ops.torchvision, name):
             library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    _kept.append(library)  # a Library that is collected takes its definitions away
+    _libraries.append(library)  # garbage collection of a Library would remove its definitions
     return importlib.import_module("torchvision")
 
 
 def _transformers() -> ModuleType:
-    torchvision()  # transformers imports it where it is installed
+    torchvision()  # transformers imports torchvision if it is installed
     return importlib.import_module("transformers")
 
 
@@ -193,13 +193,13 @@ _BUILDERS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], str]] 
 }
 
 NAMES: tuple[str, ...] = tuple(_BUILDERS)
-"""The names that ``build`` takes."""
+"""Names of the models."""
 
 
 def build(name: str, samples: int = 4, seed: int = 0) -> Entry:
-    """Builds a model of the zoo with ``samples`` random input tuples.
+    """Build a model of the zoo with ``samples`` random input tuples.
 
-    The global random state is left as it was. More samples leave the model and the first samples unchanged.
+    The global random state does not change. Model and first samples do not depend on the number of samples.
 
     Raises:
         KeyError: if there is no model of that name.
@@ -218,28 +218,27 @@ def build(name: str, samples: int = 4, seed: int = 0) -> Entry:
 
 
 def settle_batch_norm(model: nn.Module, draw: Callable[[], tuple[Tensor, ...]]) -> None:
-    """Gives batch normalizations statistics and affine parameters as a trained network could have them.
+    """Set statistics and affine parameters of batch normalizations to values that are plausible for a trained network.
 
-    With the initial ones (mean 0, variance 1) nothing but biases would reach the output of a deep random
-    network, and folding the normalization into the convolution would go untested. With exact statistics of
-    random data every layer amplifies what differs between samples, noise included. A variance a little above
-    the measured one lies between the two: the output depends on the input, and rounding errors do not grow
-    without bound.
+    With the initial statistics (mean 0, variance 1), the output of a deep random network would depend on biases only,
+    and the folding of normalizations into convolutions would not be tested. With the exact statistics of random data,
+    every layer amplifies differences between samples, noise included. The variance is therefore slightly larger than
+    the measured one: the output depends on the input, and rounding errors stay bounded.
     """
     norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d)]
     if not norms:
         return
     for norm in norms:
-        norm.momentum = None  # a plain average over the batches below
+        norm.momentum = None  # cumulative average over the batches below
         nn.init.uniform_(norm.weight, 0.75, 1.25)
         nn.init.uniform_(norm.bias, -0.5, 0.5)
         norm.train()
-    flat = isinstance(norms[0], nn.BatchNorm1d)  # statistics over samples alone, without positions: needs more
+    is_1d = isinstance(norms[0], nn.BatchNorm1d)  # without spatial positions, the statistics need more samples
     with torch.no_grad():
         for _ in range(2):
-            batch = zip(*(draw() for _ in range(128 if flat else 8)), strict=True)
+            batch = zip(*(draw() for _ in range(128 if is_1d else 8)), strict=True)
             model(*(torch.cat(values) for values in batch))
     for norm in norms:
         norm.eval()
         if norm.running_var is not None:
-            norm.running_var *= 2.0 if flat else 1.1
+            norm.running_var *= 2.0 if is_1d else 1.1

@@ -1,4 +1,4 @@
-"""A row per operator, and per variant of an operator that takes another way through the compiler."""
+"""Operator test rows: one per operator, and one per variant that the compiler handles differently."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def unary(name: str, function: Callable[..., Any], low: float = -4.0, high: floa
 
 
 def near_zero(name: str, function: Callable[..., Any], low: float = -1e-3, high: float = 1e-3) -> Case:
-    """A function next to one of its zeros: the relative error of every element stays small."""
+    """A function near one of its zeros, where the relative error of every element must be small."""
     return Case(name, function, [Input((2, 5, 40), low, high)], atol=0, profiles=("fp",))
 
 
@@ -124,7 +124,7 @@ UNARY = [
     unary("ndtri", torch.special.ndtri, 0.001, 0.999),
     unary("log_ndtr", torch.special.log_ndtr, -20, 6, atol=0),
     unary("lgamma", torch.lgamma, 0.1, 5, refused=_NO_FORMULA),
-    # Its pole is in the range that a symmetric scale spans: a table that jumps has entries of half the resolution.
+    # The symmetric range contains its pole: a table with a discontinuity has entries of half the resolution.
     unary("digamma", torch.digamma, 0.3, 5, refused=_NO_FORMULA, wide_steps=2),
     unary("polygamma", lambda x: torch.special.polygamma(2, x), 0.5, 4, refused=_NO_FORMULA, wide_steps=2),
     unary("zeta", lambda x: torch.special.zeta(x, 0.5), 1.5, 6, refused=_NO_FORMULA, wide_steps=2),
@@ -199,7 +199,7 @@ class Constant(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """The sequence that a recurrent layer gives."""
+    """Returns the output sequence of a recurrent layer."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -211,7 +211,7 @@ class Recurrent(nn.Module):
 
 
 class Unrolled(nn.Module):
-    """The states of a cell that is called for each step, given none to begin with."""
+    """Calls a recurrent cell for each step, without an initial state, and returns its states."""
 
     def __init__(self, cell: nn.Module) -> None:
         super().__init__()
@@ -226,7 +226,7 @@ class Unrolled(nn.Module):
 
 
 def _batch_norm(module: nn.Module) -> nn.Module:
-    """With statistics that are not the initial ones; one gain is negative, one is zero."""
+    """Set different statistics and parameters for each channel of batch norms; one gain is negative, one is zero."""
     for part in module.modules():
         if isinstance(part, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.InstanceNorm2d)):
             size = part.num_features
@@ -238,7 +238,7 @@ def _batch_norm(module: nn.Module) -> nn.Module:
 
 
 def _affine(module: nn.Module) -> nn.Module:
-    """With weights and biases that differ."""
+    """Set different weights and biases for each channel of a norm."""
     for parameter in module.parameters():
         parameter.data = torch.linspace(-0.5, 1.5, parameter.numel()).reshape(parameter.shape)
     return module
@@ -449,7 +449,9 @@ NORMALIZATION = [
     Case("instance_norm1d", nn.InstanceNorm1d(4), one(2, 4, 12)),
     Case("instance_norm2d", _affine(nn.InstanceNorm2d(4, affine=True)), image(batch=2)),
     Case("instance_norm3d", nn.InstanceNorm3d(2), one(1, 2, 3, 4, 5)),
-    Case("instance_norm_of_many", nn.InstanceNorm2d(1), one(1, 1, 384, 256)),  # 98304 elements: a row in two parts
+    Case(
+        "instance_norm_of_many", nn.InstanceNorm2d(1), one(1, 1, 384, 256)
+    ),  # 98304 elements: the reduction is split into two parts
     Case("rms_norm_of_many", _affine(nn.RMSNorm([384, 256])), one(384, 256)),
     Case("instance_norm_running", _batch_norm(nn.InstanceNorm2d(4, True, track_running_stats=True)), image()),
     Case("rms_norm", _affine(nn.RMSNorm(16)), one(2, 3, 16)),
@@ -508,7 +510,7 @@ REDUCTION = [
     Case("sum", lambda x: x.sum(-1), one(2, 3, 16)),
     Case("sum_keepdim", lambda x: x.sum((0, 2), keepdim=True), one(2, 3, 16)),
     Case("sum_all", lambda x: x.sum(), one(2, 3, 16)),
-    Case("sum_two", lambda x: x.sum(1), one(1, 2, 65540)),  # more than Ethos-U55 moves along an axis
+    Case("sum_two", lambda x: x.sum(1), one(1, 2, 65540)),  # exceeds Ethos-U55's limit of a dimension
     Case("sum_scalar", lambda x: x.sum(), one()),
     Case("sum_scalar_dim", lambda x: x.sum(0), one()),
     Case("amax_scalar_dim", lambda x: x.amax(0), one()),
@@ -565,12 +567,12 @@ MOVEMENT = [
     Case("permute_heads", lambda x: x.permute(2, 0, 3, 1, 4), one(1, 1024, 1, 2, 66)),
     Case("permute_every_dimension", lambda x: x.view([2] * 8).permute(3, 0, 5, 2, 7, 4, 1, 6).flatten(), one(16, 16)),
     Case(
-        "weights_of_neighbours",  # of RAFT
+        "weights_of_neighbours",  # convex upsampling of RAFT
         lambda x, y: (
             (x.view(1, 1, 9, 2, 2, 3, 4).softmax(2) * y.view(1, 2, 9, 1, 1, 3, 4)).sum(2).permute(0, 1, 4, 2, 5, 3)
         ),
         two((1, 36, 3, 4), (1, 18, 12)),
-        wide_steps=4,  # a sum of nine products, each with an error of its own
+        wide_steps=4,  # a sum of nine products with independent errors
     ),
     Case(
         "positions_of_video",
@@ -651,7 +653,7 @@ _I64 = torch.int64
 
 
 def _relative(x: torch.Tensor) -> torch.Tensor:
-    """Places of keys as seen from each query, falling."""
+    """Relative positions of keys for each query, decreasing."""
     return (torch.arange(4)[:, None] - torch.arange(5) + 4).clamp(0, 6).expand(*x.shape[:-2], 4, 5)
 
 
@@ -794,7 +796,7 @@ LOGICAL = [
     Case("isinf", torch.isinf, one(2, 8)),
 ]
 
-#: Functions of raw integers by the number of their operands; narrow ones wrap.
+#: Functions of unquantized integers, by number of operands; narrow integers wrap around.
 _WHOLE: dict[int, dict[str, Callable[..., Any]]] = {
     1: {
         "relu": F.relu,

@@ -1,4 +1,4 @@
-"""Runs one row of ``cases``: quantize, delegate, execute, compare, validate, compile."""
+"""Runner of operator tests: quantizes, delegates, executes, compares, validates and compiles a row of ``cases``."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Input:
     """A random tensor: uniform in [low, high], or integers in [low, high) for an integer ``dtype``.
 
     Attributes:
-        special: what some of the elements are instead, about every fourth.
+        special: values that replace about every fourth element.
     """
 
     shape: tuple[int, ...]
@@ -61,18 +61,18 @@ class Input:
 
 @dataclass(frozen=True)
 class Case:
-    """One operator.
+    """A test row: an operator with its inputs and tolerances.
 
     Attributes:
         name: the test's name.
         model: a module or a function of the inputs.
-        inputs: what it is called with.
+        inputs: inputs of the call.
         rtol: allowed relative error in floating point.
-        atol: allowed absolute error in floating point, as a part of the largest value of the result.
+        atol: allowed error in floating point, relative to the largest value of the result.
         steps: allowed difference to PyTorch's quantized graph in int8, in steps of the output.
         wide_steps: the same in int16.
-        tabulated: a function of one tensor: int16 may err by the interpolation in its TABLE besides.
-        profiles: what the row is run for.
+        tabulated: whether it is a function of one tensor; in int16 the interpolation error of its TABLE is allowed too.
+        profiles: profiles that the row runs for.
         refused: target ("fp", "int8", "a16w8", "u55", "u85") -> pattern that the reason contains.
     """
 
@@ -99,7 +99,7 @@ class Case:
 
 
 class Calls(torch.nn.Module):
-    """A function as a module, so that it can be exported and has a name."""
+    """Wraps a function in a module, so that it can be exported."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class Calls(torch.nn.Module):
 
 @cache
 def spec(target: str) -> ArmCompileSpec:
-    """Compile spec of a target's short name."""
+    """Return the compile spec of a target's short name."""
     return {
         "fp": lambda: TosaCompileSpec("TOSA-1.0+FP"),
         "int": lambda: TosaCompileSpec("TOSA-1.0+INT+int16"),
@@ -124,13 +124,13 @@ def spec(target: str) -> ArmCompileSpec:
 
 
 def export(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> ExportedProgram:
-    """ATen program without its guards."""
+    """Export a module as an ATen program."""
     with torch.no_grad():
         return torch.export.export(module, inputs, strict=False)
 
 
 def quantized(case: Case, *, wide: bool) -> torch.nn.Module:
-    """PyTorch's own quantized graph, calibrated on three samples; the first is what tests run."""
+    """Quantize a case by PyTorch's flow, calibrated on three samples; tests run the first one."""
     config = get_symmetric_a16w8_quantization_config() if wide else get_symmetric_quantization_config()
     module = export(case.module(), case.sample()).module(check_guards=False)
     prepared = prepare_pt2e(module, TOSAQuantizer(spec("int")).set_global(config))
@@ -142,18 +142,18 @@ def quantized(case: Case, *, wide: bool) -> torch.nn.Module:
 
 @dataclass(frozen=True)
 class Lowered:
-    """A delegated program and what was recorded while it was made."""
+    """A delegated program, and the events that its compilation recorded."""
 
     program: ExportedProgram
     log: events.Log
 
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Outputs, the delegate executed on the TOSA reference model."""
+        """Run the program, with delegates on the TOSA reference model, and return its outputs."""
         with torch.no_grad():
             return flat(self.program.module(check_guards=False)(*inputs))
 
     def check_delegated(self) -> None:
-        """One delegate; nothing on the CPU but what crosses the boundary."""
+        """Assert that there is one delegate, and only boundary operators on the CPU."""
         assert not self.log.rejected, self.log.rejected
         assert len(self.log.delegates) == 1, [d.operators for d in self.log.delegates]
         for node in self.program.graph_module.graph.nodes:
@@ -161,7 +161,7 @@ class Lowered:
             assert node.op != "call_function" or any(part in name for part in _BOUNDARY), f"{name} on the CPU"
 
     def check_refused(self, pattern: str) -> None:
-        """Some operator was refused, and the reason says why."""
+        """Assert that an operator was refused with a matching reason."""
         reasons = [f"{r.operator}: {r.reason}" for r in self.log.rejected]
         assert any(re.search(pattern, reason) for reason in reasons), f"'{pattern}' not in {reasons}"
 
@@ -173,19 +173,19 @@ def lower(program: ExportedProgram, target: str | ArmCompileSpec) -> Lowered:
 
 
 def flat(result: Any) -> list[torch.Tensor]:
-    """Tensors of a nested result."""
+    """Flatten a nested result into its tensors."""
     return [x for x in torch.utils._pytree.tree_leaves(result) if isinstance(x, torch.Tensor)]
 
 
 def given(x: torch.Tensor, scale: float = 0.1, *, wide: bool = False) -> torch.Tensor:
-    """``x`` quantized and dequantized, as a graph has it that brings its parameters along."""
+    """Quantize and dequantize ``x`` by operators, as a quantized graph does."""
     parameters = (scale, 0, *(_INT16 if wide else _INT8))
     result: torch.Tensor = _LIBRARY.dequantize_per_tensor(_LIBRARY.quantize_per_tensor(x, *parameters), *parameters)
     return result
 
 
 def given_rows(x: torch.Tensor, zero_point: int = 0) -> torch.Tensor:
-    """int8 ``x`` dequantized, with parameters for each row."""
+    """Dequantize int8 ``x`` with one scale per row."""
     count = len(x)
     zero_points = torch.full((count,), zero_point)
     result: torch.Tensor = _LIBRARY.dequantize_per_channel(x, torch.full((count,), 0.1), zero_points, 0, *_INT8)
@@ -193,13 +193,13 @@ def given_rows(x: torch.Tensor, zero_point: int = 0) -> torch.Tensor:
 
 
 def output_scales(program: ExportedProgram) -> list[float | None]:
-    """The step of every output; None where it is not quantized."""
+    """Return the scale of every output; None if it is not quantized."""
     (output,) = (node for node in program.graph.nodes if node.op == "output")
     return [_scale(node) for node in torch.utils._pytree.tree_leaves(output.args[0])]
 
 
 def _scale(node: torch.fx.Node) -> float | None:
-    """Data movement may stand between the dequantize node and the output."""
+    """Return the scale of an output; data movement may follow the dequantize node."""
     while node.op == "call_function" and not is_dequantize(node):
         if overload_of(node.target) is None:
             return None
@@ -208,7 +208,7 @@ def _scale(node: torch.fx.Node) -> float | None:
 
 
 def check_close(case: Case, got: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> None:
-    """Floating point, element by element; integers and booleans exactly."""
+    """Compare floating-point results with tolerances, and integers and booleans exactly."""
     assert len(got) == len(expected)
     for ours, theirs in zip(got, expected, strict=True):
         assert ours.shape == theirs.shape
@@ -227,7 +227,7 @@ def check_steps(
     steps: int,
     error: torch.Tensor | float = 0.0,
 ) -> None:
-    """At most ``steps`` steps of the output's scale, and ``error``, apart; integers and booleans are equal."""
+    """Check that results differ by at most ``steps`` steps plus ``error``; integers and booleans must be equal."""
     assert len(got) == len(expected) == len(scales)
     for ours, theirs, scale in zip(got, expected, scales, strict=True):
         assert ours.shape == theirs.shape
@@ -240,9 +240,9 @@ def check_steps(
 
 
 def interpolation_error(case: Case, program: ExportedProgram, x: torch.Tensor, scale: float) -> torch.Tensor:
-    """How far the straight line between the 513 points of an int16 TABLE is from the function, at each of ``x``.
+    """Compute the interpolation error of a 513-entry int16 TABLE at each element of ``x``.
 
-    One more half step of the output comes from the rounding of the points.
+    The rounding of the entries adds half a step of the output.
     """
     first = next(node for node in program.graph.nodes if is_quantize(node))
     step = float(first.args[1])

@@ -11,13 +11,13 @@ from torchao.quantization import quantize_
 
 from arm_backend_core.delegate import delegate
 from arm_backend_core.errors import ModelError
-from arm_backend_core.ops.block_scaled import FORMATS, quantize_blocks, round_to_blocks
+from arm_backend_core.ops.block_scaled import FORMATS, fake_quantize_blocks, quantize_blocks
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec, TosaCompileSpec, VgfCompileSpec
 from arm_backend_core.targets.target import Target
 from arm_recipes import ArmRecipeType, ExportRecipe, export, load
 from arm_recipes.recipe import options
 from arm_recipes.stages.block_scaled import MXConfig, MXConv2d, MXLinear, can_block_scale
-from tests.graphs import tosa_opt
+from tests.graphs import validate_by_tosa_opt
 from tests.ops.runner import Calls
 from tests.runtime.ethosu_emulator import payloads
 
@@ -66,8 +66,8 @@ def test_a_format_rounds(format: str) -> None:
     elements, scales = quantize_blocks(x, format)
     assert scales.shape == (3, 2)
     assert torch.equal(scales.log2(), scales.log2().round())
-    assert not torch.equal(round_to_blocks(x, format), x)
-    assert torch.equal(round_to_blocks(round_to_blocks(x, format), format), round_to_blocks(x, format))
+    assert not torch.equal(fake_quantize_blocks(x, format), x)
+    assert torch.equal(fake_quantize_blocks(fake_quantize_blocks(x, format), format), fake_quantize_blocks(x, format))
     x[:, :32] *= 1024
     assert torch.equal(quantize_blocks(x, format)[0], elements)
 
@@ -75,7 +75,7 @@ def test_a_format_rounds(format: str) -> None:
 def test_the_validator_takes_them() -> None:
     model, x = _layers("conv2d", "fp6e2m3")
     (flatbuffer,) = payloads(delegate(torch.export.export(model, (x,)), TosaCompileSpec(SPEC)))
-    assert tosa_opt(flatbuffer, Target.from_tosa_spec(SPEC)) is None
+    assert validate_by_tosa_opt(flatbuffer, Target.from_tosa_spec(SPEC)) is None
 
 
 def test_readers_of_one_input_share_its_blocks() -> None:

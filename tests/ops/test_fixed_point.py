@@ -21,14 +21,14 @@ from arm_backend_core.tosa.graph import Value
 from arm_backend_core.tosa.passes.pipeline import run as optimise
 from arm_backend_core.tosa.serialize import serialize
 from arm_backend_core.workers import vela
-from tests.graphs import family, graph, npu_cycles, program, validate
+from tests.graphs import assert_valid, build_flatbuffer, build_graph, estimate_npu_cycles, make_target
 from tests.verify_only import select_third
 
 Array = np.ndarray[Any, Any]
 I8, I16, I32 = DType.INT8, DType.INT16, DType.INT32
 LENGTHS = (4, 10, 64, 197, 1000, 1024)
 RANGES = (0.5, 8.0, 11.0, 24.0, 600.0)  # of the whole input, in multiples of the natural unit
-U55 = family("ethos-u55")  # its legality is the strictest
+U55 = make_target("ethos-u55")  # its legality is the strictest
 
 
 def params(scale: float, zero_point: int, dtype: DType) -> QParams:
@@ -42,7 +42,7 @@ def spread(span: float, dtype: DType) -> QParams:
 
 
 def execute(lower: Callable[[Builder, Value], Value], x: Array, dtype: DType) -> Array:
-    (y,) = reference.run(program(lower, (x.shape, dtype), target=U55), [x.astype(dtype.numpy)])
+    (y,) = reference.run(build_flatbuffer(lower, (x.shape, dtype), target=U55), [x.astype(dtype.numpy)])
     return y.astype(np.int64)
 
 
@@ -296,7 +296,7 @@ def test_refusals() -> None:
         ("64001 int16 elements", (1, 64001), I16, spread(1.0, I16)),
     ):
         with pytest.raises(Unsupported, match=message):
-            program(lambda b, v, q=q: fixed_point.softmax(b, v, q, 1, out), (shape, dtype))
+            build_flatbuffer(lambda b, v, q=q: fixed_point.softmax(b, v, q, 1, out), (shape, dtype))
 
 
 def test_output_range_is_kept() -> None:
@@ -328,23 +328,23 @@ def test_tosa_and_vela_take_it(name: str, dtype: DType) -> None:
     q = spread(8.0, dtype)
     shape = (2, 32, 64)
     x = np.random.default_rng(0).integers(*dtype.range, shape).astype(dtype.numpy)
-    written = graph(lambda b, v: OPERATORS[name](b, v, q), (shape, dtype), target=U55)
+    written = build_graph(lambda b, v: OPERATORS[name](b, v, q), (shape, dtype), target=U55)
     before = serialize(written)
-    validate(before, "TOSA-1.0+INT+int16")
+    assert_valid(before, "TOSA-1.0+INT+int16")
     optimise(written, U55)
     after = serialize(written)
-    validate(after, "TOSA-1.0+INT+int16")
+    assert_valid(after, "TOSA-1.0+INT+int16")
     np.testing.assert_array_equal(reference.run(before, [x])[0], reference.run(after, [x])[0])
     for name_of_family in ETHOS_U_FAMILIES:
-        assert npu_cycles(name_of_family, after) > 0
+        assert estimate_npu_cycles(name_of_family, after) > 0
 
 
 def test_softmax_is_cheap() -> None:
     """Cycles an element on Ethos-U55-128: 4 for [1, 4, 64, 64], where int32 throughout needs 20."""
     q = spread(16.0, I8)
-    written = graph(lambda b, v: fixed_point.softmax(b, v, q, 3, _OUT), ((1, 4, 64, 64), I8), target=U55)
+    written = build_graph(lambda b, v: fixed_point.softmax(b, v, q, 3, _OUT), ((1, 4, 64, 64), I8), target=U55)
     optimise(written, U55)
-    assert npu_cycles("ethos-u55", serialize(written)) < 5 * 4 * 64 * 64
+    assert estimate_npu_cycles("ethos-u55", serialize(written)) < 5 * 4 * 64 * 64
 
 
 def test_layer_norm_of_int16_is_cheap() -> None:
@@ -358,7 +358,7 @@ def test_layer_norm_of_int16_is_cheap() -> None:
     def lower(b: Builder, v: Value) -> Value:
         return fixed_point.layer_norm(b, v, q, (2,), weight, bias, 1e-5, out)
 
-    written = graph(lower, ((1, 32, 128), I16), target=U55)
+    written = build_graph(lower, ((1, 32, 128), I16), target=U55)
     optimise(written, U55)
     most = 11 if vela.installed_release() == (5, 1) else 12
-    assert npu_cycles("ethos-u55", serialize(written)) < most * 32 * 128
+    assert estimate_npu_cycles("ethos-u55", serialize(written)) < most * 32 * 128

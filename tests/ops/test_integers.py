@@ -31,7 +31,7 @@ from arm_backend_core.tosa.graph import Graph, Value
 from arm_backend_core.tosa.legalize import LegalizingBuilder
 from arm_backend_core.tosa.passes.pipeline import run as optimise
 from arm_backend_core.tosa.serialize import serialize
-from tests.graphs import EVERYTHING, family
+from tests.graphs import FULL_TARGET, make_target
 
 aten = torch.ops.aten
 Array = np.ndarray[Any, Any]
@@ -65,7 +65,7 @@ def evaluate(
     shape: Sequence[int],
     *arguments: Any,
     constant: Sequence[int] = (),
-    target: Target = EVERYTHING,
+    target: Target = FULL_TARGET,
 ) -> Array:
     """The integer rule of an operator on the TOSA reference model; operands in ``constant`` are no inputs."""
     graph = Graph()
@@ -142,7 +142,7 @@ def test_binary(overload: OpOverload, near: bool) -> None:
 @pytest.mark.parametrize("overload", [aten.add.Tensor, aten.mul.Tensor, aten.maximum.default], ids=str)
 def test_constants_stay_narrow(overload: OpOverload, shape: tuple[int, ...]) -> None:
     """A quarter of the bytes, and one operation on an NPU: the operator takes the RESCALE of each operand along."""
-    q, target = QParams(0.1, 3, I8, -128, 127), family("ethos-u55")
+    q, target = QParams(0.1, 3, I8, -128, 127), make_target("ethos-u55")
     graph = Graph()
     x = Tensor(graph.add_input(SHAPE, I8, "x"), q)
     numbers = np.random.default_rng(0).integers(-128, 128, shape).astype(np.int8)
@@ -278,7 +278,7 @@ def test_linear(dtype: DType) -> None:
     assert refused <= 25
 
 
-@pytest.mark.parametrize("target", [EVERYTHING, family("ethos-u55")], ids=["tosa", "u55"])
+@pytest.mark.parametrize("target", [FULL_TARGET, make_target("ethos-u55")], ids=["tosa", "u55"])
 @pytest.mark.parametrize("dtype", [I8, I16])
 def test_matmul(dtype: DType, target: Target) -> None:
     rng, refused = np.random.default_rng(4), 0
@@ -312,7 +312,7 @@ def test_bias_that_sums_cannot_hold(dtype: DType, scale: float) -> None:
     out = QParams(3 / dtype.range[1], 0, dtype, *dtype.range)
     node: Any = types.SimpleNamespace(meta={"val": torch.empty(SHAPE[0], 8)})
     rule = _integer_rule(aten.linear.default)
-    graph.outputs = [rule(Context(LegalizingBuilder(graph, EVERYTHING), node, out), *tensors)]
+    graph.outputs = [rule(Context(LegalizingBuilder(graph, FULL_TARGET), node, out), *tensors)]
     got = reference.run(serialize(graph), [x.astype(dtype.numpy)])[0]
     check(got, p.dequantize(x) @ w.T * 0.01 + bias, out)
 
@@ -325,7 +325,7 @@ def test_bias_that_no_steps_can_hold() -> None:
     node: Any = types.SimpleNamespace(meta={"val": torch.empty(4, 4)})
     rule = _integer_rule(aten.linear.default)
     with pytest.raises(Unsupported, match=r"its bias does not fit int32 sums .* in which neither is constant"):
-        rule(Context(LegalizingBuilder(graph, EVERYTHING), node, QParams(1e-9, 0, I8, -128, 127)), x, weight, bias)
+        rule(Context(LegalizingBuilder(graph, FULL_TARGET), node, QParams(1e-9, 0, I8, -128, 127)), x, weight, bias)
 
 
 # -- the arithmetic itself -----------------------------------------------------------------------------------
@@ -336,7 +336,7 @@ def _operand(builder: Builder, low: int, high: int, dtype: DType = DType.INT32) 
 
 
 def _builder() -> Builder:
-    return LegalizingBuilder(Graph(), EVERYTHING)
+    return LegalizingBuilder(Graph(), FULL_TARGET)
 
 
 @pytest.mark.parametrize(
@@ -414,7 +414,7 @@ def test_any_scale_is_brought_to_any_other(dtype: DType, result: DType, power: i
     p = QParams(0.5, narrow[dtype], dtype, *dtype.range)
     out = QParams(0.5 * 2.0**-power, narrow[result], result, *result.range)
     x = np.append(np.arange(-4, 5) + p.zero_point, dtype.range)
-    whole = FixedPoint.of(builder, builder.graph.add_input(x.shape, dtype, "x"), p)
+    whole = FixedPoint.from_value(builder, builder.graph.add_input(x.shape, dtype, "x"), p)
     builder.graph.outputs = [whole.requantize(out)]
     got = reference.run(serialize(builder.graph), [x.astype(dtype.numpy)])[0]
     check(got, p.dequantize(x), out)
@@ -426,9 +426,11 @@ def test_int8_and_int16_are_added_as_int16(scale: float, is_taken: bool) -> None
     rng = np.random.default_rng(0)
     p, q, out = QParams(scale, 7, I8, -128, 127), QParams(1e-4, 0, I16, *I16.range), QParams(1.3e-4, 0, I16, *I16.range)
     x, y = rng.integers(-128, 128, 500), rng.integers(-32768, 32768, 500)
-    target = family("ethos-u55")
+    target = make_target("ethos-u55")
     builder = LegalizingBuilder(Graph(), target)
-    left, right = (FixedPoint.of(builder, builder.graph.add_input((500,), z.dtype, z.dtype.value), z) for z in (p, q))
+    left, right = (
+        FixedPoint.from_value(builder, builder.graph.add_input((500,), z.dtype, z.dtype.value), z) for z in (p, q)
+    )
     assert (to_common_int16(left, right, out) is not None) == is_taken
     check(
         evaluate(aten.add.Tensor, [(x, p), (y, q)], out, (500,), target=target), p.dequantize(x) + q.dequantize(y), out
@@ -444,14 +446,14 @@ def test_int8_and_int16_are_multiplied_as_int16(constant: tuple[int, ...]) -> No
     got = evaluate(aten.mul.Tensor, [(x, p), (y, q)], out, (500,), constant=constant)
     check(got, p.dequantize(x) * q.dequantize(y), out)
     builder = _builder()
-    whole = FixedPoint.of(builder, builder.graph.add_input((500,), I8, "x"), p).to_int16()
+    whole = FixedPoint.from_value(builder, builder.graph.add_input((500,), I8, "x"), p).to_int16()
     assert (whole.dtype, whole.low, whole.high, whole.zero_point) == (I16, -135, 120, 0)
 
 
 def test_operands_with_one_scale_are_added_exactly() -> None:
     builder = _builder()
     q = QParams(0.1, 3, I8, -128, 127)
-    x, y = (FixedPoint.of(builder, builder.graph.add_input((4,), I8, "x"), q) for _ in range(2))
+    x, y = (FixedPoint.from_value(builder, builder.graph.add_input((4,), I8, "x"), q) for _ in range(2))
     left, right = to_common_scale(x, y, QParams(1e-30, 0, I8, -128, 127))
     assert left.scale == right.scale
     assert left.high == 124 << 19

@@ -10,11 +10,11 @@ import pytest
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
-from arm_backend_core.ops.lookup import lookup
+from arm_backend_core.ops.lookup import apply_by_table
 from arm_backend_core.ops.operands import Tensor
 from arm_backend_core.qparams import QParams
 from arm_backend_core.tosa import reference
-from tests.graphs import program
+from tests.graphs import build_flatbuffer
 
 Array = np.ndarray[Any, Any]
 I8, I16 = DType.INT8, DType.INT16
@@ -29,9 +29,9 @@ def params(span: float, dtype: DType) -> QParams:
 def execute(function: Callable[[Array], Array], x: Array, q: QParams, out: QParams) -> Array:
     def lower(b: Any, value: Any) -> Any:
         with np.errstate(all="ignore"):
-            return lookup(b, Tensor(value, q), function, out)
+            return apply_by_table(b, Tensor(value, q), function, out)
 
-    (y,) = reference.run(program(lower, (x.shape, q.dtype)), [q.quantize(x).astype(q.dtype.numpy)])
+    (y,) = reference.run(build_flatbuffer(lower, (x.shape, q.dtype)), [q.quantize(x).astype(q.dtype.numpy)])
     return out.dequantize(y)
 
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from arm_backend_core import TosaCompileSpec, events
 from arm_backend_core.delegate import delegate
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
-from tests.graphs import validate
+from tests.graphs import assert_valid
 from tests.ops import runner
 from tests.ops.cases import CASES
 from tests.ops.runner import Case, Lowered
@@ -54,7 +54,7 @@ def test_float(case: Case, thorough: bool) -> None:
     if _delegated(case, lowered, "fp"):
         runner.check_close(case, lowered.run(inputs), runner.flat(case.module()(*inputs)))
         if thorough:
-            validate(lowered.log.delegates[0].tosa, "TOSA-1.0+FP")
+            assert_valid(lowered.log.delegates[0].tosa, "TOSA-1.0+FP")
 
 
 @pytest.mark.parametrize(("case", "profile"), _rows("int8", "a16w8"))
@@ -71,7 +71,7 @@ def test_quantized(case: Case, profile: str, accelerators: tuple[str, ...], emul
         steps = case.wide_steps if profile == "a16w8" else case.steps
         runner.check_steps(lowered.run(inputs), expected, scales, steps, error)
         if thorough:
-            validate(lowered.log.delegates[0].tosa, "TOSA-1.0+INT+int16+int4+doubleround+inexactround")
+            assert_valid(lowered.log.delegates[0].tosa, "TOSA-1.0+INT+int16+int4+doubleround+inexactround")
     for accelerator in accelerators if thorough else _NAMED:
         lowered = runner.lower(program, EthosUCompileSpec(accelerator))
         if profile == "int8" and accelerator in _NAMED:
@@ -87,7 +87,7 @@ def test_bf16_matrix_product() -> None:
     with events.record() as log:
         delegate(program, TosaCompileSpec("TOSA-1.0+FP+bf16"))
     assert not log.rejected
-    validate(log.delegates[0].tosa, "TOSA-1.0+FP+bf16")
+    assert_valid(log.delegates[0].tosa, "TOSA-1.0+FP+bf16")
 
 
 _FP8: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
@@ -113,7 +113,7 @@ def test_8_bits_of_floating_point(name: str, dtype: torch.dtype) -> None:
     with events.record() as log:
         lowered = Lowered(delegate(program, TosaCompileSpec(spec)), log)
     lowered.check_delegated()
-    validate(log.delegates[0].tosa, spec)
+    assert_valid(log.delegates[0].tosa, spec)
     (got,) = lowered.run(inputs)
     expected = _FP8[name](*(x.float() for x in inputs))
     assert got.dtype is dtype

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.graphs import validate
+from tests.graphs import assert_valid
 from tests.ops import runner
 from tests.ops.runner import Case
 
@@ -135,7 +135,7 @@ def test_float(name: str) -> None:
     got, expected = lowered.run(inputs), runner.flat(case.module()(*inputs))
     runner.check_close(case, got, expected)
     assert [x.dtype for x in got] == [x.dtype for x in expected]
-    validate(lowered.log.delegates[0].tosa, "TOSA-1.0+FP")
+    assert_valid(lowered.log.delegates[0].tosa, "TOSA-1.0+FP")
 
 
 INTEGERS: dict[str, tuple[Callable[..., Any], torch.dtype]] = {
@@ -159,4 +159,4 @@ def test_integer(name: str) -> None:
     (got,), expected = lowered.run([x]), function(x)
     assert got.dtype is expected.dtype
     assert torch.equal(got, expected)
-    validate(lowered.log.delegates[0].tosa, "TOSA-1.0+INT+int16+int4+doubleround+inexactround")
+    assert_valid(lowered.log.delegates[0].tosa, "TOSA-1.0+INT+int16+int4+doubleround+inexactround")

@@ -180,7 +180,7 @@ def test_what_methods_share_counts(tmp_path: Path) -> None:
     assert len(one_module | keys(of_the_same_tensors) | keys(copy.deepcopy)) == 3
 
 
-@pytest.mark.parametrize("what", ["sources", "version"])
+@pytest.mark.parametrize("what", ["source_digest", "version"])
 def test_other_code_makes_other_programs(
     what: str, made: tuple[Path, ExportResult], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,14 +15,14 @@ from torch import Tensor, nn
 import arm_recipes
 from arm_backend_core import selection
 from arm_recipes import ArmRecipeType, ExportResult
-from arm_recipes._internal.executorch_programs import pieces_of
+from arm_recipes._internal.executorch_programs import program_pieces
 from arm_recipes.runtime.errors import PayloadError
 from arm_recipes.runtime.ethosu_blocks import NAMED_DATA_KEY_SIZE
 from arm_recipes.runtime.ethosu_payload import EthosUPayload
 from arm_recipes.runtime.ethosu_stream import Stream as EmulatedStream
-from arm_recipes.runtime.payload_parts import WEIGHTS_PREFIX, join_parts, split_payload
+from arm_recipes.runtime.payload_parts import WEIGHTS_PREFIX, encode_parts, join_parts
 from arm_recipes.runtime.program import Program
-from arm_recipes.stages.edge.shared_weights import Stream, UnsupportedStream, merge_constants
+from arm_recipes.stages.edge.shared_weights import CommandStream, UnsupportedStream, merge_constants
 from tests.models.decoder import Prefill, Sample, decoder, prompt
 from tests.verify_only import mark_verify
 
@@ -85,8 +85,8 @@ def test_a_decoder_goes_on_from_its_prompt(recipe: str) -> None:
 def test_many_layers_are_several_delegates(monkeypatch: pytest.MonkeyPatch) -> None:
     """As one delegate Vela would search for minutes where to put what; in pieces it gives the same numbers."""
     whole_ = arm_recipes.load(_exported("ETHOSU_U85_INT8").buffer)  # first: others take it from there too
-    monkeypatch.setattr(selection, "_MANY_STATES", 4)
-    monkeypatch.setattr(selection, "_NODES_WITH_STATES", 60)
+    monkeypatch.setattr(selection, "_MIN_BUFFERS_TO_SPLIT", 4)
+    monkeypatch.setattr(selection, "_MAX_NODES_PER_DELEGATE", 60)
     model = decoder()
     samples = {"prefill": [prompt(PROMPT)], "decode": [prompt(1, PROMPT + i) for i in range(STEPS)]}
     methods = {"prefill": Prefill(model), "decode": model}
@@ -152,7 +152,7 @@ def test_a_program_is_saved_from_where_its_weights_are(tmp_path: Path) -> None:
     assert "buffer" not in vars(result)
     assert manager._buffer is None
     assert manager._named_data is not None
-    held = {id(piece) for piece in pieces_of(manager)}
+    held = {id(piece) for piece in program_pieces(manager)}
     weights = [key for key in manager._named_data.pte_data if key.startswith(WEIGHTS_PREFIX)]
     assert weights
     assert all(
@@ -316,7 +316,7 @@ def _named(name: str) -> bytes | None:
 
 
 def test_parts_of_a_payload() -> None:
-    payload = split_payload(PARTS)
+    payload = encode_parts(PARTS)
     assert join_parts(payload, _named) == b"firstnamed" + b"last" * 3
     assert join_parts(b"TOSA", _named) == b"TOSA"
     with pytest.raises(PayloadError, match="the weights 'name', which methods share, are not among"):
@@ -348,27 +348,30 @@ def _conv(weights: int, scales: int) -> tuple[int, ...]:
 
 def test_command_streams_with_one_region_of_constants() -> None:
     a, b, c, d = bytes([1] * 32), bytes([2] * 16), bytes([3] * 32), bytes([4] * 16)
-    first, second = Stream(_stream(*_conv(0, 32))), Stream(_stream(*_conv(32, 16), *_conv(32, 64), *_conv(80, 64)))
+    first, second = (
+        CommandStream(_stream(*_conv(0, 32))),
+        CommandStream(_stream(*_conv(32, 16), *_conv(32, 64), *_conv(80, 64))),
+    )
     region, (_, moved) = merge_constants([first, second], [a + b, bytes(16) + d + a + b + c])
     assert region == a + b + bytes(16) + d + bytes(48) + c
-    uses = [(use.address, use.length) for use in Stream(moved).uses]
+    uses = [(use.address, use.length) for use in CommandStream(moved).constant_reads]
     assert uses == [(0, 32), (64, 16), (0, 32), (32, 16), (128, 32), (32, 16)]
     assert region[: len(a + b)] == a + b
 
 
 def test_an_address_of_a_constant_and_of_another_tensor() -> None:
     """Vela sets it once; moved, it is set again for each."""
-    stream = Stream(_stream(*_conv(0, 32), 296 | 1 << 16, CONV, 296, CONV))
-    assert stream.inserted == [56, 64]
+    stream = CommandStream(_stream(*_conv(0, 32), 296 | 1 << 16, CONV, 296, CONV))
+    assert stream.inserted_offsets == [56, 64]
     _, (_, moved) = merge_constants(
-        [Stream(_stream(*_conv(16, 0))), stream], [bytes(16) + bytes([1] * 32), bytes([1] * 32) + bytes(16)]
+        [CommandStream(_stream(*_conv(16, 0))), stream], [bytes(16) + bytes([1] * 32), bytes([1] * 32) + bytes(16)]
     )
-    again = Stream(moved)
-    assert again.inserted == []
-    assert [use.address for use in again.uses] == [16, 0, 0, 16, 0]
+    again = CommandStream(moved)
+    assert again.inserted_offsets == []
+    assert [use.address for use in again.constant_reads] == [16, 0, 0, 16, 0]
     assert moved[28:32] == struct.pack("<I", 2 | (len(moved) - 32) // 4 << 16)
 
 
 def test_command_streams_that_are_not_followed() -> None:
     with pytest.raises(UnsupportedStream, match="an address beyond the constants"):
-        merge_constants([Stream(_stream(*_conv(0, 32)))] * 2, [bytes(40)] * 2)
+        merge_constants([CommandStream(_stream(*_conv(0, 32)))] * 2, [bytes(40)] * 2)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from arm_recipes import ArmRecipeType, ExportRecipe, export
-from arm_recipes.devtools.inspection import build_files
+from arm_recipes.devtools.inspection import build_debug_files
 from tests.small_models import AttentionBlock
 
 
@@ -32,7 +32,7 @@ def programs(dump_dir: str | None) -> list[bytes]:
     for kind in (ArmRecipeType.TOSA_INT8, ArmRecipeType.ETHOSU_U85_INT8):
         recipe = ExportRecipe.get_recipe(kind, dump_dir=dump_dir)
         result = export(Everything().eval(), recipe, samples, constant_methods={"b": 1, "a": 2.5})
-        found += [result.buffer, result.reference_program(), *build_files(result, "model", True, None).values()]
+        found += [result.buffer, result.reference_program(), *build_debug_files(result, "model", True, None).values()]
     return found
 
 

@@ -173,9 +173,9 @@ def test_what_is_trained_is_what_is_exported(name: str, recipe: ArmRecipeType) -
 def test_ranges_that_follow_are_no_parameters_and_follow() -> None:
     prepared, samples = _prepared("branches", ranges="follow")
     assert all(name.startswith("model.") for name, _ in prepared.named_parameters())
-    before = [span.bounds.clone() for span in prepared._spans()]
+    before = [span.bounds.clone() for span in prepared._quantization_ranges()]
     prepared(*(10 * x for x in samples[0]))
-    after = [span.bounds for span in prepared._spans()]
+    after = [span.bounds for span in prepared._quantization_ranges()]
     assert all(bool((new - old).abs().max() > 0) for new, old in zip(after[:2], before[:2], strict=True))
     prepared.eval()
     before = [bounds.clone() for bounds in after]
@@ -349,8 +349,10 @@ def test_no_constant_is_on_a_device_of_its_own() -> None:
     """The step runs with all that it is given on another device; a mixture is an error of PyTorch's."""
     for name in ("branches", "convolutions", "attention", "recurrent"):
         prepared, samples = _prepared(name)
-        (form,) = prepared._forms.values()
-        step = FakeQuantInterpreter(form, StepSettings(prepared._spans(), named_tensors(prepared.model), False, True))
+        (form,) = prepared._fake_quant_programs.values()
+        step = FakeQuantInterpreter(
+            form, StepSettings(prepared._quantization_ranges(), named_tensors(prepared.model), False, True)
+        )
         step.run(list(samples[0]))
         with FakeTensorMode():
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from arm_recipes import ArmRecipeType, ExportRecipe, export
-from arm_recipes.stages.quantize import algorithms_of
+from arm_recipes.stages.quantize import recipe_algorithms
 from tests.small_models import Samples
 from tests.sqnr import sqnr
 
@@ -97,7 +97,7 @@ def test_what_an_npu_pays_for_is_made_there_where_it_is_named(recipe: ArmRecipeT
             recipe, algorithms=["fused_rms_norms"] if named else True
         ).quantization_recipe
         assert quantization is not None
-        found[named] = algorithms_of(quantization)
+        found[named] = recipe_algorithms(quantization)
     usual = found[False]
     assert found[True] == ("fused_rms_norms",)
     assert ("fused_rms_norms" in usual) is (recipe not in (U55, U85))

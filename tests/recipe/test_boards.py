@@ -10,7 +10,7 @@ from arm_backend_core.targets import vela_config
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from arm_recipes.recipe import options
 from arm_recipes.recipe.boards import BOARDS, Board, find_board
-from arm_recipes.recipe.targets import SPECS
+from arm_recipes.recipe.targets import SPEC_BUILDERS
 
 
 def _recipe(board: Board) -> str:
@@ -19,7 +19,7 @@ def _recipe(board: Board) -> str:
 
 def _spec(board: str, **given: Any) -> EthosUCompileSpec:
     recipe = _recipe(BOARDS[board])
-    spec = SPECS[recipe](options.check(recipe, {"board": board, **given}))
+    spec = SPEC_BUILDERS[recipe](options.check(recipe, {"board": board, **given}))
     assert isinstance(spec, EthosUCompileSpec)
     return spec
 

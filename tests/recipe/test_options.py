@@ -15,7 +15,7 @@ from torch import nn
 
 from arm_recipes import ArmRecipe, ArmRecipeType, export
 from arm_recipes.recipe import options, typed_options
-from arm_recipes.stages.quantize import algorithms_of
+from arm_recipes.stages.quantize import recipe_algorithms
 
 U85 = ArmRecipeType.ETHOSU_U85_INT8
 ETHOS_U = [recipe for recipe in ArmRecipeType if recipe.name.startswith("ETHOSU")]
@@ -151,7 +151,7 @@ def test_allowed_options_follow_from_the_name(recipe: ArmRecipeType) -> None:
         expected |= {"extensions"}
     if recipe is ArmRecipeType.TOSA_FP:
         expected |= {"mx"}
-    assert set(options.allowed(recipe.name)) == expected
+    assert set(options.option_names(recipe.name)) == expected
 
 
 class _Joined(nn.Module):
@@ -193,7 +193,7 @@ def test_a_copy_of_a_recipe_has_its_options(name: str) -> None:
         assert copied.to_dict() == {"recipe": name, "options": {"algorithms": ["bias_correction"]}}
         assert copied.quantization_recipe is not None
         combined = QuantizationRecipe(quantizers=copied.quantization_recipe.quantizers)  # all that is left then
-        assert algorithms_of(copied.quantization_recipe) == algorithms_of(combined) == ("bias_correction",)
+        assert recipe_algorithms(copied.quantization_recipe) == recipe_algorithms(combined) == ("bias_correction",)
 
 
 def test_lists_are_copied() -> None:
@@ -244,7 +244,7 @@ def test_defaults_are_filled_in() -> None:
     ],
 )
 def test_typed_options_are_those_of_the_table(options_type: Any, recipes: list[str]) -> None:
-    assert typing.get_type_hints(options_type).keys() == set().union(*map(options.allowed, recipes))
+    assert typing.get_type_hints(options_type).keys() == set().union(*map(options.option_names, recipes))
 
 
 @pytest.mark.parametrize(
@@ -287,7 +287,7 @@ def test_typed_constructors_check_as_get_recipe_does() -> None:
         ArmRecipe.tosa(macs=8)  # type: ignore[call-arg]
 
 
-@pytest.mark.parametrize("old", options.RENAMED)
+@pytest.mark.parametrize("old", options.OLD_OPTION_NAMES)
 def test_an_option_under_its_old_name(old: str) -> None:
-    with pytest.raises(ValueError, match=f"unknown argument '{old}'; did you mean '{options.RENAMED[old]}'"):
+    with pytest.raises(ValueError, match=f"unknown argument '{old}'; did you mean '{options.OLD_OPTION_NAMES[old]}'"):
         ExportRecipe.get_recipe(U85, **{old: None})

@@ -15,7 +15,7 @@ from arm_backend_core.targets.compile_spec import TosaCompileSpec
 from arm_backend_core.targets.target import Target
 from arm_recipes import ArmRecipeType as R
 from arm_recipes import ExportRecipe, ExportResult, export
-from tests.graphs import tosa_opt
+from tests.graphs import validate_by_tosa_opt
 from tests.ops.runner import export as exported
 from tests.small_models import Samples
 from tests.sqnr import sqnr
@@ -84,9 +84,9 @@ def test_tosa_has_two_weights_in_a_byte() -> None:
     narrow, wide = (_tosa(_export(recipe)) for recipe in (R.TOSA_A8W4, R.TOSA_INT8))
     assert len(wide) - len(narrow) > 0.49 * WEIGHTS
     spec = "TOSA-1.0+INT+int16"
-    assert tosa_opt(wide, Target.from_tosa_spec(spec)) is None
-    assert tosa_opt(narrow, Target.from_tosa_spec(f"{spec}+int4")) is None
-    assert tosa_opt(narrow, Target.from_tosa_spec(spec)) is not None
+    assert validate_by_tosa_opt(wide, Target.from_tosa_spec(spec)) is None
+    assert validate_by_tosa_opt(narrow, Target.from_tosa_spec(f"{spec}+int4")) is None
+    assert validate_by_tosa_opt(narrow, Target.from_tosa_spec(spec)) is not None
 
 
 def test_vgf_has_a_weight_in_a_byte() -> None:

@@ -79,7 +79,7 @@ def test_nodes_have_all_cycles_of_the_layers(tmp_path: Path) -> None:
 
 def test_links_are_the_tensors_between_layers() -> None:
     report = _result().report
-    graph = build_network(report.methods[0].traces[0], report.layers)
+    graph = build_network(report.methods[0].profiles[0], report.layers)
     assert graph is not None
     modules = [node["module"] or node["source"].split(",")[0] for node in graph["nodes"]]
     pairs = {(modules[a], modules[b]): count for a, b, count in graph["links"]}

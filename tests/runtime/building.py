@@ -1,4 +1,4 @@
-"""Compile the C++ of ``runtime/`` in tests."""
+"""Compilation of the C++ sources in ``runtime/`` for tests."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNTIME = ROOT / "runtime"
-#: What our own sources compile with, beside the language level: warnings are errors.
+#: Warning flags for the sources of this project; warnings are errors.
 WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Wno-unused-parameter", "-Werror"]
 SANITIZERS = ["-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
 
 
 def executorch_directory() -> Path:
-    """The folder of the installed ``executorch`` package."""
+    """Return the folder of the installed ``executorch`` package."""
     spec = find_spec("executorch")
     locations = spec.submodule_search_locations if spec else None
     assert locations, "executorch is not installed"
@@ -25,20 +25,20 @@ def executorch_directory() -> Path:
 
 
 def executorch_include_flags() -> list[str]:
-    """Compiler flags for the headers of the installed ``executorch`` package."""
+    """Return the compiler flags for the headers of the installed ``executorch`` package."""
     include = executorch_directory() / "include"
     portable = include / "executorch/runtime/core/portable_type/c10"
     return ["-DC10_USING_CUSTOM_GENERATED_MACROS", "-isystem", str(include), "-isystem", str(portable)]
 
 
 def executorch_link_flags() -> list[str]:
-    """Linker flags for the runtime of the installed ``executorch`` package."""
+    """Return the linker flags for the runtime of the installed ``executorch`` package."""
     library = executorch_directory() / "lib"
     return [f"-L{library}", "-lexecutorch", f"-Wl,-rpath,{library}"]
 
 
 def run(command: Sequence[str], env: Mapping[str, str] | None = None) -> str:
-    """Run ``command`` and return what it printed on both streams.
+    """Run ``command`` and return its standard output and standard error.
 
     Raises:
         AssertionError: it failed; the message has the command and its output.
@@ -57,7 +57,7 @@ def run(command: Sequence[str], env: Mapping[str, str] | None = None) -> str:
 
 
 def require(tool: str, package: str) -> str:
-    """The path of ``tool``.
+    """Find ``tool`` and return its path.
 
     Raises:
         AssertionError: it is not installed; the message names the Debian ``package`` that has it.
@@ -75,7 +75,7 @@ def compile_cpp(
     compiler: str = "g++",
     link: Sequence[str] = (),
 ) -> Path:
-    """Compile and link ``sources`` with our warnings into ``output``; ``link`` has what linking alone takes.
+    """Compile and link ``sources`` into ``output``, with warnings as errors; ``link`` has flags for the linker only.
 
     Each source by itself, which is what ``ccache`` keeps; no two have the same name.
     """

@@ -1,4 +1,4 @@
-"""The Ethos-U emulator of ``runtime/emulator`` from Python, for tests."""
+"""Python interface of the Ethos-U emulator in ``runtime/emulator``, for tests."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from torch.export import ExportedProgram
 
 from arm_backend_core import events
 from arm_backend_core.tosa import reference
-from arm_recipes.runtime.ethosu_abi import FINDINGS, Figures, declare_functions
+from arm_recipes.runtime.ethosu_abi import ALL_FINDINGS, ExecutionStatistics, declare_functions
 from arm_recipes.runtime.ethosu_payload import EthosUTensor, read_parts
 from arm_recipes.runtime.ethosu_stream import Stream
 from tests.ops.runner import Lowered
 from tests.runtime.building import RUNTIME, compile_cpp
 
 Array = np.ndarray[Any, Any]
-#: Bytes of fast scratch that every program gets. The payload does not contain the size that it needs.
+#: Bytes of fast scratch for every program, because payloads do not contain the required size.
 _FAST_SCRATCH = 4 << 20
 
 
@@ -37,7 +37,7 @@ class Payload:
 
 
 def read_payload(data: bytes) -> Payload:
-    """Parse a block stream."""
+    """Parse the blocks of an Ethos-U payload."""
     parts = read_parts(data)
     layout = parts.payload
     return Payload(bytes(parts.commands), bytes(parts.weights), layout.scratch_bytes, layout.inputs, layout.outputs)
@@ -51,7 +51,7 @@ def build(directory: Path) -> Path:
 
 
 def _with_size(tensor: EthosUTensor, nbytes: int) -> EthosUTensor:
-    """The tensor with another size in bytes, at the same address."""
+    """Copy the tensor with another size in bytes, at the same address."""
     return replace(tensor, shape=(nbytes,), element_size=1)
 
 
@@ -60,7 +60,7 @@ class Emulator:
 
     def __init__(self, path: Path) -> None:
         self._library = declare_functions(ctypes.CDLL(str(path)))
-        self.figures = Figures()
+        self.figures = ExecutionStatistics()
 
     def run(
         self,
@@ -68,7 +68,7 @@ class Emulator:
         inputs: Sequence[Array],
         outputs: Sequence[tuple[str, tuple[int, ...]]],
         *,
-        fails: int | None = FINDINGS,
+        fails: int | None = ALL_FINDINGS,
     ) -> list[Array]:
         """Execute a program once with access checks, and store the figures of this execution in ``figures``.
 
@@ -94,7 +94,7 @@ class Emulator:
                 stream.enable_access_checks(fails)
             written = stream.run(input_bytes)
         finally:
-            self.figures = stream.figures()
+            self.figures = stream.statistics()
             stream.close()
         return [
             np.frombuffer(data.tobytes(), result.dtype).reshape(result.shape)
@@ -110,13 +110,13 @@ class Emulator:
 
 
 def delegates_with_payloads(lowered: Lowered) -> list[tuple[events.Delegate, bytes]]:
-    """The delegates of a lowered program, each with its payload."""
+    """List the delegates of a lowered program, each with its payload."""
     by_checksum = {zlib.crc32(payload).to_bytes(4, "little"): payload for payload in payloads(lowered.program)}
     return [(delegate, by_checksum[delegate.checksum]) for delegate in lowered.log.delegates]
 
 
 def payloads(program: ExportedProgram) -> Iterator[bytes]:
-    """Payloads of a delegated program, in the order of its calls."""
+    """Yield the payloads of a delegated program, in the order of its delegate calls."""
     modules: Mapping[str, Any] = dict(program.graph_module.named_modules())
     for node in program.graph.nodes:
         if node.op == "call_function" and "executorch_call_delegate" in str(node.target):
@@ -124,7 +124,7 @@ def payloads(program: ExportedProgram) -> Iterator[bytes]:
 
 
 def random_inputs(delegate: events.Delegate, seed: int) -> list[Array]:
-    """Random inputs over the whole range of the element types, not only the calibrated one; int32 (indices): 0, 1."""
+    """Draw inputs from the whole range of the element types, not only the calibrated range; int32 (indices): 0, 1."""
     generator = np.random.default_rng(seed)
     arrays = []
     for io in delegate.inputs:

@@ -1,4 +1,4 @@
-"""The firmware of ``runtime/tests/firmware``: built for a Cortex-M55, executed by QEMU."""
+"""Runs programs on the firmware of ``runtime/tests/firmware``, compiled for a Cortex-M55 and executed by QEMU."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from tests.runtime.building import RUNTIME, require, run
 
 _TOOLCHAIN = "gcc-arm-none-eabi libnewlib-arm-none-eabi libstdc++-arm-none-eabi-newlib"
 _DTYPES = {ScalarType.FLOAT: torch.float32, ScalarType.CHAR: torch.int8, ScalarType.SHORT: torch.int16}
-#: By the number that the driver has for them.
+#: NPU products by the driver's number.
 _PRODUCTS = (55, 65, 85)
-#: Seconds; the longest run takes one.
+#: Time limit in seconds; the longest run takes one.
 _TIMEOUT = 120
 
 
@@ -46,7 +46,7 @@ def build(directory: Path) -> Path:
 
 @dataclass(frozen=True)
 class Run:
-    """What the firmware did: whether it ended well, what it printed, its results."""
+    """Result of a firmware run: whether it succeeded, its output text, and its output tensors."""
 
     ok: bool
     printed: str
@@ -54,7 +54,7 @@ class Run:
 
 
 def start(image: Path, directory: Path) -> tuple[bool, str]:
-    """Execute an image, which sees a folder, to its end: whether it ended well, and what it printed."""
+    """Execute an image that can read a folder. Returns whether it succeeded, and what it printed."""
     qemu = [require("qemu-system-arm", "qemu-system-arm"), "-M", "mps3-an547", "-display", "none"]
     qemu += ["-monitor", "none", "-serial", "none", "-semihosting-config", "enable=on,target=native"]
     done = subprocess.run(
@@ -71,22 +71,22 @@ def start(image: Path, directory: Path) -> tuple[bool, str]:
 
 
 class Firmware:
-    """A program for the device in a folder, where the firmware finds it."""
+    """A program in the folder that the firmware reads."""
 
     def __init__(self, image: Path, program: bytes, directory: Path) -> None:
         self._image, self._directory = image, directory
         self._program: Program = deserialize_pte_binary(program).program
-        # Beside the method there are others, which return how its inputs and outputs are quantized.
+        # Further methods return the quantization parameters of inputs and outputs.
         (self.plan,) = [plan for plan in self._program.execution_plan if plan.name == "forward"]
         self.payloads: list[bytes] = []
         for delegate in self.plan.delegates:
             self.payloads.append(self._program.backend_delegate_data[delegate.processed.index].data)
         npu = read_parts(self.payloads[0]).payload
-        #: What the device has.
+        #: NPU of the device.
         self.npu = _PRODUCTS.index(npu.product), npu.macs.bit_length() - 1
 
     def run(self, *inputs: Tensor) -> Run:
-        """Execute once."""
+        """Execute the program once."""
         for number, payload in enumerate(self.payloads):
             (self._directory / f"payload{number}").write_bytes(payload)
         for number, tensor in enumerate(inputs):
@@ -96,7 +96,7 @@ class Firmware:
         return Run(ok, printed, tuple(self._outputs()) if ok else ())
 
     def listing(self) -> Iterator[str]:
-        """The method, a step a line, as runtime/tests/firmware/firmware.cpp describes it."""
+        """Yield one line per step of the method, in the format of runtime/tests/firmware/firmware.cpp."""
         plan = self.plan
         yield f"npu {self.npu[0]} {self.npu[1]}"
         yield from (_value(value.val) for value in plan.values)

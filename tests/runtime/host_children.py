@@ -1,7 +1,7 @@
-"""Functions that tests run in a process of their own, and how.
+"""Functions that tests run in child processes, and the functions that start these.
 
-A process has one Vulkan, one plugin and one set of backends, and some of these tests are meant to break it. A server
-that has the slow imports behind it forks each process. This module imports nothing that takes long.
+A process has one Vulkan loader, one plugin and one set of backends, and some of these tests crash it on purpose. A fork
+server that has already done the slow imports starts the processes. This module has no slow imports.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _SECONDS = 60.0
 
 
 class ChildDied(AssertionError):
-    """The process ended before it had an answer.
+    """The child process ended before it returned a result.
 
     Attributes:
-        code: its exit code, or the negative number of a signal.
+        code: exit code of the process, or the negative number of a signal.
     """
 
     def __init__(self, code: int | None) -> None:
@@ -36,34 +36,34 @@ class ChildDied(AssertionError):
         self.code = code
 
 
-def in_child(
+def run_in_child(
     function: Callable[..., Any],
     *arguments: Any,
     environment: Mapping[str, str | None] | None = None,
     without: Sequence[str] = (),
 ) -> Any:
-    """What ``function`` returns in a fresh process; its exceptions are raised here.
+    """Call ``function`` in a new process and return its result. Its exceptions are raised in this process.
 
     Args:
-        environment: changes; None removes a variable.
-        without: modules that cannot be imported there.
+        environment: changes of environment variables; None removes a variable.
+        without: modules that cannot be imported in the child process.
 
     Raises:
         ChildDied: it crashed, or took too long.
     """
-    answer = start(function, *arguments, environment=environment, without=without)
+    answer = start_in_child(function, *arguments, environment=environment, without=without)
     return answer()
 
 
-def start(
+def start_in_child(
     function: Callable[..., Any],
     *arguments: Any,
     environment: Mapping[str, str | None] | None = None,
     without: Sequence[str] = (),
 ) -> Callable[[], Any]:
-    """Like ``in_child``, which returns at once: what it returns waits for the answer."""
+    """Start ``function`` in a new process. Returns a function that waits for the result, as ``run_in_child`` does."""
     here, there = _CONTEXT.Pipe(duplex=False)
-    process = _CONTEXT.Process(target=_child, args=(there, dict(environment or {}), without, function, arguments))
+    process = _CONTEXT.Process(target=_run_child, args=(there, dict(environment or {}), without, function, arguments))
     process.start()
     there.close()
 
@@ -87,7 +87,7 @@ def start(
     return answer
 
 
-def _child(
+def _run_child(
     answer: Connection,
     environment: Mapping[str, str | None],
     without: Sequence[str],
@@ -108,11 +108,11 @@ def _child(
         answer.send((True, error))
 
 
-# -- what runs there
+# -- functions for child processes
 
 
 def run(program: bytes, *tensors: Any, times: int = 1) -> list[Any]:
-    """The outputs of a program as numpy arrays."""
+    """Run a program and return its outputs as numpy arrays."""
     from arm_recipes import load
 
     loaded = load(program)
@@ -122,16 +122,16 @@ def run(program: bytes, *tensors: Any, times: int = 1) -> list[Any]:
 
 
 def run_each(programs: Sequence[bytes], tensors: Sequence[Any], answer: Connection) -> None:
-    """For each program, send its number and what became of running it: its outputs, or the exception's class and text.
+    """Run each program, and send its number with its outputs or the exception's class and text.
 
-    A damaged program may crash the process; the one after the last number sent is to blame.
+    A damaged program may crash the process. It is then the program after the last number that was sent.
     """
     import resource
 
     from arm_recipes import load
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with open(os.devnull, "wb") as null:  # the runtime has much to say about damaged programs
+    with open(os.devnull, "wb") as null:  # the runtime prints many messages about damaged programs
         os.dup2(null.fileno(), 1)
         os.dup2(null.fileno(), 2)
     for number, program in enumerate(programs):
@@ -141,8 +141,8 @@ def run_each(programs: Sequence[bytes], tensors: Sequence[Any], answer: Connecti
             answer.send((number, f"{type(error).__name__}: {error}"))
 
 
-def fates(programs: Sequence[bytes], *tensors: Any) -> list[list[Any] | str]:
-    """What becomes of running each program: its outputs, the exception's class and text, or ``crash`` and a number."""
+def run_programs(programs: Sequence[bytes], *tensors: Any) -> list[list[Any] | str]:
+    """Run each program; return its outputs, the exception's class and text, or ``crash`` and the exit code."""
     found: list[list[Any] | str] = []
     while len(found) < len(programs):
         here, there = _CONTEXT.Pipe(duplex=False)
@@ -164,17 +164,17 @@ def fates(programs: Sequence[bytes], *tensors: Any) -> list[list[Any] | str]:
     return found
 
 
-def vulkan() -> tuple[str, bool, dict[str, str | None]]:
+def find_vulkan_loader() -> tuple[str, bool, dict[str, str | None]]:
     """The Vulkan loader that is chosen, whether the emulation layer is used, and what the environment is then."""
-    from arm_recipes.runtime.vulkan import connect
+    from arm_recipes.runtime.vulkan import set_up_vulkan
 
-    chosen = connect()
+    chosen = set_up_vulkan()
     variables = ("VK_LAYER_PATH", "VK_INSTANCE_LAYERS", "VK_DRIVER_FILES")
     return chosen.loader, chosen.emulated, {name: os.environ.get(name) for name in variables}
 
 
 def run_after_failure(fails: bytes, works: bytes, *tensors: Any) -> tuple[list[str], list[Any]]:
-    """What two runs of a program say, and the outputs of another one afterwards."""
+    """Run a failing program twice, then another one; return the two messages and the outputs of the last run."""
     from arm_recipes import RunError, load
 
     said = []
@@ -188,16 +188,16 @@ def run_after_failure(fails: bytes, works: bytes, *tensors: Any) -> tuple[list[s
 
 
 def run_with_loaders(loaders: Sequence[str], program: bytes, *tensors: Any) -> tuple[str, list[Any]]:
-    """Run with these Vulkan loaders to choose from; the one that was chosen, and the outputs."""
+    """Run with these candidate Vulkan loaders; return the chosen loader and the outputs."""
     from arm_recipes.runtime import vulkan as module
 
-    module._LOADERS = tuple(loaders)  # type: ignore[assignment]
+    module._DEFAULT_LOADERS = tuple(loaders)  # type: ignore[assignment]
     outputs = run(program, *tensors)
-    return module.connect().loader, outputs
+    return module.set_up_vulkan().loader, outputs
 
 
 def run_without_layer_library(folder: str, program: bytes, *tensors: Any) -> list[Any]:
-    """Run where the emulation layer is installed without its libraries."""
+    """Run with an installed emulation layer whose libraries are missing."""
     import emulation_layer.cli as cli
 
     paths = cli.get_deploy_paths()
@@ -206,7 +206,7 @@ def run_without_layer_library(folder: str, program: bytes, *tensors: Any) -> lis
 
 
 def install_after(libraries: Sequence[str], times: int = 1) -> list[str]:
-    """Install copies of the plugin one after the other, then the plugin itself; what each copy said, if anything."""
+    """Install copies of the plugin one after the other, then the plugin itself; return the message of each copy."""
     import executorch.extension.pybindings.portable_lib  # noqa: F401
 
     said = []
@@ -217,19 +217,19 @@ def install_after(libraries: Sequence[str], times: int = 1) -> list[str]:
     from arm_recipes.runtime import plugin
 
     for _ in range(times):
-        plugin.install()
+        plugin.register_backends()
     return said
 
 
 def copies_after_install(library: str, program: bytes, *tensors: Any) -> tuple[list[str], list[Any]]:
-    """What a copy of the plugin says to being installed twice after the plugin, and whether programs still run."""
+    """Install a copy of the plugin twice after the plugin; return the messages and the outputs of a program."""
     install_after([])
     said = [install_after([library])[0] for _ in range(2)]
     return said, run(program, *tensors)
 
 
 def build_and_run(program: bytes, *tensors: Any) -> tuple[str, list[Any]]:
-    """Where the plugin is, and what it runs."""
+    """Return the path of the plugin, and the outputs of a program that it runs."""
     from arm_recipes.runtime import build
 
     outputs = run(program, *tensors)
@@ -237,7 +237,7 @@ def build_and_run(program: bytes, *tensors: Any) -> tuple[str, list[Any]]:
 
 
 def export_and_run() -> tuple[int, str]:
-    """Size of a program that is exported, and what is said when it is run."""
+    """Export a program and run it; return its size and the message of the run."""
     import torch
     from executorch.export import ExportRecipe
 
@@ -253,8 +253,8 @@ def export_and_run() -> tuple[int, str]:
     return len(result.buffer), ""
 
 
-def interrupted(program: bytes, *tensors: Any) -> tuple[str, list[Any]]:
-    """What Ctrl-C during a run raises, and the outputs of the next run."""
+def interrupt_run(program: bytes, *tensors: Any) -> tuple[str, list[Any]]:
+    """Interrupt a run by Ctrl-C; return the exception and the outputs of the next run."""
     from arm_backend_core.tosa import reference
     from arm_recipes import load
 
@@ -274,10 +274,10 @@ def interrupted(program: bytes, *tensors: Any) -> tuple[str, list[Any]]:
     return raised, [output.numpy() for output in loaded.execute(*tensors)]
 
 
-def in_threads(
+def run_in_threads(
     jobs: Sequence[tuple[Sequence[bytes], Sequence[Sequence[Any]]]], shared: bool = False
 ) -> list[list[Any]]:
-    """Run each job in a thread of its own, all at once: programs, and the inputs of each of their runs.
+    """Run all jobs at the same time, each in its own thread. A job has programs and the inputs of each of their runs.
 
     Args:
         shared: equal jobs use one loaded program.
@@ -311,7 +311,7 @@ def in_threads(
 
 
 def destroy_while_running(program: bytes, other: bytes, tensors: Sequence[Any], times: int) -> list[Any]:
-    """Run a program while another thread loads, runs and drops others; the outputs of every run."""
+    """Run a program while another thread loads, runs and deletes programs; return the outputs of every run."""
     import threading
 
     from arm_recipes import load
@@ -335,7 +335,7 @@ def destroy_while_running(program: bytes, other: bytes, tensors: Sequence[Any], 
 
 
 def prints_while_running(program: bytes, tensors: Sequence[Any], lines: int) -> int:
-    """How many of the lines that one thread prints arrive while another one runs a program."""
+    """Print lines in one thread while another runs a program; return how many lines arrive."""
     import tempfile
     import threading
 
@@ -362,7 +362,7 @@ def prints_while_running(program: bytes, tensors: Sequence[Any], lines: int) -> 
 
 
 def crash() -> None:
-    """Read from where there is nothing."""
+    """Crash by reading an invalid address."""
     import resource
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -17,10 +17,10 @@ from tests.small_models import Small, images, vectors
 
 
 class Mixed(nn.Module):
-    """Takes and returns real numbers, integers, truth values and scalars."""
+    """Takes and returns floating-point numbers, integers, booleans and scalars."""
 
     def forward(self, x: Tensor, scale: Tensor, count: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
-        """In another order than they come."""
+        """Return results of all inputs, in another order than the inputs."""
         y = x * scale
         return count + 1, torch.where(mask, x, y), x > 0, scale + 1, y.sum()
 
@@ -34,7 +34,7 @@ MIXED = (
 
 
 class Counting(nn.Module):
-    """Adds the number of its calls to what a linear layer makes of the input."""
+    """Adds the number of its calls to the result of a linear layer."""
 
     calls: Tensor
 
@@ -45,13 +45,13 @@ class Counting(nn.Module):
         self.register_buffer("calls", torch.zeros(1, 8))
 
     def forward(self, x: Tensor) -> Tensor:
-        """See the class."""
+        """Count the call, and return the sum."""
         self.calls.add_(1)
         return self.layer(x) + self.calls
 
 
 class Between(nn.Module):
-    """Has operators between its layers that no target takes and that the runtime has kernels for."""
+    """Has operators between its layers that no target supports and that the runtime has kernels for."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,12 +59,12 @@ class Between(nn.Module):
         self.first, self.second = nn.Linear(8, 720), nn.Linear(6, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The largest of the running sums."""
+        """Return the largest running sum."""
         return self.second(torch.cumsum(self.first(x), 1).topk(6).values)
 
 
 class Wide(nn.Module):
-    """More than the NPU's buffers hold: it is cut into stripes, and its tensors do not all fit fast memory."""
+    """Larger than the NPU's buffers: Vela splits it into stripes, and not all tensors fit fast memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,51 +79,51 @@ class Wide(nn.Module):
         )
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """A picture, and its channels' means."""
+        """Return an image and the means of its channels."""
         y = self.layers(x)
         return y, y.mean((2, 3))
 
 
 @cache
-def small(recipe: ArmRecipeType, **options: Any) -> ExportResult:
-    """``Small``."""
+def export_small(recipe: ArmRecipeType, **options: Any) -> ExportResult:
+    """Export ``Small``."""
     return export(Small().eval(), ExportRecipe.get_recipe(recipe, **options), images())
 
 
-def wide(recipe: ArmRecipeType, **options: Any) -> tuple[ExportResult, Tensor]:
-    """``Wide``, and an input."""
+def export_wide(recipe: ArmRecipeType, **options: Any) -> tuple[ExportResult, Tensor]:
+    """Export ``Wide``; return the result and an input."""
     generator = torch.Generator().manual_seed(2)
     samples = [(torch.randn(1, 3, 40, 40, generator=generator),) for _ in range(3)]
     return export(Wide().eval(), ExportRecipe.get_recipe(recipe, **options), samples), samples[0][0]
 
 
 @cache
-def mixed(recipe: ArmRecipeType) -> ExportResult:
-    """``Mixed``."""
+def export_mixed(recipe: ArmRecipeType) -> ExportResult:
+    """Export ``Mixed``."""
     return export(Mixed().eval(), ExportRecipe.get_recipe(recipe), [MIXED])
 
 
 @cache
-def methods() -> bytes:
-    """``Counting`` twice and ``Between``, by method."""
+def export_methods() -> bytes:
+    """Export a program with three methods: ``Counting`` twice, and ``Between``."""
     models = {"first": Counting().eval(), "between": Between().eval(), "second": Counting().eval()}
     return export(models, ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP), dict.fromkeys(models, vectors(1))).buffer
 
 
 @cache
-def plain(recipe: ArmRecipeType) -> bytes:
-    """``Small`` through ExecuTorch's own export: without names and without a checksum of the file."""
+def export_without_recipe(recipe: ArmRecipeType) -> bytes:
+    """Export ``Small`` by ExecuTorch's own export, without input names and checksum of the file."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ArmRecipesWarning)
         return bytes(executorch_export(Small().eval(), images(), ExportRecipe.get_recipe(recipe)).get_pte_buffer())
 
 
-def unsealed(program: bytes) -> bytes:
-    """The program with no checksum of the file recorded, as far as its reader can tell."""
+def remove_file_checksum(program: bytes) -> bytes:
+    """Remove the checksum of the file, so that the reader does not find it."""
     at = program.rindex(_CHECKSUM_PREFIX) + len(_CHECKSUM_PREFIX)
     return program[:at] + _CHECKSUM_PLACEHOLDER.encode() + program[at + len(_CHECKSUM_PLACEHOLDER) :]
 
 
-def untracked(program: bytes) -> bytes:
-    """The program with no checksums of file and payloads: their compile specs have another key."""
-    return unsealed(program).replace(b"payload_crc32", b"payload_other")
+def remove_checksums(program: bytes) -> bytes:
+    """Remove the checksums of file and payloads by renaming the keys of their compile specs."""
+    return remove_file_checksum(program).replace(b"payload_crc32", b"payload_other")

@@ -34,7 +34,7 @@ TABLES, TABLE_ADDRESS = 1 << 8, 0x5800
 
 
 class Commands:
-    """Builder of a command stream."""
+    """Builds a command stream."""
 
     def __init__(self, npu: str) -> None:
         self.npu, self._words = npu, list[int]()
@@ -119,7 +119,7 @@ class Commands:
 
     @property
     def stream(self) -> bytes:
-        """The whole stream, with header and end command."""
+        """Return the whole stream, with header and stop command."""
         words = [*self._words, 0xFFFF0000]
         tag = 2 | (len(words) >> 16) << 8 | (len(words) & 0xFFFF) << 16
         return b"COP1" + struct.pack(f"<{7 + len(words)}I", 0x00100001, NPUS[self.npu], 0, 5, 5, 5, tag, *words)
@@ -190,7 +190,7 @@ def pool(
     scale: tuple[int, int] | None = (1, 0),
     activation: int | None = None,
 ) -> list[int]:
-    """What a pool makes of rows, columns and channels: ``right`` columns of padding follow; else as ``elementwise``."""
+    """Execute a pool of [rows, columns, channels] with ``right`` columns of padding; else as ``elementwise``."""
     commands = Commands(npu)
     height, width, depth = image.shape
     output = np.zeros((height - kernel[0] + 1, width + right - kernel[1] + 1, depth), image.dtype)
@@ -207,8 +207,8 @@ def pool(
     return [int(value) for value in values.ravel()]
 
 
-def copied(emulator: Emulator, npu: str, data: Array) -> list[int]:
-    """What a DMA of one row from the constants to scratch brings."""
+def copy_by_dma(emulator: Emulator, npu: str, data: Array) -> list[int]:
+    """Copy one row from the constants to scratch by a DMA, and return it."""
     commands = Commands(npu)
     commands.copy((WEIGHTS, 0), (SCRATCH, 0), data.nbytes)
     return [int(value) for value in execute(emulator, commands, [], (0, np.zeros(data.shape, data.dtype)), data)]

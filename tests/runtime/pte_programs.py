@@ -1,4 +1,4 @@
-"""Real programs for the tests that read them, each exported once in a process."""
+"""Exported programs for the tests of the ``.pte`` reader; each is exported once per process."""
 
 from __future__ import annotations
 
@@ -65,8 +65,10 @@ def _mutable_buffer() -> bytes:
 
 
 def _segments() -> bytes:
-    """The payloads behind the flatbuffer, as ``extract_delegate_segments=True`` puts them, and named data."""
-    return rewritten(program("methods"), named_data={"weights": bytes(range(200))}, extract_delegate_segments=True)
+    """Write a program with payloads after the flatbuffer (``extract_delegate_segments=True``) and named data."""
+    return rewrite_program(
+        program("methods"), named_data={"weights": bytes(range(200))}, extract_delegate_segments=True
+    )
 
 
 _MAKERS: dict[str, Callable[[], bytes]] = {
@@ -83,11 +85,11 @@ NAMES = tuple(_MAKERS)
 
 @cache
 def program(name: str) -> bytes:
-    """One of ``NAMES``."""
+    """Return the program of one of ``NAMES``."""
     return bytes(_MAKERS[name]())
 
 
-def rewritten(
+def rewrite_program(
     data: bytes,
     *,
     named_data: dict[str, bytes] | None = None,
@@ -95,9 +97,9 @@ def rewritten(
     compile_specs: dict[str, bytes] | None = None,
     extract_delegate_segments: bool = False,
 ) -> bytes:
-    """A program with other named data, and another payload of its first delegate, or other compile specs."""
+    """Rewrite a program with other named data, another payload of its first delegate, or other compile specs."""
     file = deserialize_pte_binary(data)
-    # ExecuTorch leaves an empty segment in programs that have no other, and would count from behind it.
+    # ExecuTorch leaves an empty segment in programs without segments, and would count offsets from its end.
     file.program.segments, file.program.constant_segment.offsets = [], []
     if payload is not None:
         file.program.backend_delegate_data[0].data = payload

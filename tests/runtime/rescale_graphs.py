@@ -15,12 +15,12 @@ from arm_backend_core.errors import Unsupported
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Value
-from tests.graphs import graph
+from tests.graphs import build_graph
 
 _SHAPE = (1, 2, 3, 4)
 _TYPES = (DType.INT8, DType.INT8, DType.INT16, DType.INT32)
 _MOST_ELEMENTS = 400
-#: Scales, of which the result of a RESCALE covers its type without all of it being clipped.
+#: Scales with which the results of a RESCALE cover the type's range without all being clipped.
 _SCALES = {
     (DType.INT32, DType.INT8): (2.0**-24, 1.0, 1e-7, 2.0**-6),
     (DType.INT32, DType.INT16): (2.0**-16, 1.0, 1e-4),
@@ -31,18 +31,18 @@ _Write = Callable[[Builder, Value, Value, random.Random], Value]
 
 
 def draw(seed: int, target: Target) -> Graph:
-    """Graph number ``seed``, of operators that the target has; the same one at every call."""
+    """Build graph number ``seed`` from operators that the target supports; a seed determines the graph."""
     rng = random.Random(seed)
     while True:
         inputs = tuple((_SHAPE, rng.choice(_TYPES)) for _ in range(rng.randint(1, 2)))
-        drawn = graph(lambda b, *values: _body(b, values, rng), *inputs, target=target)
+        drawn = build_graph(lambda b, *values: _body(b, values, rng), *inputs, target=target)
         drawn.remove_dead()
         if drawn.ops and drawn.users().keys() >= set(drawn.inputs):
             return drawn
 
 
 def _body(b: Builder, inputs: tuple[Value, ...], rng: random.Random) -> tuple[Value, ...]:
-    """The values that no operator reads, of two to six operators, most of which read the one before."""
+    """Emit two to six operators, most of which read the previous one; return the values that no operator reads."""
     values, read = list(inputs), set[Value]()
     for _ in range(rng.randint(2, 6)):
         x = values[-1] if rng.random() < 0.6 else rng.choice(values)
@@ -51,7 +51,7 @@ def _body(b: Builder, inputs: tuple[Value, ...], rng: random.Random) -> tuple[Va
         write = rng.choice((_rescaled, rng.choice(_MOVES), rng.choice(_WIDE if x.dtype is DType.INT32 else _NARROW)))
         try:
             made = write(b, x, y, rng)
-        except Unsupported:  # another type, rank or size
+        except Unsupported:  # the operator does not support this type, rank or size
             continue
         if made.size <= _MOST_ELEMENTS:
             values.append(made)
@@ -72,7 +72,7 @@ def _rescaled(b: Builder, x: Value, y: Value, rng: random.Random) -> Value:
     dtype = rng.choice(_TYPES[1:])
     wide = x.dtype is DType.INT32
     if wide and (dtype is DType.INT32 or rng.random() < 0.5):
-        x = _shifted(b, x, 2)  # the RESCALE takes no larger values
+        x = _shifted(b, x, 2)  # the RESCALE supports no larger values
     zero_points = [rng.choice((0, 0, 0, 5)) if kind is DType.INT8 else 0 for kind in (x.dtype, dtype)]
     return b.rescale(x, dtype, rng.choice(_SCALES.get((x.dtype, dtype), _OTHER_SCALES)), *zero_points)
 
@@ -87,7 +87,7 @@ def _sliced(b: Builder, x: Value, y: Value, rng: random.Random) -> Value:
 
 
 def _slices(b: Builder, values: tuple[Value, ...], rng: random.Random) -> list[Value]:
-    """Random slices of equal size, one of each tensor; the tensors have equal shapes."""
+    """Slice tensors of equal shape at random positions; all slices have the same size."""
     shape = values[0].shape
     size = [rng.randint(max(1, length - 1), length) for length in shape]
     room = [length - part for length, part in zip(shape, size, strict=True)]
@@ -103,7 +103,7 @@ def _padded(b: Builder, x: Value, y: Value, rng: random.Random) -> Value:
 
 
 def _terms(b: Builder, x: Value, y: Value, rng: random.Random) -> Value:
-    """Sum or difference of two narrow tensors in 32 bits, mostly rescaled; at times shifted, as quantized sums are."""
+    """Emit a 32-bit sum or difference of narrow tensors, mostly rescaled, sometimes shifted as in quantized sums."""
     if x.shape == y.shape and rng.random() < 0.3:
         x, y = _slices(b, (x, y), rng)
     first = rng.choice((1.0, 4.0, 0.5, 3.0, 2.0**14 if x.dtype is DType.INT16 else 2.0**19))
@@ -116,7 +116,7 @@ def _terms(b: Builder, x: Value, y: Value, rng: random.Random) -> Value:
 
 
 def _shared_product(b: Builder, x: Value, y: Value, rng: random.Random) -> Value:
-    """Two operators read a rescaled product, mostly in another shape and wider: the cosine of a rotary embedding."""
+    """Emit two operators that read a rescaled product, mostly reshaped and widened, as in rotary embeddings."""
     zero_point = rng.choice((0, 0, 5))
     dtype = DType.INT8 if zero_point else rng.choice((DType.INT8, DType.INT16))
     product = b.rescale(b.mul(x, y), dtype, rng.choice((0.3, 2.0**-6, 1.0)), 0, zero_point)
@@ -149,7 +149,7 @@ def _pooled(b: Builder, x: Value, y: Value, rng: random.Random) -> Value:
 
 
 def _chosen(b: Builder, x: Value, y: Value, rng: random.Random) -> Value:
-    if "SELECT" in b.target.hardware.unsupported:  # an earlier pass writes arithmetic
+    if "SELECT" in b.target.hardware.unsupported:  # an earlier pass lowers SELECT to arithmetic
         raise Unsupported("no SELECT")
     return b.select(b.compare("GREATER", b.cast(x, DType.INT32), _number(b, x, 5, DType.INT32)), x, y)
 

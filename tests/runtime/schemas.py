@@ -1,4 +1,4 @@
-"""Compares field numbers in our sources with flatbuffer schemas."""
+"""Compares field numbers in the sources with flatbuffer schemas."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ _TABLE = re.compile(r"^table (\w+)\s*\{(.*?)^\}", re.DOTALL | re.MULTILINE)
 _FIELD = re.compile(r"(\w+)\s*:\s*(\w+|\[\w+\])[^;]*;")
 
 
-def agree(module: ModuleType, schema: str, fields_of: Mapping[str, tuple[str, ...]] | None = None) -> None:
+def assert_fields_match(
+    module: ModuleType, schema: str, fields_of: Mapping[str, tuple[str, ...]] | None = None
+) -> None:
     """Check the classes of a module against the tables of a schema with their names (``Name`` or ``_Name``).
 
     Args:
-        fields_of: classes that stand for several tables; their members are compared by number alone.
+        fields_of: classes that represent several tables; only the numbers of their members are compared.
     """
     known = tables(schema)
     combined = fields_of or {}
@@ -42,7 +44,7 @@ def _numbers(module: ModuleType) -> dict[str, dict[str, int]]:
 
 
 def tables(schema: str) -> dict[str, dict[str, int]]:
-    """Numbers of the fields of each table of a schema; a union takes two."""
+    """Return the field numbers of each table of a schema; a union has two."""
     text = re.sub(r"//[^\n]*", "", schema)
     unions = set(re.findall(r"^union (\w+)", text, re.MULTILINE))
     found = {}

@@ -29,7 +29,7 @@ from arm_recipes.runtime.ethosu_payload import read_parts
 from arm_recipes.runtime.ethosu_stream import StreamError
 from arm_recipes.runtime.vela_program import VelaProgram
 from tests.accelerators import ACCELERATORS
-from tests.graphs import Body, program
+from tests.graphs import Body, build_flatbuffer
 from tests.runtime.ethosu_emulator import Emulator, Payload, read_payload
 from tests.runtime.tflite_models import depthwise
 from tests.runtime.vela_bugs import EARLY, Reproducer
@@ -53,7 +53,7 @@ def _convolutions(b: Builder, x: Value) -> Value:
 
 @cache
 def _compiled(accelerator: str) -> Compiled:
-    flatbuffer = program(_convolutions, ((1, 12, 12, 16), DType.INT8))
+    flatbuffer = build_flatbuffer(_convolutions, ((1, 12, 12, 16), DType.INT8))
     return compile_ethosu(flatbuffer, EthosUCompileSpec(accelerator), delegate="", locate=lambda _: None)
 
 
@@ -177,7 +177,7 @@ def _gathered(b: Builder, x: Value, indices: Value) -> Value:
 
 
 def test_indices_and_results_that_are_not_there(emulator: Emulator) -> None:
-    flatbuffer = program(_gathered, ((1, 6, 16), DType.INT8), ((1, 4), DType.INT32))
+    flatbuffer = build_flatbuffer(_gathered, ((1, 6, 16), DType.INT8), ((1, 4), DType.INT32))
     compiled = compile_ethosu(flatbuffer, EthosUCompileSpec("ethos-u85-256"), delegate="", locate=lambda _: None)
     payload = read_payload(compiled.data)
     inputs: list[np.ndarray[Any, Any]] = [
@@ -202,7 +202,7 @@ def test_copies_of_more_than_there_is(emulator: Emulator) -> None:
     def body(b: Builder, x: Value, y: Value) -> Value:
         return b.rescale(b.matmul(x, y), DType.INT8, 0.25)
 
-    flatbuffer = program(body, ((1, 4, 1), DType.INT8), ((1, 1, 6), DType.INT8))
+    flatbuffer = build_flatbuffer(body, ((1, 4, 1), DType.INT8), ((1, 1, 6), DType.INT8))
     compiled = compile_ethosu(flatbuffer, EthosUCompileSpec("ethos-u55-128"), delegate="", locate=lambda _: None)
     payload = read_payload(compiled.data)
     assert len(list(_commands(payload, _DMA_START))) > 0
@@ -240,7 +240,7 @@ def test_strides_that_pass_over_pixels(accelerator: str, emulator: Emulator) -> 
         wide = b.conv2d(x, weight, b.const([0] * 4, DType.INT32), pad=(0, 0, 0, 0), stride=(2, 2))
         return b.rescale(wide, DType.INT8, 0.5)
 
-    flatbuffer = program(body, ((1, 5, 5, 2), DType.INT8))
+    flatbuffer = build_flatbuffer(body, ((1, 5, 5, 2), DType.INT8))
     compiled = compile_ethosu(flatbuffer, EthosUCompileSpec(accelerator), delegate="", locate=lambda _: None)
     payload = read_payload(compiled.data)
     (place,) = payload.inputs
@@ -269,7 +269,7 @@ def _two_images(b: Builder, x: Value) -> Value:
 @pytest.mark.parametrize("accelerator", ["ethos-u55-128", "ethos-u65-256"])
 def test_the_wait_that_vela_leaves_out(accelerator: str, emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is put in, and all else is as Vela has it: commands, and the layers' places among them."""
-    flatbuffer = program(_two_images, ((2, 3, 16, 16), DType.INT8))
+    flatbuffer = build_flatbuffer(_two_images, ((2, 3, 16, 16), DType.INT8))
     inputs = [np.random.default_rng(0).integers(-128, 128, (2, 3, 16, 16)).astype(np.int8)]
     (expected,) = reference.run(flatbuffer, inputs)
 
@@ -307,7 +307,7 @@ def test_what_begins_too_early(
     bug: Reproducer, accelerator: str, emulator: Emulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """BLOCKDEP is 0 for it; what follows, and all else, is as Vela has it."""
-    flatbuffer = program(bug.body, *bug.inputs)
+    flatbuffer = build_flatbuffer(bug.body, *bug.inputs)
     generator = np.random.default_rng(0)
     inputs = [generator.integers(-128, 128, shape).astype(dtype.numpy) for shape, dtype in bug.inputs]
     expected = reference.run(flatbuffer, inputs)
@@ -353,7 +353,7 @@ def _table_kept(b: Builder, x: Value) -> Value:
 def test_the_table_that_vela_takes_for_kept(
     accelerator: str, emulator: Emulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flatbuffer = program(_table_kept, ((1, 8, 8), DType.INT8))
+    flatbuffer = build_flatbuffer(_table_kept, ((1, 8, 8), DType.INT8))
     inputs = [np.random.default_rng(0).integers(-128, 128, (1, 8, 8)).astype(np.int8)]
     (expected,) = reference.run(flatbuffer, inputs)
 
@@ -379,7 +379,7 @@ def test_tables_that_are_written_over_too_early(emulator: Emulator) -> None:
     def body(b: Builder, x: Value) -> Value:
         return b.max_pool2d(b.table(x, np.arange(127, -129, -1)), (3, 3), (1, 1), (0, 0, 0, 0))
 
-    flatbuffer = program(body, ((1, 8, 8, 8), DType.INT8))
+    flatbuffer = build_flatbuffer(body, ((1, 8, 8, 8), DType.INT8))
     compiled = compile_ethosu(flatbuffer, EthosUCompileSpec("ethos-u55-32"), delegate="", locate=lambda _: None)
     payload = read_payload(compiled.data)
     inputs, outputs = [np.zeros((1, 8, 8, 8), np.int8)], [("int8", (1, 6, 6, 8))]
@@ -421,7 +421,7 @@ def test_an_operation_that_vela_lets_begin_too_early(
     emulator: Emulator,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    flatbuffer = program(body, (shape, DType.INT8))
+    flatbuffer = build_flatbuffer(body, (shape, DType.INT8))
     inputs = [np.random.default_rng(0).integers(-128, 128, shape).astype(np.int8)]
     (expected,) = reference.run(flatbuffer, inputs)
     spec = EthosUCompileSpec(accelerator, extra_flags=flags)

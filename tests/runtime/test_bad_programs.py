@@ -21,8 +21,16 @@ from torch import Tensor, nn
 from arm_recipes import ArmRecipeType, ProgramError, RunError, export, load
 from arm_recipes.runtime.errors import PayloadError
 from tests.runtime import host_children, pte_programs
-from tests.runtime.host_children import fates, in_child
-from tests.runtime.host_programs import MIXED, methods, mixed, plain, small, unsealed, untracked
+from tests.runtime.host_children import run_in_child, run_programs
+from tests.runtime.host_programs import (
+    MIXED,
+    export_methods,
+    export_mixed,
+    export_small,
+    export_without_recipe,
+    remove_checksums,
+    remove_file_checksum,
+)
 from tests.small_models import images, vectors
 
 #: The processes and the exported programs that they share are made once.
@@ -55,7 +63,7 @@ def _random_flips(data: bytes, count: int, first: int = 0, last: int | None = No
 
 @pytest.mark.parametrize("recipe", [INT8, VGF, U55], ids=lambda recipe: recipe.name)
 def test_every_flip_is_found(recipe: ArmRecipeType) -> None:
-    data = small(recipe).buffer
+    data = export_small(recipe).buffer
     load(data)
     at_each_byte = (_flipped(data, at, at % 8) for at in range(len(data)))
     for damaged in itertools.chain(at_each_byte, _random_flips(data, 300)):
@@ -64,7 +72,7 @@ def test_every_flip_is_found(recipe: ArmRecipeType) -> None:
 
 
 def test_every_truncation_is_found() -> None:
-    data = small(INT8).buffer
+    data = export_small(INT8).buffer
     for length in [*range(0, len(data), 7), *range(len(data) - 64, len(data))]:
         with pytest.raises(ProgramError, match=DAMAGED):
             load(data[:length])
@@ -73,12 +81,12 @@ def test_every_truncation_is_found() -> None:
 @pytest.mark.parametrize("tail", [b"\0", b"more", bytes(4096)])
 def test_more_than_the_program_is_found(tail: bytes) -> None:
     with pytest.raises(ProgramError, match="damaged: its CRC-32 is not the one recorded at export; export or copy the"):
-        load(small(INT8).buffer + tail)
+        load(export_small(INT8).buffer + tail)
 
 
 def test_the_checksum_is_that_of_a_copy() -> None:
     """What has another program's checksum is not taken for it."""
-    ours, other = small(INT8).buffer, small(FP).buffer
+    ours, other = export_small(INT8).buffer, export_small(FP).buffer
     seal = re.compile(rb'(?<={"crc32": ")[0-9a-f]{8}')
     (mine,), (theirs,) = seal.findall(ours), seal.findall(other)
     with pytest.raises(ProgramError, match="CRC-32"):
@@ -92,14 +100,14 @@ def test_the_checksum_is_that_of_a_copy() -> None:
 def test_flips_without_a_checksum(name: str) -> None:
     """Nearly all are found. Few crash the runtime, or give other numbers: programs of ours have a checksum for that."""
     data, tensors = {
-        "one delegate": (unsealed(small(INT8).buffer), images(1)[0]),
-        "many tensors": (unsealed(mixed(FP).buffer), MIXED),
-        "ExecuTorch's own export": (plain(INT8), images(1)[0]),
+        "one delegate": (remove_file_checksum(export_small(INT8).buffer), images(1)[0]),
+        "many tensors": (remove_file_checksum(export_mixed(FP).buffer), MIXED),
+        "ExecuTorch's own export": (export_without_recipe(INT8), images(1)[0]),
     }[name]
     expected = [output.numpy() for output in load(data).execute(*tensors)]
     damaged = list(_random_flips(data, 400))
     kinds: Counter[str] = Counter()
-    for fate in fates(damaged, *tensors):
+    for fate in run_programs(damaged, *tensors):
         if isinstance(fate, str):
             kinds[re.split("[: ]", fate)[0]] += 1
         else:
@@ -111,7 +119,7 @@ def test_flips_without_a_checksum(name: str) -> None:
 
 
 def test_truncation_without_a_checksum() -> None:
-    data = plain(INT8)
+    data = export_without_recipe(INT8)
     for length in range(0, len(data), 11):
         with pytest.raises((ProgramError, PayloadError, RunError)):
             load(data[:length]).execute(*images(1)[0])
@@ -120,16 +128,16 @@ def test_truncation_without_a_checksum() -> None:
 @pytest.mark.parametrize("field", [12, 16, 24, 32])
 @pytest.mark.parametrize("value", [0, 1, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**63, 2**64 - 1])
 def test_header_fields_without_a_checksum(field: int, value: int) -> None:
-    data = bytearray(unsealed(small(INT8).buffer))
+    data = bytearray(remove_file_checksum(export_small(INT8).buffer))
     assert data[8:12] == b"eh00"
     layout = "<I" if field == 12 else "<Q"
     struct.pack_into(layout, data, field, value & (0xFFFFFFFF if field == 12 else -1))
-    (fate,) = fates([bytes(data)], *images(1)[0])
+    (fate,) = run_programs([bytes(data)], *images(1)[0])
     if isinstance(fate, str):
         assert fate.startswith(("ProgramError: truncated", "ProgramError: damaged", "RunError: ExecuTorch's runtime"))
     else:  # it says where the segments are, and this program has none but the names
         assert field != 16
-        assert np.array_equal(fate[0], load(small(INT8).buffer).execute(*images(1)[0])[0].numpy())
+        assert np.array_equal(fate[0], load(export_small(INT8).buffer).execute(*images(1)[0])[0].numpy())
 
 
 # Payloads.
@@ -148,7 +156,7 @@ def _payload(program: bytes) -> tuple[int, int]:
     ids=["TOSA", "VGF", "NPU"],
 )
 def test_a_damaged_payload_with_a_checksum(recipe: ArmRecipeType, backend: str) -> None:
-    program = unsealed(small(recipe).buffer)
+    program = remove_file_checksum(export_small(recipe).buffer)
     first, last = _payload(program)
     message = rf"'forward' cannot be run: a payload of {backend} \([\d,]+ bytes\) is damaged: its CRC-32 is not the"
     for damaged in _random_flips(program, 100, first, last):
@@ -158,7 +166,7 @@ def test_a_damaged_payload_with_a_checksum(recipe: ArmRecipeType, backend: str) 
 
 def test_a_damaged_tosa_payload_without_a_checksum() -> None:
     """The reference model may crash on it: its process is not this one."""
-    program = untracked(small(INT8).buffer)
+    program = remove_checksums(export_small(INT8).buffer)
     first, last = _payload(program)
     (x,) = images(1)[0]
     kinds: Counter[str] = Counter()
@@ -170,12 +178,12 @@ def test_a_damaged_tosa_payload_without_a_checksum() -> None:
             kinds[f"{type(error).__name__}{str(error).partition(':')[0]}"] += 1
     assert set(kinds) <= {"ran", "PayloadError'forward' cannot be run", "RunError'forward' cannot be run"}
     assert min(kinds["PayloadError'forward' cannot be run"], kinds["RunError'forward' cannot be run"]) > 0
-    assert torch.equal(load(program).execute(x)[0], load(small(INT8).buffer).execute(x)[0])
+    assert torch.equal(load(program).execute(x)[0], load(export_small(INT8).buffer).execute(x)[0])
 
 
 def test_a_damaged_vgf_payload_without_a_checksum() -> None:
     """Vulkan may crash on it: it is tried in another process first."""
-    program = untracked(small(VGF).buffer)
+    program = remove_checksums(export_small(VGF).buffer)
     first, _ = _payload(program)
     spirv = program.index(struct.pack("<I", 0x07230203), first)
     (x,) = images(1)[0]
@@ -186,17 +194,17 @@ def test_a_damaged_vgf_payload_without_a_checksum() -> None:
     }
     for reason, damaged in wrong.items():
         with pytest.raises(PayloadError, match=rf"'forward' cannot be run: .*{reason}"):
-            in_child(host_children.run, damaged, x)
+            run_in_child(host_children.run, damaged, x)
 
 
 @pytest.mark.parametrize("recipe", [U55, U85], ids=lambda recipe: recipe.name)
 def test_a_damaged_ethosu_payload_without_a_checksum(recipe: ArmRecipeType) -> None:
     """What it does to the emulator is found by the emulator."""
-    program = untracked(small(recipe).buffer)
+    program = remove_checksums(export_small(recipe).buffer)
     first, last = _payload(program)
     (x,) = images(1)[0]
     kinds: Counter[str] = Counter()
-    for fate in fates(list(_random_flips(program, 300, first, last)), x):
+    for fate in run_programs(list(_random_flips(program, 300, first, last)), x):
         if not isinstance(fate, str):
             kinds["ran"] += 1  # flips in weights are as good as others
             continue
@@ -210,12 +218,12 @@ def test_a_damaged_ethosu_payload_without_a_checksum(recipe: ArmRecipeType) -> N
 def test_payloads_of_other_backends() -> None:
     """A TOSA graph where a VGF file should be, and the other way round."""
     (x,) = images(1)[0]
-    tosa = untracked(small(INT8).buffer)
+    tosa = remove_checksums(export_small(INT8).buffer)
     first, last = _payload(tosa)
     vgf = b"VGF1" + bytes(last - first - 4)
     with pytest.raises(PayloadError, match=r"not a TOSA flatbuffer \(magic b'.*', expected b'TOSA'\)"):
         load(tosa[:first] + vgf + tosa[last:]).execute(x)
-    program = untracked(small(VGF).buffer)
+    program = remove_checksums(export_small(VGF).buffer)
     first, last = _payload(program)
     with pytest.raises(PayloadError, match=r"not a VGF file \(magic b'.*', expected b'VGF1'\)"):
         load(program[:first] + bytes(4) + b"TOSA" + program[first + 8 :]).execute(x)
@@ -234,7 +242,7 @@ def test_a_payload_that_does_not_fit_the_program() -> None:
 
     shapes = {name: torch.ones(shape) for name, shape in {"one": (1, 6), "other": (1, 3)}.items()}
     recipe = ExportRecipe.get_recipe(FP)
-    programs = {name: untracked(export(Scale(2).eval(), recipe, [(x,)]).buffer) for name, x in shapes.items()}
+    programs = {name: remove_checksums(export(Scale(2).eval(), recipe, [(x,)]).buffer) for name, x in shapes.items()}
     first, last = _payload(programs["one"])
     other_first, other_last = _payload(programs["other"])
     assert last - first == other_last - other_first
@@ -252,7 +260,7 @@ def test_an_ethosu_payload_that_does_not_fit_the_program() -> None:
     programs = {}
     for width in (16, 32):  # payloads of one size: tensors are all that differs
         model = nn.ReLU().eval()
-        programs[width] = untracked(export(model, recipe, [(torch.randn(1, width),) for _ in range(2)]).buffer)
+        programs[width] = remove_checksums(export(model, recipe, [(torch.randn(1, width),) for _ in range(2)]).buffer)
     (first, last), (other_first, other_last) = _payload(programs[32]), _payload(programs[16])
     assert last - first == other_last - other_first
     mixed_up = programs[32][:first] + programs[16][other_first:other_last] + programs[32][last:]
@@ -288,14 +296,14 @@ def test_an_index_out_of_range() -> None:
 def test_an_integer_overflow() -> None:
     x, scale, count, mask = MIXED
     with pytest.raises(RunError, match=r"ended with TOSA_UNPREDICTABLE: .*overflow, 2147483647 \+ 1 exceeds"):
-        load(mixed(FP).buffer).execute(x, scale, torch.full_like(count, 2**31 - 1), mask)
+        load(export_mixed(FP).buffer).execute(x, scale, torch.full_like(count, 2**31 - 1), mask)
 
 
 # Programs for something else.
 
 
 def test_a_program_without_its_tosa_twin() -> None:
-    program = load(small(U55).buffer)
+    program = load(export_small(U55).buffer)
     with pytest.raises(
         RunError, match=r"backend='tosa' needs the TOSA graphs of this program, and no reference program is loaded\."
     ):
@@ -303,7 +311,7 @@ def test_a_program_without_its_tosa_twin() -> None:
 
 
 def test_a_program_for_an_unknown_backend() -> None:
-    program = unsealed(small(INT8).buffer).replace(b"TOSABackend", b"MarsBackend")
+    program = remove_file_checksum(export_small(INT8).buffer).replace(b"TOSABackend", b"MarsBackend")
     with pytest.raises(
         RunError,
         match=r"'forward' needs the backend MarsBackend, which is not registered .*; registered: .*TOSABackend",
@@ -343,6 +351,6 @@ def test_no_program_at_all(data: bytes) -> None:
 def test_a_crash_of_a_child_is_seen() -> None:
     """The tests above would prove nothing if it were not."""
     with pytest.raises(host_children.ChildDied, match="-11"):
-        in_child(host_children.crash)
-    (fate,) = fates([methods()], torch.ones(1, 9))
+        run_in_child(host_children.crash)
+    (fate,) = run_programs([export_methods()], torch.ones(1, 9))
     assert fate == "ValueError: no method 'forward'; the program has: between, first, second"

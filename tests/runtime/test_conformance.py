@@ -12,11 +12,11 @@ from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
 from arm_backend_core.tosa.serialize import serialize
 from tests.accelerators import ACCELERATORS
-from tests.graphs import Body, family, graph
+from tests.graphs import Body, build_graph, make_target
 from tests.runtime.ethosu_emulator import Emulator
 from tests.tosa.conformance import npu
-from tests.tosa.conformance.campaign import attempt, example, explained, sampled
-from tests.tosa.conformance.disagreements import EXPECTED, Expected
+from tests.tosa.conformance.campaign import find_example, find_explanation, run_test, sample_tests
+from tests.tosa.conformance.disagreements import KNOWN_DISAGREEMENTS, KnownDisagreement
 from tests.tosa.conformance.generation import CONTROL_FLOW, Entry, entries
 
 #: Of each operator of integers the first entry.
@@ -31,11 +31,11 @@ def test_npus_compute_what_the_reference_model_does(kind: str, emulator: Emulato
     """Of each operator small tests on U85 and on U55 or U65, until some are executed."""
     accelerators = ACCELERATORS[len(kind) % 2], ACCELERATORS[-1]
     executed = []
-    for test in sampled(_INTEGER[kind], 20, 1, most_elements=1000, most_batches=1):
+    for test in sample_tests(_INTEGER[kind], 20, 1, most_elements=1000, most_batches=1):
         written = test.write() if test.fails is None else None
         if written is not None:
-            verdicts = [npu.judge(written, accelerator, emulator) for accelerator in accelerators]
-            executed += [verdict for verdict in verdicts if verdict.written not in (npu.HARDWARE, npu.LARGE)]
+            verdicts = [npu.check_on_npu(written, accelerator, emulator) for accelerator in accelerators]
+            executed += [verdict for verdict in verdicts if verdict.written not in (npu.UNSUPPORTED, npu.TOO_LARGE)]
         if len(executed) > 1:
             break
     assert executed
@@ -55,22 +55,22 @@ def test_images_of_a_strided_convolution(accelerator: str, emulator: Emulator) -
 
         return written
 
-    target = family(accelerator)
+    target = make_target(accelerator)
     for images, kernel, stride in ((1, 1, 4), (2, 1, 3), (2, 2, 4)):
         given = (images, 3, 8 + kernel, 2), DType.INT8
-        flatbuffer = serialize(graph(body(kernel, stride), given, target=target))
+        flatbuffer = serialize(build_graph(body(kernel, stride), given, target=target))
         inputs = [np.random.default_rng(0).integers(-128, 128, given[0]).astype(np.int8)]
         expected = reference.run(flatbuffer, inputs)
-        assert npu.outcome(flatbuffer, inputs, expected, accelerator, emulator) == (npu.EQUAL, "")
+        assert npu.compile_and_compare(flatbuffer, inputs, expected, accelerator, emulator) == (npu.EQUAL, "")
     with pytest.raises(Unsupported, match=r"2 images and stride 4 \(3 at most\), padded or of 1x1"):
-        graph(body(1, 4), ((2, 3, 9, 2), DType.INT8), target=target)
+        build_graph(body(1, 4), ((2, 3, 9, 2), DType.INT8), target=target)
 
 
-_OF_PROGRAMS = [expected for expected in EXPECTED if expected.question in ("Vela", "emulator")]
+_OF_PROGRAMS = [expected for expected in KNOWN_DISAGREEMENTS if expected.question in ("Vela", "emulator")]
 
 
 @pytest.mark.parametrize("expected", _OF_PROGRAMS, ids=lambda expected: f"{expected.kinds[0]}-{expected.question}")
-def test_an_expected_disagreement_is_still_seen(expected: Expected, emulator: Emulator) -> None:
+def test_an_expected_disagreement_is_still_seen(expected: KnownDisagreement, emulator: Emulator) -> None:
     """One that is not is to be taken out of the table."""
-    outcome = attempt(*example(expected), emulator)
-    assert any(explained(outcome, finding) is expected for finding in outcome.findings), outcome
+    outcome = run_test(*find_example(expected), emulator)
+    assert any(find_explanation(outcome, finding) is expected for finding in outcome.findings), outcome

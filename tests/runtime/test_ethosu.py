@@ -24,8 +24,8 @@ from arm_recipes.runtime.ethosu import EthosUDelegate
 from arm_recipes.runtime.ethosu_payload import FAST_SCRATCH, WEIGHTS, EthosUPayload, read_parts
 from arm_recipes.runtime.program import Program
 from tests.backends.tosa_programs import conv2d
-from tests.graphs import program
-from tests.runtime.host_programs import Between, Counting, small, untracked, wide
+from tests.graphs import build_flatbuffer
+from tests.runtime.host_programs import Between, Counting, export_small, export_wide, remove_checksums
 from tests.small_models import Small, images, vectors
 from tests.verify_only import select_third
 
@@ -46,7 +46,7 @@ def _equal(result: ExportResult, *inputs: Tensor) -> bool:
 
 @pytest.mark.parametrize(("recipe", "quantized_io"), select_third(RECIPES, [False, True]))
 def test_a_program_gives_the_numbers_of_its_tosa_graph(recipe: ArmRecipeType, quantized_io: bool) -> None:
-    result = small(recipe, quantized_io=quantized_io)
+    result = export_small(recipe, quantized_io=quantized_io)
     assert [delegate.backend for delegate in result.report.delegates] == ["EthosUBackend"]
     (source,) = result.inputs
     assert source.dtype == ("float32" if not quantized_io else "int16" if "A16W8" in recipe.name else "int8")
@@ -68,7 +68,7 @@ def test_a_program_gives_the_numbers_of_its_tosa_graph(recipe: ArmRecipeType, qu
     ids=["U55-32", "U65-512", "U85-2048", "fast scratch", "one region", "Direct Drive", "Direct Drive, fast scratch"],
 )
 def test_configurations(recipe: ArmRecipeType, options: dict[str, Any]) -> None:
-    result, x = wide(recipe, **options)
+    result, x = export_wide(recipe, **options)
     ours, theirs = result.run(x), result.run(x, backend="tosa")
     assert [output.shape for output in ours] == [(1, 40, 9, 9), (1, 40)]
     assert all(map(torch.equal, ours, theirs))
@@ -79,7 +79,10 @@ def test_configurations(recipe: ArmRecipeType, options: dict[str, Any]) -> None:
 def test_direct_drive(recipe: ArmRecipeType, quantized_io: bool) -> None:
     """Verified number by number and access by access; the numbers are those of the other stream."""
     chosen = ExportRecipe.get_recipe(recipe, direct_drive=True, quantized_io=quantized_io)
-    result, other = export(Small().eval(), chosen, images(), verify=True), small(recipe, quantized_io=quantized_io)
+    result, other = (
+        export(Small().eval(), chosen, images(), verify=True),
+        export_small(recipe, quantized_io=quantized_io),
+    )
     assert result.report.notes[-1].endswith("1 delegate(s) are bit-equal with the TOSA reference model")
     for (x,) in images(6):
         given = result.inputs[0].quantize(x) if quantized_io else x
@@ -166,7 +169,7 @@ def _delegates(program: Program) -> list[tuple[bytes, dict[str, bytes]]]:
 @pytest.mark.parametrize("macs", [256, 512])
 def test_fast_scratch_is_as_large_as_it_must_be(macs: int) -> None:
     """Vela's figure is in a compile spec. Without it, as others export, the stream itself tells."""
-    result, x = wide(U65, macs=macs)
+    result, x = export_wide(U65, macs=macs)
     ((payload, specs),) = _delegates(load(result.buffer))
     vela = result.report.delegates[0].vela
     assert vela is not None
@@ -174,12 +177,12 @@ def test_fast_scratch_is_as_large_as_it_must_be(macs: int) -> None:
     sizes = [EthosUDelegate(payload, given)._stream.memory[FAST_SCRATCH].size for given in (specs, {})]
     assert sizes == [vela.fast_scratch_bytes] * 2
     assert sizes[0] > 10_000
-    others = untracked(result.buffer).replace(b"fast_scratch_size", b"fast_scratch_what")
+    others = remove_checksums(result.buffer).replace(b"fast_scratch_size", b"fast_scratch_what")
     assert all(map(torch.equal, load(others).execute(x), result.run(x)))
 
 
 def test_too_little_fast_scratch() -> None:
-    result, _ = wide(U65)
+    result, _ = export_wide(U65)
     ((payload, _),) = _delegates(load(result.buffer))
     with pytest.raises(
         PayloadError, match=r"for Ethos-U65-256 is damaged.* In its command stream, NPU_OP_\w+ at byte "
@@ -191,7 +194,7 @@ def test_too_little_fast_scratch() -> None:
 
 def test_runs_do_not_leave_traces() -> None:
     """Memory is kept from run to run, with what the runs before have left there."""
-    result = small(U55)
+    result = export_small(U55)
     samples = [x for (x,) in images(4)]
     alone = [load(result.buffer).execute(x)[0] for x in samples]
     program = load(result.buffer)
@@ -205,7 +208,7 @@ def test_inputs_that_nothing_reads() -> None:
     def body(b: Builder, _: Value, x: Value) -> Value:
         return b.rescale(x, DType.INT8, 0.5)
 
-    flatbuffer = program(body, ((2, 3), DType.INT32), ((4,), DType.INT8))
+    flatbuffer = build_flatbuffer(body, ((2, 3), DType.INT32), ((4,), DType.INT8))
     spec = EthosUCompileSpec("ethos-u55-128")
     payload = compile_payload(spec, flatbuffer, delegate="d", locate=lambda text: None, unused_inputs={0: (6, 4)}).data
     delegate = EthosUDelegate(payload, {})

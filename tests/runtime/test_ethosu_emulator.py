@@ -25,8 +25,8 @@ from arm_backend_core.tosa.serialize import serialize
 from arm_backend_core.tosa.vela_workarounds.catalog import apply_vela_workarounds
 from arm_recipes.runtime.ethosu_stream import StreamError
 from tests.accelerators import ACCELERATORS
-from tests.fuzz.oracle import quantized
-from tests.graphs import Input, family, graph, program
+from tests.fuzz.oracle import quantize_program
+from tests.graphs import Input, build_flatbuffer, build_graph, make_target
 from tests.models import zoo
 from tests.ops import runner
 from tests.ops.cases import CASES
@@ -53,7 +53,7 @@ def _convolution(b: Builder, x: Value) -> Value:
 
 @pytest.mark.parametrize("flags", [[], ["--separate-io-regions"]])
 def test_direct_drive(flags: list[str], emulator: Emulator) -> None:
-    flatbuffer = program(_convolution, ((1, 5, 6, 2), DType.INT8))
+    flatbuffer = build_flatbuffer(_convolution, ((1, 5, 6, 2), DType.INT8))
     spec = EthosUCompileSpec("ethos-u85-256", extra_flags=["--cop-format=COP2", *flags])
     payload = compile_ethosu(flatbuffer, spec, delegate="", locate=lambda _: None)
     inputs = [np.random.default_rng(0).integers(-128, 128, (1, 5, 6, 2)).astype(np.int8)]
@@ -63,7 +63,8 @@ def test_direct_drive(flags: list[str], emulator: Emulator) -> None:
 
 def test_models(model: str, profile: str, emulator: Emulator) -> None:
     entry = zoo.build(model, 2)
-    captured = quantized(runner.export(entry.model, entry.samples[0]), entry.samples, wide=profile == "a16w8")
+    program, is_int16 = runner.export(entry.model, entry.samples[0]), profile == "a16w8"
+    captured = quantize_program(program, entry.samples, int16_activations=is_int16)
     for accelerator in ACCELERATORS:
         delegates = delegates_with_payloads(runner.lower(captured, EthosUCompileSpec(accelerator)))
         assert delegates, accelerator
@@ -81,7 +82,7 @@ def _samples(tensors: Iterable[Input]) -> list[np.ndarray[Any, Any]]:
 def _runs_right(emulator: Emulator, flatbuffer: bytes, accelerator: str, bug: Reproducer) -> bool:
     """Whether the program of ``flatbuffer`` computes what the graph of ``bug`` does."""
     inputs = _samples(bug.inputs)
-    expected = reference.run(program(bug.body, *bug.inputs), inputs)
+    expected = reference.run(build_flatbuffer(bug.body, *bug.inputs), inputs)
     return _gives(emulator, flatbuffer, accelerator, inputs, expected)
 
 
@@ -101,7 +102,7 @@ def _gives(emulator: Emulator, flatbuffer: bytes, accelerator: str, inputs: list
 @pytest.mark.parametrize("bug", [*REPRODUCERS, *NOT_EMITTED, *COMPILED_CORRECTLY], ids=lambda bug: bug.name)
 def test_vela_bugs(bug: Reproducer, emulator: Emulator) -> None:
     """Fails where one is mended: the core need no longer avoid it."""
-    flatbuffer = program(bug.body, *bug.inputs)
+    flatbuffer = build_flatbuffer(bug.body, *bug.inputs)
     for accelerator in bug.accelerators:
         right = not bug.writes_out_of_bounds(accelerator) and _runs_right(emulator, flatbuffer, accelerator, bug)
         assert right == (accelerator not in bug.wrong), accelerator
@@ -109,8 +110,8 @@ def test_vela_bugs(bug: Reproducer, emulator: Emulator) -> None:
 
 def _avoided(bug: Reproducer, accelerator: str) -> bytes:
     """The graph as the last passes leave it; others might find another form for one so small."""
-    written = graph(bug.body, *bug.inputs)
-    apply_vela_workarounds(written, family(accelerator))
+    written = build_graph(bug.body, *bug.inputs)
+    apply_vela_workarounds(written, make_target(accelerator))
     written.remove_dead()
     return serialize(written)
 
@@ -121,7 +122,7 @@ def test_the_core_avoids_vela_bugs(bug: Reproducer, emulator: Emulator) -> None:
         flatbuffer = _avoided(bug, accelerator)
         assert _runs_right(emulator, flatbuffer, accelerator, bug), accelerator
         if accelerator not in bug.wrong:  # and writes as it did what Vela compiles right
-            assert flatbuffer == program(bug.body, *bug.inputs), accelerator
+            assert flatbuffer == build_flatbuffer(bug.body, *bug.inputs), accelerator
 
 
 @pytest.mark.parametrize("accelerator", ACCELERATORS)
@@ -130,7 +131,7 @@ def test_adjacent_vela_bugs(accelerator: str, emulator: Emulator, pytestconfig: 
     wrong = []
     for seed in range(400 if pytestconfig.getoption("verify") else 15):
         pair = vela_bug_pairs.draw(seed, accelerator)
-        written = vela_bug_pairs.optimized(pair, family(accelerator), seed)
+        written = vela_bug_pairs.optimized(pair, make_target(accelerator), seed)
         if not written.users().keys() >= set(written.inputs):  # the part that the second reads is constant
             continue
         if not _runs_right(emulator, serialize(written), accelerator, pair):
@@ -142,13 +143,13 @@ def test_adjacent_vela_bugs(accelerator: str, emulator: Emulator, pytestconfig: 
 def test_rescales_and_their_neighbours(accelerator: str, emulator: Emulator, pytestconfig: pytest.Config) -> None:
     wrong, executed = [], 0
     for seed in range(3000 if pytestconfig.getoption("verify") else 60):
-        drawn = rescale_graphs.draw(seed, family(accelerator))
+        drawn = rescale_graphs.draw(seed, make_target(accelerator))
         inputs = _samples((value.shape, value.dtype) for value in drawn.inputs)
         try:
             expected = reference.run(serialize(drawn), inputs)
         except ArmBackendError:  # values are beyond what a RESCALE takes, where TOSA leaves its result open
             continue
-        apply_vela_workarounds(drawn, family(accelerator))
+        apply_vela_workarounds(drawn, make_target(accelerator))
         drawn.remove_dead()
         executed += 1
         if not _gives(emulator, serialize(drawn), accelerator, inputs, expected):
@@ -242,7 +243,7 @@ def test_fuzzing(tmp_path: Path, pytestconfig: pytest.Config) -> None:
                 continue
             flags = ["--cop-format=COP2"] if "u85" in accelerator and len(bug.name) % 2 else []
             spec = EthosUCompileSpec(accelerator, extra_flags=flags)
-            flatbuffer = program(bug.body, *bug.inputs)
+            flatbuffer = build_flatbuffer(bug.body, *bug.inputs)
             payload = read_payload(compile_ethosu(flatbuffer, spec, delegate="", locate=lambda _: None).data)
             sizes = struct.pack("<II", len(payload.commands), payload.scratch)
             (programs / f"{bug.name}-{accelerator}").write_bytes(sizes + payload.commands + payload.weights)

@@ -17,7 +17,7 @@ import pytest
 import tosa_serializer as ts
 
 from arm_backend_core.backends.compile import compile_payload
-from arm_backend_core.backends.payload import block_stream, io_block
+from arm_backend_core.backends.payload import pack_block_stream, pack_io_block
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from arm_recipes.runtime.errors import PayloadError
 from arm_recipes.runtime.ethosu_payload import EthosUPayload, EthosUTensor, read_parts
@@ -144,8 +144,8 @@ def _blocks(
         _cop1() if commands is None else commands,
         b"\0",
         struct.pack("<I", scratch),
-        io_block([_tensor(0)] if inputs is None else inputs),
-        io_block([_tensor(16)] if outputs is None else outputs),
+        pack_io_block([_tensor(0)] if inputs is None else inputs),
+        pack_io_block([_tensor(16)] if outputs is None else outputs),
         b"",
     ]
     return list(zip(_NAMES, contents, strict=True))
@@ -157,7 +157,7 @@ def _payload(
     inputs: list[Record] | None = None,
     outputs: list[Record] | None = None,
 ) -> bytes:
-    return block_stream(_blocks(commands, scratch, inputs, outputs))
+    return pack_block_stream(_blocks(commands, scratch, inputs, outputs))
 
 
 def _positions(data: bytes) -> dict[str, int]:
@@ -250,7 +250,7 @@ def test_direct_drive_payload(reader: Reader, flags: tuple[str, ...], regions: t
     [
         _payload(),
         # Blocks in another order.
-        block_stream([_blocks()[0], *_blocks()[5:0:-1], _blocks()[6]]),
+        pack_block_stream([_blocks()[0], *_blocks()[5:0:-1], _blocks()[6]]),
         # An output may take the memory of an input; an input that nothing reads has no memory.
         _payload(inputs=[_tensor(0), _tensor(-1)], outputs=[_tensor(2)]),
         _payload(inputs=[], outputs=[]),
@@ -315,7 +315,7 @@ def test_length_beyond_the_payload(reader: Reader, name: str, length: int) -> No
 
 @pytest.mark.parametrize("name", _NAMES[1:])
 def test_missing_block(reader: Reader, name: str) -> None:
-    data = block_stream([block for block in _blocks() if block[0] != name])
+    data = pack_block_stream([block for block in _blocks() if block[0] != name])
     reader.refuse(data, name, "ends without")
 
 
@@ -323,7 +323,7 @@ def test_missing_block(reader: Reader, name: str) -> None:
 def test_repeated_block(reader: Reader, name: str) -> None:
     blocks = _blocks()
     again = next(block for block in blocks if block[0] == name)
-    reader.refuse(block_stream([*blocks[:-1], again, blocks[-1]]), name, "twice")
+    reader.refuse(pack_block_stream([*blocks[:-1], again, blocks[-1]]), name, "twice")
 
 
 def _corrupt(name: str, at: int, new: bytes) -> bytes:
@@ -340,7 +340,7 @@ def _cop2(commands: bytes = bytes(16)) -> bytes:
 def _named(name: bytes) -> bytes:
     """A payload whose weights are data of that name."""
     blocks = [(block, name if block == "weight_data" else content) for block, content in _blocks()]
-    return block_stream(blocks, external=("weight_data",))
+    return pack_block_stream(blocks, external=("weight_data",))
 
 
 _BAD: list[tuple[Callable[[], bytes], str, str]] = [
@@ -363,12 +363,16 @@ _BAD: list[tuple[Callable[[], bytes], str, str]] = [
     (lambda: _corrupt("inputs", 31, b"\x80"), "inputs", "reserved byte is 128"),
     (lambda: _payload() + bytes(1), "vela_end_stream", "1 bytes follow"),
     (lambda: _payload() + _payload(), "vela_end_stream", "bytes follow"),
-    (lambda: block_stream([*_blocks()[:3], ("vela_end_stream", b"")]), "scratch_size", "ends without"),
-    (lambda: block_stream([("vela_bin_stream", b"x"), *_blocks()[1:]]), "vela_bin_stream", "is 1 bytes, not 0"),
-    (lambda: block_stream([*_blocks()[:-1], ("vela_end_stream", b"x")]), "vela_end_stream", "is 1 bytes, not 0"),
-    (lambda: block_stream([*_blocks()[:3], ("scratch_size", bytes(8)), *_blocks()[4:]]), "scratch_size", "8 bytes"),
+    (lambda: pack_block_stream([*_blocks()[:3], ("vela_end_stream", b"")]), "scratch_size", "ends without"),
+    (lambda: pack_block_stream([("vela_bin_stream", b"x"), *_blocks()[1:]]), "vela_bin_stream", "is 1 bytes, not 0"),
+    (lambda: pack_block_stream([*_blocks()[:-1], ("vela_end_stream", b"x")]), "vela_end_stream", "is 1 bytes, not 0"),
+    (
+        lambda: pack_block_stream([*_blocks()[:3], ("scratch_size", bytes(8)), *_blocks()[4:]]),
+        "scratch_size",
+        "8 bytes",
+    ),
     # Counts.
-    (lambda: block_stream([*_blocks()[:4], ("inputs", b""), *_blocks()[5:]]), "inputs", "hold a count"),
+    (lambda: pack_block_stream([*_blocks()[:4], ("inputs", b""), *_blocks()[5:]]), "inputs", "hold a count"),
     (lambda: _corrupt("inputs", 32, struct.pack("<i", 2)), "inputs", "2 tensors .* do not make 40"),
     (lambda: _corrupt("outputs", 32, struct.pack("<i", 0)), "outputs", "0 tensors .* do not make 40"),
     (lambda: _corrupt("outputs", 32, struct.pack("<i", -1)), "outputs", "4294967295 tensors"),

@@ -24,7 +24,7 @@ from tests.runtime.npu_streams import (
     TABLE_ADDRESS,
     TABLES,
     Commands,
-    copied,
+    copy_by_dma,
     elementwise,
     execute,
     pool,
@@ -160,7 +160,7 @@ def test_built_in_functions_of_other_sizes_are_refused(npu: str, emulator: Emula
 @pytest.mark.parametrize("npu", ALL)
 def test_a_copy_of_one_row_needs_no_count(npu: str, emulator: Emulator) -> None:
     data = np.arange(16, dtype=np.uint8)
-    assert copied(emulator, npu, data) == list(range(16))
+    assert copy_by_dma(emulator, npu, data) == list(range(16))
 
 
 def test_averages_of_u85_are_not_scaled(emulator: Emulator) -> None:

@@ -23,7 +23,7 @@ from executorch.export import ExportRecipe
 from torch import Tensor, nn
 
 from arm_backend_core.backends.compile import compile_payload
-from arm_backend_core.backends.ethosu_commands import DMA, MAPS, decode_commands
+from arm_backend_core.backends.ethosu_commands import DMA_REGISTERS, FEATURE_MAP_REGISTERS, decode_commands
 from arm_backend_core.dtype import DType
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from arm_backend_core.tosa.builder import Builder
@@ -31,15 +31,15 @@ from arm_backend_core.tosa.graph import Value
 from arm_recipes import ArmRecipeType, ExportResult, export
 from arm_recipes.runtime import pte
 from tests.accelerators import ACCELERATORS
-from tests.graphs import program as flatbuffer_of
-from tests.runtime.host_programs import Between, mixed, small, wide
+from tests.graphs import build_flatbuffer as flatbuffer_of
+from tests.runtime.host_programs import Between, export_mixed, export_small, export_wide
 
 pytestmark = pytest.mark.xdist_group("host_programs")
 
 _BLOCK = struct.Struct("<16sIB11s")
 _NAMES = ("vela_bin_stream", "cmd_data", "weight_data", "scratch_size", "inputs", "outputs", "vela_end_stream")
 #: Registers that hold the number of a region: of maps, of weights and scales, of a DMA's source and target.
-_REGION_REGISTERS = {*(registers[3] for registers in MAPS), 296, 297, *DMA[:2]}
+_REGION_REGISTERS = {*(registers[3] for registers in FEATURE_MAP_REGISTERS), 296, 297, *DMA_REGISTERS[:2]}
 #: Bytes of an element that each type of argument must have.
 _ELEMENTS = {
     ScalarType.INT: 4,
@@ -246,7 +246,7 @@ def _by_offset(tensors: tuple[Io, ...]) -> list[Io]:
 
 
 def _reading_region_3(stream: bytes) -> bytes:
-    return stream + struct.pack("<I", MAPS[0][3] | 3 << 16)
+    return stream + struct.pack("<I", FEATURE_MAP_REGISTERS[0][3] | 3 << 16)
 
 
 def _blocks(payload: bytes) -> Iterator[Block]:
@@ -369,12 +369,12 @@ def _between() -> ExportResult:
 
 
 PROGRAMS: dict[str, Callable[[], ExportResult]] = {
-    "U55, float": lambda: small(ArmRecipeType.ETHOSU_U55_INT8),
-    "U85, int8": lambda: small(ArmRecipeType.ETHOSU_U85_INT8, quantized_io=True),
-    "U65, int16": lambda: small(ArmRecipeType.ETHOSU_U65_A16W8, quantized_io=True),
-    "several tensors": lambda: mixed(ArmRecipeType.ETHOSU_U85_INT8),
+    "U55, float": lambda: export_small(ArmRecipeType.ETHOSU_U55_INT8),
+    "U85, int8": lambda: export_small(ArmRecipeType.ETHOSU_U85_INT8, quantized_io=True),
+    "U65, int16": lambda: export_small(ArmRecipeType.ETHOSU_U65_A16W8, quantized_io=True),
+    "several tensors": lambda: export_mixed(ArmRecipeType.ETHOSU_U85_INT8),
     "layouts and masks": _layouts,
-    "fast scratch": lambda: wide(ArmRecipeType.ETHOSU_U65_INT8)[0],
+    "fast scratch": lambda: export_wide(ArmRecipeType.ETHOSU_U65_INT8)[0],
     "state, shared weights": _shared,
     "loop": _loop,
     "CPU between": _between,

@@ -12,7 +12,7 @@ from arm_recipes import ArmRecipeType, ExportResult
 from tests.runtime import firmware
 from tests.runtime.building import RUNTIME, compile_cpp, run
 from tests.runtime.firmware import Firmware
-from tests.runtime.host_programs import small, wide
+from tests.runtime.host_programs import export_small, export_wide
 from tests.small_models import images
 
 #: The image and the exported programs are made once in a process.
@@ -48,7 +48,7 @@ def test_the_device_gives_the_numbers_of_this_machine(
     image: Path, tmp_path: Path, recipe: ArmRecipeType, quantized_io: bool
 ) -> None:
     """Float inputs and outputs go through the kernels."""
-    result = small(recipe, quantized_io=quantized_io)
+    result = export_small(recipe, quantized_io=quantized_io)
     device = Firmware(image, result.buffer, tmp_path)
     (x,) = images(1)[0]
     assert _equal(result, device, result.inputs[0].quantize(x * 2) if quantized_io else x * 2)
@@ -56,7 +56,7 @@ def test_the_device_gives_the_numbers_of_this_machine(
 
 def test_fast_scratch(image: Path, tmp_path: Path) -> None:
     """More than one operation, in stripes, over the firmware's own buffer."""
-    result, x = wide(U65)
+    result, x = export_wide(U65)
     vela = result.report.delegates[0].vela
     assert vela is not None
     assert vela.fast_scratch_bytes > 10_000
@@ -66,7 +66,7 @@ def test_fast_scratch(image: Path, tmp_path: Path) -> None:
 def test_errors_are_printed(image: Path, tmp_path: Path) -> None:
     """With the C library of small targets."""
     (x,) = images(1)[0]
-    device = Firmware(image, small(U55).buffer, tmp_path)
+    device = Firmware(image, export_small(U55).buffer, tmp_path)
     payload = device.payloads[0]
     device.payloads[0] = payload[:-33] + bytes([payload[-33] ^ 1]) + payload[-32:]
     done = device.run(x)

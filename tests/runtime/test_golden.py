@@ -11,7 +11,7 @@ import pytest
 from tests.golden import main
 from tests.runtime.ethosu_emulator import Payload
 from tests.runtime.npu_streams import Commands
-from tests.runtime.tflite_models import TfliteOperator, TfliteTensor, around
+from tests.runtime.tflite_models import TfliteOperator, TfliteTensor, wrap_command_stream
 from tests.runtime.vela_programs import copies
 
 X = np.arange(-8, 8, dtype=np.int8)
@@ -19,7 +19,7 @@ X = np.arange(-8, 8, dtype=np.int8)
 
 def _model(**options: Any) -> bytes:
     """A program that copies 16 bytes within the arena."""
-    return around(copies("ethos-u65-256", region=1), *_tensors(), **options)
+    return wrap_command_stream(copies("ethos-u65-256", region=1), *_tensors(), **options)
 
 
 def _tensors() -> tuple[list[TfliteTensor], list[TfliteTensor]]:
@@ -49,13 +49,19 @@ def test_different_and_refused_programs(tmp_path: Path, capsys: pytest.CaptureFi
     _write(tmp_path, "d.npz", _model(), X[1:], X)
     _write(tmp_path, "e.npz", _model(), X, X[1:])
     np.savez(tmp_path / "f.npz", model=np.frombuffer(_model(), np.uint8), input=X)
-    _write(tmp_path, "g.npz", around(Payload(Commands("ethos-u65-256").stream, bytes(16), 16, (), ()), [], []), X, X)
+    _write(
+        tmp_path,
+        "g.npz",
+        wrap_command_stream(Payload(Commands("ethos-u65-256").stream, bytes(16), 16, (), ()), [], []),
+        X,
+        X,
+    )
     code, lines = _run(tmp_path, capsys)
     assert code == 1
     assert lines == [
         "a.npz  equal",
         "b.npz  3 of 16 bytes differ",
-        "c.npz  refused: Vela left these TFLite operators on the CPU, and this runtime executes "
+        "c.npz  refused: Vela left these TFLite operators on the CPU, but this runtime executes "
         "only operators for the NPU: mine",
         "d.npz  refused: 'x' must be int8[16] scale=1 zero_point=0; the file has 15 bytes",
         "e.npz  16 of 16 bytes differ",
@@ -67,7 +73,7 @@ def test_different_and_refused_programs(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_missing_waits_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Equal bytes do not suffice: on a device the accesses may occur in another order."""
-    _write(tmp_path, "a.npz", around(copies("ethos-u65-256", region=1, waits=False), *_tensors()), X, X)
+    _write(tmp_path, "a.npz", wrap_command_stream(copies("ethos-u65-256", region=1, waits=False), *_tensors()), X, X)
     code, (line, _) = _run(tmp_path, capsys)
     assert code == 1
     assert line.startswith(

@@ -20,8 +20,8 @@ from arm_recipes.runtime.payloads import VgfPayload, read_vgf
 from arm_recipes.runtime.pte import ProgramError, read_program
 from arm_recipes.runtime.tensor_info import TensorInfo
 from arm_recipes.runtime.tosa_graph import TosaPayload, read_tosa
-from tests.runtime.pte_programs import NAMES, program, rewritten
-from tests.runtime.schemas import agree
+from tests.runtime.pte_programs import NAMES, program, rewrite_program
+from tests.runtime.schemas import assert_fields_match
 
 
 def _only(name: str) -> DelegateInspection:
@@ -57,7 +57,7 @@ def test_tosa_operators_are_counted_as_the_serializer_does() -> None:
 def test_field_numbers_of_tosa_are_those_of_its_schema() -> None:
     found = [path for path in importlib.metadata.files("tosa-tools") or () if path.name == "tosa.fbs"]
     text = found[0].read_text()
-    agree(tosa_graph, text)
+    assert_fields_match(tosa_graph, text)
     enumeration = re.search(r"enum DType[^{]*\{([^}]*)\}", text)
     assert enumeration is not None
     members = re.findall(r"^\s*(\w+)", enumeration[1], re.MULTILINE)
@@ -141,7 +141,7 @@ def test_several_methods() -> None:
 def test_stored_names() -> None:
     names = {"methods": {"forward": {"inputs": ["picture"], "outputs": ["digit"]}}}
     method = inspect_program(
-        rewritten(program("ethosu"), named_data={"arm_recipes": json.dumps(names).encode()})
+        rewrite_program(program("ethosu"), named_data={"arm_recipes": json.dumps(names).encode()})
     ).methods[0]
     assert (method.inputs[0].name, method.outputs[0].name) == ("picture", "digit")
 
@@ -161,7 +161,7 @@ def test_stored_names() -> None:
     ids=lambda stored: stored[:12].decode(errors="replace"),
 )
 def test_nonsense_in_place_of_names(stored: bytes) -> None:
-    method = inspect_program(rewritten(program("ethosu"), named_data={"arm_recipes": stored})).methods[0]
+    method = inspect_program(rewrite_program(program("ethosu"), named_data={"arm_recipes": stored})).methods[0]
     assert (method.inputs[0].name, method.outputs[0].name) == ("input0", "output0")
 
 
@@ -181,7 +181,9 @@ def test_text_and_html() -> None:
 
 def test_names_cannot_move_the_cursor() -> None:
     names = {"methods": {"forward": {"inputs": ["a\x1b[2J\nb"], "outputs": ["<b>é"]}}}
-    inspection = inspect_program(rewritten(program("ethosu"), named_data={"arm_recipes": json.dumps(names).encode()}))
+    inspection = inspect_program(
+        rewrite_program(program("ethosu"), named_data={"arm_recipes": json.dumps(names).encode()})
+    )
     assert r"a\x1b[2J\nb" in str(inspection)
     assert "\x1b" not in str(inspection)
     assert "&lt;b&gt;é" in inspection._repr_html_()
@@ -224,7 +226,7 @@ def _with_payload(name: str, at: int) -> bytes:
     """A program whose payload has every bit of the eight bytes from ``at`` on turned over."""
     data = bytearray(_payload(name))
     data[at : at + 8] = bytes(byte ^ 0xFF for byte in data[at : at + 8])
-    return rewritten(program(name), payload=bytes(data))
+    return rewrite_program(program(name), payload=bytes(data))
 
 
 def test_no_compiler_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,7 +247,7 @@ def test_no_compiler_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_fast_scratch(specs: dict[str, bytes], told: int | None, text: str | None) -> None:
     """The stream of an Ethos-U55 or U65 does not tell how much it uses: a compile spec does."""
-    inspection = inspect_program(rewritten(program("ethosu"), compile_specs=specs))
+    inspection = inspect_program(rewrite_program(program("ethosu"), compile_specs=specs))
     payload = inspection.methods[0].delegates[0].payload
     assert isinstance(payload, EthosUPayload)
     assert payload.fast_scratch_bytes == told
@@ -257,7 +259,7 @@ def test_fast_scratch(specs: dict[str, bytes], told: int | None, text: str | Non
 
 
 def test_a_size_of_fast_scratch_that_is_none() -> None:
-    inspection = inspect_program(rewritten(program("ethosu"), compile_specs={"fast_scratch_size": b"1024 "}))
+    inspection = inspect_program(rewrite_program(program("ethosu"), compile_specs={"fast_scratch_size": b"1024 "}))
     problem = inspection.methods[0].delegates[0].problem
     assert problem == "damaged: the compile spec fast_scratch_size has 5 bytes, not 4"
 

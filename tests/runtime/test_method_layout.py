@@ -11,7 +11,7 @@ from executorch.exir._serialize._program import deserialize_pte_binary
 from torch import Tensor, nn
 from torch.export import Dim
 
-from arm_recipes.firmware.host_run import Case
+from arm_recipes.firmware.host_run import FirmwareTestCase
 from arm_recipes.firmware.pools import measure_pools
 from arm_recipes.runtime.inspect import inspect_program
 from arm_recipes.runtime.method_layout import method_allocator_bytes
@@ -55,7 +55,7 @@ def test_as_measured(name: str) -> None:
     (method,) = inspection.methods
     if name == "dynamic":
         inputs = (torch.randn(7, 5),)
-    case = Case("forward", tuple(tensor.numpy().tobytes() for tensor in inputs), len(method.outputs))
+    case = FirmwareTestCase("forward", tuple(tensor.numpy().tobytes() for tensor in inputs), len(method.outputs))
     pools = measure_pools(content, inspection, [case])
     assert pools.exact
     (plan,) = deserialize_pte_binary(content).program.execution_plan

@@ -24,8 +24,8 @@ from arm_recipes import ArmRecipeType, RunError, RuntimeUnavailable, load
 from arm_recipes.runtime import build, host_library, plugin
 from tests.runtime import host_children
 from tests.runtime.building import ROOT
-from tests.runtime.host_children import in_child, start
-from tests.runtime.host_programs import small
+from tests.runtime.host_children import run_in_child, start_in_child
+from tests.runtime.host_programs import export_small
 from tests.small_models import images
 
 #: The processes and the exported programs that they share are made once.
@@ -42,19 +42,19 @@ def _same(results: list[Any], expected: list[Any]) -> bool:
 
 
 def test_installing_again_changes_nothing() -> None:
-    executors = plugin.install()
-    assert plugin.install() is executors
-    assert in_child(host_children.install_after, [], 3) == []
+    executors = plugin.register_backends()
+    assert plugin.register_backends() is executors
+    assert run_in_child(host_children.install_after, [], 3) == []
 
 
 def test_a_second_copy_is_refused_and_the_process_lives(tmp_path: Path) -> None:
     copy = shutil.copy(build.build_plugin(), tmp_path / "copy.so")
     (x,) = images(1)[0]
-    said, outputs = in_child(host_children.copies_after_install, str(copy), small(TOSA).buffer, x)
+    said, outputs = run_in_child(host_children.copies_after_install, str(copy), export_small(TOSA).buffer, x)
     assert len(said) == 2
     for text in said:
         assert text.startswith("something else in this process implements TOSABackend already: another copy of the")
-    assert torch.equal(torch.from_numpy(outputs[0]), load(small(TOSA).buffer).execute(x)[0])
+    assert torch.equal(torch.from_numpy(outputs[0]), load(export_small(TOSA).buffer).execute(x)[0])
 
 
 def test_another_implementation_that_came_first(tmp_path: Path) -> None:
@@ -63,18 +63,18 @@ def test_another_implementation_that_came_first(tmp_path: Path) -> None:
         RuntimeUnavailable,
         match="in this process cannot be used: something else in this process implements TOSABackend already",
     ):
-        in_child(host_children.install_after, copies)
+        run_in_child(host_children.install_after, copies)
 
 
 def test_the_same_library_twice() -> None:
     path = str(build.build_plugin())
     with pytest.raises(RuntimeUnavailable, match="this copy of the Arm host plugin is installed already"):
-        in_child(host_children.install_after, [path])
+        run_in_child(host_children.install_after, [path])
 
 
 def test_an_unknown_backend_id() -> None:
     with pytest.raises(RuntimeUnavailable, match="the plugin has no backend 'OtherBackend'"):
-        plugin._call(host_library.load_plugin().arm_host_set_executor, b"OtherBackend", None)
+        plugin._call_or_raise(host_library.load_plugin().arm_host_set_executor, b"OtherBackend", None)
 
 
 # Building.
@@ -94,7 +94,7 @@ def _write_executable(path: Path, script: str) -> None:
 
 def _run_in_child(environment: Mapping[str, str | None]) -> None:
     """Load and run a small program in a process that has these variables too."""
-    in_child(host_children.run, small(TOSA).buffer, *images(1)[0], environment=environment)
+    run_in_child(host_children.run, export_small(TOSA).buffer, *images(1)[0], environment=environment)
 
 
 def test_no_compiler(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_a_compiler_with_a_launcher_and_flags(tmp_path: Path, monkeypatch: pytes
 
 
 def test_export_needs_no_compiler(tmp_path: Path) -> None:
-    exported, said = in_child(host_children.export_and_run, environment=_without_compiler(tmp_path))
+    exported, said = run_in_child(host_children.export_and_run, environment=_without_compiler(tmp_path))
     assert exported > 1000
     assert "needs a C++17 compiler" in said
     assert not (tmp_path / "cache").exists()
@@ -163,11 +163,13 @@ def test_built_once_by_whoever_comes_first(tmp_path: Path) -> None:
     """Two processes at once, then one that has no compiler."""
     cache: dict[str, str | None] = {"XDG_CACHE_HOME": str(tmp_path)}
     (x,) = images(1)[0]
-    program = small(TOSA).buffer
+    program = export_small(TOSA).buffer
     expected = load(program).execute(x)[0].numpy()
-    both = [start(host_children.build_and_run, program, x, environment=cache) for _ in range(2)]
+    both = [start_in_child(host_children.build_and_run, program, x, environment=cache) for _ in range(2)]
     answers = [answer() for answer in both]
-    answers.append(in_child(host_children.build_and_run, program, x, environment=_without_compiler(tmp_path) | cache))
+    answers.append(
+        run_in_child(host_children.build_and_run, program, x, environment=_without_compiler(tmp_path) | cache)
+    )
     for path, (output,) in answers:
         assert Path(path).parent == tmp_path / "arm-recipes"
         assert np.array_equal(output, expected)
@@ -177,8 +179,8 @@ def test_built_once_by_whoever_comes_first(tmp_path: Path) -> None:
 
 def test_a_changed_source_is_built_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     before = build._cache_key(build._executorch_folder())
-    sources = shutil.copytree(build.SOURCES, tmp_path / "cpp", ignore=shutil.ignore_patterns("tests"))
-    monkeypatch.setattr(build, "SOURCES", Path(sources))
+    sources = shutil.copytree(build.CPP_FOLDER, tmp_path / "cpp", ignore=shutil.ignore_patterns("tests"))
+    monkeypatch.setattr(build, "CPP_FOLDER", Path(sources))
     assert build._cache_key(build._executorch_folder()) == before
     with (tmp_path / "cpp/host/plugin.h").open("a") as file:
         file.write("\n")
@@ -225,13 +227,13 @@ def test_the_wheel_has_the_sources(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     (wheel,) = tmp_path.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
-    for folder in (*build._HOST, *build._FIRMWARE):
+    for folder in (*build._PLUGIN_FOLDERS, *build._RUNNER_FOLDERS):
         for source in (path for path in (ROOT / "runtime" / folder).iterdir() if path.is_file()):
             assert f"arm_recipes/runtime/cpp/{folder}/{source.name}" in names
     templates = [path for path in (ROOT / "arm_recipes/firmware/templates").rglob("*") if path.is_file()]
     assert len(templates) > 10
     assert all(path.relative_to(ROOT).as_posix() in names for path in templates)
-    units = [unit.relative_to(build.SOURCES) for unit in build.plugin_sources()]
+    units = [unit.relative_to(build.CPP_FOLDER) for unit in build.list_plugin_sources()]
     assert len(units) > 10
     assert all(f"arm_recipes/runtime/cpp/{unit}" in names for unit in units)
     assert not any(name.startswith(("tests/", "arm_recipes/runtime/cpp/tests")) for name in names)
@@ -242,9 +244,9 @@ def test_the_wheel_has_the_sources(tmp_path: Path) -> None:
 
 def test_ctrl_c() -> None:
     (x,) = images(1)[0]
-    raised, (output,) = in_child(host_children.interrupted, small(TOSA).buffer, x)
+    raised, (output,) = run_in_child(host_children.interrupt_run, export_small(TOSA).buffer, x)
     assert raised == "KeyboardInterrupt"
-    assert torch.equal(torch.from_numpy(output), load(small(TOSA).buffer).execute(x)[0])
+    assert torch.equal(torch.from_numpy(output), load(export_small(TOSA).buffer).execute(x)[0])
 
 
 @pytest.mark.parametrize("failure", [ArmBackendError("no luck"), ValueError("no luck"), KeyError("no luck")])
@@ -252,7 +254,7 @@ def test_an_exception_keeps_its_cause_and_the_next_run_works(
     failure: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (x,) = images(1)[0]
-    program = load(small(TOSA).buffer)
+    program = load(export_small(TOSA).buffer)
     (expected,) = program.execute(x)
 
     def fail(*_: object) -> None:
@@ -278,7 +280,7 @@ def test_an_executor_that_returns_something_else(
     results: list[Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (x,) = images(1)[0]
-    program = load(small(TOSA).buffer)
+    program = load(export_small(TOSA).buffer)
     with monkeypatch.context() as patch:
         patch.setattr(reference, "run", lambda *_: results)
         with pytest.raises(RunError, match=f"'forward' cannot be run: .*{message}"):
@@ -288,10 +290,10 @@ def test_an_executor_that_returns_something_else(
 
 @pytest.mark.parametrize(("recipe", "backend"), [(TOSA, "TOSABackend"), (NPU, "EthosUBackend")])
 def test_delegates_are_given_back(recipe: ArmRecipeType, backend: str) -> None:
-    executor = next(executor for executor in plugin.install() if executor._backend == backend)
+    executor = next(executor for executor in plugin.register_backends() if executor._backend == backend)
     gc.collect()  # what earlier tests left
     before = len(executor._delegates)
-    programs = [load(small(recipe).buffer) for _ in range(3)]
+    programs = [load(export_small(recipe).buffer) for _ in range(3)]
     for program in programs:
         program.execute(*images(1)[0])
     assert len(executor._delegates) == before + 3
@@ -310,18 +312,18 @@ def test_delegates_are_given_back(recipe: ArmRecipeType, backend: str) -> None:
 )
 def test_threads(recipes: tuple[ArmRecipeType, ArmRecipeType], shared: bool) -> None:
     samples = [images(8), images(16)[8:]]
-    jobs = [([small(recipe).buffer], sample) for recipe, sample in zip(recipes, samples, strict=True)]
-    results = in_child(host_children.in_threads, jobs, shared)
+    jobs = [([export_small(recipe).buffer], sample) for recipe, sample in zip(recipes, samples, strict=True)]
+    results = run_in_child(host_children.run_in_threads, jobs, shared)
     for given, outputs in zip(samples, results, strict=True):
-        expected = [load(small(TOSA).buffer).execute(*sample)[0].numpy() for sample in given]
+        expected = [load(export_small(TOSA).buffer).execute(*sample)[0].numpy() for sample in given]
         assert _same([output for (output,) in outputs], expected)
 
 
 def test_several_programs_in_every_thread() -> None:
     samples = images(40)
-    jobs = [([small(TOSA).buffer, small(VGF).buffer], samples)] * 3
-    expected = [load(small(TOSA).buffer).execute(*sample)[0].numpy() for sample in samples]
-    for outputs in in_child(host_children.in_threads, jobs):
+    jobs = [([export_small(TOSA).buffer, export_small(VGF).buffer], samples)] * 3
+    expected = [load(export_small(TOSA).buffer).execute(*sample)[0].numpy() for sample in samples]
+    for outputs in run_in_child(host_children.run_in_threads, jobs):
         assert _same([output for (output,) in outputs[::2]], expected)
         assert _same([output for (output,) in outputs[1::2]], expected)
 
@@ -331,19 +333,21 @@ def test_several_programs_in_every_thread() -> None:
 )
 def test_programs_end_while_others_run(kept: ArmRecipeType, dropped: ArmRecipeType) -> None:
     (x,) = images(1)[0]
-    outputs = in_child(host_children.destroy_while_running, small(kept).buffer, small(dropped).buffer, (x,), 60)
-    expected = load(small(TOSA).buffer).execute(x)[0].numpy()
+    outputs = run_in_child(
+        host_children.destroy_while_running, export_small(kept).buffer, export_small(dropped).buffer, (x,), 60
+    )
+    expected = load(export_small(TOSA).buffer).execute(x)[0].numpy()
     assert len(outputs) > 60
     assert all(np.array_equal(output, expected) for (output,) in outputs)
 
 
 def test_what_other_threads_print_arrives() -> None:
-    assert in_child(host_children.prints_while_running, small(TOSA).buffer, images(1)[0], 2000) == 2000
+    assert run_in_child(host_children.prints_while_running, export_small(TOSA).buffer, images(1)[0], 2000) == 2000
 
 
 def test_the_interpreter_ends_well_with_programs_alive(tmp_path: Path) -> None:
     for recipe in (TOSA, VGF, NPU):
-        (tmp_path / f"{recipe.name}.pte").write_bytes(small(recipe).buffer)
+        (tmp_path / f"{recipe.name}.pte").write_bytes(export_small(recipe).buffer)
     script = f"""
         import sys, threading, torch
         from pathlib import Path

@@ -22,7 +22,17 @@ from arm_recipes.runtime.errors import PayloadError
 from arm_recipes.runtime.program import Program
 from arm_recipes.runtime.pte import PteTensor
 from arm_recipes.runtime.tensor_info import TensorInfo
-from tests.runtime.host_programs import MIXED, Between, Counting, Mixed, methods, mixed, plain, small, untracked
+from tests.runtime.host_programs import (
+    MIXED,
+    Between,
+    Counting,
+    Mixed,
+    export_methods,
+    export_mixed,
+    export_small,
+    export_without_recipe,
+    remove_checksums,
+)
 from tests.small_models import Small, images, vectors
 
 #: The processes and the exported programs that they share are made once.
@@ -38,7 +48,7 @@ def _name(recipe: Any) -> str:
 
 @pytest.mark.parametrize("recipe", [INT8, A16W8, VGF_INT8], ids=_name)
 def test_integers_are_those_of_the_reference_model(recipe: ArmRecipeType) -> None:
-    result = small(recipe, quantized_io=True)
+    result = export_small(recipe, quantized_io=True)
     program = load(result.buffer)
     (source,), (sink,) = program.inputs, program.outputs
     assert isinstance(source, TensorInfo)
@@ -54,7 +64,7 @@ def test_integers_are_those_of_the_reference_model(recipe: ArmRecipeType) -> Non
 
 @pytest.mark.parametrize("recipe", [FP, VGF_FP], ids=_name)
 def test_real_numbers_are_those_of_the_reference_model(recipe: ArmRecipeType) -> None:
-    result = small(recipe)
+    result = export_small(recipe)
     for (x,) in images(4):
         (loaded,) = load(result.buffer).execute(x)
         (expected,) = reference.run(result.report.delegates[0].tosa, [x.numpy()])
@@ -67,7 +77,10 @@ def test_real_numbers_are_those_of_the_reference_model(recipe: ArmRecipeType) ->
 @pytest.mark.parametrize("recipe", [INT8, A16W8, VGF_INT8], ids=_name)
 def test_the_boundary_quantizes_as_pytorch_does(recipe: ArmRecipeType) -> None:
     # With improvements, results become real numbers from int16.
-    program, inner = load(small(recipe, algorithms=False).buffer), small(recipe, quantized_io=True, algorithms=False)
+    program, inner = (
+        load(export_small(recipe, algorithms=False).buffer),
+        export_small(recipe, quantized_io=True, algorithms=False),
+    )
     (source,), (sink,) = inner.inputs, inner.outputs
     q, dq = torch.ops.quantized_decomposed.quantize_per_tensor, torch.ops.quantized_decomposed.dequantize_per_tensor
     for (x,) in images(8):
@@ -82,7 +95,7 @@ def test_the_boundary_quantizes_as_pytorch_does(recipe: ArmRecipeType) -> None:
 
 @pytest.mark.parametrize("recipe", [FP, VGF_FP], ids=_name)
 def test_all_kinds_of_tensors(recipe: ArmRecipeType) -> None:
-    result = mixed(recipe)
+    result = export_mixed(recipe)
     assert len(result.report.delegates) == 1
     assert result.report.cpu_operators == ()
     program = load(result.buffer)
@@ -99,7 +112,7 @@ def test_all_kinds_of_tensors(recipe: ArmRecipeType) -> None:
 
 @pytest.mark.parametrize("recipe", [FP, VGF_INT8], ids=_name)
 def test_tensors_may_lie_in_any_order(recipe: ArmRecipeType) -> None:
-    program = load(small(recipe).buffer)
+    program = load(export_small(recipe).buffer)
     (x,) = images(1)[0]
     (expected,) = program.execute(x)
     wide = torch.zeros(1, 3, 8, 16)
@@ -124,7 +137,7 @@ def test_a_channels_last_program(recipe: ArmRecipeType) -> None:
 
 
 def test_inputs_are_not_written_and_outputs_are_kept() -> None:
-    program = load(small(FP).buffer)
+    program = load(export_small(FP).buffer)
     (x,), (y,) = images(2)
     before = x.clone()
     (first,) = program.execute(x)
@@ -150,7 +163,7 @@ def test_tensors_without_elements() -> None:
 
 
 def test_operators_between_delegates() -> None:
-    program = load(methods())
+    program = load(export_methods())
     assert len(program.content.methods["between"].delegates) == 2
     model = Between().eval()
     for (x,) in vectors(4):
@@ -164,7 +177,7 @@ def test_every_method_of_every_program_keeps_its_own_state() -> None:
     """ExecuTorch's runtime puts the methods of a loaded program into one memory, one over the other."""
     (x,) = vectors(1)[0]
     base = Counting().layer(x)
-    programs = [load(methods()), load(methods())]
+    programs = [load(export_methods()), load(export_methods())]
     counts = {(index, method): 0 for index in range(2) for method in ("first", "second")}
     order = [(0, "first"), (0, "second"), (1, "first"), (0, "first"), (1, "second"), (0, "first"), (0, "second")]
     for index, method in order:
@@ -209,7 +222,10 @@ def test_methods_that_share_a_buffer_see_each_others_writes() -> None:
 
 @pytest.mark.parametrize("recipe", [INT8, VGF_INT8, U55], ids=_name)
 def test_a_program_of_executorchs_own_export(recipe: ArmRecipeType) -> None:
-    program, ours = load(plain(recipe)), load(small(recipe, algorithms=False).buffer)  # these are of our own stage
+    program, ours = (
+        load(export_without_recipe(recipe)),
+        load(export_small(recipe, algorithms=False).buffer),
+    )  # these are of our own stage
     assert program.content.named_data == {}
     assert [value.name for value in (*program.inputs, *program.outputs)] == ["input0", "output0"]
     assert [str(value) for value in program.inputs] == [str(value) for value in ours.inputs]
@@ -219,8 +235,8 @@ def test_a_program_of_executorchs_own_export(recipe: ArmRecipeType) -> None:
 
 @pytest.mark.parametrize("recipe", [INT8, VGF_INT8, U55], ids=_name)
 def test_executorchs_runtime_itself_runs_it_after_install(recipe: ArmRecipeType) -> None:
-    plugin.install()
-    buffer = small(recipe).buffer
+    plugin.register_backends()
+    buffer = export_small(recipe).buffer
     (x,) = images(1)[0]
     method = Runtime.get().load_program(buffer).load_method("forward")
     for _ in range(3):
@@ -231,7 +247,7 @@ def test_executorchs_runtime_itself_runs_it_after_install(recipe: ArmRecipeType)
 def test_what_may_crash_this_process_is_tried_in_another_if_it_has_no_checksum(
     recipe: ArmRecipeType, trials: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = untracked(small(recipe).buffer)
+    program = remove_checksums(export_small(recipe).buffer)
     tried: list[tuple[str, int]] = []
     trial = delegates._run_in_sandbox
 
@@ -242,7 +258,7 @@ def test_what_may_crash_this_process_is_tried_in_another_if_it_has_no_checksum(
     monkeypatch.setattr(delegates, "_run_in_sandbox", recorded)
     loaded = load(program)
     for (x,) in images(2):
-        assert torch.equal(loaded.execute(x)[0], load(small(recipe).buffer).execute(x)[0])
+        assert torch.equal(loaded.execute(x)[0], load(export_small(recipe).buffer).execute(x)[0])
     (delegate,) = loaded.content.methods["forward"].delegates
     assert tried == [(delegate.backend, len(delegate.data))] * trials
 
@@ -251,7 +267,7 @@ def test_what_may_crash_this_process_is_tried_in_another_if_it_has_no_checksum(
 
 
 def test_sources(tmp_path: Path) -> None:
-    buffer = small(FP).buffer
+    buffer = export_small(FP).buffer
     path = tmp_path / "small.pte"
     path.write_bytes(buffer)
     (x,) = images(1)[0]
@@ -266,15 +282,15 @@ def test_sources(tmp_path: Path) -> None:
 
 
 def test_a_program_does_not_change_with_its_source() -> None:
-    buffer = bytearray(small(FP).buffer)
+    buffer = bytearray(export_small(FP).buffer)
     program = load(buffer)  # type: ignore[arg-type]
     (x,) = images(1)[0]
     buffer[:] = bytes(len(buffer))
-    assert torch.equal(program.execute(x)[0], load(small(FP).buffer).execute(x)[0])
+    assert torch.equal(program.execute(x)[0], load(export_small(FP).buffer).execute(x)[0])
 
 
 def test_batches() -> None:
-    program = load(small(FP).buffer)
+    program = load(export_small(FP).buffer)
     samples = images(3)
     expected = [program.run(*sample) for sample in samples]
     for form in (samples, [list(sample) for sample in samples], [x for (x,) in samples], iter(samples)):
@@ -290,7 +306,7 @@ def test_batches() -> None:
 
 
 def test_inputs_by_name() -> None:
-    program = load(mixed(FP).buffer)
+    program = load(export_mixed(FP).buffer)
     x, scale, count, mask = MIXED
     expected = program.execute(*MIXED)
     by_name: list[Any] = [
@@ -312,15 +328,15 @@ def test_inputs_by_name() -> None:
 
 def test_via_tosa() -> None:
     (x,) = images(1)[0]
-    program = load(small(INT8).buffer)
+    program = load(export_small(INT8).buffer)
     assert program.has_reference
     assert torch.equal(program.execute(x, backend="tosa")[0], program.execute(x)[0])
     with pytest.raises(ValueError, match="backend='npu': unknown backend; give backend='tosa'"):
         program.execute(x, backend="npu")  # type: ignore[arg-type]
-    for run in (program.run, program.execute, small(INT8).run):
+    for run in (program.run, program.execute, export_small(INT8).run):
         with pytest.raises(TypeError, match=r"run\(\) has no argument 'via'; did you mean 'backend'\?"):
             run(x, via="tosa")
-    program = load(small(VGF_INT8).buffer)
+    program = load(export_small(VGF_INT8).buffer)
     assert not program.has_reference
     with pytest.raises(
         RunError, match=r"backend='tosa' needs the TOSA graphs of this program.*save\('model.pte', reference="
@@ -329,14 +345,14 @@ def test_via_tosa() -> None:
 
 
 def test_repr_and_signature() -> None:
-    program = load(mixed(FP).buffer)
+    program = load(export_mixed(FP).buffer)
     assert repr(program).startswith("<Program (x: float32[2, 3], scale: float32[], count: int32[4], mask: bool[2, 3])")
     assert program.methods == ("forward",)
     assert program.signature("forward").inputs == program.inputs
     with pytest.raises(ValueError, match="no method 'backward'; the program has: forward"):
         program.signature("backward")
     with pytest.raises(ValueError, match="no method 'forward'; the program has: between, first, second"):
-        load(methods()).execute(torch.ones(1, 8))
+        load(export_methods()).execute(torch.ones(1, 8))
 
 
 @pytest.mark.parametrize(
@@ -357,17 +373,17 @@ def test_repr_and_signature() -> None:
 )
 def test_wrong_inputs(tensors: tuple[Any, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        load(mixed(FP).buffer).execute(*tensors)
+        load(export_mixed(FP).buffer).execute(*tensors)
 
 
 def test_real_numbers_for_a_quantized_input() -> None:
     with pytest.raises(ValueError, match=r"got float32\[1, 3, 8, 8\]; quantize floats with inputs\[0\]\.quantiz"):
-        load(small(INT8, quantized_io=True).buffer).execute(images(1)[0][0])
+        load(export_small(INT8, quantized_io=True).buffer).execute(images(1)[0][0])
 
 
 def test_a_damaged_delegate_leaves_the_program_usable(monkeypatch: pytest.MonkeyPatch) -> None:
     """What failed while a method was loaded is tried again at the next run."""
-    program = load(small(FP).buffer)
+    program = load(export_small(FP).buffer)
     (x,) = images(1)[0]
     with monkeypatch.context() as patch:
         patch.setattr(delegates, "create_delegate", _refuse)

@@ -21,7 +21,7 @@ from executorch.exir.tensor import get_scalar_type, scalar_type_table
 from arm_recipes.runtime import pte, pte_schema
 from arm_recipes.runtime.pte import ProgramError, PteProgram, PteTensor, read_program
 from tests.runtime.pte_programs import CONSTANTS, NAMES, program
-from tests.runtime.schemas import agree
+from tests.runtime.schemas import assert_fields_match
 
 #: Calls of functions in the longest read of a small damaged program.
 _CALLS = 100_000
@@ -135,17 +135,17 @@ def _calls(data: bytes | memoryview) -> int:
 
 def test_field_numbers_are_those_of_the_schema() -> None:
     text = (files("executorch.exir._serialize") / "program.fbs").read_text()
-    agree(pte_schema, text, fields_of={"Scalar": ("Int", "Bool", "Double", "String")})
+    assert_fields_match(pte_schema, text, fields_of={"Scalar": ("Int", "Bool", "Double", "String")})
     assert f'file_identifier "{pte._MAGIC.decode()}"' in text
     union = re.search(r"union KernelTypes \{([^}]*)\}", text)
     assert union is not None
-    assert ["NONE", *re.findall(r"\w+", union[1])] == list(pte_schema.KINDS)
-    assert (pte_schema.INLINE, pte_schema.SEGMENT) == (DataLocation.INLINE, DataLocation.SEGMENT)
+    assert ["NONE", *re.findall(r"\w+", union[1])] == list(pte_schema.VALUE_KINDS)
+    assert (pte_schema.INLINE_LOCATION, pte_schema.SEGMENT_LOCATION) == (DataLocation.INLINE, DataLocation.SEGMENT)
 
 
 def test_dtypes_are_those_of_executorch() -> None:
-    assert set(pte_schema.DTYPES) == {int(member) for member in ScalarType}
-    for number, name in pte_schema.DTYPES.items():
+    assert set(pte_schema.DTYPE_NAMES) == {int(member) for member in ScalarType}
+    for number, name in pte_schema.DTYPE_NAMES.items():
         dtype = getattr(torch, name)
         if ScalarType(number) in scalar_type_table.values():
             assert scalar_type_table[dtype] == number

@@ -18,7 +18,7 @@ from arm_backend_core.tosa.passes.branches import outline_control_flow
 from arm_backend_core.tosa.serialize import serialize
 from arm_recipes.runtime.errors import PayloadError
 from arm_recipes.runtime.tosa_deserialize import deserialize
-from tests.graphs import graph
+from tests.graphs import build_graph
 from tests.runtime.schemas import tables
 from tests.tosa.random_operators import draw_operators
 
@@ -83,7 +83,7 @@ def test_constants_of_every_type(dtype: DType) -> None:
 def _unversioned(whole: Graph) -> Graph:
     """Through the flatbuffer, of types that no record has for the operator."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("arm_backend_core.tosa.serialize._version", lambda graph: (1, 1))
+        patch.setattr("arm_backend_core.tosa.serialize._required_version", lambda graph: (1, 1))
         return deserialize(serialize(whole))
 
 
@@ -92,7 +92,7 @@ def _branches() -> Graph:
         chosen: Value = b.select(condition, b.add(x, b.const([[3]], DType.INT32)), b.sub(x, b.unary("CLZ", x)))
         return chosen
 
-    written = graph(body, ((1, 1), DType.BOOL), ((2, 3), DType.INT32), target=_CONTROL)
+    written = build_graph(body, ((1, 1), DType.BOOL), ((2, 3), DType.INT32), target=_CONTROL)
     outline_control_flow(written, _CONTROL)
     assert written.ops[0].kind == "COND_IF"
     return written
@@ -101,8 +101,8 @@ def _branches() -> Graph:
 def test_branches_are_read_with_their_graphs() -> None:
     written = serialize(_branches())
     read = deserialize(written)
-    assert [[op.kind for op in inner.ops] for inner in read.ops[0].graphs] == [["ADD"], ["CLZ", "SUB"]]
-    assert [value.name for value in read.ops[0].graphs[0].inputs] == ["x0"]
+    assert [[op.kind for op in inner.ops] for inner in read.ops[0].regions] == [["ADD"], ["CLZ", "SUB"]]
+    assert [value.name for value in read.ops[0].regions[0].inputs] == ["x0"]
     assert serialize(read) == written
 
 
@@ -112,7 +112,7 @@ def test_branches_are_read_with_their_graphs() -> None:
         (lambda op: op.inputs.__setitem__(0, op.inputs[1]), "its condition is .*, not one boolean"),
         (lambda op: op.inputs.append(op.inputs[1]), "its nested graph has"),
         (lambda op: setattr(op.output, "shape", (3, 3)), "its nested graph has"),
-        (lambda op: op.graphs[1].outputs.append(op.graphs[1].outputs[0]), "its nested graph has"),
+        (lambda op: op.regions[1].outputs.append(op.regions[1].outputs[0]), "its nested graph has"),
     ],
 )
 def test_a_branch_is_of_the_operators_shapes_and_types(change: Any, message: str) -> None:

@@ -20,7 +20,7 @@ from arm_recipes.runtime.errors import PayloadError, RunError
 from arm_recipes.runtime.ethosu import EthosUDelegate
 from arm_recipes.runtime.ethosu_payload import read_parts
 from arm_recipes.runtime.trace import TracedOperation
-from tests.runtime.host_programs import Between, small
+from tests.runtime.host_programs import Between, export_small
 from tests.small_models import images, vectors
 
 #: The exported programs that they share are made once in a process.
@@ -186,12 +186,12 @@ def test_delegates_in_the_order_in_which_they_run() -> None:
 
 
 def test_programs_for_others_have_no_operations() -> None:
-    assert list(small(ArmRecipeType.TOSA_INT8).trace(*images(1)[0])) == []
+    assert list(export_small(ArmRecipeType.TOSA_INT8).trace(*images(1)[0])) == []
 
 
 def test_arguments_are_those_of_run() -> None:
     with pytest.raises(ValueError, match="no method 'backward'"):
-        list(load(small(NPUS[0]).buffer).trace(method="backward"))
+        list(load(export_small(NPUS[0]).buffer).trace(method="backward"))
 
 
 def test_tracing_leaves_runs_as_they_are() -> None:

@@ -27,17 +27,17 @@ from arm_recipes.runtime.pte import ProgramError
 from arm_recipes.runtime.tensor_info import TensorInfo
 from arm_recipes.runtime.vela_tflite import read_vela_tflite
 from tests.accelerators import ACCELERATORS
-from tests.graphs import program
+from tests.graphs import build_flatbuffer
 from tests.runtime.ethosu_emulator import Payload, read_payload
 from tests.runtime.npu_streams import Commands
 from tests.runtime.tflite_models import (
     ETHOS_U_OPTIONS,
     TfliteOperator,
     TfliteTensor,
-    around,
     convolution_constants,
     convolutions,
     tflite_model,
+    wrap_command_stream,
 )
 from tests.runtime.vela_programs import copies
 from tests.tflite.vela import compile_tflite
@@ -53,7 +53,7 @@ def _convolution(b: Builder, x: Value, y: Value) -> Value:
 
 @cache
 def _flatbuffer() -> bytes:
-    return program(_convolution, (_SHAPES[0], DType.INT8), (_SHAPES[1], DType.INT8))
+    return build_flatbuffer(_convolution, (_SHAPES[0], DType.INT8), (_SHAPES[1], DType.INT8))
 
 
 @cache
@@ -73,7 +73,7 @@ def _outputs() -> tuple[TfliteTensor, ...]:
 def _model(accelerator: str = "ethos-u55-128", **options: Any) -> bytes:
     if "u65" in accelerator:  # its default memory mode has fast scratch
         options = {"fast_scratch": 1 << 20} | options
-    return around(_payload(accelerator), _inputs(), _outputs(), **options)
+    return wrap_command_stream(_payload(accelerator), _inputs(), _outputs(), **options)
 
 
 def _arrays(seed: int = 0) -> list[np.ndarray[Any, Any]]:
@@ -100,14 +100,14 @@ def test_it_runs_as_its_graph_does(accelerator: str) -> None:
 def test_what_is_told_of_it() -> None:
     data, payload = _model(), _payload("ethos-u55-128")
     model = read_vela_tflite(data)
-    assert (model.description, model.operators, model.arena_bytes) == ("made for a test", (), payload.scratch)
+    assert (model.description, model.cpu_operators, model.arena_bytes) == ("made for a test", (), payload.scratch)
     assert [str(info) for info in (*model.inputs, *model.outputs)] == [
         "int8[1, 5, 6, 2] scale=0.5 zero_point=3",
         "int8[1, 5, 6, 3] scale=0.25 zero_point=-7",
         "int8[1, 5, 6, 3] scale=0.125 zero_point=-128",
     ]
     assert [info.name for info in model.inputs] == ["image", "offset"]
-    (operator,) = model.npu
+    (operator,) = model.npu_operators
     told = operator.parts.payload
     assert (told.product, told.macs, told.stream) == (55, 128, "COP1")
     assert (told.command_bytes, told.weight_bytes) == (len(payload.commands), len(payload.weights))
@@ -155,13 +155,13 @@ def test_fast_scratch_is_a_memory_of_its_own() -> None:
     inputs, outputs = [TfliteTensor("x", "int8", _WIDE, 1.0)], [TfliteTensor("y", "int8", _WIDE, 1.0)]
     x = np.random.default_rng(0).integers(-128, 128, _WIDE).astype(np.int8)
     (expected,) = reference.run(_wide_flatbuffer(), [x])
-    loaded = VelaProgram(around(payload, inputs, outputs, fast_scratch=1 << 20))
+    loaded = VelaProgram(wrap_command_stream(payload, inputs, outputs, fast_scratch=1 << 20))
     assert np.array_equal(loaded.run_arrays([x])[0], expected)
     assert loaded.run_checked([x]).peak[2] > 0
     with pytest.raises(
         PayloadError, match="for Ethos-U65-256 is damaged, or uses a feature that the emulator does not support"
     ):
-        VelaProgram(around(payload, inputs, outputs, fast_scratch=16))
+        VelaProgram(wrap_command_stream(payload, inputs, outputs, fast_scratch=16))
 
 
 def test_fast_scratch_that_is_scratch() -> None:
@@ -169,9 +169,9 @@ def test_fast_scratch_that_is_scratch() -> None:
     payload = copies("ethos-u65-256", region=2)
     tensors = [TfliteTensor(name, "int8", (16,), 1.0) for name in "xy"]
     x = np.arange(16, dtype=np.int8)
-    one = VelaProgram(around(payload, tensors[:1], tensors[1:]))
+    one = VelaProgram(wrap_command_stream(payload, tensors[:1], tensors[1:]))
     assert np.array_equal(one.run_arrays([x])[0], x)
-    two = VelaProgram(around(payload, tensors[:1], tensors[1:], fast_scratch=64))
+    two = VelaProgram(wrap_command_stream(payload, tensors[:1], tensors[1:], fast_scratch=64))
     assert not two.run_arrays([x])[0].any()
     with pytest.raises(
         RunError, match="regions 1 and 2, which are the same memory: the access checker does not support that"
@@ -192,7 +192,7 @@ def _wide_body(b: Builder, x: Value) -> Value:
 
 @cache
 def _wide_flatbuffer() -> bytes:
-    return program(_wide_body, (_WIDE, DType.INT8))
+    return build_flatbuffer(_wide_body, (_WIDE, DType.INT8))
 
 
 @cache

@@ -11,8 +11,8 @@ from arm_recipes import ArmRecipeType, RuntimeUnavailable
 from arm_recipes.runtime import vulkan as product
 from tests.runtime import host_children
 from tests.runtime.building import require, run
-from tests.runtime.host_children import in_child
-from tests.runtime.host_programs import small, unsealed, untracked
+from tests.runtime.host_children import run_in_child
+from tests.runtime.host_programs import export_small, remove_checksums, remove_file_checksum
 from tests.small_models import images
 
 #: The processes and the exported programs that they share are made once.
@@ -68,14 +68,14 @@ def _fake(folder: Path, *, version: tuple[int, int] = (1, 4), instance: int = 0,
 
 def test_it_is_found() -> None:
     (x,) = images(1)[0]
-    (here,) = in_child(host_children.run, small(VGF).buffer, x)
-    (reference,) = in_child(host_children.run, small(TOSA).buffer, x)
+    (here,) = run_in_child(host_children.run, export_small(VGF).buffer, x)
+    (reference,) = run_in_child(host_children.run, export_small(TOSA).buffer, x)
     assert np.array_equal(here, reference)
 
 
 def test_settings_of_the_user_are_kept() -> None:
     present = {"VK_LAYER_PATH": "/mine", "VK_INSTANCE_LAYERS": None}
-    _, emulated, after = in_child(host_children.vulkan, environment=present)
+    _, emulated, after = run_in_child(host_children.find_vulkan_loader, environment=present)
     if emulated:
         assert str(after["VK_LAYER_PATH"]).endswith(":/mine")
         assert after["VK_INSTANCE_LAYERS"] == "VK_LAYER_ML_Graph_Emulation:VK_LAYER_ML_Tensor_Emulation"
@@ -86,14 +86,16 @@ def test_no_loader() -> None:
         RuntimeUnavailable,
         match=r"'forward' cannot be run: There is no usable Vulkan loader: /nowhere/libvulkan.so: .*" + ADVICE,
     ):
-        in_child(host_children.run, small(VGF).buffer, *images(1)[0], environment={LOADER: "/nowhere/libvulkan.so"})
+        run_in_child(
+            host_children.run, export_small(VGF).buffer, *images(1)[0], environment={LOADER: "/nowhere/libvulkan.so"}
+        )
 
 
 @pytest.mark.parametrize(("version", "text"), [((1, 3), "1.3.0"), ((0, 9), "0.9.0"), ((1, 0), "1.0.0")])
 def test_an_old_loader(version: tuple[int, int], text: str, tmp_path: Path) -> None:
     old = _fake(tmp_path, version=version)
     with pytest.raises(RuntimeUnavailable, match=rf"no usable Vulkan loader: {old} has version {text}\. .*{ADVICE}"):
-        in_child(host_children.vulkan, environment={LOADER: old})
+        run_in_child(host_children.find_vulkan_loader, environment={LOADER: old})
 
 
 def test_a_library_that_is_no_loader(tmp_path: Path) -> None:
@@ -101,33 +103,37 @@ def test_a_library_that_is_no_loader(tmp_path: Path) -> None:
     library = tmp_path / "none.so"
     run([require("g++", "g++"), "-shared", "-fPIC", str(tmp_path / "none.cpp"), "-o", str(library)])
     with pytest.raises(RuntimeUnavailable, match=rf"no usable Vulkan loader: {library} has version 1.0.0\. .*{ADVICE}"):
-        in_child(host_children.vulkan, environment={LOADER: str(library)})
+        run_in_child(host_children.find_vulkan_loader, environment={LOADER: str(library)})
 
 
 def test_the_next_loader_is_taken_where_the_first_is_too_old(tmp_path: Path) -> None:
     (x,) = images(1)[0]
-    good, _, _ = in_child(host_children.vulkan)
+    good, _, _ = run_in_child(host_children.find_vulkan_loader)
     loaders = ["/nowhere/libvulkan.so", _fake(tmp_path, version=(1, 3)), good]
-    chosen, (output,) = in_child(host_children.run_with_loaders, loaders, small(VGF).buffer, x)
+    chosen, (output,) = run_in_child(host_children.run_with_loaders, loaders, export_small(VGF).buffer, x)
     assert chosen == good
-    assert np.array_equal(output, in_child(host_children.run, small(TOSA).buffer, x)[0])
+    assert np.array_equal(output, run_in_child(host_children.run, export_small(TOSA).buffer, x)[0])
 
 
 @pytest.mark.parametrize("instance", [0, -9])
 def test_a_loader_without_driver(instance: int, tmp_path: Path) -> None:
     loader = _fake(tmp_path, instance=instance)
     with pytest.raises(RuntimeUnavailable, match=rf"The Vulkan loader '{loader}' finds no driver\. .*{ADVICE}"):
-        in_child(host_children.vulkan, environment={LOADER: loader})
+        run_in_child(host_children.find_vulkan_loader, environment={LOADER: loader})
 
 
 def test_a_driver_that_has_the_extensions_is_taken(tmp_path: Path) -> None:
     loader = _fake(tmp_path, devices=3, arm=2)
     before = {"VK_LAYER_PATH": None, "VK_INSTANCE_LAYERS": "mine", "VK_DRIVER_FILES": None}
-    assert in_child(host_children.vulkan, environment={LOADER: loader, **before}) == (loader, False, before)
+    assert run_in_child(host_children.find_vulkan_loader, environment={LOADER: loader, **before}) == (
+        loader,
+        False,
+        before,
+    )
     with pytest.raises(RuntimeUnavailable, match="has Arm's ML extensions, and the emulation layer is not installed"):
         # Half of the extensions are none.
-        in_child(
-            host_children.vulkan,
+        run_in_child(
+            host_children.find_vulkan_loader,
             environment={LOADER: _fake(tmp_path, devices=3, arm=1)},
             without=["emulation_layer.cli"],
         )
@@ -136,10 +142,10 @@ def test_a_driver_that_has_the_extensions_is_taken(tmp_path: Path) -> None:
 def test_no_driver_and_what_still_runs() -> None:
     """The first failure decides for the process, and TOSA programs do not care."""
     (x,) = images(1)[0]
-    said, (output,) = in_child(
+    said, (output,) = run_in_child(
         host_children.run_after_failure,
-        small(VGF).buffer,
-        small(TOSA).buffer,
+        export_small(VGF).buffer,
+        export_small(TOSA).buffer,
         x,
         environment={"VK_DRIVER_FILES": "/nowhere/icd.json"},
     )
@@ -153,9 +159,9 @@ def test_no_driver_and_what_still_runs() -> None:
 def test_no_driver_for_a_payload_without_a_checksum() -> None:
     """It is tried in another process, which finds out what is missing."""
     with pytest.raises(RuntimeUnavailable, match=f"finds no driver.*{ADVICE}"):
-        in_child(
+        run_in_child(
             host_children.run,
-            untracked(small(VGF).buffer),
+            remove_checksums(export_small(VGF).buffer),
             *images(1)[0],
             environment={"VK_DRIVER_FILES": "/nowhere/icd.json"},
         )
@@ -163,9 +169,9 @@ def test_no_driver_for_a_payload_without_a_checksum() -> None:
 
 def test_no_emulation_layer(tmp_path: Path) -> None:
     with pytest.raises(RuntimeUnavailable, match=r"pip install 'arm-recipes\[vgf\]'"):
-        in_child(host_children.run, small(VGF).buffer, *images(1)[0], without=["emulation_layer.cli"])
+        run_in_child(host_children.run, export_small(VGF).buffer, *images(1)[0], without=["emulation_layer.cli"])
     with pytest.raises(RuntimeUnavailable, match=r"is installed without 'libVkLayer_Tensor\.so': install it again"):
-        in_child(host_children.run_without_layer_library, str(tmp_path), small(VGF).buffer, *images(1)[0])
+        run_in_child(host_children.run_without_layer_library, str(tmp_path), export_small(VGF).buffer, *images(1)[0])
 
 
 def test_no_scenario_runner() -> None:
@@ -173,18 +179,18 @@ def test_no_scenario_runner() -> None:
         RuntimeUnavailable,
         match=r"needs the package ai-ml-sdk-scenario-runner: .*scenario_runner_py.*pip install 'arm-recipes\[vgf\]'",
     ):
-        in_child(host_children.run, small(VGF).buffer, *images(1)[0], without=["scenario_runner_py"])
+        run_in_child(host_children.run, export_small(VGF).buffer, *images(1)[0], without=["scenario_runner_py"])
 
 
 def test_the_loader_of_the_environment_is_taken() -> None:
-    good, emulated, _ = in_child(host_children.vulkan)
-    assert in_child(host_children.vulkan, environment={LOADER: good})[:2] == (good, emulated)
+    good, emulated, _ = run_in_child(host_children.find_vulkan_loader)
+    assert run_in_child(host_children.find_vulkan_loader, environment={LOADER: good})[:2] == (good, emulated)
 
 
 def test_unsealed_programs_need_no_trial_on_vulkan() -> None:
     """Their payloads have checksums."""
     (x,) = images(1)[0]
     assert np.array_equal(
-        in_child(host_children.run, unsealed(small(VGF).buffer), x)[0],
-        in_child(host_children.run, small(TOSA).buffer, x)[0],
+        run_in_child(host_children.run, remove_file_checksum(export_small(VGF).buffer), x)[0],
+        run_in_child(host_children.run, export_small(TOSA).buffer, x)[0],
     )

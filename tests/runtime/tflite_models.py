@@ -1,4 +1,4 @@
-"""TFLite models, written with the classes of the schema that Vela has."""
+"""TFLite models for tests, written with Vela's classes of the TFLite schema."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ethosu.vela.tflite.TensorType import TensorType
 
 from tests.runtime.ethosu_emulator import Payload
 
-#: Custom options of an ``ethos-u`` operator: the number 1.
+#: Custom options of an ``ethos-u`` operator: the integer 1.
 ETHOS_U_OPTIONS = b"\x01\x04\x01"
 _TYPES = {
     "int8": TensorType.INT8,
@@ -45,10 +45,10 @@ class TfliteTensor:
     """A tensor.
 
     Attributes:
-        scale: one, or those of the slices along ``axis``, which share their zero point.
-        data: its constants.
-        offset: its place in the arena.
-        is_variable: it keeps its value from one run to the next.
+        scale: one scale, or one per slice along ``axis``; all slices have the same zero point.
+        data: bytes of a constant.
+        offset: offset in the arena; -1 if the runtime chooses it.
+        is_variable: whether the tensor keeps its value from one run to the next.
     """
 
     name: str
@@ -64,13 +64,13 @@ class TfliteTensor:
 
 @dataclass(frozen=True)
 class TfliteOperator:
-    """An operator on tensors by their numbers: a builtin one, or a custom one by its name."""
+    """An operator: a builtin one, or a custom one with a name. Tensors are given by their index."""
 
     code: int | str
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     custom_options: bytes = b""
-    #: Writes the options of a builtin operator, whose type comes with it.
+    #: Type of the options of a builtin operator, and the function that writes them.
     options: tuple[int, Callable[[flatbuffers.Builder], int]] | None = None
     intermediates: tuple[int, ...] = ()
 
@@ -83,7 +83,7 @@ def tflite_model(
     *,
     allocation: bytes | None = None,
 ) -> bytes:
-    """A model with one subgraph; ``allocation`` is the metadata ``OfflineMemoryAllocation``."""
+    """Write a model with one subgraph; ``allocation`` is the metadata ``OfflineMemoryAllocation``."""
     b = flatbuffers.Builder(1024)
     buffers = [b"", *(tensor.data for tensor in tensors if tensor.data)]
     places, used = [], 0
@@ -120,7 +120,7 @@ def tflite_model(
     return bytes(b.Output())
 
 
-def around(
+def wrap_command_stream(
     payload: Payload,
     inputs: Sequence[TfliteTensor],
     outputs: Sequence[TfliteTensor],
@@ -130,7 +130,7 @@ def around(
     allocation: bytes | None = None,
     fast_scratch: int | None = None,
 ) -> bytes:
-    """A model as Vela writes it around a command stream.
+    """Write a model around a command stream, as Vela does.
 
     Args:
         inputs, outputs: get the payload's places.
@@ -157,7 +157,7 @@ def around(
 
 
 def convolution_constants(layers: int, channels: int = 16) -> list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
-    """Weights and biases of ``convolutions``."""
+    """Return weights and biases of ``convolutions``."""
     generator = np.random.default_rng(0)
     return [
         (
@@ -169,7 +169,7 @@ def convolution_constants(layers: int, channels: int = 16) -> list[tuple[np.ndar
 
 
 def convolutions(layers: int, size: int = 12, channels: int = 16) -> bytes:
-    """An int8 network of 3x3 convolutions with padding, as TFLite's converter writes it."""
+    """Write an int8 network of padded 3x3 convolutions, as TFLite's converter does."""
     shape = (1, size, size, channels)
     tensors, operators = [TfliteTensor("x", "int8", shape, 0.05, 3)], []
     for layer, (weights, bias) in enumerate(convolution_constants(layers, channels)):
@@ -188,7 +188,7 @@ def convolutions(layers: int, size: int = 12, channels: int = 16) -> bytes:
 
 
 def depthwise(kernels: Sequence[tuple[int, int]], size: tuple[int, int], channels: int = 16) -> bytes:
-    """An int8 network of depthwise convolutions without padding, one for each kernel, of an image of ``size``."""
+    """Write an int8 network of unpadded depthwise convolutions, one per kernel, for an image of ``size``."""
     generator, (rows, columns) = np.random.default_rng(0), size
     tensors, operators = [TfliteTensor("x", "int8", (1, rows, columns, channels), 0.5)], []
     for layer, (height, width) in enumerate(kernels):
@@ -216,7 +216,7 @@ def _convolution_options(b: flatbuffers.Builder) -> int:
 
 
 def table(b: flatbuffers.Builder, schema: Any, **fields: int) -> int:
-    """A table; what its fields refer to is written."""
+    """Write a flatbuffer table, whose referenced objects are already written."""
     schema.Start(b)
     for name, value in fields.items():
         getattr(schema, f"Add{name}")(b, value)
@@ -257,7 +257,7 @@ def _operator(b: flatbuffers.Builder, operator: TfliteOperator, code: int) -> in
 
 
 def _code(b: flatbuffers.Builder, code: int | str) -> int:
-    """Codes above 127 are in a field of their own."""
+    """Write an operator code; codes above 127 have a separate field."""
     if isinstance(code, str):
         name = b.CreateString(code)
         builtin = BuiltinOperator.CUSTOM

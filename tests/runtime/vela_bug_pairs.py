@@ -1,4 +1,4 @@
-"""Graphs with two bugs of Vela on neighbouring operators: one feeds the other, or both read one tensor."""
+"""Graphs with two Vela bugs at adjacent operators: one reproducer feeds the other, or both read one tensor."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from arm_backend_core.tosa.graph import Graph, Value, prod
 from arm_backend_core.tosa.passes import merge
 from arm_backend_core.tosa.passes.pipeline import finish, run
 from arm_backend_core.tosa.passes.rewrite import rewrite_to_fixpoint
-from tests.graphs import family, graph
+from tests.graphs import build_graph, make_target
 from tests.runtime.vela_bugs import COMPILED_CORRECTLY, REPRODUCERS, Reproducer
 
 
 def draw(seed: int, accelerator: str) -> Reproducer:
-    """Pair number ``seed``, of graphs whose operators the accelerator has; the same one at every call."""
+    """Build pair number ``seed`` from reproducers that the accelerator supports; a seed determines the pair."""
     rng = random.Random(seed)
     known = [row for row in (*REPRODUCERS, *COMPILED_CORRECTLY) if accelerator in row.accelerators]
     while True:
         first, second = rng.choice([row for row in known if accelerator in row.wrong]), rng.choice(known)
         pair = _pair(first, second, rng)
         try:
-            graph(pair.body, *pair.inputs, target=family(accelerator))
-        except Unsupported:  # what fits one to the other is refused
+            build_graph(pair.body, *pair.inputs, target=make_target(accelerator))
+        except Unsupported:  # the accelerator does not support the adapting operators
             continue
         return pair
 
 
 def optimized(pair: Reproducer, target: Target, seed: int) -> Graph:
-    """The graph of a pair behind the passes: of odd ones all of them, else the last, which leave more neighbours be."""
-    written = graph(pair.body, *pair.inputs, target=target)
+    """Run all passes on a pair for odd seeds, else only the last ones, which keep more operators adjacent."""
+    written = build_graph(pair.body, *pair.inputs, target=target)
     written.remove_dead()
     if seed % 2:
         run(written, target)
@@ -44,7 +44,7 @@ def optimized(pair: Reproducer, target: Target, seed: int) -> Graph:
 
 
 def _pair(first: Reproducer, second: Reproducer, rng: random.Random) -> Reproducer:
-    """``second`` with one of its inputs from a result of ``first`` or from one of its inputs."""
+    """Join two graphs: one input of ``second`` becomes a result or an input of ``first``."""
     place, number, shares, both = (
         rng.randrange(len(second.inputs)),
         rng.random(),
@@ -73,7 +73,7 @@ def _results(returned: Value | tuple[Value, ...]) -> tuple[Value, ...]:
 
 
 def _fitted(b: Builder, x: Value, shape: Sequence[int], dtype: DType, rng: random.Random) -> Value:
-    """``x`` as a tensor of another shape and type: a part of it, or several of it, reshaped."""
+    """Adapt ``x`` to another shape and type: slice or repeat it, and reshape it."""
     x = _as(b, x, dtype, rng)
     if x.rank == len(shape) and all(has >= wants for has, wants in zip(x.shape, shape, strict=True)):
         starts = [rng.randint(0, has - wants) for has, wants in zip(x.shape, shape, strict=True)]

@@ -51,7 +51,7 @@ class Reproducer:
 
     Attributes:
         name: the bug's name.
-        body: writes the graph.
+        body: function that builds the graph.
         inputs: shapes and types of the graph's inputs.
         miscompiled: accelerators whose programs are wrong.
         accelerators: accelerators that support all operators of the graph.
@@ -113,7 +113,7 @@ def _minimum(b: Builder, x: Value) -> Value:
 
 
 def _window(b: Builder, x: Value, m: int = 1) -> Value:
-    """A padded depthwise convolution with ``m`` results a channel."""
+    """A padded depthwise convolution with ``m`` results per channel."""
     channels = x.shape[3]
     weight = b.const(np.arange(4 * channels * m).reshape(2, 2, channels, m) - 5, DType.INT8)
     bias = b.const([0] * channels * m, DType.INT32)
@@ -138,7 +138,7 @@ def _sliced_dilated(b: Builder, x: Value) -> Value:
 
 
 def _sliced_and_dilated(b: Builder, x: Value) -> Value:
-    """Two bugs at one operator: a part of an image, with fewer rows and columns than a step between taps."""
+    """One operator with two bugs: it reads a SLICE, and its dilation exceeds the rows and columns of the slice."""
     weight = b.const(np.arange(9 * 2 * 3).reshape(3, 3, 3, 2) - 11, DType.INT8)
     part, bias = b.slice(x, (0, 1, 1, 0), (1, 3, 3, 2)), b.const([5, 6, 7], DType.INT32)
     return b.rescale(b.conv2d(part, weight, bias, pad=(6, 5, 6, 5), dilation=(5, 5)), DType.INT8, 0.01)
@@ -208,7 +208,7 @@ def _reshaped_broadcast(b: Builder, x: Value, y: Value) -> tuple[Value, ...]:
 
 
 def _reshaped_again(b: Builder, x: Value, y: Value) -> tuple[Value, ...]:
-    """The first operand is a RESHAPE, which the other operator reads a RESHAPE of."""
+    """The first operand is the result of a RESHAPE; the other operator reads it through a second RESHAPE."""
     first = b.reshape(b.maximum(x, b.const([5], DType.INT32)), (4, 3, 1, 5))
     return b.maximum(first, y), b.maximum(b.reshape(first, (60,)), b.const([7], DType.INT32))
 
@@ -227,7 +227,7 @@ def _read_halves(b: Builder, x: Value) -> Value:
 
 
 def _read_rescaled(b: Builder, x: Value) -> Value:
-    """Of an input that RESCALE has written."""
+    """Two overlapping parts of a RESCALE's result are added."""
     whole, size = b.rescale(x, DType.INT32, 1.0), x.shape[0] - 1
     return b.add(b.slice(whole, (1,), (size,)), b.slice(whole, (0,), (size,)))
 
@@ -285,7 +285,7 @@ def _sliced_rank(b: Builder, x: Value) -> Value:
 
 
 def _sliced_growth(b: Builder, x: Value) -> Value:
-    """Two halves, stacked."""
+    """The two halves of an image are stacked."""
     halves = [b.slice(x, (0, start, 0, 0), (1, 2, 6, 6)) for start in (2, 0)]
     return b.concat([b.reshape(half, (1, 1, 2, 6, 6)) for half in halves], 1)
 
@@ -314,19 +314,19 @@ def _turned_back_and_returned(b: Builder, x: Value, y: Value) -> tuple[Value, ..
 
 
 def _turned_back_without_ones(b: Builder, x: Value, y: Value) -> tuple[Value, ...]:
-    """Vela counts three dimensions as four, so that it sees no RESHAPE."""
+    """The RESHAPE only removes a dimension of size 1, and Vela treats three dimensions as four."""
     image = _twice(b, x)
     return image, b.matmul(y, b.transpose(b.reshape(image, (9, 4, 16)), (0, 2, 1)))
 
 
 def _turned_back_input(b: Builder, x: Value, y: Value) -> tuple[Value, ...]:
-    """What is returned is an input: an IDENTITY of it, as the last pass writes."""
+    """An output is a graph input, through an IDENTITY as the last passes emit it."""
     product = b.matmul(y, b.reshape(b.transpose(x, (0, 1, 3, 2)), (9, 16, 4)))
     return b.emit("IDENTITY", (x,), x.dtype), product
 
 
 def _turned_back_view(b: Builder, x: Value, y: Value) -> tuple[Value, ...]:
-    """What is returned is another RESHAPE of the same."""
+    """An output is another RESHAPE of the same tensor."""
     rows = _twice(b, x)
     turned = b.transpose(b.reshape(rows, (1, 9, 4, 16)), (0, 1, 3, 2))
     return b.reshape(rows, (24, 24)), b.matmul(y, b.reshape(turned, (9, 16, 4)))
@@ -368,7 +368,7 @@ def _averaged(b: Builder, x: Value) -> Value:
 
 
 def _dilated(b: Builder, x: Value, *, itself: bool) -> Value:
-    """Padded by a PAD or by ``itself``."""
+    """A convolution with dilation; with ``itself`` it pads itself, else a PAD precedes it."""
     weight = b.const(np.arange(6).reshape(1, 1, 2, 3), DType.INT8)
     pad = (0, 0, 3, 3) if itself else (0, 0, 0, 0)
     image = x if itself else b.pad(x, ((0, 0), (0, 0), (3, 3), (0, 0)), 0)
@@ -385,13 +385,13 @@ def _square(b: Builder, x: Value, perms: tuple[int, ...], shape: tuple[int, ...]
 
 
 def _turned_images(b: Builder, x: Value) -> Value:
-    """The second TRANSPOSE's result is read in the shape of its operand."""
+    """The result of the second TRANSPOSE is read in the shape of the TRANSPOSE's operand."""
     turned = b.transpose(b.reshape(b.transpose(x, (1, 0)), (16, 4, 8)), (1, 0, 2))
     return b.rescale(b.reshape(turned, (4, 4, 4, 8)), DType.INT16, 128.0)
 
 
 def _column(b: Builder, x: Value) -> Value:
-    """Several, so that one is written over another in a memory that is large enough for them too."""
+    """Several such reductions, so that one result overwrites another inside the memory."""
     number = np.arange(-128, 128)
     rows = [b.reshape(b.table(x, table), (2, 5)) for table in (number, -1 - number, number // 2, number[::-1] // 3)]
     first, second, third, fourth = (b.rescale(b.reduce("REDUCE_MAX", row, 1), DType.INT32, 1.0) for row in rows)
@@ -482,7 +482,7 @@ def _rescaled_part(b: Builder, x: Value, scale: float) -> Value:
 
 
 def _fine(b: Builder, x: Value) -> Value:
-    """Numbers that a RESCALE takes, of any."""
+    """Shift int32 values right into the range that a RESCALE supports."""
     return b.arithmetic_right_shift(x, b.const(np.full((1,) * x.rank, 12), DType.INT32), round=True)
 
 
@@ -491,56 +491,56 @@ def _rescaled_rows(b: Builder, x: Value) -> Value:
 
 
 def _rescaled_parts(b: Builder, x: Value) -> Value:
-    """Two, of scales that no ADD does."""
+    """Two RESCALEs of parts, whose scales an ADD cannot fuse."""
     first, second = (b.slice(x, (0, 0, 0, start), (1, 3, 4, 5)) for start in (0, 1))
     return b.add(b.rescale(first, DType.INT32, 0.3), b.rescale(second, DType.INT32, 0.7))
 
 
 def _widened_difference(b: Builder, x: Value) -> Value:
-    """Vela merges the RESCALE of the result with the one to int32, and then fuses none into the SUB."""
+    """Vela merges the two RESCALEs after the SUB, and then fuses no RESCALE into the SUB."""
     first, second = (b.slice(x, (0, 0, 0, start), (1, 3, 4, 5)) for start in (0, 1))
     difference = b.sub(b.rescale(first, DType.INT32, 2.0**14), b.rescale(second, DType.INT32, 9000.3))
     return b.rescale(b.rescale(difference, DType.INT16, 2.0**-15), DType.INT32, 1.0)
 
 
 def _reshaped_choice(b: Builder, x: Value) -> Value:
-    """A SELECT and its comparison read a RESHAPE of a RESCALE."""
+    """A SELECT and its comparison read a RESHAPE of a RESCALE's result."""
     rows = b.reshape(b.rescale(x, DType.INT8, 1e-7), (2, 12))
     above = b.compare("GREATER", b.cast(rows, DType.INT32), b.const(np.full((1, 1), 5), DType.INT32))
     return b.select(above, rows, b.const(np.full((1, 1), 7), DType.INT8))
 
 
 def _clipped_sums(b: Builder, x: Value) -> Value:
-    """A convolution's int48 sums, rescaled by 1, which clips."""
+    """int48 sums of a convolution; the RESCALE by 1 clips them to int16."""
     weight = b.const(np.arange(16).reshape(4, 1, 1, 4) * 30 - 100, DType.INT8)
     sums = b.conv2d(x, weight, b.const([5000, 3, 2, 1], DType.INT48), pad=(0, 0, 0, 0))
     return b.rescale(sums, DType.INT16, 1.0)
 
 
 def _long_scale(b: Builder, x: Value) -> Value:
-    """A RESCALE with a multiplier of 31 bits follows."""
+    """A RESCALE with a 31-bit multiplier reads the clipped sums."""
     return b.rescale(_clipped_sums(b, x), DType.INT8, 0.012)
 
 
 def _repeated_ones(b: Builder, x: Value) -> Value:
-    """A RESCALE that one operator reads twice, in a shape without the dimension of size 1."""
+    """One operator reads a RESCALE's result twice, reshaped without the dimension of size 1."""
     rows = b.reshape(b.rescale(x, DType.INT32, 0.5), x.shape[1:])
     return b.minimum(rows, rows)
 
 
 def _shifted_cast(b: Builder, x: Value) -> Value:
-    """From -133 to 122."""
+    """The CAST reads values from -133 to 122, beyond int8."""
     return b.cast(b.rescale(x, DType.INT32, 1.0, 5), DType.INT8)
 
 
 def _shifted_parts(b: Builder, x: Value, y: Value) -> Value:
-    """Two of the same scale, of which an ADD that shifts its operands does neither."""
+    """Two RESCALEs of the same scale 2^19, which Vela's ADD cannot fuse."""
     total = b.add(b.rescale(b.tile(x, (1, 1, 1, 8)), DType.INT32, 2.0**19), b.rescale(y, DType.INT32, 2.0**19))
     return b.rescale(total, DType.INT8, 2.0**-20)
 
 
 def _summed_parts(b: Builder, x: Value) -> Value:
-    """Two, which an ADD reads without their RESCALEs; and one, which a REDUCE_SUM does."""
+    """Not affected: an ADD fuses two RESCALEs by 1, and a REDUCE_SUM fuses one."""
     first, second = (b.slice(x, (0, 0, 0, start), (1, 3, 4, 5)) for start in (0, 1))
     total = b.add(b.rescale(first, DType.INT32, 1.0), b.rescale(second, DType.INT32, 1.0))
     along = b.reduce("REDUCE_SUM", b.rescale(first, DType.INT32, 1.0), 2)
@@ -548,37 +548,37 @@ def _summed_parts(b: Builder, x: Value) -> Value:
 
 
 def _rescaled_for_two(b: Builder, x: Value) -> tuple[Value, ...]:
-    """One RESCALE for an ADD and a REDUCE_SUM."""
+    """An ADD and a REDUCE_SUM read the same RESCALE."""
     part, other = (b.rescale(b.slice(x, (0, 0, 0, i), (1, 3, 4, 5)), DType.INT32, 1.0) for i in (1, 0))
     return b.add(part, other), b.reduce("REDUCE_SUM", part, 2)
 
 
 def _rescaled_beside_result(b: Builder, x: Value, y: Value) -> tuple[Value, ...]:
-    """The ADD's other operand is returned too, so that it is int32."""
+    """The other operand of the ADD is also an output, so that it stays int32."""
     other = b.rescale(y, DType.INT32, 1.0)
     return b.add(_rescaled_part(b, x, 1.0), other), other
 
 
 def _rescaled_beside_rescale(b: Builder, x: Value, y: Value) -> tuple[Value, ...]:
-    """As the next, but the other's RESCALE becomes one with that before it."""
+    """As ``_rescaled_for_arithmetic``, but Vela merges the RESCALE of the other operand with the RESCALE before it."""
     return _rescaled_for_arithmetic(b, x, b.rescale(y, DType.INT8, 1e-7))
 
 
 def _rescaled_join_beside_shared(b: Builder, x: Value, y: Value) -> tuple[Value, ...]:
-    """A MUL could fuse both RESCALEs, but shares one with another MUL, and Vela fuses the other into the CONCAT."""
+    """A MUL could fuse both RESCALEs. It shares one with another MUL, and Vela fuses the other into the CONCAT."""
     shared = b.rescale(b.const(np.arange(5).reshape(1, 1, 1, 5), DType.INT8), DType.INT32, 1.0)
     joined = b.concat([b.slice(x, (0, 0, 0, start), (1, 3, 4, size)) for start, size in ((0, 2), (3, 3))], 3)
     return b.mul(b.rescale(joined, DType.INT32, 1.0), shared), b.mul(_fine(b, y), shared)
 
 
 def _rescaled_for_arithmetic(b: Builder, x: Value, y: Value) -> tuple[Value, ...]:
-    """One RESCALE for two operators on elements."""
+    """Two elementwise operators read the same RESCALE."""
     part, other = _rescaled_part(b, x, 1.0), b.rescale(y, DType.INT32, 1.0)
     return b.add(part, other), b.mul(other, part)
 
 
 def _joined_channel_scales(b: Builder, x: Value, *, wide: bool) -> Value:
-    """Of int8, or of the sums of two convolutions."""
+    """A per-channel RESCALE of a CONCAT of int8 tensors or, with ``wide``, of the int32 sums of two convolutions."""
     parts = [x, x]
     if wide:
         weights = [b.const(np.full((6, 1, 1, 6), weight), DType.INT8) for weight in (2, 3)]
@@ -587,7 +587,7 @@ def _joined_channel_scales(b: Builder, x: Value, *, wide: bool) -> Value:
 
 
 def _for_two_parts(b: Builder, x: Value, scale: float, shape: tuple[int, ...]) -> tuple[Value, ...]:
-    """One RESCALE, of whose rows two parts are read."""
+    """Two operators read overlapping parts of one RESCALE's result."""
     rows, (height, width) = b.reshape(b.rescale(x, DType.INT32, scale), shape), shape[-2:]
     parts = [b.slice(rows, (0,) * (len(shape) - 2) + (i, 0), (*shape[:-2], height - 1, width)) for i in (0, 1)]
     numbers = [b.const(np.full((1,) * len(shape), number), DType.INT32) for number in (7, 9)]
@@ -609,14 +609,14 @@ def _product_rescaled(b: Builder, x: Value, first: float, second: float, dtype: 
 
 
 def _channels_moved(b: Builder, x: Value) -> Value:
-    """Of sums that int8 cannot hold."""
+    """The sums of the convolution exceed int8, so that the first RESCALE clips."""
     weight, bias = b.const(np.full((3, 1, 1, 6), 3), DType.INT8), b.const([0] * 3, DType.INT32)
     wide = b.conv2d(x, weight, bias, pad=(0, 0, 0, 0))
     return b.rescale(b.rescale(wide, DType.INT8, 0.5), DType.INT8, 1.0, 0, 5)
 
 
 def _peaks_apart(b: Builder, x: Value) -> Value:
-    """Windows of a stride over 3 are operations of their own."""
+    """Vela executes each window of a stride over 3 as a separate operation."""
     return b.rescale(b.max_pool2d(x, (4, 4), (4, 4), (0, 0, 0, 0)), DType.INT32, 3.0)
 
 
@@ -625,7 +625,7 @@ def _joined_upsampling(b: Builder, x: Value) -> Value:
 
 
 def _cast_parts(b: Builder, x: Value) -> Value:
-    """One RESCALE, of which two CASTs read a part."""
+    """Two CASTs read the same part of a RESCALE's result."""
     part = b.slice(b.rescale(_fine(b, x), DType.INT8, 1e-4), (0, 1, 0, 0), (1, 2, 4, 6))
     return b.add(b.cast(part, DType.INT32), b.cast(part, DType.INT32))
 
@@ -636,14 +636,14 @@ def _reshaped_casts(b: Builder, x: Value) -> Value:
 
 
 def _reshaped_terms(b: Builder, x: Value) -> tuple[Value, ...]:
-    """One RESCALE, of a RESHAPE of which another reads, which an ADD and a MUL read."""
+    """RESCALE, RESHAPE and another RESCALE, whose result an ADD and a MUL read."""
     rows = b.rescale(b.reshape(b.rescale(_fine(b, x), DType.INT8, 1e-4), (6, 12)), DType.INT32, 1.0)
     number = b.const([[7]], DType.INT32)
     return b.add(rows, rows), b.mul(rows, number)
 
 
 def _shared_product(b: Builder, x: Value, move: Callable[[Builder, Value], Value]) -> tuple[Value, ...]:
-    """One scaled MUL, whose result two others read in another shape."""
+    """Two MULs read the result of a scaled MUL in another shape."""
     product = b.rescale(b.mul(x, b.const(np.full((1,) * x.rank, 3), DType.INT8)), DType.INT8, 0.3)
     term = b.rescale(move(b, product), DType.INT32, 1.0)
     return tuple(b.mul(term, b.const(np.full((1,) * term.rank, number), DType.INT32)) for number in (5, 7))
@@ -659,7 +659,7 @@ def _padded_twice(b: Builder, x: Value) -> Value:
 
 
 def _padded_lookup(b: Builder, x: Value) -> Value:
-    """A TABLE of int8 does no RESCALE."""
+    """Vela cannot fuse the RESCALE into the int8 TABLE before it."""
     found = b.table(x, np.arange(127, -129, -1).astype(np.int8))
     return b.pad(b.rescale(found, DType.INT32, 0.6), ((1, 0), (1, 1), (1, 1), (1, 1)), 0)
 
@@ -670,7 +670,7 @@ def _bits_scaled(b: Builder, x: Value) -> Value:
 
 
 def _zeros_counted(b: Builder, x: Value) -> Value:
-    """Two RESCALEs that become one."""
+    """CLZ reads two RESCALEs that Vela merges."""
     scaled = b.rescale(b.rescale(x, DType.INT16, 128.0), DType.INT32, 1.0)
     return b.emit("CLZ", (scaled,), DType.INT32)
 
@@ -689,7 +689,7 @@ def _peaks_widened(b: Builder, x: Value) -> Value:
 
 
 def _narrowed_cast(b: Builder, x: Value) -> Value:
-    """Sums, of which the CAST keeps the low bits, as it is written for narrow integers."""
+    """The CAST keeps the low 16 bits of int32 values, as lowering emits it for narrow integer types."""
     places = b.const(np.full((1,) * x.rank, 16), DType.INT32)
     low = b.arithmetic_right_shift(b.logical_left_shift(x, places), places, round=True)
     return b.rescale(b.cast(low, DType.INT16), DType.INT8, 1.0, 0, 5)
@@ -701,13 +701,13 @@ def _moved_past_widening(b: Builder, x: Value) -> Value:
 
 
 def _product_turned(b: Builder, x: Value) -> Value:
-    """A TRANSPOSE that moves nothing."""
+    """The TRANSPOSE of the product only moves a dimension of size 1."""
     narrow = b.rescale(b.matmul(x, b.const(np.full((1, 4, 1), 9), DType.INT8)), DType.INT8, 1.0)
     return b.rescale(b.transpose(narrow, (0, 2, 1)), DType.INT16, 256.0)
 
 
 def _rescaled_part_again(b: Builder, x: Value) -> Value:
-    """Two RESCALEs that become one."""
+    """Two RESCALEs of a part, which Vela merges."""
     return b.rescale(b.rescale(b.slice(x, (0, 0, 0, 1), (1, 3, 4, 5)), DType.INT8, 1.0), DType.INT32, 0.5)
 
 
@@ -716,7 +716,7 @@ def _rescaled_join_again(b: Builder, x: Value) -> Value:
 
 
 def _turned_difference(b: Builder, x: Value) -> Value:
-    """A TRANSPOSE that moves nothing."""
+    """The TRANSPOSE of the difference only moves a dimension of size 1."""
     difference = b.sub(b.rescale(x, DType.INT32, 3.0), b.rescale(x, DType.INT32, 1.0))
     return b.rescale(b.transpose(difference, (1, 2, 3, 0)), DType.INT16, 2.0**-6)
 
@@ -727,7 +727,7 @@ def _least_narrowed(b: Builder, x: Value) -> Value:
 
 
 def _summed_after_two(b: Builder, x: Value) -> Value:
-    """Terms of scales 2 and 1, the first by two RESCALEs that become one."""
+    """A sum of terms with scales 2 and 1; Vela merges the two RESCALEs of the first term."""
     double = b.rescale(b.rescale(x, DType.INT16, 2.0), DType.INT32, 1.0)
     return b.rescale(b.add(double, b.rescale(x, DType.INT32, 1.0)), DType.INT8, 0.2)
 
@@ -754,14 +754,14 @@ def _concatenated_again(b: Builder, x: Value) -> Value:
 
 
 def _scaled_join(b: Builder, x: Value, *, last: bool = False) -> Value:
-    """Before a RESHAPE; or of a RESHAPE, as the first operand of another CONCAT."""
+    """A RESCALE of a CONCAT, before a RESHAPE; with ``last``, after a RESHAPE and first in another CONCAT."""
     joined = _twice_over(b, x)
     scaled = b.rescale(b.reshape(joined, (1, 6, 4, 6)) if last else joined, DType.INT8, 0.7)
     return b.concat([scaled, x], 1) if last else b.pad(b.reshape(scaled, (1, 4, 6, 6)), ((0, 0), (1, 0)) * 2, 5)
 
 
 def _joined_scaled(b: Builder, x: Value) -> Value:
-    """A RESCALE that is first in what it writes, and one that the convolution before does."""
+    """Not affected: a RESCALE that is first in the CONCAT, and one that Vela fuses into the convolution before it."""
     return b.concat([b.rescale(_fine(b, b.rescale(x, DType.INT32, 1e4)), DType.INT8, 0.1), _mixed(b, x)], 3)
 
 
@@ -800,13 +800,13 @@ def _pooled(b: Builder, x: Value) -> Value:
 
 
 def _scaled_peaks(b: Builder, x: Value) -> Value:
-    """Past a RESHAPE, by a whole number, with a zero point and a clip behind."""
+    """An integer scale past a RESHAPE, with an output zero point and a CLAMP after it."""
     peaks = b.reshape(b.reduce("REDUCE_MAX", x, 2), (4, 8))
     return b.clamp(b.rescale(peaks, DType.INT8, 2.0, 0, 3), -50, 60)
 
 
 def _scaled_twice(b: Builder, x: Value) -> Value:
-    """Past RESCALEs by 1, which Vela leaves out."""
+    """A RESCALE past a RESCALE by 1, which Vela removes."""
     return b.rescale(b.rescale(_pooled(b, x), DType.INT32, 1.0), DType.INT8, 0.9)
 
 
@@ -819,7 +819,7 @@ def _scaled_clipped(b: Builder, x: Value) -> Value:
 
 
 def _scaled_by_two(b: Builder, x: Value) -> tuple[Value, ...]:
-    """With two readers, so that Vela scales neither with the maximum."""
+    """Not affected: the maximum has two readers, so that Vela fuses neither RESCALE into it."""
     peaks = _pooled(b, x)
     return b.rescale(b.reshape(peaks, (6, 8)), DType.INT8, 0.7), b.rescale(peaks, DType.INT8, 0.6)
 
@@ -1226,7 +1226,7 @@ COMPILED_CORRECTLY = (
 )
 
 
-# -- parts of tensors: operators that may be taken apart -----------------------------------------------------
+# -- parts of tensors: operators that Vela may split -----------------------------------------------------
 
 
 def _convolution(b: Builder, x: Value, **attrs: Any) -> Value:
@@ -1281,7 +1281,7 @@ PARTS = tuple(_BODIES)
 
 
 def part(name: str, axis: int, batches: int) -> Reproducer:
-    """A graph that takes its operator's operand out of a larger tensor and puts its result into one."""
+    """Build a graph whose operator reads a part of a larger tensor, and whose result is a part of another."""
     shape = (batches, 9, 7, 6)
     start = tuple(int(i == axis) for i in range(4))
     whole = tuple(size + 2 * before for size, before in zip(shape, start, strict=True))

@@ -1,4 +1,4 @@
-"""Command streams by hand with their inputs and outputs, for models around them."""
+"""Hand-written command streams with inputs and outputs, for tests that wrap them in models."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.runtime.npu_streams import Commands
 
 
 def copies(npu: str, *, region: int, waits: bool = True) -> Payload:
-    """16 bytes at the begin of ``region`` are copied twice, within scratch the second time: that is the result."""
+    """Copy the first 16 bytes of ``region`` to scratch, then within scratch to the result."""
     commands = Commands(npu)
     commands.copy((region, 0), (SCRATCH, 16), 16, waits=waits)
     commands.copy((SCRATCH, 16), (SCRATCH, 32), 16)

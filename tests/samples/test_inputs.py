@@ -20,7 +20,7 @@ from torchao.quantization import Int8WeightOnlyConfig, quantize_
 from arm_recipes import ArmRecipesWarning, ArmRecipeType, ExportRecipe, Inputs, export, load, prepare_qat
 from arm_recipes.explore.sweep.sweep import capture_model
 from arm_recipes.samples import inputs
-from arm_recipes.samples.sample import InputSignature, fit_batches
+from arm_recipes.samples.sample import InputSignature, rebatch
 
 X = torch.ones(1, 3)
 
@@ -398,23 +398,23 @@ def test_sweeps_and_training_tell_of_batches() -> None:
 
 
 def test_what_all_items_of_a_batch_share_is_kept() -> None:
-    input_signature = InputSignature.of_inputs(Inputs(torch.zeros(2, 3), torch.zeros(3)))
+    input_signature = InputSignature.from_inputs(Inputs(torch.zeros(2, 3), torch.zeros(3)))
     shared = torch.ones(3)
-    found = list(fit_batches([Inputs(torch.arange(15.0).reshape(5, 3), shared)], input_signature))
+    found = list(rebatch([Inputs(torch.arange(15.0).reshape(5, 3), shared)], input_signature))
     assert [sample[0][:, 0].tolist() for sample in found] == [[0, 3], [6, 9], [12, 12]]
     assert all(torch.equal(sample[1], shared) for sample in found)
     unfit = [Inputs(torch.zeros(5, 4), shared)]
-    assert list(fit_batches(unfit, input_signature)) == unfit
+    assert list(rebatch(unfit, input_signature)) == unfit
 
 
 def test_dynamic_shapes_are_refused() -> None:
     shapes = ({0: torch.export.Dim("batch", min=2, max=8)},)
     with pytest.raises(ValueError, match=r"dynamic_shapes=.*Arm targets are compiled for fixed shapes"):
-        inputs.check_static({"forward": nn.ReLU()}, shapes)
+        inputs.reject_dynamic_shapes({"forward": nn.ReLU()}, shapes)
     program = torch.export.export(nn.Linear(3, 2), (torch.ones(2, 3),), dynamic_shapes=shapes)
     with pytest.raises(ValueError, match=r"input 'input' of method 'forward' has the dynamic shape \[s\d+, 3\]"):
-        inputs.check_static({"forward": program}, None)
-    inputs.check_static({"forward": _program()}, None)
+        inputs.reject_dynamic_shapes({"forward": program}, None)
+    inputs.reject_dynamic_shapes({"forward": _program()}, None)
 
 
 def test_training_flags_are_restored_one_by_one() -> None:

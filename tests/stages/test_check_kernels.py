@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from arm_recipes import ArmRecipesWarning, ArmRecipeType, ExportRecipe, RunError, export
 from arm_recipes._internal.messages import NotRunnableError
-from arm_recipes.stages.edge.check_kernels import CheckRunnable, not_runnable
+from arm_recipes.stages.edge.check_kernels import CheckRunnable, find_not_runnable
 from tests.small_models import Small, Sorting, images, vectors
 
 FP, INT8 = ArmRecipeType.TOSA_FP, ArmRecipeType.TOSA_INT8
@@ -101,7 +101,7 @@ def _per_channel(scale_dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
     ],
 )
 def test_kernels_that_would_fail(function: Callable[[Tensor], Tensor], reason: str) -> None:
-    found = not_runnable(_graph(function))
+    found = find_not_runnable(_graph(function))
     assert found
     assert all(operator.reason.startswith(reason) for operator in found), found
 
@@ -120,7 +120,7 @@ def test_kernels_that_would_fail(function: Callable[[Tensor], Tensor], reason: s
     ],
 )
 def test_kernels_that_run(function: Callable[[Tensor], Tensor]) -> None:
-    assert not_runnable(_graph(function)) == ()
+    assert find_not_runnable(_graph(function)) == ()
 
 
 def _graph(function: Callable[[Tensor], Tensor]) -> torch.fx.Graph:

@@ -17,7 +17,7 @@ from arm_backend_core.program import copy_program
 from arm_recipes import ArmRecipeType, ExportResult
 from arm_recipes.runtime.payload_parts import WEIGHTS_PREFIX
 from arm_recipes.stages.edge import equal_rows
-from arm_recipes.stages.edge.equal_rows import arrange_rows
+from arm_recipes.stages.edge.equal_rows import equalize_rows
 
 WIDTH, WIDE = 128, 640
 LINEAR = torch.ops.aten.linear.default
@@ -65,7 +65,7 @@ def _rows(programs: Mapping[str, ExportedProgram]) -> dict[str, list[int]]:
 def test_every_group_has_sixteen_rows_and_the_numbers_of_the_whole() -> None:
     before = _exported().exported_programs
     programs = {method: copy_program(program) for method, program in before.items()}
-    arrange_rows(programs, _recipe())
+    equalize_rows(programs, _recipe())
     assert _rows(before) == {"many": [16] * 3, "one": [1] * 3}
     assert _rows(programs) == {"many": [16] * 6, "one": [16] * 3}
     pads = programs["one"].graph.find_nodes(op="call_function", target=torch.ops.aten.constant_pad_nd.default)
@@ -99,11 +99,11 @@ def test_what_is_left_as_it_is(change: str, monkeypatch: pytest.MonkeyPatch) -> 
     elif change == "TOSA":
         recipe = ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8)
     elif change == "small weights":
-        monkeypatch.setattr(equal_rows, "_MANY", WIDTH * WIDE + 1)
+        monkeypatch.setattr(equal_rows, "_MIN_WEIGHT_ELEMENTS", WIDTH * WIDE + 1)
     elif change == "one block":
-        monkeypatch.setattr(equal_rows, "_BLOCK", WIDE)
+        monkeypatch.setattr(equal_rows, "_INPUT_CHANNEL_BLOCK", WIDE)
     elif change == "31 rows":
-        monkeypatch.setattr(equal_rows, "_ROWS", {256: 31})
+        monkeypatch.setattr(equal_rows, "_ROWS_PER_GROUP", {256: 31})
     before = _rows(programs)
-    arrange_rows(programs, recipe)
+    equalize_rows(programs, recipe)
     assert _rows(programs) == before

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from arm_backend_core.program import share_memory
-from arm_recipes.stages.capture.shared_memory import find_unshareable_state, unify_buffers
+from arm_recipes.stages.capture.shared_memory import find_unshareable_buffer, unify_buffers
 
 BASE = torch.zeros(4, 6)
 ARRAY = torch.zeros(8).numpy()
@@ -56,4 +56,4 @@ def test_names_are_merged_if_the_buffer_is_written(writes: bool) -> None:
     assert (unified is not program) is writes
     assert list(unified.state_dict) == (["one"] if writes else ["one", "other"])
     assert list(program.state_dict) == ["one", "other"]
-    assert find_unshareable_state({"forward": unified}) is None
+    assert find_unshareable_buffer({"forward": unified}) is None

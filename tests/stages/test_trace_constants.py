@@ -14,7 +14,7 @@ from arm_backend_core.recurrent.traced_layers import TRACED_LAYERS
 from arm_recipes import ArmRecipeType, ExportError, ExportRecipe, export
 from arm_recipes.samples.sample import Inputs
 from arm_recipes.stages.capture.capture import Capture
-from arm_recipes.stages.capture.trace_constants import recurrent_layers_by_shape
+from arm_recipes.stages.capture.trace_constants import trace_recurrent_layers_by_shape
 
 
 class _Asking(nn.Module):
@@ -136,7 +136,7 @@ def test_steps_of_recurrent_layers_are_not_traced(layer: Callable[..., nn.Module
 
 
 def test_pytorchs_own_ways_come_back_whoever_leaves_last() -> None:
-    first, second = recurrent_layers_by_shape(), recurrent_layers_by_shape()
+    first, second = trace_recurrent_layers_by_shape(), trace_recurrent_layers_by_shape()
     for context in (first, second):
         context.__enter__()
     assert all(dict(layer.py_kernels) != kernels for layer, kernels in TRACED_LAYERS.items())

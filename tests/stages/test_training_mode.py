@@ -16,7 +16,7 @@ from arm_backend_core.aten.functionalize import functionalize
 from arm_backend_core.nodes import constant_nodes, is_random
 from arm_recipes import ArmRecipesWarning, ArmRecipeType, ExportRecipe, export
 from arm_recipes.cli.main import main
-from arm_recipes.stages.capture.training_mode import training_behavior
+from arm_recipes.stages.capture.training_mode import describe_training_behavior
 from tests.ops.runner import Calls
 
 
@@ -48,8 +48,8 @@ class Functional(nn.Module):
 
 X = torch.linspace(-1, 1, 2 * 3 * 8 * 8).reshape(2, 3, 8, 8)
 WITHOUT_EVAL = (
-    "'forward' normalizes with the statistics of each batch, not with the running ones: 'body.1' (BatchNorm2d); call "
-    "model.eval() before torch.export.export()",
+    "'forward' normalizes with the statistics of each batch, not with the running statistics: 'body.1' "
+    "(BatchNorm2d); call model.eval() before torch.export.export()",
     "'forward' is random at every run, and the elements that it keeps are not divided by 1 - p, unlike in training: "
     "'body.3' (Dropout); call model.eval() before torch.export.export()",
 )
@@ -124,7 +124,7 @@ FUNCTIONS: dict[str, tuple[Callable[[Tensor], Any], str]] = {
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_what_is_random_in_evaluation_mode_is_told_with_its_line(name: str) -> None:
     function, begins = FUNCTIONS[name]
-    (told,) = training_behavior(_captured(Functional(function).eval(), X))
+    (told,) = describe_training_behavior(_captured(Functional(function).eval(), X))
     assert told.startswith(begins)
     assert "('inner', runner.py:" in told
     assert "model.eval()" not in told
@@ -146,7 +146,7 @@ QUIET: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("name", QUIET)
 def test_what_is_the_same_at_every_run_is_not_told(name: str) -> None:
-    assert not training_behavior(_captured(Functional(QUIET[name]).eval(), X))
+    assert not describe_training_behavior(_captured(Functional(QUIET[name]).eval(), X))
 
 
 def test_library_layers_that_drop_are_named() -> None:
@@ -162,13 +162,13 @@ def test_library_layers_that_drop_are_named() -> None:
             return self.layers["attention"](y, y, y)[0]
 
     program = _captured(Layers().train(), torch.zeros(5, 2, 4))
-    (told,) = training_behavior(program, captured_by_user=True)
+    (told,) = describe_training_behavior(program, captured_by_user=True)
     assert "'layers.gru' (GRU), 'layers.attention' (MultiheadAttention); call model.eval()" in told
 
 
 def test_many_layers_are_counted() -> None:
     program = _captured(nn.Sequential(*(nn.Dropout(0.5) for _ in range(7))).train(), X)
-    (told,) = training_behavior(program, captured_by_user=True)
+    (told,) = describe_training_behavior(program, captured_by_user=True)
     assert "'3' (Dropout) and 3 more; call" in told
 
 

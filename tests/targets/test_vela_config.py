@@ -9,7 +9,7 @@ from executorch.export import ExportRecipe
 
 from arm_recipes import ArmRecipeType
 from arm_recipes.recipe import options
-from arm_recipes.recipe.targets import SPECS
+from arm_recipes.recipe.targets import SPEC_BUILDERS
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_refused_before_anything_is_built(recipe: ArmRecipeType, given: dict[str
 def test_defaults(family: str, accelerator: str, system_config: str, memory_mode: str) -> None:
     for precision in ("INT8", "A8W4", "A16W8"):
         recipe = ArmRecipeType[f"ETHOSU_{family}_{precision}"]
-        spec: Any = SPECS[recipe.name](options.check(recipe.name, {}))
+        spec: Any = SPEC_BUILDERS[recipe.name](options.check(recipe.name, {}))
         assert (spec.accelerator, spec.system_config, spec.memory_mode) == (
             accelerator,
             system_config,

@@ -1,4 +1,4 @@
-"""The table of networks that were compared with TFLM, under ``--verify``."""
+"""Prints a table of the networks that were compared with TFLM, with ``--verify``."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-#: Name under which a test records its counts: (operator, type, core of Vela) -> count by column.
+#: Property of a test report with its counts: (operator, type, core of Vela) -> count by column.
 COUNTS = "compared with TFLM"
-#: Programs of known kinds are those of which a row of ``deviations.py`` says that they may differ.
+#: "known kinds" counts programs that a deviation of ``deviations.py`` affects.
 _COLUMNS = ("programs", "known kinds", "not compiled", "values", "different")
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Print what all tests recorded, those of pytest-xdist's processes too."""
+    """Print the counts of all tests, including those of pytest-xdist's processes."""
     if not config.getoption("verify"):
         return
     rows: dict[str, Counter[str]] = {}

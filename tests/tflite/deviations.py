@@ -1,4 +1,7 @@
-"""Kinds of operators of which the NPU computes something else than TFLM, and why. The emulator is right about them."""
+"""Known deviations of Vela or TFLM: operators whose NPU results differ from TFLM's, with the reason.
+
+The emulator is correct for all of them.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +14,23 @@ import numpy as np
 from arm_backend_core.workers.vela import installed_release
 from tests.tflite.network import Network, Operator
 
-#: A result is another; Vela ends with an error; the operator is left to the CPU; an operation may begin too early.
+#: Effects: the result differs; Vela fails; the operator stays on the CPU; an operation may start too early.
 DIFFERS, FAILS, LEFT, EARLY = "differs", "fails", "left to the CPU", "begins early"
 
 
 @dataclass(frozen=True)
 class Deviation:
-    """A kind of operators.
+    """A known deviation.
 
     Attributes:
-        reason: who does what.
-        effect: what happens. Some operators of a kind that ``DIFFERS`` or is ``EARLY`` are right.
-        cores: of Vela.
-        applies: whether an operator is of the kind.
-        example: operator, type and number of a network that shows it.
-        within: by how much a result differs at most; None if that depends on the network.
-        mended: the release of Vela that first does it right.
+        name: description of the affected operators.
+        reason: the cause.
+        effect: one of the effects. With ``DIFFERS`` and ``EARLY``, some affected operators are still right.
+        cores: affected compiler cores of Vela.
+        applies: whether an operator is affected.
+        example: operator, type and number of a network that shows the deviation.
+        within: largest difference of a result in steps; None if it depends on the network.
+        mended: first release of Vela without the deviation.
     """
 
     name: str
@@ -42,12 +46,12 @@ class Deviation:
         return f"{self.name}, {' and '.join(self.cores)}"
 
     def is_mended(self) -> bool:
-        """Whether the installed Vela does it right."""
+        """Whether the installed Vela has the fix."""
         return self.mended is not None and installed_release() >= self.mended
 
 
 def deviations(net: Network, core: str) -> list[Deviation]:
-    """Those that are to be expected of a network."""
+    """List the deviations that affect a network."""
     return [
         deviation
         for deviation in DEVIATIONS
@@ -73,7 +77,10 @@ def _groups_with_activation(net: Network, operator: Operator) -> bool:
 
 
 def _folded_stride(net: Network, operator: Operator) -> bool:
-    """Of a shallow image that is the network's input, a depthwise one of one channel included."""
+    """Whether the operator is a dilated, strided convolution of a network input with few channels.
+
+    The legacy core then folds the stride into the channels.
+    """
     if operator.name not in ("CONV_2D", "DEPTHWISE_CONV_2D") or operator.inputs[0] not in net.inputs:
         return False
     options, (width, depth) = operator.attributes, net.tensors[operator.inputs[0]].shape[2:]
@@ -137,7 +144,7 @@ def _softmax_of_int16(net: Network, operator: Operator) -> bool:
 DEVIATIONS = (
     Deviation(
         "convolution in groups without bias",
-        "regor reads a null pointer",
+        "regor dereferences a null pointer",
         FAILS,
         ("regor",),
         _groups_without_bias,
@@ -146,7 +153,7 @@ DEVIATIONS = (
     ),
     Deviation(
         "convolution in groups without bias",
-        "the legacy core takes an operand that is None",
+        "the legacy core uses an operand that is None",
         FAILS,
         ("legacy",),
         _groups_without_bias,
@@ -154,7 +161,7 @@ DEVIATIONS = (
     ),
     Deviation(
         "convolution in groups with an activation function",
-        "the parts that replace it have none",
+        "the convolutions that replace it have no activation function",
         DIFFERS,
         ("legacy",),
         _groups_with_activation,
@@ -162,14 +169,14 @@ DEVIATIONS = (
     ),
     Deviation(
         "dilated convolution with a stride",
-        "a stride that is folded into the channels takes the kernel for a dense one",
+        "the legacy core folds the stride into the channels as if the kernel were not dilated",
         DIFFERS,
         ("legacy",),
         _folded_stride,
         ("conv", "int8", 7),
     ),
     Deviation(
-        "depthwise convolution with several results of each of several channels",
+        "depthwise convolution with several channels and several results per channel",
         "a documented constraint",
         LEFT,
         ("legacy",),
@@ -185,16 +192,16 @@ DEVIATIONS = (
         ("lstm", "int8", 3),
     ),
     Deviation(
-        "LSTM with a clip of its cell",
-        "regor forgets it",
+        "LSTM with a clipped cell state",
+        "regor ignores the clip",
         DIFFERS,
         ("regor",),
         _clipped_cell,
         ("lstm", "int8", 36),
     ),
     Deviation(
-        "LSTM with a clip that is no number of the cell",
-        "Vela rounds it to the nearest, TFLM down",
+        "LSTM with a clip that the cell's scale cannot represent",
+        "Vela rounds the clip to nearest, TFLM rounds down",
         DIFFERS,
         ("legacy",),
         _clip_rounded_up,
@@ -202,23 +209,24 @@ DEVIATIONS = (
     ),
     Deviation(
         "MUL and LEAKY_RELU",
-        "Vela multiplies and divides their scales in float32, TFLM in float64",
+        "Vela multiplies and divides the scales in float32, TFLM in float64",
         DIFFERS,
         ("regor", "legacy"),
         _narrow_product,
         ("mul", "int16", 52),
         within=1,
     ),
-    # It takes the depth of the sum's result, 1, for that of a job; the new core has a job sum all channels.
+    # The legacy core uses the depth of the sum's result, 1, as the depth of a job; a job of the new core sums all
+    # channels.
     Deviation(
         "SOFTMAX",
-        "the legacy core counts a job for each channel of a sum",
+        "the legacy core counts one job for each channel of a sum",
         EARLY,
         ("legacy",),
         _softmax,
         ("softmax", "int8", 7),
     ),
-    # Entries 160 and 294 of 513 are -1 and +1 from TFLite's, which are those of float64 and which Vela has too.
+    # Entries 160 and 294 of 513 differ by -1 and +1 from TFLite's table, which is computed in float64 and used by Vela.
     Deviation(
         "SOFTMAX of int16",
         "TFLM computes its table of reciprocals in float32",

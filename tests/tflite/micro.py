@@ -1,4 +1,4 @@
-"""TensorFlow Lite for Microcontrollers: the kernels that results are compared with."""
+"""TensorFlow Lite for Microcontrollers (TFLM): the reference kernels."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 from tests.tflite.network import Array
 
-#: Enough for every network of the tests; it is taken at each call.
+#: Enough for every network of the tests; allocated at each call.
 _ARENA_BYTES = 1 << 20
 
 
 def run(flatbuffer: bytes, samples: Sequence[Sequence[Array]], outputs: int) -> list[list[Array]]:
-    """Outputs of a network for the inputs of one sample after the other. Variables keep their values between them.
+    """Run a network on one sample after the other, and return the outputs of each. Variables keep their values.
 
     Raises:
-        RuntimeError: TFLM has no kernel for it.
+        RuntimeError: TFLM has no kernel for an operator.
     """
     from tflite_micro.python.tflite_micro import runtime
 

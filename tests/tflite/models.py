@@ -1,4 +1,4 @@
-"""Random networks of one TFLite operator, and a few of several, in int8 and int16."""
+"""Random TFLite networks in int8 and int16: single operators, and a few small networks."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import numpy as np
 from tests.tflite.network import ABSENT, Array, Network, Quantization, enumerator
 
 _Choice = TypeVar("_Choice")
-#: Standard deviation of numbers drawn evenly from a type's range, divided by the number of values.
-_SPREAD = 0.289
-_VALUES = {"int8": 256, "int16": 65536}
-#: Where the kernels fix the quantization of a result.
+#: Standard deviation of a uniform distribution, relative to its range.
+_UNIFORM_DEVIATION = 0.289
+_LEVELS = {"int8": 256, "int16": 65536}
+#: Fixed quantization parameters of results, as the kernels require them.
 _PROBABILITY = {"int8": Quantization(1 / 256, -128), "int16": Quantization(1 / 32768)}
 _SYMMETRIC_UNIT = {"int8": Quantization(1 / 128), "int16": Quantization(1 / 32768)}
 
@@ -28,30 +28,30 @@ class Draw:
     dtype: str
 
     def size(self, low: int, high: int) -> int:
-        """Between ``low`` and ``high``, both included; small ones are likelier."""
+        """Draw an integer from ``low`` to ``high``, both included; small ones are more likely."""
         return int(low * ((high + 0.99) / low) ** self.generator.random())
 
     def choose(self, *choices: _Choice) -> _Choice:
         return choices[int(self.generator.integers(len(choices)))]
 
     def real(self, low: float, high: float) -> float:
-        """Evenly in its logarithm. A float32, as the flatbuffer holds it."""
+        """Draw a log-uniform number, rounded to float32 as in the flatbuffer."""
         return float(np.float32(low * (high / low) ** self.generator.random()))
 
     def image(self, depth: int | None = None) -> tuple[int, int, int, int]:
         return 1, self.size(1, 14), self.size(1, 14), depth or self.size(1, 40)
 
     def shape(self) -> tuple[int, ...]:
-        """Of two to four dimensions."""
+        """Draw a shape of two to four dimensions."""
         image = self.image()
         return image[-self.choose(2, 3, 4, 4) :]
 
     def activations(self, low: float = 1e-3, high: float = 1.0, short: bool = False) -> Quantization:
-        """int16 is symmetric.
+        """Draw quantization parameters of activations; int16 is symmetric.
 
         Args:
-            low, high: bounds of the scale that int8 would have.
-            short: a scale of eleven bits.
+            low, high: bounds of the scale for int8; int16 scales are smaller by a factor of 256.
+            short: round the scale to eleven bits.
         """
         scale = float(np.float16(self.real(low, high))) if short else self.real(low, high)
         if self.dtype == "int16":
@@ -59,7 +59,10 @@ class Draw:
         return Quantization(scale, int(self.generator.integers(-128, 128)))
 
     def rescaled(self, scale: float) -> Quantization:
-        """For results in which ``scale`` would use the whole range: up to twice as coarse, or saturated."""
+        """Draw quantization parameters of a result.
+
+        The scale is 0.4 to 2 times ``scale``, which would use the whole range. Smaller scales saturate.
+        """
         chosen = self.real(0.4, 2.0) * scale
         return Quantization(chosen, 0 if self.dtype == "int16" else int(self.generator.integers(-40, 40)))
 
@@ -68,7 +71,7 @@ class Draw:
         return self.generator.integers(info.min, info.max + 1, tuple(shape)).astype(dtype)
 
     def activation(self) -> int:
-        """A fused activation function."""
+        """Draw a fused activation function."""
         return enumerator("ActivationFunctionType", self.choose("NONE", "NONE", "RELU", "RELU6", "RELU_N1_TO_1"))
 
 
@@ -76,7 +79,7 @@ def softmax(draw: Draw) -> Network:
     net = Network()
     x = net.input(draw.shape(), draw.dtype, draw.activations(3e-3, 0.3))
     y = net.tensor(net.tensors[x].shape, draw.dtype, _PROBABILITY[draw.dtype])
-    return _ends(
+    return _with_outputs(
         net, net.operator("SOFTMAX", [x], y, "SoftmaxOptions", {"Beta": draw.choose(1.0, 1.0, draw.real(0.5, 2))})
     )
 
@@ -87,24 +90,24 @@ def leaky_relu(draw: Draw) -> Network:
     x = net.input(draw.shape(), draw.dtype, given)
     y = net.tensor(net.tensors[x].shape, draw.dtype, draw.choose(given, draw.rescaled(given.scales[0])))
     alpha = draw.choose(0.01, 0.25, draw.real(0.005, 0.9), draw.real(1.1, 2.0), -draw.real(0.1, 0.9))
-    return _ends(net, net.operator("LEAKY_RELU", [x], y, "LeakyReluOptions", {"Alpha": alpha}))
+    return _with_outputs(net, net.operator("LEAKY_RELU", [x], y, "LeakyReluOptions", {"Alpha": alpha}))
 
 
 def logistic(draw: Draw) -> Network:
-    return _function(draw, "LOGISTIC", _PROBABILITY[draw.dtype])
+    return _draw_unary(draw, "LOGISTIC", _PROBABILITY[draw.dtype])
 
 
 def tanh(draw: Draw) -> Network:
-    return _function(draw, "TANH", _SYMMETRIC_UNIT[draw.dtype])
+    return _draw_unary(draw, "TANH", _SYMMETRIC_UNIT[draw.dtype])
 
 
-def _function(draw: Draw, name: str, result: Quantization) -> Network:
+def _draw_unary(draw: Draw, name: str, result: Quantization) -> Network:
     net = Network()
     given = draw.activations(3e-3, 0.3)
-    if draw.dtype == "int16" and draw.choose(False, True):  # what converters give: a power of two
+    if draw.dtype == "int16" and draw.choose(False, True):  # a power of two, as converters emit
         given = Quantization(2.0 ** draw.choose(-15, -13, -12, -11))
     x = net.input(draw.shape(), draw.dtype, given)
-    return _ends(net, net.operator(name, [x], net.tensor(net.tensors[x].shape, draw.dtype, result)))
+    return _with_outputs(net, net.operator(name, [x], net.tensor(net.tensors[x].shape, draw.dtype, result)))
 
 
 def max_pool(draw: Draw) -> Network:
@@ -118,7 +121,7 @@ def average_pool(draw: Draw) -> Network:
 def _pool(draw: Draw, name: str) -> Network:
     net = Network()
     x = net.input(draw.image(), draw.dtype, draw.activations())
-    return _ends(net, _append_pool(net, draw, name, x))
+    return _with_outputs(net, _append_pool(net, draw, name, x))
 
 
 def _append_pool(net: Network, draw: Draw, name: str, x: int) -> int:
@@ -149,7 +152,7 @@ def fully_connected(draw: Draw) -> Network:
     net = Network()
     rows = draw.choose((1,), (draw.size(1, 9),), (1, draw.size(1, 9)))
     x = net.input((*rows, draw.size(1, 130)), draw.dtype, draw.activations())
-    return _ends(net, _append_fully_connected(net, draw, x, draw.size(1, 70)))
+    return _with_outputs(net, _append_fully_connected(net, draw, x, draw.size(1, 70)))
 
 
 def _append_fully_connected(net: Network, draw: Draw, x: int, outputs: int) -> int:
@@ -157,7 +160,7 @@ def _append_fully_connected(net: Network, draw: Draw, x: int, outputs: int) -> i
     if len(rows) == 3:  # an image is one row
         rows, count = [1], int(np.prod(net.tensors[x].shape))
     weight = draw.integers((outputs, count), "int8")
-    operands, result = _weighted(net, draw, x, weight, channels=1, terms=count)
+    operands, result = _make_weighted_operands(net, draw, x, weight, channels=1, terms=count)
     y = net.tensor((*rows, outputs), draw.dtype, result)
     options = {"FusedActivationFunction": draw.activation(), "KeepNumDims": len(rows) > 1}
     return net.operator("FULLY_CONNECTED", operands, y, "FullyConnectedOptions", options)
@@ -167,7 +170,7 @@ def conv(draw: Draw) -> Network:
     net = Network()
     groups = draw.choose(1, 1, 1, 2)
     x = net.input(draw.image(groups * draw.size(1, 40 // groups)), draw.dtype, draw.activations())
-    return _ends(net, _append_conv(net, draw, x, groups * draw.size(1, 40 // groups), groups))
+    return _with_outputs(net, _append_conv(net, draw, x, groups * draw.size(1, 40 // groups), groups))
 
 
 def _append_conv(net: Network, draw: Draw, x: int, outputs: int, groups: int = 1) -> int:
@@ -175,7 +178,7 @@ def _append_conv(net: Network, draw: Draw, x: int, outputs: int, groups: int = 1
     kernel, dilation = draw.choose((1, 1), (3, 3), (draw.size(1, 5), draw.size(1, 5))), _dilation(draw)
     window = _Window(draw, (height, width), kernel, dilation)
     weight = draw.integers((outputs, *kernel, depth // groups), "int8")
-    operands, result = _weighted(net, draw, x, weight, channels=outputs, terms=weight[0].size)
+    operands, result = _make_weighted_operands(net, draw, x, weight, channels=outputs, terms=weight[0].size)
     y = net.tensor((batch, *window.result, outputs), draw.dtype, result)
     options = window.options | {"DilationHFactor": dilation[0], "DilationWFactor": dilation[1]}
     options["FusedActivationFunction"] = draw.activation()
@@ -185,7 +188,7 @@ def _append_conv(net: Network, draw: Draw, x: int, outputs: int, groups: int = 1
 def depthwise(draw: Draw) -> Network:
     net = Network()
     x = net.input(draw.image(draw.choose(1, None, None)), draw.dtype, draw.activations())
-    return _ends(net, _append_depthwise(net, draw, x))
+    return _with_outputs(net, _append_depthwise(net, draw, x))
 
 
 def _append_depthwise(net: Network, draw: Draw, x: int) -> int:
@@ -194,7 +197,9 @@ def _append_depthwise(net: Network, draw: Draw, x: int) -> int:
     kernel, dilation = draw.choose((3, 3), (draw.size(1, 5), draw.size(1, 5))), _dilation(draw)
     window = _Window(draw, (height, width), kernel, dilation)
     weight = draw.integers((1, *kernel, depth * multiplier), "int8")
-    operands, result = _weighted(net, draw, x, weight, channels=depth * multiplier, terms=weight[..., 0].size, axis=3)
+    operands, result = _make_weighted_operands(
+        net, draw, x, weight, channels=depth * multiplier, terms=weight[..., 0].size, axis=3
+    )
     y = net.tensor((batch, *window.result, depth * multiplier), draw.dtype, result)
     options = window.options | {"DilationHFactor": dilation[0], "DilationWFactor": dilation[1]}
     options |= {"DepthMultiplier": multiplier, "FusedActivationFunction": draw.activation()}
@@ -205,45 +210,49 @@ def _dilation(draw: Draw) -> tuple[int, int]:
     return draw.choose((1, 1), (1, 1), (2, 2), (draw.size(1, 3), draw.size(1, 3)))
 
 
-def _weighted(
+def _make_weighted_operands(
     net: Network, draw: Draw, x: int, weight: Array, channels: int, terms: int, axis: int = 0
 ) -> tuple[list[int], Quantization]:
-    """Operands of a product with ``weight``, and the quantization of its result.
+    """Make the operands of a product with ``weight``, and the quantization parameters of its result.
 
     Args:
-        channels: scales of the weights. One is for all of them.
-        terms: products that are summed up for a number of the result.
-        axis: of the weights that the scales belong to.
+        net: the network.
+        draw: draws the parameters.
+        x: index of the activation tensor.
+        weight: the weights.
+        channels: number of weight scales; 1 for per-tensor quantization.
+        terms: number of products that are summed for one element of the result.
+        axis: axis of the weights that the scales belong to.
     """
     given = net.tensors[x].quantization.scales[0]
     scales = tuple(draw.real(2e-3, 8e-3) for _ in range(channels))
     w = net.constant(np.maximum(weight, -127), Quantization(scales, axis=axis))
     operands = [x, w]
-    spread = _SPREAD**2 * _VALUES[draw.dtype] * 256 * terms**0.5
+    spread = _UNIFORM_DEVIATION**2 * _LEVELS[draw.dtype] * 256 * terms**0.5
     if draw.choose(True, True, False):
         outputs = weight.shape[axis]
         bias = (draw.generator.normal(0, spread, outputs)).astype("int32" if draw.dtype == "int8" else "int64")
         operands.append(net.constant(bias, Quantization(tuple(given * scale for scale in scales))))
-    return operands, draw.rescaled(6 * spread * given * max(scales) / _VALUES[draw.dtype])
+    return operands, draw.rescaled(6 * spread * given * max(scales) / _LEVELS[draw.dtype])
 
 
 def add(draw: Draw) -> Network:
     net = Network()
     x, y = _two_operands(net, draw)
     scale = max(net.tensors[each].quantization.scales[0] for each in (x, y))
-    return _ends(net, _append_binary(net, draw, "ADD", x, y, draw.rescaled(1.5 * scale)))
+    return _with_outputs(net, _append_binary(net, draw, "ADD", x, y, draw.rescaled(1.5 * scale)))
 
 
 def mul(draw: Draw) -> Network:
     net = Network()
     short = draw.choose(True, False)
     x, y = _two_operands(net, draw, short)
-    return _ends(net, _append_mul(net, draw, x, y, short))
+    return _with_outputs(net, _append_mul(net, draw, x, y, short))
 
 
 def _append_mul(net: Network, draw: Draw, x: int, y: int, short: bool = False) -> int:
     scales = [net.tensors[each].quantization.scales[0] for each in (x, y)]
-    result = draw.rescaled(scales[0] * scales[1] * _VALUES[draw.dtype] / 3)
+    result = draw.rescaled(scales[0] * scales[1] * _LEVELS[draw.dtype] / 3)
     if short:  # the quotient of the scales is exact in float32
         result = replace(result, scale=2.0 ** round(math.log2(result.scales[0])))
     return _append_binary(net, draw, "MUL", x, y, result)
@@ -256,7 +265,7 @@ def _append_binary(net: Network, draw: Draw, name: str, x: int, y: int, result: 
 
 
 def _two_operands(net: Network, draw: Draw, short: bool = False) -> tuple[int, int]:
-    """Two inputs, or an input and a constant, one perhaps broadcast; perhaps with short scales."""
+    """Make two inputs, or an input and a constant, in random order; one may be broadcast."""
     shape = draw.image()
     other = draw.choose(shape, shape, (1, 1, 1, shape[-1]), (1, 1, 1, 1), (1, *shape[1:3], 1))
     second = draw.activations(short=short)
@@ -280,8 +289,8 @@ def lstm(draw: Draw) -> Network:
     biases: list[int] = []
     for scale, count in ((given.scales[0], features), (hidden.scales[0], units)):
         for _ in range(4):  # input, forget, cell and output gate
-            # The sums of products are to reach +-4 or so, where the functions of the gates are not yet constant.
-            quantization = Quantization(draw.real(0.3, 2.0) / (scale * _VALUES[draw.dtype] * 75 * count**0.5))
+            # The sums of products reach about +-4, where the functions of the gates are not saturated yet.
+            quantization = Quantization(draw.real(0.3, 2.0) / (scale * _LEVELS[draw.dtype] * 75 * count**0.5))
             weights.append(net.constant(np.maximum(draw.integers((units, count), "int8"), -127), quantization))
             if len(biases) < 4:
                 unit = scale * quantization.scales[0]
@@ -298,11 +307,13 @@ def lstm(draw: Draw) -> Network:
     options: dict[str, Any] = {"FusedActivationFunction": tanh_function, "TimeMajor": time_major}
     options["CellClip"] = draw.choose(0.0, 0.0, draw.real(0.2, 8.0))
     name = "UNIDIRECTIONAL_SEQUENCE_LSTM"
-    return _ends(net, net.operator(name, operands, y, "UnidirectionalSequenceLSTMOptions", options, intermediates))
+    return _with_outputs(
+        net, net.operator(name, operands, y, "UnidirectionalSequenceLSTMOptions", options, intermediates)
+    )
 
 
 def classifier(draw: Draw) -> Network:
-    """A small convolutional network."""
+    """Draw a small convolutional network."""
     net = Network()
     x = net.input((1, 12, 10, 3), draw.dtype, draw.activations())
     x = _append_conv(net, draw, x, draw.size(4, 16))
@@ -310,25 +321,25 @@ def classifier(draw: Draw) -> Network:
     x = _append_pool(net, draw, draw.choose("MAX_POOL_2D", "AVERAGE_POOL_2D"), x)
     x = _append_fully_connected(net, draw, x, 10)
     y = net.tensor(net.tensors[x].shape, draw.dtype, _PROBABILITY[draw.dtype])
-    return _ends(net, net.operator("SOFTMAX", [x], y, "SoftmaxOptions", {"Beta": 1.0}))
+    return _with_outputs(net, net.operator("SOFTMAX", [x], y, "SoftmaxOptions", {"Beta": 1.0}))
 
 
 def gated(draw: Draw) -> Network:
-    """A convolution, once through a sigmoid and once as it is, and the product of both."""
+    """Draw the product of a convolution and its sigmoid."""
     net = Network()
     x = net.input(draw.image(), draw.dtype, draw.activations())
     x = _append_conv(net, draw, x, draw.size(1, 24))
     gate = net.tensor(net.tensors[x].shape, draw.dtype, _PROBABILITY[draw.dtype])
     net.operator("LOGISTIC", [x], gate)
-    return _ends(net, _append_mul(net, draw, x, gate))
+    return _with_outputs(net, _append_mul(net, draw, x, gate))
 
 
-def _ends(net: Network, *outputs: int) -> Network:
+def _with_outputs(net: Network, *outputs: int) -> Network:
     net.outputs.extend(outputs)
     return net
 
 
-#: Each draws one network.
+#: Functions that draw a network, by name.
 OPERATORS: dict[str, Callable[[Draw], Network]] = {
     function.__name__: function
     for function in (
@@ -351,14 +362,14 @@ DTYPES = ("int8", "int16")
 
 
 def draw_network(name: str, dtype: str, number: int) -> Network:
-    """Network ``number`` of an operator or a network of several: always the same."""
+    """Draw network ``number`` of an operator or of ``NETWORKS``; the arguments determine it."""
     kinds = {**OPERATORS, **NETWORKS}
     seed = [number, list(kinds).index(name), DTYPES.index(dtype)]
     return kinds[name](Draw(np.random.default_rng(seed), dtype))
 
 
 def draw_inputs(net: Network, seed: int) -> list[Array]:
-    """Every number of the element types, and both ends of them."""
+    """Draw inputs from the whole range of the element types, often at its ends."""
     generator = np.random.default_rng(seed)
     draw = Draw(generator, "")
     arrays = []

@@ -1,4 +1,4 @@
-"""A TFLite network, as it is put together operator by operator."""
+"""Builder of TFLite networks: tensors and operators are appended one by one."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import numpy as np
 from tests.runtime.tflite_models import TfliteOperator, TfliteTensor, table, tflite_model
 
 Array = np.ndarray[Any, Any]
-#: Index of an optional operand that is left out.
+#: Index of an omitted optional operand.
 ABSENT = -1
 
 
 @dataclass(frozen=True)
 class Quantization:
-    """``real = scale * (integer - zero_point)``; several scales are those of the slices along ``axis``."""
+    """Quantization: ``real = scale * (integer - zero_point)``. A tuple has one scale per slice of ``axis``."""
 
     scale: float | tuple[float, ...]
     zero_point: int = 0
@@ -32,7 +32,7 @@ class Quantization:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor of a network. ``data`` is None unless it is constant."""
+    """A tensor of a network. ``data`` has the values of a constant; None for other tensors."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -43,7 +43,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Operator:
-    """An operator of a network; tensors by their index."""
+    """An operator of a network; its tensors are given by their index."""
 
     name: str
     inputs: tuple[int, ...]
@@ -55,7 +55,7 @@ class Operator:
 
 @dataclass
 class Network:
-    """A network of one subgraph. Tensors are named by their index, as in the flatbuffer."""
+    """A network with one subgraph. Tensors are identified by their index, as in the flatbuffer."""
 
     tensors: list[Tensor] = field(default_factory=list)
     inputs: list[int] = field(default_factory=list)
@@ -63,16 +63,16 @@ class Network:
     operators: list[Operator] = field(default_factory=list)
 
     def tensor(self, shape: Sequence[int], dtype: str, quantization: Quantization, is_variable: bool = False) -> int:
-        """A result of an operator, or a variable."""
+        """Append a result of an operator, or a variable; return its index."""
         return self._append(Tensor(tuple(shape), dtype, quantization, is_variable=is_variable))
 
     def input(self, shape: Sequence[int], dtype: str, quantization: Quantization) -> int:
-        """An input of the network."""
+        """Append an input of the network; return its index."""
         self.inputs.append(self.tensor(shape, dtype, quantization))
         return self.inputs[-1]
 
     def constant(self, data: Array, quantization: Quantization) -> int:
-        """A constant of the shape and type of ``data``."""
+        """Append a constant with the shape and type of ``data``; return its index."""
         return self._append(Tensor(data.shape, data.dtype.name, quantization, data))
 
     def operator(
@@ -87,15 +87,18 @@ class Network:
         """Append an operator and return ``output``.
 
         Args:
-            name: of ``BuiltinOperator``.
-            options: the schema's table of its attributes, such as ``Conv2DOptions``; none if empty.
-            attributes: fields of that table, in the schema's spelling with a capital: ``StrideW``.
+            name: name in the enumeration ``BuiltinOperator``.
+            inputs: indices of the operands.
+            output: index of the result.
+            options: table of the attributes in the schema, such as ``Conv2DOptions``; empty for none.
+            attributes: fields of this table, with a capital first letter: ``StrideW``.
+            intermediates: indices of intermediate tensors.
         """
         self.operators.append(Operator(name, tuple(inputs), (output,), tuple(intermediates), options, attributes or {}))
         return output
 
     def serialize(self) -> bytes:
-        """The flatbuffer, with ``outputs``."""
+        """Serialize the network to a flatbuffer."""
         tensors = [_tensor(f"tensor_{index}", tensor) for index, tensor in enumerate(self.tensors)]
         return tflite_model(tensors, list(map(_operator, self.operators)), self.inputs, self.outputs)
 
@@ -105,7 +108,7 @@ class Network:
 
 
 def enumerator(kind: str, name: str) -> int:
-    """A value of an enumeration of the schema."""
+    """Return the value of an enumerator of the schema."""
     value: int = getattr(getattr(_schema(kind), kind), name)
     return value
 

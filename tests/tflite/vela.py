@@ -1,4 +1,4 @@
-"""Vela's TFLite front end, in both of its cores."""
+"""Vela's TFLite front end, with both of its compiler cores."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 from arm_backend_core.workers import vela_process
 from arm_backend_core.workers.worker import Worker, WorkerDied, WorkerError
 
-#: Vela's cores with the flags that choose them. The legacy one, in Python, compiles for U55 and U65 only.
+#: Vela's compiler cores with the flags that select them. The legacy core, in Python, compiles for U55 and U65 only.
 CORES = {"regor": (), "legacy": ("--debug-force-legacy-core",)}
-#: A process of our own: that of the core has its ``vela`` changed, and Vela crashes on some networks.
+#: A separate worker, because the compiler's own worker patches ``vela``. Vela crashes on some networks.
 _worker = Worker(Path(vela_process.__file__))
 _SECONDS = 300.0
 
@@ -20,10 +20,10 @@ class VelaRefusal(Exception):
 
 
 def compile_tflite(flatbuffer: bytes, accelerator: str, *flags: str) -> bytes:
-    """What Vela's command line writes for a TFLite flatbuffer: another, with ``ethos-u`` operators.
+    """Compile a TFLite flatbuffer by Vela's command line; returns a flatbuffer with ``ethos-u`` operators.
 
     Raises:
-        VelaRefusal: with what Vela printed.
+        VelaRefusal: Vela failed; the message has its output.
     """
     try:
         reply = _worker.call("tests.tflite.vela:run_command_line", flatbuffer, accelerator, *flags, timeout=_SECONDS)
@@ -38,7 +38,7 @@ def compile_tflite(flatbuffer: bytes, accelerator: str, *flags: str) -> bytes:
 
 
 def run_command_line(flatbuffer: bytes, accelerator: str, *flags: str) -> bytes | None:
-    """Run Vela in this process; None if it returns with an error, which it has printed."""
+    """Run Vela in this process; None if it fails, after it printed the error."""
     from ethosu.vela import vela
 
     with tempfile.TemporaryDirectory() as directory:

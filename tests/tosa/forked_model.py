@@ -1,6 +1,7 @@
-"""Which of many graphs the reference model refuses; each runs in a fork, because the model crashes on some of them.
+"""Tests which graphs the reference model refuses. Each runs in a forked process, because some crash the model.
 
-A script: a pickled list of (flatbuffer, inputs) comes on standard input, a list of booleans goes to standard output.
+The script reads a pickled list of (flatbuffer, inputs) from standard input, and writes a pickled list of booleans to
+standard output.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ Graph = tuple[bytes, list[np.ndarray[Any, Any]]]
 
 
 def refuses(flatbuffer: bytes, inputs: list[np.ndarray[Any, Any]]) -> bool:
-    """Whether the model ends otherwise than well."""
+    """Whether the reference model refuses the graph or crashes."""
     child = os.fork()
     if child:
         return os.waitpid(child, 0)[1] != 0
@@ -29,8 +30,8 @@ def refuses(flatbuffer: bytes, inputs: list[np.ndarray[Any, Any]]) -> bool:
 
 
 def main() -> None:
-    """Answer what is asked on standard input."""
-    os.environ["PATH"] = ""  # it would have gdb write a backtrace, which takes seconds
+    """Read the graphs, and write for each whether it is refused."""
+    os.environ["PATH"] = ""  # otherwise the model starts gdb for a backtrace, which takes seconds
     answer, silence = os.dup(1), os.open(os.devnull, os.O_WRONLY)
     os.dup2(silence, 1)
     os.dup2(silence, 2)

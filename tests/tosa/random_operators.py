@@ -1,8 +1,8 @@
-"""Random TOSA operators: single ones with types, shapes and attributes around every limit of the specification.
+"""Random TOSA operators: single operators with types, shapes and attributes around each limit of the specification.
 
-If the record accepts an operator, strict ``tosa-opt`` accepts it, and the reference model computes the integers that
-the record's evaluation does. If the record refuses it, one of the two refuses it too. ``python -m
-tests.tosa.random_operators 20000`` draws 20,000 operators.
+If the record accepts an operator, ``tosa-opt`` must accept it too (strict validation), and the reference model must
+compute the same integers as the record. If the record refuses it, ``tosa-opt`` or the reference model must refuse it
+too. ``python -m tests.tosa.random_operators 20000`` draws 20,000 operators.
 """
 
 from __future__ import annotations
@@ -27,24 +27,25 @@ from arm_backend_core.tosa.graph import Graph, Op, Value, constant
 from arm_backend_core.tosa.legality import op_refusal
 from arm_backend_core.tosa.operators import OPERATORS, UNARY, evaluate
 from arm_backend_core.tosa.serialize import serialize
-from tests.graphs import tosa_opt
+from tests.graphs import validate_by_tosa_opt
 
 Array = np.ndarray[Any, Any]
-Parts = tuple[list[Value], dict[str, Any]]
-#: Most operators are drawn for a target that has all types; those of the others show that rows name what they need.
-_EVERYTHING = Target.from_tosa_spec("TOSA-1.0+INT+FP+int16+int4+bf16+doubleround")
-_OTHERS = tuple(Target.from_tosa_spec(f"TOSA-1.0+{spec}") for spec in ("INT", "FP", "INT+int16", "FP+bf16"))
-#: Operators of TOSA 1.0, and the types that they have; tests/ops/test_block_scaled.py has those of the draft of 1.1.
+OperandsAndAttributes = tuple[list[Value], dict[str, Any]]
+#: Most operators are drawn for a target with all types. The other targets check that records name the extensions they
+#: need.
+_FULL_TARGET = Target.from_tosa_spec("TOSA-1.0+INT+FP+int16+int4+bf16+doubleround")
+_SMALLER_TARGETS = tuple(Target.from_tosa_spec(f"TOSA-1.0+{spec}") for spec in ("INT", "FP", "INT+int16", "FP+bf16"))
+#: Operators of TOSA 1.0 and their types; tests/ops/test_block_scaled.py has the operators of the draft of 1.1.
 _KINDS = sorted(
     kind for kind, x in OPERATORS.items() if not x.is_placeholder and any(row.version == (1, 0) for row in x.rows)
 )
 _TYPES = [dtype for dtype in DType if any(dtype in row.inputs for kind in _KINDS for row in OPERATORS[kind].rows)]
-#: Operators in one graph: tosa-opt takes longer to start than to check a thousand.
-_BATCH = 100
+#: Number of operators in one graph: starting tosa-opt takes longer than checking a thousand operators.
+_BATCH_SIZE = 100
 
 
-class _Drawing:
-    """One operator; every method draws, and limits are met more often than by chance."""
+class _OperatorDraw:
+    """Draws one operator. Limits are drawn more often than in a uniform distribution."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -58,28 +59,28 @@ class _Drawing:
             self.output = self.one(*_TYPES)
 
     def one(self, *choices: Any) -> Any:
-        """One of these."""
+        """Choose one of the arguments."""
         return self.rng.choice(choices)
 
     def integer(self, low: int, high: int) -> int:
-        """From ``low`` to ``high``, both included."""
+        """Draw an integer from ``low`` to ``high``, both included."""
         return self.rng.randint(low, high)
 
     def rarely(self, times: int) -> bool:
-        """True once in ``times`` draws."""
+        """Return True with probability 1 / ``times``."""
         return self.rng.random() * times < 1
 
     def near(self, low: int, high: int, *limits: int) -> int:
-        """Usually from ``low`` to ``high``, sometimes one of ``limits``."""
+        """Draw an integer from ``low`` to ``high``, or sometimes one of ``limits``."""
         return int(self.one(*limits)) if self.rarely(25) else self.integer(low, high)
 
     def shape(self, least: int = 0) -> list[int]:
-        """Mostly of rank 4 at most, rarely above 6; hardly ever without elements."""
+        """Draw a shape, mostly of rank 4 or less, rarely above 6, and rarely with a dimension of 0."""
         rank = self.near(least, 4, 0, 5, 6, 7)
         return [self.near(1, 4, 0) if self.rarely(40) else self.integer(1, 4) for _ in range(rank)]
 
     def value(self, i: int, shape: Sequence[int]) -> Value:
-        """The operand of this number: an input of the graph, or a constant of the types that no input has."""
+        """Make operand ``i``: an input of the graph, or a constant for INT4 and INT48, which inputs cannot have."""
         dtype = self.types[min(i, len(self.types) - 1)]
         if dtype in (DType.INT4, DType.INT48):
             most = 7 if dtype is DType.INT4 else 4096
@@ -87,11 +88,11 @@ class _Drawing:
         return Value(tuple(shape), dtype, f"x{i}")
 
     def axis(self, shape: Sequence[int]) -> int:
-        """Usually one that ``shape`` has."""
+        """Draw an axis, usually of ``shape``, sometimes out of range."""
         return self.near(0, max(len(shape) - 1, 0), -1, len(shape))
 
     def zero_points(self) -> dict[str, int]:
-        """For every operand that is a zero point: mostly 0 where it must be."""
+        """Draw the zero points; those that must be 0 are mostly 0."""
         result = {}
         for name, how in self.record.operands:
             if name.endswith("_zp"):
@@ -101,7 +102,7 @@ class _Drawing:
         return result
 
     def operator(self) -> Op:
-        """The operator, with the shape that its record gives the result, or any shape where it gives none."""
+        """Draw the operator. Its result has the shape of the record's rule, or any shape if the rule fails."""
         family = getattr(self, f"_{self.kind.lower()}", self._elementwise)
         if self.kind.startswith("REDUCE"):
             family = self._reverse
@@ -114,14 +115,16 @@ class _Drawing:
         attrs |= self.zero_points()
         out = attrs.pop("out", None)
         op = Op(self.kind, inputs, Value(tuple(out or inputs[0].shape), self.output, "y"), attrs)
-        with contextlib.suppress(IndexError, ValueError, ZeroDivisionError):  # operands that do not fit: none is right
+        with contextlib.suppress(
+            IndexError, ValueError, ZeroDivisionError
+        ):  # operands of mismatching shapes have no result shape
             op.output.shape = tuple(self.record.shape(op))
         op.output.producer = op
         return op
 
     # -- families --------------------------------------------------------------------------------------------
 
-    def _elementwise(self) -> Parts:
+    def _elementwise(self) -> OperandsAndAttributes:
         shape, inputs = self.shape(), []
         for i in range(len(self.types)):
             sizes = [1 if self.rarely(6) else self.near(size, size, 2) if self.rarely(8) else size for size in shape]
@@ -129,12 +132,12 @@ class _Drawing:
             inputs.append(self.value(i, shape if self.kind in UNARY else sizes))
         return inputs, {}
 
-    def _clamp(self) -> Parts:
+    def _clamp(self) -> OperandsAndAttributes:
         inputs, _ = self._elementwise()
         low, high = self.integer(-3, 3), self.near(0, 9, -9, 127, 128, 32767, 32768)
         return inputs, {"min_val": low, "max_val": high}
 
-    def _table(self) -> Parts:
+    def _table(self) -> OperandsAndAttributes:
         inputs, _ = self._elementwise()
         wide = self.types[0] is not DType.INT8
         table = np.arange(513 if wide else 256) - 128
@@ -143,28 +146,28 @@ class _Drawing:
         size = len(table) - self.near(0, 0, 1)
         return inputs, {"table": table[:size].astype(np.int16 if wide else np.int8)}
 
-    def _mul(self) -> Parts:
+    def _mul(self) -> OperandsAndAttributes:
         shift = self.near(0, 0, 1, 31, 62, 63, 64, -1) if self.types[0] is not DType.INT32 else self.near(0, 63, 64, -1)
         return self._elementwise()[0], {"shift": shift}
 
-    def _arithmetic_right_shift(self) -> Parts:
+    def _arithmetic_right_shift(self) -> OperandsAndAttributes:
         inputs, _ = self._elementwise()
         return self._constant_amounts(inputs), {"round": self.one(False, True)}
 
-    def _logical_left_shift(self) -> Parts:
+    def _logical_left_shift(self) -> OperandsAndAttributes:
         return self._constant_amounts(self._elementwise()[0]), {}
 
     _logical_right_shift = _intdiv = _logical_left_shift
 
     def _constant_amounts(self, inputs: list[Value]) -> list[Value]:
-        """The second operand sometimes as a constant, in range or not."""
+        """Replace the second operand sometimes by a constant, in range or not."""
         if self.rarely(2) and inputs[1].dtype in (DType.INT8, DType.INT16, DType.INT32) and inputs[1].size:
             most = 8 * inputs[1].dtype.bytes
             fill = self.near(1, most - 1, 0, most, -1)
             inputs[1] = constant(np.full(inputs[1].shape, fill), inputs[1].dtype)
         return inputs
 
-    def _rescale(self) -> Parts:
+    def _rescale(self) -> OperandsAndAttributes:
         inputs, _ = self._elementwise()
         shape = inputs[0].shape
         wide = (self.types[0] is not DType.INT48) != self.rarely(12)
@@ -183,7 +186,7 @@ class _Drawing:
         }
         return inputs, attrs
 
-    def _concat(self) -> Parts:
+    def _concat(self) -> OperandsAndAttributes:
         shape, count = self.shape(1), self.near(1, 4, 63, 64, 65)
         axis = self.axis(shape)
         inputs = []
@@ -196,12 +199,12 @@ class _Drawing:
             inputs.append(Value(tuple(sizes), self.types[0], f"x{i}"))
         return inputs, {"axis": axis}
 
-    def _pad(self) -> Parts:
+    def _pad(self) -> OperandsAndAttributes:
         shape = self.shape(1)
         padding = [self.near(0, 3, -1) for _ in range(2 * len(shape))]
         return [self.value(0, shape)], {"padding": padding, "pad_const": self.integer(0, 1)}
 
-    def _reshape(self) -> Parts:
+    def _reshape(self) -> OperandsAndAttributes:
         shape = self.shape()
         size = int(np.prod(shape))
         factor = self.one(1, *(n for n in range(1, size + 1) if size % n == 0))
@@ -209,54 +212,54 @@ class _Drawing:
         new[-1] += self.near(0, 0, 1)
         return [self.value(0, shape)], {"shape": [] if size == 1 and self.rarely(2) else new}
 
-    def _reverse(self) -> Parts:
+    def _reverse(self) -> OperandsAndAttributes:
         shape = self.shape(1)
         return [self.value(0, shape)], {"axis": self.axis(shape)}
 
     _argmax = _reverse
 
-    def _slice(self) -> Parts:
+    def _slice(self) -> OperandsAndAttributes:
         shape = self.shape(1)
         start = [self.near(0, max(n - 1, 0), -1) for n in shape]
         size = [self.near(1, max(n - a, 1), 0, n - a + 1) for n, a in zip(shape, start, strict=True)]
         return [self.value(0, shape)], {"start": start, "size": size}
 
-    def _tile(self) -> Parts:
+    def _tile(self) -> OperandsAndAttributes:
         shape = self.shape(1)
         return [self.value(0, shape)], {"multiples": [self.near(1, 3, 0) for _ in shape]}
 
-    def _transpose(self) -> Parts:
+    def _transpose(self) -> OperandsAndAttributes:
         shape = self.shape(1)
         perms = self.rng.sample(range(len(shape)), len(shape))
         if self.rarely(20) and perms:
             perms[0] = self.one(-1, len(shape), perms[-1])
         return [self.value(0, shape)], {"perms": perms}
 
-    def _gather(self) -> Parts:
+    def _gather(self) -> OperandsAndAttributes:
         n, k, w, c = (self.integer(1, 4) for _ in range(4))
-        inputs = [self.value(0, self._spoilt([n, k, c])), self.value(1, self._spoilt([n, w]))]
+        inputs = [self.value(0, self._maybe_mismatch([n, k, c])), self.value(1, self._maybe_mismatch([n, w]))]
         if self.rarely(3) and self.types[1] is DType.INT32:
             inputs[1] = constant(np.full(inputs[1].shape, self.near(0, k - 1, -1, k)), DType.INT32)
         return inputs, {}
 
-    def _scatter(self) -> Parts:
+    def _scatter(self) -> OperandsAndAttributes:
         n, k, c = (self.integer(1, 4) for _ in range(3))
         w = self.near(1, k, k + 1)
         shapes = ([n, k, c], [n, w], [n, w, c])
-        return [self.value(i, self._spoilt(shape)) for i, shape in enumerate(shapes)], {}
+        return [self.value(i, self._maybe_mismatch(shape)) for i, shape in enumerate(shapes)], {}
 
-    def _spoilt(self, shape: list[int]) -> list[int]:
-        """Rarely with a dimension that does not fit, or of another rank."""
+    def _maybe_mismatch(self, shape: list[int]) -> list[int]:
+        """Return the shape, rarely with a mismatching dimension or another rank."""
         if not self.rarely(40):
             return shape
         i = self.integer(0, len(shape) - 1)
         return shape[:i] + self.one([], [shape[i] + 1], [1, shape[i]]) + shape[i + 1 :]
 
-    def _matmul(self) -> Parts:
+    def _matmul(self) -> OperandsAndAttributes:
         n, h, c, w = (self.integer(1, 4) for _ in range(4))
-        return [self.value(0, self._spoilt([n, h, c])), self.value(1, self._spoilt([n, c, w]))], {}
+        return [self.value(0, self._maybe_mismatch([n, h, c])), self.value(1, self._maybe_mismatch([n, c, w]))], {}
 
-    def _conv2d(self) -> Parts:
+    def _conv2d(self) -> OperandsAndAttributes:
         dims = 3 if self.kind == "CONV3D" else 2
         n, ic, oc = (self.integer(1, 3) for _ in range(3))
         sizes, kernel = [self.integer(1, 6) for _ in range(dims)], [self.integer(1, 4) for _ in range(dims)]
@@ -274,12 +277,12 @@ class _Drawing:
             attrs = {"out_pad": [self.integer(low, high) for _ in range(4)], **attrs}
             del attrs["pad"], attrs["dilation"]
         shapes = ([n, *sizes, ic], weight, [self.near(channels, channels, 1, channels + 1)])
-        return [self.value(i, self._spoilt(shape)) for i, shape in enumerate(shapes)], attrs
+        return [self.value(i, self._maybe_mismatch(shape)) for i, shape in enumerate(shapes)], attrs
 
     _conv3d = _depthwise_conv2d = _transpose_conv2d = _conv2d
 
     def _limits(self, attrs: dict[str, Any], sizes: list[int], kernel: list[int]) -> None:
-        """Make windows end at the end of the image, as they must; rarely, large strides, dilations and windows."""
+        """Pad so that windows end at the end of the image; rarely draw large strides, dilations and windows."""
         if self.rarely(12):
             attrs["stride"][-1] = self.one(8192, 8193)
         if self.rarely(12) and "dilation" in attrs and kernel[-1] > 1:
@@ -292,7 +295,7 @@ class _Drawing:
             if not self.rarely(10):
                 sizes[i] += -slack if slack < 0 else -slack % step if step < 100 else 0
 
-    def _avg_pool2d(self) -> Parts:
+    def _avg_pool2d(self) -> OperandsAndAttributes:
         n, c = self.integer(1, 3), self.integer(1, 3)
         sizes, kernel = [self.integer(1, 6) for _ in range(2)], [self.near(1, 4, 0) for _ in range(2)]
         attrs: dict[str, Any] = {
@@ -301,11 +304,11 @@ class _Drawing:
             "pad": [self.near(0, max(kernel[i // 2] - 1, 0), -1, kernel[i // 2]) for i in range(4)],
         }
         self._limits(attrs, sizes, kernel)
-        return [self.value(0, self._spoilt([n, *sizes, c]))], attrs
+        return [self.value(0, self._maybe_mismatch([n, *sizes, c]))], attrs
 
     _max_pool2d = _avg_pool2d
 
-    def _resize(self) -> Parts:
+    def _resize(self) -> OperandsAndAttributes:
         n, c = self.integer(1, 2), self.integer(1, 3)
         sizes: list[int] = []
         out: list[int] = []
@@ -331,17 +334,17 @@ class _Drawing:
         elif not self.output.is_float and not self.rarely(10):
             mode = "NEAREST"
         attrs = {"scale": scale, "offset": offset, "border": border, "mode": mode}
-        return [self.value(0, self._spoilt([n, *sizes, c]))], {**attrs, "out": (n, *out, c)}
+        return [self.value(0, self._maybe_mismatch([n, *sizes, c]))], {**attrs, "out": (n, *out, c)}
 
 
 def draw_operators(count: int, seed: int = 0) -> list[tuple[Target, Op]]:
-    """That many operators, each with the target that it is for; the same for the same seed."""
+    """Draw ``count`` operators, each with its target; a seed determines them."""
     rng = random.Random(seed)
-    targets = (rng.choice(_OTHERS) if rng.random() < 0.05 else _EVERYTHING for _ in range(count))
-    return [(target, _Drawing(rng).operator()) for target in targets]
+    targets = (rng.choice(_SMALLER_TARGETS) if rng.random() < 0.05 else _FULL_TARGET for _ in range(count))
+    return [(target, _OperatorDraw(rng).operator()) for target in targets]
 
 
-# -- the two judges ------------------------------------------------------------------------------------------
+# -- tosa-opt and the reference model -----------------------------------------------------------------------
 
 
 def _graph(ops: Sequence[Op]) -> bytes:
@@ -356,8 +359,8 @@ def _graph(ops: Sequence[Op]) -> bytes:
     return serialize(graph)
 
 
-def _data(op: Op, i: int, value: Value, rng: np.random.Generator) -> Array:
-    """Elements for which the specification defines the operator's result."""
+def _draw_values(op: Op, i: int, value: Value, rng: np.random.Generator) -> Array:
+    """Draw values for which the specification defines the operator's result."""
     if value.dtype is DType.BOOL:
         return rng.integers(0, 2, value.shape).astype(np.bool_)
     if value.dtype.is_float:
@@ -367,16 +370,16 @@ def _data(op: Op, i: int, value: Value, rng: np.random.Generator) -> Array:
         return np.stack(rows).astype(value.dtype.numpy)
     low, high = _bounds(op, i, value)
     data = rng.integers(low, high, value.shape, endpoint=True)
-    if data.size and op.kind == "RESCALE":  # what is furthest from the zero point
+    if data.size and op.kind == "RESCALE":  # the value farthest from the zero point
         data.flat[0] = low if op.attrs["input_zp"] > 0 else high
-    if data.size and op.kind == "TABLE" and value.dtype is DType.INT16:  # the steepest part
+    if data.size and op.kind == "TABLE" and value.dtype is DType.INT16:  # the steepest segment
         slopes = np.abs(np.diff(op.attrs["table"].astype(np.int32)))
         data.flat[0] = int(slopes.argmax()) * 128 - 32768 + 1
     return data.astype(value.dtype.numpy)
 
 
 def _bounds(op: Op, i: int, value: Value) -> tuple[int, int]:
-    """Smallest and largest integer of an operand."""
+    """Return the smallest and largest integer of an operand."""
     if op.kind.endswith("SHIFT") and i == 1:
         return 0, 8 * value.dtype.bytes - 1
     if op.kind == "GATHER" and i == 1:
@@ -390,69 +393,77 @@ def _bounds(op: Op, i: int, value: Value) -> tuple[int, int]:
     return (1 if op.kind == "INTDIV" and i == 1 else -(1 << 29 if wide else 1 << 14)), 1 << 29 if wide else 1 << 14
 
 
-def _arrays(op: Op) -> list[Array]:
-    """Every operand's elements, constants included."""
+def _draw_operands(op: Op) -> list[Array]:
+    """Return the values of all operands, constants included."""
     rng = np.random.default_rng(0)
-    return [value.data if value.data is not None else _data(op, i, value, rng) for i, value in enumerate(op.inputs)]
+    return [
+        value.data if value.data is not None else _draw_values(op, i, value, rng) for i, value in enumerate(op.inputs)
+    ]
 
 
-def _fed(op: Op, arrays: Sequence[Array]) -> list[Array]:
-    """Those that are inputs of the graph."""
+def _select_inputs(op: Op, arrays: Sequence[Array]) -> list[Array]:
+    """Select the arrays of operands that are inputs of the graph."""
     return [array for value, array in zip(op.inputs, arrays, strict=True) if value.data is None]
 
 
-def _run(ops: Sequence[Op]) -> str | None:
-    """What the reference model says against the operators, or how it differs from the records' own evaluation."""
-    arrays = [_arrays(op) for op in ops]
+def _run_reference(ops: Sequence[Op]) -> str | None:
+    """Run the reference model; return its error or a difference to the records' evaluation, else None."""
+    arrays = [_draw_operands(op) for op in ops]
     try:
-        results = reference.run(_graph(ops), [x for op, row in zip(ops, arrays, strict=True) for x in _fed(op, row)])
+        results = reference.run(
+            _graph(ops), [x for op, row in zip(ops, arrays, strict=True) for x in _select_inputs(op, row)]
+        )
     except ArmBackendError as error:
         return str(error)
     for op, row, result in zip(ops, arrays, results, strict=True):
         numbers = (
             op.output.dtype.is_float or op.output.dtype is DType.INT48
-        )  # what numpy has no type for comes as bytes
+        )  # the reference model returns types that numpy lacks as bytes
         expected = None if numbers else evaluate(op, row)
         if expected is not None and not np.array_equal(expected, result):
             return f"{op!r} is evaluated to other values"
     return None
 
 
-def _offenders(ops: list[tuple[Target, Op]], judge: Callable[[list[tuple[Target, Op]]], str | None]) -> list[str]:
-    """Those that the judge refuses, found by halving, each with what it said."""
-    reason = judge(ops) if ops else None
+def _find_refused(ops: list[tuple[Target, Op]], check: Callable[[list[tuple[Target, Op]]], str | None]) -> list[str]:
+    """Find the operators that ``check`` refuses, by bisection, each with the reason."""
+    reason = check(ops) if ops else None
     if reason is None:
         return []
     if len(ops) == 1:
         return [f"{ops[0][0].name}: accepted {ops[0][1]!r}, but: {reason}"]
     half = len(ops) // 2
-    return _offenders(ops[:half], judge) + _offenders(ops[half:], judge)
+    return _find_refused(ops[:half], check) + _find_refused(ops[half:], check)
 
 
-def _brain(op: Op) -> bool:
-    """Whether BF16 is in it, whose elements numpy does not have."""
+def _has_bf16(op: Op) -> bool:
+    """Whether the operator has BF16 tensors, which numpy does not support."""
     return DType.BF16 in {value.dtype for value in (*op.inputs, op.output)}
 
 
-def _strict(ops: list[tuple[Target, Op]]) -> str | None:
-    return tosa_opt(_graph([op for _, op in ops]), ops[0][0])
+def _validate_strictly(ops: list[tuple[Target, Op]]) -> str | None:
+    return validate_by_tosa_opt(_graph([op for _, op in ops]), ops[0][0])
 
 
 def _accepted_by_both(refused: Sequence[tuple[Target, Op]]) -> list[int]:
-    """Those of the operators that neither of the two refuses; what cannot even be written down counts as refused."""
+    """Find the operators that tosa-opt and the reference model accept. Those that cannot be serialized are refused."""
     graphs: dict[int, tuple[bytes, list[Array]]] = {}
     for i, (_, op) in enumerate(refused):
         with contextlib.suppress(Exception):
-            graphs[i] = _graph([op]), _fed(op, _arrays(op))
+            graphs[i] = _graph([op]), _select_inputs(op, _draw_operands(op))
     command = [sys.executable, str(Path(__file__).with_name("forked_model.py"))]
     done = subprocess.run(command, input=pickle.dumps(list(graphs.values())), capture_output=True, check=True)
     verdicts = zip(graphs.items(), pickle.loads(done.stdout), strict=True)
     ran = [(i, flatbuffer) for (i, (flatbuffer, _)), no in verdicts if not no]
-    return [i for i, flatbuffer in ran if tosa_opt(flatbuffer, refused[i][0]) is None]
+    return [i for i, flatbuffer in ran if validate_by_tosa_opt(flatbuffer, refused[i][0]) is None]
 
 
 def disagreements(drawn: Sequence[tuple[Target, Op]]) -> tuple[list[str], Counter[str]]:
-    """Where the records and the two judges do not agree, and how many of each kind were accepted and refused."""
+    """Compare the records with tosa-opt and the reference model.
+
+    Returns:
+        The disagreements, and the number of accepted and refused operators by kind.
+    """
     accepted: dict[str, list[tuple[Target, Op]]] = {}
     refused: list[tuple[Target, Op]] = []
     reasons: list[str] = []
@@ -470,16 +481,16 @@ def disagreements(drawn: Sequence[tuple[Target, Op]]) -> tuple[list[str], Counte
             reasons.append(reason)
     wrong = [f"refused {refused[i][1]!r}: {reasons[i]}" for i in _accepted_by_both(refused)]
     for ops in accepted.values():
-        for start in range(0, len(ops), _BATCH):
-            batch = ops[start : start + _BATCH]
-            wrong += _offenders(batch, _strict)
-            runnable = [pair for pair in batch if not _brain(pair[1])]
-            wrong += _offenders(runnable, lambda some: _run([op for _, op in some]))
+        for start in range(0, len(ops), _BATCH_SIZE):
+            batch = ops[start : start + _BATCH_SIZE]
+            wrong += _find_refused(batch, _validate_strictly)
+            runnable = [pair for pair in batch if not _has_bf16(pair[1])]
+            wrong += _find_refused(runnable, lambda some: _run_reference([op for _, op in some]))
     return wrong, counts
 
 
 def main(count: int) -> int:
-    """Draw ``count`` operators, print what was drawn and where there is disagreement."""
+    """Draw ``count`` operators; print their numbers by kind and the disagreements. Returns 1 if there are any."""
     drawn = draw_operators(count)
     wrong, counts = disagreements(drawn)
     kinds = sorted({name.split()[0] for name in counts})

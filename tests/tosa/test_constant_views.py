@@ -21,7 +21,7 @@ from arm_backend_core.tosa.passes import constant_views, pipeline
 from arm_backend_core.tosa.passes.constant_views import deduplicate_constants
 from arm_backend_core.tosa.serialize import serialize
 from arm_recipes import ArmRecipeType, export
-from tests.graphs import family, graph, tosa_opt
+from tests.graphs import build_graph, make_target, validate_by_tosa_opt
 
 FLOAT, INTEGER = (Target.from_tosa_spec(f"TOSA-1.0+{spec}") for spec in ("FP", "INT+int16"))
 ROWS, WIDTH = 256, 36
@@ -51,7 +51,7 @@ def _tied(dtype: DType, table: Callable[[DType], Array] = _table) -> Callable[..
 
 
 def _written(dtype: DType, target: Target) -> Graph:
-    made = graph(_tied(dtype), INDICES, (IMAGE, dtype), target=target)
+    made = build_graph(_tied(dtype), INDICES, (IMAGE, dtype), target=target)
     pipeline.run(made, target)
     return made
 
@@ -69,7 +69,7 @@ def test_one_constant_for_three_shapes(dtype: DType, target: Target, monkeypatch
     assert all(op.origins for op in shared.ops)
     weights = [op.weight.data is None for op in shared.ops if op.weight is not None]
     assert sorted(weights) == [False, True]
-    assert tosa_opt(small, target) is None
+    assert validate_by_tosa_opt(small, target) is None
     rng = np.random.default_rng(1)
     given = [rng.integers(0, ROWS, (1, 5)).astype(np.int32), rng.integers(-9, 9, IMAGE).astype(dtype.numpy)]
     for ours, theirs in zip(reference.run(small, given), reference.run(large, given), strict=True):
@@ -84,7 +84,7 @@ def test_the_converter_takes_weights_that_are_reshaped() -> None:
 
 
 def test_other_bytes_are_other_constants() -> None:
-    made = graph(_tied(DType.INT8, lambda dtype: _table(dtype) + 1), INDICES, (IMAGE, DType.INT8), target=INTEGER)
+    made = build_graph(_tied(DType.INT8, lambda dtype: _table(dtype) + 1), INDICES, (IMAGE, DType.INT8), target=INTEGER)
     made.ops = [op for op in made.ops if op.kind != "CONV2D" or op.inputs[0] is not made.inputs[1]]
     made.outputs = made.outputs[:2]
     kinds = [op.kind for op in made.ops]
@@ -93,9 +93,9 @@ def test_other_bytes_are_other_constants() -> None:
 
 
 def test_npus_have_weights_of_their_own() -> None:
-    made = graph(_tied(DType.INT8), INDICES, (IMAGE, DType.INT8), target=family("ethos-u85"))
+    made = build_graph(_tied(DType.INT8), INDICES, (IMAGE, DType.INT8), target=make_target("ethos-u85"))
     kinds = [op.kind for op in made.ops]
-    deduplicate_constants(made, family("ethos-u85"))
+    deduplicate_constants(made, make_target("ethos-u85"))
     assert [op.kind for op in made.ops] == kinds
 
 

@@ -17,7 +17,7 @@ from arm_backend_core.tosa.passes.pipeline import Pass, run, simplify
 from arm_backend_core.tosa.passes.space_to_depth import reduce_strides
 from arm_backend_core.tosa.passes.transpose_form import sink_slices
 from arm_backend_core.tosa.serialize import serialize
-from tests.graphs import compiles, graph
+from tests.graphs import build_graph, is_compiled_by_vela
 
 U55, U65, U85 = (
     Target(f"{family}-{macs}", frozenset({"INT"}), frozenset({"int16"}), family, macs)
@@ -232,12 +232,12 @@ def test_int32_and_many_rows_keep_their_transpose_on_u85() -> None:
 def test_a_transpose_that_vela_refuses_is_written_in_other_steps(
     shape: tuple[int, ...], perms: tuple[int, ...], dtype: DType, transposes: int, family: str
 ) -> None:
-    given = graph(lambda b, x: b.transpose(x, perms), (shape, dtype))
-    assert not compiles(family, serialize(given))  # if it does, these steps are not needed any more
+    given = build_graph(lambda b, x: b.transpose(x, perms), (shape, dtype))
+    assert not is_compiled_by_vela(family, serialize(given))  # if it does, these steps are not needed any more
     net = Net(U55)
     net.check(net.b.transpose(net.input(*shape, dtype=dtype), perms))
     assert net.kinds().count("TRANSPOSE") == transposes
-    assert compiles(family, serialize(net.graph))
+    assert is_compiled_by_vela(family, serialize(net.graph))
 
 
 @pytest.mark.parametrize(
@@ -257,17 +257,17 @@ def test_heads_behind_dropped_dimensions_compile(
     x = net.b.reshape(net.b.rescale(net.input(*before, dtype=DType.INT16), DType.INT8, 0.01), shape)
     y = net.b.reshape(net.b.transpose(x, perms), (shape[-2], x.size // (shape[-2] * shape[-1]), shape[-1]))
     net.check(net.b.matmul(y, net.input(shape[-2], shape[-1], 2)) if multiplied else y)
-    assert compiles("ethos-u55", serialize(net.graph))
+    assert is_compiled_by_vela("ethos-u55", serialize(net.graph))
 
 
 def test_a_transpose_without_steps_is_refused() -> None:
     for shape, perms in (((1, 3, 70000, 1), (2, 1, 3, 0)), ((251, 3, 1, 1009, 1), (4, 0, 3, 1, 2))):
-        given = graph(lambda b, x, perms=perms: b.transpose(x, perms), (shape, DType.INT8))
+        given = build_graph(lambda b, x, perms=perms: b.transpose(x, perms), (shape, DType.INT8))
         assert op_refusal(U65, given.ops[0]) == (
             f"{U65.name} has no TRANSPOSE with shape {shape} by {perms} "
             "(65536 at most along each of three axes, whichever are taken together)"
         )
-        assert not compiles("ethos-u65", serialize(given))
+        assert not is_compiled_by_vela("ethos-u65", serialize(given))
 
 
 def test_transpose_before_matmul_has_four_dimensions() -> None:

@@ -16,7 +16,7 @@ from arm_backend_core.tosa.graph import Value
 from arm_backend_core.tosa.legality import op_refusal, refusal
 from arm_backend_core.tosa.serialize import serialize
 from arm_backend_core.workers.vela import installed_release
-from tests.graphs import Body, Input, compiles, family, graph
+from tests.graphs import Body, Input, build_graph, is_compiled_by_vela, make_target
 
 BOOL, I8, I16, I32, I48 = DType.BOOL, DType.INT8, DType.INT16, DType.INT32, DType.INT48
 NUMBERS = (I8, I16, I32)
@@ -317,11 +317,11 @@ _CASES = [case for cases in _GROUPS for case in cases()]
 @pytest.mark.parametrize("name", ETHOS_U_FAMILIES)
 @pytest.mark.parametrize("case", _CASES, ids=lambda case: case.name)
 def test_agrees_with_vela(case: Case, name: str) -> None:
-    written = graph(case.body, *case.inputs)
-    target = family(name)
+    written = build_graph(case.body, *case.inputs)
+    target = make_target(name)
     reasons = [op_refusal(target, op) for op in written.ops]
     refused = next((reason for reason in reasons if reason), None)
-    compiled = compiles(name, serialize(written))
+    compiled = is_compiled_by_vela(name, serialize(written))
     if name in case.stricter:
         assert refused
         assert compiled  # if not, it is no longer stricter
@@ -330,7 +330,7 @@ def test_agrees_with_vela(case: Case, name: str) -> None:
 
 
 def test_reasons_name_the_target_and_the_operator() -> None:
-    u55 = family("ethos-u55")
+    u55 = make_target("ethos-u55")
     assert refusal(u55, "GATHER", [I8, I32], I8) == f"{u55.name} has no GATHER in hardware"
     assert refusal(u55, "MATMUL", [I16, I16], I48) == f"{u55.name} has no MATMUL (int16, int16 -> int48) in hardware"
     assert refusal(u55, "CLAMP", [I32], I32) == "TOSA 1.0 has no CLAMP (int32 -> int32)"

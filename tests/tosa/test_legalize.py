@@ -12,7 +12,7 @@ from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
 from arm_backend_core.tosa.passes.pipeline import run
 from arm_backend_core.tosa.serialize import serialize
-from tests.graphs import EVERYTHING, built, graph, program, tosa_opt
+from tests.graphs import FULL_TARGET, build_and_validate, build_flatbuffer, build_graph, validate_by_tosa_opt
 
 
 @pytest.mark.parametrize("passes", [False, True])
@@ -20,11 +20,11 @@ def test_many_values_are_joined_in_groups(passes: bool) -> None:
     def body(b: Builder, x: Value) -> Value:
         return b.concat([b.reverse(x, i % 2) for i in range(70)], 0)
 
-    written = graph(body, ((2, 3), DType.INT8))
+    written = build_graph(body, ((2, 3), DType.INT8))
     if passes:
-        run(written, EVERYTHING)
+        run(written, FULL_TARGET)
     assert [op.kind for op in written.ops].count("CONCAT") == 3
-    assert tosa_opt(serialize(written), EVERYTHING) is None
+    assert validate_by_tosa_opt(serialize(written), FULL_TARGET) is None
     x = np.arange(6, dtype=np.int8).reshape(2, 3)
     expected = np.concatenate([np.flip(x, i % 2) for i in range(70)])
     np.testing.assert_array_equal(reference.run(serialize(written), [x])[0], expected)
@@ -39,10 +39,10 @@ def test_a_transposed_convolution_crops_as_much_as_its_kernel_by_a_slice(kernel:
         pad = (-crop,) * 4
         return b.transpose_conv2d(x, b.const(weight, DType.INT8), zeros, out_pad=pad, stride=(2, 2))
 
-    kinds = built(body, ((1, 6, 7, 1), DType.INT8))
+    kinds = build_and_validate(body, ((1, 6, 7, 1), DType.INT8))
     assert kinds == ["TRANSPOSE_CONV2D", "SLICE"]
     x = np.arange(42, dtype=np.int8).reshape(1, 6, 7, 1)
-    (result,) = reference.run(program(body, ((1, 6, 7, 1), DType.INT8)), [x])
+    (result,) = reference.run(build_flatbuffer(body, ((1, 6, 7, 1), DType.INT8)), [x])
     expected = torch.nn.functional.conv_transpose2d(
         torch.from_numpy(x.transpose(0, 3, 1, 2)).double(),
         torch.from_numpy(weight.transpose(3, 0, 1, 2)).double(),

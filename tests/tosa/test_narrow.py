@@ -12,7 +12,7 @@ from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
 from arm_backend_core.tosa.passes.pipeline import run
 from arm_backend_core.tosa.serialize import serialize
-from tests.graphs import Body, family, graph, tosa_opt
+from tests.graphs import Body, build_graph, make_target, validate_by_tosa_opt
 
 INT4 = Target.from_tosa_spec("TOSA-1.0+INT+int16+int4")
 _RNG = np.random.default_rng(0)
@@ -73,14 +73,14 @@ CASES: dict[str, tuple[Body, DType, Target, bool]] = {
     "computed weights": (_computed, DType.INT8, INT4, False),
     "no extension": (_conv2d(_FITS), DType.INT8, Target.from_tosa_spec("TOSA-1.0+INT+int16"), False),
     "VGF": (_conv2d(_FITS), DType.INT8, Target.from_tosa_spec("TOSA-1.0+INT+FP+int16+int4", family="vgf"), True),
-    "Vela encodes int8 in as few bits": (_conv2d(_FITS), DType.INT8, family("ethos-u85"), False),
+    "Vela encodes int8 in as few bits": (_conv2d(_FITS), DType.INT8, make_target("ethos-u85"), False),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_four_bits_where_they_hold_the_weights(case: str) -> None:
     body, dtype, target, narrow = CASES[case]
-    written = graph(body, ((1, 8, 8, 8), dtype), target=target)
+    written = build_graph(body, ((1, 8, 8, 8), dtype), target=target)
     low, high = dtype.range
     x = np.random.default_rng(1).integers(low, high + 1, (1, 8, 8, 8)).astype(dtype.numpy)
     (before,) = reference.run(serialize(written), [x])
@@ -89,10 +89,10 @@ def test_four_bits_where_they_hold_the_weights(case: str) -> None:
     assert [op.inputs[1].dtype for op in written.ops if len(op.inputs) > 1 and op.inputs[1].dtype is DType.INT4] == (
         [DType.INT4] if narrow else []
     )
-    assert tosa_opt(flatbuffer, target) is None
+    assert validate_by_tosa_opt(flatbuffer, target) is None
     np.testing.assert_array_equal(reference.run(flatbuffer, [x])[0], before)
     without = Target(target.name, target.profiles, target.extensions - {"int4"})
-    assert (tosa_opt(flatbuffer, without) is not None) == narrow
+    assert (validate_by_tosa_opt(flatbuffer, without) is not None) == narrow
 
 
 @pytest.mark.parametrize("size", [64, 65])
@@ -104,7 +104,7 @@ def test_two_weights_take_a_byte(size: int) -> None:
 
     def length(extension: str) -> int:
         target = Target.from_tosa_spec(f"TOSA-1.0+INT{extension}")
-        written = graph(body, ((1, 4, 4, size), DType.INT8), target=target)
+        written = build_graph(body, ((1, 4, 4, size), DType.INT8), target=target)
         run(written, target)
         return len(serialize(written))
 

@@ -16,9 +16,9 @@ from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.legality import op_refusal, refusal
 from arm_backend_core.tosa.operators import OPERATORS, evaluate
-from arm_backend_core.tosa.operators.record import ANY, broadcast_shape, define
+from arm_backend_core.tosa.operators.record import ANY_RANK, broadcast_shape, define_operator
 from arm_backend_core.tosa.serialize import serialize
-from tests.graphs import Body, built, graph, tosa_opt
+from tests.graphs import Body, build_and_validate, build_graph, validate_by_tosa_opt
 
 FP = Target.from_tosa_spec("TOSA-1.0+FP")
 
@@ -37,7 +37,7 @@ FP = Target.from_tosa_spec("TOSA-1.0+FP")
 )
 def test_mistakes_in_a_record_are_errors(kind: str, rows: str, facts: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        define(kind, rows, [ANY], broadcast_shape, **facts)
+        define_operator(kind, rows, [ANY_RANK], broadcast_shape, **facts)
     assert "NEW" not in OPERATORS
 
 
@@ -94,7 +94,7 @@ def test_an_npu_says_how_many_multipliers_it_has() -> None:
 )
 def test_evaluation_of_what_is_not_always_defined(body: Body, dtype: DType, x: float, expected: float | None) -> None:
     target = Target.from_tosa_spec("TOSA-1.0+INT+FP+inexactround")
-    (op,) = graph(body, ((1,), dtype), target=target).ops
+    (op,) = build_graph(body, ((1,), dtype), target=target).ops
     arrays = [np.array([x], dtype.numpy) if value.data is None else value.data for value in op.inputs]
     assert evaluate(op, arrays) == expected
 
@@ -110,7 +110,7 @@ def test_an_evaluation_treats_nan_as_the_operator_says(kind: str, nan_mode: str)
 
     x, y = np.array([[np.nan, 1], [2, np.nan], [np.nan, np.nan]], np.float32), np.full((3, 2), 0.75, np.float32)
     arrays = [x, y] if kind in ("MAXIMUM", "MINIMUM") else [x]
-    written = graph(body, *[(array.shape, DType.FP32) for array in arrays], target=FP)
+    written = build_graph(body, *[(array.shape, DType.FP32) for array in arrays], target=FP)
     (expected,) = reference.run(serialize(written), arrays)
     result = evaluate(written.ops[0], arrays)
     assert result is not None
@@ -137,7 +137,7 @@ def test_an_extension_needs_its_profile(spec: str) -> None:
 
 def test_blocks_have_one_size() -> None:
     target = Target.from_tosa_spec("TOSA-1.1+FP+mxfp")
-    (cast,) = graph(
+    (cast,) = build_graph(
         lambda b, x: b.emit("CAST_TO_BLOCK_SCALED", (x,), DType.FP8E4M3, block_size=32),
         ((1, 64), DType.FP32),
         target=target,
@@ -148,7 +148,7 @@ def test_blocks_have_one_size() -> None:
 
 
 def test_an_evaluated_rescale_of_a_scalar_keeps_its_shape() -> None:
-    (rescale,) = graph(lambda b, x: b.rescale(x, DType.INT32, 1.3), ((), DType.INT8)).ops
+    (rescale,) = build_graph(lambda b, x: b.rescale(x, DType.INT32, 1.3), ((), DType.INT8)).ops
     result = evaluate(rescale, [np.array(7, np.int8)])
     assert result is not None
     assert (result.shape, int(result)) == ((), 9)
@@ -167,7 +167,7 @@ def test_bf16_convolutions_and_products_accumulate_in_fp32() -> None:
         y = b.reshape(y, (1, 4, 2))
         return b.matmul(y, b.transpose(y, (0, 2, 1)))
 
-    assert "MATMUL" in built(body, ((1, 4, 4, 1), DType.BF16), target=target)
+    assert "MATMUL" in build_and_validate(body, ((1, 4, 4, 1), DType.BF16), target=target)
 
 
 def resized(size: tuple[int, int], n: int, d: int, offset: int, border: int) -> Body:
@@ -205,7 +205,7 @@ def test_a_constant_is_rescaled_by_what_its_own_values_allow() -> None:
         return b.add(x, b.rescale(mask, DType.INT32, 2.0**15))
 
     target = Target.from_tosa_spec("TOSA-1.0+INT+int16")
-    assert "RESCALE" in built(body, ((2, 300), DType.INT32), target=target)
+    assert "RESCALE" in build_and_validate(body, ((2, 300), DType.INT32), target=target)
 
 
 #: REQUIREs on elements, which a validator of graphs does not see.
@@ -238,7 +238,7 @@ def test_what_the_specification_forbids_is_refused_with_its_limit(
 ) -> None:
     target = Target.from_tosa_spec("TOSA-1.0+INT+FP+int16")
     with pytest.raises(Unsupported, match=reason):
-        graph(body, (shape, dtype), target=target)
+        build_graph(body, (shape, dtype), target=target)
     monkeypatch.setattr(builder, "emission_refusal", lambda target, op: None)
-    complaint = tosa_opt(serialize(graph(body, (shape, dtype), target=target)), target)
+    complaint = validate_by_tosa_opt(serialize(build_graph(body, (shape, dtype), target=target)), target)
     assert (complaint is None) == any(words in reason for words in _OF_ELEMENTS), complaint

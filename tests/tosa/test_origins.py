@@ -8,7 +8,7 @@ import pytest
 from arm_backend_core.dtype import DType
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
-from arm_backend_core.tosa.graph import COPY, Graph, Op, Origin, Value
+from arm_backend_core.tosa.graph import COPY_OPERATOR, Graph, Op, Origin, Value
 from arm_backend_core.tosa.legalize import LegalizingBuilder
 from arm_backend_core.tosa.passes.cse import eliminate_common_subexpressions
 from arm_backend_core.tosa.passes.layout_choice import assign_layouts
@@ -136,7 +136,7 @@ def test_what_is_returned_as_it_is_is_a_copy() -> None:
     x = t.input(4)
     t.returns(t.of("add").add(x, x), x)
     run(t.graph, TARGET)
-    assert [origin.operator for op in t.graph.ops for origin in op.origins] == ["aten.add", COPY]
+    assert [origin.operator for op in t.graph.ops for origin in op.origins] == ["aten.add", COPY_OPERATOR]
 
 
 _IMAGE = (1, 8, 8, 4)

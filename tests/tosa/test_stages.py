@@ -16,7 +16,7 @@ from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.passes import pipeline
 from arm_backend_core.tosa.passes.pipeline import HARDWARE_PASSES, LAST_PASSES, PASSES, ScheduledPass, run
 from arm_backend_core.tosa.passes.stages import BOOLEANS_LOWERED, FINAL, LOWERED, StageChecker
-from tests.graphs import family, graph
+from tests.graphs import build_graph, make_target
 
 TARGET = Target.from_tosa_spec("TOSA-1.0+INT+int4")
 BRANCHES = Target.from_tosa_spec("TOSA-1.0+FP+cf")
@@ -66,7 +66,7 @@ def test_the_pass_that_broke_the_graph_is_named(
         pipeline, "HARDWARE_PASSES", (ScheduledPass(change, "for the test", BOOLEANS_LOWERED), *HARDWARE_PASSES)
     )
     with pytest.raises(AssertionError, match=message):
-        run(graph(_moved, X, target=TARGET), TARGET)
+        run(build_graph(_moved, X, target=TARGET), TARGET)
 
 
 def test_what_is_written_is_checked_without_strict_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +75,7 @@ def test_what_is_written_is_checked_without_strict_too(monkeypatch: pytest.Monke
         pipeline, "LAST_PASSES", (*LAST_PASSES, ScheduledPass(_with_wrong_table, "for the test", FINAL))
     )
     with pytest.raises(AssertionError, match=r"after all passes: .* = TABLE"):
-        run(graph(_moved, X, target=TARGET), TARGET)
+        run(build_graph(_moved, X, target=TARGET), TARGET)
 
 
 def test_stages_follow_one_another() -> None:
@@ -84,21 +84,23 @@ def test_stages_follow_one_another() -> None:
     marks = [step.stage_after.operators & {"MX_CONV2D", "LOOP_IN", "LOOP_OUT"} for step in steps]
     assert all(later <= earlier for earlier, later in pairwise(marks))
     assert marks[-1] == frozenset()
-    booleans = [step.stage_after.booleans for step in steps]
+    booleans = [step.stage_after.allows_bool for step in steps]
     assert booleans == sorted(booleans, reverse=True)
     assert steps[-1].stage_after == FINAL
 
 
 def test_booleans_wait_on_hardware_without_them() -> None:
-    u55 = family("ethos-u55-128")
-    net = graph(lambda b, x, y: b.compare("GREATER", x, y), ((2, 8), DType.INT32), ((2, 8), DType.INT32), target=u55)
+    u55 = make_target("ethos-u55-128")
+    net = build_graph(
+        lambda b, x, y: b.compare("GREATER", x, y), ((2, 8), DType.INT32), ((2, 8), DType.INT32), target=u55
+    )
     StageChecker(u55).check(net, LOWERED, "lowering")
     with pytest.raises(AssertionError, match=r"after a pass: .* has no GREATER in hardware"):
         StageChecker(u55).check(net, BOOLEANS_LOWERED, "a pass")
 
 
 def test_an_operator_that_was_changed_is_checked_again() -> None:
-    net, checker = graph(_moved, X, target=TARGET), StageChecker(TARGET)
+    net, checker = build_graph(_moved, X, target=TARGET), StageChecker(TARGET)
     checker.check(net, BOOLEANS_LOWERED, "one pass")
     _with_wrong_table(net, TARGET)
     with pytest.raises(AssertionError, match=r"after another: .* = TABLE"):
@@ -114,14 +116,14 @@ def _conditional() -> Graph:
     def body(b: Builder, condition: Value, x: Value) -> Value:
         return b.select(condition, b.clamp(x, 0, 3), b.add(x, x))
 
-    net = graph(body, ((1, 1), DType.BOOL), ((2, 8), DType.FP32), target=BRANCHES)
+    net = build_graph(body, ((1, 1), DType.BOOL), ((2, 8), DType.FP32), target=BRANCHES)
     run(net, BRANCHES)
     assert net.ops[-1].kind == "COND_IF"
     return net
 
 
 def _branches(net: Graph) -> tuple[Graph, Graph]:
-    then, other = net.ops[-1].graphs
+    then, other = net.ops[-1].regions
     return then, other
 
 
@@ -141,7 +143,7 @@ def test_results_of_branches_are_distinct() -> None:
     net = _conditional()
     then, _ = _branches(net)
     then.outputs = [then.inputs[0]]
-    with pytest.raises(AssertionError, match="an output is no operator's"):
+    with pytest.raises(AssertionError, match="an output is not the result"):
         StageChecker(BRANCHES).check(net, FINAL, "all")
 
 

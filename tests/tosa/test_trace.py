@@ -12,7 +12,7 @@ from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.passes.rewrite import Rewriter, apply_once
-from arm_backend_core.tosa.passes.trace import VARIABLE, call_with_reason
+from arm_backend_core.tosa.passes.trace import TRACE_VARIABLE, call_with_reason
 from arm_backend_core.tosa.passes.transpose import cancel_transpose, merge_transpose
 
 TARGET = Target.from_tosa_spec("TOSA-1.0+INT")
@@ -31,7 +31,7 @@ def _graph(*, cancels: bool) -> Graph:
 def test_trace_prints_the_condition_of_a_rule_that_declines(
     cancels: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv(VARIABLE, "rewrite")
+    monkeypatch.setenv(TRACE_VARIABLE, "rewrite")
     apply_once(_graph(cancels=cancels), TARGET, {"TRANSPOSE": [cancel_transpose]})
     lines = capsys.readouterr().err.splitlines()
     assert all(line.startswith("rewrite: TRANSPOSE int32[1, ") for line in lines), lines

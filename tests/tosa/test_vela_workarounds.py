@@ -26,10 +26,10 @@ from arm_backend_core.tosa.vela_workarounds.catalog import (
 from arm_backend_core.tosa.vela_workarounds.workaround import Workaround
 from arm_backend_core.workers.vela import SUPPORTED_RELEASES, Release
 from tests import graphs
-from tests.graphs import family
+from tests.graphs import make_target
 from tests.runtime import vela_bugs
 
-U55 = family("ethos-u55-128")
+U55 = make_target("ethos-u55-128")
 X = ((2, 3, 4), DType.INT8)
 
 
@@ -53,7 +53,7 @@ def _always(op: Op, rewriter: Rewriter) -> bool:
 @pytest.mark.parametrize("row", vela_bugs.REPRODUCERS, ids=lambda row: row.name)
 def test_what_is_compiled_wrong_is_found_and_rewritten(row: vela_bugs.Reproducer, release: Release) -> None:
     for accelerator in row.accelerators:
-        target, graph = family(accelerator, release), graphs.graph(row.body, *row.inputs)
+        target, graph = make_target(accelerator, release), graphs.build_graph(row.body, *row.inputs)
         graph.remove_dead()
         found = find_vela_bugs(graph, target)
         assert bool(found) == (accelerator in row.wrong_with(release)), (accelerator, found)
@@ -67,21 +67,21 @@ def test_every_bug_has_a_reproducer(release: Release) -> None:
     found: set[str] = set()
     for row in vela_bugs.REPRODUCERS:
         for accelerator in row.wrong_with(release):
-            graph = graphs.graph(row.body, *row.inputs)
+            graph = graphs.build_graph(row.body, *row.inputs)
             graph.remove_dead()
-            found |= {bug.name for bug in find_vela_bugs(graph, family(accelerator, release))}
+            found |= {bug.name for bug in find_vela_bugs(graph, make_target(accelerator, release))}
     assert found == {bug.name for bug in WORKAROUNDS if release in bug.releases}
 
 
 def test_of_a_release_that_is_not_known_all_is_found() -> None:
     for row in (row for row in vela_bugs.REPRODUCERS if row.name in ("activation", "rescaled_part")):
-        graph = graphs.graph(row.body, *row.inputs)
+        graph = graphs.build_graph(row.body, *row.inputs)
         assert {bug.name for bug in find_vela_bugs(graph, replace(U55, vela=None))} == {row.name}
 
 
 def test_check_names_what_is_left() -> None:
     row = next(row for row in vela_bugs.REPRODUCERS if row.name == "sliced_and_dilated")
-    graph = graphs.graph(row.body, *row.inputs)
+    graph = graphs.build_graph(row.body, *row.inputs)
     with pytest.raises(AssertionError, match=r"left: dilated: .* = CONV2D.*; sliced: .* = CONV2D"):
         assert_no_vela_bugs(graph, U55)
 
@@ -91,13 +91,13 @@ def test_what_later_passes_bring_back_ends_the_export(monkeypatch: pytest.Monkey
     monkeypatch.setattr(pipeline, "LAST_PASSES", without)
     row = next(row for row in vela_bugs.REPRODUCERS if row.name == "sliced_and_dilated")
     with pytest.raises(AssertionError, match=r"left: dilated: .* = CONV2D"):
-        pipeline.run(graphs.graph(row.body, *row.inputs, target=U55), U55)
+        pipeline.run(graphs.build_graph(row.body, *row.inputs, target=U55), U55)
 
 
 def test_two_bugs_at_one_operator_are_both_rewritten() -> None:
     """One copy is enough: it is of the image that is padded already."""
     row = next(row for row in vela_bugs.REPRODUCERS if row.name == "sliced_and_dilated")
-    graph = graphs.graph(row.body, *row.inputs)
+    graph = graphs.build_graph(row.body, *row.inputs)
     apply_vela_workarounds(graph, U55)
     assert [op.kind for op in graph.ops] == ["SLICE", "PAD", "MUL", "RESCALE", "CONV2D", "RESCALE"]
 
@@ -105,13 +105,13 @@ def test_two_bugs_at_one_operator_are_both_rewritten() -> None:
 def test_workarounds_that_do_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalog, "WORKAROUNDS", (Workaround("sliced", ("MUL",), _always, _again),))
     with pytest.raises(AssertionError, match=r"left: sliced: .* = MUL"):
-        apply_vela_workarounds(graphs.graph(_copied, X), U55)
+        apply_vela_workarounds(graphs.build_graph(_copied, X), U55)
 
 
 def test_workarounds_that_the_target_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalog, "WORKAROUNDS", (Workaround("sliced", ("MUL",), _always, _refused),))
     with pytest.raises(AssertionError, match=r"sliced: .* = MUL.* cannot be rewritten: no such operator"):
-        apply_vela_workarounds(graphs.graph(_copied, X), U55)
+        apply_vela_workarounds(graphs.build_graph(_copied, X), U55)
 
 
 @pytest.mark.parametrize(

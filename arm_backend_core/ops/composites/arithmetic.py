@@ -1,4 +1,4 @@
-"""Decompositions of normalization operators, matrix products, elementwise functions and losses."""
+"""Decompositions of normalization operators, products, elementwise functions and losses."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def batch_norm(
     momentum: float,
     eps: float,
 ) -> tuple[Tensor, None, None]:
-    """The core ATen operator. Returns None for the statistics, which are empty."""
+    """The core ATen batch norm in eval mode. Returns None for the saved statistics, which are empty."""
     return native_batch_norm(x, weight, bias, running_mean, running_var, False, momentum, eps)
 
 
@@ -46,21 +46,24 @@ def native_batch_norm(
     momentum: float,
     eps: float,
 ) -> tuple[Tensor, None, None]:
-    """Batch norm with a ``training`` switch, which is off at export."""
+    """Batch norm whose ``training`` argument is False at export. Returns None for the saved statistics."""
     return F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps), None, None
 
 
 @decomposition(aten._native_batch_norm_legit.no_stats)
-def batch_norm_of_batch(
+def batch_norm_with_batch_statistics(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, training: bool, momentum: float, eps: float
 ) -> tuple[Tensor, None, None]:
-    """Batch norm with batch statistics, which are not returned. ``F.batch_norm`` refuses channels of one value."""
+    """Batch norm with batch statistics, which are not returned.
+
+    ``F.batch_norm`` would refuse channels with a single value; ``torch.batch_norm`` does not.
+    """
     return torch.batch_norm(x, weight, bias, None, None, True, momentum, eps, False), None, None
 
 
 @decomposition(aten._fused_rms_norm.default)
 def rms_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None, eps: float | None) -> tuple[Tensor, None]:
-    """The core ATen operator. Returns None for the reciprocal root."""
+    """The core ATen RMS norm. Returns None for the reciprocal root mean square."""
     return F.rms_norm(x, tuple(shape), weight, eps), None
 
 
@@ -77,7 +80,7 @@ def group_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, n: int, c: int, hw: int, groups: int, eps: float
 ) -> tuple[Tensor, None, None]:
     """The core ATen operator. Returns None for mean and deviation."""
-    return torch.group_norm(x, groups, weight, bias, eps), None, None  # F.group_norm refuses groups of one value
+    return torch.group_norm(x, groups, weight, bias, eps), None, None  # F.group_norm refuses groups with a single value
 
 
 # -- products -----------------------------------------------------------------------------------------------------
@@ -92,27 +95,30 @@ def addmm(bias: Tensor, x: Tensor, weight: Tensor, *, beta: float = 1, alpha: fl
 
 
 def empty_product(shape: Sequence[int], x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """A matrix product with an empty inner dimension: the bias, or 0. ``shape`` is the result's shape."""
+    """Matrix product whose inner dimension has size 0: the bias, or 0. ``shape`` is the shape of the result."""
     zeros = torch.zeros(shape, dtype=x.dtype)
     return zeros if bias is None else zeros + bias
 
 
 @decomposition(aten.addbmm.default)
 def addbmm(x: Tensor, first: Tensor, second: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    """beta * x + alpha * sum over n of first[n] @ second[n]; first [N, I, K], second [N, K, J]."""
+    """beta * x + alpha * sum of first[n] @ second[n] over n, with first [N, I, K] and second [N, K, J]."""
     rows = first.transpose(0, 1).flatten(1)
     return aten.addmm(x, rows, second.flatten(0, 1), beta=beta, alpha=alpha)
 
 
 @decomposition(aten.heaviside.default)
 def heaviside(x: Tensor, values: Tensor) -> Tensor:
-    """1 above 0, ``values`` at 0, 0 below."""
+    """Heaviside step function: 0 for x < 0, ``values`` for x = 0, 1 for x > 0."""
     return torch.where(x == 0, values, torch.where(x > 0, 1.0, 0.0).to(x.dtype))
 
 
-def _zero_guarded_product(function: Callable[[Tensor], Tensor], at_zero: float) -> Callable[..., Tensor]:
+def _build_zero_guarded_product(function: Callable[[Tensor], Tensor], at_zero: float) -> Callable[..., Tensor]:
     def product(x: Any, y: Any, *, quantized: bool) -> Tensor:
-        """x * function(y), and 0 where x is 0 and y is not NaN. Calibration does not see function(y) there."""
+        """x * function(y), but 0 where x is 0 and y is not NaN.
+
+        Where x is 0, y is replaced, so that calibration does not observe large or infinite function(y) there.
+        """
         x, y = (z if isinstance(z, Tensor) else torch.full((), z, dtype=(x * y).dtype) for z in (x, y))
         is_zero = x == 0 if quantized else (x == 0) & (y == y)
         return x * function(torch.where(is_zero, at_zero, y))
@@ -121,32 +127,32 @@ def _zero_guarded_product(function: Callable[[Tensor], Tensor], at_zero: float) 
 
 
 decomposition(aten.xlogy.Tensor, aten.xlogy.Scalar_Other, aten.xlogy.Scalar_Self, takes_quantized=True)(
-    _zero_guarded_product(torch.log, 1.0)
+    _build_zero_guarded_product(torch.log, 1.0)
 )
 decomposition(
     aten.special_xlog1py.default,
     aten.special_xlog1py.other_scalar,
     aten.special_xlog1py.self_scalar,
     takes_quantized=True,
-)(_zero_guarded_product(torch.log1p, 0.0))
+)(_build_zero_guarded_product(torch.log1p, 0.0))
 
 
 @decomposition(aten._cdist_forward.default)
 def cdist(x: Tensor, y: Tensor, p: float, compute_mode: int | None = None) -> Tensor:
-    """p-norm of the difference of each row of x [..., M, K] and each row of y [..., N, K]: [..., M, N]."""
+    """Pairwise distances [..., M, N]: p-norm of the difference of each row of x [..., M, K] and y [..., N, K]."""
     return torch.linalg.vector_norm(x.unsqueeze(-2) - y.unsqueeze(-3), p, -1)
 
 
 @decomposition(aten._pdist_forward.default)
 def pdist(x: Tensor, p: float = 2.0) -> Tensor:
-    """p-norm of the difference of each pair of rows of x [N, K]: [N * (N - 1) / 2]."""
+    """Pairwise distances [N * (N - 1) / 2]: p-norm of the difference of each pair of rows of x [N, K]."""
     first, second = torch.triu_indices(len(x), len(x), 1)
     return torch.linalg.vector_norm(x.index_select(0, first) - x.index_select(0, second), p, -1)
 
 
 @decomposition(aten.bilinear.default)
 def bilinear(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x^T @ weight[o] @ y for every o; weight [O, I, J], x [..., I], y [..., J] -> [..., O]."""
+    """Bilinear layer [..., O]: x^T @ weight[o] @ y for every o; x [..., I], y [..., J], weight [O, I, J]."""
     outputs, size, _ = weight.shape
     mixed = F.linear(x, weight.permute(0, 2, 1).reshape(-1, size)).unflatten(-1, (outputs, -1))
     result = (mixed * y.unsqueeze(-2)).sum(-1)
@@ -155,13 +161,13 @@ def bilinear(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None = None) -
 
 @decomposition(aten._convolution.default)
 def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *window: Any) -> Tensor:
-    """The overload that TorchScript emits. The last arguments of ``window`` select GPU kernels and are ignored."""
+    """The convolution that TorchScript emits. Arguments after the sixth select GPU kernels and are ignored."""
     return aten.convolution(x, weight, bias, *window[:6])
 
 
 @decomposition(aten.conv_tbc.default)
 def conv_tbc(x: Tensor, weight: Tensor, bias: Tensor, pad: int = 0) -> Tensor:
-    """1D convolution with the time first: x [T, N, C], weight [K, C, OC]. The bias may have any type."""
+    """1D convolution with the time axis first: x [T, N, C], weight [K, C, OC]. The bias may have any type."""
     return F.conv1d(x.permute(1, 2, 0), weight.permute(2, 1, 0), bias.to(x.dtype), padding=pad).permute(2, 0, 1)
 
 
@@ -171,19 +177,19 @@ def conv_tbc(x: Tensor, weight: Tensor, bias: Tensor, pad: int = 0) -> Tensor:
 @decomposition(aten.clamp.Tensor, interval=intervals.elementwise(intervals.clamp))
 def clamp(x: Tensor, min: Tensor | None = None, max: Tensor | None = None) -> Tensor:
     """Clamp by maximum and minimum. PyTorch's own decomposition uses comparisons and ``where``."""
-    raised = x if min is None else torch.maximum(x, min)
-    return raised if max is None else torch.minimum(raised, max)
+    clamped_below = x if min is None else torch.maximum(x, min)
+    return clamped_below if max is None else torch.minimum(clamped_below, max)
 
 
 @decomposition(aten._add_relu.Tensor, aten._add_relu.Scalar)
 def add_relu(x: Tensor, y: Any, alpha: float = 1) -> Tensor:
-    """relu(x + alpha * y), as PyTorch's fusion emits it. For integers it truncates ``alpha`` to an integer."""
+    """relu(x + alpha * y), which PyTorch's fusion emits. For integers, ``alpha`` is truncated to an integer."""
     return torch.relu(torch.add(x, y, alpha=alpha if (x + y).is_floating_point() else int(alpha)))
 
 
 @decomposition(aten.hypot.default)
 def hypot(x: Tensor, y: Tensor) -> Tensor:
-    """sqrt(x * x + y * y) as large * sqrt(1 + (small / large)**2), in which no square overflows."""
+    """sqrt(x * x + y * y), computed as large * sqrt(1 + (small / large)**2), in which no square overflows."""
     x, y = (z.to((x + y).dtype) for z in (x, y))  # abs does not accept booleans
     large, small = torch.maximum(x.abs(), y.abs()), torch.minimum(x.abs(), y.abs())
     ratio = small / replace_zero_by_one(large)
@@ -192,13 +198,16 @@ def hypot(x: Tensor, y: Tensor) -> Tensor:
 
 @decomposition(aten.signbit.default, takes_quantized=True)
 def signbit(x: Tensor, *, quantized: bool = False) -> Tensor:
-    """Sign bit, which minus zero has too. No quantized number is minus zero, and no scale represents 1 / 0."""
+    """Sign bit, which is also set for -0.0. The test is 1 / x < 0.
+
+    Quantized numbers are never -0.0, and no scale represents 1 / 0, so a quantized program tests x < 0.
+    """
     return x < 0 if quantized else torch.minimum(x, 1 / x) < 0
 
 
 @decomposition(aten.copysign.Tensor, aten.copysign.Scalar, takes_quantized=True)
 def copysign(x: Tensor, y: Any, *, quantized: bool = False) -> Tensor:
-    """The magnitude of x with the sign of y."""
+    """Return the magnitude of x with the sign of y."""
     dtype = (x / y).dtype  # the type to which integers are promoted
     x, y = x.to(dtype), y.to(dtype) if isinstance(y, Tensor) else torch.full((), y, dtype=dtype)
     return torch.where(signbit(y, quantized=quantized), -x.abs(), x.abs())
@@ -206,16 +215,16 @@ def copysign(x: Tensor, y: Any, *, quantized: bool = False) -> Tensor:
 
 @decomposition(aten.atan2.default)
 def atan2(y: Tensor, x: Tensor) -> Tensor:
-    """Angle of the point (x, y): atan(smaller / larger coordinate), mirrored into the point's octant.
+    """Angle of the point (x, y): atan(smaller / larger magnitude), mirrored into the octant of the point.
 
     Infinity is clamped to the largest finite number, so that inf / inf is 1.
     """
     dtype = (y / x).dtype  # the type to which integers are promoted
     x, y = x.to(dtype), y.to(dtype)
-    across, up = (z.abs().clamp(max=torch.finfo(dtype).max) for z in (x, y))
-    large = torch.maximum(across, up)
-    angle = torch.atan(torch.minimum(across, up) / replace_zero_by_one(large))
-    angle = torch.where(up > across, math.pi / 2 - angle, angle)
+    abs_x, abs_y = (z.abs().clamp(max=torch.finfo(dtype).max) for z in (x, y))
+    large = torch.maximum(abs_x, abs_y)
+    angle = torch.atan(torch.minimum(abs_x, abs_y) / replace_zero_by_one(large))
+    angle = torch.where(abs_y > abs_x, math.pi / 2 - angle, angle)
     return torch.copysign(torch.where(torch.signbit(x), math.pi - angle, angle), y)
 
 
@@ -237,18 +246,18 @@ def rrelu(
 
 @decomposition(aten.rrelu_with_noise_functional.default)
 def rrelu_functional(x: Tensor, noise: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
-    """The functionalized overload. ``noise`` is written only in training."""
+    """The functionalized RReLU, which also returns ``noise``. Only training mode writes it."""
     return rrelu(x, noise, *args), noise
 
 
 @decomposition(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
 def nll_loss(x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignored: int) -> tuple[Tensor, Tensor]:
-    """Negative log-likelihood -x[target] * weight[target], and the sum of weights. Reduction 1: mean, 2: sum."""
-    dim, counted = min(1, x.dim() - 1), target != ignored
-    places = torch.where(counted, target, 0)
-    weights = counted.to(x.dtype) if weight is None else torch.where(counted, weight[places[None]][0], 0.0)
-    picked = x.gather(dim, places.unsqueeze(dim)).squeeze(dim)
-    loss = -torch.where(counted, picked, 0.0) * weights  # ignored elements may be infinite
+    """Negative log-likelihood -x[target] * weight[target], and the sum of weights. Reduction: 0 none, 1 mean, 2 sum."""
+    dim, is_counted = min(1, x.dim() - 1), target != ignored
+    classes = torch.where(is_counted, target, 0)
+    weights = is_counted.to(x.dtype) if weight is None else torch.where(is_counted, weight[classes[None]][0], 0.0)
+    log_probabilities = x.gather(dim, classes.unsqueeze(dim)).squeeze(dim)
+    loss = -torch.where(is_counted, log_probabilities, 0.0) * weights  # ignored elements may be infinite
     total = weights.sum() if reduction or x.dim() == 1 else x.new_zeros(())
     return (loss if reduction == 0 else loss.sum() / total if reduction == 1 else loss.sum()), total
 
@@ -257,18 +266,20 @@ def nll_loss(x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, i
 def multilabel_margin_loss(x: Tensor, target: Tensor, reduction: int) -> tuple[Tensor, Tensor]:
     """Sum of max(0, 1 - x[target] + x[other]) over targets and other classes, divided by the number of classes.
 
-    The targets are the classes before the first -1. Also returns which classes are targets.
+    The targets are the classes before the first -1. The second result is the mask of classes that are targets.
     """
-    named = (target < 0).cumsum(-1) == 0
-    places = torch.where(named, target, 0)
+    is_listed = (target < 0).cumsum(-1) == 0
+    target_classes = torch.where(is_listed, target, 0)
     classes = torch.arange(x.shape[-1], device=x.device)
-    is_target = ((places[..., None] == classes) & named[..., None]).any(-2).to(x.dtype)
+    is_target = ((target_classes[..., None] == classes) & is_listed[..., None]).any(-2).to(x.dtype)
     margins = (
-        F.relu(1 - x.gather(-1, places)[..., None] + x[..., None, :]) * named[..., None] * (1 - is_target)[..., None, :]
+        F.relu(1 - x.gather(-1, target_classes)[..., None] + x[..., None, :])
+        * is_listed[..., None]
+        * (1 - is_target)[..., None, :]
     )
     loss = margins.sum((-2, -1)) / x.shape[-1]
     if reduction == 0:
-        return torch.atleast_1d(loss), is_target  # PyTorch's shape rule has [1], its kernel a scalar
+        return torch.atleast_1d(loss), is_target  # PyTorch's shape inference gives [1], its kernel a scalar
     return (loss.mean() if reduction == 1 else loss.sum()), is_target
 
 
@@ -277,8 +288,8 @@ def multi_margin_loss(
     x: Tensor, target: Tensor, p: float = 1, margin: float = 1, weight: Tensor | None = None, reduction: int = 1
 ) -> Tensor:
     """Sum over the other classes of max(0, margin - x[target] + x[other])**p, divided by the number of classes."""
-    places = target.reshape(*x.shape[:-1], 1)
-    others = torch.arange(x.shape[-1], device=x.device) != places
-    margins = torch.where(others, F.relu(margin - x.gather(-1, places) + x), 0.0) ** p
-    loss = (margins if weight is None else margins * weight[places]).sum(-1) / x.shape[-1]
+    target_classes = target.reshape(*x.shape[:-1], 1)
+    others = torch.arange(x.shape[-1], device=x.device) != target_classes
+    margins = torch.where(others, F.relu(margin - x.gather(-1, target_classes) + x), 0.0) ** p
+    loss = (margins if weight is None else margins * weight[target_classes]).sum(-1) / x.shape[-1]
     return loss if reduction == 0 else loss.mean() if reduction == 1 else loss.sum()

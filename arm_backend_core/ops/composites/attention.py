@@ -1,4 +1,4 @@
-"""Decompositions of attention: scaled dot product, fused inference layers, FlexAttention."""
+"""Decompositions of attention operators: scaled dot product, fused inference layers, FlexAttention."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from arm_backend_core.ops.registry import decomposition
 aten = torch.ops.aten
 
 
-#: Replaces minus infinity in a mask that will be quantized. exp(-64) is negligible, and a range of 64 has int16 steps
-#: of 0.002. Calibration lowers it if scores span more (quantization.algorithms.mask_bounds).
+#: Replaces minus infinity in an attention mask that will be quantized. exp(-64) is negligible, and a range of 64 has
+#: int16 steps of 0.002. Calibration lowers the value if scores span more (quantization.algorithms.mask_bounds).
 QUANTIZABLE_LOWEST = -64.0
 
 
@@ -34,19 +34,22 @@ def scaled_dot_product_attention(
     enable_gqa: bool = False,
     quantized: bool = False,
 ) -> Tensor:
-    """softmax(query @ key^T * scale + mask) @ value, heads in dimension -3. A query that may read no key gives 0."""
+    """softmax(query @ key^T * scale + mask) @ value; dimension -3 is the heads.
+
+    The result is 0 for a query whose keys are all masked.
+    """
     if enable_gqa:
         key = key.repeat_interleave(query.size(-3) // key.size(-3), -3)
         value = value.repeat_interleave(query.size(-3) // value.size(-3), -3)
-    scores, masked = _scores(query, key, attn_mask, is_causal, scale, quantized)
-    weights = aten._safe_softmax(scores, -1) if masked else torch.softmax(scores, -1)
+    scores, has_mask = _compute_attention_scores(query, key, attn_mask, is_causal, scale, quantized)
+    weights = aten._safe_softmax(scores, -1) if has_mask else torch.softmax(scores, -1)
     return torch.matmul(weights, value)
 
 
-def _scores(
+def _compute_attention_scores(
     query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None, quantized: bool
 ) -> tuple[Tensor, bool]:
-    """query @ key^T * scale + mask, and whether there is a mask."""
+    """Return query @ key^T * scale + mask, and whether there is a mask."""
     factor = 1 / math.sqrt(query.size(-1)) if scale is None else scale
     scores = torch.matmul(query, key.transpose(-2, -1)) * factor
     if is_causal:
@@ -54,9 +57,9 @@ def _scores(
     if mask is None:
         return scores, False
     if mask.dtype is torch.bool:
-        mask = torch.where(mask, 0.0, -math.inf)  # quantized: mask_constants bounds it
+        mask = torch.where(mask, 0.0, -math.inf)  # if quantized, aten/mask_constants bounds it
     elif quantized:
-        mask = mask.clamp(min=QUANTIZABLE_LOWEST)  # an input may hold -inf
+        mask = mask.clamp(min=QUANTIZABLE_LOWEST)  # a mask that is a program input may contain -inf
     if mask.dtype is not scores.dtype:
         mask = mask.to(scores.dtype)
     return scores + mask, True
@@ -74,15 +77,16 @@ def flash_attention(
     scale: float | None = None,
     quantized: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """The core ATen operator: attention, and logsumexp of the scores, 0 for a query that may read no key.
+    """The core ATen attention: return the attention, and logsumexp of the scores.
 
-    PyTorch's own decomposition returns the weights instead of logsumexp.
+    Both are 0 for a query whose keys are all masked. PyTorch's own decomposition returns the attention weights instead
+    of logsumexp.
     """
-    masked = query, key, value, attn_mask, dropout_p, is_causal
-    scores, _ = _scores(query, key, attn_mask, is_causal, scale, quantized)
+    arguments = query, key, value, attn_mask, dropout_p, is_causal
+    scores, _ = _compute_attention_scores(query, key, attn_mask, is_causal, scale, quantized)
     sums = torch.logsumexp(scores if scores.dtype is torch.float64 else scores.float(), -1)
     sums = torch.where(sums == -math.inf, 0.0, sums)
-    return scaled_dot_product_attention(*masked, scale=scale, quantized=quantized), sums
+    return scaled_dot_product_attention(*arguments, scale=scale, quantized=quantized), sums
 
 
 @decomposition(aten._transformer_encoder_layer_fwd.default, takes_quantized=True)
@@ -109,7 +113,7 @@ def transformer_encoder_layer(
     mask_type: int | None = None,
     quantized: bool = False,
 ) -> Tensor:
-    """nn.TransformerEncoderLayer's fused inference form (torch.nn.modules.transformer), batch first."""
+    """Fused operator of nn.TransformerEncoderLayer in eval mode (torch.nn.modules.transformer), batch first."""
 
     def attention(x: Tensor) -> Tensor:
         sizes = embed_dim, num_heads, qkv_weight, qkv_bias, proj_weight, proj_bias
@@ -147,7 +151,7 @@ def multi_head_attention(
     *,
     quantized: bool = False,
 ) -> tuple[Tensor, None]:
-    """nn.MultiheadAttention's fused inference form, batch first. Returns None for the weights."""
+    """Fused operator of nn.MultiheadAttention in eval mode, batch first. Returns None for the attention weights."""
     heads, weights, biases = [], qkv_weight.split(embed_dim), qkv_bias.split(embed_dim)
     for x, weight, bias in zip((query, key, value), weights, biases, strict=True):
         projected = F.linear(x, weight, bias)
@@ -157,7 +161,11 @@ def multi_head_attention(
 
 
 def flex_attention(
-    *tensors: Tensor, functions: tuple[GraphModule, ...], scale: float, count: int, read: Container[int]
+    *tensors: Tensor,
+    functions: tuple[GraphModule, ...],
+    scale: float,
+    num_score_buffers: int,
+    used_results: Container[int],
 ) -> list[Tensor | None]:
     """FlexAttention: softmax(scores) @ value, log2 of the sum of exp(scores), and max(scores) / ln 2.
 
@@ -165,39 +173,39 @@ def flex_attention(
         tensors: query [batch, heads, L, E], key and value [batch or 1, heads or fewer, S, E], then the tensors that the
             score and mask functions capture.
         functions: graphs of the score and the mask function.
-        scale: factor of query @ key^T.
-        count: number of captured tensors of the score function.
-        read: indices of the results that are used; None is returned for others.
+        scale: factor by which query @ key^T is multiplied.
+        num_score_buffers: number of captured tensors of the score function.
+        used_results: indices of the results that the program uses; None is returned for the others.
     """
     (query, key, value, *buffers), (score, mask) = tensors, functions
     sizes = (*query.shape[:3], key.shape[2])
-    places = [torch.arange(size).reshape([-1 if i == j else 1 for j in range(4)]) for i, size in enumerate(sizes)]
+    positions = [torch.arange(size).reshape([-1 if i == j else 1 for j in range(4)]) for i, size in enumerate(sizes)]
     result, mask_result = (function.graph.output_node().all_input_nodes[0] for function in functions)
-    no_mask = mask_result.target is aten.new_ones.default  # the mask function that stands for "no mask"
-    visible = None if no_mask else _VectorizedInterpreter(mask).run(*places, *buffers[count:])
-    if result is next(iter(score.graph.nodes)) and not (1 in read or 2 in read):
-        return [F.scaled_dot_product_attention(query, key, value, visible, scale=scale, enable_gqa=True), None, None]
+    is_unmasked = mask_result.target is aten.new_ones.default  # PyTorch's default mask function, which masks nothing
+    is_visible = None if is_unmasked else _VectorizedInterpreter(mask).run(*positions, *buffers[num_score_buffers:])
+    if result is next(iter(score.graph.nodes)) and not (1 in used_results or 2 in used_results):
+        return [F.scaled_dot_product_attention(query, key, value, is_visible, scale=scale, enable_gqa=True), None, None]
     key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
     score_dtype = torch.float64 if query.dtype is torch.float64 else torch.float32
     scores = torch.matmul(query.to(score_dtype), key.to(score_dtype).transpose(-2, -1)) * scale
-    scores = _VectorizedInterpreter(score).run(scores, *places, *buffers[:count])
-    scores = scores if visible is None else torch.where(visible, scores, -math.inf)
-    weights = torch.softmax(scores, -1) if visible is None else aten._safe_softmax(scores, -1)
+    scores = _VectorizedInterpreter(score).run(scores, *positions, *buffers[:num_score_buffers])
+    scores = scores if is_visible is None else torch.where(is_visible, scores, -math.inf)
+    weights = torch.softmax(scores, -1) if is_visible is None else aten._safe_softmax(scores, -1)
     context = torch.matmul(weights.to(query.dtype), value)
-    sums = torch.logsumexp(scores, -1) / math.log(2) if 1 in read else None
-    return [context, sums, scores.amax(-1) / math.log(2) if 2 in read else None]
+    sums = torch.logsumexp(scores, -1) / math.log(2) if 1 in used_results else None
+    return [context, sums, scores.amax(-1) / math.log(2) if 2 in used_results else None]
 
 
 class _VectorizedInterpreter(Interpreter):
-    """Evaluates a function of one position on all positions at once: elementwise operators broadcast.
+    """Evaluates the graph of a function of one position on all positions at once, as elementwise operators broadcast.
 
-    ``tensor[position]`` is a ``flat_apply`` node, which becomes an indexing with all positions.
+    In the graph, ``tensor[position]`` is a ``flat_apply`` node. It is evaluated as indexing with all positions.
     """
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the operator; index the tensor for ``flat_apply``."""
+        """Call the operator, or index the tensor for ``flat_apply``."""
         if target is not torch.ops.higher_order.flat_apply:
             return super().call_function(target, args, kwargs)
-        _, _, function, table, *places = args
+        _, _, function, table, *positions = args
         assert function.__name__ == "ModIndex", function
-        return table[tuple(places)]
+        return table[tuple(positions)]

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from arm_backend_core.ops.block_scaled import MX_CONV2D, MX_LINEAR
 from arm_backend_core.ops.registry import foreign_decomposition
-from arm_backend_core.tosa.operators.block_scaled import BLOCK
+from arm_backend_core.tosa.operators.block_scaled import BLOCK_SIZE
 
-#: Name of ``weight_payload_dtype`` -> name of the MX format.
+#: Maps ``weight_payload_dtype`` to the name of the MX format.
 _FORMAT_OF_PAYLOAD = {
     "f8e4m3": "fp8e4m3",
     "f8e5m2": "fp8e5m2",
@@ -17,7 +17,7 @@ _FORMAT_OF_PAYLOAD = {
     "fp6e3m2": "fp6e3m2",
     "f4e2m1": "fp4e2m1",
 }
-#: Format -> bits of exponent and fraction, which follow one sign bit (OCP MX 1.0, section 5.3).
+#: Maps a format to its numbers of exponent and fraction bits. One sign bit precedes them (OCP MX 1.0, section 5.3).
 _EXPONENT_AND_FRACTION_BITS = {"fp6e2m3": (2, 3), "fp6e3m2": (3, 2), "fp4e2m1": (2, 1)}
 
 
@@ -27,7 +27,7 @@ def linear(
     codes: Tensor,
     scales: Tensor,
     bias: Tensor | None = None,
-    block_size: int = BLOCK,
+    block_size: int = BLOCK_SIZE,
     weight_payload_dtype: str = "",
 ) -> Tensor:
     """MX linear layer: x [.., IC], codes [1, OC, IC], scales [1, OC, IC / 32]; computes in float32."""
@@ -46,7 +46,7 @@ def conv2d(
     padding: list[int],
     dilation: list[int],
     groups: int = 1,
-    block_size: int = BLOCK,
+    block_size: int = BLOCK_SIZE,
     weight_payload_dtype: str = "",
 ) -> Tensor:
     """MX convolution: x [N, IC, H, W], codes [OC, KH, KW, IC], scales [OC, KH, KW, IC / 32]; computes in float32."""
@@ -56,22 +56,25 @@ def conv2d(
 
 
 def _dequantize_weight(codes: Tensor, scales: Tensor, payload_dtype: str) -> tuple[Tensor, str]:
-    """Dequantize a weight; return it and its format. Quantizing it again restores the same codes and scales."""
+    """Return the dequantized weight and its format. Quantizing the weight again gives the same codes and scales."""
     default_payloads = {torch.float8_e4m3fn: "f8e4m3", torch.float8_e5m2: "f8e5m2", torch.uint8: "f4e2m1"}
     format = _FORMAT_OF_PAYLOAD[payload_dtype or default_payloads[codes.dtype]]
     elements = _decode_elements(codes.int(), format) if format in _EXPONENT_AND_FRACTION_BITS else codes.float()
-    return elements * scales.float().repeat_interleave(BLOCK, -1), format
+    return elements * scales.float().repeat_interleave(BLOCK_SIZE, -1), format
 
 
 def _decode_elements(codes: Tensor, format: str) -> Tensor:
-    """Look up the value of each code of fewer than 8 bits."""
+    """Convert codes of fewer than 8 bits to their real values."""
     if format == "fp4e2m1":  # two codes per byte, the first in the low bits
         codes = torch.stack((codes & 15, codes >> 4), -1).flatten(-2)
     return torch.tensor(_list_code_values(*_EXPONENT_AND_FRACTION_BITS[format]))[codes.long()]
 
 
 def _list_code_values(exponent_bits: int, fraction_bits: int) -> list[float]:
-    """Value of each code: 2**(e - bias) * 1.f, or 2**(1 - bias) * 0.f if e = 0 (subnormal). The top bit is the sign."""
+    """List the value of each code, from its sign (the top bit), exponent e and fraction f.
+
+    The value is 2**(e - bias) * 1.f, or 2**(1 - bias) * 0.f if e = 0 (subnormal).
+    """
     bias, fractions = (1 << (exponent_bits - 1)) - 1, 1 << fraction_bits
     codes = [divmod(code, fractions) for code in range(fractions << exponent_bits)]
     positive = [((fractions if e else 0) + f) / fractions * 2.0 ** (max(e, 1) - bias) for e, f in codes]

@@ -1,5 +1,6 @@
-"""Layers whose weight is computed at run time, as matrix products: TOSA layers need constant weights, MATMUL does
-not.
+"""Decompositions of layers whose weight is computed at run time into matrix products and elementwise operators.
+
+TOSA layers need constant weights; MATMUL does not.
 """
 
 from __future__ import annotations
@@ -13,16 +14,16 @@ from torch import Tensor
 
 from arm_backend_core.ops.composites.windows import (
     broadcast_sizes,
+    compute_window_indices,
     conv_transpose,
     iterate_window_elements,
-    window_taps,
 )
 
 aten = torch.ops.aten
 
 
 def linear_by_matmul(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``linear`` as a matrix product. A weight vector has one output channel, for which the result has no dimension."""
+    """Linear layer as a matrix product. If the weight is a vector, the result has no channel dimension."""
     result = torch.matmul(x, weight.t())
     return result if bias is None else result + bias
 
@@ -36,10 +37,10 @@ def convolution_by_matmul(
     dilation: Sequence[int] = (1,),
     groups: int = 1,
 ) -> Tensor:
-    """x [(N,) C, ...], weight [OC, C / groups, ...]: im2col, then a matrix product."""
+    """Convolution of x [(N,) C, ...] and weight [OC, C / groups, ...] by im2col and a matrix product."""
     kernel = list(weight.shape[2:])
     stride, dilation = (broadcast_sizes(values, len(kernel)) for values in (stride, dilation))
-    if isinstance(padding, str):  # "same" puts the odd row or column after
+    if isinstance(padding, str):  # an odd total of "same" pads one more at the end
         reach = [step * (size - 1) if padding == "same" else 0 for step, size in zip(dilation, kernel, strict=True)]
         pads = [(total // 2, total - total // 2) for total in reach]
     else:
@@ -48,12 +49,12 @@ def convolution_by_matmul(
     batch, sizes = x.shape[: -len(kernel) - 1], x.shape[-len(kernel) :]
     window = list(zip(sizes, kernel, stride, dilation, strict=True))
     out = [(size - spacing * (reach - 1) - 1) // step + 1 for size, reach, step, spacing in window]
-    taps = [
-        window_taps(size, n, reach, step, 0, spacing)
+    window_indices = [
+        compute_window_indices(size, n, reach, step, 0, spacing)
         for n, (size, reach, step, spacing) in zip(out, window, strict=True)
     ]
     elements = torch.stack(
-        [element for element, _ in iterate_window_elements(x, torch.tensor(0), taps)], len(batch) + 1
+        [element for element, _ in iterate_window_elements(x, torch.tensor(0), window_indices)], len(batch) + 1
     )
     columns = elements.reshape(*batch, groups, weight[0].numel(), -1)
     result = torch.matmul(weight.reshape(groups, -1, weight[0].numel()), columns).reshape(*batch, -1, *out)
@@ -63,15 +64,15 @@ def convolution_by_matmul(
 def _dispatch_convolution(
     x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, *transposed: Any
 ) -> Tensor:
-    backwards, extra, groups = transposed
-    if backwards:
-        return conv_transpose(x, weight, bias, stride, padding, extra, groups, dilation)
+    is_transposed, output_padding, groups = transposed
+    if is_transposed:
+        return conv_transpose(x, weight, bias, stride, padding, output_padding, groups, dilation)
     return convolution_by_matmul(x, weight, bias, stride, padding, dilation, groups)
 
 
-def _norm_rule(norm: Any) -> Callable[..., Tensor]:
+def _build_norm_decomposition(norm: Any) -> Callable[..., Tensor]:
     def rule(x: Tensor, of: Any, weight: Tensor | None = None, *rest: Any) -> Tensor:
-        """Normalize, then scale and shift. ``of``: the normalized trailing dimensions, or the number of groups."""
+        """Normalize, then scale and shift. ``of`` is the normalized shape, or the number of groups of a group norm."""
         if norm is aten.rms_norm:
             y = aten.rms_norm(x, of, None, *rest[:1])
             return y if weight is None else y * weight
@@ -84,8 +85,9 @@ def _norm_rule(norm: Any) -> Callable[..., Tensor]:
     return rule
 
 
-#: Operator -> (positions of weight and bias, replacement if an operand there is computed at run time).
-RULES: dict[Any, tuple[slice, Callable[..., Tensor]]] = {
+#: Maps an operator to the positions of its weight and bias, and to the decomposition that is used if one of these
+#: operands is computed at run time.
+DECOMPOSITIONS: dict[Any, tuple[slice, Callable[..., Tensor]]] = {
     aten.linear.default: (slice(1, 2), linear_by_matmul),
     aten.convolution.default: (slice(1, 2), _dispatch_convolution),
     **dict.fromkeys(
@@ -95,7 +97,7 @@ RULES: dict[Any, tuple[slice, Callable[..., Tensor]]] = {
         (aten.conv1d.padding, aten.conv2d.padding, aten.conv3d.padding), (slice(1, 2), convolution_by_matmul)
     ),
     **dict.fromkeys((aten.conv_transpose1d.default, aten.conv_transpose2d.input), (slice(1, 2), conv_transpose)),
-    aten.layer_norm.default: (slice(2, 4), _norm_rule(aten.layer_norm)),
-    aten.group_norm.default: (slice(2, 4), _norm_rule(aten.group_norm)),
-    aten.rms_norm.default: (slice(2, 3), _norm_rule(aten.rms_norm)),
+    aten.layer_norm.default: (slice(2, 4), _build_norm_decomposition(aten.layer_norm)),
+    aten.group_norm.default: (slice(2, 4), _build_norm_decomposition(aten.group_norm)),
+    aten.rms_norm.default: (slice(2, 3), _build_norm_decomposition(aten.rms_norm)),
 }

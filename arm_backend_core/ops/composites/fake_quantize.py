@@ -15,7 +15,10 @@ ResultAndMask = tuple[Tensor, Tensor]
 def fake_quantize_per_tensor(
     x: Tensor, scale: float | Tensor, zero_point: int | Tensor, quant_min: int, quant_max: int
 ) -> ResultAndMask:
-    """(clamp(round(x / scale) + zero_point) - zero_point) * scale, and the mask of elements that were not clamped."""
+    """Fake quantization per tensor: (clamp(round(x / scale) + zero_point) - zero_point) * scale.
+
+    The second result is the mask of elements that were not clamped.
+    """
     scale_fp32 = torch.as_tensor(scale, dtype=torch.float32)  # the kernel multiplies by 1 / scale, rounded to float32
     quantized = torch.round(x * (1.0 / scale_fp32)) + zero_point
     result = (quantized.clamp(quant_min, quant_max) - zero_point) * scale_fp32
@@ -34,7 +37,7 @@ def fake_quantize_per_tensor_without_mask(
 def fake_quantize_per_channel(
     x: Tensor, scale: Tensor, zero_point: Tensor, axis: int, quant_min: int, quant_max: int
 ) -> ResultAndMask:
-    """Fake quantization with one scale and zero point for each index along ``axis``, and the mask."""
+    """Fake quantization with one scale and zero point for each index along ``axis``; also returns the mask."""
     channel_shape = [-1 if dim == axis else 1 for dim in range(x.dim())]
     return fake_quantize_per_tensor(
         x, scale.reshape(channel_shape), zero_point.reshape(channel_shape), quant_min, quant_max
@@ -53,7 +56,7 @@ def fake_quantize_per_channel_without_mask(
 def fake_quantize_per_tensor_with_enable_flag(
     x: Tensor, scale: Tensor, zero_point: Tensor, fake_quant_enabled: Tensor, quant_min: int, quant_max: int
 ) -> ResultAndMask:
-    """Fake quantization per tensor; if ``fake_quant_enabled`` is 0, x unchanged and a mask of ones."""
+    """Fake quantization per tensor. If ``fake_quant_enabled`` is 0, return x unchanged and a mask of ones."""
     result, mask = fake_quantize_per_tensor(x, scale, zero_point, quant_min, quant_max)
     enabled = fake_quant_enabled != 0
     return torch.where(enabled, result, x), mask | ~enabled
@@ -63,7 +66,7 @@ def fake_quantize_per_tensor_with_enable_flag(
 def learnable_fake_quantize_per_tensor(
     x: Tensor, scale: Tensor, zero_point: Tensor, quant_min: int, quant_max: int, grad_factor: float = 1.0
 ) -> Tensor:
-    """Fake quantization with a learned zero point: a real number, rounded and clamped here; ``scale`` has shape [1]."""
+    """Fake quantization with a learned real zero point, which is rounded and clamped; ``scale`` has shape [1]."""
     return fake_quantize_per_tensor(x, scale, zero_point.round().clamp(quant_min, quant_max), quant_min, quant_max)[0]
 
 
@@ -71,6 +74,6 @@ def learnable_fake_quantize_per_tensor(
 def learnable_fake_quantize_per_channel(
     x: Tensor, scale: Tensor, zero_point: Tensor, axis: int, quant_min: int, quant_max: int, grad_factor: float = 1.0
 ) -> Tensor:
-    """Fake quantization with learned zero points, one for each index along ``axis``."""
+    """Fake quantization with learned scales and zero points, one for each index along ``axis``."""
     zero_points = zero_point.round().clamp(quant_min, quant_max)
     return fake_quantize_per_channel(x, scale, zero_points, axis, quant_min, quant_max)[0]

@@ -1,7 +1,7 @@
 """Determinant, inverse, solve, and LU, Cholesky and QR factorization of small matrices.
 
-Determinants and inverses of up to 4 rows are cofactor formulas. They need no pivots and have finer quantization steps
-than Gaussian elimination.
+Determinants and inverses of matrices with up to 4 rows use cofactor formulas. These need no pivoting and have finer
+quantization steps than Gaussian elimination.
 """
 
 from __future__ import annotations
@@ -17,32 +17,35 @@ from arm_backend_core.ops.composites import replace_zero_by_one
 from arm_backend_core.ops.registry import decomposition, foreign_decomposition
 
 aten = torch.ops.aten
-_MAX_FORMULA_ROWS = 4  #: Largest number of rows for a formula, which has as many operators as permutations.
-_MAX_PIVOTS = 16  #: Largest number of elimination steps (the smaller of rows and columns), of ten operators each.
+_MAX_COFACTOR_ROWS = 4  #: Largest number of rows for cofactor formulas, whose operator count grows like n!.
+#: Largest number of elimination steps (the smaller of rows and columns). Each step takes ten operators.
+_MAX_ELIMINATION_STEPS = 16
 Rows = Sequence[Sequence[Tensor]]
 
 
-def _to_entries(a: Tensor) -> list[list[Tensor]]:
+def _unstack_matrix(a: Tensor) -> list[list[Tensor]]:
     return [[a[..., i, j] for j in range(a.shape[-1])] for i in range(a.shape[-2])]
 
 
-def _pivot_range(rows: int, columns: int, operation: str) -> range:
+def _elimination_steps(rows: int, columns: int, operation: str) -> range:
     count = min(rows, columns)
-    if count > _MAX_PIVOTS:
-        raise Unsupported(f"{operation} of {rows} x {columns} matrices ({_MAX_PIVOTS} rows or columns at most)")
+    if count > _MAX_ELIMINATION_STEPS:
+        raise Unsupported(
+            f"{operation} of {rows} x {columns} matrices ({_MAX_ELIMINATION_STEPS} rows or columns at most)"
+        )
     return range(count)
 
 
-def _from_entries(rows: Rows) -> Tensor:
+def _stack_matrix(rows: Rows) -> Tensor:
     return torch.stack([torch.stack(list(row), -1) for row in rows], -2)
 
 
 def _minor(rows: Rows, i: int, j: int) -> list[list[Tensor]]:
-    return [[x for place, x in enumerate(row) if place != j] for at, row in enumerate(rows) if at != i]
+    return [[x for column, x in enumerate(row) if column != j] for row_index, row in enumerate(rows) if row_index != i]
 
 
 def _determinant(rows: Rows) -> Tensor:
-    """Laplace expansion along the first row."""
+    """Determinant by Laplace expansion along the first row."""
     terms = [x * _determinant(_minor(rows, 0, j)) if len(rows) > 1 else x for j, x in enumerate(rows[0])]
     total = terms[0]
     for j, term in enumerate(terms[1:]):
@@ -50,37 +53,37 @@ def _determinant(rows: Rows) -> Tensor:
     return total
 
 
-def _swap_rows(a: Tensor, k: int, place: Tensor) -> Tensor:
-    """Swap row k with row ``place`` [..]."""
+def _swap_rows(a: Tensor, k: int, row_index: Tensor) -> Tensor:
+    """Swap row k of a [.., M, N] with row ``row_index`` [..]."""
     rows = torch.arange(a.shape[-2])[:, None]
-    chosen = rows == place[..., None, None]
-    other = torch.where(chosen, a, 0.0).sum(-2, keepdim=True)
-    return torch.where(rows == k, other, torch.where(chosen, a[..., k : k + 1, :], a))
+    is_swapped_row = rows == row_index[..., None, None]
+    other = torch.where(is_swapped_row, a, 0.0).sum(-2, keepdim=True)
+    return torch.where(rows == k, other, torch.where(is_swapped_row, a[..., k : k + 1, :], a))
 
 
 def _lu_with_pivoting(a: Tensor, columns: int, operation: str) -> tuple[Tensor, Tensor]:
-    """LU factorization of the first ``columns`` with partial pivoting.
+    """LU factorization of the first ``columns`` columns with partial pivoting.
 
-    The pivot is the largest element of its column, as in LAPACK.
+    The pivot is the element with the largest magnitude in its column, as in LAPACK.
 
     Returns:
-        L (without its unit diagonal) and U in one matrix; further columns become L^-1 times their permuted rows. And
-        the row that each step swapped with its own.
+        A matrix with L (without its unit diagonal) and U; its further columns are L^-1 times the columns of a with
+        permuted rows. And the pivots: element k is the row that step k swapped with row k.
     """
-    rows, numbers, pivots = torch.arange(a.shape[-2])[:, None], torch.arange(a.shape[-1]), []
-    for k in _pivot_range(a.shape[-2], columns, operation):
+    rows, column_indices, pivots = torch.arange(a.shape[-2])[:, None], torch.arange(a.shape[-1]), []
+    for k in _elimination_steps(a.shape[-2], columns, operation):
         pivot = a[..., k:, k].abs().argmax(-1) + k
         a = _swap_rows(a, k, pivot)
-        head = a[..., k : k + 1, k : k + 1]
-        factor = torch.where(rows > k, a[..., k : k + 1] / replace_zero_by_one(head), 0.0)
-        rest = a - factor * torch.where(numbers > k, a[..., k : k + 1, :], 0.0)
-        a = torch.where((rows > k) & (numbers == k), factor, rest)
+        pivot_element = a[..., k : k + 1, k : k + 1]
+        factor = torch.where(rows > k, a[..., k : k + 1] / replace_zero_by_one(pivot_element), 0.0)
+        eliminated = a - factor * torch.where(column_indices > k, a[..., k : k + 1, :], 0.0)
+        a = torch.where((rows > k) & (column_indices == k), factor, eliminated)
         pivots.append(pivot)
     return a, torch.stack(pivots, -1)
 
 
 def _permutation_sign_and_diagonal(a: Tensor) -> tuple[Tensor, Tensor]:
-    """Sign of the permutation and diagonal of U, whose product is the determinant."""
+    """Return the sign of the row permutation and the diagonal of U. Their product is the determinant."""
     factors, pivots = _lu_with_pivoting(a, a.shape[-1], "the determinant")
     return torch.where(pivots == torch.arange(a.shape[-1]), 1.0, -1.0).prod(-1), factors.diagonal(0, -2, -1)
 
@@ -88,62 +91,65 @@ def _permutation_sign_and_diagonal(a: Tensor) -> tuple[Tensor, Tensor]:
 @decomposition(aten._linalg_det.default)
 def det(a: Tensor) -> tuple[Tensor, None, None]:
     """Determinant. Returns None for the LU factors."""
-    if a.shape[-1] <= _MAX_FORMULA_ROWS:
-        return _determinant(_to_entries(a)), None, None
+    if a.shape[-1] <= _MAX_COFACTOR_ROWS:
+        return _determinant(_unstack_matrix(a)), None, None
     sign, diagonal = _permutation_sign_and_diagonal(a)
     return sign * diagonal.prod(-1), None, None
 
 
 def max_magnitude(a: Tensor) -> Tensor:
-    """Largest magnitude of a matrix, 1 if all are 0. Dividing by it keeps products of elements in range."""
+    """Largest magnitude of a matrix, or 1 for a zero matrix. Division by it prevents overflow of products."""
     size = a.abs().amax((-2, -1), keepdim=True)
     return replace_zero_by_one(size)
 
 
 @decomposition(aten._linalg_slogdet.default, takes_quantized=True)
 def slogdet(a: Tensor, *, quantized: bool) -> tuple[Tensor, Tensor, None, None]:
-    """Sign of the determinant and logarithm of its magnitude. Returns None for the LU factors."""
-    if a.shape[-1] > _MAX_FORMULA_ROWS:
+    """Sign of the determinant, and logarithm of its magnitude. Returns None for the LU factors."""
+    if a.shape[-1] > _MAX_COFACTOR_ROWS:
         sign, diagonal = _permutation_sign_and_diagonal(a)
         return sign * torch.sign(diagonal).prod(-1), torch.log(diagonal.abs()).sum(-1), None, None
-    size = None if quantized else max_magnitude(a)
-    value = _determinant(_to_entries(a if size is None else a / size))
+    scale = None if quantized else max_magnitude(a)
+    value = _determinant(_unstack_matrix(a if scale is None else a / scale))
     logarithm = torch.log(value.abs())
-    if size is not None:
-        logarithm = logarithm + a.shape[-1] * torch.log(size[..., 0, 0])
+    if scale is not None:
+        logarithm = logarithm + a.shape[-1] * torch.log(scale[..., 0, 0])
     return torch.sign(value), logarithm, None, None
 
 
 @decomposition(aten.linalg_inv_ex.default, takes_quantized=True)
 def inverse(a: Tensor, *, check_errors: bool = False, quantized: bool) -> tuple[Tensor, Tensor]:
-    """Cofactors divided by the determinant. A singular matrix gives infinities and never an error."""
+    """Inverse: cofactors divided by the determinant, or elimination for more than 4 rows.
+
+    A singular matrix gives infinities and never an error.
+    """
     no_info = torch.zeros(a.shape[:-2], dtype=torch.int32)
     if a.shape[-1] == 1:
         return 1 / a, no_info
-    if a.shape[-1] > _MAX_FORMULA_ROWS:
+    if a.shape[-1] > _MAX_COFACTOR_ROWS:
         return _solve_by_elimination(a, torch.eye(a.shape[-1], dtype=a.dtype)), no_info
-    size = None if quantized else max_magnitude(a)
-    rows = _to_entries(a if size is None else a / size)
-    places = range(len(rows))
-    cofactors = [[_determinant(_minor(rows, j, i)) * (-1) ** (i + j) for j in places] for i in places]
-    result = _from_entries(cofactors) / _determinant(rows)[..., None, None]
-    return result if size is None else result / size, no_info
+    scale = None if quantized else max_magnitude(a)
+    rows = _unstack_matrix(a if scale is None else a / scale)
+    row_range = range(len(rows))
+    cofactors = [[_determinant(_minor(rows, j, i)) * (-1) ** (i + j) for j in row_range] for i in row_range]
+    result = _stack_matrix(cofactors) / _determinant(rows)[..., None, None]
+    return result if scale is None else result / scale, no_info
 
 
 @decomposition(aten._linalg_solve_ex.default, takes_quantized=True)
 def solve(
     a: Tensor, b: Tensor, *, left: bool = True, check_errors: bool = False, quantized: bool
 ) -> tuple[Tensor, None, None, Tensor]:
-    """a^-1 @ b, or b @ a^-1; b may be one vector for each matrix."""
-    vector = b.dim() == 1 or b.shape == a.shape[:-1]
-    right = b.unsqueeze(-1) if vector else b
-    if a.shape[-1] > _MAX_FORMULA_ROWS:
+    """Solve a @ x = b, or x @ a = b if not ``left``; b may be one vector for each matrix."""
+    is_vector = b.dim() == 1 or b.shape == a.shape[:-1]
+    right = b.unsqueeze(-1) if is_vector else b
+    if a.shape[-1] > _MAX_COFACTOR_ROWS:
         result = _solve_by_elimination(a, right) if left else _solve_by_elimination(a.mT, right.mT).mT
     else:
         inverted, _ = inverse(a, quantized=quantized)
         result = inverted @ right if left else right @ inverted
     no_info = torch.zeros(a.shape[:-2], dtype=torch.int32)
-    return result.squeeze(-1) if vector else result, None, None, no_info
+    return result.squeeze(-1) if is_vector else result, None, None, no_info
 
 
 def _solve_by_elimination(a: Tensor, b: Tensor) -> Tensor:
@@ -156,7 +162,7 @@ def _solve_by_elimination(a: Tensor, b: Tensor) -> Tensor:
 
 @decomposition(aten.linalg_lu_factor_ex.default)
 def lu_factor(a: Tensor, *, pivot: bool = True, check_errors: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-    """L and U in one matrix, the swapped rows counted from 1, and the first zero pivot counted from 1, or 0."""
+    """Return L and U in one matrix, the pivots (from 1), and the index of the first zero pivot (from 1) or 0."""
     if not pivot:
         raise Unsupported("LU factorization without pivoting; call it with pivot=True")
     factors, pivots = _lu_with_pivoting(a, a.shape[-1], "LU factorization")
@@ -188,23 +194,26 @@ def lu(a: Tensor, *, pivot: bool = True) -> tuple[Tensor, Tensor, Tensor]:
 
 @decomposition(aten.linalg_lu_solve.default)
 def lu_solve(factors: Tensor, pivots: Tensor, b: Tensor, *, left: bool = True, adjoint: bool = False) -> Tensor:
-    """a^-1 @ b, or b @ a^-1, from the LU factors of a or of its transpose."""
+    """Solve a @ x = b, or x @ a = b if not ``left``, from the LU factors of a.
+
+    ``adjoint`` replaces a by its transpose.
+    """
     p, _, _ = lu_unpack(factors, pivots, unpack_data=False)
     right = b if left else b.mT
     if left == adjoint:
-        half = solve_triangular(factors.mT, right, upper=False)
-        result = p @ solve_triangular(factors.mT, half, upper=True, unitriangular=True)
+        intermediate = solve_triangular(factors.mT, right, upper=False)
+        result = p @ solve_triangular(factors.mT, intermediate, upper=True, unitriangular=True)
     else:
-        half = solve_triangular(factors, p.mT @ right, upper=False, unitriangular=True)
-        result = solve_triangular(factors, half, upper=True)
+        intermediate = solve_triangular(factors, p.mT @ right, upper=False, unitriangular=True)
+        result = solve_triangular(factors, intermediate, upper=True)
     return result if left else result.mT
 
 
 @decomposition(aten.linalg_cholesky_ex.default)
 def cholesky(a: Tensor, *, upper: bool = False, check_errors: bool = False) -> tuple[Tensor, Tensor]:
-    """The triangular L with L @ L^T = a, column by column; ``upper`` reads the upper triangle and returns U."""
+    """Cholesky factorization L @ L^T = a, column by column. ``upper`` reads the upper triangle and returns U = L^T."""
     rows, columns, a = torch.arange(a.shape[-1])[:, None], [], a.mT if upper else a
-    for k in _pivot_range(a.shape[-2], a.shape[-1], "Cholesky factorization"):
+    for k in _elimination_steps(a.shape[-2], a.shape[-1], "Cholesky factorization"):
         column = torch.where(rows < k, 0.0, a[..., k : k + 1] / torch.sqrt(a[..., k : k + 1, k : k + 1]))
         a = a - column * column.mT
         columns.append(column)
@@ -214,26 +223,28 @@ def cholesky(a: Tensor, *, upper: bool = False, check_errors: bool = False) -> t
 
 @foreign_decomposition("aten::cholesky")  # removed in PyTorch 2.14
 def cholesky_without_info(a: Tensor, upper: bool = False) -> Tensor:
-    """The older operator, without error information."""
+    """The older Cholesky operator, which returns no error information."""
     return cholesky(a, upper=upper)[0]
 
 
 def _householder_qr(a: Tensor, quantized: bool) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    """QR factorization: R, and the Householder reflectors [.., rows, 1] with their factors tau [.., 1, 1].
+    """QR factorization: return R, the Householder reflectors [.., rows, 1] and their factors tau [.., 1, 1].
 
-    Scale and sign follow LAPACK. A column that is 0 below the diagonal is not reflected.
+    Scale and sign of the reflectors are those of LAPACK. A column that is 0 below the diagonal has tau = 0.
     """
-    size, rows = torch.ones(()) if quantized else max_magnitude(a), torch.arange(a.shape[-2])[:, None]
-    r, reflectors, taus = a / size, list[Tensor](), list[Tensor]()
-    for k in _pivot_range(a.shape[-2], a.shape[-1], "QR factorization"):
+    scale, rows = torch.ones(()) if quantized else max_magnitude(a), torch.arange(a.shape[-2])[:, None]
+    r, reflectors, taus = a / scale, list[Tensor](), list[Tensor]()
+    for k in _elimination_steps(a.shape[-2], a.shape[-1], "QR factorization"):
         head, tail = r[..., k : k + 1, k : k + 1], torch.where(rows > k, r[..., k : k + 1], 0.0)
-        rest = tail.square().sum(-2, keepdim=True)
-        norm = torch.sqrt(head.square() + rest)
+        tail_square_sum = tail.square().sum(-2, keepdim=True)
+        norm = torch.sqrt(head.square() + tail_square_sum)
         new_head = torch.where(head < 0, norm, -norm)  # the new diagonal element
-        taus.append(torch.where(rest == 0, 0.0, (new_head - head) / torch.where(rest == 0, 1.0, new_head)))
-        reflectors.append(torch.where(rows == k, 1.0, tail / torch.where(rest == 0, 1.0, head - new_head)))
+        taus.append(
+            torch.where(tail_square_sum == 0, 0.0, (new_head - head) / torch.where(tail_square_sum == 0, 1.0, new_head))
+        )
+        reflectors.append(torch.where(rows == k, 1.0, tail / torch.where(tail_square_sum == 0, 1.0, head - new_head)))
         r = _apply_reflector(r, reflectors[-1], taus[-1])
-    return r.triu() * size, reflectors, taus
+    return r.triu() * scale, reflectors, taus
 
 
 def _apply_reflector(x: Tensor, reflector: Tensor, tau: Tensor) -> Tensor:
@@ -255,7 +266,7 @@ def qr(a: Tensor, mode: str = "reduced", *, quantized: bool) -> tuple[Tensor, Te
 
 @decomposition(aten.geqrf.default, takes_quantized=True)
 def geqrf(a: Tensor, *, quantized: bool) -> tuple[Tensor, Tensor]:
-    """R with the reflectors below its diagonal, and their factors tau."""
+    """QR factorization in LAPACK's form: R with the reflectors below its diagonal, and their factors tau."""
     r, reflectors, taus = _householder_qr(a, quantized)
     below = torch.cat(reflectors, -1).tril(-1)
     return r + F.pad(below, (0, a.shape[-1] - below.shape[-1])), torch.cat(taus, -1)[..., 0, :]
@@ -263,11 +274,14 @@ def geqrf(a: Tensor, *, quantized: bool) -> tuple[Tensor, Tensor]:
 
 @decomposition(aten.ormqr.default)
 def ormqr(a: Tensor, tau: Tensor, other: Tensor, left: bool = True, transpose: bool = False) -> Tensor:
-    """Q @ other or other @ Q (``transpose``: with Q^T), where the reflectors below the diagonal of a represent Q."""
+    """Q @ other, or other @ Q if not ``left``. ``transpose`` replaces Q by Q^T.
+
+    The reflectors below the diagonal of a and their factors tau represent Q.
+    """
     if not left:
         return ormqr(a, tau, other.mT, transpose=not transpose).mT
     rows = torch.arange(a.shape[-2])[:, None]
-    for k in _pivot_range(a.shape[-2], tau.shape[-1], "products of reflectors")[:: 1 if transpose else -1]:
+    for k in _elimination_steps(a.shape[-2], tau.shape[-1], "products of reflectors")[:: 1 if transpose else -1]:
         reflector = torch.where(rows > k, a[..., k : k + 1], (rows == k).to(a.dtype))
         other = _apply_reflector(other, reflector, tau[..., k, None, None])
     return other
@@ -275,24 +289,24 @@ def ormqr(a: Tensor, tau: Tensor, other: Tensor, left: bool = True, transpose: b
 
 @decomposition(aten.linalg_householder_product.default)
 def householder_product(a: Tensor, tau: Tensor) -> Tensor:
-    """The first columns of Q from its reflectors."""
+    """Compute the first columns of Q from its reflectors."""
     return ormqr(a, tau, torch.eye(*a.shape[-2:], dtype=a.dtype))
 
 
 @decomposition(aten.linalg_solve_triangular.default)
 def solve_triangular(a: Tensor, b: Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Tensor:
-    """Solve a triangular system by substitution. x @ a = b is the transposed system."""
+    """Solve the triangular system a @ x = b by substitution. For x @ a = b, the transposed system is solved."""
     if not left:
         return solve_triangular(a.mT, b.mT, upper=not upper, unitriangular=unitriangular).mT
     n = a.shape[-1]
     b = b.expand(*torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), *b.shape[-2:])
-    known: dict[int, Tensor] = {}
+    solved_rows: dict[int, Tensor] = {}
     for i in range(n)[:: -1 if upper else 1]:
-        rest = b[..., i, :]
-        for k, x in known.items():
-            rest = rest - a[..., i, k, None] * x
-        known[i] = rest if unitriangular else rest / a[..., i, i, None]
-    return torch.stack([known[i] for i in range(n)], -2)
+        remaining = b[..., i, :]
+        for k, x in solved_rows.items():
+            remaining = remaining - a[..., i, k, None] * x
+        solved_rows[i] = remaining if unitriangular else remaining / a[..., i, i, None]
+    return torch.stack([solved_rows[i] for i in range(n)], -2)
 
 
 @decomposition(aten.cholesky_solve.default)
@@ -304,7 +318,7 @@ def cholesky_solve(b: Tensor, a: Tensor, upper: bool = False) -> Tensor:
 
 @decomposition(aten.cholesky_inverse.default)
 def cholesky_inverse(a: Tensor, upper: bool = False) -> Tensor:
-    """Inverse of L @ L^T, or of U^T @ U."""
+    """Inverse of L @ L^T, or of U^T @ U, from the Cholesky factor."""
     return cholesky_solve(torch.eye(a.shape[-1], dtype=a.dtype), a, upper)
 
 
@@ -312,7 +326,7 @@ def cholesky_inverse(a: Tensor, upper: bool = False) -> Tensor:
 def triangular_solve(
     b: Tensor, a: Tensor, upper: bool = True, transpose: bool = False, unitriangular: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """The older operator, which also returns a copy of the matrices."""
+    """The older operator for triangular systems, which also returns a copy of the matrices."""
     matrix = a.mT if transpose else a
     solved = solve_triangular(matrix, b, upper=upper != transpose, unitriangular=unitriangular)
     return solved, a.expand(*solved.shape[:-2], *a.shape[-2:]).clone()
@@ -320,10 +334,10 @@ def triangular_solve(
 
 @decomposition(aten.linalg_matrix_exp.default, takes_quantized=True)
 def matrix_exp(a: Tensor, *, quantized: bool) -> Tensor:
-    """Matrix exponential by scaling and squaring: the series of exp(a / 64) in 8 terms, squared six times.
+    """Matrix exponential by scaling and squaring: 8 terms of the series of exp(a / 64), squared six times.
 
-    The error is 1e-8 plus rounding for a norm below 20. Each squaring doubles the rounding error, so a quantized
-    program squares only twice, with 12 terms: 0.5 % at such a norm.
+    For a norm below 20, the error is 1e-8 plus rounding. Each squaring doubles the rounding error. So a quantized
+    program squares only twice, with 12 terms; the error is then 0.5 % at that norm.
     """
     squares, terms = (2, 12) if quantized else (6, 8)
     step, identity = a / 2**squares, torch.eye(a.shape[-1], dtype=a.dtype)

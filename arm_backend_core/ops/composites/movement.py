@@ -29,7 +29,7 @@ def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor
 
 @decomposition(aten.meshgrid.default, aten.meshgrid.indexing)
 def meshgrid(tensors: Sequence[Tensor], *, indexing: str = "ij") -> list[Tensor]:
-    """Each tensor along a dimension of its own; "xy" swaps the first two."""
+    """torch.meshgrid: expand each tensor along its own dimension; "xy" swaps the first two dimensions."""
     order = [1, 0, *range(2, len(tensors))] if indexing == "xy" and len(tensors) > 1 else list(range(len(tensors)))
     shape = [tensors[i].numel() for i in order]
     return [x.reshape([-1 if i == j else 1 for j in order]).expand(shape) for i, x in enumerate(tensors)]
@@ -39,7 +39,7 @@ def meshgrid(tensors: Sequence[Tensor], *, indexing: str = "ij") -> list[Tensor]
 def unfold(x: Tensor, dim: int, size: int, step: int) -> Tensor:
     """Tensor.unfold: windows of ``size`` elements every ``step`` along ``dim``, in a new last dimension.
 
-    One index selects a block of gcd(size, step) consecutive elements, so that the index tensor is short.
+    Each index selects a block of gcd(size, step) consecutive elements, which keeps the index tensor short.
     """
     if not x.dim():
         return x.reshape(1)
@@ -57,7 +57,7 @@ OUT_OF_VIEW = "it reads memory beyond the view that is its input; index the whol
 
 
 def strided_indices(x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None) -> Array:
-    """Indices of a strided view's elements in the flattened x.
+    """Indices, in the flattened x, of the elements of a strided view of x.
 
     Raises:
         ModelError: the view reads memory outside of x. In eager mode, x may share its memory with a larger tensor; in
@@ -71,18 +71,18 @@ def strided_indices(x: Tensor, size: Sequence[int], stride: Sequence[int], stora
     return indices
 
 
-@decomposition(aten.as_strided.default, aten.as_strided_copy.default, reads_memory=True)
+@decomposition(aten.as_strided.default, aten.as_strided_copy.default, reads_storage_offset=True)
 def as_strided(x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> Tensor:
-    """A strided view of contiguous memory as an index_select."""
+    """Strided view of contiguous memory, computed by an index_select."""
     indices = torch.tensor(strided_indices(x, size, stride, storage_offset).reshape(-1).tolist(), dtype=torch.int64)
     return torch.index_select(x.reshape(-1), 0, indices).reshape(tuple(size))
 
 
-@decomposition(aten._reshape_alias.default, reads_memory=True)
+@decomposition(aten._reshape_alias.default, reads_storage_offset=True)
 def reshape_alias(x: Tensor, size: Sequence[int], stride: Sequence[int]) -> Tensor:
-    """A view with these strides: a reshape if its strides are the same, else ``as_strided``."""
-    shaped = x.reshape(tuple(size))
-    return shaped if x.is_contiguous() and shaped.stride() == tuple(stride) else as_strided(x, size, stride)
+    """View with the given strides: a reshape if it has these strides, else ``as_strided``."""
+    reshaped = x.reshape(tuple(size))
+    return reshaped if x.is_contiguous() and reshaped.stride() == tuple(stride) else as_strided(x, size, stride)
 
 
 @decomposition(
@@ -105,15 +105,16 @@ def embedding_bag(
     *,
     quantized: bool = False,
 ) -> tuple[Tensor, None, None, None]:
-    """Sum (mode 0), mean (1) or maximum (2) of the rows from each offset to the next; 0 for an empty bag.
+    """Sum (mode 0), mean (1) or maximum (2) of the table rows of each bag; 0 for an empty bag.
 
-    The other three results of the operator, which only its gradient needs, are None. Sum and mean are a matrix product
-    with one row of 0 and 1 (or 1 / count) per bag. It needs finite table rows, as 0 * inf is NaN.
+    A bag is the range of ``indices`` from one offset to the next. Sum and mean are a matrix product with a matrix that
+    has one row of 0 and 1 (or 1 / count) per bag. The rows must be finite, because 0 * inf is NaN. The other three
+    results of the operator are None, because only its gradient needs them.
     """
     positions = torch.arange(len(indices), dtype=torch.int32)
-    started = positions >= offsets.to(torch.int32).unsqueeze(-1)
-    started = started if include_last_offset else F.pad(started, (0, 0, 0, 1), value=False)
-    in_bag = started[:-1] & ~started[1:]  # [bags, positions]
+    is_after_offset = positions >= offsets.to(torch.int32).unsqueeze(-1)
+    is_after_offset = is_after_offset if include_last_offset else F.pad(is_after_offset, (0, 0, 0, 1), value=False)
+    in_bag = is_after_offset[:-1] & ~is_after_offset[1:]  # [bags, positions]
     if padding_idx is not None and padding_idx >= 0:
         in_bag = in_bag & (indices != padding_idx)
     rows = F.embedding(indices, weight)
@@ -138,7 +139,10 @@ def take(x: Tensor, index: Tensor) -> Tensor:
 def unsafe_masked_index(
     x: Tensor, mask: Tensor, indices: Sequence[Tensor | None], fill: float, *, quantized: bool = False
 ) -> Tensor:
-    """x[indices] where the mask is true, else ``fill``. Indices may be out of range elsewhere and are clamped."""
+    """x[indices] where the mask is true, else ``fill``.
+
+    Indices are clamped, because those under a false mask may be out of range.
+    """
     if not x.numel():
         raise Unsupported("indexing an empty tensor; write it with torch.full")
     dtype = torch.int32 if quantized else torch.float32  # the FP profile has no integer CLAMP
@@ -152,52 +156,52 @@ def unsafe_masked_index(
 
 @decomposition(aten.full_like.default)
 def full_like(x: Tensor, value: float, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
-    """A constant. Only shape and dtype of x are used."""
+    """Constant tensor with the shape and type of x."""
     return torch.full(x.shape, value, dtype=dtype or x.dtype)
 
 
 @decomposition(aten.zeros_like.default, aten.zero.default)
 def zeros_like(x: Tensor, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
-    """A constant."""
+    """Constant zeros with the shape and type of x."""
     return full_like(x, 0, dtype=dtype)
 
 
 @decomposition(aten.ones_like.default)
 def ones_like(x: Tensor, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
-    """A constant."""
+    """Constant ones with the shape and type of x."""
     return full_like(x, 1, dtype=dtype)
 
 
 @decomposition(aten.new_full.default)
 def new_full(x: Tensor, size: Sequence[int], value: float, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
-    """A constant."""
+    """Constant of shape ``size`` in the type of x."""
     return torch.full(tuple(size), value, dtype=dtype or x.dtype)
 
 
 @decomposition(aten.new_zeros.default)
 def new_zeros(x: Tensor, size: Sequence[int], *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
-    """A constant."""
+    """Constant zeros of shape ``size`` in the type of x."""
     return new_full(x, size, 0, dtype=dtype)
 
 
 @decomposition(aten.new_ones.default)
 def new_ones(x: Tensor, size: Sequence[int], *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
-    """A constant."""
+    """Constant ones of shape ``size`` in the type of x."""
     return new_full(x, size, 1, dtype=dtype)
 
 
 @decomposition(aten.fill.Scalar)
 def fill(x: Tensor, value: float) -> Tensor:
-    """A constant."""
+    """Constant tensor of the shape of x, filled with ``value``."""
     return full_like(x, value)
 
 
 @decomposition(aten.fill.Tensor, aten.copy.default)
 def copy(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
-    """``source`` in the shape and type of x."""
-    return source.to(x.dtype).expand(x.shape).clone()  # separate memory, as the program may write to it
+    """Copy of ``source`` in the shape and type of x."""
+    return source.to(x.dtype).expand(x.shape).clone()  # a copy, because the program may write to it
 
 
 def as_scalar_of(x: Tensor, value: Any) -> Tensor:
-    """``value`` as a scalar of the type of x, because ``where`` would promote x to the type of ``value``."""
+    """Convert ``value`` to a scalar of the type of x, because ``where`` would promote x to the type of ``value``."""
     return value.to(x.dtype) if isinstance(value, Tensor) else torch.full((), value, dtype=x.dtype)

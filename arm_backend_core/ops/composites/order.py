@@ -1,4 +1,4 @@
-"""Decompositions of extremes, sorting, order statistics, cumulative operators and histograms."""
+"""Decompositions of minimum and maximum, sorting, order statistics, cumulative operators and histograms."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from arm_backend_core.ops.registry import decomposition
 aten = torch.ops.aten
 
 
-def _arg_extreme(x: Tensor, dim: int | None, keepdim: bool, *, largest: bool) -> Tensor:
-    """Index of the first extreme. argmax takes no booleans; -x overflows for the smallest integer, ~x does not."""
+def _arg_min_or_max(x: Tensor, dim: int | None, keepdim: bool, *, largest: bool) -> Tensor:
+    """Index of the first maximum or minimum. argmax takes no booleans; -x overflows for the smallest integer."""
     x = x.int() if x.dtype is torch.bool else x
     return torch.argmax(x if largest else -x if x.is_floating_point() else ~x, dim, keepdim)
 
@@ -25,19 +25,19 @@ def _arg_extreme(x: Tensor, dim: int | None, keepdim: bool, *, largest: bool) ->
 @decomposition(aten.max.dim)
 def max_dim(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     """Values and indices."""
-    return torch.amax(x, dim, keepdim), _arg_extreme(x, dim, keepdim, largest=True)
+    return torch.amax(x, dim, keepdim), _arg_min_or_max(x, dim, keepdim, largest=True)
 
 
 @decomposition(aten.min.dim)
 def min_dim(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     """Values and indices."""
-    return torch.amin(x, dim, keepdim), _arg_extreme(x, dim, keepdim, largest=False)
+    return torch.amin(x, dim, keepdim), _arg_min_or_max(x, dim, keepdim, largest=False)
 
 
-@decomposition(aten.argmin.default, interval=intervals.index)
+@decomposition(aten.argmin.default, interval=intervals.element_index)
 def argmin(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    """Index of the smallest element, the first of equal ones as in argmax."""
-    return _arg_extreme(x, dim, keepdim, largest=False)
+    """Index of the smallest element; among equal elements the first, as in argmax."""
+    return _arg_min_or_max(x, dim, keepdim, largest=False)
 
 
 @decomposition(aten.max.default)
@@ -63,20 +63,20 @@ def aminmax(x: Tensor, *, dim: int | None = None, keepdim: bool = False) -> tupl
 def nonzero_static(x: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
     """Indices of the first ``size`` nonzero elements, [size, rank].
 
-    The flat index of the k-th one is the number of elements whose running count of nonzeros is below k.
+    The flat index of the k-th nonzero element is the number of elements at which the cumulative count is below k.
     """
-    seen = torch.cumsum((x != 0).reshape(-1).int(), 0)
-    place = (seen < torch.arange(1, size + 1, dtype=torch.int32).unsqueeze(1)).int().sum(1)
-    indices, rest = [], place
+    nonzero_counts = torch.cumsum((x != 0).reshape(-1).int(), 0)
+    flat = (nonzero_counts < torch.arange(1, size + 1, dtype=torch.int32).unsqueeze(1)).int().sum(1)
+    indices, rest = [], flat
     for dim in range(1, x.dim()):
-        below = math.prod(x.shape[dim:])
-        indices.append(rest // below)
-        rest = rest - indices[-1] * below
-    return torch.where((place < x.numel()).unsqueeze(1), torch.stack([*indices, rest], 1), fill_value).long()
+        stride = math.prod(x.shape[dim:])
+        indices.append(rest // stride)
+        rest = rest - indices[-1] * stride
+    return torch.where((flat < x.numel()).unsqueeze(1), torch.stack([*indices, rest], 1), fill_value).long()
 
 
 def _kth_smallest(x: Tensor, dim: int, rank: int) -> tuple[Tensor, Tensor]:
-    """The k-th smallest element (k = ``rank``, from 1) along ``dim``, which is kept; NaN counts as the largest."""
+    """The ``rank``-th smallest element (from 1) along ``dim`` and its index; ``dim`` keeps size 1. NaN is largest."""
     if not x.dim():
         return x, torch.zeros((), dtype=torch.int64)
     values, indices = torch.topk(x, rank, dim, largest=False)
@@ -91,68 +91,71 @@ def _apply_keepdim(pair: tuple[Tensor, Tensor], dim: int, keepdim: bool) -> tupl
 def sort(
     x: Tensor, dim: int = -1, descending: bool = False, *, stable: bool | None = None, quantized: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Sort by topk, for which the CPU has a kernel, except for booleans. Its order of equal elements is not stable."""
-    size, number = x.shape[dim] if x.dim() else 1, torch.int32 if quantized else torch.float32
+    """Sort by topk, for which the CPU has a kernel, except for booleans. Stable sorts use ``_stable_argsort`` too."""
+    size, compare_dtype = x.shape[dim] if x.dim() else 1, torch.int32 if quantized else torch.float32
     if x.dtype is torch.bool:
-        ones, indices = sort(x.to(number), dim, descending, stable=stable, quantized=quantized)
-        return ones > 0, indices
+        sorted_numbers, indices = sort(x.to(compare_dtype), dim, descending, stable=stable, quantized=quantized)
+        return sorted_numbers > 0, indices
     values, indices = torch.topk(x, size, dim, largest=descending)
     if stable:
-        is_small = x.dim() and size <= _MAX_STABLE_SORT
-        return values, _stable_argsort(x, dim, descending, number) if is_small else None
+        is_small = x.dim() and size <= _MAX_STABLE_SORT_SIZE
+        return values, _stable_argsort(x, dim, descending, compare_dtype) if is_small else None
     return values, indices
 
 
-#: Largest dimension for a stable sort, which compares each element with all others.
-_MAX_STABLE_SORT = 64
+#: Largest size of the sorted dimension of a stable sort, which compares each element with all others.
+_MAX_STABLE_SORT_SIZE = 64
 
 
-def _stable_argsort(x: Tensor, dim: int, descending: bool, number: torch.dtype) -> Tensor:
-    """Stable argsort by rank: an element's rank is the number of elements before it. NaN counts as the largest."""
+def _stable_argsort(x: Tensor, dim: int, descending: bool, index_dtype: torch.dtype) -> Tensor:
+    """Stable argsort by rank. The rank of an element is the number of elements before it. NaN counts as the largest."""
     last = x.transpose(dim, -1)
     this, other = last.unsqueeze(-1), last.unsqueeze(-2)
-    over, under = (other, this) if descending else (this, other)  # true where the other element goes first
-    ahead, behind = over > under, over < under
+    over, under = (other, this) if descending else (this, other)  # over > under: the other element goes first
+    is_before, is_after = over > under, over < under
     if x.is_floating_point():
-        ahead, behind = ahead | ((over != over) & (under == under)), behind | ((over == over) & (under != under))
+        is_before = is_before | ((over != over) & (under == under))
+        is_after = is_after | ((over == over) & (under != under))
     count = last.shape[-1]
     earlier = torch.ones(count, count, dtype=torch.bool).tril(-1)
-    rank, places = (ahead | (~behind & earlier)).to(number).sum(-1, dtype=number), torch.arange(count, dtype=number)
-    indices = torch.where(rank.unsqueeze(-2) == places.unsqueeze(-1), places, 0).sum(-1, dtype=number)
+    rank = (is_before | (~is_after & earlier)).to(index_dtype).sum(-1, dtype=index_dtype)
+    positions = torch.arange(count, dtype=index_dtype)
+    indices = torch.where(rank.unsqueeze(-2) == positions.unsqueeze(-1), positions, 0).sum(-1, dtype=index_dtype)
     return indices.to(torch.int32).to(torch.int64).transpose(dim, -1)
 
 
 @decomposition(aten.kthvalue.default)
 def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """k-th smallest element and its index. The index of equal elements is arbitrary as in PyTorch, here and below."""
+    """k-th smallest element and its index. Among equal elements, the index is arbitrary, as in PyTorch."""
     return _apply_keepdim(_kth_smallest(x, dim, k), dim, keepdim)
 
 
 @decomposition(aten.median.dim, takes_quantized=True)
 def median_dim(x: Tensor, dim: int, keepdim: bool = False, *, quantized: bool) -> tuple[Tensor, Tensor]:
-    """Median, the lower one for an even number of elements; NaN if there is one."""
+    """Median; the lower of the two for an even number of elements. NaN if an element is NaN."""
     value, index = _kth_smallest(x, dim, (x.shape[dim] + 1) // 2 if x.dim() else 1)
     if x.is_floating_point() and not quantized and x.dim():
-        unknown = torch.where(x != x, 1.0, 0.0)
-        some = torch.any(x != x, dim, keepdim=True)
-        value, index = torch.where(some, math.nan, value), torch.where(some, unknown.argmax(dim, keepdim=True), index)
+        is_nan = torch.where(x != x, 1.0, 0.0)
+        has_nan = torch.any(x != x, dim, keepdim=True)
+        value = torch.where(has_nan, math.nan, value)
+        index = torch.where(has_nan, is_nan.argmax(dim, keepdim=True), index)
     return _apply_keepdim((value, index), dim, keepdim)
 
 
 @decomposition(aten.mode.default, takes_quantized=True)
 def mode(x: Tensor, dim: int = -1, keepdim: bool = False, *, quantized: bool) -> tuple[Tensor, Tensor]:
-    """The smallest of the most frequent elements, and its last index."""
+    """The most frequent element, and its last index. Among equally frequent elements, the smallest is taken."""
     if not x.dim():
         return x.clone(), torch.zeros((), dtype=torch.int64)
     last, dtype = x.transpose(dim, -1), torch.int32 if quantized else torch.float32
     this, other = last.unsqueeze(-1), last.unsqueeze(-2)
     count = (this == other).to(dtype).sum(-1, dtype=dtype)
     is_most_frequent = count == count.amax(-1, keepdim=True)
-    # Selected by index, as a selected value would have another scale than x. PyTorch returns the last index.
+    # The element is gathered by its index: torch.where would give it another scale than x. Index: last, as in PyTorch.
     is_smallest = is_most_frequent & ~((other < this) & is_most_frequent.unsqueeze(-2)).any(-1)
-    places = torch.where(is_smallest, torch.arange(last.shape[-1], dtype=dtype), 0).amax(-1, keepdim=True)
-    places = places.to(torch.int32).to(torch.int64)
-    result = torch.gather(last, -1, places).transpose(dim, -1), places.transpose(dim, -1)
+    positions = torch.where(is_smallest, torch.arange(last.shape[-1], dtype=dtype), 0).amax(-1, keepdim=True)
+    positions = positions.to(torch.int32).to(torch.int64)
+    result = torch.gather(last, -1, positions).transpose(dim, -1), positions.transpose(dim, -1)
     return _apply_keepdim(result, dim, keepdim)
 
 
@@ -160,7 +163,7 @@ def mode(x: Tensor, dim: int = -1, keepdim: bool = False, *, quantized: bool) ->
 def quantile(
     x: Tensor, q: float, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear", **how: bool
 ) -> Tensor:
-    """Interpolate between the elements of the ranks around q * (count - 1), which PyTorch computes in the type of x."""
+    """Interpolate between the elements next to rank q * (count - 1), which PyTorch computes in the type of x."""
     values, axis = (x.reshape(-1), 0) if dim is None or not x.dim() else (x, dim % x.dim())
     rank = float(torch.tensor(q, dtype=values.dtype) * (values.shape[axis] - 1))
     rounding: dict[str, Callable[[float], int]] = {"lower": math.floor, "higher": math.ceil, "nearest": round}
@@ -195,12 +198,12 @@ def _flatten_nonempty(x: Tensor) -> Tensor:
 
 @decomposition(aten.nanmedian.dim, takes_quantized=True)
 def nanmedian_dim(x: Tensor, dim: int, keepdim: bool = False, *, quantized: bool) -> tuple[Tensor, None]:
-    """Median of the elements that are not NaN. With NaN replaced by infinity these come first in order."""
+    """Median of the elements that are not NaN. NaN is replaced by infinity, so that numbers are sorted to the front."""
     if quantized or not x.is_floating_point() or not x.dim():
         return median_dim(x, dim, keepdim, quantized=quantized)
-    known = x == x
-    ordered = torch.sort(torch.where(known, x, math.inf), dim)[0]
-    count = known.to(torch.float32).sum(dim, keepdim=True)
+    is_number = x == x
+    ordered = torch.sort(torch.where(is_number, x, math.inf), dim)[0]
+    count = is_number.to(torch.float32).sum(dim, keepdim=True)
     middle = torch.floor((count - 1) / 2).clamp(min=0).to(torch.int32).to(torch.int64)
     value = torch.where(count > 0, torch.gather(ordered, dim, middle), math.nan)
     return value if keepdim else value.squeeze(dim), None
@@ -220,8 +223,8 @@ def nanmean(
     x = x.to(dtype or x.dtype)
     if quantized:  # quantized values are never NaN
         return torch.mean(x, dims, keepdim)
-    known = x == x
-    return torch.where(known, x, 0).sum(dims, keepdim) / known.to(x.dtype).sum(dims, keepdim)
+    is_number = x == x
+    return torch.where(is_number, x, 0).sum(dims, keepdim) / is_number.to(x.dtype).sum(dims, keepdim)
 
 
 @decomposition(aten.nanmedian.default)
@@ -231,14 +234,14 @@ def nanmedian(x: Tensor) -> Tensor:
 
 
 def _count_below(boundaries: Tensor, x: Any, out_int32: bool, right: bool) -> Tensor:
-    """Number of ``boundaries`` (last dimension) below x, or with ``right`` at most x; all of them for NaN."""
+    """Count the ``boundaries`` (last dimension) below x; with ``right``, those up to x; for NaN, all boundaries."""
     above = boundaries > x if right else boundaries >= x
     return torch.sum(~above, -1, dtype=torch.int32 if out_int32 else torch.int64)
 
 
 @decomposition(aten.bucketize.Tensor)
 def bucketize(x: Tensor, boundaries: Tensor, *, out_int32: bool = False, right: bool = False) -> Tensor:
-    """Index of the bucket of each element of x; boundaries [N]."""
+    """Index of the bucket that contains each element of x; boundaries [N]."""
     return _count_below(boundaries, x.unsqueeze(-1), out_int32, right)
 
 
@@ -267,25 +270,25 @@ def isin(x: Tensor, known: Any, *, assume_unique: bool = False, invert: bool = F
     return ~is_member if invert else is_member
 
 
-def _with_mean(spread: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
-    def both(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+def _build_with_mean(spread: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
+    def spread_and_mean(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         dims = args[0] if args and not isinstance(args[0], bool) else kwargs.get("dim")
         return spread(x, *args, **kwargs), torch.mean(x, dims, kwargs.get("keepdim", args[2] if args[2:] else False))
 
-    return both
+    return spread_and_mean
 
 
-decomposition(aten.var_mean.default, aten.var_mean.dim, aten.var_mean.correction)(_with_mean(torch.var))
-decomposition(aten.std_mean.default, aten.std_mean.dim, aten.std_mean.correction)(_with_mean(torch.std))
+decomposition(aten.var_mean.default, aten.var_mean.dim, aten.var_mean.correction)(_build_with_mean(torch.var))
+decomposition(aten.std_mean.default, aten.std_mean.dim, aten.std_mean.correction)(_build_with_mean(torch.std))
 
 
-#: Largest number of operands of CONCAT.
+#: Largest number of sequential products, which one CONCAT joins.
 _MAX_SEQUENTIAL_PRODUCTS = 64
 
 
 @decomposition(aten.cumprod.default, takes_quantized=True)
 def cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None, quantized: bool = False) -> Tensor:
-    """Sequential products, as 0 times an overflowed product is NaN. Quantized or many elements use a prefix scan."""
+    """Cumulative product: sequential products, as 0 times an overflowed product is NaN; or a prefix scan."""
     size = x.shape[dim] if x.dim() else 1
     if quantized or not 1 < size <= _MAX_SEQUENTIAL_PRODUCTS:
         return _prefix_scan(x, dim, dtype, torch.mul)
@@ -296,9 +299,9 @@ def cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None, quantized:
     return torch.cat(products, dim)
 
 
-@decomposition(aten.cumsum.default, takes_quantized=True, interval=intervals.total)
+@decomposition(aten.cumsum.default, takes_quantized=True, interval=intervals.reduced_sum)
 def cumsum(x: Tensor, dim: int, *, dtype: torch.dtype | None = None, quantized: bool = False) -> Tensor:
-    """Quantized: a matrix product with a triangle of ones, which rounds once. Else a prefix scan."""
+    """Cumulative sum by a prefix scan. Quantized: a matrix product with a triangle of ones, which rounds once."""
     if quantized and x.dim() and x.is_floating_point():
         size = x.shape[dim]
         return torch.matmul(x.transpose(dim, -1), torch.ones(size, size).triu()).transpose(dim, -1)
@@ -307,47 +310,47 @@ def cumsum(x: Tensor, dim: int, *, dtype: torch.dtype | None = None, quantized: 
 
 @decomposition(aten.logcumsumexp.default)
 def logcumsumexp(x: Tensor, dim: int) -> Tensor:
-    """ln of the cumulative sum of exp(x), by a prefix scan of logaddexp, which does not overflow."""
+    """Logarithm of the cumulative sum of exp(x), by a prefix scan with logaddexp, which does not overflow."""
     return _prefix_scan(x, dim, x.dtype, torch.logaddexp)
 
 
-def _cumulative_extreme(join: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
-    def both(x: Tensor, dim: int, *, quantized: bool) -> tuple[Tensor, Tensor]:
-        """Running extreme, and the last index at which an element equals the running extreme."""
-        values, number = _prefix_scan(x, dim, x.dtype, join), torch.int32 if quantized else torch.float32
+def _build_cumulative_extreme(combine: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
+    def cumulative_extreme(x: Tensor, dim: int, *, quantized: bool) -> tuple[Tensor, Tensor]:
+        """Cumulative maximum or minimum, and the last index at which an element equals it."""
+        values, index_dtype = _prefix_scan(x, dim, x.dtype, combine), torch.int32 if quantized else torch.float32
         if not x.dim():
             return values, torch.zeros((), dtype=torch.int64)
-        places = torch.arange(x.shape[dim], dtype=number)
-        places = places.reshape([-1 if axis == dim % x.dim() else 1 for axis in range(x.dim())])
-        met = torch.where((x == values) | (x != x), places, 0)
-        return values, _prefix_scan(met, dim, number, torch.maximum).to(torch.int32).to(torch.int64)
+        positions = torch.arange(x.shape[dim], dtype=index_dtype)
+        positions = positions.reshape([-1 if axis == dim % x.dim() else 1 for axis in range(x.dim())])
+        candidates = torch.where((x == values) | (x != x), positions, 0)
+        return values, _prefix_scan(candidates, dim, index_dtype, torch.maximum).to(torch.int32).to(torch.int64)
 
-    return both
-
-
-decomposition(aten.cummax.default, takes_quantized=True)(_cumulative_extreme(torch.maximum))
-decomposition(aten.cummin.default, takes_quantized=True)(_cumulative_extreme(torch.minimum))
+    return cumulative_extreme
 
 
-def _prefix_scan(x: Tensor, dim: int, dtype: torch.dtype | None, join: Callable[..., Tensor]) -> Tensor:
-    """Prefix scan (Hillis-Steele): log2(n) steps, each joining with the element 1, 2, 4, ... positions before.
+decomposition(aten.cummax.default, takes_quantized=True)(_build_cumulative_extreme(torch.maximum))
+decomposition(aten.cummin.default, takes_quantized=True)(_build_cumulative_extreme(torch.minimum))
 
-    Unlike a matrix product, it does not turn elements before an infinity into NaN.
+
+def _prefix_scan(x: Tensor, dim: int, dtype: torch.dtype | None, combine: Callable[..., Tensor]) -> Tensor:
+    """Prefix scan (Hillis-Steele) along ``dim``: log2(n) steps that combine elements at a distance of 1, 2, 4, ...
+
+    A matrix product would turn the elements before an infinity into NaN; a prefix scan does not.
     """
     x = x.to(dtype or (x.dtype if x.is_floating_point() else torch.int64))
     if not x.dim():
         return x.clone()
     x = x.transpose(dim, -1)
-    size, reach = x.shape[-1], 1
-    while reach < size:
-        x = torch.cat([x[..., :reach], join(x[..., reach:], x[..., : size - reach])], -1)
-        reach *= 2
+    size, distance = x.shape[-1], 1
+    while distance < size:
+        x = torch.cat([x[..., :distance], combine(x[..., distance:], x[..., : size - distance])], -1)
+        distance *= 2
     return x.transpose(dim, -1)
 
 
 @decomposition(aten.histc.default, takes_quantized=True)
 def histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0, *, quantized: bool) -> Tensor:
-    """Count the elements in each of ``bins`` equal parts of [min, max]; if both are 0, of the range of x."""
+    """Count the elements in each of ``bins`` equal parts of [min, max]. If min = max, use the range of x instead."""
     flat, use_data_range = x.reshape(-1, 1), min == max
     low, high = (torch.amin(flat), torch.amax(flat)) if use_data_range else (min, max)
     if quantized:  # quantized bin numbers are inexact, so elements are compared with the edges
@@ -359,17 +362,17 @@ def histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0, *, quantiz
     if use_data_range:
         same = torch.eq(flat.amin(), flat.amax()).to(x.dtype)
         low, high = low - same, high + same
-    place = torch.floor((flat - low) * (bins / (high - low)))
-    place = torch.where(flat == high, bins - 1, place)
-    return (place == torch.arange(bins, dtype=x.dtype)).to(x.dtype).sum(0)
+    bin_numbers = torch.floor((flat - low) * (bins / (high - low)))
+    bin_numbers = torch.where(flat == high, bins - 1, bin_numbers)
+    return (bin_numbers == torch.arange(bins, dtype=x.dtype)).to(x.dtype).sum(0)
 
 
 @decomposition(aten.histogram.bins_tensor)
 def histogram(x: Tensor, bins: Tensor, *, weight: Tensor | None = None, density: bool = False) -> tuple[Tensor, Tensor]:
-    """Count the elements (or sum their weights) between neighbouring edges; weights of outside elements are ignored."""
+    """Count the elements, or sum their weights, between neighbouring edges ``bins``. Elements outside are ignored."""
     flat = x.reshape(-1, 1)
-    reached = torch.cat([flat >= bins[:-1], flat > bins[-1:]], 1)
-    inside = reached[:, :-1] & ~reached[:, 1:]
+    is_above_edge = torch.cat([flat >= bins[:-1], flat > bins[-1:]], 1)
+    inside = is_above_edge[:, :-1] & ~is_above_edge[:, 1:]
     counts = (inside.to(x.dtype) if weight is None else torch.where(inside, weight.reshape(-1, 1), 0)).sum(0)
     return (counts / (counts.sum() * (bins[1:] - bins[:-1])) if density else counts), bins.clone()
 
@@ -378,7 +381,7 @@ def histogram(x: Tensor, bins: Tensor, *, weight: Tensor | None = None, density:
 def histogram_of_equal_bins(
     x: Tensor, bins: int = 100, *, range: Sequence[float] | None = None, **how: Any
 ) -> tuple[Tensor, Tensor]:
-    """Histogram of equal bins over ``range``, else over the range of x, widened by 0.5 on each side if it is empty."""
+    """Histogram of equal bins over ``range``, or over the range of x. A range of width 0 is widened by 0.5 per side."""
     range = range or ((0.0, 1.0) if x.numel() == 0 else None)
     low, high = (torch.tensor(end) for end in range) if range else (torch.amin(x), torch.amax(x))
     margin = torch.where(low == high, 0.5, 0.0).to(x.dtype)

@@ -1,4 +1,4 @@
-"""Decompositions of matrix products with other result or operand types, and of grouped matrix products."""
+"""Decompositions of mixed-precision, scaled and grouped matrix products."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ aten = torch.ops.aten
 
 @decomposition(aten.mm.dtype, aten.bmm.dtype)
 def matmul_in_dtype(x: Tensor, y: Tensor, out_dtype: torch.dtype) -> Tensor:
-    """Matrix product in another type than that of the operands."""
+    """Matrix product in ``out_dtype``, to which the operands are cast."""
     return torch.matmul(x.to(out_dtype), y.to(out_dtype))
 
 
@@ -24,13 +24,13 @@ def matmul_in_dtype(x: Tensor, y: Tensor, out_dtype: torch.dtype) -> Tensor:
 def addmm_in_dtype(
     x: Tensor, a: Tensor, b: Tensor, out_dtype: torch.dtype, *, beta: float = 1, alpha: float = 1
 ) -> Tensor:
-    """beta * x + alpha * a @ b; PyTorch's own decomposition takes ``out_dtype`` for ``beta``."""
+    """beta * x + alpha * a @ b in ``out_dtype``. PyTorch's own decomposition mistakes ``out_dtype`` for ``beta``."""
     return x.to(out_dtype) * beta + matmul_in_dtype(a, b, out_dtype) * alpha
 
 
 @decomposition(aten._weight_int8pack_mm.default)
 def int8_weight_mm(x: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
-    """x [M, K] @ weight^T for an int8 weight [N, K] with a scale for each of N."""
+    """x [M, K] @ weight^T for an int8 weight [N, K] with one scale per row, [N]."""
     return F.linear(x, weight.to(x.dtype)) * scales
 
 
@@ -45,7 +45,10 @@ def scaled_mm(
     out_dtype: torch.dtype | None = None,
     use_fast_accum: bool = False,
 ) -> Tensor:
-    """FP8 x @ y, times per-tensor scales (or per row of x and column of y), plus the bias."""
+    """x @ y of FP8 matrices, times the scales, plus the bias.
+
+    The scales are per tensor, or per row of x and per column of y.
+    """
     total = torch.matmul(x.float(), y.float()) * scale_a * scale_b
     return (total if bias is None else total + bias.float()).to(out_dtype or x.dtype)
 
@@ -57,7 +60,8 @@ def grouped_mm(
 ) -> Tensor:
     """Grouped matrix product (mixture of experts): rows offs[g - 1] to offs[g] of x [M, K] times weight[g].
 
-    ``offs`` is [G], ``weight`` [G, K, N]. All rows are multiplied by all weights, as shapes cannot depend on values.
+    ``offs`` is [G], ``weight`` is [G, K, N]. All rows are multiplied by all weights, because shapes cannot depend on
+    values.
     """
     if offs is None:
         return torch.bmm(x, weight)

@@ -49,7 +49,10 @@ def select_scatter(x: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
 
 
 def _scatter_into_view(x: Tensor, source: Tensor, view: Callable[[Array], Array]) -> Tensor:
-    """x with the elements of ``source`` written through a view of contiguous memory, as an index_select."""
+    """Write ``source`` into a view of contiguous x, by an index_select from the elements of x and ``source``.
+
+    ``view`` maps the array of flat indices of x to the part that is written.
+    """
     indices = np.arange(x.numel()).reshape(x.shape)
     indices.reshape(-1)[view(indices).reshape(-1)] = x.numel() + np.arange(source.numel())
     elements = torch.cat([x.reshape(-1), source.to(x.dtype).reshape(-1)])
@@ -62,7 +65,7 @@ def diagonal_scatter(x: Tensor, source: Tensor, offset: int = 0, dim1: int = 0, 
     return _scatter_into_view(x, source, lambda indices: indices.diagonal(offset, dim1, dim2).copy())
 
 
-@decomposition(aten.as_strided_scatter.default, reads_memory=True)
+@decomposition(aten.as_strided_scatter.default, reads_storage_offset=True)
 def as_strided_scatter(
     x: Tensor, source: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> Tensor:
@@ -73,19 +76,22 @@ def as_strided_scatter(
 
 @decomposition(aten.put.default, takes_quantized=True)
 def put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False, *, quantized: bool = False) -> Tensor:
-    """x with the elements of ``source`` at indices of the flattened tensor."""
+    """x with the elements of ``source`` written at ``index`` in the flattened x."""
     flat = x.reshape(-1), [index.reshape(-1)], source.reshape(-1), accumulate
     return index_put(*flat, quantized=quantized).reshape(x.shape)
 
 
-def _match_indices(index: Tensor, size: int) -> Tensor:
-    """One-hot mask [..., size] of indices, which may count from the end."""
+def _one_hot_mask(index: Tensor, size: int) -> Tensor:
+    """One-hot mask [..., size] of indices; negative indices count from the end."""
     positions = torch.arange(size)
     return (index.unsqueeze(-1) == positions) | (index.unsqueeze(-1) == positions - size)
 
 
-def _last_match(matches: Tensor, dim: int, quantized: bool) -> Tensor:
-    """Last index along ``dim`` with a match, 0 if there is none; computed in a dtype that the target can compare."""
+def _last_matching_index(matches: Tensor, dim: int, quantized: bool) -> Tensor:
+    """Last index along ``dim`` at which ``matches`` is true, 0 if there is none.
+
+    It is computed in an element type that the target can compare.
+    """
     index_dtype = torch.int32 if quantized else torch.float32
     positions = torch.arange(matches.shape[dim], dtype=index_dtype)
     return torch.where(matches, _reshape_along(positions, matches, dim), 0).amax(dim).to(torch.int32)
@@ -100,9 +106,7 @@ def _reshape_along(vector: Tensor, x: Tensor, dim: int) -> Tensor:
 def index_fill(x: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
     """x with ``value`` at the indices along ``dim``."""
     size = x.shape[dim] if x.dim() else 1
-    return torch.where(
-        _reshape_along(_match_indices(index.reshape(-1), size).any(0), x, dim), as_scalar_of(x, value), x
-    )
+    return torch.where(_reshape_along(_one_hot_mask(index.reshape(-1), size).any(0), x, dim), as_scalar_of(x, value), x)
 
 
 @decomposition(aten.index_copy.default, takes_quantized=True)
@@ -112,8 +116,8 @@ def index_copy(x: Tensor, dim: int, index: Tensor, source: Tensor, *, quantized:
         return x.clone()
     if not x.dim():
         return source.reshape(()).clone()
-    matches = _match_indices(index.reshape(-1), x.shape[dim])  # [rows of source, positions]
-    rows = torch.index_select(source, dim, _last_match(matches, 0, quantized))
+    matches = _one_hot_mask(index.reshape(-1), x.shape[dim])  # [rows of source, positions]
+    rows = torch.index_select(source, dim, _last_matching_index(matches, 0, quantized))
     return torch.where(_reshape_along(matches.any(0), x, dim), rows, x)
 
 
@@ -123,12 +127,12 @@ def index_add(
 ) -> Tensor:
     """x with the rows of ``source`` added at the indices along ``dim``.
 
-    Quantized: a matrix product with a one-hot matrix. Else a masked sum, as 0 * inf is NaN.
+    A quantized program multiplies by a one-hot matrix. Other programs use a masked sum, because 0 * inf is NaN.
     """
     if not x.dim():
         raise Unsupported("index_add on a scalar; add the number")
     # [rows, positions] and [..., rows]
-    matches, rows = _match_indices(index.reshape(-1), x.shape[dim]), source.transpose(dim, -1)
+    matches, rows = _one_hot_mask(index.reshape(-1), x.shape[dim]), source.transpose(dim, -1)
     if quantized and x.is_floating_point():
         sums = torch.matmul(rows, matches.to(x.dtype))
     else:
@@ -140,7 +144,7 @@ def index_add(
 @decomposition(aten.scatter.value)
 def scatter_value(x: Tensor, dim: int, index: Tensor, value: float) -> Tensor:
     """x with ``value`` at the indices along ``dim``."""
-    matches, _ = _match_scatter(x, dim, index, x)
+    matches, _ = _one_hot_scatter_mask(x, dim, index, x)
     return torch.where(matches.any(-2).transpose(dim, -1), as_scalar_of(x, value), x)
 
 
@@ -149,8 +153,8 @@ def scatter(x: Tensor, dim: int, index: Tensor, source: Tensor, *, quantized: bo
     """x with the elements of ``source`` at the indices along ``dim``; the last of equal indices wins."""
     if not index.numel():
         return x.clone()
-    matches, source = _match_scatter(x, dim, index, source)
-    written = torch.gather(source, -1, _last_match(matches, -2, quantized).to(torch.int64))
+    matches, source = _one_hot_scatter_mask(x, dim, index, source)
+    written = torch.gather(source, -1, _last_matching_index(matches, -2, quantized).to(torch.int64))
     return torch.where(matches.any(-2), written, x.transpose(dim, -1)).transpose(dim, -1)
 
 
@@ -162,12 +166,12 @@ def scatter_add(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
 
 @decomposition(aten.scatter.reduce, aten.scatter.value_reduce)
 def scatter_with_reduction(x: Tensor, dim: int, index: Tensor, source: Any, *, reduce: str) -> Tensor:
-    """x combined with elements of ``source``, or with a number, by "add" or "multiply"."""
+    """x combined with the elements of ``source``, or with one number, by ``reduce`` = "add" or "multiply"."""
     elements = source if isinstance(source, Tensor) else torch.full(index.shape, source, dtype=x.dtype)
     return scatter_reduce(x, dim, index, elements, {"add": "sum", "multiply": "prod"}[reduce])
 
 
-#: Reduction -> its neutral element, its operator along a dimension, and its operator on two tensors.
+#: Maps a reduction to its identity element, its operator along a dimension, and its operator on two tensors.
 _REDUCTIONS: dict[str, tuple[float, Callable[..., Tensor], Callable[..., Tensor]]] = {
     "sum": (0.0, torch.sum, torch.add),
     "prod": (1.0, torch.prod, torch.mul),
@@ -180,7 +184,7 @@ _REDUCTIONS: dict[str, tuple[float, Callable[..., Tensor], Callable[..., Tensor]
 def scatter_reduce(
     x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True, **options: bool
 ) -> Tensor:
-    """x combined with the elements of ``source`` at the indices along ``dim``."""
+    """x combined by ``reduce`` with the elements of ``source`` at the indices along ``dim``."""
     quantized = options.get("quantized", False)
     if not index.numel():
         return x.clone()
@@ -189,7 +193,7 @@ def scatter_reduce(
     neutral, reduce_dim, combine = _REDUCTIONS["sum" if reduce == "mean" else reduce]
     range_end = {"amax": torch.amin, "amin": torch.amax}.get(reduce) if quantized else None
     unmatched_value = range_end(source) if range_end else neutral  # no scale represents infinity
-    matches, source = _match_scatter(x, dim, index, source)
+    matches, source = _one_hot_scatter_mask(x, dim, index, source)
     old, new = x.transpose(dim, -1), reduce_dim(torch.where(matches, source.unsqueeze(-1), unmatched_value), -2)
     new = combine(old, new) if include_self else new
     new = new if include_self and not range_end else torch.where(matches.any(-2), new, old)
@@ -200,22 +204,23 @@ def scatter_reduce(
 
 @decomposition(aten.index_reduce.default, takes_quantized=True)
 def index_reduce(x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, **options: bool) -> Tensor:
-    """x combined with the rows of ``source`` at the indices along ``dim``."""
+    """x combined by ``reduce`` with the rows of ``source`` at the indices along ``dim``."""
     positions = _reshape_along(index.reshape(-1), source, dim).expand(source.shape)
     return scatter_reduce(x, dim, positions, source, reduce, **options)
 
 
-def _match_scatter(x: Tensor, dim: int, index: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
-    """One-hot mask [..., elements, positions] of a scatter along ``dim``, and the source elements with ``dim`` last.
+def _one_hot_scatter_mask(x: Tensor, dim: int, index: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the one-hot mask [..., elements, positions] of a scatter along ``dim``, and the source with ``dim`` last.
 
-    ``index`` may be smaller than x in the other dimensions. Both results are padded to x there, without matches.
+    ``index`` may be smaller than x in the other dimensions. There, both results are padded to the size of x, and the
+    padding of the mask is False.
     """
     if not x.dim():
         raise Unsupported("scatter into a scalar; write it with torch.where")
     elements = source[tuple(slice(0, size) for size in index.shape)].transpose(dim, -1)
     rows, index = x.transpose(dim, -1).shape[:-1], index.transpose(dim, -1)
     pads = [n for covered, size in zip(index.shape[-2::-1], rows[::-1], strict=True) for n in (0, size - covered)]
-    matches = _match_indices(index, x.shape[dim])
+    matches = _one_hot_mask(index, x.shape[dim])
     if any(pads):
         matches, elements = F.pad(matches, [0, 0, 0, 0, *pads], value=False), F.pad(elements, [0, 0, *pads])
     return matches, elements
@@ -225,21 +230,25 @@ def _match_scatter(x: Tensor, dim: int, index: Tensor, source: Tensor) -> tuple[
 def index_put(
     x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False, *, quantized: bool = False
 ) -> Tensor:
-    """x[..., index, ...] = values: ``where`` for a mask; for integers index_copy (or index_add) on flattened axes."""
+    """x[..., index, ...] = values.
+
+    A boolean mask is decomposed to ``where`` or masked_scatter. Integer indices are decomposed to index_copy, or to
+    index_add with ``accumulate``, on flattened axes.
+    """
     axes = [axis for axis, index in enumerate(indices) if index is not None]
-    present = [index for index in indices if index is not None]
-    if any(index.dtype is torch.bool for index in present):
-        if len(present) > 1 or accumulate or (values.numel() != 1 and present[0].dim() != x.dim()):
+    index_tensors = [index for index in indices if index is not None]
+    if any(index.dtype is torch.bool for index in index_tensors):
+        if len(index_tensors) > 1 or accumulate or (values.numel() != 1 and index_tensors[0].dim() != x.dim()):
             raise Unsupported("index_put of several values by a mask of some dimensions; write it with torch.where")
         if values.numel() != 1:
-            return masked_scatter(x, present[0], values)
-        mask = present[0].reshape(present[0].shape + (1,) * (x.dim() - present[0].dim() - axes[0]))
+            return masked_scatter(x, index_tensors[0], values)
+        mask = index_tensors[0].reshape(index_tensors[0].shape + (1,) * (x.dim() - index_tensors[0].dim() - axes[0]))
         return torch.where(mask, values.reshape(()), x)
     if axes != list(range(axes[0], axes[-1] + 1)):
         order = [*axes, *(axis for axis in range(x.dim()) if axis not in axes)]
-        result = index_put(x.permute(order), present, values, accumulate, quantized=quantized)
+        result = index_put(x.permute(order), index_tensors, values, accumulate, quantized=quantized)
         return result.permute([order.index(axis) for axis in range(x.dim())])
-    first, *others = present
+    first, *others = index_tensors
     index = torch.remainder(first, x.shape[axes[0]]) if others else first
     for next_index, axis in zip(others, axes[1:], strict=True):
         index = index * x.shape[axis] + torch.remainder(next_index, x.shape[axis])

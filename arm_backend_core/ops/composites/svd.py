@@ -1,7 +1,7 @@
-"""SVD, symmetric eigendecomposition and pseudo-inverse of small matrices: one-sided Jacobi rotations (Hestenes 1958).
+"""SVD, symmetric eigendecomposition and pseudo-inverse of small matrices by one-sided Jacobi rotations (Hestenes 1958).
 
-A sweep rotates each pair of columns so that the two become orthogonal. After _SWEEPS sweeps, the error is a few float
-roundings (ulps) of the largest singular value.
+A sweep rotates each pair of columns so that they become orthogonal. After _SWEEPS sweeps, the error is a few ulps of
+the largest singular value.
 """
 
 from __future__ import annotations
@@ -17,12 +17,17 @@ from arm_backend_core.ops.composites.linear_algebra import max_magnitude
 from arm_backend_core.ops.registry import decomposition
 
 aten = torch.ops.aten
-#: Limit and number of sweeps. A rotation takes twenty operators, and four columns have six pairs a sweep.
+#: Largest number of columns, and number of sweeps. A rotation takes twenty operators. Four columns take six rotations
+#: per sweep, one for each pair.
 _MAX_COLUMNS, _SWEEPS = 4, 6
 
 
 def _one_sided_jacobi(a: Tensor, *, descending: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """For a = U @ diag(S) @ V^T with m >= n: U * S [.., m, n], sorted S [.., n] and V [.., n, n]."""
+    """SVD a = U @ diag(S) @ V^T of a [.., m, n], m >= n.
+
+    Returns:
+        U * S [.., m, n], the sorted singular values S [.., n], and V [.., n, n].
+    """
     m, n = a.shape[-2:]
     if n > _MAX_COLUMNS:
         raise Unsupported(
@@ -51,7 +56,10 @@ def _one_sided_jacobi(a: Tensor, *, descending: bool) -> tuple[Tensor, Tensor, T
 def svd(
     a: Tensor, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """U, S and V^T. A column of U whose singular value is 0 is 0; signs of vectors may differ from LAPACK's."""
+    """SVD: return U, S and V^T. Singular vectors may differ from LAPACK's in sign.
+
+    If a singular value is 0, its column of U is 0.
+    """
     m, n = a.shape[-2:]
     if full_matrices and compute_uv and m != n:
         raise Unsupported(f"all singular vectors of {m} x {n} matrices; call it with full_matrices=False")
@@ -64,9 +72,10 @@ def svd(
 
 @decomposition(aten._linalg_eigh.default)
 def eigh(a: Tensor, uplo: str = "L", compute_v: bool = True) -> tuple[Tensor, Tensor]:
-    """Eigenvalues of a symmetric matrix in ascending order, and eigenvectors; their signs may differ from LAPACK's.
+    """Eigenvalues of a symmetric matrix in ascending order, and eigenvectors, which may differ from LAPACK's in sign.
 
-    A shift by the largest absolute row sum makes all eigenvalues non-negative, so that they are singular values.
+    The largest absolute row sum is added to the diagonal, which makes all eigenvalues non-negative. They then equal the
+    singular values.
     """
     symmetric = _mirror_triangle(a, uplo)
     shift = symmetric.abs().sum(-1, keepdim=True).amax(-2, keepdim=True)
@@ -77,7 +86,7 @@ def eigh(a: Tensor, uplo: str = "L", compute_v: bool = True) -> tuple[Tensor, Te
 
 
 def _mirror_triangle(a: Tensor, uplo: str = "L") -> Tensor:
-    """The symmetric matrix whose lower (``uplo`` = "L") or upper triangle is that of ``a``."""
+    """Build the symmetric matrix from the lower (``uplo`` = "L") or upper triangle of ``a``."""
     triangle = a.tril() if uplo == "L" else a.triu().mT
     return triangle + triangle.tril(-1).mT
 
@@ -86,7 +95,7 @@ def _mirror_triangle(a: Tensor, uplo: str = "L") -> Tensor:
 def pseudo_inverse(
     a: Tensor, *, atol: Tensor | None = None, rtol: Tensor | None = None, hermitian: bool = False
 ) -> Tensor:
-    """Pseudo-inverse. Singular values not above max(``atol``, ``rtol`` * the largest singular value) count as 0."""
+    """Pseudo-inverse. Singular values up to max(``atol``, ``rtol`` * the largest one) count as 0."""
     left, singular_values, right = svd(_mirror_triangle(a) if hermitian else a)
     absolute_limit = torch.zeros(()) if atol is None else atol.to(a.dtype)
     default_limit = max(a.shape[-2:]) * torch.finfo(a.dtype).eps
@@ -94,5 +103,5 @@ def pseudo_inverse(
     is_nonzero = singular_values > torch.maximum(
         absolute_limit[..., None], relative_limit[..., None] * singular_values[..., :1]
     )
-    inverse = torch.where(is_nonzero, 1 / torch.where(is_nonzero, singular_values, 1.0), 0.0)
-    return (right.mT * inverse.unsqueeze(-2)) @ left.mT
+    inverse_values = torch.where(is_nonzero, 1 / torch.where(is_nonzero, singular_values, 1.0), 0.0)
+    return (right.mT * inverse_values.unsqueeze(-2)) @ left.mT

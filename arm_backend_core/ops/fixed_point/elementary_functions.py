@@ -1,7 +1,7 @@
 """Elementary functions by TABLE: 1 / v, 1 / sqrt(v), sqrt(v) and ln(v) of positive integers, and exp(v).
 
-All but exp look up the mantissa of v, and ignore the scale of v. exp has one table for its whole range. Qn is a
-fixed-point format with n fractional bits.
+All functions except exp look up the mantissa of the integer v and ignore the scale of v. exp has one table for its
+whole range. Qn is a fixed-point format with n fractional bits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def reciprocal(v: FixedPoint) -> FixedPoint:
 
     v is normalized to m * 2**30, 1 <= m < 2, by its leading zeros z. A 513-entry table gives 1 / m in Q15. Its index,
     entries and interpolation are each rounded; the relative error is at most 2**-14 in total. The result is the table's
-    value * 2**(z - 16), rounded, so that the reciprocal of a v near 2**30 has few significant bits.
+    value * 2**(z - 16), rounded. The reciprocal of a v near 2**30 thus has few significant bits.
     """
     zeros, mantissa = _normalize(v)
     inverse = mantissa.apply_table((Q15_MAX + 1) / _MANTISSA, 2.0**-15)
@@ -36,7 +36,8 @@ def reciprocal(v: FixedPoint) -> FixedPoint:
 def rsqrt(v: FixedPoint) -> FixedPoint:
     """1 / sqrt(v) in Q29, int32, for int32 v in [1, 2**30).
 
-    v * 4**(h - 1) = m * 2**28 with 1 <= m < 4, where h is half the leading zeros, rounded down. A table gives
+    v is normalized: v * 4**(h - 1) = m * 2**28 with 1 <= m < 4, where h is half the number of leading zeros, rounded
+    down. A table gives
     1 / sqrt(m) in Q15. Index, entries and interpolation are each rounded; the relative error is at most 2**-14 in
     total. The left shift by h - 1 is exact, so the relative error does not depend on v.
     """
@@ -72,12 +73,12 @@ def logarithm(v: FixedPoint) -> FixedPoint:
 def exponential(v: FixedPoint, out: QParams) -> FixedPoint:
     """exp(v) as int16, for real v at any scale.
 
-    The table spans the results between those that ``out`` rounds to 0 and those at which it saturates.
+    The table covers the v whose exponential neither rounds to 0 in ``out`` nor saturates there.
     """
     peak = float(out.scale) * max(out.qmax - out.zero_point, out.zero_point - out.qmin, 1) * 1.01
     low, high = math.log(float(out.scale) / 8), math.log(peak)
     middle, half = (high + low) / 2, (high - low) / 2
-    if v.scale < half * 2.0**-24:  # round(middle / v.scale) would exceed INT32; the dropped bits are negligible
+    if v.scale < half * 2.0**-24:  # else round(middle / v.scale) would exceed INT32
         v = v.rescale(I32, v.scale / half * 2.0**24)
     index = (v - round(middle / v.scale)).rescale(I16, v.scale / half * Q15_MAX, saturate=True)
     return index.apply_table(np.exp(middle + TABLE_INPUTS / Q15_MAX * half) / peak * Q15_MAX, peak / Q15_MAX)
@@ -88,7 +89,7 @@ _MANTISSA = 1.5 + TABLE_INPUTS / 65536
 
 
 def _normalize(v: FixedPoint) -> tuple[FixedPoint, FixedPoint]:
-    """Leading zeros of v, and the int16 table index of v << (zeros - 1) in [2**30, 2**31); see ``_MANTISSA``."""
+    """Return the leading zeros of v, and the int16 table index of the mantissa v << (zeros - 1) (see ``_MANTISSA``)."""
     assert v.low >= 1
     zeros = v.leading_zeros()
     normalized = v.with_scale(1.0).shift_left(zeros - 1, (1 << 31) - 1).assume_range(1 << 30, 1 << 31)

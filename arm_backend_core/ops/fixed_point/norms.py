@@ -17,7 +17,7 @@ from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
 
 I32 = DType.INT32
-_LONG_ROW = 1024  # up to so many elements, rounding the terms of an Energy costs at most 2**-9 of it
+_LONG_ROW = 1024  # up to this length, rounding the squares costs at most 2**-9 of their sum (``SumOfSquares``)
 
 
 def layer_norm(
@@ -32,15 +32,15 @@ def layer_norm(
     *,
     centre: bool = True,
 ) -> Value:
-    """(x - mean) / sqrt(variance + eps) * weight + bias over ``axes``.
+    """Layer norm over ``axes``: (x - mean) / sqrt(variance + eps) * weight + bias.
 
-    Without ``centre`` the mean counts as 0 (RMS norm). ``weight`` and ``bias`` are real numbers with the shape of the
-    axes.
+    Without ``centre``, the mean is replaced by 0 (RMS norm). ``weight`` and ``bias`` are real numbers in the shape of
+    the axes.
 
     Raises:
         Unsupported: x is neither int8 nor int16.
     """
-    rows = ReductionView.of(b, x, q, axes, "layer_norm" if centre else "rms_norm")
+    rows = ReductionView.from_tensor(b, x, q, axes, "layer_norm" if centre else "rms_norm")
     gain, offset = (None if p is None else rows.broadcast_weights(p) for p in (weight, bias))
     return rows.restore(_apply_affine(_standardize(rows, eps, out, centre=centre), gain, offset, out))
 
@@ -48,16 +48,16 @@ def layer_norm(
 def group_norm(
     b: Builder, x: Value, q: QParams, groups: int, weight: Array | None, bias: Array | None, eps: float, out: QParams
 ) -> Value:
-    """Normalize x [N, C, ...] over C / groups channels and all positions; ``weight`` and ``bias`` [C].
+    """Group norm of x [N, C, ...] over C / groups channels and all positions. ``weight`` and ``bias`` are [C].
 
-    Instance normalization has ``groups`` = C.
+    It is an instance norm if ``groups`` = C.
 
     Raises:
         Unsupported: x is neither int8 nor int16.
     """
     batch, channels = x.shape[:2]
     grouped = (batch * groups, x.size // (batch * groups))
-    rows = ReductionView.of(b, b.reshape(x, grouped), q, (1,), "group_norm")
+    rows = ReductionView.from_tensor(b, b.reshape(x, grouped), q, (1,), "group_norm")
     standardized = _standardize(rows, eps, out, centre=True).reshape((batch, channels, x.size // (batch * channels)))
     gain, offset = (None if p is None else p.reshape(1, channels, 1) for p in (weight, bias))
     return b.reshape(_apply_affine(standardized, gain, offset, out), x.shape)
@@ -66,15 +66,15 @@ def group_norm(
 def _apply_affine(x: FixedPoint, weight: Array | None, bias: Array | None, out: QParams) -> Value:
     """x * weight + bias in int32, converted to the result's parameters.
 
-    MUL drops 31 bits of the product (NPUs round differently if it drops 38), and the bias is rounded to the product's
-    scale. With a bias and an int16 result, that scale is at least the result's, which is fine enough for both
-    roundings: Ethos-U55 then narrows the sum on its way, while scaling it costs 1.25 cycles.
+    MUL drops 31 bits of the product; if it dropped 38, NPUs would round differently. The bias is rounded to the
+    product's scale. With a bias and an int16 result, the product's scale is at least the result's, which is fine enough
+    for both roundings. Ethos-U55 then narrows the sum for free, while rescaling it costs 1.25 cycles.
     """
     if weight is None and bias is None:
         return x.requantize(out)
     factors = np.ones((1,) * x.value.rank) if weight is None else weight
     peak = max(float(np.abs(factors).max()), 1e-30)
-    if bias is not None:  # a bias beyond the range of x * weight needs a coarser scale
+    if bias is not None:  # a bias that exceeds the range of x * weight needs a coarser scale
         peak = max(peak, float(np.abs(bias).max()) / (x.scale * (1 << 30)))
     step = max(2.0 * peak * x.scale, float(out.scale) if bias is not None and out.dtype is DType.INT16 else 0.0)
     unit = step / x.scale * 2.0**-31
@@ -85,21 +85,21 @@ def _apply_affine(x: FixedPoint, weight: Array | None, bias: Array | None, out: 
 
 
 def _standardize(rows: ReductionView, eps: float, out: QParams, *, centre: bool) -> FixedPoint:
-    """(x - mean) / sqrt(variance + eps), or x / sqrt(mean(x * x) + eps), as int32."""
-    floor = eps / rows.x.scale**2  # eps in units of squared steps of x
-    if floor > rows.x.peak**2 * (1 << (8 if out.dtype is DType.INT8 else 16)):
-        return _standardize_by_eps(rows, eps, centre=centre)
+    """(x - mean) / sqrt(variance + eps) as int32; without ``centre``, x / sqrt(mean(x * x) + eps)."""
+    eps_in_squared_steps = eps / rows.x.scale**2
+    if eps_in_squared_steps > rows.x.peak**2 * (1 << (8 if out.dtype is DType.INT8 else 16)):
+        return _divide_by_sqrt_eps(rows, eps, centre=centre)
     if rows.x.dtype is DType.INT8:
-        return _standardize_int8(rows, floor, centre=centre)
-    energy = Energy.of(rows, centre=centre, floor=floor)
-    v = (energy.squares + energy.scaled_floor(floor)).maximum(1)
-    # abs(c) / sqrt(sum(c * c)) is at most 1.
-    y = energy.shifted.mul(rsqrt(v.with_scale(1.0)), 14, peak=1 << 30)
-    return y.with_scale(math.sqrt(rows.n) * 2.0 ** (14 - 29 - energy.drop / 2))
+        return _standardize_int8(rows, eps_in_squared_steps, centre=centre)
+    sum_of_squares = SumOfSquares.from_rows(rows, centre=centre, floor=eps_in_squared_steps)
+    sum_with_eps = (sum_of_squares.squares + sum_of_squares.scaled_floor(eps_in_squared_steps)).maximum(1)
+    # abs(deviation) / sqrt(sum of squared deviations) is at most 1.
+    y = sum_of_squares.shifted.mul(rsqrt(sum_with_eps.with_scale(1.0)), 14, peak=1 << 30)
+    return y.with_scale(math.sqrt(rows.n) * 2.0 ** (14 - 29 - sum_of_squares.drop / 2))
 
 
-def _standardize_by_eps(rows: ReductionView, eps: float, *, centre: bool) -> FixedPoint:
-    """(x - mean) / sqrt(eps), for an x of so small a scale (as of zeros alone) that eps exceeds any variance."""
+def _divide_by_sqrt_eps(rows: ReductionView, eps: float, *, centre: bool) -> FixedPoint:
+    """(x - mean) / sqrt(eps), for an x of so small a scale (for example only zeros) that eps exceeds any variance."""
     bits = 6 if rows.x.dtype is DType.INT8 else 2
     x = rows.x.with_scale(1.0).mul_power_of_two(bits)
     if centre:
@@ -113,11 +113,12 @@ def _standardize_by_eps(rows: ReductionView, eps: float, *, centre: bool) -> Fix
 
 
 def sum_squared_deviations_int8(rows: ReductionView, bits: int, *, centre: bool) -> tuple[FixedPoint, FixedPoint]:
-    """Sum of (x - mean)**2, or of (x - zero point)**2, with ``bits`` fractional bits; and the sum of x.
+    """Return the sum of (x - mean)**2 with ``bits`` fractional bits, and the sum of x.
 
-    Computed as Q - S * S / n from integers, with Q = sum(x * x) <= n * 2**14 and S = sum(x). S * S / n is S times the
-    mean in Q22, a 64-bit product inside MUL. The rounding of the mean changes the result by at most n * 2**-16, so rows
-    of nearly equal elements are accurate too. By Cauchy-Schwarz, Q >= S * S / n except for that rounding.
+    Without ``centre``, the first sum is that of (x - zero point)**2. With ``centre``, it is Q - S * S / n, with the
+    integers Q = sum(x * x) <= n * 2**14 and S = sum(x). S * S / n is S times the mean in Q22, a 64-bit product inside
+    MUL. The rounding of the mean changes the result by at most n * 2**-16, so rows of nearly equal elements are
+    accurate too. By Cauchy-Schwarz, Q >= S * S / n except for this rounding.
     """
     x, n = rows.x.with_scale(1.0), rows.n
     squares, total = rows.sum_of(x * x), rows.sum_of(x)
@@ -135,7 +136,7 @@ def sum_squared_deviations_int8(rows: ReductionView, bits: int, *, centre: bool)
 
 
 def _standardize_int8(rows: ReductionView, floor: float, *, centre: bool) -> FixedPoint:
-    """x * g - mean * g with g = rsqrt(V) and V = n * (variance + eps) * 2**bits, exact, below 2**30.
+    """Standardize int8: x * g - mean * g, with g = rsqrt(V) and the exact V = n * (variance + eps) * 2**bits < 2**30.
 
     V >= 2**(bits - 1) unless a row is constant, so x * g < 2**(37 - bits / 2). The products are shifted to 30 bits.
     Their difference is result * 2**(29 - shift) / sqrt(n * 2**bits), which has 16 fractional bits for n = 1024.
@@ -161,22 +162,22 @@ def _standardize_int8(rows: ReductionView, floor: float, *, centre: bool) -> Fix
 
 
 @dataclass(frozen=True)
-class Energy:
-    """Sum of squares along rows of int16 in block floating point, as the exact sum would exceed int32.
+class SumOfSquares:
+    """Sum of squares along rows of int16 in block floating point: each row has its own exponent.
 
-    Each row has an exponent of its own. c = x - mean with ``bits`` fractional bits; A = sum(abs(c)) <= 2**29; ``shift``
-    brings A into [2**28, 2**29). Then sum((c << shift)**2) lies in [A * A / n, A * A / 2], and its terms are rounded to
-    multiples of 2**drop. In rows of more than _LONG_ROW elements the terms would be too few such multiples: there M * A
-    replaces A * A, with M = max(abs(c)). If ``bits`` is negative, A and M are computed from the rounded c, but c <<
-    shift from the unrounded one.
+    The exact sum would exceed int32. Let c = x - mean with ``bits`` fractional bits, and A = sum(abs(c)) <= 2**29.
+    ``shift`` brings A into [2**28, 2**29). Then sum((c << shift)**2) lies in [A * A / n, A * A / 2]. Each square is
+    rounded to a multiple of 2**drop. In rows of more than _LONG_ROW elements, the squares would be too small for that.
+    There, ``shift`` is computed from M * A instead of A * A, with M = max(abs(c)). If ``bits`` is negative, A and M are
+    computed from the rounded c, and c << shift from the unrounded c.
 
     Attributes:
         shifted: c << shift.
         shift: left shift of each row.
-        squares: sum(shifted**2) >> drop; at most 2**29 plus 1 (rounding) for each element.
-        bits: fractional bits of c.
-        drop: bits that are dropped from each square.
-        n: elements of a row.
+        squares: sum(shifted**2) >> drop. At most 2**29, plus 1 for the rounding of each element.
+        bits: number of fractional bits of c.
+        drop: number of bits that are dropped from each square.
+        n: number of elements of a row.
     """
 
     shifted: FixedPoint
@@ -187,17 +188,18 @@ class Energy:
     n: int
 
     @classmethod
-    def of(cls, rows: ReductionView, *, centre: bool, floor: float = 0.0) -> Energy:
-        """Energy about the mean or about zero, with room to add ``floor`` squared steps of x for each element.
+    def from_rows(cls, rows: ReductionView, *, centre: bool, floor: float = 0.0) -> SumOfSquares:
+        """Compute it for deviations from the mean (``centre``), or from zero.
 
-        Normalization needs a floor of at most 2**46. With that and 2**16 elements, ``bits`` is -4.
+        The result has headroom, so that ``scaled_floor(floor)`` can be added to it. Normalization needs a floor of at
+        most 2**46. With that and 2**16 elements, ``bits`` is -4.
         """
         n, x = rows.n, rows.x.with_scale(1.0)
         drop = 28 if centre else 29
-        exponent, _ = _mantissa_and_exponent(n, floor)
+        exponent, _ = _exponent_and_mantissa(n, floor)
         bits = min(10, (14 if centre else 13) - math.ceil(math.log2(n)), (drop - exponent) // 2)
         max_shift = min(28, -(exponent + 2 * bits - drop) // 2)
-        # Fractional bits of ``fine`` beyond those of c
+        # Number of fractional bits of ``fine`` beyond those of c
         extra_bits = 2 - bits if bits < 0 and max_shift >= 2 - bits else 0
         fine = x.mul_power_of_two(bits + extra_bits)
         if centre and bits < 0:
@@ -212,8 +214,11 @@ class Energy:
         return cls(shifted, shift, squares, bits, drop, n)
 
     def scaled_floor(self, floor: float) -> FixedPoint:
-        """n * floor in the units of ``squares``: a mantissa, shifted by the exponent of each row."""
-        exponent, mantissa = _mantissa_and_exponent(self.n, floor)
+        """n * floor in the units of ``squares``: a mantissa that is shifted by each row's exponent.
+
+        ``floor`` is a number of squared steps of x, which is added for each element.
+        """
+        exponent, mantissa = _exponent_and_mantissa(self.n, floor)
         exponent += 2 * self.bits - self.drop
         right_shift = self.shift.full_like(-exponent) - (self.shift + self.shift)
         right_shift = right_shift.minimum(31).maximum(0)
@@ -222,23 +227,24 @@ class Energy:
 
     def root(self) -> FixedPoint:
         """sqrt(sum(c * c)) at the scale of x."""
-        root = sqrt(self.squares.with_scale(1.0))  # times 2**shift, at the scale of c
+        root = sqrt(self.squares.with_scale(1.0))  # at the scale of c, times 2**shift
         return root.shift_right(self.shift).with_scale(2.0 ** (-self.bits + self.drop / 2 - 14))
 
 
-def _normalizing_shift(size: FixedPoint, rows: ReductionView, rounded: bool) -> FixedPoint:
-    """Left shift of each row from its abs(c); if ``rounded``, each element may be larger by one."""
-    total = rows.sum_of(size, peak=1 << 29)
-    zeros = (total + rows.n if rounded else total).leading_zeros()
+def _normalizing_shift(magnitude: FixedPoint, rows: ReductionView, is_rounded: bool) -> FixedPoint:
+    """Left shift of each row, from ``magnitude`` = abs(c). If ``is_rounded``, an element may be larger by one."""
+    total = rows.sum_of(magnitude, peak=1 << 29)
+    zeros = (total + rows.n if is_rounded else total).leading_zeros()
     if rows.n <= _LONG_ROW:
         return zeros - 3
-    peak = rows.max_of(size)
-    both = zeros + (peak + 1 if rounded else peak).leading_zeros()
-    return (both - 8).maximum(0).shift_right(both.full_like(1))  # (both - 7) // 2, so that M * A is below 2**57
+    peak = rows.max_of(magnitude)
+    zeros_of_product = zeros + (peak + 1 if is_rounded else peak).leading_zeros()
+    # (zeros_of_product - 7) // 2, so that M * A is below 2**57
+    return (zeros_of_product - 8).maximum(0).shift_right(zeros_of_product.full_like(1))
 
 
-def _mantissa_and_exponent(n: int, floor: float) -> tuple[int, int]:
+def _exponent_and_mantissa(n: int, floor: float) -> tuple[int, int]:
     """Exponent and mantissa of n * floor = mantissa * 2**exponent, mantissa < 2**28."""
-    amount = max(n * floor, 2.0**-60)
-    exponent = math.floor(math.log2(amount)) - 27
-    return exponent, math.floor(amount * 2.0**-exponent)
+    product = max(n * floor, 2.0**-60)
+    exponent = math.floor(math.log2(product)) - 27
+    return exponent, math.floor(product * 2.0**-exponent)

@@ -16,23 +16,23 @@ from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value, prod
 
 I32 = DType.INT32
-_MAX_ELEMENTS = 1 << 22  # with so many, a sum of magnitudes below 2**29 keeps 8 bits of each int16
+_MAX_ELEMENTS = 1 << 22  # with 2**22 elements, a sum of magnitudes below 2**29 keeps 8 bits of each int16
 
 
 @dataclass(frozen=True)
 class ReductionView:
     """A quantized tensor that is reduced along one axis, in rows of ``n`` elements.
 
-    A single axis stays in place, as a RESHAPE may cost a copy of the tensor. Several axes are merged into one; axes
-    that are not adjacent are moved to the end first. A row longer than MAX_EXTENT is split into ``parts`` of equal
-    length, which lie along the axis before.
+    A single axis stays in place, because a RESHAPE may copy the tensor. Several axes are merged into one. If they are
+    not adjacent, they are first moved to the end. A row longer than MAX_EXTENT is split into ``parts`` of equal length,
+    which lie along axis ``axis`` - 1.
 
     Attributes:
-        x: the integers including the zero point, which cancels where rows are compared with their own elements.
+        x: the stored integers, from which the zero point is not subtracted. It cancels in differences between elements.
         zero_point: the integer that represents 0.
-        axis: the reduced axis of ``x``.
+        axis: the axis of ``x`` that is reduced.
         shape: shape of the original tensor.
-        order: permutation of the original axes.
+        order: permutation of the original axes that was applied before the reshape.
         parts: number of parts of a row.
     """
 
@@ -44,8 +44,8 @@ class ReductionView:
     parts: int = 1
 
     @classmethod
-    def of(cls, b: Builder, x: Value, q: QParams, axes: Sequence[int], operator: str) -> ReductionView:
-        """Rows of a tensor along ``axes``.
+    def from_tensor(cls, b: Builder, x: Value, q: QParams, axes: Sequence[int], operator: str) -> ReductionView:
+        """View a tensor as rows along ``axes``; ``operator`` names the operator in messages.
 
         Raises:
             Unsupported: the tensor is neither int8 nor int16, has per-channel scales, or has rows that cannot be split
@@ -66,9 +66,9 @@ class ReductionView:
                 f"a reduction over {n} elements ({_MAX_ELEMENTS} at most, in equal parts of {MAX_EXTENT} at most)"
             )
         order = tuple(range(x.rank))
-        fixed = FixedPoint(b, x, *x.dtype.range, float(q.scale))
+        fixed_point = FixedPoint(b, x, *x.dtype.range, float(q.scale))
         if len(axes) == parts == 1:
-            return cls(fixed, q.zero_point, axes[0], x.shape, order)
+            return cls(fixed_point, q.zero_point, axes[0], x.shape, order)
         if axes != list(range(axes[0], axes[0] + len(axes))):
             order = (*(axis for axis in order if axis not in axes), *axes)
         permuted = b.transpose(x, order)
@@ -76,7 +76,7 @@ class ReductionView:
         before, after = permuted.shape[:start], permuted.shape[start + len(axes) :]
         shape = (prod(before), *((parts,) if parts > 1 else ()), n // parts, *after)
         axis = len(shape) - len(after) - 1
-        return cls(replace(fixed, value=b.reshape(permuted, shape)), q.zero_point, axis, x.shape, order, parts)
+        return cls(replace(fixed_point, value=b.reshape(permuted, shape)), q.zero_point, axis, x.shape, order, parts)
 
     @property
     def n(self) -> int:
@@ -84,18 +84,18 @@ class ReductionView:
         return self.parts * self.x.shape[self.axis]
 
     def restore(self, y: Value) -> Value:
-        """Undo the view for a result of the same size."""
+        """Reshape and transpose ``y``, which has the size of the view, to the original tensor's shape."""
         y = self.x.b.reshape(y, [self.shape[axis] for axis in self.order])
         return self.x.b.transpose(y, [self.order.index(axis) for axis in range(len(self.order))])
 
     def broadcast_weights(self, weights: Array) -> Array:
-        """Reshape weights over the reduced axes so that they broadcast against the view."""
+        """Reshape ``weights``, which have the shape of the reduced axes, so that they broadcast against the view."""
         first = self.axis - (self.parts > 1)
         shape = [size if first <= axis <= self.axis else 1 for axis, size in enumerate(self.x.shape)]
         return np.asarray(weights, dtype=np.float64).reshape(shape)
 
     def max(self) -> FixedPoint:
-        """Maximum of each row. Along the last dimension ``maximum_along`` needs a quarter of REDUCE_MAX's cycles."""
+        """Maximum of each row. Along the last dimension, ``maximum_along`` takes a quarter of REDUCE_MAX's cycles."""
         if self.axis == self.x.value.rank - 1:
             return self.max_of(self.x)
         return replace(self.x, value=self.x.b.reduce("REDUCE_MAX", self.x.value, self.axis))
@@ -118,8 +118,8 @@ class ReductionView:
     def sum_of(self, x: FixedPoint, peak: int | None = None) -> FixedPoint:
         """Sum along the rows of ``x``, a tensor with the shape of the view; int32. For ``peak`` see ``FixedPoint.mul``.
 
-        Rows of two elements use ADD: it needs a fifth of REDUCE_SUM's cycles on Ethos-U (U85: a fortieth) and has no
-        size limit. If the sum over ``parts`` could exceed 32 bits, the sums of the parts are shifted right first.
+        Rows of two elements use ADD, which has no size limit. It takes a fifth of REDUCE_SUM's cycles on Ethos-U, and a
+        fortieth on U85. If the sum of all parts could exceed 32 bits, the sums of the parts are shifted right first.
         """
         if self.n != 2 or peak is not None or not x.b.target.hardware.npu:
             total = x.to_int32().sum(self.axis, peak)
@@ -132,10 +132,10 @@ class ReductionView:
 
 
 def maximum_along(x: FixedPoint, axis: int) -> FixedPoint:
-    """Maximum along an axis by halving: the elementwise maximum of both halves until one element is left.
+    """Maximum along an axis by halving: take the elementwise maximum of both halves until one element is left.
 
-    The halves share an element if the size is odd. This takes one operation per element in total. No NPU has REDUCE_MAX
-    on INT32.
+    If the size is odd, the halves share an element. In total, this takes one elementwise maximum per element. No NPU
+    has REDUCE_MAX on INT32.
     """
     while (n := x.shape[axis]) > 1:
         half = (n + 1) // 2

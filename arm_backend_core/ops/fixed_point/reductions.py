@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.fixed_point.elementary_functions import sqrt
-from arm_backend_core.ops.fixed_point.norms import Energy, sum_squared_deviations_int8
+from arm_backend_core.ops.fixed_point.norms import SumOfSquares, sum_squared_deviations_int8
 from arm_backend_core.ops.fixed_point.reduction_view import ReductionView
 from arm_backend_core.ops.integers import FixedPoint
 from arm_backend_core.qparams import QParams
@@ -19,49 +19,49 @@ I32 = DType.INT32
 
 
 def mean(b: Builder, x: Value, q: QParams, axes: Sequence[int], out: QParams) -> Value:
-    """Mean over ``axes``, which keep size 1. Exact up to the result's rounding.
+    """Mean over ``axes``, which keep size 1. The only error is the rounding of the result.
 
     Raises:
         Unsupported: x is neither int8 nor int16.
     """
-    rows = ReductionView.of(b, x, q, axes, "mean")
+    rows = ReductionView.from_tensor(b, x, q, axes, "mean")
     total = rows.sum(q.zero_point)
     return _restore_axes(x, axes, total.with_scale(total.scale / rows.n), out)
 
 
 def sum_(b: Builder, x: Value, q: QParams, axes: Sequence[int], out: QParams) -> Value:
-    """Sum over ``axes``, which keep size 1. Exact up to the result's rounding.
+    """Sum over ``axes``, which keep size 1. The only error is the rounding of the result.
 
     Raises:
         Unsupported: x is neither int8 nor int16.
     """
-    return _restore_axes(x, axes, ReductionView.of(b, x, q, axes, "sum").sum(q.zero_point), out)
+    return _restore_axes(x, axes, ReductionView.from_tensor(b, x, q, axes, "sum").sum(q.zero_point), out)
 
 
 def maximum(b: Builder, x: Value, q: QParams, axis: int) -> Value:
     """Maximum of int8 or int16 along one axis, which keeps size 1; needs fewer cycles than REDUCE_MAX."""
-    return ReductionView.of(b, x, q, (axis,), "amax").max().value
+    return ReductionView.from_tensor(b, x, q, (axis,), "amax").max().value
 
 
 def var(b: Builder, x: Value, q: QParams, axes: Sequence[int], correction: float, out: QParams) -> Value:
-    """Sum of (x - mean)**2 over ``axes`` divided by (count - correction); the axes keep size 1.
+    """Variance: the sum of (x - mean)**2 over ``axes``, divided by (count - correction). The axes keep size 1.
 
-    int8 is exact up to 2**-6 squared steps. int16 squares are rounded so that the sum of n of the largest possible
-    square fits, which costs log2(n) bits. That is below one step of an int16 result unless the result's range is a
-    small part of the input's.
+    For int8, the error is at most 2**-6 squared steps. For int16, each square is rounded so that the sum of n of the
+    largest possible squares fits, which costs log2(n) bits. This error is below one step of an int16 result unless the
+    result's range is much smaller than the input's.
 
     Raises:
         Unsupported: x is neither int8 nor int16.
     """
-    rows = ReductionView.of(b, x, q, axes, "var")
+    rows = ReductionView.from_tensor(b, x, q, axes, "var")
     n = rows.n
     if q.dtype is DType.INT8:
-        squares, bits = _squared_deviations_int8(rows)
+        squares, bits = _sum_squared_deviations_int8(rows)
     else:
-        x2 = rows.x.with_scale(1.0).mul_power_of_two(2)
-        c = x2 - rows.mean(2).with_scale(x2.scale)  # Q2, up to 2**18
+        x_q2 = rows.x.with_scale(1.0).mul_power_of_two(2)
+        deviation_q2 = x_q2 - rows.mean(2).with_scale(x_q2.scale)  # Q2, up to 2**18
         bits = 30 - 32 - max(0, math.ceil(math.log2(n)) - 2)  # sum <= n / 4 * 2**32
-        squares = rows.sum_of(c.mul(c, 4 - bits), peak=1 << 30)
+        squares = rows.sum_of(deviation_q2.mul(deviation_q2, 4 - bits), peak=1 << 30)
     squares = squares.with_scale(float(q.scale) ** 2 * 2.0**-bits / (n - correction))
     if squares.scale > float(out.scale) and q.dtype is DType.INT16:
         raise Unsupported(
@@ -72,28 +72,28 @@ def var(b: Builder, x: Value, q: QParams, axes: Sequence[int], correction: float
 
 
 def std(b: Builder, x: Value, q: QParams, axes: Sequence[int], correction: float, out: QParams) -> Value:
-    """Square root of the variance; the axes keep size 1. For int16 each row has its own exponent (``Energy``).
+    """Standard deviation; the axes keep size 1. For int16, each row has its own exponent (``SumOfSquares``).
 
     Raises:
         Unsupported: x is neither int8 nor int16.
     """
-    rows = ReductionView.of(b, x, q, axes, "std")
+    rows = ReductionView.from_tensor(b, x, q, axes, "std")
     if q.dtype is DType.INT8:
-        squares, bits = _squared_deviations_int8(rows)
+        squares, bits = _sum_squared_deviations_int8(rows)
         root = sqrt(squares.maximum(0).with_scale(1.0))
         root = root.with_scale(root.scale * 2.0 ** (-bits / 2))
     else:
-        root = Energy.of(rows, centre=True).root()
+        root = SumOfSquares.from_rows(rows, centre=True).root()
     return _restore_axes(x, axes, root.with_scale(root.scale * float(q.scale) / math.sqrt(rows.n - correction)), out)
 
 
-def _squared_deviations_int8(rows: ReductionView) -> tuple[FixedPoint, int]:
-    """Sum of (x - mean)**2 with ``bits`` fractional bits, below 2**30; and ``bits``."""
+def _sum_squared_deviations_int8(rows: ReductionView) -> tuple[FixedPoint, int]:
+    """Return the sum of (x - mean)**2 with ``bits`` fractional bits, below 2**30, and ``bits``."""
     bits = min(14, math.floor(29.9 - math.log2(rows.n * (1 << 14))))
     return sum_squared_deviations_int8(rows, bits, centre=True)[0], bits
 
 
 def _restore_axes(x: Value, axes: Sequence[int], y: FixedPoint, out: QParams) -> Value:
-    """Requantize the result of a reduction and reshape it to have the reduced axes with size 1."""
+    """Requantize the result y of a reduction of x over ``axes``, and reshape it so that these axes have size 1."""
     axes = [axis % x.rank for axis in axes]
     return y.b.reshape(y.requantize(out), [1 if axis in axes else size for axis, size in enumerate(x.shape)])

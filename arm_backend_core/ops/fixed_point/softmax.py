@@ -17,60 +17,62 @@ from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
 
 I16, I32 = DType.INT16, DType.INT32
-#: exp(-NEPERS) * Q15_MAX < 0.5: elements further below the maximum round to 0.
-NEPERS = math.log(2 * Q15_MAX)
-#: The longest row whose rounding errors (at most n / 2 of Q15_MAX in total) cannot change an int8 probability by a
-#: step.
-PLAIN_ROW = 224
-#: Gain of the table for the small terms of a long sum.
-GAIN = 64
+#: Range of the exponential's argument: exp(-EXP_RANGE_NEPERS) * Q15_MAX = 0.5, so the exponentials of elements further
+#: below the maximum round to 0.
+EXP_RANGE_NEPERS = math.log(2 * Q15_MAX)
+#: Longest row whose rounding errors, at most n / 2 of Q15_MAX in total, cannot change an int8 probability by a step.
+MAX_PLAIN_ROW_LENGTH = 224
+#: Factor by which a second table scales the small exponentials of a long sum.
+TAIL_GAIN = 64
 
 
 def softmax(b: Builder, x: Value, q: QParams, axis: int, out: QParams) -> Value:
-    """exp(x - max) / sum over ``axis``.
+    """Softmax over ``axis``: exp(x - max) / sum(exp(x - max)).
 
-    The product of two int16: the exponential e, and r = K / sum(e) with K chosen so that r <= Q15_MAX. Each rounding
-    changes a probability by at most 2**-16. ``_sum_exponentials`` bounds the error of the sum.
+    The result is the product of two int16: the exponential e, and r = k / sum(e). The constant k makes r <= Q15_MAX.
+    Each rounding changes a probability by at most 2**-16. ``_sum_exponentials`` bounds the error of the sum.
 
     Raises:
         Unsupported: x is neither int8 nor int16.
     """
-    rows = ReductionView.of(b, x, q, (axis,), "softmax")
-    _require_step(out, 2.0**-16, "softmax")
+    rows = ReductionView.from_tensor(b, x, q, (axis,), "softmax")
+    _require_min_scale(out, 2.0**-16, "softmax")
     if rows.n == 1:
         return rows.restore(_constant_result(rows, 1).requantize(out))
-    grid, e, total = _exponentials(rows, precise=out.dtype is not DType.INT8)
-    k = grid.least * Q15_MAX
-    r = reciprocal(total).rescale(I16, k / (1 << 30), saturate=True).with_scale(grid.one / k)
-    return rows.restore((e * r).requantize(out))
+    table_index, exponentials, total = _exponentials(rows, precise=out.dtype is not DType.INT8)
+    k = table_index.min_value_at_maximum * Q15_MAX
+    r = reciprocal(total).rescale(I16, k / (1 << 30), saturate=True).with_scale(table_index.exp_zero_value / k)
+    return rows.restore((exponentials * r).requantize(out))
 
 
 def _constant_result(rows: ReductionView, number: int) -> FixedPoint:
-    """``number`` for every element: softmax of rows of one element."""
+    """Return ``number`` for every element, which is the softmax of rows of one element."""
     x = rows.x.rescale(I32, 1.0).with_scale(1.0)
     return x - x + number
 
 
 def log_softmax(b: Builder, x: Value, q: QParams, axis: int, out: QParams) -> Value:
-    """x - max - ln(sum(exp(x - max))) over ``axis``, added in int32 in units of 2**-20 or coarser.
+    """Log-softmax over ``axis``: x - max - ln(sum(exp(x - max))), added in int32 at a scale of 2**-20 or coarser.
 
     Raises:
         Unsupported: x is neither int8 nor int16.
     """
-    rows = ReductionView.of(b, x, q, (axis,), "log_softmax")
+    rows = ReductionView.from_tensor(b, x, q, (axis,), "log_softmax")
     if rows.n == 1:
         return rows.restore(_constant_result(rows, 0).requantize(out))
-    grid, _, total = _exponentials(rows, precise=out.dtype is not DType.INT8)
+    table_index, _, total = _exponentials(rows, precise=out.dtype is not DType.INT8)
     scale = float(q.scale)
-    unit = 2.0 ** min(20, 28 - math.ceil(math.log2(scale * (rows.x.high - rows.x.low))))
-    _require_step(out, max(2.0**-15, 1 / unit), "log_softmax")
+    inverse_scale = 2.0 ** min(20, 28 - math.ceil(math.log2(scale * (rows.x.high - rows.x.low))))
+    _require_min_scale(out, max(2.0**-15, 1 / inverse_scale), "log_softmax")
     log_sum = logarithm(total)
-    log_sum = log_sum - round(math.log(grid.one) * (1 << 20))
-    offset = _to_unit(grid.reference, scale, unit) + _to_unit(log_sum, 2.0**-20, unit)
-    return rows.restore((_to_unit(rows.x, scale, unit) - offset).requantize(out))
+    log_sum = log_sum - round(math.log(table_index.exp_zero_value) * (1 << 20))
+    offset = _convert_scale(table_index.reference, scale, inverse_scale) + _convert_scale(
+        log_sum, 2.0**-20, inverse_scale
+    )
+    return rows.restore((_convert_scale(rows.x, scale, inverse_scale) - offset).requantize(out))
 
 
-def _require_step(out: QParams, step: float, operator: str) -> None:
+def _require_min_scale(out: QParams, step: float, operator: str) -> None:
     if float(out.scale) < step * 0.99:
         raise Unsupported(
             f"{operator} with a result scale of {float(out.scale):.2g}, below the {step:.2g} of its sums; keep the "
@@ -78,9 +80,9 @@ def _require_step(out: QParams, step: float, operator: str) -> None:
         )
 
 
-def _to_unit(x: FixedPoint, scale: float, unit: float) -> FixedPoint:
-    """Integers at ``scale`` as INT32 at scale 1 / unit."""
-    return x.rescale(I32, scale * unit).with_scale(1 / unit)
+def _convert_scale(x: FixedPoint, scale: float, inverse_scale: float) -> FixedPoint:
+    """Convert integers at ``scale`` to INT32 at scale 1 / ``inverse_scale``."""
+    return x.rescale(I32, scale * inverse_scale).with_scale(1 / inverse_scale)
 
 
 @dataclass(frozen=True)
@@ -91,11 +93,11 @@ class _ExpTableIndex:
         rows: the input.
         reference: the row's maximum, or a value at most one step of x from it; int32 at the scale of x.
         start: reference - distance, in units of ``stride`` steps of x.
-        stride: steps of x in a unit of ``start``.
-        factor: table indices in a step of x.
-        one: the table value that represents exp(0).
-        least: the smallest table value that the row's maximum can have.
-        exact: one * exp(x - reference) at the table's points, not rounded.
+        stride: number of steps of x in one unit of ``start``.
+        factor: number of table indices in one step of x.
+        exp_zero_value: the table value that represents exp(0).
+        min_value_at_maximum: the smallest table value that the row's maximum can have.
+        exact_entries: exp_zero_value * exp(x - reference) at the table's 513 inputs, not rounded.
     """
 
     rows: ReductionView
@@ -103,63 +105,67 @@ class _ExpTableIndex:
     start: FixedPoint
     stride: int
     factor: float
-    one: float
-    least: float
-    exact: Array
+    exp_zero_value: float
+    min_value_at_maximum: float
+    exact_entries: Array
 
-    def table(self, values: Array, variant: int) -> FixedPoint:
-        """Look up ``values`` instead of ``exact``, with index operators of its own for each ``variant``.
+    def look_up(self, values: Array, variant: int) -> FixedPoint:
+        """Look up ``values`` (513 entries) at the index. Each ``variant`` emits SUB and RESCALEs of its own.
 
         A TABLE fuses with its SUB, and a SUB with its RESCALEs, only if each has a single reader. So every table gets
-        its own SUB and RESCALEs. They differ in form, so that common subexpression elimination does not merge them:
-            int8
-        by another zero point, int16 by other powers of two.
+        its own SUB and RESCALEs. Variants differ in the zero point (int8) or in powers of two (int16), so that common
+        subexpression elimination does not merge them.
         """
         is_int8 = self.rows.x.dtype is DType.INT8
         gain, zero_point = (1.0, variant) if is_int8 else (2.0**variant, 0)
         x = self.rows.x.sub_zero_point(zero_point).rescale(I32, gain)
         start = self.start.sub_zero_point(zero_point).rescale(I32, self.stride * gain)
         index = (x.with_scale(1.0) - start.with_scale(1.0)).rescale(I16, self.factor / gain, saturate=True)
-        return index.apply_table(values, 1 / self.one)
+        return index.apply_table(values, 1 / self.exp_zero_value)
 
 
 def _exponentials(rows: ReductionView, *, precise: bool) -> tuple[_ExpTableIndex, FixedPoint, FixedPoint]:
-    """The table index, exp(x - reference) as int16, and its sum along the rows."""
+    """Return the table index, exp(x - reference) as int16, and its sum along the rows.
+
+    ``precise`` limits the error of the sum more strictly, for results other than int8.
+    """
     _require_row_length(65536, rows)
-    split = rows.n > (8 if precise else PLAIN_ROW)
-    grid = (
+    split = rows.n > (8 if precise else MAX_PLAIN_ROW_LENGTH)
+    table_index = (
         _table_index_int8(rows)
         if rows.x.dtype is DType.INT8
-        else _table_index_int16(rows, NEPERS + split * math.log(GAIN))
+        else _table_index_int16(rows, EXP_RANGE_NEPERS + split * math.log(TAIL_GAIN))
     )
-    value = grid.table(grid.exact, 0)
-    # The sum includes the maximum's own exponential; the factor 0.98 covers the rounding of entries.
+    value = table_index.look_up(table_index.exact_entries, 0)
+    # The sum is at least the exponential of the maximum; the factor 0.98 covers the rounding of entries.
     return (
-        grid,
+        table_index,
         value,
-        _sum_exponentials(grid, value, split).assume_range(max(1, int(0.98 * grid.least)), (1 << 31) - 1),
+        _sum_exponentials(table_index, value, split).assume_range(
+            max(1, int(0.98 * table_index.min_value_at_maximum)), (1 << 31) - 1
+        ),
     )
 
 
-def _sum_exponentials(grid: _ExpTableIndex, value: FixedPoint, split: bool) -> FixedPoint:
+def _sum_exponentials(table_index: _ExpTableIndex, value: FixedPoint, split: bool) -> FixedPoint:
     """Sum of the exponentials.
 
-    Rounding errors of up to half a step may add up to n / 2 steps, that is n * 2**-16 of the sum. Where that matters,
-    further tables recover them (``split``). int8: a second table holds the remainders of the first one in Q29. int16:
-    interpolation makes the remainders uneven, so the sum comes from two tables that split the range at e = 1 / GAIN.
-    The lower table is scaled by GAIN, which leaves an error of at most 2**-12 of the sum.
+    Rounding errors of up to half a step may add up to n / 2 steps, that is n * 2**-16 of the sum. With ``split``,
+    further tables reduce this error. For int8, a second table holds the rounding remainders of the first one in Q29.
+    For int16, interpolation makes the remainders irregular. So the sum comes from two tables that split the range at
+    e = 1 / TAIL_GAIN. The lower table is scaled by TAIL_GAIN, which leaves an error of at most 2**-12 of the sum.
     """
-    rows, exact = grid.rows, grid.exact
+    rows, exact = table_index.rows, table_index.exact_entries
     if not split:
         return rows.sum_of(value)
     if rows.x.dtype is DType.INT8:
-        remainder = rows.sum_of(grid.table((exact - np.rint(exact)) * (1 << 14), 1))
+        remainder = rows.sum_of(table_index.look_up((exact - np.rint(exact)) * (1 << 14), 1))
         return rows.sum_of(value) + remainder.rescale(I32, 2.0**-14).with_scale(value.scale)
     _require_row_length(64000, rows)
-    tail = exact < Q15_MAX / GAIN
-    upper = rows.sum_of(grid.table(np.where(tail, 0, exact), 1))
-    lower = rows.sum_of(grid.table(np.where(tail, GAIN * exact, 0), 2))
-    return upper + lower.rescale(I32, 1 / GAIN).with_scale(value.scale)
+    tail = exact < Q15_MAX / TAIL_GAIN
+    upper = rows.sum_of(table_index.look_up(np.where(tail, 0, exact), 1))
+    lower = rows.sum_of(table_index.look_up(np.where(tail, TAIL_GAIN * exact, 0), 2))
+    return upper + lower.rescale(I32, 1 / TAIL_GAIN).with_scale(value.scale)
 
 
 def _require_row_length(n: int, rows: ReductionView) -> None:
@@ -169,7 +175,7 @@ def _require_row_length(n: int, rows: ReductionView) -> None:
 
 
 def _table_index_int8(rows: ReductionView) -> _ExpTableIndex:
-    """x - max has 256 values, each with its own table entry, so the error of e is only 2**-16."""
+    """Table index for int8: each of the 256 values of x - max has its own entry, so the error of e is only 2**-16."""
     maximum = rows.max()
     with np.errstate(over="ignore"):
         exact = np.minimum(np.exp(TABLE_INPUTS / 128 * rows.x.scale) * Q15_MAX, Q15_MAX)
@@ -177,13 +183,14 @@ def _table_index_int8(rows: ReductionView) -> _ExpTableIndex:
 
 
 def _table_index_int16(rows: ReductionView, nepers: float) -> _ExpTableIndex:
-    """512 intervals of h = 0.022 or so span ``nepers``; the maximum maps near the upper end of int16.
+    """Table index for int16: 512 intervals of about h = 0.022 span ``nepers``; the maximum maps near 32767.
 
-    Interpolation has a relative error of h * h / 8 = 2**-14 of e, which lowering the points halves. The index adds at
-    most 2**-13.5 of e. SUB is one operation only if ``start`` is int16, so ``start`` is halved; for an odd maximum the
-    row then starts one step of x lower. If a step of x is 1 / 16 or more, that would matter, and ``start`` stays int32.
+    Interpolation has a relative error of h * h / 8 = 2**-14 of e. Lower entries halve this error. The rounding of the
+    index adds at most 2**-13.5 of e. SUB is one NPU operation only if ``start`` is int16, so ``start`` is halved. For
+    an odd maximum, the row then starts one step of x lower. If a step of x is 1 / 16 or more, that error would matter,
+    and ``start`` stays int32.
     """
-    scale = min(rows.x.scale, 2 * nepers)  # a larger scale changes nothing: one step below the maximum is 0 already
+    scale = min(rows.x.scale, 2 * nepers)  # at this scale, one step below the maximum already gives 0
     top = rows.max().rescale(I32, 1.0)
     factor = min(max(1.0, scale * 65535 / nepers), float(Q15_MAX))
     distance = math.floor(Q15_MAX / factor)
@@ -194,7 +201,7 @@ def _table_index_int16(rows: ReductionView, nepers: float) -> _ExpTableIndex:
         reference = start.rescale(I32, 2.0) + distance
         least = one * math.exp(-scale)
     exact = np.minimum(np.exp((TABLE_INPUTS / factor - distance) * scale) * one, Q15_MAX)
-    if factor < Q15_MAX:  # else the maximum and all relevant elements fall on points
+    if factor < Q15_MAX:  # else the maximum and all elements that matter fall on table inputs
         exact *= 1 - (128 * scale / factor) ** 2 / 16
     exact[0] *= factor == 1.0  # the index of smaller elements saturates there
     return _ExpTableIndex(rows, reference, start, stride, factor, one, least, exact)

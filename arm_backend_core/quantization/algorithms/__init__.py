@@ -1,1 +1,1 @@
-"""Quantization algorithms, one published method or graph transformation a module."""
+"""Quantization algorithms: each module implements one published method or one graph transformation."""

@@ -2,13 +2,13 @@
 
 The pass changes annotations, before the quantizer inserts observers.
 
-- ``int16_attention``: attention weights (also those of soft-argmax) are small if there are many, and only products read
-  them. The fixed scale 1/256 of a softmax loses most of their information, so they get a calibrated int8 range.
-- ``int16_outputs``: model outputs become int16, because they are converted to float. An operator that ends in a RESCALE
-  produces int16 at the cost of int8.
+- ``int16_attention``: attention weights (also those of soft-argmax) get a calibrated int8 range. The fixed scale 1/256
+  of a softmax would lose most of their information, because many attention weights are small.
+- ``int16_outputs``: model outputs become int16, because they are converted to float anyway. An operator that ends in a
+  RESCALE produces int16 at the cost of int8.
 - ``int16_angles``: operands of sine and cosine that are products with frequencies (timesteps of diffusion models,
-  positional embeddings) span many periods. 256 levels cannot represent a range of a thousand radians. The angles, the
-  tensor that is multiplied and the frequencies become int16.
+  positional embeddings) span many periods. 256 levels cannot represent a range of a thousand radians. The angles and
+  both factors become int16.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torchao.quantization.pt2e.quantizer import (
 )
 
 from arm_backend_core.aten.constants import Constants
-from arm_backend_core.fusion.rules import absorbed_consumer
+from arm_backend_core.fusion.rules import find_absorbed_consumer
 from arm_backend_core.nodes import INTERVAL, is_float, overload_of
 from arm_backend_core.ops.catalog import find_record, is_data_movement, is_sinusoid
 from arm_backend_core.quantization import get_symmetric_a16w8_quantization_config
@@ -42,12 +42,12 @@ _MIN_FREQUENCY_RATIO = 64.0
 class ProbabilityObserver(RangeObserver):
     """Observer with the range [0, 1.25 * maximum], at most [0, 1]."""
 
-    def _range(self, seen: Any) -> tuple[float, float]:
-        return 0.0, min(max(1.25 * seen.high, _MIN_UPPER_BOUND), 1.0) if seen.count else 1.0
+    def _range(self, statistics: Any) -> tuple[float, float]:
+        return 0.0, min(max(1.25 * statistics.high, _MIN_UPPER_BOUND), 1.0) if statistics.count else 1.0
 
 
 def choose_activation_precision(graph: Graph, algorithms: Collection[str]) -> None:
-    """Change the annotations of an annotated graph. A result that an annotated model output reads keeps its annotation.
+    """Change the annotations of an annotated graph, except those of results that an annotated model output reads.
 
     Args:
         algorithms: names of algorithms. Only "int16_angles", "int16_attention" and "int16_outputs" have an effect.
@@ -83,8 +83,8 @@ def _can_return_int16(node: Node) -> bool:
     record = find_record(node)
     if record is None or any(user.op != "output" or user.meta.get(ANNOTATION) for user in node.users):
         return False
-    before = node.all_input_nodes[0] if node.all_input_nodes else node
-    return record.absorbs_activation or record.reads_int16 or absorbed_consumer(before) is node
+    producer = node.all_input_nodes[0] if node.all_input_nodes else node
+    return record.absorbs_activation or record.prefers_int16_input or find_absorbed_consumer(producer) is node
 
 
 def _use_int16_for_angles(graph: Graph) -> None:
@@ -114,10 +114,10 @@ def _is_embedding(angle: Node, constants: Constants) -> bool:
     """Whether ``angle`` is a product of floats and constants whose ratio is at least ``_MIN_FREQUENCY_RATIO``."""
     if angle.target is not torch.ops.aten.mul.Tensor or len(angle.all_input_nodes) != 2:
         return False
-    known = [x for x in angle.all_input_nodes if x in constants]
-    if len(known) != 1 or any(INTERVAL in x.meta for x in angle.all_input_nodes):
+    frequencies = [x for x in angle.all_input_nodes if x in constants]
+    if len(frequencies) != 1 or any(INTERVAL in x.meta for x in angle.all_input_nodes):
         return False
-    magnitudes = constants.value(known[0]).abs()
+    magnitudes = constants.value(frequencies[0]).abs()
     return magnitudes.numel() > 1 and float(magnitudes.max()) >= _MIN_FREQUENCY_RATIO * float(magnitudes.min()) > 0
 
 

@@ -25,7 +25,7 @@ from arm_backend_core.quantization.ptq import CHUNK_ELEMENTS, ObservedProgram
 
 
 @dataclass(frozen=True)
-class _Use:
+class _WeightUse:
     """Operators of one model that share a weight and a bias (or have no bias)."""
 
     model: ObservedProgram
@@ -35,12 +35,12 @@ class _Use:
 
     @property
     def key(self) -> Hashable:
-        """Key of the tensors, equal for another method's use of the same tensors."""
+        """Key of weight and bias, the same in all methods that share these tensors."""
         return tuple(_tensor_key(self.model, node) for node in (self.weight, self.bias) if node is not None)
 
     @property
-    def bias_tensor(self) -> Hashable:
-        """Identity of the bias among the user's tensors; None if it is not one of them."""
+    def bias_identity(self) -> Hashable:
+        """Identity of the bias among the model's tensors; None if a pass created the bias."""
         return None if self.bias is None else self.model.tensor_ids.get(self.bias)
 
     @property
@@ -52,29 +52,34 @@ class _Use:
 class BiasCorrection:
     """Records the mean inputs of operators with quantized weights during calibration, then corrects their biases.
 
-    An operator without a bias gets one; the target adds a bias in any case. Not corrected are:
+    An operator without a bias gets one, because the target adds a bias in any case. Exceptions are:
 
     - a bias that several weights share, or that the model reads elsewhere too,
-    - a bias in front of an RMS norm. On a row of zeros quantized weights have no error, so the correction would add
-      one, and the norm would amplify it.
+    - a bias in front of an RMS norm. Quantized weights have no error on a row of zeros, so the correction would add
+      an error there, which the norm would amplify.
 
-    Methods share one bias for a layer, corrected for the mean over the inputs of all methods.
+    Methods share the bias of a layer. It is corrected for the mean over the inputs of all methods.
     """
 
     def __init__(self, models: Sequence[ObservedProgram]) -> None:
-        groups: dict[Hashable, list[_Use]] = {}
+        groups: dict[Hashable, list[_WeightUse]] = {}
         for model in models:
-            seen = Counter[Hashable]()  # within a model, layers are corrected one by one
+            use_counts = Counter[
+                Hashable
+            ]()  # distinguishes layers of a model that share tensors: they are corrected separately
             for use in _find_uses(model):
-                groups.setdefault((use.key, seen[use.key]), []).append(use)
-                seen[use.key] += 1
-        owned = {use.bias for uses in groups.values() for use in uses if use.owns_bias}
+                groups.setdefault((use.key, use_counts[use.key]), []).append(use)
+                use_counts[use.key] += 1
+        exclusive_biases = {use.bias for uses in groups.values() for use in uses if use.owns_bias}
         read_elsewhere = {
-            key for model in models for node, key in model.tensor_ids.items() if node.users and node not in owned
+            key
+            for model in models
+            for node, key in model.tensor_ids.items()
+            if node.users and node not in exclusive_biases
         }
-        self._layers: list[tuple[list[_Use], _ChannelMean]] = []
+        self._layers: list[tuple[list[_WeightUse], _ChannelMean]] = []
         for uses in groups.values():
-            if all(use.owns_bias and use.bias_tensor not in read_elsewhere for use in uses):
+            if all(use.owns_bias and use.bias_identity not in read_elsewhere for use in uses):
                 mean = _ChannelMean(axis=1 - uses[0].weight.meta["val"].dim())
                 self._layers.append((uses, mean))
                 for use in uses:
@@ -90,55 +95,57 @@ class BiasCorrection:
                     _set_bias(use, old, new)
 
 
-def _find_uses(model: ObservedProgram) -> Iterator[_Use]:
-    uses: dict[tuple[Node, Node | None], _Use] = {}
+def _find_uses(model: ObservedProgram) -> Iterator[_WeightUse]:
+    uses: dict[tuple[Node, Node | None], _WeightUse] = {}
     for node in model.graph.nodes:
         operands = _find_quantized_operands(model, node)
         if operands is not None:
-            uses.setdefault(operands, _Use(model, *operands, [])).nodes.append(node)
+            uses.setdefault(operands, _WeightUse(model, *operands, [])).nodes.append(node)
     yield from uses.values()
 
 
 def _tensor_key(model: ObservedProgram, node: Node) -> Hashable:
-    """Return the identity of the user's tensor; for a derived tensor, such as a folded one, a hash of its values."""
+    """Return the identity of a model's tensor. For a tensor that a pass created, return a hash of its values."""
     if node in model.tensor_ids:
         return model.tensor_ids[node]
     tensor: Tensor = attrgetter(str(node.target))(model.model).detach()
     return tuple(tensor.shape), hashlib.sha256(tensor.contiguous().numpy().data).digest()
 
 
-def _correct_bias(use: _Use, mean: _ChannelMean) -> tuple[Tensor, Tensor]:
+def _correct_bias(use: _WeightUse, mean: _ChannelMean) -> tuple[Tensor, Tensor]:
     """Return the bias and the corrected bias."""
-    shift = _mean_output_error(use.model, use.weight, use.nodes[0], mean)
+    mean_error = _mean_output_error(use.model, use.weight, use.nodes[0], mean)
     if use.bias is None:
-        old = torch.zeros(len(shift), dtype=torch.float32)
+        old = torch.zeros(len(mean_error), dtype=torch.float32)
     else:
         old = attrgetter(str(use.bias.target))(use.model.model)
-    return old, (old.detach().double() - shift).to(old.dtype)
+    return old, (old.detach().double() - mean_error).to(old.dtype)
 
 
 def _mean_output_error(model: ObservedProgram, weight: Node, node: Node, mean: _ChannelMean) -> Tensor:
     """Compute the mean error of each output channel that the quantized weight causes."""
     name = str(weight.target)
     current = attrgetter(name)(model.model).detach()
-    exact = model.original_values.get(name, current).detach()
+    float_weight = model.original_values.get(name, current).detach()
     observer = model.observers[weight, node]
-    scale = observer.calculate_qparams()[0].to(exact.dtype).reshape(-1, *[1] * (exact.dim() - 1))
-    scale = scale.expand(len(exact), *scale.shape[1:])
-    inputs = (mean.total / mean.count).reshape(-1, exact.shape[1])
-    group = torch.arange(len(exact)) * len(inputs) // len(exact)
-    shift = torch.empty(len(exact), dtype=torch.float64)
+    scale = observer.calculate_qparams()[0].to(float_weight.dtype).reshape(-1, *[1] * (float_weight.dim() - 1))
+    scale = scale.expand(len(float_weight), *scale.shape[1:])
+    inputs = (mean.total / mean.count).reshape(-1, float_weight.shape[1])
+    group = torch.arange(len(float_weight)) * len(inputs) // len(float_weight)
+    mean_error = torch.empty(len(float_weight), dtype=torch.float64)
     # In chunks: temporaries as large as the weights would fragment memory.
-    for part in torch.arange(len(exact)).split(max(1, CHUNK_ELEMENTS * len(exact) // exact.numel())):
+    for part in torch.arange(len(float_weight)).split(
+        max(1, CHUNK_ELEMENTS * len(float_weight) // float_weight.numel())
+    ):
         rows = slice(int(part[0]), int(part[-1]) + 1)
         error = (current[rows] / scale[rows]).round_().clamp_(observer.quant_min, observer.quant_max)
-        error = error.mul_(scale[rows]).sub_(exact[rows])
+        error = error.mul_(scale[rows]).sub_(float_weight[rows])
         error = error.reshape(*error.shape[:2], -1).sum(2, dtype=torch.float64)
-        shift[rows] = (error * inputs[group[rows]]).sum(1)
-    return shift
+        mean_error[rows] = (error * inputs[group[rows]]).sum(1)
+    return mean_error
 
 
-def _set_bias(use: _Use, old: Tensor, new: Tensor) -> None:
+def _set_bias(use: _WeightUse, old: Tensor, new: Tensor) -> None:
     model, module, first = use.model, use.model.model, use.nodes[0]
     if use.bias is not None and (use.bias, first) in model.observers:
         model.original_values[str(use.bias.target)] = old
@@ -149,9 +156,9 @@ def _set_bias(use: _Use, old: Tensor, new: Tensor) -> None:
     model.float_constants[str(constant.target)] = old.detach()
     record = find_record(first)
     assert record is not None
-    place = record.bias
+    position = record.bias
     for node in use.nodes:
-        node.args = (*node.args[:place], constant, *node.args[place + 1 :])
+        node.args = (*node.args[:position], constant, *node.args[position + 1 :])
 
 
 class _ChannelMean:
@@ -186,7 +193,7 @@ def _is_normalized(node: Node) -> bool:
     return any(reader.target is torch.ops.aten.rms_norm.default for reader in readers)
 
 
-def _operand(node: Node, place: int) -> Node:
-    operand = node.args[place]
+def _operand(node: Node, position: int) -> Node:
+    operand = node.args[position]
     assert isinstance(operand, Node)
     return operand

@@ -1,8 +1,8 @@
-"""Concatenation scales: keep separate scales for operands of a concatenation whose ranges differ much.
+"""Concatenation scales: keep separate scales for operands of a concatenation that have very different ranges.
 
 The quantizer gives the operands and the result of a concatenation one scale, so that concatenating costs nothing. An
-operand with a much smaller range then has only a few levels left: a detector concatenates scores with boxes in pixels.
-Calibration shows which operands are affected.
+operand with a much smaller range then has only a few levels. Example: a detector concatenates scores and boxes in
+pixels. Calibration shows which operands are affected.
 
 - An operand with other readers keeps its own scale and is rescaled for the concatenation only.
 - A concatenation that the model returns becomes int16, because results are converted to float anyway, and its operands
@@ -44,11 +44,12 @@ class ObservedModel(Protocol):
 
 #: Largest accepted ratio of scales; 4 costs an operand two bits.
 _MAX_SCALE_RATIO = 4.0
-#: The result of a node, or the operand that it is for a reader.
-Place = Node | tuple[Node, Node]
+#: torchao's ``EdgeOrNode``: a node stands for its result, an edge (source, reader) for an operand of the reader.
+EdgeOrNode = Node | tuple[Node, Node]
 
 
-Pair = tuple[Place, Node]
+#: An operand of a concatenation, and the concatenation.
+ConcatOperand = tuple[EdgeOrNode, Node]
 
 
 @dataclass(frozen=True)
@@ -56,15 +57,15 @@ class _Group:
     """Tensors to which the quantizer gives one scale.
 
     Attributes:
-        observer: observes all of them.
-        places: all observed places.
-        pairs: (operand, concatenation) pairs, grouped by common decision: a group is merged or separated as one.
+        observer: the observer that they share.
+        edges_or_nodes: nodes and edges that the observer is assigned to.
+        pairs: lists of (operand, concatenation). All pairs of a list are merged or separated together.
         returned: concatenations that the model returns.
     """
 
     observer: RangeObserver
-    places: Sequence[Place]
-    pairs: Sequence[Sequence[Pair]]
+    edges_or_nodes: Sequence[EdgeOrNode]
+    pairs: Sequence[Sequence[ConcatOperand]]
     returned: Collection[Node]
 
 
@@ -83,117 +84,140 @@ class ConcatScales:
         self._model, self._int16_outputs, self._groups = model, int16_outputs, list[_Group]()
         if not separate:
             return
-        self._specs: dict[Place, Any] = prepare._get_edge_or_node_to_qspec(model.model)
-        places: dict[Any, list[Place]] = {}
-        for place, observer in model.observers.items():
-            places.setdefault(observer, []).append(place)
+        self._specs: dict[EdgeOrNode, Any] = prepare._get_edge_or_node_to_qspec(model.model)
+        edges_or_nodes: dict[Any, list[EdgeOrNode]] = {}
+        for edge_or_node, observer in model.observers.items():
+            edges_or_nodes.setdefault(observer, []).append(edge_or_node)
         for observer in dict.fromkeys(
             model.observers.get(node) for node in model.graph.nodes if _is_concatenation(node)
         ):
             if isinstance(observer, RangeObserver):
-                self._split_group(observer, places[observer])
+                self._split_group(observer, edges_or_nodes[observer])
         if self._groups:
             self._connect_observers()
 
-    def _split_group(self, common: RangeObserver, places: list[Place]) -> None:
-        """Add an observer for each tensor that is read elsewhere too, including the data moved from it."""
-        if any(TIMESTEP_SLOT in _source(place).meta for place in places):
+    def _split_group(self, common: RangeObserver, edges_or_nodes: list[EdgeOrNode]) -> None:
+        """Add an observer for each tensor with other readers than concatenations, shared with data moved from it."""
+        if any(TIMESTEP_SLOT in _source(edge_or_node).meta for edge_or_node in edges_or_nodes):
             return  # time steps of a recurrent layer share parameters
-        same = _find_shared_scales(places, self._specs)
-        operands = [place for place in places if isinstance(place, tuple) and _is_concatenation(place[1])]
-        roots = {same[place] for place in places}
-        read = roots & {same[node] for node in map(_source, places) if _has_computing_reader(node)}
+        shared_scales = _find_shared_scales(edges_or_nodes, self._specs)
+        operands = [
+            edge_or_node
+            for edge_or_node in edges_or_nodes
+            if isinstance(edge_or_node, tuple) and _is_concatenation(edge_or_node[1])
+        ]
+        roots = {shared_scales[edge_or_node] for edge_or_node in edges_or_nodes}
+        computed_roots = roots & {
+            shared_scales[node] for node in map(_source, edges_or_nodes) if _has_computing_reader(node)
+        }
         may_be_int16 = self._int16_outputs and common.dtype is torch.int8
         returned = {concat for _, concat in operands if may_be_int16 and _is_returned(concat)}
-        ends = {same[concat] for concat in returned}
-        own = roots - ends  # a tensor that is quantized only for the concatenation has no finer scale to keep
-        merged = [x for x in operands if same[x[0]] not in (own if x[1] in returned else read)]
+        returned_roots = {shared_scales[concat] for concat in returned}
+        # Tensors that are quantized only for the concatenation have no finer scale.
+        separable_roots = roots - returned_roots
+        merged = [
+            x for x in operands if shared_scales[x[0]] not in (separable_roots if x[1] in returned else computed_roots)
+        ]
         for source, concat in merged:
-            same.union(source, concat)
-        separate = [(source, concat) for source, concat in operands if same[source] != same[concat]]
+            shared_scales.union(source, concat)
+        separate = [(source, concat) for source, concat in operands if shared_scales[source] != shared_scales[concat]]
         if not separate:
             return
-        tensors: dict[Any, list[Place]] = {}
-        for place in places:
-            tensors.setdefault(same[place], []).append(place)
-        for shared in tensors.values():
-            spec = next(self._specs[place] for place in shared if not _is_shared(self._specs[place]))
+        members_by_root: dict[Any, list[EdgeOrNode]] = {}
+        for edge_or_node in edges_or_nodes:
+            members_by_root.setdefault(shared_scales[edge_or_node], []).append(edge_or_node)
+        for shared in members_by_root.values():
+            spec = next(
+                self._specs[edge_or_node] for edge_or_node in shared if not _is_shared(self._specs[edge_or_node])
+            )
             observer = prepare._create_obs_or_fq_from_qspec(spec, {}, is_qat=False)
             self._model.observers |= dict.fromkeys(shared, observer)
-        pairs: dict[Any, list[Pair]] = {}
+        pairs: dict[Any, list[ConcatOperand]] = {}
         for source, concat in separate:
-            key = same[concat] if concat in returned else (source, concat)
-            pairs.setdefault(key, []).append((tensors[same[source]][0], concat))
+            key = shared_scales[concat] if concat in returned else (source, concat)
+            pairs.setdefault(key, []).append((members_by_root[shared_scales[source]][0], concat))
         ordered = sorted(pairs.values(), key=lambda group: group[0][1] in returned)
-        self._groups.append(_Group(common, places, ordered, returned))
-        self._model.watchers += [(node, common) for node in dict.fromkeys(map(_source, places))]
+        self._groups.append(_Group(common, edges_or_nodes, ordered, returned))
+        self._model.watchers += [(node, common) for node in dict.fromkeys(map(_source, edges_or_nodes))]
 
-    def apply(self, decided: Sequence[bool] | None = None) -> list[bool]:
+    def apply(self, earlier: Sequence[bool] | None = None) -> list[bool]:
         """After calibration, merge operands with the concatenation where their scales are similar.
 
         Args:
-            decided: decisions of an earlier call for the same operators, used instead of the statistics.
+            earlier: decisions of an earlier call for the same operators, used instead of the statistics.
 
         Returns:
             For each candidate, whether it shares the scale of the concatenation.
         """
         decisions = list[bool]()
         for group in self._groups:
-            self._merge_similar(group, decisions, decided)
+            self._merge_similar(group, decisions, earlier)
         if self._groups:
             self._connect_observers()
         return decisions
 
-    def _merge_similar(self, group: _Group, decisions: list[bool], decided: Sequence[bool] | None) -> None:
+    def _merge_similar(self, group: _Group, decisions: list[bool], earlier: Sequence[bool] | None) -> None:
+        """Merge the pairs of a group whose scales are similar. Append the decisions to ``decisions``."""
         observers, int16 = self._model.observers, set[Any]()
-        same = UnionFind(dict.fromkeys(observers[place] for place in group.places))
-        scales = {one: 2 * (float(one.calculate_qparams()[0]),) for one in same}
+        merged_observers = UnionFind(dict.fromkeys(observers[edge_or_node] for edge_or_node in group.edges_or_nodes))
+        scales = {observer: 2 * (float(observer.calculate_qparams()[0]),) for observer in merged_observers}
         for pairs in group.pairs:
-            tensors = [observers[place] for pair in pairs for place in pair]
-            least, most = (end(scales[same[one]][side] for one in tensors) for side, end in enumerate((min, max)))
-            decisions.append(most <= _MAX_SCALE_RATIO * least if decided is None else decided[len(decisions)])
+            tensors = [observers[edge_or_node] for pair in pairs for edge_or_node in pair]
+            min_scale, max_scale = (
+                extremum(scales[merged_observers[observer]][index] for observer in tensors)
+                for index, extremum in enumerate((min, max))
+            )
+            decisions.append(max_scale <= _MAX_SCALE_RATIO * min_scale if earlier is None else earlier[len(decisions)])
             if decisions[-1]:
-                same.union(*tensors)
-                scales[same[tensors[0]]] = least, most
+                merged_observers.union(*tensors)
+                scales[merged_observers[tensors[0]]] = min_scale, max_scale
             elif pairs[0][1] in group.returned:
                 int16.add(observers[pairs[0][1]])
         merged: dict[Any, list[RangeObserver]] = {}
-        for one in list(same):
-            merged.setdefault(same[one], []).append(one)
+        for observer in list(merged_observers):
+            merged.setdefault(merged_observers[observer], []).append(observer)
         for members in merged.values():
-            one = group.observer if len(merged) == 1 else _pool_observers(members)
-            one = one if int16.isdisjoint(members) else _to_int16(one)
-            observers |= {place: one for place in group.places if observers[place] in members}
+            observer = group.observer if len(merged) == 1 else _pool_observers(members)
+            observer = observer if int16.isdisjoint(members) else _to_int16(observer)
+            observers |= {
+                edge_or_node: observer for edge_or_node in group.edges_or_nodes if observers[edge_or_node] in members
+            }
 
     def _connect_observers(self) -> None:
         """Connect derived observers of biases, and observers of weights, to the new observers."""
         observers = self._model.observers
-        for place, spec in self._specs.items():
+        for edge_or_node, spec in self._specs.items():
             if isinstance(spec, DerivedQuantizationSpec):
-                observers[place].obs_or_fqs = [observers[source] for source in spec.derived_from]
+                observers[edge_or_node].obs_or_fqs = [observers[source] for source in spec.derived_from]
         connect_observers((self._model.model, observers))
 
 
-def _find_shared_scales(places: Iterable[Place], specs: Mapping[Place, Any]) -> UnionFind:
-    """Find the places that must share a scale even if every operand of a concatenation keeps its own."""
-    same = UnionFind(places)
-    for place in list(same):
-        if isinstance(place, tuple) and _is_concatenation(place[1]):
-            same.union(place, place[1])
+def _find_shared_scales(edges_or_nodes: Iterable[EdgeOrNode], specs: Mapping[EdgeOrNode, Any]) -> UnionFind:
+    """Find the nodes and edges that share a scale even if all operands of concatenations keep their own."""
+    shared_scales = UnionFind(edges_or_nodes)
+    for edge_or_node in list(shared_scales):
+        if isinstance(edge_or_node, tuple) and _is_concatenation(edge_or_node[1]):
+            shared_scales.union(edge_or_node, edge_or_node[1])
             continue
-        if isinstance(place, tuple):
-            same.union(place, place[0])
-        if _is_shared(specs[place]):
-            same.union(place, specs[place].edge_or_node)
-    return same
+        if isinstance(edge_or_node, tuple):
+            shared_scales.union(edge_or_node, edge_or_node[0])
+        if _is_shared(specs[edge_or_node]):
+            shared_scales.union(edge_or_node, specs[edge_or_node].edge_or_node)
+    return shared_scales
 
 
 def _pool_observers(observers: Sequence[RangeObserver]) -> RangeObserver:
     """Merge the statistics of all observers into the first one and return it."""
-    first, every = observers[0], [observer._statistics for observer in observers]
-    low, high, stride = min(x.low for x in every), max(x.high for x in every), max(x.stride for x in every)
-    values = [torch.cat(x.values)[:: stride // x.stride] for x in every if x.values]
-    first._statistics = type(every[0])(low, high, sum(x.count for x in every), values, sum(map(len, values)), stride)
+    first, statistics = observers[0], [observer._statistics for observer in observers]
+    low, high, stride = (
+        min(x.low for x in statistics),
+        max(x.high for x in statistics),
+        max(x.stride for x in statistics),
+    )
+    values = [torch.cat(x.values)[:: stride // x.stride] for x in statistics if x.values]
+    first._statistics = type(statistics[0])(
+        low, high, sum(x.count for x in statistics), values, sum(map(len, values)), stride
+    )
     return first
 
 
@@ -224,8 +248,8 @@ def _is_returned(node: Node) -> bool:
     return bool(readers) and all(end.op == "output" and not end.meta.get(ANNOTATION) for end in ends)
 
 
-def _source(place: Place) -> Node:
-    return place if isinstance(place, Node) else place[0]
+def _source(edge_or_node: EdgeOrNode) -> Node:
+    return edge_or_node if isinstance(edge_or_node, Node) else edge_or_node[0]
 
 
 def _is_shared(spec: Any) -> bool:

@@ -1,11 +1,11 @@
 """Cross-layer equalization: rescale the channels between two layers to similar ranges.
 
-An activation has one scale for all channels, so a channel with a small range gets few levels of it. Where only relu or
-pooling stands between two layers, output channel j of the first layer is divided by s_j and the weights of the second
-layer that read it are multiplied by s_j: the same function. s_j = sqrt(r_j / w_j) equalizes the range r_j of the
-channel and the largest weight w_j that reads it (Nagel et al. 2019; behind a norm this is SmoothQuant, Xiao et al.
-2022). Ranges are estimated from the parameters, because few samples do not show the range of a channel reliably and
-values beyond the range would be clipped.
+An activation has one scale for all channels, so a channel with a small range gets few levels of it. If only relu or
+pooling is between two layers, output channel j of the first layer is divided by s_j. The weights of the second layer
+that read it are multiplied by s_j. The function of the model does not change. s_j = sqrt(r_j / w_j) equalizes the
+range r_j of the channel and the largest weight w_j that reads it (Nagel et al. 2019; behind a norm this is SmoothQuant,
+Xiao et al. 2022). Ranges are estimated from the parameters. Few calibration samples do not show the range of a channel
+reliably, and values beyond the range would be clipped.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from torch.fx import Node
 from arm_backend_core.program import constants_of, store_of, tensor_identity
 
 aten = torch.ops.aten
-#: Smallest ratio of the largest to the smallest factor that is worth equalizing; below it nothing is gained on average.
+#: Layers are equalized if the ratio of the largest to the smallest factor is at least this. Smaller ratios gain nothing
+#: on average.
 _MIN_FACTOR_RATIO = 4.0
 #: Factors are clamped to [1 / 64, 64].
 _MAX_FACTOR = 64.0
@@ -58,17 +59,17 @@ def equalize(program: ExportedProgram, names: Collection[str] | None = None) -> 
         readers = None if source is None else _find_reading_layers(node, source.axis, tensors)
         if source is None or not readers:
             continue
-        columns = torch.stack([_max_abs(tensors.value(x.weight) * x.gain, x.columns) for x in readers]).amax(0)
-        factors = _compute_factors(_channel_range(source, tensors), columns)
+        max_weights = torch.stack([_max_abs(tensors.value(x.weight) * x.gain, x.channel_axis) for x in readers]).amax(0)
+        factors = _compute_factors(_channel_range(source, tensors), max_weights)
         if factors is not None:
             for parameter in (source.weight, source.bias):
                 tensors.scale(parameter, 1 / factors, 0)
             for reader in readers:
-                tensors.scale(reader.weight, factors, reader.columns)
+                tensors.scale(reader.weight, factors, reader.channel_axis)
 
 
 def equalize_model(program: ExportedProgram, model: Mapping[str, Tensor]) -> None:
-    """Equalize the parameters of a model, which is trained next, together with its program.
+    """Equalize the parameters of a model together with its program, before the model is trained.
 
     Args:
         model: parameters and buffers by name that the program was captured with. They are overwritten.
@@ -83,7 +84,7 @@ def equalize_model(program: ExportedProgram, model: Mapping[str, Tensor]) -> Non
 
 
 @dataclass(frozen=True)
-class _Source:
+class _RescalableLayer:
     """A layer or norm whose output channels can be rescaled through its parameters.
 
     Attributes:
@@ -97,16 +98,16 @@ class _Source:
 
 
 @dataclass(frozen=True)
-class _Reader:
+class _ReadingLayer:
     """A layer that reads a tensor.
 
     Attributes:
-        columns: the dimension of its weight that corresponds to the tensor's channels.
+        channel_axis: the dimension of its weight that corresponds to the tensor's channels.
         gain: factors by which a following batch norm multiplies the output channels.
     """
 
     weight: Node
-    columns: int
+    channel_axis: int
     gain: Tensor
 
 
@@ -115,18 +116,18 @@ class _Parameters:
 
     def __init__(self, program: ExportedProgram, names: Collection[str] | None) -> None:
         self._program, self._known = program, constants_of(program)
-        known = self._known
-        counts = Counter(tensor_identity(tensor) for tensor in known.values())
+        constants = self._known
+        counts = Counter(tensor_identity(tensor) for tensor in constants.values())
         self._names = {
             spec.arg.name: str(spec.target)
             for spec, node in zip(program.graph_signature.input_specs, program.graph.nodes, strict=False)
-            if node in known and len(node.users) == 1 and counts[tensor_identity(known[node])] == 1
+            if node in constants and len(node.users) == 1 and counts[tensor_identity(constants[node])] == 1
         }
         if names is not None:
             self._names = {node: name for node, name in self._names.items() if name in names}
 
     def is_scalable(self, node: Any) -> bool:
-        """Whether the node is such a parameter with dtype float32."""
+        """Whether the node is a float32 parameter that exactly one operator reads."""
         return isinstance(node, Node) and node.name in self._names and self.value(node).dtype is torch.float32
 
     def value(self, node: Node) -> Tensor:
@@ -159,24 +160,24 @@ class _Parameters:
             table[name] = scaled
 
 
-def _match_source(node: Node, tensors: _Parameters) -> _Source | None:
+def _match_source(node: Node, tensors: _Parameters) -> _RescalableLayer | None:
     args: Any = (*node.args, None, None, None)
     if node.kwargs or (node.target not in _NORMS and node.target not in _LAYERS):
         return None
-    place = 1 if node.target in _LAYERS or node.target is aten.batch_norm.default else 2
-    weight, bias = args[place], None if node.target is aten.rms_norm.default else args[place + 1]
+    weight_position = 1 if node.target in _LAYERS or node.target is aten.batch_norm.default else 2
+    weight, bias = args[weight_position], None if node.target is aten.rms_norm.default else args[weight_position + 1]
     if not tensors.is_scalable(weight) or not (bias is None or tensors.is_scalable(bias)):
         return None
-    if place == 2 and len(args[1]) != 1:  # a norm over several dimensions
+    if weight_position == 2 and len(args[1]) != 1:  # a norm over several dimensions
         return None
-    return _Source(weight, bias, (_LAYERS | _NORMS)[node.target], node.target in _NORMS)
+    return _RescalableLayer(weight, bias, (_LAYERS | _NORMS)[node.target], node.target in _NORMS)
 
 
-def _find_reading_layers(node: Node, axis: int, tensors: _Parameters) -> list[_Reader] | None:
+def _find_reading_layers(node: Node, axis: int, tensors: _Parameters) -> list[_ReadingLayer] | None:
     """Find the layers that read a tensor; None if anything else reads it."""
-    layers: list[_Reader] = []
+    layers: list[_ReadingLayer] = []
     for user in node.users:
-        inner: Iterable[_Reader | None] | None
+        inner: Iterable[_ReadingLayer | None] | None
         inner = (
             _find_reading_layers(user, axis, tensors)
             if user.target in _EQUIVARIANT_OPS
@@ -188,19 +189,24 @@ def _find_reading_layers(node: Node, axis: int, tensors: _Parameters) -> list[_R
     return layers
 
 
-def _match_layer(node: Node, source: Node, axis: int, tensors: _Parameters) -> _Reader | None:
+def _match_layer(node: Node, source: Node, axis: int, tensors: _Parameters) -> _ReadingLayer | None:
     weight: Any = node.args[1] if len(node.args) > 1 else None
-    own, rank = _LAYERS.get(cast(Any, node.target)), source.meta["val"].dim()
-    if own is None or own % rank != axis % rank or node.args[0] is not source or not tensors.is_scalable(weight):
+    layer_axis, rank = _LAYERS.get(cast(Any, node.target)), source.meta["val"].dim()
+    if (
+        layer_axis is None
+        or layer_axis % rank != axis % rank
+        or node.args[0] is not source
+        or not tensors.is_scalable(weight)
+    ):
         return None
     shape, channels = weight.meta["val"].shape, source.meta["val"].shape[axis]
     depthwise = shape[1] == 1 and shape[0] == channels
     if shape[1] != channels and not depthwise:
         return None
-    return _Reader(weight, 0 if depthwise else 1, tensors.gain(node))
+    return _ReadingLayer(weight, 0 if depthwise else 1, tensors.gain(node))
 
 
-def _channel_range(source: _Source, tensors: _Parameters) -> Tensor:
+def _channel_range(source: _RescalableLayer, tensors: _Parameters) -> Tensor:
     """Estimate the range of each channel, up to a common factor."""
     if not source.is_norm:
         return _max_abs(tensors.value(source.weight), 0)
@@ -212,12 +218,12 @@ def _max_abs(weight: Tensor, axis: int) -> Tensor:
     return weight.abs().movedim(axis, 0).flatten(1).amax(1)
 
 
-def _compute_factors(reach: Tensor, columns: Tensor) -> Tensor | None:
-    """Compute the factor s of each channel; None if they are too similar to be worth it."""
-    known = (reach > 0) & (columns > 0)
-    factors = (reach / columns)[known].sqrt()
+def _compute_factors(channel_range: Tensor, max_weights: Tensor) -> Tensor | None:
+    """Compute the factor s of each channel; None if the factors are too similar."""
+    is_positive = (channel_range > 0) & (max_weights > 0)
+    factors = (channel_range / max_weights)[is_positive].sqrt()
     if not len(factors) or float(factors.max() / factors.min()) < _MIN_FACTOR_RATIO:
         return None
-    result = torch.ones_like(reach)
-    result[known] = (factors / factors.log().mean().exp()).clamp(1 / _MAX_FACTOR, _MAX_FACTOR)
+    result = torch.ones_like(channel_range)
+    result[is_positive] = (factors / factors.log().mean().exp()).clamp(1 / _MAX_FACTOR, _MAX_FACTOR)
     return result

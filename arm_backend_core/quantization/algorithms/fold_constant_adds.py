@@ -31,9 +31,9 @@ def fold_constant_adds(graph: Graph) -> None:
             continue
         with graph.inserting_before(outer):
             total = insert_call(outer, aten.add.Tensor, first, second)
-            joined = insert_call(outer, aten.add.Tensor, x, total)
+            folded = insert_call(outer, aten.add.Tensor, x, total)
         constants.add(total)
-        outer.replace_all_uses_with(joined)
+        outer.replace_all_uses_with(folded)
     eliminate_dead_code(graph)
 
 
@@ -43,5 +43,5 @@ def _split_terms(node: Node | None, constants: Collection[Node]) -> tuple[Node |
         return None, None
     terms = [term for term in node.args if isinstance(term, Node)]
     computed = [term for term in terms if term not in constants]
-    known = [term for term in terms if term in constants]
-    return (computed[0], known[0]) if len(computed) == len(known) == 1 else (None, None)
+    constant = [term for term in terms if term in constants]
+    return (computed[0], constant[0]) if len(computed) == len(constant) == 1 else (None, None)

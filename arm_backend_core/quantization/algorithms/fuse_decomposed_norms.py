@@ -1,8 +1,8 @@
 """Norm fusion: decomposed RMS norms, layer norms and log-softmaxes become the composite operators.
 
-Composite operators keep precision inside. In the decomposed form of language models, x * rsqrt(mean(x * x) + eps), the
-squares and their mean would have one scale for all rows, and rows that are small beside the largest one would be lost.
-Likewise log(softmax(x)) would lose small probabilities before the logarithm.
+The intermediate values of a composite operator keep their precision. In the decomposed form of language models,
+x * rsqrt(mean(x * x) + eps), squares and their mean would have one scale for all rows. The squares of rows that are
+small beside the largest row would be rounded to 0. Likewise, log(softmax(x)) would lose small probabilities.
 """
 
 from __future__ import annotations
@@ -21,17 +21,16 @@ from arm_backend_core.nodes import constant_nodes, source_through
 from arm_backend_core.ops.catalog import is_cast
 
 aten = torch.ops.aten
-#: Operators that return their operand unchanged if its dtype is the same.
 
 
 @dataclass(frozen=True)
 class _Norm:
-    """gain * (x - mean) / sqrt(variance + eps) over ``dims``; if not ``centred``, mean is 0 (RMS norm)."""
+    """gain * (x - mean) / sqrt(variance + eps) over ``dims``; if not ``is_centered``, mean is 0 (RMS norm)."""
 
     x: Node
     dims: tuple[int, ...]
     eps: float
-    centred: bool
+    is_centered: bool
     gain: float = 1.0
 
     def emit(self, node: Node, weight: Node | None) -> Node:
@@ -44,7 +43,7 @@ class _Norm:
         order = [*(dim for dim in range(rank) if dim not in self.dims), *self.dims]
         x = self.x if order == list(range(rank)) else insert_call(node, aten.permute.default, self.x, order)
         sizes = [int(self.x.meta["val"].shape[dim]) for dim in self.dims]
-        if self.centred:
+        if self.is_centered:
             y = insert_call(node, aten.layer_norm.default, x, sizes, weight, None, self.eps)
         else:
             y = insert_call(node, aten.rms_norm.default, x, sizes, weight, self.eps)
@@ -74,7 +73,7 @@ def fuse_norms(module: GraphModule, algorithms: Collection[str]) -> None:
     norms = {
         node: norm
         for node, norm in norms.items()
-        if ("fused_norms" if norm.centred else "fused_rms_norms") in algorithms
+        if ("fused_norms" if norm.is_centered else "fused_rms_norms") in algorithms
     }
     if not norms:
         return
@@ -110,30 +109,30 @@ def _match_quotients(node: Node) -> Iterator[tuple[Node, Node]]:
     for x, factor in (node.args, node.args[::-1]) if product else (node.args,):
         if isinstance(x, Node) and isinstance(factor, Node):
             if factor.target is aten.reciprocal.default and product and isinstance(factor.args[0], Node):
-                inverse, factor = aten.sqrt.default, factor.args[0]
+                root_op, factor = aten.sqrt.default, factor.args[0]
             else:
-                inverse = aten.rsqrt.default if product else aten.sqrt.default
-            powers = aten.pow.Tensor_Scalar, -0.5 if inverse is aten.rsqrt.default else 0.5
-            if factor.target is inverse or (factor.target, *factor.args[1:]) == powers:
+                root_op = aten.rsqrt.default if product else aten.sqrt.default
+            powers = aten.pow.Tensor_Scalar, -0.5 if root_op is aten.rsqrt.default else 0.5
+            if factor.target is root_op or (factor.target, *factor.args[1:]) == powers:
                 yield x, _skip_casts(factor.args[0])
 
 
 def _match_numerator(x: Node, variance: Node, eps: float) -> _Norm | None:
     """Match the norm with numerator ``x`` (x itself, or x minus its mean) and denominator sqrt(variance + eps)."""
-    source, centred_dims = _match_centred(x)
+    source, centered_dims = _match_centered(x)
     if variance.target is aten.mean.dim:
         mean = _match_mean(variance)
         squared = _match_square(mean[0]) if mean is not None else None
-        if mean is None or squared is None or not (squared is x or _match_centred(squared) == (source, centred_dims)):
+        if mean is None or squared is None or not (squared is x or _match_centered(squared) == (source, centered_dims)):
             return None
         dims = mean[1]
-        return _Norm(source, dims, eps, True) if dims == centred_dims else _Norm(x, dims, eps, False)
+        return _Norm(source, dims, eps, True) if dims == centered_dims else _Norm(x, dims, eps, False)
     match = _match_variance(variance)
-    if match is None or centred_dims is None or match[0] not in (x, source) or match[1] != centred_dims:
+    if match is None or centered_dims is None or match[0] not in (x, source) or match[1] != centered_dims:
         return None
-    count = math.prod(x.meta["val"].shape[dim] for dim in centred_dims)
+    count = math.prod(x.meta["val"].shape[dim] for dim in centered_dims)
     ratio = (count - match[2]) / count  # biased variance = ratio * variance with the correction match[2]
-    return _Norm(source, centred_dims, eps * ratio, True, math.sqrt(ratio)) if ratio > 0 else None
+    return _Norm(source, centered_dims, eps * ratio, True, math.sqrt(ratio)) if ratio > 0 else None
 
 
 def _is_cast(node: Node) -> bool:
@@ -189,7 +188,7 @@ def _match_square(node: Node) -> Any:
     return _skip_casts(node.args[0]) if node.target is aten.square.default else None
 
 
-def _match_centred(x: Node) -> tuple[Node, tuple[int, ...] | None]:
+def _match_centered(x: Node) -> tuple[Node, tuple[int, ...] | None]:
     """Match y - mean(y); return y and the dimensions of the mean, else (x, None)."""
     if x.target is aten.sub.Tensor and not x.kwargs and len(x.args) == 2:
         source, mean = map(_skip_casts, x.args)

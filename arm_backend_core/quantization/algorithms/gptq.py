@@ -1,8 +1,8 @@
-"""GPTQ: round weights with few levels for the least squared error of the layer's output (Frantar et al. 2022).
+"""GPTQ: round weights with few levels so that the layer's output has the least squared error (Frantar et al. 2022).
 
-Weights are rounded column by column. The weights that are not rounded yet compensate the error of those that are, as
-far as their inputs are correlated, by the covariance of the inputs over the calibration samples. Bias correction
-removes the constant part of the error. Applies to layers with one input vector for each position: linear layers and 1x1
+Weights are rounded column by column. After each column, the columns that are not rounded yet are changed to compensate
+its error. The compensation uses the covariance of the inputs over the calibration samples. Bias correction removes the
+constant part of the error. GPTQ applies to layers with one input vector for each position: linear layers and 1x1
 convolutions.
 """
 
@@ -18,12 +18,13 @@ from torch.fx import Node
 from arm_backend_core.quantization.graph_observers import find_observed_weight
 from arm_backend_core.quantization.ptq import ObservedProgram
 
-#: Weights with fewer levels than this on either side of 0 are rounded; with more, activations lose more than weights.
+#: GPTQ rounds weights with fewer levels than this on either side of 0. With more levels, quantized activations cause a
+#: larger error than quantized weights.
 _MAX_LEVELS = 16
 #: Maximum number of input channels; beyond it, computing the covariance takes longer than the layer.
 _MAX_COLUMNS = 1024
-#: Columns that are rounded before the remaining ones are updated.
-_BLOCK = 32
+#: Number of columns that are rounded before the columns of later blocks are updated.
+_BLOCK_COLUMNS = 32
 #: Maximum number of input channels for each observed input vector.
 _MAX_COLUMNS_PER_VECTOR = 4
 
@@ -32,11 +33,11 @@ class Gptq:
     """Accumulates input covariances of layers during calibration, then rounds their weights.
 
     Args:
-        centred: whether bias correction follows. It removes the mean error, so covariances are centred.
+        centered: whether bias correction follows. It removes the mean error, so covariances are centered.
     """
 
-    def __init__(self, model: ObservedProgram, *, centred: bool) -> None:
-        self._model, self._centred = model, centred
+    def __init__(self, model: ObservedProgram, *, centered: bool) -> None:
+        self._model, self._centered = model, centered
         self._moments: dict[Node, tuple[list[Node], _Moments]] = {}
         readers: dict[Node, list[Node]] = {}
         for node in model.graph.nodes:
@@ -56,15 +57,15 @@ class Gptq:
         module = self._model.model
         for weight, (nodes, moments) in self._moments.items():
             name, observer = str(weight.target), self._model.observers[weight, nodes[0]]
-            exact = attrgetter(name)(module).detach()
+            float_weight = attrgetter(name)(module).detach()
             if moments.count * _MAX_COLUMNS_PER_VECTOR < weight.meta["val"].shape[1]:
                 continue  # too few samples: the rounding would overfit to them
             scale = observer.calculate_qparams()[0].double().reshape(-1, 1)
             rounded = _round_weight(
-                exact.double().flatten(1), scale, observer.quant_max, moments.covariance(self._centred)
+                float_weight.double().flatten(1), scale, observer.quant_max, moments.covariance(self._centered)
             )
-            self._model.original_values[name] = exact
-            setattr(module, name, rounded.reshape(exact.shape).to(exact.dtype))
+            self._model.original_values[name] = float_weight
+            setattr(module, name, rounded.reshape(float_weight.shape).to(float_weight.dtype))
 
 
 class _Moments:
@@ -79,13 +80,13 @@ class _Moments:
         self._sum, self._products = self._sum + rows.sum(0), self._products + rows.T @ rows
         self.count += len(rows)
 
-    def covariance(self, centred: bool) -> Tensor:
+    def covariance(self, centered: bool) -> Tensor:
         """Estimate the covariance with shrinkage towards its diagonal (oracle approximating, Chen et al. 2010).
 
         Args:
-            centred: whether to subtract the mean; if False, the result is the matrix of second moments.
+            centered: whether to subtract the mean; if False, the result is the matrix of second moments.
         """
-        mean = self._sum.double() / self.count * centred
+        mean = self._sum.double() / self.count * centered
         sample = self._products.double() / self.count - mean[:, None] * mean
         n, diagonal = len(mean), sample.diagonal().clamp_min(0)
         squares, trace = float(sample.square().sum()), float(diagonal.sum())
@@ -114,8 +115,8 @@ def _round_weight(weight: Tensor, scale: Tensor, largest: int, covariance: Tenso
     factor = torch.linalg.cholesky((inverse + inverse.T) / 2, upper=True)
     remaining, result = weight[:, order].T.contiguous(), torch.empty_like(weight.T)
     steps = scale[:, 0]
-    for start in range(0, len(remaining), _BLOCK):
-        stop = min(start + _BLOCK, len(remaining))
+    for start in range(0, len(remaining), _BLOCK_COLUMNS):
+        stop = min(start + _BLOCK_COLUMNS, len(remaining))
         errors = torch.empty_like(remaining[start:stop])
         for column in range(start, stop):
             row = remaining[column]

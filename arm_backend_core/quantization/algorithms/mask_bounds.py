@@ -1,8 +1,8 @@
-"""Mask bounds: lower the bounds of masks before exponentials, if masked scores would count beside low ones.
+"""Mask bounds: lower the bounds of masks before exponentials, if masked scores would not be negligible.
 
 ``aten.mask_constants`` bounds masks by -64, which suffices for scores that span up to 52. Calibration measures the span
-of the scores without their masks. Where it is larger, the bound becomes -(1.25 * span + 12), so that the exponential of
-a masked score rounds to 0 beside any other. Other programs do not change.
+of the scores without their masks. For larger spans, the bound becomes -(1.25 * span + 12), so that the exponential of a
+masked score rounds to 0. Other programs do not change.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from arm_backend_core.quantization.observer import RangeObserver
 aten = torch.ops.aten
 Span = tuple[float, float]
 
-#: A score this far below another one has an exponential of 0 beside it (``fixed_point.softmax.NEPERS``).
+#: The exponential of a score this far below another score rounds to 0 (``fixed_point.softmax.EXP_RANGE_NEPERS``).
 _NEGLIGIBLE_DISTANCE = 12.0
 #: Factor of the span, for scores beyond the calibration range.
 _HEADROOM = 1.25
-#: Number of values that represent the masked ones in an observer: many, so that none is clipped as an outlier.
-_MAX_OBSERVED = 1 << 14
+#: Maximum number of copies of a bound that an observer sees: many, so that it does not clip them as outliers.
+_MAX_OBSERVED_BOUNDS = 1 << 14
 
 
 class _ScoreRange:
@@ -44,9 +44,9 @@ class _ScoreRange:
 
     def __call__(self, x: Tensor) -> None:
         """Extend the range by the values of a sample."""
-        inside = x[(x > self._bound if self._bound < 0 else x < self._bound) & x.isfinite()]
-        if inside.numel():
-            low, high = map(float, torch.aminmax(inside))
+        scores = x[(x > self._bound if self._bound < 0 else x < self._bound) & x.isfinite()]
+        if scores.numel():
+            low, high = map(float, torch.aminmax(scores))
             self.span = min(self.span[0], low), max(self.span[1], high)
 
 
@@ -62,7 +62,7 @@ class MaskBounds:
         self._exponentials = [node for node in calls if _is_masked(node.args[0])]
         self._ranges: dict[Node, _ScoreRange] = {}
         for exponential in self._exponentials:
-            self._watch(exponential.args[0])
+            self._record_ranges(exponential.args[0])
         self._spans: dict[Node, Span] = {}
         self.watchers: list[tuple[Node, Callable[[Tensor], None]]] = list(self._ranges.items())
 
@@ -73,13 +73,13 @@ class MaskBounds:
             low, high = self._span(exponential.args[0])
             if high - low > -QUANTIZABLE_LOWEST - _NEGLIGIBLE_DISTANCE:
                 ratio = math.ceil(_HEADROOM * (high - low) + _NEGLIGIBLE_DISTANCE) / -QUANTIZABLE_LOWEST
-                for _, node in _path(exponential):
+                for _, node in _masked_edges(exponential):
                     ratios[node] = max(ratios.get(node, 1.0), ratio)
         for exponential in self._exponentials if ratios else ():
-            for reader, node in _path(exponential):
-                ratio = max(ratios.get(x, 1.0) for _, x in [(reader, node), *_path(node)])
+            for reader, node in _masked_edges(exponential):
+                ratio = max(ratios.get(x, 1.0) for _, x in [(reader, node), *_masked_edges(node)])
                 if ratio > 1:
-                    self._observe(reader, node, ratio, observers)
+                    self._extend_observed_range(reader, node, ratio, observers)
         for node in ratios:
             if MASK_BOUND in node.meta:
                 index = node.meta[MASK_BOUND]
@@ -87,15 +87,15 @@ class MaskBounds:
                 node.update_arg(index, bound * ratios[node])
         self._exponentials = []
 
-    def _watch(self, x: Any) -> None:
-        """Watch what ``_span`` reads: clamped masks, and tensors without a mask."""
+    def _record_ranges(self, x: Any) -> None:
+        """Record the ranges that ``_span`` reads: those of clamped masks and of tensors without a mask."""
         if not isinstance(x, Node) or x in self._ranges:
             return
         if not _is_masked(x) or _is_clamped(x):
             self._ranges[x] = _ScoreRange(x.meta[MASKED_VALUE] if _is_clamped(x) else -math.inf)
             return
-        for operand in _operands(x):
-            self._watch(operand)
+        for operand in _value_operands(x):
+            self._record_ranges(operand)
 
     def _span(self, x: Any) -> Span:
         """Range of ``x`` without masked values, extended to 0."""
@@ -108,22 +108,22 @@ class MaskBounds:
         return self._spans[x]
 
     def _combine_spans(self, x: Node) -> Span:
-        spans = [self._span(operand) for operand in _operands(x)]
+        spans = [self._span(operand) for operand in _value_operands(x)]
         if x.target is aten.sub.Tensor:
             spans[1] = -spans[1][1], -spans[1][0]
         if x.target in (aten.add.Tensor, aten.sub.Tensor):
             return sum(low for low, _ in spans), sum(high for _, high in spans)
-        scaled = _scale(x)
+        scaled = _mask_scale(x)
         return min(low for low, _ in spans) * scaled, max(high for _, high in spans) * scaled
 
-    def _observe(self, reader: Node, node: Node, ratio: float, observers: Mapping[Any, Any]) -> None:
+    def _extend_observed_range(self, reader: Node, node: Node, ratio: float, observers: Mapping[Any, Any]) -> None:
         """Extend the ranges of a tensor that holds a mask to its lower bound, plus the lowest score."""
         value = node.meta.get(MASKED_VALUE, QUANTIZABLE_LOWEST) * ratio
         if MASKED_VALUE in node.meta and not _is_clamped(node):
             value += self._span(node)[0]
         for observer in {observers.get(node), observers.get((node, reader))}:
             if isinstance(observer, RangeObserver):
-                observer(torch.full((max(1, min(observer.count, _MAX_OBSERVED)),), value))
+                observer(torch.full((max(1, min(observer.count, _MAX_OBSERVED_BOUNDS)),), value))
 
 
 def _is_masked(x: Any) -> bool:
@@ -131,11 +131,11 @@ def _is_masked(x: Any) -> bool:
 
 
 def _is_clamped(x: Node) -> bool:
-    """Whether ``x`` is a mask with its bound, to which no scores are added yet."""
+    """Whether ``x`` is a clamped mask, to which no scores are added yet."""
     return x.target is aten.clamp.default and MASK_BOUND in x.meta
 
 
-def _operands(x: Node) -> list[Any]:
+def _value_operands(x: Node) -> list[Any]:
     """The operands whose values appear in ``x``, without a number that is the bound."""
     bound = x.meta.get(MASK_BOUND)
     is_difference = x.target is aten.sub.Tensor
@@ -143,7 +143,7 @@ def _operands(x: Node) -> list[Any]:
     return [x.args[i] for i in positions if i != bound] or x.all_input_nodes
 
 
-def _scale(x: Node) -> float:
+def _mask_scale(x: Node) -> float:
     """The factor that ``x`` multiplies a masked operand by."""
     operand = next((operand for operand in x.all_input_nodes if _is_masked(operand)), None)
     if operand is None or MASK_BOUND in x.meta:
@@ -152,8 +152,8 @@ def _scale(x: Node) -> float:
     return factor
 
 
-def _path(reader: Node) -> list[tuple[Node, Node]]:
-    """The tensors that hold the masks which ``reader`` reads, each with each of its readers."""
+def _masked_edges(reader: Node) -> list[tuple[Node, Node]]:
+    """All (reader, tensor) pairs upstream of ``reader`` whose tensor contains a mask."""
     edges: dict[tuple[Node, Node], None] = {}
     todo = [reader]
     while todo:

@@ -1,7 +1,7 @@
 """Mask fill: bound the fill values of masked maxima and minima, so that they do not consume the int8 range.
 
 Models mask padding, seen items or detections with a number far beyond real ones, so that a maximum never chooses them.
-All other values share the scale with that number and would have no levels left.
+All other values share the scale with that number, so almost no levels would remain for them.
 """
 
 from __future__ import annotations
@@ -36,39 +36,43 @@ def bound_mask_fill(module: GraphModule) -> list[str]:
     """Replace the extreme fill values of masks before maxima and minima by a bound just outside of the tensor's range.
 
     The bound is min - (max - min) / 16 for a maximum, and max + (max - min) / 16 for a minimum. The maximum of a row
-    that is masked entirely is then the bound, not the fill value, which int8 cannot represent beside the other values.
-    A mask is not changed if a comparison reads the maximum: it may test for the fill value.
+    that is masked entirely is then the bound, not the fill value: int8 cannot represent both the fill value and the
+    others. A mask does not change if a comparison reads the maximum: the comparison may test for the fill value.
 
     Returns:
         A note for the user for each replaced value.
     """
     notes: list[str] = []
-    chosen = [node for node in module.graph.nodes if node.target in (*_MAX_OPS, *_MIN_OPS)]
-    if not chosen:
+    extremum_nodes = [node for node in module.graph.nodes if node.target in (*_MAX_OPS, *_MIN_OPS)]
+    if not extremum_nodes:
         return notes
     constants = Constants(module)
-    for node in chosen:
+    for node in extremum_nodes:
         sign = -1 if node.target in _MAX_OPS else 1
         if node.target is aten.topk.default and not (*node.args, -1, True)[3]:
             sign = 1
-        layers, source = [], node.args[0]
+        fills, source = [], node.args[0]
         while (match := _match_fill(source, sign, constants)) is not None:
-            layers.append((source, *match))
+            fills.append((source, *match))
             source = match[0]
-        if not layers or _is_compared(node):
+        if not fills or _is_compared(node):
             continue
         notes.append(
-            f"'{layers[0][0].name}': the fill value {layers[0][2]:g} is replaced by one just outside of the other "
+            f"'{fills[0][0].name}': the fill value {fills[0][2]:g} is replaced by one just outside of the other "
             "values, because int8 cannot represent both"
         )
         with module.graph.inserting_before(node):
-            least, largest = (insert_call(node, extreme, source) for extreme in (aten.amin.default, aten.amax.default))
-            margin = insert_call(node, aten.mul.Scalar, insert_call(node, aten.sub.Tensor, largest, least), sign / 16)
-            bound, result = insert_call(node, aten.add.Tensor, least if sign < 0 else largest, margin), source
-            for fill, _, _, index in reversed(layers):
+            smallest, largest = (
+                insert_call(node, extreme, source) for extreme in (aten.amin.default, aten.amax.default)
+            )
+            margin = insert_call(
+                node, aten.mul.Scalar, insert_call(node, aten.sub.Tensor, largest, smallest), sign / 16
+            )
+            bound, result = insert_call(node, aten.add.Tensor, smallest if sign < 0 else largest, margin), source
+            for fill_node, _, _, index in reversed(fills):
                 values = (result, bound) if index == 1 else (bound, result)
-                result = insert_call(fill, aten.where.self, fill.args[index == 0], *values)
-            node.replace_input_with(layers[0][0], result)
+                result = insert_call(fill_node, aten.where.self, fill_node.args[index == 0], *values)
+            node.replace_input_with(fills[0][0], result)
     eliminate_dead_code(module.graph)
     return notes
 
@@ -94,5 +98,5 @@ def _is_compared(node: Node) -> bool:
     def through(reader: Node) -> bool:
         return is_data_movement(reader) or (reader.target is operator.getitem and reader.args[1:] == (0,))
 
-    read = {getattr(reader.target, "overloadpacket", None) for reader in readers_through(node, through)}
-    return bool(read & _COMPARISON_OPS)
+    reading_ops = {getattr(reader.target, "overloadpacket", None) for reader in readers_through(node, through)}
+    return bool(reading_ops & _COMPARISON_OPS)

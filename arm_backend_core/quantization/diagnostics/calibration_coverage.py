@@ -1,4 +1,4 @@
-"""Calibration coverage: notes on tensors with too few or constant values in the calibration samples."""
+"""Calibration coverage: find tensors that have too few values, or only one value, in the calibration samples."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 from arm_backend_core.quantization.observer import RangeObserver, WeightObserver
 
-#: Number of values in all samples below which a range is a guess.
+#: Minimum number of values in all samples from which a range can be estimated.
 _MIN_VALUES = 16
-#: Number of tensors that a note names.
+#: Maximum number of tensors that a note names.
 _MAX_NAMED = 3
 
 
@@ -27,18 +27,18 @@ def find_coverage_problems(observers: Iterable[Any]) -> list[str]:
             if kind is not None:
                 kinds.setdefault(kind, []).append(observer.description)
     for kind, tensors in kinds.items():
-        more = f" and {len(tensors) - _MAX_NAMED} more" if len(tensors) > _MAX_NAMED else ""
-        notes.append(f"calibration: {', '.join(tensors[:_MAX_NAMED])}{more} {kind}")
+        omitted = f" and {len(tensors) - _MAX_NAMED} more" if len(tensors) > _MAX_NAMED else ""
+        notes.append(f"calibration: {', '.join(tensors[:_MAX_NAMED])}{omitted} {kind}")
     return notes
 
 
 def _describe_problem(observer: RangeObserver) -> str | None:
     if not observer.count:
-        return "had no value in any sample: all that it can be in the program is about 0"
+        return "had no value in any sample: the program represents only values near 0"
     low, high = observer.extremes
     if low == high:
         return (
-            f"had no value but {low:g} in all samples: in the program it is between 0 and that; "
+            f"had no value but {low:g} in all samples: the program clips it to the range from 0 to that; "
             "calibrate with samples in which it varies, if it does"
         )
     if observer.count < _MIN_VALUES:

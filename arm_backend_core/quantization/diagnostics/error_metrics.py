@@ -14,8 +14,8 @@ from arm_backend_core.kinds import ScalarKind, kind_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-#: Fraction of the values at or below ``IsolatedErrorSums.p999``; number of values above which it is estimated from a
-#: subset.
+#: Fraction of the values at or below ``IsolatedErrorSums.p999``. Of more than ``_MAX_QUANTILE_VALUES`` values, only a
+#: subset is used.
 _QUANTILE, _MAX_QUANTILE_VALUES = 0.999, 1 << 16
 
 
@@ -72,7 +72,7 @@ class ErrorSums:
 
 @dataclass
 class IsolatedErrorSums:
-    """Quantization error of an isolated layer, on floating-point inputs; errors are sums of squares.
+    """Quantization error of an isolated layer, which reads floating-point inputs. Errors are sums of squares.
 
     Attributes:
         noise: total error. ``weights``, ``rounding`` and ``clipping`` are the errors that each cause adds alone; their
@@ -204,7 +204,7 @@ _REDUCTIONS: dict[str, Callable[[float, float], float]] = {
 }
 
 
-def in_float64(x: Tensor) -> Tensor:
+def to_float64(x: Tensor) -> Tensor:
     """Convert to float64; a complex tensor becomes its real and imaginary parts."""
     if kind_of(x.dtype) is ScalarKind.COMPLEX:
         x = torch.view_as_real(x.resolve_conj())
@@ -216,7 +216,7 @@ def _flatten(x: Tensor) -> Tensor:
 
     Sums of squares in float32 have a relative error of 1e-6, and take a tenth of the time of float64.
     """
-    return x.reshape(-1) if x.dtype is torch.float32 else in_float64(x).reshape(-1)
+    return x.reshape(-1) if x.dtype is torch.float32 else to_float64(x).reshape(-1)
 
 
 def _sum_of_squares(x: Tensor) -> float:

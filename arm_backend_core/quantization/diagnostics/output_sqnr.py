@@ -1,7 +1,7 @@
 """Output SQNR: signal-to-quantization-noise ratio of each result, measured at every export and reported if it is low.
 
 The quantized graph runs on the last calibration sample with fake quantization: operators compute in floating point, and
-quantize operators round. That shows unsuitable ranges and scales, not rounding in the target's integer arithmetic.
+quantize operators round. The SQNR reflects ranges and scales, but not rounding inside the target's integer arithmetic.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from arm_backend_core.quantization.ptq import ObservedProgram
 
 _EMBEDDING = torch.ops.aten.embedding.default
-#: SQNR in dB below which the user is warned: the noise amplitude is half of the signal's.
+#: SQNR in dB below which the user is warned. At this SQNR, the noise amplitude is half of the signal's.
 MIN_SQNR_DB = 6.0
 #: Upper bound in dB for an operand's SQNR when losses are compared. Rounding to int16 alone adds about this much noise,
 #: so that higher values do not count as a loss.
 _MAX_SQNR_DB = 60.0
-#: Limit for the sum of the elements of all intermediate results: they are all in memory to locate the largest loss.
-_MAX_KEPT_ELEMENTS = 1 << 27
+#: Maximum number of elements of all intermediate results together. All are stored to find the largest loss.
+_MAX_STORED_ELEMENTS = 1 << 27
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class _QuantizedConstant:
     Attributes:
         integers: quantized values.
         parameters: scale and zero point, then the channel dimension if they are per channel.
-        floats: original float values, which take the place of the dequantized ones in the float reference; else None.
+        floats: the original float values in a run of the float reference, else None.
     """
 
     integers: Tensor
@@ -51,7 +51,7 @@ class _QuantizedConstant:
     floats: Tensor | None
 
     def __call__(self, rows: Any = ...) -> Tensor:
-        """Return the float values: all, or ``rows`` of an embedding table, of which a sample reads few."""
+        """Return all float values, or only ``rows``: a sample reads few rows of an embedding table."""
         if self.floats is not None:
             return self.floats[rows]
         scale, zero_point = self.parameters[:2]
@@ -151,7 +151,7 @@ def describe_output_sqnr(model: ObservedProgram, method: str, by_output: Mapping
 def _find_largest_loss(model: ObservedProgram) -> str:
     """Describe the operator whose SQNR drops most below its operands'; "" if the tensors take too much memory."""
     nodes = [node for node in model.graph.nodes if isinstance(node.meta.get("val"), Tensor)]
-    if sum(node.meta["val"].numel() for node in nodes) > _MAX_KEPT_ELEMENTS:
+    if sum(node.meta["val"].numel() for node in nodes) > _MAX_STORED_ELEMENTS:
         return ""
     float_results, sqnrs = dict[Node, Tensor](), dict[Node, float]()
 

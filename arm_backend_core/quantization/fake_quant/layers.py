@@ -1,4 +1,4 @@
-"""Batch norm and dropout in training; the exported program folds the former and omits the latter."""
+"""Batch norm and dropout in training; the exported program folds batch norms and omits dropout."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Dropout:
 
     Attributes:
         function: ATen operator.
-        probability: share of the elements that are dropped.
+        probability: fraction of the elements that are dropped.
     """
 
     function: Any
@@ -107,7 +107,9 @@ class TrainingLayers:
         norms, dropouts = {}, {}
         for node in program.graph.find_nodes(op="call_function", target=aten.batch_norm.default):
             x, *parameters, training, momentum, eps = cast(tuple[Any, ...], node.args[:8])
-            weight, bias, mean, variance = (None if one is None else names.get(one.name) for one in parameters)
+            weight, bias, mean, variance = (
+                None if parameter is None else names.get(parameter.name) for parameter in parameters
+            )
             if not training and mean is not None and variance is not None:
                 norms[node.name] = x.name, BatchNorm(weight, bias, mean, variance, momentum or 0.1, eps)
         for function in DROPOUT:
@@ -118,7 +120,7 @@ class TrainingLayers:
         return cls(norms, dropouts)
 
     def locate(self, graph: Graph) -> tuple[dict[Node, BatchNorm], dict[Node, Dropout]]:
-        """Find the nodes of the annotated graph after which training applies a batch norm or a dropout."""
+        """Find the nodes of the annotated graph to whose results training applies a batch norm or a dropout."""
         nodes = {node.name: node for node in graph.nodes}
         norms = {}
         for name, (source, norm) in self.norms.items():

@@ -1,7 +1,7 @@
 """Fake-quantized program of a model for fixed input shapes, as quantization-aware training (QAT) runs it.
 
 Annotations and the positions of fake quantization equal those of the exported program. Two things change in training:
-weights are folded again at each step (``ParameterTape``), and scales and zero points are those that training set.
+weights are folded again at each step (``ParameterTape``), and training sets scales and zero points.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from arm_backend_core.ops.catalog import find_record
 from arm_backend_core.ops.registry import Kind
 from arm_backend_core.program import TENSOR_KINDS, store_of
 from arm_backend_core.quantization.fake_quant.layers import TrainingLayers
-from arm_backend_core.quantization.fake_quant.ranges import Parameters, QuantizationRange, fake_quantize
+from arm_backend_core.quantization.fake_quant.ranges import QuantizationRange, ScaleAndZeroPoint, fake_quantize
 from arm_backend_core.quantization.fake_quant.tape import ParameterTape
 from arm_backend_core.quantization.graph_interpreter import BranchConditions, GraphInterpreter, find_branch_conditions
 from arm_backend_core.quantization.graph_observers import update_weight_observer
@@ -34,11 +34,11 @@ from arm_backend_core.quantization.ptq import ObservedProgram
 def activation_observers(observed: ObservedProgram) -> list[RangeObserver]:
     """List the observers of activations with a calibrated range, in program order."""
     unique = dict.fromkeys(observed.observers.values())
-    return [one for one in unique if isinstance(one, RangeObserver) and not one.is_constant]
+    return [observer for observer in unique if isinstance(observer, RangeObserver) and not observer.is_constant]
 
 
-def set_parameters(observer: RangeObserver, parameters: Parameters) -> None:
-    """Make an observer return these parameters, independent of its statistics."""
+def set_qparams(observer: RangeObserver, parameters: ScaleAndZeroPoint) -> None:
+    """Make an observer return this scale and zero point, independent of its statistics."""
     scale, zero_point = (value.detach().cpu().reshape(1) for value in parameters)
     observer._statistics.parameters = scale.float(), zero_point.round().long()
 
@@ -48,7 +48,7 @@ class StepSettings:
     """Settings of one call.
 
     Attributes:
-        ranges: of activations, in the order of ``activation_observers``.
+        ranges: ranges of activations, in the order of ``activation_observers``.
         tensors: parameters and buffers of the model, by name.
         training: whether dropout is active and ranges that are not learned follow the batch.
         batch_statistics: whether batch norms normalize by the statistics of the batch.
@@ -65,11 +65,11 @@ class FakeQuantProgram:
 
     Args:
         program: from ``torch.export.export``; its graph is edited.
-        observe: annotates the program, as for an export.
+        observe: annotates the program as an export does.
 
     Attributes:
         observed: the annotated program.
-        weighted_nodes: operators with a weight, whose scale depends on the bias.
+        weighted_nodes: operators with a weight. The scale of the weight depends on the bias.
         norms, dropouts: batch norms and dropouts by the node whose result they change.
         device_nodes: operators with a device among their arguments.
         state_names: names of the buffers that the model writes, by node.
@@ -85,8 +85,8 @@ class FakeQuantProgram:
         with torch.no_grad(), ParameterTape(self._tensors) as self._tape:
             self.observed = observe(program)
         graph, module = self.observed.graph, self.observed.model
-        held = {str(node.target): node for node in graph.find_nodes(op="get_attr")}
-        self._attributes: dict[str, Tensor] = {name: attrgetter(name)(module) for name in held}
+        attribute_nodes = {str(node.target): node for node in graph.find_nodes(op="get_attr")}
+        self._attributes: dict[str, Tensor] = {name: attrgetter(name)(module) for name in attribute_nodes}
         self._tape.keep_only(self._attributes.values())
         self.norms, self.dropouts = layers.locate(graph)
         self.device_nodes = {
@@ -96,7 +96,11 @@ class FakeQuantProgram:
         self.weighted_nodes = [
             node for node in graph.nodes if (record := find_record(node)) is not None and record.kind is Kind.CONV
         ]
-        targets = {held[name]: str(spec.target) for name, spec in self.observed._specs.items() if name in held}
+        targets = {
+            attribute_nodes[name]: str(spec.target)
+            for name, spec in self.observed._specs.items()
+            if name in attribute_nodes
+        }
         writes = graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
         self.state_names = {write.args[0]: targets[write.args[0]] for write in writes}
 
@@ -113,7 +117,7 @@ class FakeQuantProgram:
         interpreter = FakeQuantInterpreter(self, settings)
         results = interpreter.run(inputs)
         with torch.no_grad():
-            for name, value in interpreter.written.items():
+            for name, value in interpreter.buffer_updates.items():
                 settings.tensors[name].copy_(value)
         return pytree.tree_unflatten(results[-self._output_count :], self._out_spec)
 
@@ -122,45 +126,49 @@ class FakeQuantInterpreter(GraphInterpreter):
     """Runs a ``FakeQuantProgram`` once.
 
     Attributes:
-        written: new values of buffers, by name.
+        buffer_updates: new values of buffers, by name.
     """
 
     def __init__(self, program: FakeQuantProgram, settings: StepSettings) -> None:
         super().__init__(program.observed.graph, program.conditions)
         self._program, self._settings = program, settings
         self._observers = program.observed.observers
-        self.written: dict[str, Tensor] = {}
+        self.buffer_updates: dict[str, Tensor] = {}
         self._constants = program.update_constants(settings.tensors)
         self._device = next(iter(self._constants.values())).device if self._constants else None
         self._ranges = dict(zip(activation_observers(program.observed), settings.ranges, strict=True))
-        self._parameters: dict[Any, Parameters] = {observer: span() for observer, span in self._ranges.items()}
+        self._parameters: dict[Any, ScaleAndZeroPoint] = {
+            observer: quantization_range() for observer, quantization_range in self._ranges.items()
+        }
         self._operands: dict[tuple[Node, Any], Tensor] = {}
         for observer, parameters in self._parameters.items():
-            set_parameters(observer, parameters)
+            set_qparams(observer, parameters)
         self._observe_weights()
 
     def _observe_weights(self) -> None:
         """Update the scales of weights from the current weights and biases."""
         weights = {
-            observer: place for place, observer in self._observers.items() if isinstance(observer, WeightObserver)
+            observer: edge_or_node
+            for edge_or_node, observer in self._observers.items()
+            if isinstance(observer, WeightObserver)
         }
         for observer in weights:
             observer.accumulators.clear()
         for node in self._program.weighted_nodes:
             update_weight_observer(self._program.observed.model, node, self._observers)
-        for observer, place in weights.items():
-            source = place if isinstance(place, Node) else place[0]
+        for observer, edge_or_node in weights.items():
+            source = edge_or_node if isinstance(edge_or_node, Node) else edge_or_node[0]
             if source.op == "get_attr":
                 self._update_parameters(observer, self._constants[str(source.target)])
 
     def get_attr(self, node: Node) -> Any:
-        """Return a parameter after folding."""
+        """Return the current value of a folded parameter."""
         return self._constants[str(node.target)]
 
     def call_function(self, node: Node, args: Any, kwargs: Any) -> Any:
         """Compute the result of an operator; writes of buffers are deferred to the end of the step."""
         if node.target is torch.ops.aten.copy_.default and node.args[0] in self._program.state_names:
-            self.written[self._program.state_names[node.args[0]]] = args[1].detach()
+            self.buffer_updates[self._program.state_names[node.args[0]]] = args[1].detach()
             return args[1]
         if node in self._program.device_nodes:
             args, kwargs = pytree.tree_map(self._to_device, (args, kwargs))
@@ -192,14 +200,14 @@ class FakeQuantInterpreter(GraphInterpreter):
 
     def _fake_quantize(self, observer: Any, value: Tensor) -> Tensor:
         if self._settings.training and observer in self._ranges:
-            self._ranges[observer].follow(value)
+            self._ranges[observer].update_moving_average(value)
         if observer not in self._parameters:
             self._update_parameters(observer, value)
         axis = observer.ch_axis if is_per_channel(observer.qscheme) else None
         return fake_quantize(value, self._parameters[observer], (observer.quant_min, observer.quant_max), axis)
 
     def _update_parameters(self, observer: Any, value: Tensor) -> None:
-        """Compute the parameters of a constant; fixed and derived observers have them already."""
+        """Compute scale and zero point of a constant. Fixed and derived observers have them already."""
         if isinstance(observer, RangeObserver):
             observer._statistics = type(observer._statistics)()
             # Observers of weights compute on the weight's device, the others on the CPU.

@@ -1,8 +1,8 @@
 """Fake quantization with a straight-through estimator, and learned quantization ranges.
 
-The forward pass equals a quantize and a dequantize operator bit for bit. The backward pass treats rounding as the
-identity inside the range and as the bound outside of it, so that the bounds have gradients too (learned step size
-quantization, Esser et al. 2020).
+The forward pass equals a quantize and a dequantize operator bit for bit. The backward pass treats the
+operators as the identity inside the range. Outside, it treats the result as the bound, so that bounds have gradients
+too (learned step size quantization, Esser et al. 2020).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ RangeMode = Literal["learned", "follow"]
 #: Weight of the current batch in the moving average of a range.
 _MOMENTUM = 0.01
 _SYMMETRIC = (torch.per_tensor_symmetric, torch.per_channel_symmetric)
-Parameters = tuple[Tensor, Tensor]
+ScaleAndZeroPoint = tuple[Tensor, Tensor]
 
 
 class _FakeQuantize(torch.autograd.Function):
@@ -37,26 +37,26 @@ class _FakeQuantize(torch.autograd.Function):
         (grad,) = grads
         x, scale, zero_point, steps = ctx.saved_tensors
         low, high = ctx.limits
-        inside = (steps >= low) & (steps <= high)
+        is_inside = (steps >= low) & (steps <= high)
         scale_grad = zero_point_grad = None
         if ctx.needs_input_grad[1]:
             # The scale's gradient is a sum over all elements. As in LSQ (Esser et al. 2020) it is divided by
             # sqrt(number of elements * largest integer), so that bounds and weights learn at similar rates.
             factor = 1 / math.sqrt(max(x.numel(), 1) * high)
-            error = torch.where(inside, steps - x / scale, steps.clamp(low, high)) - zero_point
+            error = torch.where(is_inside, steps - x / scale, steps.clamp(low, high)) - zero_point
             scale_grad = (grad * error).sum() * factor
-            zero_point_grad = torch.where(inside, 0.0, grad).sum() * -scale * factor
-        return grad * inside, scale_grad, zero_point_grad, None, None
+            zero_point_grad = torch.where(is_inside, 0.0, grad).sum() * -scale * factor
+        return grad * is_inside, scale_grad, zero_point_grad, None, None
 
 
-def fake_quantize(x: Tensor, parameters: Parameters, limits: tuple[int, int], axis: int | None = None) -> Tensor:
+def fake_quantize(x: Tensor, qparams: ScaleAndZeroPoint, limits: tuple[int, int], axis: int | None = None) -> Tensor:
     """Quantize and dequantize ``x``, with gradients by a straight-through estimator.
 
     Args:
-        parameters: scale and zero point, per channel along ``axis`` if that is not None.
+        qparams: scale and zero point, per channel along ``axis`` if ``axis`` is not None.
         limits: smallest and largest integer.
     """
-    scale, zero_point = (value.to(device=x.device, dtype=x.dtype) for value in parameters)
+    scale, zero_point = (value.to(device=x.device, dtype=x.dtype) for value in qparams)
     shape = [] if axis is None else [-1 if i == axis % x.dim() else 1 for i in range(x.dim())]
     result: Tensor = _FakeQuantize.apply(x, scale.reshape(shape), zero_point.reshape(shape), *limits)
     return result
@@ -68,8 +68,8 @@ class QuantizationRange(torch.nn.Module):
     Attributes:
         bounds: smallest and largest representable real number.
         factors: ratio of each bound to the observed minimum or maximum.
-        stretch: learned bounds are bounds * exp(stretch). A learning rate is then relative to each bound, weight decay
-            pulls bounds to their initial values, and a bound at 0 (relu) stays 0.
+        stretch: log of the learned scaling; learned bounds are bounds * exp(stretch). A learning rate is then relative
+            to each bound. Weight decay pulls bounds to their initial values. A bound at 0 (relu) stays 0.
     """
 
     bounds: Tensor
@@ -83,26 +83,26 @@ class QuantizationRange(torch.nn.Module):
         self._symmetric = observer.qscheme in _SYMMETRIC
         bounds = torch.stack([(limit - zero_point) * scale for limit in self.limits])
         self.register_buffer("bounds", bounds.float())
-        seen = torch.tensor(observer.extremes, dtype=torch.float64)
+        extremes = torch.tensor(observer.extremes, dtype=torch.float64)
         # The observer's margin around the observed minimum and maximum also applies to those of a batch.
-        self.register_buffer("factors", torch.where(seen * bounds > 0, bounds / seen, 1.0).float())
-        empty = bool((bounds.abs() < 1e-30).all())  # all observed values were 0: nothing to learn
-        self.stretch = torch.nn.Parameter(torch.zeros(2)) if mode == "learned" and not empty else None
+        self.register_buffer("factors", torch.where(extremes * bounds > 0, bounds / extremes, 1.0).float())
+        is_all_zero = bool((bounds.abs() < 1e-30).all())  # all observed values were 0: nothing to learn
+        self.stretch = torch.nn.Parameter(torch.zeros(2)) if mode == "learned" and not is_all_zero else None
 
-    def forward(self) -> Parameters:
+    def forward(self) -> ScaleAndZeroPoint:
         """Compute scale and zero point."""
         bounds = self.bounds if self.stretch is None else self.bounds * self.stretch.exp()
-        (low, high), (least, most) = bounds.unbind(), self.limits
+        (low, high), (quant_min, quant_max) = bounds.unbind(), self.limits
         if self._symmetric:
-            scale = (torch.maximum(-low, high) * 2 / (most - least)).clamp_min(SMALLEST_SCALE)
+            scale = (torch.maximum(-low, high) * 2 / (quant_max - quant_min)).clamp_min(SMALLEST_SCALE)
             return scale, torch.zeros_like(scale)
-        scale = ((high - low) / (most - least)).clamp_min(SMALLEST_SCALE)
-        zero_point = least - low / scale
-        rounded = zero_point.detach().round().clamp(least, most)
+        scale = ((high - low) / (quant_max - quant_min)).clamp_min(SMALLEST_SCALE)
+        zero_point = quant_min - low / scale
+        rounded = zero_point.detach().round().clamp(quant_min, quant_max)
         return scale, zero_point + (rounded - zero_point).detach()
 
-    def follow(self, x: Tensor) -> None:
-        """Move a range that is not learned towards the minimum and maximum of ``x`` (moving average)."""
+    def update_moving_average(self, x: Tensor) -> None:
+        """Move a range that is not learned towards the minimum and maximum of ``x``."""
         if self.stretch is None and x.numel():
             low, high = torch.aminmax(x.detach())
             spanned = torch.stack([low.clamp_max(0), high.clamp_min(0)]) * self.factors

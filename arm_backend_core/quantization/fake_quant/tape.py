@@ -1,7 +1,7 @@
 """Parameter tape: records the folding of parameters and replays it on their new values, with gradients.
 
-Preparing a program folds batch norms, standardizes weights, concatenates and slices parameters. It calls PyTorch's
-operators on the tensors themselves, so replaying these calls repeats the preparation at each training step.
+The preparation of a program folds batch norms, standardizes weights, and concatenates and slices parameters, by calls
+of PyTorch operators. Replaying these calls repeats the preparation at each training step.
 """
 
 from __future__ import annotations
@@ -40,44 +40,44 @@ class ParameterTape(TorchDispatchMode):
     def __init__(self, roots: Mapping[str, Tensor]) -> None:
         super().__init__()
         self._roots = dict(roots)
-        self._known = {id(tensor): tensor for tensor in roots.values()}
+        self._derived_tensors = {id(tensor): tensor for tensor in roots.values()}
         self._calls: list[_RecordedCall] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if any(id(x) in self._known for x in _tensors((args, kwargs))):
+        if any(id(x) in self._derived_tensors for x in _tensors((args, kwargs))):
             results = _tensors(result)
-            real = bool(results) and not any(isinstance(x, FakeTensor) for x in results)
-            if real and not func._schema.is_mutable:
-                self._known |= {id(x): x for x in results}
+            has_real_results = bool(results) and not any(isinstance(x, FakeTensor) for x in results)
+            if has_real_results and not func._schema.is_mutable:
+                self._derived_tensors |= {id(x): x for x in results}
                 self._calls.append(_RecordedCall(func, tuple(args), dict(kwargs or {}), tuple(results)))
         return result
 
     def keep_only(self, tensors: Iterable[Tensor]) -> None:
         """Drop the recorded calls that none of these tensors depends on."""
-        needed, kept = {id(x) for x in tensors}, []
+        needed, needed_calls = {id(x) for x in tensors}, []
         for call in reversed(self._calls):
             if any(id(x) in needed for x in call.results):
                 needed |= {id(x) for x in _tensors((call.args, call.kwargs))}
-                kept.append(call)
-        self._calls = kept[::-1]
-        held = [*self._roots.values(), *(x for call in kept for x in call.results)]
-        self._known = {id(x): x for x in held}
+                needed_calls.append(call)
+        self._calls = needed_calls[::-1]
+        tensors_in_use = [*self._roots.values(), *(x for call in needed_calls for x in call.results)]
+        self._derived_tensors = {id(x): x for x in tensors_in_use}
 
     def is_derived(self, tensor: Tensor) -> bool:
         """Whether ``tensor`` is a root or computed from one."""
-        return id(tensor) in self._known
+        return id(tensor) in self._derived_tensors
 
-    def replay(self, live: Callable[[str], Tensor]) -> Callable[[Tensor], Tensor]:
+    def replay(self, root_value: Callable[[str], Tensor]) -> Callable[[Tensor], Tensor]:
         """Repeat the recorded calls on the current values of the roots.
 
         Args:
-            live: returns the current value of a root by name.
+            root_value: returns the current value of a root by name.
 
         Returns:
             A function that maps a recorded tensor to its new value.
         """
-        values = {id(tensor): live(name) for name, tensor in self._roots.items()}
+        values = {id(tensor): root_value(name) for name, tensor in self._roots.items()}
         like = next(iter(values.values()), None)
 
         def current(x: Any) -> Any:

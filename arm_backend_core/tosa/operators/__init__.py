@@ -1,4 +1,4 @@
-"""Records of all TOSA operators, by family."""
+"""Records of all TOSA operators. Each module defines one family of operators."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ from arm_backend_core.tosa.operators import block_scaled, elementwise, movement,
 from arm_backend_core.tosa.operators.record import LEVEL_8K, OPERATORS, Array, Operator
 
 __all__ = ["ELEMENTWISE", "LEVEL_8K", "OPERATORS", "UNARY", "Array", "Operator", "evaluate"]
-_FAMILIES = (elementwise, movement, windows, block_scaled)
+_FAMILY_MODULES = (elementwise, movement, windows, block_scaled)
 
-#: Every element of the result depends on one element of each operand; attributes do not name dimensions.
+#: Operators of which each result element depends on one element of each operand, and no attribute names a dimension.
 ELEMENTWISE = frozenset(kind for kind, record in OPERATORS.items() if record.elementwise)
 #: Elementwise operators with one operand.
 UNARY = frozenset(kind for kind in ELEMENTWISE if len(OPERATORS[kind].rows[0].inputs) == 1)
 
 
 def evaluate(op: Op, inputs: list[Array]) -> Array | None:
-    """Evaluate ``op`` on these arrays, exact to the bit on integers; None if its record does not compute it.
+    """Evaluate ``op`` on these arrays, bit-exact for integers; None if its record cannot evaluate it.
 
-    An elementwise operator accepts arrays of other shapes than its operands': a table is evaluated on all 256 values.
+    For an elementwise operator, the arrays may have other shapes than its operands. ``compose_tables`` passes all 256
+    int8 values.
     """
     record = OPERATORS[op.kind]
     has_bf16 = DType.BF16 in (op.output.dtype, *(value.dtype for value in op.inputs))
     if record.compute is None or (has_bf16 and not record.is_data_movement and op.kind != "IDENTITY"):
-        return None  # BF16 constants are stored as float32, in which numpy would not round to BF16
+        return None  # BF16 constants are stored as float32, so that numpy would not round results to BF16
     with np.errstate(all="ignore"):
         result = record.compute(op, *inputs)
     return None if result is None else np.asarray(result, dtype=op.output.dtype.numpy, order="C")

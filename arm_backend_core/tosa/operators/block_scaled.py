@@ -1,7 +1,7 @@
-"""Block-scaled floating point ("mxfp", MX formats): 4-bit to 8-bit elements; 32 channels share a power-of-two scale.
+"""Records of operators on block-scaled floating point (MX formats, "mxfp").
 
-Source: the draft of TOSA 1.1 in tosa-tools 2026.5. A later draft has these types in the usual operators
-instead.
+Elements have 4 to 8 bits, and 32 neighbouring channels share a power-of-two scale. Source: the draft of TOSA 1.1 in
+tosa-tools 2026.5. In a later draft, CONV2D and CAST support these types and replace the operators of this module.
 """
 
 from __future__ import annotations
@@ -10,27 +10,27 @@ from collections.abc import Iterator
 from typing import Any
 
 from arm_backend_core.tosa.graph import Op
-from arm_backend_core.tosa.operators.record import DIMENSIONS, broadcast_shape, define
+from arm_backend_core.tosa.operators.record import RANK_AT_LEAST_1, broadcast_shape, define_operator
 from arm_backend_core.tosa.operators.windows import conv_shape, window_violations
 
 #: Number of elements that share a scale.
-BLOCK = 32
+BLOCK_SIZE = 32
 _ELEMENT_TYPES = ("e4m3", "e5m2", "e2m3", "e3m2", "e2m1")
 
 
 def _block_violations(op: Op) -> Iterator[str]:
     """Yield violations of the block size."""
-    if op.inputs[0].shape[-1] % BLOCK:
-        yield f"{op.inputs[0].shape[-1]} channels ({BLOCK} or a multiple); pad with 0"
-    if op.attrs.get("block_size", BLOCK) != BLOCK:
-        yield f"blocks of {op.attrs['block_size']} ({BLOCK})"
+    if op.inputs[0].shape[-1] % BLOCK_SIZE:
+        yield f"{op.inputs[0].shape[-1]} channels ({BLOCK_SIZE} or a multiple); pad with 0"
+    if op.attrs.get("block_size", BLOCK_SIZE) != BLOCK_SIZE:
+        yield f"blocks of {op.attrs['block_size']} ({BLOCK_SIZE})"
 
 
 def _conv_violations(op: Op) -> Iterator[str]:
-    """Yield violations of shapes and windows; the last three operands are weight, scales and bias."""
+    """Yield violations of shapes and windows. The last three operands are weight, scales and bias."""
     x, weight, scales, bias = op.inputs[0], *op.inputs[-3:]
     yield from _block_violations(op)
-    if weight.shape[-1] != x.shape[-1] or scales.shape != (*weight.shape[:3], x.shape[-1] // BLOCK):
+    if weight.shape[-1] != x.shape[-1] or scales.shape != (*weight.shape[:3], x.shape[-1] // BLOCK_SIZE):
         yield f"weights {weight!r} in blocks {scales!r} on {x!r}"
     if bias.shape[0] not in (1, weight.shape[0]):
         yield f"a bias of {bias.shape[0]} for {weight.shape[0]} channels"
@@ -42,15 +42,15 @@ _CONV_FIELDS: dict[str, Any] = {
     "conditions": _conv_violations,
 }
 _RANK_4 = (4, 4)
-define(
+define_operator(
     "CAST_TO_BLOCK_SCALED",
     " ".join(f"f32>{t}:mxfp@1.1 bf16>{t}:bf16&mxfp@1.1" for t in _ELEMENT_TYPES),
-    [DIMENSIONS],
+    [RANK_AT_LEAST_1],
     broadcast_shape,
     fields=("block_size",),
     conditions=_block_violations,
 )
-define(
+define_operator(
     "CONV2D_BLOCK_SCALED",
     " ".join(f"{t},ue8m0,{t},ue8m0,f32>f32:mxfp@1.1" for t in _ELEMENT_TYPES),
     [*[_RANK_4] * 4, (1, 1)],
@@ -58,8 +58,8 @@ define(
     fields=("block_size",),
     **_CONV_FIELDS,
 )
-#: Placeholder for CONV2D_BLOCK_SCALED with the CAST_TO_BLOCK_SCALED of its input. ``passes/block_scaled`` legalizes it.
-define(
+#: Placeholder for CAST_TO_BLOCK_SCALED and CONV2D_BLOCK_SCALED. ``passes/block_scaled`` legalizes it.
+define_operator(
     "MX_CONV2D",
     " ".join(f"f32,{t},ue8m0,f32>f32:mxfp@1.1" for t in _ELEMENT_TYPES),
     [*[_RANK_4] * 3, (1, 1)],

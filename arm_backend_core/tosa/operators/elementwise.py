@@ -9,18 +9,19 @@ import numpy as np
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.tosa.graph import Op
-from arm_backend_core.tosa.operators.record import ANY, Array, broadcast_shape, define, min_max_ufunc
+from arm_backend_core.tosa.operators.record import ANY_RANK, Array, broadcast_shape, define_operator, min_max_ufunc
 
-_FLOAT = "f16>f16:FP bf16>bf16:bf16 f32>f32:FP "
-_FLOAT2 = "f16,f16>f16:FP bf16,bf16>bf16:bf16 f32,f32>f32:FP "
-_BITS = "i8>i8:INT i16>i16:INT i32>i32:INT "
-_BITS2 = "i8,i8>i8:INT i16,i16>i16:INT i32,i32>i32:INT "
-_SHIFT = _BITS2.replace("INT", "INT|FP")
+#: Rows of element types for operators with one operand, and (suffix 2) with two operands.
+_FLOATS = "f16>f16:FP bf16>bf16:bf16 f32>f32:FP "
+_FLOATS2 = "f16,f16>f16:FP bf16,bf16>bf16:bf16 f32,f32>f32:FP "
+_INTEGERS = "i8>i8:INT i16>i16:INT i32>i32:INT "
+_INTEGERS2 = "i8,i8>i8:INT i16,i16>i16:INT i32,i32>i32:INT "
+_SHIFT = _INTEGERS2.replace("INT", "INT|FP")
 _LOGIC, _LOGIC2 = "b>b:INT|FP", "b,b>b:INT|FP"
 _COMPARE = "i32,i32>b:INT f16,f16>b:FP bf16,bf16>b:bf16 f32,f32>b:FP"
-_ARITHMETIC = "i32,i32>i32:INT|FP " + _FLOAT2
-_MINMAX = "i32,i32>i32:INT " + _FLOAT2
-_NAN = ("nan_mode",)
+_ARITHMETIC = "i32,i32>i32:INT|FP " + _FLOATS2
+_MINMAX = "i32,i32>i32:INT " + _FLOATS2
+_NAN_FIELDS = ("nan_mode",)
 
 
 def _broadcast_violations(op: Op) -> Iterator[str]:
@@ -33,7 +34,7 @@ def _broadcast_violations(op: Op) -> Iterator[str]:
         yield f"shapes that do not broadcast: {op.inputs!r}"
 
 
-def _elementwise(
+def _define_elementwise(
     kind: str,
     rows: str,
     compute: Callable[..., Array | None] | None = None,
@@ -44,7 +45,8 @@ def _elementwise(
         yield from _broadcast_violations(op)
         yield from conditions(op) if conditions is not None else ()
 
-    define(kind, rows, [ANY], broadcast_shape, conditions=violations, compute=compute, elementwise=True, **facts)
+    facts |= {"conditions": violations, "compute": compute, "elementwise": True}
+    define_operator(kind, rows, [ANY_RANK], broadcast_shape, **facts)
 
 
 # -- activations ---------------------------------------------------------------------------------------------
@@ -55,8 +57,8 @@ def _clamp_violations(op: Op) -> Iterator[str]:
     if not low <= high:  # NaN included
         yield f"bounds {low} to {high}"
     if not op.output.dtype.is_float:
-        least, most = op.output.dtype.range
-        if low < least or high > most:
+        type_min, type_max = op.output.dtype.range
+        if low < type_min or high > type_max:
             yield f"bounds {low} to {high} beyond {op.output.dtype.value}"
 
 
@@ -66,10 +68,10 @@ def _clamp(op: Op, x: Array) -> Array:
 
 def _table_violations(op: Op) -> Iterator[str]:
     table = np.asarray(op.attrs["table"])
-    wide = op.inputs[0].dtype is DType.INT16
-    if table.shape != (513 if wide else 256,):
-        yield f"a table of shape {table.shape} ({513 if wide else 256} entries)"
-    elif wide and np.any(np.abs(np.diff(table.astype(np.int32)) + 0.5) > 32768):
+    is_int16 = op.inputs[0].dtype is DType.INT16
+    if table.shape != (513 if is_int16 else 256,):
+        yield f"a table of shape {table.shape} ({513 if is_int16 else 256} entries)"
+    elif is_int16 and np.any(np.abs(np.diff(table.astype(np.int32)) + 0.5) > 32768):
         yield "neighbouring entries more than 32767 apart; halve the table's range"
 
 
@@ -82,11 +84,11 @@ def _table(op: Op, x: Array) -> Array:
     return table[index] * 128 + (table[index + 1] - table[index]) * fraction
 
 
-_CLAMP = "i8>i8:INT i16>i16:int16 " + _FLOAT
-_elementwise("CLAMP", _CLAMP, _clamp, _clamp_violations, fields=("min_val", "max_val", "nan_mode"))
+_CLAMP = "i8>i8:INT i16>i16:int16 " + _FLOATS
+_define_elementwise("CLAMP", _CLAMP, _clamp, _clamp_violations, fields=("min_val", "max_val", "nan_mode"))
 for _kind in ("ERF", "SIGMOID", "TANH", "COS", "SIN", "EXP", "LOG"):
-    _elementwise(_kind, _FLOAT)
-_elementwise("TABLE", "i8>i8:INT i16>i32:int16", _table, _table_violations, operands=(("table", "input0"),))
+    _define_elementwise(_kind, _FLOATS)
+_define_elementwise("TABLE", "i8>i8:INT i16>i32:int16", _table, _table_violations, operands=(("table", "input0"),))
 
 
 # -- one operand ---------------------------------------------------------------------------------------------
@@ -104,19 +106,21 @@ def _negate(op: Op, x: Array) -> Array:
     return np.clip(negated, *op.output.dtype.range)
 
 
-_NEGATE_ZP = (("input_zp", "input0"), ("output_zp", "output"))
-_elementwise("ABS", "i32>i32:INT " + _FLOAT, lambda op, x: np.abs(x))
-_elementwise("BITWISE_NOT", _BITS, lambda op, x: ~x)
-_elementwise("CEIL", _FLOAT, lambda op, x: np.ceil(x))
-_elementwise("CLZ", "i32>i32:INT", _clz)
-_elementwise("FLOOR", _FLOAT, lambda op, x: np.floor(x))
-_elementwise("LOGICAL_NOT", _LOGIC, lambda op, x: ~x)
-_elementwise("NEGATE", _BITS + _FLOAT, _negate, operands=_NEGATE_ZP)
-_elementwise("RECIPROCAL", _FLOAT, lambda op, x: 1 / x)
-_elementwise("RSQRT", _FLOAT, lambda op, x: 1 / np.sqrt(x, dtype=np.float32))
-_elementwise(
+_ZERO_POINTS = (("input_zp", "input0"), ("output_zp", "output"))
+_define_elementwise("ABS", "i32>i32:INT " + _FLOATS, lambda op, x: np.abs(x))
+_define_elementwise("BITWISE_NOT", _INTEGERS, lambda op, x: ~x)
+_define_elementwise("CEIL", _FLOATS, lambda op, x: np.ceil(x))
+_define_elementwise("CLZ", "i32>i32:INT", _clz)
+_define_elementwise("FLOOR", _FLOATS, lambda op, x: np.floor(x))
+_define_elementwise("LOGICAL_NOT", _LOGIC, lambda op, x: ~x)
+_define_elementwise("NEGATE", _INTEGERS + _FLOATS, _negate, operands=_ZERO_POINTS)
+_define_elementwise("RECIPROCAL", _FLOATS, lambda op, x: 1 / x)
+_define_elementwise("RSQRT", _FLOATS, lambda op, x: 1 / np.sqrt(x, dtype=np.float32))
+_define_elementwise(
     "IDENTITY",
-    "b>b:INT|FP i4>i4:int4 i48>i48:int16 e4m3>e4m3:fp8e4m3 e5m2>e5m2:fp8e5m2 " + _BITS.replace("T", "T|FP") + _FLOAT,
+    "b>b:INT|FP i4>i4:int4 i48>i48:int16 e4m3>e4m3:fp8e4m3 e5m2>e5m2:fp8e5m2 "
+    + _INTEGERS.replace("T", "T|FP")
+    + _FLOATS,
     lambda op, x: x,
 )
 
@@ -125,9 +129,9 @@ _elementwise(
 
 
 def _shift_violations(op: Op) -> Iterator[str]:
-    by, bits = op.inputs[1].data, 8 * op.output.dtype.bytes
-    if by is not None and (by.min() < 0 or by.max() >= bits):
-        yield f"a shift by {by.min()} to {by.max()} (0 to {bits - 1})"
+    amounts, bits = op.inputs[1].data, 8 * op.output.dtype.bytes
+    if amounts is not None and (amounts.min() < 0 or amounts.max() >= bits):
+        yield f"a shift by {amounts.min()} to {amounts.max()} (0 to {bits - 1})"
 
 
 def _divisor_violations(op: Op) -> Iterator[str]:
@@ -155,11 +159,11 @@ def _mul(op: Op, a: Array, b: Array) -> Array | None:
     product, shift = a.astype(np.int64) * b.astype(np.int64), int(op.attrs["shift"])
     if not shift:
         return product.astype(np.int32)
-    return _within((product + (np.int64(1) << np.int64(shift - 1))) >> np.int64(shift), DType.INT32)
+    return _none_if_overflow((product + (np.int64(1) << np.int64(shift - 1))) >> np.int64(shift), DType.INT32)
 
 
-def _within(result: Array, dtype: DType) -> Array | None:
-    """``result``, or None if it overflows its type, where the specification leaves the result undefined."""
+def _none_if_overflow(result: Array, dtype: DType) -> Array | None:
+    """``result``, or None if it overflows ``dtype``: the specification does not define the result on overflow."""
     low, high = dtype.range
     return result if result.size == 0 or (result.min() >= low and result.max() <= high) else None
 
@@ -168,12 +172,12 @@ def _intdiv(op: Op, a: Array, b: Array) -> Array | None:
     if np.any(b == 0):
         return None
     quotient = np.abs(a.astype(np.int64)) // np.abs(b.astype(np.int64))
-    return _within(np.where((a < 0) != (b < 0), -quotient, quotient), DType.INT32)
+    return _none_if_overflow(np.where((a < 0) != (b < 0), -quotient, quotient), DType.INT32)
 
 
 def _arithmetic_shift(op: Op, a: Array, b: Array) -> Array:
-    up = (a >> np.maximum(b - 1, 0)) & 1 if op.attrs["round"] else 0
-    return (a >> b) + np.where(b > 0, up, 0)
+    last_dropped_bit = (a >> np.maximum(b - 1, 0)) & 1 if op.attrs["round"] else 0
+    return (a >> b) + np.where(b > 0, last_dropped_bit, 0)
 
 
 def _logical_shift(op: Op, a: Array, b: Array) -> Array:
@@ -181,27 +185,27 @@ def _logical_shift(op: Op, a: Array, b: Array) -> Array:
     return (unsigned >> b.astype(unsigned.dtype)).view(a.dtype)
 
 
-_MUL = "i8,i8>i32:INT i16,i16>i32:INT i32,i32>i32:INT|FP " + _FLOAT2
+_MUL = "i8,i8>i32:INT i16,i16>i32:INT i32,i32>i32:INT|FP " + _FLOATS2
 _SELECT = """b,b,b>b:INT|FP b,i8,i8>i8:INT b,i16,i16>i16:INT b,i32,i32>i32:INT
     b,f16,f16>f16:FP b,bf16,bf16>bf16:bf16 b,f32,f32>f32:FP"""
-_elementwise("ADD", _ARITHMETIC, lambda op, a, b: a + b)
-_elementwise("SUB", _ARITHMETIC, lambda op, a, b: a - b)
-_elementwise("MUL", _MUL, _mul, _mul_violations, operands=(("shift", "int8"),))
-_elementwise("POW", _FLOAT2, conditions=_power_violations)
-_elementwise("INTDIV", "i32,i32>i32:INT|FP", _intdiv, _divisor_violations, attribute="IntDiv")
-_elementwise("MAXIMUM", _MINMAX, lambda op, a, b: min_max_ufunc(op, "max")(a, b), fields=_NAN)
-_elementwise("MINIMUM", _MINMAX, lambda op, a, b: min_max_ufunc(op, "min")(a, b), fields=_NAN)
-_elementwise("ARITHMETIC_RIGHT_SHIFT", _BITS2, _arithmetic_shift, _shift_violations, fields=("round",))
-_elementwise("LOGICAL_LEFT_SHIFT", _SHIFT, lambda op, a, b: a << b, _shift_violations)
-_elementwise("LOGICAL_RIGHT_SHIFT", _SHIFT, _logical_shift, _shift_violations)
-for _kind, _rows in (("BITWISE", _BITS2), ("LOGICAL", _LOGIC2)):
-    _elementwise(f"{_kind}_AND", _rows, lambda op, a, b: a & b)
-    _elementwise(f"{_kind}_OR", _rows, lambda op, a, b: a | b)
-    _elementwise(f"{_kind}_XOR", _rows, lambda op, a, b: a ^ b)
-_elementwise("EQUAL", _COMPARE, lambda op, a, b: a == b)
-_elementwise("GREATER", _COMPARE, lambda op, a, b: a > b)
-_elementwise("GREATER_EQUAL", _COMPARE, lambda op, a, b: a >= b)
-_elementwise("SELECT", _SELECT, lambda op, condition, a, b: np.where(condition, a, b), is_data_movement=True)
+_define_elementwise("ADD", _ARITHMETIC, lambda op, a, b: a + b)
+_define_elementwise("SUB", _ARITHMETIC, lambda op, a, b: a - b)
+_define_elementwise("MUL", _MUL, _mul, _mul_violations, operands=(("shift", "int8"),))
+_define_elementwise("POW", _FLOATS2, conditions=_power_violations)
+_define_elementwise("INTDIV", "i32,i32>i32:INT|FP", _intdiv, _divisor_violations, attribute="IntDiv")
+_define_elementwise("MAXIMUM", _MINMAX, lambda op, a, b: min_max_ufunc(op, "max")(a, b), fields=_NAN_FIELDS)
+_define_elementwise("MINIMUM", _MINMAX, lambda op, a, b: min_max_ufunc(op, "min")(a, b), fields=_NAN_FIELDS)
+_define_elementwise("ARITHMETIC_RIGHT_SHIFT", _INTEGERS2, _arithmetic_shift, _shift_violations, fields=("round",))
+_define_elementwise("LOGICAL_LEFT_SHIFT", _SHIFT, lambda op, a, b: a << b, _shift_violations)
+_define_elementwise("LOGICAL_RIGHT_SHIFT", _SHIFT, _logical_shift, _shift_violations)
+for _kind, _rows in (("BITWISE", _INTEGERS2), ("LOGICAL", _LOGIC2)):
+    _define_elementwise(f"{_kind}_AND", _rows, lambda op, a, b: a & b)
+    _define_elementwise(f"{_kind}_OR", _rows, lambda op, a, b: a | b)
+    _define_elementwise(f"{_kind}_XOR", _rows, lambda op, a, b: a ^ b)
+_define_elementwise("EQUAL", _COMPARE, lambda op, a, b: a == b)
+_define_elementwise("GREATER", _COMPARE, lambda op, a, b: a > b)
+_define_elementwise("GREATER_EQUAL", _COMPARE, lambda op, a, b: a >= b)
+_define_elementwise("SELECT", _SELECT, lambda op, condition, a, b: np.where(condition, a, b), is_data_movement=True)
 
 
 # -- conversions ---------------------------------------------------------------------------------------------
@@ -210,7 +214,7 @@ _elementwise("SELECT", _SELECT, lambda op, condition, a, b: np.where(condition, 
 def _cast(op: Op, x: Array) -> Array | None:
     source, result = op.inputs[0].dtype, op.output.dtype
     if result.is_fp8:
-        return None  # numpy has no such type to round to
+        return None  # numpy has no FP8 type
     if not source.is_float or result.is_float or result is DType.BOOL:
         return x.astype(result.numpy)
     low, high = result.range
@@ -222,7 +226,7 @@ def _rescale_violations(op: Op) -> Iterator[str]:
     multiplier, shift = (np.asarray(attrs[name], dtype=np.int64) for name in ("multiplier", "shift"))
     channels = source.shape[-1:] if attrs["per_channel"] else (1,)
     if attrs["input_unsigned"] or attrs["output_unsigned"]:
-        yield "unsigned values, which are not written here"
+        yield "unsigned values, which this compiler does not emit"
     if multiplier.shape != channels or shift.shape != channels:
         yield f"{multiplier.size} multipliers and {shift.size} shifts for {source!r}"
     if attrs["scale32"] == (source.dtype is DType.INT48) and attrs["scale32"]:
@@ -235,14 +239,14 @@ def _rescale_violations(op: Op) -> Iterator[str]:
         yield f"shifts from {shift.min()} to {shift.max()} (2 to 62)"
     elif source.dtype in (DType.INT8, DType.INT16) and attrs["scale32"]:
         low, high = source.dtype.range if source.data is None else (int(source.data.min()), int(source.data.max()))
-        reach = max(int(attrs["input_zp"]) - low - 1, high - int(attrs["input_zp"]))
-        if reach >= 1 << (int(shift.min()) - 1):
+        max_magnitude = max(int(attrs["input_zp"]) - low - 1, high - int(attrs["input_zp"]))
+        if max_magnitude >= 1 << (int(shift.min()) - 1):
             factor = float(multiplier[shift.argmin()]) / float(1 << int(shift.min()))
             yield f"a factor of {factor:g} for {source.dtype.value}, whose values leave the range of its shift"
 
 
 def _rescale(op: Op, x: Array) -> Array | None:
-    """RESCALE (TOSA 1.0, sections 1.10 and 2.12): 32- or 16-bit multiplier, single or double rounding."""
+    """Evaluate a RESCALE with single or double rounding (TOSA 1.0, sections 1.10 and 2.12)."""
     attrs = op.attrs
     if attrs["input_unsigned"] or attrs["output_unsigned"] or attrs["rounding_mode"] == "INEXACT_ROUND":
         return None
@@ -257,7 +261,7 @@ def _rescale(op: Op, x: Array) -> Array | None:
     if attrs["rounding_mode"] == "DOUBLE_ROUND":
         half = np.where(value >= 0, np.int64(1 << 30), np.int64(-(1 << 30)))
         rounding = rounding + np.where(shift > 31, half, 0)
-    scaled = _within((value * multiplier + rounding) >> shift, DType.INT32)
+    scaled = _none_if_overflow((value * multiplier + rounding) >> shift, DType.INT32)
     return None if scaled is None else np.clip(scaled + int(attrs["output_zp"]), *op.output.dtype.range)
 
 
@@ -270,12 +274,12 @@ _CAST = """b>i8:INT b>i16:INT b>i32:INT i8>b:INT i8>i16:INT i8>i32:INT i16>b:INT
     e4m3>bf16:bf16&fp8e4m3 bf16>e5m2:bf16&fp8e5m2 e5m2>bf16:bf16&fp8e5m2 b>f32:FP@1.1 f32>b:FP@1.1"""
 _RESCALE = """i8>i8:INT i8>i16:INT i8>i32:INT i16>i8:INT i16>i16:INT i16>i32:INT i32>i8:INT i32>i16:INT i32>i32:INT
     i48>i8:int16 i48>i16:int16 i48>i32:int16"""
-_elementwise("CAST", _CAST, _cast)
-_elementwise(
+_define_elementwise("CAST", _CAST, _cast)
+_define_elementwise(
     "RESCALE",
     _RESCALE,
     _rescale,
     _rescale_violations,
     fields=("scale32", "rounding_mode", "per_channel", "input_unsigned", "output_unsigned"),
-    operands=(("multiplier", "multiplier"), ("shift", "int8"), *_NEGATE_ZP),
+    operands=(("multiplier", "multiplier"), ("shift", "int8"), *_ZERO_POINTS),
 )

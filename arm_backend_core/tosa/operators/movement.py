@@ -9,50 +9,51 @@ import numpy as np
 
 from arm_backend_core.tosa.graph import Op, prod
 from arm_backend_core.tosa.operators.record import (
-    ANY,
-    DIMENSIONS,
+    ANY_RANK,
     LEVEL_8K,
+    RANK_AT_LEAST_1,
     Array,
     Shape,
     axis_violations,
-    define,
+    define_operator,
     min_max_ufunc,
 )
 
 _FLOAT = "f16>f16:FP bf16>bf16:bf16 f32>f32:FP "
-_NUMBERS = "i8>i8:INT i16>i16:INT i32>i32:INT " + _FLOAT
-_MOVE = "b>b:INT|FP e4m3>e4m3:fp8e4m3 e5m2>e5m2:fp8e5m2 " + _NUMBERS
+_NUMBER_ROWS = "i8>i8:INT i16>i16:INT i32>i32:INT " + _FLOAT
+_MOVABLE_ROWS = "b>b:INT|FP e4m3>e4m3:fp8e4m3 e5m2>e5m2:fp8e5m2 " + _NUMBER_ROWS
 
 
-# -- reductions: the axis stays with size 1 ------------------------------------------------------------------
+# -- reductions: the reduced axis has size 1 -----------------------------------------------------------------
 
 
-def _reduce(kind: str, rows: str, compute: Callable[[Op, Array], Array | None] | None, **facts: Any) -> None:
+def _define_reduction(kind: str, rows: str, compute: Callable[[Op, Array], Array | None] | None, **facts: Any) -> None:
     def shape(op: Op) -> Shape:
         axis = op.attrs["axis"]
         return *op.inputs[0].shape[:axis], 1, *op.inputs[0].shape[axis + 1 :]
 
     facts.setdefault("fields", ("axis",))
-    define(f"REDUCE_{kind}", rows, [DIMENSIONS], shape, conditions=axis_violations, compute=compute, **facts)
+    facts |= {"conditions": axis_violations, "compute": compute}
+    define_operator(f"REDUCE_{kind}", rows, [RANK_AT_LEAST_1], shape, **facts)
 
 
 def _sum(op: Op, x: Array) -> Array | None:
-    if op.output.dtype.is_float:  # the order of additions is the target's
+    if op.output.dtype.is_float:  # each target has its own order of additions
         return None
     return x.sum(axis=op.attrs["axis"], keepdims=True, dtype=np.int32)
 
 
-def _extreme(op: Op, x: Array, name: str) -> Array:
+def _reduce_min_max(op: Op, x: Array, name: str) -> Array:
     return min_max_ufunc(op, name).reduce(x, axis=op.attrs["axis"], keepdims=True)
 
 
-_NAN = {"fields": ("axis", "nan_mode")}
-_reduce("ALL", "b>b:INT|FP", lambda op, x: x.all(axis=op.attrs["axis"], keepdims=True))
-_reduce("ANY", "b>b:INT|FP", lambda op, x: x.any(axis=op.attrs["axis"], keepdims=True))
-_reduce("MAX", _NUMBERS, lambda op, x: _extreme(op, x, "max"), **_NAN)
-_reduce("MIN", _NUMBERS, lambda op, x: _extreme(op, x, "min"), **_NAN)
-_reduce("PRODUCT", _FLOAT, None)
-_reduce("SUM", "i32>i32:INT " + _FLOAT, _sum)
+_NAN_FIELDS = {"fields": ("axis", "nan_mode")}
+_define_reduction("ALL", "b>b:INT|FP", lambda op, x: x.all(axis=op.attrs["axis"], keepdims=True))
+_define_reduction("ANY", "b>b:INT|FP", lambda op, x: x.any(axis=op.attrs["axis"], keepdims=True))
+_define_reduction("MAX", _NUMBER_ROWS, lambda op, x: _reduce_min_max(op, x, "max"), **_NAN_FIELDS)
+_define_reduction("MIN", _NUMBER_ROWS, lambda op, x: _reduce_min_max(op, x, "min"), **_NAN_FIELDS)
+_define_reduction("PRODUCT", _FLOAT, None)
+_define_reduction("SUM", "i32>i32:INT " + _FLOAT, _sum)
 
 
 # -- data layout ---------------------------------------------------------------------------------------------
@@ -75,14 +76,16 @@ def _concat_shape(op: Op) -> Shape:
     return *shape[:axis], sum(value.shape[axis] for value in op.inputs), *shape[axis + 1 :]
 
 
-def _per_dimension(op: Op, name: str, per: int = 1) -> list[int]:
-    amounts = list(op.attrs[name])
-    assert len(amounts) == per * op.inputs[0].rank, f"{op!r}: {name} must have {per} entries for each dimension"
-    return amounts
+def _check_entries_per_dimension(op: Op, name: str, entries_per_dimension: int = 1) -> list[int]:
+    """The attribute ``name``, after an assertion on its length."""
+    entries = list(op.attrs[name])
+    expected = entries_per_dimension * op.inputs[0].rank
+    assert len(entries) == expected, f"{op!r}: {name} must have {entries_per_dimension} entries for each dimension"
+    return entries
 
 
 def _pad_violations(op: Op) -> Iterator[str]:
-    if min(_per_dimension(op, "padding", 2)) < 0:
+    if min(_check_entries_per_dimension(op, "padding", 2)) < 0:
         yield f"padding {list(op.attrs['padding'])} (0 at least); cut by a SLICE"
 
 
@@ -102,7 +105,8 @@ def _reshape_violations(op: Op) -> Iterator[str]:
 
 
 def _slice_violations(op: Op) -> Iterator[str]:
-    bounds = zip(_per_dimension(op, "start"), _per_dimension(op, "size"), op.inputs[0].shape, strict=True)
+    starts, sizes = (_check_entries_per_dimension(op, name) for name in ("start", "size"))
+    bounds = zip(starts, sizes, op.inputs[0].shape, strict=True)
     if any(start < 0 or size < 1 or start + size > limit for start, size, limit in bounds):
         yield f"start {list(op.attrs['start'])} and size {list(op.attrs['size'])} in {op.inputs[0]!r}"
 
@@ -112,7 +116,7 @@ def _slice(op: Op, x: Array) -> Array:
 
 
 def _tile_violations(op: Op) -> Iterator[str]:
-    if min(_per_dimension(op, "multiples")) < 1:
+    if min(_check_entries_per_dimension(op, "multiples")) < 1:
         yield f"multiples {list(op.attrs['multiples'])} (1 at least)"
 
 
@@ -121,22 +125,27 @@ def _transpose_violations(op: Op) -> Iterator[str]:
         yield f"perms {list(op.attrs['perms'])} of {op.inputs[0]!r}"
 
 
-def _move(
-    kind: str, compute: Callable[..., Array | None], shape: Callable[[Op], Shape], rows: str = _MOVE, **facts: Any
+def _define_data_movement(
+    kind: str,
+    compute: Callable[..., Array | None],
+    shape: Callable[[Op], Shape],
+    rows: str = _MOVABLE_ROWS,
+    **facts: Any,
 ) -> None:
-    define(kind, rows, [facts.pop("rank", DIMENSIONS)], shape, compute=compute, is_data_movement=True, **facts)
+    ranks = [facts.pop("rank", RANK_AT_LEAST_1)]
+    define_operator(kind, rows, ranks, shape, compute=compute, is_data_movement=True, **facts)
 
 
-_move(
+_define_data_movement(
     "CONCAT",
     lambda op, *xs: np.concatenate(xs, axis=op.attrs["axis"]),
     _concat_shape,
-    rows=_MOVE.replace("i16>i16:INT", "i16>i16:int16"),
+    rows=_MOVABLE_ROWS.replace("i16>i16:INT", "i16>i16:int16"),
     fields=("axis",),
     conditions=_concat_violations,
     variadic=True,
 )
-_move(
+_define_data_movement(
     "PAD",
     _pad,
     _pad_shape,
@@ -144,22 +153,22 @@ _move(
     conditions=_pad_violations,
     per_dimension=("padding",),
 )
-_move(
+_define_data_movement(
     "RESHAPE",
     lambda op, x: x.reshape(op.output.shape),
     lambda op: tuple(op.attrs["shape"]),
     operands=(("shape", "shape"),),
     conditions=_reshape_violations,
-    rank=ANY,
+    rank=ANY_RANK,
 )
-_move(
+_define_data_movement(
     "REVERSE",
     lambda op, x: np.flip(x, op.attrs["axis"]),
     lambda op: op.inputs[0].shape,
     fields=("axis",),
     conditions=axis_violations,
 )
-_move(
+_define_data_movement(
     "SLICE",
     _slice,
     lambda op: tuple(op.attrs["size"]),
@@ -167,7 +176,7 @@ _move(
     conditions=_slice_violations,
     per_dimension=("start", "size"),
 )
-_move(
+_define_data_movement(
     "TILE",
     lambda op, x: np.tile(x, op.attrs["multiples"]),
     lambda op: tuple(n * m for n, m in zip(op.inputs[0].shape, op.attrs["multiples"], strict=True)),
@@ -175,7 +184,7 @@ _move(
     conditions=_tile_violations,
     per_dimension=("multiples",),
 )
-_move(
+_define_data_movement(
     "TRANSPOSE",
     lambda op, x: x.transpose(op.attrs["perms"]),
     lambda op: tuple(op.inputs[0].shape[i] for i in op.attrs["perms"]),
@@ -184,17 +193,23 @@ _move(
 )
 
 
-# -- marks of a loop -----------------------------------------------------------------------------------------
+# -- loop placeholders ---------------------------------------------------------------------------------------
 
-_MARKED = ["b", "i8", "i16", "i32", "f16", "bf16", "f32", "e4m3", "e5m2"]
-_PLACE: dict[str, Any] = {"fields": ("loop", "place"), "is_placeholder": True, "variadic": True}
-define("LOOP_IN", " ".join(f"{t}>{t}:controlflow" for t in _MARKED), [ANY], lambda op: op.inputs[0].shape, **_PLACE)
-define(
+_LOOP_TYPES = ["b", "i8", "i16", "i32", "f16", "bf16", "f32", "e4m3", "e5m2"]
+_LOOP_FACTS: dict[str, Any] = {"fields": ("loop", "place"), "is_placeholder": True, "variadic": True}
+define_operator(
+    "LOOP_IN",
+    " ".join(f"{t}>{t}:controlflow" for t in _LOOP_TYPES),
+    [ANY_RANK],
+    lambda op: op.inputs[0].shape,
+    **_LOOP_FACTS,
+)
+define_operator(
     "LOOP_OUT",
-    " ".join(f"b>{t}:controlflow" for t in _MARKED),
-    [ANY],
+    " ".join(f"b>{t}:controlflow" for t in _LOOP_TYPES),
+    [ANY_RANK],
     lambda op: op.inputs[1 + op.attrs["place"]].shape,
-    **_PLACE,
+    **_LOOP_FACTS,
 )
 
 
@@ -226,7 +241,7 @@ def _gather(op: Op, values: Array, indices: Array) -> Array:
 _ELEMENTS = """i8:INT i16:INT i32:INT f16:FP bf16:bf16 f32:FP e4m3:fp8e4m3 e5m2:fp8e5m2
     b:INT|FP@1.1 i8:FP@1.1 i16:FP@1.1 i32:FP@1.1"""
 _INDEXED = [element.split(":") for element in _ELEMENTS.split()]
-define(
+define_operator(
     "GATHER",
     " ".join(f"{t},i32>{t}:{needs}" for t, needs in _INDEXED),
     [(3, 3), (2, 2)],
@@ -235,7 +250,7 @@ define(
     compute=_gather,
     is_data_movement=True,
 )
-define(
+define_operator(
     "SCATTER",
     " ".join(f"{t},i32,{t}>{t}:{needs}" for t, needs in _INDEXED),
     [(3, 3), (2, 2), (3, 3)],

@@ -1,7 +1,7 @@
 """Records of TOSA operators: types, attributes, limits, shape rule, conditions and evaluation of each operator.
 
-They follow the TOSA specification (1.0, with rows of the 1.1 draft; level 8K). ``tosa-opt`` in strict mode accepts
-every operator that its record accepts, and the reference model runs it.
+The records follow the TOSA specification 1.0 at level 8K, with data types of the 1.1 draft. If a record accepts an
+operator, ``tosa-opt`` in strict mode accepts it too, and the reference model runs it.
 """
 
 from __future__ import annotations
@@ -34,31 +34,34 @@ class Level(NamedTuple):
 
 LEVEL_8K = Level()
 
-_NAMES = "b i4 i8 i16 i32 i48 f16 bf16 f32 e4m3 e5m2 e2m3 e3m2 e2m1 ue8m0"
-_TYPES = dict(zip(_NAMES.split(), DType, strict=True))
+_TYPE_NAMES = "b i4 i8 i16 i32 i48 f16 bf16 f32 e4m3 e5m2 e2m3 e3m2 e2m1 ue8m0"
+_TYPES_BY_NAME = dict(zip(_TYPE_NAMES.split(), DType, strict=True))
 
 
 @dataclass(frozen=True)
-class Row:
-    """A row of a "supported data types" table.
+class TypeRow:
+    """A row of the specification's "supported data types" table of an operator.
 
     Attributes:
         inputs: element types of the operands.
         output: element type of the result.
         accumulator: element type of the accumulator, for operators with the attribute ``acc_type``.
-        needs: profiles and extensions; one of them is sufficient, of those joined by "&" all are required.
+        requirements: alternatives, one of which the target must support: a profile, an extension, or several joined by
+            "&".
         version: the first TOSA version with this row.
     """
 
     inputs: tuple[DType, ...]
     output: DType
     accumulator: DType | None
-    needs: frozenset[str]
+    requirements: frozenset[str]
     version: tuple[int, int] = (1, 0)
 
     @staticmethod
-    def parse(text: str) -> Row:
-        """Read ``inputs>output/accumulator:needs@version``, as ``f16,f16,f16>f16/f32:FP`` or ``b>f32:FP@1.1``.
+    def parse(text: str) -> TypeRow:
+        """Parse ``inputs>output/accumulator:requirements@version``.
+
+        Examples: ``f16,f16,f16>f16/f32:FP``, ``b>f32:FP@1.1``. "|" separates alternative requirements.
 
         Raises:
             ValueError: a type, profile or extension is unknown.
@@ -67,26 +70,26 @@ class Row:
         needs, _, version = rest.partition("@")
         inputs, _, result = types.partition(">")
         output, _, accumulator = result.partition("/")
-        unknown = {*inputs.split(","), output, accumulator or output} - _TYPES.keys()
+        unknown = {*inputs.split(","), output, accumulator or output} - _TYPES_BY_NAME.keys()
         unknown |= set(needs.replace("&", "|").split("|")) - {*PROFILES, *EXTENSIONS}
         if unknown:
             raise ValueError(f"TOSA operator row {text!r}: unknown {', '.join(sorted(unknown))}")
         major, minor = (version or "1.0").split(".")
-        return Row(
-            tuple(_TYPES[name] for name in inputs.split(",")),
-            _TYPES[output],
-            _TYPES[accumulator] if accumulator else None,
+        return TypeRow(
+            tuple(_TYPES_BY_NAME[name] for name in inputs.split(",")),
+            _TYPES_BY_NAME[output],
+            _TYPES_BY_NAME[accumulator] if accumulator else None,
             frozenset(needs.split("|")),
             (int(major), int(minor)),
         )
 
     def is_supported_by(self, target: Target) -> bool:
         """Whether the profiles and extensions of ``target`` include this row."""
-        return any(target.supports.issuperset(need.split("&")) for need in self.needs)
+        return any(target.supports.issuperset(requirement.split("&")) for requirement in self.requirements)
 
 
-#: Yields an operator's violations of the specification, each as the end of "TOSA has no <kind> with ...".
-Conditions = Callable[[Op], Iterator[str]]
+#: Function that yields an operator's violations of the specification, as in "TOSA has no <kind> with <violation>".
+Violations = Callable[[Op], Iterator[str]]
 
 
 @dataclass(frozen=True)
@@ -94,35 +97,35 @@ class Operator:
     """The record of a TOSA operator.
 
     Attributes:
-        kind: its TOSA name.
+        kind: the name of the operator in TOSA.
         attribute: name of the flatbuffer's attribute table, without the suffix "Attribute".
-        rows: the supported element types.
-        ranks: smallest and largest rank of each operand; the last entry applies to all further operands.
-        shape: computes the result's shape for an operator that meets ``conditions``.
-        fields: graph attributes that fill the attribute table, in its order.
-        operands: graph attributes that become constant operands after the data inputs, in order, each with its type:
-            "shape" (CONST_SHAPE), "input0", "input1", "output" (the element type of that value), "multiplier" (INT32 or
-            INT16, by ``scale32``) or a DType's value.
-        conditions: the specification's ERROR_IF and REQUIRE statements that depend on the graph alone.
-        compute: evaluates the operator in numpy, exact to the bit on integers; returns None if the result is not
-            defined.
-        elementwise: every element of the result depends on one element of each operand, and no attribute names a
+        rows: the supported combinations of element types.
+        ranks: (minimum, maximum) rank of each operand. The last entry applies to all further operands.
+        shape: computes the shape of the result. The operator must have no violations.
+        fields: graph attributes that are stored in the attribute table, in its order.
+        operands: (graph attribute, type) of each constant operand, in order. They follow the data operands. The type is
+            "shape" (CONST_SHAPE), "input0", "input1" or "output" (the element type of that value), "multiplier" (INT32
+            if ``scale32``, else INT16) or the value of a DType.
+        conditions: checks the specification's ERROR_IF and REQUIRE statements that do not depend on run-time values.
+        compute: evaluates the operator in numpy, bit-exact for integers; returns None if the result is undefined.
+        elementwise: whether each result element depends on one element of each operand, and no attribute names a
             dimension.
-        is_data_movement: elements are copied, never changed.
-        per_dimension: attributes with an entry (or a pair of entries) for each dimension, of result and operand alike.
-        variadic: any number of operands of the row's single type.
-        is_placeholder: not a TOSA operator but a placeholder for a part of one (``ops/loop_markers``); operands after
-            the first may have any type.
+        is_data_movement: whether the operator only copies elements.
+        per_dimension: attributes with one entry, or a pair of entries, for each dimension. Operand and result have the
+            same dimensions.
+        variadic: whether the operator accepts any number of operands of one type.
+        is_placeholder: whether this is not a TOSA operator but a placeholder for a part of one (``ops/loop_markers``).
+            Its operands after the first may have any type.
     """
 
     kind: str
     attribute: str
-    rows: tuple[Row, ...]
+    rows: tuple[TypeRow, ...]
     ranks: tuple[tuple[int, int], ...]
     shape: Callable[[Op], Shape]
     fields: tuple[str, ...] = ()
     operands: tuple[tuple[str, str], ...] = ()
-    conditions: Conditions = lambda op: iter(())
+    conditions: Violations = lambda op: iter(())
     compute: Callable[..., Array | None] | None = None
     elementwise: bool = False
     is_data_movement: bool = False
@@ -132,31 +135,31 @@ class Operator:
 
     @cached_property
     def attributes(self) -> frozenset[str]:
-        """Names of all attributes that an operator of this kind has."""
+        """Names of all graph attributes of this operator kind."""
         return frozenset((*self.fields, *(name for name, _ in self.operands)))
 
     @cached_property
-    def _by_types(self) -> dict[tuple[tuple[DType, ...], DType], tuple[Row, ...]]:
+    def _rows_by_types(self) -> dict[tuple[tuple[DType, ...], DType], tuple[TypeRow, ...]]:
         keys = dict.fromkeys((row.inputs, row.output) for row in self.rows)
         return {key: tuple(row for row in self.rows if (row.inputs, row.output) == key) for key in keys}
 
-    def result(self, *inputs: DType) -> DType:
-        """Element type of the result for operands of these types; the first operand's type if there is no row."""
+    def result_type(self, *inputs: DType) -> DType:
+        """Element type of the result for operands of these types. Without a row for them, the first operand's type."""
         return next((row.output for row in self.rows if row.inputs[: len(inputs)] == inputs), inputs[0])
 
-    def accumulator(self, *inputs: DType) -> DType:
-        """The most exact element type for the accumulator."""
+    def accumulator_type(self, *inputs: DType) -> DType:
+        """The most precise element type of the accumulator for operands of these types."""
         rows = [row for row in self.rows if row.inputs[: len(inputs)] == inputs]
         return rows[-1].accumulator or rows[-1].output if rows else inputs[0]
 
     def min_version(self, inputs: Sequence[DType], output: DType) -> tuple[int, int]:
-        """The first TOSA version with this operator on these element types."""
-        rows = self._by_types[tuple(inputs[:1] if self.variadic else inputs), output]
+        """The first TOSA version that supports the operator on these element types."""
+        rows = self._rows_by_types[tuple(inputs[:1] if self.variadic else inputs), output]
         return min(row.version for row in rows)
 
     def type_refusal(self, inputs: Sequence[DType], output: DType, target: Target) -> str | None:
-        """Why ``target`` has no such operator on these element types, or None if it has."""
-        rows = self._by_types.get((tuple(inputs[:1] if self.variadic else inputs), output), ())
+        """Why ``target`` does not support the operator on these element types; None if it does."""
+        rows = self._rows_by_types.get((tuple(inputs[:1] if self.variadic else inputs), output), ())
         available = [row for row in rows if row.version <= target.version]
         is_mixed = self.variadic and not self.is_placeholder and any(dtype is not inputs[0] for dtype in inputs)
         if not is_mixed and any(row.is_supported_by(target) for row in available):
@@ -164,50 +167,52 @@ class Operator:
         signature = f"{self.kind} ({', '.join(t.value for t in inputs[:4])} -> {output.value})"
         if not available or is_mixed:
             return f"TOSA {target.version_text} has no {signature}"
-        needs = sorted(set().union(*(row.needs for row in available)))
+        needs = sorted(set().union(*(row.requirements for row in available)))
         return f"{signature} needs TOSA {' or '.join(needs).replace('&', ' and ')}, which {target.name} lacks"
 
     def refusal(self, op: Op, target: Target) -> str | None:
-        """Why ``op`` is not legal TOSA on ``target``, or None if it is.
+        """Why ``op`` is not legal TOSA on ``target``; None if it is.
 
         Raises:
-            AssertionError: attributes or shape do not fit the operator's kind; the code that emitted it is wrong.
+            AssertionError: the attributes or the shape do not fit the operator kind, because the code that emitted it
+                has a bug.
         """
         assert self.attributes == op.attrs.keys(), f"{op!r}: attributes must be {sorted(self.attributes)}"
         reason = self.type_refusal([value.dtype for value in op.inputs], op.output.dtype, target)
-        offence = reason or next(self._violations(op, target), None)
-        if offence is None:
+        violation = reason or next(self._violations(op, target), None)
+        if violation is None:
             expected = self.shape(op)
             assert op.output.shape == expected, f"{op!r}: its shape must be {list(expected)}"
-            offence = next(_size_violations(op), None)
-        if offence is None or reason:
-            return offence
-        return f"TOSA {target.version_text} has no {self.kind} with {offence}"
+            violation = next(_size_violations(op), None)
+        if violation is None or reason:
+            return violation
+        return f"TOSA {target.version_text} has no {self.kind} with {violation}"
 
     def _violations(self, op: Op, target: Target) -> Iterator[str]:
         for i, value in enumerate(op.inputs):
-            least, most = self.ranks[min(i, len(self.ranks) - 1)]
-            if not least <= len(value.shape) <= most:
-                yield f"{len(value.shape)} dimensions in {value!r} ({least} to {most}); reshape it"
+            min_rank, max_rank = self.ranks[min(i, len(self.ranks) - 1)]
+            if not min_rank <= len(value.shape) <= max_rank:
+                yield f"{len(value.shape)} dimensions in {value!r} ({min_rank} to {max_rank}); reshape it"
             if 0 in value.shape:
                 yield f"a tensor without elements: {value!r}"
-        for name, how in self.operands:
+        for name, type_source in self.operands:
             if name.endswith("_zp"):
-                yield from _zero_point_violations(op, name, how)
+                yield from _zero_point_violations(op, name, type_source)
         if "acc_type" in self.fields:
-            rows = self._by_types[tuple(value.dtype for value in op.inputs), op.output.dtype]
+            rows = self._rows_by_types[tuple(value.dtype for value in op.inputs), op.output.dtype]
             if not any(row.is_supported_by(target) for row in rows if row.accumulator is op.attrs["acc_type"]):
                 yield f"an accumulator of {op.attrs['acc_type'].value} for {op.inputs[0].dtype.value}"
-        if op.attrs.get("rounding_mode") in _ROUNDING and _ROUNDING[op.attrs["rounding_mode"]] not in target.extensions:
-            yield f"{op.attrs['rounding_mode']}: {target.name} lacks {_ROUNDING[op.attrs['rounding_mode']]}"
+        extension = _ROUNDING_EXTENSIONS.get(op.attrs.get("rounding_mode", ""))
+        if extension is not None and extension not in target.extensions:
+            yield f"{op.attrs['rounding_mode']}: {target.name} lacks {extension}"
         yield from self.conditions(op)
 
 
-_ROUNDING = {"DOUBLE_ROUND": "doubleround", "INEXACT_ROUND": "inexactround"}
+_ROUNDING_EXTENSIONS = {"DOUBLE_ROUND": "doubleround", "INEXACT_ROUND": "inexactround"}
 
 
-def _zero_point_violations(op: Op, name: str, how: str) -> Iterator[str]:
-    dtype = (op.output if how == "output" else op.inputs[int(how[-1])]).dtype
+def _zero_point_violations(op: Op, name: str, type_source: str) -> Iterator[str]:
+    dtype = (op.output if type_source == "output" else op.inputs[int(type_source[-1])]).dtype
     zero_point = op.attrs[name]
     if zero_point and dtype is not DType.INT8:
         yield f"{name} {zero_point} for {dtype.value} (0; only int8 has zero points)"
@@ -216,7 +221,7 @@ def _zero_point_violations(op: Op, name: str, how: str) -> Iterator[str]:
 
 
 def _size_violations(op: Op) -> Iterator[str]:
-    """Limits of the level on any tensor, and results without elements."""
+    """Yield tensors that exceed a limit of the level, and a result without elements."""
     if 0 in op.output.shape:
         yield f"a result without elements: {op.output!r}"
     for value in (*op.inputs, op.output):
@@ -227,14 +232,18 @@ def _size_violations(op: Op) -> Iterator[str]:
 
 
 OPERATORS: dict[str, Operator] = {}
-#: Ranks of an operand: any rank, and at least 1.
-ANY, DIMENSIONS = (0, LEVEL_8K.max_rank), (1, LEVEL_8K.max_rank)
+#: (minimum, maximum) rank of an operand.
+ANY_RANK, RANK_AT_LEAST_1 = (0, LEVEL_8K.max_rank), (1, LEVEL_8K.max_rank)
 
 
-def define(
+def define_operator(
     kind: str, rows: str, ranks: Sequence[tuple[int, int]], shape: Callable[[Op], Shape], **facts: Any
 ) -> Operator:
-    """Add an operator to ``OPERATORS``; ``rows`` are separated by blanks, see ``Row.parse``.
+    """Add an operator to ``OPERATORS``.
+
+    Args:
+        rows: the supported element types, separated by blanks; ``TypeRow.parse`` documents their syntax.
+        facts: the other attributes of ``Operator``.
 
     Raises:
         ValueError: the operator or one of its rows is defined twice, rows differ in their number of operands, a row is
@@ -242,35 +251,35 @@ def define(
     """
     if kind in OPERATORS:
         raise ValueError(f"TOSA operator {kind} has a record already")
-    parsed = tuple(Row.parse(row) for row in rows.split())
+    parsed = tuple(TypeRow.parse(row) for row in rows.split())
     facts.setdefault("attribute", "".join(word.capitalize() for word in kind.split("_")))
     operator = Operator(kind, facts.pop("attribute"), parsed, tuple(ranks), shape, **facts)
-    if len({(row.inputs, row.output, row.accumulator, row.needs) for row in parsed}) != len(parsed):
+    if len({(row.inputs, row.output, row.accumulator, row.requirements) for row in parsed}) != len(parsed):
         raise ValueError(f"TOSA operator {kind}: a row is there twice")
     if len({len(row.inputs) for row in parsed}) != 1:
         raise ValueError(f"TOSA operator {kind}: its rows differ in their number of operands")
     if len(operator.attributes) != len(operator.fields) + len(operator.operands):
         raise ValueError(f"TOSA operator {kind}: an attribute has two places")
-    known = {"shape", "multiplier", "output", *(f"input{i}" for i in range(len(parsed[0].inputs)))}
-    for name, how in operator.operands:
-        if how not in known and how not in {dtype.value for dtype in DType}:
-            raise ValueError(f"TOSA operator {kind}: operand {name} has the unknown type {how!r}")
+    known_types = {"shape", "multiplier", "output", *(f"input{i}" for i in range(len(parsed[0].inputs)))}
+    for name, type_source in operator.operands:
+        if type_source not in known_types and type_source not in {dtype.value for dtype in DType}:
+            raise ValueError(f"TOSA operator {kind}: operand {name} has the unknown type {type_source!r}")
     OPERATORS[kind] = operator
     return operator
 
 
 def broadcast_shape(op: Op) -> Shape:
-    """The shape that all operands broadcast to."""
+    """The common shape that all operands broadcast to."""
     first, *others = (value.shape for value in op.inputs)
     return first if all(shape == first for shape in others) else np.broadcast_shapes(first, *others)
 
 
 def min_max_ufunc(op: Op, name: str) -> np.ufunc:
-    """numpy's maximum or minimum (``name`` is "max" or "min"), with the NaN mode of ``op``."""
+    """The ufunc maximum or minimum with the NaN mode of ``op``; ``name`` is "max" or "min"."""
     return getattr(np, f"f{name}" if op.attrs["nan_mode"] == "IGNORE" else f"{name}imum")
 
 
 def axis_violations(op: Op) -> Iterator[str]:
-    """``axis`` must name a dimension."""
+    """Yield a violation if ``axis`` is not a dimension of the operand."""
     if not 0 <= op.attrs["axis"] < op.inputs[0].rank:
         yield f"axis {op.attrs['axis']} of {op.inputs[0]!r}"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from arm_backend_core.tosa.graph import Op
-from arm_backend_core.tosa.operators.record import DIMENSIONS, LEVEL_8K, Shape, axis_violations, define
+from arm_backend_core.tosa.operators.record import LEVEL_8K, RANK_AT_LEAST_1, Shape, axis_violations, define_operator
 
 _CONV = """i8,i8,i32>i32/i32:INT i8,i4,i32>i32/i32:int4 i16,i8,i48>i48/i48:int16 bf16,bf16,bf16>bf16/f32:bf16
     f16,f16,f16>f16/f16:FP f16,f16,f16>f16/f32:FP f32,f32,f32>f32/f32:FP
@@ -17,35 +17,45 @@ _POOL = "i8>i8:INT i16>i16:int16 f16>f16:FP bf16>bf16:bf16 f32>f32:FP e4m3>e4m3:
 _ZP_IN, _ZP_OUT, _ZP_WEIGHT = ("input_zp", "input0"), ("output_zp", "output"), ("weight_zp", "input1")
 
 
-class Axis(NamedTuple):
-    """A dimension that a window moves along; ``kernel`` counts elements, without the gaps that dilation adds."""
+class WindowAxis(NamedTuple):
+    """A dimension that a window of a convolution or pooling moves along.
+
+    Attributes:
+        name: "depth", "height" or "width".
+        input_size: number of input elements.
+        kernel: number of kernel elements, without the gaps of a dilation.
+        stride: distance of neighbouring windows.
+        dilation: distance of neighbouring kernel elements in the input.
+        pad_before: number of padding elements before the input.
+        pad_after: number of padding elements after the input.
+    """
 
     name: str
-    size: int
+    input_size: int
     kernel: int
     stride: int
     dilation: int
-    before: int
-    after: int
+    pad_before: int
+    pad_after: int
 
     @property
-    def out(self) -> int:
-        """Number of positions; 0 or less if the window is longer than the padded input."""
+    def output_size(self) -> int:
+        """Number of window positions; 0 or less if the window is longer than the padded input."""
         return (self.slack // self.stride) + 1
 
     @property
     def slack(self) -> int:
-        """The distance that the window can move."""
-        return self.size + self.before + self.after - (self.kernel - 1) * self.dilation - 1
+        """Size of the padded input minus the size of the window: the distance that the window can move."""
+        return self.input_size + self.pad_before + self.pad_after - (self.kernel - 1) * self.dilation - 1
 
     def overlaps_input(self, position: int) -> bool:
-        """Whether the window at an output position has a tap inside the input, not only in padding."""
-        first = position * self.stride - self.before
-        return any(0 <= first + tap * self.dilation < self.size for tap in range(self.kernel))
+        """Whether the window of an output position reads input elements, and not only padding."""
+        first = position * self.stride - self.pad_before
+        return any(0 <= first + i * self.dilation < self.input_size for i in range(self.kernel))
 
 
-def window_axes(op: Op) -> list[Axis]:
-    """Height and width (before them the depth, for CONV3D) of a convolution or pool, with its window."""
+def window_axes(op: Op) -> list[WindowAxis]:
+    """The axes (height, width) of a convolution or pooling, or (depth, height, width) of a CONV3D."""
     sizes = op.inputs[0].shape[1:-1]
     kernel: Sequence[int] = op.attrs.get("kernel", ())
     if op.weight is not None:
@@ -54,26 +64,26 @@ def window_axes(op: Op) -> list[Axis]:
     pad, stride, dilation = op.attrs["pad"], op.attrs["stride"], op.attrs.get("dilation", (1,) * len(sizes))
     names = ("depth", "height", "width")[-len(sizes) :]
     return [
-        Axis(name, sizes[i], kernel[i], stride[i], dilation[i], pad[2 * i], pad[2 * i + 1])
+        WindowAxis(name, sizes[i], kernel[i], stride[i], dilation[i], pad[2 * i], pad[2 * i + 1])
         for i, name in enumerate(names)
     ]
 
 
 def window_violations(op: Op) -> Iterator[str]:
-    """Violations that any window can have (TOSA 1.0, the ERROR_IFs of CONV2D and the level's limits)."""
+    """Yield violations of the window attributes (TOSA 1.0, ERROR_IFs of CONV2D and limits of the level)."""
     for name in ("kernel", "stride", "dilation", "pad"):
-        values, least = op.attrs.get(name, ()), 0 if name == "pad" else 1
-        if any(value < least for value in values):
-            yield f"{name} {list(values)} ({least} at least)"
+        values, minimum = op.attrs.get(name, ()), 0 if name == "pad" else 1
+        if any(value < minimum for value in values):
+            yield f"{name} {list(values)} ({minimum} at least)"
     for axis in window_axes(op):
         if axis.kernel * axis.dilation > LEVEL_8K.max_kernel:
             yield f"a window {axis.kernel * axis.dilation} long in {axis.name} ({LEVEL_8K.max_kernel} at most)"
         if axis.stride > LEVEL_8K.max_stride:
             yield f"stride {axis.stride} ({LEVEL_8K.max_stride} at most)"
-        if max(axis.before, axis.after) > LEVEL_8K.max_kernel:
-            yield f"padding {axis.before}, {axis.after} ({LEVEL_8K.max_kernel} at most)"
+        if max(axis.pad_before, axis.pad_after) > LEVEL_8K.max_kernel:
+            yield f"padding {axis.pad_before}, {axis.pad_after} ({LEVEL_8K.max_kernel} at most)"
         if axis.slack < 0:
-            yield f"a window longer than the padded {axis.name} of {axis.size}"
+            yield f"a window longer than the padded {axis.name} of {axis.input_size}"
         elif axis.slack % axis.stride:
             yield f"a window whose last position is not the end of the {axis.name}; cut {axis.slack % axis.stride}"
 
@@ -114,22 +124,22 @@ def _transposed_shape(op: Op) -> Shape:
 
 
 def conv_shape(op: Op) -> Shape:
-    """[N, height, width, OC]; for a volume [N, depth, height, width, OC]."""
+    """Shape of a convolution's result: [N, H, W, OC], or [N, D, H, W, OC] for CONV3D."""
     assert op.weight is not None
     weight = op.weight.shape
     channels = weight[2] * weight[3] if op.kind == "DEPTHWISE_CONV2D" else weight[0]
-    return op.inputs[0].shape[0], *(axis.out for axis in window_axes(op)), channels
+    return op.inputs[0].shape[0], *(axis.output_size for axis in window_axes(op)), channels
 
 
 def _pool_violations(op: Op) -> Iterator[str]:
     yield from window_violations(op)
     for axis in window_axes(op):
-        if max(axis.before, axis.after) >= axis.kernel:
-            yield f"padding {axis.before}, {axis.after} in {axis.name} (less than the kernel, {axis.kernel})"
+        if max(axis.pad_before, axis.pad_after) >= axis.kernel:
+            yield f"padding {axis.pad_before}, {axis.pad_after} in {axis.name} (less than the kernel, {axis.kernel})"
 
 
 def _pool_shape(op: Op) -> Shape:
-    return op.inputs[0].shape[0], *(axis.out for axis in window_axes(op)), op.inputs[0].shape[-1]
+    return op.inputs[0].shape[0], *(axis.output_size for axis in window_axes(op)), op.inputs[0].shape[-1]
 
 
 _conv: dict[str, Any] = {
@@ -138,11 +148,11 @@ _conv: dict[str, Any] = {
     "conditions": _conv_violations,
 }
 _transposed = {**_conv, "fields": ("out_pad", "stride", "local_bound", "acc_type")}
-define("CONV2D", _CONV, [(4, 4), (4, 4), (1, 1)], conv_shape, **_conv)
-define("CONV3D", _CONV, [(5, 5), (5, 5), (1, 1)], conv_shape, **_conv)
-define("DEPTHWISE_CONV2D", _CONV, [(4, 4), (4, 4), (1, 1)], conv_shape, **_conv)
-define("TRANSPOSE_CONV2D", _CONV, [(4, 4), (4, 4), (1, 1)], _transposed_shape, **_transposed)
-define(
+define_operator("CONV2D", _CONV, [(4, 4), (4, 4), (1, 1)], conv_shape, **_conv)
+define_operator("CONV3D", _CONV, [(5, 5), (5, 5), (1, 1)], conv_shape, **_conv)
+define_operator("DEPTHWISE_CONV2D", _CONV, [(4, 4), (4, 4), (1, 1)], conv_shape, **_conv)
+define_operator("TRANSPOSE_CONV2D", _CONV, [(4, 4), (4, 4), (1, 1)], _transposed_shape, **_transposed)
+define_operator(
     "AVG_POOL2D",
     _AVERAGE,
     [(4, 4)],
@@ -151,7 +161,7 @@ define(
     operands=(_ZP_IN, _ZP_OUT),
     conditions=_pool_violations,
 )
-define(
+define_operator(
     "MAX_POOL2D",
     _POOL,
     [(4, 4)],
@@ -175,16 +185,16 @@ def _matmul_violations(op: Op) -> Iterator[str]:
         yield f"operands {a!r} and {b!r}"
 
 
-define(
+define_operator(
     "ARGMAX",
     "i8>i32:INT i16>i32:int16 f16>i32:FP bf16>i32:bf16 f32>i32:FP e4m3>i32:fp8e4m3 e5m2>i32:fp8e5m2",
-    [DIMENSIONS],
+    [RANK_AT_LEAST_1],
     _argmax_shape,
     attribute="ArgMax",
     fields=("axis", "nan_mode"),
     conditions=axis_violations,
 )
-define(
+define_operator(
     "MATMUL",
     """i8,i8>i32:INT i16,i16>i48:int16 f16,f16>f32:FP f16,f16>f16:FP bf16,bf16>f32:bf16 f32,f32>f32:FP
     e4m3,e4m3>f16:fp8e4m3 e5m2,e5m2>f16:fp8e5m2""",
@@ -198,69 +208,80 @@ define(
 
 # -- RESIZE --------------------------------------------------------------------------------------------------
 
-_LONGEST_SIDE, _LARGEST_UNIT, _LEAST_RATIO = 16384, 1 << 11, 16
+#: Sizes must be less than ``_SIZE_LIMIT``, and scales greater than 1 / ``_REDUCTION_LIMIT``.
+_SIZE_LIMIT, _MAX_NUMERATOR, _REDUCTION_LIMIT = 16384, 1 << 11, 16
 
 
-class Sampling(NamedTuple):
-    """RESIZE along height or width: output o samples the input at (o * d + offset) / n."""
+class ResizeAxis(NamedTuple):
+    """RESIZE along height or width: output o samples the input at position (o * d + offset) / n.
+
+    Attributes:
+        name: "height" or "width".
+        input_size: number of input elements.
+        n: numerator of the scale.
+        d: denominator of the scale.
+        offset: position of the first sample, in units of 1 / n.
+        border: distance of the last sample from the last input element, in units of 1 / n.
+    """
 
     name: str
-    size: int
+    input_size: int
     n: int
     d: int
     offset: int
     border: int
 
     @property
-    def reach(self) -> int:
-        """Distance between the first and the last position, in units of 1 / n."""
-        return (self.size - 1) * self.n - self.offset + self.border
+    def sampled_extent(self) -> int:
+        """Distance between the first and the last sample, in units of 1 / n."""
+        return (self.input_size - 1) * self.n - self.offset + self.border
 
     @property
-    def out(self) -> int:
-        """Number of positions; 0 if ``d`` is not positive."""
-        return self.reach // self.d + 1 if self.d > 0 else 0
+    def output_size(self) -> int:
+        """Number of samples; 0 if ``d`` is not positive."""
+        return self.sampled_extent // self.d + 1 if self.d > 0 else 0
 
     def violations(self) -> Iterator[str]:
-        """The ERROR_IFs of RESIZE and the level's limit."""
+        """Yield violations of RESIZE's ERROR_IFs and of the limit of the level."""
         n, d = self.n, self.d
-        if max(self.size, self.out) >= _LONGEST_SIDE:
-            yield f"{self.name} {self.size} to {self.out} (less than {_LONGEST_SIDE})"
-        if min(n, d) < 1 or n > _LARGEST_UNIT:
-            yield f"scale {n}/{d} in {self.name} (numerator 1 to {_LARGEST_UNIT})"
+        if max(self.input_size, self.output_size) >= _SIZE_LIMIT:
+            yield f"{self.name} {self.input_size} to {self.output_size} (less than {_SIZE_LIMIT})"
+        if min(n, d) < 1 or n > _MAX_NUMERATOR:
+            yield f"scale {n}/{d} in {self.name} (numerator 1 to {_MAX_NUMERATOR})"
         elif n > LEVEL_8K.max_scale * d:
             yield f"scale {n}/{d} in {self.name} ({LEVEL_8K.max_scale} at most); enlarge in two steps"
-        elif d >= _LEAST_RATIO * n:
-            yield f"scale {n}/{d} in {self.name} (above 1/{_LEAST_RATIO}); reduce in two steps"
+        elif d >= _REDUCTION_LIMIT * n:
+            yield f"scale {n}/{d} in {self.name} (above 1/{_REDUCTION_LIMIT}); reduce in two steps"
         elif not -n <= self.offset < 16 * n:
             yield f"offset {self.offset} in {self.name} ({-n} to {16 * n - 1})"
         elif not -16 * n <= self.border < n:
             yield f"border {self.border} in {self.name} ({-16 * n} to {n - 1})"
-        elif self.reach % d:
-            yield f"{self.name} {self.size} to {self.out} by scale {n}/{d}, offset {self.offset}, border {self.border}"
+        elif self.sampled_extent % d:
+            sizes = f"{self.name} {self.input_size} to {self.output_size}"
+            yield f"{sizes} by scale {n}/{d}, offset {self.offset}, border {self.border}"
 
 
-def samplings(op: Op) -> list[Sampling]:
-    """Height and width of a RESIZE."""
+def resize_axes(op: Op) -> list[ResizeAxis]:
+    """The axes (height, width) of a RESIZE."""
     yn, yd, xn, xd = op.attrs["scale"]
     (_, height, width, _), (oy, ox), (by, bx) = op.inputs[0].shape, op.attrs["offset"], op.attrs["border"]
-    return [Sampling("height", height, yn, yd, oy, by), Sampling("width", width, xn, xd, ox, bx)]
+    return [ResizeAxis("height", height, yn, yd, oy, by), ResizeAxis("width", width, xn, xd, ox, bx)]
 
 
 def _resize_violations(op: Op) -> Iterator[str]:
-    widens = op.output.dtype is not op.inputs[0].dtype
-    if not op.output.dtype.is_float and widens != (op.attrs["mode"] == "BILINEAR"):
+    changes_type = op.output.dtype is not op.inputs[0].dtype
+    if not op.output.dtype.is_float and changes_type != (op.attrs["mode"] == "BILINEAR"):
         yield f"mode {op.attrs['mode']} from {op.inputs[0].dtype.value} to {op.output.dtype.value}"
-    for axis in samplings(op):
+    for axis in resize_axes(op):
         yield from axis.violations()
 
 
 def _resize_shape(op: Op) -> Shape:
-    return op.inputs[0].shape[0], *(axis.out for axis in samplings(op)), op.inputs[0].shape[3]
+    return op.inputs[0].shape[0], *(axis.output_size for axis in resize_axes(op)), op.inputs[0].shape[3]
 
 
 _RESIZE = """i8>i32:INT i8>i8:INT i16>i48:int16 i16>i16:int16 f16>f16:FP bf16>bf16:bf16 f32>f32:FP"""
-define(
+define_operator(
     "RESIZE",
     _RESIZE,
     [(4, 4)],

@@ -1,1 +1,1 @@
-"""Passes on TOSA graphs; ``pipeline`` has their list, in order."""
+"""Passes on TOSA graphs. ``pipeline`` lists them in order."""

@@ -1,7 +1,7 @@
 """Lowering of booleans to int8 for hardware without boolean tensors: false is 0, true is 1.
 
-Comparisons, logic and SELECT become arithmetic. ExecuTorch's booleans have the same bytes. Nothing is rounded and no
-difference overflows, for all operands.
+Comparisons, logical operators and SELECT become arithmetic. ExecuTorch's booleans have the same bytes. The arithmetic
+is exact: it neither rounds nor overflows for any operands.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Value, constant
-from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, apply_once
+from arm_backend_core.tosa.passes.rewrite import Rewriter, RewriteRule, apply_once
 from arm_backend_core.tosa.vela_workarounds.copies import broadcast_constant
 
-_LOW, _HIGH = (int(bound) for bound in DType.INT32.range)
+_INT32_MIN, _INT32_MAX = (int(bound) for bound in DType.INT32.range)
 _INT8_VALUES = np.arange(-128, 128)
 
 
 def lower_bool_to_int8(graph: Graph, target: Target) -> None:
     """Lower all boolean operators and values of the graph to int8.
 
-    Chains of int8 operators with a comparison are TABLEs by then; the arithmetic of others may join chains later.
+    ``compose_tables`` has replaced int8 chains with comparisons before. Its next run can include the arithmetic of
+    other comparisons.
     """
     if target.hardware.booleans:
         return
@@ -46,12 +47,13 @@ def _int32_constant(x: Value, number: int, b: Builder) -> Value:
 
 
 def _saturating_add(b: Builder, x: Value, step: int) -> Value:
-    """x + step, where step is 1 or -1, saturated to INT32."""
+    """Emit x + step, saturated to INT32; ``step`` is 1 or -1."""
     if x.data is not None:
-        return b.const(np.clip(x.data.astype(np.int64) + step, _LOW, _HIGH), DType.INT32)
-    bounded = (
-        b.minimum(x, _int32_constant(x, _HIGH - 1, b)) if step > 0 else b.maximum(x, _int32_constant(x, _LOW + 1, b))
-    )
+        return b.const(np.clip(x.data.astype(np.int64) + step, _INT32_MIN, _INT32_MAX), DType.INT32)
+    if step > 0:
+        bounded = b.minimum(x, _int32_constant(x, _INT32_MAX - 1, b))
+    else:
+        bounded = b.maximum(x, _int32_constant(x, _INT32_MIN + 1, b))
     return b.add(bounded, _int32_constant(x, step, b))
 
 
@@ -60,14 +62,14 @@ def _clamp_between(b: Builder, x: Value, low: Value, high: Value) -> Value:
 
 
 def _emit_greater(b: Builder, x: Value, y: Value) -> Value:
-    """1 where x > y, else 0; INT32."""
+    """Emit x > y as INT32 (1 or 0)."""
     if x.data is not None:
         return b.sub(x, _clamp_between(b, y, _saturating_add(b, x, -1), x))
     return b.sub(_clamp_between(b, x, y, _saturating_add(b, y, 1)), y)
 
 
 def _emit_not_equal(b: Builder, x: Value, y: Value) -> Value:
-    """1 where x != y, else 0; INT32."""
+    """Emit x != y as INT32 (1 or 0)."""
     x, y = (y, x) if x.data is not None else (x, y)
     difference = b.sub(_clamp_between(b, x, _saturating_add(b, y, -1), _saturating_add(b, y, 1)), y)
     return b.mul(difference, difference)
@@ -106,26 +108,27 @@ def _lower_reduction(op: Op, rewriter: Rewriter, kind: str) -> Value:
 
 
 def _lower_select(op: Op, rewriter: Rewriter) -> Value:
-    """x * condition + y * not condition; terms that are 0 are left out."""
+    """Lower SELECT(condition, x, y) to x * condition + y * (1 - condition), without terms that are 0."""
     b, (condition, x, y), dtype = rewriter.build, op.inputs, op.output.dtype
 
-    def masked(value: Value, holds: Value) -> Value:
-        holds = holds if dtype is DType.INT8 else b.rescale(holds, dtype, 1.0)
-        product = holds if _is_scalar(value, 1) else b.mul(value, holds)
+    def multiply_by_mask(value: Value, mask: Value) -> Value:
+        mask = mask if dtype is DType.INT8 else b.rescale(mask, dtype, 1.0)
+        product = mask if _is_scalar(value, 1) else b.mul(value, mask)
         return product if product.dtype is dtype else b.rescale(product, dtype, 1.0)
 
     choices = [(x, condition), (y, _emit_not(b, condition))]
-    terms = [masked(*choice) for choice in choices if not _is_scalar(choice[0], 0)] or [masked(*choices[0])]
+    nonzero_choices = [choice for choice in choices if not _is_scalar(choice[0], 0)] or choices[:1]
+    terms = [multiply_by_mask(*choice) for choice in nonzero_choices]
     return terms[0] if len(terms) == 1 else _emit_sum(b, *terms)
 
 
 def _is_scalar(x: Value, number: int) -> bool:
-    """Whether ``x`` is a constant of one element with this value."""
+    """Whether ``x`` is a constant of one element that is equal to ``number``."""
     return x.data is not None and x.size == 1 and x.data.item() == number
 
 
 #: The rules for the operators in ``Hardware.bool_as_int8``.
-RULES: dict[str, list[Rule]] = {
+RULES: dict[str, list[RewriteRule]] = {
     **{kind: [_lower_comparison] for kind in ("EQUAL", "GREATER", "GREATER_EQUAL")},
     **{kind: [_lower_logic] for kind in ("LOGICAL_AND", "LOGICAL_NOT", "LOGICAL_OR", "LOGICAL_XOR")},
     "REDUCE_ALL": [partial(_lower_reduction, kind="REDUCE_MIN")],

@@ -1,8 +1,8 @@
-"""Control flow outlining: COND_IF and WHILE_LOOP with regions, from SELECTs and loop placeholders.
+"""Control flow outlining: SELECTs become COND_IFs, and loop placeholders become WHILE_LOOPs.
 
-Lowering emits both branches of a ``torch.cond`` side by side with a SELECT after them, and one iteration of a loop
-between placeholders. All earlier steps, from calibration to layout assignment, therefore see one flat graph. A COND_IF
-computes what only one branch reads only if that branch is taken.
+Lowering emits both branches of a ``torch.cond`` and a SELECT of their results. It emits one iteration of a loop between
+LOOP_IN and LOOP_OUT placeholders. All earlier steps, from calibration to layout assignment, therefore process one flat
+graph. A region is a graph that an operator holds. COND_IF executes only the region of the taken branch.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from arm_backend_core.tosa.passes.rewrite import skip_through
 
 
 def outline_control_flow(graph: Graph, target: Target) -> None:
-    """Outline control flow where the target supports it, inner loops and branches first.
+    """Outline control flow if the target supports it.
 
-    Outlining the outer ones moves the inner ones into their regions.
+    Inner loops and branches are outlined first. Outlining an outer one moves them into its region.
     """
     if "controlflow" not in target.extensions:
         return
@@ -28,12 +28,12 @@ def outline_control_flow(graph: Graph, target: Target) -> None:
     for selects in _group_selects(graph):
         _outline_branch(graph, target, selects)
     for op in graph.ops:
-        for inner in op.graphs:
-            outline_control_flow(inner, target)
+        for region in op.regions:
+            outline_control_flow(region, target)
 
 
 def _group_selects(graph: Graph) -> list[list[Op]]:
-    """Groups of SELECTs by the same condition of one element, none of which depends on another in its group."""
+    """Group the SELECTs that have the same condition of one element and do not depend on each other."""
     groups: dict[Value, list[list[Op]]] = {}
     for op in graph.ops:
         if op.kind == "SELECT" and op.inputs[0].size == 1 and op.inputs[0].data is None:
@@ -41,26 +41,26 @@ def _group_selects(graph: Graph) -> list[list[Op]]:
             if not _dependencies(op.inputs).isdisjoint(condition_groups[-1]):
                 condition_groups.append([])
             condition_groups[-1].append(op)
-    place = {op: i for i, op in enumerate(graph.ops)}
+    position = {op: i for i, op in enumerate(graph.ops)}
     return sorted(
-        (group for condition_groups in groups.values() for group in condition_groups), key=lambda x: place[x[-1]]
+        (group for condition_groups in groups.values() for group in condition_groups), key=lambda x: position[x[-1]]
     )
 
 
 def _dependencies(values: Iterable[Value]) -> set[Op]:
-    """All operators that the values depend on."""
-    found: set[Op] = set()
+    """All operators that the values depend on, directly or indirectly."""
+    dependencies: set[Op] = set()
     pending = list(values)
     while pending:
         op = pending.pop().producer
-        if op is not None and op not in found:
-            found.add(op)
+        if op is not None and op not in dependencies:
+            dependencies.add(op)
             pending += op.inputs
-    return found
+    return dependencies
 
 
 def _outline_branch(graph: Graph, target: Target, selects: Sequence[Op]) -> None:
-    """Replace these SELECTs by one COND_IF; keep them if no operator belongs to one branch only."""
+    """Replace these SELECTs by one COND_IF. Keep them if no operator is needed by one branch only."""
     build = Builder(graph, target)
     build.origins = merge_origins(selects)
     for op in selects:  # SELECT broadcasts, COND_IF does not
@@ -72,14 +72,14 @@ def _outline_branch(graph: Graph, target: Target, selects: Sequence[Op]) -> None
         return
     results = [[op.inputs[i] for op in selects] for i in (1, 2)]
     captured = _find_captured(exclusive, results[0] + results[1])
-    then, other = (_outline_region(graph, target, captured, values) for values in results)
+    then_graph, else_graph = (_outline_region(graph, target, captured, values) for values in results)
     condition = skip_through(selects[0].inputs[0], "RESHAPE")
     first, *extra = (op.output for op in selects)
     cond_if = Op(
         "COND_IF",
         [condition, *captured],
         first,
-        {"then_graph": then, "else_graph": other},
+        {"then_graph": then_graph, "else_graph": else_graph},
         merge_origins(selects),
         extra,
     )
@@ -87,10 +87,10 @@ def _outline_branch(graph: Graph, target: Target, selects: Sequence[Op]) -> None
 
 
 def _outline_loop(graph: Graph, target: Target, loop: int) -> None:
-    """Replace the placeholders of a loop by a WHILE_LOOP; values that it only reads are carried unchanged."""
-    marks = [op for op in graph.ops if op.attrs.get("loop") == loop]
-    starts = sorted((op for op in marks if op.kind == "LOOP_IN"), key=lambda op: op.attrs["place"])
-    ends = {op.attrs["place"]: op for op in marks if op.kind == "LOOP_OUT"}
+    """Replace the placeholders of a loop by a WHILE_LOOP. It carries values that the loop only reads unchanged."""
+    placeholders = [op for op in graph.ops if op.attrs.get("loop") == loop]
+    starts = sorted((op for op in placeholders if op.kind == "LOOP_IN"), key=lambda op: op.attrs["place"])
+    ends = {op.attrs["place"]: op for op in placeholders if op.kind == "LOOP_OUT"}
     condition, *next_values = next(iter(ends.values())).inputs[: 1 + len(starts)]
     body, changed = dict[Op, None](), {op.output for op in starts}
     needed = _dependencies([condition, *next_values])
@@ -108,26 +108,26 @@ def _outline_loop(graph: Graph, target: Target, loop: int) -> None:
     for i, end in ends.items():
         results[i] = end.output
     inputs = [*(op.inputs[0] for op in starts), *captured]
-    while_loop = Op("WHILE_LOOP", inputs, results[0], graphs, merge_origins(marks), results[1:])
-    _replace_operators(graph, while_loop, {*body, *marks})
+    while_loop = Op("WHILE_LOOP", inputs, results[0], graphs, merge_origins(placeholders), results[1:])
+    _replace_operators(graph, while_loop, {*body, *placeholders})
 
 
 def _find_captured(region: Collection[Op], results: Sequence[Value]) -> list[Value]:
-    """The values, constants aside, that the region and the results read from outside the region."""
+    """The captured values: ``region`` or ``results`` read them, operators outside compute them. No constants."""
     values = [value for op in region for value in op.inputs] + list(results)
     return list(dict.fromkeys(value for value in values if value.data is None and value.producer not in region))
 
 
 def _outline_region(graph: Graph, target: Target, inputs: Sequence[Value], results: Sequence[Value]) -> Graph:
-    """A graph of its own that computes ``results`` from ``inputs``."""
-    place = {op: i for i, op in enumerate(graph.ops)}
-    part = extract_subgraph([(value, f"x{i}") for i, value in enumerate(inputs)], results, place.__getitem__)
-    make_outputs_distinct(part, target)
-    return part
+    """Create a region: a separate graph that computes ``results`` from ``inputs``."""
+    position = {op: i for i, op in enumerate(graph.ops)}
+    region = extract_subgraph([(value, f"x{i}") for i, value in enumerate(inputs)], results, position.__getitem__)
+    make_outputs_distinct(region, target)
+    return region
 
 
 def _replace_operators(graph: Graph, replacement: Op, removed: set[Op]) -> None:
-    """Put ``replacement`` in the place of operators that nothing else reads."""
+    """Insert ``replacement`` into the graph and remove the operators ``removed``, which no other operator reads."""
     for value in replacement.results:
         value.producer = replacement
     needed = _dependencies(replacement.inputs)
@@ -136,14 +136,16 @@ def _replace_operators(graph: Graph, replacement: Op, removed: set[Op]) -> None:
 
 
 def _find_exclusive_operators(graph: Graph, selects: set[Op]) -> dict[Op, int]:
-    """The operators that only operand 1, or only operand 2, of these SELECTs needs, with that operand's index."""
-    users, outputs, side = graph.users(), set(graph.outputs), dict[Op, int]()
+    """Find the operators that only one branch needs: {operator: SELECT operand index of the branch, 1 or 2}."""
+    users, outputs, branch_of = graph.users(), set(graph.outputs), dict[Op, int]()
     for op in reversed(graph.ops):
-        sides: set[int] = {0} if not outputs.isdisjoint(op.results) else set()
+        branches: set[int] = {0} if not outputs.isdisjoint(op.results) else set()
         for value in op.results:
             for user in users.get(value, []):
-                places = [i for i in range(3) if user.inputs[i] is value] if user in selects else [side.get(user, 0)]
-                sides.update(places)
-        if sides in ({1}, {2}):
-            side[op] = sides.pop()
-    return side
+                if user in selects:
+                    branches.update(i for i in range(3) if user.inputs[i] is value)
+                else:
+                    branches.add(branch_of.get(user, 0))
+        if branches in ({1}, {2}):
+            branch_of[op] = branches.pop()
+    return branch_of

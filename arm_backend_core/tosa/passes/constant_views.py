@@ -1,7 +1,8 @@
-"""Constant deduplication: constants that differ only in shape are stored once; the other shapes are RESHAPEs of it.
+"""Constant deduplication: constants that differ only in shape are stored once. RESHAPEs provide the other shapes.
 
-Tied embeddings (``linear.weight = embedding.weight``) are the common case: GATHER wants [1, N, C], CONV2D [N, 1, 1, C].
-Quantized weights differ in their bytes if the table has one scale and the linear layer one for each channel.
+Tied embeddings (``linear.weight = embedding.weight``) are the common case: GATHER reads [1, N, C], CONV2D
+[N, 1, 1, C]. Quantized tied weights are not equal if the embedding has one scale and the linear layer one scale per
+channel.
 """
 
 from __future__ import annotations
@@ -13,27 +14,31 @@ from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op
 
-_MIN_BYTES = 1024  #: an operator, its result and its shape take about 250 bytes in the flatbuffer
+#: Smallest constant that is deduplicated. The flatbuffer needs about 250 bytes for a RESHAPE, its result and shape.
+_MIN_BYTES = 1024
 
 
 def deduplicate_constants(graph: Graph, target: Target) -> None:
-    """Store constants of equal bytes once. Skipped for NPUs: Vela encodes the weights of each reader separately."""
+    """Store constants of equal bytes once. NPUs are skipped, because Vela encodes the weights of each reader."""
     if target.hardware.npu:
         return
-    for part in (graph, *(inner for op in graph.walk() for inner in op.graphs)):
+    for subgraph in (graph, *(region for op in graph.walk() for region in op.regions)):
         uses: dict[Any, list[tuple[Op, int]]] = {}
-        for op in (op for op in part.ops if not op.graphs):
+        for op in (op for op in subgraph.ops if not op.regions):
             for i, x in enumerate(op.inputs):
                 if x.data is not None and x.data.nbytes >= _MIN_BYTES:
-                    uses.setdefault(x.content[1:], []).append((op, i))
-        for equal in uses.values():
-            _replace_by_reshapes(part, Builder(part, target), equal)
+                    uses.setdefault(x.content_key[1:], []).append((op, i))
+        for equal_uses in uses.values():
+            _replace_by_reshapes(subgraph, Builder(subgraph, target), equal_uses)
 
 
 def _replace_by_reshapes(graph: Graph, build: Builder, uses: Sequence[tuple[Op, int]]) -> None:
-    """Replace all but one of equal constants by RESHAPEs of it.
+    """Store one of several equal constants, and replace the others by RESHAPEs of the stored one.
 
-    A convolution's weight is the one that is kept, because compilers of flatbuffers may reorder a constant weight.
+    If a constant is the weight of a convolution, it is stored, because TOSA compilers may reorder a constant weight.
+
+    Args:
+        uses: (operator, operand index) of each constant.
     """
     constants = [op.inputs[i] for op, i in uses]
     stored = next((x for (op, _), x in zip(uses, constants, strict=True) if op.weight is x), constants[0])
@@ -41,7 +46,7 @@ def _replace_by_reshapes(graph: Graph, build: Builder, uses: Sequence[tuple[Op, 
     for (op, i), x in zip(uses, constants, strict=True):
         if x.shape not in views:
             reshape = "RESHAPE", (stored,), x.dtype
-            if build.refusal(*reshape, shape=list(x.shape)):  # the target moves no such elements: INT4
+            if build.refusal(*reshape, shape=list(x.shape)):  # the target has no RESHAPE of this type (INT4)
                 continue
             build.origins = op.origins
             views[x.shape] = build.emit(*reshape, shape=list(x.shape))

@@ -12,12 +12,12 @@ from arm_backend_core.tosa.graph import Graph, Op, Value, merge_origins
 
 
 def eliminate_common_subexpressions(graph: Graph, target: Target) -> None:
-    """Keep the first of equal operators; readers of the others read its result."""
+    """Keep the first of equal operators. The readers of the others read its result."""
     first: dict[Any, Op] = {}
     replaced: dict[Value, Value] = {}
     for op in graph.ops:
         op.inputs = [replaced.get(value, value) for value in op.inputs]
-        operands: Iterator[Any] = (value if value.data is None else value.content for value in op.inputs)
+        operands: Iterator[Any] = (value if value.data is None else value.content_key for value in op.inputs)
         key = (op.kind, op.output.dtype, op.output.shape, *operands)
         key += tuple((name, _to_hashable(attr)) for name, attr in sorted(op.attrs.items()))
         representative = first.setdefault(key, op)
@@ -28,11 +28,11 @@ def eliminate_common_subexpressions(graph: Graph, target: Target) -> None:
 
 
 def _to_hashable(attr: Any) -> Any:
-    """A hashable stand-in of an attribute, equal for equal attributes."""
+    """A hashable key of an attribute, equal for equal attributes."""
     if isinstance(attr, np.ndarray):
         return attr.tobytes()
     if isinstance(attr, list | tuple):
         return tuple(int(v) for v in attr)
-    if isinstance(attr, float):  # 0.0 and -0.0 are equal, and NaN is not: compare representations
+    if isinstance(attr, float):  # repr: 0.0 == -0.0 although they differ, and NaN != NaN
         return repr(attr)
     return attr

@@ -1,4 +1,4 @@
-"""Element order: where data movement takes each element from, by moving the indices of the elements themselves."""
+"""Element order: the source index of each element after data movement, computed by moving an array of indices."""
 
 from __future__ import annotations
 
@@ -13,15 +13,20 @@ from arm_backend_core.tosa.operators import Array, evaluate
 
 
 def source_indices(x: Value, steps: Sequence[Op]) -> Array:
-    """Compute for each element of the result of ``steps`` its flat index in ``x``."""
+    """Compute the flat index in ``x`` of each element of the result of ``steps``.
+
+    Args:
+        x: the operand of the first step.
+        steps: data-movement operators in execution order.
+    """
     indices: Array = np.arange(x.size, dtype=np.int32).reshape(x.shape)
     for step in steps:
-        moved_on = evaluate(replace(step, output=replace(step.output, dtype=DType.INT32)), [indices])
-        assert moved_on is not None, step.kind
-        indices = moved_on
+        moved = evaluate(replace(step, output=replace(step.output, dtype=DType.INT32)), [indices])
+        assert moved is not None, step.kind
+        indices = moved
     return indices
 
 
 def restores_order(x: Value, steps: Sequence[Op]) -> bool:
-    """Whether the result of ``steps`` has all elements of ``x`` in the same order: its TRANSPOSEs cancel."""
+    """Whether ``steps`` keep all elements of ``x`` in their order, so that their TRANSPOSEs cancel."""
     return np.array_equal(source_indices(x, steps).ravel(), np.arange(x.size))

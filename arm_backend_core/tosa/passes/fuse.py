@@ -1,4 +1,4 @@
-"""Peephole rules that fuse operators into a neighbour: padding, CLAMP, RESCALE, arithmetic after a convolution."""
+"""Peephole rules that fuse PAD, CLAMP, RESCALE, and arithmetic after a convolution into a neighbouring operator."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.tosa.graph import Op, Value, constant
-from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, has_constant_weights, producer
+from arm_backend_core.tosa.passes.rewrite import Rewriter, RewriteRule, has_constant_weights, producer
 
 Array = np.ndarray[Any, Any]
 _CONVOLUTIONS = ("CONV2D", "DEPTHWISE_CONV2D", "TRANSPOSE_CONV2D")
@@ -18,10 +18,11 @@ _CONVOLUTIONS = ("CONV2D", "DEPTHWISE_CONV2D", "TRANSPOSE_CONV2D")
 
 
 def fold_pad(op: Op, rewriter: Rewriter) -> Value | None:
-    """Fold a PAD of height and width into the operator's own padding, if both pad with the same value.
+    """Fold a PAD of height and width into the ``pad`` attribute of the operator, if both pad with the same value.
 
-    CONV2D and DEPTHWISE_CONV2D pad with the input's zero point. MAX_POOL2D ignores padding, which equals padding with
-    the smallest value. AVG_POOL2D does not count its padding in the divisor, so that a PAD before it differs.
+    CONV2D and DEPTHWISE_CONV2D pad with the input's zero point. MAX_POOL2D ignores its padding, which is the same as
+    padding with the smallest value. AVG_POOL2D has no such rule: its divisor counts the elements of a PAD, but not its
+    own padding.
     """
     pad = producer(op.inputs[0], "PAD")
     if pad is None or pad.attrs["pad_const"] != _padding_value(op):
@@ -31,7 +32,7 @@ def fold_pad(op: Op, rewriter: Rewriter) -> Value | None:
         return None
     padding = [a + b for a, b in zip(op.attrs["pad"], amounts[2:6], strict=True)]
     extent = _window_extent(op)
-    # TOSA's pooling refuses windows that read padding only, and no hardware pads that deep.
+    # TOSA forbids pooling windows that read only padding, and no hardware supports padding as large as the window.
     if any(amount >= extent[side // 2] for side, amount in enumerate(padding)):
         return None
     attrs = {**op.attrs, "pad": padding}
@@ -40,7 +41,7 @@ def fold_pad(op: Op, rewriter: Rewriter) -> Value | None:
 
 
 def _padding_value(op: Op) -> float:
-    """The value that the operator's own padding is equal to."""
+    """The element value that has the effect of the operator's own padding."""
     if op.kind != "MAX_POOL2D":
         return float(op.attrs["input_zp"])
     dtype = op.output.dtype
@@ -48,7 +49,7 @@ def _padding_value(op: Op) -> float:
 
 
 def _window_extent(op: Op) -> list[int]:
-    """Height and width of the window, dilation included."""
+    """Height and width of the window in input elements, dilation included."""
     if op.kind == "MAX_POOL2D":
         return list(op.attrs["kernel"])
     kernel = op.inputs[1].shape[1:3] if op.kind == "CONV2D" else op.inputs[1].shape[:2]
@@ -59,7 +60,7 @@ def _window_extent(op: Op) -> list[int]:
 
 
 def merge_clamp(op: Op, rewriter: Rewriter) -> Value | None:
-    """Remove a CLAMP to the whole range of its type; merge a CLAMP of a CLAMP."""
+    """Remove a CLAMP to the full range of its type; merge two successive CLAMPs."""
     low, high = op.attrs["min_val"], op.attrs["max_val"]
     floor, ceiling = (-np.inf, np.inf) if op.output.dtype.is_float else op.output.dtype.range
     if low <= floor and high >= ceiling:
@@ -81,8 +82,7 @@ def rescale_factors(op: Op) -> Array:
 
 
 def power_of_two(op: Op) -> int | None:
-    """The exponent k >= 0 if the RESCALE computes (x - input_zp) * 2**k + output_zp exactly, saturation aside; else
-    None.
+    """The exponent k >= 0 if the RESCALE computes (x - input_zp) * 2**k + output_zp, apart from saturation; else None.
 
     k = 0 is a RESCALE by 1.
     """
@@ -95,20 +95,20 @@ def power_of_two(op: Op) -> int | None:
 
 
 def is_rescale_by_one(op: Op) -> bool:
-    """Whether ``op`` is a RESCALE by 1; it may move the zero point, and it saturates to its output type."""
+    """Whether ``op`` is a RESCALE by 1. It may change the zero point, and it saturates to the output type."""
     return op.kind == "RESCALE" and power_of_two(op) == 0
 
 
 def is_identity_rescale(op: Op) -> bool:
-    """Whether ``op`` is a RESCALE by 1 without zero points: it changes no value that fits the output type."""
+    """Whether ``op`` is a RESCALE by 1 without zero points. It changes no value that fits the output type."""
     return is_rescale_by_one(op) and op.attrs["input_zp"] == op.attrs["output_zp"] == 0
 
 
 def merge_rescale(op: Op, rewriter: Rewriter) -> Value | None:
-    """Remove a RESCALE that changes nothing; merge a RESCALE with an exact widening RESCALE before it.
+    """Remove a RESCALE that changes nothing; merge a RESCALE with a preceding RESCALE by 2**k that cannot saturate.
 
-    ((x * 2**k) * m + 2**(s-1)) >> s equals (x * m + 2**(s-1-k)) >> (s-k): the first RESCALE becomes part of the shift.
-    Double rounding adds a term that this does not hold for, so that only k = 0 is merged there.
+    ((x * 2**k) * m + 2**(s-1)) >> s equals (x * m + 2**(s-1-k)) >> (s-k), so that the factor 2**k reduces the shift by
+    k. Double rounding adds a term for which this equation does not hold. With double rounding, only k = 0 is merged.
     """
     source, attrs = op.inputs[0], op.attrs
     if source.dtype is op.output.dtype and attrs["input_zp"] == attrs["output_zp"] and power_of_two(op) == 0:
@@ -127,18 +127,18 @@ def merge_rescale(op: Op, rewriter: Rewriter) -> Value | None:
 
 
 def _cannot_saturate(op: Op, k: int) -> bool:
-    """Whether a RESCALE by 2**k fits every operand into its output type."""
+    """Whether no input value saturates in a RESCALE by 2**k."""
     low, high = op.inputs[0].dtype.range
-    least, most = op.output.dtype.range
-    ends = [((x - op.attrs["input_zp"]) << k) + op.attrs["output_zp"] for x in (low, high)]
-    return bool(least <= ends[0] and ends[1] <= most)
+    output_min, output_max = op.output.dtype.range
+    results = [((x - op.attrs["input_zp"]) << k) + op.attrs["output_zp"] for x in (low, high)]
+    return bool(output_min <= results[0] and results[1] <= output_max)
 
 
 # -- arithmetic with constants after a convolution -----------------------------------------------------------
 
 
 def fold_scale_into_convolution(op: Op, rewriter: Rewriter) -> Value | None:
-    """MUL of a float convolution by a constant per channel scales weights and bias (inference batch norm)."""
+    """Fold a MUL by one constant per channel into weight and bias of a float convolution (batch normalization)."""
     match = _match_convolution_and_constant(op, rewriter, (DType.FP32,))
     if match is None:
         return None
@@ -154,7 +154,10 @@ def fold_scale_into_convolution(op: Op, rewriter: Rewriter) -> Value | None:
 
 
 def fold_bias_into_convolution(op: Op, rewriter: Rewriter) -> Value | None:
-    """ADD or SUB of a constant per channel is added to the bias. Exact for INT32, because both wrap alike."""
+    """Fold an ADD or SUB of one constant per channel into the bias of a convolution.
+
+    This is exact for INT32, because both sums wrap around in the same way.
+    """
     if op.kind == "SUB" and op.inputs[1].data is None:
         return None
     match = _match_convolution_and_constant(op, rewriter, (DType.FP32, DType.INT32))
@@ -168,7 +171,7 @@ def fold_bias_into_convolution(op: Op, rewriter: Rewriter) -> Value | None:
 
 
 def _match_convolution_and_constant(op: Op, rewriter: Rewriter, dtypes: tuple[DType, ...]) -> tuple[Op, Array] | None:
-    """The convolution whose single reader is ``op``, and the constant other operand as one number per channel."""
+    """The convolution whose only reader is ``op``, and the other operand of ``op``: one constant per channel."""
     for value, other in (op.inputs, op.inputs[::-1]):
         conv = value.producer
         if conv is None or conv.kind not in _CONVOLUTIONS or other.data is None or value.dtype not in dtypes:
@@ -180,14 +183,14 @@ def _match_convolution_and_constant(op: Op, rewriter: Rewriter, dtypes: tuple[DT
 
 
 def _replace_constants(conv: Op, weight: Array | None, bias: Array, rewriter: Rewriter) -> Value:
-    """The convolution with another weight and bias."""
+    """Emit the convolution with another weight and bias."""
     assert weight is not None
     operands = [constant(weight, conv.inputs[1].dtype), constant(bias, conv.inputs[2].dtype)]
     inputs = [conv.inputs[0], *operands]
     return rewriter.build.emit(conv.kind, inputs, conv.output.dtype, **conv.attrs)
 
 
-RULES: dict[str, list[Rule]] = {
+RULES: dict[str, list[RewriteRule]] = {
     "CONV2D": [fold_pad],
     "DEPTHWISE_CONV2D": [fold_pad],
     "MAX_POOL2D": [fold_pad],

@@ -1,12 +1,12 @@
 """Layout assignment: choose the layout of every value so that TRANSPOSEs move the fewest bytes.
 
-Convolutions and pooling require channels last; most other operators accept any layout (``layout_modes``). A TRANSPOSE
-is needed where an operator reads a value in another layout than it was written in, and costs the value's bytes. One
-assignment thus sinks, hoists, merges and cancels TRANSPOSEs at once.
+Convolutions and pooling require channels last. Most other operators accept any layout (``layout_modes``). A TRANSPOSE
+is needed where an operator reads a value in another layout than its producer writes. Its cost is the size of the value.
+The assignment sinks, hoists, merges and cancels TRANSPOSEs in one step.
 
 Two dynamic programs over the graph, one from the inputs and one from the outputs, compute the cost of each candidate
-layout. They are exact on trees. A final walk emits the graph and decides with the layouts that exist so far. Its result
-replaces the graph only if it moves fewer bytes, so that repeating the pass ends.
+layout. They are exact on trees. ``_GraphWriter`` then emits the graph again and chooses the modes greedily. The new
+graph is kept only if it moves fewer bytes, so that repetitions of the pass end.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from arm_backend_core.tosa.passes.layout_modes import (
 Costs = dict[Layout, float]
 
 _INFINITE = float("inf")
-#: Cost of a RESHAPE. It moves nothing, but one operator less is better.
+#: Cost of a RESHAPE in bytes. It moves no data, but the smallest number of operators is preferred.
 _RESHAPE_COST = 1.0
 #: Cost of starting an operation, in bytes that the hardware could move in the same time.
-_OPERATION_COST = 256.0
-#: Limit of candidate layouts for one value; real graphs need two or three.
+_START_COST = 256.0
+#: Maximum number of candidate layouts of one value. Real graphs need two or three.
 _MAX_CANDIDATES = 6
 
 
 def assign_layouts(graph: Graph, target: Target) -> None:
-    """Rewrite ``graph`` with TRANSPOSEs where they move the fewest bytes."""
+    """Rewrite ``graph`` so that its TRANSPOSEs move the fewest bytes."""
     graph.remove_dead()
     before = movement_cost(graph)
-    if before < _OPERATION_COST:
+    if before < _START_COST:
         return
     costs = _LayoutCosts(graph, target)
     old_ops, old_outputs = graph.ops, list(graph.outputs)
@@ -61,7 +61,7 @@ def assign_layouts(graph: Graph, target: Target) -> None:
 
 
 def movement_cost(graph: Graph) -> float:
-    """Cost that layout assignment minimizes: bytes that TRANSPOSEs move, and a small cost per TRANSPOSE and RESHAPE."""
+    """Cost that layout assignment minimizes: bytes that TRANSPOSEs move, plus a constant per TRANSPOSE and RESHAPE."""
     total = 0.0
     for op in graph.ops:
         if op.kind == "RESHAPE":
@@ -74,7 +74,7 @@ def movement_cost(graph: Graph) -> float:
 
 @lru_cache(maxsize=65536)
 def _layout_change_cost(shape: tuple[int, ...], dtype: DType, before: Layout, after: Layout) -> float:
-    """Cost of changing the layout of one value."""
+    """Cost, in bytes, of changing the layout of one value."""
     if before == after:
         return 0.0
     if is_free_permutation(shape, before, after):
@@ -82,17 +82,18 @@ def _layout_change_cost(shape: tuple[int, ...], dtype: DType, before: Layout, af
     elements = 1
     for dim in shape:
         elements *= dim
-    return _OPERATION_COST + elements * dtype.bytes
+    return _START_COST + elements * dtype.bytes
 
 
 class _LayoutCosts:
-    """Costs of every candidate layout of every value, for the operators above it and below it.
+    """Costs of every candidate layout of every value, from the operators that precede it and from those that follow.
 
     Attributes:
-        above: cost of producing each value in each layout, relative to the cheapest.
-        below: cost of all readers if each value is written in each layout, relative to the cheapest.
-        candidates: the layouts that are considered for each value.
-        modes: the modes of each operator that use only candidates.
+        above: {value: {layout: cost of producing the value in it, relative to the cheapest layout}}.
+        below: {value: {layout: cost of all readers if the value is written in it, relative to the cheapest layout}}.
+        candidates: {value: its candidate layouts}; the inner dictionaries are ordered sets.
+        modes: {operator: its modes with candidate layouts only}.
+        movable: {type: whether the target can TRANSPOSE its elements}.
     """
 
     def __init__(self, graph: Graph, target: Target) -> None:
@@ -102,7 +103,7 @@ class _LayoutCosts:
         self.movable = {dtype: refusal(target, "TRANSPOSE", [dtype], dtype) is None for dtype in DType}
         self.candidates: dict[Value, dict[Layout, None]] = {}
         self._collect_candidates()
-        self.modes = {op: self._modes(op) for op in graph.ops}
+        self.modes = {op: self._candidate_modes(op) for op in graph.ops}
         self.above: dict[Value, Costs] = {}
         for value in graph.inputs:
             self.above[value] = self._complete_costs(value, {identity(value.rank): 0.0})
@@ -117,7 +118,7 @@ class _LayoutCosts:
     # -- candidates ------------------------------------------------------------------------------------------
 
     def _collect_candidates(self) -> None:
-        """Collect the layouts that any producer offers or any reader wants."""
+        """Collect the layouts that a producer can write or a reader can read."""
         for value in self.graph.inputs:
             self.candidates[value] = {identity(value.rank): None}
         for op in self.graph.ops:
@@ -143,11 +144,11 @@ class _LayoutCosts:
         if known is not None and len(known) < _MAX_CANDIDATES:
             known[layout] = None
 
-    def _modes(self, op: Op) -> list[Mode]:
+    def _candidate_modes(self, op: Op) -> list[Mode]:
         if not is_layout_flexible(op):
             return modes(op, identity(op.output.rank))
-        found = [mode for output in self.candidates[op.output] for mode in modes(op, output)]
-        return [mode for mode in found if self._has_candidates(op, mode)]
+        flexible_modes = [mode for output in self.candidates[op.output] for mode in modes(op, output)]
+        return [mode for mode in flexible_modes if self._has_candidates(op, mode)]
 
     def _has_candidates(self, op: Op, mode: Mode) -> bool:
         operands = zip(op.inputs, mode.inputs, strict=True)
@@ -156,13 +157,13 @@ class _LayoutCosts:
     # -- costs -----------------------------------------------------------------------------------------------
 
     def change_cost(self, value: Value, before: Layout, after: Layout) -> float:
-        """Cost of changing the layout of ``value``; 0 for constants, which are permuted at compile time."""
+        """Cost of changing the layout of ``value``. It is 0 for constants, which are permuted at compile time."""
         if before == after or value.data is not None:
             return 0.0
         return _layout_change_cost(value.shape, value.dtype, before, after) if self.movable[value.dtype] else _INFINITE
 
     def _complete_costs(self, value: Value, known: Costs) -> Costs:
-        """Cost of every candidate layout, produced directly or by a layout change; the cheapest is 0."""
+        """Extend the ``known`` costs to all candidate layouts by layout changes. The cheapest layout has cost 0."""
         return _subtract_minimum(
             {
                 layout: min(cost + self.change_cost(value, source, layout) for source, cost in known.items())
@@ -171,7 +172,7 @@ class _LayoutCosts:
         )
 
     def _cost_above(self, op: Op) -> Costs:
-        """Cost of producing the result in each layout."""
+        """Cost of producing the result of ``op`` in each layout."""
         produced: Costs = {}
         for mode in self.modes[op]:
             cost = sum(self._operand_cost(v, p) for v, p in zip(op.inputs, mode.inputs, strict=True))
@@ -184,8 +185,8 @@ class _LayoutCosts:
         return 0.0 if value.data is not None else self.above[value][layout]
 
     def _add_reader_costs(self, op: Op) -> None:
-        """Record for each operand what this reader costs by the operand's layout."""
-        down = self.below[op.output]
+        """Record for each operand of ``op`` the cost of ``op`` by the layout of this operand."""
+        cost_below = self.below[op.output]
         for i, value in enumerate(op.inputs):
             if value.data is not None:
                 continue
@@ -193,14 +194,14 @@ class _LayoutCosts:
             for mode in self.modes[op]:
                 operands = zip(op.inputs, mode.inputs, strict=True)
                 others = sum(self._operand_cost(other, p) for other, p in operands if other is not value)
-                cost = others + (down[mode.output] if is_layout_flexible(op) else 0.0)
+                cost = others + (cost_below[mode.output] if is_layout_flexible(op) else 0.0)
                 costs[mode.inputs[i]] = min(cost, costs.get(mode.inputs[i], _INFINITE))
             self._readers.setdefault(value, []).append(costs)
 
     def _cost_below(self, value: Value) -> Costs:
-        """Cost of all readers together if the value is written in each layout.
+        """Total cost of all readers of ``value``, by the layout that its producer writes.
 
-        Readers share a changed layout. The changes are therefore enumerated first: none, one or two of them.
+        Readers share the result of a layout change. The method enumerates sets of zero, one and two layout changes.
         """
         readers = self._readers.pop(value, [])
         if value in self.outputs:
@@ -210,37 +211,42 @@ class _LayoutCosts:
         reader_cost = cache(partial(_reader_cost, readers))
         costs = {
             written: min(
-                self._change_cost(value, written, extra) + reader_cost(frozenset((written, *extra)))
+                self._total_change_cost(value, written, extra) + reader_cost(frozenset((written, *extra)))
                 for extra in extra_layouts
             )
             for written in candidates
         }
         return _subtract_minimum(costs)
 
-    def _change_cost(self, value: Value, written: Layout, layouts: Sequence[Layout]) -> float:
-        """Cost of providing ``value`` in these layouts too."""
+    def _total_change_cost(self, value: Value, written: Layout, layouts: Sequence[Layout]) -> float:
+        """Cost of converting ``value`` from the layout ``written`` to each of ``layouts``."""
         return sum(self.change_cost(value, written, layout) for layout in layouts)
 
 
 def _reader_cost(readers: Sequence[Costs], available: frozenset[Layout]) -> float:
-    """Cost of the readers if each takes the best of the ``available`` layouts."""
+    """Total cost of the readers if each reads the best of the ``available`` layouts."""
     return sum(min(costs.get(layout, _INFINITE) for layout in available) for costs in readers)
 
 
 def _subtract_minimum(costs: Costs) -> Costs:
-    """Costs relative to the smallest."""
-    least = min(costs.values())
-    return {layout: cost - least if cost < _INFINITE else cost for layout, cost in costs.items()}
+    """Costs relative to the smallest one."""
+    minimum = min(costs.values())
+    return {layout: cost - minimum if cost < _INFINITE else cost for layout, cost in costs.items()}
 
 
 class _GraphWriter:
-    """Emits the graph again, each operator in the mode that is cheapest given the layouts written so far."""
+    """Emits the graph again, in execution order. It chooses the cheapest mode of each operator.
+
+    Attributes:
+        written: {value of the old graph: {layout: value of the new graph that holds it in this layout}}.
+        transpose_origins: {value: origins of the TRANSPOSE that produced it}.
+    """
 
     def __init__(self, graph: Graph, target: Target, costs: _LayoutCosts) -> None:
         self.graph = graph
         self.costs = costs
         self.build = Builder(graph, target)
-        self.transpose_origins: dict[Value, Origins] = {}  # origins of the TRANSPOSE that a value results from
+        self.transpose_origins: dict[Value, Origins] = {}
         self.written: dict[Value, dict[Layout, Value]] = {v: {identity(v.rank): v} for v in graph.inputs}
 
     def run(self) -> None:
@@ -249,32 +255,32 @@ class _GraphWriter:
         for op in ops:
             self.build.origins = op.origins
             if op.kind == "TRANSPOSE":
-                undo = inverse(tuple(op.attrs["perms"]))
-                available = self._layouts(op.inputs[0])
-                self.written[op.output] = {compose(undo, layout): value for layout, value in available.items()}
+                inverse_perms = inverse(tuple(op.attrs["perms"]))
+                available = self._written_layouts(op.inputs[0])
+                self.written[op.output] = {compose(inverse_perms, layout): value for layout, value in available.items()}
                 self.transpose_origins[op.output] = op.origins
             else:
-                self._write(op, self._choose(op))
+                self._write(op, self._choose_mode(op))
         self.graph.outputs = [self._read(value, identity(value.rank)) for value in self.graph.outputs]
         self.graph.remove_dead()
 
-    def _layouts(self, value: Value) -> dict[Layout, Value]:
+    def _written_layouts(self, value: Value) -> dict[Layout, Value]:
         if value not in self.written:  # a constant
             self.written[value] = {identity(value.rank): value}
         return self.written[value]
 
-    def _choose(self, op: Op) -> Mode:
-        """The cheapest mode; on a tie the one that changes no layout yet."""
-        down = self.costs.below[op.output]
+    def _choose_mode(self, op: Op) -> Mode:
+        """The cheapest mode. On a tie, the mode with the smallest cost of layout changes of the operands."""
+        cost_below = self.costs.below[op.output]
 
         def cost(mode: Mode) -> tuple[float, float]:
             change = sum(self._cheapest_change(v, p) for v, p in dict(zip(op.inputs, mode.inputs, strict=True)).items())
-            return change + down[mode.output], change
+            return change + cost_below[mode.output], change
 
         return min(self.costs.modes[op], key=cost)
 
     def _cheapest_change(self, value: Value, layout: Layout) -> float:
-        return min(self.costs.change_cost(value, available, layout) for available in self._layouts(value))
+        return min(self.costs.change_cost(value, available, layout) for available in self._written_layouts(value))
 
     def _write(self, op: Op, mode: Mode) -> None:
         inputs = [self._read(v, p) for v, p in zip(op.inputs, mode.inputs, strict=True)]
@@ -284,19 +290,24 @@ class _GraphWriter:
         else:
             result = self.build.emit(op.kind, inputs, op.output.dtype, **permute_attributes(op, mode))
         self.written[op.output] = {mode.output: result}
-        wanted = [self.transpose_origins[value] for value in op.inputs if value in self.transpose_origins]
-        if wanted and mode.output != identity(op.output.rank):
-            self.transpose_origins[op.output] = wanted[0]
+        inherited = [self.transpose_origins[value] for value in op.inputs if value in self.transpose_origins]
+        if inherited and mode.output != identity(op.output.rank):
+            self.transpose_origins[op.output] = inherited[0]
 
     def _read(self, value: Value, layout: Layout) -> Value:
-        """``value`` in this layout, converted from the cheapest layout that is written."""
-        available = self._layouts(value)
+        """``value`` in this layout. A missing layout is converted from the cheapest written layout."""
+        available = self._written_layouts(value)
         if layout not in available:
-            nearest = min(available, key=lambda p: self.costs.change_cost(value, p, layout))
-            if is_free_permutation(value.shape, nearest, layout):
-                available[layout] = self.build.reshape(available[nearest], permute_shape(value.shape, layout))
+            source_layout = min(available, key=lambda p: self.costs.change_cost(value, p, layout))
+            if is_free_permutation(value.shape, source_layout, layout):
+                available[layout] = self.build.reshape(available[source_layout], permute_shape(value.shape, layout))
             else:
-                reader, self.build.origins = self.build.origins, self.transpose_origins.get(value, self.build.origins)
-                available[layout] = self.build.transpose(available[nearest], compose(inverse(nearest), layout))
-                self.build.origins = reader
+                reader_origins, self.build.origins = (
+                    self.build.origins,
+                    self.transpose_origins.get(value, self.build.origins),
+                )
+                available[layout] = self.build.transpose(
+                    available[source_layout], compose(inverse(source_layout), layout)
+                )
+                self.build.origins = reader_origins
         return available[layout]

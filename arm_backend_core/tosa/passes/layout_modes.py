@@ -1,4 +1,4 @@
-"""Layout modes: which layouts of operands and result an operator supports, and its attributes in them.
+"""Layout modes: the combinations of operand and result layouts that an operator supports, and its attributes in each.
 
 A layout is a permutation: dimension i of the stored tensor is dimension ``layout[i]`` of the program's tensor.
 """
@@ -16,7 +16,7 @@ from arm_backend_core.tosa.passes.merge import reshape_groups
 
 Shape = tuple[int, ...]
 
-#: Operators whose operands and result share one layout.
+#: Operators that accept any layout, if the operands and the result have the same layout.
 _LAYOUT_AGNOSTIC = frozenset(
     kind
     for kind, record in OPERATORS.items()
@@ -25,20 +25,20 @@ _LAYOUT_AGNOSTIC = frozenset(
 
 
 class Mode(NamedTuple):
-    """Layouts in which an operator reads its operands and writes its result."""
+    """Layouts in which an operator reads its operands and writes its result, after permuting its attributes."""
 
     inputs: tuple[Layout, ...]
     output: Layout
 
 
 def _dims_above_one(shape: Shape, dims: Sequence[int]) -> list[int]:
-    """Those of ``dims`` that have more than one element."""
+    """The dimensions among ``dims`` whose size is greater than 1, in the same order."""
     return [d for d in dims if shape[d] != 1]
 
 
 @lru_cache(maxsize=65536)
 def is_free_permutation(shape: Shape, before: Layout, after: Layout) -> bool:
-    """Whether both layouts store the elements in the same order: only dimensions of size 1 differ in place."""
+    """Whether both layouts store the elements in the same order, because only dimensions of size 1 move."""
     return _dims_above_one(shape, before) == _dims_above_one(shape, after)
 
 
@@ -49,34 +49,34 @@ def permute_shape(shape: Shape, layout: Layout) -> Shape:
 
 @lru_cache(maxsize=65536)
 def propagate_through_reshape(source: Shape, result: Shape, layout: Layout) -> Layout | None:
-    """Layout of a RESHAPE's result for its operand's ``layout``; None if elements would have to move.
+    """Layout of a RESHAPE's result if its operand is in ``layout``; None if elements would have to move.
 
-    It exists if each run of dimensions that the RESHAPE splits or merges is stored contiguously and in order.
+    No element moves if each group of dimensions that the RESHAPE splits or merges is stored contiguously and in order.
     """
-    runs = [
+    groups = [
         (_dims_above_one(source, before), _dims_above_one(result, after))
         for before, after in reshape_groups(source, result)
     ]
     remaining = _dims_above_one(source, layout)
     order: list[int] = []
     while remaining:
-        run, new = next(run for run in runs if remaining[0] in run[0])
-        if remaining[: len(run)] != run:
+        source_dims, result_dims = next(group for group in groups if remaining[0] in group[0])
+        if remaining[: len(source_dims)] != source_dims:
             return None
-        remaining = remaining[len(run) :]
-        order += new
-    # The place of a dimension of size 1 does not matter: each keeps its own.
+        remaining = remaining[len(source_dims) :]
+        order += result_dims
+    # Dimensions of size 1 may have any position. They keep their own.
     ordered = iter(order)
     return tuple(d if size == 1 else next(ordered) for d, size in enumerate(result))
 
 
 def is_layout_flexible(op: Op) -> bool:
-    """Whether the operator supports another mode than the identity layouts."""
+    """Whether the operator supports modes with permuted layouts."""
     return op.kind in _LAYOUT_AGNOSTIC or op.kind in ("TRANSPOSE", "RESHAPE", "ARGMAX")
 
 
 def propagate_layout(op: Op, operand: Layout) -> Layout | None:
-    """Layout of the result if the (first) operand is in layout ``operand``; None if that is not supported."""
+    """Layout of the result if the first operand is in layout ``operand``; None if ``op`` does not support it."""
     if op.kind in _LAYOUT_AGNOSTIC:
         return operand if _accepts(op, operand) else None
     if op.kind == "TRANSPOSE":
@@ -90,7 +90,7 @@ def propagate_layout(op: Op, operand: Layout) -> Layout | None:
 
 
 def modes(op: Op, output: Layout) -> list[Mode]:
-    """Every mode that writes the result in layout ``output``."""
+    """All modes of ``op`` that write the result in layout ``output``."""
     if op.kind in _LAYOUT_AGNOSTIC:
         return [Mode((output,) * len(op.inputs), output)] if _accepts(op, output) else []
     if op.kind == "TRANSPOSE":
@@ -108,7 +108,7 @@ def modes(op: Op, output: Layout) -> list[Mode]:
 
 
 def _accepts(op: Op, layout: Layout) -> bool:
-    """Whether the operator supports the layout: a per-channel RESCALE needs its channels in the last dimension."""
+    """Whether ``op`` accepts the layout. A per-channel RESCALE needs its channels in the last dimension."""
     return not op.attrs.get("per_channel") or layout[-1] == len(layout) - 1
 
 
@@ -118,8 +118,8 @@ def permute_attributes(op: Op, mode: Mode) -> dict[str, Any]:
     if "axis" in attrs:
         attrs["axis"] = mode.inputs[0].index(attrs["axis"])
     for name in OPERATORS[op.kind].per_dimension:
-        per = len(attrs[name]) // len(mode.output)
-        attrs[name] = [int(attrs[name][per * d + i]) for d in mode.output for i in range(per)]
+        entries_per_dim = len(attrs[name]) // len(mode.output)
+        attrs[name] = [int(attrs[name][entries_per_dim * d + i]) for d in mode.output for i in range(entries_per_dim)]
     if op.kind == "RESHAPE":
         attrs["shape"] = list(permute_shape(op.output.shape, mode.output))
     return attrs

@@ -1,4 +1,4 @@
-"""Peephole rules that merge or remove data movement: RESHAPE, SLICE, CONCAT, PAD, TILE."""
+"""Peephole rules that merge or remove RESHAPE, SLICE, CONCAT, PAD and TILE, and remove operators without effect."""
 
 from __future__ import annotations
 
@@ -9,26 +9,28 @@ import numpy as np
 
 from arm_backend_core.tosa.graph import Op, Value, prod
 from arm_backend_core.tosa.operators import ELEMENTWISE, LEVEL_8K, UNARY
-from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, producer
+from arm_backend_core.tosa.passes.rewrite import Rewriter, RewriteRule, producer
 
-Groups = list[tuple[list[int], list[int]]]
+#: Pairs of dimension lists, one list for each of two shapes.
+DimGroups = list[tuple[list[int], list[int]]]
 
 
-def reshape_groups(a: tuple[int, ...], b: tuple[int, ...]) -> Groups:
-    """Shortest runs of dimensions of shapes ``a`` and ``b`` that hold the same elements under RESHAPE.
+def reshape_groups(a: tuple[int, ...], b: tuple[int, ...]) -> DimGroups:
+    """Shortest groups of adjacent dimensions of ``a`` and ``b`` between which a RESHAPE maps the elements.
 
-    Dimensions of size 1 belong to the run before them. Both shapes have the same, non-zero number of elements.
+    For example, [4, 6] to [2, 2, 6] has the groups ([0], [0, 1]) and ([1], [2]). A dimension of size 1 belongs to the
+    preceding group. Both shapes have the same, non-zero number of elements.
     """
     boundaries = sorted(set(accumulate(a, mul)) & set(accumulate(b, mul)) | {prod(a)})
-    result: Groups = [([], []) for _ in boundaries]
+    groups: DimGroups = [([], []) for _ in boundaries]
     for side, shape in enumerate((a, b)):
-        total, run = 1, 0
+        total, group = 1, 0
         for dim, size in enumerate(shape):
             total *= size
-            while size > 1 and total > boundaries[run]:
-                run += 1
-            result[run][side].append(dim)
-    return result
+            while size > 1 and total > boundaries[group]:
+                group += 1
+            groups[group][side].append(dim)
+    return groups
 
 
 def equal_without_ones(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
@@ -39,8 +41,8 @@ def equal_without_ones(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
 # -- RESHAPE -------------------------------------------------------------------------------------------------
 
 
-def reshape_of_reshape(op: Op, rewriter: Rewriter) -> Value | None:
-    """RESHAPE of a RESHAPE becomes one; a RESHAPE to the same shape is removed."""
+def merge_reshape(op: Op, rewriter: Rewriter) -> Value | None:
+    """Merge two successive RESHAPEs; remove a RESHAPE to the same shape."""
     first = producer(op.inputs[0], "RESHAPE")
     if first is None and op.output.shape != op.inputs[0].shape:
         return None
@@ -48,9 +50,9 @@ def reshape_of_reshape(op: Op, rewriter: Rewriter) -> Value | None:
 
 
 def sink_reshape(op: Op, rewriter: Rewriter) -> Value | None:
-    """f(RESHAPE(x), ...) becomes RESHAPE(f(x, ...)): the RESHAPE sinks until it merges with another.
+    """f(RESHAPE(x), ...) becomes RESHAPE(f(x, ...)). The RESHAPE sinks until it merges with another RESHAPE.
 
-    Only if every reader is elementwise, so that the RESHAPE itself is removed.
+    All readers of the RESHAPE must be elementwise, so that the rule removes it from all of them.
     """
     reshape = next((r for v in op.inputs if v.shape == op.output.shape and (r := producer(v, "RESHAPE"))), None)
     if reshape is None or not _only_elementwise_readers(reshape.output, rewriter):
@@ -74,7 +76,11 @@ def _only_elementwise_readers(value: Value, rewriter: Rewriter) -> bool:
 
 
 def _undo_reshape(value: Value, old: tuple[int, ...], new: tuple[int, ...], rewriter: Rewriter) -> Value | None:
-    """``value``, which broadcasts to shape ``old``, in a shape that broadcasts to ``new``; None unless that is free."""
+    """Reshape ``value``, which broadcasts to shape ``old``, to a shape that broadcasts to shape ``new``.
+
+    Returns:
+        None unless this is free: ``value`` is a RESHAPE from ``new``, a constant, or one element.
+    """
     reshape = producer(value, "RESHAPE")
     if reshape is not None and value.shape == old and reshape.inputs[0].shape == new:
         return reshape.inputs[0]
@@ -83,7 +89,7 @@ def _undo_reshape(value: Value, old: tuple[int, ...], new: tuple[int, ...], rewr
         inner = _undo_reshape(rescale.inputs[0], old, new, rewriter)
         return inner and rewriter.build.emit("RESCALE", (inner,), value.dtype, **rescale.attrs)
     if value.data is None and (value.size > 1 or prod(old) == 1):
-        return None  # not free; with one element, the rule would move the RESHAPE to and fro between the operands
+        return None  # not free; for results of one element, the rule would move the RESHAPE to and fro between operands
     shape = [1] * len(new)
     for new_dims, old_dims in reshape_groups(new, old):
         broadcast_dims = [dim for dim in old_dims if value.shape[dim] != 1]
@@ -98,7 +104,10 @@ def _undo_reshape(value: Value, old: tuple[int, ...], new: tuple[int, ...], rewr
 
 
 def merge_slice(op: Op, rewriter: Rewriter) -> Value | None:
-    """SLICE of everything, of a SLICE, of one operand of a CONCAT, or of the part inside a PAD."""
+    """Remove a SLICE of the whole operand. Merge a SLICE with the SLICE, CONCAT or PAD that produces its operand.
+
+    A SLICE of a CONCAT or PAD is merged if it reads only elements of one operand.
+    """
     source, start, size = op.inputs[0], list(op.attrs["start"]), list(op.attrs["size"])
     if tuple(size) == source.shape:
         return source
@@ -118,18 +127,21 @@ def merge_slice(op: Op, rewriter: Rewriter) -> Value | None:
     return None
 
 
-def slice_before_reshape(op: Op, rewriter: Rewriter) -> Value | None:
-    """SLICE of a RESHAPE that only adds or removes dimensions of size 1: the RESHAPE sinks behind the SLICE."""
+def hoist_slice(op: Op, rewriter: Rewriter) -> Value | None:
+    """SLICE(RESHAPE(x)) becomes RESHAPE(SLICE(x)) if the RESHAPE only adds or removes dimensions of size 1.
+
+    Only SLICEs may read the RESHAPE. Only elementwise operators and RESHAPEs may read the result.
+    """
     reshape = producer(op.inputs[0], "RESHAPE")
-    readers = [r.kind in ELEMENTWISE or r.kind == "RESHAPE" for r in rewriter.users(op.output) or ()]
-    if reshape is None or not readers or not all(readers):
+    can_absorb = [r.kind in ELEMENTWISE or r.kind == "RESHAPE" for r in rewriter.users(op.output) or ()]
+    if reshape is None or not can_absorb or not all(can_absorb):
         return None
-    whole, source = op.inputs[0].shape, reshape.inputs[0]
+    shape, source = op.inputs[0].shape, reshape.inputs[0]
     if any(user.kind != "SLICE" for user in rewriter.users(op.inputs[0]) or (op,)):
         return None
-    if whole[-1] != source.shape[-1] or not equal_without_ones(whole, source.shape):
+    if shape[-1] != source.shape[-1] or not equal_without_ones(shape, source.shape):
         return None
-    spans = iter([span for n, *span in zip(whole, op.attrs["start"], op.attrs["size"], strict=True) if n > 1])
+    spans = iter([span for n, *span in zip(shape, op.attrs["start"], op.attrs["size"], strict=True) if n > 1])
     start, size = zip(*(next(spans) if n > 1 else (0, 1) for n in source.shape), strict=True)
     return rewriter.build.reshape(rewriter.build.slice(source, start, size), op.output.shape)
 
@@ -150,7 +162,7 @@ def _slice_of_concat(concat: Op, start: list[int], size: list[int], rewriter: Re
 
 
 def merge_concat(op: Op, rewriter: Rewriter) -> Value | None:
-    """CONCAT of CONCATs becomes one; neighbouring SLICEs of one value become one SLICE."""
+    """Merge nested CONCATs along the same axis. Adjacent SLICEs of a value that are concatenated become one SLICE."""
     axis = op.attrs["axis"]
     parts: list[Value] = []
     for value in op.inputs:
@@ -168,22 +180,22 @@ def merge_concat(op: Op, rewriter: Rewriter) -> Value | None:
 
 
 def _join_slices(a: Value, b: Value, axis: int, rewriter: Rewriter) -> Value | None:
-    """The single SLICE that equals ``a`` followed by ``b`` along ``axis``; None if there is none."""
+    """Emit one SLICE that is equal to CONCAT(a, b) along ``axis``; None if ``a`` and ``b`` are not adjacent SLICEs."""
     first, second = producer(a, "SLICE"), producer(b, "SLICE")
     if first is None or second is None or first.inputs[0] is not second.inputs[0]:
         return None
     start, size = list(first.attrs["start"]), list(first.attrs["size"])
     expected = [*start]
     expected[axis] += size[axis]
-    same = all(dim == axis or n == size[dim] for dim, n in enumerate(second.attrs["size"]))
-    if list(second.attrs["start"]) != expected or not same:
+    has_equal_sizes = all(dim == axis or n == size[dim] for dim, n in enumerate(second.attrs["size"]))
+    if list(second.attrs["start"]) != expected or not has_equal_sizes:
         return None
     size[axis] += second.attrs["size"][axis]
     return rewriter.build.slice(first.inputs[0], start, size)
 
 
 def merge_pad(op: Op, rewriter: Rewriter) -> Value | None:
-    """PAD of nothing; PAD of a PAD with the same value."""
+    """Remove a PAD by 0; merge two successive PADs with the same value."""
     source, padding = op.inputs[0], list(op.attrs["padding"])
     if not any(padding):
         return source
@@ -196,7 +208,7 @@ def merge_pad(op: Op, rewriter: Rewriter) -> Value | None:
 
 
 def merge_tile(op: Op, rewriter: Rewriter) -> Value | None:
-    """TILE of a TILE, and TILE by 1."""
+    """Merge two successive TILEs; remove a TILE by 1."""
     source, multiples = op.inputs[0], op.attrs["multiples"]
     inner = producer(source, "TILE")
     if inner is not None and rewriter.has_one_use(source):
@@ -205,8 +217,8 @@ def merge_tile(op: Op, rewriter: Rewriter) -> Value | None:
     return source if all(multiple == 1 for multiple in multiples) else None
 
 
-def tile_to_broadcast(op: Op, rewriter: Rewriter) -> Value | None:
-    """An elementwise operator repeats dimensions of size 1 itself."""
+def replace_tile_by_broadcast(op: Op, rewriter: Rewriter) -> Value | None:
+    """Remove a TILE of dimensions of size 1 before an elementwise operator, which broadcasts these dimensions."""
     inputs = list(op.inputs)
     for i, value in enumerate(op.inputs):
         tile = producer(value, "TILE")
@@ -221,26 +233,26 @@ def tile_to_broadcast(op: Op, rewriter: Rewriter) -> Value | None:
     return rewriter.build.emit(op.kind, inputs, op.output.dtype, **op.attrs)
 
 
-def drop_identity(op: Op, rewriter: Rewriter) -> Value | None:
-    """IDENTITY, and CAST to the type that is there."""
+def remove_identity(op: Op, rewriter: Rewriter) -> Value | None:
+    """Remove an IDENTITY, or a CAST to the type of its operand."""
     return op.inputs[0] if op.output.dtype is op.inputs[0].dtype else None
 
 
-def drop_unit_reduction(op: Op, rewriter: Rewriter) -> Value | None:
-    """A reduction over one element."""
+def remove_unit_axis_operator(op: Op, rewriter: Rewriter) -> Value | None:
+    """Remove a reduction or a REVERSE along an axis of size 1."""
     return op.inputs[0] if op.inputs[0].shape[op.attrs["axis"]] == 1 else None
 
 
-RULES: dict[str, list[Rule]] = {
-    "RESHAPE": [reshape_of_reshape],
-    "SLICE": [merge_slice, slice_before_reshape],
+RULES: dict[str, list[RewriteRule]] = {
+    "RESHAPE": [merge_reshape],
+    "SLICE": [merge_slice, hoist_slice],
     "CONCAT": [merge_concat],
     "PAD": [merge_pad],
     "TILE": [merge_tile],
-    "IDENTITY": [drop_identity],
-    "CAST": [drop_identity],
-    **{f"REDUCE_{kind}": [drop_unit_reduction] for kind in ("ALL", "ANY", "MAX", "MIN", "PRODUCT", "SUM")},
-    "REVERSE": [drop_unit_reduction],
+    "IDENTITY": [remove_identity],
+    "CAST": [remove_identity],
+    **{f"REDUCE_{kind}": [remove_unit_axis_operator] for kind in ("ALL", "ANY", "MAX", "MIN", "PRODUCT", "SUM")},
+    "REVERSE": [remove_unit_axis_operator],
 }
 for _kind in ELEMENTWISE:
-    RULES[_kind] = [*RULES.get(_kind, ()), *([tile_to_broadcast] if _kind not in UNARY else ()), sink_reshape]
+    RULES[_kind] = [*RULES.get(_kind, ()), *([replace_tile_by_broadcast] if _kind not in UNARY else ()), sink_reshape]

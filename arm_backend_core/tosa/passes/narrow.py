@@ -1,4 +1,4 @@
-"""Narrow elements: hoist RESHAPEs above widening operators, and store weights in four bits."""
+"""Narrow types: reshape elements before an operator widens them, and store weights as INT4."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from arm_backend_core.tosa.passes.rewrite import Rewriter, rewrite_to_fixpoint
 
 
 def hoist_reshapes(graph: Graph, target: Target) -> None:
-    """RESHAPE(widen(x)) becomes widen(RESHAPE(x)): where the hardware copies for a RESHAPE, it copies fewer bytes."""
+    """RESHAPE(widen(x)) becomes widen(RESHAPE(x)). A RESHAPE that needs a copy then copies fewer bytes."""
     rewrite_to_fixpoint(graph, target, {"RESHAPE": [hoist_reshape]})
 
 
 def hoist_reshape(op: Op, rewriter: Rewriter) -> Value | None:
-    """Hoist a RESHAPE above the elementwise operator before it, if that widens and has no other reader."""
+    """Move a RESHAPE before the elementwise operator that produces its operand, if this operator widens elements.
+
+    The RESHAPE must be the only reader of the elementwise operator.
+    """
     widened = op.inputs[0]
     widen = widened.producer
     if widen is None or widen.kind not in UNARY or widen.attrs.get("per_channel"):
@@ -29,8 +32,9 @@ def hoist_reshape(op: Op, rewriter: Rewriter) -> Value | None:
 
 
 def narrow_weights(graph: Graph, target: Target) -> None:
-    """Constant int8 weights from -7 to 7 become INT4 where TOSA supports it. Not for NPUs: Vela encodes both
-    equally.
+    """Store constant int8 weights from -7 to 7 as INT4 where TOSA supports it.
+
+    NPUs are skipped, because Vela encodes INT4 and int8 weights equally.
     """
     for op in graph.ops if not target.hardware.npu else ():
         if op.attrs.get("weight_zp") != 0:

@@ -1,4 +1,4 @@
-"""Distinct outputs: the serializer requires that each output is the result of an operator of its own."""
+"""Distinct outputs: the serializer requires that each output is the result of another operator."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from arm_backend_core.tosa.graph import Graph, Value
 
 
 def make_outputs_distinct(graph: Graph, target: Target) -> None:
-    """Insert an IDENTITY before outputs that are inputs, constants or repeated values."""
+    """Insert an IDENTITY before each output that is an input, a constant or an earlier output."""
     build = Builder(graph, target)
     seen: set[Value] = set()
     for i, value in enumerate(graph.outputs):

@@ -1,4 +1,4 @@
-"""The pass pipeline between lowering and serialization: which passes run, in which order and why."""
+"""The pass pipeline between lowering and serialization: the passes, their order, and the reasons for this order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from arm_backend_core.tosa.passes.branches import outline_control_flow
 from arm_backend_core.tosa.passes.constant_views import deduplicate_constants
 from arm_backend_core.tosa.passes.cse import eliminate_common_subexpressions
 from arm_backend_core.tosa.passes.layout_choice import assign_layouts, movement_cost
-from arm_backend_core.tosa.passes.matmul_columns import matmul_columns
+from arm_backend_core.tosa.passes.matmul_columns import rewrite_vectors_to_columns
 from arm_backend_core.tosa.passes.narrow import hoist_reshapes, narrow_weights
 from arm_backend_core.tosa.passes.outputs import make_outputs_distinct
 from arm_backend_core.tosa.passes.rewrite import rewrite_to_fixpoint
@@ -44,9 +44,9 @@ class ScheduledPass(NamedTuple):
     """A pass of the pipeline.
 
     Attributes:
-        run: the pass; it changes the graph in place.
-        reason: why it stands at this place.
-        stage_after: the stage that it leaves, which defines the allowed operators.
+        run: the pass, which changes the graph in place.
+        reason: why the pass runs at this position.
+        stage_after: the operators and types that the graph may contain after the pass.
     """
 
     run: Pass
@@ -54,11 +54,13 @@ class ScheduledPass(NamedTuple):
     stage_after: Stage
 
 
-#: Peephole rules by operator kind: constant folding, merging of data movement, fusion, splitting, TRANSPOSEs.
-_FAMILIES = (fold.RULES, merge.RULES, fuse.RULES, split.RULES, transpose.RULES)
-RULES = {kind: [rule for rules in _FAMILIES for rule in rules.get(kind, ())] for kind in OPERATORS}
-#: Apply all peephole rules to a fixpoint; each rule removes an operator or moves one downstream.
+#: Tables of peephole rules in the order in which an operator tries them: constant folding, data movement, fusion,
+#: convolution splitting, TRANSPOSEs.
+_RULE_TABLES = (fold.RULES, merge.RULES, fuse.RULES, split.RULES, transpose.RULES)
+RULES = {kind: [rule for rules in _RULE_TABLES for rule in rules.get(kind, ())] for kind in OPERATORS}
+#: Apply all peephole rules to a fixpoint. Each rule removes an operator or moves one towards the outputs.
 simplify: Pass = partial(rewrite_to_fixpoint, rules=RULES)
+#: Remove pairs of inverse TRANSPOSEs.
 cancel_transposes: Pass = partial(rewrite_to_fixpoint, rules={"TRANSPOSE": [transpose.cancel_transpose]})
 #: Merge RESHAPEs of RESHAPEs.
 merge_reshapes: Pass = partial(rewrite_to_fixpoint, rules={"RESHAPE": merge.RULES["RESHAPE"]})
@@ -66,116 +68,117 @@ merge_reshapes: Pass = partial(rewrite_to_fixpoint, rules={"RESHAPE": merge.RULE
 PASSES = (
     ScheduledPass(
         simplify,
-        "Lowering emits each operator without looking at its neighbours; the later passes see simplified code.",
+        "Lowering emits each operator without its neighbours; all other passes expect a simplified graph.",
         SIMPLIFIED,
     ),
     ScheduledPass(
         eliminate_common_subexpressions,
-        "Layout assignment must see equal TRANSPOSEs and RESCALEs of one value as one.",
+        "Layout assignment must count equal TRANSPOSEs or RESCALEs of a value once.",
         SIMPLIFIED,
     ),
     ScheduledPass(
         assign_layouts,
-        "It needs the merged graph, and makes PAD, CONV2D, RESHAPE and arithmetic neighbours for the next round.",
+        "It needs the merged graph. It makes PAD, CONV2D, RESHAPE and arithmetic adjacent for the next round.",
         SIMPLIFIED,
     ),
     ScheduledPass(
-        compose_tables, "Without TRANSPOSEs between them, elementwise operators form the longest chains.", SIMPLIFIED
+        compose_tables,
+        "After layout assignment, the fewest TRANSPOSEs interrupt chains of elementwise operators.",
+        SIMPLIFIED,
     ),
     ScheduledPass(
         booleans.lower_bool_to_int8,
-        "Chains with comparisons are tables by now; the arithmetic of the others may join chains in the next round.",
+        "Int8 chains with comparisons are TABLEs by now. In the next round, other comparisons can join chains.",
         BOOLEANS_LOWERED,
     ),
     ScheduledPass(
-        hoist_reshapes, "It moves RESHAPEs back that simplify sank but that no pass could merge.", BOOLEANS_LOWERED
+        hoist_reshapes, "It hoists the RESHAPEs that simplify sank and that no pass merged.", BOOLEANS_LOWERED
     ),
 )
 
-#: Run once after ``PASSES``: they emit more operators than they remove, which the hardware executes faster.
+#: Passes that run once after ``PASSES``. They add operators, because the hardware executes the result faster.
 HARDWARE_PASSES: tuple[ScheduledPass, ...] = (
     ScheduledPass(
         sink_slices,
-        "The folded convolution of the next pass can read beyond a SLICE that directly precedes it.",
+        "The next pass can fold a SLICE into a convolution only if the two are adjacent.",
         BOOLEANS_LOWERED,
     ),
     ScheduledPass(reduce_strides, "It may add TRANSPOSEs, which the next pass lowers.", BOOLEANS_LOWERED),
     ScheduledPass(lower_transposes, "No later pass of this list adds a TRANSPOSE.", BOOLEANS_LOWERED),
     ScheduledPass(
-        matmul_columns,
+        rewrite_vectors_to_columns,
         "It inserts RESHAPEs, which hide neighbours from the earlier passes.",
         BOOLEANS_LOWERED,
     ),
     ScheduledPass(
         eliminate_common_subexpressions,
-        "The passes above emit a TRANSPOSE or RESHAPE for each reader, and some are equal.",
+        "The preceding passes emit a TRANSPOSE or RESHAPE for each reader, and some are equal.",
         BOOLEANS_LOWERED,
     ),
-    ScheduledPass(
-        merge_reshapes, "The passes above reshape images, so that RESHAPEs of RESHAPEs appear.", BOOLEANS_LOWERED
-    ),
+    ScheduledPass(merge_reshapes, "The preceding passes emit RESHAPEs of RESHAPEs.", BOOLEANS_LOWERED),
 )
-#: Run after the cost model's choice of alternatives (``arm_backend_core.alternatives``), and on each alternative.
+#: Passes that run after the cost model has chosen alternatives (``arm_backend_core.alternatives``). They also run on
+#: each alternative before the cost model estimates it.
 LAST_PASSES = (
     ScheduledPass(
         cancel_transposes,
-        "Alternatives may emit inverse TRANSPOSEs; before such a pair, Vela loses the offset of a SLICE.",
+        "Alternatives may emit pairs of inverse TRANSPOSEs. Vela loses the offset of a SLICE before such a pair.",
         BOOLEANS_LOWERED,
     ),
     ScheduledPass(
         duplicate_cheap_producers,
-        "It follows the last common subexpression elimination, which would merge the duplicates.",
+        "Common subexpression elimination would merge the duplicates, so that it must run before.",
         BOOLEANS_LOWERED,
     ),
     ScheduledPass(
         apply_vela_workarounds,
-        "It needs the neighbours that Vela will see; before the duplication, Vela would fuse less.",
+        "It depends on what Vela fuses, and the preceding duplication lets Vela fuse more.",
         BOOLEANS_LOWERED,
     ),
-    ScheduledPass(narrow_weights, "The earlier passes handle int8 weights only.", WEIGHTS_NARROWED),
+    ScheduledPass(narrow_weights, "The earlier passes do not handle INT4 weights.", WEIGHTS_NARROWED),
     ScheduledPass(
-        make_outputs_distinct, "The earlier passes remove IDENTITY and merge equal results.", OUTPUTS_DISTINCT
+        make_outputs_distinct, "The earlier passes remove IDENTITYs and merge equal results.", OUTPUTS_DISTINCT
     ),
     ScheduledPass(
         legalize_block_scaled,
-        "The earlier passes handle operators with one result only; outlined regions must have the operators already.",
+        "The earlier passes do not handle operators with two results. The next pass copies operators into regions.",
         BLOCK_SCALED,
     ),
-    ScheduledPass(outline_control_flow, "The earlier passes do not handle operators that hold graphs.", FINAL),
+    ScheduledPass(outline_control_flow, "The earlier passes do not handle operators with regions.", FINAL),
     ScheduledPass(
         deduplicate_constants,
-        "Constant folding would remove its RESHAPEs; each outlined region has constants of its own.",
+        "Constant folding would remove its RESHAPEs. Each outlined region has its own constants.",
         FINAL,
     ),
 )
 
 
 def run(graph: Graph, target: Target, choose_alternatives: Pass = lambda graph, target: None) -> None:
-    """Optimize ``graph`` in place for ``target``; integer results keep every bit.
+    """Optimize ``graph`` in place for ``target``. Integer results are bit-exact.
 
-    The general passes repeat until two rounds reduce neither the cost of data movement nor, at equal cost, the number
-    of operators. Both are bounded from below, so that the loop ends.
+    ``PASSES`` repeat until two successive rounds bring no gain. A gain is a lower cost of data movement, or the same
+    cost with fewer operators. Both are bounded from below, so that the loop ends.
 
     Args:
-        choose_alternatives: replaces parts of the graph by equal alternatives.
+        choose_alternatives: replaces parts of the graph by equivalent, faster alternatives.
 
     Raises:
-        AssertionError: a pass is wrong. It left a graph that is not in single-assignment form, an operator that its
-            record or the hardware refuses, a pattern that Vela miscompiles, or one value as two outputs.
+        AssertionError: a pass has a bug. It left a graph that is not in single-assignment form, an operator that is
+            illegal in TOSA or on the target, a pattern that Vela miscompiles, or one value as two outputs.
     """
     checker = StageChecker(target) if is_strict() else None
     if checker:
         checker.check(graph, LOWERED, "lowering")
     best, rounds_without_gain = (float("inf"), 0), 0
-    last = best
+    previous_cost = best
     while rounds_without_gain < 2:
-        _apply(PASSES, graph, target, checker)
+        _run_passes(PASSES, graph, target, checker)
         cost = (movement_cost(graph), len(graph.ops))
-        if cost == last:
+        if cost == previous_cost:
             break
         rounds_without_gain = 0 if cost < best else rounds_without_gain + 1
-        best, last = min(best, cost), cost
-    _apply(HARDWARE_PASSES, graph, target, checker)
+        best, previous_cost = min(best, cost), cost
+    _run_passes(HARDWARE_PASSES, graph, target, checker)
     choose_alternatives(graph, target)
     if checker:
         checker.check(graph, BOOLEANS_LOWERED, "the choice of alternatives")
@@ -184,25 +187,25 @@ def run(graph: Graph, target: Target, choose_alternatives: Pass = lambda graph, 
 
 
 def finish(graph: Graph, target: Target, checker: StageChecker | None = None) -> None:
-    """Run the passes that follow the choice of alternatives."""
-    _apply(LAST_PASSES, graph, target, checker)
+    """Run ``LAST_PASSES``."""
+    _run_passes(LAST_PASSES, graph, target, checker)
 
 
-def _apply(steps: Sequence[ScheduledPass], graph: Graph, target: Target, checker: StageChecker | None) -> None:
-    for step in steps:
-        step.run(graph, target)
+def _run_passes(passes: Sequence[ScheduledPass], graph: Graph, target: Target, checker: StageChecker | None) -> None:
+    for scheduled in passes:
+        scheduled.run(graph, target)
         graph.remove_dead()
         graph.verify()
         if checker:
-            checker.check(graph, step.stage_after, getattr(step.run, "__name__", step.reason))
+            checker.check(graph, scheduled.stage_after, getattr(scheduled.run, "__name__", scheduled.reason))
 
 
 def check(graph: Graph, target: Target) -> None:
-    """Assert the conditions that every serialized graph meets.
+    """Assert that ``graph`` can be serialized.
 
     Raises:
-        AssertionError: an operator's record or the hardware refuses it, Vela miscompiles a pattern, or an output is
-            repeated or is no operator's result.
+        AssertionError: an operator is illegal in TOSA or on the target, Vela miscompiles a pattern, or an output is
+            repeated or is not the result of an operator.
     """
     StageChecker(target).check(graph, FINAL, "all passes")
     assert_no_vela_bugs(graph, target)

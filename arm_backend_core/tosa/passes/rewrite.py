@@ -1,4 +1,4 @@
-"""Peephole rewriting: one sweep over the graph offers each operator to its rules; sweeps repeat to a fixpoint."""
+"""Peephole rewriting: a sweep applies rewrite rules to each operator; sweeps repeat until no rule applies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from arm_backend_core.tosa.passes.trace import is_rewrite_traced, rule_name, tra
 
 
 class Rewriter:
-    """What a rule may ask about the graph, and the builder that it emits operators with."""
+    """Context of a rewrite rule: the uses of each value, and the builder that emits the replacement.
+
+    Attributes:
+        build: the builder.
+    """
 
     def __init__(self, graph: Graph, target: Target) -> None:
         self.build = LegalizingBuilder(graph, target)
@@ -20,35 +24,40 @@ class Rewriter:
         self._outputs = set(graph.outputs)
 
     def users(self, value: Value) -> list[Op] | None:
-        """The readers of ``value`` when the sweep began; None if ``value`` is an output of the graph or new."""
+        """The readers of ``value`` at the start of the sweep.
+
+        Returns:
+            None if ``value`` is an output of the graph, or if the sweep created it.
+        """
         return None if value in self._outputs else self._users.get(value)
 
     def has_one_use(self, value: Value) -> bool:
-        """Whether exactly one operator reads ``value``; False if ``users`` returns None."""
+        """Whether exactly one operator reads ``value``; False if ``users(value)`` is None."""
         return self.only_user(value) is not None
 
     def only_user(self, value: Value) -> Op | None:
-        """The single reader of ``value``; None if it has several or none, or if ``users`` returns None."""
+        """The single reader of ``value``; None if the number of readers is not one, or ``users(value)`` is None."""
         match self.users(value):
             case [reader]:
                 return reader
         return None
 
     def feeds(self, value: Value, kind: str, through: Sequence[str] = ("RESHAPE", "RESCALE")) -> bool:
-        """Whether an operator of ``kind`` reads the value, also past operators of the kinds ``through``."""
+        """Whether an operator of ``kind`` reads ``value`` directly or through operators of the kinds ``through``."""
         readers = self.users(value) or []
         return any(r.kind == kind or (r.kind in through and self.feeds(r.output, kind, through)) for r in readers)
 
     def record_replacement(self, old: Value, new: Value) -> None:
-        """Record that readers of ``old`` read ``new`` from now on."""
+        """Record that ``new`` replaces ``old``: the readers of ``old`` now read ``new``."""
         if old in self._outputs:
             self._outputs.add(new)
         self._users[new] = self._users.get(new, []) + self._users.get(old, [])
 
 
-#: A peephole rule: returns the replacement of the operator's result, or None to keep the operator.
-Rule = Callable[[Op, Rewriter], Value | None]
-Rules = Mapping[str, Sequence[Rule]]
+#: A rewrite rule: returns the value that replaces the operator's result, or None to keep the operator.
+RewriteRule = Callable[[Op, Rewriter], Value | None]
+#: The rewrite rules of each operator kind, in the order in which they are tried.
+RulesByKind = Mapping[str, Sequence[RewriteRule]]
 
 
 def producer(value: Value, kind: str) -> Op | None:
@@ -58,83 +67,85 @@ def producer(value: Value, kind: str) -> Op | None:
 
 
 def skip_through(value: Value, *kinds: str) -> Value:
-    """Follow first operands back from ``value``, past these kinds; returns the value where the walk ends."""
+    """Trace ``value`` back through first operands while its producer has one of ``kinds``; returns the last value."""
     return trace_back(value, lambda op: op.kind in kinds)[0]
 
 
-def trace_back(value: Value, is_passed: Callable[[Op], bool]) -> tuple[Value, list[Op]]:
-    """Follow first operands back from ``value``, past operators for which ``is_passed`` is true.
+def trace_back(value: Value, can_skip: Callable[[Op], bool]) -> tuple[Value, list[Op]]:
+    """Trace ``value`` back through first operands while ``can_skip`` is true of its producer.
 
     Returns:
-        the value where the walk ends, and the passed operators in execution order.
+        the last value, and the skipped operators in execution order.
     """
-    passed: list[Op] = []
-    while (op := value.producer) is not None and is_passed(op):
-        passed.insert(0, op)
+    skipped: list[Op] = []
+    while (op := value.producer) is not None and can_skip(op):
+        skipped.insert(0, op)
         value = op.inputs[0]
-    return value, passed
+    return value, skipped
 
 
 def has_constant_weights(convolution: Op) -> bool:
-    """Whether weight and bias are constant."""
+    """Whether the weight and the bias of ``convolution`` are constant."""
     return all(operand.data is not None for operand in convolution.inputs[1:])
 
 
-def apply_once(graph: Graph, target: Target, rules: Rules, *, no_swaps: bool = False) -> bool:
-    """Offer every operator, in execution order, to ``rules[kind]``.
+def apply_once(graph: Graph, target: Target, rules: RulesByKind, *, no_swaps: bool = False) -> bool:
+    """Run one sweep: apply the first rule of ``rules[op.kind]`` that matches to each operator, in execution order.
 
-    A rule may emit operators and then return None, or the target may refuse one of them. These operators are dead.
-    Dead operators are removed before the sweep, and after it if a rule applied.
+    A rule may emit operators and then decline. These operators are dead. The sweep removes dead operators before it
+    starts, and at its end if a rule applied.
 
     Args:
-        no_swaps: the rules never exchange an operator with its neighbour (f(TRANSPOSE(x)) to TRANSPOSE(f(x))). It
-            decides how origins propagate.
+        no_swaps: the rules never swap an operator with its neighbour, as f(TRANSPOSE(x)) to TRANSPOSE(f(x)) does. Swaps
+            need another propagation of origins.
 
     Returns:
-        whether anything was replaced.
+        whether any operator was replaced.
     """
     graph.remove_dead()
     rewriter = Rewriter(graph, target)
-    old, graph.ops = graph.ops, []
-    replaced: dict[Value, Value] = {}
+    old_ops, graph.ops = graph.ops, []
+    replacements: dict[Value, Value] = {}
     emitted: dict[Op, list[Op]] = {}
-    for op in old:
-        op.inputs = [replaced.get(value, value) for value in op.inputs]
-        rewriter.build.origins, mark = op.origins, len(graph.ops)
+    for op in old_ops:
+        op.inputs = [replacements.get(value, value) for value in op.inputs]
+        rewriter.build.origins, first_emitted = op.origins, len(graph.ops)
         result = _apply_first_rule(rules.get(op.kind, ()), op, rewriter)
         if result is None:
             graph.ops.append(op)
         else:
             assert (result.shape, result.dtype) == (op.output.shape, op.output.dtype), f"{op!r}: {result!r}"
-            replaced[op.output], emitted[op] = result, graph.ops[mark:]
+            replacements[op.output], emitted[op] = result, graph.ops[first_emitted:]
             rewriter.record_replacement(op.output, result)
-    graph.outputs = [replaced.get(value, value) for value in graph.outputs]
-    if replaced:
+    graph.outputs = [replacements.get(value, value) for value in graph.outputs]
+    if replacements:
         graph.remove_dead()
         _propagate_origins(emitted, set(graph.ops), no_swaps)
-    return bool(replaced)
+    return bool(replacements)
 
 
-#: Data movement that costs nothing once it is folded into arithmetic, which then need not inherit its origins.
-_FREE_MOVEMENT = ("IDENTITY", "RESHAPE", "TRANSPOSE")
+#: Data movement that is free once it is folded into arithmetic. The arithmetic does not inherit its origins.
+_FREE_MOVEMENT_KINDS = ("IDENTITY", "RESHAPE", "TRANSPOSE")
 
 
 def _propagate_origins(emitted: Mapping[Op, Sequence[Op]], live: Collection[Op], no_swaps: bool) -> None:
-    """Propagate origins from removed operators to their replacement: to operators of the same kind, or else to all.
+    """Propagate origins from removed operators to the operators that replace them.
 
-    An emitted operator has the origins of the operator that its rule replaced. If a rule exchanged two operators, as
-    f(TRANSPOSE(x)) to TRANSPOSE(f(x)), each keeps its own origins only. No arithmetic loses its origins.
+    The builder gives emitted operators the origins of the operator that the rule replaced. The rule may also remove
+    producers of this operator. Their origins go to the emitted operators of the same kind, or else to all of them. If a
+    rule swapped two operators, as f(TRANSPOSE(x)) to TRANSPOSE(f(x)), each keeps its own origins only. No arithmetic
+    loses its origins.
 
     Args:
-        emitted: the operators that rules emitted, by the operator that they replaced, in execution order.
+        emitted: {replaced operator: the operators that its rule emitted}, in execution order.
         live: the operators that are still in the graph.
-        no_swaps: as in ``apply_once``.
+        no_swaps: the rules never swap an operator with its neighbour.
     """
     for replaced, ops in emitted.items():
         absorbed: dict[Op, list[Op]] = {}
         for dead in _dead_operators_between({value for op in ops for value in op.inputs}, replaced, live):
             same_kind = [op for op in ops if op.kind == dead.kind]
-            for replacement in same_kind or (() if dead.kind in _FREE_MOVEMENT else ops):
+            for replacement in same_kind or (() if dead.kind in _FREE_MOVEMENT_KINDS else ops):
                 absorbed.setdefault(replacement, []).append(dead)
         for replacement, dead_ops in absorbed.items():
             is_swap = not no_swaps and replaced.kind in {op.kind for op in ops}
@@ -145,44 +156,44 @@ def _propagate_origins(emitted: Mapping[Op, Sequence[Op]], live: Collection[Op],
 
 
 def _dead_operators_between(read_values: Collection[Value], root: Op, live: Collection[Op]) -> list[Op]:
-    """Dead operators on paths from ``read_values`` to the operator ``root`` that was replaced."""
-    found: dict[Op, None] = {}
+    """Dead operators on paths from ``read_values`` to the replaced operator ``root``."""
+    dead_ops: dict[Op, None] = {}
     pending = list(root.inputs)
     while pending:
         value = pending.pop()
-        if value not in read_values and (op := value.producer) is not None and op not in live and op not in found:
-            found[op] = None
+        if value not in read_values and (op := value.producer) is not None and op not in live and op not in dead_ops:
+            dead_ops[op] = None
             pending += op.inputs
     reached, count = set(read_values), -1
     while len(reached) > count:
         count = len(reached)
-        reached |= {op.output for op in found if not reached.isdisjoint(op.inputs)}
-    return [op for op in found if op.output in reached]
+        reached |= {op.output for op in dead_ops if not reached.isdisjoint(op.inputs)}
+    return [op for op in dead_ops if op.output in reached]
 
 
-#: Added to the bound on the number of sweeps, which is the number of operators, for rules that split an operator.
-_SPLIT_SWEEPS = 8
+#: Sweeps allowed beyond the number of operators, for rules that split an operator.
+_EXTRA_SWEEPS_FOR_SPLITS = 8
 
 
-def rewrite_to_fixpoint(graph: Graph, target: Target, rules: Rules) -> None:
+def rewrite_to_fixpoint(graph: Graph, target: Target, rules: RulesByKind) -> None:
     """Repeat ``apply_once`` until no rule applies.
 
-    A rule must remove an operator, or move one past another in the direction that all rules share. Each operator can
-    move at most as often as there are operators, which bounds the number of sweeps; a rule that splits an operator
-    (``rewrite_strided_convolution``: one stride into a few) adds a few more.
+    A rule must remove an operator, or move it past another one. All rules of a set move operators in the same
+    direction. An operator can therefore move at most as often as there are operators, which bounds the number of
+    sweeps. A rule that splits an operator (``rewrite_strided_convolution`` splits a stride) needs a few more sweeps.
 
     Raises:
-        AssertionError: no fixpoint within the bound: two rules undo each other.
+        AssertionError: the number of sweeps exceeds the bound, because two rules undo each other.
     """
     sweeps = limit = 0
     while sweeps <= limit:
         if not apply_once(graph, target, rules):
             return
-        sweeps, limit = sweeps + 1, max(limit, len(graph.ops) + _SPLIT_SWEEPS)
+        sweeps, limit = sweeps + 1, max(limit, len(graph.ops) + _EXTRA_SWEEPS_FOR_SPLITS)
     raise AssertionError(f"no fixpoint: the peephole rules for {', '.join(rules)} undo each other")
 
 
-def _apply_first_rule(rules: Sequence[Rule], op: Op, rewriter: Rewriter) -> Value | None:
+def _apply_first_rule(rules: Sequence[RewriteRule], op: Op, rewriter: Rewriter) -> Value | None:
     traced = is_rewrite_traced()
     for rule in rules:
         try:

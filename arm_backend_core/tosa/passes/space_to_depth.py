@@ -1,12 +1,15 @@
 """Space-to-depth and im2col for Ethos-U: pixels become channels, so that strided CONV2Ds of few channels use all MACs.
 
-In one step, the hardware multiplies 8 input channels of four kernel elements (int8; two for int16). An image of 3
-channels uses three of the eight. A 7x7 kernel with stride 2 equals a 7x4 kernel with stride (2, 1) on 6 channels:
-neighbouring pixels of a row, which are contiguous in NHWC, become channels of one pixel.
+In one step, the hardware multiplies 8 input channels of four kernel elements (int8) or of two (int16). An image of 3
+channels uses three of the eight. Space-to-depth merges neighbouring pixels of a row, which are contiguous in NHWC, into
+the channels of one pixel. For example, a 7x7 kernel with stride 2 on 3 channels equals a 7x4 kernel with stride (2, 1)
+on 6 channels.
 
-The rewrite is exact: each pixel is multiplied by the same weight, and the added weights are zero. Measured with Vela
-5.1 on U55-128 / U85-256: ResNet-18's first convolution 2,611,362 -> 1,411,332 / 1,306,061 -> 703,689 cycles; DS-CNN's
-26,411 -> 11,334 / 6,978 -> 4,770; patches of 8x8 in a 64x64 image 1,638,818 -> 39,856 / 528,640 -> 19,692.
+The rewrite is exact: each pixel is multiplied by the same weight, and the added weights are zero. Cycles by Vela 5.1:
+
+* first convolution of ResNet-18: U55-128 2,611,362 -> 1,411,332; U85-256 1,306,061 -> 703,689;
+* first convolution of DS-CNN: U55-128 26,411 -> 11,334; U85-256 6,978 -> 4,770;
+* patches of 8x8 in a 64x64 image: U55-128 1,638,818 -> 39,856; U85-256 528,640 -> 19,692.
 """
 
 from __future__ import annotations
@@ -26,15 +29,14 @@ from arm_backend_core.tosa.operators.windows import window_axes
 from arm_backend_core.tosa.passes.rewrite import Rewriter, producer, rewrite_to_fixpoint
 
 Array = np.ndarray[Any, Any]
-#: Cost of a stride that Vela splits into one operation per kernel element: higher than that of any other candidate.
+#: Cycles added for each operation of a stride that Vela splits: more than any other candidate takes.
 _SPLIT_STRIDE_COST = 1e12
-#: Maximum number of elements of an im2col patch. For larger ones a TRANSPOSE, or one convolution per row of patches,
-#: is cheaper.
+#: Maximum number of elements of an im2col patch. ``_ReshapePatches`` is cheaper for larger patches.
 _MAX_IM2COL_PATCH = 256
 
 
 def reduce_strides(graph: Graph, target: Target) -> None:
-    """Rewrite every CONV2D that takes fewer estimated cycles after space-to-depth or im2col."""
+    """Apply space-to-depth or im2col to every CONV2D that then takes fewer estimated cycles."""
     if target.hardware.npu:
         rewrite_to_fixpoint(graph, target, {"CONV2D": [rewrite_strided_convolution]})
 
@@ -44,11 +46,11 @@ class _ConvAxis:
     """Parameters of a convolution along one axis, height or width.
 
     Attributes:
-        input_size: input elements.
-        kernel: kernel elements.
-        stride: input elements between the starts of neighbouring windows.
-        pad_before: padding elements before the input.
-        output_size: output elements, one per window.
+        input_size: number of input elements.
+        kernel: number of kernel elements.
+        stride: number of input elements between the starts of neighbouring windows.
+        pad_before: number of padding elements before the input.
+        output_size: number of output elements, one per window.
     """
 
     input_size: int
@@ -59,15 +61,15 @@ class _ConvAxis:
 
     @property
     def pad_after(self) -> int:
-        """Padding elements after the input; negative if no window reads the last input elements."""
+        """Number of padding elements after the input; negative if no window reads the last input elements."""
         return (self.output_size - 1) * self.stride + self.kernel - self.pad_before - self.input_size
 
     def space_to_depth(self) -> tuple[_ConvAxis, int] | None:
-        """Turn the whole stride into channels by a RESHAPE.
+        """Merge ``stride`` neighbouring input elements into channels by a RESHAPE.
 
         Returns:
             the axis after the RESHAPE, with stride 1, and the number of zeros to add in front of the kernel. None if
-            the stride is 1, if the input size is not a multiple of it, or if input elements would stay unread.
+            the stride is 1, if it does not divide the input size, or if no window would read the last elements.
         """
         s = self.stride
         if s == 1 or self.input_size % s:
@@ -84,10 +86,10 @@ class _ConvAxis:
         return _ConvAxis(self.input_size, 1, 1, 0, self.input_size)
 
     def im2col_splits(self, max_stride: int) -> Iterator[tuple[_ConvAxis, _ConvAxis]]:
-        """Yield splits into two convolutions: (im2col, rest).
+        """Yield splits into two convolutions: (im2col, convolution of the im2col result).
 
-        The im2col moves the pixels of one stride (or of a small factor of it), or of the whole window, into channels.
-        The rest convolves them.
+        The im2col moves either a whole window or the elements of one stride into channels. If the stride exceeds
+        ``max_stride``, the im2col moves only a factor of 2 or 3 of it.
         """
         factor = self.stride
         if factor > max_stride:
@@ -110,14 +112,14 @@ class _ConvCostModel:
     is_int16: bool
 
     def cycles(self, rows: _ConvAxis, columns: _ConvAxis, in_channels: int, out_channels: int) -> float:
-        """Estimate cycles: the maximum of MAC cycles and write cycles.
+        """Estimate the cycles of a convolution: start cycles, and per pixel the maximum of MAC and write cycles.
 
-        Writing one result takes 1 cycle on U55-128 and 0.25 on U85-256. The MAC cycles are those of the better block
-        traversal: part-kernel-first reads 8 channels a step, depth-first 32.
+        Writing one result takes 1 cycle on U55-128 and 0.25 cycles on U85-256. The MAC cycles are the minimum over the
+        two block traversals: part-kernel-first reads 8 channels a step, depth-first 32.
         """
         hardware, macs = self.target.hardware, self.target.macs
         assert macs is not None
-        split_windows = sum(axis.stride for axis in (rows, columns) if axis.stride > hardware.max_stride)
+        split_operations = sum(axis.stride for axis in (rows, columns) if axis.stride > hardware.max_stride)
         window, elements_per_step = rows.kernel * columns.kernel, 2 if self.is_int16 else 4
         part_kernel_first = -(-window // elements_per_step) * elements_per_step * -(-in_channels // 8)
         depth_first = window * 4 * -(-in_channels // 32)
@@ -125,14 +127,14 @@ class _ConvCostModel:
         mac_cycles = -(-out_channels // 8) * 8 * macs_per_channel / macs
         write_cycles = out_channels * hardware.macs_per_result / macs
         return (
-            split_windows * _SPLIT_STRIDE_COST
+            split_operations * _SPLIT_STRIDE_COST
             + hardware.start_cycles
             + rows.output_size * columns.output_size * max(mac_cycles, write_cycles)
         )
 
 
 def rewrite_strided_convolution(op: Op, rewriter: Rewriter) -> Value | None:
-    """Replace a CONV2D by its cheapest space-to-depth or im2col candidate; None if the CONV2D is cheaper."""
+    """Replace a CONV2D by its cheapest space-to-depth or im2col candidate; None if the CONV2D itself is cheaper."""
     weight, build = op.inputs[1], rewriter.build
     if weight.data is None or max(op.attrs["dilation"]) > 1 or op.inputs[0].dtype not in (DType.INT8, DType.INT16):
         return None
@@ -148,9 +150,10 @@ def rewrite_strided_convolution(op: Op, rewriter: Rewriter) -> Value | None:
 
 
 def _skip_slice_of_unread_elements(op: Op) -> Value:
-    """The input of a CONV2D, or the input of its SLICE if the SLICE removes only elements that no window reads.
+    """The input of a CONV2D. If a SLICE of elements that no window reads produces it, the input of this SLICE.
 
-    If windows extend past the sliced size, the SLICE stays: they read padding there, not the removed elements.
+    If windows extend beyond the sliced size, the SLICE stays: the windows read padding there and not the removed
+    elements.
     """
     x = op.inputs[0]
     slice_op = producer(x, "SLICE")
@@ -165,16 +168,16 @@ def _skip_slice_of_unread_elements(op: Op) -> Value:
 
 
 def _conv_axes(op: Op, x: Value) -> tuple[_ConvAxis, _ConvAxis]:
-    """The axes (height, width) of a CONV2D on ``x``, which may be larger than the operator's own input."""
+    """The axes (height, width) of a CONV2D on ``x``, which may be larger than the input of the operator."""
     rows, columns = (
-        _ConvAxis(size, axis.kernel, axis.stride, axis.before, axis.out)
+        _ConvAxis(size, axis.kernel, axis.stride, axis.pad_before, axis.output_size)
         for size, axis in zip(x.shape[1:3], window_axes(op), strict=True)
     )
     return rows, columns
 
 
 class _Candidate(Protocol):
-    """A bit-equal replacement of a convolution."""
+    """A bit-exact replacement of a convolution."""
 
     def cycles(self, cost_model: _ConvCostModel) -> float:
         """Estimated cycles."""
@@ -184,7 +187,7 @@ class _Candidate(Protocol):
 
 
 class _Convolution:
-    """A CONV2D on ``x``. The last rows and columns of ``x`` may be unread."""
+    """A CONV2D ``op`` whose input is replaced by ``x``. No window may read the last rows and columns of ``x``."""
 
     def __init__(self, op: Op, x: Value, build: Builder) -> None:
         self.op = op
@@ -211,7 +214,7 @@ class _Convolution:
                 yield _Im2colConv(self, im2col_rows, im2col_columns, rest_rows, rest_columns)
 
     def convolve(self, x: Value, weight: Array, rows: _ConvAxis, columns: _ConvAxis) -> Value:
-        """Emit the CONV2D with another input, weight and axes; unread rows and columns at the end are sliced off."""
+        """Emit the CONV2D with another input, weight and axes. A SLICE removes unread rows and columns."""
         n, h, w, c = x.shape
         x = self.build.slice(x, (0, 0, 0, 0), (n, h + min(rows.pad_after, 0), w + min(columns.pad_after, 0), c))
         attrs = {
@@ -261,7 +264,7 @@ class _SpaceToDepthWidth:
 
 @dataclass(frozen=True)
 class _Im2colConv:
-    """im2col by an identity convolution, whose cost is writing its result, and a convolution of the patches."""
+    """im2col by an identity convolution, and a convolution of the result. The im2col costs only its write cycles."""
 
     conv: _Convolution
     im2col_rows: _ConvAxis
@@ -306,7 +309,7 @@ def emit_identity_convolution(
     stride: tuple[int, int] = (1, 1),
     zero_point: int = 0,
 ) -> Value:
-    """Emit a CONV2D that only moves elements: one weight of 1 per output channel. Exact: the RESCALE factor is 1."""
+    """Emit a CONV2D that only moves elements: one weight of 1 per output channel, and a RESCALE by 1 (exact)."""
     accumulator = DType.INT48 if x.dtype is DType.INT16 else DType.INT32
     zeros = build.const(np.zeros(weight.shape[0]), accumulator)
     kernel = build.const(weight, DType.INT8)
@@ -316,16 +319,16 @@ def emit_identity_convolution(
 
 @dataclass(frozen=True)
 class _ReshapePatches:
-    """Non-overlapping windows along the height that have too many elements for im2col.
+    """Convolution of non-overlapping windows along the height that have too many elements for im2col.
 
-    U55 and U65 reorder the elements by a TRANSPOSE. On U85, where a TRANSPOSE is slow, each row of windows becomes an
-    image of the batch.
+    On U55 and U65, a TRANSPOSE moves the elements of a window into channels. On U85, a TRANSPOSE is slow. Instead, each
+    row of windows becomes an image of the batch.
     """
 
     conv: _Convolution
 
     def cycles(self, cost_model: _ConvCostModel) -> float:
-        """Zero: this is always cheaper than the original convolution, which Vela splits."""
+        """Zero, because this is always cheaper than the original convolution, which Vela splits."""
         return 0.0
 
     def emit(self) -> Value:

@@ -1,4 +1,4 @@
-"""Table composition: chains of elementwise operators on one int8 tensor become one TABLE of all 256 values."""
+"""Table composition: a chain of elementwise operators on one int8 tensor becomes one TABLE with 256 entries."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _ALL_INT8 = np.arange(-128, 128).astype(np.int8)
 
 
 def compose_tables(graph: Graph, target: Target) -> None:
-    """Replace int8 -> ... -> int8 by a TABLE where that removes at least two operators.
+    """Replace chains from int8 to int8 by a TABLE if this removes at least two operators.
 
-    The chain may branch and join (x * sigmoid(x)) and may read constants of one element. The result is exact, because
-    the chain itself is evaluated on each of the 256 inputs.
+    A chain may branch and join, as in x * sigmoid(x), and may read constants of one element. The TABLE is exact: its
+    entries are the results of the chain for all 256 int8 values.
     """
     finder = _ChainFinder(graph)
     build = Builder(graph, target)
@@ -35,7 +35,7 @@ def compose_tables(graph: Graph, target: Target) -> None:
         except Unsupported:
             graph.ops.append(op)
             continue
-        # Keep the value, change its producer: readers need no update.
+        # Keep the result value and change its producer, so that the readers need no update.
         graph.ops[-1].output = op.output
         op.output.producer = graph.ops[-1]
         finder.position[graph.ops[-1]] = finder.position[op]
@@ -44,10 +44,10 @@ def compose_tables(graph: Graph, target: Target) -> None:
 
 
 class _ChainFinder:
-    """Finds chains of elementwise operators.
+    """Finds chains of elementwise operators on one int8 tensor.
 
     Attributes:
-        roots: the int8 value that each value is an elementwise function of, or None.
+        roots: {value: the int8 value that it is an elementwise function of, or None}.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -56,23 +56,24 @@ class _ChainFinder:
         self.roots: dict[Value, Value | None] = {}
         self.position = {op: i for i, op in enumerate(graph.ops)}
         for op in graph.ops:
-            self.roots[op.output] = self._root(op)
+            self.roots[op.output] = self._find_root(op)
 
-    def _root(self, op: Op) -> Value | None:
-        """The int8 value that the result is an elementwise function of, or None."""
+    def _find_root(self, op: Op) -> Value | None:
+        """The int8 value that the result of ``op`` is an elementwise function of, or None."""
         if op.kind not in ELEMENTWISE or op.attrs.get("per_channel") or op.output.dtype.is_float:
             return None
-        roots = {self._source(value) for value in op.inputs if value.data is None and not _is_rescaled_scalar(value)}
-        constants = all(value.size == 1 for value in op.inputs if value.data is not None)
+        operands = [value for value in op.inputs if value.data is None and not _is_rescaled_scalar(value)]
+        roots = {self._root_or_self(value) for value in operands}
+        has_scalar_constants = all(value.size == 1 for value in op.inputs if value.data is not None)
         root = roots.pop() if len(roots) == 1 else None
-        return root if constants and root is not None and root.shape == op.output.shape else None
+        return root if has_scalar_constants and root is not None and root.shape == op.output.shape else None
 
-    def _source(self, value: Value) -> Value | None:
+    def _root_or_self(self, value: Value) -> Value | None:
         root = self.roots.get(value)
         return root if root is not None else value if value.dtype is DType.INT8 else None
 
     def find_table(self, op: Op) -> tuple[Value, Array, Origins] | None:
-        """Root, table entries and origins, if ``op`` ends a chain that is worth replacing; else None."""
+        """The TABLE that can replace a chain that ends at ``op``: (root, entries, origins); None if there is none."""
         root = self.roots.get(op.output)
         if root is None or op.output.dtype is not DType.INT8 or self._is_continued(op, root):
             return None
@@ -85,7 +86,7 @@ class _ChainFinder:
         return None if entries is None else (root, entries, merge_origins(removed))
 
     def _is_continued(self, op: Op, root: Value) -> bool:
-        """Whether every reader belongs to the same chain and returns int8: the chain should end there."""
+        """Whether all readers of ``op`` are in the same chain and return int8, so that a longer chain ends there."""
         users = self.users.get(op.output, [])
         if op.output in self.outputs or not users:
             return False
@@ -95,9 +96,10 @@ class _ChainFinder:
         """The operators between ``root`` and ``op``, in execution order."""
         members, pending = {op}, [op]
         while pending:
-            inner = {v.producer for v in pending.pop().inputs if v is not root and v.producer is not None} - members
-            members |= inner
-            pending += inner
+            operands = [v for v in pending.pop().inputs if v is not root]
+            producers = {v.producer for v in operands if v.producer is not None} - members
+            members |= producers
+            pending += producers
         return sorted(members, key=self.position.__getitem__)
 
     def _is_read_within(self, value: Value, chain: set[Op]) -> bool:
@@ -105,18 +107,18 @@ class _ChainFinder:
         return value not in self.outputs and all(user in chain for user in self.users.get(value, []))
 
     def _evaluate(self, chain: list[Op], root: Value) -> Array | None:
-        """The chain's result for all int8 values; None if an operator cannot be evaluated."""
-        known: dict[Value, Array] = {root: _ALL_INT8}
+        """The result of the chain for all int8 values of ``root``; None if an operator cannot be evaluated."""
+        results: dict[Value, Array] = {root: _ALL_INT8}
         for op in chain:
-            arrays = [v.data.reshape(-1) if v.data is not None else known[v] for v in op.inputs]
+            arrays = [v.data.reshape(-1) if v.data is not None else results[v] for v in op.inputs]
             result = evaluate(op, arrays)
             if result is None:
                 return None
-            known[op.output] = np.broadcast_to(result, _ALL_INT8.shape)
-        return known[chain[-1].output]
+            results[op.output] = np.broadcast_to(result, _ALL_INT8.shape)
+        return results[chain[-1].output]
 
 
 def _is_rescaled_scalar(value: Value) -> bool:
-    """Whether a value is the RESCALE of a scalar constant, which constant folding keeps for its reader."""
+    """Whether ``value`` is the RESCALE of a constant of one element. ``fold_constants`` keeps such a RESCALE."""
     rescale = producer(value, "RESCALE")
     return value.size == 1 and rescale is not None and rescale.inputs[0].data is not None

@@ -1,8 +1,8 @@
-"""Trace of rewrites: with ``ARM_BACKEND_CORE_TRACE=rewrite``, every rule that declines prints the condition it failed.
+"""Rewrite tracing: ``ARM_BACKEND_CORE_TRACE=rewrite`` prints for every rule whether it applies, or why it declines.
 
-The reason is the rule's own source: the condition around the ``return None`` that ran, and, if that condition called a
-helper that returned None, the helper's condition too. So a reason cannot differ from the code, and a rule needs no
-second description of its conditions. Tracing costs time only when it is enabled.
+The reason is source text of the rule: the condition around the executed ``return None``. If this condition called a
+helper that returned None, the reason includes the helper's condition. The reason therefore always matches the code.
+Tracing costs time only if it is enabled.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from arm_backend_core.tosa.graph import Op
 
 Result = TypeVar("Result")
 
-#: Name of the environment variable; its value lists, with commas, what to trace.
-VARIABLE = "ARM_BACKEND_CORE_TRACE"
+#: Environment variable: a comma-separated list of what to trace.
+TRACE_VARIABLE = "ARM_BACKEND_CORE_TRACE"
 
 _PACKAGE = str(Path(__file__).parents[2])
 
 
-class _Return(NamedTuple):
-    """A function that returned None: its frame and line, and the frame and line that called it."""
+class _NoneReturn(NamedTuple):
+    """The return of None from a function: the function's frame and line, and its caller's frame and line."""
 
     frame: FrameType
     line: int
@@ -39,43 +39,43 @@ class _Return(NamedTuple):
 
 def is_rewrite_traced() -> bool:
     """Whether ``ARM_BACKEND_CORE_TRACE`` contains ``rewrite``."""
-    return "rewrite" in os.environ.get(VARIABLE, "").split(",")
+    return "rewrite" in os.environ.get(TRACE_VARIABLE, "").split(",")
 
 
 def rule_name(rule: Callable[..., object]) -> str:
-    """Return the name of the function that is a rule, without leading underscores."""
-    code = _code(rule)
+    """Return the name of a rule's function, without leading underscores."""
+    code = _code_object(rule)
     return code.co_name.lstrip("_") if code is not None else repr(rule)
 
 
 def trace_rule(name: str, function: Callable[..., Result | None], op: Op, *arguments: object) -> Result | None:
-    """Call ``function(op, *arguments)`` and print to standard error whether it rewrites the operator, or why not.
+    """Call ``function(op, *arguments)`` and print to standard error whether it applies, or why it declines.
 
     Args:
-        name: name of the rule or alternative, for the line that is printed.
+        name: name of the rule or alternative in the printed line.
 
     Raises:
-        Unsupported: the target refuses an operator that the rule emitted, as without tracing.
+        Unsupported: the target does not support an operator that the rule emitted.
     """
     try:
         result, reason = call_with_reason(function, op, *arguments)
     except Unsupported as refusal:
-        _print(op, name, f"declines: {refusal.reason}")
+        _print_outcome(op, name, f"declines: {refusal.reason}")
         raise
-    _print(op, name, "applies" if result is not None else f"declines: {reason}")
+    _print_outcome(op, name, "applies" if result is not None else f"declines: {reason}")
     return result
 
 
 def call_with_reason(function: Callable[..., Result | None], *arguments: object) -> tuple[Result | None, str]:
-    """Call a function; if it returns None, also return the conditions in its source that led there."""
-    code, returns = _code(function), list[_Return]()
+    """Call a function; if it returns None, also return the source text of the conditions that caused this."""
+    code, returns = _code_object(function), list[_NoneReturn]()
 
     def trace(frame: FrameType, event: str, value: object) -> Any:
         if event == "call" and not frame.f_code.co_filename.startswith(_PACKAGE):
             return None
         if event == "return" and value is None:
             caller = frame.f_back
-            returns.append(_Return(frame, frame.f_lineno, caller, caller.f_lineno if caller is not None else 0))
+            returns.append(_NoneReturn(frame, frame.f_lineno, caller, caller.f_lineno if caller is not None else 0))
         return trace
 
     previous = sys.gettrace()
@@ -86,14 +86,14 @@ def call_with_reason(function: Callable[..., Result | None], *arguments: object)
         sys.settrace(previous)
     if result is not None or not returns or returns[-1].frame.f_code is not code:
         return result, ""
-    return None, _describe(returns)
+    return None, _describe_conditions(returns)
 
 
-def _describe(returns: list[_Return]) -> str:
-    """Describe the last return and, if its condition called a function that returned None, that one too."""
+def _describe_conditions(returns: list[_NoneReturn]) -> str:
+    """Describe the condition of the last return, and of helpers that returned None within this condition."""
     reasons, current = [], returns[-1]
     while True:
-        first, text = _condition(current.frame.f_code, current.line)
+        first, text = _find_condition(current.frame.f_code, current.line)
         name = Path(current.frame.f_code.co_filename).relative_to(_PACKAGE).as_posix()
         reasons.append(f"{text} ({name}:{current.line})")
         helpers = [r for r in returns if r.caller is current.frame and first <= r.caller_line <= current.line]
@@ -102,10 +102,12 @@ def _describe(returns: list[_Return]) -> str:
         current = helpers[-1]
 
 
-def _condition(code: CodeType, line: int) -> tuple[int, str]:
-    """Find the condition around a line of a function: its first line, and its source text.
+def _find_condition(code: CodeType, line: int) -> tuple[int, str]:
+    """Find the innermost condition around a line of a function.
 
-    Without one, the statement itself is returned: ``return helper(x)``.
+    Returns:
+        the first line and the source text of the condition. If the line is a statement such as ``return helper(x)``,
+        the first line of this statement and the text of the call.
     """
     first, text = line, "no condition holds"
     for node in ast.walk(_parse(code.co_filename)):
@@ -126,14 +128,14 @@ def _parse(path: str) -> ast.Module:
     return ast.parse(Path(path).read_text(encoding="utf-8"))
 
 
-def _code(function: Callable[..., object]) -> CodeType | None:
-    """Return the code of a function or of what a ``functools.partial`` calls."""
+def _code_object(function: Callable[..., object]) -> CodeType | None:
+    """Return the code object of a function, or of the function inside a ``functools.partial``."""
     while isinstance(function, functools.partial):
         function = function.func
     return getattr(inspect.unwrap(function), "__code__", None)
 
 
-def _print(op: Op, name: str, outcome: str) -> None:
+def _print_outcome(op: Op, name: str, outcome: str) -> None:
     node = op.origin.node if op.origin is not None else "no node"
     result = f"{op.output.dtype.value}{list(op.output.shape)}"
     print(f"rewrite: {op.kind} {result} of {node}: {name} {outcome}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Peephole rules for TRANSPOSE: merging, cancelling, sinking, and permuting constant weights instead."""
+"""Peephole rules for TRANSPOSE: merge, cancel, sink, or permute constant weights instead."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from arm_backend_core.tosa.passes.layout_modes import (
     propagate_layout,
 )
 from arm_backend_core.tosa.passes.merge import equal_without_ones, reshape_groups
-from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, producer, skip_through
+from arm_backend_core.tosa.passes.rewrite import Rewriter, RewriteRule, producer, skip_through
 
 
 def merge_transpose(op: Op, rewriter: Rewriter) -> Value | None:
-    """TRANSPOSE of a TRANSPOSE becomes one; a TRANSPOSE that moves only dimensions of size 1 becomes a RESHAPE."""
+    """Merge two successive TRANSPOSEs. A TRANSPOSE that moves only dimensions of size 1 becomes a RESHAPE."""
     source, perms = op.inputs[0], tuple(op.attrs["perms"])
     if is_free_permutation(source.shape, identity(source.rank), perms):
         return rewriter.build.reshape(source, op.output.shape)
@@ -27,12 +27,12 @@ def merge_transpose(op: Op, rewriter: Rewriter) -> Value | None:
 
 
 def cancel_transpose(op: Op, rewriter: Rewriter) -> Value | None:
-    """A TRANSPOSE that undoes another one becomes a RESHAPE, also past a RESHAPE of dimensions of size 1."""
+    """Replace two inverse TRANSPOSEs by a RESHAPE. Between them, a RESHAPE may add or remove dimensions of size 1."""
     before = producer(skip_through(op.inputs[0], "RESHAPE"), "TRANSPOSE")
     if before is None or not equal_without_ones(op.inputs[0].shape, before.output.shape):
         return None
-    moved_dims = [[d for d in turn.attrs["perms"] if turn.inputs[0].shape[d] > 1] for turn in (before, op)]
-    first, second = ([sorted(turn).index(d) for d in turn] for turn in moved_dims)
+    moved_dims = [[d for d in x.attrs["perms"] if x.inputs[0].shape[d] > 1] for x in (before, op)]
+    first, second = ([sorted(dims).index(d) for d in dims] for dims in moved_dims)
     if [first[d] for d in second] != sorted(first):
         return None
     return rewriter.build.reshape(before.inputs[0], op.output.shape)
@@ -41,13 +41,13 @@ def cancel_transpose(op: Op, rewriter: Rewriter) -> Value | None:
 def sink_transpose(op: Op, rewriter: Rewriter) -> Value | None:
     """f(TRANSPOSE(x), constants) becomes TRANSPOSE(f(x, constants)), if the result's elements are not wider than x's.
 
-    It brings a convolution next to its arithmetic, and a TRANSPOSE next to the operator that absorbs it.
+    Arithmetic then directly follows its convolution, and the TRANSPOSE directly precedes an operator that absorbs it.
     """
-    moved = [value for value in op.inputs if value.data is None]
-    transpose = producer(moved[0], "TRANSPOSE") if len(moved) == 1 else None
-    if transpose is None or moved[0].shape != op.output.shape or not rewriter.has_one_use(moved[0]):
+    operands = [value for value in op.inputs if value.data is None]
+    transpose = producer(operands[0], "TRANSPOSE") if len(operands) == 1 else None
+    if transpose is None or operands[0].shape != op.output.shape or not rewriter.has_one_use(operands[0]):
         return None
-    if op.output.dtype.numpy.itemsize > moved[0].dtype.numpy.itemsize:
+    if op.output.dtype.numpy.itemsize > operands[0].dtype.numpy.itemsize:
         return None
     perms = tuple(transpose.attrs["perms"])
     layout = propagate_layout(op, inverse(perms))
@@ -61,9 +61,9 @@ def sink_transpose(op: Op, rewriter: Rewriter) -> Value | None:
 
 
 def permute_weights(op: Op, rewriter: Rewriter) -> Value | None:
-    """Permute the weights of a linear layer in place of its flattened, transposed input.
+    """Remove a TRANSPOSE before the flattened input of a linear layer by permuting the weights.
 
-    A CONV2D with a 1x1 window sums over its last dimension, in any order that weights and input share.
+    A CONV2D with a 1x1 kernel sums over its last dimension. The sum does not depend on the order of its terms.
     """
     x, weight = op.inputs[0], op.inputs[1]
     reshape = producer(x, "RESHAPE")
@@ -82,20 +82,22 @@ def permute_weights(op: Op, rewriter: Rewriter) -> Value | None:
 
 
 def _summed_dims_order(transpose: Op, flat: tuple[int, ...]) -> list[int] | None:
-    """The dimensions that a RESHAPE to ``flat`` merges into the last one, in the order of the TRANSPOSE's operand.
+    """The dimensions of the TRANSPOSE's result that a RESHAPE to ``flat`` merges into its last dimension.
 
-    None if the RESHAPE merges others with them, or if the TRANSPOSE moves other dimensions too.
+    Returns:
+        the dimensions in their order in the TRANSPOSE's operand. None if the RESHAPE merges other dimensions with them,
+        or if the TRANSPOSE moves other dimensions.
     """
     shape = transpose.output.shape
-    summed, features = reshape_groups(shape, flat)[-1]
-    if any(flat[dim] != 1 for dim in features if dim != len(flat) - 1):
+    summed, flat_dims = reshape_groups(shape, flat)[-1]
+    if any(flat[dim] != 1 for dim in flat_dims if dim != len(flat) - 1):
         return None
     before = [dim for dim in inverse(tuple(transpose.attrs["perms"])) if shape[dim] != 1]
     other_dims = [dim for dim, size in enumerate(shape) if size != 1 and dim not in summed]
     return before[len(other_dims) :] if before[: len(other_dims)] == other_dims else None
 
 
-RULES: dict[str, list[Rule]] = {
+RULES: dict[str, list[RewriteRule]] = {
     "TRANSPOSE": [merge_transpose],
     "CONV2D": [permute_weights],
     **{kind: [sink_transpose] for kind in ELEMENTWISE},

@@ -1,9 +1,9 @@
-"""TRANSPOSE lowering for Ethos-U: each TRANSPOSE in the form that Vela estimates to be fastest on the target.
+"""TRANSPOSE lowering for Ethos-U: replace each TRANSPOSE by the operators that Vela estimates to be fastest.
 
-Vela's estimate of a TRANSPOSE depends on how it is written. Measured with Vela 5.1 on [1, 3, 224, 224] to NHWC, int8:
+Vela's estimate of a TRANSPOSE depends on its shape. Vela 5.1 estimates for [1, 3, 224, 224] to NHWC, int8:
 
-* U55-128: 112,896 cycles as written, 56,448 on merged dimensions [3, 50176] (int16: 75,264 and 37,632);
-* U85-256: 548,800 as written and worse on merged dimensions; 38,318 as a convolution (int16: 548,800 and 38,016).
+* U55-128: 112,896 cycles in rank 4, 56,448 with merged dimensions [3, 50176] (int16: 75,264 and 37,632);
+* U85-256: 548,800 in rank 4, more with merged dimensions, 38,318 as a convolution (int16: 548,800 and 38,016).
 """
 
 from __future__ import annotations
@@ -27,35 +27,36 @@ def sink_slices(graph: Graph, target: Target) -> None:
 
 
 def lower_transposes(graph: Graph, target: Target) -> None:
-    """Lower each TRANSPOSE for ``target``; run it once, because it does not recognize its own results."""
+    """Lower each TRANSPOSE for ``target``. The pass must run once, because it would lower its own results again."""
     if target.hardware.npu:
         apply_once(graph, target, {"TRANSPOSE": [lower_transpose], "MATMUL": [transpose_before_matmul]})
 
 
 def lower_transpose(op: Op, rewriter: Rewriter) -> Value | None:
-    """A TRANSPOSE in the fastest form for the target; None if it has that form already."""
+    """Replace a TRANSPOSE by its fastest equivalent on the target; None if the TRANSPOSE itself is fastest."""
     rule = transpose_by_convolution if rewriter.build.target.hardware.transposes_by_convolution else split_into_swaps
     return rule(op, rewriter)
 
 
 def sink_slice(op: Op, rewriter: Rewriter) -> Value | None:
-    """TRANSPOSE(SLICE(x)) becomes SLICE(TRANSPOSE(x)) if the SLICE removes little: a convolution reads a SLICE for
-    free.
+    """TRANSPOSE(SLICE(x)) becomes SLICE(TRANSPOSE(x)) if x is at most 5/4 as large as the result.
+
+    A convolution that reads the SLICE then absorbs it.
     """
     slice_op = producer(op.inputs[0], "SLICE")
     if slice_op is None or slice_op.inputs[0].size > op.output.size * 5 // 4 or not rewriter.has_one_use(op.inputs[0]):
         return None
     perms = op.attrs["perms"]
-    whole = rewriter.build.transpose(slice_op.inputs[0], perms)
+    transposed = rewriter.build.transpose(slice_op.inputs[0], perms)
     start, size = ([slice_op.attrs[name][axis] for axis in perms] for name in ("start", "size"))
-    return rewriter.build.slice(whole, start, size)
+    return rewriter.build.slice(transposed, start, size)
 
 
 def split_into_swaps(op: Op, rewriter: Rewriter) -> Value | None:
-    """A sequence of TRANSPOSEs that each swap two neighbouring groups of dimensions.
+    """Decompose a TRANSPOSE into TRANSPOSEs that each swap two neighbouring groups of dimensions.
 
-    Vela's own decomposition is slower, five times in random shapes, or exceeds the limits of the hardware. The operand
-    of a MATMUL keeps a single TRANSPOSE, which Vela merges with its own.
+    Vela's own decomposition is slower (five times for random shapes) or exceeds limits of the hardware. The operand of
+    a MATMUL keeps a single TRANSPOSE, because Vela merges it with the TRANSPOSE that it inserts itself.
     """
     b, x, perms = rewriter.build, op.inputs[0], tuple(op.attrs["perms"])
     sizes, order = merge_axes(x.shape, perms)
@@ -77,10 +78,10 @@ def split_into_swaps(op: Op, rewriter: Rewriter) -> Value | None:
 
 
 def transpose_before_matmul(op: Op, rewriter: Rewriter) -> Value | None:
-    """Transpose the operands of a MATMUL in rank 4.
+    """Rewrite TRANSPOSEs before a MATMUL from rank 3 to rank 4.
 
-    Vela transposes the second operand itself. It merges that with a preceding TRANSPOSE, but not with one of rank 3.
-    Measured on attention with 4 heads and 32 rows of 128: 32,752 cycles in rank 3, 25,968 in rank 4 on U85-256.
+    Vela transposes the second operand of a MATMUL itself. It merges its TRANSPOSE with a preceding TRANSPOSE of rank 4,
+    but not of rank 3. Attention with 4 heads on [32, 128] takes on U85-256 32,752 cycles with rank 3, 25,968 with 4.
     """
     inputs = list(op.inputs)
     for i, value in enumerate(op.inputs):
@@ -88,32 +89,32 @@ def transpose_before_matmul(op: Op, rewriter: Rewriter) -> Value | None:
         if transpose is not None:
             source, perms = transpose.inputs[0], transpose.attrs["perms"]
             image = rewriter.build.reshape(source, (1, *source.shape))
-            moved = rewriter.build.transpose(image, (0, *(axis + 1 for axis in perms)))
-            inputs[i] = rewriter.build.reshape(moved, value.shape)
+            transposed = rewriter.build.transpose(image, (0, *(axis + 1 for axis in perms)))
+            inputs[i] = rewriter.build.reshape(transposed, value.shape)
     if inputs == op.inputs:
         return None
     return rewriter.build.emit(op.kind, inputs, op.output.dtype, **op.attrs)
 
 
 def transpose_by_convolution(op: Op, rewriter: Rewriter) -> Value | None:
-    """[A, N] to [N, A] as a convolution over the height of an image [A, N / 4] of 4 channels.
+    """Replace a TRANSPOSE from [A, N] to [N, A] by a convolution over the height of an image [A, N / 4] of 4 channels.
 
-    It costs a quarter of a cycle per element while A is small; the multiplications grow with A * A. TRANSPOSE is faster
-    for few or many rows: measured for A = 16 with N = 256 (int8: 5,472 cycles for the convolution against 3,200), but
-    not with N = 1024.
+    The convolution takes a quarter of a cycle per element for small A. Its multiplications grow with A * A. A TRANSPOSE
+    is faster for A > 16 and for small N: with A = 16 and N = 256 (int8), it takes 3,200 cycles against 5,472. With
+    N = 1024, the convolution is faster.
     """
     source = op.inputs[0]
     shape, perms = merge_axes(source.shape, op.attrs["perms"])
     if perms != (1, 0) or source.dtype not in (DType.INT8, DType.INT16):
         return None
-    rows, length = shape
-    if rows > 16 or 4 * rows * rows > length:
+    rows, row_length = shape
+    if rows > 16 or 4 * rows * rows > row_length:
         return None
-    channels = next(n for n in (4, 2, 1) if length % n == 0)
+    channels = next(n for n in (4, 2, 1) if row_length % n == 0)
     weight = np.zeros((channels, rows, rows, 1, channels))
     for pixel in range(channels):
         weight[pixel, np.arange(rows), np.arange(rows), 0, pixel] = 1
     build = rewriter.build
-    image = build.reshape(source, (1, rows, length // channels, channels))
+    image = build.reshape(source, (1, rows, row_length // channels, channels))
     kernel = weight.reshape(channels * rows, rows, 1, channels)
     return build.reshape(emit_identity_convolution(build, image, kernel), op.output.shape)

@@ -1,1 +1,1 @@
-"""Workarounds for bugs of Vela: each module has the predicates and rewrites of one family."""
+"""Workarounds for bugs of Vela: each module has the predicates and rewrites of one group of bugs."""

@@ -1,4 +1,4 @@
-"""Vela workarounds for convolutions: padding, dilation, and weights that share an encoding."""
+"""Vela workarounds for convolutions: padding, dilation, and equal weights with different biases."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ CONVOLUTIONS = ("CONV2D", "CONV3D", "DEPTHWISE_CONV2D")
 
 
 def _has_padding_only_phase(op: Op, rewriter: Rewriter) -> bool:
-    """Padded convolution with dilation over 2 and result positions that see only padding (``dilated``: all, 5.1 and
-    5.2).
+    """Match a convolution with dilation above 2 in which some windows read only padding.
 
-    Vela makes one operation per dilation phase. Phases that read only padding get ``IFM_WIDTH0_M1`` 65535.
+    Bug ``dilated`` (all NPUs, Vela 5.1 and 5.2): Vela emits one operation for each dilation phase. In phases that read
+    only padding, the register ``IFM_WIDTH0_M1`` is 65535.
     """
     image, padding, pad = op.inputs[0], op.attrs["pad"], producer(op.inputs[0], "PAD")
-    if pad is not None and not any(padding):  # Vela makes it the convolution's own padding
+    if pad is not None and not any(padding):  # Vela folds the PAD into the convolution
         image, padding = pad.inputs[0], pad.attrs["padding"][2:-2]
     return (
         max(op.attrs["dilation"]) > 2 and any(padding) and _has_position_without_input(op, image.shape[1:-1], padding)
     )
 
 
-def _pad_dilated(op: Op, match: bool, rewriter: Rewriter) -> Value:
-    """The unpadded convolution of a copy of the padded image.
+def _pad_by_copy(op: Op, match: bool, rewriter: Rewriter) -> Value:
+    """Emit an unpadded convolution of a copy of the padded image.
 
-    Without the copy, Vela would make the PAD the convolution's own padding.
+    Without the copy, Vela would fold the PAD into the convolution.
     """
     b, image, attrs = rewriter.build, op.inputs[0], dict(op.attrs)
     pad = attrs["pad"]
@@ -44,24 +44,26 @@ def _pad_dilated(op: Op, match: bool, rewriter: Rewriter) -> Value:
 
 
 def _has_position_without_input(op: Op, image: Sequence[int], padding: Sequence[int]) -> bool:
-    """Whether the image is smaller than the dilation, and some row or column of results has no tap in the image."""
+    """Whether the image is smaller than the dilation, and the windows of a result row or column read only padding."""
     sides = zip(window_axes(op), image, padding[::2], op.output.shape[1:-1], strict=True)
-    for axis, size, pad, results in sides:
-        inside = axis._replace(size=size, before=pad)
-        if size < axis.dilation and not all(map(inside.overlaps_input, range(results))):
+    for axis, size, pad, result_size in sides:
+        unpadded_axis = axis._replace(input_size=size, pad_before=pad)
+        if size < axis.dilation and not all(map(unpadded_axis.overlaps_input, range(result_size))):
             return True
     return False
 
 
 def _find_equal_weights(graph: Graph, target: Target) -> list[tuple[Op, int]]:
-    """Convolutions with equal weights and scales but different biases (``equal_weights``: all NPUs, 5.1 and 5.2).
+    """Find convolutions with equal weights and scales but different biases.
 
-    Biases are not part of the key of Vela's cache of encoded weights: the second convolution gets the first's bias.
+    Bug ``equal_weights`` (all NPUs, Vela 5.1 and 5.2): the key of Vela's cache of encoded weights does not contain the
+    bias, so that the second convolution gets the bias of the first.
 
     Returns:
-        (convolution, index of its bias among those of the same weights); the first of them, index 0, is left out.
+        (convolution, number of different biases that precede its own for the same weights). Convolutions with the first
+        bias are omitted.
     """
-    users, biases_by_weights, found = graph.users(), dict[tuple[Any, ...], dict[Any, int]](), []
+    users, biases_by_weights, matches = graph.users(), dict[tuple[Any, ...], dict[Any, int]](), []
     for op in graph.ops:
         if op.kind not in ("CONV2D", "DEPTHWISE_CONV2D") or not has_constant_weights(op):
             continue
@@ -69,18 +71,21 @@ def _find_equal_weights(graph: Graph, target: Target) -> list[tuple[Op, int]]:
         match users.get(op.output, ()):
             case [Op(kind="RESCALE", attrs=attrs)] if op.output not in graph.outputs:
                 scales = [np.asarray(attrs[name]).tobytes() for name in ("multiplier", "shift")]
-            case _:  # Vela writes an accumulator with several readers without a scale
+            case _:  # Vela does not scale an accumulator that has several readers
                 scales = []
-        biases = biases_by_weights.setdefault((op.kind, weight.content, *scales), {})
-        if index := biases.setdefault(bias.content, len(biases)):
-            found.append((op, index))
-    return found
+        biases = biases_by_weights.setdefault((op.kind, weight.content_key, *scales), {})
+        if index := biases.setdefault(bias.content_key, len(biases)):
+            matches.append((op, index))
+    return matches
 
 
 def _make_weights_distinct(graph: Graph, target: Target, matches: Sequence[tuple[Op, int]]) -> None:
-    """Append ``index`` columns of zeros to the weights, and as much padding at the right, so that the weights differ.
+    """Append columns of zeros to the weights, and padding on the right, so that all weights differ.
 
-    The taps of these columns are zero, hence no result changes.
+    The columns multiply by zero, so that no result changes.
+
+    Args:
+        matches: (convolution, number of columns).
     """
     for op, columns in matches:
         weight, axis = op.inputs[1], 1 if op.kind == "DEPTHWISE_CONV2D" else 2
@@ -92,20 +97,20 @@ def _make_weights_distinct(graph: Graph, target: Target, matches: Sequence[tuple
 
 
 def _match_unreached_output(op: Op, rewriter: Rewriter) -> tuple[int, ...] | None:
-    """Rows and columns of a TRANSPOSE_CONV2D's result that no tap reaches (``unreached``: U55, U65, 5.1 and 5.2).
+    """Match a TRANSPOSE_CONV2D with result rows or columns that no kernel element contributes to.
 
-    They hold the bias alone. Vela computes them by separate convolutions with equal weights, which get the bias of the
-    first (as in ``equal_weights``).
+    Bug ``unreached`` (U55 and U65, Vela 5.1 and 5.2): these rows and columns are equal to the bias. Vela computes them
+    by separate convolutions with equal weights, which all get the bias of the first (as in ``equal_weights``).
 
     Returns:
-        the number of such rows and columns: top, bottom, left, right.
+        the number of such rows and columns: (top, bottom, left, right).
     """
     unreached = tuple(max(pad, 0) for pad in op.attrs["out_pad"])
     return unreached if any(unreached) and op.inputs[1].data is not None else None
 
 
 def _extend_kernel(op: Op, unreached: tuple[int, ...], rewriter: Rewriter) -> Value:
-    """Extend the kernel by taps of zero (the weight zero point) that reach these rows and columns."""
+    """Extend the kernel by zeros (the weight zero point), so that it contributes to these rows and columns."""
     x, weight, bias = op.inputs
     assert weight.data is not None
     zeros = ((0, 0), unreached[:2], unreached[2:], (0, 0))
@@ -118,31 +123,31 @@ def _extend_kernel(op: Op, unreached: tuple[int, ...], rewriter: Rewriter) -> Va
 
 
 def _becomes_nonzero_padding(op: Op, value: Value, rewriter: Rewriter) -> bool:
-    """Whether a PAD with 0 precedes an unpadded convolution with ``input_zp`` other than 0 (``padded_zero``: all NPUs,
-    5.1 and 5.2).
+    """Whether a PAD with 0 precedes an unpadded convolution with ``input_zp`` other than 0.
 
-    Vela makes the PAD the convolution's own padding, whose value is ``input_zp`` and not 0. A copy after the PAD
-    prevents that.
+    Bug ``padded_zero`` (all NPUs, Vela 5.1 and 5.2): Vela folds the PAD into the convolution, which pads with
+    ``input_zp`` and not with 0. A copy of the PAD's result prevents this.
     """
     return op.attrs["input_zp"] != 0 and _has_foldable_pad(op, value)
 
 
 def _has_foldable_pad(op: Op, value: Value) -> bool:
-    """Whether Vela folds a PAD with 0 before ``value``, also past RESHAPEs, into the unpadded convolution ``op``."""
+    """Whether Vela folds a PAD with 0 into the unpadded convolution ``op``; RESHAPEs may follow the PAD."""
     source = producer(skip_through(value, "RESHAPE"), "PAD")
     return source is not None and source.attrs["pad_const"] == 0 and not any(op.attrs["pad"])
 
 
 def _becomes_padding_of_images(op: Op, value: Value, rewriter: Rewriter) -> bool:
-    """Whether a PAD with 0 and a RESHAPE precede a convolution of several images (``padded_images``: all NPUs, 5.1).
+    """Whether a PAD with 0 and a RESHAPE precede a convolution of several images.
 
-    Vela makes the PAD the convolution's own padding, as if the tensor were one image. A copy prevents that.
+    Bug ``padded_images`` (all NPUs, Vela 5.1): Vela folds the PAD into the convolution as if the tensor were one image.
+    A copy of the operand prevents this.
     """
-    several = value.shape[0] > 1 and value.producer is not None and value.producer.kind == "RESHAPE"
-    return several and _has_foldable_pad(op, value)
+    has_reshaped_images = value.shape[0] > 1 and value.producer is not None and value.producer.kind == "RESHAPE"
+    return has_reshaped_images and _has_foldable_pad(op, value)
 
 
-DILATED = Workaround("dilated", CONVOLUTIONS, _has_padding_only_phase, _pad_dilated)
+DILATED_WORKAROUND = Workaround("dilated", CONVOLUTIONS, _has_padding_only_phase, _pad_by_copy)
 WORKAROUNDS: tuple[AnyWorkaround, ...] = (
     GraphWorkaround("equal_weights", _find_equal_weights, _make_weights_distinct),
     Workaround("unreached", ("TRANSPOSE_CONV2D",), _match_unreached_output, _extend_kernel),

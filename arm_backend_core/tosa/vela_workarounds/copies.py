@@ -16,15 +16,15 @@ from arm_backend_core.workers.vela import SUPPORTED_RELEASES, Release
 
 
 def broadcast_constant(x: Value, number: int, dtype: DType, b: Builder) -> Value:
-    """A constant of one element that broadcasts to ``x``."""
+    """Create a constant of one element that broadcasts to ``x``."""
     return b.const(np.full((1,) * x.rank, number), dtype)
 
 
 def emit_copy(x: Value, b: Builder) -> Value:
-    """Emit a copy of ``x`` that Vela does not remove: x * 1, or x or x for booleans.
+    """Emit a copy of ``x`` that Vela does not remove: x * 1, or LOGICAL_OR(x, x) for booleans.
 
-    The copy is an operation that can read a slice and write a part of a tensor. Vela removes IDENTITY. It estimates 1.1
-    to 1.5 cycles per element for CLAMP, and 0.25 (U85) to 1 (U55) for this product.
+    Vela compiles the copy to an operation that can read a slice and write a part of a tensor. It would remove an
+    IDENTITY. By its estimate, a CLAMP takes 1.1 to 1.5 cycles per element, and this product 0.25 (U85) to 1 (U55).
     """
     if x.dtype is DType.BOOL:
         return b.bitwise("LOGICAL_OR", x, x)
@@ -33,7 +33,7 @@ def emit_copy(x: Value, b: Builder) -> Value:
 
 
 def copy_result(op: Op, match: bool, rewriter: Rewriter) -> Value:
-    """Emit the operator again, and a copy of its result."""
+    """Emit the operator again and copy its result."""
     b = rewriter.build
     return emit_copy(b.emit(op.kind, op.inputs, op.output.dtype, **op.attrs), b)
 
@@ -41,20 +41,20 @@ def copy_result(op: Op, match: bool, rewriter: Rewriter) -> Value:
 def copy_operands_where(
     name: str,
     kinds: tuple[str, ...],
-    test: Callable[[Op, Value, Rewriter], bool],
+    is_miscompiled: Callable[[Op, Value, Rewriter], bool],
     releases: tuple[Release, ...] = SUPPORTED_RELEASES,
 ) -> Workaround[list[int]]:
-    """A workaround that copies each operand for which ``test`` is true.
+    """Create a workaround that copies each operand for which ``is_miscompiled`` is true.
 
     Args:
-        test: called with the operator, the operand and the rewriter; true where Vela miscompiles how the operator reads
-            it.
+        is_miscompiled: returns whether Vela miscompiles the read of an operand. Its arguments are the operator, the
+            operand and the rewriter.
     """
-    return Workaround(name, kinds, partial(_operands_where, test), _copy_operands, releases=releases)
+    return Workaround(name, kinds, partial(_find_operands, is_miscompiled), _copy_operands, releases=releases)
 
 
-def _operands_where(test: Callable[[Op, Value, Rewriter], bool], op: Op, rewriter: Rewriter) -> list[int]:
-    return [i for i, value in enumerate(op.inputs) if test(op, value, rewriter)]
+def _find_operands(is_miscompiled: Callable[[Op, Value, Rewriter], bool], op: Op, rewriter: Rewriter) -> list[int]:
+    return [i for i, value in enumerate(op.inputs) if is_miscompiled(op, value, rewriter)]
 
 
 def _copy_operands(op: Op, operands: Sequence[int], rewriter: Rewriter) -> Value:

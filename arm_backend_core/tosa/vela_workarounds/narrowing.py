@@ -1,4 +1,4 @@
-"""Vela workarounds for conversions to fewer bits: a CAST that saturates, or a RESCALE that loses its clipping."""
+"""Vela workarounds for conversions to fewer bits: CASTs that saturate, and RESCALEs that lose their clipping."""
 
 from __future__ import annotations
 
@@ -14,31 +14,32 @@ from arm_backend_core.tosa.passes.rewrite import Rewriter, producer, skip_throug
 from arm_backend_core.tosa.vela_workarounds.copies import broadcast_constant, copy_operands_where, copy_result
 from arm_backend_core.tosa.vela_workarounds.workaround import AnyWorkaround, Workaround
 
-#: Operators that move elements and change no value. Vela may fuse them with their producer or consumer.
+#: Operators that only move elements. Vela may fuse them with their producer or consumer.
 DATA_MOVEMENT = ("CONCAT", "IDENTITY", "PAD", "RESHAPE", "SLICE", "TILE", "TRANSPOSE")
 
 
-def _is_unclipped(op: Op, rewriter: Rewriter, *, scaled: bool = False) -> bool:
-    """RESCALE by 1 to fewer bits, then a RESCALE by 1 to as many bits or more (``unclipped``: all NPUs, 5.1 and 5.2).
+def _loses_clipping(op: Op, rewriter: Rewriter, *, scaled: bool = False) -> bool:
+    """Match a RESCALE by 1 to fewer bits that clips, followed by a RESCALE by 1 to as many bits or more.
 
-    Vela removes both, also past data movement, and with them the clipping of the first. Only where values may not fit.
+    Bug ``unclipped`` (all NPUs, Vela 5.1 and 5.2): Vela removes both RESCALEs, and with them the clipping of the first.
+    Data movement may be between the two.
 
     Args:
-        scaled: the second RESCALE is by any number (``unclipped_scaled``).
+        scaled: whether the second RESCALE may have any scale (bug ``unclipped_scaled``).
     """
     source, dtype = op.inputs[0], op.output.dtype
     if power_of_two(op) != 0 or dtype.bytes >= source.dtype.bytes or op.attrs["rounding_mode"] != "SINGLE_ROUND":
         return False
-    return not (is_identity_rescale(op) and _fits(source, dtype)) and _is_widened_again(
+    return not (is_identity_rescale(op) and _fits_type(source, dtype)) and _is_widened_again(
         op.output, rewriter, scaled=scaled
     )
 
 
 def _preserve_clipping(op: Op, match: bool, rewriter: Rewriter) -> Value:
-    """Scale by 1 + 2**-30 in place of 1: Vela keeps this RESCALE, and no result changes.
+    """Emit the RESCALE with scale 1 + 2**-30, which Vela does not remove. The result is the same.
 
-    round(x * (1 + 2**-30)) = x for abs(x) < 2**29, and larger values are clipped. A RESCALE of int48 has a multiplier
-    of 15 bits, too few for this scale: there a copy of its result keeps the two RESCALEs apart.
+    round(x * (1 + 2**-30)) = x for abs(x) < 2**29, and larger values are clipped. The multiplier of an int48 RESCALE
+    has 15 bits, too few for this scale. In this case, a copy of the result separates the two RESCALEs.
     """
     if op.inputs[0].dtype is DType.INT48:
         return copy_result(op, match, rewriter)
@@ -47,10 +48,10 @@ def _preserve_clipping(op: Op, match: bool, rewriter: Rewriter) -> Value:
 
 
 def _is_widened_again(value: Value, rewriter: Rewriter, *, scaled: bool) -> bool:
-    """Whether a RESCALE to as many bits or more reads ``value``, also past data movement, and may merge with its
-    producer.
+    """Whether a RESCALE to as many bits or more reads ``value`` and Vela may merge it with the producer of ``value``.
 
-    By 1 always. By another scale (``scaled``) on U85, and on U55 and U65 only if it is the single reader.
+    Data movement may be between the two. Vela always merges a RESCALE by 1. With another scale (if ``scaled``), it
+    merges on U85, and on U55 and U65 only a single reader.
     """
     may_merge = scaled and (rewriter.has_one_use(value) or rewriter.build.target.hardware.fuses_shared_rescale)
     for op in rewriter.users(value) or ():
@@ -61,12 +62,11 @@ def _is_widened_again(value: Value, rewriter: Rewriter, *, scaled: bool) -> bool
     return False
 
 
-def _is_long_scale(op: Op, rewriter: Rewriter) -> bool:
-    """RESCALE of int48 by 1, followed by a RESCALE whose multiplier has more than 15 bits (``long_scale``: U85, 5.1 and
-    5.2).
+def _loses_multiplier_bits(op: Op, rewriter: Rewriter) -> bool:
+    """Match a RESCALE of int48 by 1, followed by a RESCALE whose multiplier has more than 15 bits.
 
-    Vela merges them into one RESCALE of int48, whose multiplier has 15 bits: the low bits are lost. A copy of the first
-    result prevents that.
+    Bug ``long_scale`` (U85, Vela 5.1 and 5.2): Vela merges both into one RESCALE of int48, whose multiplier has 15
+    bits, so that the low bits are lost. A copy of the first result prevents this.
     """
     if op.inputs[0].dtype is not DType.INT48 or power_of_two(op) != 0:
         return False
@@ -80,11 +80,11 @@ def _is_long_scale(op: Op, rewriter: Rewriter) -> bool:
     return False
 
 
-def _is_unclipped_move(op: Op, rewriter: Rewriter) -> bool:
-    """RESCALE by 1 to another zero point, after a RESCALE to as many bits that may clip (``unclipped_move``: all NPUs,
-    5.2).
+def _loses_clipping_at_zero_point(op: Op, rewriter: Rewriter) -> bool:
+    """Match a RESCALE by 1 that changes the zero point, after a RESCALE to as many bits that may clip.
 
-    Vela merges them, also past a RESCALE by 1 to int32, into one RESCALE that clips only at the end.
+    Bug ``unclipped_move`` (all NPUs, Vela 5.2): Vela merges both into one RESCALE that clips only at the end. A RESCALE
+    by 1 to int32 may be between the two.
     """
     x, _ = trace_back(
         op.inputs[0],
@@ -99,34 +99,36 @@ def _is_unclipped_move(op: Op, rewriter: Rewriter) -> bool:
 def _may_clip(op: Op) -> bool:
     """Whether a RESCALE to as many or fewer bits may clip.
 
-    To fewer bits the answer is False only for RESCALEs by 1 whose operand fits; other scales are not analysed.
+    For fewer bits, the function returns False only for a RESCALE by 1 whose operand fits. It does not analyse other
+    scales.
     """
     source, (low, high) = op.inputs[0], op.output.dtype.range
     if source.dtype.bytes > op.output.dtype.bytes:
-        return not (is_identity_rescale(op) and _fits(source, op.output.dtype))
+        return not (is_identity_rescale(op) and _fits_type(source, op.output.dtype))
     scale = float(rescale_factors(op).max())
-    ends = [round((end - op.attrs["input_zp"]) * scale + op.attrs["output_zp"]) for end in source.dtype.range]
-    return min(ends) < low or max(ends) > high
+    results = [round((end - op.attrs["input_zp"]) * scale + op.attrs["output_zp"]) for end in source.dtype.range]
+    return min(results) < low or max(results) > high
 
 
 def _match_narrowing_cast(op: Op, rewriter: Rewriter) -> int | None:
-    """CAST of int32 or int16 to fewer bits whose operand may not fit (``narrowing_cast``: U55, U65, 5.1 and 5.2).
+    """Match a CAST of int32 or int16 to fewer bits whose operand may not fit.
 
-    These NPUs always clip to the output range, so that the CAST saturates. TOSA keeps the low bits.
+    Bug ``narrowing_cast`` (U55 and U65, Vela 5.1 and 5.2): these NPUs always clip to the output range, so that the CAST
+    saturates. In TOSA, the CAST keeps the low bits.
 
     Returns:
-        the number of high bits that the CAST drops from 32.
+        32 minus the number of bits of the output type.
     """
     x, bits = op.inputs[0], {DType.INT8: 24, DType.INT16: 16}.get(op.output.dtype)
     is_wider = x.dtype in (DType.INT16, DType.INT32)
-    return bits if is_wider and bits is not None and not _fits(x, op.output.dtype) else None
+    return bits if is_wider and bits is not None and not _fits_type(x, op.output.dtype) else None
 
 
 def _match_chained_cast(op: Op, rewriter: Rewriter) -> int | None:
-    """The same CAST where a single elementwise operator or CAST reads it, also past RESHAPE (``chained_cast``: U85, 5.1
-    and 5.2).
+    """Match a CAST of ``_match_narrowing_cast`` whose only reader is an elementwise operator or another CAST.
 
-    In one chain with its reader, the CAST saturates as on U55. CLAMP is excluded: Vela fuses it with the CAST.
+    Bug ``chained_cast`` (U85, Vela 5.1 and 5.2): in one chain with its reader, the CAST saturates as on U55. RESHAPEs
+    may be between the two. CLAMP is excluded, because Vela fuses it with the CAST.
     """
     result = op.output
     while (users := rewriter.users(result)) and len(users) == 1 and users[0].kind == "RESHAPE":
@@ -137,33 +139,33 @@ def _match_chained_cast(op: Op, rewriter: Rewriter) -> int | None:
 
 
 def _wrap_cast(op: Op, bits: int, rewriter: Rewriter) -> Value:
-    """CAST of the low bits: shift them up to the top of int32 and down again with their sign.
+    """Emit a CAST that keeps the low bits: an int32 left shift and an arithmetic right shift sign-extend them first.
 
-    The CAST's operand then fits the output type, so that saturation changes nothing.
+    The operand of the CAST then fits the output type, so that saturation has no effect.
     """
     b = rewriter.build
     x = b.cast(op.inputs[0], DType.INT32)
     shift = broadcast_constant(x, bits, DType.INT32, b)
-    # The hardware has only the rounding right shift. It rounds nothing here: the bits that it shifts out are 0.
+    # The hardware has only the rounding right shift. It does not round here, because the dropped bits are 0.
     return b.cast(b.arithmetic_right_shift(b.logical_left_shift(x, shift), shift, round=True), op.output.dtype)
 
 
-def _fits(value: Value, dtype: DType) -> bool:
+def _fits_type(value: Value, dtype: DType) -> bool:
     low, high = _value_bounds(value)
-    least, most = dtype.range
-    return bool(least <= low and high <= most)
+    type_min, type_max = dtype.range
+    return bool(type_min <= low and high <= type_max)
 
 
 def _value_bounds(value: Value, depth: int = 8) -> tuple[float, float]:
-    """Bounds of a value, derived through operators that typically precede a CAST in programs of narrow integers.
+    """(minimum, maximum) of a value by interval arithmetic on the operators that typically precede a CAST.
 
     Args:
-        depth: the number of operators to look through; beyond, the bounds are those of the element type.
+        depth: maximum number of preceding operators to analyse. The bounds before them are those of the element type.
     """
     op = value.producer
     if value.data is not None:
         return int(value.data.min()), int(value.data.max())
-    least, most = value.dtype.range
+    type_min, type_max = value.dtype.range
     if op is not None and depth and op.kind in ("MAXIMUM", "MINIMUM"):
         (a, b), (c, d) = (_value_bounds(x, depth - 1) for x in op.inputs)
         return (max(a, c), max(b, d)) if op.kind == "MAXIMUM" else (min(a, c), min(b, d))
@@ -171,17 +173,17 @@ def _value_bounds(value: Value, depth: int = 8) -> tuple[float, float]:
         return _bounds_of_mul_or_shift(op, _value_bounds(op.inputs[0], depth - 1))
     if op is not None and depth and (op.kind in ("CAST", "RESHAPE") or is_identity_rescale(op)):
         low, high = _value_bounds(op.inputs[0], depth - 1)
-        if least <= low and high <= most:
+        if type_min <= low and high <= type_max:
             return low, high
-    return least, most
+    return type_min, type_max
 
 
 def _bounds_of_mul_or_shift(op: Op, operand: tuple[float, float]) -> tuple[float, float]:
-    """Bounds of x * 1 and x << n >> n, which the workarounds emit; for other operands those of the element type."""
-    least, most = op.output.dtype.range
+    """Bounds of x * 1 and x << n >> n, which the workarounds emit. For others, the bounds of the type."""
+    type_min, type_max = op.output.dtype.range
     if op.kind == "MUL":
         is_identity = op.inputs[1].data is not None and op.inputs[1].data.flat[0] == 1 and not op.attrs["shift"]
-        return operand if is_identity else (least, most)
+        return operand if is_identity else (type_min, type_max)
     left_shift, shift = producer(op.inputs[0], "LOGICAL_LEFT_SHIFT"), op.inputs[1].data
     if (
         left_shift is None
@@ -189,33 +191,35 @@ def _bounds_of_mul_or_shift(op: Op, operand: tuple[float, float]) -> tuple[float
         or left_shift.inputs[1].data is None
         or left_shift.inputs[1].data.flat[0] != shift.flat[0]
     ):
-        return least, most
-    return int(least) >> int(shift.flat[0]), int(most) >> int(shift.flat[0])
+        return type_min, type_max
+    return int(type_min) >> int(shift.flat[0]), int(type_max) >> int(shift.flat[0])
 
 
 def _is_clamped_cast(op: Op, value: Value, rewriter: Rewriter) -> bool:
-    """CLAMP of a CAST to fewer bits (``clamped_cast``: U55, U65, 5.1 and 5.2).
+    """Whether a CAST to fewer bits computes the operand of a CLAMP.
 
-    Vela marks the CAST as not clipping and fuses the CLAMP into it: the CLAMP is lost. A copy keeps them apart.
+    Bug ``clamped_cast`` (U55 and U65, Vela 5.1 and 5.2): Vela marks the CAST as not clipping and fuses the CLAMP into
+    it, so that the CLAMP is lost. A copy of the CAST prevents the fusion.
     """
     cast = producer(skip_through(value, "RESHAPE"), "CAST")
     return cast is not None and cast.inputs[0].dtype.range[1] > cast.output.dtype.range[1]
 
 
 def _is_rescaled_cast(op: Op, value: Value, rewriter: Rewriter) -> bool:
-    """RESCALE of a CAST, to fewer bits than the CAST's operand has (``rescaled_cast``: U85, 5.1 and 5.2).
+    """Whether a RESCALE reads a CAST, and its result has fewer bits than the operand of the CAST.
 
-    Vela fuses both, also past data movement, into one operation without clipping. A copy of the CAST prevents that.
+    Bug ``rescaled_cast`` (U85, Vela 5.1 and 5.2): Vela fuses both into one operation without clipping. Data movement
+    may be between the two. A copy of the CAST prevents the fusion.
     """
     cast = producer(skip_through(value, *DATA_MOVEMENT), "CAST")
     return cast is not None and op.output.dtype.bytes < cast.inputs[0].dtype.bytes
 
 
 def _is_shifted_cast(op: Op, value: Value, rewriter: Rewriter) -> bool:
-    """CAST to fewer bits of a RESCALE by 1 with an input zero point (``shifted_cast``: U85, 5.1 and 5.2).
+    """Whether a CAST to fewer bits reads a RESCALE by 1 with an input zero point.
 
-    Vela fuses both, also past data movement, into one operation that clips. TOSA keeps the low bits of a CAST. A copy
-    of the RESCALE prevents the fusion.
+    Bug ``shifted_cast`` (U85, Vela 5.1 and 5.2): Vela fuses both into one operation that clips, but the CAST must keep
+    the low bits. Data movement may be between the two. A copy of the RESCALE prevents the fusion.
     """
     rescale = producer(skip_through(value, *DATA_MOVEMENT), "RESCALE")
     narrows = op.output.dtype.bytes < value.dtype.bytes
@@ -223,11 +227,11 @@ def _is_shifted_cast(op: Op, value: Value, rewriter: Rewriter) -> bool:
 
 
 WORKAROUNDS: tuple[AnyWorkaround, ...] = (
-    # Before the workarounds that copy scales and tables:
-    Workaround("unclipped", ("RESCALE",), _is_unclipped, _preserve_clipping),
-    Workaround("unclipped_scaled", ("RESCALE",), partial(_is_unclipped, scaled=True), _preserve_clipping),
-    Workaround("unclipped_move", ("RESCALE",), _is_unclipped_move, _preserve_clipping, releases=((5, 2),)),
-    Workaround("long_scale", ("RESCALE",), _is_long_scale, copy_result),
+    # These precede the workarounds that copy scales and tables.
+    Workaround("unclipped", ("RESCALE",), _loses_clipping, _preserve_clipping),
+    Workaround("unclipped_scaled", ("RESCALE",), partial(_loses_clipping, scaled=True), _preserve_clipping),
+    Workaround("unclipped_move", ("RESCALE",), _loses_clipping_at_zero_point, _preserve_clipping, releases=((5, 2),)),
+    Workaround("long_scale", ("RESCALE",), _loses_multiplier_bits, copy_result),
     Workaround("narrowing_cast", ("CAST",), _match_narrowing_cast, _wrap_cast),
     Workaround("chained_cast", ("CAST",), _match_chained_cast, _wrap_cast),
     copy_operands_where("clamped_cast", ("CLAMP",), _is_clamped_cast),

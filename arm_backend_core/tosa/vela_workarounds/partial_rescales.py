@@ -1,9 +1,10 @@
 """Vela workarounds for RESCALEs that lose the offset of a partial tensor when Vela fuses or merges them.
 
-These bugs are in Vela 5.2 only. On U55 and U65, a RESCALE to or from int32 that no operator fuses is executed
-as a MUL, after a widening ADD if it reads int8 or int16. Vela 5.2 moves SLICE, CONCAT, PAD and TILE into the RESCALE
-before it emits these two operations, and gives them the whole tensor. On all NPUs it merges CONCAT or TILE, a RESCALE
-and a following CONCAT or PAD, and writes only one part. "Fuses" below always means that Vela does so.
+A partial tensor is a part of a larger tensor: the result of a SLICE, or an operand of a CONCAT, PAD or TILE. These bugs
+are in Vela 5.2 only. On U55 and U65, Vela executes a RESCALE to or from int32 that no operator fuses as a MUL, after a
+widening ADD if it reads int8 or int16. It fuses SLICE, CONCAT, PAD and TILE into the RESCALE first, and then gives the
+whole tensor to these two operations. On all NPUs, it merges a CONCAT or TILE, a RESCALE and a following CONCAT or PAD,
+and writes only one part.
 """
 
 from __future__ import annotations
@@ -18,41 +19,43 @@ from arm_backend_core.tosa.passes.rewrite import Rewriter, producer, trace_back
 from arm_backend_core.tosa.vela_workarounds.copies import copy_operands_where, copy_result
 from arm_backend_core.tosa.vela_workarounds.fused_rescales import (
     ARITHMETIC,
-    DUPLICATES_RESCALE,
-    NARROW,
+    NARROW_TYPES,
+    RESCALE_DUPLICATING_KINDS,
     is_view,
     readers_past_views,
     rescale_copy,
 )
 from arm_backend_core.tosa.vela_workarounds.workaround import AnyWorkaround, Workaround
 
-#: Operators that Vela fuses the RESCALE of their result into, whatever its scales.
-_SCALES_RESULT = (*("AVG_POOL2D", "CONV2D", "CONV3D", "DEPTHWISE_CONV2D", "MATMUL", "REDUCE_SUM", "TRANSPOSE_CONV2D"),)
-#: Operators that Vela implements by writing each operand to its place in the result.
-_JOINS = ("CONCAT", "PAD", "TILE")
-#: Operators that Vela never fuses a RESCALE into.
-_NEVER_RESCALES = ("GATHER", "IDENTITY", "REVERSE", "SCATTER", "SLICE", "TRANSPOSE")
+#: Operators into which Vela fuses the RESCALE of their result, for all scales.
+_RESULT_SCALING_KINDS = (
+    *("AVG_POOL2D", "CONV2D", "CONV3D", "DEPTHWISE_CONV2D", "MATMUL", "REDUCE_SUM", "TRANSPOSE_CONV2D"),
+)
+#: Operators that Vela implements by writing each operand at its offset in the result.
+_CONCATENATION_KINDS = ("CONCAT", "PAD", "TILE")
+#: Operators into which Vela never fuses a RESCALE.
+_UNFUSIBLE_KINDS = ("GATHER", "IDENTITY", "REVERSE", "SCATTER", "SLICE", "TRANSPOSE")
 
 
 def _has_int32(op: Op) -> bool:
-    """Whether a RESCALE is to or from int32."""
+    """Whether the RESCALE ``op`` is to or from int32."""
     return DType.INT32 in (op.inputs[0].dtype, op.output.dtype)
 
 
-def _reads_part(op: Op, rewriter: Rewriter) -> bool:
-    """RESCALE to or from int32 of a partial tensor that no reader fuses (``rescaled_part``: U55, U65, 5.2).
+def _loses_operand_offset(op: Op, rewriter: Rewriter) -> bool:
+    """Match a RESCALE to or from int32 of a partial tensor that no reader fuses.
 
-    The operand is a SLICE, also past RESHAPEs that add or remove dimensions of size 1, or
-    ``_find_partitioned_producer``'s. Vela emits a MUL that reads from the start of the whole tensor, or writes only one
-    part.
+    Bug ``rescaled_part`` (U55 and U65, Vela 5.2): Vela emits a MUL that reads from the start of the larger tensor, or
+    writes only one part. The operand comes from a SLICE, perhaps through RESHAPEs that add or remove dimensions of size
+    1, or from a producer that ``_find_partitioned_producer`` finds.
     """
     if not _has_int32(op):
         return False
-    part, _ = trace_back(op.inputs[0], lambda view: _is_size_one_reshape(view) or _merges_with(view, op, rewriter))
-    if producer(part, "SLICE") is None and _find_partitioned_producer(op, rewriter) is None:
+    source, _ = trace_back(op.inputs[0], lambda view: _is_size_one_reshape(view) or _merges_with(view, op, rewriter))
+    if producer(source, "SLICE") is None and _find_partitioned_producer(op, rewriter) is None:
         return False
     readers = rewriter.users(op.output)
-    return not readers or not all(_fuses_own_rescales(reader, rewriter) for reader in readers)
+    return not readers or not all(_fuses_all_operand_rescales(reader, rewriter) for reader in readers)
 
 
 def _is_size_one_reshape(op: Op) -> bool:
@@ -61,92 +64,99 @@ def _is_size_one_reshape(op: Op) -> bool:
 
 
 def _merges_with(before: Op, op: Op, rewriter: Rewriter) -> bool:
-    """Whether Vela merges the RESCALE ``before`` and ``op``, its only reader: one of them is by 1."""
+    """Whether Vela merges the RESCALE ``before`` with its only reader ``op``, because one of them is by 1."""
     return before.kind == "RESCALE" and rewriter.has_one_use(before.output) and 0 in map(power_of_two, (before, op))
 
 
 def _find_partitioned_producer(op: Op, rewriter: Rewriter) -> Op | None:
-    """The CONCAT, PAD, TILE or split pool (stride over 3) before a RESCALE, its only reader.
+    """The CONCAT, PAD, TILE or split pooling (stride above 3) whose only reader is the RESCALE ``op``; else None.
 
-    Also past RESHAPEs and RESCALEs that merge with this one.
+    RESHAPEs and RESCALEs that merge with ``op`` may be between the two.
     """
 
-    def is_passed(view: Op) -> bool:
+    def can_skip(view: Op) -> bool:
         return rewriter.has_one_use(view.output) and (view.kind == "RESHAPE" or _merges_with(view, op, rewriter))
 
-    value, _ = trace_back(op.inputs[0], is_passed)
-    join = value.producer
-    if join is None or not rewriter.has_one_use(value):
+    value, _ = trace_back(op.inputs[0], can_skip)
+    source = value.producer
+    if source is None or not rewriter.has_one_use(value):
         return None
-    is_split_pool = join.kind in ("AVG_POOL2D", "MAX_POOL2D") and max(join.attrs["stride"]) > 3
-    return join if is_split_pool or join.kind in _JOINS else None
+    is_split_pool = source.kind in ("AVG_POOL2D", "MAX_POOL2D") and max(source.attrs["stride"]) > 3
+    return source if is_split_pool or source.kind in _CONCATENATION_KINDS else None
 
 
-def _is_between_joins(op: Op, rewriter: Rewriter) -> bool:
-    """RESCALE between a CONCAT, PAD or TILE and another CONCAT or PAD (``joined_again``: all NPUs, 5.2).
+def _is_between_concatenations(op: Op, rewriter: Rewriter) -> bool:
+    """Match a RESCALE between a CONCAT, PAD or TILE and another CONCAT or PAD, or a per-channel RESCALE after one.
 
-    It is the only reader of the first, and the second is its only reader: a PAD, or a CONCAT in which it is not first.
-    Vela merges all three and writes one part only. Also a per-channel RESCALE after the first alone: Vela gives each
-    part a RESCALE with the scales of the first channels, wherever the part's channels are.
+    Bug ``joined_again`` (all NPUs, Vela 5.2): if each of the three is the only reader of the preceding one, Vela merges
+    them and writes only one part. The first operand of a second CONCAT is not affected. For a per-channel RESCALE, Vela
+    rescales each part by the scales of the first channels, and not by those of the part's channels.
     """
-    join, readers = _find_partitioned_producer(op, rewriter), rewriter.users(op.output)
-    if join is not None and op.attrs["per_channel"]:
+    source, readers = _find_partitioned_producer(op, rewriter), rewriter.users(op.output)
+    if source is not None and op.attrs["per_channel"]:
         return True
-    if join is None or join.kind not in _JOINS or readers is None or len(readers) != 1:
+    if source is None or source.kind not in _CONCATENATION_KINDS or readers is None or len(readers) != 1:
         return False
     reader = readers[0]
     return reader.kind == "PAD" or (reader.kind == "CONCAT" and op.output is not reader.inputs[0])
 
 
 def absorbs_widening(op: Op) -> bool:
-    """Whether Vela lets ``op`` read int8 or int16 directly in place of the results of RESCALEs by 1."""
+    """Whether Vela lets ``op`` read the int8 or int16 operands of its widening RESCALEs by 1 directly."""
     terms = [producer(value, "RESCALE") for value in op.inputs]
     dtypes = {term.inputs[0].dtype for term in terms if term is not None and power_of_two(term) == 0}
     is_binary = op.kind in ARITHMETIC and len(terms) == 2
     are_identity = all(term is not None and power_of_two(term) == 0 for term in terms)
-    return (op.kind == "REDUCE_SUM" or is_binary) and are_identity and len(dtypes) == 1 and dtypes <= {*NARROW}
+    return (op.kind == "REDUCE_SUM" or is_binary) and are_identity and len(dtypes) == 1 and dtypes <= {*NARROW_TYPES}
 
 
 def _is_duplicated_for_slice(op: Op, rewriter: Rewriter) -> bool:
-    """RESCALE to or from int32 that Vela duplicates for several readers (``rescaled_parts``: U55, U65, 5.2).
+    """Match a RESCALE to or from int32 that Vela duplicates for several readers, one of which reads a SLICE of it.
 
-    One of them reads a SLICE of it, and not all fuse it: the duplicate then has the bug ``rescaled_part``.
+    Bug ``rescaled_parts`` (U55 and U65, Vela 5.2): unless all readers fuse their duplicates, the duplicate before the
+    SLICE has the bug ``rescaled_part``.
     """
     readers = _duplicating_readers(op, rewriter)
-    return any("SLICE" in passed for _, passed in readers) and _has_int32(op) and not _all_absorb_widening(op, readers)
+    return (
+        any("SLICE" in between for _, between in readers) and _has_int32(op) and not _all_absorb_widening(op, readers)
+    )
 
 
 def _is_duplicated_for_reshape(op: Op, rewriter: Rewriter) -> bool:
-    """RESCALE that Vela duplicates for several readers, one of which reads a RESHAPE of it (``reshaped_parts``: all,
-    5.2).
+    """Match a RESCALE that Vela duplicates for several readers, one of which reads a RESHAPE of it.
 
-    Each duplicate writes the shape of its reader but reads the shape before the RESHAPE. Where the reader fuses its
-    duplicate, both shapes are the reader's, but the offset of a SLICE is still counted in the shape before.
+    Bug ``reshaped_parts`` (all NPUs, Vela 5.2): each duplicate writes the shape of its reader, but reads the shape
+    before the RESHAPE. If the reader fuses its duplicate, both shapes are correct. The offset of a SLICE is still
+    computed in the shape before the RESHAPE.
     """
     readers = _duplicating_readers(op, rewriter)
-    if any({"SLICE", "RESHAPE"} <= passed for _, passed in readers):
+    if any({"SLICE", "RESHAPE"} <= between for _, between in readers):
         return True
-    return any("RESHAPE" in passed for _, passed in readers) and not _all_absorb_widening(op, readers)
+    return any("RESHAPE" in between for _, between in readers) and not _all_absorb_widening(op, readers)
 
 
 def _duplicating_readers(op: Op, rewriter: Rewriter) -> list[tuple[Op, frozenset[str]]]:
-    """The readers for each of which Vela duplicates a RESCALE, and the operators between.
+    """The readers for which Vela duplicates the RESCALE ``op``: (reader, kinds of the operators between the two).
 
-    Empty if it is not duplicated, or if the operator before fuses it.
+    The list is empty if Vela does not duplicate the RESCALE, or if the producer of its operand fuses it.
     """
-    if op.output.dtype in NARROW and _fuses_into_producer(op, rewriter):
+    if op.output.dtype in NARROW_TYPES and _fuses_into_producer(op, rewriter):
         return []
     readers = list(_final_readers(op.output, rewriter, frozenset()))
     is_duplicated = all(
-        reader.kind in DUPLICATES_RESCALE or _may_fuse_into_readers(reader, rewriter) for reader, _ in readers
+        reader.kind in RESCALE_DUPLICATING_KINDS or _may_fuse_into_readers(reader, rewriter) for reader, _ in readers
     )
     return readers if is_duplicated and len(readers) > 1 else []
 
 
 def _final_readers(value: Value, rewriter: Rewriter, passed: frozenset[str]) -> Iterator[tuple[Op, frozenset[str]]]:
-    """The readers of ``value``; a RESCALE that Vela fuses into several readers is replaced by these readers.
+    """The readers of ``value``, and in place of a RESCALE that Vela fuses into several readers, these readers.
 
-    Yields: (reader, kinds of the operators between).
+    Args:
+        passed: kinds of the operators between the original value and ``value``.
+
+    Yields:
+        (reader, kinds of the operators between the original value and the reader).
     """
     for reader, between in readers_past_views(value, rewriter, passed):
         duplicating = (
@@ -161,32 +171,34 @@ def _all_absorb_widening(op: Op, readers: Iterable[tuple[Op, frozenset[str]]]) -
 
 
 def _may_fuse_into_readers(op: Op, rewriter: Rewriter) -> bool:
-    """Whether Vela may fuse the RESCALE ``op`` into its readers, which then read the operand of ``op``."""
+    """Whether ``op`` is a RESCALE that Vela may fuse into its readers, which then read the operand of ``op``."""
     if op.kind != "RESCALE":
         return False
     readers = [reader for reader, _ in readers_past_views(op.output, rewriter, frozenset())]
-    return power_of_two(op) == 0 or (bool(readers) and all(reader.kind in DUPLICATES_RESCALE for reader in readers))
+    return power_of_two(op) == 0 or (
+        bool(readers) and all(reader.kind in RESCALE_DUPLICATING_KINDS for reader in readers)
+    )
 
 
-def _fuses_own_rescales(op: Op, rewriter: Rewriter) -> bool:
+def _fuses_all_operand_rescales(op: Op, rewriter: Rewriter) -> bool:
     """Whether Vela fuses the RESCALEs of all operands into ``op``, so that none of them is executed.
 
-    Vela duplicates a RESCALE with several readers if all are arithmetic, and then fuses the duplicates. But before it
-    does so, it fuses RESCALEs into their producers where it can.
+    If all readers of a RESCALE are arithmetic, Vela duplicates the RESCALE and fuses the duplicates. Before that, Vela
+    fuses RESCALEs into their producers where possible.
     """
-    if _is_scaled_sum(op, rewriter) or _fuses_operands(op, rewriter):
+    if _fuses_scaled_sum(op, rewriter) or _fuses_unit_rescales_of_operands(op, rewriter):
         return True
-    are_duplicated = absorbs_widening(op) and all(_is_duplicated(value, rewriter) for value in op.inputs)
+    are_duplicated = absorbs_widening(op) and all(_gets_own_rescale_per_reader(value, rewriter) for value in op.inputs)
     return are_duplicated and not any(_may_fuse_into_producer(value, rewriter) for value in op.inputs)
 
 
-def _is_scaled_sum(op: Op, rewriter: Rewriter) -> bool:
-    """ADD or SUB on U55 and U65 that fuses the RESCALEs of both operands and the RESCALE of its result."""
+def _fuses_scaled_sum(op: Op, rewriter: Rewriter) -> bool:
+    """Whether ``op`` is an ADD or SUB on U55 or U65 that fuses the RESCALEs of both operands and of its result."""
     if op.kind not in ("ADD", "SUB") or not rewriter.build.target.hardware.sums_rescale_operands:
         return False
     match rewriter.users(op.output):
         case [Op(kind="RESCALE", attrs={"per_channel": False, "input_zp": 0}, output=result) as rescale]:
-            is_narrow = result.dtype in NARROW and not _merges_to_int32(rescale, rewriter)
+            is_narrow = result.dtype in NARROW_TYPES and not _merges_to_int32(rescale, rewriter)
             return (
                 is_narrow
                 and _is_sole_reader(op, rewriter)
@@ -196,40 +208,41 @@ def _is_scaled_sum(op: Op, rewriter: Rewriter) -> bool:
 
 
 def _merges_to_int32(op: Op, rewriter: Rewriter) -> bool:
-    """Whether Vela merges a RESCALE with the RESCALEs by 1 to int32 that follow it, past RESHAPEs.
+    """Whether Vela merges the RESCALE ``op`` with a following RESCALE by 1 to int32. RESHAPEs may be between the two.
 
-    It does not where an operator fuses the last one (``_fuses_operands``).
+    Vela does not merge them if an operator fuses the last one (``_fuses_unit_rescales_of_operands``).
     """
     result = op.output
     while (reader := rewriter.only_user(result)) is not None:
         if reader.kind == "RESCALE" and _merges_with(op, reader, rewriter):
             if reader.output.dtype is DType.INT32:
                 consumer = rewriter.only_user(reader.output)
-                return consumer is None or not _fuses_operands(consumer, rewriter)
+                return consumer is None or not _fuses_unit_rescales_of_operands(consumer, rewriter)
         elif not is_view(reader):
             return False
         result = reader.output
     return False
 
 
-def _fuses_operands(op: Op, rewriter: Rewriter) -> bool:
-    """Whether Vela fuses the RESCALEs by 1 of all operands into the operator, as it is their only reader."""
+def _fuses_unit_rescales_of_operands(op: Op, rewriter: Rewriter) -> bool:
+    """Whether Vela fuses the RESCALEs by 1 of all operands into ``op``, which is their only reader."""
     return absorbs_widening(op) and _is_sole_reader(op, rewriter)
 
 
 def _is_sole_reader(op: Op, rewriter: Rewriter) -> bool:
-    """Whether no other operator reads any operand."""
+    """Whether ``op`` is the only reader of each of its operands."""
     return all(rewriter.has_one_use(value) for value in op.inputs)
 
 
 def _has_fusible_scales(terms: list[Op | None]) -> bool:
-    """Whether ADD or SUB can apply the scales of its operands.
+    """Whether an ADD or SUB can apply the scales of the RESCALEs of its operands.
 
-    Either both are integers of 16 bits, or the larger is 2**14 (int16) or 2**19 (int8) and the other any other number.
+    It can if both scales are integers below 2**15. It also can if the scales differ and the larger one is 2**14 (int16)
+    or 2**19 (int8).
     """
     rescales = [term for term in terms if term is not None and term.kind == "RESCALE" and not term.attrs["per_channel"]]
     dtypes = {rescale.inputs[0].dtype for rescale in rescales}
-    if len(rescales) != 2 or len(dtypes) != 1 or not dtypes <= {*NARROW}:
+    if len(rescales) != 2 or len(dtypes) != 1 or not dtypes <= {*NARROW_TYPES}:
         return False
     scales = [float(rescale_factors(rescale)[0]) for rescale in rescales]
     shift_scale = 2.0**14 if DType.INT16 in dtypes else 2.0**19
@@ -238,22 +251,23 @@ def _has_fusible_scales(terms: list[Op | None]) -> bool:
 
 
 def _may_fuse_into_producer(value: Value, rewriter: Rewriter) -> bool:
-    """Whether Vela may fuse a RESCALE into the producer of its operand, whose only reader it is."""
+    """Whether Vela may fuse the RESCALE ``value.producer`` into the producer of its operand (no other reader)."""
     x = value.producer.inputs[0] if value.producer is not None else value
     x, _ = trace_back(x, lambda view: view.kind == "RESHAPE" and rewriter.has_one_use(view.output))
-    return rewriter.has_one_use(x) and x.producer is not None and x.producer.kind not in _NEVER_RESCALES
+    return rewriter.has_one_use(x) and x.producer is not None and x.producer.kind not in _UNFUSIBLE_KINDS
 
 
-def _is_duplicated(value: Value, rewriter: Rewriter) -> bool:
-    """Whether each reader of ``value`` gets a RESCALE of its own: there is one reader, or all are arithmetic."""
+def _gets_own_rescale_per_reader(value: Value, rewriter: Rewriter) -> bool:
+    """Whether Vela emits a separate RESCALE for each reader of ``value``: one reader, or arithmetic readers only."""
     readers = rewriter.users(value)
     return readers is not None and (len(readers) == 1 or all(reader.kind in ARITHMETIC for reader in readers))
 
 
-def _loses_own_offset(reader: Op, value: Value, rewriter: Rewriter) -> bool:
-    """RESCALE to or from int32 whose only reader is CONCAT or PAD (``joined_rescale``: U55, U65, 5.2).
+def _loses_result_offset(reader: Op, value: Value, rewriter: Rewriter) -> bool:
+    """Whether the only reader of a RESCALE to or from int32 is a CONCAT or PAD that stores it at an offset.
 
-    It is not first there, and its producer does not fuse it. Vela writes it to the start of the larger tensor.
+    Bug ``joined_rescale`` (U55 and U65, Vela 5.2): unless its producer fuses the RESCALE, Vela writes the result to the
+    start of the larger tensor.
     """
     rescale = producer(value, "RESCALE")
     if rescale is None or not _has_int32(rescale) or not rewriter.has_one_use(value):
@@ -266,23 +280,23 @@ def _loses_own_offset(reader: Op, value: Value, rewriter: Rewriter) -> bool:
 
 
 def _fuses_into_producer(rescale: Op, rewriter: Rewriter) -> bool:
-    """Whether Vela fuses the RESCALE into its producer."""
+    """Whether Vela fuses ``rescale`` into the producer of its operand."""
     op = rescale.inputs[0].producer
     if op is None or rescale.attrs["input_zp"] or not rewriter.has_one_use(op.output):
         return False
     if op.kind == "TABLE":
         return {op.inputs[0].dtype, rescale.output.dtype} == {DType.INT16}
-    is_narrow = op.kind in ARITHMETIC and all(value.dtype in NARROW for value in op.inputs)
+    is_narrow = op.kind in ARITHMETIC and all(value.dtype in NARROW_TYPES for value in op.inputs)
     if is_narrow and _merges_unscaled(rescale, rewriter):
         return False
-    return op.kind in _SCALES_RESULT or is_narrow or _fuses_own_rescales(op, rewriter)
+    return op.kind in _RESULT_SCALING_KINDS or is_narrow or _fuses_all_operand_rescales(op, rewriter)
 
 
 def _merges_unscaled(rescale: Op, rewriter: Rewriter) -> bool:
-    """Whether Vela on U55 and U65 merges the RESCALE of narrow arithmetic to one that the arithmetic cannot fuse.
+    """Whether Vela on U55 and U65 merges the RESCALE of narrow arithmetic with one that arithmetic cannot fuse.
 
-    These NPUs do not scale an int32 result of arithmetic. Scales of 1 need no fusion: Vela removes both RESCALEs. It
-    does not merge them if there is a zero point between them.
+    These NPUs do not scale an int32 result of arithmetic. Vela removes RESCALEs by 1, so that they need no fusion. It
+    does not merge RESCALEs with a zero point between them.
     """
     if not rewriter.build.target.hardware.sums_rescale_operands or power_of_two(rescale) == 0:
         return False
@@ -292,7 +306,7 @@ def _merges_unscaled(rescale: Op, rewriter: Rewriter) -> bool:
 WORKAROUNDS: tuple[AnyWorkaround, ...] = (
     Workaround("reshaped_parts", ("RESCALE",), _is_duplicated_for_reshape, copy_result, releases=((5, 2),)),
     Workaround("rescaled_parts", ("RESCALE",), _is_duplicated_for_slice, copy_result, releases=((5, 2),)),
-    Workaround("rescaled_part", ("RESCALE",), _reads_part, rescale_copy, releases=((5, 2),)),
-    Workaround("joined_again", ("RESCALE",), _is_between_joins, rescale_copy, releases=((5, 2),)),
-    copy_operands_where("joined_rescale", ("CONCAT", "PAD"), _loses_own_offset, releases=((5, 2),)),
+    Workaround("rescaled_part", ("RESCALE",), _loses_operand_offset, rescale_copy, releases=((5, 2),)),
+    Workaround("joined_again", ("RESCALE",), _is_between_concatenations, rescale_copy, releases=((5, 2),)),
+    copy_operands_where("joined_rescale", ("CONCAT", "PAD"), _loses_result_offset, releases=((5, 2),)),
 )

@@ -1,4 +1,4 @@
-"""Vela workarounds for results of the program that Vela overwrites or removes. Each is returned as a copy."""
+"""Vela workarounds for program outputs that Vela overwrites or removes. The program returns a copy instead."""
 
 from __future__ import annotations
 
@@ -14,49 +14,51 @@ from arm_backend_core.tosa.vela_workarounds.copies import emit_copy
 from arm_backend_core.tosa.vela_workarounds.workaround import AnyWorkaround, GraphWorkaround
 
 
-def _copy_results(graph: Graph, target: Target, found: Sequence[int]) -> None:
+def _copy_outputs(graph: Graph, target: Target, indices: Sequence[int]) -> None:
     build = Builder(graph, target)
-    for i in found:
+    for i in indices:
         graph.outputs[i] = emit_copy(graph.outputs[i], build)
 
 
 def _find_returned_masks(graph: Graph, target: Target) -> list[int]:
-    """Boolean results of the program that another operator of the program reads too (``returned_mask``: U85, 5.1 and
-    5.2).
+    """Find boolean outputs that an operator reads too.
 
-    The NPU's masks have all bits set. Vela converts a result to ones in place, and the other operator then reads these
-    ones as its mask. Returning a copy leaves the mask unchanged.
+    Bug ``returned_mask`` (U85, Vela 5.1 and 5.2): a true element of an NPU mask has all bits set. Vela converts an
+    output from all bits to 1 in place, so that the other operator reads 1 as its mask.
 
     Returns:
-        indices of such outputs.
+        the indices of these outputs.
     """
-    users, found = graph.users(), []
+    users, indices = graph.users(), []
     for i, value in enumerate(graph.outputs):
         source, views = trace_back(value, lambda op: op.kind in ("IDENTITY", "RESHAPE"))
-        shared = value in users or any(len(users[view.inputs[0]]) > 1 for view in views)
-        if shared and source.data is None and value.dtype is DType.BOOL:
-            found.append(i)
-    return found
+        has_readers = value in users or any(len(users[view.inputs[0]]) > 1 for view in views)
+        if has_readers and source.data is None and value.dtype is DType.BOOL:
+            indices.append(i)
+    return indices
 
 
 def _find_returned_views(graph: Graph, target: Target) -> list[int]:
-    """Results of the program that Vela loses with a RESHAPE or TRANSPOSE (``returned_view``: all NPUs, 5.1 and 5.2).
+    """Find outputs that Vela removes together with a RESHAPE or TRANSPOSE.
 
-    - A RESHAPE that a single TRANSPOSE reads, also past RESHAPEs: Vela moves the RESHAPE after the TRANSPOSE.
-    - A TRANSPOSE that another TRANSPOSE reads, perhaps one that Vela adds for a MATMUL or REDUCE_SUM: Vela merges both.
-    - The input of TRANSPOSEs that undo each other: Vela removes them.
+    Bug ``returned_view`` (all NPUs, Vela 5.1 and 5.2): the compiled program lacks an output that is
 
-    The compiled program then lacks the result. Returning a copy keeps it.
+    - a RESHAPE whose only reader is a TRANSPOSE, directly or through RESHAPEs: Vela moves the RESHAPE after it;
+    - a TRANSPOSE that another TRANSPOSE reads: Vela merges both. Vela itself may insert the other TRANSPOSE for a
+      MATMUL or REDUCE_SUM;
+    - the input of TRANSPOSEs that cancel: Vela removes them.
 
     Returns:
-        indices of such outputs.
+        the indices of these outputs.
     """
-    users, found = graph.users(), []
+    users, indices = graph.users(), []
 
-    def is_moved(value: Value) -> bool:
+    def is_moved_by_transpose(value: Value) -> bool:
         readers = users.get(value, [])
         only_reader = readers[0].kind if len(readers) == 1 else ""
-        return only_reader == "TRANSPOSE" or (only_reader == "RESHAPE" and is_moved(readers[0].output))
+        if only_reader == "RESHAPE":
+            return is_moved_by_transpose(readers[0].output)
+        return only_reader == "TRANSPOSE"
 
     def is_permuted(value: Value) -> bool:
         through = ("RESHAPE", "RESCALE")
@@ -66,16 +68,20 @@ def _find_returned_views(graph: Graph, target: Target) -> list[int]:
     for i, value in enumerate(graph.outputs):
         source = skip_through(value, "RESHAPE")
         is_merged = producer(source, "TRANSPOSE") is not None and is_permuted(source)
-        if (source is not value and is_moved(value)) or is_merged or _has_cancelling_transposes(source, users):
-            found.append(i)
-    return found
+        if (
+            (source is not value and is_moved_by_transpose(value))
+            or is_merged
+            or _has_cancelling_transposes(source, users)
+        ):
+            indices.append(i)
+    return indices
 
 
 def _has_cancelling_transposes(value: Value, users: Mapping[Value, Sequence[Op]]) -> bool:
     """Whether a chain of TRANSPOSEs that starts at ``value`` restores its element order."""
     source = skip_through(value, "IDENTITY")
     pending: list[tuple[Value, list[Op]]] = [(source, [])]
-    for tensor, moves in pending:  # the loop appends to it
+    for tensor, moves in pending:  # the loop appends to ``pending``
         for op in users.get(tensor, ()):
             if op.kind == "TRANSPOSE" and restores_order(source, [*moves, op]):
                 return True
@@ -85,6 +91,6 @@ def _has_cancelling_transposes(value: Value, users: Mapping[Value, Sequence[Op]]
 
 
 WORKAROUNDS: tuple[AnyWorkaround, ...] = (
-    GraphWorkaround("returned_mask", _find_returned_masks, _copy_results),
-    GraphWorkaround("returned_view", _find_returned_views, _copy_results),
+    GraphWorkaround("returned_mask", _find_returned_masks, _copy_outputs),
+    GraphWorkaround("returned_view", _find_returned_views, _copy_outputs),
 )

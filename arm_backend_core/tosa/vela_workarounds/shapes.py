@@ -1,4 +1,4 @@
-"""Vela workarounds for operators that get a wrong shape when Vela fuses, splits or removes operators (``catalog``)."""
+"""Vela workarounds for operators that get a wrong shape when Vela fuses, splits or removes operators."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def _strip_leading_ones(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _is_activation_of_images(op: Op, rewriter: Rewriter) -> bool:
-    """TABLE or CLAMP of several images, fused into its producer (``activation``: all NPUs, 5.1).
+    """Match a TABLE or CLAMP of several images that Vela fuses into its producer.
 
-    Vela splits the activation by images, and then gives its shape to the producer, whose input keeps the whole shape.
-    That is correct only for arithmetic of the same shape.
+    Bug ``activation`` (all NPUs, Vela 5.1): Vela splits the activation by images, and gives the shape of one image to
+    the result of the producer, but not to its input. This is correct only for arithmetic of the same shape.
     """
     x, before = op.inputs[0], skip_through(op.inputs[0], "RESCALE").producer
     if before is None or before.kind in (*ELEMENTWISE, "SLICE"):
@@ -34,21 +34,21 @@ def _is_activation_of_images(op: Op, rewriter: Rewriter) -> bool:
 
 
 def _flatten_activation(op: Op, match: bool, rewriter: Rewriter) -> Value:
-    """The TABLE or CLAMP in rank 3, as one image, which Vela does not split."""
+    """Emit the TABLE or CLAMP in rank 3, so that Vela does not split it by images."""
     b, x = rewriter.build, op.inputs[0]
     flat = (prod(x.shape[:-2]), *x.shape[-2:])
     return b.reshape(b.emit(op.kind, (b.reshape(x, flat),), op.output.dtype, **op.attrs), x.shape)
 
 
 def _is_slice_of_other_rank(op: Op, rewriter: Rewriter, *, single_image: bool = False) -> bool:
-    """RESHAPE between different ranks, one above four, of a SLICE (``sliced_rank``: all NPUs, 5.1 and 5.2).
+    """Match a RESHAPE of a SLICE between different ranks, one of which exceeds four.
 
-    The reader is split by images. It reads the slice in the rank of the SLICE but counts the image offset in its own
-    rank: it reads one image repeatedly, or beyond the tensor. Vela pads lower ranks to four. A copy of the slice has
-    its own rank.
+    Bug ``sliced_rank`` (all NPUs, Vela 5.1 and 5.2): Vela splits the reader by images. The reader reads the SLICE in
+    the rank of the SLICE, but computes the offset of an image in its own rank. It reads one image repeatedly, or beyond
+    the end of the tensor. Vela pads lower ranks to four. A copy of the SLICE has a single rank.
 
     Args:
-        single_image: match slices of one image too, if the rank grows (``sliced_growth``: U85, 5.1 and 5.2).
+        single_image: also match a SLICE of one image if the rank grows. Bug ``sliced_growth`` (U85, Vela 5.1 and 5.2).
     """
     x, source = op.inputs[0], skip_through(op.inputs[0], "RESCALE").producer
     added_dimensions = max(4, op.output.rank) - max(4, x.rank)
@@ -61,18 +61,20 @@ def _is_slice_of_other_rank(op: Op, rewriter: Rewriter, *, single_image: bool = 
 
 
 def _copy_slice(op: Op, match: bool, rewriter: Rewriter) -> Value:
-    """RESHAPE of a copy of the slice."""
+    """Emit the RESHAPE of a copy of the SLICE."""
     return rewriter.build.reshape(emit_copy(op.inputs[0], rewriter.build), op.output.shape)
 
 
 def _cancels_vela_transpose(op: Op, rewriter: Rewriter, *, is_result: bool) -> bool:
-    """TRANSPOSE of the last two dimensions before a MATMUL or REDUCE_SUM that Vela lowers with the inverse TRANSPOSE.
+    """Match a TRANSPOSE of the last two dimensions that cancels with the TRANSPOSE in Vela's MATMUL or REDUCE_SUM.
 
-    Vela removes both TRANSPOSEs, and the producer of the RESHAPE before them gets the shape after the RESHAPE
-    (``turned_back``: all NPUs, 5.1). A result of the program is lost (``turned_result``: all NPUs, 5.1 and 5.2).
+    Vela removes both TRANSPOSEs. Bug ``turned_back`` (all NPUs, Vela 5.1): the producer of a RESHAPE before them gets
+    the shape after the RESHAPE. Bug ``turned_result`` (all NPUs, Vela 5.1 and 5.2): if the TRANSPOSE reads an output of
+    the program, this output is lost.
 
     Args:
-        is_result: match if the tensor is a result of the program, or one is a RESHAPE of it; else match all others.
+        is_result: match only operands that are program outputs, directly or through a RESHAPE. If false, match only
+            others.
     """
     x, perms = op.inputs[0], list(op.attrs["perms"])
     reshape, last_axis = producer(x, "RESHAPE"), x.rank - 1
@@ -89,9 +91,9 @@ def _cancels_vela_transpose(op: Op, rewriter: Rewriter, *, is_result: bool) -> b
 
 
 def _is_returned(value: Value, rewriter: Rewriter) -> bool:
-    """Whether the program returns the value or a RESHAPE of it.
+    """Whether ``value`` or a RESHAPE of it is an output of the program.
 
-    A returned program input is read by an IDENTITY, which the pass ``make_outputs_distinct`` inserts.
+    For a program input that is also an output, the pass ``make_outputs_distinct`` has inserted an IDENTITY.
     """
     readers = rewriter.users(value)
     if readers is None:
@@ -101,18 +103,19 @@ def _is_returned(value: Value, rewriter: Rewriter) -> bool:
 
 
 def _transpose_copy(op: Op, match: bool, rewriter: Rewriter) -> Value:
-    """TRANSPOSE of a copy: Vela does not remove it."""
+    """Emit the TRANSPOSE of a copy, which Vela does not remove."""
     return rewriter.build.transpose(emit_copy(op.inputs[0], rewriter.build), op.attrs["perms"])
 
 
 def _match_high_rank_reverse(op: Op, rewriter: Rewriter) -> tuple[int, int, int] | None:
-    """REVERSE of rank 5, or of rank 4 with a dimension of size 1 (``reversed``: U85, 5.1 and 5.2).
+    """Match a REVERSE of rank 5, or of rank 4 with a dimension of size 1.
 
-    With a TRANSPOSE of other dimensions, it writes beyond the end of the result.
+    Bug ``reversed`` (U85, Vela 5.1 and 5.2): with a TRANSPOSE of other dimensions, the REVERSE writes beyond the end of
+    its result.
 
     Returns:
-        the shape in rank 3, in which the middle axis is reversed. None if Vela compiles the operator correctly, or if a
-            dimension would exceed 65,536.
+        the shape in rank 3 whose middle axis is reversed. None if Vela compiles the operator correctly, or if a
+        dimension would exceed 65,536.
     """
     shape, axis = op.output.shape, op.attrs["axis"]
     flat = (prod(shape[:axis]), shape[axis], prod(shape[axis + 1 :]))
@@ -121,34 +124,35 @@ def _match_high_rank_reverse(op: Op, rewriter: Rewriter) -> tuple[int, int, int]
 
 
 def _reverse_in_rank_three(op: Op, flat: tuple[int, int, int], rewriter: Rewriter) -> Value:
-    """The REVERSE between RESHAPEs to and from rank 3."""
+    """Emit the REVERSE in rank 3, between two RESHAPEs."""
     b = rewriter.build
     return b.reshape(b.reverse(b.reshape(op.inputs[0], flat), 1), op.output.shape)
 
 
 def _rewrite_minimum_as_maximum(op: Op, match: bool, rewriter: Rewriter) -> Value:
-    """min(x) = ~max(~x), where ~x = -1 - x (``reduce_min``: U55, U65, 5.1 and 5.2).
+    """Emit min(x) as ~max(~x), where ~x = -1 - x.
 
-    Vela lowers REDUCE_MIN in the same way: SUB, MAX pool, SUB. Its second SUB has the shape after a following RESHAPE
-    and broadcasts the pool's first row to all rows. Emitted as operators, each has its own shape.
+    Bug ``reduce_min`` (U55 and U65, Vela 5.1 and 5.2): Vela lowers REDUCE_MIN in the same way, to SUB, max pooling and
+    SUB. Its second SUB has the shape of a following RESHAPE, so that it broadcasts the first row of the pooling to all
+    rows. As separate TOSA operators, each has the correct shape.
     """
     b = rewriter.build
-    peak = b.reduce("REDUCE_MAX", _complement(op.inputs[0], b), op.attrs["axis"])
-    return _complement(peak, b)
+    maximum = b.reduce("REDUCE_MAX", _emit_complement(op.inputs[0], b), op.attrs["axis"])
+    return _emit_complement(maximum, b)
 
 
-def _complement(x: Value, b: Builder) -> Value:
-    """~x = -1 - x, computed in int32 and rescaled by 1 to the type of ``x``."""
-    ones = b.rescale(broadcast_constant(x, -1, x.dtype, b), DType.INT32, 1.0)
-    return b.rescale(b.sub(ones, b.rescale(x, DType.INT32, 1.0)), x.dtype, 1.0)
+def _emit_complement(x: Value, b: Builder) -> Value:
+    """Emit ~x = -1 - x, computed in int32 and rescaled by 1 to the type of ``x``."""
+    minus_one = b.rescale(broadcast_constant(x, -1, x.dtype, b), DType.INT32, 1.0)
+    return b.rescale(b.sub(minus_one, b.rescale(x, DType.INT32, 1.0)), x.dtype, 1.0)
 
 
 def _broadcasts_single_element(op: Op, rewriter: Rewriter) -> bool:
-    """Arithmetic of rank 5 or 6 that broadcasts a first operand of one element (``one_of_five``: U55, U65, 5.1 and
-    5.2).
+    """Match arithmetic of rank 5 or 6 that broadcasts a first operand of one element.
 
-    Vela drops dimensions of the other operand only and compares shapes of different rank. It then reads more elements
-    than the one. A constant of 16 bits or fewer is not affected: it is a number in the command.
+    Bug ``one_of_five`` (U55 and U65, Vela 5.1 and 5.2): Vela drops dimensions of the other operand only, compares
+    shapes of different rank, and reads more than one element. A constant of 16 bits or fewer is not affected, because
+    the command stores its value.
     """
     shape, first = op.output.shape, op.inputs[0]
     is_single = first.size == 1 and (first.data is None or first.dtype is DType.INT32)
@@ -157,22 +161,23 @@ def _broadcasts_single_element(op: Op, rewriter: Rewriter) -> bool:
 
 
 def _flatten_to_rank_four(op: Op, match: bool, rewriter: Rewriter) -> Value:
-    """The same operator on operands of rank 4.
+    """Emit the operator on operands of rank 4.
 
-    Operands that are slices are copied, because Vela reads a slice in the rank of the SLICE.
+    Operands that are SLICEs are copied, because Vela would read them in the rank of the SLICE.
     """
     b, shape = rewriter.build, op.output.shape
     flat = (prod(shape[:-3]), *shape[-3:])
-    parts = [emit_copy(x, b) if producer(skip_through(x, "RESHAPE", "RESCALE"), "SLICE") else x for x in op.inputs]
-    inputs = [b.reshape(x, flat if x.shape == shape else (1, 1, 1, 1)) for x in parts]
+    operands = [emit_copy(x, b) if producer(skip_through(x, "RESHAPE", "RESCALE"), "SLICE") else x for x in op.inputs]
+    inputs = [b.reshape(x, flat if x.shape == shape else (1, 1, 1, 1)) for x in operands]
     return b.reshape(b.emit(op.kind, inputs, op.output.dtype, **op.attrs), shape)
 
 
 def _is_read_reshaped(op: Op, value: Value, rewriter: Rewriter) -> bool:
-    """Whether another operator reads ``value`` through a RESHAPE (``reshaped_select``: U85, 5.1 and 5.2).
+    """Whether another operator reads ``value`` in another shape, through a RESHAPE.
 
-    Vela then uses the other shape for SELECT: it broadcasts [1, 80, 1] with [80] to 6,400 elements. SELECT of a copy
-    has one shape. Results of the program count as read so, since the caller may reshape them.
+    Bug ``reshaped_select`` (U85, Vela 5.1 and 5.2): Vela uses the other shape for a SELECT. For example, it broadcasts
+    [1, 80, 1] with [80] to 6,400 elements. A copy has a single shape. Program outputs count as reshaped, because the
+    caller may reshape them.
     """
     source, producers = trace_back(value, lambda op: op.kind == "RESHAPE")
     views = [value, *(view.inputs[0] for view in producers)]
@@ -181,11 +186,11 @@ def _is_read_reshaped(op: Op, value: Value, rewriter: Rewriter) -> bool:
 
 
 def _broadcasts_reshaped(op: Op, value: Value, rewriter: Rewriter) -> bool:
-    """Whether arithmetic broadcasts a first operand whose shape Vela gets wrong (``reshaped_broadcast``: U55, U65, 5.1
-    and 5.2).
+    """Whether arithmetic broadcasts a first operand whose shape Vela gets wrong.
 
-    Vela uses the rank of the SLICE, five or six, that the operand comes from. Or, if both operands are broadcast, it
-    uses the shape in which another operator reads the first one (as in ``reshaped_select``). A copy has one shape.
+    Bug ``reshaped_broadcast`` (U55 and U65, Vela 5.1 and 5.2): for a RESHAPE of a SLICE of rank 5 or 6, Vela uses the
+    rank of the SLICE. If both operands are broadcast, Vela uses the shape in which another operator reads the first
+    one, as in ``reshaped_select``. A copy has a single shape.
     """
     if value is not op.inputs[0] or value.shape == op.output.shape:
         return False

@@ -13,16 +13,16 @@ from arm_backend_core.tosa.passes.rewrite import Rewriter, apply_once, producer,
 from arm_backend_core.tosa.vela_workarounds.copies import copy_operands_where, emit_copy
 from arm_backend_core.tosa.vela_workarounds.workaround import AnyWorkaround, Workaround
 
-#: U85 chains elementwise operations, which then pass intermediate results on without memory. Limits of a chain: the
-#: number of operations, and of external operands, which no operation in the chain computes.
+#: U85 chains elementwise operations, so that intermediate results are not written to memory. Limits of a chain: the
+#: number of operations, and the number of external operands, which no operation in the chain computes.
 _MAX_CHAIN_OPERATIONS, _MAX_CHAIN_OPERANDS = 4, 3
 
 
 def duplicate_cheap_producers(graph: Graph, target: Target) -> None:
     """Duplicate the arithmetic before an int16 TABLE if other operators read its result too.
 
-    Vela fuses the TABLE into the duplicate, whose only reader it is. A TABLE of 100 elements that is not fused takes
-    2,600 cycles, an addition takes 100 (U55-128 and U85-256).
+    The TABLE is the only reader of the duplicate, so that Vela fuses both. A TABLE of 100 elements takes 2,600 cycles
+    if it is not fused, and an addition 100 (U55-128 and U85-256).
     """
     if target.hardware.npu:
         apply_once(graph, target, {"TABLE": [_duplicate_table_operand], "RESHAPE": [_duplicate_matmul_column]})
@@ -41,7 +41,7 @@ def _duplicate_matmul_column(op: Op, rewriter: Rewriter) -> Value | None:
     if all(user.kind != "MATMUL" for user in rewriter.users(x) or []):
         return None
     duplicate = b.emit(arithmetic.kind, arithmetic.inputs, arithmetic.output.dtype, **arithmetic.attrs)
-    return b.reshape(_emit_unary_steps([rescale], duplicate, b), op.output.shape)
+    return b.reshape(_emit_unary_sequence([rescale], duplicate, b), op.output.shape)
 
 
 def _duplicate_table_operand(op: Op, rewriter: Rewriter) -> Value | None:
@@ -57,26 +57,26 @@ def _duplicate_table_operand(op: Op, rewriter: Rewriter) -> Value | None:
         return None
     if rewriter.has_one_use(rescale.output) and rewriter.has_one_use(arithmetic.output):
         return None
-    return _emit_unary_steps([op], emit_copy(op.inputs[0], rewriter.build), rewriter.build)
+    return _emit_unary_sequence([op], emit_copy(op.inputs[0], rewriter.build), rewriter.build)
 
 
 def _is_table_fused_into_transpose(op: Op, value: Value, rewriter: Rewriter) -> bool:
-    """Whether Vela fuses a TABLE or CLAMP into the TRANSPOSE before it and so miscompiles it (5.1 and 5.2).
+    """Whether Vela fuses a TABLE or CLAMP into the preceding TRANSPOSE and miscompiles both.
 
-    Before CONCAT or PAD (``joined_table``: U55, U65), the TRANSPOSE does not write to its place in the larger tensor.
-    On U55-32 and U55-64 (``crowded_table``), the internal memory has no room for the table. A copy between TRANSPOSE
-    and TABLE prevents the fusion.
+    Bug ``joined_table`` (U55 and U65, Vela 5.1 and 5.2): before a CONCAT or PAD, the fused operation loses its offset
+    in the larger tensor. Bug ``crowded_table`` (U55-32 and U55-64): the internal memory has no room for the table. A
+    copy between TRANSPOSE and TABLE prevents the fusion.
     """
     readers = [reader.kind for reader in rewriter.users(op.output) or ()]
     is_lost = readers in (["CONCAT"], ["PAD"]) or (op.kind == "TABLE" and rewriter.build.target.macs in (32, 64))
     return is_lost and producer(skip_through(value, "RESHAPE"), "TRANSPOSE") is not None
 
 
-def _is_second_table_of_fused(op: Op, value: Value, rewriter: Rewriter) -> bool:
-    """TABLE or CLAMP, REVERSE or TRANSPOSE, then TABLE or CLAMP (``turned_table``: U85, 5.1 and 5.2).
+def _is_second_fused_table(op: Op, value: Value, rewriter: Rewriter) -> bool:
+    """Whether a TABLE or CLAMP follows a REVERSE or TRANSPOSE, which follows another TABLE or CLAMP.
 
-    Vela makes one operation of all three, which has one table and one range: the other table or range is lost. A copy
-    before the last one prevents the fusion.
+    Bug ``turned_table`` (U85, Vela 5.1 and 5.2): Vela fuses all three into one operation, which has a single table and
+    a single range. The other table or range is lost. A copy before the last TABLE or CLAMP prevents the fusion.
     """
     result = skip_through(value, "RESHAPE", "RESCALE")
     source = skip_through(result, "RESHAPE", "RESCALE", "REVERSE", "TRANSPOSE")
@@ -84,15 +84,15 @@ def _is_second_table_of_fused(op: Op, value: Value, rewriter: Rewriter) -> bool:
 
 
 def _match_chained_tables(op: Op, rewriter: Rewriter) -> list[Op] | None:
-    """Match arithmetic and a TABLE that Vela would chain with an earlier TABLE (``two_tables``: U85, 5.1 and 5.2).
+    """Match arithmetic and a TABLE that Vela would chain with an earlier TABLE, if one of the TABLEs is int16.
 
-    One of the TABLEs is int16. A chain has a single slot for tables, and Vela copies both tables to it before the
-    chain starts. The second copy overwrites the first, and both TABLEs read it.
+    Bug ``two_tables`` (U85, Vela 5.1 and 5.2): a chain has a single table slot. Vela copies both tables to this slot
+    before the chain starts, so that both TABLEs read the second table.
 
     Returns:
         the operators from the arithmetic to ``op``; None if there is no such chain.
     """
-    steps = _collect_steps(op, rewriter)
+    steps = _collect_table_sequence(op, rewriter)
     table = next((step for step in steps if step.kind == "TABLE"), op)
     return steps if steps and _may_chain_tables(steps[0], table, 0, 0, rewriter) else None
 
@@ -100,28 +100,28 @@ def _match_chained_tables(op: Op, rewriter: Rewriter) -> list[Op] | None:
 def _split_into_halves(op: Op, steps: list[Op], rewriter: Rewriter) -> Value:
     """Compute the sequence ``steps`` on two halves of its operands, and concatenate the results.
 
-    Each half reads a SLICE, and Vela does not chain such an operation with its producer. By Vela's estimate, the two
-    halves together take as many cycles as the undivided sequence.
+    Each half reads a SLICE. Vela does not chain an operation that reads a SLICE with its producer. By Vela's estimate,
+    the two halves together take as many cycles as the original sequence.
     """
     table = next((step for step in steps if step.kind == "TABLE"), op)
     b, shape = rewriter.build, steps[0].output.shape
     axis = next((axis for axis, size in enumerate(shape) if size > 1), None)
     if axis is None:
-        # One element cannot be halved. The arithmetic fuses a CLAMP of the full range in place of the TABLE.
+        # A single element cannot be split. Vela fuses a CLAMP to the full range with the arithmetic, and not the TABLE.
         clamped = b.reshape(b.clamp(table.inputs[0], *table.inputs[0].dtype.range), shape)
-        return b.reshape(_emit_unary_steps(steps[steps.index(table) :], clamped, b), op.output.shape)
+        return b.reshape(_emit_unary_sequence(steps[steps.index(table) :], clamped, b), op.output.shape)
     middle, halves = shape[axis] // 2, []
     for bounds in ((0, middle), (middle, shape[axis])):
         inputs = [_slice_operand(value, axis, bounds, rewriter) for value in steps[0].inputs]
         first = b.emit(steps[0].kind, inputs, steps[0].output.dtype, **steps[0].attrs)
-        halves.append(_emit_unary_steps(steps[1:], first, b))
+        halves.append(_emit_unary_sequence(steps[1:], first, b))
     return b.reshape(b.concat(halves, axis), op.output.shape)
 
 
-def _collect_steps(op: Op, rewriter: Rewriter) -> list[Op]:
-    """Collect the sequence of operators that ends with ``op``: arithmetic, RESCALEs and a TABLE.
+def _collect_table_sequence(op: Op, rewriter: Rewriter) -> list[Op]:
+    """Collect the sequence of operators that ends with ``op``: arithmetic, RESCALEs, a TABLE, for int16 a RESCALE.
 
-    For int16, the RESCALE of the TABLE's result follows. The operators between have a single reader.
+    All operators of the sequence but the last have a single reader.
 
     Returns:
         the operators in order, without RESHAPEs; empty if ``op`` does not end such a sequence.
@@ -142,7 +142,7 @@ def _collect_steps(op: Op, rewriter: Rewriter) -> list[Op]:
 
 
 def _may_chain_tables(op: Op, table: Op, length: int, operands: int, rewriter: Rewriter) -> bool:
-    """Whether Vela may chain ``op`` or its producers with ``table`` so that the chain has a TABLE of other values.
+    """Whether Vela may chain ``op`` or its producers with ``table``, so that one chain has two different tables.
 
     Args:
         op: the operator from which to search backwards.
@@ -172,7 +172,8 @@ def _count_operands(op: Op) -> int:
 def _count_table_operands(op: Op, rewriter: Rewriter) -> int:
     """Count the operands of the operation that computes a TABLE.
 
-    That is the arithmetic that Vela is certain to fuse the TABLE into; otherwise the TABLE, which has one operand.
+    If Vela certainly fuses the TABLE into arithmetic, this is the arithmetic. Otherwise it is the TABLE, which has one
+    operand.
     """
     value = op.inputs[0]
     rescale = producer(value, "RESCALE")
@@ -183,15 +184,15 @@ def _count_table_operands(op: Op, rewriter: Rewriter) -> int:
     return _count_operands(arithmetic) if is_fused and arithmetic is not None else 1
 
 
-def _emit_unary_steps(steps: list[Op], value: Value, b: Builder) -> Value:
-    """Emit copies of the unary operators ``steps``; the first one reads ``value``."""
+def _emit_unary_sequence(steps: list[Op], value: Value, b: Builder) -> Value:
+    """Emit the unary operators ``steps`` again as a sequence. The first one reads ``value``."""
     for step in steps:
         value = b.emit(step.kind, (value,), step.output.dtype, **step.attrs)
     return value
 
 
 def _slice_operand(value: Value, axis: int, span: tuple[int, int], rewriter: Rewriter) -> Value:
-    """Slice an operand to ``span`` along ``axis``; an operand of size 1, which broadcasts, is not sliced.
+    """Slice an operand to ``span``, (start, end), along ``axis``. An operand of size 1 broadcasts and is not sliced.
 
     If a RESCALE to int32 computes the operand, the RESCALE's input is sliced instead, because Vela fuses the RESCALE
     into the arithmetic.
@@ -200,15 +201,15 @@ def _slice_operand(value: Value, axis: int, span: tuple[int, int], rewriter: Rew
     if value.shape[axis] == 1:
         return value
     if op is not None and value.dtype is DType.INT32 and rewriter.has_one_use(value) and not op.attrs["per_channel"]:
-        return _emit_unary_steps([op], _slice_operand(op.inputs[0], axis, span, rewriter), b)
+        return _emit_unary_sequence([op], _slice_operand(op.inputs[0], axis, span, rewriter), b)
     if value.data is not None:
         return b.const(value.data.take(range(start, end), axis), value.dtype)
     return b.narrow(value, axis, start, end - start)
 
 
-FUSED_TABLES = (
+FUSED_TABLE_WORKAROUNDS = (
     copy_operands_where("joined_table", ("TABLE", "CLAMP"), _is_table_fused_into_transpose),
-    copy_operands_where("turned_table", ("TABLE", "CLAMP"), _is_second_table_of_fused),
+    copy_operands_where("turned_table", ("TABLE", "CLAMP"), _is_second_fused_table),
 )
 WORKAROUNDS: tuple[AnyWorkaround, ...] = (
     Workaround("two_tables", ("TABLE", "RESCALE"), _match_chained_tables, _split_into_halves),

@@ -1,8 +1,8 @@
-"""Records of Vela workarounds: a predicate that matches a miscompiled pattern, and a bit-equal rewrite that avoids it.
+"""Records of Vela workarounds: a predicate that matches a miscompiled pattern, and a bit-exact rewrite that avoids it.
 
-The predicate is also the postcondition: it matches nothing after the rewrite. The rewrite receives the predicate's
-result and tests no other condition, so that the check after the pass reports exactly the operators that it rewrites.
-``catalog`` lists the records and applies them.
+The predicate is also the postcondition: it must match nothing after the rewrite. The rewrite receives the result of the
+predicate and tests no other condition. The check after the pass therefore reports exactly the operators that the pass
+would rewrite. ``catalog`` lists the records and applies them.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ class Workaround(Generic[Match]):
     Attributes:
         name: the name in ``Hardware.vela_bugs`` and ``docs/contributors/vela.md``.
         kinds: the operator kinds that ``find`` is called for.
-        find: returns a description of the match, or a false value where Vela compiles the operator correctly. It never
-            matches the result of ``rewrite``, and it does not change the graph.
-        rewrite: emits the replacement of the operator's result, equal to the bit; receives what ``find`` returned.
-        runs_last: apply only when no other kind of workaround matches, because the other rewrites may remove the match.
+        find: returns a description of the match, or a false value if Vela compiles the operator correctly. It must not
+            match the result of ``rewrite``, and it must not change the graph.
+        rewrite: emits the bit-exact replacement of the operator's result. It receives the result of ``find``.
+        runs_last: whether to apply the workaround only if no other one matches, because other rewrites may remove the
+            match.
         releases: the releases of Vela that have the bug.
     """
 
@@ -43,12 +44,12 @@ class Workaround(Generic[Match]):
 
 @dataclass(frozen=True)
 class GraphWorkaround(Generic[Match]):
-    """A pattern that concerns the whole graph: its outputs, or operators that are not neighbours.
+    """A pattern of graph outputs, or of operators that are not neighbours, that Vela miscompiles, and its rewrite.
 
     Attributes:
         name: the name in ``Hardware.vela_bugs`` and ``docs/contributors/vela.md``.
-        find: returns all matches in the graph; none after ``rewrite``.
-        rewrite: changes the graph in place.
+        find: returns all matches in the graph. After ``rewrite``, it must return none.
+        rewrite: changes the graph in place. It receives the result of ``find``.
         releases: the releases of Vela that have the bug.
     """
 
@@ -62,5 +63,5 @@ AnyWorkaround = Workaround[Any] | GraphWorkaround[Any]
 
 
 def is_needed(workaround: AnyWorkaround, target: Target) -> bool:
-    """Whether the Vela release of ``target`` has the bug; an unknown release is assumed to have all bugs."""
+    """Whether the Vela release of ``target`` has the bug. An unknown release is assumed to have all bugs."""
     return workaround.name in target.hardware.vela_bugs and (target.vela is None or target.vela in workaround.releases)

@@ -1,4 +1,4 @@
-"""Advice: compile an Ethos-U program with one change at a time and report the changes that lower its cost."""
+"""Advice: compile an Ethos-U program with one change at a time, and report the changes that lower its cost."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from arm_backend_core.recurrent.roll_recurrent_loops import LoopRolling
 from arm_recipes.explore.advice.result import Advice, AdviceList, Cost
-from arm_recipes.explore.sweep.compile import LoweredDelegate, compile_delegates, sum_figures
+from arm_recipes.explore.sweep.compile import LoweredDelegate, compile_delegates, sum_estimates
 from arm_recipes.explore.sweep.lowered import describe_delegate, lower_program
 
 if TYPE_CHECKING:
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from arm_backend_core.events import Delegate
     from arm_backend_core.partitioner import EthosUPartitioner
     from arm_backend_core.targets.compile_spec import EthosUCompileSpec
-    from arm_recipes.explore.sweep.rows import Figures
+    from arm_recipes.explore.sweep.rows import ProgramEstimates
 
-_DelegateInputs = tuple[Sequence[LoweredDelegate], Sequence["np.ndarray[Any, Any]"]]
+_LoweredDelegates = tuple[Sequence[LoweredDelegate], Sequence["np.ndarray[Any, Any]"]]
 
 
 def advise(
@@ -36,12 +36,12 @@ def advise(
         programs: quantized programs before lowering, by method.
 
     Returns:
-        The changes that lower cycles or SRAM, trade-offs included.
+        The changes that lower cycles or SRAM, trade-offs included, with their estimated costs.
 
     Raises:
         ValueError: the recipe is not for an Ethos-U, or no part of the program runs on the NPU.
     """
-    partitioner = _partitioner_of(recipe)
+    partitioner = _find_partitioner(recipe)
     estimated = [delegate for delegate in delegates if delegate.vela is not None]
     if partitioner is None:
         raise ValueError(
@@ -52,7 +52,7 @@ def advise(
             "advice is for operators on the NPU, and this program has none: see report.cpu_operators for the reasons"
         )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # these programs are discarded
+        warnings.simplefilter("ignore")  # the programs of the trials are discarded
         return _evaluate_changes(recipe, partitioner, estimated, programs)
 
 
@@ -79,7 +79,7 @@ def _evaluate_changes(
     return AdviceList(tuple(better), len(evaluated), (*evaluator.notes, *notes))
 
 
-def _partitioner_of(recipe: ExportRecipe | None) -> EthosUPartitioner | None:
+def _find_partitioner(recipe: ExportRecipe | None) -> EthosUPartitioner | None:
     from arm_backend_core.partitioner import EthosUPartitioner
 
     lowering = recipe.lowering_recipe if recipe is not None else None
@@ -90,35 +90,35 @@ def _partitioner_of(recipe: ExportRecipe | None) -> EthosUPartitioner | None:
 
 
 def _candidate_options(spec: EthosUCompileSpec) -> Iterator[dict[str, Any]]:
-    """Yield options to try instead of the current ones: other memory modes, optimization for size."""
+    """Yield recipe options to try: each other memory mode, and optimization for size."""
     from arm_backend_core.targets import vela_config
 
     for mode in vela_config.list_sections(spec.config_ini, vela_config.MEMORY_MODE):
         if mode != spec.memory_mode:
             yield {"memory_mode": mode}
-    if spec.optimise != "size":  # otherwise it is the current setting
+    if spec.optimise != "size":
         yield {"optimise": "size"}
 
 
-#: Vela's names of the memories for constants. Vela counts on-chip flash, which is SRAM here, separately.
-_MEMORIES = {"OnChipFlash": "SRAM", "OffChipFlash": "flash", "Dram": "DRAM"}
+#: Vela's name of the memory for constants -> its name in notes. Vela's on-chip flash is SRAM in these configurations.
+_CONSTANT_MEMORY_NAMES = {"OnChipFlash": "SRAM", "OffChipFlash": "flash", "Dram": "DRAM"}
 
 
 class _ChangeEvaluator:
-    """Compiles the program with changes and collects results and notes."""
+    """Compiles the program with one change at a time, and collects results and notes."""
 
     def __init__(self, spec: EthosUCompileSpec, delegates: Sequence[Delegate], loops: LoopRolling) -> None:
         self._spec, self._loops = spec, loops
         lowered = [describe_delegate(delegate) for delegate in delegates]
-        self._delegates: _DelegateInputs = lowered, [np.frombuffer(delegate.tosa, np.uint8) for delegate in delegates]
+        self._delegates: _LoweredDelegates = lowered, [np.frombuffer(delegate.tosa, np.uint8) for delegate in delegates]
         self._current_cost = _to_cost(
-            sum_figures([delegate.vela for delegate in delegates if delegate.vela is not None])
+            sum_estimates([delegate.vela for delegate in delegates if delegate.vela is not None])
         )
         self.results: list[Advice] = []
         self.notes: list[str] = []
 
     def try_options(self, changed: Mapping[str, Any]) -> None:
-        """Try other options of the recipe with the same graphs; skip options that the system does not support."""
+        """Compile the same graphs with other recipe options. Options that the system does not support are skipped."""
         from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 
         current = self._spec
@@ -129,10 +129,10 @@ class _ChangeEvaluator:
         except ValueError:
             return
         change = ", ".join(f"{name}={value!r}" for name, value in changed.items())
-        self._compile(change, spec, self._delegates, _memory_requirements(current, spec))
+        self._compile_and_record(change, spec, self._delegates, _memory_requirements(current, spec))
 
     def try_per_tensor_weights(self, program: ExportedProgram, suffix: str, *, is_only_method: bool) -> None:
-        """Try one scale per weight tensor."""
+        """Compile the program with one scale for each weight tensor (``per_channel=False``)."""
         from arm_recipes.explore.advice.weights import use_per_tensor_scales
 
         changed = use_per_tensor_scales(program)
@@ -145,31 +145,33 @@ class _ChangeEvaluator:
         if isinstance(lowered, str):
             self.notes.append(f"per_channel=False: {lowered}")
             return
-        self._compile(
+        self._compile_and_record(
             "per_channel=False",
             self._spec,
             (lowered.delegates, lowered.arrays(self._spec)),
             "less accurate: check with compare",
         )
 
-    def _compile(self, change: str, spec: EthosUCompileSpec, inputs: _DelegateInputs, note: str) -> None:
-        _, figures = compile_delegates(0, spec, inputs[0], *inputs[1])
-        if isinstance(figures, str):
-            self.notes.append(f"{change}: {figures.partition(chr(10))[0]}")
+    def _compile_and_record(self, change: str, spec: EthosUCompileSpec, inputs: _LoweredDelegates, note: str) -> None:
+        _, estimates = compile_delegates(0, spec, inputs[0], *inputs[1])
+        if isinstance(estimates, str):
+            self.notes.append(f"{change}: {estimates.partition(chr(10))[0]}")
         else:
-            self.results.append(Advice(change, self._current_cost, _to_cost(figures), note=note))
+            self.results.append(Advice(change, self._current_cost, _to_cost(estimates), note=note))
 
 
-def _to_cost(figures: Figures) -> Cost:
-    return Cost(figures.cycles, figures.npu_sram_bytes, figures.dram_bytes, figures.flash_bytes)
+def _to_cost(estimates: ProgramEstimates) -> Cost:
+    return Cost(estimates.cycles, estimates.npu_sram_bytes, estimates.dram_bytes, estimates.flash_bytes)
 
 
 def _memory_requirements(current: EthosUCompileSpec, changed: EthosUCompileSpec) -> str:
-    """Describe what another memory mode requires of the system."""
+    """Describe the requirements that a changed memory mode adds for the system."""
     if changed.memory_mode == current.memory_mode:
         return ""
     requirements = []
-    before, after = (_MEMORIES.get(spec.configuration.const_memory, "other memory") for spec in (current, changed))
+    before, after = (
+        _CONSTANT_MEMORY_NAMES.get(spec.configuration.const_memory, "other memory") for spec in (current, changed)
+    )
     if before != after:
         requirements.append(f"constants in {after}{' (plus working memory)' * (after == 'SRAM')}, not in {before}")
     if changed.configuration.arena_on_second_port and not current.configuration.arena_on_second_port:

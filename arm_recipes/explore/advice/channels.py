@@ -1,6 +1,6 @@
-"""Channel advice: try layers with the next smaller multiple of 16 channels.
+"""Channel advice: compile layers with their number of channels reduced to a multiple of 16.
 
-The NPU computes channels in groups of 16; a few channels more than a multiple cost a whole group.
+The NPU computes channels in groups of 16. A few channels beyond a multiple of 16 cost as much as a whole group.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ if TYPE_CHECKING:
 
     from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 
-_CHANNEL_GROUP, _MAX_EXCESS = 16, 4
-#: Most layers to try; each takes about one second.
+#: Channels of a group, and maximum number of channels beyond a multiple of it for which a reduction is tried.
+_CHANNEL_GROUP, _MAX_EXCESS_CHANNELS = 16, 4
+#: Maximum number of layers to try. Each takes about one second.
 _MAX_LAYERS = 6
-_CONVOLUTIONS = (torch.ops.aten.conv1d.default, torch.ops.aten.conv2d.default, torch.ops.aten.conv2d.padding)
+_CONVOLUTION_OPERATORS = (torch.ops.aten.conv1d.default, torch.ops.aten.conv2d.default, torch.ops.aten.conv2d.padding)
 
 
 @dataclass(frozen=True)
-class _Layer:
-    """A convolution or linear layer with its input; equal layers are tried once."""
+class _LayerSpec:
+    """Specification of a convolution or linear layer and of its input shape. Equal layers are compiled only once."""
 
     kind: type[nn.Module]
     channels: int
@@ -39,9 +40,9 @@ class _Layer:
 
 
 class _SingleLayer(nn.Module):
-    """A layer that returns its result in memory order, so that no transpose is needed."""
+    """A model of one layer. It returns the channels in the last dimension, so that the NPU needs no transpose."""
 
-    def __init__(self, layer: _Layer, channels: int) -> None:
+    def __init__(self, layer: _LayerSpec, channels: int) -> None:
         super().__init__()
         first, *rest = layer.input_sizes
         self.layer = layer.kind(first, channels, *rest, **dict(layer.options))
@@ -55,16 +56,18 @@ class _SingleLayer(nn.Module):
 def try_fewer_channels(
     recipe: ExportRecipe | None, spec: EthosUCompileSpec, programs: Mapping[str, ExportedProgram]
 ) -> tuple[list[Advice], list[str]]:
-    """Compile each layer with up to 4 channels beyond a multiple of 16 by itself, with and without these channels.
+    """Compile layers separately, with and without the channels beyond a multiple of 16.
+
+    Only layers with at most 4 such channels are compiled.
 
     Returns:
-        Advice for the layers whose savings exceed the share of the channels, and notes on layers that were not tried.
+        Advice for the layers, and notes on layers that were not compiled.
     """
-    nodes: dict[_Layer, Node] = {}
+    nodes: dict[_LayerSpec, Node] = {}
     for program in programs.values():
         for node, layer in _find_layers(program):
             nodes.setdefault(layer, node)
-    largest_first = sorted(nodes, key=_work_size, reverse=True)
+    largest_first = sorted(nodes, key=_estimate_work, reverse=True)
     notes = (
         [f"fewer channels in {len(largest_first) - _MAX_LAYERS} smaller layers"]
         if len(largest_first) > _MAX_LAYERS
@@ -78,7 +81,7 @@ def try_fewer_channels(
         if current is None or reduced is None:
             notes.append(f"{fewer} channels in place of {layer.channels}: the isolated layer cannot be exported")
             continue
-        # Savings of no more than the channels' share of the work are no advice.
+        # Savings in proportion to the removed channels are not worth an advice.
         is_worthwhile = (
             current.cycles - reduced.cycles > 1.5 * current.cycles * (layer.channels - fewer) / layer.channels
         )
@@ -94,12 +97,12 @@ def _make_advice(node: Node, channels: int, fewer: int, current: Cost, changed: 
     return Advice(change, current, changed, module, source_line(node), note)
 
 
-def _find_layers(program: ExportedProgram) -> Iterator[tuple[Node, _Layer]]:
+def _find_layers(program: ExportedProgram) -> Iterator[tuple[Node, _LayerSpec]]:
     for node in program.graph.nodes:
-        layer = _as_layer(node)
+        layer = _layer_spec_of(node)
         if (
             layer is None
-            or not 0 < layer.channels % _CHANNEL_GROUP <= _MAX_EXCESS
+            or not 0 < layer.channels % _CHANNEL_GROUP <= _MAX_EXCESS_CHANNELS
             or layer.channels < _CHANNEL_GROUP
             or _is_model_output(node)
         ):
@@ -107,36 +110,36 @@ def _find_layers(program: ExportedProgram) -> Iterator[tuple[Node, _Layer]]:
         yield node, layer
 
 
-def _as_layer(node: Node) -> _Layer | None:
+def _layer_spec_of(node: Node) -> _LayerSpec | None:
     if node.op != "call_function":
         return None
     if node.target is torch.ops.aten.linear.default:
         x, weight = (_shape(argument) for argument in node.args[:2])
-        return _Layer(nn.Linear, weight[0], (weight[1],), x, ())
-    if node.target not in _CONVOLUTIONS:
+        return _LayerSpec(nn.Linear, weight[0], (weight[1],), x, ())
+    if node.target not in _CONVOLUTION_OPERATORS:
         return None
     arguments = dict(
         zip(("input", "weight", "bias", "stride", "padding", "dilation", "groups"), node.args, strict=False)
     )
     arguments |= node.kwargs
-    if arguments.get("groups", 1) != 1:  # their channels are determined by the preceding layer
+    if arguments.get("groups", 1) != 1:  # the preceding layer determines the channels of grouped convolutions
         return None
     x, weight = _shape(arguments["input"]), _shape(arguments["weight"])
     kind = nn.Conv2d if len(weight) == 4 else nn.Conv1d
-    options = {name: _hashable(arguments[name]) for name in ("stride", "padding", "dilation") if name in arguments}
-    return _Layer(kind, weight[0], (weight[1], weight[2:]), x, tuple(options.items()))
+    options = {name: _as_hashable(arguments[name]) for name in ("stride", "padding", "dilation") if name in arguments}
+    return _LayerSpec(kind, weight[0], (weight[1], weight[2:]), x, tuple(options.items()))
 
 
 def _shape(node: Any) -> tuple[int, ...]:
     return tuple(int(size) for size in node.meta["val"].shape)
 
 
-def _hashable(value: Any) -> Any:
+def _as_hashable(value: Any) -> Any:
     return tuple(value) if isinstance(value, (list, tuple)) else value
 
 
 def _is_model_output(node: Node) -> bool:
-    """Whether the node is a model output, whose number of channels is fixed by the task."""
+    """Whether the node is a model output. The task fixes its number of channels."""
     pending = list(node.users)
     while pending:
         user = pending.pop()
@@ -147,15 +150,17 @@ def _is_model_output(node: Node) -> bool:
     return False
 
 
-def _work_size(layer: _Layer) -> int:
+def _estimate_work(layer: _LayerSpec) -> int:
     elements = 1
     for size in layer.shape:
         elements *= size
     return elements * layer.channels
 
 
-def _compile_layer(layer: _Layer, channels: int, recipe: ExportRecipe | None, spec: EthosUCompileSpec) -> Cost | None:
-    """Estimate the cost of the isolated layer with random weights; None if it cannot be exported."""
+def _compile_layer(
+    layer: _LayerSpec, channels: int, recipe: ExportRecipe | None, spec: EthosUCompileSpec
+) -> Cost | None:
+    """Estimate the cost of the isolated layer, with random weights; None if the layer cannot be exported."""
     from executorch.export import ExportRecipe
 
     from arm_backend_core.errors import ArmBackendError

@@ -40,11 +40,11 @@ class Cost:
 
 @dataclass(frozen=True)
 class Advice:
-    """A change that was tried.
+    """A change that was compiled, with its cost.
 
     Attributes:
         change: argument of ``get_recipe``, or a change of the model.
-        now, then: cost before and after the change, of the program or of the isolated layer.
+        now, then: cost before and after the change. It is the cost of the program, or of the isolated layer.
         module, source: module and source line of the layer; empty for a change of the whole program.
         note: drawback or requirement of the change.
     """
@@ -76,7 +76,7 @@ class Advice:
 
 @dataclass(frozen=True)
 class AdviceList(Renderable):
-    """Changes that lower the cost and trade-offs, the largest saving of cycles first.
+    """Changes that lower the cost, and trade-offs, sorted by decreasing savings of cycles.
 
     Attributes:
         items: the changes and trade-offs (``Advice.is_trade_off``).

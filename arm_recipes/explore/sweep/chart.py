@@ -7,7 +7,7 @@ from typing import Any
 
 from arm_recipes.explore.sweep.rows import Row, column_value
 
-_TITLES = {
+_AXIS_TITLES = {
     "milliseconds": "time of an inference (ms)",
     "npu_cycles": "cycles of the NPU",
     "ram_bytes": "RAM that a board needs (bytes)",
@@ -16,8 +16,8 @@ _TITLES = {
     "flash_bytes": "flash (bytes)",
     "weight_bytes": "encoded weights (bytes)",
 }
-#: Marker symbols of the memory modes; colours stand for recipe and NPU.
-_SYMBOLS = ("circle", "diamond", "square", "triangle-up", "cross", "star", "x", "pentagon")
+#: Marker symbols, which distinguish memory modes. Colours distinguish recipes and NPUs.
+_MARKER_SYMBOLS = ("circle", "diamond", "square", "triangle-up", "cross", "star", "x", "pentagon")
 
 
 def plot_rows(
@@ -26,21 +26,21 @@ def plot_rows(
     """See ``Sweep.plot``.
 
     Args:
-        rows: rows with figures.
+        rows: rows with estimates.
         metric: name of the accuracy metric.
         front: returns the Pareto-optimal rows for two columns.
-        x, y: columns of the axes; one subplot per ``y``.
+        x, y: columns of the axes. Each ``y`` has its own subplot.
 
     Raises:
         ImportError: Plotly is not installed.
-        ValueError: no row has figures, or a column does not exist or has no values.
+        ValueError: no row has estimates, or a column does not exist or has no values.
     """
     try:
         from plotly.subplots import make_subplots
     except ImportError as error:
         raise ImportError("plot() needs Plotly: pip install 'arm-recipes[pictures]'") from error
     if not rows:
-        raise ValueError("no configuration has figures, so there is nothing to draw; print the sweep for the errors")
+        raise ValueError("no configuration has estimates, so there is nothing to draw; print the sweep for the errors")
     columns = [y] if isinstance(y, str) else list(y)
     for column in (x, *columns):
         column_value(rows[0], column)
@@ -49,21 +49,25 @@ def plot_rows(
         raise ValueError("y: no configuration has an accuracy; see the notes of the sweep")
     figure = make_subplots(rows=len(drawn), cols=1, shared_xaxes=True, vertical_spacing=0.04)
     for line, column in enumerate(drawn, 1):
-        for trace in (*_points(rows, metric, x, column), *_legend_symbols(rows), _front(front(x, column), x, column)):
+        for trace in (
+            *_point_traces(rows, metric, x, column),
+            *_legend_traces(rows),
+            _front_trace(front(x, column), x, column),
+        ):
             figure.add_trace({**trace, "showlegend": line == 1}, row=line, col=1)
         figure.update_yaxes(title_text=_axis_title(metric, column), row=line, col=1)
-    # The slowest and the fastest NPU differ by two orders of magnitude.
+    # Logarithmic, because the slowest and the fastest NPU differ by two orders of magnitude.
     figure.update_xaxes(type="log")
     figure.update_xaxes(title_text=_axis_title(metric, x), row=len(drawn), col=1)
     figure.update_layout(title_text=f"{len(rows)} configurations", height=160 + 280 * len(drawn))
     return figure
 
 
-def _points(rows: Sequence[Row], metric: str, x: str, y: str) -> list[dict[str, Any]]:
-    """Make a trace per recipe and NPU."""
+def _point_traces(rows: Sequence[Row], metric: str, x: str, y: str) -> list[dict[str, Any]]:
+    """Make a scatter trace for each recipe and NPU."""
     from plotly.colors import qualitative
 
-    symbols = _symbols(rows)
+    symbols = _symbol_of_mode(rows)
     traces = []
     for number, group in enumerate(dict.fromkeys((row.recipe, row.target) for row in rows)):
         points = [row for row in rows if (row.recipe, row.target) == group and column_value(row, y) is not None]
@@ -88,13 +92,13 @@ def _points(rows: Sequence[Row], metric: str, x: str, y: str) -> list[dict[str, 
     return traces
 
 
-def _symbols(rows: Sequence[Row]) -> dict[str, str]:
+def _symbol_of_mode(rows: Sequence[Row]) -> dict[str, str]:
     modes = dict.fromkeys(row.memory_mode for row in rows)
-    return {mode: _SYMBOLS[number % len(_SYMBOLS)] for number, mode in enumerate(modes)}
+    return {mode: _MARKER_SYMBOLS[number % len(_MARKER_SYMBOLS)] for number, mode in enumerate(modes)}
 
 
-def _legend_symbols(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Make traces without points that explain the symbols in the legend."""
+def _legend_traces(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Make traces without points, which explain the marker symbols in the legend."""
     return [
         {
             "type": "scatter",
@@ -105,11 +109,11 @@ def _legend_symbols(rows: Sequence[Row]) -> list[dict[str, Any]]:
             "y": [None],
             "marker": {"color": "gray", "symbol": symbol, "size": 9},
         }
-        for mode, symbol in _symbols(rows).items()
+        for mode, symbol in _symbol_of_mode(rows).items()
     ]
 
 
-def _front(optimal: Sequence[Row], x: str, y: str) -> dict[str, Any]:
+def _front_trace(optimal: Sequence[Row], x: str, y: str) -> dict[str, Any]:
     """Make the step line of the Pareto front."""
     front = sorted((column_value(row, x), column_value(row, y)) for row in optimal if column_value(row, y) is not None)
     return {
@@ -125,19 +129,19 @@ def _front(optimal: Sequence[Row], x: str, y: str) -> dict[str, Any]:
 
 
 def _axis_title(metric: str, column: str) -> str:
-    return metric if column == "accuracy" else _TITLES.get(column, column.replace("_", " "))
+    return metric if column == "accuracy" else _AXIS_TITLES.get(column, column.replace("_", " "))
 
 
 def _hover_text(metric: str, row: Row) -> str:
-    figures = row.figures
-    assert figures is not None
+    estimates = row.estimates
+    assert estimates is not None
     lines = [
         f"<b>{row.target}</b>, {row.recipe}",
         f"{row.system_config}, {row.memory_mode}",
-        f"{figures.cycles:,} cycles, {figures.milliseconds:.3f} ms",
+        f"{estimates.cycles:,} cycles, {estimates.milliseconds:.3f} ms",
         *([] if row.ram_bytes is None else [f"RAM of the board {row.ram_bytes:,} B"]),
-        f"SRAM {figures.sram_bytes:,} B{' (exceeds the memory mode)' if figures.sram_exceeded else ''}",
-        f"DRAM {figures.dram_bytes:,} B, flash {figures.flash_bytes:,} B",
+        f"SRAM {estimates.sram_bytes:,} B{' (exceeds the memory mode)' if estimates.sram_exceeded else ''}",
+        f"DRAM {estimates.dram_bytes:,} B, flash {estimates.flash_bytes:,} B",
     ]
     lines += [] if row.accuracy is None else [f"{metric}: {row.accuracy:.4g}"]
     lines += [f"{row.cpu_operators} operators on the CPU, not included in these figures"] if row.cpu_operators else []

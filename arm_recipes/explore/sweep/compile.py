@@ -1,4 +1,7 @@
-"""Worker of a sweep: choose alternatives and run Vela for one configuration. It does not import PyTorch."""
+"""Worker of a sweep: choose alternatives (``arm_backend_core.alternatives``) and run Vela for one configuration.
+
+This module does not import PyTorch.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from arm_backend_core.backends.call_counts import multiply_figures
+from arm_backend_core.backends.call_counts import multiply_estimates
 from arm_backend_core.workers import vela
-from arm_recipes.explore.sweep.rows import Figures
+from arm_recipes.explore.sweep.rows import ProgramEstimates
 from arm_recipes.report.ram import npu_parts
 
 if TYPE_CHECKING:
@@ -25,16 +28,16 @@ _CACHE_VERSION = 3
 
 @dataclass(frozen=True)
 class LoweredDelegate:
-    """A delegate that is lowered to TOSA and not compiled yet.
+    """A delegate that is lowered to TOSA, but not yet compiled by Vela.
 
-    The flatbuffer and the graph are passed separately as arrays, which joblib shares between tasks and scatters.
+    Its flatbuffer and its graph are passed separately as arrays, because joblib shares arrays between tasks.
 
     Attributes:
         name: name of the delegate.
-        digest: hash of its flatbuffer with default alternatives.
-        graph_digest: hash of its graph before alternatives are chosen.
+        digest: hash of the flatbuffer with default alternatives.
+        graph_digest: hash of the graph before alternatives are chosen.
         result_bytes: size of each result in bytes.
-        sources: TOSA operator and source line of each operator, for error messages.
+        sources: pairs of a TOSA operator and its source line, for error messages.
         calls: number of calls per inference.
     """
 
@@ -47,10 +50,10 @@ class LoweredDelegate:
 
 
 def cache_key(spec: EthosUCompileSpec, delegates: Sequence[LoweredDelegate]) -> str:
-    """Return the cache key of a configuration's figures: graphs, Vela's version, options and ``.ini``.
+    """Return the cache key of a configuration's estimates: a hash of graphs, Vela's version, options and ``.ini``.
 
-    The TOSA graphs capture the model, its quantization and the effect of our compiler. Only the choice of
-    alternatives is not in them; the hash of its sources stands for it.
+    The TOSA graphs reflect the model, its quantization and this compiler. They do not reflect the choice of
+    alternatives. The key therefore includes a hash of the compiler's sources if alternatives are searched.
     """
     configuration = spec.configuration
     parts = [
@@ -63,71 +66,76 @@ def cache_key(spec: EthosUCompileSpec, delegates: Sequence[LoweredDelegate]) -> 
     parts += [spec.optimise, str(spec.sram_budget)]
     parts += [delegate.digest + f" x {delegate.calls}" * (delegate.calls > 1) for delegate in delegates]
     if spec.search_alternatives:
-        from arm_recipes.pipeline.cache.key import sources
+        from arm_recipes.pipeline.cache.key import source_digest
 
-        parts += [sources(), *(delegate.graph_digest for delegate in delegates)]
+        parts += [source_digest(), *(delegate.graph_digest for delegate in delegates)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
 def compile_delegates(
     index: int, spec: EthosUCompileSpec, delegates: Sequence[LoweredDelegate], *arrays: np.ndarray[Any, Any]
-) -> tuple[int, Figures | str]:
+) -> tuple[int, ProgramEstimates | str]:
     """Compile the delegates of one configuration with Vela.
 
     Args:
         index: index of the configuration.
-        arrays: flatbuffers with default alternatives; with ``spec.search_alternatives`` also the graphs for which
-            alternatives are chosen, one per delegate.
+        arrays: flatbuffers with default alternatives, one for each delegate. With ``spec.search_alternatives``, the
+            graphs for which alternatives are chosen follow.
 
     Returns:
-        The index, and the figures or an error message.
+        The index, and the estimates or an error message.
     """
     from arm_backend_core import events
     from arm_backend_core.alternatives.chooser import choose_deferred
     from arm_backend_core.errors import ArmBackendError
 
     data = [array.tobytes() for array in arrays]
-    defaults, graphs = data[: len(delegates)], data[len(delegates) :]
+    default_flatbuffers, graphs = data[: len(delegates)], data[len(delegates) :]
     try:
-        with contextlib.suppress(Exception), events.record():  # as in an export, use the defaults if the search fails
+        with contextlib.suppress(Exception), events.record():  # use the defaults if the search fails, as an export does
             if graphs:
                 return index, _compile_all(spec, delegates, (choose_deferred(graph, spec) for graph in graphs))
         with events.record():
-            return index, _compile_all(spec, delegates, defaults)
+            return index, _compile_all(spec, delegates, default_flatbuffers)
     except ArmBackendError as error:
         return index, str(error)
 
 
 def _compile_all(
     spec: EthosUCompileSpec, delegates: Sequence[LoweredDelegate], flatbuffers: Iterable[bytes]
-) -> Figures:
+) -> ProgramEstimates:
     from arm_backend_core.alternatives.size_or_speed import compile_best
 
-    figures = []
-    for lowered, flatbuffer in zip(delegates, flatbuffers, strict=True):
+    estimates = []
+    for delegate, flatbuffer in zip(delegates, flatbuffers, strict=True):
 
-        def locate(text: str, lowered: LoweredDelegate = lowered) -> tuple[str, str] | None:
-            return next((source for source in lowered.sources if source[0] in text.upper() and source[1]), None)
+        def locate(text: str, delegate: LoweredDelegate = delegate) -> tuple[str, str] | None:
+            return next((source for source in delegate.sources if source[0] in text.upper() and source[1]), None)
 
-        payload, _ = compile_best(spec, flatbuffer, delegate=lowered.name, locate=locate, results=lowered.result_bytes)
+        payload, _ = compile_best(
+            spec, flatbuffer, delegate=delegate.name, locate=locate, results=delegate.result_bytes
+        )
         assert payload.vela is not None
-        figures.append(multiply_figures(payload.vela, lowered.calls))
-    return sum_figures(figures)
+        estimates.append(multiply_estimates(payload.vela, delegate.calls))
+    return sum_estimates(estimates)
 
 
-def sum_figures(delegates: Sequence[VelaEstimates]) -> Figures:
-    """Sum up delegates that run in sequence: add time and constants; take the maximum of working memory in SRAM."""
-    ram = npu_parts(delegates)
-    return Figures(
-        cycles=sum(vela.total_cycles for vela in delegates),
-        npu_cycles=sum(vela.npu_cycles for vela in delegates),
-        milliseconds=1e3 * sum(vela.inference_seconds for vela in delegates),
-        sram_bytes=max(vela.sram_bytes for vela in delegates),
-        sram_exceeded=any(vela.sram_exceeded for vela in delegates),
-        dram_bytes=sum(vela.dram_bytes for vela in delegates),
-        flash_bytes=sum(vela.flash_bytes for vela in delegates),
-        fast_scratch_bytes=max(vela.fast_scratch_bytes for vela in delegates),
+def sum_estimates(estimates: Sequence[VelaEstimates]) -> ProgramEstimates:
+    """Add up the estimates of delegates that run in sequence.
+
+    Times and constants are summed. SRAM is working memory, so its maximum counts.
+    """
+    ram = npu_parts(estimates)
+    return ProgramEstimates(
+        cycles=sum(vela.total_cycles for vela in estimates),
+        npu_cycles=sum(vela.npu_cycles for vela in estimates),
+        milliseconds=1e3 * sum(vela.inference_seconds for vela in estimates),
+        sram_bytes=max(vela.sram_bytes for vela in estimates),
+        sram_exceeded=any(vela.sram_exceeded for vela in estimates),
+        dram_bytes=sum(vela.dram_bytes for vela in estimates),
+        flash_bytes=sum(vela.flash_bytes for vela in estimates),
+        fast_scratch_bytes=max(vela.fast_scratch_bytes for vela in estimates),
         npu_ram_bytes=sum(part.bytes for part in ram),
         npu_sram_bytes=sum(part.bytes for part in ram if part.memory == "SRAM"),
-        weight_bytes=sum(vela.weight_bytes for vela in delegates),
+        weight_bytes=sum(vela.weight_bytes for vela in estimates),
     )

@@ -1,4 +1,7 @@
-"""Configurations of a sweep: all combinations that Vela supports. This module does not import PyTorch."""
+"""Configurations of a sweep: combinations of recipe, MACs, system configuration and memory mode that Vela supports.
+
+This module does not import PyTorch.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 from arm_recipes.recipe import options
 from arm_recipes.recipe.boards import BOARDS, find_board
-from arm_recipes.recipe.targets import SPECS, recipe_name
+from arm_recipes.recipe.targets import SPEC_BUILDERS, normalize_recipe_name
 
 if TYPE_CHECKING:
     from executorch.export import ExportRecipe
 
     from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 
-#: Recipes with Vela estimates.
-RECIPES = tuple(name for name in SPECS if name.startswith("ETHOSU"))
-DEFAULT_RECIPES = tuple(name for name in RECIPES if name.endswith("_INT8"))
-ALL = "all"
-#: Arguments of ``sweep`` that list values, by the recipe option that they vary.
-_ARGUMENTS = {"macs": "macs", "system_config": "system_configs", "memory_mode": "memory_modes"}
+#: Recipes for which Vela estimates cycles and memory.
+ETHOSU_RECIPES = tuple(name for name in SPEC_BUILDERS if name.startswith("ETHOSU"))
+DEFAULT_RECIPES = tuple(name for name in ETHOSU_RECIPES if name.endswith("_INT8"))
+ALL_VALUES = "all"
+#: Recipe option -> argument of ``sweep`` that lists values of the option.
+_SWEEP_ARGUMENTS = {"macs": "macs", "system_config": "system_configs", "memory_mode": "memory_modes"}
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ class Configuration:
         return self.spec.target.macs
 
     def export_recipe(self) -> ExportRecipe:
-        """Build the recipe for ``export``. A sweep counts operators on the CPU instead of warning about them."""
+        """Build the recipe for ``export``. It allows operators on the CPU, which a sweep counts."""
         from executorch.export import ExportRecipe
 
         from arm_recipes.recipe_types import ArmRecipeType
@@ -64,17 +67,18 @@ def resolve_recipe_names(recipes: Any) -> tuple[str, ...]:
     """Resolve recipes to unique names.
 
     Args:
-        recipes: members of ``ArmRecipeType`` or names in any case; one or several.
+        recipes: one or several members of ``ArmRecipeType``, or names in upper or lower case.
 
     Raises:
         ValueError: a recipe is unknown or not for an Ethos-U.
     """
     names = []
     for recipe in _to_unique_list("recipes", recipes):
-        name = recipe_name(str(getattr(recipe, "name", recipe)))
-        if name not in RECIPES:
+        name = normalize_recipe_name(str(getattr(recipe, "name", recipe)))
+        if name not in ETHOSU_RECIPES:
             raise ValueError(
-                f"{name}: cycles and memory are estimated for Ethos-U recipes only (allowed: {', '.join(RECIPES)})"
+                f"{name}: cycles and memory are estimated for Ethos-U recipes only "
+                f"(allowed: {', '.join(ETHOSU_RECIPES)})"
             )
         names.append(name)
     return tuple(dict.fromkeys(names))
@@ -86,16 +90,16 @@ def list_configurations(
     """List every valid combination of the options, or of recipes and boards.
 
     Args:
-        recipes: as for ``resolve_recipe_names``; None: the int8 recipes.
-        varied: values of ``macs``, ``system_config`` and ``memory_mode``. None: all values, except for system
-            configurations, where it is the recipe's default and "all" means all. A system configuration describes the
-            clock and the memories around the NPU.
+        recipes: as for ``resolve_recipe_names``. None selects the int8 recipes.
+        varied: values of ``macs``, ``system_config`` and ``memory_mode``. None selects all values of ``macs`` and
+            ``memory_mode``. For ``system_config``, which describes the clock and the memories around the NPU, None
+            selects the recipe's default, and "all" selects all.
         fixed: other options of the recipes.
         boards: names of boards, or "all"; None: ``varied`` determines the configurations.
 
     Raises:
-        ValueError: a value is valid in no combination; the message is the recipe's. Or a board does not exist, has the
-            NPU of no recipe, or comes with an option that it determines.
+        ValueError: a value is valid in no combination. The message is the error of the recipe. Or a board does not
+            exist, has the NPU of no recipe, or comes with an option that it determines.
     """
     if boards is not None:
         return _list_boards(recipes, {**varied, "config_ini": fixed["config_ini"]}, fixed, boards)
@@ -103,7 +107,8 @@ def list_configurations(
     from arm_backend_core.targets.compile_spec import DEFAULT_CONFIG_INI
 
     requested = {
-        name: None if varied[name] is None else _to_unique_list(_ARGUMENTS[name], varied[name]) for name in _ARGUMENTS
+        name: None if varied[name] is None else _to_unique_list(_SWEEP_ARGUMENTS[name], varied[name])
+        for name in _SWEEP_ARGUMENTS
     }
     names = DEFAULT_RECIPES if recipes is None else resolve_recipe_names(recipes)
     for recipe in names:
@@ -113,7 +118,7 @@ def list_configurations(
                 options.check(recipe, {name: value})
     ini = fixed["config_ini"] or DEFAULT_CONFIG_INI
     systems = requested["system_config"] or [None]  # the recipe's default
-    if systems == [ALL]:
+    if systems == [ALL_VALUES]:
         requested["system_config"], systems = (
             None,
             list(vela_config.list_sections(ini, vela_config.SYSTEM_CONFIG)),
@@ -121,11 +126,11 @@ def list_configurations(
     modes = requested["memory_mode"] or vela_config.list_sections(ini, vela_config.MEMORY_MODE)
     configurations: list[Configuration] = []
     rejected: list[tuple[tuple[Any, ...], ValueError]] = []
-    specs: dict[tuple[Any, ...], EthosUCompileSpec | ValueError] = {}  # recipes of one NPU family share their specs
+    specs: dict[tuple[Any, ...], EthosUCompileSpec | ValueError] = {}  # recipes of one NPU family share compile specs
     for recipe in names:
         family = f"ethos-{recipe.split('_')[1].lower()}"
         for combination in product(requested["macs"] or vela_config.list_macs(family), systems, modes):
-            recipe_options = {**fixed, **dict(zip(_ARGUMENTS, combination, strict=True))}
+            recipe_options = {**fixed, **dict(zip(_SWEEP_ARGUMENTS, combination, strict=True))}
             spec = specs.get((family, *combination))
             if spec is None:
                 spec = specs[family, *combination] = _make_spec(recipe, recipe_options)
@@ -133,7 +138,7 @@ def list_configurations(
                 rejected.append(((recipe, *combination), spec))
             else:
                 configurations.append(Configuration(recipe, spec, recipe_options))
-    requested_values = [(argument, requested[name] or ()) for name, argument in _ARGUMENTS.items()]
+    requested_values = [(argument, requested[name] or ()) for name, argument in _SWEEP_ARGUMENTS.items()]
     _check_all_used([("recipes", () if recipes is None else names), *requested_values], configurations, rejected)
     return tuple(configurations)
 
@@ -144,16 +149,20 @@ def _list_boards(
     """List the combinations of boards and recipes; a board determines the options in ``determined``."""
     for name, value in determined.items():
         if value is not None:
-            raise ValueError(f"{_ARGUMENTS.get(name, name)}: a board determines it; give boards or {name}, not both")
+            raise ValueError(
+                f"{_SWEEP_ARGUMENTS.get(name, name)}: a board determines it; give boards or {name}, not both"
+            )
     names = DEFAULT_RECIPES if recipes is None else resolve_recipe_names(recipes)
-    records = BOARDS.values() if boards == ALL else [find_board(name) for name in _to_unique_list("boards", boards)]
+    records = (
+        BOARDS.values() if boards == ALL_VALUES else [find_board(name) for name in _to_unique_list("boards", boards)]
+    )
     configurations = []
     for board in records:
         matching = [name for name in names if f"ethos-{name.split('_')[1].lower()}" == board.family]
-        if not matching and boards != ALL:
+        if not matching and boards != ALL_VALUES:
             raise ValueError(f"boards: {board.name!r} has an {board.family.title()}, but recipes: {', '.join(names)}")
         for recipe in matching:
-            spec: Any = SPECS[recipe](options.check(recipe, {**fixed, "board": board.name}))
+            spec: Any = SPEC_BUILDERS[recipe](options.check(recipe, {**fixed, "board": board.name}))
             # Without the budgets: a program that exceeds them is a row, not an error.
             chosen = {name: value for name, value in board.options.items() if not name.endswith("_budget")}
             configurations.append(Configuration(recipe, spec, {**fixed, **chosen}, board.name))
@@ -162,7 +171,7 @@ def _list_boards(
 
 def _make_spec(recipe: str, recipe_options: Mapping[str, Any]) -> EthosUCompileSpec | ValueError:
     try:
-        return SPECS[recipe](options.check(recipe, recipe_options))  # type: ignore[return-value]
+        return SPEC_BUILDERS[recipe](options.check(recipe, recipe_options))  # type: ignore[return-value]
     except ValueError as error:
         return error
 
@@ -177,7 +186,7 @@ def _check_all_used(
     for argument, values in requested:
         for value in values:
             if value not in used:
-                # Prefer an error about the value itself to one about the values that it was combined with.
+                # Prefer an error about the value itself to an error about another value of the combination.
                 errors = [error for combination, error in rejected if value in combination]
                 specific = [error for error in errors if repr(value) in str(error).split(":")[0]]
                 raise ValueError(f"{argument}: {value!r} is valid in no configuration: {(specific or errors)[0]}")

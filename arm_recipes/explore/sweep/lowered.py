@@ -35,8 +35,8 @@ class LoweredProgram:
 
     Attributes:
         delegates: delegates of the program.
-        flatbuffers: their TOSA graphs with default alternatives.
-        graphs: their graphs before alternatives are chosen.
+        flatbuffers: TOSA flatbuffers of the delegates, with default alternatives.
+        graphs: serialized graphs of the delegates, before alternatives are chosen.
         cpu_operators: number of operators outside delegates.
     """
 
@@ -46,7 +46,7 @@ class LoweredProgram:
     cpu_operators: int
 
     def arrays(self, spec: EthosUCompileSpec) -> tuple[Array, ...]:
-        """Return the arrays that ``compile_delegates`` takes for a configuration."""
+        """Return the arrays that ``compile_delegates`` needs for a configuration."""
         return (*self.flatbuffers, *self.graphs) if spec.search_alternatives else self.flatbuffers
 
 
@@ -56,7 +56,7 @@ class QuantizedProgram:
     Args:
         program: captured model.
         samples: calibration samples.
-        recipe: any recipe of this precision; its quantizer is the same for every NPU.
+        recipe: any recipe of this precision. All recipes of a precision have the same quantizer.
 
     Attributes:
         program: quantized program.
@@ -82,7 +82,7 @@ class QuantizedProgram:
         self._arrays: dict[str, Array] = {}
 
     def lower(self, target: Target) -> LoweredProgram | str:
-        """Lower the program for an NPU, or return the reason why this fails."""
+        """Lower the program for an NPU. The result is an error message if this fails."""
         if target not in self._lowered:
             lowered = lower_program(self._simplified, target)
             if isinstance(lowered, LoweredProgram):
@@ -93,27 +93,27 @@ class QuantizedProgram:
         return self._lowered[target]
 
     def _deduplicate(self, digests: Iterable[str], arrays: Sequence[Array]) -> tuple[Array, ...]:
-        """Replace arrays by equal ones that are held already."""
+        """Replace arrays by equal arrays of earlier programs, to save memory."""
         return tuple(self._arrays.setdefault(name, array) for name, array in zip(digests, arrays, strict=True))
 
 
 def lower_program(program: ExportedProgram, target: Target, loops: LoopRolling | None = None) -> LoweredProgram | str:
-    """Lower a quantized program for an NPU, or return the reason why this fails.
+    """Lower a quantized program for an NPU. The result is an error message if this fails.
 
     Args:
-        program: quantized and simplified for lowering.
+        program: quantized program, simplified for lowering.
         target: NPU to lower for.
-        loops: loop rolling of the recipe; by default as in recipes.
+        loops: loop rolling option of the recipe; None for the default of recipes.
     """
     spec = DeferredTuningSpec(target)
     try:
         with events.record() as log:
             delegate((loops or LoopRolling()).roll_loops(program, spec), spec)
-        if len(spec.graphs) != len(log.delegates):  # a chunk of recurrent steps did not become a delegate
+        if len(spec.graphs) != len(log.delegates):  # a rolled loop of recurrent steps did not become a delegate
             return lower_program(program, target, LoopRolling(None))
     except (ArmBackendError, ExportError) as error:
         return str(error)
-    except Exception as error:  # report it in the row and continue with the others
+    except Exception as error:  # report it in the row, and continue with the other configurations
         return f"{type(error).__name__}: {error}"
     if not log.delegates:
         reasons = dict.fromkeys(f"{refused.operator}: {refused.reason}" for refused in log.rejected)
@@ -127,7 +127,7 @@ def lower_program(program: ExportedProgram, target: Target, loops: LoopRolling |
 
 
 def describe_delegate(record: events.Delegate, graph: bytes = b"") -> LoweredDelegate:
-    """Describe a delegate to a worker; ``graph`` is the graph to choose alternatives for."""
+    """Describe a delegate for ``compile_delegates``; ``graph`` is its graph before alternatives are chosen."""
     return LoweredDelegate(
         name=record.name,
         graph_digest=hashlib.sha256(graph).hexdigest(),

@@ -36,9 +36,9 @@ class ProgramRunner:
     """Compiles the programs of a sweep and executes them on this machine.
 
     Args:
-        samples: samples as the model takes them.
+        samples: samples in the form of the model's inputs.
         store: cache of outputs.
-        with_progress: wraps the iterable of samples, with or without a progress bar.
+        with_progress: wraps an iterable of samples to show a progress bar.
     """
 
     def __init__(
@@ -50,14 +50,14 @@ class ProgramRunner:
         self._samples, self._store, self._with_progress = samples, store, with_progress
 
     def run(self, program: ExportedProgram, configurations: Iterable[Configuration]) -> ProgramRun:
-        """Run a quantized program on each sample.
+        """Execute a quantized program on each sample.
 
         Args:
             program: quantized program.
-            configurations: configurations with bit-equal results. The first that compiles is executed.
+            configurations: configurations whose programs have bit-equal results. The first that compiles is executed.
 
         Raises:
-            ExportError, ArmBackendError: no configuration compiles; this is the last one's error.
+            ExportError, ArmBackendError: no configuration compiles. This is the error of the last configuration.
             RunError: this machine cannot run the program.
         """
         by_accelerator = {configuration.spec.accelerator: configuration for configuration in configurations}

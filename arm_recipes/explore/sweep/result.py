@@ -1,4 +1,4 @@
-"""Result of ``sweep``: a row per configuration, as data, text, data frame and chart."""
+"""Result of ``sweep``: one row for each configuration, as data, text, data frame and chart."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from arm_recipes._internal.rendering import Renderable, Section, format_bytes, t
 from arm_recipes.explore.sweep.chart import plot_rows
 from arm_recipes.explore.sweep.rows import Row, column_value
 
-#: Default criteria of the Pareto front: less is better, except for accuracy.
-CRITERIA = ("milliseconds", "ram_bytes", "sram_bytes", "dram_bytes", "flash_bytes", "accuracy", "cpu_operators")
-_COLUMNS = ("", "recipe", "target", "system", "memory mode", "cycles", "ms", "RAM", "SRAM", "DRAM", "flash")
-_MORE_IS_BETTER = frozenset({"accuracy"})
+#: Default criteria of the Pareto front. Less is better, except for accuracy.
+PARETO_CRITERIA = ("milliseconds", "ram_bytes", "sram_bytes", "dram_bytes", "flash_bytes", "accuracy", "cpu_operators")
+_TABLE_COLUMNS = ("", "recipe", "target", "system", "memory mode", "cycles", "ms", "RAM", "SRAM", "DRAM", "flash")
+_MAXIMIZED_COLUMNS = frozenset({"accuracy"})
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Sweep(Renderable):
     notes: tuple[str, ...] = ()
 
     def frame(self) -> Any:
-        """Return a ``pandas.DataFrame``; a list of dicts without pandas."""
+        """Return the rows as ``pandas.DataFrame``, or as a list of dicts if pandas is not installed."""
         rows = [row.to_dict() for row in self.rows]
         try:
             import pandas
@@ -40,16 +40,18 @@ class Sweep(Renderable):
         return pandas.DataFrame(rows)
 
     def pareto(self, *criteria: str) -> tuple[Row, ...]:
-        """Return the Pareto-optimal rows: those that no other row dominates. Failed configurations are excluded.
+        """Return the Pareto-optimal rows, which no other row dominates. Failed configurations are excluded.
 
         Args:
-            criteria: columns; by default ``CRITERIA``: time, memories, accuracy and operators on the CPU. More is
-                better for accuracy, less for all others.
+            criteria: columns; by default time, memories, accuracy and operators on the CPU (``PARETO_CRITERIA``). More
+                is better for accuracy; less is better for all other columns.
 
         Raises:
             ValueError: there is no such numeric column.
         """
-        costs = [(row, _cost_vector(row, criteria or CRITERIA)) for row in self.rows if row.figures is not None]
+        costs = [
+            (row, _cost_vector(row, criteria or PARETO_CRITERIA)) for row in self.rows if row.estimates is not None
+        ]
         return tuple(row for row, cost in costs if not any(_dominates(other, cost) for _, other in costs))
 
     def plot(self, x: str = "milliseconds", y: Sequence[str] = ("ram_bytes", "flash_bytes", "accuracy")) -> Any:
@@ -62,10 +64,10 @@ class Sweep(Renderable):
             y: columns of the vertical axes, one subplot each.
 
         Raises:
-            ValueError: there is no such numeric column, or no row has figures.
+            ValueError: there is no such numeric column, or no row has estimates.
             ImportError: Plotly is not installed.
         """
-        rows = [row for row in self.rows if row.figures is not None]
+        rows = [row for row in self.rows if row.estimates is not None]
         return plot_rows(rows, self.metric, self.pareto, x, y)
 
     def to_dict(self) -> dict[str, Any]:
@@ -75,16 +77,16 @@ class Sweep(Renderable):
 
     def sections(self) -> Iterator[Section]:
         """Yield headings with their rows, for text and HTML."""
-        compiled = [row for row in self.rows if row.figures is not None]
+        compiled = [row for row in self.rows if row.estimates is not None]
         front = set(self.pareto())
-        head = (*_COLUMNS, self.metric, "on CPU")
+        head = (*_TABLE_COLUMNS, self.metric, "on CPU")
         if compiled:
             rows = [head, *(_row_cells(row, "*" if row in front else "") for row in compiled)]
             if any(row.board for row in compiled):
                 names = ["board", *(row.board or "" for row in compiled)]
                 rows = [(mark, name, *cells) for name, (mark, *cells) in zip(names, rows, strict=True)]
             yield f"{len(compiled)} configurations (* Pareto-optimal)", rows
-        failed = [row for row in self.rows if row.figures is None]
+        failed = [row for row in self.rows if row.estimates is None]
         if failed:
             yield f"{len(failed)} failed", [_failure_cells(row) for row in failed]
         if self.notes:
@@ -92,11 +94,11 @@ class Sweep(Renderable):
 
 
 def _cost_vector(row: Row, criteria: Sequence[str]) -> tuple[float, ...]:
-    """Return the criteria as costs, less is better; accuracy and RAM that are not known cost infinity."""
+    """Return the criteria as costs, of which less is better. Accuracy and RAM that are not known cost infinity."""
     costs = []
     for column in criteria:
         cost = column_value(row, column)
-        if column in _MORE_IS_BETTER:
+        if column in _MAXIMIZED_COLUMNS:
             cost = float("inf") if cost is None else -cost
         costs.append(float("inf") if cost is None else float(cost))
     return tuple(costs)
@@ -107,20 +109,20 @@ def _dominates(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
 
 
 def _row_cells(row: Row, mark: str) -> tuple[str, ...]:
-    figures = row.figures
-    assert figures is not None
+    estimates = row.estimates
+    assert estimates is not None
     return (
         mark,
         row.recipe,
         row.target,
         row.system_config,
         row.memory_mode,
-        f"{figures.cycles:,}",
-        f"{figures.milliseconds:.3f}",
+        f"{estimates.cycles:,}",
+        f"{estimates.milliseconds:.3f}",
         "" if row.ram_bytes is None else format_bytes(row.ram_bytes) + " (exceeds the board)" * row.exceeds_board,
-        format_bytes(figures.sram_bytes) + (" (exceeds limit)" if figures.sram_exceeded else ""),
-        format_bytes(figures.dram_bytes),
-        format_bytes(figures.flash_bytes),
+        format_bytes(estimates.sram_bytes) + (" (exceeds limit)" if estimates.sram_exceeded else ""),
+        format_bytes(estimates.dram_bytes),
+        format_bytes(estimates.flash_bytes),
         "" if row.accuracy is None else f"{row.accuracy:.4g}",
         str(row.cpu_operators or ""),
     )

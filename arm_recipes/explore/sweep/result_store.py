@@ -1,4 +1,4 @@
-"""Result store: a content-addressed folder of finished results, from which an interrupted sweep resumes."""
+"""Result store: a content-addressed folder of finished results. An interrupted sweep resumes from it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from arm_recipes._internal.files import make_folder, write
-from arm_recipes.explore.sweep.rows import Figures
+from arm_recipes.explore.sweep.rows import ProgramEstimates
 
 if TYPE_CHECKING:
     from arm_recipes.explore.sweep.configurations import Configuration
 
-_OUTPUTS = ".outputs.pt"
+_OUTPUTS_SUFFIX = ".outputs.pt"
 
 
 class ResultStore:
-    """Vela's estimates for configurations (``Figures``) and the outputs of programs, a file for each key.
+    """Folder of Vela's estimates (``ProgramEstimates``) and of program outputs, with one file for each key.
 
     Args:
         cache_dir: folder, created if missing; None disables the store.
@@ -45,34 +45,34 @@ class ResultStore:
         if self._folder is not None:
             write(self._folder / f"{key}.json", json.dumps(content, indent=1).encode())
 
-    def load_figures(self, key: str) -> Figures | None:
-        """Load the figures of a configuration; None if they are missing or invalid."""
+    def load_estimates(self, key: str) -> ProgramEstimates | None:
+        """Load the estimates of a configuration; None if they are missing or invalid."""
         try:
-            return Figures(**(self.load_record(key) or {})["figures"])
+            return ProgramEstimates(**(self.load_record(key) or {})["figures"])
         except (TypeError, KeyError):
             return None
 
-    def save_figures(self, key: str, configuration: Configuration, figures: Figures) -> None:
-        """Write the figures; the configuration beside them is informative only."""
+    def save_estimates(self, key: str, configuration: Configuration, estimates: ProgramEstimates) -> None:
+        """Write estimates. The file also describes the configuration, for human readers only."""
         spec = configuration.spec
         content = {
             "recipe": configuration.recipe,
             "target": spec.accelerator,
             "system_config": spec.system_config,
             "memory_mode": spec.memory_mode,
-            "figures": asdict(figures),
+            "figures": asdict(estimates),
         }
         self.save_record(key, content)
 
     def load_outputs(self, key: str) -> list[list[Any]] | None:
-        """Load a program's outputs: the tensors of each sample; None if they are missing or invalid."""
+        """Load a program's outputs, a list of tensors for each sample; None if they are missing or invalid."""
         import torch
 
-        if self._folder is None or not (self._folder / f"{key}{_OUTPUTS}").is_file():
+        if self._folder is None or not (self._folder / f"{key}{_OUTPUTS_SUFFIX}").is_file():
             return None
         try:
-            outputs: list[list[Any]] = torch.load(self._folder / f"{key}{_OUTPUTS}", weights_only=True)
-        except Exception:  # torch.load raises many types on a damaged file; the caller computes it again
+            outputs: list[list[Any]] = torch.load(self._folder / f"{key}{_OUTPUTS_SUFFIX}", weights_only=True)
+        except Exception:  # torch.load raises many types for a damaged file; the caller computes the outputs again
             return None
         return outputs
 
@@ -85,4 +85,4 @@ class ResultStore:
         if self._folder is not None:
             buffer = io.BytesIO()
             torch.save(outputs, buffer)
-            write(self._folder / f"{key}{_OUTPUTS}", buffer.getvalue())
+            write(self._folder / f"{key}{_OUTPUTS_SUFFIX}", buffer.getvalue())

@@ -1,23 +1,24 @@
-"""Rows of a sweep: one configuration each, with Vela's estimates."""
+"""Rows of a sweep. A row holds one configuration, with Vela's estimates."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-#: Columns without a number if the program could not be run.
+#: Columns without a number if the program could not be executed.
 _OPTIONAL = ("accuracy", "ram_bytes")
 
 
 @dataclass(frozen=True)
-class Figures:
-    """Vela's estimates for one inference on one configuration, all delegates together.
+class ProgramEstimates:
+    """Vela's estimates of a program for one inference: the total of its delegates.
 
     Attributes:
-        cycles: cycles including memory stalls; ``npu_cycles``: cycles of the NPU alone.
-        milliseconds: time at the clock of the system configuration.
-        sram_bytes, dram_bytes, flash_bytes: peak use. If everything is in SRAM, Vela counts the constants as flash.
-            For several delegates: the maximum for SRAM, which they use in sequence; the sum for the others.
+        cycles: cycles including memory stalls.
+        npu_cycles: cycles of the NPU alone.
+        milliseconds: inference time at the clock of the system configuration.
+        sram_bytes, dram_bytes, flash_bytes: peak memory use. If everything is in SRAM, Vela counts constants as flash.
+            Several delegates use SRAM in sequence, so ``sram_bytes`` is their maximum. The other two are sums.
         sram_exceeded: whether the program needs more SRAM than the memory mode allows.
         fast_scratch_bytes: part of the SRAM that the firmware provides as fast scratch.
         npu_ram_bytes: RAM that the NPU needs: scratch, and the constants if the memory mode places them in RAM;
@@ -40,20 +41,20 @@ class Figures:
 
 @dataclass(frozen=True)
 class Row:
-    """One configuration.
+    """One configuration of a sweep.
 
     Attributes:
         recipe: name of the recipe, for example ``ETHOSU_U85_INT8``.
         target: NPU, for example ``ethos-u85-256``.
         macs: MACs per cycle of the NPU.
         system_config, memory_mode: Vela's system configuration and memory mode.
-        figures: estimates; None if compilation failed, see ``error``.
-        cpu_operators: number of operators outside delegates; the figures do not include their time.
-        accuracy: accuracy by the sweep's metric; None if the program could not be run.
+        estimates: Vela's estimates; None if compilation failed (see ``error``).
+        cpu_operators: number of operators outside delegates. The estimates do not include their time.
+        accuracy: accuracy by the sweep's metric; None if the program could not be executed.
         error: error message of a failed configuration.
         board: board of the configuration; None if it was not given by a board.
         ram_bytes: RAM that a board needs: the NPU's, and the tensors outside delegates; None if the program could not
-            be run.
+            be executed.
         exceeds_board: whether the program needs more SRAM than the board has.
     """
 
@@ -62,7 +63,7 @@ class Row:
     macs: int
     system_config: str
     memory_mode: str
-    figures: Figures | None
+    estimates: ProgramEstimates | None
     cpu_operators: int | None = None
     accuracy: float | None = None
     error: str | None = None
@@ -71,16 +72,16 @@ class Row:
     exceeds_board: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """Flatten the row and its figures to one dict; missing figures are None."""
-        no_figures = dict.fromkeys(field.name for field in fields(Figures))
-        figures = no_figures if self.figures is None else asdict(self.figures)
+        """Flatten the row and its estimates to one dict. Missing estimates are None."""
+        no_estimates = dict.fromkeys(field.name for field in fields(ProgramEstimates))
+        estimates = no_estimates if self.estimates is None else asdict(self.estimates)
         leading = ("recipe", "board", "target", "macs", "system_config", "memory_mode", "ram_bytes", "exceeds_board")
         trailing = ("cpu_operators", "accuracy", "error")
-        return {n: getattr(self, n) for n in leading} | figures | {n: getattr(self, n) for n in trailing}
+        return {n: getattr(self, n) for n in leading} | estimates | {n: getattr(self, n) for n in trailing}
 
 
 def column_value(row: Row, column: str) -> Any:
-    """Return a number of a row with figures; None for an accuracy or RAM that is not known.
+    """Return the number in a column of a row; None for an accuracy or RAM that is not known.
 
     Raises:
         ValueError: there is no such numeric column.

@@ -19,7 +19,7 @@ from arm_recipes.explore.sweep.lowered import METHOD, LoweredProgram, QuantizedP
 from arm_recipes.explore.sweep.program_runner import ProgramRunner
 from arm_recipes.explore.sweep.result import Sweep
 from arm_recipes.explore.sweep.result_store import ResultStore
-from arm_recipes.explore.sweep.rows import Figures, Row
+from arm_recipes.explore.sweep.rows import ProgramEstimates, Row
 from arm_recipes.recipe_types import ArmRecipeType
 from arm_recipes.runtime.errors import RunError
 from arm_recipes.samples import inputs
@@ -28,7 +28,7 @@ from arm_recipes.samples.sample import Inputs
 from arm_recipes.stages.capture.capture import Capture
 from arm_recipes.types import Metric, Model, Samples
 
-#: Precision and TOSA graph digests: programs with equal keys have bit-equal results.
+#: Precision, and digests of the TOSA graphs. Programs with equal keys have bit-equal results.
 _ProgramKey = tuple[str, tuple[str, ...]]
 
 
@@ -55,25 +55,27 @@ def sweep(
     """Compile a model for many Ethos-U configurations, to compare them.
 
     The model is captured once, quantized once per precision and lowered once per NPU. For each configuration,
-    alternatives are chosen and Vela compiles the result. joblib runs the configurations in parallel: one process per
-    core, or as ``joblib.parallel_config`` says, for example on a cluster, whose machines need this package and Vela.
+    alternatives are chosen, and Vela compiles the result. joblib compiles the configurations in parallel, by default in
+    one process per core. With ``joblib.parallel_config``, they are compiled on a cluster, for example. All its machines
+    need this package and Vela.
 
     Args:
         model: as for ``export``; one method.
-        recipes: Ethos-U recipes, as members of ``ArmRecipeType`` or names; None: the int8 recipes.
-        samples: as for ``export``; all of one shape. They measure the accuracy, and calibrate unless
-            ``calibration_samples`` is given. A sample may have extra elements after the inputs, such as labels; the
-            metric receives the whole sample.
+        recipes: Ethos-U recipes, as members of ``ArmRecipeType`` or names. None selects the int8 recipes.
+        samples: as for ``export``; all samples have the same shape. They measure the accuracy. They also calibrate,
+            unless ``calibration_samples`` is given. A sample may have extra elements after the inputs, such as labels.
+            The metric receives the whole sample.
         macs: MACs per cycle to combine; by default all that Vela supports for the NPU.
-        system_configs: system configurations to combine: clock, memories and their bandwidth. By default that of each
-            recipe; "all": all of the ``.ini``.
+        system_configs: system configurations to combine. They describe clock, memories and bandwidth. The default is
+            the recipe's; "all" selects all of the ``.ini`` file.
         memory_modes: memory modes to combine; by default all of Vela's. Invalid combinations are skipped.
         boards: names of boards, or "all": a configuration for each board and recipe of its NPU, instead of
             combinations of ``macs``, ``system_configs`` and ``memory_modes``. ``arm-recipes boards`` lists them.
         metric: ``metric(outputs, sample)`` returns a number, higher is better; its mean is the accuracy. By default
             the accuracy is the SQNR of the outputs against the floating-point model, in dB.
-        cache_dir: folder of finished configurations, addressed by graphs, Vela's options and version. An interrupted
-            sweep resumes from there, and a new one compiles only what changed. Failed configurations are tried again.
+        cache_dir: folder of finished configurations. Their keys are hashes of graphs, Vela's options and version. An
+            interrupted sweep resumes from there, and a new sweep compiles only changed configurations. Failed
+            configurations are compiled again.
         calibration_samples: option of the recipes.
         per_channel: option of the recipes.
         search_alternatives: option of the recipes.
@@ -83,10 +85,10 @@ def sweep(
         progress: show a progress bar if standard error is a terminal.
 
     Returns:
-        A row per configuration; a failed one has an error in place of figures.
+        One row for each configuration. The row of a failed configuration has an error instead of estimates.
 
     Raises:
-        ValueError: an argument is invalid; or a value of ``macs``, ``system_configs`` or ``memory_modes`` is valid in
+        ValueError: an argument is invalid, or a value of ``macs``, ``system_configs`` or ``memory_modes`` is valid in
             no combination.
         ExportError: the model cannot be captured.
     """
@@ -110,26 +112,30 @@ def sweep(
         evaluator = Evaluator(program, examples, originals, metric)
         runner = ProgramRunner(examples, store, progress_bars.track_samples)
         measured, accuracy_notes = _measure_programs(evaluator, runner, requested, lowered, precisions)
-        figures = _compile_all(requested, lowered, store, progress_bars)
-    rows = [_make_row(c, lowered[index], figures.get(index), measured) for index, c in enumerate(requested)]
+        estimates = _compile_all(requested, lowered, store, progress_bars)
+    rows = [_make_row(c, lowered[index], estimates.get(index), measured) for index, c in enumerate(requested)]
     return Sweep(tuple(rows), evaluator.metric_name, (*notes, *accuracy_notes))
 
 
 def capture_model(model: Any, samples: Any, caller: str) -> tuple[ExportedProgram, list[Any], list[Inputs], list[str]]:
-    """Capture a model; return the program, the samples as passed, the samples as the model takes them, and notes."""
+    """Capture a model.
+
+    Returns:
+        The program, the samples as the user passed them, the samples in the form of the model's inputs, and notes.
+    """
     models = inputs.models_by_method(model)
     if len(models) != 1:
         raise ValueError(f"model: it has the methods {', '.join(models)}; {caller} takes one: model={{'forward': ...}}")
     models = {METHOD: next(iter(models.values()))}
-    inputs.check_static(models, None)
+    inputs.reject_dynamic_shapes(models, None)
     samples = inputs.resolve_loaders(samples)
-    originals = None if samples is None else inputs.sample_list(METHOD, samples)
+    originals = None if samples is None else inputs.to_sample_list(METHOD, samples)
     without_labels = (
         None if originals is None else [inputs.without_labels(models[METHOD], sample) for sample in originals]
     )
     examples = inputs.examples_by_method(without_labels, models)[METHOD]
     capture = Capture(None)
-    notes = inputs.batch_notes({METHOD: samples}, models, {METHOD: examples})
+    notes = inputs.batch_size_notes({METHOD: samples}, models, {METHOD: examples})
     with inputs.evaluation_mode(models) as training:
         if training:
             notes.append("the model is in training mode; it is compiled in evaluation mode")
@@ -138,14 +144,18 @@ def capture_model(model: Any, samples: Any, caller: str) -> tuple[ExportedProgra
         module = models[METHOD]
         program = module if isinstance(module, ExportedProgram) else capture(METHOD, module, examples[0], None)
         if program is module:
-            capture.inspect(METHOD, program, captured_by_user=True)
+            capture.warn_about_training_behavior(METHOD, program, captured_by_user=True)
     return program, list(examples) if originals is None else originals, examples, [*notes, *capture.notes]
 
 
 def _lower_all(
     program: ExportedProgram, samples: Sequence[Inputs], requested: Sequence[Configuration]
 ) -> tuple[list[LoweredProgram | str], dict[str, QuantizedProgram]]:
-    """Lower the model for each configuration (or give the reason of failure); return also the quantized programs."""
+    """Lower the model for each configuration.
+
+    Returns:
+        The lowered program, or an error message, of each configuration; and the quantized programs by precision.
+    """
     precisions: dict[str, QuantizedProgram | str] = {}
     lowered: list[LoweredProgram | str] = []
     for configuration in requested:
@@ -167,19 +177,25 @@ def _measure_programs(
     lowered: Sequence[LoweredProgram | str],
     precisions: dict[str, QuantizedProgram],
 ) -> tuple[dict[_ProgramKey, tuple[float, int]], list[str]]:
-    """Measure accuracy and RAM of the CPU by program key; return a note for each program that could not be run."""
-    groups: dict[_ProgramKey, list[Configuration]] = {}
+    """Measure the accuracy and the RAM of the CPU of each program.
+
+    Returns:
+        Accuracy and RAM by program key, and a note for each program that could not be executed.
+    """
+    configurations_by_key: dict[_ProgramKey, list[Configuration]] = {}
     for configuration, program in zip(requested, lowered, strict=True):
         if isinstance(program, LoweredProgram):
-            groups.setdefault(_program_key(configuration, program), []).append(configuration)
+            configurations_by_key.setdefault(_program_key(configuration, program), []).append(configuration)
     measured, notes = {}, []
-    for group, members in groups.items():
+    for key, configurations in configurations_by_key.items():
         try:
-            run = runner.run(precisions[group[0]].program, members)
-            measured[group] = evaluator.rate_outputs(run.outputs).metric, run.cpu_ram_bytes
+            run = runner.run(precisions[key[0]].program, configurations)
+            measured[key] = evaluator.rate_outputs(run.outputs).metric, run.cpu_ram_bytes
         except (ArmBackendError, ExportError, RunError) as error:
-            group_name = f"{group[0]} on {', '.join(dict.fromkeys(member.spec.accelerator for member in members))}"
-            notes.append(f"the accuracy of {group_name} was not measured: {error}")
+            description = (
+                f"{key[0]} on {', '.join(dict.fromkeys(member.spec.accelerator for member in configurations))}"
+            )
+            notes.append(f"the accuracy of {description} was not measured: {error}")
     return measured, notes
 
 
@@ -192,42 +208,42 @@ def _compile_all(
     lowered: Sequence[LoweredProgram | str],
     store: ResultStore,
     progress_bars: _ProgressBars,
-) -> dict[int, Figures | str]:
-    """Return figures or error by configuration index: from the store, else compiled by Vela."""
-    outcomes: dict[int, Figures | str] = {}
+) -> dict[int, ProgramEstimates | str]:
+    """Return the estimates, or an error message, by configuration index. Vela compiles what the store does not have."""
+    outcomes: dict[int, ProgramEstimates | str] = {}
     keys: dict[int, str] = {}
     tasks = []
     for index, (configuration, program) in enumerate(zip(requested, lowered, strict=True)):
         if isinstance(program, str):
             continue
         keys[index] = cache_key(configuration.spec, program.delegates)
-        figures = store.load_figures(keys[index])
-        if figures is None:
+        estimates = store.load_estimates(keys[index])
+        if estimates is None:
             tasks.append((index, configuration.spec, program.delegates, *program.arrays(configuration.spec)))
         else:
-            outcomes[index] = figures
+            outcomes[index] = estimates
     for index, outcome in progress_bars.track_configurations(starmap_unordered(compile_delegates, tasks), len(tasks)):
         outcomes[index] = outcome
-        if isinstance(outcome, Figures):
-            store.save_figures(keys[index], requested[index], outcome)
+        if isinstance(outcome, ProgramEstimates):
+            store.save_estimates(keys[index], requested[index], outcome)
     return outcomes
 
 
 def _make_row(
     configuration: Configuration,
     program: LoweredProgram | str,
-    outcome: Figures | str | None,
+    outcome: ProgramEstimates | str | None,
     measured: dict[_ProgramKey, tuple[float, int]],
 ) -> Row:
     spec = configuration.spec
-    figures = outcome if isinstance(outcome, Figures) else None
+    estimates = outcome if isinstance(outcome, ProgramEstimates) else None
     key = _program_key(configuration, program) if isinstance(program, LoweredProgram) else None
     accuracy, cpu_ram = measured.get(key, (None, None)) if key is not None else (None, None)
     ram, exceeds_board = None, False
-    if figures is not None and cpu_ram is not None:
-        ram = figures.npu_ram_bytes + cpu_ram
+    if estimates is not None and cpu_ram is not None:
+        ram = estimates.npu_ram_bytes + cpu_ram
         # With fast scratch, all other working memory is in DRAM.
-        in_sram = figures.npu_sram_bytes + (0 if figures.fast_scratch_bytes else cpu_ram)
+        in_sram = estimates.npu_sram_bytes + (0 if estimates.fast_scratch_bytes else cpu_ram)
         exceeds_board = spec.sram_budget is not None and in_sram > spec.sram_budget
     return Row(
         recipe=configuration.recipe,
@@ -235,7 +251,7 @@ def _make_row(
         macs=configuration.macs,
         system_config=spec.system_config,
         memory_mode=spec.memory_mode,
-        figures=figures,
+        estimates=estimates,
         cpu_operators=program.cpu_operators if isinstance(program, LoweredProgram) else None,
         accuracy=accuracy,
         error=program if isinstance(program, str) else outcome if isinstance(outcome, str) else None,
@@ -246,15 +262,15 @@ def _make_row(
 
 
 class _ProgressBars:
-    """Progress bars of a sweep; nothing is shown with ``shown=False`` or without a terminal."""
+    """Progress bars of a sweep; they are hidden if ``shown`` is False or standard error is not a terminal."""
 
     def __init__(self, shown: bool) -> None:
         self._shown = shown
 
     def track_samples(self, samples: Iterable[Inputs]) -> Iterable[Inputs]:
-        """Track the samples that a program runs."""
+        """Show the progress over the samples of a program."""
         return progress_bar(samples, "running", "sample", shown=self._shown)
 
     def track_configurations(self, results: Iterator[Any], count: int) -> Iterable[Any]:
-        """Track compiled configurations."""
+        """Show the progress over the compiled configurations."""
         return progress_bar(results, "compiling", "configuration", shown=self._shown, count=count)

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A program that was compiled.
+    """A program that the search compiled.
 
     Attributes:
-        precisions: precision by module, as the option ``precisions`` of a recipe; it applies to all submodules.
+        precisions: precision by module, as in the recipe option ``precisions``. It applies to all submodules.
         cost: estimated cost.
-        sqnr: SQNR in dB against the floating-point model on the test samples, of the quantized program in PyTorch.
-        accuracy: metric on the test samples; the SQNR without a metric.
-        search_accuracy: metric on the search samples.
+        sqnr: SQNR in dB of the quantized program in PyTorch, against the floating-point model, on the test samples.
+        accuracy: metric on the test samples; SQNR if the user gave no metric.
+        search_accuracy: metric or SQNR on the search samples.
     """
 
     precisions: dict[str, str]
@@ -62,11 +62,15 @@ class CandidatePool:
         return list(self._candidates.values())
 
     def find(self, plan: PrecisionPlan) -> Candidate | None:
-        """Return the candidate of a plan; None if it has not been compiled or failed."""
+        """Return the candidate of a plan; None if the plan has not been compiled, or failed."""
         return self._candidates.get(_plan_key(plan))
 
     def compile(self, plan: PrecisionPlan) -> Candidate | None:
-        """Compile and rate a plan; None if this fails, or if it leaves more operators on the CPU than the base."""
+        """Compile a plan and measure its accuracy.
+
+        Returns:
+            The candidate; None if this fails, or if more operators stay on the CPU than in the base program.
+        """
         known = self.find(plan)
         if known is not None:
             return known

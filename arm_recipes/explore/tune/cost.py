@@ -1,4 +1,4 @@
-"""Cost of a program: Vela's estimates for an Ethos-U, bytes of its TOSA graphs for other targets."""
+"""Cost of a program: Vela's estimates for an Ethos-U; memory traffic of its TOSA graphs for other targets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from arm_recipes.runtime.tosa_graph import read_graph
 if TYPE_CHECKING:
     import numpy as np
 
-    from arm_recipes.explore.sweep.rows import Figures
+    from arm_recipes.explore.sweep.rows import ProgramEstimates
 
 #: Kinds of cost that a budget can limit.
 COST_KINDS = ("cycles", "sram", "flash", "traffic")
@@ -23,8 +23,8 @@ class ProgramCost:
 
     Attributes:
         cycles, sram: Vela's estimates of cycles and SRAM bytes; None for targets other than Ethos-U.
-        flash: flash bytes, estimated by Vela; for other targets the bytes of the TOSA graphs' constants.
-        traffic: bytes that the operators of the TOSA graphs read and write; stands for time on other targets.
+        flash: flash bytes, estimated by Vela. For other targets, the bytes of the TOSA graphs' constants.
+        traffic: bytes that the operators of the TOSA graphs read and write. It represents time on other targets.
         cpu_operators: number of operators outside delegates.
     """
 
@@ -36,7 +36,7 @@ class ProgramCost:
 
     @property
     def time_kind(self) -> str:
-        """Kind of cost that stands for time: cycles, or traffic where cycles are unknown."""
+        """Kind of cost that represents time: cycles, or traffic if cycles are unknown."""
         return "traffic" if self.cycles is None else "cycles"
 
     @property
@@ -45,21 +45,21 @@ class ProgramCost:
         return tuple(name for name in COST_KINDS if self.get(name) is not None)
 
     def get(self, name: str) -> int | None:
-        """Return a cost of ``COST_KINDS``; None if unknown."""
+        """Return the cost of a kind of ``COST_KINDS``; None if unknown."""
         amount: int | None = getattr(self, name)
         return amount
 
     def value(self, name: str) -> int:
-        """Return a known cost of ``COST_KINDS``."""
+        """Return the cost of a kind of ``COST_KINDS``, which must be known."""
         amount = self.get(name)
         assert amount is not None, name
         return amount
 
 
 def estimate_cost(
-    figures: Figures | None, flatbuffers: Sequence[np.ndarray[Any, Any]], cpu_operators: int
+    estimates: ProgramEstimates | None, flatbuffers: Sequence[np.ndarray[Any, Any]], cpu_operators: int
 ) -> ProgramCost:
-    """Estimate the cost of a program from Vela's figures, or from its TOSA graphs without them."""
+    """Estimate the cost of a program from its TOSA graphs and, for an Ethos-U, from Vela's estimates."""
     traffic = constants = 0
     for flatbuffer in flatbuffers:
         graph = read_graph(memoryview(flatbuffer.tobytes()))
@@ -67,6 +67,6 @@ def estimate_cost(
         for op in graph.operators:
             traffic += sum(graph.tensor_bytes.get(name, 0) for name in (*op.inputs, *op.outputs))
         constants += sum(count for name, count in graph.tensor_bytes.items() if name not in computed)
-    if figures is None:
+    if estimates is None:
         return ProgramCost(None, None, constants, traffic, cpu_operators)
-    return ProgramCost(figures.cycles, figures.sram_bytes, figures.flash_bytes, traffic, cpu_operators)
+    return ProgramCost(estimates.cycles, estimates.sram_bytes, estimates.flash_bytes, traffic, cpu_operators)

@@ -19,12 +19,13 @@ from arm_recipes.types import Metric
 
 @dataclass(frozen=True)
 class DataSplit:
-    """The parts of the samples.
+    """The disjoint parts of the samples.
 
     Attributes:
         calibration: samples that calibrate activation ranges.
-        search_evaluator: evaluator that the search selects programs by.
-        test_evaluator: evaluator of the reported accuracy; ``search_evaluator`` itself if there are too few samples.
+        search_evaluator: evaluator on the search samples, by which the search selects programs.
+        test_evaluator: evaluator on the test samples, for the reported accuracy. It is ``search_evaluator`` if there
+            are too few samples.
     """
 
     calibration: list[Inputs]
@@ -62,21 +63,21 @@ def split_samples(
     test_samples: Any,
     metric: Metric | None,
 ) -> DataSplit:
-    """Split the samples: every second one calibrates; the others alternate between search and test.
+    """Split the samples: every second one calibrates, and the others are alternately search and test samples.
 
-    If the recipe has calibration samples, none of ``examples`` calibrates. With ``test_samples``, all that do not
-    calibrate are search samples.
+    If the recipe has calibration samples, none of ``examples`` calibrates. With ``test_samples``, all ``examples`` that
+    do not calibrate are search samples.
 
     Args:
         program: captured model.
         recipe: recipe to tune.
-        examples: samples as the model takes them.
-        originals: the same samples as the user passed them.
-        test_samples: separate test samples; None to take some of ``examples``.
-        metric: accuracy metric; None: SQNR.
+        examples: samples in the form of the model's inputs.
+        originals: the same samples in the form in which the user passed them.
+        test_samples: separate test samples. With None, some of ``examples`` are test samples.
+        metric: accuracy metric; None for the SQNR.
 
     Raises:
-        ValueError: there are too few samples, or one does not fit the model.
+        ValueError: there are too few samples, or a sample does not match the model.
     """
     source = recipe.options.get("calibration_samples")
     evaluation = slice(None) if source is not None else slice(1, None, 2)
@@ -89,7 +90,7 @@ def split_samples(
     evaluation_samples, evaluation_originals = examples[evaluation], originals[evaluation]
     if test_samples is not None:
         prepared = prepare_samples(
-            InputSignature.of_program(program), METHOD, test_samples, None, metric, argument="test_samples"
+            InputSignature.from_program(program), METHOD, test_samples, None, metric, argument="test_samples"
         )
         search = Evaluator(program, evaluation_samples, evaluation_originals, metric)
         return DataSplit(calibration, search, Evaluator(program, prepared.samples, prepared.originals, metric))

@@ -12,33 +12,33 @@ from arm_recipes.explore.tune.cost import COST_KINDS, ProgramCost
 from arm_recipes.recipe import options
 
 #: Default cost limit, relative to the recipe's own program.
-_DEFAULT_FACTOR = 1.1
+_DEFAULT_LIMIT_FACTOR = 1.1
 
 
 @dataclass(frozen=True)
 class Limit:
-    """An upper limit of one kind of cost.
+    """An upper limit for one kind of cost.
 
     Attributes:
-        kind: kind of cost, of ``COST_KINDS``.
+        kind: kind of cost, one of ``COST_KINDS``.
         most: limit in cycles or bytes.
     """
 
     kind: str
-    most: float
+    maximum: float
 
     def __str__(self) -> str:
-        most = f"{self.most:,.0f}" if self.kind == "cycles" else format_bytes(int(self.most))
-        return f"{self.kind} at most {most}"
+        maximum = f"{self.maximum:,.0f}" if self.kind == "cycles" else format_bytes(int(self.maximum))
+        return f"{self.kind} at most {maximum}"
 
 
 @dataclass(frozen=True)
 class Goal:
-    """Goal: the most accurate program within the limits; with ``min_accuracy``, the cheapest that reaches it.
+    """Goal of a search: the most accurate program within the limits, or the cheapest that reaches ``min_accuracy``.
 
     Attributes:
         limits: cost limits; empty if only accuracy is required.
-        min_accuracy: required value of the metric; None without requirement.
+        min_accuracy: required value of the metric; None if there is no requirement.
         metric: name of the metric.
     """
 
@@ -48,7 +48,7 @@ class Goal:
 
     def is_within_limits(self, cost: ProgramCost) -> bool:
         """Whether a cost exceeds no limit."""
-        return all(cost.value(limit.kind) <= limit.most for limit in self.limits)
+        return all(cost.value(limit.kind) <= limit.maximum for limit in self.limits)
 
     def is_accurate_enough(self, accuracy: float) -> bool:
         """Whether an accuracy reaches the required one."""
@@ -60,7 +60,7 @@ class Goal:
 
 
 def check_goal(budget: Any, min_metric: Any, max_drop: Any) -> None:
-    """Check the goal arguments of ``tune`` before anything is compiled.
+    """Validate the arguments of ``tune`` that describe the goal.
 
     Raises:
         ValueError: an argument is invalid.
@@ -89,7 +89,7 @@ def make_goal(
     float_metric: float | None,
     metric: str,
 ) -> Goal:
-    """Make the goal from checked arguments.
+    """Create the goal from validated arguments.
 
     Args:
         budget, min_metric, max_drop: as for ``tune``.
@@ -102,7 +102,9 @@ def make_goal(
     """
     limits_by_kind = budget
     if limits_by_kind is None:
-        limits_by_kind = {} if min_metric is not None or max_drop is not None else {base.time_kind: _DEFAULT_FACTOR}
+        limits_by_kind = (
+            {} if min_metric is not None or max_drop is not None else {base.time_kind: _DEFAULT_LIMIT_FACTOR}
+        )
     for name in limits_by_kind:
         if base.get(name) is None:
             raise ValueError(
@@ -119,7 +121,7 @@ def make_goal(
 
 
 def _absolute_limit(name: str, value: Any, base: float | None) -> float:
-    """Resolve a limit: a float is a factor of the base cost; an int or a text is absolute."""
+    """Convert a limit to cycles or bytes. A float is a factor of the cost ``base``; an int or a text is absolute."""
     if isinstance(value, float):
         if not value > 0:
             raise ValueError(f"budget: {name} must be positive, not {value!r}")

@@ -1,4 +1,7 @@
-"""Evaluator of precision plans: quantize, measure accuracy, estimate cost; results go to a content-addressed store."""
+"""Evaluator of precision plans: quantizes a plan, measures its accuracy and estimates its cost.
+
+A content-addressed store caches the results.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from arm_recipes._internal.parallel import starmap_unordered
 from arm_recipes.comparison.accuracy import Evaluator, Rating
 from arm_recipes.explore.sweep.compile import LoweredDelegate, cache_key, compile_delegates
 from arm_recipes.explore.sweep.lowered import LoweredProgram, QuantizedProgram
-from arm_recipes.explore.sweep.rows import Figures
+from arm_recipes.explore.sweep.rows import ProgramEstimates
 from arm_recipes.explore.tune.cost import ProgramCost, estimate_cost
 from arm_recipes.explore.tune.regions import PrecisionPlan, minimal_settings
 from arm_recipes.pipeline.cache.digest import Digest
@@ -34,14 +37,14 @@ if TYPE_CHECKING:
 
 
 class PlanEvaluator:
-    """Evaluates precision plans (precision of each region) of one model and recipe.
+    """Evaluates precision plans of one model and recipe. A plan maps each module to a precision.
 
     Args:
         program: captured model.
         recipe: recipe whose precisions the plans replace.
         default_precision: precision of the recipe itself.
         split: calibration, search and test samples.
-        store: disk cache of ratings and of Vela's estimates.
+        store: disk cache of ratings (metric, SQNR, noise) and of Vela's estimates.
     """
 
     def __init__(
@@ -49,7 +52,7 @@ class PlanEvaluator:
     ) -> None:
         self.program, self.recipe, self.default_precision, self.split = program, recipe, default_precision, split
         self._store = store
-        self._content = _content_digest(program, recipe, split.calibration)
+        self._content_hash = _content_digest(program, recipe, split.calibration)
         evaluators = (split.search_evaluator, split.test_evaluator)
         self._samples_digests = {evaluator: _samples_digest(evaluator.samples) for evaluator in evaluators}
         self._ratings: dict[str, Rating] = {}
@@ -69,11 +72,15 @@ class PlanEvaluator:
         return self._rate(plan, self.split.search_evaluator)
 
     def rate_on_test(self, plan: PrecisionPlan) -> Rating:
-        """Rate the plan's quantized program on the test samples; raises as ``rate_on_search``."""
+        """Rate the plan's quantized program on the test samples.
+
+        Raises:
+            ExportError, ArmBackendError: as for ``rate_on_search``.
+        """
         return self._rate(plan, self.split.test_evaluator)
 
     def _rate(self, plan: PrecisionPlan, evaluator: Evaluator) -> Rating:
-        key = self._key(plan, self._samples_digests[evaluator])
+        key = self._store_key(plan, self._samples_digests[evaluator])
         if key not in self._ratings:
             rating = Rating.from_record(self._store.load_record(key)) if evaluator.is_cacheable else None
             if rating is None:
@@ -83,12 +90,12 @@ class PlanEvaluator:
         return self._ratings[key]
 
     def estimate_costs(self, plans: Iterable[PrecisionPlan]) -> list[ProgramCost | str]:
-        """Estimate the cost of each plan; the result is an error message if lowering or Vela fails.
+        """Estimate the cost of each plan. The result of a plan is an error message if lowering or Vela fails.
 
-        Vela compiles several plans in parallel. Estimates are cached in the store.
+        Vela compiles several plans in parallel. The store caches the estimates.
         """
         requested, spec = list(plans), self._vela_spec
-        keys = [self._key(plan) for plan in requested]
+        keys = [self._store_key(plan) for plan in requested]
         plan_of_key = dict(zip(keys, requested, strict=True))
         lowered_programs: dict[str, LoweredProgram] = {}
         tasks = []
@@ -103,15 +110,15 @@ class PlanEvaluator:
                 self._costs[key] = estimate_cost(None, lowered.flatbuffers, lowered.cpu_operators)
             else:
                 lowered_programs[key] = lowered
-                figures = self._store.load_figures(cache_key(spec, lowered.delegates))
-                if figures is None:
+                estimates = self._store.load_estimates(cache_key(spec, lowered.delegates))
+                if estimates is None:
                     tasks.append((len(lowered_programs) - 1, spec, lowered.delegates, *lowered.arrays(spec)))
                 else:
-                    self._costs[key] = estimate_cost(figures, lowered.flatbuffers, lowered.cpu_operators)
+                    self._costs[key] = estimate_cost(estimates, lowered.flatbuffers, lowered.cpu_operators)
         order = list(lowered_programs)
         for index, outcome in _iter_compiled(tasks):
             lowered = lowered_programs[order[index]]
-            if isinstance(outcome, Figures):
+            if isinstance(outcome, ProgramEstimates):
                 self._store.save_record(cache_key(spec, lowered.delegates), {"figures": vars(outcome)})
                 self._costs[order[index]] = estimate_cost(outcome, lowered.flatbuffers, lowered.cpu_operators)
             else:
@@ -135,14 +142,14 @@ class PlanEvaluator:
         return partitioners[0].compile_spec
 
     def _lower(self, plan: PrecisionPlan) -> LoweredProgram | str:
-        """Quantize and lower a plan; return the message of an error."""
+        """Quantize and lower a plan; the result is an error message if this fails."""
         try:
             return self._quantize(plan).lower(self._compile_spec.target)
         except (ArmBackendError, ExportError) as error:
             return str(error)
 
     def _quantize(self, plan: PrecisionPlan) -> QuantizedProgram:
-        """Quantize a plan. Caches the last result, because rating and lowering of a plan follow each other."""
+        """Quantize a plan. The last result is cached, because a plan is usually rated and then lowered."""
         if self._last_quantized is None or self._last_quantized[0] != plan:
             with _without_warnings():
                 recipe: ExportRecipe = self.recipe.with_options(
@@ -153,19 +160,19 @@ class PlanEvaluator:
                 self._last_quantized = dict(plan), QuantizedProgram(self.program, self.split.calibration, recipe)
         return self._last_quantized[1]
 
-    def _key(self, plan: Mapping[str, str], samples: str = "") -> str:
-        """Key of a plan's rating on samples with the digest ``samples``, or of its cost."""
-        text = json.dumps([self._content, samples, sorted(plan.items())])
+    def _store_key(self, plan: Mapping[str, str], samples_digest: str = "") -> str:
+        """Key of a plan's rating on the samples with digest ``samples_digest``, or of its cost (without a digest)."""
+        text = json.dumps([self._content_hash, samples_digest, sorted(plan.items())])
         return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _iter_compiled(
     tasks: Sequence[tuple[int, Any, Sequence[LoweredDelegate], Any]],
-) -> Iterator[tuple[int, Figures | str]]:
-    """Compile tasks; yield the index and the result of each.
+) -> Iterator[tuple[int, ProgramEstimates | str]]:
+    """Compile tasks, and yield the index and the result of each.
 
-    Several tasks run in parallel. A single task runs in this process, because a worker process takes longer to start
-    than a graph to compile.
+    Several tasks run in parallel. A single task runs in this process, because the start of a worker process takes
+    longer than the compilation of a graph.
     """
     if len(tasks) > 1:
         yield from starmap_unordered(compile_delegates, tasks)
@@ -183,7 +190,7 @@ def _without_warnings() -> Iterator[None]:
 
 
 def _content_digest(program: ExportedProgram, recipe: ArmRecipe, calibration: Sequence[Inputs]) -> str:
-    """Hash the model, recipe, calibration samples and tool versions. The keys of ratings include the hash."""
+    """Hash of model, recipe, calibration samples and tool versions. All keys of the store include it."""
     digest = Digest()
     digest.add((recipe.to_dict(), [version(package) for package in ("arm-recipes", "torch", "ethos-u-vela")]))
     digest.add(str(program.graph))

@@ -1,4 +1,4 @@
-"""Search of whole programs along a path of precision plans."""
+"""Search for the best whole program along a path of precision plans."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from collections.abc import Mapping, Sequence
 from arm_recipes._internal.messages import progress_bar
 from arm_recipes.explore.tune import goals, path
 from arm_recipes.explore.tune.candidate import Candidate, CandidatePool
-from arm_recipes.explore.tune.regions import PrecisionPlan, Region, with_region
+from arm_recipes.explore.tune.regions import PrecisionPlan, Region, with_region_precision
 
-#: Most programs to compile: along the path, in the bisection around the goal, and to fill up the budget.
-_SPREAD_PROGRAMS, _BISECTION_PROGRAMS, _FILL_PROGRAMS = 8, 6, 8
+#: Maximum numbers of programs to compile: along the path, in the bisection around the goal, and to use up the budget.
+_MAX_SPREAD_PROGRAMS, _MAX_BISECTION_PROGRAMS, _MAX_FILL_PROGRAMS = 8, 6, 8
 
 
 class ProgramSearch:
-    """Compiles whole programs and selects the best.
+    """Compiles whole programs, and selects the best.
 
     Args:
         pool: candidates of the search.
         precisions: precisions to choose from.
         base_plan: plan of the recipe itself.
         goal: goal on the search samples.
-        cost_kind: kind of cost of the path.
+        cost_kind: kind of cost that the search minimizes.
         progress: show a progress bar.
     """
 
@@ -38,20 +38,25 @@ class ProgramSearch:
         self._pool, self._precisions, self._base_plan = pool, precisions, base_plan
         self._goal, self._cost_kind, self._shows_progress = goal, cost_kind, progress
 
-    def search_path(self, start: Mapping[Region, path.Choice], steps: list[path.Step]) -> None:
-        """Compile programs along the path, then around the goal, then with steps that still fit the budget."""
+    def search_path(self, start: Mapping[Region, path.PrecisionChoice], steps: list[path.PrecisionStep]) -> None:
+        """Compile programs along the path, then around the goal, then with further steps within the budget.
+
+        Args:
+            start: cheapest choice of each region.
+            steps: steps of the path, in order.
+        """
         plans = path.cumulative_plans(self._base_plan, start, steps)
         costs = [sum(choice.extra_cost for choice in start.values())]
         for step in steps:
             costs.append(costs[-1] + step.extra_cost)
-        for name in self._precisions:
-            self._pool.compile(dict.fromkeys(self._base_plan, name))
-        indices = path.pick_evenly_spaced(costs, _SPREAD_PROGRAMS)
+        for precision in self._precisions:
+            self._pool.compile(dict.fromkeys(self._base_plan, precision))
+        indices = path.pick_evenly_spaced(costs, _MAX_SPREAD_PROGRAMS)
         for i in progress_bar(indices, "compiling", "program", shown=self._shows_progress, count=len(indices)):
             self._pool.compile(plans[i])
         candidates = {i: self._pool.find(plans[i]) for i in indices}
         low, high = self._bracket(candidates)
-        for _ in range(_BISECTION_PROGRAMS):
+        for _ in range(_MAX_BISECTION_PROGRAMS):
             if high is None or low is None or high - low < 2:
                 break
             middle = (low + high) // 2
@@ -66,27 +71,28 @@ class ProgramSearch:
             self._fill_budget(plans[low], steps[low:])
 
     def _is_past_goal(self, candidate: Candidate) -> bool:
-        """Whether a candidate reaches the required accuracy, or without one exceeds the limits."""
+        """Whether a candidate reaches the required accuracy, or exceeds the limits if no accuracy is required."""
         if self._goal.min_accuracy is not None:
             return self._goal.is_accurate_enough(candidate.search_accuracy)
         return not self._goal.is_within_limits(candidate.cost)
 
     def _bracket(self, candidates: Mapping[int, Candidate | None]) -> tuple[int | None, int | None]:
-        """Return the indices of the last program before the goal is passed and of the first after."""
+        """Return the indices of the last program before the goal, and of the first program past it."""
         evaluated = {i: candidate for i, candidate in candidates.items() if candidate is not None}
         high = next((i for i, candidate in evaluated.items() if self._is_past_goal(candidate)), None)
         low = max((i for i in evaluated if high is None or i < high), default=None)
         return low, high
 
-    def _fill_budget(self, plan: PrecisionPlan, steps: Sequence[path.Step]) -> None:
-        """Spend the rest of the budget on steps that fit; double the fraction of steps on success, else halve it.
+    def _fill_budget(self, plan: PrecisionPlan, steps: Sequence[path.PrecisionStep]) -> None:
+        """Add further steps until the budget is used up.
 
-        The cost of a step includes border casts, which vanish between two changed regions: several steps cost less
-        than the sum of their costs.
+        Each iteration adds a fraction of the affordable steps. The fraction doubles if the new program is better, and
+        halves otherwise. The cost of a step includes border casts, which vanish between two changed regions. Several
+        steps together therefore cost less than the sum of their costs.
         """
         current, remaining, fraction = self._pool.find(plan), list(steps), 0.5
-        limit = next((x.most for x in self._goal.limits if x.kind == self._cost_kind), math.inf)
-        for _ in range(_FILL_PROGRAMS):
+        limit = next((x.maximum for x in self._goal.limits if x.kind == self._cost_kind), math.inf)
+        for _ in range(_MAX_FILL_PROGRAMS):
             selected = (
                 []
                 if current is None
@@ -96,7 +102,7 @@ class ProgramSearch:
                 return
             changed = plan
             for step in selected:
-                changed = with_region(changed, step.region, step.choice.precision)
+                changed = with_region_precision(changed, step.region, step.choice.precision)
             candidate = self._pool.compile(changed)
             is_affordable = candidate is not None and self._goal.is_within_limits(candidate.cost)
             if candidate is not None and is_affordable and candidate.search_accuracy > current.search_accuracy:
@@ -107,7 +113,7 @@ class ProgramSearch:
                 remaining = remaining if len(selected) > 1 else [step for step in remaining if step is not selected[0]]
 
     def select_best(self) -> Candidate:
-        """Select the candidate that reaches the goal on the search samples, or the one that comes closest."""
+        """Select the best candidate that reaches the goal on the search samples, or the candidate closest to it."""
         candidates = self._pool.candidates
         affordable = [c for c in candidates if self._goal.is_within_limits(c.cost)]
         accurate = [c for c in affordable if self._goal.is_accurate_enough(c.search_accuracy)]

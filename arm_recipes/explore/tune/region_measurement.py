@@ -1,4 +1,4 @@
-"""Noise and cost of single regions at each precision, from which precision plans are made."""
+"""Measurement of the noise and the cost of single regions at each precision."""
 
 from __future__ import annotations
 
@@ -7,20 +7,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from arm_recipes._internal.messages import progress_bar
 from arm_recipes.explore.tune.cost import ProgramCost
 from arm_recipes.explore.tune.plan_evaluator import PlanEvaluator
-from arm_recipes.explore.tune.regions import PrecisionPlan, Region, build_region_tree, subdivide, with_region
+from arm_recipes.explore.tune.regions import (
+    PrecisionPlan,
+    Region,
+    build_region_tree,
+    subdivide_by_noise,
+    with_region_precision,
+)
 from arm_recipes.recipe import precisions as names
 
-#: Regions with more than this share of the noise are divided, up to this number of regions.
+#: A region with more than this share of the noise is divided, up to this total number of regions.
 _MAX_NOISE_SHARE, _MAX_REGIONS = 0.02, 48
 #: Improvements of less than this share of the noise are ignored.
-_NEGLIGIBLE = 0.002
+_NEGLIGIBLE_NOISE_SHARE = 0.002
 
-#: A region and one of the precisions for it.
-Option = tuple[Region, str]
+#: A region, and the name of a precision for it.
+RegionOption = tuple[Region, str]
 
 
 class RegionMeasurement:
-    """Measures the regions of a model, each alone.
+    """Measures noise and cost of the regions of a model, one region at a time.
 
     Args:
         evaluator: evaluates plans.
@@ -43,42 +49,54 @@ class RegionMeasurement:
         self._evaluator, self._precisions, self._shows_progress = evaluator, precisions, progress
         self._base_plan, self._base_cost, self._cost_kind = base_plan, base_cost, cost_kind
         self._base_precision = precisions[0]
-        self._finest = min(precisions, key=names.NAMES.index)
+        self._finest = min(precisions, key=names.PRECISION_NAMES.index)
 
-    def measure_noise(self) -> tuple[list[Region], dict[Option, float]]:
-        """Divide the model into regions; return them with the output noise of each at each precision."""
+    def measure_noise(self) -> tuple[list[Region], dict[RegionOption, float]]:
+        """Divide the model into regions, and measure the output noise of each region at each precision.
+
+        Returns:
+            The regions, and the noise by region and precision.
+        """
         finest: PrecisionPlan = dict.fromkeys(self._base_plan, self._finest)
         base_noise = self._evaluator.rate_on_search(finest).noise
-        coarsest = max(self._precisions, key=names.NAMES.index)
+        coarsest = max(self._precisions, key=names.PRECISION_NAMES.index)
 
         def noise_of(region: Region, precision: str = coarsest) -> float:
             if precision == self._finest:
                 return 0.0
-            return max(self._evaluator.rate_on_search(with_region(finest, region, precision)).noise - base_noise, 0.0)
+            return max(
+                self._evaluator.rate_on_search(with_region_precision(finest, region, precision)).noise - base_noise, 0.0
+            )
 
         root = build_region_tree(tuple(self._base_plan))
-        regions = subdivide(root, noise_of, share=_MAX_NOISE_SHARE, most=_MAX_REGIONS)
-        errors = {(region, coarsest): noise for region, noise in regions.items()}
+        regions = subdivide_by_noise(root, noise_of, share=_MAX_NOISE_SHARE, max_regions=_MAX_REGIONS)
+        noise_of_option = {(region, coarsest): noise for region, noise in regions.items()}
         remaining = [(region, name) for region in regions for name in self._precisions if name != coarsest]
         bar = progress_bar(remaining, "measuring", "region", shown=self._shows_progress, count=len(remaining))
         for region, name in bar:
-            errors[region, name] = noise_of(region, name)
-        return list(regions), errors
+            noise_of_option[region, name] = noise_of(region, name)
+        return list(regions), noise_of_option
 
-    def measure_costs(self, errors: Mapping[Option, float]) -> dict[Option, float]:
-        """Return the extra cost of each precision of a region over the recipe's own; skip precisions without gain."""
-        total = sum(noise for (_, name), noise in errors.items() if name == self._base_precision)
-        costs = {(region, self._base_precision): 0.0 for region, name in errors if name == self._base_precision}
+    def measure_costs(self, noise_of_option: Mapping[RegionOption, float]) -> dict[RegionOption, float]:
+        """Measure the extra cost of each precision of a region over the recipe's own precision.
+
+        Precisions that neither lower the noise nor are coarser are skipped.
+        """
+        total = sum(noise for (_, name), noise in noise_of_option.items() if name == self._base_precision)
+        costs = {
+            (region, self._base_precision): 0.0 for region, name in noise_of_option if name == self._base_precision
+        }
         options = [
             (region, name)
-            for region, name in errors
+            for region, name in noise_of_option
             if name != self._base_precision
             and (
                 _is_coarser(name, self._base_precision)
-                or errors[region, self._base_precision] - errors[region, name] > _NEGLIGIBLE * total
+                or noise_of_option[region, self._base_precision] - noise_of_option[region, name]
+                > _NEGLIGIBLE_NOISE_SHARE * total
             )
         ]
-        plans = (with_region(self._base_plan, region, name) for region, name in options)
+        plans = (with_region_precision(self._base_plan, region, name) for region, name in options)
         outcomes = self._evaluator.estimate_costs(plans)
         for option, outcome in zip(options, outcomes, strict=True):
             if isinstance(outcome, ProgramCost) and outcome.cpu_operators <= self._base_cost.cpu_operators:
@@ -86,21 +104,23 @@ class RegionMeasurement:
         return costs
 
     def measure_costs_among_finest(
-        self, costed: Iterable[Option], errors: Mapping[Option, float]
-    ) -> dict[Option, float]:
-        """Return the extra cost of precisions with all other regions at the most accurate one, for noisy regions.
+        self, measured_options: Iterable[RegionOption], noise_of_option: Mapping[RegionOption, float]
+    ) -> dict[RegionOption, float]:
+        """Measure the extra cost of precisions of noisy regions, with all other regions at the most accurate precision.
 
-        Among int8 regions, an int16 linear layer after an int8 function pays for the cast and gains nothing.
+        The cost among int8 regions may be misleading: an int16 linear layer after an int8 function costs an additional
+        cast, and gains no accuracy.
         """
-        total = sum(noise for (_, name), noise in errors.items() if name == self._base_precision)
+        total = sum(noise for (_, name), noise in noise_of_option.items() if name == self._base_precision)
         options = [
             option
-            for option in costed
-            if errors[option[0], self._base_precision] > _MAX_NOISE_SHARE * total and option[1] != self._base_precision
+            for option in measured_options
+            if noise_of_option[option[0], self._base_precision] > _MAX_NOISE_SHARE * total
+            and option[1] != self._base_precision
         ]
         finest = dict.fromkeys(self._base_plan, self._finest)
         pairs = [
-            (with_region(finest, region, name), with_region(finest, region, self._base_precision))
+            (with_region_precision(finest, region, name), with_region_precision(finest, region, self._base_precision))
             for region, name in options
         ]
         outcomes = iter(self._evaluator.estimate_costs(plan for pair in pairs for plan in pair))
@@ -108,11 +128,11 @@ class RegionMeasurement:
         for option, pair in zip(options, zip(outcomes, outcomes, strict=True), strict=True):
             changed, unchanged = pair
             if isinstance(changed, ProgramCost) and isinstance(unchanged, ProgramCost):
-                # A negative difference is the cast cost of int8 among int16 regions, no saving elsewhere: clamp to 0.
+                # A negative difference is not a saving, but the cost of casts around int8 among int16: clamp to 0.
                 costs[option] = max(float(changed.value(self._cost_kind) - unchanged.value(self._cost_kind)), 0.0)
         return costs
 
 
 def _is_coarser(name: str, other: str) -> bool:
-    """Whether a precision is coarser, so that it may lower the cost."""
-    return names.NAMES.index(name) > names.NAMES.index(other)
+    """Whether the precision ``name`` is coarser than ``other``, so that it may lower the cost."""
+    return names.PRECISION_NAMES.index(name) > names.PRECISION_NAMES.index(other)

@@ -1,4 +1,4 @@
-"""Regions of a precision search: groups of modules that share a precision, subdivided by their share of the noise."""
+"""Regions of a precision search: groups of modules with one precision, subdivided by their share of the noise."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Region:
     """Modules that share a precision.
 
     Attributes:
-        name: name of the module that contains them all, or of the only one.
-        modules: modules with quantized inputs.
-        parts: regions that it can be divided into; empty for a single module.
+        name: name of the module that contains all modules of the region.
+        modules: names of the modules that have quantized inputs.
+        parts: regions into which the region can be divided; empty for a single module.
     """
 
     name: str
@@ -30,19 +30,19 @@ class Region:
 
 
 def quantized_modules(program: ExportedProgram, recipe: ExportRecipe) -> tuple[str, ...]:
-    """List the modules with operators that read quantized tensors, in execution order; "" is the model itself."""
+    """List the modules with operators that read quantized tensors, in execution order; "" is the top-level model."""
     from arm_backend_core.nodes import modules_of
     from arm_backend_core.ops.catalog import find_record
     from arm_backend_core.ops.registry import Kind
     from arm_backend_core.program import copy_program
     from arm_backend_core.quantization.annotator import ANNOTATION
     from arm_backend_core.quantization.ptq import ObservedProgram
-    from arm_recipes.stages.quantize import algorithms_of
+    from arm_recipes.stages.quantize import recipe_algorithms
 
     assert recipe.quantization_recipe is not None
     quantizers: Any = recipe.quantization_recipe.quantizers
     observed = ObservedProgram(
-        copy_program(program), quantizers[0], algorithms=algorithms_of(recipe.quantization_recipe)
+        copy_program(program), quantizers[0], algorithms=recipe_algorithms(recipe.quantization_recipe)
     )
     modules: dict[str, None] = {}
     for node in observed.graph.nodes:
@@ -54,7 +54,7 @@ def quantized_modules(program: ExportedProgram, recipe: ExportRecipe) -> tuple[s
 
 
 def build_region_tree(modules: Iterable[str], name: str = "") -> Region:
-    """Build the region of all modules, with a tree of parts that follows the module names."""
+    """Build the region of all modules. Its tree of parts follows the hierarchy of the module names."""
     members = tuple(modules)
     children: dict[str, list[str]] = {}
     for module in members:
@@ -69,14 +69,16 @@ def build_region_tree(modules: Iterable[str], name: str = "") -> Region:
     return Region(name, members, parts)
 
 
-def subdivide(whole: Region, noise_of: Callable[[Region], float], *, share: float, most: int) -> dict[Region, float]:
-    """Subdivide into regions that each cause at most ``share`` of the total noise, or are single modules.
+def subdivide_by_noise(
+    whole: Region, noise_of: Callable[[Region], float], *, share: float, max_regions: int
+) -> dict[Region, float]:
+    """Subdivide a region until each part causes at most ``share`` of the total noise, or is a single module.
 
     Args:
         whole: region of all modules.
         noise_of: measures the output noise that a region causes by itself; each call runs the model.
-        share: largest share of the total noise.
-        most: largest number of regions; the noisiest regions are divided first.
+        share: maximum share of the total noise.
+        max_regions: maximum number of regions. The noisiest regions are divided first.
 
     Returns:
         The regions with their noise.
@@ -84,22 +86,22 @@ def subdivide(whole: Region, noise_of: Callable[[Region], float], *, share: floa
     noise = {part: noise_of(part) for part in whole.parts or (whole,)}
     while True:
         total = sum(noise.values())
-        coarse = [part for part in noise if part.parts and noise[part] > share * total]
-        coarse = [part for part in coarse if len(noise) - 1 + len(part.parts) <= most]
-        if not coarse:
+        divisible = [part for part in noise if part.parts and noise[part] > share * total]
+        divisible = [part for part in divisible if len(noise) - 1 + len(part.parts) <= max_regions]
+        if not divisible:
             return noise
-        noisiest = max(coarse, key=noise.__getitem__)
+        noisiest = max(divisible, key=noise.__getitem__)
         del noise[noisiest]
         noise |= {part: noise_of(part) for part in noisiest.parts}
 
 
-def with_region(plan: Mapping[str, str], region: Region, precision: str) -> PrecisionPlan:
+def with_region_precision(plan: Mapping[str, str], region: Region, precision: str) -> PrecisionPlan:
     """Return the plan with another precision for one region."""
     return {**plan, **dict.fromkeys(region.modules, precision)}
 
 
 def minimal_settings(plan: Mapping[str, str], default_precision: str) -> PrecisionPlan:
-    """Return the fewest settings that give every module its precision; a setting applies to all submodules.
+    """Return a short list of settings that gives every module its precision. A setting applies to all submodules.
 
     Args:
         plan: precision by module.

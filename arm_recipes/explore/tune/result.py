@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TunedRegion:
-    """A region: modules that share a precision.
+    """A region of the search: modules that share a precision.
 
     Attributes:
-        module: module that contains them all.
+        module: module that contains all modules of the region.
         modules: modules with quantized inputs.
         precision: chosen precision.
-        share: share of the total noise of all regions at the recipe's own precision.
-        extra_costs: extra cost of each other precision over the recipe's own, in cycles or bytes of traffic. It is
-            measured with all other regions at the recipe's own and at the most accurate precision; this is the smaller
-            one.
+        share: the region's share of the total noise of all regions, at the recipe's own precision.
+        extra_costs: extra cost of each other precision over the recipe's own, in cycles or bytes of traffic. The cost
+            is measured twice: with all other regions at the recipe's own precision, and at the most accurate one. This
+            is the smaller value.
     """
 
     module: str
@@ -45,14 +45,16 @@ class Tuned(Renderable):
     Attributes:
         best: export of the chosen program.
         recipe: recipe that reproduces ``best``.
-        chosen: candidate that was chosen; ``base``: candidate of the unchanged recipe.
-        verified: accuracy of ``best`` executed on this machine; None if it could not run.
+        chosen: the chosen candidate.
+        base: candidate of the unchanged recipe.
+        verified: accuracy of ``best``, executed on this machine; None if it could not be executed.
         candidates: all programs that were compiled, the cheapest first.
         regions: chosen precision of each region.
         metric: name of the accuracy metric.
-        goal: goal of the search; ``reached``: whether the test samples reach it.
-        samples: number of samples: "calibration", "search" and "test". A note says if the
-            search samples serve as test samples.
+        goal: goal of the search.
+        reached: whether the chosen program reaches the goal on the test samples.
+        samples: number of samples by part: "calibration", "search" and "test". A note says if the search samples are
+            also the test samples.
         notes: notes for the user, one sentence each.
     """
 
@@ -96,7 +98,7 @@ class Tuned(Renderable):
         return plot_candidates(self.candidates, self.frontier, self.base, self.chosen, self.metric, title)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything but the program as dicts, lists, str and numbers, ready for JSON."""
+        """Return all attributes except the program as dicts, lists, strings and numbers, ready for JSON."""
         names = ("chosen", "base", "verified", "candidates", "regions", "metric", "goal", "reached", "samples", "notes")
         return {"recipe": self.recipe.to_dict()} | {name: to_jsonable(getattr(self, name)) for name in names}
 

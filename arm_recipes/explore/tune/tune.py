@@ -1,14 +1,15 @@
 """``tune``: mixed-precision search for the most accurate program within a budget, or the cheapest accurate one.
 
-1. Divide the model's modules into regions by their output noise. To measure a region at a precision, give all other
-   regions the most accurate precision: noise powers measured this way add up. Improving one region of an int8 program
-   would not measure it, because the noise of the other regions hides the effect.
-2. Compile each region with each other precision to get its cost, twice: with all others at the recipe's precision, and
-   with all others at the most accurate one. The first cost includes casts at the region's borders, so plans are made
-   from either cost.
-3. Compute the lower convex hull of noise over cost (``path``). Compile whole programs along it, then bisect around the
-   goal, then add steps that still fit the budget. Border casts make the costs of regions inexact, so only whole
-   programs decide.
+1. Divide the model's modules into regions by the noise that they cause at the output. To measure a region at a
+   precision, give all other regions the most accurate precision. Noise powers measured this way add up. The
+   opposite way, a more accurate region in an int8 program, would fail: the noise of the other regions hides the effect.
+2. Compile a program for each region and each other precision, to get the cost. Do so twice: with all other regions at
+   the recipe's precision, and with all other regions at the most accurate precision. The first cost includes casts at
+   the region's borders. Plans are made from the first cost, and again from the smaller of both.
+3. Compute the lower convex hull of noise over cost (``path``). Compile whole programs along the hull, then bisect
+around
+   the goal, then add steps that still fit the budget. Border casts make the costs of regions inexact, so only measured
+   whole programs decide.
 4. Export and execute the chosen program.
 """
 
@@ -64,30 +65,31 @@ def tune(
     """Search for a precision of each module that optimizes accuracy and cost.
 
     Args:
-        model: as for ``export``; one method.
+        model: as for ``export``, with one method.
         recipe: a quantizing recipe of this package. Its precision is the starting point.
         samples: as for ``export``, at least two. Every second sample calibrates, unless the recipe has the option
-            ``calibration_samples``. The others alternate between the search and the test of the result: reported
-            accuracies are measured on the test samples. A sample may have extra elements after the inputs, such as
-            labels; the metric receives the whole sample.
+            ``calibration_samples``. The others are alternately search and test samples. Reported accuracies are
+            measured on the test samples. A sample may have extra elements after the inputs, such as labels. The metric
+            receives the whole sample.
         metric: ``metric(outputs, sample)`` returns a number, higher is better; its mean is the accuracy. By default
             the accuracy is the SQNR of the outputs against the floating-point model, in dB.
-        budget: upper limits by kind: ``cycles``, ``sram``, ``flash`` (Ethos-U), ``traffic``. A float is a factor of the
-            cost of the recipe's own program, as in ``{"cycles": 1.1}``; an int (cycles or bytes) or a text such as
-            "512KiB" is absolute. Default without any goal: 1.1 times the cycles, or the traffic on other targets.
-        min_metric: required accuracy; the search looks for the cheapest program that reaches it.
-        max_drop: required accuracy as the largest drop below the floating-point model. Needs ``metric``.
-        candidate_precisions: precisions to choose from, of ``arm_recipes.recipe.precisions.NAMES``. By default the
-            recipe's own and A16W8, for VGF also floating point, and with a flash limit also A8W4.
-        test_samples: separate test samples; then all samples that do not calibrate are search samples.
-        cache_dir: folder of ratings and figures, addressed by content; an interrupted search resumes from there.
+        budget: upper limits by kind of cost: ``cycles``, ``sram``, ``flash`` (all Ethos-U) and ``traffic``. A float is
+            a factor of the cost of the recipe's own program, as in ``{"cycles": 1.1}``. An int (cycles or bytes) or a
+            text such as "512KiB" is absolute. Without any goal, the default is 1.1 times the cycles, or the traffic on
+            targets other than Ethos-U.
+        min_metric: required accuracy. The search looks for the cheapest program that reaches it.
+        max_drop: largest accepted drop of the accuracy below the floating-point model. It needs ``metric``.
+        candidate_precisions: precisions to choose from, of ``arm_recipes.recipe.precisions.NAMES``. The default is the
+            recipe's own and A16W8; for VGF also floating point; with a flash limit also A8W4.
+        test_samples: separate test samples. All of ``samples`` that do not calibrate are then search samples.
+        cache_dir: content-addressed folder of accuracies and estimates. An interrupted search resumes from there.
         progress: show a progress bar if standard error is a terminal.
 
     Returns:
         The chosen program with all candidates.
 
     Raises:
-        ValueError: an argument is invalid; the message says which one and why.
+        ValueError: an argument is invalid. The message says which one and why.
         ExportError: the model cannot be captured, or the recipe's own program cannot be compiled.
     """
     check_order("tune", "recipe", recipe, samples)
@@ -159,7 +161,7 @@ class _PrecisionSearch:
             )
             for part in (split.search_evaluator, split.test_evaluator)
         )
-        # With a flash limit alone, cost is flash; otherwise time.
+        # The search minimizes flash if flash is the only limited cost, otherwise time.
         limited_kinds = {limit.kind for limit in self._goal.limits}
         self._cost_kind = (
             limited_kinds.pop() if len(limited_kinds) == 1 and limited_kinds <= {"flash"} else base_cost.time_kind
@@ -167,11 +169,13 @@ class _PrecisionSearch:
 
     def run(self, notes: Sequence[str]) -> Tuned:
         """Search for the program, export it and run it."""
-        common = self._precisions, self._base_plan
+        precisions_and_plan = self._precisions, self._base_plan
         measurement = RegionMeasurement(
-            self._evaluator, *common, self._pool.base.cost, self._cost_kind, self._shows_progress
+            self._evaluator, *precisions_and_plan, self._pool.base.cost, self._cost_kind, self._shows_progress
         )
-        programs = ProgramSearch(self._pool, *common, self._goal, self._cost_kind, self._shows_progress)
+        program_search = ProgramSearch(
+            self._pool, *precisions_and_plan, self._goal, self._cost_kind, self._shows_progress
+        )
         regions, errors = measurement.measure_noise()
         costs_at_base = measurement.measure_costs(errors)
         lower_costs = costs_at_base | {
@@ -181,14 +185,14 @@ class _PrecisionSearch:
         for costs in (costs_at_base, lower_costs) if lower_costs != costs_at_base else (costs_at_base,):
             choices = {
                 region: [
-                    path.Choice(name, errors[region, name], costs[region, name])
+                    path.PrecisionChoice(name, errors[region, name], costs[region, name])
                     for name in self._precisions
                     if (region, name) in costs
                 ]
                 for region in regions
             }
-            programs.search_path(*path.hull_steps(choices))
-        return self._build_result(programs.select_best(), regions, errors, lower_costs, list(notes))
+            program_search.search_path(*path.hull_steps(choices))
+        return self._build_result(program_search.select_best(), regions, errors, lower_costs, list(notes))
 
     def _build_result(
         self,
@@ -202,7 +206,7 @@ class _PrecisionSearch:
         recipe = self._evaluator.with_plan(plan)
         best, verified = self._export_and_run(recipe, notes)
         total_noise = sum(errors[region, self._base_precision] for region in regions) or 1.0
-        rows = [
+        tuned_regions = [
             TunedRegion(
                 region.name,
                 region.modules,
@@ -223,7 +227,7 @@ class _PrecisionSearch:
             base=self._pool.base,
             verified=verified,
             candidates=tuple(sorted(self._pool.candidates, key=lambda c: c.cost.value(c.cost.time_kind))),
-            regions=tuple(rows),
+            regions=tuple(tuned_regions),
             metric=self._goal.metric,
             goal=str(self._test_goal),
             reached=reached,
@@ -241,13 +245,13 @@ class _PrecisionSearch:
         return "no compiled program reaches the goal; this one comes closest"
 
     def _export_and_run(self, recipe: ArmRecipe, notes: list[str]) -> tuple[Any, float | None]:
-        """Export the program and measure its accuracy on this machine; None if it cannot run."""
+        """Export and execute the program; the accuracy is None if this machine cannot execute it."""
         split = self._evaluator.split
         best = export(self._evaluator.program, recipe, split.calibration, progress=False)
         try:
             samples = split.test_evaluator.samples
             bar = progress_bar(samples, "running", "sample", shown=self._shows_progress, count=len(samples))
-            outputs = [best.run_real(sample) for sample in bar]
+            outputs = [best.run_dequantized(sample) for sample in bar]
         except (RunError, ArmBackendError) as error:
             notes.append(f"the program was not run: {error}")
             return best, None

@@ -1,6 +1,6 @@
 """Content digest of Python objects: equal in every process, and different for different content.
 
-Objects whose content cannot be determined raise ``NotCacheable``, above all user code.
+An object whose content cannot be determined raises ``NotCacheable``. The usual case is user code.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 from arm_recipes.samples.sample import Inputs
 
 #: Packages whose code is identified by their version or by a digest of their sources.
-PACKAGES = (
+VERSIONED_PACKAGES = (
     "arm_recipes",
     "arm_backend_core",
     "torch",
@@ -34,11 +34,20 @@ PACKAGES = (
     "operator",
     "builtins",
 )
-#: Operator namespaces of these packages.
-_NAMESPACES = ("aten", "prims", "prim", "quantized_decomposed", "torchao", "higher_order", "dim_order_ops", "cortex_m")
-_PLAIN = (type(None), bool, int, float, complex, str, bytes)
-_NAMED = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.qscheme)
-_CODE = (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, type)
+#: Operator namespaces that these packages define.
+_VERSIONED_NAMESPACES = (
+    "aten",
+    "prims",
+    "prim",
+    "quantized_decomposed",
+    "torchao",
+    "higher_order",
+    "dim_order_ops",
+    "cortex_m",
+)
+_PRIMITIVE_TYPES = (type(None), bool, int, float, complex, str, bytes)
+_TORCH_CONSTANT_TYPES = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.qscheme)
+_CODE_TYPES = (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, type)
 
 
 class NotCacheable(Exception):
@@ -46,13 +55,13 @@ class NotCacheable(Exception):
 
 
 class Digest:
-    """Digest of a sequence of objects. A reference to an enclosing object is hashed as the number of levels up."""
+    """Digest of a sequence of objects. A cyclic reference is hashed as its distance in nesting levels."""
 
     def __init__(self) -> None:
         self._hash = hashlib.sha256()
         self._memo: dict[int, bytes] = {}
         self._enclosing: dict[int, int] = {}
-        self._alive: list[Any] = []  # keeps objects alive, because ids are reused after deletion
+        self._hashed_objects: list[Any] = []  # keeps objects alive, because ids are reused after deletion
 
     def hexdigest(self) -> str:
         """Digest of all objects that were added."""
@@ -76,55 +85,55 @@ class Digest:
         parts = (
             _hash_tensor(leaf.cpu()) if isinstance(leaf, torch.Tensor) else self._hash_value(leaf) for leaf in leaves
         )
-        self._hash.update(_hash("sample", str(spec).encode(), *parts))
+        self._hash.update(_hash_parts("sample", str(spec).encode(), *parts))
 
     def _hash_value(self, value: Any) -> bytes:
-        if isinstance(value, _PLAIN):
-            return _hash(type(value).__name__, value if isinstance(value, bytes) else repr(value).encode())
-        if isinstance(value, _NAMED):
-            return _hash("named", str(value).encode())
+        if isinstance(value, _PRIMITIVE_TYPES):
+            return _hash_parts(type(value).__name__, value if isinstance(value, bytes) else repr(value).encode())
+        if isinstance(value, _TORCH_CONSTANT_TYPES):
+            return _hash_parts("named", str(value).encode())
         if id(value) in self._enclosing:
-            return _hash("around", str(len(self._enclosing) - self._enclosing[id(value)]).encode())
+            return _hash_parts("around", str(len(self._enclosing) - self._enclosing[id(value)]).encode())
         if id(value) not in self._memo:
             self._enclosing[id(value)] = len(self._enclosing)
-            digest = self._hash_new(value)
+            digest = self._hash_by_type(value)
             del self._enclosing[id(value)]
             self._memo[id(value)] = digest
-            self._alive.append(value)
+            self._hashed_objects.append(value)
         return self._memo[id(value)]
 
-    def _hash_new(self, value: Any) -> bytes:
+    def _hash_by_type(self, value: Any) -> bytes:
         if isinstance(value, Enum):
-            return _hash("enum", f"{_versioned_name(type(value))}.{value.name}".encode())
+            return _hash_parts("enum", f"{_versioned_name(type(value))}.{value.name}".encode())
         if isinstance(value, torch.Tensor):
             return _hash_tensor(value)
         if isinstance(value, np.ndarray):
-            return _hash("array", f"{value.dtype.str}{value.shape}".encode(), np.ascontiguousarray(value).data)
+            return _hash_parts("array", f"{value.dtype.str}{value.shape}".encode(), np.ascontiguousarray(value).data)
         if isinstance(value, Mapping):
             parts = (self._hash_value(part) for pair in value.items() for part in pair)
-            return _hash("mapping", _kind(value).encode(), *parts)
+            return _hash_parts("mapping", _container_name(value).encode(), *parts)
         if isinstance(value, (set, frozenset)):
-            return _hash("set", *sorted(map(self._hash_value, value)))
+            return _hash_parts("set", *sorted(map(self._hash_value, value)))
         if isinstance(value, (list, tuple)):
-            return _hash("list", _kind(value).encode(), *map(self._hash_value, value))
+            return _hash_parts("list", _container_name(value).encode(), *map(self._hash_value, value))
         return self._hash_object(value)
 
     def _hash_object(self, value: Any) -> bytes:
         if isinstance(value, (torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops.HigherOrderOperator)):
-            return _hash("operator", _operator_name(value).encode())
-        if isinstance(value, _CODE):
+            return _hash_parts("operator", _operator_name(value).encode())
+        if isinstance(value, _CODE_TYPES):
             captured: list[Any] = []
             if isinstance(value, types.FunctionType):
                 _check_defining_file(value)
                 captured = [value.__code__.co_firstlineno, value.__defaults__, value.__kwdefaults__]
                 captured += [cell.cell_contents for cell in value.__closure__ or ()]
-            return _hash("code", _versioned_name(value).encode(), *map(self._hash_value, captured))
+            return _hash_parts("code", _versioned_name(value).encode(), *map(self._hash_value, captured))
         if isinstance(value, functools.partial):
-            return _hash("partial", *map(self._hash_value, (value.func, value.args, value.keywords)))
+            return _hash_parts("partial", *map(self._hash_value, (value.func, value.args, value.keywords)))
         if isinstance(value, types.MethodType):
-            return _hash("method", *map(self._hash_value, (value.__func__, value.__self__)))
+            return _hash_parts("method", *map(self._hash_value, (value.__func__, value.__self__)))
         if isinstance(value, (Node, PurePath, pytree.TreeSpec, slice, range)):
-            return _hash(type(value).__name__, str(value).encode())
+            return _hash_parts(type(value).__name__, str(value).encode())
         slots = {name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())}
         if not slots and not hasattr(value, "__dict__"):
             raise NotCacheable(f"a {_versioned_name(type(value))}")
@@ -132,10 +141,10 @@ class Digest:
             (slots | vars(value).keys() if hasattr(value, "__dict__") else slots) - {"__weakref__", "__dict__"}
         )
         state = {name: getattr(value, name) for name in names if hasattr(value, name)}
-        return _hash("object", _versioned_name(type(value)).encode(), self._hash_value(state))
+        return _hash_parts("object", _versioned_name(type(value)).encode(), self._hash_value(state))
 
 
-def _hash(kind: str, *parts: bytes | memoryview) -> bytes:
+def _hash_parts(kind: str, *parts: bytes | memoryview) -> bytes:
     digest = hashlib.sha256(f"{kind} {[len(part) for part in parts]}:".encode())
     for part in parts:
         digest.update(part)
@@ -145,21 +154,21 @@ def _hash(kind: str, *parts: bytes | memoryview) -> bytes:
 def _hash_tensor(tensor: torch.Tensor) -> bytes:
     kind = f"{tensor.dtype} {tuple(tensor.shape)} {tensor.layout}"
     if isinstance(tensor, FakeTensor) or tensor.device.type == "meta":
-        return _hash("shape", f"{kind} {tensor.stride()}".encode())
+        return _hash_parts("shape", f"{kind} {tensor.stride()}".encode())
     if tensor.layout is not torch.strided or tensor.device.type != "cpu":
         raise NotCacheable(f"a tensor on {tensor.device}, {tensor.layout}")
-    return _hash("tensor", f"{kind} {tensor.stride()}".encode(), _content(tensor))
+    return _hash_parts("tensor", f"{kind} {tensor.stride()}".encode(), _element_bytes(tensor))
 
 
-def _content(tensor: torch.Tensor) -> memoryview:
+def _element_bytes(tensor: torch.Tensor) -> memoryview:
     """The bytes of a tensor's elements, in row-major order."""
     flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
     content: memoryview = flat.view(torch.uint8).numpy().data
     return content
 
 
-def _kind(value: Any) -> str:
-    """The type name of a container; user-defined containers raise ``NotCacheable``."""
+def _container_name(value: Any) -> str:
+    """Return the type name of a container. User-defined containers raise ``NotCacheable``."""
     kind = type(value)
     return kind.__name__ if kind.__module__ in ("builtins", "collections", "types") else _versioned_name(kind)
 
@@ -167,7 +176,7 @@ def _kind(value: Any) -> str:
 def _operator_name(value: Any) -> str:
     name = str(value)
     namespace = getattr(value, "namespace", None) or getattr(value, "_qualified_op_name", name).split("::")[0]
-    if isinstance(value, torch._ops.HigherOrderOperator) or namespace in _NAMESPACES:
+    if isinstance(value, torch._ops.HigherOrderOperator) or namespace in _VERSIONED_NAMESPACES:
         return f"{namespace} {name}"
     raise NotCacheable(f"the operator {name}, which is not PyTorch's")
 
@@ -181,9 +190,9 @@ def _check_defining_file(function: types.FunctionType) -> None:
 
 
 def _versioned_name(value: Any) -> str:
-    """Qualified name of a function or class; ``NotCacheable`` unless its package has a known version."""
+    """Return the qualified name of a function or class. Raises ``NotCacheable`` if its package has no known version."""
     module, name = getattr(value, "__module__", None) or "builtins", getattr(value, "__qualname__", repr(value))
     package = module.split(".")[0]
-    if package not in PACKAGES and package not in sys.stdlib_module_names:
+    if package not in VERSIONED_PACKAGES and package not in sys.stdlib_module_names:
         raise NotCacheable(f"'{module}.{name}', whose code may change")
     return f"{module}.{name}"

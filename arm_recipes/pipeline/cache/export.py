@@ -1,4 +1,4 @@
-"""One export with a cache: look up the program, or store it after the export."""
+"""Cached export: looks up the program in the cache, or stores it after the export."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.export import ExportedProgram
 from arm_recipes._internal.messages import warn
 from arm_recipes.pipeline.artifact import Artifact, ExportObjects
 from arm_recipes.pipeline.cache.digest import NotCacheable
-from arm_recipes.pipeline.cache.key import ReadSamples, key_of
+from arm_recipes.pipeline.cache.key import DigestedCalibration, compute_cache_key
 from arm_recipes.pipeline.cache.store import CacheEntry, CorruptEntry, Store
 from arm_recipes.recipe.recipe import ArmRecipe
 from arm_recipes.samples.calibration import Calibration
@@ -32,7 +32,7 @@ class CachedExport:
     """The cache lookup of one export.
 
     Attributes:
-        recipe: the user's recipe, with calibration data that records a digest of the samples that are read.
+        recipe: the user's recipe, but its calibration data record a digest of the samples that the export reads.
         notes: notes for the report.
 
     Raises:
@@ -49,11 +49,11 @@ class CachedExport:
         constant_methods: Mapping[str, Any] | None,
     ) -> None:
         self._store = Store(folder)
-        self._given, self._models, self._examples = recipe, models, examples
-        self._sized, self._constants = sized, constant_methods
+        self._original_recipe, self._models, self._examples = recipe, models, examples
+        self._shape_variants, self._constant_methods = sized, constant_methods
         self._key: str | None = None
-        self._read: frozenset[str] = frozenset()
-        self._samples: ReadSamples | None = None
+        self._key_sample_digests: frozenset[str] = frozenset()
+        self._recorded_samples: DigestedCalibration | None = None
         self.recipe = self._record_calibration(recipe)
         self.notes: list[str] = []
 
@@ -62,90 +62,99 @@ class CachedExport:
         source: Any = None if quantization is None else quantization.calibration_inputs_fn
         if not isinstance(source, Calibration):
             return recipe
-        self._samples = ReadSamples(source)
+        self._recorded_samples = DigestedCalibration(source)
         new_recipe, new_quantization = copy.copy(recipe), copy.copy(quantization)
         assert new_quantization is not None
-        new_quantization.calibration_inputs_fn, new_recipe.quantization_recipe = self._samples, new_quantization
+        new_quantization.calibration_inputs_fn = self._recorded_samples
+        new_recipe.quantization_recipe = new_quantization
         return new_recipe
 
-    def find(self, pipeline: Pipeline, notes: Sequence[str], make: Callable[[], Artifact]) -> Artifact | None:
+    def look_up(self, pipeline: Pipeline, notes: Sequence[str], run_export: Callable[[], Artifact]) -> Artifact | None:
         """Look up the artifact of an identical export; None if there is none.
 
         Args:
             pipeline: captures the models, for the key.
             notes: notes about the arguments, which are part of the report.
-            make: runs the export, for parts that the cache does not store.
+            run_export: runs the export, to create the objects that the cache does not store.
         """
         start = time.perf_counter()
         programs = pipeline.capture_programs()
         captured = time.perf_counter()
         try:
-            self._key = self._key_of(programs, notes)
-            saved = self._store.read(self._key)
-        except NotCacheable as what:
-            self._note(f"cache_dir: this export is not cached, because the cache key cannot include {what}")
+            self._key = self._compute_key(programs, notes)
+            entry = self._store.read(self._key)
+        except NotCacheable as uncacheable:
+            self._add_note(f"cache_dir: this export is not cached, because the cache key cannot include {uncacheable}")
             return None
         except CorruptEntry as reason:
-            self._note(f"cache_dir: '{self._store.file(self._key or '')}' is ignored and replaced: {reason}")
+            self._add_note(f"cache_dir: '{self._store.file(self._key or '')}' is ignored and replaced: {reason}")
             return None
-        if saved is None:
+        if entry is None:
             return None
-        for text in saved.warnings:
+        for text in entry.warnings:
             warn(text)
-        shapes = {method.name: [output.shape for output in method.outputs] for method in saved.report.methods}
-        for sized in self._sized.values():
-            sized.find_outputs({name: shapes[name] for name in sized.methods})
+        shapes = {method.name: [output.shape for output in method.outputs] for method in entry.report.methods}
+        for sized in self._shape_variants.values():
+            sized.infer_output_axes({name: shapes[name] for name in sized.methods})
         note = "the program was taken from cache_dir: an earlier export had the same model, samples and recipe"
         seconds = {"torch_export": captured - start, "cache": time.perf_counter() - captured}
-        report = replace(saved.report, seconds=seconds, notes=(*saved.report.notes, note), cached=True)
-        input_signatures = {name: InputSignature.of_program(program) for name, program in programs.items()}
+        report = replace(entry.report, seconds=seconds, notes=(*entry.report.notes, note), cached=True)
+        input_signatures = {name: InputSignature.from_program(program) for name, program in programs.items()}
         out_specs = {name: program.call_spec.out_spec for name, program in programs.items()}
-        parts = _DeferredParts(programs, make)
-        return Artifact(report, input_signatures, out_specs, self._sized, self._given, parts, [saved.program])
+        export_objects = _DeferredExportObjects(programs, run_export)
+        return Artifact(
+            report,
+            input_signatures,
+            out_specs,
+            self._shape_variants,
+            self._original_recipe,
+            export_objects,
+            [entry.program],
+        )
 
     def store(self, result: Artifact, warnings: Sequence[str]) -> None:
         """Store an export and add the notes to its report.
 
-        Nothing is stored if calibration read other samples than those in the key.
+        Does not store the export if calibration read other samples than those in the key.
         """
-        if self._samples is not None and self._samples.digests != self._read:
+        if self._recorded_samples is not None and self._recorded_samples.digests != self._key_sample_digests:
             self._key = None
-            self._note(
+            self._add_note(
                 "cache_dir: this export is not cached, because its calibration data differ each time they are read"
             )
         if self._key is not None:
             self._store.write(self._key, CacheEntry(result.report, b"".join(result.pieces), tuple(warnings)))
         result.report = replace(result.report, notes=(*result.report.notes, *self.notes))
 
-    def _key_of(self, programs: Mapping[str, ExportedProgram], notes: Sequence[str]) -> str:
+    def _compute_key(self, programs: Mapping[str, ExportedProgram], notes: Sequence[str]) -> str:
         recipe = self.recipe
         if not isinstance(recipe, ArmRecipe):
             raise NotCacheable("a combined recipe or a recipe of another package")
         for option, what in (("qat", "the training function (qat)"), ("dump_dir", "the files in dump_dir")):
             if recipe.options.get(option) is not None:
                 raise NotCacheable(what)
-        if self._samples is not None:
+        if self._recorded_samples is not None:
             for program in programs.values():
-                self._samples.read_all(InputSignature.of_program(program))
-            self._read = frozenset(self._samples.digests)
-        sized = {name: method.to_dict() for name, method in self._sized.items()}
-        extra = sized, self._constants, list(notes), sorted(self._read)
-        return key_of(recipe, self._models, programs, self._examples, extra)
+                self._recorded_samples.read_all(InputSignature.from_program(program))
+            self._key_sample_digests = frozenset(self._recorded_samples.digests)
+        sized = {name: method.to_dict() for name, method in self._shape_variants.items()}
+        extra = sized, self._constant_methods, list(notes), sorted(self._key_sample_digests)
+        return compute_cache_key(recipe, self._models, programs, self._examples, extra)
 
-    def _note(self, text: str) -> None:
+    def _add_note(self, text: str) -> None:
         self.notes.append(text)
         warn(text)
 
 
-class _DeferredParts:
-    """Runs the export for the parts of a cached artifact, on first use; the model must be unchanged.
+class _DeferredExportObjects:
+    """Runs the export to create the export objects of a cached artifact. The model must be unchanged.
 
     Raises:
         ValueError: the model has changed since the lookup.
     """
 
-    def __init__(self, programs: Mapping[str, ExportedProgram], make: Callable[[], Artifact]) -> None:
-        self._make = make
+    def __init__(self, programs: Mapping[str, ExportedProgram], run_export: Callable[[], Artifact]) -> None:
+        self._run_export = run_export
         self._versions = [
             (name, tensor, tensor._version)
             for program in programs.values()
@@ -160,4 +169,4 @@ class _DeferredParts:
                 f"the model has changed since the export: '{changed}' was written. The cache does not store this part "
                 "of the result, and it cannot be recomputed. Access it before further training, or export again"
             )
-        return self._make().parts
+        return self._run_export().export_objects

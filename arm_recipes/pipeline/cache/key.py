@@ -1,7 +1,7 @@
 """Cache key of an export: a digest of captured graphs with weights, samples, recipe, and toolchain.
 
 The Python code of the model is not part of the key. The captured graph represents it: every operator with its source
-line, and every tensor. So computing a key takes a capture.
+line, and every tensor. Therefore, the model must be captured to compute its key.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from arm_recipes.samples.inputs import Examples, Model
 from arm_recipes.samples.sample import Inputs, InputSignature
 
 #: Metadata of a node that affects the program or its report.
-_META = ("val", "stack_trace", "custom")
+_HASHED_META_KEYS = ("val", "stack_trace", "custom")
 #: Environment variables that select tools.
-_VARIABLES = ("ARM_BACKEND_CORE_STRICT", "MODEL_CONVERTER_PATH", "MODEL_CONVERTER_LIB_DIR")
+_ENVIRONMENT_VARIABLES = ("ARM_BACKEND_CORE_STRICT", "MODEL_CONVERTER_PATH", "MODEL_CONVERTER_LIB_DIR")
 
 
-class ReadSamples(Calibration):
+class DigestedCalibration(Calibration):
     """Calibration data that records a digest of the samples at each complete iteration.
 
     Attributes:
@@ -44,23 +44,23 @@ class ReadSamples(Calibration):
 
     def __init__(self, source: Calibration) -> None:
         super().__init__(source)
-        self._given = source
+        self._wrapped = source
         self.digests: set[str] = set()
 
     def read_all(self, input_signature: InputSignature) -> None:
-        """Iterate over the samples for a model with this input signature, to record their digest."""
+        """Record the digest of the samples for a model with this input signature."""
         for _ in self._samples(input_signature):
             pass
 
     def _samples(self, input_signature: InputSignature | None) -> Iterator[Inputs]:
         digest = Digest()
-        for sample in self._given._samples(input_signature):
+        for sample in self._wrapped._samples(input_signature):
             digest.add_sample(sample)
             yield sample
         self.digests.add(digest.hexdigest())
 
 
-def key_of(
+def compute_cache_key(
     recipe: ArmRecipe,
     models: Mapping[str, Model],
     programs: Mapping[str, ExportedProgram],
@@ -77,15 +77,15 @@ def key_of(
         extra: other arguments that affect the program or its report.
 
     Raises:
-        NotCacheable: the content of a part cannot be determined; the message names it.
+        NotCacheable: the content of an object cannot be determined; the message names the object.
     """
     digest = Digest()
     digest.add(toolchain())
     _add_recipe(digest, recipe)
-    places: dict[Any, int] = {}
+    tensor_numbers: dict[Any, int] = {}
     for method, program in programs.items():
         digest.add(method)
-        _add_program(digest, program, places)
+        _add_program(digest, program, tensor_numbers)
     digest.add(_module_identities(models))
     for method, samples in examples.items():
         digest.add((method, len(samples)))
@@ -97,23 +97,23 @@ def key_of(
 
 def toolchain() -> dict[str, Any]:
     """Everything besides the arguments that affects the program: sources, tool versions, platform, environment."""
-    variables = {name: os.environ.get(name) for name in _VARIABLES}
+    variables = {name: os.environ.get(name) for name in _ENVIRONMENT_VARIABLES}
     converter = Path(variables["MODEL_CONVERTER_PATH"] or "")
-    stamp = (converter.stat().st_mtime_ns, converter.stat().st_size) if converter.is_file() else None
+    converter_stamp = (converter.stat().st_mtime_ns, converter.stat().st_size) if converter.is_file() else None
     tools = {name: version(name) for name in (*TOOLS, "numpy", "flatbuffers")}
     return {
-        "sources": sources(),
+        "sources": source_digest(),
         "tools": tools,
         "python": platform.python_version(),
         "machine": platform.machine(),
         "variables": variables,
-        "converter": stamp,
+        "converter": converter_stamp,
         "default": torch.get_default_dtype(),
     }
 
 
 @lru_cache(maxsize=1)
-def sources() -> str:
+def source_digest() -> str:
     """Digest of all Python files of this package and of the compiler core."""
     import arm_backend_core
 
@@ -155,7 +155,7 @@ def _normalize_config(config: ExecutorchBackendConfig) -> ExecutorchBackendConfi
 
 
 def _module_identities(models: Mapping[str, Model]) -> list[tuple[str, str, int]]:
-    """(method, path, number) of each module; equal numbers mean a module that methods share, with shared scales."""
+    """Return (method, path, number) of each module. A module that several methods share has one number."""
     numbers: dict[int, int] = {}
     modules = ((method, model) for method, model in models.items() if isinstance(model, torch.nn.Module))
     return [
@@ -165,8 +165,8 @@ def _module_identities(models: Mapping[str, Model]) -> list[tuple[str, str, int]
     ]
 
 
-def _add_program(digest: Digest, program: ExportedProgram, places: dict[Any, int]) -> None:
-    """Add a program; ``places`` maps the identity of each tensor seen so far, in any program, to a number."""
+def _add_program(digest: Digest, program: ExportedProgram, tensor_numbers: dict[Any, int]) -> None:
+    """Add a program. ``tensor_numbers`` numbers the tensors of all programs by identity."""
     _add_graph(digest, program.graph_module)
     signature = program.graph_signature
     digest.add([(spec.kind, type(spec.arg), vars(spec.arg), spec.target) for spec in signature.input_specs])
@@ -175,18 +175,18 @@ def _add_program(digest: Digest, program: ExportedProgram, places: dict[Any, int
     for name, tensor in sorted({**program.state_dict, **program.constants}.items()):
         if not isinstance(tensor, torch.Tensor):
             raise NotCacheable(f"'{name}' of the model, a {type(tensor).__name__}")
-        # A tensor with two names is hashed once; the number records the sharing.
-        place = tensor_identity(tensor)
-        digest.add((name, places.setdefault(place, len(places))))
-        if places[place] == len(places) - 1:
+        # Hash a tensor with two names once. Its number records that the names share the tensor.
+        identity = tensor_identity(tensor)
+        digest.add((name, tensor_numbers.setdefault(identity, len(tensor_numbers))))
+        if tensor_numbers[identity] == len(tensor_numbers) - 1:
             digest.add(tensor)
 
 
 def _add_graph(digest: Digest, module: GraphModule) -> None:
     graph: Graph = module.graph
     for node in graph.nodes:
-        digest.add((node.op, node.name, _target(node), node.args, node.kwargs))
-        digest.add([node.meta.get(name) for name in _META])
+        digest.add((node.op, node.name, _target_identity(node), node.args, node.kwargs))
+        digest.add([node.meta.get(name) for name in _HASHED_META_KEYS])
         digest.add(str(node.meta.get("nn_module_stack")))
         if node.op == "get_attr":
             attribute = attrgetter(str(node.target))(module)
@@ -196,5 +196,5 @@ def _add_graph(digest: Digest, module: GraphModule) -> None:
                 digest.add(attribute)
 
 
-def _target(node: Node) -> Any:
+def _target_identity(node: Node) -> Any:
     return node.target if callable(node.target) else str(node.target)

@@ -13,9 +13,9 @@ from arm_recipes._internal.files import make_folder, write
 from arm_recipes.report.report import Report
 
 _MAGIC = b"arm-recipes export 1\n"
-_DIGEST = hashlib.sha256().digest_size
-#: Modules with the classes of a report. The unpickler creates no other classes.
-_MODULES = (
+_DIGEST_BYTES = hashlib.sha256().digest_size
+#: Modules that define the classes of a report. The unpickler creates objects of no other class.
+_UNPICKLED_MODULES = (
     "arm_recipes.report.report",
     "arm_recipes.report.ram",
     "arm_recipes.report.record",
@@ -57,7 +57,7 @@ class Store:
         self._folder = make_folder(folder, "cache_dir")
 
     def file(self, key: str) -> Path:
-        """The path of a key's file, which may not exist."""
+        """Return the path of the file for a key. The file may not exist."""
         return self._folder / f"{key}.export"
 
     def read(self, key: str) -> CacheEntry | None:
@@ -72,21 +72,21 @@ class Store:
             return None
         except OSError as error:
             raise CorruptEntry(f"it cannot be read: {error.strerror}") from error
-        start = len(_MAGIC) + _DIGEST
+        start = len(_MAGIC) + _DIGEST_BYTES
         if not data.startswith(_MAGIC):
             raise CorruptEntry("it is not a file of this cache")
         content = memoryview(data)[start:]
         if data[len(_MAGIC) : start] != _entry_digest(key, content):
             raise CorruptEntry("its content does not match its digest")
         try:
-            report, program, warnings = _Reader(io.BytesIO(content)).load()
+            report, program, warnings = _ReportUnpickler(io.BytesIO(content)).load()
         except Exception as error:  # pickle raises exceptions of many types
             raise CorruptEntry(f"{type(error).__name__}: {error}") from error
         return CacheEntry(report, program, warnings)
 
-    def write(self, key: str, saved: CacheEntry) -> None:
-        """Store an export; an existing file is replaced."""
-        content = pickle.dumps((saved.report, saved.program, saved.warnings), protocol=5)
+    def write(self, key: str, entry: CacheEntry) -> None:
+        """Store an export. Replaces an existing file."""
+        content = pickle.dumps((entry.report, entry.program, entry.warnings), protocol=5)
         write(self.file(key), _MAGIC, _entry_digest(key, content), content)
 
 
@@ -97,8 +97,8 @@ def _entry_digest(key: str, content: bytes | memoryview) -> bytes:
     return digest.digest()
 
 
-class _Reader(pickle.Unpickler):
+class _ReportUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        if module not in _MODULES or "." in name:
+        if module not in _UNPICKLED_MODULES or "." in name:
             raise pickle.UnpicklingError(f"'{module}.{name}' is not part of a report")
         return super().find_class(module, name)

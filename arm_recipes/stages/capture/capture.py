@@ -1,4 +1,4 @@
-"""Capture of a model with ``torch.export``: ``strict=False`` if the model allows it; errors name the user's line."""
+"""Capture of a model with ``torch.export``, with ``strict=False`` if the model allows it."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from torch.export.graph_signature import CustomObjArgument, InputKind
 from torch.fx import Graph
 
 from arm_backend_core.program import mutated_buffers, store_of, tensor_identity
-from arm_recipes._internal.error_location import describe
+from arm_recipes._internal.error_location import describe_error
 from arm_recipes._internal.messages import ExportError, warn
 from arm_recipes.samples.sample import Inputs, register_dataclasses
-from arm_recipes.stages.capture.data_dependent_shapes import resolve_sizes
-from arm_recipes.stages.capture.shared_memory import find_unshareable_state, unify_buffers
+from arm_recipes.stages.capture.data_dependent_shapes import make_shapes_static
+from arm_recipes.stages.capture.shared_memory import find_unshareable_buffer, unify_buffers
 from arm_recipes.stages.capture.trace_constants import (
     TraceConstants,
-    recurrent_layers_by_shape,
     skip_distribution_checks,
+    trace_recurrent_layers_by_shape,
 )
-from arm_recipes.stages.capture.training_mode import training_behavior
+from arm_recipes.stages.capture.training_mode import describe_training_behavior
 from arm_recipes.stages.capture.uint8 import move_casts_outward
 
 #: Part of PyTorch's error message for classes that are not registered as pytree nodes.
-_UNKNOWN = "need to register a pytree for it"
+_UNREGISTERED_CLASS_MESSAGE = "need to register a pytree for it"
 #: Module of the functions that enter and leave a level of ``torch.vmap``.
-_VMAP = "torch._functorch.predispatch"
+_VMAP_MODULE = "torch._functorch.predispatch"
 
 
 class Capture:
     """Captures models with ``torch.export.export``.
 
-    ``strict=False`` runs the model's Python code once. ``strict=True`` interprets its bytecode: it takes about six
-    times as long, and accepts a few models that ``strict=False`` does not.
+    ``strict=False`` runs the model's Python code once. ``strict=True`` interprets the bytecode. This takes about six
+    times as long, but captures a few models that ``strict=False`` cannot.
 
     Args:
         strict: None tries ``strict=False`` first and ``strict=True`` if that fails.
@@ -51,14 +51,14 @@ class Capture:
 
     def __init__(self, strict: bool | None) -> None:
         self._strict = strict
-        self._ahead: dict[str, ExportedProgram] = {}
+        self._early_programs: dict[str, ExportedProgram] = {}
         self.notes: list[str] = []
 
-    def ahead(
+    def capture_early(
         self, method: str, model: torch.nn.Module, example: Inputs, dynamic_shapes: Any = None
     ) -> ExportedProgram:
         """Capture ``model`` now and keep the program for the next call with this method."""
-        self._ahead[method] = program = self(method, model, example, dynamic_shapes)
+        self._early_programs[method] = program = self(method, model, example, dynamic_shapes)
         return program
 
     def __call__(
@@ -69,86 +69,96 @@ class Capture:
         Raises:
             ExportError: the model raised an exception during tracing.
         """
-        if method in self._ahead:
-            return self._ahead.pop(method)
-        first = bool(self._strict)
+        if method in self._early_programs:
+            return self._early_programs.pop(method)
+        strict_first = bool(self._strict)
         buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
 
-        def restore() -> None:
-            with torch.no_grad():  # tracing writes to buffers that PyTorch treats as constants
-                for buffer, before in buffers:
-                    buffer.copy_(before)
+        def restore_buffers() -> None:
+            with torch.no_grad():  # tracing may write to buffers that PyTorch treats as constants
+                for buffer, initial in buffers:
+                    buffer.copy_(initial)
 
         def capture(strict: bool) -> ExportedProgram:
             program = self._export(model, example, dynamic_shapes, strict)
             unified = unify_buffers(program)
             if unified is not program:
-                restore()
-            _check_state(method, unified)
+                restore_buffers()
+            _check_mutated_tensors(method, unified)
             return unified
 
         try:
-            program = capture(first)
+            program = capture(strict_first)
         except Exception as error:
-            restore()
-            if _UNKNOWN in str(error) and self._knows_results(model, example):
-                restore()
+            restore_buffers()
+            if _UNREGISTERED_CLASS_MESSAGE in str(error) and self._register_output_dataclasses(model, example):
+                restore_buffers()
                 return self(method, model, example, dynamic_shapes)
             if self._strict is None:
                 try:
                     program = capture(True)
                 except Exception:
-                    # Most failing models fail in both modes; the message of strict=False is plain Python.
+                    # Most failing models fail in both modes. The error of strict=False is easier to understand.
                     pass
                 else:
                     self.notes.append(f"method '{method}' was captured with strict=True, as strict=False failed")
-                    self.inspect(method, program)
+                    self.warn_about_training_behavior(method, program)
                     return program
-            raise ExportError(describe(f"tracing method '{method}'", error, [model])) from error
-        self.inspect(method, program)
+            raise ExportError(describe_error(f"tracing method '{method}'", error, [model])) from error
+        self.warn_about_training_behavior(method, program)
         return program
 
-    def inspect(self, method: str, program: ExportedProgram, *, captured_by_user: bool = False) -> None:
+    def warn_about_training_behavior(
+        self, method: str, program: ExportedProgram, *, captured_by_user: bool = False
+    ) -> None:
         """Warn about operators of a program that behave as in training mode.
 
         Args:
             method: name of the method.
             program: the captured program.
-            captured_by_user: the user captured the program, maybe in training mode.
+            captured_by_user: the user captured the program, so the model may have been in training mode.
         """
-        for text in training_behavior(program, captured_by_user=captured_by_user):
+        for text in describe_training_behavior(program, captured_by_user=captured_by_user):
             note = f"'{method}' {text}"
             self.notes.append(note)
             warn(note)
 
     @staticmethod
-    def _knows_results(model: torch.nn.Module, example: Inputs) -> bool:
-        """Register unknown dataclasses in the model's outputs; returns whether there were any."""
+    def _register_output_dataclasses(model: torch.nn.Module, example: Inputs) -> bool:
+        """Register unregistered dataclasses in the model's outputs as pytree nodes. Returns whether there were any."""
         with torch.no_grad():
             return register_dataclasses(model(*example, **example.keywords))
 
     @staticmethod
     def _export(model: torch.nn.Module, example: Inputs, dynamic_shapes: Any, strict: bool) -> ExportedProgram:
-        # On failure, torch prints the partial graph; the exception has the relevant information.
-        known = TraceConstants(model)
-        answers = contextlib.nullcontext() if strict else known  # strict capture does not support function modes
-        quiet = contextlib.redirect_stderr(io.StringIO())
-        with torch.no_grad(), skip_distribution_checks(), recurrent_layers_by_shape(), answers, quiet as printed:
+        # On failure, torch prints the partial graph. The exception has the relevant information.
+        trace_constants = TraceConstants(model)
+        # Strict capture does not support function modes.
+        constants_mode = contextlib.nullcontext() if strict else trace_constants
+        redirected_stderr = contextlib.redirect_stderr(io.StringIO())
+        with (
+            torch.no_grad(),
+            skip_distribution_checks(),
+            trace_recurrent_layers_by_shape(),
+            constants_mode,
+            redirected_stderr as captured_stderr,
+        ):
             program = torch.export.export(
                 model, tuple(example), example.keywords, dynamic_shapes=dynamic_shapes, strict=strict
             )
-            if any(getattr(node.target, "__module__", "") == _VMAP for node in program.graph.nodes):
-                # The graph enters and leaves vmap levels by calls; run_decompositions traces the operators in between.
+            if any(getattr(node.target, "__module__", "") == _VMAP_MODULE for node in program.graph.nodes):
+                # The graph has calls that enter and leave vmap levels. run_decompositions traces the operators between
+                # them.
                 program = program.run_decompositions({})
-        sys.stderr.write(printed.getvalue())
-        _simplify(program)
-        resolve_sizes(program)
+        sys.stderr.write(captured_stderr.getvalue())
+        _simplify_graph(program)
+        make_shapes_static(program)
         move_casts_outward(program)
-        _check_branches(program, known.queried)
+        _check_branch_buffers(program, trace_constants.queried)
         return program
 
 
-def _simplify(program: ExportedProgram) -> None:
+def _simplify_graph(program: ExportedProgram) -> None:
     """Remove operators without effect that no target supports.
 
     If the model catches an operator's exception, PyTorch leaves the operator in the graph, without a value. A
@@ -163,13 +173,13 @@ def _simplify(program: ExportedProgram) -> None:
         if results and node.meta.get("val") is None and not node.users:
             program.graph.erase_node(node)
             changed = True
-        elif node.target is torch.ops.aten.lift_fresh_copy.default:  # a literal, created in each call
+        elif node.target is torch.ops.aten.lift_fresh_copy.default:  # creates a literal in each call
             node.target = torch.ops.aten.clone.default
-            node.meta["val"] = node.meta["val"].clone()  # the trace has it share memory with the literal
+            node.meta["val"] = node.meta["val"].clone()  # in the trace, it shares memory with the literal
         elif node.target is torch.ops.aten.cat.default:
-            parts = [part for part in node.args[0] if 0 not in map(_static, part.meta["val"].shape)]
-            if 0 < len(parts) < len(node.args[0]):
-                node.update_arg(0, parts)
+            operands = [operand for operand in node.args[0] if 0 not in map(_static_size, operand.meta["val"].shape)]
+            if 0 < len(operands) < len(node.args[0]):
+                node.update_arg(0, operands)
                 changed = True
     if changed:
         eliminate_dead_code(program.graph)
@@ -177,26 +187,26 @@ def _simplify(program: ExportedProgram) -> None:
 
 
 def _repair_users(graph: Graph) -> None:
-    """Complete the ``users`` of every node: PyTorch drops some before an autocast region."""
+    """Complete the ``users`` of every node, because PyTorch drops some of them before an autocast region."""
     for node in graph.nodes:
         for source in node.all_input_nodes:
             source.users.setdefault(node)
 
 
-def _static(size: int | torch.SymInt) -> int | None:
+def _static_size(size: int | torch.SymInt) -> int | None:
     return size if isinstance(size, int) else None
 
 
-def _check_branches(program: ExportedProgram, asked: Collection[str]) -> None:
-    """Check that buffers whose values decide Python branches do not change from call to call.
+def _check_branch_buffers(program: ExportedProgram, queried: Collection[str]) -> None:
+    """Check that calls do not change the buffers on which the model's Python code branches.
 
     Raises:
-        ValueError: the model writes such a buffer; names it.
+        ValueError: the model mutates such a buffer. The message names it.
     """
-    if not asked:
+    if not queried:
         return
     written = {tensor_identity(store_of(program, name)[name]) for name in mutated_buffers(program)}
-    read = {name: store_of(program, name).get(name) for name in sorted(asked)}
+    read = {name: store_of(program, name).get(name) for name in sorted(queried)}
     changed = [name for name, tensor in read.items() if tensor is not None and tensor_identity(tensor) in written]
     if changed:
         raise ValueError(
@@ -205,18 +215,18 @@ def _check_branches(program: ExportedProgram, asked: Collection[str]) -> None:
         )
 
 
-def _check_state(method: str, program: ExportedProgram) -> None:
-    """Check that every mutated tensor is a buffer, and separate from the program's other tensors.
+def _check_mutated_tensors(method: str, program: ExportedProgram) -> None:
+    """Check that every mutated tensor is a buffer that does not overlap another tensor of the program.
 
     PyTorch treats other mutated tensors as constants. Custom objects are rejected.
 
     Raises:
-        ValueError: names the tensors, or the class of the custom object.
+        ValueError: a check failed. The message names the tensors, or the class of the custom object.
     """
     from arm_backend_core.nodes import is_written
 
     if any(isinstance(x, FakeTensor) for x in (*program.constants.values(), *program.state_dict.values())):
-        raise ValueError("what the model assigns to x.data was lost: compute a new tensor, and use that")
+        raise ValueError("the tensor that the model assigns to x.data was lost: compute a new tensor, and use that")
     nodes = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
     for spec in program.graph_signature.input_specs:
         if isinstance(spec.arg, CustomObjArgument):
@@ -236,22 +246,22 @@ def _check_state(method: str, program: ExportedProgram) -> None:
                 f"the model writes into a tensor of shape {shape} that is none of its buffers (it is read as "
                 f"'{spec.target}'): call register_buffer() with it, so that its value persists between calls"
             )
-    if problem := find_unshareable_state({method: program}):
+    if problem := find_unshareable_buffer({method: program}):
         raise ValueError(problem)
 
 
-def check_shared_state(programs: Mapping[str, ExportedProgram]) -> None:
-    """Check that methods can share the buffers that they write, before a stage copies the buffers.
+def check_shared_buffers(programs: Mapping[str, ExportedProgram]) -> None:
+    """Check that methods can share the buffers that they mutate. Call this before a stage copies the buffers.
 
     Raises:
-        ExportError: they cannot; names the buffer and the methods.
+        ExportError: they cannot. The message names the buffer and the methods.
     """
-    if problem := find_unshareable_state(programs):
+    if problem := find_unshareable_buffer(programs):
         raise ExportError(problem)
 
 
 class FastTorchExportStage(TorchExportStage):
-    """ExecuTorch's capture stage with ``Capture``; exported programs pass through."""
+    """ExecuTorch's capture stage with ``Capture``. Models that are exported programs are not captured again."""
 
     def __init__(self, aten_transform_passes: list[Any] | None, capture: Capture) -> None:
         super().__init__(aten_transform_passes)
@@ -270,5 +280,5 @@ class FastTorchExportStage(TorchExportStage):
             for transform in self._aten_transform_passes or []:
                 model = transform(method, model)
             programs[method] = model
-        check_shared_state(programs)
+        check_shared_buffers(programs)
         self._artifact = artifact.copy_with_new_data(programs)

@@ -1,10 +1,10 @@
 """Data-dependent shapes: rewrite masked and indexed reads of a captured program to operators with static shapes.
 
-PyTorch gives ``x[mask]`` and ``mask.nonzero()`` a data-dependent size, for every mask. Rewrites:
+PyTorch gives ``x[mask]`` and ``mask.nonzero()`` a data-dependent size, even if the mask is constant. Rewrites:
 
 - a constant mask selects the same elements in each call, so it becomes constant indices;
 - a masked write of an elementwise function, ``y[mask] = f(x[mask])``, becomes ``where(mask, f(x), y)``;
-- ``x[i]`` with a tensor ``i`` reads its value (``item``) as the offset of a view; it becomes a gather.
+- ``x[i]`` with a tensor ``i`` is traced as a view whose offset is ``i.item()``; it becomes a gather.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
 aten = torch.ops.aten
-_PUTS = (aten.index_put.default, aten.index_put_.default)
-_CHECKS = (aten._assert_scalar.default, aten.sym_constrain_range_for_size.default)
+_INDEX_PUT_OPS = (aten.index_put.default, aten.index_put_.default)
+_SIZE_CHECK_OPS = (aten._assert_scalar.default, aten.sym_constrain_range_for_size.default)
 
 
-def resolve_sizes(program: ExportedProgram) -> None:
-    """Apply the rewrites in place; shapes that depend on input values otherwise remain."""
+def make_shapes_static(program: ExportedProgram) -> None:
+    """Apply the rewrites in place. Data-dependent shapes that match no rewrite remain."""
     if any(map(_is_data_dependent, program.graph.find_nodes(op="placeholder"))):
         return
     if _select_to_gather(program.graph):
-        _refresh(program.graph)
+        _propagate_shapes(program.graph)
         program.graph_module.recompile()
     if not any(map(_is_data_dependent, program.graph.nodes)):
         return
     from arm_backend_core.nodes import is_written
     from arm_backend_core.program import constants_of, lift_constants
 
-    known: dict[Node, Any] = {x: value for x, value in constants_of(program).items() if not is_written(x)}
-    changed = _fold_constant_masks(program.graph_module, known)
+    constants: dict[Node, Any] = {x: value for x, value in constants_of(program).items() if not is_written(x)}
+    changed = _fold_constant_masks(program.graph_module, constants)
     changed |= _masked_writes_to_where(program.graph)
     if changed:
         lift_constants(program)
-        _refresh(program.graph)
+        _propagate_shapes(program.graph)
         program.graph_module.recompile()
 
 
@@ -65,17 +65,17 @@ def _select_to_gather(graph: Graph) -> bool:
         if not isinstance(number, Node) or number.target is not aten.item.default or is_written(node) or is_written(x):
             continue
         index: Any = number.args[0]
-        if index.meta["val"].dtype is torch.uint8:  # a mask, to PyTorch
+        if index.meta["val"].dtype is torch.uint8:  # PyTorch treats a uint8 index as a mask
             continue
-        with graph.inserting_before(number):  # the index may be written after it
-            if index.target not in (aten.argmax.default, aten.argmin.default):  # it may be negative
+        with graph.inserting_before(number):  # a later node may mutate the index
+            if index.target not in (aten.argmax.default, aten.argmin.default):  # such an index may be negative
                 wrapped = graph.call_function(aten.add.Tensor, (index, x.meta["val"].shape[dim]))
                 negative = graph.call_function(aten.lt.Scalar, (index, 0))
                 index = graph.call_function(aten.where.self, (negative, wrapped, index))
-            row = graph.call_function(aten.reshape.default, (index, [1]))
+            index_vector = graph.call_function(aten.reshape.default, (index, [1]))
         with graph.inserting_before(node):
-            chosen = graph.call_function(aten.index_select.default, (x, dim, row))
-        node.target, node.args = aten.squeeze.dim, (chosen, dim)
+            selected = graph.call_function(aten.index_select.default, (x, dim, index_vector))
+        node.target, node.args = aten.squeeze.dim, (selected, dim)
         if not number.users:
             graph.erase_node(number)
         changed = True
@@ -85,32 +85,34 @@ def _select_to_gather(graph: Graph) -> bool:
 # -- constant masks ---------------------------------------------------------------------------------------------
 
 
-def _fold_constant_masks(module: GraphModule, known: dict[Node, Any]) -> bool:
+def _fold_constant_masks(module: GraphModule, constants: dict[Node, Any]) -> bool:
     """Replace constant masks by constant indices."""
     from arm_backend_core.graph_edits import add_buffer_node
     from arm_backend_core.nodes import evaluate_node, is_constant, is_written
 
-    def indices(mask: Tensor) -> list[Node]:
-        return [add_buffer_node(module, "_chosen", part) for part in mask.nonzero(as_tuple=True)]
+    def add_index_buffers(mask: Tensor) -> list[Node]:
+        return [add_buffer_node(module, "_chosen", column) for column in mask.nonzero(as_tuple=True)]
 
     changed = False
     for node in list(module.graph.nodes):
-        if node.op == "call_function" and is_constant(node, known) and not is_written(node):
-            known[node] = evaluate_node(node, known.__getitem__)
-            if _is_data_dependent(node) and isinstance(known[node], Tensor):
+        if node.op == "call_function" and is_constant(node, constants) and not is_written(node):
+            constants[node] = evaluate_node(node, constants.__getitem__)
+            if _is_data_dependent(node) and isinstance(constants[node], Tensor):
                 with module.graph.inserting_before(node):
-                    node.replace_all_uses_with(add_buffer_node(module, f"{node.name}_value", known[node]))
+                    node.replace_all_uses_with(add_buffer_node(module, f"{node.name}_value", constants[node]))
                 changed = True
         elif node.target is aten.index.Tensor and _is_data_dependent(node):
             with module.graph.inserting_before(node):
-                chosen = [indices(known[x]) if _is_mask(x) and x in known else [x] for x in node.args[1]]
-            node.args = (node.args[0], [x for parts in chosen for x in parts])
+                index_groups = [
+                    add_index_buffers(constants[x]) if _is_mask(x) and x in constants else [x] for x in node.args[1]
+                ]
+            node.args = (node.args[0], [x for group in index_groups for x in group])
             changed = True
-        elif node.target is aten.masked_select.default and node.args[1] in known:
-            x, mask = torch.broadcast_tensors(node.args[0].meta["val"], known[node.args[1]])
+        elif node.target is aten.masked_select.default and node.args[1] in constants:
+            x, mask = torch.broadcast_tensors(node.args[0].meta["val"], constants[node.args[1]])
             with module.graph.inserting_before(node):
-                whole = module.graph.call_function(aten.expand.default, (node.args[0], list(x.shape)))
-                node.target, node.args = aten.index.Tensor, (whole, indices(mask))
+                expanded = module.graph.call_function(aten.expand.default, (node.args[0], list(x.shape)))
+                node.target, node.args = aten.index.Tensor, (expanded, add_index_buffers(mask))
             changed = True
     return changed
 
@@ -126,34 +128,38 @@ def _masked_writes_to_where(graph: Graph) -> bool:
     """Rewrite ``y[mask] = f(x[mask])`` to ``where(mask, f(x), y)``, for elementwise functions ``f``."""
     from arm_backend_core.nodes import mutates
 
-    order = {node: place for place, node in enumerate(graph.nodes)}
-    writes = [place for node, place in order.items() if mutates(node)]
+    order = {node: position for position, node in enumerate(graph.nodes)}
+    writes = [position for node, position in order.items() if mutates(node)]
 
-    def same(one: Node, other: Node) -> bool:
-        """Whether two masks are equal: the same expression, and nothing is written between them."""
+    def is_same_mask(one: Node, other: Node) -> bool:
+        """Whether two masks are equal: they are the same expression, and no node between them mutates a tensor."""
         begin, end = sorted((order[one], order[other]))
         equal = (one.target, one.args, one.kwargs) == (other.target, other.args, other.kwargs)
-        return one is other or (equal and not any(begin < place < end for place in writes))
+        return one is other or (equal and not any(begin < position < end for position in writes))
 
     changed = False
     for node in list(graph.nodes):
-        if node.target not in _PUTS or not _is_data_dependent(node.args[2]) or (len(node.args) > 3 and node.args[3]):
+        if (
+            node.target not in _INDEX_PUT_OPS
+            or not _is_data_dependent(node.args[2])
+            or (len(node.args) > 3 and node.args[3])
+        ):
             continue
-        target, places, value = node.args[:3]
-        *lead, mask = places
-        if any(x is not None for x in lead) or not _is_mask(mask):
+        target, indices, value = node.args[:3]
+        *leading, mask = indices
+        if any(x is not None for x in leading) or not _is_mask(mask):
             continue
-        whole = _UnmaskedCopy(graph, target.meta["val"].shape, len(lead), mask, same)
-        if not whole.is_computable(value):
+        unmasked_copy = _UnmaskedCopy(graph, target.meta["val"].shape, len(leading), mask, is_same_mask)
+        if not unmasked_copy.is_computable(value):
             continue
-        shape = [1] * len(lead) + list(mask.meta["val"].shape)
+        shape = [1] * len(leading) + list(mask.meta["val"].shape)
         shape += [1] * (target.meta["val"].dim() - len(shape))
-        made = whole(value)
+        unmasked_value = unmasked_copy(value)
         with graph.inserting_before(node):
-            wide = graph.call_function(aten.reshape.default, (mask, shape))
-            new = graph.call_function(aten.where.self, (wide, made, target))
-        for each in (wide, new):
-            each.meta = {key: of for key, of in node.meta.items() if key != "val"}
+            broadcast_mask = graph.call_function(aten.reshape.default, (mask, shape))
+            new = graph.call_function(aten.where.self, (broadcast_mask, unmasked_value, target))
+        for each in (broadcast_mask, new):
+            each.meta = {key: item for key, item in node.meta.items() if key != "val"}
         if node.target is aten.index_put_.default:
             node.target, node.args = aten.copy_.default, (target, new)
         else:
@@ -169,27 +175,28 @@ class _UnmaskedCopy:
     Args:
         graph: is edited.
         shape: shape of ``x``.
-        lead: number of dimensions before those of the mask.
+        leading_rank: number of dimensions before those of the mask.
         mask: the mask.
-        same: whether two masks are equal.
+        is_same_mask: whether two masks are equal.
     """
 
     def __init__(
-        self, graph: Graph, shape: torch.Size, lead: int, mask: Node, same: Callable[[Node, Node], bool]
+        self, graph: Graph, shape: torch.Size, leading_rank: int, mask: Node, is_same_mask: Callable[[Node, Node], bool]
     ) -> None:
-        self._graph, self._shape, self._lead, self._mask, self._same = graph, shape, lead, mask, same
+        self._graph, self._shape = graph, shape
+        self._leading_rank, self._mask, self._is_same_mask = leading_rank, mask, is_same_mask
         #: Number of dimensions after those of the mask, along which other operands may vary.
-        self._trailing_rank = len(shape) - lead - mask.meta["val"].dim()
+        self._trailing_rank = len(shape) - leading_rank - mask.meta["val"].dim()
         self._copies: dict[Node, Node] = {}
 
     def is_computable(self, x: Node) -> bool:
         """Whether ``x`` is an elementwise function of elements that the mask selects."""
-        todo, seen = [x], set[Node]()
-        while todo:
-            node = todo.pop()
+        pending, seen = [x], set[Node]()
+        while pending:
+            node = pending.pop()
             if not _is_data_dependent(node):
-                known = node.meta["val"]
-                if known.numel() != 1 and known.dim() > self._trailing_rank:
+                operand = node.meta["val"]
+                if operand.numel() != 1 and operand.dim() > self._trailing_rank:
                     return False
                 continue
             if node in seen:
@@ -199,40 +206,40 @@ class _UnmaskedCopy:
                 continue
             if not is_elementwise(node):
                 return False
-            todo += node.all_input_nodes
+            pending += node.all_input_nodes
         return True
 
     def _is_masked_read(self, node: Node) -> bool:
         if node.target is not aten.index.Tensor:
             return False
-        given: Any = node.args
-        source, (*lead, mask) = given
-        alike = source.meta["val"].shape == self._shape and lead == [None] * self._lead
-        return alike and _is_mask(mask) and self._same(mask, self._mask)
+        args: Any = node.args
+        source, (*leading, mask) = args
+        is_same_shape = source.meta["val"].shape == self._shape and leading == [None] * self._leading_rank
+        return is_same_shape and _is_mask(mask) and self._is_same_mask(mask, self._mask)
 
     def __call__(self, x: Node) -> Node:
-        """Copy the computation of ``x`` for all elements; each node is copied once, before the original."""
-        parts = _data_dependent_sources(x)
-        for node in [node for node in self._graph.nodes if node in parts and node not in self._copies]:
+        """Copy the computation of ``x`` for all elements. Each node is copied once, in front of the original."""
+        sources = _data_dependent_sources(x)
+        for node in [node for node in self._graph.nodes if node in sources and node not in self._copies]:
             with self._graph.inserting_before(node):
-                if self._is_masked_read(node):  # clone: the source may be written before the copy is read
-                    made = self._graph.call_function(aten.clone.default, (node.args[0],))
+                if self._is_masked_read(node):  # clone, because a node may mutate the source before the copy is read
+                    copy = self._graph.call_function(aten.clone.default, (node.args[0],))
                 else:
-                    made = self._graph.node_copy(node, lambda x: self._copies.get(x, x))
-            made.meta = {key: of for key, of in node.meta.items() if key != "val"}
-            self._copies[node] = made
+                    copy = self._graph.node_copy(node, lambda x: self._copies.get(x, x))
+            copy.meta = {key: item for key, item in node.meta.items() if key != "val"}
+            self._copies[node] = copy
         return self._copies[x]
 
 
 def _data_dependent_sources(x: Node) -> set[Node]:
-    """``x`` and its transitive operands with data-dependent sizes."""
-    found, todo = {x}, [x]
-    while todo:
-        for node in todo.pop().all_input_nodes:
-            if node not in found and _is_data_dependent(node):
-                found.add(node)
-                todo.append(node)
-    return found
+    """Return ``x`` and its transitive operands with data-dependent sizes."""
+    sources, pending = {x}, [x]
+    while pending:
+        for node in pending.pop().all_input_nodes:
+            if node not in sources and _is_data_dependent(node):
+                sources.add(node)
+                pending.append(node)
+    return sources
 
 
 def is_elementwise(node: Node) -> bool:
@@ -245,14 +252,14 @@ def is_elementwise(node: Node) -> bool:
 # -- shape propagation ------------------------------------------------------------------------------------------
 
 
-def _refresh(graph: Graph) -> None:
+def _propagate_shapes(graph: Graph) -> None:
     """Propagate the static shapes, and remove checks of sizes that are now known."""
     from arm_backend_core.graph_edits import eliminate_dead_code
 
     mode = next((x.meta["val"].fake_mode for x in graph.nodes if hasattr(x.meta.get("val"), "fake_mode")), None)
     for node in reversed(graph.nodes):  # only size checks still read the masked elements
-        if node.target in _CHECKS:
-            _drop_checks(graph, node)
+        if node.target in _SIZE_CHECK_OPS:
+            _erase_size_check(graph, node)
     eliminate_dead_code(graph)
     for node in list(graph.nodes):
         value = node.meta.get("val")
@@ -273,8 +280,8 @@ def _has_symbols(value: Any) -> bool:
     return any(isinstance(x, (torch.SymInt, torch.SymBool)) for x in (*leaves, *sizes))
 
 
-def _drop_checks(graph: Graph, node: Node) -> None:
-    asked = node.args[0]
+def _erase_size_check(graph: Graph, node: Node) -> None:
+    condition = node.args[0]
     graph.erase_node(node)
-    if isinstance(asked, Node) and asked.target in (operator.ge, operator.le) and not asked.users:
-        graph.erase_node(asked)
+    if isinstance(condition, Node) and condition.target in (operator.ge, operator.le) and not condition.users:
+        graph.erase_node(condition)

@@ -1,6 +1,6 @@
-"""Buffers that share memory: names of one buffer, and views, within a program and across methods.
+"""Aliased buffers: tensors that share memory with a mutated buffer, within a program and across methods.
 
-A program holds each buffer separately. Names of one buffer are merged; what a program cannot share is refused.
+A program stores each buffer separately. Several names of one buffer are merged. Other overlaps are rejected.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from arm_backend_core.program import (
     tensor_identity,
 )
 
-_NOUNS = {InputKind.PARAMETER: "parameter", InputKind.BUFFER: "buffer", InputKind.CONSTANT_TENSOR: "tensor"}
+_KIND_NAMES = {InputKind.PARAMETER: "parameter", InputKind.BUFFER: "buffer", InputKind.CONSTANT_TENSOR: "tensor"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +33,7 @@ class _ProgramTensor:
     Attributes:
         method: name of the method.
         name: name of the tensor in the program.
-        kind: what the program's signature calls it.
+        kind: kind in the program's signature.
         node: its placeholder.
         tensor: its value.
         identity: from ``tensor_identity``.
@@ -47,26 +47,26 @@ class _ProgramTensor:
     identity: TensorIdentity
 
     @property
-    def noun(self) -> str:
-        return f"{_NOUNS[self.kind]} '{self.name}'"
+    def description(self) -> str:
+        return f"{_KIND_NAMES[self.kind]} '{self.name}'"
 
 
 def unify_buffers(program: ExportedProgram) -> ExportedProgram:
-    """Merge the names of each buffer that the program writes in place, and constants that are a buffer's memory.
+    """Merge the names of each buffer that the program mutates, and constants that are aliases of a buffer.
 
-    Such a constant is, for example, a cache that the model holds as an attribute too. Unused views of written buffers
-    are removed. PyTorch cannot functionalize a program with any of these.
+    Such a constant is, for example, a cache that is both a buffer and a plain attribute of the model. Unused views of
+    mutated buffers are removed. PyTorch cannot functionalize a program with any of these.
 
     Returns:
         ``program`` itself if there is nothing to merge, else a copy.
     """
-    merged = _find_merged(program)
-    if not merged:
+    replacements = _find_replacements(program)
+    if not replacements:
         return program
     program = copy_program(program)
     nodes = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
-    specs = {str(spec.target): spec for spec in program.graph_signature.input_specs if spec.kind in _NOUNS}
-    for name, buffer in merged.items():
+    specs = {str(spec.target): spec for spec in program.graph_signature.input_specs if spec.kind in _KIND_NAMES}
+    for name, buffer in replacements.items():
         node = nodes[specs[name].arg.name]
         if buffer is not None:
             node.replace_all_uses_with(nodes[specs[buffer].arg.name])
@@ -77,66 +77,68 @@ def unify_buffers(program: ExportedProgram) -> ExportedProgram:
     return program
 
 
-def _find_merged(program: ExportedProgram) -> dict[str, str | None]:
-    """Names of the tensors to remove, with the name of the buffer that replaces each; None if it is unused."""
-    tensors = list(_tensors_of("", program))
-    written = [each for each in tensors if is_written(each.node)]
+def _find_replacements(program: ExportedProgram) -> dict[str, str | None]:
+    """Return tensor to remove -> buffer that replaces the tensor, by name; None for an unused tensor."""
+    tensors = list(_iterate_tensors("", program))
+    mutated = [each for each in tensors if is_written(each.node)]
     buffers: dict[TensorIdentity, str] = {}
     for each in tensors:
         if each.kind is InputKind.BUFFER:
             buffers.setdefault(each.identity, each.name)
-    identities = {each.identity for each in written}
-    merged: dict[str, str | None] = {}
+    identities = {each.identity for each in mutated}
+    replacements: dict[str, str | None] = {}
     for each in tensors:
         buffer = buffers.get(each.identity, each.name)
         if each.identity in identities or each.kind is InputKind.CONSTANT_TENSOR:
             if buffer != each.name:
-                merged[each.name] = buffer
-        elif not each.node.users and any(share_memory(each.tensor, other.tensor) for other in written):
-            merged[each.name] = None
-    return merged
+                replacements[each.name] = buffer
+        elif not each.node.users and any(share_memory(each.tensor, other.tensor) for other in mutated):
+            replacements[each.name] = None
+    return replacements
 
 
-def find_unshareable_state(programs: Mapping[str, ExportedProgram]) -> str | None:
-    """Find a mutated buffer that shares memory with another tensor in a way that programs cannot.
+def find_unshareable_buffer(programs: Mapping[str, ExportedProgram]) -> str | None:
+    """Find a mutated buffer that shares memory with another tensor in a way that a program cannot express.
 
     Args:
         programs: programs by method name. They must hold the modules' own tensors, not copies.
 
     Returns:
-        What is wrong and what to do; None if there is no such buffer. Either the buffer overlaps another tensor of any
-        method, or a method reads it that does not write it, for which it would be a constant.
+        Description of the problem and its remedy; None if there is no such buffer. Either the buffer overlaps another
+        tensor, or a method only reads it. In that method, the buffer would be a constant.
     """
-    tensors = [each for method, program in programs.items() for each in _tensors_of(method, program)]
+    tensors = [each for method, program in programs.items() for each in _iterate_tensors(method, program)]
     mutated = {method: mutated_buffers(program) for method, program in programs.items()}
-    written = [each for each in tensors if each.name in mutated[each.method]]
-    writers = {(each.method, each.identity) for each in written}
-    for buffer in written:
+    mutated_tensors = [each for each in tensors if each.name in mutated[each.method]]
+    writers = {(each.method, each.identity) for each in mutated_tensors}
+    for buffer in mutated_tensors:
         for other in tensors:
             if other is buffer or not other.node.users:
                 continue
             if other.identity == buffer.identity and other.method != buffer.method:
                 if (other.method, other.identity) not in writers:
                     return (
-                        f"method '{other.method}' reads the {other.noun}, which method '{buffer.method}' writes: it "
-                        "must write the buffer too, for example its own value: buffer.copy_(buffer.clone()), or "
-                        "buffer.copy_(buffer * 1) if an integer program holds the buffer as int16"
+                        f"method '{other.method}' reads the {other.description}, which method '{buffer.method}' "
+                        "writes: it must write the buffer too, for example its own value: "
+                        "buffer.copy_(buffer.clone()), or buffer.copy_(buffer * 1) if an integer program holds the "
+                        "buffer as int16"
                     )
             elif share_memory(other.tensor, buffer.tensor):
                 whose = "its" if other.method == buffer.method else "the"
                 of = "" if other.method == buffer.method else f" of method '{other.method}'"
                 return (
-                    f"method '{buffer.method}' writes its {buffer.noun}, which overlaps {whose} {other.noun}{of} in "
-                    "memory: a program holds them separately, so the write would not reach the other. Register the "
-                    "tensor that contains both under one name, and take views of it in forward()"
+                    f"method '{buffer.method}' writes its {buffer.description}, which overlaps {whose} "
+                    f"{other.description}{of} in memory: a program holds them separately, so the write would not "
+                    "reach the other. Register the tensor that contains both under one name, and take views of it in "
+                    "forward()"
                 )
     return None
 
 
-def _tensors_of(method: str, program: ExportedProgram) -> Iterator[_ProgramTensor]:
+def _iterate_tensors(method: str, program: ExportedProgram) -> Iterator[_ProgramTensor]:
     nodes = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
     for spec in program.graph_signature.input_specs:
-        if spec.kind in _NOUNS:
+        if spec.kind in _KIND_NAMES:
             name = str(spec.target)
             tensor = store_of(program, name)[name]
             yield _ProgramTensor(method, name, spec.kind, nodes[spec.arg.name], tensor, tensor_identity(tensor))

@@ -45,15 +45,15 @@ _COMPARISONS = {
     *(getattr(Tensor, f"__{name}__") for name in ("gt", "ge", "lt", "le", "eq", "ne", "invert")),
 }
 _COMPARISONS |= {getattr(Tensor, function.__name__) for function in _COMPARISON_FUNCTIONS}
-#: Functions whose results are computed too. ``unbind`` and indexing: ``tolist`` of a traced tensor calls them.
+#: Functions through which known values propagate. ``tolist`` of a traced tensor calls ``unbind`` and indexing.
 _PROPAGATED_FUNCTIONS = {*_COMPARISONS, torch.arange, torch.unbind, Tensor.unbind, Tensor.__getitem__}
 
 
 class TraceConstants(TorchFunctionMode):
     """Function mode that provides the values of small buffers while a model is traced.
 
-    - A branch on a buffer (``if not self.initialized``) is traced for the buffer's current value. That is correct as
-      long as the model does not write the buffer. Values propagate through comparisons and ``torch.arange``.
+    - A branch on a buffer (``if not self.initialized``) is traced for the buffer's current value. This is correct if
+      the model does not write the buffer. Values propagate through comparisons and ``torch.arange``.
     - ``x.data`` returns ``x.detach()``. Without this, PyTorch's trace would make it a constant.
 
     Attributes:
@@ -72,7 +72,7 @@ class TraceConstants(TorchFunctionMode):
         self._derived: Any = WeakIdKeyDictionary()  # tensor computed from buffers -> names of the buffers, value
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call ``function``; if it reads a known value, return the value.
+        """Call ``function``. If the function reads a known value, return the value instead.
 
         Raises:
             ValueError: the model assigns to ``x.data``.
@@ -90,7 +90,7 @@ class TraceConstants(TorchFunctionMode):
                 return _VALUE_READS[function](derived[1])
         result = None if function is Tensor.__setitem__ and _write_by_index_put(*args) else function(*args, **kwargs)
         if "out" in kwargs or _is_in_place(function):
-            self._derived.clear()  # the written tensor may be a view of a derived one
+            self._derived.clear()  # the mutated tensor may be a view of a derived tensor
         elif function in _PROPAGATED_FUNCTIONS:
             self._propagate(pytree.tree_leaves(result), function, args, kwargs)
         return result
@@ -98,18 +98,20 @@ class TraceConstants(TorchFunctionMode):
     def _propagate(self, results: list[Any], function: Any, args: Any, kwargs: Any) -> None:
         """Compute and store the values of results whose operands are known."""
         operands = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-        known = [self._find_value(x) for x in operands]
-        if None in known or not all(isinstance(x, Tensor) and x.numel() <= _MAX_DERIVED_ELEMENTS for x in results):
+        operand_values = [self._find_value(x) for x in operands]
+        if None in operand_values or not all(
+            isinstance(x, Tensor) and x.numel() <= _MAX_DERIVED_ELEMENTS for x in results
+        ):
             return
-        values = {id(x): found[1] for x, found in zip(operands, known, strict=True) if found is not None}
+        values = {id(x): found[1] for x, found in zip(operands, operand_values, strict=True) if found is not None}
         args, kwargs = pytree.tree_map(lambda x: values.get(id(x), x), (args, kwargs))
         with _disable_current_modes(), torch._C.DisableTorchFunction():
             computed = pytree.tree_leaves(function(*args, **kwargs))
-        names = set[str]().union(*(found[0] for found in known if found is not None))
+        names = set[str]().union(*(found[0] for found in operand_values if found is not None))
         self._derived.update((x, (names, value)) for x, value in zip(results, computed, strict=True))
 
     def _find_value(self, x: Any) -> tuple[set[str], Tensor] | None:
-        """Names of the buffers that determine ``x``, and its value; None if the value is unknown."""
+        """Return the names of the buffers that determine ``x``, and its value; None if the value is unknown."""
         if isinstance(x, Tensor) and x in self._derived:
             names, value = self._derived[x]
             return names, value
@@ -122,8 +124,8 @@ def _write_by_index_put(x: Tensor, index: Any, value: Any) -> bool:
     """Execute ``x[index] = value`` by ``index_put_`` if the index contains a scalar integer tensor.
 
     Returns:
-        whether the assignment was executed. It is not if there is no scalar integer tensor, or if another part is
-        neither an integer nor a slice nor an Ellipsis.
+        whether the assignment was executed. This requires that the other parts of the index are integers, slices or an
+        Ellipsis.
     """
     parts = list(index) if isinstance(index, tuple) else [index]
     is_scalar_tensor = [isinstance(part, Tensor) and not part.dim() and part.dtype in _INTEGER_TYPES for part in parts]
@@ -145,16 +147,16 @@ def _write_by_index_put(x: Tensor, index: Any, value: Any) -> bool:
 @contextmanager
 def skip_distribution_checks() -> Iterator[None]:
     """Disable parameter validation of ``torch.distributions``, which reads values that a trace does not have."""
-    before = torch.distributions.Distribution._validate_args
+    previous = torch.distributions.Distribution._validate_args
     torch.distributions.Distribution.set_default_validate_args(False)
     try:
         yield
     finally:
-        torch.distributions.Distribution.set_default_validate_args(before)
+        torch.distributions.Distribution.set_default_validate_args(previous)
 
 
 @contextmanager
-def recurrent_layers_by_shape() -> Iterator[None]:
+def trace_recurrent_layers_by_shape() -> Iterator[None]:
     """Trace recurrent layers as operators with empty outputs of the right shape, instead of tracing their time steps.
 
     Not thread-safe: the kernels are global. If two threads are inside the block, the first one that leaves it restores
@@ -185,7 +187,7 @@ def _empty_outputs(
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple[Tensor, ...]:
-    """Empty outputs of a recurrent layer. The sequence has PyTorch's memory order, [time, batch, features]."""
+    """Create empty outputs of a recurrent layer. The memory order of the sequence is [time, batch, features]."""
     initial_states = [states] if isinstance(states, Tensor) else states
     time_first = x.transpose(0, 1) if batch_first else x
     sequence = x.new_empty([*time_first.shape[:-1], (1 + bidirectional) * initial_states[0].shape[-1]])

@@ -14,69 +14,71 @@ if TYPE_CHECKING:
     from torch.fx import Node
 
 #: Number of layers or lines that a message names.
-_MAX_PLACES = 4
+_MAX_LOCATIONS = 4
 # Remedies.
 _CALL_EVAL = "call model.eval() before torch.export.export()"
 _PASS_TRAINING = "pass training=self.training"
 _INPUT_RANDOM = "pass the random numbers as an input if runs must be reproducible"
 # Kinds of training behavior.
-_BATCH_STATISTICS = "normalizes with the statistics of each batch, not with the running ones"
-_RANDOM_AS_IN_TRAINING = "is random at every run, as in training"
+_BATCH_STATISTICS = "normalizes with the statistics of each batch, not with the running statistics"
+_RANDOM_ACTIVATION = "is random at every run, as in training"
 #: ExecuTorch's ``native_dropout`` kernel does not divide the elements that it keeps by 1 - p.
 _ACTIVE_DROPOUT = "is random at every run, and the elements that it keeps are not divided by 1 - p, unlike in training"
 _ATTENTION_DROPOUT = "asks for dropout at every call, as in training, but the exported program omits it"
 _RANDOM_NUMBERS = "draws random numbers at every run, so that its results differ"
 
 
-def training_behavior(program: ExportedProgram, *, captured_by_user: bool = False) -> list[str]:
-    """Describe the operators with training behavior: a sentence per kind, with layers or lines, and the remedy.
+def describe_training_behavior(program: ExportedProgram, *, captured_by_user: bool = False) -> list[str]:
+    """Describe the operators with training behavior: one sentence for each kind, with layers or lines, and a remedy.
 
     Args:
         program: the captured program.
         captured_by_user: the user captured the program, so the model may have been in training mode.
     """
-    found: dict[tuple[str, str], dict[str, None]] = {}
+    groups: dict[tuple[str, str], dict[str, None]] = {}
     for node in program.graph.nodes:
-        what = _behavior(node)
-        if what is not None:
-            remedy = _remedy(node, what, captured_by_user)
-            found.setdefault((what, remedy), {})[_place(node)] = None
-    return [f"{what}: {_join_limited(list(places))}; {remedy}" for (what, remedy), places in found.items()]
+        behavior = _training_behavior(node)
+        if behavior is not None:
+            remedy = _remedy(node, behavior, captured_by_user)
+            groups.setdefault((behavior, remedy), {})[_describe_location(node)] = None
+    return [
+        f"{behavior}: {_join_limited(list(locations))}; {remedy}" for (behavior, remedy), locations in groups.items()
+    ]
 
 
-def _behavior(node: Node) -> str | None:
+def _training_behavior(node: Node) -> str | None:
     """The training behavior of ``node``, or None."""
     from arm_backend_core.nodes import arguments_of, is_random, mutates, overload_of
 
     overload = overload_of(node.target)
     if node.op != "call_function" or overload is None or overload.namespace != "aten":
         return None
-    known = arguments_of(node)
-    trains = any(known.get(name) is True for name in ("training", "train", "use_input_stats"))
-    if trains and known.get("running_mean") is not None:
+    arguments = arguments_of(node)
+    is_training = any(arguments.get(name) is True for name in ("training", "train", "use_input_stats"))
+    if is_training and arguments.get("running_mean") is not None:
         return _BATCH_STATISTICS
     if not is_random(node) or not (node.users or mutates(node)):
         return None
-    if "dropout_p" in known:
+    if "dropout_p" in arguments:
         return _ATTENTION_DROPOUT
     if "alpha_dropout" in str(overload) or "rrelu" in str(overload):
-        return _RANDOM_AS_IN_TRAINING
-    return _ACTIVE_DROPOUT if trains or "dropout" in str(overload) else _RANDOM_NUMBERS
+        return _RANDOM_ACTIVATION
+    return _ACTIVE_DROPOUT if is_training or "dropout" in str(overload) else _RANDOM_NUMBERS
 
 
-def _remedy(node: Node, what: str, captured_by_user: bool) -> str:
-    layer = _layer(node)
+def _remedy(node: Node, behavior: str, captured_by_user: bool) -> str:
+    layer = _innermost_module(node)
     is_torch_layer = layer is not None and layer[1].startswith("torch.nn.")
-    if captured_by_user and (is_torch_layer or what == _BATCH_STATISTICS):
+    if captured_by_user and (is_torch_layer or behavior == _BATCH_STATISTICS):
         return _CALL_EVAL
-    if what == _RANDOM_NUMBERS and not is_torch_layer:
+    if behavior == _RANDOM_NUMBERS and not is_torch_layer:
         only_training = f"if the model draws them only in training, {_CALL_EVAL}"
         return f"{_INPUT_RANDOM}; {only_training}" if captured_by_user else _INPUT_RANDOM
-    fix_call = "pass dropout_p=p if self.training else 0.0" if what == _ATTENTION_DROPOUT else _PASS_TRAINING
+    fix_call = "pass dropout_p=p if self.training else 0.0" if behavior == _ATTENTION_DROPOUT else _PASS_TRAINING
     return f"{fix_call}, and {_CALL_EVAL}" if captured_by_user else fix_call
 
 
-def _layer(node: Node) -> tuple[str, str] | None:
+def _innermost_module(node: Node) -> tuple[str, str] | None:
     """Path and type of the innermost module that ``node`` was traced in."""
     from arm_backend_core.nodes import modules_of
 
@@ -87,19 +89,19 @@ def _layer(node: Node) -> tuple[str, str] | None:
     return path, f"{kind.__module__}.{kind.__qualname__}" if isinstance(kind, type) else str(kind)
 
 
-def _place(node: Node) -> str:
+def _describe_location(node: Node) -> str:
     """``'encoder.norm' (BatchNorm1d)``, or the operator and the line of the user's own code."""
     from arm_backend_core.nodes import operator_name, source_line
 
-    layer = _layer(node)
+    layer = _innermost_module(node)
     if layer is not None and layer[1].startswith("torch.nn."):
         return f"'{layer[0]}' ({layer[1].rpartition('.')[2]})"
     line = source_line(node)
-    where = [f"'{layer[0]}'"] if layer is not None and layer[0] else []
-    where += [f"{os.path.basename(line.rpartition(':')[0])}:{line.rpartition(':')[2]}"] if line else []
-    return f"{operator_name(node)} ({', '.join(where) or node.name})"
+    position = [f"'{layer[0]}'"] if layer is not None and layer[0] else []
+    position += [f"{os.path.basename(line.rpartition(':')[0])}:{line.rpartition(':')[2]}"] if line else []
+    return f"{operator_name(node)} ({', '.join(position) or node.name})"
 
 
-def _join_limited(places: list[str]) -> str:
-    more = f" and {len(places) - _MAX_PLACES} more" if len(places) > _MAX_PLACES else ""
-    return ", ".join(places[:_MAX_PLACES]) + more
+def _join_limited(locations: list[str]) -> str:
+    more = f" and {len(locations) - _MAX_LOCATIONS} more" if len(locations) > _MAX_LOCATIONS else ""
+    return ", ".join(locations[:_MAX_LOCATIONS]) + more

@@ -1,6 +1,6 @@
 """uint8 casts: move casts from and to uint8 past data movement, to the inputs and outputs of the program.
 
-TOSA supports uint8 only at the inputs and outputs of a graph. So data movement computes on floating point instead.
+TOSA supports uint8 only at the inputs and outputs of a graph. Data movement between them uses floating point.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.fx import Graph, Node
 from arm_recipes.stages.capture.data_dependent_shapes import is_elementwise
 
 aten = torch.ops.aten
-_CASTS = (aten.to.dtype, aten._to_copy.default)
+_CAST_OPS = (aten.to.dtype, aten._to_copy.default)
 
 
 def move_casts_outward(program: ExportedProgram) -> None:
@@ -24,38 +24,40 @@ def move_casts_outward(program: ExportedProgram) -> None:
     graph = program.graph
     if not any(getattr(node.meta.get("val"), "dtype", None) is torch.uint8 for node in graph.nodes):
         return
-    found = [node for node in graph.nodes if _moves_bytes(node)]
+    uint8_nodes = [node for node in graph.nodes if _is_uint8_data_movement(node)]
     for check in graph.find_nodes(op="call_function", target=aten._assert_tensor_metadata.default):
-        graph.erase_node(check)  # checks dtypes of the trace
-    for node in found:
-        _cast_later(graph, node)
-    moves = {node for node in found if _moves_bytes(node)}
-    made = _copy_as_real(graph, moves)
-    new = set(made.values())
-    for node in [node for node in graph.nodes if node not in new]:
-        for source in [source for source in node.all_input_nodes if source in moves]:
-            dtype = _real_type(node)
+        graph.erase_node(check)  # the node checks the dtypes of the trace
+    for node in uint8_nodes:
+        _swap_with_cast(graph, node)
+    data_movement = {node for node in uint8_nodes if _is_uint8_data_movement(node)}
+    copies = _copy_as_float(graph, data_movement)
+    new_nodes = set(copies.values())
+    for node in [node for node in graph.nodes if node not in new_nodes]:
+        for source in [source for source in node.all_input_nodes if source in data_movement]:
+            dtype = _float_type(node)
             if dtype is None:
                 continue
-            if node.target in _CASTS:
-                node.target, node.args, node.kwargs = aten.alias.default, (made[source, dtype],), {}
+            if node.target in _CAST_OPS:
+                node.target, node.args, node.kwargs = aten.alias.default, (copies[source, dtype],), {}
             else:
-                node.replace_input_with(source, made[source, dtype])
-    _round(graph)
+                node.replace_input_with(source, copies[source, dtype])
+    _replace_uint8_round_trips(graph)
     eliminate_dead_code(graph)
     program.graph_module.recompile()
 
 
-def _round(graph: Graph) -> None:
+def _replace_uint8_round_trips(graph: Graph) -> None:
     """Replace float -> uint8 -> float by float -> int32 -> ``& 255`` -> float."""
     for node in list(graph.nodes):
-        made = node.target in _CASTS and _dtype(node) is torch.uint8 and _is_real(_dtype(node.args[0]))
-        if made and all(user.target in _CASTS and _real_type(user) for user in node.users):
+        is_float_to_uint8 = (
+            node.target in _CAST_OPS and _dtype(node) is torch.uint8 and _is_float_type(_dtype(node.args[0]))
+        )
+        if is_float_to_uint8 and all(user.target in _CAST_OPS and _float_type(user) for user in node.users):
             with graph.inserting_before(node):
-                whole = graph.call_function(aten.to.dtype, (node.args[0], torch.int32))
-            node.target, node.args, node.kwargs = aten.bitwise_and.Scalar, (whole, 255), {}
-            node.meta["val"] = _like(node, torch.int32)
-            whole.meta = dict(node.meta)
+                int_cast = graph.call_function(aten.to.dtype, (node.args[0], torch.int32))
+            node.target, node.args, node.kwargs = aten.bitwise_and.Scalar, (int_cast, 255), {}
+            node.meta["val"] = _empty_like(node, torch.int32)
+            int_cast.meta = dict(node.meta)
 
 
 def _dtype(node: Node) -> torch.dtype:
@@ -63,20 +65,20 @@ def _dtype(node: Node) -> torch.dtype:
     return dtype
 
 
-def _is_real(dtype: torch.dtype) -> bool:
+def _is_float_type(dtype: torch.dtype) -> bool:
     from arm_backend_core.kinds import ScalarKind, kind_of
 
     return kind_of(dtype) is ScalarKind.FLOAT
 
 
-def _real_type(node: Node) -> torch.dtype | None:
-    """The floating-point type of ``node`` if it casts uint8 to it or computes with uint8 operands; else None."""
+def _float_type(node: Node) -> torch.dtype | None:
+    """Return the floating-point type of ``node`` if it is a cast or elementwise; None for other types and operators."""
     dtype: torch.dtype | None = getattr(node.meta.get("val"), "dtype", None)
-    computes = node.target in _CASTS or is_elementwise(node)
-    return dtype if dtype is not None and _is_real(dtype) and computes else None
+    computes = node.target in _CAST_OPS or is_elementwise(node)
+    return dtype if dtype is not None and _is_float_type(dtype) and computes else None
 
 
-def _moves_bytes(node: Node) -> bool:
+def _is_uint8_data_movement(node: Node) -> bool:
     """Whether ``node`` is data movement of uint8, and neither its operands nor its result are written."""
     from arm_backend_core.nodes import is_written
     from arm_backend_core.ops.catalog import is_data_movement
@@ -88,48 +90,48 @@ def _moves_bytes(node: Node) -> bool:
     return is_data_movement(node) and kinds == {torch.uint8} and not any(map(is_written, (node, *sources)))
 
 
-def _copy_as_real(graph: Graph, moves: Container[Node]) -> dict[tuple[Node, torch.dtype], Node]:
-    """Copy data movement of uint8 for each floating-point type that consumers need, with casts before it.
+def _copy_as_float(graph: Graph, data_movement: Container[Node]) -> dict[tuple[Node, torch.dtype], Node]:
+    """Copy uint8 data movement for each floating-point type that consumers need, and cast its inputs.
 
     Returns:
         (node, type) -> copy.
     """
-    wanted: dict[Node, set[torch.dtype]] = {}
+    needed_types: dict[Node, set[torch.dtype]] = {}
     for node in reversed(graph.nodes):
-        dtype = _real_type(node)
-        asked = wanted.get(node, set()) if node in moves else set() if dtype is None else {dtype}
-        for source in node.all_input_nodes if asked else ():
-            if node in moves or source in moves:
-                wanted.setdefault(source, set()).update(asked)
-    made: dict[tuple[Node, torch.dtype], Node] = {}
-    for node in [node for node in graph.nodes if node in wanted]:
-        for dtype in wanted[node]:
+        dtype = _float_type(node)
+        types = needed_types.get(node, set()) if node in data_movement else set() if dtype is None else {dtype}
+        for source in node.all_input_nodes if types else ():
+            if node in data_movement or source in data_movement:
+                needed_types.setdefault(source, set()).update(types)
+    copies: dict[tuple[Node, torch.dtype], Node] = {}
+    for node in [node for node in graph.nodes if node in needed_types]:
+        for dtype in needed_types[node]:
             with graph.inserting_after(node):
-                if node in moves:
-                    real = graph.node_copy(node, {x: made[x, dtype] for x in node.all_input_nodes}.__getitem__)
+                if node in data_movement:
+                    copy = graph.node_copy(node, {x: copies[x, dtype] for x in node.all_input_nodes}.__getitem__)
                 else:
-                    real = graph.call_function(aten.to.dtype, (node, dtype))
-            real.meta = {**node.meta, "val": _like(node, dtype)}
-            made[node, dtype] = real
-    return made
+                    copy = graph.call_function(aten.to.dtype, (node, dtype))
+            copy.meta = {**node.meta, "val": _empty_like(node, dtype)}
+            copies[node, dtype] = copy
+    return copies
 
 
-def _cast_later(graph: Graph, node: Node) -> None:
-    """Swap data movement with the cast to uint8 before it: move the floating-point values, then cast."""
+def _swap_with_cast(graph: Graph, node: Node) -> None:
+    """Swap data movement with a preceding cast to uint8: move the floating-point values, then cast."""
     from arm_backend_core.nodes import is_written
 
     casts = node.all_input_nodes
-    if len(casts) != 1 or casts[0].target not in _CASTS:
+    if len(casts) != 1 or casts[0].target not in _CAST_OPS:
         return
-    (real,) = casts[0].all_input_nodes
-    if not _is_real(_dtype(real)) or is_written(real):
+    (float_value,) = casts[0].all_input_nodes
+    if not _is_float_type(_dtype(float_value)) or is_written(float_value):
         return
     with graph.inserting_before(node):
-        moved = graph.node_copy(node, lambda _: real)
-    moved.meta = {**node.meta, "val": _like(node, _dtype(real))}
-    node.target, node.args, node.kwargs = aten.to.dtype, (moved, torch.uint8), {}
+        moved_float = graph.node_copy(node, lambda _: float_value)
+    moved_float.meta = {**node.meta, "val": _empty_like(node, _dtype(float_value))}
+    node.target, node.args, node.kwargs = aten.to.dtype, (moved_float, torch.uint8), {}
 
 
-def _like(node: Node, dtype: torch.dtype) -> torch.Tensor:
+def _empty_like(node: Node, dtype: torch.dtype) -> torch.Tensor:
     value: torch.Tensor = node.meta["val"]
     return torch.empty_like(value, dtype=dtype)

@@ -16,21 +16,21 @@ from torch import fx
 from arm_backend_core.nodes import operator_name, overload_of, source_line
 from arm_recipes._internal.messages import NotRunnableError, warn
 from arm_recipes.stages.edge.cpu_operators import CpuOperator, group_operators
-from arm_recipes.stages.edge.empty_tensors import MIXED, is_empty
+from arm_recipes.stages.edge.empty_tensors import MIXED_OPERAND_KERNELS, is_empty
 
 #: Element types that the kernels in ExecuTorch's library do not support.
-_NO_KERNELS = frozenset({torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2})
-#: Floating-point types that its quantize and dequantize kernels support; other types abort the process.
-_REALS = (torch.float16, torch.float32, torch.float64)
-#: Kernels that every firmware for an Arm target has; the library that pip installs lacks them.
-_FIRMWARE = frozenset({"cortex_m::quantize_per_tensor.out", "cortex_m::dequantize_per_tensor.out"})
+_UNSUPPORTED_DTYPES = frozenset({torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2})
+#: Floating-point types that the library's quantize and dequantize kernels support. Other types abort the process.
+_QUANTIZABLE_FLOAT_DTYPES = (torch.float16, torch.float32, torch.float64)
+#: Kernels that every firmware for an Arm target has. ExecuTorch's pip package lacks them.
+_FIRMWARE_KERNELS = frozenset({"cortex_m::quantize_per_tensor.out", "cortex_m::dequantize_per_tensor.out"})
 
 
 class CheckRunnable:
-    """Edge manager pass: detect at export what would not load or run on the device.
+    """Edge manager pass: detect CPU operators that would not load or run on the device.
 
     Args:
-        required: True raises, "warn" warns, False leaves it to the report.
+        required: True raises an error, "warn" warns, False does neither. The report always lists them.
     """
 
     def __init__(self, required: bool | Literal["warn"]) -> None:
@@ -45,10 +45,10 @@ class CheckRunnable:
         if self._required is False:
             return []
         for method in sorted(manager.methods):
-            found = not_runnable(manager.exported_program(method).graph)
-            if not found:
+            operators = find_not_runnable(manager.exported_program(method).graph)
+            if not operators:
                 continue
-            lines = [f"  {o.operator} ({', '.join(o.sources)}): {o.reason}" for o in found]
+            lines = [f"  {o.operator} ({', '.join(o.sources)}): {o.reason}" for o in operators]
             text = f"'{method}' will not run: ExecuTorch's library cannot execute operators that stay on the CPU\n"
             if self._required is True:
                 raise NotRunnableError(f"require_runnable: {text}" + "\n".join(lines))
@@ -56,55 +56,55 @@ class CheckRunnable:
         return []
 
 
-def not_runnable(graph: fx.Graph) -> tuple[CpuOperator, ...]:
-    """Operators outside the delegates that ExecuTorch's library cannot execute, each with the reason."""
-    found = []
+def find_not_runnable(graph: fx.Graph) -> tuple[CpuOperator, ...]:
+    """Find the operators outside the delegates that ExecuTorch's library cannot execute, with the reason."""
+    operators = []
     for node in graph.nodes:
         if node.op == "call_function" and overload_of(node.target) is not None:
-            reason = next(_problems(node), None)
+            reason = next(_kernel_problems(node), None)
             if reason is not None:
-                found.append((operator_name(node), reason, source_line(node)))
-    return group_operators(found)
+                operators.append((operator_name(node), reason, source_line(node)))
+    return group_operators(operators)
 
 
-def _problems(node: fx.Node) -> Iterator[str]:
+def _kernel_problems(node: fx.Node) -> Iterator[str]:
     results = node.meta.get("val")
-    tensors = [value for value in _flat(results) if isinstance(value, torch.Tensor)]
+    tensors = [value for value in _to_list(results) if isinstance(value, torch.Tensor)]
     if not tensors:
-        return  # shape arithmetic and checks, which ExecuTorch emits specially
-    kernel = kernel_of(node)
+        return  # shape arithmetic and checks need no kernel
+    kernel = kernel_name(node)
     if kernel is None:
         yield "ExecuTorch has no out variant of it: use another operator"
         return
-    if kernel not in _FIRMWARE and kernel not in _kernels():
+    if kernel not in _FIRMWARE_KERNELS and kernel not in _library_kernels():
         yield f"no kernel {kernel}: use another operator, or link a library that has it into the firmware"
     yield from _quantization_problems(node, tensors[0])
-    read = [source.meta.get("val") for source in node.all_input_nodes]
-    if any(map(is_empty, read)) and kernel not in MIXED:
+    operands = [source.meta.get("val") for source in node.all_input_nodes]
+    if any(map(is_empty, operands)) and kernel not in MIXED_OPERAND_KERNELS:
         yield "its kernel may abort on a tensor without elements: remove it from the model"
-    for value in (*tensors, *(value for value in read if isinstance(value, torch.Tensor))):
-        if value.dtype in _NO_KERNELS:
-            yield f"its kernel does not support {_name(value.dtype)}: convert to another type in the model"
+    for value in (*tensors, *(value for value in operands if isinstance(value, torch.Tensor))):
+        if value.dtype in _UNSUPPORTED_DTYPES:
+            yield f"its kernel does not support {_dtype_name(value.dtype)}: convert to another type in the model"
 
 
 def _quantization_problems(node: fx.Node, result: torch.Tensor) -> Iterator[str]:
     overload = overload_of(node.target)
-    kind = overload.name().partition("::")[2].split(".")[0] if overload is not None else ""
-    if not kind.startswith(("quantize_per_", "dequantize_per_")) or len(node.args) < 2:
+    operator = overload.name().partition("::")[2].split(".")[0] if overload is not None else ""
+    if not operator.startswith(("quantize_per_", "dequantize_per_")) or len(node.args) < 2:
         return
-    quantizes = kind.startswith("quantize")
+    quantizes = operator.startswith("quantize")
     source, scale = node.args[:2]
-    real = source.meta["val"] if quantizes and isinstance(source, fx.Node) else result
-    if real.dtype not in _REALS:
-        yield f"its kernel does not support {_name(real.dtype)}: convert to float32 in the model"
+    float_tensor = source.meta["val"] if quantizes and isinstance(source, fx.Node) else result
+    if float_tensor.dtype not in _QUANTIZABLE_FLOAT_DTYPES:
+        yield f"its kernel does not support {_dtype_name(float_tensor.dtype)}: convert to float32 in the model"
     if isinstance(scale, float) and not (0 < scale < math.inf and 1 / scale < math.inf):
         yield f"its scale is {scale}: calibrate with samples whose values are finite"
     if isinstance(scale, fx.Node) and quantizes and scale.meta["val"].dtype != torch.float64:
-        yield f"its kernel needs float64 scales, these are {_name(scale.meta['val'].dtype)}"
+        yield f"its kernel needs float64 scales, these are {_dtype_name(scale.meta['val'].dtype)}"
 
 
-def kernel_of(node: fx.Node) -> str | None:
-    """Name of the kernel that the runtime looks up; None if ExecuTorch cannot emit the operator."""
+def kernel_name(node: fx.Node) -> str | None:
+    """Return the name of the kernel that the runtime looks up; None if ExecuTorch cannot emit the operator."""
     target: Any = node.target
     try:
         out = target.to_out_variant() if isinstance(target, EdgeOpOverload) else to_out_variant(target)[0]
@@ -115,16 +115,16 @@ def kernel_of(node: fx.Node) -> str | None:
 
 
 @cache
-def _kernels() -> frozenset[str]:
+def _library_kernels() -> frozenset[str]:
     import executorch.kernels.quantized  # noqa: F401
     from executorch.extension.pybindings import portable_lib
 
     return frozenset(portable_lib._get_operator_names())
 
 
-def _flat(value: Any) -> list[Any]:
+def _to_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (tuple, list)) else [value]
 
 
-def _name(dtype: torch.dtype) -> str:
+def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")

@@ -1,9 +1,9 @@
 """``cortex_m`` quantize and dequantize: the boundary operators of delegates, for the edge dialect.
 
 ExecuTorch's own definitions import its whole Arm backend, about 350 modules, and PyTorch's registry accepts one
-definition per name. So these operators are not registered: they have a schema and a function, which ExecuTorch's passes
-and emitter need. ``torch.ops`` shows them until the real ones are registered, so ExecuTorch's definitions may be
-imported before or after.
+definition per name. Therefore, this module does not register its operators. They have a schema and a function, which
+ExecuTorch's passes and emitter need. ``torch.ops`` returns them until ExecuTorch's definitions are registered, so the
+order of the imports does not matter.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _ARGUMENTS = "Tensor input, float scale, int zero_point, int quant_min, int quan
 
 
 class _Packet(OpOverloadPacket):
-    """The overloads of an operator: the registered ones, or else those created by ``stand_in``."""
+    """The overloads of an operator: the registered overloads, else those of ``create_unregistered``."""
 
-    def stand_in(self, overload: str, schema: str, function: Callable[..., Tensor]) -> OpOverload:
+    def create_unregistered(self, overload: str, schema: str, function: Callable[..., Tensor]) -> OpOverload:
         """Create an overload without registering it."""
         created: OpOverload = OpOverload(self, function, function, torch._C.parse_schema(f"cortex_m::{schema}"), [])
         self.__dict__.setdefault("_stand_ins", {})[overload] = created
@@ -48,17 +48,19 @@ def _edge_operator(name: str) -> EdgeOpOverload:
         result: Tensor = compute(*arguments)
         return result
 
-    def into(*arguments: Any, out: Tensor) -> Tensor:
+    def out_variant(*arguments: Any, out: Tensor) -> Tensor:
         return out.copy_(compute(*arguments))
 
     packet = _Packet(f"cortex_m::{name}", name, functional, [])
     packet.__module__ = "torch._ops.cortex_m"  # as in torch.ops; printed graphs show it
-    op = packet.stand_in("default", f"{name}({_ARGUMENTS}) -> Tensor", functional)
-    out = packet.stand_in("out", f"{name}.out({_ARGUMENTS}, *, Tensor(a!) out) -> Tensor(a!)", into)
+    functional_overload = packet.create_unregistered("default", f"{name}({_ARGUMENTS}) -> Tensor", functional)
+    out_overload = packet.create_unregistered(
+        "out", f"{name}.out({_ARGUMENTS}, *, Tensor(a!) out) -> Tensor(a!)", out_variant
+    )
     if not hasattr(torch.ops.cortex_m, name):
         setattr(torch.ops.cortex_m, name, packet)
-    edge = EdgeOpOverload(op, EdgeDialectFunctionSchema(op._schema))
-    edge._out_variant = out  # ``to_out_variant`` reads this attribute before it searches the registry
+    edge = EdgeOpOverload(functional_overload, EdgeDialectFunctionSchema(functional_overload._schema))
+    edge._out_variant = out_overload  # ``to_out_variant`` reads this attribute before it searches the registry
     return edge
 
 

@@ -1,7 +1,7 @@
 """Edge manager passes: edit the operators at delegate boundaries after lowering.
 
-They are the ``edge_manager_transform_passes`` of a recipe. They edit nodes in place and return no passes, because
-ExecuTorch retraces every method, including delegates, to apply a pass.
+A recipe lists these functions as ``edge_manager_transform_passes``. They edit nodes in place and return no passes,
+because ExecuTorch retraces every method, including delegates, to apply a pass.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from arm_recipes._internal.messages import warn
 
 
 def remove_io_casts(manager: EdgeProgramManager) -> Sequence[Any]:
-    """Remove quantize after inputs and dequantize before outputs, so that the program takes and returns integers.
+    """Remove quantize operators after inputs and dequantize operators before outputs, for integer inputs and outputs.
 
     Scale, zero point, range and dtype are stored in the program as constant methods such as ``forward_input0_scale``,
     with the names of ExecuTorch's ``quantize_io_pass``. Inputs that are not quantized (token indices, a boolean mask)
@@ -32,20 +32,20 @@ def remove_io_casts(manager: EdgeProgramManager) -> Sequence[Any]:
     for method in sorted(manager.methods):
         program = manager.exported_program(method)
         for index, node in enumerate(_user_inputs(program)):
-            if _joined_quantize(node):
-                _publish(manager, method, "input", index, quantize_input(program, index))
+            if _merge_equal_quantizes(node):
+                _add_io_constant_methods(manager, method, "input", index, quantize_input(program, index))
             elif is_float(node):
-                others = ", ".join(sorted({operator_name(user) for user in node.users})) or "nothing"
-                what = f"input {index} ('{node.name}') of '{method}'"
-                warn(f"quantized_io: {what} stays float; it is used by {others}")
+                consumers = ", ".join(sorted({operator_name(user) for user in node.users})) or "nothing"
+                description = f"input {index} ('{node.name}') of '{method}'"
+                warn(f"quantized_io: {description} stays float; it is used by {consumers}")
         specs = program.graph_signature.output_specs
-        buffers = sum(spec.kind is OutputKind.BUFFER_MUTATION for spec in specs)
-        for index, (_, value) in enumerate(outputs_of(program)):
-            position = buffers + index
+        buffer_outputs = sum(spec.kind is OutputKind.BUFFER_MUTATION for spec in specs)
+        for index, (_, value) in enumerate(program_outputs(program)):
+            position = buffer_outputs + index
             if not isinstance(value, Node):
                 continue
             if value.target is _DEQUANTIZE:
-                _publish(manager, method, "output", index, quantize_output(program, position))
+                _add_io_constant_methods(manager, method, "output", index, quantize_output(program, position))
                 value = program.graph.output_node().args[0][position]
                 specs[position].arg = TensorArgument(name=value.name)
             elif is_float(value):
@@ -76,8 +76,10 @@ def lower_integer_remainder(manager: EdgeProgramManager) -> Sequence[Any]:
     aten = exir_ops.edge.aten
     for method in manager.methods:
         module = manager.exported_program(method).graph_module
-        found = [node for node in module.graph.nodes if node.target in (aten.remainder.Scalar, aten.remainder.Tensor)]
-        for node in found:
+        remainders = [
+            node for node in module.graph.nodes if node.target in (aten.remainder.Scalar, aten.remainder.Tensor)
+        ]
+        for node in remainders:
             x, y = node.args
             value = node.meta["val"]
             if not is_integer(node):
@@ -86,10 +88,10 @@ def lower_integer_remainder(manager: EdgeProgramManager) -> Sequence[Any]:
                 if not isinstance(y, Node):
                     y = module.graph.call_function(aten.full.default, ([], y), {"dtype": value.dtype})
                     y.meta = {**node.meta, "val": value.new_full((), node.args[1])}
-                down = module.graph.call_function(aten.div.Tensor_mode, (x, y), {"rounding_mode": "floor"})
-                whole = module.graph.call_function(aten.mul.Tensor, (down, y))
-            down.meta, whole.meta = dict(node.meta), dict(node.meta)
-            node.target, node.args = aten.sub.Tensor, (x, whole)
+                quotient = module.graph.call_function(aten.div.Tensor_mode, (x, y), {"rounding_mode": "floor"})
+                product = module.graph.call_function(aten.mul.Tensor, (quotient, y))
+            quotient.meta, product.meta = dict(node.meta), dict(node.meta)
+            node.target, node.args = aten.sub.Tensor, (x, product)
         module.recompile()
     return []
 
@@ -113,7 +115,7 @@ def remove_redundant_copies(manager: EdgeProgramManager) -> Sequence[Any]:
 def use_cortex_m_quantize(manager: EdgeProgramManager) -> Sequence[Any]:
     """Replace quantize and dequantize outside the delegates by the ``cortex_m`` operators of firmware.
 
-    Operators without such a kernel (per-channel weights of a CPU operator; floating-point types other than float32)
+    ``cortex_m`` has no kernels for per-channel parameters and for floating-point types other than float32. Such nodes
     keep ExecuTorch's operators, which the partitioner has loaded.
     """
     from arm_recipes.stages.edge import cortex_m
@@ -125,8 +127,8 @@ def use_cortex_m_quantize(manager: EdgeProgramManager) -> Sequence[Any]:
             # The operators have the same arguments and results, so the node's metadata stays valid.
             if node.target not in operators or node.kwargs or node.args[5] not in cortex_m.DTYPES:
                 continue
-            real = node.args[0] if node.target is _QUANTIZE else node
-            if real.meta["val"].dtype is torch.float32:
+            float_node = node.args[0] if node.target is _QUANTIZE else node
+            if float_node.meta["val"].dtype is torch.float32:
                 node.target = operators[node.target]
         module.recompile()
     return []
@@ -141,23 +143,23 @@ def _user_inputs(program: ExportedProgram) -> list[Node]:
     return [nodes[name] for name in program.graph_signature.user_inputs if name in nodes]
 
 
-def outputs_of(program: ExportedProgram) -> list[tuple[str, Any]]:
-    """Names and values of a program's outputs: the new values of mutated inputs, then the model's outputs.
+def program_outputs(program: ExportedProgram) -> list[tuple[str, Any]]:
+    """Return (name, value) of a program's outputs: the new values of mutated inputs, then the model's outputs.
 
-    The new values of mutated buffers come first in the graph's output, but are not returned.
+    In the graph, the new values of mutated buffers come first. A program does not return them.
     """
     values = program.graph.output_node().args[0]
-    found: list[tuple[str, Any]] = []
+    outputs: list[tuple[str, Any]] = []
     for spec, value in zip(program.graph_signature.output_specs, values, strict=True):
         if spec.kind is OutputKind.USER_INPUT_MUTATION:
-            found.append((f"{spec.target}_written", value))
+            outputs.append((f"{spec.target}_written", value))
         elif spec.kind is not OutputKind.BUFFER_MUTATION:
-            found.append((f"output{len(found)}", value))
-    return found
+            outputs.append((f"output{len(outputs)}", value))
+    return outputs
 
 
-def _joined_quantize(node: Node) -> bool:
-    """Whether all users of an input quantize it with the same parameters; then merges duplicates into the first."""
+def _merge_equal_quantizes(node: Node) -> bool:
+    """Merge the quantize operators of an input. Returns False if it has other users, or different parameters."""
     users = list(node.users)
     if not users or any(user.target is not _QUANTIZE or user.args != users[0].args for user in users):
         return False
@@ -168,7 +170,9 @@ def _joined_quantize(node: Node) -> bool:
     return True
 
 
-def _publish(manager: EdgeProgramManager, method: str, side: str, index: int, parameters: Sequence[Any]) -> None:
+def _add_io_constant_methods(
+    manager: EdgeProgramManager, method: str, side: str, index: int, parameters: Sequence[Any]
+) -> None:
     from executorch.exir.passes.quantize_io_pass import get_config_method_name
     from executorch.exir.tensor import scalar_type_enum
 

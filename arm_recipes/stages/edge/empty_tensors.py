@@ -22,9 +22,9 @@ from torch.utils import _pytree as pytree
 from arm_backend_core.graph_edits import eliminate_dead_code
 from arm_backend_core.nodes import is_random, overload_of
 
-_EDGE = exir_ops.edge.aten
-#: Kernels that accept a mix of empty and non-empty operands; each was tested.
-MIXED = frozenset(
+_EDGE_ATEN = exir_ops.edge.aten
+#: Kernels that accept a mix of empty and non-empty operands, as tests of each kernel show.
+MIXED_OPERAND_KERNELS = frozenset(
     {
         *("aten::addmm.out", "aten::cat.out", "aten::index_put.out", "aten::scatter.src_out", "aten::scatter_add.out"),
         *("aten::slice_scatter.out", "aten::split_with_sizes_copy.out"),
@@ -51,7 +51,7 @@ def is_empty(value: Any) -> bool:
     return isinstance(value, Tensor) and any(isinstance(size, int) and size == 0 for size in value.shape)
 
 
-def _tensors(nodes: Iterable[Node]) -> list[Tensor]:
+def _result_tensors(nodes: Iterable[Node]) -> list[Tensor]:
     values = [value for node in nodes for value in pytree.tree_leaves(node.meta.get("val"))]
     return [value for value in values if isinstance(value, Tensor)]
 
@@ -65,30 +65,30 @@ def _touches_empty_tensor(node: Node) -> bool:
     is_functional = (
         isinstance(producer.target, EdgeOpOverload) and overload is not None and not overload._schema.is_mutable
     )
-    return is_functional and any(map(is_empty, _tensors([node, *node.all_input_nodes])))
+    return is_functional and any(map(is_empty, _result_tensors([node, *node.all_input_nodes])))
 
 
 def _replace_or_trim(node: Node) -> bool:
-    """Replace ``node`` by a constant, or drop the empty operands of a ``cat``; returns whether the graph changed."""
+    """Replace ``node`` by a constant, or drop the empty operands of a ``cat``. Returns whether the graph changed."""
     value = node.meta.get("val")
     if isinstance(value, Tensor):
         fill_value = 0 if is_empty(value) else _uniform_value(node)
         if fill_value is not None:
-            node.target, node.args = _EDGE.full.default, (list(value.shape), fill_value)
+            node.target, node.args = _EDGE_ATEN.full.default, (list(value.shape), fill_value)
             node.kwargs = {"dtype": value.dtype}
             node.meta["val"] = value.new_empty(value.shape)  # contiguous
             return True
-    if node.target is _EDGE.cat.default:
+    if node.target is _EDGE_ATEN.cat.default:
         node.update_arg(0, [part for part in node.args[0] if not is_empty(part.meta["val"])])  # type: ignore[union-attr]
         return True
     return False
 
 
 def _uniform_value(node: Node) -> float | int | bool | None:
-    """The value that all elements of the result share, computed if all operands are empty; else None."""
+    """Compute the value that all elements of the result share; None without such a value or with non-empty operands."""
     source, index = (node.all_input_nodes[0], node.args[1]) if node.target is operator.getitem else (node, None)
     overload = overload_of(source.target)
-    if overload is None or is_random(source) or not all(map(is_empty, _tensors(source.all_input_nodes))):
+    if overload is None or is_random(source) or not all(map(is_empty, _result_tensors(source.all_input_nodes))):
         return None
     args, kwargs = torch.fx.map_arg((source.args, source.kwargs), _make_zeros)
     with torch.no_grad():

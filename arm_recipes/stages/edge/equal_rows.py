@@ -1,9 +1,9 @@
 """Weight sharing on Ethos-U85: compute shared linear layers in equally many rows per operation in all methods.
 
-Vela encodes weights in blocks of output channels. The block size depends on the rows that the accumulators hold: 512
-channels with 1 row, 64 with 32 rows. So a weight that one method reads with 1 row and another with 32 rows is stored
-twice, in different order. Up to ``_ROWS`` rows, a layer takes no longer than with one row. This rewrite splits the rows
-into groups of that many and pads the last group, so that all methods read the same bytes.
+Vela encodes weights in blocks of output channels. The block size depends on the number of rows that the accumulators
+hold: 512 channels with 1 row, 64 with 32 rows. So a weight that one method reads with 1 row and another with 32 rows
+is stored twice, in different order. Up to ``_ROWS_PER_GROUP`` rows, a layer takes no longer than with one row. This
+rewrite splits the rows into groups of that size and pads the last group, so that all methods read the same bytes.
 
 Measured: SmolLM2's shape takes 161 MiB instead of 261 MiB, with 0.9 % more cycles for a token (because of padding) and
 1.2 % for a prompt of 32. Networks of such layers only take 5 % and 15 % more. So the rewrite is applied only to methods
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 #: MACs of the U85 -> rows in a group. With 256 MACs, 16 rows of SmolLM2's layers take 5 to 13 % fewer cycles than one.
-_ROWS = {256: 16}
+_ROWS_PER_GROUP = {256: 16}
 #: Minimum number of elements of a weight: for smaller weights, the padding takes about as long as the layer.
-_MANY = 1 << 16
+_MIN_WEIGHT_ELEMENTS = 1 << 16
 #: Input channels in a block. With a single block, the order does not depend on the block size of output channels.
-_BLOCK = 64
+_INPUT_CHANNEL_BLOCK = 64
 
 
-def arrange_rows(programs: Mapping[str, ExportedProgram], recipe: ExportRecipe) -> None:
+def equalize_rows(programs: Mapping[str, ExportedProgram], recipe: ExportRecipe) -> None:
     """Rewrite quantized linear operators whose weight several methods read with different numbers of rows.
 
     Operators with more rows than a group, but not a multiple of it, are unchanged: their last group would be costly.
@@ -45,21 +45,21 @@ def arrange_rows(programs: Mapping[str, ExportedProgram], recipe: ExportRecipe) 
         programs: are edited. The results are bit-equal.
         recipe: determines the target.
     """
-    size = _group(recipe) if len(programs) > 1 else None
-    if size is None:
+    group_size = _rows_per_group(recipe) if len(programs) > 1 else None
+    if group_size is None:
         return
-    found = [(weight, node) for program in programs.values() for weight, node in _linear(program)]
+    linears = [(weight, node) for program in programs.values() for weight, node in _quantized_linears(program)]
     rows: dict[TensorIdentity, set[int]] = defaultdict(set)
-    for weight, node in found:
-        rows[weight].add(_rows(node))
-    made: dict[tuple[Any, ...], list[Node]] = {}
-    for weight, node in found:
-        if len(rows[weight]) > 1 and not any(count > size and count % size for count in rows[weight]):
-            _in_groups(node, size, made)
+    for weight, node in linears:
+        rows[weight].add(_count_rows(node))
+    operand_groups: dict[tuple[Any, ...], list[Node]] = {}
+    for weight, node in linears:
+        if len(rows[weight]) > 1 and not any(count > group_size and count % group_size for count in rows[weight]):
+            _split_into_groups(node, group_size, operand_groups)
 
 
-def _group(recipe: ExportRecipe) -> int | None:
-    """Rows in a group on the recipe's target; None if the rewrite does not apply to the target."""
+def _rows_per_group(recipe: ExportRecipe) -> int | None:
+    """Return the rows in a group for the recipe's target; None if the rewrite does not apply to the target."""
     from arm_backend_core.partitioner import EthosUPartitioner
 
     partitioners = recipe.lowering_recipe.partitioners if recipe.lowering_recipe is not None else None
@@ -68,59 +68,62 @@ def _group(recipe: ExportRecipe) -> int | None:
             isinstance(partitioner, EthosUPartitioner)
             and partitioner.compile_spec.target.hardware.packs_weights_by_rows
         ):
-            return _ROWS.get(partitioner.compile_spec.target.macs or 0)
+            return _ROWS_PER_GROUP.get(partitioner.compile_spec.target.macs or 0)
     return None
 
 
-def _linear(program: ExportedProgram) -> Iterator[tuple[TensorIdentity, Node]]:
-    """Linear operators with int8 operands and quantized results, each with the identity of its weight."""
+def _quantized_linears(program: ExportedProgram) -> Iterator[tuple[TensorIdentity, Node]]:
+    """Yield (identity of the weight, node) of linear operators with int8 operands and quantized results."""
     constants = constants_of(program)
     for node in program.graph.find_nodes(op="call_function", target=aten.linear.default):
         x, weight = node.args[:2]
         if not (is_dequantize(x) and is_dequantize(weight) and weight.args[0] in constants):
             continue
         shape = constants[weight.args[0]].shape
-        if shape.numel() < _MANY or shape[1] <= _BLOCK:
+        if shape.numel() < _MIN_WEIGHT_ELEMENTS or shape[1] <= _INPUT_CHANNEL_BLOCK:
             continue
         value, users = x.args[0].meta["val"], list(node.users)
-        alike = all(is_quantize(user) and user.args[1:] == users[0].args[1:] for user in users)
-        returned = any(reader.op == "output" for user in users for reader in user.users)
-        if users and alike and not returned and value.dtype is torch.int8 and value.is_contiguous():
+        has_equal_quantization = all(is_quantize(user) and user.args[1:] == users[0].args[1:] for user in users)
+        is_output = any(reader.op == "output" for user in users for reader in user.users)
+        if users and has_equal_quantization and not is_output and value.dtype is torch.int8 and value.is_contiguous():
             yield tensor_identity(constants[weight.args[0]]), node
 
 
-def _rows(node: Node) -> int:
+def _count_rows(node: Node) -> int:
     return prod(node.meta["val"].shape[:-1])
 
 
-def _in_groups(node: Node, size: int, made: dict[tuple[Any, ...], list[Node]]) -> None:
-    """Replace a linear operator by one per group of rows; ``made`` caches the groups of operands, for reuse."""
-    (x, *held), first, rows = node.args, next(iter(node.users)), _rows(node)
+def _split_into_groups(node: Node, group_size: int, operand_groups: dict[tuple[Any, ...], list[Node]]) -> None:
+    """Replace a linear operator by one operator per group of rows. ``operand_groups`` caches the grouped operands."""
+    (x, *weight_and_bias), quantize, rows = node.args, next(iter(node.users)), _count_rows(node)
     assert isinstance(x, Node)
 
     def call(target: Any, *args: Any) -> Node:
-        made_node = node.graph.call_function(target, args)
-        made_node.meta = {**node.meta, "val": target(*map_arg(args, lambda source: source.meta["val"]))}
-        return made_node
+        new_node = node.graph.call_function(target, args)
+        new_node.meta = {**node.meta, "val": target(*map_arg(args, lambda source: source.meta["val"]))}
+        return new_node
 
-    groups = -(-rows // size)
+    groups = -(-rows // group_size)
     with node.graph.inserting_before(node):
-        if x.args not in made:
+        if x.args not in operand_groups:
             source, _, zero_point = x.args[:3]
             flat = call(aten.view.default, source, [1, rows, node.args[1].meta["val"].shape[1]])  # type: ignore[union-attr]
-            if rows % size:
-                flat = call(aten.constant_pad_nd.default, flat, [0, 0, 0, groups * size - rows], zero_point)
-            image = call(aten.view.default, flat, [1, groups, size, flat.meta["val"].shape[-1]])
+            if rows % group_size:
+                flat = call(aten.constant_pad_nd.default, flat, [0, 0, 0, groups * group_size - rows], zero_point)
+            image = call(aten.view.default, flat, [1, groups, group_size, flat.meta["val"].shape[-1]])
             parts = [call(aten.slice.Tensor, image, 1, i, i + 1) for i in range(groups)] if groups > 1 else [image]
-            made[x.args] = [call(x.target, part, *x.args[1:]) for part in parts]
-        results = [call(first.target, call(node.target, part, *held), *first.args[1:]) for part in made[x.args]]
+            operand_groups[x.args] = [call(x.target, part, *x.args[1:]) for part in parts]
+        results = [
+            call(quantize.target, call(node.target, part, *weight_and_bias), *quantize.args[1:])
+            for part in operand_groups[x.args]
+        ]
         joined = call(aten.cat.default, results, 1) if groups > 1 else results[0]
-        flat = call(aten.view.default, joined, [1, groups * size, joined.meta["val"].shape[-1]])
-        if rows % size:
+        flat = call(aten.view.default, joined, [1, groups * group_size, joined.meta["val"].shape[-1]])
+        if rows % group_size:
             flat = call(aten.slice.Tensor, flat, 1, 0, rows)
-        whole = call(aten.view.default, flat, list(node.meta["val"].shape))
+        result = call(aten.view.default, flat, list(node.meta["val"].shape))
     for user in list(node.users):
-        user.replace_all_uses_with(whole)
+        user.replace_all_uses_with(result)
         node.graph.erase_node(user)
     node.graph.erase_node(node)
     if not x.users:

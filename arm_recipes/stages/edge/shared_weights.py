@@ -1,8 +1,8 @@
-"""Weight sharing: store weights that several methods use once, although Vela encodes them for each method.
+"""Weight sharing: store a weight once if several methods use it, although Vela encodes it for each method.
 
-The addresses of constants in the command streams are patched, so that all streams read one region: the constants of the
-first method, followed by the additional ones of other methods. Nothing is copied at run time: the NPU reads constants
-in place. Command and register numbers: ``runtime/emulator/command_stream.h``.
+This pass patches the addresses of constants in the command streams, so that all streams read one region. The region
+holds the constants of the first method, then the additional constants of the other methods. Nothing is copied at run
+time, because the NPU reads constants in place. Command and register numbers: ``runtime/emulator/command_stream.h``.
 """
 
 from __future__ import annotations
@@ -15,32 +15,39 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from arm_backend_core.backends.ethosu_commands import DMA, decode_commands, encode_command, is_u85, pack_stream
+from arm_backend_core.backends.ethosu_commands import (
+    DMA_REGISTERS,
+    decode_commands,
+    encode_command,
+    is_u85,
+    pack_stream,
+)
 from arm_recipes._internal.executorch_programs import delegates_of, set_payload, store_named_data
 from arm_recipes._internal.messages import warn
 from arm_recipes.runtime.ethosu_blocks import externalize_weights
 from arm_recipes.runtime.ethosu_payload import read_parts
-from arm_recipes.runtime.payload_parts import split_payload, weights_name
-from arm_recipes.runtime.tosa_graph import constant_spans
+from arm_recipes.runtime.payload_parts import encode_parts, weights_key
+from arm_recipes.runtime.tosa_graph import find_constant_spans
 
 if TYPE_CHECKING:
     from executorch.exir import EdgeProgramManager
     from executorch.exir.backend.compile_spec_schema import CompileSpec
     from executorch.exir.lowered_backend_module import LoweredBackendModule
 
-_CONV, _DEPTHWISE, _KERNELS, _ELEMENTWISE, _DMA = 2, 3, (2, 3, 5, 6, 7), 6, 16
-#: (region, base) registers of up to four weight streams and of the scales; the length register follows the base.
-_STREAMS = ((296, 0x420), (296, 0x490), (296, 0x492), (296, 0x494), (297, 0x422))
+_CONV_OP, _DEPTHWISE_OP, _KERNEL_OPS, _ELEMENTWISE_OP, _DMA_OP = 2, 3, (2, 3, 5, 6, 7), 6, 16
+#: (region, base) registers of up to four weight streams and of the scales. The length register follows the base
+#: register.
+_WEIGHT_REGISTERS = ((296, 0x420), (296, 0x490), (296, 0x492), (296, 0x494), (297, 0x422))
 #: (region, base, precision) registers of IFM and IFM2.
-_MAPS = ((271, 0x400, 261), (399, 0x480, 389))
-_SOURCE, _TARGET_REGION, _LENGTH = (DMA[0], DMA[2]), DMA[1], DMA[4]
-_INDICES, _INDEX_MAX, _STRIDES, _COUNTS = (308, 0x437), 0x438, (0x433, 0x434), (306, 307)
-_IN_MEMORY = 2  #: storage values from here on: a chained operand or a scalar
-_CONSTANTS = 0  #: the region of weights and other constants
-_ALIGNMENT = 64
+_FEATURE_MAP_REGISTERS = ((271, 0x400, 261), (399, 0x480, 389))
+_DMA_SOURCE, _DMA_TARGET_REGION, _DMA_LENGTH = (DMA_REGISTERS[0], DMA_REGISTERS[2]), DMA_REGISTERS[1], DMA_REGISTERS[4]
+_GATHER_INDICES, _GATHER_INDEX_MAX, _DMA_STRIDES, _DMA_COUNTS = (308, 0x437), 0x438, (0x433, 0x434), (306, 307)
+_MIN_CHAINED_STORAGE = 2  #: IFM storage modes from this value on are not in memory: chained operand, scalar
+_CONSTANT_REGION = 0  #: the region of weights and other constants
+_ALIGNMENT_BYTES = 64
 
 
-_FEW = 1024  #: TOSA constants of fewer bytes are not shared
+_MIN_SHARED_BYTES = 1024  #: TOSA constants of fewer bytes are not shared
 
 
 def share_weights(manager: EdgeProgramManager) -> Sequence[Any]:
@@ -50,12 +57,12 @@ def share_weights(manager: EdgeProgramManager) -> Sequence[Any]:
     """
     if len(manager.methods) > 1:
         modules = [module for method in sorted(manager.methods) for module in delegates_of(manager, method)]
-        _share_ethosu(manager, [module for module in modules if module.backend_id == "EthosUBackend"])
-        _share_tosa(manager, [module for module in modules if module.backend_id == "TOSABackend"])
+        _share_ethosu_weights(manager, [module for module in modules if module.backend_id == "EthosUBackend"])
+        _share_tosa_constants(manager, [module for module in modules if module.backend_id == "TOSABackend"])
     return []
 
 
-def _share_ethosu(manager: EdgeProgramManager, modules: Sequence[LoweredBackendModule]) -> None:
+def _share_ethosu_weights(manager: EdgeProgramManager, modules: Sequence[LoweredBackendModule]) -> None:
     from arm_backend_core.backends.payload import WEIGHTS_CHECKSUM_KEY, checksum_spec
 
     if len(modules) < 2:
@@ -64,65 +71,70 @@ def _share_ethosu(manager: EdgeProgramManager, modules: Sequence[LoweredBackendM
     streams = []
     for part in parts:
         try:
-            streams.append(Stream(bytes(part.commands)))
-            _pieces(streams[-1], len(part.weights))
+            streams.append(CommandStream(bytes(part.commands)))
+            _movable_ranges(streams[-1], len(part.weights))
         except UnsupportedStream as reason:
             warn(f"methods do not share weights: {reason}; each method stores its own")
             return
-    region, moved = merge_constants(streams, [part.weights for part in parts])
+    region, patched_streams = merge_constants(streams, [part.weights for part in parts])
     if len(region) > 0.9 * sum(len(part.weights) for part in parts):
         return
-    name = _store(manager, region)
-    for module, stream, patched in zip(modules, streams, moved, strict=True):
+    name = _store_shared(manager, region)
+    for module, stream, patched in zip(modules, streams, patched_streams, strict=True):
         payload = externalize_weights(module.processed_bytes, patched, name)
-        _replace(module, payload, [checksum_spec(region, WEIGHTS_CHECKSUM_KEY)], stream.inserted)
+        _replace_payload(module, payload, [checksum_spec(region, WEIGHTS_CHECKSUM_KEY)], stream.inserted_offsets)
 
 
-def _share_tosa(manager: EdgeProgramManager, modules: Sequence[LoweredBackendModule]) -> None:
-    cuts = [_split_constants(module.processed_bytes) for module in modules]
-    counts = Counter(content for parts in cuts for content in {data for data, constant in parts if constant})
-    for module, parts in zip(modules, cuts, strict=True):
-        named = [_store(manager, data) if constant and counts[data] > 1 else data for data, constant in parts]
-        if any(isinstance(part, str) for part in named):
-            _replace(module, split_payload(named))
+def _share_tosa_constants(manager: EdgeProgramManager, modules: Sequence[LoweredBackendModule]) -> None:
+    split_payloads = [_split_constants(module.processed_bytes) for module in modules]
+    counts = Counter(content for parts in split_payloads for content in {data for data, constant in parts if constant})
+    for module, parts in zip(modules, split_payloads, strict=True):
+        data_or_names = [
+            _store_shared(manager, data) if constant and counts[data] > 1 else data for data, constant in parts
+        ]
+        if any(isinstance(part, str) for part in data_or_names):
+            _replace_payload(module, encode_parts(data_or_names))
 
 
 def _split_constants(flatbuffer: bytes) -> list[tuple[bytes, bool]]:
-    """Split a TOSA flatbuffer into parts; the flag marks the data of a large constant."""
-    borders = [0, *(border for span in constant_spans(memoryview(flatbuffer), _FEW) for border in span)]
-    pairs = list(pairwise([*borders, len(flatbuffer)]))
+    """Split a TOSA flatbuffer into (part, whether the part is the data of a large constant) pairs."""
+    bounds = [0, *(bound for span in find_constant_spans(memoryview(flatbuffer), _MIN_SHARED_BYTES) for bound in span)]
+    pairs = list(pairwise([*bounds, len(flatbuffer)]))
     return [(flatbuffer[start:end], index % 2 == 1) for index, (start, end) in enumerate(pairs)]
 
 
-def _store(manager: EdgeProgramManager, data: bytes) -> str:
-    name = weights_name(data)
-    store_named_data(manager, name, data, _ALIGNMENT)
+def _store_shared(manager: EdgeProgramManager, data: bytes) -> str:
+    name = weights_key(data)
+    store_named_data(manager, name, data, _ALIGNMENT_BYTES)
     return name
 
 
-def _replace(
-    module: LoweredBackendModule, payload: bytes, told: Sequence[CompileSpec] = (), inserted: Sequence[int] = ()
+def _replace_payload(
+    module: LoweredBackendModule,
+    payload: bytes,
+    extra_specs: Sequence[CompileSpec] = (),
+    inserted_offsets: Sequence[int] = (),
 ) -> None:
     """Replace a delegate's payload, and update its record: checksum, size, and positions of the commands."""
     from arm_backend_core.backends.payload import CHECKSUM_KEY, checksum_spec
     from arm_backend_core.events import delegate_record, set_delegate_record
 
-    check = checksum_spec(payload)
-    specs = [check if spec.key == CHECKSUM_KEY else spec for spec in module.compile_specs]
-    set_payload(module, payload, [*specs, *told])
+    checksum = checksum_spec(payload)
+    specs = [checksum if spec.key == CHECKSUM_KEY else spec for spec in module.compile_specs]
+    set_payload(module, payload, [*specs, *extra_specs])
     record = delegate_record(module)
     assert record is not None
     vela = record.vela
-    if inserted:
+    if inserted_offsets:
         assert vela is not None
-        layers = [replace(layer, commands=_shift_commands(layer.commands, inserted)) for layer in vela.layers]
+        layers = [replace(layer, commands=_shift_commands(layer.commands, inserted_offsets)) for layer in vela.layers]
         vela = replace(vela, layers=tuple(layers))
-    changed = replace(record, checksum=bytes(check.value), payload_bytes=len(payload), vela=vela)
-    set_delegate_record(module, changed)
+    new_record = replace(record, checksum=bytes(checksum.value), payload_bytes=len(payload), vela=vela)
+    set_delegate_record(module, new_record)
 
 
-def _shift_commands(commands: Sequence[int], inserted: Sequence[int]) -> tuple[int, ...]:
-    return tuple(at + 8 * bisect.bisect_right(inserted, at) for at in commands)
+def _shift_commands(commands: Sequence[int], inserted_offsets: Sequence[int]) -> tuple[int, ...]:
+    return tuple(offset + 8 * bisect.bisect_right(inserted_offsets, offset) for offset in commands)
 
 
 class UnsupportedStream(Exception):
@@ -144,85 +156,88 @@ class ConstantRead:
     length: int | None
 
 
-class Stream:
+class CommandStream:
     """A command stream as words, with its reads of constants.
 
     Attributes:
-        uses: the reads, in program order.
-        inserted: byte offsets, from the first command on, before which a command was inserted. It repeats an address
-            that Vela sets once for a constant and a tensor of another region with the same offset.
+        constant_reads: the reads, in program order.
+        inserted_offsets: byte offsets, relative to the first command, before which a command was inserted. The inserted
+            command repeats an address that Vela sets only once for two operands: a constant, and a tensor of another
+            region at the same offset.
     """
 
     def __init__(self, stream: bytes) -> None:
         self._stream, self._u85 = stream, is_u85(stream)
         self._words: list[int] = []
-        self.inserted: list[int] = []
-        self.uses = list(self._read())
+        self.inserted_offsets: list[int] = []
+        self.constant_reads = list(self._find_constant_reads())
 
-    def with_addresses(self, places: dict[int, int]) -> bytes:
+    def patch_addresses(self, addresses: dict[int, int]) -> bytes:
         """Patch the addresses of constants.
 
         Args:
-            places: ``ConstantRead.word`` -> new address.
+            addresses: ``ConstantRead.word`` -> new address.
         """
         words = list(self._words)
-        for place, address in places.items():
-            words[place] = (words[place] & 0xFF00FFFF) | (address >> 32) << 16
-            words[place + 1] = address & 0xFFFFFFFF
+        for word, address in addresses.items():
+            words[word] = (words[word] & 0xFF00FFFF) | (address >> 32) << 16
+            words[word + 1] = address & 0xFFFFFFFF
         return pack_stream(self._stream, words)
 
-    def _read(self) -> Iterator[ConstantRead]:
-        """Reads of constants, in program order. Registers keep their values between commands."""
-        registers, places, words = defaultdict[int, int](int), dict[int, int](), self._words
-        regions: dict[int, bool] = {}
+    def _find_constant_reads(self) -> Iterator[ConstantRead]:
+        """Yield the reads of constants, in program order. Registers keep their values between commands."""
+        registers, words_of_registers, words = defaultdict[int, int](int), dict[int, int](), self._words
+        is_constant_by_word: dict[int, bool] = {}
         for _, number, value in decode_commands(self._stream):
             if number >= 256:
-                registers[number], places[number] = value, len(words)
+                registers[number], words_of_registers[number] = value, len(words)
             else:
                 for region, base, length in self._operands(number, registers):
-                    if base not in places:
+                    if base not in words_of_registers:
                         continue
-                    constant = registers[region] >> 32 & 7 == _CONSTANTS
-                    if regions.setdefault(places[base], constant) != constant:
-                        self.inserted.append(4 * len(words) - 8 * len(self.inserted))
-                        places[base], regions[len(words)] = len(words), constant
+                    is_constant = registers[region] >> 32 & 7 == _CONSTANT_REGION
+                    if is_constant_by_word.setdefault(words_of_registers[base], is_constant) != is_constant:
+                        self.inserted_offsets.append(4 * len(words) - 8 * len(self.inserted_offsets))
+                        words_of_registers[base], is_constant_by_word[len(words)] = len(words), is_constant
                         words += encode_command(base, registers[base])
-                    if constant:
-                        yield ConstantRead(places[base], registers[base] & 0xFFFFFFFFFF, length)
+                    if is_constant:
+                        yield ConstantRead(words_of_registers[base], registers[base] & 0xFFFFFFFFFF, length)
             words += encode_command(number, value)
 
     def _operands(self, code: int, registers: dict[int, int]) -> Iterator[tuple[int, int, int | None]]:
-        """(region register, address register, number of bytes) of the operands of an operation."""
-        if code in (_CONV, _DEPTHWISE):
-            for region, base in _STREAMS:
+        """Yield (region register, address register, number of bytes) of the operands of an operation."""
+        if code in (_CONV_OP, _DEPTHWISE_OP):
+            for region, base in _WEIGHT_REGISTERS:
                 if registers[base + 1] & 0xFFFFFFFF:
                     yield region, base, registers[base + 1] & 0xFFFFFFFF
-        if code in _KERNELS:
-            for region, base, precision in _MAPS:
-                if not (self._u85 and registers[precision] >> 46 & 3 >= _IN_MEMORY):
+        if code in _KERNEL_OPS:
+            for region, base, precision in _FEATURE_MAP_REGISTERS:
+                if not (self._u85 and registers[precision] >> 46 & 3 >= _MIN_CHAINED_STORAGE):
                     yield region, base, None
-                    if registers[region] >> 32 & 7 == _CONSTANTS and any(registers[base + i] for i in (1, 2, 3)):
+                    if registers[region] >> 32 & 7 == _CONSTANT_REGION and any(registers[base + i] for i in (1, 2, 3)):
                         raise UnsupportedStream("a constant in several tiles")
-        if code == _DMA and not registers[_SOURCE[0]] >> 40 & 1:
-            yield *_SOURCE, self._copied(registers)
-            if self._u85 and (registers[_SOURCE[0]] | registers[_TARGET_REGION]) >> 43 & 1:
-                yield *_INDICES, None
+        if code == _DMA_OP and not registers[_DMA_SOURCE[0]] >> 40 & 1:
+            yield *_DMA_SOURCE, self._dma_source_bytes(registers)
+            if self._u85 and (registers[_DMA_SOURCE[0]] | registers[_DMA_TARGET_REGION]) >> 43 & 1:
+                yield *_GATHER_INDICES, None
 
-    def _copied(self, registers: dict[int, int]) -> int:
+    def _dma_source_bytes(self, registers: dict[int, int]) -> int:
         """Number of bytes from the first to the last byte that a DMA reads."""
-        rank = registers[_SOURCE[0] if self._u85 else _TARGET_REGION] >> 41 & 3
-        counts = [registers[count] >> 32 for count in _COUNTS]
+        rank = registers[_DMA_SOURCE[0] if self._u85 else _DMA_TARGET_REGION] >> 41 & 3
+        counts = [registers[count] >> 32 for count in _DMA_COUNTS]
         rows = counts[0] if rank >= 1 or self._u85 else 1
-        images, length = counts[1] if rank >= 2 else 1, registers[_LENGTH] & 0xFFFFFFFFFF
+        planes, length = counts[1] if rank >= 2 else 1, registers[_DMA_LENGTH] & 0xFFFFFFFFFF
         if not self._u85:
-            return length * rows * images
-        if registers[_SOURCE[0]] >> 43 & 1:  # gather: rows by indices
-            rows = (registers[_INDEX_MAX] & 0xFFFFFFFF) + 1
-        steps = [registers[stride] & 0xFFFFFFFFFF for stride in _STRIDES]
-        return (rows - 1) * steps[0] + (images - 1) * steps[1] + length
+            return length * rows * planes
+        if registers[_DMA_SOURCE[0]] >> 43 & 1:  # gather: rows by indices
+            rows = (registers[_GATHER_INDEX_MAX] & 0xFFFFFFFF) + 1
+        strides = [registers[stride] & 0xFFFFFFFFFF for stride in _DMA_STRIDES]
+        return (rows - 1) * strides[0] + (planes - 1) * strides[1] + length
 
 
-def merge_constants(streams: Sequence[Stream], constants: Sequence[memoryview | bytes]) -> tuple[bytes, list[bytes]]:
+def merge_constants(
+    streams: Sequence[CommandStream], constants: Sequence[memoryview | bytes]
+) -> tuple[bytes, list[bytes]]:
     """Merge the constants of several command streams into one region.
 
     Returns:
@@ -232,52 +247,52 @@ def merge_constants(streams: Sequence[Stream], constants: Sequence[memoryview | 
         UnsupportedStream: a stream reads constants in a way that cannot be patched.
     """
     region, size = [constants[0]], len(constants[0])  # joined at the end, to avoid copies of the payloads
-    known = {_digest(constants[0][start:end]): start for start, end in _pieces(streams[0], size)}
-    moved = [streams[0].with_addresses({})]
-    for stream, own in zip(streams[1:], constants[1:], strict=True):
-        pieces = _pieces(stream, len(own))
-        targets = []
-        for start, end in pieces:
-            content = own[start:end]
-            key = _digest(content)
-            if key not in known:
-                region += [bytes(-size % _ALIGNMENT), content]
-                known[key] = size + len(region[-2])
-                size = known[key] + len(content)
-            targets.append(known[key])
-        places = {}
-        for use in stream.uses:
-            index = next(i for i, (start, end) in enumerate(pieces) if start <= use.address < end)
-            places[use.word] = use.address - pieces[index][0] + targets[index]
-        moved.append(stream.with_addresses(places))
-    return b"".join([*region, bytes(-size % 16)]), moved
+    positions = {_content_digest(constants[0][start:end]): start for start, end in _movable_ranges(streams[0], size)}
+    patched_streams = [streams[0].patch_addresses({})]
+    for stream, own_constants in zip(streams[1:], constants[1:], strict=True):
+        ranges = _movable_ranges(stream, len(own_constants))
+        new_positions = []
+        for start, end in ranges:
+            content = own_constants[start:end]
+            key = _content_digest(content)
+            if key not in positions:
+                region += [bytes(-size % _ALIGNMENT_BYTES), content]
+                positions[key] = size + len(region[-2])
+                size = positions[key] + len(content)
+            new_positions.append(positions[key])
+        addresses = {}
+        for read in stream.constant_reads:
+            index = next(i for i, (start, end) in enumerate(ranges) if start <= read.address < end)
+            addresses[read.word] = read.address - ranges[index][0] + new_positions[index]
+        patched_streams.append(stream.patch_addresses(addresses))
+    return b"".join([*region, bytes(-size % 16)]), patched_streams
 
 
-def _digest(content: memoryview | bytes) -> bytes:
+def _content_digest(content: memoryview | bytes) -> bytes:
     return hashlib.sha256(content).digest()
 
 
-def _pieces(stream: Stream, size: int) -> list[tuple[int, int]]:
-    """Ranges of the constants that may be moved as a unit: reads with a known length, and the ranges in between.
+def _movable_ranges(stream: CommandStream, size: int) -> list[tuple[int, int]]:
+    """Return the ranges of the constants that move as a unit: reads with a known length, and the ranges between them.
 
     Raises:
         UnsupportedStream: an operation reads beyond the end of the constants.
     """
     ends: dict[int, int] = {}
-    for use in stream.uses:
-        ends[use.address] = max(ends.get(use.address, 0), use.address + (use.length or 0))
+    for read in stream.constant_reads:
+        ends[read.address] = max(ends.get(read.address, 0), read.address + (read.length or 0))
     if any(start >= size or end > size for start, end in ends.items()):
         raise UnsupportedStream("an address beyond the constants")
-    exact: list[list[int]] = []
+    known_ranges: list[list[int]] = []
     for start, end in sorted((start, end) for start, end in ends.items() if end > start):
-        if exact and start < exact[-1][1]:
-            exact[-1][1] = max(exact[-1][1], end)
+        if known_ranges and start < known_ranges[-1][1]:
+            known_ranges[-1][1] = max(known_ranges[-1][1], end)
         else:
-            exact.append([start, end])
-    pieces = [(start, end) for start, end in exact]
-    borders = [0, *(border for piece in exact for border in piece), size]
-    for start, end in list(pairwise(borders))[::2]:
+            known_ranges.append([start, end])
+    ranges = [(start, end) for start, end in known_ranges]
+    bounds = [0, *(border for known_range in known_ranges for border in known_range), size]
+    for start, end in list(pairwise(bounds))[::2]:
         first = min((address for address in ends if start <= address < end), default=None)
         if first is not None:
-            pieces.append((first, end))
-    return sorted(pieces)
+            ranges.append((first, end))
+    return sorted(ranges)

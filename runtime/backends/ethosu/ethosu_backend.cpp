@@ -32,7 +32,7 @@ constexpr char kFastScratchSpec[] = "fast_scratch_size";
 struct Program {
   EthosUPayload payload;
   FastScratch fast_scratch;
-  FreeableBuffer weights;  // if methods share them
+  FreeableBuffer weights;  // only if methods share them
 };
 static_assert(sizeof(Program) == EthosUBackend::kLoadedBytes && alignof(Program) == 8);
 
@@ -71,8 +71,8 @@ Error check_executable(const EthosUPayload& payload) {
   return Error::Ok;
 }
 
-// Checks that an argument matches the tensor in the payload. Only sizes count: the export has fixed the order of
-// dimensions, and int8 and bool are equal to the NPU.
+// Checks that an argument matches the tensor in the payload. Only sizes are compared, because the export fixes the
+// order of dimensions, and the NPU treats int8 and bool alike.
 Error check_argument(const EValue* value, const PayloadTensor& expected, const char* side, uint32_t index) {
   if (value == nullptr || !value->isTensor()) {
     ARM_RUNTIME_LOG(Error, "%s %lu is not a tensor", side, static_cast<Printable>(index));
@@ -189,8 +189,8 @@ Result<DelegateHandle*> EthosUBackend::init(BackendInitContext& context, Freeabl
   if (error != Error::Ok) {
     return error;
   }
-  // The driver does not clean the commands, and some versions do not clean the weights: data that a loader has just
-  // copied into cached memory would not reach the NPU.
+  // The driver does not clean the data cache for the commands, and some versions do not for the weights. Without this
+  // call, the NPU would not see data that a loader has just copied into cached memory.
   clean_cache(*data, processed->size());
   if (payload.weights_name.size > 0) {
     clean_cache(payload.weights.data, payload.weights.size);

@@ -11,12 +11,12 @@ extern "C" {
 __attribute__((weak)) unsigned char* ethosu_fast_scratch = nullptr;
 __attribute__((weak)) size_t ethosu_fast_scratch_size = 0;
 
-// Some versions of the driver lack this function. Where it exists, ethosu_reserve_driver() returns null in a driver for
-// several kinds of NPU.
+// Some versions of the driver lack this function. In other versions, if the driver supports several kinds of NPU,
+// ethosu_reserve_driver() returns null.
 __attribute__((weak)) struct ethosu_driver* ethosu_reserve_driver_ex(uint32_t product, uint32_t log2_macs);
 
-// Performance counters, which firmware may leave out. Declared here because every version of the driver has another
-// name for their header.
+// Performance counters, which firmware may omit. They are declared here, because the name of their header depends on
+// the version of the driver.
 __attribute__((weak)) void ETHOSU_PMU_Enable(struct ethosu_driver* drv);
 __attribute__((weak)) void ETHOSU_PMU_Disable(struct ethosu_driver* drv);
 __attribute__((weak)) void ETHOSU_PMU_CYCCNT_Reset(struct ethosu_driver* drv);
@@ -32,7 +32,7 @@ namespace {
 // Base pointers in the order of Region.
 constexpr int kBaseCount = 3;
 
-// The overloads fit the driver's function since version 1.0 and before; one of them is used.
+// One overload matches the driver's function since version 1.0, the other matches earlier versions.
 [[maybe_unused]] void clean_lines(void (*flush)(const uint64_t*, const size_t*, int), uintptr_t start, size_t size) {
   const uint64_t base = start;
   flush(&base, &size, 1);
@@ -195,7 +195,7 @@ Error run_on_npu(const EthosUPayload& payload, const FastScratch& fast_scratch, 
   }
   const FirmwareMemory memory = firmware_memory();
   const bool own = driver->fast_memory != 0;
-  // The driver replaces the base by its own memory after it has compared the sizes: pass 0 if the size is not known.
+  // The driver compares the sizes and then replaces the base by its own memory. Pass 0 if the size is unknown.
   uint64_t bases[kBaseCount] = {address(payload.weights.data), address(scratch), address(memory.data)};
   const size_t sizes[kBaseCount] = {payload.weights.size, round_up_to_cache_lines(payload.scratch_size),
                                     fast_scratch.known ? fast_scratch.size

@@ -19,7 +19,7 @@ constexpr size_t round_up_to_cache_lines(size_t size) {
   return size > SIZE_MAX - (kCacheLine - 1) ? SIZE_MAX : (size + kCacheLine - 1) / kCacheLine * kCacheLine;
 }
 
-// Size of Region::kFastScratch. A COP1 stream does not contain it; the compile spec of our exports does.
+// Size of Region::kFastScratch. A COP1 stream does not contain it, but the compile spec of arm_recipes' exports does.
 struct FastScratch {
   bool known = false;
   uint32_t size = 0;

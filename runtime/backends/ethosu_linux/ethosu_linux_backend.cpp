@@ -69,7 +69,7 @@ struct Options {
   Events events{};
 };
 
-// Runs `work` and turns exceptions into a log line and an Error.
+// Runs `work`, and converts exceptions to a log line and an Error.
 template <typename Work>
 Error catch_exceptions(const char* doing, const Options& options, const Work& work) noexcept {
   try {
@@ -149,7 +149,7 @@ Error read_options(ArrayRef<CompileSpec> specs, Options* options) {
   return read_timeout(ARM_RUNTIME_BACKEND_ID, kTimeoutVariable, &options->timeout_ns);
 }
 
-// Place of a tensor in its region, in bytes.
+// Location of a tensor in its region, in bytes.
 struct TensorSlot {
   size_t offset;
   size_t size;
@@ -158,8 +158,8 @@ struct TensorSlot {
 };
 
 // The tensors of one region, in a single buffer. The kernel driver uses the address of the first input (output) buffer
-// as that of the region and expects the others behind it. Vela orders tensors differently from the program, so that one
-// buffer per tensor would swap them.
+// as the address of the region, and expects the other buffers behind it. Vela may order tensors differently from the
+// program, so separate buffers could be swapped.
 struct IoRegion {
   const char* name;
   Region region;
@@ -193,7 +193,7 @@ void rewind(const EthosU::Buffer& buffer) {
 
 void write_buffer(EthosU::Buffer& buffer, const void* source, size_t size) {
   rewind(buffer);
-  // The library's parameter lacks a const; it only reads.
+  // The library only reads the data, but its parameter lacks a const.
   buffer.write(static_cast<char*>(const_cast<void*>(source)), size);
 }
 
@@ -510,6 +510,6 @@ EthosULinuxBackend backend;
 }  // namespace
 }  // namespace arm_runtime
 
-// Linkers keep this file by the name (--undefined).
+// Linkers keep this file if the option --undefined refers to this name.
 extern "C" const executorch::runtime::Error arm_runtime_ethosu_linux_registered =
     executorch::runtime::register_backend({ARM_RUNTIME_BACKEND_ID, &arm_runtime::backend});

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Reads the interface of a SPIR-V graph module, to check a VGF file against its modules.
 //
-// Vulkan drivers may trust SPIR-V and its descriptors. A payload comes from a file: if its tables disagreed with the
-// module, the driver could access memory beyond the tensors.
+// Vulkan drivers may trust SPIR-V and its descriptors. If the tables of a damaged payload disagreed with its module,
+// the driver could access memory beyond the tensors.
 #pragma once
 
 #include <cstddef>

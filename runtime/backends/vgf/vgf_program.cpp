@@ -32,9 +32,9 @@ const char* exceeded_limit(const VgfTensor& tensor, const VkPhysicalDeviceTensor
     if (static_cast<uint64_t>(extent) > limits.maxPerDimensionTensorElements) {
       return "maxPerDimensionTensorElements";
     }
-    elements *= static_cast<uint64_t>(extent);  // cannot overflow: the reader has checked the size
+    elements *= static_cast<uint64_t>(extent);  // cannot overflow, because the reader has checked the size
   }
-  // The largest stride of a packed tensor, in bytes: that of the first dimension.
+  // The first dimension has the largest stride of a packed tensor, here in bytes.
   const uint64_t stride = tensor.nbytes / static_cast<uint64_t>(tensor.shape[0]);
   return tensor.shape.size() > limits.maxTensorDimensionCount     ? "maxTensorDimensionCount"
          : elements > limits.maxTensorElements                    ? "maxTensorElements"
@@ -183,7 +183,7 @@ Error VgfProgram::make_tensor(const VgfTensor& source, uint32_t index, VkMemoryP
   VkMemoryRequirements2 requirements{};
   requirements.sType = VK_STRUCTURE_TYPE_MEMORY_REQUIREMENTS_2;
   fn.vkGetTensorMemoryRequirementsARM(device, &query, &requirements);
-  // Some devices require dedicated memory for a tensor. Here all tensors have it.
+  // Some devices require dedicated memory for a tensor, so each tensor has dedicated memory.
   VkMemoryDedicatedAllocateInfoTensorARM dedicated{};
   dedicated.sType = VK_STRUCTURE_TYPE_MEMORY_DEDICATED_ALLOCATE_INFO_TENSOR_ARM;
   dedicated.tensor = tensor.tensor;
@@ -258,7 +258,7 @@ Error VgfProgram::make_layouts(const VgfSegment& source, Segment* segment) {
     }
     set_count = std::max(set_count, binding.set + 1);
   }
-  // Unused set numbers get empty sets: a pipeline layout has no gaps.
+  // A pipeline layout has no gaps, so unused set numbers get empty sets.
   for (uint32_t set = 0; set < set_count; ++set) {
     std::vector<VkDescriptorSetLayoutBinding> bindings;
     for (const VgfBinding& binding : source.bindings) {
@@ -302,7 +302,7 @@ Error VgfProgram::make_pipeline(const VgfFile& file, const VgfSegment& source, S
     return vulkan_failure("vkCreateShaderModule", result);
   }
 
-  // The structures refer to each other: the vectors must not be resized below.
+  // The structures refer to each other, so the vectors must not be resized below.
   std::vector<VkTensorDescriptionARM> descriptions(source.bindings.size() + source.constants.size());
   std::vector<VkDataGraphPipelineConstantTensorSemiStructuredSparsityInfoARM> sparsity(source.constants.size());
   std::vector<VkDataGraphPipelineResourceInfoARM> resources(source.bindings.size());

@@ -82,7 +82,7 @@ class VgfProgram {
   std::vector<Segment> segments_;
   std::vector<Port> inputs_;
   std::vector<Port> outputs_;
-  // Mapped memory that is not coherent: it needs flushes and invalidations.
+  // Mapped memory that is not coherent, so that it needs flushes and invalidations.
   std::vector<VkMappedMemoryRange> incoherent_;
   VkCommandPool command_pool_ = VK_NULL_HANDLE;
   VkCommandBuffer commands_ = VK_NULL_HANDLE;

@@ -20,7 +20,7 @@ namespace arm_runtime {
 
 namespace {
 
-// Outermost first: the graph layer uses the tensor layer.
+// The order is from the outermost layer: the graph layer uses the tensor layer.
 constexpr const char* kEmulationLayers[] = {"VK_LAYER_ML_Graph_Emulation", "VK_LAYER_ML_Tensor_Emulation"};
 
 constexpr const char* kRequiredExtensions[] = {VK_ARM_TENSORS_EXTENSION_NAME, VK_ARM_DATA_GRAPH_EXTENSION_NAME};
@@ -45,13 +45,13 @@ struct SharedState {
 };
 
 SharedState& shared_state() {
-  // Never destroyed: programs may be unloaded during static destruction.
+  // Never destroyed, because programs may be unloaded during static destruction.
   static SharedState* const instance = new SharedState;
   return *instance;
 }
 
-// Reads a pipeline cache file: the data, then their CRC-32. Drivers check that a cache is theirs, not that it is
-// intact.
+// Reads a pipeline cache file: the data, then their CRC-32. The CRC-32 is needed, because drivers check that a cache is
+// their own, but not that it is intact.
 std::vector<char> read_cache_file(const char* path) {
   std::ifstream file(path, std::ios::binary);
   std::vector<char> data{std::istreambuf_iterator<char>(file), {}};
@@ -77,7 +77,7 @@ void write_cache_file(const char* path, const std::vector<char>& data) {
   }
 }
 
-// Chain of the features that the backend queries and enables. Not copyable: its members refer to each other.
+// Chain of the features that the backend queries and enables. Not copyable, because its members refer to each other.
 struct Features {
   VkPhysicalDeviceShaderReplicatedCompositesFeaturesEXT replicated{};
   VkPhysicalDeviceDataGraphFeaturesARM graph{};

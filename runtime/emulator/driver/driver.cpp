@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Functions of ethos-u-core-driver that EthosUBackend calls, implemented with the emulator, for a firmware's self-test
-// on a machine without an NPU. The driver has an NPU of every kind, no data cache and no cycle counter.
+// The functions of ethos-u-core-driver that EthosUBackend calls, implemented with the emulator. They are for the
+// self-test of firmware on a machine without an NPU. This driver accepts programs for every NPU; it has no data cache
+// and no cycle counter.
 #include <ethosu_driver.h>
 
 #include <cstdio>

@@ -12,7 +12,7 @@
 extern "C" {
 #endif
 
-// The fields that firmware may read; the driver has more.
+// The fields that firmware may read. The real structure has more.
 struct ethosu_driver {
   uint64_t fast_memory;
   size_t fast_memory_size;
@@ -30,7 +30,7 @@ struct ethosu_id {
 };
 
 struct ethosu_config {
-  uint32_t macs_per_cc;  // log2 of the multiply-accumulates a cycle
+  uint32_t macs_per_cc;  // log2 of the multiply-accumulates per cycle
   uint32_t cmd_stream_version;
   uint32_t custom_dma;
 };
@@ -40,7 +40,8 @@ struct ethosu_hw_info {
   struct ethosu_config cfg;
 };
 
-// The driver defines them as weak functions that do nothing; firmware for a CPU with a data cache defines them.
+// Cache maintenance. The driver defines weak functions that do nothing; firmware for a CPU with a data cache overrides
+// them.
 // Addresses that the NPU writes are multiples of a cache line.
 #ifdef DRIVER_DOUBLE_ADDRESS_CACHE_CALLS
 void ethosu_flush_dcache(uint32_t* p, size_t bytes);  // NULL: the whole cache

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The NPU behind ethosu_driver.h on machines without one.
+// The simulated NPU behind ethosu_driver.h, for machines without an NPU.
 #pragma once
 
 #include <cstddef>

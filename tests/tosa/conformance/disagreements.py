@@ -1,6 +1,6 @@
-"""Where the project and the conformance generator disagree and the project is to stay as it is, with the reasons.
+"""Known disagreements between the compiler and the conformance generator, with the reasons why the compiler is right.
 
-The whole run fails where one of these is no longer seen.
+A full run fails if one of them no longer occurs.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Expected:
-    """A disagreement.
+class KnownDisagreement:
+    """A known disagreement.
 
     Attributes:
-        question: of ``Finding``.
+        question: ``question`` of its findings.
         kinds: TOSA operators.
-        detail: a regular expression that the finding's text has.
-        reason: why it stays.
-        example: entry of the generator's configuration and test that show it.
+        detail: regular expression that matches the detail of its findings.
+        reason: why the compiler is not changed.
+        example: configuration entry and name of a test that shows it.
     """
 
     question: str
@@ -34,7 +34,7 @@ class Expected:
     example: tuple[str, str]
 
     def explains(self, kind: str, outcome: Outcome, finding: Finding) -> bool:
-        """Whether a finding is this one."""
+        """Whether a finding is this known disagreement."""
         return (
             finding.question == self.question
             and kind in self.kinds
@@ -42,51 +42,51 @@ class Expected:
         )
 
 
-EXPECTED: Sequence[Expected] = (
-    Expected(
+KNOWN_DISAGREEMENTS: Sequence[KnownDisagreement] = (
+    KnownDisagreement(
         "round trip",
         ("COND_IF",),
         "^a constant is returned$",
-        "a graph of ours returns results of operators (make_outputs_distinct copies constants): the serializer writes "
-        "no other",
+        "outputs of the compiler's graphs are results of operators, because make_outputs_distinct copies constants. "
+        "The serializer supports no other outputs",
         ("cond_if/standard@1.0.1", "cond_if_const_7_b_cond1"),
     ),
-    Expected(
+    KnownDisagreement(
         "refuses",
         ("RESCALE",),
-        "with unsigned values, which are not written here$",
-        "no tensor of ours is unsigned: uint8 of the model is int8 with another zero point",
+        "with unsigned values, which this compiler does not emit$",
+        "the compiler emits no unsigned tensor: uint8 of the model is int8 with another zero point",
         ("rescale/tosa-pro-int@1.0.1", "rescale_14x11x7x14x2_i16_outi16_sc1_rmS_pc1_iu1_ou0"),
     ),
-    Expected(
+    KnownDisagreement(
         "refuses",
         ("RESCALE",),
         "whose values leave the range of its shift$",
-        "apply_scale_32 has a REQUIRE on the value. The generator chooses data that meet it; the record asks for it of "
-        "all values of the type, as a program may be given any",
+        "apply_scale_32 has a REQUIRE on the value. The generator chooses data that meet it. The record requires it "
+        "for all values of the type, because the inputs of a program are not known",
         ("rescale/tosa-pro-int@1.0.1", "rescale_1x2x65533x1_i8_outi32_sc1_rmS_pc1_iu0_ou0"),
     ),
-    Expected(
+    KnownDisagreement(
         "refuses",
         ("WHILE_LOOP",),
         r"^FP with .*: GREATER \(int32, int32 -> bool\) needs TOSA INT",
-        "the generator counts the rounds with GREATER of int32 and says that the FP profile has it. It is of INT alone "
-        "in the specification's table, and tosa-opt refuses the test too",
+        "the generator counts the iterations with GREATER of int32, for the FP profile too. The specification's table "
+        "has it for INT only, and tosa-opt also refuses the test",
         ("while_loop/tosa-pro-fp@1.0.1", "while_loop_15x18x13_f32_iter4"),
     ),
-    Expected(
+    KnownDisagreement(
         "Vela",
         ("CONV2D",),
         "a program that writes out of bounds",
-        "of several images on U85, where the image is constant or the bias one number that the program computes: Vela "
-        "writes beyond a tensor, and compile_ethosu refuses the stream. Lowering writes neither",
+        "for several images on U85, if the images are constant or the bias is a single computed number: Vela writes "
+        "beyond a tensor, and compile_ethosu refuses the stream. Lowering emits neither",
         ("conv2d/tosa-pro-int@1.0.1", "conv2d_1x1_3x49x14x28_i8xi8_acci32_st11_pad0000_dilat11_lclbnd0_is_s1"),
     ),
-    Expected(
+    KnownDisagreement(
         "unread",
         ("CAST_TO_BLOCK_SCALED",),
         "tensors of type MXINT8 are not supported$",
-        "a type that the compiler does not offer",
+        "the compiler does not support this type",
         ("cast_to_block_scaled/tosa-ext-mxfp@1.1.0", "cast_to_block_scaled_32_f32_outmi8xf8ue8m0_bksz32"),
     ),
 )

@@ -1,8 +1,8 @@
-"""Tests of the TOSA conformance generator (tosa-tools), one flatbuffer at a time, in process.
+"""Tests of the TOSA conformance generator (tosa-tools), generated one at a time in this process.
 
-The command line tool writes every test of a configuration entry, starts a process for each batch and runs the reference
-model on all of them. Here the tests of an entry are listed and selected as it selects them, and each is written when it
-is taken: the same names, the same flatbuffers, the same inputs.
+The generator's command line tool writes all tests of a configuration entry, starts a process for each batch and runs
+the reference model on all tests. This module selects the same tests, and generates each only when it is used. Names,
+flatbuffers and inputs are those of the tool.
 """
 
 from __future__ import annotations
@@ -28,23 +28,25 @@ from arm_backend_core.targets.target import EXTENSIONS
 from arm_backend_core.tosa.operators import OPERATORS
 
 Array = np.ndarray[Any, Any]
-#: The version of TOSA that tests are made for; what only the draft of 1.1 has is made for that.
+#: TOSA versions of the tests. Only features of the draft of 1.1 use the second one.
 VERSIONS = ("1.0.1", "1.1.0")
-_OF_THE_DRAFT = ("mxfp",)
+_DRAFT_EXTENSIONS = ("mxfp",)
 _PROFILES = ("tosa-pro-int", "tosa-pro-fp")
 _PREFIX = "tosa-ext-"
-#: Operators that hold graphs: no record describes them, a pass writes them.
+#: Operators with nested graphs. They have no record; a pass emits them.
 CONTROL_FLOW = ("COND_IF", "WHILE_LOOP")
 
 
 @dataclass(frozen=True)
-class Generated:
-    """One test as the generator writes it.
+class GeneratedTest:
+    """A generated test.
 
     Attributes:
-        fails: the ERROR_IF or REQUIRE statement that it breaks, or None if it is to work.
-        profiles: those of which any has what is tested.
-        extensions: those of which all are needed.
+        name: name of the test.
+        flatbuffer: the TOSA graph.
+        fails: the ERROR_IF or REQUIRE statement that the test violates; None if the test expects success.
+        profiles: profiles that support the test; one of them is needed.
+        extensions: extensions that the test requirements; all are needed.
         inputs: arrays in the order of the graph's inputs.
     """
 
@@ -58,12 +60,13 @@ class Generated:
 
 @dataclass(frozen=True)
 class Entry:
-    """A configuration entry: tests of one operator that some profiles or extensions have.
+    """A configuration entry: tests of one operator for some profiles or extensions.
 
     Attributes:
-        operator: its name in the configuration, for example ``conv2d``.
-        kind: its name in TOSA.
-        group: the entry's name among those of the operator.
+        operator: name of the operator in the configuration, for example ``conv2d``.
+        kind: name of the operator in TOSA.
+        group: name of the entry among the operator's entries.
+        version: TOSA version.
     """
 
     operator: str
@@ -76,11 +79,13 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Listed:
-    """A test that is not written yet.
+class SelectedTest:
+    """A test that is selected but not generated yet.
 
     Attributes:
-        elements: of its largest operand.
+        name: name of the test.
+        fails: as in ``GeneratedTest``.
+        elements: number of elements of the largest operand.
     """
 
     name: str
@@ -89,36 +94,39 @@ class Listed:
     _generator: Any
     _test: Any
 
-    def write(self) -> Generated | None:
-        """The test; None where the generator finds that its arguments make none."""
+    def write(self) -> GeneratedTest | None:
+        """Generate the test; None if the generator rejects its arguments."""
         from schemavalidation.schemavalidation import TestDescSchemaValidator
 
         test = self._test
-        # The generator checks what it wrote against a schema, after the schema: 0.1 s each of five times a test.
+        # The schema checks of the generator are disabled: five per test, each takes 0.1 s.
         unchecked = mock.patch.object(TestDescSchemaValidator, "validate_config")
-        with unchecked, tempfile.TemporaryDirectory() as folder, _silence():
+        with unchecked, tempfile.TemporaryDirectory() as folder, _silence_generator():
             self._generator.basePath = folder
             arguments = (test.testOpName, self.name, test.dtype, test.error, test.shapeList, test.argsDict)
             if not self._generator.serializeTest(*arguments):
                 return None
-            return _read(Path(folder, test.testOpName, self.name), self.name, self.fails)
+            return _read_test(Path(folder, test.testOpName, self.name), self.name, self.fails)
 
 
-def _read(folder: Path, name: str, fails: str | None) -> Generated:
+def _read_test(folder: Path, name: str, fails: str | None) -> GeneratedTest:
     from tosa_serializer.numpy_utils import load_npy
 
-    told = json.loads((folder / "desc.json").read_text())
-    assert told["expected_failure"] == (fails is not None), name
-    needs, tensors = told["test_requirements"], told["meta"].get("data_gen", {"tensors": {}})["tensors"]
+    description = json.loads((folder / "desc.json").read_text())
+    assert description["expected_failure"] == (fails is not None), name
+    requirements, tensors = (
+        description["test_requirements"],
+        description["meta"].get("data_gen", {"tensors": {}})["tensors"],
+    )
     inputs = []
-    for tensor, file in zip(told["ifm_name"], told["ifm_file"], strict=True):
+    for tensor, file in zip(description["ifm_name"], description["ifm_file"], strict=True):
         stored = folder / file
         known = tensor in tensors
         inputs.append(load_npy(str(stored), tensors[tensor]["data_type"]) if known else np.load(stored))
-    extensions = [extension.removeprefix(_PREFIX) for extension in needs.get("extensions_required", ())]
-    profiles = [profile.removeprefix("tosa-pro-").upper() for profile in needs["profiles_supported"]]
-    flatbuffer = (folder / told["tosa_file"]).read_bytes()
-    return Generated(name, flatbuffer, tuple(inputs), fails, tuple(profiles), tuple(extensions))
+    extensions = [extension.removeprefix(_PREFIX) for extension in requirements.get("extensions_required", ())]
+    profiles = [profile.removeprefix("tosa-pro-").upper() for profile in requirements["profiles_supported"]]
+    flatbuffer = (folder / description["tosa_file"]).read_bytes()
+    return GeneratedTest(name, flatbuffer, tuple(inputs), fails, tuple(profiles), tuple(extensions))
 
 
 @cache
@@ -130,7 +138,7 @@ def _configuration() -> tuple[Path, dict[str, Any]]:
 
 
 @cache
-def _library() -> str:
+def _find_generator_library() -> str:
     from conformance import model_files
 
     model = model_files.find_tosa_file(model_files.TosaFileType.REF_MODEL, None, False)
@@ -138,8 +146,8 @@ def _library() -> str:
 
 
 @contextlib.contextmanager
-def _silence() -> Iterator[None]:
-    """The generator prints what it skips, and logs it as errors."""
+def _silence_generator() -> Iterator[None]:
+    """Suppress the generator's output: it prints skipped tests, and logs them as errors."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -150,88 +158,94 @@ def _silence() -> Iterator[None]:
 
 
 def entries() -> list[Entry]:
-    """Those of every operator that the compiler writes, for the profiles and extensions that it offers."""
+    """List the entries of all operators that the compiler emits, for the profiles and extensions that it supports."""
     kinds = {*OPERATORS, *CONTROL_FLOW}
     found = []
     for version in VERSIONS:
-        offered = _offered(version)
-        later = {_PREFIX + extension for extension in _OF_THE_DRAFT}
-        for operator, described in sorted(_configuration()[1].items()):
+        supported = _supported_features(version)
+        draft_features = {_PREFIX + extension for extension in _DRAFT_EXTENSIONS}
+        for operator, operator_config in sorted(_configuration()[1].items()):
             kind = operator.upper()
-            if kind not in kinds or not _since(version, described):
+            if kind not in kinds or not _is_in_version(version, operator_config):
                 continue
-            for group, facts in described["generation"].items():
-                some, every = facts.get("supports_any", []), facts.get("supports_all", [])
-                if not offered.issuperset(every) or (some and offered.isdisjoint(some)) or not _since(version, facts):
+            for group, group_config in operator_config["generation"].items():
+                any_of, all_of = group_config.get("supports_any", []), group_config.get("supports_all", [])
+                if (
+                    not supported.issuperset(all_of)
+                    or (any_of and supported.isdisjoint(any_of))
+                    or not _is_in_version(version, group_config)
+                ):
                     continue
-                if version == VERSIONS[0] or later.intersection(every):
+                if version == VERSIONS[0] or draft_features.intersection(all_of):
                     found.append(Entry(operator, kind, group, version))
     return found
 
 
-def _offered(version: str) -> set[str]:
-    extensions = [x for x in EXTENSIONS if x not in _OF_THE_DRAFT or version != VERSIONS[0]]
+def _supported_features(version: str) -> set[str]:
+    extensions = [x for x in EXTENSIONS if x not in _DRAFT_EXTENSIONS or version != VERSIONS[0]]
     return {*_PROFILES, *(_PREFIX + extension for extension in extensions)}
 
 
-def _since(version: str, facts: dict[str, Any]) -> bool:
+def _is_in_version(version: str, config: dict[str, Any]) -> bool:
     from conformance.tosa_verif_conformance_generator import in_version
     from semver import Version
 
-    with _silence():
-        return bool(in_version(Version.parse(version), facts))
+    with _silence_generator():
+        return bool(in_version(Version.parse(version), config))
 
 
-def batches(entry: Entry) -> list[list[str]]:
-    """Arguments of the generator, one list for each of the entry's batches; the last makes ERROR_IF tests, if any."""
-    facts = _configuration()[1][entry.operator]["generation"][entry.group]
-    found = [["--test-type", "positive", *arguments] for arguments in facts["generator_args"]]
-    if facts.get("no_negative_tests"):
+def batch_arguments(entry: Entry) -> list[list[str]]:
+    """List the generator's arguments for each batch of an entry. The last batch has the ERROR_IF tests, if any."""
+    group_config = _configuration()[1][entry.operator]["generation"][entry.group]
+    found = [["--test-type", "positive", *arguments] for arguments in group_config["generator_args"]]
+    if group_config.get("no_negative_tests"):
         return found
     types: dict[str, None] = {}
-    for arguments in facts["generator_args"]:
+    for arguments in group_config["generator_args"]:
         option = ""
         for argument in arguments:
             if argument.startswith("--"):
                 option = argument
             elif option == "--target-dtype":
                 types[argument] = None
-    negative = ["--test-type", "negative", "--tensor-dim-range", facts.get("negative_dim_range", "1,16")]
+    negative = ["--test-type", "negative", "--tensor-dim-range", group_config.get("negative_dim_range", "1,16")]
     return [*found, negative + [part for name in types for part in ("--target-dtype", name)]]
 
 
-def listed(entry: Entry, arguments: Sequence[str]) -> list[Listed]:
-    """The tests of one batch that the configuration selects."""
+def list_tests(entry: Entry, arguments: Sequence[str]) -> list[SelectedTest]:
+    """List the tests of one batch that the configuration selects."""
     import generator.tosa_test_select as select
     import generator.tosa_verif_build_tests as build
     from semver import Version
 
     path, configuration = _configuration()
-    described = configuration[entry.operator]
-    criteria = described["generation"][entry.group].get("selector", "default")
-    offered = sorted(_offered(entry.version))
-    given = ["--generate-lib-path", _library(), "--tosa-version", entry.version]
-    given += ["--test-selection-config", str(path), "--test-selection-criteria", criteria]
-    given += ["--profile", *_PROFILES, "--extension", *(name for name in offered if name.startswith(_PREFIX))]
-    given += ["--random-const-inputs"] * ("random_const_inputs" in described.get("support_for", []))
-    with _silence():
-        args = build.parseArgs([*given, *arguments])
+    operator_config = configuration[entry.operator]
+    criteria = operator_config["generation"][entry.group].get("selector", "default")
+    supported = sorted(_supported_features(entry.version))
+    options = ["--generate-lib-path", _find_generator_library(), "--tosa-version", entry.version]
+    options += ["--test-selection-config", str(path), "--test-selection-criteria", criteria]
+    options += ["--profile", *_PROFILES, "--extension", *(name for name in supported if name.startswith(_PREFIX))]
+    options += ["--random-const-inputs"] * ("random_const_inputs" in operator_config.get("support_for", []))
+    with _silence_generator():
+        args = build.parseArgs([*options, *arguments])
         source = _test_generator(args, Version.parse(entry.version))
         tests = select.TestList(configuration, selectionCriteria=criteria)
-        pattern = re.compile(described.get("gen_filter", f"^{entry.operator}$"))
+        pattern = re.compile(operator_config.get("gen_filter", f"^{entry.operator}$"))
         for name in source.TOSA_OP_LIST:
             if pattern.match(source.getOperatorNameStr(name)):
-                for test in _tests(source, name, args):
+                for test in _generate_tests(source, name, args):
                     tests.add(test)
-        chosen = tests.select(rng=source.testSelect_rng, profiles_chosen=args.profile, extensions_chosen=args.extension)
+        selected = tests.select(
+            rng=source.testSelect_rng, profiles_chosen=args.profile, extensions_chosen=args.extension
+        )
     return [
-        Listed(str(test), test.error, max((prod(map(int, x)) for x in test.shapeList), default=0), source, test)
-        for test in chosen
+        SelectedTest(str(test), test.error, max((prod(map(int, x)) for x in test.shapeList), default=0), source, test)
+        for test in selected
     ]
 
 
 def _test_generator(args: Any, version: Any) -> Any:
-    """With a table of operators of its own: it writes the kernels of its arguments into that of the class."""
+    """Create a generator with its own operator table, because it writes kernel sizes into the table of its class."""
     from generator.tosa_test_gen import TosaTestGen
 
     with mock.patch.object(TosaTestGen, "TOSA_OP_LIST", copy.deepcopy(TosaTestGen.TOSA_OP_LIST)):
@@ -240,9 +254,9 @@ def _test_generator(args: Any, version: Any) -> Any:
     return source
 
 
-def _tests(source: Any, name: Any, args: Any) -> Iterator[Any]:
+def _generate_tests(source: Any, name: Any, args: Any) -> Iterator[Any]:
     from generator.tosa_test_select import Test
 
     filters = {"shapeFilter": args.target_shapes, "rankFilter": args.target_ranks, "dtypeFilter": args.target_dtypes}
-    for op, text, dtype, error, shapes, facts in source.genOpTestList(name, **filters, testType=args.test_type):
-        yield Test(source.getOperatorNameStr(op), text, dtype, error, shapes, facts, op)
+    for op, text, dtype, error, shapes, arguments in source.genOpTestList(name, **filters, testType=args.test_type):
+        yield Test(source.getOperatorNameStr(op), text, dtype, error, shapes, arguments, op)

@@ -1,7 +1,6 @@
-"""The TOSA reference model on any element types.
+"""The TOSA reference model for all element types.
 
-The Python binding takes and gives elements by their size, and none of 48 or 4 bits: of those the program does, which
-reads files.
+The Python binding has no elements of 48 or 4 bits. For those this module runs the reference model's program on files.
 """
 
 from __future__ import annotations
@@ -23,23 +22,23 @@ from arm_backend_core.tosa.graph import Graph, Value
 
 Array = np.ndarray[Any, Any]
 _PROGRAM = Path(tosa_reference_model.__file__).parents[1] / "bin" / "tosa_reference_model"
-_BY_FILES = (DType.INT48, DType.INT4)
-#: What the binding takes for formats that numpy lacks.
+_FILE_DTYPES = (DType.INT48, DType.INT4)
+#: Element types of the binding's arrays for formats that numpy lacks, by bytes per element.
 _BITS: dict[int, np.dtype[Any]] = {1: np.dtype(np.uint8), 2: np.dtype(np.uint16)}
 _FORMATS = {DType.BF16: "bfloat16", DType.FP8E4M3: "float8_e4m3fn", DType.FP8E5M2: "float8_e5m2"}
-#: Not packed in the binding's arrays, as in the generator's.
+#: Elements of 4 and 6 bits take one byte each in the arrays of the binding and the generator.
 _FORMATS |= {DType.FP6E2M3: "float6_e2m3fn", DType.FP6E3M2: "float6_e3m2fn", DType.FP4E2M1: "float4_e2m1fn"}
 _FORMATS |= {DType.FP8UE8M0: "float8_e8m0fnu"}
 
 
 def run(flatbuffer: bytes, graph: Graph, inputs: Sequence[Array]) -> list[Array]:
-    """The results of a flatbuffer that ``graph`` was read from, bit for bit.
+    """Run a flatbuffer, from which ``graph`` was deserialized, and return the results bit for bit.
 
     Raises:
-        ArmBackendError: the reference model refused it, or an input.
+        ArmBackendError: the reference model refused the graph or an input.
     """
-    if any(value.dtype in _BY_FILES for value in (*graph.inputs, *graph.outputs)):
-        return _run_program(flatbuffer, graph, inputs)
+    if any(value.dtype in _FILE_DTYPES for value in (*graph.inputs, *graph.outputs)):
+        return _run_on_files(flatbuffer, graph, inputs)
     return reference.run(flatbuffer, [_bits(array) for array in inputs])
 
 
@@ -47,36 +46,38 @@ def _bits(array: Array) -> Array:
     return array if array.dtype.kind in "biuf" and array.dtype.isbuiltin == 1 else array.view(_BITS[array.itemsize])
 
 
-def _run_program(flatbuffer: bytes, graph: Graph, inputs: Sequence[Array]) -> list[Array]:
+def _run_on_files(flatbuffer: bytes, graph: Graph, inputs: Sequence[Array]) -> list[Array]:
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder)
         (directory / "test.tosa").write_bytes(flatbuffer)
-        given, made = ([f"{side}-{i}.npy" for i in range(len(x))] for side, x in _sides(graph))
-        for name, array, value in zip(given, inputs, graph.inputs, strict=True):
+        input_files, output_files = (
+            [f"{side}-{i}.npy" for i in range(len(x))] for side, x in _inputs_and_outputs(graph)
+        )
+        for name, array, value in zip(input_files, inputs, graph.inputs, strict=True):
             np.save(directory / name, array.astype(np.int8) if value.dtype is DType.INT4 else _bits(array))
-        told = {
+        description = {
             "tosa_file": "test.tosa",
             "ifm_name": [value.name for value in graph.inputs],
-            "ifm_file": given,
+            "ifm_file": input_files,
             "ofm_name": [value.name for value in graph.outputs],
-            "ofm_file": made,
+            "ofm_file": output_files,
             "expected_failure": False,
         }
-        (directory / "desc.json").write_text(json.dumps(told))
+        (directory / "desc.json").write_text(json.dumps(description))
         command = [str(_PROGRAM), "--test_desc", str(directory / "desc.json")]
-        environment = {"PATH": ""}  # where an operator fails, it would have gdb write a backtrace
+        environment = {"PATH": ""}  # if an operator fails, the program would start gdb for a backtrace
         done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False, env=environment)
         if done.returncode:
             raise ArmBackendError(f"the TOSA reference model ended with {done.returncode}: {done.stdout[-500:]}")
-        return [np.load(directory / name) for name in made]
+        return [np.load(directory / name) for name in output_files]
 
 
-def _sides(graph: Graph) -> list[tuple[str, list[Value]]]:
+def _inputs_and_outputs(graph: Graph) -> list[tuple[str, list[Value]]]:
     return [("input", graph.inputs), ("output", graph.outputs)]
 
 
-def stored(array: Array, dtype: DType) -> Array:
-    """An input or a result of the reference model as the graph keeps such a constant."""
+def to_constant_array(array: Array, dtype: DType) -> Array:
+    """Convert an input or a result of the reference model to the array type that a graph's constants have."""
     if dtype in _FORMATS and array.dtype.kind != "f":
         import ml_dtypes
 

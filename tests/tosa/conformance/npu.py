@@ -1,7 +1,7 @@
-"""What Vela and the emulator make of one test of the conformance generator, beside the TOSA reference model.
+"""NPU programs of conformance tests: compiled by Vela, run on the emulator, compared with the TOSA reference model.
 
-A test is compiled twice: as it is written, which says what Vela gets wrong, and as the compiler's last passes leave it,
-which is what a user's program has. Only the second has to be right.
+A test is compiled twice. The original graph shows what Vela miscompiles. The graph after the compiler's last passes is
+what a user's program has; only its results must be right.
 """
 
 from __future__ import annotations
@@ -25,31 +25,38 @@ from arm_backend_core.tosa.passes import pipeline
 from arm_backend_core.tosa.serialize import serialize
 from arm_recipes.runtime.ethosu_stream import StreamError
 from arm_recipes.runtime.tosa_deserialize import deserialize
-from tests.graphs import family
+from tests.graphs import make_target
 from tests.runtime.ethosu_emulator import Emulator, read_payload
 from tests.tosa.conformance import model
-from tests.tosa.conformance.generation import Generated
-from tests.tosa.conformance.judge import differing, is_small
+from tests.tosa.conformance.generation import GeneratedTest
+from tests.tosa.conformance.judge import describe_difference, is_small
 
 Array = np.ndarray[Any, Any]
-#: That Vela may take.
-SECONDS = 60
-#: Of the largest test that is compiled, see ``judge.MOST_WORK``.
-MOST_WORK, MOST_ELEMENTS = 2_000_000, 140_000
-#: Of an NPU in one test: for 65,537 of them Vela takes minutes.
-MOST_OPERATIONS = 2000
-#: What may become of a test; the last three only of what the compiler would write.
-HARDWARE, LARGE, VELA, EQUAL, WRONG = "the hardware lacks it", "too large", "Vela refuses it", "equal", "wrong"
+#: Time limit of Vela.
+VELA_TIMEOUT_SECONDS = 60
+#: Limits of compiled tests, as in ``judge``.
+MAX_MACS, MAX_ELEMENTS = 2_000_000, 140_000
+#: Limit of NPU operations of a compiled test: for 65,537 Vela takes minutes.
+MAX_OPERATIONS = 2000
+#: Outcomes of a test. The first two are detected before compilation.
+UNSUPPORTED, TOO_LARGE, VELA_REFUSED, EQUAL, WRONG = (
+    "the hardware lacks it",
+    "too large",
+    "Vela refuses it",
+    "equal",
+    "wrong",
+)
 
 
 @dataclass(frozen=True)
 class NpuVerdict:
-    """What became of a test on one NPU.
+    """Outcome of a test on one NPU.
 
     Attributes:
-        written: of what the last passes leave: HARDWARE, LARGE, VELA, EQUAL or WRONG.
-        raw: of the operator alone; empty where it is not compiled or the passes change nothing.
-        detail: why it is refused, or what is wrong.
+        accelerator: the NPU, for example ``ethos-u55-128``.
+        written: outcome of the graph after the last passes: UNSUPPORTED, TOO_LARGE, VELA_REFUSED, EQUAL or WRONG.
+        raw: outcome of the original graph; empty if it is not compiled or the passes change nothing.
+        detail: reason of the refusal, or the wrong values.
     """
 
     accelerator: str
@@ -58,45 +65,45 @@ class NpuVerdict:
     detail: str = ""
 
 
-def attempt(test: Generated, accelerator: str, emulator: Emulator) -> NpuVerdict:
-    """As ``judge``; an exception is something wrong."""
+def try_on_npu(test: GeneratedTest, accelerator: str, emulator: Emulator) -> NpuVerdict:
+    """Check a test as ``check_on_npu``; an exception counts as WRONG."""
     try:
-        return judge(test, accelerator, emulator)
+        return check_on_npu(test, accelerator, emulator)
     except Exception as error:
         return NpuVerdict(accelerator, WRONG, detail=f"{type(error).__name__}: {error}")
 
 
-def judge(test: Generated, accelerator: str, emulator: Emulator) -> NpuVerdict:
-    """Compile and execute a test that is to work, of integers."""
-    target = family(accelerator)
-    graph, inputs = runnable(test)
+def check_on_npu(test: GeneratedTest, accelerator: str, emulator: Emulator) -> NpuVerdict:
+    """Compile and execute an integer test that expects success."""
+    target = make_target(accelerator)
+    graph, inputs = make_runnable(test)
     reason = next((reason for op in graph.ops if (reason := op_refusal(target, op))), None)
     if reason is not None:
-        return NpuVerdict(accelerator, HARDWARE, detail=reason)
+        return NpuVerdict(accelerator, UNSUPPORTED, detail=reason)
     if any(value.dtype in (DType.INT48, DType.INT4) for value in graph.inputs):
-        return NpuVerdict(accelerator, HARDWARE, detail="no delegate takes elements of 48 or 4 bits")
-    if not is_small(graph, MOST_WORK, MOST_ELEMENTS) or any(_operations(op) > MOST_OPERATIONS for op in graph.ops):
-        return NpuVerdict(accelerator, LARGE)
+        return NpuVerdict(accelerator, UNSUPPORTED, detail="no delegate takes elements of 48 or 4 bits")
+    if not is_small(graph, MAX_MACS, MAX_ELEMENTS) or any(_count_operations(op) > MAX_OPERATIONS for op in graph.ops):
+        return NpuVerdict(accelerator, TOO_LARGE)
     raw = serialize(graph)
     expected = model.run(raw, deserialize(raw), inputs)
-    written, problem = _finished(deserialize(raw), target)
+    written, problem = _apply_last_passes(deserialize(raw), target)
     if problem:
         return NpuVerdict(accelerator, WRONG, detail=f"the last passes: {problem}")
-    result, detail = outcome(written, inputs, expected, accelerator, emulator)
+    result, detail = compile_and_compare(written, inputs, expected, accelerator, emulator)
     if written == raw:
         return NpuVerdict(accelerator, result, detail=detail)
-    alone, of_raw = outcome(raw, inputs, expected, accelerator, emulator)
+    alone, of_raw = compile_and_compare(raw, inputs, expected, accelerator, emulator)
     return NpuVerdict(accelerator, result, alone, detail or of_raw)
 
 
-def _operations(op: Op) -> int:
-    """Into how many Vela takes arithmetic of five dimensions and more apart that is broadcast: one for each image."""
+def _count_operations(op: Op) -> int:
+    """Estimate the NPU operations: Vela splits broadcast arithmetic of rank five and more, one operation per image."""
     broadcast = len({value.shape for value in op.inputs}) > 1 and op.kind in ELEMENTWISE
     return prod(op.output.shape[:-3]) if broadcast and op.output.rank > 4 else 1
 
 
-def runnable(test: Generated) -> tuple[Graph, list[Array]]:
-    """The test with an input, of what was all constant, and with a result that an NPU can return."""
+def make_runnable(test: GeneratedTest) -> tuple[Graph, list[Array]]:
+    """Deserialize the test. A graph of constants gets an input, and int48 results are rescaled to int16."""
     graph, inputs = deserialize(test.flatbuffer), list(test.inputs)
     if not graph.inputs:
         constant = graph.ops[0].inputs[0]
@@ -107,31 +114,31 @@ def runnable(test: Generated) -> tuple[Graph, list[Array]]:
     for i, value in enumerate(graph.outputs):
         if value.dtype is DType.INT48:
             before = [*graph.outputs[:i], value]
-            wide = _results(graph, before, inputs)[-1]
-            graph.outputs[i] = _narrowed(graph, value, int(np.abs(wide).max(initial=0)))
+            wide_result = _compute_outputs(graph, before, inputs)[-1]
+            graph.outputs[i] = _rescale_to_int16(graph, value, int(np.abs(wide_result).max(initial=0)))
     return graph, inputs
 
 
-def _results(graph: Graph, outputs: Sequence[Value], inputs: Sequence[Array]) -> list[Array]:
+def _compute_outputs(graph: Graph, outputs: Sequence[Value], inputs: Sequence[Array]) -> list[Array]:
     part = deserialize(serialize(graph))
     part.outputs = part.outputs[: len(outputs)]
     return model.run(serialize(part), deserialize(serialize(part)), inputs)
 
 
-def _narrowed(graph: Graph, value: Value, largest: int) -> Value:
-    """INT48 by the power of two that brings it into INT16, as lowering writes it behind every sum of products."""
-    less = max(largest.bit_length() - 15, 0)
+def _rescale_to_int16(graph: Graph, value: Value, largest: int) -> Value:
+    """Rescale an int48 value by a power of two to int16, as lowering does after every sum of products."""
+    shift = max(largest.bit_length() - 15, 0)
     attrs: dict[str, Any] = {"scale32": False, "rounding_mode": "SINGLE_ROUND", "per_channel": False}
     attrs |= {"input_unsigned": False, "output_unsigned": False, "input_zp": 0, "output_zp": 0}
-    attrs |= {"multiplier": np.array([1 << 14], np.int16), "shift": np.array([14 + less], np.int8)}
+    attrs |= {"multiplier": np.array([1 << 14], np.int16), "shift": np.array([14 + shift], np.int8)}
     result = Value(value.shape, DType.INT16, "narrowed")
     result.producer = Op("RESCALE", [value], result, attrs)
     graph.ops.append(result.producer)
     return result
 
 
-def _finished(graph: Graph, target: Target) -> tuple[bytes, str]:
-    """The flatbuffer behind the last passes; or what is wrong with it."""
+def _apply_last_passes(graph: Graph, target: Target) -> tuple[bytes, str]:
+    """Run the last passes; return the flatbuffer, and the failed assertion or an empty string."""
     try:
         pipeline.finish(graph, target)
         pipeline.check(graph, target)
@@ -140,20 +147,22 @@ def _finished(graph: Graph, target: Target) -> tuple[bytes, str]:
     return serialize(graph), ""
 
 
-def outcome(
+def compile_and_compare(
     flatbuffer: bytes, inputs: Sequence[Array], expected: Sequence[Array], accelerator: str, emulator: Emulator
 ) -> tuple[str, str]:
-    """VELA, EQUAL or WRONG, and why."""
+    """Compile and run a flatbuffer; return VELA_REFUSED, EQUAL or WRONG, and the reason."""
     sizes = [prod(array.shape) * array.itemsize for array in expected]
     try:
         spec = EthosUCompileSpec(accelerator)
-        compiled = compile_ethosu(flatbuffer, spec, delegate="", locate=lambda _: None, results=sizes, timeout=SECONDS)
+        compiled = compile_ethosu(
+            flatbuffer, spec, delegate="", locate=lambda _: None, results=sizes, timeout=VELA_TIMEOUT_SECONDS
+        )
     except CompileError as error:
-        return VELA, str(error).partition("\n")[0]
+        return VELA_REFUSED, str(error).partition("\n")[0]
     shapes = [(array.dtype.name, array.shape) for array in expected]
     try:
         results = emulator.run(read_payload(compiled.data), inputs, shapes)
     except (StreamError, ArmBackendError) as error:
         return WRONG, str(error)
-    details = [differing(ours, theirs) for ours, theirs in zip(results, expected, strict=True)]
+    details = [describe_difference(ours, theirs) for ours, theirs in zip(results, expected, strict=True)]
     return (WRONG, "; ".join(filter(None, details))) if any(details) else (EQUAL, "")

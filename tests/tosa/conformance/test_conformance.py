@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from arm_backend_core.tosa.operators import OPERATORS
-from tests.tosa.conformance.campaign import attempt, example, explained, sampled
-from tests.tosa.conformance.disagreements import EXPECTED, Expected
+from tests.tosa.conformance.campaign import find_example, find_explanation, run_test, sample_tests
+from tests.tosa.conformance.disagreements import KNOWN_DISAGREEMENTS, KnownDisagreement
 from tests.tosa.conformance.generation import CONTROL_FLOW, Entry, entries
 
 #: Elements of the largest operand of a sample.
@@ -34,23 +34,23 @@ def test_records_agree_with_the_generator(kind: str) -> None:
     plain = [entry for entry in of_kind if "-ext-" not in entry.group]
     others = [entry for entry in of_kind if entry not in plain]
     for entry in [*plain[:2], *others[seed % max(len(others), 1) :][:1]]:
-        for test in sampled(entry, 1, 0, most_elements=_MOST_ELEMENTS, most_batches=1):
-            outcome = attempt(entry, test, None)
+        for test in sample_tests(entry, 1, 0, most_elements=_MOST_ELEMENTS, most_batches=1):
+            outcome = run_test(entry, test, None)
             seen += not outcome.invalid
             open_ones += [
                 f"{finding.question} | {entry} | {test.name} | {finding.detail}"
                 for finding in outcome.findings
-                if explained(outcome, finding) is None
+                if find_explanation(outcome, finding) is None
             ]
     assert open_ones == []
     assert seen
 
 
-_OF_GRAPHS = [expected for expected in EXPECTED if expected.question not in ("Vela", "emulator")]
+_OF_GRAPHS = [expected for expected in KNOWN_DISAGREEMENTS if expected.question not in ("Vela", "emulator")]
 
 
 @pytest.mark.parametrize("expected", _OF_GRAPHS, ids=lambda expected: f"{expected.kinds[0]}-{expected.question}")
-def test_an_expected_disagreement_is_still_seen(expected: Expected) -> None:
+def test_an_expected_disagreement_is_still_seen(expected: KnownDisagreement) -> None:
     """One that is not is to be taken out of the table."""
-    outcome = attempt(*example(expected), None)
-    assert any(explained(outcome, finding) is expected for finding in outcome.findings), outcome
+    outcome = run_test(*find_example(expected), None)
+    assert any(find_explanation(outcome, finding) is expected for finding in outcome.findings), outcome
