@@ -105,7 +105,7 @@ def _assemble_recipe(
     passes.append(CheckRunnable(values["require_runnable"]))
     sram, flash = (values.get(name) and options.parse_bytes(values[name]) for name in ("sram_budget", "flash_budget"))
     if sram or flash:
-        passes.append(CheckBudgets(sram, flash, getattr(spec, "optimise", "")))
+        passes.append(CheckBudgets(sram, flash, getattr(spec, "optimise", ""), values.get("board")))
     delegate_partitioner = getattr(partitioner, f"{prefix}Partitioner")(
         spec,
         require_full_delegation=values["require_full_delegation"],

@@ -190,6 +190,10 @@ def _make_estimates(vela_result: dict[str, Any], spec: EthosUCompileSpec, layers
             )
             for row in _table_rows(vela_result["tables"], "tensors")
         ),
+        scratch_bytes=vela_result["scratch"][0],
+        scratch_memory=configuration.const_memory if configuration.arena_on_second_port else "Sram",
+        constant_bytes=report["readOnlyPeakUsage"],
+        constant_memory=configuration.const_memory,
     )
 
 

@@ -110,6 +110,10 @@ class VelaEstimates:
         layers: estimates per NPU operation, in execution order.
         accelerator, system_config, memory_mode: the configuration that the delegate was compiled for.
         placed: allocation of tensors in working memory.
+        scratch_bytes: scratch that the firmware must provide, without fast scratch.
+        scratch_memory: memory that holds it, "Sram" or "Dram".
+        constant_bytes: constants of the NPU, with the command stream.
+        constant_memory: memory that holds them: "OffChipFlash", "Dram", or "OnChipFlash", which is SRAM.
     """
 
     npu_cycles: int
@@ -131,6 +135,10 @@ class VelaEstimates:
     system_config: str
     memory_mode: str
     placed: tuple[TensorAllocation, ...] = ()
+    scratch_bytes: int = 0
+    scratch_memory: str = "Sram"
+    constant_bytes: int = 0
+    constant_memory: str = "OffChipFlash"
 
     @property
     def sram_exceeded(self) -> bool:

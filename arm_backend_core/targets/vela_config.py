@@ -92,13 +92,17 @@ def parse_npu(target: str) -> Npu:
 
 
 def shipped_configs() -> tuple[str, ...]:
-    """Configuration files that Vela ships, as ``Arm/vela.ini``."""
-    folder = Path(vela.query_capabilities().config_files)
-    return tuple(sorted(path.relative_to(folder).as_posix() for path in folder.glob("*/*.ini")))
+    """Configuration files that Vela or this package ships, as ``Arm/vela.ini``."""
+    return tuple(sorted(_shipped_paths()))
+
+
+def _shipped_paths() -> dict[str, Path]:
+    folders = (Path(__file__).parent / "config_files", Path(vela.query_capabilities().config_files))
+    return {path.relative_to(folder).as_posix(): path for folder in folders for path in folder.glob("*/*.ini")}
 
 
 def config_path(config_ini: str | os.PathLike[str]) -> Path:
-    """Resolve ``config_ini``, the name of a file that Vela ships or a path.
+    """Resolve ``config_ini``, the name of a file in ``shipped_configs`` or a path.
 
     Raises:
         ValueError: the file does not exist, cannot be read, or its name does not end in ``.ini``.
@@ -106,16 +110,15 @@ def config_path(config_ini: str | os.PathLike[str]) -> Path:
     if not isinstance(config_ini, (str, os.PathLike)):
         raise ValueError(_format_error("config_ini", config_ini, "it must be a path", shipped_configs()))
     name = os.fspath(config_ini)
-    candidates = (Path(vela.query_capabilities().config_files) / name, Path(name).expanduser().absolute())
-    for path in candidates if name in shipped_configs() else candidates[::-1]:
-        if path.is_file():
-            if path.suffix != ".ini":
-                raise ValueError(f"config_ini={name!r}: Vela takes only files whose name ends in '.ini'")
-            if not os.access(path, os.R_OK):
-                raise ValueError(f"config_ini={name!r}: no permission to read '{path}'")
-            return path
-    reason = f"no such file; tried {' and '.join(repr(str(path)) for path in candidates)}"
-    raise ValueError(_format_error("config_ini", name, reason, shipped_configs(), list_label="Shipped with Vela"))
+    path = _shipped_paths().get(name, Path(name).expanduser().absolute())
+    if not path.is_file():
+        reason = f"no such file; tried '{path}'"
+        raise ValueError(_format_error("config_ini", name, reason, shipped_configs(), list_label="Shipped"))
+    if path.suffix != ".ini":
+        raise ValueError(f"config_ini={name!r}: Vela takes only files whose name ends in '.ini'")
+    if not os.access(path, os.R_OK):
+        raise ValueError(f"config_ini={name!r}: no permission to read '{path}'")
+    return path
 
 
 def list_sections(config_ini: str | os.PathLike[str], kind: str) -> tuple[str, ...]:
@@ -130,15 +133,29 @@ def list_sections(config_ini: str | os.PathLike[str], kind: str) -> tuple[str, .
     return tuple(name.removeprefix(kind) for name in names if name.startswith(kind))
 
 
+def core_clock(config_ini: str | os.PathLike[str], system_config: str) -> float:
+    """The NPU's clock in Hz of a system configuration that is in the file.
+
+    Raises:
+        ValueError: there is no such file, or it is not in ini format.
+    """
+    parser = _read_ini(config_path(config_ini))
+    return float(parser[SYSTEM_CONFIG + system_config]["core_clock"])
+
+
 @lru_cache(maxsize=8)
 def _read_section_names(path: Path, stamp: tuple[int, int]) -> tuple[str, ...]:
     """Read the names of all sections. Every export reads them; ``stamp`` (modification time, size) is a cache key."""
+    return tuple(_read_ini(path).sections())
+
+
+def _read_ini(path: Path) -> configparser.ConfigParser:
     parser = configparser.ConfigParser()
     try:
         parser.read(path)
     except (configparser.Error, UnicodeDecodeError) as error:
         raise ValueError(f"config_ini='{path}': not a valid Vela configuration: {error}") from None
-    return tuple(parser.sections())
+    return parser
 
 
 def configure(

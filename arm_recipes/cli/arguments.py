@@ -77,6 +77,7 @@ _FLAG_NAMES = {
 _BUDGET_HELP = "fail if the program needs more {}: bytes, or a text such as 512KiB"
 #: Recipe option -> keyword arguments of ``add_argument``.
 _ARGPARSE_KEYWORDS: dict[str, dict[str, Any]] = {
+    "board": {"metavar": "NAME", "help": "compile for this board; list them with 'arm-recipes boards'"},
     "macs": {"type": int, "metavar": "N", "help": "MACs per cycle of the NPU; default: the recipe's"},
     "system_config": {"metavar": "NAME", "help": "[System_Config] of the Vela .ini; default: the recipe's"},
     "memory_mode": {"metavar": "NAME", "help": "[Memory_Mode] of the Vela .ini; default: the recipe's"},

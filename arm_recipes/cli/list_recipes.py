@@ -1,4 +1,4 @@
-"""``arm-recipes recipes`` and ``arm-recipes operators``."""
+"""``arm-recipes recipes``, ``arm-recipes boards`` and ``arm-recipes operators``."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import arm_backend_core
 from arm_backend_core.alternatives.disk_cache import cache_folder, write_atomically
+from arm_recipes._internal.rendering import format_bytes
 from arm_recipes.cli import arguments
 from arm_recipes.recipe import options
+from arm_recipes.recipe.boards import BOARDS, Board
 from arm_recipes.recipe.targets import SPEC_BUILDERS
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ def add_command(commands: Commands) -> None:
     """Add the commands and their arguments."""
     for name, help_text, call in (
         ("recipes", "list the recipes and their options", _list_recipes),
+        ("boards", "list the boards: NPU, clock, memories, and the sources of these figures", _list_boards),
         ("operators", "list the ATen operators that can be delegated", _list_operators),
     ):
         parser = commands.add_parser(name, help=help_text)
@@ -41,6 +44,45 @@ def _list_recipes(args: argparse.Namespace) -> None:
     print()
     for name, text in expects.items():
         print(f"{name:<24} {text}")
+
+
+def _list_boards(args: argparse.Namespace) -> None:
+    if args.json:
+        arguments.print_json({"boards": [_board_record(board) for board in BOARDS.values()]})
+        return
+    rows: list[tuple[str, ...]] = [("name", "NPU", "MHz", "system", "memory mode", "SRAM", "flash", "board")]
+    rows += [tuple(map(_cell, _board_record(board).values()))[:-2] for board in BOARDS.values()]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    print(f"{len(BOARDS)} boards; -: not documented, the recipe's default applies; --json has the sources")
+
+
+def _board_record(board: Board) -> dict[str, Any]:
+    """The figures of a board; None for one that no document states."""
+    clock = board.clock()
+    figures = [board.system_config, board.memory_mode, board.sram, board.flash]
+    system_config, memory_mode, sram, flash = (None if figure is None else figure.value for figure in figures)
+    return {
+        "name": board.name,
+        "npu": board.family if board.macs is None else f"{board.family}-{board.macs.value}",
+        "mhz": None if clock is None else clock / 1e6,
+        "system_config": system_config,
+        "memory_mode": memory_mode,
+        "sram_bytes": sram,
+        "flash_bytes": flash,
+        "title": board.title,
+        "config_ini": board.config_ini,
+        "sources": board.sources,
+    }
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, int):
+        return format_bytes(value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _list_operators(args: argparse.Namespace) -> None:

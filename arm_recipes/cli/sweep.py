@@ -33,6 +33,7 @@ def add_command(commands: Commands) -> None:
         ("recipe", "default: the int8 recipes"),
         ("system-config", "default: the recipe's; 'all' for all"),
         ("memory-mode", "default: all"),
+        ("board", "'all' for all; instead of MACs, system configurations and memory modes"),
     ):
         dest = name.replace("-", "_") + "s"
         configurations.add_argument(
@@ -65,8 +66,9 @@ def _sweep(args: argparse.Namespace) -> None:
     systems = args.system_configs if args.system_configs != [ALL_VALUES] else ALL_VALUES
     varied = {"macs": args.macs, "system_config": systems, "memory_mode": args.memory_modes}
     recipe_options = {name: getattr(args, name) for name in (*_RECIPE_FLAGS, "optimise")}
+    boards = args.boards if args.boards != [ALL_VALUES] else ALL_VALUES
     list_configurations(
-        args.recipes, varied, {"calibration_samples": None, **recipe_options}
+        args.recipes, varied, {"calibration_samples": None, **recipe_options}, boards
     )  # check before PyTorch is imported
     from arm_recipes import sweep
 
@@ -79,6 +81,7 @@ def _sweep(args: argparse.Namespace) -> None:
         macs=args.macs,
         system_configs=systems,
         memory_modes=args.memory_modes,
+        boards=boards,
         cache_dir=args.cache_dir,
         **recipe_options,
     )

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from arm_recipes.firmware.host_run import FirmwareTestCase, PoolSizes, run_on_host
-from arm_recipes.firmware.layout import kernel_lookup_bytes, method_allocator_bytes
-from arm_recipes.runtime.ethosu_payload import EthosUPayload
+from arm_recipes.runtime.ethosu_payload import EthosUPayload, round_to_cache_lines
 from arm_recipes.runtime.inspect import Inspection
-
-#: Cache line of Cortex-M processors in bytes; the backend uses whole lines.
-CACHE_LINE = 32
+from arm_recipes.runtime.method_layout import kernel_lookup_bytes, method_allocator_bytes, planned_bytes
 
 
 @dataclass(frozen=True)
@@ -77,20 +72,16 @@ def measure_pools(program: bytes, inspection: Inspection, cases: Sequence[Firmwa
     program_schema = deserialize_pte_binary(program).program
     plans = {plan.name: plan for plan in program_schema.execution_plan}
     names = [method.name for method in inspection.methods]
-    planned = {name: _used_planned_bytes(plans[name]) for name in names}
-    buffer_count = max(map(len, planned.values()))
-    shared = tuple(
-        max(sizes[index] for sizes in planned.values() if index < len(sizes)) for index in range(1, buffer_count)
-    )
+    planned, shared = planned_bytes([plans[name] for name in names])
     scratch, fast_scratch = _max_scratch_bytes(inspection)
-    unlimited = PoolSizes(fast_scratch, None, shared, tuple((name, None, planned[name][0]) for name in names))
+    unlimited = PoolSizes(fast_scratch, None, shared, tuple((name, None, planned[name]) for name in names))
     measured = run_on_host(program, unlimited, cases)
     exact = all(method_allocator_bytes(plans[name], 64) == measured.pools[name] for name in names)
     methods = []
     for name in names:
         size_64 = measured.pools[name]
         methods.append(
-            MethodPools(name, method_allocator_bytes(plans[name], 32) if exact else size_64, size_64, planned[name][0])
+            MethodPools(name, method_allocator_bytes(plans[name], 32) if exact else size_64, size_64, planned[name])
         )
     lookup_bytes = {bits: max(kernel_lookup_bytes(plans[name], bits) for name in names) for bits in (32, 64)}
     # If the run needs more than this minimum, a kernel uses temporary memory. It may contain pointers, so its size on a
@@ -99,26 +90,6 @@ def measure_pools(program: bytes, inspection: Inspection, cases: Sequence[Firmwa
     kernel_temp = measured.temp if measured.temp > minimum else 0
     temp = max(scratch, lookup_bytes[32], kernel_temp)
     return Pools(tuple(methods), shared, temp, max(minimum, kernel_temp), fast_scratch, exact and not kernel_temp)
-
-
-def _used_planned_bytes(plan: Any) -> list[int]:
-    """Bytes of each memory-planned buffer, up to the end of its last tensor. The sizes in the plan are rounded up."""
-    ends = [0] * max(len(plan.non_const_buffer_sizes) - 1, 1)
-    for value in plan.values:
-        allocation = getattr(value.val, "allocation_info", None)
-        if allocation is None:
-            continue
-        nbytes = math.prod(value.val.sizes) * _element_size(value.val.scalar_type)
-        start = allocation.memory_offset_low + (allocation.memory_offset_high << 32)
-        ends[allocation.memory_id - 1] = max(ends[allocation.memory_id - 1], start + nbytes)
-    return ends
-
-
-def _element_size(scalar_type: Any) -> int:
-    from executorch.exir.tensor import get_scalar_type
-
-    size: int = get_scalar_type(scalar_type).itemsize
-    return size
 
 
 def _max_scratch_bytes(inspection: Inspection) -> tuple[int, int]:
@@ -134,4 +105,4 @@ def _max_scratch_bytes(inspection: Inspection) -> tuple[int, int]:
 
 
 def _max_in_cache_lines(byte_counts: Iterable[int]) -> int:
-    return -(-max(byte_counts, default=0) // CACHE_LINE) * CACHE_LINE
+    return round_to_cache_lines(max(byte_counts, default=0))

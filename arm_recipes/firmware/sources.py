@@ -12,8 +12,9 @@ from itertools import chain
 from arm_recipes.firmware.golden import IOTensor
 from arm_recipes.firmware.host_run import FirmwareTestCase
 from arm_recipes.firmware.kernels import Kernels
-from arm_recipes.firmware.layout import LOADED_DELEGATE_BYTES, TYPE_LAYOUTS
-from arm_recipes.firmware.pools import CACHE_LINE, Pools
+from arm_recipes.firmware.pools import Pools
+from arm_recipes.runtime.ethosu_payload import CACHE_LINE
+from arm_recipes.runtime.method_layout import LOADED_DELEGATE_BYTES, TYPE_LAYOUTS
 from arm_recipes.runtime.pte_schema import dtype_number
 
 #: Number of bytes on a line of a C array.

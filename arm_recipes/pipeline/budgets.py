@@ -10,6 +10,7 @@ from arm_backend_core.events import delegate_record
 from arm_recipes._internal.executorch_programs import delegates_of, named_data_bytes
 from arm_recipes._internal.messages import BudgetError
 from arm_recipes._internal.rendering import as_text, format_bytes
+from arm_recipes.recipe.recipe import ArmRecipe
 from arm_recipes.report.layers import DelegateProfile
 from arm_recipes.report.memory import method_memory
 
@@ -17,28 +18,35 @@ if TYPE_CHECKING:
     from executorch.exir import EdgeProgramManager
     from executorch.export import ExportRecipe
 
-    from arm_backend_core.backends.payload import VelaEstimates
     from arm_backend_core.events import Delegate
-    from arm_recipes._internal.rendering import Section
     from arm_recipes.pipeline.artifact import Artifact
+    from arm_recipes.report.ram import Ram
 
 #: Number of tensors that an error message lists.
 _MAX_LISTED_TENSORS = 6
+_FOR_SIZE = 'optimise="size": Vela cascades layers in stripes, which may take more cycles'
+_INTEGER_IO = "quantized_io=True: no float copies of inputs and outputs beside their int8 ones"
+_SRAM_REMEDIES = (
+    "another memory_mode, if the system has DRAM; smaller inputs, or fewer channels in these layers",
+    "result.advice(), exported without sram_budget, compiles alternatives and shows their SRAM",
+)
 
 
 @dataclass(frozen=True)
 class CheckBudgets:
-    """Edge manager pass: check the SRAM of each method and the flash of the delegates.
+    """Edge manager pass: check the SRAM of each delegate and the flash of all. ``check`` checks the emitted program.
 
     Args:
-        sram: SRAM budget in bytes, compared with Vela's estimate; None for no limit.
+        sram: SRAM budget in bytes, for everything that the board must place there; None for no limit.
         flash: flash budget in bytes, for the program and its external data; None for no limit.
         optimise: optimization goal of the compile spec, for the advice in messages.
+        board: name of the board whose budgets these may be, for messages.
     """
 
     sram: int | None
     flash: int | None
     optimise: str = "auto"
+    board: str | None = None
 
     def __call__(self, manager: EdgeProgramManager) -> Sequence[Any]:
         """Check every method.
@@ -54,21 +62,67 @@ class CheckBudgets:
                 stored_bytes += len(module.processed_bytes)
                 records.append(record)
                 if record.vela is not None and self.sram is not None and record.vela.sram_bytes > self.sram:
-                    raise BudgetError(_sram_message(method, record, record.vela, self.sram, self.optimise))
+                    raise BudgetError(
+                        self._sram_message(
+                            method, record, record.vela.sram_bytes, [_FOR_SIZE] * (self.optimise == "performance")
+                        )
+                    )
         self._check_flash(stored_bytes, records, "the delegates alone")
         return []
 
     def check(self, result: Artifact) -> None:
-        """Check the size of the emitted program.
+        """Check the RAM and the size of the emitted program.
 
         Raises:
-            BudgetError: it exceeds the flash budget.
+            BudgetError: a budget is exceeded; the message names the parts of the RAM and the largest tensors.
         """
+        ram = result.report.ram
+        if ram is not None and self.exceeds_sram(result):
+            estimated = [(m.name, d) for m in result.report.methods for d in m.delegates if d.vela is not None]
+            method, record = max(estimated, key=lambda found: found[1].vela.sram_bytes if found[1].vela else 0)
+            tensors = (tensor for m in result.report.methods for tensor in (*m.inputs, *m.outputs))
+            hints = [_FOR_SIZE] * (self.optimise != "size")
+            hints += [_INTEGER_IO] * any(tensor.dtype.startswith("float") for tensor in tensors)
+            raise BudgetError(self._sram_message(method, record, ram.sram_bytes, hints, ram))
         self._check_flash(result.stored_bytes, result.report.delegates, "the program")
+
+    def exceeds_sram(self, result: Artifact) -> bool:
+        """Whether the emitted program needs more SRAM than the budget."""
+        ram = result.report.ram
+        return ram is not None and self.sram is not None and ram.sram_bytes > self.sram
 
     def _check_flash(self, stored_bytes: int, records: Sequence[Delegate], subject: str) -> None:
         if self.flash is not None and stored_bytes > self.flash:
-            raise BudgetError(_flash_message(stored_bytes, self.flash, records, subject))
+            excess = f"{stored_bytes - self.flash:,} B more than {self._describe(self.flash)}"
+            raise BudgetError(_flash_message(stored_bytes, excess, records, subject))
+
+    def _describe(self, budget: int) -> str:
+        board = "" if self.board is None else f" (board {self.board!r})"
+        return f"the budget of {_format_byte_count(budget)}{board}"
+
+    def _sram_message(
+        self, method: str, record: Delegate, needed: int, hints: Sequence[str], ram: Ram | None = None
+    ) -> str:
+        """The message for a program that needs ``needed`` bytes; ``record``: its delegate with the largest scratch."""
+        assert record.vela is not None
+        assert self.sram is not None
+        subject = f"the NPU's part of '{method}'" if ram is None else "the program"
+        summary = (
+            f"sram_budget: {subject} needs {_format_byte_count(needed)} of SRAM with memory mode "
+            f"{record.vela.memory_mode}, {needed - self.sram:,} B more than {self._describe(self.sram)}"
+        )
+        sections = list(ram.sections()) if ram is not None else []
+        sram_usage = next(
+            (use for use in method_memory([DelegateProfile(method, record)]) if use.memory == "Sram"), None
+        )
+        if sram_usage is not None:
+            rows: list[tuple[str, ...]] = [
+                (f"{tensor.bytes:,} B", tensor.kind, tensor.where, tensor.source)
+                for tensor in sram_usage.peak[:_MAX_LISTED_TENSORS]
+            ]
+            sections.append(("Live tensors of the NPU at peak SRAM usage:", rows))
+        remedies: list[tuple[str, ...]] = [(remedy,) for remedy in (*hints, *_SRAM_REMEDIES)]
+        return f"{summary}\n{as_text([*sections, ('To reduce SRAM:', remedies)])}"
 
 
 def budget_passes(recipe: ExportRecipe) -> Iterator[CheckBudgets]:
@@ -77,36 +131,23 @@ def budget_passes(recipe: ExportRecipe) -> Iterator[CheckBudgets]:
     return (each for each in passes if isinstance(each, CheckBudgets))
 
 
-def _sram_message(method: str, record: Delegate, vela: VelaEstimates, budget: int, optimise: str) -> str:
+def recipe_for_size(recipe: ExportRecipe, result: Artifact) -> ExportRecipe | None:
+    """The recipe with ``optimise="size"``, if ``optimise="auto"`` exceeds the SRAM budget.
+
+    When a delegate is compiled, only the NPU's part of the RAM is known. None if the recipe cannot run again, because
+    its samples can be read only once or it trains the model.
+    """
+    if not isinstance(recipe, ArmRecipe) or recipe.options.get("qat"):
+        return None
+    runs_again = not isinstance(recipe.options.get("calibration_samples"), Iterator)
+    exceeded = any(budget.optimise == "auto" and budget.exceeds_sram(result) for budget in budget_passes(recipe))
+    return recipe.with_options(optimise="size") if runs_again and exceeded else None
+
+
+def _flash_message(stored_bytes: int, excess: str, records: Sequence[Delegate], subject: str) -> str:
     summary = (
-        f"sram_budget: '{method}' needs {_format_byte_count(vela.sram_bytes)} of SRAM with memory mode "
-        f"{vela.memory_mode}, {vela.sram_bytes - budget:,} B more than the budget of {_format_byte_count(budget)}"
+        f"flash_budget: {subject} take{'s' * (subject == 'the program')} {_format_byte_count(stored_bytes)}, {excess}"
     )
-    sram_usage = next((use for use in method_memory([DelegateProfile(method, record)]) if use.memory == "Sram"), None)
-    sections: list[Section] = []
-    if sram_usage is not None:
-        rows: list[tuple[str, ...]] = [
-            (f"{tensor.bytes:,} B", tensor.kind, tensor.where, tensor.source)
-            for tensor in sram_usage.peak[:_MAX_LISTED_TENSORS]
-        ]
-        sections.append(("Live tensors at peak SRAM usage:", rows))
-    sections.append(
-        (
-            "To reduce SRAM:",
-            [
-                *[('optimise="size": Vela cascades layers in stripes, which may take more cycles',)]
-                * (optimise == "performance"),
-                ("another memory_mode, if the system has DRAM; smaller inputs, or fewer channels in these layers",),
-                ("result.advice(), exported without sram_budget, compiles alternatives and shows their SRAM",),
-            ],
-        )
-    )
-    return f"{summary}\n{as_text(sections)}"
-
-
-def _flash_message(stored_bytes: int, budget: int, records: Sequence[Delegate], subject: str) -> str:
-    summary = f"flash_budget: {subject} take{'s' * (subject == 'the program')} {_format_byte_count(stored_bytes)}, "
-    summary += f"{stored_bytes - budget:,} B more than the budget of {_format_byte_count(budget)}"
     largest = sorted((row for record in records for row in _constant_sizes(record)), reverse=True)[:_MAX_LISTED_TENSORS]
     rows: list[tuple[str, ...]] = [(f"{count:,} B", module, source) for count, module, source in largest]
     advice: list[tuple[str, ...]] = [("4-bit weights (A8W4 recipes), or fewer channels in these layers",)]

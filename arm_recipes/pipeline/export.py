@@ -51,24 +51,27 @@ def run_export(
     if _uses_only_arm_partitioners(recipe):
         inputs.reject_dynamic_shapes(models, dynamic_shapes)
 
-    from arm_recipes.pipeline.budgets import budget_passes
+    from arm_recipes.pipeline.budgets import budget_passes, recipe_for_size
 
-    cache = None
-    if cache_dir is not None:
-        from arm_recipes.pipeline.cache.export import CachedExport
+    def attempt(recipe: ExportRecipe) -> Artifact:
+        cache = _open_cache(cache_dir, recipe, models, examples, shape_variants, constant_methods)
+        pipeline = Pipeline(
+            recipe if cache is None else cache.recipe,
+            models,
+            examples,
+            dynamic_shapes=dynamic_shapes,
+            constant_methods=constant_methods,
+            strict=strict,
+            progress=progress,
+            shape_variants=shape_variants,
+        )
+        return _run_or_look_up(pipeline, models, notes, cache)
 
-        cache = CachedExport(cache_dir, recipe, models, examples, shape_variants, constant_methods)
-    pipeline = Pipeline(
-        recipe if cache is None else cache.recipe,
-        models,
-        examples,
-        dynamic_shapes=dynamic_shapes,
-        constant_methods=constant_methods,
-        strict=strict,
-        progress=progress,
-        shape_variants=shape_variants,
-    )
-    result = _run_or_look_up(pipeline, models, notes, cache)
+    result = attempt(recipe)
+    for_size = recipe_for_size(recipe, result)
+    if for_size is not None:
+        notes.append("compiled with optimise='size': the program with the fewest cycles exceeds sram_budget")
+        recipe, result = for_size, attempt(for_size)
     for budget in budget_passes(recipe):
         budget.check(result)
     if verify:
@@ -76,6 +79,14 @@ def run_export(
 
         verify_delegates(result, examples)
     return result
+
+
+def _open_cache(cache_dir: str | Path | None, *export: Any) -> CachedExport | None:
+    if cache_dir is None:
+        return None
+    from arm_recipes.pipeline.cache.export import CachedExport
+
+    return CachedExport(cache_dir, *export)
 
 
 def _run_or_look_up(

@@ -41,7 +41,7 @@ from arm_recipes.pipeline.float_reference import create_float_reference
 from arm_recipes.pipeline.methods import check_shared_buffers, plan_shared_buffers, unify_buffer_names
 from arm_recipes.pipeline.program_io import check_outputs, describe_tensors
 from arm_recipes.pipeline.progress import Progress
-from arm_recipes.report import record
+from arm_recipes.report import ram, record
 from arm_recipes.report.report import Report
 from arm_recipes.runtime.signature import METADATA_KEY, encode_metadata
 from arm_recipes.runtime.tensor_info import TensorInfo
@@ -54,7 +54,6 @@ from arm_recipes.stages.quantize import FastQuantizeStage, FloatProgram
 
 if TYPE_CHECKING:
     from arm_backend_core.events import Rejection
-
 
 #: Stage -> verb in error messages, as in "quantizing 'forward'".
 _STAGE_VERBS = {
@@ -237,6 +236,7 @@ class Pipeline:
             program_bytes=sum(map(len, collect_program_chunks(manager))),
             seconds=self._seconds,
             notes=(*notes, *self._capture.notes, *self._notes),
+            ram=ram.measure_ram({m.name: m.delegates for m in methods}, manager.executorch_program.execution_plan),
         )
         float_programs = {name: x.float_program for name, x in self._methods.items() if x.float_program is not None}
         reference = create_float_reference(self._programs, float_programs, self._recipe)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from arm_recipes.recipe import precisions
+from arm_recipes.recipe import boards, precisions
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,10 @@ def _name_problem(value: Any) -> str | None:
     if not isinstance(value, str):
         return "not a str"
     return None if value.strip() else "empty"
+
+
+def _board_problem(value: Any) -> str | None:
+    return None if value is None else boards.find_problem(value)
 
 
 def _flags_problem(value: Any) -> str | None:
@@ -218,6 +222,7 @@ _EXPECTED_ALGORITHMS = f"a bool, or a list of names of {', '.join(ALGORITHMS + O
 OPTIONS: dict[str, Option] = {
     option.name: option
     for option in (
+        Option("board", "ethos-u", "the name of a board", _board_problem),
         Option("macs", "ethos-u", "an int that the family has", _macs_problem),
         Option("system_config", "ethos-u", "the name of a [System_Config] in the .ini", _name_problem),
         Option("memory_mode", "ethos-u", "the name of a [Memory_Mode] in the .ini", _name_problem),
@@ -276,10 +281,11 @@ def option_names(recipe: str) -> list[str]:
 
 
 def check(recipe: str, user_options: Mapping[str, Any]) -> dict[str, Any]:
-    """Validate the options of a recipe and add the defaults.
+    """Validate the options of a recipe, and add those of its board and the defaults.
 
     Raises:
-        ValueError: the recipe has no such option (the message suggests the nearest name), or a value is invalid.
+        ValueError: the recipe has no such option (the message suggests the nearest name), a value is invalid, or the
+            board has another NPU.
     """
     names = option_names(recipe)
     for name, value in user_options.items():
@@ -289,7 +295,10 @@ def check(recipe: str, user_options: Mapping[str, Any]) -> dict[str, Any]:
         if problem is not None:
             expects = OPTIONS[name].expects
             raise ValueError(f"{recipe}: {name} must be {expects}; got {_format_value(value)}: {problem}")
-    return {name: user_options.get(name, OPTIONS[name].default) for name in names}
+    checked = {name: user_options.get(name, OPTIONS[name].default) for name in names}
+    if checked.get("board") is None:
+        return checked
+    return boards.add_board_options(f"ethos-{recipe.split('_')[1].lower()}", checked)
 
 
 def _unknown_option_message(recipe: str, name: str, names: list[str]) -> str:

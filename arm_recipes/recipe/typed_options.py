@@ -43,6 +43,7 @@ class IntOptions(CommonOptions, total=False):
 class EthosUOptions(IntOptions, total=False):
     """Options of Ethos-U recipes."""
 
+    board: str | None
     macs: int
     system_config: str | None
     memory_mode: str | None

@@ -167,7 +167,8 @@ def _summary_cards(report: ExportRecord, comparisons: Iterable[ComparisonRecord]
         yield "target", estimates[0].accelerator
         yield "cycles", f"{sum(estimate.total_cycles for estimate in estimates):,}"
         yield "inference", f"{1e3 * sum(estimate.inference_seconds for estimate in estimates):.3f} ms"
-        yield "SRAM at most", format_bytes(max(estimate.sram_bytes for estimate in estimates))
+        if report.ram is not None:
+            yield "RAM", format_bytes(report.ram.total_bytes)
         yield "flash", format_bytes(sum(estimate.flash_bytes for estimate in estimates))
     yield "delegates", str(len(report.delegates))
     yield "operators on the CPU", str(sum(operator.count for operator in report.cpu_operators))
@@ -179,6 +180,8 @@ def _summary_cards(report: ExportRecord, comparisons: Iterable[ComparisonRecord]
 def _render_body(
     report: ExportRecord, networks: Sequence[dict[str, Any]], comparisons: Sequence[ComparisonRecord]
 ) -> Iterator[str]:
+    if report.ram is not None:
+        yield _render_sections(report.ram.sections())
     if report.layers:
         yield _render_heading(
             "Cycles by layer", "The 25 costliest layers by Vela's estimate. Memory-bound layers are orange."

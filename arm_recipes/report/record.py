@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from arm_backend_core.events import Delegate, Rejection
     from arm_recipes.report.layers import LayerCost
     from arm_recipes.report.memory import MemoryOverTime
+    from arm_recipes.report.ram import Ram
     from arm_recipes.runtime.ethosu import EthosULayer, EthosUStatistics
 
 #: Memory region of an Ethos-U (index of the base address) -> its content.
@@ -94,6 +95,7 @@ class ExportRecord(Renderable):
         measured: with the option ``verify``, statistics of one emulated execution of each Ethos-U delegate. The key is
             the delegate's name, with the method's name if there are several methods.
         cached: whether the program was taken from ``cache_dir``.
+        ram: RAM that a board needs for the program; None without delegates for an Ethos-U.
     """
 
     recipe: str
@@ -103,6 +105,7 @@ class ExportRecord(Renderable):
     notes: tuple[str, ...]
     measured: Mapping[str, EthosUStatistics] = field(default_factory=dict)
     cached: bool = False
+    ram: Ram | None = None
 
     @property
     def total_seconds(self) -> float:
@@ -141,6 +144,7 @@ class ExportRecord(Renderable):
             "memory": [to_jsonable(used) for used in self.memory],
             "measured": to_jsonable(dict(self.measured)),
             "cached": self.cached,
+            "ram": self.ram and self.ram.to_dict(),
         }
 
     def sections(self) -> Iterator[Section]:
@@ -148,6 +152,7 @@ class ExportRecord(Renderable):
         rows: list[tuple[str, ...]] = [("program", format_bytes(self.program_bytes))]
         took = f"{self.total_seconds:.2f} s{', from the cache' if self.cached else ''}"
         yield f"Recipe {self.recipe}", [*rows, ("export", took)]
+        yield from self.ram.sections() if self.ram is not None else ()
         for method in self.methods:
             yield from _method_sections(method, many=len(self.methods) > 1)
             yield from self._cost_sections(method)

@@ -29,6 +29,8 @@ _RANK, _MAX_TENSORS, _MAX_BYTES = 6, 1024, 2**32 - 1
 #: Memory regions of the NPU: indices of base addresses. Only COP2 streams with separate I/O have regions for inputs and
 #: outputs.
 WEIGHTS, SCRATCH, FAST_SCRATCH, INPUT, OUTPUT = range(5)
+#: Cache line of Cortex-M processors in bytes; the backend uses whole lines.
+CACHE_LINE: Final = 32
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,11 @@ class EthosUParts:
     header_bytes: int
     weights: memoryview
     has_external_weights: bool
+
+
+def round_to_cache_lines(count: int) -> int:
+    """Round a number of bytes up to whole cache lines."""
+    return -(-count // CACHE_LINE) * CACHE_LINE
 
 
 def read_payload(data: bytes | memoryview) -> EthosUPayload:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +33,20 @@ def test_recipes(capsys: pytest.CaptureFixture[str]) -> None:
     for recipe in ArmRecipeType:
         assert recipe.name in printed
     assert "macs                     an int that the family has" in printed
+
+
+def test_boards(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["boards"]) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"^alif-e7-hp +ethos-u55-256 +400 +Ethos_U55_Alif_HP +Shared_Sram +6,656.0 KiB", printed, re.M)
+    assert main(["boards", "--json"]) == 0
+    records = {record["name"]: record for record in json.loads(capsys.readouterr().out)["boards"]}
+    assert records["himax-we2"]["sram_bytes"] == 2432 * 1024
+    assert records["himax-we2"]["flash_bytes"] is None
+    assert records["himax-we2"]["sources"]["sram"].startswith("https://")
+    output = small.with_name("out.pte")
+    assert main(["export", str(small), "--recipe", "ETHOSU_U55_INT8", "--board", "himax-we2", "-o", str(output)]) == 0
+    assert "ethos-u55-64, Ethos_U55_Himax_WE2, Shared_Sram" in capsys.readouterr().out
 
 
 def test_export_prints_the_report_and_writes_the_program(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -372,6 +387,7 @@ def test_help_and_errors_do_not_wait_for_pytorch(small: Path, tmp_path: Path) ->
         (["--help"], 0),
         (["export", "--help"], 0),
         (["recipes"], 0),
+        (["boards"], 0),
         ([], 2),
         (["nonsense"], 2),
         (["export", model, "--recipe", "NO_SUCH_RECIPE"], 2),
@@ -379,6 +395,7 @@ def test_help_and_errors_do_not_wait_for_pytorch(small: Path, tmp_path: Path) ->
         (["export", model, "--recipe", "TOSA_FP", "--macs", "many"], 2),
         (["export", model, "--recipe", "ETHOSU_U55_INT8", "--macs", "512"], 2),
         (["export", model, "--recipe", "ETHOSU_U85_INT8", "--memory-mode", "None"], 2),
+        (["export", model, "--recipe", "ETHOSU_U85_INT8", "--board", "none"], 2),
         (["export", model, "--recipe", "ETHOSU_U85_INT8", "--extra-flags=--no-such-flag"], 2),
         (["export", model, "--recipe", "TOSA_FP", "--dump-dir", f"{text}/below"], 2),
         (["export", model, "--recipe", "TOSA_FP", "-o", "/nowhere/out.pte"], 2),

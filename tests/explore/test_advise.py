@@ -42,9 +42,11 @@ def _export(recipe: ArmRecipeType, **options: Any) -> ExportResult:
 
 def _cost(result: ExportResult) -> Cost:
     (delegate,) = result.report.delegates
-    vela = delegate.vela
+    vela, ram = delegate.vela, result.report.ram
     assert vela is not None
-    return Cost(vela.total_cycles, vela.sram_bytes, vela.dram_bytes, vela.flash_bytes)
+    assert ram is not None
+    sram = sum(part.bytes for part in ram.npu if part.memory == "SRAM")
+    return Cost(vela.total_cycles, sram, vela.dram_bytes, vela.flash_bytes)
 
 
 @pytest.mark.parametrize("recipe", [U55, U85], ids=lambda recipe: recipe.name)
@@ -91,18 +93,40 @@ def test_scales_per_tensor_hold_the_weights() -> None:
 
 
 @pytest.mark.parametrize(
-    ("then", "better"),
+    ("then", "better", "trade_off"),
     [
-        (Cost(99, 100, 0, 0), True),
-        (Cost(200, 90, 0, 0), True),
-        (Cost(100, 100, 0, 0), False),
-        (Cost(99_999, 100_000, 0, 0), False),
-        (Cost(101, 100, 0, -5), False),
+        (Cost(99, 100, 0, 0), True, False),
+        (Cost(100, 90, 0, 0), True, False),
+        (Cost(128, 90, 0, 0), False, True),
+        (Cost(90, 101, 0, 0), False, True),
+        (Cost(90, 90, 10, 0), False, True),
+        (Cost(100, 100, 0, 0), False, False),
+        (Cost(99_999, 100_000, 0, 0), False, False),
+        (Cost(101, 100, 0, -5), False, False),
     ],
 )
-def test_better_is_fewer_cycles_or_less_memory(then: Cost, better: bool) -> None:
+def test_what_saves_and_costs_is_a_trade_off(then: Cost, better: bool, trade_off: bool) -> None:
     scale = 1000 if then.cycles > 1000 else 1
-    assert Advice("x", Cost(100 * scale, 100 * scale, 0, 0), then).is_better is better
+    item = Advice("x", Cost(100 * scale, 100 * scale, 0, 0), then)
+    assert (item.is_better, item.is_trade_off, item.saves) == (better, trade_off, better or trade_off)
+
+
+def test_trade_offs_stand_apart() -> None:
+    now = Cost(100, 100, 0, 0)
+    advice = AdviceList((Advice("a", now, Cost(90, 100, 0, 0)), Advice("b", now, Cost(128, 50, 0, 0))), 3)
+    better, trade_offs = (section for section in advice.sections())
+    assert better[0] == "1 of 3 changes lower the cost"
+    assert [row[0] for row in better[1]] == ["change", "a"]
+    assert trade_offs[0] == "1 trade-off: lower one cost and raise another"
+    assert [row[0] for row in trade_offs[1]] == ["change", "b"]
+
+
+def test_constants_that_a_memory_mode_places_in_sram_count_as_sram() -> None:
+    result = _export(U55, memory_mode="Sram_Only")
+    vela = result.report.delegates[0].vela
+    assert vela is not None
+    assert vela.constant_bytes == vela.flash_bytes > 0
+    assert 0 <= _cost(result).sram_bytes - vela.sram_bytes - vela.constant_bytes < 32
 
 
 def test_no_advice_says_so() -> None:

@@ -24,6 +24,7 @@ from arm_recipes import ArmRecipesWarning, ArmRecipeType, ExportRecipe, Sweep, e
 from arm_recipes.explore.sweep import result_store
 from arm_recipes.explore.sweep.configurations import Configuration, list_configurations
 from arm_recipes.explore.sweep.rows import ProgramEstimates, Row
+from arm_recipes.recipe.boards import BOARDS
 from tests.small_models import MovingAverage, Small, Sorting, images, vectors
 from tests.sqnr import sqnr
 
@@ -91,6 +92,9 @@ def test_figures_are_those_of_an_export(eight: Sweep, index: int) -> None:
     (delegate,) = result.report.delegates
     estimates = delegate.vela
     assert estimates is not None
+    ram = result.report.ram
+    assert ram is not None
+    assert row.ram_bytes == ram.total_bytes
     assert row.estimates == ProgramEstimates(
         cycles=estimates.total_cycles,
         npu_cycles=estimates.npu_cycles,
@@ -100,6 +104,8 @@ def test_figures_are_those_of_an_export(eight: Sweep, index: int) -> None:
         dram_bytes=estimates.dram_bytes,
         flash_bytes=estimates.flash_bytes,
         fast_scratch_bytes=estimates.fast_scratch_bytes,
+        npu_ram_bytes=sum(part.bytes for part in ram.npu),
+        npu_sram_bytes=sum(part.bytes for part in ram.npu if part.memory == "SRAM"),
         weight_bytes=estimates.weight_bytes,
     )
     assert row.cpu_operators == sum(operator.count for operator in result.report.cpu_operators)
@@ -413,12 +419,61 @@ def test_on_a_dask_cluster(eight: Sweep) -> None:
     assert all(workers.values())  # both had Vela
 
 
+# Boards.
+
+
+def test_boards_are_configurations() -> None:
+    with joblib.parallel_config(n_jobs=1):
+        found = sweep(Small().eval(), None, images(), boards=["alif-e8-u85", "Himax WE2"], progress=False)
+    assert [(row.board, row.target, row.system_config, row.memory_mode) for row in found.rows] == [
+        ("alif-e8-u85", "ethos-u85-256", "Ethos_U85_Alif", "Shared_Sram"),
+        ("himax-we2", "ethos-u55-64", "Ethos_U55_Himax_WE2", "Shared_Sram"),
+    ]
+    for row in found.rows:
+        recipe = ExportRecipe.get_recipe(ArmRecipeType[row.recipe], board=row.board)
+        ram = export(Small().eval(), recipe, images(), progress=False).report.ram
+        assert ram is not None
+        assert row.ram_bytes == ram.total_bytes
+    assert not any(row.exceeds_board for row in found.rows)
+    assert re.search(r"\n +\*? +himax-we2 +ETHOSU_U55_INT8 ", str(found))
+
+
+def test_a_program_that_does_not_fit_the_board_is_a_row() -> None:
+    model, samples = nn.ConvTranspose2d(3, 64, 3, 8).eval(), [(torch.rand(1, 3, 80, 80),)]
+    with joblib.parallel_config(n_jobs=1):
+        (row,) = sweep(model, None, samples, boards="renesas-ra8p1", progress=False).rows
+    assert row.error is None
+    assert row.exceeds_board
+    assert "(exceeds the board)" in str(Sweep((row,), ""))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"boards": "alif-e8-u85"}, "boards: 'alif-e8-u85' has an Ethos-U85, but recipes: ETHOSU_U55_INT8"),
+        ({"boards": "himax-we2", "macs": 64}, "macs: a board determines it; give boards or macs, not both"),
+        ({"boards": "himax-we2", "config_ini": "a.ini"}, "config_ini: a board determines it"),
+        ({"boards": "himax"}, "board='himax': there is no such board; did you mean 'himax-we2'"),
+    ],
+)
+def test_boards_that_do_not_fit_the_other_arguments(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        sweep(Small().eval(), "ETHOSU_U55_INT8", images(), **arguments)
+
+
+def test_all_boards_have_a_configuration() -> None:
+    fixed = {"calibration_samples": None, "config_ini": None}
+    varied = {"macs": None, "system_config": None, "memory_mode": None}
+    assert [found.board for found in list_configurations(None, varied, fixed, "all")] == list(BOARDS)
+
+
 # As text, frame and picture.
 
 
 def _row(target: str, milliseconds: float, sram: int, **changed: Any) -> Row:
-    estimates = ProgramEstimates(int(milliseconds * 1e6), 1, milliseconds, sram, False, 0, 100, 0, 10)
-    given: dict[str, Any] = {"estimates": estimates, "cpu_operators": 0, "accuracy": 30.0} | changed
+    estimates = ProgramEstimates(int(milliseconds * 1e6), 1, milliseconds, sram, False, 0, 100, 0, sram, sram, 10)
+    given: dict[str, Any] = {"estimates": estimates, "cpu_operators": 0, "accuracy": 30.0, "ram_bytes": sram + 500}
+    given |= changed
     return Row("ETHOSU_U85_INT8", target, 256, "System", "Mode", **given)
 
 
@@ -427,10 +482,10 @@ FAILED = _row("failed", 1.0, 1, estimates=None, cpu_operators=None, accuracy=Non
 SWEEP = Sweep((FAST, SMALL, NEITHER, FAILED), "SQNR in dB", ("mind this",))
 TEXT = """\
 3 configurations (* Pareto-optimal)
-     recipe           target   system  memory mode  cycles     ms     SRAM     DRAM  flash  SQNR in dB  on CPU
-  *  ETHOSU_U85_INT8  fast     System  Mode         1,000,000  1.000  2,000 B  0 B   100 B  30
-  *  ETHOSU_U85_INT8  small    System  Mode         2,000,000  2.000  1,000 B  0 B   100 B  30
-     ETHOSU_U85_INT8  neither  System  Mode         2,000,000  2.000  2,000 B  0 B   100 B  30
+     recipe           target   system  memory mode  cycles     ms     RAM      SRAM     DRAM  flash  SQNR in dB  on CPU
+  *  ETHOSU_U85_INT8  fast     System  Mode         1,000,000  1.000  2,500 B  2,000 B  0 B   100 B  30
+  *  ETHOSU_U85_INT8  small    System  Mode         2,000,000  2.000  1,500 B  1,000 B  0 B   100 B  30
+     ETHOSU_U85_INT8  neither  System  Mode         2,000,000  2.000  2,500 B  2,000 B  0 B   100 B  30
 1 failed
   ETHOSU_U85_INT8  failed  System  Mode  it
 Notes
@@ -450,7 +505,9 @@ def test_pareto() -> None:
     assert Sweep((FAST, better, unknown, SMALL), "").pareto() == (FAST, better, SMALL)
     left_out = _row("left out", 0.5, 10, cpu_operators=3)
     assert Sweep((FAST, left_out), "").pareto() == (FAST, left_out)
-    with pytest.raises(ValueError, match="no numeric column 'speed'; there are: macs, cycles"):
+    unmeasured = _row("unmeasured", 2.0, 2000, ram_bytes=None)
+    assert Sweep((FAST, unmeasured), "").pareto() == (FAST,)
+    with pytest.raises(ValueError, match="no numeric column 'speed'; there are: macs, ram_bytes, cycles"):
         SWEEP.pareto("speed")
 
 
@@ -476,14 +533,15 @@ def test_picture() -> None:
     figure = SWEEP.plot()
     points = [trace for trace in figure.data if trace.mode == "markers" and trace.yaxis == "y"]
     assert {(trace.name, trace.x, trace.y) for trace in points} == {
-        ("fast, INT8", (1.0,), (2000,)),
-        ("small, INT8", (2.0,), (1000,)),
-        ("neither, INT8", (2.0,), (2000,)),
+        ("fast, INT8", (1.0,), (2500,)),
+        ("small, INT8", (2.0,), (1500,)),
+        ("neither, INT8", (2.0,), (2500,)),
         ("Mode", (None,), (None,)),  # in the legend
     }
     front = next(trace for trace in figure.data if trace.name == "Pareto front")
-    assert (front.x, front.y) == ((1.0, 2.0), (2000, 1000))
-    assert [axis.title.text for axis in figure.select_yaxes()] == ["SRAM (bytes)", "flash (bytes)", "SQNR in dB"]
+    assert (front.x, front.y) == ((1.0, 2.0), (2500, 1500))
+    titles = [axis.title.text for axis in figure.select_yaxes()]
+    assert titles == ["RAM that a board needs (bytes)", "flash (bytes)", "SQNR in dB"]
     assert 'src="http' not in figure.to_html(include_plotlyjs=True)
 
 

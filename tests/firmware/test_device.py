@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from arm_recipes import Firmware
-from arm_recipes.firmware.layout import LOADED_DELEGATE_BYTES
+from arm_recipes.runtime.method_layout import LOADED_DELEGATE_BYTES
 from tests.firmware.device import build, execute
 from tests.firmware.programs import program, samples
 from tests.runtime.building import RUNTIME, require, run

@@ -12,8 +12,8 @@ import torch
 
 from arm_backend_core.workers import vela
 from arm_recipes import ExportResult, Firmware, save_firmware
-from arm_recipes.firmware.layout import TYPE_LAYOUTS
 from arm_recipes.firmware.sources import PAYLOAD_FORMAT, format_array, to_c_identifier
+from arm_recipes.runtime.method_layout import TYPE_LAYOUTS
 from tests.firmware.device import TARGET
 from tests.firmware.programs import program, samples
 from tests.runtime.building import RUNTIME, executorch_include_flags, require, run

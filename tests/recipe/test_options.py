@@ -27,10 +27,10 @@ ETHOS_U = [recipe for recipe in ArmRecipeType if recipe.name.startswith("ETHOSU"
         (
             U85,
             {"mac": 128},
-            r"ETHOSU_U85_INT8: unknown argument 'mac'; did you mean 'macs'\? \(allowed: macs, ",
+            r"ETHOSU_U85_INT8: unknown argument 'mac'; did you mean 'macs'\? \(allowed: board, ",
         ),
         (U85, {"MACS": 128}, r"did you mean 'macs'\?"),
-        (U85, {"zzzzz": 1}, r"unknown argument 'zzzzz' \(allowed: macs, .*dump_dir\)"),
+        (U85, {"zzzzz": 1}, r"unknown argument 'zzzzz' \(allowed: board, .*dump_dir\)"),
         (ArmRecipeType.TOSA_INT8, {"macs": 128}, "unknown argument 'macs'; it belongs to Ethos-U recipes"),
         (ArmRecipeType.TOSA_FP, {"calibration_samples": []}, "'calibration_samples'; it belongs to quantizing recipes"),
         (
@@ -143,7 +143,7 @@ def test_allowed_options_follow_from_the_name(recipe: ArmRecipeType) -> None:
         expected |= {"per_channel", "calibration_samples", "observer", "algorithms", "precisions", "qat"}
         expected |= {"quantized_io", "min_sqnr"}
     if recipe in ETHOS_U:
-        expected |= {"macs", "system_config", "memory_mode", "extra_flags", "config_ini"}
+        expected |= {"board", "macs", "system_config", "memory_mode", "extra_flags", "config_ini"}
         expected |= {"sram_budget", "flash_budget", "search_alternatives", "optimise"}
     if recipe.name.startswith("ETHOSU_U85"):
         expected |= {"direct_drive"}

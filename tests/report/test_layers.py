@@ -151,7 +151,10 @@ def test_a_program_over_the_sram_budget_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(BudgetError) as error:
         export(Small().eval(), recipe, images(), output=path, progress=False)
     text = str(error.value)
-    assert re.match(r"sram_budget: 'forward' needs [\d,]+ B of SRAM with memory mode Shared_Sram, .* 500 B", text)
+    assert re.match(
+        r"sram_budget: the NPU's part of 'forward' needs [\d,]+ B of SRAM with memory mode Shared_Sram", text
+    )
+    assert "more than the budget of 500 B" in text
     assert re.search(r"[\d,]+ B +result +body\.0 .*models\.py:\d+", text)
     assert 'optimise="size"' in text
     assert not path.exists()
@@ -171,15 +174,32 @@ def test_flash_is_what_is_stored() -> None:
 
 
 def test_sram_that_is_just_enough() -> None:
-    needed = _export(Small(), images(), U55, optimise="performance").report.memory[0].bytes
+    fast = _export(Small(), images(), U55, optimise="performance").report.ram
+    assert fast is not None
+    needed = fast.sram_bytes
     _export(Small(), images(), U55, sram_budget=needed, optimise="performance")
-    with pytest.raises(BudgetError):
+    with pytest.raises(BudgetError, match="sram_budget: the program needs") as error:
         _export(Small(), images(), U55, sram_budget=f"{needed - 1} B", optimise="performance")
-    with_less = _export(Small(), images(), U55, sram_budget=needed - 1)
-    assert with_less.report.memory[0].bytes < needed
+    assert re.search(
+        r"NPU scratch +[\d,]+ B +SRAM\n +inputs, outputs and CPU tensors +[\d,]+ B +SRAM", str(error.value)
+    )
+    with_less = _export(Small(), images(), U55, sram_budget=needed - 1).report
+    assert with_less.ram is not None
+    assert with_less.ram.sram_bytes < needed
+    assert any("optimise='size'" in note for note in with_less.notes)
     with pytest.raises(BudgetError) as error:
-        _export(Small(), images(), U55, sram_budget=with_less.report.memory[0].bytes - 1)
+        _export(Small(), images(), U55, sram_budget=with_less.ram.sram_bytes - 1)
     assert "optimise=" not in str(error.value)
+    assert "quantized_io=True" in str(error.value)
+    with pytest.raises(BudgetError, match="sram_budget: the program needs") as error:
+        _export(Small(), images(), U55, sram_budget=with_less.ram.npu[0].bytes, quantized_io=True)
+    assert "quantized_io=True" not in str(error.value)
+
+
+def test_the_budgets_of_a_board_name_it() -> None:
+    with pytest.raises(BudgetError, match=r"budget of [\d,]+ B .*board 'renesas-ra8p1'") as error:
+        _export(nn.ConvTranspose2d(3, 64, 3, 8), [(torch.rand(1, 3, 80, 80),)], U55, board="renesas-ra8p1")
+    assert "1,703,936 B" in str(error.value)
 
 
 def test_weights_that_are_kept_are_in_memory_all_the_time() -> None:

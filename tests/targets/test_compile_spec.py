@@ -188,7 +188,7 @@ def test_a_config_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.
 
 def test_missing_config_file_names_the_paths(tmp_path: Path) -> None:
     path = tmp_path / "none.ini"
-    with pytest.raises(ValueError, match=rf"tried .*{path}.*Shipped with Vela: Arm/vela.ini"):
+    with pytest.raises(ValueError, match=rf"tried .*{path}.*Shipped: Arm/vela.ini, Boards/vela.ini"):
         EthosUCompileSpec("ethos-u55-64", config_ini=path)
 
 

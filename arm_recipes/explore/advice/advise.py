@@ -36,7 +36,7 @@ def advise(
         programs: quantized programs before lowering, by method.
 
     Returns:
-        The changes that lower cycles or SRAM, with their estimated costs.
+        The changes that lower cycles or SRAM, trade-offs included, with their estimated costs.
 
     Raises:
         ValueError: the recipe is not for an Ethos-U, or no part of the program runs on the NPU.
@@ -75,7 +75,7 @@ def _evaluate_changes(
         )
     channels, notes = try_fewer_channels(recipe, spec, programs)
     evaluated = [*evaluator.results, *channels]
-    better = sorted((item for item in evaluated if item.is_better), key=lambda item: item.then.cycles - item.now.cycles)
+    better = sorted((item for item in evaluated if item.saves), key=lambda item: item.then.cycles - item.now.cycles)
     return AdviceList(tuple(better), len(evaluated), (*evaluator.notes, *notes))
 
 
@@ -161,7 +161,7 @@ class _ChangeEvaluator:
 
 
 def _to_cost(estimates: ProgramEstimates) -> Cost:
-    return Cost(estimates.cycles, estimates.sram_bytes, estimates.dram_bytes, estimates.flash_bytes)
+    return Cost(estimates.cycles, estimates.npu_sram_bytes, estimates.dram_bytes, estimates.flash_bytes)
 
 
 def _memory_requirements(current: EthosUCompileSpec, changed: EthosUCompileSpec) -> str:

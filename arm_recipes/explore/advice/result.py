@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from arm_recipes._internal.rendering import Renderable, Section, format_bytes
 
+#: Relative difference of costs that does not count.
+_NEGLIGIBLE = 0.005
+
 
 @dataclass(frozen=True)
 class Cost:
@@ -14,9 +17,9 @@ class Cost:
 
     Attributes:
         cycles: cycles of the inference.
-        sram_bytes: working memory in SRAM. Vela counts constants in SRAM as ``flash_bytes``.
+        sram_bytes: SRAM of the NPU: scratch, and the constants if the memory mode places them there.
         dram_bytes: constants and working memory in DRAM.
-        flash_bytes: constants in flash, or in SRAM.
+        flash_bytes: stored constants; 0 if the system keeps them in DRAM.
     """
 
     cycles: int
@@ -28,6 +31,11 @@ class Cost:
     def dram_and_flash_bytes(self) -> int:
         """Bytes of DRAM and flash."""
         return self.dram_bytes + self.flash_bytes
+
+    @property
+    def figures(self) -> tuple[int, int, int]:
+        """Cycles, bytes of SRAM, bytes of DRAM and flash."""
+        return self.cycles, self.sram_bytes, self.dram_and_flash_bytes
 
 
 @dataclass(frozen=True)
@@ -49,18 +57,29 @@ class Advice:
     note: str = ""
 
     @property
-    def is_better(self) -> bool:
+    def saves(self) -> bool:
         """Whether the change saves more than 0.5 % of cycles or SRAM."""
-        pairs = ((self.now.cycles, self.then.cycles), (self.now.sram_bytes, self.then.sram_bytes))
-        return any(changed < 0.995 * current for current, changed in pairs)
+        pairs = zip(self.now.figures[:2], self.then.figures[:2], strict=True)
+        return any(changed < (1 - _NEGLIGIBLE) * current for current, changed in pairs)
+
+    @property
+    def is_better(self) -> bool:
+        """Whether the change saves cycles or SRAM and costs at most 0.5 % more of anything else."""
+        return self.saves and not self.is_trade_off
+
+    @property
+    def is_trade_off(self) -> bool:
+        """Whether the change saves cycles or SRAM and costs more than 0.5 % more of cycles, SRAM, or DRAM and flash."""
+        pairs = zip(self.now.figures, self.then.figures, strict=True)
+        return self.saves and any(changed > (1 + _NEGLIGIBLE) * current for current, changed in pairs)
 
 
 @dataclass(frozen=True)
 class AdviceList(Renderable):
-    """Changes that lower the cost, sorted by decreasing savings of cycles.
+    """Changes that lower the cost, and trade-offs, sorted by decreasing savings of cycles.
 
     Attributes:
-        items: the changes.
+        items: the changes and trade-offs (``Advice.is_trade_off``).
         tried: number of changes that were compiled.
         notes: changes that could not be tried, with the reason.
     """
@@ -77,9 +96,12 @@ class AdviceList(Renderable):
 
     def sections(self) -> Iterator[Section]:
         """Yield headings with their rows, for text and HTML."""
-        rows = [_advice_cells(item) for item in self.items]
         head = ("change", "cycles", "", "SRAM", "", "flash and DRAM", "layer", "note")
+        rows = [_advice_cells(item) for item in self.items if not item.is_trade_off]
         yield f"{len(rows)} of {self.tried} changes lower the cost", [head, *rows] if rows else [("none",)]
+        rows = [_advice_cells(item) for item in self.items if item.is_trade_off]
+        if rows:
+            yield f"{len(rows)} trade-off{'s' * (len(rows) > 1)}: lower one cost and raise another", [head, *rows]
         if self.notes:
             yield "Not tried", [(note,) for note in self.notes]
 

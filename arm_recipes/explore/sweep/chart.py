@@ -10,7 +10,8 @@ from arm_recipes.explore.sweep.rows import Row, column_value
 _AXIS_TITLES = {
     "milliseconds": "time of an inference (ms)",
     "npu_cycles": "cycles of the NPU",
-    "sram_bytes": "SRAM (bytes)",
+    "ram_bytes": "RAM that a board needs (bytes)",
+    "sram_bytes": "SRAM of the NPU (bytes)",
     "dram_bytes": "DRAM (bytes)",
     "flash_bytes": "flash (bytes)",
     "weight_bytes": "encoded weights (bytes)",
@@ -138,6 +139,7 @@ def _hover_text(metric: str, row: Row) -> str:
         f"<b>{row.target}</b>, {row.recipe}",
         f"{row.system_config}, {row.memory_mode}",
         f"{estimates.cycles:,} cycles, {estimates.milliseconds:.3f} ms",
+        *([] if row.ram_bytes is None else [f"RAM of the board {row.ram_bytes:,} B"]),
         f"SRAM {estimates.sram_bytes:,} B{' (exceeds the memory mode)' if estimates.sram_exceeded else ''}",
         f"DRAM {estimates.dram_bytes:,} B, flash {estimates.flash_bytes:,} B",
     ]

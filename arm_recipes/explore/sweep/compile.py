@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from arm_backend_core.backends.call_counts import multiply_estimates
 from arm_backend_core.workers import vela
 from arm_recipes.explore.sweep.rows import ProgramEstimates
+from arm_recipes.report.ram import npu_parts
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 
 #: Version of the cached records; increase it when their format changes.
-_CACHE_VERSION = 2
+_CACHE_VERSION = 3
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,7 @@ def sum_estimates(estimates: Sequence[VelaEstimates]) -> ProgramEstimates:
 
     Times and constants are summed. SRAM is working memory, so its maximum counts.
     """
+    ram = npu_parts(estimates)
     return ProgramEstimates(
         cycles=sum(vela.total_cycles for vela in estimates),
         npu_cycles=sum(vela.npu_cycles for vela in estimates),
@@ -133,5 +135,7 @@ def sum_estimates(estimates: Sequence[VelaEstimates]) -> ProgramEstimates:
         dram_bytes=sum(vela.dram_bytes for vela in estimates),
         flash_bytes=sum(vela.flash_bytes for vela in estimates),
         fast_scratch_bytes=max(vela.fast_scratch_bytes for vela in estimates),
+        npu_ram_bytes=sum(part.bytes for part in ram),
+        npu_sram_bytes=sum(part.bytes for part in ram if part.memory == "SRAM"),
         weight_bytes=sum(vela.weight_bytes for vela in estimates),
     )

@@ -11,6 +11,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from arm_recipes.recipe import options
+from arm_recipes.recipe.boards import BOARDS, find_board
 from arm_recipes.recipe.targets import SPEC_BUILDERS, normalize_recipe_name
 
 if TYPE_CHECKING:
@@ -34,11 +35,13 @@ class Configuration:
         recipe: name of the recipe.
         spec: compile spec.
         options: options of the recipe.
+        board: board that determines the options.
     """
 
     recipe: str
     spec: EthosUCompileSpec
     options: Mapping[str, Any]
+    board: str | None = None
 
     @property
     def precision(self) -> str:
@@ -81,8 +84,10 @@ def resolve_recipe_names(recipes: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def list_configurations(recipes: Any, varied: Mapping[str, Any], fixed: Mapping[str, Any]) -> tuple[Configuration, ...]:
-    """List every valid combination of the options.
+def list_configurations(
+    recipes: Any, varied: Mapping[str, Any], fixed: Mapping[str, Any], boards: Any = None
+) -> tuple[Configuration, ...]:
+    """List every valid combination of the options, or of recipes and boards.
 
     Args:
         recipes: as for ``resolve_recipe_names``. None selects the int8 recipes.
@@ -90,10 +95,14 @@ def list_configurations(recipes: Any, varied: Mapping[str, Any], fixed: Mapping[
             ``memory_mode``. For ``system_config``, which describes the clock and the memories around the NPU, None
             selects the recipe's default, and "all" selects all.
         fixed: other options of the recipes.
+        boards: names of boards, or "all"; None: ``varied`` determines the configurations.
 
     Raises:
-        ValueError: a value is valid in no combination. The message is the error of the recipe.
+        ValueError: a value is valid in no combination. The message is the error of the recipe. Or a board does not
+            exist, has the NPU of no recipe, or comes with an option that it determines.
     """
+    if boards is not None:
+        return _list_boards(recipes, {**varied, "config_ini": fixed["config_ini"]}, fixed, boards)
     from arm_backend_core.targets import vela_config
     from arm_backend_core.targets.compile_spec import DEFAULT_CONFIG_INI
 
@@ -131,6 +140,32 @@ def list_configurations(recipes: Any, varied: Mapping[str, Any], fixed: Mapping[
                 configurations.append(Configuration(recipe, spec, recipe_options))
     requested_values = [(argument, requested[name] or ()) for name, argument in _SWEEP_ARGUMENTS.items()]
     _check_all_used([("recipes", () if recipes is None else names), *requested_values], configurations, rejected)
+    return tuple(configurations)
+
+
+def _list_boards(
+    recipes: Any, determined: Mapping[str, Any], fixed: Mapping[str, Any], boards: Any
+) -> tuple[Configuration, ...]:
+    """List the combinations of boards and recipes; a board determines the options in ``determined``."""
+    for name, value in determined.items():
+        if value is not None:
+            raise ValueError(
+                f"{_SWEEP_ARGUMENTS.get(name, name)}: a board determines it; give boards or {name}, not both"
+            )
+    names = DEFAULT_RECIPES if recipes is None else resolve_recipe_names(recipes)
+    records = (
+        BOARDS.values() if boards == ALL_VALUES else [find_board(name) for name in _to_unique_list("boards", boards)]
+    )
+    configurations = []
+    for board in records:
+        matching = [name for name in names if f"ethos-{name.split('_')[1].lower()}" == board.family]
+        if not matching and boards != ALL_VALUES:
+            raise ValueError(f"boards: {board.name!r} has an {board.family.title()}, but recipes: {', '.join(names)}")
+        for recipe in matching:
+            spec: Any = SPEC_BUILDERS[recipe](options.check(recipe, {**fixed, "board": board.name}))
+            # Without the budgets: a program that exceeds them is a row, not an error.
+            chosen = {name: value for name, value in board.options.items() if not name.endswith("_budget")}
+            configurations.append(Configuration(recipe, spec, {**fixed, **chosen}, board.name))
     return tuple(configurations)
 
 

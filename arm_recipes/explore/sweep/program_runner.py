@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch.export import ExportedProgram
@@ -16,6 +17,19 @@ from arm_recipes.explore.sweep.result_store import ResultStore
 from arm_recipes.pipeline.cache.digest import Digest
 from arm_recipes.pipeline.export import run_export
 from arm_recipes.samples.sample import Inputs
+
+
+@dataclass(frozen=True)
+class ProgramRun:
+    """What a run of a program gives.
+
+    Attributes:
+        outputs: the outputs for each sample.
+        cpu_ram_bytes: RAM that the board needs beside the NPU's.
+    """
+
+    outputs: list[Any]
+    cpu_ram_bytes: int
 
 
 class ProgramRunner:
@@ -35,8 +49,8 @@ class ProgramRunner:
     ) -> None:
         self._samples, self._store, self._with_progress = samples, store, with_progress
 
-    def outputs(self, program: ExportedProgram, configurations: Iterable[Configuration]) -> list[Any]:
-        """Execute a quantized program, and return its outputs for each sample.
+    def run(self, program: ExportedProgram, configurations: Iterable[Configuration]) -> ProgramRun:
+        """Execute a quantized program on each sample.
 
         Args:
             program: quantized program.
@@ -63,7 +77,9 @@ class ProgramRunner:
             runs = (result.run(sample) for sample in self._with_progress(self._samples))
             leaves = [pytree.tree_leaves(output) for output in runs]
             self._store.save_outputs(key, leaves)
-        return [pytree.tree_unflatten(values, result.out_specs[METHOD]) for values in leaves]
+        outputs = [pytree.tree_unflatten(values, result.out_specs[METHOD]) for values in leaves]
+        ram = result.report.ram
+        return ProgramRun(outputs, 0 if ram is None else sum(part.bytes for part in ram.cpu))
 
 
 def _outputs_key(buffer: bytes, samples: Sequence[Inputs]) -> str:

@@ -11,8 +11,8 @@ from arm_recipes.explore.sweep.chart import plot_rows
 from arm_recipes.explore.sweep.rows import Row, column_value
 
 #: Default criteria of the Pareto front. Less is better, except for accuracy.
-PARETO_CRITERIA = ("milliseconds", "sram_bytes", "dram_bytes", "flash_bytes", "accuracy", "cpu_operators")
-_TABLE_COLUMNS = ("", "recipe", "target", "system", "memory mode", "cycles", "ms", "SRAM", "DRAM", "flash")
+PARETO_CRITERIA = ("milliseconds", "ram_bytes", "sram_bytes", "dram_bytes", "flash_bytes", "accuracy", "cpu_operators")
+_TABLE_COLUMNS = ("", "recipe", "target", "system", "memory mode", "cycles", "ms", "RAM", "SRAM", "DRAM", "flash")
 _MAXIMIZED_COLUMNS = frozenset({"accuracy"})
 
 
@@ -54,7 +54,7 @@ class Sweep(Renderable):
         ]
         return tuple(row for row, cost in costs if not any(_dominates(other, cost) for _, other in costs))
 
-    def plot(self, x: str = "milliseconds", y: Sequence[str] = ("sram_bytes", "flash_bytes", "accuracy")) -> Any:
+    def plot(self, x: str = "milliseconds", y: Sequence[str] = ("ram_bytes", "flash_bytes", "accuracy")) -> Any:
         """Plot the rows by ``x`` and each of ``y``, with the Pareto front of each pair.
 
         ``show()`` displays the Plotly figure; ``write_html("sweep.html")`` writes it to a self-contained file.
@@ -81,8 +81,11 @@ class Sweep(Renderable):
         front = set(self.pareto())
         head = (*_TABLE_COLUMNS, self.metric, "on CPU")
         if compiled:
-            rows = [_row_cells(row, "*" if row in front else "") for row in compiled]
-            yield f"{len(compiled)} configurations (* Pareto-optimal)", [head, *rows]
+            rows = [head, *(_row_cells(row, "*" if row in front else "") for row in compiled)]
+            if any(row.board for row in compiled):
+                names = ["board", *(row.board or "" for row in compiled)]
+                rows = [(mark, name, *cells) for name, (mark, *cells) in zip(names, rows, strict=True)]
+            yield f"{len(compiled)} configurations (* Pareto-optimal)", rows
         failed = [row for row in self.rows if row.estimates is None]
         if failed:
             yield f"{len(failed)} failed", [_failure_cells(row) for row in failed]
@@ -91,13 +94,13 @@ class Sweep(Renderable):
 
 
 def _cost_vector(row: Row, criteria: Sequence[str]) -> tuple[float, ...]:
-    """Return the criteria as costs, of which less is better. An accuracy that was not measured costs infinity."""
+    """Return the criteria as costs, of which less is better. Accuracy and RAM that are not known cost infinity."""
     costs = []
     for column in criteria:
         cost = column_value(row, column)
         if column in _MAXIMIZED_COLUMNS:
             cost = float("inf") if cost is None else -cost
-        costs.append(float(cost))
+        costs.append(float("inf") if cost is None else float(cost))
     return tuple(costs)
 
 
@@ -116,6 +119,7 @@ def _row_cells(row: Row, mark: str) -> tuple[str, ...]:
         row.memory_mode,
         f"{estimates.cycles:,}",
         f"{estimates.milliseconds:.3f}",
+        "" if row.ram_bytes is None else format_bytes(row.ram_bytes) + " (exceeds the board)" * row.exceeds_board,
         format_bytes(estimates.sram_bytes) + (" (exceeds limit)" if estimates.sram_exceeded else ""),
         format_bytes(estimates.dram_bytes),
         format_bytes(estimates.flash_bytes),

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+#: Columns without a number if the program could not be executed.
+_OPTIONAL = ("accuracy", "ram_bytes")
+
 
 @dataclass(frozen=True)
 class ProgramEstimates:
@@ -18,6 +21,8 @@ class ProgramEstimates:
             Several delegates use SRAM in sequence, so ``sram_bytes`` is their maximum. The other two are sums.
         sram_exceeded: whether the program needs more SRAM than the memory mode allows.
         fast_scratch_bytes: part of the SRAM that the firmware provides as fast scratch.
+        npu_ram_bytes: RAM that the NPU needs: scratch, and the constants if the memory mode places them in RAM;
+            ``npu_sram_bytes``: the part in SRAM.
         weight_bytes: size of the encoded weights.
     """
 
@@ -29,6 +34,8 @@ class ProgramEstimates:
     dram_bytes: int
     flash_bytes: int
     fast_scratch_bytes: int
+    npu_ram_bytes: int
+    npu_sram_bytes: int
     weight_bytes: int
 
 
@@ -45,6 +52,10 @@ class Row:
         cpu_operators: number of operators outside delegates. The estimates do not include their time.
         accuracy: accuracy by the sweep's metric; None if the program could not be executed.
         error: error message of a failed configuration.
+        board: board of the configuration; None if it was not given by a board.
+        ram_bytes: RAM that a board needs: the NPU's, and the tensors outside delegates; None if the program could not
+            be executed.
+        exceeds_board: whether the program needs more SRAM than the board has.
     """
 
     recipe: str
@@ -56,23 +67,26 @@ class Row:
     cpu_operators: int | None = None
     accuracy: float | None = None
     error: str | None = None
+    board: str | None = None
+    ram_bytes: int | None = None
+    exceeds_board: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Flatten the row and its estimates to one dict. Missing estimates are None."""
         no_estimates = dict.fromkeys(field.name for field in fields(ProgramEstimates))
         estimates = no_estimates if self.estimates is None else asdict(self.estimates)
-        leading = ("recipe", "target", "macs", "system_config", "memory_mode")
+        leading = ("recipe", "board", "target", "macs", "system_config", "memory_mode", "ram_bytes", "exceeds_board")
         trailing = ("cpu_operators", "accuracy", "error")
         return {n: getattr(self, n) for n in leading} | estimates | {n: getattr(self, n) for n in trailing}
 
 
 def column_value(row: Row, column: str) -> Any:
-    """Return the number in a column of a row; None for an accuracy that was not measured.
+    """Return the number in a column of a row; None for an accuracy or RAM that is not known.
 
     Raises:
         ValueError: there is no such numeric column.
     """
-    numbers = [name for name, cell in row.to_dict().items() if name == "accuracy" or _is_number(cell)]
+    numbers = [name for name, cell in row.to_dict().items() if name in _OPTIONAL or _is_number(cell)]
     if column not in numbers:
         raise ValueError(f"there is no numeric column '{column}'; there are: {', '.join(numbers)}")
     return row.to_dict()[column]

@@ -41,6 +41,7 @@ def sweep(
     macs: int | Iterable[int] | None = None,
     system_configs: str | Iterable[str] | None = None,
     memory_modes: str | Iterable[str] | None = None,
+    boards: str | Iterable[str] | None = None,
     metric: Metric | None = None,
     cache_dir: str | Path | None = None,
     calibration_samples: Samples | None = None,
@@ -68,6 +69,8 @@ def sweep(
         system_configs: system configurations to combine. They describe clock, memories and bandwidth. The default is
             the recipe's; "all" selects all of the ``.ini`` file.
         memory_modes: memory modes to combine; by default all of Vela's. Invalid combinations are skipped.
+        boards: names of boards, or "all": a configuration for each board and recipe of its NPU, instead of
+            combinations of ``macs``, ``system_configs`` and ``memory_modes``. ``arm-recipes boards`` lists them.
         metric: ``metric(outputs, sample)`` returns a number, higher is better; its mean is the accuracy. By default
             the accuracy is the SQNR of the outputs against the floating-point model, in dB.
         cache_dir: folder of finished configurations. Their keys are hashes of graphs, Vela's options and version. An
@@ -100,7 +103,7 @@ def sweep(
     varied = {"macs": macs, "system_config": system_configs, "memory_mode": memory_modes}
     check_metric(metric)
     check_order("sweep", "recipes", recipes, samples)
-    requested = list_configurations(recipes, varied, fixed)
+    requested = list_configurations(recipes, varied, fixed, boards)
     store = ResultStore(cache_dir)
     progress_bars = _ProgressBars(progress)
     with suppress_warnings():
@@ -108,9 +111,9 @@ def sweep(
         lowered, precisions = _lower_all(program, examples, requested)
         evaluator = Evaluator(program, examples, originals, metric)
         runner = ProgramRunner(examples, store, progress_bars.track_samples)
-        accuracies, accuracy_notes = _measure_accuracies(evaluator, runner, requested, lowered, precisions)
+        measured, accuracy_notes = _measure_programs(evaluator, runner, requested, lowered, precisions)
         estimates = _compile_all(requested, lowered, store, progress_bars)
-    rows = [_make_row(c, lowered[index], estimates.get(index), accuracies) for index, c in enumerate(requested)]
+    rows = [_make_row(c, lowered[index], estimates.get(index), measured) for index, c in enumerate(requested)]
     return Sweep(tuple(rows), evaluator.metric_name, (*notes, *accuracy_notes))
 
 
@@ -167,33 +170,33 @@ def _lower_all(
     return lowered, {name: outcome for name, outcome in precisions.items() if isinstance(outcome, QuantizedProgram)}
 
 
-def _measure_accuracies(
+def _measure_programs(
     evaluator: Evaluator,
     runner: ProgramRunner,
     requested: Sequence[Configuration],
     lowered: Sequence[LoweredProgram | str],
     precisions: dict[str, QuantizedProgram],
-) -> tuple[dict[_ProgramKey, float], list[str]]:
-    """Measure the accuracy of each program.
+) -> tuple[dict[_ProgramKey, tuple[float, int]], list[str]]:
+    """Measure the accuracy and the RAM of the CPU of each program.
 
     Returns:
-        The accuracies by program key, and a note for each accuracy that could not be measured.
+        Accuracy and RAM by program key, and a note for each program that could not be executed.
     """
     configurations_by_key: dict[_ProgramKey, list[Configuration]] = {}
     for configuration, program in zip(requested, lowered, strict=True):
         if isinstance(program, LoweredProgram):
             configurations_by_key.setdefault(_program_key(configuration, program), []).append(configuration)
-    accuracies, notes = {}, []
+    measured, notes = {}, []
     for key, configurations in configurations_by_key.items():
         try:
-            outputs = runner.outputs(precisions[key[0]].program, configurations)
-            accuracies[key] = evaluator.rate_outputs(outputs).metric
+            run = runner.run(precisions[key[0]].program, configurations)
+            measured[key] = evaluator.rate_outputs(run.outputs).metric, run.cpu_ram_bytes
         except (ArmBackendError, ExportError, RunError) as error:
             description = (
                 f"{key[0]} on {', '.join(dict.fromkeys(member.spec.accelerator for member in configurations))}"
             )
             notes.append(f"the accuracy of {description} was not measured: {error}")
-    return accuracies, notes
+    return measured, notes
 
 
 def _program_key(configuration: Configuration, lowered: LoweredProgram) -> _ProgramKey:
@@ -230,19 +233,31 @@ def _make_row(
     configuration: Configuration,
     program: LoweredProgram | str,
     outcome: ProgramEstimates | str | None,
-    accuracies: dict[_ProgramKey, float],
+    measured: dict[_ProgramKey, tuple[float, int]],
 ) -> Row:
     spec = configuration.spec
+    estimates = outcome if isinstance(outcome, ProgramEstimates) else None
+    key = _program_key(configuration, program) if isinstance(program, LoweredProgram) else None
+    accuracy, cpu_ram = measured.get(key, (None, None)) if key is not None else (None, None)
+    ram, exceeds_board = None, False
+    if estimates is not None and cpu_ram is not None:
+        ram = estimates.npu_ram_bytes + cpu_ram
+        # With fast scratch, all other working memory is in DRAM.
+        in_sram = estimates.npu_sram_bytes + (0 if estimates.fast_scratch_bytes else cpu_ram)
+        exceeds_board = spec.sram_budget is not None and in_sram > spec.sram_budget
     return Row(
         recipe=configuration.recipe,
         target=spec.accelerator,
         macs=configuration.macs,
         system_config=spec.system_config,
         memory_mode=spec.memory_mode,
-        estimates=outcome if isinstance(outcome, ProgramEstimates) else None,
+        estimates=estimates,
         cpu_operators=program.cpu_operators if isinstance(program, LoweredProgram) else None,
-        accuracy=accuracies.get(_program_key(configuration, program)) if isinstance(program, LoweredProgram) else None,
+        accuracy=accuracy,
         error=program if isinstance(program, str) else outcome if isinstance(outcome, str) else None,
+        board=configuration.board,
+        ram_bytes=ram,
+        exceeds_board=exceeds_board,
     )
 
 

@@ -1,12 +1,14 @@
-"""Size of the method allocator: the bytes that ExecuTorch's runtime allocates to load a method, for 32 or 64 bits.
+"""Memory of a method: the bytes that ExecuTorch's runtime allocates to load it, and its planned tensors.
 
 The runtime allocates one object after the other, each at the alignment of its type. This module computes the sizes in
-the same order. ``pools.measure_pools`` compares the size for 64-bit pointers with a run on this machine.
+the same order, for 32-bit or 64-bit pointers. ``firmware.pools.measure_pools`` compares the size for 64-bit pointers
+with a run on this machine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,6 +101,38 @@ def kernel_lookup_bytes(plan: schema.ExecutionPlan, bits: int) -> int:
     size, _ = TYPE_LAYOUTS[bits].named["executorch::runtime::TensorMeta"]
     counts = [len(call.args) for call in _list_calls(plan) if isinstance(call, schema.KernelCall)]
     return max(counts, default=0) * (size + _MAX_DIMENSIONS)
+
+
+def planned_bytes(plans: Sequence[schema.ExecutionPlan]) -> tuple[dict[str, int], tuple[int, ...]]:
+    """Bytes of the memory-planned buffers, which hold the tensors outside delegates.
+
+    Returns:
+        The first buffer of each method by its name, and the further buffers, which all methods share.
+    """
+    used = {plan.name: _used_planned_bytes(plan) for plan in plans}
+    buffer_count = max(map(len, used.values()))
+    shared = (max(sizes[index] for sizes in used.values() if index < len(sizes)) for index in range(1, buffer_count))
+    return {name: sizes[0] for name, sizes in used.items()}, tuple(shared)
+
+
+def _used_planned_bytes(plan: schema.ExecutionPlan) -> list[int]:
+    """Bytes of each memory-planned buffer, up to the end of its last tensor. The sizes in the plan are rounded up."""
+    ends = [0] * max(len(plan.non_const_buffer_sizes) - 1, 1)
+    for value in plan.values:
+        allocation = getattr(value.val, "allocation_info", None)
+        if allocation is None or not isinstance(value.val, schema.Tensor):
+            continue
+        nbytes = math.prod(value.val.sizes) * _element_size(value.val.scalar_type)
+        start = allocation.memory_offset_low + (allocation.memory_offset_high << 32)
+        ends[allocation.memory_id - 1] = max(ends[allocation.memory_id - 1], start + nbytes)
+    return ends
+
+
+def _element_size(scalar_type: Any) -> int:
+    from executorch.exir.tensor import get_scalar_type
+
+    size: int = get_scalar_type(scalar_type).itemsize
+    return size
 
 
 def _list_calls(plan: schema.ExecutionPlan) -> Iterator[Any]:

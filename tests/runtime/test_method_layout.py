@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from arm_recipes.firmware.host_run import FirmwareTestCase
-from arm_recipes.firmware.layout import method_allocator_bytes
 from arm_recipes.firmware.pools import measure_pools
 from arm_recipes.runtime.inspect import inspect_program
+from arm_recipes.runtime.method_layout import method_allocator_bytes
 
 pytestmark = pytest.mark.xdist_group("firmware")
 

@@ -1,0 +1,128 @@
+"""RAM that a board needs for a program, by part: what the NPU's driver and ExecuTorch's runtime must be given.
+
+The sum equals the memory pools of the firmware folder (``firmware/pools.py``), except for temporary memory of CPU
+kernels, which only a run shows, plus the constants if the memory mode places them in RAM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from arm_recipes._internal.rendering import Renderable, Section, format_bytes, to_jsonable
+from arm_recipes.runtime.ethosu_payload import round_to_cache_lines
+
+if TYPE_CHECKING:
+    from executorch.exir.schema import ExecutionPlan
+
+    from arm_backend_core.backends.payload import VelaEstimates
+    from arm_backend_core.events import Delegate
+
+#: Vela's memories that are RAM. With everything in SRAM, Vela calls the memory of the constants on-chip flash.
+_RAM = {"Sram": "SRAM", "OnChipFlash": "SRAM", "Dram": "DRAM"}
+_SCRATCH = "NPU scratch"
+
+
+@dataclass(frozen=True)
+class RamPart:
+    """A part of the RAM.
+
+    Attributes:
+        name: what the part holds.
+        bytes: size; 0 is not listed.
+        memory: "SRAM" or "DRAM".
+    """
+
+    name: str
+    bytes: int
+    memory: str
+
+    def __str__(self) -> str:
+        return f"{self.name} {format_bytes(self.bytes)}"
+
+
+@dataclass(frozen=True, repr=False)
+class Ram(Renderable):
+    """The RAM that a board needs for a program.
+
+    Attributes:
+        npu: parts that the delegates need.
+        cpu: parts that ExecuTorch's runtime needs.
+    """
+
+    npu: tuple[RamPart, ...]
+    cpu: tuple[RamPart, ...]
+
+    @property
+    def parts(self) -> tuple[RamPart, ...]:
+        """All parts."""
+        return (*self.npu, *self.cpu)
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all parts."""
+        return sum(part.bytes for part in self.parts)
+
+    @property
+    def sram_bytes(self) -> int:
+        """Bytes of the parts in SRAM, which ``sram_budget`` limits."""
+        return sum(part.bytes for part in self.parts if part.memory == "SRAM")
+
+    @property
+    def dram_bytes(self) -> int:
+        """Bytes of the parts in DRAM."""
+        return self.total_bytes - self.sram_bytes
+
+    def to_dict(self) -> dict[str, Any]:
+        """The parts and their sums, ready for JSON."""
+        sums = {"total_bytes": self.total_bytes, "sram_bytes": self.sram_bytes, "dram_bytes": self.dram_bytes}
+        return {"parts": [to_jsonable(part) for part in self.parts], **sums}
+
+    def sections(self) -> Iterator[Section]:
+        """The table of the parts."""
+        rows: list[tuple[str, ...]] = [(part.name, format_bytes(part.bytes), part.memory) for part in self.parts]
+        yield f"RAM that a board needs: {format_bytes(self.total_bytes)}", rows
+
+    def __str__(self) -> str:
+        return f"{format_bytes(self.total_bytes)} = {' + '.join(map(str, self.parts))}"
+
+
+def npu_parts(estimates: Sequence[VelaEstimates]) -> tuple[RamPart, ...]:
+    """The parts that the delegates of a program need. They run in sequence and share their scratch."""
+    scratch = round_to_cache_lines(max(vela.scratch_bytes for vela in estimates))
+    fast = round_to_cache_lines(max(vela.fast_scratch_bytes for vela in estimates))
+    constants = sum(vela.constant_bytes for vela in estimates)
+    memory = estimates[0].constant_memory
+    parts = [
+        RamPart(_SCRATCH, scratch, _RAM[estimates[0].scratch_memory]),
+        RamPart("NPU fast scratch", fast, "SRAM"),
+        RamPart("NPU constants", constants if memory in _RAM else 0, _RAM.get(memory, "")),
+    ]
+    return tuple(part for part in parts if part.bytes)
+
+
+def measure_ram(delegates: Mapping[str, Sequence[Delegate]], execution_plans: Sequence[ExecutionPlan]) -> Ram | None:
+    """Measure the RAM of a program on a Cortex-M; None without delegates for an Ethos-U.
+
+    Args:
+        delegates: method that computes -> its delegates.
+        execution_plans: plans of all methods of the program.
+    """
+    estimates = [delegate.vela for each in delegates.values() for delegate in each if delegate.vela is not None]
+    if not estimates:
+        return None
+    from arm_recipes.runtime.method_layout import kernel_lookup_bytes, method_allocator_bytes, planned_bytes
+
+    plans = [plan for plan in execution_plans if plan.name in delegates]
+    npu = npu_parts(estimates)
+    # The CPU's tensors are placed where the NPU's scratch is: in DRAM if that holds the activations.
+    memory = _RAM[estimates[0].scratch_memory]
+    planned, shared = planned_bytes(plans)
+    # The temp allocator serves the NPU's scratch and, before a method runs, the look-up of kernels.
+    lookup = max(kernel_lookup_bytes(plan, 32) for plan in plans) - sum(p.bytes for p in npu if p.name == _SCRATCH)
+    cpu = (
+        RamPart("inputs, outputs and CPU tensors", sum(planned.values()) + sum(shared), memory),
+        RamPart("runtime", sum(method_allocator_bytes(plan, 32) for plan in plans) + max(lookup, 0), memory),
+    )
+    return Ram(npu, tuple(part for part in cpu if part.bytes))
