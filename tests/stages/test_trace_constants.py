@@ -41,11 +41,18 @@ def _places(_: Any, x: Tensor) -> Tensor:
     return x.flatten() @ torch.diag(torch.tensor([1.0 / i for i in torch.arange(1, x.numel() + 1).tolist()]))
 
 
+def _seen_changed(m: Any, x: Tensor) -> Tensor:
+    known = m.count > 5
+    known[0].fill_(True)
+    return x * 2 if known.any() else x
+
+
 _KNOWN: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "flag": _first,
     "number": lambda m, x: m.linear(x)[:, : m.count.tolist()[0]],
     "not": lambda m, x: x * 2 if ~m.ready else m.linear(x),
     "places": _places,
+    "view": _seen_changed,
 }
 
 
@@ -77,16 +84,16 @@ def _changed(m: Any, x: Tensor) -> Tensor:
     return x * 2 if known.all() else x
 
 
-def _seen_changed(m: Any, x: Tensor) -> Tensor:
+def _seen_changed_by_data(m: Any, x: Tensor) -> Tensor:
     known = m.count > 5
-    known[0].fill_(True)
+    known[0].copy_(x[0, 0] > 0)
     return x * 2 if known.any() else x
 
 
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (_seen_changed, "must not depend on the values of tensors"),
+        (_seen_changed_by_data, "must not depend on the values of tensors"),
         (_once, r"branches on its buffer 'ready', and writes it: .* use torch\.where"),
         (_anew, r"branches on its buffer 'count', and writes it"),
         (_changed, "must not depend on the values of tensors"),
@@ -97,6 +104,25 @@ def _seen_changed(m: Any, x: Tensor) -> Tensor:
 def test_what_may_change_is_not(function: Callable[[Any, Tensor], Tensor], message: str) -> None:
     with pytest.raises(ExportError, match=message):
         export(_Asking(function).eval(), ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP), [(torch.ones(2, 4),)])
+
+
+def test_a_buffer_that_is_read_as_an_index_and_written_stays_state() -> None:
+    """Each call reads the row after the one before: the index is no constant."""
+
+    class Ring(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.position: Tensor
+            self.register_buffer("position", torch.tensor(0))
+
+        def forward(self, x: Tensor) -> Tensor:
+            row = x[self.position] + x[self.position + 1]
+            self.position.add_(1)
+            return row
+
+    x = torch.arange(8.0).reshape(4, 2)
+    module = Capture(None)("forward", Ring().eval(), Inputs(x)).module()
+    assert [module(x).tolist() for _ in range(3)] == [[2, 4], [6, 8], [10, 12]]
 
 
 def test_packed_sequences_are_told_what_to_do_instead() -> None:

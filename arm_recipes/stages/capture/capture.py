@@ -36,6 +36,18 @@ _UNREGISTERED_CLASS_MESSAGE = "need to register a pytree for it"
 _VMAP_MODULE = "torch._functorch.predispatch"
 
 
+class _MutatedBranchBufferError(ValueError):
+    """The model branches on a buffer that it mutates.
+
+    Attributes:
+        mutated: qualified names of all buffers that the model mutates.
+    """
+
+    def __init__(self, message: str, mutated: frozenset[str]) -> None:
+        super().__init__(message)
+        self.mutated = mutated
+
+
 class Capture:
     """Captures models with ``torch.export.export``.
 
@@ -80,7 +92,14 @@ class Capture:
                     buffer.copy_(initial)
 
         def capture(strict: bool) -> ExportedProgram:
-            program = self._export(model, example, dynamic_shapes, strict)
+            try:
+                program = self._export(model, example, dynamic_shapes, strict)
+            except _MutatedBranchBufferError as error:
+                restore_buffers()
+                try:
+                    program = self._export(model, example, dynamic_shapes, strict, error.mutated)
+                except Exception:
+                    raise ValueError(str(error)) from None
             unified = unify_buffers(program)
             if unified is not program:
                 restore_buffers()
@@ -130,9 +149,16 @@ class Capture:
             return register_dataclasses(model(*example, **example.keywords))
 
     @staticmethod
-    def _export(model: torch.nn.Module, example: Inputs, dynamic_shapes: Any, strict: bool) -> ExportedProgram:
+    def _export(
+        model: torch.nn.Module,
+        example: Inputs,
+        dynamic_shapes: Any,
+        strict: bool,
+        unknown: frozenset[str] = frozenset(),
+    ) -> ExportedProgram:
+        """Export ``model``. The values of the buffers ``unknown`` are not read."""
         # On failure, torch prints the partial graph. The exception has the relevant information.
-        trace_constants = TraceConstants(model)
+        trace_constants = TraceConstants(model, unknown)
         # Strict capture does not support function modes.
         constants_mode = contextlib.nullcontext() if strict else trace_constants
         redirected_stderr = contextlib.redirect_stderr(io.StringIO())
@@ -201,17 +227,19 @@ def _check_branch_buffers(program: ExportedProgram, queried: Collection[str]) ->
     """Check that calls do not change the buffers on which the model's Python code branches.
 
     Raises:
-        ValueError: the model mutates such a buffer. The message names it.
+        _MutatedBranchBufferError: the model mutates such a buffer. The message names it.
     """
     if not queried:
         return
-    written = {tensor_identity(store_of(program, name)[name]) for name in mutated_buffers(program)}
+    mutated = frozenset(mutated_buffers(program))
+    written = {tensor_identity(store_of(program, name)[name]) for name in mutated}
     read = {name: store_of(program, name).get(name) for name in sorted(queried)}
     changed = [name for name, tensor in read.items() if tensor is not None and tensor_identity(tensor) in written]
     if changed:
-        raise ValueError(
+        raise _MutatedBranchBufferError(
             f"the model branches on its buffer '{changed[0]}', and writes it: a program takes the same branch in each "
-            "call; use torch.where or torch.cond, or export the model after the first call has set the buffer"
+            "call; use torch.where or torch.cond, or export the model after the first call has set the buffer",
+            mutated | frozenset(changed),
         )
 
 

@@ -4,7 +4,8 @@ PyTorch gives ``x[mask]`` and ``mask.nonzero()`` a data-dependent size, even if 
 
 - a constant mask selects the same elements in each call, so it becomes constant indices;
 - a masked write of an elementwise function, ``y[mask] = f(x[mask])``, becomes ``where(mask, f(x), y)``;
-- ``x[i]`` with a tensor ``i`` is traced as a view whose offset is ``i.item()``; it becomes a gather.
+- ``x[i]`` with a tensor ``i`` is traced as a view whose offset is ``i.item()``; it becomes a gather;
+- if shapes admit one value only, ``i.item()`` becomes this number: the one length of ``x.split([length])`` is x's size.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch.utils import _pytree as pytree
 
 aten = torch.ops.aten
 _INDEX_PUT_OPS = (aten.index_put.default, aten.index_put_.default)
+_SCALAR_READ_OPS = (aten.item.default, aten._local_scalar_dense.default)
 _SIZE_CHECK_OPS = (aten._assert_scalar.default, aten.sym_constrain_range_for_size.default)
 
 
@@ -29,6 +31,9 @@ def make_shapes_static(program: ExportedProgram) -> None:
     """Apply the rewrites in place. Data-dependent shapes that match no rewrite remain."""
     if any(map(_is_data_dependent, program.graph.find_nodes(op="placeholder"))):
         return
+    if _fold_determined_scalars(program.graph):
+        _propagate_shapes(program.graph)
+        program.graph_module.recompile()
     if _select_to_gather(program.graph):
         _propagate_shapes(program.graph)
         program.graph_module.recompile()
@@ -80,6 +85,35 @@ def _select_to_gather(graph: Graph) -> bool:
             graph.erase_node(number)
         changed = True
     return changed
+
+
+# -- scalars that shapes determine ------------------------------------------------------------------------------
+
+
+def _fold_determined_scalars(graph: Graph) -> bool:
+    """Replace the scalars that read a tensor, but have one possible value, and what is computed from them.
+
+    PyTorch has derived the value from shapes: for any other, the model itself would raise an exception.
+    """
+    changed = False
+    for node in list(graph.nodes):
+        is_folded = changed and node.op == "call_function" and not isinstance(node.target, OpOverload)
+        if node.target in _SCALAR_READ_OPS or is_folded:
+            number = _determined_value(node.meta.get("val"))
+            if number is not None:
+                node.replace_all_uses_with(number)
+                graph.erase_node(node)
+                changed = True
+    return changed
+
+
+def _determined_value(value: Any) -> int | bool | None:
+    """The one value that a symbolic number may have; None if there are several."""
+    if isinstance(value, torch.SymInt):
+        return value.node.maybe_as_int()
+    if isinstance(value, torch.SymBool):
+        return value.node.maybe_as_bool()
+    return None
 
 
 # -- constant masks ---------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Constant propagation during tracing: the model's Python code may read the values of small buffers."""
+"""Tracing with constants: the model's Python code may read the values of tensors that do not depend on the inputs."""
 
 from __future__ import annotations
 
@@ -8,17 +8,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils.weak import WeakIdKeyDictionary
 
 from arm_backend_core.recurrent.traced_layers import TRACED_LAYERS
+from arm_recipes.stages.capture.known_values import Known, KnownValues, function_name, has_static_shape
 
-#: Maximum number of elements of a buffer (a flag, a counter) whose value Python code may read during tracing.
-_MAX_BUFFER_ELEMENTS = 16
-#: Maximum number of elements of a tensor that is computed from such buffers.
-_MAX_DERIVED_ELEMENTS = 1024
 #: Tensor methods that read values -> the Python function that computes their result.
 _VALUE_READS: dict[Any, Callable[[Tensor], Any]] = {
     Tensor.__bool__: bool,
@@ -29,47 +26,40 @@ _VALUE_READS: dict[Any, Callable[[Tensor], Any]] = {
     Tensor.tolist: lambda x: x.tolist(),
 }
 _INTEGER_TYPES = (torch.int8, torch.int16, torch.int32, torch.int64)
-_COMPARISON_FUNCTIONS = (
-    torch.gt,
-    torch.ge,
-    torch.lt,
-    torch.le,
-    torch.eq,
-    torch.ne,
-    torch.any,
-    torch.all,
-    torch.logical_not,
-)
-_COMPARISONS = {
-    *_COMPARISON_FUNCTIONS,
-    *(getattr(Tensor, f"__{name}__") for name in ("gt", "ge", "lt", "le", "eq", "ne", "invert")),
+#: Functions of a tensor whose other arguments are sizes, positions and lengths.
+_SIZE_ARGUMENT_NAMES = {
+    *("expand", "narrow", "narrow_copy", "repeat", "reshape", "roll", "split", "split_with_sizes", "tile", "unflatten"),
+    *("unsafe_split", "unsafe_split_with_sizes", "view", "chunk", "unsafe_chunk", "pad", "new_zeros", "new_ones"),
+    "tensor_split",
 }
-_COMPARISONS |= {getattr(Tensor, function.__name__) for function in _COMPARISON_FUNCTIONS}
-#: Functions through which known values propagate. ``tolist`` of a traced tensor calls ``unbind`` and indexing.
-_PROPAGATED_FUNCTIONS = {*_COMPARISONS, torch.arange, torch.unbind, Tensor.unbind, Tensor.__getitem__}
+#: Functions that create a tensor from numbers.
+_FACTORY_NAMES = {"arange", "as_tensor", "eye", "full", "linspace", "ones", "tensor", "zeros"}
+#: Functions whose result has as many elements as the values of their operands say.
+_VALUE_SIZED_NAMES = {"argwhere", "bincount", "masked_select", "nonzero", "repeat_interleave", "unique_consecutive"}
 
 
 class TraceConstants(TorchFunctionMode):
-    """Function mode that provides the values of small buffers while a model is traced.
+    """Function mode that provides the values that do not depend on the model's inputs while the model is traced.
 
-    - A branch on a buffer (``if not self.initialized``) is traced for the buffer's current value. This is correct if
-      the model does not write the buffer. Values propagate through comparisons and ``torch.arange``.
+    - ``item``, ``tolist``, ``int(x)``, ``range(x)`` and branches (``if not self.initialized``) read the values of
+      constants, of buffers, and of tensors that are computed from them and from shapes. For a buffer, this is correct
+      if the model does not write it.
+    - Known tensors in arguments that are sizes (``x.narrow(0, start, length)``) become numbers, and known lengths of
+      ``repeat_interleave`` become indices.
     - ``x.data`` returns ``x.detach()``. Without this, PyTorch's trace would make it a constant.
+
+    Args:
+        model: the model.
+        unknown: qualified names of buffers whose values must not be read, because the model writes them.
 
     Attributes:
         queried: names of the buffers whose values were read.
     """
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, unknown: frozenset[str] = frozenset()) -> None:
         super().__init__()
         self.queried: set[str] = set()
-        #: Qualified buffer name -> its module, its name in the module, and its value.
-        self._buffer_values: dict[str, tuple[torch.nn.Module, str, Tensor]] = {}
-        for path, module in model.named_modules():
-            for key, x in module._buffers.items():
-                if x is not None and x.numel() <= _MAX_BUFFER_ELEMENTS:
-                    self._buffer_values[f"{path}.{key}" if path else key] = module, key, x.detach().clone()
-        self._derived: Any = WeakIdKeyDictionary()  # tensor computed from buffers -> names of the buffers, value
+        self._known = KnownValues(model, unknown)
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call ``function``. If the function reads a known value, return the value instead.
@@ -83,41 +73,77 @@ class TraceConstants(TorchFunctionMode):
                 "the model assigns to x.data, which a program cannot do: compute a new tensor, and use that"
             )
         if function == data.__get__:
-            return args[0].detach()
-        if function in _VALUE_READS and len(args) == 1 and (derived := self._find_value(args[0])) is not None:
-            self.queried |= derived[0]
-            with _disable_current_modes():
-                return _VALUE_READS[function](derived[1])
-        result = None if function is Tensor.__setitem__ and _write_by_index_put(*args) else function(*args, **kwargs)
-        if "out" in kwargs or _is_in_place(function):
-            self._derived.clear()  # the mutated tensor may be a view of a derived tensor
-        elif function in _PROPAGATED_FUNCTIONS:
-            self._propagate(pytree.tree_leaves(result), function, args, kwargs)
+            function = Tensor.detach
+        if get_proxy_mode() is None:  # torch.export prepares the trace
+            return function(*args, **kwargs)
+        if function in _VALUE_READS and len(args) == 1 and (known := self._known.find(args[0])) is not None:
+            return self._read(known, _VALUE_READS[function])
+        args, kwargs = self._read_sizes(function, args, kwargs)
+        result = self._compute_value_sized(function, args, kwargs)
+        if result is not None:
+            return result
+        if function is not Tensor.__setitem__ or not _write_by_index_put(*args):
+            result = function(*args, **kwargs)
+        self._known.propagate(function, args, kwargs, result)
         return result
 
-    def _propagate(self, results: list[Any], function: Any, args: Any, kwargs: Any) -> None:
-        """Compute and store the values of results whose operands are known."""
-        operands = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-        operand_values = [self._find_value(x) for x in operands]
-        if None in operand_values or not all(
-            isinstance(x, Tensor) and x.numel() <= _MAX_DERIVED_ELEMENTS for x in results
-        ):
-            return
-        values = {id(x): found[1] for x, found in zip(operands, operand_values, strict=True) if found is not None}
-        args, kwargs = pytree.tree_map(lambda x: values.get(id(x), x), (args, kwargs))
+    def _read(self, known: Known, function: Callable[[Tensor], Any]) -> Any:
+        """Compute a Python value from a known value."""
+        self.queried |= known.buffers
         with _disable_current_modes(), torch._C.DisableTorchFunction():
-            computed = pytree.tree_leaves(function(*args, **kwargs))
-        names = set[str]().union(*(found[0] for found in operand_values if found is not None))
-        self._derived.update((x, (names, value)) for x, value in zip(results, computed, strict=True))
+            return function(known.value)
 
-    def _find_value(self, x: Any) -> tuple[set[str], Tensor] | None:
-        """Return the names of the buffers that determine ``x``, and its value; None if the value is unknown."""
-        if isinstance(x, Tensor) and x in self._derived:
-            names, value = self._derived[x]
-            return names, value
-        names_of_x = (name for name, (module, key, _) in self._buffer_values.items() if module._buffers.get(key) is x)
-        name = next(names_of_x, None)
-        return None if name is None else ({name}, self._buffer_values[name][2])
+    def _read_sizes(self, function: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Replace known integer scalars in arguments that are sizes by numbers, and indices of ``tensor_split``."""
+        name = function_name(function)
+
+        def read(x: Any) -> Any:
+            if not isinstance(x, Tensor) or x.dim() > (name == "tensor_split") or x.dtype not in _INTEGER_TYPES:
+                return x
+            known = self._known.find(x)
+            return x if known is None else self._read(known, Tensor.tolist)
+
+        if name in _FACTORY_NAMES and not (args and isinstance(args[0], Tensor) and name.endswith("tensor")):
+            return pytree.tree_map(read, (tuple(args), kwargs))
+        if name in _SIZE_ARGUMENT_NAMES:
+            sizes, keywords = pytree.tree_map(read, (tuple(args[1:]), kwargs))
+            return (*args[:1], *sizes), keywords
+        return args, kwargs
+
+    def _compute_value_sized(self, function: Any, args: Any, kwargs: Any) -> Tensor | None:
+        """Compute a result whose size depends on known values; None if there is no such result."""
+        if not _is_value_sized(function, args):
+            return None
+        known = self._known.compute(function, args, kwargs)
+        if known is not None and isinstance(known.value, Tensor):
+            self.queried |= known.buffers
+            result = known.value.clone()  # traced, so that the model may write it
+            self._known.record(result, known)
+            return result
+        if function_name(function) == "repeat_interleave":
+            return self._repeat_by_index(*args, **kwargs)
+        return None
+
+    def _repeat_by_index(
+        self, input: Tensor, repeats: Any = None, dim: int | None = None, *, output_size: int | None = None
+    ) -> Tensor | None:
+        """Compute ``repeat_interleave`` by a constant index, if ``repeats`` is a known tensor."""
+        known = self._known.find(repeats)
+        if known is None or not has_static_shape(input):
+            return None
+        axis, x = (0, input.flatten()) if dim is None else (dim, input)
+        self.queried |= known.buffers
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
+            index = torch.arange(x.shape[axis]).repeat_interleave(known.value, output_size=output_size)
+        return x.index_select(axis, index)
+
+
+def _is_value_sized(function: Any, args: Any) -> bool:
+    """Whether the size of a function's result depends on the values of its operands."""
+    if function is Tensor.__getitem__:
+        index = args[1] if isinstance(args[1], tuple) else (args[1],)
+        return any(isinstance(part, Tensor) and part.dtype in (torch.bool, torch.uint8) for part in index)
+    return function_name(function) in _VALUE_SIZED_NAMES
 
 
 def _write_by_index_put(x: Tensor, index: Any, value: Any) -> bool:
@@ -194,14 +220,4 @@ def _empty_outputs(
     return (
         sequence.transpose(0, 1) if batch_first else sequence,
         *(state.new_empty(state.shape) for state in initial_states),
-    )
-
-
-def _is_in_place(function: Any) -> bool:
-    """Whether a function mutates its argument: ``add_``, ``__iadd__``, ``__setitem__`` and similar."""
-    name = getattr(function, "__name__", "")
-    return (
-        name == "__setitem__"
-        or (name.startswith("__i") and name not in ("__index__", "__int__", "__invert__"))
-        or (name.endswith("_") and not name.endswith("__"))
     )
