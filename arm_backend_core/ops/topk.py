@@ -29,10 +29,10 @@ from arm_backend_core.tosa.graph import Value
 
 aten = torch.ops.aten
 Form = Callable[[Builder, Value, DType, int, int, bool], list[Value]]
-_MAX_ITERATIVE_K = 5  #: larger k use ranks, because each selected element takes eight operators on the whole tensor
-#: Selection by rank compares all pairs of elements. It is used for up to _MAX_RANKED_ELEMENTS elements along the
-#: dimension, or up to _MAX_PAIRS pairs in the tensor. With 1024 elements the CPU is faster; with 8192 there are too
-#: many pairs.
+#: Larger k use ranks on other targets than Ethos-U, because each step takes eight operators on the whole tensor.
+_MAX_ITERATIVE_K = 5
+#: Larger k are selected, on all targets, among up to _MAX_RANKED_ELEMENTS elements along the dimension, or with up to
+#: _MAX_PAIRS pairs of these in the tensor. With 1024 elements the CPU is faster; with 8192 there are too many pairs.
 _MAX_RANKED_ELEMENTS, _MAX_PAIRS = 64, 1 << 18
 #: Pairs on Ethos-U. Each takes 6 bytes of SRAM on U55, and 12 on U85.
 _MAX_PAIRS_ON_NPU = 1 << 13
@@ -78,11 +78,11 @@ def choose_form(hardware: Hardware, rows: int, n: int, k: int) -> Form:
         Unsupported: the CPU selects them in less time.
     """
     pairs = rows * n * n
+    if k > _MAX_ITERATIVE_K and n > _MAX_RANKED_ELEMENTS and pairs > _MAX_PAIRS:
+        limit = f"k is at most {_MAX_ITERATIVE_K}, unless there are at most {_MAX_RANKED_ELEMENTS} elements "
+        limit += f"or {_MAX_PAIRS} pairs"
+        raise Unsupported(f"topk of {k} among {n} elements ({limit}); use a smaller k")
     if not hardware.npu:
-        if k > _MAX_ITERATIVE_K and n > _MAX_RANKED_ELEMENTS and pairs > _MAX_PAIRS:
-            limit = f"k is at most {_MAX_ITERATIVE_K}, unless there are at most {_MAX_RANKED_ELEMENTS} elements "
-            limit += f"or {_MAX_PAIRS} pairs"
-            raise Unsupported(f"topk of {k} among {n} elements ({limit}); use a smaller k")
         return select_by_rank if k > _MAX_ITERATIVE_K or n <= 8 * k else select_iteratively
     costs = _COSTS_WITHOUT_COMPARISON if "EQUAL" in hardware.unsupported else _COSTS
     cycles: float

@@ -25,7 +25,7 @@ def near_zero(name: str, function: Callable[..., Any], low: float = -1e-3, high:
 
 
 _GATHER = {"u55": "no GATHER"}
-_TOO_MANY = dict.fromkeys(("fp", "int8", "a16w8"), "6 among 513 elements")
+_TOO_MANY = dict.fromkeys(("fp", "int8", "a16w8", "u55", "u85"), "6 among 513 elements")
 _TOO_MANY_CYCLES = {"u55": "about 9,686,000 cycles .at most 300,000.", "u85": "4,639,000 cycles"}
 _NO_FORMULA = {"fp": "TOSA has no floating-point formula"}
 
