@@ -18,6 +18,7 @@ from arm_backend_core.aten.functionalize import functionalize_program
 from arm_backend_core.aten.high_rank import reduce_ranks
 from arm_backend_core.aten.higher_order import inline_higher_order_ops
 from arm_backend_core.aten.memory_format import normalize_memory_formats
+from arm_backend_core.aten.scatter_add import rewrite_scatter_adds
 from arm_backend_core.aten.state import keep_state_quantized
 from arm_backend_core.backends import artifacts
 from arm_backend_core.backends.payload import Payload
@@ -107,8 +108,10 @@ def prepare_program(program: ExportedProgram, target: Target) -> ExportedProgram
     inline_higher_order_ops(program.graph_module, constants_of(program))
     program = functionalize_program(program)
     keep_state_quantized(program)
-    has_constant_outputs = fold_constant_outputs(program)
-    if decompose(program.graph_module, constants_of(program)) or has_constant_outputs:
+    has_new_constants = fold_constant_outputs(program)
+    module, constants = program.graph_module, constants_of(program)
+    has_new_constants |= rewrite_scatter_adds(module, target.hardware, constants)
+    if decompose(module, constants) or has_new_constants:
         lift_constants(program)
     reduce_ranks(program.graph_module)
     drop_assertions(program)

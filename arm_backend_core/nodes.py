@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any, cast
 
 import torch
@@ -167,9 +167,9 @@ def _storages(node: Node) -> set[int]:
     return {value.untyped_storage()._cdata for value in values if isinstance(value, torch.Tensor)}
 
 
-def constant_nodes(graph: Graph) -> set[Node]:
-    """Parameters, buffers and nodes computed from them alone, in a graph that holds them as attributes."""
-    constants: set[Node] = set()
+def constant_nodes(graph: Graph, inputs: Iterable[Node] = ()) -> set[Node]:
+    """Parameters, buffers and nodes computed from them alone: attributes of the graph, and the constant ``inputs``."""
+    constants = set(inputs)
     for node in graph.nodes:
         is_attribute = node.op == "get_attr" and not is_state(node)
         if is_attribute or (node.op == "call_function" and is_constant(node, constants)):
@@ -211,6 +211,8 @@ BOUNDARY = "arm_boundary"
 REFUSAL_REASON = "arm_reason"
 #: Key in a node's ``meta``: why its decomposition was not used.
 DECOMPOSITION_REFUSAL = "arm_declined"
+#: Key in a node's ``meta``: marks a composite that a rewrite leaves to the CPU; it is not decomposed.
+KEEP_COMPOSITE = "arm_keep_composite"
 #: Key in a node's ``meta["custom"]``: its number in the captured program, see ``assign_debug_handles``.
 DEBUG_HANDLE = "arm_handle"
 #: Larger than the debug handles that ExecuTorch assigns to CPU operators in a plain ``to_edge`` flow.

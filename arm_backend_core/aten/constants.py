@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from operator import attrgetter
 from typing import Any
 
@@ -21,10 +22,16 @@ class Constants:
         module: the module of the graph.
     """
 
-    def __init__(self, module: GraphModule) -> None:
+    def __init__(self, module: GraphModule, tensors: Mapping[Node, Tensor] | None = None) -> None:
+        """Find the constant nodes.
+
+        Args:
+            module: the module of the graph.
+            tensors: the values of placeholders that are parameters, buffers or lifted constants.
+        """
         self.module = module
-        self._nodes = constant_nodes(module.graph)
-        self._values: dict[Node, Tensor] = {}
+        self._values: dict[Node, Tensor] = dict(tensors or {})
+        self._nodes = constant_nodes(module.graph, self._values)
 
     def __contains__(self, node: object) -> bool:
         return node in self._nodes

@@ -17,7 +17,7 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from arm_backend_core.aten import complex_numbers
-from arm_backend_core.nodes import is_composite_implicit
+from arm_backend_core.nodes import KEEP_COMPOSITE, is_composite_implicit
 from arm_backend_core.ops.catalog import find_composite, find_record
 from arm_backend_core.ops.composites import computed_weights
 from arm_backend_core.ops.composites.arithmetic import empty_product
@@ -27,7 +27,7 @@ aten = torch.ops.aten
 
 def is_composite(node: Node, constants: Container[Node]) -> bool:
     """Whether ``node`` must be decomposed: it has no operator record that supports its operands."""
-    if node.op != "call_function" or not isinstance(node.target, OpOverload):
+    if node.op != "call_function" or not isinstance(node.target, OpOverload) or KEEP_COMPOSITE in node.meta:
         return False
     if node.target.namespace != "aten":
         return find_composite(node) is not None or is_composite_implicit(node.target)

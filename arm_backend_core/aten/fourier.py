@@ -7,7 +7,6 @@ window of 400 samples in a 512-point transform gives a matrix of 400 rows.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -223,15 +222,10 @@ def _istft(
 
 
 def _overlap_add(x: Tensor, hop: int) -> Tensor:
-    """Overlap-add: x [.., frames, n], where each frame starts ``hop`` samples after the previous one -> [.., samples].
-
-    A frame is split into pieces of ``hop`` samples; piece k of frame t is added to piece t + k of the result.
-    """
+    """Overlap-add: x [.., frames, n], where each frame starts ``hop`` samples after the last -> [.., samples]."""
     frames, n = x.shape[-2:]
-    count = -(-n // hop)
-    pieces = F.pad(x, (0, count * hop - n)).unflatten(-1, (count, hop))
-    shifted = (F.pad(pieces[..., k, :], (0, 0, k, count - 1 - k)) for k in range(count))
-    return functools.reduce(torch.add, shifted).flatten(-2)[..., : n + (frames - 1) * hop]
+    windows, samples = x.reshape(-1, frames, n).mT, n + (frames - 1) * hop
+    return F.fold(windows, (1, samples), (1, n), stride=(1, hop)).reshape(*x.shape[:-2], samples)
 
 
 #: Decompositions of the short-time transforms. They apply to real inputs too.

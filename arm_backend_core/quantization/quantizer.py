@@ -22,6 +22,7 @@ from arm_backend_core.aten.int_to_float import promote_integers
 from arm_backend_core.aten.mask_constants import bound_masks, rewrite_extreme_comparisons
 from arm_backend_core.aten.masked_rows import zero_masked_rows
 from arm_backend_core.aten.normalize import normalize_to_rms_norm
+from arm_backend_core.aten.scatter_add import rewrite_scatter_adds
 from arm_backend_core.errors import ModelError
 from arm_backend_core.graph_edits import eliminate_dead_code
 from arm_backend_core.nodes import constant_nodes, describe_node, is_float, modules_of
@@ -108,6 +109,7 @@ class ArmQuantizer(Quantizer):
         fold_constant_weights(model)
         fold_batch_norms(model)
         normalize_to_rms_norm(model)
+        rewrite_scatter_adds(model, self.compile_spec.target.hardware, quantized=True)
         decompose(model, quantized=True)
         reduce_ranks(model)
         fold_constant_weights(model)

@@ -44,6 +44,23 @@ def unfold(
     return torch.stack(slices, 2).reshape(batch, channels * kernel[0] * kernel[1], rows * columns)
 
 
+#: Largest window of a transposed convolution in place of ``col2im``. With 512 elements and a hop of 128, it takes
+#: 74,775 cycles on U55-128 and the sum of pieces 112,472; with 1024 and 256 it takes 148,455 and 109,804.
+_MAX_FOLD_WINDOW = 512
+
+
+def overlap_add(x: Tensor, hop: int) -> Tensor:
+    """Overlap-add: x [.., frames, n], where each frame starts ``hop`` samples after the previous one -> [.., samples].
+
+    A frame is split into pieces of ``hop`` samples; piece k of frame t is added to piece t + k of the result.
+    """
+    frames, n = x.shape[-2:]
+    count = -(-n // hop)
+    pieces = F.pad(x, (0, count * hop - n)).unflatten(-1, (count, hop))
+    shifted = (F.pad(pieces[..., k, :], (0, 0, k, count - 1 - k)) for k in range(count))
+    return functools.reduce(torch.add, shifted).flatten(-2)[..., : n + (frames - 1) * hop]
+
+
 @decomposition(aten.col2im.default, takes_quantized=True)
 def fold(
     x: Tensor,
@@ -58,7 +75,8 @@ def fold(
     """col2im: x [N, C * KH * KW, windows] -> [N, C, H, W], where overlapping windows are summed.
 
     Adjacent windows need only a permutation. A quantized program uses a transposed convolution, which rounds once.
-    Other programs add the windows, because 0 * inf is NaN in a convolution.
+    Other programs add the windows, because 0 * inf is NaN in a convolution. The weights of the convolution grow with
+    the square of the window: beyond ``_MAX_FOLD_WINDOW`` elements, windows of one row are added too.
     """
     if x.dim() == 2:
         return fold(x.unsqueeze(0), output_size, kernel, dilation, padding, stride, quantized=quantized).squeeze(0)
@@ -69,6 +87,10 @@ def fold(
         grid = x.reshape(batch, -1, kernel[0], kernel[1], rows, columns).permute(0, 1, 4, 2, 5, 3)
         image = grid.reshape(batch, -1, rows * kernel[0], columns * kernel[1])
         return F.pad(image, (0, output_size[1] - image.shape[3], 0, output_size[0] - image.shape[2]))
+    is_one_row = list(kernel) == [1, area] and stride[0] == dilation[1] == 1 and not any(padding)
+    if is_one_row and (not quantized or area > _MAX_FOLD_WINDOW):
+        image = overlap_add(x.reshape(batch, -1, area, rows, columns).permute(0, 1, 3, 4, 2), stride[1])
+        return F.pad(image, (0, output_size[1] - image.shape[3]))
     if not quantized:
         slices = x.reshape(batch, -1, area, rows, columns)
         height, width = rows * stride[0], columns * stride[1]
