@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
+from arm_backend_core.kinds import ScalarKind, kind_of
 from arm_recipes._internal.conversions import (
     Conversion,
     convert_dtype_code,
@@ -175,13 +176,16 @@ def _preserve_attributes(model: torch.nn.Module) -> Iterator[None]:
 
 def _weight_dtype(model: torch.nn.Module) -> torch.dtype:
     """The dtype of all floating-point weights; float32 if there are none or several."""
-    dtypes = {weight.dtype for weight in model.parameters() if weight.is_floating_point()}
+    dtypes = {weight.dtype for weight in model.parameters() if kind_of(weight.dtype) is ScalarKind.FLOAT}
     return next(iter(dtypes)) if len(dtypes) == 1 else torch.float32
 
 
 def _list_changes(tensors: Mapping[int, torch.Tensor], weights: torch.dtype) -> Iterator[tuple[_Change, ...]]:
     """Yield the changes of dtype, memory layout and batch dimension, single ones first."""
-    dtypes = {index: weights if tensor.is_floating_point() else tensor.dtype for index, tensor in tensors.items()}
+    dtypes = {
+        index: weights if kind_of(tensor.dtype) is ScalarKind.FLOAT else tensor.dtype
+        for index, tensor in tensors.items()
+    }
     base = tuple(
         _change(index, tensor, dtypes[index]) for index, tensor in tensors.items() if dtypes[index] != tensor.dtype
     )
@@ -270,7 +274,7 @@ def _describe_changes(
     if not change.code:
         return f"{text}; pass samples of that shape"
     codes = [f"{names[item.leaf]}{item.code}" for item in changes]
-    scaled = not tensor.is_floating_point() and change.dtype.is_floating_point
+    scaled = kind_of(tensor.dtype) is not ScalarKind.FLOAT and kind_of(change.dtype) is ScalarKind.FLOAT
     return f"{text}; pass {', '.join(codes)}{', scaled as in training' if scaled else ''}"
 
 
