@@ -300,14 +300,24 @@ def is_integer_or_bool(node: Node) -> bool:
 def source_line(node: Node) -> str:
     """``file:line`` of the user's model where ``node`` was traced; empty if the trace does not contain one.
 
-    Lines of PyTorch (every ``nn.Conv2d`` has the same) and of this project are used only if there are no others.
+    Lines of PyTorch do not count, because every ``nn.Conv2d`` has the same. ``source_location`` names the module then.
     """
     lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines() if 'File "' in line]
-    if not lines:
-        return ""
     user_lines = [line for line in lines if not line.removeprefix('File "').startswith(_LIBRARY_FOLDERS)]
-    file, line, *_ = (user_lines or lines)[-1].removeprefix("File ").split(", ")
+    if not user_lines:
+        return ""
+    file, line, *_ = user_lines[-1].removeprefix("File ").split(", ")
     return f"{file.strip(chr(34))}:{line.removeprefix('line ')}"
+
+
+def source_location(node: Node) -> str:
+    """The source line of ``node``, or its innermost module if the user's model has no line for it; may be empty."""
+    line = source_line(node)
+    if line or not (modules := modules_of(node)):
+        return line
+    path, kind = list(modules.items())[-1]
+    name = kind.__name__ if isinstance(kind, type) else str(kind).rpartition(".")[2]
+    return f"'{path}' ({name})" if path else name
 
 
 def modules_of(node: Node) -> dict[str, Any]:
@@ -327,7 +337,7 @@ def describe_node(node: Node) -> str:
     """Describe ``node`` for a message to the user."""
     if node.op != "call_function":
         return f"{'input' if node.op == 'placeholder' else 'parameter'} '{node.target}'"
-    line = source_line(node)
+    line = source_location(node)
     return f"the result of {overload_of(node.target) or node.target} ('{node.name}'{line and ', ' + line})"
 
 

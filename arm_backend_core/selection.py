@@ -22,7 +22,7 @@ from arm_backend_core.nodes import (
     operator_name,
     overload_of,
     set_refusal_reason,
-    source_line,
+    source_location,
 )
 from arm_backend_core.ops.loop_markers import LOOP_IN, LOOP_OUT
 from arm_backend_core.ops.operands import Tensor
@@ -61,7 +61,7 @@ class Selection:
         """
         return [
             events.Rejection(
-                node.name, operator_name(node), refusal.reason, source_line(node), isinstance(refusal, Fault)
+                node.name, operator_name(node), refusal.reason, source_location(node), isinstance(refusal, Fault)
             )
             for node, refusal in self.refusals.items()
             if not (is_quantize(node) or is_dequantize(node) or DELEGATE_LOOP in node.meta)

@@ -2,7 +2,6 @@
 
 Public names are imported lazily, on first access. The first access to a name in ``_LAZY_IMPORTS_WITH_EXECUTORCH``
 registers the recipes with ExecuTorch. The output of other packages during these imports is suppressed.
-``ExportRecipe`` is a class of ExecuTorch.
 """
 
 from __future__ import annotations
@@ -11,8 +10,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from executorch.export import ExportRecipe
-
     from arm_backend_core.errors import ArmBackendError, ArmRecipesError, CompileError, FullDelegationError, ModelError
     from arm_recipes._internal.messages import (
         AccuracyError,
@@ -32,7 +29,7 @@ if TYPE_CHECKING:
     from arm_recipes.pipeline.verify import VerificationError
     from arm_recipes.provider import ArmRecipeProvider, load_recipe
     from arm_recipes.qat.prepare import prepare_qat
-    from arm_recipes.recipe.recipe import ArmRecipe
+    from arm_recipes.recipe.recipe import ArmRecipe, ExportRecipe
     from arm_recipes.recipe_types import ArmRecipeType
     from arm_recipes.result import ExportResult
     from arm_recipes.runtime.errors import PayloadError, RunError, RuntimeUnavailable
@@ -125,7 +122,7 @@ _LAZY_IMPORTS_WITH_EXECUTORCH = {
     "compare": "arm_recipes.comparison.compare",
     "DynamicShapes": "arm_recipes.types",
     "export": "arm_recipes.api",
-    "ExportRecipe": "arm_recipes.provider",
+    "ExportRecipe": "arm_recipes.recipe.recipe",
     "Firmware": "arm_recipes.firmware.saving",
     "Inputs": "arm_recipes.samples.sample",
     "Labels": "arm_recipes.types",

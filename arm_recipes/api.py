@@ -9,12 +9,14 @@ from executorch.export import ExportRecipe
 
 from arm_recipes._internal.files import check_writable
 from arm_recipes._internal.old_names import reject_old_names
+from arm_recipes._internal.tracebacks import shorten_tracebacks
 from arm_recipes.pipeline.export import check_recipe, run_export
 from arm_recipes.result import ExportResult
 from arm_recipes.types import DynamicShapes, Model, Samples, Sizes
 
 
 @reject_old_names(example_inputs="samples")
+@shorten_tracebacks
 def export(
     model: Model,
     recipe: ExportRecipe,

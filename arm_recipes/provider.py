@@ -10,7 +10,7 @@ from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from executorch.export import BackendRecipeProvider, ExportRecipe, RecipeType, recipe_registry
+from executorch.export import BackendRecipeProvider, RecipeType, recipe_registry
 
 from arm_recipes._internal.frozen_gc import frozen_gc
 from arm_recipes._internal.messages import suppress_warnings
@@ -36,7 +36,7 @@ class ArmRecipeProvider(BackendRecipeProvider):
         """Every ``ArmRecipeType``."""
         return list(ArmRecipeType)
 
-    def create_recipe(self, recipe_type: RecipeType, **kwargs: Any) -> ExportRecipe | None:
+    def create_recipe(self, recipe_type: RecipeType, **kwargs: Any) -> ArmRecipe | None:
         """Build a recipe. Returns None for recipe types of other providers.
 
         Raises:

@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
+from typing import Any, NoReturn
+
 from executorch.export import RecipeType
+from executorch.export.recipe import RecipeTypeMeta
+
+from arm_recipes._internal.names import suggest_name
 
 #: Name of this provider in ExecuTorch's registry. ExecuTorch's own Arm provider is "arm", so both can be registered.
 BACKEND_NAME = "arm_recipes"
 
 
-class ArmRecipeType(RecipeType):
+def _describe_unknown(name: object) -> str:
+    return f"ArmRecipeType has no {name}; {suggest_name(str(name), ArmRecipeType.__members__)}"
+
+
+class _SuggestingMeta(RecipeTypeMeta):
+    """Metaclass that suggests the nearest member for an unknown name."""
+
+    def __getattr__(cls, name: str) -> NoReturn:
+        raise AttributeError(name if name.startswith("_") else _describe_unknown(name))
+
+    def __getitem__(cls, name: str) -> Any:
+        if name not in cls.__members__:
+            raise KeyError(_describe_unknown(name))
+        return cls.__members__[name]
+
+
+class ArmRecipeType(RecipeType, metaclass=_SuggestingMeta):
     """One member for each Arm target and precision.
 
     ``INT8``: int8 weights and activations. ``A8W4``: int4 weights, int8 activations. ``A16W8``: int8 weights, int16
@@ -37,3 +58,7 @@ class ArmRecipeType(RecipeType):
     def get_backend_name(cls) -> str:
         """Name of the provider in ExecuTorch's registry."""
         return BACKEND_NAME
+
+    @classmethod
+    def _missing_(cls, value: object) -> NoReturn:
+        raise ValueError(_describe_unknown(value))

@@ -77,6 +77,7 @@ ELSEWHERE = {
         "_internal/test_messages.py": "error_location old_names versions",
         "cli/test_main.py": "file_kinds files",
         "pipeline/test_export.py": "frozen_gc",
+        "recipe/test_options.py": "names",
         "backends/test_new_backend.py": "executorch_programs",
         "report/test_report.py": "rendering",
         "workers/test_worker.py": "parallel",
@@ -107,7 +108,7 @@ ELSEWHERE = {
     },
     "arm_recipes.report": {"report/test_report.py": "costs memory network record"},
     "arm_recipes.runtime": {
-        "runtime/test_program.py": "calls delegates errors load payloads sandbox signature tensor_info",
+        "runtime/test_program.py": "calls delegates errors payloads sandbox signature tensor_info",
         "runtime/test_plugin.py": "build host_library",
         "runtime/test_ethosu.py": "ethosu_stream payload_parts",
         "runtime/test_access_checker.py": "ethosu_abi",

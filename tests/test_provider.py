@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from executorch.export import ExportRecipe, RecipeType, recipe_registry
 
 import arm_recipes
@@ -70,3 +71,37 @@ def test_a_foreign_recipe_type_is_not_ours() -> None:
     assert ArmRecipeProvider().create_recipe(Foreign.FP) is None
     with pytest.raises(ValueError, match="'foreign_fp' not supported by 'arm_recipes'"):
         ExportRecipe.get_recipe(Foreign.FP)
+
+
+@pytest.mark.parametrize("name", ["ETHOSU_U55_INT8", "ethosu-u55-int8", "arm_recipes_ethosu_u55_int8"])
+def test_a_recipe_by_its_name(name: str) -> None:
+    recipe = arm_recipes.ExportRecipe.get_recipe(name, macs=64)
+    assert repr(recipe) == "ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U55_INT8, macs=64)"
+    assert isinstance(recipe, arm_recipes.ArmRecipe)
+    assert isinstance(recipe, ExportRecipe)
+    same = ArmRecipeType.ETHOSU_U55_INT8
+    assert repr(arm_recipes.ExportRecipe.get_recipe(same, macs=64)) == repr(recipe)
+
+
+def test_an_unknown_name_suggests_the_nearest() -> None:
+    hint = r"did you mean ETHOSU_U55_INT8\? \(allowed: ETHOSU_U55_INT8, "
+    with pytest.raises(AttributeError, match=f"^ArmRecipeType has no ETHOS_U55_INT8; {hint}"):
+        _ = getattr(ArmRecipeType, "ETHOS_U55_INT8")  # noqa: B009
+    with pytest.raises(KeyError, match=f"ArmRecipeType has no ETHOS_U55_INT8; {hint}"):
+        _ = ArmRecipeType["ETHOS_U55_INT8"]
+    with pytest.raises(ValueError, match=f"^ArmRecipeType has no ETHOS_U55_INT8; {hint}"):
+        ArmRecipeType("ETHOS_U55_INT8")
+    with pytest.raises(ValueError, match=f"^there is no recipe 'ethos_u55_int8'; {hint}"):
+        arm_recipes.ExportRecipe.get_recipe("ethos_u55_int8")
+    with pytest.raises(ValueError, match=r"^there is no recipe 'x'; allowed: "):
+        arm_recipes.ExportRecipe.get_recipe("x")
+    with pytest.raises(TypeError, match=r"^recipe: got the name 'TOSA_FP'; pass ExportRecipe.get_recipe\('TOSA_FP', "):
+        arm_recipes.export(torch.nn.ReLU(), "TOSA_FP", [(torch.ones(1),)])  # type: ignore[arg-type]
+
+
+def test_a_state_dict_is_not_a_model() -> None:
+    state = torch.nn.Linear(2, 2).state_dict()
+    recipe = ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP)
+    for weights in (state, {"model": state, "epoch": 3}):
+        with pytest.raises(TypeError, match=r"^model: got weights alone \(a state dict\); build the model, .* pass"):
+            arm_recipes.export(weights, recipe, [(torch.ones(1, 2),)])  # type: ignore[arg-type]

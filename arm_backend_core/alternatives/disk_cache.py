@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 
@@ -14,7 +15,18 @@ def cache_folder() -> Path:
 
 
 def write_atomically(target: Path, *chunks: bytes | memoryview) -> None:
-    """Write ``chunks`` to a temporary file in the same folder, which then atomically replaces ``target``."""
+    """Write ``chunks`` to a temporary file in the same folder, which then atomically replaces ``target``.
+
+    Raises:
+        OSError: the file cannot be written. The message names ``target``, and the temporary file is removed.
+    """
+    try:
+        _write_atomically(target, chunks)
+    except OSError as error:
+        raise type(error)(error.errno, error.strerror, str(target)) from None
+
+
+def _write_atomically(target: Path, chunks: Sequence[bytes | memoryview]) -> None:
     with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
         try:
             file.writelines(chunks)

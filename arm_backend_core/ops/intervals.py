@@ -13,7 +13,7 @@ from typing import Any, cast
 from torch.fx import Node
 
 from arm_backend_core import events
-from arm_backend_core.nodes import is_dequantize, is_float, overload_of, source_line, source_through
+from arm_backend_core.nodes import is_dequantize, is_float, overload_of, source_location, source_through
 
 Interval = tuple[int, int]
 #: Returns the interval of an operand, which is a node or a Python number. None if the operand is not an integer or its
@@ -142,7 +142,7 @@ def _interval_of_floats(x: Node) -> Interval | None:
 
 def _assume_interval(node: Node) -> Interval:
     """Return ``ASSUMED_INTERVAL`` for the result of ``node``, and add a note about it to the report."""
-    line = source_line(node)
+    line = source_location(node)
     note = f"integer results of 'aten.{_operator_name(node)}'{line and f' ({line})'} are assumed to be below 2**30"
     events.current().add_notes_once([note])
     return ASSUMED_INTERVAL

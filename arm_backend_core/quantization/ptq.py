@@ -28,7 +28,7 @@ from torchao.quantization.pt2e.utils import is_per_channel
 from arm_backend_core import events
 from arm_backend_core.aten.functionalize import functionalize_program
 from arm_backend_core.graph_edits import add_buffer_node, eliminate_dead_code
-from arm_backend_core.nodes import BRANCH_SELECT, is_state, source_line
+from arm_backend_core.nodes import BRANCH_SELECT, is_state, source_location
 from arm_backend_core.program import TensorIdentity, tensor_identity
 from arm_backend_core.quantization.algorithms.activation_precision import choose_activation_precision
 from arm_backend_core.quantization.algorithms.concat_scales import ConcatScales
@@ -228,7 +228,7 @@ class ObservedProgram(torch.nn.Module):
         selects = [node for node in self.graph.nodes if BRANCH_SELECT in node.meta]
         sides = {(select, side) for select in selects for side in (True, False)}
         notes, untaken = events.current().notes, {branch for branch in sides if branch not in self._taken_branches}
-        for line, side in sorted({(source_line(select), side) for select, side in untaken}):
+        for line, side in sorted({(source_location(select), side) for select, side in untaken}):
             which = f"the {'first' if side else 'second'} branch of a torch.cond{line and f' ({line})'}"
             notes.append(f"no calibration sample takes {which}: calibrate with one that does")
         self._conditions = {}

@@ -219,9 +219,12 @@ def _check_dtype(node: Node) -> None:
     values = node.meta["val"]
     dtype = (values[0] if isinstance(values, (list, tuple)) else values).dtype
     if dtype is not torch.float32:
+        values_by_input = {each.target: each.meta.get("val") for each in node.graph.find_nodes(op="placeholder")}
+        names = [f"'{name}'" for name, value in values_by_input.items() if getattr(value, "dtype", None) is dtype]
+        inputs = f"input {names[0]}" if len(names) == 1 else f"inputs {', '.join(names)}"
         raise ModelError(
-            f"{describe_node(node)} is {dtype}, and integer programs are quantized from torch.float32: "
-            "convert the model and its inputs with .float()"
+            f"{describe_node(node)} is {dtype}, and integer programs are quantized from torch.float32: convert the "
+            f"{f'model and the {inputs}' if names else 'model'} with .float()"
         )
 
 

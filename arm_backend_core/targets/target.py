@@ -65,6 +65,18 @@ class Target:
         """The profiles and extensions that the target supports."""
         return self.profiles | self.extensions
 
+    def missing_extensions(self, requirement: frozenset[str]) -> list[str]:
+        """The extensions that a user can add to meet a requirement; empty if extensions do not suffice.
+
+        NPUs have fixed extensions.
+
+        Args:
+            requirement: profiles and extensions that an operator needs.
+        """
+        available = {name for profile in ("", *self.profiles) for name in _EXTENSIONS_BY_PROFILE[profile]}
+        missing = requirement - self.supports
+        return [] if self.hardware.npu or not missing <= available else sorted(missing)
+
     @property
     def version_text(self) -> str:
         """The TOSA version as text, for example ``1.0``."""

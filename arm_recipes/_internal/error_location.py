@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import traceback
 from collections.abc import Iterable, Sequence
@@ -12,8 +13,9 @@ import torch
 from torch import fx
 
 _PACKAGE_FOLDER = Path(__file__).parents[1]
-#: Path prefixes of files that are not user code: libraries, this package, generated code ("<eval_with_key>").
+#: Path prefixes of files that are not user code: Python, libraries, this package, generated code ("<eval_with_key>").
 _LIBRARY_FOLDERS = (
+    os.path.dirname(os.__file__),
     *(str(Path(package).parent.parent) for package in (torch.__file__, executorch.exir.__file__)),
     *(str(_PACKAGE_FOLDER), str(_PACKAGE_FOLDER.with_name("arm_backend_core")), "<"),
 )
@@ -36,11 +38,16 @@ _ADVICE_BY_SUBSTRING = {
 }
 
 
+def is_library_file(file: str) -> bool:
+    """Whether a source file is part of Python, of a library or of this package, and not user code."""
+    return file.startswith(_LIBRARY_FOLDERS)
+
+
 def is_user_message(error: BaseException) -> bool:
-    """Whether an exception is a ``ValueError`` that this package raised, whose message addresses the user."""
+    """Whether an exception is a wrong argument that this package found, whose message addresses the user."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     return (
-        isinstance(error, ValueError)
+        isinstance(error, (ValueError, TypeError))
         and bool(frames)
         and frames[-1].f_code.co_filename.startswith(str(_PACKAGE_FOLDER))
     )
@@ -112,7 +119,7 @@ def _find_submodule_and_line(error: Exception, modules: Iterable[torch.nn.Module
         if isinstance(module, torch.nn.Module) and id(module) in names:
             path = names[id(module)]
             owner = f"'{path}' ({type(module).__name__})" if path else type(module).__name__
-        if not file.startswith(_LIBRARY_FOLDERS):
+        if not is_library_file(file):
             line = f"{file}:{number}"
     return owner, line
 

@@ -21,6 +21,27 @@ _FORMATS = {
 _MAX_OPCODES = 64
 
 
+#: What a file of weights is, and how to use it.
+STATE_DICT = "weights alone (a state dict); build the model, and call model.load_state_dict(...)"
+
+
+def is_saved_program(names: list[str]) -> bool:
+    """Whether an archive with these entries was written by ``torch.export.save``."""
+    # Archives of PyTorch 2.7 and earlier have a "version" entry, later ones "archive_format".
+    return "version" in names or any(name.endswith("/archive_format") for name in names)
+
+
+def describe_model_file(path: Path) -> str | None:
+    """Describe a file that is not a compiled program, and what to do; None if its type is unknown."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if is_saved_program(archive.namelist()):
+                return "a model saved by torch.export.save; compile it: arm_recipes.export(path, recipe)"
+    except (OSError, zipfile.BadZipFile):
+        pass
+    return None if path.suffix.lower() in (".pte", ".tflite") else describe_file(path)
+
+
 def describe_file(path: Path) -> str | None:
     """Describe a file that ``torch.export.save`` did not write, and what to do; None if its type is unknown.
 
@@ -41,10 +62,7 @@ def describe_file(path: Path) -> str | None:
     if not pickles:
         return None
     if first_class == "collections OrderedDict" or not first_class or first_class.startswith("torch._utils"):
-        return (
-            "weights alone (a state dict); build the model, call model.load_state_dict(torch.load(...)), "
-            f"then call {_SAVE_CALL}"
-        )
+        return f"{STATE_DICT.replace('...', 'torch.load(...)')}, then {_SAVE_CALL}"
     return (
         f"a pickled object of the class {first_class.replace(' ', '.')} (torch.save); where its class can be imported, "
         f"run model = torch.load(..., weights_only=False), then call {_SAVE_CALL}"

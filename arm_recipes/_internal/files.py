@@ -6,7 +6,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from arm_recipes._internal.file_kinds import describe_file
+from arm_recipes._internal.file_kinds import describe_file, is_saved_program
 
 
 def check_file(path: str | Path, argument: str) -> Path:
@@ -35,8 +35,7 @@ def check_saved_program(path: str | Path) -> Path:
             names = archive.namelist()
     except (OSError, zipfile.BadZipFile) as error:
         names, reason, cause = [], str(error), error
-    # Archives of PyTorch 2.7 and earlier have a "version" entry, later ones "archive_format".
-    if "version" not in names and not any(name.endswith("/archive_format") for name in names):
+    if not is_saved_program(names):
         description = describe_file(file) or reason
         raise ValueError(f"model: '{path}' is not a program saved by torch.export.save, but {description}") from cause
     return file
@@ -78,7 +77,11 @@ def make_folder(path: str | Path, argument: str) -> Path:
 
 
 def write(target: Path, *chunks: bytes | memoryview) -> None:
-    """Write a file atomically. The compiler core is imported here, not with this module."""
+    """Write a file atomically. The compiler core is imported here, not with this module.
+
+    Raises:
+        OSError: the file cannot be written, for example because the disk is full. The message names the file.
+    """
     from arm_backend_core.alternatives import disk_cache
 
     disk_cache.write_atomically(target, *chunks)

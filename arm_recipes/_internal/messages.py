@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import sys
+import threading
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -112,12 +113,48 @@ class _ThirdPartyFilter(logging.Filter):
         return not any(f"/site-packages/{name}/" in record.pathname for name in _THIRD_PARTY)
 
 
+class _Suppression:
+    """Suppression that threads share: the first block installs the filters, the last one to end removes them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._blocks = 0
+        self._installed = ExitStack()
+
+    def enter(self) -> None:
+        """Begin a block."""
+        with self._lock:
+            if not self._blocks:
+                self._installed.enter_context(_install_filters())
+            self._blocks += 1
+
+    def leave(self) -> None:
+        """End a block."""
+        with self._lock:
+            self._blocks -= 1
+            if not self._blocks:
+                self._installed.close()
+
+
+_suppression = _Suppression()
+
+
 @contextmanager
 def suppress_warnings() -> Iterator[None]:
     """Suppress third-party warnings and logs inside the block. Filters and handlers are restored afterwards.
 
     Imports PyTorch and ExecuTorch without their output. Warnings of user modules and of this package still appear.
+    Blocks of several threads may overlap.
     """
+    _suppression.enter()
+    try:
+        yield
+    finally:
+        _suppression.leave()
+
+
+@contextmanager
+def _install_filters() -> Iterator[None]:
     with warnings.catch_warnings(), ExitStack() as cleanup:
         warnings.filterwarnings("ignore", module=_THIRD_PARTY_MODULES)
         root = logging.getLogger()

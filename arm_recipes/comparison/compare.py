@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from arm_backend_core.quantization.diagnostics.error_metrics import ErrorSums, sum_errors
 from arm_recipes._internal.messages import progress_bar, suppress_warnings
+from arm_recipes._internal.tracebacks import shorten_tracebacks
 from arm_recipes.comparison.accuracy import (
     Accuracy,
     check_metric,
@@ -87,6 +88,7 @@ def compare_with_model(
     )
 
 
+@shorten_tracebacks
 def compare(
     a: Artifact | Program | str | Path | bytes,
     b: Artifact | Program | str | Path | bytes,

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,32 +51,67 @@ def check_output_folder(folder: str | Path, what: str = "folder") -> Path:
 def write_output_folder(target: Path, contents: Mapping[str, bytes], summary: Mapping[str, Any]) -> None:
     """Write files and manifest, and remove files of an earlier call that are not among ``contents``.
 
+    All files are first written to a temporary folder. If that fails, for example because the disk is full, ``target``
+    is not changed.
+
     Args:
         target: folder, a result of ``check_output_folder``.
         contents: path in the folder -> content of the file.
         summary: additional content of the manifest.
+
+    Raises:
+        OSError: a file cannot be written. The message names the file.
     """
-    target.mkdir(exist_ok=True)
     previous = _read_manifest(target)
-    # Write a manifest with old and new files first, so that an interrupted call can be repeated.
-    _write_manifest(target, {**previous, **_sha256_by_name(contents)}, summary)
-    for name, content in contents.items():
-        path = target / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if not path.exists() or path.read_bytes() != content:
-            write(path, content)
-    for name in previous.keys() - contents.keys():
-        (target / name).unlink(missing_ok=True)
-        for parent in (target / name).relative_to(target).parents[:-1]:
-            if not any((target / parent).iterdir()):
-                (target / parent).rmdir()
-    _write_manifest(target, _sha256_by_name(contents), summary)
+    with _temporary_folder(target) as folder:
+        changed = [name for name in contents if not _has_content(target / name, contents[name])]
+        for name in changed:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            _write_to(folder / name, target / name, contents[name])
+        _write_manifest(folder, target, _sha256_by_name(contents), summary)
+        if not target.exists():
+            folder.rename(target)
+            return
+        # Write a manifest with old and new files first, so that an interrupted call can be repeated.
+        _write_manifest(target, target, {**previous, **_sha256_by_name(contents)}, summary)
+        for name in changed:
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).replace(target / name)
+        for name in previous.keys() - contents.keys():
+            (target / name).unlink(missing_ok=True)
+            for parent in (target / name).relative_to(target).parents[:-1]:
+                if not any((target / parent).iterdir()):
+                    (target / parent).rmdir()
+        (folder / MANIFEST).replace(target / MANIFEST)
 
 
-def _write_manifest(target: Path, digests: Mapping[str, str], summary: Mapping[str, Any]) -> None:
-    write(
-        target / MANIFEST, (json.dumps({**summary, "sha256": dict(sorted(digests.items()))}, indent=1) + "\n").encode()
-    )
+@contextmanager
+def _temporary_folder(target: Path) -> Iterator[Path]:
+    """Create a folder beside ``target``, or inside it if ``target`` exists, and remove it after the block."""
+    name = f".{target.name}.{os.getpid()}"
+    folder = target / name if target.exists() else target.with_name(name)
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _has_content(path: Path, content: bytes) -> bool:
+    return path.exists() and path.read_bytes() == content
+
+
+def _write_to(path: Path, final: Path, content: bytes) -> None:
+    """Write a file. An error names its final path."""
+    try:
+        write(path, content)
+    except OSError as error:
+        raise type(error)(error.errno, error.strerror, str(final)) from None
+
+
+def _write_manifest(folder: Path, final: Path, digests: Mapping[str, str], summary: Mapping[str, Any]) -> None:
+    content = json.dumps({**summary, "sha256": dict(sorted(digests.items()))}, indent=1) + "\n"
+    _write_to(folder / MANIFEST, final / MANIFEST, content.encode())
 
 
 def _sha256_by_name(contents: Mapping[str, bytes]) -> dict[str, str]:

@@ -12,7 +12,7 @@ from arm_recipes._internal.executorch_programs import collect_program_chunks
 from arm_recipes.pipeline.reference_program import serialize_with_tosa_delegates
 from arm_recipes.report.record import MethodReport
 from arm_recipes.report.report import Report
-from arm_recipes.runtime.calls import reject_old_backend_argument
+from arm_recipes.runtime.calls import describe_packed_sample, reject_old_backend_argument
 from arm_recipes.runtime.program import Program
 from arm_recipes.runtime.signature import METADATA_KEY, encode_metadata, insert_checksum
 
@@ -202,7 +202,13 @@ class Artifact:
         description = f"the call of '{method}'"
         sample = inputs[0] if len(inputs) == 1 and isinstance(inputs[0], Inputs) else Inputs(*inputs, **keywords)
         input_signature = self.input_signatures[method]
-        leaves = input_signature.check_structure(as_inputs(sample, description), description)
+        try:
+            leaves = input_signature.check_structure(as_inputs(sample, description), description)
+        except ValueError:
+            packed = describe_packed_sample(inputs, keywords)
+            if packed is None:
+                raise
+            raise ValueError(f"{description} {packed}") from None
         leaf_pairs = zip(leaves, input_signature.leaves, strict=True)
         return [leaf for leaf, expected in leaf_pairs if isinstance(expected, torch.Tensor)]
 

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from executorch.export import ExportRecipe, RecipeType
 
+from arm_recipes._internal.exclusive import check_fork, exclusive
 from arm_recipes._internal.frozen_gc import frozen_gc
 from arm_recipes._internal.messages import record_warnings, suppress_warnings, warn
 from arm_recipes.pipeline.artifact import Artifact
 from arm_recipes.pipeline.pipeline import Pipeline
 from arm_recipes.runtime.host_library import load_plugin
 from arm_recipes.samples import inputs, layouts
+from arm_recipes.samples.mismatch import check_arguments
 from arm_recipes.samples.sizes import ShapeVariants, expand_sizes
 from arm_recipes.types import DynamicShapes, Model, Samples, Sizes
 
@@ -36,11 +38,14 @@ def run_export(
 ) -> Artifact:
     """Export a model without writing a file. The arguments are those of ``arm_recipes.export``."""
     check_recipe(recipe)
+    check_fork()
     if verify:
         load_plugin()  # build the host library first: an export may take minutes
     models = inputs.models_by_method(model)
     samples = inputs.resolve_loaders(samples)
     examples = inputs.examples_by_method(samples, models)
+    for method, method_examples in examples.items():
+        check_arguments(models[method], method_examples[0], f"samples[0] of method '{method}'")
     notes = [] if sizes or dynamic_shapes else inputs.batch_size_notes(samples, models, examples)
     shape_variants: dict[str, ShapeVariants] = {}
     if sizes is not None:
@@ -96,7 +101,13 @@ def _run_or_look_up(
     from arm_backend_core import events
 
     notes = list(input_notes)
-    with frozen_gc(), suppress_warnings(), inputs.evaluation_mode(models) as training, events.record() as log:
+    with (
+        exclusive(),
+        frozen_gc(),
+        suppress_warnings(),
+        inputs.evaluation_mode(models) as training,
+        events.record() as log,
+    ):
         if training:
             method_names = ", ".join(f"'{method}'" for method in training)
             notes.append(f"the model of {method_names} is in training mode; it is exported in evaluation mode")
@@ -126,6 +137,8 @@ def check_recipe(recipe: Any, function: str = "export") -> None:
     """
     if isinstance(recipe, RecipeType):
         raise TypeError(f"recipe: got the type {recipe.name}; pass ExportRecipe.get_recipe({recipe})")
+    if isinstance(recipe, str):
+        raise TypeError(f"recipe: got the name {recipe!r}; pass ExportRecipe.get_recipe({recipe!r}, ...)")
     if not isinstance(recipe, ExportRecipe):
         order = f"the order is {function}(model, recipe, samples)"
         raise TypeError(f"recipe must be an ExportRecipe, got {type(recipe).__name__}; {order}")

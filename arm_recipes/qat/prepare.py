@@ -8,7 +8,9 @@ from executorch.export import ExportRecipe
 from torch.export import ExportedProgram
 
 from arm_backend_core.quantization.fake_quant.ranges import RangeMode
+from arm_recipes._internal.exclusive import exclusive
 from arm_recipes._internal.messages import suppress_warnings
+from arm_recipes._internal.tracebacks import shorten_tracebacks
 from arm_recipes.pipeline.export import check_recipe
 from arm_recipes.pipeline.progress import Progress
 from arm_recipes.qat.prepared import Prepared
@@ -19,6 +21,7 @@ from arm_recipes.stages.train import BATCH_NORM_STEPS, model_to_train
 from arm_recipes.types import Model, Samples
 
 
+@shorten_tracebacks
 def prepare_qat(
     model: Model,
     recipe: ExportRecipe,
@@ -78,7 +81,7 @@ def prepare_qat(
         raise ValueError(
             "samples is missing: give prepare_qat a list of input tuples, [(x,)], or the recipe calibration_samples="
         )
-    with suppress_warnings():
+    with exclusive(), suppress_warnings():
         module = model_to_train(models)
         prepared_samples = inputs.resolve_loaders(samples)
         examples = inputs.examples_by_method(prepared_samples, models)

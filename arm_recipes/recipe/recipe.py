@@ -6,9 +6,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Unpack, cast
+from typing import Any, Unpack, cast, overload
 
-from executorch.export import ExportRecipe
+import executorch.export
+from executorch.export import RecipeType
 
 from arm_recipes._internal.files import check_writable, write
 from arm_recipes.recipe.targets import normalize_recipe_name
@@ -21,6 +22,29 @@ from arm_recipes.recipe.typed_options import (
     VgfOptions,
 )
 from arm_recipes.recipe_types import ArmRecipeType
+
+
+class ExportRecipe(executorch.export.ExportRecipe):
+    """ExecuTorch's ``ExportRecipe``, whose ``get_recipe`` also takes the name of an ``ArmRecipeType``."""
+
+    @overload
+    @classmethod
+    def get_recipe(cls, recipe: ArmRecipeType | str, **kwargs: Any) -> ArmRecipe: ...
+
+    @overload
+    @classmethod
+    def get_recipe(cls, recipe: RecipeType, **kwargs: Any) -> executorch.export.ExportRecipe: ...
+
+    @classmethod
+    def get_recipe(cls, recipe: RecipeType | str, **kwargs: Any) -> executorch.export.ExportRecipe:
+        """Get a recipe by its type, or by the name of an ``ArmRecipeType``: any case, ``-`` or ``_``.
+
+        Raises:
+            ValueError: there is no such recipe, or an option is invalid.
+        """
+        if isinstance(recipe, str):
+            recipe = ArmRecipeType[normalize_recipe_name(recipe)]
+        return cast(executorch.export.ExportRecipe, super().get_recipe(recipe, **kwargs))
 
 
 @dataclass(repr=False)
@@ -103,7 +127,7 @@ def make_recipe(name: str, options: Mapping[str, Any]) -> ArmRecipe:
         ValueError: as ``ExportRecipe.get_recipe``, or there is no recipe with that name.
     """
     name = normalize_recipe_name(name)
-    return cast(ArmRecipe, ExportRecipe.get_recipe(ArmRecipeType[name], **options))
+    return ExportRecipe.get_recipe(ArmRecipeType[name], **options)
 
 
 def build_recipe(recipe_type: ArmRecipeType, options: Mapping[str, Any], **recipe_fields: Any) -> ArmRecipe:

@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from arm_recipes._internal.names import suggest_name
 from arm_recipes.recipe import options
 
 if TYPE_CHECKING:
@@ -152,6 +153,4 @@ def normalize_recipe_name(given: str) -> str:
     name = given.strip().upper().replace("-", "_").removeprefix("ARM_RECIPES_")
     if name in SPEC_BUILDERS:
         return name
-    near = get_close_matches(name, SPEC_BUILDERS, n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    raise ValueError(f"there is no recipe {given!r}{hint} (allowed: {', '.join(SPEC_BUILDERS)})")
+    raise ValueError(f"there is no recipe {given!r}; {suggest_name(name, SPEC_BUILDERS)}")

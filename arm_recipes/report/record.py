@@ -355,9 +355,9 @@ def _find_refusal_reason(node: torch.fx.Node, name: str, rejected: Sequence[Reje
     ExecuTorch decomposes and renames refused nodes. Most of the new nodes keep the metadata of the refused node.
     Without this metadata, a refusal matches a node by name, then by source line, then by operator.
     """
-    from arm_backend_core.nodes import REFUSAL_REASON, source_line
+    from arm_backend_core.nodes import REFUSAL_REASON, source_location
 
-    source = source_line(node)
+    source = source_location(node)
     reason_in_metadata = (node.meta.get("custom") or {}).get(REFUSAL_REASON)
     if reason_in_metadata:
         return reason_in_metadata, source

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from arm_recipes._internal.conversions import suggest_conversion
 from arm_recipes.runtime.errors import RunError
 from arm_recipes.runtime.pte import PteTensor
 from arm_recipes.runtime.signature import Signature, Value
+from arm_recipes.runtime.tensor_info import TensorInfo
 
 
 def reject_old_backend_argument(named: Mapping[str, Any]) -> None:
@@ -20,12 +22,25 @@ def reject_old_backend_argument(named: Mapping[str, Any]) -> None:
         raise TypeError("run() has no argument 'via'; did you mean 'backend'?")
 
 
+def describe_packed_sample(tensors: Sequence[Any], named: Mapping[str, Any]) -> str | None:
+    """Describe a call whose only argument is a whole sample: a tuple, list or dict of inputs; None for other calls."""
+    if len(tensors) != 1 or named or not isinstance(tensors[0], (tuple, list, Mapping)):
+        return None
+    sample = tensors[0]
+    is_mapping = isinstance(sample, Mapping)
+    call = "**sample" if is_mapping else "*sample, **sample.keywords" if hasattr(sample, "keywords") else "*sample"
+    return f"got a {'dict' if is_mapping else type(sample).__name__}: call run({call})"
+
+
 def bind_arguments(method: str, expected: Signature, tensors: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any]:
     """Bind positional and named arguments to the inputs of a method, in order.
 
     Raises:
-        ValueError: a name is unknown or given twice, or an input is missing.
+        ValueError: a name is unknown or given twice, an input is missing, or the only argument is a whole sample.
     """
+    packed = describe_packed_sample(tensors, named)
+    if packed is not None and expected.inputs and isinstance(expected.inputs[0], TensorInfo):
+        raise ValueError(f"'{method}' {packed}")
     names = [value.name for value in expected.inputs]
     for name in named:
         if name not in names[len(tensors) :]:
@@ -66,6 +81,8 @@ def check_input(index: int, expected: Value, layout: PteTensor | str, value: Any
         hint = ""
         if kind_of(value.dtype) is ScalarKind.FLOAT and getattr(expected, "scale", None) is not None:
             hint = f"; quantize floats with inputs[{index}].quantize(...)"
+        elif not layout.dynamic:
+            hint = suggest_conversion(dtype, tuple(value.shape), layout.dtype, layout.shape)
         raise ValueError(f"{what} must be {expected}; got {dtype}{list(value.shape)}{hint}")
     if reads_int32 and value.dtype is torch.int64 and value.numel():
         limits, extremes = torch.iinfo(torch.int32), value.aminmax()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from arm_recipes._internal.file_kinds import describe_model_file
 from arm_recipes._internal.messages import warn
 from arm_recipes._internal.old_names import reject_old_names
 from arm_recipes.runtime.errors import RunError
@@ -42,10 +45,13 @@ def load(source: str | Path | bytes, *, reference: str | Path | bytes | None = N
 
         if reference is not None:
             raise RunError("a TFLite model has no reference program: leave out reference=")
-        return VelaProgram(data)
-    program = Program(data)
+        with _name_file(source):
+            return VelaProgram(data)
+    with _name_file(source):
+        program = Program(data)
     if reference is not None:
-        program.reference = _load_reference(data, _read_bytes(reference))
+        with _name_file(reference):
+            program.reference = _load_reference(data, _read_bytes(reference))
     elif isinstance(source, (str, Path)) and (beside := reference_path(source)).exists():
         try:
             program.reference = _load_reference(data, _read_bytes(beside))
@@ -59,8 +65,22 @@ def reference_path(path: str | Path) -> Path:
     return Path(path).expanduser().with_suffix(REFERENCE_SUFFIX)
 
 
+@contextmanager
+def _name_file(source: str | Path | bytes) -> Iterator[None]:
+    """Name the file in errors of the block, and describe a file that is not a program."""
+    try:
+        yield
+    except (ProgramError, RunError) as error:
+        if not isinstance(source, (str, Path)):
+            raise
+        kind = describe_model_file(Path(source).expanduser()) if isinstance(error, ProgramError) else None
+        raise type(error)(f"'{source}': {error}{(kind and f'; it is {kind}') or ''}") from None
+
+
 def _read_bytes(source: str | Path | bytes) -> bytes:
     if isinstance(source, (str, Path)):
+        if Path(source).expanduser().is_dir():
+            raise ProgramError(f"'{source}' is a directory; give the path of a .pte file")
         return Path(source).expanduser().read_bytes()
     if isinstance(source, (bytes, bytearray, memoryview)):
         return bytes(source)

@@ -16,7 +16,9 @@ from torch.export import ExportedProgram
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.data import DataLoader
 
+from arm_recipes._internal.file_kinds import STATE_DICT
 from arm_recipes._internal.files import check_saved_program
+from arm_recipes.samples.quantized_models import reject_quantized_model
 from arm_recipes.samples.sample import Inputs, InputSignature, as_inputs, rebatch
 
 Model = torch.nn.Module | ExportedProgram
@@ -29,12 +31,18 @@ def models_by_method(model: Any) -> dict[str, Model]:
 
     Raises:
         ValueError: the file does not exist or is not a saved program, or the dict is empty.
-        TypeError: a value is not a model, or a weight has no ``dequantize()``.
+        TypeError: a value is not a model but a state dict, for example, or a weight has no ``dequantize()``.
     """
     by_method = model if isinstance(model, Mapping) else {"forward": model}
+    if any(_is_state_dict(value) for value in (model, *by_method.values())):
+        raise TypeError(f"model: got {STATE_DICT}, and pass the model")
     if not by_method:
         raise ValueError("model: the dict of methods is empty")
     return _dequantize_weights({method: _check_model(method, value) for method, value in by_method.items()})
+
+
+def _is_state_dict(value: Any) -> bool:
+    return isinstance(value, Mapping) and any(isinstance(item, torch.Tensor) for item in value.values())
 
 
 def _dequantize_weights(models: dict[str, Model]) -> dict[str, Model]:
@@ -72,6 +80,8 @@ def _check_model(method: Any, value: Any) -> Model:
             "model: must be an nn.Module, an ExportedProgram, a path to a saved one, or a dict of them by "
             f"method name; got {type(value).__name__}"
         )
+    if isinstance(value, torch.nn.Module):
+        reject_quantized_model(value)
     return value
 
 
@@ -160,7 +170,10 @@ def to_sample_list(method: str, method_samples: Any, argument: str = "samples") 
         # Ambiguous: one sample with several inputs, or several samples with one input each.
         index = next(i for i, sample in enumerate(samples) if isinstance(sample, (torch.Tensor, np.ndarray)))
         kind = type(samples[index]).__name__
-        raise ValueError(f"{argument}[{index}] of method '{method}' must be a tuple of the model's inputs, got {kind}")
+        raise ValueError(
+            f"{argument}[{index}] of method '{method}' must be a tuple of the model's inputs, got {kind}; write [(x,)] "
+            "for one sample, and leave out labels"
+        )
     return samples
 
 

@@ -14,6 +14,8 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.utils import _pytree as pytree
 
+from arm_recipes._internal.conversions import describe_tensor, suggest_conversion
+
 _ACCEPTED_INPUTS = (
     "inputs are tensors, NumPy arrays, numbers, booleans, strings and None, and lists, tuples, dicts and dataclasses "
     "of these"
@@ -110,11 +112,18 @@ def _normalize_leaf(value: Any, description: str) -> Any:
             raise ValueError(
                 f"{description} is an array of {value.dtype}, which PyTorch does not support: {error}"
             ) from error
+    if isinstance(value, torch.Tensor) and value.is_quantized:
+        raise ValueError(f"{description} is a quantized tensor; pass its numbers, x.dequantize()")
     if value is None or isinstance(value, (torch.Tensor, bool, int, float, str)):
         return value
     text = repr(value)
     text = text if len(text) <= 80 else f"{text[:77]}..."
     raise ValueError(f"{description} is {text} ({type(value).__name__}); {_ACCEPTED_INPUTS}")
+
+
+def input_description(sample: str, index: int, name: str) -> str:
+    """Describe an input of a sample, for messages."""
+    return f"{sample}, input {index} ('{name}')"
 
 
 @dataclass(frozen=True)
@@ -193,7 +202,7 @@ class InputSignature:
         """
         leaves = self.flatten(sample, description)
         for index, (name, expected, value) in enumerate(zip(self.names, self.leaves, leaves, strict=True)):
-            location = f"{description}, input {index} ('{name}')"
+            location = input_description(description, index, name)
             if isinstance(expected, torch.Tensor) and not isinstance(value, torch.Tensor):
                 raise ValueError(f"{location} is of type {type(value).__name__}, not a tensor")
             if not isinstance(expected, torch.Tensor) and (type(value) is not type(expected) or value != expected):
@@ -216,12 +225,17 @@ class InputSignature:
         for index, (name, expected, value) in enumerate(zip(self.names, self.leaves, leaves, strict=True)):
             if not isinstance(expected, torch.Tensor):
                 continue
-            location = f"{description}, input {index} ('{name}')"
-            if not _matches_shape(value.shape, expected.shape):
-                shapes = f"{tuple(value.shape)}, the model takes {tuple(expected.shape)}"
-                raise ValueError(f"{location} has shape {shapes}")
-            if value.dtype != expected.dtype:
-                raise ValueError(f"{location} is {value.dtype}, the model takes {expected.dtype}")
+            if _matches_shape(value.shape, expected.shape) and value.dtype == expected.dtype:
+                continue
+            types = str(value.dtype).removeprefix("torch."), str(expected.dtype).removeprefix("torch.")
+            is_static = all(isinstance(size, int) for size in expected.shape)
+            hint = suggest_conversion(types[0], value.shape, types[1], expected.shape) if is_static else ""
+            if value.dim() == expected.dim() and types[0] == types[1]:
+                hint = hint or "; resize it, or export several sizes with dynamic_shapes= and sizes="
+            raise ValueError(
+                f"{input_description(description, index, name)} is {describe_tensor(types[0], value.shape)}, "
+                f"the model takes {describe_tensor(types[1], expected.shape)}{hint}"
+            )
         return leaves
 
     def unflatten(self, leaves: Sequence[Any]) -> Inputs:

@@ -21,6 +21,7 @@ from executorch.export import ExportRecipe
 from torch import nn
 
 import arm_recipes
+from arm_backend_core.nodes import source_line, source_location
 from arm_recipes import ArmRecipesWarning, ArmRecipeType, export
 from arm_recipes._internal.messages import announce, suppress_warnings, warn
 from tests.import_graph import ROOT, list_sources
@@ -173,3 +174,20 @@ def test_the_log_has_the_stages(caplog: pytest.LogCaptureFixture) -> None:
         export(nn.Linear(4, 4).eval(), ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP), [(torch.ones(1, 4),)])
     stages = [record.getMessage() for record in caplog.records if record.name == "arm_recipes"]
     assert any(re.fullmatch(r"torch_export: \d+\.\d\d s", stage) for stage in stages), stages
+
+
+def test_layers_of_pytorch_have_no_source_line() -> None:
+    """Every ``nn.Conv2d`` has the same line, so the module is named."""
+    program = torch.export.export(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval(), (torch.ones(1, 3, 8, 8),))
+    conv, relu = program.graph.find_nodes(op="call_function", target=torch.ops.aten.conv2d.default) + (
+        program.graph.find_nodes(op="call_function", target=torch.ops.aten.relu.default)
+    )
+    assert (source_line(conv), source_location(conv)) == ("", "'0' (Conv2d)")
+    assert source_location(relu) == "'1' (ReLU)"
+
+
+def test_reports_of_sequential_models_have_no_lines_of_pytorch() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)).eval()
+    recipe = ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U55_INT8)
+    report = export(model, recipe, [(torch.rand(1, 3, 8, 8),), (torch.rand(1, 3, 8, 8),)]).report
+    assert "torch/nn" not in f"{report}{report.to_dict()}"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import resource
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import torch
 from executorch.export import ExportRecipe
 from torch import Tensor, nn
 
+from arm_backend_core.alternatives.disk_cache import write_atomically
 from arm_recipes import ArmRecipeType, export, save_firmware
 from arm_recipes.firmware.folder import MANIFEST, check_output_folder, write_output_folder
 from tests.firmware.programs import program
@@ -52,6 +55,34 @@ def test_what_was_broken_off_can_be_done_again(tmp_path: Path, monkeypatch: pyte
     monkeypatch.undo()
     write_output_folder(check_output_folder(folder), {"a": b"2", "deep/b": b"2"}, {})
     assert _names(folder) == {"a", "deep/b", MANIFEST}
+
+
+@pytest.fixture(name="small_disk")
+def _small_disk() -> Iterator[None]:
+    """Files of more than 1000 bytes cannot be written, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.usefixtures("small_disk")
+def test_a_full_disk_names_the_file_and_leaves_nothing(tmp_path: Path) -> None:
+    new = check_output_folder(tmp_path / "new")
+    with pytest.raises(OSError, match=f"'{new / 'deep/large'}'"):
+        write_output_folder(new, {"a": b"1", "deep/large": bytes(5000)}, {})
+    assert list(tmp_path.iterdir()) == []
+    old = check_output_folder(tmp_path / "old")
+    write_output_folder(old, {"a": b"1"}, {})
+    with pytest.raises(OSError, match=f"'{old / 'large'}'"):
+        write_output_folder(check_output_folder(old), {"a": b"2", "large": bytes(5000)}, {})
+    assert _names(old) == {"a", MANIFEST}
+    assert (old / "a").read_bytes() == b"1"
+    with pytest.raises(OSError, match=f"'{tmp_path / 'model.pte'}'"):
+        write_atomically(tmp_path / "model.pte", bytes(5000))
+    assert list(tmp_path.iterdir()) == [old]
 
 
 def test_other_files_are_left_alone(tmp_path: Path) -> None:

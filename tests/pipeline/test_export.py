@@ -290,7 +290,7 @@ def test_a_model_that_raises_is_named_with_its_line(capfd: pytest.CaptureFixture
     class Broken(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.body = nn.Sequential(nn.ReLU(), nn.Linear(5, 5))
+            self.body = nn.Sequential(nn.Linear(4, 4), nn.Linear(5, 5))
 
         def forward(self, x: Tensor) -> Tensor:
             return self.body(x)

@@ -101,12 +101,15 @@ def test_calibration_sets_the_ranges() -> None:
         ([{1: X[:1]}], "calibration sample 0 is of type dict"),
         (
             [(X[:1],), (X[:2],)],
-            r"calibration sample 1, input 0 \('input\w*'\) has shape \(2, 3\), the model takes \(1, 3\)",
+            r"calibration sample 1, input 0 \('input\w*'\) is float32\[2, 3\], the model takes float32\[1, 3\]; resize",
         ),
-        ([(X[0],)], r"calibration sample 0, input 0 .* has shape \(3,\), the model takes \(1, 3\)"),
+        (
+            [(X[0],)],
+            r"calibration sample 0, input 0 .* is float32\[3\], .*: the batch dimension is missing",
+        ),
         (
             [(X[:1].double(),)],
-            r"calibration sample 0, input 0 .* is torch.float64, the model takes torch.float32",
+            r"calibration sample 0, input 0 .* is float64\[1, 3\], .*; pass x.float\(\)",
         ),
         ([(3.0,)], r"calibration sample 0, input 0 .* is of type float, not a tensor"),
     ],
@@ -122,7 +125,7 @@ def test_too_few_inputs() -> None:
 
 
 def test_wrong_example_inputs_are_named_too() -> None:
-    with pytest.raises(ValueError, match=r"calibration sample 1, input 0 .* has shape"):
+    with pytest.raises(ValueError, match=r"calibration sample 1, input 0 .* is float32\[4, 3\], the model takes"):
         _export(None, inputs=[(X[:1],), (X,)])
 
 

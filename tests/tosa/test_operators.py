@@ -48,6 +48,14 @@ def test_records_are_those_of_the_flatbuffer(kind: str) -> None:
     getattr(tosa_serializer.TosaSerializerAttribute(), record.attribute + "Attribute")
 
 
+def test_a_missing_extension_is_an_argument() -> None:
+    """An extension of another profile would not help, and that of an NPU is fixed."""
+    assert type_refusal(FP, "ABS", [DType.BF16], DType.BF16) == (
+        'ABS (bf16 -> bf16) needs TOSA bf16, which TOSA-1.0+FP lacks; add extensions=["bf16"] to the recipe'
+    )
+    assert (type_refusal(FP, "ABS", [DType.INT32], DType.INT32) or "").endswith("which TOSA-1.0+FP lacks")
+
+
 def test_a_later_version_is_only_rows() -> None:
     later = replace(FP, version=(1, 1))
     assert type_refusal(FP, "GATHER", [DType.INT8, DType.INT32], DType.INT8) == (
@@ -121,9 +129,10 @@ def test_a_type_of_two_extensions_needs_both() -> None:
     types = [DType.BF16], DType.FP8E4M3
     both = Target.from_tosa_spec("TOSA-1.0+FP+bf16+fp8e4m3")
     assert type_refusal(both, "CAST", *types) is None
-    for extension in ("bf16", "fp8e4m3"):
+    for extension, missing in (("bf16", "fp8e4m3"), ("fp8e4m3", "bf16")):
         target = Target.from_tosa_spec(f"TOSA-1.0+FP+{extension}")
-        needs = f"CAST (bf16 -> fp8e4m3) needs TOSA bf16 and fp8e4m3, which {target.name} lacks"
+        remedy = f'add extensions=["{missing}"] to the recipe'
+        needs = f"CAST (bf16 -> fp8e4m3) needs TOSA bf16 and fp8e4m3, which {target.name} lacks; {remedy}"
         assert type_refusal(target, "CAST", *types) == needs
 
 

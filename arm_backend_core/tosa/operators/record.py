@@ -168,7 +168,9 @@ class Operator:
         if not available or is_mixed:
             return f"TOSA {target.version_text} has no {signature}"
         needs = sorted(set().union(*(row.requirements for row in available)))
-        return f"{signature} needs TOSA {' or '.join(needs).replace('&', ' and ')}, which {target.name} lacks"
+        extensions = next(filter(None, (target.missing_extensions(frozenset(x.split("&"))) for x in needs)), None)
+        remedy = f"; add extensions={extensions} to the recipe".replace("'", '"') if extensions else ""
+        return f"{signature} needs TOSA {' or '.join(needs).replace('&', ' and ')}, which {target.name} lacks{remedy}"
 
     def refusal(self, op: Op, target: Target) -> str | None:
         """Why ``op`` is not legal TOSA on ``target``; None if it is.

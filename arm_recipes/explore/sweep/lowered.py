@@ -19,6 +19,7 @@ from arm_backend_core.errors import ArmBackendError
 from arm_backend_core.recurrent.roll_recurrent_loops import LoopRolling
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from arm_backend_core.targets.target import Target
+from arm_recipes._internal.exclusive import exclusive
 from arm_recipes._internal.messages import ExportError
 from arm_recipes.explore.sweep.compile import LoweredDelegate
 from arm_recipes.pipeline.pipeline import Pipeline
@@ -76,7 +77,8 @@ class QuantizedProgram:
             strict=None,
             progress=False,
         )
-        programs, simplified = pipeline.quantize_programs()
+        with exclusive():
+            programs, simplified = pipeline.quantize_programs()
         self.program, self._simplified = programs[METHOD], simplified[METHOD]
         self._lowered: dict[Target, LoweredProgram | str] = {}
         self._arrays: dict[str, Array] = {}
@@ -84,7 +86,8 @@ class QuantizedProgram:
     def lower(self, target: Target) -> LoweredProgram | str:
         """Lower the program for an NPU. The result is an error message if this fails."""
         if target not in self._lowered:
-            lowered = lower_program(self._simplified, target)
+            with exclusive():
+                lowered = lower_program(self._simplified, target)
             if isinstance(lowered, LoweredProgram):
                 flatbuffers = self._deduplicate((unit.digest for unit in lowered.delegates), lowered.flatbuffers)
                 graphs = self._deduplicate((unit.graph_digest for unit in lowered.delegates), lowered.graphs)

@@ -9,9 +9,11 @@ from typing import Any
 from torch.export import ExportedProgram
 
 from arm_backend_core.errors import ArmBackendError
+from arm_recipes._internal.exclusive import exclusive
 from arm_recipes._internal.messages import ExportError, progress_bar, suppress_warnings, warn
 from arm_recipes._internal.old_names import reject_old_names
 from arm_recipes._internal.parallel import starmap_unordered
+from arm_recipes._internal.tracebacks import shorten_tracebacks
 from arm_recipes.comparison.accuracy import Evaluator, check_metric
 from arm_recipes.explore.sweep.compile import cache_key, compile_delegates
 from arm_recipes.explore.sweep.configurations import Configuration, list_configurations
@@ -33,6 +35,7 @@ _ProgramKey = tuple[str, tuple[str, ...]]
 
 
 @reject_old_names(calibration="calibration_samples", folder="cache_dir", tuning="search_alternatives")
+@shorten_tracebacks
 def sweep(
     model: Model,
     recipes: ArmRecipeType | str | Iterable[ArmRecipeType | str] | None,
@@ -136,7 +139,7 @@ def capture_model(model: Any, samples: Any, caller: str) -> tuple[ExportedProgra
     examples = inputs.examples_by_method(without_labels, models)[METHOD]
     capture = Capture(None)
     notes = inputs.batch_size_notes({METHOD: samples}, models, {METHOD: examples})
-    with inputs.evaluation_mode(models) as training:
+    with exclusive(), inputs.evaluation_mode(models) as training:
         if training:
             notes.append("the model is in training mode; it is compiled in evaluation mode")
         for note in notes:

@@ -22,6 +22,7 @@ from typing import Any
 from arm_backend_core.errors import ArmBackendError
 from arm_recipes._internal.messages import progress_bar, suppress_warnings
 from arm_recipes._internal.old_names import reject_old_names
+from arm_recipes._internal.tracebacks import shorten_tracebacks
 from arm_recipes.api import export
 from arm_recipes.comparison.accuracy import check_metric
 from arm_recipes.explore.sweep.result_store import ResultStore
@@ -48,6 +49,7 @@ from arm_recipes.types import Budget, Metric, Model, Samples
     metric_within="max_drop",
     precisions="candidate_precisions",
 )
+@shorten_tracebacks
 def tune(
     model: Model,
     recipe: ArmRecipe,

@@ -19,6 +19,8 @@ from torch.fx import Graph
 from arm_backend_core.program import mutated_buffers, store_of, tensor_identity
 from arm_recipes._internal.error_location import describe_error
 from arm_recipes._internal.messages import ExportError, warn
+from arm_recipes._internal.tracebacks import keep_user_frames
+from arm_recipes.samples.mismatch import describe_mismatch
 from arm_recipes.samples.sample import Inputs, register_dataclasses
 from arm_recipes.stages.capture.data_dependent_shapes import make_shapes_static
 from arm_recipes.stages.capture.shared_memory import find_unshareable_buffer, unify_buffers, write_read_state
@@ -79,7 +81,7 @@ class Capture:
         """Capture ``model``.
 
         Raises:
-            ExportError: the model raised an exception during tracing.
+            ExportError: the model raised an exception during tracing. If an input does not fit, the message names it.
         """
         if method in self._early_programs:
             return self._early_programs.pop(method)
@@ -123,7 +125,11 @@ class Capture:
                     self.notes.append(f"method '{method}' was captured with strict=True, as strict=False failed")
                     self.warn_about_training_behavior(method, program)
                     return program
-            raise ExportError(describe_error(f"tracing method '{method}'", error, [model])) from error
+            mismatch = describe_mismatch(model, example, f"samples[0] of method '{method}'", error)
+            if mismatch is not None:
+                raise ExportError(mismatch) from None
+            message = describe_error(f"tracing method '{method}'", error, [model])
+            raise ExportError(message) from keep_user_frames(error)
         self.warn_about_training_behavior(method, program)
         return program
 

@@ -13,7 +13,7 @@ from executorch.exir.dialects.edge._ops import EdgeOpOverload
 from executorch.exir.operator.convert import to_out_variant
 from torch import fx
 
-from arm_backend_core.nodes import operator_name, overload_of, source_line
+from arm_backend_core.nodes import operator_name, overload_of, source_location
 from arm_recipes._internal.messages import NotRunnableError, warn
 from arm_recipes.stages.edge.cpu_operators import CpuOperator, group_operators
 from arm_recipes.stages.edge.empty_tensors import MIXED_OPERAND_KERNELS, is_empty
@@ -63,7 +63,7 @@ def find_not_runnable(graph: fx.Graph) -> tuple[CpuOperator, ...]:
         if node.op == "call_function" and overload_of(node.target) is not None:
             reason = next(_kernel_problems(node), None)
             if reason is not None:
-                operators.append((operator_name(node), reason, source_line(node)))
+                operators.append((operator_name(node), reason, source_location(node)))
     return group_operators(operators)
 
 

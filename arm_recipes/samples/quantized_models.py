@@ -1,0 +1,51 @@
+"""Models that PyTorch's own flows have quantized or prepared: refuse those that cannot be captured, with the remedy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+#: Packages of the modules that eager, FX and dynamic quantization insert.
+_QUANTIZED = ("torch.ao.nn.quantized.", "torch.ao.nn.intrinsic.quantized.", "torch.ao.nn.sparse.quantized.")
+#: Modules whose classes observe ranges.
+_OBSERVERS = (
+    "torch.ao.quantization.observer",
+    "torch.ao.quantization.fake_quantize",
+    "torchao.quantization.pt2e.observer",
+    "torchao.quantization.pt2e.fake_quantize",
+)
+_PASS_FLOAT = (
+    "pass the floating-point model with calibration samples, because the recipe quantizes it; scales are kept only in "
+    "models of convert_pt2e (PT2E), which are exported as they are"
+)
+_PASS_PREPARED = (
+    "pass the floating-point model with calibration samples; weights that were trained with fake quantization are kept "
+    "by model.load_state_dict(prepared.state_dict(), strict=False); scales are kept only by convert_pt2e (PT2E)"
+)
+
+
+def reject_quantized_model(model: torch.nn.Module) -> None:
+    """Refuse a model with quantized modules or observers of PyTorch's eager, FX, dynamic or PT2E quantization.
+
+    Raises:
+        TypeError: the model is quantized or prepared; the message names the layer and says what to pass.
+    """
+    for name, module in model.named_modules():
+        path = f"{type(module).__module__}.{type(module).__qualname__}"
+        if path.startswith(_QUANTIZED):
+            raise TypeError(f"model: '{name}' is the quantized module {path}, which cannot be captured; {_PASS_FLOAT}")
+        if path.startswith(_OBSERVERS):
+            raise TypeError(f"model: '{name}' is the observer {path}: the model is prepared; {_PASS_PREPARED}")
+        packed = next((item for item, value in vars(module).items() if _is_packed(value)), None)
+        if packed is not None:
+            where = f"{name}.{packed}".lstrip(".")
+            raise TypeError(f"model: '{where}' holds packed quantized weights, which cannot be captured; {_PASS_FLOAT}")
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_quantized:
+            raise TypeError(f"model: '{name}' is a quantized tensor, which cannot be captured; {_PASS_FLOAT}")
+
+
+def _is_packed(value: Any) -> bool:
+    """Whether an attribute is an object with packed weights. Those of FX models belong to the graph module itself."""
+    return isinstance(value, torch.ScriptObject) and "PackedParams" in str(value._type())
