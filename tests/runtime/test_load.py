@@ -48,7 +48,7 @@ def test_files_of_other_kinds_are_described(tmp_path: Path) -> None:
     graph.write_bytes(b"an ONNX model")
     for path, description in (
         (saved, r"a model saved by torch.export.save; compile it: arm_recipes.export\(path, recipe\)"),
-        (weights, r"weights alone \(a state dict\); build the model, model.load_state_dict\(torch.load"),
+        (weights, r"weights alone \(a state dict\); build the model, and call model.load_state_dict\(torch.load"),
         (graph, "an ONNX model; start from the PyTorch model"),
     ):
         with pytest.raises(ProgramError, match=f"^'{path}': not an ExecuTorch program .*; it is {description}"):
