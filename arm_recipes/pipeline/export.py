@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,8 +57,6 @@ def run_export(
     if _uses_only_arm_partitioners(recipe):
         inputs.reject_dynamic_shapes(models, dynamic_shapes)
 
-    from arm_recipes.pipeline.budgets import budget_passes, recipe_for_size
-
     def attempt(recipe: ExportRecipe) -> Artifact:
         cache = _open_cache(cache_dir, recipe, models, examples, shape_variants, constant_methods)
         pipeline = Pipeline(
@@ -72,6 +71,24 @@ def run_export(
         )
         return _run_or_look_up(pipeline, models, notes, cache)
 
+    result = _export_within_budgets(recipe, attempt, notes)
+    if verify:
+        from arm_recipes.pipeline.verify import verify_delegates
+
+        verify_delegates(result, examples)
+    return result
+
+
+def _export_within_budgets(
+    recipe: ExportRecipe, attempt: Callable[[ExportRecipe], Artifact], notes: list[str]
+) -> Artifact:
+    """Export, and once more for size if the program exceeds ``sram_budget``; append a note on that to ``notes``.
+
+    Raises:
+        ExportError: the program exceeds a budget.
+    """
+    from arm_recipes.pipeline.budgets import budget_passes, recipe_for_size
+
     result = attempt(recipe)
     for_size = recipe_for_size(recipe, result)
     if for_size is not None:
@@ -79,10 +96,6 @@ def run_export(
         recipe, result = for_size, attempt(for_size)
     for budget in budget_passes(recipe):
         budget.check(result)
-    if verify:
-        from arm_recipes.pipeline.verify import verify_delegates
-
-        verify_delegates(result, examples)
     return result
 
 
