@@ -137,7 +137,8 @@ class ArmQuantizer(Quantizer):
             if self._config(stacks[node]) is not None and node not in constants:
                 _check_dtype(node)
         self._annotate_io(model)
-        coordinates = find_coordinate_nodes(model.graph) if self._uses("int16_coordinates") else set()
+        uses_int16 = "int16" in self.compile_spec.target.extensions and self._uses("int16_coordinates")
+        coordinates = find_coordinate_nodes(model.graph) if uses_int16 else set()
 
         def config_of(node: Node) -> Config:
             config = self._config(stacks[node])
