@@ -9,7 +9,7 @@ from __future__ import annotations
 from arm_backend_core.alternatives.choose import Alternative, Region
 from arm_backend_core.alternatives.cost_model import Cost
 from arm_backend_core.tosa.graph import Op, Value, prod
-from arm_backend_core.tosa.operators import ELEMENTWISE, UNARY
+from arm_backend_core.tosa.operators import ELEMENTWISE
 from arm_backend_core.tosa.passes.rewrite import Rewriter, skip_through
 
 _BRICK = 16
@@ -56,31 +56,29 @@ def _match_chain(op: Op, rewriter: Rewriter) -> Region | None:
     before = _bytes_in_bricks(shape) if shape else 0
     if before < _MIN_BYTES or before < _MIN_GAIN * _bytes_in_bricks(packed_shape(shape)):
         return None
-    found: dict[Op, bool] = {}
     chain, beside = [op], set[Op]()
     for member in chain:  # grows
-        near = [*(x.producer for x in member.inputs if x.producer), *(rewriter.users(member.output) or ())]
-        for other in near:
-            if other.output.shape == shape and _is_packable(other, found):
-                chain += [] if other in chain else [other]
-            elif other.kind in _MOVEMENT:
+        if not _is_packable(member, shape):
+            return None
+        readers = rewriter.users(member.output) or ()
+        for other in (*(x.producer for x in member.inputs if x.producer), *readers):
+            if other.kind in _MOVEMENT:
                 beside.add(other)
-    if not _is_packable(op, found) or len(chain) < _MIN_OPERATORS:
-        return None
-    return Region([*chain, *beside], (chain,))
+            elif other not in chain:
+                chain.append(other)
+    return Region([*chain, *beside], (chain,)) if len(chain) >= _MIN_OPERATORS else None
 
 
-def _is_packable(op: Op, found: dict[Op, bool]) -> bool:
-    """Whether each operand has the result's shape or one element, and the operator is not fused with a sum before it.
+def _is_packable(op: Op, shape: tuple[int, ...]) -> bool:
+    """Whether ``op`` is elementwise, and each operand has the result's shape or one element.
 
-    A RESCALE or TABLE that follows a convolution belongs to it.
+    One other operator, such as a convolution or a sum that broadcasts, excludes the whole chain. Vela fuses a RESCALE
+    with the operator before or after it, and Vela's bugs are avoided by looking at these neighbours: no RESHAPE may
+    come between them.
     """
-    if op not in found:
-        is_elementwise = op.kind in ELEMENTWISE and not op.attrs.get("per_channel")
-        fits = is_elementwise and all(x.shape == op.output.shape or x.size == 1 for x in op.inputs)
-        producer = op.inputs[0].producer if fits and op.kind in UNARY else None
-        found[op] = fits and (producer is None or producer.kind in _MOVEMENT or _is_packable(producer, found))
-    return found[op]
+    if op.kind not in ELEMENTWISE or op.attrs.get("per_channel") or op.output.shape != shape:
+        return False
+    return all(x.shape == shape or x.size == 1 for x in op.inputs)
 
 
 def _weigh_memory(cost: Cost) -> float:
