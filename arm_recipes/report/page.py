@@ -103,7 +103,7 @@ def _read_resource(name: str) -> str:
 def _subtitle(report: ExportRecord, context: ExportContext) -> Iterator[str]:
     yield report.recipe
     if context.date:
-        yield f"exported {context.date} in {report.total_seconds:.1f} s"
+        yield f"exported {context.date}" + ("" if report.cached else f" in {report.total_seconds:.1f} s")
     if context.board:
         yield f"board {context.board}"
 
