@@ -12,6 +12,8 @@ from typing import Any
 Section = tuple[str, list[tuple[str, ...]]]
 
 
+#: Number of characters from which on a cell of an HTML table wraps.
+_LONG_CELL = 36
 #: Characters of text bar charts, from the lowest to the highest bar, and their replacement on terminals without them.
 BAR_CHARACTERS, _ASCII_BAR_CHARACTERS = "▁▂▃▄▅▆▇█", "_.-:=+*#"
 
@@ -63,9 +65,15 @@ def as_html(sections: Iterable[Section]) -> str:
     """Render sections as HTML tables."""
     parts = []
     for heading, rows in sections:
-        body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+        body = "".join("<tr>" + "".join(map(cell_as_html, row)) + "</tr>" for row in rows)
         parts.append(f"<h4>{html.escape(heading)}</h4><table>{body}</table>")
     return "".join(parts)
+
+
+def cell_as_html(cell: str, tag: str = "td") -> str:
+    """Render a table cell. The class ``long`` marks cells with text, which style sheets may wrap."""
+    attribute = ' class="long"' if len(cell) >= _LONG_CELL else ""
+    return f"<{tag}{attribute}>{html.escape(cell)}</{tag}>"
 
 
 def format_bytes(count: int) -> str:

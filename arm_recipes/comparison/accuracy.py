@@ -130,6 +130,13 @@ class Accuracy:
     items: int
     agreeing: int | None = None
 
+    @property
+    def figures(self) -> tuple[str, str]:
+        """Reference and program as text; shares of items in percent."""
+        is_share = self.agreeing is not None
+        reference, program = (f"{100 * x:.2f} %" if is_share else f"{x:.6g}" for x in (self.reference, self.program))
+        return reference, program
+
 
 def check_metric(metric: Any) -> None:
     """Check the argument ``metric``.

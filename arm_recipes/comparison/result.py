@@ -206,7 +206,7 @@ def _select_layers(layers: tuple[LayerGap, ...]) -> list[LayerGap]:
 
 def _accuracy_rows(accuracy: Accuracy, reference: str) -> list[tuple[str, ...]]:
     is_share = accuracy.agreeing is not None
-    numbers = [f"{100 * x:.2f} %" if is_share else f"{x:.6g}" for x in (accuracy.reference, accuracy.program)]
+    numbers = accuracy.figures
     label = f"{accuracy.metric}, {accuracy.items} {'items' if is_share else 'samples'}"
     rows: list[tuple[str, ...]] = [(label, f"{numbers[0]} of {reference}", f"{numbers[1]} of the program")]
     if accuracy.agreeing is not None:

@@ -41,7 +41,7 @@ from arm_recipes.pipeline.float_reference import create_float_reference
 from arm_recipes.pipeline.methods import check_shared_buffers, plan_shared_buffers, unify_buffer_names
 from arm_recipes.pipeline.program_io import check_outputs, describe_tensors
 from arm_recipes.pipeline.progress import Progress
-from arm_recipes.report import ram, record
+from arm_recipes.report import context, ram, record
 from arm_recipes.report.report import Report
 from arm_recipes.runtime.signature import METADATA_KEY, encode_metadata
 from arm_recipes.runtime.tensor_info import TensorInfo
@@ -227,8 +227,7 @@ class Pipeline:
             samples, quantization = self._progress.samples.get(name), None
             if method.program is not None:
                 quantization = record.describe_quantization(method.program, samples, method.sqnr)
-            not_runnable = find_not_runnable(method.graph.graph)
-            tensors = method.inputs, method.outputs
+            tensors, not_runnable = (method.inputs, method.outputs), find_not_runnable(method.graph.graph)
             methods.append(record.MethodReport(name, *tensors, own, others, boundary, cpu, quantization, not_runnable))
         report = Report(
             recipe=self._recipe.name or "unnamed",
@@ -236,6 +235,7 @@ class Pipeline:
             program_bytes=sum(map(len, collect_program_chunks(manager))),
             seconds=self._seconds,
             notes=(*notes, *self._capture.notes, *self._notes),
+            context=context.describe_export(self._models, self._recipe),
             ram=ram.measure_ram({m.name: m.delegates for m in methods}, manager.executorch_program.execution_plan),
         )
         float_programs = {name: x.float_program for name, x in self._methods.items() if x.float_program is not None}

@@ -1,13 +1,13 @@
 "use strict";
 const data = JSON.parse(document.getElementById("data").textContent);
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
-const defaultColour = "#0b6e99";
 const chartRedraws = []; // functions that draw a chart again, in the current colours of the page
 
 function colours() {
   const style = getComputedStyle(document.documentElement);
   const of = (name) => style.getPropertyValue(name).trim();
-  return { ground: of("--ground"), ink: of("--ink"), quiet: of("--quiet"), line: of("--line"), accent: of("--accent") };
+  return { ground: of("--ground"), raised: of("--raised"), ink: of("--ink"), quiet: of("--quiet"), line: of("--line"), accent: of("--accent"),
+    compute: of("--compute"), memory: of("--memory"), inserted: of("--inserted"), weak: of("--weak") };
 }
 
 function layout(more) {
@@ -29,6 +29,12 @@ function bytes(n) {
   return n < 10 * 2 ** 20 ? (n / 1024).toFixed(1) + " KiB" : (n / 2 ** 20).toFixed(1) + " MiB";
 }
 
+function mix(from, to, share) { // colour between two "#rrggbb" colours; `share`: 0 to 1
+  const channels = (colour) => [1, 3, 5].map((i) => parseInt(colour.slice(i, i + 2), 16));
+  const [a, b] = [channels(from), channels(to)];
+  return `rgb(${a.map((value, i) => Math.round(value + share * (b[i] - value))).join(",")})`;
+}
+
 function add(parent, tag, text, more) {
   const made = document.createElement(tag);
   if (text !== undefined) made.textContent = text;
@@ -45,7 +51,7 @@ function ancestors(module) {
 }
 
 function addNetwork(place, graph) {
-  const picture = place.querySelector(".picture"), facts = place.querySelector(".facts");
+  const picture = place.querySelector(".picture"), scale = place.querySelector(".scale"), facts = place.querySelector(".facts");
   const members = new Map(); // module -> indices of its nodes
   graph.nodes.forEach((node, i) => ancestors(node.module).forEach((m) => {
     if (!members.has(m)) members.set(m, []);
@@ -77,13 +83,15 @@ function addNetwork(place, graph) {
     }
     const cycles = groups.map((key) => nodesOf(key).reduce((sum, i) => sum + (graph.nodes[i].cycles || 0), 0));
     const most = Math.max(...cycles, 1), c = colours();
+    scale.replaceChildren();
+    if (total) { add(scale, "span", "0 cycles"); add(scale, "i"); add(scale, "span", count(most) + " cycles"); }
     const ends = [...links.keys()].map((key) => key.split(">").map(Number));
     // newPlot, not react: react fades out the old nodes, which would still be visible if the page is printed meanwhile.
     Plotly.newPlot(picture, [{
       type: "sankey", arrangement: "snap",
       node: {
         label: groups.map(label), pad: 14, thickness: 16, line: { width: 0 },
-        color: cycles.map((n) => (total ? `rgba(208, 84, 40, ${0.15 + 0.85 * n / most})` : c.accent)),
+        color: cycles.map((n) => (total ? mix(c.weak, c.memory, n / most) : c.accent)),
         customdata: groups.map((key, i) => hover(key, cycles[i])), hovertemplate: "%{customdata}<extra></extra>",
       },
       link: {
@@ -112,8 +120,8 @@ function addNetwork(place, graph) {
     const end = module.slice(-18);
     return "…" + end.slice(Math.max(end.indexOf("."), 0));
   };
-  const label = (key) => typeof key === "string" ? short(key) + " ▸" : short(graph.nodes[key].module) || graph.nodes[key].source.split("/").at(-1) || "(model)";
-  const fullName = (key) => (typeof key === "string" ? key : graph.nodes[key].module || label(key));
+  const label = (key) => typeof key === "string" ? short(key) + " ▸" : short(graph.nodes[key].module) || graph.nodes[key].source.split("/").at(-1).split(",")[0] || "(model)";
+  const fullName = (key) => (typeof key === "string" ? key : graph.nodes[key].module || graph.nodes[key].source || label(key));
   const hover = (key, n) => fullName(key) + (total ? "<br>" + count(n) + " cycles, " + percent(n / total) : "");
 
   function show(key) {
@@ -163,13 +171,21 @@ document.querySelectorAll(".network").forEach((place) => addNetwork(place, data.
 
 addChart("costs", (place) => {
   const rows = [...data.layers].sort((a, b) => b.cycles - a.cycles).slice(0, 25).reverse();
-  Plotly.react(place, [{
-    type: "bar", orientation: "h", x: rows.map((r) => r.cycles),
-    y: rows.map((r, i) => `${r.name}${r.kind === "layer" ? "" : " (" + r.kind + ")"}<span style="display:none">${i}</span>`),
-    marker: { color: rows.map((r) => (r.kind !== "layer" ? "#b4539b" : r.bound === "memory" ? "#d05428" : defaultColour)) },
+  const c = colours();
+  const kindOf = (r) => (r.kind !== "layer" ? "inserted" : r.bound === "memory" ? "memory" : "compute");
+  const names = { compute: "compute-bound layer", memory: "memory-bound layer", inserted: "inserted operation" };
+  const trace = (kind) => ({
+    type: "bar", orientation: "h", name: names[kind], showlegend: true, marker: { color: c[kind] },
+    x: rows.map((r) => (kindOf(r) === kind ? r.cycles : null)), y: rows.map((_, i) => i),
     customdata: rows.map((r) => [percent(r.share), percent(r.utilization), r.bound, r.source, r.reason]),
     hovertemplate: "%{x:,} cycles, %{customdata[0]}<br>MAC utilization: %{customdata[1]}<br>bound by %{customdata[2]}<br>%{customdata[3]}<br>%{customdata[4]}<extra></extra>",
-  }], layout({ height: 60 + 22 * rows.length, xaxis: { title: { text: "cycles (Vela)" } } }), config);
+  });
+  const shownKinds = Object.keys(names).filter((kind) => rows.some((r) => kindOf(r) === kind));
+  Plotly.react(place, shownKinds.map(trace), layout({
+    height: 110 + 22 * rows.length, barmode: "stack", showlegend: true, legend: { orientation: "h", y: 1, yanchor: "bottom", traceorder: "normal" },
+    xaxis: { title: { text: "cycles, estimated by Vela" } },
+    yaxis: { title: { text: "layer", standoff: 12 }, tickvals: rows.map((_, i) => i), ticktext: rows.map((r) => r.name + (r.kind === "layer" ? "" : " (" + r.kind + ")")) },
+  }), config);
 });
 
 addChart("modules", (place) => {
@@ -187,27 +203,31 @@ addChart("modules", (place) => {
     type: "icicle", branchvalues: "total", maxdepth: 6, tiling: { orientation: "v" },
     ids: all.map((x) => x.id), labels: all.map((x) => x.label), parents: all.map((x) => x.parent), values: all.map((x) => x.cycles),
     texttemplate: "%{label}<br>%{percentRoot}", hovertemplate: "%{label}<br>%{value:,} cycles, %{percentRoot}<extra></extra>",
-  }], layout({ height: 420, iciclecolorway: [defaultColour, "#b4539b", "#3d8b57", "#8a6d1f"] }), config);
+    // White on each colour of a module has a contrast of at least 4.5:1. The root has the colour of the page's text.
+    root: { color: colours().raised }, leaf: { opacity: 1 }, insidetextfont: { color: "#ffffff" }, pathbar: { textfont: { color: "#ffffff" } },
+  }], layout({ height: 420, uniformtext: { minsize: 10, mode: "hide" }, iciclecolorway: ["#0b6e99", "#2c7347", "#7f6318", "#5b5ea6"] }), config);
 });
 
 (data.memory || []).forEach((memory, number) => addChart("memory" + number, (place) => {
   const c = colours();
-  const shapes = memory.limit ? [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: memory.limit, y1: memory.limit, line: { color: "#d05428", dash: "dash" } }] : [];
+  const shapes = memory.limit ? [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: memory.limit, y1: memory.limit, line: { color: c.memory, dash: "dash" },
+    label: { text: "limit of the memory mode", textposition: "end", font: { color: c.ink } } }] : [];
   Plotly.react(place, [{
     type: "scatter", mode: "lines", line: { shape: "hv", color: c.accent }, fill: "tozeroy",
     x: memory.bytes.map((_, i) => i), y: memory.bytes, customdata: memory.layers.map((name, i) => [name, bytes(memory.bytes[i])]),
     hovertemplate: "%{customdata[0]}<br>%{customdata[1]} in use<extra></extra>",
-  }], layout({ height: 300, shapes, xaxis: { title: { text: "operation" } }, yaxis: { title: { text: "bytes" }, rangemode: "tozero" } }), config);
+  }], layout({ height: 300, shapes, xaxis: { title: { text: "operation, in the order of execution" } }, yaxis: { title: { text: "bytes in use" }, rangemode: "tozero" } }), config);
 }));
 
 (data.accuracy || []).forEach((comparison, number) => addChart("accuracy" + number, (place) => {
-  const trace = (name, key, color) => ({
-    type: "scatter", mode: "lines+markers", name, marker: { color, size: 5 }, line: { color },
+  const c = colours();
+  const trace = (name, key, color, symbol) => ({
+    type: "scatter", mode: "lines+markers", name, marker: { color, symbol, size: 6 }, line: { color },
     x: comparison.layers.map((_, i) => i), y: comparison.layers.map((l) => l[key]),
     customdata: comparison.layers.map((l) => [l.module || l.name, l.operator, l.source]),
     hovertemplate: name + ": %{y:.1f} dB<br>%{customdata[0]}, %{customdata[1]}<br>%{customdata[2]}<extra></extra>",
   });
-  Plotly.react(place, [trace("as the program runs", "sqnr", defaultColour), trace("the layer alone", "isolated", "#d05428")],
+  Plotly.react(place, [trace("as the program runs", "sqnr", c.compute, "circle"), trace("the layer alone", "isolated", c.memory, "diamond")],
     layout({ height: 320, showlegend: true, legend: { orientation: "h", y: 1.12 }, xaxis: { title: { text: "layer, in order" } }, yaxis: { title: { text: "SQNR in dB" } } }), config);
 }));
 

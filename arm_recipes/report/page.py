@@ -13,82 +13,22 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from arm_recipes._internal.files import check_writable, write
-from arm_recipes._internal.rendering import Section, as_html, format_bytes
+from arm_recipes._internal.rendering import Section, as_html, cell_as_html, format_bytes
+from arm_recipes.report.answers import Answer, answer_questions
 from arm_recipes.report.network import build_network, short_source
 
 if TYPE_CHECKING:
+    from arm_recipes.report.comparisons import ComparisonRecord, LayerAccuracy
+    from arm_recipes.report.context import ExportContext
     from arm_recipes.report.layers import LayerCost
     from arm_recipes.report.memory import LiveTensor, MemoryOverTime
     from arm_recipes.report.record import ExportRecord
 
 _LIVE_TENSOR_COLUMNS = ("bytes", "kind", "layer", "line")
 _LAYER_COLUMNS = ("layer", "line", "cycles", "share", "MACs", "MAC util.", "read", "written", "bound by", "operators")
-
-
-class ErrorSummary(Protocol):
-    """The error of a tensor: its signal-to-quantization-noise ratio in dB."""
-
-    @property
-    def sqnr(self) -> float:
-        """SQNR in dB; infinite if the tensors are equal."""
-
-
-class LayerAccuracy(Protocol):
-    """The accuracy of one layer, as measured by ``arm_recipes.comparison``."""
-
-    @property
-    def name(self) -> str:
-        """Name of the node in the captured program."""
-
-    @property
-    def module(self) -> str:
-        """Path of the module."""
-
-    @property
-    def operator(self) -> str:
-        """ATen operator."""
-
-    @property
-    def source(self) -> str:
-        """Line of the model."""
-
-    @property
-    def gap(self) -> ErrorSummary:
-        """Error of the layer's output."""
-
-    @property
-    def isolated(self) -> ErrorSummary | None:
-        """Error that the layer itself adds; None if unknown."""
-
-
-class ComparisonRecord(Protocol):
-    """A comparison of a program with its model (``arm_recipes.comparison.result.Comparison``)."""
-
-    @property
-    def method(self) -> str:
-        """Name of the method."""
-
-    @property
-    def program(self) -> str:
-        """Description of the program that was compared."""
-
-    @property
-    def reference(self) -> str:
-        """Description of the reference."""
-
-    @property
-    def sqnr(self) -> float:
-        """SQNR of the outputs, dB."""
-
-    @property
-    def layers(self) -> Sequence[LayerAccuracy]:
-        """Layers in program order."""
-
-    def sections(self) -> Iterator[Section]:
-        """Sections of the comparison."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +59,7 @@ class Page:
         return f"<Page: {format_bytes(len(self.text))}>"
 
 
-def build_page(report: ExportRecord, comparisons: Sequence[ComparisonRecord]) -> Page:
+def build_page(report: ExportRecord, context: ExportContext, comparisons: Sequence[ComparisonRecord]) -> Page:
     """Build the page; see ``Report.page``."""
     try:
         from plotly.offline import get_plotlyjs
@@ -141,16 +81,16 @@ def build_page(report: ExportRecord, comparisons: Sequence[ComparisonRecord]) ->
         "accuracy": [{"layers": [_accuracy_dict(layer) for layer in comparison.layers]} for comparison in comparisons],
     }
     text = Template(_read_resource("page.html")).substitute(
-        title=html.escape(f"{report.recipe}: report"),
+        title=html.escape(", ".join(filter(None, (context.model, report.recipe, context.date)))),
+        heading=html.escape(context.model or report.recipe),
+        subtitle=", ".join(f"<span>{html.escape(part)}</span>" for part in _subtitle(report, context)),
+        answers="".join(map(_render_answer, answer_questions(report, context, comparisons))),
         css=_read_resource("page.css"),
         script=_read_resource("page.js"),
         plotly=get_plotlyjs(),
         # "</script>" in a name would end the element, and "<!--" would begin a comment.
         data=json.dumps(data, allow_nan=False).replace("<", "\\u003c"),
-        cards="".join(
-            f"<div><dt>{html.escape(k)}</dt><dd>{html.escape(v)}</dd></div>"
-            for k, v in _summary_cards(report, comparisons)
-        ),
+        cards="".join(_render_card(*card) for card in _summary_cards(report)),
         body="\n".join(_render_body(report, networks, comparisons)),
     )
     return Page(text)
@@ -160,21 +100,34 @@ def _read_resource(name: str) -> str:
     return (files(__package__) / name).read_text(encoding="utf-8")
 
 
-def _summary_cards(report: ExportRecord, comparisons: Iterable[ComparisonRecord]) -> Iterator[tuple[str, str]]:
-    yield "program", format_bytes(report.program_bytes)
+def _subtitle(report: ExportRecord, context: ExportContext) -> Iterator[str]:
+    yield report.recipe
+    if context.date:
+        yield f"exported {context.date}" + ("" if report.cached else f" in {report.total_seconds:.1f} s")
+    if context.board:
+        yield f"board {context.board}"
+
+
+def _render_answer(answer: Answer) -> str:
+    details = "".join(f"<li>{html.escape(detail)}</li>" for detail in answer.details)
+    return (
+        f"<section><h2>{html.escape(answer.question)}</h2><strong>{html.escape(answer.figure)}</strong>"
+        f"<ul>{details}</ul></section>"
+    )
+
+
+def _render_card(name: str, text: str) -> str:
+    # <wbr>: names of Vela's configurations may break at "_".
+    return f"<div><dt>{html.escape(name)}</dt><dd>{html.escape(text).replace('_', '_<wbr>')}</dd></div>"
+
+
+def _summary_cards(report: ExportRecord) -> Iterator[tuple[str, str]]:
     estimates = [delegate.vela for delegate in report.delegates if delegate.vela is not None]
     if estimates:
-        yield "target", estimates[0].accelerator
-        yield "cycles", f"{sum(estimate.total_cycles for estimate in estimates):,}"
-        yield "inference", f"{1e3 * sum(estimate.inference_seconds for estimate in estimates):.3f} ms"
-        if report.ram is not None:
-            yield "RAM", format_bytes(report.ram.total_bytes)
-        yield "flash", format_bytes(sum(estimate.flash_bytes for estimate in estimates))
+        yield "system configuration", estimates[0].system_config
+        yield "memory mode", estimates[0].memory_mode
     yield "delegates", str(len(report.delegates))
     yield "operators on the CPU", str(sum(operator.count for operator in report.cpu_operators))
-    for comparison in comparisons:
-        yield f"SQNR of '{comparison.method}'", f"{comparison.sqnr:.1f} dB"
-    yield "export", f"{report.total_seconds:.1f} s"
 
 
 def _render_body(
@@ -183,21 +136,22 @@ def _render_body(
     if report.ram is not None:
         yield _render_sections(report.ram.sections())
     if report.layers:
-        yield _render_heading(
-            "Cycles by layer", "The 25 costliest layers by Vela's estimate. Memory-bound layers are orange."
-        )
+        yield _render_heading("Cycles by layer", "The 25 costliest layers and inserted operations by Vela's estimate.")
         yield '<div id="costs"></div>'
-        yield _render_heading("Cycles by module", "Click a module to zoom in, and its header to zoom out.")
+        yield _render_heading(
+            "Cycles by module",
+            "Click a module to zoom in, and its header to zoom out. Colours only separate the modules.",
+        )
         yield '<div id="modules"></div>'
         table = _render_table(_LAYER_COLUMNS, map(_layer_cells, report.layers))
         yield f"<details><summary>All layers</summary>{table}</details>"
     for number, graph in enumerate(networks):
         yield _render_heading(
             f"Network: {graph['name']}",
-            "Tensors between layers; the width shows the bytes. Darker layers take more cycles. "
-            "Click a layer for details.",
+            "Tensors between layers; the width shows the bytes. Click a layer for details.",
         )
         yield f'<div class="network" data-number="{number}"><div class="controls"></div>'
+        yield '<div class="scale"></div>'
         yield '<div class="wide"><div class="picture"></div></div><div class="facts"></div></div>'
     for number, used in enumerate(report.memory):
         yield _render_heading(
@@ -226,7 +180,7 @@ def _render_sections(sections: Iterable[Section]) -> str:
 
 def _render_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     def row(cells: Sequence[str], tag: str) -> str:
-        return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+        return "<tr>" + "".join(cell_as_html(cell, tag) for cell in cells) + "</tr>"
 
     body = "".join(row(cells, "td") for cells in rows)
     return f'<div class="wide"><table>{row(head, "th")}{body}</table></div>'

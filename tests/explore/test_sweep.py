@@ -545,6 +545,25 @@ def test_picture() -> None:
     assert 'src="http' not in figure.to_html(include_plotlyjs=True)
 
 
+def test_picture_shows_dram_where_it_is_used(eight: Sweep) -> None:
+    figure = eight.plot()
+    titles = [axis.title.text for axis in figure.select_yaxes()]
+    assert titles == ["RAM that a board needs (bytes)", "DRAM (bytes)", "flash (bytes)", "SQNR in dB"]
+    axes = list(figure.select_xaxes())
+    assert all(axis.showticklabels and axis.title.text == "time of an inference (ms)" for axis in axes)
+
+
+def test_picture_tells_npus_apart_without_many_colours(eight: Sweep) -> None:
+    markers = {
+        trace.name: (trace.marker.color, trace.marker.size)
+        for trace in eight.plot().data
+        if trace.mode == "markers" and trace.x != (None,)
+    }
+    assert len(markers) == 4
+    assert len({colour for colour, _ in markers.values()}) == 2  # U55, U85
+    assert len(set(markers.values())) == 4
+
+
 def test_what_a_picture_cannot_show(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="no numeric column 'target'"):
         SWEEP.plot(y=["target"])

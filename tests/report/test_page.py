@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from arm_recipes import ArmRecipeType, ExportRecipe, ExportResult, export
+from arm_recipes.report import page as page_module
 from arm_recipes.report.network import build_network
 from arm_recipes.report.report import Report
 
@@ -177,6 +178,79 @@ def test_a_browser_draws_and_folds_it(tmp_path: Path) -> None:
     assert "blocks.1.second" in told["unfolded"]
     assert "aten.conv2d.default" in told["facts"]
     assert told["charts"] >= 3
+
+
+_NARROW = """
+<script>
+const right = (element) => element.getBoundingClientRect().right;
+const told = {
+  width: document.documentElement.scrollWidth,
+  texts: [...document.querySelectorAll("td.long")].filter((cell) => cell.offsetParent).map(right),
+  answers: [...document.querySelectorAll(".answers section")].map((answer) => answer.getBoundingClientRect().bottom),
+  legend: [...document.querySelectorAll("#costs .legendtext")].map((text) => text.textContent),
+  axes: [...document.querySelectorAll(".xtitle, .ytitle")].map((text) => text.textContent),
+};
+parent.postMessage(JSON.stringify(told), "*");
+</script>
+"""
+_FRAME = """
+<iframe src="narrow.html" style="width: 420px; height: 900px; border: 0"></iframe><pre id="told"></pre>
+<script>addEventListener("message", (event) => { document.getElementById("told").textContent = event.data; });</script>
+"""
+
+
+def test_a_telephone_shows_answers_and_the_table_of_losses(tmp_path: Path) -> None:
+    """At 420 px the page has no horizontal scroll bar, the texts of tables fit, and the answers are on one screen."""
+    browser = shutil.which("chromium")
+    assert browser is not None
+    result = _result()
+    comparison = result.compare([(torch.randn(1, 3, 32, 32),) for _ in range(2)], workers=1)
+    page = result.report.page(comparison).text
+    (tmp_path / "narrow.html").write_text(page.replace("</body>", _NARROW + "</body>"))
+    frame = tmp_path / "frame.html"  # a window of Chromium is at least 500 px wide
+    frame.write_text(_FRAME)
+    command = [browser, *_BROWSER, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", frame.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=True)
+    found = re.search(r'<pre id="told">(.*?)</pre>', done.stdout)
+    assert found is not None
+    told = json.loads(html.unescape(found[1]))
+    assert told["width"] <= 420
+    assert told["texts"]
+    assert max(told["texts"]) <= 420
+    assert max(told["answers"]) <= 900
+    assert told["legend"] == ["compute-bound layer", "inserted operation"]
+    assert len(told["axes"]) == 6  # costs, memory and accuracy, two axes each
+
+
+def _luminance(colour: str) -> float:
+    """The relative luminance of a colour "#rrggbb" (WCAG 2)."""
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def _contrast(one: str, other: str) -> float:
+    low, high = sorted((_luminance(one), _luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
+def test_contrast_of_colours(scheme: int) -> None:
+    css = (Path(page_module.__file__).parent / "page.css").read_text()
+    colours = dict(re.findall(r"--(\w+): (#\w{6})", re.findall(r":root \{(.*?)\}", css, re.DOTALL)[scheme]))
+    for ground in ("ground", "raised"):
+        for name in ("ink", "quiet", "accent", "compute", "memory", "inserted"):
+            assert _contrast(colours[name], colours[ground]) >= 4.5, (name, ground)
+    script = (Path(page_module.__file__).parent / "page.js").read_text()
+    (modules,) = re.findall(r"iciclecolorway: \[(.*?)\]", script)
+    assert all(_contrast("#ffffff", colour) >= 4.5 for colour in re.findall(r"#\w{6}", modules))
+
+
+def test_title_names_model_recipe_and_date(tmp_path: Path) -> None:
+    report = _result().report
+    page = _page(tmp_path)
+    assert f"<title>Nested, {report.recipe}, {report.context.date}</title>" in page
+    assert "<h1>Nested</h1>" in page
 
 
 class Branches(nn.Module):

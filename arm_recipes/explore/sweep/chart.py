@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,7 +17,13 @@ _AXIS_TITLES = {
     "flash_bytes": "flash (bytes)",
     "weight_bytes": "encoded weights (bytes)",
 }
-#: Marker symbols, which distinguish memory modes. Colours distinguish recipes and NPUs.
+#: Okabe and Ito's colours, which colour-blind people can distinguish. A colour is an NPU family with a precision.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
+#: Diameter in pixels of the marker of the NPU with the fewest MACs, and its growth from one number of MACs to the next.
+_SMALLEST_MARKER, _MARKER_GROWTH = 7, 2
+#: Height in pixels of a subplot, and the part of the figure's height between two subplots, for the axis.
+_SUBPLOT_HEIGHT, _AXIS_HEIGHT = 240, 75
+#: Marker symbols, which distinguish memory modes.
 _MARKER_SYMBOLS = ("circle", "diamond", "square", "triangle-up", "cross", "star", "x", "pentagon")
 
 
@@ -45,9 +52,12 @@ def plot_rows(
     for column in (x, *columns):
         column_value(rows[0], column)
     drawn = [column for column in columns if any(column_value(row, column) is not None for row in rows)]
+    # All zero: no configuration uses this memory.
+    drawn = [column for column in drawn if any(column_value(row, column) for row in rows)] or drawn
     if not drawn:
         raise ValueError("y: no configuration has an accuracy; see the notes of the sweep")
-    figure = make_subplots(rows=len(drawn), cols=1, shared_xaxes=True, vertical_spacing=0.04)
+    height = len(drawn) * (_SUBPLOT_HEIGHT + _AXIS_HEIGHT)
+    figure = make_subplots(rows=len(drawn), cols=1, shared_xaxes=True, vertical_spacing=_AXIS_HEIGHT / height)
     for line, column in enumerate(drawn, 1):
         for trace in (
             *_point_traces(rows, metric, x, column),
@@ -57,19 +67,20 @@ def plot_rows(
             figure.add_trace({**trace, "showlegend": line == 1}, row=line, col=1)
         figure.update_yaxes(title_text=_axis_title(metric, column), row=line, col=1)
     # Logarithmic, because the slowest and the fastest NPU differ by two orders of magnitude.
-    figure.update_xaxes(type="log")
-    figure.update_xaxes(title_text=_axis_title(metric, x), row=len(drawn), col=1)
-    figure.update_layout(title_text=f"{len(rows)} configurations", height=160 + 280 * len(drawn))
+    figure.update_xaxes(type="log", title_text=_axis_title(metric, x), title_standoff=6, showticklabels=True)
+    figure.update_xaxes(tickvals=_log_ticks([column_value(row, x) for row in rows]), tickformat="~g")
+    title = f"{len(rows)} configurations; larger markers: more MACs"
+    figure.update_layout(title_text=title, height=100 + height, template="plotly_white")
     return figure
 
 
 def _point_traces(rows: Sequence[Row], metric: str, x: str, y: str) -> list[dict[str, Any]]:
     """Make a scatter trace for each recipe and NPU."""
-    from plotly.colors import qualitative
-
     symbols = _symbol_of_mode(rows)
+    recipes = list(dict.fromkeys(row.recipe for row in rows))
+    sizes = sorted({row.macs for row in rows})
     traces = []
-    for number, group in enumerate(dict.fromkeys((row.recipe, row.target) for row in rows)):
+    for group in dict.fromkeys((row.recipe, row.target) for row in rows):
         points = [row for row in rows if (row.recipe, row.target) == group and column_value(row, y) is not None]
         precision = group[0].rsplit("_", 1)[1]
         traces.append(
@@ -83,13 +94,24 @@ def _point_traces(rows: Sequence[Row], metric: str, x: str, y: str) -> list[dict
                 "text": [_hover_text(metric, row) for row in points],
                 "hoverinfo": "text",
                 "marker": {
-                    "color": qualitative.Dark24[number % len(qualitative.Dark24)],
+                    "color": _COLOURS[recipes.index(group[0]) % len(_COLOURS)],
                     "symbol": [symbols[row.memory_mode] for row in points],
-                    "size": 9,
+                    "size": _SMALLEST_MARKER + _MARKER_GROWTH * sizes.index(points[0].macs) if points else 0,
+                    "opacity": 0.8,
+                    "line": {"color": "#333333", "width": 1},
                 },
             }
         )
     return traces
+
+
+def _log_ticks(values: Sequence[float | None]) -> list[float]:
+    """Choose 1, 2 and 5 times the powers of ten around the positive values."""
+    positive = [value for value in values if value is not None and value > 0]
+    if not positive:
+        return []
+    decades = range(math.floor(math.log10(min(positive))), math.ceil(math.log10(max(positive))) + 1)
+    return [float(f"{factor}e{decade}") for decade in decades for factor in (1, 2, 5)]
 
 
 def _symbol_of_mode(rows: Sequence[Row]) -> dict[str, str]:

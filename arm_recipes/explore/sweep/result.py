@@ -12,6 +12,8 @@ from arm_recipes.explore.sweep.rows import Row, column_value
 
 #: Default criteria of the Pareto front. Less is better, except for accuracy.
 PARETO_CRITERIA = ("milliseconds", "ram_bytes", "sram_bytes", "dram_bytes", "flash_bytes", "accuracy", "cpu_operators")
+#: Columns that ``plot`` draws over the time.
+_PLOTTED_COLUMNS = ("ram_bytes", "dram_bytes", "flash_bytes", "accuracy")
 _TABLE_COLUMNS = ("", "recipe", "target", "system", "memory mode", "cycles", "ms", "RAM", "SRAM", "DRAM", "flash")
 _MAXIMIZED_COLUMNS = frozenset({"accuracy"})
 
@@ -54,14 +56,14 @@ class Sweep(Renderable):
         ]
         return tuple(row for row, cost in costs if not any(_dominates(other, cost) for _, other in costs))
 
-    def plot(self, x: str = "milliseconds", y: Sequence[str] = ("ram_bytes", "flash_bytes", "accuracy")) -> Any:
+    def plot(self, x: str = "milliseconds", y: Sequence[str] = _PLOTTED_COLUMNS) -> Any:
         """Plot the rows by ``x`` and each of ``y``, with the Pareto front of each pair.
 
         ``show()`` displays the Plotly figure; ``write_html("sweep.html")`` writes it to a self-contained file.
 
         Args:
             x: column of the horizontal axis.
-            y: columns of the vertical axes, one subplot each.
+            y: columns of the vertical axes, one subplot each. A column of zeros has none.
 
         Raises:
             ValueError: there is no such numeric column, or no row has estimates.

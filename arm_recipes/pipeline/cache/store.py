@@ -17,6 +17,7 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 #: Modules that define the classes of a report. The unpickler creates objects of no other class.
 _UNPICKLED_MODULES = (
     "arm_recipes.report.report",
+    "arm_recipes.report.context",
     "arm_recipes.report.ram",
     "arm_recipes.report.record",
     "arm_recipes.runtime.tensor_info",

@@ -1,0 +1,115 @@
+"""First screen of the page: is the program fast, does it fit, is it accurate?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from arm_recipes._internal.rendering import format_bytes
+
+if TYPE_CHECKING:
+    from arm_recipes.report.comparisons import ComparisonRecord
+    from arm_recipes.report.context import ExportContext
+    from arm_recipes.report.record import ExportRecord, MethodReport
+
+_NO_ESTIMATE = "Time and RAM are estimated for Ethos-U delegates only."
+_NO_LIMIT = "No limit was given: board= or sram_budget= and flash_budget= check one."
+_NO_COMPARISON = "save_html(path, result.compare(samples, labels=...)) shows the accuracy of the task."
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer on the first screen.
+
+    Attributes:
+        question: the question, one word.
+        figure: the answer.
+        details: sentences or figures that explain it.
+    """
+
+    question: str
+    figure: str
+    details: tuple[str, ...]
+
+
+def answer_questions(
+    report: ExportRecord, context: ExportContext, comparisons: Sequence[ComparisonRecord]
+) -> Iterator[Answer]:
+    """Yield the answers to "Fast?", "Fits?" and "Accurate?"."""
+    yield _answer_fast(report)
+    yield _answer_fits(report, context)
+    yield from [_answer_accurate(comparison, len(comparisons) > 1) for comparison in comparisons] or [
+        _answer_accurate_by_calibration(report)
+    ]
+
+
+def _answer_fast(report: ExportRecord) -> Answer:
+    estimated = [method for method in report.methods if any(delegate.vela for delegate in method.delegates)]
+    if not estimated:
+        return Answer("Fast?", "no estimate", (_NO_ESTIMATE,))
+    method = max(estimated, key=_milliseconds)
+    estimates = [delegate.vela for delegate in method.delegates if delegate.vela is not None]
+    first = estimates[0]
+    cycles = sum(vela.total_cycles for vela in estimates)
+    details = [f"{cycles:,} cycles at {first.core_clock / 1e6:.0f} MHz on {first.accelerator}, estimated by Vela"]
+    if len(estimated) > 1:
+        details.append(f"method '{method.name}', the slowest of {len(estimated)}")
+    on_cpu = sum(operator.count for operator in method.cpu_operators)
+    if on_cpu:
+        details.append(f"without the time of {on_cpu} operator{'s' * (on_cpu != 1)} on the CPU")
+    return Answer("Fast?", f"{_milliseconds(method):.3f} ms", tuple(details))
+
+
+def _milliseconds(method: MethodReport) -> float:
+    return 1e3 * sum(delegate.vela.inference_seconds for delegate in method.delegates if delegate.vela is not None)
+
+
+def _answer_fits(report: ExportRecord, context: ExportContext) -> Answer:
+    program = ("program", report.program_bytes, context.flash_budget)
+    ram = [] if report.ram is None else [("SRAM", report.ram.sram_bytes, context.sram_budget)]
+    dram = 0 if report.ram is None else report.ram.dram_bytes
+    sizes = [*ram, program]
+    details = [
+        f"{name} {format_bytes(size)}{'' if limit is None else f' of {format_bytes(limit)}'}"
+        for name, size, limit in sizes
+    ]
+    details += [f"DRAM {format_bytes(dram)}"] if dram else []
+    details += [f"board {context.board}"] if context.board else []
+    exceeded = [vela for delegate in report.delegates if (vela := delegate.vela) is not None and vela.sram_exceeded]
+    for vela in exceeded[:1]:
+        details.append(f"NPU: {format_bytes(vela.sram_bytes)} of {format_bytes(vela.sram_limit or 0)} SRAM")
+        details.append(f"exceeds the limit of memory mode {vela.memory_mode}")
+    if exceeded or any(limit is not None and size > limit for _, size, limit in sizes):
+        return Answer("Fits?", "no", tuple(details))
+    if any(limit is not None for _, _, limit in sizes):
+        return Answer("Fits?", "yes", tuple(details))
+    if report.ram is None:
+        return Answer("Fits?", f"{format_bytes(report.program_bytes)} program", (_NO_ESTIMATE,))
+    return Answer("Fits?", f"{format_bytes(report.ram.total_bytes)} RAM", (*details, _NO_LIMIT))
+
+
+def _answer_accurate(comparison: ComparisonRecord, is_named: bool) -> Answer:
+    sqnr, accuracy = f"SQNR {_format_sqnr(comparison.sqnr)}", comparison.accuracy
+    origin = f"{comparison.samples} sample{'s' * (comparison.samples != 1)}, against {comparison.reference}"
+    question = f"Accurate? '{comparison.method}'" if is_named else "Accurate?"
+    if accuracy is None:
+        return Answer(question, sqnr, (origin, "labels= or metric= of compare() add the accuracy of the task."))
+    reference, program = accuracy.figures
+    return Answer(question, program, (f"{accuracy.metric}; {reference} of {comparison.reference}", sqnr, origin))
+
+
+def _answer_accurate_by_calibration(report: ExportRecord) -> Answer:
+    """Answer without a comparison: the output with the lowest SQNR on the last calibration sample."""
+    quantized = [method.quantization for method in report.methods if method.quantization is not None]
+    if not quantized:
+        return Answer("Accurate?", "not quantized", (_NO_COMPARISON,))
+    figures = [sqnr for quantization in quantized for sqnr in quantization.sqnr.values()]
+    if not figures:
+        return Answer("Accurate?", "not measured", (_NO_COMPARISON,))
+    return Answer("Accurate?", f"SQNR {_format_sqnr(min(figures))}", ("last calibration sample", _NO_COMPARISON))
+
+
+def _format_sqnr(sqnr: float) -> str:
+    return "exact" if sqnr == math.inf else f"{sqnr:.1f} dB"

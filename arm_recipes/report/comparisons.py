@@ -1,0 +1,91 @@
+"""Comparisons as the page reads them: protocols, because ``arm_recipes.comparison`` is above this package."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from arm_recipes._internal.rendering import Section
+
+
+class ErrorSummary(Protocol):
+    """The error of a tensor: its signal-to-quantization-noise ratio in dB."""
+
+    @property
+    def sqnr(self) -> float:
+        """SQNR in dB; infinite if the tensors are equal."""
+
+
+class LayerAccuracy(Protocol):
+    """The accuracy of one layer, as measured by ``arm_recipes.comparison``."""
+
+    @property
+    def name(self) -> str:
+        """Name of the node in the captured program."""
+
+    @property
+    def module(self) -> str:
+        """Path of the module."""
+
+    @property
+    def operator(self) -> str:
+        """ATen operator."""
+
+    @property
+    def source(self) -> str:
+        """Line of the model."""
+
+    @property
+    def gap(self) -> ErrorSummary:
+        """Error of the layer's output."""
+
+    @property
+    def isolated(self) -> ErrorSummary | None:
+        """Error that the layer itself adds; None if unknown."""
+
+
+class TaskAccuracy(Protocol):
+    """Accuracy of the task (``arm_recipes.comparison.accuracy.Accuracy``)."""
+
+    @property
+    def metric(self) -> str:
+        """Name of the metric."""
+
+    @property
+    def figures(self) -> tuple[str, str]:
+        """Figures of reference and program as text."""
+
+
+class ComparisonRecord(Protocol):
+    """A comparison of a program with its model (``arm_recipes.comparison.result.Comparison``)."""
+
+    @property
+    def method(self) -> str:
+        """Name of the method."""
+
+    @property
+    def program(self) -> str:
+        """Description of the program that was compared."""
+
+    @property
+    def reference(self) -> str:
+        """Description of the reference."""
+
+    @property
+    def samples(self) -> int:
+        """Number of samples."""
+
+    @property
+    def sqnr(self) -> float:
+        """SQNR of the outputs, dB."""
+
+    @property
+    def accuracy(self) -> TaskAccuracy | None:
+        """Accuracy of the task; None without labels and metric."""
+
+    @property
+    def layers(self) -> Sequence[LayerAccuracy]:
+        """Layers in program order."""
+
+    def sections(self) -> Iterator[Section]:
+        """Sections of the comparison."""

@@ -1,0 +1,67 @@
+"""Context of an export: model, recipe options and date, for the title and the first screen of the page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date
+from typing import TYPE_CHECKING
+
+from torch.export import ExportedProgram
+
+from arm_recipes.recipe.boards import find_board
+from arm_recipes.recipe.options import parse_bytes
+from arm_recipes.recipe.recipe import ArmRecipe
+
+if TYPE_CHECKING:
+    from executorch.export import ExportRecipe
+    from torch import nn
+
+
+@dataclass(frozen=True)
+class ExportContext:
+    """What was exported, when, and for which board.
+
+    Attributes:
+        model: name of the model's class; empty if a captured program does not tell it.
+        date: date of the export, ISO 8601.
+        board: the recipe's option ``board``.
+        sram_budget, flash_budget: limits in bytes; None for no limit.
+    """
+
+    model: str = ""
+    date: str = ""
+    board: str | None = None
+    sram_budget: int | None = None
+    flash_budget: int | None = None
+
+
+def describe_export(models: Mapping[str, nn.Module | ExportedProgram], recipe: ExportRecipe) -> ExportContext:
+    """Describe an export that runs now.
+
+    Args:
+        models: method -> model.
+        recipe: recipe of the export. Only recipes of this package have options.
+    """
+    names = dict.fromkeys(_model_name(model) for model in models.values())
+    options = dict(recipe.options) if isinstance(recipe, ArmRecipe) else {}
+    board = options.get("board")
+    given = {name: value for name, value in options.items() if value is not None}
+    limits = {**(find_board(board).options if board else {}), **given}
+    sram, flash = (limits.get(name) for name in ("sram_budget", "flash_budget"))
+    return ExportContext(
+        model=", ".join(filter(None, names)),
+        date=date.today().isoformat(),
+        board=board,
+        sram_budget=parse_bytes(sram) if sram else None,
+        flash_budget=parse_bytes(flash) if flash else None,
+    )
+
+
+def _model_name(model: nn.Module | ExportedProgram) -> str:
+    if not isinstance(model, ExportedProgram):
+        return type(model).__name__
+    # The first entry of a node's module stack is the captured model: (path, type), the type as a name after a load.
+    stacks = (node.meta.get("nn_module_stack") for node in model.graph.nodes)
+    root = next((next(iter(stack.values())) for stack in stacks if stack), None)
+    return "" if root is None else getattr(root[1], "__name__", str(root[1])).split(".")[-1]
