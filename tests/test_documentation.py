@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,23 @@ def test_identifiers_in_contributor_pages_exist() -> None:
         named = {word for word in words if "_" in word or word.isupper()}
         unknown += [f"{page.name}: {word}" for word in sorted(named - known - _NOT_IN_SOURCES.keys())]
     assert unknown == []
+
+
+def test_install_commands_name_extras_that_exist() -> None:
+    """``'.[all]'`` in pages and ``'arm-recipes[all]'`` in pages and messages."""
+    extras = tomllib.loads((_ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    sources = [file for folder in ("arm_backend_core", "arm_recipes") for file in (_ROOT / folder).rglob("*.py")]
+    command = re.compile(r"pip install '(?:arm-recipes|\.)\[(\w+)\]'")
+    named = {extra for file in (*_PAGES, *sources) for extra in command.findall(file.read_text())}
+    assert {"all", "ethosu", "vgf"} <= named <= set(extras)
+
+
+def test_a_first_installation_is_from_a_clone() -> None:
+    """No package index has arm-recipes: pip resolves its name only where it is installed, as messages may assume."""
+    for page in ("README.md", "docs/users/first_steps.md"):
+        first = re.search(r"pip install (\S+)", (_ROOT / page).read_text())
+        assert first is not None, page
+        assert first[1].startswith("'.["), page
 
 
 def test_every_page_is_in_the_navigation() -> None:
