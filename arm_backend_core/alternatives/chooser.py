@@ -85,7 +85,17 @@ def choose_deferred(data: bytes, spec: EthosUCompileSpec) -> bytes:
 
 
 def describe_choices(choices: list[Choice]) -> str:
-    """Describe the chosen alternatives for the report."""
-    which = ", ".join(f"{choice.occurrences} {choice.name}" for choice in choices)
-    cycles = sum(choice.cycles for choice in choices)
-    return f"bit-equal alternatives save {cycles:,} cycles by Vela's estimate: {which}"
+    """Describe the chosen alternatives for the report: those that save cycles, then those that save SRAM for cycles."""
+    faster, smaller = ([c for c in choices if (c.cycles < 0) == costs_cycles] for costs_cycles in (False, True))
+    texts = []
+    if faster:
+        cycles = sum(choice.cycles for choice in faster)
+        texts.append(f"bit-equal alternatives save {cycles:,} cycles by Vela's estimate: {_list_choices(faster)}")
+    if smaller:
+        cycles = -sum(choice.cycles for choice in smaller)
+        texts.append(f"bit-equal alternatives save SRAM for {cycles:,} more cycles: {_list_choices(smaller)}")
+    return "; ".join(texts)
+
+
+def _list_choices(choices: list[Choice]) -> str:
+    return ", ".join(f"{choice.occurrences} {choice.name}" for choice in choices)

@@ -780,3 +780,21 @@ def test_bounds_are_for_the_estimate_of_one_release(release: vela.Release, clamp
     apply_unconditional(written, make_target("ethos-u55-128", release))
     written.remove_dead()
     assert [op.kind for op in written.ops].count("CLAMP") == clamps
+
+
+def test_the_note_names_cycles_that_less_sram_costs() -> None:
+    choices = [chooser.Choice("pools", 2, 100), chooser.Choice("elementwise operators on packed channels", 3, -7)]
+    assert chooser.describe_choices(choices) == (
+        "bit-equal alternatives save 100 cycles by Vela's estimate: 2 pools; "
+        "bit-equal alternatives save SRAM for 7 more cycles: 3 elementwise operators on packed channels"
+    )
+
+
+@pytest.mark.parametrize("rows", [1000, 1024])
+@pytest.mark.parametrize("recipe", [ArmRecipeType.ETHOSU_U55_INT8, ArmRecipeType.ETHOSU_U65_INT8])
+def test_a_chain_with_a_sum_that_broadcasts_stays(recipe: ArmRecipeType, rows: int) -> None:
+    """Vela fuses RESCALE and SUB of a softmax, and miscompiles them with a RESHAPE between."""
+    model = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Softmax(-1)).eval()
+    samples = [(3 * torch.randn(rows, 8),) for _ in range(2)]
+    result = export(model, ExportRecipe.get_recipe(recipe), samples, verify=True)
+    assert (result.run(*samples[0]) - model(*samples[0])).abs().max() < 0.05
