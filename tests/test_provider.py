@@ -97,6 +97,8 @@ def test_an_unknown_name_suggests_the_nearest() -> None:
         arm_recipes.ExportRecipe.get_recipe("x")
     with pytest.raises(TypeError, match=r"^recipe: got the name 'TOSA_FP'; pass ExportRecipe.get_recipe\('TOSA_FP', "):
         arm_recipes.export(torch.nn.ReLU(), "TOSA_FP", [(torch.ones(1),)])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"^recipe: got the name 'ETHOS_U55_INT8'; .*did you mean ETHOSU_U55_INT8"):
+        arm_recipes.export(torch.nn.ReLU(), "ETHOS_U55_INT8", [(torch.ones(1),)])  # type: ignore[arg-type]
 
 
 def test_a_state_dict_is_not_a_model() -> None:

@@ -13,6 +13,7 @@ from arm_recipes._internal.frozen_gc import frozen_gc
 from arm_recipes._internal.messages import record_warnings, suppress_warnings, warn
 from arm_recipes.pipeline.artifact import Artifact
 from arm_recipes.pipeline.pipeline import Pipeline
+from arm_recipes.recipe.targets import normalize_recipe_name
 from arm_recipes.runtime.host_library import load_plugin
 from arm_recipes.samples import inputs, layouts
 from arm_recipes.samples.mismatch import check_arguments
@@ -151,10 +152,17 @@ def check_recipe(recipe: Any, function: str = "export") -> None:
     if isinstance(recipe, RecipeType):
         raise TypeError(f"recipe: got the type {recipe.name}; pass ExportRecipe.get_recipe({recipe})")
     if isinstance(recipe, str):
-        raise TypeError(f"recipe: got the name {recipe!r}; pass ExportRecipe.get_recipe({recipe!r}, ...)")
+        raise TypeError(f"recipe: got the name {recipe!r}; {_advise_recipe(recipe)}")
     if not isinstance(recipe, ExportRecipe):
         order = f"the order is {function}(model, recipe, samples)"
         raise TypeError(f"recipe must be an ExportRecipe, got {type(recipe).__name__}; {order}")
+
+
+def _advise_recipe(name: str) -> str:
+    try:
+        return f"pass ExportRecipe.get_recipe({normalize_recipe_name(name)!r}, ...)"
+    except ValueError as error:
+        return f"{error}; pass ExportRecipe.get_recipe(...)"
 
 
 def _uses_only_arm_partitioners(recipe: ExportRecipe) -> bool:

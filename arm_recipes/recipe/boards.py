@@ -102,7 +102,7 @@ def find_problem(name: Any) -> str | None:
     if normal in BOARDS:
         return None
     near = [known for known in BOARDS if normal and known.startswith(normal)]
-    near = near or get_close_matches(normal, BOARDS, n=3, cutoff=0.5)
+    near = near or _share_most_words(normal) or get_close_matches(normal, BOARDS, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
     return (
         f"there is no such board; {hint}'arm-recipes boards' lists all. For another one, give macs, system_config, "
@@ -132,6 +132,14 @@ def add_board_options(family: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _family_recipes(board: Board) -> str:
     return f"ETHOSU_{board.family.removeprefix('ethos-').upper()}"
+
+
+def _share_most_words(normal: str) -> list[str]:
+    """The boards that share the most words with a name, at least two: "alif-ensemble-e7" and "alif-e7-hp"."""
+    words = set(normal.split("-"))
+    shared = {known: len(words & set(known.split("-"))) for known in BOARDS}
+    most = max(shared.values())
+    return [known for known, count in shared.items() if count == most > 1]
 
 
 def _normalize(name: str) -> str:

@@ -65,6 +65,8 @@ def test_an_unknown_board_lists_near_names_and_says_how_to_describe_it() -> None
     assert "arm-recipes boards" in str(raised.value)
     for option in ("macs", "system_config", "memory_mode", "config_ini", "sram_budget", "flash_budget"):
         assert option in str(raised.value)
+    with pytest.raises(ValueError, match="did you mean 'alif-e7-hp' or 'alif-e7-he'"):
+        find_board("Alif Ensemble E7")
     with pytest.raises(ValueError, match="did you mean 'renesas-ra8p1'"):
         find_board("renesas-ra8")
     with pytest.raises(ValueError, match="board must be the name of a board; got 7: not a str"):
