@@ -23,6 +23,8 @@ def write_atomically(target: Path, *chunks: bytes | memoryview) -> None:
     try:
         _write_atomically(target, chunks)
     except OSError as error:
+        if error.errno is None:
+            raise
         raise type(error)(error.errno, error.strerror, str(target)) from None
 
 

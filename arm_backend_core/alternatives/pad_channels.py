@@ -21,7 +21,7 @@ _BLOCK_CHANNELS = 32
 #: Minimum number of weights on U55 and U65. The PAD for the missing channels takes 200 cycles.
 _MIN_WEIGHTS = 1 << 14
 #: Minimum number of weights, and maximum number of pixels, where ``Hardware.slow_input_channels`` applies.
-_MIN_SLOW_WEIGHTS, _MAX_SLOW_PIXELS = 1 << 9, 32
+_MIN_SLOW_WEIGHTS, _MAX_SLOW_PIXELS = 1 << 10, 32
 
 
 def pad_input_channels(op: Op, rewriter: Rewriter) -> Value:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,7 +11,7 @@ from torch.export.graph_signature import ConstantArgument
 from torch.fx import GraphModule, Interpreter, Node
 
 from arm_backend_core.nodes import assign_debug_handles, debug_handle_of
-from arm_backend_core.program import copy_program, store_of
+from arm_backend_core.program import copy_module, copy_program, store_of
 from arm_recipes._internal.executorch_programs import remove_constant_inputs
 
 if TYPE_CHECKING:
@@ -28,12 +28,36 @@ def with_debug_handles(program: ExportedProgram) -> ExportedProgram:
     assign_debug_handles(program.graph, 1)
     for node in program.graph.nodes:
         handle = debug_handle_of(node)
-        node.meta = {key: node.meta[key] for key in _METADATA_KEYS if key in node.meta}
+        node.meta = _filter_metadata(node.meta)
         if handle is not None:
             node.meta["debug_handle"] = handle
             _make_arguments_positional(node)
             node.args = tuple(list(arg) if isinstance(arg, tuple) else arg for arg in node.args)
+    _filter_metadata_of_branches(program.graph_module)
     return program
+
+
+def _filter_metadata_of_branches(module: GraphModule) -> None:
+    """Replace the graphs of ``torch.cond`` and other higher-order operators by copies without other metadata."""
+    for name, branch in list(module.named_children()):
+        if isinstance(branch, GraphModule):
+            copied = copy_module(branch)
+            for node in copied.graph.nodes:
+                node.meta = _filter_metadata(node.meta)
+            setattr(module, name, copied)
+            _filter_metadata_of_branches(copied)
+
+
+def _filter_metadata(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Keep metadata that two exports of a model have in common: no ``id`` of a graph or a module.
+
+    In a branch of ``torch.cond``, the key of a module is its ``id``; its path replaces it.
+    """
+    kept = {key: meta[key] for key in _METADATA_KEYS if key in meta}
+    if "nn_module_stack" in kept:
+        stack = kept["nn_module_stack"].items()
+        kept["nn_module_stack"] = {entry[0] if key.isdigit() else key: entry for key, entry in stack}
+    return kept
 
 
 def _copy_with_buffers(program: ExportedProgram) -> ExportedProgram:

@@ -206,7 +206,7 @@ class Artifact:
             leaves = input_signature.check_structure(as_inputs(sample, description), description)
         except ValueError:
             packed = describe_packed_sample(inputs, keywords)
-            if packed is None:
+            if packed is None or sample is inputs[0]:
                 raise
             raise ValueError(f"{description} {packed}") from None
         leaf_pairs = zip(leaves, input_signature.leaves, strict=True)

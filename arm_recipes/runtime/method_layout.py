@@ -10,10 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from executorch.exir import schema
-from executorch.exir.schema import TensorShapeDynamism
+from arm_recipes._internal.messages import import_quietly
+
+if TYPE_CHECKING:
+    from executorch.exir import schema
+else:
+    schema = import_quietly("executorch.exir.schema")
 
 #: Size and alignment of a type, in bytes.
 SizeAndAlignment = tuple[int, int]
@@ -129,9 +133,7 @@ def _used_planned_bytes(plan: schema.ExecutionPlan) -> list[int]:
 
 
 def _element_size(scalar_type: Any) -> int:
-    from executorch.exir.tensor import get_scalar_type
-
-    size: int = get_scalar_type(scalar_type).itemsize
+    size: int = import_quietly("executorch.exir.tensor").get_scalar_type(scalar_type).itemsize
     return size
 
 
@@ -184,7 +186,7 @@ def _value_allocations(value: Any, layout: TypeLayout) -> Iterable[SizeAndAlignm
 
 def _tensor_allocations(tensor: schema.Tensor, layout: TypeLayout) -> Iterator[SizeAndAlignment]:
     rank = len(tensor.sizes)
-    if tensor.shape_dynamism != TensorShapeDynamism.STATIC:
+    if tensor.shape_dynamism != schema.TensorShapeDynamism.STATIC:
         yield _array_of(rank, _INT32)
         yield _array_of(rank, _BYTE)
     yield _array_of(rank, _INT32)  # strides

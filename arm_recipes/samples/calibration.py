@@ -29,6 +29,11 @@ class Calibration:
     def __init__(self, source: Iterable[Any] | Callable[[], Iterable[Any]]) -> None:
         self._source = source
 
+    @property
+    def loader(self) -> DataLoader[Any] | None:
+        """The source, if it is a ``DataLoader``; ``prepare_qat`` notes its batch size."""
+        return self._source if isinstance(self._source, DataLoader) else None
+
     def __call__(self) -> Iterator[Inputs]:
         """Yield the samples as ``Inputs``, in the batch sizes of the source.
 

@@ -190,15 +190,15 @@ _SIGNATURE = InputSignature.from_inputs(Inputs(torch.zeros(2, 3)))
 @pytest.mark.parametrize(
     ("samples", "message"),
     [
-        ([(torch.zeros(2, 3),), (torch.zeros(2, 4),)], r"samples\[1\], input 0 .* has shape \(2, 4\), the model takes"),
-        ([(torch.zeros(2, 3).double(),)], r"samples\[0\], input 0 .* is torch.float64"),
+        ([(torch.zeros(2, 3),), (torch.zeros(2, 4),)], r"samples\[1\], input 0 .* is float32\[2, 4\], the model takes"),
+        ([(torch.zeros(2, 3).double(),)], r"samples\[0\], input 0 .* is float64"),
         (
             [torch.zeros(2, 3)],
             r"\[0\] of method 'forward' must be a tuple of the model's inputs",
         ),
         ([], "returned no samples"),
         (3, "must be a list of input tuples"),
-        (DataLoader(TensorDataset(torch.zeros(4, 4)), batch_size=2), r"samples\[0\], input 0 .* has shape \(2, 4\)"),
+        (DataLoader(TensorDataset(torch.zeros(4, 4)), batch_size=2), r"samples\[0\], input 0 .* is float32\[2, 4\]"),
     ],
 )
 def test_returned_samples_that_do_not_fit_name_the_function(samples: Any, message: str) -> None:
