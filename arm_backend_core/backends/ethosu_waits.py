@@ -3,7 +3,7 @@
 A kernel is an NPU operation other than a DMA.
 
 Waits before a DMA (U55, U65): the two kernels before a DMA may still be running. Vela omits waits where it misjudges
-the addresses of parts of tensors. Accesses to constants are left to Vela.
+the addresses of parts of tensors. This module adds no waits for accesses to constants.
 
 Table loads (U55, U65): the smallest NPUs lose their lookup tables in each kernel that uses no table. Vela does not
 reload some of them.

@@ -25,8 +25,7 @@ aten = torch.ops.aten
 class NodeEmitter(Protocol):
     """Callable that traces ``function(*tensors, **numbers)`` into the graph and returns the result node or nodes.
 
-    ``layer`` is given if the call is a time step. It is the weight that identifies the recurrent layer; see
-    ``nodes.TIMESTEP_SLOT``.
+    For a time step, ``layer`` is the weight that identifies the recurrent layer (``nodes.TIMESTEP_SLOT``); else None.
     """
 
     def __call__(self, function: Callable[..., Any], *tensors: Node, layer: Node | None = None, **numbers: Any) -> Any:

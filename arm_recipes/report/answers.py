@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from arm_recipes.report.record import ExportRecord, MethodReport
 
 _NO_ESTIMATE = "Time and RAM are estimated for Ethos-U delegates only."
-_NO_LIMIT = "No limit was given: board= or sram_budget= and flash_budget= check one."
+_NO_LIMIT = "No limit is set: pass board=, or sram_budget= and flash_budget=."
 _NO_COMPARISON = "save_html(path, result.compare(samples, labels=...)) shows the accuracy of the task."
 
 

@@ -29,7 +29,7 @@ class RamPart:
     """A part of the RAM.
 
     Attributes:
-        name: what the part holds.
+        name: content of the part, for example "NPU scratch".
         bytes: size; 0 is not listed.
         memory: "SRAM" or "DRAM".
     """

@@ -52,7 +52,7 @@ def test_fits_compares_with_the_limits_and_names_the_board() -> None:
     assert _answers(_FITTING, replace(context, sram_budget=20_480))["Fits?"][0] == "no"
     figure, details = _answers(_FITTING, ExportContext())["Fits?"]
     assert figure == "30.0 KiB RAM"
-    assert "No limit was given" in details
+    assert "No limit is set" in details
 
 
 def test_the_limit_of_the_memory_mode_counts() -> None:

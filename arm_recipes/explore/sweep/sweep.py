@@ -212,7 +212,7 @@ def _compile_all(
     store: ResultStore,
     progress_bars: _ProgressBars,
 ) -> dict[int, ProgramEstimates | str]:
-    """Return the estimates, or an error message, by configuration index. Vela compiles what the store does not have."""
+    """Compile programs without stored estimates; return the estimates or an error message by configuration index."""
     outcomes: dict[int, ProgramEstimates | str] = {}
     keys: dict[int, str] = {}
     tasks = []

@@ -2,8 +2,9 @@
 
 Each failed check is a finding. ``Finding.question`` names the check:
 
-* ``accepts``: the operator's record accepts what TOSA forbids (ERROR_IF, REQUIRE, level), or what a profile lacks.
-* ``refuses``: the record refuses what a profile and its extensions support.
+* ``accepts``: the operator's record accepts an operator that TOSA forbids (ERROR_IF, REQUIRE, level) or that the
+  profile does not contain.
+* ``refuses``: the record refuses an operator that the profile and its extensions support.
 * ``unread``: the flatbuffer of a test that expects success cannot be deserialized.
 * ``round trip``: after serialization and deserialization, the graph or its results differ.
 * ``reference``: the reference model refuses what the record accepts.
