@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from operator import attrgetter
 
 import numpy as np
 
@@ -24,7 +26,11 @@ _MIN_WEIGHTS = 1 << 14
 _MIN_SLOW_WEIGHTS, _MAX_SLOW_PIXELS = 1 << 10, 32
 
 
-def pad_input_channels(op: Op, rewriter: Rewriter) -> Value:
+#: The number of input channels that may take fewer cycles; the present number if there is none.
+CountChannels = Callable[[Op, Hardware], int]
+
+
+def pad_input_channels(op: Op, rewriter: Rewriter, *, count_channels: CountChannels) -> Value:
     """Pad the input channels of a 1x1 CONV2D, with the input's zero point and weights of 1.
 
     Bit-exact: the padding adds 0 to the sums. A squeeze-and-excitation layer from 144 to 576 channels takes 90,594
@@ -32,30 +38,33 @@ def pad_input_channels(op: Op, rewriter: Rewriter) -> Value:
     """
     x, weight, bias = op.inputs
     assert weight.data is not None
-    padding = [(0, 0)] * 3 + [(0, _padded_channels(op, rewriter.build.target.hardware) - x.shape[3])]
+    padding = [(0, 0)] * 3 + [(0, count_channels(op, rewriter.build.target.hardware) - x.shape[3])]
     image = rewriter.build.pad(x, padding, op.attrs["input_zp"])
     kernel = constant(np.pad(weight.data, padding, constant_values=1), weight.dtype)
     return rewriter.build.emit("CONV2D", (image, kernel, bias), op.output.dtype, **op.attrs)
 
 
-def _padded_channels(op: Op, hardware: Hardware) -> int:
-    """The number of input channels that may take fewer cycles; the present one if there is none."""
+def _fill_weight_blocks(op: Op, hardware: Hardware) -> int:
+    """Whole weight blocks on U55 and U65, for one pixel of int8."""
     x, weight = op.inputs[:2]
-    channels, pixels = x.shape[3], x.shape[1] * x.shape[2]
-    if hardware.pads_weight_blocks and pixels == 1 and x.dtype is DType.INT8 and weight.size >= _MIN_WEIGHTS:
-        return channels + -channels % _BLOCK_CHANNELS
-    if channels in hardware.slow_input_channels and pixels <= _MAX_SLOW_PIXELS and weight.size >= _MIN_SLOW_WEIGHTS:
-        return hardware.slow_input_channels.stop
-    return channels
+    is_one_pixel = x.shape[1:3] == (1, 1) and x.dtype is DType.INT8
+    gains = hardware.pads_weight_blocks and is_one_pixel and weight.size >= _MIN_WEIGHTS
+    return x.shape[3] + (-x.shape[3] % _BLOCK_CHANNELS if gains else 0)
 
 
-def _match_few_pixels(op: Op, rewriter: Rewriter, *, slow: bool) -> Region | None:
+def _leave_slow_channels(op: Op, hardware: Hardware) -> int:
+    """One channel more than ``Hardware.slow_input_channels``, for few pixels."""
     x, weight = op.inputs[:2]
-    hardware = rewriter.build.target.hardware
+    is_small = x.shape[1] * x.shape[2] <= _MAX_SLOW_PIXELS and weight.size >= _MIN_SLOW_WEIGHTS
+    return hardware.slow_input_channels.stop if is_small and x.shape[3] in hardware.slow_input_channels else x.shape[3]
+
+
+def _match_few_pixels(op: Op, rewriter: Rewriter, *, count_channels: CountChannels) -> Region | None:
+    x, weight = op.inputs[:2]
     is_pointwise = x.shape[:3] == op.output.shape[:3] and weight.shape[1:3] == (1, 1) and x.shape[0] == 1
-    if not is_pointwise or weight.data is None or bool(hardware.slow_input_channels) != slow:
+    if not is_pointwise or weight.data is None:
         return None
-    if _padded_channels(op, hardware) == x.shape[3]:
+    if count_channels(op, rewriter.build.target.hardware) == x.shape[3]:
         return None
     return Region(match_epilogue(op, rewriter), ((op,),))
 
@@ -65,16 +74,15 @@ def _weigh_weights(cost: Cost) -> float:
     return float(cost.cycles) * cost.weight_bytes
 
 
-PAD_CHANNELS = Alternative(
-    "convolutions with padded input channels",
-    ("CONV2D",),
-    pad_input_channels,
-    partial(_match_few_pixels, slow=False),
-)
-PAD_SLOW_CHANNELS = Alternative(
-    "convolutions with padded input channels",
-    ("CONV2D",),
-    pad_input_channels,
-    partial(_match_few_pixels, slow=True),
-    _weigh_weights,
-)
+def _define(count_channels: CountChannels, weigh: Callable[[Cost], float]) -> Alternative:
+    return Alternative(
+        "convolutions with padded input channels",
+        ("CONV2D",),
+        partial(pad_input_channels, count_channels=count_channels),
+        partial(_match_few_pixels, count_channels=count_channels),
+        weigh,
+    )
+
+
+PAD_CHANNELS = _define(_fill_weight_blocks, attrgetter("total"))
+PAD_SLOW_CHANNELS = _define(_leave_slow_channels, _weigh_weights)

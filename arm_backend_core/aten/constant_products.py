@@ -8,7 +8,7 @@ MATMUL and 16,288 as CONV2D (U55-128, Vela 5.2).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import cast
 
@@ -41,22 +41,25 @@ def products_to_linear(module: GraphModule, hardware: Hardware, has_int16_activa
             such as a Fourier matrix, then becomes two layers whose int8 weights add up to 16 bits: nobody trained it to
             bear 8 bits.
     """
+    products = [
+        node
+        for node in module.graph.nodes
+        if node.op == "call_function" and node.target in _PRODUCTS and is_float(node)
+    ]
+    if not products:
+        return
     max_layers = _MAX_LAYERS if hardware.npu and not hardware.splits_matmuls else 1
-    rewriter = _Rewriter(module, max_layers, has_int16_activations)
-    for node in list(module.graph.nodes):
-        if node.op == "call_function" and node.target in _PRODUCTS and is_float(node):
-            rewriter.rewrite(node)
+    rewriter = _Rewriter(module, max_layers, has_int16_activations, Constants(module))
+    for node in products:
+        rewriter.rewrite(node)
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Rewriter:
     module: GraphModule
     max_layers: int
     has_int16_activations: Callable[[Node], bool]
-    constants: Constants = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.constants = Constants(self.module)
+    constants: Constants
 
     def rewrite(self, node: Node) -> None:
         """Replace ``node`` if exactly one of its operands is constant and layers can have it as their weights."""
@@ -116,15 +119,15 @@ class _Rewriter:
 
     def _is_trained(self, source: Node) -> bool:
         """Whether a parameter is among the attributes that ``source`` is computed from."""
-        pending = {source: None}
-        for node in (nodes := list(pending)):  # grows
-            nodes += [x for x in node.all_input_nodes if x not in pending]
-            pending |= dict.fromkeys(node.all_input_nodes)
-        attributes = [node for node in pending if node.op == "get_attr"]
-        held = [attrgetter(str(node.target))(self.module) for node in attributes]
-        return any(isinstance(tensor, torch.nn.Parameter) for tensor in held) or any(
-            node.meta.get(PARAMETER) for node in attributes
-        )
+        nodes = [source]
+        for node in nodes:  # grows
+            nodes += [x for x in node.all_input_nodes if x not in nodes]
+        return any(self._is_parameter(node) for node in nodes if node.op == "get_attr")
+
+    def _is_parameter(self, attribute: Node) -> bool:
+        if attribute.meta.get(PARAMETER):
+            return True
+        return isinstance(attrgetter(str(attribute.target))(self.module), torch.nn.Parameter)
 
 
 def _split_in_bytes(weight: Tensor) -> list[Tensor]:

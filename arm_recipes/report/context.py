@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from torch.export import ExportedProgram
 
-from arm_recipes.recipe.boards import find_board
-from arm_recipes.recipe.options import parse_bytes
+from arm_recipes.recipe import options
 from arm_recipes.recipe.recipe import ArmRecipe
 
 if TYPE_CHECKING:
@@ -44,17 +43,14 @@ def describe_export(models: Mapping[str, nn.Module | ExportedProgram], recipe: E
         recipe: recipe of the export. Only recipes of this package have options.
     """
     names = dict.fromkeys(_model_name(model) for model in models.values())
-    options = dict(recipe.options) if isinstance(recipe, ArmRecipe) else {}
-    board = options.get("board")
-    given = {name: value for name, value in options.items() if value is not None}
-    limits = {**(find_board(board).options if board else {}), **given}
-    sram, flash = (limits.get(name) for name in ("sram_budget", "flash_budget"))
+    values = options.check(recipe.type_name, recipe.options) if isinstance(recipe, ArmRecipe) else {}
+    sram, flash = (values.get(name) for name in ("sram_budget", "flash_budget"))
     return ExportContext(
         model=", ".join(filter(None, names)),
         date=date.today().isoformat(),
-        board=board,
-        sram_budget=parse_bytes(sram) if sram else None,
-        flash_budget=parse_bytes(flash) if flash else None,
+        board=values.get("board"),
+        sram_budget=options.parse_bytes(sram) if sram else None,
+        flash_budget=options.parse_bytes(flash) if flash else None,
     )
 
 

@@ -25,9 +25,9 @@ def find_coordinate_nodes(graph: Graph) -> set[Node]:
         Elementwise operators, sums and data movement between a layer or an input and a cast to an index, and the
         elementwise operators that read only their results: the fractions.
     """
-    constants = constant_nodes(graph)
-    found: set[Node] = set()
     pending = list(_real_indices(graph))
+    constants = constant_nodes(graph) if pending else set()
+    found: set[Node] = set()
     while pending:
         node = pending.pop()
         if node not in found and node not in constants and _computes_coordinates(node):

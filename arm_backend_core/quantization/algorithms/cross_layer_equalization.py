@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -67,8 +67,7 @@ def equalize(program: ExportedProgram, names: Collection[str] | None = None) -> 
         readers = None if source is None else _find_reading_layers(node, source.axis, tensors)
         if source is None or not readers:
             continue
-        max_weights = torch.stack([_max_abs(tensors.value(x.weight) * x.gain, x.channel_axis) for x in readers]).amax(0)
-        factors = _compute_factors(_channel_range(source, tensors), max_weights)
+        factors = _compute_factors(_channel_range(source, tensors), _max_reading_weights(readers, tensors))
         if factors is not None:
             for parameter in (source.weight, source.bias):
                 tensors.scale(parameter, 1 / factors, 0)
@@ -87,9 +86,8 @@ def _equalize_concatenation(node: Node, tensors: _Parameters) -> None:
     readers = _find_reading_layers(node, axis, tensors) if is_float(node) else None
     if not readers:
         return
-    weights = torch.stack([_max_abs(tensors.value(x.weight) * x.gain, x.channel_axis) for x in readers]).amax(0)
     sizes = [part.meta["val"].shape[axis] for part in parts]
-    largest = [float(part.max()) for part in weights.split(sizes)]
+    largest = [float(part.max()) for part in _max_reading_weights(readers, tensors).split(sizes)]
     if min(largest) <= 0 or max(largest) < _MIN_CONCAT_RATIO * min(largest):
         return
     exponents = [round(math.log2(max(largest) / one)) for one in largest]
@@ -248,6 +246,11 @@ def _channel_range(source: _RescalableLayer, tensors: _Parameters) -> Tensor:
         return _max_abs(tensors.value(source.weight), 0)
     offset = torch.zeros(1) if source.bias is None else tensors.value(source.bias)
     return _NORM_RANGE * tensors.value(source.weight).abs() + offset.abs()
+
+
+def _max_reading_weights(readers: Sequence[_ReadingLayer], tensors: _Parameters) -> Tensor:
+    """Largest magnitude of the weights that read each channel, [channels]."""
+    return torch.stack([_max_abs(tensors.value(x.weight) * x.gain, x.channel_axis) for x in readers]).amax(0)
 
 
 def _max_abs(weight: Tensor, axis: int) -> Tensor:
