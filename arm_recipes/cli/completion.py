@@ -8,16 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 from arm_recipes.cli import arguments
 from arm_recipes.recipe import options
+from arm_recipes.recipe.boards import BOARDS
 from arm_recipes.recipe.targets import SPEC_BUILDERS
 
 if TYPE_CHECKING:
     from arm_recipes.cli.arguments import Commands
 
 _SHELLS = ("bash", "zsh")
+_RECIPE_NAMES = [*SPEC_BUILDERS, *(name.lower() for name in SPEC_BUILDERS)]
 #: Argument -> values to complete, for arguments whose values are checked later than by the parser.
 _VALUES = {
-    "recipe": [name.lower() for name in SPEC_BUILDERS],
-    "recipes": [name.lower() for name in SPEC_BUILDERS],
+    "recipe": _RECIPE_NAMES,
+    "recipes": _RECIPE_NAMES,
+    "board": BOARDS,
+    "boards": BOARDS,
     "optimise": options.GOALS,
     "mx": options.MX_FORMATS,
     "observer": options.OBSERVER_NAMES,
@@ -52,7 +56,7 @@ def _print_script(args: argparse.Namespace) -> None:
 def _complete_values(action: Any, shtab: Any) -> None:
     """Set what shtab completes for an argument: names, files or folders."""
     if action.dest in _VALUES:
-        action.choices = _VALUES[action.dest]
+        action.choices = tuple(_VALUES[action.dest])
     elif action.metavar == "FOLDER":
         action.complete = shtab.DIRECTORY
     elif action.type is Path or action.metavar in ("FILE", "SOURCE"):

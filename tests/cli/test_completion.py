@@ -34,6 +34,8 @@ def _write_script(shell: str, folder: Path) -> Path:
         ("export --sr", "--sram-budget"),
         ("export mo", "model.pt2"),
         ("export model.pt2 --recipe ethosu_u85", "ethosu_u85_int8 ethosu_u85_a8w4 ethosu_u85_a16w8"),
+        ("export model.pt2 --recipe TOSA_I", "TOSA_INT8"),
+        ("export model.pt2 --board alif-e7", "alif-e7-hp alif-e7-he"),
         ("export model.pt2 --optimise p", "performance"),
         ("export model.pt2 --calibration-samples sam", "samples.npz"),
         ("completion ", "bash zsh"),
