@@ -1,0 +1,38 @@
+"""Cortex-M processors: instruction sets that CMSIS-NN has kernels for, and the processors that have them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+
+
+class Isa(Enum):
+    """Instruction set that CMSIS-NN's kernels are compiled for."""
+
+    SCALAR = "scalar"
+    """Armv6-M and Armv7-M without SIMD."""
+
+    DSP = "dsp"
+    """The DSP extension of Armv7E-M and Armv8-M Mainline: two 16-bit MACs per instruction."""
+
+    MVE = "mve"
+    """The vector extension of Armv8.1-M (Helium): 16 int8 lanes."""
+
+
+_ALL, _WITH_DSP, _SCALAR_ONLY = (Isa.MVE, Isa.DSP, Isa.SCALAR), (Isa.DSP, Isa.SCALAR), (Isa.SCALAR,)
+
+#: Processor -> the instruction sets that it may implement, the fastest first. DSP is optional on M33 and M35P, MVE on
+#: M55 and M85 (Arm's Technical Reference Manuals).
+ISAS_BY_CPU: Mapping[str, tuple[Isa, ...]] = {
+    "cortex-m0": _SCALAR_ONLY,
+    "cortex-m0plus": _SCALAR_ONLY,
+    "cortex-m3": _SCALAR_ONLY,
+    "cortex-m4": _WITH_DSP,
+    "cortex-m7": _WITH_DSP,
+    "cortex-m23": _SCALAR_ONLY,
+    "cortex-m33": _WITH_DSP,
+    "cortex-m35p": _WITH_DSP,
+    "cortex-m52": _ALL,
+    "cortex-m55": _ALL,
+    "cortex-m85": _ALL,
+}
