@@ -1,0 +1,121 @@
+"""Emitter: inserts kernel calls, data movement and constants into the graph of a program."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.fx import GraphModule, Node
+
+from arm_backend_core.cortex_m.kernels.registry import Array
+from arm_backend_core.cortex_m.operators import kernel_operator
+from arm_backend_core.cortex_m.values import Value
+from arm_backend_core.graph_edits import add_buffer_node
+from arm_backend_core.permutation import Layout, compose, identity, inverse, merge_axes
+
+aten = torch.ops.aten
+#: Largest rank of ``cortex_m::transpose`` and ``cortex_m::pad``.
+MAX_RANK = 4
+
+
+class Emitter:
+    """Inserts nodes before the node that is being lowered.
+
+    Args:
+        module: module of the program's graph. Constants become its buffers.
+    """
+
+    def __init__(self, module: GraphModule) -> None:
+        self._module = module
+        self._constants: dict[tuple[Any, ...], Node] = {}
+        self._stored: dict[tuple[Node, Layout], Node] = {}
+        self._origin: Node | None = None
+
+    def start(self, origin: Node) -> None:
+        """Insert the next nodes before ``origin``. They get its trace metadata."""
+        self._origin = origin
+
+    def kernel(self, name: str, *arguments: Any) -> Node:
+        """Call a kernel, without its scratch tensors. The result is int8."""
+        return self.call(kernel_operator(name), *arguments)
+
+    def call(self, target: Any, *arguments: Any, **options: Any) -> Node:
+        """Call an operator of one result; its shape and type are inferred."""
+        origin = self._origin
+        assert origin is not None
+        with origin.graph.inserting_before(origin):
+            node = origin.graph.call_function(target, arguments, options)
+        node.meta = {key: value for key, value in origin.meta.items() if key != "val"}
+        values = torch.fx.map_arg(arguments, lambda x: x.meta["val"])
+        meta = torch.utils._pytree.tree_map_only(torch.Tensor, _to_meta, values)
+        result = target(*meta, **options)
+        like = next(x for x in torch.utils._pytree.tree_leaves(values) if isinstance(x, torch.Tensor))
+        node.meta["val"] = like.new_empty(result.shape, dtype=result.dtype)
+        return node
+
+    def constant(self, data: Array, name: str) -> Node:
+        """A constant tensor. Equal constants share one buffer."""
+        array = np.ascontiguousarray(data)
+        key = (array.dtype.str, array.shape, array.tobytes())
+        if key not in self._constants:
+            origin = self._origin
+            assert origin is not None
+            first = next(node for node in origin.graph.nodes if node.op != "placeholder")
+            with origin.graph.inserting_before(first):
+                node = add_buffer_node(self._module, f"cortex_m_{name}", torch.from_numpy(array))
+            node.meta["val"] = origin.meta["val"].new_empty(array.shape, dtype=torch.from_numpy(array).dtype)
+            self._constants[key] = node
+        return self._constants[key]
+
+    def store(self, value: Value, layout: Layout) -> Node:
+        """The tensor of ``value`` with its dimensions in the order ``layout``. Each order is computed once."""
+        if value.data is not None:
+            return self.constant(value.data.transpose(layout), "operand")
+        assert value.node is not None
+        if layout == value.layout:
+            return value.node
+        key = (value.node, layout)
+        if key not in self._stored:
+            self._stored[key] = self.transpose(value.node, compose(inverse(value.layout), layout))
+        return self._stored[key]
+
+    def store_plain(self, value: Value) -> Node:
+        """The tensor of ``value`` in the program's order of dimensions."""
+        return self.store(value, identity(value.rank))
+
+    def transpose(self, node: Node, order: Layout) -> Node:
+        """Dimension i of the result is dimension ``order[i]``. A view if only dimensions of size 1 change places."""
+        shape = tuple(node.meta["val"].shape)
+        target = tuple(shape[axis] for axis in order)
+        merged_shape, merged_order = merge_axes(shape, order)
+        if merged_order == identity(len(merged_order)):
+            return self.reshape(node, target)
+        if len(merged_shape) <= MAX_RANK:
+            moved = self.kernel("transpose", self.reshape(node, merged_shape), list(merged_order))
+        else:
+            moved = self.call(aten.permute_copy.default, self.reshape(node, merged_shape), list(merged_order))
+        return self.reshape(moved, target)
+
+    def reshape(self, node: Node, shape: Sequence[int]) -> Node:
+        """A view with another shape; no operator if the shape is equal."""
+        if tuple(node.meta["val"].shape) == tuple(shape):
+            return node
+        return self.call(aten.view_copy.default, node, list(shape))
+
+    def expand(self, node: Node, shape: Sequence[int]) -> Node:
+        """Repeat dimensions of size 1 to ``shape``; no operator if the shape is equal."""
+        if tuple(node.meta["val"].shape) == tuple(shape):
+            return node
+        return self.call(aten.expand_copy.default, node, list(shape))
+
+
+def _to_meta(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty(x.shape, dtype=x.dtype, device="meta")
+
+
+def count(shape: Sequence[int]) -> int:
+    """Number of elements."""
+    return math.prod(shape)

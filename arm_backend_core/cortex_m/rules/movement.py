@@ -1,0 +1,145 @@
+"""Data movement: the integers of the operand in another order or shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch.fx import Node
+
+from arm_backend_core.cortex_m.emitter import MAX_RANK, count
+from arm_backend_core.cortex_m.rules.context import Context, rule
+from arm_backend_core.cortex_m.values import Value
+from arm_backend_core.errors import Unsupported
+from arm_backend_core.nodes import arguments_of, is_dequantize
+from arm_backend_core.permutation import Layout, inverse
+
+aten = torch.ops.aten
+
+
+def _operand(cx: Context, argument: Any) -> Value:
+    """The operand, with the parameters of the result."""
+    return cx.requantize(cx.operand(argument), cx.result.q)
+
+
+@rule(aten.permute.default, aten.transpose.int, aten.t.default, aten.numpy_T.default)
+def permute(cx: Context) -> Value:
+    """No operator: only the layout changes, until a reader needs another one."""
+    x = _operand(cx, cx.node.args[0])
+    order = list(range(x.rank))
+    if cx.node.target is aten.permute.default:
+        order = [axis % x.rank for axis in arguments_of(cx.node)["dims"]]
+    elif cx.node.target is aten.transpose.int:
+        first, second = (int(axis) % x.rank for axis in cx.node.args[1:3])  # type: ignore[arg-type]
+        order[first], order[second] = second, first
+    else:
+        order.reverse()
+    if x.data is not None:
+        return Value.constant(x.data.transpose(order), x.q)
+    place = inverse(tuple(order))
+    shape = tuple(x.shape[axis] for axis in order)
+    return Value(x.q, shape, tuple(place[axis] for axis in x.layout), node=x.node)
+
+
+@rule(
+    *(aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.flatten.using_ints),
+    *(aten.unflatten.int, aten.squeeze.dim, aten.squeeze.default, aten.squeeze.dims, aten.unsqueeze.default),
+)
+def reshape(cx: Context) -> Value:
+    """A view. The layout is kept if only dimensions of size 1 come or go."""
+    x, shape = _operand(cx, cx.node.args[0]), tuple(cx.node.meta["val"].shape)
+    if x.data is not None:
+        return Value.constant(x.data.reshape(shape), x.q)
+    layout = _layout_after_unit_axes(x, shape)
+    if layout is None:
+        return cx.computed(cx.emit.reshape(cx.emit.store_plain(x), shape))
+    assert x.node is not None
+    return cx.computed(cx.emit.reshape(x.node, [shape[axis] for axis in layout]), layout)
+
+
+def _layout_after_unit_axes(x: Value, shape: tuple[int, ...]) -> Layout | None:
+    """The layout of ``x`` with another shape; None if more than dimensions of size 1 change."""
+    old, new = ([axis for axis, size in enumerate(sizes) if size != 1] for sizes in (x.shape, shape))
+    if [x.shape[axis] for axis in old] != [shape[axis] for axis in new]:
+        return None
+    place = dict(zip(old, new, strict=True))
+    units = [axis for axis, size in enumerate(shape) if size == 1]
+    return (*units, *(place[axis] for axis in x.layout if axis in place))
+
+
+@rule(aten.contiguous.default, aten.clone.default, aten.alias.default, aten._to_copy.default, aten.detach.default)
+def copy(cx: Context) -> Value:
+    """No operator."""
+    return _operand(cx, cx.node.args[0])
+
+
+@rule(aten.cat.default, aten.concat.default)
+def concatenate(cx: Context) -> Value:
+    """Concatenation, in the layout of the largest operand."""
+    arguments = arguments_of(cx.node)
+    values = [_operand(cx, argument) for argument in cx.node.args[0]]  # type: ignore[union-attr]
+    values = [value for value in values if value.shape != (0,)]
+    largest = max(values, key=lambda value: (value.data is None, count(value.shape)))
+    layout, dim = largest.layout, int(arguments["dim"]) % largest.rank
+    tensors = [cx.emit.store(value, layout) for value in values]
+    return cx.computed(cx.emit.call(aten.cat.default, tensors, layout.index(dim)), layout)
+
+
+@rule(aten.slice.Tensor)
+def slice_dimension(cx: Context) -> Value:
+    """A slice along a dimension."""
+    arguments = arguments_of(cx.node)
+    x = _operand(cx, cx.node.args[0])
+    dim = x.layout.index(int(arguments["dim"]) % x.rank)
+    start, end, step = (arguments[name] for name in ("start", "end", "step"))
+    stored = cx.emit.store(x, x.layout)
+    return cx.computed(cx.emit.call(aten.slice_copy.Tensor, stored, dim, start, end, step), x.layout)
+
+
+@rule(aten.select.int)
+def select_index(cx: Context) -> Value:
+    """One index along a dimension, which disappears."""
+    arguments = arguments_of(cx.node)
+    x = _operand(cx, cx.node.args[0])
+    dim = int(arguments["dim"]) % x.rank
+    node = cx.emit.call(aten.select_copy.int, cx.emit.store(x, x.layout), x.layout.index(dim), arguments["index"])
+    return cx.computed(node, [axis - (axis > dim) for axis in x.layout if axis != dim])
+
+
+@rule(aten.constant_pad_nd.default, aten.pad.default)
+def pad(cx: Context) -> Value:
+    """Constant padding with the integer of the given number."""
+    arguments = arguments_of(cx.node)
+    if arguments.get("mode", "constant") != "constant":
+        return move(cx)
+    x = _operand(cx, cx.node.args[0])
+    if x.rank > MAX_RANK:
+        raise Unsupported(f"the pad kernel takes up to {MAX_RANK} dimensions")
+    amounts: list[int] = list(arguments["pad"])
+    if min(amounts, default=0) < 0:
+        raise Unsupported("the pad kernel does not crop")
+    before, after = [0] * x.rank, [0] * x.rank
+    for number in range(len(amounts) // 2):
+        before[x.rank - 1 - number], after[x.rank - 1 - number] = amounts[2 * number : 2 * number + 2]
+    value = int(x.q.quantize(np.array(float(arguments["value"] or 0.0))))
+    stored = cx.emit.store(x, x.layout)
+    pads = ([sides[axis] for axis in x.layout] for sides in (before, after))
+    return cx.computed(cx.emit.kernel("pad", stored, *pads, value), x.layout)
+
+
+def move(cx: Context) -> Value:
+    """Any other data movement: the ATen operator itself, on integers.
+
+    Raises:
+        Unsupported: a quantized operand has other parameters than the result.
+    """
+
+    def convert(argument: Any) -> Any:
+        if not isinstance(argument, Node) or not is_dequantize(argument):
+            return argument
+        return cx.emit.store_plain(_operand(cx, argument))
+
+    arguments = torch.fx.map_arg(cx.node.args, convert)
+    options = torch.fx.map_arg(cx.node.kwargs, convert)
+    return cx.computed(cx.emit.call(cx.node.target, *arguments, **options))
