@@ -56,8 +56,8 @@ inline int32_t divide_by_power_of_two(int32_t x, int32_t exponent) {
 // `multiplier` is in [kMinMultiplier, kMaxMultiplier], `shift` in [kMinShift, kMaxShift]; a positive shift is to the
 // left.
 inline int32_t requantize(int32_t x, int32_t multiplier, int32_t shift) {
-  const int32_t scaled = shift_left_wrapping(x, std::max(shift, 0));
-  return divide_by_power_of_two(doubling_high_multiply(scaled, multiplier), std::max(-shift, 0));
+  const int32_t scaled = shift_left_wrapping(x, std::max<int32_t>(shift, 0));
+  return divide_by_power_of_two(doubling_high_multiply(scaled, multiplier), std::max<int32_t>(-shift, 0));
 }
 
 // Saturates to [low, high], which is a part of [-128, 127].
