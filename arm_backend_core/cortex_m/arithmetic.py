@@ -49,9 +49,12 @@ def divide_by_power_of_two(x: Array, exponent: Array | int) -> Array:
 
 
 def requantize(x: Array, multiplier: Array | int, shift: Array | int) -> Array:
-    """x * multiplier * 2^(shift - 31) as ``arm_nn_requantize`` rounds it: twice, by the product and by the shift."""
+    """x * multiplier * 2^(shift - 31) as ``arm_nn_requantize`` rounds it: twice, by the product and by the shift.
+
+    A left shift wraps at 32 bits, as in the kernel.
+    """
     shift = np.asarray(shift, np.int64)
-    scaled = np.asarray(x, np.int64) << np.maximum(shift, 0)
+    scaled = (np.asarray(x, np.int64) << np.maximum(shift, 0)).astype(np.int32)
     return divide_by_power_of_two(doubling_high_mult(scaled, multiplier), np.maximum(-shift, 0))
 
 
