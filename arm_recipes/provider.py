@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,7 +84,7 @@ def _assemble_recipe(
     from arm_recipes.stages.lower import lowering_recipe
 
     target, precision = recipe_type.name.split("_")[0], recipe_type.name.rsplit("_", 1)[1]
-    prefix = {"ETHOSU": "EthosU", "TOSA": "TOSA", "VGF": "Vgf"}[target]
+    prefix = {"ETHOSU": "EthosU", "TOSA": "TOSA", "VGF": "Vgf", "CORTEX": "CortexM"}[target]
     quantization = mx_recipe(values["mx"]) if values.get("mx") else None
     passes: list[Any] = [
         edge_manager.store_initial_state,
@@ -101,6 +102,8 @@ def _assemble_recipe(
         # loads. Firmware uses the cortex_m kernels.
         if target != "VGF" and not values.get("direct_drive"):
             passes.append(edge_manager.use_cortex_m_quantize)
+    if target == "CORTEX":
+        passes.append(partial(edge_manager.use_cortex_m_kernels, spec.isa))
     passes += [replace_empty_tensors, share_weights]
     passes.append(CheckRunnable(values["require_runnable"]))
     sram, flash = (values.get(name) and options.parse_bytes(values[name]) for name in ("sram_budget", "flash_budget"))

@@ -58,7 +58,7 @@ class Emitter:
 
     def constant(self, data: Array, name: str) -> Node:
         """A constant tensor. Equal constants share one buffer."""
-        array = np.ascontiguousarray(data)
+        array = np.array(data, order="C")  # ascontiguousarray keeps strides of 0 in dimensions of size 1
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self._constants:
             origin = self._origin

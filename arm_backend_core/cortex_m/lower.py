@@ -7,7 +7,7 @@ two casts. Tensors keep the memory layout in which a kernel wrote them until a r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -97,9 +97,7 @@ class _Walk:
             rule = self._find_rule(anchor)
             if rule is None:
                 raise no_table from None
-            cx = Context(
-                self._emit, self._isa, self._values, self.constants, anchor, _result_before(activation, q)
-            )
+            cx = Context(self._emit, self._isa, self._values, self.constants, anchor, _result_before(activation, q))
             value = rule(cx)
             return Value(q, value.shape, value.layout, value.node, value.data)
         operand = self._operand(function.source)
@@ -113,7 +111,9 @@ class _Walk:
         overload, record = overload_of(node.target), find_record(node)
         if overload in RULES:
             return RULES[overload]
-        is_movement = record is not None and record.kind is Kind.SHARED and not isinstance(node.meta["val"], (list, tuple))
+        is_movement = (
+            record is not None and record.kind is Kind.SHARED and not isinstance(node.meta["val"], (list, tuple))
+        )
         return movement.move if is_movement else None
 
     def connect(self) -> None:
@@ -130,7 +130,7 @@ def _split_activation(node: Node) -> tuple[Node, list[Node]]:
     activation: list[Node] = []
     while True:
         record = find_record(node) if node.op == "call_function" else None
-        if record is None or record.clamp_bounds is None and get_scale_factor(node, record) is None:
+        if record is None or (record.clamp_bounds is None and get_scale_factor(node, record) is None):
             return node, activation
         operand = node.args[0]
         if not isinstance(operand, Node) or len(operand.users) != 1 or is_dequantize(operand):

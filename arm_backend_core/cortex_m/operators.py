@@ -18,9 +18,8 @@ from torch import Tensor
 from torch._ops import OpOverload, OpOverloadPacket
 
 from arm_backend_core.cortex_m.catalog import KERNELS
-from arm_backend_core.cortex_m.kernels.registry import Kernel
+from arm_backend_core.cortex_m.kernels.registry import NAMESPACE, Kernel
 
-NAMESPACE = "arm_cortex_m"
 _LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 
 

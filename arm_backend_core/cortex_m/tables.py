@@ -67,7 +67,7 @@ def match_univariate(result: Node, constants: Mapping[Node, Any]) -> UnivariateF
     pending, visited = [result], set[Node]()
     while pending:
         node = pending.pop()
-        if node in visited or node in constants and constants[node].numel() == 1:
+        if node in visited or (node in constants and constants[node].numel() == 1):
             continue
         visited.add(node)
         if is_dequantize(node):

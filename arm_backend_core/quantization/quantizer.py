@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any, Self
 
@@ -32,7 +33,13 @@ from arm_backend_core.quantization.algorithms.coordinate_precision import find_c
 from arm_backend_core.quantization.annotator import ANNOTATION, Annotator
 from arm_backend_core.quantization.config import QuantizationConfig, get_symmetric_a16w8_quantization_config
 from arm_backend_core.quantization.graph_observers import describe_observed_tensors, share_timestep_observers
-from arm_backend_core.targets.compile_spec import ArmCompileSpec, EthosUCompileSpec, TosaCompileSpec, VgfCompileSpec
+from arm_backend_core.targets.compile_spec import (
+    ArmCompileSpec,
+    CortexMCompileSpec,
+    EthosUCompileSpec,
+    TosaCompileSpec,
+    VgfCompileSpec,
+)
 
 Config = QuantizationConfig | None
 _WITH_INT16 = get_symmetric_a16w8_quantization_config()
@@ -137,11 +144,14 @@ class ArmQuantizer(Quantizer):
             if self._config(stacks[node]) is not None and node not in constants:
                 _check_dtype(node)
         self._annotate_io(model)
-        uses_int16 = "int16" in self.compile_spec.target.extensions and self._uses("int16_coordinates")
+        has_int16 = "int16" in self.compile_spec.target.extensions
+        uses_int16 = has_int16 and self._uses("int16_coordinates")
         coordinates = find_coordinate_nodes(model.graph) if uses_int16 else set()
 
         def config_of(node: Node) -> Config:
             config = self._config(stacks[node])
+            if config is not None and not has_int16:
+                return replace(config, inner=None)
             return _WITH_INT16 if config is not None and node in coordinates else config
 
         Annotator(model.graph, config_of).run()
@@ -211,6 +221,12 @@ class VgfQuantizer(ArmQuantizer):
     """Quantizes for a ``VgfCompileSpec``."""
 
     spec_class = VgfCompileSpec
+
+
+class CortexMQuantizer(ArmQuantizer):
+    """Quantizes for a ``CortexMCompileSpec``."""
+
+    spec_class = CortexMCompileSpec
 
 
 def _check_dtype(node: Node) -> None:

@@ -9,6 +9,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Self
 
+from arm_backend_core.targets.cortex_m import Isa, resolve_isa
 from arm_backend_core.targets.target import Target
 
 if TYPE_CHECKING:
@@ -229,3 +230,25 @@ class VgfCompileSpec(ArmCompileSpec):
             raise ValueError(f"tosa_spec: the VGF converter takes TOSA 1.0; '{tosa_spec}' is {target.version_text}")
         super().__init__(target, model_converter.split_flags(compiler_flags or ()))
         model_converter.check_converter(tuple(self.compiler_flags))
+
+
+class CortexMCompileSpec(ArmCompileSpec):
+    """Lower to int8 kernels that a Cortex-M executes; there are no delegates.
+
+    Args:
+        cpu: the processor, for example ``cortex-m55``.
+        isa: instruction set of the kernels; None for the fastest that the processor may have.
+
+    Attributes:
+        isa: the instruction set.
+
+    Raises:
+        ValueError: there is no such processor, or it does not have the instruction set.
+    """
+
+    backend_id = ""
+    _output_format = "pte"
+
+    def __init__(self, cpu: str = "cortex-m55", isa: Isa | str | None = None) -> None:
+        self.isa = resolve_isa(cpu, isa)
+        super().__init__(Target(cpu, frozenset({"INT"}), frozenset(), "cortex-m"))

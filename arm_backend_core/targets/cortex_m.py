@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from enum import Enum
 
 
@@ -36,3 +37,22 @@ ISAS_BY_CPU: Mapping[str, tuple[Isa, ...]] = {
     "cortex-m55": _ALL,
     "cortex-m85": _ALL,
 }
+
+
+def resolve_isa(cpu: str, isa: Isa | str | None = None) -> Isa:
+    """The instruction set of a processor's kernels: ``isa``, or the fastest that the processor may have.
+
+    Raises:
+        ValueError: there is no such processor, or it does not have the instruction set.
+    """
+    if cpu not in ISAS_BY_CPU:
+        near = get_close_matches(str(cpu).lower().replace("_", "-"), ISAS_BY_CPU, n=1, cutoff=0.4)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"cpu={cpu!r}: there is no such Cortex-M{hint} (allowed: {', '.join(ISAS_BY_CPU)})")
+    names = {each.value: each for each in ISAS_BY_CPU[cpu]}
+    if isa is None:
+        return ISAS_BY_CPU[cpu][0]
+    name = isa.value if isinstance(isa, Isa) else isa
+    if name not in names:
+        raise ValueError(f"isa={name!r}: {cpu} has {', '.join(map(repr, names))}")
+    return names[name]

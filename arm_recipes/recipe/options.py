@@ -21,7 +21,7 @@ class Option:
     Attributes:
         name: the keyword.
         group: recipes that take the option: "all", "int" (quantizing recipes), "tosa" (TOSA and VGF recipes),
-            "tosa-fp", "ethos-u" or "ethos-u85".
+            "tosa-fp", "ethos-u", "ethos-u85" or "cortex-m".
         expects: the accepted values in words, for error messages.
         find_problem: returns the problem of a value, which completes "got <value>: ..."; None for a valid value.
         default: value of an omitted argument. None means the default of the target.
@@ -104,7 +104,10 @@ def resolve_algorithms(value: Any, recipe: str) -> tuple[str, ...]:
     """Return the names of the algorithms that the option value ``algorithms=value`` selects for a recipe."""
     if isinstance(value, bool):
         defaults = [
-            name for name in ALGORITHMS if not (name in _COSTLY_NPU_ALGORITHMS and "ethos-u" in option_groups(recipe))
+            name
+            for name in ALGORITHMS
+            if not (name in _COSTLY_NPU_ALGORITHMS and "ethos-u" in option_groups(recipe))
+            and not (name.startswith("int16_") and "cortex-m" in option_groups(recipe))
         ]
         return tuple(defaults) if value else ()
     return tuple(name for name in ALGORITHMS + OPT_IN_ALGORITHMS if name in value)
@@ -233,6 +236,8 @@ OPTIONS: dict[str, Option] = {
         Option("sram_budget", "ethos-u", _EXPECTED_BUDGET, _budget_problem),
         Option("flash_budget", "ethos-u", _EXPECTED_BUDGET, _budget_problem),
         Option("direct_drive", "ethos-u85", "a bool", _bool_problem, default=False),
+        Option("cpu", "cortex-m", 'the name of a Cortex-M, such as "cortex-m55"', _name_problem, default="cortex-m55"),
+        Option("isa", "cortex-m", '"mve", "dsp", "scalar", or None for the fastest', _name_problem),
         Option("extensions", "tosa", 'a list of names of TOSA extensions, such as ["bf16"]', _names_problem),
         Option("mx", "tosa-fp", f"one of {', '.join(map(repr, MX_FORMATS))}", _format_problem),
         Option("per_channel", "int", "a bool", _bool_problem, default=True),
@@ -266,6 +271,8 @@ def option_groups(recipe: str) -> frozenset[str]:
         names.add("int")
     if recipe.startswith("ETHOSU"):
         names.add("ethos-u")
+    elif recipe.startswith("CORTEX_M"):
+        names.add("cortex-m")
     else:
         names.add("tosa")
     if recipe == "TOSA_FP":
@@ -304,7 +311,7 @@ def check(recipe: str, user_options: Mapping[str, Any]) -> dict[str, Any]:
 def _unknown_option_message(recipe: str, name: str, names: list[str]) -> str:
     if name in OPTIONS:
         kinds = {"ethos-u": "Ethos-U", "ethos-u85": "Ethos-U85", "int": "quantizing", "tosa": "TOSA and VGF"}
-        kinds["tosa-fp"] = "TOSA_FP"
+        kinds |= {"tosa-fp": "TOSA_FP", "cortex-m": "Cortex-M"}
         hint = f"; it belongs to {kinds[OPTIONS[name].group]} recipes"
     else:
         near = (

@@ -114,6 +114,12 @@ def _with_extensions(tosa_spec: str, values: Options) -> str:
     return "+".join(dict.fromkeys([*tosa_spec.split("+"), *added]))
 
 
+def _build_cortex_m_spec(values: Options) -> ArmCompileSpec:
+    from arm_backend_core.targets.compile_spec import CortexMCompileSpec
+
+    return CortexMCompileSpec(values["cpu"], values["isa"])
+
+
 _build_u55_spec = _ethos_u_spec_builder("ethos-u55", 128)
 _build_u65_spec = _ethos_u_spec_builder("ethos-u65", 256)
 _build_u85_spec = _ethos_u_spec_builder("ethos-u85", 256)
@@ -133,6 +139,7 @@ SPEC_BUILDERS: dict[str, Callable[[Options], ArmCompileSpec]] = {
     "ETHOSU_U55_A16W8": _build_u55_spec,
     "ETHOSU_U65_A16W8": _build_u65_spec,
     "ETHOSU_U85_A16W8": _build_u85_spec,
+    "CORTEX_M_INT8": _build_cortex_m_spec,
     "TOSA_FP": partial(_build_tosa_spec, "TOSA-1.0+FP"),
     "TOSA_INT8": partial(_build_tosa_spec, _INT_PROFILE),
     "TOSA_A8W4": partial(_build_tosa_spec, f"{_INT_PROFILE}+int4"),

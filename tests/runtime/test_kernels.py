@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from arm_recipes.stages.edge.cortex_m import QUANTIZE
 from executorch.exir import EdgeCompileConfig, to_edge
 from executorch.exir._serialize._program import deserialize_pte_binary, serialize_pte_binary
 from executorch.exir.schema import Buffer
@@ -15,7 +16,6 @@ from torch import Tensor, nn
 
 from arm_recipes import RunError
 from arm_recipes.runtime.program import Program
-from arm_recipes.stages.edge.cortex_m import QUANTIZE
 from arm_recipes.stages.edge.edge_manager import use_cortex_m_quantize
 
 #: The processes and the exported programs that they share are made once.

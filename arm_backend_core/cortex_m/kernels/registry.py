@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 
 from arm_backend_core.targets.cortex_m import Isa
 
+#: Namespace of the kernels' operators in ATen programs, see ``arm_backend_core.cortex_m.operators``.
+NAMESPACE = "arm_cortex_m"
+
 Array = NDArray[Any]
 Shape = Sequence[int]
 

@@ -58,9 +58,7 @@ def _broadcast(cx: Context, tensors: Sequence[Node], layout: Layout) -> tuple[li
     if shapes[0] != shapes[1] and outer == shape and _is_trailing(shapes[small], shape):
         sizes = [inner, inner]
         sizes[1 - small] = count(shape)
-        views = [
-            cx.emit.reshape(x, (size // inner, inner, 1, 1)) for x, size in zip(tensors, sizes, strict=True)
-        ]
+        views = [cx.emit.reshape(x, (size // inner, inner, 1, 1)) for x, size in zip(tensors, sizes, strict=True)]
         return views, shape
     return [cx.emit.expand(x, shape) for x in tensors], shape
 
@@ -115,9 +113,7 @@ def divide(cx: Context) -> Value:
     first, second = (cx.emit.expand(x, shape) for x in tensors)
     scale = values[0].scale / (values[1].scale * float(cx.result.q.scale))
     zero_points = [value.zero_point for value in values]
-    node = cx.emit.kernel(
-        "quantized_div", first, zero_points[0], second, zero_points[1], cx.result.q.zero_point, scale
-    )
+    node = cx.emit.kernel("quantized_div", first, zero_points[0], second, zero_points[1], cx.result.q.zero_point, scale)
     return cx.clamp(cx.computed(node, layout))
 
 
@@ -125,9 +121,7 @@ def divide(cx: Context) -> Value:
 def select_extreme(cx: Context) -> Value:
     """Elementwise minimum or maximum, of operands that are requantized to the result's parameters."""
     rank = cx.node.meta["val"].dim()
-    values = [
-        cx.requantize(_with_rank(cx, cx.operand(argument), rank), cx.result.q) for argument in cx.node.args[:2]
-    ]
+    values = [cx.requantize(_with_rank(cx, cx.operand(argument), rank), cx.result.q) for argument in cx.node.args[:2]]
     layout = _common_layout(values)
     name = "minimum" if cx.node.target is aten.minimum.default else "maximum"
     node = cx.emit.kernel(name, *(cx.emit.store(value, layout) for value in values))
