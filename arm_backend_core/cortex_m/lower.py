@@ -7,7 +7,6 @@ two casts. Tensors keep the memory layout in which a kernel wrote them until a r
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,6 @@ from arm_backend_core.insert_delegates import eliminate_dead_constants
 from arm_backend_core.lowering.qparams_reader import QParamsReader
 from arm_backend_core.nodes import is_dequantize, is_quantize, operator_name, overload_of
 from arm_backend_core.ops.catalog import find_record
-from arm_backend_core.ops.registry import Kind
 from arm_backend_core.program import constants_of, lift_constants
 from arm_backend_core.qparams import QParams
 from arm_backend_core.targets.cortex_m import Isa
@@ -94,7 +92,7 @@ class _Walk:
         try:
             function = match_univariate(source, self.constants)
         except Unsupported as no_table:
-            rule = self._find_rule(anchor)
+            rule = RULES.get(overload_of(anchor.target))
             if rule is None:
                 raise no_table from None
             cx = Context(self._emit, self._isa, self._values, self.constants, anchor, _result_before(activation, q))
@@ -106,15 +104,6 @@ class _Walk:
 
     def _operand(self, dequantize: Node) -> Value:
         return read_operand(dequantize, self._values, self.constants, self._qparams)
-
-    def _find_rule(self, node: Node) -> Callable[[Context], Value] | None:
-        overload, record = overload_of(node.target), find_record(node)
-        if overload in RULES:
-            return RULES[overload]
-        is_movement = (
-            record is not None and record.kind is Kind.SHARED and not isinstance(node.meta["val"], (list, tuple))
-        )
-        return movement.move if is_movement else None
 
     def connect(self) -> None:
         """Let all remaining readers of the lowered quantize nodes read the kernels' results."""

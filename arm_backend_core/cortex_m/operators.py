@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 from executorch.exir.dialects.edge._ops import EdgeDialectFunctionSchema, EdgeOpOverload
 from torch import Tensor
@@ -34,7 +35,7 @@ def _arguments(kernel: Kernel) -> list[str]:
 
 def _compute(kernel: Kernel, arguments: tuple[Any, ...]) -> Tensor:
     arrays = [x.detach().contiguous().numpy() if isinstance(x, Tensor) else x for x in arguments]
-    return torch.from_numpy(kernel.compute(*_with_scratch(kernel, arrays)).copy())
+    return torch.from_numpy(np.array(kernel.compute(*_with_scratch(kernel, arrays)), order="C"))
 
 
 def _infer(kernel: Kernel, arguments: tuple[Any, ...]) -> Tensor:

@@ -128,8 +128,27 @@ def pad(cx: Context) -> Value:
     return cx.computed(cx.emit.kernel("pad", stored, *pads, value), x.layout)
 
 
+@rule(aten.upsample_nearest2d.vec, aten.upsample_nearest2d.default, aten._upsample_nearest_exact2d.vec)
+def upsample_nearest(cx: Context) -> Value:
+    """Nearest-neighbour upsampling by integer factors: repeat rows and columns of an NHWC image."""
+    x = _operand(cx, cx.node.args[0])
+    height, width = cx.node.meta["val"].shape[2:]
+    n, channels, rows, columns = x.shape
+    if height % rows or width % columns:
+        return move(cx)
+    image = cx.emit.store(x, (0, 2, 3, 1))
+    repeated = (n, rows, height // rows, columns, width // columns, channels)
+    node = cx.emit.expand(cx.emit.reshape(image, (n, rows, 1, columns, 1, channels)), repeated)
+    return cx.computed(cx.emit.reshape(node, (n, height, width, channels)), (0, 2, 3, 1))
+
+
+@rule(
+    *(aten.expand.default, aten.repeat.default, aten.tile.default, aten.flip.default, aten.roll.default),
+    *(aten.stack.default, aten.index.Tensor, aten._unsafe_index.Tensor, aten.gather.default, aten.embedding.default),
+    *(aten.index_select.default, aten.amax.default, aten.amin.default),
+)
 def move(cx: Context) -> Value:
-    """Any other data movement: the ATen operator itself, on integers.
+    """Other data movement and order: the ATen operator itself, on integers.
 
     Raises:
         Unsupported: a quantized operand has other parameters than the result.
