@@ -29,7 +29,7 @@ using executorch::runtime::BoxedEvalueList;
 
 std::string log_lines;
 bool is_capturing = false;
-executorch::runtime::pal_emit_log_message_method emit_elsewhere = nullptr;
+pal_emit_log_message_method emit_elsewhere = nullptr;
 
 // Stores the line during a call of a kernel. Other lines go where they went before.
 void emit(et_timestamp_t time, et_pal_log_level_t level, const char* file, const char* function, size_t line,
@@ -79,7 +79,7 @@ class Arguments {
   Span<EValue*> stack() { return {pointers_.data(), pointers_.size()}; }
 
  private:
-  void store(EValue value) {
+  void store(const EValue& value) {
     values_.push_back(value);
     pointers_.push_back(&values_.back());
   }
