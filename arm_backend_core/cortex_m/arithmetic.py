@@ -61,3 +61,14 @@ def requantize(x: Array, multiplier: Array | int, shift: Array | int) -> Array:
 def clamp_to_int8(x: Array, low: int = -128, high: int = 127) -> Array:
     """Saturate to [low, high], as int8."""
     return np.clip(x, low, high).astype(np.int8)
+
+
+def requantize_to_int8(
+    accumulator: Array, multiplier: Array | int, shift: Array | int, offset: int, low: int = -128, high: int = 127
+) -> Array:
+    """Requantize an accumulator, add the zero point ``offset`` and saturate to [low, high], as int8.
+
+    Sums wrap at 32 bits, as in the kernels.
+    """
+    scaled = requantize(accumulator.astype(np.int32), multiplier, shift) + offset
+    return clamp_to_int8(scaled.astype(np.int32), low, high)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from arm_backend_core.cortex_m.kernels import tmpconv, casting, elementwise, movement, pooling, softmax
+from arm_backend_core.cortex_m.kernels import convolution, elementwise, linear
 from arm_backend_core.cortex_m.kernels.registry import KERNELS, Kernel
 
 #: Modules with kernel records.
-FAMILIES = (casting, elementwise, movement, pooling, softmax)
+FAMILIES = (convolution, elementwise, linear)
 
 
 def find_kernel(name: str) -> Kernel:

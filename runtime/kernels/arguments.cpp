@@ -93,9 +93,10 @@ bool ArgumentChecker::has_rank(const char* argument, const Tensor& tensor, int64
 
 bool ArgumentChecker::has_shape(const char* argument, const Tensor& tensor, std::initializer_list<int64_t> shape) {
   const auto sizes = tensor.sizes();
-  return require(std::equal(sizes.begin(), sizes.end(), shape.begin(), shape.end(),
-                            [](SizesType actual, int64_t expected) { return actual == expected; }),
-                 argument, "has a shape that does not fit the other arguments");
+  return require(
+      std::equal(sizes.begin(), sizes.end(), shape.begin(), shape.end(),
+                 [](SizesType actual, int64_t expected) { return expected == kAnySize || actual == expected; }),
+      argument, "has a shape that does not fit the other arguments");
 }
 
 bool ArgumentChecker::is_in(const char* argument, int64_t value, int64_t low, int64_t high) {
@@ -129,15 +130,31 @@ bool ArgumentChecker::is_activation(int64_t low, int64_t high) {
   return is_in("activation_min", low, INT8_MIN, INT8_MAX) && is_in("activation_max", high, low, INT8_MAX);
 }
 
-bool ArgumentChecker::resize(const char* argument, Tensor& out, std::initializer_list<int64_t> shape) {
+bool ArgumentChecker::resize(const char* argument, Tensor& out, const int64_t* shape, size_t rank) {
   std::array<SizesType, kMaxRank> sizes{};
-  if (shape.size() > kMaxRank ||
-      !std::all_of(shape.begin(), shape.end(), [](int64_t size) { return size >= 0 && size <= INT32_MAX; })) {
+  for (size_t axis = 0; axis < rank; ++axis) {
+    if (rank > kMaxRank || shape[axis] < 0 || shape[axis] > INT32_MAX) {
+      return fail(argument, "would have an impossible shape");
+    }
+    sizes[axis] = static_cast<SizesType>(shape[axis]);
+  }
+  return require(executorch::runtime::resize_tensor(out, {sizes.data(), rank}) == Error::Ok, argument,
+                 "cannot have the shape of the result");
+}
+
+bool ArgumentChecker::resize(const char* argument, Tensor& out, std::initializer_list<int64_t> shape) {
+  return resize(argument, out, shape.begin(), shape.size());
+}
+
+bool ArgumentChecker::resize_last_axis(const char* argument, Tensor& out, const Tensor& input, int64_t size) {
+  std::array<int64_t, kMaxRank> shape{};
+  const auto sizes = input.sizes();
+  if (sizes.empty() || sizes.size() > kMaxRank) {
     return fail(argument, "would have an impossible shape");
   }
-  std::transform(shape.begin(), shape.end(), sizes.begin(), [](int64_t size) { return static_cast<SizesType>(size); });
-  const bool resized = executorch::runtime::resize_tensor(out, {sizes.data(), shape.size()}) == Error::Ok;
-  return require(resized, argument, "cannot have the shape of the result");
+  std::copy(sizes.begin(), sizes.end(), shape.begin());
+  shape[sizes.size() - 1] = size;
+  return resize(argument, out, shape.data(), sizes.size());
 }
 
 bool ArgumentChecker::resize_like(const char* argument, Tensor& out, const Tensor& input) {

@@ -17,6 +17,9 @@ using Int64List = executorch::aten::ArrayRef<int64_t>;
 using OptionalTensor = std::optional<Tensor>;
 using executorch::runtime::KernelRuntimeContext;
 
+// Size in a shape that ArgumentChecker::has_shape() does not compare.
+constexpr int64_t kAnySize = -1;
+
 // Whether the elements lie in the order of the axes, the last one innermost. Axes of size 1 may be anywhere.
 bool is_contiguous(const Tensor& tensor);
 
@@ -59,8 +62,12 @@ class ArgumentChecker {
   // Gives the result its shape, which programs with static shapes already have.
   bool resize(const char* argument, Tensor& out, std::initializer_list<int64_t> shape);
   bool resize_like(const char* argument, Tensor& out, const Tensor& input);
+  // The shape of `input`, but with `size` elements on the last axis.
+  bool resize_last_axis(const char* argument, Tensor& out, const Tensor& input, int64_t size);
 
  private:
+  bool resize(const char* argument, Tensor& out, const int64_t* shape, size_t rank);
+
   KernelRuntimeContext& context_;
   const char* name_;
 };

@@ -65,4 +65,10 @@ inline int8_t clamp_to_int8(int32_t x, int32_t low, int32_t high) {
   return static_cast<int8_t>(std::min(std::max(x, low), high));
 }
 
+// Requantizes an accumulator, adds the zero point `offset` and saturates to [low, high].
+inline int8_t requantize_to_int8(int32_t accumulator, int32_t multiplier, int32_t shift, int32_t offset, int32_t low,
+                                 int32_t high) {
+  return clamp_to_int8(add_wrapping(requantize(accumulator, multiplier, shift), offset), low, high);
+}
+
 }  // namespace arm_runtime

@@ -11,5 +11,13 @@
 #else
 #define ARM_RUNTIME_CORTEX_M_KERNEL_LIST(KERNEL) \
   KERNEL(dequantize_per_tensor)                  \
-  KERNEL(quantize_per_tensor)
+  KERNEL(quantize_per_tensor)                    \
+  KERNEL(quantized_batch_matmul)                 \
+  KERNEL(quantized_conv2d)                       \
+  KERNEL(quantized_conv2d_nhwc)                  \
+  KERNEL(quantized_depthwise_conv2d)             \
+  KERNEL(quantized_depthwise_conv2d_nhwc)        \
+  KERNEL(quantized_linear)                       \
+  KERNEL(quantized_transpose_conv2d)             \
+  KERNEL(quantized_transpose_conv2d_nhwc)
 #endif
