@@ -15,7 +15,7 @@ from torch.fx import Node
 
 from arm_backend_core.cortex_m.emitter import Emitter
 from arm_backend_core.cortex_m.rules import convolution, elementwise, movement, pooling  # noqa: F401  (register rules)
-from arm_backend_core.cortex_m.rules.context import RULES, Context, Result, look_up, read_operand, requantize
+from arm_backend_core.cortex_m.rules.context import Context, Result, find_rule, look_up, read_operand, requantize
 from arm_backend_core.cortex_m.tables import match_univariate
 from arm_backend_core.cortex_m.values import Value
 from arm_backend_core.dtype import DType
@@ -24,7 +24,13 @@ from arm_backend_core.fusion.rules import get_scale_factor
 from arm_backend_core.graph_edits import eliminate_dead_code
 from arm_backend_core.insert_delegates import eliminate_dead_constants
 from arm_backend_core.lowering.qparams_reader import QParamsReader
-from arm_backend_core.nodes import is_dequantize, is_quantize, operator_name, overload_of
+from arm_backend_core.nodes import (
+    evaluate_node,
+    is_constant,
+    is_dequantize,
+    is_quantize,
+    operator_name,
+)
 from arm_backend_core.ops.catalog import find_record
 from arm_backend_core.program import constants_of, lift_constants
 from arm_backend_core.qparams import QParams
@@ -43,8 +49,12 @@ def lower_to_kernels(program: ExportedProgram, isa: Isa) -> dict[Node, Unsupport
     """
     walk = _Walk(program, isa)
     for node in list(program.graph.nodes):
-        if node.op == "call_function" and is_quantize(node):
+        if node.op != "call_function" or is_dequantize(node):
+            continue
+        if is_quantize(node):
             walk.lower(node)
+        elif is_constant(node, walk.constants):
+            walk.constants[node] = evaluate_node(node, walk.constants.__getitem__)
     walk.connect()
     names = {node.name for node in walk.constants}
     eliminate_dead_code(program.graph)
@@ -92,7 +102,7 @@ class _Walk:
         try:
             function = match_univariate(source, self.constants)
         except Unsupported as no_table:
-            rule = RULES.get(overload_of(anchor.target))
+            rule = find_rule(anchor)
             if rule is None:
                 raise no_table from None
             cx = Context(self._emit, self._isa, self._values, self.constants, anchor, _result_before(activation, q))

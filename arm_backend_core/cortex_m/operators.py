@@ -1,9 +1,9 @@
-"""The kernels as PyTorch operators: ``arm_cortex_m::<kernel>`` in ATen programs, ``cortex_m::<kernel>`` in edge programs.
+"""The kernels as PyTorch operators: ``arm_cortex_m`` in ATen programs, ``cortex_m`` in edge programs.
 
 PyTorch's registry accepts one definition per name, and ExecuTorch's own definitions of ``cortex_m`` import its whole
 backend. Therefore, the ATen program uses operators of another namespace. They have no scratch tensors, which exist only
-in edge programs. The edge operators are not registered: they have a schema and a function, which ExecuTorch's passes and
-emitter need. ``torch.ops`` returns them until ExecuTorch's definitions are registered.
+in edge programs. The edge operators are not registered. They have a schema and a function, which ExecuTorch's passes
+and emitter need. ``torch.ops`` returns them until ExecuTorch's definitions are registered.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from arm_backend_core.cortex_m.arithmetic import clamp_to_int8, requantize
+from arm_backend_core.cortex_m.arithmetic import requantize, requantize_to_int8
 from arm_backend_core.cortex_m.kernels.registry import Array, Shape, broadcast_shape, kernel
 
 #: Left shift of the operands of an addition, which keeps the sum's precision (``arm_elementwise_add_s8``).
@@ -36,11 +36,6 @@ def channel_broadcast_shape(first: Shape, second: Shape) -> Shape:
     if tuple(first) != tuple(second) and not is_channel_broadcast(first, second):
         raise ValueError(f"the kernel broadcasts only a number per channel, not {tuple(first)} and {tuple(second)}")
     return broadcast_shape(first, second)
-
-
-def _add_zero_point(x: Array, zero_point: int) -> Array:
-    """x + zero_point, which wraps at 32 bits as in the kernel."""
-    return (x + zero_point).astype(np.int32)
 
 
 @kernel(
@@ -78,8 +73,8 @@ def quantized_add(
             (second, second_zero_point, second_multiplier, second_shift),
         )
     ]
-    total = _add_zero_point(requantize(terms[0] + terms[1], output_multiplier, output_shift), output_zero_point)
-    return clamp_to_int8(total, activation_min, activation_max)
+    output = output_multiplier, output_shift, output_zero_point
+    return requantize_to_int8(terms[0] + terms[1], *output, activation_min, activation_max)
 
 
 @kernel(
@@ -97,12 +92,13 @@ def quantized_mul(
     output_multiplier: int,
     output_shift: int,
 ) -> Array:
-    """Product of two int8 tensors, with the shapes and memory formats of ``quantized_add`` (``arm_elementwise_mul_s8``).
+    """Product of two int8 tensors (``arm_elementwise_mul_s8``).
 
-    The result saturates to int8; there is no other activation. A product has 17 bits, so shifts above 15 overflow.
+    Shapes and memory formats are those of ``quantized_add``. The result saturates to int8; there is no other
+    activation. A product has 17 bits, so shifts above 15 overflow.
     """
     product = (first.astype("int64") - first_zero_point) * (second.astype("int64") - second_zero_point)
-    return clamp_to_int8(_add_zero_point(requantize(product, output_multiplier, output_shift), output_zero_point))
+    return requantize_to_int8(product, output_multiplier, output_shift, output_zero_point)
 
 
 def _equal_shape(first: Shape, second: Shape) -> Shape:
@@ -156,10 +152,8 @@ def is_broadcast_correct(first: Shape, second: Shape) -> bool:
     if max(len(first), len(second)) > MAX_BROADCAST_RANK:
         return False
     one, other = _padded(first), _padded(second)
-    for row, full in ((one, other), (other, one)):
-        if row[1] > 1 and row[2] == row[3] == 1 and full[2] > 1:
-            return False
-    return True
+    pairs = ((one, other), (other, one))
+    return not any(row[1] > 1 and row[2] == row[3] == 1 and full[2] > 1 for row, full in pairs)
 
 
 def _minimum_shape(first: Shape, second: Shape) -> Shape:

@@ -19,9 +19,9 @@ CHANNELS_LAST = (0, 2, 3, 1)
 def is_transpose_correct(isa: Isa, shape: Shape, permutation: Sequence[int]) -> bool:
     """Whether ``arm_transpose_s8`` gives the right result.
 
-    It transposes a tensor of rank 2 even if the permutation is the identity. With MVE, it does so with the last two axes
-    of a tensor of rank 4 whose first two axes stay in place. These two cases count rows and columns in 16 bits; with
-    MVE, also the offset of the eighth element of a column must fit 16 bits.
+    It transposes a tensor of rank 2 even if the permutation is the identity. With MVE, it does so with the last two
+    axes of a tensor of rank 4 whose first two axes stay in place. These two cases count rows and columns in 16 bits;
+    with MVE, also the offset of the eighth element of a column must fit 16 bits.
     """
     order = tuple(permutation)
     if not 1 <= len(shape) <= MAX_RANK or sorted(order) != list(range(len(shape))):
@@ -96,8 +96,8 @@ def pad(x: Array, before: Sequence[int], after: Sequence[int], value: int) -> Ar
 
     Args:
         x: int8. An array whose strides are not contiguous has channels_last memory format.
-        before: four amounts, for the axes in the order in memory (``is_padded_as_channels_last``), aligned to the right:
-            tensors of lower rank have 0 for the axes that they lack. Not negative.
+        before: four amounts, not negative, for the axes in the order in memory (``is_padded_as_channels_last``). For a
+            tensor of lower rank, the first ones are 0.
         after: likewise.
         value: int8, usually the zero point.
 

@@ -51,7 +51,7 @@ def softmax_parameters(scale: float) -> tuple[int, int, int]:
     ``diff_min``, whose exponent is -31 or less, have the result 0.
 
     Raises:
-        ValueError: the kernel does not support the scale: below 2^-27 or above 16.
+        ValueError: the kernel does not support the scale: below 2^-27, or 16 and above.
     """
     multiplier, shift = quantize_multiplier(scale * (1 << (31 - INPUT_INTEGER_BITS)))
     if shift < 0 or multiplier <= 0:

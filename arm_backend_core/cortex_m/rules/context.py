@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from arm_backend_core.cortex_m.kernels.registry import Array
 from arm_backend_core.cortex_m.values import Value
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.lowering.qparams_reader import QParamsReader
-from arm_backend_core.nodes import is_dequantize
+from arm_backend_core.nodes import is_dequantize, overload_of
 from arm_backend_core.qparams import QParams
 from arm_backend_core.targets.cortex_m import Isa
 
@@ -179,8 +180,12 @@ RULES: dict[OpOverload, Rule] = {}
 """The rules by ATen overload. ``arm_backend_core.cortex_m.lower`` imports all families."""
 
 
-def rule(*overloads: OpOverload) -> Callable[[Rule], Rule]:
-    """Register the decorated function as the lowering rule of ATen overloads.
+PART_RULES: dict[OpOverload, Rule] = {}
+"""The rules of operators of several results. Such a rule computes one result: the node is its ``getitem`` node."""
+
+
+def rule(*overloads: OpOverload, table: dict[OpOverload, Rule] = RULES) -> Callable[[Rule], Rule]:
+    """Register the decorated function as the lowering rule of ATen overloads, in ``RULES`` or ``PART_RULES``.
 
     Raises:
         ValueError: an overload has a rule already.
@@ -188,12 +193,20 @@ def rule(*overloads: OpOverload) -> Callable[[Rule], Rule]:
 
     def register(function: Rule) -> Rule:
         for overload in overloads:
-            if overload in RULES:
+            if overload in table:
                 raise ValueError(f"{overload} has a kernel rule already")
-            RULES[overload] = function
+            table[overload] = function
         return function
 
     return register
+
+
+def find_rule(node: Node) -> Rule | None:
+    """The rule of an operator, or of one result of an operator of several results; None if there is none."""
+    if node.target is operator.getitem:
+        source = node.all_input_nodes[0]
+        return PART_RULES.get(overload_of(source.target))  # type: ignore[arg-type]
+    return RULES.get(overload_of(node.target))  # type: ignore[arg-type]
 
 
 def multipliers(real: Array | float, channels: int) -> tuple[Array, Array]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch.fx import Node
 
 from arm_backend_core.cortex_m.emitter import MAX_RANK, count
-from arm_backend_core.cortex_m.rules.context import Context, rule
+from arm_backend_core.cortex_m.rules.context import PART_RULES, Context, rule
 from arm_backend_core.cortex_m.values import Value
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.nodes import arguments_of, is_dequantize
@@ -107,6 +107,25 @@ def select_index(cx: Context) -> Value:
     return cx.computed(node, [axis - (axis > dim) for axis in x.layout if axis != dim])
 
 
+@rule(
+    *(aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default, aten.tensor_split.sections),
+    *(aten.tensor_split.indices, aten.unbind.int),
+    table=PART_RULES,
+)
+def take_part(cx: Context) -> Value:
+    """One part of a tensor that is split along a dimension: a slice, or a selection for ``unbind``."""
+    source, index = cx.node.all_input_nodes[0], cast(int, cx.node.args[1])
+    x = _operand(cx, source.args[0])
+    dim = int(arguments_of(source)["dim"]) % x.rank
+    axis, stored = x.layout.index(dim), cx.emit.store(x, x.layout)
+    if source.target is aten.unbind.int:
+        node = cx.emit.call(aten.select_copy.int, stored, axis, index)
+        return cx.computed(node, [each - (each > dim) for each in x.layout if each != dim])
+    sizes = [part.shape[dim] for part in source.meta["val"]]
+    start = sum(sizes[:index])
+    return cx.computed(cx.emit.call(aten.slice_copy.Tensor, stored, axis, start, start + sizes[index], 1), x.layout)
+
+
 @rule(aten.constant_pad_nd.default, aten.pad.default)
 def pad(cx: Context) -> Value:
     """Constant padding with the integer of the given number."""
@@ -124,7 +143,8 @@ def pad(cx: Context) -> Value:
         before[x.rank - 1 - number], after[x.rank - 1 - number] = amounts[2 * number : 2 * number + 2]
     value = int(x.q.quantize(np.array(float(arguments["value"] or 0.0))))
     stored = cx.emit.store(x, x.layout)
-    pads = ([sides[axis] for axis in x.layout] for sides in (before, after))
+    missing = [0] * (MAX_RANK - x.rank)
+    pads = ([*missing, *(sides[axis] for axis in x.layout)] for sides in (before, after))
     return cx.computed(cx.emit.kernel("pad", stored, *pads, value), x.layout)
 
 
