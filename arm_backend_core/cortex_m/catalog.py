@@ -5,6 +5,8 @@ from __future__ import annotations
 from arm_backend_core.cortex_m.kernels import casting, convolution, elementwise, linear, movement, pooling, softmax
 from arm_backend_core.cortex_m.kernels.registry import KERNELS, Kernel
 
+__all__ = ["FAMILIES", "KERNELS", "find_kernel"]
+
 #: Modules with kernel records.
 FAMILIES = (casting, convolution, elementwise, linear, movement, pooling, softmax)
 
