@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from arm_backend_core.cortex_m.kernels import convolution, elementwise, linear
+from arm_backend_core.cortex_m.kernels import casting, convolution, elementwise, linear, movement, pooling, softmax
 from arm_backend_core.cortex_m.kernels.registry import KERNELS, Kernel
 
 #: Modules with kernel records.
-FAMILIES = (convolution, elementwise, linear)
+FAMILIES = (casting, convolution, elementwise, linear, movement, pooling, softmax)
 
 
 def find_kernel(name: str) -> Kernel:
