@@ -11,13 +11,26 @@
 #else
 #define ARM_RUNTIME_CORTEX_M_KERNEL_LIST(KERNEL) \
   KERNEL(dequantize_per_tensor)                  \
+  KERNEL(maximum)                                \
+  KERNEL(minimum)                                \
+  KERNEL(pad)                                    \
   KERNEL(quantize_per_tensor)                    \
+  KERNEL(quantized_activation)                   \
+  KERNEL(quantized_add)                          \
+  KERNEL(quantized_avg_pool2d)                   \
+  KERNEL(quantized_avg_pool2d_nhwc)              \
   KERNEL(quantized_batch_matmul)                 \
   KERNEL(quantized_conv2d)                       \
   KERNEL(quantized_conv2d_nhwc)                  \
   KERNEL(quantized_depthwise_conv2d)             \
   KERNEL(quantized_depthwise_conv2d_nhwc)        \
+  KERNEL(quantized_div)                          \
   KERNEL(quantized_linear)                       \
+  KERNEL(quantized_max_pool2d)                   \
+  KERNEL(quantized_max_pool2d_nhwc)              \
+  KERNEL(quantized_mul)                          \
   KERNEL(quantized_transpose_conv2d)             \
-  KERNEL(quantized_transpose_conv2d_nhwc)
+  KERNEL(quantized_transpose_conv2d_nhwc)        \
+  KERNEL(softmax)                                \
+  KERNEL(transpose)
 #endif
