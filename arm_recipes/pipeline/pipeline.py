@@ -42,6 +42,7 @@ from arm_recipes.pipeline.methods import check_shared_buffers, plan_shared_buffe
 from arm_recipes.pipeline.program_io import check_outputs, describe_tensors
 from arm_recipes.pipeline.progress import Progress
 from arm_recipes.report import context, ram, record
+from arm_recipes.report.kernels import list_kernel_calls
 from arm_recipes.report.report import Report
 from arm_recipes.runtime.signature import METADATA_KEY, encode_metadata
 from arm_recipes.runtime.tensor_info import TensorInfo
@@ -223,12 +224,14 @@ class Pipeline:
         for name, method in self._methods.items():
             if method.graph is None:
                 continue
-            own, others, boundary, cpu = record.describe_graph(method.graph, rejected)
+            own, others, boundary, cpu, movement = record.describe_graph(method.graph, rejected)
             samples, quantization = self._progress.samples.get(name), None
             if method.program is not None:
                 quantization = record.describe_quantization(method.program, samples, method.sqnr)
             tensors, not_runnable = (method.inputs, method.outputs), find_not_runnable(method.graph.graph)
-            methods.append(record.MethodReport(name, *tensors, own, others, boundary, cpu, quantization, not_runnable))
+            calls = list_kernel_calls(method.graph)
+            parts = (own, others, boundary, cpu, quantization, not_runnable, calls, movement)
+            methods.append(record.MethodReport(name, *tensors, *parts))
         report = Report(
             recipe=self._recipe.name or "unnamed",
             methods=tuple(methods),

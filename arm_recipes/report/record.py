@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from arm_recipes._internal.rendering import Renderable, Section, format_bytes, to_jsonable
 from arm_recipes.report.costs import layer_sections, memory_sections
+from arm_recipes.report.kernels import KernelCall, is_integer_movement, is_kernel_call, kernel_sections
 from arm_recipes.report.layers import DelegateProfile, method_layers
 from arm_recipes.report.memory import method_memory
 from arm_recipes.runtime.tensor_info import TensorInfo
@@ -64,6 +65,8 @@ class MethodReport:
         cpu_operators: all other operators outside the delegates.
         quantization: the quantization; None for a floating-point method.
         not_runnable: CPU operators that ExecuTorch's kernel library cannot execute, with the reason.
+        kernels: calls of int8 kernels on a Cortex-M.
+        movement: operators that move int8 values between these kernels: name -> count.
     """
 
     name: str
@@ -75,6 +78,8 @@ class MethodReport:
     cpu_operators: tuple[CpuOperator, ...]
     quantization: Quantization | None
     not_runnable: tuple[CpuOperator, ...] = ()
+    kernels: tuple[KernelCall, ...] = ()
+    movement: dict[str, int] = field(default_factory=dict)
 
     @cached_property
     def profiles(self) -> tuple[DelegateProfile, ...]:
@@ -182,7 +187,9 @@ def _method_sections(method: MethodReport, *, many: bool) -> Iterator[Section]:
         contents += f", called {d.calls} times" if d.calls > 1 else ""
         rows.append((d.name, d.backend, contents, format_bytes(d.payload_bytes)))
     rows += [(f"{number} more", backend, "", "") for backend, number in method.other_delegates.items()]
-    yield f"Delegates{suffix}: {len(method.delegates)}, {count} operators", rows or [("none",)]
+    if rows or not method.kernels:
+        yield f"Delegates{suffix}: {len(method.delegates)}, {count} operators", rows or [("none",)]
+    yield from kernel_sections(method.kernels, method.movement, suffix)
     for delegate in method.delegates:
         if delegate.vela is not None:
             yield f"Vela's estimates for {delegate.name}", _vela_rows(delegate.vela)
@@ -301,6 +308,8 @@ def _method_dict(method: MethodReport) -> dict[str, Any]:
         "boundary": method.boundary,
         "cpu_operators": [to_jsonable(operator) for operator in method.cpu_operators],
         "not_runnable": [to_jsonable(operator) for operator in method.not_runnable],
+        "kernels": [to_jsonable(call) for call in method.kernels],
+        "movement": method.movement,
         "quantization": to_jsonable(method.quantization),
     }
 
@@ -320,8 +329,12 @@ _NOT_OPERATORS = ("getitem", "executorch_call_delegate", "scan")  # the body of 
 
 def describe_graph(
     graph_module: torch.fx.GraphModule, rejected: Sequence[Rejection]
-) -> tuple[tuple[Delegate, ...], dict[str, int], dict[str, int], tuple[CpuOperator, ...]]:
-    """List delegates, delegates of other backends, boundary conversions and CPU operators of a lowered method."""
+) -> tuple[tuple[Delegate, ...], dict[str, int], dict[str, int], tuple[CpuOperator, ...], dict[str, int]]:
+    """List the parts of a lowered method.
+
+    Returns:
+        Delegates, delegates of other backends, boundary conversions, CPU operators, and movement between kernels.
+    """
     from arm_backend_core.events import delegate_record
     from arm_backend_core.nodes import operator_name
     from arm_backend_core.program import lowered_modules
@@ -329,6 +342,8 @@ def describe_graph(
     ours: list[Delegate] = []
     others: Counter[str] = Counter()
     boundary: Counter[str] = Counter()
+    movement: Counter[str] = Counter()
+    has_kernels = any(is_kernel_call(node) for node in graph_module.graph.nodes)
     cpu: list[tuple[str, str, str]] = []
     for module in lowered_modules(graph_module):
         delegate = delegate_record(module)
@@ -342,11 +357,15 @@ def describe_graph(
         name = operator_name(node)
         if name.split(".")[-1] in _NOT_OPERATORS:
             continue
-        if any(part in _CONVERSION_REMEDIES for part in name.split(".")):
+        if is_kernel_call(node):
+            continue
+        if has_kernels and is_integer_movement(node):
+            movement[name] += 1
+        elif any(part in _CONVERSION_REMEDIES for part in name.split(".")):
             boundary[name] += 1
         else:
             cpu.append((name, *_find_refusal_reason(node, name, rejected)))
-    return tuple(ours), dict(others), dict(boundary), group_operators(cpu)
+    return tuple(ours), dict(others), dict(boundary), group_operators(cpu), dict(movement)
 
 
 def _find_refusal_reason(node: torch.fx.Node, name: str, rejected: Sequence[Rejection]) -> tuple[str, str]:
