@@ -80,14 +80,14 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             if commands is None:
                 _shell(text, tmp_path)
             for arguments in commands or ():
-                code, output = server.run(arguments, tmp_path)
-                assert code == 0, f"{arguments}\n{output[-3000:]}"
+                exit_code, output = server.run(arguments, tmp_path)
+                assert exit_code == 0, f"{arguments}\n{output[-3000:]}"
 
 
 def _parse_commands(text: str) -> list[list[str]] | None:
     """The arguments of each command, if all are ``arm-recipes`` without operators and variables of the shell."""
     commands = [shlex.split(line) for line in text.replace("\\\n", " ").splitlines()]
-    is_plain = not re.search(r"[|&;<>$`()*?~#]", text) and all(words[0] == "arm-recipes" for words in commands)
+    is_plain = not re.search(r"[|&;<>$`()*?~#]", text) and all(words[:1] == ["arm-recipes"] for words in commands)
     return [words[1:] for words in commands] if is_plain else None
 
 
