@@ -48,12 +48,9 @@ def is_kernel_call(node: torch.fx.Node) -> bool:
 
 
 def is_integer_movement(node: torch.fx.Node) -> bool:
-    """Whether a node only moves int8 values between kernels, or reserves their scratch memory."""
+    """Whether a node only moves int8 values between kernels."""
     import torch
-    from executorch.exir import memory
 
-    if node.target is memory.alloc:
-        return True
     values = [node.meta.get("val"), *(source.meta.get("val") for source in node.all_input_nodes[:1])]
     return all(isinstance(value, torch.Tensor) and value.dtype is torch.int8 for value in values)
 

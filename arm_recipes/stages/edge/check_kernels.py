@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any, Literal
 
 import torch
-from executorch.exir import EdgeProgramManager
+from executorch.exir import EdgeProgramManager, memory
 from executorch.exir.dialects.edge._ops import EdgeOpOverload
 from executorch.exir.operator.convert import to_out_variant
 from torch import fx
@@ -80,7 +80,7 @@ def _kernel_problems(node: fx.Node) -> Iterator[str]:
     if kernel not in _FIRMWARE_KERNELS and kernel not in _library_kernels():
         yield f"no kernel {kernel}: use another operator, or link a library that has it into the firmware"
     yield from _quantization_problems(node, tensors[0])
-    operands = [source.meta.get("val") for source in node.all_input_nodes]
+    operands = [source.meta.get("val") for source in node.all_input_nodes if source.target is not memory.alloc]
     if any(map(is_empty, operands)) and kernel not in MIXED_OPERAND_KERNELS:
         yield "its kernel may abort on a tensor without elements: remove it from the model"
     for value in (*tensors, *(value for value in operands if isinstance(value, torch.Tensor))):
