@@ -75,6 +75,7 @@ def _assemble_recipe(
     from arm_backend_core import partitioner
     from arm_backend_core import quantization as quantizers
     from arm_backend_core.aten.input_scales import quantize_inputs_once
+    from arm_backend_core.targets.compile_spec import CortexMCompileSpec
     from arm_recipes.pipeline.budgets import CheckBudgets
     from arm_recipes.stages.block_scaled import mx_recipe
     from arm_recipes.stages.edge import edge_manager
@@ -102,7 +103,7 @@ def _assemble_recipe(
         # loads. Firmware uses the cortex_m kernels.
         if target != "VGF" and not values.get("direct_drive"):
             passes.append(edge_manager.use_cortex_m_quantize)
-    if target == "CORTEX":
+    if isinstance(spec, CortexMCompileSpec):
         passes.append(partial(edge_manager.use_cortex_m_kernels, spec.isa))
     passes += [replace_empty_tensors, share_weights]
     passes.append(CheckRunnable(values["require_runnable"]))

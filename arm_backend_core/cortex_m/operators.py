@@ -99,7 +99,7 @@ def edge_operator(name: str) -> EdgeOpOverload:
         if name in CASTS:
             result: Tensor = getattr(torch.ops.quantized_decomposed, name).default(*arguments)
             return result
-        return kernel_operator(name)(*arguments[: len(arguments) - scratch_count])  # type: ignore[no-any-return]
+        return kernel_operator(name)(*arguments[: len(arguments) - scratch_count])
 
     def out_variant(*arguments: Any, out: Tensor) -> Tensor:
         return out.copy_(functional(*arguments))

@@ -88,7 +88,7 @@ def kernel_sections(calls: Sequence[KernelCall], movement: dict[str, int], suffi
         return
     counts = Counter(call.kernel for call in calls)
     scratch = {name: max(call.scratch_bytes for call in calls if call.kernel == name) for name in counts}
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (f"{count} x {name}", f"scratch up to {format_bytes(scratch[name])}" if scratch[name] else "")
         for name, count in counts.most_common()
     ]
