@@ -8,7 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from arm_backend_core.cortex_m.kernels.scratch import DEPTHWISE_CHANNEL_BLOCK, Window, is_upsampled, split_row
+from arm_backend_core.cortex_m.kernels.scratch import (
+    DEPTHWISE_CHANNEL_BLOCK,
+    Window,
+    depthwise_bytes,
+    is_upsampled,
+    split_row,
+)
 from arm_backend_core.targets.cortex_m import Isa
 
 #: Products per result that code without MVE counts in 16 bits.
@@ -45,7 +51,13 @@ def _find_row_fault(window: Window) -> str | None:
 
 def find_depthwise_fault(isa: Isa, window: Window, output_channels: int, has_bias: bool) -> str | None:
     """Faults of ``arm_depthwise_conv_wrapper_s8``."""
-    if isa is not Isa.MVE:
+    if isa is Isa.SCALAR:
+        return None
+    if isa is Isa.DSP:
+        is_optimized = depthwise_bytes(isa, window, 1, output_channels) > 0
+        if is_optimized and window.padding[0] > window.kernel[0]:
+            # arm_depthwise_conv_s8_opt clears as many rows of its buffer as there is padding.
+            return f"the vertical padding {window.padding[0]} must be at most the kernel's height {window.kernel[0]}"
         return None
     if window.input_channels == 1 and output_channels > 1:
         return find_convolution_fault(isa, window, has_bias)

@@ -56,6 +56,11 @@ def test_depthwise_convolutions() -> None:
     assert "needs a bias" in (_fault(name, Isa.MVE, (1, 8, 8, 125), (1, 3, 3, 125), None, *rest) or "")
     assert _fault(name, Isa.MVE, (1, 8, 8, 125), (1, 3, 3, 125), (125,), *rest) is None
     assert _fault(name, Isa.DSP, (1, 8, 8, 125), (1, 3, 3, 125), None, *rest) is None
+    # Only the code for the DSP extension has a buffer that much padding overflows.
+    for isa in Isa:
+        padded = (1, 5, 5, 9), (1, 2, 3, 9), (9,), _ONE, [3, 0], _ONE, 1
+        assert (_fault(name, isa, *padded) is None) == (isa is not Isa.DSP)
+        assert _fault(name, isa, *padded[:4], [2, 5], _ONE, 1) is None
     # Computed as a convolution of one row.
     row = (1, 1, 8, 1), (1, 1, 3, 8), (8,), [1, 4], [0, 0], _ONE, 8
     assert "one row" in (_fault(name, Isa.MVE, *row) or "")
