@@ -55,16 +55,16 @@ Tensor& transpose_out(KernelRuntimeContext& context, const Tensor& input, Int64L
   }
   // Leading axes of size 1 make all tensors have rank 4.
   const size_t absent = kMaxRank - rank;
-  std::array<int64_t, kMaxRank> input_strides{};
-  int64_t stride = 1;
+  std::array<ssize_t, kMaxRank> input_strides{};
+  ssize_t stride = 1;
   for (size_t axis = rank; axis-- > 0;) {
     input_strides[axis] = stride;
     stride *= input.size(static_cast<ssize_t>(axis));
   }
   Sizes sizes{1, 1, 1, 1};
-  std::array<int64_t, kMaxRank> strides{};
+  std::array<ssize_t, kMaxRank> strides{};
   for (size_t i = 0; i < rank; ++i) {
-    sizes[absent + i] = static_cast<SizesType>(input.size(axes[i]));
+    sizes[absent + i] = static_cast<SizesType>(input.size(static_cast<ssize_t>(axes[i])));
     strides[absent + i] = input_strides[static_cast<size_t>(axes[i])];
   }
   if (!resize(check, out, sizes.data() + absent, rank) || !check.is_contiguous("out", out)) {

@@ -88,25 +88,37 @@ bool prepare(ArgumentChecker& check, Pooling& pooling, const Tensor& input, Int6
          check.is_channels_last("input", input) && check.is_channels_last("out", out);
 }
 
-// Calls reduce(elements, row stride, rows, columns, result) for each window, where `elements` are those that are not
-// padding.
+// The elements of a window that are not padding, in memory of the order (H, W, C).
+struct Window {
+  const int8_t* elements;
+  ssize_t row_stride;
+  ssize_t rows;
+  ssize_t columns;
+  ssize_t channels;
+
+  const int8_t* pixel(ssize_t row, ssize_t column) const { return elements + row * row_stride + column * channels; }
+};
+
+// Calls reduce(window, result) for each window.
 template <typename Reduce>
 void for_each_window(const Pooling& pooling, const Tensor& input, Tensor& out, Reduce reduce) {
-  const int64_t row_stride = pooling.width.size * pooling.channels;
+  const auto channels = static_cast<ssize_t>(pooling.channels);
+  const ssize_t row_stride = static_cast<ssize_t>(pooling.width.size) * channels;
   const auto* image = input.const_data_ptr<int8_t>();
   auto* result = out.mutable_data_ptr<int8_t>();
   for (int64_t n = 0; n < pooling.batch; ++n) {
     for (int64_t y = 0; y < pooling.height.windows; ++y) {
-      const int64_t top = pooling.height.begin(y);
-      const int64_t rows = pooling.height.end(y) - top;
+      const auto top = static_cast<ssize_t>(pooling.height.begin(y));
+      const auto bottom = static_cast<ssize_t>(pooling.height.end(y));
       for (int64_t x = 0; x < pooling.width.windows; ++x) {
-        const int64_t left = pooling.width.begin(x);
-        reduce(image + top * row_stride + left * pooling.channels, row_stride, rows, pooling.width.end(x) - left,
-               result);
-        result += pooling.channels;
+        const auto left = static_cast<ssize_t>(pooling.width.begin(x));
+        const auto right = static_cast<ssize_t>(pooling.width.end(x));
+        const int8_t* corner = image + top * row_stride + left * channels;
+        reduce(Window{corner, row_stride, bottom - top, right - left, channels}, result);
+        result += channels;
       }
     }
-    image += pooling.height.size * row_stride;
+    image += static_cast<ssize_t>(pooling.height.size) * row_stride;
   }
 }
 
@@ -116,24 +128,37 @@ int32_t divide_rounded(int32_t sum, int32_t count) {
   return (sum > 0 ? sum + half : sum - half) / count;
 }
 
-void average_window(const int8_t* elements, int64_t row_stride, int64_t rows, int64_t columns, int64_t channels,
-                    int8_t* result) {
+void average_window(const Window& window, int8_t* result) {
   // Channels are summed in blocks of this size, because their number is not limited and kernels allocate no memory.
-  constexpr int64_t kBlock = 64;
-  const auto count = static_cast<int32_t>(rows * columns);
-  for (int64_t start = 0; start < channels; start += kBlock) {
-    const int64_t block = std::min(kBlock, channels - start);
+  constexpr size_t kBlock = 64;
+  const auto count = static_cast<int32_t>(window.rows * window.columns);
+  const auto channels = static_cast<size_t>(window.channels);
+  for (size_t start = 0; start < channels; start += kBlock) {
+    const size_t block = std::min(kBlock, channels - start);
     std::array<int32_t, kBlock> sums{};
-    for (int64_t row = 0; row < rows; ++row) {
-      for (int64_t column = 0; column < columns; ++column) {
-        const int8_t* pixel = elements + row * row_stride + column * channels + start;
-        for (int64_t c = 0; c < block; ++c) {
+    for (ssize_t row = 0; row < window.rows; ++row) {
+      for (ssize_t column = 0; column < window.columns; ++column) {
+        const int8_t* pixel = window.pixel(row, column) + start;
+        for (size_t c = 0; c < block; ++c) {
           sums[c] += pixel[c];
         }
       }
     }
-    for (int64_t c = 0; c < block; ++c) {
+    for (size_t c = 0; c < block; ++c) {
       result[start + c] = static_cast<int8_t>(divide_rounded(sums[c], count));
+    }
+  }
+}
+
+// Starting with the lower limit is the same as clamping to it afterwards.
+void maximum_of_window(const Window& window, int8_t low, int8_t high, int8_t* result) {
+  std::fill_n(result, window.channels, low);
+  for (ssize_t row = 0; row < window.rows; ++row) {
+    for (ssize_t column = 0; column < window.columns; ++column) {
+      const int8_t* pixel = window.pixel(row, column);
+      for (ssize_t c = 0; c < window.channels; ++c) {
+        result[c] = std::max(result[c], std::min(pixel[c], high));
+      }
     }
   }
 }
@@ -154,11 +179,7 @@ Tensor& avg_pool2d_out(KernelRuntimeContext& context, const Tensor& input, Int64
   if (!check.require(rows * columns <= kMaxWindow, "kernel_size", "must have less than 2^24 elements")) {
     return out;
   }
-  for_each_window(
-      pooling, input, out,
-      [&pooling](const int8_t* elements, int64_t row_stride, int64_t height, int64_t width, int8_t* result) {
-        average_window(elements, row_stride, height, width, pooling.channels, result);
-      });
+  for_each_window(pooling, input, out, average_window);
   return out;
 }
 
@@ -175,21 +196,10 @@ Tensor& max_pool2d_out(KernelRuntimeContext& context, const Tensor& input, Int64
       !prepare<kIsNhwc>(check, pooling, input, kernel_size, stride, padding, false, out)) {
     return out;
   }
-  const int64_t channels = pooling.channels;
   const auto low = static_cast<int8_t>(activation_min);
   const auto high = static_cast<int8_t>(activation_max);
-  // Starting with the lower limit is the same as clamping to it afterwards.
   for_each_window(pooling, input, out,
-                  [=](const int8_t* elements, int64_t row_stride, int64_t height, int64_t width, int8_t* result) {
-                    std::fill_n(result, channels, low);
-                    for (int64_t row = 0; row < height; ++row) {
-                      for (int64_t i = 0; i < width; ++i) {
-                        const int8_t* pixel = elements + row * row_stride + i * channels;
-                        std::transform(pixel, pixel + channels, result, result,
-                                       [high](int8_t x, int8_t y) { return std::max(std::min(x, high), y); });
-                      }
-                    }
-                  });
+                  [low, high](const Window& window, int8_t* result) { maximum_of_window(window, low, high, result); });
   return out;
 }
 

@@ -86,10 +86,10 @@ int32_t exponential(int32_t difference, const Exponent& exponent) {
 }
 
 // `size` is in [1, kMaxRow], so the sum of the exponentials is in [2^19, 2^31).
-void softmax_row(const int8_t* input, int8_t* out, int64_t size, const Exponent& exponent) {
+void softmax_row(const int8_t* input, int8_t* out, ssize_t size, const Exponent& exponent) {
   const int8_t largest = *std::max_element(input, input + size);
   int32_t sum = 0;
-  for (int64_t i = 0; i < size; ++i) {
+  for (ssize_t i = 0; i < size; ++i) {
     const int32_t difference = input[i] - largest;
     if (difference >= exponent.diff_min) {
       sum += divide_by_power_of_two(exponential(difference, exponent), kSumIntegerBits);
@@ -100,7 +100,7 @@ void softmax_row(const int8_t* input, int8_t* out, int64_t size, const Exponent&
   const auto fraction = static_cast<int32_t>((static_cast<uint32_t>(sum) << headroom) - UINT32_C(0x80000000));
   const int32_t reciprocal = reciprocal_of_one_plus(fraction);
   const int32_t divisor_bits = kSumIntegerBits + 23 - headroom;
-  for (int64_t i = 0; i < size; ++i) {
+  for (ssize_t i = 0; i < size; ++i) {
     const int32_t difference = input[i] - largest;
     int32_t quotient = 0;
     // With more bits, the quotient is at most 1/2 and rounds to 0.
@@ -121,7 +121,7 @@ Tensor& softmax_out(KernelRuntimeContext& context, const Tensor& input, int64_t 
                     int64_t output_zero_point, int64_t input_multiplier, int64_t input_shift, int64_t diff_min,
                     Tensor& out) {
   ArgumentChecker check(context, kSoftmax);
-  const int64_t rank = input.dim();
+  const ssize_t rank = input.dim();
   if (!check.has_type("input", input, ScalarType::Char) || !check.has_type("out", out, ScalarType::Char) ||
       !check.require(rank > 0, "input", "must have an axis") ||
       !check.require(dim == -1 || dim == rank - 1, "dim", "must be the last axis") ||
@@ -138,10 +138,10 @@ Tensor& softmax_out(KernelRuntimeContext& context, const Tensor& input, int64_t 
   }
   const Exponent exponent{static_cast<int32_t>(input_multiplier), static_cast<int32_t>(input_shift),
                           static_cast<int32_t>(diff_min)};
-  const int64_t size = input.size(rank - 1);
+  const ssize_t size = input.size(rank - 1);
   const auto* data = input.const_data_ptr<int8_t>();
   auto* result = out.mutable_data_ptr<int8_t>();
-  for (int64_t start = 0; start < input.numel(); start += size) {
+  for (ssize_t start = 0; start < input.numel(); start += size) {
     softmax_row(data + start, result + start, size, exponent);
   }
   return out;

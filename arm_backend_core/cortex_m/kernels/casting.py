@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from arm_backend_core.cortex_m.kernels.registry import Array, kernel
 
 _ARGUMENTS = "Tensor input, float scale, int zero_point, int quant_min, int quant_max, ScalarType dtype"
 
-#: Type of integers -> number of ExecuTorch's and PyTorch's ScalarType.
-SCALAR_TYPES = {np.dtype(np.int8): 1, np.dtype(np.int16): 2}
-_TYPES = {number: dtype for dtype, number in SCALAR_TYPES.items()}
+#: Number of ExecuTorch's and PyTorch's ScalarType -> type of integers.
+_SCALAR_TYPES: dict[int, Any] = {1: np.int8, 2: np.int16}
 
 
 @kernel("quantize_per_tensor", _ARGUMENTS)
@@ -35,7 +36,7 @@ def quantize_per_tensor(x: Array, scale: float, zero_point: int, quant_min: int,
         product = x.astype(np.float32) * np.float32(1.0 / scale)
     rounded = np.rint(np.clip(product, np.float32(quant_min - zero_point), np.float32(quant_max - zero_point)))
     integers = np.where(np.isnan(product), np.float32(-zero_point), rounded).astype(np.int32) + zero_point
-    return integers.astype(_TYPES[dtype])
+    return integers.astype(_SCALAR_TYPES[dtype])
 
 
 @kernel("dequantize_per_tensor", _ARGUMENTS)

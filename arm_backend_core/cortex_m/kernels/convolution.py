@@ -13,6 +13,11 @@ from typing import Any
 import numpy as np
 
 from arm_backend_core.cortex_m.arithmetic import requantize_to_int8
+from arm_backend_core.cortex_m.kernels.cmsis_nn_faults import (
+    find_convolution_fault,
+    find_depthwise_fault,
+    find_transpose_fault,
+)
 from arm_backend_core.cortex_m.kernels.registry import Array, Shape, kernel
 from arm_backend_core.cortex_m.kernels.scratch import Window, convolution_bytes, depthwise_bytes, transpose_bytes
 from arm_backend_core.targets.cortex_m import Isa
@@ -79,12 +84,32 @@ def _transpose_scratch(isa: Isa, image: Shape, weight: Shape, *rest: Any) -> tup
     return transpose_bytes(isa, _window(_transpose_shape, image, weight, *rest), weight[0])
 
 
+def _conv2d_fault(isa: Isa, image: Shape, weight: Shape, bias: Shape | None, *rest: Any) -> str | None:
+    return find_convolution_fault(isa, _window(_conv2d_shape, image, weight, bias, *rest), bias is not None)
+
+
+def _depthwise_fault(isa: Isa, image: Shape, weight: Shape, bias: Shape | None, *rest: Any) -> str | None:
+    window = _window(_depthwise_shape, image, weight, bias, *rest)
+    return find_depthwise_fault(isa, window, weight[3], bias is not None)
+
+
+def _transpose_fault(
+    isa: Isa, image: Shape, weight: Shape, bias: Any, stride: Shape, padding: Shape, output_padding: Shape, *rest: Any
+) -> str | None:
+    window = _window(_transpose_shape, image, weight, bias, stride, padding, output_padding)
+    return find_transpose_fault(window, output_padding)
+
+
 def _permute_shape(shape: Shape, permutation: Sequence[int]) -> Shape:
     return tuple(shape[axis] for axis in permutation)
 
 
 def _both_layouts(
-    name: str, arguments: str, result_shape: Callable[..., Shape], scratch_bytes: Callable[..., tuple[int, ...]]
+    name: str,
+    arguments: str,
+    result_shape: Callable[..., Shape],
+    scratch_bytes: Callable[..., tuple[int, ...]],
+    find_fault: Callable[..., str | None],
 ) -> Callable[[Callable[..., Array]], Callable[..., Array]]:
     """Register the decorated function, which computes on [N, H, W, C], for both layouts."""
 
@@ -98,9 +123,16 @@ def _both_layouts(
         def scratch_nchw(isa: Isa, image: Shape, *rest: Any) -> tuple[int, ...]:
             return scratch_bytes(isa, _permute_shape(image, _TO_NHWC), *rest)
 
+        def find_fault_nchw(isa: Isa, image: Shape, *rest: Any) -> str | None:
+            return find_fault(isa, _permute_shape(image, _TO_NHWC), *rest)
+
         compute_nchw.__doc__ = compute.__doc__
-        kernel(name, arguments, result_shape=shape_nchw, scratch_bytes=scratch_nchw)(compute_nchw)
-        return kernel(f"{name}_nhwc", arguments, result_shape=result_shape, scratch_bytes=scratch_bytes)(compute)
+        kernel(name, arguments, result_shape=shape_nchw, scratch_bytes=scratch_nchw, find_fault=find_fault_nchw)(
+            compute_nchw
+        )
+        return kernel(
+            f"{name}_nhwc", arguments, result_shape=result_shape, scratch_bytes=scratch_bytes, find_fault=find_fault
+        )(compute)
 
     return register
 
@@ -134,7 +166,7 @@ def _sum_of_products(
     return total.reshape(batch, height, width, out_channels).astype(np.int64)
 
 
-@_both_layouts("quantized_conv2d", _CONV2D, _conv2d_shape, _conv2d_scratch)
+@_both_layouts("quantized_conv2d", _CONV2D, _conv2d_shape, _conv2d_scratch, _conv2d_fault)
 def quantized_conv2d(
     image: Array,
     weight: Array,
@@ -157,7 +189,7 @@ def quantized_conv2d(
     return requantize_to_int8(total, multipliers, shifts, output_offset, activation_min, activation_max)
 
 
-@_both_layouts("quantized_depthwise_conv2d", _DEPTHWISE, _depthwise_shape, _depthwise_scratch)
+@_both_layouts("quantized_depthwise_conv2d", _DEPTHWISE, _depthwise_shape, _depthwise_scratch, _depthwise_fault)
 def quantized_depthwise_conv2d(
     image: Array,
     weight: Array,
@@ -185,7 +217,7 @@ def quantized_depthwise_conv2d(
     return requantize_to_int8(total, multipliers, shifts, output_offset, activation_min, activation_max)
 
 
-@_both_layouts("quantized_transpose_conv2d", _TRANSPOSE, _transpose_shape, _transpose_scratch)
+@_both_layouts("quantized_transpose_conv2d", _TRANSPOSE, _transpose_shape, _transpose_scratch, _transpose_fault)
 def quantized_transpose_conv2d(
     image: Array,
     weight: Array,

@@ -47,11 +47,11 @@ def _nhwc_shape(
     shape: Shape, kernel_size: Sequence[int], stride: Sequence[int], padding: Sequence[int], ceil_mode: bool
 ) -> tuple[int, int, int, int]:
     batch, height, width, channels = shape
-    sizes = [
-        pooled_size(size, *of_axis, ceil_mode)
-        for size, *of_axis in zip((height, width), kernel_size, stride, padding, strict=True)
-    ]
-    return (batch, *sizes, channels)
+    rows, columns = (
+        pooled_size(size, kernel_size[axis], stride[axis], padding[axis], ceil_mode)
+        for axis, size in enumerate((height, width))
+    )
+    return batch, rows, columns, channels
 
 
 def _to_nhwc(shape: Shape) -> tuple[int, ...]:

@@ -31,6 +31,8 @@ class Kernel:
         result_shape: the result's shape. Takes the arguments of ``compute`` with shapes in the place of tensors.
         scratch_bytes: size of each scratch tensor, in the order of the arguments, which it takes as ``result_shape``
             does, after the instruction set.
+        find_fault: why CMSIS-NN's kernel would fail, give other numbers or write outside its result; None if it would
+            not. It takes the arguments of ``scratch_bytes``.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Kernel:
     compute: Callable[..., Array]
     result_shape: Callable[..., Shape]
     scratch_bytes: Callable[..., tuple[int, ...]]
+    find_fault: Callable[..., str | None]
 
 
 KERNELS: dict[str, Kernel] = {}
@@ -47,6 +50,11 @@ KERNELS: dict[str, Kernel] = {}
 def no_scratch(isa: Isa, *arguments: Any) -> tuple[int, ...]:
     """Scratch memory of kernels that need none."""
     return ()
+
+
+def no_fault(isa: Isa, *arguments: Any) -> None:
+    """CMSIS-NN's kernel computes all arguments of the right shapes and types."""
+    return
 
 
 def shape_of_first(first: Shape, *arguments: Any) -> Shape:
@@ -60,6 +68,7 @@ def kernel(
     *,
     result_shape: Callable[..., Shape] = shape_of_first,
     scratch_bytes: Callable[..., tuple[int, ...]] = no_scratch,
+    find_fault: Callable[..., str | None] = no_fault,
 ) -> Callable[[Callable[..., Array]], Callable[..., Array]]:
     """Register the decorated function as the arithmetic of a kernel.
 
@@ -68,6 +77,7 @@ def kernel(
         arguments: see ``Kernel``.
         result_shape: see ``Kernel``.
         scratch_bytes: see ``Kernel``.
+        find_fault: see ``Kernel``.
 
     Raises:
         ValueError: the kernel is registered already.
@@ -76,7 +86,7 @@ def kernel(
     def register(compute: Callable[..., Array]) -> Callable[..., Array]:
         if name in KERNELS:
             raise ValueError(f"the kernel {name!r} is registered already")
-        KERNELS[name] = Kernel(name, arguments, compute, result_shape, scratch_bytes)
+        KERNELS[name] = Kernel(name, arguments, compute, result_shape, scratch_bytes, find_fault)
         return compute
 
     return register

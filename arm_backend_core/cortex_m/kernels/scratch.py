@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from arm_backend_core.targets.cortex_m import Isa
 
 #: Channels that a depthwise convolution processes together on MVE (``CH_IN_BLOCK_MVE``).
-_DEPTHWISE_CHANNEL_BLOCK = 124
+DEPTHWISE_CHANNEL_BLOCK = 124
 #: Input channels above which a transposed convolution is computed as a convolution of the upsampled input
 #: (``REVERSE_TCOL_EFFICIENT_THRESHOLD``).
-_GATHERING_CHANNELS = 16
+_UPSAMPLED_CHANNELS = 16
 
 
 @dataclass(frozen=True)
@@ -108,15 +108,20 @@ def depthwise_bytes(isa: Isa, window: Window, batch: int, output_channels: int) 
     if window.input_channels != output_channels or batch != 1 or tuple(window.dilation) != (1, 1):
         return 0
     if isa is Isa.MVE:
-        return 4 * _DEPTHWISE_CHANNEL_BLOCK * taps
+        return 4 * DEPTHWISE_CHANNEL_BLOCK * taps
     is_small = tuple(window.kernel) == (3, 3) and max(window.padding) <= 1
     return 0 if is_small or isa is Isa.SCALAR else 2 * window.input_channels * taps
+
+
+def is_upsampled(window: Window) -> bool:
+    """Whether CMSIS-NN computes a transposed convolution as a convolution of the upsampled input."""
+    return max(window.stride) <= 2 and window.input_channels > _UPSAMPLED_CHANNELS
 
 
 def transpose_bytes(isa: Isa, window: Window, output_channels: int) -> tuple[int, int]:
     """``arm_transpose_conv_s8_get_buffer_size`` and ``arm_transpose_conv_s8_get_reverse_conv_buffer_size``."""
     height, width = window.kernel
-    if max(window.stride) <= 2 and window.input_channels > _GATHERING_CHANNELS:
+    if is_upsampled(window):
         reversed_weights = height * width * window.input_channels * output_channels
         return _im2col_bytes(isa, window.kernel, window.input_channels), reversed_weights
     # CMSIS-NN's function has the vertical stride in the row, too. Its kernel needs the horizontal one.

@@ -29,9 +29,10 @@ INPUT_INTEGER_BITS = 5
 SUM_INTEGER_BITS = 12
 MAX_ROW = (1 << SUM_INTEGER_BITS) - 1
 
-#: Rows of more elements can have a sum of 512 or more. If so, CMSIS-NN shifts by 32 bits or more. Its MVE code rounds
-#: the result to 0, as the records and our kernels do; its C code has undefined behavior there: an error of one step on
-#: Cortex-M processors without MVE, and of up to 255 elsewhere.
+#: Rows of more elements can have a sum of exponentials of 512 or more, for which CMSIS-NN shifts by 32 bits or more.
+#: The results are then 0, as the records and our kernels have them, only where MVE instructions compute them. Its C
+#: code has undefined behavior there, and gives 1 on Cortex-M: without MVE, with GCC up to 12.2, and for the last
+#: elements of a row whose size is not a multiple of 4.
 MAX_EXACT_ROW = 511
 
 _Q0_ONE = 1 << 31

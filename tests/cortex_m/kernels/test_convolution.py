@@ -45,8 +45,14 @@ def draw_conv2d(random: np.random.Generator) -> list[Any]:
     kernel = [1, 1] if random.random() < 0.2 else _draw_pair(random, 1, 5)
     stride, dilation = _draw_pair(random, 1, 3), [1, 1] if random.random() < 0.6 else _draw_pair(random, 1, 3)
     padding = [0, 0] if random.random() < 0.3 else _draw_pair(random, 0, 4)
+    is_row = random.random() < 0.2
+    if is_row:  # CMSIS-NN has code of its own for images of one row and a multiple of four channels
+        kernel[0], dilation[1], depth, groups = 1, 1, 4 * (depth // 4 + 1), 1
+    image, weight = _draw_operands(
+        random, kernel, padding, dilation, (groups * per_group, *kernel, depth), groups * depth
+    )
     return [
-        *_draw_operands(random, kernel, padding, dilation, (groups * per_group, *kernel, depth), groups * depth),
+        *(image[:, :1].copy() if is_row else image, weight),
         draw_bias(random, groups * per_group),
         *(stride, padding, dilation),
         *_draw_tail(random, groups * per_group, depth * kernel[0] * kernel[1]),
