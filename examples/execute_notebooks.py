@@ -84,6 +84,8 @@ def _clean(output: Any, folders: tuple[str, ...]) -> None:
             texts[kind] = re.sub(r"/tmp/ipykernel_\d+/\d+\.py", "cell.py", texts[kind])
     if len(texts.get("text/html", "")) > _MAX_HTML_BYTES:
         del texts["text/html"]
+    if "text/html" in texts:  # the other text is the repr of a data class, which nobody reads
+        texts["text/plain"] = f"{texts['text/plain'].partition('(')[0]}(...)"
 
 
 if __name__ == "__main__":
