@@ -105,22 +105,25 @@ def npu_parts(estimates: Sequence[VelaEstimates]) -> tuple[RamPart, ...]:
     return tuple(part for part in parts if part.bytes)
 
 
-def measure_ram(delegates: Mapping[str, Sequence[Delegate]], execution_plans: Sequence[ExecutionPlan]) -> Ram | None:
-    """Measure the RAM of a program on a Cortex-M; None without delegates for an Ethos-U.
+def measure_ram(
+    delegates: Mapping[str, Sequence[Delegate]], execution_plans: Sequence[ExecutionPlan], *, has_kernels: bool = False
+) -> Ram | None:
+    """Measure the RAM of a program on a Cortex-M; None without delegates for an Ethos-U and kernels of a Cortex-M.
 
     Args:
         delegates: method that computes -> its delegates.
         execution_plans: plans of all methods of the program.
+        has_kernels: whether the program calls int8 kernels of a Cortex-M. Their scratch is part of the plans.
     """
     estimates = [delegate.vela for each in delegates.values() for delegate in each if delegate.vela is not None]
-    if not estimates:
+    if not estimates and not has_kernels:
         return None
     from arm_recipes.runtime.method_layout import kernel_lookup_bytes, method_allocator_bytes, planned_bytes
 
     plans = [plan for plan in execution_plans if plan.name in delegates]
-    npu = npu_parts(estimates)
+    npu = npu_parts(estimates) if estimates else ()
     # The CPU's tensors are placed where the NPU's scratch is: in DRAM if that holds the activations.
-    memory = _RAM[estimates[0].scratch_memory]
+    memory = _RAM[estimates[0].scratch_memory] if estimates else "SRAM"
     planned, shared = planned_bytes(plans)
     # The temp allocator serves the NPU's scratch and, before a method runs, the look-up of kernels.
     lookup = max(kernel_lookup_bytes(plan, 32) for plan in plans) - sum(p.bytes for p in npu if p.name == _SCRATCH)
