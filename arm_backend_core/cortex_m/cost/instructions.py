@@ -13,13 +13,13 @@ from arm_backend_core.cortex_m.cost.processors import Counts
 #: Products that one step of MVE code computes for each result: the lanes of a vector.
 MVE_LANES = 16
 
-# -- matrix products: per product (MVE: per vector of 16), and per result (requantization, saturation, store) -----------
+# -- matrix products: per product (MVE: per vector of 16), and per result (requantization, saturation, store)
 CONVOLUTION_RESULT = Counts(98, 38, 44, 14)
 CONVOLUTION_PRODUCT = Counts(6.03, 2.52, 1.63, 2.8)
 #: 1x1 convolutions read the input without a copy. DSP code reads two products per load.
 POINTWISE_PRODUCT = Counts(6.03, 2.52, 1.44, 2.8)
 #: Copy of the inputs of one pixel (im2col): per tap of the window, and per input (DSP code extends to int16).
-IM2COL_TAP = Counts(92, 58, 58, 30)
+IM2COL_TAP = Counts(92, 58, 58, 26)
 IM2COL_INPUT = Counts(7.9, 5.2, 2.5, 0)
 #: Pixels whose results are computed together. Remaining pixels cost ``SINGLE_PIXEL_PRODUCT`` per product.
 PIXELS_TOGETHER = Counts(2, 2, 2, 4)
@@ -72,9 +72,9 @@ AVERAGE_POOL = (Counts(154, 66, 13, 11), Counts(18.7, 11.2, 6, 1.1), Counts(115,
 # -- data movement: per element, and per run of elements that stay together
 TRANSPOSE = Counts(7.8, 5.7, 5.7, 4.8)
 TRANSPOSE_MATRIX = Counts(6.2, 5.1, 5.1, 1.9)
-COPY = Counts(0.85, 0.56, 0.56, 0.3)
-COPY_RUN = Counts(55, 31, 31, 32)
-PAD_ROW = Counts(120, 90, 90, 50)
+COPY = Counts(0.85, 0.56, 0.56, 0.2)
+COPY_RUN = Counts(55, 31, 31, 33.5)
+PAD_ROW = Counts(120, 90, 90, 25)
 
 # -- casts: per element
 QUANTIZE_WITH_FPU, QUANTIZE_WITHOUT_FPU = Counts(40, 40, 40, 2), Counts(257, 142, 142, 142)
