@@ -25,8 +25,8 @@ def add_command(commands: Commands) -> None:
     parser = commands.add_parser(
         "sweep",
         help="compile a model for many Ethos-U configurations and Cortex-M processors and compare them",
-        description="Compile a model for every combination of recipes, MACs, system configurations and memory modes, and "
-        "for Cortex-M processors.",
+        description="Compile a model for every combination of recipes, MACs, system configurations and memory modes, "
+        "and for Cortex-M processors.",
     )
     arguments.add_model(parser)
     arguments.add_samples(parser, "--samples", "samples to calibrate and measure with", default=arguments.MODEL_INPUTS)

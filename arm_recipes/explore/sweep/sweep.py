@@ -97,8 +97,8 @@ def sweep(
         One row for each configuration. The row of a failed configuration has an error instead of estimates.
 
     Raises:
-        ValueError: an argument is invalid, ``cpus`` comes without CORTEX_M_INT8, or a value of ``macs``, ``system_configs`` or ``memory_modes`` is valid in
-            no combination.
+        ValueError: an argument is invalid, ``cpus`` comes without CORTEX_M_INT8, or a value of ``macs``,
+            ``system_configs`` or ``memory_modes`` is valid in no combination.
         ExportError: the model cannot be captured.
     """
     fixed = {

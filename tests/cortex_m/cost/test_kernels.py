@@ -67,7 +67,10 @@ CASES = {
         "quantized_depthwise_conv2d_nhwc", depthwise(17, 32, 3, 2, 1), (200160, 222200, 840680, 63156), 81 * 32 * 9
     ),
     "5x5 depthwise": Case(
-        "quantized_depthwise_conv2d_nhwc", depthwise(16, 32, 5, 1, 2), (2047960, 3647880, 7978920, 406312), 256 * 32 * 25
+        "quantized_depthwise_conv2d_nhwc",
+        depthwise(16, 32, 5, 1, 2),
+        (2047960, 3647880, 7978920, 406312),
+        256 * 32 * 25,
     ),
     "depthwise with multiplier 2": Case(
         "quantized_depthwise_conv2d_nhwc",
