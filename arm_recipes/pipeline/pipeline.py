@@ -210,7 +210,7 @@ class Pipeline:
             ram=ram.measure_ram(
                 {m.name: m.delegates for m in methods},
                 manager.executorch_program.execution_plan,
-                has_kernels=any(m.kernels for m in methods),
+                on_cortex_m=export_context.processor is not None,
             ),
         )
         float_programs = {name: x.float_program for name, x in self._methods.items() if x.float_program is not None}

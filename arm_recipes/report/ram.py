@@ -106,17 +106,17 @@ def npu_parts(estimates: Sequence[VelaEstimates]) -> tuple[RamPart, ...]:
 
 
 def measure_ram(
-    delegates: Mapping[str, Sequence[Delegate]], execution_plans: Sequence[ExecutionPlan], *, has_kernels: bool = False
+    delegates: Mapping[str, Sequence[Delegate]], execution_plans: Sequence[ExecutionPlan], *, on_cortex_m: bool = False
 ) -> Ram | None:
-    """Measure the RAM of a program on a Cortex-M; None without delegates for an Ethos-U and kernels of a Cortex-M.
+    """Measure the RAM of a program on a Cortex-M; None without delegates for an Ethos-U, unless ``on_cortex_m``.
 
     Args:
         delegates: method that computes -> its delegates.
         execution_plans: plans of all methods of the program.
-        has_kernels: whether the program calls int8 kernels of a Cortex-M. Their scratch is part of the plans.
+        on_cortex_m: whether the recipe is for a Cortex-M. The scratch of kernels is part of the plans.
     """
     estimates = [delegate.vela for each in delegates.values() for delegate in each if delegate.vela is not None]
-    if not estimates and not has_kernels:
+    if not estimates and not on_cortex_m:
         return None
     from arm_recipes.runtime.method_layout import kernel_lookup_bytes, method_allocator_bytes, planned_bytes
 

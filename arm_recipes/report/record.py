@@ -111,8 +111,8 @@ class ExportRecord(Renderable):
         measured: with the option ``verify``, statistics of one emulated execution of each Ethos-U delegate. The key is
             the delegate's name, with the method's name if there are several methods.
         cached: whether the program was taken from ``cache_dir``.
-        ram: RAM that a board needs for the program; None without delegates for an Ethos-U and
-            kernels of a Cortex-M.
+        ram: RAM that a board needs for the program; None without delegates for an Ethos-U if the
+            recipe is not for a Cortex-M.
     """
 
     recipe: str

@@ -238,7 +238,10 @@ def test_scales_for_all_channels_or_for_each(folder: Path) -> None:
         ({"candidate_precisions": ["FP"]}, "'FP' is for VGF and Cortex-M recipes"),
         ({"candidate_precisions": ["INT8"]}, "candidate_precisions: nothing to choose from"),
         ({"samples": _samples(1)}, "samples: there is one"),
-        ({"recipe": ArmRecipeType.TOSA_INT8, "budget": {"cycles": 1.1}}, "'cycles' is estimated for Ethos-U and Cortex-M only"),
+        (
+            {"recipe": ArmRecipeType.TOSA_INT8, "budget": {"cycles": 1.1}},
+            "'cycles' is estimated for Ethos-U and Cortex-M only",
+        ),
     ],
 )
 def test_wrong_arguments_say_what_is_wrong(arguments: dict[str, Any], message: str) -> None:
