@@ -234,7 +234,7 @@ def _try_configure(
     try:
         configuration = vela.configure(argv)
     except vela.InvalidFlagsError as error:
-        raise ValueError(_format_flag_error(str(error), flags, error.flags)) from None
+        raise ValueError(_format_flag_error(str(error), flags, error.known_flags)) from None
     except vela.InvalidConfigurationError as error:
         return _add_sram_hint(target, str(error))
     # Vela places activations in DRAM, behind the second AXI port, if the system configuration has one.
@@ -269,15 +269,16 @@ def _check_system_config(target: Npu, system_config: str, path: Path) -> None:
         raise ValueError(_format_error("system_config", system_config, reason, allowed))
 
 
-def _format_flag_error(problem: str, flags: Sequence[str], accepted: Sequence[str]) -> str:
-    """Format the message for flags that Vela rejects. ``accepted``: all flags that it accepts."""
+def _format_flag_error(problem: str, flags: Sequence[str], known_flags: Sequence[str]) -> str:
+    """Format the message for flags that Vela rejects. ``known_flags``: all flags that it knows."""
     message = f"extra_flags={list(flags)}: Vela refuses them: {problem}."
-    unknown = [flag.split("=", 1)[0] for flag in flags if flag.startswith("-")]
-    nearest = [match for flag in unknown if flag not in accepted for match in get_close_matches(flag, accepted, 1)]
+    names = [flag.split("=", 1)[0] for flag in flags if flag.startswith("-")]
+    unknown = [name for name in names if name not in known_flags]
+    nearest = [match for name in unknown for match in get_close_matches(name, known_flags, 1)]
     if nearest:
         message += f" Did you mean '{nearest[0]}'?"
     if "unrecognized" in problem:
-        usable = [flag for flag in accepted if flag.startswith("--") and flag not in _RESERVED]
+        usable = [flag for flag in known_flags if flag.startswith("--") and flag not in _RESERVED]
         message += f" Vela's flags: {', '.join(usable)}"
     return message
 

@@ -29,10 +29,9 @@ if TYPE_CHECKING:
 _EMBEDDING = torch.ops.aten.embedding.default
 #: SQNR in dB below which the user is warned. At this SQNR, the noise amplitude is half of the signal's.
 MIN_SQNR_DB = 6.0
-#: Upper bound in dB for an operand's SQNR when losses are compared. Rounding to int16 alone adds about this much noise,
-#: so that higher values do not count as a loss.
+#: Higher SQNRs in dB count as this one: int16 rounding alone limits the SQNR to about this value.
 _MAX_SQNR_DB = 60.0
-#: Maximum number of elements of all intermediate results together. All are stored to find the largest loss.
+#: Maximum number of elements of all intermediate results together. All are stored to find the largest SQNR drop.
 _MAX_STORED_ELEMENTS = 1 << 27
 
 
@@ -50,7 +49,7 @@ class _QuantizedConstant:
     parameters: Sequence[Any]
     floats: Tensor | None
 
-    def __call__(self, rows: Any = ...) -> Tensor:
+    def dequantize(self, rows: Any = ...) -> Tensor:
         """Return all float values, or only ``rows``: a sample reads few rows of an embedding table."""
         if self.floats is not None:
             return self.floats[rows]
@@ -80,7 +79,9 @@ class _FloatInterpreter(GraphInterpreter):
         return attrgetter(str(node.target))(self._model.model)
 
     def on_operand(self, source: Node, reader: Node, value: Any) -> Any:
-        return value() if isinstance(value, _QuantizedConstant) and reader.target is not _EMBEDDING else value
+        return (
+            value.dequantize() if isinstance(value, _QuantizedConstant) and reader.target is not _EMBEDDING else value
+        )
 
     def call_function(self, node: Node, args: Any, kwargs: Any) -> Any:
         if is_quantize(node):
@@ -92,7 +93,7 @@ class _FloatInterpreter(GraphInterpreter):
             floats = None if self._fake_quantize else self._model.float_constants[name]
             return _QuantizedConstant(args[0], args[1:], floats)
         if node.target is _EMBEDDING and isinstance(args[0], _QuantizedConstant):
-            return args[0](args[1])
+            return args[0].dequantize(args[1])
         return super().call_function(node, args, kwargs)
 
     def on_result(self, node: Node, value: Any) -> Any:
@@ -113,8 +114,9 @@ def measure_output_sqnr(model: ObservedProgram) -> dict[str, float]:
         model: has quantize and dequantize operators.
 
     Returns:
-        SQNR by output name. Empty for a model with loops, which carry their state from step to step before it is
-        quantized; for a model with random operators; and if PyTorch rejects indices or sizes that quantization changed.
+        SQNR by output name. Empty for a model with loops: they carry their state from step to step before it is
+        quantized, so that the SQNR would lack the rounding of the state. Also empty for a model with random operators,
+        and if PyTorch rejects indices or sizes that quantization changed.
     """
     if any(node.target is LOOP_OUT or is_random(node) for node in model.graph.nodes):
         return {}
@@ -138,9 +140,9 @@ def _sqnr(reference: Any, actual: Any) -> float | None:
 
 
 def describe_output_sqnr(model: ObservedProgram, method: str, by_output: Mapping[str, float]) -> str:
-    """Describe the output with the lowest SQNR and the operator with the largest loss, for the user."""
+    """Describe the output with the lowest SQNR and the operator with the largest SQNR drop, for the user."""
     output, sqnr = min(by_output.items(), key=itemgetter(1))
-    location = _find_largest_loss(model)
+    location = _find_largest_sqnr_drop(model)
     return (
         f"SQNR of output '{output}' of '{method}' is {sqnr:.1f} dB (last calibration sample)"
         f"{location and '; the largest loss is at ' + location}. Scale tensors with a wide range in the model, set "
@@ -148,7 +150,7 @@ def describe_output_sqnr(model: ObservedProgram, method: str, by_output: Mapping
     )
 
 
-def _find_largest_loss(model: ObservedProgram) -> str:
+def _find_largest_sqnr_drop(model: ObservedProgram) -> str:
     """Describe the operator whose SQNR drops most below its operands'; "" if the tensors take too much memory."""
     nodes = [node for node in model.graph.nodes if isinstance(node.meta.get("val"), Tensor)]
     if sum(node.meta["val"].numel() for node in nodes) > _MAX_STORED_ELEMENTS:
@@ -164,17 +166,16 @@ def _find_largest_loss(model: ObservedProgram) -> str:
     ).run(model.last_sample.reset())
     _FloatInterpreter(model, fake_quantize=True, on_float=compare).run(model.last_sample.reset())
 
-    def loss(node: Node) -> float:
+    def sqnr_drop(node: Node) -> float:
         return (
             min((sqnrs.get(source, _MAX_SQNR_DB) for source in node.all_input_nodes), default=_MAX_SQNR_DB)
             - sqnrs[node]
         )
 
-    node = max((node for node in sqnrs if node.op == "call_function"), key=loss, default=None)
+    node = max((node for node in sqnrs if node.op == "call_function"), key=sqnr_drop, default=None)
     if node is None:
         return ""
     source = node.all_input_nodes[0] if is_quantize(node) else node
     scale = f", quantized with scale {node.args[1]:.3g}" if is_quantize(node) else ""
-    return (
-        f"{describe_node(source)}{scale} ({sqnrs[node] + loss(node):.1f} dB before it, {sqnrs[node]:.1f} dB after it)"
-    )
+    before, after = sqnrs[node] + sqnr_drop(node), sqnrs[node]
+    return f"{describe_node(source)}{scale} ({before:.1f} dB before it, {after:.1f} dB after it)"
