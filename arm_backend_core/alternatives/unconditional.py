@@ -47,7 +47,7 @@ def use_reader_shape(op: Op, rewriter: Rewriter) -> Value | None:
     The operation is an ADD, SUB or MUL. Otherwise, Vela copies the tensor that is read in two shapes: 8,576 cycles for
     128x64 elements on U55-128.
     """
-    b, binary = rewriter.build, op.inputs[0].producer
+    b, binary = rewriter.builder, op.inputs[0].producer
     if binary is None or binary.kind not in ("ADD", "SUB", "MUL") or not rewriter.has_one_use(binary.output):
         return None
     terms = [term for value in binary.inputs if (term := producer(value, "RESCALE")) and rewriter.has_one_use(value)]
@@ -71,7 +71,7 @@ def multiply_before_rescale(op: Op, rewriter: Rewriter) -> Value | None:
     30 instead of 700 cycles on U85-256. A RESCALE that matches ``SCALED_MAXIMUM_WORKAROUND`` is also rewritten, so that
     ``clamp_to_dtype`` applies to the MUL: 89,303 instead of 102,252 cycles after a MAX_POOL2D.
     """
-    x, b = op.inputs[0], rewriter.build
+    x, b = op.inputs[0], rewriter.builder
     matches_scaled_maximum = is_needed(SCALED_MAXIMUM_WORKAROUND, b.target) and SCALED_MAXIMUM_WORKAROUND.find(
         op, rewriter
     )
@@ -91,7 +91,7 @@ def widen_by_multiply(op: Op, rewriter: Rewriter) -> Value | None:
     preceding one. The TABLE then has an int32 result, which no NPU supports, so that Vela emits three TABLEs and three
     other operations. With x * 1: 14,016 instead of 41,920 cycles (U55-128), 7,488 instead of 17,184 (U85-256).
     """
-    x, b = op.inputs[0], rewriter.build
+    x, b = op.inputs[0], rewriter.builder
     scaled = producer(x, "RESCALE")
     reads_table = scaled is not None and producer(scaled.inputs[0], "TABLE") is not None
     widens = x.dtype is DType.INT16 and op.output.dtype is DType.INT32
@@ -109,7 +109,7 @@ def widen_by_multiply(op: Op, rewriter: Rewriter) -> Value | None:
 
 def clamp_to_dtype(op: Op, rewriter: Rewriter) -> Value | None:
     """Clamp the result to the range of its dtype if Vela fuses the CLAMP with the operation."""
-    x, b = op.output, rewriter.build
+    x, b = op.output, rewriter.builder
     main_op = op if op.kind == "MAX_POOL2D" else op.inputs[0].producer
     if main_op is None or main_op.kind not in _KINDS_CHEAPER_THAN_TABLE or x.dtype not in (DType.INT8, DType.INT16):
         return None
@@ -132,7 +132,7 @@ def copy_constant(op: Op, rewriter: Rewriter) -> Value | None:
     with the copy (Vela 5.1). Vela 5.2 counts all four bytes of an element and estimates 86,016 and 33,284 cycles.
     With 5.2 on U55, the copy is cheaper from two rows on; otherwise from 64.
     """
-    b = rewriter.build
+    b = rewriter.builder
     min_rows = b.target.hardware.copies_constants_from.get(b.target.vela, 64)
     for i, constant in enumerate(op.inputs):
         is_broadcast = constant.dtype is DType.INT32 and 1 < constant.size <= op.output.size // min_rows

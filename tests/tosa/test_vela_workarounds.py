@@ -38,7 +38,7 @@ def _copied(b: Builder, x: Value) -> Value:
 
 
 def _again(op: Op, found: bool, rewriter: Rewriter) -> Value:
-    return rewriter.build.emit(op.kind, op.inputs, op.output.dtype, **op.attrs)
+    return rewriter.builder.emit(op.kind, op.inputs, op.output.dtype, **op.attrs)
 
 
 def _refused(op: Op, found: bool, rewriter: Rewriter) -> Value:
