@@ -38,6 +38,9 @@ VELA_TESTS := tests/backends/test_ethosu.py tests/models tests/alternatives/test
 ONE_JOB := tests/backends/test_ethosu.py tests/runtime/test_ethosu_emulator.py::test_vela_bugs tests/targets
 vela = $(if $(1),PYTHONPATH=$(CURDIR)/build/vela-$(1))
 
+# Each of the many processes of a test run would compile all modules anew without bytecode files.
+export PYTHONDONTWRITEBYTECODE :=
+
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready-demo

@@ -7,14 +7,15 @@ from typing import Any, NoReturn
 from executorch.export import RecipeType
 from executorch.export.recipe import RecipeTypeMeta
 
-from arm_recipes._internal.names import suggest_name
+from arm_backend_core.similar_names import suggest_name
 
 #: Name of this provider in ExecuTorch's registry. ExecuTorch's own Arm provider is "arm", so both can be registered.
 BACKEND_NAME = "arm_recipes"
 
 
 def _describe_unknown(name: object) -> str:
-    return f"ArmRecipeType has no {name}; {suggest_name(str(name), ArmRecipeType.__members__)}"
+    names = ArmRecipeType.__members__
+    return f"ArmRecipeType has no {name}{suggest_name(str(name), names)} (allowed: {', '.join(names)})"
 
 
 class _SuggestingMeta(RecipeTypeMeta):

@@ -19,7 +19,8 @@ RECIPES = "arm_recipes"
 
 LAYERS: Mapping[str, tuple[set[str], ...]] = {
     CORE: (
-        {"errors", "dtype", "kinds", "permutation", "qparams", "nodes", "graph_edits", "workers", "program"},
+        {"errors", "dtype", "kinds", "permutation", "qparams", "similar_names"}
+        | {"nodes", "graph_edits", "workers", "program"},
         {"targets"},
         {"tosa"},
         {"backends", "events"},

@@ -6,9 +6,11 @@ import contextlib
 import io
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import pytest
 import arm_recipes
 from arm_recipes import ArmRecipeType
 from arm_recipes.recipe.options import OPTIONS
+from tests.cli.command_server import CommandServer
 
 _ROOT = Path(__file__).parents[1]
 _DOCS = _ROOT / "docs"
@@ -52,18 +55,40 @@ def test_examples_say_what_they_are() -> None:
     assert found == []
 
 
+@pytest.fixture
+def server() -> Iterator[CommandServer]:
+    """Runs the commands of a page; it starts with the first of them."""
+    server = CommandServer()
+    yield server
+    server.close()
+
+
 @pytest.mark.parametrize("page", _RUN, ids=lambda page: page.stem)
-def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: CommandServer) -> None:
     """Those of a page, one after the other, as a reader would."""
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "__main__"}
+    # The server takes as long to start as one command.
+    has_many_commands = sum(kind == "bash" for _, kind, _ in _blocks(page)) > 2
     for line, kind, text in _blocks(page):
         if kind == "python":
             code = compile("\n" * (line - 1) + text, str(page), "exec")
             with contextlib.redirect_stdout(io.StringIO()):
                 exec(code, names)
         elif kind == "bash":
-            _shell(text, tmp_path)
+            commands = _parse_commands(text) if has_many_commands else None
+            if commands is None:
+                _shell(text, tmp_path)
+            for arguments in commands or ():
+                exit_code, output = server.run(arguments, tmp_path)
+                assert exit_code == 0, f"{arguments}\n{output[-3000:]}"
+
+
+def _parse_commands(text: str) -> list[list[str]] | None:
+    """The arguments of each command, if all are ``arm-recipes`` without operators and variables of the shell."""
+    commands = [shlex.split(line) for line in text.replace("\\\n", " ").splitlines()]
+    is_plain = not re.search(r"[|&;<>$`()*?~#]", text) and all(words[:1] == ["arm-recipes"] for words in commands)
+    return [words[1:] for words in commands] if is_plain else None
 
 
 def _shell(text: str, folder: Path) -> None:
@@ -79,6 +104,15 @@ def _shell(text: str, folder: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, f"{text}\n{done.stderr[-3000:]}"
+
+
+def test_a_shell_runs_what_is_more_than_commands() -> None:
+    assert _parse_commands("arm-recipes export a \\\n  -o 'b c'\narm-recipes recipes\n") == [
+        ["export", "a", "-o", "b c"],
+        ["recipes"],
+    ]
+    assert _parse_commands("arm-recipes recipes | head\n") is None
+    assert _parse_commands("cmake --version\n") is None
 
 
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:

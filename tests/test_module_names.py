@@ -78,7 +78,6 @@ ELSEWHERE = {
         "_internal/test_messages.py": "error_location old_names versions",
         "cli/test_main.py": "file_kinds files",
         "pipeline/test_export.py": "frozen_gc",
-        "recipe/test_options.py": "names",
         "backends/test_new_backend.py": "executorch_programs",
         "report/test_report.py": "rendering",
         "workers/test_worker.py": "parallel",
@@ -97,7 +96,7 @@ ELSEWHERE = {
         "firmware/test_sources.py": "kernels",
     },
     "arm_recipes.pipeline": {
-        "pipeline/test_export.py": "artifact pipeline progress",
+        "pipeline/test_export.py": "artifact method_results pipeline progress",
         "report/test_layers.py": "budgets",
         "pipeline/test_verify.py": "reference_program",
         "pipeline/test_methods.py": "program_io",
@@ -107,7 +106,7 @@ ELSEWHERE = {
         "recipe/test_options.py": "recipe saved typed_options",
         "test_provider.py": "targets",
     },
-    "arm_recipes.report": {"report/test_report.py": "comparisons costs memory network record"},
+    "arm_recipes.report": {"report/test_report.py": "comparisons costs lowered_program memory network record"},
     "arm_recipes.runtime": {
         "runtime/test_program.py": "calls delegates errors payloads sandbox signature tensor_info",
         "runtime/test_plugin.py": "build host_library",

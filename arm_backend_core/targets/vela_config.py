@@ -12,10 +12,10 @@ import re
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 
+from arm_backend_core.similar_names import format_suggestion, suggest_name
 from arm_backend_core.targets.hardware import HARDWARE
 from arm_backend_core.workers import vela
 from arm_backend_core.workers.vela import Configuration
@@ -271,12 +271,9 @@ def _check_system_config(target: Npu, system_config: str, path: Path) -> None:
 
 def _format_flag_error(problem: str, flags: Sequence[str], known_flags: Sequence[str]) -> str:
     """Format the message for flags that Vela rejects. ``known_flags``: all flags that it knows."""
-    message = f"extra_flags={list(flags)}: Vela refuses them: {problem}."
     names = [flag.split("=", 1)[0] for flag in flags if flag.startswith("-")]
-    unknown = [name for name in names if name not in known_flags]
-    nearest = [match for name in unknown for match in get_close_matches(name, known_flags, 1)]
-    if nearest:
-        message += f" Did you mean '{nearest[0]}'?"
+    suggestions = [suggest_name(name, known_flags) for name in names if name not in known_flags]
+    message = f"extra_flags={list(flags)}: Vela refuses them: {problem}{next(filter(None, suggestions), '.')}"
     if "unrecognized" in problem:
         usable = [flag for flag in known_flags if flag.startswith("--") and flag not in _RESERVED]
         message += f" Vela's flags: {', '.join(usable)}"
@@ -291,9 +288,5 @@ def _format_error(
     nearest: str | None = None,
     list_label: str = "Allowed",
 ) -> str:
-    if nearest is None:
-        by_lower = {name.lower(): name for name in allowed}
-        close = get_close_matches(str(value).lower(), list(by_lower), 1)
-        nearest = by_lower[close[0]] if close else None
-    hint = f" Did you mean '{nearest}'?" if nearest is not None else ""
-    return f"{argument}={value!r}: {reason}.{hint} {list_label}: {', '.join(allowed) or 'none'}"
+    suggestion = suggest_name(str(value), allowed) if nearest is None else format_suggestion([nearest])
+    return f"{argument}={value!r}: {reason}{suggestion or '.'} {list_label}: {', '.join(allowed) or 'none'}"

@@ -10,11 +10,11 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Sequence
-from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 
 from arm_backend_core.errors import ArmBackendError
+from arm_backend_core.similar_names import suggest_name
 from arm_backend_core.workers.worker import describe_exit
 
 _PACKAGE = "ai-ml-sdk-model-converter"
@@ -86,11 +86,10 @@ def _check_executable(executable: str, flags: tuple[str, ...]) -> None:
                 r"--[a-z][a-z-]+", run_converter([executable, "--help"], timeout=60).stdout.decode()
             )
             allowed = sorted(set(known_flags) - set(_RESERVED_FLAGS))
-            unknown = [flag for flag in flags if flag not in known_flags]
-            nearest = [match for flag in unknown for match in get_close_matches(flag, known_flags, 1)]
-            hint = f" Did you mean '{nearest[0]}'?" if nearest else ""
+            suggestions = [suggest_name(flag, known_flags) for flag in flags if flag not in known_flags]
             raise ValueError(
-                f"compiler_flags={list(flags)}: the model converter refuses them: {problem}.{hint} "
+                f"compiler_flags={list(flags)}: the model converter refuses them: {problem}"
+                f"{next(filter(None, suggestions), '.')} "
                 f"Its flags: {', '.join(allowed)}"
             )
         raise ArmBackendError(

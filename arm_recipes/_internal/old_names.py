@@ -6,6 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
+from arm_backend_core.similar_names import format_suggestion
+
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
@@ -21,8 +23,7 @@ def reject_old_names(**renamed: str) -> Callable[[Callable[_P, _R]], Callable[_P
         @functools.wraps(function)
         def wrapper(*args: _P.args, **kwargs: _P.kwargs) -> _R:
             for name in renamed.keys() & kwargs.keys():
-                new = renamed[name]
-                raise TypeError(f"{function.__name__}() has no argument '{name}'; did you mean '{new}'?")
+                raise TypeError(f"{function.__name__}() has no argument '{name}'{format_suggestion([renamed[name]])}")
             return function(*args, **kwargs)
 
         return wrapper

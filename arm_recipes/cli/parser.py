@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 from collections.abc import Collection, Iterable, Sequence
 from itertools import takewhile
 from typing import Any, NoReturn
 
+from arm_backend_core.similar_names import suggest_name
 from arm_recipes.recipe import options
 
 #: Titles of the option groups that several commands have.
@@ -91,20 +91,15 @@ class Parser(argparse.ArgumentParser):
         known = list(self._option_string_actions)
         if not name.startswith("--") or name == "--" or any(option.startswith(name) for option in known):
             return
-        self.error(f"there is no option {name}{_suggest(name, known)}")
+        self.error(f"there is no option {name}{suggest_name(name, known)}")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             names = [str(choice) for choice in action.choices]
             raise argparse.ArgumentError(
-                action, f"there is no {value!r}{_suggest(str(value), names)}; choose from {', '.join(names)}"
+                action, f"there is no {value!r}{suggest_name(str(value), names) or ';'} choose from {', '.join(names)}"
             )
 
     def error(self, message: str) -> NoReturn:
         """Exit with code 2, and print one line instead of the whole usage."""
         self.exit(2, f"error: {message.removeprefix('argument ')} (see {self.prog} --help)\n")
-
-
-def _suggest(name: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"; did you mean {near[0]}?" if near else ""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from itertools import takewhile
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -38,19 +37,19 @@ from arm_recipes._internal.executorch_programs import (
 from arm_recipes._internal.messages import LOGGER, ExportError, warn
 from arm_recipes.pipeline.artifact import Artifact, ExportObjects
 from arm_recipes.pipeline.float_reference import create_float_reference
+from arm_recipes.pipeline.method_results import MethodResults
 from arm_recipes.pipeline.methods import check_shared_buffers, plan_shared_buffers, unify_buffer_names
 from arm_recipes.pipeline.program_io import check_outputs, describe_tensors
 from arm_recipes.pipeline.progress import Progress
-from arm_recipes.report import context, ram, record
+from arm_recipes.report import context, ram
 from arm_recipes.report.report import Report
 from arm_recipes.runtime.signature import METADATA_KEY, encode_metadata
-from arm_recipes.runtime.tensor_info import TensorInfo
 from arm_recipes.samples.inputs import Examples, Model
 from arm_recipes.samples.sample import InputSignature
 from arm_recipes.samples.sizes import ShapeVariants
 from arm_recipes.stages.capture.capture import Capture, FastTorchExportStage
 from arm_recipes.stages.lower import FastLowerStage
-from arm_recipes.stages.quantize import FastQuantizeStage, FloatProgram
+from arm_recipes.stages.quantize import FastQuantizeStage
 
 if TYPE_CHECKING:
     from arm_backend_core.events import Rejection
@@ -66,29 +65,6 @@ _STAGE_VERBS = {
     StageType.EDGE_PROGRAM_MANAGER_TRANSFORM: "preparing the boundary of",
     StageType.TO_EXECUTORCH: "writing the program of",
 }
-
-
-@dataclass
-class _MethodResults:
-    """Results of the stages for one method.
-
-    Attributes:
-        program: the captured program, quantized by INT recipes; None if the recipe captures nothing.
-        input_signature, out_spec: structure of the model's inputs and outputs.
-        graph: the lowered graph, before emission edits it.
-        inputs, outputs: tensors of the emitted program.
-        float_program: the program before quantization, if this package quantized it.
-        sqnr: SQNR of each output, dB.
-    """
-
-    program: ExportedProgram | None = None
-    input_signature: InputSignature | None = None
-    out_spec: Any = None
-    graph: torch.fx.GraphModule | None = None
-    inputs: tuple[TensorInfo, ...] = ()
-    outputs: tuple[TensorInfo, ...] = ()
-    float_program: FloatProgram | None = None
-    sqnr: dict[str, float] = field(default_factory=dict)
 
 
 class Pipeline:
@@ -124,7 +100,7 @@ class Pipeline:
         self._shares_buffers = False
         self._seconds: dict[str, float] = {}
         self._notes: list[str] = []
-        self._methods: defaultdict[str, _MethodResults] = defaultdict(_MethodResults)
+        self._methods: defaultdict[str, MethodResults] = defaultdict(MethodResults)
 
     @property
     def _programs(self) -> dict[str, ExportedProgram]:
@@ -191,7 +167,7 @@ class Pipeline:
                     self._add_note(note)
             if kind is StageType.TORCH_EXPORT:
                 self._copy_captured_programs()
-                self._warn_about_64_bit_io()
+                self._warn_about_64_bit_tensors()
 
     def _run_stage(self, kind: StageType, stage: Stage) -> None:
         """Run a stage and convert exceptions to ``ExportError``.
@@ -216,19 +192,13 @@ class Pipeline:
 
     def create_artifact(self, rejected: list[Rejection], notes: list[str]) -> Artifact:
         """Build the artifact with its report. ``notes`` come before the notes of the stages."""
-        from arm_recipes.stages.edge.check_kernels import find_not_runnable
-
         manager = self._artifact.data
-        methods = []
-        for name, method in self._methods.items():
-            if method.graph is None:
-                continue
-            own, others, boundary, cpu = record.describe_graph(method.graph, rejected)
-            samples, quantization = self._progress.samples.get(name), None
-            if method.program is not None:
-                quantization = record.describe_quantization(method.program, samples, method.sqnr)
-            tensors, not_runnable = (method.inputs, method.outputs), find_not_runnable(method.graph.graph)
-            methods.append(record.MethodReport(name, *tensors, own, others, boundary, cpu, quantization, not_runnable))
+        samples = self._progress.samples
+        methods = [
+            method.create_report(name, method.graph, rejected, samples.get(name))
+            for name, method in self._methods.items()
+            if method.graph is not None
+        ]
         report = Report(
             recipe=self._recipe.name or "unnamed",
             methods=tuple(methods),
@@ -329,40 +299,10 @@ class Pipeline:
             if is_ineffective:
                 self._add_note(f"the option mx has no effect: no layer of '{name}' is block-scaled")
 
-    def _warn_about_64_bit_io(self) -> None:
-        for name, program in self._programs.items():
-            nodes = {node.name: node for node in program.graph.nodes}
-            signature = program.graph_signature
-            for side, tensors in (("input", signature.user_inputs), ("output", signature.user_outputs)):
-                for index, tensor in enumerate(tensors):
-                    value = nodes[tensor].meta.get("val") if tensor in nodes else None
-                    if not isinstance(value, torch.Tensor) or value.dtype not in (torch.int64, torch.float64):
-                        continue
-                    type_name = str(value.dtype).removeprefix("torch.")
-                    supported_type = {"int64": "int32", "float64": "float32"}[type_name]
-                    is_int64_input = side == "input" and value.dtype is torch.int64
-                    self._add_note(
-                        f"{side} {index} ('{tensor}') of '{name}' is {type_name}, which TOSA does not support: "
-                        f"a CPU operator converts it; use {supported_type} to avoid the conversion"
-                        + ("; values are assumed to be below 2**30" if is_int64_input else "")
-                    )
-                    if is_int64_input:
-                        self._warn_about_large_values(name, index, tensor)
-
-    def _warn_about_large_values(self, method: str, index: int, tensor: str) -> None:
-        """Warn if an int64 input has a sample outside the interval that the compiler assumes."""
-        from arm_backend_core.ops.intervals import ASSUMED_INTERVAL
-
-        input_signature = self._methods[method].input_signature
-        assert input_signature is not None
-        samples = self._artifact.get_context("example_inputs")[method]
-        values = [input_signature.flatten(sample, "a sample")[index] for sample in samples]
-        largest = max((int(x) for value in values if value.numel() for x in value.aminmax()), key=abs, default=0)
-        if not ASSUMED_INTERVAL[0] <= largest <= ASSUMED_INTERVAL[1]:
-            self._add_note(
-                f"input {index} ('{tensor}') of '{method}' has the value {largest} in the samples, but the program is "
-                "exact only for values below 2**30: scale or split the values, or pass them as floating-point numbers"
-            )
+    def _warn_about_64_bit_tensors(self) -> None:
+        for name, method in self._methods.items():
+            for note in method.describe_64_bit_tensors(name, self._artifact.get_context("example_inputs")):
+                self._add_note(note)
 
     def _add_note(self, text: str) -> None:
         self._notes.append(text)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any, Generic, TypeVar
+
+from arm_backend_core.similar_names import find_similar_names, format_suggestion
 
 _T = TypeVar("_T")
 _KIB, _MIB = 1024, 1024**2
@@ -102,11 +103,10 @@ def find_problem(name: Any) -> str | None:
     if normal in BOARDS:
         return None
     near = [known for known in BOARDS if normal and known.startswith(normal)]
-    near = near or _share_most_words(normal) or get_close_matches(normal, BOARDS, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
+    near = near or _share_most_words(normal) or find_similar_names(normal, BOARDS, 3)
     return (
-        f"there is no such board; {hint}'arm-recipes boards' lists all. For another one, give macs, system_config, "
-        "memory_mode, config_ini, sram_budget and flash_budget"
+        f"there is no such board{format_suggestion(near) or ';'} 'arm-recipes boards' lists all. For another one, give "
+        "macs, system_config, memory_mode, config_ini, sram_budget and flash_budget"
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import sys
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from arm_backend_core.similar_names import format_suggestion, suggest_name
 from arm_recipes.recipe import boards, precisions
 
 
@@ -307,12 +307,8 @@ def _unknown_option_message(recipe: str, name: str, names: list[str]) -> str:
         kinds["tosa-fp"] = "TOSA_FP"
         hint = f"; it belongs to {kinds[OPTIONS[name].group]} recipes"
     else:
-        near = (
-            [OLD_OPTION_NAMES[name]]
-            if name in OLD_OPTION_NAMES
-            else difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
-        )
-        hint = f"; did you mean '{near[0]}'?" if near else ""
+        renamed = OLD_OPTION_NAMES.get(name)
+        hint = suggest_name(name, names) if renamed is None else format_suggestion([renamed])
     return f"{recipe}: unknown argument '{name}'{hint} (allowed: {', '.join(names)})"
 
 

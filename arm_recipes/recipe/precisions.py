@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
+
+from arm_backend_core.similar_names import suggest_name
 
 if TYPE_CHECKING:
     from arm_backend_core.quantization.config import QuantizationConfig
@@ -33,9 +34,8 @@ def find_problem(value: Any) -> str | None:
         if not isinstance(module, str):
             return f"{module!r} is not the name of a module"
         if name not in PRECISION_NAMES:
-            near = get_close_matches(str(name).upper(), PRECISION_NAMES, n=1)
-            hint = f", did you mean {near[0]!r}?" if near else ""
-            return f"there is no precision {name!r}{hint} (allowed: {', '.join(PRECISION_NAMES)})"
+            suggestion = suggest_name(str(name), PRECISION_NAMES)
+            return f"there is no precision {name!r}{suggestion} (allowed: {', '.join(PRECISION_NAMES)})"
     return None
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from arm_recipes._internal.names import suggest_name
+from arm_backend_core.similar_names import suggest_name
 from arm_recipes.recipe import options
 
 if TYPE_CHECKING:
@@ -108,9 +107,8 @@ def _with_extensions(tosa_spec: str, values: Options) -> str:
     added += ["mxfp"] * bool(values.get("mx"))
     for name in added:
         if name not in EXTENSIONS:
-            near = get_close_matches(name.lower(), EXTENSIONS, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            raise ValueError(f"extensions: TOSA has no {name!r}; {hint}(allowed: {', '.join(EXTENSIONS)})")
+            suggestion = suggest_name(name, EXTENSIONS)
+            raise ValueError(f"extensions: TOSA has no {name!r}{suggestion} (allowed: {', '.join(EXTENSIONS)})")
     return "+".join(dict.fromkeys([*tosa_spec.split("+"), *added]))
 
 
@@ -153,4 +151,5 @@ def normalize_recipe_name(given: str) -> str:
     name = given.strip().upper().replace("-", "_").removeprefix("ARM_RECIPES_")
     if name in SPEC_BUILDERS:
         return name
-    raise ValueError(f"there is no recipe {given!r}; {suggest_name(name, SPEC_BUILDERS)}")
+    allowed = ", ".join(SPEC_BUILDERS)
+    raise ValueError(f"there is no recipe {given!r}{suggest_name(name, SPEC_BUILDERS)} (allowed: {allowed})")

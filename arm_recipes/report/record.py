@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,14 +12,11 @@ from arm_recipes.report.costs import layer_sections, memory_sections
 from arm_recipes.report.layers import DelegateProfile, method_layers
 from arm_recipes.report.memory import method_memory
 from arm_recipes.runtime.tensor_info import TensorInfo
-from arm_recipes.stages.edge.cpu_operators import CpuOperator, group_operators
+from arm_recipes.stages.edge.cpu_operators import CpuOperator
 
 if TYPE_CHECKING:
-    import torch
-    from torch.export import ExportedProgram
-
     from arm_backend_core.backends.payload import VelaEstimates
-    from arm_backend_core.events import Delegate, Rejection
+    from arm_backend_core.events import Delegate
     from arm_recipes.report.layers import LayerCost
     from arm_recipes.report.memory import MemoryOverTime
     from arm_recipes.report.ram import Ram
@@ -28,6 +24,14 @@ if TYPE_CHECKING:
 
 #: Memory region of an Ethos-U (index of the base address) -> its content.
 _REGION_NAMES = {0: "weights", 1: "scratch", 2: "fast scratch", 3: "inputs", 4: "outputs"}
+#: Operator that only converts types or memory formats at delegate boundaries -> how to avoid it.
+CONVERSION_REMEDIES = {
+    "quantize_per_tensor": "quantized_io=True: the program takes integers",
+    "dequantize_per_tensor": "quantized_io=True: the program returns integers",
+    "_to_copy": "int32 in place of int64, float32 in place of float64",
+    "_to_dim_order_copy": "int32 in place of int64, float32 in place of float64; samples in the model's memory format",
+    "_clone_dim_order": "samples in the memory format of the model (torch.channels_last)",
+}
 #: Maximum number of measured layers of each delegate in the printed report.
 _MAX_LAYER_ROWS = 5
 
@@ -201,7 +205,7 @@ def _method_sections(method: MethodReport, *, many: bool) -> Iterator[Section]:
 
 def _conversion_remedy(name: str) -> str:
     """How to change the model or the recipe to avoid a conversion."""
-    return next((remedy for operator, remedy in _CONVERSION_REMEDIES.items() if operator in name.split(".")), "")
+    return next((remedy for operator, remedy in CONVERSION_REMEDIES.items() if operator in name.split(".")), "")
 
 
 def _operator_rows(operators: Sequence[CpuOperator]) -> list[tuple[str, ...]]:
@@ -303,98 +307,3 @@ def _method_dict(method: MethodReport) -> dict[str, Any]:
         "not_runnable": [to_jsonable(operator) for operator in method.not_runnable],
         "quantization": to_jsonable(method.quantization),
     }
-
-
-# -- extraction from a lowered program ------------------------------------------------------------------------------
-
-#: Operator that only converts types or memory formats at delegate boundaries -> how to avoid it.
-_CONVERSION_REMEDIES = {
-    "quantize_per_tensor": "quantized_io=True: the program takes integers",
-    "dequantize_per_tensor": "quantized_io=True: the program returns integers",
-    "_to_copy": "int32 in place of int64, float32 in place of float64",
-    "_to_dim_order_copy": "int32 in place of int64, float32 in place of float64; samples in the model's memory format",
-    "_clone_dim_order": "samples in the memory format of the model (torch.channels_last)",
-}
-_NOT_OPERATORS = ("getitem", "executorch_call_delegate", "scan")  # the body of a scan on the CPU calls delegates
-
-
-def describe_graph(
-    graph_module: torch.fx.GraphModule, rejected: Sequence[Rejection]
-) -> tuple[tuple[Delegate, ...], dict[str, int], dict[str, int], tuple[CpuOperator, ...]]:
-    """List delegates, delegates of other backends, boundary conversions and CPU operators of a lowered method."""
-    from arm_backend_core.events import delegate_record
-    from arm_backend_core.nodes import operator_name
-    from arm_backend_core.program import lowered_modules
-
-    ours: list[Delegate] = []
-    others: Counter[str] = Counter()
-    boundary: Counter[str] = Counter()
-    cpu: list[tuple[str, str, str]] = []
-    for module in lowered_modules(graph_module):
-        delegate = delegate_record(module)
-        if delegate is not None:
-            ours.append(delegate)
-        else:
-            others[module.backend_id] += 1
-    for node in graph_module.graph.nodes:
-        if node.op != "call_function":
-            continue
-        name = operator_name(node)
-        if name.split(".")[-1] in _NOT_OPERATORS:
-            continue
-        if any(part in _CONVERSION_REMEDIES for part in name.split(".")):
-            boundary[name] += 1
-        else:
-            cpu.append((name, *_find_refusal_reason(node, name, rejected)))
-    return tuple(ours), dict(others), dict(boundary), group_operators(cpu)
-
-
-def _find_refusal_reason(node: torch.fx.Node, name: str, rejected: Sequence[Rejection]) -> tuple[str, str]:
-    """Find the reason why a node is not delegated, and its source line.
-
-    ExecuTorch decomposes and renames refused nodes. Most of the new nodes keep the metadata of the refused node.
-    Without this metadata, a refusal matches a node by name, then by source line, then by operator.
-    """
-    from arm_backend_core.nodes import REFUSAL_REASON, source_location
-
-    source = source_location(node)
-    reason_in_metadata = (node.meta.get("custom") or {}).get(REFUSAL_REASON)
-    if reason_in_metadata:
-        return reason_in_metadata, source
-    operator = name.removeprefix("aten.").split(".")[0].removesuffix("_copy")
-    matches = (
-        [r for r in rejected if r.node == node.name],
-        [r for r in rejected if source and r.source == source],
-        [r for r in rejected if r.operator.removeprefix("aten.").split(".")[0] == operator],
-    )
-    refusal = next((match[0] for match in matches if match), None)
-    return ("", source) if refusal is None else (refusal.reason, source or refusal.source)
-
-
-def describe_quantization(program: ExportedProgram, samples: int | None, sqnr: dict[str, float]) -> Quantization | None:
-    """Count the quantized tensors of a program before lowering; None if no tensor is quantized."""
-    activations: Counter[str] = Counter()
-    weights: Counter[str] = Counter()
-    constants = {
-        *program.graph_signature.inputs_to_parameters,
-        *program.graph_signature.inputs_to_buffers,
-        *program.graph_signature.inputs_to_lifted_tensor_constants,
-    }
-    seen = set()
-    for node in program.graph.nodes:
-        name = str(node.target)
-        if node.op != "call_function" or not name.startswith("quantized_decomposed."):
-            continue
-        value = node.args[0]
-        dtype = str(node.meta["val"].dtype if ".quantize" in name else value.meta["val"].dtype).split(".")[-1]
-        if value.name in constants and ".dequantize" in name:
-            if value.name not in seen:
-                largest = node.args[-2]  # quant_max, before the dtype; int4 values are stored as int8
-                dtype = "int4" if dtype == "int8" and isinstance(largest, int) and largest < 8 else dtype
-                weights[f"{dtype} per {'channel' if 'channel' in name else 'tensor'}"] += 1
-                seen.add(value.name)
-        elif ".quantize" in name:
-            activations[dtype] += 1
-    if not activations and not weights:
-        return None
-    return Quantization(dict(activations), dict(weights), samples, sqnr)

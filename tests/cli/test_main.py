@@ -331,7 +331,7 @@ def test_a_missing_model_exits_with_2(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_the_nearest_recipe_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["export", "m.pt2", "--recipe", "ethos_u85_int8"])
-    assert "no recipe 'ethos_u85_int8'; did you mean ETHOSU_U85_INT8?" in capsys.readouterr().err
+    assert "no recipe 'ethos_u85_int8'; did you mean 'ETHOSU_U85_INT8'?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arguments", [[], ["export"], ["export", "m.pt2", "--recipe", "NO_SUCH_RECIPE"]])

@@ -67,10 +67,10 @@ def test_help_is_grouped(capsys: pytest.CaptureFixture[str], monkeypatch: pytest
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("exprt m.pt2", "COMMAND: there is no 'exprt'; did you mean export?; choose from export, run"),
+        ("exprt m.pt2", "COMMAND: there is no 'exprt'; did you mean 'export'? choose from export, run"),
         (
             "export m.pt2 --recipee TOSA_FP",
-            "there is no option --recipee; did you mean --recipe? (see arm-recipes export",
+            "there is no option --recipee; did you mean '--recipe'? (see arm-recipes export",
         ),
         ("export m.pt2", "one of the arguments --recipe --tuned is required (see arm-recipes export --help)"),
         ("export m.pt2 --recipe TOSA_FP --macs many", "--macs: invalid int value: 'many'"),
@@ -78,7 +78,7 @@ def test_help_is_grouped(capsys: pytest.CaptureFixture[str], monkeypatch: pytest
         ("export m.pt2 --recipe TOSA_FP --precision A16W8", "'A16W8' is not of the form MODULE=NAME"),
         ("export m.pt2 --recipe TOSA_FP --sizes 1,8", "'1,8' is not of the form NAME=SIZE,SIZE"),
         ("inspect a b", "unexpected arguments: b (see arm-recipes inspect --help)"),
-        ("--verbos export", "there is no option --verbos; did you mean --version?"),
+        ("--verbos export", "there is no option --verbos; did you mean '--version'?"),
     ],
 )
 def test_errors_are_one_line(arguments: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -281,7 +281,7 @@ def test_a_repr_leaves_samples_and_functions_out() -> None:
 
 
 def test_typed_constructors_check_as_get_recipe_does() -> None:
-    with pytest.raises(ValueError, match="there is no recipe 'TOSA_INT9'; did you mean TOSA_INT8"):
+    with pytest.raises(ValueError, match="there is no recipe 'TOSA_INT9'; did you mean 'TOSA_INT8'"):
         ArmRecipe.tosa("INT9")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="TOSA_INT8: unknown argument 'macs'; it belongs to Ethos-U recipes"):
         ArmRecipe.tosa(macs=8)  # type: ignore[call-arg]

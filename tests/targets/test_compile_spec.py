@@ -101,7 +101,7 @@ def _u55(**kwargs: Any) -> EthosUCompileSpec:
 _BAD: list[tuple[Callable[[], object], list[str]]] = [
     (
         lambda: EthosUCompileSpec("ethos-u55-512"),
-        ["target='ethos-u55-512'", "512 MACs", "Did you mean 'ethos-u55-256'?", "ethos-u55-32"],
+        ["target='ethos-u55-512'", "512 MACs", "did you mean 'ethos-u55-256'?", "ethos-u55-32"],
     ),
     (lambda: EthosUCompileSpec("ethos-u85"), ["target", "number of MACs is missing", "ethos-u85-2048"]),
     (lambda: EthosUCompileSpec("ethos-u66-128"), ["target='ethos-u66-128'", "knows no such NPU"]),
@@ -111,16 +111,16 @@ _BAD: list[tuple[Callable[[], object], list[str]]] = [
         lambda: _u55(memory_mode="Dedicated_Sram"),
         ["memory_mode='Dedicated_Sram'", "can write to SRAM only", "Allowed: Sram_Only, Shared_Sram"],
     ),
-    (lambda: _u55(memory_mode="shared_sram"), ["memory_mode", "Did you mean 'Shared_Sram'?"]),
+    (lambda: _u55(memory_mode="shared_sram"), ["memory_mode", "did you mean 'Shared_Sram'?"]),
     (
         lambda: _u55(system_config="Ethos_U85_SYS_DRAM_Mid"),
         ["system_config", "ethos-u85", "target is ethos-u55-128", "Ethos_U55_Deep_Embedded"],
     ),
     (
         lambda: _u55(system_config="Ethos_U55_High_End"),
-        ["system_config", "not in", "Did you mean 'Ethos_U55_High_End_Embedded'?"],
+        ["system_config", "not in", "did you mean 'Ethos_U55_High_End_Embedded'?"],
     ),
-    (lambda: _u55(config_ini="Arm/vella.ini"), ["config_ini", "tried", "Did you mean 'Arm/vela.ini'?"]),
+    (lambda: _u55(config_ini="Arm/vella.ini"), ["config_ini", "tried", "did you mean 'Arm/vela.ini'?"]),
     (lambda: _u55(config_ini=__file__), ["config_ini", "'.ini'"]),
     (lambda: _u55(extra_flags=["--optimize=Size"]), ["extra_flags", "unrecognized", "'--optimise'"]),
     (lambda: _u55(extra_flags=["--optimise=Fast"]), ["extra_flags", "'Fast'", "Size, Performance"]),
@@ -141,7 +141,7 @@ _BAD: list[tuple[Callable[[], object], list[str]]] = [
     (lambda: VgfCompileSpec("TOSA-0.80+INT"), ["tosa_spec", "TOSA-1.0"]),
     (
         lambda: VgfCompileSpec(compiler_flags=["--emit-debug-inf"]),
-        ["compiler_flags", "Did you mean '--emit-debug-info'?"],
+        ["compiler_flags", "did you mean '--emit-debug-info'?"],
     ),
     (lambda: VgfCompileSpec(compiler_flags=["-o x"]), ["compiler_flags", "'-o'"]),
     (lambda: TosaCompileSpec().dump_debug_info("XML"), ["debug_mode='XML'", "JSON, TOSA"]),

@@ -15,7 +15,7 @@ from arm_backend_core.tosa import builder, reference
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.legality import op_refusal, type_refusal
-from arm_backend_core.tosa.operators import OPERATORS, evaluate
+from arm_backend_core.tosa.operators import OPERATORS, SELECTIONS, evaluate
 from arm_backend_core.tosa.operators.record import ANY_RANK, broadcast_shape, define_operator
 from arm_backend_core.tosa.serialize import serialize
 from tests.graphs import Body, build_and_validate, build_graph, validate_by_tosa_opt
@@ -251,3 +251,25 @@ def test_what_the_specification_forbids_is_refused_with_its_limit(
     monkeypatch.setattr(builder, "op_refusal_before_bool_lowering", lambda target, op: None)
     complaint = validate_by_tosa_opt(serialize(build_graph(body, (shape, dtype), target=target)), target)
     assert (complaint is None) == any(words in reason for words in _OF_ELEMENTS), complaint
+
+
+_SELECTION_ATTRIBUTES: dict[str, dict[str, object]] = {
+    "IDENTITY": {},
+    "RESHAPE": {"shape": (3, 2)},
+    "REVERSE": {"axis": 1},
+    "SLICE": {"start": (0, 1), "size": (2, 2)},
+    "TRANSPOSE": {"perms": (1, 0)},
+}
+
+
+def test_selections_repeat_no_element_and_add_none() -> None:
+    x = np.arange(6, dtype=np.int32).reshape(2, 3)
+    assert _SELECTION_ATTRIBUTES.keys() == SELECTIONS
+    for kind, attributes in _SELECTION_ATTRIBUTES.items():
+        op = Op(kind, [Value((2, 3), DType.INT32)], Value((), DType.INT32), dict(attributes))
+        op = replace(op, output=Value(OPERATORS[kind].shape(op), DType.INT32))
+        result = evaluate(op, [x])
+        assert result is not None
+        assert len(set(result.ravel())) == result.size, kind
+        assert set(result.ravel()) <= set(x.ravel()), kind
+    assert {kind for kind in SELECTIONS if not OPERATORS[kind].is_data_movement} == set()

@@ -122,6 +122,8 @@ _define_elementwise(
     + _INTEGERS.replace("T", "T|FP")
     + _FLOATS,
     lambda op, x: x,
+    is_data_movement=True,
+    is_selection=True,
 )
 
 

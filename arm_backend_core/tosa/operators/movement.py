@@ -160,6 +160,7 @@ _define_data_movement(
     operands=(("shape", "shape"),),
     conditions=_reshape_violations,
     rank=ANY_RANK,
+    is_selection=True,
 )
 _define_data_movement(
     "REVERSE",
@@ -167,6 +168,7 @@ _define_data_movement(
     lambda op: op.inputs[0].shape,
     fields=("axis",),
     conditions=axis_violations,
+    is_selection=True,
 )
 _define_data_movement(
     "SLICE",
@@ -175,6 +177,7 @@ _define_data_movement(
     operands=(("start", "shape"), ("size", "shape")),
     conditions=_slice_violations,
     per_dimension=("start", "size"),
+    is_selection=True,
 )
 _define_data_movement(
     "TILE",
@@ -190,6 +193,7 @@ _define_data_movement(
     lambda op: tuple(op.inputs[0].shape[i] for i in op.attrs["perms"]),
     fields=("perms",),
     conditions=_transpose_violations,
+    is_selection=True,
 )
 
 

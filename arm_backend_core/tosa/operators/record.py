@@ -111,6 +111,8 @@ class Operator:
         elementwise: whether each result element depends on one element of each operand, and no attribute names a
             dimension.
         is_data_movement: whether the operator only copies elements.
+        is_selection: whether each result element is a different element of the only operand: data movement that
+            repeats no element, and adds none.
         per_dimension: attributes with one entry, or a pair of entries, for each dimension. Operand and result have the
             same dimensions.
         variadic: whether the operator accepts any number of operands of one type.
@@ -129,6 +131,7 @@ class Operator:
     compute: Callable[..., Array | None] | None = None
     elementwise: bool = False
     is_data_movement: bool = False
+    is_selection: bool = False
     per_dimension: tuple[str, ...] = ()
     variadic: bool = False
     is_placeholder: bool = False

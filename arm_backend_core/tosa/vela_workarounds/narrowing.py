@@ -14,7 +14,8 @@ from arm_backend_core.tosa.passes.rewrite import Rewriter, producer, skip_throug
 from arm_backend_core.tosa.vela_workarounds.copies import broadcast_constant, copy_operands_where, copy_result
 from arm_backend_core.tosa.vela_workarounds.workaround import AnyWorkaround, Workaround
 
-#: Operators that only move elements. Vela may fuse them with their producer or consumer.
+#: Data movement that Vela may fuse with its producer or consumer. This is behavior of Vela. TOSA's definition,
+#: ``Operator.is_data_movement``, includes REVERSE, GATHER and SELECT.
 DATA_MOVEMENT = ("CONCAT", "IDENTITY", "PAD", "RESHAPE", "SLICE", "TILE", "TRANSPOSE")
 
 

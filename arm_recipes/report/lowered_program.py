@@ -1,0 +1,100 @@
+"""Contents of a lowered program: its delegates, CPU operators and quantization, for the export record."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from arm_recipes.report.record import CONVERSION_REMEDIES, Quantization
+from arm_recipes.stages.edge.cpu_operators import CpuOperator, group_operators
+
+if TYPE_CHECKING:
+    import torch
+    from torch.export import ExportedProgram
+
+    from arm_backend_core.events import Delegate, Rejection
+
+_NOT_OPERATORS = ("getitem", "executorch_call_delegate", "scan")  # the body of a scan on the CPU calls delegates
+
+
+def describe_graph(
+    graph_module: torch.fx.GraphModule, rejected: Sequence[Rejection]
+) -> tuple[tuple[Delegate, ...], dict[str, int], dict[str, int], tuple[CpuOperator, ...]]:
+    """List delegates, delegates of other backends, boundary conversions and CPU operators of a lowered method."""
+    from arm_backend_core.events import delegate_record
+    from arm_backend_core.nodes import operator_name
+    from arm_backend_core.program import lowered_modules
+
+    ours: list[Delegate] = []
+    others: Counter[str] = Counter()
+    boundary: Counter[str] = Counter()
+    cpu: list[tuple[str, str, str]] = []
+    for module in lowered_modules(graph_module):
+        delegate = delegate_record(module)
+        if delegate is not None:
+            ours.append(delegate)
+        else:
+            others[module.backend_id] += 1
+    for node in graph_module.graph.nodes:
+        if node.op != "call_function":
+            continue
+        name = operator_name(node)
+        if name.split(".")[-1] in _NOT_OPERATORS:
+            continue
+        if any(part in CONVERSION_REMEDIES for part in name.split(".")):
+            boundary[name] += 1
+        else:
+            cpu.append((name, *_find_refusal_reason(node, name, rejected)))
+    return tuple(ours), dict(others), dict(boundary), group_operators(cpu)
+
+
+def _find_refusal_reason(node: torch.fx.Node, name: str, rejected: Sequence[Rejection]) -> tuple[str, str]:
+    """Find the reason why a node is not delegated, and its source line.
+
+    ExecuTorch decomposes and renames refused nodes. Most of the new nodes keep the metadata of the refused node.
+    Without this metadata, a refusal matches a node by name, then by source line, then by operator.
+    """
+    from arm_backend_core.nodes import REFUSAL_REASON, source_location
+
+    source = source_location(node)
+    reason_in_metadata = (node.meta.get("custom") or {}).get(REFUSAL_REASON)
+    if reason_in_metadata:
+        return reason_in_metadata, source
+    operator = name.removeprefix("aten.").split(".")[0].removesuffix("_copy")
+    matches = (
+        [r for r in rejected if r.node == node.name],
+        [r for r in rejected if source and r.source == source],
+        [r for r in rejected if r.operator.removeprefix("aten.").split(".")[0] == operator],
+    )
+    refusal = next((match[0] for match in matches if match), None)
+    return ("", source) if refusal is None else (refusal.reason, source or refusal.source)
+
+
+def describe_quantization(program: ExportedProgram, samples: int | None, sqnr: dict[str, float]) -> Quantization | None:
+    """Count the quantized tensors of a program before lowering; None if no tensor is quantized."""
+    activations: Counter[str] = Counter()
+    weights: Counter[str] = Counter()
+    constants = {
+        *program.graph_signature.inputs_to_parameters,
+        *program.graph_signature.inputs_to_buffers,
+        *program.graph_signature.inputs_to_lifted_tensor_constants,
+    }
+    seen = set()
+    for node in program.graph.nodes:
+        name = str(node.target)
+        if node.op != "call_function" or not name.startswith("quantized_decomposed."):
+            continue
+        value = node.args[0]
+        dtype = str(node.meta["val"].dtype if ".quantize" in name else value.meta["val"].dtype).split(".")[-1]
+        if value.name in constants and ".dequantize" in name:
+            if value.name not in seen:
+                largest = node.args[-2]  # quant_max, before the dtype; int4 values are stored as int8
+                dtype = "int4" if dtype == "int8" and isinstance(largest, int) and largest < 8 else dtype
+                weights[f"{dtype} per {'channel' if 'channel' in name else 'tensor'}"] += 1
+                seen.add(value.name)
+        elif ".quantize" in name:
+            activations[dtype] += 1
+    if not activations and not weights:
+        return None
+    return Quantization(dict(activations), dict(weights), samples, sqnr)
