@@ -18,10 +18,10 @@ from arm_backend_core.alternatives import (
     transpose_split,
     transposed_convolution,
 )
-from arm_backend_core.alternatives.always import apply_unconditional
 from arm_backend_core.alternatives.choose import Choice, choose_alternatives
 from arm_backend_core.alternatives.cost_model import VelaCostModel
 from arm_backend_core.alternatives.deferred import DeferredTuningSpec, pickle_graph, unpickle_graph
+from arm_backend_core.alternatives.unconditional import apply_unconditional
 from arm_backend_core.targets.compile_spec import ArmCompileSpec, EthosUCompileSpec
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.graph import Graph

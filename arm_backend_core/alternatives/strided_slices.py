@@ -31,7 +31,7 @@ def transpose_slices(op: Op, rewriter: Rewriter) -> Value | None:
     match = _match_transpose(op)
     if match is None:
         return None
-    b, (x, shape, perms) = rewriter.build, match
+    b, (x, shape, perms) = rewriter.builder, match
     result = b.transpose(b.reshape(x, shape), perms)
     if (transpose := result.producer) is not None and transpose.kind == "TRANSPOSE":
         rule = TRANSPOSE_SEQUENCE.rule if b.target.hardware.transposes_by_convolution else lower_transpose

@@ -59,16 +59,16 @@ def apply_by_table(b: Builder, x: Tensor, function: Callable[[Array], Array], q:
     phase_step, entries, scale, corrections = _build_table(samples.tobytes(), oversampling == 1, *qparams)
     if phase_step:
         return _emit_sinusoid_by_angle_addition(operand, samples, phase_step).requantize(q)
+    # On an NPU, an int8 result goes through int16: a TABLE without a RESCALE to int16 takes six operations.
     if not corrections and not (b.target.hardware.npu and q.dtype is DType.INT8):
         low, high = (int(end) << 7 for end in (entries.min(), entries.max()))
         return FixedPoint(b, b.table(index, entries), low, high, scale / 128).requantize(q)
-    # An int16 TABLE whose INT32 result is not rescaled to int16 takes six NPU operations.
     result = operand.apply_table(entries, scale)
-    for middle, gain, values in corrections:
-        magnified = (operand.to_int32() - middle).rescale(DType.INT16, gain, saturate=True)
-        # REQUIRE in TABLE: differences of neighbouring entries fit int16
-        unit = max(float(np.abs(values).max()), float(np.abs(np.diff(values)).max())) / Q15_MAX
-        first, second = to_common_scale(result, magnified.apply_table(values / unit, unit), q)
+    for middle, refinement, values in corrections:
+        magnified = (operand.to_int32() - middle).rescale(DType.INT16, refinement, saturate=True)
+        # TOSA's specification requires (REQUIRE) that the differences of neighbouring entries fit int16.
+        correction_scale = max(float(np.abs(values).max()), float(np.abs(np.diff(values)).max())) / Q15_MAX
+        first, second = to_common_scale(result, magnified.apply_table(values / correction_scale, correction_scale), q)
         result = first + second
     return result.requantize(q)
 
@@ -95,13 +95,14 @@ def _build_table(
     points = _extrapolate_nearest(samples, defined_indices)[::128]
     if is_int16:
         _interpolate_to_domain_ends(points, samples, defined_indices)
-    # The scale of the entries is that of an int16 result. For an int8 result, it is the finest that covers its range.
+    # For an int16 result, the entries have its scale. For an int8 result, they have the finest int16 scale that covers
+    # the function's values.
     limit = 2.0 * float(q.scale) * (q.qmax - q.qmin)
     peak = max(float(np.abs(points).clip(max=limit).max()), 1e-30)
     table_q = q if q.dtype is DType.INT16 else QParams(peak / Q15_MAX, 0, DType.INT16, -Q15_MAX - 1, Q15_MAX)
     entries = _quantize_entries(points, table_q)
-    # REQUIRE in TABLE: differences of neighbouring entries fit int16. At a jump, halve the entries, with an error of
-    # one step.
+    # TOSA's specification requires (REQUIRE) that the differences of neighbouring entries fit int16. At a jump, halve
+    # the entries, with an error of one step.
     if np.abs(np.diff(entries)).max() > Q15_MAX:
         table_q = replace(table_q, scale=2 * float(table_q.scale), qmin=-(Q15_MAX // 2) - 1, qmax=Q15_MAX // 2)
         entries = _quantize_entries(points, table_q)
@@ -141,7 +142,8 @@ def _emit_sinusoid_by_angle_addition(x: FixedPoint, samples: Array, phase_step: 
     f(256 * h + l) = f(256 * h) * cos(l * a) + g(256 * h) * sin(l * a). g is f shifted by a quarter period; it follows
     from f(i + 1) = f(i) * cos(a) + g(i) * sin(a).
     """
-    byte = np.arange(-256, 257).clip(-128, 128)  # h or l at the table's inputs, which are 128 times the byte
+    # The byte (h or l) of each of the 513 entries. Entry inputs are 128 * byte.
+    byte = np.arange(-256, 257).clip(-128, 128)
     next_samples = np.append(samples[1:], 2 * math.cos(phase_step) * samples[-1] - samples[-2])
     f_samples, f_next = samples[byte * 256 + 32768], next_samples[byte * 256 + 32768]
     functions = (
@@ -175,7 +177,7 @@ def _correction_tables(
     """
     interpolated = np.interp(_INT16_OPERANDS, _INT16_OPERANDS[::128], table_q.dequantize(entries))
     table_error, result_error = np.zeros(samples.size), np.zeros(samples.size)
-    # Errors of the sum of the tables, and of the result after clipping to its range.
+    # table_error: before the result is clipped to q's range; result_error: after.
     for error, grid_q in ((table_error, table_q), (result_error, q)):
         low, high = (float(grid_q.scale) * (end - grid_q.zero_point) for end in (grid_q.qmin, grid_q.qmax))
         error[defined_indices] = (np.clip(samples, low, high) - np.clip(interpolated, low, high))[defined_indices]
@@ -186,35 +188,44 @@ def _correction_tables(
             or (result_error**2).mean() <= (full_range * 2.0**-13) ** 2
         ):
             return
-        reduction, start, gain, values, remaining = max(
-            (_find_best_correction(table_error, result_error, gain) for gain in (128, 32, 8)), key=itemgetter(0)
+        reduction, start, refinement, values, remaining = max(
+            (_find_best_correction(table_error, result_error, refinement) for refinement in (128, 32, 8)),
+            key=itemgetter(0),
         )
         # The error is spread over too many parts, or a finer table does not reduce it.
         if reduction < (result_error**2).sum() / 8:
             return
-        yield start + 32768 // gain - 32768, gain, values
+        yield start + 32768 // refinement - 32768, refinement, values
         for error in (table_error, result_error):
             error[start : start + remaining.size] = remaining
 
 
-def _find_best_correction(table_error: Array, result_error: Array, gain: int) -> tuple[float, int, int, Array, Array]:
-    """Find the part of 65536 / ``gain`` operand values with the largest sum of squared errors, and its correction.
+def _find_best_correction(
+    table_error: Array, result_error: Array, refinement: int
+) -> tuple[float, int, int, Array, Array]:
+    """Find the part of 65536 / ``refinement`` operand values with the largest sum of squared errors and its correction.
 
     Returns:
-        The reduction of the sum of squared errors, the start of the part, ``gain``, the 513 correction values, and the
-        remaining error of the part.
+        The reduction of the sum of squared errors, the start of the part, ``refinement``, the 513 correction values,
+        and the remaining error of the part.
     """
-    length = 65536 // gain
+    length = 65536 // refinement
     cumulative = np.concatenate([[0.0], np.cumsum(result_error**2)])
     starts = np.arange(0, 65537 - length, 128)
     start = int(starts[np.argmax(cumulative[starts + length] - cumulative[starts])])
     part = table_error[start : start + length + 1]
-    values = part[:: 128 // gain].copy()
+    values = part[:: 128 // refinement].copy()
     # Operands outside the part saturate to its ends, where the correction must be 0. The largest operand, 32767,
     # interpolates between the last two entries.
     values[[0, -2, -1]] = 0.0
-    remaining = part - np.interp(np.arange(length + 1), np.arange(0, length + 1, 128 // gain), values)
-    return float(cumulative[start + length] - cumulative[start] - (remaining**2).sum()), start, gain, values, remaining
+    remaining = part - np.interp(np.arange(length + 1), np.arange(0, length + 1, 128 // refinement), values)
+    return (
+        float(cumulative[start + length] - cumulative[start] - (remaining**2).sum()),
+        start,
+        refinement,
+        values,
+        remaining,
+    )
 
 
 #: Every int16, and 32768, which is the input of a TABLE's last entry.

@@ -32,10 +32,10 @@ from arm_backend_core.alternatives import (
 from arm_backend_core.alternatives import cascaded_pools as pools
 from arm_backend_core.alternatives import cost_model as price
 from arm_backend_core.alternatives import pixels_as_channels as pixels
-from arm_backend_core.alternatives.always import apply_unconditional
 from arm_backend_core.alternatives.choose import Alternative, CostFunction, choose_alternatives
 from arm_backend_core.alternatives.cost_model import Cost, VelaCostModel
 from arm_backend_core.alternatives.deferred import pickle_graph, unpickle_graph
+from arm_backend_core.alternatives.unconditional import apply_unconditional
 from arm_backend_core.backends.ethosu import compile_ethosu
 from arm_backend_core.backends.payload import Payload
 from arm_backend_core.dtype import DType
@@ -102,7 +102,7 @@ class Case:
             choose_alternatives(self.graph, self.spec.target, [form], drawn(self.rng))
         finish(self.graph, self.spec.target)
         flatbuffer = serialize(self.graph)
-        payload = compile_ethosu(flatbuffer, self.spec, delegate="", locate=lambda _: None)
+        payload = compile_ethosu(flatbuffer, self.spec, delegate="", find_operator=lambda _: None)
         kinds = [(array.dtype.name, array.shape) for array in expected]
         for results in (reference.run(flatbuffer, arrays), emulator.run(read_payload(payload.data), arrays, kinds)):
             for ours, theirs in zip(results, expected, strict=True):
@@ -666,7 +666,7 @@ def test_bounds_change_estimates_and_no_command() -> None:
         if bounds:
             apply_unconditional(case.graph, SPECS[0].target)
         assert ("CLAMP" in [op.kind for op in case.graph.ops]) == (bounds and is_older)
-        made.append(compile_ethosu(serialize(case.graph), SPECS[0], delegate="", locate=lambda _: None))
+        made.append(compile_ethosu(serialize(case.graph), SPECS[0], delegate="", find_operator=lambda _: None))
     assert made[0].data == made[1].data
     assert made[0].vela is not None
     assert made[1].vela is not None

@@ -178,7 +178,7 @@ def _rms_norm(x: Array) -> Array:
 
 
 #: Operator: its arguments after the tensor, and the same in float64.
-ROWS: dict[OpOverload, tuple[tuple[Any, ...], Callable[[Array], Array]]] = {
+ALONG_ROWS: dict[OpOverload, tuple[tuple[Any, ...], Callable[[Array], Array]]] = {
     aten.mean.dim: (([1], True), lambda x: x.mean(1, keepdims=True)),
     aten.sum.dim_IntList: (([1], True), lambda x: x.sum(1, keepdims=True)),
     aten.var.dim: (([1], True, True), lambda x: x.var(1, keepdims=True, ddof=1)),
@@ -190,12 +190,12 @@ ROWS: dict[OpOverload, tuple[tuple[Any, ...], Callable[[Array], Array]]] = {
 }
 
 
-@pytest.mark.parametrize("overload", ROWS, ids=str)
+@pytest.mark.parametrize("overload", ALONG_ROWS, ids=str)
 @pytest.mark.parametrize("result", [I8, I16])
 def test_rows(overload: OpOverload, result: DType) -> None:
     """An int16 result may err by a part in 2**12 of the row's largest besides: tables have 14 bits."""
     rng, refused = np.random.default_rng(1), 0
-    arguments, function = ROWS[overload]
+    arguments, function = ALONG_ROWS[overload]
     for i in range(60):
         p = draw(rng, 10.0 ** rng.uniform(-4, 1) if i % 2 else None)
         x = integers(rng, p)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from arm_backend_core.alternatives.always import apply_unconditional
+from arm_backend_core.alternatives.unconditional import apply_unconditional
 from arm_backend_core.dtype import DType
 from arm_backend_core.permutation import merge_axes
 from arm_backend_core.targets.target import Target
