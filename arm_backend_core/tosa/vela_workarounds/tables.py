@@ -25,20 +25,7 @@ def duplicate_cheap_producers(graph: Graph, target: Target) -> None:
     if it is not fused, and an addition 100 (U55-128 and U85-256).
     """
     if target.hardware.npu:
-        rules = {"TABLE": [_duplicate_table_operand], "RESHAPE": [_duplicate_matmul_column]}
-        apply_once(graph, target, {**rules, "RESCALE": [_duplicate_convolution]})
-
-
-def _duplicate_convolution(op: Op, rewriter: Rewriter) -> Value | None:
-    """Duplicate a convolution whose sums several RESCALEs read. Vela fuses a convolution with one RESCALE only.
-
-    A separate per-channel RESCALE takes 20 cycles per element on U55-128. On U55, Vela rejects sums of INT48.
-    """
-    conv, b = op.inputs[0].producer, rewriter.build
-    if conv is None or conv.kind not in ("CONV2D", "DEPTHWISE_CONV2D") or rewriter.has_one_use(conv.output):
-        return None
-    sums = b.emit(conv.kind, conv.inputs, conv.output.dtype, **conv.attrs)
-    return _emit_unary_sequence([op], sums, b)
+        apply_once(graph, target, {"TABLE": [_duplicate_table_operand], "RESHAPE": [_duplicate_matmul_column]})
 
 
 def _duplicate_matmul_column(op: Op, rewriter: Rewriter) -> Value | None:
