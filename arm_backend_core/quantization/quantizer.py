@@ -16,6 +16,7 @@ from arm_backend_core.aten.constant_products import products_to_linear
 from arm_backend_core.aten.constants import fold_constant_weights
 from arm_backend_core.aten.decompose import decompose
 from arm_backend_core.aten.functionalize import functionalize
+from arm_backend_core.aten.group_norms import layer_norms_to_group_norms
 from arm_backend_core.aten.high_rank import reduce_ranks
 from arm_backend_core.aten.higher_order import inline_higher_order_ops
 from arm_backend_core.aten.int_to_float import promote_integers
@@ -109,6 +110,7 @@ class ArmQuantizer(Quantizer):
         fold_constant_weights(model)
         fold_batch_norms(model)
         normalize_to_rms_norm(model)
+        layer_norms_to_group_norms(model)
         rewrite_scatter_adds(model, self.compile_spec.target.hardware, quantized=True)
         decompose(model, quantized=True)
         reduce_ranks(model)
