@@ -16,7 +16,6 @@ from arm_backend_core.aten.constant_products import products_to_linear
 from arm_backend_core.aten.constants import fold_constant_weights
 from arm_backend_core.aten.decompose import decompose
 from arm_backend_core.aten.functionalize import functionalize
-from arm_backend_core.aten.group_norms import layer_norms_to_group_norms
 from arm_backend_core.aten.high_rank import reduce_ranks
 from arm_backend_core.aten.higher_order import inline_higher_order_ops
 from arm_backend_core.aten.int_to_float import promote_integers
@@ -30,6 +29,7 @@ from arm_backend_core.nodes import constant_nodes, describe_node, is_float, modu
 from arm_backend_core.ops.catalog import find_record
 from arm_backend_core.ops.registry import Kind
 from arm_backend_core.quantization.algorithms.coordinate_precision import find_coordinate_nodes
+from arm_backend_core.quantization.algorithms.group_norms import layer_norms_to_group_norms
 from arm_backend_core.quantization.annotator import ANNOTATION, Annotator
 from arm_backend_core.quantization.config import QuantizationConfig, get_symmetric_a16w8_quantization_config
 from arm_backend_core.quantization.graph_observers import describe_observed_tensors, share_timestep_observers

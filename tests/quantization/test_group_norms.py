@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from arm_backend_core.aten.group_norms import layer_norms_to_group_norms
 from arm_backend_core.quantization.algorithms.fuse_decomposed_norms import fuse_norms
+from arm_backend_core.quantization.algorithms.group_norms import layer_norms_to_group_norms
 
 aten = torch.ops.aten
 
