@@ -347,6 +347,35 @@ def test_softmax_is_cheap() -> None:
     assert estimate_npu_cycles("ethos-u55", serialize(written)) < 5 * 4 * 64 * 64
 
 
+@pytest.mark.parametrize("n", [1536, 249 * 64, 1031])
+@pytest.mark.parametrize("dtype", [I8, I16])
+def test_parts_of_long_rows_keep_every_bit(n: int, dtype: DType) -> None:
+    """U85 sums long rows in parts, other NPUs do not; a prime number of elements has no parts."""
+    q, out, u85 = spread(8.0, dtype), params(8 / 255, 0, I8), make_target("ethos-u85")
+    x = np.random.default_rng(n).integers(*dtype.range, (3, n), endpoint=True).astype(dtype.numpy)
+    x[1] = dtype.range[0]
+    for lower in (
+        lambda b, v: fixed_point.layer_norm(b, v, q, (1,), None, None, 1e-5, out),
+        lambda b, v: fixed_point.var(b, v, q, (1,), 0, params(0.1, 0, I8)),
+        lambda b, v: fixed_point.mean(b, v, q, (1,), out),
+        lambda b, v: fixed_point.softmax(b, v, q, 1, _OUT),
+    ):
+        expected, got = (
+            reference.run(build_flatbuffer(lower, (x.shape, dtype), target=target), [x])[0] for target in (U55, u85)
+        )
+        assert np.array_equal(expected, got)
+
+
+def test_variance_of_one_row_is_cheap_on_u85() -> None:
+    """2 cycles an element on Ethos-U85-256 for [1, 16384]; in one row, 6.5."""
+    q, u85 = spread(8.0, I8), make_target("ethos-u85")
+    written = build_graph(
+        lambda b, v: fixed_point.var(b, v, q, (1,), 1, params(0.1, 0, I8)), ((1, 16384), I8), target=u85
+    )
+    optimise(written, u85)
+    assert estimate_npu_cycles("ethos-u85", serialize(written)) < 2.5 * 16384
+
+
 def test_layer_norm_of_int16_is_cheap() -> None:
     """Cycles an element on Ethos-U55-128: 11 for [1, 32, 128]; scaling the sum by an operation of its own takes 12.
 

@@ -155,6 +155,21 @@ def test_constants_stay_narrow(overload: OpOverload, shape: tuple[int, ...]) -> 
     assert [value.dtype for value in constants] == [I8]
 
 
+@pytest.mark.parametrize("slopes", [(0.0, 0.9), (1.0, 1.7), (0.0, 1.7), (-1.2, 0.9), (-1.2, 1.7)])
+@pytest.mark.parametrize("npu", [None, "ethos-u55"])
+def test_prelu_with_a_slope_for_each_channel(slopes: tuple[float, float], npu: str | None) -> None:
+    """One rounding, whichever sides of 0 and 1 the slopes are on; no operation on INT32 beside the convolutions."""
+    rng, target = np.random.default_rng(0), make_target(npu) if npu else FULL_TARGET
+    for _ in range(30):
+        p = draw(rng)
+        x, weight = integers(rng, p), rng.uniform(*slopes, SHAPE[1])
+        q = QParams(float(np.float32(np.abs(weight).max() / 120)), 0, I8, -128, 127)
+        steps, real = q.quantize(weight), p.dequantize(x)
+        exact = np.where(real > 0, real, real * q.dequantize(steps))
+        out = draw(rng, float(np.abs(exact).max()) / 100, p.dtype)
+        check(evaluate(aten.prelu.default, [(x, p), (steps, q)], out, SHAPE, constant=(1,), target=target), exact, out)
+
+
 # -- functions of one tensor ---------------------------------------------------------------------------------
 
 
