@@ -102,6 +102,21 @@ def test_logarithm() -> None:
     assert error.max() <= 2.0**-14.5
 
 
+@pytest.mark.parametrize("dtype", [I8, I16])
+def test_exponential(dtype: DType) -> None:
+    """For an int16 result, the exponential has its scale and is rounded once; results beyond its range saturate."""
+    out, scale = params(3.0 / dtype.range[1], 0, dtype), 2.0**-20
+    v = np.rint(np.random.default_rng(0).uniform(-14, 3, (1, 20000)) / scale)
+    lower = lambda b, x: fixed_point.exponential(  # noqa: E731
+        FixedPoint(b, x, -(1 << 24), 1 << 24, scale), out
+    ).requantize(out)
+    steps = execute(lower, v, I32) - np.minimum(np.exp(v * scale) / float(out.scale), dtype.range[1])
+    assert np.sqrt((steps**2).mean()) < (0.3 if dtype is I8 else 0.5)
+    assert np.abs(steps).max() < (
+        0.6 if dtype is I8 else 5
+    )  # half a step of the table's operand is 3 steps at the peak
+
+
 # -- softmax -------------------------------------------------------------------------------------------------
 
 

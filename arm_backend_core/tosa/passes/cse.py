@@ -41,7 +41,7 @@ def duplicate_convolutions(graph: Graph, target: Target) -> None:
 
 
 def _duplicate_convolution(op: Op, rewriter: Rewriter) -> Value | None:
-    conv, b = op.inputs[0].producer, rewriter.build
+    conv, b = op.inputs[0].producer, rewriter.builder
     if conv is None or conv.kind not in ("CONV2D", "DEPTHWISE_CONV2D") or rewriter.has_one_use(conv.output):
         return None
     sums = b.emit(conv.kind, conv.inputs, conv.output.dtype, **conv.attrs)
