@@ -30,6 +30,7 @@ from arm_backend_core.nodes import constant_nodes, describe_node, is_float, modu
 from arm_backend_core.ops.catalog import find_record
 from arm_backend_core.ops.registry import Kind
 from arm_backend_core.quantization.algorithms.coordinate_precision import find_coordinate_nodes
+from arm_backend_core.quantization.algorithms.group_norms import layer_norms_to_group_norms
 from arm_backend_core.quantization.annotator import ANNOTATION, Annotator
 from arm_backend_core.quantization.config import QuantizationConfig, get_symmetric_a16w8_quantization_config
 from arm_backend_core.quantization.graph_observers import describe_observed_tensors, share_timestep_observers
@@ -116,6 +117,7 @@ class ArmQuantizer(Quantizer):
         fold_constant_weights(model)
         fold_batch_norms(model)
         normalize_to_rms_norm(model)
+        layer_norms_to_group_norms(model)
         rewrite_scatter_adds(model, self.compile_spec.target.hardware, quantized=True)
         decompose(model, quantized=True)
         reduce_ranks(model)
