@@ -7,6 +7,7 @@ two casts. Tensors keep the memory layout in which a kernel wrote them until a r
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy as np
@@ -102,7 +103,7 @@ class _Walk:
         if source.op == "placeholder" and source not in self.constants:
             return  # the cast of a model input
         anchor, _ = _split_activation(source)
-        self._emit.start(quantize, anchor)
+        self._emit.start(quantize, anchor.all_input_nodes[0] if anchor.target is operator.getitem else anchor)
         try:
             self._values[quantize] = self._compute(quantize, source)
         except Unsupported as refusal:
