@@ -19,7 +19,7 @@ RECIPE_GROUPS = {
     "ethos-u": "NPU (Ethos-U recipes)",
     "ethos-u85": "NPU (Ethos-U recipes)",
     "cortex-m": "CPU (Cortex-M recipes)",
-    "microcontroller": "memory (Ethos-U and Cortex-M recipes)",
+    "cortex-m-cpu": "CPU and memory (Ethos-U and Cortex-M recipes)",
     "tosa": "TOSA and VGF recipes",
     "tosa-fp": "TOSA and VGF recipes",
 }

@@ -19,7 +19,7 @@ from arm_recipes.report.ram import describe_size_program
 from arm_recipes.runtime.host_library import load_plugin
 from arm_recipes.samples import inputs, layouts
 from arm_recipes.samples.mismatch import check_arguments
-from arm_recipes.samples.sizes import ShapeVariants, expand_sizes
+from arm_recipes.samples.sizes import ShapeVariants, expand_methods_by_size
 from arm_recipes.types import DynamicShapes, Model, Samples, Sizes
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def run_export(
     notes = [] if sizes or dynamic_shapes else inputs.batch_size_notes(samples, models, examples)
     shape_variants: dict[str, ShapeVariants] = {}
     if sizes is not None:
-        models, examples, shape_variants = expand_sizes(models, examples, dynamic_shapes, sizes)
+        models, examples, shape_variants = expand_methods_by_size(models, examples, dynamic_shapes, sizes)
         dynamic_shapes = None
     if channels_last:
         models, examples = layouts.to_channels_last(models, examples)

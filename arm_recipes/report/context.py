@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from torch.export import ExportedProgram
 
 from arm_backend_core.targets.cortex_m import Processor
-from arm_recipes.recipe import options
+from arm_recipes.recipe import options, targets
 from arm_recipes.recipe.recipe import ArmRecipe
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def describe_export(models: Mapping[str, nn.Module | ExportedProgram], recipe: E
         board=values.get("board"),
         sram_budget=options.parse_bytes(sram) if sram else None,
         flash_budget=options.parse_bytes(flash) if flash else None,
-        processor=Processor.resolve(values["cpu"], values.get("isa")) if values.get("cpu") else None,
+        processor=targets.recipe_processor(recipe.type_name, values) if isinstance(recipe, ArmRecipe) else None,
     )
 
 

@@ -200,7 +200,7 @@ def _method_sections(method: MethodReport, *, many: bool) -> Iterator[Section]:
     count = sum(map(_count_model_operators, method.delegates))
     rows: list[tuple[str, ...]] = []
     for d in method.delegates:
-        contents = f"{_count_model_operators(d)} operators as {len(d.tosa_operators)} TOSA"
+        contents = f"{_count_model_operators(d)} operators, lowered to {len(d.tosa_operators)} TOSA operators"
         contents += f", called {d.calls} times" if d.calls > 1 else ""
         rows.append((d.name, d.backend, contents, format_bytes(d.payload_bytes)))
     rows += [(f"{number} more", backend, "", "") for backend, number in method.other_delegates.items()]

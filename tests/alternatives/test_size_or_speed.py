@@ -141,11 +141,12 @@ def test_both_at_once_are_the_same(
     monkeypatch.setattr(vela, "compile_tosa", ask)
     monkeypatch.setattr(size_or_speed, "_MIN_PARALLEL_FLATBUFFER_BYTES", 0 if forks else 1 << 20)
     spec = EthosUCompileSpec("ethos-u85-256", optimise="auto")
-    payload, chosen = size_or_speed.compile_best(spec, delegate.tosa, delegate="d", locate=lambda _: None)
+    payload, chosen = size_or_speed.compile_best(spec, delegate.tosa, delegate="d", find_operator=lambda _: None)
     assert asked == ([size_or_speed.COMPILE_BOTH_FUNCTION] if forks else ["compile", "compile"])
     assert (chosen.compiler_flags[0], spec.optimise) == ("--optimise=Size", "auto")
     assert (
-        payload.data == size_or_speed.compile_best(chosen, delegate.tosa, delegate="d", locate=lambda _: None)[0].data
+        payload.data
+        == size_or_speed.compile_best(chosen, delegate.tosa, delegate="d", find_operator=lambda _: None)[0].data
     )
 
 
@@ -158,7 +159,7 @@ def test_where_vela_fails_on_one_of_both(
     small = size_or_speed.optimise_for_size(spec)
 
     def compiled() -> tuple[Payload, Any]:
-        return size_or_speed.compile_best(spec, delegate.tosa, delegate="d", locate=lambda _: None)
+        return size_or_speed.compile_best(spec, delegate.tosa, delegate="d", find_operator=lambda _: None)
 
     monkeypatch.setattr(size_or_speed, "optimise_for_size", lambda _: small)
     monkeypatch.setattr(size_or_speed, "_MIN_PARALLEL_FLATBUFFER_BYTES", 0)

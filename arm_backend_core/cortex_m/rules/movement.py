@@ -12,7 +12,7 @@ from arm_backend_core.cortex_m.emitter import MAX_RANK, count
 from arm_backend_core.cortex_m.rules.context import PART_RULES, Context, rule
 from arm_backend_core.cortex_m.values import Value
 from arm_backend_core.errors import Unsupported
-from arm_backend_core.nodes import arguments_of, is_dequantize
+from arm_backend_core.nodes import arguments_of, is_dequantize, is_float
 from arm_backend_core.permutation import Layout, inverse
 
 aten = torch.ops.aten
@@ -126,6 +126,18 @@ def take_part(cx: Context) -> Value:
     return cx.computed(cx.emit.call(aten.slice_copy.Tensor, stored, axis, start, start + sizes[index], 1), x.layout)
 
 
+@rule(aten.topk.default, aten.sort.default, aten.max.dim, aten.min.dim, table=PART_RULES)
+def select_by_order(cx: Context) -> Value:
+    """The values of an ordering, which computes on integers. Readers of its indices read those of the same operator."""
+    source, index = cx.node.all_input_nodes[0], cast(int, cx.node.args[1])
+    x = _operand(cx, source.args[0])
+    ordered = cx.emit.call(source.target, cx.emit.store_plain(x), *source.args[1:], **source.kwargs)
+    for part in list(source.users):
+        if part.args[1] != index and part.users:
+            part.replace_all_uses_with(cx.emit.select_result(ordered, cast(int, part.args[1])))
+    return cx.computed(cx.emit.select_result(ordered, index))
+
+
 @rule(aten.constant_pad_nd.default, aten.pad.default)
 def pad(cx: Context) -> Value:
     """Constant padding with the integer of the given number."""
@@ -175,8 +187,8 @@ def move(cx: Context) -> Value:
     """
 
     def convert(argument: Any) -> Any:
-        if not isinstance(argument, Node) or not is_dequantize(argument):
-            return argument
+        if not isinstance(argument, Node) or not (is_dequantize(argument) or is_float(argument)):
+            return argument  # indices
         return cx.emit.store_plain(_operand(cx, argument))
 
     arguments = torch.fx.map_arg(cx.node.args, convert)

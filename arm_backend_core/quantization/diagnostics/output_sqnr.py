@@ -47,7 +47,7 @@ class _QuantizedConstant:
     parameters: Sequence[Any]
     floats: Tensor | None
 
-    def __call__(self, rows: Any = ...) -> Tensor:
+    def dequantize(self, rows: Any = ...) -> Tensor:
         """Return all float values, or only ``rows``: a sample reads few rows of an embedding table."""
         if self.floats is not None:
             return self.floats[rows]
@@ -77,7 +77,9 @@ class _FloatInterpreter(GraphInterpreter):
         return attrgetter(str(node.target))(self._model.model)
 
     def on_operand(self, source: Node, reader: Node, value: Any) -> Any:
-        return value() if isinstance(value, _QuantizedConstant) and reader.target is not _EMBEDDING else value
+        return (
+            value.dequantize() if isinstance(value, _QuantizedConstant) and reader.target is not _EMBEDDING else value
+        )
 
     def call_function(self, node: Node, args: Any, kwargs: Any) -> Any:
         if is_quantize(node):
@@ -89,7 +91,7 @@ class _FloatInterpreter(GraphInterpreter):
             floats = None if self._fake_quantize else self._model.float_constants[name]
             return _QuantizedConstant(args[0], args[1:], floats)
         if node.target is _EMBEDDING and isinstance(args[0], _QuantizedConstant):
-            return args[0](args[1])
+            return args[0].dequantize(args[1])
         return super().call_function(node, args, kwargs)
 
     def on_result(self, node: Node, value: Any) -> Any:
@@ -110,8 +112,9 @@ def measure_output_sqnr(model: ObservedProgram) -> dict[str, float]:
         model: has quantize and dequantize operators.
 
     Returns:
-        SQNR by output name. Empty for a model with loops, which carry their state from step to step before it is
-        quantized; for a model with random operators; and if PyTorch rejects indices or sizes that quantization changed.
+        SQNR by output name. Empty for a model with loops: they carry their state from step to step before it is
+        quantized, so that the SQNR would lack the rounding of the state. Also empty for a model with random operators,
+        and if PyTorch rejects indices or sizes that quantization changed.
     """
     if any(node.target is LOOP_OUT or is_random(node) for node in model.graph.nodes):
         return {}
@@ -135,14 +138,14 @@ def _sqnr(reference: Any, actual: Any) -> float | None:
 
 
 def describe_output_sqnr(model: ObservedProgram, method: str, by_output: Mapping[str, float]) -> str:
-    """Describe the output with the lowest SQNR and the operator with the largest loss, for the user."""
+    """Describe the output with the lowest SQNR and the operator that adds the most noise, for the user."""
     output, sqnr = min(by_output.items(), key=itemgetter(1))
-    node, location = _find_largest_loss(model)
+    node, location = _find_noisiest_operator(model)
     is_int16 = node is not None and _activation_dtype(node) is torch.int16
     precision = "" if is_int16 else ", set such modules to A16W8 with precisions="
     return (
         f"SQNR of output '{output}' of '{method}' is {sqnr:.1f} dB (last calibration sample)"
-        f"{location and '; the largest loss is at ' + location}. Scale tensors with a wide range in the model"
+        f"{location and '; the largest loss is at ' + location}. Rescale wide-range tensors in the model"
         f"{precision}, or compare every layer with result.compare(samples)"
     )
 
@@ -158,7 +161,7 @@ def _activation_dtype(node: Node) -> torch.dtype | None:
     return dtype
 
 
-def _find_largest_loss(model: ObservedProgram) -> tuple[Node | None, str]:
+def _find_noisiest_operator(model: ObservedProgram) -> tuple[Node | None, str]:
     """Find the operator that adds the most noise, relative to the signal, and describe it.
 
     The noise-to-signal ratio is compared, not the SQNR: from exact to 40 dB, little is lost; from 20 to 3 dB, half of

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from arm_backend_core.targets.cortex_m import Processor
 from arm_recipes.recipe import options
+from arm_recipes.recipe.targets import recipe_processor
 
 if TYPE_CHECKING:
     from executorch.export import ExportRecipe
@@ -57,7 +58,7 @@ def list_processors(
     Raises:
         ValueError: there is no such processor, or a clock is not positive.
     """
-    names = [cpus] if isinstance(cpus, str) else [options.OPTIONS["cpu"].default] if cpus is None else list(cpus)
+    names = [cpus] if isinstance(cpus, str) else ["auto"] if cpus is None else list(cpus)
     if not names:
         raise ValueError("cpus is empty: give at least one name, or omit it")
     clocks = cpus if isinstance(cpus, Mapping) else {}
@@ -67,8 +68,9 @@ def list_processors(
         if clock is not None and (isinstance(clock, bool) or not isinstance(clock, (int, float)) or not clock > 0):
             raise ValueError(f"cpus: the clock of {name!r} must be a positive number of MHz, not {clock!r}")
         chosen = {key: fixed[key] for key in _SHARED_OPTIONS if key in fixed} | {"cpu": name}
-        options.check(CORTEX_M_RECIPE, chosen)
-        configurations.append(ProcessorConfiguration(Processor.resolve(name), clock, chosen))
+        processor = recipe_processor(CORTEX_M_RECIPE, options.check(CORTEX_M_RECIPE, chosen))
+        assert processor is not None
+        configurations.append(ProcessorConfiguration(processor, clock, chosen))
     return tuple(configurations)
 
 
