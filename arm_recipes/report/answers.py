@@ -57,7 +57,7 @@ def _answer_fast(report: ExportRecord) -> Answer:
     if len(estimated) > 1:
         details.append(f"method '{method.name}', the slowest of {len(estimated)}")
     on_cpu = sum(operator.count for operator in method.cpu_operators)
-    if method.cpu_cycles is not None:
+    if any(cost.kind == "layer" for cost in method.cpu_layers):
         details.append(f"and {method.cpu_cycles:,} cycles of the CPU (estimate), not included in the time")
     elif on_cpu:
         details.append(f"without the time of {on_cpu} operator{'s' * (on_cpu != 1)} on the CPU")

@@ -136,11 +136,10 @@ class ExportRecord(Renderable):
 
     @cached_property
     def layers(self) -> tuple[LayerCost, ...]:
-        """Costs of each layer, for all methods: those on the NPU, then those on the CPU if it is known.
-
-        ``LayerCost.delegate`` is empty for layers on the CPU.
-        """
-        return tuple(cost for method in self.methods for cost in (*method_layers(method.profiles), *method.cpu_layers))
+        """Costs of each layer, for all methods: on the Ethos-U, or on the CPU for a method that does not use one."""
+        return tuple(
+            cost for method in self.methods for cost in (tuple(method_layers(method.profiles)) or method.cpu_layers)
+        )
 
     @cached_property
     def memory(self) -> tuple[MemoryOverTime, ...]:
@@ -187,7 +186,9 @@ class ExportRecord(Renderable):
         suffix = f" of '{method.name}'" if len(self.methods) > 1 else ""
         of_method = [cost for cost in self.layers if cost.method == method.name]
         yield from layer_sections([cost for cost in of_method if cost.delegate], suffix)
-        yield from layer_sections([cost for cost in of_method if not cost.delegate], f"{suffix} on the CPU (estimate)")
+        # Beside an NPU, the casts of its inputs and outputs alone are not worth a section.
+        if not any(cost.delegate for cost in of_method) or any(cost.kind == "layer" for cost in method.cpu_layers):
+            yield from layer_sections(method.cpu_layers, f"{suffix} on the CPU (estimate)")
         yield from memory_sections([used for used in self.memory if used.method == method.name], suffix)
 
 

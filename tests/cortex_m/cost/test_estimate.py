@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch.fx import Graph, GraphModule, Node
@@ -36,7 +38,7 @@ def _layer(kind: str, size: int, inputs: int, outputs: int, window: int, stride:
     weights = (1, window, window, outputs) if kind.startswith("depthwise") else (outputs, window, window, inputs)
     tensors = [_tensor(graph, 1, size, size, inputs), _tensor(graph, *weights), _tensor(graph, outputs)]
     padding = window // 2
-    geometry = [[stride, stride], [padding, padding], [1, 1], *([1] if kind.startswith("depthwise") else [])]
+    geometry: list[Any] = [[stride, stride], [padding, padding], [1, 1], *([1] if kind.startswith("depthwise") else [])]
     node = graph.call_function(edge_operator(f"quantized_{kind}_nhwc"), (*tensors, *geometry))
     side = size // stride
     node.meta["val"] = torch.empty((1, side, side, outputs), dtype=torch.int8)
