@@ -28,11 +28,6 @@ constexpr const char kActivation[] = "cortex_m::quantized_activation.out";
 
 constexpr int32_t kAddLeftShift = 20;
 
-bool has_same_order(const Tensor& first, const Tensor& second) {
-  return (is_contiguous(first) && is_contiguous(second)) || (is_channels_last(first) && is_channels_last(second)) ||
-         executorch::runtime::tensors_have_same_dim_order(first, second);
-}
-
 bool has_same_shape(const Tensor& first, const Tensor& second) { return first.sizes() == second.sizes(); }
 
 // Checks that the result and both operands have one shape and memory format.
