@@ -1,6 +1,7 @@
 # make demo   train, export and check a small network: the main job, end to end
 # make test   formatting, types and tests; which lines of the core no test ran
 #             (make test VELA=5.1: with that release of Vela; make record VELA=5.1 likewise)
+# make notebooks   run the notebooks of examples/ and store their outputs
 # make record the figures that the tests hold the zoo's models to, written anew
 #
 # Both work on a fresh clone with Python 3.11 and pip. The environment lives in .venv and is reused until
@@ -47,7 +48,7 @@ READY := $(VENV)/.ready-demo
 READY_TEST := $(VENV)/.ready-test
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test coverage record lint lint-types lint-python lint-cpp format env clean debian debian-test
+.PHONY: demo test coverage notebooks record lint lint-types lint-python lint-cpp format env clean debian debian-test
 
 demo: debian $(READY)
 	RECIPE=$(RECIPE) MACS=$(MACS) $(BIN)/python examples/digits.py
@@ -60,6 +61,9 @@ test: debian-test $(READY_TEST) $(VELA:%=build/vela-%) build/vela-$(OLDER)
 # Which lines of the compiler core no test runs.
 coverage: debian-test $(READY_TEST) $(VELA:%=build/vela-%)
 	$(call vela,$(VELA)) $(BIN)/python -m pytest -n $(WORKERS) -q --line-coverage
+
+notebooks: $(READY_TEST)
+	$(BIN)/python examples/execute_notebooks.py
 
 record: $(READY_TEST) $(VELA:%=build/vela-%)
 	$(call vela,$(VELA)) $(BIN)/python -m pytest -n $(WORKERS) -q tests/models -k figures_are_those_recorded --record --verify

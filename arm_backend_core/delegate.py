@@ -232,7 +232,7 @@ def _compile_payload(
         CompileError: the backend's compiler failed. The error names the ATen operator at fault if that can be found.
     """
 
-    def locate(text: str) -> tuple[str, str] | None:
+    def find_operator(text: str) -> tuple[str, str] | None:
         """Return ATen operator and source line of the first TOSA operator whose kind occurs in the message."""
         for op in graph.ops:
             if op.kind in text.upper() and op.origin is not None:
@@ -247,7 +247,7 @@ def _compile_payload(
             spec,
             flatbuffer,
             delegate=partition.name,
-            locate=locate,
+            find_operator=find_operator,
             graph=graph,
             unused_inputs=unused_inputs,
             input_bytes=input_bytes,

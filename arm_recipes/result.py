@@ -130,7 +130,8 @@ class ExportResult(Artifact):
             method: the method to compare.
             layers: also compare the layers inside delegates, which runs the TOSA reference model. An integer
                 limits this to that number of samples, from the first.
-            workers: number of processes. Default: chosen by the amount of work, or by ``joblib.parallel_config``.
+            workers: maximum number of processes. Processes are started only if more than 20 s of work remain after the
+                first samples. Default: one per core, or the setting of ``joblib.parallel_config``.
             progress: show a progress bar if standard error is a terminal.
 
         Raises:

@@ -18,7 +18,9 @@ import pytest
 
 import arm_recipes
 from arm_recipes import ArmRecipeType
+from arm_recipes.recipe.boards import BOARDS
 from arm_recipes.recipe.options import OPTIONS
+from docs import board_pages
 from tests.cli.command_server import CommandServer
 
 _ROOT = Path(__file__).parents[1]
@@ -174,6 +176,15 @@ def test_a_first_installation_is_from_a_clone() -> None:
         first = re.search(r"pip install (\S+)", (_ROOT / page).read_text())
         assert first is not None, page
         assert first[1].startswith("'.["), page
+
+
+def test_the_page_on_firmware_is_that_of_the_boards() -> None:
+    """Every board has a row; Zephyr's targets belong to boards of the section."""
+    assert board_pages.PAGE.read_text() == board_pages.render_page(), "run docs/board_pages.py"
+    named = [board.name for family in board_pages.FAMILIES for board in board_pages.boards_of(family)]
+    assert sorted(named) == sorted(BOARDS)
+    for family in board_pages.FAMILIES:
+        assert family.zephyr.keys() <= {board.name for board in board_pages.boards_of(family)}
 
 
 def test_every_page_is_in_the_navigation() -> None:

@@ -16,8 +16,8 @@ def separate_heads(op: Op, rewriter: Rewriter) -> Value | None:
     parts = compute_heads(op, rewriter)
     if parts is None:
         return None
-    image = rewriter.build.concat(parts, 1)
-    return rewriter.build.transpose(image, [(0, 2, 1, 3).index(axis) for axis in op.attrs["perms"]])
+    image = rewriter.builder.concat(parts, 1)
+    return rewriter.builder.transpose(image, [(0, 2, 1, 3).index(axis) for axis in op.attrs["perms"]])
 
 
 def compute_heads(op: Op, rewriter: Rewriter) -> list[Value] | None:
@@ -26,7 +26,7 @@ def compute_heads(op: Op, rewriter: Rewriter) -> list[Value] | None:
     if projection is None:
         return None
     conv, rescale = projection
-    b, (_, rows, heads, size) = rewriter.build, op.inputs[0].shape
+    b, (_, rows, heads, size) = rewriter.builder, op.inputs[0].shape
     parts = []
     for head in range(heads):
         spans = [*((0, n) for n in conv.output.shape[:-1]), (head * size, size)]
@@ -73,11 +73,11 @@ def merge_heads(op: Op, rewriter: Rewriter) -> Value | None:
     if image.rank != 4 or tuple(transpose.attrs["perms"]) != (0, 2, 1, 3) or image.shape[0] != 1:
         return None
     _, heads, rows, size = image.shape
-    if x.shape != (1, 1, rows, heads * size) or heads > rewriter.build.target.hardware.max_kernel:
+    if x.shape != (1, 1, rows, heads * size) or heads > rewriter.builder.target.hardware.max_kernel:
         return None
     data = weight.data.reshape(weight.shape[0], heads, 1, size)
     inputs = (image, constant(data, weight.dtype), op.inputs[2])
-    return rewriter.build.emit("CONV2D", inputs, op.output.dtype, **op.attrs)
+    return rewriter.builder.emit("CONV2D", inputs, op.output.dtype, **op.attrs)
 
 
 SEPARATE_HEADS = Alternative(

@@ -22,7 +22,7 @@ def multiply_per_head(op: Op, rewriter: Rewriter) -> Value | None:
     Attention with 2 heads of 64 channels on 32 tokens, int8, U85-256: 8,832 instead of 11,520 cycles (scores), 11,872
     instead of 15,040 (values). On U55, the copies of parts cost more: 207,552 instead of 183,472.
     """
-    b, merges_heads = rewriter.build, op.kind == "TRANSPOSE"
+    b, merges_heads = rewriter.builder, op.kind == "TRANSPOSE"
     rescale = _match_head_rescale(op) if merges_heads else op
     product = rescale and producer(rescale.inputs[0], "MATMUL")
     if rescale is None or product is None:
@@ -38,7 +38,7 @@ def multiply_per_head(op: Op, rewriter: Rewriter) -> Value | None:
 
 def _split_heads(value: Value, rewriter: Rewriter) -> list[Value]:
     """Split [heads, T, K] into one [1, T, K] for each head."""
-    b, shape = rewriter.build, value.shape
+    b, shape = rewriter.builder, value.shape
     merged = producer(value, "RESHAPE")
     transpose = merged and producer(merged.inputs[0], "TRANSPOSE")
     is_sole = transpose is not None and transpose.output.shape == (1, *shape) and rewriter.has_one_use(transpose.output)
@@ -69,7 +69,7 @@ def multiply_transposed(op: Op, rewriter: Rewriter) -> Value | None:
     B. Attention with 2 heads of 64 channels on 32 tokens, int8, product with the values: 157,248 cycles on U55-128, and
     155,136 transposed (U65-256: 231,092 and 191,363).
     """
-    b, product = rewriter.build, producer(op.inputs[0], "MATMUL")
+    b, product = rewriter.builder, producer(op.inputs[0], "MATMUL")
     if product is None:
         return None
     left, right = (b.transpose(x, (0, 2, 1)) for x in reversed(product.inputs))
@@ -88,7 +88,7 @@ def _find_sole_rescale(op: Op, rewriter: Rewriter) -> Op | None:
 
 def _match_matmul_to_transpose(op: Op, rewriter: Rewriter) -> Region | None:
     last, (_, rows, columns) = _find_sole_rescale(op, rewriter), op.output.shape
-    if last is None or rewriter.build.target.hardware.splits_matmuls or columns <= rows:
+    if last is None or rewriter.builder.target.hardware.splits_matmuls or columns <= rows:
         return None
     after = collect_neighbors(last, rewriter, (), ("RESHAPE", "TRANSPOSE"))
     if any(step.kind == "TRANSPOSE" for step in after):  # no later pass merges consecutive TRANSPOSEs
@@ -98,7 +98,7 @@ def _match_matmul_to_transpose(op: Op, rewriter: Rewriter) -> Region | None:
 
 def _match_per_head(op: Op, rewriter: Rewriter) -> Region | None:
     last = _find_sole_rescale(op, rewriter)
-    if last is None or not rewriter.build.target.hardware.splits_matmuls or not 1 < op.output.shape[0] <= _MAX_HEADS:
+    if last is None or not rewriter.builder.target.hardware.splits_matmuls or not 1 < op.output.shape[0] <= _MAX_HEADS:
         return None
     after = dict.fromkeys(collect_neighbors(last, rewriter, (), ("RESHAPE", "TRANSPOSE")))
     transposes = [step for step in after if step.kind == "TRANSPOSE"]

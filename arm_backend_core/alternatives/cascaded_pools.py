@@ -36,7 +36,7 @@ def cascade_pool(op: Op, rewriter: Rewriter) -> Value | None:
                 size, *pad = windows[i]
                 kernel = (1, size) if axis else (size, 1)
                 padding = (0, 0, *pad) if axis else (*pad, 0, 0)
-                value = rewriter.build.max_pool2d(value, kernel, (1, 1), padding)
+                value = rewriter.builder.max_pool2d(value, kernel, (1, 1), padding)
     return None if value.producer is None or value.producer.attrs["kernel"] == op.attrs["kernel"] else value
 
 

@@ -29,7 +29,7 @@ def select_channels(op: Op, rewriter: Rewriter) -> Value | None:
     if selection is None:
         return None
     x, order = selection
-    build = rewriter.build
+    build = rewriter.builder
     if is_folded:
         data = op.inputs[1].data
         if data is None or data.shape[-1] != len(order):  # the movement also changes pixels

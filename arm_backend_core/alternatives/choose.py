@@ -9,8 +9,8 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from arm_backend_core import events
-from arm_backend_core.alternatives.always import apply_unconditional
 from arm_backend_core.alternatives.cost_model import Cost
+from arm_backend_core.alternatives.unconditional import apply_unconditional
 from arm_backend_core.errors import compiler_fault
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.graph import Graph, Op, Value, extract_subgraph

@@ -9,6 +9,7 @@ from arm_backend_core.alternatives import (
     cascaded_pools,
     channels,
     dilation,
+    narrow_concat,
     packed_channels,
     pad_channels,
     patches,
@@ -18,10 +19,10 @@ from arm_backend_core.alternatives import (
     transpose_split,
     transposed_convolution,
 )
-from arm_backend_core.alternatives.always import apply_unconditional
 from arm_backend_core.alternatives.choose import Choice, choose_alternatives
 from arm_backend_core.alternatives.cost_model import VelaCostModel
 from arm_backend_core.alternatives.deferred import DeferredTuningSpec, pickle_graph, unpickle_graph
+from arm_backend_core.alternatives.unconditional import apply_unconditional
 from arm_backend_core.targets.compile_spec import ArmCompileSpec, EthosUCompileSpec
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.graph import Graph
@@ -34,6 +35,7 @@ ALTERNATIVES = (
         cascaded_pools.CASCADED_POOLS,
         transposed_convolution.SUB_PIXEL_CONVOLUTION,
         strided_slices.STRIDED_SLICES,
+        narrow_concat.NARROW_CONCAT,
         channels.CHANNEL_PERMUTATION,
         dilation.FOLDED_DILATION,
     ),

@@ -28,7 +28,7 @@ def fold_dilation(rescale: Op, rewriter: Rewriter) -> Value | None:
     op = rescale.inputs[0].producer
     if op is None or op.kind not in _KINDS:
         return None
-    b, (x, pad_before), weight = rewriter.build, _skip_padding(op), op.inputs[1]
+    b, (x, pad_before), weight = rewriter.builder, _skip_padding(op), op.inputs[1]
     dilation, kernel = op.attrs["dilation"][1], weight.shape[_height_axis(op) + 1]
     n, _, output_length, _ = op.output.shape
     input_length, channels = x.shape[-2:]

@@ -27,7 +27,7 @@ def split_int16_rows(op: Op, rewriter: Rewriter) -> Value | None:
     weights is added to the bias. The rewrite applies if INT32 holds the sums for any input. Per-channel scales become a
     MUL of INT32 with a common shift, which rounds as RESCALE does: (sum * multiplier + half) >> shift.
     """
-    b, conv = rewriter.build, producer(op.inputs[0], "CONV2D")
+    b, conv = rewriter.builder, producer(op.inputs[0], "CONV2D")
     if conv is None or not _is_slow_in_int16(conv, b.target) or not rewriter.has_one_use(conv.output):
         return None
     x, weight, bias = conv.inputs

@@ -31,7 +31,7 @@ def pack_channels(op: Op, rewriter: Rewriter) -> Value:
     Bit-equal: each result depends on the operands' elements at its own place, and RESHAPE keeps their order.
     hypot of [1, 4096, 2] on U55-128: 253,952 instead of 2,031,616 bytes of SRAM, 556,888 instead of 559,072 cycles.
     """
-    b, shape = rewriter.build, packed_shape(op.output.shape)
+    b, shape = rewriter.builder, packed_shape(op.output.shape)
     inputs = [b.reshape(skip_through(x, "RESHAPE"), shape if x.size > 1 else (1,) * len(shape)) for x in op.inputs]
     return b.reshape(b.emit(op.kind, inputs, op.output.dtype, **op.attrs), op.output.shape)
 

@@ -38,10 +38,10 @@ def pad_input_channels(op: Op, rewriter: Rewriter, *, count_channels: CountChann
     """
     x, weight, bias = op.inputs
     assert weight.data is not None
-    padding = [(0, 0)] * 3 + [(0, count_channels(op, rewriter.build.target.hardware) - x.shape[3])]
-    image = rewriter.build.pad(x, padding, op.attrs["input_zp"])
+    padding = [(0, 0)] * 3 + [(0, count_channels(op, rewriter.builder.target.hardware) - x.shape[3])]
+    image = rewriter.builder.pad(x, padding, op.attrs["input_zp"])
     kernel = constant(np.pad(weight.data, padding, constant_values=1), weight.dtype)
-    return rewriter.build.emit("CONV2D", (image, kernel, bias), op.output.dtype, **op.attrs)
+    return rewriter.builder.emit("CONV2D", (image, kernel, bias), op.output.dtype, **op.attrs)
 
 
 def _fill_weight_blocks(op: Op, hardware: Hardware) -> int:
@@ -64,7 +64,7 @@ def _match_few_pixels(op: Op, rewriter: Rewriter, *, count_channels: CountChanne
     is_pointwise = x.shape[:3] == op.output.shape[:3] and weight.shape[1:3] == (1, 1) and x.shape[0] == 1
     if not is_pointwise or weight.data is None:
         return None
-    if count_channels(op, rewriter.build.target.hardware) == x.shape[3]:
+    if count_channels(op, rewriter.builder.target.hardware) == x.shape[3]:
         return None
     return Region(match_epilogue(op, rewriter), ((op,),))
 

@@ -57,7 +57,7 @@ def fold_space_to_depth(op: Op, rewriter: Rewriter) -> Value | None:
     layout = _match_patches(path)
     if layout is None:
         return None
-    b, (weight, bias), (n, rows, columns) = rewriter.build, op.inputs[1:], layout.image
+    b, (weight, bias), (n, rows, columns) = rewriter.builder, op.inputs[1:], layout.image
     assert weight.data is not None
     patch_rows, channels = (
         prod(layout.channel_sizes[i] for i in indices) for indices in (layout.row_factors, layout.channel_factors)

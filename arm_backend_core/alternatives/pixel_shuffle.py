@@ -72,7 +72,7 @@ def convolve_channel_subsets(op: Op, rewriter: Rewriter) -> Value | None:
     conv, layout = path[0], _match_shuffle(path)
     if layout is None:
         return None
-    b, (x, weight, bias), size = rewriter.build, conv.inputs, conv.output.shape[_CHANNEL_AXIS]
+    b, (x, weight, bias), size = rewriter.builder, conv.inputs, conv.output.shape[_CHANNEL_AXIS]
     if layout.image != conv.output.shape[:_CHANNEL_AXIS]:
         x = b.reshape(x, (*layout.image, x.shape[_CHANNEL_AXIS]))
     phases = []
@@ -153,11 +153,11 @@ def shuffle_by_identity_convolution(op: Op, rewriter: Rewriter) -> Value | None:
     """
     moves = collect_data_movement(op, rewriter)
     x = moves[0].inputs[0]
-    image = rewriter.build.reshape(x, (1, prod(x.shape[:2]), x.shape[2], x.shape[3]))
+    image = rewriter.builder.reshape(x, (1, prod(x.shape[:2]), x.shape[2], x.shape[3]))
     eye = np.eye(x.shape[3]).reshape(x.shape[3], 1, 1, x.shape[3])
-    value = rewriter.build.reshape(emit_identity_convolution(rewriter.build, image, eye), x.shape)
+    value = rewriter.builder.reshape(emit_identity_convolution(rewriter.builder, image, eye), x.shape)
     for step in moves:
-        value = rewriter.build.emit(step.kind, (value, *step.inputs[1:]), x.dtype, **step.attrs)
+        value = rewriter.builder.emit(step.kind, (value, *step.inputs[1:]), x.dtype, **step.attrs)
     return convolve_channel_subsets(value.producer, rewriter) if value.producer is not None else None
 
 

@@ -31,7 +31,7 @@ def pair_pixels(op: Op, rewriter: Rewriter) -> Value | None:
     scales repeat for each pixel.
     """
     conv, *epilogue = trace_epilogue(op, "CONV2D")
-    b, pixels_at_once = rewriter.build, 2
+    b, pixels_at_once = rewriter.builder, 2
     x, weight, bias = conv.inputs
     if weight.data is None or bias.data is None:
         return None
@@ -53,7 +53,7 @@ def pair_pixels(op: Op, rewriter: Rewriter) -> Value | None:
 
 def _match_few_channels(op: Op, rewriter: Rewriter) -> Region | None:
     x, weight = op.inputs[:2]
-    if not rewriter.build.target.hardware.computes_pixel_pairs:
+    if not rewriter.builder.target.hardware.computes_pixel_pairs:
         return None
     is_pointwise = weight.shape[1:3] == (1, 1) and not any(op.attrs["pad"]) and max(op.attrs["stride"]) == 1
     pixels = x.shape[1] * x.shape[2]

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import copy
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ from arm_backend_core.workers import vela
 #: Relative difference of cycles that does not count: a program with less memory may take this much longer, and a
 #: program without cascades must save more than this.
 CYCLE_TOLERANCE = 0.005
+#: Relative differences up to this one are not worth a note.
+_MIN_NOTED_CHANGE = 0.01
 #: Function that Vela's worker process calls to compile for both goals, as "module:function".
 COMPILE_BOTH_FUNCTION = "arm_backend_core.alternatives.parallel_compile:compile_both"
 #: If SRAM and weights both take fewer bytes, only the performance program is compiled: there is little to save.
@@ -78,7 +81,7 @@ def compile_best(spec: ArmCompileSpec, flatbuffer: bytes, **compile_options: Any
         other = _try_compile(size_spec, flatbuffer, compile_options)
     best, chosen, method = fast, spec, ""
     if other is not None and _is_better(fast, other, spec):
-        best, chosen, method = other, size_spec, "optimised for size"
+        best, chosen, method = _note_exceeded_sram(fast, other, spec), size_spec, "optimised for size"
     if size < max_bytes and _spills_activations(estimates, spec):
         uncascaded = disable_cascades(spec)
         other = _try_compile(uncascaded, flatbuffer, compile_options)
@@ -89,9 +92,18 @@ def compile_best(spec: ArmCompileSpec, flatbuffer: bytes, **compile_options: Any
             and _cost_metrics(other)[0] < (1 - CYCLE_TOLERANCE) * _cost_metrics(best)[0]
         ):
             best, chosen, method = other, uncascaded, "compiled without cascades"
-    if method:
-        events.current().notes.append(f"'{compile_options['delegate']}' is {method}: {_describe_saving(fast, best)}")
+    saving = _describe_saving(fast, best)
+    if saving:
+        events.current().notes.append(f"'{compile_options['delegate']}' is {method}: {saving}")
     return best, chosen
+
+
+def _note_exceeded_sram(fast: Payload, size_program: Payload, spec: EthosUCompileSpec) -> Payload:
+    """Record in a program for size the figures of the program for performance, if that exceeds the SRAM."""
+    if not _exceeds_sram(fast, spec):
+        return size_program
+    cycles, sram, _ = _cost_metrics(fast)
+    return replace(size_program, vela=replace(_vela_estimates(size_program), performance=(cycles, sram)))
 
 
 def _spills_activations(estimates: VelaEstimates, spec: EthosUCompileSpec) -> bool:
@@ -183,9 +195,12 @@ def _cost_metrics(payload: Payload) -> tuple[int, int, int]:
 
 
 def _describe_saving(fast: Payload, chosen: Payload) -> str:
-    (fast_cycles, fast_sram, fast_size), (cycles, sram, size) = _cost_metrics(fast), _cost_metrics(chosen)
-    change = 100 * (cycles / max(fast_cycles, 1) - 1)
-    return (
-        f"SRAM {sram:,} instead of {fast_sram:,} bytes, program {size:,} instead of {fast_size:,} bytes, "
-        f"cycles {change:+.1f}%"
-    )
+    """Describe the figures that differ by more than 1%, and the cycles; empty if none differs."""
+    (fast_cycles, *fast_bytes), (cycles, *chosen_bytes) = _cost_metrics(fast), _cost_metrics(chosen)
+    changed = [
+        f"{name} {now:,} instead of {before:,} bytes, "
+        for name, before, now in zip(("SRAM", "program"), fast_bytes, chosen_bytes, strict=True)
+        if abs(now - before) > _MIN_NOTED_CHANGE * before
+    ]
+    change = cycles / max(fast_cycles, 1) - 1
+    return f"{''.join(changed)}cycles {change:+.1%}" if changed or abs(change) > _MIN_NOTED_CHANGE else ""

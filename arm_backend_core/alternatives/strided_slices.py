@@ -31,12 +31,24 @@ def transpose_slices(op: Op, rewriter: Rewriter) -> Value | None:
     match = _match_transpose(op)
     if match is None:
         return None
-    b, (x, shape, perms) = rewriter.build, match
-    result = b.transpose(b.reshape(x, shape), perms)
-    if (transpose := result.producer) is not None and transpose.kind == "TRANSPOSE":
-        rule = TRANSPOSE_SEQUENCE.rule if b.target.hardware.transposes_by_convolution else lower_transpose
-        result = rule(transpose, rewriter) or result
-    return b.reshape(result, op.output.shape)
+    b, (x, shape, perms) = rewriter.builder, match
+    return b.reshape(emit_lowered_transpose(b.reshape(x, shape), perms, rewriter), op.output.shape)
+
+
+def emit_lowered_transpose(x: Value, perms: Layout, rewriter: Rewriter) -> Value:
+    """Emit a TRANSPOSE in the form that is fastest on the target.
+
+    On U85, it is a convolution, or a sequence of TRANSPOSEs if no convolution fits.
+    """
+    b = rewriter.builder
+    result = b.transpose(x, perms)
+    transpose = result.producer
+    if transpose is None or transpose.kind != "TRANSPOSE":
+        return result
+    lowered = lower_transpose(transpose, rewriter)
+    if lowered is None and b.target.hardware.transposes_by_convolution:
+        lowered = TRANSPOSE_SEQUENCE.rule(transpose, rewriter)
+    return result if lowered is None else lowered
 
 
 def _match_transpose(op: Op) -> tuple[Value, Layout, Layout] | None:

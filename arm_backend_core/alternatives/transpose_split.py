@@ -45,7 +45,7 @@ def _drop_unit_dimensions_of(op: Op, rewriter: Rewriter) -> Value | None:
 
 
 def _emit_transposes(op: Op, path: TransposePath, rewriter: Rewriter) -> Value:
-    b, value = rewriter.build, op.inputs[0]
+    b, value = rewriter.builder, op.inputs[0]
     for shape, perms in path:
         value = b.transpose(b.reshape(value, shape), perms)
     return b.reshape(value, op.output.shape)
@@ -61,7 +61,7 @@ def _make_alternative(name: str, find_path: Callable[[Op], TransposePath | None]
     def match_region(op: Op, rewriter: Rewriter) -> Region | None:
         """Match the TRANSPOSE with its readers, which Vela may fuse with it."""
         unchanged_path = ((op.inputs[0].shape, tuple(op.attrs["perms"])),)
-        if not rewriter.build.target.hardware.transposes_any_rank or find_path(op) in (None, unchanged_path):
+        if not rewriter.builder.target.hardware.transposes_any_rank or find_path(op) in (None, unchanged_path):
             return None
         return Region(collect_neighbors(op, rewriter, (), ("RESHAPE", "MATMUL")), ((op,),))
 

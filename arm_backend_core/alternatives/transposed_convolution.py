@@ -34,7 +34,7 @@ def convolve_stride_phases(op: Op, rewriter: Rewriter) -> Value | None:
     them: 596 k and 328 k cycles.
     """
     conv, *steps = trace_epilogue(op, "TRANSPOSE_CONV2D")
-    b, (x, weight, bias) = rewriter.build, conv.inputs
+    b, (x, weight, bias) = rewriter.builder, conv.inputs
     if weight.data is None or bias.data is None:
         return None
     strides, size = conv.attrs["stride"], conv.output.shape

@@ -25,6 +25,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from arm_backend_core.aten import complex_numbers
 from arm_backend_core.aten.decomposition_rules import decomposition_rule, has_cpu_kernel, is_composite, is_lowerable
 from arm_backend_core.aten.functionalize import functionalize
+from arm_backend_core.aten.magnitudes import square_magnitudes
 from arm_backend_core.errors import InternalError, ModelError, Unsupported, compiler_fault
 from arm_backend_core.graph_edits import add_buffer, eliminate_dead_code, replace_node
 from arm_backend_core.nodes import (
@@ -60,7 +61,8 @@ def decompose(module: GraphModule, constants: Iterable[Node] = (), *, quantized:
         record = find_composite(node)
         if record is not None and record.reads_storage_offset and not _value(module, node.args[0]).is_contiguous():
             raise ModelError(f"{describe_node(node)} cannot be exported: {OUT_OF_VIEW}")
-    return _Decomposer(quantized).run(module, set(constants))
+    rewritten = square_magnitudes(module)
+    return _Decomposer(quantized).run(module, set(constants)) or rewritten
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from arm_backend_core.targets.compile_spec import ArmCompileSpec
 from arm_backend_core.tosa.graph import Graph
 
 #: Maps a tool's message to the operator that it names: text -> (ATen operator, line of the user's model).
-Locate = Callable[[str], "tuple[str, str] | None"]
+FindOperator = Callable[[str], "tuple[str, str] | None"]
 
 
 def write_files(directory: str | Path, delegate: str, files: Mapping[str, bytes]) -> list[Path]:
@@ -74,7 +74,7 @@ def _debug_json(delegate: str, backend: str, graph: Graph, vela: VelaEstimates |
 
 
 def make_compile_error(
-    reason: str, flatbuffer: bytes, *, delegate: str, directory: str | None, locate: Locate, log: str = ""
+    reason: str, flatbuffer: bytes, *, delegate: str, directory: str | None, find_operator: FindOperator, log: str = ""
 ) -> CompileError:
     """Create the error for a delegate that a native compiler refused or crashed on; saves the flatbuffer.
 
@@ -86,5 +86,5 @@ def make_compile_error(
     except ArmBackendError:
         paths = write_files(tempfile.mkdtemp(prefix="arm_backend_"), delegate, files)
     text = "\n".join(part for part in (reason.strip(), log.strip()) if part)
-    operator, source = locate(text) or (None, None)
+    operator, source = find_operator(text) or (None, None)
     return CompileError(text, delegate=delegate, operator=operator, source=source, artifact=str(paths[0]))

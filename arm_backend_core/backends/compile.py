@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from arm_backend_core.backends.artifacts import Locate
+from arm_backend_core.backends.artifacts import FindOperator
 from arm_backend_core.backends.ethosu import compile_ethosu
 from arm_backend_core.backends.payload import Payload
 from arm_backend_core.backends.vgf import compile_vgf
@@ -15,13 +15,13 @@ from arm_backend_core.tosa.graph import Graph
 
 
 @dataclass(frozen=True)
-class Compilation:
+class CompileRequest:
     """A delegate to compile.
 
     Attributes:
         flatbuffer: the TOSA flatbuffer, of version 1.0, or of the 1.1 draft if an operator needs it.
         delegate: name of the delegate in the program, for errors and files.
-        locate: finds the ATen operator and source line that a compiler's message is about.
+        find_operator: finds the ATen operator and source line that a compiler's message is about.
         graph: the TOSA graph that the flatbuffer was written from; None if only the flatbuffer is known.
         unused_inputs: {index of an input that no operator reads: (number of elements, bytes per element)}.
         input_bytes: bytes of each input, which the compiled program must have too. None: not checked.
@@ -30,7 +30,7 @@ class Compilation:
 
     flatbuffer: bytes
     delegate: str
-    locate: Locate
+    find_operator: FindOperator
     graph: Graph | None = None
     unused_inputs: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     input_bytes: Sequence[int] | None = None
@@ -38,13 +38,13 @@ class Compilation:
 
 
 #: Compiles a delegate; raises CompileError if it cannot.
-Compiler = Callable[[Any, Compilation], Payload]
+Compiler = Callable[[Any, CompileRequest], Payload]
 
 _COMPILERS: dict[type[ArmCompileSpec], Compiler] = {}
 
 
 def register_backend(spec_class: type[ArmCompileSpec], compiler: Compiler) -> None:
-    """Let ``compiler`` compile delegates for compile specs of a class and of its subclasses.
+    """Register the compiler for ``spec_class`` and its subclasses.
 
     Raises:
         ValueError: the class has a compiler already.
@@ -55,9 +55,9 @@ def register_backend(spec_class: type[ArmCompileSpec], compiler: Compiler) -> No
 
 
 def compile_payload(
-    spec: ArmCompileSpec, flatbuffer: bytes, *, delegate: str, locate: Locate, **details: Any
+    spec: ArmCompileSpec, flatbuffer: bytes, *, delegate: str, find_operator: FindOperator, **details: Any
 ) -> Payload:
-    """Compile a TOSA flatbuffer by the backend of ``spec``; see ``Compilation`` for the arguments.
+    """Compile a TOSA flatbuffer by the backend of ``spec``; see ``CompileRequest`` for the arguments.
 
     Raises:
         CompileError: the compiler refused the flatbuffer or crashed on it.
@@ -69,28 +69,28 @@ def compile_payload(
         raise TypeError(
             f"compile spec: no backend for {type(spec).__name__}; call register_backend (known: {registered})"
         )
-    return compiler(spec, Compilation(flatbuffer, delegate, locate, **details))
+    return compiler(spec, CompileRequest(flatbuffer, delegate, find_operator, **details))
 
 
-def _compile_ethosu(spec: EthosUCompileSpec, compilation: Compilation) -> Payload:
+def _compile_ethosu(spec: EthosUCompileSpec, request: CompileRequest) -> Payload:
     return compile_ethosu(
-        compilation.flatbuffer,
+        request.flatbuffer,
         spec,
-        delegate=compilation.delegate,
-        locate=compilation.locate,
-        unused_inputs=compilation.unused_inputs,
-        input_bytes=compilation.input_bytes,
-        output_bytes=compilation.output_bytes,
+        delegate=request.delegate,
+        find_operator=request.find_operator,
+        unused_inputs=request.unused_inputs,
+        input_bytes=request.input_bytes,
+        output_bytes=request.output_bytes,
     )
 
 
-def _compile_vgf(spec: VgfCompileSpec, compilation: Compilation) -> Payload:
-    return compile_vgf(compilation.flatbuffer, spec, delegate=compilation.delegate, locate=compilation.locate)
+def _compile_vgf(spec: VgfCompileSpec, request: CompileRequest) -> Payload:
+    return compile_vgf(request.flatbuffer, spec, delegate=request.delegate, find_operator=request.find_operator)
 
 
-def _keep_flatbuffer(spec: TosaCompileSpec, compilation: Compilation) -> Payload:
+def _keep_flatbuffer(spec: TosaCompileSpec, request: CompileRequest) -> Payload:
     """For the TOSA target, the flatbuffer is the payload."""
-    return Payload(compilation.flatbuffer)
+    return Payload(request.flatbuffer)
 
 
 register_backend(EthosUCompileSpec, _compile_ethosu)

@@ -12,7 +12,7 @@ from math import prod
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from arm_backend_core.backends.artifacts import Locate, make_compile_error
+from arm_backend_core.backends.artifacts import FindOperator, make_compile_error
 from arm_backend_core.backends.ethosu_bounds import find_out_of_bounds_write
 from arm_backend_core.backends.ethosu_waits import insert_waits
 from arm_backend_core.backends.ethosu_weights import cache_weights_in_sram
@@ -45,7 +45,7 @@ def compile_ethosu(
     spec: EthosUCompileSpec,
     *,
     delegate: str,
-    locate: Locate,
+    find_operator: FindOperator,
     unused_inputs: Mapping[int, tuple[int, int]] = MappingProxyType({}),
     input_bytes: Sequence[int] | None = None,
     output_bytes: Sequence[int] | None = None,
@@ -58,7 +58,7 @@ def compile_ethosu(
         flatbuffer: the TOSA graph.
         spec: the NPU and compiler options.
         delegate: name of the delegate, for errors and files.
-        locate: maps Vela's message to an ATen operator and source line.
+        find_operator: maps Vela's message to an ATen operator and source line.
         unused_inputs: see ``Compilation``. Vela omits these inputs. The payload lists them, because ExecuTorch's
             runtime writes them too, and allocates them after the other inputs. Direct Drive programs do not allocate
             them.
@@ -74,7 +74,9 @@ def compile_ethosu(
     directory = spec.get_intermediate_path()
 
     def make_error(reason: str, log: str) -> CompileError:
-        return make_compile_error(reason, flatbuffer, delegate=delegate, directory=directory, locate=locate, log=log)
+        return make_compile_error(
+            reason, flatbuffer, delegate=delegate, directory=directory, find_operator=find_operator, log=log
+        )
 
     try:
         vela_result, log = (run_vela or vela.compile_tosa)(flatbuffer, spec.configuration, timeout)

@@ -114,6 +114,8 @@ class VelaEstimates:
         scratch_memory: memory that holds it, "Sram" or "Dram".
         constant_bytes: constants of the NPU, with the command stream.
         constant_memory: memory that holds them: "OffChipFlash", "Dram", or "OnChipFlash", which is SRAM.
+        performance: (total cycles, bytes of SRAM) of the program for performance, if it exceeds the SRAM and this
+            program, compiled for size, replaces it.
     """
 
     npu_cycles: int
@@ -139,6 +141,7 @@ class VelaEstimates:
     scratch_memory: str = "Sram"
     constant_bytes: int = 0
     constant_memory: str = "OffChipFlash"
+    performance: tuple[int, int] | None = None
 
     @property
     def sram_exceeded(self) -> bool:

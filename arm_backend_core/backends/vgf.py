@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from arm_backend_core.backends.artifacts import Locate, make_compile_error
+from arm_backend_core.backends.artifacts import FindOperator, make_compile_error
 from arm_backend_core.backends.payload import Payload
 from arm_backend_core.workers.model_converter import check_converter, find_converter, run_converter
 from arm_backend_core.workers.worker import describe_exit
@@ -20,7 +20,12 @@ _ROUTINE_WARNINGS = ("WARNING: Different TOSA spec", "INFO: TOSA file created wi
 
 
 def compile_vgf(
-    flatbuffer: bytes, spec: VgfCompileSpec, *, delegate: str, locate: Locate, timeout: float | None = 1800.0
+    flatbuffer: bytes,
+    spec: VgfCompileSpec,
+    *,
+    delegate: str,
+    find_operator: FindOperator,
+    timeout: float | None = 1800.0,
 ) -> Payload:
     """Convert a TOSA 1.0 flatbuffer to a VGF file.
 
@@ -28,7 +33,7 @@ def compile_vgf(
         flatbuffer: the TOSA graph.
         spec: the compile spec, with the converter's flags.
         delegate: name of the delegate, for errors.
-        locate: maps the converter's message to an ATen operator and source line.
+        find_operator: maps the converter's message to an ATen operator and source line.
         timeout: seconds after which the converter is stopped; None disables it.
 
     Raises:
@@ -53,5 +58,10 @@ def compile_vgf(
             lines = (result.stderr + b"\n" + result.stdout).decode(errors="replace").splitlines()
             log = "\n".join(line for line in lines if line.strip() and not line.startswith(_ROUTINE_WARNINGS))
     raise make_compile_error(
-        reason, flatbuffer, delegate=delegate, directory=spec.get_intermediate_path(), locate=locate, log=log
+        reason,
+        flatbuffer,
+        delegate=delegate,
+        directory=spec.get_intermediate_path(),
+        find_operator=find_operator,
+        log=log,
     )

@@ -10,11 +10,14 @@ import numpy as np
 import torch
 from torch.fx import GraphModule, Node
 
+from arm_backend_core.cortex_m.catalog import find_kernel
 from arm_backend_core.cortex_m.kernels.registry import Array
 from arm_backend_core.cortex_m.operators import kernel_operator
 from arm_backend_core.cortex_m.values import Value
+from arm_backend_core.errors import Unsupported
 from arm_backend_core.graph_edits import add_buffer_node
 from arm_backend_core.permutation import Layout, compose, identity, inverse, merge_axes
+from arm_backend_core.targets.cortex_m import Isa
 
 aten = torch.ops.aten
 #: Largest rank of ``cortex_m::transpose`` and ``cortex_m::pad``.
@@ -26,10 +29,11 @@ class Emitter:
 
     Args:
         module: module of the program's graph. Constants become its buffers.
+        isa: instruction set of the kernels.
     """
 
-    def __init__(self, module: GraphModule) -> None:
-        self._module = module
+    def __init__(self, module: GraphModule, isa: Isa) -> None:
+        self._module, self._isa = module, isa
         self._constants: dict[tuple[Any, ...], Node] = {}
         self._stored: dict[tuple[Node, Layout], Node] = {}
         self._origin: Node | None = None
@@ -39,8 +43,19 @@ class Emitter:
         self._origin = origin
 
     def kernel(self, name: str, *arguments: Any) -> Node:
-        """Call a kernel, without its scratch tensors. The result is int8."""
+        """Call a kernel, without its scratch tensors. The result is int8.
+
+        Raises:
+            Unsupported: CMSIS-NN's kernel would fail on these arguments, or compute other numbers.
+        """
+        fault = self._find_fault(name, arguments)
+        if fault is not None:
+            raise Unsupported(fault)
         return self.call(kernel_operator(name), *arguments)
+
+    def _find_fault(self, name: str, arguments: tuple[Any, ...]) -> str | None:
+        shapes = torch.fx.map_arg(arguments, lambda x: tuple(x.meta["val"].shape))
+        return find_kernel(name).find_fault(self._isa, *shapes)
 
     def call(self, target: Any, *arguments: Any, **options: Any) -> Node:
         """Call an operator of one result; its shape and type are inferred."""
@@ -93,10 +108,11 @@ class Emitter:
         merged_shape, merged_order = merge_axes(shape, order)
         if merged_order == identity(len(merged_order)):
             return self.reshape(node, target)
-        if len(merged_shape) <= MAX_RANK:
-            moved = self.kernel("transpose", self.reshape(node, merged_shape), list(merged_order))
+        merged, axes = self.reshape(node, merged_shape), list(merged_order)
+        if len(merged_shape) <= MAX_RANK and self._find_fault("transpose", (merged, axes)) is None:
+            moved = self.kernel("transpose", merged, axes)
         else:
-            moved = self.call(aten.permute_copy.default, self.reshape(node, merged_shape), list(merged_order))
+            moved = self.call(aten.permute_copy.default, merged, axes)
         return self.reshape(moved, target)
 
     def reshape(self, node: Node, shape: Sequence[int]) -> Node:

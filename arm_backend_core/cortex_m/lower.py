@@ -72,7 +72,7 @@ class _Walk:
         self.refusals: dict[Node, Unsupported] = {}
         self._isa, self._graph = isa, program.graph
         self._values: dict[Node, Value] = {}
-        self._emit = Emitter(program.graph_module)
+        self._emit = Emitter(program.graph_module, isa)
         self._qparams = QParamsReader(self.constants)
 
     def lower(self, quantize: Node) -> None:

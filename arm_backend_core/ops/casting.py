@@ -31,16 +31,21 @@ def to_bool(cx: Context, x: Tensor) -> Value:
 
 
 def _truncate_to_int32(cx: Context, x: FixedPoint) -> Value:
-    """Truncate towards zero to INT32. A magnitude within 2**-bits below an integer counts as that integer."""
-    bits = min(16, 29 - math.ceil(math.log2(max(x.real_peak, 1))))
-    if bits < 1:
+    """Truncate towards zero to INT32.
+
+    Numbers less than 2**-fraction_bits below the next integer (in magnitude) become that integer.
+    """
+    fraction_bits = min(16, 29 - math.ceil(math.log2(max(x.real_peak, 1))))
+    if fraction_bits < 1:
         raise Unsupported(
-            f"cast of a quantized tensor with values up to {x.real_peak:g} to integers, above the limit of 2**28"
+            f"cannot cast a quantized tensor to integers: its values reach {x.real_peak:g}, the limit is 2**28; "
+            "scale the tensor down in the model"
         )
-    steps = x.rescale(DType.INT32, x.scale * 2.0**bits)
-    nearly_half = cx.b.const((1 << bits - 1) - 1, DType.INT32)  # Ethos-U55 has no truncating shift; this one rounds
-    inward = cx.b.sub(steps.value, cx.b.mul(steps.sign().value, nearly_half))
-    return cx.b.arithmetic_right_shift(inward, cx.b.const(bits, DType.INT32), round=True)
+    scaled = x.rescale(DType.INT32, x.scale * 2.0**fraction_bits)
+    # The shift rounds (Ethos-U55 has no other), so first move the value towards 0 by almost a half.
+    nearly_half = cx.b.const((1 << fraction_bits - 1) - 1, DType.INT32)
+    inward = cx.b.sub(scaled.value, cx.b.mul(scaled.sign().value, nearly_half))
+    return cx.b.arithmetic_right_shift(inward, cx.b.const(fraction_bits, DType.INT32), round=True)
 
 
 @op(

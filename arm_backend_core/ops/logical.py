@@ -57,7 +57,10 @@ def _register_comparison(kind: str, *overloads: OpOverload, swap: bool = False, 
 
     @plain.integer_rule
     def quantized(cx: Context, x: Tensor, y: Operand) -> Value:
-        """Compare with a number in half steps of x, two exact integer operands as INT32, others at a common scale."""
+        """Compare in one of three ways.
+
+        A number: in half steps of x's scale. Two exact integer operands: as INT32. Others: at a common scale.
+        """
         if not isinstance(y, Tensor) and x.q is not None and x.q.dtype is not DType.INT32 and not math.isnan(y):
             return compare(
                 cx,
@@ -81,9 +84,11 @@ def _to_exact_int32(cx: Context, x: Operand) -> Value | None:
 
 
 def _threshold_in_half_steps(q: QParams, number: float) -> int:
-    """Position of ``number`` among the real numbers that ``q`` represents, in half steps.
+    """Return 2k if ``number`` is the k-th step of ``q``, and 2k + 1 if it lies between the steps k and k + 1.
 
-    PyTorch compares with these real numbers in float32, and so does this function.
+    k counts from the zero point.
+
+    PyTorch compares with the dequantized steps in float32, and so does this function.
     """
     low, high = q.dtype.range
     real = q.dequantize(np.arange(low, high + 1)).astype(np.float32)
@@ -116,12 +121,12 @@ def where(cx: Context, condition: Tensor, x: Operand, y: Operand) -> Value:
 def _(cx: Context, condition: Tensor, x: Operand, y: Operand) -> Value:
     """Select between operands that are requantized to the result's parameters."""
 
-    def choice(z: Operand) -> Value:
+    def quantize_operand(z: Operand) -> Value:
         if not isinstance(z, Tensor):
             return cx.b.const(cx.q.quantize(np.array(float(z))), cx.q.dtype)
         return cx.requantize(z, cx.q)
 
-    return cx.b.select(to_bool(cx, condition), choice(x), choice(y))
+    return cx.b.select(to_bool(cx, condition), quantize_operand(x), quantize_operand(y))
 
 
 def _register_bitwise(kind: str, *overloads: OpOverload, logical: bool) -> None:
@@ -142,8 +147,8 @@ def _register_bitwise(kind: str, *overloads: OpOverload, logical: bool) -> None:
 
 for _kind in ("and", "or", "xor"):
     _register_bitwise(_kind.upper(), getattr(aten, f"logical_{_kind}").default, logical=True)
-    _bits, _python = getattr(aten, f"bitwise_{_kind}"), getattr(aten, f"__{_kind}__")
-    _overloads = (_bits.Tensor, _bits.Scalar, _bits.Scalar_Tensor, _python.Tensor, _python.Scalar)
+    _bitwise, _dunder = getattr(aten, f"bitwise_{_kind}"), getattr(aten, f"__{_kind}__")
+    _overloads = (_bitwise.Tensor, _bitwise.Scalar, _bitwise.Scalar_Tensor, _dunder.Tensor, _dunder.Scalar)
     _register_bitwise(_kind.upper(), *_overloads, logical=False)
 
 
@@ -165,11 +170,11 @@ def _shift(cx: Context, x: Operand, y: Operand, *, left: bool) -> Value:
     return b.select(in_range, shifted, b.const(0, cx.dtype))
 
 
-for _left, _bits, _python in (
+for _left, _bitwise, _dunder in (
     (True, aten.bitwise_left_shift, aten.__lshift__),
     (False, aten.bitwise_right_shift, aten.__rshift__),
 ):
-    _overloads = (_bits.Tensor, _bits.Tensor_Scalar, _bits.Scalar_Tensor, _python.Tensor, _python.Scalar)
+    _overloads = (_bitwise.Tensor, _bitwise.Tensor_Scalar, _bitwise.Scalar_Tensor, _dunder.Tensor, _dunder.Scalar)
     op(*_overloads, kind=Kind.PASSTHROUGH, compute_fp32=True)(partial(_shift, left=_left))
 
 

@@ -11,12 +11,11 @@ import torch
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.ops import fixed_point
-from arm_backend_core.ops.accumulator import Accumulator
-from arm_backend_core.ops.image_layout import to_nchw, to_nhwc_image
+from arm_backend_core.ops.channel_gain import scale_channels
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.reduction import at_least_1d, reduce_mean
 from arm_backend_core.ops.registry import op
-from arm_backend_core.tosa.graph import Value, prod
+from arm_backend_core.tosa.graph import Value
 
 aten = torch.ops.aten
 #: Attributes of ``Record`` for operators whose integer rule has intermediates of 16 to 32 bits. Their error comes from
@@ -72,29 +71,7 @@ def batch_norm(
     if x.q is None:
         scaled = cx.b.mul(x.value, cx.b.const(gain.reshape(channel_shape), x.value.dtype))
         return cx.b.add(scaled, cx.b.const(offset.reshape(channel_shape), x.value.dtype))
-    return _batch_norm_integer(cx, x, gain, offset)
-
-
-def _batch_norm_integer(cx: Context, x: Tensor, gain: np.ndarray, offset: np.ndarray) -> Value:
-    """Emit a depthwise 1x1 convolution with weights of +-127; the per-channel RESCALE applies the gain's magnitude.
-
-    The gain thus has the 31-bit precision of a RESCALE multiplier, not the 7 bits of an int8 weight.
-    """
-    assert x.q is not None
-    weight = np.where(gain < 0, -127, 127)
-    scale = np.maximum(np.abs(gain), 1e-30) / 127 * float(x.q.scale)
-    quantized = Accumulator.from_weights(cx.to_fixed_point(x), weight, 0, scale, offset)
-    shape = x.shape
-    value = x.value if x.rank <= 4 else cx.b.reshape(x.value, (*shape[:3], prod(shape[3:])))
-    image = to_nhwc_image(cx.b, value, value.rank)
-    accumulator = cx.b.depthwise_conv2d(
-        image,
-        cx.b.const(quantized.weights.reshape(1, 1, -1, 1), DType.INT8),
-        cx.b.const(quantized.quantized_bias, quantized.dtype),
-        pad=(0, 0, 0, 0),
-        zps=(x.q.zero_point, 0),
-    )
-    return cx.b.reshape(to_nchw(cx.b, cx.requantize_sums(accumulator, quantized)), shape)
+    return scale_channels(cx, x, gain, offset)
 
 
 def _standardize(cx: Context, x: Value, axes: Sequence[int], eps: float) -> Value:

@@ -1,6 +1,6 @@
 """Operator registry: one record per ATen operator with its quantization annotation and lowering, or its decomposition.
 
-The partitioner, the quantizer, the tests and the documentation read these records; there is no second list.
+Lowering, fusion, quantization, ATen rewrites, comparisons and tests read these records; there is no second list.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ aten = torch.ops.aten
 Formula = Callable[..., FloatExpr]
 
 
-def unary(overload: OpOverload, formula: Formula | None, **attributes: Any) -> Record:
+def register_unary(overload: OpOverload, formula: Formula | None, **attributes: Any) -> Record:
     """Register a unary function.
 
     Args:
@@ -67,82 +67,86 @@ def _clamp_bounds(x: Any, min: float | None = None, max: float | None = None) ->
 
 # -- activations --------------------------------------------------------------------------------------------------
 
-unary(aten.relu.default, lambda x: x.clamp(0.0, None), clamp_bounds=lambda x: (0.0, math.inf))
-unary(aten.relu6.default, lambda x: x.clamp(0.0, 6.0), clamp_bounds=lambda x: (0.0, 6.0))
-unary(
+register_unary(aten.relu.default, lambda x: x.clamp(0.0, None), clamp_bounds=lambda x: (0.0, math.inf))
+register_unary(aten.relu6.default, lambda x: x.clamp(0.0, 6.0), clamp_bounds=lambda x: (0.0, 6.0))
+register_unary(
     aten.hardtanh.default,
     lambda x, min_val=-1.0, max_val=1.0: x.clamp(min_val, max_val),
     clamp_bounds=lambda x, min_val=-1.0, max_val=1.0: (min_val, max_val),
 )
-unary(
+register_unary(
     aten.clamp.default,
     lambda x, min=None, max=None: x.clamp(min, max),
     clamp_bounds=_clamp_bounds,
     interval=intervals.elementwise(intervals.clamp),
 )
-unary(aten.clamp_min.default, lambda x, min: x.clamp(min, None), clamp_bounds=_clamp_bounds)
-unary(aten.clamp_max.default, lambda x, max: x.clamp(None, max), clamp_bounds=lambda x, max: (-math.inf, max))
-unary(aten.leaky_relu.default, lambda x, negative_slope=0.01: formulas.leaky_relu(x, negative_slope))
-unary(aten.elu.default, formulas.elu)
-unary(aten.selu.default, formulas.selu)
-unary(aten.celu.default, formulas.celu)
-unary(aten.gelu.default, formulas.gelu)
-unary(aten.silu.default, lambda x: x * x.unary("SIGMOID"))
-unary(aten.mish.default, formulas.mish)
-unary(aten.sigmoid.default, lambda x: x.unary("SIGMOID"), is_gate=True)
-unary(aten.log_sigmoid.default, lambda x: x.minimum(0.0) - formulas.log1p(formulas.exp(-abs(x))))
-unary(aten.hardsigmoid.default, lambda x: (x * (1 / 6) + 0.5).clamp(0.0, 1.0))
-unary(aten.hardswish.default, lambda x: x * (x * (1 / 6) + 0.5).clamp(0.0, 1.0))
-unary(aten.softplus.default, formulas.softplus)
-unary(aten.hardshrink.default, lambda x, lambd=0.5: abs(x).less_equal(lambd).where(0.0, x))
-unary(aten.softshrink.default, lambda x, lambd=0.5: x - x.clamp(-lambd, lambd))
-unary(aten.threshold.default, lambda x, threshold, value: x.less_equal(threshold).where(value, x))
+register_unary(aten.clamp_min.default, lambda x, min: x.clamp(min, None), clamp_bounds=_clamp_bounds)
+register_unary(aten.clamp_max.default, lambda x, max: x.clamp(None, max), clamp_bounds=lambda x, max: (-math.inf, max))
+register_unary(aten.leaky_relu.default, lambda x, negative_slope=0.01: formulas.leaky_relu(x, negative_slope))
+register_unary(aten.elu.default, formulas.elu)
+register_unary(aten.selu.default, formulas.selu)
+register_unary(aten.celu.default, formulas.celu)
+register_unary(aten.gelu.default, formulas.gelu)
+register_unary(aten.silu.default, lambda x: x * x.unary("SIGMOID"))
+register_unary(aten.mish.default, formulas.mish)
+register_unary(aten.sigmoid.default, lambda x: x.unary("SIGMOID"), is_gate=True)
+register_unary(aten.log_sigmoid.default, lambda x: x.minimum(0.0) - formulas.log1p(formulas.exp(-abs(x))))
+register_unary(aten.hardsigmoid.default, lambda x: (x * (1 / 6) + 0.5).clamp(0.0, 1.0))
+register_unary(aten.hardswish.default, lambda x: x * (x * (1 / 6) + 0.5).clamp(0.0, 1.0))
+register_unary(aten.softplus.default, formulas.softplus)
+register_unary(aten.hardshrink.default, lambda x, lambd=0.5: abs(x).less_equal(lambd).where(0.0, x))
+register_unary(aten.softshrink.default, lambda x, lambd=0.5: x - x.clamp(-lambd, lambd))
+register_unary(aten.threshold.default, lambda x, threshold, value: x.less_equal(threshold).where(value, x))
 
 # -- exponentials, logarithms, powers -----------------------------------------------------------------------------
 
-unary(aten.exp.default, formulas.exp)
-unary(aten.exp2.default, lambda x: formulas.exp(x * math.log(2)))
-unary(aten.expm1.default, formulas.expm1)
-unary(aten.log.default, formulas.log)
-unary(aten.log2.default, lambda x: formulas.log(x) / math.log(2))
-unary(aten.log10.default, lambda x: formulas.log(x) / math.log(10))
-unary(aten.log1p.default, formulas.log1p)
-unary(aten.logit.default, formulas.logit)
-unary(aten.sqrt.default, lambda x: x.sqrt())
-unary(aten.rsqrt.default, lambda x: x.unary("RSQRT"))
-unary(aten.reciprocal.default, lambda x: 1 / x)
-unary(aten.square.default, lambda x: x * x)
-unary(aten.pow.Tensor_Scalar, formulas.power)
-unary(aten.pow.Scalar, lambda base, x: base**x)
-unary(aten.special_entr.default, lambda x: x.equal(0.0).where(0.0, x.less(0.0).where(-math.inf, -x * formulas.log(x))))
+register_unary(aten.exp.default, formulas.exp)
+register_unary(aten.exp2.default, lambda x: formulas.exp(x * math.log(2)))
+register_unary(aten.expm1.default, formulas.expm1)
+register_unary(aten.log.default, formulas.log)
+register_unary(aten.log2.default, lambda x: formulas.log(x) / math.log(2))
+register_unary(aten.log10.default, lambda x: formulas.log(x) / math.log(10))
+register_unary(aten.log1p.default, formulas.log1p)
+register_unary(aten.logit.default, formulas.logit)
+register_unary(aten.sqrt.default, lambda x: x.sqrt())
+register_unary(aten.rsqrt.default, lambda x: x.unary("RSQRT"))
+register_unary(aten.reciprocal.default, lambda x: 1 / x)
+register_unary(aten.square.default, lambda x: x * x)
+register_unary(aten.pow.Tensor_Scalar, formulas.power)
+register_unary(aten.pow.Scalar, lambda base, x: base**x)
+register_unary(
+    aten.special_entr.default, lambda x: x.equal(0.0).where(0.0, x.less(0.0).where(-math.inf, -x * formulas.log(x)))
+)
 
 # -- signs and rounding -------------------------------------------------------------------------------------------
 
-unary(aten.abs.default, abs, interval=intervals.elementwise(lambda x: (0, max(abs(x[0]), abs(x[1])))))
-unary(aten.neg.default, lambda x: -x, interval=intervals.elementwise(lambda x: (-x[1], -x[0])))
-unary(aten.sign.default, formulas.sign, is_discontinuous=True).integer_rule(
+register_unary(aten.abs.default, abs, interval=intervals.elementwise(lambda x: (0, max(abs(x[0]), abs(x[1])))))
+register_unary(aten.neg.default, lambda x: -x, interval=intervals.elementwise(lambda x: (-x[1], -x[0])))
+register_unary(aten.sign.default, formulas.sign, is_discontinuous=True).integer_rule(
     lambda cx, x: cx.to_fixed_point(x).sign().with_scale(1.0).requantize(cx.q)
 )
-unary(aten.sgn.default, formulas.sign, is_discontinuous=True).integer_rule(
+register_unary(aten.sgn.default, formulas.sign, is_discontinuous=True).integer_rule(
     lambda cx, x: cx.to_fixed_point(x).sign().with_scale(1.0).requantize(cx.q)
 )
-unary(aten.floor.default, lambda x: x.unary("FLOOR"), is_discontinuous=True).integer_rule(
+register_unary(aten.floor.default, lambda x: x.unary("FLOOR"), is_discontinuous=True).integer_rule(
     rounding_rule(FixedPointQuotient.floor)
 )
-unary(aten.ceil.default, lambda x: x.unary("CEIL"), is_discontinuous=True).integer_rule(
+register_unary(aten.ceil.default, lambda x: x.unary("CEIL"), is_discontinuous=True).integer_rule(
     rounding_rule(FixedPointQuotient.ceil)
 )
-unary(aten.round.default, formulas.round_half_even, is_discontinuous=True).integer_rule(
+register_unary(aten.round.default, formulas.round_half_even, is_discontinuous=True).integer_rule(
     rounding_rule(FixedPointQuotient.round)
 )
-unary(aten.round.decimals, formulas.round_decimals, is_discontinuous=True).integer_rule(
+register_unary(aten.round.decimals, formulas.round_decimals, is_discontinuous=True).integer_rule(
     rounding_rule(FixedPointQuotient.round)
 )
-unary(aten.trunc.default, FloatExpr.trunc, is_discontinuous=True).integer_rule(rounding_rule(FixedPointQuotient.trunc))
-unary(aten.frac.default, lambda x: x - x.trunc(), is_discontinuous=True).integer_rule(
+register_unary(aten.trunc.default, FloatExpr.trunc, is_discontinuous=True).integer_rule(
+    rounding_rule(FixedPointQuotient.trunc)
+)
+register_unary(aten.frac.default, lambda x: x - x.trunc(), is_discontinuous=True).integer_rule(
     lambda cx, x: divide_by_constant(cx, x, 1.0, FixedPointQuotient.trunc, return_remainder=True)
 )
-unary(aten.nan_to_num.default, formulas.nan_to_num)
+register_unary(aten.nan_to_num.default, formulas.nan_to_num)
 
 # -- orthogonal polynomials ---------------------------------------------------------------------------------------
 
@@ -191,52 +195,52 @@ _POLYNOMIALS: dict[str, tuple[Callable[[FloatExpr], FloatExpr], _RecurrenceStep]
 for _name, _first_and_step in _POLYNOMIALS.items():
     for _shift in ("", "shifted_") if _name.startswith("chebyshev") else ("",):
         _overload = getattr(aten, f"special_{_shift}{_name}").n_scalar
-        unary(_overload, _orthogonal_polynomial(*_first_and_step, shifted=bool(_shift)))
+        register_unary(_overload, _orthogonal_polynomial(*_first_and_step, shifted=bool(_shift)))
 
 # -- trigonometric and hyperbolic ---------------------------------------------------------------------------------
 
-unary(aten.sin.default, lambda x: x.unary("SIN"), is_sinusoid=True)
-unary(aten.cos.default, lambda x: x.unary("COS"), is_sinusoid=True)
-unary(aten.tan.default, lambda x: x.unary("SIN") / x.unary("COS"))
-unary(aten.asin.default, formulas.asin)
-unary(aten.acos.default, formulas.acos)
-unary(aten.atan.default, formulas.atan)
-unary(aten.sinh.default, formulas.sinh)
-unary(aten.cosh.default, formulas.cosh)
-unary(aten.tanh.default, formulas.tanh, is_gate=True)
-unary(aten.asinh.default, formulas.asinh)
-unary(aten.acosh.default, formulas.acosh)
-unary(aten.atanh.default, formulas.atanh)
-unary(aten.sinc.default, formulas.sinc)
-unary(
+register_unary(aten.sin.default, lambda x: x.unary("SIN"), is_sinusoid=True)
+register_unary(aten.cos.default, lambda x: x.unary("COS"), is_sinusoid=True)
+register_unary(aten.tan.default, lambda x: x.unary("SIN") / x.unary("COS"))
+register_unary(aten.asin.default, formulas.asin)
+register_unary(aten.acos.default, formulas.acos)
+register_unary(aten.atan.default, formulas.atan)
+register_unary(aten.sinh.default, formulas.sinh)
+register_unary(aten.cosh.default, formulas.cosh)
+register_unary(aten.tanh.default, formulas.tanh, is_gate=True)
+register_unary(aten.asinh.default, formulas.asinh)
+register_unary(aten.acosh.default, formulas.acosh)
+register_unary(aten.atanh.default, formulas.atanh)
+register_unary(aten.sinc.default, formulas.sinc)
+register_unary(
     aten.special_spherical_bessel_j0.default,
     lambda x: abs(x).equal(math.inf).where(0.0, formulas.sinc(x * (1 / math.pi))),
 )
-unary(aten.deg2rad.default, lambda x: x * (math.pi / 180), scale_factor=lambda x: math.pi / 180)
-unary(aten.rad2deg.default, lambda x: x * (180 / math.pi), scale_factor=lambda x: 180 / math.pi)
+register_unary(aten.deg2rad.default, lambda x: x * (math.pi / 180), scale_factor=lambda x: math.pi / 180)
+register_unary(aten.rad2deg.default, lambda x: x * (180 / math.pi), scale_factor=lambda x: 180 / math.pi)
 
 # -- error function, gamma, Bessel --------------------------------------------------------------------------------
 
-unary(aten.erf.default, lambda x: x.unary("ERF"))
-unary(aten.erfc.default, formulas.erfc)
-unary(aten.erfinv.default, formulas.erfinv)
-unary(aten.special_erfcx.default, formulas.erfcx)
-unary(aten.special_ndtri.default, formulas.ndtri)
-unary(aten.special_log_ndtr.default, formulas.log_ndtr)
-unary(aten.lgamma.default, None)
-unary(aten.digamma.default, None)
-unary(aten.polygamma.default, None)
-unary(aten.special_zeta.other_scalar, None)
-unary(aten.special_zeta.self_scalar, None)
-unary(aten.igamma.default, None)
-unary(aten.igammac.default, None)
-unary(aten.i0.default, None)
-unary(aten.special_i0e.default, None)
-unary(aten.special_i1.default, None)
-unary(aten.special_i1e.default, None)
+register_unary(aten.erf.default, lambda x: x.unary("ERF"))
+register_unary(aten.erfc.default, formulas.erfc)
+register_unary(aten.erfinv.default, formulas.erfinv)
+register_unary(aten.special_erfcx.default, formulas.erfcx)
+register_unary(aten.special_ndtri.default, formulas.ndtri)
+register_unary(aten.special_log_ndtr.default, formulas.log_ndtr)
+register_unary(aten.lgamma.default, None)
+register_unary(aten.digamma.default, None)
+register_unary(aten.polygamma.default, None)
+register_unary(aten.special_zeta.other_scalar, None)
+register_unary(aten.special_zeta.self_scalar, None)
+register_unary(aten.igamma.default, None)
+register_unary(aten.igammac.default, None)
+register_unary(aten.i0.default, None)
+register_unary(aten.special_i0e.default, None)
+register_unary(aten.special_i1.default, None)
+register_unary(aten.special_i1e.default, None)
 for _bessel in ("bessel_j0", "bessel_j1", "bessel_y0", "bessel_y1", "airy_ai"):
-    unary(getattr(aten, f"special_{_bessel}").default, None)
+    register_unary(getattr(aten, f"special_{_bessel}").default, None)
 for _modified in ("i0", "i1", "k0", "k1"):
-    unary(getattr(aten, f"special_modified_bessel_{_modified}").default, None)
+    register_unary(getattr(aten, f"special_modified_bessel_{_modified}").default, None)
 for _scaled in ("k0", "k1"):
-    unary(getattr(aten, f"special_scaled_modified_bessel_{_scaled}").default, None)
+    register_unary(getattr(aten, f"special_scaled_modified_bessel_{_scaled}").default, None)

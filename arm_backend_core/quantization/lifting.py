@@ -1,6 +1,7 @@
 """Lifted constants: turn the parameters, buffers and constants of a program into attributes of its module, and back.
 
-Between the two, the graph writes the new values of buffers itself. State then carries over from sample to sample.
+Between ``unlift`` and ``lift``, the graph writes the new values of buffers itself. State then carries over from
+sample to sample.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def unlift(
     """
     module, graph = program.graph_module, program.graph
     placeholders = graph.find_nodes(op="placeholder")
-    first = next(node for node in graph.nodes if node.op != "placeholder")
+    first_operation = next(node for node in graph.nodes if node.op != "placeholder")
     specs, tensor_ids = {}, {}
     for spec, node in zip(program.graph_signature.input_specs, placeholders, strict=True):
         if spec.kind not in TENSOR_KINDS:
@@ -43,12 +44,12 @@ def unlift(
         node.target = add_buffer(module, node.name, tensor)
         node.op = "get_attr"
         node.meta[PARAMETER] = spec.kind is InputKind.PARAMETER
-        first.prepend(node)
+        first_operation.prepend(node)
         specs[str(node.target)] = spec
     return specs, tensor_ids
 
 
-def write_states(program: ExportedProgram, specs: dict[str, InputSpec]) -> None:
+def write_buffer_mutations(program: ExportedProgram, specs: dict[str, InputSpec]) -> None:
     """Write new values of buffers at the end of the graph, so that state carries over to the next sample."""
     attributes = {node.target: node for node in program.graph.find_nodes(op="get_attr")}
     buffers = {spec.target: attributes[name] for name, spec in specs.items()}
@@ -60,8 +61,8 @@ def write_states(program: ExportedProgram, specs: dict[str, InputSpec]) -> None:
             write.meta["val"] = value.meta["val"]
 
 
-def return_states(program: ExportedProgram) -> None:
-    """Undo ``write_states``: return the new values of buffers, in order, before the other results."""
+def return_buffer_mutations(program: ExportedProgram) -> None:
+    """Undo ``write_buffer_mutations``: return the new values of buffers, in order, before the other results."""
     output = program.graph.output_node()
     writes = program.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
     results = pytree.tree_leaves(output.args[0])
@@ -71,7 +72,10 @@ def return_states(program: ExportedProgram) -> None:
 
 
 def lift(program: ExportedProgram, specs: dict[str, InputSpec], mode: FakeTensorMode | None) -> ExportedProgram:
-    """Turn attributes into placeholders again, with the declarations in ``specs`` where there are some."""
+    """Turn attributes into placeholders again.
+
+    An attribute in ``specs`` gets its input spec back; any other becomes a constant.
+    """
     module, graph = program.graph_module, program.graph
     attributes: dict[str, Node] = {}
     for node in graph.find_nodes(op="get_attr"):
@@ -80,13 +84,13 @@ def lift(program: ExportedProgram, specs: dict[str, InputSpec], mode: FakeTensor
         if attributes.setdefault(str(node.target), node) is not node:
             node.replace_all_uses_with(attributes[str(node.target)])
             graph.erase_node(node)
-    first = next(node for node in graph.nodes if node.op != "get_attr")
+    insertion_point = next(node for node in graph.nodes if node.op != "get_attr")
     inputs, constants = [], dict(program.constants)
     for name in sorted(attributes, key=lambda name: name not in specs):
         node, tensor = attributes[name], attrgetter(name)(module)
         node.op, node.target = "placeholder", node.name
         node.meta["val"] = make_fake(mode, tensor, tensor.dtype)
-        first.prepend(node)
+        insertion_point.prepend(node)
         argument = TensorArgument(node.name)
         if name in specs:
             inputs.append(replace(specs[name], arg=argument))

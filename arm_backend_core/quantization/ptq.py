@@ -38,7 +38,13 @@ from arm_backend_core.quantization.algorithms.mask_bounds import MaskBounds
 from arm_backend_core.quantization.algorithms.mask_fill import bound_mask_fill
 from arm_backend_core.quantization.annotator import ANNOTATION
 from arm_backend_core.quantization.graph_interpreter import Branch, BranchConditions, find_branch_conditions
-from arm_backend_core.quantization.lifting import lift, make_fake, return_states, unlift, write_states
+from arm_backend_core.quantization.lifting import (
+    lift,
+    make_fake,
+    return_buffer_mutations,
+    unlift,
+    write_buffer_mutations,
+)
 from arm_backend_core.quantization.observer import NonFiniteError, RangeObserver
 from arm_backend_core.quantization.observer_interpreter import ObserverInterpreter
 
@@ -128,7 +134,7 @@ class ObservedProgram(torch.nn.Module):
         self.has_parameters = any(
             node.users and self._input_specs[str(node.target)].kind is InputKind.PARAMETER for node in self.tensor_ids
         )
-        write_states(self._program, self._input_specs)
+        write_buffer_mutations(self._program, self._input_specs)
         fold_constant_adds(self._program.graph_module.graph)
         events.current().add_notes_once(bound_mask_fill(self._program.graph_module))
         fuse_log_softmax(self._program.graph_module)
@@ -215,7 +221,7 @@ class ObservedProgram(torch.nn.Module):
             node.meta.pop(ANNOTATION, None)
         eliminate_dead_code(graph)
         inspect(self)
-        return_states(self._program)
+        return_buffer_mutations(self._program)
         return lift(self._program, self._input_specs, self._fake_mode)
 
     def finish_calibration(self) -> None:

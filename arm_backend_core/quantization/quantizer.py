@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import Any, Self
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 from torchao.quantization.pt2e.quantizer import QuantizationAnnotation, Quantizer
 
 from arm_backend_core.aten.angles import reduce_angle_range
@@ -30,6 +30,7 @@ from arm_backend_core.nodes import constant_nodes, describe_node, is_float, modu
 from arm_backend_core.ops.catalog import find_record
 from arm_backend_core.ops.registry import Kind
 from arm_backend_core.quantization.algorithms.coordinate_precision import find_coordinate_nodes
+from arm_backend_core.quantization.algorithms.group_norms import layer_norms_to_group_norms
 from arm_backend_core.quantization.annotator import ANNOTATION, Annotator
 from arm_backend_core.quantization.config import QuantizationConfig, get_symmetric_a16w8_quantization_config
 from arm_backend_core.quantization.graph_observers import describe_observed_tensors, share_timestep_observers
@@ -116,6 +117,7 @@ class ArmQuantizer(Quantizer):
         fold_constant_weights(model)
         fold_batch_norms(model)
         normalize_to_rms_norm(model)
+        layer_norms_to_group_norms(model)
         rewrite_scatter_adds(model, self.compile_spec.target.hardware, quantized=True)
         decompose(model, quantized=True)
         reduce_ranks(model)
@@ -236,13 +238,24 @@ def _check_dtype(node: Node) -> None:
     values = node.meta["val"]
     dtype = (values[0] if isinstance(values, (list, tuple)) else values).dtype
     if dtype is not torch.float32:
-        values_by_input = {each.target: each.meta.get("val") for each in node.graph.find_nodes(op="placeholder")}
-        names = [f"'{name}'" for name, value in values_by_input.items() if getattr(value, "dtype", None) is dtype]
-        inputs = f"input {names[0]}" if len(names) == 1 else f"inputs {', '.join(names)}"
         raise ModelError(
-            f"{describe_node(node)} is {dtype}, and integer programs are quantized from torch.float32: convert the "
-            f"{f'model and the {inputs}' if names else 'model'} with .float()"
+            f"{describe_node(node)} is {dtype}, and integer programs are quantized from torch.float32: "
+            f"{_advise_float32(node.graph, dtype)}"
         )
+
+
+def _advise_float32(graph: Graph, dtype: torch.dtype) -> str:
+    """What has to be converted so that no value of a graph has a dtype: the model, inputs, or both."""
+
+    def has_dtype(node: Node) -> bool:
+        return getattr(node.meta.get("val"), "dtype", None) is dtype
+
+    names = [f"'{node.target}'" for node in graph.find_nodes(op="placeholder") if has_dtype(node)]
+    parts = ["the model"] * any(map(has_dtype, graph.find_nodes(op="get_attr")))
+    parts += [f"the input{'s' * (len(names) > 1)} {', '.join(names)}"] * bool(names)
+    if not parts:
+        return f"remove the conversion to {dtype} from the model"
+    return f"convert {' and '.join(parts)} with .float()"
 
 
 def _set_attribute_values(model: GraphModule) -> None:

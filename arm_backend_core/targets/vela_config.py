@@ -234,7 +234,7 @@ def _try_configure(
     try:
         configuration = vela.configure(argv)
     except vela.InvalidFlagsError as error:
-        raise ValueError(_format_flag_error(str(error), flags, error.flags)) from None
+        raise ValueError(_format_flag_error(str(error), flags, error.known_flags)) from None
     except vela.InvalidConfigurationError as error:
         return _add_sram_hint(target, str(error))
     # Vela places activations in DRAM, behind the second AXI port, if the system configuration has one.
@@ -269,13 +269,13 @@ def _check_system_config(target: Npu, system_config: str, path: Path) -> None:
         raise ValueError(_format_error("system_config", system_config, reason, allowed))
 
 
-def _format_flag_error(problem: str, flags: Sequence[str], accepted: Sequence[str]) -> str:
-    """Format the message for flags that Vela rejects. ``accepted``: all flags that it accepts."""
+def _format_flag_error(problem: str, flags: Sequence[str], known_flags: Sequence[str]) -> str:
+    """Format the message for flags that Vela rejects. ``known_flags``: all flags that it knows."""
     names = [flag.split("=", 1)[0] for flag in flags if flag.startswith("-")]
-    suggestions = [suggest_name(name, accepted) for name in names if name not in accepted]
+    suggestions = [suggest_name(name, known_flags) for name in names if name not in known_flags]
     message = f"extra_flags={list(flags)}: Vela refuses them: {problem}{next(filter(None, suggestions), '.')}"
     if "unrecognized" in problem:
-        usable = [flag for flag in accepted if flag.startswith("--") and flag not in _RESERVED]
+        usable = [flag for flag in known_flags if flag.startswith("--") and flag not in _RESERVED]
         message += f" Vela's flags: {', '.join(usable)}"
     return message
 

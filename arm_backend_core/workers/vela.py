@@ -24,11 +24,11 @@ _QUERY_TIMEOUT = 120.0
 
 
 class InvalidFlagsError(ValueError):
-    """Vela's argument parser rejected a flag. ``flags``: the option strings that it accepts."""
+    """Vela's argument parser rejected a flag. ``known_flags``: all option strings that the parser knows."""
 
-    def __init__(self, message: str, flags: tuple[str, ...]) -> None:
+    def __init__(self, message: str, known_flags: tuple[str, ...]) -> None:
         super().__init__(message)
-        self.flags = flags
+        self.known_flags = known_flags
 
 
 class InvalidConfigurationError(ValueError):
@@ -133,7 +133,7 @@ def configure(argv: tuple[str, ...]) -> Configuration:
         InvalidConfigurationError: Vela rejected the configuration.
         ArmBackendError: Vela is not installed or does not start.
     """
-    return Configuration(**_query("configure", list(argv)))
+    return Configuration(**_query("resolve_flags", list(argv)))
 
 
 def compile_tosa(

@@ -12,24 +12,24 @@ from typing import Any, NoReturn
 
 from arm_backend_core.workers.serving import serve
 
-_NO_COMPILATION_MESSAGE = "a flag only prints something and does not compile"
+_NO_COMPILATION_MESSAGE = "a flag such as --version makes Vela print information and exit without compiling"
 
 
 class FlagError(Exception):
-    """Vela's argument parser rejected the flags. ``flags``: the option strings that it accepts."""
+    """Vela's argument parser rejected the flags. ``known_flags``: all option strings that the parser knows."""
 
-    def __init__(self, message: str, flags: list[str]) -> None:
+    def __init__(self, message: str, known_flags: list[str]) -> None:
         super().__init__(message)
-        self.detail = (flags,)
+        self.detail = (known_flags,)
 
 
 class _Parser(argparse.ArgumentParser):
     """Argument parser for Vela that raises ``FlagError`` instead of exiting the process."""
 
-    last: _Parser | None = None
+    last_instance: _Parser | None = None
 
     def parse_args(self, *args: Any, **kwargs: Any) -> Any:
-        type(self).last = self
+        type(self).last_instance = self
         return super().parse_args(*args, **kwargs)
 
     def error(self, message: str) -> NoReturn:
@@ -58,7 +58,7 @@ def describe() -> dict[str, Any]:
     }
 
 
-def configure(argv: list[str]) -> dict[str, Any]:
+def resolve_flags(argv: list[str]) -> dict[str, Any]:
     """Translate ``argv`` with Vela's command line to the arguments of its C++ core, without compiling."""
     from ethosu.vela import vela
 
@@ -81,7 +81,7 @@ def configure(argv: list[str]) -> dict[str, Any]:
     vela.argparse = types.SimpleNamespace(**{**vars(argparse), "ArgumentParser": _Parser})
     vela.main(["network.tosa", *argv])
     if not captured:
-        known_flags = sorted(_Parser.last._option_string_actions) if _Parser.last else []
+        known_flags = sorted(_Parser.last_instance._option_string_actions) if _Parser.last_instance else []
         raise FlagError(_NO_COMPILATION_MESSAGE, known_flags)
     return captured
 
@@ -140,4 +140,4 @@ def _prepare() -> None:
 
 
 if __name__ == "__main__":
-    serve({"describe": describe, "configure": configure, "compile": compile_tosa}, _prepare)
+    serve({"describe": describe, "resolve_flags": resolve_flags, "compile": compile_tosa}, _prepare)

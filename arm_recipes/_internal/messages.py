@@ -21,6 +21,7 @@ _T = TypeVar("_T")
 #: Logger of this package: stages and their times at level INFO. Warnings are issued by ``warn``.
 LOGGER = logging.getLogger("arm_recipes")
 _recorded: ContextVar[list[str] | None] = ContextVar("arm_recipes_said", default=None)
+_issued: ContextVar[set[str] | None] = ContextVar("arm_recipes_issued", default=None)
 _THIRD_PARTY_MODULES = rf"({'|'.join(_THIRD_PARTY)})(\.|$)"
 
 
@@ -56,6 +57,11 @@ def warn(message: str) -> None:
     recorded = _recorded.get()
     if recorded is not None:
         recorded.append(message)
+    issued = _issued.get()
+    if issued is not None:
+        if message in issued:
+            return
+        issued.add(message)
     frame = sys._getframe(1)
     skipped_packages = (*_THIRD_PARTY, "arm_recipes", "arm_backend_core", "contextlib")
     while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in skipped_packages:
@@ -79,6 +85,16 @@ def record_warnings() -> Iterator[list[str]]:
         yield recorded
     finally:
         _recorded.reset(token)
+
+
+@contextmanager
+def warn_once() -> Iterator[None]:
+    """Issue each message of ``warn`` once inside the block, for functions that may run an export twice."""
+    token = _issued.set(set())
+    try:
+        yield
+    finally:
+        _issued.reset(token)
 
 
 def progress_bar(

@@ -26,8 +26,8 @@ def run_samples(
     """Run all samples and return their results in order.
 
     Args:
-        workers: number of processes. None: the setting of ``joblib.parallel_config``; without a setting, processes
-            are started only if more than 20 s of work remain.
+        workers: maximum number of processes. None: the setting of ``joblib.parallel_config``, which starts processes at
+            once; without a setting, one per core. Processes are started only if more than 20 s of work remain.
         with_progress: wraps the iterable of results, with or without a progress bar.
     """
     host_library.load_plugin()  # build the plugin once, and raise its errors, before processes start
@@ -45,7 +45,7 @@ def _iter_results(
         yield from ((item.index, runner(item)) for item in items)
         return
     remaining = list(items)
-    if workers is None and not _is_parallel_configured():
+    if workers is not None or not _is_parallel_configured():
         runner = SampleRunner(job)
         start = time.perf_counter()
         while remaining:
@@ -58,7 +58,7 @@ def _iter_results(
         data = pickle.dumps(job, protocol=pickle.HIGHEST_PROTOCOL)
         key, array = hashlib.sha256(data).hexdigest(), np.frombuffer(data, np.uint8)
         with joblib.parallel_config(**({} if workers is None else {"n_jobs": workers})):
-            yield from starmap_unordered(run_item, ((key, array, item) for item in remaining))
+            yield from starmap_unordered(run_item, ((key, array, pickle.dumps(item)) for item in remaining))
 
 
 def _is_parallel_configured() -> bool:

@@ -87,7 +87,11 @@ def find_method(result: Artifact, method: str) -> MethodReport:
     if method in methods:
         return methods[method]
     sized = result.shape_variants.get(method)
-    hint = f"it has one method per input size: {', '.join(sized.methods)}" if sized else f"it has: {', '.join(methods)}"
+    hint = (
+        f"it has one method per input size: {', '.join(sized.sizes_by_method)}"
+        if sized
+        else f"it has: {', '.join(methods)}"
+    )
     raise ValueError(f"method: the program has no '{method}'; {hint}")
 
 

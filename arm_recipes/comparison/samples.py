@@ -26,7 +26,7 @@ class ComparisonSamples:
         samples: samples as the model takes them.
         inputs: tensors of each sample, flattened.
         labels: int64 labels [N]; None without labels.
-        has_padding: whether the last items may be repetitions, which have no label.
+        has_padding: whether the last batch may be filled up with repeated items (``rebatch``), which have no label.
     """
 
     originals: list[Any]
@@ -61,12 +61,16 @@ def prepare_samples(
         )
     if is_loader and labels is None and metric is None:
         labels = _loader_labels(originals, arity)
-    inputs, ordered = [], []
+    inputs, normalized = [], []
     for index, sample in enumerate(converted):
         leaves = input_signature.check(sample, f"{argument}[{index}]")
-        ordered.append(input_signature.unflatten(leaves))
-        inputs.append([x for x, kind in zip(leaves, input_signature.leaves, strict=True) if isinstance(kind, Tensor)])
-    return ComparisonSamples(originals, ordered, inputs, None if labels is None else flatten_labels(labels), is_loader)
+        normalized.append(input_signature.unflatten(leaves))
+        inputs.append(
+            [x for x, expected in zip(leaves, input_signature.leaves, strict=True) if isinstance(expected, Tensor)]
+        )
+    return ComparisonSamples(
+        originals, normalized, inputs, None if labels is None else flatten_labels(labels), is_loader
+    )
 
 
 def prepare_program_samples(

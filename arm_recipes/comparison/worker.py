@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import numpy as np
 
-    from arm_recipes.comparison.worker_job import SampleResult, SampleRunner, WorkItem
+    from arm_recipes.comparison.worker_job import SampleResult, SampleRunner
 
 _runners: dict[str, SampleRunner] = {}
 
 
-def run_item(key: str, job: np.ndarray[Any, Any], item: WorkItem) -> tuple[int, SampleResult]:
+def run_item(key: str, job: np.ndarray[Any, Any], pickled_item: bytes) -> tuple[int, SampleResult]:
     """Run one sample; return its index and its result.
 
     Args:
         key: key of the job; a process unpickles a job once.
         job: pickled job as an array: joblib shares one copy between all tasks, in shared memory or on a cluster.
+        pickled_item: the ``WorkItem`` of the sample. Unpickling imports PyTorch and ExecuTorch, so it happens here.
     """
     from arm_recipes._internal.messages import suppress_warnings
 
@@ -28,4 +29,5 @@ def run_item(key: str, job: np.ndarray[Any, Any], item: WorkItem) -> tuple[int, 
 
             _runners.clear()
             _runners[key] = SampleRunner(pickle.loads(job.tobytes()))
+        item = pickle.loads(pickled_item)
         return item.index, _runners[key](item)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,12 +42,12 @@ class FirmwareTestCase:
     Attributes:
         method: name of the method.
         inputs: bytes of each input, in memory order.
-        outputs: number of outputs of the method.
+        output_count: number of outputs of the method.
     """
 
     method: str
     inputs: tuple[bytes, ...]
-    outputs: int
+    output_count: int
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,12 @@ class HostRun:
     """Memory use and outputs of a host run.
 
     Attributes:
-        pools: method -> bytes used in its method allocator.
+        method_allocator_bytes: method -> bytes used in its method allocator.
         temp: peak bytes used in the temp allocator.
         outputs: bytes of the outputs of each case.
     """
 
-    pools: dict[str, int]
+    method_allocator_bytes: dict[str, int]
     temp: int
     outputs: tuple[tuple[bytes, ...], ...]
 
@@ -76,12 +76,9 @@ def run_on_host(program: bytes, sizes: PoolSizes, cases: Sequence[FirmwareTestCa
     with tempfile.TemporaryDirectory(prefix="arm-firmware-") as name:
         folder = Path(name)
         (folder / "model.pte").write_bytes(program)
-        (folder / "request").write_text(
-            "".join(f"{line}\n" for line in _list_request_lines(folder, sizes, cases)),
-            encoding="utf-8",
-        )
+        request = _write_inputs_and_request(folder, sizes, cases)
         completed = subprocess.run(
-            [str(executable), str(folder / "request")],
+            [str(executable), str(request)],
             capture_output=True,
             encoding="utf-8",
             errors="replace",
@@ -90,36 +87,38 @@ def run_on_host(program: bytes, sizes: PoolSizes, cases: Sequence[FirmwareTestCa
         if completed.returncode != 0:
             log = "\n".join(completed.stderr.strip().splitlines()[-_LOG_LINES:]) or f"exit code {completed.returncode}"
             raise RunError(
-                f"the program failed in a firmware environment on this machine, with {_describe_sizes(sizes)}:\n{log}"
+                f"the program failed on this machine, with the firmware's memory pools ({_describe_sizes(sizes)}):"
+                f"\n{log}"
             )
         lines = [line.split() for line in completed.stdout.splitlines()]
         return HostRun(
-            pools={line[1]: int(line[2]) for line in lines if line[0] == "method"},
+            method_allocator_bytes={line[1]: int(line[2]) for line in lines if line[0] == "method"},
             temp=next(int(line[1]) for line in lines if line[0] == "temp"),
             outputs=tuple(
-                tuple((folder / f"output{number}.{index}").read_bytes() for index in range(case.outputs))
+                tuple((folder / f"output{number}.{index}").read_bytes() for index in range(case.output_count))
                 for number, case in enumerate(cases)
             ),
         )
 
 
-def _list_request_lines(folder: Path, sizes: PoolSizes, cases: Sequence[FirmwareTestCase]) -> Iterator[object]:
-    """Yield the lines of the request file that ``pools.cpp`` reads; write the input files that it names."""
-    yield folder / "model.pte"
-    yield from (sizes.fast_scratch, _encode_size(sizes.temp), len(sizes.shared), *sizes.shared)
-    yield len(sizes.methods)
+def _write_inputs_and_request(folder: Path, sizes: PoolSizes, cases: Sequence[FirmwareTestCase]) -> Path:
+    """Write the files of the inputs, and the request file that ``pools.cpp`` reads; return the request file."""
+    lines: list[object] = [folder / "model.pte"]
+    lines += [sizes.fast_scratch, _encode_size(sizes.temp), len(sizes.shared), *sizes.shared, len(sizes.methods)]
     for name, method_allocator, planned in sizes.methods:
-        yield from (name, _encode_size(method_allocator), planned)
+        lines += [name, _encode_size(method_allocator), planned]
     names = [name for name, *_ in sizes.methods]
-    yield len(cases)
+    lines.append(len(cases))
     for number, case in enumerate(cases):
-        yield from (names.index(case.method), len(case.inputs))
+        lines += [names.index(case.method), len(case.inputs)]
         for index, content in enumerate(case.inputs):
             path = folder / f"input{number}.{index}"
             path.write_bytes(content)
-            yield path
-        yield case.outputs
-        yield from (folder / f"output{number}.{index}" for index in range(case.outputs))
+            lines.append(path)
+        lines += [case.output_count, *(folder / f"output{number}.{index}" for index in range(case.output_count))]
+    request = folder / "request"
+    request.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return request
 
 
 def _encode_size(size: int | None) -> int:

@@ -17,20 +17,20 @@ class MethodPools:
 
     Attributes:
         name: name of the method.
-        pool: method allocator on a Cortex-M, with 32-bit pointers.
-        pool_64: method allocator on this machine, with 64-bit pointers.
+        method_allocator: method allocator on a Cortex-M, with 32-bit pointers.
+        method_allocator_64: method allocator on this machine, with 64-bit pointers.
         planned: memory-planned buffer 0, which holds intermediate tensors.
     """
 
     name: str
-    pool: int
-    pool_64: int
+    method_allocator: int
+    method_allocator_64: int
     planned: int
 
 
 @dataclass(frozen=True)
-class Pools:
-    """Memory of a program, in bytes. The sizes are minimal: with one byte less, the program does not run.
+class ProgramPools:
+    """Memory of a program, in bytes. If ``exact``, the sizes are minimal: with one byte less, the program does not run.
 
     Attributes:
         methods: memory of each method.
@@ -52,11 +52,11 @@ class Pools:
 
     def host_sizes(self) -> PoolSizes:
         """Sizes of the pools on this machine."""
-        methods = tuple((method.name, method.pool_64, method.planned) for method in self.methods)
+        methods = tuple((method.name, method.method_allocator_64, method.planned) for method in self.methods)
         return PoolSizes(self.fast_scratch, self.temp_64, self.shared, methods)
 
 
-def measure_pools(program: bytes, inspection: Inspection, cases: Sequence[FirmwareTestCase]) -> Pools:
+def measure_pools(program: bytes, inspection: Inspection, cases: Sequence[FirmwareTestCase]) -> ProgramPools:
     """Compute the sizes of the pools from the program, and check them by a run with unlimited pools.
 
     Args:
@@ -76,10 +76,10 @@ def measure_pools(program: bytes, inspection: Inspection, cases: Sequence[Firmwa
     scratch, fast_scratch = _max_scratch_bytes(inspection)
     unlimited = PoolSizes(fast_scratch, None, shared, tuple((name, None, planned[name]) for name in names))
     measured = run_on_host(program, unlimited, cases)
-    exact = all(method_allocator_bytes(plans[name], 64) == measured.pools[name] for name in names)
+    exact = all(method_allocator_bytes(plans[name], 64) == measured.method_allocator_bytes[name] for name in names)
     methods = []
     for name in names:
-        size_64 = measured.pools[name]
+        size_64 = measured.method_allocator_bytes[name]
         methods.append(
             MethodPools(name, method_allocator_bytes(plans[name], 32) if exact else size_64, size_64, planned[name])
         )
@@ -89,7 +89,9 @@ def measure_pools(program: bytes, inspection: Inspection, cases: Sequence[Firmwa
     minimum = max(scratch, lookup_bytes[64])
     kernel_temp = measured.temp if measured.temp > minimum else 0
     temp = max(scratch, lookup_bytes[32], kernel_temp)
-    return Pools(tuple(methods), shared, temp, max(minimum, kernel_temp), fast_scratch, exact and not kernel_temp)
+    return ProgramPools(
+        tuple(methods), shared, temp, max(minimum, kernel_temp), fast_scratch, exact and not kernel_temp
+    )
 
 
 def _max_scratch_bytes(inspection: Inspection) -> tuple[int, int]:

@@ -21,7 +21,7 @@ from arm_recipes.firmware.golden import (
 )
 from arm_recipes.firmware.host_run import FirmwareTestCase, run_on_host
 from arm_recipes.firmware.kernels import Kernels, classify_kernels
-from arm_recipes.firmware.pools import Pools, measure_pools
+from arm_recipes.firmware.pools import ProgramPools, measure_pools
 from arm_recipes.firmware.sources import (
     FirmwareModel,
     FirmwareTestVectors,
@@ -79,7 +79,7 @@ class Firmware(Renderable):
     folder: str
     files: tuple[str, ...]
     versions: Versions
-    pools: Pools
+    pools: ProgramPools
     kernels: Kernels
     cases: int
     program_bytes: int
@@ -103,7 +103,7 @@ class Firmware(Renderable):
         for method in pools.methods:
             suffix = f" of '{method.name}'" if len(pools.methods) > 1 else ""
             rows += [
-                (f"method allocator{suffix}", format_bytes(method.pool)),
+                (f"method allocator{suffix}", format_bytes(method.method_allocator)),
                 (f"planned memory{suffix}", format_bytes(method.planned)),
             ]
         rows += [("shared planned memory", format_bytes(count)) for count in pools.shared]

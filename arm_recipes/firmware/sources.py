@@ -12,7 +12,7 @@ from itertools import chain
 from arm_recipes.firmware.golden import IOTensor
 from arm_recipes.firmware.host_run import FirmwareTestCase
 from arm_recipes.firmware.kernels import Kernels
-from arm_recipes.firmware.pools import Pools
+from arm_recipes.firmware.pools import ProgramPools
 from arm_recipes.runtime.ethosu_payload import CACHE_LINE
 from arm_recipes.runtime.method_layout import LOADED_DELEGATE_BYTES, TYPE_LAYOUTS
 from arm_recipes.runtime.pte_schema import dtype_number
@@ -75,7 +75,7 @@ class FirmwareModel:
     name: str
     program: bytes
     versions: Versions
-    pools: Pools
+    pools: ProgramPools
     ports: tuple[MethodIO, ...]
     kernels: Kernels
     golden: FirmwareTestVectors
@@ -168,7 +168,7 @@ def _layout_asserts() -> Iterator[str]:
         yield "#endif"
 
 
-def _memory_placeholders(pools: Pools) -> dict[str, str]:
+def _memory_placeholders(pools: ProgramPools) -> dict[str, str]:
     names = [f"ARM_MODEL_{to_c_identifier(method.name).upper()}" for method in pools.methods]
     exact = "The sizes for Cortex-M are computed from the program and the runtime's types."
     bound = "Not all sizes for Cortex-M could be computed: the others are those of 64-bit pointers, an upper bound."
@@ -187,14 +187,14 @@ def _memory_placeholders(pools: Pools) -> dict[str, str]:
     }
 
 
-def _pool_macros(pools: Pools) -> Iterator[str]:
+def _pool_macros(pools: ProgramPools) -> Iterator[str]:
     for method in pools.methods:
         name = f"ARM_MODEL_{to_c_identifier(method.name).upper()}"
         yield f"#ifndef {name}_POOL_SIZE"
         yield "#if UINTPTR_MAX > 0xFFFFFFFFu"
-        yield f"#define {name}_POOL_SIZE {method.pool_64}u"
+        yield f"#define {name}_POOL_SIZE {method.method_allocator_64}u"
         yield "#else"
-        yield f"#define {name}_POOL_SIZE {method.pool}u"
+        yield f"#define {name}_POOL_SIZE {method.method_allocator}u"
         yield "#endif"
         yield "#endif"
         yield f"#ifndef {name}_PLANNED_SIZE"
@@ -304,17 +304,22 @@ def _list_kernels(kernels: Kernels) -> Sequence[str]:
     return [*kernels.ours, *kernels.portable, *kernels.others]
 
 
-def _pool_size_macros(pools: Pools) -> Iterable[tuple[str, str, int, int]]:
+def _pool_size_macros(pools: ProgramPools) -> Iterable[tuple[str, str, int, int]]:
     """Yield the sizes that a build may override: macro, description, bytes for 32-bit and for 64-bit pointers."""
     for method in pools.methods:
         name = f"ARM_MODEL_{to_c_identifier(method.name).upper()}"
-        yield f"{name}_POOL_SIZE", f"Method allocator of '{method.name}'", method.pool, method.pool_64
+        yield (
+            f"{name}_POOL_SIZE",
+            f"Method allocator of '{method.name}'",
+            method.method_allocator,
+            method.method_allocator_64,
+        )
         yield f"{name}_PLANNED_SIZE", f"Planned memory of '{method.name}'", method.planned, method.planned
     yield "ARM_MODEL_TEMP_POOL_SIZE", "Temp allocator, with the NPU's scratch", pools.temp, pools.temp_64
     yield "ARM_MODEL_FAST_SCRATCH_SIZE", "Fast scratch of the NPU", pools.fast_scratch, pools.fast_scratch
 
 
-def _kconfig_entries(pools: Pools) -> Iterator[str]:
+def _kconfig_entries(pools: ProgramPools) -> Iterator[str]:
     for name, what, size, size_64 in _pool_size_macros(pools):
         other = f"\tdefault {size_64} if 64BIT\n" if size_64 != size else ""
         yield f'config {name}\n\tint "{what}, in bytes"\n{other}\tdefault {size}\n'

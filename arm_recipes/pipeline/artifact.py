@@ -152,7 +152,7 @@ class Artifact:
         program = self._load_once()
         if backend == "tosa" and not program.has_reference:
             program.reference = Program(self.reference_program())
-        example = next(iter(self.shape_variants[method].methods)) if method in self.shape_variants else method
+        example = next(iter(self.shape_variants[method].sizes_by_method)) if method in self.shape_variants else method
         tensors = self.tensors_of_call(example, inputs, keywords) if example in self.input_signatures else inputs
         return self.to_model_structure(example, program.execute(*tensors, method=method, backend=backend, pad=pad))
 

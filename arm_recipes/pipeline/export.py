@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,17 +11,19 @@ from executorch.export import ExportRecipe, RecipeType
 
 from arm_recipes._internal.exclusive import check_fork, exclusive
 from arm_recipes._internal.frozen_gc import frozen_gc
-from arm_recipes._internal.messages import record_warnings, suppress_warnings, warn
+from arm_recipes._internal.messages import record_warnings, suppress_warnings, warn, warn_once
 from arm_recipes.pipeline.artifact import Artifact
 from arm_recipes.pipeline.pipeline import Pipeline
 from arm_recipes.recipe.targets import normalize_recipe_name
+from arm_recipes.report.ram import describe_size_program
 from arm_recipes.runtime.host_library import load_plugin
 from arm_recipes.samples import inputs, layouts
 from arm_recipes.samples.mismatch import check_arguments
-from arm_recipes.samples.sizes import ShapeVariants, expand_sizes
+from arm_recipes.samples.sizes import ShapeVariants, expand_methods_by_size
 from arm_recipes.types import DynamicShapes, Model, Samples, Sizes
 
 if TYPE_CHECKING:
+    from arm_backend_core.backends.payload import VelaEstimates
     from arm_recipes.pipeline.cache.export import CachedExport
 
 
@@ -51,7 +54,7 @@ def run_export(
     notes = [] if sizes or dynamic_shapes else inputs.batch_size_notes(samples, models, examples)
     shape_variants: dict[str, ShapeVariants] = {}
     if sizes is not None:
-        models, examples, shape_variants = expand_sizes(models, examples, dynamic_shapes, sizes)
+        models, examples, shape_variants = expand_methods_by_size(models, examples, dynamic_shapes, sizes)
         dynamic_shapes = None
     if channels_last:
         models, examples = layouts.to_channels_last(models, examples)
@@ -72,7 +75,8 @@ def run_export(
         )
         return _run_or_look_up(pipeline, models, notes, cache)
 
-    result = _export_within_budgets(recipe, attempt, notes)
+    with warn_once():
+        result = _export_within_budgets(recipe, attempt, notes)
     if verify:
         from arm_recipes.pipeline.verify import verify_delegates
 
@@ -94,10 +98,18 @@ def _export_within_budgets(
     for_size = recipe_for_size(recipe, result)
     if for_size is not None:
         notes.append("compiled with optimise='size': the program with the fewest cycles exceeds sram_budget")
+        performance = _estimates(result)
         recipe, result = for_size, attempt(for_size)
+        if result.report.ram is not None:
+            ram = replace(result.report.ram, for_size=describe_size_program(performance, _estimates(result)))
+            result.report = replace(result.report, ram=ram)
     for budget in budget_passes(recipe):
         budget.check(result)
     return result
+
+
+def _estimates(result: Artifact) -> list[VelaEstimates]:
+    return [delegate.vela for delegate in result.report.delegates if delegate.vela is not None]
 
 
 def _open_cache(cache_dir: str | Path | None, *export: Any) -> CachedExport | None:

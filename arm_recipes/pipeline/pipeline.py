@@ -334,7 +334,7 @@ class Pipeline:
                     f"returns the new value as output {index}, before the model's outputs"
                 )
         for sized in self._shape_variants.values():
-            sized.infer_output_axes({name: [x.shape for x in self._methods[name].outputs] for name in sized.methods})
+            sized.infer_output_axes({name: [x.shape for x in each.outputs] for name, each in self._methods.items()})
         sized_dicts = {name: sized.to_dict() for name, sized in self._shape_variants.items()}
         tensors = {name: (x.inputs, x.outputs) for name, x in self._methods.items() if x.graph is not None}
         store_named_data(manager, METADATA_KEY, encode_metadata(tensors, mutated_inputs, sized=sized_dicts))

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from arm_recipes._internal.rendering import BAR_CHARACTERS, Section, format_bytes
 from arm_recipes.report.layers import LayerCost
 from arm_recipes.report.memory import MemoryOverTime
+
+if TYPE_CHECKING:
+    from arm_backend_core.backends.payload import VelaEstimates
 
 #: Maximum number of layers, and of tensors of each memory, in the printed report.
 _MAX_LAYER_ROWS, _MAX_TENSOR_ROWS = 8, 5
@@ -32,6 +36,13 @@ def layer_sections(layers: Sequence[LayerCost], suffix: str) -> Iterator[Section
     if inserted_rows:
         share = sum(cost.share for cost in layers if cost.kind != "layer")
         yield f"Inserted operations{suffix}: {share:.1%} of the cycles", inserted_rows
+
+
+def constants_row(estimates: VelaEstimates) -> tuple[str, str]:
+    """The row with the constants that the NPU reads. In ``Sram_Only`` modes, Vela calls their SRAM on-chip flash."""
+    if estimates.constant_memory == "OnChipFlash":
+        return "constants in SRAM", format_bytes(estimates.flash_bytes)
+    return "flash", f"{format_bytes(estimates.flash_bytes)}, constants inside the program"
 
 
 _LAYER_COLUMNS = ("cycles", "share", "MAC util.", "read", "written", "bound by", "module", "line")

@@ -49,10 +49,12 @@ class Ram(Renderable):
     Attributes:
         npu: parts that the delegates need.
         cpu: parts that ExecuTorch's runtime needs.
+        for_size: with ``optimise="auto"``, if only the program for size fits: its cost. Else empty.
     """
 
     npu: tuple[RamPart, ...]
     cpu: tuple[RamPart, ...]
+    for_size: str = ""
 
     @property
     def parts(self) -> tuple[RamPart, ...]:
@@ -77,12 +79,13 @@ class Ram(Renderable):
     def to_dict(self) -> dict[str, Any]:
         """The parts and their sums, ready for JSON."""
         sums = {"total_bytes": self.total_bytes, "sram_bytes": self.sram_bytes, "dram_bytes": self.dram_bytes}
-        return {"parts": [to_jsonable(part) for part in self.parts], **sums}
+        return {"parts": [to_jsonable(part) for part in self.parts], **sums, "for_size": self.for_size}
 
     def sections(self) -> Iterator[Section]:
         """The table of the parts."""
         rows: list[tuple[str, ...]] = [(part.name, format_bytes(part.bytes), part.memory) for part in self.parts]
-        yield f"RAM that a board needs: {format_bytes(self.total_bytes)}", rows
+        reason = f"; {self.for_size}" if self.for_size else ""
+        yield f"RAM that a board needs: {format_bytes(self.total_bytes)}{reason}", rows
 
     def __str__(self) -> str:
         return f"{format_bytes(self.total_bytes)} = {' + '.join(map(str, self.parts))}"
@@ -125,4 +128,32 @@ def measure_ram(delegates: Mapping[str, Sequence[Delegate]], execution_plans: Se
         RamPart("inputs, outputs and CPU tensors", sum(planned.values()) + sum(shared), memory),
         RamPart("runtime", sum(method_allocator_bytes(plan, 32) for plan in plans) + max(lookup, 0), memory),
     )
-    return Ram(npu, tuple(part for part in cpu if part.bytes))
+    replaced = (
+        [vela.performance or _figures(vela) for vela in estimates] if any(v.performance for v in estimates) else []
+    )
+    return Ram(npu, tuple(part for part in cpu if part.bytes), describe_size_program(replaced, estimates))
+
+
+def describe_size_program(
+    performance: Sequence[tuple[int, int]] | Sequence[VelaEstimates], estimates: Sequence[VelaEstimates]
+) -> str:
+    """Describe what the program for size costs, where the program for performance exceeds the SRAM.
+
+    Args:
+        performance: of each delegate of the program for performance, (total cycles, bytes of SRAM), or Vela's
+            estimates. Empty if it fits.
+        estimates: Vela's estimates for the delegates of the program.
+    """
+    if not performance:
+        return ""
+    before, now = ([x if isinstance(x, tuple) else _figures(x) for x in each] for each in (performance, estimates))
+    sram = [format_bytes(max(size for _, size in each)) for each in (now, before)]
+    cycles = [sum(count for count, _ in each) for each in (now, before)]
+    return (
+        f"compiled for size to fit: {cycles[0]:,} cycles instead of {cycles[1]:,}, SRAM of the NPU {sram[0]} instead "
+        f"of {sram[1]}"
+    )
+
+
+def _figures(vela: VelaEstimates) -> tuple[int, int]:
+    return vela.total_cycles, vela.sram_bytes

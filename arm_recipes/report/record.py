@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from arm_recipes._internal.rendering import Renderable, Section, format_bytes, to_jsonable
-from arm_recipes.report.costs import layer_sections, memory_sections
+from arm_recipes.report.costs import constants_row, layer_sections, memory_sections
 from arm_recipes.report.kernels import KernelCall, kernel_sections
 from arm_recipes.report.layers import DelegateProfile, method_layers
 from arm_recipes.report.memory import method_memory
@@ -158,7 +158,7 @@ class ExportRecord(Renderable):
 
     def sections(self) -> Iterator[Section]:
         """Sections of the report, for text and HTML."""
-        rows: list[tuple[str, ...]] = [("program", format_bytes(self.program_bytes))]
+        rows: list[tuple[str, ...]] = [("program", f"{format_bytes(self.program_bytes)}, the .pte file")]
         took = f"{self.total_seconds:.2f} s{', from the cache' if self.cached else ''}"
         yield f"Recipe {self.recipe}", [*rows, ("export", took)]
         yield from self.ram.sections() if self.ram is not None else ()
@@ -187,7 +187,7 @@ def _method_sections(method: MethodReport, *, many: bool) -> Iterator[Section]:
     count = sum(map(_count_model_operators, method.delegates))
     rows: list[tuple[str, ...]] = []
     for d in method.delegates:
-        contents = f"{_count_model_operators(d)} operators as {len(d.tosa_operators)} TOSA"
+        contents = f"{_count_model_operators(d)} operators, lowered to {len(d.tosa_operators)} TOSA operators"
         contents += f", called {d.calls} times" if d.calls > 1 else ""
         rows.append((d.name, d.backend, contents, format_bytes(d.payload_bytes)))
     rows += [(f"{number} more", backend, "", "") for backend, number in method.other_delegates.items()]
@@ -245,7 +245,7 @@ def _vela_rows(vela: VelaEstimates) -> list[tuple[str, ...]]:
         ("inference", f"{vela.inference_seconds * 1e3:.3f} ms at {vela.core_clock / 1e6:.0f} MHz"),
         ("SRAM", format_bytes(vela.sram_bytes) + limit + exceeded),
         ("DRAM", format_bytes(vela.dram_bytes)),
-        ("flash", format_bytes(vela.flash_bytes)),
+        constants_row(vela),
         *(
             [("fast scratch", f"{format_bytes(vela.fast_scratch_bytes)}, part of the SRAM")]
             if vela.fast_scratch_bytes

@@ -130,7 +130,7 @@ class Program:
             RunError: the run failed, or this machine lacks a dependency, which the message names.
         """
         outputs = self.execute(*tensors, method=method, backend=backend, pad=pad, **named)
-        executed = next(iter(self.sized[method].methods)) if method in self.sized else method
+        executed = next(iter(self.sized[method].sizes_by_method)) if method in self.sized else method
         encoded = self.content.methods[executed].output_structure
         return unflatten_outputs(outputs, encoded, self.signature(executed).mutated_inputs)
 
@@ -162,7 +162,7 @@ class Program:
     def _execute_shape_variant(
         self, variants: StoredShapeVariants, tensors: Sequence[Any], named: Mapping[str, Any], pad: Pad | None
     ) -> list[Any]:
-        first, *_ = variants.methods
+        first, *_ = variants.sizes_by_method
         inputs = bind_arguments(variants.name, self.signature(first), tensors, named)
         if len(inputs) != len(variants.inputs):
             raise ValueError(f"'{variants.name}' takes {len(variants.inputs)} inputs, got {len(inputs)}")

@@ -21,13 +21,13 @@ class StoredShapeVariants:
 
     Attributes:
         name: name by which users call the method.
-        methods: name of the exported variant -> (name of the dimension -> size).
+        sizes_by_method: name of the exported variant -> (name of the dimension -> size).
         inputs: for each input tensor, axis -> name of the dimension.
         outputs: for each output tensor, axis -> name of the dimension.
     """
 
     name: str
-    methods: dict[str, dict[str, int]]
+    sizes_by_method: dict[str, dict[str, int]]
     inputs: list[dict[int, str]]
     outputs: list[dict[int, str]]
 
@@ -59,22 +59,22 @@ class StoredShapeVariants:
         Raises:
             ValueError: no variant is large enough, or no variant has exactly these sizes and ``pad`` is None.
         """
-        exact_match = next((name for name, exported in self.methods.items() if exported == sizes), None)
+        exact_match = next((name for name, exported in self.sizes_by_method.items() if exported == sizes), None)
         if exact_match is not None:
             return exact_match
         input_sizes = ", ".join(f"{name} = {size}" for name, size in sizes.items())
         large_enough = [
-            name for name, exported in self.methods.items() if all(sizes[dim] <= exported[dim] for dim in sizes)
+            name for name, exported in self.sizes_by_method.items() if all(sizes[dim] <= exported[dim] for dim in sizes)
         ]
-        exported_sizes = {dim: sorted({exported[dim] for exported in self.methods.values()}) for dim in sizes}
+        exported_sizes = {dim: sorted({exported[dim] for exported in self.sizes_by_method.values()}) for dim in sizes}
         variants = "; ".join(f"{dim} of {', '.join(map(str, known))}" for dim, known in exported_sizes.items())
         if not large_enough:
             raise ValueError(
                 f"'{self.name}' was exported with {variants}; the inputs have {input_sizes}, which is larger"
             )
-        smallest = min(large_enough, key=lambda name: math.prod(self.methods[name].values()))
+        smallest = min(large_enough, key=lambda name: math.prod(self.sizes_by_method[name].values()))
         if pad is None:
-            padded = ", ".join(f"{name} = {self.methods[smallest][name]}" for name in sizes)
+            padded = ", ".join(f"{name} = {self.sizes_by_method[smallest][name]}" for name in sizes)
             raise ValueError(
                 f"'{self.name}' was exported with {variants}; the inputs have {input_sizes}: give a padding value, "
                 f"run(..., pad=0) for example, to pad them to {padded}"

@@ -199,7 +199,9 @@ def read_shape_variants(program: PteProgram) -> dict[str, StoredShapeVariants]:
         }
     except (AttributeError, KeyError, TypeError, ValueError):
         return {}
-    return {name: variants for name, variants in methods.items() if set(variants.methods) <= set(program.methods)}
+    return {
+        name: variants for name, variants in methods.items() if set(variants.sizes_by_method) <= set(program.methods)
+    }
 
 
 def _read_metadata(program: PteProgram) -> dict[str, Any]:

@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 class TracedOperation:
     """An executed NPU operation, with its result.
 
-    Names are known if the export's record is available (``ExportResult.trace``). An auxiliary operation, such as the
-    DMA of a layer's weights, has the names of the layer that it serves.
+    ``operator``, ``layer``, ``module`` and ``source`` are empty without the record of the export, which
+    ``ExportResult.trace`` passes. An auxiliary operation, such as the DMA of a layer's weights, has the names of the
+    layer that it serves.
 
     Attributes:
-        delegate: index of the delegate execution in the run.
+        delegate_index: index of the delegate execution in the run.
         command: operation of the NPU, for example ``NPU_OP_CONV``.
         offset: byte offset of the operation in the command stream.
         operator, layer, module, source: see ``Origin``.
@@ -33,7 +34,7 @@ class TracedOperation:
         scale, zero_point: quantization parameters if the result is a quantized output of the delegate, else None.
     """
 
-    delegate: int
+    delegate_index: int
     command: str
     offset: int
     operator: str
@@ -47,14 +48,14 @@ class TracedOperation:
     zero_point: int | None
 
     @property
-    def real(self) -> torch.Tensor | None:
+    def dequantized(self) -> torch.Tensor | None:
         """The dequantized result, if its scale is known, else None."""
         if self.scale is None or self.zero_point is None:
             return None
         return (self.integers.double() - self.zero_point).float() * self.scale
 
 
-def trace_delegate(number: int, execution: Execution, record: Delegate | None) -> Iterator[TracedOperation]:
+def trace_delegate(delegate_index: int, execution: Execution, record: Delegate | None) -> Iterator[TracedOperation]:
     """Execute a delegate again, and yield its operations. Yields nothing for targets other than Ethos-U."""
     import torch
 
@@ -66,7 +67,7 @@ def trace_delegate(number: int, execution: Execution, record: Delegate | None) -
         origin = origins.find(operation.offset - delegate.header_bytes, indexed=operation.indexed)
         scale, zero_point = _output_quantization(delegate, operation, record)
         yield TracedOperation(
-            number,
+            delegate_index,
             operation.command,
             operation.offset,
             origin.operator,

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 
 from arm_recipes._internal.file_kinds import STATE_DICT
 from arm_recipes._internal.files import check_saved_program
+from arm_recipes.samples.operand_dtypes import check_operand_dtypes
 from arm_recipes.samples.quantized_models import reject_quantized_model
 from arm_recipes.samples.sample import Inputs, InputSignature, as_inputs, rebatch
 
@@ -70,7 +71,7 @@ def _check_model(method: Any, value: Any) -> Model:
     if not isinstance(method, str) or not method.isidentifier():
         raise ValueError(f"model: method name {method!r} is not an identifier")
     if isinstance(value, (str, Path)):
-        return _load_program(value)
+        return _check_program(method, _load_program(value))
     if isinstance(value, type) and issubclass(value, torch.nn.Module):
         raise TypeError(f"model: got the class {value.__name__}; pass an instance")
     if isinstance(value, torch.jit.ScriptModule):
@@ -82,7 +83,16 @@ def _check_model(method: Any, value: Any) -> Model:
         )
     if isinstance(value, torch.nn.Module):
         reject_quantized_model(value)
-    return value
+        return value
+    return _check_program(method, value)
+
+
+def _check_program(method: str, program: ExportedProgram) -> ExportedProgram:
+    try:
+        check_operand_dtypes(program.graph)
+    except RuntimeError as error:
+        raise ValueError(f"model: the program of '{method}' cannot run: {error}, and capture the model again") from None
+    return program
 
 
 def _load_program(path: str | Path) -> ExportedProgram:
@@ -201,10 +211,10 @@ def resolve_loaders(samples: Any) -> Any:
 
 
 def batch_size_notes(samples: Any, models: Mapping[str, Model], examples: Examples) -> list[str]:
-    """Return notes on methods that are captured with the batch size of a ``DataLoader``.
+    """Return notes on methods that are captured with the batch size of a ``DataLoader`` or of a bare tensor.
 
-    An ``ExportedProgram`` gets no note, because its batch size is fixed. Other samples than a ``DataLoader`` get no
-    note, because the user chose their batch size.
+    An ``ExportedProgram`` gets no note, because its batch size is fixed. Samples in a list or tuple get none: the
+    user chose their batch size.
 
     Args:
         samples: the argument ``samples``, after ``resolve_loaders``.
@@ -212,10 +222,14 @@ def batch_size_notes(samples: Any, models: Mapping[str, Model], examples: Exampl
         examples: the result of ``examples_by_method``.
     """
     samples_by_method = samples if isinstance(samples, Mapping) else dict.fromkeys(models, samples)
-    notes = []
+    notes: list[str] = []
     for method, model in models.items():
         loader = samples_by_method.get(method)
-        if isinstance(model, ExportedProgram) or not isinstance(loader, DataLoader):
+        if isinstance(model, ExportedProgram):
+            continue
+        if isinstance(loader, (torch.Tensor, np.ndarray)):
+            notes += _bare_tensor_notes(method, loader)
+        if not isinstance(loader, DataLoader):
             continue
         size = _batch_size(loader, examples[method][0])
         if size > 1:
@@ -225,6 +239,18 @@ def batch_size_notes(samples: Any, models: Mapping[str, Model], examples: Exampl
                 "and the DataLoader as calibration_samples of the recipe, which splits its batches"
             )
     return notes
+
+
+def _bare_tensor_notes(method: str, tensor: torch.Tensor | np.ndarray[Any, Any]) -> Iterator[str]:
+    """Yield a note on samples that are one tensor, which may hold several samples or lack the batch dimension."""
+    shape = tuple(tensor.shape)
+    if shape and shape[0] > 1:
+        remedies = [f"if it holds {shape[0]} samples, pass [(part,) for part in x.split(1)]"] * (len(shape) > 1)
+        remedies += ["if it lacks the batch dimension, pass [(x.unsqueeze(0),)]"] * (len(shape) in (1, 3))
+        yield (
+            f"the samples of '{method}' are one tensor x, which counts as one sample: the program takes "
+            f"[{', '.join(map(str, shape))}] in every run; {'; '.join(remedies)}"
+        )
 
 
 def _batch_size(loader: DataLoader[Any], first: Inputs) -> int:

@@ -25,6 +25,7 @@ from arm_recipes._internal.conversions import (
     describe_tensor,
     list_shape_conversions,
 )
+from arm_recipes.samples.operand_dtypes import RequireEqualDtypes
 from arm_recipes.samples.sample import Inputs, InputSignature, input_description
 
 #: Trials stop after this number of seconds.
@@ -156,7 +157,8 @@ def _runs(model: torch.nn.Module, leaves: Sequence[Any], spec: Any, changes: Seq
                 for index, leaf in enumerate(leaves)
             ]
             args, keywords = pytree.tree_unflatten(fakes, spec)
-            torch.func.functional_call(model, state, args, keywords)
+            with RequireEqualDtypes():
+                torch.func.functional_call(model, state, args, keywords)
     except Exception:
         return False
     return True

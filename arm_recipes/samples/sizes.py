@@ -27,18 +27,18 @@ class ShapeVariants:
     """A method with dynamic shapes, exported once per combination of sizes.
 
     Attributes:
-        methods: name of the exported method -> size of each dimension.
+        sizes_by_method: name of the exported method -> size of each dimension.
         inputs: for each input tensor, axis -> name of the dimension.
         outputs: for each output tensor, axis -> name of the dimension, for axes that ``infer_output_axes`` found.
     """
 
-    methods: dict[str, dict[str, int]]
+    sizes_by_method: dict[str, dict[str, int]]
     inputs: list[dict[int, str]]
     outputs: list[dict[int, str]] = field(default_factory=list)
 
     def infer_output_axes(self, shapes: Mapping[str, Sequence[Sequence[int]]]) -> None:
         """Infer the dimensions of the outputs from their shapes in each method."""
-        first, *_ = self.methods
+        first, *_ = self.sizes_by_method
         self.outputs = [
             {
                 axis: name
@@ -49,20 +49,25 @@ class ShapeVariants:
         ]
 
     def _find_dimension(self, index: int, axis: int, shapes: Mapping[str, Sequence[Sequence[int]]]) -> str | None:
-        """Find the dimension whose size equals the axis in all methods. It must have at least two sizes."""
-        first, *_ = self.methods.values()
+        """Find the dimension whose size equals the size of the output's axis in all methods.
+
+        The dimension must have at least two sizes.
+        """
+        first, *_ = self.sizes_by_method.values()
         for name in first:
-            listed = {sizes[name] for sizes in self.methods.values()}
-            if len(listed) > 1 and all(shapes[m][index][axis] == sizes[name] for m, sizes in self.methods.items()):
+            listed = {sizes[name] for sizes in self.sizes_by_method.values()}
+            if len(listed) > 1 and all(
+                shapes[m][index][axis] == sizes[name] for m, sizes in self.sizes_by_method.items()
+            ):
                 return name
         return None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return ``methods``, ``inputs`` and ``outputs`` as a dict, ready for JSON."""
-        return {"methods": self.methods, "inputs": self.inputs, "outputs": self.outputs}
+        """Return the sizes (key ``methods``), ``inputs`` and ``outputs`` as a dict, ready for JSON."""
+        return {"methods": self.sizes_by_method, "inputs": self.inputs, "outputs": self.outputs}
 
 
-def expand_sizes(
+def expand_methods_by_size(
     models: Mapping[str, Model], examples: Examples, dynamic_shapes: Any, sizes: Sizes
 ) -> tuple[dict[str, Model], Examples, dict[str, ShapeVariants]]:
     """Replace each method that has dynamic shapes by one method per combination of sizes.
@@ -83,36 +88,38 @@ def expand_sizes(
     all_examples: Examples = {}
     all_dims: dict[str, Any] = {}
     for method, model in models.items():
-        shapes = by_method.get(method)
-        if shapes is not None:
-            axes = _dynamic_axes(model, examples[method][0], shapes)
+        shape_spec = by_method.get(method)
+        if shape_spec is not None:
+            axes = _dynamic_axes(model, examples[method][0], shape_spec)
         else:
             axes = program_axes(model) if isinstance(model, ExportedProgram) else []
-        dims = {dim.__name__: dim for leaf in axes for dim in map(_root_dimension, leaf.values())}
+        dims = {dim.__name__: dim for leaf_axes in axes for dim in map(_root_dimension, leaf_axes.values())}
         all_dims |= dims
         if not dims:
             all_models[method], all_examples[method] = model, examples[method]
             continue
         _check_sizes(dims, sizes)
         combinations = [dict(zip(dims, values, strict=True)) for values in product(*(sizes[name] for name in dims))]
-        methods_by_name = {_variant_name(method, combination): combination for combination in combinations}
-        for name, samples in _distribute_samples(examples[method], axes, methods_by_name).items():
+        sizes_by_method = {_variant_name(method, combination): combination for combination in combinations}
+        for name, samples in _distribute_samples(examples[method], axes, sizes_by_method).items():
             all_models[name] = model.module() if isinstance(model, ExportedProgram) else model
             all_examples[name] = samples
-        independent_dims = {dim.__name__ for leaf in axes for dim in leaf.values()}
-        for name in dims.keys() - independent_dims:
+        names_on_inputs = {dim.__name__ for leaf_axes in axes for dim in leaf_axes.values()}
+        for name in dims.keys() - names_on_inputs:
             raise ValueError(
                 f"dynamic_shapes: no input has the dimension '{name}' itself, only a derived one, so the program "
                 "cannot select a size by it"
             )
         dimension_names = [
-            {axis: dim.__name__ for axis, dim in leaf.items() if _root_dimension(dim) is dim} for leaf in axes
+            {axis: dim.__name__ for axis, dim in leaf_axes.items() if _root_dimension(dim) is dim} for leaf_axes in axes
         ]
         tensors = pytree.tree_leaves((tuple(examples[method][0]), examples[method][0].keywords))
         inputs = [
-            leaf for leaf, tensor in zip(dimension_names, tensors, strict=True) if isinstance(tensor, torch.Tensor)
+            leaf_axes
+            for leaf_axes, tensor in zip(dimension_names, tensors, strict=True)
+            if isinstance(tensor, torch.Tensor)
         ]
-        variants[method] = ShapeVariants(methods_by_name, inputs)
+        variants[method] = ShapeVariants(sizes_by_method, inputs)
     for name in sizes:
         if name not in all_dims:
             listed = ", ".join(f"'{dim}'" for dim in all_dims) or "none"
@@ -149,7 +156,7 @@ def program_axes(program: ExportedProgram) -> list[DynamicAxes]:
 
 
 def derive_dimension(expression: sympy.Expr, dims: Mapping[sympy.Symbol, Any], name: str) -> Any:
-    """Return the dimension of a size: a named one, or ``factor * dimension + offset``."""
+    """Convert a size expression to a ``Dim``: one of ``dims``, or ``factor * dim + offset``."""
     symbols = expression.free_symbols
     if len(symbols) == 1 and (symbol := next(iter(symbols))) in dims:
         factor, offset = expression.coeff(symbol, 1), expression.coeff(symbol, 0)
@@ -184,38 +191,40 @@ def _root_dimension(dim: Any) -> Any:
     return getattr(dim, "root", dim)
 
 
-def _dynamic_axes(model: Model, sample: Inputs, shapes: Any) -> list[DynamicAxes]:
+def _dynamic_axes(model: Model, sample: Inputs, shape_spec: Any) -> list[DynamicAxes]:
     """Return the dynamic dimensions of each leaf of a sample, in the order of ``InputSignature``.
 
     Raises:
-        ValueError: a dimension has no name, or ``shapes`` does not match the structure of the sample.
+        ValueError: a dimension has no name, or ``shape_spec`` does not match the structure of the sample.
     """
     forward = (model.module() if isinstance(model, ExportedProgram) else model).forward
     names = [name for name in inspect.signature(forward).parameters if name not in sample.keywords]
-    positions = [*names[: len(sample)], *sample.keywords]
+    argument_names = [*names[: len(sample)], *sample.keywords]
 
-    def shapes_of(index: int, name: str) -> Any:
-        if isinstance(shapes, Mapping):
-            return shapes.get(name)
-        return shapes[index] if index < len(shapes) else None
+    def spec_of(index: int, name: str) -> Any:
+        if isinstance(shape_spec, Mapping):
+            return shape_spec.get(name)
+        return shape_spec[index] if index < len(shape_spec) else None
 
-    positions += ["*"] * (len(sample) + len(sample.keywords) - len(positions))
+    argument_names += ["*"] * (len(sample) + len(sample.keywords) - len(argument_names))
     values = [*sample, *sample.keywords.values()]
     return [
-        leaf for i, value in enumerate(values) for leaf in _leaf_axes(value, shapes_of(i, positions[i]), positions[i])
+        leaf_axes
+        for i, (value, name) in enumerate(zip(values, argument_names, strict=True))
+        for leaf_axes in _leaf_axes(value, spec_of(i, name), name)
     ]
 
 
-def _leaf_axes(value: Any, shapes: Any, name: str) -> Iterator[DynamicAxes]:
+def _leaf_axes(value: Any, shape_spec: Any, name: str) -> Iterator[DynamicAxes]:
     if isinstance(value, torch.Tensor):
-        pairs = shapes.items() if isinstance(shapes, Mapping) else enumerate(shapes or ())
+        pairs = shape_spec.items() if isinstance(shape_spec, Mapping) else enumerate(shape_spec or ())
         yield {axis % max(value.dim(), 1): dim for axis, dim in pairs if _is_dynamic(dim, name)}
     elif isinstance(value, Mapping):
         for key, item in value.items():
-            yield from _leaf_axes(item, (shapes or {}).get(key), name)
+            yield from _leaf_axes(item, (shape_spec or {}).get(key), name)
     elif isinstance(value, (list, tuple)):
         for index, item in enumerate(value):
-            yield from _leaf_axes(item, None if shapes is None else shapes[index], name)
+            yield from _leaf_axes(item, None if shape_spec is None else shape_spec[index], name)
     else:
         yield from ({} for _ in pytree.tree_leaves(value))
 
@@ -234,7 +243,7 @@ def _is_dynamic(dim: Any, name: str) -> bool:
 def _distribute_samples(
     samples: Sequence[Inputs], axes: Sequence[DynamicAxes], methods: Mapping[str, Mapping[str, int]]
 ) -> Examples:
-    """Assign each sample to the method with the largest sizes that the sample covers; see ``expand_sizes``."""
+    """Assign each sample to the method with the largest sizes that it covers; see ``expand_methods_by_size``."""
     by_method = {name: [_resize(samples[0], axes, sizes)] for name, sizes in methods.items()}
     for index, sample in enumerate(samples):
         fitting = [name for name, sizes in methods.items() if _is_large_enough(sample, axes, sizes)]

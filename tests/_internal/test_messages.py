@@ -23,7 +23,7 @@ from torch import nn
 import arm_recipes
 from arm_backend_core.nodes import source_line, source_location
 from arm_recipes import ArmRecipesWarning, ArmRecipeType, export
-from arm_recipes._internal.messages import announce, suppress_warnings, warn
+from arm_recipes._internal.messages import announce, suppress_warnings, warn, warn_once
 from tests.import_graph import ROOT, list_sources
 from tests.small_models import Small, images
 
@@ -191,3 +191,18 @@ def test_reports_of_sequential_models_have_no_lines_of_pytorch() -> None:
     recipe = ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U55_INT8)
     report = export(model, recipe, [(torch.rand(1, 3, 8, 8),), (torch.rand(1, 3, 8, 8),)]).report
     assert "torch/nn" not in f"{report}{report.to_dict()}"
+
+
+def test_a_message_is_issued_once_in_a_block() -> None:
+    def count(messages: list[str]) -> int:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for message in messages:
+                warn(message)
+        return len(caught)
+
+    assert count(["same", "same"]) == 2
+    with warn_once():
+        assert count(["same", "other", "same"]) == 2
+        assert count(["same"]) == 0
+    assert count(["same"]) == 1

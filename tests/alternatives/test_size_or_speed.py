@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from arm_backend_core.workers import vela
 from arm_recipes import ArmRecipeType, ExportRecipe, ExportResult, export, sweep
 from arm_recipes.recipe import options
 from arm_recipes.recipe.saved import read_recipe
+from arm_recipes.report.answers import answer_questions
 
 U55, U85 = ArmRecipeType.ETHOSU_U55_INT8, ArmRecipeType.ETHOSU_U85_INT8
 X = torch.randn(1, 3, 48, 48, generator=torch.Generator().manual_seed(0))
@@ -89,6 +92,40 @@ def test_what_does_not_fit_otherwise_is_for_size(exported: dict[tuple[ArmRecipeT
         assert _figures(_export(U55, sram_budget=ram.sram_bytes)) == _figures(exported[U55, goal])
 
 
+@pytest.mark.parametrize("part", ["program", "delegate"])
+def test_the_report_begins_with_what_a_budget_costs(
+    exported: dict[tuple[ArmRecipeType, str], ExportResult], part: str
+) -> None:
+    """Of the program for performance, its delegate exceeds the budget, or only the sum of all parts does."""
+    fast, small = exported[U55, "performance"], exported[U55, "size"]
+    assert small.report.ram is not None
+    budget = small.report.ram.sram_bytes if part == "delegate" else _figures(fast)[1] + 1
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        report = _export(U55, sram_budget=budget).report
+    assert report.ram is not None
+    cycles, fast_cycles = _figures(small)[0], _figures(fast)[0]
+    assert f"; compiled for size to fit: {cycles:,} cycles instead of {fast_cycles:,}, SRAM of the NPU" in str(report)
+    fits = next(answer for answer in answer_questions(report, report.context, ()) if answer.question == "Fits?")
+    assert fits.details[-1] == report.ram.for_size == report.to_dict()["ram"]["for_size"]
+    assert len({str(each.message) for each in caught}) == len(caught)
+    assert "compiled for size" not in str(_export(U55, sram_budget="1MiB").report)
+
+
+def test_figures_that_stay_are_not_noted() -> None:
+    def payload(cycles: int, sram: int, size: int) -> Any:
+        return SimpleNamespace(vela=SimpleNamespace(total_cycles=cycles, sram_bytes=sram), data=bytes(size))
+
+    describe = size_or_speed._describe_saving
+    assert describe(payload(1000, 6976, 445_072), payload(1000, 6976, 444_800)) == ""
+    assert describe(payload(1000, 6976, 4000), payload(1000, 6976, 3000)) == (
+        "program 3,000 instead of 4,000 bytes, cycles +0.0%"
+    )
+    assert describe(payload(1000, 6976, 4000), payload(1100, 5000, 4000)) == (
+        "SRAM 5,000 instead of 6,976 bytes, cycles +10.0%"
+    )
+
+
 @pytest.mark.parametrize("forks", [True, False])
 def test_both_at_once_are_the_same(
     exported: dict[tuple[ArmRecipeType, str], ExportResult], monkeypatch: pytest.MonkeyPatch, forks: bool
@@ -104,11 +141,12 @@ def test_both_at_once_are_the_same(
     monkeypatch.setattr(vela, "compile_tosa", ask)
     monkeypatch.setattr(size_or_speed, "_MIN_PARALLEL_FLATBUFFER_BYTES", 0 if forks else 1 << 20)
     spec = EthosUCompileSpec("ethos-u85-256", optimise="auto")
-    payload, chosen = size_or_speed.compile_best(spec, delegate.tosa, delegate="d", locate=lambda _: None)
+    payload, chosen = size_or_speed.compile_best(spec, delegate.tosa, delegate="d", find_operator=lambda _: None)
     assert asked == ([size_or_speed.COMPILE_BOTH_FUNCTION] if forks else ["compile", "compile"])
     assert (chosen.compiler_flags[0], spec.optimise) == ("--optimise=Size", "auto")
     assert (
-        payload.data == size_or_speed.compile_best(chosen, delegate.tosa, delegate="d", locate=lambda _: None)[0].data
+        payload.data
+        == size_or_speed.compile_best(chosen, delegate.tosa, delegate="d", find_operator=lambda _: None)[0].data
     )
 
 
@@ -121,7 +159,7 @@ def test_where_vela_fails_on_one_of_both(
     small = size_or_speed.optimise_for_size(spec)
 
     def compiled() -> tuple[Payload, Any]:
-        return size_or_speed.compile_best(spec, delegate.tosa, delegate="d", locate=lambda _: None)
+        return size_or_speed.compile_best(spec, delegate.tosa, delegate="d", find_operator=lambda _: None)
 
     monkeypatch.setattr(size_or_speed, "optimise_for_size", lambda _: small)
     monkeypatch.setattr(size_or_speed, "_MIN_PARALLEL_FLATBUFFER_BYTES", 0)

@@ -10,7 +10,7 @@ from tests.backends.tosa_programs import conv2d
 
 def test_estimates_of_three_calls() -> None:
     spec = EthosUCompileSpec("ethos-u55-128")
-    one = compile_payload(spec, conv2d(), delegate="delegate_0", locate=lambda text: None).vela
+    one = compile_payload(spec, conv2d(), delegate="delegate_0", find_operator=lambda text: None).vela
     assert one is not None
     three = multiply_estimates(one, 3)
     for name in ("npu_cycles", "total_cycles", "inference_seconds", "macs"):

@@ -14,7 +14,7 @@ from tests.backends.tosa_programs import conv2d
 def test_payload_is_the_flatbuffer(tmp_path: Path) -> None:
     flatbuffer = conv2d()
     spec = TosaCompileSpec()
-    payload = compile_payload(spec, flatbuffer, delegate="delegate_0", locate=lambda text: None)
+    payload = compile_payload(spec, flatbuffer, delegate="delegate_0", find_operator=lambda text: None)
     assert payload.data == flatbuffer
     assert payload.vela is None
     assert dump_artifacts(spec, "delegate_0", flatbuffer, payload, Graph()) == []

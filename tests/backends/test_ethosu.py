@@ -40,7 +40,7 @@ def _nowhere(text: str) -> None:
 
 
 def _compile(spec: EthosUCompileSpec, flatbuffer: bytes) -> Payload:
-    return compile_payload(spec, flatbuffer, delegate="delegate_0", locate=_nowhere)
+    return compile_payload(spec, flatbuffer, delegate="delegate_0", find_operator=_nowhere)
 
 
 def _blocks(stream: bytes) -> dict[str, bytes]:
@@ -171,7 +171,9 @@ def test_unused_inputs_enlarge_the_scratch_except_with_direct_drive(direct_drive
     flags = ["--cop-format=COP2", "--separate-io-regions"] if direct_drive else []
     spec, flatbuffer = EthosUCompileSpec("ethos-u85-256", extra_flags=flags), conv2d()
     used = _blocks(_compile(spec, flatbuffer).data)
-    payload = compile_payload(spec, flatbuffer, delegate="delegate_0", locate=_nowhere, unused_inputs={1: (5000, 4)})
+    payload = compile_payload(
+        spec, flatbuffer, delegate="delegate_0", find_operator=_nowhere, unused_inputs={1: (5000, 4)}
+    )
     blocks = _blocks(payload.data)
     (_, *convolved), (count, *both) = struct.unpack("<10i", used["inputs"]), struct.unpack("<19i", blocks["inputs"])
     assert (count, both[:9]) == (2, convolved)
@@ -256,7 +258,7 @@ def test_crash(target: str, flatbuffer: bytes, signal: str, dump: bool, tmp_path
     if dump:
         spec.dump_intermediate_artifacts_to(tmp_path / "dump")
     with pytest.raises(CompileError) as caught:
-        compile_payload(spec, flatbuffer, delegate="lowered_module_3", locate=_nowhere)
+        compile_payload(spec, flatbuffer, delegate="lowered_module_3", find_operator=_nowhere)
     error = caught.value
     assert error.delegate == "lowered_module_3"
     assert "lowered_module_3" in str(error)
@@ -272,13 +274,15 @@ def test_crash(target: str, flatbuffer: bytes, signal: str, dump: bool, tmp_path
 def test_refusal_names_the_operator() -> None:
     asked = []
 
-    def locate(text: str) -> tuple[str, str]:
+    def find_operator(text: str) -> tuple[str, str]:
         asked.append(text)
         return "aten.add.Tensor", "model.py:12"
 
     flatbuffer = add([1, 4, 4], ts.DType.FP32)
     with pytest.raises(CompileError, match="Input data type not supported") as caught:
-        compile_payload(EthosUCompileSpec("ethos-u55-128"), flatbuffer, delegate="delegate_0", locate=locate)
+        compile_payload(
+            EthosUCompileSpec("ethos-u55-128"), flatbuffer, delegate="delegate_0", find_operator=find_operator
+        )
     assert "Add:" in asked[0]
     assert "likely operator: aten.add.Tensor (model.py:12)" in str(caught.value)
     assert Path(caught.value.artifact or "").read_bytes() == flatbuffer
@@ -295,7 +299,7 @@ def test_a_lost_input_is_an_error() -> None:
     flatbuffer = build_flatbuffer(body, ((2, 1, 6, 3), DType.INT8), ((2, 2, 6, 4), DType.INT8))
     spec = EthosUCompileSpec("ethos-u85-256")
     with pytest.raises(CompileError, match=r"inputs of \[96\] bytes, not \[36, 96\]"):
-        compile_payload(spec, flatbuffer, delegate="delegate_0", locate=_nowhere, input_bytes=[36, 96])
+        compile_payload(spec, flatbuffer, delegate="delegate_0", find_operator=_nowhere, input_bytes=[36, 96])
 
 
 def test_a_lost_result_is_an_error() -> None:
@@ -307,7 +311,7 @@ def test_a_lost_result_is_an_error() -> None:
             EthosUCompileSpec("ethos-u55-128"),
             flatbuffer,
             delegate="delegate_0",
-            locate=_nowhere,
+            find_operator=_nowhere,
             output_bytes=[576, 108],
         )
     assert Path(caught.value.artifact or "").read_bytes() == flatbuffer
@@ -344,7 +348,7 @@ def test_no_program_writes_beyond_its_tensors(bug: Reproducer, accelerator: str,
     beyond = r"writes out of bounds: .+ is written to bytes \d+ to \d+ of its memory"
     refused = pytest.raises(CompileError, match=beyond) if bug.writes_out_of_bounds(accelerator) else nullcontext()
     with refused:
-        compile_ethosu(build_flatbuffer(bug.body, *bug.inputs), spec, delegate="delegate_0", locate=_nowhere)
+        compile_ethosu(build_flatbuffer(bug.body, *bug.inputs), spec, delegate="delegate_0", find_operator=_nowhere)
 
 
 @pytest.mark.parametrize("flatbuffer", [b"", b"not a flatbuffer", conv2d()[:300], add([1, 2, 1, 2, 1, 2, 4])])
@@ -359,7 +363,7 @@ def test_timeout() -> None:
     spec = EthosUCompileSpec("ethos-u55-128")
     flatbuffer = conv2d(height=256, width=256, channels=64, out_channels=512)
     with pytest.raises(CompileError, match=r"did not finish within 0.001 s"):
-        compile_ethosu(flatbuffer, spec, delegate="delegate_0", locate=_nowhere, timeout=0.001)
+        compile_ethosu(flatbuffer, spec, delegate="delegate_0", find_operator=_nowhere, timeout=0.001)
     assert _compile(spec, conv2d()).data
 
 

@@ -44,7 +44,7 @@ INPUTS = [np.random.default_rng(1).integers(-128, 128, (1, 1, 1, CHANNELS)).asty
 
 def _compiled(accelerator: str, *flags: str, memory_mode: str = "Shared_Sram") -> tuple[Payload, VelaEstimates]:
     spec = EthosUCompileSpec(accelerator, memory_mode=memory_mode, extra_flags=flags)
-    payload = compile_ethosu(FLATBUFFER, spec, delegate="", locate=lambda _: None)
+    payload = compile_ethosu(FLATBUFFER, spec, delegate="", find_operator=lambda _: None)
     assert payload.vela is not None
     return payload, payload.vela
 

@@ -10,7 +10,7 @@ from executorch.exir import to_edge_transform_and_lower
 from torch import nn
 
 from arm_backend_core.backends import compile as backends
-from arm_backend_core.backends.compile import Compilation, compile_payload, register_backend
+from arm_backend_core.backends.compile import CompileRequest, compile_payload, register_backend
 from arm_backend_core.backends.payload import Payload
 from arm_backend_core.partitioner import ArmPartitioner
 from arm_backend_core.targets.compile_spec import ArmCompileSpec, TosaCompileSpec
@@ -32,9 +32,9 @@ class ListingPartitioner(ArmPartitioner):
     spec_class = ListingCompileSpec
 
 
-def _listed(spec: ListingCompileSpec, compilation: Compilation) -> Payload:
-    assert compilation.graph is not None
-    return Payload(json.dumps([op.kind for op in compilation.graph.ops]).encode())
+def _listed(spec: ListingCompileSpec, request: CompileRequest) -> Payload:
+    assert request.graph is not None
+    return Payload(json.dumps([op.kind for op in request.graph.ops]).encode())
 
 
 @pytest.fixture
@@ -63,11 +63,11 @@ def test_a_subclass_has_the_backend_of_its_base_and_a_second_one_is_refused() ->
     class Derived(TosaCompileSpec):
         pass
 
-    assert compile_payload(Derived(), b"graph", delegate="d", locate=lambda text: None).data == b"graph"
+    assert compile_payload(Derived(), b"graph", delegate="d", find_operator=lambda text: None).data == b"graph"
     with pytest.raises(ValueError, match="ListingCompileSpec has a backend already"):
         register_backend(ListingCompileSpec, _listed)
 
 
 def test_a_compile_spec_without_a_backend_is_named() -> None:
     with pytest.raises(TypeError, match=r"no backend for ListingCompileSpec; call register_backend \(known: EthosU"):
-        compile_payload(ListingCompileSpec(), b"", delegate="d", locate=lambda text: None)
+        compile_payload(ListingCompileSpec(), b"", delegate="d", find_operator=lambda text: None)

@@ -36,7 +36,7 @@ def _converter(path: Path, version: str, action: str = "exit 0") -> str:
 
 def test_payload_is_the_vgf_file(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     spec = VgfCompileSpec().dump_intermediate_artifacts_to(tmp_path / "dump")
-    payload = compile_payload(spec, conv2d(), delegate="delegate_0", locate=_nowhere)
+    payload = compile_payload(spec, conv2d(), delegate="delegate_0", find_operator=_nowhere)
     assert b"VGF1" in payload.data[:16]
     assert payload.vela is None
     paths = dump_artifacts(spec, "delegate_0", conv2d(), payload, Graph())
@@ -46,9 +46,9 @@ def test_payload_is_the_vgf_file(capfd: pytest.CaptureFixture[str], tmp_path: Pa
 
 
 def test_flags_reach_the_converter() -> None:
-    plain = compile_payload(VgfCompileSpec(), conv2d(), delegate="d", locate=_nowhere)
+    plain = compile_payload(VgfCompileSpec(), conv2d(), delegate="d", find_operator=_nowhere)
     debug = compile_payload(
-        VgfCompileSpec(compiler_flags=["--emit-debug-info"]), conv2d(), delegate="d", locate=_nowhere
+        VgfCompileSpec(compiler_flags=["--emit-debug-info"]), conv2d(), delegate="d", find_operator=_nowhere
     )
     assert plain.data != debug.data
 
@@ -56,12 +56,12 @@ def test_flags_reach_the_converter() -> None:
 def test_refusal_keeps_the_flatbuffer() -> None:
     asked = []
 
-    def locate(text: str) -> tuple[str, str]:
+    def find_operator(text: str) -> tuple[str, str]:
         asked.append(text)
         return "aten.conv2d.default", "model.py:3"
 
     with pytest.raises(CompileError, match="failed flatbuffer verification") as caught:
-        compile_payload(VgfCompileSpec(), conv2d()[:300], delegate="delegate_7", locate=locate)
+        compile_payload(VgfCompileSpec(), conv2d()[:300], delegate="delegate_7", find_operator=find_operator)
     assert "delegate_7" in str(caught.value)
     assert "aten.conv2d.default (model.py:3)" in str(caught.value)
     assert "verification" in asked[0]
@@ -72,14 +72,14 @@ def test_crash_keeps_the_flatbuffer(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     path = _converter(tmp_path / "crashing", "0.11.0", "echo oops >&2; kill -SEGV $$")
     monkeypatch.setenv("MODEL_CONVERTER_PATH", path)
     with pytest.raises(CompileError, match=r"crashed with SIGSEGV\noops") as caught:
-        compile_payload(VgfCompileSpec(), b"bytes", delegate="delegate_7", locate=_nowhere)
+        compile_payload(VgfCompileSpec(), b"bytes", delegate="delegate_7", find_operator=_nowhere)
     assert Path(caught.value.artifact or "").read_bytes() == b"bytes"
 
 
 def test_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MODEL_CONVERTER_PATH", _converter(tmp_path / "slow", "0.11.0", "exec sleep 60"))
     with pytest.raises(CompileError, match=r"did not finish within 0.1 s"):
-        compile_vgf(b"bytes", VgfCompileSpec(), delegate="d", locate=_nowhere, timeout=0.1)
+        compile_vgf(b"bytes", VgfCompileSpec(), delegate="d", find_operator=_nowhere, timeout=0.1)
 
 
 @pytest.mark.parametrize("version", ["0.10.3", "0.9.0"])
@@ -152,7 +152,7 @@ def test_a_flatbuffer_is_kept_where_the_folder_cannot_be_written(tmp_path: Path)
     spec = VgfCompileSpec().dump_intermediate_artifacts_to(tmp_path / "dump")
     (tmp_path / "dump").touch()
     with pytest.raises(CompileError) as caught:
-        compile_payload(spec, b"bytes", delegate="d", locate=_nowhere)
+        compile_payload(spec, b"bytes", delegate="d", find_operator=_nowhere)
     kept = Path(caught.value.artifact or "")
     assert kept.read_bytes() == b"bytes"
     assert kept.parent.parent == tmp_path

@@ -22,7 +22,7 @@ from arm_backend_core.quantization.diagnostics.error_metrics import decibels
 from arm_backend_core.tosa import reference
 from arm_recipes import ArmRecipeType, Comparison, ExportResult, RuntimeUnavailable, compare, export
 from arm_recipes._internal.rendering import to_jsonable
-from arm_recipes.comparison import program_specs, worker
+from arm_recipes.comparison import dispatch, program_specs, worker
 from arm_recipes.comparison.worker_job import ComparisonJob, WorkItem
 from arm_recipes.runtime import host_library
 from tests.runtime.host_programs import MIXED, Between, Counting, export_mixed, export_small
@@ -422,10 +422,38 @@ def test_a_metric_gets_outputs_and_the_sample_as_it_was_given() -> None:
 
 
 @pytest.mark.verify
-def test_workers_find_the_same() -> None:
+def test_workers_find_the_same(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     result = export_small(U85)
-    alone, shared = (result.compare(images(), [0, 1, 2, 3], workers=count) for count in (1, 2))
+    alone = result.compare(images(), [0, 1, 2, 3], workers=1)
+    monkeypatch.setattr(dispatch, "_MIN_PARALLEL_SECONDS", 0)
+    capfd.readouterr()
+    shared = result.compare(images(), [0, 1, 2, 3], workers=2)
     assert (shared.outputs, shared.layers, shared.accuracy) == (alone.outputs, alone.layers, alone.accuracy)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("workers", [2, None])
+def test_little_work_starts_no_processes(monkeypatch: pytest.MonkeyPatch, workers: int | None) -> None:
+    """A process imports PyTorch for several seconds; four small images take less than one."""
+    monkeypatch.setattr(dispatch, "starmap_unordered", lambda *_: pytest.fail("starts processes"))
+    assert export_small(INT8).compare(images(), workers=workers).samples == 4
+
+
+def test_much_work_starts_processes_after_the_first_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def run_here(work: Any, tasks: Any) -> Any:
+        asked.extend(tasks)
+        return (work(*task) for task in asked)
+
+    monkeypatch.setattr(dispatch, "_MIN_PARALLEL_SECONDS", 0)
+    monkeypatch.setattr(dispatch, "starmap_unordered", run_here)
+    monkeypatch.setattr(joblib, "cpu_count", lambda: 2)
+    result = export_small(INT8)
+    found = result.compare(images(), workers=2)
+    assert len(asked) == len(images()) - 1
+    assert all(isinstance(value, (str, bytes, np.ndarray)) for task in asked for value in task)
+    assert found.outputs == result.compare(images(), workers=1).outputs
 
 
 @pytest.mark.verify
@@ -468,7 +496,7 @@ def test_a_worker_reads_the_program_once(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(worker.pickle, "loads", counted)
     for index, (x,) in enumerate(images()):
-        assert worker.run_item("job", job, WorkItem(index, [x], True))[0] == index
+        assert worker.run_item("job", job, pickle.dumps(WorkItem(index, [x], True)))[0] == index
     assert read.count(len(job)) == 1
 
 

@@ -44,8 +44,9 @@ def test_a_folder_builds_and_runs_by_itself(root: Path, name: str) -> None:
     firmware = _saved(name, root)
     printed = run(_built(root))
     for method in firmware.pools.methods:
-        assert f"method {method.name} used {method.pool_64} of {method.pool_64} bytes of its pool" in printed
-    assert f"of {firmware.pools.temp_64} bytes of the temp pool" in printed
+        size = method.method_allocator_64
+        assert f"method {method.name} used {size} of {size} bytes of its method allocator" in printed
+    assert f"of {firmware.pools.temp_64} bytes of the temp allocator" in printed
     assert printed.endswith(f"self-test: ok, {firmware.cases} cases\n")
 
 
@@ -54,7 +55,7 @@ def test_it_fails_with_one_byte_less_and_says_so(root: Path) -> None:
     pools = _saved("fast_scratch_u65", root).pools
     (method,) = pools.methods
     for name, size, what in (
-        ("FORWARD_POOL_SIZE", method.pool_64, "load"),
+        ("FORWARD_POOL_SIZE", method.method_allocator_64, "load"),
         ("FORWARD_PLANNED_SIZE", method.planned, "load"),
         ("FAST_SCRATCH_SIZE", pools.fast_scratch, "load"),
         ("TEMP_POOL_SIZE", pools.temp_64, "run"),
@@ -92,9 +93,9 @@ def test_the_self_test_on_a_cortex_m55(tmp_path: Path, root: Path, name: str) ->
     image = build(root / "folder", root / "device")
     ok, printed = execute(image, (root / "folder/model.pte").read_bytes(), tmp_path)
     assert ok, printed
-    assert f"{firmware.pools.temp} of {firmware.pools.temp} bytes of the temp pool" in printed
+    assert f"{firmware.pools.temp} of {firmware.pools.temp} bytes of the temp allocator" in printed
     assert f"self-test: ok, {firmware.cases} cases\n" in printed
-    assert f"used {LOADED_DELEGATE_BYTES[32]} of {firmware.pools.methods[0].pool} bytes" in printed
+    assert f"used {LOADED_DELEGATE_BYTES[32]} of {firmware.pools.methods[0].method_allocator} bytes" in printed
 
 
 def test_pieces_of_a_linker_script(tmp_path: Path, root: Path) -> None:

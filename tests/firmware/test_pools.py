@@ -75,7 +75,7 @@ def test_figures_of_a_cortex_m_are_computed_and_less(name: str) -> None:
     pools = _model(name).pools
     # What kernels take is measured, and nothing tells what of it are pointers: here ``topk`` takes more than the NPU.
     assert pools.exact is (name not in ("kernels_memory", "cpu_between_u85", "methods_u55"))
-    assert all(0 < method.pool < method.pool_64 for method in pools.methods)
+    assert all(0 < method.method_allocator < method.method_allocator_64 for method in pools.methods)
     assert 0 <= pools.temp <= pools.temp_64
 
 
@@ -85,7 +85,7 @@ def test_where_it_is_not_as_computed_the_figures_of_this_machine_bound_it(monkey
     monkeypatch.setattr("arm_recipes.firmware.pools.method_allocator_bytes", lambda plan, bits: 100 + bits)
     bound = build_model(program("float_u55"), None, "bound")
     (method,) = bound.pools.methods
-    assert (method.pool, method.pool_64) == (exact.pools.methods[0].pool_64,) * 2
+    assert (method.method_allocator, method.method_allocator_64) == (exact.pools.methods[0].method_allocator_64,) * 2
     assert not bound.pools.exact
     assert "Not all sizes for Cortex-M could be computed" in render_files(bound)["model.h"].decode()
     assert "are computed from the program" in render_files(exact)["model.h"].decode()

@@ -102,6 +102,21 @@ def test_logarithm() -> None:
     assert error.max() <= 2.0**-14.5
 
 
+@pytest.mark.parametrize("dtype", [I8, I16])
+def test_exponential(dtype: DType) -> None:
+    """For an int16 result, the exponential has its scale and is rounded once; results beyond its range saturate."""
+    out, scale = params(3.0 / dtype.range[1], 0, dtype), 2.0**-20
+    v = np.rint(np.random.default_rng(0).uniform(-14, 3, (1, 20000)) / scale)
+    lower = lambda b, x: fixed_point.exponential(  # noqa: E731
+        FixedPoint(b, x, -(1 << 24), 1 << 24, scale), out
+    ).requantize(out)
+    steps = execute(lower, v, I32) - np.minimum(np.exp(v * scale) / float(out.scale), dtype.range[1])
+    assert np.sqrt((steps**2).mean()) < (0.3 if dtype is I8 else 0.5)
+    assert np.abs(steps).max() < (
+        0.6 if dtype is I8 else 5
+    )  # half a step of the table's operand is 3 steps at the peak
+
+
 # -- softmax -------------------------------------------------------------------------------------------------
 
 
@@ -345,6 +360,35 @@ def test_softmax_is_cheap() -> None:
     written = build_graph(lambda b, v: fixed_point.softmax(b, v, q, 3, _OUT), ((1, 4, 64, 64), I8), target=U55)
     optimise(written, U55)
     assert estimate_npu_cycles("ethos-u55", serialize(written)) < 5 * 4 * 64 * 64
+
+
+@pytest.mark.parametrize("n", [1536, 249 * 64, 1031])
+@pytest.mark.parametrize("dtype", [I8, I16])
+def test_parts_of_long_rows_keep_every_bit(n: int, dtype: DType) -> None:
+    """U85 sums long rows in parts, other NPUs do not; a prime number of elements has no parts."""
+    q, out, u85 = spread(8.0, dtype), params(8 / 255, 0, I8), make_target("ethos-u85")
+    x = np.random.default_rng(n).integers(*dtype.range, (3, n), endpoint=True).astype(dtype.numpy)
+    x[1] = dtype.range[0]
+    for lower in (
+        lambda b, v: fixed_point.layer_norm(b, v, q, (1,), None, None, 1e-5, out),
+        lambda b, v: fixed_point.var(b, v, q, (1,), 0, params(0.1, 0, I8)),
+        lambda b, v: fixed_point.mean(b, v, q, (1,), out),
+        lambda b, v: fixed_point.softmax(b, v, q, 1, _OUT),
+    ):
+        expected, got = (
+            reference.run(build_flatbuffer(lower, (x.shape, dtype), target=target), [x])[0] for target in (U55, u85)
+        )
+        assert np.array_equal(expected, got)
+
+
+def test_variance_of_one_row_is_cheap_on_u85() -> None:
+    """2 cycles an element on Ethos-U85-256 for [1, 16384]; in one row, 6.5."""
+    q, u85 = spread(8.0, I8), make_target("ethos-u85")
+    written = build_graph(
+        lambda b, v: fixed_point.var(b, v, q, (1,), 1, params(0.1, 0, I8)), ((1, 16384), I8), target=u85
+    )
+    optimise(written, u85)
+    assert estimate_npu_cycles("ethos-u85", serialize(written)) < 2.5 * 16384
 
 
 def test_layer_norm_of_int16_is_cheap() -> None:

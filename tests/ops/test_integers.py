@@ -155,6 +155,21 @@ def test_constants_stay_narrow(overload: OpOverload, shape: tuple[int, ...]) -> 
     assert [value.dtype for value in constants] == [I8]
 
 
+@pytest.mark.parametrize("slopes", [(0.0, 0.9), (1.0, 1.7), (0.0, 1.7), (-1.2, 0.9), (-1.2, 1.7)])
+@pytest.mark.parametrize("npu", [None, "ethos-u55"])
+def test_prelu_with_a_slope_for_each_channel(slopes: tuple[float, float], npu: str | None) -> None:
+    """One rounding, whichever sides of 0 and 1 the slopes are on; no operation on INT32 beside the convolutions."""
+    rng, target = np.random.default_rng(0), make_target(npu) if npu else FULL_TARGET
+    for _ in range(30):
+        p = draw(rng)
+        x, weight = integers(rng, p), rng.uniform(*slopes, SHAPE[1])
+        q = QParams(float(np.float32(np.abs(weight).max() / 120)), 0, I8, -128, 127)
+        steps, real = q.quantize(weight), p.dequantize(x)
+        exact = np.where(real > 0, real, real * q.dequantize(steps))
+        out = draw(rng, float(np.abs(exact).max()) / 100, p.dtype)
+        check(evaluate(aten.prelu.default, [(x, p), (steps, q)], out, SHAPE, constant=(1,), target=target), exact, out)
+
+
 # -- functions of one tensor ---------------------------------------------------------------------------------
 
 
@@ -178,7 +193,7 @@ def _rms_norm(x: Array) -> Array:
 
 
 #: Operator: its arguments after the tensor, and the same in float64.
-ROWS: dict[OpOverload, tuple[tuple[Any, ...], Callable[[Array], Array]]] = {
+ALONG_ROWS: dict[OpOverload, tuple[tuple[Any, ...], Callable[[Array], Array]]] = {
     aten.mean.dim: (([1], True), lambda x: x.mean(1, keepdims=True)),
     aten.sum.dim_IntList: (([1], True), lambda x: x.sum(1, keepdims=True)),
     aten.var.dim: (([1], True, True), lambda x: x.var(1, keepdims=True, ddof=1)),
@@ -190,12 +205,12 @@ ROWS: dict[OpOverload, tuple[tuple[Any, ...], Callable[[Array], Array]]] = {
 }
 
 
-@pytest.mark.parametrize("overload", ROWS, ids=str)
+@pytest.mark.parametrize("overload", ALONG_ROWS, ids=str)
 @pytest.mark.parametrize("result", [I8, I16])
 def test_rows(overload: OpOverload, result: DType) -> None:
     """An int16 result may err by a part in 2**12 of the row's largest besides: tables have 14 bits."""
     rng, refused = np.random.default_rng(1), 0
-    arguments, function = ROWS[overload]
+    arguments, function = ALONG_ROWS[overload]
     for i in range(60):
         p = draw(rng, 10.0 ** rng.uniform(-4, 1) if i % 2 else None)
         x = integers(rng, p)

@@ -363,7 +363,7 @@ def test_no_constant_is_on_a_device_of_its_own() -> None:
             step._settings.tensors = tensors
             step._constants, step._device = form.update_constants(tensors), torch.device("cuda")
             step._parameters = {key: (moved(s), moved(z)) for key, (s, z) in step._parameters.items()}
-            step._operands.clear()
+            step._quantized_operands.clear()
             results = step.run([moved(x) for x in samples[0]])
             assert {result.device.type for result in results} == {"cuda"}
 

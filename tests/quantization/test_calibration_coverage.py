@@ -28,7 +28,7 @@ def test_notes_name_what_calibration_shows_little_of() -> None:
     notes = [note for note in result.report.notes if note.startswith("calibration: ")]
     assert len(notes) == 2
     assert "relu" in notes[0]
-    assert "had no value but 0 in all samples" in notes[0]
+    assert "(0) had only one value in all samples" in notes[0]
     assert "linear" in notes[1]
     assert "fewer than 16 values" in notes[1]
     enough = export(
@@ -37,3 +37,14 @@ def test_notes_name_what_calibration_shows_little_of() -> None:
         [(torch.rand(1, 64),) for _ in range(3)],
     )
     assert not enough.report.notes
+
+
+def test_constant_inputs_share_one_note() -> None:
+    class Weighted(nn.Module):
+        def forward(self, a: Tensor, b: Tensor, x: Tensor) -> Tensor:
+            return x * a + x * b
+
+    samples = [(torch.full((1, 1), 0.5), torch.full((1, 1), 2.0), torch.randn(1, 32)) for _ in range(2)]
+    result = export(Weighted().eval(), ExportRecipe.get_recipe(INT8), samples)
+    (note,) = [note for note in result.report.notes if note.startswith("calibration: ")]
+    assert note.startswith("calibration: input 'a' (0.5), input 'b' (2) had only one value in all samples")

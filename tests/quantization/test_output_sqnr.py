@@ -95,6 +95,30 @@ def test_a_step_that_is_too_wide_is_told() -> None:
     assert sqnr([angles(*samples[-1])], [result.run(*samples[-1])]) > 27
 
 
+@pytest.mark.parametrize("outlier", [100.0, 400.0])
+def test_the_operator_that_adds_the_most_noise_is_named(outlier: float) -> None:
+    """An outlier makes the input coarse, but cosine turns the error of 7 dB or better into one of -3 dB."""
+    torch.manual_seed(0)
+    samples = [(torch.randn(1, 4096).index_fill_(1, torch.tensor([0]), outlier),) for _ in range(2)]
+    recipe = ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8, algorithms=False)
+    model = Calls(lambda x: torch.cos(x.clamp(-3, 3) * (3000 / outlier if outlier < 400 else 9)) * 2)
+    with pytest.warns(ArmRecipesWarning, match=r"largest loss is at the result of aten.cos.default") as caught:
+        export(model.eval(), recipe, samples)
+    assert "set such modules to A16W8" in str(caught[0].message)
+
+
+def test_int16_tensors_are_not_advised_to_be_int16() -> None:
+    torch.manual_seed(0)
+    model = Calls(lambda x: torch.cat([x * 1e6, x * 0.1], 1)[:, 16:] * 1.0)
+    samples = [(torch.randn(1, 16),) for _ in range(4)]
+    for kind, is_advised in (("TOSA_INT8", True), ("TOSA_A16W8", False)):
+        with pytest.warns(ArmRecipesWarning, match="SQNR of output") as caught:
+            _exported(model, samples, kind)
+        text = next(str(each.message) for each in caught if "SQNR" in str(each.message))
+        assert ("A16W8" in text) is is_advised
+        assert "compare every layer" in text
+
+
 def test_no_loss_is_told_of_what_is_not_finite_or_zero() -> None:
     result = _exported(Calls(lambda x: (x, x.relu() * 0 + x[:0].sum(), x > 0)), [(torch.randn(4, 4),)] * 2)
     (left,) = _left(result).values()

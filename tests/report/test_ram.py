@@ -43,7 +43,7 @@ def test_the_parts_are_those_of_the_firmware(
     result, ram = _export(recipe, **options)
     pools = result.save_firmware(tmp_path / "firmware").pools
     needed = pools.temp + pools.fast_scratch + sum(pools.shared)
-    needed += sum(method.pool + method.planned for method in pools.methods)
+    needed += sum(method.method_allocator + method.planned for method in pools.methods)
     size, memory = _parts(ram).get("NPU constants", (0, None))
     assert memory == constants
     assert ram.total_bytes == needed + size

@@ -74,7 +74,7 @@ Quantization
   weights      2 x int8 per channel
   calibration  1 sample
 Delegates: 1, 2 operators
-  arm_0   EthosUBackend   2 operators as 3 TOSA  2,048 B
+  arm_0   EthosUBackend   2 operators, lowered to 3 TOSA operators  2,048 B
   2 more  XnnpackBackend
 Vela's estimates for arm_0
   target        ethos-u85-256, Sys, Mode

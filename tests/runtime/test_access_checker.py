@@ -54,7 +54,7 @@ def _convolutions(b: Builder, x: Value) -> Value:
 @cache
 def _compiled(accelerator: str) -> Compiled:
     flatbuffer = build_flatbuffer(_convolutions, ((1, 12, 12, 16), DType.INT8))
-    return compile_ethosu(flatbuffer, EthosUCompileSpec(accelerator), delegate="", locate=lambda _: None)
+    return compile_ethosu(flatbuffer, EthosUCompileSpec(accelerator), delegate="", find_operator=lambda _: None)
 
 
 def _payload(accelerator: str) -> Payload:
@@ -178,7 +178,7 @@ def _gathered(b: Builder, x: Value, indices: Value) -> Value:
 
 def test_indices_and_results_that_are_not_there(emulator: Emulator) -> None:
     flatbuffer = build_flatbuffer(_gathered, ((1, 6, 16), DType.INT8), ((1, 4), DType.INT32))
-    compiled = compile_ethosu(flatbuffer, EthosUCompileSpec("ethos-u85-256"), delegate="", locate=lambda _: None)
+    compiled = compile_ethosu(flatbuffer, EthosUCompileSpec("ethos-u85-256"), delegate="", find_operator=lambda _: None)
     payload = read_payload(compiled.data)
     inputs: list[np.ndarray[Any, Any]] = [
         np.arange(96, dtype=np.int8).reshape(1, 6, 16),
@@ -203,7 +203,7 @@ def test_copies_of_more_than_there_is(emulator: Emulator) -> None:
         return b.rescale(b.matmul(x, y), DType.INT8, 0.25)
 
     flatbuffer = build_flatbuffer(body, ((1, 4, 1), DType.INT8), ((1, 1, 6), DType.INT8))
-    compiled = compile_ethosu(flatbuffer, EthosUCompileSpec("ethos-u55-128"), delegate="", locate=lambda _: None)
+    compiled = compile_ethosu(flatbuffer, EthosUCompileSpec("ethos-u55-128"), delegate="", find_operator=lambda _: None)
     payload = read_payload(compiled.data)
     assert len(list(_commands(payload, _DMA_START))) > 0
     inputs = [np.arange(4, dtype=np.int8).reshape(1, 4, 1), np.arange(6, dtype=np.int8).reshape(1, 1, 6)]
@@ -241,7 +241,7 @@ def test_strides_that_pass_over_pixels(accelerator: str, emulator: Emulator) -> 
         return b.rescale(wide, DType.INT8, 0.5)
 
     flatbuffer = build_flatbuffer(body, ((1, 5, 5, 2), DType.INT8))
-    compiled = compile_ethosu(flatbuffer, EthosUCompileSpec(accelerator), delegate="", locate=lambda _: None)
+    compiled = compile_ethosu(flatbuffer, EthosUCompileSpec(accelerator), delegate="", find_operator=lambda _: None)
     payload = read_payload(compiled.data)
     (place,) = payload.inputs
     rows = [replace(place, offset=place.offset + 2 * (5 * y + x)) for y in (0, 2, 4) for x in (0, 2, 4)]
@@ -274,7 +274,7 @@ def test_the_wait_that_vela_leaves_out(accelerator: str, emulator: Emulator, mon
     (expected,) = reference.run(flatbuffer, inputs)
 
     def compiled() -> tuple[Payload, Compiled]:
-        result = compile_ethosu(flatbuffer, EthosUCompileSpec(accelerator), delegate="", locate=lambda _: None)
+        result = compile_ethosu(flatbuffer, EthosUCompileSpec(accelerator), delegate="", find_operator=lambda _: None)
         assert read_parts(result.data).header_bytes == 32
         return read_payload(result.data), result
 
@@ -314,7 +314,7 @@ def test_what_begins_too_early(
     results = [(x.dtype.name, x.shape) for x in expected]
 
     def payload() -> Payload:
-        compiled = compile_ethosu(flatbuffer, EthosUCompileSpec(accelerator), delegate="", locate=lambda _: None)
+        compiled = compile_ethosu(flatbuffer, EthosUCompileSpec(accelerator), delegate="", find_operator=lambda _: None)
         return read_payload(compiled.data)
 
     def kernels(payload: Payload) -> list[tuple[int, ...]]:
@@ -358,7 +358,7 @@ def test_the_table_that_vela_takes_for_kept(
     (expected,) = reference.run(flatbuffer, inputs)
 
     def payload() -> Payload:
-        compiled = compile_ethosu(flatbuffer, EthosUCompileSpec(accelerator), delegate="", locate=lambda _: None)
+        compiled = compile_ethosu(flatbuffer, EthosUCompileSpec(accelerator), delegate="", find_operator=lambda _: None)
         return read_payload(compiled.data)
 
     ours = payload()
@@ -380,7 +380,7 @@ def test_tables_that_are_written_over_too_early(emulator: Emulator) -> None:
         return b.max_pool2d(b.table(x, np.arange(127, -129, -1)), (3, 3), (1, 1), (0, 0, 0, 0))
 
     flatbuffer = build_flatbuffer(body, ((1, 8, 8, 8), DType.INT8))
-    compiled = compile_ethosu(flatbuffer, EthosUCompileSpec("ethos-u55-32"), delegate="", locate=lambda _: None)
+    compiled = compile_ethosu(flatbuffer, EthosUCompileSpec("ethos-u55-32"), delegate="", find_operator=lambda _: None)
     payload = read_payload(compiled.data)
     inputs, outputs = [np.zeros((1, 8, 8, 8), np.int8)], [("int8", (1, 6, 6, 8))]
     emulator.run(payload, inputs, outputs)
@@ -427,7 +427,7 @@ def test_an_operation_that_vela_lets_begin_too_early(
     spec = EthosUCompileSpec(accelerator, extra_flags=flags)
 
     def payload() -> Payload:
-        return read_payload(compile_ethosu(flatbuffer, spec, delegate="", locate=lambda _: None).data)
+        return read_payload(compile_ethosu(flatbuffer, spec, delegate="", find_operator=lambda _: None).data)
 
     ours = payload()
     (result,) = emulator.run(ours, inputs, [("int8", expected.shape)])

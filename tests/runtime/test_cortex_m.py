@@ -99,7 +99,7 @@ def _export(folder: Path) -> list[Path]:
     assert not plan.operators
     payload = program.backend_delegate_data[plan.delegates[0].processed.index].data
     direct_drive = EthosUCompileSpec("ethos-u85-256", extra_flags=["--cop-format=COP2"])
-    cop2 = compile_payload(direct_drive, conv2d(), delegate="delegate", locate=lambda text: None).data
+    cop2 = compile_payload(direct_drive, conv2d(), delegate="delegate", find_operator=lambda text: None).data
     files = {"program.pte": buffer, "payload": payload, "cop2": cop2}
     for name, content in files.items():
         (folder / name).write_bytes(content)

@@ -210,7 +210,9 @@ def test_inputs_that_nothing_reads() -> None:
 
     flatbuffer = build_flatbuffer(body, ((2, 3), DType.INT32), ((4,), DType.INT8))
     spec = EthosUCompileSpec("ethos-u55-128")
-    payload = compile_payload(spec, flatbuffer, delegate="d", locate=lambda text: None, unused_inputs={0: (6, 4)}).data
+    payload = compile_payload(
+        spec, flatbuffer, delegate="d", find_operator=lambda text: None, unused_inputs={0: (6, 4)}
+    ).data
     delegate = EthosUDelegate(payload, {})
     assert [(tensor.nbytes, tensor.offset) for tensor in delegate.inputs] == [(24, 16), (4, 0)]
     (result,) = delegate.run([np.ones(24, np.uint8), np.array([2, 4, 6, 8], np.uint8)])
@@ -224,7 +226,7 @@ def _changed(accelerator: str, register: int, value: int) -> bytes:
     """A convolution's payload in which a register of 16 bits has another value."""
     flatbuffer = conv2d(channels=32, out_channels=32)
     spec = EthosUCompileSpec(accelerator)
-    payload = compile_payload(spec, flatbuffer, delegate="delegate", locate=lambda text: None).data
+    payload = compile_payload(spec, flatbuffer, delegate="delegate", find_operator=lambda text: None).data
     commands = bytes(read_parts(payload).commands)
     words = list(struct.unpack(f"<{len(commands) // 4}I", commands))
     places = [index for index in range(8, len(words)) if words[index] & 0xFFFF == register]

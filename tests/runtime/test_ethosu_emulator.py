@@ -55,7 +55,7 @@ def _convolution(b: Builder, x: Value) -> Value:
 def test_direct_drive(flags: list[str], emulator: Emulator) -> None:
     flatbuffer = build_flatbuffer(_convolution, ((1, 5, 6, 2), DType.INT8))
     spec = EthosUCompileSpec("ethos-u85-256", extra_flags=["--cop-format=COP2", *flags])
-    payload = compile_ethosu(flatbuffer, spec, delegate="", locate=lambda _: None)
+    payload = compile_ethosu(flatbuffer, spec, delegate="", find_operator=lambda _: None)
     inputs = [np.random.default_rng(0).integers(-128, 128, (1, 5, 6, 2)).astype(np.int8)]
     (result,) = emulator.run(read_payload(payload.data), inputs, [("int8", (1, 5, 6, 2))])
     assert np.array_equal(result, reference.run(flatbuffer, inputs)[0])
@@ -88,7 +88,7 @@ def _runs_right(emulator: Emulator, flatbuffer: bytes, accelerator: str, bug: Re
 
 def _gives(emulator: Emulator, flatbuffer: bytes, accelerator: str, inputs: list[Array], expected: list[Array]) -> bool:
     """Whether the program of ``flatbuffer`` gives this."""
-    payload = compile_ethosu(flatbuffer, EthosUCompileSpec(accelerator), delegate="", locate=lambda _: None)
+    payload = compile_ethosu(flatbuffer, EthosUCompileSpec(accelerator), delegate="", find_operator=lambda _: None)
     shapes = [(array.dtype.name, array.shape) for array in expected]
     if len(read_payload(payload.data).outputs) != len(shapes):  # a result is lost
         return False
@@ -244,7 +244,7 @@ def test_fuzzing(tmp_path: Path, pytestconfig: pytest.Config) -> None:
             flags = ["--cop-format=COP2"] if "u85" in accelerator and len(bug.name) % 2 else []
             spec = EthosUCompileSpec(accelerator, extra_flags=flags)
             flatbuffer = build_flatbuffer(bug.body, *bug.inputs)
-            payload = read_payload(compile_ethosu(flatbuffer, spec, delegate="", locate=lambda _: None).data)
+            payload = read_payload(compile_ethosu(flatbuffer, spec, delegate="", find_operator=lambda _: None).data)
             sizes = struct.pack("<II", len(payload.commands), payload.scratch)
             (programs / f"{bug.name}-{accelerator}").write_bytes(sizes + payload.commands + payload.weights)
     runs = 1_000_000 if pytestconfig.getoption("verify") else 3_000

@@ -179,7 +179,7 @@ def _put(data: bytes, at: int, new: bytes) -> bytes:
 
 def _compile(target: str, flatbuffer: bytes, *flags: str) -> bytes:
     spec = EthosUCompileSpec(target, extra_flags=list(flags))
-    return compile_payload(spec, flatbuffer, delegate="delegate", locate=lambda text: None).data
+    return compile_payload(spec, flatbuffer, delegate="delegate", find_operator=lambda text: None).data
 
 
 def _check_against_stream(reader: Reader, data: bytes) -> _Info:

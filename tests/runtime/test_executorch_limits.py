@@ -420,7 +420,7 @@ def test_an_input_that_nothing_reads_has_a_place(accelerator: str) -> None:
     spec = EthosUCompileSpec(accelerator)
     flatbuffer = flatbuffer_of(body, *inputs)
     payload = compile_payload(
-        spec, flatbuffer, delegate="d", locate=lambda text: None, unused_inputs={1: (120, 4)}
+        spec, flatbuffer, delegate="d", find_operator=lambda text: None, unused_inputs={1: (120, 4)}
     ).data
     kinds = (ScalarType.CHAR, (4,)), (ScalarType.INT, (40, 3)), (ScalarType.CHAR, (6,)), (ScalarType.CHAR, (10,))
     call = _call(payload, 0, kinds, {}, {})

@@ -59,7 +59,7 @@ def test_as_measured(name: str) -> None:
     pools = measure_pools(content, inspection, [case])
     assert pools.exact
     (plan,) = deserialize_pte_binary(content).program.execution_plan
-    assert method_allocator_bytes(plan, 64) == pools.methods[0].pool_64
+    assert method_allocator_bytes(plan, 64) == pools.methods[0].method_allocator_64
     kinds = {type(value.val).__name__ for value in plan.values}
     expected = {
         "lists": {"IntList", "TensorList", "OptionalTensorList", "DoubleList"},

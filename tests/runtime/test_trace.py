@@ -75,7 +75,7 @@ def test_names_and_numbers(recipe: ArmRecipeType) -> None:
     for value, info in zip(result.run(given), result.outputs, strict=True):
         found = [o for o in outputs if o.scale == info.scale and o.integers.numel() == value.numel()]
         assert any(torch.equal(o.integers.flatten().sort()[0], value.flatten().sort()[0]) for o in found)
-        real = found[-1].real
+        real = found[-1].dequantized
         assert real is not None
         assert torch.allclose(real.flatten().sort()[0], info.dequantize(value).flatten().sort()[0])
 
@@ -100,7 +100,7 @@ def test_a_loaded_program_has_no_names() -> None:
     program = load(result.buffer)
     ours, theirs = list(program.trace(given)), list(result.trace(given))
     assert {(o.operator, o.layer, o.source, o.scale) for o in ours} == {("", "", "", None)}
-    assert all(o.real is None for o in ours)
+    assert all(o.dequantized is None for o in ours)
     assert [o.offset for o in ours] == [o.offset for o in theirs]
     assert all(torch.equal(a.integers, b.integers) for a, b in zip(ours, theirs, strict=True))
 
@@ -181,8 +181,8 @@ def test_delegates_in_the_order_in_which_they_run() -> None:
     recipe = ExportRecipe.get_recipe(NPUS[0])
     result = export(Between().eval(), recipe, vectors(4))
     operations = list(result.trace(*vectors(1)[0]))
-    assert sorted({o.delegate for o in operations}) == [0, 1]
-    assert [o.delegate for o in operations] == sorted(o.delegate for o in operations)
+    assert sorted({o.delegate_index for o in operations}) == [0, 1]
+    assert [o.delegate_index for o in operations] == sorted(o.delegate_index for o in operations)
 
 
 def test_programs_for_others_have_no_operations() -> None:

@@ -59,7 +59,7 @@ def _flatbuffer() -> bytes:
 @cache
 def _payload(accelerator: str) -> Payload:
     spec = EthosUCompileSpec(accelerator)
-    return read_payload(compile_ethosu(_flatbuffer(), spec, delegate="", locate=lambda _: None).data)
+    return read_payload(compile_ethosu(_flatbuffer(), spec, delegate="", find_operator=lambda _: None).data)
 
 
 def _inputs() -> tuple[TfliteTensor, ...]:
@@ -198,7 +198,7 @@ def _wide_flatbuffer() -> bytes:
 @cache
 def _wide(accelerator: str) -> Payload:
     spec = EthosUCompileSpec(accelerator)
-    return read_payload(compile_ethosu(_wide_flatbuffer(), spec, delegate="", locate=lambda _: None).data)
+    return read_payload(compile_ethosu(_wide_flatbuffer(), spec, delegate="", find_operator=lambda _: None).data)
 
 
 # As users have it.

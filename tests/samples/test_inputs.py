@@ -379,6 +379,30 @@ def test_other_batches_are_what_is_wanted(given: Any) -> None:
     assert not _batch_warnings(given)
 
 
+@pytest.mark.parametrize(
+    ("given", "remedies"),
+    [
+        (torch.rand(32, 3), "if it holds 32 samples, pass [(part,) for part in x.split(1)]"),
+        (np.ones((4, 3), "float32"), "if it holds 4 samples, pass [(part,) for part in x.split(1)]"),
+        ({"forward": torch.rand(3)}, "if it lacks the batch dimension, pass [(x.unsqueeze(0),)]"),
+        (torch.rand(2, 5, 3), "x.split(1)]; if it lacks the batch dimension, pass [(x.unsqueeze(0),)]"),
+        (torch.rand(1, 3), None),
+    ],
+)
+def test_a_tensor_alone_is_one_sample_and_the_report_says_so(given: Any, remedies: str | None) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = export(nn.Linear(3, 2).eval(), FP, given)
+    notes = [note for note in result.report.notes if "one tensor" in note]
+    assert [str(x.message) for x in caught if "one tensor" in str(x.message)] == notes
+    assert len(notes) == (remedies is not None)
+    if remedies is not None:
+        shape = list(result.inputs[0].shape)
+        assert notes[0].startswith("the samples of 'forward' are one tensor x, which counts as one sample: the program")
+        assert f"takes {shape} in every run" in notes[0]
+        assert notes[0].endswith(remedies)
+
+
 def test_a_captured_program_has_its_batch_and_sizes_are_told_by_name() -> None:
     program = torch.export.export(nn.Linear(3, 2), (torch.rand(32, 3),))
     assert not _batch_warnings(_loader(), program)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -145,12 +146,58 @@ def test_samples_of_a_program_are_checked() -> None:
         export(program, ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP), [(X.double(),)])
 
 
-def test_doubles_in_a_linear_layer_name_the_input() -> None:
-    """Fake tensors of a linear layer may differ in dtype, so the trace succeeds."""
-    with pytest.raises(
-        ModelError, match=r"is torch.float64, .*: convert the model and the input 'input' with .float\(\)$"
-    ):
-        export(nn.Sequential(nn.Linear(8, 4)).eval(), _recipe(), [(torch.rand(1, 8).double(),)])
+def _linear() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 4)).eval()
+
+
+@pytest.mark.parametrize("kind", [ArmRecipeType.TOSA_INT8, ArmRecipeType.TOSA_FP])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("build", [_linear, lambda: nn.LSTM(8, 4), lambda: nn.MultiheadAttention(8, 2)])
+def test_the_trace_of_a_matrix_product_accepts_what_pytorch_refuses(
+    build: Callable[[], nn.Module], dtype: torch.dtype, kind: ArmRecipeType
+) -> None:
+    """The sample is converted if the model has float32, the model if the sample has."""
+    x, name = torch.rand(3, 1, 8), str(dtype).removeprefix("torch.")
+    is_attention = isinstance(build(), nn.MultiheadAttention)
+    sample, odd = ((x, x, x), (x.to(dtype),) * 3) if is_attention else ((x,), (x.to(dtype),))
+    recipe = ExportRecipe.get_recipe(kind)
+    with pytest.raises(ExportError, match=rf"is float32\[3, 1, 8\], the model takes {name}.*pass the model converted"):
+        export(build().eval().to(dtype), recipe, [sample])
+    with pytest.raises(ExportError, match=rf"is {name}\[3, 1, 8\], the model takes float32\[3, 1, 8\]; pass \w+.float"):
+        export(build().eval(), recipe, [odd])
+
+
+@pytest.mark.parametrize(
+    ("model", "x", "y", "remedy"),
+    [
+        (torch.float32, torch.float32, torch.float64, r"convert the input 'y' with .float\(\)"),
+        (torch.float64, torch.float64, torch.float64, r"convert the model and the inputs 'x', 'y' with .float\(\)"),
+        (torch.float64, torch.float64, torch.float32, r"convert the model and the input 'x' with .float\(\)"),
+    ],
+)
+def test_what_is_not_float32_is_converted(model: torch.dtype, x: torch.dtype, y: torch.dtype, remedy: str) -> None:
+    """PyTorch promotes elementwise operands; an integer program does not."""
+
+    class Offset(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 4)
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return self.layer(x) + y * 2
+
+    sample = torch.rand(1, 8).to(x), torch.rand(1, 4).to(y)
+    with pytest.raises(ModelError, match=f"quantized from torch.float32: {remedy}$"):
+        export(Offset().eval().to(model), _recipe(), [sample])
+
+
+def test_a_conversion_inside_the_model_is_named() -> None:
+    class Precise(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.double() * 2
+
+    with pytest.raises(ModelError, match=r"remove the conversion to torch.float64 from the model$"):
+        export(Precise().eval(), _recipe(), [(torch.rand(1, 8),)])
 
 
 def test_arguments_that_the_model_accepts() -> None:

@@ -42,7 +42,7 @@ def _same(net: Net, outputs: list[Value], arrays: list[Array], emulator: Emulato
     run(net.graph, net.target)
     assert all(value.dtype is not DType.BOOL for op in net.graph.ops for value in (*op.inputs, op.output))
     flatbuffer = serialize(net.graph)
-    payload = compile_ethosu(flatbuffer, EthosUCompileSpec("ethos-u55-128"), delegate="", locate=lambda _: None)
+    payload = compile_ethosu(flatbuffer, EthosUCompileSpec("ethos-u55-128"), delegate="", find_operator=lambda _: None)
     kinds = [(array.dtype.name, array.shape) for array in before]
     for results in (reference.run(flatbuffer, arrays), emulator.run(read_payload(payload.data), arrays, kinds)):
         for actual, expected in zip(results, before, strict=True):

@@ -79,7 +79,7 @@ def test_one_constant_for_three_shapes(dtype: DType, target: Target, monkeypatch
 
 def test_the_converter_takes_weights_that_are_reshaped() -> None:
     flatbuffer = serialize(_written(DType.FP32, FLOAT))
-    payload = compile_payload(VgfCompileSpec(), flatbuffer, delegate="d", locate=lambda text: None)
+    payload = compile_payload(VgfCompileSpec(), flatbuffer, delegate="d", find_operator=lambda text: None)
     assert len(payload.data) < 2 * ROWS * WIDTH * 4
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from arm_backend_core.alternatives.always import apply_unconditional
+from arm_backend_core.alternatives.unconditional import apply_unconditional
 from arm_backend_core.dtype import DType
 from arm_backend_core.permutation import merge_axes
 from arm_backend_core.targets.target import Target
@@ -472,3 +472,18 @@ def test_a_lone_rescale_goes_with_a_product(target: Target) -> None:
     total = _summed(net)
     net.check(total, net.b.rescale(total, DType.INT8, 0.007, 0, -5), forms=apply_unconditional)
     assert net.kinds().count("MUL") == 1
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", [DType.INT8, DType.INT16])
+def test_each_rescale_has_its_own_convolution(target: Target, dtype: DType) -> None:
+    """Vela fuses one RESCALE only, and rejects INT48 that is not fused."""
+    net = Net(target)
+    x = net.input(1, 4, 4, 16, dtype=dtype)
+    wide = DType.INT48 if dtype is DType.INT16 else DType.INT32
+    ones, zeros = net.b.const(np.full((1, 1, 16, 1), 127), DType.INT8), net.b.const(np.zeros(16), wide)
+    sums = net.b.depthwise_conv2d(x, ones, zeros, pad=(0, 0, 0, 0))
+    scales = (net.rng.uniform(1e-3, 4e-3, 16) for _ in range(2))
+    ops = net.check(*(net.b.rescale(sums, dtype, scale, 0, 0) for scale in scales))
+    assert [op.kind for op in ops].count("DEPTHWISE_CONV2D") == 2
+    assert is_compiled_by_vela(target.family, serialize(net.graph))

@@ -387,7 +387,7 @@ def test_rules_that_undo_each_other_are_found() -> None:
     net.graph.outputs = [net.b.unary("BITWISE_NOT", net.input(2, 4))]
 
     def swap(op: Op, rewriter: Rewriter) -> Value:
-        return rewriter.build.unary("BITWISE_NOT", op.inputs[0])
+        return rewriter.builder.unary("BITWISE_NOT", op.inputs[0])
 
     with pytest.raises(AssertionError, match="rules for BITWISE_NOT undo each other"):
         rewrite_to_fixpoint(net.graph, TARGET, {"BITWISE_NOT": [swap]})

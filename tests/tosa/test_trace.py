@@ -12,7 +12,7 @@ from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.passes.rewrite import Rewriter, apply_once
-from arm_backend_core.tosa.passes.trace import TRACE_VARIABLE, call_with_reason
+from arm_backend_core.tosa.passes.trace import TRACE_VARIABLE, call_and_explain_none
 from arm_backend_core.tosa.passes.transpose import cancel_transpose, merge_transpose
 
 TARGET = Target.from_tosa_spec("TOSA-1.0+INT")
@@ -56,9 +56,9 @@ def test_without_the_variable_nothing_is_printed_and_no_tracer_runs(capsys: pyte
 
 def test_the_reason_follows_a_helper_that_returned_none() -> None:
     graph = _graph(cancels=False)
-    result, reason = call_with_reason(merge_transpose, graph.ops[-1], Rewriter(graph, TARGET))
+    result, reason = call_and_explain_none(merge_transpose, graph.ops[-1], Rewriter(graph, TARGET))
     assert result is None
     assert reason.startswith("cancel_transpose(op, rewriter) (tosa/passes/transpose.py:"), reason
     assert ", as before is None or " in reason, reason
     bound = partial(merge_transpose, graph.ops[-1])
-    assert call_with_reason(bound, Rewriter(graph, TARGET)) == (None, reason)
+    assert call_and_explain_none(bound, Rewriter(graph, TARGET)) == (None, reason)

@@ -38,7 +38,7 @@ def _copied(b: Builder, x: Value) -> Value:
 
 
 def _again(op: Op, found: bool, rewriter: Rewriter) -> Value:
-    return rewriter.build.emit(op.kind, op.inputs, op.output.dtype, **op.attrs)
+    return rewriter.builder.emit(op.kind, op.inputs, op.output.dtype, **op.attrs)
 
 
 def _refused(op: Op, found: bool, rewriter: Rewriter) -> Value:
@@ -118,7 +118,7 @@ def test_workarounds_that_the_target_refuses(monkeypatch: pytest.MonkeyPatch) ->
     ("known", "named", "message"),
     [
         ((), ("typo",), "names bugs without a workaround: typo"),
-        (("one", "two"), ("one",), "workarounds that no Hardware.vela_bugs names: two"),
+        (("one", "two"), ("one",), "workarounds that are missing in every Hardware.vela_bugs: two"),
         (("one", "one"), ("one",), "several workarounds have the same name: one"),
     ],
 )

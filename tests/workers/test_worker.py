@@ -157,7 +157,7 @@ def test_threads_share_the_process() -> None:
 
     def compile_some() -> None:
         for _ in range(5):
-            results.append(compile_payload(spec, flatbuffer, delegate="d", locate=lambda text: None).data)
+            results.append(compile_payload(spec, flatbuffer, delegate="d", find_operator=lambda text: None).data)
 
     threads = [threading.Thread(target=compile_some) for _ in range(4)]
     for thread in threads:
@@ -171,12 +171,12 @@ def test_threads_share_the_process() -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_forked_child_gets_a_process_of_its_own() -> None:
     spec, flatbuffer = EthosUCompileSpec("ethos-u55-128"), conv2d()
-    data = compile_payload(spec, flatbuffer, delegate="d", locate=lambda text: None).data
+    data = compile_payload(spec, flatbuffer, delegate="d", find_operator=lambda text: None).data
     parents = vela._worker.pid
     child = os.fork()
     if child == 0:
         try:
-            same = compile_payload(spec, flatbuffer, delegate="d", locate=lambda text: None).data == data
+            same = compile_payload(spec, flatbuffer, delegate="d", find_operator=lambda text: None).data == data
             own = vela._worker.pid not in (None, parents)
             vela._worker.close()
             os._exit(0 if same and own else 1)
@@ -185,4 +185,4 @@ def test_forked_child_gets_a_process_of_its_own() -> None:
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
     assert vela._worker.pid == parents
-    assert compile_payload(spec, flatbuffer, delegate="d", locate=lambda text: None).data == data
+    assert compile_payload(spec, flatbuffer, delegate="d", find_operator=lambda text: None).data == data

@@ -18,11 +18,15 @@ _SCALAR_TYPES: dict[int, Any] = {1: np.int8, 2: np.int16}
 def quantize_per_tensor(x: Array, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: int) -> Array:
     """Quantize float32 to int8 or int16 as PyTorch does, for any shape and memory format. NaN becomes 0.
 
-    round(x * float32(1 / scale)) + zero_point, ties to even, saturated. ExecuTorch's kernel differs where the processor
-    has MVE: it rounds the product and its sum with the zero point at once, int8 results wrap for |x / scale| of 32768
-    and more, and all results are wrong from 2^22. On other processors it converts to int32 before it saturates, and
-    Arm's conversion saturates, so only the addition of the zero point may wrap. For a scale that float32 does not
-    represent, its reciprocal may differ in the last bit.
+    round(x * float32(1 / scale)) + zero_point, ties to even, saturated. ExecuTorch's kernel differs in these cases, of
+    which this emulates none:
+
+    - With MVE instructions (blocks of 16 int8 or 8 int16 elements), the product is not rounded to float32 first. A
+      number near the middle between two integers may be rounded to the other one.
+    - With MVE instructions, int8 results wrap where |x / scale| is 32768 or more: a large positive number may become
+      -128. All results are wrong from 2^22 on.
+    - Otherwise, the zero point is added before saturation, which may wrap where the product exceeds int32.
+    - It divides by float32(scale), which changes the last bit of the reciprocal of some scales.
 
     Args:
         x: float32.

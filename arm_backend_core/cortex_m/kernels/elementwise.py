@@ -8,11 +8,12 @@ import numpy as np
 
 from arm_backend_core.cortex_m.arithmetic import requantize, requantize_to_int8
 from arm_backend_core.cortex_m.kernels.registry import Array, Shape, broadcast_shape, kernel
+from arm_backend_core.targets.cortex_m import Isa
 
 #: Left shift of the operands of an addition, which keeps the sum's precision (``arm_elementwise_add_s8``).
 ADD_LEFT_SHIFT = 20
 
-#: Rank up to which ``minimum`` and ``maximum`` broadcast. They ignore further leading axes.
+#: Rank up to which ``minimum`` and ``maximum`` broadcast. ExecuTorch's kernels ignore further leading axes.
 MAX_BROADCAST_RANK = 4
 
 
@@ -143,36 +144,34 @@ def _padded(shape: Shape) -> tuple[int, ...]:
     return (1,) * (MAX_BROADCAST_RANK - len(shape)) + tuple(shape)
 
 
-def is_broadcast_correct(first: Shape, second: Shape) -> bool:
-    """Whether ``minimum`` and ``maximum`` compute the right result for the shapes on all processors.
+def find_broadcast_fault(isa: Isa, first: Shape, second: Shape) -> str | None:
+    """Why ``arm_minimum_s8`` and ``arm_maximum_s8`` give other results for the shapes; None if they do not.
 
-    ``arm_minimum_s8`` and ``arm_maximum_s8`` support rank 4 and read the wrong elements of an operand with one element
-    per row, (n, h, 1, 1) where h > 1, if the rows of the other have a width above 1.
+    They support rank 4, and read the wrong elements of an operand with one element per row, (n, h, 1, 1) where h > 1,
+    if the rows of the other have a width above 1.
     """
+    if tuple(first) == tuple(second):
+        return None
     if max(len(first), len(second)) > MAX_BROADCAST_RANK:
-        return False
+        return f"{tuple(first)} and {tuple(second)} cannot be broadcast: they have more than {MAX_BROADCAST_RANK} axes"
     one, other = _padded(first), _padded(second)
-    pairs = ((one, other), (other, one))
-    return not any(row[1] > 1 and row[2] == row[3] == 1 and full[2] > 1 for row, full in pairs)
+    for row, full in ((one, other), (other, one)):
+        if row[1] > 1 and row[2] == row[3] == 1 and full[2] > 1:
+            return f"{row} has single elements per row, which CMSIS-NN does not repeat correctly for {full}"
+    return None
 
 
-def _minimum_shape(first: Shape, second: Shape) -> Shape:
-    if not is_broadcast_correct(first, second):
-        raise ValueError(f"the kernel does not broadcast {tuple(first)} and {tuple(second)} correctly")
-    return broadcast_shape(first, second)
-
-
-@kernel("minimum", "Tensor self, Tensor other", result_shape=_minimum_shape)
+@kernel("minimum", "Tensor self, Tensor other", result_shape=broadcast_shape, find_fault=find_broadcast_fault)
 def minimum(first: Array, second: Array) -> Array:
     """Lesser of two int8 tensors of one scale and zero point (``arm_minimum_s8``).
 
-    Broadcasts all axes; ``is_broadcast_correct`` has the exceptions. The kernel ignores memory formats: tensors that
+    Broadcasts all axes; ``find_broadcast_fault`` has the exceptions. The kernel ignores memory formats: tensors that
     are broadcast must be contiguous, unless one has a single element; others must have one memory format.
     """
     return np.minimum(first, second)
 
 
-@kernel("maximum", "Tensor self, Tensor other", result_shape=_minimum_shape)
+@kernel("maximum", "Tensor self, Tensor other", result_shape=broadcast_shape, find_fault=find_broadcast_fault)
 def maximum(first: Array, second: Array) -> Array:
     """Greater of two int8 tensors, with the limits of ``minimum`` (``arm_maximum_s8``)."""
     return np.maximum(first, second)

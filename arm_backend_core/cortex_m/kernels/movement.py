@@ -16,8 +16,8 @@ MAX_RANK = 4
 CHANNELS_LAST = (0, 2, 3, 1)
 
 
-def is_transpose_correct(isa: Isa, shape: Shape, permutation: Sequence[int]) -> bool:
-    """Whether ``arm_transpose_s8`` gives the right result.
+def find_transpose_fault(isa: Isa, shape: Shape, permutation: Sequence[int]) -> str | None:
+    """Why ``arm_transpose_s8`` fails or gives another result; None if it does not.
 
     It transposes a tensor of rank 2 even if the permutation is the identity. With MVE, it does so with the last two
     axes of a tensor of rank 4 whose first two axes stay in place. These two cases count rows and columns in 16 bits;
@@ -25,24 +25,29 @@ def is_transpose_correct(isa: Isa, shape: Shape, permutation: Sequence[int]) -> 
     """
     order = tuple(permutation)
     if not 1 <= len(shape) <= MAX_RANK or sorted(order) != list(range(len(shape))):
-        return False
+        return f"{order} is not a permutation of the axes of {tuple(shape)}, of which there are 1 to {MAX_RANK}"
     swaps_last = len(shape) == 2 or (isa is Isa.MVE and len(shape) == 4 and order[:2] == (0, 1))
     if not swaps_last:
-        return True
+        return None
+    if order[-1] > order[-2]:
+        return f"the kernel swaps the last two axes of {tuple(shape)}, although the permutation is the identity"
     rows, columns = shape[-2:]
-    return order[-1] < order[-2] and max(rows, columns) < 1 << 16 and (isa is not Isa.MVE or 7 * columns < 1 << 16)
+    if max(rows, columns) >= 1 << 16 or (isa is Isa.MVE and 7 * columns >= 1 << 16):
+        return f"the last two axes of {tuple(shape)} are too large to be swapped"
+    return None
 
 
 @kernel(
     "transpose",
     "Tensor input, int[] perm",
     result_shape=lambda shape, permutation: tuple(shape[axis] for axis in permutation),
+    find_fault=find_transpose_fault,
 )
 def transpose(x: Array, permutation: Sequence[int]) -> Array:
     """Permute the axes of an int8 tensor of rank 1 to 4 with contiguous memory format (``arm_transpose_s8``).
 
     The result has contiguous memory format, too. ExecuTorch's kernel checks neither. Axes are not negative.
-    ``is_transpose_correct`` has the permutations and sizes that processors support.
+    ``find_transpose_fault`` has the permutations and sizes that processors lack.
     """
     return np.ascontiguousarray(x.transpose(tuple(permutation)))
 

@@ -8,6 +8,7 @@ Newton's method. Numbers with n integer bits, "Qn", are int32 in units of 2^(n -
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,8 @@ from arm_backend_core.cortex_m.arithmetic import (
     doubling_high_mult,
     quantize_multiplier,
 )
-from arm_backend_core.cortex_m.kernels.registry import Array, kernel
+from arm_backend_core.cortex_m.kernels.registry import Array, Shape, kernel
+from arm_backend_core.targets.cortex_m import Isa
 
 #: Quantization of the result, which the kernel requires.
 OUTPUT_SCALE, OUTPUT_ZERO_POINT = 1 / 256, -128
@@ -87,10 +89,25 @@ def reciprocal_of_one_plus(x: Array) -> Array:
     return np.minimum(result << 1, _INT32_MAX)
 
 
+def find_row_fault(isa: Isa, shape: Shape, *rest: Any) -> str | None:
+    """Why results of ``arm_softmax_s8`` may be one step too high, or wrong; None if all are right.
+
+    Rows of up to ``MAX_ROW`` elements are one step too high only where they are nearly uniform: see ``MAX_EXACT_ROW``.
+    With MVE, rows of a multiple of 4 elements are right, if the compiler is not GCC 12.2 or older.
+    """
+    size = shape[-1]
+    if size > MAX_ROW:
+        return f"the sum of {size} exponentials can overflow: rows have at most {MAX_ROW} elements"
+    if size > MAX_EXACT_ROW and not (isa is Isa.MVE and size % 4 == 0):
+        return f"nearly uniform rows of {size} elements are one step too high: rows up to {MAX_EXACT_ROW} are exact"
+    return None
+
+
 @kernel(
     "softmax",
     "Tensor input, int dim, int input_zero_point, int output_zero_point, "
     "int input_multiplier, int input_shift, int diff_min",
+    find_fault=find_row_fault,
 )
 def softmax(
     x: Array,

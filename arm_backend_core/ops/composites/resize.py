@@ -23,10 +23,10 @@ aten = torch.ops.aten
 
 def _build_1d_resize(resize_2d: OpOverload) -> Callable[..., Tensor]:
     def upsample(x: Tensor, size: Sequence[int] | None, *rest: Any) -> Tensor:
-        """Resize x [N, C, L] as an image of one row. ``rest`` is (``align_corners`` if bilinear, factors)."""
-        *align_corners, factors = rest
-        size, factors = size and [1, *size], factors and [1.0, *factors]
-        result: Tensor = resize_2d(x.unsqueeze(2), size, *align_corners, factors).squeeze(2)
+        """Resize x [N, C, L] as an image of one row. ``rest`` is (``align_corners`` if bilinear, scale_factors)."""
+        *align_corners, scale_factors = rest
+        size, scale_factors = size and [1, *size], scale_factors and [1.0, *scale_factors]
+        result: Tensor = resize_2d(x.unsqueeze(2), size, *align_corners, scale_factors).squeeze(2)
         return result
 
     return upsample
@@ -35,25 +35,27 @@ def _build_1d_resize(resize_2d: OpOverload) -> Callable[..., Tensor]:
 def _build_3d_resize(resize_2d: OpOverload) -> Callable[..., Tensor]:
     def upsample(x: Tensor, size: Sequence[int] | None, *rest: Any) -> Tensor:
         """Resize x [N, C, D, H, W] plane by plane, then along the depth. ``rest`` is as in the 1D resize."""
-        *align_corners, factors = rest
-        planes = resize_2d(x.flatten(1, 2), size and size[1:], *align_corners, factors and factors[1:])
+        *align_corners, scale_factors = rest
+        planes = resize_2d(x.flatten(1, 2), size and size[1:], *align_corners, scale_factors and scale_factors[1:])
         height, width = planes.shape[2:]
         flattened = planes.reshape(*x.shape[:3], height * width)
-        size, factors = size and [size[0], height * width], factors and [factors[0], 1.0]
-        return resize_2d(flattened, size, *align_corners, factors).unflatten(-1, (height, width))
+        size, scale_factors = size and [size[0], height * width], scale_factors and [scale_factors[0], 1.0]
+        return resize_2d(flattened, size, *align_corners, scale_factors).unflatten(-1, (height, width))
 
     return upsample
 
 
-def _build_sizes_or_factors_overload(overload: OpOverload, rank: int) -> Callable[..., Tensor]:
+def _build_call_of_vec(overload: OpOverload, rank: int) -> Callable[..., Tensor]:
     def upsample(x: Tensor, size: Sequence[int], *rest: Any, **keywords: Any) -> Tensor:
-        """Call the ``vec`` overload with the factors if they are given, else with the sizes."""
-        factors = [value for value in (*rest, *keywords.values()) if isinstance(value, float)]
+        """Call the ``vec`` overload with the scale_factors if they are given, else with the sizes."""
+        scale_factors = [value for value in (*rest, *keywords.values()) if isinstance(value, float)]
         align_corners = [value for value in rest if isinstance(value, bool)]
-        if len(factors) not in (0, rank):
+        if len(scale_factors) not in (0, rank):
             raise Unsupported("resizing with a factor for some dimensions only; give one for each dimension, or sizes")
         result: Tensor = (
-            overload(x, None, *align_corners, factors) if factors else overload(x, size, *align_corners, None)
+            overload(x, None, *align_corners, scale_factors)
+            if scale_factors
+            else overload(x, size, *align_corners, None)
         )
         return result
 
@@ -67,23 +69,21 @@ for _resize_2d, _resize_1d, _resize_3d in (
 ):
     decomposition(_resize_1d.vec)(_build_1d_resize(_resize_2d.vec))
     decomposition(_resize_3d.vec)(_build_3d_resize(_resize_2d.vec))
-    decomposition(_resize_1d.default)(_build_sizes_or_factors_overload(_resize_1d.vec, 1))
-    decomposition(_resize_3d.default)(_build_sizes_or_factors_overload(_resize_3d.vec, 3))
-decomposition(aten._upsample_nearest_exact2d.default)(
-    _build_sizes_or_factors_overload(aten._upsample_nearest_exact2d.vec, 2)
-)
+    decomposition(_resize_1d.default)(_build_call_of_vec(_resize_1d.vec, 1))
+    decomposition(_resize_3d.default)(_build_call_of_vec(_resize_3d.vec, 3))
+decomposition(aten._upsample_nearest_exact2d.default)(_build_call_of_vec(aten._upsample_nearest_exact2d.vec, 2))
 
 
 # -- weights that PyTorch computes -------------------------------------------------------------------------------
 
 
 def _interpolation_weights(
-    resize_2d: OpOverload, size: int, out: int, align_corners: bool, factor: float | None
+    resize_2d: OpOverload, in_size: int, out_size: int, align_corners: bool, factor: float | None
 ) -> Tensor:
-    """Interpolation matrix [out, size], computed by resizing the unit vectors along one axis."""
-    square = torch.eye(size).reshape(1, 1, size, size)
-    weights: Tensor = resize_2d(square, [out, size], align_corners, factor, None)
-    return weights.reshape(out, size)
+    """Interpolation matrix [out_size, in_size], computed by resizing the unit vectors along one axis."""
+    square = torch.eye(in_size).reshape(1, 1, in_size, in_size)
+    weights: Tensor = resize_2d(square, [out_size, in_size], align_corners, factor, None)
+    return weights.reshape(out_size, in_size)
 
 
 def _build_separable_resize(resize_2d: OpOverload) -> Callable[..., Tensor]:
@@ -117,11 +117,11 @@ for _overload_packet in (
 
 @decomposition(aten.upsample_bicubic2d.vec)
 def bicubic_vec(
-    x: Tensor, size: Sequence[int] | None, align_corners: bool, factors: Sequence[float] | None = None
+    x: Tensor, size: Sequence[int] | None, align_corners: bool, scale_factors: Sequence[float] | None = None
 ) -> Tensor:
     """The bicubic overload that torch.export emits."""
-    sizes = size or [int(n * factor) for n, factor in zip(x.shape[2:], factors or (), strict=True)]
-    return aten.upsample_bicubic2d(x, sizes, align_corners, *(factors or ()))
+    sizes = size or [int(n * factor) for n, factor in zip(x.shape[2:], scale_factors or (), strict=True)]
+    return aten.upsample_bicubic2d(x, sizes, align_corners, *(scale_factors or ()))
 
 
 # -- sampling ----------------------------------------------------------------------------------------------------
@@ -146,11 +146,11 @@ def grid_sampler(
 
     def read_pixels(pixel_coordinates: Sequence[Tensor]) -> Tensor:
         """Read the pixels [N, ..., C] at integer coordinates; 0 outside the image."""
-        # A quantized coordinate is only approximately an integer. 8 bits cannot represent a flat index.
         inside_by_axis = [
             (coordinate > -0.5) & (coordinate < size - 0.5)
             for coordinate, size in zip(pixel_coordinates, sizes, strict=True)
         ]
+        # Quantized coordinates are rounded to int32: they are only near integers, and 8 bits cannot hold a flat index.
         index = torch.zeros((), dtype=dtype)
         for coordinate, size in zip(pixel_coordinates, sizes, strict=True):
             clamped = coordinate.clamp(0, size - 1)

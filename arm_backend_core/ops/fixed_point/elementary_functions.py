@@ -73,20 +73,25 @@ def logarithm(v: FixedPoint) -> FixedPoint:
 def exponential(v: FixedPoint, result_q: QParams) -> FixedPoint:
     """exp(v) as int16, for real v at any scale.
 
+    Its scale is that of an int16 result, so that no second rounding follows. The entries of the table are the
+    least-squares fit of exp: exp - h**2 / 12 of its second derivative, which is exp itself, with entries h apart.
+
     Args:
         v: the exponent.
         result_q: parameters to which the caller later requantizes the exponential. The table covers each v whose
             exponential neither rounds to 0 nor saturates in them.
     """
-    peak = (
-        float(result_q.scale) * max(result_q.qmax - result_q.zero_point, result_q.zero_point - result_q.qmin, 1) * 1.01
-    )
+    peak = float(result_q.scale) * max(result_q.qmax - result_q.zero_point, result_q.zero_point - result_q.qmin, 1)
+    scale = float(result_q.scale) if result_q.dtype is I16 else peak / Q15_MAX
+    # The last entry but one is the peak; the last one saturates.
     low, high = math.log(float(result_q.scale) / 8), math.log(peak)
-    middle, half = (high + low) / 2, (high - low) / 2
+    half = (high - low) / (TABLE_INPUTS[-2] / Q15_MAX + 1)
+    middle = low + half
     if v.scale < half * 2.0**-24:  # else round(middle / v.scale) would exceed INT32
         v = v.rescale(I32, v.scale / half * 2.0**24)
     index = (v - round(middle / v.scale)).rescale(I16, v.scale / half * Q15_MAX, saturate=True)
-    return index.apply_table(np.exp(middle + TABLE_INPUTS / Q15_MAX * half) / peak * Q15_MAX, peak / Q15_MAX)
+    distance = half * 128 / Q15_MAX
+    return index.apply_table(np.exp(middle + TABLE_INPUTS / Q15_MAX * half) * (1 - distance**2 / 12) / scale, scale)
 
 
 #: The mantissa m in [1, 2] at the table's points.

@@ -69,6 +69,7 @@ def fuse_norms(module: GraphModule, algorithms: Collection[str]) -> None:
     Args:
         algorithms: "fused_norms" enables layer norms, "fused_rms_norms" RMS norms.
     """
+    _sink_gains(module)
     norms = {node: norm for node in module.graph.nodes if (norm := _match_norm(node)) is not None}
     norms = {
         node: norm
@@ -85,6 +86,25 @@ def fuse_norms(module: GraphModule, algorithms: Collection[str]) -> None:
         with module.graph.inserting_before(last):
             last.replace_all_uses_with(norm.emit(last, weight))
     eliminate_dead_code(module.graph)
+
+
+def _sink_gains(module: GraphModule) -> None:
+    """Rewrite weight * (x - mean) / sqrt(y) as (x - mean) / sqrt(y) * weight."""
+    constants = constant_nodes(module.graph)
+    for node in module.graph.find_nodes(op="call_function", target=aten.div.Tensor):
+        product, root = node.args[:2]
+        if not isinstance(product, Node) or product.target is not aten.mul.Tensor or len(product.users) != 1:
+            continue
+        weights = [x for x in product.args if x in constants]
+        centered = [x for x in product.args if isinstance(x, Node) and _match_centered(x)[1] is not None]
+        is_root = isinstance(root, Node) and root.target is aten.sqrt.default and root not in constants
+        same_shape = centered and centered[0].meta["val"].shape == node.meta["val"].shape
+        if len(weights) == len(centered) == 1 and is_root and same_shape and not node.kwargs:
+            with module.graph.inserting_before(node):
+                quotient = insert_call(node, aten.div.Tensor, centered[0], root)
+                node.replace_all_uses_with(insert_call(node, aten.mul.Tensor, quotient, weights[0]))
+            module.graph.erase_node(node)
+            module.graph.erase_node(product)
 
 
 def _match_norm(node: Node) -> _Norm | None:

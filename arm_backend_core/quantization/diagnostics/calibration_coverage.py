@@ -23,24 +23,29 @@ def find_coverage_problems(observers: Iterable[Any]) -> list[str]:
             and not isinstance(observer, WeightObserver)
             and not observer.is_constant
         ):
-            kind = _describe_problem(observer)
-            if kind is not None:
-                kinds.setdefault(kind, []).append(observer.description)
+            kind, value = _describe_problem(observer)
+            if kind:
+                kinds.setdefault(kind, []).append(f"{observer.description}{value}")
     for kind, tensors in kinds.items():
         omitted = f" and {len(tensors) - _MAX_NAMED} more" if len(tensors) > _MAX_NAMED else ""
         notes.append(f"calibration: {', '.join(tensors[:_MAX_NAMED])}{omitted} {kind}")
     return notes
 
 
-def _describe_problem(observer: RangeObserver) -> str | None:
+def _describe_problem(observer: RangeObserver) -> tuple[str, str]:
+    """Describe the problem of a tensor, or "", and the only value that the tensor had, as `` (0.5)``."""
     if not observer.count:
-        return "had no value in any sample: the program represents only values near 0"
+        return "had no value in any sample: the program represents only values near 0", ""
     low, high = observer.extremes
     if low == high:
         return (
-            f"had no value but {low:g} in all samples: the program clips it to the range from 0 to that; "
-            "calibrate with samples in which it varies, if it does"
+            "had only one value in all samples: the program clips to the range from 0 to that value; calibrate with "
+            "samples in which it varies, if it does",
+            f" ({low:g})",
         )
     if observer.count < _MIN_VALUES:
-        return f"had fewer than {_MIN_VALUES} values in all samples: its range is a guess; calibrate with more samples"
-    return None
+        return (
+            f"had fewer than {_MIN_VALUES} values in all samples: its range is a guess; calibrate with more samples",
+            "",
+        )
+    return "", ""

@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 _EMBEDDING = torch.ops.aten.embedding.default
 #: SQNR in dB below which the user is warned. At this SQNR, the noise amplitude is half of the signal's.
 MIN_SQNR_DB = 6.0
-#: Upper bound in dB for an operand's SQNR when losses are compared. Rounding to int16 alone adds about this much noise,
-#: so that higher values do not count as a loss.
-_MAX_SQNR_DB = 60.0
 #: Maximum number of elements of all intermediate results together. All are stored to find the largest loss.
 _MAX_STORED_ELEMENTS = 1 << 27
 
@@ -50,7 +47,7 @@ class _QuantizedConstant:
     parameters: Sequence[Any]
     floats: Tensor | None
 
-    def __call__(self, rows: Any = ...) -> Tensor:
+    def dequantize(self, rows: Any = ...) -> Tensor:
         """Return all float values, or only ``rows``: a sample reads few rows of an embedding table."""
         if self.floats is not None:
             return self.floats[rows]
@@ -80,7 +77,9 @@ class _FloatInterpreter(GraphInterpreter):
         return attrgetter(str(node.target))(self._model.model)
 
     def on_operand(self, source: Node, reader: Node, value: Any) -> Any:
-        return value() if isinstance(value, _QuantizedConstant) and reader.target is not _EMBEDDING else value
+        return (
+            value.dequantize() if isinstance(value, _QuantizedConstant) and reader.target is not _EMBEDDING else value
+        )
 
     def call_function(self, node: Node, args: Any, kwargs: Any) -> Any:
         if is_quantize(node):
@@ -92,7 +91,7 @@ class _FloatInterpreter(GraphInterpreter):
             floats = None if self._fake_quantize else self._model.float_constants[name]
             return _QuantizedConstant(args[0], args[1:], floats)
         if node.target is _EMBEDDING and isinstance(args[0], _QuantizedConstant):
-            return args[0](args[1])
+            return args[0].dequantize(args[1])
         return super().call_function(node, args, kwargs)
 
     def on_result(self, node: Node, value: Any) -> Any:
@@ -113,8 +112,9 @@ def measure_output_sqnr(model: ObservedProgram) -> dict[str, float]:
         model: has quantize and dequantize operators.
 
     Returns:
-        SQNR by output name. Empty for a model with loops, which carry their state from step to step before it is
-        quantized; for a model with random operators; and if PyTorch rejects indices or sizes that quantization changed.
+        SQNR by output name. Empty for a model with loops: they carry their state from step to step before it is
+        quantized, so that the SQNR would lack the rounding of the state. Also empty for a model with random operators,
+        and if PyTorch rejects indices or sizes that quantization changed.
     """
     if any(node.target is LOOP_OUT or is_random(node) for node in model.graph.nodes):
         return {}
@@ -138,43 +138,68 @@ def _sqnr(reference: Any, actual: Any) -> float | None:
 
 
 def describe_output_sqnr(model: ObservedProgram, method: str, by_output: Mapping[str, float]) -> str:
-    """Describe the output with the lowest SQNR and the operator with the largest loss, for the user."""
+    """Describe the output with the lowest SQNR and the operator that adds the most noise, for the user."""
     output, sqnr = min(by_output.items(), key=itemgetter(1))
-    location = _find_largest_loss(model)
+    node, location = _find_noisiest_operator(model)
+    is_int16 = node is not None and _activation_dtype(node) is torch.int16
+    precision = "" if is_int16 else ", set such modules to A16W8 with precisions="
     return (
         f"SQNR of output '{output}' of '{method}' is {sqnr:.1f} dB (last calibration sample)"
-        f"{location and '; the largest loss is at ' + location}. Scale tensors with a wide range in the model, set "
-        "such modules to A16W8 with precisions=, or compare every layer with result.compare(samples)"
+        f"{location and '; the largest loss is at ' + location}. Rescale wide-range tensors in the model"
+        f"{precision}, or compare every layer with result.compare(samples)"
     )
 
 
-def _find_largest_loss(model: ObservedProgram) -> str:
-    """Describe the operator whose SQNR drops most below its operands'; "" if the tensors take too much memory."""
+def _activation_dtype(node: Node) -> torch.dtype | None:
+    """The dtype of the last quantize operator before a node, or of the node itself; None if there is none."""
+    while not is_quantize(node):
+        sources = [source for source in node.all_input_nodes if isinstance(source.meta.get("val"), Tensor)]
+        if not sources:
+            return None
+        node = sources[0]
+    dtype: torch.dtype = node.args[5]  # type: ignore[assignment]
+    return dtype
+
+
+def _find_noisiest_operator(model: ObservedProgram) -> tuple[Node | None, str]:
+    """Find the operator that adds the most noise, relative to the signal, and describe it.
+
+    The noise-to-signal ratio is compared, not the SQNR: from exact to 40 dB, little is lost; from 20 to 3 dB, half of
+    the signal.
+
+    Returns:
+        The node and its description; None and "" if the tensors take too much memory.
+    """
     nodes = [node for node in model.graph.nodes if isinstance(node.meta.get("val"), Tensor)]
     if sum(node.meta["val"].numel() for node in nodes) > _MAX_STORED_ELEMENTS:
-        return ""
+        return None, ""
     float_results, sqnrs = dict[Node, Tensor](), dict[Node, float]()
 
     def compare(node: Node, value: Tensor) -> None:
         sqnr = _sqnr(float_results.get(node), value) if node in float_results else None
-        sqnrs[node] = _MAX_SQNR_DB if sqnr is None else min(sqnr, _MAX_SQNR_DB)
+        sqnrs[node] = math.inf if sqnr is None else sqnr
 
     _FloatInterpreter(
         model, fake_quantize=False, on_float=lambda node, value: float_results.update({node: value.clone()})
     ).run(model.last_sample.reset())
     _FloatInterpreter(model, fake_quantize=True, on_float=compare).run(model.last_sample.reset())
 
-    def loss(node: Node) -> float:
-        return (
-            min((sqnrs.get(source, _MAX_SQNR_DB) for source in node.all_input_nodes), default=_MAX_SQNR_DB)
-            - sqnrs[node]
-        )
+    def operand_sqnr(node: Node) -> float:
+        return min((sqnrs.get(source, math.inf) for source in node.all_input_nodes), default=math.inf)
 
-    node = max((node for node in sqnrs if node.op == "call_function"), key=loss, default=None)
+    def added_noise(node: Node) -> float:
+        return _noise_ratio(sqnrs[node]) - _noise_ratio(operand_sqnr(node))
+
+    node = max((node for node in sqnrs if node.op == "call_function"), key=added_noise, default=None)
     if node is None:
-        return ""
+        return None, ""
     source = node.all_input_nodes[0] if is_quantize(node) else node
     scale = f", quantized with scale {node.args[1]:.3g}" if is_quantize(node) else ""
-    return (
-        f"{describe_node(source)}{scale} ({sqnrs[node] + loss(node):.1f} dB before it, {sqnrs[node]:.1f} dB after it)"
-    )
+    before = operand_sqnr(node)
+    operands = "exact" if before == math.inf else f"{before:.1f} dB"
+    return node, f"{describe_node(source)}{scale} ({operands} before it, {sqnrs[node]:.1f} dB after it)"
+
+
+def _noise_ratio(sqnr: float) -> float:
+    """Noise-to-signal ratio; at most 1, because more noise than signal leaves nothing of the signal."""
+    return float(min(10 ** (-sqnr / 10), 1.0))

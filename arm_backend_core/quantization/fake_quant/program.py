@@ -50,7 +50,7 @@ class StepSettings:
     Attributes:
         ranges: ranges of activations, in the order of ``activation_observers``.
         tensors: parameters and buffers of the model, by name.
-        training: whether dropout is active and ranges that are not learned follow the batch.
+        training: if True, dropout is active, and ranges that are not learned follow the batch.
         batch_statistics: whether batch norms normalize by the statistics of the batch.
     """
 
@@ -96,18 +96,18 @@ class FakeQuantProgram:
         self.weighted_nodes = [
             node for node in graph.nodes if (record := find_record(node)) is not None and record.kind is Kind.CONV
         ]
-        targets = {
+        buffer_names = {
             attribute_nodes[name]: str(spec.target)
             for name, spec in self.observed._input_specs.items()
             if name in attribute_nodes
         }
         writes = graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
-        self.state_names = {write.args[0]: targets[write.args[0]] for write in writes}
+        self.state_names = {write.args[0]: buffer_names[write.args[0]] for write in writes}
 
     def update_constants(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Recompute the program's attributes from the model's ``tensors``, store them and return them by name."""
-        current = self._tape.replay(lambda name: tensors.get(name, self._tensors[name]))
-        constants = {name: current(tensor) for name, tensor in self._attributes.items()}
+        current_value_of = self._tape.replay(lambda name: tensors.get(name, self._tensors[name]))
+        constants = {name: current_value_of(tensor) for name, tensor in self._attributes.items()}
         for name, value in constants.items():
             self.observed.model._buffers[name] = value.detach()
         return constants
@@ -140,7 +140,7 @@ class FakeQuantInterpreter(GraphInterpreter):
         self._parameters: dict[Any, ScaleAndZeroPoint] = {
             observer: quantization_range() for observer, quantization_range in self._ranges.items()
         }
-        self._operands: dict[tuple[Node, Any], Tensor] = {}
+        self._quantized_operands: dict[tuple[Node, Any], Tensor] = {}
         for observer, parameters in self._parameters.items():
             set_qparams(observer, parameters)
         self._observe_weights()
@@ -194,9 +194,9 @@ class FakeQuantInterpreter(GraphInterpreter):
         if observer is None or observer is self._observers.get(source):
             return value
         key = source, observer
-        if key not in self._operands:
-            self._operands[key] = self._fake_quantize(observer, value)
-        return self._operands[key]
+        if key not in self._quantized_operands:
+            self._quantized_operands[key] = self._fake_quantize(observer, value)
+        return self._quantized_operands[key]
 
     def _fake_quantize(self, observer: Any, value: Tensor) -> Tensor:
         if self._settings.training and observer in self._ranges:

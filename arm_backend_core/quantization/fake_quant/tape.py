@@ -40,16 +40,16 @@ class ParameterTape(TorchDispatchMode):
     def __init__(self, roots: Mapping[str, Tensor]) -> None:
         super().__init__()
         self._roots = dict(roots)
-        self._derived_tensors = {id(tensor): tensor for tensor in roots.values()}
+        self._known_tensors = {id(tensor): tensor for tensor in roots.values()}
         self._calls: list[_RecordedCall] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if any(id(x) in self._derived_tensors for x in _tensors((args, kwargs))):
+        if any(id(x) in self._known_tensors for x in _tensors((args, kwargs))):
             results = _tensors(result)
             has_real_results = bool(results) and not any(isinstance(x, FakeTensor) for x in results)
             if has_real_results and not func._schema.is_mutable:
-                self._derived_tensors |= {id(x): x for x in results}
+                self._known_tensors |= {id(x): x for x in results}
                 self._calls.append(_RecordedCall(func, tuple(args), dict(kwargs or {}), tuple(results)))
         return result
 
@@ -62,11 +62,11 @@ class ParameterTape(TorchDispatchMode):
                 needed_calls.append(call)
         self._calls = needed_calls[::-1]
         tensors_in_use = [*self._roots.values(), *(x for call in needed_calls for x in call.results)]
-        self._derived_tensors = {id(x): x for x in tensors_in_use}
+        self._known_tensors = {id(x): x for x in tensors_in_use}
 
     def is_derived(self, tensor: Tensor) -> bool:
         """Whether ``tensor`` is a root or computed from one."""
-        return id(tensor) in self._derived_tensors
+        return id(tensor) in self._known_tensors
 
     def replay(self, root_value: Callable[[str], Tensor]) -> Callable[[Tensor], Tensor]:
         """Repeat the recorded calls on the current values of the roots.
@@ -78,12 +78,12 @@ class ParameterTape(TorchDispatchMode):
             A function that maps a recorded tensor to its new value.
         """
         values = {id(tensor): root_value(name) for name, tensor in self._roots.items()}
-        like = next(iter(values.values()), None)
+        device = next((value.device for value in values.values()), None)
 
         def current(x: Any) -> Any:
             if isinstance(x, Tensor):
-                return values[id(x)] if id(x) in values else x.to(like.device) if like is not None else x
-            return like.device if isinstance(x, torch.device) and like is not None else x
+                return values[id(x)] if id(x) in values else x.to(device) if device is not None else x
+            return device if isinstance(x, torch.device) and device is not None else x
 
         for call in self._calls:
             args, kwargs = pytree.tree_map(current, (call.args, call.kwargs))

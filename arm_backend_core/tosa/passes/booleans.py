@@ -76,7 +76,7 @@ def _emit_not_equal(b: Builder, x: Value, y: Value) -> Value:
 
 
 def _lower_comparison(op: Op, rewriter: Rewriter) -> Value:
-    b, (x, y) = rewriter.build, op.inputs
+    b, (x, y) = rewriter.builder, op.inputs
     if op.kind == "GREATER":
         return b.rescale(_emit_greater(b, x, y), DType.INT8, 1.0)
     complement = _emit_greater(b, y, x) if op.kind == "GREATER_EQUAL" else _emit_not_equal(b, x, y)
@@ -94,7 +94,7 @@ def _emit_sum(b: Builder, x: Value, y: Value) -> Value:
 
 
 def _lower_logic(op: Op, rewriter: Rewriter) -> Value:
-    b = rewriter.build
+    b = rewriter.builder
     if op.kind == "LOGICAL_NOT":
         return _emit_not(b, op.inputs[0])
     if op.kind == "LOGICAL_AND":
@@ -104,12 +104,12 @@ def _lower_logic(op: Op, rewriter: Rewriter) -> Value:
 
 
 def _lower_reduction(op: Op, rewriter: Rewriter, kind: str) -> Value:
-    return rewriter.build.reduce(kind, op.inputs[0], op.attrs["axis"])
+    return rewriter.builder.reduce(kind, op.inputs[0], op.attrs["axis"])
 
 
 def _lower_select(op: Op, rewriter: Rewriter) -> Value:
     """Lower SELECT(condition, x, y) to x * condition + y * (1 - condition), without terms that are 0."""
-    b, (condition, x, y), dtype = rewriter.build, op.inputs, op.output.dtype
+    b, (condition, x, y), dtype = rewriter.builder, op.inputs, op.output.dtype
 
     def multiply_by_mask(value: Value, mask: Value) -> Value:
         mask = mask if dtype is DType.INT8 else b.rescale(mask, dtype, 1.0)

@@ -50,7 +50,7 @@ def fold_convolution_of_padding(op: Op, rewriter: Rewriter) -> Value | None:
         return None
     if all(any(map(axis.overlaps_input, range(axis.output_size))) for axis in window_axes(op)):
         return None
-    return rewriter.build.const(np.broadcast_to(bias.data, op.output.shape), op.output.dtype)
+    return rewriter.builder.const(np.broadcast_to(bias.data, op.output.shape), op.output.dtype)
 
 
 RULES: dict[str, list[RewriteRule]] = {kind: [fold_constants] for kind in OPERATORS}

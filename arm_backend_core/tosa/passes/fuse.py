@@ -37,7 +37,7 @@ def fold_pad(op: Op, rewriter: Rewriter) -> Value | None:
         return None
     attrs = {**op.attrs, "pad": padding}
     inputs = [pad.inputs[0], *op.inputs[1:]]
-    return rewriter.build.emit(op.kind, inputs, op.output.dtype, **attrs)
+    return rewriter.builder.emit(op.kind, inputs, op.output.dtype, **attrs)
 
 
 def _padding_value(op: Op) -> float:
@@ -70,7 +70,7 @@ def merge_clamp(op: Op, rewriter: Rewriter) -> Value | None:
         return None
     low, high = (min(max(inner.attrs[name], low), high) for name in ("min_val", "max_val"))
     attrs = {**op.attrs, "min_val": low, "max_val": high}
-    return rewriter.build.emit("CLAMP", inner.inputs, op.output.dtype, **attrs)
+    return rewriter.builder.emit("CLAMP", inner.inputs, op.output.dtype, **attrs)
 
 
 # -- RESCALE -------------------------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ def merge_rescale(op: Op, rewriter: Rewriter) -> Value | None:
     if np.any(shift < 2) or (k and attrs["rounding_mode"] != "SINGLE_ROUND"):
         return None
     attrs = {**attrs, "shift": shift.astype(np.int8), "input_zp": inner.attrs["input_zp"]}
-    return rewriter.build.emit("RESCALE", inner.inputs, op.output.dtype, **attrs)
+    return rewriter.builder.emit("RESCALE", inner.inputs, op.output.dtype, **attrs)
 
 
 def _cannot_saturate(op: Op, k: int) -> bool:
@@ -187,7 +187,7 @@ def _replace_constants(conv: Op, weight: Array | None, bias: Array, rewriter: Re
     assert weight is not None
     operands = [constant(weight, conv.inputs[1].dtype), constant(bias, conv.inputs[2].dtype)]
     inputs = [conv.inputs[0], *operands]
-    return rewriter.build.emit(conv.kind, inputs, conv.output.dtype, **conv.attrs)
+    return rewriter.builder.emit(conv.kind, inputs, conv.output.dtype, **conv.attrs)
 
 
 RULES: dict[str, list[RewriteRule]] = {

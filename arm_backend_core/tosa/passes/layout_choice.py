@@ -26,7 +26,7 @@ from arm_backend_core.tosa.passes.layout_modes import (
     Mode,
     is_free_permutation,
     is_layout_flexible,
-    modes,
+    modes_with_output,
     permute_attributes,
     permute_shape,
     propagate_layout,
@@ -126,7 +126,7 @@ class _LayoutCosts:
         self._propagate_candidates()
         for op in reversed(self.graph.ops):
             for output in list(self.candidates[op.output]) if is_layout_flexible(op) else ():
-                for mode in modes(op, output):
+                for mode in modes_with_output(op, output):
                     for value, layout in zip(op.inputs, mode.inputs, strict=True):
                         self._add_candidate(value, layout)
         self._propagate_candidates()
@@ -146,8 +146,8 @@ class _LayoutCosts:
 
     def _candidate_modes(self, op: Op) -> list[Mode]:
         if not is_layout_flexible(op):
-            return modes(op, identity(op.output.rank))
-        flexible_modes = [mode for output in self.candidates[op.output] for mode in modes(op, output)]
+            return modes_with_output(op, identity(op.output.rank))
+        flexible_modes = [mode for output in self.candidates[op.output] for mode in modes_with_output(op, output)]
         return [mode for mode in flexible_modes if self._has_candidates(op, mode)]
 
     def _has_candidates(self, op: Op, mode: Mode) -> bool:

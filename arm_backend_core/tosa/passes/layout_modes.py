@@ -1,6 +1,7 @@
-"""Layout modes: the combinations of operand and result layouts that an operator supports, and its attributes in each.
+"""Layout modes of operators.
 
-A layout is a permutation: dimension i of the stored tensor is dimension ``layout[i]`` of the program's tensor.
+A mode is one combination of operand and result layouts that an operator supports. Its attributes depend on the mode. A
+layout is a permutation: dimension i of the stored tensor is dimension ``layout[i]`` of the program's tensor.
 """
 
 from __future__ import annotations
@@ -75,36 +76,36 @@ def is_layout_flexible(op: Op) -> bool:
     return op.kind in _LAYOUT_AGNOSTIC or op.kind in ("TRANSPOSE", "RESHAPE", "ARGMAX")
 
 
-def propagate_layout(op: Op, operand: Layout) -> Layout | None:
-    """Layout of the result if the first operand is in layout ``operand``; None if ``op`` does not support it."""
+def propagate_layout(op: Op, operand_layout: Layout) -> Layout | None:
+    """Layout of the result if the first operand is in layout ``operand_layout``; None if ``op`` does not support it."""
     if op.kind in _LAYOUT_AGNOSTIC:
-        return operand if _accepts(op, operand) else None
+        return operand_layout if _accepts(op, operand_layout) else None
     if op.kind == "TRANSPOSE":
-        return compose(inverse(tuple(op.attrs["perms"])), operand)
+        return compose(inverse(tuple(op.attrs["perms"])), operand_layout)
     if op.kind == "RESHAPE":
-        return propagate_through_reshape(op.inputs[0].shape, op.output.shape, operand)
+        return propagate_through_reshape(op.inputs[0].shape, op.output.shape, operand_layout)
     if op.kind == "ARGMAX":
         axis = op.attrs["axis"]
-        return tuple(d - (d > axis) for d in operand if d != axis)
+        return tuple(d - (d > axis) for d in operand_layout if d != axis)
     return None
 
 
-def modes(op: Op, output: Layout) -> list[Mode]:
-    """All modes of ``op`` that write the result in layout ``output``."""
+def modes_with_output(op: Op, output_layout: Layout) -> list[Mode]:
+    """All modes of ``op`` that write the result in layout ``output_layout``."""
     if op.kind in _LAYOUT_AGNOSTIC:
-        return [Mode((output,) * len(op.inputs), output)] if _accepts(op, output) else []
+        return [Mode((output_layout,) * len(op.inputs), output_layout)] if _accepts(op, output_layout) else []
     if op.kind == "TRANSPOSE":
-        return [Mode((compose(tuple(op.attrs["perms"]), output),), output)]
+        return [Mode((compose(tuple(op.attrs["perms"]), output_layout),), output_layout)]
     if op.kind == "RESHAPE":
-        operand = propagate_through_reshape(op.output.shape, op.inputs[0].shape, output)
-        return [] if operand is None else [Mode((operand,), output)]
+        operand_layout = propagate_through_reshape(op.output.shape, op.inputs[0].shape, output_layout)
+        return [] if operand_layout is None else [Mode((operand_layout,), output_layout)]
     if op.kind == "ARGMAX":
         axis = op.attrs["axis"]
-        other_dims = [d + (d >= axis) for d in output]
-        return [Mode(((*other_dims[:i], axis, *other_dims[i:]),), output) for i in range(len(other_dims) + 1)]
-    if output != identity(op.output.rank):
+        other_dims = [d + (d >= axis) for d in output_layout]
+        return [Mode(((*other_dims[:i], axis, *other_dims[i:]),), output_layout) for i in range(len(other_dims) + 1)]
+    if output_layout != identity(op.output.rank):
         return []
-    return [Mode(tuple(identity(value.rank) for value in op.inputs), output)]
+    return [Mode(tuple(identity(value.rank) for value in op.inputs), output_layout)]
 
 
 def _accepts(op: Op, layout: Layout) -> bool:

@@ -32,7 +32,7 @@ def rewrite_vectors_to_columns(graph: Graph, target: Target) -> None:
     def rewrite_as_column(op: Op, rewriter: Rewriter) -> Value | None:
         if op not in region:
             return None
-        b, (shape, dtype), attrs = rewriter.build, (op.output.shape, op.output.dtype), dict(op.attrs)
+        b, (shape, dtype), attrs = rewriter.builder, (op.output.shape, op.output.dtype), dict(op.attrs)
         inputs = [b.reshape(x := skip_through(y, "RESHAPE"), (1, x.size, 1)) for y in op.inputs]
         if op.kind == "SLICE":
             start = int(np.ravel_multi_index(op.attrs["start"], op.inputs[0].shape))

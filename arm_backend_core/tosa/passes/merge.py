@@ -46,7 +46,7 @@ def merge_reshape(op: Op, rewriter: Rewriter) -> Value | None:
     first = producer(op.inputs[0], "RESHAPE")
     if first is None and op.output.shape != op.inputs[0].shape:
         return None
-    return rewriter.build.reshape(first.inputs[0] if first else op.inputs[0], op.output.shape)
+    return rewriter.builder.reshape(first.inputs[0] if first else op.inputs[0], op.output.shape)
 
 
 def sink_reshape(op: Op, rewriter: Rewriter) -> Value | None:
@@ -66,8 +66,8 @@ def sink_reshape(op: Op, rewriter: Rewriter) -> Value | None:
     sunk = [value for value in inputs if value is not None]
     if len(sunk) != len(inputs):
         return None
-    result = rewriter.build.emit(op.kind, sunk, op.output.dtype, **op.attrs)
-    return rewriter.build.reshape(result, op.output.shape)
+    result = rewriter.builder.emit(op.kind, sunk, op.output.dtype, **op.attrs)
+    return rewriter.builder.reshape(result, op.output.shape)
 
 
 def _only_elementwise_readers(value: Value, rewriter: Rewriter) -> bool:
@@ -87,7 +87,7 @@ def _undo_reshape(value: Value, old: tuple[int, ...], new: tuple[int, ...], rewr
     rescale = producer(value, "RESCALE")
     if rescale is not None and rescale.inputs[0].data is not None and not rescale.attrs["per_channel"]:
         inner = _undo_reshape(rescale.inputs[0], old, new, rewriter)
-        return inner and rewriter.build.emit("RESCALE", (inner,), value.dtype, **rescale.attrs)
+        return inner and rewriter.builder.emit("RESCALE", (inner,), value.dtype, **rescale.attrs)
     if value.data is None and (value.size > 1 or prod(old) == 1):
         return None  # not free; for results of one element, the rule would move the RESHAPE to and fro between operands
     shape = [1] * len(new)
@@ -97,7 +97,7 @@ def _undo_reshape(value: Value, old: tuple[int, ...], new: tuple[int, ...], rewr
             return None
         for dim in new_dims if broadcast_dims else ():
             shape[dim] = new[dim]
-    return rewriter.build.reshape(value, shape)
+    return rewriter.builder.reshape(value, shape)
 
 
 # -- SLICE, CONCAT, PAD, TILE --------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ def merge_slice(op: Op, rewriter: Rewriter) -> Value | None:
     if inner is None:
         return None
     if inner.kind == "SLICE":
-        return rewriter.build.slice(inner.inputs[0], _add_elementwise(start, inner.attrs["start"]), size)
+        return rewriter.builder.slice(inner.inputs[0], _add_elementwise(start, inner.attrs["start"]), size)
     if inner.kind == "CONCAT":
         return _slice_of_concat(inner, start, size, rewriter)
     if inner.kind == "PAD":
@@ -123,7 +123,7 @@ def merge_slice(op: Op, rewriter: Rewriter) -> Value | None:
         start = [a - b for a, b in zip(start, leading_padding, strict=True)]
         ends = zip(start, size, inner.inputs[0].shape, strict=True)
         if all(a >= 0 and a + n <= limit for a, n, limit in ends):
-            return rewriter.build.slice(inner.inputs[0], start, size)
+            return rewriter.builder.slice(inner.inputs[0], start, size)
     return None
 
 
@@ -143,7 +143,7 @@ def hoist_slice(op: Op, rewriter: Rewriter) -> Value | None:
         return None
     spans = iter([span for n, *span in zip(shape, op.attrs["start"], op.attrs["size"], strict=True) if n > 1])
     start, size = zip(*(next(spans) if n > 1 else (0, 1) for n in source.shape), strict=True)
-    return rewriter.build.reshape(rewriter.build.slice(source, start, size), op.output.shape)
+    return rewriter.builder.reshape(rewriter.builder.slice(source, start, size), op.output.shape)
 
 
 def _add_elementwise(a: list[int], b: list[int]) -> list[int]:
@@ -156,7 +156,7 @@ def _slice_of_concat(concat: Op, start: list[int], size: list[int], rewriter: Re
         end = offset + value.shape[axis]
         if offset <= start[axis] and start[axis] + size[axis] <= end:
             start[axis] -= offset
-            return rewriter.build.slice(value, start, size)
+            return rewriter.builder.slice(value, start, size)
         offset = end
     return None
 
@@ -176,7 +176,7 @@ def merge_concat(op: Op, rewriter: Rewriter) -> Value | None:
                 parts[-1] = merged
     if len(parts) > LEVEL_8K.max_tensor_list_size or (parts == op.inputs and len(parts) > 1):
         return None
-    return rewriter.build.concat(parts, axis)
+    return rewriter.builder.concat(parts, axis)
 
 
 def _join_slices(a: Value, b: Value, axis: int, rewriter: Rewriter) -> Value | None:
@@ -191,7 +191,7 @@ def _join_slices(a: Value, b: Value, axis: int, rewriter: Rewriter) -> Value | N
     if list(second.attrs["start"]) != expected or not has_equal_sizes:
         return None
     size[axis] += second.attrs["size"][axis]
-    return rewriter.build.slice(first.inputs[0], start, size)
+    return rewriter.builder.slice(first.inputs[0], start, size)
 
 
 def merge_pad(op: Op, rewriter: Rewriter) -> Value | None:
@@ -204,7 +204,7 @@ def merge_pad(op: Op, rewriter: Rewriter) -> Value | None:
         return None
     padding = _add_elementwise(padding, inner.attrs["padding"])
     pairs = list(zip(padding[::2], padding[1::2], strict=True))
-    return rewriter.build.pad(inner.inputs[0], pairs, op.attrs["pad_const"])
+    return rewriter.builder.pad(inner.inputs[0], pairs, op.attrs["pad_const"])
 
 
 def merge_tile(op: Op, rewriter: Rewriter) -> Value | None:
@@ -213,7 +213,7 @@ def merge_tile(op: Op, rewriter: Rewriter) -> Value | None:
     inner = producer(source, "TILE")
     if inner is not None and rewriter.has_one_use(source):
         total = [a * b for a, b in zip(multiples, inner.attrs["multiples"], strict=True)]
-        return rewriter.build.tile(inner.inputs[0], total)
+        return rewriter.builder.tile(inner.inputs[0], total)
     return source if all(multiple == 1 for multiple in multiples) else None
 
 
@@ -230,7 +230,7 @@ def replace_tile_by_broadcast(op: Op, rewriter: Rewriter) -> Value | None:
                 inputs[i] = value
     if inputs == op.inputs:
         return None
-    return rewriter.build.emit(op.kind, inputs, op.output.dtype, **op.attrs)
+    return rewriter.builder.emit(op.kind, inputs, op.output.dtype, **op.attrs)
 
 
 def remove_identity(op: Op, rewriter: Rewriter) -> Value | None:

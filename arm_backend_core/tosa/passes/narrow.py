@@ -27,8 +27,8 @@ def hoist_reshape(op: Op, rewriter: Rewriter) -> Value | None:
     narrow = widen.inputs[0]
     if narrow.dtype.numpy.itemsize >= widened.dtype.numpy.itemsize or not rewriter.has_one_use(widened):
         return None
-    reshaped = rewriter.build.reshape(narrow, op.output.shape)
-    return rewriter.build.emit(widen.kind, (reshaped,), op.output.dtype, **widen.attrs)
+    reshaped = rewriter.builder.reshape(narrow, op.output.shape)
+    return rewriter.builder.emit(widen.kind, (reshaped,), op.output.dtype, **widen.attrs)
 
 
 def narrow_weights(graph: Graph, target: Target) -> None:

@@ -14,7 +14,7 @@ from arm_backend_core.tosa.passes import booleans, fold, fuse, merge, split, tra
 from arm_backend_core.tosa.passes.block_scaled import legalize_block_scaled
 from arm_backend_core.tosa.passes.branches import outline_control_flow
 from arm_backend_core.tosa.passes.constant_views import deduplicate_constants
-from arm_backend_core.tosa.passes.cse import eliminate_common_subexpressions
+from arm_backend_core.tosa.passes.cse import duplicate_convolutions, eliminate_common_subexpressions
 from arm_backend_core.tosa.passes.layout_choice import assign_layouts, movement_cost
 from arm_backend_core.tosa.passes.matmul_columns import rewrite_vectors_to_columns
 from arm_backend_core.tosa.passes.narrow import hoist_reshapes, narrow_weights
@@ -123,6 +123,11 @@ LAST_PASSES = (
     ScheduledPass(
         cancel_transposes,
         "Alternatives may emit pairs of inverse TRANSPOSEs. Vela loses the offset of a SLICE before such a pair.",
+        BOOLEANS_LOWERED,
+    ),
+    ScheduledPass(
+        duplicate_convolutions,
+        "Common subexpression elimination would merge the duplicates, so that it must run before.",
         BOOLEANS_LOWERED,
     ),
     ScheduledPass(

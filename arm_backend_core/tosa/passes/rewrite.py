@@ -15,11 +15,11 @@ class Rewriter:
     """Context of a rewrite rule: the uses of each value, and the builder that emits the replacement.
 
     Attributes:
-        build: the builder.
+        builder: emits the replacement.
     """
 
     def __init__(self, graph: Graph, target: Target) -> None:
-        self.build = LegalizingBuilder(graph, target)
+        self.builder = LegalizingBuilder(graph, target)
         self._users = graph.users()
         self._outputs = set(graph.outputs)
 
@@ -109,7 +109,7 @@ def apply_once(graph: Graph, target: Target, rules: RulesByKind, *, no_swaps: bo
     emitted: dict[Op, list[Op]] = {}
     for op in old_ops:
         op.inputs = [replacements.get(value, value) for value in op.inputs]
-        rewriter.build.origins, first_emitted = op.origins, len(graph.ops)
+        rewriter.builder.origins, first_emitted = op.origins, len(graph.ops)
         result = _apply_first_rule(rules.get(op.kind, ()), op, rewriter)
         if result is None:
             graph.ops.append(op)

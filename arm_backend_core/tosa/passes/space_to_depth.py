@@ -135,7 +135,7 @@ class _ConvCostModel:
 
 def rewrite_strided_convolution(op: Op, rewriter: Rewriter) -> Value | None:
     """Replace a CONV2D by its cheapest space-to-depth or im2col candidate; None if the CONV2D itself is cheaper."""
-    weight, build = op.inputs[1], rewriter.build
+    weight, build = op.inputs[1], rewriter.builder
     if weight.data is None or max(op.attrs["dilation"]) > 1 or op.inputs[0].dtype not in (DType.INT8, DType.INT16):
         return None
     conv = _Convolution(op, _skip_slice_of_unread_elements(op), build)

@@ -45,7 +45,7 @@ def split_convolution(op: Op, rewriter: Rewriter) -> Value | None:
     *steps, (conv, spans) = path
     result = slice_convolution(conv, spans[-1], rewriter)
     for step, spans in reversed(steps):
-        result = rewriter.build.emit(step.kind, (result,), step.output.dtype, **slice_attributes(step, spans))
+        result = rewriter.builder.emit(step.kind, (result,), step.output.dtype, **slice_attributes(step, spans))
     return result
 
 
@@ -112,7 +112,7 @@ def slice_convolution(conv: Op, channels: Span, rewriter: Rewriter) -> Value:
     start, size = channels
     x, *operands = conv.inputs
     parts = [constant(_slice_channels(operand.data, start, size), operand.dtype) for operand in operands]
-    return rewriter.build.emit("CONV2D", (x, *parts), conv.output.dtype, **conv.attrs)
+    return rewriter.builder.emit("CONV2D", (x, *parts), conv.output.dtype, **conv.attrs)
 
 
 def slice_attributes(op: Op, spans: list[Span]) -> dict[str, Any]:

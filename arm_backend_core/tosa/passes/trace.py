@@ -58,7 +58,7 @@ def trace_rule(name: str, function: Callable[..., Result | None], op: Op, *argum
         Unsupported: the target does not support an operator that the rule emitted.
     """
     try:
-        result, reason = call_with_reason(function, op, *arguments)
+        result, reason = call_and_explain_none(function, op, *arguments)
     except Unsupported as refusal:
         _print_outcome(op, name, f"declines: {refusal.reason}")
         raise
@@ -66,7 +66,7 @@ def trace_rule(name: str, function: Callable[..., Result | None], op: Op, *argum
     return result
 
 
-def call_with_reason(function: Callable[..., Result | None], *arguments: object) -> tuple[Result | None, str]:
+def call_and_explain_none(function: Callable[..., Result | None], *arguments: object) -> tuple[Result | None, str]:
     """Call a function; if it returns None, also return the source text of the conditions that caused this."""
     code, returns = _code_object(function), list[_NoneReturn]()
 
@@ -109,7 +109,7 @@ def _find_condition(code: CodeType, line: int) -> tuple[int, str]:
         the first line and the source text of the condition. If the line is a statement such as ``return helper(x)``,
         the first line of this statement and the text of the call.
     """
-    first, text = line, "no condition holds"
+    first, text = line, "the rule ended without a match"
     for node in ast.walk(_parse(code.co_filename)):
         if not isinstance(node, ast.stmt) or not node.lineno <= line <= (node.end_lineno or node.lineno):
             continue

@@ -19,11 +19,11 @@ def merge_transpose(op: Op, rewriter: Rewriter) -> Value | None:
     """Merge two successive TRANSPOSEs. A TRANSPOSE that moves only dimensions of size 1 becomes a RESHAPE."""
     source, perms = op.inputs[0], tuple(op.attrs["perms"])
     if is_free_permutation(source.shape, identity(source.rank), perms):
-        return rewriter.build.reshape(source, op.output.shape)
+        return rewriter.builder.reshape(source, op.output.shape)
     inner = producer(source, "TRANSPOSE")
     if inner is None:
         return cancel_transpose(op, rewriter)
-    return rewriter.build.transpose(inner.inputs[0], compose(tuple(inner.attrs["perms"]), perms))
+    return rewriter.builder.transpose(inner.inputs[0], compose(tuple(inner.attrs["perms"]), perms))
 
 
 def cancel_transpose(op: Op, rewriter: Rewriter) -> Value | None:
@@ -35,7 +35,7 @@ def cancel_transpose(op: Op, rewriter: Rewriter) -> Value | None:
     first, second = ([sorted(dims).index(d) for d in dims] for dims in moved_dims)
     if [first[d] for d in second] != sorted(first):
         return None
-    return rewriter.build.reshape(before.inputs[0], op.output.shape)
+    return rewriter.builder.reshape(before.inputs[0], op.output.shape)
 
 
 def sink_transpose(op: Op, rewriter: Rewriter) -> Value | None:
@@ -55,9 +55,9 @@ def sink_transpose(op: Op, rewriter: Rewriter) -> Value | None:
         return None
     mode = Mode((layout,) * len(op.inputs), layout)
     source = transpose.inputs[0]
-    inputs = [source if v.data is None else rewriter.build.transpose(v, layout) for v in op.inputs]
-    result = rewriter.build.emit(op.kind, inputs, op.output.dtype, **permute_attributes(op, mode))
-    return rewriter.build.transpose(result, perms)
+    inputs = [source if v.data is None else rewriter.builder.transpose(v, layout) for v in op.inputs]
+    result = rewriter.builder.emit(op.kind, inputs, op.output.dtype, **permute_attributes(op, mode))
+    return rewriter.builder.transpose(result, perms)
 
 
 def permute_weights(op: Op, rewriter: Rewriter) -> Value | None:
@@ -76,9 +76,9 @@ def permute_weights(op: Op, rewriter: Rewriter) -> Value | None:
     summed_dims = sorted(order)
     data = weight.data.reshape(weight.shape[0], *(transpose.output.shape[dim] for dim in summed_dims))
     data = data.transpose(0, *(1 + summed_dims.index(dim) for dim in order)).reshape(weight.shape)
-    flat = rewriter.build.reshape(transpose.inputs[0], x.shape)
+    flat = rewriter.builder.reshape(transpose.inputs[0], x.shape)
     inputs = [flat, constant(data, weight.dtype), *op.inputs[2:]]
-    return rewriter.build.emit(op.kind, inputs, op.output.dtype, **op.attrs)
+    return rewriter.builder.emit(op.kind, inputs, op.output.dtype, **op.attrs)
 
 
 def _summed_dims_order(transpose: Op, flat: tuple[int, ...]) -> list[int] | None:

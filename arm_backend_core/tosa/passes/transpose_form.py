@@ -34,7 +34,7 @@ def lower_transposes(graph: Graph, target: Target) -> None:
 
 def lower_transpose(op: Op, rewriter: Rewriter) -> Value | None:
     """Replace a TRANSPOSE by its fastest equivalent on the target; None if the TRANSPOSE itself is fastest."""
-    rule = transpose_by_convolution if rewriter.build.target.hardware.transposes_by_convolution else split_into_swaps
+    rule = transpose_by_convolution if rewriter.builder.target.hardware.transposes_by_convolution else split_into_swaps
     return rule(op, rewriter)
 
 
@@ -47,9 +47,9 @@ def sink_slice(op: Op, rewriter: Rewriter) -> Value | None:
     if slice_op is None or slice_op.inputs[0].size > op.output.size * 5 // 4 or not rewriter.has_one_use(op.inputs[0]):
         return None
     perms = op.attrs["perms"]
-    transposed = rewriter.build.transpose(slice_op.inputs[0], perms)
+    transposed = rewriter.builder.transpose(slice_op.inputs[0], perms)
     start, size = ([slice_op.attrs[name][axis] for axis in perms] for name in ("start", "size"))
-    return rewriter.build.slice(transposed, start, size)
+    return rewriter.builder.slice(transposed, start, size)
 
 
 def split_into_swaps(op: Op, rewriter: Rewriter) -> Value | None:
@@ -58,7 +58,7 @@ def split_into_swaps(op: Op, rewriter: Rewriter) -> Value | None:
     Vela's own decomposition is slower (five times for random shapes) or exceeds limits of the hardware. The operand of
     a MATMUL keeps a single TRANSPOSE, because Vela merges it with the TRANSPOSE that it inserts itself.
     """
-    b, x, perms = rewriter.build, op.inputs[0], tuple(op.attrs["perms"])
+    b, x, perms = rewriter.builder, op.inputs[0], tuple(op.attrs["perms"])
     sizes, order = merge_axes(x.shape, perms)
     source = skip_through(x, "RESHAPE").shape
     path = plan_swaps(x.shape, perms, x.dtype, source)
@@ -88,12 +88,12 @@ def transpose_before_matmul(op: Op, rewriter: Rewriter) -> Value | None:
         transpose = producer(value, "TRANSPOSE")
         if transpose is not None:
             source, perms = transpose.inputs[0], transpose.attrs["perms"]
-            image = rewriter.build.reshape(source, (1, *source.shape))
-            transposed = rewriter.build.transpose(image, (0, *(axis + 1 for axis in perms)))
-            inputs[i] = rewriter.build.reshape(transposed, value.shape)
+            image = rewriter.builder.reshape(source, (1, *source.shape))
+            transposed = rewriter.builder.transpose(image, (0, *(axis + 1 for axis in perms)))
+            inputs[i] = rewriter.builder.reshape(transposed, value.shape)
     if inputs == op.inputs:
         return None
-    return rewriter.build.emit(op.kind, inputs, op.output.dtype, **op.attrs)
+    return rewriter.builder.emit(op.kind, inputs, op.output.dtype, **op.attrs)
 
 
 def transpose_by_convolution(op: Op, rewriter: Rewriter) -> Value | None:
@@ -114,7 +114,7 @@ def transpose_by_convolution(op: Op, rewriter: Rewriter) -> Value | None:
     weight = np.zeros((channels, rows, rows, 1, channels))
     for pixel in range(channels):
         weight[pixel, np.arange(rows), np.arange(rows), 0, pixel] = 1
-    build = rewriter.build
+    build = rewriter.builder
     image = build.reshape(source, (1, rows, row_length // channels, channels))
     kernel = weight.reshape(channels * rows, rows, 1, channels)
     return build.reshape(emit_identity_convolution(build, image, kernel), op.output.shape)

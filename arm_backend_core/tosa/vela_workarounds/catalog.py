@@ -37,14 +37,14 @@ def apply_vela_workarounds(graph: Graph, target: Target) -> None:
     """Apply the workarounds for ``target``'s Vela release until no predicate matches.
 
     Raises:
-        AssertionError: a predicate still matches after the last round, because workarounds undo each other, or the
-            target does not support an operator of a rewrite.
+        AssertionError: either a predicate still matches after the last round (workarounds undo each other), or a
+            rewrite needs an operator that the target does not support.
     """
     for _ in range(_MAX_ROUNDS):
         matches = find_vela_bugs(graph, target)
         if not matches:
             return
-        _rewrite_graph(graph, target, run_last=all(isinstance(x, Workaround) and x.runs_last for x in matches))
+        _rewrite_graph(graph, target, include_last=all(isinstance(x, Workaround) and x.runs_last for x in matches))
     assert_no_vela_bugs(graph, target)
 
 
@@ -89,17 +89,17 @@ def _needed_workarounds(target: Target) -> list[AnyWorkaround]:
     return [workaround for workaround in WORKAROUNDS if is_needed(workaround, target)]
 
 
-def _rewrite_graph(graph: Graph, target: Target, *, run_last: bool) -> None:
+def _rewrite_graph(graph: Graph, target: Target, *, include_last: bool) -> None:
     """Apply the graph workarounds, then the first matching workaround of each operator.
 
     Args:
-        run_last: also apply workarounds with ``runs_last``.
+        include_last: also apply workarounds with ``runs_last``.
     """
     rules: dict[str, list[RewriteRule]] = {}
     for workaround in _needed_workarounds(target):
         if isinstance(workaround, GraphWorkaround):
             workaround.rewrite(graph, target, workaround.find(graph, target))
-        elif workaround.runs_last <= run_last:
+        elif workaround.runs_last <= include_last:
             for kind in workaround.kinds:
                 rules.setdefault(kind, []).append(partial(_rewrite_operator, workaround))
     apply_once(graph, target, rules)
@@ -143,8 +143,8 @@ def check_names(workarounds: Sequence[AnyWorkaround], hardware: Iterable[Hardwar
         raise ValueError(f"several workarounds have the same name: {', '.join(sorted(duplicates))}")
     if unknown := bug_names - set(names):
         raise ValueError(f"Hardware.vela_bugs names bugs without a workaround: {', '.join(sorted(unknown))}")
-    if unnamed := set(names) - bug_names:
-        raise ValueError(f"workarounds that no Hardware.vela_bugs names: {', '.join(sorted(unnamed))}")
+    if unlisted := set(names) - bug_names:
+        raise ValueError(f"workarounds that are missing in every Hardware.vela_bugs: {', '.join(sorted(unlisted))}")
 
 
 check_names(WORKAROUNDS, HARDWARE.values())

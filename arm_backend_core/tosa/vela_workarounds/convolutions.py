@@ -36,7 +36,7 @@ def _pad_by_copy(op: Op, match: bool, rewriter: Rewriter) -> Value:
 
     Without the copy, Vela would fold the PAD into the convolution.
     """
-    b, image, attrs = rewriter.build, op.inputs[0], dict(op.attrs)
+    b, image, attrs = rewriter.builder, op.inputs[0], dict(op.attrs)
     pad = attrs["pad"]
     padding = [(0, 0), *zip(pad[::2], pad[1::2], strict=True), (0, 0)]
     image, attrs["pad"] = b.pad(image, padding, attrs["input_zp"]), [0] * len(pad)
@@ -115,11 +115,11 @@ def _extend_kernel(op: Op, unreached: tuple[int, ...], rewriter: Rewriter) -> Va
     assert weight.data is not None
     zeros = ((0, 0), unreached[:2], unreached[2:], (0, 0))
     out_pad = [min(pad, 0) for pad in op.attrs["out_pad"]]
-    extended_weight = rewriter.build.const(
+    extended_weight = rewriter.builder.const(
         np.pad(weight.data, zeros, constant_values=op.attrs["weight_zp"]), weight.dtype
     )
     attrs = {**op.attrs, "out_pad": out_pad}
-    return rewriter.build.emit(op.kind, (x, extended_weight, bias), op.output.dtype, **attrs)
+    return rewriter.builder.emit(op.kind, (x, extended_weight, bias), op.output.dtype, **attrs)
 
 
 def _becomes_nonzero_padding(op: Op, value: Value, rewriter: Rewriter) -> bool:

@@ -34,7 +34,7 @@ def emit_copy(x: Value, b: Builder) -> Value:
 
 def copy_result(op: Op, match: bool, rewriter: Rewriter) -> Value:
     """Emit the operator again and copy its result."""
-    b = rewriter.build
+    b = rewriter.builder
     return emit_copy(b.emit(op.kind, op.inputs, op.output.dtype, **op.attrs), b)
 
 
@@ -58,5 +58,5 @@ def _find_operands(is_miscompiled: Callable[[Op, Value, Rewriter], bool], op: Op
 
 
 def _copy_operands(op: Op, operands: Sequence[int], rewriter: Rewriter) -> Value:
-    inputs = [emit_copy(value, rewriter.build) if i in operands else value for i, value in enumerate(op.inputs)]
-    return rewriter.build.emit(op.kind, inputs, op.output.dtype, **op.attrs)
+    inputs = [emit_copy(value, rewriter.builder) if i in operands else value for i, value in enumerate(op.inputs)]
+    return rewriter.builder.emit(op.kind, inputs, op.output.dtype, **op.attrs)

@@ -62,7 +62,7 @@ def _has_channel_scales(op: Op, rewriter: Rewriter) -> bool:
 
 def _rescale_product(op: Op, match: bool, rewriter: Rewriter) -> Value:
     """Emit the RESCALE of x * 1. The hardware scales products, so that both become one scaled MUL."""
-    b, x, zero_point = rewriter.build, op.inputs[0], op.attrs["input_zp"]
+    b, x, zero_point = rewriter.builder, op.inputs[0], op.attrs["input_zp"]
     x = b.rescale(x, DType.INT32, 1.0, zero_point) if zero_point else x
     product = b.mul(x, broadcast_constant(x, 1, x.dtype, b))
     return b.emit("RESCALE", (product,), op.output.dtype, **op.attrs | {"input_zp": 0})
@@ -118,7 +118,7 @@ def _enlarge_scales(op: Op, match: _ScaledSum, rewriter: Rewriter) -> Value:
     Vela does not fuse it. If data movement follows the sum, a copy prevents that Vela fuses the last RESCALE.
     """
     addition, rescales, factors, exponent = match.addition, match.rescales, match.factors, match.exponent
-    b, attrs, large = rewriter.build, dict(op.attrs), max(factors)
+    b, attrs, large = rewriter.builder, dict(op.attrs), max(factors)
     if op.inputs[0] is not addition.output:
         return b.emit("RESCALE", (emit_copy(op.inputs[0], b),), op.output.dtype, **attrs)
     shift = np.asarray(attrs["shift"]) + exponent
@@ -145,7 +145,7 @@ def _find_integer_scales(addition: Op, rewriter: Rewriter, *, use_merged: bool) 
     Returns:
         (RESCALEs, integer scales), or None.
     """
-    rescales, factors, only_single_use = [], [], rewriter.build.target.vela == (5, 1)
+    rescales, factors, only_single_use = [], [], rewriter.builder.target.vela == (5, 1)
     for value in addition.inputs:
         rescale = producer(value, "RESCALE")
         if rescale is not None and use_merged and not only_single_use:
@@ -214,7 +214,7 @@ def readers_past_views(value: Value, rewriter: Rewriter, passed: frozenset[str])
     for reader in rewriter.users(value) or ():
         if is_view(reader):
             is_size_one = equal_without_ones(reader.output.shape, value.shape)
-            is_transparent = is_size_one and rewriter.build.target.hardware.ignores_unit_axes
+            is_transparent = is_size_one and rewriter.builder.target.hardware.ignores_unit_axes
             yield from readers_past_views(reader.output, rewriter, passed if is_transparent else passed | {"RESHAPE"})
         elif reader.kind == "SLICE":
             yield from readers_past_views(reader.output, rewriter, passed | {"SLICE"})
@@ -235,7 +235,7 @@ def rescale_copy(op: Op, match: bool, rewriter: Rewriter) -> Value:
 
     The product of int8 or int16 has the type int32, so that it also replaces a RESCALE by 1 to int32.
     """
-    b, x, attrs = rewriter.build, op.inputs[0], op.attrs
+    b, x, attrs = rewriter.builder, op.inputs[0], op.attrs
     if x.dtype not in NARROW_TYPES or attrs["input_zp"] != 0:
         return b.emit("RESCALE", (emit_copy(x, b),), op.output.dtype, **attrs)
     product = b.mul(x, broadcast_constant(x, 1, x.dtype, b))
@@ -257,7 +257,7 @@ def _is_clipped_by_producer(op: Op, rewriter: Rewriter) -> bool:
         return False
     sources = x.producer.inputs if x.producer.kind == "CONCAT" else [x]
     clipping_producers = [source.producer for source in sources if _ignores_fused_scale(source.producer)]
-    scales_maxima = rewriter.build.target.hardware.scales_maxima  # U85: U55 and U65 do not scale a maximum
+    scales_maxima = rewriter.builder.target.hardware.scales_maxima  # U85: U55 and U65 do not scale a maximum
     return any(x is not None and (x.kind != "MAX_POOL2D" or scales_maxima) for x in clipping_producers)
 
 

@@ -35,7 +35,7 @@ def _loses_slice_offset(op: Op, value: Value, rewriter: Rewriter) -> bool:
     splits the operator, it overwrites this offset. ``docs/contributors/vela.md`` lists the operators and axes. A copy
     of the SLICE needs no offset.
     """
-    axes: Sequence[int] = rewriter.build.target.hardware.axes_lost_on_split(op)
+    axes: Sequence[int] = rewriter.builder.target.hardware.axes_lost_on_split(op)
     if axes and op.kind == "MATMUL" and _is_slice_behind_cancelling_transposes(value):
         return True
 
@@ -89,7 +89,7 @@ def _loses_concat_offset(reader: Op, value: Value, rewriter: Rewriter) -> bool:
         return False
     if op.kind == "DEPTHWISE_CONV2D":
         return op.inputs[1].shape[3] > 1 and not has_reshape
-    loses_offset = bool(rewriter.build.target.hardware.axes_lost_on_split(op))
+    loses_offset = bool(rewriter.builder.target.hardware.axes_lost_on_split(op))
     # In Vela, the result of a MATMUL has four dimensions, the first of size 1. It loses the offset only with a RESHAPE.
     return loses_offset and (has_reshape if op.kind == "MATMUL" else op.kind in _REDUCTIONS and not has_reshape)
 
@@ -115,8 +115,8 @@ def _indices_may_be_overwritten(op: Op, rewriter: Rewriter) -> bool:
 
 def _copy_after_gather(op: Op, match: bool, rewriter: Rewriter) -> Value:
     """Emit a copy of the result directly after the GATHER or SCATTER, because the copy waits for the DMA."""
-    gathered = rewriter.build.emit(op.kind, op.inputs, op.output.dtype, **op.attrs)
-    return emit_copy(gathered, rewriter.build)
+    gathered = rewriter.builder.emit(op.kind, op.inputs, op.output.dtype, **op.attrs)
+    return emit_copy(gathered, rewriter.builder)
 
 
 def _is_read_by_next_operation(value: Value, rewriter: Rewriter) -> bool:

@@ -45,7 +45,7 @@ def _preserve_clipping(op: Op, match: bool, rewriter: Rewriter) -> Value:
     if op.inputs[0].dtype is DType.INT48:
         return copy_result(op, match, rewriter)
     attrs = {**op.attrs, "multiplier": np.array([(1 << 30) + 1], np.int32), "shift": np.array([30], np.int8)}
-    return rewriter.build.emit("RESCALE", op.inputs, op.output.dtype, **attrs)
+    return rewriter.builder.emit("RESCALE", op.inputs, op.output.dtype, **attrs)
 
 
 def _is_widened_again(value: Value, rewriter: Rewriter, *, scaled: bool) -> bool:
@@ -54,7 +54,7 @@ def _is_widened_again(value: Value, rewriter: Rewriter, *, scaled: bool) -> bool
     Data movement may be between the two. Vela always merges a RESCALE by 1. With another scale (if ``scaled``), it
     merges on U85, and on U55 and U65 only a single reader.
     """
-    may_merge = scaled and (rewriter.has_one_use(value) or rewriter.build.target.hardware.fuses_shared_rescale)
+    may_merge = scaled and (rewriter.has_one_use(value) or rewriter.builder.target.hardware.fuses_shared_rescale)
     for op in rewriter.users(value) or ():
         if op.kind == "RESCALE" and (power_of_two(op) == 0 or may_merge) and op.output.dtype.bytes >= value.dtype.bytes:
             return True
@@ -144,7 +144,7 @@ def _wrap_cast(op: Op, bits: int, rewriter: Rewriter) -> Value:
 
     The operand of the CAST then fits the output type, so that saturation has no effect.
     """
-    b = rewriter.build
+    b = rewriter.builder
     x = b.cast(op.inputs[0], DType.INT32)
     shift = broadcast_constant(x, bits, DType.INT32, b)
     # The hardware has only the rounding right shift. It does not round here, because the dropped bits are 0.

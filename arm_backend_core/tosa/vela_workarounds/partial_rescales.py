@@ -194,7 +194,7 @@ def _fuses_all_operand_rescales(op: Op, rewriter: Rewriter) -> bool:
 
 def _fuses_scaled_sum(op: Op, rewriter: Rewriter) -> bool:
     """Whether ``op`` is an ADD or SUB on U55 or U65 that fuses the RESCALEs of both operands and of its result."""
-    if op.kind not in ("ADD", "SUB") or not rewriter.build.target.hardware.sums_rescale_operands:
+    if op.kind not in ("ADD", "SUB") or not rewriter.builder.target.hardware.sums_rescale_operands:
         return False
     match rewriter.users(op.output):
         case [Op(kind="RESCALE", attrs={"per_channel": False, "input_zp": 0}, output=result) as rescale]:
@@ -298,7 +298,7 @@ def _merges_unscaled(rescale: Op, rewriter: Rewriter) -> bool:
     These NPUs do not scale an int32 result of arithmetic. Vela removes RESCALEs by 1, so that they need no fusion. It
     does not merge RESCALEs with a zero point between them.
     """
-    if not rewriter.build.target.hardware.sums_rescale_operands or power_of_two(rescale) == 0:
+    if not rewriter.builder.target.hardware.sums_rescale_operands or power_of_two(rescale) == 0:
         return False
     return not rescale.attrs["output_zp"] and _merges_to_int32(rescale, rewriter)
 

@@ -35,7 +35,7 @@ def _is_activation_of_images(op: Op, rewriter: Rewriter) -> bool:
 
 def _flatten_activation(op: Op, match: bool, rewriter: Rewriter) -> Value:
     """Emit the TABLE or CLAMP in rank 3, so that Vela does not split it by images."""
-    b, x = rewriter.build, op.inputs[0]
+    b, x = rewriter.builder, op.inputs[0]
     flat = (prod(x.shape[:-2]), *x.shape[-2:])
     return b.reshape(b.emit(op.kind, (b.reshape(x, flat),), op.output.dtype, **op.attrs), x.shape)
 
@@ -62,7 +62,7 @@ def _is_slice_of_other_rank(op: Op, rewriter: Rewriter, *, single_image: bool = 
 
 def _copy_slice(op: Op, match: bool, rewriter: Rewriter) -> Value:
     """Emit the RESHAPE of a copy of the SLICE."""
-    return rewriter.build.reshape(emit_copy(op.inputs[0], rewriter.build), op.output.shape)
+    return rewriter.builder.reshape(emit_copy(op.inputs[0], rewriter.builder), op.output.shape)
 
 
 def _cancels_vela_transpose(op: Op, rewriter: Rewriter, *, is_result: bool) -> bool:
@@ -104,7 +104,7 @@ def _is_returned(value: Value, rewriter: Rewriter) -> bool:
 
 def _transpose_copy(op: Op, match: bool, rewriter: Rewriter) -> Value:
     """Emit the TRANSPOSE of a copy, which Vela does not remove."""
-    return rewriter.build.transpose(emit_copy(op.inputs[0], rewriter.build), op.attrs["perms"])
+    return rewriter.builder.transpose(emit_copy(op.inputs[0], rewriter.builder), op.attrs["perms"])
 
 
 def _match_high_rank_reverse(op: Op, rewriter: Rewriter) -> tuple[int, int, int] | None:
@@ -125,7 +125,7 @@ def _match_high_rank_reverse(op: Op, rewriter: Rewriter) -> tuple[int, int, int]
 
 def _reverse_in_rank_three(op: Op, flat: tuple[int, int, int], rewriter: Rewriter) -> Value:
     """Emit the REVERSE in rank 3, between two RESHAPEs."""
-    b = rewriter.build
+    b = rewriter.builder
     return b.reshape(b.reverse(b.reshape(op.inputs[0], flat), 1), op.output.shape)
 
 
@@ -136,7 +136,7 @@ def _rewrite_minimum_as_maximum(op: Op, match: bool, rewriter: Rewriter) -> Valu
     SUB. Its second SUB has the shape of a following RESHAPE, so that it broadcasts the first row of the pooling to all
     rows. As separate TOSA operators, each has the correct shape.
     """
-    b = rewriter.build
+    b = rewriter.builder
     maximum = b.reduce("REDUCE_MAX", _emit_complement(op.inputs[0], b), op.attrs["axis"])
     return _emit_complement(maximum, b)
 
@@ -165,7 +165,7 @@ def _flatten_to_rank_four(op: Op, match: bool, rewriter: Rewriter) -> Value:
 
     Operands that are SLICEs are copied, because Vela would read them in the rank of the SLICE.
     """
-    b, shape = rewriter.build, op.output.shape
+    b, shape = rewriter.builder, op.output.shape
     flat = (prod(shape[:-3]), *shape[-3:])
     operands = [emit_copy(x, b) if producer(skip_through(x, "RESHAPE", "RESCALE"), "SLICE") else x for x in op.inputs]
     inputs = [b.reshape(x, flat if x.shape == shape else (1, 1, 1, 1)) for x in operands]

@@ -33,7 +33,7 @@ def _duplicate_matmul_column(op: Op, rewriter: Rewriter) -> Value | None:
 
     Vela transposes a column only if it has a single reader.
     """
-    b, x = rewriter.build, op.inputs[0]
+    b, x = rewriter.builder, op.inputs[0]
     rescale = producer(x, "RESCALE")
     arithmetic = rescale and rescale.inputs[0].producer
     if rescale is None or arithmetic is None or arithmetic.kind not in ("ADD", "MUL", "SUB") or x.shape[::2] != (1, 1):
@@ -57,7 +57,7 @@ def _duplicate_table_operand(op: Op, rewriter: Rewriter) -> Value | None:
         return None
     if rewriter.has_one_use(rescale.output) and rewriter.has_one_use(arithmetic.output):
         return None
-    return _emit_unary_sequence([op], emit_copy(op.inputs[0], rewriter.build), rewriter.build)
+    return _emit_unary_sequence([op], emit_copy(op.inputs[0], rewriter.builder), rewriter.builder)
 
 
 def _is_table_fused_into_transpose(op: Op, value: Value, rewriter: Rewriter) -> bool:
@@ -68,7 +68,7 @@ def _is_table_fused_into_transpose(op: Op, value: Value, rewriter: Rewriter) -> 
     copy between TRANSPOSE and TABLE prevents the fusion.
     """
     readers = [reader.kind for reader in rewriter.users(op.output) or ()]
-    is_lost = readers in (["CONCAT"], ["PAD"]) or (op.kind == "TABLE" and rewriter.build.target.macs in (32, 64))
+    is_lost = readers in (["CONCAT"], ["PAD"]) or (op.kind == "TABLE" and rewriter.builder.target.macs in (32, 64))
     return is_lost and producer(skip_through(value, "RESHAPE"), "TRANSPOSE") is not None
 
 
@@ -104,7 +104,7 @@ def _split_into_halves(op: Op, steps: list[Op], rewriter: Rewriter) -> Value:
     the two halves together take as many cycles as the original sequence.
     """
     table = next((step for step in steps if step.kind == "TABLE"), op)
-    b, shape = rewriter.build, steps[0].output.shape
+    b, shape = rewriter.builder, steps[0].output.shape
     axis = next((axis for axis, size in enumerate(shape) if size > 1), None)
     if axis is None:
         # A single element cannot be split. Vela fuses a CLAMP to the full range with the arithmetic, and not the TABLE.
@@ -197,7 +197,7 @@ def _slice_operand(value: Value, axis: int, span: tuple[int, int], rewriter: Rew
     If a RESCALE to int32 computes the operand, the RESCALE's input is sliced instead, because Vela fuses the RESCALE
     into the arithmetic.
     """
-    b, (start, end), op = rewriter.build, span, producer(value, "RESCALE")
+    b, (start, end), op = rewriter.builder, span, producer(value, "RESCALE")
     if value.shape[axis] == 1:
         return value
     if op is not None and value.dtype is DType.INT32 and rewriter.has_one_use(value) and not op.attrs["per_channel"]:

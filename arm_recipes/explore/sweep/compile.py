@@ -109,11 +109,11 @@ def _compile_all(
     estimates = []
     for delegate, flatbuffer in zip(delegates, flatbuffers, strict=True):
 
-        def locate(text: str, delegate: LoweredDelegate = delegate) -> tuple[str, str] | None:
+        def find_operator(text: str, delegate: LoweredDelegate = delegate) -> tuple[str, str] | None:
             return next((source for source in delegate.sources if source[0] in text.upper() and source[1]), None)
 
         payload, _ = compile_best(
-            spec, flatbuffer, delegate=delegate.name, locate=locate, output_bytes=delegate.result_bytes
+            spec, flatbuffer, delegate=delegate.name, find_operator=find_operator, output_bytes=delegate.result_bytes
         )
         assert payload.vela is not None
         estimates.append(multiply_estimates(payload.vela, delegate.calls))

@@ -212,10 +212,10 @@ int arm_model_self_test(void) {
     }
   }
   for (size_t m = 0; m < kMethods; ++m) {
-    std::printf("self-test: method %s used %lu of %lu bytes of its pool\n", arm_model_methods[m].name,
+    std::printf("self-test: method %s used %lu of %lu bytes of its method allocator\n", arm_model_methods[m].name,
                 static_cast<unsigned long>(methods[m].pool_used()), static_cast<unsigned long>(kPoolSizes[m]));
   }
-  std::printf("self-test: %lu of %lu bytes of the temp pool\n", static_cast<unsigned long>(temp.peak()),
+  std::printf("self-test: %lu of %lu bytes of the temp allocator\n", static_cast<unsigned long>(temp.peak()),
               static_cast<unsigned long>(ARM_MODEL_TEMP_POOL_SIZE));
   std::printf("self-test: ok, %d cases\n", ARM_MODEL_CASE_COUNT);
   return 0;

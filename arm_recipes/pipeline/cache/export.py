@@ -95,7 +95,7 @@ class CachedExport:
             warn(text)
         shapes = {method.name: [output.shape for output in method.outputs] for method in entry.report.methods}
         for sized in self._shape_variants.values():
-            sized.infer_output_axes({name: shapes[name] for name in sized.methods})
+            sized.infer_output_axes({name: shapes[name] for name in sized.sizes_by_method})
         note = "the program was taken from cache_dir: an earlier export had the same model, samples and recipe"
         seconds = {"torch_export": captured - start, "cache": time.perf_counter() - captured}
         report = replace(entry.report, seconds=seconds, notes=(*entry.report.notes, note), cached=True)

@@ -21,6 +21,7 @@ from arm_recipes._internal.error_location import describe_error
 from arm_recipes._internal.messages import ExportError, warn
 from arm_recipes._internal.tracebacks import keep_user_frames
 from arm_recipes.samples.mismatch import describe_mismatch
+from arm_recipes.samples.operand_dtypes import check_operand_dtypes
 from arm_recipes.samples.sample import Inputs, register_dataclasses
 from arm_recipes.stages.capture.data_dependent_shapes import make_shapes_static
 from arm_recipes.stages.capture.shared_memory import find_unshareable_buffer, unify_buffers, write_read_state
@@ -183,6 +184,7 @@ class Capture:
                 # them.
                 program = program.run_decompositions({})
         sys.stderr.write(captured_stderr.getvalue())
+        check_operand_dtypes(program.graph)
         _simplify_graph(program)
         make_shapes_static(program)
         move_casts_outward(program)

@@ -34,7 +34,7 @@ def move_casts_outward(program: ExportedProgram) -> None:
     new_nodes = set(copies.values())
     for node in [node for node in graph.nodes if node not in new_nodes]:
         for source in [source for source in node.all_input_nodes if source in data_movement]:
-            dtype = _float_type(node)
+            dtype = _float_compute_dtype(node)
             if dtype is None:
                 continue
             if node.target in _CAST_OPS:
@@ -52,7 +52,7 @@ def _replace_uint8_round_trips(graph: Graph) -> None:
         is_float_to_uint8 = (
             node.target in _CAST_OPS and _dtype(node) is torch.uint8 and _is_float_type(_dtype(node.args[0]))
         )
-        if is_float_to_uint8 and all(user.target in _CAST_OPS and _float_type(user) for user in node.users):
+        if is_float_to_uint8 and all(user.target in _CAST_OPS and _float_compute_dtype(user) for user in node.users):
             with graph.inserting_before(node):
                 int_cast = graph.call_function(aten.to.dtype, (node.args[0], torch.int32))
             node.target, node.args, node.kwargs = aten.bitwise_and.Scalar, (int_cast, 255), {}
@@ -71,7 +71,7 @@ def _is_float_type(dtype: torch.dtype) -> bool:
     return kind_of(dtype) is ScalarKind.FLOAT
 
 
-def _float_type(node: Node) -> torch.dtype | None:
+def _float_compute_dtype(node: Node) -> torch.dtype | None:
     """Return the floating-point type of ``node`` if it is a cast or elementwise; None for other types and operators."""
     dtype: torch.dtype | None = getattr(node.meta.get("val"), "dtype", None)
     computes = node.target in _CAST_OPS or is_elementwise(node)
@@ -86,8 +86,8 @@ def _is_uint8_data_movement(node: Node) -> bool:
     value, sources = node.meta.get("val"), node.all_input_nodes
     if node.op != "call_function" or not isinstance(value, torch.Tensor) or value.dtype is not torch.uint8:
         return False
-    kinds = {getattr(source.meta.get("val"), "dtype", None) for source in sources}
-    return is_data_movement(node) and kinds == {torch.uint8} and not any(map(is_written, (node, *sources)))
+    source_dtypes = {getattr(source.meta.get("val"), "dtype", None) for source in sources}
+    return is_data_movement(node) and source_dtypes == {torch.uint8} and not any(map(is_written, (node, *sources)))
 
 
 def _copy_as_float(graph: Graph, data_movement: Container[Node]) -> dict[tuple[Node, torch.dtype], Node]:
@@ -98,7 +98,7 @@ def _copy_as_float(graph: Graph, data_movement: Container[Node]) -> dict[tuple[N
     """
     needed_types: dict[Node, set[torch.dtype]] = {}
     for node in reversed(graph.nodes):
-        dtype = _float_type(node)
+        dtype = _float_compute_dtype(node)
         types = needed_types.get(node, set()) if node in data_movement else set() if dtype is None else {dtype}
         for source in node.all_input_nodes if types else ():
             if node in data_movement or source in data_movement:

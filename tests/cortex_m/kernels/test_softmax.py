@@ -12,10 +12,12 @@ from arm_backend_core.cortex_m.kernels.softmax import (
     OUTPUT_SCALE,
     OUTPUT_ZERO_POINT,
     exp_of_negative,
+    find_row_fault,
     reciprocal_of_one_plus,
     softmax,
     softmax_parameters,
 )
+from arm_backend_core.targets.cortex_m import Isa
 from tests.cortex_m.kernels.cases import Case
 from tests.cortex_m.kernels.running import check_refusal, compare, compare_random_cases
 from tests.runtime.kernel_library import KernelLibrary
@@ -65,6 +67,22 @@ def test_fixed_point_functions() -> None:
 def test_scales_without_parameters(scale: float) -> None:
     with pytest.raises(ValueError, match=r"scale|exceeds"):
         softmax_parameters(scale)
+
+
+@pytest.mark.parametrize(
+    ("isa", "size", "fault"),
+    [
+        (Isa.SCALAR, 511, None),
+        (Isa.SCALAR, 512, "one step too high"),
+        (Isa.DSP, 4095, "one step too high"),
+        (Isa.MVE, 4092, None),
+        (Isa.MVE, 4093, "one step too high"),
+        (Isa.MVE, 4096, "overflow"),
+    ],
+)
+def test_rows_that_cmsis_nn_rounds_otherwise(isa: Isa, size: int, fault: str | None) -> None:
+    found = find_row_fault(isa, (2, size), -1)
+    assert found is None if fault is None else found is not None and fault in found
 
 
 @pytest.mark.parametrize(

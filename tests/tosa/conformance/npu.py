@@ -155,7 +155,12 @@ def compile_and_compare(
     try:
         spec = EthosUCompileSpec(accelerator)
         compiled = compile_ethosu(
-            flatbuffer, spec, delegate="", locate=lambda _: None, output_bytes=sizes, timeout=VELA_TIMEOUT_SECONDS
+            flatbuffer,
+            spec,
+            delegate="",
+            find_operator=lambda _: None,
+            output_bytes=sizes,
+            timeout=VELA_TIMEOUT_SECONDS,
         )
     except CompileError as error:
         return VELA_REFUSED, str(error).partition("\n")[0]

@@ -1,9 +1,10 @@
 """Unconditional alternatives: bit-exact rewrites that are applied without the cost model.
 
-``clamp_to_dtype`` (Vela 5.1 only) corrects an estimate of Vela, which guides Vela's scheduler and our cost model. It
-does not change the commands of the NPU (``docs/contributors/vela.md``). For an operation without an activation on U55
-and U65, Vela 5.1 estimates the cost of a table, 1 cycle per element on U55-128. With a CLAMP, it estimates the cost of
-the output, 0.25 to 0.75 cycles. Vela 5.2 estimates both equally, and may execute such a CLAMP as a separate operation.
+``clamp_to_dtype`` (Vela 5.1 only) corrects an estimate of Vela, which guides Vela's scheduler and our cost model. The
+CLAMP itself adds no command; the schedule may change, because Vela chooses block sizes by the estimate
+(``docs/contributors/vela.md``). For an operation without an activation on U55 and U65, Vela 5.1 wrongly counts a table
+look-up: 1 cycle per element on U55-128. With a CLAMP, it counts only the output: 0.25 to 0.75 cycles. Vela 5.2
+estimates both equally, and may execute such a CLAMP as a separate operation.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from arm_backend_core.tosa.vela_workarounds.fused_rescales import SCALED_MAXIMUM
 from arm_backend_core.tosa.vela_workarounds.partial_rescales import absorbs_widening
 from arm_backend_core.tosa.vela_workarounds.workaround import is_needed
 
-#: Operators whose output takes less than the one cycle per element of a table.
-_CHEAP_KINDS = ("CONV2D", "DEPTHWISE_CONV2D", "MAX_POOL2D", "MUL")
+#: Operators that write an element in less than the one cycle that a table takes.
+_KINDS_CHEAPER_THAN_TABLE = ("CONV2D", "DEPTHWISE_CONV2D", "MAX_POOL2D", "MUL")
 
 
 def apply_unconditional(graph: Graph, target: Target) -> None:
@@ -41,11 +42,12 @@ def apply_unconditional(graph: Graph, target: Target) -> None:
 
 
 def use_reader_shape(op: Op, rewriter: Rewriter) -> Value | None:
-    """Compute an ADD, SUB or MUL with its RESCALEs in the shape in which another operator reads one of the operands.
+    """Compute an operation and its RESCALEs in the shape of a RESHAPE that also reads one of its operands.
 
-    Otherwise, Vela copies the tensor that is read in two shapes: 8,576 cycles for 128x64 elements on U55-128.
+    The operation is an ADD, SUB or MUL. Otherwise, Vela copies the tensor that is read in two shapes: 8,576 cycles for
+    128x64 elements on U55-128.
     """
-    b, binary = rewriter.build, op.inputs[0].producer
+    b, binary = rewriter.builder, op.inputs[0].producer
     if binary is None or binary.kind not in ("ADD", "SUB", "MUL") or not rewriter.has_one_use(binary.output):
         return None
     terms = [term for value in binary.inputs if (term := producer(value, "RESCALE")) and rewriter.has_one_use(value)]
@@ -64,14 +66,20 @@ def _emit_like(op: Op, x: Value, b: Builder) -> Value:
 
 
 def multiply_before_rescale(op: Op, rewriter: Rewriter) -> Value | None:
-    """Insert x * 1 before a RESCALE of int16 that Vela does not fuse, because Vela fuses the RESCALE with the MUL.
+    """Insert x * 1 before a RESCALE of int16, which Vela does not fuse with its producer but with this MUL.
 
     30 instead of 700 cycles on U85-256. A RESCALE that matches ``SCALED_MAXIMUM_WORKAROUND`` is also rewritten, so that
     ``clamp_to_dtype`` applies to the MUL: 89,303 instead of 102,252 cycles after a MAX_POOL2D.
     """
-    x, b = op.inputs[0], rewriter.build
-    is_lost = is_needed(SCALED_MAXIMUM_WORKAROUND, b.target) and SCALED_MAXIMUM_WORKAROUND.find(op, rewriter)
-    if not (x.dtype is DType.INT16 or is_lost) or op.output.dtype is DType.INT32 or op.attrs["per_channel"]:
+    x, b = op.inputs[0], rewriter.builder
+    matches_scaled_maximum = is_needed(SCALED_MAXIMUM_WORKAROUND, b.target) and SCALED_MAXIMUM_WORKAROUND.find(
+        op, rewriter
+    )
+    if (
+        not (x.dtype is DType.INT16 or matches_scaled_maximum)
+        or op.output.dtype is DType.INT32
+        or op.attrs["per_channel"]
+    ):
         return None
     return _emit_like(op, b.mul(x, broadcast_constant(x, 1, x.dtype, b)), b)
 
@@ -83,7 +91,7 @@ def widen_by_multiply(op: Op, rewriter: Rewriter) -> Value | None:
     preceding one. The TABLE then has an int32 result, which no NPU supports, so that Vela emits three TABLEs and three
     other operations. With x * 1: 14,016 instead of 41,920 cycles (U55-128), 7,488 instead of 17,184 (U85-256).
     """
-    x, b = op.inputs[0], rewriter.build
+    x, b = op.inputs[0], rewriter.builder
     scaled = producer(x, "RESCALE")
     reads_table = scaled is not None and producer(scaled.inputs[0], "TABLE") is not None
     widens = x.dtype is DType.INT16 and op.output.dtype is DType.INT32
@@ -101,14 +109,14 @@ def widen_by_multiply(op: Op, rewriter: Rewriter) -> Value | None:
 
 def clamp_to_dtype(op: Op, rewriter: Rewriter) -> Value | None:
     """Clamp the result to the range of its dtype if Vela fuses the CLAMP with the operation."""
-    x, b = op.output, rewriter.build
-    first = op if op.kind == "MAX_POOL2D" else op.inputs[0].producer
-    if first is None or first.kind not in _CHEAP_KINDS or x.dtype not in (DType.INT8, DType.INT16):
+    x, b = op.output, rewriter.builder
+    main_op = op if op.kind == "MAX_POOL2D" else op.inputs[0].producer
+    if main_op is None or main_op.kind not in _KINDS_CHEAPER_THAN_TABLE or x.dtype not in (DType.INT8, DType.INT16):
         return None
-    if first is not op and not rewriter.has_one_use(op.inputs[0]):
+    if main_op is not op and not rewriter.has_one_use(op.inputs[0]):
         return None
     readers = rewriter.users(x)
-    if _is_split_by_vela(first) or (
+    if _is_split_by_vela(main_op) or (
         readers and all(reader.kind in ("CLAMP", "TABLE", "RESCALE") for reader in readers)
     ):
         return None
@@ -118,13 +126,13 @@ def clamp_to_dtype(op: Op, rewriter: Rewriter) -> Value | None:
 
 
 def copy_constant(op: Op, rewriter: Rewriter) -> Value | None:
-    """Copy a broadcast constant from flash once, by a MAXIMUM with its minimum. Vela would fold any simpler copy.
+    """Copy a broadcast constant from flash once: MAXIMUM(constant, its smallest element), which Vela does not fold.
 
     Without the copy, every row reads the constant again. [64, 128] of INT32 on U55-128 takes 36,864 cycles, and 30,880
-    with the copy (Vela 5.1). Vela 5.2 counts all four bytes of an element and estimates 86,016 and 33,284 cycles. The
-    copy is cheaper from two rows on.
+    with the copy (Vela 5.1). Vela 5.2 counts all four bytes of an element and estimates 86,016 and 33,284 cycles.
+    With 5.2 on U55, the copy is cheaper from two rows on; otherwise from 64.
     """
-    b = rewriter.build
+    b = rewriter.builder
     min_rows = b.target.hardware.copies_constants_from.get(b.target.vela, 64)
     for i, constant in enumerate(op.inputs):
         is_broadcast = constant.dtype is DType.INT32 and 1 < constant.size <= op.output.size // min_rows
@@ -137,10 +145,10 @@ def copy_constant(op: Op, rewriter: Rewriter) -> Value | None:
 
 def _is_split_by_vela(op: Op) -> bool:
     """Whether Vela splits the operator or changes its shape, so that it does not fuse an activation."""
-    has_images = op.output.rank > 3 and op.output.shape[0] > 1
+    has_several_images = op.output.rank > 3 and op.output.shape[0] > 1
     has_channel_multiplier = op.kind == "DEPTHWISE_CONV2D" and op.inputs[1].shape[3] > 1
     return (
-        has_images
+        has_several_images
         or has_channel_multiplier
         or max(op.attrs.get("dilation", (1,))) > 2
         or max(op.attrs.get("stride", (1,))) > 3

@@ -1,0 +1,230 @@
+"""Write the page on firmware for each board from the records of the boards.
+
+    python docs/board_pages.py           # write docs/users/firmware_boards.md
+    python docs/board_pages.py --check   # compare; write nothing
+
+NPU, configuration and memories come from ``arm_recipes/recipe/boards.py`` and Vela's configuration. Steps of makers'
+tools stand here, each with its source. A step that no document states is not given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from arm_backend_core.targets.compile_spec import EthosUCompileSpec
+from arm_recipes._internal.rendering import format_bytes
+from arm_recipes.recipe import options
+from arm_recipes.recipe.boards import BOARDS, Board
+from arm_recipes.recipe.targets import SPEC_BUILDERS
+
+PAGE = Path(__file__).parent / "users" / "firmware_boards.md"
+_ZEPHYR = "https://github.com/zephyrproject-rtos/zephyr/blob"
+_MPS3 = f"{_ZEPHYR}/3943b6284dd9a879b19afeb50a0138cf232e592b/boards/arm/mps3/doc/index.rst"
+_MPS4 = f"{_ZEPHYR}/a27ef2b31dd6e18bcd58ef735275199ca4b26e05/boards/arm/mps4/doc/index.rst"
+_ALIF = f"{_ZEPHYR}/1ef3e445829147befb12deaba57f323756fec8bc/boards/alif/ensemble_e8_dk/doc/index.rst"
+_PSOC = f"{_ZEPHYR}/261c59d23320091fcaaed9d484f89890100b82eb/boards/infineon/kit_pse84_eval/doc/index.rst"
+_NUVOTON = f"{_ZEPHYR}/307f6f13de2d3ff4cef3a2820911c25b44bf1647/boards/nuvoton/numaker_m55m1/doc/index.rst"
+_RENESAS = f"{_ZEPHYR}/0a04bc0d3d5da72977a958e54f40a444fd3b366b/boards/renesas/ek_ra8p1/doc/index.rst"
+_HIMAX = (
+    "https://github.com/HimaxWiseEyePlus/Seeed_Grove_Vision_AI_Module_V2/blob/"
+    "002479e2f09d692e0780ae61d49054049881b128/README.md"
+)
+_WIDTH = 120
+#: What stands before this line in the page is written by hand.
+_MARKER = "<!-- docs/board_pages.py writes the rest of this page. -->\n"
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step that a maker's document states: its text, and the address of the document; "" for facts of this page."""
+
+    text: str
+    source: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.text} ([source]({self.source}))." if self.source else f"{self.text}."
+
+
+@dataclass(frozen=True)
+class Family:
+    """Boards that share their tools.
+
+    Attributes:
+        title: heading of the section.
+        prefix: start of the names of the boards.
+        zephyr: board -> Zephyr's board target.
+        steps: build and flash.
+    """
+
+    title: str
+    prefix: str
+    zephyr: dict[str, str]
+    steps: tuple[Step, ...]
+
+
+_NO_ROUTE = "No document that was found describes how firmware with ExecuTorch uses this NPU"
+
+FAMILIES = (
+    Family(
+        "Arm Corstone",
+        "corstone-",
+        {
+            "corstone-300": "mps3/corstone300/fvp",
+            "corstone-310": "mps3/corstone310/fvp",
+            "corstone-315": "mps4/corstone315/fvp",
+            "corstone-320": "mps4/corstone320/fvp",
+        },
+        (
+            Step("Memory of Corstone-300: the NPU reaches SRAM and DDR, not the core's TCMs"),
+            Step("FVP: set `ARMFVP_BIN_PATH` to its folder, then `west build -b <target> <application> -t run`", _MPS3),
+            Step("The same for Corstone-315 and -320, for which there is an FVP only", _MPS4),
+            Step(
+                "MPS3 board with AN547: build for `mps3/corstone300/an547`, copy the ELF file to `SOFTWARE` on the "
+                "board's USB drive, name it in `MB/HBI0309C/AN547/images.txt`, and reset",
+                _MPS3,
+            ),
+            Step("MACs: those with which you start the FVP, `-C ethosu.num_macs=128`, and `macs=128` in the recipe"),
+        ),
+    ),
+    Family(
+        "Alif Ensemble",
+        "alif-",
+        {f"alif-e8-{core}": f"ensemble_e8_dk/ae822fa0e5597ls0/rtss_{core}" for core in ("hp", "he")},
+        (
+            Step("The E8 development kit can also be configured as E4 or E6; Zephyr's targets here are for E8", _ALIF),
+            Step("Flash with a J-Link probe and `west flash`, or with Alif's Security Toolkit (SETOOLS)", _ALIF),
+            Step(
+                "Memory of E3, E5 and E7: SRAM0 has 4 MiB and SRAM1 2.5 MiB, apart; `.arm_model_temp` must fit into one"
+            ),
+        ),
+    ),
+    Family(
+        "Himax WiseEye2",
+        "himax-",
+        {},
+        (
+            Step("Toolchain: Arm GNU toolchain 13.2.rel1 in `PATH`; build with `make` in `EPII_CM55M_APP_S`", _HIMAX),
+            Step(
+                "Image: `we2_local_image_gen project_case1_blp_wlcsp.json` in `we2_image_gen_local`, from the ELF",
+                _HIMAX,
+            ),
+            Step(
+                "Flash: `python3 xmodem/xmodem_send.py --port=<port> --baudrate=921600 --protocol=xmodem "
+                "--file=<image>`; an image has at most 1 MB",
+                _HIMAX,
+            ),
+            Step("These makefiles do not use CMake: add the sources that `CMakeLists.txt` of the folder lists"),
+        ),
+    ),
+    Family(
+        "Infineon PSOC Edge",
+        "infineon-",
+        {"infineon-psoc-edge-e84": "kit_pse84_eval/pse846gps2dbzc4a/m55"},
+        (
+            Step("Build with `--sysbuild`: the Cortex-M55 needs an application of the Cortex-M33", _PSOC),
+            Step(
+                "Flash with Infineon's OpenOCD, `west flash` with `-DOPENOCD=<path>`; the switch `BOOT SW` is on", _PSOC
+            ),
+        ),
+    ),
+    Family(
+        "Nuvoton NuMaker-M55M1",
+        "nuvoton-",
+        {"nuvoton-m55m1": "numaker_m55m1"},
+        (
+            Step("Flash with the Nu-Link2 on the board, `west flash`", _NUVOTON),
+            Step("Serial port over USB: set 1 to 3 of the DIP switch ISW1 to on", _NUVOTON),
+        ),
+    ),
+    Family("NXP i.MX 93", "nxp-", {}, (Step(_NO_ROUTE),)),
+    Family(
+        "Renesas",
+        "renesas-",
+        {"renesas-ra8p1": "ek_ra8p1/r7ka8p1kflcac/cm85"},
+        (
+            Step("Flash the EK-RA8P1 with the J-Link on the board, `west flash -r jlink`", _RENESAS),
+            Step(
+                "Zephyr gives each of the two cores half of MRAM and SRAM: change the nodes `code_mram_cm85` and "
+                "`sram0` for a larger program",
+                _RENESAS,
+            ),
+            Step(f"RZ/G3E: {_NO_ROUTE[0].lower()}{_NO_ROUTE[1:]}"),
+        ),
+    ),
+)
+
+
+def main() -> int:
+    """Write or check the page."""
+    parser = argparse.ArgumentParser(description="Write the page on firmware for each board.")
+    parser.add_argument("--check", action="store_true", help="compare; write nothing")
+    if parser.parse_args().check:
+        return int(PAGE.read_text() != render_page())
+    PAGE.write_text(render_page())
+    return 0
+
+
+def render_page() -> str:
+    """The text of the page: its first part as it is, and the sections of the families."""
+    head = PAGE.read_text().partition(_MARKER)[0]
+    lines = (line for family in FAMILIES for line in _render_family(family))
+    return "\n".join([f"{head}{_MARKER}", *lines]).rstrip() + "\n"
+
+
+def boards_of(family: Family) -> list[Board]:
+    """The boards of a family."""
+    return [board for board in BOARDS.values() if board.name.startswith(family.prefix)]
+
+
+def _render_family(family: Family) -> Iterator[str]:
+    yield f"## {family.title}\n"
+    columns = ("`board=`", "Recipe", "MACs", "Memory mode", "`.arm_model_pte`", "`.arm_model_temp`", "Fast scratch")
+    yield _row((*columns, "SRAM", "Flash", "Zephyr's target"))
+    yield _row(["---"] * (len(columns) + 3))
+    for board in boards_of(family):
+        yield _row(_board_cells(board, family.zephyr.get(board.name)))
+    yield ""
+    for step in family.steps:
+        yield textwrap.fill(
+            str(step),
+            _WIDTH,
+            initial_indent="- ",
+            subsequent_indent="  ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    yield ""
+
+
+def _board_cells(board: Board, zephyr: str | None) -> Iterator[str]:
+    recipe = f"ETHOSU_{board.family.removeprefix('ethos-').upper()}_INT8"
+    spec = SPEC_BUILDERS[recipe](options.check(recipe, {"board": board.name}))
+    assert isinstance(spec, EthosUCompileSpec)
+    spills = spec.configuration.arena_on_second_port
+    yield f"`{board.name}`"
+    yield f"`{recipe}`"
+    yield "yours" if board.macs is None else str(board.macs.value)
+    yield f"`{spec.memory_mode}`{'' if board.memory_mode else ' (default)'}"
+    yield _MEMORY_NAMES[spec.configuration.const_memory]
+    yield "DRAM" if spills else "SRAM"
+    yield "SRAM" if spills else "-"
+    for size in (board.sram, board.flash):
+        yield "-" if size is None else format_bytes(size.value)
+    yield "-" if zephyr is None else f"`{zephyr}`"
+
+
+#: Vela's name of a memory -> memory for the program. With constants on chip, the estimates assume SRAM.
+_MEMORY_NAMES = {"OffChipFlash": "flash", "Dram": "DRAM", "OnChipFlash": "SRAM", "Sram": "SRAM"}
+
+
+def _row(cells: Sequence[str] | Iterator[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
