@@ -126,6 +126,7 @@ def _export_with_peer(model: Any, calibration: list[Inputs], name: str) -> tuple
 
 
 def first_output(output: Any) -> Any:
+    """The first of several outputs, or the only one."""
     return output[0] if isinstance(output, tuple | list) else output
 
 

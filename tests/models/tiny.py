@@ -55,7 +55,7 @@ class ResNet8(nn.Module):
 
 
 class MobileNetV1(nn.Module):
-    """MLPerf Tiny's visual wake words: MobileNetV1 with a quarter of the channels, images of 96x96 in, 2 classes out."""
+    """MLPerf Tiny's person detector: MobileNetV1 with a quarter of the channels, images of 96x96 in, 2 classes out."""
 
     def __init__(self) -> None:
         super().__init__()
