@@ -105,7 +105,8 @@ def prepare_peer(*, use_explicit_layout: bool) -> Export:
         convert = (lambda sample: sample) if use_explicit_layout else to_channels_last
         samples = [convert(sample) for sample in calibration]
         exported = torch.export.export(model, samples[0], strict=True)
-        prepared = prepare_pt2e(exported.module(check_guards=False), CortexMQuantizer())
+        quantizer = CortexMQuantizer(use_explicit_layout=use_explicit_layout)
+        prepared = prepare_pt2e(exported.module(check_guards=False), quantizer)
         for sample in samples:
             prepared(*sample)
         quantized = torch.export.export(convert_pt2e(prepared), samples[0], strict=True)
@@ -231,10 +232,7 @@ def table(rows: Iterable[Row]) -> str:
     rows = list(rows)
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
     lines = [*_HEAD, f"Written {datetime.now(UTC):%Y-%m-%d} at commit {commit.strip()}.", "", *_summary(rows), ""]
-    columns = ("model", "flow", "kernel calls", "float operators", "casts", "other int8 operators", "layout changes")
-    columns += ("bytes moved by them", ".pte bytes", "planned bytes", "largest scratch", "SQNR, dB", "seconds")
-    lines += [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-    lines += [_line(row, len(columns)) for row in rows]
+    lines += [f"| {' | '.join(_COLUMNS)} |", "|---" * len(_COLUMNS) + "|", *map(_line, rows)]
     lines += ["", "## Operators of each program", ""]
     for row in rows:
         if "error" not in row:
@@ -260,13 +258,13 @@ def _summary(rows: list[Row]) -> Iterator[str]:
             yield f"| {flow} | {' | '.join(map(str, cells))} |"
 
 
-def _line(row: Row, column_count: int) -> str:
+def _line(row: Row) -> str:
     if "error" in row:
-        return f"| {row['model']} | {row['flow']} | {_escape(row['error'])} " + "| " * (column_count - 3) + "|"
+        return f"| {row['model']} | {row['flow']} | {_escape(row['error'])} " + "| " * (len(_COLUMNS) - 3) + "|"
     counts = [sum(row[key].values()) for key in ("kernels", "float_operators", "integer_operators", "layout_changes")]
     sqnr = f"{row['sqnr_db']:.1f}" if "sqnr_db" in row else f"does not run: {_escape(row['run_error'])}"
-    numbers = (counts[0], counts[1], row["casts"], counts[2], counts[3], row["layout_bytes"])
-    numbers += (row["pte_bytes"], row["planned_bytes"], row["largest_scratch_bytes"])
+    memory = [row[key] for key in ("layout_bytes", "pte_bytes", "planned_bytes", "largest_scratch_bytes")]
+    numbers = [counts[0], counts[1], row["casts"], counts[2], counts[3], *memory]
     cells = [row["model"], row["flow"], *(f"{number:,}" for number in numbers), sqnr, f"{row['seconds']:.1f}"]
     return f"| {' | '.join(cells)} |"
 
@@ -287,6 +285,10 @@ def _escape(text: str) -> str:
     return text.replace("|", "/").replace("\n", " ")
 
 
+_COLUMNS = (
+    *("model", "flow", "kernel calls", "float operators", "casts", "other integer operators", "layout changes"),
+    *("bytes moved by them", ".pte bytes", "planned bytes", "largest scratch", "SQNR, dB", "seconds"),
+)
 _HEAD = (
     "# Cortex-M programs beside ExecuTorch's Cortex-M flow",
     "",
@@ -299,11 +301,14 @@ _HEAD = (
     "  images.",
     "- **ours**: `CORTEX_M_INT8` with default options, with contiguous images.",
     "",
-    "A float operator has a float32 tensor and is no cast at the program's boundary. Layout changes are transpose",
-    "kernels, permutations and copies to another memory format; their bytes are those of their results. Planned bytes",
-    "include scratch memory, inputs and outputs. SQNR is that of four samples that were not calibrated with, against",
-    "PyTorch in float32; both programs run in ExecuTorch's runtime with this project's host kernels. Seconds are",
-    "processor time of the whole export on one thread, without imports.",
+    "- Kernel calls are those of `cortex_m` operators except casts. A float operator has a float32 tensor and is no",
+    "  cast; two casts are the program's input and output.",
+    "- Layout changes are transpose kernels, permutations and copies to another memory format. Their bytes are those",
+    "  of their results.",
+    "- Planned bytes are those of the memory plan: tensors, scratch memory, inputs and outputs.",
+    "- SQNR is that of four samples that were not calibrated with, against PyTorch in float32. All programs run in",
+    "  ExecuTorch's runtime with this project's host kernels and ExecuTorch's portable kernels.",
+    "- Seconds are processor time of the whole export on one thread, without imports, on a machine with other load.",
     "",
 )
 
