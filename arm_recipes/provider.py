@@ -75,6 +75,7 @@ def _assemble_recipe(
     from arm_backend_core import partitioner
     from arm_backend_core import quantization as quantizers
     from arm_backend_core.aten.input_scales import quantize_inputs_once
+    from arm_backend_core.cortex_m.quantizer import CortexMQuantizer
     from arm_backend_core.targets.compile_spec import CortexMCompileSpec
     from arm_recipes.pipeline.budgets import CheckBudgets
     from arm_recipes.stages.block_scaled import mx_recipe
@@ -94,7 +95,7 @@ def _assemble_recipe(
     ]
     transforms: list[Any] = []
     if precision != "FP":
-        quantizer = getattr(quantizers, f"{prefix}Quantizer")(spec)
+        quantizer = (CortexMQuantizer if target == "CORTEX" else getattr(quantizers, f"{prefix}Quantizer"))(spec)
         quantization = _build_quantization(quantizer, recipe_type.name, values)
         if values["quantized_io"]:
             transforms.append(quantize_inputs_once)

@@ -90,9 +90,10 @@ class Emitter:
         assert value.node is not None
         if layout == value.layout:
             return value.node
-        key = (value.node, layout)
+        order = compose(inverse(value.layout), layout)
+        key = (value.node, order)  # values of other shapes may share the node
         if key not in self._stored:
-            self._stored[key] = self.transpose(value.node, compose(inverse(value.layout), layout))
+            self._stored[key] = self.transpose(value.node, order)
         return self._stored[key]
 
     def store_plain(self, value: Value) -> Node:

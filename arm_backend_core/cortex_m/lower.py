@@ -12,10 +12,19 @@ from typing import Any
 import numpy as np
 from torch.export import ExportedProgram
 from torch.fx import Node
+from torch.fx.passes.tools_common import stable_topological_sort
 
 from arm_backend_core.cortex_m.emitter import Emitter
 from arm_backend_core.cortex_m.rules import convolution, elementwise, movement, pooling  # noqa: F401  (register rules)
-from arm_backend_core.cortex_m.rules.context import Context, Result, find_rule, look_up, read_operand, requantize
+from arm_backend_core.cortex_m.rules.context import (
+    PART_RULES,
+    Context,
+    Result,
+    find_rule,
+    look_up,
+    read_operand,
+    requantize,
+)
 from arm_backend_core.cortex_m.tables import match_univariate
 from arm_backend_core.cortex_m.values import Value
 from arm_backend_core.dtype import DType
@@ -30,6 +39,7 @@ from arm_backend_core.nodes import (
     is_dequantize,
     is_quantize,
     operator_name,
+    overload_of,
 )
 from arm_backend_core.ops.catalog import find_record
 from arm_backend_core.program import constants_of, lift_constants
@@ -56,12 +66,23 @@ def lower_to_kernels(program: ExportedProgram, isa: Isa) -> dict[Node, Unsupport
         elif is_constant(node, walk.constants):
             walk.constants[node] = evaluate_node(node, walk.constants.__getitem__)
     walk.connect()
+    stable_topological_sort(program.graph_module)  # a reader may precede the conversion of its operand's layout
     names = {node.name for node in walk.constants}
     eliminate_dead_code(program.graph)
     lift_constants(program)
     eliminate_dead_constants(program, names)
     program.graph_module.recompile()
     return {node: reason for node, reason in walk.refusals.items() if node in set(program.graph.nodes)}
+
+
+def has_kernel(node: Node) -> bool:
+    """Whether an operator may become a kernel call, a table or data movement, depending on its operands."""
+    record = find_record(node)
+    return find_rule(node) is not None or (record is not None and record.univariate) or _is_split(node)
+
+
+def _is_split(node: Node) -> bool:
+    return overload_of(node.target) in PART_RULES
 
 
 class _Walk:

@@ -6,10 +6,9 @@ from arm_backend_core.quantization.config import (
     get_symmetric_a16w8_quantization_config,
     get_symmetric_quantization_config,
 )
-from arm_backend_core.quantization.quantizer import CortexMQuantizer, EthosUQuantizer, TOSAQuantizer, VgfQuantizer
+from arm_backend_core.quantization.quantizer import EthosUQuantizer, TOSAQuantizer, VgfQuantizer
 
 __all__ = [
-    "CortexMQuantizer",
     "EthosUQuantizer",
     "QuantizationConfig",
     "TOSAQuantizer",

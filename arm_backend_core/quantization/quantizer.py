@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping
 from operator import attrgetter
 from typing import Any, Self
 
@@ -36,7 +35,6 @@ from arm_backend_core.quantization.config import QuantizationConfig, get_symmetr
 from arm_backend_core.quantization.graph_observers import describe_observed_tensors, share_timestep_observers
 from arm_backend_core.targets.compile_spec import (
     ArmCompileSpec,
-    CortexMCompileSpec,
     EthosUCompileSpec,
     TosaCompileSpec,
     VgfCompileSpec,
@@ -146,18 +144,19 @@ class ArmQuantizer(Quantizer):
             if self._config(stacks[node]) is not None and node not in constants:
                 _check_dtype(node)
         self._annotate_io(model)
-        has_int16 = "int16" in self.compile_spec.target.extensions
-        uses_int16 = has_int16 and self._uses("int16_coordinates")
-        coordinates = find_coordinate_nodes(model.graph) if uses_int16 else set()
+        Annotator(model.graph, self._configs_of(model.graph, stacks)).run()
+        return model
+
+    def _configs_of(self, graph: Graph, stacks: Mapping[Node, dict[str, Any]]) -> Callable[[Node], Config]:
+        """Return the function that maps each node to its configuration. ``stacks``: modules of each node."""
+        uses_int16 = "int16" in self.compile_spec.target.extensions and self._uses("int16_coordinates")
+        coordinates = find_coordinate_nodes(graph) if uses_int16 else set()
 
         def config_of(node: Node) -> Config:
             config = self._config(stacks[node])
-            if config is not None and not has_int16:
-                return replace(config, inner=None)
             return _WITH_INT16 if config is not None and node in coordinates else config
 
-        Annotator(model.graph, config_of).run()
-        return model
+        return config_of
 
     def _uses(self, algorithm: str) -> bool:
         return self.algorithms is None or algorithm in self.algorithms
@@ -223,12 +222,6 @@ class VgfQuantizer(ArmQuantizer):
     """Quantizes for a ``VgfCompileSpec``."""
 
     spec_class = VgfCompileSpec
-
-
-class CortexMQuantizer(ArmQuantizer):
-    """Quantizes for a ``CortexMCompileSpec``."""
-
-    spec_class = CortexMCompileSpec
 
 
 def _check_dtype(node: Node) -> None:

@@ -13,7 +13,7 @@ from arm_backend_core.cortex_m.kernels.movement import MAX_RANK
 from arm_backend_core.cortex_m.rules.context import PART_RULES, Context, rule
 from arm_backend_core.cortex_m.values import Value
 from arm_backend_core.errors import Unsupported
-from arm_backend_core.nodes import arguments_of, is_dequantize
+from arm_backend_core.nodes import arguments_of, is_dequantize, is_float
 from arm_backend_core.permutation import Layout, inverse
 
 aten = torch.ops.aten
@@ -176,8 +176,8 @@ def move(cx: Context) -> Value:
     """
 
     def convert(argument: Any) -> Any:
-        if not isinstance(argument, Node) or not is_dequantize(argument):
-            return argument
+        if not isinstance(argument, Node) or not (is_dequantize(argument) or is_float(argument)):
+            return argument  # indices
         return cx.emit.store_plain(_operand(cx, argument))
 
     arguments = torch.fx.map_arg(cx.node.args, convert)

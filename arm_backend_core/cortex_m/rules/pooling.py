@@ -190,7 +190,7 @@ def _pad_for_ceil_mode(cx: Context, image: Node, kernel: list[int], stride: list
     return cx.emit.kernel("pad", image, [0, *pad, 0], [0, *(max(x, 0) for x in post), 0], -128)
 
 
-@rule(aten.softmax.int, aten._softmax.default)
+@rule(aten.softmax.int, aten._softmax.default, aten._safe_softmax.default)
 def softmax(cx: Context) -> Value:
     """Softmax, along any dimension: the kernel computes it along the last one."""
     x, dim = cx.operand(cx.node.args[0]), int(arguments_of(cx.node)["dim"])
