@@ -76,7 +76,6 @@ def _assemble_recipe(
     from arm_backend_core import quantization as quantizers
     from arm_backend_core.aten.input_scales import quantize_inputs_once
     from arm_backend_core.cortex_m.quantizer import CortexMQuantizer
-    from arm_backend_core.targets.compile_spec import CortexMCompileSpec
     from arm_recipes.pipeline.budgets import CheckBudgets
     from arm_recipes.stages.block_scaled import mx_recipe
     from arm_recipes.stages.edge import edge_manager
@@ -104,7 +103,7 @@ def _assemble_recipe(
         # loads. Firmware uses the cortex_m kernels.
         if target != "VGF" and not values.get("direct_drive"):
             passes.append(edge_manager.use_cortex_m_quantize)
-    if isinstance(spec, CortexMCompileSpec):
+    if spec.isa is not None:
         passes.append(partial(edge_manager.use_cortex_m_kernels, spec.isa))
     passes += [replace_empty_tensors, share_weights]
     passes.append(CheckRunnable(values["require_runnable"]))

@@ -102,11 +102,11 @@ class _Walk:
         source = quantize.all_input_nodes[0]
         if source.op == "placeholder" and source not in self.constants:
             return  # the cast of a model input
-        self._emit.start(quantize)
+        anchor, _ = _split_activation(source)
+        self._emit.start(quantize, anchor)
         try:
             self._values[quantize] = self._compute(quantize, source)
         except Unsupported as refusal:
-            anchor, _ = _split_activation(source)
             self.refusals[anchor] = refusal
         except Exception as error:
             description = f"lowering {operator_name(source)} to kernels raised {type(error).__name__}: {error}"
@@ -142,7 +142,7 @@ class _Walk:
         for quantize, value in self._values.items():
             if not quantize.users:
                 continue
-            self._emit.start(quantize)
+            self._emit.start(quantize, value.node or quantize)
             quantize.replace_all_uses_with(self._emit.store_plain(value))
 
 

@@ -39,6 +39,11 @@ ISAS_BY_CPU: Mapping[str, tuple[Isa, ...]] = {
 }
 
 
+#: NPU family -> the processor beside it in Arm's reference designs (Corstone-300 and -310; Corstone-320). Ethos-U65 is
+#: mostly beside a Cortex-A.
+CPU_BESIDE_NPU: Mapping[str, str] = {"ethos-u55": "cortex-m55", "ethos-u85": "cortex-m85"}
+
+
 def resolve_isa(cpu: str, isa: Isa | str | None = None) -> Isa:
     """The instruction set of a processor's kernels: ``isa``, or the fastest that the processor may have.
 

@@ -21,7 +21,7 @@ class Option:
     Attributes:
         name: the keyword.
         group: recipes that take the option: "all", "int" (quantizing recipes), "tosa" (TOSA and VGF recipes),
-            "tosa-fp", "ethos-u", "ethos-u85" or "cortex-m".
+            "tosa-fp", "ethos-u", "ethos-u85", "cortex-m" or "cortex-m-cpu".
         expects: the accepted values in words, for error messages.
         find_problem: returns the problem of a value, which completes "got <value>: ..."; None for a valid value.
         default: value of an omitted argument. None means the default of the target.
@@ -194,6 +194,8 @@ _EXPECTED_PRECISIONS = 'a dict of precisions by module, such as {"head": "A16W8"
 
 _EXPECTED_BUDGET = 'a number of bytes, or a text such as "512KiB"'
 
+_EXPECTED_CPU = 'the name of a Cortex-M, such as "cortex-m55", "auto", or None without int8 kernels beside an NPU'
+
 #: Quantization algorithms that are applied by default, in addition to calibration.
 ALGORITHMS = (
     "bias_correction",
@@ -236,7 +238,7 @@ OPTIONS: dict[str, Option] = {
         Option("sram_budget", "ethos-u", _EXPECTED_BUDGET, _budget_problem),
         Option("flash_budget", "ethos-u", _EXPECTED_BUDGET, _budget_problem),
         Option("direct_drive", "ethos-u85", "a bool", _bool_problem, default=False),
-        Option("cpu", "cortex-m", 'the name of a Cortex-M, such as "cortex-m55"', _name_problem, default="cortex-m55"),
+        Option("cpu", "cortex-m-cpu", _EXPECTED_CPU, _name_problem, default="auto"),
         Option("isa", "cortex-m", '"mve", "dsp", "scalar", or None for the fastest', _name_problem),
         Option("extensions", "tosa", 'a list of names of TOSA extensions, such as ["bf16"]', _names_problem),
         Option("mx", "tosa-fp", f"one of {', '.join(map(repr, MX_FORMATS))}", _format_problem),
@@ -270,9 +272,9 @@ def option_groups(recipe: str) -> frozenset[str]:
     if not recipe.endswith("_FP"):
         names.add("int")
     if recipe.startswith("ETHOSU"):
-        names.add("ethos-u")
+        names |= {"ethos-u", "cortex-m-cpu"}
     elif recipe.startswith("CORTEX_M"):
-        names.add("cortex-m")
+        names |= {"cortex-m", "cortex-m-cpu"}
     else:
         names.add("tosa")
     if recipe == "TOSA_FP":
@@ -311,7 +313,7 @@ def check(recipe: str, user_options: Mapping[str, Any]) -> dict[str, Any]:
 def _unknown_option_message(recipe: str, name: str, names: list[str]) -> str:
     if name in OPTIONS:
         kinds = {"ethos-u": "Ethos-U", "ethos-u85": "Ethos-U85", "int": "quantizing", "tosa": "TOSA and VGF"}
-        kinds |= {"tosa-fp": "TOSA_FP", "cortex-m": "Cortex-M"}
+        kinds |= {"tosa-fp": "TOSA_FP", "cortex-m": "Cortex-M", "cortex-m-cpu": "Cortex-M and Ethos-U"}
         hint = f"; it belongs to {kinds[OPTIONS[name].group]} recipes"
     else:
         renamed = OLD_OPTION_NAMES.get(name)

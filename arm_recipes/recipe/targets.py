@@ -39,12 +39,23 @@ def _ethos_u_spec_builder(family: str, default_macs: int) -> Callable[[Options],
             config_ini=None if values["config_ini"] is None else str(values["config_ini"]),
             search_alternatives=values["search_alternatives"],
             optimise=_optimization_goal(values["optimise"], flags),
+            cpu=_cpu_beside_npu(family, values),
         )
         budget = values["sram_budget"]
         spec.sram_budget = None if budget is None else options.parse_bytes(budget)
         return spec
 
     return build
+
+
+def _cpu_beside_npu(family: str, values: Options) -> str | None:
+    """The Cortex-M that runs int8 kernels; None for floating point, and if the CPU is one that runs Linux."""
+    from arm_backend_core.targets.cortex_m import CPU_BESIDE_NPU
+
+    if values["cpu"] != "auto":
+        cpu: str | None = values["cpu"]
+        return cpu
+    return None if values.get("direct_drive") else CPU_BESIDE_NPU.get(family)
 
 
 def _optimization_goal(optimise: str, flags: Sequence[str]) -> str:
@@ -115,7 +126,7 @@ def _with_extensions(tosa_spec: str, values: Options) -> str:
 def _build_cortex_m_spec(values: Options) -> ArmCompileSpec:
     from arm_backend_core.targets.compile_spec import CortexMCompileSpec
 
-    return CortexMCompileSpec(values["cpu"], values["isa"])
+    return CortexMCompileSpec("cortex-m55" if values["cpu"] == "auto" else values["cpu"], values["isa"])
 
 
 _build_u55_spec = _ethos_u_spec_builder("ethos-u55", 128)
