@@ -32,7 +32,7 @@ def test_transpose(isa: Isa, shape: tuple[int, ...], order: Layout) -> None:
     module = _program(shape)
     x, output = module.graph.nodes
     emitter = Emitter(module, isa)
-    emitter.start(output)
+    emitter.start(output, x)
     output.args = (emitter.transpose(x, order),)
     module.recompile()
     targets = [str(node.target) for node in module.graph.nodes]
