@@ -231,7 +231,13 @@ def table(rows: Iterable[Row]) -> str:
     """The rows as Markdown: a table of figures, then the kernels and the float operators of each program."""
     rows = list(rows)
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
-    lines = [*_HEAD, f"Written {datetime.now(UTC):%Y-%m-%d} at commit {commit.strip()}.", "", *_summary(rows), ""]
+    lines = [
+        *_HEAD,
+        f"Written {datetime.now(UTC):%Y-%m-%d} at commit {commit.strip()}; rows may be of earlier commits of that day.",
+        "",
+        *_summary(rows),
+        "",
+    ]
     lines += [f"| {' | '.join(_COLUMNS)} |", "|---" * len(_COLUMNS) + "|", *map(_line, rows)]
     lines += ["", "## Operators of each program", ""]
     for row in rows:
@@ -241,7 +247,7 @@ def table(rows: Iterable[Row]) -> str:
 
 
 def _summary(rows: list[Row]) -> Iterator[str]:
-    yield "| flow | models | exported | run | only kernels | float operators | layout changes |"
+    yield "| flow | models | exported | run | no float operator | float operators | layout changes |"
     yield "|---|---|---|---|---|---|---|"
     for flow in FLOWS:
         own = [row for row in rows if row["flow"] == flow]
