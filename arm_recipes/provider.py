@@ -79,6 +79,7 @@ def _assemble_recipe(
     from arm_recipes.stages.edge import edge_manager
     from arm_recipes.stages.edge.check_kernels import CheckRunnable
     from arm_recipes.stages.edge.empty_tensors import replace_empty_tensors
+    from arm_recipes.stages.edge.external_blocks import ExternalizeBlocks
     from arm_recipes.stages.edge.shared_weights import share_weights
     from arm_recipes.stages.lower import lowering_recipe
 
@@ -102,6 +103,9 @@ def _assemble_recipe(
         if target != "VGF" and not values.get("direct_drive"):
             passes.append(edge_manager.use_cortex_m_quantize)
     passes += [replace_empty_tensors, share_weights]
+    external = options.resolve_external(values.get("external"))
+    if external:
+        passes.append(ExternalizeBlocks(external))
     passes.append(CheckRunnable(values["require_runnable"]))
     sram, flash = (values.get(name) and options.parse_bytes(values[name]) for name in ("sram_budget", "flash_budget"))
     if sram or flash:

@@ -65,8 +65,12 @@ class HostRun:
     outputs: tuple[tuple[bytes, ...], ...]
 
 
-def run_on_host(program: bytes, sizes: PoolSizes, cases: Sequence[FirmwareTestCase]) -> HostRun:
+def run_on_host(
+    program: bytes, sizes: PoolSizes, cases: Sequence[FirmwareTestCase], data_file: bytes | None = None
+) -> HostRun:
     """Load all methods that ``sizes`` names, then execute the test cases in order.
+
+    ``data_file`` has the bytes of the program's ``.ptd``, if it has one.
 
     Raises:
         RunError: a pool is too small, or the run failed for another reason.
@@ -76,6 +80,8 @@ def run_on_host(program: bytes, sizes: PoolSizes, cases: Sequence[FirmwareTestCa
     with tempfile.TemporaryDirectory(prefix="arm-firmware-") as name:
         folder = Path(name)
         (folder / "model.pte").write_bytes(program)
+        if data_file is not None:
+            (folder / "model.ptd").write_bytes(data_file)
         (folder / "request").write_text(
             "".join(f"{line}\n" for line in _list_request_lines(folder, sizes, cases)),
             encoding="utf-8",
@@ -106,6 +112,7 @@ def run_on_host(program: bytes, sizes: PoolSizes, cases: Sequence[FirmwareTestCa
 def _list_request_lines(folder: Path, sizes: PoolSizes, cases: Sequence[FirmwareTestCase]) -> Iterator[object]:
     """Yield the lines of the request file that ``pools.cpp`` reads; write the input files that it names."""
     yield folder / "model.pte"
+    yield data_file if (data_file := folder / "model.ptd").exists() else ""
     yield from (sizes.fast_scratch, _encode_size(sizes.temp), len(sizes.shared), *sizes.shared)
     yield len(sizes.methods)
     for name, method_allocator, planned in sizes.methods:

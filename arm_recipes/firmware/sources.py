@@ -74,6 +74,7 @@ class FirmwareModel:
 
     name: str
     program: bytes
+    data_file: bytes | None
     versions: Versions
     pools: Pools
     ports: tuple[MethodIO, ...]
@@ -93,6 +94,7 @@ def render_files(model: FirmwareModel) -> dict[str, bytes]:
     placeholders_of_file = {
         "model.c": {
             "PTE": format_array(model.program),
+            "PTD": "" if model.data_file is None else format_array(model.data_file),
             "TABLES": "\n".join(chain.from_iterable(map(_tensor_tables, model.ports))),
             "METHODS": "\n".join(map(_method_entry, model.ports)),
         },
@@ -153,6 +155,8 @@ def _version_placeholders(model: FirmwareModel) -> dict[str, str]:
         "PAYLOAD_FORMAT": str(PAYLOAD_FORMAT),
         "PTE_SIZE": str(len(model.program)),
         "PTE_CRC32": f"0x{zlib.crc32(model.program):08X}",
+        "PTD_SIZE": str(len(model.data_file or b"")),
+        "PTD_CRC32": f"0x{zlib.crc32(model.data_file or b''):08X}",
         "ASSERTS": "\n".join(_layout_asserts()),
     }
 

@@ -121,8 +121,10 @@ def measure_ram(delegates: Mapping[str, Sequence[Delegate]], execution_plans: Se
     planned, shared = planned_bytes(plans)
     # The temp allocator serves the NPU's scratch and, before a method runs, the look-up of kernels.
     lookup = max(kernel_lookup_bytes(plan, 32) for plan in plans) - sum(p.bytes for p in npu if p.name == _SCRATCH)
+    has_data_file = any(delegate.external_blocks for each in delegates.values() for delegate in each)
+    loaded = sum(method_allocator_bytes(plan, 32, has_data_file) for plan in plans)
     cpu = (
         RamPart("inputs, outputs and CPU tensors", sum(planned.values()) + sum(shared), memory),
-        RamPart("runtime", sum(method_allocator_bytes(plan, 32) for plan in plans) + max(lookup, 0), memory),
+        RamPart("runtime", loaded + max(lookup, 0), memory),
     )
     return Ram(npu, tuple(part for part in cpu if part.bytes))

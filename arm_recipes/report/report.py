@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from arm_recipes._internal.files import check_writable
+from arm_recipes._internal.rendering import Section, format_bytes
 from arm_recipes.report.comparisons import ComparisonRecord
 from arm_recipes.report.context import ExportContext
 from arm_recipes.report.page import Page, build_page
 from arm_recipes.report.record import ExportRecord
+from arm_recipes.runtime.payload_parts import COMMANDS_PREFIX, WEIGHTS_PREFIX
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,27 @@ class Report(ExportRecord):
     """
 
     context: ExportContext = field(default_factory=ExportContext)
+
+    @property
+    def external_blocks(self) -> dict[str, int]:
+        """Key of each block in the data file (``.ptd``) -> its size in bytes."""
+        return {key: size for delegate in self.delegates for key, size in delegate.external_blocks.items()}
+
+    def to_dict(self) -> dict[str, Any]:
+        """See ``ExportRecord``."""
+        return {**super().to_dict(), "external_blocks": self.external_blocks}
+
+    def sections(self) -> Iterator[Section]:
+        """Sections of the report, for text and HTML."""
+        for number, (heading, rows) in enumerate(super().sections()):
+            yield heading, [rows[0], *self._data_file_rows(), *rows[1:]] if number == 0 else rows
+
+    def _data_file_rows(self) -> Iterator[tuple[str, ...]]:
+        blocks = self.external_blocks
+        for name, prefix in (("command streams", COMMANDS_PREFIX), ("weights", WEIGHTS_PREFIX)):
+            sizes = [size for key, size in blocks.items() if key.startswith(prefix)]
+            if sizes:
+                yield f"{name} in the .ptd", format_bytes(sum(sizes))
 
     def page(self, *comparisons: ComparisonRecord) -> Page:
         """Build a self-contained HTML page with the report and interactive charts. A notebook displays it.

@@ -103,6 +103,8 @@ PROGRAMS: dict[str, Callable[[], ExportResult]] = {
     "methods_u55": _methods,
     "decoder_u85": _decoder,
     "loop_u55": _loop,
+    "external_u85": lambda: export_small(U85, quantized_io=True, external=True),
+    "external_weights_u55": lambda: export_small(U55, external=("weights",)),
 }
 
 
@@ -111,6 +113,7 @@ _SAMPLES: dict[str, Callable[[], Any]] = {
     "state_u55": lambda: vectors(3),
     "methods_u55": lambda: {"first": vectors(3), "between": vectors(2)},
     "float_u55": lambda: images(2),
+    "external_weights_u55": lambda: images(2),
     "mixed_u85": lambda: [MIXED],
     "decoder_u85": lambda: {"prefill": [prompt(3)], "decode": [prompt(1, 3 + at) for at in range(2)]},
 }

@@ -16,6 +16,7 @@
 #include <cstring>
 
 #include "arm_model_layout.h"
+#include "firmware/data_file.h"
 #include "firmware/model_method.h"
 #include "golden.h"
 #include "model.h"
@@ -95,7 +96,8 @@ bool failed(const char* what, const char* name, Error error) {
   return false;
 }
 
-bool load(const Program& program, executorch::runtime::MemoryAllocator* temp, ModelMethod* methods) {
+bool load(const Program& program, const executorch::runtime::NamedDataMap* data,
+          executorch::runtime::MemoryAllocator* temp, ModelMethod* methods) {
   ModelMethod::Bytes of_all[kShared + 1];
   uint8_t* next = shared;
   for (size_t i = 0; i < kShared; ++i) {
@@ -106,7 +108,7 @@ bool load(const Program& program, executorch::runtime::MemoryAllocator* temp, Mo
     memories[m][0] = take(&next_planned, kPlannedSizes[m]);
     std::copy_n(of_all, kShared, memories[m] + 1);
     const Error error = methods[m].load(program, arm_model_methods[m].name, take(&next_pool, kPoolSizes[m]),
-                                        {memories[m], kShared + 1}, temp);
+                                        {memories[m], kShared + 1}, temp, data);
     if (error != Error::Ok) {
       return failed("cannot load the method", arm_model_methods[m].name, error);
     }
@@ -166,15 +168,29 @@ bool run(const arm_model_case& given, unsigned long number, ModelMethod* methods
   return true;
 }
 
-// Checks that the program in memory is the one that model.h describes.
-bool check_program() {
-  const uint32_t crc = arm_runtime::crc32(arm_model_pte, ARM_MODEL_PTE_SIZE);
-  if (crc != ARM_MODEL_PTE_CRC32) {
-    std::printf("self-test: the program in memory has CRC-32 %08lx, model.h tells %08lx: build or flash all files of "
-                "one export\n",
-                static_cast<unsigned long>(crc), static_cast<unsigned long>(ARM_MODEL_PTE_CRC32));
+// Checks that data in memory are those that model.h describes.
+bool check_data(const char* what, const uint8_t* data, size_t size, uint32_t expected) {
+  const uint32_t crc = arm_runtime::crc32(data, size);
+  if (crc != expected) {
+    std::printf("self-test: the %s in memory has CRC-32 %08lx, model.h tells %08lx: build or flash all files of one "
+                "export\n",
+                what, static_cast<unsigned long>(crc), static_cast<unsigned long>(expected));
   }
-  return crc == ARM_MODEL_PTE_CRC32;
+  return crc == expected;
+}
+
+arm_runtime::DataFile data_file;
+
+// Loads the data file, if there is one. Returns false, with the reason in the log, if it cannot be used.
+bool load_data_file(const executorch::runtime::NamedDataMap** data) {
+#if ARM_MODEL_PTD_SIZE > 0
+  *data = &data_file;
+  return check_data("data file", arm_model_ptd, ARM_MODEL_PTD_SIZE, ARM_MODEL_PTD_CRC32) &&
+         data_file.load(arm_model_ptd, ARM_MODEL_PTD_SIZE) == Error::Ok;
+#else
+  *data = nullptr;
+  return true;
+#endif
 }
 
 }  // namespace
@@ -192,7 +208,8 @@ int arm_model_self_test(void) {
   executorch::runtime::runtime_init();
   std::printf("self-test: %s, Vela %s, ExecuTorch %s\n", ARM_MODEL_NPU, ARM_MODEL_VELA_VERSION,
               ARM_MODEL_EXECUTORCH_VERSION);
-  if (!check_program()) {
+  const executorch::runtime::NamedDataMap* data = nullptr;
+  if (!check_data("program", arm_model_pte, ARM_MODEL_PTE_SIZE, ARM_MODEL_PTE_CRC32) || !load_data_file(&data)) {
     return 1;
   }
   executorch::extension::BufferDataLoader loader(arm_model_pte, ARM_MODEL_PTE_SIZE);
@@ -203,7 +220,7 @@ int arm_model_self_test(void) {
   }
   arm_runtime::PeakAllocator temp(ARM_MODEL_TEMP_POOL_SIZE, temp_pool);
   ModelMethod methods[kMethods];
-  if (!load(*program, &temp, methods)) {
+  if (!load(*program, data, &temp, methods)) {
     return 1;
   }
   for (unsigned long i = 0; i < ARM_MODEL_CASE_COUNT; ++i) {
