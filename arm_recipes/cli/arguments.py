@@ -67,6 +67,12 @@ def parse_steps(text: str) -> int | str:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number, auto or all") from None
 
 
+def parse_memory(text: str) -> dict[str, str | None]:
+    """Parse NAME=SIZE, or NAME for a memory without a limit."""
+    name, equals, size = text.partition("=")
+    return {name.strip(): size.strip() if equals else None}
+
+
 #: Recipe option -> command-line flag, for flags with another name.
 _FLAG_NAMES = {
     "extensions": "--extension",
@@ -85,6 +91,12 @@ _ARGPARSE_KEYWORDS: dict[str, dict[str, Any]] = {
     "optimise": {"metavar": "GOAL", "help": f"optimize for {', '.join(options.GOALS)}; default: auto"},
     "sram_budget": {"metavar": "BYTES", "help": _BUDGET_HELP.format("SRAM")},
     "flash_budget": {"metavar": "BYTES", "help": _BUDGET_HELP.format("flash")},
+    "memory": {
+        "type": parse_memory,
+        "action": MergeDicts,
+        "metavar": "NAME=SIZE",
+        "help": "place inputs, outputs and CPU tensors in this memory, such as sram=256KiB; repeat, the fastest first",
+    },
     "external": {
         "nargs": "+",
         "metavar": "BLOCK",

@@ -218,8 +218,8 @@ class Pipeline:
         """Build the artifact with its report. ``notes`` come before the notes of the stages."""
         from arm_recipes.stages.edge.check_kernels import find_not_runnable
 
-        manager = self._artifact.data
-        methods = []
+        manager, methods = self._artifact.data, list[record.MethodReport]()
+        plans = manager.executorch_program.execution_plan
         for name, method in self._methods.items():
             if method.graph is None:
                 continue
@@ -236,7 +236,7 @@ class Pipeline:
             seconds=self._seconds,
             notes=(*notes, *self._capture.notes, *self._notes),
             context=context.describe_export(self._models, self._recipe),
-            ram=ram.measure_ram({m.name: m.delegates for m in methods}, manager.executorch_program.execution_plan),
+            ram=ram.measure_ram({m.name: m.delegates for m in methods}, plans, self._recipe),
         )
         float_programs = {name: x.float_program for name, x in self._methods.items() if x.float_program is not None}
         reference = create_float_reference(self._programs, float_programs, self._recipe)

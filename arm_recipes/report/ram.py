@@ -7,21 +7,24 @@ kernels, which only a run shows, plus the constants if the memory mode places th
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from arm_recipes._internal.rendering import Renderable, Section, format_bytes, to_jsonable
+from arm_recipes.recipe.options import parse_bytes
+from arm_recipes.recipe.recipe import ArmRecipe
 from arm_recipes.runtime.ethosu_payload import round_to_cache_lines
 
 if TYPE_CHECKING:
     from executorch.exir.schema import ExecutionPlan
+    from executorch.export import ExportRecipe
 
     from arm_backend_core.backends.payload import VelaEstimates
     from arm_backend_core.events import Delegate
 
 #: Vela's memories that are RAM. With everything in SRAM, Vela calls the memory of the constants on-chip flash.
 _RAM = {"Sram": "SRAM", "OnChipFlash": "SRAM", "Dram": "DRAM"}
-_SCRATCH = "NPU scratch"
+_SCRATCH, _TENSORS = "NPU scratch", "inputs, outputs and CPU tensors"
 
 
 @dataclass(frozen=True)
@@ -72,20 +75,32 @@ class Ram(Renderable):
     @property
     def dram_bytes(self) -> int:
         """Bytes of the parts in DRAM."""
-        return self.total_bytes - self.sram_bytes
+        return self.bytes_by_memory.get("DRAM", 0)
+
+    @property
+    def bytes_by_memory(self) -> dict[str, int]:
+        """Memory -> bytes of the parts in it. Memories of the option ``memory`` have their names in upper case."""
+        return sum_by_memory(self.parts)
 
     def to_dict(self) -> dict[str, Any]:
         """The parts and their sums, ready for JSON."""
         sums = {"total_bytes": self.total_bytes, "sram_bytes": self.sram_bytes, "dram_bytes": self.dram_bytes}
-        return {"parts": [to_jsonable(part) for part in self.parts], **sums}
+        return {"parts": [to_jsonable(part) for part in self.parts], **sums, "memories": self.bytes_by_memory}
 
     def sections(self) -> Iterator[Section]:
         """The table of the parts."""
         rows: list[tuple[str, ...]] = [(part.name, format_bytes(part.bytes), part.memory) for part in self.parts]
         yield f"RAM that a board needs: {format_bytes(self.total_bytes)}", rows
+        if len(self.bytes_by_memory) > 1:
+            yield "RAM by memory", [(name, format_bytes(count)) for name, count in self.bytes_by_memory.items()]
 
     def __str__(self) -> str:
         return f"{format_bytes(self.total_bytes)} = {' + '.join(map(str, self.parts))}"
+
+
+def sum_by_memory(parts: Sequence[RamPart]) -> dict[str, int]:
+    """Memory -> bytes of the parts in it."""
+    return {name: sum(x.bytes for x in parts if x.memory == name) for name in dict.fromkeys(x.memory for x in parts)}
 
 
 def npu_parts(estimates: Sequence[VelaEstimates]) -> tuple[RamPart, ...]:
@@ -102,12 +117,15 @@ def npu_parts(estimates: Sequence[VelaEstimates]) -> tuple[RamPart, ...]:
     return tuple(part for part in parts if part.bytes)
 
 
-def measure_ram(delegates: Mapping[str, Sequence[Delegate]], execution_plans: Sequence[ExecutionPlan]) -> Ram | None:
+def measure_ram(
+    delegates: Mapping[str, Sequence[Delegate]], execution_plans: Sequence[ExecutionPlan], recipe: ExportRecipe
+) -> Ram | None:
     """Measure the RAM of a program on a Cortex-M; None without delegates for an Ethos-U.
 
     Args:
         delegates: method that computes -> its delegates.
         execution_plans: plans of all methods of the program.
+        recipe: the recipe, whose option ``memory`` names the planned memories.
     """
     estimates = [delegate.vela for each in delegates.values() for delegate in each if delegate.vela is not None]
     if not estimates:
@@ -123,8 +141,16 @@ def measure_ram(delegates: Mapping[str, Sequence[Delegate]], execution_plans: Se
     lookup = max(kernel_lookup_bytes(plan, 32) for plan in plans) - sum(p.bytes for p in npu if p.name == _SCRATCH)
     has_data_file = any(delegate.external_blocks for each in delegates.values() for delegate in each)
     loaded = sum(method_allocator_bytes(plan, 32, has_data_file) for plan in plans)
-    cpu = (
-        RamPart("inputs, outputs and CPU tensors", sum(planned.values()) + sum(shared), memory),
-        RamPart("runtime", loaded + max(lookup, 0), memory),
-    )
-    return Ram(npu, tuple(part for part in cpu if part.bytes))
+    budgets = (recipe.options.get("memory") if isinstance(recipe, ArmRecipe) else None) or {}
+    memories = [name.upper() for name in budgets] or [memory] * (1 + len(shared))
+    sizes = (sum(planned.values()), *shared)
+    tensors = [RamPart(_TENSORS, size, name) for size, name in zip(sizes, memories, strict=False)]
+    if not budgets:
+        tensors = [RamPart(_TENSORS, sum(sizes), memory)]
+    runtime = RamPart("runtime", loaded + max(lookup, 0), memory)
+    used = sum_by_memory((*npu, *tensors))
+    for name, budget in budgets.items():  # the runtime's allocations may be in any memory: in the first with room
+        if budget is None or used.get(name.upper(), 0) + runtime.bytes <= parse_bytes(budget):
+            runtime = replace(runtime, memory=name.upper())
+            break
+    return Ram(npu, tuple(part for part in (*tensors, runtime) if part.bytes))

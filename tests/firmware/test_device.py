@@ -118,6 +118,26 @@ def test_a_program_and_its_data_file_on_a_cortex_m55(tmp_path: Path, root: Path)
     image.unlink()
 
 
+def test_planned_memories_on_a_cortex_m55(tmp_path: Path, root: Path) -> None:
+    """Each in a memory of the board: the first in the core's own, the second where the NPU reaches, too."""
+    firmware = _saved("two_memories_u85", root)
+    assert firmware.pools.methods[0].planned > 0
+    assert all(size > 0 for size in firmware.pools.shared)
+    image = build(root / "folder", root / "device", "-DPLANNED2=.npu")
+    ok, printed = execute(image, (root / "folder/model.pte").read_bytes(), tmp_path)
+    assert ok, printed
+    assert f"self-test: ok, {firmware.cases} cases\n" in printed
+    symbols = run(["arm-none-eabi-nm", "-C", str(image)])
+    addresses = {
+        name: int(line.split()[0], 16)
+        for line in symbols.splitlines()
+        for name in ("planned", "planned2")
+        if line.endswith(f"::{name}")
+    }
+    assert addresses["planned"] >> 24 == 0x30
+    assert addresses["planned2"] >> 24 == 0x31
+
+
 def test_pieces_of_a_linker_script(tmp_path: Path, root: Path) -> None:
     """In front of a board's own, for sections by the names that they have if nobody names others."""
     _saved("fast_scratch_u65", root)

@@ -19,8 +19,8 @@ U85 = ArmRecipeType.ETHOSU_U85_INT8
 
 
 def test_the_option_names_the_blocks() -> None:
-    for external in (False, ("weights",), ("commands",), ("weights", "commands")):
-        outside = {{"weights": BlockName.WEIGHTS, "commands": BlockName.COMMANDS}[name] for name in external or ()}
+    for external in ((), ("weights",), ("commands",), ("weights", "commands")):
+        outside = {{"weights": BlockName.WEIGHTS, "commands": BlockName.COMMANDS}[name] for name in external}
         (delegate,) = read_program(export_small(U85, external=external).buffer).methods["forward"].delegates
         assert {name for name, block in read_blocks(delegate.data).items() if block.external} == outside
         assert ("cmd_data_crc32" in delegate.compile_specs) == (BlockName.COMMANDS in outside)

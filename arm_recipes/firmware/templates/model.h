@@ -66,7 +66,7 @@ extern const uint8_t arm_model_ptd[ARM_MODEL_PTD_SIZE];
 #define ARM_MODEL_FAST_SCRATCH_SIZE @FAST_SCRATCH@u
 #endif
 
-/* Planned memories from the second on, which methods share. */
+/* Planned memories from the second on, which methods share: each may be in another memory of the board. */
 #define ARM_MODEL_SHARED_COUNT @SHARED_COUNT@
 #define ARM_MODEL_SHARED_SIZES {@SHARED@}
 

@@ -44,6 +44,11 @@ static_assert(ARM_MODEL_EXECUTORCH_MAJOR == ARM_MODEL_BUILT_WITH_MAJOR &&
 #ifndef ARM_MODEL_POOL_SECTION
 #define ARM_MODEL_POOL_SECTION ".bss.arm_model_pools"
 #endif
+// Each planned memory has a section of its own: in the order of the recipe's option memory, if it has one.
+#ifndef ARM_MODEL_PLANNED1_SECTION
+#define ARM_MODEL_PLANNED1_SECTION ".bss.arm_model_planned1"
+#endif
+@PLANNED_SECTIONS@
 
 namespace {
 
@@ -74,8 +79,9 @@ constexpr size_t room(const size_t* sizes, size_t count) {
 
 ARM_MODEL_PLACED(ARM_MODEL_TEMP_SECTION, ARM_MODEL_POOL_ALIGNMENT) uint8_t temp_pool[room(ARM_MODEL_TEMP_POOL_SIZE)];
 ARM_MODEL_PLACED(ARM_MODEL_POOL_SECTION, ARM_MODEL_POOL_ALIGNMENT) uint8_t pools[room(kPoolSizes, kMethods)];
-ARM_MODEL_PLACED(ARM_MODEL_POOL_SECTION, ARM_MODEL_POOL_ALIGNMENT) uint8_t planned[room(kPlannedSizes, kMethods)];
-ARM_MODEL_PLACED(ARM_MODEL_POOL_SECTION, ARM_MODEL_POOL_ALIGNMENT) uint8_t shared[room(kSharedSizes, kShared)];
+ARM_MODEL_PLACED(ARM_MODEL_PLANNED1_SECTION, ARM_MODEL_POOL_ALIGNMENT) uint8_t planned[room(kPlannedSizes, kMethods)];
+@PLANNED_POOLS@
+uint8_t* const shared[kShared + 1] = {@PLANNED_POOL_LIST@};
 #if ARM_MODEL_FAST_SCRATCH_SIZE > 0
 ARM_MODEL_PLACED(ARM_MODEL_FAST_SCRATCH_SECTION, ARM_MODEL_POOL_ALIGNMENT)
 uint8_t fast_scratch[room(ARM_MODEL_FAST_SCRATCH_SIZE)];
@@ -99,9 +105,8 @@ bool failed(const char* what, const char* name, Error error) {
 bool load(const Program& program, const executorch::runtime::NamedDataMap* data,
           executorch::runtime::MemoryAllocator* temp, ModelMethod* methods) {
   ModelMethod::Bytes of_all[kShared + 1];
-  uint8_t* next = shared;
   for (size_t i = 0; i < kShared; ++i) {
-    of_all[i] = take(&next, kSharedSizes[i]);
+    of_all[i] = {shared[i], kSharedSizes[i]};
   }
   uint8_t *next_pool = pools, *next_planned = planned;
   for (size_t m = 0; m < kMethods; ++m) {
