@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from arm_recipes._internal.files import check_writable
-from arm_recipes._internal.rendering import Section, format_bytes
+from arm_recipes._internal.rendering import Section, format_bytes, to_jsonable
 from arm_recipes.report.comparisons import ComparisonRecord
 from arm_recipes.report.context import ExportContext
+from arm_recipes.report.measurements import Measurement, compare_measurements, read_measurements
 from arm_recipes.report.page import Page, build_page
 from arm_recipes.report.record import ExportRecord
 from arm_recipes.runtime.payload_parts import COMMANDS_PREFIX, WEIGHTS_PREFIX
@@ -24,9 +25,24 @@ class Report(ExportRecord):
 
     Attributes:
         context: model, date, board and limits of the export.
+        measurements: runs on a device, see ``with_measurements``.
     """
 
     context: ExportContext = field(default_factory=ExportContext)
+    measurements: tuple[Measurement, ...] = ()
+
+    def with_measurements(self, path: str | Path) -> Report:
+        """Return the report with measurements of a device beside the estimates.
+
+        Args:
+            path: log of the firmware's self-test, which prints a line of JSON for each run.
+
+        Raises:
+            ValueError: the file has no measurements, a line is damaged, or they are of another program.
+        """
+        measured = replace(self, measurements=read_measurements(path))
+        compare_measurements(measured.measurements, self.to_dict())
+        return measured
 
     @property
     def external_blocks(self) -> dict[str, int]:
@@ -35,12 +51,15 @@ class Report(ExportRecord):
 
     def to_dict(self) -> dict[str, Any]:
         """See ``ExportRecord``."""
-        return {**super().to_dict(), "external_blocks": self.external_blocks}
+        figures = [to_jsonable(run) for run in self.measurements]
+        return {**super().to_dict(), "external_blocks": self.external_blocks, "measurements": figures}
 
     def sections(self) -> Iterator[Section]:
         """Sections of the report, for text and HTML."""
         for number, (heading, rows) in enumerate(super().sections()):
             yield heading, [rows[0], *self._data_file_rows(), *rows[1:]] if number == 0 else rows
+            if number == 0 and self.measurements:
+                yield from compare_measurements(self.measurements, super().to_dict()).sections()
 
     def _data_file_rows(self) -> Iterator[tuple[str, ...]]:
         blocks = self.external_blocks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import zlib
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,16 @@ def test_a_program_and_its_data_file_on_a_cortex_m55(tmp_path: Path, root: Path)
     ok, printed = execute(image, program_bytes, tmp_path)
     assert ok, printed
     assert f"self-test: ok, {firmware.cases} cases\n" in printed
+    (tmp_path / "log.txt").write_text(printed)
+    report = program("external_u85").report.with_measurements(tmp_path / "log.txt")
+    assert [run.case for run in report.measurements] == list(range(firmware.cases))
+    for measured in report.measurements:
+        assert measured.program_crc32 == f"{zlib.crc32(program_bytes):08x}"
+        assert measured.npu_cycles is not None
+        assert measured.cpu_cycles is not None
+        assert measured.cpu_cycles > measured.npu_cycles > 0
+        assert measured.counters == {"test_counter": 7}
+    assert "by Vela's estimate" in str(report)
     kept = TYPE_LAYOUTS[32].named["executorch::runtime::FreeableBuffer"][0]
     used = LOADED_DELEGATE_BYTES[32] + kept
     assert f"used {used} of {firmware.pools.methods[0].pool} bytes" in printed

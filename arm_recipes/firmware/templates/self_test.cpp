@@ -141,6 +141,40 @@ bool equal(const arm_model_tensor& tensor, const uint8_t* seen, const uint8_t* e
   return true;
 }
 
+// Sum of the NPU's cycles in the current case. The flag is false if the driver does not count them.
+uint64_t npu_cycles = 0;
+bool npu_counted = false;
+
+// Prints a number, or null if it is unknown. Small C libraries do not print 64 bits.
+void print_number(uint64_t number, bool known) {
+  char digits[21];
+  size_t at = sizeof(digits) - 1;
+  digits[at] = '\0';
+  do {
+    digits[--at] = static_cast<char>('0' + number % 10);
+    number /= 10;
+  } while (number > 0);
+  std::printf("%s", known ? digits + at : "null");
+}
+
+void print_measurements(const char* method, unsigned long number, uint64_t cpu_cycles) {
+  constexpr size_t kMaxCounters = 16;
+  std::printf("{\"arm_recipes_run\": 1, \"program_crc32\": \"%08lx\", \"npu\": \"%s\", \"method\": \"%s\", \"case\": "
+              "%lu, \"cpu_cycles\": ",
+              static_cast<unsigned long>(ARM_MODEL_PTE_CRC32), ARM_MODEL_NPU, method, number);
+  print_number(cpu_cycles, cpu_cycles > 0);
+  std::printf(", \"npu_cycles\": ");
+  print_number(npu_cycles, npu_counted);
+  std::printf(", \"counters\": {");
+  arm_model_counter counters[kMaxCounters];
+  const size_t count = std::min(arm_model_read_counters(counters, kMaxCounters), kMaxCounters);
+  for (size_t i = 0; i < count; ++i) {
+    std::printf("%s\"%s\": ", i > 0 ? ", " : "", counters[i].name);
+    print_number(counters[i].value, true);
+  }
+  std::printf("}}\n");
+}
+
 bool run(const arm_model_case& given, unsigned long number, ModelMethod* methods) {
   const arm_model_method& method = arm_model_methods[given.method];
   ModelMethod& loaded = methods[given.method];
@@ -153,10 +187,15 @@ bool run(const arm_model_case& given, unsigned long number, ModelMethod* methods
       return failed("cannot set the input", input.name, error);
     }
   }
+  npu_cycles = 0;
+  npu_counted = false;
+  const uint64_t start = arm_model_cpu_cycles();
   const Error error = loaded.execute();
+  const uint64_t cpu_cycles = arm_model_cpu_cycles() - start;
   if (error != Error::Ok) {
     return failed("cannot run the method", method.name, error);
   }
+  print_measurements(method.name, number, cpu_cycles);
   for (uint32_t i = 0; i < method.output_count; ++i) {
     const arm_model_tensor& output = method.outputs[i];
     const auto seen = loaded.output(i);
@@ -206,6 +245,32 @@ extern "C" {
 unsigned char* ethosu_fast_scratch = fast_scratch;
 size_t ethosu_fast_scratch_size = ARM_MODEL_FAST_SCRATCH_SIZE;
 #endif
+
+// Called by the backend.
+void arm_runtime_npu_measured(uint64_t cycles) {
+  npu_cycles += cycles;
+  npu_counted = true;
+}
+
+__attribute__((weak)) uint64_t arm_model_cpu_cycles(void) {
+#if defined(__ARM_ARCH_PROFILE) && __ARM_ARCH_PROFILE == 'M' && __ARM_ARCH >= 7
+  // DEMCR.TRCENA, then DWT_CTRL.CYCCNTENA. The counter has 32 bits.
+  volatile uint32_t* const demcr = reinterpret_cast<volatile uint32_t*>(0xE000EDFC);
+  volatile uint32_t* const dwt = reinterpret_cast<volatile uint32_t*>(0xE0001000);
+  static uint32_t last = 0;
+  static uint64_t cycles = 0;
+  *demcr = *demcr | uint32_t{1} << 24;
+  dwt[0] = dwt[0] | 1;
+  const uint32_t now = dwt[1];
+  cycles += now - last;
+  last = now;
+  return cycles;
+#else
+  return 0;
+#endif
+}
+
+__attribute__((weak)) size_t arm_model_read_counters(arm_model_counter*, size_t) { return 0; }
 
 // Returns 0 if all outputs are the same as at export; otherwise prints the first difference.
 int arm_model_self_test(void);

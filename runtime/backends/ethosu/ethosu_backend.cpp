@@ -150,10 +150,13 @@ Error trace_npu(const Program& program, uint8_t* scratch, EventTracer* tracer) {
   constexpr uint64_t kNotCounted = UINT64_MAX;
   TraceScope scope(tracer, "EthosUBackend npu");
   uint64_t cycles = kNotCounted;
-  const Error error =
-      run_on_npu(program.payload, program.fast_scratch, scratch, is_tracing(tracer) ? &cycles : nullptr);
+  const bool counts = is_tracing(tracer) || arm_runtime_npu_measured != nullptr;
+  const Error error = run_on_npu(program.payload, program.fast_scratch, scratch, counts ? &cycles : nullptr);
   if (cycles != kNotCounted) {
     scope.add("npu_cycles", cycles);
+    if (arm_runtime_npu_measured != nullptr) {
+      arm_runtime_npu_measured(cycles);
+    }
   }
   return error;
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 #include "common/executorch.h"
 
@@ -16,6 +17,10 @@ extern size_t ethosu_fast_scratch_size;
 // Called before and after every execution, including failed ones, for example to read cycle counters.
 void EthosUBackend_execute_begin(void);
 void EthosUBackend_execute_end(void);
+
+// If firmware defines this function, the backend counts the NPU's cycles of each run, with the driver's PMU functions,
+// and calls it after the run.
+__attribute__((weak)) void arm_runtime_npu_measured(uint64_t npu_cycles);
 
 // Result of the registration before main(). A reference to it makes the linker keep the backend.
 extern const executorch::runtime::Error arm_runtime_ethosu_registered;
