@@ -192,8 +192,8 @@ class Pipeline:
 
     def create_artifact(self, rejected: list[Rejection], notes: list[str]) -> Artifact:
         """Build the artifact with its report. ``notes`` come before the notes of the stages."""
-        manager = self._artifact.data
-        samples = self._progress.samples
+        manager, samples = self._artifact.data, self._progress.samples
+        plans = manager.executorch_program.execution_plan
         methods = [
             method.create_report(name, method.graph, rejected, samples.get(name))
             for name, method in self._methods.items()
@@ -206,7 +206,7 @@ class Pipeline:
             seconds=self._seconds,
             notes=(*notes, *self._capture.notes, *self._notes),
             context=context.describe_export(self._models, self._recipe),
-            ram=ram.measure_ram({m.name: m.delegates for m in methods}, manager.executorch_program.execution_plan),
+            ram=ram.measure_ram({m.name: m.delegates for m in methods}, plans, self._recipe),
         )
         float_programs = {name: x.float_program for name, x in self._methods.items() if x.float_program is not None}
         reference = create_float_reference(self._programs, float_programs, self._recipe)

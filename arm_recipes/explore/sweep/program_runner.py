@@ -71,7 +71,7 @@ class ProgramRunner:
         else:
             assert last_error is not None
             raise last_error
-        key = _outputs_key(result.buffer, self._samples)
+        key = _outputs_key(result.buffer + (result.data_file or b""), self._samples)
         leaves = self._store.load_outputs(key)
         if leaves is None:
             runs = (result.run(sample) for sample in self._with_progress(self._samples))
