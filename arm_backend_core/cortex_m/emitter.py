@@ -21,8 +21,6 @@ from arm_backend_core.permutation import Layout, compose, identity, inverse, mer
 from arm_backend_core.targets.cortex_m import Isa
 
 aten = torch.ops.aten
-#: Largest rank of ``cortex_m::transpose`` and ``cortex_m::pad``.
-MAX_RANK = 4
 
 
 class Emitter:
@@ -119,12 +117,18 @@ class Emitter:
         merged_shape, merged_order = merge_axes(shape, order)
         if merged_order == identity(len(merged_order)):
             return self.reshape(node, target)
+        if self._find_transpose_fault(merged_shape, merged_order) and len(merged_shape) == 2:
+            # The kernel's code for rank 3 has no limits of sizes.
+            merged_shape, merged_order = (1, *merged_shape), (0, 2, 1)
         merged, axes = self.reshape(node, merged_shape), list(merged_order)
-        if len(merged_shape) <= MAX_RANK and self._find_fault("transpose", (merged, axes)) is None:
+        if self._find_transpose_fault(merged_shape, merged_order) is None:
             moved = self.kernel("transpose", merged, axes)
         else:
             moved = self.call(aten.permute_copy.default, merged, axes)
         return self.reshape(moved, target)
+
+    def _find_transpose_fault(self, shape: Sequence[int], order: Layout) -> str | None:
+        return find_kernel("transpose").find_fault(self._isa, shape, order)
 
     def reshape(self, node: Node, shape: Sequence[int]) -> Node:
         """A view with another shape; no operator if the shape is equal."""

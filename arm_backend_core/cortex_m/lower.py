@@ -73,7 +73,8 @@ def lower_to_kernels(program: ExportedProgram, isa: Isa) -> dict[Node, Unsupport
     lift_constants(program)
     eliminate_dead_constants(program, names)
     program.graph_module.recompile()
-    return {node: reason for node, reason in walk.refusals.items() if node in set(program.graph.nodes)}
+    remaining = {node.name: node for node in program.graph.nodes}  # the sort copied the nodes
+    return {remaining[node.name]: reason for node, reason in walk.refusals.items() if node.name in remaining}
 
 
 def has_kernel(node: Node) -> bool:

@@ -10,6 +10,7 @@ from arm_backend_core.events import delegate_record
 from arm_recipes._internal.executorch_programs import delegates_of, named_data_bytes
 from arm_recipes._internal.messages import BudgetError
 from arm_recipes._internal.rendering import as_text, format_bytes
+from arm_recipes.pipeline.planned_memories import PlannedMemories, check_memory_budgets
 from arm_recipes.recipe.recipe import ArmRecipe
 from arm_recipes.report.layers import DelegateProfile
 from arm_recipes.report.memory import method_memory
@@ -42,12 +43,14 @@ class CheckBudgets:
         flash: flash budget in bytes, for the program and its external data; None for no limit.
         optimise: optimization goal of the compile spec, for the advice in messages.
         board: name of the board whose budgets these may be, for messages.
+        memories: memories of the option ``memory``, with their budgets.
     """
 
     sram: int | None
     flash: int | None
     optimise: str = "auto"
     board: str | None = None
+    memories: PlannedMemories | None = None
 
     def __call__(self, manager: EdgeProgramManager) -> Sequence[Any]:
         """Check every method.
@@ -78,6 +81,8 @@ class CheckBudgets:
             BudgetError: a budget is exceeded; the message names the parts of the RAM and the largest tensors.
         """
         ram = result.report.ram
+        if ram is not None and self.memories is not None:
+            check_memory_budgets(self.memories, ram.bytes_by_memory)
         if ram is not None and self.exceeds_sram(result):
             estimated = [(m.name, d) for m in result.report.methods for d in m.delegates if d.vela is not None]
             method, record = max(

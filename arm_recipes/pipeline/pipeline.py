@@ -192,8 +192,8 @@ class Pipeline:
 
     def create_artifact(self, rejected: list[Rejection], notes: list[str]) -> Artifact:
         """Build the artifact with its report. ``notes`` come before the notes of the stages."""
-        manager = self._artifact.data
-        samples = self._progress.samples
+        manager, samples = self._artifact.data, self._progress.samples
+        plans = manager.executorch_program.execution_plan
         export_context = context.describe_export(self._models, self._recipe)
         methods = [
             method.create_report(name, method.graph, rejected, samples.get(name), export_context.processor)
@@ -209,7 +209,8 @@ class Pipeline:
             context=export_context,
             ram=ram.measure_ram(
                 {m.name: m.delegates for m in methods},
-                manager.executorch_program.execution_plan,
+                plans,
+                self._recipe,
                 on_cortex_m=export_context.processor is not None,
             ),
         )

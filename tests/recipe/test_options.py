@@ -144,7 +144,7 @@ def test_allowed_options_follow_from_the_name(recipe: ArmRecipeType) -> None:
         expected |= {"quantized_io", "min_sqnr"}
     if recipe in ETHOS_U:
         expected |= {"board", "macs", "system_config", "memory_mode", "extra_flags", "config_ini"}
-        expected |= {"sram_budget", "flash_budget", "search_alternatives", "optimise"}
+        expected |= {"sram_budget", "flash_budget", "search_alternatives", "optimise", "external", "memory"}
     if recipe.name.startswith("ETHOSU_U85"):
         expected |= {"direct_drive"}
     if recipe not in ETHOS_U:

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch.fx import Node
 
-from arm_backend_core.cortex_m.emitter import MAX_RANK, count
+from arm_backend_core.cortex_m.emitter import count
+from arm_backend_core.cortex_m.kernels.movement import MAX_RANK
 from arm_backend_core.cortex_m.rules.context import PART_RULES, Context, rule
 from arm_backend_core.cortex_m.values import Value
 from arm_backend_core.errors import Unsupported

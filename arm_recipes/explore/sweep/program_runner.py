@@ -81,7 +81,7 @@ class ProgramRunner:
         Raises:
             RunError: this machine cannot run the program.
         """
-        key = _outputs_key(result.buffer, self._samples)
+        key = _outputs_key(result.buffer + (result.data_file or b""), self._samples)
         leaves = self._store.load_outputs(key)
         if leaves is None:
             runs = (result.run(sample) for sample in self._with_progress(self._samples))
