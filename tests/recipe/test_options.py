@@ -147,7 +147,11 @@ def test_allowed_options_follow_from_the_name(recipe: ArmRecipeType) -> None:
         expected |= {"sram_budget", "flash_budget", "search_alternatives", "optimise", "external", "memory"}
     if recipe.name.startswith("ETHOSU_U85"):
         expected |= {"direct_drive"}
-    if recipe not in ETHOS_U:
+    if recipe in ETHOS_U:
+        expected |= {"cpu"}
+    elif recipe is ArmRecipeType.CORTEX_M_INT8:
+        expected |= {"cpu", "isa", "sram_budget", "flash_budget"}
+    else:
         expected |= {"extensions"}
     if recipe is ArmRecipeType.TOSA_FP:
         expected |= {"mx"}
