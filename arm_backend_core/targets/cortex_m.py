@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import Enum
 
@@ -61,3 +62,25 @@ def resolve_isa(cpu: str, isa: Isa | str | None = None) -> Isa:
     if name not in names:
         raise ValueError(f"isa={name!r}: {cpu} has {', '.join(map(repr, names))}")
     return names[name]
+
+
+@dataclass(frozen=True)
+class Processor:
+    """A processor and the instruction set that its kernels are compiled for.
+
+    Attributes:
+        cpu: name of the processor, a key of ``ISAS_BY_CPU``.
+        isa: the instruction set.
+    """
+
+    cpu: str
+    isa: Isa
+
+    @staticmethod
+    def resolve(cpu: str, isa: Isa | str | None = None) -> Processor:
+        """The processor called ``cpu``, see ``resolve_isa``."""
+        return Processor(cpu, resolve_isa(cpu, isa))
+
+    def __str__(self) -> str:
+        names = {Isa.SCALAR: "scalar code", Isa.DSP: "DSP extension", Isa.MVE: "MVE"}
+        return f"{self.cpu.title()} with {names[self.isa]}"

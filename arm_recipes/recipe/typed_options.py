@@ -53,6 +53,7 @@ class EthosUOptions(IntOptions, total=False):
     optimise: Literal["auto", "performance", "size"]
     sram_budget: Bytes | None
     flash_budget: Bytes | None
+    cpu: str | None
     memory: Mapping[str, Bytes | None] | None
     external: bool | Sequence[Literal["weights", "commands"]]
 

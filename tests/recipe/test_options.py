@@ -115,7 +115,7 @@ ETHOS_U = [recipe for recipe in ArmRecipeType if recipe.name.startswith("ETHOSU"
         (U85, {"sram_budget": 0}, "sram_budget must be a number of bytes, .*got 0: not positive"),
         (U85, {"sram_budget": "2 GB"}, "got '2 GB': not a number of bytes, of B, KiB, MiB, KB or MB"),
         (U85, {"flash_budget": 1e6}, "flash_budget must be .*got 1000000.0: neither an int nor a str"),
-        (ArmRecipeType.TOSA_INT8, {"flash_budget": 1}, "'flash_budget'; it belongs to Ethos-U recipes"),
+        (ArmRecipeType.TOSA_INT8, {"flash_budget": 1}, "'flash_budget'; it belongs to Cortex-M and Ethos-U recipes"),
     ],
 )
 def test_a_wrong_argument_is_named(recipe: ArmRecipeType, given: dict[str, Any], message: str) -> None:
@@ -147,7 +147,11 @@ def test_allowed_options_follow_from_the_name(recipe: ArmRecipeType) -> None:
         expected |= {"sram_budget", "flash_budget", "search_alternatives", "optimise", "external", "memory"}
     if recipe.name.startswith("ETHOSU_U85"):
         expected |= {"direct_drive"}
-    if recipe not in ETHOS_U:
+    if recipe in ETHOS_U:
+        expected |= {"cpu"}
+    elif recipe is ArmRecipeType.CORTEX_M_INT8:
+        expected |= {"cpu", "isa", "sram_budget", "flash_budget"}
+    else:
         expected |= {"extensions"}
     if recipe is ArmRecipeType.TOSA_FP:
         expected |= {"mx"}
