@@ -64,6 +64,15 @@ class EthosU85Options(EthosUOptions, total=False):
     direct_drive: bool
 
 
+class CortexMOptions(IntOptions, total=False):
+    """Options of Cortex-M recipes."""
+
+    cpu: str
+    isa: Literal["mve", "dsp", "scalar"] | None
+    sram_budget: Bytes | None
+    flash_budget: Bytes | None
+
+
 class VgfOptions(IntOptions, total=False):
     """Options of VGF recipes."""
 

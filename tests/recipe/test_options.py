@@ -243,6 +243,7 @@ def test_defaults_are_filled_in() -> None:
     [
         (typed_options.EthosUOptions, ["ETHOSU_U55_INT8", "ETHOSU_U65_A8W4"]),
         (typed_options.EthosU85Options, ["ETHOSU_U85_INT8", "ETHOSU_U85_A16W8"]),
+        (typed_options.CortexMOptions, ["CORTEX_M_INT8"]),
         (typed_options.TosaOptions, ["TOSA_FP", "TOSA_INT8"]),
         (typed_options.VgfOptions, ["VGF_FP", "VGF_A16W8"]),
     ],
@@ -255,6 +256,7 @@ def test_typed_options_are_those_of_the_table(options_type: Any, recipes: list[s
     ("recipe", "typed"),
     [
         (ArmRecipe.ethosu_u85(macs=512), "ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U85_INT8, macs=512)"),
+        (ArmRecipe.cortex_m(cpu="cortex-m4"), "ExportRecipe.get_recipe(ArmRecipeType.CORTEX_M_INT8, cpu='cortex-m4')"),
         (ArmRecipe.ethosu_u55("A16W8"), "ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U55_A16W8)"),
         (ArmRecipe.ethosu_u65("A8W4"), "ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U65_A8W4)"),
         (
