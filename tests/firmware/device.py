@@ -10,6 +10,8 @@ from executorch.exir.schema import Tensor
 from tests.runtime.building import RUNTIME, executorch_directory, require, run
 from tests.runtime.firmware import _TOOLCHAIN, Firmware, start
 
+#: Alignment of constants in a program, in bytes.
+_CONSTANT_ALIGNMENT = 16
 #: Compiler flags of runtime/cmake/cortex-m55.cmake.
 TARGET = ["-mcpu=cortex-m55", "-mthumb", "-mfloat-abi=hard", "-fno-exceptions", "-fno-rtti"]
 
@@ -39,20 +41,29 @@ def execute(image: Path, program: bytes, directory: Path) -> tuple[bool, str]:
 
 def _listing(program: bytes, firmware: Firmware) -> Iterator[str]:
     """Yield the listing of the method, in the format of runtime/tests/firmware/program_stub.cpp."""
-    places = list(_places(firmware))
+    places = [*_places(firmware), *_constants(program, firmware)]
     payloads = iter(firmware.payloads)
     for line in firmware.listing():
         what, *words = line.split(" ")
-        if what == "delegate":
-            # The places of values precede the first delegate.
+        if what in ("delegate", "input"):
+            # Values precede their places, which precede the first delegate.
             yield from places
             places.clear()
+        if what == "delegate":
             payload = next(payloads)
             yield " ".join([what, words[0], str(program.index(payload)), str(len(payload)), *words[2:]])
         elif what in ("input", "output"):
             yield f"{what} {words[0]}"
         elif what != "npu":
             yield line
+
+
+def _constants(program: bytes, firmware: Firmware) -> Iterator[str]:
+    for number, content in firmware.constants().items():
+        offset = program.index(content)
+        while offset % _CONSTANT_ALIGNMENT:
+            offset = program.index(content, offset + 1)
+        yield f"constant {number} {offset}"
 
 
 def _places(firmware: Firmware) -> Iterator[str]:
