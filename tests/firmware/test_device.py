@@ -11,7 +11,7 @@ import pytest
 from arm_recipes import Firmware
 from arm_recipes.runtime.method_layout import LOADED_DELEGATE_BYTES
 from tests.firmware import cortex_m_programs
-from tests.firmware.device import build, execute
+from tests.firmware.device import BOARDS, build, execute
 from tests.firmware.programs import program, samples
 from tests.runtime.building import RUNTIME, require, run
 
@@ -134,6 +134,16 @@ def test_int8_kernels_on_a_cortex_m55(tmp_path: Path, root: Path) -> None:
 @pytest.mark.parametrize("name", ["ds_cnn", "resnet8", "mobilenet_v1_025", "spotter", "unet"])
 def test_networks_of_int8_kernels_on_a_cortex_m55(tmp_path: Path, root: Path, name: str) -> None:
     _run_on_cortex_m55(name, root, tmp_path)
+
+
+@pytest.mark.parametrize(("cpu", "isa"), [("cortex-m4", "dsp"), ("cortex-m3", "scalar")])
+def test_int8_kernels_on_processors_without_vectors(tmp_path: Path, cpu: str, isa: str) -> None:
+    result, board = cortex_m_programs.program("small", cpu), BOARDS[isa]
+    result.save_firmware(tmp_path / "folder", cortex_m_programs.samples("small"))
+    image = build(tmp_path / "folder", tmp_path / "device", *board.definitions(tmp_path))
+    ok, printed = execute(image, result.buffer, tmp_path, board.machine)
+    assert ok, printed
+    assert printed.startswith(f"self-test: {cpu.replace('c', 'C', 1).replace('m', 'M')}, {isa}, ")
 
 
 def test_pieces_of_a_linker_script(tmp_path: Path, root: Path) -> None:

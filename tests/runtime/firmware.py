@@ -53,9 +53,9 @@ class Run:
     outputs: tuple[Tensor, ...]
 
 
-def start(image: Path, directory: Path) -> tuple[bool, str]:
+def start(image: Path, directory: Path, machine: str = "mps3-an547") -> tuple[bool, str]:
     """Execute an image that can read a folder. Returns whether it succeeded, and what it printed."""
-    qemu = [require("qemu-system-arm", "qemu-system-arm"), "-M", "mps3-an547", "-display", "none"]
+    qemu = [require("qemu-system-arm", "qemu-system-arm"), "-M", machine, "-display", "none"]
     qemu += ["-monitor", "none", "-serial", "none", "-semihosting-config", "enable=on,target=native"]
     done = subprocess.run(
         [*qemu, "-kernel", str(image)],
