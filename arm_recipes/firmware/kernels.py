@@ -6,27 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from arm_backend_core.cortex_m.catalog import KERNELS
+from arm_recipes.report.kernels import DATA_MOVEMENT
 
 #: Namespace of the kernels of ``arm_backend_core.cortex_m`` in programs.
 _CORTEX_M_NAMESPACE = "cortex_m"
 #: Namespaces of ExecuTorch's portable kernels, which its selective build includes.
 _PORTABLE_NAMESPACES = ("aten", "dim_order_ops")
-#: Portable kernels that only move elements.
-_DATA_MOVEMENT = frozenset(
-    {
-        "aten::cat.out",
-        "aten::expand_copy.out",
-        "aten::permute_copy.out",
-        "aten::select_copy.int_out",
-        "aten::slice_copy.Tensor_out",
-        "aten::split_copy.Tensor_out",
-        "aten::split_with_sizes_copy.out",
-        "aten::squeeze_copy.dims_out",
-        "aten::unsqueeze_copy.out",
-        "aten::view_copy.out",
-        "dim_order_ops::_clone_dim_order.out",
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -47,7 +32,7 @@ class Kernels:
     @property
     def is_exact(self) -> bool:
         """Whether results are bit-equal on all devices: other kernels than ``ours`` only move elements."""
-        return not self.others and _DATA_MOVEMENT.issuperset(self.portable)
+        return not self.others and all(name.partition(".")[0] in DATA_MOVEMENT for name in self.portable)
 
     def symbols(self) -> tuple[str, ...]:
         """Names of ``ours`` without namespace and overload, as in ``runtime/kernels/kernel_list.h``."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from arm_recipes._internal.messages import ExportError
-from arm_recipes.report.kernels import is_kernel_call
+from arm_recipes.report.kernels import DATA_MOVEMENT, is_kernel_call
 
 if TYPE_CHECKING:
     import torch
@@ -74,17 +74,21 @@ class _KernelReference:
     """
 
     def __init__(self, program: ExportedProgram) -> None:
-        from arm_backend_core.program import constants_of
+        from arm_backend_core.program import TENSOR_KINDS, store_of
 
         self._program = program
-        self._constants = {node: tensor.clone() for node, tensor in constants_of(program).items()}
+        self._tensors = {
+            spec.arg.name: store_of(program, spec.target)[spec.target].clone()
+            for spec in program.graph_signature.input_specs
+            if spec.kind in TENSOR_KINDS and spec.target is not None
+        }
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
         from torch.fx import Interpreter
 
         given = iter(inputs)
-        placeholders = (node for node in self._program.graph.nodes if node.op == "placeholder")
-        arguments = [self._constants[node] if node in self._constants else next(given) for node in placeholders]
+        names = [node.name for node in self._program.graph.nodes if node.op == "placeholder"]
+        arguments = [self._tensors[name] if name in self._tensors else next(given) for name in names]
         outputs = Interpreter(self._program.graph_module).run(*arguments)
         return list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
 
@@ -95,7 +99,7 @@ def _find_inexact_operator(program: ExportedProgram) -> str | None:
 
     for node in program.graph.nodes:
         is_allocation = node.target in (memory.alloc, memory.view)
-        if node.op == "call_function" and not is_allocation and _is_float(node) and not _is_cast(node):
+        if node.op == "call_function" and not is_allocation and _is_float(node) and not _is_exact(node):
             return str(node.target)
     return None
 
@@ -108,11 +112,11 @@ def _is_float(node: torch.fx.Node) -> bool:
     return any(isinstance(value, torch.Tensor) and value.is_floating_point() for value in values)
 
 
-def _is_cast(node: torch.fx.Node) -> bool:
+def _is_exact(node: torch.fx.Node) -> bool:
     from arm_backend_core.nodes import overload_of
 
     overload = overload_of(node.target)
-    return overload is not None and overload._schema.name.endswith("::dequantize_per_tensor")
+    return overload is not None and overload._schema.name in (*DATA_MOVEMENT, "cortex_m::dequantize_per_tensor")
 
 
 def _compare_outputs(method: MethodReport, sample: int, actual: Sequence[Any], expected: Sequence[Any]) -> None:
