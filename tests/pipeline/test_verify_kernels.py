@@ -19,6 +19,8 @@ CORTEX_M = ArmRecipeType.CORTEX_M_INT8
 class Window(nn.Module):
     """A linear layer over the inputs of the last two calls."""
 
+    previous: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
