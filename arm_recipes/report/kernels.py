@@ -16,6 +16,14 @@ if TYPE_CHECKING:
 
 _KERNEL_NAMESPACE = "cortex_m"
 _CASTS = ("quantize_per_tensor", "dequantize_per_tensor")
+#: Operators of ExecuTorch's portable kernels that only move elements, so that all implementations are bit-equal.
+DATA_MOVEMENT = frozenset(
+    {
+        *("aten::cat", "aten::copy_", "aten::expand_copy", "aten::permute_copy", "aten::select_copy"),
+        *("aten::slice_copy", "aten::split_copy", "aten::split_with_sizes_copy", "aten::squeeze_copy"),
+        *("aten::unsqueeze_copy", "aten::view_copy", "dim_order_ops::_clone_dim_order"),
+    }
+)
 
 
 @dataclass(frozen=True)
