@@ -12,6 +12,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from arm_backend_core.cortex_m.catalog import find_kernel
+from arm_backend_core.cortex_m.kernels.movement import MAX_RANK, is_padded_as_channels_last
 from arm_backend_core.cortex_m.kernels.registry import Array
 from arm_backend_core.cortex_m.operators import kernel_operator
 from arm_backend_core.cortex_m.values import Value
@@ -21,6 +22,10 @@ from arm_backend_core.permutation import Layout, compose, identity, inverse, mer
 from arm_backend_core.targets.cortex_m import Isa
 
 aten = torch.ops.aten
+
+
+class KernelFault(Unsupported):
+    """CMSIS-NN's kernel would fail on some arguments, or compute other numbers."""
 
 
 class Emitter:
@@ -46,11 +51,11 @@ class Emitter:
         """Call a kernel, without its scratch tensors. The result is int8.
 
         Raises:
-            Unsupported: CMSIS-NN's kernel would fail on these arguments, or compute other numbers.
+            KernelFault: CMSIS-NN's kernel would fail on these arguments, or compute other numbers.
         """
         fault = self._find_fault(name, arguments)
         if fault is not None:
-            raise Unsupported(fault)
+            raise KernelFault(fault)
         return self.call(kernel_operator(name), *arguments)
 
     def _find_fault(self, name: str, arguments: tuple[Any, ...]) -> str | None:
@@ -136,11 +141,51 @@ class Emitter:
             return node
         return self.call(aten.view_copy.default, node, list(shape))
 
+    def pad(self, node: Node, before: Sequence[int], after: Sequence[int], value: int) -> Node:
+        """Pad dimensions with the integer ``value``. Negative amounts crop."""
+        node = self._crop(node, [-min(x, 0) for x in before], [-min(x, 0) for x in after])
+        before, after = ([max(x, 0) for x in amounts] for amounts in (before, after))
+        padded = [axis for axis in range(len(before)) if before[axis] or after[axis]]
+        if not padded:
+            return node
+        shape = tuple(node.meta["val"].shape)
+        result = [low + size + high for low, size, high in zip(before, shape, after, strict=True)]
+        # A dimension without padding is merged with the one before it. The kernel takes four, of which the sizes must
+        # not be those of an image in channels_last memory format.
+        starts = sorted({0, *padded})
+        groups = [shape[start:end] for start, end in zip(starts, [*starts[1:], len(shape)], strict=True)]
+        merged = [count(sizes) for sizes in groups]
+        if len(merged) > MAX_RANK or is_padded_as_channels_last(merged):
+            last = padded[-1]
+            node = self.pad(node, _only(before, last), _only(after, last), value)
+            return self.pad(node, _except(before, last), _except(after, last), value)
+        missing = [0] * (MAX_RANK - len(merged))
+        pads = [
+            missing + [amounts[start] * count(sizes[1:]) for start, sizes in zip(starts, groups, strict=True)]
+            for amounts in (before, after)
+        ]
+        return self.reshape(self.kernel("pad", self.reshape(node, merged), *pads, value), result)
+
+    def _crop(self, node: Node, before: Sequence[int], after: Sequence[int]) -> Node:
+        for axis, (low, high) in enumerate(zip(before, after, strict=True)):
+            if low or high:
+                end = node.meta["val"].shape[axis] - high
+                node = self.call(aten.slice_copy.Tensor, node, axis, low, end, 1)
+        return node
+
     def expand(self, node: Node, shape: Sequence[int]) -> Node:
         """Repeat dimensions of size 1 to ``shape``; no operator if the shape is equal."""
         if tuple(node.meta["val"].shape) == tuple(shape):
             return node
         return self.call(aten.expand_copy.default, node, list(shape))
+
+
+def _only(amounts: Sequence[int], axis: int) -> list[int]:
+    return [amount if index == axis else 0 for index, amount in enumerate(amounts)]
+
+
+def _except(amounts: Sequence[int], axis: int) -> list[int]:
+    return [0 if index == axis else amount for index, amount in enumerate(amounts)]
 
 
 def _to_meta(x: torch.Tensor) -> torch.Tensor:

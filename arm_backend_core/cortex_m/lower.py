@@ -11,6 +11,8 @@ import operator
 from typing import Any
 
 import numpy as np
+import torch
+from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import Node
 from torch.fx.passes.tools_common import stable_topological_sort
@@ -38,6 +40,7 @@ from arm_backend_core.nodes import (
     evaluate_node,
     is_constant,
     is_dequantize,
+    is_float,
     is_quantize,
     operator_name,
     overload_of,
@@ -46,6 +49,8 @@ from arm_backend_core.ops.catalog import find_record
 from arm_backend_core.program import constants_of, lift_constants
 from arm_backend_core.qparams import QParams
 from arm_backend_core.targets.cortex_m import Isa
+
+aten = torch.ops.aten
 
 
 def lower_to_kernels(program: ExportedProgram, isa: Isa) -> dict[Node, Unsupported]:
@@ -67,20 +72,28 @@ def lower_to_kernels(program: ExportedProgram, isa: Isa) -> dict[Node, Unsupport
         elif is_constant(node, walk.constants):
             walk.constants[node] = evaluate_node(node, walk.constants.__getitem__)
     walk.connect()
+    refusals = {node.name: reason for node, reason in walk.refusals.items()}
     stable_topological_sort(program.graph_module)  # a reader may precede the conversion of its operand's layout
     names = {node.name for node in walk.constants}
     eliminate_dead_code(program.graph)
     lift_constants(program)
     eliminate_dead_constants(program, names)
     program.graph_module.recompile()
-    remaining = {node.name: node for node in program.graph.nodes}  # the sort copied the nodes
-    return {remaining[node.name]: reason for node, reason in walk.refusals.items() if node.name in remaining}
+    for node in filter(_is_left_in_float, program.graph.nodes):
+        refusals.setdefault(node.name, Unsupported(f"there is no int8 kernel for {operator_name(node)}"))
+    return {node: refusals[node.name] for node in program.graph.nodes if node.name in refusals}  # sorting copies nodes
 
 
 def has_kernel(node: Node) -> bool:
     """Whether an operator may become a kernel call, a table or data movement, depending on its operands."""
     record = find_record(node)
     return find_rule(node) is not None or (record is not None and record.univariate) or _is_split(node)
+
+
+def _is_left_in_float(node: Node) -> bool:
+    """Whether a node is an operator that the quantizer left in floating point because it has no kernel."""
+    is_operator = isinstance(node.target, OpOverload) and node.all_input_nodes and is_float(node)
+    return bool(is_operator) and not (is_quantize(node) or is_dequantize(node) or has_kernel(node))
 
 
 def _is_split(node: Node) -> bool:
@@ -102,6 +115,7 @@ class _Walk:
         """Compute a quantize node by kernels; a refusal is kept for its operator."""
         source = quantize.all_input_nodes[0]
         if source.op == "placeholder" and source not in self.constants:
+            self._make_contiguous(quantize)
             return  # the cast of a model input
         anchor, _ = _split_activation(source)
         self._emit.start(quantize, anchor.all_input_nodes[0] if anchor.target is operator.getitem else anchor)
@@ -109,9 +123,19 @@ class _Walk:
             self._values[quantize] = self._compute(quantize, source)
         except Unsupported as refusal:
             self.refusals[anchor] = refusal
+            self._make_contiguous(quantize)
         except Exception as error:
             description = f"lowering {operator_name(source)} to kernels raised {type(error).__name__}: {error}"
             self.refusals[source] = compiler_fault(description, error)
+            self._make_contiguous(quantize)
+
+    def _make_contiguous(self, quantize: Node) -> None:
+        """Let kernels read the integers of a remaining quantize node in contiguous memory format, which they need."""
+        if quantize.meta["val"].is_contiguous():
+            return
+        self._emit.start(quantize.next, quantize)
+        copied = self._emit.call(aten.clone.default, quantize, memory_format=torch.contiguous_format)
+        quantize.replace_all_uses_with(copied, delete_user_cb=lambda user: user is not copied)
 
     def _compute(self, quantize: Node, source: Node) -> Value:
         q = self._qparams.read(quantize)
@@ -145,6 +169,9 @@ class _Walk:
                 continue
             self._emit.start(quantize, value.node or quantize)
             quantize.replace_all_uses_with(self._emit.store_plain(value))
+        for node in self._graph.nodes:
+            if is_dequantize(node) and node.all_input_nodes[0].meta["val"].is_contiguous():
+                node.meta["val"] = node.meta["val"].contiguous()
 
 
 def _split_activation(node: Node) -> tuple[Node, list[Node]]:

@@ -28,7 +28,7 @@ _ATEN = torch.ops.aten
 #: Data movement that lowering to kernels emits.
 _MOVEMENT = (
     *(_ATEN.view_copy.default, _ATEN.expand_copy.default, _ATEN.permute_copy.default, _ATEN.cat.default),
-    *(_ATEN.slice_copy.Tensor, _ATEN.select_copy.int),
+    *(_ATEN.slice_copy.Tensor, _ATEN.select_copy.int, _ATEN.clone.default),
 )
 #: Functions that ExecuTorch's decompositions do not change (``target`` of a call_function node).
 _NOT_DECOMPOSED = (

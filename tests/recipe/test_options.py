@@ -115,6 +115,14 @@ ETHOS_U = [recipe for recipe in ArmRecipeType if recipe.name.startswith("ETHOSU"
         (U85, {"sram_budget": 0}, "sram_budget must be a number of bytes, .*got 0: not positive"),
         (U85, {"sram_budget": "2 GB"}, "got '2 GB': not a number of bytes, of B, KiB, MiB, KB or MB"),
         (U85, {"flash_budget": 1e6}, "flash_budget must be .*got 1000000.0: neither an int nor a str"),
+        (
+            ArmRecipeType.CORTEX_M_INT8,
+            {"cpu": "cortex-m56"},
+            "cpu='cortex-m56': there is no such Cortex-M; did you mean 'cortex-m85'",
+        ),
+        (ArmRecipeType.CORTEX_M_INT8, {"cpu": "cortex-m0", "isa": "dsp"}, "isa='dsp': cortex-m0 has 'scalar'"),
+        (ArmRecipeType.CORTEX_M_INT8, {"isa": "neon"}, "'neon'"),
+        (ArmRecipeType.TOSA_INT8, {"cpu": "cortex-m55"}, "'cpu'; it belongs to"),
         (ArmRecipeType.TOSA_INT8, {"flash_budget": 1}, "'flash_budget'; it belongs to Cortex-M and Ethos-U recipes"),
     ],
 )

@@ -89,6 +89,8 @@ def _conv2d_fault(isa: Isa, image: Shape, weight: Shape, bias: Shape | None, *re
 
 
 def _depthwise_fault(isa: Isa, image: Shape, weight: Shape, bias: Shape | None, *rest: Any) -> str | None:
+    if image[0] != 1:
+        return f"the depthwise kernel takes a batch of 1, not {image[0]}"
     window = _window(_depthwise_shape, image, weight, bias, *rest)
     return find_depthwise_fault(isa, window, weight[3], bias is not None)
 

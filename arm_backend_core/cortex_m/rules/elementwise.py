@@ -8,7 +8,7 @@ import torch
 from torch.fx import Node
 
 from arm_backend_core.cortex_m.arithmetic import quantize_multiplier
-from arm_backend_core.cortex_m.emitter import count
+from arm_backend_core.cortex_m.emitter import KernelFault, count
 from arm_backend_core.cortex_m.kernels.elementwise import ADD_LEFT_SHIFT
 from arm_backend_core.cortex_m.rules.context import Context, rule, single_multiplier
 from arm_backend_core.cortex_m.values import Value
@@ -124,5 +124,10 @@ def select_extreme(cx: Context) -> Value:
     values = [cx.requantize(_with_rank(cx, cx.operand(argument), rank), cx.result.q) for argument in cx.node.args[:2]]
     layout = _common_layout(values)
     name = "minimum" if cx.node.target is aten.minimum.default else "maximum"
-    node = cx.emit.kernel(name, *(cx.emit.store(value, layout) for value in values))
+    tensors = [cx.emit.store(value, layout) for value in values]
+    try:
+        node = cx.emit.kernel(name, *tensors)
+    except KernelFault:  # of the broadcast
+        shape = [cx.node.meta["val"].shape[axis] for axis in layout]
+        node = cx.emit.kernel(name, *(cx.emit.expand(x, shape) for x in tensors))
     return cx.clamp(cx.computed(node, layout))

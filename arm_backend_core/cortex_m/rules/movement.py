@@ -9,10 +9,8 @@ import torch
 from torch.fx import Node
 
 from arm_backend_core.cortex_m.emitter import count
-from arm_backend_core.cortex_m.kernels.movement import MAX_RANK
 from arm_backend_core.cortex_m.rules.context import PART_RULES, Context, rule
 from arm_backend_core.cortex_m.values import Value
-from arm_backend_core.errors import Unsupported
 from arm_backend_core.nodes import arguments_of, is_dequantize, is_float
 from arm_backend_core.permutation import Layout, inverse
 
@@ -146,33 +144,35 @@ def pad(cx: Context) -> Value:
     if arguments.get("mode", "constant") != "constant":
         return move(cx)
     x = _operand(cx, cx.node.args[0])
-    if x.rank > MAX_RANK:
-        raise Unsupported(f"the pad kernel takes up to {MAX_RANK} dimensions")
     amounts: list[int] = list(arguments["pad"])
-    if min(amounts, default=0) < 0:
-        raise Unsupported("the pad kernel does not crop")
     before, after = [0] * x.rank, [0] * x.rank
     for number in range(len(amounts) // 2):
         before[x.rank - 1 - number], after[x.rank - 1 - number] = amounts[2 * number : 2 * number + 2]
     value = int(x.q.quantize(np.array(float(arguments["value"] or 0.0))))
-    stored = cx.emit.store(x, x.layout)
-    missing = [0] * (MAX_RANK - x.rank)
-    pads = ([*missing, *(sides[axis] for axis in x.layout)] for sides in (before, after))
-    return cx.computed(cx.emit.kernel("pad", stored, *pads, value), x.layout)
+    low, high = ([sides[axis] for axis in x.layout] for sides in (before, after))
+    return cx.computed(cx.emit.pad(cx.emit.store(x, x.layout), low, high, value), x.layout)
 
 
 @rule(aten.upsample_nearest2d.vec, aten.upsample_nearest2d.default, aten._upsample_nearest_exact2d.vec)
 def upsample_nearest(cx: Context) -> Value:
-    """Nearest-neighbour upsampling by integer factors: repeat rows and columns of an NHWC image."""
+    """Nearest-neighbour interpolation of an NHWC image: rows and columns are repeated or selected."""
     x = _operand(cx, cx.node.args[0])
-    height, width = cx.node.meta["val"].shape[2:]
-    n, channels, rows, columns = x.shape
-    if height % rows or width % columns:
-        return move(cx)
+    n, channels, height, width = x.shape
+    positions = torch.arange(height * width, dtype=torch.float64).reshape(1, 1, height, width)
+    chosen = cx.node.target(positions, *cx.node.args[1:], **cx.node.kwargs)[0, 0].to(torch.int64)  # type: ignore[operator]
+    rows, columns = (chosen[:, 0] // width).numpy(), (chosen[0] % width).numpy()
     image = cx.emit.store(x, (0, 2, 3, 1))
-    repeated = (n, rows, height // rows, columns, width // columns, channels)
-    node = cx.emit.expand(cx.emit.reshape(image, (n, rows, 1, columns, 1, channels)), repeated)
-    return cx.computed(cx.emit.reshape(node, (n, height, width, channels)), (0, 2, 3, 1))
+    factors = len(rows) // height, len(columns) // width
+    repeated = (n, height, factors[0], width, factors[1], channels)
+    if all(
+        np.array_equal(index, np.repeat(np.arange(size), factor))
+        for index, size, factor in zip((rows, columns), (height, width), factors, strict=True)
+    ):
+        node = cx.emit.expand(cx.emit.reshape(image, (n, height, 1, width, 1, channels)), repeated)
+        return cx.computed(cx.emit.reshape(node, (n, len(rows), len(columns), channels)), (0, 2, 3, 1))
+    for dim, index in ((1, rows), (2, columns)):
+        image = cx.emit.call(aten.index_select.default, image, dim, cx.emit.constant(index, "index"))
+    return cx.computed(image, (0, 2, 3, 1))
 
 
 @rule(
