@@ -87,7 +87,8 @@ def delegate(
     assign_debug_handles(program.graph)
     program = prepare_program(program, spec.target)
     if isinstance(spec, CortexMCompileSpec):
-        return _lower_to_kernels(program, spec, require_full_delegation)
+        _report_rejections(_lower_to_kernels(program, spec), spec, require_full_delegation)
+        return program
     selection = select(program, spec.target, keep_on_cpu)
     for node, refusal in selection.refusals.items():
         set_refusal_reason(node, refusal.reason)
@@ -102,24 +103,30 @@ def delegate(
             for part, graph in zip(partitions, graphs, strict=True)
         ],
     )
+    if spec.isa is not None and selection.refusals:
+        _lower_to_kernels(program, spec)
     return program
 
 
-def _lower_to_kernels(program: ExportedProgram, spec: CortexMCompileSpec, required: bool) -> ExportedProgram:
-    """Replace quantized operators by kernels of the processor."""
+def _lower_to_kernels(program: ExportedProgram, spec: ArmCompileSpec) -> list[events.Rejection]:
+    """Replace quantized operators outside the delegates by kernels of the processor.
+
+    Returns:
+        The operators without a kernel.
+    """
     from arm_backend_core.cortex_m.lower import lower_to_kernels  # registers operators
 
+    assert spec.isa is not None
     refusals = lower_to_kernels(program, spec.isa)
-    rejected = [
+    if isinstance(spec, CortexMCompileSpec):  # else the NPU's refusal is the reason
+        for node, refusal in refusals.items():
+            set_refusal_reason(node, refusal.reason)
+    return [
         events.Rejection(
             node.name, operator_name(node), refusal.reason, source_location(node), isinstance(refusal, Fault)
         )
         for node, refusal in refusals.items()
     ]
-    for node, refusal in refusals.items():
-        set_refusal_reason(node, refusal.reason)
-    _report_rejections(rejected, spec, required)
-    return program
 
 
 def _report_rejections(rejected: list[events.Rejection], spec: ArmCompileSpec, required: bool) -> None:

@@ -64,6 +64,7 @@ class Delegate:
         checksum: checksum of the payload, as in its compile spec.
         vela: Vela's estimates for one inference, for Ethos-U targets.
         calls: number of calls in one inference.
+        external_blocks: key of each block in the data file (``.ptd``) -> its bytes. Delegates may share a block.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Delegate:
     origins: tuple[tuple[tuple[Origin, int], ...], ...] = field(default=(), repr=False)
     handles: tuple[tuple[int, ...], ...] = field(default=(), repr=False)
     calls: int = 1
+    external_blocks: dict[str, int] = field(default_factory=dict)
 
 
 _RECORD_KEY = "arm_delegate"  #: Key in the metadata of a lowered module.

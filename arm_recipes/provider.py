@@ -5,7 +5,7 @@ Importing this module registers the provider with ExecuTorch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from arm_recipes.recipe_types import BACKEND_NAME, ArmRecipeType
 
 if TYPE_CHECKING:
     from arm_backend_core.targets.compile_spec import ArmCompileSpec
+    from arm_recipes.pipeline.planned_memories import PlannedMemories
 
 
 class ArmRecipeProvider(BackendRecipeProvider):
@@ -73,11 +74,8 @@ def _assemble_recipe(
     from executorch.exir.capture import ExecutorchBackendConfig
 
     from arm_backend_core import partitioner
-    from arm_backend_core import quantization as quantizers
     from arm_backend_core.aten.input_scales import quantize_inputs_once
-    from arm_backend_core.cortex_m.quantizer import CortexMQuantizer
-    from arm_backend_core.targets.compile_spec import CortexMCompileSpec
-    from arm_recipes.pipeline.budgets import CheckBudgets
+    from arm_recipes.pipeline.planned_memories import PlannedMemories, planning_pass
     from arm_recipes.stages.block_scaled import mx_recipe
     from arm_recipes.stages.edge import edge_manager
     from arm_recipes.stages.edge.check_kernels import CheckRunnable
@@ -95,7 +93,7 @@ def _assemble_recipe(
     ]
     transforms: list[Any] = []
     if precision != "FP":
-        quantizer = (CortexMQuantizer if target == "CORTEX" else getattr(quantizers, f"{prefix}Quantizer"))(spec)
+        quantizer = _create_quantizer(prefix, spec)
         quantization = _build_quantization(quantizer, recipe_type.name, values)
         if values["quantized_io"]:
             transforms.append(quantize_inputs_once)
@@ -104,18 +102,18 @@ def _assemble_recipe(
         # loads. Firmware uses the cortex_m kernels.
         if target != "VGF" and not values.get("direct_drive"):
             passes.append(edge_manager.use_cortex_m_quantize)
-    if isinstance(spec, CortexMCompileSpec):
+    if spec.isa is not None:
         passes.append(partial(edge_manager.use_cortex_m_kernels, spec.isa))
     passes += [replace_empty_tensors, share_weights]
     passes.append(CheckRunnable(values["require_runnable"]))
-    sram, flash = (values.get(name) and options.parse_bytes(values[name]) for name in ("sram_budget", "flash_budget"))
-    if sram or flash:
-        passes.append(CheckBudgets(sram, flash, getattr(spec, "optimise", ""), values.get("board")))
+    memories = PlannedMemories.from_option(values["memory"]) if values.get("memory") else None
+    passes += _memory_passes(values, getattr(spec, "optimise", ""), memories)
     delegate_partitioner = getattr(partitioner, f"{prefix}Partitioner")(
         spec,
         require_full_delegation=values["require_full_delegation"],
         steps_per_call=values["steps_per_call"],
     )
+    planning = {} if memories is None else {"memory_planning_pass": planning_pass(memories)}
     return build_recipe(
         recipe_type,
         user_options,
@@ -123,8 +121,38 @@ def _assemble_recipe(
         aten_transform_passes=transforms or None,
         lowering_recipe=lowering_recipe(delegate_partitioner, passes),
         # Arm's runtime reads the payload from the program's flatbuffer, not from a separate segment.
-        executorch_backend_config=ExecutorchBackendConfig(extract_delegate_segments=False),
+        executorch_backend_config=ExecutorchBackendConfig(extract_delegate_segments=False, **planning),
     )
+
+
+def _memory_passes(values: Options, optimise: str, memories: PlannedMemories | None) -> Iterator[Any]:
+    """Yield the edge passes that place data in memories and check budgets.
+
+    Args:
+        values: validated options, with defaults.
+        optimise: optimization goal of the compile spec.
+        memories: memories of the option ``memory``.
+    """
+    from arm_recipes.pipeline.budgets import CheckBudgets
+    from arm_recipes.pipeline.planned_memories import reject_several_methods
+    from arm_recipes.stages.edge.external_blocks import ExternalizeBlocks
+
+    external = options.resolve_external(values.get("external"))
+    if external:
+        yield ExternalizeBlocks(external)
+    if memories is not None:
+        yield reject_several_methods
+    sram, flash = (values.get(name) and options.parse_bytes(values[name]) for name in ("sram_budget", "flash_budget"))
+    if sram or flash or memories is not None:
+        yield CheckBudgets(sram, flash, optimise, values.get("board"), memories)
+
+
+def _create_quantizer(prefix: str, spec: ArmCompileSpec) -> Any:
+    """Create the quantizer whose class name starts with ``prefix``."""
+    from arm_backend_core import quantization
+    from arm_backend_core.cortex_m.quantizer import CortexMQuantizer
+
+    return CortexMQuantizer(spec) if prefix == "CortexM" else getattr(quantization, f"{prefix}Quantizer")(spec)
 
 
 def _build_quantization(quantizer: Any, name: str, values: Mapping[str, Any]) -> Any:

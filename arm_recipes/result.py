@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from arm_recipes._internal.files import check_writable, write
 from arm_recipes._internal.old_names import reject_old_names
 from arm_recipes.pipeline.artifact import Artifact
+from arm_recipes.runtime.data_file import DATA_FILE_SUFFIX, data_file_path
 from arm_recipes.runtime.load import reference_path
 from arm_recipes.runtime.signature import insert_checksum
 from arm_recipes.runtime.tensor_info import TensorInfo
@@ -53,7 +54,9 @@ class ExportResult(Artifact):
         etrecord: bool = False,
         bundled_samples: Samples | None = None,
     ) -> Path:
-        """Write the ``.pte`` file. An existing file is replaced atomically.
+        """Write the ``.pte`` file, and its ``.ptd`` if the recipe has the option ``external``.
+
+        Existing files are replaced atomically. The ``.ptd`` has the name of the ``.pte``: ``load`` finds it there.
 
         Args:
             path: path of the ``.pte`` file.
@@ -79,8 +82,10 @@ class ExportResult(Artifact):
         write(target, *insert_checksum(self.program_chunks))
         for name, data in extra_files.items():
             write(target.with_name(name), data)
-        if self.cached_chunks is None:  # writes a file only if the recipe stores weights outside the program
-            self.executorch_program.write_tensor_data_to_file(str(target.parent))
+        if self.data_file is not None:
+            write(data_file_path(target), self.data_file)
+        for tag, data in self.other_data_files.items():
+            write(target.with_name(tag if tag.endswith(DATA_FILE_SUFFIX) else f"{tag}{DATA_FILE_SUFFIX}"), data)
         if reference:
             write(reference_path(target), self.reference_program())
         return target

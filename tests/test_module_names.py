@@ -57,7 +57,9 @@ ELSEWHERE = {
         "stages/test_trace_constants.py": "traced_layers",
         "recurrent/test_roll_recurrent_loops.py": "chunk node_writer",
     },
+    "arm_backend_core.cortex_m.cost": {"cortex_m/cost/test_kernels.py": "instructions work"},
     "arm_backend_core.targets": {
+        "cortex_m/cost/test_processors.py": "cortex_m",
         "targets/test_new_npu.py": "hardware target",
         "tosa/test_hardware_passes.py": "operator_limits transpose_swaps",
     },
@@ -106,7 +108,10 @@ ELSEWHERE = {
         "recipe/test_options.py": "recipe saved typed_options",
         "test_provider.py": "targets",
     },
-    "arm_recipes.report": {"report/test_report.py": "comparisons costs lowered_program memory network record"},
+    "arm_recipes.report": {
+        "report/test_cpu_costs.py": "kernels",
+        "report/test_report.py": "comparisons costs lowered_program memory network record",
+    },
     "arm_recipes.runtime": {
         "runtime/test_program.py": "calls delegates errors payloads sandbox signature tensor_info",
         "runtime/test_plugin.py": "build host_library",

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
 #: Key of the compile spec that contains a payload's checksum.
 CHECKSUM_KEY = "payload_crc32"
-#: Key of the compile spec that contains the checksum of weights outside the payload.
+#: Keys of the compile specs that contain the checksums of weights and commands outside the payload.
 WEIGHTS_CHECKSUM_KEY = "weight_data_crc32"
+COMMANDS_CHECKSUM_KEY = "cmd_data_crc32"
 #: Key of the compile spec that contains the fast scratch of an Ethos-U program in bytes. COP1 streams lack this size.
 FAST_SCRATCH_KEY = "fast_scratch_size"
 _BLOCK_HEADER = struct.Struct("<16sIB11s")

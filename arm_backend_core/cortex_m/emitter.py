@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,8 +21,6 @@ from arm_backend_core.permutation import Layout, compose, identity, inverse, mer
 from arm_backend_core.targets.cortex_m import Isa
 
 aten = torch.ops.aten
-#: Largest rank of ``cortex_m::transpose`` and ``cortex_m::pad``.
-MAX_RANK = 4
 
 
 class Emitter:
@@ -36,11 +35,12 @@ class Emitter:
         self._module, self._isa = module, isa
         self._constants: dict[tuple[Any, ...], Node] = {}
         self._stored: dict[tuple[Node, Layout], Node] = {}
-        self._origin: Node | None = None
+        self._position: Node | None = None
+        self._meta: dict[str, Any] = {}
 
-    def start(self, origin: Node) -> None:
-        """Insert the next nodes before ``origin``. They get its trace metadata."""
-        self._origin = origin
+    def start(self, position: Node, origin: Node) -> None:
+        """Insert the next nodes before ``position``. They get the trace metadata of ``origin``."""
+        self._position, self._meta = position, {key: value for key, value in origin.meta.items() if key != "val"}
 
     def kernel(self, name: str, *arguments: Any) -> Node:
         """Call a kernel, without its scratch tensors. The result is int8.
@@ -58,30 +58,38 @@ class Emitter:
         return find_kernel(name).find_fault(self._isa, *shapes)
 
     def call(self, target: Any, *arguments: Any, **options: Any) -> Node:
-        """Call an operator of one result; its shape and type are inferred."""
-        origin = self._origin
-        assert origin is not None
-        with origin.graph.inserting_before(origin):
-            node = origin.graph.call_function(target, arguments, options)
-        node.meta = {key: value for key, value in origin.meta.items() if key != "val"}
+        """Call an operator; shapes and types of its results are inferred."""
+        position = self._position
+        assert position is not None
+        with position.graph.inserting_before(position):
+            node = position.graph.call_function(target, arguments, options)
+        node.meta = dict(self._meta)
         values = torch.fx.map_arg(arguments, lambda x: x.meta["val"])
         meta = torch.utils._pytree.tree_map_only(torch.Tensor, _to_meta, values)
         result = target(*meta, **options)
         like = next(x for x in torch.utils._pytree.tree_leaves(values) if isinstance(x, torch.Tensor))
-        node.meta["val"] = like.new_empty(result.shape, dtype=result.dtype)
+        node.meta["val"] = torch.utils._pytree.tree_map(lambda x: like.new_empty(x.shape, dtype=x.dtype), result)
         return node
+
+    def select_result(self, node: Node, index: int) -> Node:
+        """One result of an operator of several results."""
+        assert self._position is not None
+        with self._position.graph.inserting_before(self._position):
+            result = node.graph.call_function(operator.getitem, (node, index))
+        result.meta = {**node.meta, "val": node.meta["val"][index]}
+        return result
 
     def constant(self, data: Array, name: str) -> Node:
         """A constant tensor. Equal constants share one buffer."""
         array = np.array(data, order="C")  # ascontiguousarray keeps strides of 0 in dimensions of size 1
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self._constants:
-            origin = self._origin
-            assert origin is not None
-            first = next(node for node in origin.graph.nodes if node.op != "placeholder")
-            with origin.graph.inserting_before(first):
+            position = self._position
+            assert position is not None
+            first = next(node for node in position.graph.nodes if node.op != "placeholder")
+            with position.graph.inserting_before(first):
                 node = add_buffer_node(self._module, f"cortex_m_{name}", torch.from_numpy(array))
-            node.meta["val"] = origin.meta["val"].new_empty(array.shape, dtype=torch.from_numpy(array).dtype)
+            node.meta["val"] = position.meta["val"].new_empty(array.shape, dtype=torch.from_numpy(array).dtype)
             self._constants[key] = node
         return self._constants[key]
 
@@ -109,12 +117,18 @@ class Emitter:
         merged_shape, merged_order = merge_axes(shape, order)
         if merged_order == identity(len(merged_order)):
             return self.reshape(node, target)
+        if self._find_transpose_fault(merged_shape, merged_order) and len(merged_shape) == 2:
+            # The kernel's code for rank 3 has no limits of sizes.
+            merged_shape, merged_order = (1, *merged_shape), (0, 2, 1)
         merged, axes = self.reshape(node, merged_shape), list(merged_order)
-        if len(merged_shape) <= MAX_RANK and self._find_fault("transpose", (merged, axes)) is None:
+        if self._find_transpose_fault(merged_shape, merged_order) is None:
             moved = self.kernel("transpose", merged, axes)
         else:
             moved = self.call(aten.permute_copy.default, merged, axes)
         return self.reshape(moved, target)
+
+    def _find_transpose_fault(self, shape: Sequence[int], order: Layout) -> str | None:
+        return find_kernel("transpose").find_fault(self._isa, shape, order)
 
     def reshape(self, node: Node, shape: Sequence[int]) -> Node:
         """A view with another shape; no operator if the shape is equal."""

@@ -7,6 +7,7 @@ two casts. Tensors keep the memory layout in which a kernel wrote them until a r
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy as np
@@ -72,7 +73,8 @@ def lower_to_kernels(program: ExportedProgram, isa: Isa) -> dict[Node, Unsupport
     lift_constants(program)
     eliminate_dead_constants(program, names)
     program.graph_module.recompile()
-    return {node: reason for node, reason in walk.refusals.items() if node in set(program.graph.nodes)}
+    remaining = {node.name: node for node in program.graph.nodes}  # the sort copied the nodes
+    return {remaining[node.name]: reason for node, reason in walk.refusals.items() if node.name in remaining}
 
 
 def has_kernel(node: Node) -> bool:
@@ -101,11 +103,11 @@ class _Walk:
         source = quantize.all_input_nodes[0]
         if source.op == "placeholder" and source not in self.constants:
             return  # the cast of a model input
-        self._emit.start(quantize)
+        anchor, _ = _split_activation(source)
+        self._emit.start(quantize, anchor.all_input_nodes[0] if anchor.target is operator.getitem else anchor)
         try:
             self._values[quantize] = self._compute(quantize, source)
         except Unsupported as refusal:
-            anchor, _ = _split_activation(source)
             self.refusals[anchor] = refusal
         except Exception as error:
             description = f"lowering {operator_name(source)} to kernels raised {type(error).__name__}: {error}"
@@ -141,7 +143,7 @@ class _Walk:
         for quantize, value in self._values.items():
             if not quantize.users:
                 continue
-            self._emit.start(quantize)
+            self._emit.start(quantize, value.node or quantize)
             quantize.replace_all_uses_with(self._emit.store_plain(value))
 
 

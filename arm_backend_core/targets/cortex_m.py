@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import Enum
 
@@ -39,6 +40,11 @@ ISAS_BY_CPU: Mapping[str, tuple[Isa, ...]] = {
 }
 
 
+#: NPU family -> the processor beside it in Arm's reference designs (Corstone-300 and -310; Corstone-320). Ethos-U65 is
+#: mostly beside a Cortex-A.
+CPU_BESIDE_NPU: Mapping[str, str] = {"ethos-u55": "cortex-m55", "ethos-u85": "cortex-m85"}
+
+
 def resolve_isa(cpu: str, isa: Isa | str | None = None) -> Isa:
     """The instruction set of a processor's kernels: ``isa``, or the fastest that the processor may have.
 
@@ -56,3 +62,25 @@ def resolve_isa(cpu: str, isa: Isa | str | None = None) -> Isa:
     if name not in names:
         raise ValueError(f"isa={name!r}: {cpu} has {', '.join(map(repr, names))}")
     return names[name]
+
+
+@dataclass(frozen=True)
+class Processor:
+    """A processor and the instruction set that its kernels are compiled for.
+
+    Attributes:
+        cpu: name of the processor, a key of ``ISAS_BY_CPU``.
+        isa: the instruction set.
+    """
+
+    cpu: str
+    isa: Isa
+
+    @staticmethod
+    def resolve(cpu: str, isa: Isa | str | None = None) -> Processor:
+        """The processor called ``cpu``, see ``resolve_isa``."""
+        return Processor(cpu, resolve_isa(cpu, isa))
+
+    def __str__(self) -> str:
+        names = {Isa.SCALAR: "scalar code", Isa.DSP: "DSP extension", Isa.MVE: "MVE"}
+        return f"{self.cpu.title()} with {names[self.isa]}"

@@ -56,9 +56,28 @@ def _is_serializable(spec: pytree.TreeSpec) -> bool:
     return True
 
 
-def store_named_data(manager: EdgeProgramManager, key: str, data: bytes, alignment: int = 1) -> None:
-    """Store named data in the program. A runtime loads it by ``key``."""
-    manager._named_data_store.add_named_data(key, data, alignment)
+def store_named_data(
+    manager: EdgeProgramManager, key: str, data: bytes, alignment: int = 1, data_file: str | None = None
+) -> None:
+    """Store named data in the program, or in the data file (``.ptd``) with the tag ``data_file``.
+
+    A runtime loads it by ``key``.
+    """
+    manager._named_data_store.add_named_data(key, data, alignment, external_tag=data_file)
+
+
+def move_named_data(manager: EdgeProgramManager, key: str, data_file: str) -> int:
+    """Move named data from the program to the data file with the tag ``data_file``; return the number of bytes."""
+    store = manager._named_data_store
+    entries = store.external_data.setdefault(data_file, {})
+    if key in store.pte_data:
+        entries[key] = store.pte_data.pop(key)
+    return len(store.buffers[entries[key].buffer_index])
+
+
+def data_files(manager: ExecutorchProgramManager) -> dict[str, bytes]:
+    """Tag -> content of the data files (``.ptd``) of an emitted program."""
+    return {tag: bytes(content) for tag, content in (manager._tensor_data or {}).items()}
 
 
 def named_data_bytes(manager: EdgeProgramManager) -> int:

@@ -67,6 +67,17 @@ def parse_steps(text: str) -> int | str:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number, auto or all") from None
 
 
+def parse_cpu(text: str) -> str | None:
+    """Parse the name of a processor; "none" maps to None."""
+    return None if text == "none" else text
+
+
+def parse_memory(text: str) -> dict[str, str | None]:
+    """Parse NAME=SIZE, or NAME for a memory without a limit."""
+    name, equals, size = text.partition("=")
+    return {name.strip(): size.strip() if equals else None}
+
+
 #: Recipe option -> command-line flag, for flags with another name.
 _FLAG_NAMES = {
     "extensions": "--extension",
@@ -85,10 +96,27 @@ _ARGPARSE_KEYWORDS: dict[str, dict[str, Any]] = {
     "optimise": {"metavar": "GOAL", "help": f"optimize for {', '.join(options.GOALS)}; default: auto"},
     "sram_budget": {"metavar": "BYTES", "help": _BUDGET_HELP.format("SRAM")},
     "flash_budget": {"metavar": "BYTES", "help": _BUDGET_HELP.format("flash")},
+    "memory": {
+        "type": parse_memory,
+        "action": MergeDicts,
+        "metavar": "NAME=SIZE",
+        "help": "place inputs, outputs and CPU tensors in this memory, such as sram=256KiB; repeat, the fastest first",
+    },
+    "external": {
+        "nargs": "+",
+        "metavar": "BLOCK",
+        "help": f"write blocks to a data file beside the program, model.ptd: {', '.join(options.EXTERNAL_BLOCKS)}",
+    },
     "direct_drive": {
         "action": "store_true",
         "help": "compile for Linux on a Cortex-A that submits commands to the NPU itself (Ethos-U85)",
     },
+    "cpu": {
+        "type": parse_cpu,
+        "metavar": "NAME",
+        "help": "Cortex-M, such as cortex-m55; none: no int8 kernels beside an NPU; default: auto",
+    },
+    "isa": {"metavar": "NAME", "help": "instruction set of the kernels: mve, dsp, scalar; default: the processor's"},
     "mx": {"metavar": "FORMAT", "help": f"use this MX format (TOSA_FP): {', '.join(options.MX_FORMATS)}"},
     "observer": {"metavar": "NAME", "help": f"range observer: {', '.join(options.OBSERVER_NAMES)}; default: mse"},
     "quantized_io": {
@@ -174,6 +202,13 @@ def add_option(parser: Parser, name: str, **keywords: Any) -> None:
     flag = _FLAG_NAMES.get(name, "--" + name.replace("_", "-"))
     group = parser.group(RECIPE_GROUPS[options.OPTIONS[name].group])
     group.add_argument(flag, dest=name, **_ARGPARSE_KEYWORDS[name], **keywords)
+
+
+def add_data_file(parser: Parser) -> None:
+    """Add the argument for the data file of a program."""
+    parser.add_argument(
+        "--ptd", type=Path, metavar="FILE", help="data file of the program; default: model.ptd beside it"
+    )
 
 
 def add_samples(parser: Parser, flag: str, purpose: str, *, default: str = "none", required: bool = False) -> None:

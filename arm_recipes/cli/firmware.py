@@ -24,6 +24,7 @@ def add_command(commands: Commands) -> None:
         "CORTEX_M_INT8. Memory pools are sized to the byte and verified on this machine.",
     )
     parser.add_argument("program", type=Path, help=".pte file")
+    arguments.add_data_file(parser)
     parser.group(OUTPUT).add_argument(
         "-o",
         "--output",
@@ -44,9 +45,11 @@ def _firmware(args: argparse.Namespace) -> None:
     if args.samples is not None:
         check_source(args.samples, "--samples")
     check_file(args.program, "program")
+    if args.ptd is not None:
+        check_file(args.ptd, "--ptd")
     from arm_recipes import load, save_firmware
 
-    program, samples = load(args.program), None
+    program, samples = load(args.program, args.ptd), None
     if args.samples is not None:
         input_infos = arguments.program_inputs(program, args.method)
         samples = {args.method: arguments.read_argument_samples(args, "samples", input_infos)}

@@ -17,7 +17,18 @@ from arm_backend_core.errors import ArmBackendError
 from arm_recipes._internal.files import check_writable, write
 from arm_recipes._internal.messages import LOGGER, ArmRecipesWarning, ExportError
 from arm_recipes._internal.versions import TOOLS, version
-from arm_recipes.cli import compare, completion, export, firmware, inspect_program, list_recipes, run, sweep, tune
+from arm_recipes.cli import (
+    compare,
+    completion,
+    export,
+    firmware,
+    inspect_program,
+    list_recipes,
+    measured,
+    run,
+    sweep,
+    tune,
+)
 from arm_recipes.cli.arguments import check_no_overwrite, report_written
 from arm_recipes.cli.parser import GENERAL, Parser
 from arm_recipes.runtime.errors import RunError
@@ -26,7 +37,7 @@ if TYPE_CHECKING:
     from arm_recipes.cli.arguments import Commands
 
 #: In the order of a typical workflow.
-_COMMANDS = (export, run, compare, inspect_program, sweep, tune, firmware, list_recipes, completion)
+_COMMANDS = (export, run, compare, inspect_program, sweep, tune, firmware, measured, list_recipes, completion)
 _EXIT_CODES = "exit codes: 0 success; 1 export or run failed; 2 invalid arguments; 130 interrupted"
 
 

@@ -28,6 +28,7 @@ def add_command(commands: Commands) -> None:
         "on an NPU emulator, VGF delegates on Vulkan. A TFLite model compiled by Vela runs on the NPU emulator.",
     )
     parser.add_argument("program", type=Path, help=".pte file, or .tflite file compiled by Vela")
+    arguments.add_data_file(parser)
     arguments.add_samples(parser, "--inputs", "inputs, one call per sample", required=True)
     execution = parser.group("execution")
     execution.add_argument("--method", default="forward", metavar="NAME", help="method to run")
@@ -47,12 +48,14 @@ def add_command(commands: Commands) -> None:
 def _run(args: argparse.Namespace) -> None:
     check_source(args.inputs, "--inputs")
     check_file(args.program, "program")
+    if args.ptd is not None:
+        check_file(args.ptd, "--ptd")
     output = None if args.output is None else check_writable(args.output)
     arguments.check_no_overwrite([args.program, args.inputs], [output])
     from arm_recipes.runtime.calls import call_batch
     from arm_recipes.runtime.load import load
 
-    program = load(args.program)
+    program = load(args.program, args.ptd)
     names = [value.name for value in program.signature(args.method).outputs]
     samples = arguments.read_argument_samples(args, "inputs", arguments.program_inputs(program, args.method))
 

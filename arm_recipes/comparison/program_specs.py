@@ -31,7 +31,7 @@ def make_export_spec(result: Artifact, record: MethodReport, layers: bool | int)
 def _make_export_spec(result: Artifact, record: MethodReport, *, has_layers: bool) -> tuple[ProgramSpec, list[str]]:
     method, float_reference = record.name, result.float_reference
     exported, original = result.exported_programs[method], float_reference.float_programs.get(method)
-    spec = ProgramSpec(result.buffer, method, record.inputs, record.outputs, None, ())
+    spec = ProgramSpec(result.buffer, method, record.inputs, record.outputs, None, (), result.data_file)
     try:
         plan = InterpreterPlan.from_program(exported, original.float_constants if original is not None else {})
     except UnsupportedProgramError as reason:
@@ -74,7 +74,7 @@ def make_argument_spec(value: Any, argument: str, method: str, layers: bool | in
         )
     program = value if isinstance(value, Program) else load(value)
     signature = program.signature(method)
-    return ProgramSpec(program.data, method, signature.inputs, signature.outputs, None, ()), []
+    return ProgramSpec(program.data, method, signature.inputs, signature.outputs, None, (), program.data_file), []
 
 
 def find_method(result: Artifact, method: str) -> MethodReport:

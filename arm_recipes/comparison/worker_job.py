@@ -32,6 +32,7 @@ class ProgramSpec:
         inputs, outputs: values of the method, with scales where they are quantized.
         plan: interpreter plan of the program before lowering; None if unknown.
         taps: taps of the delegates.
+        data_file: the ``.ptd`` of the program, or None.
     """
 
     data: bytes
@@ -40,6 +41,7 @@ class ProgramSpec:
     outputs: tuple[Value, ...]
     plan: InterpreterPlan | None
     taps: tuple[DelegateTaps, ...]
+    data_file: bytes | None = None
 
     @property
     def tapped_tensors(self) -> frozenset[str]:
@@ -150,7 +152,7 @@ class _LoadedProgram:
     """A loaded program with its interpreter."""
 
     def __init__(self, spec: ProgramSpec) -> None:
-        self._spec, self._program = spec, load(spec.data)
+        self._spec, self._program = spec, load(spec.data, spec.data_file)
         self._executions: list[plugin.Execution] = []
         self.mismatched: tuple[str, ...] = ()
         self.interpreter: PlanInterpreter | None = None

@@ -65,8 +65,12 @@ class HostRun:
     outputs: tuple[tuple[bytes, ...], ...]
 
 
-def run_on_host(program: bytes, sizes: PoolSizes, cases: Sequence[FirmwareTestCase]) -> HostRun:
+def run_on_host(
+    program: bytes, sizes: PoolSizes, cases: Sequence[FirmwareTestCase], data_file: bytes | None = None
+) -> HostRun:
     """Load all methods that ``sizes`` names, then execute the test cases in order.
+
+    ``data_file`` has the bytes of the program's ``.ptd``, if it has one.
 
     Raises:
         RunError: a pool is too small, or the run failed for another reason.
@@ -76,6 +80,8 @@ def run_on_host(program: bytes, sizes: PoolSizes, cases: Sequence[FirmwareTestCa
     with tempfile.TemporaryDirectory(prefix="arm-firmware-") as name:
         folder = Path(name)
         (folder / "model.pte").write_bytes(program)
+        if data_file is not None:
+            (folder / "model.ptd").write_bytes(data_file)
         request = _write_inputs_and_request(folder, sizes, cases)
         completed = subprocess.run(
             [str(executable), str(request)],
@@ -103,7 +109,8 @@ def run_on_host(program: bytes, sizes: PoolSizes, cases: Sequence[FirmwareTestCa
 
 def _write_inputs_and_request(folder: Path, sizes: PoolSizes, cases: Sequence[FirmwareTestCase]) -> Path:
     """Write the files of the inputs, and the request file that ``pools.cpp`` reads; return the request file."""
-    lines: list[object] = [folder / "model.pte"]
+    data_file = folder / "model.ptd"
+    lines: list[object] = [folder / "model.pte", data_file if data_file.exists() else ""]
     lines += [sizes.fast_scratch, _encode_size(sizes.temp), len(sizes.shared), *sizes.shared, len(sizes.methods)]
     for name, method_allocator, planned in sizes.methods:
         lines += [name, _encode_size(method_allocator), planned]

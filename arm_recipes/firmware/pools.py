@@ -56,13 +56,16 @@ class ProgramPools:
         return PoolSizes(self.fast_scratch, self.temp_64, self.shared, methods)
 
 
-def measure_pools(program: bytes, inspection: Inspection, cases: Sequence[FirmwareTestCase]) -> ProgramPools:
+def measure_pools(
+    program: bytes, inspection: Inspection, cases: Sequence[FirmwareTestCase], data_file: bytes | None = None
+) -> ProgramPools:
     """Compute the sizes of the pools from the program, and check them by a run with unlimited pools.
 
     Args:
         program: bytes of the ``.pte``.
         inspection: description of the program.
         cases: at least one case of each method.
+        data_file: bytes of the ``.ptd``; None without one.
 
     Raises:
         RunError: the program does not run.
@@ -75,14 +78,17 @@ def measure_pools(program: bytes, inspection: Inspection, cases: Sequence[Firmwa
     planned, shared = planned_bytes([plans[name] for name in names])
     scratch, fast_scratch = _max_scratch_bytes(inspection)
     unlimited = PoolSizes(fast_scratch, None, shared, tuple((name, None, planned[name]) for name in names))
-    measured = run_on_host(program, unlimited, cases)
-    exact = all(method_allocator_bytes(plans[name], 64) == measured.method_allocator_bytes[name] for name in names)
+    measured = run_on_host(program, unlimited, cases, data_file)
+    has_data_file = data_file is not None
+    exact = all(
+        method_allocator_bytes(plans[name], 64, has_data_file) == measured.method_allocator_bytes[name]
+        for name in names
+    )
     methods = []
     for name in names:
         size_64 = measured.method_allocator_bytes[name]
-        methods.append(
-            MethodPools(name, method_allocator_bytes(plans[name], 32) if exact else size_64, size_64, planned[name])
-        )
+        size = method_allocator_bytes(plans[name], 32, has_data_file) if exact else size_64
+        methods.append(MethodPools(name, size, size_64, planned[name]))
     lookup_bytes = {bits: max(kernel_lookup_bytes(plans[name], bits) for name in names) for bits in (32, 64)}
     # If the run needs more than this minimum, a kernel uses temporary memory. It may contain pointers, so its size on a
     # Cortex-M is unknown.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -65,6 +65,7 @@ class Firmware(Renderable):
         kernels: CPU kernels that the program needs.
         cases: number of test cases in the self-test.
         program_bytes: size of the program.
+        data_file_bytes: size of its data file (``.ptd``); 0 without one.
     """
 
     folder: str
@@ -74,6 +75,7 @@ class Firmware(Renderable):
     kernels: Kernels
     cases: int
     program_bytes: int
+    data_file_bytes: int = 0
 
     def sections(self) -> Iterator[Section]:
         """Headings with their lines, for text and HTML."""
@@ -83,6 +85,7 @@ class Firmware(Renderable):
             [
                 ("folder", self.folder),
                 ("program", format_bytes(self.program_bytes)),
+                *([("data file", format_bytes(self.data_file_bytes))] if self.data_file_bytes else []),
                 ("target", versions.target),
                 *([("Vela version", versions.vela)] if versions.has_npu else []),
                 ("ExecuTorch version", versions.executorch),
@@ -130,6 +133,7 @@ def save_firmware(
         **render_files(model),
         **_read_backend_sources(has_npu=model.versions.has_npu),
         "model.pte": model.program,
+        **({} if model.data_file is None else {"model.ptd": model.data_file}),
         "model.bpte": build_bundled_program(model.program, model.ports, model.golden),
     }
     saved = Firmware(
@@ -140,6 +144,7 @@ def save_firmware(
         model.kernels,
         len(model.golden.cases),
         len(model.program),
+        len(model.data_file or b""),
     )
     summary = {key: value for key, value in saved.to_dict().items() if key not in ("folder", "files")}
     write_output_folder(target, contents, summary)
@@ -163,7 +168,7 @@ def build_model(source: Artifact | Program | str | Path | bytes, samples: Any, n
     if isinstance(source, Artifact):
         cpu, isa = _processor_of(source.recipe)
         tools = ExportTools(vela.version(), version("executorch"), cpu, isa)
-        return _build_model(Program(source.buffer), samples, _converter_of_result(source), tools, name)
+        return _build_model(source.program(), samples, _converter_of_result(source), tools, name)
     program = source if isinstance(source, Program) else load(source)
     tools = ExportTools(_UNKNOWN, version("executorch"))
     return _build_model(program, samples, _convert_program_sample, tools, name)
@@ -209,21 +214,24 @@ def _convert_program_sample(method: str, ports: MethodIO, sample: Any, what: str
 def _build_model(
     program: Program, samples: Any, convert: SampleConverter, tools: ExportTools, name: str
 ) -> FirmwareModel:
-    inspection, methods = inspect_program(program.data), program.content.methods
+    inspection, methods = inspect_program(program.data, program.data_file), program.content.methods
     _check_deployable(inspection)
     ports = tuple(
         _build_method_io(methods[method.name], method.inputs, method.outputs) for method in inspection.methods
     )
     cases = tuple(_build_test_cases(ports, samples, convert))
-    pools = measure_pools(program.data, inspection, [_first_case(cases, method_io.method) for method_io in ports])
+    first_cases = [_first_case(cases, method_io.method) for method_io in ports]
+    pools = measure_pools(program.data, inspection, first_cases, program.data_file)
+    outputs = run_on_host(program.data, pools.host_sizes(), cases, program.data_file).outputs
     return FirmwareModel(
         name=name,
         program=program.data,
+        data_file=program.data_file,
         versions=_describe_versions(inspection, program, tools),
         pools=pools,
         ports=ports,
         kernels=classify_kernels(operator for method in inspection.methods for operator in method.operators),
-        golden=FirmwareTestVectors(cases, run_on_host(program.data, pools.host_sizes(), cases).outputs),
+        golden=FirmwareTestVectors(cases, outputs),
     )
 
 
@@ -319,7 +327,7 @@ def _describe_versions(inspection: Inspection, program: Program, tools: ExportTo
     ]
     npus = sorted({f"Ethos-U{payload.product}-{payload.macs}" for payload in payloads})
     delegates = [delegate for method in program.content.methods.values() for delegate in method.delegates]
-    architectures = sorted({_read_architecture(delegate.data) for delegate in delegates})
+    architectures = sorted({_read_architecture(delegate.data, program.content.named_data) for delegate in delegates})
     streams = sorted({payload.stream for payload in payloads})
     return Versions(
         executorch=tools.executorch,
@@ -332,12 +340,12 @@ def _describe_versions(inspection: Inspection, program: Program, tools: ExportTo
     )
 
 
-def _read_architecture(payload: memoryview) -> str:
+def _read_architecture(payload: memoryview, named_data: Mapping[str, memoryview]) -> str:
     """Read the NPU architecture release from word 3 of the command stream, after the configuration word.
 
     Bits 28 to 31 are the major release, bits 20 to 27 the minor release, bits 16 to 19 the patch.
     """
-    word = int.from_bytes(read_parts(payload).commands[12:16], "little")
+    word = int.from_bytes(read_parts(payload, named_data.get).commands[12:16], "little")
     return f"{word >> 28}.{word >> 20 & 0xFF}.{word >> 16 & 0xF}"
 
 

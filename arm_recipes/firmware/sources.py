@@ -100,6 +100,7 @@ class FirmwareModel:
 
     name: str
     program: bytes
+    data_file: bytes | None
     versions: Versions
     pools: ProgramPools
     ports: tuple[MethodIO, ...]
@@ -115,10 +116,12 @@ def to_c_identifier(text: str) -> str:
 def render_files(model: FirmwareModel) -> dict[str, bytes]:
     """Render all templates, and return the files by path in the folder."""
     placeholders = {**_version_placeholders(model), **_memory_placeholders(model.pools), **_build_placeholders(model)}
+    placeholders |= _planned_memory_placeholders(model.pools)
     placeholders["TENSORS"] = "\n".join(chain.from_iterable(map(_tensor_macros, model.ports)))
     placeholders_of_file = {
         "model.c": {
             "PTE": format_array(model.program),
+            "PTD": "" if model.data_file is None else format_array(model.data_file),
             "TABLES": "\n".join(chain.from_iterable(map(_tensor_tables, model.ports))),
             "METHODS": "\n".join(map(_method_entry, model.ports)),
         },
@@ -191,6 +194,8 @@ def _version_placeholders(model: FirmwareModel) -> dict[str, str]:
         "PAYLOAD_FORMAT": str(PAYLOAD_FORMAT),
         "PTE_SIZE": str(len(model.program)),
         "PTE_CRC32": f"0x{zlib.crc32(model.program):08X}",
+        "PTD_SIZE": str(len(model.data_file or b"")),
+        "PTD_CRC32": f"0x{zlib.crc32(model.data_file or b''):08X}",
         "ASSERTS": "\n".join(_layout_asserts(has_npu=versions.has_npu)),
     }
 
@@ -226,6 +231,25 @@ def _memory_placeholders(pools: ProgramPools) -> dict[str, str]:
         "METHOD_POOLS": "\n".join(_pool_macros(pools)),
         "METHOD_POOL_LIST": ", ".join(f"{name}_POOL_SIZE" for name in names),
         "PLANNED_LIST": ", ".join(f"{name}_PLANNED_SIZE" for name in names),
+    }
+
+
+def _planned_memory_placeholders(pools: ProgramPools) -> dict[str, str]:
+    """Sections and arrays of the planned memories from the second on."""
+    numbers = range(2, 2 + len(pools.shared))
+    names = [f"ARM_MODEL_PLANNED{number}_SECTION" for number in numbers]
+    sections = [
+        f'#ifndef {name}\n#define {name} ".bss.arm_model_planned{number}"\n#endif'
+        for number, name in zip(numbers, names, strict=True)
+    ]
+    arrays = [
+        f"ARM_MODEL_PLACED({name}, ARM_MODEL_POOL_ALIGNMENT) uint8_t planned{number}[room(kSharedSizes[{number - 2}])];"
+        for number, name in zip(numbers, names, strict=True)
+    ]
+    return {
+        "PLANNED_SECTIONS": "\n".join(sections),
+        "PLANNED_POOLS": "\n".join(arrays),
+        "PLANNED_POOL_LIST": ", ".join([*(f"planned{number}" for number in numbers), "nullptr"]),
     }
 
 
@@ -343,7 +367,8 @@ def _build_placeholders(model: FirmwareModel) -> dict[str, str]:
             f"| {what} | `{name}` | {size:,} |" for name, what, size, _ in _pool_size_macros(pools, has_npu=has_npu)
         ),
         "SHARED_ROWS": "".join(
-            f"| Planned memory {at}, shared | | {size:,} |\n" for at, size in enumerate(pools.shared, 2)
+            f"| Planned memory {at} (`.bss.arm_model_planned{at}`) | | {size:,} |\n"
+            for at, size in enumerate(pools.shared, 2)
         ),
         "KERNELS": "\n".join(f"- `{name}`" for name in _list_kernels(kernels)) or "none",
     }

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from arm_recipes._internal.executorch_programs import collect_program_chunks
+from arm_recipes._internal.executorch_programs import collect_program_chunks, data_files
 from arm_recipes.pipeline.reference_program import serialize_with_tosa_delegates
 from arm_recipes.report.record import MethodReport
 from arm_recipes.report.report import Report
 from arm_recipes.runtime.calls import describe_packed_sample, reject_old_backend_argument
 from arm_recipes.runtime.program import Program
 from arm_recipes.runtime.signature import METADATA_KEY, encode_metadata, insert_checksum
+from arm_recipes.stages.edge.external_blocks import DATA_FILE_TAG
 
 if TYPE_CHECKING:
     from executorch.exir import ExecutorchProgramManager
@@ -55,6 +56,7 @@ class Artifact:
         recipe: the recipe of the export.
         create_objects: creates ``export_objects`` on first use. For an export from the cache, this runs the pipeline.
         cached_chunks: the program's byte chunks, if it comes from the cache.
+        cached_data_file: its data file, if it comes from the cache and has one.
         comparison_specs: cache of ``comparison.program_specs``, by method and options.
     """
 
@@ -65,6 +67,7 @@ class Artifact:
     recipe: ExportRecipe | None
     create_objects: Callable[[], ExportObjects]
     cached_chunks: Sequence[bytes] | None = None
+    cached_data_file: bytes | None = None
     comparison_specs: dict[Any, Any] = field(default_factory=dict, init=False)
     _program: Program | None = field(default=None, init=False)
 
@@ -98,15 +101,25 @@ class Artifact:
         """The bytes of the ``.pte`` file."""
         return b"".join(insert_checksum(self.program_chunks))
 
+    @cached_property
+    def data_file(self) -> bytes | None:
+        """The bytes of the ``.ptd`` file with the external command streams and weights; None without such data."""
+        if self.cached_chunks is not None:
+            return self.cached_data_file
+        return data_files(self.executorch_program).get(DATA_FILE_TAG)
+
+    @property
+    def other_data_files(self) -> dict[str, bytes]:
+        """Name -> content of the data files of other backends, in a combined recipe."""
+        if self.cached_chunks is not None:  # only recipes of this package are cached
+            return {}
+        files = data_files(self.executorch_program)
+        return {tag: data for tag, data in files.items() if tag != DATA_FILE_TAG}
+
     @property
     def stored_bytes(self) -> int:
-        """Size of the program and its external data."""
-        external = (
-            0
-            if self.cached_chunks is not None
-            else sum(map(len, (self.executorch_program._tensor_data or {}).values()))
-        )
-        return self.report.program_bytes + external
+        """Size of the program and its data files."""
+        return self.report.program_bytes + len(self.data_file or b"") + sum(map(len, self.other_data_files.values()))
 
     @property
     def main(self) -> MethodReport:
@@ -175,7 +188,7 @@ class Artifact:
 
     def program(self) -> Program:
         """Load a new instance of the program. Its buffers have their initial values."""
-        program = Program(self.buffer)
+        program = Program(self.buffer, self.data_file)
         program.records = {delegate.checksum: delegate for delegate in self.report.delegates}
         return program
 

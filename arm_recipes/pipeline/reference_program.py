@@ -48,7 +48,7 @@ def serialize_with_tosa_delegates(
             for key, entry in original_data.pte_data.items()
             if key not in named_data and not key.startswith(WEIGHTS_PREFIX)  # the flatbuffers contain their weights
         }
-        store.merge_named_data_store(replace(original_data, pte_data=entries))
+        store.merge_named_data_store(replace(original_data, pte_data=entries, external_data={}))
     for key, data in named_data.items():
         store.add_named_data(key, data)
     emitter_output = replace(manager._emitter_output, program=program)

@@ -21,7 +21,7 @@ class Option:
     Attributes:
         name: the keyword.
         group: recipes that take the option: "all", "int" (quantizing recipes), "tosa" (TOSA and VGF recipes),
-            "tosa-fp", "ethos-u", "ethos-u85" or "cortex-m".
+            "tosa-fp", "ethos-u", "ethos-u85", "cortex-m" or "cortex-m-cpu".
         expects: the accepted values in words, for error messages.
         find_problem: returns the problem of a value, which completes "got <value>: ..."; None for a valid value.
         default: value of an omitted argument. None means the default of the target.
@@ -188,11 +188,49 @@ def _budget_problem(value: Any) -> str | None:
         return str(problem)
 
 
+def _external_problem(value: Any) -> str | None:
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, str):
+        return f"a single str; write external=[{value!r}]"
+    if not isinstance(value, (list, tuple)):
+        return "neither a bool nor a list of names"
+    unknown = [name for name in value if name not in EXTERNAL_BLOCKS]
+    return f"there is no block {unknown[0]!r}" if unknown else None
+
+
+def resolve_external(value: Any) -> tuple[str, ...]:
+    """Return the names of the blocks that the option value ``external=value`` selects; none for None."""
+    if isinstance(value, bool) or value is None:
+        return EXTERNAL_BLOCKS if value else ()
+    return tuple(name for name in EXTERNAL_BLOCKS if name in value)
+
+
+def _memory_problem(value: Any) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
+        return "not a dict"
+    if not value:
+        return "it names no memory"
+    for name, size in value.items():
+        if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+            return f"{name!r} is no name of a memory: write lower-case letters, digits and _, such as 'sram'"
+        if problem := _budget_problem(size):
+            return f"the size of {name!r}, {size!r}, is {problem}"
+    unlimited = [name for name, size in value.items() if size is None]
+    if unlimited and unlimited[0] != list(value)[-1]:
+        return f"{unlimited[0]!r} has no limit, so nothing is placed in the memories after it: put it last"
+    return None
+
+
 _EXPECTED_SAMPLES = "an iterable (list, DataLoader, ...), or a callable returning one, of tuples of input tensors"
 
 _EXPECTED_PRECISIONS = 'a dict of precisions by module, such as {"head": "A16W8"}'
 
 _EXPECTED_BUDGET = 'a number of bytes, or a text such as "512KiB"'
+
+_EXPECTED_CPU = 'the name of a Cortex-M, such as "cortex-m55", "auto", or None without int8 kernels beside an NPU'
 
 #: Quantization algorithms that are applied by default, in addition to calibration.
 ALGORITHMS = (
@@ -217,9 +255,14 @@ MX_FORMATS = ("fp8e4m3", "fp8e5m2", "fp6e2m3", "fp6e3m2", "fp4e2m1")
 #: Optimization goals of Ethos-U programs: "performance" minimizes cycles, "size" minimizes SRAM, "auto" tries both.
 GOALS = ("auto", "performance", "size")
 
+#: Blocks of Ethos-U delegates that the option ``external`` moves to a data file (``.ptd``).
+EXTERNAL_BLOCKS = ("weights", "commands")
+
 #: Names of the observers in ``arm_recipes.recipe.observers``.
 OBSERVER_NAMES = ("mse", "minmax", "percentile", "entropy")
 
+_EXPECTED_MEMORY = 'a dict of memories, the fastest first, with sizes: {"sram": "256KiB", "dram": None}'
+_EXPECTED_EXTERNAL = f"a bool, or a list of names of {', '.join(EXTERNAL_BLOCKS)}"
 _EXPECTED_ALGORITHMS = f"a bool, or a list of names of {', '.join(ALGORITHMS + OPT_IN_ALGORITHMS)}"
 
 OPTIONS: dict[str, Option] = {
@@ -233,10 +276,12 @@ OPTIONS: dict[str, Option] = {
         Option("config_ini", "ethos-u", "the path of a Vela .ini file", _ini_problem),
         Option("search_alternatives", "ethos-u", "a bool", _bool_problem, default=True),
         Option("optimise", "ethos-u", f"one of {', '.join(map(repr, GOALS))}", _goal_problem, default="auto"),
-        Option("sram_budget", "ethos-u", _EXPECTED_BUDGET, _budget_problem),
-        Option("flash_budget", "ethos-u", _EXPECTED_BUDGET, _budget_problem),
+        Option("sram_budget", "cortex-m-cpu", _EXPECTED_BUDGET, _budget_problem),
+        Option("flash_budget", "cortex-m-cpu", _EXPECTED_BUDGET, _budget_problem),
+        Option("memory", "ethos-u", _EXPECTED_MEMORY, _memory_problem),
+        Option("external", "ethos-u", _EXPECTED_EXTERNAL, _external_problem, default=False),
         Option("direct_drive", "ethos-u85", "a bool", _bool_problem, default=False),
-        Option("cpu", "cortex-m", 'the name of a Cortex-M, such as "cortex-m55"', _name_problem, default="cortex-m55"),
+        Option("cpu", "cortex-m-cpu", _EXPECTED_CPU, _name_problem, default="auto"),
         Option("isa", "cortex-m", '"mve", "dsp", "scalar", or None for the fastest', _name_problem),
         Option("extensions", "tosa", 'a list of names of TOSA extensions, such as ["bf16"]', _names_problem),
         Option("mx", "tosa-fp", f"one of {', '.join(map(repr, MX_FORMATS))}", _format_problem),
@@ -270,9 +315,9 @@ def option_groups(recipe: str) -> frozenset[str]:
     if not recipe.endswith("_FP"):
         names.add("int")
     if recipe.startswith("ETHOSU"):
-        names.add("ethos-u")
+        names |= {"ethos-u", "cortex-m-cpu"}
     elif recipe.startswith("CORTEX_M"):
-        names.add("cortex-m")
+        names |= {"cortex-m", "cortex-m-cpu"}
     else:
         names.add("tosa")
     if recipe == "TOSA_FP":
@@ -311,7 +356,7 @@ def check(recipe: str, user_options: Mapping[str, Any]) -> dict[str, Any]:
 def _unknown_option_message(recipe: str, name: str, names: list[str]) -> str:
     if name in OPTIONS:
         kinds = {"ethos-u": "Ethos-U", "ethos-u85": "Ethos-U85", "int": "quantizing", "tosa": "TOSA and VGF"}
-        kinds |= {"tosa-fp": "TOSA_FP", "cortex-m": "Cortex-M"}
+        kinds |= {"tosa-fp": "TOSA_FP", "cortex-m": "Cortex-M", "cortex-m-cpu": "Cortex-M and Ethos-U"}
         hint = f"; it belongs to {kinds[OPTIONS[name].group]} recipes"
     else:
         renamed = OLD_OPTION_NAMES.get(name)

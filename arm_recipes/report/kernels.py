@@ -12,6 +12,8 @@ from arm_recipes._internal.rendering import Section, format_bytes
 if TYPE_CHECKING:
     import torch
 
+    from arm_backend_core.targets.cortex_m import Processor
+
 _KERNEL_NAMESPACE = "cortex_m"
 _CASTS = ("quantize_per_tensor", "dequantize_per_tensor")
 #: Operators of ExecuTorch's portable kernels that only move elements, so that all implementations are bit-equal.
@@ -34,6 +36,8 @@ class KernelCall:
         source: line of the user's model; empty if unknown.
         shape: shape of the result.
         scratch_bytes: scratch memory.
+        macs: multiply-accumulates; 0 if the CPU is not known.
+        cycles: estimated cycles; None if the CPU is not known.
     """
 
     kernel: str
@@ -41,6 +45,8 @@ class KernelCall:
     source: str
     shape: tuple[int, ...]
     scratch_bytes: int
+    macs: int = 0
+    cycles: int | None = None
 
 
 def is_kernel_call(node: torch.fx.Node) -> bool:
@@ -63,8 +69,14 @@ def is_integer_movement(node: torch.fx.Node) -> bool:
     return all(isinstance(value, torch.Tensor) and value.dtype is torch.int8 for value in values)
 
 
-def list_kernel_calls(module: torch.fx.GraphModule) -> tuple[KernelCall, ...]:
-    """List the kernel calls of a lowered method, in program order."""
+def list_kernel_calls(module: torch.fx.GraphModule, processor: Processor | None = None) -> tuple[KernelCall, ...]:
+    """List the kernel calls of a lowered method, in program order.
+
+    Args:
+        module: the lowered method.
+        processor: the CPU, for the estimates; None: no estimates.
+    """
+    from arm_backend_core.cortex_m.cost.estimate import estimate_node
     from arm_backend_core.nodes import modules_of, overload_of, source_location
 
     calls = []
@@ -75,7 +87,10 @@ def list_kernel_calls(module: torch.fx.GraphModule) -> tuple[KernelCall, ...]:
             scratch = sum(_bytes(x) for x in node.all_input_nodes if _is_scratch(x))
             *_, path = ("", *modules_of(node))
             name = overload._schema.name.partition("::")[2]
-            calls.append(KernelCall(name, path, source_location(node), tuple(node.meta["val"].shape), scratch))
+            shape = tuple(node.meta["val"].shape)
+            estimate = None if processor is None else estimate_node(node, processor)
+            figures = (0, None) if estimate is None else (estimate.macs, estimate.cycles)
+            calls.append(KernelCall(name, path, source_location(node), shape, scratch, *figures))
     return tuple(calls)
 
 
@@ -97,8 +112,18 @@ def kernel_sections(calls: Sequence[KernelCall], movement: dict[str, int], suffi
     counts = Counter(call.kernel for call in calls)
     scratch = {name: max(call.scratch_bytes for call in calls if call.kernel == name) for name in counts}
     rows: list[tuple[str, ...]] = [
-        (f"{count} x {name}", f"scratch up to {format_bytes(scratch[name])}" if scratch[name] else "")
+        (
+            f"{count} x {name}",
+            _format_cycles([call for call in calls if call.kernel == name]),
+            f"scratch up to {format_bytes(scratch[name])}" if scratch[name] else "",
+        )
         for name, count in counts.most_common()
     ]
-    rows += [(f"{count} x {name}", "moves int8 values") for name, count in movement.items()]
+    rows += [(f"{count} x {name}", "", "moves int8 values") for name, count in movement.items()]
     yield f"int8 kernels on the Cortex-M{suffix}: {len(calls)} calls", rows
+
+
+def _format_cycles(calls: Sequence[KernelCall]) -> str:
+    """Sum of the estimates; empty without estimates."""
+    cycles = [call.cycles for call in calls if call.cycles is not None]
+    return f"{sum(cycles):,} cycles (estimate)" if cycles else ""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
     from arm_backend_core.events import Delegate, Rejection
+    from arm_backend_core.targets.cortex_m import Processor
 
 #: The body of a scan on the CPU calls delegates; ``alloc`` reserves the scratch memory of a kernel.
 _NOT_OPERATORS = ("getitem", "executorch_call_delegate", "scan", "alloc")
@@ -33,8 +34,10 @@ class LoweredParts:
     movement: dict[str, int]
 
 
-def describe_graph(graph_module: torch.fx.GraphModule, rejected: Sequence[Rejection]) -> LoweredParts:
-    """List the parts of a lowered method."""
+def describe_graph(
+    graph_module: torch.fx.GraphModule, rejected: Sequence[Rejection], processor: Processor | None = None
+) -> LoweredParts:
+    """List the parts of a lowered method. ``processor``: the CPU, for estimates of cycles; None: no estimates."""
     from arm_backend_core.events import delegate_record
     from arm_backend_core.nodes import operator_name
     from arm_backend_core.program import lowered_modules
@@ -47,7 +50,7 @@ def describe_graph(graph_module: torch.fx.GraphModule, rejected: Sequence[Reject
             ours.append(delegate)
         else:
             others[module.backend_id] += 1
-    kernels, boundary, movement = list_kernel_calls(graph_module), Counter[str](), Counter[str]()
+    kernels, boundary, movement = list_kernel_calls(graph_module, processor), Counter[str](), Counter[str]()
     cpu: list[tuple[str, str, str]] = []
     for node in graph_module.graph.nodes:
         name = operator_name(node)

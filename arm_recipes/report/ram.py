@@ -7,21 +7,24 @@ kernels, which only a run shows, plus the constants if the memory mode places th
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from arm_recipes._internal.rendering import Renderable, Section, format_bytes, to_jsonable
+from arm_recipes.recipe.options import parse_bytes
+from arm_recipes.recipe.recipe import ArmRecipe
 from arm_recipes.runtime.ethosu_payload import round_to_cache_lines
 
 if TYPE_CHECKING:
     from executorch.exir.schema import ExecutionPlan
+    from executorch.export import ExportRecipe
 
     from arm_backend_core.backends.payload import VelaEstimates
     from arm_backend_core.events import Delegate
 
 #: Vela's memories that are RAM. With everything in SRAM, Vela calls the memory of the constants on-chip flash.
 _RAM = {"Sram": "SRAM", "OnChipFlash": "SRAM", "Dram": "DRAM"}
-_SCRATCH = "NPU scratch"
+_SCRATCH, _TENSORS = "NPU scratch", "inputs, outputs and CPU tensors"
 
 
 @dataclass(frozen=True)
@@ -74,21 +77,34 @@ class Ram(Renderable):
     @property
     def dram_bytes(self) -> int:
         """Bytes of the parts in DRAM."""
-        return self.total_bytes - self.sram_bytes
+        return self.bytes_by_memory.get("DRAM", 0)
+
+    @property
+    def bytes_by_memory(self) -> dict[str, int]:
+        """Memory -> bytes of the parts in it. Memories of the option ``memory`` have their names in upper case."""
+        return sum_by_memory(self.parts)
 
     def to_dict(self) -> dict[str, Any]:
         """The parts and their sums, ready for JSON."""
         sums = {"total_bytes": self.total_bytes, "sram_bytes": self.sram_bytes, "dram_bytes": self.dram_bytes}
-        return {"parts": [to_jsonable(part) for part in self.parts], **sums, "for_size": self.for_size}
+        memories = {"memories": self.bytes_by_memory, "for_size": self.for_size}
+        return {"parts": [to_jsonable(part) for part in self.parts], **sums, **memories}
 
     def sections(self) -> Iterator[Section]:
         """The table of the parts."""
         rows: list[tuple[str, ...]] = [(part.name, format_bytes(part.bytes), part.memory) for part in self.parts]
         reason = f"; {self.for_size}" if self.for_size else ""
         yield f"RAM that a board needs: {format_bytes(self.total_bytes)}{reason}", rows
+        if len(self.bytes_by_memory) > 1:
+            yield "RAM by memory", [(name, format_bytes(count)) for name, count in self.bytes_by_memory.items()]
 
     def __str__(self) -> str:
         return f"{format_bytes(self.total_bytes)} = {' + '.join(map(str, self.parts))}"
+
+
+def sum_by_memory(parts: Sequence[RamPart]) -> dict[str, int]:
+    """Memory -> bytes of the parts in it."""
+    return {name: sum(x.bytes for x in parts if x.memory == name) for name in dict.fromkeys(x.memory for x in parts)}
 
 
 def npu_parts(estimates: Sequence[VelaEstimates]) -> tuple[RamPart, ...]:
@@ -105,33 +121,53 @@ def npu_parts(estimates: Sequence[VelaEstimates]) -> tuple[RamPart, ...]:
     return tuple(part for part in parts if part.bytes)
 
 
-def measure_ram(delegates: Mapping[str, Sequence[Delegate]], execution_plans: Sequence[ExecutionPlan]) -> Ram | None:
-    """Measure the RAM of a program on a Cortex-M; None without delegates for an Ethos-U.
+def measure_ram(
+    delegates: Mapping[str, Sequence[Delegate]],
+    execution_plans: Sequence[ExecutionPlan],
+    recipe: ExportRecipe,
+    *,
+    on_cortex_m: bool = False,
+) -> Ram | None:
+    """Measure the RAM of a program on a Cortex-M; None without delegates for an Ethos-U, unless ``on_cortex_m``.
 
     Args:
         delegates: method that computes -> its delegates.
         execution_plans: plans of all methods of the program.
+        recipe: the recipe, whose option ``memory`` names the planned memories.
+        on_cortex_m: whether the recipe is for a Cortex-M. The scratch of kernels is part of the plans.
     """
     estimates = [delegate.vela for each in delegates.values() for delegate in each if delegate.vela is not None]
-    if not estimates:
+    if not estimates and not on_cortex_m:
         return None
     from arm_recipes.runtime.method_layout import kernel_lookup_bytes, method_allocator_bytes, planned_bytes
 
     plans = [plan for plan in execution_plans if plan.name in delegates]
-    npu = npu_parts(estimates)
+    npu = npu_parts(estimates) if estimates else ()
     # The CPU's tensors are placed where the NPU's scratch is: in DRAM if that holds the activations.
-    memory = _RAM[estimates[0].scratch_memory]
+    memory = _RAM[estimates[0].scratch_memory] if estimates else "SRAM"
     planned, shared = planned_bytes(plans)
     # The temp allocator serves the NPU's scratch and, before a method runs, the look-up of kernels.
     lookup = max(kernel_lookup_bytes(plan, 32) for plan in plans) - sum(p.bytes for p in npu if p.name == _SCRATCH)
-    cpu = (
-        RamPart("inputs, outputs and CPU tensors", sum(planned.values()) + sum(shared), memory),
-        RamPart("runtime", sum(method_allocator_bytes(plan, 32) for plan in plans) + max(lookup, 0), memory),
-    )
+    has_data_file = any(delegate.external_blocks for each in delegates.values() for delegate in each)
+    loaded = sum(method_allocator_bytes(plan, 32, has_data_file) for plan in plans)
+    budgets = (recipe.options.get("memory") if isinstance(recipe, ArmRecipe) else None) or {}
+    memories = [name.upper() for name in budgets] or [memory] * (1 + len(shared))
+    sizes = (sum(planned.values()), *shared)
+    tensors = [RamPart(_TENSORS, size, name) for size, name in zip(sizes, memories, strict=False)]
+    if not budgets:
+        tensors = [RamPart(_TENSORS, sum(sizes), memory)]
+    runtime = RamPart("runtime", loaded + max(lookup, 0), memory)
+    used = sum_by_memory((*npu, *tensors))
+    for name, budget in budgets.items():  # the runtime's allocations may be in any memory: in the first with room
+        if budget is None or used.get(name.upper(), 0) + runtime.bytes <= parse_bytes(budget):
+            runtime = replace(runtime, memory=name.upper())
+            break
     replaced = (
         [vela.performance or _figures(vela) for vela in estimates] if any(v.performance for v in estimates) else []
     )
-    return Ram(npu, tuple(part for part in cpu if part.bytes), describe_size_program(replaced, estimates))
+    return Ram(
+        npu, tuple(part for part in (*tensors, runtime) if part.bytes), describe_size_program(replaced, estimates)
+    )
 
 
 def describe_size_program(

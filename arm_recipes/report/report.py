@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from arm_recipes._internal.files import check_writable
+from arm_recipes._internal.rendering import Section, format_bytes, to_jsonable
 from arm_recipes.report.comparisons import ComparisonRecord
 from arm_recipes.report.context import ExportContext
+from arm_recipes.report.measurements import Measurement, compare_measurements, read_measurements
 from arm_recipes.report.page import Page, build_page
 from arm_recipes.report.record import ExportRecord
+from arm_recipes.runtime.payload_parts import COMMANDS_PREFIX, WEIGHTS_PREFIX
 
 
 @dataclass(frozen=True)
@@ -20,9 +25,48 @@ class Report(ExportRecord):
 
     Attributes:
         context: model, date, board and limits of the export.
+        measurements: runs on a device, see ``with_measurements``.
     """
 
     context: ExportContext = field(default_factory=ExportContext)
+    measurements: tuple[Measurement, ...] = ()
+
+    def with_measurements(self, path: str | Path) -> Report:
+        """Return the report with measurements of a device beside the estimates.
+
+        Args:
+            path: log of the firmware's self-test, which prints a line of JSON for each run.
+
+        Raises:
+            ValueError: the file has no measurements, a line is damaged, or they are of another program.
+        """
+        measured = replace(self, measurements=read_measurements(path))
+        compare_measurements(measured.measurements, self.to_dict())
+        return measured
+
+    @property
+    def external_blocks(self) -> dict[str, int]:
+        """Key of each block in the data file (``.ptd``) -> its size in bytes."""
+        return {key: size for delegate in self.delegates for key, size in delegate.external_blocks.items()}
+
+    def to_dict(self) -> dict[str, Any]:
+        """See ``ExportRecord``."""
+        figures = [to_jsonable(run) for run in self.measurements]
+        return {**super().to_dict(), "external_blocks": self.external_blocks, "measurements": figures}
+
+    def sections(self) -> Iterator[Section]:
+        """Sections of the report, for text and HTML."""
+        for number, (heading, rows) in enumerate(super().sections()):
+            yield heading, [rows[0], *self._data_file_rows(), *rows[1:]] if number == 0 else rows
+            if number == 0 and self.measurements:
+                yield from compare_measurements(self.measurements, super().to_dict()).sections()
+
+    def _data_file_rows(self) -> Iterator[tuple[str, ...]]:
+        blocks = self.external_blocks
+        for name, prefix in (("command streams", COMMANDS_PREFIX), ("weights", WEIGHTS_PREFIX)):
+            sizes = [size for key, size in blocks.items() if key.startswith(prefix)]
+            if sizes:
+                yield f"{name} in the .ptd", format_bytes(sum(sizes))
 
     def page(self, *comparisons: ComparisonRecord) -> Page:
         """Build a self-contained HTML page with the report and interactive charts. A notebook displays it.

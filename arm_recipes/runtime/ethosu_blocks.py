@@ -1,13 +1,13 @@
-"""Blocks of an Ethos-U payload, and external weights.
+"""Blocks of an Ethos-U payload, and external blocks.
 
-Each block has a name, a length and data, aligned to 16 bytes. External weights, which several delegates share, are
-named data of the program. The weight block then holds their key.
+Each block has a name, a length and data, aligned to 16 bytes. Commands and weights may be external: named data of the
+program, which several delegates may share, or of a data file (``.ptd``) beside it. The block then holds their key.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -20,7 +20,7 @@ NamedDataLookup = Callable[[str], bytes | memoryview | None]
 _HEADER_BYTES, _LENGTH_AT, _EXTERNAL_AT = 32, 16, 20
 #: Alignment of blocks, and of the commands in a stream, in bytes.
 ALIGNMENT: Final = 16
-#: Length in bytes of a key of external weights. ExecuTorch's own EthosUBackend accepts no other length.
+#: Length in bytes of the key of an external block. ExecuTorch's own EthosUBackend accepts no other length.
 NAMED_DATA_KEY_SIZE: Final = 64
 
 
@@ -36,6 +36,8 @@ class BlockName(StrEnum):
     FOOTER = "vela_end_stream"
 
 
+#: Blocks that may be external.
+EXTERNAL_BLOCKS: Final = (BlockName.COMMANDS, BlockName.WEIGHTS)
 _NAME_BY_BYTES: Final = {name.encode().ljust(16, b"\0"): name for name in BlockName}
 
 
@@ -59,6 +61,11 @@ class Block:
     def size(self) -> int:
         """Bytes of the data."""
         return len(self.data)
+
+    @property
+    def key(self) -> str:
+        """Key of the named data of an external block."""
+        return bytes(self.data).decode()
 
     def number(self, at: int, layout: str = "<I") -> int:
         """Read the number at byte ``at`` of the data; ``layout`` is a format of ``struct``."""
@@ -128,8 +135,8 @@ def _read_block(data: memoryview, start: int, previous: str, known: Mapping[str,
         raise damage_error(name, start, "the block occurs twice")
     header = data[start : start + _HEADER_BYTES]
     external = header[_EXTERNAL_AT] == 1
-    if external and name != BlockName.WEIGHTS:
-        reason = "its data is kept outside the payload, which is not supported: export it inline"
+    if external and name not in EXTERNAL_BLOCKS:
+        reason = "its data is outside the payload; only the commands and the weights may be: export it inline"
         raise damage_error(name, start + _EXTERNAL_AT, reason)
     for at in range(_EXTERNAL_AT + external, _HEADER_BYTES):
         if header[at] != 0:
@@ -151,8 +158,8 @@ def _read_block(data: memoryview, start: int, previous: str, known: Mapping[str,
     return Block(name, content, data_start, external), data_start + length + padding
 
 
-def look_up_weights(name: str, find_named_data: NamedDataLookup) -> bytes | memoryview:
-    """Look up external weights in the program's named data.
+def look_up_block(name: str, find_named_data: NamedDataLookup) -> bytes | memoryview:
+    """Look up an external block in the named data of the program and of its data file.
 
     Raises:
         PayloadError: there is no named data with this key.
@@ -160,32 +167,50 @@ def look_up_weights(name: str, find_named_data: NamedDataLookup) -> bytes | memo
     data = find_named_data(name)
     if data is None:
         raise PayloadError(
-            f"the weights '{name}', which methods share, are not among the program's named data: "
-            "load the program with arm_recipes.load, or export it again"
+            f"the data '{name}', which a payload refers to, are not among the program's named data: "
+            "load the program with arm_recipes.load and the .ptd of the same export, or export it again"
         )
     return data
 
 
-def inline_weights(data: bytes | memoryview, find_named_data: NamedDataLookup) -> bytes | memoryview:
-    """Copy external weights into a payload. A damaged payload, or one without external weights, is unchanged."""
+def inline_external_blocks(data: bytes | memoryview, find_named_data: NamedDataLookup) -> bytes | memoryview:
+    """Copy external blocks into a payload. A damaged payload, or one without external blocks, is unchanged."""
     try:
         blocks = read_blocks(memoryview(data)) if len(data) else {}
     except PayloadError:
         return data  # the payload parser reports the damage
-    weights = blocks.get(BlockName.WEIGHTS)
-    if weights is None or not weights.external:
+    if not any(block.external for block in blocks.values()):
         return data
     from arm_backend_core.backends.payload import pack_block_stream
 
-    contents = {name: bytes(block.data) for name, block in blocks.items()}
-    contents[BlockName.WEIGHTS] = bytes(look_up_weights(contents[BlockName.WEIGHTS].decode(), find_named_data))
-    return pack_block_stream(list(contents.items()))
+    return pack_block_stream(
+        [
+            (name, bytes(look_up_block(block.key, find_named_data) if block.external else block.data))
+            for name, block in blocks.items()
+        ]
+    )
 
 
-def externalize_weights(data: bytes, commands: bytes, name: str) -> bytes:
-    """Replace a payload's command stream by ``commands``, and its weights by the key ``name`` of external weights."""
+def replace_blocks(data: bytes, contents: Mapping[BlockName, bytes], external: Collection[str]) -> bytes:
+    """Replace the contents of blocks.
+
+    Args:
+        data: the payload.
+        contents: name of a block -> its new content: data, or the key of an external block.
+        external: names of the new blocks that are external. Blocks that were external stay so.
+    """
     from arm_backend_core.backends.payload import pack_block_stream
 
-    blocks = {key: bytes(block.data) for key, block in read_blocks(memoryview(data)).items()}
-    blocks |= {BlockName.COMMANDS: commands, BlockName.WEIGHTS: name.encode()}
-    return pack_block_stream(list(blocks.items()), external=(BlockName.WEIGHTS,))
+    blocks = read_blocks(memoryview(data))
+    outside = [name for name, block in blocks.items() if block.external or name in external]
+    new_blocks = [(name, contents.get(BlockName(name), bytes(block.data))) for name, block in blocks.items()]
+    return pack_block_stream(new_blocks, external=outside)
+
+
+def external_keys(data: bytes | memoryview) -> list[str]:
+    """Keys of the external blocks of a payload; none for a damaged payload."""
+    try:
+        blocks = read_blocks(memoryview(data)) if len(data) else {}
+    except PayloadError:
+        return []
+    return [block.key for block in blocks.values() if block.external]

@@ -14,11 +14,12 @@ from typing import Final
 
 from arm_recipes.runtime.errors import PayloadError
 from arm_recipes.runtime.ethosu_blocks import (
+    EXTERNAL_BLOCKS,
     Block,
     BlockName,
     NamedDataLookup,
     damage_error,
-    look_up_weights,
+    look_up_block,
     read_blocks,
 )
 from arm_recipes.runtime.ethosu_command_header import StreamHeader, read_stream_header
@@ -86,7 +87,7 @@ class EthosUPayload:
 
 @dataclass(frozen=True)
 class EthosUParts:
-    """Command stream and weights of a payload, which the driver receives. Both are views of the payload.
+    """Command stream and weights of a payload, which the driver receives: views of the payload or of external blocks.
 
     Attributes:
         payload: description of the payload.
@@ -122,22 +123,21 @@ def read_parts(data: bytes | memoryview, find_named_data: NamedDataLookup | None
 
     Args:
         data: the payload.
-        find_named_data: looks up named data of the program, for external weights.
+        find_named_data: looks up named data of the program, for external blocks.
 
     Raises:
-        PayloadError: the payload is truncated or damaged (the message says where), or its weights are missing.
+        PayloadError: the payload is truncated or damaged (the message says where), or an external block is missing.
     """
     if len(data) == 0:
         raise damage_error(BlockName.HEADER, 0, "the payload is empty")
     blocks = read_blocks(memoryview(data))
     for name, length in ((BlockName.HEADER, 0), (BlockName.FOOTER, 0), (BlockName.SCRATCH, 4)):
         blocks[name].check_length(length)
-    commands, scratch = blocks[BlockName.COMMANDS], blocks[BlockName.SCRATCH].number(0)
-    weights = blocks[BlockName.WEIGHTS].data
-    if blocks[BlockName.WEIGHTS].external:
-        weights = memoryview(
-            b"" if find_named_data is None else look_up_weights(bytes(weights).decode(), find_named_data)
-        )
+    scratch = blocks[BlockName.SCRATCH].number(0)
+    commands, weights = (_resolve(blocks[name], find_named_data) for name in EXTERNAL_BLOCKS)
+    if commands.external and not commands.size:
+        reason = "the command stream is outside the payload and was not found: load the program with the .ptd of the "
+        raise commands.error_at(0, f"{reason}same export")
     stream = read_stream_header(commands)
     inputs = _read_tensors(blocks[BlockName.INPUTS], INPUT, scratch, stream)
     outputs = _read_tensors(blocks[BlockName.OUTPUTS], OUTPUT, scratch, stream)
@@ -146,13 +146,21 @@ def read_parts(data: bytes | memoryview, find_named_data: NamedDataLookup | None
         macs=stream.macs,
         stream=stream.kind,
         command_bytes=commands.size,
-        weight_bytes=len(weights),
+        weight_bytes=weights.size,
         scratch_bytes=scratch,
         fast_scratch_bytes=stream.fast_scratch,
         inputs=inputs,
         outputs=outputs,
     )
-    return EthosUParts(described, commands.data, stream.header_bytes, weights, blocks[BlockName.WEIGHTS].external)
+    return EthosUParts(described, commands.data, stream.header_bytes, weights.data, weights.external)
+
+
+def _resolve(block: Block, find_named_data: NamedDataLookup | None) -> Block:
+    """Return a block with its external data in place of the key; without a look-up, external data are empty."""
+    if not block.external:
+        return block
+    data = b"" if find_named_data is None else look_up_block(block.key, find_named_data)
+    return replace(block, data=memoryview(data), offset=0)
 
 
 def with_fast_scratch(payload: EthosUPayload, compile_specs: Mapping[str, bytes]) -> EthosUPayload:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from arm_backend_core.backends.payload import CHECKSUM_KEY, FAST_SCRATCH_KEY
+from arm_backend_core.backends.payload import (
+    CHECKSUM_KEY,
+    COMMANDS_CHECKSUM_KEY,
+    FAST_SCRATCH_KEY,
+    WEIGHTS_CHECKSUM_KEY,
+)
 from arm_recipes._internal.rendering import Renderable, Section, format_bytes
+from arm_recipes.runtime.data_file import data_file_path, external_data_keys, read_data_file
 from arm_recipes.runtime.errors import RunError
-from arm_recipes.runtime.ethosu_blocks import NamedDataLookup
+from arm_recipes.runtime.ethosu_blocks import NamedDataLookup, external_keys
 from arm_recipes.runtime.ethosu_payload import EthosUPayload, read_payload, with_fast_scratch
-from arm_recipes.runtime.payload_parts import join_parts
+from arm_recipes.runtime.payload_parts import COMMANDS_PREFIX, WEIGHTS_PREFIX, join_parts
 from arm_recipes.runtime.payloads import VgfPayload, read_vgf
 from arm_recipes.runtime.pte import ProgramError, PteDelegate, PteTensor, read_program
 from arm_recipes.runtime.signature import Value, read_signature
@@ -25,7 +31,7 @@ _PAYLOAD_READERS: dict[str, Callable[[memoryview], Payload]] = {
     "VgfBackend": read_vgf,
 }
 #: Compile specs whose value is a 4-byte number, not text.
-_NUMERIC_SPECS = (CHECKSUM_KEY, FAST_SCRATCH_KEY)
+_NUMERIC_SPECS = (CHECKSUM_KEY, FAST_SCRATCH_KEY, COMMANDS_CHECKSUM_KEY, WEIGHTS_CHECKSUM_KEY)
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,7 @@ class DelegateInspection:
         payload: description of the payload; None if it is damaged or the backend is not of this package.
         problem: why the payload of an Arm backend could not be parsed; None without a problem.
         compile_specs: compile specs whose value is text.
+        data_file_keys: keys of the payload's blocks in the data file (``.ptd``).
     """
 
     backend: str
@@ -45,6 +52,7 @@ class DelegateInspection:
     payload: Payload | None
     problem: str | None
     compile_specs: dict[str, str]
+    data_file_keys: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -75,12 +83,14 @@ class Inspection(Renderable):
         methods: all methods except constant methods.
         constants: results of the constant methods by name, except those that publish quantization parameters.
         named_data: key of named data -> size in bytes.
+        data_file: key of data in the data file (``.ptd``) -> size in bytes.
     """
 
     program_bytes: int
     methods: tuple[MethodInspection, ...]
     constants: dict[str, tuple[object, ...]]
     named_data: dict[str, int]
+    data_file: dict[str, int] = field(default_factory=dict)
 
     def sections(self) -> Iterator[Section]:
         """Headings with their lines, for text and HTML."""
@@ -102,9 +112,11 @@ class Inspection(Renderable):
             )
         if self.named_data:
             yield "Named data", [(name, format_bytes(count)) for name, count in self.named_data.items()]
+        if self.data_file:
+            yield "Data file (.ptd)", [(name, format_bytes(count)) for name, count in self.data_file.items()]
 
 
-def inspect_program(source: str | Path | bytes) -> Inspection:
+def inspect_program(source: str | Path | bytes, ptd: str | Path | bytes | None = None) -> Inspection:
     """Describe a program: inputs, outputs, delegates, and the kernels and memory that firmware must provide.
 
     If a payload is damaged, the description says so and still covers the rest of the program. For a TFLite model that
@@ -112,20 +124,31 @@ def inspect_program(source: str | Path | bytes) -> Inspection:
 
     Args:
         source: path of a ``.pte`` file or of a ``.tflite`` that Vela compiled, or its bytes.
+        ptd: path or bytes of the data file of a ``.pte``. Default: the file ``model.ptd`` beside ``model.pte``, if it
+            exists.
 
     Raises:
-        ValueError: the file does not exist, or is not a program (``ProgramError``).
+        ValueError: a file does not exist, or is not a program (``ProgramError``).
     """
+    if ptd is None and not isinstance(source, bytes) and (beside := data_file_path(source)).is_file():
+        ptd = beside
+    data_file = None if ptd is None else _read_bytes(ptd)
     if isinstance(source, bytes):
-        return _inspect(source)
+        return _inspect(source, data_file)
+    data = _read_bytes(source)
     try:
-        data = Path(source).read_bytes()
-    except OSError as error:
-        raise ValueError(f"cannot read '{source}': {error.strerror}") from error
-    try:
-        return _inspect(data)
+        return _inspect(data, data_file)
     except ProgramError as error:
         raise ProgramError(f"'{source}': {error}") from None
+
+
+def _read_bytes(source: str | Path | bytes) -> bytes:
+    if isinstance(source, bytes):
+        return source
+    try:
+        return Path(source).read_bytes()
+    except OSError as error:
+        raise ValueError(f"cannot read '{source}': {error.strerror}") from error
 
 
 def _inspect_vela_tflite(data: bytes) -> Inspection:
@@ -148,10 +171,13 @@ def _inspect_vela_tflite(data: bytes) -> Inspection:
     return Inspection(len(data), (method,), {}, {})
 
 
-def _inspect(data: bytes) -> Inspection:
+def _inspect(data: bytes, data_file: bytes | None) -> Inspection:
     if is_tflite(data):
         return _inspect_vela_tflite(data)
     program = read_program(data)
+    keys = external_data_keys(program)
+    outside = read_data_file(data_file) if data_file is not None and keys else {}
+    named_data = {**outside, **program.named_data}
     methods = []
     quantization_methods: set[str] = set()
     for name, method in program.methods.items():
@@ -159,7 +185,7 @@ def _inspect(data: bytes) -> Inspection:
             continue
         values = read_signature(program, name)
         quantization_methods |= values.quantization_methods
-        delegates = tuple(_inspect_delegate(delegate, program.named_data.get) for delegate in method.delegates)
+        delegates = tuple(_inspect_delegate(delegate, named_data.get, keys) for delegate in method.delegates)
         methods.append(
             MethodInspection(name, values.inputs, values.outputs, delegates, method.operators, method.planned_bytes)
         )
@@ -168,12 +194,13 @@ def _inspect(data: bytes) -> Inspection:
         for name, method in program.methods.items()
         if method.constants is not None and name not in quantization_methods
     }
-    return Inspection(
-        len(data), tuple(methods), constants, {name: len(view) for name, view in program.named_data.items()}
-    )
+    sizes, outside_sizes = ({name: len(view) for name, view in each.items()} for each in (program.named_data, outside))
+    return Inspection(len(data), tuple(methods), constants, sizes, outside_sizes)
 
 
-def _inspect_delegate(delegate: PteDelegate, find_named_data: NamedDataLookup) -> DelegateInspection:
+def _inspect_delegate(
+    delegate: PteDelegate, find_named_data: NamedDataLookup, data_file_keys: Sequence[str]
+) -> DelegateInspection:
     reader = _PAYLOAD_READERS.get(delegate.backend)
     payload, problem = None, None
     try:
@@ -186,7 +213,9 @@ def _inspect_delegate(delegate: PteDelegate, find_named_data: NamedDataLookup) -
         key: _decode_printable(value) for key, value in delegate.compile_specs.items() if key not in _NUMERIC_SPECS
     }
     specs = {key: text for key, text in text_by_key.items() if text is not None}
-    return DelegateInspection(delegate.backend, len(delegate.data), payload, problem, specs)
+    keys = external_keys(delegate.data) if delegate.backend == "EthosUBackend" else []
+    outside = tuple(key for key in keys if key in data_file_keys)
+    return DelegateInspection(delegate.backend, len(delegate.data), payload, problem, specs, outside)
 
 
 def _decode_printable(value: bytes) -> str | None:
@@ -216,11 +245,15 @@ def _delegate_rows(delegate: DelegateInspection) -> list[tuple[str, ...]]:
     if delegate.problem is not None:
         rows.append(("damaged payload", delegate.problem.partition("\n")[0]))
     if isinstance(payload, EthosUPayload):
+        commands = format_bytes(payload.command_bytes)
         stream_format = "COP2, for Direct Drive" if payload.stream == "COP2" else payload.stream
         rows += [
             ("target", f"Ethos-U{payload.product}, {payload.macs} MACs"),
-            ("command stream", f"{format_bytes(payload.command_bytes)}, {stream_format}"),
-            ("weights", format_bytes(payload.weight_bytes)),
+            (
+                "command stream",
+                f"{commands}, {stream_format}{_place(delegate, COMMANDS_PREFIX)}",
+            ),
+            ("weights", f"{format_bytes(payload.weight_bytes)}{_place(delegate, WEIGHTS_PREFIX)}"),
             ("scratch", format_bytes(payload.scratch_bytes)),
         ]
         if payload.fast_scratch_bytes != 0:
@@ -234,6 +267,11 @@ def _delegate_rows(delegate: DelegateInspection) -> list[tuple[str, ...]]:
         for side, tensors in (("in", payload.inputs), ("out", payload.outputs)):
             rows += [(f"{side} {index}", str(tensor)) for index, tensor in enumerate(tensors)]
     return rows + list(delegate.compile_specs.items())
+
+
+def _place(delegate: DelegateInspection, prefix: str) -> str:
+    """Say that a block is in the data file, for the key with this prefix."""
+    return ", in the .ptd" if any(key.startswith(prefix) for key in delegate.data_file_keys) else ""
 
 
 def _format_constant(value: object) -> str:

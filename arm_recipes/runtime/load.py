@@ -10,6 +10,7 @@ from pathlib import Path
 from arm_recipes._internal.file_kinds import describe_model_file
 from arm_recipes._internal.messages import warn
 from arm_recipes._internal.old_names import reject_old_names
+from arm_recipes.runtime.data_file import data_file_path
 from arm_recipes.runtime.errors import RunError
 from arm_recipes.runtime.program import Program
 from arm_recipes.runtime.pte import ProgramError
@@ -17,7 +18,9 @@ from arm_recipes.runtime.signature import read_reference_digest
 
 
 @reject_old_names(tosa="reference")
-def load(source: str | Path | bytes, *, reference: str | Path | bytes | None = None) -> Program:
+def load(
+    source: str | Path | bytes, ptd: str | Path | bytes | None = None, *, reference: str | Path | bytes | None = None
+) -> Program:
     """Load a program to run it on this machine.
 
     A ``.pte`` runs in ExecuTorch's runtime. Arm's reference model executes TOSA delegates, Vulkan executes VGF
@@ -27,6 +30,8 @@ def load(source: str | Path | bytes, *, reference: str | Path | bytes | None = N
 
     Args:
         source: path or bytes of a ``.pte``, or of a ``.tflite`` that Vela compiled.
+        ptd: path or bytes of the data file of a ``.pte`` whose recipe has the option ``external``. Default: the file
+            ``model.ptd`` beside ``model.pte``, if it exists.
         reference: path or bytes of a ``.pte``'s reference program (see ``ExportResult.save``), for ``run(...,
             backend="tosa")``. Default: the file ``model.tosa.pte`` beside ``model.pte``, if it exists. If this file
             belongs to another program, ``load`` warns and ignores the file.
@@ -35,7 +40,8 @@ def load(source: str | Path | bytes, *, reference: str | Path | bytes | None = N
         FileNotFoundError: the file does not exist.
         ProgramError: the file is not a program or is damaged, or operators of a TFLite model stay on the CPU. This is a
             ``ValueError``.
-        RunError: ``reference`` belongs to another program, or the emulator does not support a TFLite model.
+        RunError: the program needs a ``.ptd``, ``ptd`` or ``reference`` belongs to another program, or the emulator
+            does not support a TFLite model.
     """
     from arm_recipes.runtime.vela_tflite import is_tflite
 
@@ -43,12 +49,13 @@ def load(source: str | Path | bytes, *, reference: str | Path | bytes | None = N
     if is_tflite(data):
         from arm_recipes.runtime.vela_program import VelaProgram
 
-        if reference is not None:
-            raise RunError("a TFLite model has no reference program: leave out reference=")
+        if reference is not None or ptd is not None:
+            name = "reference" if ptd is None else "ptd"
+            raise RunError(f"a TFLite model is one file, with its data and without a reference program: omit {name}=")
         with _name_file(source):
             return VelaProgram(data)
     with _name_file(source):
-        program = Program(data)
+        program = Program(data, _read_data_file(source, ptd))
     if reference is not None:
         with _name_file(reference):
             program.reference = _load_reference(data, _read_bytes(reference))
@@ -58,6 +65,14 @@ def load(source: str | Path | bytes, *, reference: str | Path | bytes | None = N
         except (RunError, ProgramError) as error:
             warn(f"'{beside}' is ignored: {error}")
     return program
+
+
+def _read_data_file(source: str | Path | bytes, ptd: str | Path | bytes | None) -> bytes | None:
+    """Read the data file of a program: ``ptd``, or the file beside ``source`` if it exists."""
+    if ptd is not None:
+        return _read_bytes(ptd)
+    beside = None if isinstance(source, (bytes, bytearray, memoryview)) else data_file_path(source)
+    return None if beside is None or not beside.is_file() else beside.read_bytes()
 
 
 def reference_path(path: str | Path) -> Path:

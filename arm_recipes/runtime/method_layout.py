@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from arm_backend_core.backends.payload import COMMANDS_CHECKSUM_KEY
 from arm_recipes._internal.messages import import_quietly
 
 if TYPE_CHECKING:
@@ -85,13 +86,23 @@ TYPE_LAYOUTS = {
         chain=(32, 8),
     ),
 }
+#: Pointers in ``MergedDataMap``: the table of virtual functions, and two maps.
+_MERGED_DATA_POINTERS = 3
 #: arm_runtime::EthosUBackend::kLoadedBytes
-LOADED_DELEGATE_BYTES = {32: 120, 64: 168}
+LOADED_DELEGATE_BYTES = {32: 120, 64: 160}
 
 
-def method_allocator_bytes(plan: schema.ExecutionPlan, bits: int) -> int:
-    """Bytes that the method allocator needs to load a method, if its pool is aligned to 16 bytes."""
-    used = 0
+def method_allocator_bytes(plan: schema.ExecutionPlan, bits: int, has_data_file: bool = False) -> int:
+    """Bytes that the method allocator needs to load a method, if its pool is aligned to 16 bytes.
+
+    Args:
+        plan: the method.
+        bits: width of pointers.
+        has_data_file: whether the program is loaded with a data file (``.ptd``).
+    """
+    layout = TYPE_LAYOUTS[bits]
+    # The runtime merges the named data of the program and of the data file: MergedDataMap.
+    used = _MERGED_DATA_POINTERS * layout.pointer[0] if has_data_file else 0
     for size, alignment in _allocations(plan, bits):
         used = -(-used // alignment) * alignment + size
     return used
@@ -155,6 +166,8 @@ def _allocations(plan: schema.ExecutionPlan, bits: int) -> Iterator[SizeAndAlign
         yield _array_of(len(delegate.compile_specs), layout.named["executorch::runtime::CompileSpec"])
         if delegate.id == "EthosUBackend":
             yield LOADED_DELEGATE_BYTES[bits], 8
+            if any(spec.key == COMMANDS_CHECKSUM_KEY for spec in delegate.compile_specs):  # external commands
+                yield layout.named["executorch::runtime::FreeableBuffer"]
     yield _array_of(len(plan.chains), layout.chain)
     for chain in plan.chains:
         count = len(chain.instructions)

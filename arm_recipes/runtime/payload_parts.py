@@ -11,18 +11,29 @@ import struct
 from collections.abc import Iterator, Sequence
 
 from arm_recipes.runtime.errors import PayloadError
-from arm_recipes.runtime.ethosu_blocks import NAMED_DATA_KEY_SIZE, NamedDataLookup, inline_weights, look_up_weights
+from arm_recipes.runtime.ethosu_blocks import (
+    NAMED_DATA_KEY_SIZE,
+    NamedDataLookup,
+    inline_external_blocks,
+    look_up_block,
+)
 
-#: Prefix of the keys of shared weights. The data's SHA-256 follows; the key is cut to ``NAMED_DATA_KEY_SIZE``
-#: characters.
-WEIGHTS_PREFIX = "arm_weights_"
+#: Prefixes of the keys of weights and of command streams. The data's SHA-256 follows; the key is cut to
+#: ``NAMED_DATA_KEY_SIZE`` characters.
+WEIGHTS_PREFIX, COMMANDS_PREFIX = "arm_weights_", "arm_commands_"
 _MAGIC = b"ARMPARTS"
 _PART_HEADER = struct.Struct("<BI")  # whether the part is a key, and its length in bytes
 
 
-def weights_key(data: bytes) -> str:
-    """Key of shared weights in the program's named data."""
-    return (WEIGHTS_PREFIX + hashlib.sha256(data).hexdigest())[:NAMED_DATA_KEY_SIZE]
+def content_key(data: bytes | memoryview, prefix: str = WEIGHTS_PREFIX) -> str:
+    """Key of weights or of a command stream among named data."""
+    return (prefix + hashlib.sha256(data).hexdigest())[:NAMED_DATA_KEY_SIZE]
+
+
+def matches_key(key: str, data: bytes | memoryview) -> bool:
+    """Whether data have the digest in their key. Keys of other exporters have another form, and match all data."""
+    prefix = next((prefix for prefix in (WEIGHTS_PREFIX, COMMANDS_PREFIX) if key.startswith(prefix)), None)
+    return prefix is None or content_key(data, prefix) == key
 
 
 def encode_parts(parts: Sequence[bytes | str]) -> bytes:
@@ -43,7 +54,7 @@ def join_parts(payload: bytes | memoryview, find_named_data: NamedDataLookup) ->
         PayloadError: a part is missing, or the payload is damaged.
     """
     if bytes(payload[: len(_MAGIC)]) != _MAGIC:
-        return inline_weights(payload, find_named_data)
+        return inline_external_blocks(payload, find_named_data)
     return b"".join(_iter_parts(memoryview(payload), find_named_data))
 
 
@@ -58,4 +69,4 @@ def _iter_parts(payload: memoryview, find_named_data: NamedDataLookup) -> Iterat
         if at > len(payload):
             raise PayloadError(f"damaged: a part of a payload has {length} bytes, {len(payload) - start} are left")
         part = payload[start:at]
-        yield look_up_weights(bytes(part).decode(errors="replace"), find_named_data) if is_key else part
+        yield look_up_block(bytes(part).decode(errors="replace"), find_named_data) if is_key else part

@@ -9,6 +9,7 @@ import copy
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from arm_recipes._internal.messages import import_quietly
 from arm_recipes.runtime import plugin
 from arm_recipes.runtime.calls import bind_arguments, call_batch, check_input, reject_old_backend_argument
+from arm_recipes.runtime.data_file import read_external_data
 from arm_recipes.runtime.delegates import DELEGATE_FACTORIES
 from arm_recipes.runtime.errors import RunError
 from arm_recipes.runtime.ethosu_origins import describe_with_origin
@@ -40,24 +42,31 @@ class Program:
 
     Args:
         data: bytes of the ``.pte``.
+        data_file: bytes of its ``.ptd``; None if the program has none.
 
     Attributes:
-        data: bytes of the file.
-        content: the parsed file.
+        data: bytes of the ``.pte``.
+        data_file: bytes of the ``.ptd``, or None.
+        content: the parsed file. Its named data include those of the ``.ptd``.
         sized: methods that were exported in several sizes, by name.
         reference: the reference program (the same program with TOSA graphs as delegates), or None.
         records: the export's records of the delegates, by payload checksum. They provide the layer names for ``trace``
             and for error messages.
 
     Raises:
-        ProgramError: the bytes are not a program, or are damaged.
+        ProgramError: the bytes are not a program or not a data file, or are damaged.
+        RunError: the program needs a ``.ptd``, and it is missing, damaged or belongs to another program.
     """
 
-    def __init__(self, data: bytes) -> None:
+    data_file: bytes | None = None
+
+    def __init__(self, data: bytes, data_file: bytes | None = None) -> None:
         content = read_program(data)
         verify_checksum(data, content)
         if not content.methods:
             raise ProgramError("damaged: it has no methods")
+        named_data = {**read_external_data(content, data_file), **content.named_data}
+        content, self.data_file = replace(content, named_data=named_data), data_file
         self._initialize(data, content, {name: read_signature(content, name) for name in content.methods})
 
     def _initialize(self, data: bytes, content: PteProgram, signatures: Mapping[str, Signature]) -> None:

@@ -19,7 +19,7 @@ from arm_recipes._internal.messages import AccuracyError, ExportError
 from arm_recipes.recipe.options import ALGORITHMS
 from arm_recipes.samples.calibration import Calibration, start_monitor, stop_monitor
 from arm_recipes.samples.sample import Inputs
-from arm_recipes.stages.capture.capture import Capture, share_state
+from arm_recipes.stages.capture.capture import Capture, share_state, simplify_graph
 from arm_recipes.stages.capture.shared_memory import unify_buffers
 
 if TYPE_CHECKING:
@@ -183,7 +183,9 @@ class FastQuantizeStage(QuantizeStage):
             from arm_backend_core.program import copy_program
 
             if isinstance(model, ExportedProgram):
-                programs[method] = unify_buffers(copy_program(model))
+                program = copy_program(model)
+                simplify_graph(program)
+                programs[method] = unify_buffers(program)
             else:
                 programs[method] = self.capture(method, model, examples[method][0], shapes.get(method))
         programs = share_state(programs)  # before calibration, which writes copies of the buffers

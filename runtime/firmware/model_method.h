@@ -41,15 +41,15 @@ class ModelMethod {
 
   // Loads a method. The runtime allocates the method from `pool`, and temporary memory of instructions from `temp`,
   // which methods may share. Tensors are in `planned`, which has an entry for each memory-planned buffer. All of them
-  // must outlive this object.
+  // must outlive this object, and so must `data`, the named data outside the program (see DataFile), or null.
   Error load(const executorch::runtime::Program& program, const char* name, Bytes pool, Span<Bytes> planned,
-             MemoryAllocator* temp) {
+             MemoryAllocator* temp, const executorch::runtime::NamedDataMap* data = nullptr) {
     // The method of an earlier load() refers to the allocators that are replaced below.
     method_.reset();
     pool_.emplace(static_cast<uint32_t>(pool.size()), pool.data());
     planned_.emplace(planned);
     manager_.emplace(&*pool_, &*planned_, temp);
-    auto loaded = program.load_method(name, &*manager_);
+    auto loaded = program.load_method(name, &*manager_, /*event_tracer=*/nullptr, data);
     if (!loaded.ok()) {
       return loaded.error();
     }

@@ -73,6 +73,11 @@ bool is_channels_last(const Tensor& tensor) {
   return tensor.dim() == 4 && has_order(tensor, kOrder);
 }
 
+bool has_same_order(const Tensor& first, const Tensor& second) {
+  return (is_contiguous(first) && is_contiguous(second)) || (is_channels_last(first) && is_channels_last(second)) ||
+         executorch::runtime::tensors_have_same_dim_order(first, second);
+}
+
 bool ArgumentChecker::fail(const char* argument, const char* reason) {
   ET_LOG(Error, "%s: %s %s", name_, argument, reason);
   context_.fail(Error::InvalidArgument);

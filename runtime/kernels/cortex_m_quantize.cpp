@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "common/executorch.h"
+#include "kernels/arguments.h"
 #include "kernels/registration.h"
 
 namespace arm_runtime {
@@ -68,7 +69,7 @@ bool check_arguments(KernelRuntimeContext& context, const char* name, const Tens
     reason = "the zero point must be a value of the integer type";
   } else if (executorch::runtime::resize_tensor(out, input.sizes()) != Error::Ok) {
     reason = "the output cannot take the input's shape";
-  } else if (!executorch::runtime::tensors_have_same_dim_order(input, out)) {
+  } else if (!has_same_order(input, out)) {
     reason = "input and output must have one memory format";
   }
   if (reason != nullptr) {

@@ -104,9 +104,9 @@ class BlockReader {
   PayloadStatus header(uint32_t id, size_t start) {
     const uint8_t* header = data_ + start;
     const bool external = header[kExternalAt] == 1;
-    if (external && id != kWeights) {
+    if (external && id != kWeights && id != kCommands) {
       return failure(PayloadError::kHeader, kNames[id], start + kExternalAt,
-                     "its data is kept outside the payload, which is not supported: export it inline");
+                     "its data is outside the payload; only the commands and the weights may be: export it inline");
     }
     for (size_t i = kExternalAt + (external ? 1 : 0); i < kBlockHeaderSize; ++i) {
       if (header[i] != 0) {
@@ -270,7 +270,10 @@ PayloadStatus read_cop2(const Block& block, EthosUPayload* payload) {
 PayloadStatus read_commands(const Block& block, EthosUPayload* payload) {
   payload->commands = {block.data, block.size};
   if (block.size == 0) {
-    return bad_commands(block, 0, "the command stream is empty");
+    return bad_commands(block, 0,
+                        block.external ? "the command stream is outside the payload and was not found: load the "
+                                         "program with the .ptd of the same export"
+                                       : "the command stream is empty");
   }
   if (block.size >= 4 && std::memcmp(block.data, "COP1", 4) == 0) {
     return read_cop1(block, payload);
@@ -379,6 +382,22 @@ PayloadStatus check_length(const Block& block, BlockId id, size_t length) {
                  "its length is % bytes, not %", signed_size(block.size), signed_size(length));
 }
 
+ByteView external_key(const Block& block) {
+  return block.external ? ByteView{block.data, block.size} : ByteView();
+}
+
+// The block with its contents in place of its key. Offsets in errors then count from the start of the contents.
+Block resolve(Block block, const ByteView& contents) {
+  if (block.external) {
+    block.data = contents.data;
+    block.size = contents.size;
+    block.offset = 0;
+  }
+  return block;
+}
+
+bool is_aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % kNpuAlignment == 0; }
+
 }  // namespace
 
 PayloadTensor PayloadTensors::at(uint32_t index) const {
@@ -398,7 +417,16 @@ PayloadTensor PayloadTensors::at(uint32_t index) const {
   return tensor;
 }
 
-PayloadStatus read_ethosu_payload(const void* data, size_t size, EthosUPayload* payload) {
+ExternalKeys read_external_keys(const void* data, size_t size) {
+  BlockReader reader(static_cast<const uint8_t*>(data), data == nullptr ? 0 : size);
+  if (!reader.read().ok()) {
+    return {};
+  }
+  return {external_key(reader.block(kCommands)), external_key(reader.block(kWeights))};
+}
+
+PayloadStatus read_ethosu_payload(const void* data, size_t size, EthosUPayload* payload,
+                                  const ExternalData& external) {
   *payload = EthosUPayload();
   const uint8_t* bytes = static_cast<const uint8_t*>(data);
   if (bytes == nullptr || size == 0) {
@@ -416,11 +444,11 @@ PayloadStatus read_ethosu_payload(const void* data, size_t size, EthosUPayload* 
     status = check_length(reader.block(kScratch), kScratch, 4);
   }
   if (status.ok()) {
-    const Block& weights = reader.block(kWeights);
-    (weights.external ? payload->weights_name : payload->weights) = {weights.data, weights.size};
+    const Block weights = resolve(reader.block(kWeights), external.weights);
+    payload->weights = {weights.data, weights.size};
     payload->scratch_size = read_u32(reader.block(kScratch).data);
-    payload->aligned = reinterpret_cast<uintptr_t>(data) % kNpuAlignment == 0;
-    status = read_commands(reader.block(kCommands), payload);
+    status = read_commands(resolve(reader.block(kCommands), external.commands), payload);
+    payload->aligned = is_aligned(data) && is_aligned(payload->commands.data) && is_aligned(payload->weights.data);
   }
   if (status.ok()) {
     status = read_tensors(reader.block(kInputs), kInputs, *payload, &payload->inputs);

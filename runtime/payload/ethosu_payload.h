@@ -15,7 +15,7 @@ constexpr size_t kPayloadRank = 6;
 constexpr int kPayloadFormat = 1;
 // Maximum number of inputs, and of outputs. It bounds the work of the overlap check; a payload with more is damaged.
 constexpr uint32_t kMaxPayloadTensors = 1024;
-// Length of the key of external weights. ExecuTorch's own EthosUBackend accepts no other length.
+// Length of the key of an external block. ExecuTorch's own EthosUBackend accepts no other length.
 constexpr size_t kNamedDataKeySize = 64;
 
 // Memory regions of a command stream, with Vela's numbers. Each has a base pointer, to which offsets are relative.
@@ -85,12 +85,10 @@ class PayloadTensors {
   uint32_t count_ = 0;
 };
 
-// A compiled program for an Ethos-U: views into the payload, which must outlive it.
+// A compiled program for an Ethos-U: views into the payload and its external blocks, which must outlive it.
 struct EthosUPayload {
   ByteView commands;  // including Vela's header, which drivers expect
   ByteView weights;
-  // If several methods share the weights: key of the named data that contains them. `weights` is then empty.
-  ByteView weights_name;
   uint32_t scratch_size = 0;  // bytes, including inputs and outputs in Region::kScratch
   PayloadTensors inputs;
   PayloadTensors outputs;
@@ -101,13 +99,31 @@ struct EthosUPayload {
   uint32_t log2_macs = 0;          // log2 of multiply-accumulates per cycle
   uint64_t fast_scratch_size = 0;  // bytes of Region::kFastScratch; 0 for COP1, whose header does not state it
   bool separate_io = false;        // COP2 only: inputs and outputs have separate regions
-  bool aligned = false;            // the payload starts at a multiple of kNpuAlignment
+  bool aligned = false;            // payload, commands and weights start at multiples of kNpuAlignment
 
   uint32_t macs() const { return uint32_t{1} << log2_macs; }
 };
 
-// Reads and validates the payload at `data`, at any alignment. `payload` is complete only if the status is ok. This
-// function neither allocates memory nor throws nor writes to `data`.
-PayloadStatus read_ethosu_payload(const void* data, size_t size, EthosUPayload* payload);
+// Keys of the named data that contain the external blocks of a payload: blocks that methods share, or that are in a data
+// file beside the program. Empty for a block in the payload.
+struct ExternalKeys {
+  ByteView commands;
+  ByteView weights;
+};
+
+// The external blocks of a payload.
+struct ExternalData {
+  ByteView commands;
+  ByteView weights;
+};
+
+// Returns the keys of external blocks; none for a damaged payload, which read_ethosu_payload() reports.
+ExternalKeys read_external_keys(const void* data, size_t size);
+
+// Reads and validates the payload at `data`, at any alignment. `payload` is complete only if the status is ok. External
+// commands are required; without external weights, the weights are empty. This function neither allocates memory nor
+// throws nor writes to `data`.
+PayloadStatus read_ethosu_payload(const void* data, size_t size, EthosUPayload* payload,
+                                  const ExternalData& external = {});
 
 }  // namespace arm_runtime

@@ -8,6 +8,7 @@
 // FILE has one word or number per line. A size of -1 means "as much as needed":
 //
 //   PROGRAM                                    path of the .pte
+//   DATA                                       path of the .ptd, or an empty line
 //   FAST_SCRATCH TEMP SHARED_COUNT SHARED...   bytes of the fast scratch, of the temp allocator, and of the second and
 //                                              later memories of the memory plan, which methods share
 //   METHODS {NAME POOL PLANNED}...             for each method, bytes of the method allocator and of the first
@@ -32,6 +33,7 @@
 
 #include "backends/ethosu/ethosu_backend.h"
 #include "backends/ethosu/npu_driver.h"
+#include "firmware/data_file.h"
 #include "firmware/model_method.h"
 
 namespace {
@@ -170,6 +172,14 @@ int main(int count, char** arguments) {
   if (!program.ok()) {
     fail("cannot load the program", static_cast<long long>(program.error()));
   }
+  const std::string data_path = request.word();
+  const std::vector<uint8_t> data_bytes = data_path.empty() ? std::vector<uint8_t>() : read(data_path);
+  const Pool data_content(static_cast<long long>(data_bytes.size()));
+  std::copy(data_bytes.begin(), data_bytes.end(), data_content.data());
+  arm_runtime::DataFile data;
+  if (!data_path.empty() && data.load(data_content.data(), data_content.size()) != Error::Ok) {
+    fail("cannot load the .ptd");
+  }
   const Pool fast(request.number());
   ethosu_fast_scratch = fast.data();
   ethosu_fast_scratch_size = fast.size();
@@ -184,7 +194,8 @@ int main(int count, char** arguments) {
     methods.push_back(std::make_unique<Loaded>(&request, shared));
     Loaded& added = *methods.back();
     const Error error = added.method.load(*program, added.name.c_str(), added.pool.bytes(),
-                                          {added.memories.data(), added.memories.size()}, &temp);
+                                          {added.memories.data(), added.memories.size()}, &temp,
+                                          data_path.empty() ? nullptr : &data);
     if (error != Error::Ok) {
       fail("cannot load the method " + added.name, static_cast<long long>(error));
     }

@@ -88,7 +88,7 @@ def _listing(program: bytes, firmware: Firmware) -> Iterator[str]:
     """Yield the listing of the method, in the format of runtime/tests/firmware/program_stub.cpp."""
     places = [*_places(firmware), *_constants(program, firmware)]
     payloads = iter(firmware.payloads)
-    for line in firmware.listing():
+    for line in firmware.method_listing():
         what, *words = line.split(" ")
         if what in ("delegate", "input"):
             # Values precede their places, which precede the first delegate.
@@ -99,7 +99,7 @@ def _listing(program: bytes, firmware: Firmware) -> Iterator[str]:
             yield " ".join([what, words[0], str(program.index(payload)), str(len(payload)), *words[2:]])
         elif what in ("input", "output"):
             yield f"{what} {words[0]}"
-        elif what != "npu":
+        else:
             yield line
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from arm_recipes import ArmRecipeType, ExportResult, export
 from tests.models.decoder import Prefill, decoder, prompt
-from tests.runtime.host_programs import MIXED, Between, Counting, Mixed, export_small, export_wide
+from tests.runtime.host_programs import MIXED, Between, Counting, Mixed, Small, export_small, export_wide
 from tests.small_models import images, vectors
 
 U55, U65, U85 = (ArmRecipeType[f"ETHOSU_{npu}_INT8"] for npu in ("U55", "U65", "U85"))
@@ -103,6 +103,10 @@ PROGRAMS: dict[str, Callable[[], ExportResult]] = {
     "methods_u55": _methods,
     "decoder_u85": _decoder,
     "loop_u55": _loop,
+    "memories_u85": lambda: _exported(Between().eval(), U85, vectors(2), memory={"dtcm": 2000, "sram": None}),
+    "two_memories_u85": lambda: _exported(Small().eval(), U85, images(), memory={"dtcm": 800, "sram": None}),
+    "external_u85": lambda: export_small(U85, quantized_io=True, external=True),
+    "external_weights_u55": lambda: export_small(U55, external=("weights",)),
 }
 
 
@@ -111,6 +115,7 @@ _SAMPLES: dict[str, Callable[[], Any]] = {
     "state_u55": lambda: vectors(3),
     "methods_u55": lambda: {"first": vectors(3), "between": vectors(2)},
     "float_u55": lambda: images(2),
+    "external_weights_u55": lambda: images(2),
     "mixed_u85": lambda: [MIXED],
     "decoder_u85": lambda: {"prefill": [prompt(3)], "decode": [prompt(1, 3 + at) for at in range(2)]},
 }

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import sys
+import zlib
 from pathlib import Path
 
 import pytest
 
 from arm_recipes import Firmware
-from arm_recipes.runtime.method_layout import LOADED_DELEGATE_BYTES
+from arm_recipes.runtime.method_layout import LOADED_DELEGATE_BYTES, TYPE_LAYOUTS
 from tests.firmware import cortex_m_programs
 from tests.firmware.device import BOARDS, build, execute
 from tests.firmware.programs import program, samples
@@ -39,7 +40,7 @@ def _built(root: Path, *definitions: str) -> list[str]:
 
 
 # First without the kernels of the next.
-@pytest.mark.parametrize("name", ["quantized_u85", "fast_scratch_u65", "decoder_u85"])
+@pytest.mark.parametrize("name", ["quantized_u85", "external_u85", "fast_scratch_u65", "decoder_u85"])
 def test_a_folder_builds_and_runs_by_itself(root: Path, name: str) -> None:
     """In ExecuTorch's runtime, with the emulator."""
     firmware = _saved(name, root)
@@ -69,12 +70,13 @@ def test_it_fails_with_one_byte_less_and_says_so(root: Path) -> None:
     ("name", "array", "message"),
     [
         ("model.c", "arm_model_pte", "build or flash all files of one export"),
+        ("model.c", "arm_model_ptd", "the data file in memory has CRC-32"),
         ("golden.c", "case1_output0", "case 1: output output0 differs from what it was"),
     ],
 )
 def test_files_of_different_exports_are_told(root: Path, name: str, array: str, message: str) -> None:
     """The program in memory is compared with model.h; results with what they were. One byte is another."""
-    _saved("float_u55", root)
+    _saved("external_weights_u55", root)
     path = root / "folder" / name
     text = path.read_text()
     first = re.search(rf"{array}\[[^{{]*{{\n(\d+)", text)
@@ -87,7 +89,7 @@ def test_files_of_different_exports_are_told(root: Path, name: str, array: str, 
         path.write_text(text)
 
 
-@pytest.mark.parametrize("name", ["quantized_u85", "float_u55", "fast_scratch_u65"])
+@pytest.mark.parametrize("name", ["quantized_u85", "float_u55", "fast_scratch_u65", "external_weights_u55"])
 def test_the_self_test_on_a_cortex_m55(tmp_path: Path, root: Path, name: str) -> None:
     """What is real and what stands in: runtime/tests/firmware/program_stub.cpp and runtime/README.md."""
     firmware = _saved(name, root)
@@ -146,11 +148,61 @@ def test_int8_kernels_on_processors_without_vectors(tmp_path: Path, cpu: str, is
     assert printed.startswith(f"self-test: {cpu.replace('c', 'C', 1).replace('m', 'M')}, {isa}, ")
 
 
+def test_a_program_and_its_data_file_on_a_cortex_m55(tmp_path: Path, root: Path) -> None:
+    """Commands and weights are in an array and a memory of their own; a changed data file is refused."""
+    firmware = _saved("external_u85", root)
+    image = build(root / "folder", root / "device")
+    program_bytes = (root / "folder/model.pte").read_bytes()
+    ok, printed = execute(image, program_bytes, tmp_path)
+    assert ok, printed
+    assert f"self-test: ok, {firmware.cases} cases\n" in printed
+    (tmp_path / "log.txt").write_text(printed)
+    report = program("external_u85").report.with_measurements(tmp_path / "log.txt")
+    assert [run.case for run in report.measurements] == list(range(firmware.cases))
+    for measured in report.measurements:
+        assert measured.program_crc32 == f"{zlib.crc32(program_bytes):08x}"
+        assert measured.npu_cycles is not None
+        assert measured.cpu_cycles is not None
+        assert measured.cpu_cycles > measured.npu_cycles > 0
+        assert measured.counters == {"test_counter": 7}
+    assert "by Vela's estimate" in str(report)
+    kept = TYPE_LAYOUTS[32].named["executorch::runtime::FreeableBuffer"][0]
+    used = LOADED_DELEGATE_BYTES[32] + kept
+    assert f"used {used} of {firmware.pools.methods[0].method_allocator} bytes" in printed
+    data_file = (root / "folder/model.ptd").read_bytes()
+    changed = image.read_bytes().replace(data_file, data_file[:-100] + bytes([data_file[-100] ^ 1]) + data_file[-99:])
+    image.write_bytes(changed)
+    ok, printed = execute(image, program_bytes, tmp_path)
+    assert not ok
+    assert "the data file in memory has CRC-32" in printed
+    image.unlink()
+
+
+def test_planned_memories_on_a_cortex_m55(tmp_path: Path, root: Path) -> None:
+    """Each in a memory of the board: the first in the core's own, the second where the NPU reaches, too."""
+    firmware = _saved("two_memories_u85", root)
+    assert firmware.pools.methods[0].planned > 0
+    assert all(size > 0 for size in firmware.pools.shared)
+    image = build(root / "folder", root / "device", "-DPLANNED2=.npu")
+    ok, printed = execute(image, (root / "folder/model.pte").read_bytes(), tmp_path)
+    assert ok, printed
+    assert f"self-test: ok, {firmware.cases} cases\n" in printed
+    symbols = run(["arm-none-eabi-nm", "-C", str(image)])
+    addresses = {
+        name: int(line.split()[0], 16)
+        for line in symbols.splitlines()
+        for name in ("planned", "planned2")
+        if line.endswith(f"::{name}")
+    }
+    assert addresses["planned"] >> 24 == 0x30
+    assert addresses["planned2"] >> 24 == 0x31
+
+
 def test_pieces_of_a_linker_script(tmp_path: Path, root: Path) -> None:
     """In front of a board's own, for sections by the names that they have if nobody names others."""
     _saved("fast_scratch_u65", root)
     pieces = (root / "folder/linker/arm_model.ld").read_text().replace("> FLASH_OR_DDR", "> SRAM")
-    assert pieces.count("> SRAM") == 3
+    assert pieces.count("> SRAM") == 4
     script = (RUNTIME / "tests/firmware/an547.ld").read_text()
     assert script.count("SECTIONS\n{\n") == 1
     (tmp_path / "board.ld").write_text(script.replace("SECTIONS\n{\n", f"SECTIONS\n{{\n{pieces}\n"))

@@ -33,6 +33,8 @@ def _one_less(sizes: PoolSizes) -> Iterator[tuple[str, PoolSizes]]:
     if sizes.temp:
         yield "temp", replace(sizes, temp=sizes.temp - 1)
     for at, size in enumerate(sizes.shared):
+        if not size:  # nothing is planned in this memory
+            continue
         shared = (*sizes.shared[:at], size - 1, *sizes.shared[at + 1 :])
         yield f"shared {at}", replace(sizes, shared=shared)
     for at, (name, pool, planned) in enumerate(sizes.methods):
@@ -47,11 +49,11 @@ def test_exactly_these_and_not_one_byte_less(name: str) -> None:
     """In ExecuTorch's runtime, with the backend, the kernels and the memory that firmware has."""
     model = _model(name)
     sizes, cases = model.pools.host_sizes(), model.golden.cases
-    assert run_on_host(model.program, sizes, cases).outputs == model.golden.outputs
+    assert run_on_host(model.program, sizes, cases, model.data_file).outputs == model.golden.outputs
     tried = []
     for what, less in _one_less(sizes):
         with pytest.raises(RunError, match=r"cannot (load|execute) the method"):
-            run_on_host(model.program, less, cases)
+            run_on_host(model.program, less, cases, model.data_file)
         tried.append(what)
     assert len(tried) >= 2 * len(sizes.methods) + 1
 
@@ -74,7 +76,7 @@ def test_figures_of_a_cortex_m_are_computed_and_less(name: str) -> None:
     """That the types have these sizes there is compiled in test_device.py."""
     pools = _model(name).pools
     # What kernels take is measured, and nothing tells what of it are pointers: here ``topk`` takes more than the NPU.
-    assert pools.exact is (name not in ("kernels_memory", "cpu_between_u85", "methods_u55"))
+    assert pools.exact is (name not in ("kernels_memory", "cpu_between_u85", "memories_u85", "methods_u55"))
     assert all(0 < method.method_allocator < method.method_allocator_64 for method in pools.methods)
     assert 0 <= pools.temp <= pools.temp_64
 
@@ -82,7 +84,7 @@ def test_figures_of_a_cortex_m_are_computed_and_less(name: str) -> None:
 def test_where_it_is_not_as_computed_the_figures_of_this_machine_bound_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a runtime that takes other pieces than those we know of."""
     exact = _model("float_u55")
-    monkeypatch.setattr("arm_recipes.firmware.pools.method_allocator_bytes", lambda plan, bits: 100 + bits)
+    monkeypatch.setattr("arm_recipes.firmware.pools.method_allocator_bytes", lambda plan, bits, _: 100 + bits)
     bound = build_model(program("float_u55"), None, "bound")
     (method,) = bound.pools.methods
     assert (method.method_allocator, method.method_allocator_64) == (exact.pools.methods[0].method_allocator_64,) * 2

@@ -221,7 +221,7 @@ def _spoiled(file: Path, how: str) -> None:
 def _read(store: Store, file: Path) -> Iterator[Any]:
     saved = store.read(file.stem)
     assert saved is not None
-    yield from (saved.report, saved.program, saved.warnings)
+    yield from (saved.report, saved.program, saved.warnings, saved.data_file)
 
 
 @pytest.mark.parametrize("how", ["empty", "cut", "a bit", "another's", "foreign"])
@@ -248,7 +248,7 @@ def test_a_damaged_file_is_told_and_written_anew(made: tuple[Path, ExportResult]
 
 def test_nothing_is_made_of_a_file_but_reports(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    saved: Any = type("Saved", (), {"report": Evil(), "program": b"", "warnings": ()})
+    saved: Any = type("Saved", (), {"report": Evil(), "program": b"", "warnings": (), "data_file": None})
     store.write("a", saved)
     with pytest.raises(CorruptEntry, match=r"'sys\.exit' is not part of a report"):
         store.read("a")

@@ -448,7 +448,7 @@ def test_parts_of_a_payload() -> None:
     payload = encode_parts(PARTS)
     assert join_parts(payload, _named) == b"firstnamed" + b"last" * 3
     assert join_parts(b"TOSA", _named) == b"TOSA"
-    with pytest.raises(PayloadError, match="the weights 'name', which methods share, are not among"):
+    with pytest.raises(PayloadError, match="the data 'name', which a payload refers to, are not among"):
         join_parts(payload, lambda _: None)
     with pytest.raises(PayloadError, match="damaged: a part of a payload has 12 bytes, 11 are left"):
         join_parts(payload[:-1], _named)

@@ -160,6 +160,30 @@ class _Returned(_Tied):
         return self.two.readers[0](x), x
 
 
+class _Unread(_Tied):
+    """A layer whose result nobody reads."""
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.two.between(self.two.first(x))
+        self.two.readers[1](x)
+        return self.two.readers[0](x)
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_a_layer_that_nobody_reads_changes_nothing(captured: bool) -> None:
+    torch.manual_seed(0)
+    two = _Uneven(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.Linear(8, 8))
+    model, samples = _Unread(two).eval(), [(torch.randn(1, 5, 8),) for _ in range(2)]
+    assert _changed(model, samples[0])[1]
+    with torch.no_grad():
+        expected = model(*samples[0])
+    unread = torch.export.export(model, samples[0])
+    assert sum(node.target is torch.ops.aten.linear.default for node in unread.graph.nodes) == 3
+    result = export(unread if captured else model, ExportRecipe.get_recipe(INT8), samples)
+    assert sqnr(result.run(*samples[0]), expected) > 35
+    assert not result.report.cpu_operators
+
+
 @pytest.mark.parametrize("form", [nn.ReLU6(), nn.GELU(), nn.Softmax(-1), _Tied, _ReadElsewhere, _Returned])
 def test_what_a_factor_would_change_is_left_alone(form: Any) -> None:
     torch.manual_seed(0)

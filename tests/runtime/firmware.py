@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -81,11 +82,12 @@ class Firmware:
         self.payloads: list[bytes] = []
         for delegate in self.plan.delegates:
             self.payloads.append(self._program.backend_delegate_data[delegate.processed.index].data)
-        #: NPU of the device, which a program without delegates does not use.
-        self.npu = (0, 0)
-        if self.payloads:
-            npu = read_parts(self.payloads[0]).payload
-            self.npu = _PRODUCTS.index(npu.product), npu.macs.bit_length() - 1
+
+    @cached_property
+    def npu(self) -> tuple[int, int]:
+        """NPU of the device: product and logarithm of its MACs, as the driver counts them."""
+        npu = read_parts(self.payloads[0]).payload
+        return _PRODUCTS.index(npu.product), npu.macs.bit_length() - 1
 
     def run(self, *inputs: Tensor) -> Run:
         """Execute the program once.
@@ -114,8 +116,12 @@ class Firmware:
 
     def listing(self) -> Iterator[str]:
         """Yield one line per step of the method, in the format of runtime/tests/firmware/firmware.cpp."""
-        plan = self.plan
         yield f"npu {self.npu[0]} {self.npu[1]}"
+        yield from self.method_listing()
+
+    def method_listing(self) -> Iterator[str]:
+        """Yield the lines of ``listing`` without the NPU."""
+        plan = self.plan
         yield from (_value(value.val) for value in plan.values)
         for number, delegate in enumerate(plan.delegates):
             specs = [(spec.key, spec.value) for spec in delegate.compile_specs if len(spec.value) == 4]

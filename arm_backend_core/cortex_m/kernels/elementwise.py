@@ -96,7 +96,8 @@ def quantized_mul(
     """Product of two int8 tensors (``arm_elementwise_mul_s8``).
 
     Shapes and memory formats are those of ``quantized_add``. The result saturates to int8; there is no other
-    activation. A product has 17 bits, so shifts above 15 overflow.
+    activation. A product has 17 bits, so shifts above 15 overflow. The zero points of the operands may exceed int8,
+    which ExecuTorch's kernel does not check and CMSIS-NN computes, as long as the differences fit 16 bits.
     """
     product = (first.astype("int64") - first_zero_point) * (second.astype("int64") - second_zero_point)
     return requantize_to_int8(product, output_multiplier, output_shift, output_zero_point)

@@ -19,6 +19,8 @@ from arm_backend_core.targets.cortex_m import Isa
 
 aten = torch.ops.aten
 _NHWC, _NLC = (0, 2, 3, 1), (0, 2, 1)
+#: Most groups of a transposed convolution that are computed as one, with as many times the weights.
+_MAX_JOINED_GROUPS = 8
 
 
 @dataclass(frozen=True)
@@ -120,16 +122,12 @@ def _requantization(cx: Context, accumulator_scale: Array, channels: int) -> lis
 
 @rule(aten.conv_transpose1d.default, aten.conv_transpose2d.input)
 def convolve_transposed(cx: Context) -> Value:
-    """Transposed convolution of [N, C, (H,) W] without groups and dilation."""
+    """Transposed convolution of [N, C, (H,) W]. The kernel has neither groups nor dilation: weights of 0 stand in."""
     arguments = arguments_of(cx.node)
     spatial = cx.node.meta["val"].dim() - 2
-    if arguments["groups"] != 1:
-        raise Unsupported("the kernel of transposed convolutions has no groups")
+    x, weight = cx.operand(arguments["input"]), _join_groups(cx.weight(arguments["weight"], 1), arguments["groups"])
     dilation = _pair(arguments["dilation"], spatial, 1)
-    if dilation != [1, 1]:
-        raise Unsupported("the kernel of transposed convolutions has no dilation")
-    x, weight = cx.operand(arguments["input"]), cx.weight(arguments["weight"], 1)
-    kernel = weight.data if spatial == 2 else weight.data[:, :, None, :]
+    kernel = _dilate(weight.data if spatial == 2 else weight.data[:, :, None, :], dilation)
     channels = kernel.shape[1]
     accumulator_scale = x.scale * weight.scale
     bias = cx.bias(arguments["bias"], accumulator_scale, channels)
@@ -142,7 +140,7 @@ def convolve_transposed(cx: Context) -> Value:
         _pair(arguments["stride"], spatial, 1),
         _pair(arguments["padding"], spatial, 0),
         _pair(arguments["output_padding"], spatial, 0),
-        dilation,
+        [1, 1],
         -x.zero_point,
         cx.result.q.zero_point,
         *_requantization(cx, accumulator_scale, channels),
@@ -153,6 +151,33 @@ def convolve_transposed(cx: Context) -> Value:
         return cx.computed(node, _NHWC)
     n, _, length, _ = node.meta["val"].shape
     return cx.computed(cx.emit.reshape(node, (n, length, channels)), _NLC)
+
+
+def _join_groups(weight: Weight, groups: int) -> Weight:
+    """The weight [IC, OC, ...] without groups of a transposed convolution's weight [IC, OC / groups, ...].
+
+    Raises:
+        Unsupported: too many groups.
+    """
+    if groups > _MAX_JOINED_GROUPS:
+        raise Unsupported(
+            f"the kernel of transposed convolutions has no groups, and {groups} groups would need {groups} times the "
+            f"weights (up to {_MAX_JOINED_GROUPS} groups are joined)"
+        )
+    rows, columns, *rest = weight.data.shape
+    data = np.zeros((groups, rows // groups, groups, columns, *rest), np.int8)
+    for group, part in enumerate(np.split(weight.data, groups)):
+        data[group, :, group] = part
+    scale = np.tile(weight.scale, groups) if weight.scale.ndim else weight.scale
+    return Weight(data.reshape(rows, groups * columns, *rest), scale)
+
+
+def _dilate(kernel: Array, dilation: list[int]) -> Array:
+    """Insert zeros between the elements of a weight [IC, OC, KH, KW]."""
+    sizes = [(size - 1) * step + 1 for size, step in zip(kernel.shape[2:], dilation, strict=True)]
+    data = np.zeros((*kernel.shape[:2], *sizes), np.int8)
+    data[:, :, :: dilation[0], :: dilation[1]] = kernel
+    return data
 
 
 @rule(aten.linear.default)

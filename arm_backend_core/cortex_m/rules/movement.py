@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch.fx import Node
 
-from arm_backend_core.cortex_m.emitter import MAX_RANK, count
+from arm_backend_core.cortex_m.emitter import count
+from arm_backend_core.cortex_m.kernels.movement import MAX_RANK
 from arm_backend_core.cortex_m.rules.context import PART_RULES, Context, rule
 from arm_backend_core.cortex_m.values import Value
 from arm_backend_core.errors import Unsupported
@@ -124,6 +125,18 @@ def take_part(cx: Context) -> Value:
     sizes = [part.shape[dim] for part in source.meta["val"]]
     start = sum(sizes[:index])
     return cx.computed(cx.emit.call(aten.slice_copy.Tensor, stored, axis, start, start + sizes[index], 1), x.layout)
+
+
+@rule(aten.topk.default, aten.sort.default, aten.max.dim, aten.min.dim, table=PART_RULES)
+def select_by_order(cx: Context) -> Value:
+    """The values of an ordering, which computes on integers. Readers of its indices read those of the same operator."""
+    source, index = cx.node.all_input_nodes[0], cast(int, cx.node.args[1])
+    x = _operand(cx, source.args[0])
+    ordered = cx.emit.call(source.target, cx.emit.store_plain(x), *source.args[1:], **source.kwargs)
+    for part in list(source.users):
+        if part.args[1] != index and part.users:
+            part.replace_all_uses_with(cx.emit.select_result(ordered, cast(int, part.args[1])))
+    return cx.computed(cx.emit.select_result(ordered, index))
 
 
 @rule(aten.constant_pad_nd.default, aten.pad.default)

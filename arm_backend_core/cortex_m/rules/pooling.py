@@ -10,7 +10,7 @@ import torch
 from torch.fx import Node
 
 from arm_backend_core.cortex_m.arithmetic import quantize_multiplier
-from arm_backend_core.cortex_m.rules.context import Context, multipliers, rule
+from arm_backend_core.cortex_m.rules.context import Context, multipliers, rule, single_multiplier
 from arm_backend_core.cortex_m.rules.convolution import _pair
 from arm_backend_core.cortex_m.values import Value
 from arm_backend_core.dtype import DType
@@ -26,18 +26,38 @@ _SOFTMAX_INTEGER_BITS = 5
 _SOFTMAX_RESULT = QParams(1 / 256, -128, DType.INT8, -128, 127)
 
 
-def _average(cx: Context, x: Value, image: Node, kernel: list[int], stride: list[int], pad: list[int]) -> Node:
-    """Mean over windows of an NHWC image that has the parameters ``x.q``; padding counts as zeros.
+def _average(cx: Context, x: Value, kernel: list[int], stride: list[int], pad: list[int]) -> Value:
+    """Mean over windows of [N, C, (H,) W]; padding counts as zeros.
 
     Without padding and with equal parameters, the pooling kernel computes it. Otherwise, a depthwise convolution with
     weights of 1 divides and requantizes in one rounding.
     """
     if x.q.is_equivalent(cx.result.q) and pad == [0, 0]:
         multiplier, shift = quantize_multiplier(x.scale)
-        return cx.emit.kernel(
-            "quantized_avg_pool2d_nhwc", image, kernel, stride, pad, False, x.zero_point, multiplier, shift
-        )
-    return _sum_windows(cx, x, image, kernel, stride, pad, 1 / (kernel[0] * kernel[1]))
+        parameters = (kernel, stride, pad, False, x.zero_point, multiplier, shift)
+        return cx.clamp(_from_image(cx, cx.emit.kernel("quantized_avg_pool2d_nhwc", _to_image(cx, x), *parameters)))
+    factor = 1 / (kernel[0] * kernel[1])
+    if [1, *x.shape[2:]][-2:] == kernel and pad == [0, 0]:
+        return _sum_dimensions(cx, x, list(range(2, x.rank)), factor)
+    return _from_image(cx, _sum_windows(cx, x, _to_image(cx, x), kernel, stride, pad, factor))
+
+
+def _sum_dimensions(cx: Context, x: Value, reduced: list[int], factor: float) -> Value:
+    """Sum over dimensions, times ``factor``: a product of matrices with a row of ones.
+
+    A depthwise convolution would need as many weights as the operand has elements, and its scratch memory grows with
+    the window: 6 MB for 112x112 pixels with MVE.
+    """
+    kept = [d for d in range(x.rank) if d not in reduced]
+    size, count = (int(np.prod([x.shape[d] for d in part])) for part in (reduced, kept))
+    rows = cx.emit.reshape(cx.emit.store(x, (*kept, *reduced)), (1, count, size))
+    multiplier, shift = single_multiplier(x.scale * factor / float(cx.result.q.scale))
+    node = cx.emit.kernel(
+        "quantized_batch_matmul",
+        *(cx.emit.constant(np.ones((1, 1, size), np.int8), "ones"), 0, rows, -x.zero_point),
+        *(cx.result.q.zero_point, multiplier, shift),
+    )
+    return cx.clamp(cx.computed(cx.emit.reshape(node, cx.node.meta["val"].shape)))
 
 
 def _sum_windows(
@@ -77,7 +97,7 @@ def average_pool(cx: Context) -> Value:
         image = _to_image(cx, x)
         parameters = (kernel, stride, pad, False, x.zero_point, multiplier, shift)
         return cx.clamp(_from_image(cx, cx.emit.kernel("quantized_avg_pool2d_nhwc", image, *parameters)))
-    return cx.clamp(_from_image(cx, _average(cx, x, _to_image(cx, x), kernel, stride, pad)))
+    return _average(cx, x, kernel, stride, pad)
 
 
 def _has_partial_windows(cx: Context, x: Value, kernel: list[int], stride: list[int], pad: list[int]) -> bool:
@@ -114,23 +134,31 @@ def average_to_size(cx: Context) -> Value:
     if any(size % result for size, result in zip(sizes, results, strict=True)) or spatial not in (1, 2):
         raise Unsupported("the windows of adaptive pooling have different sizes")
     kernel = [size // result for size, result in zip(sizes, results, strict=True)]
-    return cx.clamp(_from_image(cx, _average(cx, x, _to_image(cx, x), kernel, kernel, [0, 0])))
+    return _average(cx, x, kernel, kernel, [0, 0])
 
 
 @rule(aten.mean.dim, aten.mean.default, aten.sum.dim_IntList, aten.sum.default)
 def reduce_mean(cx: Context) -> Value:
-    """Mean or sum over dimensions: a pooling whose window is the image; kept dimensions become channels."""
+    """Mean or sum over dimensions."""
     arguments = arguments_of(cx.node)
     x = cx.operand(cx.node.args[0])
     dims: Any = arguments.get("dim")
     reduced = sorted({d % x.rank for d in (range(x.rank) if dims is None or dims == [] else dims)})
+    is_mean = cx.node.target in (aten.mean.dim, aten.mean.default)
+    if is_mean and x.q.is_equivalent(cx.result.q):
+        return _average_dimensions(cx, x, reduced)
+    size = int(np.prod([x.shape[d] for d in reduced]))
+    return _sum_dimensions(cx, x, reduced, 1 / size if is_mean else 1.0)
+
+
+def _average_dimensions(cx: Context, x: Value, reduced: list[int]) -> Value:
+    """Mean with the parameters of the operand: a pooling whose window is the image. Kept dimensions become channels."""
     kept = [d for d in range(x.rank) if d not in reduced]
     size, channels = (int(np.prod([x.shape[d] for d in part])) for part in (reduced, kept))
     image = cx.emit.reshape(cx.emit.store(x, (*reduced, *kept)), (1, size, 1, channels))
-    if cx.node.target in (aten.mean.dim, aten.mean.default):
-        node = _average(cx, x, image, [size, 1], [1, 1], [0, 0])
-    else:
-        node = _sum_windows(cx, x, image, [size, 1], [1, 1], [0, 0], 1.0)
+    multiplier, shift = quantize_multiplier(x.scale)
+    parameters = ([size, 1], [1, 1], [0, 0], False, x.zero_point, multiplier, shift)
+    node = cx.emit.kernel("quantized_avg_pool2d_nhwc", image, *parameters)
     return cx.clamp(cx.computed(cx.emit.reshape(node, cx.node.meta["val"].shape)))
 
 

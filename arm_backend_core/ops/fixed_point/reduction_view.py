@@ -83,6 +83,11 @@ class ReductionView:
         """Number of elements of a row."""
         return self.parts * self.x.shape[self.axis]
 
+    @property
+    def row_axes(self) -> tuple[int, ...]:
+        """The axes of ``x`` along which the elements of a row lie: elements of a part, then parts."""
+        return (self.axis,) if self.parts == 1 else (self.axis, self.axis - 1)
+
     def restore(self, y: Value) -> Value:
         """Reshape and transpose ``y``, which has the size of the view, to the original tensor's shape."""
         y = self.x.b.reshape(y, [self.shape[axis] for axis in self.order])
@@ -90,20 +95,23 @@ class ReductionView:
 
     def broadcast_weights(self, weights: Array) -> Array:
         """Reshape ``weights``, which have the shape of the reduced axes, so that they broadcast against the view."""
-        first = self.axis - (self.parts > 1)
-        shape = [size if first <= axis <= self.axis else 1 for axis, size in enumerate(self.x.shape)]
+        shape = [size if axis in self.row_axes else 1 for axis, size in enumerate(self.x.shape)]
         return np.asarray(weights, dtype=np.float64).reshape(shape)
 
     def max(self) -> FixedPoint:
         """Maximum of each row. Along the last dimension, ``maximum_along`` takes a quarter of REDUCE_MAX's cycles."""
         if self.axis == self.x.value.rank - 1:
             return self.max_of(self.x)
-        return replace(self.x, value=self.x.b.reduce("REDUCE_MAX", self.x.value, self.axis))
+        value = self.x.value
+        for axis in self.row_axes:
+            value = self.x.b.reduce("REDUCE_MAX", value, axis)
+        return replace(self.x, value=value)
 
     def max_of(self, x: FixedPoint) -> FixedPoint:
         """Maximum along the rows of ``x``, a tensor with the shape of the view."""
-        x = maximum_along(x, self.axis)
-        return maximum_along(x, self.axis - 1) if self.parts > 1 else x
+        for axis in self.row_axes:
+            x = maximum_along(x, axis)
+        return x
 
     def sum(self, zero_point: int = 0) -> FixedPoint:
         """Sum of (x - zero_point) along each row, int32."""

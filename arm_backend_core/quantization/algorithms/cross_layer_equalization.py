@@ -172,9 +172,10 @@ class _Parameters:
 
     def gain(self, layer: Node) -> Tensor:
         """Return the factors of the batch norm that is a layer's only reader, broadcastable to its weight; else 1."""
-        args: Any = next(iter(layer.users)).args
-        if next(iter(layer.users)).target is not aten.batch_norm.default or len(layer.users) > 1:
+        readers = list(layer.users)
+        if [reader.target for reader in readers] != [aten.batch_norm.default]:
             return torch.ones(1)
+        args: Any = readers[0].args
         weight, variance, eps = args[1], self._known.get(args[4]), args[7]
         if variance is None:
             return torch.ones(1)

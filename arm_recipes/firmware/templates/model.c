@@ -9,6 +9,13 @@ const uint8_t arm_model_pte[ARM_MODEL_PTE_SIZE] = {
 @PTE@
 };
 
+#if ARM_MODEL_PTD_SIZE > 0
+ARM_MODEL_PLACED(ARM_MODEL_PTD_SECTION, 16)
+const uint8_t arm_model_ptd[ARM_MODEL_PTD_SIZE] = {
+@PTD@
+};
+#endif
+
 @TABLES@
 const arm_model_method arm_model_methods[ARM_MODEL_METHOD_COUNT] = {
 @METHODS@

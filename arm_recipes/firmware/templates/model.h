@@ -19,9 +19,9 @@ extern "C" {
 #define ARM_MODEL_EXECUTORCH_MINOR @EXECUTORCH_MINOR@
 #define ARM_MODEL_VELA_VERSION "@VELA@"
 #define ARM_MODEL_TARGET "@TARGET@"
-@NPU?@
-/* The NPU, the format of its command streams, and the architecture release that the driver checks. */
 #define ARM_MODEL_NPU "@NPU@"
+@NPU?@
+/* Format of the NPU's command streams, and the architecture release that the driver checks. */
 #define ARM_MODEL_STREAM_FORMAT "@STREAM@"
 #define ARM_MODEL_STREAM_ARCHITECTURE "@ARCHITECTURE@"
 /* Format of the payloads around the streams: arm_runtime::kPayloadFormat of the backend. */
@@ -40,6 +40,18 @@ extern "C" {
 #endif
 #define ARM_MODEL_PLACED(section_name, alignment) __attribute__((section(section_name), aligned(alignment)))
 extern const uint8_t arm_model_pte[ARM_MODEL_PTE_SIZE];
+
+/* The data file (model.ptd) with command streams or weights outside the program, if the recipe has the option external;
+ * else its size is 0. Like the program, it is aligned to 16 bytes, in memory that the NPU can read. Its section may be
+ * in another memory. An update replaces it together with the program: they refer to each other by checksums. */
+#define ARM_MODEL_PTD_SIZE @PTD_SIZE@u
+#define ARM_MODEL_PTD_CRC32 @PTD_CRC32@u
+#ifndef ARM_MODEL_PTD_SECTION
+#define ARM_MODEL_PTD_SECTION ".rodata.arm_model_ptd"
+#endif
+#if ARM_MODEL_PTD_SIZE > 0
+extern const uint8_t arm_model_ptd[ARM_MODEL_PTD_SIZE];
+#endif
 
 /* Memory sizes in bytes. They are minimal: the program was tested with them on the exporting machine, with its own
  * sizes where these depend on the width of pointers. Each memory starts at a multiple of ARM_MODEL_POOL_ALIGNMENT.
@@ -62,7 +74,7 @@ extern const uint8_t arm_model_pte[ARM_MODEL_PTE_SIZE];
 #endif
 @END?@
 
-/* Planned memories from the second on, which methods share. */
+/* Planned memories from the second on, which methods share: each may be in another memory of the board. */
 #define ARM_MODEL_SHARED_COUNT @SHARED_COUNT@
 #define ARM_MODEL_SHARED_SIZES {@SHARED@}
 

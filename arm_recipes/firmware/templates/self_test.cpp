@@ -16,6 +16,7 @@
 #include <cstring>
 
 #include "arm_model_layout.h"
+#include "firmware/data_file.h"
 #include "firmware/model_method.h"
 #include "golden.h"
 #include "model.h"
@@ -65,6 +66,11 @@ static_assert(ARM_MODEL_EXECUTORCH_MAJOR == ARM_MODEL_BUILT_WITH_MAJOR &&
 #ifndef ARM_MODEL_POOL_SECTION
 #define ARM_MODEL_POOL_SECTION ".bss.arm_model_pools"
 #endif
+// Each planned memory has a section of its own: in the order of the recipe's option memory, if it has one.
+#ifndef ARM_MODEL_PLANNED1_SECTION
+#define ARM_MODEL_PLANNED1_SECTION ".bss.arm_model_planned1"
+#endif
+@PLANNED_SECTIONS@
 
 namespace {
 
@@ -95,8 +101,9 @@ constexpr size_t room(const size_t* sizes, size_t count) {
 
 ARM_MODEL_PLACED(ARM_MODEL_TEMP_SECTION, ARM_MODEL_POOL_ALIGNMENT) uint8_t temp_pool[room(ARM_MODEL_TEMP_POOL_SIZE)];
 ARM_MODEL_PLACED(ARM_MODEL_POOL_SECTION, ARM_MODEL_POOL_ALIGNMENT) uint8_t pools[room(kPoolSizes, kMethods)];
-ARM_MODEL_PLACED(ARM_MODEL_POOL_SECTION, ARM_MODEL_POOL_ALIGNMENT) uint8_t planned[room(kPlannedSizes, kMethods)];
-ARM_MODEL_PLACED(ARM_MODEL_POOL_SECTION, ARM_MODEL_POOL_ALIGNMENT) uint8_t shared[room(kSharedSizes, kShared)];
+ARM_MODEL_PLACED(ARM_MODEL_PLANNED1_SECTION, ARM_MODEL_POOL_ALIGNMENT) uint8_t planned[room(kPlannedSizes, kMethods)];
+@PLANNED_POOLS@
+uint8_t* const shared[kShared + 1] = {@PLANNED_POOL_LIST@};
 @NPU?@
 #if ARM_MODEL_FAST_SCRATCH_SIZE > 0
 ARM_MODEL_PLACED(ARM_MODEL_FAST_SCRATCH_SECTION, ARM_MODEL_POOL_ALIGNMENT)
@@ -119,18 +126,18 @@ bool failed(const char* what, const char* name, Error error) {
   return false;
 }
 
-bool load(const Program& program, executorch::runtime::MemoryAllocator* temp, ModelMethod* methods) {
+bool load(const Program& program, const executorch::runtime::NamedDataMap* data,
+          executorch::runtime::MemoryAllocator* temp, ModelMethod* methods) {
   ModelMethod::Bytes of_all[kShared + 1];
-  uint8_t* next = shared;
   for (size_t i = 0; i < kShared; ++i) {
-    of_all[i] = take(&next, kSharedSizes[i]);
+    of_all[i] = {shared[i], kSharedSizes[i]};
   }
   uint8_t *next_pool = pools, *next_planned = planned;
   for (size_t m = 0; m < kMethods; ++m) {
     memories[m][0] = take(&next_planned, kPlannedSizes[m]);
     std::copy_n(of_all, kShared, memories[m] + 1);
     const Error error = methods[m].load(program, arm_model_methods[m].name, take(&next_pool, kPoolSizes[m]),
-                                        {memories[m], kShared + 1}, temp);
+                                        {memories[m], kShared + 1}, temp, data);
     if (error != Error::Ok) {
       return failed("cannot load the method", arm_model_methods[m].name, error);
     }
@@ -158,6 +165,40 @@ bool equal(const arm_model_tensor& tensor, const uint8_t* seen, const uint8_t* e
   return true;
 }
 
+// Sum of the NPU's cycles in the current case. The flag is false if the driver does not count them.
+uint64_t npu_cycles = 0;
+bool npu_counted = false;
+
+// Prints a number, or null if it is unknown. Small C libraries do not print 64 bits.
+void print_number(uint64_t number, bool known) {
+  char digits[21];
+  size_t at = sizeof(digits) - 1;
+  digits[at] = '\0';
+  do {
+    digits[--at] = static_cast<char>('0' + number % 10);
+    number /= 10;
+  } while (number > 0);
+  std::printf("%s", known ? digits + at : "null");
+}
+
+void print_measurements(const char* method, unsigned long number, uint64_t cpu_cycles) {
+  constexpr size_t kMaxCounters = 16;
+  std::printf("{\"arm_recipes_run\": 1, \"program_crc32\": \"%08lx\", \"npu\": \"%s\", \"method\": \"%s\", \"case\": "
+              "%lu, \"cpu_cycles\": ",
+              static_cast<unsigned long>(ARM_MODEL_PTE_CRC32), ARM_MODEL_NPU, method, number);
+  print_number(cpu_cycles, cpu_cycles > 0);
+  std::printf(", \"npu_cycles\": ");
+  print_number(npu_cycles, npu_counted);
+  std::printf(", \"counters\": {");
+  arm_model_counter counters[kMaxCounters];
+  const size_t count = std::min(arm_model_read_counters(counters, kMaxCounters), kMaxCounters);
+  for (size_t i = 0; i < count; ++i) {
+    std::printf("%s\"%s\": ", i > 0 ? ", " : "", counters[i].name);
+    print_number(counters[i].value, true);
+  }
+  std::printf("}}\n");
+}
+
 bool run(const arm_model_case& given, unsigned long number, ModelMethod* methods) {
   const arm_model_method& method = arm_model_methods[given.method];
   ModelMethod& loaded = methods[given.method];
@@ -170,10 +211,15 @@ bool run(const arm_model_case& given, unsigned long number, ModelMethod* methods
       return failed("cannot set the input", input.name, error);
     }
   }
+  npu_cycles = 0;
+  npu_counted = false;
+  const uint64_t start = arm_model_cpu_cycles();
   const Error error = loaded.execute();
+  const uint64_t cpu_cycles = arm_model_cpu_cycles() - start;
   if (error != Error::Ok) {
     return failed("cannot run the method", method.name, error);
   }
+  print_measurements(method.name, number, cpu_cycles);
   for (uint32_t i = 0; i < method.output_count; ++i) {
     const arm_model_tensor& output = method.outputs[i];
     const auto seen = loaded.output(i);
@@ -190,15 +236,29 @@ bool run(const arm_model_case& given, unsigned long number, ModelMethod* methods
   return true;
 }
 
-// Checks that the program in memory is the one that model.h describes.
-bool check_program() {
-  const uint32_t crc = arm_runtime::crc32(arm_model_pte, ARM_MODEL_PTE_SIZE);
-  if (crc != ARM_MODEL_PTE_CRC32) {
-    std::printf("self-test: the program in memory has CRC-32 %08lx, model.h tells %08lx: build or flash all files of "
-                "one export\n",
-                static_cast<unsigned long>(crc), static_cast<unsigned long>(ARM_MODEL_PTE_CRC32));
+// Checks that data in memory are those that model.h describes.
+bool check_data(const char* what, const uint8_t* data, size_t size, uint32_t expected) {
+  const uint32_t crc = arm_runtime::crc32(data, size);
+  if (crc != expected) {
+    std::printf("self-test: the %s in memory has CRC-32 %08lx, model.h tells %08lx: build or flash all files of one "
+                "export\n",
+                what, static_cast<unsigned long>(crc), static_cast<unsigned long>(expected));
   }
-  return crc == ARM_MODEL_PTE_CRC32;
+  return crc == expected;
+}
+
+arm_runtime::DataFile data_file;
+
+// Loads the data file, if there is one. Returns false, with the reason in the log, if it cannot be used.
+bool load_data_file(const executorch::runtime::NamedDataMap** data) {
+#if ARM_MODEL_PTD_SIZE > 0
+  *data = &data_file;
+  return check_data("data file", arm_model_ptd, ARM_MODEL_PTD_SIZE, ARM_MODEL_PTD_CRC32) &&
+         data_file.load(arm_model_ptd, ARM_MODEL_PTD_SIZE) == Error::Ok;
+#else
+  *data = nullptr;
+  return true;
+#endif
 }
 
 }  // namespace
@@ -211,7 +271,33 @@ unsigned char* ethosu_fast_scratch = fast_scratch;
 size_t ethosu_fast_scratch_size = ARM_MODEL_FAST_SCRATCH_SIZE;
 #endif
 
+// Called by the backend.
+void arm_runtime_npu_measured(uint64_t cycles) {
+  npu_cycles += cycles;
+  npu_counted = true;
+}
+
 @END?@
+__attribute__((weak)) uint64_t arm_model_cpu_cycles(void) {
+#if defined(__ARM_ARCH_PROFILE) && __ARM_ARCH_PROFILE == 'M' && __ARM_ARCH >= 7
+  // DEMCR.TRCENA, then DWT_CTRL.CYCCNTENA. The counter has 32 bits.
+  volatile uint32_t* const demcr = reinterpret_cast<volatile uint32_t*>(0xE000EDFC);
+  volatile uint32_t* const dwt = reinterpret_cast<volatile uint32_t*>(0xE0001000);
+  static uint32_t last = 0;
+  static uint64_t cycles = 0;
+  *demcr = *demcr | uint32_t{1} << 24;
+  dwt[0] = dwt[0] | 1;
+  const uint32_t now = dwt[1];
+  cycles += now - last;
+  last = now;
+  return cycles;
+#else
+  return 0;
+#endif
+}
+
+__attribute__((weak)) size_t arm_model_read_counters(arm_model_counter*, size_t) { return 0; }
+
 // Returns 0 if all outputs are the same as at export; otherwise prints the first difference.
 int arm_model_self_test(void);
 int arm_model_self_test(void) {
@@ -222,7 +308,8 @@ int arm_model_self_test(void) {
 @NO_NPU?@
   std::printf("self-test: %s, ExecuTorch %s\n", ARM_MODEL_TARGET, ARM_MODEL_EXECUTORCH_VERSION);
 @END?@
-  if (!check_program()) {
+  const executorch::runtime::NamedDataMap* data = nullptr;
+  if (!check_data("program", arm_model_pte, ARM_MODEL_PTE_SIZE, ARM_MODEL_PTE_CRC32) || !load_data_file(&data)) {
     return 1;
   }
   executorch::extension::BufferDataLoader loader(arm_model_pte, ARM_MODEL_PTE_SIZE);
@@ -233,7 +320,7 @@ int arm_model_self_test(void) {
   }
   arm_runtime::PeakAllocator temp(ARM_MODEL_TEMP_POOL_SIZE, temp_pool);
   ModelMethod methods[kMethods];
-  if (!load(*program, &temp, methods)) {
+  if (!load(*program, data, &temp, methods)) {
     return 1;
   }
   for (unsigned long i = 0; i < ARM_MODEL_CASE_COUNT; ++i) {

@@ -110,6 +110,7 @@ class CachedExport:
             self._original_recipe,
             export_objects,
             [entry.program],
+            entry.data_file,
         )
 
     def store(self, result: Artifact, warnings: Sequence[str]) -> None:
@@ -123,7 +124,8 @@ class CachedExport:
                 "cache_dir: this export is not cached, because its calibration data differ each time they are read"
             )
         if self._key is not None:
-            self._store.write(self._key, CacheEntry(result.report, b"".join(result.program_chunks), tuple(warnings)))
+            program = b"".join(result.program_chunks)
+            self._store.write(self._key, CacheEntry(result.report, program, tuple(warnings), result.data_file))
         result.report = replace(result.report, notes=(*result.report.notes, *self.notes))
 
     def _compute_key(self, programs: Mapping[str, ExportedProgram], notes: Sequence[str]) -> str:

@@ -12,12 +12,14 @@ from typing import Any
 from arm_recipes._internal.files import make_folder, write
 from arm_recipes.report.report import Report
 
-_MAGIC = b"arm-recipes export 1\n"
+_MAGIC = b"arm-recipes export 2\n"
 _DIGEST_BYTES = hashlib.sha256().digest_size
 #: Modules that define the classes of a report. The unpickler creates objects of no other class.
 _UNPICKLED_MODULES = (
     "arm_recipes.report.report",
     "arm_recipes.report.context",
+    "arm_recipes.report.kernels",
+    "arm_recipes.report.layers",
     "arm_recipes.report.ram",
     "arm_recipes.report.record",
     "arm_recipes.runtime.tensor_info",
@@ -36,11 +38,13 @@ class CacheEntry:
         report: the report of the export.
         program: the ``.pte``, without its checksum.
         warnings: the warnings of the export.
+        data_file: the ``.ptd``; None without external blocks.
     """
 
     report: Report
     program: bytes
     warnings: tuple[str, ...]
+    data_file: bytes | None = None
 
 
 class CorruptEntry(Exception):
@@ -80,14 +84,14 @@ class Store:
         if data[len(_MAGIC) : start] != _entry_digest(key, content):
             raise CorruptEntry("its content does not match its digest")
         try:
-            report, program, warnings = _ReportUnpickler(io.BytesIO(content)).load()
+            report, program, warnings, data_file = _ReportUnpickler(io.BytesIO(content)).load()
         except Exception as error:  # pickle raises exceptions of many types
             raise CorruptEntry(f"{type(error).__name__}: {error}") from error
-        return CacheEntry(report, program, warnings)
+        return CacheEntry(report, program, warnings, data_file)
 
     def write(self, key: str, entry: CacheEntry) -> None:
         """Store an export. Replaces an existing file."""
-        content = pickle.dumps((entry.report, entry.program, entry.warnings), protocol=5)
+        content = pickle.dumps((entry.report, entry.program, entry.warnings, entry.data_file), protocol=5)
         write(self.file(key), _MAGIC, _entry_digest(key, content), content)
 
 

@@ -185,28 +185,26 @@ class Capture:
                 program = program.run_decompositions({})
         sys.stderr.write(captured_stderr.getvalue())
         check_operand_dtypes(program.graph)
-        _simplify_graph(program)
+        simplify_graph(program)
         make_shapes_static(program)
         move_casts_outward(program)
         _check_branch_buffers(program, trace_constants.queried)
         return program
 
 
-def _simplify_graph(program: ExportedProgram) -> None:
-    """Remove operators without effect that no target supports.
+def simplify_graph(program: ExportedProgram) -> None:
+    """Remove operators whose results nobody reads, and operators without effect that no target supports.
 
-    If the model catches an operator's exception, PyTorch leaves the operator in the graph, without a value. A
-    concatenation may have operands without elements.
+    PyTorch keeps a layer whose result the model discards. If the model catches an operator's exception, PyTorch leaves
+    the operator in the graph, without a value. A concatenation may have operands without elements.
     """
     from arm_backend_core.graph_edits import eliminate_dead_code
 
     _repair_users(program.graph)
-    changed = False
     for node in list(program.graph.nodes):
         results = isinstance(node.target, OpOverload) and node.target._schema.returns
         if results and node.meta.get("val") is None and not node.users:
             program.graph.erase_node(node)
-            changed = True
         elif node.target is torch.ops.aten.lift_fresh_copy.default:  # creates a literal in each call
             node.target = torch.ops.aten.clone.default
             node.meta["val"] = node.meta["val"].clone()  # in the trace, it shares memory with the literal
@@ -214,10 +212,8 @@ def _simplify_graph(program: ExportedProgram) -> None:
             operands = [operand for operand in node.args[0] if 0 not in map(_static_size, operand.meta["val"].shape)]
             if 0 < len(operands) < len(node.args[0]):
                 node.update_arg(0, operands)
-                changed = True
-    if changed:
-        eliminate_dead_code(program.graph)
-        program.graph_module.recompile()
+    eliminate_dead_code(program.graph)
+    program.graph_module.recompile()
 
 
 def _repair_users(graph: Graph) -> None:

@@ -24,9 +24,9 @@ from arm_backend_core.backends.ethosu_commands import (
 )
 from arm_recipes._internal.executorch_programs import delegates_of, set_payload, store_named_data
 from arm_recipes._internal.messages import warn
-from arm_recipes.runtime.ethosu_blocks import externalize_weights
+from arm_recipes.runtime.ethosu_blocks import BlockName, replace_blocks
 from arm_recipes.runtime.ethosu_payload import read_parts
-from arm_recipes.runtime.payload_parts import encode_parts, weights_key
+from arm_recipes.runtime.payload_parts import content_key, encode_parts
 from arm_recipes.runtime.tosa_graph import find_constant_spans
 
 if TYPE_CHECKING:
@@ -81,8 +81,9 @@ def _share_ethosu_weights(manager: EdgeProgramManager, modules: Sequence[Lowered
         return
     name = _store_shared(manager, region)
     for module, stream, patched in zip(modules, streams, patched_streams, strict=True):
-        payload = externalize_weights(module.processed_bytes, patched, name)
-        _replace_payload(module, payload, [checksum_spec(region, WEIGHTS_CHECKSUM_KEY)], stream.inserted_offsets)
+        contents = {BlockName.COMMANDS: patched, BlockName.WEIGHTS: name.encode()}
+        payload = replace_blocks(module.processed_bytes, contents, external=(BlockName.WEIGHTS,))
+        replace_payload(module, payload, [checksum_spec(region, WEIGHTS_CHECKSUM_KEY)], stream.inserted_offsets)
 
 
 def _share_tosa_constants(manager: EdgeProgramManager, modules: Sequence[LoweredBackendModule]) -> None:
@@ -93,7 +94,7 @@ def _share_tosa_constants(manager: EdgeProgramManager, modules: Sequence[Lowered
             _store_shared(manager, data) if constant and counts[data] > 1 else data for data, constant in parts
         ]
         if any(isinstance(part, str) for part in data_or_names):
-            _replace_payload(module, encode_parts(data_or_names))
+            replace_payload(module, encode_parts(data_or_names))
 
 
 def _split_constants(flatbuffer: bytes) -> list[tuple[bytes, bool]]:
@@ -104,12 +105,12 @@ def _split_constants(flatbuffer: bytes) -> list[tuple[bytes, bool]]:
 
 
 def _store_shared(manager: EdgeProgramManager, data: bytes) -> str:
-    name = weights_key(data)
+    name = content_key(data)
     store_named_data(manager, name, data, _ALIGNMENT_BYTES)
     return name
 
 
-def _replace_payload(
+def replace_payload(
     module: LoweredBackendModule,
     payload: bytes,
     extra_specs: Sequence[CompileSpec] = (),

@@ -13,7 +13,7 @@
 #include "common/log.h"
 #include "common/trace.h"
 #include "payload/ethosu_payload.h"
-#include "payload/named_weights.h"
+#include "payload/external_blocks.h"
 
 extern "C" {
 __attribute__((weak)) void EthosUBackend_execute_begin(void) {}
@@ -32,7 +32,8 @@ constexpr char kFastScratchSpec[] = "fast_scratch_size";
 struct Program {
   EthosUPayload payload;
   FastScratch fast_scratch;
-  FreeableBuffer weights;  // only if methods share them
+  FreeableBuffer weights;    // empty unless they are outside the payload
+  FreeableBuffer* commands;  // null unless they are outside the payload; allocated like this object
 };
 static_assert(sizeof(Program) == EthosUBackend::kLoadedBytes && alignof(Program) == 8);
 
@@ -48,8 +49,8 @@ class ExecuteHooks {
 Error check_executable(const EthosUPayload& payload) {
   if (!payload.aligned) {
     ARM_RUNTIME_LOG(Error,
-                    "the payload does not start at a multiple of %lu bytes: align the buffer that "
-                    "holds the program, and serialize it with a delegate alignment of at least that",
+                    "the payload or data outside it does not start at a multiple of %lu bytes: align the buffers that "
+                    "hold the program and its .ptd, and serialize it with a delegate alignment of at least that",
                     static_cast<Printable>(kNpuAlignment));
     return Error::InvalidProgram;
   }
@@ -69,6 +70,18 @@ Error check_executable(const EthosUPayload& payload) {
     }
   }
   return Error::Ok;
+}
+
+// Reads a payload that this backend can execute.
+Error read_payload(const void* data, size_t size, const ExternalData& external, EthosUPayload* payload) {
+  const PayloadStatus status = read_ethosu_payload(data, size, payload, external);
+  if (!status.ok()) {
+    char reason[192];
+    status.describe(reason, sizeof(reason));
+    ARM_RUNTIME_LOG(Error, "the payload is not valid: %s", reason);
+    return Error::InvalidProgram;
+  }
+  return check_executable(*payload);
 }
 
 // Checks that an argument matches the tensor in the payload. Only sizes are compared, because the export fixes the
@@ -137,10 +150,13 @@ Error trace_npu(const Program& program, uint8_t* scratch, EventTracer* tracer) {
   constexpr uint64_t kNotCounted = UINT64_MAX;
   TraceScope scope(tracer, "EthosUBackend npu");
   uint64_t cycles = kNotCounted;
-  const Error error =
-      run_on_npu(program.payload, program.fast_scratch, scratch, is_tracing(tracer) ? &cycles : nullptr);
+  const bool counts = is_tracing(tracer) || arm_runtime_npu_measured != nullptr;
+  const Error error = run_on_npu(program.payload, program.fast_scratch, scratch, counts ? &cycles : nullptr);
   if (cycles != kNotCounted) {
     scope.add("npu_cycles", cycles);
+    if (arm_runtime_npu_measured != nullptr) {
+      arm_runtime_npu_measured(cycles);
+    }
   }
   return error;
 }
@@ -169,19 +185,14 @@ Result<DelegateHandle*> EthosUBackend::init(BackendInitContext& context, Freeabl
   if (error != Error::Ok) {
     return error;
   }
+  const ExternalKeys keys = read_external_keys(*data, processed->size());
+  auto commands = find_external_block(ARM_RUNTIME_BACKEND_ID, kExternalCommands, context, compile_specs, keys.commands);
+  auto weights = find_external_block(ARM_RUNTIME_BACKEND_ID, kExternalWeights, context, compile_specs, keys.weights);
+  if (!commands.ok() || !weights.ok()) {
+    return commands.ok() ? weights.error() : commands.error();
+  }
   EthosUPayload payload;
-  const PayloadStatus status = read_ethosu_payload(*data, processed->size(), &payload);
-  if (!status.ok()) {
-    char reason[192];
-    status.describe(reason, sizeof(reason));
-    ARM_RUNTIME_LOG(Error, "the payload is not valid: %s", reason);
-    return Error::InvalidProgram;
-  }
-  Result<FreeableBuffer> weights = find_weights(ARM_RUNTIME_BACKEND_ID, context, compile_specs, &payload);
-  if (!weights.ok()) {
-    return weights.error();
-  }
-  error = check_executable(payload);
+  error = read_payload(*data, processed->size(), {view_of(*commands), view_of(*weights)}, &payload);
   FastScratch fast_scratch;
   if (error == Error::Ok) {
     error = read_fast_scratch(payload, compile_specs, &fast_scratch);
@@ -192,21 +203,32 @@ Result<DelegateHandle*> EthosUBackend::init(BackendInitContext& context, Freeabl
   // The driver does not clean the data cache for the commands, and some versions do not for the weights. Without this
   // call, the NPU would not see data that a loader has just copied into cached memory.
   clean_cache(*data, processed->size());
-  if (payload.weights_name.size > 0) {
-    clean_cache(payload.weights.data, payload.weights.size);
+  for (const FreeableBuffer* buffer : {&*commands, &*weights}) {
+    if (buffer->size() > 0) {
+      clean_cache(buffer->data(), buffer->size());
+    }
   }
-  Program* program = context.get_runtime_allocator()->allocateInstance<Program>();
-  if (program == nullptr) {
+  MemoryAllocator* allocator = context.get_runtime_allocator();
+  Program* program = allocator->allocateInstance<Program>();
+  FreeableBuffer* kept = commands->size() > 0 ? allocator->allocateInstance<FreeableBuffer>() : nullptr;
+  if (program == nullptr || (kept == nullptr && commands->size() > 0)) {
     ARM_RUNTIME_LOG(Error, "%lu bytes for the program are not to be had from the method allocator",
-                    static_cast<Printable>(sizeof(Program)));
+                    static_cast<Printable>(sizeof(Program) + (commands->size() > 0 ? sizeof(FreeableBuffer) : 0)));
     return Error::MemoryAllocationFailed;
   }
-  return new (program) Program{payload, fast_scratch, std::move(*weights)};
+  if (kept != nullptr) {
+    new (kept) FreeableBuffer(std::move(*commands));
+  }
+  return new (program) Program{payload, fast_scratch, std::move(*weights), kept};
 }
 
 void EthosUBackend::destroy(DelegateHandle* handle) const {
   if (handle != nullptr) {
-    static_cast<Program*>(handle)->~Program();
+    auto* program = static_cast<Program*>(handle);
+    if (program->commands != nullptr) {
+      program->commands->~FreeableBuffer();
+    }
+    program->~Program();
   }
 }
 

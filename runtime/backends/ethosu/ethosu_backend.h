@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 #include "common/executorch.h"
 
@@ -17,6 +18,10 @@ extern size_t ethosu_fast_scratch_size;
 void EthosUBackend_execute_begin(void);
 void EthosUBackend_execute_end(void);
 
+// If firmware defines this function, the backend counts the NPU's cycles of each run, with the driver's PMU functions,
+// and calls it after the run.
+__attribute__((weak)) void arm_runtime_npu_measured(uint64_t npu_cycles);
+
 // Result of the registration before main(). A reference to it makes the linker keep the backend.
 extern const executorch::runtime::Error arm_runtime_ethosu_registered;
 }
@@ -26,14 +31,16 @@ namespace arm_runtime {
 // Executes Ethos-U payloads on Cortex-M through ethos-u-core-driver. It registers itself as "EthosUBackend".
 //
 // While the method is loaded, the payload must stay at its address, a multiple of 16 bytes that the NPU can reach; so
-// must weights that methods share, which are named data of the program. Loading cleans both from the data cache. Each
+// must external commands and weights, which are named data of the program or of its .ptd. Loading cleans all of them
+// from the data cache. Each
 // execution allocates the scratch memory of the payload, in whole cache lines of 32 bytes, from the method's temp
 // allocator, which must be in memory that the NPU can write. It copies inputs into the scratch and outputs out of it. A
 // method runs one execution at a time; executions of different methods wait for each other in the driver.
 class EthosUBackend final : public BackendInterface {
  public:
-  // Bytes of the method allocator that loading a payload uses, aligned to 8.
-  static constexpr size_t kLoadedBytes = sizeof(void*) == 4 ? 120 : 168;
+  // Bytes of the method allocator that loading a payload uses, aligned to 8. External commands need a FreeableBuffer
+  // in addition.
+  static constexpr size_t kLoadedBytes = sizeof(void*) == 4 ? 120 : 160;
 
   bool is_available() const override { return true; }
 

@@ -26,7 +26,7 @@
 #include "common/log.h"
 #include "common/trace.h"
 #include "payload/ethosu_payload.h"
-#include "payload/named_weights.h"
+#include "payload/external_blocks.h"
 
 #define ARM_RUNTIME_BACKEND_ID "EthosUBackend"
 
@@ -202,8 +202,8 @@ void read_buffer(EthosU::Buffer& buffer, void* destination, size_t size) {
   buffer.read(static_cast<char*>(destination), size);
 }
 
-Error read_payload(const void* data, size_t size, EthosUPayload* payload) {
-  const PayloadStatus status = read_ethosu_payload(data, size, payload);
+Error read_payload(const void* data, size_t size, const ExternalData& external, EthosUPayload* payload) {
+  const PayloadStatus status = read_ethosu_payload(data, size, payload, external);
   if (!status.ok()) {
     char reason[256];
     status.describe(reason, sizeof(reason));
@@ -271,13 +271,14 @@ Error check_device(const Options& options, const EthosU::Device& device, const E
 // Creates the objects that all executions share.
 Error prepare(const BackendInitContext& context, const FreeableBuffer& processed, ArrayRef<CompileSpec> specs,
               Delegate* delegate) {
-  EthosUPayload payload;
-  Error error = read_payload(processed.data(), processed.size(), &payload);
-  if (error != Error::Ok) {
-    return error;
+  const ExternalKeys keys = read_external_keys(processed.data(), processed.size());
+  const auto commands = find_external_block(ARM_RUNTIME_BACKEND_ID, kExternalCommands, context, specs, keys.commands);
+  const auto weights = find_external_block(ARM_RUNTIME_BACKEND_ID, kExternalWeights, context, specs, keys.weights);
+  if (!commands.ok() || !weights.ok()) {
+    return commands.ok() ? weights.error() : commands.error();
   }
-  const Result<FreeableBuffer> weights = find_weights(ARM_RUNTIME_BACKEND_ID, context, specs, &payload);
-  error = weights.error();
+  EthosUPayload payload;
+  Error error = read_payload(processed.data(), processed.size(), {view_of(*commands), view_of(*weights)}, &payload);
   if (error == Error::Ok) {
     error = assign_slots(payload.inputs, &delegate->inputs);
   }

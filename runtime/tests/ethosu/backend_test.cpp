@@ -155,8 +155,9 @@ class Argument {
 // A loaded payload, with valid arguments and memory of exactly the required size.
 class Loaded {
  public:
-  explicit Loaded(const std::string& content, size_t misalignment = 0) : bytes_(content, misalignment) {
-    read_ethosu_payload(bytes_.data(), bytes_.size(), &payload_);
+  explicit Loaded(const std::string& content, size_t misalignment = 0, const ExternalData& external = {})
+      : bytes_(content, misalignment) {
+    read_ethosu_payload(bytes_.data(), bytes_.size(), &payload_, external);
     method_memory_.resize(256);
     set_scratch(round_up_to_cache_lines(payload_.scratch_size));
     for (uint32_t i = 0; i < payload_.inputs.count(); ++i) {
@@ -280,12 +281,13 @@ class OnePiece final : public NamedDataMap {
   mutable int freed_ = 0;
 };
 
-// Returns the payload with a key in place of its weights, which are moved to `weights`.
-std::string with_weights_outside(const std::string& payload, const std::string& name, std::string* weights) {
-  const size_t at = payload.find("weight_data");
+// Returns the payload with a key in place of a block's content, which is moved to `content`.
+std::string with_block_outside(const std::string& payload, const char* block_name, const std::string& name,
+                               std::string* content) {
+  const size_t at = payload.find(block_name);
   uint32_t size = 0;
   std::memcpy(&size, payload.data() + at + 16, sizeof(size));
-  *weights = payload.substr(at + 32, size);
+  *content = payload.substr(at + 32, size);
   const auto length = static_cast<uint32_t>(name.size());
   std::string block = payload.substr(at, 16) + std::string(reinterpret_cast<const char*>(&length), 4) +
                       std::string("\1", 1) + std::string(11, '\0') + name;
@@ -296,7 +298,7 @@ std::string with_weights_outside(const std::string& payload, const std::string& 
 void finds_weights_that_methods_share(const Files& files) {
   std::string weights;
   const std::string name(kNamedDataKeySize, 'w');
-  const std::string payload = with_weights_outside(files.payload, name, &weights);
+  const std::string payload = with_block_outside(files.payload, "weight_data", name, &weights);
   const OnePiece there(name, weights), other(std::string(kNamedDataKeySize, 'o'), weights);
   {
     Loaded loaded(payload);
@@ -318,6 +320,33 @@ void finds_weights_that_methods_share(const Files& files) {
   uint8_t wrong[4] = {1, 2, 3, 4};
   CHECK(changed.init(256, {{"weight_data_crc32", {wrong, 4}}}) == Error::InvalidProgram);
   CHECK(logs("the weight data of") && there.freed() == 2);
+}
+
+void finds_commands_outside_the_program(const Files& files) {
+  std::string commands;
+  const std::string name(kNamedDataKeySize, 'c');
+  const std::string payload = with_block_outside(files.payload, "cmd_data", name, &commands);
+  const OnePiece there(name, commands), damaged(name, std::string(commands.size(), 'x'));
+  {
+    Loaded loaded(payload, 0, {{there.data(), there.size()}, {}});
+    loaded.named_data = &there;
+    // One byte less than the program and its FreeableBuffer need.
+    CHECK(loaded.init(EthosUBackend::kLoadedBytes + sizeof(FreeableBuffer) - 1) == Error::MemoryAllocationFailed);
+    CHECK(logs("bytes for the program are not to be had") && there.freed() == 1);
+    CHECK(loaded.init() == Error::Ok && loaded.execute() == Error::Ok);
+    CHECK(driver_double.commands == there.data());
+    CHECK(driver_double.violations.empty());
+    loaded.destroy();
+    CHECK(there.freed() == 2);
+  }
+  Loaded without(payload), of_another(payload), changed(payload);
+  CHECK(without.init() == Error::InvalidProgram && logs("the command stream is outside the payload"));
+  of_another.named_data = &damaged;
+  CHECK(of_another.init() == Error::InvalidProgram && logs("it starts neither with COP1 nor with COP2"));
+  changed.named_data = &there;
+  uint8_t wrong[4] = {1, 2, 3, 4};
+  CHECK(changed.init(256, {{"cmd_data_crc32", {wrong, 4}}}) == Error::InvalidProgram);
+  CHECK(logs("the command stream of"));
 }
 
 // Sets the firmware's fast scratch during its lifetime. The buffer starts `offset` bytes after a cache line boundary.
@@ -695,6 +724,7 @@ int main(int argc, char** argv) {
 
   executes(files);
   finds_weights_that_methods_share(files);
+  finds_commands_outside_the_program(files);
   gives_the_fast_scratch_of_the_firmware(files);
   gives_the_fast_scratch_of_the_driver(files);
   refuses_too_little_fast_scratch(files);

@@ -102,7 +102,8 @@ std::vector<size_t> arguments(Listing* listing) {
   return listing->numbers<size_t>(static_cast<size_t>(listing->number()));
 }
 
-Error load_delegate(Listing* listing, DataLoader* loader, MemoryAllocator* allocator, Chain* chain) {
+Error load_delegate(Listing* listing, DataLoader* loader, MemoryAllocator* allocator, const NamedDataMap* data,
+                    Chain* chain) {
   const std::string name = listing->word();
   const auto offset = static_cast<size_t>(listing->number());
   const auto size = static_cast<size_t>(listing->number());
@@ -122,13 +123,14 @@ Error load_delegate(Listing* listing, DataLoader* loader, MemoryAllocator* alloc
   }
   chain->delegates.push_back(std::make_unique<LoadedDelegate>(LoadedDelegate{backend, std::move(*payload), nullptr}));
   LoadedDelegate& added = *chain->delegates.back();
-  BackendInitContext context(allocator);
+  BackendInitContext context(allocator, nullptr, nullptr, data);
   const auto handle = backend->init(context, &added.payload, {specs.data(), specs.size()});
   added.handle = handle.ok() ? *handle : nullptr;
   return handle.ok() ? Error::Ok : handle.error();
 }
 
-Error read_step(const std::string& step, Listing* listing, DataLoader* loader, MemoryManager* memory, Chain* chain) {
+Error read_step(const std::string& step, Listing* listing, DataLoader* loader, MemoryManager* memory,
+                const NamedDataMap* data, Chain* chain) {
   if (step == "tensor") {
     chain->add(std::make_unique<OwnTensor>(listing));
   } else if (step == "double") {
@@ -163,7 +165,7 @@ Error read_step(const std::string& step, Listing* listing, DataLoader* loader, M
     }
     tensor->place(*place);
   } else if (step == "delegate") {
-    return load_delegate(listing, loader, memory->method_allocator(), chain);
+    return load_delegate(listing, loader, memory->method_allocator(), data, chain);
   } else if (step == "input" || step == "output") {
     (step == "input" ? chain->inputs : chain->outputs).push_back(static_cast<size_t>(listing->number()));
   } else if (step == "kernel") {
@@ -193,13 +195,13 @@ Result<Program> Program::load(DataLoader* loader, Verification) {
   return Program(loader, 1, FreeableBuffer(), nullptr, FreeableBuffer(), std::nullopt);
 }
 
-Result<Method> Program::load_method(const char*, MemoryManager* memory, EventTracer* tracer, const NamedDataMap*,
-                                    const LoadBackendOptionsMap*, Span<const Kernel>) const {
+Result<Method> Program::load_method(const char*, MemoryManager* memory, EventTracer* tracer,
+                                    const NamedDataMap* data, const LoadBackendOptionsMap*, Span<const Kernel>) const {
   Method method(this, memory, tracer, memory->temp_allocator());
   method.chains_ = new Chain;
   Listing listing;
   for (std::string step; listing.next(&step);) {
-    const Error error = read_step(step, &listing, loader_, memory, method.chains_);
+    const Error error = read_step(step, &listing, loader_, memory, data, method.chains_);
     if (error != Error::Ok) {
       return error;
     }

@@ -32,7 +32,7 @@ int32_t arm_payload_read(const void* data, uint64_t size, arm_payload_info* info
   }
   info->command_offset = offset_of(payload.commands, data);
   info->command_size = payload.commands.size;
-  info->weight_offset = payload.weights_name.size == 0 ? offset_of(payload.weights, data) : 0;
+  info->weight_offset = payload.weights.data == nullptr ? 0 : offset_of(payload.weights, data);
   info->weight_size = payload.weights.size;
   info->scratch_size = payload.scratch_size;
   info->fast_scratch_size = payload.fast_scratch_size;

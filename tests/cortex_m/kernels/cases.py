@@ -70,7 +70,7 @@ def _draw_add(random: Random) -> Case:
 
 def _draw_mul(random: Random) -> Case:
     first, second, channels_last = _draw_operands(random)
-    zero_points = draw_zero_point(random), draw_zero_point(random)
+    zero_points = [_one_of(random, draw_zero_point(random), int(random.integers(-600, 600))) for _ in range(2)]
     output = draw_zero_point(random), draw_multiplier(random), draw_shift(random, (-10, 2))
     return Case((first, zero_points[0], second, zero_points[1], *output), channels_last)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -32,3 +34,19 @@ def test_records_are_pytorchs(name: str) -> None:
         result = KERNELS[name].compute(x, *rest, dtype)
         is_number = ~np.isnan(x)  # PyTorch converts NaN to any integer
         assert np.array_equal(result[is_number], expected[is_number])
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 5, 3), (1, 4, 1, 1)])
+def test_memory_format_is_ambiguous(shape: tuple[int, ...], kernels: KernelLibrary) -> None:
+    # Exported programs describe such a tensor as contiguous before a cast and as channels_last after it.
+    x = np.random.default_rng(3).standard_normal(shape).astype(np.float32)
+    parameters = (0.05, 3, -128, 127, 1)
+    out = np.zeros(shape, np.int8)
+    kernels.call("quantize_per_tensor", x, *parameters, _as_channels_last(out))
+    assert np.array_equal(out, KERNELS["quantize_per_tensor"].compute(x, *parameters))
+
+
+def _as_channels_last(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """A view with the same elements that is described as channels_last, in a shape where both formats are one."""
+    batch, channels, height, width = x.shape
+    return x.reshape(batch, height, width, channels).transpose(0, 3, 1, 2)

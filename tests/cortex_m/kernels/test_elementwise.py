@@ -100,7 +100,9 @@ def test_other_types_are_refused(name: str, argument: str, kernels: KernelLibrar
 @pytest.mark.parametrize(
     ("argument", "value"),
     [
-        *((f"{of}_zero_point", value) for of in ("self", "other", "output") for value in (-129, 128, 1 << 40)),
+        *((f"{of}_zero_point", value) for of in ("self", "other", "output") for value in (-32_641, 32_641, 1 << 40)),
+        ("output_zero_point", -129),
+        ("output_zero_point", 128),
         *((f"{of}_multiplier", value) for of in ("self", "other", "output") for value in (-(1 << 31), 1 << 31)),
         *((f"{of}_shift", value) for of in ("self", "other", "output") for value in (-32, 31)),
         ("activation_min", -129),
@@ -113,6 +115,13 @@ def test_other_types_are_refused(name: str, argument: str, kernels: KernelLibrar
 def test_bad_quantization_is_refused(name: str, argument: str, value: Any, kernels: KernelLibrary) -> None:
     if argument in _VALID[name]:
         check_refusal(kernels, name, _VALID[name], np.zeros_like(_IMAGE), {argument: value}, r"\w+ must be ")
+
+
+@pytest.mark.parametrize("name", ["quantized_add", "quantized_div"])
+@pytest.mark.parametrize("argument", ["self_zero_point", "other_zero_point"])
+@pytest.mark.parametrize("value", [-129, 128])
+def test_zero_point_outside_int8_is_refused(name: str, argument: str, value: int, kernels: KernelLibrary) -> None:
+    check_refusal(kernels, name, _VALID[name], np.zeros_like(_IMAGE), {argument: value}, r"\w+ must be ")
 
 
 @pytest.mark.parametrize("name", ["quantized_add", "quantized_mul", "quantized_div"])

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Reads a data file as it is, cut off anywhere, and with each byte changed: every answer is inside the file.
+//
+//   data_file_test FILE       prints the keys and sizes
+#include <executorch/runtime/platform/runtime.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include "firmware/data_file.h"
+
+namespace {
+
+using arm_runtime::DataFile;
+using executorch::runtime::Error;
+
+void check(bool ok, const char* what) {
+  if (!ok) {
+    std::fprintf(stderr, "data_file_test: %s\n", what);
+    std::exit(1);
+  }
+}
+
+// Loads a copy that ends with its heap block, and reads all data.
+unsigned read_all(const std::string& content, bool* loaded) {
+  const std::vector<uint8_t> copy(content.begin(), content.end());
+  DataFile file;
+  *loaded = file.load(copy.data(), copy.size()) == Error::Ok;
+  unsigned sum = 0;
+  for (uint32_t i = 0; i < *file.get_num_keys(); ++i) {
+    const auto data = file.get_data(*file.get_key(i));
+    check(data.ok(), "a key without data");
+    for (size_t k = 0; k < data->size(); ++k) {
+      sum += static_cast<const uint8_t*>(data->data())[k];
+    }
+  }
+  return sum;
+}
+
+}  // namespace
+
+int main(int, char** arguments) {
+  executorch::runtime::runtime_init();
+  std::ifstream stream(arguments[1], std::ios::binary);
+  const std::string content(std::istreambuf_iterator<char>(stream), {});
+  bool loaded = false;
+  read_all(content, &loaded);
+  check(loaded, "the file is refused");
+  DataFile file;
+  check(file.load(reinterpret_cast<const uint8_t*>(content.data()), content.size()) == Error::Ok, "refused");
+  for (uint32_t i = 0; i < *file.get_num_keys(); ++i) {
+    const char* key = *file.get_key(i);
+    const auto data = file.get_data(key);
+    std::vector<char> into(data->size());
+    check(file.load_data_into(key, into.data(), into.size()) == Error::Ok, "load_data_into");
+    check(std::memcmp(into.data(), data->data(), into.size()) == 0, "load_data_into gives other bytes");
+    check(file.load_data_into(key, into.data(), into.size() + 1) == Error::InvalidArgument, "too many bytes");
+    std::printf("%s %zu\n", key, data->size());
+  }
+  check(file.get_data("none").error() == Error::NotFound, "an unknown key");
+  check(file.get_tensor_layout("none").error() == Error::NotFound, "a layout");
+  check(file.get_key(1000).error() == Error::InvalidArgument, "an index out of range");
+  for (size_t length = 0; length < content.size(); ++length) {
+    read_all(content.substr(0, length), &loaded);
+    check(!loaded || length + 128 > content.size(), "a truncated file is accepted");
+  }
+  for (size_t at = 0; at < content.size(); ++at) {
+    for (const int bit : {0, 3, 7}) {
+      std::string changed = content;
+      changed[at] = static_cast<char>(changed[at] ^ 1 << bit);
+      read_all(changed, &loaded);
+    }
+  }
+  return 0;
+}

@@ -1,0 +1,78 @@
+"""Measurements of a device: read from a log, laid beside the estimates, and refused if they are of another program."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from arm_recipes import ArmRecipeType, ExportResult
+from arm_recipes.report.measurements import compare_measurements, read_measurements
+from tests.runtime.host_programs import export_small
+
+
+def _result() -> ExportResult:
+    return export_small(ArmRecipeType.ETHOSU_U55_INT8)
+
+
+def _line(**values: Any) -> str:
+    run = {"arm_recipes_run": 1, "program_crc32": "0badcafe", "npu": "Ethos-U55-128", "method": "forward", "case": 0}
+    return json.dumps({**run, "cpu_cycles": 9000, "npu_cycles": 7000, "counters": {}, **values})
+
+
+def _log(folder: Path, *lines: str) -> Path:
+    path = folder / "log.jsonl"
+    path.write_text("\n".join(["self-test: Ethos-U55-128", *lines, "self-test: ok, 1 cases"]) + "\n")
+    return path
+
+
+def test_medians_stand_beside_the_estimates(tmp_path: Path) -> None:
+    result = _result()
+    tensor = next(layer for layer in result.report.layers if layer.tensors).tensors[0]
+    lines = [_line(case=case, npu_cycles=7000 + case, layers={tensor: 500 + case}) for case in range(3)]
+    report = result.report.with_measurements(_log(tmp_path, f"[00:01] {lines[0]}", *lines[1:]))
+    compared = compare_measurements(report.measurements, result.report.to_dict())
+    (method,) = compared.methods
+    (delegate,) = result.report.delegates
+    assert delegate.vela is not None
+    assert (method.runs, method.npu_cycles, method.cpu_cycles) == (3, 7001, 9000)
+    assert method.estimated_npu_cycles == delegate.vela.total_cycles
+    assert method.layers[0][3] == 501
+    ratio = f"{7001 / delegate.vela.total_cycles - 1:+.0%}"
+    for text in (str(report), str(compared)):
+        assert "7,001 measured" in text
+        assert f"{delegate.vela.total_cycles:,} by Vela's estimate" in text
+        assert ratio in text
+        assert "501 measured" in text
+    assert "7,001 measured" in report.page().text
+    assert len(report.to_dict()["measurements"]) == 3
+    assert "Measured on the device" not in str(result.report)
+
+
+def test_what_a_device_does_not_count_is_said(tmp_path: Path) -> None:
+    line = _line(npu_cycles=None, cpu_cycles=None, counters={"axi0_reads": 12})
+    text = str(_result().report.with_measurements(_log(tmp_path, line)))
+    assert text.count("not counted") == 2
+    assert "axi0_reads" in text
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([], "has no measurements"),
+        ([_line()[:-9]], "line 2 of .* is damaged"),
+        ([_line(case="first")], "line 2 of .* is damaged"),
+        ([_line(method="decode")], "measures the method 'decode', the export has forward"),
+        ([_line(npu="Ethos-U85-256")], "measures an Ethos-U85-256, the export is for ethos-u55-128"),
+    ],
+)
+def test_other_logs_are_refused(tmp_path: Path, lines: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        _result().report.with_measurements(_log(tmp_path, *lines))
+
+
+def test_a_log_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="cannot read"):
+        read_measurements(tmp_path / "none.jsonl")
