@@ -95,7 +95,7 @@ ELSEWHERE = {
     "arm_recipes.explore.advice": {"explore/test_advise.py": "channels result weights"},
     "arm_recipes.firmware": {
         "firmware/test_pools.py": "golden saving",
-        "firmware/test_sources.py": "kernels",
+        "firmware/test_sources.py": "kernels versions",
     },
     "arm_recipes.pipeline": {
         "pipeline/test_export.py": "artifact method_results pipeline progress",

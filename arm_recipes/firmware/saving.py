@@ -26,10 +26,10 @@ from arm_recipes.firmware.sources import (
     FirmwareModel,
     FirmwareTestVectors,
     MethodIO,
-    Versions,
     render_files,
     to_c_identifier,
 )
+from arm_recipes.firmware.versions import Versions
 from arm_recipes.runtime.build import CPP_FOLDER
 from arm_recipes.runtime.ethosu_payload import EthosUPayload, read_parts
 from arm_recipes.runtime.inspect import DelegateInspection, Inspection, inspect_program
