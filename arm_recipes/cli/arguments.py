@@ -111,11 +111,7 @@ _ARGPARSE_KEYWORDS: dict[str, dict[str, Any]] = {
         "action": "store_true",
         "help": "compile for Linux on a Cortex-A that submits commands to the NPU itself (Ethos-U85)",
     },
-    "cpu": {
-        "type": parse_cpu,
-        "metavar": "NAME",
-        "help": "Cortex-M, such as cortex-m55; none: no int8 kernels beside an NPU; default: auto",
-    },
+    "cpu": {"type": parse_cpu, "metavar": "NAME", "help": "Cortex-M, such as cortex-m55; none: no int8 kernels"},
     "isa": {"metavar": "NAME", "help": "instruction set of the kernels: mve, dsp, scalar; default: the processor's"},
     "mx": {"metavar": "FORMAT", "help": f"use this MX format (TOSA_FP): {', '.join(options.MX_FORMATS)}"},
     "observer": {"metavar": "NAME", "help": f"range observer: {', '.join(options.OBSERVER_NAMES)}; default: mse"},

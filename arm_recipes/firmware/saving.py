@@ -26,10 +26,10 @@ from arm_recipes.firmware.sources import (
     FirmwareModel,
     FirmwareTestVectors,
     MethodIO,
-    Versions,
     render_files,
     to_c_identifier,
 )
+from arm_recipes.firmware.versions import Versions
 from arm_recipes.runtime.build import CPP_FOLDER
 from arm_recipes.runtime.ethosu_payload import EthosUPayload, read_parts
 from arm_recipes.runtime.inspect import DelegateInspection, Inspection, inspect_program
@@ -85,8 +85,8 @@ class Firmware(Renderable):
             [
                 ("folder", self.folder),
                 ("program", format_bytes(self.program_bytes)),
-                ("target", versions.target),
                 *([("data file", format_bytes(self.data_file_bytes))] if self.data_file_bytes else []),
+                ("target", versions.target),
                 *([("Vela version", versions.vela)] if versions.has_npu else []),
                 ("ExecuTorch version", versions.executorch),
                 ("self-test", f"{self.cases} case{'s' * (self.cases != 1)}"),
@@ -166,7 +166,8 @@ def build_model(source: Artifact | Program | str | Path | bytes, samples: Any, n
     from arm_recipes.pipeline.artifact import Artifact
 
     if isinstance(source, Artifact):
-        tools = ExportTools(vela.version(), version("executorch"), *_processor_of(source.recipe))
+        cpu, isa = _processor_of(source.recipe)
+        tools = ExportTools(vela.version(), version("executorch"), cpu, isa)
         return _build_model(source.program(), samples, _converter_of_result(source), tools, name)
     program = source if isinstance(source, Program) else load(source)
     tools = ExportTools(_UNKNOWN, version("executorch"))

@@ -13,6 +13,7 @@ from arm_recipes.firmware.golden import IOTensor
 from arm_recipes.firmware.host_run import FirmwareTestCase
 from arm_recipes.firmware.kernels import Kernels
 from arm_recipes.firmware.pools import ProgramPools
+from arm_recipes.firmware.versions import Versions
 from arm_recipes.runtime.ethosu_payload import CACHE_LINE
 from arm_recipes.runtime.method_layout import LOADED_DELEGATE_BYTES, TYPE_LAYOUTS
 from arm_recipes.runtime.pte_schema import dtype_number
@@ -34,42 +35,6 @@ _CMSIS_NN_OPTION = """\
 if(DEFINED ARM_RUNTIME_CORTEX_M_KERNELS AND NOT ARM_RUNTIME_CORTEX_M_KERNELS)
   set(EXECUTORCH_BUILD_CORTEX_M ON CACHE BOOL "" FORCE)
 endif()"""
-
-
-@dataclass(frozen=True)
-class Versions:
-    """Versions of the tools, and the target, of a compiled program.
-
-    Attributes:
-        executorch: version of ExecuTorch.
-        vela: version of Vela; "unknown" for a program without an export result, "none" for one without delegates.
-        npu: the NPU, for example ``Ethos-U55-128``; "no NPU" for a program without delegates.
-        stream: format of the command streams, for example ``COP1``.
-        architecture: NPU architecture release in the streams, which the driver checks.
-        cpu: processor that int8 kernels on the CPU were chosen for, for example ``cortex-m55``; empty if unknown.
-        isa: instruction set of these kernels: ``scalar``, ``dsp`` or ``mve``; empty if unknown.
-    """
-
-    executorch: str
-    vela: str
-    npu: str
-    stream: str
-    architecture: str
-    cpu: str = ""
-    isa: str = ""
-
-    @property
-    def has_npu(self) -> bool:
-        """Whether the program has Ethos-U delegates."""
-        return self.stream != "none"
-
-    @property
-    def target(self) -> str:
-        """What executes the program: the NPU, or the processor with its instruction set."""
-        if self.has_npu:
-            return self.npu
-        cpu = self.cpu.replace("cortex-m", "Cortex-M").replace("plus", "+") or "Cortex-M"
-        return f"{cpu}, {self.isa}" if self.isa else cpu
 
 
 @dataclass(frozen=True)

@@ -108,8 +108,10 @@ def _is_float(node: torch.fx.Node) -> bool:
     import torch
     from torch.utils import _pytree as pytree
 
+    from arm_backend_core.kinds import ScalarKind, kind_of
+
     values = pytree.tree_leaves(node.meta.get("val"))
-    return any(isinstance(value, torch.Tensor) and value.is_floating_point() for value in values)
+    return any(isinstance(value, torch.Tensor) and kind_of(value.dtype) is ScalarKind.FLOAT for value in values)
 
 
 def _is_exact(node: torch.fx.Node) -> bool:

@@ -19,7 +19,7 @@ def _convolution(inputs: int, outputs: int, size: int, stride: int = 1, groups: 
 
 
 class Small(nn.Module):
-    """Nearly one operator of each kernel: convolutions, poolings, elementwise operators, a softmax."""
+    """Convolutions, a pooling, elementwise operators, a matrix product and a softmax."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,14 +28,15 @@ class Small(nn.Module):
         self.up = nn.ConvTranspose2d(8, 8, 2, stride=2)
         self.linear = nn.Linear(16, 6)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return class probabilities, and an image."""
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return class probabilities, an image, and products of its channels."""
         y = torch.relu(self.stem(x))
         y = y + self.depthwise(y)
         up = self.up(nn.functional.max_pool2d(y, 2))
         gated = up * torch.sigmoid(y)
         features = torch.cat((gated, torch.maximum(up, y)), 1).mean((2, 3))
-        return torch.softmax(self.linear(features), -1), gated
+        products = torch.matmul(gated.flatten(2), up.flatten(2).transpose(1, 2))
+        return torch.softmax(self.linear(features), -1), gated, products
 
 
 class ResNet8(nn.Module):

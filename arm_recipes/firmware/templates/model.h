@@ -19,9 +19,9 @@ extern "C" {
 #define ARM_MODEL_EXECUTORCH_MINOR @EXECUTORCH_MINOR@
 #define ARM_MODEL_VELA_VERSION "@VELA@"
 #define ARM_MODEL_TARGET "@TARGET@"
-@NPU?@
-/* The NPU, the format of its command streams, and the architecture release that the driver checks. */
 #define ARM_MODEL_NPU "@NPU@"
+@NPU?@
+/* Format of the NPU's command streams, and the architecture release that the driver checks. */
 #define ARM_MODEL_STREAM_FORMAT "@STREAM@"
 #define ARM_MODEL_STREAM_ARCHITECTURE "@ARCHITECTURE@"
 /* Format of the payloads around the streams: arm_runtime::kPayloadFormat of the backend. */
