@@ -24,11 +24,18 @@ from arm_backend_core.backends import artifacts
 from arm_backend_core.backends.payload import Payload
 from arm_backend_core.bisect_failure import bisect_failure
 from arm_backend_core.dtype import DType
-from arm_backend_core.errors import CompileError, FullDelegationError, compiler_fault
+from arm_backend_core.errors import CompileError, Fault, FullDelegationError, compiler_fault
 from arm_backend_core.graph_edits import eliminate_dead_code
 from arm_backend_core.insert_delegates import CompiledPartition, Partition, insert_delegates
 from arm_backend_core.lowering.walk import Lowering
-from arm_backend_core.nodes import assign_debug_handles, debug_handle_of, is_quantize, operator_name, set_refusal_reason
+from arm_backend_core.nodes import (
+    assign_debug_handles,
+    debug_handle_of,
+    is_quantize,
+    operator_name,
+    set_refusal_reason,
+    source_location,
+)
 from arm_backend_core.ops.operands import dtype_of
 from arm_backend_core.permutation import Layout
 from arm_backend_core.program import (
@@ -41,7 +48,7 @@ from arm_backend_core.program import (
     lift_constants,
 )
 from arm_backend_core.selection import Predicate, select
-from arm_backend_core.targets.compile_spec import ArmCompileSpec
+from arm_backend_core.targets.compile_spec import ArmCompileSpec, CortexMCompileSpec
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa import reference
 from arm_backend_core.tosa.graph import Graph, Value
@@ -79,17 +86,13 @@ def delegate(
     program = copy_program(program)
     assign_debug_handles(program.graph)
     program = prepare_program(program, spec.target)
+    if isinstance(spec, CortexMCompileSpec):
+        _report_rejections(_lower_to_kernels(program, spec), spec, require_full_delegation)
+        return program
     selection = select(program, spec.target, keep_on_cpu)
     for node, refusal in selection.refusals.items():
         set_refusal_reason(node, refusal.reason)
-    rejected = selection.reported_refusals()
-    events.current().rejected.extend(rejected)
-    if require_full_delegation and rejected:
-        lines = [f"  {r.operator} ({r.node}{', ' + r.source if r.source else ''}): {r.reason}" for r in rejected]
-        raise FullDelegationError(
-            f"require_full_delegation: {len(rejected)} operator(s) cannot run on {spec.target.name}:\n"
-            + "\n".join(lines)
-        )
+    _report_rejections(selection.reported_refusals(), spec, require_full_delegation)
     partitions = selection.partitions(name)
     _set_debug_handles(partitions)
     graphs = selection.graphs(partitions)
@@ -100,7 +103,45 @@ def delegate(
             for part, graph in zip(partitions, graphs, strict=True)
         ],
     )
+    if spec.isa is not None and selection.refusals:
+        _lower_to_kernels(program, spec)
     return program
+
+
+def _lower_to_kernels(program: ExportedProgram, spec: ArmCompileSpec) -> list[events.Rejection]:
+    """Replace quantized operators outside the delegates by kernels of the processor.
+
+    Returns:
+        The operators without a kernel.
+    """
+    from arm_backend_core.cortex_m.lower import lower_to_kernels  # registers operators
+
+    assert spec.isa is not None
+    refusals = lower_to_kernels(program, spec.isa)
+    if isinstance(spec, CortexMCompileSpec):  # else the NPU's refusal is the reason
+        for node, refusal in refusals.items():
+            set_refusal_reason(node, refusal.reason)
+    return [
+        events.Rejection(
+            node.name, operator_name(node), refusal.reason, source_location(node), isinstance(refusal, Fault)
+        )
+        for node, refusal in refusals.items()
+    ]
+
+
+def _report_rejections(rejected: list[events.Rejection], spec: ArmCompileSpec, required: bool) -> None:
+    """Record the operators that stay on the CPU.
+
+    Raises:
+        FullDelegationError: ``required`` is set, and there is such an operator.
+    """
+    events.current().rejected.extend(rejected)
+    if not required or not rejected:
+        return
+    lines = [f"  {r.operator} ({r.node}{', ' + r.source if r.source else ''}): {r.reason}" for r in rejected]
+    raise FullDelegationError(
+        f"require_full_delegation: {len(rejected)} operator(s) cannot run on {spec.target.name}:\n" + "\n".join(lines)
+    )
 
 
 def prepare_program(program: ExportedProgram, target: Target) -> ExportedProgram:

@@ -17,7 +17,13 @@ from torch.export import ExportedProgram
 from arm_backend_core.delegate import Predicate, delegate
 from arm_backend_core.errors import ArmBackendError
 from arm_backend_core.recurrent.roll_recurrent_loops import LoopRolling
-from arm_backend_core.targets.compile_spec import ArmCompileSpec, EthosUCompileSpec, TosaCompileSpec, VgfCompileSpec
+from arm_backend_core.targets.compile_spec import (
+    ArmCompileSpec,
+    CortexMCompileSpec,
+    EthosUCompileSpec,
+    TosaCompileSpec,
+    VgfCompileSpec,
+)
 
 
 class ArmPartitioner(Partitioner):
@@ -93,3 +99,9 @@ class VgfPartitioner(ArmPartitioner):
     """Delegates to ``VgfBackend``; takes a ``VgfCompileSpec``."""
 
     spec_class = VgfCompileSpec
+
+
+class CortexMPartitioner(ArmPartitioner):
+    """Lowers to int8 kernels instead of delegating; takes a ``CortexMCompileSpec``."""
+
+    spec_class = CortexMCompileSpec

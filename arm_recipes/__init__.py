@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from arm_recipes.explore.tune.result import Tuned
     from arm_recipes.explore.tune.tune import tune
     from arm_recipes.firmware.saving import Firmware, save_firmware
-    from arm_recipes.pipeline.verify import VerificationError
+    from arm_recipes.pipeline.verify_kernels import VerificationError
     from arm_recipes.provider import ArmRecipeProvider, load_recipe
     from arm_recipes.qat.prepare import prepare_qat
     from arm_recipes.recipe.recipe import ArmRecipe, ExportRecipe
@@ -136,7 +136,7 @@ _LAZY_IMPORTS_WITH_EXECUTORCH = {
     "Sizes": "arm_recipes.types",
     "sweep": "arm_recipes.explore.sweep.sweep",
     "tune": "arm_recipes.explore.tune.tune",
-    "VerificationError": "arm_recipes.pipeline.verify",
+    "VerificationError": "arm_recipes.pipeline.verify_kernels",
 }
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +74,6 @@ def _assemble_recipe(
     from executorch.exir.capture import ExecutorchBackendConfig
 
     from arm_backend_core import partitioner
-    from arm_backend_core import quantization as quantizers
     from arm_backend_core.aten.input_scales import quantize_inputs_once
     from arm_recipes.pipeline.planned_memories import PlannedMemories, planning_pass
     from arm_recipes.stages.block_scaled import mx_recipe
@@ -84,7 +84,7 @@ def _assemble_recipe(
     from arm_recipes.stages.lower import lowering_recipe
 
     target, precision = recipe_type.name.split("_")[0], recipe_type.name.rsplit("_", 1)[1]
-    prefix = {"ETHOSU": "EthosU", "TOSA": "TOSA", "VGF": "Vgf"}[target]
+    prefix = {"ETHOSU": "EthosU", "TOSA": "TOSA", "VGF": "Vgf", "CORTEX": "CortexM"}[target]
     quantization = mx_recipe(values["mx"]) if values.get("mx") else None
     passes: list[Any] = [
         edge_manager.store_initial_state,
@@ -93,7 +93,7 @@ def _assemble_recipe(
     ]
     transforms: list[Any] = []
     if precision != "FP":
-        quantizer = getattr(quantizers, f"{prefix}Quantizer")(spec)
+        quantizer = _create_quantizer(prefix, spec)
         quantization = _build_quantization(quantizer, recipe_type.name, values)
         if values["quantized_io"]:
             transforms.append(quantize_inputs_once)
@@ -102,6 +102,8 @@ def _assemble_recipe(
         # loads. Firmware uses the cortex_m kernels.
         if target != "VGF" and not values.get("direct_drive"):
             passes.append(edge_manager.use_cortex_m_quantize)
+    if spec.isa is not None:
+        passes.append(partial(edge_manager.use_cortex_m_kernels, spec.isa))
     passes += [replace_empty_tensors, share_weights]
     passes.append(CheckRunnable(values["require_runnable"]))
     memories = PlannedMemories.from_option(values["memory"]) if values.get("memory") else None
@@ -143,6 +145,14 @@ def _memory_passes(values: Options, optimise: str, memories: PlannedMemories | N
     sram, flash = (values.get(name) and options.parse_bytes(values[name]) for name in ("sram_budget", "flash_budget"))
     if sram or flash or memories is not None:
         yield CheckBudgets(sram, flash, optimise, values.get("board"), memories)
+
+
+def _create_quantizer(prefix: str, spec: ArmCompileSpec) -> Any:
+    """Create the quantizer whose class name starts with ``prefix``."""
+    from arm_backend_core import quantization
+    from arm_backend_core.cortex_m.quantizer import CortexMQuantizer
+
+    return CortexMQuantizer(spec) if prefix == "CortexM" else getattr(quantization, f"{prefix}Quantizer")(spec)
 
 
 def _build_quantization(quantizer: Any, name: str, values: Mapping[str, Any]) -> Any:

@@ -46,6 +46,7 @@ class ArmRecipeType(RecipeType, metaclass=_SuggestingMeta):
     ETHOSU_U55_A16W8 = "arm_recipes_ethosu_u55_a16w8"
     ETHOSU_U65_A16W8 = "arm_recipes_ethosu_u65_a16w8"
     ETHOSU_U85_A16W8 = "arm_recipes_ethosu_u85_a16w8"
+    CORTEX_M_INT8 = "arm_recipes_cortex_m_int8"
     TOSA_FP = "arm_recipes_tosa_fp"
     TOSA_INT8 = "arm_recipes_tosa_int8"
     TOSA_A8W4 = "arm_recipes_tosa_a8w4"

@@ -91,7 +91,7 @@ class ExportResult(Artifact):
         return target
 
     def save_firmware(self, folder: str | Path, samples: Samples | None = None) -> Firmware:
-        """Write a firmware project for an Ethos-U program. Its README.md says how to build it.
+        """Write a firmware project for a program for Ethos-U or ``CORTEX_M_INT8``. Its README.md says how to build it.
 
         The sizes of the memory pools are computed and tested: the program runs in exactly these pools on this machine.
 
@@ -101,8 +101,8 @@ class ExportResult(Artifact):
                 so pass few. Default: random inputs.
 
         Raises:
-            ValueError: ``folder`` is not writable, the target is not an Ethos-U, or the samples do not match the
-                model's inputs.
+            ValueError: ``folder`` is not writable, the target is neither Ethos-U nor Cortex-M, or the samples do not
+                match the model's inputs.
             RunError: the program cannot run on this machine, or there is no C++ compiler.
         """
         from arm_recipes.firmware.saving import save_firmware

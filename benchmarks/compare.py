@@ -67,13 +67,13 @@ def measure(model: str, recipe: str, backend: str) -> Row:
     entry = zoo.build(model, CALIBRATION + HELD_OUT)
     calibration, held_out = entry.samples[:CALIBRATION], entry.samples[CALIBRATION:]
     with torch.no_grad():
-        expected = [_first(entry.model(*sample)) for sample in held_out]
+        expected = [first_output(entry.model(*sample)) for sample in held_out]
 
     export = _export_with_peer if backend == "peer" else _export_with_ours
     figures, run = export(entry.model, calibration, recipe)
     row.update(figures)
     if not recipe.startswith("VGF"):
-        row.update(_accuracy(expected, [_first(run(*sample)) for sample in held_out]))
+        row.update(compute_accuracy(expected, [first_output(run(*sample)) for sample in held_out]))
     return row
 
 
@@ -125,7 +125,8 @@ def _export_with_peer(model: Any, calibration: list[Inputs], name: str) -> tuple
     return figures, lambda *inputs: run_lowered(program, inputs, flatbuffers)
 
 
-def _first(output: Any) -> Any:
+def first_output(output: Any) -> Any:
+    """The first of several outputs, or the only one."""
     return output[0] if isinstance(output, tuple | list) else output
 
 
@@ -245,7 +246,7 @@ def _reference(flatbuffer: bytes, arrays: list[Any]) -> list[Any]:
     return [torch.from_numpy(output) for output in outputs]
 
 
-def _accuracy(expected: list[Any], actual: list[Any]) -> Row:
+def compute_accuracy(expected: list[Any], actual: list[Any]) -> Row:
     """Signal to noise ratio in dB over all samples, and the largest error over the largest value."""
     import torch
 

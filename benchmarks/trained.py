@@ -193,7 +193,7 @@ def fit(model: nn.Module, job: Task, epochs: int, rate: float) -> None:
 def measured(name: str) -> dict[str, Any]:
     """Score and SQNR of each variant, and seconds for all of it."""
     from arm_recipes import ArmRecipeType, ExportRecipe, export, prepare_qat, tune
-    from benchmarks.compare import _export_with_peer, _first
+    from benchmarks.compare import _export_with_peer, first_output
     from benchmarks.coverage import sqnr
 
     started = time.perf_counter()
@@ -220,7 +220,7 @@ def measured(name: str) -> dict[str, Any]:
     found["QAT"] = [job.score(_outputs(prepared.eval().export(samples).run, inputs), wanted), None]  # of other weights
     try:
         run = _export_with_peer(copy.deepcopy(model), samples, RECIPE)[1]
-        found["peer INT8"] = rated(lambda x: _first(run(x)))
+        found["peer INT8"] = rated(lambda x: first_output(run(x)))
     except Exception as error:  # a row tells it
         found["peer INT8"] = str(error).partition("\n")[0][:80]
     return {"model": name, "unit": job.unit, **found, "seconds": round(time.perf_counter() - started)}

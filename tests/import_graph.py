@@ -27,7 +27,7 @@ LAYERS: Mapping[str, tuple[set[str], ...]] = {
         {"ops"},
         {"aten", "alternatives", "fusion", "insert_delegates"},
         {"quantization", "lowering", "bisect_failure"},
-        {"selection"},
+        {"selection", "cortex_m"},
         {"delegate"},
         {"recurrent"},
         {"partitioner"},

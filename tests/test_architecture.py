@@ -29,11 +29,11 @@ MODULE_LINES = 400
 NEEDED_BY_OPERATORS = ("ops", "aten", "tosa", "lowering")
 """Parts of the core that grow with the number of operators; workarounds for Vela, in ``tosa``, do not."""
 
-LINES_PER_OPERATOR = 34.5
+LINES_PER_OPERATOR = 36.3
 """Most lines of these for each ATen overload that has a record, a rule for complex numbers, or a graph inside.
 
-Today's average is 31.3: 30.2 before modules of more than 400 lines were split, which repeats import headers. A gate at
-its limit would reward golf, so it leaves 5% of air."""
+Today's average is 34.6: 31.3 before tables were fitted and magnitudes, norms and gains of channels had rules of their
+own. A gate at its limit would reward golf, so it leaves 5% of air."""
 
 LINES_PER_ALTERNATIVE = 105
 """Most lines of ``alternatives`` for each of them, cost model and choice included; today 96.

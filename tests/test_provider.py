@@ -57,7 +57,7 @@ def test_imports_of_third_parties_are_silent() -> None:
 def test_every_recipe_is_supported() -> None:
     assert [recipe.name for recipe in ArmRecipeType] == list(SPEC_BUILDERS)
     assert list(recipe_registry.get_supported_recipes("arm_recipes")) == list(ArmRecipeType)
-    assert len(ArmRecipeType) == 17
+    assert len(ArmRecipeType) == 18
 
 
 def test_a_foreign_recipe_type_is_not_ours() -> None:

@@ -75,11 +75,15 @@ class Annotator:
         if self.records[node].kind is Kind.SHARED:
             self.configs[node] = replace(self.configs[node], activation=spec)
 
-    def run(self) -> None:
-        """Write ``quantization_annotation`` into the nodes' metadata."""
+    def make_plan(self) -> FusionPlan:
+        """Decide which operators are fused, and which results are int16."""
         states = {state: value for state, value, _ in self._buffer_writes()}
         may_be_int16 = {node for node in self.records if self.configs[node].inner is not None}
-        self.plan = FusionPlan(self.records, self.constants, may_be_int16.__contains__, self._is_int16, states)
+        return FusionPlan(self.records, self.constants, may_be_int16.__contains__, self._is_int16, states)
+
+    def run(self) -> None:
+        """Write ``quantization_annotation`` into the nodes' metadata."""
+        self.plan = self.make_plan()
         for functions in self.plan.fused_chains():
             self._use_finest_config(functions)
         for node in reversed(self.records):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from operator import attrgetter
 from typing import Any, Self
 
@@ -33,7 +33,12 @@ from arm_backend_core.quantization.algorithms.group_norms import layer_norms_to_
 from arm_backend_core.quantization.annotator import ANNOTATION, Annotator
 from arm_backend_core.quantization.config import QuantizationConfig, get_symmetric_a16w8_quantization_config
 from arm_backend_core.quantization.graph_observers import describe_observed_tensors, share_timestep_observers
-from arm_backend_core.targets.compile_spec import ArmCompileSpec, EthosUCompileSpec, TosaCompileSpec, VgfCompileSpec
+from arm_backend_core.targets.compile_spec import (
+    ArmCompileSpec,
+    EthosUCompileSpec,
+    TosaCompileSpec,
+    VgfCompileSpec,
+)
 
 Config = QuantizationConfig | None
 _WITH_INT16 = get_symmetric_a16w8_quantization_config()
@@ -139,15 +144,19 @@ class ArmQuantizer(Quantizer):
             if self._config(stacks[node]) is not None and node not in constants:
                 _check_dtype(node)
         self._annotate_io(model)
+        Annotator(model.graph, self._configs_of(model.graph, stacks)).run()
+        return model
+
+    def _configs_of(self, graph: Graph, stacks: Mapping[Node, dict[str, Any]]) -> Callable[[Node], Config]:
+        """Return the function that maps each node to its configuration. ``stacks``: modules of each node."""
         uses_int16 = "int16" in self.compile_spec.target.extensions and self._uses("int16_coordinates")
-        coordinates = find_coordinate_nodes(model.graph) if uses_int16 else set()
+        coordinates = find_coordinate_nodes(graph) if uses_int16 else set()
 
         def config_of(node: Node) -> Config:
             config = self._config(stacks[node])
             return _WITH_INT16 if config is not None and node in coordinates else config
 
-        Annotator(model.graph, config_of).run()
-        return model
+        return config_of
 
     def _uses(self, algorithm: str) -> bool:
         return self.algorithms is None or algorithm in self.algorithms

@@ -9,6 +9,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Self
 
+from arm_backend_core.targets.cortex_m import Isa, resolve_isa
 from arm_backend_core.targets.target import Target
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ class ArmCompileSpec(ABC):
     Attributes:
         target: the target to compile for.
         compiler_flags: flags for the compiler behind TOSA (Vela, the model converter).
+        isa: instruction set of int8 kernels for the quantized operators outside delegates; None: these operators stay
+            in floating point.
     """
 
     class DebugMode(Enum):
@@ -47,6 +50,7 @@ class ArmCompileSpec(ABC):
     def __init__(self, target: Target, compiler_flags: Sequence[str] = ()) -> None:
         self.target = target
         self.compiler_flags = list(compiler_flags)
+        self.isa: Isa | None = None
         self._intermediate_path: str | None = None
         self._debug_mode: ArmCompileSpec.DebugMode | None = None
 
@@ -149,6 +153,8 @@ class EthosUCompileSpec(ArmCompileSpec):
             default alternatives.
         optimise: Vela's goal, "performance" or "size"; "auto" chooses the better result of both
             (``alternatives/size_or_speed.py``).
+        cpu: the Cortex-M beside the NPU, whose int8 kernels compute quantized operators that the NPU lacks; None: these
+            operators stay in floating point.
 
     Attributes:
         sram_budget: available bytes of SRAM, for "auto"; None for no limit.
@@ -172,6 +178,7 @@ class EthosUCompileSpec(ArmCompileSpec):
         config_ini: str | os.PathLike[str] | None = None,
         search_alternatives: bool = True,
         optimise: str = "performance",
+        cpu: str | None = None,
     ) -> None:
         from arm_backend_core.targets import vela_config
         from arm_backend_core.workers import vela
@@ -197,6 +204,7 @@ class EthosUCompileSpec(ArmCompileSpec):
             ),
             vela_config.command_line(npu, self.system_config, self.memory_mode, flags, self.config_ini),
         )
+        self.isa = None if cpu is None else resolve_isa(cpu)
 
     def _entries(self) -> dict[str, str]:
         return {**super()._entries(), "target": self.accelerator}
@@ -229,3 +237,26 @@ class VgfCompileSpec(ArmCompileSpec):
             raise ValueError(f"tosa_spec: the VGF converter takes TOSA 1.0; '{tosa_spec}' is {target.version_text}")
         super().__init__(target, model_converter.split_flags(compiler_flags or ()))
         model_converter.check_converter(tuple(self.compiler_flags))
+
+
+class CortexMCompileSpec(ArmCompileSpec):
+    """Lower to int8 kernels that a Cortex-M executes; there are no delegates.
+
+    Args:
+        cpu: the processor, for example ``cortex-m55``.
+        isa: instruction set of the kernels; None for the fastest that the processor may have.
+
+    Attributes:
+        isa: the instruction set.
+
+    Raises:
+        ValueError: there is no such processor, or it does not have the instruction set.
+    """
+
+    backend_id = ""
+    _output_format = "pte"
+
+    def __init__(self, cpu: str = "cortex-m55", isa: Isa | str | None = None) -> None:
+        resolved = resolve_isa(cpu, isa)
+        super().__init__(Target(cpu, frozenset({"INT"}), frozenset(), "cortex-m"))
+        self.isa = resolved

@@ -200,6 +200,13 @@ _U85 = Hardware(
     ),
 )
 #: Hardware by family; "tosa" and "vgf" have no limits beyond their profile.
-HARDWARE = {"ethos-u55": _U55, "ethos-u65": _U65, "ethos-u85": _U85, "tosa": Hardware(), "vgf": Hardware()}
+HARDWARE = {
+    "ethos-u55": _U55,
+    "ethos-u65": _U65,
+    "ethos-u85": _U85,
+    "tosa": Hardware(),
+    "vgf": Hardware(),
+    "cortex-m": Hardware(),
+}
 #: Families that Vela compiles for.
 ETHOS_U_FAMILIES = tuple(family for family, hardware in HARDWARE.items() if hardware.npu)

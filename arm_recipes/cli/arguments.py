@@ -67,6 +67,11 @@ def parse_steps(text: str) -> int | str:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number, auto or all") from None
 
 
+def parse_cpu(text: str) -> str | None:
+    """Parse the name of a processor; "none" maps to None."""
+    return None if text == "none" else text
+
+
 def parse_memory(text: str) -> dict[str, str | None]:
     """Parse NAME=SIZE, or NAME for a memory without a limit."""
     name, equals, size = text.partition("=")
@@ -106,6 +111,8 @@ _ARGPARSE_KEYWORDS: dict[str, dict[str, Any]] = {
         "action": "store_true",
         "help": "compile for Linux on a Cortex-A that submits commands to the NPU itself (Ethos-U85)",
     },
+    "cpu": {"type": parse_cpu, "metavar": "NAME", "help": "Cortex-M, such as cortex-m55; none: no int8 kernels"},
+    "isa": {"metavar": "NAME", "help": "instruction set of the kernels: mve, dsp, scalar; default: the processor's"},
     "mx": {"metavar": "FORMAT", "help": f"use this MX format (TOSA_FP): {', '.join(options.MX_FORMATS)}"},
     "observer": {"metavar": "NAME", "help": f"range observer: {', '.join(options.OBSERVER_NAMES)}; default: mse"},
     "quantized_io": {

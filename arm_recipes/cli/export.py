@@ -52,7 +52,10 @@ def add_command(commands: Commands) -> None:
     )
     compilation.add_argument("--cache-dir", type=Path, metavar="FOLDER", help="cache compiled programs in this folder")
     compilation.add_argument(
-        "--verify", action="store_true", help="run each Ethos-U delegate and compare it with the TOSA reference model"
+        "--verify",
+        action="store_true",
+        help="run each Ethos-U delegate and compare it with the TOSA reference model, and int8 kernels with a second "
+        "implementation",
     )
     arguments.add_json(parser)
     parser.set_defaults(call=_export)

@@ -20,8 +20,8 @@ def add_command(commands: Commands) -> None:
     parser = commands.add_parser(
         "firmware",
         help="write firmware sources for a program: data, backend, memory pools and self-test",
-        description="Write a folder with the sources that Cortex-M firmware needs to run an Ethos-U program. Memory "
-        "pools are sized to the byte and verified on this machine.",
+        description="Write a folder with the sources that Cortex-M firmware needs to run a program for Ethos-U or "
+        "CORTEX_M_INT8. Memory pools are sized to the byte and verified on this machine.",
     )
     parser.add_argument("program", type=Path, help=".pte file")
     arguments.add_data_file(parser)

@@ -18,6 +18,8 @@ RECIPE_GROUPS = {
     "int": "quantization (INT8, A8W4 and A16W8 recipes)",
     "ethos-u": "NPU (Ethos-U recipes)",
     "ethos-u85": "NPU (Ethos-U recipes)",
+    "cortex-m": "CPU (Cortex-M recipes)",
+    "cortex-m-cpu": "CPU and memory (Ethos-U and Cortex-M recipes)",
     "tosa": "TOSA and VGF recipes",
     "tosa-fp": "TOSA and VGF recipes",
 }

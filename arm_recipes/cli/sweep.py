@@ -10,7 +10,8 @@ from arm_recipes._internal.files import check_saved_program, check_writable
 from arm_recipes.cli import arguments
 from arm_recipes.cli.parser import OUTPUT
 from arm_recipes.cli.samples import check_source
-from arm_recipes.explore.sweep.configurations import ALL_VALUES, list_configurations
+from arm_recipes.explore.sweep.configurations import ALL_VALUES, list_configurations, split_recipes
+from arm_recipes.explore.sweep.processors import list_processors
 
 if TYPE_CHECKING:
     from arm_recipes.cli.arguments import Commands
@@ -23,8 +24,9 @@ def add_command(commands: Commands) -> None:
     """Add the command and its arguments."""
     parser = commands.add_parser(
         "sweep",
-        help="compile a model for many Ethos-U configurations and compare them",
-        description="Compile a model for every combination of recipes, MACs, system configurations and memory modes.",
+        help="compile a model for many Ethos-U configurations and Cortex-M processors and compare them",
+        description="Compile a model for every combination of recipes, MACs, system configurations and memory modes, "
+        "and for Cortex-M processors.",
     )
     arguments.add_model(parser)
     arguments.add_samples(parser, "--samples", "samples to calibrate and measure with", default=arguments.MODEL_INPUTS)
@@ -41,6 +43,13 @@ def add_command(commands: Commands) -> None:
         )
     configurations.add_argument(
         "--macs", type=int, action="append", metavar="N", help="MACs per cycle; repeat for several; default: all"
+    )
+    configurations.add_argument(
+        "--cpu",
+        dest="cpus",
+        action="append",
+        metavar="NAME[=MHZ]",
+        help="processor of CORTEX_M_INT8, such as cortex-m4=120; repeat for several; the clock gives the time",
     )
     for name in _RECIPE_FLAGS:
         arguments.add_option(parser, name)
@@ -67,9 +76,14 @@ def _sweep(args: argparse.Namespace) -> None:
     varied = {"macs": args.macs, "system_config": systems, "memory_mode": args.memory_modes}
     recipe_options = {name: getattr(args, name) for name in (*_RECIPE_FLAGS, "optimise")}
     boards = args.boards if args.boards != [ALL_VALUES] else ALL_VALUES
-    list_configurations(
-        args.recipes, varied, {"calibration_samples": None, **recipe_options}, boards
-    )  # check before PyTorch is imported
+    cpus = None if args.cpus is None else _parse_cpus(args.cpus)
+    # check before PyTorch is imported
+    npu_recipes, has_processors = split_recipes(args.recipes, cpus)
+    fixed = {"calibration_samples": None, **recipe_options}
+    if has_processors:
+        list_processors(cpus, fixed)
+    if npu_recipes:
+        list_configurations(npu_recipes, varied, fixed, boards)
     from arm_recipes import sweep
 
     program = arguments.load_model(args.model)
@@ -82,6 +96,7 @@ def _sweep(args: argparse.Namespace) -> None:
         system_configs=systems,
         memory_modes=args.memory_modes,
         boards=boards,
+        cpus=cpus,
         cache_dir=args.cache_dir,
         **recipe_options,
     )
@@ -89,3 +104,19 @@ def _sweep(args: argparse.Namespace) -> None:
         result.plot().write_html(str(html_path))
         arguments.report_written(html_path)
     arguments.print_result(result, as_json=args.json)
+
+
+def _parse_cpus(texts: list[str]) -> dict[str, float | None]:
+    """Parse ``NAME[=MHZ]``.
+
+    Raises:
+        ValueError: the clock is not a number.
+    """
+    clocks: dict[str, float | None] = {}
+    for text in texts:
+        name, has_clock, clock = text.partition("=")
+        try:
+            clocks[name] = float(clock) if has_clock else None
+        except ValueError:
+            raise ValueError(f"--cpu: the clock of {text!r} is not a number of MHz; write --cpu {name}=120") from None
+    return clocks

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-#: Kernels of the library ``arm_runtime_cortex_m_kernels``.
-_CORTEX_M_KERNELS = ("cortex_m::quantize_per_tensor.out", "cortex_m::dequantize_per_tensor.out")
+from arm_backend_core.cortex_m.catalog import KERNELS
+from arm_recipes.report.kernels import DATA_MOVEMENT
+
+#: Namespace of the kernels of ``arm_backend_core.cortex_m`` in programs.
+_CORTEX_M_NAMESPACE = "cortex_m"
 #: Namespaces of ExecuTorch's portable kernels, which its selective build includes.
 _PORTABLE_NAMESPACES = ("aten", "dim_order_ops")
 
@@ -27,14 +30,27 @@ class Kernels:
     others: tuple[str, ...]
 
     @property
-    def only_ours(self) -> bool:
-        """Whether the program uses no other kernels than ``ours``, so that its results are bit-equal on all devices."""
-        return not self.portable and not self.others
+    def is_exact(self) -> bool:
+        """Whether results are bit-equal on all devices: other kernels than ``ours`` only move elements."""
+        return not self.others and all(name.partition(".")[0] in DATA_MOVEMENT for name in self.portable)
+
+    def symbols(self) -> tuple[str, ...]:
+        """Names of ``ours`` without namespace and overload, as in ``runtime/kernels/kernel_list.h``."""
+        return tuple(map(_symbol, self.ours))
 
 
 def classify_kernels(operators: Iterable[str]) -> Kernels:
     """Group the kernels of a program's operators by library, without duplicates, sorted by name."""
     names = sorted(set(operators))
     portable = tuple(name for name in names if name.partition("::")[0] in _PORTABLE_NAMESPACES)
-    ours = tuple(name for name in names if name in _CORTEX_M_KERNELS)
+    ours = tuple(name for name in names if _is_ours(name))
     return Kernels(ours, portable, tuple(name for name in names if name not in {*portable, *ours}))
+
+
+def _is_ours(name: str) -> bool:
+    namespace, _, rest = name.partition("::")
+    return namespace == _CORTEX_M_NAMESPACE and rest.endswith(".out") and _symbol(name) in KERNELS
+
+
+def _symbol(name: str) -> str:
+    return name.partition("::")[2].partition(".")[0]

@@ -26,10 +26,10 @@ from arm_recipes.firmware.sources import (
     FirmwareModel,
     FirmwareTestVectors,
     MethodIO,
-    Versions,
     render_files,
     to_c_identifier,
 )
+from arm_recipes.firmware.versions import Versions
 from arm_recipes.runtime.build import CPP_FOLDER
 from arm_recipes.runtime.ethosu_payload import EthosUPayload, read_parts
 from arm_recipes.runtime.inspect import DelegateInspection, Inspection, inspect_program
@@ -47,18 +47,9 @@ if TYPE_CHECKING:
     SampleConverter = Callable[[str, MethodIO, Any, str], Sequence[Any]]
 
 #: Files of ``runtime/`` that are copied to ``backend/``.
-_BACKEND_FILES = (
-    "CMakeLists.txt",
-    "README.md",
-    "cmake/cortex-m55.cmake",
-    "backends/ethosu/*",
-    "common/*",
-    "emulator/*",
-    "emulator/driver/*",
-    "firmware/*",
-    "kernels/*",
-    "payload/*",
-)
+_BACKEND_FILES = ("CMakeLists.txt", "README.md", "cmake/cortex-m55.cmake", "common/*", "firmware/*", "kernels/*")
+#: Further files, for programs with Ethos-U delegates.
+_NPU_FILES = ("backends/ethosu/*", "emulator/*", "emulator/driver/*", "payload/*")
 _UNKNOWN = "unknown"
 
 
@@ -95,8 +86,8 @@ class Firmware(Renderable):
                 ("folder", self.folder),
                 ("program", format_bytes(self.program_bytes)),
                 *([("data file", format_bytes(self.data_file_bytes))] if self.data_file_bytes else []),
-                ("target", versions.npu),
-                ("Vela version", versions.vela),
+                ("target", versions.target),
+                *([("Vela version", versions.vela)] if versions.has_npu else []),
                 ("ExecuTorch version", versions.executorch),
                 ("self-test", f"{self.cases} case{'s' * (self.cases != 1)}"),
             ],
@@ -110,7 +101,9 @@ class Firmware(Renderable):
                 (f"planned memory{suffix}", format_bytes(method.planned)),
             ]
         rows += [("shared planned memory", format_bytes(count)) for count in pools.shared]
-        rows += [("temp allocator", format_bytes(pools.temp)), ("fast scratch", format_bytes(pools.fast_scratch))]
+        rows.append(("temp allocator", format_bytes(pools.temp)))
+        if versions.has_npu:
+            rows.append(("fast scratch", format_bytes(pools.fast_scratch)))
         yield "Memory" if pools.exact else "Memory, at most", rows
         names = [*self.kernels.ours, *self.kernels.portable, *self.kernels.others]
         yield f"Kernels on the CPU: {len(names)}", [(name,) for name in names] or [("none",)]
@@ -119,7 +112,7 @@ class Firmware(Renderable):
 def save_firmware(
     source: Artifact | Program | str | Path | bytes, folder: str | Path, samples: Samples | None = None
 ) -> Firmware:
-    """Write a folder with everything that firmware needs to run an Ethos-U program.
+    """Write a folder with everything that firmware needs to run a program for Ethos-U or Cortex-M.
 
     ``ExportResult.save_firmware`` describes the folder.
 
@@ -138,7 +131,7 @@ def save_firmware(
     model = build_model(source, samples, target.name)
     contents = {
         **render_files(model),
-        **_read_backend_sources(),
+        **_read_backend_sources(has_npu=model.versions.has_npu),
         "model.pte": model.program,
         **({} if model.data_file is None else {"model.ptd": model.data_file}),
         "model.bpte": build_bundled_program(model.program, model.ports, model.golden),
@@ -173,13 +166,34 @@ def build_model(source: Artifact | Program | str | Path | bytes, samples: Any, n
     from arm_recipes.pipeline.artifact import Artifact
 
     if isinstance(source, Artifact):
-        return _build_model(source.program(), samples, _converter_of_result(source), _installed_versions(), name)
+        cpu, isa = _processor_of(source.recipe)
+        tools = ExportTools(vela.version(), version("executorch"), cpu, isa)
+        return _build_model(source.program(), samples, _converter_of_result(source), tools, name)
     program = source if isinstance(source, Program) else load(source)
-    return _build_model(program, samples, _convert_program_sample, (_UNKNOWN, version("executorch")), name)
+    tools = ExportTools(_UNKNOWN, version("executorch"))
+    return _build_model(program, samples, _convert_program_sample, tools, name)
 
 
-def _installed_versions() -> tuple[str, str]:
-    return vela.version(), version("executorch")
+@dataclass(frozen=True)
+class ExportTools:
+    """Tools and processor of an export, which a program does not contain; see ``Versions``."""
+
+    vela: str
+    executorch: str
+    cpu: str = ""
+    isa: str = ""
+
+
+def _processor_of(recipe: object) -> tuple[str, str]:
+    """Processor and instruction set of the recipe's int8 kernels; empty if the recipe has none."""
+    from arm_recipes.recipe import options
+    from arm_recipes.recipe.recipe import ArmRecipe
+    from arm_recipes.recipe.targets import recipe_processor
+
+    if not isinstance(recipe, ArmRecipe) or not recipe.type_name.startswith("CORTEX_M"):
+        return "", ""
+    processor = recipe_processor(recipe.type_name, options.check(recipe.type_name, dict(recipe.options)))
+    return ("", "") if processor is None else (processor.cpu, processor.isa.value)
 
 
 def _converter_of_result(result: Artifact) -> SampleConverter:
@@ -198,7 +212,7 @@ def _convert_program_sample(method: str, ports: MethodIO, sample: Any, what: str
 
 
 def _build_model(
-    program: Program, samples: Any, convert: SampleConverter, tool_versions: tuple[str, str], name: str
+    program: Program, samples: Any, convert: SampleConverter, tools: ExportTools, name: str
 ) -> FirmwareModel:
     inspection, methods = inspect_program(program.data, program.data_file), program.content.methods
     _check_deployable(inspection)
@@ -213,7 +227,7 @@ def _build_model(
         name=name,
         program=program.data,
         data_file=program.data_file,
-        versions=_describe_versions(inspection, program, *tool_versions),
+        versions=_describe_versions(inspection, program, tools),
         pools=pools,
         ports=ports,
         kernels=classify_kernels(operator for method in inspection.methods for operator in method.operators),
@@ -253,8 +267,8 @@ def _check_delegate(delegate: DelegateInspection, prefix: str) -> None:
     payload = delegate.payload
     if delegate.backend != "EthosUBackend":
         raise ValueError(
-            f"{prefix} a delegate for {delegate.backend}; firmware runs only Ethos-U delegates: export with one of the "
-            "ETHOSU recipes"
+            f"{prefix} a delegate for {delegate.backend}; firmware runs only Ethos-U delegates and int8 kernels: "
+            "export with one of the ETHOSU recipes or CORTEX_M_INT8"
         )
     if not isinstance(payload, EthosUPayload):
         raise ValueError(f"{prefix} a damaged payload ({delegate.problem}): export it again")
@@ -304,9 +318,7 @@ def _build_test_cases(ports: Sequence[MethodIO], samples: Any, convert: SampleCo
             )
 
 
-def _describe_versions(
-    inspection: Inspection, program: Program, vela_version: str, executorch_version: str
-) -> Versions:
+def _describe_versions(inspection: Inspection, program: Program, tools: ExportTools) -> Versions:
     payloads = [
         delegate.payload
         for method in inspection.methods
@@ -318,11 +330,13 @@ def _describe_versions(
     architectures = sorted({_read_architecture(delegate.data, program.content.named_data) for delegate in delegates})
     streams = sorted({payload.stream for payload in payloads})
     return Versions(
-        executorch=executorch_version,
-        vela=vela_version if payloads else "none",
+        executorch=tools.executorch,
+        vela=tools.vela if payloads else "none",
         npu=", ".join(npus) or "no NPU",
         stream=", ".join(streams) or "none",
         architecture=", ".join(architectures) or "none",
+        cpu=tools.cpu,
+        isa=tools.isa,
     )
 
 
@@ -335,9 +349,10 @@ def _read_architecture(payload: memoryview, named_data: Mapping[str, memoryview]
     return f"{word >> 28}.{word >> 20 & 0xFF}.{word >> 16 & 0xF}"
 
 
-def _read_backend_sources() -> dict[str, bytes]:
-    """Read the C++ sources of the backend. This package contains the version that matches the program."""
-    paths = sorted(path for pattern in _BACKEND_FILES for path in CPP_FOLDER.glob(pattern) if path.is_file())
+def _read_backend_sources(*, has_npu: bool) -> dict[str, bytes]:
+    """Read the C++ sources of backend and kernels. This package contains the version that matches the program."""
+    patterns = (*_BACKEND_FILES, *(_NPU_FILES if has_npu else ()))
+    paths = sorted(path for pattern in patterns for path in CPP_FOLDER.glob(pattern) if path.is_file())
     return {f"backend/{path.relative_to(CPP_FOLDER).as_posix()}": path.read_bytes() for path in paths}
 
 

@@ -13,6 +13,7 @@ from arm_recipes.firmware.golden import IOTensor
 from arm_recipes.firmware.host_run import FirmwareTestCase
 from arm_recipes.firmware.kernels import Kernels
 from arm_recipes.firmware.pools import ProgramPools
+from arm_recipes.firmware.versions import Versions
 from arm_recipes.runtime.ethosu_payload import CACHE_LINE
 from arm_recipes.runtime.method_layout import LOADED_DELEGATE_BYTES, TYPE_LAYOUTS
 from arm_recipes.runtime.pte_schema import dtype_number
@@ -20,30 +21,20 @@ from arm_recipes.runtime.pte_schema import dtype_number
 #: Number of bytes on a line of a C array.
 _BYTES_PER_LINE = 24
 _PLACEHOLDER = re.compile(r"@([A-Z_0-9]+)@")
+#: Lines for programs with and without Ethos-U delegates; the second part may be missing.
+_NPU_BLOCK = re.compile(r"^@NPU\?@\n(.*?)(?:^@NO_NPU\?@\n(.*?))?^@END\?@\n", re.M | re.S)
+#: ``ARM_MODEL_ISA`` of model.h by instruction set.
+_ISA_NUMBERS = {"scalar": 0, "dsp": 1, "mve": 2}
 #: Relative tolerance of floating-point outputs. Device and host differ only in the floating-point arithmetic of the
 #: portable kernels.
 _FLOAT_TOLERANCE = 1e-5
 #: Version of the payload format that the parser in ``runtime/`` reads: ``arm_runtime::kPayloadFormat``.
 PAYLOAD_FORMAT = 1
-
-
-@dataclass(frozen=True)
-class Versions:
-    """Versions of the tools, and the target, of a compiled program.
-
-    Attributes:
-        executorch: version of ExecuTorch.
-        vela: version of Vela; "unknown" for a program without an export result, "none" for one without delegates.
-        npu: target, for example ``Ethos-U55-128``.
-        stream: format of the command streams, for example ``COP1``.
-        architecture: NPU architecture release in the streams, which the driver checks.
-    """
-
-    executorch: str
-    vela: str
-    npu: str
-    stream: str
-    architecture: str
+_CMSIS_NN_OPTION = """\
+# ExecuTorch's own kernels for Cortex-M, in place of those in backend/. There is no selective build of them.
+if(DEFINED ARM_RUNTIME_CORTEX_M_KERNELS AND NOT ARM_RUNTIME_CORTEX_M_KERNELS)
+  set(EXECUTORCH_BUILD_CORTEX_M ON CACHE BOOL "" FORCE)
+endif()"""
 
 
 @dataclass(frozen=True)
@@ -108,6 +99,7 @@ def render_files(model: FirmwareModel) -> dict[str, bytes]:
     result = {}
     for name in _TEMPLATES:
         text = root.joinpath(*name.split("/")).read_text(encoding="utf-8")
+        text = _select_blocks(text, has_npu=model.versions.has_npu)
         result[name] = _fill_placeholders(text, {**placeholders, **placeholders_of_file.get(name, {})}).encode()
     return result
 
@@ -127,6 +119,11 @@ _TEMPLATES = (
     "zephyr/Kconfig",
     "zephyr/module.yml",
 )
+
+
+def _select_blocks(text: str, *, has_npu: bool) -> str:
+    """Keep the lines between ``@NPU?@``, ``@NO_NPU?@`` and ``@END?@`` that are for the program."""
+    return _NPU_BLOCK.sub(lambda match: match[1] if has_npu else match[2] or "", text)
 
 
 def _fill_placeholders(text: str, placeholders: Mapping[str, str]) -> str:
@@ -151,6 +148,12 @@ def _version_placeholders(model: FirmwareModel) -> dict[str, str]:
         "EXECUTORCH_MINOR": minor,
         "VELA": versions.vela,
         "NPU": versions.npu,
+        "TARGET": versions.target,
+        "ISA": str(_ISA_NUMBERS.get(versions.isa, -1)),
+        "READER": ", in memory that the NPU can read" if versions.has_npu else "",
+        "WRITER": ", in memory that the NPU can read and write" if versions.has_npu else "",
+        "SET_UP": ", memory and NPU (ethosu_init())" if versions.has_npu else " and memory",
+        "REGISTERED": "backend and kernels" if versions.has_npu else "kernels",
         "STREAM": versions.stream,
         "ARCHITECTURE": versions.architecture,
         "PAYLOAD_FORMAT": str(PAYLOAD_FORMAT),
@@ -158,18 +161,19 @@ def _version_placeholders(model: FirmwareModel) -> dict[str, str]:
         "PTE_CRC32": f"0x{zlib.crc32(model.program):08X}",
         "PTD_SIZE": str(len(model.data_file or b"")),
         "PTD_CRC32": f"0x{zlib.crc32(model.data_file or b''):08X}",
-        "ASSERTS": "\n".join(_layout_asserts()),
+        "ASSERTS": "\n".join(_layout_asserts(has_npu=versions.has_npu)),
     }
 
 
-def _layout_asserts() -> Iterator[str]:
+def _layout_asserts(*, has_npu: bool) -> Iterator[str]:
     """Yield assertions of the type sizes with which the pool sizes were computed, for 32-bit and 64-bit pointers."""
     for bits, layout in TYPE_LAYOUTS.items():
         yield "#if UINTPTR_MAX > 0xFFFFFFFFu" if bits == 64 else "#if UINTPTR_MAX <= 0xFFFFFFFFu"
         for name, (size, alignment) in layout.named.items():
             yield f"ARM_MODEL_HAS_LAYOUT({size}, {alignment}, {name});"
-        text = '"the sizes in model.h are for another backend: build with the one in backend/"'
-        yield f"static_assert(arm_runtime::EthosUBackend::kLoadedBytes == {LOADED_DELEGATE_BYTES[bits]}, {text});"
+        if has_npu:
+            text = '"the sizes in model.h are for another backend: build with the one in backend/"'
+            yield f"static_assert(arm_runtime::EthosUBackend::kLoadedBytes == {LOADED_DELEGATE_BYTES[bits]}, {text});"
         yield "#endif"
 
 
@@ -186,6 +190,9 @@ def _memory_placeholders(pools: ProgramPools) -> dict[str, str]:
         "SHARED_COUNT": str(len(pools.shared)),
         "SHARED": ", ".join(map(str, pools.shared)) or "0",
         "METHOD_COUNT": str(len(pools.methods)),
+        "POOL_BYTES": str(
+            pools.temp + sum(pools.shared) + sum(method.method_allocator + method.planned for method in pools.methods)
+        ),
         "METHOD_POOLS": "\n".join(_pool_macros(pools)),
         "METHOD_POOL_LIST": ", ".join(f"{name}_POOL_SIZE" for name in names),
         "PLANNED_LIST": ", ".join(f"{name}_PLANNED_SIZE" for name in names),
@@ -287,9 +294,9 @@ def _golden_cases(model: FirmwareModel) -> Iterator[str]:
 
 
 def _build_placeholders(model: FirmwareModel) -> dict[str, str]:
-    kernels, pools = model.kernels, model.pools
-    why = "no kernel of the program has several implementations."
-    if not kernels.only_ours:
+    kernels, pools, has_npu = model.kernels, model.pools, model.versions.has_npu
+    why = "all implementations of the program's kernels compute the same bits."
+    if not kernels.is_exact:
         why = "the kernels of the exporting machine may differ from those of the firmware."
     if kernels.portable:
         text = "Kernels of ExecuTorch's selective build"
@@ -308,15 +315,22 @@ def _build_placeholders(model: FirmwareModel) -> dict[str, str]:
         )
     return {
         "CASE_COUNT": str(len(model.golden.cases)),
-        "TOLERANCE": "0.0" if kernels.only_ours else str(_FLOAT_TOLERANCE),
+        "TOLERANCE": "0.0" if kernels.is_exact else str(_FLOAT_TOLERANCE),
         "WHY": why,
         "OUR_KERNELS": "ON" if kernels.ours else "OFF",
+        "KERNEL_LIST": ";".join(kernels.symbols()),
+        "KERNEL_MACROS": " ".join(f"KERNEL({symbol})" for symbol in kernels.symbols()),
+        "CMSIS_NN": _CMSIS_NN_OPTION if kernels.ours else "",
         "OUR_KERNELS_KCONFIG": "y" if kernels.ours else "n",
         "SELECTED": selected,
         "OTHERS": "\n".join(others),
-        "POOLS": "\n".join(_kconfig_entries(pools)),
-        "DEFINITIONS": "\n    ".join(f"{name}=${{CONFIG_{name}}}" for name, *_ in _pool_size_macros(pools)),
-        "SIZES": "\n".join(f"| {what} | `{name}` | {size:,} |" for name, what, size, _ in _pool_size_macros(pools)),
+        "POOLS": "\n".join(_kconfig_entries(pools, has_npu=has_npu)),
+        "DEFINITIONS": "\n    ".join(
+            f"{name}=${{CONFIG_{name}}}" for name, *_ in _pool_size_macros(pools, has_npu=has_npu)
+        ),
+        "SIZES": "\n".join(
+            f"| {what} | `{name}` | {size:,} |" for name, what, size, _ in _pool_size_macros(pools, has_npu=has_npu)
+        ),
         "SHARED_ROWS": "".join(
             f"| Planned memory {at} (`.bss.arm_model_planned{at}`) | | {size:,} |\n"
             for at, size in enumerate(pools.shared, 2)
@@ -329,7 +343,7 @@ def _list_kernels(kernels: Kernels) -> Sequence[str]:
     return [*kernels.ours, *kernels.portable, *kernels.others]
 
 
-def _pool_size_macros(pools: ProgramPools) -> Iterable[tuple[str, str, int, int]]:
+def _pool_size_macros(pools: ProgramPools, *, has_npu: bool) -> Iterable[tuple[str, str, int, int]]:
     """Yield the sizes that a build may override: macro, description, bytes for 32-bit and for 64-bit pointers."""
     for method in pools.methods:
         name = f"ARM_MODEL_{to_c_identifier(method.name).upper()}"
@@ -340,12 +354,14 @@ def _pool_size_macros(pools: ProgramPools) -> Iterable[tuple[str, str, int, int]
             method.method_allocator_64,
         )
         yield f"{name}_PLANNED_SIZE", f"Planned memory of '{method.name}'", method.planned, method.planned
-    yield "ARM_MODEL_TEMP_POOL_SIZE", "Temp allocator, with the NPU's scratch", pools.temp, pools.temp_64
-    yield "ARM_MODEL_FAST_SCRATCH_SIZE", "Fast scratch of the NPU", pools.fast_scratch, pools.fast_scratch
+    scratch = ", with the NPU's scratch" if has_npu else ""
+    yield "ARM_MODEL_TEMP_POOL_SIZE", f"Temp allocator{scratch}", pools.temp, pools.temp_64
+    if has_npu:
+        yield "ARM_MODEL_FAST_SCRATCH_SIZE", "Fast scratch of the NPU", pools.fast_scratch, pools.fast_scratch
 
 
-def _kconfig_entries(pools: ProgramPools) -> Iterator[str]:
-    for name, what, size, size_64 in _pool_size_macros(pools):
+def _kconfig_entries(pools: ProgramPools, *, has_npu: bool) -> Iterator[str]:
+    for name, what, size, size_64 in _pool_size_macros(pools, has_npu=has_npu):
         other = f"\tdefault {size_64} if 64BIT\n" if size_64 != size else ""
         yield f'config {name}\n\tint "{what}, in bytes"\n{other}\tdefault {size}\n'
 

@@ -31,6 +31,7 @@ _SRAM_REMEDIES = (
     "another memory_mode, if the system has DRAM; smaller inputs, or fewer channels in these layers",
     "result.advice(), exported without sram_budget, compiles alternatives and shows their SRAM",
 )
+_CPU_REMEDIES = ("smaller inputs, or fewer channels in the layers with the largest tensors",)
 
 
 @dataclass(frozen=True)
@@ -84,9 +85,11 @@ class CheckBudgets:
             check_memory_budgets(self.memories, ram.bytes_by_memory)
         if ram is not None and self.exceeds_sram(result):
             estimated = [(m.name, d) for m in result.report.methods for d in m.delegates if d.vela is not None]
-            method, record = max(estimated, key=lambda found: found[1].vela.sram_bytes if found[1].vela else 0)
+            method, record = max(
+                estimated, key=lambda found: found[1].vela.sram_bytes if found[1].vela else 0, default=("", None)
+            )
             tensors = (tensor for m in result.report.methods for tensor in (*m.inputs, *m.outputs))
-            hints = [_FOR_SIZE] * (self.optimise != "size")
+            hints = [_FOR_SIZE] * (record is not None and self.optimise != "size")
             hints += [_INTEGER_IO] * any(tensor.dtype.startswith("float") for tensor in tensors)
             raise BudgetError(self._sram_message(method, record, ram.sram_bytes, hints, ram))
         self._check_flash(result.stored_bytes, result.report.delegates, "the program")
@@ -106,27 +109,36 @@ class CheckBudgets:
         return f"the budget of {_format_byte_count(budget)}{board}"
 
     def _sram_message(
-        self, method: str, record: Delegate, needed: int, hints: Sequence[str], ram: Ram | None = None
+        self, method: str, record: Delegate | None, needed: int, hints: Sequence[str], ram: Ram | None = None
     ) -> str:
-        """The message for a program that needs ``needed`` bytes; ``record``: its delegate with the largest scratch."""
-        assert record.vela is not None
+        """The message for a program that needs ``needed`` bytes.
+
+        Args:
+            method: method of ``record``.
+            record: the delegate with the largest scratch; None for a program without an NPU.
+            needed: bytes of SRAM.
+            hints: remedies that help this program.
+            ram: RAM of the emitted program; None if only the NPU's part is known.
+        """
         assert self.sram is not None
         subject = f"the NPU's part of '{method}'" if ram is None else "the program"
+        mode = f" with memory mode {record.vela.memory_mode}" if record is not None and record.vela is not None else ""
         summary = (
-            f"sram_budget: {subject} needs {_format_byte_count(needed)} of SRAM with memory mode "
-            f"{record.vela.memory_mode}, {needed - self.sram:,} B more than {self._describe(self.sram)}"
+            f"sram_budget: {subject} needs {_format_byte_count(needed)} of SRAM{mode}, {needed - self.sram:,} B more "
+            f"than {self._describe(self.sram)}"
         )
         sections = list(ram.sections()) if ram is not None else []
-        sram_usage = next(
-            (use for use in method_memory([DelegateProfile(method, record)]) if use.memory == "Sram"), None
-        )
+        usages = [] if record is None else method_memory([DelegateProfile(method, record)])
+        sram_usage = next((use for use in usages if use.memory == "Sram"), None)
         if sram_usage is not None:
             rows: list[tuple[str, ...]] = [
                 (f"{tensor.bytes:,} B", tensor.kind, tensor.where, tensor.source)
                 for tensor in sram_usage.peak[:_MAX_LISTED_TENSORS]
             ]
             sections.append(("Live tensors of the NPU at peak SRAM usage:", rows))
-        remedies: list[tuple[str, ...]] = [(remedy,) for remedy in (*hints, *_SRAM_REMEDIES)]
+        remedies: list[tuple[str, ...]] = [
+            (remedy,) for remedy in (*hints, *(_CPU_REMEDIES if record is None else _SRAM_REMEDIES))
+        ]
         return f"{summary}\n{as_text([*sections, ('To reduce SRAM:', remedies)])}"
 
 
@@ -155,6 +167,10 @@ def _flash_message(stored_bytes: int, excess: str, records: Sequence[Delegate], 
     )
     largest = sorted((row for record in records for row in _constant_sizes(record)), reverse=True)[:_MAX_LISTED_TENSORS]
     rows: list[tuple[str, ...]] = [(f"{count:,} B", module, source) for count, module, source in largest]
+    if not records:
+        return (
+            f"{summary}\n{as_text([('To reduce flash:', [('fewer channels in the layers with the most weights',)])])}"
+        )
     advice: list[tuple[str, ...]] = [("4-bit weights (A8W4 recipes), or fewer channels in these layers",)]
     return f"{summary}\n{as_text([('Largest constants, before encoding:', rows), ('To reduce flash:', advice)])}"
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.export import ExportedProgram
 
+from arm_recipes.report.cpu_costs import cpu_layers
 from arm_recipes.report.lowered_program import describe_graph, describe_quantization
 from arm_recipes.report.record import MethodReport
 from arm_recipes.runtime.tensor_info import TensorInfo
@@ -18,6 +19,7 @@ from arm_recipes.stages.quantize import FloatProgram
 
 if TYPE_CHECKING:
     from arm_backend_core.events import Rejection
+    from arm_backend_core.targets.cortex_m import Processor
 
 #: dtype that TOSA does not support -> dtype to use instead.
 _SUPPORTED_DTYPES = {torch.int64: "int32", torch.float64: "float32"}
@@ -46,7 +48,12 @@ class MethodResults:
     sqnr: dict[str, float] = field(default_factory=dict)
 
     def create_report(
-        self, name: str, graph: torch.fx.GraphModule, rejected: Sequence[Rejection], samples: int | None
+        self,
+        name: str,
+        graph: torch.fx.GraphModule,
+        rejected: Sequence[Rejection],
+        samples: int | None,
+        processor: Processor | None,
     ) -> MethodReport:
         """Describe the lowered method.
 
@@ -55,13 +62,21 @@ class MethodResults:
             graph: the lowered graph.
             rejected: operators that the partitioner refused.
             samples: number of calibration samples; None if the pipeline did not calibrate.
+            processor: the CPU, for estimates of cycles; None: no estimates.
         """
         from arm_recipes.stages.edge.check_kernels import find_not_runnable
 
-        own, others, boundary, cpu = describe_graph(graph, rejected)
+        parts = describe_graph(graph, rejected, processor)
         quantization = None if self.program is None else describe_quantization(self.program, samples, self.sqnr)
         tensors, not_runnable = (self.inputs, self.outputs), find_not_runnable(graph.graph)
-        return MethodReport(name, *tensors, own, others, boundary, cpu, quantization, not_runnable)
+        return MethodReport(
+            name,
+            *tensors,
+            quantization=quantization,
+            not_runnable=not_runnable,
+            cpu_layers=cpu_layers(name, graph, processor),
+            **vars(parts),
+        )
 
     def describe_64_bit_tensors(self, name: str, examples: Examples) -> Iterator[str]:
         """Yield a note for each 64-bit input and output, and for samples that are too large for int32.

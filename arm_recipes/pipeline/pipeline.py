@@ -194,8 +194,9 @@ class Pipeline:
         """Build the artifact with its report. ``notes`` come before the notes of the stages."""
         manager, samples = self._artifact.data, self._progress.samples
         plans = manager.executorch_program.execution_plan
+        export_context = context.describe_export(self._models, self._recipe)
         methods = [
-            method.create_report(name, method.graph, rejected, samples.get(name))
+            method.create_report(name, method.graph, rejected, samples.get(name), export_context.processor)
             for name, method in self._methods.items()
             if method.graph is not None
         ]
@@ -205,8 +206,13 @@ class Pipeline:
             program_bytes=sum(map(len, collect_program_chunks(manager))),
             seconds=self._seconds,
             notes=(*notes, *self._capture.notes, *self._notes),
-            context=context.describe_export(self._models, self._recipe),
-            ram=ram.measure_ram({m.name: m.delegates for m in methods}, plans, self._recipe),
+            context=export_context,
+            ram=ram.measure_ram(
+                {m.name: m.delegates for m in methods},
+                plans,
+                self._recipe,
+                on_cortex_m=export_context.processor is not None,
+            ),
         )
         float_programs = {name: x.float_program for name, x in self._methods.items() if x.float_program is not None}
         reference = create_float_reference(self._programs, float_programs, self._recipe)

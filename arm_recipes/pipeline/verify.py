@@ -1,4 +1,7 @@
-"""Verification, ``export(..., verify=True)``: compare Vela's programs with the TOSA reference model."""
+"""Verification, ``export(..., verify=True)``: compare Vela's programs with the TOSA reference model.
+
+``verify_kernels`` compares programs of int8 kernels.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from arm_recipes._internal.messages import ExportError
+from arm_recipes.pipeline.verify_kernels import VerificationError, verify_kernels
 from arm_recipes.runtime import plugin
 from arm_recipes.runtime.errors import RunError
 from arm_recipes.runtime.ethosu import EthosUDelegate, EthosUStatistics
@@ -28,12 +31,9 @@ MAX_SAMPLES = 4
 _MAX_LISTED_OPERATORS = 12
 
 
-class VerificationError(ExportError):
-    """A delegate's outputs differ from its TOSA graph, or its command stream has a data hazard."""
-
-
 def verify_delegates(result: Artifact, examples: Mapping[str, Sequence[Inputs]]) -> None:
-    """Run samples and compare each Ethos-U delegate with the TOSA reference model. Adds a note to the report.
+    """Run samples. Compare each Ethos-U delegate with the TOSA reference model, and programs of int8 kernels with the
+    kernels' records. Adds notes to the report.
 
     Args:
         result: the export. Its report is replaced.
@@ -62,9 +62,12 @@ def verify_delegates(result: Artifact, examples: Mapping[str, Sequence[Inputs]])
                     runs += 1
     note = f"verified in {time.perf_counter() - start:.1f} s: {runs} executions of {len(delegates)} delegate(s) are "
     note += "bit-equal with the TOSA reference model"
-    if not delegates:
-        note = "verify: the program has no Ethos-U delegate, so there is nothing to compare"
-    result.report = replace(result.report, notes=(*result.report.notes, note), measured=measured)
+    notes = verify_kernels(result, examples, MAX_SAMPLES)
+    if delegates:
+        notes.append(note)
+    elif not notes:
+        notes.append("verify: the program has neither Ethos-U delegates nor int8 kernels: there is nothing to compare")
+    result.report = replace(result.report, notes=(*result.report.notes, *notes), measured=measured)
 
 
 def _check_memory_accesses(method: MethodReport, delegate: Delegate, execution: plugin.Execution) -> EthosUStatistics:

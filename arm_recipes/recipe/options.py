@@ -21,7 +21,7 @@ class Option:
     Attributes:
         name: the keyword.
         group: recipes that take the option: "all", "int" (quantizing recipes), "tosa" (TOSA and VGF recipes),
-            "tosa-fp", "ethos-u" or "ethos-u85".
+            "tosa-fp", "ethos-u", "ethos-u85", "cortex-m" or "cortex-m-cpu".
         expects: the accepted values in words, for error messages.
         find_problem: returns the problem of a value, which completes "got <value>: ..."; None for a valid value.
         default: value of an omitted argument. None means the default of the target.
@@ -104,7 +104,10 @@ def resolve_algorithms(value: Any, recipe: str) -> tuple[str, ...]:
     """Return the names of the algorithms that the option value ``algorithms=value`` selects for a recipe."""
     if isinstance(value, bool):
         defaults = [
-            name for name in ALGORITHMS if not (name in _COSTLY_NPU_ALGORITHMS and "ethos-u" in option_groups(recipe))
+            name
+            for name in ALGORITHMS
+            if not (name in _COSTLY_NPU_ALGORITHMS and "ethos-u" in option_groups(recipe))
+            and not (name.startswith("int16_") and "cortex-m" in option_groups(recipe))
         ]
         return tuple(defaults) if value else ()
     return tuple(name for name in ALGORITHMS + OPT_IN_ALGORITHMS if name in value)
@@ -227,6 +230,8 @@ _EXPECTED_PRECISIONS = 'a dict of precisions by module, such as {"head": "A16W8"
 
 _EXPECTED_BUDGET = 'a number of bytes, or a text such as "512KiB"'
 
+_EXPECTED_CPU = 'the name of a Cortex-M, such as "cortex-m55", "auto", or None without int8 kernels beside an NPU'
+
 #: Quantization algorithms that are applied by default, in addition to calibration.
 ALGORITHMS = (
     "bias_correction",
@@ -271,11 +276,13 @@ OPTIONS: dict[str, Option] = {
         Option("config_ini", "ethos-u", "the path of a Vela .ini file", _ini_problem),
         Option("search_alternatives", "ethos-u", "a bool", _bool_problem, default=True),
         Option("optimise", "ethos-u", f"one of {', '.join(map(repr, GOALS))}", _goal_problem, default="auto"),
-        Option("sram_budget", "ethos-u", _EXPECTED_BUDGET, _budget_problem),
-        Option("flash_budget", "ethos-u", _EXPECTED_BUDGET, _budget_problem),
+        Option("sram_budget", "cortex-m-cpu", _EXPECTED_BUDGET, _budget_problem),
+        Option("flash_budget", "cortex-m-cpu", _EXPECTED_BUDGET, _budget_problem),
         Option("memory", "ethos-u", _EXPECTED_MEMORY, _memory_problem),
         Option("external", "ethos-u", _EXPECTED_EXTERNAL, _external_problem, default=False),
         Option("direct_drive", "ethos-u85", "a bool", _bool_problem, default=False),
+        Option("cpu", "cortex-m-cpu", _EXPECTED_CPU, _name_problem, default="auto"),
+        Option("isa", "cortex-m", '"mve", "dsp", "scalar", or None for the fastest', _name_problem),
         Option("extensions", "tosa", 'a list of names of TOSA extensions, such as ["bf16"]', _names_problem),
         Option("mx", "tosa-fp", f"one of {', '.join(map(repr, MX_FORMATS))}", _format_problem),
         Option("per_channel", "int", "a bool", _bool_problem, default=True),
@@ -308,7 +315,9 @@ def option_groups(recipe: str) -> frozenset[str]:
     if not recipe.endswith("_FP"):
         names.add("int")
     if recipe.startswith("ETHOSU"):
-        names.add("ethos-u")
+        names |= {"ethos-u", "cortex-m-cpu"}
+    elif recipe.startswith("CORTEX_M"):
+        names |= {"cortex-m", "cortex-m-cpu"}
     else:
         names.add("tosa")
     if recipe == "TOSA_FP":
@@ -347,7 +356,7 @@ def check(recipe: str, user_options: Mapping[str, Any]) -> dict[str, Any]:
 def _unknown_option_message(recipe: str, name: str, names: list[str]) -> str:
     if name in OPTIONS:
         kinds = {"ethos-u": "Ethos-U", "ethos-u85": "Ethos-U85", "int": "quantizing", "tosa": "TOSA and VGF"}
-        kinds["tosa-fp"] = "TOSA_FP"
+        kinds |= {"tosa-fp": "TOSA_FP", "cortex-m": "Cortex-M", "cortex-m-cpu": "Cortex-M and Ethos-U"}
         hint = f"; it belongs to {kinds[OPTIONS[name].group]} recipes"
     else:
         renamed = OLD_OPTION_NAMES.get(name)

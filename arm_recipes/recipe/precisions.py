@@ -20,7 +20,13 @@ PRECISION_NAMES = (FLOAT, *(name + end for name in _QUANTIZED_PRECISIONS for end
 
 
 def allowed(recipe: str) -> tuple[str, ...]:
-    """Return the precisions that a recipe accepts. VGF targets also compute in floating point, so they accept "FP"."""
+    """Return the precisions that a recipe accepts.
+
+    VGF and Cortex-M targets also compute in floating point, so they accept "FP". The kernels of a Cortex-M have int8
+    weights and activations.
+    """
+    if recipe.startswith("CORTEX_M"):
+        return (FLOAT, "INT8", "INT8" + _PER_TENSOR_SUFFIX)
     return PRECISION_NAMES if recipe.startswith("VGF") else PRECISION_NAMES[1:]
 
 
@@ -47,10 +53,10 @@ def check(recipe: str, names: Iterable[str]) -> None:
     """
     for name in names:
         if name not in allowed(recipe):
-            raise ValueError(
-                f"{recipe}: precisions: {name!r} is for VGF recipes: the target of {recipe} computes integers only "
-                f"(allowed: {', '.join(allowed(recipe))})"
-            )
+            reason = f"is for VGF and Cortex-M recipes: the target of {recipe} computes integers only"
+            if name != FLOAT:
+                reason = "has no kernels: they compute with int8 weights and activations"
+            raise ValueError(f"{recipe}: precisions: {name!r} {reason} (allowed: {', '.join(allowed(recipe))})")
 
 
 def quantization_config(name: str, observer: Any) -> QuantizationConfig | None:

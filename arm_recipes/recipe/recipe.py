@@ -14,6 +14,7 @@ from executorch.export import RecipeType
 from arm_recipes._internal.files import check_writable, write
 from arm_recipes.recipe.targets import normalize_recipe_name
 from arm_recipes.recipe.typed_options import (
+    CortexMOptions,
     EthosU85Options,
     EthosUOptions,
     IntPrecision,
@@ -73,6 +74,11 @@ class ArmRecipe(ExportRecipe):
     def ethosu_u85(cls, precision: IntPrecision = "INT8", **options: Unpack[EthosU85Options]) -> ArmRecipe:
         """The recipe ``ETHOSU_U85_<precision>``; options as for ``ExportRecipe.get_recipe``."""
         return make_recipe(f"ETHOSU_U85_{precision}", options)
+
+    @classmethod
+    def cortex_m(cls, **options: Unpack[CortexMOptions]) -> ArmRecipe:
+        """The recipe ``CORTEX_M_INT8``; options as for ``ExportRecipe.get_recipe``."""
+        return make_recipe("CORTEX_M_INT8", options)
 
     @classmethod
     def tosa(cls, precision: Precision = "INT8", **options: Unpack[TosaOptions]) -> ArmRecipe:

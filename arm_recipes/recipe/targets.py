@@ -11,10 +11,13 @@ from arm_recipes.recipe import options
 
 if TYPE_CHECKING:
     from arm_backend_core.targets.compile_spec import ArmCompileSpec
+    from arm_backend_core.targets.cortex_m import Processor
 
 Options = dict[str, Any]
 #: Vela flags for Direct Drive: a COP2 command stream for the NPU's Linux driver, with input and output regions.
 _DIRECT_DRIVE_FLAGS = ("--cop-format=COP2", "--separate-io-regions")
+#: Processor of the Cortex-M recipe without the option ``cpu``.
+_DEFAULT_CPU = "cortex-m55"
 _DIRECT_DRIVE_NAMES = tuple(flag.partition("=")[0] for flag in _DIRECT_DRIVE_FLAGS)
 
 
@@ -39,12 +42,23 @@ def _ethos_u_spec_builder(family: str, default_macs: int) -> Callable[[Options],
             config_ini=None if values["config_ini"] is None else str(values["config_ini"]),
             search_alternatives=values["search_alternatives"],
             optimise=_optimization_goal(values["optimise"], flags),
+            cpu=_cpu_beside_npu(family, values),
         )
         budget = values["sram_budget"]
         spec.sram_budget = None if budget is None else options.parse_bytes(budget)
         return spec
 
     return build
+
+
+def _cpu_beside_npu(family: str, values: Options) -> str | None:
+    """The Cortex-M that runs int8 kernels; None for floating point, and if the CPU is one that runs Linux."""
+    from arm_backend_core.targets.cortex_m import CPU_BESIDE_NPU
+
+    if values["cpu"] != "auto":
+        cpu: str | None = values["cpu"]
+        return cpu
+    return None if values.get("direct_drive") else CPU_BESIDE_NPU.get(family)
 
 
 def _optimization_goal(optimise: str, flags: Sequence[str]) -> str:
@@ -112,6 +126,32 @@ def _with_extensions(tosa_spec: str, values: Options) -> str:
     return "+".join(dict.fromkeys([*tosa_spec.split("+"), *added]))
 
 
+def _build_cortex_m_spec(values: Options) -> ArmCompileSpec:
+    from arm_backend_core.targets.compile_spec import CortexMCompileSpec
+
+    processor = recipe_processor("CORTEX_M_INT8", values)
+    assert processor is not None
+    return CortexMCompileSpec(processor.cpu, processor.isa)
+
+
+def recipe_processor(recipe: str, values: Options) -> Processor | None:
+    """The Cortex-M that runs a recipe's kernels: the target, or the CPU beside the NPU; None if there is none.
+
+    Args:
+        recipe: name of the recipe.
+        values: checked options of the recipe.
+
+    Raises:
+        ValueError: there is no such processor, or it does not have the instruction set.
+    """
+    from arm_backend_core.targets.cortex_m import Processor
+
+    if recipe.startswith("CORTEX_M"):
+        return Processor.resolve(_DEFAULT_CPU if values["cpu"] == "auto" else values["cpu"], values["isa"])
+    cpu = _cpu_beside_npu(f"ethos-{recipe.split('_')[1].lower()}", values) if recipe.startswith("ETHOSU") else None
+    return None if cpu is None else Processor.resolve(cpu)
+
+
 _build_u55_spec = _ethos_u_spec_builder("ethos-u55", 128)
 _build_u65_spec = _ethos_u_spec_builder("ethos-u65", 256)
 _build_u85_spec = _ethos_u_spec_builder("ethos-u85", 256)
@@ -131,6 +171,7 @@ SPEC_BUILDERS: dict[str, Callable[[Options], ArmCompileSpec]] = {
     "ETHOSU_U55_A16W8": _build_u55_spec,
     "ETHOSU_U65_A16W8": _build_u65_spec,
     "ETHOSU_U85_A16W8": _build_u85_spec,
+    "CORTEX_M_INT8": _build_cortex_m_spec,
     "TOSA_FP": partial(_build_tosa_spec, "TOSA-1.0+FP"),
     "TOSA_INT8": partial(_build_tosa_spec, _INT_PROFILE),
     "TOSA_A8W4": partial(_build_tosa_spec, f"{_INT_PROFILE}+int4"),

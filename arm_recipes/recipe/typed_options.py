@@ -53,6 +53,7 @@ class EthosUOptions(IntOptions, total=False):
     optimise: Literal["auto", "performance", "size"]
     sram_budget: Bytes | None
     flash_budget: Bytes | None
+    cpu: str | None
     memory: Mapping[str, Bytes | None] | None
     external: bool | Sequence[Literal["weights", "commands"]]
 
@@ -61,6 +62,15 @@ class EthosU85Options(EthosUOptions, total=False):
     """Options of Ethos-U85 recipes."""
 
     direct_drive: bool
+
+
+class CortexMOptions(IntOptions, total=False):
+    """Options of Cortex-M recipes."""
+
+    cpu: str
+    isa: Literal["mve", "dsp", "scalar"] | None
+    sram_budget: Bytes | None
+    flash_budget: Bytes | None
 
 
 class VgfOptions(IntOptions, total=False):

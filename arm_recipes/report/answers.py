@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from arm_recipes.report.context import ExportContext
     from arm_recipes.report.record import ExportRecord, MethodReport
 
-_NO_ESTIMATE = "Time and RAM are estimated for Ethos-U delegates only."
+_NO_ESTIMATE = "Time and RAM are estimated for Ethos-U and Cortex-M programs only."
 _NO_LIMIT = "No limit is set: pass board=, or sram_budget= and flash_budget=."
 _NO_COMPARISON = "save_html(path, result.compare(samples, labels=...)) shows the accuracy of the task."
 
@@ -48,7 +48,7 @@ def answer_questions(
 def _answer_fast(report: ExportRecord) -> Answer:
     estimated = [method for method in report.methods if any(delegate.vela for delegate in method.delegates)]
     if not estimated:
-        return Answer("Fast?", "no estimate", (_NO_ESTIMATE,))
+        return _answer_fast_on_cpu(report)
     method = max(estimated, key=_milliseconds)
     estimates = [delegate.vela for delegate in method.delegates if delegate.vela is not None]
     first = estimates[0]
@@ -57,9 +57,24 @@ def _answer_fast(report: ExportRecord) -> Answer:
     if len(estimated) > 1:
         details.append(f"method '{method.name}', the slowest of {len(estimated)}")
     on_cpu = sum(operator.count for operator in method.cpu_operators)
-    if on_cpu:
+    if any(cost.kind == "layer" for cost in method.cpu_layers):
+        details.append(f"and {method.cpu_cycles:,} cycles of the CPU (estimate), not included in the time")
+    elif on_cpu:
         details.append(f"without the time of {on_cpu} operator{'s' * (on_cpu != 1)} on the CPU")
     return Answer("Fast?", f"{_milliseconds(method):.3f} ms", tuple(details))
+
+
+def _answer_fast_on_cpu(report: ExportRecord) -> Answer:
+    """Answer for a program without an NPU: cycles, because the clock is not known."""
+    methods = [method for method in report.methods if method.cpu_cycles is not None]
+    if not methods:
+        return Answer("Fast?", "no estimate", (_NO_ESTIMATE,))
+    method = max(methods, key=lambda method: method.cpu_cycles or 0)
+    macs = sum(cost.macs for cost in method.cpu_layers)
+    details = [f"estimate of the CPU's cycles, {macs:,} MACs"]
+    if len(methods) > 1:
+        details.append(f"method '{method.name}', the slowest of {len(methods)}")
+    return Answer("Fast?", f"{method.cpu_cycles:,} cycles", tuple(details))
 
 
 def _milliseconds(method: MethodReport) -> float:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from torch.export import ExportedProgram
 
-from arm_recipes.recipe import options
+from arm_backend_core.targets.cortex_m import Processor
+from arm_recipes.recipe import options, targets
 from arm_recipes.recipe.recipe import ArmRecipe
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ class ExportContext:
         date: date of the export, ISO 8601.
         board: the recipe's option ``board``.
         sram_budget, flash_budget: limits in bytes; None for no limit.
+        processor: the CPU of the recipe; None if it is not known.
     """
 
     model: str = ""
@@ -33,6 +35,7 @@ class ExportContext:
     board: str | None = None
     sram_budget: int | None = None
     flash_budget: int | None = None
+    processor: Processor | None = None
 
 
 def describe_export(models: Mapping[str, nn.Module | ExportedProgram], recipe: ExportRecipe) -> ExportContext:
@@ -51,6 +54,7 @@ def describe_export(models: Mapping[str, nn.Module | ExportedProgram], recipe: E
         board=values.get("board"),
         sram_budget=options.parse_bytes(sram) if sram else None,
         flash_budget=options.parse_bytes(flash) if flash else None,
+        processor=targets.recipe_processor(recipe.type_name, values) if isinstance(recipe, ArmRecipe) else None,
     )
 
 

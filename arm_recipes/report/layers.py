@@ -47,13 +47,13 @@ _VIEW_OPERATORS = ("IDENTITY", "RESHAPE")
 
 @dataclass(frozen=True)
 class LayerCost:
-    """Vela's cost estimate of a layer for one inference.
+    """Cost estimate of a layer for one inference: Vela's for the NPU, ``arm_backend_core.cortex_m.cost`` for the CPU.
 
     A layer is a source line of a module, or the operations that the compiler inserted for one reason.
 
     Attributes:
         method: method of the layer.
-        delegate: delegate of the layer.
+        delegate: delegate of the layer; empty on the CPU.
         module: path of the module, as in ``named_modules()``; empty for the top-level model.
         source: line of the user's model.
         kind: "layer" for operations of the model. For inserted operations: "boundary" changes the dimension order or

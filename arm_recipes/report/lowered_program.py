@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from arm_recipes.report.kernels import KernelCall, is_integer_movement, is_kernel_call, list_kernel_calls
 from arm_recipes.report.record import CONVERSION_REMEDIES, Quantization
 from arm_recipes.stages.edge.cpu_operators import CpuOperator, group_operators
 
@@ -14,39 +16,53 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
     from arm_backend_core.events import Delegate, Rejection
+    from arm_backend_core.targets.cortex_m import Processor
 
-_NOT_OPERATORS = ("getitem", "executorch_call_delegate", "scan")  # the body of a scan on the CPU calls delegates
+#: The body of a scan on the CPU calls delegates; ``alloc`` reserves the scratch memory of a kernel.
+_NOT_OPERATORS = ("getitem", "executorch_call_delegate", "scan", "alloc")
+
+
+@dataclass(frozen=True)
+class LoweredParts:
+    """Parts of a lowered method; the attributes are those of ``MethodReport``."""
+
+    delegates: tuple[Delegate, ...]
+    other_delegates: dict[str, int]
+    boundary: dict[str, int]
+    cpu_operators: tuple[CpuOperator, ...]
+    kernels: tuple[KernelCall, ...]
+    movement: dict[str, int]
 
 
 def describe_graph(
-    graph_module: torch.fx.GraphModule, rejected: Sequence[Rejection]
-) -> tuple[tuple[Delegate, ...], dict[str, int], dict[str, int], tuple[CpuOperator, ...]]:
-    """List delegates, delegates of other backends, boundary conversions and CPU operators of a lowered method."""
+    graph_module: torch.fx.GraphModule, rejected: Sequence[Rejection], processor: Processor | None = None
+) -> LoweredParts:
+    """List the parts of a lowered method. ``processor``: the CPU, for estimates of cycles; None: no estimates."""
     from arm_backend_core.events import delegate_record
     from arm_backend_core.nodes import operator_name
     from arm_backend_core.program import lowered_modules
 
     ours: list[Delegate] = []
     others: Counter[str] = Counter()
-    boundary: Counter[str] = Counter()
-    cpu: list[tuple[str, str, str]] = []
     for module in lowered_modules(graph_module):
         delegate = delegate_record(module)
         if delegate is not None:
             ours.append(delegate)
         else:
             others[module.backend_id] += 1
+    kernels, boundary, movement = list_kernel_calls(graph_module, processor), Counter[str](), Counter[str]()
+    cpu: list[tuple[str, str, str]] = []
     for node in graph_module.graph.nodes:
-        if node.op != "call_function":
-            continue
         name = operator_name(node)
-        if name.split(".")[-1] in _NOT_OPERATORS:
+        if node.op != "call_function" or name.split(".")[-1] in _NOT_OPERATORS or is_kernel_call(node):
             continue
-        if any(part in CONVERSION_REMEDIES for part in name.split(".")):
+        if kernels and is_integer_movement(node):
+            movement[name] += 1
+        elif any(part in CONVERSION_REMEDIES for part in name.split(".")):
             boundary[name] += 1
         else:
             cpu.append((name, *_find_refusal_reason(node, name, rejected)))
-    return tuple(ours), dict(others), dict(boundary), group_operators(cpu)
+    return LoweredParts(tuple(ours), dict(others), dict(boundary), group_operators(cpu), kernels, dict(movement))
 
 
 def _find_refusal_reason(node: torch.fx.Node, name: str, rejected: Sequence[Rejection]) -> tuple[str, str]:

@@ -136,7 +136,7 @@ def _render_body(
     if report.ram is not None:
         yield _render_sections(report.ram.sections())
     if report.layers:
-        yield _render_heading("Cycles by layer", "The 25 costliest layers and inserted operations by Vela's estimate.")
+        yield _render_heading("Cycles by layer", _describe_estimates(report))
         yield '<div id="costs"></div>'
         yield _render_heading(
             "Cycles by module",
@@ -168,6 +168,13 @@ def _render_body(
         yield f'<div id="accuracy{number}"></div>{_render_sections(comparison.sections())}'
     yield _render_heading("Full report", "")
     yield _render_sections(report.sections())
+
+
+def _describe_estimates(report: ExportRecord) -> str:
+    """Whose estimates the layer costs are."""
+    sources = ["Vela's estimate"] * any(cost.delegate for cost in report.layers)
+    sources += ["the estimate of the CPU's cycles"] * any(not cost.delegate for cost in report.layers)
+    return f"The 25 costliest layers and inserted operations by {' and '.join(sources)}."
 
 
 def _render_heading(text: str, description: str) -> str:

@@ -122,24 +122,29 @@ def npu_parts(estimates: Sequence[VelaEstimates]) -> tuple[RamPart, ...]:
 
 
 def measure_ram(
-    delegates: Mapping[str, Sequence[Delegate]], execution_plans: Sequence[ExecutionPlan], recipe: ExportRecipe
+    delegates: Mapping[str, Sequence[Delegate]],
+    execution_plans: Sequence[ExecutionPlan],
+    recipe: ExportRecipe,
+    *,
+    on_cortex_m: bool = False,
 ) -> Ram | None:
-    """Measure the RAM of a program on a Cortex-M; None without delegates for an Ethos-U.
+    """Measure the RAM of a program on a Cortex-M; None without delegates for an Ethos-U, unless ``on_cortex_m``.
 
     Args:
         delegates: method that computes -> its delegates.
         execution_plans: plans of all methods of the program.
         recipe: the recipe, whose option ``memory`` names the planned memories.
+        on_cortex_m: whether the recipe is for a Cortex-M. The scratch of kernels is part of the plans.
     """
     estimates = [delegate.vela for each in delegates.values() for delegate in each if delegate.vela is not None]
-    if not estimates:
+    if not estimates and not on_cortex_m:
         return None
     from arm_recipes.runtime.method_layout import kernel_lookup_bytes, method_allocator_bytes, planned_bytes
 
     plans = [plan for plan in execution_plans if plan.name in delegates]
-    npu = npu_parts(estimates)
+    npu = npu_parts(estimates) if estimates else ()
     # The CPU's tensors are placed where the NPU's scratch is: in DRAM if that holds the activations.
-    memory = _RAM[estimates[0].scratch_memory]
+    memory = _RAM[estimates[0].scratch_memory] if estimates else "SRAM"
     planned, shared = planned_bytes(plans)
     # The temp allocator serves the NPU's scratch and, before a method runs, the look-up of kernels.
     lookup = max(kernel_lookup_bytes(plan, 32) for plan in plans) - sum(p.bytes for p in npu if p.name == _SCRATCH)

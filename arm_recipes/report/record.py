@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from arm_recipes._internal.rendering import Renderable, Section, format_bytes, to_jsonable
 from arm_recipes.report.costs import constants_row, layer_sections, memory_sections
+from arm_recipes.report.kernels import KernelCall, kernel_sections
 from arm_recipes.report.layers import DelegateProfile, method_layers
 from arm_recipes.report.memory import method_memory
 from arm_recipes.runtime.tensor_info import TensorInfo
@@ -68,6 +69,9 @@ class MethodReport:
         cpu_operators: all other operators outside the delegates.
         quantization: the quantization; None for a floating-point method.
         not_runnable: CPU operators that ExecuTorch's kernel library cannot execute, with the reason.
+        kernels: calls of int8 kernels on a Cortex-M.
+        movement: operators that move int8 values between these kernels: name -> count.
+        cpu_layers: estimated costs of the layers outside delegates; empty if the CPU is not known.
     """
 
     name: str
@@ -79,6 +83,14 @@ class MethodReport:
     cpu_operators: tuple[CpuOperator, ...]
     quantization: Quantization | None
     not_runnable: tuple[CpuOperator, ...] = ()
+    kernels: tuple[KernelCall, ...] = ()
+    movement: dict[str, int] = field(default_factory=dict)
+    cpu_layers: tuple[LayerCost, ...] = ()
+
+    @property
+    def cpu_cycles(self) -> int | None:
+        """Estimated cycles of the CPU for one inference; None if the CPU is not known."""
+        return sum(cost.cycles for cost in self.cpu_layers) if self.cpu_layers else None
 
     @cached_property
     def profiles(self) -> tuple[DelegateProfile, ...]:
@@ -99,7 +111,8 @@ class ExportRecord(Renderable):
         measured: with the option ``verify``, statistics of one emulated execution of each Ethos-U delegate. The key is
             the delegate's name, with the method's name if there are several methods.
         cached: whether the program was taken from ``cache_dir``.
-        ram: RAM that a board needs for the program; None without delegates for an Ethos-U.
+        ram: RAM that a board needs for the program; None without delegates for an Ethos-U if the
+            recipe is not for a Cortex-M.
     """
 
     recipe: str
@@ -123,8 +136,10 @@ class ExportRecord(Renderable):
 
     @cached_property
     def layers(self) -> tuple[LayerCost, ...]:
-        """Costs of each layer on Ethos-U, for all methods, in execution order."""
-        return tuple(cost for method in self.methods for cost in method_layers(method.profiles))
+        """Costs of each layer, for all methods: on the Ethos-U, or on the CPU for a method that does not use one."""
+        return tuple(
+            cost for method in self.methods for cost in (tuple(method_layers(method.profiles)) or method.cpu_layers)
+        )
 
     @cached_property
     def memory(self) -> tuple[MemoryOverTime, ...]:
@@ -169,7 +184,11 @@ class ExportRecord(Renderable):
 
     def _cost_sections(self, method: MethodReport) -> Iterator[Section]:
         suffix = f" of '{method.name}'" if len(self.methods) > 1 else ""
-        yield from layer_sections([cost for cost in self.layers if cost.method == method.name], suffix)
+        of_method = [cost for cost in self.layers if cost.method == method.name]
+        yield from layer_sections([cost for cost in of_method if cost.delegate], suffix)
+        # Beside an NPU, the casts of its inputs and outputs alone are not worth a section.
+        if not any(cost.delegate for cost in of_method) or any(cost.kind == "layer" for cost in method.cpu_layers):
+            yield from layer_sections(method.cpu_layers, f"{suffix} on the CPU (estimate)")
         yield from memory_sections([used for used in self.memory if used.method == method.name], suffix)
 
 
@@ -186,7 +205,9 @@ def _method_sections(method: MethodReport, *, many: bool) -> Iterator[Section]:
         contents += f", called {d.calls} times" if d.calls > 1 else ""
         rows.append((d.name, d.backend, contents, format_bytes(d.payload_bytes)))
     rows += [(f"{number} more", backend, "", "") for backend, number in method.other_delegates.items()]
-    yield f"Delegates{suffix}: {len(method.delegates)}, {count} operators", rows or [("none",)]
+    if rows or not method.kernels:
+        yield f"Delegates{suffix}: {len(method.delegates)}, {count} operators", rows or [("none",)]
+    yield from kernel_sections(method.kernels, method.movement, suffix)
     for delegate in method.delegates:
         if delegate.vela is not None:
             yield f"Vela's estimates for {delegate.name}", _vela_rows(delegate.vela)
@@ -305,5 +326,8 @@ def _method_dict(method: MethodReport) -> dict[str, Any]:
         "boundary": method.boundary,
         "cpu_operators": [to_jsonable(operator) for operator in method.cpu_operators],
         "not_runnable": [to_jsonable(operator) for operator in method.not_runnable],
+        "kernels": [to_jsonable(call) for call in method.kernels],
+        "movement": method.movement,
+        "cpu_cycles": method.cpu_cycles,
         "quantization": to_jsonable(method.quantization),
     }

@@ -27,7 +27,8 @@ CPP_FOLDER = Path(__file__).parent / "cpp"
 _EMULATOR_FOLDER = "emulator"
 #: Source folders of the plugin.
 _PLUGIN_FOLDERS = ("common", "host", "kernels", _EMULATOR_FOLDER)
-_PLUGIN_SOURCES = ("host/plugin.cpp", "kernels/cortex_m_kernels.cpp")
+#: Registers the kernels at program start. The plugin registers them itself.
+_REGISTRATION_SOURCE = "kernels/cortex_m_kernels_registered.cpp"
 #: Source folders of the firmware runner: the backend for firmware, the NPU emulator, and a main program that allocates
 #: memory pools of given sizes.
 _RUNNER_FOLDERS = ("backends/ethosu", "common", "emulator/driver", "firmware", "kernels", "payload", "tools")
@@ -38,8 +39,7 @@ _RUNNER_SOURCES = (
     "emulator/driver/driver.cpp",
     "emulator/driver/emulator_shared.cpp",
     "payload/ethosu_payload.cpp",
-    "kernels/cortex_m_kernels.cpp",
-    "kernels/cortex_m_kernels_registered.cpp",
+    _REGISTRATION_SOURCE,
 )
 #: Compilers to try if the environment variable ``CXX`` is not set.
 _COMPILERS = ("g++", "clang++", "c++")
@@ -83,14 +83,21 @@ def build_firmware_runner() -> Path:
     link_flags = (str(emulator), f"-L{library}", *kernels, "-lexecutorch", f"-Wl,-rpath,{library}")
     target = cache_folder() / f"firmware_trial-{_cache_key(executorch, _RUNNER_FOLDERS, link_flags)}"
     if not target.exists():
-        sources = [CPP_FOLDER / unit for unit in _RUNNER_SOURCES]
+        sources = [*(CPP_FOLDER / unit for unit in _RUNNER_SOURCES), *list_kernel_sources()]
         _build_binary("the program that tests firmware", executorch, target, sources, link_flags)
     return target
 
 
 def list_plugin_sources() -> list[Path]:
     """C++ sources of the plugin."""
-    return [*(CPP_FOLDER / unit for unit in _PLUGIN_SOURCES), *sorted((CPP_FOLDER / _EMULATOR_FOLDER).glob("*.cpp"))]
+    emulator = sorted((CPP_FOLDER / _EMULATOR_FOLDER).glob("*.cpp"))
+    return [CPP_FOLDER / "host/plugin.cpp", *list_kernel_sources(), *emulator]
+
+
+def list_kernel_sources() -> list[Path]:
+    """C++ sources of the kernels, without the one that registers them at program start."""
+    sources = sorted((CPP_FOLDER / "kernels").glob("*.cpp"))
+    return [source for source in sources if source != CPP_FOLDER / _REGISTRATION_SOURCE]
 
 
 def _executorch_folder() -> Path:

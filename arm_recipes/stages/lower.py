@@ -21,11 +21,20 @@ from executorch.export.stages import (
 )
 from torch.export import ExportedProgram
 
+from arm_backend_core.cortex_m.kernels.registry import NAMESPACE
+
 _QUANTIZED_DECOMPOSED = torch.ops.quantized_decomposed
+_ATEN = torch.ops.aten
+#: Data movement that lowering to kernels emits.
+_MOVEMENT = (
+    *(_ATEN.view_copy.default, _ATEN.expand_copy.default, _ATEN.permute_copy.default, _ATEN.cat.default),
+    *(_ATEN.slice_copy.Tensor, _ATEN.select_copy.int, _ATEN.clone.default),
+)
 #: Functions that ExecuTorch's decompositions do not change (``target`` of a call_function node).
 _NOT_DECOMPOSED = (
     executorch_call_delegate,
     operator.getitem,
+    *_MOVEMENT,
     torch.ops.higher_order.scan,  # the bodies of remaining scans call delegates
     _QUANTIZED_DECOMPOSED.quantize_per_tensor.default,
     _QUANTIZED_DECOMPOSED.dequantize_per_tensor.default,
@@ -131,4 +140,8 @@ def _is_single_arm_partitioner(partitioners: Any) -> bool:
 
 
 def _needs_no_decomposition(program: ExportedProgram) -> bool:
-    return all(node.op != "call_function" or node.target in _NOT_DECOMPOSED for node in program.graph.nodes)
+    return all(node.op != "call_function" or _is_not_decomposed(node.target) for node in program.graph.nodes)
+
+
+def _is_not_decomposed(target: Any) -> bool:
+    return target in _NOT_DECOMPOSED or getattr(target, "namespace", None) == NAMESPACE

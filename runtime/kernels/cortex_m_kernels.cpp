@@ -1,133 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cortex_m_kernels.h"
 
-#include <executorch/extension/kernel_util/make_boxed_from_unboxed_functor.h>
-#include <executorch/runtime/kernel/kernel_includes.h>
+#include <executorch/runtime/kernel/operator_registry.h>
 
 #include <algorithm>
-#include <cinttypes>
-#include <cmath>
-#include <cstdint>
 #include <cstring>
-#include <limits>
 
 #include "common/executorch.h"
+#include "kernels/kernel_list.h"
 
 namespace arm_runtime {
+
+using executorch::runtime::Kernel;
+
+#define ARM_RUNTIME_DECLARE(symbol) Kernel make_##symbol##_kernel();
+ARM_RUNTIME_CORTEX_M_KERNEL_LIST(ARM_RUNTIME_DECLARE)
+#undef ARM_RUNTIME_DECLARE
+
 namespace {
 
-using executorch::runtime::KernelRuntimeContext;
-
-// Quantizes as PyTorch does: x * (1 / scale) in float32, rounded half to even, plus the zero point, clamped. Here,
-// clamping precedes rounding, which avoids overflow of the conversion. The result is the same, because the limits are
-// integers. NaN becomes 0.
-template <typename T>
-void quantize(const float* input, T* out, size_t count, double scale, int64_t zero_point, int64_t quant_min,
-              int64_t quant_max) {
-  const auto inverse = static_cast<float>(1.0 / scale);
-  const auto low = static_cast<float>(quant_min - zero_point);
-  const auto high = static_cast<float>(quant_max - zero_point);
-  const auto zero = static_cast<int32_t>(zero_point);
-  for (size_t i = 0; i < count; ++i) {
-    const float clamped = std::min(std::max(input[i] * inverse, low), high);
-    out[i] = std::isnan(input[i]) ? T{0} : static_cast<T>(static_cast<int32_t>(std::lrintf(clamped)) + zero);
-  }
+// The runtime aborts the process if a second kernel of the same name is registered.
+bool is_registered(const char* name) {
+  const auto registered = executorch::runtime::get_registered_kernels();
+  return std::any_of(registered.begin(), registered.end(),
+                     [name](const Kernel& other) { return std::strcmp(other.name_, name) == 0; });
 }
-
-template <typename T>
-void dequantize(const T* input, float* out, size_t count, double scale, int64_t zero_point) {
-  const auto step = static_cast<float>(scale);
-  const auto zero = static_cast<float>(zero_point);
-  for (size_t i = 0; i < count; ++i) {
-    out[i] = (static_cast<float>(input[i]) - zero) * step;
-  }
-}
-
-template <typename T>
-bool is_range_of(int64_t low, int64_t high) {
-  return low >= std::numeric_limits<T>::min() && low <= high && high <= std::numeric_limits<T>::max();
-}
-
-// Checks the arguments of both kernels: float32 on one side, int8 or int16 with a valid range on the other, equal
-// layouts.
-bool check_arguments(KernelRuntimeContext& context, const char* name, const Tensor& real, const Tensor& quantized,
-                     double scale, int64_t zero_point, int64_t quant_min, int64_t quant_max, ScalarType dtype,
-                     const Tensor& input, Tensor& out) {
-  const char* reason = nullptr;
-  const bool is_int8 = dtype == ScalarType::Char;
-  if (real.scalar_type() != ScalarType::Float) {
-    reason = "the real numbers must be float32";
-  } else if (quantized.scalar_type() != dtype || !(is_int8 || dtype == ScalarType::Short)) {
-    reason = "the integers must be int8 or int16, as the argument dtype says";
-  } else if (!(scale > 0) || !std::isfinite(scale) || !std::isfinite(1.0 / scale)) {
-    reason = "the scale must be positive and finite";
-  } else if (!(is_int8 ? is_range_of<int8_t>(quant_min, quant_max) : is_range_of<int16_t>(quant_min, quant_max))) {
-    reason = "quant_min and quant_max must be an interval of the integer type";
-  } else if (!(is_int8 ? is_range_of<int8_t>(zero_point, zero_point) : is_range_of<int16_t>(zero_point, zero_point))) {
-    reason = "the zero point must be a value of the integer type";
-  } else if (executorch::runtime::resize_tensor(out, input.sizes()) != Error::Ok) {
-    reason = "the output cannot take the input's shape";
-  } else if (!executorch::runtime::tensors_have_same_dim_order(input, out)) {
-    reason = "input and output must have one memory format";
-  }
-  if (reason != nullptr) {
-    ET_LOG(Error, "%s: %s (scale %g, zero point %" PRId64 ", dtype %d)", name, reason, scale, zero_point,
-           static_cast<int>(dtype));
-    context.fail(Error::InvalidArgument);
-  }
-  return reason == nullptr;
-}
-
-Tensor& quantize_out(KernelRuntimeContext& context, const Tensor& input, double scale, int64_t zero_point,
-                     int64_t quant_min, int64_t quant_max, ScalarType dtype, Tensor& out) {
-  if (!check_arguments(context, "cortex_m::quantize_per_tensor.out", input, out, scale, zero_point, quant_min,
-                       quant_max, dtype, input, out)) {
-    return out;
-  }
-  const auto* data = input.const_data_ptr<float>();
-  const auto count = static_cast<size_t>(input.numel());
-  if (dtype == ScalarType::Char) {
-    quantize(data, out.mutable_data_ptr<int8_t>(), count, scale, zero_point, quant_min, quant_max);
-  } else {
-    quantize(data, out.mutable_data_ptr<int16_t>(), count, scale, zero_point, quant_min, quant_max);
-  }
-  return out;
-}
-
-Tensor& dequantize_out(KernelRuntimeContext& context, const Tensor& input, double scale, int64_t zero_point,
-                       int64_t quant_min, int64_t quant_max, ScalarType dtype, Tensor& out) {
-  if (!check_arguments(context, "cortex_m::dequantize_per_tensor.out", out, input, scale, zero_point, quant_min,
-                       quant_max, dtype, input, out)) {
-    return out;
-  }
-  auto* data = out.mutable_data_ptr<float>();
-  const auto count = static_cast<size_t>(input.numel());
-  if (dtype == ScalarType::Char) {
-    dequantize(input.const_data_ptr<int8_t>(), data, count, scale, zero_point);
-  } else {
-    dequantize(input.const_data_ptr<int16_t>(), data, count, scale, zero_point);
-  }
-  return out;
-}
-
-constexpr const char kQuantize[] = "cortex_m::quantize_per_tensor.out";
-constexpr const char kDequantize[] = "cortex_m::dequantize_per_tensor.out";
 
 }  // namespace
 
 const char* register_cortex_m_kernels() {
-  using executorch::extension::make_boxed_kernel;
-  const executorch::runtime::Kernel kernels[] = {
-      make_boxed_kernel(kQuantize, EXECUTORCH_FN(quantize_out, kQuantize)),
-      make_boxed_kernel(kDequantize, EXECUTORCH_FN(dequantize_out, kDequantize)),
-  };
-  const auto registered = executorch::runtime::get_registered_kernels();
-  for (const auto& kernel : kernels) {
-    // The runtime aborts the process if a second kernel of the same name is registered.
-    const bool present = std::any_of(registered.begin(), registered.end(), [&kernel](const auto& other) {
-      return std::strcmp(other.name_, kernel.name_) == 0;
-    });
-    if (!present && executorch::runtime::register_kernel(kernel) != Error::Ok) {
+#define ARM_RUNTIME_MAKE(symbol) make_##symbol##_kernel,
+  Kernel (*const makers[])() = {ARM_RUNTIME_CORTEX_M_KERNEL_LIST(ARM_RUNTIME_MAKE)};
+#undef ARM_RUNTIME_MAKE
+  for (Kernel (*make)() : makers) {
+    const Kernel kernel = make();
+    if (!is_registered(kernel.name_) && executorch::runtime::register_kernel(kernel) != Error::Ok) {
       return kernel.name_;
     }
   }

@@ -3,9 +3,9 @@
 
 namespace arm_runtime {
 
-// Registers cortex_m::quantize_per_tensor.out and cortex_m::dequantize_per_tensor.out. ExecuTorch provides them for
-// firmware, but not in the executorch wheel. A kernel that is already registered is skipped. Returns the name of the
-// kernel that the runtime refused, or null.
+// Registers the kernels of kernels/kernel_list.h. ExecuTorch provides them for firmware, but not in the executorch
+// wheel. A kernel that is already registered is skipped. Returns the name of the kernel that the runtime refused, or
+// null.
 const char* register_cortex_m_kernels();
 
 }  // namespace arm_runtime

@@ -54,6 +54,8 @@ def test_help_is_grouped(capsys: pytest.CaptureFixture[str], monkeypatch: pytest
         "positional arguments:",
         "recipe:",
         "NPU (Ethos-U recipes):",
+        "CPU and memory (Ethos-U and Cortex-M recipes):",
+        "CPU (Cortex-M recipes):",
         "TOSA and VGF recipes:",
         "quantization (INT8, A8W4 and A16W8 recipes):",
         "samples:",

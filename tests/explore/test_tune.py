@@ -235,10 +235,13 @@ def test_scales_for_all_channels_or_for_each(folder: Path) -> None:
         ({"min_metric": 3.0, "max_drop": 0.5}, "give only one of them"),
         ({"metric": 3}, "metric: 3 is not callable"),
         ({"candidate_precisions": ["INT16"]}, "candidate_precisions: there is no precision 'INT16'"),
-        ({"candidate_precisions": ["FP"]}, "'FP' is for VGF recipes"),
+        ({"candidate_precisions": ["FP"]}, "'FP' is for VGF and Cortex-M recipes"),
         ({"candidate_precisions": ["INT8"]}, "candidate_precisions: nothing to choose from"),
         ({"samples": _samples(1)}, "samples: there is one"),
-        ({"recipe": ArmRecipeType.TOSA_INT8, "budget": {"cycles": 1.1}}, "'cycles' is estimated for Ethos-U only"),
+        (
+            {"recipe": ArmRecipeType.TOSA_INT8, "budget": {"cycles": 1.1}},
+            "'cycles' is estimated for Ethos-U and Cortex-M only",
+        ),
     ],
 )
 def test_wrong_arguments_say_what_is_wrong(arguments: dict[str, Any], message: str) -> None:
@@ -467,3 +470,16 @@ def test_what_is_left_of_a_budget_is_filled() -> None:
     assert path.select_affordable(rest, 7.0, 0.01) == [rest[0]]
     assert path.select_affordable(rest, 1.9) == []
     assert path.select_affordable(rest, float("inf")) == rest
+
+
+def test_on_a_cortex_m_float_modules_cost_cycles_and_gain_accuracy(folder: Path) -> None:
+    recipe = _recipe(ArmRecipeType.CORTEX_M_INT8, cpu="cortex-m4")
+    result = tune(Uneven().eval(), recipe, _samples(), budget={"cycles": 3.0}, cache_dir=folder)
+    base, chosen = result.base.cost.cycles, result.chosen.cost.cycles
+    assert base is not None
+    assert chosen is not None
+    assert base < chosen <= 3 * base
+    assert result.chosen.accuracy is not None
+    assert result.base.accuracy is not None
+    assert result.chosen.accuracy > result.base.accuracy
+    assert result.best.report.methods[0].cpu_cycles == chosen

@@ -11,7 +11,8 @@ import pytest
 
 from arm_recipes import Firmware
 from arm_recipes.runtime.method_layout import LOADED_DELEGATE_BYTES, TYPE_LAYOUTS
-from tests.firmware.device import build, execute
+from tests.firmware import cortex_m_programs
+from tests.firmware.device import BOARDS, build, execute
 from tests.firmware.programs import program, samples
 from tests.runtime.building import RUNTIME, require, run
 
@@ -98,6 +99,53 @@ def test_the_self_test_on_a_cortex_m55(tmp_path: Path, root: Path, name: str) ->
     assert f"{firmware.pools.temp} of {firmware.pools.temp} bytes of the temp allocator" in printed
     assert f"self-test: ok, {firmware.cases} cases\n" in printed
     assert f"used {LOADED_DELEGATE_BYTES[32]} of {firmware.pools.methods[0].method_allocator} bytes" in printed
+
+
+def _run_on_cortex_m55(name: str, root: Path, directory: Path) -> str:
+    """Save a program of int8 kernels, and run its self-test in QEMU."""
+    result = cortex_m_programs.program(name)
+    firmware = result.save_firmware(root / "folder", cortex_m_programs.samples(name))
+    assert firmware.kernels.is_exact, firmware.kernels
+    image = build(root / "folder", root / "device")
+    ok, printed = execute(image, result.buffer, directory)
+    assert ok, printed
+    assert printed.startswith(f"self-test: Cortex-M55, mve, ExecuTorch {firmware.versions.executorch}\n")
+    assert printed.endswith("self-test: ok, 2 cases\n")
+    return printed
+
+
+def test_int8_kernels_on_a_cortex_m55(tmp_path: Path, root: Path) -> None:
+    """Byte-equal: the self-test has no tolerance. A changed byte of the expected outputs is an error."""
+    _run_on_cortex_m55("small", root, tmp_path)
+    path = root / "folder/golden.c"
+    text = path.read_text()
+    assert "TOLERANCE 0.0f" in (root / "folder/golden.h").read_text()
+    first = re.search(r"case1_output1\[[^{]*{\n(?:\d+,){2}(\d+)", text)
+    assert first is not None
+    path.write_text(f"{text[: first.start(1)]}{int(first[1]) ^ 1}{text[first.end(1) :]}")
+    try:
+        program_bytes = cortex_m_programs.program("small").buffer
+        ok, printed = execute(build(root / "folder", root / "device"), program_bytes, tmp_path)
+    finally:
+        path.write_text(text)
+    assert not ok
+    assert "case 1: output output1 differs from what it was" in printed
+
+
+@pytest.mark.verify
+@pytest.mark.parametrize("name", ["ds_cnn", "resnet8", "mobilenet_v1_025", "spotter", "unet"])
+def test_networks_of_int8_kernels_on_a_cortex_m55(tmp_path: Path, root: Path, name: str) -> None:
+    _run_on_cortex_m55(name, root, tmp_path)
+
+
+@pytest.mark.parametrize(("cpu", "isa"), [("cortex-m4", "dsp"), ("cortex-m3", "scalar")])
+def test_int8_kernels_on_processors_without_vectors(tmp_path: Path, cpu: str, isa: str) -> None:
+    result, board = cortex_m_programs.program("small", cpu), BOARDS[isa]
+    result.save_firmware(tmp_path / "folder", cortex_m_programs.samples("small"))
+    image = build(tmp_path / "folder", tmp_path / "device", *board.definitions(tmp_path))
+    ok, printed = execute(image, result.buffer, tmp_path, board.machine)
+    assert ok, printed
+    assert printed.startswith(f"self-test: {cpu.replace('c', 'C', 1).replace('m', 'M')}, {isa}, ")
 
 
 def test_a_program_and_its_data_file_on_a_cortex_m55(tmp_path: Path, root: Path) -> None:

@@ -14,6 +14,7 @@ from arm_backend_core.workers import vela
 from arm_recipes import ExportResult, Firmware, save_firmware
 from arm_recipes.firmware.sources import PAYLOAD_FORMAT, format_array, to_c_identifier
 from arm_recipes.runtime.method_layout import TYPE_LAYOUTS
+from tests.firmware import cortex_m_programs
 from tests.firmware.device import TARGET
 from tests.firmware.programs import program, samples
 from tests.runtime.building import RUNTIME, executorch_include_flags, require, run
@@ -121,6 +122,32 @@ def test_kernels_are_options_of_the_build(saved: dict[str, Firmware], name: str,
     assert re.findall(r'^set\(EXECUTORCH_SELECT_OPS_LIST "(.*?)"', options, re.M) == [selected]
     assert f"set(ARM_RUNTIME_CORTEX_M_KERNELS {ours})" in _text(saved[name], "CMakeLists.txt")
     assert f"default {'y' if ours == 'ON' else 'n'}\n" in _text(saved[name], "zephyr/Kconfig")
+
+
+def test_a_folder_without_an_npu(tmp_path: Path) -> None:
+    """It has the program's kernels, and neither driver nor backend."""
+    firmware = cortex_m_programs.program("small").save_firmware(tmp_path / "firmware")
+    assert not firmware.kernels.others
+    folders = ("backend/backends", "backend/emulator", "backend/payload")
+    assert not [name for name in firmware.files if name.startswith(folders)]
+    for name in firmware.files:
+        if not name.startswith("backend/") and not name.endswith("pte"):
+            assert not re.findall(r"ethos.?u|vela\b|fast.scratch|@\w+\??@", _text(firmware, name), re.I), name
+    symbols = re.findall(r'KERNEL_LIST "(.*)"', _text(firmware, "CMakeLists.txt"))
+    assert symbols == [";".join(name.split("::")[1].removesuffix(".out") for name in firmware.kernels.ours)]
+    assert "KERNEL(softmax)" in _text(firmware, "zephyr/CMakeLists.txt")
+    assert (_define(_text(firmware, "model.h"), "ARM_MODEL_ISA"), firmware.versions.target) == ("2", "Cortex-M55, mve")
+    assert "Vela" not in str(firmware)
+
+
+def test_scratch_memory_for_another_instruction_set_does_not_compile(tmp_path: Path) -> None:
+    """With ExecuTorch's kernels, whose scratch memory depends on it; the kernels in the folder use none."""
+    result = cortex_m_programs.program("small", "cortex-m4")
+    folder = Path(result.save_firmware(tmp_path / "firmware").folder)
+    compiler = [require("arm-none-eabi-g++", "gcc-arm-none-eabi"), *_CPP, *TARGET, "-fsyntax-only"]
+    run([*compiler, str(folder / "self_test.cpp")])
+    with pytest.raises(AssertionError, match="built for another instruction set than the program"):
+        run([*compiler, "-DARM_MODEL_CMSIS_NN_KERNELS", str(folder / "self_test.cpp")])
 
 
 def test_the_manifest_and_the_printed_form(saved: dict[str, Firmware]) -> None:

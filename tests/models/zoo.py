@@ -205,7 +205,15 @@ def build(name: str, samples: int = 4, seed: int = 0) -> Entry:
         KeyError: if there is no model of that name.
         ValueError: if ``samples`` is not positive.
     """
-    make, draw, kind = _BUILDERS[name]
+    return build_entry(*_BUILDERS[name], samples, seed)
+
+
+def build_entry(make: Callable[[], nn.Module], draw: Callable[[], Tensor], kind: str, samples: int, seed: int) -> Entry:
+    """Build a model and ``samples`` inputs from random numbers of ``seed``.
+
+    Raises:
+        ValueError: if ``samples`` is not positive.
+    """
     if samples < 1:
         raise ValueError(f"samples must be at least 1, not {samples}")
     with torch.random.fork_rng(devices=[]):

@@ -115,7 +115,15 @@ ETHOS_U = [recipe for recipe in ArmRecipeType if recipe.name.startswith("ETHOSU"
         (U85, {"sram_budget": 0}, "sram_budget must be a number of bytes, .*got 0: not positive"),
         (U85, {"sram_budget": "2 GB"}, "got '2 GB': not a number of bytes, of B, KiB, MiB, KB or MB"),
         (U85, {"flash_budget": 1e6}, "flash_budget must be .*got 1000000.0: neither an int nor a str"),
-        (ArmRecipeType.TOSA_INT8, {"flash_budget": 1}, "'flash_budget'; it belongs to Ethos-U recipes"),
+        (
+            ArmRecipeType.CORTEX_M_INT8,
+            {"cpu": "cortex-m56"},
+            "cpu='cortex-m56': there is no such Cortex-M; did you mean 'cortex-m85'",
+        ),
+        (ArmRecipeType.CORTEX_M_INT8, {"cpu": "cortex-m0", "isa": "dsp"}, "isa='dsp': cortex-m0 has 'scalar'"),
+        (ArmRecipeType.CORTEX_M_INT8, {"isa": "neon"}, "'neon'"),
+        (ArmRecipeType.TOSA_INT8, {"cpu": "cortex-m55"}, "'cpu'; it belongs to"),
+        (ArmRecipeType.TOSA_INT8, {"flash_budget": 1}, "'flash_budget'; it belongs to Cortex-M and Ethos-U recipes"),
     ],
 )
 def test_a_wrong_argument_is_named(recipe: ArmRecipeType, given: dict[str, Any], message: str) -> None:
@@ -147,7 +155,11 @@ def test_allowed_options_follow_from_the_name(recipe: ArmRecipeType) -> None:
         expected |= {"sram_budget", "flash_budget", "search_alternatives", "optimise", "external", "memory"}
     if recipe.name.startswith("ETHOSU_U85"):
         expected |= {"direct_drive"}
-    if recipe not in ETHOS_U:
+    if recipe in ETHOS_U:
+        expected |= {"cpu"}
+    elif recipe is ArmRecipeType.CORTEX_M_INT8:
+        expected |= {"cpu", "isa", "sram_budget", "flash_budget"}
+    else:
         expected |= {"extensions"}
     if recipe is ArmRecipeType.TOSA_FP:
         expected |= {"mx"}
@@ -239,6 +251,7 @@ def test_defaults_are_filled_in() -> None:
     [
         (typed_options.EthosUOptions, ["ETHOSU_U55_INT8", "ETHOSU_U65_A8W4"]),
         (typed_options.EthosU85Options, ["ETHOSU_U85_INT8", "ETHOSU_U85_A16W8"]),
+        (typed_options.CortexMOptions, ["CORTEX_M_INT8"]),
         (typed_options.TosaOptions, ["TOSA_FP", "TOSA_INT8"]),
         (typed_options.VgfOptions, ["VGF_FP", "VGF_A16W8"]),
     ],
@@ -251,6 +264,7 @@ def test_typed_options_are_those_of_the_table(options_type: Any, recipes: list[s
     ("recipe", "typed"),
     [
         (ArmRecipe.ethosu_u85(macs=512), "ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U85_INT8, macs=512)"),
+        (ArmRecipe.cortex_m(cpu="cortex-m4"), "ExportRecipe.get_recipe(ArmRecipeType.CORTEX_M_INT8, cpu='cortex-m4')"),
         (ArmRecipe.ethosu_u55("A16W8"), "ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U55_A16W8)"),
         (ArmRecipe.ethosu_u65("A8W4"), "ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U65_A8W4)"),
         (

@@ -85,5 +85,5 @@ def test_without_a_comparison_calibration_tells_the_sqnr() -> None:
 def test_other_targets_have_no_estimates() -> None:
     report = replace(REPORT, methods=(replace(METHOD, delegates=(replace(DELEGATE, vela=None),)),))
     answers = _answers(report, ExportContext())
-    assert answers["Fast?"] == ("no estimate", "Time and RAM are estimated for Ethos-U delegates only.")
+    assert answers["Fast?"] == ("no estimate", "Time and RAM are estimated for Ethos-U and Cortex-M programs only.")
     assert answers["Fits?"][0] == "12.1 KiB program"

@@ -64,7 +64,7 @@ REPORT = Report("tosa_<x>", (METHOD,), 12_345, {"quantize": 1.0, "to_executorch"
 
 EXPECTED = """\
 Recipe tosa_<x>
-  program  12.1 KiB
+  program  12.1 KiB, the .pte file
   export   1.25 s
 Inputs and outputs
   in   x  int8[1, 3] scale=0.5 zero_point=-3
@@ -83,7 +83,7 @@ Vela's estimates for arm_0
   inference     0.100 ms at 1000 MHz
   SRAM          19.5 KiB of 9.8 KiB (exceeds the limit of the memory mode)
   DRAM          0 B
-  flash         300 B
+  flash         300 B, constants inside the program
   fast scratch  5,120 B, part of the SRAM
   MACs          1,234,567
   weights       100 B encoded, 200 B original

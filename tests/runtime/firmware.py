@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from executorch.exir._serialize._program import deserialize_pte_binary
 from executorch.exir.scalar_type import ScalarType
-from executorch.exir.schema import DelegateCall, ExecutionPlan, KernelCall, Program
+from executorch.exir.schema import Bool, DelegateCall, ExecutionPlan, IntList, KernelCall, Null, Program, TensorList
 from executorch.exir.schema import Tensor as TensorValue
 from torch import Tensor
 
@@ -54,9 +54,9 @@ class Run:
     outputs: tuple[Tensor, ...]
 
 
-def start(image: Path, directory: Path) -> tuple[bool, str]:
+def start(image: Path, directory: Path, machine: str = "mps3-an547") -> tuple[bool, str]:
     """Execute an image that can read a folder. Returns whether it succeeded, and what it printed."""
-    qemu = [require("qemu-system-arm", "qemu-system-arm"), "-M", "mps3-an547", "-display", "none"]
+    qemu = [require("qemu-system-arm", "qemu-system-arm"), "-M", machine, "-display", "none"]
     qemu += ["-monitor", "none", "-serial", "none", "-semihosting-config", "enable=on,target=native"]
     done = subprocess.run(
         [*qemu, "-kernel", str(image)],
@@ -85,12 +85,19 @@ class Firmware:
 
     @cached_property
     def npu(self) -> tuple[int, int]:
-        """NPU of the device: product and logarithm of its MACs, as the driver counts them."""
+        """NPU of the device: product and logarithm of its MACs, as the driver counts them; 0 without delegates."""
+        if not self.payloads:
+            return 0, 0
         npu = read_parts(self.payloads[0]).payload
         return _PRODUCTS.index(npu.product), npu.macs.bit_length() - 1
 
     def run(self, *inputs: Tensor) -> Run:
-        """Execute the program once."""
+        """Execute the program once.
+
+        Raises:
+            AssertionError: the program has constants outside its delegates.
+        """
+        assert not self.constants(), "the firmware has no constants"
         for number, payload in enumerate(self.payloads):
             (self._directory / f"payload{number}").write_bytes(payload)
         for number, tensor in enumerate(inputs):
@@ -98,6 +105,16 @@ class Firmware:
         (self._directory / "method").write_text("\n".join(self.listing()) + "\n")
         ok, printed = start(self._image, self._directory)
         return Run(ok, printed, tuple(self._outputs()) if ok else ())
+
+    def constants(self) -> dict[int, bytes]:
+        """Return the bytes of constant tensors by their values' numbers."""
+        buffers = self._program.constant_buffer
+        tensors = {number: value.val for number, value in enumerate(self.plan.values)}
+        return {
+            number: buffers[tensor.data_buffer_idx].storage
+            for number, tensor in tensors.items()
+            if isinstance(tensor, TensorValue) and tensor.data_buffer_idx and tensor.allocation_info is None
+        }
 
     def listing(self) -> Iterator[str]:
         """Yield one line per step of the method, in the format of runtime/tests/firmware/firmware.cpp."""
@@ -126,8 +143,13 @@ class Firmware:
 
 def _value(value: Any) -> str:
     kind = type(value).__name__
+    if isinstance(value, Null):
+        return "null"
+    if isinstance(value, (IntList, TensorList)):
+        return _call("ints" if isinstance(value, IntList) else "tensors", value.items)
+    if isinstance(value, Bool):
+        return f"bool {int(value.bool_val)}"
     if isinstance(value, TensorValue):
-        assert value.data_buffer_idx == 0, "the firmware has no constants"
         numbers = [int(value.scalar_type), len(value.sizes), *value.sizes, *value.dim_order]
         return " ".join(["tensor", *map(str, numbers)])
     return f"{kind.lower()} {getattr(value, f'{kind.lower()}_val')!r}"

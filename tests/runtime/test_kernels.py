@@ -13,9 +13,9 @@ from executorch.exir._serialize._program import deserialize_pte_binary, serializ
 from executorch.exir.schema import Buffer
 from torch import Tensor, nn
 
+from arm_backend_core.cortex_m.operators import edge_operator
 from arm_recipes import RunError
 from arm_recipes.runtime.program import Program
-from arm_recipes.stages.edge.cortex_m import QUANTIZE
 from arm_recipes.stages.edge.edge_manager import use_cortex_m_quantize
 
 #: The processes and the exported programs that they share are made once.
@@ -170,7 +170,7 @@ def test_half_precision_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
     assert use_cortex_m_quantize(edge) == []  # which leaves half precision to ExecuTorch's own kernel
     (node,) = (node for node in edge.exported_program().graph.nodes if node.op == "call_function")
     assert Program(bytes(copy.deepcopy(edge).to_executorch().buffer)).execute(x)[0].dtype == torch.int8
-    node.target = QUANTIZE
+    node.target = edge_operator("quantize_per_tensor")
     with pytest.raises(RunError, match="error 0x12"):
         Program(bytes(edge.to_executorch().buffer)).execute(x)
     assert "cortex_m::quantize_per_tensor.out: the real numbers must be float32" in capfd.readouterr().err

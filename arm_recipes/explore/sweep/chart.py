@@ -137,7 +137,11 @@ def _legend_traces(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 def _front_trace(optimal: Sequence[Row], x: str, y: str) -> dict[str, Any]:
     """Make the step line of the Pareto front."""
-    front = sorted((column_value(row, x), column_value(row, y)) for row in optimal if column_value(row, y) is not None)
+    front = sorted(
+        (column_value(row, x), column_value(row, y))
+        for row in optimal
+        if column_value(row, x) is not None and column_value(row, y) is not None
+    )
     return {
         "type": "scatter",
         "mode": "lines",
@@ -160,7 +164,8 @@ def _hover_text(metric: str, row: Row) -> str:
     lines = [
         f"<b>{row.target}</b>, {row.recipe}",
         f"{row.system_config}, {row.memory_mode}",
-        f"{estimates.cycles:,} cycles, {estimates.milliseconds:.3f} ms",
+        f"{estimates.cycles:,} cycles"
+        + ("" if estimates.milliseconds is None else f", {estimates.milliseconds:.3f} ms"),
         *([] if row.ram_bytes is None else [f"RAM of the board {row.ram_bytes:,} B"]),
         f"SRAM {estimates.sram_bytes:,} B{' (exceeds the memory mode)' if estimates.sram_exceeded else ''}",
         f"DRAM {estimates.dram_bytes:,} B, flash {estimates.flash_bytes:,} B",

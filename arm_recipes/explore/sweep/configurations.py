@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
+from arm_recipes.explore.sweep.processors import CORTEX_M_RECIPE
 from arm_recipes.recipe import options
 from arm_recipes.recipe.boards import BOARDS, find_board
 from arm_recipes.recipe.targets import SPEC_BUILDERS, normalize_recipe_name
@@ -70,18 +71,37 @@ def resolve_recipe_names(recipes: Any) -> tuple[str, ...]:
         recipes: one or several members of ``ArmRecipeType``, or names in upper or lower case.
 
     Raises:
-        ValueError: a recipe is unknown or not for an Ethos-U.
+        ValueError: a recipe is unknown, or neither for an Ethos-U nor for a Cortex-M.
     """
     names = []
     for recipe in _to_unique_list("recipes", recipes):
         name = normalize_recipe_name(str(getattr(recipe, "name", recipe)))
-        if name not in ETHOSU_RECIPES:
+        if name not in (*ETHOSU_RECIPES, CORTEX_M_RECIPE):
             raise ValueError(
-                f"{name}: cycles and memory are estimated for Ethos-U recipes only "
-                f"(allowed: {', '.join(ETHOSU_RECIPES)})"
+                f"{name}: cycles and memory are estimated for Ethos-U and Cortex-M recipes only "
+                f"(allowed: {', '.join((*ETHOSU_RECIPES, CORTEX_M_RECIPE))})"
             )
         names.append(name)
     return tuple(dict.fromkeys(names))
+
+
+def split_recipes(recipes: Any, cpus: Any) -> tuple[tuple[str, ...], bool]:
+    """Resolve the recipes of a sweep to Ethos-U recipes, and whether the Cortex-M recipe is one of them.
+
+    Args:
+        recipes: as for ``resolve_recipe_names``. None selects the int8 recipes, without the Cortex-M recipe if no
+            processors are given.
+        cpus: processors; None if they are not given.
+
+    Raises:
+        ValueError: as for ``resolve_recipe_names``, or processors are given without the Cortex-M recipe.
+    """
+    if recipes is None:
+        return DEFAULT_RECIPES, cpus is not None
+    names = resolve_recipe_names(recipes)
+    if cpus is not None and CORTEX_M_RECIPE not in names:
+        raise ValueError(f"cpus: they belong to the recipe {CORTEX_M_RECIPE}, which recipes does not contain")
+    return tuple(name for name in names if name != CORTEX_M_RECIPE), CORTEX_M_RECIPE in names
 
 
 def list_configurations(

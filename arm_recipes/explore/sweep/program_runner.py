@@ -14,6 +14,7 @@ from arm_recipes._internal.messages import ExportError
 from arm_recipes.explore.sweep.configurations import Configuration
 from arm_recipes.explore.sweep.lowered import METHOD
 from arm_recipes.explore.sweep.result_store import ResultStore
+from arm_recipes.pipeline.artifact import Artifact
 from arm_recipes.pipeline.cache.digest import Digest
 from arm_recipes.pipeline.export import run_export
 from arm_recipes.samples.sample import Inputs
@@ -71,15 +72,22 @@ class ProgramRunner:
         else:
             assert last_error is not None
             raise last_error
+        ram = result.report.ram
+        return ProgramRun(self.execute(result), 0 if ram is None else sum(part.bytes for part in ram.cpu))
+
+    def execute(self, result: Artifact) -> list[Any]:
+        """Execute an exported program on each sample; returns its outputs.
+
+        Raises:
+            RunError: this machine cannot run the program.
+        """
         key = _outputs_key(result.buffer + (result.data_file or b""), self._samples)
         leaves = self._store.load_outputs(key)
         if leaves is None:
             runs = (result.run(sample) for sample in self._with_progress(self._samples))
             leaves = [pytree.tree_leaves(output) for output in runs]
             self._store.save_outputs(key, leaves)
-        outputs = [pytree.tree_unflatten(values, result.out_specs[METHOD]) for values in leaves]
-        ram = result.report.ram
-        return ProgramRun(outputs, 0 if ram is None else sum(part.bytes for part in ram.cpu))
+        return [pytree.tree_unflatten(values, result.out_specs[METHOD]) for values in leaves]
 
 
 def _outputs_key(buffer: bytes, samples: Sequence[Inputs]) -> str:

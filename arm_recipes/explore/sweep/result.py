@@ -120,7 +120,7 @@ def _row_cells(row: Row, mark: str) -> tuple[str, ...]:
         row.system_config,
         row.memory_mode,
         f"{estimates.cycles:,}",
-        f"{estimates.milliseconds:.3f}",
+        "" if estimates.milliseconds is None else f"{estimates.milliseconds:.3f}",
         "" if row.ram_bytes is None else format_bytes(row.ram_bytes) + " (exceeds the board)" * row.exceeds_board,
         format_bytes(estimates.sram_bytes) + (" (exceeds limit)" if estimates.sram_exceeded else ""),
         format_bytes(estimates.dram_bytes),

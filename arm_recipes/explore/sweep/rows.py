@@ -5,30 +5,30 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-#: Columns without a number if the program could not be executed.
-_OPTIONAL = ("accuracy", "ram_bytes")
+#: Columns without a number if the program could not be executed, or the clock of a processor is not known.
+_OPTIONAL = ("accuracy", "ram_bytes", "milliseconds")
 
 
 @dataclass(frozen=True)
 class ProgramEstimates:
-    """Vela's estimates of a program for one inference: the total of its delegates.
+    """Estimates of a program for one inference: Vela's total of its delegates, or those of a Cortex-M without an NPU.
 
     Attributes:
-        cycles: cycles including memory stalls.
+        cycles: cycles including memory stalls; without an NPU, estimated cycles of the CPU.
         npu_cycles: cycles of the NPU alone.
-        milliseconds: inference time at the clock of the system configuration.
+        milliseconds: inference time at the clock of the system configuration; None if a processor's is not known.
         sram_bytes, dram_bytes, flash_bytes: peak memory use. If everything is in SRAM, Vela counts constants as flash.
             Several delegates use SRAM in sequence, so ``sram_bytes`` is their maximum. The other two are sums.
         sram_exceeded: whether the program needs more SRAM than the memory mode allows.
         fast_scratch_bytes: part of the SRAM that the firmware provides as fast scratch.
         npu_ram_bytes: RAM that the NPU needs: scratch, and the constants if the memory mode places them in RAM;
             ``npu_sram_bytes``: the part in SRAM.
-        weight_bytes: size of the encoded weights.
+        weight_bytes: size of the encoded weights; 0 without an NPU.
     """
 
     cycles: int
     npu_cycles: int
-    milliseconds: float
+    milliseconds: float | None
     sram_bytes: int
     sram_exceeded: bool
     dram_bytes: int
@@ -45,11 +45,11 @@ class Row:
 
     Attributes:
         recipe: name of the recipe, for example ``ETHOSU_U85_INT8``.
-        target: NPU, for example ``ethos-u85-256``.
-        macs: MACs per cycle of the NPU.
-        system_config, memory_mode: Vela's system configuration and memory mode.
+        target: NPU, for example ``ethos-u85-256``, or Cortex-M, for example ``cortex-m4``.
+        macs: most MACs per cycle of the target.
+        system_config, memory_mode: Vela's system configuration and memory mode; without an NPU, the clock, and nothing.
         estimates: Vela's estimates; None if compilation failed (see ``error``).
-        cpu_operators: number of operators outside delegates. The estimates do not include their time.
+        cpu_operators: number of operators outside delegates. An NPU's estimates do not include their time.
         accuracy: accuracy by the sweep's metric; None if the program could not be executed.
         error: error message of a failed configuration.
         board: board of the configuration; None if it was not given by a board.

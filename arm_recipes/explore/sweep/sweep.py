@@ -1,8 +1,8 @@
-"""``sweep``: compile one model for many Ethos-U configurations and collect Vela's estimates."""
+"""``sweep``: compile one model for many Ethos-U configurations and Cortex-M processors, and collect the estimates."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,9 @@ from arm_recipes._internal.parallel import starmap_unordered
 from arm_recipes._internal.tracebacks import shorten_tracebacks
 from arm_recipes.comparison.accuracy import Evaluator, check_metric
 from arm_recipes.explore.sweep.compile import cache_key, compile_delegates
-from arm_recipes.explore.sweep.configurations import Configuration, list_configurations
+from arm_recipes.explore.sweep.configurations import Configuration, list_configurations, split_recipes
 from arm_recipes.explore.sweep.lowered import METHOD, LoweredProgram, QuantizedProgram
+from arm_recipes.explore.sweep.processors import list_processors, make_rows
 from arm_recipes.explore.sweep.program_runner import ProgramRunner
 from arm_recipes.explore.sweep.result import Sweep
 from arm_recipes.explore.sweep.result_store import ResultStore
@@ -45,6 +46,7 @@ def sweep(
     system_configs: str | Iterable[str] | None = None,
     memory_modes: str | Iterable[str] | None = None,
     boards: str | Iterable[str] | None = None,
+    cpus: Mapping[str, float | None] | Iterable[str] | str | None = None,
     metric: Metric | None = None,
     cache_dir: str | Path | None = None,
     calibration_samples: Samples | None = None,
@@ -55,7 +57,7 @@ def sweep(
     config_ini: str | Path | None = None,
     progress: bool = True,
 ) -> Sweep:
-    """Compile a model for many Ethos-U configurations, to compare them.
+    """Compile a model for many Ethos-U configurations and Cortex-M processors, to compare them.
 
     The model is captured once, quantized once per precision and lowered once per NPU. For each configuration,
     alternatives are chosen, and Vela compiles the result. joblib compiles the configurations in parallel, by default in
@@ -64,7 +66,8 @@ def sweep(
 
     Args:
         model: as for ``export``; one method.
-        recipes: Ethos-U recipes, as members of ``ArmRecipeType`` or names. None selects the int8 recipes.
+        recipes: Ethos-U recipes and CORTEX_M_INT8, as members of ``ArmRecipeType`` or names. None selects the int8
+            recipes of Ethos-U, and CORTEX_M_INT8 if ``cpus`` is given.
         samples: as for ``export``; all samples have the same shape. They measure the accuracy. They also calibrate,
             unless ``calibration_samples`` is given. A sample may have extra elements after the inputs, such as labels.
             The metric receives the whole sample.
@@ -74,6 +77,9 @@ def sweep(
         memory_modes: memory modes to combine; by default all of Vela's. Invalid combinations are skipped.
         boards: names of boards, or "all": a configuration for each board and recipe of its NPU, instead of
             combinations of ``macs``, ``system_configs`` and ``memory_modes``. ``arm-recipes boards`` lists them.
+        cpus: processors for CORTEX_M_INT8: names, or name -> clock in MHz, which gives the time, as in
+            ``{"cortex-m4": 120, "cortex-m55": 400}``. By default the recipe's. Their cycles are estimates of the CPU's
+            time; see ``docs/contributors/cpu_cycles.md`` for the errors.
         metric: ``metric(outputs, sample)`` returns a number, higher is better; its mean is the accuracy. By default
             the accuracy is the SQNR of the outputs against the floating-point model, in dB.
         cache_dir: folder of finished configurations. Their keys are hashes of graphs, Vela's options and version. An
@@ -91,8 +97,8 @@ def sweep(
         One row for each configuration. The row of a failed configuration has an error instead of estimates.
 
     Raises:
-        ValueError: an argument is invalid, or a value of ``macs``, ``system_configs`` or ``memory_modes`` is valid in
-            no combination.
+        ValueError: an argument is invalid, ``cpus`` comes without CORTEX_M_INT8, or a value of ``macs``,
+            ``system_configs`` or ``memory_modes`` is valid in no combination.
         ExportError: the model cannot be captured.
     """
     fixed = {
@@ -106,7 +112,9 @@ def sweep(
     varied = {"macs": macs, "system_config": system_configs, "memory_mode": memory_modes}
     check_metric(metric)
     check_order("sweep", "recipes", recipes, samples)
-    requested = list_configurations(recipes, varied, fixed, boards)
+    npu_recipes, has_processors = split_recipes(recipes, cpus)
+    processors = list_processors(cpus, fixed) if has_processors else ()
+    requested = list_configurations(npu_recipes, varied, fixed, boards) if npu_recipes else ()
     store = ResultStore(cache_dir)
     progress_bars = _ProgressBars(progress)
     with suppress_warnings():
@@ -116,8 +124,11 @@ def sweep(
         runner = ProgramRunner(examples, store, progress_bars.track_samples)
         measured, accuracy_notes = _measure_programs(evaluator, runner, requested, lowered, precisions)
         estimates = _compile_all(requested, lowered, store, progress_bars)
+        cpu_rows, cpu_notes = make_rows(
+            program, examples, processors, lambda result: evaluator.rate_outputs(runner.execute(result)).metric
+        )
     rows = [_make_row(c, lowered[index], estimates.get(index), measured) for index, c in enumerate(requested)]
-    return Sweep(tuple(rows), evaluator.metric_name, (*notes, *accuracy_notes))
+    return Sweep((*rows, *cpu_rows), evaluator.metric_name, (*notes, *accuracy_notes, *cpu_notes))
 
 
 def capture_model(model: Any, samples: Any, caller: str) -> tuple[ExportedProgram, list[Any], list[Inputs], list[str]]:

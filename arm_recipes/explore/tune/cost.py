@@ -1,4 +1,4 @@
-"""Cost of a program: Vela's estimates for an Ethos-U; memory traffic of its TOSA graphs for other targets."""
+"""Cost of a program: estimates for an Ethos-U and a Cortex-M; memory traffic of its TOSA graphs for other targets."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from arm_recipes.explore.sweep.rows import ProgramEstimates
+    from arm_recipes.pipeline.artifact import Artifact
 
 #: Kinds of cost that a budget can limit.
 COST_KINDS = ("cycles", "sram", "flash", "traffic")
@@ -22,10 +23,12 @@ class ProgramCost:
     """Cost of one inference.
 
     Attributes:
-        cycles, sram: Vela's estimates of cycles and SRAM bytes; None for targets other than Ethos-U.
-        flash: flash bytes, estimated by Vela. For other targets, the bytes of the TOSA graphs' constants.
+        cycles, sram: estimates of cycles and SRAM bytes, by Vela for an Ethos-U; None for other targets than these two.
+        flash: flash bytes, estimated by Vela. For a Cortex-M, the bytes of the program; for other targets, those of the
+            TOSA graphs' constants.
         traffic: bytes that the operators of the TOSA graphs read and write. It represents time on other targets.
-        cpu_operators: number of operators outside delegates.
+        cpu_operators: number of operators outside delegates, whose cost is not estimated; 0 for a Cortex-M, whose
+            cycles include them.
     """
 
     cycles: int | None
@@ -54,6 +57,18 @@ class ProgramCost:
         amount = self.get(name)
         assert amount is not None, name
         return amount
+
+
+def processor_cost(artifact: Artifact) -> ProgramCost:
+    """The cost of an exported program for a Cortex-M."""
+    report = artifact.report
+    return ProgramCost(
+        cycles=sum(method.cpu_cycles or 0 for method in report.methods),
+        sram=0 if report.ram is None else report.ram.sram_bytes,
+        flash=artifact.stored_bytes,
+        traffic=sum(cost.bytes_read + cost.bytes_written for cost in report.layers),
+        cpu_operators=0,
+    )
 
 
 def estimate_cost(

@@ -108,7 +108,8 @@ def make_goal(
     for name in limits_by_kind:
         if base.get(name) is None:
             raise ValueError(
-                f"budget: {name!r} is estimated for Ethos-U only; this target has: {', '.join(base.available)}"
+                f"budget: {name!r} is estimated for Ethos-U and Cortex-M only; this target has: "
+                f"{', '.join(base.available)}"
             )
     if max_drop is not None:
         if float_metric is None:

@@ -23,7 +23,7 @@ from arm_recipes.comparison.accuracy import Evaluator, Rating
 from arm_recipes.explore.sweep.compile import LoweredDelegate, cache_key, compile_delegates
 from arm_recipes.explore.sweep.lowered import LoweredProgram, QuantizedProgram
 from arm_recipes.explore.sweep.rows import ProgramEstimates
-from arm_recipes.explore.tune.cost import ProgramCost, estimate_cost
+from arm_recipes.explore.tune.cost import ProgramCost, estimate_cost, processor_cost
 from arm_recipes.explore.tune.regions import PrecisionPlan, minimal_settings
 from arm_recipes.pipeline.cache.digest import Digest
 
@@ -102,6 +102,9 @@ class PlanEvaluator:
         for key in plan_of_key:
             if key in self._costs:
                 continue
+            if self._is_for_processor:
+                self._costs[key] = self._estimate_on_processor(plan_of_key[key])
+                continue
             with _without_warnings():
                 lowered = self._lower(plan_of_key[key])
             if isinstance(lowered, str):
@@ -124,6 +127,24 @@ class PlanEvaluator:
             else:
                 self._costs[order[index]] = outcome
         return [self._costs[key] for key in keys]
+
+    @property
+    def _is_for_processor(self) -> bool:
+        """Whether the recipe is for a Cortex-M without an NPU."""
+        from arm_backend_core.targets.compile_spec import CortexMCompileSpec
+
+        return isinstance(self._compile_spec, CortexMCompileSpec)
+
+    def _estimate_on_processor(self, plan: PrecisionPlan) -> ProgramCost | str:
+        """Export a plan for a Cortex-M; the result is an error message if this fails."""
+        from arm_recipes.pipeline.export import run_export
+
+        try:
+            with _without_warnings():
+                program, recipe = self._quantize(plan).program, self._recipe_of(plan)
+                return processor_cost(run_export(program, recipe, list(self.split.calibration), progress=False))
+        except (ArmBackendError, ExportError) as error:
+            return str(error)
 
     @property
     def _vela_spec(self) -> Any:
@@ -152,13 +173,18 @@ class PlanEvaluator:
         """Quantize a plan. The last result is cached, because a plan is usually rated and then lowered."""
         if self._last_quantized is None or self._last_quantized[0] != plan:
             with _without_warnings():
-                recipe: ExportRecipe = self.recipe.with_options(
-                    precisions=minimal_settings(plan, self.default_precision),
-                    calibration_samples=None,
-                    require_runnable=False,
-                )
-                self._last_quantized = dict(plan), QuantizedProgram(self.program, self.split.calibration, recipe)
+                quantized = QuantizedProgram(self.program, self.split.calibration, self._recipe_of(plan))
+                self._last_quantized = dict(plan), quantized
         return self._last_quantized[1]
+
+    def _recipe_of(self, plan: PrecisionPlan) -> ExportRecipe:
+        """The recipe that quantizes a plan with the calibration samples that it is given."""
+        recipe: ExportRecipe = self.recipe.with_options(
+            precisions=minimal_settings(plan, self.default_precision),
+            calibration_samples=None,
+            require_runnable=False,
+        )
+        return recipe
 
     def _store_key(self, plan: Mapping[str, str], samples_digest: str = "") -> str:
         """Key of a plan's rating on the samples with digest ``samples_digest``, or of its cost (without a digest)."""

@@ -75,14 +75,15 @@ def tune(
             receives the whole sample.
         metric: ``metric(outputs, sample)`` returns a number, higher is better; its mean is the accuracy. By default
             the accuracy is the SQNR of the outputs against the floating-point model, in dB.
-        budget: upper limits by kind of cost: ``cycles``, ``sram``, ``flash`` (all Ethos-U) and ``traffic``. A float is
-            a factor of the cost of the recipe's own program, as in ``{"cycles": 1.1}``. An int (cycles or bytes) or a
-            text such as "512KiB" is absolute. Without any goal, the default is 1.1 times the cycles, or the traffic on
-            targets other than Ethos-U.
+        budget: upper limits by kind of cost: ``cycles``, ``sram``, ``flash`` (Ethos-U and Cortex-M) and ``traffic``. A
+            float is a factor of the cost of the recipe's own program, as in ``{"cycles": 1.1}``. An int (cycles or
+            bytes) or a text such as "512KiB" is absolute. Without any goal, the default is 1.1 times the cycles, or the
+            traffic on other targets.
         min_metric: required accuracy. The search looks for the cheapest program that reaches it.
         max_drop: largest accepted drop of the accuracy below the floating-point model. It needs ``metric``.
         candidate_precisions: precisions to choose from, of ``arm_recipes.recipe.precisions.NAMES``. The default is the
-            recipe's own and A16W8; for VGF also floating point; with a flash limit also A8W4.
+            recipe's own and A16W8; for VGF also floating point; with a flash limit also A8W4. For a Cortex-M, it is the
+            recipe's own and floating point.
         test_samples: separate test samples. All of ``samples`` that do not calibrate are then search samples.
         cache_dir: content-addressed folder of accuracies and estimates. An interrupted search resumes from there.
         progress: show a progress bar if standard error is a terminal.
@@ -123,8 +124,8 @@ def _candidate_precisions(recipe: ArmRecipe, requested: Sequence[str] | None, bu
     """Return the precisions to choose from, the recipe's own first."""
     own = names.default_precision(recipe.type_name, per_channel=recipe.options.get("per_channel", True))
     if requested is None:
-        candidates = ["A16W8", *(["A8W4"] if budget and "flash" in budget else [])]
-        candidates += [names.FLOAT] if names.FLOAT in names.allowed(recipe.type_name) else []
+        candidates = ["A16W8", *(["A8W4"] if budget and "flash" in budget else []), names.FLOAT]
+        candidates = [name for name in candidates if name in names.allowed(recipe.type_name)]
     else:
         candidates = [requested] if isinstance(requested, str) else list(requested)
         problem = names.find_problem({str(i): name for i, name in enumerate(candidates)})

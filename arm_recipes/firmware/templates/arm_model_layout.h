@@ -12,8 +12,10 @@
 
 #include <optional>
 
+@NPU?@
 #include "backends/ethosu/ethosu_backend.h"
 
+@END?@
 #define ARM_MODEL_HAS_LAYOUT(size, alignment, ...)                                         \
   static_assert(sizeof(__VA_ARGS__) == (size) && alignof(__VA_ARGS__) == (alignment),      \
                 "the pool sizes in model.h were computed for another ExecuTorch: install " \

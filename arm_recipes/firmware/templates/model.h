@@ -18,14 +18,20 @@ extern "C" {
 #define ARM_MODEL_EXECUTORCH_MAJOR @EXECUTORCH_MAJOR@
 #define ARM_MODEL_EXECUTORCH_MINOR @EXECUTORCH_MINOR@
 #define ARM_MODEL_VELA_VERSION "@VELA@"
-/* The NPU, the format of its command streams, and the architecture release that the driver checks. */
+#define ARM_MODEL_TARGET "@TARGET@"
 #define ARM_MODEL_NPU "@NPU@"
+@NPU?@
+/* Format of the NPU's command streams, and the architecture release that the driver checks. */
 #define ARM_MODEL_STREAM_FORMAT "@STREAM@"
 #define ARM_MODEL_STREAM_ARCHITECTURE "@ARCHITECTURE@"
 /* Format of the payloads around the streams: arm_runtime::kPayloadFormat of the backend. */
 #define ARM_MODEL_PAYLOAD_FORMAT @PAYLOAD_FORMAT@
+@NO_NPU?@
+/* Instruction set that the scratch memory of CMSIS-NN's kernels was computed for: 0 scalar, 1 DSP, 2 MVE, -1 unknown. */
+#define ARM_MODEL_ISA @ISA@
+@END?@
 
-/* The program, aligned to 16 bytes, in memory that the NPU can read. If the linker script does not place .rodata.*
+/* The program, aligned to 16 bytes@READER@. If the linker script does not place .rodata.*
  * there, place this section explicitly, or choose another one with -DARM_MODEL_PTE_SECTION=... */
 #define ARM_MODEL_PTE_SIZE @PTE_SIZE@u
 #define ARM_MODEL_PTE_CRC32 @PTE_CRC32@u
@@ -52,7 +58,7 @@ extern const uint8_t arm_model_ptd[ARM_MODEL_PTD_SIZE];
  * @EXACT@ */
 #define ARM_MODEL_POOL_ALIGNMENT @ALIGNMENT@
 
-/* Temp allocator, which all methods share, in memory that the NPU can read and write. */
+/* Temp allocator, which all methods share@WRITER@. */
 #ifndef ARM_MODEL_TEMP_POOL_SIZE
 #if UINTPTR_MAX > 0xFFFFFFFFu
 #define ARM_MODEL_TEMP_POOL_SIZE @TEMP_64@u
@@ -61,10 +67,12 @@ extern const uint8_t arm_model_ptd[ARM_MODEL_PTD_SIZE];
 #endif
 #endif
 
+@NPU?@
 /* SRAM that the NPU spills to (Dedicated_Sram): ethosu_fast_scratch of the backend, or an argument of ethosu_init(). */
 #ifndef ARM_MODEL_FAST_SCRATCH_SIZE
 #define ARM_MODEL_FAST_SCRATCH_SIZE @FAST_SCRATCH@u
 #endif
+@END?@
 
 /* Planned memories from the second on, which methods share: each may be in another memory of the board. */
 #define ARM_MODEL_SHARED_COUNT @SHARED_COUNT@

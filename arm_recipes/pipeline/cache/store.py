@@ -18,6 +18,8 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 _UNPICKLED_MODULES = (
     "arm_recipes.report.report",
     "arm_recipes.report.context",
+    "arm_recipes.report.kernels",
+    "arm_recipes.report.layers",
     "arm_recipes.report.ram",
     "arm_recipes.report.record",
     "arm_recipes.runtime.tensor_info",

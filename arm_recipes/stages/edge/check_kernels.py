@@ -8,11 +8,12 @@ from functools import cache
 from typing import Any, Literal
 
 import torch
-from executorch.exir import EdgeProgramManager
+from executorch.exir import EdgeProgramManager, memory
 from executorch.exir.dialects.edge._ops import EdgeOpOverload
 from executorch.exir.operator.convert import to_out_variant
 from torch import fx
 
+from arm_backend_core.cortex_m.catalog import KERNELS
 from arm_backend_core.nodes import operator_name, overload_of, source_location
 from arm_recipes._internal.messages import NotRunnableError, warn
 from arm_recipes.stages.edge.cpu_operators import CpuOperator, group_operators
@@ -22,8 +23,8 @@ from arm_recipes.stages.edge.empty_tensors import MIXED_OPERAND_KERNELS, is_empt
 _UNSUPPORTED_DTYPES = frozenset({torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2})
 #: Floating-point types that the library's quantize and dequantize kernels support. Other types abort the process.
 _QUANTIZABLE_FLOAT_DTYPES = (torch.float16, torch.float32, torch.float64)
-#: Kernels that every firmware for an Arm target has. ExecuTorch's pip package lacks them.
-_FIRMWARE_KERNELS = frozenset({"cortex_m::quantize_per_tensor.out", "cortex_m::dequantize_per_tensor.out"})
+#: Kernels that a firmware for an Arm target has. ExecuTorch's pip package lacks them.
+_FIRMWARE_KERNELS = frozenset(f"cortex_m::{name}.out" for name in KERNELS)
 
 
 class CheckRunnable:
@@ -79,7 +80,7 @@ def _kernel_problems(node: fx.Node) -> Iterator[str]:
     if kernel not in _FIRMWARE_KERNELS and kernel not in _library_kernels():
         yield f"no kernel {kernel}: use another operator, or link a library that has it into the firmware"
     yield from _quantization_problems(node, tensors[0])
-    operands = [source.meta.get("val") for source in node.all_input_nodes]
+    operands = [source.meta.get("val") for source in node.all_input_nodes if source.target is not memory.alloc]
     if any(map(is_empty, operands)) and kernel not in MIXED_OPERAND_KERNELS:
         yield "its kernel may abort on a tensor without elements: remove it from the model"
     for value in (*tensors, *(value for value in operands if isinstance(value, torch.Tensor))):

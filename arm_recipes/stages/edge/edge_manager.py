@@ -17,6 +17,7 @@ from torch.fx import Node
 
 from arm_backend_core.aten.functionalize import drop_final_copies
 from arm_backend_core.nodes import is_float, is_integer, operator_name
+from arm_backend_core.targets.cortex_m import Isa
 from arm_recipes._internal.messages import warn
 
 
@@ -118,19 +119,34 @@ def use_cortex_m_quantize(manager: EdgeProgramManager) -> Sequence[Any]:
     ``cortex_m`` has no kernels for per-channel parameters and for floating-point types other than float32. Such nodes
     keep ExecuTorch's operators, which the partitioner has loaded.
     """
-    from arm_recipes.stages.edge import cortex_m
+    from arm_backend_core.cortex_m.operators import edge_operator
 
-    operators = {_QUANTIZE: cortex_m.QUANTIZE, _DEQUANTIZE: cortex_m.DEQUANTIZE}
+    operators = {
+        _QUANTIZE: edge_operator("quantize_per_tensor"),
+        _DEQUANTIZE: edge_operator("dequantize_per_tensor"),
+    }
     for method in manager.methods:
         module = manager.exported_program(method).graph_module
         for node in module.graph.nodes:
             # The operators have the same arguments and results, so the node's metadata stays valid.
-            if node.target not in operators or node.kwargs or node.args[5] not in cortex_m.DTYPES:
+            if node.target not in operators or node.kwargs or node.args[5] not in (torch.int8, torch.int16):
                 continue
             float_node = node.args[0] if node.target is _QUANTIZE else node
             if float_node.meta["val"].dtype is torch.float32:
                 node.target = operators[node.target]
         module.recompile()
+    return []
+
+
+def use_cortex_m_kernels(isa: Isa, manager: EdgeProgramManager) -> Sequence[Any]:
+    """Replace this project's kernel operators by ExecuTorch's ``cortex_m`` operators, with their scratch tensors.
+
+    ExecuTorch's memory plan then has the scratch memory, so kernels allocate none.
+    """
+    from arm_backend_core.cortex_m.scratch import insert_scratch
+
+    for method in manager.methods:
+        insert_scratch(manager.exported_program(method).graph_module, isa)
     return []
 
 

@@ -36,7 +36,7 @@ struct Table {
 
 // Constant initialization: constructors in other files fill them, and no constructor in this file may clear them later.
 Table<Backend, 4> backends;
-Table<Kernel, 8> kernels;
+Table<Kernel, 32> kernels;
 
 }  // namespace
 

@@ -4,6 +4,9 @@
 // Method that a firmware's self-test calls. They read the listing of firmware.cpp, with these additional or changed
 // steps:
 //
+//   null, bool NUMBER                      a value
+//   ints COUNT VALUES..., tensors COUNT VALUES...        a value: a list of other values
+//   constant VALUE OFFSET                  place of a value's tensor in the program
 //   place VALUE MEMORY OFFSET              place of a value's tensor in the memory plan; memories count from 0
 //   delegate BACKEND OFFSET SIZE COUNT {KEY NUMBER}...   loads a payload from the program, with compile specs
 //   input VALUE, output VALUE              in order
@@ -44,6 +47,27 @@ struct LoadedDelegate {
 
 }  // namespace
 
+// A value that is a list of other values, as the runtime unpacks it.
+template <typename T>
+struct OwnList {
+  std::vector<EValue*> boxed;
+  std::vector<T> unboxed;
+  BoxedEvalueList<T> list;
+
+  explicit OwnList(std::vector<EValue*> values)
+      : boxed(std::move(values)),
+        unboxed(unpack(boxed)),
+        list(boxed.data(), unboxed.data(), static_cast<int>(boxed.size())) {}
+
+  static std::vector<T> unpack(const std::vector<EValue*>& values) {
+    std::vector<T> all;
+    for (const EValue* value : values) {
+      all.push_back(value->to<T>());
+    }
+    return all;
+  }
+};
+
 // Has the name of the class that Method refers to, and holds the whole state.
 struct Chain {
   std::vector<std::unique_ptr<OwnTensor>> tensors;
@@ -51,6 +75,8 @@ struct Chain {
   std::vector<std::unique_ptr<LoadedDelegate>> delegates;
   std::vector<Step> steps;
   std::vector<size_t> inputs, outputs;
+  std::vector<std::unique_ptr<OwnList<int64_t>>> ints;
+  std::vector<std::unique_ptr<OwnList<aten::Tensor>>> lists;
 
   OwnTensor* tensor_of(size_t value) { return tensors.at(value).get(); }
   void add(std::unique_ptr<OwnTensor> tensor) {
@@ -60,6 +86,13 @@ struct Chain {
   void add(const EValue& value) {
     values.push_back(std::make_unique<EValue>(value));
     tensors.push_back(nullptr);
+  }
+  std::vector<EValue*> pointers(const std::vector<size_t>& numbers) {
+    std::vector<EValue*> all;
+    for (const size_t number : numbers) {
+      all.push_back(values.at(number).get());
+    }
+    return all;
   }
 };
 
@@ -104,6 +137,24 @@ Error read_step(const std::string& step, Listing* listing, DataLoader* loader, M
     chain->add(EValue(listing->real()));
   } else if (step == "int") {
     chain->add(EValue(listing->number()));
+  } else if (step == "bool") {
+    chain->add(EValue(listing->number() != 0));
+  } else if (step == "null") {
+    chain->add(EValue());
+  } else if (step == "ints") {
+    chain->ints.push_back(std::make_unique<OwnList<int64_t>>(chain->pointers(arguments(listing))));
+    chain->add(EValue(&chain->ints.back()->list));
+  } else if (step == "tensors") {
+    chain->lists.push_back(std::make_unique<OwnList<aten::Tensor>>(chain->pointers(arguments(listing))));
+    chain->add(EValue(&chain->lists.back()->list));
+  } else if (step == "constant") {
+    OwnTensor* tensor = chain->tensor_of(static_cast<size_t>(listing->number()));
+    const auto data = loader->load(static_cast<size_t>(listing->number()), tensor->nbytes(),
+                                   DataLoader::SegmentInfo(DataLoader::SegmentInfo::Type::Constant, 0));
+    if (!data.ok()) {
+      return data.error();
+    }
+    tensor->place(const_cast<void*>(data->data()));
   } else if (step == "place") {
     OwnTensor* tensor = chain->tensor_of(static_cast<size_t>(listing->number()));
     const auto which = static_cast<uint32_t>(listing->number());
@@ -185,10 +236,7 @@ const EValue& Method::get_output(size_t index) const { return *chains_->values.a
 
 Error Method::execute() {
   for (const Step& step : chains_->steps) {
-    std::vector<EValue*> given;
-    for (const size_t value : step.arguments) {
-      given.push_back(chains_->values.at(value).get());
-    }
+    std::vector<EValue*> given = chains_->pointers(step.arguments);
     Error error = Error::Ok;
     if (step.kernel != nullptr) {
       KernelRuntimeContext context(event_tracer_, temp_allocator_);

@@ -1,0 +1,228 @@
+"""Work of the ``cortex_m`` kernels: instructions by the shapes of a call.
+
+A function of this module computes the work of one kernel. It takes the machine code, whether there is an FPU, the
+result's shape, and the arguments of ``Kernel.compute`` with shapes in the place of tensors. Images have the order
+[N, H, W, C] for both layouts of a kernel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from arm_backend_core.cortex_m.catalog import KERNELS, find_kernel
+from arm_backend_core.cortex_m.cost import instructions as per
+from arm_backend_core.cortex_m.cost.processors import Code, Counts, code_of, has_fpu
+from arm_backend_core.cortex_m.cost.work import Work
+from arm_backend_core.cortex_m.kernels.registry import Shape
+from arm_backend_core.targets.cortex_m import Processor
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a kernel, as the functions of this module take it.
+
+    Attributes:
+        code: machine code.
+        fpu: whether there is a floating-point unit.
+        result: shape of the result.
+        arguments: arguments of the kernel, shapes in the place of tensors.
+    """
+
+    code: Code
+    fpu: bool
+    result: Shape
+    arguments: Sequence[Any]
+
+    @property
+    def elements(self) -> int:
+        """Number of elements of the result."""
+        return math.prod(self.result)
+
+    def count(self, counts: Counts) -> float:
+        """The number for the machine code."""
+        return counts.of(self.code)
+
+
+_Function = Callable[[Call], Work]
+_FUNCTIONS: dict[str, _Function] = {}
+_TO_NHWC = (0, 2, 3, 1)
+
+
+def _work(*names: str) -> Callable[[_Function], _Function]:
+    def register(function: _Function) -> _Function:
+        _FUNCTIONS.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
+def kernel_work(name: str, processor: Processor, arguments: Sequence[Any]) -> Work:
+    """The work of a kernel call.
+
+    Args:
+        name: name of the kernel, without its namespace.
+        processor: the processor.
+        arguments: arguments of ``Kernel.compute``, shapes in the place of tensors, with or without scratch.
+
+    Raises:
+        KeyError: there is no such kernel.
+    """
+    base = name.removesuffix("_nhwc")
+    function = _FUNCTIONS[base]
+    result = find_kernel(name).result_shape(*arguments)
+    given = list(arguments)
+    if f"{base}_nhwc" in KERNELS and not name.endswith("_nhwc"):
+        result, given[0] = ([shape[axis] for axis in _TO_NHWC] for shape in (result, given[0]))
+    work = function(Call(code_of(processor), has_fpu(processor), result, given))
+    return Work(work.macs, work.instructions + per.CALL)
+
+
+def _vectors(code: Code, depth: int) -> int:
+    """Steps of an inner product of ``depth`` terms."""
+    return -(-depth // per.MVE_LANES) if code is Code.MVE else depth
+
+
+def _matrix_product(call: Call, pixels: int, depth: int, channels: int, product: Counts) -> float:
+    """Instructions of a matrix product with requantization, of [pixels, depth] and [channels, depth]."""
+    together = int(call.count(per.PIXELS_TOGETHER))
+    single = pixels % together
+    products = (pixels - single) * call.count(product) + single * call.count(per.SINGLE_PIXEL_PRODUCT)
+    results = pixels * channels * call.count(per.CONVOLUTION_RESULT)
+    return results + products * channels * _vectors(call.code, depth)
+
+
+def _convolution(call: Call, pixels: int, taps: int, inputs: int, channels: int) -> float:
+    """Instructions of a convolution that copies the inputs of each pixel (im2col)."""
+    copies = pixels * taps * (call.count(per.IM2COL_TAP) + inputs * call.count(per.IM2COL_INPUT))
+    return copies + _matrix_product(call, pixels, taps * inputs, channels, per.CONVOLUTION_PRODUCT)
+
+
+@_work("quantized_conv2d")
+def _conv2d(call: Call) -> Work:
+    image, weight, _, _, padding, dilation = call.arguments[:6]
+    *pixel_shape, channels = call.result
+    pixels, taps, inputs = math.prod(pixel_shape), math.prod(weight[1:3]), weight[3]
+    groups = image[3] // inputs
+    macs = call.elements * taps * inputs
+    if groups == 1 and taps == 1 and set(dilation) == {1} and not any(padding):
+        return Work(macs, _matrix_product(call, pixels, inputs, channels, per.POINTWISE_PRODUCT))
+    return Work(macs, groups * _convolution(call, pixels, taps, inputs, channels // groups))
+
+
+@_work("quantized_depthwise_conv2d")
+def _depthwise(call: Call) -> Work:
+    image, weight, _, _, padding, dilation, multiplier = call.arguments[:7]
+    batch, *size, channels = call.result
+    taps, pixels, results = math.prod(weight[1:3]), batch * math.prod(size), call.elements
+    macs = results * taps
+    if call.code is Code.MVE and image[3] == 1 and channels > 1:
+        return Work(macs, _convolution(call, pixels, taps, 1, channels))
+    if multiplier != 1 or image[3] != channels or batch != 1 or set(dilation) != {1}:
+        is_by_four = multiplier % 4 == 0
+        product = per.GENERIC_DEPTHWISE_PRODUCT_BY_FOUR if is_by_four else per.GENERIC_DEPTHWISE_PRODUCT
+        return Work(macs, results * call.count(per.GENERIC_DEPTHWISE_RESULT) + macs * call.count(product))
+    if call.code is not Code.MVE and tuple(weight[1:3]) == (3, 3) and max(padding) <= 1:
+        unrolled = results * call.count(per.DEPTHWISE_3X3_RESULT) + pixels * call.count(per.DEPTHWISE_3X3_PIXEL)
+        return Work(macs, unrolled)
+    of_result = call.count(per.DEPTHWISE_RESULT) + taps * call.count(per.DEPTHWISE_PRODUCT)
+    of_pixel = call.count(per.DEPTHWISE_PIXEL) + taps * call.count(per.DEPTHWISE_TAP)
+    return Work(macs, results * of_result + pixels * of_pixel)
+
+
+@_work("quantized_transpose_conv2d")
+def _transposed(call: Call) -> Work:
+    image, weight, _, stride = call.arguments[:4]
+    channels, inputs, taps = weight[0], weight[3], math.prod(weight[1:3])
+    inputs_pixels, pixels = math.prod(image[:3]), math.prod(call.result[:3])
+    macs = inputs_pixels * taps * inputs * channels
+    if max(stride) <= 2 and inputs > 16:  # a convolution of the upsampled input (kernels/scratch.py)
+        return Work(macs, _convolution(call, pixels, taps, inputs, channels))
+    adds = inputs_pixels * taps * channels * _blocks(call.code, inputs)
+    of_results = call.elements * call.count(per.TRANSPOSED_RESULT)
+    return Work(macs, macs * call.count(per.TRANSPOSED_PRODUCT) + adds * call.count(per.TRANSPOSED_TAP) + of_results)
+
+
+def _blocks(code: Code, depth: int) -> int:
+    return _vectors(code, depth) if code is Code.MVE else 1
+
+
+@_work("quantized_linear")
+def _linear(call: Call) -> Work:
+    return _rows_by_columns(call, call.arguments[1][1], per.LINEAR_RESULT, per.LINEAR_PRODUCT)
+
+
+@_work("quantized_batch_matmul")
+def _matmul(call: Call) -> Work:
+    return _rows_by_columns(call, call.arguments[0][2], per.MATMUL_RESULT, per.MATMUL_PRODUCT)
+
+
+def _rows_by_columns(call: Call, depth: int, result: Counts, product: Counts) -> Work:
+    steps = call.count(result) + _vectors(call.code, depth) * call.count(product)
+    return Work(call.elements * depth, call.elements * steps)
+
+
+def _elementwise(name: str, counts: Counts) -> None:
+    _FUNCTIONS[name] = lambda call: Work(0, call.elements * call.count(counts))
+
+
+for _name, _counts in (
+    ("quantized_add", per.ADD),
+    ("quantized_mul", per.MUL),
+    ("minimum", per.MINIMUM),
+    ("maximum", per.MINIMUM),
+    ("quantized_activation", per.TABLE),
+    ("softmax", per.SOFTMAX),
+):
+    _elementwise(_name, _counts)
+
+
+@_work("quantized_div")
+def _div(call: Call) -> Work:
+    return Work(0, call.elements * (per.DIV_WITH_FPU if call.fpu else call.count(per.DIV_WITHOUT_FPU)))
+
+
+@_work("quantize_per_tensor")
+def _quantize(call: Call) -> Work:
+    counts = per.QUANTIZE_WITH_FPU if call.fpu else per.QUANTIZE_WITHOUT_FPU
+    return Work(0, call.elements * call.count(counts))
+
+
+@_work("dequantize_per_tensor")
+def _dequantize(call: Call) -> Work:
+    counts = per.DEQUANTIZE_WITH_FPU if call.fpu else per.DEQUANTIZE_WITHOUT_FPU
+    return Work(0, call.elements * call.count(counts))
+
+
+def _pool(name: str, counts: tuple[Counts, Counts, Counts, Counts]) -> None:
+    of_result, of_tap, of_pixel, of_pixel_tap = counts
+
+    def work(call: Call) -> Work:
+        taps, pixels = math.prod(call.arguments[1]), math.prod(call.result[:3])
+        of_results = call.elements * (call.count(of_result) + taps * call.count(of_tap))
+        return Work(0, of_results + pixels * (call.count(of_pixel) + taps * call.count(of_pixel_tap)))
+
+    _FUNCTIONS[name] = work
+
+
+_pool("quantized_max_pool2d", per.MAXIMUM_POOL)
+_pool("quantized_avg_pool2d", per.AVERAGE_POOL)
+
+
+@_work("transpose")
+def _transpose(call: Call) -> Work:
+    shape, order = call.arguments[:2]
+    run = shape[-1] if order[-1] == len(shape) - 1 else 1
+    if run > 1:
+        of_runs = call.elements // run * call.count(per.COPY_RUN)
+        return Work(0, of_runs + call.elements * call.count(per.COPY))
+    counts = per.TRANSPOSE_MATRIX if len(shape) == 2 else per.TRANSPOSE
+    return Work(0, call.elements * call.count(counts))
+
+
+@_work("pad")
+def _pad(call: Call) -> Work:
+    rows = call.elements // max(math.prod(call.result[-2:]), 1)
+    return Work(0, rows * call.count(per.PAD_ROW) + call.elements * call.count(per.COPY))

@@ -1,0 +1,99 @@
+"""Processors of the cost model: the machine code that they execute, and their cycles per instruction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from arm_backend_core.targets.cortex_m import Isa, Processor
+
+
+class Code(Enum):
+    """Machine code of the kernels: for one source file, compilers generate one of these. The value is an index."""
+
+    BASELINE = 0
+    """Armv6-M and Armv8-M Baseline: 16-bit instructions, no product of 64 bits."""
+
+    MAINLINE = 1
+    """Armv7-M and Armv8-M Mainline, without SIMD instructions."""
+
+    DSP = 2
+    MVE = 3
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Instructions of one step of a kernel, or any number that depends on the machine code."""
+
+    baseline: float
+    mainline: float
+    dsp: float
+    mve: float
+
+    def of(self, code: Code) -> float:
+        """The number for ``code``."""
+        return (self.baseline, self.mainline, self.dsp, self.mve)[code.value]
+
+
+#: Processors without a floating-point unit, and those whose code is ``Code.BASELINE``. The unit is optional on the
+#: others; here, they have it.
+_WITHOUT_FPU = ("cortex-m0", "cortex-m0plus", "cortex-m3", "cortex-m23")
+_BASELINE = ("cortex-m0", "cortex-m0plus", "cortex-m23")
+
+#: Most int8 products per cycle, by code: one multiplication (Arm's Technical Reference Manuals; on M0, M0+ and M23,
+#: with the fast multiplier), SMLAD with two products of int16, and two beats of four int8 products on M55 and M85.
+PEAK_MACS = Counts(1, 1, 2, 8)
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Cycles per instruction of a processor.
+
+    Attributes:
+        cycles: average of the kernels' loops: loads of two cycles, branches, dual issue, waits for flash and RAM.
+        source: what the number rests on.
+    """
+
+    cycles: float
+    source: str
+
+
+_TINY, _MEASURED = "MLPerf Tiny", "median of the ratios of measured cycles and counted instructions"
+_SAME_AS = "not measured; assumed equal to {}"
+_MANUAL = (
+    "not measured with CMSIS-NN; Technical Reference Manual: loads and taken branches, a third of the instructions, "
+    "take {} cycles"
+)
+
+#: Processor -> cycles per instruction. ``docs/contributors/cpu_cycles.md`` compares the estimates with measurements.
+PACES: Mapping[str, Pace] = {
+    "cortex-m0": Pace(1.5, _MANUAL.format("2 and 3")),
+    "cortex-m0plus": Pace(1.35, _MANUAL.format("2")),
+    "cortex-m3": Pace(1.47, _SAME_AS.format("Cortex-M4, which has the same pipeline")),
+    "cortex-m4": Pace(1.47, f"{_MEASURED}: {_TINY} 1.1, NUCLEO-L4R5ZI at 120 MHz, CMSIS-NN"),
+    "cortex-m7": Pace(0.84, f"0.57 of Cortex-M4, as {_TINY} 1.1 has it for X-CUBE-AI on NUCLEO-H7A3ZI-Q and L4R5ZI"),
+    "cortex-m23": Pace(1.35, _SAME_AS.format("Cortex-M0+, which has as many pipeline stages")),
+    "cortex-m33": Pace(1.2, f"{_MEASURED}: {_TINY} 1.1, nRF5340 at 128 MHz, CMSIS-NN"),
+    "cortex-m35p": Pace(1.2, _SAME_AS.format("Cortex-M33, whose pipeline it has")),
+    "cortex-m52": Pace(1.35, _SAME_AS.format("Cortex-M55; it is a smaller processor, so this is optimistic")),
+    "cortex-m55": Pace(1.35, "sum of the first 8 layers of MobileNetV2 on Alif Ensemble E8, pytorch/executorch#17651"),
+    "cortex-m85": Pace(0.91, f"{_MEASURED}: {_TINY} 1.2, EK-RA8D1 at 480 MHz, CMSIS-NN"),
+}
+
+
+def code_of(processor: Processor) -> Code:
+    """The machine code that a processor executes."""
+    if processor.isa is Isa.SCALAR:
+        return Code.BASELINE if processor.cpu in _BASELINE else Code.MAINLINE
+    return Code.DSP if processor.isa is Isa.DSP else Code.MVE
+
+
+def has_fpu(processor: Processor) -> bool:
+    """Whether the processor has a floating-point unit."""
+    return processor.cpu not in _WITHOUT_FPU
+
+
+def to_cycles(processor: Processor, instructions: float) -> int:
+    """Cycles that a processor needs for a number of instructions."""
+    return round(instructions * PACES[processor.cpu].cycles)

@@ -1,0 +1,18 @@
+"""Work of a kernel call: its products and its instructions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a kernel call does.
+
+    Attributes:
+        macs: multiply-accumulates of the operator, as for the NPU: those that the model defines.
+        instructions: estimated number of executed instructions.
+    """
+
+    macs: int
+    instructions: float

@@ -1,0 +1,1 @@
+"""One record per kernel of ExecuTorch's ``cortex_m`` library; one module per family."""

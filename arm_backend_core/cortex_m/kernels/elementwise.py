@@ -1,0 +1,190 @@
+"""Elementwise kernels: arithmetic of two tensors, functions of one tensor by table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from arm_backend_core.cortex_m.arithmetic import requantize, requantize_to_int8
+from arm_backend_core.cortex_m.kernels.registry import Array, Shape, broadcast_shape, kernel
+from arm_backend_core.targets.cortex_m import Isa
+
+#: Left shift of the operands of an addition, which keeps the sum's precision (``arm_elementwise_add_s8``).
+ADD_LEFT_SHIFT = 20
+
+#: Rank up to which ``minimum`` and ``maximum`` broadcast. ExecuTorch's kernels ignore further leading axes.
+MAX_BROADCAST_RANK = 4
+
+
+def is_channel_broadcast(first: Shape, second: Shape) -> bool:
+    """Whether ``quantized_add`` and ``quantized_mul`` broadcast the shapes: one operand has a number per channel only.
+
+    Both have rank 4 and equal sizes on axis 1, and one has size 1 on all other axes. The operands and the result must
+    then have channels_last memory format, which ExecuTorch's kernels do not check.
+    """
+    if len(first) != 4 or len(second) != 4 or first[1] != second[1]:
+        return False
+    return any(shape[0] == shape[2] == shape[3] == 1 for shape in (first, second))
+
+
+def channel_broadcast_shape(first: Shape, second: Shape) -> Shape:
+    """Shape of a sum or product.
+
+    Raises:
+        ValueError: the shapes differ and are not those of ``is_channel_broadcast``.
+    """
+    if tuple(first) != tuple(second) and not is_channel_broadcast(first, second):
+        raise ValueError(f"the kernel broadcasts only a number per channel, not {tuple(first)} and {tuple(second)}")
+    return broadcast_shape(first, second)
+
+
+@kernel(
+    "quantized_add",
+    "Tensor self, int self_zero_point, int self_multiplier, int self_shift, "
+    "Tensor other, int other_zero_point, int other_multiplier, int other_shift, "
+    "int output_zero_point, int output_multiplier, int output_shift, int activation_min, int activation_max",
+    result_shape=lambda first, zero_point, multiplier, shift, second, *rest: channel_broadcast_shape(first, second),
+)
+def quantized_add(
+    first: Array,
+    first_zero_point: int,
+    first_multiplier: int,
+    first_shift: int,
+    second: Array,
+    second_zero_point: int,
+    second_multiplier: int,
+    second_shift: int,
+    output_zero_point: int,
+    output_multiplier: int,
+    output_shift: int,
+    activation_min: int,
+    activation_max: int,
+) -> Array:
+    """Sum of two int8 tensors of equal shapes, or of which one has only channels (``arm_elementwise_add_s8``).
+
+    Tensors of equal shapes may have any memory format, which must be the same for all three. ``is_channel_broadcast``
+    has the rule for others. Multipliers are int32, shifts in [-31, 30]; with a shift of the operands above 3, a
+    difference of 255 overflows.
+    """
+    terms = [
+        requantize((x.astype("int64") - zero_point) << ADD_LEFT_SHIFT, multiplier, shift)
+        for x, zero_point, multiplier, shift in (
+            (first, first_zero_point, first_multiplier, first_shift),
+            (second, second_zero_point, second_multiplier, second_shift),
+        )
+    ]
+    output = output_multiplier, output_shift, output_zero_point
+    return requantize_to_int8(terms[0] + terms[1], *output, activation_min, activation_max)
+
+
+@kernel(
+    "quantized_mul",
+    "Tensor self, int self_zero_point, Tensor other, int other_zero_point, "
+    "int output_zero_point, int output_multiplier, int output_shift",
+    result_shape=lambda first, zero_point, second, *rest: channel_broadcast_shape(first, second),
+)
+def quantized_mul(
+    first: Array,
+    first_zero_point: int,
+    second: Array,
+    second_zero_point: int,
+    output_zero_point: int,
+    output_multiplier: int,
+    output_shift: int,
+) -> Array:
+    """Product of two int8 tensors (``arm_elementwise_mul_s8``).
+
+    Shapes and memory formats are those of ``quantized_add``. The result saturates to int8; there is no other
+    activation. A product has 17 bits, so shifts above 15 overflow. The zero points of the operands may exceed int8,
+    which ExecuTorch's kernel does not check and CMSIS-NN computes, as long as the differences fit 16 bits.
+    """
+    product = (first.astype("int64") - first_zero_point) * (second.astype("int64") - second_zero_point)
+    return requantize_to_int8(product, output_multiplier, output_shift, output_zero_point)
+
+
+def _equal_shape(first: Shape, second: Shape) -> Shape:
+    if tuple(first) != tuple(second):
+        raise ValueError(f"the kernel does not broadcast {tuple(first)} and {tuple(second)}")
+    return first
+
+
+@kernel(
+    "quantized_div",
+    "Tensor self, int self_zero_point, Tensor other, int other_zero_point, int output_zero_point, float output_scale",
+    result_shape=lambda first, zero_point, second, *rest: _equal_shape(first, second),
+)
+def quantized_div(
+    first: Array,
+    first_zero_point: int,
+    second: Array,
+    second_zero_point: int,
+    output_zero_point: int,
+    output_scale: float,
+) -> Array:
+    """Quotient of two int8 or two int16 tensors of equal shapes and memory formats, computed in float32.
+
+    CMSIS-NN has no division. ExecuTorch's kernel rounds the quotient, then its product with ``output_scale``, to
+    float32, and that to an integer with ties away from zero. A divisor at its zero point gives the quotient 0.
+
+    Args:
+        output_scale: scale of ``first`` / (scale of ``second`` * scale of the result).
+    """
+    # Differences of int16 numbers fit float32.
+    dividend = (first.astype(np.int32) - first_zero_point).astype(np.float32)
+    divisor = (second.astype(np.int32) - second_zero_point).astype(np.float32)
+    quotient = np.divide(dividend, divisor, out=np.zeros_like(dividend), where=divisor != 0)
+    with np.errstate(over="ignore"):
+        scaled = quotient * np.float32(output_scale)
+    rounded = np.copysign(np.floor(np.abs(scaled.astype(np.float64)) + 0.5), scaled).astype(np.float32)
+    limits = np.iinfo(first.dtype)
+    return np.clip(rounded + np.float32(output_zero_point), limits.min, limits.max).astype(first.dtype)
+
+
+def _padded(shape: Shape) -> tuple[int, ...]:
+    return (1,) * (MAX_BROADCAST_RANK - len(shape)) + tuple(shape)
+
+
+def find_broadcast_fault(isa: Isa, first: Shape, second: Shape) -> str | None:
+    """Why ``arm_minimum_s8`` and ``arm_maximum_s8`` give other results for the shapes; None if they do not.
+
+    They support rank 4, and read the wrong elements of an operand with one element per row, (n, h, 1, 1) where h > 1,
+    if the rows of the other have a width above 1.
+    """
+    if tuple(first) == tuple(second):
+        return None
+    if max(len(first), len(second)) > MAX_BROADCAST_RANK:
+        return f"{tuple(first)} and {tuple(second)} cannot be broadcast: they have more than {MAX_BROADCAST_RANK} axes"
+    one, other = _padded(first), _padded(second)
+    for row, full in ((one, other), (other, one)):
+        if row[1] > 1 and row[2] == row[3] == 1 and full[2] > 1:
+            return f"{row} has single elements per row, which CMSIS-NN does not repeat correctly for {full}"
+    return None
+
+
+@kernel("minimum", "Tensor self, Tensor other", result_shape=broadcast_shape, find_fault=find_broadcast_fault)
+def minimum(first: Array, second: Array) -> Array:
+    """Lesser of two int8 tensors of one scale and zero point (``arm_minimum_s8``).
+
+    Broadcasts all axes; ``find_broadcast_fault`` has the exceptions. The kernel ignores memory formats: tensors that
+    are broadcast must be contiguous, unless one has a single element; others must have one memory format.
+    """
+    return np.minimum(first, second)
+
+
+@kernel("maximum", "Tensor self, Tensor other", result_shape=broadcast_shape, find_fault=find_broadcast_fault)
+def maximum(first: Array, second: Array) -> Array:
+    """Greater of two int8 tensors, with the limits of ``minimum`` (``arm_maximum_s8``)."""
+    return np.maximum(first, second)
+
+
+@kernel("quantized_activation", "Tensor input, Tensor lut")
+def quantized_activation(x: Array, table: Array) -> Array:
+    """Function of an int8 tensor by table: ``table[x + 128]``, for any shape and memory format.
+
+    Args:
+        x: int8, any shape.
+        table: int8, 256 elements: the results for -128 to 127.
+    """
+    result: Any = table.reshape(-1)[x.astype(np.int32) + 128]
+    return np.asarray(result)

@@ -1,0 +1,97 @@
+"""Kernel records: schema, result shape, scratch memory and arithmetic of the ``cortex_m`` kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from arm_backend_core.targets.cortex_m import Isa
+
+#: Namespace of the kernels' operators in ATen programs, see ``arm_backend_core.cortex_m.operators``.
+NAMESPACE = "arm_cortex_m"
+
+Array = NDArray[Any]
+Shape = Sequence[int]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel of ExecuTorch's ``cortex_m`` library.
+
+    Attributes:
+        name: name of the operator, without its namespace.
+        arguments: arguments of the functional overload, in the syntax of ATen schemas. Firmware looks the kernel up by
+            the ``out`` overload, which has the keyword argument ``out`` besides.
+        compute: the kernel's arithmetic, bit-equal to CMSIS-NN. Tensor arguments are NumPy arrays (None if optional and
+            absent), scratch tensors are ignored. Returns the result.
+        result_shape: the result's shape. Takes the arguments of ``compute`` with shapes in the place of tensors.
+        scratch_bytes: size of each scratch tensor, in the order of the arguments, which it takes as ``result_shape``
+            does, after the instruction set.
+        find_fault: why CMSIS-NN's kernel would fail, give other numbers or write outside its result; None if it would
+            not. It takes the arguments of ``scratch_bytes``.
+    """
+
+    name: str
+    arguments: str
+    compute: Callable[..., Array]
+    result_shape: Callable[..., Shape]
+    scratch_bytes: Callable[..., tuple[int, ...]]
+    find_fault: Callable[..., str | None]
+
+
+KERNELS: dict[str, Kernel] = {}
+"""The records by name. ``arm_backend_core.cortex_m.catalog`` imports all families."""
+
+
+def no_scratch(isa: Isa, *arguments: Any) -> tuple[int, ...]:
+    """Scratch memory of kernels that need none."""
+    return ()
+
+
+def no_fault(isa: Isa, *arguments: Any) -> None:
+    """CMSIS-NN's kernel computes all arguments of the right shapes and types."""
+    return
+
+
+def shape_of_first(first: Shape, *arguments: Any) -> Shape:
+    """The result has the shape of the first argument."""
+    return first
+
+
+def kernel(
+    name: str,
+    arguments: str,
+    *,
+    result_shape: Callable[..., Shape] = shape_of_first,
+    scratch_bytes: Callable[..., tuple[int, ...]] = no_scratch,
+    find_fault: Callable[..., str | None] = no_fault,
+) -> Callable[[Callable[..., Array]], Callable[..., Array]]:
+    """Register the decorated function as the arithmetic of a kernel.
+
+    Args:
+        name: name of the operator, without its namespace.
+        arguments: see ``Kernel``.
+        result_shape: see ``Kernel``.
+        scratch_bytes: see ``Kernel``.
+        find_fault: see ``Kernel``.
+
+    Raises:
+        ValueError: the kernel is registered already.
+    """
+
+    def register(compute: Callable[..., Array]) -> Callable[..., Array]:
+        if name in KERNELS:
+            raise ValueError(f"the kernel {name!r} is registered already")
+        KERNELS[name] = Kernel(name, arguments, compute, result_shape, scratch_bytes, find_fault)
+        return compute
+
+    return register
+
+
+def broadcast_shape(first: Shape, second: Shape) -> Shape:
+    """Shape of an elementwise result."""
+    return np.broadcast_shapes(tuple(first), tuple(second))

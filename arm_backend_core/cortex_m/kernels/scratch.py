@@ -1,0 +1,129 @@
+"""Scratch memory of the convolutions, as CMSIS-NN's ``*_get_buffer_size`` functions compute it.
+
+Compiled by Arm Compiler 6, CMSIS-NN chooses other sizes for two kernels: 1x1 convolutions with stride 1 on processors
+with the DSP extension need 4 bytes per input channel, and depthwise convolutions of one input channel on MVE are
+computed as convolutions only above 8 output channels. The sizes here are those of other compilers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from arm_backend_core.targets.cortex_m import Isa
+
+#: Channels that a depthwise convolution processes together on MVE (``CH_IN_BLOCK_MVE``).
+DEPTHWISE_CHANNEL_BLOCK = 124
+#: Input channels above which a transposed convolution is computed as a convolution of the upsampled input
+#: (``REVERSE_TCOL_EFFICIENT_THRESHOLD``).
+_UPSAMPLED_CHANNELS = 16
+
+
+@dataclass(frozen=True)
+class Window:
+    """Sizes of a convolution: (height, width) of its input, kernel and result, and its parameters in that order."""
+
+    input: Sequence[int]
+    kernel: Sequence[int]
+    output: Sequence[int]
+    stride: Sequence[int]
+    padding: Sequence[int]
+    dilation: Sequence[int]
+    input_channels: int
+    kernel_channels: int
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether each output channel reads all input channels."""
+        return self.input_channels == self.kernel_channels
+
+    @property
+    def is_pointwise(self) -> bool:
+        """Whether CMSIS-NN takes it for a 1x1 convolution (``arm_nn_is_convolve_1x1``)."""
+        sizes = (*self.kernel, *self.dilation)
+        return self.is_dense and set(sizes) == {1} and not any(self.padding)
+
+    @property
+    def is_row(self) -> bool:
+        """Whether CMSIS-NN takes it for a convolution of one row (``arm_nn_is_convolve_1_x_n``)."""
+        is_one_row = self.input[0] == self.kernel[0] == self.dilation[1] == 1
+        return self.is_dense and is_one_row and self.stride[1] * self.input_channels % 4 == 0
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
+
+def _im2col_bytes(isa: Isa, kernel: Sequence[int], input_channels: int) -> int:
+    """``arm_convolve_s8_get_buffer_size``: four columns of int8 on MVE, otherwise two of int16."""
+    column = kernel[0] * kernel[1] * input_channels
+    return 4 * _round_up(column, 16) if isa is Isa.MVE else 4 * _round_up(column, 4)
+
+
+def convolution_bytes(isa: Isa, window: Window) -> int:
+    """``arm_convolve_wrapper_s8_get_buffer_size``."""
+    if window.is_pointwise:
+        return 0
+    general = _im2col_bytes(isa, window.kernel, window.input_channels)
+    if isa is not Isa.MVE or not window.is_row:
+        return general
+    row = split_row(window)
+    if row is None:
+        return general
+    left, right = window.padding[1], row.right_pixels if row.uneven else window.padding[1]
+    return max(window.kernel[1] + left, window.kernel[1] - 1 + right) * window.input_channels
+
+
+@dataclass(frozen=True)
+class RowSplit:
+    """How MVE code splits the results of a one-row convolution (``arm_convolve_1_x_n_s8``).
+
+    Attributes:
+        total_padding: padding on both sides that the result's width implies.
+        uneven: the remainder of ``total_padding`` by 2, with its sign.
+        right_pixels: number of results that read padding on the right.
+    """
+
+    total_padding: int
+    uneven: int
+    right_pixels: int
+
+
+def split_row(window: Window) -> RowSplit | None:
+    """Split a one-row convolution; None if the parts overlap, so that the general code computes it."""
+    output, stride, padding = window.output[1], window.stride[1], window.padding[1]
+    total = (output - 1) * stride + window.kernel[1] - window.input[1]
+    uneven = total % 2 if total >= 0 else -(-total % 2)
+    right = max(1, (padding + uneven + stride - 1) // stride) if padding + uneven else 0
+    left = max(1, (padding + stride - 1) // stride) if padding else 0
+    return RowSplit(total, uneven, right) if left + right <= output else None
+
+
+def depthwise_bytes(isa: Isa, window: Window, batch: int, output_channels: int) -> int:
+    """``arm_depthwise_conv_wrapper_s8_get_buffer_size``."""
+    taps = window.kernel[0] * window.kernel[1]
+    if isa is Isa.MVE and window.input_channels == 1 and output_channels > 1:
+        # Computed as a convolution, after transposing the weights.
+        return convolution_bytes(isa, window) + taps * output_channels
+    if window.input_channels != output_channels or batch != 1 or tuple(window.dilation) != (1, 1):
+        return 0
+    if isa is Isa.MVE:
+        return 4 * DEPTHWISE_CHANNEL_BLOCK * taps
+    is_small = tuple(window.kernel) == (3, 3) and max(window.padding) <= 1
+    return 0 if is_small or isa is Isa.SCALAR else 2 * window.input_channels * taps
+
+
+def is_upsampled(window: Window) -> bool:
+    """Whether CMSIS-NN computes a transposed convolution as a convolution of the upsampled input."""
+    return max(window.stride) <= 2 and window.input_channels > _UPSAMPLED_CHANNELS
+
+
+def transpose_bytes(isa: Isa, window: Window, output_channels: int) -> tuple[int, int]:
+    """``arm_transpose_conv_s8_get_buffer_size`` and ``arm_transpose_conv_s8_get_reverse_conv_buffer_size``."""
+    height, width = window.kernel
+    if is_upsampled(window):
+        reversed_weights = height * width * window.input_channels * output_channels
+        return _im2col_bytes(isa, window.kernel, window.input_channels), reversed_weights
+    # CMSIS-NN's function has the vertical stride in the row, too. Its kernel needs the horizontal one.
+    row = (window.input[1] - 1) * window.stride[1] + max(width, *window.stride)
+    return 4 * row * output_channels * max(height, window.stride[0]), 0

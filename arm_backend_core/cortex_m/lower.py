@@ -1,0 +1,204 @@
+"""Lowering to kernels: replace the quantized operators of an ATen program by int8 kernels of the Cortex-M.
+
+Quantize nodes end the regions that kernels compute. For each of them, in program order, the operators between it and
+the dequantize nodes before it become kernel calls, if there is a rule; else they stay in floating point, between the
+two casts. Tensors keep the memory layout in which a kernel wrote them until a reader needs another one.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+import torch
+from torch._ops import OpOverload
+from torch.export import ExportedProgram
+from torch.fx import Node
+from torch.fx.passes.tools_common import stable_topological_sort
+
+from arm_backend_core.cortex_m.emitter import Emitter
+from arm_backend_core.cortex_m.rules import convolution, elementwise, movement, pooling  # noqa: F401  (register rules)
+from arm_backend_core.cortex_m.rules.context import (
+    PART_RULES,
+    Context,
+    Result,
+    find_rule,
+    look_up,
+    read_operand,
+    requantize,
+)
+from arm_backend_core.cortex_m.tables import match_univariate
+from arm_backend_core.cortex_m.values import Value
+from arm_backend_core.dtype import DType
+from arm_backend_core.errors import Unsupported, compiler_fault
+from arm_backend_core.fusion.rules import get_scale_factor
+from arm_backend_core.graph_edits import eliminate_dead_code
+from arm_backend_core.insert_delegates import eliminate_dead_constants
+from arm_backend_core.lowering.qparams_reader import QParamsReader
+from arm_backend_core.nodes import (
+    evaluate_node,
+    is_constant,
+    is_dequantize,
+    is_float,
+    is_quantize,
+    operator_name,
+    overload_of,
+)
+from arm_backend_core.ops.catalog import find_record
+from arm_backend_core.program import constants_of, lift_constants
+from arm_backend_core.qparams import QParams
+from arm_backend_core.targets.cortex_m import Isa
+
+aten = torch.ops.aten
+
+
+def lower_to_kernels(program: ExportedProgram, isa: Isa) -> dict[Node, Unsupported]:
+    """Replace quantized operators by kernel calls, in place.
+
+    Args:
+        program: ATen program, functional and decomposed, with quantize and dequantize operators.
+        isa: instruction set of the kernels.
+
+    Returns:
+        For each operator that stays in floating point, the reason.
+    """
+    walk = _Walk(program, isa)
+    for node in list(program.graph.nodes):
+        if node.op != "call_function" or is_dequantize(node):
+            continue
+        if is_quantize(node):
+            walk.lower(node)
+        elif is_constant(node, walk.constants):
+            walk.constants[node] = evaluate_node(node, walk.constants.__getitem__)
+    walk.connect()
+    refusals = {node.name: reason for node, reason in walk.refusals.items()}
+    stable_topological_sort(program.graph_module)  # a reader may precede the conversion of its operand's layout
+    names = {node.name for node in walk.constants}
+    eliminate_dead_code(program.graph)
+    lift_constants(program)
+    eliminate_dead_constants(program, names)
+    program.graph_module.recompile()
+    for node in filter(_is_left_in_float, program.graph.nodes):
+        refusals.setdefault(node.name, Unsupported(f"there is no int8 kernel for {operator_name(node)}"))
+    return {node: refusals[node.name] for node in program.graph.nodes if node.name in refusals}  # sorting copies nodes
+
+
+def has_kernel(node: Node) -> bool:
+    """Whether an operator may become a kernel call, a table or data movement, depending on its operands."""
+    record = find_record(node)
+    return find_rule(node) is not None or (record is not None and record.univariate) or _is_split(node)
+
+
+def _is_left_in_float(node: Node) -> bool:
+    """Whether a node is an operator that the quantizer left in floating point because it has no kernel."""
+    is_operator = isinstance(node.target, OpOverload) and node.all_input_nodes and is_float(node)
+    return bool(is_operator) and not (is_quantize(node) or is_dequantize(node) or has_kernel(node))
+
+
+def _is_split(node: Node) -> bool:
+    return overload_of(node.target) in PART_RULES
+
+
+class _Walk:
+    """One walk over the quantize nodes of a program."""
+
+    def __init__(self, program: ExportedProgram, isa: Isa) -> None:
+        self.constants: dict[Node, Any] = dict(constants_of(program))
+        self.refusals: dict[Node, Unsupported] = {}
+        self._isa, self._graph = isa, program.graph
+        self._values: dict[Node, Value] = {}
+        self._emit = Emitter(program.graph_module, isa)
+        self._qparams = QParamsReader(self.constants)
+
+    def lower(self, quantize: Node) -> None:
+        """Compute a quantize node by kernels; a refusal is kept for its operator."""
+        source = quantize.all_input_nodes[0]
+        if source.op == "placeholder" and source not in self.constants:
+            self._make_contiguous(quantize)
+            return  # the cast of a model input
+        anchor, _ = _split_activation(source)
+        self._emit.start(quantize, anchor.all_input_nodes[0] if anchor.target is operator.getitem else anchor)
+        try:
+            self._values[quantize] = self._compute(quantize, source)
+        except Unsupported as refusal:
+            self.refusals[anchor] = refusal
+            self._make_contiguous(quantize)
+        except Exception as error:
+            description = f"lowering {operator_name(source)} to kernels raised {type(error).__name__}: {error}"
+            self.refusals[source] = compiler_fault(description, error)
+            self._make_contiguous(quantize)
+
+    def _make_contiguous(self, quantize: Node) -> None:
+        """Let kernels read the integers of a remaining quantize node in contiguous memory format, which they need."""
+        if quantize.meta["val"].is_contiguous():
+            return
+        self._emit.start(quantize.next, quantize)
+        copied = self._emit.call(aten.clone.default, quantize, memory_format=torch.contiguous_format)
+        quantize.replace_all_uses_with(copied, delete_user_cb=lambda user: user is not copied)
+
+    def _compute(self, quantize: Node, source: Node) -> Value:
+        q = self._qparams.read(quantize)
+        if source in self.constants:
+            return Value.constant(q.quantize(self.constants[source].double().numpy()).astype(q.dtype.numpy), q)
+        if q.dtype is not DType.INT8:
+            raise Unsupported(f"the kernels compute int8, and its result is {q.dtype.value}")
+        if is_dequantize(source):
+            return requantize(self._emit, self._operand(source), q)
+        anchor, activation = _split_activation(source)
+        try:
+            function = match_univariate(source, self.constants)
+        except Unsupported as no_table:
+            rule = find_rule(anchor)
+            if rule is None:
+                raise no_table from None
+            cx = Context(self._emit, self._isa, self._values, self.constants, anchor, _result_before(activation, q))
+            value = rule(cx)
+            return Value(q, value.shape, value.layout, value.node, value.data)
+        operand = self._operand(function.source)
+        operand.require_int8()
+        return look_up(self._emit, operand, function.tabulate(quantize, self.constants), q)
+
+    def _operand(self, dequantize: Node) -> Value:
+        return read_operand(dequantize, self._values, self.constants, self._qparams)
+
+    def connect(self) -> None:
+        """Let all remaining readers of the lowered quantize nodes read the kernels' results."""
+        for quantize, value in self._values.items():
+            if not quantize.users:
+                continue
+            self._emit.start(quantize, value.node or quantize)
+            quantize.replace_all_uses_with(self._emit.store_plain(value))
+        for node in self._graph.nodes:
+            if is_dequantize(node) and node.all_input_nodes[0].meta["val"].is_contiguous():
+                node.meta["val"] = node.meta["val"].contiguous()
+
+
+def _split_activation(node: Node) -> tuple[Node, list[Node]]:
+    """Split ``node`` into an operator and the clamps and scalings by a number that follow it, in execution order."""
+    activation: list[Node] = []
+    while True:
+        record = find_record(node) if node.op == "call_function" else None
+        if record is None or (record.clamp_bounds is None and get_scale_factor(node, record) is None):
+            return node, activation
+        operand = node.args[0]
+        if not isinstance(operand, Node) or len(operand.users) != 1 or is_dequantize(operand):
+            return node, activation
+        activation.insert(0, node)
+        node = operand
+
+
+def _result_before(activation: list[Node], q: QParams) -> Result:
+    """What an operator must compute so that ``activation`` of its result has the parameters ``q``."""
+    low, high, factor = float(q.qmin), float(q.qmax), 1.0
+    for node in reversed(activation):
+        record = find_record(node)
+        assert record is not None
+        if record.clamp_bounds is None:
+            factor *= get_scale_factor(node, record) or 1.0
+            continue
+        bounds = np.array(record.clamp_bounds(*node.args, **node.kwargs), np.float64) * factor
+        limits = q.quantize(bounds)
+        low, high = max(low, float(limits[0])), min(high, float(limits[1]))
+    scaled = QParams(float(q.scale) / factor, q.zero_point, q.dtype, q.qmin, q.qmax)
+    return Result(scaled, int(low), int(high))

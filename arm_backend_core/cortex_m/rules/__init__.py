@@ -1,0 +1,1 @@
+"""Lowering rules: quantized ATen operators to kernel calls; one module per family."""

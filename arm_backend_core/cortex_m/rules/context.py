@@ -1,0 +1,238 @@
+"""Context of a lowering rule, and the registry of the rules."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch._ops import OpOverload
+from torch.fx import Node
+
+from arm_backend_core.cortex_m.arithmetic import quantize_multiplier
+from arm_backend_core.cortex_m.emitter import Emitter
+from arm_backend_core.cortex_m.kernels.registry import Array
+from arm_backend_core.cortex_m.values import Value
+from arm_backend_core.errors import Unsupported
+from arm_backend_core.lowering.qparams_reader import QParamsReader
+from arm_backend_core.nodes import is_dequantize, overload_of
+from arm_backend_core.qparams import QParams
+from arm_backend_core.targets.cortex_m import Isa
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A constant weight.
+
+    Attributes:
+        data: integers, int8.
+        scale: one number, or one per output channel (1-D).
+    """
+
+    data: Array
+    scale: Array
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a rule must compute.
+
+    Attributes:
+        q: quantization parameters of the operator's own result.
+        low: smallest integer of the result, after the clamps that follow the operator.
+        high: largest integer of the result.
+    """
+
+    q: QParams
+    low: int
+    high: int
+
+
+class Context:
+    """What a rule reads and emits with.
+
+    Attributes:
+        emit: inserts kernel calls.
+        isa: instruction set of the kernels.
+        node: the operator that is lowered.
+        result: parameters of its result.
+    """
+
+    def __init__(
+        self,
+        emit: Emitter,
+        isa: Isa,
+        values: Mapping[Node, Value],
+        constants: Mapping[Node, Any],
+        node: Node,
+        result: Result,
+    ) -> None:
+        self.emit, self.isa, self.node, self.result = emit, isa, node, result
+        self._values, self._constants = values, constants
+        self._qparams = QParamsReader(constants)
+
+    def operand(self, argument: Any) -> Value:
+        """The quantized tensor that an argument dequantizes.
+
+        Raises:
+            Unsupported: the argument is not quantized to int8.
+        """
+        value = read_operand(argument, self._values, self._constants, self._qparams)
+        value.require_int8()
+        return value
+
+    def weight(self, argument: Any, axis: int) -> Weight:
+        """A constant weight with output channels along ``axis``.
+
+        Raises:
+            Unsupported: the weight is computed at run time, or is not quantized per tensor or per output channel.
+        """
+        if not isinstance(argument, Node) or not is_dequantize(argument):
+            raise Unsupported("its weight is not quantized")
+        source, q = argument.all_input_nodes[0], self._qparams.read(argument)
+        if source not in self._constants:
+            raise Unsupported("its weight is computed at run time, and the kernel takes a constant")
+        if q.axis is not None and q.axis != axis:
+            raise Unsupported(f"its weight is quantized along dimension {q.axis}, and the kernel needs {axis}")
+        return Weight(self._constants[source].detach().numpy(), np.asarray(q.scale, np.float64))
+
+    def bias(self, argument: Any, scale: Array, channels: int) -> Array | None:
+        """A constant bias as int32 in units of the accumulator's ``scale``; None if absent.
+
+        Raises:
+            Unsupported: the bias is computed at run time.
+        """
+        if argument is None:
+            return None
+        if isinstance(argument, Node) and is_dequantize(argument):
+            source, q = argument.all_input_nodes[0], self._qparams.read(argument)
+            if source in self._constants:
+                integers = self._constants[source].detach().numpy()
+                if np.allclose(q.scale, scale, rtol=1e-5, atol=0.0):
+                    return np.broadcast_to(integers, channels).astype(np.int32)
+                argument = None
+                real = q.dequantize(integers)
+        if argument is not None:
+            if argument not in self._constants:
+                raise Unsupported("its bias is computed at run time, and the kernel takes a constant")
+            real = self._constants[argument].detach().double().numpy()
+        limits = np.iinfo(np.int32)
+        return np.clip(np.rint(real / scale), limits.min, limits.max).astype(np.int32)
+
+    def computed(self, node: Node, layout: Sequence[int] | None = None) -> Value:
+        """The result in ``layout`` (default: the program's order of dimensions)."""
+        return Value.computed(node, self.result.q, None if layout is None else tuple(layout))
+
+    def clamp(self, value: Value) -> Value:
+        """Clamp the result of a kernel that has no limits of its own."""
+        if (self.result.low, self.result.high) == (-128, 127):
+            return value
+        table = np.clip(np.arange(-128, 128), self.result.low, self.result.high).astype(np.int8)
+        return look_up(self.emit, value, table, self.result.q)
+
+    def requantize(self, value: Value, q: QParams) -> Value:
+        """The same real numbers with other quantization parameters."""
+        return requantize(self.emit, value, q)
+
+
+def read_operand(
+    argument: Any, values: Mapping[Node, Value], constants: Mapping[Node, Any], qparams: QParamsReader
+) -> Value:
+    """The quantized tensor that ``argument``, a dequantize node, reads.
+
+    Raises:
+        Unsupported: ``argument`` is no per-tensor dequantize node.
+    """
+    if not isinstance(argument, Node) or not is_dequantize(argument):
+        raise Unsupported(f"it reads '{argument}', which is not quantized")
+    source, q = argument.all_input_nodes[0], qparams.read(argument)
+    if q.axis is not None:
+        raise Unsupported(f"it reads '{source.name}', which is quantized per channel")
+    if source in values:
+        return values[source]
+    if source in constants:
+        return Value.constant(constants[source].detach().numpy(), q)
+    return Value.computed(source, q)
+
+
+def look_up(emit: Emitter, value: Value, table: Array, q: QParams) -> Value:
+    """Apply a table of 256 int8 entries, the first of which is for -128."""
+    if value.data is not None:
+        return Value.constant(table[value.data.astype(np.int64) + 128], q)
+    assert value.node is not None
+    node = emit.kernel("quantized_activation", value.node, emit.constant(table, "table"))
+    return Value.computed(node, q, value.layout)
+
+
+def requantize(emit: Emitter, value: Value, q: QParams) -> Value:
+    """The same real numbers with other quantization parameters, by a table."""
+    if value.q.is_equivalent(q):
+        return value
+    real = value.q.dequantize(np.arange(-128, 128))
+    return look_up(emit, value, q.quantize(real).astype(np.int8), q)
+
+
+Rule = Callable[[Context], Value]
+RULES: dict[OpOverload, Rule] = {}
+"""The rules by ATen overload. ``arm_backend_core.cortex_m.lower`` imports all families."""
+
+
+PART_RULES: dict[OpOverload, Rule] = {}
+"""The rules of operators of several results. Such a rule computes one result: the node is its ``getitem`` node."""
+
+
+def rule(*overloads: OpOverload, table: dict[OpOverload, Rule] = RULES) -> Callable[[Rule], Rule]:
+    """Register the decorated function as the lowering rule of ATen overloads, in ``RULES`` or ``PART_RULES``.
+
+    Raises:
+        ValueError: an overload has a rule already.
+    """
+
+    def register(function: Rule) -> Rule:
+        for overload in overloads:
+            if overload in table:
+                raise ValueError(f"{overload} has a kernel rule already")
+            table[overload] = function
+        return function
+
+    return register
+
+
+def find_rule(node: Node) -> Rule | None:
+    """The rule of an operator, or of one result of an operator of several results; None if there is none."""
+    if node.target is operator.getitem:
+        source = node.all_input_nodes[0]
+        return PART_RULES.get(overload_of(source.target))  # type: ignore[arg-type]
+    return RULES.get(overload_of(node.target))  # type: ignore[arg-type]
+
+
+def multipliers(real: Array | float, channels: int) -> tuple[Array, Array]:
+    """Multiplier and shift of each channel, int32.
+
+    Raises:
+        Unsupported: a factor is too large for the kernels.
+    """
+    try:
+        pairs = [quantize_multiplier(float(x)) for x in np.broadcast_to(np.asarray(real, np.float64), channels)]
+    except ValueError as error:
+        raise Unsupported(f"its requantization is out of range: {error}") from error
+    table = np.array(pairs, np.int32).reshape(-1, 2)
+    return table[:, 0].copy(), table[:, 1].copy()
+
+
+def single_multiplier(real: float) -> tuple[int, int]:
+    """Multiplier and shift of a per-tensor requantization.
+
+    Raises:
+        Unsupported: the factor is too large for the kernels.
+    """
+    multiplier, shift = multipliers(real, 1)
+    return int(multiplier[0]), int(shift[0])
+
+
+def to_torch(dtype: Any) -> torch.dtype:
+    """PyTorch's name of a NumPy type."""
+    return torch.from_numpy(np.zeros(0, dtype)).dtype

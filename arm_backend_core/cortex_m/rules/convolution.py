@@ -1,0 +1,262 @@
+"""Convolutions and linear layers: per-channel weights, int32 accumulators."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.fx import Node
+
+from arm_backend_core.cortex_m.emitter import KernelFault
+from arm_backend_core.cortex_m.kernels.registry import Array
+from arm_backend_core.cortex_m.rules.context import Context, Weight, multipliers, rule, single_multiplier
+from arm_backend_core.cortex_m.rules.images import from_image, read_pair, spatial_pair, to_image
+from arm_backend_core.cortex_m.values import Value
+from arm_backend_core.nodes import arguments_of
+from arm_backend_core.targets.cortex_m import Isa
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class _Window:
+    """Parameters of a 2D convolution, (height, width) each; ``pad`` is (top, bottom, left, right)."""
+
+    stride: list[int]
+    pad: tuple[int, int, int, int]
+    dilation: list[int]
+
+
+def _spatial_axes(cx: Context, arguments: dict[str, Any]) -> int:
+    """Number of spatial dimensions: 1 or 2."""
+    return int(arguments["weight"].meta["val"].dim()) - 2
+
+
+@rule(aten.conv1d.default, aten.conv2d.default)
+def convolve(cx: Context) -> Value:
+    """Convolution of [(N,) C, (H,) W]."""
+    arguments = arguments_of(cx.node)
+    pad_height, pad_width = read_pair(arguments["padding"], _spatial_axes(cx, arguments), 0)
+    return _convolve(cx, arguments, (pad_height, pad_height, pad_width, pad_width))
+
+
+@rule(aten.conv1d.padding, aten.conv2d.padding)
+def convolve_with_padding_mode(cx: Context) -> Value:
+    """Convolution with padding "same" or "valid"; an odd total pads one more at the end, as in PyTorch."""
+    arguments = arguments_of(cx.node)
+    spatial = _spatial_axes(cx, arguments)
+    kernel = spatial_pair(arguments["weight"].meta["val"].shape, spatial)
+    dilation = read_pair(arguments["dilation"], spatial, 1)
+    height, width = (
+        d * (k - 1) if arguments["padding"] == "same" else 0 for d, k in zip(dilation, kernel, strict=True)
+    )
+    return _convolve(cx, arguments, (height // 2, height - height // 2, width // 2, width - width // 2))
+
+
+def _convolve(cx: Context, arguments: dict[str, Any], pad: tuple[int, int, int, int]) -> Value:
+    spatial = _spatial_axes(cx, arguments)
+    window = _Window(read_pair(arguments["stride"], spatial, 1), pad, read_pair(arguments["dilation"], spatial, 1))
+    x, weight = cx.operand(arguments["input"]), _image_weight(cx.weight(arguments["weight"], 0))
+    image = to_image(cx, x, spatial)
+    node = _convolve_image(cx, x, image, weight, arguments["bias"], window, arguments["groups"])
+    return from_image(cx, node, spatial)
+
+
+def _image_weight(weight: Weight) -> Weight:
+    """A weight [OC, IC, (KH,) KW] as one of images."""
+    shape = weight.data.shape
+    return Weight(weight.data.reshape(*shape[:2], *spatial_pair(shape, len(shape) - 2)), weight.scale)
+
+
+def _pad_image(cx: Context, image: Node, x: Value, window: _Window, kernel: Sequence[int]) -> tuple[Node, list[int]]:
+    """The padding that the kernel applies itself.
+
+    The image is padded first where the sides differ, or for more padding than some of CMSIS-NN's loops take.
+    """
+    top, bottom, left, right = window.pad
+    if top == bottom <= kernel[0] and left == right <= kernel[1]:
+        return image, [top, left]
+    return cx.emit.pad(image, [0, top, left, 0], [0, bottom, right, 0], x.zero_point), [0, 0]
+
+
+def _convolve_image(
+    cx: Context, x: Value, image: Node, weight: Weight, bias: Any, window: _Window, groups: int
+) -> Node:
+    """Convolve an NHWC image with a weight [OC, C / groups, KH, KW]; returns an NHWC image.
+
+    CMSIS-NN has a kernel for images of one row, which fails for some sizes. One column is the same convolution.
+    """
+    image, pad = _pad_image(cx, image, x, window, weight.data.shape[2:])
+    parameters = (window.stride, pad, window.dilation)
+    try:
+        return _call_convolution(cx, x, image, weight, bias, parameters, groups)
+    except KernelFault:
+        n, height, width, channels = image.meta["val"].shape
+        if height != 1 or weight.data.shape[2] != 1 or pad[0]:
+            raise
+    column = cx.emit.reshape(image, (n, width, 1, channels))
+    turned = Weight(weight.data.swapaxes(2, 3), weight.scale)
+    node = _call_convolution(cx, x, column, turned, bias, tuple(values[::-1] for values in parameters), groups)
+    n, width, _, channels = node.meta["val"].shape
+    return cx.emit.reshape(node, (n, 1, width, channels))
+
+
+def _call_convolution(
+    cx: Context, x: Value, image: Node, weight: Weight, bias: Any, parameters: tuple[list[int], ...], groups: int
+) -> Node:
+    """Call a kernel with stride, padding and dilation ``parameters``."""
+    channels, (n, *_, in_channels) = weight.data.shape[0], image.meta["val"].shape
+    accumulator_scale = x.scale * weight.scale
+    bias_data = cx.bias(bias, accumulator_scale, channels)
+    if bias_data is None and groups > 1:  # the kernels index the bias by group
+        bias_data = np.zeros(channels, np.int32)
+    # With one input channel, CMSIS-NN's convolution is faster than its depthwise kernel with many results per channel.
+    is_depthwise = groups == in_channels > 1 and n == 1
+    order = (1, 2, 3, 0) if is_depthwise else (0, 2, 3, 1)
+    bias_node = None if bias_data is None else cx.emit.constant(bias_data, "bias")
+    arguments: list[Any] = [image, cx.emit.constant(weight.data.transpose(order), "weight"), bias_node, *parameters]
+    if is_depthwise:
+        arguments.append(channels // in_channels)
+    arguments += [-x.zero_point, cx.result.q.zero_point]
+    arguments += _requantization(cx, accumulator_scale, channels)
+    name = "quantized_depthwise_conv2d_nhwc" if is_depthwise else "quantized_conv2d_nhwc"
+    return cx.emit.kernel(name, *arguments, cx.result.low, cx.result.high)
+
+
+def _requantization(cx: Context, accumulator_scale: Array, channels: int) -> list[Node]:
+    multiplier, shift = multipliers(accumulator_scale / float(cx.result.q.scale), channels)
+    return [cx.emit.constant(multiplier, "multiplier"), cx.emit.constant(shift, "shift")]
+
+
+@rule(aten.conv_transpose1d.default, aten.conv_transpose2d.input)
+def convolve_transposed(cx: Context) -> Value:
+    """Transposed convolution of [(N,) C, (H,) W].
+
+    Its kernel has no groups and no dilation, and fails for some paddings. For these, the operator is a convolution of
+    the image with zeros between its pixels.
+    """
+    arguments = arguments_of(cx.node)
+    spatial = _spatial_axes(cx, arguments)
+    stride, pad, more, dilation = (
+        read_pair(arguments[name], spatial, default)
+        for name, default in (("stride", 1), ("padding", 0), ("output_padding", 0), ("dilation", 1))
+    )
+    x, weight = cx.operand(arguments["input"]), _image_weight(cx.weight(arguments["weight"], 1))
+    image = to_image(cx, x, spatial)
+    if arguments["groups"] == 1 and dilation == [1, 1]:
+        try:
+            return from_image(
+                cx, _call_transposed(cx, x, image, weight, arguments["bias"], (stride, pad, more, dilation)), spatial
+            )
+        except KernelFault:
+            pass  # the other form follows
+    upsampled = _insert_zeros(cx, image, stride, x.zero_point)
+    before = [d * (k - 1) - p for d, k, p in zip(dilation, weight.data.shape[2:], pad, strict=True)]
+    after = [b + m - s + 1 for b, m, s in zip(before, more, stride, strict=True)]
+    window = _Window([1, 1], (before[0], after[0], before[1], after[1]), dilation)
+    groups = arguments["groups"]
+    kernel = _mirror(weight, groups)
+    return from_image(cx, _convolve_image(cx, x, upsampled, kernel, arguments["bias"], window, groups), spatial)
+
+
+def _call_transposed(
+    cx: Context, x: Value, image: Node, weight: Weight, bias: Any, parameters: tuple[list[int], ...]
+) -> Node:
+    """Call the kernel with stride, padding, output padding and dilation ``parameters``."""
+    channels = weight.data.shape[1]
+    accumulator_scale = x.scale * weight.scale
+    bias_data = cx.bias(bias, accumulator_scale, channels)
+    return cx.emit.kernel(
+        "quantized_transpose_conv2d_nhwc",
+        *(image, cx.emit.constant(weight.data.transpose(1, 2, 3, 0), "weight")),
+        cx.emit.constant(np.zeros(channels, np.int32) if bias_data is None else bias_data, "bias"),
+        *(*parameters, -x.zero_point, cx.result.q.zero_point),
+        *(*_requantization(cx, accumulator_scale, channels), cx.result.low, cx.result.high),
+    )
+
+
+def _insert_zeros(cx: Context, image: Node, stride: Sequence[int], zero_point: int) -> Node:
+    """Put stride - 1 zeros behind each pixel of an NHWC image, along both axes."""
+    n, height, width, channels = image.meta["val"].shape
+    after = [0, 0, stride[0] - 1, 0, stride[1] - 1, 0]
+    node = cx.emit.pad(cx.emit.reshape(image, (n, height, 1, width, 1, channels)), [0] * 6, after, zero_point)
+    return cx.emit.reshape(node, (n, height * stride[0], width * stride[1], channels))
+
+
+def _mirror(weight: Weight, groups: int) -> Weight:
+    """The weight [OC, IC / groups, KH, KW] of the convolution for [IC, OC / groups, KH, KW] of the transposed one."""
+    in_channels, per_group, *kernel = weight.data.shape
+    grouped = weight.data.reshape(groups, in_channels // groups, per_group, *kernel).swapaxes(1, 2)
+    data = grouped.reshape(groups * per_group, in_channels // groups, *kernel)[:, :, ::-1, ::-1]
+    return Weight(data, np.tile(weight.scale, groups) if weight.scale.ndim else weight.scale)
+
+
+@rule(aten.linear.default)
+def multiply_by_weight(cx: Context) -> Value:
+    """Linear layer of [..., IC] and a weight [OC, IC].
+
+    With per-channel scales, it is a 1x1 convolution: ``quantized_linear`` has one multiplier for all channels.
+    """
+    arguments = arguments_of(cx.node)
+    x, weight = cx.operand(arguments["input"]), cx.weight(arguments["weight"], 0)
+    last = x.rank - 1
+    layout = x.layout if x.layout[-1] == last else tuple(range(x.rank))
+    stored = cx.emit.store(x, layout)
+    shape: Sequence[int] = stored.meta["val"].shape
+    channels, in_channels = weight.data.shape
+    if weight.scale.ndim == 0 or np.all(weight.scale == weight.scale.flat[0]):
+        node = _multiply_per_tensor(cx, x, stored, weight, arguments["bias"])
+        return cx.computed(node, layout)
+    rows = cx.emit.reshape(stored, (1, 1, int(np.prod(shape[:-1])), in_channels))
+    kernel, window = Weight(weight.data[:, :, None, None], weight.scale), _Window([1, 1], (0, 0, 0, 0), [1, 1])
+    node = _convolve_image(cx, x, rows, kernel, arguments["bias"], window, 1)
+    return cx.computed(cx.emit.reshape(node, (*shape[:-1], channels)), layout)
+
+
+def _multiply_per_tensor(cx: Context, x: Value, stored: Node, weight: Weight, bias: Any) -> Node:
+    scale = x.scale * float(weight.scale.flat[0])
+    channels = weight.data.shape[0]
+    bias_data = cx.bias(bias, np.asarray(scale), channels)
+    multiplier, shift = single_multiplier(scale / float(cx.result.q.scale))
+    bias_node = sums_node = None
+    if cx.isa is Isa.MVE:  # the MVE kernel reads sums of the weights, which contain the bias, and ignores the bias
+        sums = -x.zero_point * weight.data.astype(np.int64).sum(1) + (0 if bias_data is None else bias_data)
+        sums_node = cx.emit.constant(sums.astype(np.int32)[None], "weight_sums")
+    elif bias_data is not None:
+        bias_node = cx.emit.constant(bias_data, "bias")
+    limits = cx.result.high, cx.result.low  # the schema has the upper limit first
+    return cx.emit.kernel(
+        "quantized_linear",
+        *(stored, cx.emit.constant(weight.data, "weight"), bias_node, sums_node),
+        *(-x.zero_point, 0, cx.result.q.zero_point, [multiplier], [shift], *limits),
+    )
+
+
+@rule(aten.matmul.default, aten.bmm.default, aten.mm.default)
+def multiply_matrices(cx: Context) -> Value:
+    """Product of two computed tensors [..., M, K] and [..., K, N]; a vector is one row or column."""
+    first, second = (cx.operand(argument) for argument in cx.node.args[:2])
+    batch = np.broadcast_shapes(first.shape[:-2], second.shape[:-2])
+    rows, depth = (1, *first.shape)[-2:]
+    columns = second.shape[-1] if second.rank > 1 else 1
+    batch_size = int(np.prod(batch))
+    swapped = (*range(second.rank - 2), second.rank - 1, second.rank - 2) if second.rank > 1 else (0,)
+    left, right = cx.emit.store_plain(first), cx.emit.store(second, swapped)
+    left = cx.emit.expand(_with_rank(cx, left, len(batch) + 2), (*batch, rows, depth))
+    right = cx.emit.expand(_with_rank(cx, right, len(batch) + 2), (*batch, columns, depth))
+    multiplier, shift = single_multiplier(first.scale * second.scale / float(cx.result.q.scale))
+    node = cx.emit.kernel(
+        "quantized_batch_matmul",
+        *(cx.emit.reshape(left, (batch_size, rows, depth)), -first.zero_point),
+        *(cx.emit.reshape(right, (batch_size, columns, depth)), -second.zero_point),
+        *(cx.result.q.zero_point, multiplier, shift),
+    )
+    return cx.clamp(cx.computed(cx.emit.reshape(node, cx.node.meta["val"].shape)))
+
+
+def _with_rank(cx: Context, node: Node, rank: int) -> Node:
+    shape = tuple(node.meta["val"].shape)
+    return cx.emit.reshape(node, (*(1,) * (rank - len(shape)), *shape))

@@ -1,0 +1,133 @@
+"""Elementwise arithmetic of two quantized tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.fx import Node
+
+from arm_backend_core.cortex_m.arithmetic import quantize_multiplier
+from arm_backend_core.cortex_m.emitter import KernelFault, count
+from arm_backend_core.cortex_m.kernels.elementwise import ADD_LEFT_SHIFT
+from arm_backend_core.cortex_m.rules.context import Context, rule, single_multiplier
+from arm_backend_core.cortex_m.values import Value
+from arm_backend_core.nodes import arguments_of
+from arm_backend_core.permutation import Layout, identity
+
+aten = torch.ops.aten
+
+
+def _with_rank(cx: Context, value: Value, rank: int) -> Value:
+    """Add leading dimensions of size 1."""
+    added = rank - value.rank
+    if not added:
+        return value
+    shape = (*(1,) * added, *value.shape)
+    if value.data is not None:
+        return Value.constant(value.data.reshape(shape), value.q)
+    assert value.node is not None
+    node = cx.emit.reshape(value.node, (*(1,) * added, *value.node.meta["val"].shape))
+    return Value(value.q, shape, (*range(added), *(axis + added for axis in value.layout)), node=node)
+
+
+def _common_layout(values: Sequence[Value]) -> Layout:
+    """The layout of the largest computed operand, into which the others are converted."""
+    largest = max(values, key=lambda value: (value.data is None, count(value.shape)))
+    return largest.layout if largest.data is None else identity(largest.rank)
+
+
+def _operands(cx: Context) -> tuple[list[Value], list[Node], Layout]:
+    """Both operands, their tensors in one layout, and the layout."""
+    rank = cx.node.meta["val"].dim()
+    values = [_with_rank(cx, cx.operand(argument), rank) for argument in cx.node.args[:2]]
+    layout = _common_layout(values)
+    return values, [cx.emit.store(value, layout) for value in values], layout
+
+
+def _broadcast(cx: Context, tensors: Sequence[Node], layout: Layout) -> tuple[list[Node], tuple[int, ...]]:
+    """Give the operands shapes that the kernels of ADD and MUL broadcast: equal, or (rows, C, 1, 1) and (1, C, 1, 1).
+
+    Returns:
+        The operands, and the shape of the result in ``layout``.
+    """
+    shape = tuple(cx.node.meta["val"].shape[axis] for axis in layout)
+    shapes = [tuple(x.meta["val"].shape) for x in tensors]
+    small = 0 if count(shapes[0]) < count(shapes[1]) else 1
+    inner, outer = count(shapes[small]), shapes[1 - small]
+    if shapes[0] != shapes[1] and outer == shape and _is_trailing(shapes[small], shape):
+        sizes = [inner, inner]
+        sizes[1 - small] = count(shape)
+        views = [cx.emit.reshape(x, (size // inner, inner, 1, 1)) for x, size in zip(tensors, sizes, strict=True)]
+        return views, shape
+    return [cx.emit.expand(x, shape) for x in tensors], shape
+
+
+def _is_trailing(small: Sequence[int], shape: Sequence[int]) -> bool:
+    """Whether a shape equals the last dimensions of ``shape``, after dimensions of size 1."""
+    start = next((i for i, size in enumerate(small) if size != 1), len(small))
+    return tuple(small[start:]) == tuple(shape[start:])
+
+
+def _finish(cx: Context, node: Node, shape: Sequence[int], layout: Layout) -> Value:
+    return cx.computed(cx.emit.reshape(node, shape), layout)
+
+
+@rule(aten.add.Tensor, aten.sub.Tensor)
+def add(cx: Context) -> Value:
+    """Sum or difference. Both operands are scaled to twice the larger scale, with 20 fractional bits."""
+    values, tensors, layout = _operands(cx)
+    (first, second), shape = _broadcast(cx, tensors, layout)
+    alpha = float(arguments_of(cx.node)["alpha"]) * (-1 if cx.node.target is aten.sub.Tensor else 1)
+    factors = values[0].scale, values[1].scale * alpha
+    common = 2 * max(map(abs, factors))
+    (multiplier, shift), (other_multiplier, other_shift) = (quantize_multiplier(x / common) for x in factors)
+    output = single_multiplier(common / (float(cx.result.q.scale) * (1 << ADD_LEFT_SHIFT)))
+    node = cx.emit.kernel(
+        "quantized_add",
+        *(first, values[0].zero_point, multiplier, shift),
+        *(second, values[1].zero_point, other_multiplier, other_shift),
+        *(cx.result.q.zero_point, *output, cx.result.low, cx.result.high),
+    )
+    return _finish(cx, node, shape, layout)
+
+
+@rule(aten.mul.Tensor)
+def multiply(cx: Context) -> Value:
+    """Product."""
+    values, tensors, layout = _operands(cx)
+    (first, second), shape = _broadcast(cx, tensors, layout)
+    multiplier = single_multiplier(values[0].scale * values[1].scale / float(cx.result.q.scale))
+    zero_points = [value.zero_point for value in values]
+    node = cx.emit.kernel(
+        "quantized_mul", first, zero_points[0], second, zero_points[1], cx.result.q.zero_point, *multiplier
+    )
+    return cx.clamp(_finish(cx, node, shape, layout))
+
+
+@rule(aten.div.Tensor)
+def divide(cx: Context) -> Value:
+    """Quotient. The kernel computes it in floating point; a divisor of 0 gives 0."""
+    values, tensors, layout = _operands(cx)
+    shape = tuple(cx.node.meta["val"].shape[axis] for axis in layout)
+    first, second = (cx.emit.expand(x, shape) for x in tensors)
+    scale = values[0].scale / (values[1].scale * float(cx.result.q.scale))
+    zero_points = [value.zero_point for value in values]
+    node = cx.emit.kernel("quantized_div", first, zero_points[0], second, zero_points[1], cx.result.q.zero_point, scale)
+    return cx.clamp(cx.computed(node, layout))
+
+
+@rule(aten.minimum.default, aten.maximum.default)
+def select_extreme(cx: Context) -> Value:
+    """Elementwise minimum or maximum, of operands that are requantized to the result's parameters."""
+    rank = cx.node.meta["val"].dim()
+    values = [cx.requantize(_with_rank(cx, cx.operand(argument), rank), cx.result.q) for argument in cx.node.args[:2]]
+    layout = _common_layout(values)
+    name = "minimum" if cx.node.target is aten.minimum.default else "maximum"
+    tensors = [cx.emit.store(value, layout) for value in values]
+    try:
+        node = cx.emit.kernel(name, *tensors)
+    except KernelFault:  # of the broadcast
+        shape = [cx.node.meta["val"].shape[axis] for axis in layout]
+        node = cx.emit.kernel(name, *(cx.emit.expand(x, shape) for x in tensors))
+    return cx.clamp(cx.computed(node, layout))

@@ -1,0 +1,197 @@
+"""Data movement: the integers of the operand in another order or shape."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch.fx import Node
+
+from arm_backend_core.cortex_m.emitter import count
+from arm_backend_core.cortex_m.rules.context import PART_RULES, Context, rule
+from arm_backend_core.cortex_m.values import Value
+from arm_backend_core.nodes import arguments_of, is_dequantize, is_float
+from arm_backend_core.permutation import Layout, inverse
+
+aten = torch.ops.aten
+
+
+def _operand(cx: Context, argument: Any) -> Value:
+    """The operand, with the parameters of the result."""
+    return cx.requantize(cx.operand(argument), cx.result.q)
+
+
+@rule(aten.permute.default, aten.transpose.int, aten.t.default, aten.numpy_T.default)
+def permute(cx: Context) -> Value:
+    """No operator: only the layout changes, until a reader needs another one."""
+    x = _operand(cx, cx.node.args[0])
+    order = list(range(x.rank))
+    if cx.node.target is aten.permute.default:
+        order = [axis % x.rank for axis in arguments_of(cx.node)["dims"]]
+    elif cx.node.target is aten.transpose.int:
+        first, second = (int(axis) % x.rank for axis in cx.node.args[1:3])  # type: ignore[arg-type]
+        order[first], order[second] = second, first
+    else:
+        order.reverse()
+    if x.data is not None:
+        return Value.constant(x.data.transpose(order), x.q)
+    place = inverse(tuple(order))
+    shape = tuple(x.shape[axis] for axis in order)
+    return Value(x.q, shape, tuple(place[axis] for axis in x.layout), node=x.node)
+
+
+@rule(
+    *(aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.flatten.using_ints),
+    *(aten.unflatten.int, aten.squeeze.dim, aten.squeeze.default, aten.squeeze.dims, aten.unsqueeze.default),
+)
+def reshape(cx: Context) -> Value:
+    """A view. The layout is kept if only dimensions of size 1 come or go."""
+    x, shape = _operand(cx, cx.node.args[0]), tuple(cx.node.meta["val"].shape)
+    if x.data is not None:
+        return Value.constant(x.data.reshape(shape), x.q)
+    layout = _layout_after_unit_axes(x, shape)
+    if layout is None:
+        return cx.computed(cx.emit.reshape(cx.emit.store_plain(x), shape))
+    assert x.node is not None
+    return cx.computed(cx.emit.reshape(x.node, [shape[axis] for axis in layout]), layout)
+
+
+def _layout_after_unit_axes(x: Value, shape: tuple[int, ...]) -> Layout | None:
+    """The layout of ``x`` with another shape; None if more than dimensions of size 1 change."""
+    old, new = ([axis for axis, size in enumerate(sizes) if size != 1] for sizes in (x.shape, shape))
+    if [x.shape[axis] for axis in old] != [shape[axis] for axis in new]:
+        return None
+    place = dict(zip(old, new, strict=True))
+    units = [axis for axis, size in enumerate(shape) if size == 1]
+    return (*units, *(place[axis] for axis in x.layout if axis in place))
+
+
+@rule(aten.contiguous.default, aten.clone.default, aten.alias.default, aten._to_copy.default, aten.detach.default)
+def copy(cx: Context) -> Value:
+    """No operator."""
+    return _operand(cx, cx.node.args[0])
+
+
+@rule(aten.cat.default, aten.concat.default)
+def concatenate(cx: Context) -> Value:
+    """Concatenation, in the layout of the largest operand."""
+    arguments = arguments_of(cx.node)
+    values = [_operand(cx, argument) for argument in cx.node.args[0]]  # type: ignore[union-attr]
+    values = [value for value in values if value.shape != (0,)]
+    largest = max(values, key=lambda value: (value.data is None, count(value.shape)))
+    layout, dim = largest.layout, int(arguments["dim"]) % largest.rank
+    tensors = [cx.emit.store(value, layout) for value in values]
+    return cx.computed(cx.emit.call(aten.cat.default, tensors, layout.index(dim)), layout)
+
+
+@rule(aten.slice.Tensor)
+def slice_dimension(cx: Context) -> Value:
+    """A slice along a dimension."""
+    arguments = arguments_of(cx.node)
+    x = _operand(cx, cx.node.args[0])
+    dim = x.layout.index(int(arguments["dim"]) % x.rank)
+    start, end, step = (arguments[name] for name in ("start", "end", "step"))
+    stored = cx.emit.store(x, x.layout)
+    return cx.computed(cx.emit.call(aten.slice_copy.Tensor, stored, dim, start, end, step), x.layout)
+
+
+@rule(aten.select.int)
+def select_index(cx: Context) -> Value:
+    """One index along a dimension, which disappears."""
+    arguments = arguments_of(cx.node)
+    x = _operand(cx, cx.node.args[0])
+    dim = int(arguments["dim"]) % x.rank
+    node = cx.emit.call(aten.select_copy.int, cx.emit.store(x, x.layout), x.layout.index(dim), arguments["index"])
+    return cx.computed(node, [axis - (axis > dim) for axis in x.layout if axis != dim])
+
+
+@rule(
+    *(aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default, aten.tensor_split.sections),
+    *(aten.tensor_split.indices, aten.unbind.int),
+    table=PART_RULES,
+)
+def take_part(cx: Context) -> Value:
+    """One part of a tensor that is split along a dimension: a slice, or a selection for ``unbind``."""
+    source, index = cx.node.all_input_nodes[0], cast(int, cx.node.args[1])
+    x = _operand(cx, source.args[0])
+    dim = int(arguments_of(source)["dim"]) % x.rank
+    axis, stored = x.layout.index(dim), cx.emit.store(x, x.layout)
+    if source.target is aten.unbind.int:
+        node = cx.emit.call(aten.select_copy.int, stored, axis, index)
+        return cx.computed(node, [each - (each > dim) for each in x.layout if each != dim])
+    sizes = [part.shape[dim] for part in source.meta["val"]]
+    start = sum(sizes[:index])
+    return cx.computed(cx.emit.call(aten.slice_copy.Tensor, stored, axis, start, start + sizes[index], 1), x.layout)
+
+
+@rule(aten.topk.default, aten.sort.default, aten.max.dim, aten.min.dim, table=PART_RULES)
+def select_by_order(cx: Context) -> Value:
+    """The values of an ordering, which computes on integers. Readers of its indices read those of the same operator."""
+    source, index = cx.node.all_input_nodes[0], cast(int, cx.node.args[1])
+    x = _operand(cx, source.args[0])
+    ordered = cx.emit.call(source.target, cx.emit.store_plain(x), *source.args[1:], **source.kwargs)
+    for part in list(source.users):
+        if part.args[1] != index and part.users:
+            part.replace_all_uses_with(cx.emit.select_result(ordered, cast(int, part.args[1])))
+    return cx.computed(cx.emit.select_result(ordered, index))
+
+
+@rule(aten.constant_pad_nd.default, aten.pad.default)
+def pad(cx: Context) -> Value:
+    """Constant padding with the integer of the given number."""
+    arguments = arguments_of(cx.node)
+    if arguments.get("mode", "constant") != "constant":
+        return move(cx)
+    x = _operand(cx, cx.node.args[0])
+    amounts: list[int] = list(arguments["pad"])
+    before, after = [0] * x.rank, [0] * x.rank
+    for number in range(len(amounts) // 2):
+        before[x.rank - 1 - number], after[x.rank - 1 - number] = amounts[2 * number : 2 * number + 2]
+    value = int(x.q.quantize(np.array(float(arguments["value"] or 0.0))))
+    low, high = ([sides[axis] for axis in x.layout] for sides in (before, after))
+    return cx.computed(cx.emit.pad(cx.emit.store(x, x.layout), low, high, value), x.layout)
+
+
+@rule(aten.upsample_nearest2d.vec, aten.upsample_nearest2d.default, aten._upsample_nearest_exact2d.vec)
+def upsample_nearest(cx: Context) -> Value:
+    """Nearest-neighbour interpolation of an NHWC image: rows and columns are repeated or selected."""
+    x = _operand(cx, cx.node.args[0])
+    n, channels, height, width = x.shape
+    positions = torch.arange(height * width, dtype=torch.float64).reshape(1, 1, height, width)
+    chosen = cx.node.target(positions, *cx.node.args[1:], **cx.node.kwargs)[0, 0].to(torch.int64)  # type: ignore[operator]
+    rows, columns = (chosen[:, 0] // width).numpy(), (chosen[0] % width).numpy()
+    image = cx.emit.store(x, (0, 2, 3, 1))
+    factors = len(rows) // height, len(columns) // width
+    repeated = (n, height, factors[0], width, factors[1], channels)
+    if all(
+        np.array_equal(index, np.repeat(np.arange(size), factor))
+        for index, size, factor in zip((rows, columns), (height, width), factors, strict=True)
+    ):
+        node = cx.emit.expand(cx.emit.reshape(image, (n, height, 1, width, 1, channels)), repeated)
+        return cx.computed(cx.emit.reshape(node, (n, len(rows), len(columns), channels)), (0, 2, 3, 1))
+    for dim, index in ((1, rows), (2, columns)):
+        image = cx.emit.call(aten.index_select.default, image, dim, cx.emit.constant(index, "index"))
+    return cx.computed(image, (0, 2, 3, 1))
+
+
+@rule(
+    *(aten.expand.default, aten.repeat.default, aten.tile.default, aten.flip.default, aten.roll.default),
+    *(aten.stack.default, aten.index.Tensor, aten._unsafe_index.Tensor, aten.gather.default, aten.embedding.default),
+    *(aten.index_select.default, aten.amax.default, aten.amin.default),
+)
+def move(cx: Context) -> Value:
+    """Other data movement and order: the ATen operator itself, on integers.
+
+    Raises:
+        Unsupported: a quantized operand has other parameters than the result.
+    """
+
+    def convert(argument: Any) -> Any:
+        if not isinstance(argument, Node) or not (is_dequantize(argument) or is_float(argument)):
+            return argument  # indices
+        return cx.emit.store_plain(_operand(cx, argument))
+
+    arguments = torch.fx.map_arg(cx.node.args, convert)
+    options = torch.fx.map_arg(cx.node.kwargs, convert)
+    return cx.computed(cx.emit.call(cx.node.target, *arguments, **options))

@@ -1,0 +1,221 @@
+"""Pooling, means and softmax."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.fx import Node
+
+from arm_backend_core.cortex_m.arithmetic import quantize_multiplier
+from arm_backend_core.cortex_m.rules.context import Context, multipliers, rule, single_multiplier
+from arm_backend_core.cortex_m.rules.images import from_image, read_pair, spatial_pair, to_image
+from arm_backend_core.cortex_m.values import Value
+from arm_backend_core.dtype import DType
+from arm_backend_core.errors import Unsupported
+from arm_backend_core.nodes import arguments_of, operator_name
+from arm_backend_core.qparams import QParams
+
+aten = torch.ops.aten
+#: Bits of the integer part of softmax's fixed-point argument (``arm_softmax_s8``).
+_SOFTMAX_INTEGER_BITS = 5
+#: Parameters of the result of the softmax kernel.
+_SOFTMAX_RESULT = QParams(1 / 256, -128, DType.INT8, -128, 127)
+
+
+@dataclass(frozen=True)
+class _Windows:
+    """Windows of a pooling; (height, width) each."""
+
+    kernel: list[int]
+    stride: list[int]
+    pad: list[int]
+
+
+def _read_windows(cx: Context, arguments: dict[str, Any]) -> _Windows:
+    spatial = _spatial_axes(cx)
+    return _Windows(
+        read_pair(arguments["kernel_size"], spatial, 1),
+        read_pair(arguments["stride"] or arguments["kernel_size"], spatial, 1),
+        read_pair(arguments["padding"], spatial, 0),
+    )
+
+
+def _spatial_axes(cx: Context) -> int:
+    """Number of spatial dimensions of a pooling operator: 1 or 2."""
+    return 1 if "1d" in operator_name(cx.node) else 2
+
+
+def _average(cx: Context, x: Value, window: _Windows) -> Value:
+    """Mean over windows of [(N,) C, (H,) W]; padding counts as zeros.
+
+    Without padding and with equal parameters, the pooling kernel computes it. Otherwise, a product of matrices or a
+    depthwise convolution with weights of 1 divides and requantizes in one rounding.
+    """
+    spatial, factor = _spatial_axes(cx), 1 / (window.kernel[0] * window.kernel[1])
+    is_unpadded = window.pad == [0, 0]
+    if x.q.is_equivalent(cx.result.q) and is_unpadded:
+        node = _average_present(cx, x, to_image(cx, x, spatial), window, False)
+    elif is_unpadded and list(spatial_pair(x.shape, spatial)) == window.kernel:
+        return _sum_dimensions(cx, x, list(range(x.rank - spatial, x.rank)), factor)
+    else:
+        node = _sum_windows(cx, x, to_image(cx, x, spatial), window, factor)
+    return cx.clamp(from_image(cx, node, spatial))
+
+
+def _average_present(cx: Context, x: Value, image: Node, window: _Windows, ceil_mode: bool) -> Node:
+    """Mean over the elements of windows that are not padding.
+
+    Raises:
+        Unsupported: operand and result have different parameters.
+    """
+    if not x.q.is_equivalent(cx.result.q):
+        raise Unsupported("an average without padding needs equal parameters of operand and result")
+    parameters = (window.kernel, window.stride, window.pad, ceil_mode, x.zero_point, *quantize_multiplier(x.scale))
+    return cx.emit.kernel("quantized_avg_pool2d_nhwc", image, *parameters)
+
+
+def _sum_windows(cx: Context, x: Value, image: Node, window: _Windows, factor: float) -> Node:
+    """Sum over windows of an NHWC image, times ``factor``, by a depthwise convolution with weights of 1."""
+    n, _, _, channels = image.meta["val"].shape
+    scale, shift = multipliers(x.scale * factor / float(cx.result.q.scale), channels)
+    is_single = n == 1  # the depthwise kernel takes a batch of 1
+    shape = (1, *window.kernel, channels) if is_single else (channels, *window.kernel, 1)
+    return cx.emit.kernel(
+        "quantized_depthwise_conv2d_nhwc" if is_single else "quantized_conv2d_nhwc",
+        *(image, cx.emit.constant(np.ones(shape, np.int8), "ones")),
+        cx.emit.constant(np.zeros(channels, np.int32), "bias"),
+        *(window.stride, window.pad, [1, 1], *[1] * is_single, -x.zero_point, cx.result.q.zero_point),
+        *(cx.emit.constant(scale, "multiplier"), cx.emit.constant(shift, "shift")),
+        *(cx.result.low, cx.result.high),
+    )
+
+
+@rule(aten.avg_pool2d.default, aten.avg_pool1d.default)
+def average_pool(cx: Context) -> Value:
+    """Average pooling of [(N,) C, (H,) W]."""
+    arguments = arguments_of(cx.node)
+    x = cx.operand(arguments["input"] if "input" in arguments else arguments["self"])
+    spatial, window = _spatial_axes(cx), _read_windows(cx, arguments)
+    is_partial = arguments["ceil_mode"] and _has_partial_windows(cx, x, window)
+    divisor = arguments.get("divisor_override")
+    if is_partial and (divisor is not None or (window.pad != [0, 0] and arguments["count_include_pad"])):
+        raise Unsupported("the pooling kernels count no padding in ceil_mode")
+    is_present_only = is_partial or (window.pad != [0, 0] and not arguments["count_include_pad"])
+    if divisor is None and not is_present_only:
+        return _average(cx, x, window)
+    image = to_image(cx, x, spatial)
+    if divisor is not None:
+        node = _sum_windows(cx, x, image, window, 1 / divisor)
+    else:
+        node = _average_present(cx, x, image, window, is_partial)
+    return cx.clamp(from_image(cx, node, spatial))
+
+
+def _has_partial_windows(cx: Context, x: Value, window: _Windows) -> bool:
+    """Whether ceil_mode adds windows that reach beyond the padded image."""
+    spatial = _spatial_axes(cx)
+    sizes, results = (spatial_pair(shape, spatial) for shape in (x.shape, cx.node.meta["val"].shape))
+    parameters = (window.kernel, window.stride, window.pad)
+    return any(
+        (size + 2 * p - k) // s + 1 != result for size, result, k, s, p in zip(sizes, results, *parameters, strict=True)
+    )
+
+
+@rule(aten.adaptive_avg_pool2d.default, aten.adaptive_avg_pool1d.default)
+def average_to_size(cx: Context) -> Value:
+    """Adaptive average pooling where all windows have one size."""
+    x = cx.operand(cx.node.args[0])
+    spatial = _spatial_axes(cx)
+    sizes, results = (spatial_pair(shape, spatial) for shape in (x.shape, cx.node.meta["val"].shape))
+    if any(size % result for size, result in zip(sizes, results, strict=True)):
+        raise Unsupported("the windows of adaptive pooling have different sizes")
+    kernel = [size // result for size, result in zip(sizes, results, strict=True)]
+    return _average(cx, x, _Windows(kernel, kernel, [0, 0]))
+
+
+@rule(aten.mean.dim, aten.mean.default, aten.sum.dim_IntList, aten.sum.default)
+def reduce_mean(cx: Context) -> Value:
+    """Mean or sum over dimensions."""
+    arguments = arguments_of(cx.node)
+    x = cx.operand(cx.node.args[0])
+    dims: Any = arguments.get("dim")
+    reduced = sorted({d % x.rank for d in (range(x.rank) if dims is None or dims == [] else dims)})
+    is_mean = cx.node.target in (aten.mean.dim, aten.mean.default)
+    if is_mean and x.q.is_equivalent(cx.result.q):
+        return _average_dimensions(cx, x, reduced)
+    size = int(np.prod([x.shape[d] for d in reduced]))
+    return _sum_dimensions(cx, x, reduced, 1 / size if is_mean else 1.0)
+
+
+def _average_dimensions(cx: Context, x: Value, reduced: list[int]) -> Value:
+    """Mean with the parameters of the operand: a pooling whose window is the image. Kept dimensions become channels."""
+    kept = [d for d in range(x.rank) if d not in reduced]
+    size, channels = (int(np.prod([x.shape[d] for d in part])) for part in (reduced, kept))
+    image = cx.emit.reshape(cx.emit.store(x, (*reduced, *kept)), (1, size, 1, channels))
+    node = _average_present(cx, x, image, _Windows([size, 1], [1, 1], [0, 0]), False)
+    return cx.clamp(cx.computed(cx.emit.reshape(node, cx.node.meta["val"].shape)))
+
+
+def _sum_dimensions(cx: Context, x: Value, reduced: list[int], factor: float) -> Value:
+    """Sum over dimensions, times ``factor``: a product of matrices with a row of ones.
+
+    A depthwise convolution would need as many weights as the operand has elements, and its scratch memory grows with
+    the window: 6 MB for 112x112 pixels with MVE.
+    """
+    kept = [d for d in range(x.rank) if d not in reduced]
+    size, count = (int(np.prod([x.shape[d] for d in part])) for part in (reduced, kept))
+    rows = cx.emit.reshape(cx.emit.store(x, (*kept, *reduced)), (1, count, size))
+    multiplier, shift = single_multiplier(x.scale * factor / float(cx.result.q.scale))
+    node = cx.emit.kernel(
+        "quantized_batch_matmul",
+        *(cx.emit.constant(np.ones((1, 1, size), np.int8), "ones"), 0, rows, -x.zero_point),
+        *(cx.result.q.zero_point, multiplier, shift),
+    )
+    return cx.clamp(cx.computed(cx.emit.reshape(node, cx.node.meta["val"].shape)))
+
+
+@rule(aten.max_pool2d.default, aten.max_pool1d.default)
+def maximum_pool(cx: Context) -> Value:
+    """Maximum pooling of [(N,) C, (H,) W]; padding never wins."""
+    arguments = arguments_of(cx.node)
+    x = cx.requantize(cx.operand(arguments["self"]), cx.result.q)
+    spatial, window = _spatial_axes(cx), _read_windows(cx, arguments)
+    dilation = read_pair(arguments["dilation"], spatial, 1)
+    if dilation != [1, 1]:
+        raise Unsupported("the pooling kernels have no dilation")
+    image, pad = to_image(cx, x, spatial), window.pad
+    if arguments["ceil_mode"] and _has_partial_windows(cx, x, window):
+        image, pad = _pad_for_ceil_mode(cx, image, window), [0, 0]
+    limits = (x.zero_point, x.zero_point, cx.result.low, cx.result.high)
+    parameters = (window.kernel, window.stride, pad, dilation, False, *limits)
+    return from_image(cx, cx.emit.kernel("quantized_max_pool2d_nhwc", image, *parameters), spatial)
+
+
+def _pad_for_ceil_mode(cx: Context, image: Node, window: _Windows) -> Node:
+    """Pad an NHWC image with the smallest integer, so that windows that reach beyond it become whole."""
+    sizes, results = image.meta["val"].shape[1:3], spatial_pair(cx.node.meta["val"].shape, _spatial_axes(cx))
+    parameters = (window.kernel, window.stride, window.pad)
+    post = [
+        max((result - 1) * s + k - size - p, 0)
+        for size, result, k, s, p in zip(sizes, results, *parameters, strict=True)
+    ]
+    return cx.emit.pad(image, [0, *window.pad, 0], [0, *post, 0], -128)
+
+
+@rule(aten.softmax.int, aten._softmax.default, aten._safe_softmax.default)
+def softmax(cx: Context) -> Value:
+    """Softmax, along any dimension: the kernel computes it along the last one."""
+    x, dim = cx.operand(cx.node.args[0]), int(arguments_of(cx.node)["dim"])
+    layout = (*(axis for axis in x.layout if axis != dim % x.rank), dim % x.rank)
+    fraction_bits = 31 - _SOFTMAX_INTEGER_BITS
+    multiplier, shift = quantize_multiplier(min(x.scale * (1 << fraction_bits), float((1 << 31) - 1)))
+    diff_min = -math.floor(((1 << _SOFTMAX_INTEGER_BITS) - 1) * math.ldexp(1.0, fraction_bits - shift))
+    node = cx.emit.kernel(
+        "softmax", cx.emit.store(x, layout), x.rank - 1, x.zero_point, -128, multiplier, shift, diff_min
+    )
+    value = Value.computed(node, _SOFTMAX_RESULT, layout)
+    return cx.clamp(cx.requantize(value, cx.result.q))

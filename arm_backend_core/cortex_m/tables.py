@@ -1,0 +1,87 @@
+"""Functions of one tensor: any chain of elementwise operators between two int8 tensors becomes a table of 256 entries.
+
+The entries are those that PyTorch's quantized graph computes, so the result is equal to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.fx import Node
+
+from arm_backend_core.cortex_m.kernels.registry import Array
+from arm_backend_core.errors import Unsupported
+from arm_backend_core.nodes import is_dequantize, operator_name
+from arm_backend_core.ops.catalog import find_record
+
+
+@dataclass(frozen=True)
+class UnivariateFunction:
+    """An elementwise function of one quantized tensor.
+
+    Attributes:
+        source: the dequantize node that the function reads; others may read the same integers.
+        nodes: its operators, in program order.
+        result: the last of them.
+    """
+
+    source: Node
+    nodes: tuple[Node, ...]
+    result: Node
+
+    def tabulate(self, quantize: Node, constants: Mapping[Node, Any]) -> Array:
+        """The 256 int8 results, the first for the integer -128, quantized as ``quantize`` does."""
+        integers = torch.arange(-128, 128, dtype=torch.int16).to(torch.int8)
+        values: dict[Node, Any] = {}
+
+        def value_of(node: Node) -> Any:
+            if node in values:
+                return values[node]
+            if is_dequantize(node):
+                arguments = torch.fx.map_arg(node.args[1:], constants.__getitem__)
+                return node.target(integers, *arguments)  # type: ignore[operator]
+            return constants[node].reshape(()) if constants[node].numel() == 1 else constants[node]
+
+        with torch.no_grad():
+            for node in self.nodes:
+                arguments, options = torch.fx.map_arg((node.args, node.kwargs), value_of)
+                values[node] = node.target(*arguments, **options)  # type: ignore[operator]
+            arguments = torch.fx.map_arg(quantize.args[1:], constants.__getitem__)
+            result = quantize.target(value_of(self.result), *arguments)  # type: ignore[operator]
+        return np.asarray(result.expand(256).numpy(), np.int8)
+
+
+def match_univariate(result: Node, constants: Mapping[Node, Any]) -> UnivariateFunction:
+    """The function of one tensor that computes ``result``.
+
+    Raises:
+        Unsupported: an operator is not elementwise, or several tensors are read.
+    """
+    shape = tuple(result.meta["val"].shape)
+    nodes: list[Node] = []
+    sources: dict[Node, Node] = {}  # integers -> a dequantize node that reads them
+    pending, visited = [result], set[Node]()
+    while pending:
+        node = pending.pop()
+        if node in visited or (node in constants and constants[node].numel() == 1):
+            continue
+        visited.add(node)
+        if is_dequantize(node):
+            sources[node.all_input_nodes[0]] = node
+            continue
+        record = find_record(node) if node.op == "call_function" else None
+        if record is None or not record.univariate:
+            raise Unsupported(f"there is no int8 kernel for {operator_name(node)}")
+        nodes.append(node)
+        pending += node.all_input_nodes
+    if len(sources) != 1:
+        raise Unsupported(f"{operator_name(result)} combines {len(sources)} tensors, for which there is no kernel")
+    (source,) = sources.values()
+    if tuple(source.meta["val"].shape) != shape:
+        raise Unsupported(f"{operator_name(result)} changes the shape of its operand")
+    position = {node: index for index, node in enumerate(result.graph.nodes)}
+    return UnivariateFunction(source, tuple(sorted(nodes, key=position.__getitem__)), result)

@@ -1,0 +1,70 @@
+"""Values of the lowering: int8 tensors with quantization parameters and a memory layout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from torch.fx import Node
+
+from arm_backend_core.cortex_m.kernels.registry import Array
+from arm_backend_core.dtype import DType
+from arm_backend_core.errors import Unsupported
+from arm_backend_core.permutation import Layout, identity
+from arm_backend_core.qparams import QParams
+
+
+@dataclass(frozen=True)
+class Value:
+    """A quantized tensor of the program.
+
+    Attributes:
+        q: its quantization parameters, per tensor.
+        shape: its shape in the program.
+        layout: dimension i of ``node``'s tensor is dimension ``layout[i]`` of the program's tensor.
+        node: the node that computes it; None for a constant.
+        data: the integers of a constant, in the program's layout; None for a computed tensor.
+    """
+
+    q: QParams
+    shape: tuple[int, ...]
+    layout: Layout
+    node: Node | None = None
+    data: Array | None = None
+
+    @property
+    def rank(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def scale(self) -> float:
+        """Scale of the quantization."""
+        return float(self.q.scale)
+
+    @property
+    def zero_point(self) -> int:
+        """Zero point of the quantization."""
+        return self.q.zero_point
+
+    @staticmethod
+    def computed(node: Node, q: QParams, layout: Layout | None = None) -> Value:
+        """The result of ``node``, stored in ``layout`` (default: the program's)."""
+        stored = tuple(node.meta["val"].shape)
+        layout = identity(len(stored)) if layout is None else layout
+        shape = tuple(size for _, size in sorted(zip(layout, stored, strict=True)))
+        return Value(q, shape, layout, node=node)
+
+    @staticmethod
+    def constant(data: Array, q: QParams) -> Value:
+        """A constant tensor of integers."""
+        return Value(q, data.shape, identity(data.ndim), data=np.asarray(data))
+
+    def require_int8(self) -> None:
+        """Check the element type.
+
+        Raises:
+            Unsupported: the tensor is not int8.
+        """
+        if self.q.dtype is not DType.INT8:
+            raise Unsupported(f"the kernels take int8, and an operand is {self.q.dtype.value.lower()}")

@@ -1,0 +1,86 @@
+"""Cortex-M processors: instruction sets that CMSIS-NN has kernels for, and the processors that have them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from enum import Enum
+
+
+class Isa(Enum):
+    """Instruction set that CMSIS-NN's kernels are compiled for."""
+
+    SCALAR = "scalar"
+    """Armv6-M and Armv7-M without SIMD."""
+
+    DSP = "dsp"
+    """The DSP extension of Armv7E-M and Armv8-M Mainline: two 16-bit MACs per instruction."""
+
+    MVE = "mve"
+    """The vector extension of Armv8.1-M (Helium): 16 int8 lanes."""
+
+
+_ALL, _WITH_DSP, _SCALAR_ONLY = (Isa.MVE, Isa.DSP, Isa.SCALAR), (Isa.DSP, Isa.SCALAR), (Isa.SCALAR,)
+
+#: Processor -> the instruction sets that it may implement, the fastest first. DSP is optional on M33 and M35P, MVE on
+#: M55 and M85 (Arm's Technical Reference Manuals).
+ISAS_BY_CPU: Mapping[str, tuple[Isa, ...]] = {
+    "cortex-m0": _SCALAR_ONLY,
+    "cortex-m0plus": _SCALAR_ONLY,
+    "cortex-m3": _SCALAR_ONLY,
+    "cortex-m4": _WITH_DSP,
+    "cortex-m7": _WITH_DSP,
+    "cortex-m23": _SCALAR_ONLY,
+    "cortex-m33": _WITH_DSP,
+    "cortex-m35p": _WITH_DSP,
+    "cortex-m52": _ALL,
+    "cortex-m55": _ALL,
+    "cortex-m85": _ALL,
+}
+
+
+#: NPU family -> the processor beside it in Arm's reference designs (Corstone-300 and -310; Corstone-320). Ethos-U65 is
+#: mostly beside a Cortex-A.
+CPU_BESIDE_NPU: Mapping[str, str] = {"ethos-u55": "cortex-m55", "ethos-u85": "cortex-m85"}
+
+
+def resolve_isa(cpu: str, isa: Isa | str | None = None) -> Isa:
+    """The instruction set of a processor's kernels: ``isa``, or the fastest that the processor may have.
+
+    Raises:
+        ValueError: there is no such processor, or it does not have the instruction set.
+    """
+    if cpu not in ISAS_BY_CPU:
+        near = get_close_matches(str(cpu).lower().replace("_", "-"), ISAS_BY_CPU, n=1, cutoff=0.4)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"cpu={cpu!r}: there is no such Cortex-M{hint} (allowed: {', '.join(ISAS_BY_CPU)})")
+    names = {each.value: each for each in ISAS_BY_CPU[cpu]}
+    if isa is None:
+        return ISAS_BY_CPU[cpu][0]
+    name = isa.value if isinstance(isa, Isa) else isa
+    if name not in names:
+        raise ValueError(f"isa={name!r}: {cpu} has {', '.join(map(repr, names))}")
+    return names[name]
+
+
+@dataclass(frozen=True)
+class Processor:
+    """A processor and the instruction set that its kernels are compiled for.
+
+    Attributes:
+        cpu: name of the processor, a key of ``ISAS_BY_CPU``.
+        isa: the instruction set.
+    """
+
+    cpu: str
+    isa: Isa
+
+    @staticmethod
+    def resolve(cpu: str, isa: Isa | str | None = None) -> Processor:
+        """The processor called ``cpu``, see ``resolve_isa``."""
+        return Processor(cpu, resolve_isa(cpu, isa))
+
+    def __str__(self) -> str:
+        names = {Isa.SCALAR: "scalar code", Isa.DSP: "DSP extension", Isa.MVE: "MVE"}
+        return f"{self.cpu.title()} with {names[self.isa]}"

@@ -1,0 +1,41 @@
+"""Versions of the tools that compiled a program, and its target."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Versions:
+    """Versions of the tools, and the target, of a compiled program.
+
+    Attributes:
+        executorch: version of ExecuTorch.
+        vela: version of Vela; "unknown" for a program without an export result, "none" for one without delegates.
+        npu: the NPU, for example ``Ethos-U55-128``; "no NPU" for a program without delegates.
+        stream: format of the command streams, for example ``COP1``.
+        architecture: NPU architecture release in the streams, which the driver checks.
+        cpu: processor that int8 kernels on the CPU were chosen for, for example ``cortex-m55``; empty if unknown.
+        isa: instruction set of these kernels: ``scalar``, ``dsp`` or ``mve``; empty if unknown.
+    """
+
+    executorch: str
+    vela: str
+    npu: str
+    stream: str
+    architecture: str
+    cpu: str = ""
+    isa: str = ""
+
+    @property
+    def has_npu(self) -> bool:
+        """Whether the program has Ethos-U delegates."""
+        return self.stream != "none"
+
+    @property
+    def target(self) -> str:
+        """What executes the program: the NPU, or the processor with its instruction set."""
+        if self.has_npu:
+            return self.npu
+        cpu = self.cpu.replace("cortex-m", "Cortex-M").replace("plus", "+") or "Cortex-M"
+        return f"{cpu}, {self.isa}" if self.isa else cpu

@@ -1,0 +1,129 @@
+"""Kernel calls of a lowered method: int8 kernels of a Cortex-M, and the data movement between them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from arm_recipes._internal.rendering import Section, format_bytes
+
+if TYPE_CHECKING:
+    import torch
+
+    from arm_backend_core.targets.cortex_m import Processor
+
+_KERNEL_NAMESPACE = "cortex_m"
+_CASTS = ("quantize_per_tensor", "dequantize_per_tensor")
+#: Operators of ExecuTorch's portable kernels that only move elements, so that all implementations are bit-equal.
+DATA_MOVEMENT = frozenset(
+    {
+        *("aten::cat", "aten::copy_", "aten::expand_copy", "aten::permute_copy", "aten::select_copy"),
+        *("aten::slice_copy", "aten::split_copy", "aten::split_with_sizes_copy", "aten::squeeze_copy"),
+        *("aten::unsqueeze_copy", "aten::view_copy", "dim_order_ops::_clone_dim_order"),
+    }
+)
+
+
+@dataclass(frozen=True)
+class KernelCall:
+    """One call of a kernel.
+
+    Attributes:
+        kernel: name of the kernel, without its namespace.
+        module: path of the module whose operator it computes; empty if unknown.
+        source: line of the user's model; empty if unknown.
+        shape: shape of the result.
+        scratch_bytes: scratch memory.
+        macs: multiply-accumulates; 0 if the CPU is not known.
+        cycles: estimated cycles; None if the CPU is not known.
+    """
+
+    kernel: str
+    module: str
+    source: str
+    shape: tuple[int, ...]
+    scratch_bytes: int
+    macs: int = 0
+    cycles: int | None = None
+
+
+def is_kernel_call(node: torch.fx.Node) -> bool:
+    """Whether a node calls a kernel that computes with integers."""
+    from arm_backend_core.nodes import overload_of
+
+    overload = overload_of(node.target)
+    return (
+        overload is not None
+        and overload.namespace == _KERNEL_NAMESPACE
+        and overload._schema.name.partition("::")[2] not in _CASTS
+    )
+
+
+def is_integer_movement(node: torch.fx.Node) -> bool:
+    """Whether a node only moves int8 values between kernels."""
+    import torch
+
+    values = [node.meta.get("val"), *(source.meta.get("val") for source in node.all_input_nodes[:1])]
+    return all(isinstance(value, torch.Tensor) and value.dtype is torch.int8 for value in values)
+
+
+def list_kernel_calls(module: torch.fx.GraphModule, processor: Processor | None = None) -> tuple[KernelCall, ...]:
+    """List the kernel calls of a lowered method, in program order.
+
+    Args:
+        module: the lowered method.
+        processor: the CPU, for the estimates; None: no estimates.
+    """
+    from arm_backend_core.cortex_m.cost.estimate import estimate_node
+    from arm_backend_core.nodes import modules_of, overload_of, source_location
+
+    calls = []
+    for node in module.graph.nodes:
+        if node.op == "call_function" and is_kernel_call(node):
+            overload = overload_of(node.target)
+            assert overload is not None
+            scratch = sum(_bytes(x) for x in node.all_input_nodes if _is_scratch(x))
+            *_, path = ("", *modules_of(node))
+            name = overload._schema.name.partition("::")[2]
+            shape = tuple(node.meta["val"].shape)
+            estimate = None if processor is None else estimate_node(node, processor)
+            figures = (0, None) if estimate is None else (estimate.macs, estimate.cycles)
+            calls.append(KernelCall(name, path, source_location(node), shape, scratch, *figures))
+    return tuple(calls)
+
+
+def _is_scratch(node: torch.fx.Node) -> bool:
+    from executorch.exir import memory
+
+    return node.target is memory.alloc
+
+
+def _bytes(node: torch.fx.Node) -> int:
+    value: torch.Tensor = node.meta["val"]
+    return value.numel() * value.element_size()
+
+
+def kernel_sections(calls: Sequence[KernelCall], movement: dict[str, int], suffix: str) -> Iterator[Section]:
+    """Sections of the report: number of calls of each kernel, and the operators that move int8 values."""
+    if not calls:
+        return
+    counts = Counter(call.kernel for call in calls)
+    scratch = {name: max(call.scratch_bytes for call in calls if call.kernel == name) for name in counts}
+    rows: list[tuple[str, ...]] = [
+        (
+            f"{count} x {name}",
+            _format_cycles([call for call in calls if call.kernel == name]),
+            f"scratch up to {format_bytes(scratch[name])}" if scratch[name] else "",
+        )
+        for name, count in counts.most_common()
+    ]
+    rows += [(f"{count} x {name}", "", "moves int8 values") for name, count in movement.items()]
+    yield f"int8 kernels on the Cortex-M{suffix}: {len(calls)} calls", rows
+
+
+def _format_cycles(calls: Sequence[KernelCall]) -> str:
+    """Sum of the estimates; empty without estimates."""
+    cycles = [call.cycles for call in calls if call.cycles is not None]
+    return f"{sum(cycles):,} cycles (estimate)" if cycles else ""

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// Kernels that register_cortex_m_kernels() registers. The linker drops the code of all others.
+//
+// A build selects kernels with a header of its own that defines ARM_RUNTIME_CORTEX_M_KERNEL_LIST as below. Its path,
+// with quotation marks, is the value of ARM_RUNTIME_CORTEX_M_SELECTED_KERNELS; CMakeLists.txt generates both from the
+// CMake list ARM_RUNTIME_CORTEX_M_KERNEL_LIST.
+#pragma once
+
+#ifdef ARM_RUNTIME_CORTEX_M_SELECTED_KERNELS
+#include ARM_RUNTIME_CORTEX_M_SELECTED_KERNELS
+#else
+#define ARM_RUNTIME_CORTEX_M_KERNEL_LIST(KERNEL) \
+  KERNEL(dequantize_per_tensor)                  \
+  KERNEL(maximum)                                \
+  KERNEL(minimum)                                \
+  KERNEL(pad)                                    \
+  KERNEL(quantize_per_tensor)                    \
+  KERNEL(quantized_activation)                   \
+  KERNEL(quantized_add)                          \
+  KERNEL(quantized_avg_pool2d)                   \
+  KERNEL(quantized_avg_pool2d_nhwc)              \
+  KERNEL(quantized_batch_matmul)                 \
+  KERNEL(quantized_conv2d)                       \
+  KERNEL(quantized_conv2d_nhwc)                  \
+  KERNEL(quantized_depthwise_conv2d)             \
+  KERNEL(quantized_depthwise_conv2d_nhwc)        \
+  KERNEL(quantized_div)                          \
+  KERNEL(quantized_linear)                       \
+  KERNEL(quantized_max_pool2d)                   \
+  KERNEL(quantized_max_pool2d_nhwc)              \
+  KERNEL(quantized_mul)                          \
+  KERNEL(quantized_transpose_conv2d)             \
+  KERNEL(quantized_transpose_conv2d_nhwc)        \
+  KERNEL(softmax)                                \
+  KERNEL(transpose)
+#endif

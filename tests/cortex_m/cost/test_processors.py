@@ -1,0 +1,39 @@
+"""Processors of the cost model."""
+
+from __future__ import annotations
+
+import pytest
+
+from arm_backend_core.cortex_m.cost.processors import PACES, PEAK_MACS, Code, code_of, has_fpu, to_cycles
+from arm_backend_core.targets.cortex_m import ISAS_BY_CPU, Isa, Processor
+
+
+def test_each_processor_has_a_pace_with_a_source() -> None:
+    assert set(PACES) == set(ISAS_BY_CPU)
+    assert all(pace.source and pace.cycles > 0 for pace in PACES.values())
+
+
+@pytest.mark.parametrize(
+    ("cpu", "isa", "code"),
+    [
+        ("cortex-m0", None, Code.BASELINE),
+        ("cortex-m23", None, Code.BASELINE),
+        ("cortex-m3", None, Code.MAINLINE),
+        ("cortex-m4", "scalar", Code.MAINLINE),
+        ("cortex-m33", None, Code.DSP),
+        ("cortex-m55", Isa.DSP, Code.DSP),
+        ("cortex-m85", None, Code.MVE),
+    ],
+)
+def test_the_instruction_set_determines_the_code(cpu: str, isa: str | None, code: Code) -> None:
+    assert code_of(Processor.resolve(cpu, isa)) is code
+
+
+def test_only_small_processors_have_no_fpu() -> None:
+    without = [cpu for cpu in ISAS_BY_CPU if not has_fpu(Processor.resolve(cpu))]
+    assert without == ["cortex-m0", "cortex-m0plus", "cortex-m3", "cortex-m23"]
+
+
+def test_cycles_are_instructions_at_the_processors_pace() -> None:
+    assert to_cycles(Processor.resolve("cortex-m4"), 1000) == round(1000 * PACES["cortex-m4"].cycles)
+    assert PEAK_MACS.of(Code.MVE) == 8

@@ -1,0 +1,82 @@
+"""Cortex-M processors in a sweep, beside NPUs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import joblib
+import pytest
+
+from arm_recipes import ExportRecipe, Sweep, export, sweep
+from arm_recipes.explore.sweep.processors import list_processors
+from arm_recipes.recipe_types import ArmRecipeType
+from tests.small_models import Small, images
+
+FIXED: dict[str, Any] = {"calibration_samples": None, "per_channel": True, "optimise": "auto"}
+
+
+@pytest.fixture(scope="module")
+def result() -> Sweep:
+    recipes = ["CORTEX_M_INT8", "ETHOSU_U55_INT8"]
+    with joblib.parallel_config(n_jobs=1):
+        return sweep(
+            Small().eval(),
+            recipes,
+            images(),
+            macs=128,
+            memory_modes="Shared_Sram",
+            cpus={"cortex-m4": 120, "cortex-m55": None},
+        )
+
+
+def test_npu_or_not_is_one_sweep(result: Sweep) -> None:
+    assert [row.target for row in result.rows] == ["ethos-u55-128", "cortex-m4", "cortex-m55"]
+    npu, m4, m55 = (row.estimates for row in result.rows)
+    assert npu is not None
+    assert m4 is not None
+    assert m55 is not None
+    assert npu.cycles < m55.cycles < m4.cycles
+    assert m4.milliseconds == pytest.approx(m4.cycles / 120e3)
+    assert m55.milliseconds is None
+    assert all(row.accuracy is not None and row.accuracy > 20 for row in result.rows)
+
+
+def test_a_row_has_the_figures_of_an_export(result: Sweep) -> None:
+    recipe = ExportRecipe.get_recipe(ArmRecipeType.CORTEX_M_INT8, cpu="cortex-m4")
+    report = export(Small().eval(), recipe, images(), progress=False).report
+    row = result.rows[1]
+    assert row.estimates is not None
+    assert report.ram is not None
+    assert row.estimates.cycles == report.methods[0].cpu_cycles
+    assert row.ram_bytes == report.ram.sram_bytes
+    assert row.estimates.flash_bytes == report.program_bytes
+
+
+def test_a_row_without_time_is_shown_and_drawn(result: Sweep) -> None:
+    line = next(line for line in str(result).splitlines() if "cortex-m55" in line)
+    assert "CORTEX_M_INT8" in line
+    assert result.rows[2] not in result.pareto("milliseconds")
+    result.plot()
+
+
+def test_without_cpus_the_processor_is_the_recipes() -> None:
+    (configuration,) = list_processors(None, FIXED)
+    assert configuration.processor.cpu == "cortex-m55"
+
+
+@pytest.mark.parametrize(
+    ("cpus", "message"),
+    [
+        ("cortex-m5", "there is no such Cortex-M; did you mean"),
+        ({"cortex-m4": 0}, "cpus: the clock of 'cortex-m4' must be a positive number of MHz, not 0"),
+        ([], "cpus is empty"),
+    ],
+)
+def test_invalid_processors_are_errors(cpus: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        list_processors(cpus, FIXED)
+
+
+def test_cpus_need_their_recipe() -> None:
+    with pytest.raises(ValueError, match="cpus: they belong to the recipe CORTEX_M_INT8"):
+        sweep(Small().eval(), ["ETHOSU_U55_INT8"], images(), cpus="cortex-m4")
