@@ -20,7 +20,8 @@ class DataFile final : public executorch::runtime::NamedDataMap {
  public:
   DataFile() = default;
 
-  // Reads and validates a file. Returns InvalidProgram, with the reason in the log, if it is no such file or is damaged.
+  // Reads and validates a file. Returns InvalidProgram, with the reason in the log, if it is no such file or is
+  // damaged.
   Error load(const uint8_t* data, size_t size) {
     data_ = data;
     size_ = size;

@@ -382,9 +382,7 @@ PayloadStatus check_length(const Block& block, BlockId id, size_t length) {
                  "its length is % bytes, not %", signed_size(block.size), signed_size(length));
 }
 
-ByteView external_key(const Block& block) {
-  return block.external ? ByteView{block.data, block.size} : ByteView();
-}
+ByteView external_key(const Block& block) { return block.external ? ByteView{block.data, block.size} : ByteView(); }
 
 // The block with its contents in place of its key. Offsets in errors then count from the start of the contents.
 Block resolve(Block block, const ByteView& contents) {
@@ -425,8 +423,7 @@ ExternalKeys read_external_keys(const void* data, size_t size) {
   return {external_key(reader.block(kCommands)), external_key(reader.block(kWeights))};
 }
 
-PayloadStatus read_ethosu_payload(const void* data, size_t size, EthosUPayload* payload,
-                                  const ExternalData& external) {
+PayloadStatus read_ethosu_payload(const void* data, size_t size, EthosUPayload* payload, const ExternalData& external) {
   *payload = EthosUPayload();
   const uint8_t* bytes = static_cast<const uint8_t*>(data);
   if (bytes == nullptr || size == 0) {

@@ -104,8 +104,8 @@ struct EthosUPayload {
   uint32_t macs() const { return uint32_t{1} << log2_macs; }
 };
 
-// Keys of the named data that contain the external blocks of a payload: blocks that methods share, or that are in a data
-// file beside the program. Empty for a block in the payload.
+// Keys of the named data that contain the external blocks of a payload: blocks that methods share, or that are in a
+// data file beside the program. Empty for a block in the payload.
 struct ExternalKeys {
   ByteView commands;
   ByteView weights;

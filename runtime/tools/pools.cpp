@@ -193,9 +193,9 @@ int main(int count, char** arguments) {
   for (size_t left = request.count(); left > 0; --left) {
     methods.push_back(std::make_unique<Loaded>(&request, shared));
     Loaded& added = *methods.back();
-    const Error error = added.method.load(*program, added.name.c_str(), added.pool.bytes(),
-                                          {added.memories.data(), added.memories.size()}, &temp,
-                                          data_path.empty() ? nullptr : &data);
+    const Error error =
+        added.method.load(*program, added.name.c_str(), added.pool.bytes(),
+                          {added.memories.data(), added.memories.size()}, &temp, data_path.empty() ? nullptr : &data);
     if (error != Error::Ok) {
       fail("cannot load the method " + added.name, static_cast<long long>(error));
     }

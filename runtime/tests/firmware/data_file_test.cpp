@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <fstream>
 #include <iterator>
 #include <string>
@@ -43,11 +44,9 @@ unsigned read_all(const std::string& content, bool* loaded) {
   return sum;
 }
 
-}  // namespace
-
-int main(int, char** arguments) {
+int test(const char* path) {
   executorch::runtime::runtime_init();
-  std::ifstream stream(arguments[1], std::ios::binary);
+  std::ifstream stream(path, std::ios::binary);
   const std::string content(std::istreambuf_iterator<char>(stream), {});
   bool loaded = false;
   read_all(content, &loaded);
@@ -78,4 +77,15 @@ int main(int, char** arguments) {
     }
   }
   return 0;
+}
+
+}  // namespace
+
+int main(int, char** arguments) {
+  try {
+    return test(arguments[1]);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "data_file_test: %s\n", error.what());
+    return 1;
+  }
 }

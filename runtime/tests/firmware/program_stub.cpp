@@ -195,8 +195,8 @@ Result<Program> Program::load(DataLoader* loader, Verification) {
   return Program(loader, 1, FreeableBuffer(), nullptr, FreeableBuffer(), std::nullopt);
 }
 
-Result<Method> Program::load_method(const char*, MemoryManager* memory, EventTracer* tracer,
-                                    const NamedDataMap* data, const LoadBackendOptionsMap*, Span<const Kernel>) const {
+Result<Method> Program::load_method(const char*, MemoryManager* memory, EventTracer* tracer, const NamedDataMap* data,
+                                    const LoadBackendOptionsMap*, Span<const Kernel>) const {
   Method method(this, memory, tracer, memory->temp_allocator());
   method.chains_ = new Chain;
   Listing listing;
