@@ -103,7 +103,7 @@ def delegate(
             for part, graph in zip(partitions, graphs, strict=True)
         ],
     )
-    if spec.isa is not None and selection.refusals:
+    if spec.isa is not None and selection.reported_refusals():
         _lower_to_kernels(program, spec)
     return program
 

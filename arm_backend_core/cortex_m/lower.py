@@ -131,8 +131,8 @@ class _Walk:
 
     def _make_contiguous(self, quantize: Node) -> None:
         """Let kernels read the integers of a remaining quantize node in contiguous memory format, which they need."""
-        if quantize.meta["val"].is_contiguous():
-            return
+        if quantize.meta["val"].is_contiguous() or not all(map(is_dequantize, quantize.users)):
+            return  # a delegate reads the integers in their own format
         self._emit.start(quantize.next, quantize)
         copied = self._emit.call(aten.clone.default, quantize, memory_format=torch.contiguous_format)
         quantize.replace_all_uses_with(copied, delete_user_cb=lambda user: user is not copied)
@@ -140,7 +140,7 @@ class _Walk:
     def _compute(self, quantize: Node, source: Node) -> Value:
         q = self._qparams.read(quantize)
         if source in self.constants:
-            return Value.constant(q.quantize(self.constants[source].double().numpy()).astype(q.dtype.numpy), q)
+            return Value.constant(q.quantize(self.constants[source].detach().double().numpy()).astype(q.dtype.numpy), q)
         if q.dtype is not DType.INT8:
             raise Unsupported(f"the kernels compute int8, and its result is {q.dtype.value}")
         if is_dequantize(source):

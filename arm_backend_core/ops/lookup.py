@@ -110,72 +110,7 @@ def _build_table(
     corrections = (
         list(_correction_tables(samples, defined_indices, entries, table_q, q)) if is_int16 and not phase_step else []
     )
-    if is_int16 and q.dtype is DType.INT16 and not phase_step:
-        entries = _fit_entries(points, samples, table_q, corrections)
     return phase_step, entries, float(table_q.scale), corrections
-
-
-def _fit_entries(points: Array, samples: Array, q: QParams, corrections: list[tuple[int, int, Array]]) -> Array:
-    """Quantize the entries' least-squares fit to the function (``_least_squares_offsets``).
-
-    The entries of corrected parts stay, and the entry of operand 0 if the function is 0 there: padding and ReLU give
-    many zeros, which must stay zeros. 1 / (abs(x) + 0.5) gains 6 dB, log(abs(x) + 0.1) 7 dB.
-
-    Args:
-        points: the function's values at the entries.
-        samples: its values at all operands.
-        q: parameters of the entries, at the scale of an int16 result.
-        corrections: see ``_correction_tables``.
-    """
-    bounds = float(q.scale) * q.qmin, float(q.scale) * q.qmax
-    points = points.clip(*bounds)
-    errors = samples.clip(*bounds) - np.interp(_INT16_OPERANDS, _INT16_OPERANDS[::128], points)
-    fixed = (_INT16_OPERANDS[::128] == 0) & (points == 0.0)
-    for middle, gain, _ in corrections:
-        fixed |= np.abs(_INT16_OPERANDS[::128] - middle) <= 32768 // gain
-    fitted = points + _least_squares_offsets(errors[:-1].reshape(-1, 128), float(q.scale) / 4, fixed)
-    entries = _quantize_entries(fitted, q)
-    is_legal = np.abs(np.diff(entries)).max() <= Q15_MAX  # REQUIRE in TABLE
-    return entries if is_legal else _quantize_entries(points, q)
-
-
-def _least_squares_offsets(errors: Array, tolerance: float, fixed: Array) -> Array:
-    """Offsets of a TABLE's entries with which the sum of squared interpolation errors is smallest.
-
-    A chord of a convex function is above the function everywhere between its ends. If the entries lie below the
-    function, by h**2 / 12 of its second derivative for entries h apart, the errors have both signs. Their root mean
-    square is then 1 / sqrt(6) of that of chords (-7.8 dB), at no cost in cycles.
-
-    An entry keeps its value between two intervals that are exact already, at the ends of an interval in which the
-    function jumps, bends, or is undefined, and at the ends of the table.
-
-    Args:
-        errors: [intervals, operands in an interval], function minus chord; NaN where the function is undefined.
-        tolerance: an interval with smaller errors is exact.
-        fixed: [intervals + 1], whether an entry must keep its value.
-
-    Returns:
-        [intervals + 1], 0 for entries that keep their values.
-    """
-    peaks, means = np.abs(errors).max(1), np.abs(errors.mean(1))
-    is_exact = peaks <= tolerance
-    # The peak of a parabola's error is 1.5 times its mean; that of a bend 2 times, that of a jump at least 2 times. NaN
-    # compares false.
-    may_move = is_exact | (peaks <= 1.8 * means)
-    free = np.zeros(len(errors) + 1, dtype=bool)
-    free[1:-1] = (may_move[1:] & may_move[:-1]) & ~(is_exact[1:] & is_exact[:-1])
-    free &= ~fixed
-    indices, offsets = np.flatnonzero(free), np.zeros(free.size)
-    if not indices.size:
-        return offsets
-    fraction = np.arange(errors.shape[1]) / errors.shape[1]
-    projections = np.append(errors @ (1 - fraction), 0.0) + np.append(0.0, errors @ fraction)
-    # Normal equations of linear B-splines: a tridiagonal matrix.
-    beside = np.full(len(errors), float((fraction * (1 - fraction)).sum()))
-    matrix = np.diag(beside, 1) + np.diag(beside, -1)
-    np.fill_diagonal(matrix, float(((1 - fraction) ** 2 + fraction**2).sum()))
-    offsets[indices] = np.linalg.solve(matrix[np.ix_(indices, indices)], projections[indices])
-    return offsets
 
 
 def evaluate_on_operand(function: Callable[[Array], Array], q: QParams, oversampling: int = 1) -> Array:
@@ -282,12 +217,8 @@ def _find_best_correction(
     values = part[:: 128 // refinement].copy()
     # Operands outside the part saturate to its ends, where the correction must be 0. The largest operand, 32767,
     # interpolates between the last two entries.
-    fixed = np.isin(np.arange(values.size), (0, values.size - 2, values.size - 1))
-    values[fixed] = 0.0
-    places = np.arange(length + 1), np.arange(0, length + 1, 128 // refinement)
-    chord_errors = (part - np.interp(*places, values))[:-1].reshape(-1, 128 // refinement)
-    values += _least_squares_offsets(chord_errors, 0.0, fixed)
-    remaining = part - np.interp(*places, values)
+    values[[0, -2, -1]] = 0.0
+    remaining = part - np.interp(np.arange(length + 1), np.arange(0, length + 1, 128 // refinement), values)
     return (
         float(cumulative[start + length] - cumulative[start] - (remaining**2).sum()),
         start,

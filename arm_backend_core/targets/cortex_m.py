@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from enum import Enum
+
+from arm_backend_core.similar_names import suggest_name
 
 
 class Isa(Enum):
@@ -52,8 +53,7 @@ def resolve_isa(cpu: str, isa: Isa | str | None = None) -> Isa:
         ValueError: there is no such processor, or it does not have the instruction set.
     """
     if cpu not in ISAS_BY_CPU:
-        near = get_close_matches(str(cpu).lower().replace("_", "-"), ISAS_BY_CPU, n=1, cutoff=0.4)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = suggest_name(str(cpu).replace("_", "-"), ISAS_BY_CPU)
         raise ValueError(f"cpu={cpu!r}: there is no such Cortex-M{hint} (allowed: {', '.join(ISAS_BY_CPU)})")
     names = {each.value: each for each in ISAS_BY_CPU[cpu]}
     if isa is None:

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.xdist_group("firmware")
 @pytest.fixture(scope="module")
 def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same sources; a pool is a piece of the heap, so what goes beyond its last byte is seen."""
-    sources = [RUNTIME / unit for unit in build._RUNNER_SOURCES]
+    sources = [*(RUNTIME / unit for unit in build._RUNNER_SOURCES), *build.list_kernel_sources()]
     flags = [*executorch_include_flags(), "-isystem", str(RUNTIME / "emulator/driver"), *SANITIZERS]
     kernels = ["-Wl,--no-as-needed", f"-L{executorch_directory() / 'lib'}"]
     kernels += ["-lexecutorch_kernels_optimized", "-lexecutorch_kernels_quantized"]

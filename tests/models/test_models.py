@@ -20,7 +20,7 @@ from tests.models.quantized_reference import Difference
 from tests.sqnr import sqnr
 
 R = ArmRecipeType
-INT8 = [recipe for recipe in R if precision(recipe) == "INT8"]
+INT8 = [recipe for recipe in expectations.RECORDED_RECIPES if precision(recipe) == "INT8"]
 A16W8 = [recipe for recipe in R if precision(recipe) == "A16W8"]
 
 #: What hardware cannot do: (model, family of recipes) -> the operators left on the CPU, with the reason's end.

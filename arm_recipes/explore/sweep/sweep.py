@@ -114,7 +114,8 @@ def sweep(
     check_order("sweep", "recipes", recipes, samples)
     npu_recipes, has_processors = split_recipes(recipes, cpus)
     processors = list_processors(cpus, fixed) if has_processors else ()
-    requested = list_configurations(npu_recipes, varied, fixed, boards) if npu_recipes else ()
+    named = None if recipes is None else npu_recipes
+    requested = list_configurations(named, varied, fixed, boards) if npu_recipes else ()
     store = ResultStore(cache_dir)
     progress_bars = _ProgressBars(progress)
     with suppress_warnings():

@@ -26,6 +26,7 @@ _UNPICKLED_MODULES = (
     "arm_recipes.stages.edge.cpu_operators",
     "arm_backend_core.events",
     "arm_backend_core.backends.payload",
+    "arm_backend_core.targets.cortex_m",
     "arm_backend_core.tosa.graph",
 )
 
