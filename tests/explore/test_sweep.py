@@ -265,7 +265,7 @@ def test_an_accuracy_that_cannot_be_measured_is_a_note(monkeypatch: pytest.Monke
     ("arguments", "message"),
     [
         ({"recipes": "ETHOSU_U85_INT9"}, "no recipe 'ETHOSU_U85_INT9'; did you mean 'ETHOSU_U85_INT8'?"),
-        ({"recipes": "TOSA_INT8"}, "TOSA_INT8: cycles and memory are estimated for Ethos-U recipes only"),
+        ({"recipes": "TOSA_INT8"}, "TOSA_INT8: cycles and memory are estimated for Ethos-U and Cortex-M recipes only"),
         ({"recipes": []}, "recipes is empty"),
         ({"recipes": "ETHOSU_U55_INT8", "macs": [128, 512]}, "macs: 512 is valid in no configuration: macs=512"),
         ({"macs": [100]}, "macs: 100 is valid in no configuration: macs=100"),
