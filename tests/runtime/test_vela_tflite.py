@@ -217,7 +217,7 @@ def test_it_is_loaded_as_other_programs_are(tmp_path: Path) -> None:
     assert repr(loaded).startswith("<VelaProgram (image: int8[1, 5, 6, 2] scale=0.5 zero_point=3, ")
     with pytest.raises(RunError, match="backend='tosa': a TFLite model that Vela compiled has no TOSA graphs"):
         loaded.execute(*tensors, backend="tosa")
-    with pytest.raises(RunError, match="a TFLite model is one file, .* without a reference program: omit reference="):
+    with pytest.raises(RunError, match=r"a TFLite model is one file, .* without a reference program: omit reference="):
         load(path, reference=path)
     with pytest.raises(ValueError, match="a delegate for ethos-u; firmware runs only Ethos-U delegates"):
         save_firmware(path, tmp_path / "firmware")
