@@ -151,7 +151,7 @@ def _build_binary(
         *("-isystem", str(include / "executorch/runtime/core/portable_type/c10")),
     ]
     command = [*_find_compiler(what), *_COMPILER_FLAGS]
-    announce(f"Building {what}, once for this version of ExecuTorch. This takes about 6 s.")
+    announce(f"Building {what}, once for this version of ExecuTorch. This takes about 12 s.")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         # Build under a temporary name and rename, because another process may build or load the same file.
