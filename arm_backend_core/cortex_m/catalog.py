@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from arm_backend_core.cortex_m.kernels import casting, convolution, elementwise, linear, movement, pooling, softmax
-from arm_backend_core.cortex_m.kernels.registry import KERNELS, Kernel
+from torch.fx import Node
 
-__all__ = ["FAMILIES", "KERNELS", "find_kernel"]
+from arm_backend_core.cortex_m.kernels import casting, convolution, elementwise, linear, movement, pooling, softmax
+from arm_backend_core.cortex_m.kernels.registry import KERNELS, LIBRARY_NAMESPACE, NAMESPACE, Kernel
+from arm_backend_core.nodes import overload_of
+
+__all__ = ["FAMILIES", "KERNELS", "find_called_kernel", "find_kernel"]
 
 #: Modules with kernel records.
 FAMILIES = (casting, convolution, elementwise, linear, movement, pooling, softmax)
@@ -18,3 +21,11 @@ def find_kernel(name: str) -> Kernel:
         KeyError: there is no such kernel.
     """
     return KERNELS[name]
+
+
+def find_called_kernel(node: Node) -> Kernel | None:
+    """Find the kernel that a node of an ATen or edge program calls; None if it calls another operator."""
+    overload = overload_of(node.target)
+    if overload is None or overload.namespace not in (NAMESPACE, LIBRARY_NAMESPACE):
+        return None
+    return KERNELS.get(overload._schema.name.partition("::")[2])

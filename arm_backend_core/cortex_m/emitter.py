@@ -154,14 +154,14 @@ class Emitter:
         # not be those of an image in channels_last memory format.
         starts = sorted({0, *padded})
         groups = [shape[start:end] for start, end in zip(starts, [*starts[1:], len(shape)], strict=True)]
-        merged = [count(sizes) for sizes in groups]
+        merged = [math.prod(sizes) for sizes in groups]
         if len(merged) > MAX_RANK or is_padded_as_channels_last(merged):
             last = padded[-1]
             node = self.pad(node, _only(before, last), _only(after, last), value)
             return self.pad(node, _except(before, last), _except(after, last), value)
         missing = [0] * (MAX_RANK - len(merged))
         pads = [
-            missing + [amounts[start] * count(sizes[1:]) for start, sizes in zip(starts, groups, strict=True)]
+            missing + [amounts[start] * math.prod(sizes[1:]) for start, sizes in zip(starts, groups, strict=True)]
             for amounts in (before, after)
         ]
         return self.reshape(self.kernel("pad", self.reshape(node, merged), *pads, value), result)
@@ -190,8 +190,3 @@ def _except(amounts: Sequence[int], axis: int) -> list[int]:
 
 def _to_meta(x: torch.Tensor) -> torch.Tensor:
     return torch.empty(x.shape, dtype=x.dtype, device="meta")
-
-
-def count(shape: Sequence[int]) -> int:
-    """Number of elements."""
-    return math.prod(shape)

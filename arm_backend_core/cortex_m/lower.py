@@ -189,7 +189,7 @@ def _split_activation(node: Node) -> tuple[Node, list[Node]]:
 
 
 def _result_before(activation: list[Node], q: QParams) -> Result:
-    """What an operator must compute so that ``activation`` of its result has the parameters ``q``."""
+    """Quantization and limits of an operator's result, given the parameters ``q`` of ``activation`` of this result."""
     low, high, factor = float(q.qmin), float(q.qmax), 1.0
     for node in reversed(activation):
         record = find_record(node)

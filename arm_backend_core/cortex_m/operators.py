@@ -19,12 +19,12 @@ from torch import Tensor
 from torch._ops import OpOverload, OpOverloadPacket
 
 from arm_backend_core.cortex_m.catalog import KERNELS
-from arm_backend_core.cortex_m.kernels.registry import NAMESPACE, Kernel
+from arm_backend_core.cortex_m.kernels.registry import CASTS, NAMESPACE, Kernel
 
 _LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 
 
-def is_scratch(argument: str) -> bool:
+def _is_scratch(argument: str) -> bool:
     """Whether an argument of a kernel's schema is scratch memory."""
     return argument.rpartition(" ")[2].endswith("scratch")
 
@@ -46,18 +46,15 @@ def _infer(kernel: Kernel, arguments: tuple[Any, ...]) -> Tensor:
 
 def _with_scratch(kernel: Kernel, arguments: list[Any]) -> list[Any]:
     """Insert None for the scratch tensors, which the last arguments of the schema are."""
-    return [*arguments, *(None for text in _arguments(kernel) if is_scratch(text))]
+    return [*arguments, *(None for text in _arguments(kernel) if _is_scratch(text))]
 
 
 def _register(kernel: Kernel) -> None:
-    arguments = ", ".join(text for text in _arguments(kernel) if not is_scratch(text))
+    arguments = ", ".join(text for text in _arguments(kernel) if not _is_scratch(text))
     _LIBRARY.define(f"{kernel.name}({arguments}) -> Tensor")
     _LIBRARY.impl(kernel.name, lambda *arguments: _compute(kernel, arguments), "CPU")
     _LIBRARY.impl(kernel.name, lambda *arguments: _infer(kernel, arguments), "Meta")
 
-
-#: Kernels that cast between float32 and integers; the quantized program has PyTorch's operators for them.
-CASTS = ("quantize_per_tensor", "dequantize_per_tensor")
 
 for _kernel in KERNELS.values():
     if _kernel.name not in CASTS:
@@ -93,7 +90,7 @@ class _Packet(OpOverloadPacket):
 def edge_operator(name: str) -> EdgeOpOverload:
     """The edge operator ``cortex_m.<name>``, with its out variant."""
     kernel = KERNELS[name]
-    scratch_count = sum(map(is_scratch, _arguments(kernel)))
+    scratch_count = sum(map(_is_scratch, _arguments(kernel)))
 
     def functional(*arguments: Any) -> Tensor:
         if name in CASTS:

@@ -26,8 +26,8 @@ class CortexMQuantizer(ArmQuantizer):
     """Quantizes for a ``CortexMCompileSpec``.
 
     The kernels have no int16 tensors. Results that other targets keep in int16 (residual additions in front of
-    layer normalization, states that accumulate) stay in floating point, except in recurrent layers. So do operators
-    without a kernel, and what lies between these.
+    layer normalization, states that accumulate) stay in floating point, except in recurrent layers. Operators without a
+    kernel, and the arithmetic between two such operators, also stay in floating point.
     """
 
     spec_class = CortexMCompileSpec

@@ -6,20 +6,18 @@ import torch
 from executorch.exir import memory
 from torch.fx import GraphModule, Node
 
-from arm_backend_core.cortex_m.catalog import find_kernel
-from arm_backend_core.cortex_m.kernels.registry import NAMESPACE, Kernel
+from arm_backend_core.cortex_m.catalog import find_called_kernel
+from arm_backend_core.cortex_m.kernels.registry import CASTS, Kernel
 from arm_backend_core.cortex_m.operators import edge_operator
-from arm_backend_core.nodes import overload_of
 from arm_backend_core.targets.cortex_m import Isa
 
 
 def insert_scratch(module: GraphModule, isa: Isa) -> None:
     """Replace the kernel operators of an edge program, in place. ``isa`` is the instruction set of the kernels."""
     for node in list(module.graph.nodes):
-        overload = overload_of(node.target)
-        if node.op != "call_function" or overload is None or overload.namespace != NAMESPACE:
-            continue
-        kernel = find_kernel(overload._schema.name.partition("::")[2])
+        kernel = find_called_kernel(node)
+        if kernel is None or kernel.name in CASTS:
+            continue  # edge programs have the casts as ``cortex_m`` operators already
         sizes = _scratch_sizes(node, kernel, isa)
         node.target = edge_operator(kernel.name)
         node.args = (*node.args, *(_allocate(node, size) for size in sizes))

@@ -9,7 +9,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Self
 
-from arm_backend_core.targets.cortex_m import Isa, resolve_isa
+from arm_backend_core.targets.cortex_m import DEFAULT_CPU, Isa, resolve_isa
 from arm_backend_core.targets.target import Target
 
 if TYPE_CHECKING:
@@ -256,7 +256,7 @@ class CortexMCompileSpec(ArmCompileSpec):
     backend_id = ""
     _output_format = "pte"
 
-    def __init__(self, cpu: str = "cortex-m55", isa: Isa | str | None = None) -> None:
+    def __init__(self, cpu: str = DEFAULT_CPU, isa: Isa | str | None = None) -> None:
         resolved = resolve_isa(cpu, isa)
         super().__init__(Target(cpu, frozenset({"INT"}), frozenset(), "cortex-m"))
         self.isa = resolved

@@ -41,6 +41,9 @@ ISAS_BY_CPU: Mapping[str, tuple[Isa, ...]] = {
 }
 
 
+#: Processor of programs without an NPU, if the user names none.
+DEFAULT_CPU = "cortex-m55"
+
 #: NPU family -> the processor beside it in Arm's reference designs (Corstone-300 and -310; Corstone-320). Ethos-U65 is
 #: mostly beside a Cortex-A.
 CPU_BESIDE_NPU: Mapping[str, str] = {"ethos-u55": "cortex-m55", "ethos-u85": "cortex-m85"}

@@ -6,10 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from arm_backend_core.cortex_m.catalog import KERNELS
+from arm_backend_core.cortex_m.kernels.registry import LIBRARY_NAMESPACE
 from arm_recipes.report.kernels import DATA_MOVEMENT
 
-#: Namespace of the kernels of ``arm_backend_core.cortex_m`` in programs.
-_CORTEX_M_NAMESPACE = "cortex_m"
 #: Namespaces of ExecuTorch's portable kernels, which its selective build includes.
 _PORTABLE_NAMESPACES = ("aten", "dim_order_ops")
 
@@ -49,7 +48,7 @@ def classify_kernels(operators: Iterable[str]) -> Kernels:
 
 def _is_ours(name: str) -> bool:
     namespace, _, rest = name.partition("::")
-    return namespace == _CORTEX_M_NAMESPACE and rest.endswith(".out") and _symbol(name) in KERNELS
+    return namespace == LIBRARY_NAMESPACE and rest.endswith(".out") and _symbol(name) in KERNELS
 
 
 def _symbol(name: str) -> str:

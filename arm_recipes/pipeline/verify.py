@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from arm_recipes.pipeline.verify_kernels import VerificationError, verify_kernels
+from arm_recipes.pipeline.verify_kernels import VerificationError, describe_mismatch, verify_kernels
 from arm_recipes.runtime import plugin
 from arm_recipes.runtime.errors import RunError
 from arm_recipes.runtime.ethosu import EthosUDelegate, EthosUStatistics
@@ -85,24 +85,19 @@ def _check_memory_accesses(method: MethodReport, delegate: Delegate, execution: 
 
 
 def _compare_with_reference(method: MethodReport, sample: int, delegate: Delegate, execution: plugin.Execution) -> None:
-    import numpy as np
-
     from arm_backend_core.tosa import reference
 
     inputs = [_view_as(io, array) for io, array in zip(delegate.inputs, execution.inputs, strict=True)]
     expected = reference.run(delegate.tosa, inputs)
     for io, array, reference_output in zip(delegate.outputs, execution.outputs, expected, strict=True):
         actual = _view_as(io, array)
-        mismatches = np.argwhere(actual != reference_output)
-        if not len(mismatches):
-            continue
-        first = tuple(mismatches[0].tolist())
-        raise VerificationError(
-            f"verify: delegate '{delegate.name}' of method '{method.name}' differs from its TOSA graph for sample "
-            f"{sample}: {len(mismatches):,} of {actual.size:,} elements of '{io.name}', the first at {list(first)}: "
-            f"{actual[first]} instead of {reference_output[first]}. Its operators are {_list_operators(delegate)}. "
-            "docs/contributors/vela.md lists the known bugs of Vela: report this one, or change these operators"
-        )
+        mismatch = describe_mismatch(actual, reference_output, f"elements of '{io.name}'")
+        if mismatch is not None:
+            raise VerificationError(
+                f"verify: delegate '{delegate.name}' of method '{method.name}' differs from its TOSA graph for sample "
+                f"{sample}: {mismatch}. Its operators are {_list_operators(delegate)}. "
+                "docs/contributors/vela.md lists the known bugs of Vela: report this one, or change these operators"
+            )
 
 
 def _view_as(io: BoundaryTensor, array: Array) -> Array:

@@ -13,12 +13,15 @@ from arm_recipes._internal.messages import ExportError
 from arm_recipes.report.kernels import DATA_MOVEMENT, is_kernel_call
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
     from torch.export import ExportedProgram
 
     from arm_recipes.pipeline.artifact import Artifact
     from arm_recipes.report.record import MethodReport
     from arm_recipes.samples.sample import Inputs
+
+    Array = np.ndarray[Any, Any]
 
 
 class VerificationError(ExportError):
@@ -128,13 +131,23 @@ def _compare_outputs(method: MethodReport, sample: int, actual: Sequence[Any], e
     for info, value, reference in zip(method.outputs, actual, outputs, strict=True):
         if not isinstance(value, torch.Tensor):
             continue
-        mismatches = (value != reference).nonzero()
-        if not len(mismatches):
-            continue
-        first = tuple(mismatches[0].tolist())
-        raise VerificationError(
-            f"verify: output '{info.name}' of method '{method.name}' differs from the kernels' records for sample "
-            f"{sample}: {len(mismatches):,} of {value.numel():,} elements, the first at {list(first)}: "
-            f"{value[first].item()} instead of {reference[first].item()}. The program or a kernel of this machine is "
-            "wrong: report this with the model"
-        )
+        mismatch = describe_mismatch(value.numpy(), reference.numpy(), "elements")
+        if mismatch is not None:
+            raise VerificationError(
+                f"verify: output '{info.name}' of method '{method.name}' differs from the kernels' records for sample "
+                f"{sample}: {mismatch}. The program or a kernel of this machine is wrong: report this with the model"
+            )
+
+
+def describe_mismatch(actual: Array, expected: Array, elements: str) -> str | None:
+    """Describe the elements that differ; None if none does. ``elements`` names them, for example "elements of 'x'"."""
+    import numpy as np
+
+    mismatches = np.argwhere(actual != expected)
+    if not len(mismatches):
+        return None
+    first = tuple(mismatches[0].tolist())
+    return (
+        f"{len(mismatches):,} of {actual.size:,} {elements}, the first at {list(first)}: {actual[first]} instead of "
+        f"{expected[first]}"
+    )

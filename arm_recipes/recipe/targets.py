@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 Options = dict[str, Any]
 #: Vela flags for Direct Drive: a COP2 command stream for the NPU's Linux driver, with input and output regions.
 _DIRECT_DRIVE_FLAGS = ("--cop-format=COP2", "--separate-io-regions")
-#: Processor of the Cortex-M recipe without the option ``cpu``.
-_DEFAULT_CPU = "cortex-m55"
 _DIRECT_DRIVE_NAMES = tuple(flag.partition("=")[0] for flag in _DIRECT_DRIVE_FLAGS)
 
 
@@ -144,10 +142,10 @@ def recipe_processor(recipe: str, values: Options) -> Processor | None:
     Raises:
         ValueError: there is no such processor, or it does not have the instruction set.
     """
-    from arm_backend_core.targets.cortex_m import Processor
+    from arm_backend_core.targets.cortex_m import DEFAULT_CPU, Processor
 
     if recipe.startswith("CORTEX_M"):
-        return Processor.resolve(_DEFAULT_CPU if values["cpu"] == "auto" else values["cpu"], values["isa"])
+        return Processor.resolve(DEFAULT_CPU if values["cpu"] == "auto" else values["cpu"], values["isa"])
     cpu = _cpu_beside_npu(f"ethos-{recipe.split('_')[1].lower()}", values) if recipe.startswith("ETHOSU") else None
     return None if cpu is None else Processor.resolve(cpu)
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from arm_backend_core.targets.cortex_m import Processor
 
-_KERNEL_NAMESPACE = "cortex_m"
-_CASTS = ("quantize_per_tensor", "dequantize_per_tensor")
 #: Operators of ExecuTorch's portable kernels that only move elements, so that all implementations are bit-equal.
 DATA_MOVEMENT = frozenset(
     {
@@ -51,14 +49,11 @@ class KernelCall:
 
 def is_kernel_call(node: torch.fx.Node) -> bool:
     """Whether a node calls a kernel that computes with integers."""
-    from arm_backend_core.nodes import overload_of
+    from arm_backend_core.cortex_m.catalog import find_called_kernel
+    from arm_backend_core.cortex_m.kernels.registry import CASTS
 
-    overload = overload_of(node.target)
-    return (
-        overload is not None
-        and overload.namespace == _KERNEL_NAMESPACE
-        and overload._schema.name.partition("::")[2] not in _CASTS
-    )
+    kernel = find_called_kernel(node)
+    return kernel is not None and kernel.name not in CASTS
 
 
 def is_integer_movement(node: torch.fx.Node) -> bool:
@@ -76,21 +71,21 @@ def list_kernel_calls(module: torch.fx.GraphModule, processor: Processor | None 
         module: the lowered method.
         processor: the CPU, for the estimates; None: no estimates.
     """
+    from arm_backend_core.cortex_m.catalog import find_called_kernel
     from arm_backend_core.cortex_m.cost.estimate import estimate_node
-    from arm_backend_core.nodes import modules_of, overload_of, source_location
+    from arm_backend_core.cortex_m.kernels.registry import CASTS
+    from arm_backend_core.nodes import modules_of, source_location
 
     calls = []
     for node in module.graph.nodes:
-        if node.op == "call_function" and is_kernel_call(node):
-            overload = overload_of(node.target)
-            assert overload is not None
+        kernel = find_called_kernel(node)
+        if kernel is not None and kernel.name not in CASTS:
             scratch = sum(_bytes(x) for x in node.all_input_nodes if _is_scratch(x))
             *_, path = ("", *modules_of(node))
-            name = overload._schema.name.partition("::")[2]
             shape = tuple(node.meta["val"].shape)
             estimate = None if processor is None else estimate_node(node, processor)
             figures = (0, None) if estimate is None else (estimate.macs, estimate.cycles)
-            calls.append(KernelCall(name, path, source_location(node), shape, scratch, *figures))
+            calls.append(KernelCall(kernel.name, path, source_location(node), shape, scratch, *figures))
     return tuple(calls)
 
 

@@ -8,14 +8,13 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from arm_backend_core.cortex_m.catalog import find_called_kernel
 from arm_backend_core.cortex_m.cost.kernels import kernel_work
 from arm_backend_core.cortex_m.cost.operators import operator_work
 from arm_backend_core.cortex_m.cost.processors import to_cycles
 from arm_backend_core.cortex_m.kernels.registry import Shape
-from arm_backend_core.nodes import operator_name, overload_of
+from arm_backend_core.nodes import operator_name
 from arm_backend_core.targets.cortex_m import Processor
-
-_KERNELS = "cortex_m"
 
 
 @dataclass(frozen=True)
@@ -37,10 +36,10 @@ class CpuEstimate:
 
 def estimate_node(node: Node, processor: Processor) -> CpuEstimate:
     """Estimate a call of an operator outside delegates: a ``cortex_m`` kernel, or one with a portable kernel."""
-    overload = overload_of(node.target)
-    if overload is not None and overload.namespace == _KERNELS:
+    kernel = find_called_kernel(node)
+    if kernel is not None:
         arguments = torch.fx.map_arg(node.args, lambda operand: _shape(operand))
-        work = kernel_work(overload._schema.name.partition("::")[2], processor, arguments)
+        work = kernel_work(kernel.name, processor, arguments)
     else:
         name = operator_name(node).removeprefix("aten.").split(".")[0]
         work = operator_work(name, processor, _shape(node), [_shape(operand) for operand in _operands(node)])

@@ -52,7 +52,7 @@ class Pace:
 
     Attributes:
         cycles: average of the kernels' loops: loads of two cycles, branches, dual issue, waits for flash and RAM.
-        source: what the number rests on.
+        source: the measurement that the number is fitted to, or the reason for an assumption.
     """
 
     cycles: float

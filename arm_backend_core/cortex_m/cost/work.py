@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Work:
-    """What a kernel call does.
+    """Work of one kernel call.
 
     Attributes:
         macs: multiply-accumulates of the operator, as for the NPU: those that the model defines.

@@ -212,11 +212,10 @@ def quantized_depthwise_conv2d(
 
     The weights have shape [1, KH, KW, C * depth_multiplier]. Output channel o reads channel o // depth_multiplier.
     """
-    grouped = weight.transpose(3, 1, 2, 0)
-    total = _sum_of_products(image.astype(np.int64) + input_offset, grouped, stride, padding, dilation)
-    if bias is not None:
-        total = total + bias
-    return requantize_to_int8(total, multipliers, shifts, output_offset, activation_min, activation_max)
+    # A convolution with one input channel per group.
+    windows = (weight.transpose(3, 1, 2, 0), bias, stride, padding, dilation)
+    requantization = (output_offset, multipliers, shifts, activation_min, activation_max)
+    return quantized_conv2d(image, *windows, input_offset, *requantization)
 
 
 @_both_layouts("quantized_transpose_conv2d", _TRANSPOSE, _transpose_shape, _transpose_scratch, _transpose_fault)

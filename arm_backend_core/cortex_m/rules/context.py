@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from torch._ops import OpOverload
 from torch.fx import Node
 
@@ -38,7 +37,7 @@ class Weight:
 
 @dataclass(frozen=True)
 class Result:
-    """What a rule must compute.
+    """Quantization and limits of the result that a rule computes.
 
     Attributes:
         q: quantization parameters of the operator's own result.
@@ -52,7 +51,7 @@ class Result:
 
 
 class Context:
-    """What a rule reads and emits with.
+    """Operands, constants and emitter of a rule.
 
     Attributes:
         emit: inserts kernel calls.
@@ -107,20 +106,25 @@ class Context:
         """
         if argument is None:
             return None
-        if isinstance(argument, Node) and is_dequantize(argument):
-            source, q = argument.all_input_nodes[0], self._qparams.read(argument)
-            if source in self._constants:
-                integers = self._constants[source].detach().numpy()
-                if np.allclose(q.scale, scale, rtol=1e-5, atol=0.0):
-                    return np.broadcast_to(integers, channels).astype(np.int32)
-                argument = None
-                real = q.dequantize(integers)
-        if argument is not None:
-            if argument not in self._constants:
-                raise Unsupported("its bias is computed at run time, and the kernel takes a constant")
-            real = self._constants[argument].detach().double().numpy()
+        q = self._qparams.read(argument) if is_dequantize(argument) else None
+        source = argument if q is None else argument.all_input_nodes[0]
+        if source not in self._constants:
+            raise Unsupported("its bias is computed at run time, and the kernel takes a constant")
+        data = self._constants[source].detach().numpy()
+        if q is not None and np.allclose(q.scale, scale, rtol=1e-5, atol=0.0):
+            return np.broadcast_to(data, channels).astype(np.int32)
+        real = data.astype(np.float64) if q is None else q.dequantize(data)
         limits = np.iinfo(np.int32)
         return np.clip(np.rint(real / scale), limits.min, limits.max).astype(np.int32)
+
+    def requantization(self, accumulator_scale: Array, channels: int) -> tuple[Node, Node]:
+        """Constants with the multiplier and shift of each channel, from the accumulator's scale to the result's.
+
+        Raises:
+            Unsupported: a factor is too large for the kernels.
+        """
+        multiplier, shift = _multipliers(accumulator_scale / float(self.result.q.scale), channels)
+        return self.emit.constant(multiplier, "multiplier"), self.emit.constant(shift, "shift")
 
     def computed(self, node: Node, layout: Sequence[int] | None = None) -> Value:
         """The result in ``layout`` (default: the program's order of dimensions)."""
@@ -209,7 +213,7 @@ def find_rule(node: Node) -> Rule | None:
     return RULES.get(overload_of(node.target))  # type: ignore[arg-type]
 
 
-def multipliers(real: Array | float, channels: int) -> tuple[Array, Array]:
+def _multipliers(real: Array | float, channels: int) -> tuple[Array, Array]:
     """Multiplier and shift of each channel, int32.
 
     Raises:
@@ -229,10 +233,5 @@ def single_multiplier(real: float) -> tuple[int, int]:
     Raises:
         Unsupported: the factor is too large for the kernels.
     """
-    multiplier, shift = multipliers(real, 1)
+    multiplier, shift = _multipliers(real, 1)
     return int(multiplier[0]), int(shift[0])
-
-
-def to_torch(dtype: Any) -> torch.dtype:
-    """PyTorch's name of a NumPy type."""
-    return torch.from_numpy(np.zeros(0, dtype)).dtype

@@ -11,8 +11,7 @@ import torch
 from torch.fx import Node
 
 from arm_backend_core.cortex_m.emitter import KernelFault
-from arm_backend_core.cortex_m.kernels.registry import Array
-from arm_backend_core.cortex_m.rules.context import Context, Weight, multipliers, rule, single_multiplier
+from arm_backend_core.cortex_m.rules.context import Context, Weight, rule, single_multiplier
 from arm_backend_core.cortex_m.rules.images import from_image, read_pair, spatial_pair, to_image
 from arm_backend_core.cortex_m.values import Value
 from arm_backend_core.nodes import arguments_of
@@ -121,14 +120,9 @@ def _call_convolution(
     if is_depthwise:
         arguments.append(channels // in_channels)
     arguments += [-x.zero_point, cx.result.q.zero_point]
-    arguments += _requantization(cx, accumulator_scale, channels)
+    arguments += cx.requantization(accumulator_scale, channels)
     name = "quantized_depthwise_conv2d_nhwc" if is_depthwise else "quantized_conv2d_nhwc"
     return cx.emit.kernel(name, *arguments, cx.result.low, cx.result.high)
-
-
-def _requantization(cx: Context, accumulator_scale: Array, channels: int) -> list[Node]:
-    multiplier, shift = multipliers(accumulator_scale / float(cx.result.q.scale), channels)
-    return [cx.emit.constant(multiplier, "multiplier"), cx.emit.constant(shift, "shift")]
 
 
 @rule(aten.conv_transpose1d.default, aten.conv_transpose2d.input)
@@ -174,7 +168,7 @@ def _call_transposed(
         *(image, cx.emit.constant(weight.data.transpose(1, 2, 3, 0), "weight")),
         cx.emit.constant(np.zeros(channels, np.int32) if bias_data is None else bias_data, "bias"),
         *(*parameters, -x.zero_point, cx.result.q.zero_point),
-        *(*_requantization(cx, accumulator_scale, channels), cx.result.low, cx.result.high),
+        *(*cx.requantization(accumulator_scale, channels), cx.result.low, cx.result.high),
     )
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch.fx import Node
 
 from arm_backend_core.cortex_m.arithmetic import quantize_multiplier
-from arm_backend_core.cortex_m.emitter import KernelFault, count
+from arm_backend_core.cortex_m.emitter import KernelFault
 from arm_backend_core.cortex_m.kernels.elementwise import ADD_LEFT_SHIFT
 from arm_backend_core.cortex_m.rules.context import Context, rule, single_multiplier
 from arm_backend_core.cortex_m.values import Value
@@ -33,7 +34,7 @@ def _with_rank(cx: Context, value: Value, rank: int) -> Value:
 
 def _common_layout(values: Sequence[Value]) -> Layout:
     """The layout of the largest computed operand, into which the others are converted."""
-    largest = max(values, key=lambda value: (value.data is None, count(value.shape)))
+    largest = max(values, key=lambda value: (value.data is None, math.prod(value.shape)))
     return largest.layout if largest.data is None else identity(largest.rank)
 
 
@@ -53,11 +54,11 @@ def _broadcast(cx: Context, tensors: Sequence[Node], layout: Layout) -> tuple[li
     """
     shape = tuple(cx.node.meta["val"].shape[axis] for axis in layout)
     shapes = [tuple(x.meta["val"].shape) for x in tensors]
-    small = 0 if count(shapes[0]) < count(shapes[1]) else 1
-    inner, outer = count(shapes[small]), shapes[1 - small]
+    small = 0 if math.prod(shapes[0]) < math.prod(shapes[1]) else 1
+    inner, outer = math.prod(shapes[small]), shapes[1 - small]
     if shapes[0] != shapes[1] and outer == shape and _is_trailing(shapes[small], shape):
         sizes = [inner, inner]
-        sizes[1 - small] = count(shape)
+        sizes[1 - small] = math.prod(shape)
         views = [cx.emit.reshape(x, (size // inner, inner, 1, 1)) for x, size in zip(tensors, sizes, strict=True)]
         return views, shape
     return [cx.emit.expand(x, shape) for x in tensors], shape

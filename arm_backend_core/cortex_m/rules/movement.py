@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, cast
 
 import numpy as np
 import torch
 from torch.fx import Node
 
-from arm_backend_core.cortex_m.emitter import count
 from arm_backend_core.cortex_m.rules.context import PART_RULES, Context, rule
 from arm_backend_core.cortex_m.values import Value
 from arm_backend_core.nodes import arguments_of, is_dequantize, is_float
@@ -79,7 +79,7 @@ def concatenate(cx: Context) -> Value:
     arguments = arguments_of(cx.node)
     values = [_operand(cx, argument) for argument in cx.node.args[0]]  # type: ignore[union-attr]
     values = [value for value in values if value.shape != (0,)]
-    largest = max(values, key=lambda value: (value.data is None, count(value.shape)))
+    largest = max(values, key=lambda value: (value.data is None, math.prod(value.shape)))
     layout, dim = largest.layout, int(arguments["dim"]) % largest.rank
     tensors = [cx.emit.store(value, layout) for value in values]
     return cx.computed(cx.emit.call(aten.cat.default, tensors, layout.index(dim)), layout)
@@ -90,19 +90,26 @@ def slice_dimension(cx: Context) -> Value:
     """A slice along a dimension."""
     arguments = arguments_of(cx.node)
     x = _operand(cx, cx.node.args[0])
-    dim = x.layout.index(int(arguments["dim"]) % x.rank)
-    start, end, step = (arguments[name] for name in ("start", "end", "step"))
-    stored = cx.emit.store(x, x.layout)
-    return cx.computed(cx.emit.call(aten.slice_copy.Tensor, stored, dim, start, end, step), x.layout)
+    return _slice(cx, x, int(arguments["dim"]), arguments["start"], arguments["end"], arguments["step"])
+
+
+def _slice(cx: Context, x: Value, dim: int, start: int | None, end: int | None, step: int = 1) -> Value:
+    """A slice along dimension ``dim``, in the layout of ``x``."""
+    stored, axis = cx.emit.store(x, x.layout), x.layout.index(dim % x.rank)
+    return cx.computed(cx.emit.call(aten.slice_copy.Tensor, stored, axis, start, end, step), x.layout)
 
 
 @rule(aten.select.int)
 def select_index(cx: Context) -> Value:
     """One index along a dimension, which disappears."""
     arguments = arguments_of(cx.node)
-    x = _operand(cx, cx.node.args[0])
-    dim = int(arguments["dim"]) % x.rank
-    node = cx.emit.call(aten.select_copy.int, cx.emit.store(x, x.layout), x.layout.index(dim), arguments["index"])
+    return _select(cx, _operand(cx, cx.node.args[0]), int(arguments["dim"]), arguments["index"])
+
+
+def _select(cx: Context, x: Value, dim: int, index: int) -> Value:
+    """One index along dimension ``dim``, in the layout of ``x`` without this dimension."""
+    dim %= x.rank
+    node = cx.emit.call(aten.select_copy.int, cx.emit.store(x, x.layout), x.layout.index(dim), index)
     return cx.computed(node, [axis - (axis > dim) for axis in x.layout if axis != dim])
 
 
@@ -116,13 +123,10 @@ def take_part(cx: Context) -> Value:
     source, index = cx.node.all_input_nodes[0], cast(int, cx.node.args[1])
     x = _operand(cx, source.args[0])
     dim = int(arguments_of(source)["dim"]) % x.rank
-    axis, stored = x.layout.index(dim), cx.emit.store(x, x.layout)
     if source.target is aten.unbind.int:
-        node = cx.emit.call(aten.select_copy.int, stored, axis, index)
-        return cx.computed(node, [each - (each > dim) for each in x.layout if each != dim])
+        return _select(cx, x, dim, index)
     sizes = [part.shape[dim] for part in source.meta["val"]]
-    start = sum(sizes[:index])
-    return cx.computed(cx.emit.call(aten.slice_copy.Tensor, stored, axis, start, start + sizes[index], 1), x.layout)
+    return _slice(cx, x, dim, sum(sizes[:index]), sum(sizes[: index + 1]))
 
 
 @rule(aten.topk.default, aten.sort.default, aten.max.dim, aten.min.dim, table=PART_RULES)

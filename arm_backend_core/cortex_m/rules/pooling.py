@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +10,8 @@ import torch
 from torch.fx import Node
 
 from arm_backend_core.cortex_m.arithmetic import quantize_multiplier
-from arm_backend_core.cortex_m.rules.context import Context, multipliers, rule, single_multiplier
+from arm_backend_core.cortex_m.kernels.softmax import OUTPUT_SCALE, OUTPUT_ZERO_POINT, softmax_parameters
+from arm_backend_core.cortex_m.rules.context import Context, rule, single_multiplier
 from arm_backend_core.cortex_m.rules.images import from_image, read_pair, spatial_pair, to_image
 from arm_backend_core.cortex_m.values import Value
 from arm_backend_core.dtype import DType
@@ -20,10 +20,8 @@ from arm_backend_core.nodes import arguments_of, operator_name
 from arm_backend_core.qparams import QParams
 
 aten = torch.ops.aten
-#: Bits of the integer part of softmax's fixed-point argument (``arm_softmax_s8``).
-_SOFTMAX_INTEGER_BITS = 5
 #: Parameters of the result of the softmax kernel.
-_SOFTMAX_RESULT = QParams(1 / 256, -128, DType.INT8, -128, 127)
+_SOFTMAX_RESULT = QParams(OUTPUT_SCALE, OUTPUT_ZERO_POINT, DType.INT8, -128, 127)
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,6 @@ def _average_present(cx: Context, x: Value, image: Node, window: _Windows, ceil_
 def _sum_windows(cx: Context, x: Value, image: Node, window: _Windows, factor: float) -> Node:
     """Sum over windows of an NHWC image, times ``factor``, by a depthwise convolution with weights of 1."""
     n, _, _, channels = image.meta["val"].shape
-    scale, shift = multipliers(x.scale * factor / float(cx.result.q.scale), channels)
     is_single = n == 1  # the depthwise kernel takes a batch of 1
     shape = (1, *window.kernel, channels) if is_single else (channels, *window.kernel, 1)
     return cx.emit.kernel(
@@ -89,7 +86,7 @@ def _sum_windows(cx: Context, x: Value, image: Node, window: _Windows, factor: f
         *(image, cx.emit.constant(np.ones(shape, np.int8), "ones")),
         cx.emit.constant(np.zeros(channels, np.int32), "bias"),
         *(window.stride, window.pad, [1, 1], *[1] * is_single, -x.zero_point, cx.result.q.zero_point),
-        *(cx.emit.constant(scale, "multiplier"), cx.emit.constant(shift, "shift")),
+        *cx.requantization(np.asarray(x.scale * factor), channels),
         *(cx.result.low, cx.result.high),
     )
 
@@ -211,11 +208,11 @@ def softmax(cx: Context) -> Value:
     """Softmax, along any dimension: the kernel computes it along the last one."""
     x, dim = cx.operand(cx.node.args[0]), int(arguments_of(cx.node)["dim"])
     layout = (*(axis for axis in x.layout if axis != dim % x.rank), dim % x.rank)
-    fraction_bits = 31 - _SOFTMAX_INTEGER_BITS
-    multiplier, shift = quantize_multiplier(min(x.scale * (1 << fraction_bits), float((1 << 31) - 1)))
-    diff_min = -math.floor(((1 << _SOFTMAX_INTEGER_BITS) - 1) * math.ldexp(1.0, fraction_bits - shift))
-    node = cx.emit.kernel(
-        "softmax", cx.emit.store(x, layout), x.rank - 1, x.zero_point, -128, multiplier, shift, diff_min
-    )
+    try:
+        parameters = softmax_parameters(x.scale)
+    except ValueError as error:
+        raise Unsupported(str(error)) from error
+    stored = cx.emit.store(x, layout)
+    node = cx.emit.kernel("softmax", stored, x.rank - 1, x.zero_point, OUTPUT_ZERO_POINT, *parameters)
     value = Value.computed(node, _SOFTMAX_RESULT, layout)
     return cx.clamp(cx.requantize(value, cx.result.q))

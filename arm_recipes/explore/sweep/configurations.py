@@ -89,12 +89,13 @@ def split_recipes(recipes: Any, cpus: Any) -> tuple[tuple[str, ...], bool]:
     """Resolve the recipes of a sweep to Ethos-U recipes, and whether the Cortex-M recipe is one of them.
 
     Args:
-        recipes: as for ``resolve_recipe_names``. None selects the int8 recipes, without the Cortex-M recipe if no
-            processors are given.
-        cpus: processors; None if they are not given.
+        recipes: see ``resolve_recipe_names``. None selects the int8 recipes of Ethos-U, and with ``cpus`` also the
+            Cortex-M recipe.
+        cpus: processors, or None.
 
     Raises:
-        ValueError: as for ``resolve_recipe_names``, or processors are given without the Cortex-M recipe.
+        ValueError: a recipe is unknown or has no estimates, or ``cpus`` names processors and ``recipes`` does not
+            contain the Cortex-M recipe.
     """
     if recipes is None:
         return DEFAULT_RECIPES, cpus is not None

@@ -14,6 +14,7 @@ from executorch.exir.operator.convert import to_out_variant
 from torch import fx
 
 from arm_backend_core.cortex_m.catalog import KERNELS
+from arm_backend_core.cortex_m.kernels.registry import LIBRARY_NAMESPACE
 from arm_backend_core.nodes import operator_name, overload_of, source_location
 from arm_recipes._internal.messages import NotRunnableError, warn
 from arm_recipes.stages.edge.cpu_operators import CpuOperator, group_operators
@@ -24,7 +25,7 @@ _UNSUPPORTED_DTYPES = frozenset({torch.uint16, torch.uint32, torch.uint64, torch
 #: Floating-point types that the library's quantize and dequantize kernels support. Other types abort the process.
 _QUANTIZABLE_FLOAT_DTYPES = (torch.float16, torch.float32, torch.float64)
 #: Kernels that a firmware for an Arm target has. ExecuTorch's pip package lacks them.
-_FIRMWARE_KERNELS = frozenset(f"cortex_m::{name}.out" for name in KERNELS)
+_FIRMWARE_KERNELS = frozenset(f"{LIBRARY_NAMESPACE}::{name}.out" for name in KERNELS)
 
 
 class CheckRunnable:

@@ -12,7 +12,7 @@ from arm_backend_core.cortex_m.catalog import find_kernel
 from arm_backend_core.cortex_m.kernels.registry import Array
 from arm_backend_core.targets.cortex_m import Isa
 
-#: Multipliers and shifts at the limits of what the kernels take.
+#: Smallest and largest multipliers that the kernels support, with shifts.
 _EXTREME_FACTORS = [
     *((multiplier, shift) for multiplier in (-(2**31) + 1, 2**31 - 1) for shift in (-31, -30, -8, -1, 0, 1, 4)),
     *((0, 0), (1, 0), (-1, 0), (2**30, 0), (-(2**30), 0), (2**30, -31), (1, 30), (2**30, 30), (2**31 - 1, 30)),
