@@ -98,6 +98,10 @@ def _per_channel(scale_dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
         (_per_channel(torch.float32), "its kernel needs float64 scales, these are float32"),
         (lambda x: x.to(torch.uint16) + 1, "its kernel does not support uint16: convert to another type in the model"),
         (torch.sort, "no kernel aten::sort.values"),
+        (
+            lambda x: torch.conv3d(x.reshape(1, 1, 1, 1, -1), torch.ones(1, 1, 1, 1, 2)),
+            "its kernel convolves rows and images only",
+        ),
     ],
 )
 def test_kernels_that_would_fail(function: Callable[[Tensor], Tensor], reason: str) -> None:

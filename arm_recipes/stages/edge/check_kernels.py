@@ -24,6 +24,8 @@ from arm_recipes.stages.edge.empty_tensors import MIXED_OPERAND_KERNELS, is_empt
 _UNSUPPORTED_DTYPES = frozenset({torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2})
 #: Floating-point types that the library's quantize and dequantize kernels support. Other types abort the process.
 _QUANTIZABLE_FLOAT_DTYPES = (torch.float16, torch.float32, torch.float64)
+#: Largest rank of the operand of ExecuTorch's convolution kernel: [N, C, H, W].
+_MAX_CONVOLUTION_RANK = 4
 #: Kernels that a firmware for an Arm target has. ExecuTorch's pip package lacks them.
 _FIRMWARE_KERNELS = frozenset(f"{LIBRARY_NAMESPACE}::{name}.out" for name in KERNELS)
 
@@ -84,6 +86,8 @@ def _kernel_problems(node: fx.Node) -> Iterator[str]:
     operands = [source.meta.get("val") for source in node.all_input_nodes if source.target is not memory.alloc]
     if any(map(is_empty, operands)) and kernel not in MIXED_OPERAND_KERNELS:
         yield "its kernel may abort on a tensor without elements: remove it from the model"
+    if kernel == "aten::convolution.out" and tensors[0].dim() > _MAX_CONVOLUTION_RANK:
+        yield "its kernel convolves rows and images only: express the 3D convolution by 2D ones"
     for value in (*tensors, *(value for value in operands if isinstance(value, torch.Tensor))):
         if value.dtype in _UNSUPPORTED_DTYPES:
             yield f"its kernel does not support {_dtype_name(value.dtype)}: convert to another type in the model"
