@@ -3,8 +3,8 @@
     python docs/board_pages.py           # write docs/users/firmware_boards.md
     python docs/board_pages.py --check   # compare; write nothing
 
-NPU, configuration and memories come from ``arm_recipes/recipe/boards.py`` and Vela's configuration. Steps of makers'
-tools stand here, each with its source. A step that no document states is not given.
+NPU, configuration and memories come from ``arm_recipes/recipe/boards.py`` and Vela's configuration. This module has the
+build and flash steps of the vendors' tools, each with its source. Steps without a source are omitted.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _HIMAX = (
     "002479e2f09d692e0780ae61d49054049881b128/README.md"
 )
 _WIDTH = 120
-#: What stands before this line in the page is written by hand.
+#: The part of the page before this marker is written by hand.
 _MARKER = "<!-- docs/board_pages.py writes the rest of this page. -->\n"
 
 
 @dataclass(frozen=True)
 class Step:
-    """A step that a maker's document states: its text, and the address of the document; "" for facts of this page."""
+    """A step: its text, and the address of the vendor's document; "" for a fact that this page itself explains."""
 
     text: str
     source: str = ""

@@ -112,7 +112,7 @@ def read_measurements(path: str | Path) -> tuple[Measurement, ...]:
     found = tuple(_parse_line(path, number, line) for number, line in lines if _MARK in line)
     if not found:
         raise ValueError(
-            f"'{path}' has no measurements: save what the firmware's self-test prints, with its lines that begin with "
+            f"'{path}' has no measurements: save the output of the firmware's self-test, with lines that begin with "
             f"{_MARK}"
         )
     return found

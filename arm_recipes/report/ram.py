@@ -173,7 +173,7 @@ def measure_ram(
 def describe_size_program(
     performance: Sequence[tuple[int, int]] | Sequence[VelaEstimates], estimates: Sequence[VelaEstimates]
 ) -> str:
-    """Describe what the program for size costs, where the program for performance exceeds the SRAM.
+    """Describe the cost of the program for size, if the program for performance exceeds the SRAM.
 
     Args:
         performance: of each delegate of the program for performance, (total cycles, bytes of SRAM), or Vela's
