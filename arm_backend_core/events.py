@@ -65,6 +65,7 @@ class Delegate:
         vela: Vela's estimates for one inference, for Ethos-U targets.
         calls: number of calls in one inference.
         external_blocks: key of each block in the data file (``.ptd``) -> its bytes. Delegates may share a block.
+        may_share_scratch: whether the memory plan may place the scratch of an Ethos-U delegate.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Delegate:
     handles: tuple[tuple[int, ...], ...] = field(default=(), repr=False)
     calls: int = 1
     external_blocks: dict[str, int] = field(default_factory=dict)
+    may_share_scratch: bool = False
 
 
 _RECORD_KEY = "arm_delegate"  #: Key in the metadata of a lowered module.

@@ -75,7 +75,7 @@ def _assemble_recipe(
 
     from arm_backend_core import partitioner
     from arm_backend_core.aten.input_scales import quantize_inputs_once
-    from arm_recipes.pipeline.planned_memories import PlannedMemories, planning_pass
+    from arm_recipes.pipeline.planned_memories import PlannedMemories
     from arm_recipes.stages.block_scaled import mx_recipe
     from arm_recipes.stages.edge import edge_manager
     from arm_recipes.stages.edge.check_kernels import CheckRunnable
@@ -107,13 +107,12 @@ def _assemble_recipe(
     passes += [replace_empty_tensors, share_weights]
     passes.append(CheckRunnable(values["require_runnable"]))
     memories = PlannedMemories.from_option(values["memory"]) if values.get("memory") else None
-    passes += _memory_passes(values, getattr(spec, "optimise", ""), memories)
+    passes += _memory_passes(target, values, getattr(spec, "optimise", ""), memories)
     delegate_partitioner = getattr(partitioner, f"{prefix}Partitioner")(
         spec,
         require_full_delegation=values["require_full_delegation"],
         steps_per_call=values["steps_per_call"],
     )
-    planning = {} if memories is None else {"memory_planning_pass": planning_pass(memories)}
     return build_recipe(
         recipe_type,
         user_options,
@@ -121,22 +120,47 @@ def _assemble_recipe(
         aten_transform_passes=transforms or None,
         lowering_recipe=lowering_recipe(delegate_partitioner, passes),
         # Arm's runtime reads the payload from the program's flatbuffer, not from a separate segment.
-        executorch_backend_config=ExecutorchBackendConfig(extract_delegate_segments=False, **planning),
+        executorch_backend_config=ExecutorchBackendConfig(
+            extract_delegate_segments=False, **_planning_options(target, values, memories)
+        ),
     )
 
 
-def _memory_passes(values: Options, optimise: str, memories: PlannedMemories | None) -> Iterator[Any]:
+def _planning_options(target: str, values: Options, memories: PlannedMemories | None) -> dict[str, Any]:
+    """The memory planning pass, as an argument of ``ExecutorchBackendConfig``; without it, ExecuTorch's default."""
+    from executorch.exir.memory_planning import greedy
+
+    from arm_recipes.pipeline.planned_memories import planning_pass
+    from arm_recipes.pipeline.shared_scratch import SharedScratch
+
+    plan_io = {name: values[name] for name in ("plan_inputs", "plan_outputs")}
+    algorithm = memories or (SharedScratch() if _shares_scratch(target, values) else greedy)
+    if algorithm is greedy and all(plan_io.values()):
+        return {}
+    return {"memory_planning_pass": planning_pass(algorithm, **plan_io)}
+
+
+def _shares_scratch(target: str, values: Options) -> bool:
+    """Whether the memory plan places the NPU's scratch: in firmware, with one planned memory."""
+    return target == "ETHOSU" and not values.get("direct_drive") and values["shared_scratch"] and not values["memory"]
+
+
+def _memory_passes(target: str, values: Options, optimise: str, memories: PlannedMemories | None) -> Iterator[Any]:
     """Yield the edge passes that place data in memories and check budgets.
 
     Args:
+        target: "ETHOSU", "TOSA", "VGF" or "CORTEX".
         values: validated options, with defaults.
         optimise: optimization goal of the compile spec.
         memories: memories of the option ``memory``.
     """
     from arm_recipes.pipeline.budgets import CheckBudgets
     from arm_recipes.pipeline.planned_memories import reject_several_methods
+    from arm_recipes.pipeline.shared_scratch import allow_shared_scratch
     from arm_recipes.stages.edge.external_blocks import ExternalizeBlocks
 
+    if _shares_scratch(target, values):
+        yield allow_shared_scratch
     external = options.resolve_external(values.get("external"))
     if external:
         yield ExternalizeBlocks(external)

@@ -19,6 +19,9 @@ WEIGHTS_CHECKSUM_KEY = "weight_data_crc32"
 COMMANDS_CHECKSUM_KEY = "cmd_data_crc32"
 #: Key of the compile spec that contains the fast scratch of an Ethos-U program in bytes. COP1 streams lack this size.
 FAST_SCRATCH_KEY = "fast_scratch_size"
+#: Key of the compile spec of an Ethos-U delegate whose scratch is in planned memory.
+PLANNED_SCRATCH_KEY = "planned_scratch"
+_PLANNED_SCRATCH = struct.Struct("<2I")
 _BLOCK_HEADER = struct.Struct("<16sIB11s")
 _ALIGNMENT = 16
 _IO_RECORD = struct.Struct("<9i")
@@ -179,6 +182,36 @@ def checksum_spec(data: bytes, key: str = CHECKSUM_KEY) -> CompileSpec:
     from executorch.exir.backend.compile_spec_schema import CompileSpec
 
     return CompileSpec(key, zlib.crc32(data).to_bytes(4, "little"))
+
+
+@dataclass(frozen=True)
+class PlannedScratch:
+    """The scratch of an Ethos-U delegate in planned memory 1.
+
+    Attributes:
+        argument: index of an input, or number of inputs plus index of an output, that is at its offset in the scratch.
+        end: end of the scratch in the planned memory, in bytes; of the last one if the delegate is called repeatedly.
+    """
+
+    argument: int
+    end: int
+
+    def to_compile_spec(self) -> CompileSpec:
+        """The compile spec ``PLANNED_SCRATCH_KEY``. Runtimes that do not know it allocate a scratch and copy."""
+        from executorch.exir.backend.compile_spec_schema import CompileSpec
+
+        return CompileSpec(PLANNED_SCRATCH_KEY, _PLANNED_SCRATCH.pack(self.argument, self.end))
+
+    @classmethod
+    def from_bytes(cls, value: bytes) -> PlannedScratch:
+        """Decode the value of the compile spec.
+
+        Raises:
+            ValueError: it does not have 8 bytes.
+        """
+        if len(value) != _PLANNED_SCRATCH.size:
+            raise ValueError(f"the compile spec {PLANNED_SCRATCH_KEY} has {len(value)} bytes, not 8")
+        return cls(*_PLANNED_SCRATCH.unpack(value))
 
 
 def pack_block_stream(blocks: Sequence[tuple[str, bytes]], external: Sequence[str] = ()) -> bytes:

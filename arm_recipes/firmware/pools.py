@@ -8,7 +8,12 @@ from dataclasses import dataclass
 from arm_recipes.firmware.host_run import FirmwareTestCase, PoolSizes, run_on_host
 from arm_recipes.runtime.ethosu_payload import EthosUPayload, round_to_cache_lines
 from arm_recipes.runtime.inspect import Inspection
-from arm_recipes.runtime.method_layout import kernel_lookup_bytes, method_allocator_bytes, planned_bytes
+from arm_recipes.runtime.method_layout import (
+    application_bytes,
+    kernel_lookup_bytes,
+    method_allocator_bytes,
+    planned_bytes,
+)
 
 
 @dataclass(frozen=True)
@@ -35,10 +40,12 @@ class ProgramPools:
     Attributes:
         methods: memory of each method.
         shared: memory-planned buffers with index 1 and above, which all methods share.
-        temp: temp allocator on a Cortex-M. It is the maximum of three: scratch of the delegates, memory of the kernel
-            look-up, and temporary memory of a kernel.
+        temp: temp allocator on a Cortex-M. It is the maximum of three: scratch of the delegates that is not in planned
+            memory, memory of the kernel look-up, and temporary memory of a kernel.
         temp_64: temp allocator on this machine.
         fast_scratch: fast scratch of the NPU, in separate SRAM, for the memory mode ``Dedicated_Sram``.
+        outputs: memory of the application for the outputs of a method, if the memory plan does not place them.
+        shares_scratch: whether the NPU's scratch is in the first planned memory.
         exact: whether all sizes for Cortex-M could be computed. Otherwise, some are the sizes of this machine, which
             are upper bounds.
     """
@@ -48,6 +55,8 @@ class ProgramPools:
     temp: int
     temp_64: int
     fast_scratch: int
+    outputs: int
+    shares_scratch: bool
     exact: bool
 
     def host_sizes(self) -> PoolSizes:
@@ -96,20 +105,27 @@ def measure_pools(
     kernel_temp = measured.temp if measured.temp > minimum else 0
     temp = max(scratch, lookup_bytes[32], kernel_temp)
     return ProgramPools(
-        tuple(methods), shared, temp, max(minimum, kernel_temp), fast_scratch, exact and not kernel_temp
+        tuple(methods),
+        shared,
+        temp,
+        max(minimum, kernel_temp),
+        fast_scratch,
+        outputs=max(application_bytes(plans[name])[1] for name in names),
+        shares_scratch=any(delegate.shares_scratch for method in inspection.methods for delegate in method.delegates),
+        exact=exact and not kernel_temp,
     )
 
 
 def _max_scratch_bytes(inspection: Inspection) -> tuple[int, int]:
-    """Maximum scratch and maximum fast scratch of the delegates, in bytes, rounded up to cache lines."""
+    """Maximum scratch outside planned memory and maximum fast scratch of the delegates, in whole cache lines."""
     payloads = [
-        delegate.payload
+        (delegate.payload, delegate.shares_scratch)
         for method in inspection.methods
         for delegate in method.delegates
         if isinstance(delegate.payload, EthosUPayload)
     ]
-    scratch = _max_in_cache_lines(payload.scratch_bytes for payload in payloads)
-    return scratch, _max_in_cache_lines(payload.fast_scratch_bytes or 0 for payload in payloads)
+    scratch = _max_in_cache_lines(payload.scratch_bytes for payload, is_planned in payloads if not is_planned)
+    return scratch, _max_in_cache_lines(payload.fast_scratch_bytes or 0 for payload, _ in payloads)
 
 
 def _max_in_cache_lines(byte_counts: Iterable[int]) -> int:

@@ -187,6 +187,7 @@ def _memory_placeholders(pools: ProgramPools) -> dict[str, str]:
         "TEMP": str(pools.temp),
         "TEMP_64": str(pools.temp_64),
         "FAST_SCRATCH": str(pools.fast_scratch),
+        "OUTPUTS": str(pools.outputs),
         "SHARED_COUNT": str(len(pools.shared)),
         "SHARED": ", ".join(map(str, pools.shared)) or "0",
         "METHOD_COUNT": str(len(pools.methods)),
@@ -212,6 +213,10 @@ def _planned_memory_placeholders(pools: ProgramPools) -> dict[str, str]:
         for number, name in zip(numbers, names, strict=True)
     ]
     return {
+        # The NPU must reach a planned memory that has its scratch.
+        "PLANNED1_SECTION": ".bss.arm_model_temp" if pools.shares_scratch else ".bss.arm_model_planned1",
+        "NPU_BYTES": str(pools.temp + sum(method.planned for method in pools.methods) * pools.shares_scratch),
+        "NPU_POOLS": "temp pool and planned memory" if pools.shares_scratch else "temp pool",
         "PLANNED_SECTIONS": "\n".join(sections),
         "PLANNED_POOLS": "\n".join(arrays),
         "PLANNED_POOL_LIST": ", ".join([*(f"planned{number}" for number in numbers), "nullptr"]),
@@ -345,6 +350,8 @@ def _list_kernels(kernels: Kernels) -> Sequence[str]:
 
 def _pool_size_macros(pools: ProgramPools, *, has_npu: bool) -> Iterable[tuple[str, str, int, int]]:
     """Yield the sizes that a build may override: macro, description, bytes for 32-bit and for 64-bit pointers."""
+    scratch = ", with the NPU's scratch"
+    in_planned, in_temp = (scratch * (has_npu and pools.shares_scratch is planned) for planned in (True, False))
     for method in pools.methods:
         name = f"ARM_MODEL_{to_c_identifier(method.name).upper()}"
         yield (
@@ -353,9 +360,8 @@ def _pool_size_macros(pools: ProgramPools, *, has_npu: bool) -> Iterable[tuple[s
             method.method_allocator,
             method.method_allocator_64,
         )
-        yield f"{name}_PLANNED_SIZE", f"Planned memory of '{method.name}'", method.planned, method.planned
-    scratch = ", with the NPU's scratch" if has_npu else ""
-    yield "ARM_MODEL_TEMP_POOL_SIZE", f"Temp allocator{scratch}", pools.temp, pools.temp_64
+        yield f"{name}_PLANNED_SIZE", f"Planned memory of '{method.name}'{in_planned}", method.planned, method.planned
+    yield "ARM_MODEL_TEMP_POOL_SIZE", f"Temp allocator{in_temp}", pools.temp, pools.temp_64
     if has_npu:
         yield "ARM_MODEL_FAST_SCRATCH_SIZE", "Fast scratch of the NPU", pools.fast_scratch, pools.fast_scratch
 

@@ -6,7 +6,7 @@ fills the first memory, and places tensors that do not fit in the next.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -148,9 +148,20 @@ def reject_several_methods(manager: EdgeProgramManager) -> Sequence[Any]:
     return []
 
 
-def planning_pass(memories: PlannedMemories) -> Any:
-    """ExecuTorch's memory planning pass with this algorithm."""
+def planning_pass(algorithm: Callable[..., MemoryAlgoResult], *, plan_inputs: bool, plan_outputs: bool) -> Any:
+    """ExecuTorch's memory planning pass with an algorithm.
+
+    Args:
+        algorithm: plans a method.
+        plan_inputs, plan_outputs: whether the plan places the inputs and outputs of the program. Otherwise the
+            application gives them memory.
+    """
     from executorch.exir.memory_planning import MemoryPlanningAlgorithmSuite
     from executorch.exir.passes import MemoryPlanningPass
 
-    return MemoryPlanningPass(memory_planning_algo=MemoryPlanningAlgorithmSuite([memories]))
+    return MemoryPlanningPass(
+        memory_planning_algo=MemoryPlanningAlgorithmSuite([algorithm]),
+        allow_lifetime_and_storage_overlap=True,  # input and output of a delegate, as Vela chose: shared_scratch
+        alloc_graph_input=plan_inputs,
+        alloc_graph_output=plan_outputs,
+    )

@@ -22,6 +22,8 @@ class CommonOptions(TypedDict, total=False):
     """Options of all recipes."""
 
     steps_per_call: int | Literal["auto"] | None
+    plan_inputs: bool
+    plan_outputs: bool
     require_full_delegation: bool
     require_runnable: bool | Literal["warn"]
     dump_dir: str | Path | None
@@ -55,6 +57,7 @@ class EthosUOptions(IntOptions, total=False):
     flash_budget: Bytes | None
     cpu: str | None
     memory: Mapping[str, Bytes | None] | None
+    shared_scratch: bool
     external: bool | Sequence[Literal["weights", "commands"]]
 
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 #: Vela's memories that are RAM. With everything in SRAM, Vela calls the memory of the constants on-chip flash.
 _RAM = {"Sram": "SRAM", "OnChipFlash": "SRAM", "Dram": "DRAM"}
 _SCRATCH, _TENSORS = "NPU scratch", "inputs, outputs and CPU tensors"
+_APPLICATION = "inputs and outputs of the application"
+_SHARED = "NPU scratch with inputs, outputs and CPU tensors"
 
 
 @dataclass(frozen=True)
@@ -107,9 +109,14 @@ def sum_by_memory(parts: Sequence[RamPart]) -> dict[str, int]:
     return {name: sum(x.bytes for x in parts if x.memory == name) for name in dict.fromkeys(x.memory for x in parts)}
 
 
-def npu_parts(estimates: Sequence[VelaEstimates]) -> tuple[RamPart, ...]:
-    """The parts that the delegates of a program need. They run in sequence and share their scratch."""
-    scratch = round_to_cache_lines(max(vela.scratch_bytes for vela in estimates))
+def npu_parts(estimates: Sequence[VelaEstimates], *, is_planned: bool = False) -> tuple[RamPart, ...]:
+    """The parts that the delegates of a program need. They run in sequence and share their scratch.
+
+    Args:
+        estimates: Vela's estimates of the delegates.
+        is_planned: the scratch is in planned memory, which is another part.
+    """
+    scratch = 0 if is_planned else round_to_cache_lines(max(vela.scratch_bytes for vela in estimates))
     fast = round_to_cache_lines(max(vela.fast_scratch_bytes for vela in estimates))
     constants = sum(vela.constant_bytes for vela in estimates)
     memory = estimates[0].constant_memory
@@ -139,10 +146,17 @@ def measure_ram(
     estimates = [delegate.vela for each in delegates.values() for delegate in each if delegate.vela is not None]
     if not estimates and not on_cortex_m:
         return None
-    from arm_recipes.runtime.method_layout import kernel_lookup_bytes, method_allocator_bytes, planned_bytes
+    from arm_recipes.runtime.method_layout import (
+        application_bytes,
+        kernel_lookup_bytes,
+        method_allocator_bytes,
+        planned_bytes,
+        planned_scratches,
+    )
 
     plans = [plan for plan in execution_plans if plan.name in delegates]
-    npu = npu_parts(estimates) if estimates else ()
+    is_planned = any(any(planned_scratches(plan)) for plan in plans)
+    npu = npu_parts(estimates, is_planned=is_planned) if estimates else ()
     # The CPU's tensors are placed where the NPU's scratch is: in DRAM if that holds the activations.
     memory = _RAM[estimates[0].scratch_memory] if estimates else "SRAM"
     planned, shared = planned_bytes(plans)
@@ -155,7 +169,9 @@ def measure_ram(
     sizes = (sum(planned.values()), *shared)
     tensors = [RamPart(_TENSORS, size, name) for size, name in zip(sizes, memories, strict=False)]
     if not budgets:
-        tensors = [RamPart(_TENSORS, sum(sizes), memory)]
+        tensors = [RamPart(_SHARED if is_planned else _TENSORS, sum(sizes), memory)]
+    own_io = max(sum(application_bytes(plan)) for plan in plans)
+    tensors.append(RamPart(_APPLICATION, own_io, tensors[-1].memory))
     runtime = RamPart("runtime", loaded + max(lookup, 0), memory)
     used = sum_by_memory((*npu, *tensors))
     for name, budget in budgets.items():  # the runtime's allocations may be in any memory: in the first with room

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -163,6 +163,13 @@ def _resolve(block: Block, find_named_data: NamedDataLookup | None) -> Block:
     return replace(block, data=memoryview(data), offset=0)
 
 
+def read_scratch_tensors(data: bytes) -> tuple[int, tuple[EthosUTensor, ...], tuple[EthosUTensor, ...]]:
+    """Parse the bytes of scratch, inputs and outputs of a valid payload, whose commands may be external."""
+    blocks = read_blocks(memoryview(data))
+    inputs, outputs = (tuple(_parse_tensors(blocks[name])) for name in (BlockName.INPUTS, BlockName.OUTPUTS))
+    return blocks[BlockName.SCRATCH].number(0), inputs, outputs
+
+
 def with_fast_scratch(payload: EthosUPayload, compile_specs: Mapping[str, bytes]) -> EthosUPayload:
     """Return the payload with the fast scratch size of its compile specs, if they state a size.
 
@@ -187,12 +194,16 @@ def _read_tensors(block: Block, io_region: int, scratch: int, stream: StreamHead
         reason = f"{count} tensors of 36 bytes do not make {block.size} bytes (at most {_MAX_TENSORS})"
         raise block.error_at(0, reason)
     tensors: list[EthosUTensor] = []
-    for index, (*shape, size, offset, region) in enumerate(_TENSOR_STRUCT.iter_unpack(block.data[4:])):
-        tensor = EthosUTensor(tuple(shape), size, offset, region)
+    for index, tensor in enumerate(_parse_tensors(block)):
         _check_tensor(block, index, tensor, io_region, scratch, stream)
         tensors.append(tensor)
     _check_overlaps(block, tensors, may_repeat=io_region == OUTPUT)
     return tuple(tensors)
+
+
+def _parse_tensors(block: Block) -> Iterator[EthosUTensor]:
+    for *shape, size, offset, region in _TENSOR_STRUCT.iter_unpack(block.data[4:]):
+        yield EthosUTensor(tuple(shape), size, offset, region)
 
 
 def _check_tensor(

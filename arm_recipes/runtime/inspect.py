@@ -10,6 +10,7 @@ from arm_backend_core.backends.payload import (
     CHECKSUM_KEY,
     COMMANDS_CHECKSUM_KEY,
     FAST_SCRATCH_KEY,
+    PLANNED_SCRATCH_KEY,
     WEIGHTS_CHECKSUM_KEY,
 )
 from arm_recipes._internal.rendering import Renderable, Section, format_bytes
@@ -30,8 +31,8 @@ _PAYLOAD_READERS: dict[str, Callable[[memoryview], Payload]] = {
     "TOSABackend": read_tosa,
     "VgfBackend": read_vgf,
 }
-#: Compile specs whose value is a 4-byte number, not text.
-_NUMERIC_SPECS = (CHECKSUM_KEY, FAST_SCRATCH_KEY, COMMANDS_CHECKSUM_KEY, WEIGHTS_CHECKSUM_KEY)
+#: Compile specs whose value is binary numbers, not text.
+_NUMERIC_SPECS = (CHECKSUM_KEY, FAST_SCRATCH_KEY, PLANNED_SCRATCH_KEY, COMMANDS_CHECKSUM_KEY, WEIGHTS_CHECKSUM_KEY)
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class DelegateInspection:
         problem: why the payload of an Arm backend could not be parsed; None without a problem.
         compile_specs: compile specs whose value is text.
         data_file_keys: keys of the payload's blocks in the data file (``.ptd``).
+        shares_scratch: whether the scratch is a part of the method's planned memory.
     """
 
     backend: str
@@ -53,6 +55,7 @@ class DelegateInspection:
     problem: str | None
     compile_specs: dict[str, str]
     data_file_keys: tuple[str, ...] = ()
+    shares_scratch: bool = False
 
 
 @dataclass(frozen=True)
@@ -215,7 +218,8 @@ def _inspect_delegate(
     specs = {key: text for key, text in text_by_key.items() if text is not None}
     keys = external_keys(delegate.data) if delegate.backend == "EthosUBackend" else []
     outside = tuple(key for key in keys if key in data_file_keys)
-    return DelegateInspection(delegate.backend, len(delegate.data), payload, problem, specs, outside)
+    shares_scratch = PLANNED_SCRATCH_KEY in delegate.compile_specs
+    return DelegateInspection(delegate.backend, len(delegate.data), payload, problem, specs, outside, shares_scratch)
 
 
 def _decode_printable(value: bytes) -> str | None:
@@ -254,7 +258,7 @@ def _delegate_rows(delegate: DelegateInspection) -> list[tuple[str, ...]]:
                 f"{commands}, {stream_format}{_place(delegate, COMMANDS_PREFIX)}",
             ),
             ("weights", f"{format_bytes(payload.weight_bytes)}{_place(delegate, WEIGHTS_PREFIX)}"),
-            ("scratch", format_bytes(payload.scratch_bytes)),
+            ("scratch", format_bytes(payload.scratch_bytes) + ", in planned memory" * delegate.shares_scratch),
         ]
         if payload.fast_scratch_bytes != 0:
             size = payload.fast_scratch_bytes

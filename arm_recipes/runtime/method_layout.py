@@ -12,8 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from arm_backend_core.backends.payload import COMMANDS_CHECKSUM_KEY
+from arm_backend_core.backends.payload import COMMANDS_CHECKSUM_KEY, PLANNED_SCRATCH_KEY, PlannedScratch
 from arm_recipes._internal.messages import import_quietly
+from arm_recipes.runtime.ethosu_payload import round_to_cache_lines
 
 if TYPE_CHECKING:
     from executorch.exir import schema
@@ -89,7 +90,7 @@ TYPE_LAYOUTS = {
 #: Pointers in ``MergedDataMap``: the table of virtual functions, and two maps.
 _MERGED_DATA_POINTERS = 3
 #: arm_runtime::EthosUBackend::kLoadedBytes
-LOADED_DELEGATE_BYTES = {32: 120, 64: 160}
+LOADED_DELEGATE_BYTES = {32: 128, 64: 168}
 
 
 def method_allocator_bytes(plan: schema.ExecutionPlan, bits: int, has_data_file: bool = False) -> int:
@@ -131,16 +132,33 @@ def planned_bytes(plans: Sequence[schema.ExecutionPlan]) -> tuple[dict[str, int]
 
 
 def _used_planned_bytes(plan: schema.ExecutionPlan) -> list[int]:
-    """Bytes of each memory-planned buffer, up to the end of its last tensor. The sizes in the plan are rounded up."""
-    ends = [0] * max(len(plan.non_const_buffer_sizes) - 1, 1)
-    for value in plan.values:
-        allocation = getattr(value.val, "allocation_info", None)
-        if allocation is None or not isinstance(value.val, schema.Tensor):
-            continue
-        nbytes = math.prod(value.val.sizes) * _element_size(value.val.scalar_type)
-        start = allocation.memory_offset_low + (allocation.memory_offset_high << 32)
-        ends[allocation.memory_id - 1] = max(ends[allocation.memory_id - 1], start + nbytes)
-    return ends
+    """Bytes of each memory-planned buffer, with the scratch of delegates in planned memory."""
+    return [*plan.non_const_buffer_sizes[1:]] or [0]
+
+
+def application_bytes(plan: schema.ExecutionPlan) -> tuple[int, int]:
+    """Bytes of the inputs and of the outputs that the memory plan does not place, each in whole cache lines."""
+    inputs, outputs = (
+        sum(
+            round_to_cache_lines(_tensor_bytes(value))
+            for value in (plan.values[index].val for index in indices)
+            if isinstance(value, schema.Tensor) and value.allocation_info is None and not value.data_buffer_idx
+        )
+        for indices in (plan.inputs, plan.outputs)
+    )
+    return inputs, outputs
+
+
+def planned_scratches(plan: schema.ExecutionPlan) -> Iterator[PlannedScratch]:
+    """Yield the scratches of the method's delegates that are in its first planned memory."""
+    for delegate in plan.delegates:
+        for spec in delegate.compile_specs:
+            if spec.key == PLANNED_SCRATCH_KEY:
+                yield PlannedScratch.from_bytes(bytes(spec.value))
+
+
+def _tensor_bytes(tensor: schema.Tensor) -> int:
+    return math.prod(tensor.sizes) * _element_size(tensor.scalar_type)
 
 
 def _element_size(scalar_type: Any) -> int:

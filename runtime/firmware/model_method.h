@@ -49,6 +49,17 @@ class ModelMethod {
     pool_.emplace(static_cast<uint32_t>(pool.size()), pool.data());
     planned_.emplace(planned);
     manager_.emplace(&*pool_, &*planned_, temp);
+    const auto meta = program.method_meta(name);
+    if (!meta.ok()) {
+      return meta.error();
+    }
+    // The runtime checks the places of tensors, not the end of a scratch in planned memory.
+    for (size_t i = 0; i < meta->num_memory_planned_buffers(); ++i) {
+      const auto needed = meta->memory_planned_buffer_size(i);
+      if (i >= planned.size() || !needed.ok() || static_cast<size_t>(*needed) > planned[i].size()) {
+        return Error::MemoryAllocationFailed;
+      }
+    }
     auto loaded = program.load_method(name, &*manager_, /*event_tracer=*/nullptr, data);
     if (!loaded.ok()) {
       return loaded.error();
@@ -82,7 +93,20 @@ class ModelMethod {
 
   Error execute() { return method_.has_value() ? method_->execute() : Error::InvalidState; }
 
-  // Returns null if the memory plan has no place for the output.
+  // Whether the memory plan places the output. Otherwise, set_output() gives it memory.
+  bool is_output_planned(size_t index) const {
+    const auto meta = method_.has_value() ? method_->method_meta().output_tensor_meta(index)
+                                          : Result<executorch::runtime::TensorInfo>(Error::InvalidState);
+    return !meta.ok() || meta->is_memory_planned();
+  }
+
+  // Sets the memory of an output that the memory plan does not place. It must stay valid while the method uses it.
+  Error set_output(size_t index, Bytes memory) {
+    return method_.has_value() ? method_->set_output_data_ptr(memory.data(), memory.size(), index)
+                               : Error::InvalidState;
+  }
+
+  // Returns null if the memory plan has no place for the output, and set_output() gave it none.
   Span<const uint8_t> output(size_t index) const {
     if (!method_.has_value()) {
       return {};

@@ -104,7 +104,7 @@ struct Loaded {
   std::string name;
   Pool pool, planned;
   std::vector<ModelMethod::Bytes> memories;
-  std::vector<std::vector<uint8_t>> inputs;  // of the last run
+  std::vector<std::vector<uint8_t>> inputs, outputs;  // of the last run, in the application's memory
   ModelMethod method;
 
   Loaded(Request* request, const std::vector<Pool>& shared)
@@ -132,6 +132,22 @@ void set_inputs(Loaded* loaded, const Program& program, Request* request) {
     const Error error = loaded->method.set_input(i, form, loaded->inputs.back().data());
     if (error != Error::Ok) {
       fail("cannot set an input", static_cast<long long>(error));
+    }
+  }
+}
+
+// Gives the method memory for the outputs that the memory plan does not place.
+void set_outputs(Loaded* loaded, const Program& program) {
+  const auto meta = program.method_meta(loaded->name.c_str());
+  loaded->outputs.clear();
+  for (size_t i = 0; i < meta->num_outputs(); ++i) {
+    if (loaded->method.is_output_planned(i)) {
+      continue;
+    }
+    loaded->outputs.emplace_back(meta->output_tensor_meta(i)->nbytes());
+    std::vector<uint8_t>& output = loaded->outputs.back();
+    if (loaded->method.set_output(i, {output.data(), output.size()}) != Error::Ok) {
+      fail("cannot set an output", static_cast<long long>(i));
     }
   }
 }
@@ -203,6 +219,7 @@ int main(int count, char** arguments) {
   for (size_t left = request.count(); left > 0; --left) {
     Loaded& loaded = *methods.at(request.count());
     set_inputs(&loaded, *program, &request);
+    set_outputs(&loaded, *program);
     const Error error = loaded.method.execute();
     if (error != Error::Ok) {
       fail("cannot execute the method " + loaded.name, static_cast<long long>(error));

@@ -10,7 +10,7 @@ from arm_recipes import RunError
 from arm_recipes.firmware.host_run import FirmwareTestCase, PoolSizes, run_on_host
 from arm_recipes.firmware.saving import build_model
 from arm_recipes.runtime import build
-from tests.firmware.programs import program, samples
+from tests.firmware.programs import U55, program, samples
 from tests.runtime.building import (
     RUNTIME,
     SANITIZERS,
@@ -19,6 +19,7 @@ from tests.runtime.building import (
     executorch_include_flags,
     executorch_link_flags,
 )
+from tests.runtime.host_programs import export_small
 
 pytestmark = pytest.mark.xdist_group("firmware")
 
@@ -44,13 +45,13 @@ def test_nothing_goes_beyond_a_pool(monkeypatch: pytest.MonkeyPatch, sanitized: 
 
 
 def test_errors_have_the_sizes_and_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    content = program("quantized_u55").buffer
-    sizes = PoolSizes(0, 64, (), (("forward", None, 196),))
+    content = export_small(U55, quantized_io=True, shared_scratch=False).buffer
+    sizes = PoolSizes(0, 64, (), (("forward", None, 208),))
     case = FirmwareTestCase("forward", (bytes(192),), 1)
     with pytest.raises(RunError) as error:
         run_on_host(content, sizes, [case])
     told = str(error.value)
-    assert "'forward': method allocator unlimited, planned memory 196 B, temp allocator 64 B, fast scratch 0 B" in told
+    assert "'forward': method allocator unlimited, planned memory 208 B, temp allocator 64 B, fast scratch 0 B" in told
     assert "1344 bytes of scratch are not to be had from the temp allocator, which has 64" in told
     assert "cannot execute the method forward" in told
     with pytest.raises(RunError, match="input of another size"):

@@ -36,7 +36,8 @@ ETHOS_U = [recipe for recipe in ArmRecipeType if recipe.name.startswith("ETHOSU"
         (
             ArmRecipeType.VGF_FP,
             {"quantised_io": True},
-            r"\(allowed: extensions, steps_per_call, require_full_delegation, require_runnable, dump_dir\)",
+            r"\(allowed: extensions, steps_per_call, plan_inputs, plan_outputs, require_full_delegation, "
+            r"require_runnable, dump_dir\)",
         ),
         (U85, {"macs": True}, "macs must be an int that the family has; got True: not an int"),
         (U85, {"macs": "256"}, "got '256': not an int"),
@@ -147,12 +148,14 @@ def test_a_long_value_is_shortened() -> None:
 @pytest.mark.parametrize("recipe", list(ArmRecipeType))
 def test_allowed_options_follow_from_the_name(recipe: ArmRecipeType) -> None:
     expected = {"require_full_delegation", "require_runnable", "dump_dir", "steps_per_call"}
+    expected |= {"plan_inputs", "plan_outputs"}
     if not recipe.name.endswith("FP"):
         expected |= {"per_channel", "calibration_samples", "observer", "algorithms", "precisions", "qat"}
         expected |= {"quantized_io", "min_sqnr"}
     if recipe in ETHOS_U:
         expected |= {"board", "macs", "system_config", "memory_mode", "extra_flags", "config_ini"}
         expected |= {"sram_budget", "flash_budget", "search_alternatives", "optimise", "external", "memory"}
+        expected |= {"shared_scratch"}
     if recipe.name.startswith("ETHOSU_U85"):
         expected |= {"direct_drive"}
     if recipe in ETHOS_U:
@@ -240,6 +243,8 @@ def test_defaults_are_filled_in() -> None:
         "min_sqnr": None,
         "quantized_io": True,
         "steps_per_call": "auto",
+        "plan_inputs": True,
+        "plan_outputs": True,
         "require_full_delegation": False,
         "require_runnable": "warn",
         "dump_dir": None,

@@ -74,6 +74,9 @@ extern const uint8_t arm_model_ptd[ARM_MODEL_PTD_SIZE];
 #endif
 @END?@
 
+/* Memory for the outputs of a method that the memory plan does not place (plan_outputs=False); 0 if it places all. */
+#define ARM_MODEL_OUTPUTS_SIZE @OUTPUTS@u
+
 /* Planned memories from the second on, which methods share: each may be in another memory of the board. */
 #define ARM_MODEL_SHARED_COUNT @SHARED_COUNT@
 #define ARM_MODEL_SHARED_SIZES {@SHARED@}

@@ -68,7 +68,7 @@ static_assert(ARM_MODEL_EXECUTORCH_MAJOR == ARM_MODEL_BUILT_WITH_MAJOR &&
 #endif
 // Each planned memory has a section of its own: in the order of the recipe's option memory, if it has one.
 #ifndef ARM_MODEL_PLANNED1_SECTION
-#define ARM_MODEL_PLANNED1_SECTION ".bss.arm_model_planned1"
+#define ARM_MODEL_PLANNED1_SECTION "@PLANNED1_SECTION@"
 #endif
 @PLANNED_SECTIONS@
 
@@ -115,6 +115,9 @@ ARM_MODEL_PLACED(ARM_MODEL_FAST_SCRATCH_SECTION, ARM_MODEL_POOL_ALIGNMENT)
 uint8_t fast_scratch[room(ARM_MODEL_FAST_SCRATCH_SIZE)];
 #endif
 @END?@
+
+// Memory of the application for outputs that the memory plan does not place.
+ARM_MODEL_PLACED(ARM_MODEL_POOL_SECTION, ARM_MODEL_POOL_ALIGNMENT) uint8_t outputs[room(ARM_MODEL_OUTPUTS_SIZE)];
 
 ModelMethod::Bytes memories[kMethods][kShared + 1];
 
@@ -204,6 +207,21 @@ void print_measurements(const char* method, unsigned long number, uint64_t cpu_c
   std::printf("}}\n");
 }
 
+// Gives the method memory for the outputs that the memory plan does not place.
+bool set_outputs(const arm_model_method& method, ModelMethod* loaded) {
+  uint8_t* next = outputs;
+  for (uint32_t i = 0; i < method.output_count; ++i) {
+    if (loaded->is_output_planned(i)) {
+      continue;
+    }
+    const Error error = loaded->set_output(i, take(&next, method.outputs[i].bytes));
+    if (error != Error::Ok) {
+      return failed("cannot set the output", method.outputs[i].name, error);
+    }
+  }
+  return true;
+}
+
 bool run(const arm_model_case& given, unsigned long number, ModelMethod* methods) {
   const arm_model_method& method = arm_model_methods[given.method];
   ModelMethod& loaded = methods[given.method];
@@ -215,6 +233,9 @@ bool run(const arm_model_case& given, unsigned long number, ModelMethod* methods
     if (error != Error::Ok) {
       return failed("cannot set the input", input.name, error);
     }
+  }
+  if (!set_outputs(method, &loaded)) {
+    return false;
   }
   npu_cycles = 0;
   npu_counted = false;

@@ -10,6 +10,7 @@
 #include "common/checksum.h"
 #include "common/compile_specs.h"
 #include "common/executorch.h"
+#include "common/little_endian.h"
 #include "common/log.h"
 #include "common/trace.h"
 #include "payload/ethosu_payload.h"
@@ -27,13 +28,19 @@ namespace {
 
 // Compile spec with the size of the fast scratch: 4 bytes, little endian.
 constexpr char kFastScratchSpec[] = "fast_scratch_size";
+// Compile spec of a delegate whose scratch is in planned memory: index of an argument that is at its offset in the
+// scratch, and end of the scratch in the planned memory; each 4 bytes, little endian.
+constexpr char kPlannedScratchSpec[] = "planned_scratch";
+constexpr size_t kPlannedScratchBytes = 8;
+constexpr uint32_t kNotPlanned = UINT32_MAX;
 
 // State of a loaded delegate. The runtime's allocator owns its memory.
 struct Program {
   EthosUPayload payload;
   FastScratch fast_scratch;
-  FreeableBuffer weights;    // empty unless they are outside the payload
-  FreeableBuffer* commands;  // null unless they are outside the payload; allocated like this object
+  uint32_t scratch_argument;  // an argument that is in a scratch in planned memory, or kNotPlanned
+  FreeableBuffer weights;     // empty unless they are outside the payload
+  FreeableBuffer* commands;   // null unless they are outside the payload; allocated like this object
 };
 static_assert(sizeof(Program) == EthosUBackend::kLoadedBytes && alignof(Program) == 8);
 
@@ -145,6 +152,35 @@ Result<uint8_t*> allocate_scratch(BackendExecutionContext& context, uint32_t scr
   return static_cast<uint8_t*>(scratch);
 }
 
+// Tensor of the payload for an argument: inputs, then outputs.
+PayloadTensor tensor_of(const EthosUPayload& payload, uint32_t argument) {
+  const uint32_t inputs = payload.inputs.count();
+  return argument < inputs ? payload.inputs.at(argument) : payload.outputs.at(argument - inputs);
+}
+
+// The scratch in planned memory. The runtime aligns planned memory as its owner does.
+Result<uint8_t*> find_planned_scratch(const Program& program, Span<EValue*> args) {
+  const PayloadTensor tensor = tensor_of(program.payload, program.scratch_argument);
+  // Inputs are constant for kernels, but the NPU may overwrite the memory of an input that is no longer needed.
+  auto* data = static_cast<uint8_t*>(const_cast<void*>(args[program.scratch_argument]->toTensor().const_data_ptr()));
+  uint8_t* scratch = data - tensor.offset;
+  if (reinterpret_cast<uintptr_t>(scratch) % kCacheLine != 0) {
+    ARM_RUNTIME_LOG(Error,
+                    "the scratch in planned memory does not start at a multiple of %lu bytes: align the planned memory "
+                    "to that, and do not give the method memory of your own for inputs or outputs that the plan places",
+                    static_cast<Printable>(kCacheLine));
+    return Error::InvalidArgument;
+  }
+  return scratch;
+}
+
+// Copies, unless source and target are the same memory.
+void copy_tensor(void* target, const void* source, uint64_t nbytes) {
+  if (target != source) {
+    std::memcpy(target, source, static_cast<size_t>(nbytes));
+  }
+}
+
 // Runs the commands and traces an event with the NPU's cycles.
 Error trace_npu(const Program& program, uint8_t* scratch, EventTracer* tracer) {
   constexpr uint64_t kNotCounted = UINT64_MAX;
@@ -172,6 +208,26 @@ Error read_fast_scratch(const EthosUPayload& payload, ArrayRef<CompileSpec> spec
   return check_fast_scratch(payload, *fast_scratch);
 }
 
+// Reads which argument shows where the scratch in planned memory is.
+Error read_planned_scratch(const EthosUPayload& payload, ArrayRef<CompileSpec> specs, uint32_t* argument) {
+  const Result<const uint8_t*> value =
+      find_spec(ARM_RUNTIME_BACKEND_ID, specs, kPlannedScratchSpec, kPlannedScratchBytes);
+  if (!value.ok()) {
+    return value.error();
+  }
+  *argument = *value == nullptr ? kNotPlanned : read_u32(*value);
+  if (*argument == kNotPlanned) {
+    return Error::Ok;
+  }
+  const uint64_t count = uint64_t{payload.inputs.count()} + payload.outputs.count();
+  if (*argument >= count || !tensor_of(payload, *argument).allocated()) {
+    ARM_RUNTIME_LOG(Error, "compile spec %s: argument %lu is not in the scratch: export or flash the program again",
+                    kPlannedScratchSpec, static_cast<Printable>(*argument));
+    return Error::InvalidProgram;
+  }
+  return Error::Ok;
+}
+
 }  // namespace
 
 Result<DelegateHandle*> EthosUBackend::init(BackendInitContext& context, FreeableBuffer* processed,
@@ -194,8 +250,12 @@ Result<DelegateHandle*> EthosUBackend::init(BackendInitContext& context, Freeabl
   EthosUPayload payload;
   error = read_payload(*data, processed->size(), {view_of(*commands), view_of(*weights)}, &payload);
   FastScratch fast_scratch;
+  uint32_t scratch_argument = kNotPlanned;
   if (error == Error::Ok) {
     error = read_fast_scratch(payload, compile_specs, &fast_scratch);
+  }
+  if (error == Error::Ok) {
+    error = read_planned_scratch(payload, compile_specs, &scratch_argument);
   }
   if (error != Error::Ok) {
     return error;
@@ -219,7 +279,7 @@ Result<DelegateHandle*> EthosUBackend::init(BackendInitContext& context, Freeabl
   if (kept != nullptr) {
     new (kept) FreeableBuffer(std::move(*commands));
   }
-  return new (program) Program{payload, fast_scratch, std::move(*weights), kept};
+  return new (program) Program{payload, fast_scratch, scratch_argument, std::move(*weights), kept};
 }
 
 void EthosUBackend::destroy(DelegateHandle* handle) const {
@@ -241,7 +301,9 @@ Error EthosUBackend::execute(BackendExecutionContext& context, DelegateHandle* h
   if (error != Error::Ok) {
     return error;
   }
-  const Result<uint8_t*> scratch = allocate_scratch(context, payload.scratch_size);
+  const Result<uint8_t*> scratch = program.scratch_argument == kNotPlanned
+                                       ? allocate_scratch(context, payload.scratch_size)
+                                       : find_planned_scratch(program, args);
   if (!scratch.ok()) {
     return scratch.error();
   }
@@ -249,7 +311,7 @@ Error EthosUBackend::execute(BackendExecutionContext& context, DelegateHandle* h
   for (uint32_t i = 0; i < inputs; ++i) {
     const PayloadTensor input = payload.inputs.at(i);
     if (input.allocated()) {
-      std::memcpy(*scratch + input.offset, args[i]->toTensor().const_data_ptr(), static_cast<size_t>(input.nbytes));
+      copy_tensor(*scratch + input.offset, args[i]->toTensor().const_data_ptr(), input.nbytes);
     }
   }
   error = trace_npu(program, *scratch, context.event_tracer());
@@ -258,8 +320,7 @@ Error EthosUBackend::execute(BackendExecutionContext& context, DelegateHandle* h
   }
   for (uint32_t i = 0; i < payload.outputs.count(); ++i) {
     const PayloadTensor output = payload.outputs.at(i);
-    std::memcpy(args[inputs + i]->toTensor().mutable_data_ptr(), *scratch + output.offset,
-                static_cast<size_t>(output.nbytes));
+    copy_tensor(args[inputs + i]->toTensor().mutable_data_ptr(), *scratch + output.offset, output.nbytes);
   }
   return Error::Ok;
 }

@@ -135,6 +135,11 @@ class Argument {
       bytes_[i] = pattern(seed, i);
     }
   }
+  // Moves the tensor to memory of the caller.
+  void move_to(uint8_t* data) {
+    std::copy(bytes_.begin(), bytes_.end(), data);
+    impl_.set_data(data);
+  }
 
  private:
   static ScalarType type(int32_t element_size) {
@@ -645,6 +650,59 @@ size_t offset_position(const std::string& payload, const char* side) {
   return payload.find(std::string(side) + std::string(16 - std::strlen(side), '\0')) + 32 + 4 + 4 * 7;
 }
 
+// A scratch in planned memory, in which all arguments are where Vela has them.
+class PlannedScratch {
+ public:
+  PlannedScratch(Loaded* loaded, uint32_t argument, size_t shift = 0) : bytes_{} {
+    const EthosUPayload& payload = loaded->payload();
+    void* data = nullptr;
+    CHECK(posix_memalign(&data, kCacheLine, round_up_to_cache_lines(payload.scratch_size) + shift) == 0);
+    memory_.reset(static_cast<uint8_t*>(data));
+    const uint32_t inputs = payload.inputs.count();
+    for (uint32_t i = 0; i < inputs + payload.outputs.count(); ++i) {
+      const PayloadTensor tensor = i < inputs ? payload.inputs.at(i) : payload.outputs.at(i - inputs);
+      loaded->argument(i).move_to(memory_.get() + shift + tensor.offset);
+    }
+    std::memcpy(bytes_, &argument, sizeof(argument));
+  }
+
+  uint8_t* data() const { return memory_.get(); }
+  CompileSpec spec(size_t bytes = 8) { return {"planned_scratch", {bytes_, bytes}}; }
+
+ private:
+  std::unique_ptr<uint8_t, FreeDeleter> memory_;
+  uint8_t bytes_[8];
+};
+
+void executes_in_planned_memory(const Files& files) {
+  for (const uint32_t argument : {0u, 1u}) {  // an input, an output
+    Loaded loaded(files.payload);
+    const EthosUPayload& payload = loaded.payload();
+    CHECK(payload.inputs.count() == 1 && payload.outputs.count() >= 1);
+    driver_double.npu = [&](const std::vector<uint8_t*>& bases) { act_as_npu(payload, bases); };
+    PlannedScratch planned(&loaded, argument);
+    loaded.set_scratch(0);  // nothing is allocated
+    CHECK(loaded.init(256, {planned.spec()}) == Error::Ok && loaded.execute(/*with_allocator=*/false) == Error::Ok);
+    CHECK(driver_double.bases[1] == planned.data() && driver_double.violations.empty());
+    const PayloadTensor output = payload.outputs.at(0);
+    for (size_t k = 0; k < output.nbytes; ++k) {
+      CHECK(planned.data()[static_cast<size_t>(output.offset) + k] == pattern(100, k));
+    }
+  }
+}
+
+void refuses_a_wrong_planned_scratch(const Files& files) {
+  Loaded loaded(files.payload);
+  const uint32_t count = loaded.payload().inputs.count() + loaded.payload().outputs.count();
+  PlannedScratch beyond(&loaded, count);
+  CHECK(loaded.init(256, {beyond.spec()}) == Error::InvalidProgram && logs("argument 2 is not in the scratch"));
+  CHECK(loaded.init(256, {beyond.spec(4)}) == Error::InvalidProgram &&
+        logs("a compile spec planned_scratch of 4 bytes, not 8: export or flash the program again"));
+  PlannedScratch misaligned(&loaded, 0, kNpuAlignment);
+  CHECK(loaded.init(256, {misaligned.spec()}) == Error::Ok);
+  expect_refused(loaded, Error::InvalidArgument, "the scratch in planned memory does not start at a multiple of 32");
+}
+
 void handles_unallocated_tensors(const Files& files) {
   std::string input = files.payload;
   input.replace(offset_position(input, "inputs"), 4, 4, '\xFF');
@@ -674,11 +732,13 @@ void executes_in_the_runtime(const Files& files) {
   CHECK(program.ok());
   auto meta = program->method_meta("forward");
   CHECK(meta.ok());
-  std::vector<std::vector<uint8_t>> planned;
+  std::vector<Bytes> planned;  // aligned to kNpuAlignment, while the scratch in it needs whole cache lines
   std::vector<Span<uint8_t>> spans;
   for (size_t i = 0; i < meta->num_memory_planned_buffers(); ++i) {
-    planned.emplace_back(static_cast<size_t>(meta->memory_planned_buffer_size(i).get()));
-    spans.emplace_back(planned.back().data(), planned.back().size());
+    const auto size = static_cast<size_t>(meta->memory_planned_buffer_size(i).get());
+    planned.emplace_back(std::string(size + kCacheLine, '\0'));
+    const size_t misaligned = reinterpret_cast<uintptr_t>(planned.back().data()) % kCacheLine;
+    spans.emplace_back(planned.back().data() + (kCacheLine - misaligned) % kCacheLine, size);
   }
   executorch::runtime::HierarchicalAllocator planned_memory({spans.data(), spans.size()});
   std::vector<uint8_t> method_bytes(1 << 16);
@@ -737,6 +797,8 @@ int main(int argc, char** argv) {
   keeps_the_cache_coherent(files);
   traces_what_it_does(files);
   names_the_npu_that_there_is(files);
+  executes_in_planned_memory(files);
+  refuses_a_wrong_planned_scratch(files);
   handles_unallocated_tensors(files);
   executes_in_the_runtime(files);
   CHECK(hooks_open > 10 && hooks_open == hooks_closed);

@@ -1,0 +1,332 @@
+"""Shared scratch: plan the NPU's scratch and the tensors outside the delegates in one memory.
+
+Vela places the inputs and outputs of a delegate in its scratch. A runtime copies them from and to the tensors that
+ExecuTorch's memory plan has for them, so that a board needs both. With this plan, the scratch is a part of the planned
+memory, and these tensors have the addresses that Vela chose: nothing is copied, and while a delegate does not run, the
+CPU's tensors use the memory of its scratch.
+
+A compile spec of the delegate names an argument whose address shows where the scratch is. Runtimes that do not read it,
+such as ExecuTorch's own backend, allocate a scratch and copy. That is correct too: the plan separates all tensors that
+are live at the same time, except an input and an output of one delegate, and while the output is written, the input is
+in that runtime's scratch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from torch.fx import GraphModule
+
+from arm_backend_core.backends.payload import PlannedScratch
+from arm_backend_core.events import delegate_record, set_delegate_record
+from arm_recipes._internal.executorch_programs import delegates_of, set_payload
+from arm_recipes.runtime.ethosu_payload import (
+    CACHE_LINE,
+    SCRATCH,
+    EthosUTensor,
+    read_scratch_tensors,
+    round_to_cache_lines,
+)
+
+if TYPE_CHECKING:
+    from executorch.exir import EdgeProgramManager
+    from executorch.exir.lowered_backend_module import LoweredBackendModule
+    from executorch.exir.memory_planning import MemoryAlgoResult
+    from executorch.exir.tensor import TensorSpec
+    from torch.export.graph_signature import ExportGraphSignature
+    from torch.fx import Node
+
+_MEMORY: Final = 1  #: Number of the planned memory with everything that has no other number.
+
+
+def allow_shared_scratch(manager: EdgeProgramManager) -> Sequence[Any]:
+    """Edge manager pass: allow the memory plan to place the scratch of the Ethos-U delegates.
+
+    Only in programs with one method, because each method has a planned memory of its own, but all use one scratch. Not
+    in programs with loops or branches: the tensors of their bodies are not where the plan of the body has them.
+    """
+    if len(manager.methods) > 1:
+        return []
+    (method,) = manager.methods
+    graph_module = manager.exported_program(method).graph_module
+    if any(isinstance(module, GraphModule) for module in graph_module.children()):
+        return []
+    for module in delegates_of(manager, method):
+        record = delegate_record(module)
+        if record is not None and module.backend_id == "EthosUBackend":
+            set_delegate_record(module, replace(record, may_share_scratch=True))
+    return []
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Bytes that are in use from one node to another, both included.
+
+    Attributes:
+        start: offset from the start of its group.
+        size: bytes.
+        first, last: indices of nodes.
+        spec: the tensor; None for a scratch.
+    """
+
+    start: int
+    size: int
+    first: int
+    last: int
+    spec: TensorSpec | None = None
+
+    def overlaps(self, other: _Block, distance: int) -> bool:
+        """Whether the two conflict, with this block moved by ``distance`` and ``other`` in its place."""
+        return (
+            self.first <= other.last
+            and other.first <= self.last
+            and self.start + distance < other.start + other.size
+            and other.start < self.start + distance + self.size
+        )
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call of a delegate whose scratch can be planned.
+
+    Attributes:
+        index: index of the call's node.
+        module: the delegate.
+        scratch_bytes: its scratch, in whole cache lines.
+        arguments: position among inputs and outputs -> tensor, and its offset in the scratch.
+    """
+
+    index: int
+    module: LoweredBackendModule
+    scratch_bytes: int
+    arguments: Mapping[int, tuple[TensorSpec, int]]
+
+    @property
+    def group(self) -> list[_Block]:
+        """The scratch, then the arguments, at the addresses that Vela chose."""
+        tensors = [
+            _Block(offset, spec.allocated_memory, spec.lifetime[0], spec.lifetime[1], spec)
+            for spec, offset in self.arguments.values()
+        ]
+        return [_Block(0, self.scratch_bytes, self.index, self.index), *tensors]
+
+
+@dataclass(frozen=True)
+class SharedScratch:
+    """Memory planning algorithm: place tensors and scratches, the largest first, each at the lowest free address."""
+
+    @property
+    def __name__(self) -> str:
+        """Name in ExecuTorch's log."""
+        return "shared_scratch"
+
+    def __call__(
+        self,
+        alignment: int,
+        specs: Sequence[TensorSpec],
+        graph_module: GraphModule,
+        graph_signature: ExportGraphSignature | None = None,
+        extra_padding: int = 0,
+    ) -> MemoryAlgoResult:
+        """Plan one method, in the form that ExecuTorch's memory planning pass calls.
+
+        The plan is ExecuTorch's own if no scratch may be shared or sharing does not save memory.
+        """
+        from executorch.exir.memory_planning import MemoryAlgoResult, SpecAllocResult, greedy
+
+        separate = greedy(alignment, specs, graph_module, graph_signature, extra_padding)
+        calls = list(_sharing_calls(graph_module, specs))
+        if not calls or not _has_one_memory(specs):
+            return separate
+        plan = _smallest_plan(calls, specs, alignment)
+        separate_bytes = sum(separate.bufsizes) + max(call.scratch_bytes for call in calls)
+        scratches = _combine_by_module(calls, plan.scratches)
+        if plan.size + extra_padding >= separate_bytes or scratches is None:
+            return separate
+        for module, scratch in scratches:
+            set_payload(module, module.processed_bytes, [*module.compile_specs, scratch.to_compile_spec()])
+        results = {spec: SpecAllocResult(_MEMORY, 0, plan.offset_of(spec)) for spec in specs}
+        return MemoryAlgoResult(results, [0, plan.size + extra_padding])
+
+
+def _combine_by_module(
+    calls: Sequence[_Call], scratches: Mapping[int, PlannedScratch]
+) -> list[tuple[LoweredBackendModule, PlannedScratch]] | None:
+    """Return each delegate with the scratch of its calls; None if a call has none, or finds it by another argument."""
+    combined: dict[int, tuple[LoweredBackendModule, PlannedScratch]] = {}
+    for call in calls:
+        scratch = scratches.get(call.index)
+        if scratch is None:
+            return None
+        _, other = combined.get(id(call.module), (None, scratch))
+        if other.argument != scratch.argument:
+            return None
+        combined[id(call.module)] = call.module, replace(scratch, end=max(scratch.end, other.end))
+    return list(combined.values())
+
+
+def _has_one_memory(specs: Iterable[TensorSpec]) -> bool:
+    """Whether the method has one planned memory."""
+    return all(spec.mem_id in (None, _MEMORY) for spec in specs)
+
+
+def _sharing_calls(graph_module: GraphModule, specs: Iterable[TensorSpec]) -> Iterator[_Call]:
+    """Yield the calls of the delegates whose scratch may be planned and whose place an argument can show."""
+    planned = {spec for spec in specs if spec.storage_base is None and spec.allocated_memory}
+    planned -= {spec.storage_base for spec in specs if spec.storage_base is not None}
+    for index, node in enumerate(graph_module.graph.nodes):
+        module = _called_module(graph_module, node)
+        if module is None:
+            continue
+        scratch, inputs, outputs = read_scratch_tensors(module.processed_bytes)
+        arguments: dict[int, tuple[TensorSpec, int]] = {}
+        for position, (spec, tensor) in enumerate(_match_arguments(node, inputs, outputs)):
+            is_input = position < len(inputs)
+            alive_only_here = spec.lifetime[1] == index if is_input else spec.lifetime[0] == index
+            is_repeated = any(
+                spec is other or (not is_input and earlier >= len(inputs) and offset == tensor.offset)
+                for earlier, (other, offset) in arguments.items()
+            )
+            if spec in planned and alive_only_here and not is_repeated and _fits(spec, tensor):
+                arguments[position] = (spec, tensor.offset)
+        yield _Call(index, module, round_to_cache_lines(scratch), arguments)
+
+
+def _called_module(graph_module: GraphModule, node: Node) -> LoweredBackendModule | None:
+    """The delegate that a node calls, if its scratch may be planned."""
+    from executorch.exir.delegate import executorch_call_delegate
+
+    if node.target is not executorch_call_delegate:
+        return None
+    module = getattr(graph_module, str(node.args[0].target))  # type: ignore[union-attr]
+    record = delegate_record(module)
+    return module if record is not None and record.may_share_scratch else None
+
+
+def _match_arguments(
+    node: Node, inputs: Sequence[EthosUTensor], outputs: Sequence[EthosUTensor]
+) -> Iterator[tuple[TensorSpec, EthosUTensor]]:
+    """Yield tensors of the program and of the payload: inputs, then outputs."""
+    from executorch.exir.memory_planning import get_node_tensor_specs
+
+    specs = [spec for argument in node.args[1:] for spec in get_node_tensor_specs(argument)]
+    specs += get_node_tensor_specs(node)
+    return zip(specs, (*inputs, *outputs), strict=True)
+
+
+def _fits(spec: TensorSpec, tensor: EthosUTensor) -> bool:
+    """Whether a tensor can be where Vela placed it. Offsets are multiples of the alignment of all tensors."""
+    is_placed = tensor.offset >= 0 and tensor.region == SCRATCH
+    return is_placed and spec.nbytes() == tensor.nbytes and tensor.offset % spec.alignment == 0
+
+
+def _smallest_plan(calls: Sequence[_Call], specs: Sequence[TensorSpec], alignment: int) -> _Plan:
+    """Return the smallest plan of those that several orders of placement give, the largest first in each group.
+
+    Scratches come first, unless the float copy of an input is large: the scratch is then moved up until its input is
+    behind the copy.
+    """
+    tensors = sorted((spec for spec in specs if spec.storage_base is None), key=lambda spec: -spec.allocated_memory)
+    scratches = sorted(calls, key=lambda call: -call.scratch_bytes)
+    float_tensors = [spec for spec in tensors if spec.dtype.is_floating_point]
+    orders: list[list[_Call | TensorSpec]] = [
+        [*scratches, *tensors],
+        [*float_tensors, *scratches, *tensors],
+    ]
+    plans = []
+    for order in orders:
+        plan = _Plan(alignment)
+        for item in order:
+            plan.place(item)
+        plans.append(plan)
+    return min(plans, key=lambda plan: plan.size)
+
+
+class _Plan:
+    """The blocks that have a place. ``size`` is the end of the last; ``scratches`` has that of each call, by index."""
+
+    def __init__(self, alignment: int) -> None:
+        self._alignment = alignment
+        self._blocks: list[_Block] = []
+        self._offsets: dict[TensorSpec, int] = {}
+        self.scratches: dict[int, PlannedScratch] = {}
+
+    @property
+    def size(self) -> int:
+        """Bytes of the planned memory."""
+        return max((block.start + block.size for block in self._blocks), default=0)
+
+    def offset_of(self, spec: TensorSpec) -> int:
+        """Address of a tensor, or of a part of another tensor's memory."""
+        if spec.storage_base is not None:
+            return self.offset_of(spec.storage_base) + (spec.storage_base_offset or 0)
+        return self._offsets[spec]
+
+    def place(self, item: _Call | TensorSpec) -> None:
+        """Place the scratch of a call with its arguments, or a tensor that has no place yet."""
+        if isinstance(item, _Call):
+            self._place_call(item)
+        elif item not in self._offsets:
+            first, last = item.lifetime
+            blocks = [_Block(0, item.allocated_memory, first, last, item)]
+            self._add(blocks, self._lowest_distance(blocks, self._blocks, self._alignment))
+
+    def _place_call(self, call: _Call) -> None:
+        """Place a scratch, so that tensors which already have a place are where Vela has them, if that is possible."""
+        placed = {position for position, (spec, _) in call.arguments.items() if spec in self._offsets}
+        for position in placed:
+            spec, offset = call.arguments[position]
+            start = self._offsets[spec] - offset
+            in_place = {
+                spec
+                for spec, offset in call.arguments.values()
+                if self._offsets.get(spec, start + offset) == start + offset
+            }
+            if start >= 0 and start % CACHE_LINE == 0 and self._is_free(call, in_place, start):
+                self._add_call(call, in_place, start)
+                return
+        in_place = {spec for spec, _ in call.arguments.values() if spec not in self._offsets}
+        blocks = [block for block in call.group if block.spec is None or block.spec in in_place]
+        if in_place:
+            self._add_call(call, in_place, self._lowest_distance(blocks, self._blocks, CACHE_LINE))
+
+    def _is_free(self, call: _Call, in_place: set[TensorSpec], start: int) -> bool:
+        others = [block for block in self._blocks if block.spec is None or block.spec not in in_place]
+        group = [block for block in call.group if block.spec is None or block.spec not in self._offsets]
+        return not any(block.overlaps(other, start) for block in group for other in others)
+
+    def _add_call(self, call: _Call, in_place: set[TensorSpec], start: int) -> None:
+        blocks = [
+            block
+            for block in call.group
+            if block.spec is None or (block.spec in in_place and block.spec not in self._offsets)
+        ]
+        self._add(blocks, start)
+        argument = next(position for position, (spec, _) in call.arguments.items() if spec in in_place)
+        self.scratches[call.index] = PlannedScratch(argument, start + call.scratch_bytes)
+
+    def _add(self, blocks: Iterable[_Block], distance: int) -> None:
+        for block in blocks:
+            self._blocks.append(replace(block, start=block.start + distance))
+            if block.spec is not None:
+                self._offsets[block.spec] = block.start + distance
+
+    @staticmethod
+    def _lowest_distance(blocks: Sequence[_Block], others: Sequence[_Block], alignment: int) -> int:
+        """The lowest address at which the blocks conflict with no other.
+
+        A block in conflict stays in conflict until it has passed the other: every move is as far as it must be.
+        """
+        first, last = min(block.first for block in blocks), max(block.last for block in blocks)
+        others = [other for other in others if other.first <= last and first <= other.last]
+        distance, moved = 0, True
+        while moved:
+            moved = False
+            for block in blocks:
+                for other in others:
+                    if block.overlaps(other, distance):
+                        distance = -(-(other.start + other.size - block.start) // alignment) * alignment
+                        moved = True
+        return distance

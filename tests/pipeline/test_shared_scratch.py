@@ -1,0 +1,188 @@
+"""The memory plan with the NPU's scratch: no two live tensors share memory, and a board needs less RAM."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from itertools import combinations
+from typing import Any
+
+import pytest
+import torch
+from executorch.exir.tensor import TensorSpec
+from executorch.export import ExportRecipe
+from torch import Tensor, nn
+
+from arm_backend_core.backends.payload import PlannedScratch
+from arm_recipes import ArmRecipeType, ExportResult, export
+from arm_recipes.pipeline import shared_scratch
+from arm_recipes.pipeline.shared_scratch import _Call, _Plan, _smallest_plan
+from arm_recipes.runtime.ethosu_payload import CACHE_LINE
+from tests.runtime.host_programs import Between, Counting, Small
+from tests.small_models import images, vectors
+
+U55, U85 = ArmRecipeType.ETHOSU_U55_INT8, ArmRecipeType.ETHOSU_U85_INT8
+
+
+def _tensor(first: int, last: int, nbytes: int) -> TensorSpec:
+    spec = TensorSpec(torch.int8, torch.Size([nbytes]))
+    spec.lifetime = [first, last]
+    return spec
+
+
+def _random_method(seed: int) -> tuple[list[_Call], list[TensorSpec]]:
+    """A chain of calls and CPU operators, with skips: about 20 tensors of random sizes."""
+    draw = random.Random(seed)
+    specs, calls, live = [_tensor(0, 0, draw.randrange(1, 400)) for _ in range(3)], [], list[TensorSpec]()
+    live += specs
+    for index in range(3, 12):
+        taken = draw.sample(live, min(len(live), draw.randrange(1, 3)))
+        made = [_tensor(index, index, draw.randrange(1, 400)) for _ in range(draw.randrange(1, 3))]
+        for spec in taken:
+            spec.lifetime[1] = index
+        if draw.random() < 0.5:
+            calls.append(_random_call(draw, index, taken, made))
+        live = [*(spec for spec in live if spec not in taken or draw.random() < 0.3), *made]
+        specs += made
+    for at, call in enumerate(calls):  # the last use of an input, the first of an output
+        kept = {i: each for i, each in call.arguments.items() if _begins_or_ends(each[0], call.index)}
+        calls[at] = _Call(call.index, call.module, call.scratch_bytes, kept)
+    return calls, specs
+
+
+def _begins_or_ends(spec: TensorSpec, index: int) -> bool:
+    """Whether a tensor begins or ends at a node."""
+    return index in spec.lifetime
+
+
+def _random_call(draw: random.Random, index: int, inputs: list[TensorSpec], outputs: list[TensorSpec]) -> _Call:
+    """A call in whose scratch the inputs have places of their own, and the outputs too; both may overlap."""
+    arguments: dict[int, tuple[TensorSpec, int]] = {}
+    end = 0
+    for side in (inputs, outputs):
+        offset = 16 * draw.randrange(4)
+        for spec in side:
+            arguments[len(arguments)] = (spec, offset)
+            offset += spec.allocated_memory + 16 * draw.randrange(3)
+        end = max(end, offset)
+    module: Any = object()
+    return _Call(index, module, -(-end // CACHE_LINE) * CACHE_LINE + CACHE_LINE * draw.randrange(8), arguments)
+
+
+def _blocks(plan: _Plan, specs: list[TensorSpec]) -> Iterator[tuple[Any, int, int, int, int]]:
+    """Yield each tensor with its bytes and its nodes."""
+    for spec in specs:
+        start = plan.offset_of(spec)
+        yield spec, start, start + spec.allocated_memory, spec.lifetime[0], spec.lifetime[1]
+
+
+def test_live_tensors_and_scratches_are_apart() -> None:
+    """On random methods: only the arguments of a call are in its scratch, and each of those is where Vela has it."""
+    in_place = 0
+    for seed in range(300):
+        calls, specs = _random_method(seed)
+        plan = _smallest_plan(calls, specs, 16)
+        blocks = list(_blocks(plan, specs))
+        arguments = {call.index: [spec for spec, _ in call.arguments.values()] for call in calls}
+        for (a, a_start, a_end, a_first, a_last), (b, b_start, b_end, b_first, b_last) in combinations(blocks, 2):
+            if a_start >= b_end or b_start >= a_end or a_first > b_last or b_first > a_last:
+                continue
+            (shared,) = range(max(a_first, b_first), min(a_last, b_last) + 1)
+            assert {a, b} <= set(arguments[shared]), f"seed {seed}"
+        for call in calls:
+            scratch = plan.scratches.get(call.index)
+            if scratch is None:
+                continue
+            start = scratch.end - call.scratch_bytes
+            assert start % CACHE_LINE == 0
+            assert scratch.end <= plan.size
+            spec, offset = call.arguments[scratch.argument]
+            assert plan.offset_of(spec) == start + offset, f"seed {seed}"
+            placed = {spec for spec, offset in call.arguments.values() if plan.offset_of(spec) == start + offset}
+            in_place += len(placed)
+            for spec, tensor_start, tensor_end, first, last in blocks:
+                if spec not in placed and first <= call.index <= last:
+                    assert tensor_start >= scratch.end or tensor_end <= start, f"seed {seed}"
+    assert in_place > 700
+
+
+def test_equal_values_of_the_compile_spec() -> None:
+    scratch = PlannedScratch(3, 4096)
+    assert PlannedScratch.from_bytes(bytes(scratch.to_compile_spec().value)) == scratch
+    with pytest.raises(ValueError, match="the compile spec planned_scratch has 4 bytes, not 8"):
+        PlannedScratch.from_bytes(bytes(4))
+
+
+def _export(model: nn.Module, samples: Any, recipe: ArmRecipeType = U55, **options: Any) -> ExportResult:
+    return export(model.eval(), ExportRecipe.get_recipe(recipe, **options), samples, progress=False)
+
+
+def _ram(result: ExportResult) -> int:
+    assert result.report.ram is not None
+    return result.report.ram.total_bytes
+
+
+@pytest.mark.parametrize("options", [{}, {"quantized_io": True}], ids=["float", "int8"])
+def test_a_program_of_one_delegate_needs_its_scratch_alone(options: dict[str, Any]) -> None:
+    """Float inputs and outputs are in the memory of the scratch, while the NPU does not run."""
+    shared, separate = (_export(Small(), images(), shared_scratch=value, **options) for value in (True, False))
+    (delegate,) = shared.report.delegates
+    assert delegate.vela is not None
+    assert shared.report.ram is not None
+    planned = next(part.bytes for part in shared.report.ram.parts if part.name.startswith("NPU scratch with"))
+    if options:
+        assert planned - delegate.vela.scratch_bytes < CACHE_LINE
+    assert _ram(shared) < _ram(separate)
+
+
+class Skip(nn.Module):
+    """An operator on the CPU between two parts for the NPU, and an input that is used again after the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Conv2d(4, 8, 3, padding=1), nn.Conv2d(8, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return two images, the first sorted by columns."""
+        y = self.first(x).sort(-1).values
+        return y, self.second(y) + x
+
+
+@pytest.mark.parametrize("recipe", [U55, U85])
+def test_the_results_are_those_of_separate_memories(recipe: ArmRecipeType) -> None:
+    """In ExecuTorch's runtime, whose delegate copies from and to a scratch of its own."""
+    torch.manual_seed(1)
+    samples = [(torch.randn(1, 4, 10, 12),) for _ in range(2)]
+    shared, separate = (_export(Skip(), samples, recipe, shared_scratch=value) for value in (True, False))
+    assert len(shared.report.delegates) == (2 if recipe is U55 else 1)  # U85 has sort
+    assert _ram(shared) < _ram(separate)
+    for sample in samples:
+        for a, b in zip(shared.run(*sample), separate.run(*sample), strict=True):
+            assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("options", [{"memory": {"dtcm": 800, "sram": None}}, {"shared_scratch": False}])
+def test_other_plans_have_no_scratch(options: dict[str, Any]) -> None:
+    result = _export(Small(), images(), U85, **options)
+    assert result.report.ram is not None
+    assert any(part.name == "NPU scratch" for part in result.report.ram.parts)
+
+
+def test_methods_share_the_scratch_of_the_runtime() -> None:
+    models = {"first": Counting().eval(), "between": Between().eval()}
+    result = export(models, ExportRecipe.get_recipe(U55), dict.fromkeys(models, vectors(2)), progress=False)
+    assert result.report.ram is not None
+    assert any(part.name == "NPU scratch" for part in result.report.ram.parts)
+    assert shared_scratch.SharedScratch().__name__ == "shared_scratch"
+
+
+@pytest.mark.parametrize("options", [{"plan_inputs": False}, {"plan_outputs": False}], ids=["inputs", "outputs"])
+def test_the_application_has_inputs_or_outputs_in_its_own_memory(options: dict[str, Any]) -> None:
+    planned, own = _export(Small(), images()), _export(Small(), images(), **options)
+    assert planned.report.ram is not None
+    assert own.report.ram is not None
+    parts = {part.name: part.bytes for part in own.report.ram.parts}
+    assert parts["inputs and outputs of the application"] > 0
+    sample = images()[0]
+    assert torch.equal(planned.run(*sample), own.run(*sample))
