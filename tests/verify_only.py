@@ -71,6 +71,13 @@ def mark_sampled(items: Iterable[pytest.Item]) -> None:
         first.add(name)
 
 
+def mark_scaled(items: Iterable[pytest.Item]) -> None:
+    """Mark the tests that check more cases with ``--verify`` with ``verify``: those that read the options."""
+    for item in items:
+        if "pytestconfig" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.verify)
+
+
 def mark_verify(values: Iterable[Any]) -> list[Any]:
     """Mark each value, so that its tests run only with ``--verify``."""
     return [pytest.param(value, marks=pytest.mark.verify) for value in values]

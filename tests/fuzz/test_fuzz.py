@@ -14,6 +14,7 @@ import torch
 
 from arm_backend_core.ops.catalog import records
 from arm_backend_core.tosa import reference
+from tests.cortex_m.lowering import Lowered
 from tests.fuzz import campaign, oracle
 from tests.fuzz.arguments import EXCLUDED_OPERATORS, draw_call, list_steps
 from tests.fuzz.generator import draw, draw_with
@@ -31,6 +32,9 @@ GRAPHS = {
     "ETHOSU_U85_INT8": 6,
     "ETHOSU_U55_A16W8": 3,
     "ETHOSU_U85_A16W8": 4,
+    "CORTEX_M_INT8": 6,
+    "CORTEX_M_INT8_DSP": 3,
+    "CORTEX_M_INT8_SCALAR": 3,
 }
 
 
@@ -119,6 +123,13 @@ def test_a_wrong_number_is_seen(monkeypatch: pytest.MonkeyPatch, target: str, er
     with pytest.raises(oracle.Failure) as failure:
         oracle.check(_Model(), _SAMPLES, target)
     assert failure.value.kind == "wrong"
+
+
+def test_a_wrong_kernel_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_here = Lowered.run_here
+    monkeypatch.setattr(Lowered, "run_here", lambda program, inputs: [x * 2 for x in run_here(program, inputs)])
+    with pytest.raises(oracle.Failure, match="the runtime's kernels differ from their records"):
+        oracle.check(_Model(), _SAMPLES, "CORTEX_M_INT8")
 
 
 def test_an_unstable_export_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
