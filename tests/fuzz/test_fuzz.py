@@ -23,7 +23,7 @@ from tests.fuzz.regressions import REGRESSIONS
 from tests.fuzz.shrink import shrink
 from tests.ops.runner import Input
 
-#: Graphs that are checked, from number 0 on.
+#: Graphs that ``make verify`` checks, from number 0 on; ``make test`` checks every fourth one.
 GRAPHS = {
     "TOSA_FP": 24,
     "TOSA_INT8": 20,
@@ -46,7 +46,14 @@ def _silence_output() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-@pytest.mark.parametrize(("target", "index"), [(target, i) for target, count in GRAPHS.items() for i in range(count)])
+@pytest.mark.parametrize(
+    ("target", "index"),
+    [
+        pytest.param(target, i, marks=[pytest.mark.verify] if i % 4 else [])
+        for target, count in GRAPHS.items()
+        for i in range(count)
+    ],
+)
 def test_graph(target: str, index: int) -> None:
     verdict = campaign.check_graph(target, 0, index)
     for regression in REGRESSIONS:

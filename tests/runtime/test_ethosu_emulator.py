@@ -229,6 +229,7 @@ def test_damaged_programs_end_in_errors(emulator: Emulator, convolution: bytes) 
     assert refused > 30
 
 
+@pytest.mark.verify
 def test_fuzzing(tmp_path: Path, pytestconfig: pytest.Config) -> None:
     """Programs, those that were found and mutated ones of both, with address and undefined-behaviour sanitizers."""
     fuzz = RUNTIME / "tests/fuzz"
