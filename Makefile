@@ -82,8 +82,6 @@ verify: debian-test $(READY_TEST) build/vela-$(OLDER)
 	$(call vela,$(OLDER)) $(BIN)/python -m pytest -n $(WORKERS) -q $(VELA_TESTS)
 	$(call vela,$(OLDER)) $(BIN)/python -m pytest -n $(WORKERS) -q tests/models -m verify --verify
 	$(BIN)/python -m pytest -n $(WORKERS) -q -m verify --verify
-	$(BIN)/python -m pytest -n $(WORKERS) -q tests/ops/test_ops.py tests/runtime/test_ethosu_emulator.py --verify
-	$(BIN)/python -m pytest -n $(WORKERS) -q tests/tflite --verify
 	$(BIN)/python -m tests.tosa.conformance --record build/conformance/$(REVISION)
 	$(BIN)/python -m tests.fuzz --verify --seed $(SEED) --workers $(WORKERS) --record build/fuzz/$(REVISION)
 

@@ -34,7 +34,7 @@ import pytest
 import torch
 
 from tests.line_coverage import LineCoverage
-from tests.verify_only import mark_sampled
+from tests.verify_only import mark_sampled, mark_scaled
 
 if TYPE_CHECKING:
     from tests.runtime.ethosu_emulator import Emulator
@@ -57,6 +57,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect tests marked ``verify`` without ``--verify``. Schedule xdist groups first: they are the longest jobs."""
     mark_sampled(items)
+    if config.getoption("verify"):
+        mark_scaled(items)
     items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
     if not config.getoption("verify"):
         left_out = {item for item in items if item.get_closest_marker("verify")}

@@ -32,6 +32,7 @@ def test_outputs_are_stored(path: Path) -> None:
     assert not re.findall(r"/(?:home|root|tmp|work|Users)/\S*", text), "run examples/execute_notebooks.py again"
 
 
+@pytest.mark.verify
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_runs(path: Path, tmp_path: Path) -> None:
     stored = code_outputs(nbformat.read(path, as_version=4))

@@ -119,6 +119,7 @@ def test_it_holds_the_sources_of_all_backends(wheel: Path) -> None:
     assert held == {name for name in files if not name.startswith("tests/")}
 
 
+@pytest.mark.verify
 def test_it_runs_where_it_is_installed(wheel: Path, tmp_path: Path) -> None:
     python = _environment(tmp_path, wheel)
     _run([str(python), "-c", _WORKS.format(environment=str(tmp_path))], cwd=tmp_path)

@@ -13,49 +13,70 @@ import pytest
 #: others (with 1000 only the first); ``make verify`` runs all.
 SAMPLED = {
     "test_angles::test_every_position": 6,
+    "test_bad_programs::test_every_flip_is_found": 2,
+    "test_bad_programs::test_flips_without_a_checksum": 1000,
     "test_bias_correction::test_the_mean_of_each_channel_is_kept": 3,
     "test_check_kernels::test_kernels_that_run": 2,
     "test_check_kernels::test_kernels_that_would_fail": 2,
-    "test_chooser::test_forms_are_equal_to_the_bit": 2,
+    "test_chooser::test_forms_are_equal_to_the_bit": 4,
     "test_coexistence::test_both_export_in_one_process": 1000,
     "test_complex_numbers::test_runs_whole_in_float": 5,
     "test_composites::test_runs_whole_in_float": 8,
     "test_composites::test_runs_whole_in_int8": 2,
-    "test_conformance::test_records_agree_with_the_generator": 2,
+    "test_conformance::test_npus_compute_what_the_reference_model_does": 3,
+    "test_conformance::test_records_agree_with_the_generator": 4,
     "test_convolution::test_lowering": 3,
+    "test_cortex_m::test_a_missing_path_is_named": 1000,
+    "test_data_dependent_shapes::test_an_element_at_the_number_of_a_tensor": 2,
     "test_data_dependent_shapes::test_is_exported_whole": 2,
     "test_device::test_a_folder_builds_and_runs_by_itself": 1000,
     "test_device::test_the_self_test_on_a_cortex_m55": 1000,
     "test_elementwise::test_lowering": 3,
-    "test_empty_tensors::test_programs_with_empty_tensors_run": 2,
+    "test_empty_tensors::test_programs_with_empty_tensors_run": 4,
     "test_ethosu::test_a_program_gives_the_numbers_of_its_tosa_graph": 2,
+    "test_ethosu_emulator::test_models": 1000,
     "test_ethosu_emulator::test_parts_are_read_and_written": 2,
-    "test_firmware::test_the_device_gives_the_numbers_of_this_machine": 3,
-    "test_fuzz::test_graph": 2,
+    "test_export::test_executorchs_own_export_takes_the_recipes": 2,
+    "test_export::test_the_faster_stage_gives_what_executorchs_own_gives": 2,
+    "test_firmware::test_the_device_gives_the_numbers_of_this_machine": 1000,
+    "test_higher_order::test_either_branch_is_taken": 2,
     "test_higher_order::test_flex_attention": 2,
+    "test_higher_order::test_rounds_whose_number_is_known_are_written_out": 2,
+    "test_host_run::test_nothing_goes_beyond_a_pool": 2,
     "test_inspection::test_layers_are_what_pytorch_computes": 2,
     "test_integers::test_binary": 2,
     "test_integers::test_rows": 2,
+    "test_lower::test_modules": 2,
+    "test_lower::test_random_graphs": 4,
     "test_many_paths::test_paths_are_not_followed_one_by_one": 2,
     "test_methods::test_a_decoder_goes_on_from_its_prompt": 1000,
     "test_methods::test_weights_are_stored_once": 2,
+    "test_models::test_an_output_two_steps_off_is_seen": 1000,
     "test_models::test_int8_output_is_at_most_a_step_from_pytorchs": 2,
     "test_movement::test_lowering": 3,
-    "test_notebooks::test_notebook_runs": 1000,
+    "test_movement::test_runtime": 3,
     "test_ops::test_float": 3,
     "test_ops::test_quantized": 10,
     "test_passes::test_edge_programs": 3,
     "test_passes::test_what_is_left_of_a_graph": 2,
+    "test_passes::test_work_of_the_pipeline_grows_with_the_graph_and_no_faster": 1000,
     "test_plain_flow::test_an_operator_in_the_middle": 2,
     "test_plain_flow::test_quantized": 2,
+    "test_plugin::test_programs_end_while_others_run": 2,
+    "test_plugin::test_threads": 2,
     "test_pooling::test_lowering": 3,
+    "test_pools::test_exactly_these_and_not_one_byte_less": 3,
     "test_recurrent::test_columns": 3,
     "test_recurrent::test_states_cost_less_than_a_decibel": 3,
     "test_regressions::test_regression": 4,
     "test_roll_recurrent_loops::test_the_same_on_other_targets": 5,
     "test_roll_recurrent_loops::test_the_same_results": 2,
+    "test_sources::test_another_version_does_not_compile": 2,
+    "test_sources::test_c_compiles_without_a_warning": 4,
+    "test_sources::test_the_self_test_compiles_and_the_types_have_the_sizes_that_were_counted_with": 1000,
     "test_special_values::test_float": 2,
     "test_state::test_streams": 5,
+    "test_training_mode::test_a_program_captured_without_eval_is_told": 2,
     "test_uint8::test_bytes_that_are_moved": 3,
 }
 
@@ -69,6 +90,13 @@ def mark_sampled(items: Iterable[pytest.Item]) -> None:
         if share > 1 and name in first and zlib.crc32(item.name.encode()) % share:
             item.add_marker(pytest.mark.verify)
         first.add(name)
+
+
+def mark_scaled(items: Iterable[pytest.Item]) -> None:
+    """Mark the tests that check more cases with ``--verify`` with ``verify``: those that read the options."""
+    for item in items:
+        if "pytestconfig" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.verify)
 
 
 def mark_verify(values: Iterable[Any]) -> list[Any]:

@@ -18,7 +18,7 @@ from torch.fx import GraphModule, Node
 
 from arm_backend_core.aten.constants import Constants
 from arm_backend_core.graph_edits import add_buffer_node, insert_call, replace_node
-from arm_backend_core.nodes import PARAMETER, is_float
+from arm_backend_core.nodes import PARAMETER, TIMESTEP_SLOT, is_float
 from arm_backend_core.targets.hardware import Hardware
 
 aten = torch.ops.aten
@@ -71,6 +71,8 @@ class _Rewriter:
         matrix = self.constants.value(source)
         if x.meta["val"].dim() == 1 and matrix.dim() > 2:
             return
+        if is_left:  # the operands trade places, so they do not correspond to those of other time steps
+            node.meta.pop(TIMESTEP_SLOT, None)
         with self.module.graph.inserting_before(node):
             result = self._product(node, x, source, matrix, is_left=is_left)
             if result is None:

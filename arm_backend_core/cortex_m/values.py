@@ -37,6 +37,16 @@ class Value:
         """Number of dimensions."""
         return len(self.shape)
 
+    def axis(self, dim: int) -> int:
+        """Number of the dimension that an operator's argument ``dim`` names, from either end.
+
+        Raises:
+            Unsupported: the tensor is a scalar. PyTorch accepts 0 and -1 there.
+        """
+        if not self.shape:
+            raise Unsupported("its operand is a tensor without dimensions")
+        return dim % self.rank
+
     @property
     def scale(self) -> float:
         """Scale of the quantization."""

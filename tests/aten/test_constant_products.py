@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from arm_recipes import ArmRecipeType, ExportRecipe, ExportResult, export
+from tests.sqnr import sqnr
 
 F = nn.functional
 U55, U85 = ArmRecipeType.ETHOSU_U55_INT8, ArmRecipeType.ETHOSU_U85_INT8
@@ -116,3 +117,25 @@ def test_a_short_time_transform_is_one_layer() -> None:
     kinds = _kinds(_exported(Spectrum()))
     assert "MatMul" not in kinds
     assert kinds.count("Conv2D") + kinds.count("FullyConnected") == 1
+
+
+class _RuntimeWeight(nn.Module):
+    """An LSTM with a constant initial state, whose weight for the state is an input: a constant on the left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.state = nn.Buffer(torch.randn(1, 4, 2, generator=generator))
+        self.weight = nn.Buffer(torch.randn(8, 3, generator=generator))
+
+    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
+        """x [4, 3, 3], weight [8, 2]."""
+        parameters = [self.weight, weight]
+        return torch.lstm(x, [self.state, self.state], parameters, False, 1, 0.0, False, False, True)[0]
+
+
+def test_steps_of_a_recurrent_layer_share_no_scale_with_a_constant_state() -> None:
+    model = _RuntimeWeight().eval()
+    samples = [(torch.randn(4, 3, 3), torch.randn(8, 2)) for _ in range(4)]
+    result = export(model, ExportRecipe.get_recipe(ArmRecipeType.CORTEX_M_INT8), samples)
+    assert sqnr(model(*samples[0]), result.run(*samples[0])) > 20

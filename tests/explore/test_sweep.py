@@ -315,6 +315,7 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
 # What is kept.
 
 
+@pytest.mark.verify
 def test_a_killed_sweep_goes_on(eight: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ended = subprocess.run([sys.executable, "-m", __name__, str(tmp_path)], capture_output=True, text=True)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
@@ -408,6 +409,7 @@ def test_a_backend_that_gives_results_at_the_end(eight: Sweep) -> None:
         assert sweep(Small().eval(), None, images(), **EIGHT) == eight
 
 
+@pytest.mark.verify
 def test_on_a_dask_cluster(eight: Sweep) -> None:
     from distributed import Client, LocalCluster
 

@@ -11,6 +11,9 @@ tensors, in float32, in float64 and perturbed. The target's tensor must be withi
 result of an int16 TABLE may be anywhere between two entries. The program's output must follow from these tensors.
 
 **Ethos-U.** The emulator executes Vela's command stream. Its results must be bit-equal to those of the TOSA graph.
+
+**Cortex-M.** The kernels' records compute the program's values. If no operator computes in floating point, the results
+of the C++ kernels in ExecuTorch's runtime must be bit-equal to those of the records.
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ from torch.fx import GraphModule, Interpreter
 import arm_recipes
 from arm_backend_core import events
 from arm_backend_core.backends.payload import checksum_spec
+from arm_backend_core.cortex_m.quantizer import CortexMQuantizer
 from arm_backend_core.delegate import delegate
 from arm_backend_core.errors import ArmBackendError, InternalError, ModelError
 from arm_backend_core.nodes import is_dequantize, overload_of
@@ -48,12 +52,19 @@ from arm_backend_core.quantization import (
     get_symmetric_quantization_config,
 )
 from arm_backend_core.quantization.ptq import ObservedProgram
-from arm_backend_core.targets.compile_spec import ArmCompileSpec, EthosUCompileSpec, TosaCompileSpec
+from arm_backend_core.targets.compile_spec import (
+    ArmCompileSpec,
+    CortexMCompileSpec,
+    EthosUCompileSpec,
+    TosaCompileSpec,
+)
+from arm_backend_core.targets.cortex_m import Isa
 from arm_backend_core.targets.target import Target as TosaTarget
 from arm_backend_core.tosa import reference
 from arm_recipes import ArmRecipeType
 from arm_recipes.runtime.errors import RunError
 from arm_recipes.runtime.ethosu import EthosUDelegate
+from tests.cortex_m.lowering import Lowered
 from tests.graphs import validate_by_tosa_opt
 from tests.models import quantized_reference
 from tests.ops.runner import export, flat
@@ -87,6 +98,8 @@ _ALGORITHMS = (
     *("int16_angles", "int16_attention", "int16_coordinates", "concat_scales", "fused_norms", "int16_outputs"),
     "fused_rms_norms",
 )
+#: Those of Cortex-M, whose kernels have no int16 tensors.
+_INT8_ALGORITHMS = tuple(name for name in _ALGORITHMS if not name.startswith("int16_"))
 
 
 @dataclass(frozen=True)
@@ -94,7 +107,7 @@ class Target:
     """A target and the quantization for it.
 
     Attributes:
-        spec: TOSA specification or accelerator.
+        spec: TOSA specification, accelerator or Cortex-M.
         int16_activations: whether activations are int16; None if the program is not quantized.
     """
 
@@ -119,6 +132,10 @@ TARGETS = {
     "ETHOSU_U55_A16W8": Target("ethos-u55-128", int16_activations=True),
     "ETHOSU_U65_A16W8": Target("ethos-u65-256", int16_activations=True),
     "ETHOSU_U85_A16W8": Target("ethos-u85-256", int16_activations=True),
+    # The processors stand for the instruction sets MVE, DSP and scalar.
+    "CORTEX_M_INT8": Target("cortex-m55", int16_activations=False),
+    "CORTEX_M_INT8_DSP": Target("cortex-m4", int16_activations=False),
+    "CORTEX_M_INT8_SCALAR": Target("cortex-m0plus", int16_activations=False),
 }
 
 
@@ -126,7 +143,20 @@ TARGETS = {
 def compile_spec(name: str) -> ArmCompileSpec:
     """Return the compile spec of a target."""
     spec = TARGETS[name].spec
+    if spec.startswith("cortex"):
+        return CortexMCompileSpec(spec)
     return EthosUCompileSpec(spec) if spec.startswith("ethos") else TosaCompileSpec(spec)
+
+
+def _make_recipe(target: str) -> ExportRecipe:
+    """Make the recipe that exports for a target, with loops of recurrent layers of more than two steps."""
+    options: dict[str, Any] = {"steps_per_call": 2}
+    if isinstance(compile_spec(target), CortexMCompileSpec):
+        options |= {"cpu": TARGETS[target].spec, "algorithms": _INT8_ALGORITHMS}
+        return ExportRecipe.get_recipe(ArmRecipeType.CORTEX_M_INT8, **options)
+    if TARGETS[target].int16_activations is not None:
+        options["algorithms"] = _ALGORITHMS
+    return ExportRecipe.get_recipe(ArmRecipeType[target], **options)
 
 
 class Failure(Exception):
@@ -180,6 +210,20 @@ class CompiledProgram:
         """Run the program and return its outputs; delegates run on the reference model."""
         return _run(_ContiguousInterpreter, self.program, inputs)
 
+    @property
+    def contents(self) -> list[object]:
+        """The graph of the program and the flatbuffers of its delegates."""
+        return [str(self.program.graph), *(record.tosa for record in self.log.delegates)]
+
+    def count_delegated(self) -> int:
+        """Number of delegated operators, and of calls of int8 kernels."""
+        calls = sum(self.lowered(Isa.MVE).calls.values())
+        return calls + sum(len(record.operators) for record in self.log.delegates)
+
+    def lowered(self, isa: Isa) -> Lowered:
+        """The program as one of int8 kernels."""
+        return Lowered(self.captured, self.program, self.log, isa)
+
 
 class _ContiguousInterpreter(Interpreter):
     """Makes results contiguous if they were traced so, as in ExecuTorch; some of PyTorch's kernels do not."""
@@ -204,7 +248,8 @@ def compile_program(model: nn.Module, samples: Sequence[tuple[Tensor, ...]], tar
         raise Undefined(f"torch.export: {type(error).__name__}: {str(error).splitlines()[0][:80]}") from error
     try:
         if TARGETS[target].int16_activations is not None:
-            captured = quantize_program(captured, samples, int16_activations=bool(TARGETS[target].int16_activations))
+            int16_activations = bool(TARGETS[target].int16_activations)
+            captured = quantize_program(captured, samples, compile_spec(target), int16_activations=int16_activations)
         with events.record() as log:
             program = delegate(captured, compile_spec(target))
     except ModelError as error:
@@ -215,17 +260,24 @@ def compile_program(model: nn.Module, samples: Sequence[tuple[Tensor, ...]], tar
 
 
 def quantize_program(
-    program: ExportedProgram, samples: Sequence[tuple[Tensor, ...]], *, int16_activations: bool
+    program: ExportedProgram,
+    samples: Sequence[tuple[Tensor, ...]],
+    spec: ArmCompileSpec | None = None,
+    *,
+    int16_activations: bool,
 ) -> ExportedProgram:
     """Quantize a program, calibrated on ``samples``; ``program`` is changed.
+
+    All targets but Cortex-M have the same quantizer.
 
     Raises:
         ModelError: a tensor has no scale for these samples, or is not float32.
     """
     config = get_symmetric_a16w8_quantization_config() if int16_activations else get_symmetric_quantization_config()
-    observed = ObservedProgram(
-        program, TOSAQuantizer(compile_spec("TOSA_INT8")).set_global(config), algorithms=_ALGORITHMS
-    )
+    is_cortex_m = isinstance(spec, CortexMCompileSpec)
+    quantizer = CortexMQuantizer(spec) if is_cortex_m else TOSAQuantizer(compile_spec("TOSA_INT8"))
+    algorithms = _INT8_ALGORITHMS if is_cortex_m else _ALGORITHMS
+    observed = ObservedProgram(program, quantizer.set_global(config), algorithms=algorithms)
     with torch.no_grad():
         for sample in samples:
             observed(*_clone_inputs(sample))
@@ -254,12 +306,14 @@ def check(
         Failure: a check failed.
         Undefined: PyTorch cannot capture the model, or its kernels return other types than the graph has.
     """
-    first = compile_program(model, samples, target)
+    first, spec = compile_program(model, samples, target), compile_spec(target)
     if validate_flatbuffers:
         for record in first.log.delegates:
             validate(record.tosa, TARGETS[target].tosa)
-    if isinstance(compile_spec(target), EthosUCompileSpec):
+    if isinstance(spec, EthosUCompileSpec):
         _check_streams(first)
+    if isinstance(spec, CortexMCompileSpec) and validate_flatbuffers:
+        _check_kernels(first, samples[0], spec)
     try:
         _check_values(first, samples[0], target)
     except Failure:
@@ -267,9 +321,9 @@ def check(
         raise
     if export_twice:
         second = compile_program(model, samples, target)
-        if [record.tosa for record in first.log.delegates] != [record.tosa for record in second.log.delegates]:
+        if first.contents != second.contents:
             raise Failure("unstable", "two exports differ")
-    outcome = Outcome(sum(len(record.operators) for record in first.log.delegates))
+    outcome = Outcome(first.count_delegated())
     for refused in first.log.rejected:
         if not refused.reason.strip():
             raise Failure("crashed", f"{refused.operator} is refused without a reason")
@@ -307,6 +361,26 @@ def _check_streams(compiled: CompiledProgram) -> None:
             stream.run_checked(inputs)
         except RunError as error:
             raise Failure("wrong", f"on a device: {error}", delegate_record.name) from error
+
+
+def _check_kernels(compiled: CompiledProgram, sample: tuple[Tensor, ...], spec: CortexMCompileSpec) -> None:
+    """Check that the C++ kernels in ExecuTorch's runtime give the bits of their records in Python.
+
+    Operators in floating point round differently there, and the kernels behind them have other inputs.
+    """
+    lowered = compiled.lowered(spec.isa)
+    if not lowered.calls or lowered.float_operators():
+        return
+    try:
+        outputs = lowered.run_here(_clone_inputs(sample))
+    except RunError:  # an integer operator without a kernel in ExecuTorch
+        return
+    except Exception as error:
+        raise Failure("crashed", f"runtime: {_describe_error(error)}") from error
+    expected = compiled.run(sample)
+    for i, (ours, theirs) in enumerate(zip(outputs[-len(expected) :], expected, strict=True)):  # after written inputs
+        if not torch.equal(ours, theirs):
+            raise Failure("wrong", "the runtime's kernels differ from their records", f"output {i}")
 
 
 def _check_values(compiled: CompiledProgram, sample: tuple[Tensor, ...], target: str) -> None:
@@ -425,10 +499,8 @@ def check_runtime(model: nn.Module, samples: Sequence[tuple[Tensor, ...]], targe
     """
     compiled = compile_program(model, samples, target)
     expected = compiled.run(samples[0])
-    same = {} if TARGETS[target].int16_activations is None else {"algorithms": _ALGORITHMS}
-    recipe = ExportRecipe.get_recipe(ArmRecipeType[target], steps_per_call=2, **same)
     try:
-        result = arm_recipes.export(model, recipe, [_clone_inputs(sample) for sample in samples])
+        result = arm_recipes.export(model, _make_recipe(target), [_clone_inputs(sample) for sample in samples])
     except Exception as error:
         if "Missing out variants" in str(error):  # an operator without elements, which no target supports
             raise Undefined(f"export: {str(error)[-80:]}") from error
@@ -662,16 +734,24 @@ class _TargetFollower(Interpreter):
         reference_values: PyTorch's values by quantize node, in steps of the scale, neither rounded nor clipped. The
             target's value replaces NaN. Further values are those at the table entries around each operand.
         constants: names of the placeholders that are constants.
+        is_division_by_zero_undefined: whether a quotient with a divisor of 0 is NaN: Cortex-M kernels return 0.
     """
 
     target_values: dict[str, Tensor]
     reference_values: dict[str, list[Tensor]]
     constants: Collection[str]
+    is_division_by_zero_undefined = False
 
     def follow(self, ours: dict[str, Tensor], constants: Collection[str]) -> None:
         """Set the target's integers and the names of constants."""
         self.target_values, self.reference_values, self.constants = ours, {}, constants
         self.garbage_collect_values = False
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        result = super().call_function(target, args, kwargs)
+        if self.is_division_by_zero_undefined and target is torch.ops.aten.div.Tensor and isinstance(args[1], Tensor):
+            return torch.where(args[1] == 0, math.nan, result)
+        return result
 
     def run_node(self, n: torch.fx.Node) -> Any:
         if n.name not in self.target_values or n.op != "call_function":
@@ -838,6 +918,8 @@ def _check_integer(program: ExportedProgram, inputs: Sequence[Tensor], outputs: 
     ours = {node.name: value for node, value in zip(nodes, values, strict=True)}
     followers: list[_TargetFollower] = [_Float32Follower(program.graph_module), *_make_float64_followers(program)]
     constants = [spec.arg.name for spec in program.graph_signature.input_specs if spec.kind in TENSOR_KINDS]
+    for follower in followers:
+        follower.is_division_by_zero_undefined = isinstance(compile_spec(target), CortexMCompileSpec)
     expected = [_evaluate_following(follower, program, inputs, ours, constants) for follower in followers]
     for node in nodes:
         if node.name not in followers[1].reference_values:

@@ -14,6 +14,7 @@ import torch
 
 from arm_backend_core.ops.catalog import records
 from arm_backend_core.tosa import reference
+from tests.cortex_m.lowering import Lowered
 from tests.fuzz import campaign, oracle
 from tests.fuzz.arguments import EXCLUDED_OPERATORS, draw_call, list_steps
 from tests.fuzz.generator import draw, draw_with
@@ -22,7 +23,7 @@ from tests.fuzz.regressions import REGRESSIONS
 from tests.fuzz.shrink import shrink
 from tests.ops.runner import Input
 
-#: Graphs that are checked, from number 0 on.
+#: Graphs that ``make verify`` checks, from number 0 on; ``make test`` checks every fourth one.
 GRAPHS = {
     "TOSA_FP": 24,
     "TOSA_INT8": 20,
@@ -31,6 +32,9 @@ GRAPHS = {
     "ETHOSU_U85_INT8": 6,
     "ETHOSU_U55_A16W8": 3,
     "ETHOSU_U85_A16W8": 4,
+    "CORTEX_M_INT8": 6,
+    "CORTEX_M_INT8_DSP": 3,
+    "CORTEX_M_INT8_SCALAR": 3,
 }
 
 
@@ -42,7 +46,14 @@ def _silence_output() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-@pytest.mark.parametrize(("target", "index"), [(target, i) for target, count in GRAPHS.items() for i in range(count)])
+@pytest.mark.parametrize(
+    ("target", "index"),
+    [
+        pytest.param(target, i, marks=[pytest.mark.verify] if i % 4 else [])
+        for target, count in GRAPHS.items()
+        for i in range(count)
+    ],
+)
 def test_graph(target: str, index: int) -> None:
     verdict = campaign.check_graph(target, 0, index)
     for regression in REGRESSIONS:
@@ -119,6 +130,13 @@ def test_a_wrong_number_is_seen(monkeypatch: pytest.MonkeyPatch, target: str, er
     with pytest.raises(oracle.Failure) as failure:
         oracle.check(_Model(), _SAMPLES, target)
     assert failure.value.kind == "wrong"
+
+
+def test_a_wrong_kernel_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_here = Lowered.run_here
+    monkeypatch.setattr(Lowered, "run_here", lambda program, inputs: [x * 2 for x in run_here(program, inputs)])
+    with pytest.raises(oracle.Failure, match="the runtime's kernels differ from their records"):
+        oracle.check(_Model(), _SAMPLES, "CORTEX_M_INT8")
 
 
 def test_an_unstable_export_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

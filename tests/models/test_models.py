@@ -30,15 +30,17 @@ ON_CPU = {
 }
 
 
-#: ``make test`` exports every model with this recipe, and with each other recipe one or two of the ten models.
-_ALWAYS = R.ETHOSU_U85_INT8
+#: ``make test`` exports half of the ten models with this recipe, and one or two of them with each other recipe.
+_USUAL = R.ETHOSU_U85_INT8
 
 
 def _parametrize_exports(recipes: Iterable[ArmRecipeType], slow: Sequence[ArmRecipeType] = ()) -> pytest.MarkDecorator:
     """Parametrize a test with each model and recipe; ``--verify`` runs all pairs, ``make test`` the chosen ones."""
 
     def marks(name: str, recipe: ArmRecipeType) -> list[pytest.MarkDecorator]:
-        chosen = recipe is _ALWAYS or (zoo.NAMES.index(name) + list(R).index(recipe)) % 9 == 0
+        number = zoo.NAMES.index(name)
+        # With the offset 2, the largest networks have recipes that take little time.
+        chosen = (recipe is _USUAL and number % 2 == 0) or (number + list(R).index(recipe) + 2) % 9 == 0
         return [pytest.mark.xdist_group(name), *([] if chosen and recipe not in slow else [pytest.mark.verify])]
 
     pairs = [(name, recipe) for name in zoo.NAMES for recipe in recipes]

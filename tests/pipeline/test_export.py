@@ -235,6 +235,7 @@ def test_a_graph_module_is_quantized() -> None:
 # Combined with another backend.
 
 
+@pytest.mark.verify
 def test_combined_with_xnnpack() -> None:
     model = Sorting().eval()
     (x,) = vectors(1)[0]

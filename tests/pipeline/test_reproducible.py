@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -45,6 +46,7 @@ for index, program in enumerate(programs(sys.argv[2])):
 """
 
 
+@pytest.mark.verify
 def test_two_exports_give_the_same_bytes(tmp_path: Path) -> None:
     root = Path(__file__).parents[2]
     kept = tmp_path / "kept"

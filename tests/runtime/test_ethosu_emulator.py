@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import struct
 from collections.abc import Iterable
@@ -35,15 +36,8 @@ from tests.runtime.building import RUNTIME, SANITIZERS, compile_cpp, run
 from tests.runtime.ethosu_emulator import Array, Emulator, delegates_with_payloads, read_payload
 from tests.runtime.vela_bugs import COMPILED_CORRECTLY, NOT_EMITTED, PARTS, REPRODUCERS, Reproducer, part
 
-_MODELS = ("mobilenet_v3_small", "tiny_vit")
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """The models that ``make test`` has the time for, or all of them."""
-    if "model" in metafunc.fixturenames:
-        whole = metafunc.config.getoption("verify")
-        metafunc.parametrize("model", zoo.NAMES if whole else _MODELS)
-        metafunc.parametrize("profile", ["int8", "a16w8"] if whole else ["int8"])
+#: Models and activations of ``make test``; ``make verify`` takes all.
+_MODELS = {("mobilenet_v3_small", "int8"), ("tiny_vit", "int8")}
 
 
 def _convolution(b: Builder, x: Value) -> Value:
@@ -61,6 +55,13 @@ def test_direct_drive(flags: list[str], emulator: Emulator) -> None:
     assert np.array_equal(result, reference.run(flatbuffer, inputs)[0])
 
 
+@pytest.mark.parametrize(
+    ("model", "profile"),
+    [
+        pytest.param(*case, marks=[] if case in _MODELS else [pytest.mark.verify])
+        for case in itertools.product(zoo.NAMES, ["int8", "a16w8"])
+    ],
+)
 def test_models(model: str, profile: str, emulator: Emulator) -> None:
     entry = zoo.build(model, 2)
     program, is_int16 = runner.export(entry.model, entry.samples[0]), profile == "a16w8"
@@ -228,6 +229,7 @@ def test_damaged_programs_end_in_errors(emulator: Emulator, convolution: bytes) 
     assert refused > 30
 
 
+@pytest.mark.verify
 def test_fuzzing(tmp_path: Path, pytestconfig: pytest.Config) -> None:
     """Programs, those that were found and mutated ones of both, with address and undefined-behaviour sanitizers."""
     fuzz = RUNTIME / "tests/fuzz"

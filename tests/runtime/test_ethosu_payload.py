@@ -489,6 +489,7 @@ def test_tensors_outside_the_payload(reader: Reader) -> None:
         assert reader.tensor(_payload(), side, index) is None
 
 
+@pytest.mark.verify
 def test_fuzzing(tmp_path: Path, pytestconfig: pytest.Config) -> None:
     """The corpus, then new inputs for two seconds (20 with ``--verify``), with address and UB sanitizers."""
     flags = [*SANITIZERS, "-fsanitize=fuzzer"]

@@ -28,9 +28,9 @@ def permute(cx: Context) -> Value:
     x = _operand(cx, cx.node.args[0])
     order = list(range(x.rank))
     if cx.node.target is aten.permute.default:
-        order = [axis % x.rank for axis in arguments_of(cx.node)["dims"]]
+        order = [x.axis(axis) for axis in arguments_of(cx.node)["dims"]]
     elif cx.node.target is aten.transpose.int:
-        first, second = (int(axis) % x.rank for axis in cx.node.args[1:3])  # type: ignore[arg-type]
+        first, second = (x.axis(int(axis)) for axis in cx.node.args[1:3])  # type: ignore[arg-type]
         order[first], order[second] = second, first
     else:
         order.reverse()
@@ -80,7 +80,7 @@ def concatenate(cx: Context) -> Value:
     values = [_operand(cx, argument) for argument in cx.node.args[0]]  # type: ignore[union-attr]
     values = [value for value in values if value.shape != (0,)]
     largest = max(values, key=lambda value: (value.data is None, math.prod(value.shape)))
-    layout, dim = largest.layout, int(arguments["dim"]) % largest.rank
+    layout, dim = largest.layout, largest.axis(int(arguments["dim"]))
     tensors = [cx.emit.store(value, layout) for value in values]
     return cx.computed(cx.emit.call(aten.cat.default, tensors, layout.index(dim)), layout)
 
@@ -95,7 +95,7 @@ def slice_dimension(cx: Context) -> Value:
 
 def _slice(cx: Context, x: Value, dim: int, start: int | None, end: int | None, step: int = 1) -> Value:
     """A slice along dimension ``dim``, in the layout of ``x``."""
-    stored, axis = cx.emit.store(x, x.layout), x.layout.index(dim % x.rank)
+    stored, axis = cx.emit.store(x, x.layout), x.layout.index(x.axis(dim))
     return cx.computed(cx.emit.call(aten.slice_copy.Tensor, stored, axis, start, end, step), x.layout)
 
 
@@ -108,7 +108,7 @@ def select_index(cx: Context) -> Value:
 
 def _select(cx: Context, x: Value, dim: int, index: int) -> Value:
     """One index along dimension ``dim``, in the layout of ``x`` without this dimension."""
-    dim %= x.rank
+    dim = x.axis(dim)
     node = cx.emit.call(aten.select_copy.int, cx.emit.store(x, x.layout), x.layout.index(dim), index)
     return cx.computed(node, [axis - (axis > dim) for axis in x.layout if axis != dim])
 
@@ -122,7 +122,7 @@ def take_part(cx: Context) -> Value:
     """One part of a tensor that is split along a dimension: a slice, or a selection for ``unbind``."""
     source, index = cx.node.all_input_nodes[0], cast(int, cx.node.args[1])
     x = _operand(cx, source.args[0])
-    dim = int(arguments_of(source)["dim"]) % x.rank
+    dim = x.axis(int(arguments_of(source)["dim"]))
     if source.target is aten.unbind.int:
         return _select(cx, x, dim, index)
     sizes = [part.shape[dim] for part in source.meta["val"]]

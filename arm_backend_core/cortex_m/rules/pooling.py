@@ -140,7 +140,7 @@ def reduce_mean(cx: Context) -> Value:
     arguments = arguments_of(cx.node)
     x = cx.operand(cx.node.args[0])
     dims: Any = arguments.get("dim")
-    reduced = sorted({d % x.rank for d in (range(x.rank) if dims is None or dims == [] else dims)})
+    reduced = sorted({x.axis(d) for d in (range(x.rank) if dims is None or dims == [] else dims)})
     is_mean = cx.node.target in (aten.mean.dim, aten.mean.default)
     if is_mean and x.q.is_equivalent(cx.result.q):
         return _average_dimensions(cx, x, reduced)
@@ -206,8 +206,9 @@ def _pad_for_ceil_mode(cx: Context, image: Node, window: _Windows) -> Node:
 @rule(aten.softmax.int, aten._softmax.default, aten._safe_softmax.default)
 def softmax(cx: Context) -> Value:
     """Softmax, along any dimension: the kernel computes it along the last one."""
-    x, dim = cx.operand(cx.node.args[0]), int(arguments_of(cx.node)["dim"])
-    layout = (*(axis for axis in x.layout if axis != dim % x.rank), dim % x.rank)
+    x = cx.operand(cx.node.args[0])
+    dim = x.axis(int(arguments_of(cx.node)["dim"]))
+    layout = (*(axis for axis in x.layout if axis != dim), dim)
     try:
         parameters = softmax_parameters(x.scale)
     except ValueError as error:

@@ -136,6 +136,8 @@ REFUSALS = {
         Case("", nn.AvgPool2d(3, 2, 1, ceil_mode=True), [(1, 3, 6, 8)]),
         "the pooling kernels count no padding in ceil_mode",
     ),
+    "softmax of a scalar": (Case("", lambda x: x.softmax(0), [()]), "a tensor without dimensions"),
+    "sum of a scalar": (Case("", lambda x: x.sum(-1), [()]), "a tensor without dimensions"),
     "long rows": (Case("", lambda x: x.softmax(1), [(2, 513)]), "nearly uniform rows of 513 elements"),
     "long rows without MVE": (Case("", lambda x: x.softmax(1), [(2, 512)], isa="dsp"), "rows up to 511 are exact"),
     "very long rows": (Case("", lambda x: x.softmax(1), [(1, 5000)]), "rows have at most 4095 elements"),
