@@ -93,7 +93,7 @@ def test_other_targets(recipe: ArmRecipeType) -> None:
 
 def test_the_page_answers_with_the_accuracy() -> None:
     result = _export(PAIRS, labels=True)
-    text = str(result.report.page().html)
+    text = result.report.page().text
     assert "75.00 % of the floating-point model" in text
 
 
