@@ -44,6 +44,7 @@ from arm_backend_core.program import (
     copy_program,
     drop_assertions,
     duplicate_dequantize_nodes,
+    eliminate_dead_constants,
     fold_constant_outputs,
     lift_constants,
 )
@@ -160,6 +161,7 @@ def prepare_program(program: ExportedProgram, target: Target) -> ExportedProgram
     avoid_builtin_names(program)
     duplicate_dequantize_nodes(program)
     normalize_memory_formats(program)
+    eliminate_dead_constants(program)
     return program
 
 

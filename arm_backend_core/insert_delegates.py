@@ -15,7 +15,7 @@ from torch.fx.passes.tools_common import stable_topological_sort
 from arm_backend_core.events import Delegate, set_delegate_record
 from arm_backend_core.graph_edits import eliminate_dead_code
 from arm_backend_core.nodes import BOUNDARY, boundary_order, boundary_source
-from arm_backend_core.program import TENSOR_KINDS, build_program
+from arm_backend_core.program import build_program, eliminate_dead_constants
 
 Execute = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 
@@ -86,7 +86,7 @@ def insert_delegates(program: ExportedProgram, delegates: Sequence[CompiledParti
             program.graph.erase_node(node)
     stable_topological_sort(program.graph_module)
     eliminate_dead_code(program.graph)  # casts back to int64 that only delegates read
-    eliminate_dead_constants(program, {node.name for delegate in delegates for node in delegate.partition.constants})
+    eliminate_dead_constants(program)
     program.graph_module.recompile()
 
 
@@ -182,21 +182,6 @@ def _extract_program(program: ExportedProgram, partition: Partition) -> Exported
         copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output(tuple(copies[node] for node in partition.outputs))
     return build_program(program, graph, {copies[node]: specs[node.name] for node in partition.constants})
-
-
-def eliminate_dead_constants(program: ExportedProgram, names: Container[str]) -> None:
-    """Remove the constants called ``names`` that have no readers."""
-    nodes = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
-    live_specs = []
-    for spec in program.graph_signature.input_specs:
-        node = nodes[spec.arg.name]
-        if spec.kind not in TENSOR_KINDS or spec.arg.name not in names or node.users:
-            live_specs.append(spec)
-            continue
-        program.graph.erase_node(node)
-        for store in (program.state_dict, program.constants):
-            store.pop(str(spec.target), None)
-    program.graph_signature.input_specs[:] = live_specs
 
 
 class _DelegateStub:

@@ -154,6 +154,20 @@ def lift_constants(program: ExportedProgram) -> None:
     program.graph_module.recompile()
 
 
+def eliminate_dead_constants(program: ExportedProgram) -> None:
+    """Remove the parameters, buffers and constants that no operator reads or writes."""
+    dead = {node.name: node for node in constants_of(program) if not node.users}
+    live_specs = []
+    for spec in program.graph_signature.input_specs:
+        if spec.arg.name not in dead:
+            live_specs.append(spec)
+            continue
+        program.graph.erase_node(dead[spec.arg.name])
+        for store in (program.state_dict, program.constants):
+            store.pop(str(spec.target), None)
+    program.graph_signature.input_specs[:] = live_specs
+
+
 def fold_constant_outputs(program: ExportedProgram) -> bool:
     """Replace each output that a program computes from constants alone by a copy of its constant value.
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from arm_recipes.api import export
     from arm_recipes.comparison.compare import compare
     from arm_recipes.comparison.result import Comparison
+    from arm_recipes.explore.advice.sparsity import compute_sparsity_masks
     from arm_recipes.explore.sweep.result import Sweep
     from arm_recipes.explore.sweep.sweep import sweep
     from arm_recipes.explore.tune.result import Tuned
@@ -78,6 +79,7 @@ __all__ = [
     "VelaProgram",
     "VerificationError",
     "compare",
+    "compute_sparsity_masks",
     "export",
     "inspect_program",
     "load",
@@ -120,6 +122,7 @@ _LAZY_IMPORTS_WITH_EXECUTORCH = {
     "ArmRecipeType": "arm_recipes.provider",
     "Budget": "arm_recipes.types",
     "compare": "arm_recipes.comparison.compare",
+    "compute_sparsity_masks": "arm_recipes.explore.advice.sparsity",
     "DynamicShapes": "arm_recipes.types",
     "export": "arm_recipes.api",
     "ExportRecipe": "arm_recipes.recipe.recipe",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ from executorch.export import ExportRecipe
 from arm_recipes._internal.files import check_writable
 from arm_recipes._internal.old_names import reject_old_names
 from arm_recipes._internal.tracebacks import shorten_tracebacks
+from arm_recipes.comparison.expected_accuracy import measure_expected_accuracy, separate_labels
 from arm_recipes.pipeline.export import check_recipe, run_export
 from arm_recipes.result import ExportResult
-from arm_recipes.types import DynamicShapes, Model, Samples, Sizes
+from arm_recipes.types import DynamicShapes, Labels, Metric, Model, Samples, Sizes
 
 
 @reject_old_names(example_inputs="samples")
@@ -22,6 +24,8 @@ def export(
     recipe: ExportRecipe,
     samples: Samples | None = None,
     *,
+    labels: Labels | bool | None = None,
+    metric: Metric | None = None,
     output: str | Path | None = None,
     dynamic_shapes: DynamicShapes | None = None,
     sizes: Sizes | None = None,
@@ -51,6 +55,12 @@ def export(
             The first sample is used to capture the model. All samples calibrate the quantization ranges, unless the
             recipe has ``calibration_samples``. Inputs are tensors or NumPy arrays; numbers, booleans, strings and None
             become constants of the program. Default: the example inputs of an ``ExportedProgram``.
+        labels (iterable or True, optional): class labels, one for each batch item of the samples, in their order. The
+            report then has the expected top-1 accuracy: of the model in floating point, of the quantized program (both
+            run in PyTorch), and the drop. True: the labels follow the inputs in each sample, as in the batches of a
+            ``DataLoader`` or in ``[(x, label)]``. Default: None, no accuracy.
+        metric (callable, optional): ``metric(outputs, sample)`` returns a number, higher is better. The report has its
+            mean over the samples in place of the top-1 accuracy. A sample may have items after the inputs.
         output (str or Path, optional): write the ``.pte`` to this path. The path is checked before compilation starts.
         dynamic_shapes (dict, tuple or list, optional): dynamic dimensions, as in ``torch.export.export``; for several
             methods, a dict by method name. Requires ``sizes``, because Arm targets are compiled for fixed shapes.
@@ -79,7 +89,7 @@ def export(
         ExportResult: the program and its report.
 
     Raises:
-        ValueError: the inputs, the dynamic shapes or the output path are invalid.
+        ValueError: the inputs, labels, metric, dynamic shapes or the output path are invalid.
         TypeError: ``model`` or ``recipe`` has the wrong type.
         ExportError: a stage failed, for example because the model raised an exception during tracing. The message
             names the module or operator and the line.
@@ -100,10 +110,11 @@ def export(
     check_recipe(recipe)
     if output is not None:
         check_writable(output)
+    labelled = separate_labels(model, samples, labels, metric, sizes)
     artifact = run_export(
-        model,
+        model if labelled is None else labelled.models,
         recipe,
-        samples,
+        samples if labelled is None else labelled.samples,
         dynamic_shapes=dynamic_shapes,
         sizes=sizes,
         constant_methods=constant_methods,
@@ -113,6 +124,9 @@ def export(
         cache_dir=cache_dir,
         progress=progress,
     )
+    if labelled is not None:
+        accuracy = measure_expected_accuracy(artifact, labelled)
+        artifact.report = replace(artifact.report, accuracy=accuracy)
     result = ExportResult.from_artifact(artifact)
     if output is not None:
         result.save(output)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from operator import attrgetter
 from typing import Any
 
+import torch
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
+from torch.fx import Graph, GraphModule, Node
 
-from arm_backend_core.graph_edits import add_buffer_node
+from arm_backend_core.graph_edits import add_buffer_node, eliminate_dead_code
 from arm_backend_core.nodes import constant_nodes, evaluate_node
 from arm_backend_core.ops.catalog import find_record
 from arm_backend_core.ops.registry import Kind
+from arm_backend_core.program import constants_of, drop_assertions, eliminate_dead_constants
 
 
 class Constants:
@@ -49,13 +53,48 @@ class Constants:
 def fold_constant_weights(module: GraphModule) -> None:
     """Fold weights and biases that the graph computes from parameters, as in weight standardization, into buffers."""
     constants = Constants(module)
-    for node in list(module.graph.nodes):
+    for source in _computed_weights(module.graph, constants):
+        with module.graph.inserting_before(source):
+            folded = add_buffer_node(module, f"{source.name}_value", constants.value(source).clone())
+        source.replace_all_uses_with(folded)
+
+
+def fold_computed_parameters(program: ExportedProgram) -> None:
+    """Fold weights and biases that the program computes from parameters into parameters of the program.
+
+    ``torch.nn.utils.prune`` multiplies a weight by its mask in each call until ``prune.remove``. Quantization
+    algorithms see such a weight as a parameter, so the program does not depend on whether ``prune.remove`` was called.
+    """
+    graph, constants = program.graph, Constants(program.graph_module, constants_of(program))
+    sources = list(dict.fromkeys(_computed_weights(graph, constants)))
+    if not sources:
+        return
+    first = next(iter(graph.nodes))
+    for source in sources:
+        value = constants.value(source).detach().clone()
+        with graph.inserting_before(first):
+            folded = graph.placeholder(f"p_{source.name}")
+        folded.meta = dict(source.meta)
+        name = folded.target = folded.name
+        program.graph_signature.input_specs.insert(
+            graph.find_nodes(op="placeholder").index(folded),
+            InputSpec(InputKind.PARAMETER, TensorArgument(folded.name), name),
+        )
+        program.state_dict[name] = torch.nn.Parameter(value, requires_grad=False)
+        source.replace_all_uses_with(folded)
+    drop_assertions(program)  # else they would keep the operands of the folded operators in the program
+    eliminate_dead_code(graph)
+    eliminate_dead_constants(program)
+    program.graph_module.recompile()
+
+
+def _computed_weights(graph: Graph, constants: Constants) -> Iterator[Node]:
+    """Yield the operators whose constant results are weights or biases of convolutions and linear layers."""
+    for node in list(graph.nodes):
         record = find_record(node)
         if record is None or record.kind is not Kind.CONV:
             continue
         for position in (record.weight, record.bias):
             source: Any = node.args[position] if position < len(node.args) else None
             if isinstance(source, Node) and source.op == "call_function" and source in constants:
-                with module.graph.inserting_before(source):
-                    folded = add_buffer_node(module, f"{source.name}_value", constants.value(source).clone())
-                source.replace_all_uses_with(folded)
+                yield source

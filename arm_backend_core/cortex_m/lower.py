@@ -34,7 +34,6 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported, compiler_fault
 from arm_backend_core.fusion.rules import get_scale_factor
 from arm_backend_core.graph_edits import eliminate_dead_code
-from arm_backend_core.insert_delegates import eliminate_dead_constants
 from arm_backend_core.lowering.qparams_reader import QParamsReader
 from arm_backend_core.nodes import (
     evaluate_node,
@@ -46,7 +45,7 @@ from arm_backend_core.nodes import (
     overload_of,
 )
 from arm_backend_core.ops.catalog import find_record
-from arm_backend_core.program import constants_of, lift_constants
+from arm_backend_core.program import constants_of, eliminate_dead_constants, lift_constants
 from arm_backend_core.qparams import QParams
 from arm_backend_core.targets.cortex_m import Isa
 
@@ -74,10 +73,9 @@ def lower_to_kernels(program: ExportedProgram, isa: Isa) -> dict[Node, Unsupport
     walk.connect()
     refusals = {node.name: reason for node, reason in walk.refusals.items()}
     stable_topological_sort(program.graph_module)  # a reader may precede the conversion of its operand's layout
-    names = {node.name for node in walk.constants}
     eliminate_dead_code(program.graph)
     lift_constants(program)
-    eliminate_dead_constants(program, names)
+    eliminate_dead_constants(program)
     program.graph_module.recompile()
     for node in filter(_is_left_in_float, program.graph.nodes):
         refusals.setdefault(node.name, Unsupported(f"there is no int8 kernel for {operator_name(node)}"))

@@ -27,9 +27,15 @@ from arm_backend_core import events
 from arm_backend_core.backends.call_counts import set_call_count
 from arm_backend_core.delegate import delegate, prepare_program
 from arm_backend_core.graph_edits import add_buffer_node, eliminate_dead_code
-from arm_backend_core.insert_delegates import eliminate_dead_constants
 from arm_backend_core.nodes import DELEGATE_LOOP, TIMESTEP_SLOT, assign_debug_handles, evaluate_node
-from arm_backend_core.program import avoid_builtin_names, constants_of, copy_program, lift_constants, lowered_modules
+from arm_backend_core.program import (
+    avoid_builtin_names,
+    constants_of,
+    copy_program,
+    eliminate_dead_constants,
+    lift_constants,
+    lowered_modules,
+)
 from arm_backend_core.recurrent.chunk import ChunkBuilder
 from arm_backend_core.recurrent.node_writer import NodeWriter, copy_meta
 from arm_backend_core.recurrent.traced_layers import TRACED_LAYERS
@@ -111,7 +117,7 @@ class LoopRolling:
         if not compiler.loops:
             return program
         stable_topological_sort(rolled.graph_module)
-        eliminate_dead_constants(rolled, {node.name for node in constants_of(rolled)})
+        eliminate_dead_constants(rolled)
         lift_constants(rolled)
         _update_output_names(rolled)
         return rolled

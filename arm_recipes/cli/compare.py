@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from arm_recipes._internal.files import check_file, check_writable
 from arm_recipes.cli import arguments
+from arm_recipes.cli.labels import add_labels, read_labels
 from arm_recipes.cli.parser import SAMPLES
 from arm_recipes.cli.samples import check_source
 from arm_recipes.recipe import options
@@ -30,11 +31,8 @@ def add_command(commands: Commands) -> None:
         parser, "--samples", "samples to compare on, other than the calibration samples", required=True
     )
     arguments.add_recipe(parser, required=False)
-    samples = parser.group(SAMPLES)
-    samples.add_argument(
-        "--labels", type=Path, metavar="FILE", help="class indices in an .npy file, one per item of the samples"
-    )
-    samples.add_argument("--method", default="forward", metavar="NAME", help="method to run")
+    add_labels(parser, "compare the top-1 accuracy, too")
+    parser.group(SAMPLES).add_argument("--method", default="forward", metavar="NAME", help="method to run")
     arguments.add_html(parser, "report and comparison")
     arguments.add_json(parser)
     parser.set_defaults(call=_compare)
@@ -42,7 +40,7 @@ def add_command(commands: Commands) -> None:
 
 def _compare(args: argparse.Namespace) -> None:
     check_source(args.samples, "--samples")
-    labels = None if args.labels is None else _read_labels(args.labels)
+    labels = read_labels(args.labels)
     has_recipe = args.recipe is not None or args.tuned is not None
     if (args.other is None) == (not has_recipe):
         raise ValueError("compare takes a model with --recipe, or two programs without it")
@@ -86,15 +84,3 @@ def _compare_programs(args: argparse.Namespace, labels: Any) -> Any:
     input_infos = arguments.program_inputs(load(args.model), args.method)
     samples = arguments.read_argument_samples(args, "samples", input_infos)
     return compare(args.model, args.other, samples, labels, method=args.method)
-
-
-def _read_labels(path: Path) -> Any:
-    import numpy as np
-
-    try:
-        loaded = np.load(path, allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"--labels: '{path}' cannot be read as an array: {error}") from error
-    if not isinstance(loaded, np.ndarray) or loaded.ndim != 1 or loaded.dtype.kind not in "iu":
-        raise ValueError(f"--labels: '{path}' is not an .npy file with a one-dimensional integer array")
-    return loaded

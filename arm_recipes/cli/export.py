@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from arm_recipes._internal.files import check_writable
 from arm_recipes.cli import arguments
+from arm_recipes.cli.labels import add_labels, read_labels
 from arm_recipes.cli.parser import OUTPUT, RECIPE_GROUPS
 from arm_recipes.cli.samples import check_source
 
@@ -37,6 +38,7 @@ def add_command(commands: Commands) -> None:
     arguments.add_samples(
         parser, "--bundled-samples", "also write a bundled program, model.bpte, with these samples and their outputs"
     )
+    add_labels(parser, "report the expected top-1 accuracy on the calibration samples")
     arguments.add_html(parser, "the report")
     compilation = parser.group(RECIPE_GROUPS["all"])
     compilation.add_argument(
@@ -67,7 +69,12 @@ def _export(args: argparse.Namespace) -> None:
     html_path = None if args.html is None else check_writable(args.html)
     if args.bundled_samples is not None:
         check_source(args.bundled_samples, "--bundled-samples")
-    arguments.check_no_overwrite([args.model, args.calibration_samples, args.bundled_samples], [output, html_path])
+    labels = read_labels(args.labels)
+    if labels is not None and args.calibration_samples is None:
+        raise ValueError("--labels are those of --calibration-samples; add --calibration-samples")
+    arguments.check_no_overwrite(
+        [args.model, args.calibration_samples, args.bundled_samples, args.labels], [output, html_path]
+    )
     from arm_recipes import export
 
     program = arguments.load_model(args.model)
@@ -78,7 +85,8 @@ def _export(args: argparse.Namespace) -> None:
     result = export(
         program,
         recipe,
-        samples if args.sizes else None,
+        samples if args.sizes or labels is not None else None,
+        labels=labels,
         sizes=args.sizes,
         channels_last=args.channels_last,
         verify=args.verify,

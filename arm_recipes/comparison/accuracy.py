@@ -1,6 +1,6 @@
 """Accuracy of programs on samples: SQNR against the floating-point model, a user's metric, or top-1 accuracy by labels.
 
-``compare``, ``sweep`` and ``tune`` use this module.
+``export``, ``compare``, ``sweep`` and ``tune`` use this module.
 """
 
 from __future__ import annotations
@@ -78,6 +78,13 @@ class Evaluator:
         """Rate a quantized program run in PyTorch. The program on the target differs in rounding only."""
         return self.rate_outputs(run_model(program, self.samples))
 
+    def task_accuracy(
+        self, program: ExportedProgram, labels: Tensor | None = None, *, has_padding: bool = False
+    ) -> Accuracy | None:
+        """Compute the task accuracy of a quantized program run in PyTorch, see ``compute_accuracy``."""
+        outputs = run_model(program, self.samples)
+        return compute_accuracy(self._expected, outputs, self._originals, labels, self._metric, has_padding=has_padding)
+
     def rate_outputs(self, outputs: Sequence[Any]) -> Rating:
         """Rate outputs for the samples against the model's outputs.
 
@@ -137,6 +144,26 @@ class Accuracy:
         reference, program = (f"{100 * x:.2f} %" if is_share else f"{x:.6g}" for x in (self.reference, self.program))
         return reference, program
 
+    @property
+    def drop(self) -> float:
+        """Metric of the reference minus metric of the program."""
+        return self.reference - self.program
+
+    @property
+    def drop_figure(self) -> str:
+        """The drop as text; shares of items in percentage points."""
+        return f"{100 * self.drop:.2f} points" if self.agreeing is not None else f"{self.drop:.6g}"
+
+    def rows(self, reference: str) -> list[tuple[str, ...]]:
+        """Rows of a table; ``reference`` is the name of the reference."""
+        of_reference, of_program = self.figures
+        label = f"{self.metric}, {self.items} {'samples' if self.agreeing is None else 'items'}"
+        rows: list[tuple[str, ...]] = [(label, f"{of_reference} of {reference}", f"{of_program} of the program")]
+        rows.append(("drop", self.drop_figure, ""))
+        if self.agreeing is not None:
+            rows.append(("predictions that agree", f"{self.agreeing} of {self.items}", ""))
+        return rows
+
 
 def check_metric(metric: Any) -> None:
     """Check the argument ``metric``.
@@ -146,6 +173,35 @@ def check_metric(metric: Any) -> None:
     """
     if metric is not None and not callable(metric):
         raise ValueError(f"metric: {metric!r} is not callable; give a function of outputs and a sample, or None")
+
+
+def compute_accuracy(
+    reference: Sequence[Any],
+    program: Sequence[Any],
+    samples: Sequence[Any],
+    labels: Tensor | None,
+    metric: Metric | None,
+    *,
+    has_padding: bool,
+) -> Accuracy | None:
+    """Compute the task accuracy by the metric, or else by the labels; None without both.
+
+    Args:
+        reference, program: outputs of each sample, in the model's structure. Labels need class scores as the first
+            tensor.
+        samples: samples as the user passed them, for the metric.
+        labels, has_padding: as for ``compute_top1_accuracy``.
+
+    Raises:
+        ValueError: as ``compute_metric`` and ``compute_top1_accuracy``.
+    """
+    if metric is not None:
+        return compute_metric(metric, reference, program, samples)
+    if labels is None:
+        return None
+    first = next((i for i, x in enumerate(pytree.tree_leaves(reference[0])) if isinstance(x, Tensor)), 0)
+    scores = ([pytree.tree_leaves(output)[first] for output in outputs] for outputs in (reference, program))
+    return compute_top1_accuracy(labels, *scores, has_padding=has_padding)
 
 
 def compute_metric(

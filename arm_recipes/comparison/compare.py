@@ -16,8 +16,7 @@ from arm_recipes._internal.tracebacks import shorten_tracebacks
 from arm_recipes.comparison.accuracy import (
     Accuracy,
     check_metric,
-    compute_metric,
-    compute_top1_accuracy,
+    compute_accuracy,
     run_model,
 )
 from arm_recipes.comparison.dispatch import run_samples
@@ -248,13 +247,9 @@ def _compute_accuracy(
         [_unflatten_outputs(x, spec) for x in side]
         for side in ([result.reference for result in results], [result.program for result in results])
     )
-    if metric is not None:
-        return compute_metric(metric, reference, program, samples.originals)
-    if samples.labels is None:
-        return None
-    first = next((i for i, x in enumerate(pytree.tree_leaves(reference[0])) if isinstance(x, torch.Tensor)), 0)
-    scores = ([pytree.tree_leaves(x)[first] for x in side] for side in (reference, program))
-    return compute_top1_accuracy(samples.labels, *scores, has_padding=samples.has_padding)
+    return compute_accuracy(
+        reference, program, samples.originals, samples.labels, metric, has_padding=samples.has_padding
+    )
 
 
 def _unflatten_outputs(outputs: list[Any], spec: Any) -> Any:

@@ -162,7 +162,7 @@ class Comparison(Renderable):
         duration = f"{self.samples} sample{'s' * (self.samples != 1)} in {self.seconds:.1f} s"
         yield f"{self.program} against {self.reference}: '{self.method}', {duration}", rows
         if self.accuracy is not None:
-            yield "Accuracy", _accuracy_rows(self.accuracy, self.reference)
+            yield "Accuracy", self.accuracy.rows(self.reference)
         if self.layers:
             yield from self._layer_sections()
         notes = [*self.notes, *([_INT16_NOTE] if any("int16" in _format_advice(layer) for layer in self.worst) else [])]
@@ -202,16 +202,6 @@ def _select_layers(layers: tuple[LayerGap, ...]) -> list[LayerGap]:
     if len(computing) <= _MAX_LAYERS:
         return computing
     return [computing[round(index * (len(computing) - 1) / (_MAX_LAYERS - 1))] for index in range(_MAX_LAYERS)]
-
-
-def _accuracy_rows(accuracy: Accuracy, reference: str) -> list[tuple[str, ...]]:
-    is_share = accuracy.agreeing is not None
-    numbers = accuracy.figures
-    label = f"{accuracy.metric}, {accuracy.items} {'items' if is_share else 'samples'}"
-    rows: list[tuple[str, ...]] = [(label, f"{numbers[0]} of {reference}", f"{numbers[1]} of the program")]
-    if accuracy.agreeing is not None:
-        rows.append(("predictions that agree", f"{accuracy.agreeing} of {accuracy.items}", ""))
-    return rows
 
 
 def _frame_row(layer: LayerGap) -> dict[str, Any]:

@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, RandomSampler
 
 from arm_backend_core.kinds import ScalarKind, kind_of
 from arm_recipes.comparison.accuracy import flatten_labels
@@ -59,8 +61,7 @@ def prepare_samples(
             f"metric: the DataLoader's {len(originals)} batches become {len(converted)} batches of the program's batch "
             "size, so a metric per batch is undefined; use a DataLoader with the program's batch_size"
         )
-    if is_loader and labels is None and metric is None:
-        labels = _loader_labels(originals, arity)
+    labels = _resolve_labels(samples, originals, arity, labels, metric)
     inputs, normalized = [], []
     for index, sample in enumerate(converted):
         leaves = input_signature.check(sample, f"{argument}[{index}]")
@@ -96,8 +97,7 @@ def prepare_program_samples(
             raise ValueError(f"{description} has {len(leaves)} tensors, the program takes {len(expected)} ({names})")
         converted.append(inputs_of_sample)
         inputs.append(leaves)
-    if isinstance(samples, DataLoader) and labels is None and metric is None:
-        labels = _loader_labels(originals, len(expected))
+    labels = _resolve_labels(samples, originals, len(expected), labels, metric)
     return ComparisonSamples(
         originals, converted, inputs, None if labels is None else flatten_labels(labels), has_padding=False
     )
@@ -115,8 +115,40 @@ def _drop_extras(sample: Any, arity: int) -> Any:
     return sample[:arity] if isinstance(sample, (tuple, list)) and not isinstance(sample, Inputs) else sample
 
 
-def _loader_labels(batches: Sequence[Any], arity: int) -> list[Tensor] | None:
-    """Return the integer labels that follow the inputs in a DataLoader's batches; None without labels."""
-    labels = [batch[arity] for batch in batches if isinstance(batch, (tuple, list)) and len(batch) > arity]
-    is_integer = [isinstance(x, Tensor) and kind_of(x.dtype) is ScalarKind.INTEGER for x in labels]
-    return labels if labels and len(labels) == len(batches) and all(is_integer) else None
+def _resolve_labels(samples: Any, originals: Sequence[Any], arity: int, labels: Any, metric: Any) -> Any:
+    """Return the labels: those given, or the integers that follow the inputs in the samples.
+
+    Raises:
+        ValueError: ``labels=True``, and the samples have no labels; or labels are given for a DataLoader that shuffles.
+    """
+    if labels is None:
+        return _appended_labels(originals, arity) if isinstance(samples, DataLoader) and metric is None else None
+    if labels is True:
+        found = _appended_labels(originals, arity)
+        if found is None:
+            raise ValueError(
+                "labels=True: the samples have no labels; give integers after the inputs of each sample, [(x, label)], "
+                "or a list of labels"
+            )
+        return found
+    if isinstance(samples, DataLoader) and isinstance(samples.sampler, RandomSampler):
+        raise ValueError(
+            "labels: the DataLoader shuffles its samples, so their order is not that of the labels; use labels=True "
+            "for the labels in its batches, or shuffle=False"
+        )
+    return labels
+
+
+def _appended_labels(samples: Sequence[Any], arity: int) -> list[Any] | None:
+    """Return the integer labels that follow the inputs in the samples; None without labels."""
+    labels = [sample[arity] for sample in samples if isinstance(sample, (tuple, list)) and len(sample) > arity]
+    is_integer = [
+        isinstance(label, int)
+        or (isinstance(label, (Tensor, np.ndarray, np.integer)) and _is_integer(torch.as_tensor(label)))
+        for label in labels
+    ]
+    return labels if labels and len(labels) == len(samples) and all(is_integer) else None
+
+
+def _is_integer(tensor: Tensor) -> bool:
+    return kind_of(tensor.dtype) is ScalarKind.INTEGER

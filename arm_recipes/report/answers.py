@@ -8,15 +8,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from arm_recipes._internal.rendering import format_bytes
+from arm_recipes.report.record import FLOAT_MODEL
 
 if TYPE_CHECKING:
-    from arm_recipes.report.comparisons import ComparisonRecord
+    from arm_recipes.report.comparisons import ComparisonRecord, TaskAccuracy
     from arm_recipes.report.context import ExportContext
     from arm_recipes.report.record import ExportRecord, MethodReport
 
 _NO_ESTIMATE = "Time and RAM are estimated for Ethos-U and Cortex-M programs only."
 _NO_LIMIT = "No limit is set: pass board=, or sram_budget= and flash_budget=."
-_NO_COMPARISON = "save_html(path, result.compare(samples, labels=...)) shows the accuracy of the task."
+_NO_COMPARISON = "labels= or metric= of export() show the accuracy of the task."
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,8 @@ def _answer_accurate(comparison: ComparisonRecord, is_named: bool) -> Answer:
 
 def _answer_accurate_by_calibration(report: ExportRecord) -> Answer:
     """Answer without a comparison: the output with the lowest SQNR on the last calibration sample."""
+    if report.accuracy is not None:
+        return _answer_expected_accuracy(report.accuracy)
     quantized = [method.quantization for method in report.methods if method.quantization is not None]
     if not quantized:
         return Answer("Accurate?", "not quantized", (_NO_COMPARISON,))
@@ -125,6 +128,14 @@ def _answer_accurate_by_calibration(report: ExportRecord) -> Answer:
     if not figures:
         return Answer("Accurate?", "not measured", (_NO_COMPARISON,))
     return Answer("Accurate?", f"SQNR {_format_sqnr(min(figures))}", ("last calibration sample", _NO_COMPARISON))
+
+
+def _answer_expected_accuracy(accuracy: TaskAccuracy) -> Answer:
+    """Answer with the task accuracy that the export measured."""
+    reference, program = accuracy.figures
+    origin = f"{accuracy.items} items, run in PyTorch; result.compare() runs the program itself"
+    details = f"{accuracy.metric}; {reference} of {FLOAT_MODEL}, drop {accuracy.drop_figure}", origin
+    return Answer("Accurate?", program, details)
 
 
 def _format_sqnr(sqnr: float) -> str:

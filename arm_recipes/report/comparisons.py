@@ -52,8 +52,19 @@ class TaskAccuracy(Protocol):
         """Name of the metric."""
 
     @property
+    def items(self) -> int:
+        """Number of items that the metric is averaged over."""
+
+    @property
     def figures(self) -> tuple[str, str]:
         """Figures of reference and program as text."""
+
+    @property
+    def drop_figure(self) -> str:
+        """Difference of reference and program as text."""
+
+    def rows(self, reference: str) -> list[tuple[str, ...]]:
+        """Rows of a table; ``reference`` is the name of the reference."""
 
 
 class ComparisonRecord(Protocol):

@@ -18,6 +18,7 @@ from arm_recipes.stages.edge.cpu_operators import CpuOperator
 if TYPE_CHECKING:
     from arm_backend_core.backends.payload import VelaEstimates
     from arm_backend_core.events import Delegate
+    from arm_recipes.report.comparisons import TaskAccuracy
     from arm_recipes.report.layers import LayerCost
     from arm_recipes.report.memory import MemoryOverTime
     from arm_recipes.report.ram import Ram
@@ -33,6 +34,8 @@ CONVERSION_REMEDIES = {
     "_to_dim_order_copy": "int32 in place of int64, float32 in place of float64; samples in the model's memory format",
     "_clone_dim_order": "samples in the memory format of the model (torch.channels_last)",
 }
+#: Name of the reference of the expected accuracy.
+FLOAT_MODEL = "the floating-point model"
 #: Maximum number of measured layers of each delegate in the printed report.
 _MAX_LAYER_ROWS = 5
 
@@ -113,6 +116,7 @@ class ExportRecord(Renderable):
         cached: whether the program was taken from ``cache_dir``.
         ram: RAM that a board needs for the program; None without delegates for an Ethos-U if the
             recipe is not for a Cortex-M.
+        accuracy: expected accuracy of the task; None without labels and metric.
     """
 
     recipe: str
@@ -123,6 +127,7 @@ class ExportRecord(Renderable):
     measured: Mapping[str, EthosUStatistics] = field(default_factory=dict)
     cached: bool = False
     ram: Ram | None = None
+    accuracy: TaskAccuracy | None = None
 
     @property
     def total_seconds(self) -> float:
@@ -164,6 +169,7 @@ class ExportRecord(Renderable):
             "measured": to_jsonable(dict(self.measured)),
             "cached": self.cached,
             "ram": self.ram and self.ram.to_dict(),
+            "accuracy": self.accuracy and to_jsonable(self.accuracy),
         }
 
     def sections(self) -> Iterator[Section]:
@@ -171,6 +177,8 @@ class ExportRecord(Renderable):
         rows: list[tuple[str, ...]] = [("program", f"{format_bytes(self.program_bytes)}, the .pte file")]
         took = f"{self.total_seconds:.2f} s{', from the cache' if self.cached else ''}"
         yield f"Recipe {self.recipe}", [*rows, ("export", took)]
+        if self.accuracy is not None:
+            yield "Expected accuracy, run in PyTorch", self.accuracy.rows(FLOAT_MODEL)
         yield from self.ram.sections() if self.ram is not None else ()
         for method in self.methods:
             yield from _method_sections(method, many=len(self.methods) > 1)

@@ -182,7 +182,7 @@ def to_sample_list(method: str, method_samples: Any, argument: str = "samples") 
         kind = type(samples[index]).__name__
         raise ValueError(
             f"{argument}[{index}] of method '{method}' must be a tuple of the model's inputs, got {kind}; write [(x,)] "
-            "for one sample, and leave out labels"
+            "for one sample, and [(x, label)] with labels=True to measure accuracy"
         )
     return samples
 

@@ -47,7 +47,11 @@ def check_arguments(model: Any, sample: Inputs, description: str) -> None:
         ValueError: it cannot. The message lists the inputs of the model.
     """
     if isinstance(model, ExportedProgram):
-        InputSignature.from_program(model).check(sample, description)
+        input_signature = InputSignature.from_program(model)
+        arity = input_signature.spec.children()[0].num_children
+        if len(sample) > arity:
+            raise ValueError(_describe_surplus(sample, description, input_signature.names[:arity], arity))
+        input_signature.check(sample, description)
         return
     signature = inspect.signature(model.forward)
     try:
@@ -66,17 +70,22 @@ def check_arguments(model: Any, sample: Inputs, description: str) -> None:
             f"{description} has the key '{unknown[0]}', which is not an input; {listed}; rename or drop it"
         )
     if len(sample) > len(positional):
-        count = len(positional)
-        samples = "[(sample[0],) for sample in samples]" if count == 1 else f"[sample[:{count}] for sample in samples]"
-        raise ValueError(
-            f"{description} has {len(sample)} inputs; {listed}; leave out labels and other items, {samples}, or pass a "
-            "DataLoader itself, whose additional items are left out"
-        )
+        raise ValueError(_describe_surplus(sample, description, known, len(positional)))
     required = [name for name in known[len(sample) :] if parameters[name].default is inspect.Parameter.empty]
     missing = [name for name in required if name not in sample.keywords]
     if missing:
         raise ValueError(f"{description} lacks the input '{missing[0]}'; {listed}; add it to each sample")
     raise ValueError(f"{description} does not fit the model: {problem}; {listed}")
+
+
+def _describe_surplus(sample: Inputs, description: str, names: Sequence[str], count: int) -> str:
+    """Describe a sample with more items than the ``count`` positional inputs of the model, and what to do."""
+    samples = "[(sample[0],) for sample in samples]" if count == 1 else f"[sample[:{count}] for sample in samples]"
+    return (
+        f"{description} has {len(sample)} inputs; the model takes {', '.join(names) or 'none'}; if labels follow the "
+        f"inputs, pass labels=True to export(), and the report has the accuracy; else leave out additional items, "
+        f"{samples}, or pass a DataLoader itself, whose additional items are left out"
+    )
 
 
 def input_names(model: torch.nn.Module, sample: Inputs) -> list[str]:

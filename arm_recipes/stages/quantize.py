@@ -240,6 +240,7 @@ class FastQuantizeStage(QuantizeStage):
     ) -> dict[str, ExportedProgram]:
         """Quantize the programs. Calibrates the methods in order, each with the buffers that its predecessor left."""
         from arm_backend_core import events
+        from arm_backend_core.aten.constants import fold_computed_parameters
         from arm_backend_core.program import copy_program
         from arm_backend_core.quantization.algorithms.cross_layer_equalization import equalize
         from arm_backend_core.quantization.diagnostics.calibration_coverage import find_coverage_problems
@@ -247,6 +248,8 @@ class FastQuantizeStage(QuantizeStage):
         from arm_backend_core.quantization.shared_observers import share_observers
         from arm_backend_core.quantization.state_observers import StateProbe
 
+        for program in programs.values():
+            fold_computed_parameters(program)
         shared_tensors, passes = SharedTensors(), self._quantization_recipe.pre_convert_passes or ()
         algorithms = recipe_algorithms(self._quantization_recipe)
         is_trained = any(isinstance(pass_, SetTrainedRanges) for pass_ in passes)

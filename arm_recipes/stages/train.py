@@ -180,6 +180,7 @@ class FakeQuantizedModel(torch.nn.Module):
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Return a copy with its own model and ranges, for example to average weights over steps."""
         memo |= {id(shared): shared for shared in self._objects_shared_by_copies()}
+        memo |= _detach_computed_weights(self.model)
         memo[id(self)] = duplicate = type(self).__new__(type(self))
         # The copy captures its programs again.
         duplicate.__dict__ = copy.deepcopy({**self.__dict__, "_fake_quant_programs": {}}, memo)
@@ -266,6 +267,15 @@ def model_to_train(models: Mapping[str, Any]) -> torch.nn.Module:
     return module
 
 
+def _detach_computed_weights(model: torch.nn.Module) -> dict[int, Any]:
+    """Copy the weights that pruning or weight normalization computed in the last call, for ``copy.deepcopy``'s memo.
+
+    Each call computes them again. ``deepcopy`` refuses tensors with gradient history.
+    """
+    values = [value for module in model.modules() for value in vars(module).values()]
+    return {id(x): x.detach().clone() for x in values if isinstance(x, Tensor) and not x.is_leaf}
+
+
 def _to_cpu(sample: Inputs) -> Inputs:
     args, keywords = pytree.tree_map_only(Tensor, Tensor.cpu, (tuple(sample), sample.keywords))
     return Inputs(*args, **keywords)
@@ -301,7 +311,9 @@ class TrainingQuantizeStage(FastQuantizeStage):
         ((method, model),) = models.items() if len(models) == 1 else (("", model_to_train(models)),)
         if isinstance(model, (ExportedProgram, GraphModule)) and is_quantized(model.graph):
             return dict(models)
-        prepared = FakeQuantizedModel(copy.deepcopy(model_to_train(models)), self, examples[method])
+        module = model_to_train(models)
+        duplicate = copy.deepcopy(module, _detach_computed_weights(module))
+        prepared = FakeQuantizedModel(duplicate, self, examples[method])
         with torch.enable_grad():
             train(prepared)
         self._quantization_recipe = prepared.trained_recipe()

@@ -276,7 +276,8 @@ Status Program::add_weights(const Registers& registers, Operation* op) {
   std::vector<int64_t> key = {layout.ofm_depth,  layout.ofm_block_depth, layout.ifm_depth, layout.microblock,
                               layout.kernel_h,   layout.kernel_w,        layout.stride_y,  layout.stride_x,
                               layout.dilation_y, layout.dilation_x,      layout.ifm_bits,  flags};
-  for (uint32_t core = 0; core < configuration_.cores; ++core) {
+  const uint32_t stream_count = layout.fast ? 1 : configuration_.cores;
+  for (uint32_t core = 0; core < stream_count; ++core) {
     const int64_t address = registers.address(kBases[core]);
     const int64_t length = registers.word(kBases[core] + 1);
     key.push_back(length);

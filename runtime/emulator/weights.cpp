@@ -327,6 +327,9 @@ class U85Walk {
     depthwise_padding_ = !l_.depthwise || (!wide && npu.macs <= 256) ? 0 : npu.macs <= 512 ? 2 : 6;
   }
 
+  // Number of consecutive values of a core in the fast encoding, whose stream takes values of all cores in turn.
+  size_t fast_block() const { return static_cast<size_t>(ofm_micro_ * ifm_micro_ * padded_ / cores_); }
+
   void run() {
     bool forward = true;
     for (int32_t ofm0 = 0; ofm0 < l_.ofm_depth; ofm0 += l_.ofm_block_depth) {
@@ -413,19 +416,29 @@ void walk(const Configuration& npu, const WeightLayout& layout, int32_t core, Vi
 // Maximum in valid streams.
 constexpr size_t kMaxWeights = size_t{1} << 28;
 
-Status decode_stream(const Configuration& npu, const WeightLayout& l, int32_t core, Bytes stream,
-                     std::vector<int16_t>* weights) {
-  size_t wanted = 0;
-  walk(npu, l, core, [&wanted](int32_t, int32_t, int32_t, int32_t) { ++wanted; });
+// Counts the values of a core, with their padding.
+size_t count_values(const Configuration& npu, const WeightLayout& l, int32_t core) {
+  size_t count = 0;
+  walk(npu, l, core, [&count](int32_t, int32_t, int32_t, int32_t) { ++count; });
+  return count;
+}
+
+// Decodes `wanted` values of a stream; `core` is for the message.
+Status decode_values(const WeightLayout& l, int32_t core, Bytes stream, size_t wanted, std::vector<int16_t>* values) {
   if (wanted > kMaxWeights) {
     return failure(Error::kWeights, "there are % weights with their padding", static_cast<int64_t>(wanted));
   }
-  std::vector<int16_t> values;
-  values.reserve(wanted);
-  if (!(l.fast ? decode_fast(stream, wanted, &values) : decode_standard(stream, wanted, &values))) {
+  values->reserve(wanted);
+  if (!(l.fast ? decode_fast(stream, wanted, values) : decode_standard(stream, wanted, values))) {
     return failure(Error::kWeights, "the weights of core % are damaged: % values are needed, % bytes are there", core,
                    static_cast<int64_t>(wanted), static_cast<int64_t>(stream.size));
   }
+  return {};
+}
+
+// Stores the values of a core, in the order of its walk.
+void store_values(const Configuration& npu, const WeightLayout& l, int32_t core, const std::vector<int16_t>& values,
+                  std::vector<int16_t>* weights) {
   size_t at = 0;
   walk(npu, l, core, [&](int32_t o, int32_t y, int32_t x, int32_t i) {
     const int16_t value = values[at++];
@@ -437,6 +450,32 @@ Status decode_stream(const Configuration& npu, const WeightLayout& l, int32_t co
         l.depthwise ? position * l.ofm_depth + o : (o * l.kernel_h * l.kernel_w + position) * l.ifm_depth + i;
     (*weights)[static_cast<size_t>(index)] = value;
   });
+}
+
+// Decodes the only stream of the fast encoding.
+Status decode_fast_stream(const Configuration& npu, const WeightLayout& l, Bytes stream,
+                          std::vector<int16_t>* weights) {
+  const auto cores = static_cast<int32_t>(npu.cores);
+  const auto no_visit = [](int32_t, int32_t, int32_t, int32_t) {};
+  const size_t block = U85Walk<decltype(no_visit)>(npu, l, 0, no_visit).fast_block();
+  const size_t per_core = count_values(npu, l, 0);
+  std::vector<int16_t> values;
+  const Status status = decode_values(l, 0, stream, per_core * npu.cores, &values);
+  if (!status.ok()) {
+    return status;
+  }
+  std::vector<std::vector<int16_t>> values_by_core(npu.cores);
+  for (size_t start = 0; start < values.size();) {
+    const size_t count = std::min(block, per_core - values_by_core[0].size());
+    for (std::vector<int16_t>& part : values_by_core) {
+      const auto first = values.begin() + static_cast<int64_t>(start);
+      part.insert(part.end(), first, first + static_cast<int64_t>(count));
+      start += count;
+    }
+  }
+  for (int32_t core = 0; core < cores; ++core) {
+    store_values(npu, l, core, values_by_core[static_cast<size_t>(core)], weights);
+  }
   return {};
 }
 
@@ -488,18 +527,19 @@ Status decode_weights(const Configuration& npu, const WeightLayout& layout, cons
     return failure(Error::kShape, "blocks of % channels for % cores", layout.ofm_block_depth, npu.cores);
   }
   weights->assign(layout.count(), 0);
-  const auto cores = static_cast<int32_t>(layout.fast ? 1 : npu.cores);
-  for (int32_t core = 0; core < cores; ++core) {
-    if (layout.fast && npu.cores > 1) {
-      return failure(Error::kUnsupported, "fast weights of several streams");
-    }
+  if (layout.fast) {
+    return decode_fast_stream(npu, layout, streams[0], weights);
+  }
+  for (int32_t core = 0; core < static_cast<int32_t>(npu.cores); ++core) {
     if (core >= layout.ofm_depth && !npu.u85()) {
       break;
     }
-    const Status status = decode_stream(npu, layout, core, streams[core], weights);
+    std::vector<int16_t> values;
+    const Status status = decode_values(layout, core, streams[core], count_values(npu, layout, core), &values);
     if (!status.ok()) {
       return status;
     }
+    store_values(npu, layout, core, values, weights);
   }
   return {};
 }

@@ -41,7 +41,8 @@ struct ChannelScale {
 // Returns the number of channels of an IFM block, which the command stream of U85 does not contain.
 int32_t ifm_block_depth(const Configuration& npu, const WeightLayout& layout);
 
-// Decodes the streams of all cores to [ofm][y][x][ifm], or to [y][x][channel] if depthwise.
+// Decodes the streams of all cores to [ofm][y][x][ifm], or to [y][x][channel] if depthwise. The fast encoding has one
+// stream for all cores.
 Status decode_weights(const Configuration& npu, const WeightLayout& layout, const Bytes* streams,
                       std::vector<int16_t>* weights);
 

@@ -168,6 +168,21 @@ def test_compare_with_the_model_and_with_another_program(small: Path, capsys: py
     assert json.loads(capsys.readouterr().out)["sqnr"] == pytest.approx(found["sqnr"], abs=3)
 
 
+def test_export_with_labels(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arrays, labels = small.with_name("x.npz"), small.with_name("labels.npz")
+    samples = images(4)
+    np.savez(arrays, np.concatenate([sample[0].numpy() for sample in samples]))
+    model = torch.export.load(str(small)).module(check_guards=False)
+    predictions = torch.cat([model(*sample).flatten(1) for sample in samples]).argmax(1).numpy()
+    np.savez(labels, labels=predictions, others=predictions)
+    command = ["export", str(small), "--recipe", "tosa-int8", "--labels", str(labels), "--json"]
+    assert main([*command, "--calibration-samples", str(arrays)]) == 0
+    accuracy = json.loads(capsys.readouterr().out)["accuracy"]
+    assert (accuracy["reference"], accuracy["items"]) == (1.0, 4)
+    assert main(command) == 2
+    assert "--labels are those of --calibration-samples" in capsys.readouterr().err
+
+
 def test_commands_without_a_file_of_their_own_write_their_result(
     small: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

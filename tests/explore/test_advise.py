@@ -130,7 +130,7 @@ def test_constants_that_a_memory_mode_places_in_sram_count_as_sram() -> None:
 
 
 def test_no_advice_says_so() -> None:
-    assert str(AdviceList((), 3, ("x: why",))) == "0 of 3 changes lower the cost\n  none\nNot tried\n  x: why"
+    assert str(AdviceList((), 3, ("x: why",))) == "0 of 3 changes lower the cost\n  none\nNotes\n  x: why"
 
 
 def test_other_recipes_have_none() -> None:

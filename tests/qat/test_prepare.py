@@ -13,6 +13,7 @@ from executorch.export import ExportRecipe, QuantizationRecipe
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 from torch.export import ExportedProgram
+from torch.nn.utils import prune
 from torch.utils import _pytree as pytree
 
 from arm_backend_core.quantization import TOSAQuantizer, get_symmetric_quantization_config
@@ -181,6 +182,26 @@ def test_ranges_that_follow_are_no_parameters_and_follow() -> None:
     before = [bounds.clone() for bounds in after]
     prepared(*samples[0])
     assert all(torch.equal(new, old) for new, old in zip(after, before, strict=True))
+
+
+def test_pruned_weights_stay_zero_in_training_and_a_pruned_model_can_be_copied() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 4))
+    for layer in (model[0], model[2]):
+        prune.l1_unstructured(layer, "weight", 0.5)
+    samples: Samples = [(torch.randn(8, 16),) for _ in range(4)]
+    model(*samples[0]).sum().backward()  # the computed weights have a gradient history
+    prepared = prepare_qat(model, ExportRecipe.get_recipe(INT8), samples, progress=False)
+    optimizer = torch.optim.SGD(prepared.parameters(), lr=0.1)
+    for _ in range(3):
+        loss = prepared(*samples[0]).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    for trained in (prepared, copy.deepcopy(prepared)):
+        program = trained.export().exported_programs["forward"]
+        weights = [x for x in {**program.state_dict, **program.constants}.values() if x.dtype is torch.int8]
+        assert [int((x == 0).sum()) >= x.numel() // 2 for x in weights] == [True, True]
 
 
 @pytest.mark.parametrize("shape", [(6, 3), (2, 3, 5), (4, 3, 4, 4)])

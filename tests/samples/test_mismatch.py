@@ -122,7 +122,7 @@ def test_several_inputs_are_named() -> None:
         ({"img": X, "scale": X}, "has the key 'img', which is not an input; the model takes image, scale, bias"),
         ({"image": X}, "lacks the input 'scale'; the model takes image, scale, bias; add it to each sample"),
         ((X,), "lacks the input 'scale'"),
-        ((X, X, X, 7), r"has 4 inputs; .* labels and other items, \[sample\[:3\] for sample in samples\]"),
+        ((X, X, X, 7), r"has 4 inputs; .*labels=True.* additional items, \[sample\[:3\] for sample in samples\]"),
         (Inputs(X, X, image=X), "does not fit the model: multiple values for argument 'image'"),
     ],
 )
@@ -134,9 +134,11 @@ def test_wrong_arguments_are_found_before_the_capture(sample: Any, message: str)
 def test_labels_in_a_list() -> None:
     loader = DataLoader(TensorDataset(X.repeat(2, 1, 1, 1), torch.arange(2)), batch_size=1)
     for samples in ([(X, torch.tensor([1]))], iter(loader)):
-        with pytest.raises(ValueError, match=r"has 2 inputs; the model takes x; leave out .* \[\(sample\[0\],\)"):
+        with pytest.raises(
+            ValueError, match=r"has 2 inputs; the model takes x; if labels .* labels=True .* \[\(sample\[0\],\)"
+        ):
             export(Net().eval(), _recipe(), samples)
-    with pytest.raises(ValueError, match=r"got Tensor; write \[\(x,\)\] for one sample, and leave out labels"):
+    with pytest.raises(ValueError, match=r"got Tensor; write \[\(x,\)\] for one sample, and \[\(x, label\)\] with"):
         export(Net().eval(), _recipe(), next(iter(loader)))
 
 

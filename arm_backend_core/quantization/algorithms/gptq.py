@@ -109,18 +109,22 @@ def _find_weight(model: ObservedProgram, node: Node) -> Node | None:
 
 
 def _round_weight(weight: Tensor, scale: Tensor, largest: int, covariance: Tensor) -> Tensor:
-    """Round a weight [rows, columns] to multiples of ``scale``; later columns compensate each column's error."""
+    """Round a weight [rows, columns] to multiples of ``scale``; later columns compensate each column's error.
+
+    Weights that are 0 stay 0, because a pruned model would lose its sparsity (as in SparseGPT, Frantar et al. 2023).
+    """
     order = covariance.diagonal().argsort(descending=True)
     inverse = torch.linalg.inv(covariance[order][:, order])
     factor = torch.linalg.cholesky((inverse + inverse.T) / 2, upper=True)
     remaining, result = weight[:, order].T.contiguous(), torch.empty_like(weight.T)
+    is_kept = remaining != 0
     steps = scale[:, 0]
     for start in range(0, len(remaining), _BLOCK_COLUMNS):
         stop = min(start + _BLOCK_COLUMNS, len(remaining))
         errors = torch.empty_like(remaining[start:stop])
         for column in range(start, stop):
             row = remaining[column]
-            result[column] = (row / steps).round_().clamp_(-largest, largest).mul_(steps)
+            result[column] = (row / steps).round_().clamp_(-largest, largest).mul_(steps * is_kept[column])
             errors[column - start] = (row - result[column]) / factor[column, column]
             remaining[column + 1 : stop] -= factor[column, column + 1 : stop, None] * errors[column - start]
         remaining[stop:] -= factor[start:stop, stop:].T @ errors

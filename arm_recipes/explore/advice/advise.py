@@ -73,6 +73,10 @@ def _evaluate_changes(
         evaluator.try_per_tensor_weights(
             program, f" of '{method}'" if len(programs) > 1 else "", is_only_method=len(programs) == 1
         )
+    if len(programs) == 1:
+        evaluator.try_sparse_weights(*programs.values())
+    else:
+        evaluator.notes.append(f"{_SPARSE_WEIGHTS}: the program has several methods that share weights")
     channels, notes = try_fewer_channels(recipe, spec, programs)
     evaluated = [*evaluator.results, *channels]
     better = sorted((item for item in evaluated if item.saves), key=lambda item: item.then.cycles - item.now.cycles)
@@ -100,6 +104,9 @@ def _candidate_options(spec: EthosUCompileSpec) -> Iterator[dict[str, Any]]:
         yield {"optimise": "size"}
 
 
+#: Name of the change to 2:4 structured sparsity.
+_SPARSE_WEIGHTS = "2:4 sparse weights"
+_NO_WEIGHTS = "no convolution or linear layer has 16 or more input channels"
 #: Memory that holds the constants: Vela's name -> name in notes. Vela says ``OnChipFlash`` for constants in SRAM.
 _CONSTANT_MEMORY_NAMES = {"OnChipFlash": "SRAM", "OffChipFlash": "flash", "Dram": "DRAM"}
 
@@ -151,6 +158,32 @@ class _ChangeEvaluator:
             (lowered.delegates, lowered.arrays(self._spec)),
             "less accurate: check with compare",
         )
+
+    def try_sparse_weights(self, program: ExportedProgram) -> None:
+        """Compile the program with two of each four weights set to 0 (2:4 structured sparsity)."""
+        from arm_recipes.explore.advice.sparsity import find_prunable_weights, prune_weights
+
+        changed = prune_weights(program)
+        if changed is None:
+            reason = "the weights are 2:4 sparse already" if find_prunable_weights(program) else _NO_WEIGHTS
+            self.notes.append(f"{_SPARSE_WEIGHTS}: {reason}")
+            return
+        lowered = lower_program(changed, self._spec.target, self._loops)
+        if isinstance(lowered, str):
+            self.notes.append(f"{_SPARSE_WEIGHTS}: {lowered}")
+            return
+        self._compile_and_record(
+            _SPARSE_WEIGHTS,
+            self._spec,
+            (lowered.delegates, lowered.arrays(self._spec)),
+            "requires pruning (compute_sparsity_masks) and fine-tuning",
+        )
+        if self.results and self.results[-1].change == _SPARSE_WEIGHTS and not self.results[-1].saves:
+            then = self.results[-1].then
+            self.notes.append(
+                f"{_SPARSE_WEIGHTS} save nothing ({self._current_cost.cycles:,} to {then.cycles:,} cycles): neither "
+                "multiply-accumulates nor the transfer of weights limits this program"
+            )
 
     def _compile_and_record(self, change: str, spec: EthosUCompileSpec, lowered: _LoweredDelegates, note: str) -> None:
         _, estimates = compile_delegates(0, spec, lowered[0], *lowered[1])

@@ -81,7 +81,7 @@ class AdviceList(Renderable):
     Attributes:
         items: the changes and trade-offs (``Advice.is_trade_off``).
         tried: number of changes that were compiled.
-        notes: changes that could not be tried, with the reason.
+        notes: changes that could not be tried or save nothing, with the reason.
     """
 
     items: tuple[Advice, ...]
@@ -103,7 +103,7 @@ class AdviceList(Renderable):
         if rows:
             yield f"{len(rows)} trade-off{'s' * (len(rows) > 1)}: lower one cost and raise another", [head, *rows]
         if self.notes:
-            yield "Not tried", [(note,) for note in self.notes]
+            yield "Notes", [(note,) for note in self.notes]
 
 
 def _advice_cells(item: Advice) -> tuple[str, ...]:

@@ -27,6 +27,7 @@ from arm_recipes.stages.capture.data_dependent_shapes import make_shapes_static
 from arm_recipes.stages.capture.shared_memory import find_unshareable_buffer, unify_buffers, write_read_state
 from arm_recipes.stages.capture.trace_constants import (
     TraceConstants,
+    ignore_weight_assignments,
     skip_distribution_checks,
     trace_recurrent_layers_by_shape,
 )
@@ -171,6 +172,7 @@ class Capture:
         redirected_stderr = contextlib.redirect_stderr(io.StringIO())
         with (
             torch.no_grad(),
+            ignore_weight_assignments(model),
             skip_distribution_checks(),
             trace_recurrent_layers_by_shape(),
             constants_mode,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -179,6 +181,28 @@ def skip_distribution_checks() -> Iterator[None]:
         yield
     finally:
         torch.distributions.Distribution.set_default_validate_args(previous)
+
+
+@contextmanager
+def ignore_weight_assignments(model: torch.nn.Module) -> Iterator[None]:
+    """Suppress PyTorch's warning about weights that pruning and weight normalization assign in each call.
+
+    PyTorch warns of every tensor that a call assigns to an attribute, because an exported program does not assign it.
+    Pruning and normalization compute the weight from parameters in each call, so nothing is lost.
+    """
+    names = sorted(
+        re.escape(f"self.{prefix}{'.' * bool(prefix)}{name}")
+        for prefix, module in model.named_modules()
+        for hook in module._forward_pre_hooks.values()
+        if type(hook).__module__.startswith("torch.nn.utils.")
+        and (name := getattr(hook, "_tensor_name", getattr(hook, "name", None)))
+    )
+    if not names:
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", rf"The tensor attributes? (({'|'.join(names)})(, )?)+ w(as|ere) assigned")
+        yield
 
 
 @contextmanager
