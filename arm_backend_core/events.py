@@ -7,8 +7,8 @@ Opened by: an export. An attempt that may fail (loop rolling, an export that may
 an inner log. If the attempt succeeds, the inner log is copied to the outer one. Sweeps and comparisons open a log for
 each lowering outside of an export.
 
-Written by: ``delegate`` (delegates, rejected operators), and functions whose decisions the user must know (notes):
-quantization, intervals of int64, alternatives, Vela's optimization goal, training.
+Written by: ``delegate`` (delegates, rejected operators), functions whose decisions the user must know (notes:
+quantization, intervals of int64, alternatives, Vela's optimization goal, training), and ``ConsultedHardware``.
 
 Read by: the function that opened it, after the block.
 """
@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from executorch.exir.lowered_backend_module import LoweredBackendModule
@@ -106,11 +106,13 @@ class Log:
         delegates: records of the delegates, in the order of their compilation.
         rejected: operators that stay on the CPU.
         notes: sentences for the user.
+        hardware_facts: attributes of ``Hardware`` that quantization read, by name, with their values.
     """
 
     delegates: list[Delegate] = field(default_factory=list)
     rejected: list[Rejection] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    hardware_facts: dict[str, Any] = field(default_factory=dict)
 
     def add_notes_once(self, notes: Iterable[str]) -> None:
         """Add the notes that the log does not have yet."""

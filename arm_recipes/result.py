@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from arm_recipes._internal.files import check_writable, write
 from arm_recipes._internal.old_names import reject_old_names
+from arm_recipes._internal.tracebacks import shorten_tracebacks
 from arm_recipes.pipeline.artifact import Artifact
 from arm_recipes.runtime.data_file import DATA_FILE_SUFFIX, data_file_path
 from arm_recipes.runtime.load import reference_path
@@ -16,6 +17,7 @@ from arm_recipes.runtime.tensor_info import TensorInfo
 
 if TYPE_CHECKING:
     from executorch.devtools import Inspector
+    from executorch.export import RecipeType
 
     from arm_recipes.comparison.result import Comparison
     from arm_recipes.explore.advice.result import AdviceList
@@ -89,6 +91,43 @@ class ExportResult(Artifact):
         if reference:
             write(reference_path(target), self.reference_program())
         return target
+
+    @shorten_tracebacks
+    def for_target(
+        self,
+        recipe: RecipeType | str | None = None,
+        *,
+        verify: bool = False,
+        progress: bool = True,
+        **options: Any,
+    ) -> ExportResult:
+        """Compile the model for another NPU, memory mode, board or goal. Reuses the captured and quantized model.
+
+        The program equals that of a complete ``export`` with the new recipe.
+
+        Args:
+            recipe: type or name of another recipe of the same precision, such as ``"ETHOSU_U55_INT8"`` for the result
+                of ``ETHOSU_U85_INT8``. Default: the recipe of this result, or with ``board``, that of the board's NPU.
+            verify: as in ``export``. Runs the first four samples of the export.
+            progress: show a progress bar if standard error is a terminal.
+            options: recipe options to change, such as ``macs``, ``memory_mode``, ``board`` or ``optimise``. Other
+                options are those of this result; but another NPU or board inherits no ``macs``, ``system_config``,
+                ``memory_mode``, ``config_ini`` and ``board``.
+
+        Raises:
+            ValueError: the quantized model depends on a changed option, an option is invalid, or the model has changed
+                since the export.
+            ExportError, ArmBackendError, RunError: as ``export``.
+
+        Example::
+
+            >>> small = result.for_target(macs=128)
+            >>> on_u55 = result.for_target("ETHOSU_U55_INT8", macs=128, memory_mode="Shared_Sram")
+        """
+        from arm_recipes.pipeline.retarget import export_for_target
+
+        artifact = export_for_target(self, recipe, options, verify=verify, progress=progress)
+        return ExportResult.from_artifact(artifact)
 
     def save_firmware(self, folder: str | Path, samples: Samples | None = None) -> Firmware:
         """Write a firmware project for a program for Ethos-U or ``CORTEX_M_INT8``. Its README.md says how to build it.

@@ -164,9 +164,9 @@ def _by_us(model: Any, samples: list[Any], arguments: dict[str, Any]) -> tuple[C
     options: dict[str, Any] = {"dynamic_shapes": None, "constant_methods": None, "strict": None, "progress": False}
     pipeline = Pipeline(recipe, {"forward": model}, {"forward": inputs}, **options)
     started = time.process_time()
-    programs, _ = pipeline.quantize_programs()
+    prepared, _ = pipeline.quantize_programs()
     seconds = time.process_time() - started
-    module = programs["forward"].module(check_guards=False)
+    module = prepared.programs["forward"].module(check_guards=False)
     for node in module.graph.nodes:  # attention lays its result out in another way than it was traced with
         if node.target is torch.ops.aten.view.default:
             node.target = torch.reshape

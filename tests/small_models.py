@@ -105,6 +105,18 @@ class UnevenGains(nn.Module):
         return logits
 
 
+class ConstantHeads(nn.Module):
+    """A product with a constant of several matrices, which U55 quantizes as layers and U85 as one MATMUL."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (4, 8, 8) to the same shape."""
+        return torch.matmul(x, self.weight)
+
+
 def images(count: int = 4) -> Samples:
     """Make inputs for ``Small``."""
     generator = torch.Generator().manual_seed(1)

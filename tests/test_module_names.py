@@ -104,8 +104,9 @@ ELSEWHERE = {
         "firmware/test_sources.py": "kernels versions",
     },
     "arm_recipes.pipeline": {
-        "pipeline/test_export.py": "artifact method_results pipeline progress",
+        "pipeline/test_export.py": "artifact method_results pipeline progress stage_runner",
         "report/test_layers.py": "budgets",
+        "pipeline/test_retarget.py": "prepared_programs",
         "pipeline/test_verify.py": "reference_program",
         "pipeline/test_methods.py": "program_io",
         "comparison/test_compare.py": "float_reference",

@@ -48,8 +48,7 @@ def products_to_linear(module: GraphModule, hardware: Hardware, has_int16_activa
     ]
     if not products:
         return
-    max_layers = _MAX_LAYERS if hardware.npu and not hardware.splits_matmuls else 1
-    rewriter = _Rewriter(module, max_layers, has_int16_activations, Constants(module))
+    rewriter = _Rewriter(module, hardware, has_int16_activations, Constants(module))
     for node in products:
         rewriter.rewrite(node)
 
@@ -57,7 +56,7 @@ def products_to_linear(module: GraphModule, hardware: Hardware, has_int16_activa
 @dataclass(frozen=True)
 class _Rewriter:
     module: GraphModule
-    max_layers: int
+    hardware: Hardware
     has_int16_activations: Callable[[Node], bool]
     constants: Constants
 
@@ -96,7 +95,9 @@ class _Rewriter:
         if not batch:
             return self._layer(node, x, source, weight.reshape(weight.shape[-2:]))
         dim, count, shape = batch[0], weight.shape[batch[0]], x.meta["val"].shape
-        if len(batch) > 1 or count > self.max_layers or len(shape) < -dim or shape[dim] != count:
+        if len(batch) > 1 or count > _MAX_LAYERS or len(shape) < -dim or shape[dim] != count:
+            return None
+        if not self.hardware.npu or self.hardware.splits_matmuls:
             return None
         results = []
         for i, matrix in enumerate(weight.reshape(count, *weight.shape[-2:])):

@@ -32,6 +32,7 @@ from arm_backend_core.quantization.algorithms.coordinate_precision import find_c
 from arm_backend_core.quantization.algorithms.group_norms import layer_norms_to_group_norms
 from arm_backend_core.quantization.annotator import ANNOTATION, Annotator
 from arm_backend_core.quantization.config import QuantizationConfig, get_symmetric_a16w8_quantization_config
+from arm_backend_core.quantization.consulted_hardware import ConsultedHardware
 from arm_backend_core.quantization.graph_observers import describe_observed_tensors, share_timestep_observers
 from arm_backend_core.targets.compile_spec import (
     ArmCompileSpec,
@@ -116,7 +117,8 @@ class ArmQuantizer(Quantizer):
         fold_batch_norms(model)
         normalize_to_rms_norm(model)
         layer_norms_to_group_norms(model)
-        rewrite_scatter_adds(model, self.compile_spec.target.hardware, quantized=True)
+        hardware = ConsultedHardware.of(self.compile_spec.target.hardware)
+        rewrite_scatter_adds(model, hardware, quantized=True)
         decompose(model, quantized=True)
         reduce_ranks(model)
         fold_constant_weights(model)
@@ -124,7 +126,7 @@ class ArmQuantizer(Quantizer):
         rewrite_extreme_comparisons(model)
         promote_integers(model)
         zero_masked_rows(model)
-        products_to_linear(model, self.compile_spec.target.hardware, self._has_int16_activations)
+        products_to_linear(model, hardware, self._has_int16_activations)
         bound_masks(model)
         eliminate_dead_code(model.graph)  # operators that the passes above replaced
         _set_attribute_values(model)

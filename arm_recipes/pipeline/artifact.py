@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
     from arm_recipes.pipeline.float_reference import FloatReference
+    from arm_recipes.pipeline.prepared_programs import PreparedPrograms
     from arm_recipes.runtime.shape_variants import Pad
     from arm_recipes.runtime.trace import TracedOperation
     from arm_recipes.samples.sample import Inputs, InputSignature
@@ -37,11 +38,13 @@ class ExportObjects:
         exported_programs: method -> ATen program, quantized for INT recipes.
         executorch_program: ExecuTorch's manager of the emitted program.
         float_reference: the model before quantization, for comparisons.
+        prepared: the programs before lowering, for other targets; None if the recipe's stages do not capture.
     """
 
     exported_programs: dict[str, ExportedProgram]
     executorch_program: ExecutorchProgramManager
     float_reference: FloatReference
+    prepared: PreparedPrograms | None = None
 
 
 @dataclass(eq=False, repr=False)
@@ -55,6 +58,7 @@ class Artifact:
         shape_variants: method name -> the variants of that method for several input sizes.
         recipe: the recipe of the export.
         create_objects: creates ``export_objects`` on first use. For an export from the cache, this runs the pipeline.
+        requested_recipe: the recipe that the user passed, if another goal of optimization than its own was necessary.
         cached_chunks: the program's byte chunks, if it comes from the cache.
         cached_data_file: its data file, if it comes from the cache and has one.
         comparison_specs: cache of ``comparison.program_specs``, by method and options.
@@ -68,6 +72,7 @@ class Artifact:
     create_objects: Callable[[], ExportObjects]
     cached_chunks: Sequence[bytes] | None = None
     cached_data_file: bytes | None = None
+    requested_recipe: ExportRecipe | None = None
     comparison_specs: dict[Any, Any] = field(default_factory=dict, init=False)
     _program: Program | None = field(default=None, init=False)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from arm_recipes.types import DynamicShapes, Model, Samples, Sizes
 if TYPE_CHECKING:
     from arm_backend_core.backends.payload import VelaEstimates
     from arm_recipes.pipeline.cache.export import CachedExport
+    from arm_recipes.pipeline.prepared_programs import PreparedPrograms
 
 
 def run_export(
@@ -76,7 +77,7 @@ def run_export(
         return _run_or_look_up(pipeline, models, notes, cache)
 
     with warn_once():
-        result = _export_within_budgets(recipe, attempt, notes)
+        result = _export_within_budgets(recipe, attempt, notes, reuse=cache_dir is None, progress=progress)
     if verify:
         from arm_recipes.pipeline.verify import verify_delegates
 
@@ -84,22 +85,70 @@ def run_export(
     return result
 
 
-def _export_within_budgets(
-    recipe: ExportRecipe, attempt: Callable[[ExportRecipe], Artifact], notes: list[str]
+def export_prepared(
+    prepared: PreparedPrograms, recipe: ExportRecipe, *, verify: bool = False, progress: bool = True
 ) -> Artifact:
-    """Export, and once more for size if the program exceeds ``sram_budget``; append a note on that to ``notes``.
+    """Lower programs that are already captured and quantized.
+
+    Args:
+        prepared: the programs.
+        recipe: a recipe that quantizes them in the same way; see ``retarget.find_dependence``.
+        verify: as in ``run_export``.
+        progress: as in ``run_export``.
+    """
+    if verify:
+        load_plugin()
+
+    def attempt(recipe: ExportRecipe) -> Artifact:
+        return _lower_prepared(prepared, recipe, (), progress)
+
+    with warn_once():
+        result = _export_within_budgets(recipe, attempt, [], reuse=True, progress=progress)
+    if verify:
+        from arm_recipes.pipeline.verify import verify_delegates
+
+        verify_delegates(result, prepared.examples)
+    return result
+
+
+def _lower_prepared(prepared: PreparedPrograms, recipe: ExportRecipe, notes: Sequence[str], progress: bool) -> Artifact:
+    from arm_backend_core import events
+
+    with exclusive(), frozen_gc(), suppress_warnings(), events.record() as log:
+        pipeline = Pipeline.resume(prepared, recipe, progress=progress)
+        pipeline.run(notes)
+    return pipeline.create_artifact(log.rejected, log.notes)
+
+
+def _export_within_budgets(
+    recipe: ExportRecipe, attempt: Callable[[ExportRecipe], Artifact], notes: list[str], *, reuse: bool, progress: bool
+) -> Artifact:
+    """Export, and once more for size if the program exceeds ``sram_budget``.
+
+    Args:
+        recipe: the recipe.
+        attempt: exports with a recipe.
+        notes: notes about the arguments; a note on the second export is appended.
+        reuse: whether the second export reuses the quantized programs of the first. Otherwise it is another attempt.
+        progress: show a progress bar.
 
     Raises:
         ExportError: the program exceeds a budget.
     """
     from arm_recipes.pipeline.budgets import budget_passes, recipe_for_size
 
-    result = attempt(recipe)
+    requested, result = recipe, attempt(recipe)
     for_size = recipe_for_size(recipe, result)
     if for_size is not None:
-        notes.append("compiled with optimise='size': the program with the fewest cycles exceeds sram_budget")
-        performance = _estimates(result)
-        recipe, result = for_size, attempt(for_size)
+        note = "compiled with optimise='size': the program with the fewest cycles exceeds sram_budget"
+        performance, prepared = _estimates(result), result.export_objects.prepared if reuse else None
+        if prepared is None:
+            notes.append(note)
+            recipe, result = for_size, attempt(for_size)
+        else:
+            warn(note)
+            recipe, result = for_size, _lower_prepared(prepared, for_size, [note], progress)
+        result.requested_recipe = requested
         if result.report.ram is not None:
             ram = replace(result.report.ram, for_size=describe_size_program(performance, _estimates(result)))
             result.report = replace(result.report, ram=ram)
@@ -144,8 +193,8 @@ def _run_or_look_up(
             if cached is not None:
                 return cached
         with record_warnings() as warnings:
-            pipeline.run()
-    result = pipeline.create_artifact(log.rejected, [*notes, *log.notes])
+            pipeline.run(notes)
+    result = pipeline.create_artifact(log.rejected, log.notes)
     if cache is not None:
         cache.store(result, warnings)
     return result

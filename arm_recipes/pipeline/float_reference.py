@@ -34,6 +34,11 @@ class FloatReference:
         """Names of the tensors of a method that were modified after the export."""
         return [name for name, tensor, version in self.tensor_versions.get(method, ()) if tensor._version != version]
 
+    def changed_states(self, method: str, program: ExportedProgram) -> list[str]:
+        """Names of the mutated buffers of a method whose values in ``program`` are no longer the initial ones."""
+        states, tables = self.initial_states.get(method, {}), {**program.state_dict, **program.constants}
+        return [name for name, initial in states.items() if not tables[name].equal(initial)]
+
 
 def create_float_reference(
     programs: Mapping[str, ExportedProgram], float_programs: Mapping[str, FloatProgram], recipe: ExportRecipe

@@ -5,10 +5,11 @@ The stages are ExecuTorch's, but faster stages of this package replace capture, 
 
 from __future__ import annotations
 
+import copy
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
-from itertools import takewhile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import dropwhile, takewhile
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -25,22 +26,24 @@ from executorch.export.stages import (
     ToEdgeStage,
 )
 from torch.export import ExportedProgram
+from torch.fx import Graph
 
 from arm_backend_core.program import user_inputs
-from arm_recipes._internal.error_location import describe_error, is_user_message
 from arm_recipes._internal.executorch_programs import (
     collect_program_chunks,
     remove_constant_inputs,
     restore_debug_handles,
     store_named_data,
 )
-from arm_recipes._internal.messages import LOGGER, ExportError, warn
+from arm_recipes._internal.messages import LOGGER, warn
 from arm_recipes.pipeline.artifact import Artifact, ExportObjects
 from arm_recipes.pipeline.float_reference import create_float_reference
 from arm_recipes.pipeline.method_results import MethodResults
 from arm_recipes.pipeline.methods import check_shared_buffers, plan_shared_buffers, unify_buffer_names
+from arm_recipes.pipeline.prepared_programs import PreparedPrograms, first_samples
 from arm_recipes.pipeline.program_io import check_outputs, describe_tensors
 from arm_recipes.pipeline.progress import Progress
+from arm_recipes.pipeline.stage_runner import run_stage
 from arm_recipes.report import context, ram
 from arm_recipes.report.report import Report
 from arm_recipes.runtime.signature import METADATA_KEY, encode_metadata
@@ -54,17 +57,8 @@ from arm_recipes.stages.quantize import FastQuantizeStage
 if TYPE_CHECKING:
     from arm_backend_core.events import Rejection
 
-#: Stage -> verb in error messages, as in "quantizing 'forward'".
-_STAGE_VERBS = {
-    StageType.SOURCE_TRANSFORM: "transforming",
-    StageType.QUANTIZE: "quantizing",
-    StageType.TORCH_EXPORT: "capturing",
-    StageType.TO_EDGE_TRANSFORM_AND_LOWER: "lowering",
-    StageType.TO_EDGE: "lowering",
-    StageType.TO_BACKEND: "lowering",
-    StageType.EDGE_PROGRAM_MANAGER_TRANSFORM: "preparing the boundary of",
-    StageType.TO_EXECUTORCH: "writing the program of",
-}
+#: First stage that depends on more than the quantization.
+_FIRST_LOWERING_STAGE = StageType.TO_EDGE_TRANSFORM_AND_LOWER
 
 
 class Pipeline:
@@ -83,6 +77,7 @@ class Pipeline:
         shape_variants: Mapping[str, ShapeVariants] = MappingProxyType({}),
     ) -> None:
         self._recipe, self._models, self._shape_variants = recipe, models, shape_variants
+        self._model_names, self._argument_notes = context.describe_models(models), list[str]()
         self._progress = Progress(progress)
         # strict=True is the default of ExportRecipe, so only strict=False is an explicit choice.
         self._capture = Capture(strict if strict is not None or recipe.strict else False)
@@ -101,14 +96,48 @@ class Pipeline:
         self._seconds: dict[str, float] = {}
         self._notes: list[str] = []
         self._methods: defaultdict[str, MethodResults] = defaultdict(MethodResults)
+        self._prepared: PreparedPrograms | None = None
+
+    @classmethod
+    def resume(cls, prepared: PreparedPrograms, recipe: ExportRecipe, *, progress: bool) -> Pipeline:
+        """Create a pipeline that lowers programs that another pipeline captured and quantized.
+
+        The open log gets the notes of that pipeline.
+
+        Args:
+            prepared: the programs.
+            recipe: a recipe that quantizes them in the same way.
+            progress: show a progress bar.
+        """
+        from arm_backend_core import events
+
+        pipeline = cls(
+            recipe,
+            {},
+            prepared.examples,
+            dynamic_shapes=None,
+            constant_methods=prepared.constant_methods,
+            strict=None,
+            progress=progress,
+            shape_variants=prepared.shape_variants,
+        )
+        pipeline._prepared, pipeline._model_names = prepared, prepared.model_names
+        pipeline._argument_notes += prepared.argument_notes
+        pipeline._progress.samples.update(prepared.sample_counts)
+        pipeline._capture.notes += prepared.capture_notes
+        pipeline._notes += prepared.stage_notes
+        events.current().notes += prepared.logged_notes
+        for name, method in prepared.methods.items():
+            pipeline._methods[name] = copy.copy(method)
+        return pipeline
 
     @property
     def _programs(self) -> dict[str, ExportedProgram]:
         """The captured programs by method."""
         return {name: method.program for name, method in self._methods.items() if method.program is not None}
 
-    def run(self) -> None:
-        """Run all stages.
+    def run(self, notes: Sequence[str] = ()) -> None:
+        """Run all stages, or those after quantization if the pipeline resumes. ``notes`` are about the arguments.
 
         Raises:
             ValueError: the recipe's ``pipeline_stages`` do not end in TO_EXECUTORCH.
@@ -116,6 +145,11 @@ class Pipeline:
         stages = list(self._recipe.pipeline_stages or self._default_stages())
         if stages[-1] is not StageType.TO_EXECUTORCH:
             raise ValueError(f"recipe.pipeline_stages must end in TO_EXECUTORCH, not {stages[-1].name}")
+        self._argument_notes += notes
+        if self._prepared is not None:
+            self._copy_prepared_programs()
+            self._run_stages(list(dropwhile(lambda kind: kind is not _FIRST_LOWERING_STAGE, stages)))
+            return
         for method, model in self._models.items():
             if isinstance(model, ExportedProgram):
                 self._capture.warn_about_training_behavior(method, model, captured_by_user=True)
@@ -135,15 +169,15 @@ class Pipeline:
             programs[method] = model
         return programs
 
-    def quantize_programs(self) -> tuple[dict[str, ExportedProgram], dict[str, ExportedProgram]]:
+    def quantize_programs(self) -> tuple[PreparedPrograms, dict[str, ExportedProgram]]:
         """Run the stages before lowering.
 
         Returns:
-            ``ExportResult.exported_programs``, and copies of these programs that lowering may edit, by method.
+            The captured and quantized programs, and copies of them that lowering may edit, by method.
         """
-        last = StageType.TO_EDGE_TRANSFORM_AND_LOWER
-        self._run_stages(list(takewhile(lambda kind: kind is not last, self._default_stages())))
-        return self._programs, self._artifact.data
+        self._run_stages(list(takewhile(lambda kind: kind is not _FIRST_LOWERING_STAGE, self._default_stages())))
+        assert self._prepared is not None
+        return self._prepared, self._artifact.data
 
     def _run_stages(self, stages: list[StageType]) -> None:
         for kind in self._progress.track_stages(stages):
@@ -152,7 +186,7 @@ class Pipeline:
                 self._record_lowered_programs(self._artifact.data)
             stage = self._create_stage(kind)
             start = time.perf_counter()
-            self._run_stage(kind, stage)
+            run_stage(kind, stage, self._artifact, self._models or self._methods, self._locate_errors)
             self._seconds[kind.value] = seconds = time.perf_counter() - start
             LOGGER.info("%s: %.2f s", kind.value, seconds)
             self._artifact = stage.get_artifacts()
@@ -166,35 +200,21 @@ class Pipeline:
                 for note in stage.notes:
                     self._add_note(note)
             if kind is StageType.TORCH_EXPORT:
-                self._copy_captured_programs()
-                self._warn_about_64_bit_tensors()
+                self._describe_captured_programs()
+                self._prepared = self._collect_prepared_programs()
+                self._copy_prepared_programs()
 
-    def _run_stage(self, kind: StageType, stage: Stage) -> None:
-        """Run a stage and convert exceptions to ``ExportError``.
+    def _locate_errors(self) -> tuple[list[torch.nn.Module], list[Graph]]:
+        """The user's modules, and the graphs that the next stage reads or that lowering wrote."""
+        models = [model for model in self._models.values() if isinstance(model, torch.nn.Module)]
+        lowered = [method.graph for method in self._methods.values() if method.graph is not None]
+        return models, [x.graph for x in lowered or [program.graph_module for program in self._programs.values()]]
 
-        Raises:
-            ExportError: the stage failed. The message names the stage, and the module or operator.
-        """
-        from arm_backend_core.errors import ArmBackendError
-
-        try:
-            stage.run(self._artifact)
-        except (ArmBackendError, ExportError):
-            raise
-        except Exception as error:
-            if is_user_message(error):
-                raise
-            models = [model for model in self._models.values() if isinstance(model, torch.nn.Module)]
-            lowered = [method.graph for method in self._methods.values() if method.graph is not None]
-            graphs = [module.graph for module in lowered or [each.graph_module for each in self._programs.values()]]
-            methods = ", ".join(f"'{name}'" for name in self._models)
-            raise ExportError(describe_error(f"{_STAGE_VERBS[kind]} {methods}", error, models, graphs)) from error
-
-    def create_artifact(self, rejected: list[Rejection], notes: list[str]) -> Artifact:
-        """Build the artifact with its report. ``notes`` come before the notes of the stages."""
+    def create_artifact(self, rejected: list[Rejection], logged_notes: list[str]) -> Artifact:
+        """Build the artifact with its report, from the rejected operators and the notes of the log."""
         manager, samples = self._artifact.data, self._progress.samples
         plans = manager.executorch_program.execution_plan
-        export_context = context.describe_export(self._models, self._recipe)
+        export_context = context.describe_export(self._model_names, self._recipe)
         methods = [
             method.create_report(name, method.graph, rejected, samples.get(name), export_context.processor)
             for name, method in self._methods.items()
@@ -205,7 +225,7 @@ class Pipeline:
             methods=tuple(methods),
             program_bytes=sum(map(len, collect_program_chunks(manager))),
             seconds=self._seconds,
-            notes=(*notes, *self._capture.notes, *self._notes),
+            notes=(*self._argument_notes, *logged_notes, *self._capture.notes, *self._notes),
             context=export_context,
             ram=ram.measure_ram(
                 {m.name: m.delegates for m in methods},
@@ -216,7 +236,7 @@ class Pipeline:
         )
         float_programs = {name: x.float_program for name, x in self._methods.items() if x.float_program is not None}
         reference = create_float_reference(self._programs, float_programs, self._recipe)
-        export_objects = ExportObjects(self._programs, manager, reference)
+        export_objects = ExportObjects(self._programs, manager, reference, self._prepared)
         input_signatures = {
             name: method.input_signature for name, method in self._methods.items() if method.input_signature is not None
         }
@@ -271,22 +291,42 @@ class Pipeline:
 
         return plan_shared_buffers(config or ExecutorchBackendConfig())
 
-    def _copy_captured_programs(self) -> None:
+    def _describe_captured_programs(self) -> None:
+        for name, program in self._artifact.data.items():
+            check_outputs(name, program)
+            method = self._methods[name]
+            method.program, method.out_spec = program, program.call_spec.out_spec
+            method.input_signature = input_signature = InputSignature.from_program(program)
+            for constant, value in input_signature.constants.items():
+                self._notes.append(f"input '{constant}' of '{name}' is the constant {value!r} in the program")
+        self._warn_about_64_bit_tensors()
+
+    def _collect_prepared_programs(self) -> PreparedPrograms:
+        from arm_backend_core import events
+
+        log = events.current()
+        return PreparedPrograms(
+            methods={name: copy.copy(method) for name, method in self._methods.items()},
+            model_names=self._model_names,
+            examples=first_samples(self._artifact.get_context("example_inputs")),
+            sample_counts=dict(self._progress.samples),
+            shape_variants=self._shape_variants,
+            constant_methods=self._artifact.get_context("constant_methods"),
+            argument_notes=tuple(self._argument_notes),
+            logged_notes=tuple(log.notes),
+            capture_notes=tuple(self._capture.notes),
+            stage_notes=tuple(self._notes),
+            hardware_facts=dict(log.hardware_facts),
+        )
+
+    def _copy_prepared_programs(self) -> None:
+        """Copy the programs: lowering edits them in place, and a program may be the user's."""
         from arm_backend_core.nodes import assign_debug_handles
         from arm_backend_core.program import copy_program
         from arm_recipes.stages.edge.equal_rows import equalize_rows
 
-        # Lowering edits the programs in place, and a program may be the user's.
-        for name, program in self._artifact.data.items():
-            self._methods[name].program = program
         copies = {name: copy_program(program) for name, program in self._programs.items()}
-        for name, program in copies.items():
-            check_outputs(name, program)
-            method = self._methods[name]
-            method.out_spec = program.call_spec.out_spec
-            method.input_signature = input_signature = InputSignature.from_program(program)
-            for constant, value in input_signature.constants.items():
-                self._notes.append(f"input '{constant}' of '{name}' is the constant {value!r} in the program")
+        for program in copies.values():
             remove_constant_inputs(program)
             assign_debug_handles(program.graph, 1)
         self._shares_buffers = unify_buffer_names(copies)

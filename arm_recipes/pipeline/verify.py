@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from arm_recipes.pipeline.prepared_programs import MAX_KEPT_SAMPLES
 from arm_recipes.pipeline.verify_kernels import VerificationError, describe_mismatch, verify_kernels
 from arm_recipes.runtime import plugin
 from arm_recipes.runtime.errors import RunError
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-#: Samples per method. The reference model takes a second or more for one inference of a large network.
-MAX_SAMPLES = 4
 _MAX_LISTED_OPERATORS = 12
 
 
@@ -37,7 +36,7 @@ def verify_delegates(result: Artifact, examples: Mapping[str, Sequence[Inputs]])
 
     Args:
         result: the export. Its report is replaced.
-        examples: samples by method. The first ``MAX_SAMPLES`` of each method are run.
+        examples: samples by method. The first ``MAX_KEPT_SAMPLES`` of each method are run.
 
     Raises:
         VerificationError: an output differs, an operation reads uninitialized memory, or dependent operations are not
@@ -50,7 +49,7 @@ def verify_delegates(result: Artifact, examples: Mapping[str, Sequence[Inputs]])
     runs = 0
     measured: dict[str, EthosUStatistics] = {}
     for method in result.report.methods if delegates else ():
-        for index, sample in enumerate(examples[method.name][:MAX_SAMPLES]):
+        for index, sample in enumerate(examples[method.name][:MAX_KEPT_SAMPLES]):
             with plugin.record_executions() as executions:
                 program.execute(*result.program_inputs(method, sample), method=method.name)
             for execution in executions:
@@ -62,7 +61,7 @@ def verify_delegates(result: Artifact, examples: Mapping[str, Sequence[Inputs]])
                     runs += 1
     note = f"verified in {time.perf_counter() - start:.1f} s: {runs} executions of {len(delegates)} delegate(s) are "
     note += "bit-equal with the TOSA reference model"
-    notes = verify_kernels(result, examples, MAX_SAMPLES)
+    notes = verify_kernels(result, examples, MAX_KEPT_SAMPLES)
     if delegates:
         notes.append(note)
     elif not notes:

@@ -38,18 +38,22 @@ class ExportContext:
     processor: Processor | None = None
 
 
-def describe_export(models: Mapping[str, nn.Module | ExportedProgram], recipe: ExportRecipe) -> ExportContext:
+def describe_models(models: Mapping[str, nn.Module | ExportedProgram]) -> str:
+    """Return the names of the models' classes; ``models``: method -> model."""
+    return ", ".join(filter(None, dict.fromkeys(map(_model_name, models.values()))))
+
+
+def describe_export(model_names: str, recipe: ExportRecipe) -> ExportContext:
     """Describe an export that runs now.
 
     Args:
-        models: method -> model.
+        model_names: from ``describe_models``.
         recipe: recipe of the export. Only recipes of this package have options.
     """
-    names = dict.fromkeys(_model_name(model) for model in models.values())
     values = options.check(recipe.type_name, recipe.options) if isinstance(recipe, ArmRecipe) else {}
     sram, flash = (values.get(name) for name in ("sram_budget", "flash_budget"))
     return ExportContext(
-        model=", ".join(filter(None, names)),
+        model=model_names,
         date=date.today().isoformat(),
         board=values.get("board"),
         sram_budget=options.parse_bytes(sram) if sram else None,

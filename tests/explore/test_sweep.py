@@ -25,7 +25,7 @@ from arm_recipes.explore.sweep import result_store
 from arm_recipes.explore.sweep.configurations import Configuration, list_configurations
 from arm_recipes.explore.sweep.rows import ProgramEstimates, Row
 from arm_recipes.recipe.boards import BOARDS
-from tests.small_models import MovingAverage, Small, Sorting, images, vectors
+from tests.small_models import ConstantHeads, MovingAverage, Small, Sorting, images, vectors
 from tests.sqnr import sqnr
 
 U55, U85 = "Ethos_U55_High_End_Embedded", "Ethos_U85_SYS_DRAM_Mid"
@@ -594,3 +594,16 @@ def _killed(folder: str) -> None:
 
 if __name__ == "__main__":
     _killed(sys.argv[1])
+
+
+def test_an_npu_that_quantizes_in_another_way_has_its_own_program() -> None:
+    torch.manual_seed(0)
+    model, samples = ConstantHeads().eval(), [(torch.randn(4, 8, 8),) for _ in range(2)]
+    recipes = ["ETHOSU_U55_INT8", "ETHOSU_U85_INT8"]
+    rows = sweep(model, recipes, samples, macs=[128], memory_modes="Shared_Sram", progress=False).rows
+    for row in rows:
+        recipe = ExportRecipe.get_recipe(ArmRecipeType[row.recipe], macs=128, memory_mode="Shared_Sram")
+        (delegate,) = export(model, recipe, samples, progress=False).report.delegates
+        assert row.estimates is not None
+        assert delegate.vela is not None
+        assert row.estimates.cycles == delegate.vela.total_cycles

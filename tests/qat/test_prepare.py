@@ -139,7 +139,7 @@ def _quantized(prepared: Prepared) -> ExportedProgram:
         strict=None,
         progress=False,
     )
-    return pipeline.quantize_programs()[0]["forward"]
+    return pipeline.quantize_programs()[0].programs["forward"]
 
 
 @pytest.mark.parametrize(

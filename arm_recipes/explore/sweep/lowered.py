@@ -1,4 +1,7 @@
-"""Quantization and lowering of a sweep: one quantized program per precision, one set of TOSA graphs per NPU."""
+"""Quantization and lowering of a sweep.
+
+One quantized program per precision (and NPU, if that changes the program), and one set of TOSA graphs per NPU.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from arm_backend_core.alternatives.deferred import DeferredTuningSpec
 from arm_backend_core.delegate import delegate
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import ArmBackendError
+from arm_backend_core.quantization.consulted_hardware import differing_facts
 from arm_backend_core.recurrent.roll_recurrent_loops import LoopRolling
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from arm_backend_core.targets.target import Target
@@ -57,10 +61,11 @@ class QuantizedProgram:
     Args:
         program: captured model.
         samples: calibration samples.
-        recipe: any recipe of this precision. All recipes of a precision have the same quantizer.
+        recipe: a recipe of this precision. The recipes of a precision have the same quantizer. The programs of most
+            models are the same for all NPUs, see ``fits``.
 
     Attributes:
-        program: quantized program.
+        prepared: the captured and quantized program.
 
     Raises:
         ExportError, ArmBackendError: the program cannot be quantized.
@@ -77,11 +82,20 @@ class QuantizedProgram:
             strict=None,
             progress=False,
         )
-        with exclusive():
-            programs, simplified = pipeline.quantize_programs()
-        self.program, self._simplified = programs[METHOD], simplified[METHOD]
+        with exclusive(), events.record():
+            self.prepared, copies = pipeline.quantize_programs()
+        self._simplified = copies[METHOD]
         self._lowered: dict[Target, LoweredProgram | str] = {}
         self._arrays: dict[str, Array] = {}
+
+    @property
+    def program(self) -> ExportedProgram:
+        """The quantized program."""
+        return self.prepared.programs[METHOD]
+
+    def fits(self, target: Target) -> bool:
+        """Whether the quantized program is also that of ``target``."""
+        return not differing_facts(self.prepared.hardware_facts, target.hardware)
 
     def lower(self, target: Target) -> LoweredProgram | str:
         """Lower the program for an NPU. The result is an error message if this fails."""

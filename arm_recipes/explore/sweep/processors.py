@@ -94,17 +94,17 @@ def make_rows(
     from arm_backend_core.errors import ArmBackendError
     from arm_recipes._internal.messages import ExportError
     from arm_recipes.explore.sweep.lowered import QuantizedProgram
-    from arm_recipes.pipeline.export import run_export
+    from arm_recipes.pipeline.export import export_prepared
     from arm_recipes.runtime.errors import RunError
 
     rows: list[Row] = []
     notes: list[str] = []
-    quantized: ExportedProgram | None = None
+    quantized: QuantizedProgram | None = None
     for configuration in configurations:
         recipe = configuration.export_recipe()
         try:
-            quantized = quantized or QuantizedProgram(program, samples, recipe).program
-            artifact = run_export(quantized, recipe, list(samples), progress=False)
+            quantized = quantized or QuantizedProgram(program, samples, recipe)
+            artifact = export_prepared(quantized.prepared, recipe, progress=False)
         except (ArmBackendError, ExportError) as error:
             rows.append(_failed_row(configuration, str(error)))
             continue

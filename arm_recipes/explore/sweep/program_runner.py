@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from arm_backend_core.errors import ArmBackendError
@@ -16,7 +15,8 @@ from arm_recipes.explore.sweep.lowered import METHOD
 from arm_recipes.explore.sweep.result_store import ResultStore
 from arm_recipes.pipeline.artifact import Artifact
 from arm_recipes.pipeline.cache.digest import Digest
-from arm_recipes.pipeline.export import run_export
+from arm_recipes.pipeline.export import export_prepared
+from arm_recipes.pipeline.prepared_programs import PreparedPrograms
 from arm_recipes.samples.sample import Inputs
 
 
@@ -50,11 +50,11 @@ class ProgramRunner:
     ) -> None:
         self._samples, self._store, self._with_progress = samples, store, with_progress
 
-    def run(self, program: ExportedProgram, configurations: Iterable[Configuration]) -> ProgramRun:
+    def run(self, prepared: PreparedPrograms, configurations: Iterable[Configuration]) -> ProgramRun:
         """Execute a quantized program on each sample.
 
         Args:
-            program: quantized program.
+            prepared: the captured and quantized program.
             configurations: configurations whose programs have bit-equal results. The first that compiles is executed.
 
         Raises:
@@ -65,7 +65,7 @@ class ProgramRunner:
         last_error: Exception | None = None
         for configuration in by_accelerator.values():
             try:
-                result = run_export(program, configuration.export_recipe(), list(self._samples), progress=False)
+                result = export_prepared(prepared, configuration.export_recipe(), progress=False)
                 break
             except (ArmBackendError, ExportError) as error:
                 last_error = error

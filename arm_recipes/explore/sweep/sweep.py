@@ -59,10 +59,10 @@ def sweep(
 ) -> Sweep:
     """Compile a model for many Ethos-U configurations and Cortex-M processors, to compare them.
 
-    The model is captured once, quantized once per precision and lowered once per NPU. For each configuration,
-    alternatives are chosen, and Vela compiles the result. joblib compiles the configurations in parallel, by default in
-    one process per core. With ``joblib.parallel_config``, they are compiled on a cluster, for example. All its machines
-    need this package and Vela.
+    The model is captured once, quantized once per precision (and NPU, if that changes it) and lowered once per NPU. For
+    each configuration, alternatives are chosen, and Vela compiles the result. joblib compiles the configurations in
+    parallel, by default in one process per core. With ``joblib.parallel_config``, they are compiled on a cluster, for
+    example. All its machines need this package and Vela.
 
     Args:
         model: as for ``export``; one method.
@@ -120,10 +120,10 @@ def sweep(
     progress_bars = _ProgressBars(progress)
     with suppress_warnings():
         program, originals, examples, notes = capture_model(model, samples, "sweep")
-        lowered, precisions = _lower_all(program, examples, requested)
+        lowered, quantized = _lower_all(program, examples, requested)
         evaluator = Evaluator(program, examples, originals, metric)
         runner = ProgramRunner(examples, store, progress_bars.track_samples)
-        measured, accuracy_notes = _measure_programs(evaluator, runner, requested, lowered, precisions)
+        measured, accuracy_notes = _measure_programs(evaluator, runner, requested, lowered, quantized)
         estimates = _compile_all(requested, lowered, store, progress_bars)
         cpu_rows, cpu_notes = make_rows(
             program, examples, processors, lambda result: evaluator.rate_outputs(runner.execute(result)).metric
@@ -165,24 +165,30 @@ def capture_model(model: Any, samples: Any, caller: str) -> tuple[ExportedProgra
 
 def _lower_all(
     program: ExportedProgram, samples: Sequence[Inputs], requested: Sequence[Configuration]
-) -> tuple[list[LoweredProgram | str], dict[str, QuantizedProgram]]:
+) -> tuple[list[LoweredProgram | str], list[QuantizedProgram | str]]:
     """Lower the model for each configuration.
 
     Returns:
-        The lowered program, or an error message, of each configuration; and the quantized programs by precision.
+        The lowered program of each configuration, and the quantized program; or an error message instead.
     """
-    precisions: dict[str, QuantizedProgram | str] = {}
+    by_precision: dict[str, list[QuantizedProgram]] = {}
+    failures: dict[str, str] = {}
     lowered: list[LoweredProgram | str] = []
+    quantized: list[QuantizedProgram | str] = []
     for configuration in requested:
-        name = configuration.precision
-        if name not in precisions:
+        name, target = configuration.precision, configuration.spec.target
+        programs = by_precision.setdefault(name, [])
+        fitting: QuantizedProgram | str | None = next((each for each in programs if each.fits(target)), None)
+        fitting = fitting or failures.get(name)
+        if fitting is None:
             try:
-                precisions[name] = QuantizedProgram(program, samples, configuration.export_recipe())
+                fitting = QuantizedProgram(program, samples, configuration.export_recipe())
+                programs.append(fitting)
             except (ArmBackendError, ExportError) as error:
-                precisions[name] = str(error)
-        precision = precisions[name]
-        lowered.append(precision if isinstance(precision, str) else precision.lower(configuration.spec.target))
-    return lowered, {name: outcome for name, outcome in precisions.items() if isinstance(outcome, QuantizedProgram)}
+                fitting = failures[name] = str(error)
+        quantized.append(fitting)
+        lowered.append(fitting if isinstance(fitting, str) else fitting.lower(target))
+    return lowered, quantized
 
 
 def _measure_programs(
@@ -190,7 +196,7 @@ def _measure_programs(
     runner: ProgramRunner,
     requested: Sequence[Configuration],
     lowered: Sequence[LoweredProgram | str],
-    precisions: dict[str, QuantizedProgram],
+    quantized: Sequence[QuantizedProgram | str],
 ) -> tuple[dict[_ProgramKey, tuple[float, int]], list[str]]:
     """Measure the accuracy and the RAM of the CPU of each program.
 
@@ -198,13 +204,16 @@ def _measure_programs(
         Accuracy and RAM by program key, and a note for each program that could not be executed.
     """
     configurations_by_key: dict[_ProgramKey, list[Configuration]] = {}
-    for configuration, program in zip(requested, lowered, strict=True):
-        if isinstance(program, LoweredProgram):
-            configurations_by_key.setdefault(_program_key(configuration, program), []).append(configuration)
+    programs_by_key: dict[_ProgramKey, QuantizedProgram] = {}
+    for configuration, program, source in zip(requested, lowered, quantized, strict=True):
+        if isinstance(program, LoweredProgram) and isinstance(source, QuantizedProgram):
+            key = _program_key(configuration, program)
+            configurations_by_key.setdefault(key, []).append(configuration)
+            programs_by_key.setdefault(key, source)
     measured, notes = {}, []
     for key, configurations in configurations_by_key.items():
         try:
-            run = runner.run(precisions[key[0]].program, configurations)
+            run = runner.run(programs_by_key[key].prepared, configurations)
             measured[key] = evaluator.rate_outputs(run.outputs).metric, run.cpu_ram_bytes
         except (ArmBackendError, ExportError, RunError) as error:
             description = (

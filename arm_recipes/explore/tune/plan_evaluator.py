@@ -137,12 +137,12 @@ class PlanEvaluator:
 
     def _estimate_on_processor(self, plan: PrecisionPlan) -> ProgramCost | str:
         """Export a plan for a Cortex-M; the result is an error message if this fails."""
-        from arm_recipes.pipeline.export import run_export
+        from arm_recipes.pipeline.export import export_prepared
 
         try:
             with _without_warnings():
-                program, recipe = self._quantize(plan).program, self._recipe_of(plan)
-                return processor_cost(run_export(program, recipe, list(self.split.calibration), progress=False))
+                prepared = self._quantize(plan).prepared
+                return processor_cost(export_prepared(prepared, self._recipe_of(plan), progress=False))
         except (ArmBackendError, ExportError) as error:
             return str(error)
 

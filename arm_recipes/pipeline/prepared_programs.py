@@ -1,0 +1,60 @@
+"""Prepared programs: captured and quantized, so that they can be lowered for several targets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch.export import ExportedProgram
+
+from arm_recipes.pipeline.method_results import MethodResults
+from arm_recipes.samples.inputs import Examples
+
+if TYPE_CHECKING:
+    from arm_recipes.samples.sizes import ShapeVariants
+
+#: Samples of a method that are kept, for ``verify``. The reference model takes a second or more for one inference of a
+#: large network.
+MAX_KEPT_SAMPLES = 4
+
+
+@dataclass(frozen=True)
+class PreparedPrograms:
+    """The captured and quantized programs of an export, with what their report needs.
+
+    Attributes:
+        methods: method -> results of the stages before lowering.
+        model_names: names of the models' classes.
+        examples: method -> first samples.
+        sample_counts: method -> number of calibration samples.
+        shape_variants: method name -> the variants of that method for several input sizes.
+        constant_methods: methods that return a constant.
+        argument_notes: notes about the arguments of the export.
+        logged_notes: notes of the log (``arm_backend_core.events``).
+        capture_notes: notes of the capture.
+        stage_notes: notes of the stages.
+        hardware_facts: attributes of ``Hardware`` on which the quantized graphs depend, with their values.
+    """
+
+    methods: Mapping[str, MethodResults]
+    model_names: str
+    examples: Examples
+    sample_counts: Mapping[str, int]
+    shape_variants: Mapping[str, ShapeVariants]
+    constant_methods: dict[str, Any] | None = None
+    argument_notes: tuple[str, ...] = ()
+    logged_notes: tuple[str, ...] = ()
+    capture_notes: tuple[str, ...] = ()
+    stage_notes: tuple[str, ...] = ()
+    hardware_facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def programs(self) -> dict[str, ExportedProgram]:
+        """Method -> captured program, quantized for INT recipes."""
+        return {name: method.program for name, method in self.methods.items() if method.program is not None}
+
+
+def first_samples(examples: Examples) -> Examples:
+    """Return the samples of each method that are kept."""
+    return {method: list(samples[:MAX_KEPT_SAMPLES]) for method, samples in examples.items()}

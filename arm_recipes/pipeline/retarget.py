@@ -1,0 +1,145 @@
+"""Lower the programs of an export for another target: ``ExportResult.for_target``.
+
+Capture and quantization depend on the model, the samples and the options of quantization. Most other options (MACs,
+memory mode, board, optimization goal, budgets) affect only the stages after them. An export that changes only such
+options starts from the captured and quantized programs of an earlier one. Its program is equal to that of a complete
+export.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from arm_recipes.pipeline.export import export_prepared
+from arm_recipes.recipe import options
+from arm_recipes.recipe.boards import find_board
+from arm_recipes.recipe.recipe import ArmRecipe, make_recipe
+from arm_recipes.recipe.targets import normalize_recipe_name
+
+if TYPE_CHECKING:
+    from executorch.export import ExportRecipe, RecipeType
+
+    from arm_recipes.pipeline.artifact import Artifact
+    from arm_recipes.pipeline.prepared_programs import PreparedPrograms
+
+#: Groups of the options that quantization or the capture reads.
+_QUANTIZATION_GROUPS = ("int", "tosa-fp")
+#: Options that describe one NPU and its board. Another NPU or board does not inherit them.
+_NPU_OPTIONS = ("board", "macs", "system_config", "memory_mode", "config_ini")
+_USE_EXPORT = "call export with the model and the new recipe"
+
+
+def export_for_target(
+    artifact: Artifact,
+    recipe: RecipeType | str | None,
+    changed: Mapping[str, Any],
+    *,
+    verify: bool,
+    progress: bool,
+) -> Artifact:
+    """Lower the programs of an export with another recipe of the same quantization.
+
+    Args:
+        artifact: the export.
+        recipe: type or name of the new recipe; None for that of the export, or that of the board's NPU.
+        changed: options to change.
+        verify: as in ``export``.
+        progress: as in ``export``.
+
+    Raises:
+        ValueError: the quantized graph depends on a changed option, or the model has changed since the export.
+        Others as in ``export``.
+    """
+    current = artifact.requested_recipe or artifact.recipe
+    if not isinstance(current, ArmRecipe):
+        raise ValueError(f"for_target: the recipe of this export is not one of ArmRecipeType; {_USE_EXPORT}")
+    new_recipe = retarget_recipe(current, recipe, changed)
+    prepared = artifact.export_objects.prepared
+    if prepared is None:
+        raise ValueError(f"for_target: this export has not captured the model; {_USE_EXPORT}")
+    reason = find_dependence(prepared, new_recipe)
+    if reason is not None:
+        raise ValueError(f"for_target: {reason}; {_USE_EXPORT}")
+    _check_unchanged(artifact)
+    return export_prepared(prepared, new_recipe, verify=verify, progress=progress)
+
+
+def retarget_recipe(current: ArmRecipe, recipe: RecipeType | str | None, changed: Mapping[str, Any]) -> ArmRecipe:
+    """Build the recipe for another target.
+
+    Args:
+        current: the recipe of the export.
+        recipe: type or name of the new recipe; None for the current one, or that of the board's NPU.
+        changed: options to change. The others are those of ``current``, if the new recipe has them. Another NPU or
+            board inherits no MACs, configurations and memory modes.
+
+    Raises:
+        ValueError: another quantizer belongs to the recipe, quantization reads a changed option, or an option is
+            invalid.
+    """
+    name = _choose_recipe(current.type_name, recipe, changed.get("board"))
+    if _quantizer_name(name) != _quantizer_name(current.type_name):
+        raise ValueError(f"for_target: {name} quantizes in another way than {current.type_name}; {_USE_EXPORT}")
+    is_other_npu = name != current.type_name or changed.get("board") is not None
+    known = set(options.option_names(name)) - set(_NPU_OPTIONS if is_other_npu else ())
+    inherited = {option: value for option, value in current.options.items() if option in known}
+    new_recipe = make_recipe(name, {**inherited, **changed})
+    for option, value in changed.items():
+        before = current.options.get(option, options.OPTIONS[option].default)
+        if options.OPTIONS[option].group in _QUANTIZATION_GROUPS and value is not before and value != before:
+            raise ValueError(
+                f"for_target: {option} is an option of quantization, and for_target reuses the quantized model; "
+                f"{_USE_EXPORT}"
+            )
+    return new_recipe
+
+
+def find_dependence(prepared: PreparedPrograms, recipe: ExportRecipe) -> str | None:
+    """Find out why a recipe of the same quantizer quantizes the model in another way.
+
+    Returns:
+        The reason; None if the quantized programs are the same.
+    """
+    from arm_backend_core.quantization.consulted_hardware import differing_facts
+
+    partitioners: Any = recipe.lowering_recipe.partitioners if recipe.lowering_recipe is not None else None
+    target = partitioners[0].compile_spec.target
+    differing = differing_facts(prepared.hardware_facts, target.hardware)
+    if not differing:
+        return None
+    return (
+        f"the model has operators that are quantized in another way for {target.name}: matrix products with a "
+        f"constant, or scatter operators (differing properties of the NPUs: {', '.join(differing)})"
+    )
+
+
+def _choose_recipe(current: str, recipe: RecipeType | str | None, board: str | None) -> str:
+    """Return the name of the new recipe."""
+    if recipe is not None:
+        return normalize_recipe_name(str(getattr(recipe, "name", recipe)))
+    if board is None or not current.startswith("ETHOSU"):
+        return current
+    family = find_board(board).family.removeprefix("ethos-").upper()
+    return f"ETHOSU_{family}_{current.rsplit('_', 1)[1]}"
+
+
+def _quantizer_name(recipe: str) -> tuple[str, str]:
+    """The part of a recipe's name that determines the quantizer: kind of target, and precision."""
+    return recipe.split("_", 1)[0], recipe.rsplit("_", 1)[1]
+
+
+def _check_unchanged(artifact: Artifact) -> None:
+    """Check that tensors of the model have the values of the export.
+
+    Raises:
+        ValueError: a tensor was written; the message names it.
+    """
+    reference = artifact.float_reference
+    for method, program in artifact.exported_programs.items():
+        changed = [*reference.changed_tensors(method), *reference.changed_states(method, program)]
+        if changed:
+            raise ValueError(
+                f"for_target: the model has changed since the export: '{changed[0]}' of '{method}' was written; "
+                f"{_USE_EXPORT}"
+            )

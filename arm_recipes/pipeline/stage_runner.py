@@ -1,0 +1,58 @@
+"""Run one stage of the pipeline, and convert its exceptions to errors that name the stage, the module or operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+import torch
+from executorch.export import StageType
+from executorch.export.stages import PipelineArtifact, Stage
+from torch.fx import Graph
+
+from arm_recipes._internal.error_location import describe_error, is_user_message
+from arm_recipes._internal.messages import ExportError
+
+#: Stage -> verb in error messages, as in "quantizing 'forward'".
+_STAGE_VERBS = {
+    StageType.SOURCE_TRANSFORM: "transforming",
+    StageType.QUANTIZE: "quantizing",
+    StageType.TORCH_EXPORT: "capturing",
+    StageType.TO_EDGE_TRANSFORM_AND_LOWER: "lowering",
+    StageType.TO_EDGE: "lowering",
+    StageType.TO_BACKEND: "lowering",
+    StageType.EDGE_PROGRAM_MANAGER_TRANSFORM: "preparing the boundary of",
+    StageType.TO_EXECUTORCH: "writing the program of",
+}
+
+
+def run_stage(
+    kind: StageType,
+    stage: Stage,
+    artifact: PipelineArtifact,
+    methods: Collection[str],
+    locate: Callable[[], tuple[list[torch.nn.Module], Sequence[Graph]]],
+) -> None:
+    """Run a stage.
+
+    Args:
+        kind: type of the stage.
+        stage: the stage.
+        artifact: its input.
+        methods: names of the methods.
+        locate: returns the modules and the graphs to find the error in.
+
+    Raises:
+        ExportError: the stage failed. The message names the stage, and the module or operator.
+    """
+    from arm_backend_core.errors import ArmBackendError
+
+    try:
+        stage.run(artifact)
+    except (ArmBackendError, ExportError):
+        raise
+    except Exception as error:
+        if is_user_message(error):
+            raise
+        modules, graphs = locate()
+        names = ", ".join(f"'{name}'" for name in methods)
+        raise ExportError(describe_error(f"{_STAGE_VERBS[kind]} {names}", error, modules, graphs)) from error
