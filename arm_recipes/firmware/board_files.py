@@ -302,7 +302,7 @@ def _readme_lines(board: FirmwareBoard) -> Iterator[str]:
         yield "- `linker/arm_model.ld` has these names, `linker/memories.ld` the addresses, for scripts without them"
         yield f"  ([source]({support.memories.source}))."
     name, core = board.name, support.cpu.replace("cortex-m", "Cortex-M")
-    yield f"- `cmake --preset {name}` and `cmake --build --preset {name}` compile the libraries for the {core} in a folder"
+    yield f"- `cmake --preset {name}` and `cmake --build --preset {name}` compile libraries for the {core} in a folder"
     yield "  beside this one; the environment names `EXECUTORCH_INCLUDE_DIR` and `ETHOSU_DRIVER_INCLUDE_DIR`."
     yield from _readme_zephyr(board)
     if support.cmsis is not None:

@@ -151,7 +151,7 @@ def test_zephyr_places_the_sections_that_its_linker_script_does_not(
     fragments, library = build_zephyr_library(firmware, tmp_path)
     assert fragments == [Path(firmware.folder) / "zephyr/arm_model.ld"]
     headers = run(["arm-none-eabi-objdump", "-h", str(library)])
-    sections = set(re.findall(r"^ +\d+ (\S*arm_model_(?:pte|temp|fast_scratch)) ", headers, re.M))
+    sections = set(re.findall(r"^ *\d+ (\S*arm_model_(?:pte|temp|fast_scratch)) ", headers, re.M))
     absent = {".arm_model_ptd", *([] if firmware.pools.fast_scratch else [".arm_model_fast_scratch"])}
     default = {"alif_e8": {".rodata.arm_model_pte"}}.get(name, set())
     assert sections == (set(placed) - absent) | default
