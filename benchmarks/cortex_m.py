@@ -1,7 +1,9 @@
 """Measures ExecuTorch's own Cortex-M flow ("the peer") and ``CORTEX_M_INT8`` on the same models, inputs and machine.
 
     .venv/bin/python benchmarks/cortex_m.py --out rows.jsonl --table benchmarks/cortex_m.md
+    .venv/bin/python benchmarks/cortex_m.py --models --processors --out rows.jsonl --table benchmarks/cortex_m.md
 
+The second command adds rows of ``CORTEX_M_INT8`` for several processors, in one process.
 Every measurement runs in a fresh process. Seconds are processor time on one thread, without imports. Both programs run
 in ExecuTorch's runtime with this project's host kernels, which compute what CMSIS-NN computes.
 """
@@ -47,6 +49,12 @@ LAYOUT_CHANGES = (
     "dim_order_ops::_clone_dim_order",
     "dim_order_ops::_to_dim_order_copy",
 )
+#: Processors of the table of whole programs: with SIMD instructions, and with MVE.
+PROCESSORS = ("cortex-m4", "cortex-m33", "cortex-m55")
+PROCESSOR_MODELS = (
+    *("ds_cnn", "deep_autoencoder", "resnet8", "mobilenet_v1_025", "mobilenet_v2", "squeezenet1_1"),
+    *("transformer_encoder", "gru_spotter", "unet"),
+)
 Inputs = tuple[Any, ...]
 Export = Callable[[Any, list[Inputs]], tuple[bytes, Callable[[Inputs], Inputs]]]
 
@@ -59,7 +67,7 @@ def measure(model: str, flow: str) -> Row:
     import torch
 
     torch.set_num_threads(1)
-    entry = (tiny if model in tiny.NAMES else zoo).build(model, CALIBRATION + HELD_OUT)
+    entry = _build(model)
     calibration, held_out = entry.samples[:CALIBRATION], entry.samples[CALIBRATION:]
     with torch.no_grad():
         expected = [first_output(entry.model(*sample)) for sample in held_out]
@@ -73,6 +81,45 @@ def measure(model: str, flow: str) -> Row:
         row["run_error"] = _describe(error)
         traceback.print_exc()
     return row
+
+
+def measure_processors(model: str) -> Iterator[Row]:
+    """Export one model for each processor and for TOSA_INT8, and yield a row for each processor.
+
+    A program of the same bytes as the one before has the same SQNR.
+    """
+    import torch
+
+    from arm_recipes import ArmRecipeType, ExportRecipe, export
+
+    entry = _build(model)
+    calibration, held_out = entry.samples[:CALIBRATION], entry.samples[CALIBRATION:]
+    with torch.no_grad():
+        expected = [first_output(entry.model(*sample)) for sample in held_out]
+    tosa = export(entry.model, ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8), calibration)
+    reference = compute_accuracy(expected, [first_output(tosa.run(*sample)) for sample in held_out])["sqnr_db"]
+    programs: dict[bytes, float] = {}
+    for cpu in PROCESSORS:
+        recipe = ExportRecipe.get_recipe(ArmRecipeType.CORTEX_M_INT8, cpu=cpu)
+        result = export(entry.model, recipe, calibration)
+        program = result.buffer
+        if program not in programs:
+            programs[program] = compute_accuracy(expected, _run(program, held_out))["sqnr_db"]
+        cycles = sum(call.cycles or 0 for method in result.report.methods for call in method.kernels)
+        yield {
+            "model": model,
+            "flow": f"ours, {cpu}",
+            "cpu": cpu,
+            "pte_bytes": len(program),
+            "cycles": cycles,
+            "sqnr_db": programs[program],
+            "tosa_sqnr_db": reference,
+            **describe_program(program),
+        }
+
+
+def _build(model: str) -> Any:
+    return (tiny if model in tiny.NAMES else zoo).build(model, CALIBRATION + HELD_OUT)
 
 
 def prepare_ours() -> Export:
@@ -237,7 +284,10 @@ def table(rows: Iterable[Row]) -> str:
         "",
         *_summary(rows),
         "",
+        *_processor_table(rows),
+        "",
     ]
+    rows = [row for row in rows if "cpu" not in row]
     lines += [f"| {' | '.join(_COLUMNS)} |", "|---" * len(_COLUMNS) + "|", *map(_line, rows)]
     lines += ["", "## Operators of each program", ""]
     for row in rows:
@@ -262,6 +312,29 @@ def _summary(rows: list[Row]) -> Iterator[str]:
         ]
         if own:
             yield f"| {flow} | {' | '.join(map(str, cells))} |"
+
+
+def _processor_table(rows: list[Row]) -> Iterator[str]:
+    """Whether programs are whole, by model and processor."""
+    yield "## Processors"
+    yield ""
+    yield "`CORTEX_M_INT8` for three processors. A whole program has `cortex_m` kernels only, beside the casts of its"
+    yield "inputs and outputs; otherwise the next column names its other operators. Cycles are estimates. `TOSA_INT8` is"
+    yield "the SQNR of that recipe, which has int16 states and outputs."
+    yield ""
+    columns = ("model", "processor", "kernel calls", "whole", "other operators", "SQNR, dB", "TOSA_INT8", "cycles")
+    yield f"| {' | '.join(columns)} |"
+    yield "|---" * len(columns) + "|"
+    for row in (row for row in rows if "cpu" in row):
+        others = [_describe_counts(row[key]) for key in ("float_operators", "integer_operators") if row[key]]
+        labels = [f"{kind}: {text}" for kind, text in zip(_kinds(row), others, strict=True)]
+        cells = [row["model"], row["cpu"], f"{sum(row['kernels'].values())}", "no" if others else "yes"]
+        cells += ["; ".join(labels), f"{row['sqnr_db']:.1f}", f"{row['tosa_sqnr_db']:.1f}", f"{row['cycles']:,}"]
+        yield f"| {' | '.join(cells)} |"
+
+
+def _kinds(row: Row) -> list[str]:
+    return [kind for kind in ("float", "integer") if row[f"{kind}_operators"]]
 
 
 def _line(row: Row) -> str:
@@ -323,6 +396,7 @@ def main() -> None:
     """Run the measurements that the arguments select, and write the table of all rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="*", default=MODELS, choices=MODELS, help="empty: only write the table")
+    parser.add_argument("--processors", action="store_true", help="add rows for several processors")
     parser.add_argument("--flows", nargs="+", default=FLOWS, choices=FLOWS)
     parser.add_argument("--timeout", type=float, default=900.0, help="seconds for one measurement")
     parser.add_argument("--out", type=Path, help="rows, one line of JSON each; added to. The last row of a case counts")
@@ -337,13 +411,18 @@ def main() -> None:
             row = collect(model, flow, arguments.timeout)
             print(json.dumps(row), flush=True)
             add_row(arguments.out, row)
+    for model in PROCESSOR_MODELS if arguments.processors else ():
+        for row in measure_processors(model):
+            print(json.dumps(row), flush=True)
+            add_row(arguments.out, row)
     if arguments.table is not None:
         rows = rows_by(("model", "flow"), arguments.out)
         arguments.table.write_text(table(rows[key] for key in _order() if key in rows))
 
 
 def _order() -> Iterator[tuple[str, str]]:
-    return ((model, flow) for model in MODELS for flow in FLOWS)
+    processors = [f"ours, {cpu}" for cpu in PROCESSORS]
+    return ((model, flow) for model in MODELS for flow in (*FLOWS, *processors))
 
 
 if __name__ == "__main__":

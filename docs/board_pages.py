@@ -3,8 +3,9 @@
     python docs/board_pages.py           # write docs/users/firmware_boards.md
     python docs/board_pages.py --check   # compare; write nothing
 
-NPU, configuration and memories come from ``arm_recipes/recipe/boards.py`` and Vela's configuration. This module has the
-build and flash steps of the vendors' tools, each with its source. Steps without a source are omitted.
+NPU, configuration and memories come from ``boards.py`` and ``board_support.py`` of ``arm_recipes/recipe/`` and from
+Vela's configuration. This module has the build and flash steps of the vendors' tools, each with its source. Steps
+without a source are omitted.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from arm_recipes._internal.rendering import format_bytes
 from arm_recipes.recipe import options
+from arm_recipes.recipe.board_support import Memories, Placement, find_support
 from arm_recipes.recipe.boards import BOARDS, Board
 from arm_recipes.recipe.targets import SPEC_BUILDERS
 
@@ -57,13 +59,11 @@ class Family:
     Attributes:
         title: heading of the section.
         prefix: start of the names of the boards.
-        zephyr: board -> Zephyr's board target.
         steps: build and flash.
     """
 
     title: str
     prefix: str
-    zephyr: dict[str, str]
     steps: tuple[Step, ...]
 
 
@@ -73,12 +73,6 @@ FAMILIES = (
     Family(
         "Arm Corstone",
         "corstone-",
-        {
-            "corstone-300": "mps3/corstone300/fvp",
-            "corstone-310": "mps3/corstone310/fvp",
-            "corstone-315": "mps4/corstone315/fvp",
-            "corstone-320": "mps4/corstone320/fvp",
-        },
         (
             Step("Memory of Corstone-300: the NPU reaches SRAM and DDR, not the core's TCMs"),
             Step("FVP: set `ARMFVP_BIN_PATH` to its folder, then `west build -b <target> <application> -t run`", _MPS3),
@@ -94,7 +88,6 @@ FAMILIES = (
     Family(
         "Alif Ensemble",
         "alif-",
-        {f"alif-e8-{core}": f"ensemble_e8_dk/ae822fa0e5597ls0/rtss_{core}" for core in ("hp", "he")},
         (
             Step("The E8 development kit can also be configured as E4 or E6; Zephyr's targets here are for E8", _ALIF),
             Step("Flash with a J-Link probe and `west flash`, or with Alif's Security Toolkit (SETOOLS)", _ALIF),
@@ -106,7 +99,6 @@ FAMILIES = (
     Family(
         "Himax WiseEye2",
         "himax-",
-        {},
         (
             Step("Toolchain: Arm GNU toolchain 13.2.rel1 in `PATH`; build with `make` in `EPII_CM55M_APP_S`", _HIMAX),
             Step(
@@ -124,7 +116,6 @@ FAMILIES = (
     Family(
         "Infineon PSOC Edge",
         "infineon-",
-        {"infineon-psoc-edge-e84": "kit_pse84_eval/pse846gps2dbzc4a/m55"},
         (
             Step("Build with `--sysbuild`: the Cortex-M55 needs an application of the Cortex-M33", _PSOC),
             Step(
@@ -135,17 +126,15 @@ FAMILIES = (
     Family(
         "Nuvoton NuMaker-M55M1",
         "nuvoton-",
-        {"nuvoton-m55m1": "numaker_m55m1"},
         (
             Step("Flash with the Nu-Link2 on the board, `west flash`", _NUVOTON),
             Step("Serial port over USB: set 1 to 3 of the DIP switch ISW1 to on", _NUVOTON),
         ),
     ),
-    Family("NXP i.MX 93", "nxp-", {}, (Step(_NO_ROUTE),)),
+    Family("NXP i.MX 93", "nxp-", (Step(_NO_ROUTE),)),
     Family(
         "Renesas",
         "renesas-",
-        {"renesas-ra8p1": "ek_ra8p1/r7ka8p1kflcac/cm85"},
         (
             Step("Flash the EK-RA8P1 with the J-Link on the board, `west flash -r jlink`", _RENESAS),
             Step(
@@ -187,9 +176,9 @@ def _render_family(family: Family) -> Iterator[str]:
     yield _row((*columns, "SRAM", "Flash", "Zephyr's target"))
     yield _row(["---"] * (len(columns) + 3))
     for board in boards_of(family):
-        yield _row(_board_cells(board, family.zephyr.get(board.name)))
+        yield _row(_board_cells(board))
     yield ""
-    for step in family.steps:
+    for step in (*_memory_steps(family), *family.steps):
         yield textwrap.fill(
             str(step),
             _WIDTH,
@@ -201,25 +190,39 @@ def _render_family(family: Family) -> Iterator[str]:
     yield ""
 
 
-def _board_cells(board: Board, zephyr: str | None) -> Iterator[str]:
+def _memory_steps(family: Family) -> Iterator[Step]:
+    """The memories in the linker scripts of ``save_firmware``, once for boards that share them."""
+    boards_by_memories: dict[Memories, list[str]] = {}
+    for board in boards_of(family):
+        support = find_support(board.name)
+        if support is not None and support.memories is not None:
+            boards_by_memories.setdefault(support.memories, []).append(f"`{board.name}`")
+    for memories, names in boards_by_memories.items():
+        regions = ", ".join(f"`{memory.name}` at `0x{memory.origin:08x}`" for memory in memories.all())
+        yield Step(f"Memories in the linker scripts, {', '.join(names)}: {regions}", memories.source)
+
+
+def _board_cells(board: Board) -> Iterator[str]:
     recipe = f"ETHOSU_{board.family.removeprefix('ethos-').upper()}_INT8"
     spec = SPEC_BUILDERS[recipe](options.check(recipe, {"board": board.name}))
     assert isinstance(spec, EthosUCompileSpec)
-    spills = spec.configuration.arena_on_second_port
+    configuration, support = spec.configuration, find_support(board.name)
+    spills = configuration.arena_on_second_port
+    placement = Placement.of(configuration.const_memory, arena_on_second_port=spills)
     yield f"`{board.name}`"
     yield f"`{recipe}`"
     yield "yours" if board.macs is None else str(board.macs.value)
     yield f"`{spec.memory_mode}`{'' if board.memory_mode else ' (default)'}"
-    yield _MEMORY_NAMES[spec.configuration.const_memory]
-    yield "DRAM" if spills else "SRAM"
+    yield _KIND_TITLES[placement.program]
+    yield _KIND_TITLES[placement.scratch]
     yield "SRAM" if spills else "-"
     for size in (board.sram, board.flash):
         yield "-" if size is None else format_bytes(size.value)
-    yield "-" if zephyr is None else f"`{zephyr}`"
+    yield "-" if support is None or support.zephyr is None else f"`{support.zephyr.target}`"
 
 
-#: Vela's name of a memory -> memory for the program. With constants on chip, the estimates assume SRAM.
-_MEMORY_NAMES = {"OffChipFlash": "flash", "Dram": "DRAM", "OnChipFlash": "SRAM", "Sram": "SRAM"}
+#: Kind of memory -> its title.
+_KIND_TITLES = {"flash": "flash", "dram": "DRAM", "sram": "SRAM"}
 
 
 def _row(cells: Sequence[str] | Iterator[str]) -> str:

@@ -179,12 +179,10 @@ def test_a_first_installation_is_from_a_clone() -> None:
 
 
 def test_the_page_on_firmware_is_that_of_the_boards() -> None:
-    """Every board has a row; Zephyr's targets belong to boards of the section."""
+    """Every board has a row."""
     assert board_pages.PAGE.read_text() == board_pages.render_page(), "run docs/board_pages.py"
     named = [board.name for family in board_pages.FAMILIES for board in board_pages.boards_of(family)]
     assert sorted(named) == sorted(BOARDS)
-    for family in board_pages.FAMILIES:
-        assert family.zephyr.keys() <= {board.name for board in board_pages.boards_of(family)}
 
 
 def test_every_page_is_in_the_navigation() -> None:

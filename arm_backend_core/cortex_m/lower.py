@@ -18,7 +18,14 @@ from torch.fx import Node
 from torch.fx.passes.tools_common import stable_topological_sort
 
 from arm_backend_core.cortex_m.emitter import Emitter
-from arm_backend_core.cortex_m.rules import convolution, elementwise, movement, pooling  # noqa: F401  (register rules)
+from arm_backend_core.cortex_m.rules import (  # noqa: F401  (register rules)
+    convolution,
+    elementwise,
+    movement,
+    pooling,
+    resize,
+    selection,
+)
 from arm_backend_core.cortex_m.rules.context import (
     PART_RULES,
     Context,

@@ -5,6 +5,7 @@ The measured noise is the sum of clipping, rounding and weight error. The larges
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from arm_backend_core.quantization.diagnostics.error_metrics import IsolatedErrorSums, QuantizationGrid, decibels
@@ -15,9 +16,12 @@ _MAX_RANGE_RATIO = 4.0
 _CALIBRATION_MARGIN = 0.1
 #: SQNR in dB of int8 weights without outliers. Normally distributed weights reach about 42 dB.
 _GOOD_INT8_SQNR_DB = 38.0
-#: Number of steps of a type: largest minus smallest integer. An int16 LSB is 2**-8 of an int8 LSB, so noise power
-#: drops by 2**16.
-_INT8_STEPS, _INT16_STEPS, _INT16_NOISE_RATIO = 2**8 - 1, 2**16 - 1, 2.0**16
+#: Number of steps of a type: largest minus smallest integer.
+_INT8_STEPS, _INT16_STEPS = 2**8 - 1, 2**16 - 1
+#: Precision with less rounding than int8 -> what it computes with.
+PRECISION_TITLES = {"A16W8": "int16", "FP": "floating point"}
+#: Precision -> noise power of int8, divided by its own. An int16 LSB is 2**-8 of an int8 LSB.
+_NOISE_RATIOS = {"A16W8": 2.0**16, "FP": math.inf}
 #: Maximum number of modules that one advice names.
 _MAX_NAMED_MODULES = 4
 _BOUND_VALUES = "bound them in the model (clamp, ReLU6)"
@@ -49,12 +53,14 @@ class LayerAdvice:
         share: share of the noise power that the cause accounts for.
         text: measured figures and the remedy.
         sqnr: SQNR of the isolated layer without the cause, in dB, computed from the measured noise powers.
+        precision: value of the recipe option ``precisions`` that the remedy names for modules; "" if it names none.
     """
 
     cause: str
     share: float
     text: str
     sqnr: float
+    precision: str = ""
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,7 @@ class LayerDiagnosis:
         calibrated_range: smallest and largest value in calibration; None if unknown.
         weights: quantized constants that the layer reads.
         consumers: submodules that consume the result. Their precision decides the precision of the result.
+        finer_precision: precision with less rounding that the target has; see ``recipe.precisions.finer_precision``.
     """
 
     errors: IsolatedErrorSums
@@ -76,6 +83,7 @@ class LayerDiagnosis:
     calibrated_range: tuple[float, float] | None
     weights: tuple[QuantizedConstant, ...]
     consumers: tuple[str, ...]
+    finer_precision: str
 
     @property
     def advice(self) -> LayerAdvice:
@@ -87,12 +95,24 @@ class LayerDiagnosis:
         share = parts[cause] / total
         rest = errors.noise * (1 - share)
         if cause == "clipping":
-            return LayerAdvice(cause, share, self._clipping_advice(), decibels(errors.signal, rest))
+            return self._with_precision(cause, share, self._clipping_advice(), rest)
         if cause == "weights":
-            return LayerAdvice(cause, share, self._weights_advice(), decibels(errors.signal, rest))
+            return self._with_precision(cause, share, self._weights_advice(), rest)
         kind, text = self._rounding_advice()
-        noise_ratio = _INT16_NOISE_RATIO if kind != "range" else (self._range_width / self._used_width) ** 2
-        return LayerAdvice(kind, share, text, decibels(errors.signal, rest + errors.rounding / noise_ratio))
+        ratio = (self._range_width / self._used_width) ** 2 if kind == "range" else _NOISE_RATIOS[self.finer_precision]
+        return self._with_precision(kind, share, text, rest + errors.rounding / ratio)
+
+    def _with_precision(self, cause: str, share: float, text: str, noise: float) -> LayerAdvice:
+        """The advice with its expected SQNR, and the precision that its text names.
+
+        Args:
+            cause: the main cause of the error.
+            share: share of the noise power.
+            text: figures and remedy.
+            noise: noise power after the remedy.
+        """
+        precision = self.finer_precision if text.endswith(self._precision_advice()) else ""
+        return LayerAdvice(cause, share, text, decibels(self.errors.signal, noise), precision)
 
     @property
     def _range_width(self) -> float:
@@ -119,7 +139,7 @@ class LayerDiagnosis:
             return f"{text}{note}: calibrate with samples like these, get_recipe(..., calibration_samples=samples)"
         return (
             f"{text}; 99.9 % are within {errors.p999:.4g}, and calibration clips such outliers to minimize the total "
-            f"error: {_BOUND_VALUES}, or {self._int16_advice()}"
+            f"error: {_BOUND_VALUES}, or {self._precision_advice()}"
         )
 
     def _rounding_advice(self) -> tuple[str, str]:
@@ -131,14 +151,14 @@ class LayerDiagnosis:
         if not errors.p999 or self._range_width / max(p999_width, grid.scale) <= _MAX_RANGE_RATIO:
             return (
                 "rounding",
-                f"the values fill the range; {grid.steps + 1} levels allow no better: {self._int16_advice()}",
+                f"the values fill the range; {grid.steps + 1} levels allow no better: {self._precision_advice()}",
             )
         levels = f"so that they use about {max(round(p999_width / grid.scale), 1)} of {grid.steps + 1} levels"
         bulk = f"99.9 % of the values are within {errors.p999:.4g}"
         if self.is_fixed:
             return (
                 "rounding",
-                f"{bulk}, and the operator's range is {low:.4g} to {high:.4g}, {levels}: {self._int16_advice()}",
+                f"{bulk}, and the operator's range is {low:.4g} to {high:.4g}, {levels}: {self._precision_advice()}",
             )
         if self._range_width / self._used_width > _MAX_RANGE_RATIO:
             return "range", (
@@ -147,7 +167,7 @@ class LayerDiagnosis:
             )
         return "outliers", (
             f"outliers widen the range: {bulk}, and it is {low:.4g} to {high:.4g}, {levels}: {_BOUND_VALUES}, or "
-            f"{self._int16_advice()}"
+            f"{self._precision_advice()}"
         )
 
     def _weights_advice(self) -> str:
@@ -164,7 +184,11 @@ class LayerDiagnosis:
             return f"{text}, typical of int8 weights that fill the range; if that is too little, use prepare_qat"
         return f"{text} with one scale per channel, widened by a few large weights: bound them in training"
 
-    def _int16_advice(self) -> str:
+    def _precision_advice(self) -> str:
         named = " and ".join(f"'{module}'" for module in self.consumers)
-        where = f" for its consumers, {named}, or" if 0 < len(self.consumers) <= _MAX_NAMED_MODULES else ""
-        return f"use int16{where} for the whole model by an A16W8 recipe"
+        is_named = 0 < len(self.consumers) <= _MAX_NAMED_MODULES
+        if self.finer_precision == "FP":
+            return f"keep {f'its consumers, {named},' if is_named else 'the modules that read it'} in floating point"
+        where = f" for its consumers, {named}, or" if is_named else ""
+        title, precision = PRECISION_TITLES[self.finer_precision], self.finer_precision
+        return f"use {title}{where} for the whole model by an {precision} recipe"

@@ -34,6 +34,8 @@ from arm_recipes.comparison.result import Comparison, OutputGap
 from arm_recipes.comparison.samples import ComparisonSamples, prepare_program_samples, prepare_samples
 from arm_recipes.comparison.worker_job import ComparisonJob, SampleResult, WorkItem
 from arm_recipes.pipeline.artifact import Artifact
+from arm_recipes.recipe import precisions
+from arm_recipes.recipe.recipe import ArmRecipe
 from arm_recipes.runtime.program import Program
 from arm_recipes.stages.quantize import FloatProgram
 from arm_recipes.types import Labels, Metric, Samples
@@ -71,7 +73,8 @@ def compare_with_model(
         pairs = zip(comparison_samples.inputs, expected, strict=True)
         items = [WorkItem(index, inputs, index < count, reference) for index, (inputs, reference) in enumerate(pairs)]
         results = _run_items(ComparisonJob(spec, None), items, workers, progress)
-        gaps = compute_layer_gaps(spec, results, original, comparison_samples.inputs[:count])
+        finer = _finer_precision(result.recipe)
+        gaps = compute_layer_gaps(spec, results, original, comparison_samples.inputs[:count], finer)
     names = [info.name for info in record.outputs]
     return Comparison(
         program=program_name(result),
@@ -85,6 +88,11 @@ def compare_with_model(
         seconds=time.perf_counter() - start,
         notes=(*notes, *_mismatch_notes(results)),
     )
+
+
+def _finer_precision(recipe: object) -> str:
+    """Precision of the recipe's target that rounds less than int8; int16 if the recipe is not of this project."""
+    return precisions.finer_precision(recipe.type_name) if isinstance(recipe, ArmRecipe) else "A16W8"
 
 
 @shorten_tracebacks

@@ -45,6 +45,7 @@ def compute_layer_gaps(
     results: Sequence[SampleResult],
     original: FloatProgram | None,
     inputs: Sequence[Sequence[torch.Tensor]],
+    finer_precision: str,
 ) -> list[LayerGap]:
     """Compute the errors of a program's layers against the floating-point model, with causes and remedies.
 
@@ -53,6 +54,7 @@ def compute_layer_gaps(
         results: results of the samples.
         original: the model before quantization; None if this export did not quantize it.
         inputs: inputs of the samples that layers are compared with.
+        finer_precision: precision of the target that rounds less than int8.
     """
     plan = spec.plan
     if plan is None:
@@ -79,7 +81,8 @@ def compute_layer_gaps(
                 p999=errors.p999,
                 output=output_sqnr.get(compared.name),
                 advice=LayerDiagnosis(
-                    errors, compared.grid, compared.is_fixed, calibrated, weights, compared.consumers
+                    *(errors, compared.grid, compared.is_fixed, calibrated, weights, compared.consumers),
+                    finer_precision,
                 ).advice,
             )
             gap = replace(gap, isolated=isolated, weights=weights)

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from arm_backend_core.quantization.diagnostics.error_metrics import ErrorMetrics
 from arm_recipes._internal.rendering import Renderable, Section, to_jsonable
 from arm_recipes.comparison.accuracy import Accuracy
-from arm_recipes.comparison.advice import LayerAdvice, QuantizedConstant
+from arm_recipes.comparison.advice import PRECISION_TITLES, LayerAdvice, QuantizedConstant
 
 #: Maximum number of layers with advice in the printed comparison, and maximum number of listed layers.
 WORST_COUNT, _MAX_LAYERS = 5, 16
 #: SQNR in dB of float32 itself. Layers above it need no improvement.
 _EXACT_SQNR_DB = 120.0
-#: Note that explains how to select int16.
-_INT16_NOTE = (
-    "int16 for one module: get_recipe(..., precisions={'module': 'A16W8'}); tune() chooses modules within a budget"
-)
 
 
 @dataclass(frozen=True)
@@ -165,7 +161,7 @@ class Comparison(Renderable):
             yield "Accuracy", self.accuracy.rows(self.reference)
         if self.layers:
             yield from self._layer_sections()
-        notes = [*self.notes, *([_INT16_NOTE] if any("int16" in _format_advice(layer) for layer in self.worst) else [])]
+        notes = [*self.notes, *_precision_notes(self.worst)]
         if notes:
             yield "Notes", [(note,) for note in notes]
 
@@ -194,6 +190,16 @@ class Comparison(Renderable):
         listed = "" if len(selected) == len(self.layers) else f", {len(selected)} listed; frame() has all"
         sample_count = "" if self.layer_samples == self.samples else f", {self.layer_samples} samples"
         yield f"Layers in the whole program: {len(self.layers)}{sample_count}{listed}", table
+
+
+def _precision_notes(layers: Iterable[LayerGap]) -> Iterator[str]:
+    """Notes that explain how to select the precisions that the advice on ``layers`` names."""
+    named = [layer.isolated.advice.precision for layer in layers if layer.isolated is not None]
+    for precision in dict.fromkeys(filter(None, named)):
+        yield (
+            f"{PRECISION_TITLES[precision]} for one module: get_recipe(..., precisions={{'module': '{precision}'}}); "
+            "tune() chooses modules within a budget"
+        )
 
 
 def _select_layers(layers: tuple[LayerGap, ...]) -> list[LayerGap]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from arm_backend_core.workers import vela
 from arm_recipes._internal.rendering import Renderable, Section, format_bytes
+from arm_recipes.firmware.board_files import FirmwareBoard, describe_board
 from arm_recipes.firmware.folder import check_output_folder, write_output_folder
 from arm_recipes.firmware.golden import (
     IOTensor,
@@ -66,6 +67,7 @@ class Firmware(Renderable):
         cases: number of test cases in the self-test.
         program_bytes: size of the program.
         data_file_bytes: size of its data file (``.ptd``); 0 without one.
+        board: the board whose files are in the folder; "" without one.
     """
 
     folder: str
@@ -76,6 +78,7 @@ class Firmware(Renderable):
     cases: int
     program_bytes: int
     data_file_bytes: int = 0
+    board: str = ""
 
     def sections(self) -> Iterator[Section]:
         """Headings with their lines, for text and HTML."""
@@ -87,6 +90,7 @@ class Firmware(Renderable):
                 ("program", format_bytes(self.program_bytes)),
                 *([("data file", format_bytes(self.data_file_bytes))] if self.data_file_bytes else []),
                 ("target", versions.target),
+                *([("board", self.board)] if self.board else []),
                 *([("Vela version", versions.vela)] if versions.has_npu else []),
                 ("ExecuTorch version", versions.executorch),
                 ("self-test", f"{self.cases} case{'s' * (self.cases != 1)}"),
@@ -145,6 +149,7 @@ def save_firmware(
         len(model.golden.cases),
         len(model.program),
         len(model.data_file or b""),
+        "" if model.board is None else model.board.name,
     )
     summary = {key: value for key, value in saved.to_dict().items() if key not in ("folder", "files")}
     write_output_folder(target, contents, summary)
@@ -167,7 +172,7 @@ def build_model(source: Artifact | Program | str | Path | bytes, samples: Any, n
 
     if isinstance(source, Artifact):
         cpu, isa = _processor_of(source.recipe)
-        tools = ExportTools(vela.version(), version("executorch"), cpu, isa)
+        tools = ExportTools(vela.version(), version("executorch"), cpu, isa, describe_board(source.recipe))
         return _build_model(source.program(), samples, _converter_of_result(source), tools, name)
     program = source if isinstance(source, Program) else load(source)
     tools = ExportTools(_UNKNOWN, version("executorch"))
@@ -176,12 +181,13 @@ def build_model(source: Artifact | Program | str | Path | bytes, samples: Any, n
 
 @dataclass(frozen=True)
 class ExportTools:
-    """Tools and processor of an export, which a program does not contain; see ``Versions``."""
+    """Tools, processor and board of an export, which a program does not contain; see ``Versions``."""
 
     vela: str
     executorch: str
     cpu: str = ""
     isa: str = ""
+    board: FirmwareBoard | None = None
 
 
 def _processor_of(recipe: object) -> tuple[str, str]:
@@ -232,6 +238,7 @@ def _build_model(
         ports=ports,
         kernels=classify_kernels(operator for method in inspection.methods for operator in method.operators),
         golden=FirmwareTestVectors(cases, outputs),
+        board=tools.board,
     )
 
 

@@ -9,6 +9,12 @@ from dataclasses import dataclass
 from importlib.resources import files
 from itertools import chain
 
+from arm_recipes.firmware.board_files import (
+    FirmwareBoard,
+    linker_placeholders,
+    render_board_files,
+    render_readme_section,
+)
 from arm_recipes.firmware.golden import IOTensor
 from arm_recipes.firmware.host_run import FirmwareTestCase
 from arm_recipes.firmware.kernels import Kernels
@@ -71,6 +77,7 @@ class FirmwareModel:
     ports: tuple[MethodIO, ...]
     kernels: Kernels
     golden: FirmwareTestVectors
+    board: FirmwareBoard | None = None
 
 
 def to_c_identifier(text: str) -> str:
@@ -81,7 +88,8 @@ def to_c_identifier(text: str) -> str:
 def render_files(model: FirmwareModel) -> dict[str, bytes]:
     """Render all templates, and return the files by path in the folder."""
     placeholders = {**_version_placeholders(model), **_memory_placeholders(model.pools), **_build_placeholders(model)}
-    placeholders |= _planned_memory_placeholders(model.pools)
+    placeholders |= _planned_memory_placeholders(model.pools) | linker_placeholders(model.board)
+    placeholders["BOARD"] = render_readme_section(model.board)
     placeholders["TENSORS"] = "\n".join(chain.from_iterable(map(_tensor_macros, model.ports)))
     placeholders_of_file = {
         "model.c": {
@@ -101,7 +109,7 @@ def render_files(model: FirmwareModel) -> dict[str, bytes]:
         text = root.joinpath(*name.split("/")).read_text(encoding="utf-8")
         text = _select_blocks(text, has_npu=model.versions.has_npu)
         result[name] = _fill_placeholders(text, {**placeholders, **placeholders_of_file.get(name, {})}).encode()
-    return result
+    return result | render_board_files(model.board, model.kernels, has_npu=model.versions.has_npu)
 
 
 _TEMPLATES = (

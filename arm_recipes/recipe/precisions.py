@@ -30,6 +30,11 @@ def allowed(recipe: str) -> tuple[str, ...]:
     return PRECISION_NAMES if recipe.startswith("VGF") else PRECISION_NAMES[1:]
 
 
+def finer_precision(recipe: str) -> str:
+    """Return the precision of a recipe's target that rounds less than int8: int16 if it has that, else "FP"."""
+    return next(name for name in ("A16W8", FLOAT) if name in allowed(recipe))
+
+
 def find_problem(value: Any) -> str | None:
     """Describe the problem of a value of the option ``precisions``; None if the value is valid."""
     if value is None:

@@ -14,12 +14,14 @@ if TYPE_CHECKING:
 
     from arm_backend_core.targets.cortex_m import Processor
 
-#: Operators of ExecuTorch's portable kernels that only move elements, so that all implementations are bit-equal.
+#: Operators of ExecuTorch's portable kernels that only move or compare elements, so that all implementations are
+#: bit-equal.
 DATA_MOVEMENT = frozenset(
     {
         *("aten::cat", "aten::copy_", "aten::expand_copy", "aten::permute_copy", "aten::select_copy"),
         *("aten::slice_copy", "aten::split_copy", "aten::split_with_sizes_copy", "aten::squeeze_copy"),
-        *("aten::unsqueeze_copy", "aten::view_copy", "dim_order_ops::_clone_dim_order"),
+        *("aten::unsqueeze_copy", "aten::view_copy", "aten::where", "dim_order_ops::_clone_dim_order"),
+        *("aten::eq", "aten::ge", "aten::gt", "aten::le", "aten::lt", "aten::ne"),
     }
 )
 

@@ -344,6 +344,23 @@ def test_a_fixed_range_is_no_affair_of_calibration() -> None:
     assert "and the operator's range is 0 to 0.9961" in layer.isolated.advice.text
 
 
+def test_without_int16_the_advice_is_floating_point_and_helps_as_it_says() -> None:
+    """The kernels of a Cortex-M have no int16 tensors."""
+    recipe = ExportRecipe.get_recipe(ArmRecipeType.CORTEX_M_INT8, algorithms=False)
+    found = export(Stack().eval(), recipe, _rows()).compare(_rows(seed=2), workers=1)
+    before = {layer.module: layer for layer in found.layers}["first"]
+    assert before.isolated is not None
+    assert before.isolated.advice.precision == "FP"
+    assert "keep its consumers, 'second', in floating point" in before.isolated.advice.text
+    assert before.isolated.advice.sqnr > before.isolated.sqnr + 3
+    text = str(found)
+    assert "floating point for one module: get_recipe(..., precisions={'module': 'FP'})" in text
+    assert "int16" not in text
+    kept = ExportRecipe.get_recipe(ArmRecipeType.CORTEX_M_INT8, algorithms=False, precisions={"second": "FP"})
+    after = export(Stack().eval(), kept, _rows()).compare(_rows(seed=2), workers=1)
+    assert after.sqnr > found.sqnr
+
+
 def test_the_advice_of_int16_for_what_reads_a_layer_helps_as_it_says() -> None:
     """Its rounding is gone, and the loss that was computed for that is the one that is measured then."""
     result = export(Stack().eval(), ExportRecipe.get_recipe(INT8, algorithms=False), _rows())

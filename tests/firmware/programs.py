@@ -107,6 +107,13 @@ PROGRAMS: dict[str, Callable[[], ExportResult]] = {
     "two_memories_u85": lambda: _exported(Small().eval(), U85, images(), memory={"dtcm": 800, "sram": None}),
     "external_u85": lambda: export_small(U85, quantized_io=True, external=True),
     "external_weights_u55": lambda: export_small(U55, external=("weights",)),
+    "corstone_300": lambda: export_small(U55, board="corstone-300"),
+    "corstone_315": lambda: export_small(U65, board="corstone-315"),
+    "corstone_320": lambda: export_small(U85, board="corstone-320"),
+    "alif_e8": lambda: export_small(U55, board="alif-e8-hp"),
+    "himax": lambda: export_small(U55, board="himax-we2"),
+    "cpu_between_board": lambda: _exported(Between().eval(), U85, vectors(2), board="corstone-320"),
+    "nuvoton": lambda: export_small(U55, board="nuvoton-m55m1"),
 }
 
 

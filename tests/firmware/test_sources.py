@@ -17,6 +17,7 @@ from arm_recipes.runtime.method_layout import TYPE_LAYOUTS
 from tests.firmware import cortex_m_programs
 from tests.firmware.device import TARGET
 from tests.firmware.programs import program, samples
+from tests.firmware.zephyr_module import build_zephyr_library, read_sizes
 from tests.runtime.building import RUNTIME, executorch_include_flags, require, run
 
 pytestmark = pytest.mark.xdist_group("firmware")
@@ -181,22 +182,12 @@ def test_zephyr_sources_compile(saved: dict[str, Firmware], tmp_path: Path) -> N
     assert module["name"] == "arm_model"
     assert (folder / module["kconfig"]).is_file()
     kconfig = (folder / "zephyr/Kconfig").read_text()
-    sizes = re.findall(r"^config (ARM_MODEL_\w+_SIZE)\n(?:\t.*\n)*?\tdefault (\d+)\n", kconfig, re.M)
-    assert ("ARM_MODEL_TEMP_POOL_SIZE", str(firmware.pools.temp)) in sizes
-    options = [f"-DCONFIG_{name}={size}" for name, size in sizes]
-    options += [f"-DCONFIG_ARM_MODEL{name}=y" for name in ("", "_SELF_TEST", "_CORTEX_M_KERNELS")]
-    options += [f"-DMODULE={folder / module['cmake']}", f"-DRUNTIME={RUNTIME}"]
-    options += [f"-DCMAKE_TOOLCHAIN_FILE={RUNTIME / 'cmake/cortex-m55.cmake'}", f"-DINCLUDE={_include()}"]
-    source = Path(__file__).parent / "zephyr"
-    run([require("cmake", "cmake"), "-S", str(source), "-B", str(tmp_path), *options])
-    run(["cmake", "--build", str(tmp_path), "-j", "2"])
-    symbols = run(["arm-none-eabi-nm", "-C", str(tmp_path / "libarm_model.a")])
+    assert ("ARM_MODEL_TEMP_POOL_SIZE", str(firmware.pools.temp)) in read_sizes(kconfig)
+    fragments, library = build_zephyr_library(firmware, tmp_path)
+    assert fragments == []
+    symbols = run(["arm-none-eabi-nm", "-C", str(library)])
     for symbol in ("T arm_model_self_test", "R arm_model_pte", "arm_runtime_ethosu_registered"):
         assert symbol in symbols
-
-
-def _include() -> Path:
-    return Path(executorch_include_flags()[2])
 
 
 def test_real_numbers_are_quantized_for_a_program_that_takes_integers(tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ from arm_backend_core.targets.compile_spec import TosaCompileSpec
 from arm_backend_core.targets.target import Target
 from arm_recipes import ArmRecipeType as R
 from arm_recipes import ExportRecipe, ExportResult, export
+from arm_recipes.recipe import precisions
+from arm_recipes.recipe.targets import SPEC_BUILDERS
 from tests.graphs import validate_by_tosa_opt
 from tests.ops.runner import export as exported
 from tests.small_models import Samples
@@ -118,3 +120,11 @@ def test_without_the_extension_levels_are_the_same() -> None:
     ]
     assert len(_tosa(results[0])) - len(_tosa(results[1])) > 0.49 * WEIGHTS
     assert torch.equal(*(result.run(*_images()[0]) for result in results))
+
+
+@pytest.mark.parametrize("recipe", SPEC_BUILDERS)
+def test_a_finer_precision_is_one_that_the_recipe_accepts(recipe: str) -> None:
+    """``compare`` advises it."""
+    finer = precisions.finer_precision(recipe)
+    precisions.check(recipe, [finer])
+    assert (finer == "FP") == recipe.startswith("CORTEX_M")

@@ -83,6 +83,11 @@ class Context:
         value.require_int8()
         return value
 
+    def constant_data(self, argument: Any) -> Array | None:
+        """The elements of a constant that is not quantized; None for a computed tensor."""
+        constant = self._constants.get(argument) if isinstance(argument, Node) else None
+        return None if constant is None else constant.detach().numpy()
+
     def weight(self, argument: Any, axis: int) -> Weight:
         """A constant weight with output channels along ``axis``.
 

@@ -21,7 +21,7 @@ aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
-class _Window:
+class Window:
     """Parameters of a 2D convolution, (height, width) each; ``pad`` is (top, bottom, left, right)."""
 
     stride: list[int]
@@ -57,10 +57,10 @@ def convolve_with_padding_mode(cx: Context) -> Value:
 
 def _convolve(cx: Context, arguments: dict[str, Any], pad: tuple[int, int, int, int]) -> Value:
     spatial = _spatial_axes(cx, arguments)
-    window = _Window(read_pair(arguments["stride"], spatial, 1), pad, read_pair(arguments["dilation"], spatial, 1))
+    window = Window(read_pair(arguments["stride"], spatial, 1), pad, read_pair(arguments["dilation"], spatial, 1))
     x, weight = cx.operand(arguments["input"]), _image_weight(cx.weight(arguments["weight"], 0))
     image = to_image(cx, x, spatial)
-    node = _convolve_image(cx, x, image, weight, arguments["bias"], window, arguments["groups"])
+    node = convolve_image(cx, x, image, weight, arguments["bias"], window, arguments["groups"])
     return from_image(cx, node, spatial)
 
 
@@ -70,7 +70,7 @@ def _image_weight(weight: Weight) -> Weight:
     return Weight(weight.data.reshape(*shape[:2], *spatial_pair(shape, len(shape) - 2)), weight.scale)
 
 
-def _pad_image(cx: Context, image: Node, x: Value, window: _Window, kernel: Sequence[int]) -> tuple[Node, list[int]]:
+def _pad_image(cx: Context, image: Node, x: Value, window: Window, kernel: Sequence[int]) -> tuple[Node, list[int]]:
     """The padding that the kernel applies itself.
 
     The image is padded first where the sides differ, or for more padding than some of CMSIS-NN's loops take.
@@ -81,9 +81,7 @@ def _pad_image(cx: Context, image: Node, x: Value, window: _Window, kernel: Sequ
     return cx.emit.pad(image, [0, top, left, 0], [0, bottom, right, 0], x.zero_point), [0, 0]
 
 
-def _convolve_image(
-    cx: Context, x: Value, image: Node, weight: Weight, bias: Any, window: _Window, groups: int
-) -> Node:
+def convolve_image(cx: Context, x: Value, image: Node, weight: Weight, bias: Any, window: Window, groups: int) -> Node:
     """Convolve an NHWC image with a weight [OC, C / groups, KH, KW]; returns an NHWC image.
 
     CMSIS-NN has a kernel for images of one row, which fails for some sizes. One column is the same convolution.
@@ -150,10 +148,10 @@ def convolve_transposed(cx: Context) -> Value:
     upsampled = _insert_zeros(cx, image, stride, x.zero_point)
     before = [d * (k - 1) - p for d, k, p in zip(dilation, weight.data.shape[2:], pad, strict=True)]
     after = [b + m - s + 1 for b, m, s in zip(before, more, stride, strict=True)]
-    window = _Window([1, 1], (before[0], after[0], before[1], after[1]), dilation)
+    window = Window([1, 1], (before[0], after[0], before[1], after[1]), dilation)
     groups = arguments["groups"]
     kernel = _mirror(weight, groups)
-    return from_image(cx, _convolve_image(cx, x, upsampled, kernel, arguments["bias"], window, groups), spatial)
+    return from_image(cx, convolve_image(cx, x, upsampled, kernel, arguments["bias"], window, groups), spatial)
 
 
 def _call_transposed(
@@ -205,8 +203,8 @@ def multiply_by_weight(cx: Context) -> Value:
         node = _multiply_per_tensor(cx, x, stored, weight, arguments["bias"])
         return cx.computed(node, layout)
     rows = cx.emit.reshape(stored, (1, 1, int(np.prod(shape[:-1])), in_channels))
-    kernel, window = Weight(weight.data[:, :, None, None], weight.scale), _Window([1, 1], (0, 0, 0, 0), [1, 1])
-    node = _convolve_image(cx, x, rows, kernel, arguments["bias"], window, 1)
+    kernel, window = Weight(weight.data[:, :, None, None], weight.scale), Window([1, 1], (0, 0, 0, 0), [1, 1])
+    node = convolve_image(cx, x, rows, kernel, arguments["bias"], window, 1)
     return cx.computed(cx.emit.reshape(node, (*shape[:-1], channels)), layout)
 
 

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch.fx import Node
 
 from arm_backend_core.cortex_m.arithmetic import quantize_multiplier
 from arm_backend_core.cortex_m.emitter import KernelFault
 from arm_backend_core.cortex_m.kernels.elementwise import ADD_LEFT_SHIFT
-from arm_backend_core.cortex_m.rules.context import Context, rule, single_multiplier
+from arm_backend_core.cortex_m.rules.context import Context, look_up, rule, single_multiplier
 from arm_backend_core.cortex_m.values import Value
+from arm_backend_core.errors import Unsupported
 from arm_backend_core.nodes import arguments_of
 from arm_backend_core.permutation import Layout, identity
 
 aten = torch.ops.aten
+#: Rounding of float32 in a slope of 1.
+_SLOPE_TOLERANCE = 1e-6
 
 
 def _with_rank(cx: Context, value: Value, rank: int) -> Value:
@@ -40,8 +45,12 @@ def _common_layout(values: Sequence[Value]) -> Layout:
 
 def _operands(cx: Context) -> tuple[list[Value], list[Node], Layout]:
     """Both operands, their tensors in one layout, and the layout."""
-    rank = cx.node.meta["val"].dim()
-    values = [_with_rank(cx, cx.operand(argument), rank) for argument in cx.node.args[:2]]
+    return _align(cx, [cx.operand(argument) for argument in cx.node.args[:2]])
+
+
+def _align(cx: Context, values: Sequence[Value]) -> tuple[list[Value], list[Node], Layout]:
+    """Values with the rank of the result, their tensors in one layout, and the layout."""
+    values = [_with_rank(cx, value, cx.node.meta["val"].dim()) for value in values]
     layout = _common_layout(values)
     return values, [cx.emit.store(value, layout) for value in values], layout
 
@@ -77,9 +86,14 @@ def _finish(cx: Context, node: Node, shape: Sequence[int], layout: Layout) -> Va
 @rule(aten.add.Tensor, aten.sub.Tensor)
 def add(cx: Context) -> Value:
     """Sum or difference. Both operands are scaled to twice the larger scale, with 20 fractional bits."""
-    values, tensors, layout = _operands(cx)
-    (first, second), shape = _broadcast(cx, tensors, layout)
     alpha = float(arguments_of(cx.node)["alpha"]) * (-1 if cx.node.target is aten.sub.Tensor else 1)
+    return _add(cx, [cx.operand(argument) for argument in cx.node.args[:2]], alpha)
+
+
+def _add(cx: Context, operands: Sequence[Value], alpha: float) -> Value:
+    """The first operand plus ``alpha`` times the second."""
+    values, tensors, layout = _align(cx, operands)
+    (first, second), shape = _broadcast(cx, tensors, layout)
     factors = values[0].scale, values[1].scale * alpha
     common = 2 * max(map(abs, factors))
     (multiplier, shift), (other_multiplier, other_shift) = (quantize_multiplier(x / common) for x in factors)
@@ -96,14 +110,18 @@ def add(cx: Context) -> Value:
 @rule(aten.mul.Tensor)
 def multiply(cx: Context) -> Value:
     """Product."""
-    values, tensors, layout = _operands(cx)
+    return cx.clamp(_multiply(cx, [cx.operand(argument) for argument in cx.node.args[:2]]))
+
+
+def _multiply(cx: Context, operands: Sequence[Value]) -> Value:
+    values, tensors, layout = _align(cx, operands)
     (first, second), shape = _broadcast(cx, tensors, layout)
     multiplier = single_multiplier(values[0].scale * values[1].scale / float(cx.result.q.scale))
     zero_points = [value.zero_point for value in values]
     node = cx.emit.kernel(
         "quantized_mul", first, zero_points[0], second, zero_points[1], cx.result.q.zero_point, *multiplier
     )
-    return cx.clamp(_finish(cx, node, shape, layout))
+    return _finish(cx, node, shape, layout)
 
 
 @rule(aten.div.Tensor)
@@ -121,14 +139,36 @@ def divide(cx: Context) -> Value:
 @rule(aten.minimum.default, aten.maximum.default)
 def select_extreme(cx: Context) -> Value:
     """Elementwise minimum or maximum, of operands that are requantized to the result's parameters."""
-    rank = cx.node.meta["val"].dim()
-    values = [cx.requantize(_with_rank(cx, cx.operand(argument), rank), cx.result.q) for argument in cx.node.args[:2]]
-    layout = _common_layout(values)
-    name = "minimum" if cx.node.target is aten.minimum.default else "maximum"
-    tensors = [cx.emit.store(value, layout) for value in values]
+    return _select_extreme(cx, [cx.operand(argument) for argument in cx.node.args[:2]], cx.node.target)
+
+
+def _select_extreme(cx: Context, operands: Sequence[Value], target: Any) -> Value:
+    """Minimum or maximum of two values, by the ATen operator ``target``."""
+    _, tensors, layout = _align(cx, [cx.requantize(value, cx.result.q) for value in operands])
+    name = "minimum" if target is aten.minimum.default else "maximum"
     try:
         node = cx.emit.kernel(name, *tensors)
     except KernelFault:  # of the broadcast
         shape = [cx.node.meta["val"].shape[axis] for axis in layout]
         node = cx.emit.kernel(name, *(cx.emit.expand(x, shape) for x in tensors))
     return cx.clamp(cx.computed(node, layout))
+
+
+@rule(aten.prelu.default, aten._prelu_kernel.default)
+def prelu(cx: Context) -> Value:
+    """Negative numbers times a slope for each channel; one slope for all is a table.
+
+    With slopes from 0 to 1, it is max(x, slope * x). Otherwise it is the sum of max(x, 0) and slope * min(x, 0), of
+    which one is 0: the sum does not round again.
+    """
+    x, slopes = (cx.operand(argument) for argument in cx.node.args[:2])
+    if slopes.data is None:
+        raise Unsupported("its slopes are computed at run time")
+    shape = slopes.shape if cx.node.target is aten._prelu_kernel.default else (-1, *[1] * (x.rank - 2))
+    slope, real = Value.constant(slopes.data.reshape(shape), slopes.q), slopes.q.dequantize(slopes.data)
+    if real.min() >= 0 and real.max() <= 1 + _SLOPE_TOLERANCE:
+        return _select_extreme(cx, [x, _multiply(cx, [x, slope])], aten.maximum.default)
+    numbers = x.q.dequantize(np.arange(-128, 128))
+    negative = look_up(cx.emit, x, x.q.quantize(np.minimum(numbers, 0)).astype(np.int8), x.q)
+    positive = look_up(cx.emit, x, cx.result.q.quantize(np.maximum(numbers, 0)).astype(np.int8), cx.result.q)
+    return _add(cx, [positive, _multiply(cx, [negative, slope])], 1.0)

@@ -109,7 +109,28 @@ OTHERS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", [*BROADCAST, *CONSTANTS, *OTHERS], ids=lambda case: case.name)
+def _prelu(*slopes: float) -> nn.PReLU:
+    layer = nn.PReLU(len(slopes))
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor(slopes))
+    return layer
+
+
+_TWO_PRODUCTS = "2 quantized_activation, 1 quantized_mul, 1 quantized_add"
+PRELU = [
+    Case("one slope", _prelu(0.3), [(1, 5, 3, 4)], kernels="1 quantized_activation"),
+    Case("slopes up to 1", _prelu(0.1, 0.3, 0.5, 1.0, 0.0), [(1, 5, 3, 4)], kernels="1 quantized_mul, 1 maximum"),
+    Case("other slopes", _prelu(0.1, 0.3, -0.5, 1.5, 0.0), [(1, 5, 3, 4)], kernels=_TWO_PRODUCTS),
+    Case("other slopes, dsp", _prelu(0.1, 0.3, -0.5, 1.5, 0.0), [(2, 5, 3, 4)], kernels=_TWO_PRODUCTS, isa="dsp"),
+    Case("slopes of a matrix", _prelu(0.1, 0.3, -0.5, 1.5, 0.0), [(3, 5)], kernels=_TWO_PRODUCTS),
+    Case("slopes of rows", _prelu(0.1, 0.3, 0.25), [(2, 3, 5)], kernels="1 quantized_mul, 1 maximum"),
+    Case("negative numbers only", _prelu(0.1, 0.9), [(1, 2, 3, 4)], low=-3.0, high=-1.0),
+    Case("between convolutions", nn.Sequential(nn.Conv2d(3, 5, 1), _prelu(0.1, 0.3, 0.2, 0.7, 0.0), nn.Conv2d(5, 2, 1)),
+         [(1, 3, 4, 5)], steps=2, kernels="2 quantized_conv2d_nhwc, 2 transpose"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", [*BROADCAST, *CONSTANTS, *OTHERS, *PRELU], ids=lambda case: case.name)
 def test_lowering(case: Case) -> None:
     check(case)
 

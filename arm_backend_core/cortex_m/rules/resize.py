@@ -1,0 +1,140 @@
+"""Bilinear interpolation: weighted sums of neighbours with exact weights, one axis after the other.
+
+Each axis rounds once. The first rounding is off by half a step at most, and the weights of the second axis sum to 1, so
+the result is at most one step off.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch.fx import Node
+
+from arm_backend_core.cortex_m.kernels.registry import Array
+from arm_backend_core.cortex_m.rules.context import Context, Weight, rule, single_multiplier
+from arm_backend_core.cortex_m.rules.convolution import Window, convolve_image
+from arm_backend_core.cortex_m.values import Value
+from arm_backend_core.errors import Unsupported
+from arm_backend_core.permutation import Layout
+
+aten = torch.ops.aten
+_NHWC: Layout = (0, 2, 3, 1)
+#: Largest denominator of the weights, which are int8.
+_MAX_DENOMINATOR = 127
+
+
+@rule(aten.upsample_bilinear2d.vec, aten.upsample_bilinear2d.default)
+def upsample_bilinear(cx: Context) -> Value:
+    """Bilinear interpolation of [N, C, H, W].
+
+    Raises:
+        Unsupported: the weights have no common denominator of up to 127.
+    """
+    x = cx.operand(cx.node.args[0])
+    matrices = [_weights(cx, x, axis) for axis in (2, 3)]
+    for axis, matrix in ((3, matrices[1]), (2, matrices[0])):  # rows are shorter before they are repeated
+        if not np.array_equal(matrix, np.eye(len(matrix))):
+            x = _interpolate(cx, x, axis, matrix)
+    return cx.clamp(cx.requantize(x, cx.result.q))
+
+
+def _weights(cx: Context, x: Value, axis: int) -> Array:
+    """Weights [results, elements] of the interpolation along an axis: the results for unit vectors."""
+    size, other = x.shape[axis], x.shape[5 - axis]
+    shape = (size, 1, size, other) if axis == 2 else (size, 1, other, size)
+    units = torch.eye(size, dtype=torch.float64).reshape(size, 1, *((size, 1) if axis == 2 else (1, size)))
+    result = cx.node.target(units.expand(shape).contiguous(), *cx.node.args[1:], **cx.node.kwargs)  # type: ignore[operator]
+    vectors = result[:, 0, :, 0] if axis == 2 else result[:, 0, 0]
+    return vectors.T.numpy()
+
+
+def _interpolate(cx: Context, x: Value, axis: int, matrix: Array) -> Value:
+    """Interpolate along one axis of [N, C, H, W]. The result has the parameters of ``cx.result``."""
+    numerators, denominator = _to_integers(matrix)
+    factor = matrix.shape[0] // matrix.shape[1]
+    phases = _phases(numerators, factor) if matrix.shape[0] == factor * matrix.shape[1] else None
+    if phases is not None:
+        return _convolve_phases(cx, x, axis, phases, denominator)
+    return _multiply(cx, x, axis, numerators, denominator)
+
+
+def _to_integers(matrix: Array) -> tuple[Array, int]:
+    """Numerators and common denominator of the weights.
+
+    The kernels divide by a power of two after they rounded once. Large denominators make this first rounding small: by
+    4, a sum of 1 would become 1.
+
+    Raises:
+        Unsupported: there is none of up to 127.
+    """
+    for denominator in range(1, _MAX_DENOMINATOR + 1):
+        numerators = np.rint(matrix * denominator)
+        if np.allclose(numerators, matrix * denominator, rtol=0.0, atol=1e-6):
+            factor = int(_MAX_DENOMINATOR // np.abs(numerators).max())
+            return (factor * numerators).astype(np.int8), factor * denominator
+    raise Unsupported("its weights have no common denominator of up to 127, and the kernels have int8 weights")
+
+
+def _phases(numerators: Array, factor: int) -> Array | None:
+    """Weights [factor, 3] of the element and its neighbours, if they repeat; those beyond the edges are the edge's."""
+    size = numerators.shape[1]
+    padded = np.zeros((size * factor, size + 2), np.int64)
+    middle = numerators.astype(np.int64)
+    if size < 3:
+        return None
+    taps = np.stack([middle[factor + phase, 0:3] for phase in range(factor)])
+    for position in range(size):
+        padded[position * factor : (position + 1) * factor, position : position + 3] = taps
+    folded = padded[:, 1:-1].copy()
+    folded[:, 0] += padded[:, 0]
+    folded[:, -1] += padded[:, -1]
+    return taps.astype(np.int8) if np.array_equal(folded, middle) else None
+
+
+def _convolve_phases(cx: Context, x: Value, axis: int, phases: Array, denominator: int) -> Value:
+    """Results number phase, phase + factor, ... are a depthwise convolution each; they are interleaved."""
+    image, at = cx.emit.store(x, _NHWC), axis - 1
+    padded = _repeat_edges(cx, image, at)
+    channels = x.shape[1]
+    parts = []
+    for taps in phases:
+        kernel = np.broadcast_to(taps.reshape((3, 1) if axis == 2 else (1, 3)), (channels, 1, *_kernel_shape(axis)))
+        weight = Weight(np.array(kernel), np.asarray(1.0 / denominator))
+        window = Window([1, 1], (0, 0, 0, 0), [1, 1])
+        parts.append(convolve_image(cx, x, padded, weight, None, window, channels))
+    n, height, width, _ = image.meta["val"].shape
+    split = [n, height, width, channels]
+    split.insert(at + 1, 1)
+    joined = cx.emit.call(aten.cat.default, [cx.emit.reshape(part, split) for part in parts], at + 1)
+    shape = [n, height, width, channels]
+    shape[at] *= len(phases)
+    return cx.computed(cx.emit.reshape(joined, shape), _NHWC)
+
+
+def _kernel_shape(axis: int) -> tuple[int, int]:
+    return (3, 1) if axis == 2 else (1, 3)
+
+
+def _repeat_edges(cx: Context, image: Node, at: int) -> Node:
+    """An NHWC image with its first and last row or column once more."""
+    size = image.meta["val"].shape[at]
+    edges = [cx.emit.call(aten.slice_copy.Tensor, image, at, start, start + 1, 1) for start in (0, size - 1)]
+    return cx.emit.call(aten.cat.default, [edges[0], image, edges[1]], at)
+
+
+def _multiply(cx: Context, x: Value, axis: int, numerators: Array, denominator: int) -> Value:
+    """A product of the matrix of weights with the elements along ``axis``."""
+    kept = tuple(other for other in _NHWC if other != axis)
+    layout = (*kept, axis)
+    stored = cx.emit.store(x, layout)
+    shape: list[Any] = list(stored.meta["val"].shape)
+    rows = cx.emit.reshape(stored, (1, int(np.prod(shape[:-1])), shape[-1]))
+    multiplier, shift = single_multiplier(x.scale / denominator / float(cx.result.q.scale))
+    node = cx.emit.kernel(
+        "quantized_batch_matmul",
+        *(rows, -x.zero_point, cx.emit.constant(numerators[None], "weight"), 0),
+        *(cx.result.q.zero_point, multiplier, shift),
+    )
+    return cx.computed(cx.emit.reshape(node, (*shape[:-1], len(numerators))), layout)

@@ -1,0 +1,320 @@
+"""Files of a firmware folder for a board: linker scripts, CMake presets, Zephyr overlay, CMSIS layer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from arm_recipes._internal.rendering import format_bytes
+from arm_recipes.firmware.kernels import Kernels
+from arm_recipes.recipe.board_support import BoardSupport, CmsisDevice, Memory, Placement, ZephyrBoard, find_support
+from arm_recipes.recipe.boards import find_board
+from arm_recipes.runtime.build import CPP_FOLDER
+
+#: Names in ``linker/arm_model.ld`` that the user replaces, by kind of memory.
+_UNKNOWN_NAMES = {"sram": "SRAM", "flash": "FLASH_OR_DDR", "dram": "FLASH_OR_DDR"}
+#: Sections of a program: macro of the section's name, default name.
+_PROGRAM_SECTIONS = (
+    ("ARM_MODEL_PTE_SECTION", ".rodata.arm_model_pte"),
+    ("ARM_MODEL_PTD_SECTION", ".rodata.arm_model_ptd"),
+)
+_SCRATCH_SECTION = ("ARM_MODEL_TEMP_SECTION", ".bss.arm_model_temp")
+_FAST_SCRATCH_SECTION = ("ARM_MODEL_FAST_SCRATCH_SECTION", ".bss.arm_model_fast_scratch")
+#: Components of the pack PyTorch::ExecuTorch that each program needs.
+_COMPONENTS = (
+    "ARM::CMSIS:CORE",
+    "Machine Learning:ExecuTorch:Runtime",
+    "Machine Learning:ExecuTorch:Kernel Utils",
+    "Machine Learning:ExecuTorch:Kernel Registration",
+)
+#: Sources of the CMSIS layer; the linker drops the kernels that the program does not call.
+_LAYER_SOURCES = ("model.c", "golden.c", "self_test.cpp")
+_LAYER_NPU_SOURCES = (
+    "backend/backends/ethosu/ethosu_backend.cpp",
+    "backend/backends/ethosu/npu_driver.cpp",
+    "backend/payload/ethosu_payload.cpp",
+)
+_LAYER_KERNELS = tuple(f"backend/kernels/{path.name}" for path in sorted(CPP_FOLDER.glob("kernels/*.cpp")))
+_PACK_SOURCE = (
+    "https://github.com/pytorch/executorch/blob/cff6f4dd32e630945b7188512c1f2b4f102b05ad/backends/arm/cmsis_pack/"
+    "README.md"
+)
+
+
+@dataclass(frozen=True)
+class FirmwareBoard:
+    """The board of a firmware folder.
+
+    Attributes:
+        name: value of the recipe option ``board``.
+        title: product, and the core that the NPU belongs to.
+        family: NPU family.
+        placement: kinds of memory of the program's sections.
+        support: what is published about the board.
+    """
+
+    name: str
+    title: str
+    family: str
+    placement: Placement
+    support: BoardSupport
+
+    def memory(self, kind: str) -> Memory | None:
+        """The memory of a kind; None: no document states it."""
+        memories = self.support.memories
+        memory: Memory | None = None if memories is None else getattr(memories, kind)
+        return memory
+
+    def memory_name(self, kind: str) -> str:
+        """Name of a memory in the linker script; a name to replace if no document states it."""
+        memory = self.memory(kind)
+        return _UNKNOWN_NAMES[kind] if memory is None else memory.name
+
+
+def describe_board(recipe: object) -> FirmwareBoard | None:
+    """The board of a recipe; None without the option ``board``, or if nothing is published about the board."""
+    from arm_backend_core.targets.compile_spec import EthosUCompileSpec
+    from arm_recipes.recipe import options
+    from arm_recipes.recipe.recipe import ArmRecipe
+    from arm_recipes.recipe.targets import SPEC_BUILDERS
+
+    if not isinstance(recipe, ArmRecipe) or recipe.options.get("board") is None:
+        return None
+    board = find_board(recipe.options["board"])
+    support = find_support(board.name)
+    if support is None:
+        return None
+    spec = SPEC_BUILDERS[recipe.type_name](options.check(recipe.type_name, dict(recipe.options)))
+    assert isinstance(spec, EthosUCompileSpec)
+    configuration = spec.configuration
+    placement = Placement.of(configuration.const_memory, arena_on_second_port=configuration.arena_on_second_port)
+    return FirmwareBoard(board.name, board.title, board.family, placement, support)
+
+
+def linker_placeholders(board: FirmwareBoard | None) -> dict[str, str]:
+    """Placeholders of ``linker/arm_model.ld`` and of ``zephyr/CMakeLists.txt``."""
+    if board is None:
+        program, scratch, sram = _UNKNOWN_NAMES["flash"], _UNKNOWN_NAMES["sram"], _UNKNOWN_NAMES["sram"]
+        replaced = "replace the names of the memories"
+    else:
+        placement = board.placement
+        program, scratch = board.memory_name(placement.program), board.memory_name(placement.scratch)
+        sram = board.memory_name("sram")
+        known = all(board.memory(kind) is not None for kind in (placement.program, placement.scratch, "sram"))
+        replaced = f"the names of the memories are those of {board.name}"
+        replaced += "" if known else "; replace the others"
+    return {
+        "PROGRAM_MEMORY": program,
+        "SCRATCH_MEMORY": scratch,
+        "SRAM_MEMORY": sram,
+        "MEMORY_NAMES": replaced,
+        "NPU_REACH": "".join(_reach_assertion(board)),
+        "ZEPHYR_SECTIONS": "\n".join(_zephyr_commands(board)),
+    }
+
+
+def render_board_files(board: FirmwareBoard | None, kernels: Kernels, *, has_npu: bool) -> dict[str, bytes]:
+    """Files by path in the folder.
+
+    Args:
+        board: the board; None: only the CMake preset for this machine.
+        kernels: the program's CPU kernels.
+        has_npu: whether the program has delegates.
+    """
+    files = {"CMakePresets.json": json.dumps(_presets(board), indent=2) + "\n"}
+    if board is not None:
+        support = board.support
+        if support.memories is not None:
+            files["linker/memories.ld"] = "\n".join(_memories_script(board)) + "\n"
+        if support.zephyr is not None and support.zephyr.nodes:
+            files[f"zephyr/boards/{support.zephyr.overlay}"] = _overlay(board, support.zephyr)
+        if support.zephyr is not None and _zephyr_regions(board):
+            files["zephyr/arm_model.ld"] = "\n".join(_zephyr_script(board, support.zephyr)) + "\n"
+        if support.cmsis is not None:
+            files["cmsis/arm_model.clayer.yml"] = (
+                "\n".join(_layer(board, support.cmsis, kernels, has_npu=has_npu)) + "\n"
+            )
+    return {name: text.encode() for name, text in files.items()}
+
+
+def render_readme_section(board: FirmwareBoard | None) -> str:
+    """Section of ``README.md`` on the board, in Markdown; "" without one."""
+    return "" if board is None else "\n".join(_readme_lines(board)) + "\n\n"
+
+
+def _reach_assertion(board: FirmwareBoard | None) -> Iterator[str]:
+    """Lines that end the link if the NPU's section is beyond the part of the memory that it reaches."""
+    memory = None if board is None else board.memory(board.placement.scratch)
+    if memory is not None and memory.npu_bytes is not None:
+        end = memory.origin + memory.npu_bytes
+        yield f"  ASSERT(ADDR(.arm_model_temp) + SIZEOF(.arm_model_temp) <= 0x{end:08x},\n"
+        yield f'         "the NPU reaches {memory.name} up to 0x{end:08x}, and .arm_model_temp ends behind it")\n\n'
+
+
+def _memories_script(board: FirmwareBoard) -> Iterator[str]:
+    memories = board.support.memories
+    assert memories is not None
+    yield "/* SPDX-License-Identifier: Apache-2.0"
+    yield " *"
+    yield f" * Memories of {board.title}."
+    yield " * linker/arm_model.ld names them. INCLUDE this file in the board's linker script unless it defines them."
+    yield " * Generated by arm_recipes. Source:"
+    yield f" * {memories.source}"
+    yield " */"
+    yield "MEMORY"
+    yield "{"
+    for memory in memories.all():
+        attributes = "rwx" if memory is memories.sram or memory is memories.dram else "rx"
+        yield f"  {memory.name} ({attributes}) : ORIGIN = 0x{memory.origin:08x}, LENGTH = 0x{memory.size:08x}"
+    yield "}"
+
+
+def _presets(board: FirmwareBoard | None) -> dict[str, Any]:
+    """CMake presets: the self-test of this machine, and the libraries of the folder for the board's core."""
+    folder = "${sourceParentDir}/${sourceDirName}-build"
+    presets: list[dict[str, Any]] = [
+        {"name": "host", "displayName": "Self-test on this machine", "binaryDir": f"{folder}/host"}
+    ]
+    if board is not None:
+        flags = f"-mcpu={board.support.cpu} -mthumb -mfloat-abi=hard"
+        presets.append(
+            {
+                "name": board.name,
+                "displayName": f"Libraries for {board.title}",
+                "description": "Needs EXECUTORCH_INCLUDE_DIR and ETHOSU_DRIVER_INCLUDE_DIR in the environment",
+                "binaryDir": f"{folder}/{board.name}",
+                "toolchainFile": "${sourceDir}/backend/cmake/cortex-m55.cmake",
+                "cacheVariables": {
+                    "CMAKE_C_FLAGS": flags,
+                    "CMAKE_CXX_FLAGS": f"{flags} -fno-exceptions -fno-rtti",
+                    "CMAKE_BUILD_TYPE": "Release",
+                    "EXECUTORCH_INCLUDE_DIR": "$env{EXECUTORCH_INCLUDE_DIR}",
+                    "ETHOSU_DRIVER_INCLUDE_DIR": "$env{ETHOSU_DRIVER_INCLUDE_DIR}",
+                },
+            }
+        )
+    builds = [{"name": preset["name"], "configurePreset": preset["name"]} for preset in presets]
+    minimum = {"major": 3, "minor": 21, "patch": 0}
+    return {"version": 3, "cmakeMinimumRequired": minimum, "configurePresets": presets, "buildPresets": builds}
+
+
+def _overlay(board: FirmwareBoard, zephyr: ZephyrBoard) -> str:
+    return (
+        "/* SPDX-License-Identifier: Apache-2.0\n"
+        " *\n"
+        f" * Devicetree overlay for {board.title}\n"
+        f" * ({zephyr.target}): what firmware with the NPU needs beside the board's own devicetree.\n"
+        " * Generated by arm_recipes. Source:\n"
+        f" * {zephyr.source}\n"
+        f" */\n{zephyr.nodes}"
+    )
+
+
+def _zephyr_regions(board: FirmwareBoard) -> dict[tuple[str, str], str]:
+    """Section (macro, default name) -> memory region of Zephyr's linker script; not those that Zephyr places itself."""
+    zephyr = board.support.zephyr
+    if zephyr is None:
+        return {}
+    placement = board.placement
+    program = zephyr.sram if placement.program == "sram" else zephyr.program
+    scratch = zephyr.sram if placement.scratch == "sram" else zephyr.program
+    regions = {**dict.fromkeys(_PROGRAM_SECTIONS, program), _SCRATCH_SECTION: scratch}
+    regions[_FAST_SCRATCH_SECTION] = zephyr.sram
+    return {section: region for section, region in regions.items() if region}
+
+
+def _zephyr_name(default: str) -> str:
+    """Name of a section in Zephyr, whose linker script places ``.rodata.*`` and ``.bss.*`` before fragments."""
+    return default[default.index(".", 1) :]
+
+
+def _zephyr_commands(board: FirmwareBoard | None) -> Iterator[str]:
+    regions = {} if board is None else _zephyr_regions(board)
+    if regions:
+        yield "  zephyr_linker_sources(SECTIONS ${CMAKE_CURRENT_LIST_DIR}/arm_model.ld)"
+        yield "  zephyr_library_compile_definitions("
+        yield from (f'    {macro}="{_zephyr_name(default)}"' for macro, default in regions)
+        yield "  )"
+
+
+def _zephyr_script(board: FirmwareBoard, zephyr: ZephyrBoard) -> Iterator[str]:
+    yield "/* SPDX-License-Identifier: Apache-2.0"
+    yield " *"
+    yield f" * Sections of the program in the memory regions of Zephyr's {zephyr.target}. Generated by arm_recipes."
+    yield " */"
+    for section, region in _zephyr_regions(board).items():
+        name = _zephyr_name(section[1])
+        is_constant = section in _PROGRAM_SECTIONS
+        yield f"{name}{'' if is_constant else ' (NOLOAD)'} : ALIGN({16 if is_constant else 32})"
+        yield "{"
+        yield f"  {f'KEEP(*({name}))' if is_constant else f'*({name})'}"
+        yield "  . = ALIGN(32);"
+        yield f"}} > {region}"
+
+
+def _layer(board: FirmwareBoard, device: CmsisDevice, kernels: Kernels, *, has_npu: bool) -> Iterator[str]:
+    driver = f"ARM::Machine Learning:NPU Support:Ethos-U Driver&Generic {board.family.removeprefix('ethos-').upper()}"
+    operators = dict.fromkeys(name.partition("::")[2].partition(".")[0].lstrip("_") for name in kernels.portable)
+    packs = ("ARM::CMSIS", device.pack, *("ARM::ethos-u-core-driver",) * has_npu, "PyTorch::ExecuTorch")
+    components = (*_COMPONENTS, *(driver,) * has_npu)
+    sources = (*_LAYER_SOURCES, *_LAYER_NPU_SOURCES * has_npu, *_LAYER_KERNELS * bool(kernels.ours))
+    yield "# SPDX-License-Identifier: Apache-2.0"
+    yield f"# Layer of a CMSIS solution for {board.title}. Generated by arm_recipes. Device and packs:"
+    yield f"# {device.source}"
+    yield f"# {_PACK_SOURCE}"
+    yield "layer:"
+    yield "  type: arm_model"
+    yield f"  for-device: {device.name}"
+    yield "  packs:"
+    yield from (f"    - pack: {pack}" for pack in packs)
+    yield "  components:"
+    yield from (f"    - component: {component}" for component in components)
+    yield from (f"    - component: Machine Learning:ExecuTorch Operators:Portable {name}" for name in operators)
+    yield "  add-path: [.., ../backend]"
+    yield "  groups:"
+    yield "    - group: arm_model"
+    yield "      files:"
+    yield from (f"        - file: ../{name}" for name in sources)
+
+
+def _readme_lines(board: FirmwareBoard) -> Iterator[str]:
+    support, placement = board.support, board.placement
+    yield f"## {board.title}"
+    yield ""
+    yield "| Section | Memory | First address | Size |"
+    yield "|---|---|---|---|"
+    kinds: Mapping[str, str] = {
+        ".arm_model_pte": placement.program,
+        ".arm_model_temp": placement.scratch,
+        **({".arm_model_fast_scratch": "sram"} if placement.scratch == "dram" else {}),
+    }
+    for section, kind in kinds.items():
+        memory = board.memory(kind)
+        cells = ("not published", "", "")
+        if memory is not None:
+            reached = "" if memory.npu_bytes is None else f"; the NPU reaches {format_bytes(memory.npu_bytes)}"
+            cells = (f"`{memory.name}`", f"`0x{memory.origin:08x}`", f"{format_bytes(memory.size)}{reached}")
+        yield f"| `{section}` | {' | '.join(cells)} |"
+    yield ""
+    if support.memories is not None:
+        yield "- `linker/arm_model.ld` has these names, `linker/memories.ld` the addresses, for scripts without them"
+        yield f"  ([source]({support.memories.source}))."
+    name, core = board.name, support.cpu.replace("cortex-m", "Cortex-M")
+    yield f"- `cmake --preset {name}` and `cmake --build --preset {name}` compile libraries for the {core} in a folder"
+    yield "  beside this one; the environment names `EXECUTORCH_INCLUDE_DIR` and `ETHOSU_DRIVER_INCLUDE_DIR`."
+    yield from _readme_zephyr(board)
+    if support.cmsis is not None:
+        yield f"- CMSIS solution: add the layer `cmsis/arm_model.clayer.yml`, for `{support.cmsis.name}`."
+
+
+def _readme_zephyr(board: FirmwareBoard) -> Iterator[str]:
+    zephyr = board.support.zephyr
+    if zephyr is None:
+        return
+    overlay = f" -- -DEXTRA_DTC_OVERLAY_FILE=<this folder>/zephyr/boards/{zephyr.overlay}" if zephyr.nodes else ""
+    yield f"- Zephyr: `west build -b {zephyr.target} <application>{overlay}`"
+    yield f"  ([source]({zephyr.source}))."
+    if _zephyr_regions(board).get(_PROGRAM_SECTIONS[0]):
+        yield "  The program is far from the code: set `CONFIG_BUILD_OUTPUT_BIN=n`, and load the ELF file."
