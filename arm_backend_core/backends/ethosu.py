@@ -14,17 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 from arm_backend_core.backends.artifacts import FindOperator, make_compile_error
 from arm_backend_core.backends.ethosu_bounds import find_out_of_bounds_write
+from arm_backend_core.backends.ethosu_prefetch import prefetch_weights
 from arm_backend_core.backends.ethosu_waits import insert_waits
 from arm_backend_core.backends.ethosu_weights import cache_weights_in_sram
 from arm_backend_core.backends.payload import (
     Layer,
     MemoryUse,
     Payload,
-    TensorAllocation,
     VelaEstimates,
     pack_block_stream,
     pack_io_block,
 )
+from arm_backend_core.backends.vela_tables import Tables, read_allocations, read_rows
 from arm_backend_core.errors import CompileError
 from arm_backend_core.workers import vela
 from arm_backend_core.workers.worker import WorkerDied, WorkerError
@@ -36,8 +37,6 @@ _logger = logging.getLogger(__name__)
 #: Memories inside the NPU. The report omits them, as Vela's summary does.
 _NPU_MEMORIES = ("shram", "lutram")
 _ACCESS_CYCLES_SUFFIX = "_ac"
-#: Columns of Vela's tensor table, in the field order of ``TensorAllocation``.
-_ALLOCATION_COLUMNS = ("start_time", "end_time", "start_address", "size")
 
 
 def compile_ethosu(
@@ -90,6 +89,7 @@ def compile_ethosu(
     if mismatch := _describe_size_mismatch(vela_result, input_bytes, output_bytes):
         raise make_error(f"Vela wrote a program with {mismatch}; report the flatbuffer", log)
     cache_weights_in_sram(vela_result, spec.configuration)
+    prefetch_weights(vela_result, spec.configuration)
     vela_result["command_stream"], waits = insert_waits(vela_result["command_stream"])
     estimates = _make_estimates(vela_result, spec, _make_layers(vela_result["tables"], waits))
     # SRAM is region 2 if the program has fast scratch; otherwise it is part of region 1, the scratch. In Direct Drive
@@ -186,12 +186,7 @@ def _make_estimates(vela_result: dict[str, Any], spec: EthosUCompileSpec, layers
         accelerator=spec.accelerator,
         system_config=spec.system_config,
         memory_mode=spec.memory_mode,
-        placed=tuple(
-            TensorAllocation(
-                row["name"], row["memory"], row["usage"], *(int(row[column], 0) for column in _ALLOCATION_COLUMNS)
-            )
-            for row in _table_rows(vela_result["tables"], "tensors")
-        ),
+        placed=read_allocations(vela_result["tables"]),
         scratch_bytes=vela_result["scratch"][0],
         scratch_memory=configuration.const_memory if configuration.arena_on_second_port else "Sram",
         constant_bytes=report["readOnlyPeakUsage"],
@@ -199,26 +194,21 @@ def _make_estimates(vela_result: dict[str, Any], spec: EthosUCompileSpec, layers
     )
 
 
-def _table_rows(tables: dict[str, tuple[list[str], list[list[str]]]], name: str) -> list[dict[str, str]]:
-    header, rows = tables.get(name, ([], []))
-    return [dict(zip(header, row, strict=True)) for row in rows]
-
-
-def _make_layers(tables: dict[str, tuple[list[str], list[list[str]]]], waits: Sequence[int]) -> tuple[Layer, ...]:
+def _make_layers(tables: Tables, waits: Sequence[int]) -> tuple[Layer, ...]:
     """Build the per-operation estimates from Vela's tables.
 
     Args:
         tables: Vela's tables: (column names, rows) by name.
         waits: ascending offsets in Vela's stream at which ``insert_waits`` inserted a 4-byte word.
     """
-    sources = {row["id"]: row for row in _table_rows(tables, "source")}
+    sources = {row["id"]: row for row in read_rows(tables, "source")}
     commands: dict[str, list[int]] = {}
-    for row in _table_rows(tables, "queue"):
+    for row in read_rows(tables, "queue"):
         offset = int(row["offset"])
         commands.setdefault(row["scheduled_id"], []).append(offset + 4 * bisect.bisect_right(waits, offset))
-    layers, rows = [], _table_rows(tables, "perf")
+    layers, rows = [], read_rows(tables, "perf")
     row_numbers = {row["id"]: number for number, row in enumerate(rows)}
-    group_of = {row["id"]: row_numbers[row["group_id"]] for row in _table_rows(tables, "group")}
+    group_of = {row["id"]: row_numbers[row["group_id"]] for row in read_rows(tables, "group")}
     for row in rows:
         source = sources.get(row["source_id"], {})
         index = int(source.get("ext_key", -1))

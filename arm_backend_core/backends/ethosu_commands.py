@@ -4,7 +4,7 @@ Command and register numbers: ``runtime/emulator/command_stream.h``.
 """
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 DMA_START, DMA_WAIT = 16, 17
 KERNEL_COMMANDS = (2, 3, 5, 6, 7)
@@ -85,3 +85,29 @@ def pack_stream(stream: bytes, words: Sequence[int]) -> bytes:
     else:
         struct.pack_into("<I", head, 28, 2 | len(words) >> 16 << 8 | (len(words) & 0xFFFF) << 16)
     return bytes(head) + struct.pack(f"<{len(words)}I", *words)
+
+
+class RegisterWriter:
+    """Writes a stream in which some registers have other values than in Vela's: it sets them right before their use.
+
+    Attributes:
+        pending: values of the deferred registers in Vela's stream.
+        words: the new stream's words.
+    """
+
+    def __init__(self, deferred: Iterable[int], words: Iterable[int] = ()) -> None:
+        self._deferred, self._state = frozenset(deferred), dict[int, int]()
+        self.pending, self.words = dict[int, int](), list(words)
+
+    def defer(self, number: int, value: int) -> bool:
+        """Store a register of Vela's that is set later; False if the command is not deferred."""
+        if number in self._deferred:
+            self.pending[number] = value
+        return number in self._deferred
+
+    def set_registers(self, values: Mapping[int, int]) -> None:
+        """Write those registers whose values have changed."""
+        for register, value in values.items():
+            if self._state.get(register) != value:
+                self.words += encode_command(register, value)
+                self._state[register] = value

@@ -19,9 +19,9 @@ wait in these cases:
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
 
 from arm_backend_core.backends import ethosu_commands as npu
+from arm_backend_core.backends.ethosu_accesses import ELEMENTWISE, Span, dma_spans, kernel_spans, list_feature_maps
 from arm_backend_core.backends.ethosu_commands import (
     DMA_REGISTERS,
     DMA_START,
@@ -30,11 +30,10 @@ from arm_backend_core.backends.ethosu_commands import (
     encode_command,
 )
 
-_ELEMENTWISE, _RESIZE, _KERNEL_WAIT = 6, 7, 18
+_RESIZE, _KERNEL_WAIT = 7, 18
 _WINDOW_WIDTH, _WINDOW_HEIGHT, _STRIDES = 288, 289, 290
 _ACTIVATION, _TABLE_0, _BLOCKDEP = 293, 16, 303
-_SOURCE_REGION, _DESTINATION_REGION, _SOURCE_ADDRESS, _DESTINATION_ADDRESS, _LENGTH = DMA_REGISTERS
-_Span = tuple[int, int, int, bool]  # region, first byte, one past the last byte, is written
+_DESTINATION_REGION, _DESTINATION_ADDRESS = DMA_REGISTERS[1], DMA_REGISTERS[3]
 
 
 def insert_waits(stream: bytes) -> tuple[bytes, list[int]]:
@@ -43,7 +42,7 @@ def insert_waits(stream: bytes) -> tuple[bytes, list[int]]:
     Returns:
         The new stream, and for each inserted word its byte offset in Vela's stream, relative to the first command.
     """
-    registers, kernels, words, offsets = defaultdict[int, int](int), list[list[_Span]](), list[int](), list[int]()
+    registers, kernels, words, offsets = defaultdict[int, int](int), list[list[Span]](), list[int](), list[int]()
     table_dmas, lost_tables = dict[int, list[int]](), set[int]()  # slot -> DMA that loads it; overwritten slots
     ofm_layout, is_blockdep_overridden = tuple[int, ...](), False  # overridden: 0 in the new stream, not in Vela's
     is_small_npu = stream[8] & 15 < 7  # lowest bits of the third word: log2 of the MACs
@@ -66,20 +65,20 @@ def insert_waits(stream: bytes) -> tuple[bytes, list[int]]:
                 lost_tables.remove(slot)
             elif is_small_npu and slot < 0 and not for_u85:
                 lost_tables.update(table_dmas)
-            maps = FEATURE_MAP_REGISTERS[: 3 if number == _ELEMENTWISE else 2]
-            kernels = [*kernels[-1:], list(_kernel_spans(registers, maps))]
+            maps = list_feature_maps(number)
+            kernels = [*kernels[-1:], list(kernel_spans(registers, maps))]
             is_chain = for_u85 and any(npu.is_chained(registers[precision]) for *_, precision, _ in maps)
             # Vela 5.2 lets chains start early, depending on what each of their operations reads; 5.1 does not.
             must_wait = number == _RESIZE or is_chain
             if len(kernels) > 1 and not must_wait:
-                has_gaps = number != _ELEMENTWISE and _stride_exceeds_window(registers)
+                has_gaps = number != ELEMENTWISE and _stride_exceeds_window(registers)
                 must_wait = _needs_kernel_wait(registers, kernels, ofm_layout, has_gaps=has_gaps)
             if is_blockdep_overridden != (must_wait and registers[_BLOCKDEP] > 0):
                 is_blockdep_overridden = not is_blockdep_overridden
                 insert_words(*encode_command(_BLOCKDEP, 0 if is_blockdep_overridden else registers[_BLOCKDEP]))
             ofm_layout = _feature_map_layout(registers, FEATURE_MAP_REGISTERS[1])
         elif number == DMA_START and not for_u85:
-            pairs = ((a, b) for a in _dma_spans(registers) for kernel in kernels for b in kernel)
+            pairs = ((a, b) for a in dma_spans(registers) for kernel in kernels for b in kernel)
             if any(_overlaps(a, b) and (a[3] or b[3]) for a, b in pairs):
                 insert_words(_KERNEL_WAIT)
                 kernels.clear()
@@ -115,7 +114,7 @@ def _stride_exceeds_window(registers: dict[int, int]) -> bool:
 
 
 def _needs_kernel_wait(
-    registers: dict[int, int], kernels: list[list[_Span]], ofm_layout: tuple[int, ...], *, has_gaps: bool
+    registers: dict[int, int], kernels: list[list[Span]], ofm_layout: tuple[int, ...], *, has_gaps: bool
 ) -> bool:
     """Whether a kernel reads the previous kernel's result otherwise than as whole rows, or with gaps between windows.
 
@@ -132,48 +131,10 @@ def _needs_kernel_wait(
     return False
 
 
-def _overlaps(a: _Span, b: _Span, distance: int = 0) -> bool:
+def _overlaps(a: Span, b: Span, distance: int = 0) -> bool:
     return a[0] == b[0] and a[1] < b[2] + distance and b[1] < a[2] + distance
 
 
 def _dma_words(registers: dict[int, int]) -> list[int]:
     """Commands that set the registers of a one-row DMA."""
     return [word for key in DMA_REGISTERS for word in encode_command(key, registers[key])]
-
-
-def _dma_spans(registers: dict[int, int]) -> Iterator[_Span]:
-    """Memory that a DMA reads and writes. A DMA of several rows (U65) counts as all memory from its first byte on."""
-    length = 1 << 40 if registers[_DESTINATION_REGION] >> 41 & 3 else registers[_LENGTH]
-    for region, address in ((_SOURCE_REGION, _SOURCE_ADDRESS), (_DESTINATION_REGION, _DESTINATION_ADDRESS)):
-        if not registers[region] >> 40 & 1:  # not the internal table memory
-            yield (
-                registers[region] >> 32 & 7,
-                registers[address],
-                registers[address] + length,
-                region == _DESTINATION_REGION,
-            )
-
-
-def _kernel_spans(registers: dict[int, int], maps: Sequence[tuple[int, ...]]) -> Iterator[_Span]:
-    """Memory that a kernel reads and writes.
-
-    A span begins at the first byte of the feature map or of its rolling buffer. It ends at the end of the first tile.
-    """
-    for base, stride, tile, region, precision, depth in maps:
-        start, x, y, brick, precision_bits = (
-            registers[key] for key in (base, stride, stride + 1, stride + 2, precision)
-        )
-        columns, rows, channels = (registers[key] >> 32 for key in (tile, tile + 1, depth))  # each minus one
-        pixel_end = npu.pixel_bytes(
-            channels + 1,
-            brick,
-            precision_bits,
-            precision_bits >> (33 if base == FEATURE_MAP_REGISTERS[1][0] else 34) & 3,
-        )
-        first = 0 if max(x, y) >> 39 else registers[base + 2] or start  # negative stride: from byte 0 on
-        yield (
-            registers[region] >> 32 & 7,
-            first,
-            start + rows * y + columns * x + pixel_end,
-            base == FEATURE_MAP_REGISTERS[1][0],
-        )

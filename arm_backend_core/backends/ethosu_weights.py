@@ -5,30 +5,50 @@ products of an unrolled recurrent layer are not adjacent: each time step has ari
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from arm_backend_core.backends.ethosu_accesses import CONVOLUTIONS, WEIGHT_BASE_REGISTERS, WEIGHT_REGION_REGISTERS
 from arm_backend_core.backends.ethosu_commands import (
     DMA_REGISTERS,
     DMA_START,
     DMA_WAIT,
+    RegisterWriter,
     decode_commands,
     encode_command,
     pack_stream,
 )
+from arm_backend_core.backends.vela_tables import WEIGHT_COPY_USAGE
 from arm_backend_core.workers.vela import Configuration
 
-#: NPU_OP_CONV and NPU_OP_DEPTHWISE.
-_CONVOLUTIONS = (2, 3)
-#: Registers of the region of weights and of scales.
-_REGION_REGISTERS = (296, 297)
-#: Registers of the base of weights, then of scales, of up to two cores. The length register of each follows its base.
-_BASE_REGISTERS = (0x420, 0x490, 0x422, 0x492)
 _DEFAULT_COPY_BYTES = 256 << 10  # SRAM budget of copies if the configuration has no limit
-#: Usage of a weight copy in Vela's tensor table.
-WEIGHT_COPY_USAGE = "Kept"
 #: (first byte, one past the last byte) in the weight region.
 _Span = tuple[int, int]
+
+
+@dataclass
+class WeightCopies:
+    """Copies of weights, and the DMAs that write them. Commands are given by their word index in Vela's stream.
+
+    Attributes:
+        region: the region of the copies.
+        copy_of: convolution -> (start, end, offset to the copy) of each range of its weights.
+        waits: commands that wait for all DMAs before them.
+        dmas: command -> registers of the DMAs that start right after it.
+    """
+
+    region: int
+    copy_of: dict[int, list[tuple[int, int, int]]] = field(default_factory=dict)
+    waits: set[int] = field(default_factory=set)
+    dmas: dict[int, list[list[tuple[int, int]]]] = field(default_factory=dict)
+
+
+def can_copy_weights(vela_result: dict[str, Any], configuration: Configuration) -> bool:
+    """Whether the NPU is U55 or U65, the program a payload of ExecuTorch's, and weights are outside of the SRAM."""
+    stream = vela_result["command_stream"]
+    is_supported = stream[:4] == b"COP1" and stream[11] >> 4 < 2 and not configuration.arena_on_second_port
+    return is_supported and configuration.const_memory in vela_result["memories"]
 
 
 def cache_weights_in_sram(vela_result: dict[str, Any], configuration: Configuration) -> None:
@@ -42,8 +62,7 @@ def cache_weights_in_sram(vela_result: dict[str, Any], configuration: Configurat
         vela_result["memories"],
         vela_result["weight_region"],
     )
-    is_supported = stream[:4] == b"COP1" and stream[11] >> 4 < 2 and not configuration.arena_on_second_port
-    if not is_supported or configuration.const_memory not in memories or "optimize=Size" in configuration.options:
+    if not can_copy_weights(vela_result, configuration) or "optimize=Size" in configuration.options:
         return
     (size, region), layers = (
         vela_result["scratch"],
@@ -60,28 +79,31 @@ def cache_weights_in_sram(vela_result: dict[str, Any], configuration: Configurat
         if end - size + length <= budget and _update_tables_if_profitable(
             vela_result, configuration.const_memory, [*users][1:], length
         ):
-            for number, value in zip(
-                DMA_REGISTERS, (weight_region << 32, region << 32, span[0], end, length), strict=True
-            ):
+            for number, value in dma_commands((weight_region, span[0]), (region, end), length):
                 words += encode_command(number, value)
             words.append(DMA_START)
             copies[span], end = end, end + length
-            _add_tensor_row(vela_result, next(iter(users)), copies[span], length)
+            header, rows = vela_result["tables"]["tensors"]
+            last_tick = max(int(row[header.index("end_time")]) for row in rows)
+            add_tensor_row(vela_result, next(iter(users)), copies[span], length, (0, last_tick))
     if copies:
-        copy_of = {word_index: (span[0], copies[span]) for word_index, span in reads.items() if span in copies}
-        for word_index, new_position in _append_commands(stream, copy_of, region, words).items():
-            if word_index in layers:
-                layers[word_index][0] = str(4 * new_position)
-        vela_result["command_stream"], vela_result["scratch"] = pack_stream(stream, words), (end, region)
+        copy_of = {
+            word_index: [(*span, copies[span] - span[0])] for word_index, span in reads.items() if span in copies
+        }
+        # One wait before the first convolution that reads a copy covers all copies.
+        changes = WeightCopies(region, copy_of, {min(copy_of)})
+        vela_result["command_stream"], positions = redirect_weight_reads(stream, changes, words)
+        for word_index, row in layers.items():
+            row[0] = str(4 * positions[word_index])
+        vela_result["scratch"] = end, region
         memories["Sram"]["peak"] += end - size
 
 
-def _add_tensor_row(vela_result: dict[str, Any], layer: str, address: int, length: int) -> None:
-    """Add a weight copy to Vela's tensor table, live in SRAM from the first to the last time step."""
+def add_tensor_row(vela_result: dict[str, Any], layer: str, address: int, length: int, live: tuple[int, int]) -> None:
+    """Add a weight copy to Vela's tensor table. ``layer``: id of the layer; ``live``: first and last tick in SRAM."""
     (header, rows), (columns, layers) = vela_result["tables"]["tensors"], vela_result["tables"]["perf"]
     name = next(row[columns.index("name")] for row in layers if row[0] == layer)
-    last = max(int(row[header.index("end_time")]) for row in rows)
-    values = {"name": name, "memory": "Sram", "usage": WEIGHT_COPY_USAGE, "start_time": 0, "end_time": last}
+    values = {"name": name, "memory": "Sram", "usage": WEIGHT_COPY_USAGE, "start_time": live[0], "end_time": live[1]}
     values |= {"start_address": address, "size": length}
     rows.append([str(values.get(column, "")) for column in header])
 
@@ -107,43 +129,54 @@ def _update_tables_if_profitable(vela_result: dict[str, Any], flash: str, layers
     return saved > length
 
 
-def _append_commands(
-    stream: bytes, copy_of: Mapping[int, tuple[int, int]], region: int, words: list[int]
-) -> dict[int, int]:
-    """Append the stream's commands to ``words``; weight and scale registers are set right before each convolution.
+def dma_commands(source: tuple[int, int], target: tuple[int, int], length: int) -> list[tuple[int, int]]:
+    """Registers of a DMA as (number, value). ``source`` and ``target`` are (region, address)."""
+    return list(zip(DMA_REGISTERS, (source[0] << 32, target[0] << 32, source[1], target[1], length), strict=True))
+
+
+def redirect_weight_reads(
+    stream: bytes, copies: WeightCopies, words: Iterable[int] = ()
+) -> tuple[bytes, dict[int, int]]:
+    """Let convolutions read copies. Weight and scale registers are set right before each convolution.
 
     Args:
         stream: Vela's stream.
-        copy_of: {word index of a convolution: (address of its weights, address of their copy)}.
-        region: the region of the copies.
-        words: the new stream's words.
+        copies: the copies, and their DMAs.
+        words: words before the stream's commands.
 
     Returns:
-        {word index in Vela's stream: word index in the new stream}.
+        The new stream, and {word index in Vela's stream: word index in the new stream}.
     """
-    registers, emitted, new_positions = dict[int, int](), dict[int, int](), dict[int, int]()
-    waits = [DMA_WAIT]  # one wait before the first convolution that reads a copy covers all copies
+    weight_registers = (*WEIGHT_REGION_REGISTERS, *WEIGHT_BASE_REGISTERS)
+    writer = RegisterWriter((*weight_registers, *(DMA_REGISTERS if copies.dmas else ())), words)
+    positions = dict[int, int]()
     for word_index, number, value in decode_commands(stream):
-        if number in (*_REGION_REGISTERS, *_BASE_REGISTERS):
-            registers[number] = value
+        if writer.defer(number, value):
             continue
-        if number in _CONVOLUTIONS:
-            start, copy = copy_of.get(word_index, (0, 0))
-            for register, value_in_vela in registers.items():
-                new = (
-                    value_in_vela - start + copy
-                    if register in _BASE_REGISTERS
-                    else region << 32
-                    if word_index in copy_of
-                    else value_in_vela
-                )
-                if emitted.get(register) != new:
-                    words += encode_command(register, new)
-                    emitted[register] = new
-            words += [waits.pop()] if word_index in copy_of and waits else []
-        new_positions[word_index] = len(words)
-        words += encode_command(number, value)
-    return new_positions
+        if number in CONVOLUTIONS:
+            weights = {register: at for register, at in writer.pending.items() if register in weight_registers}
+            if word_index in copies.copy_of:
+                weights = _redirect(weights, copies.copy_of[word_index], copies.region)
+            writer.set_registers(weights)
+        elif number == DMA_START:
+            writer.set_registers({key: at for key, at in writer.pending.items() if key in DMA_REGISTERS})
+        writer.words += [DMA_WAIT] if word_index in copies.waits else []
+        positions[word_index] = len(writer.words)
+        writer.words += encode_command(number, value)
+        for dma in copies.dmas.get(word_index, ()):
+            writer.set_registers(dict(dma))
+            writer.words.append(DMA_START)
+    return pack_stream(stream, writer.words), positions
+
+
+def _redirect(registers: Mapping[int, int], ranges: Sequence[tuple[int, int, int]], region: int) -> dict[int, int]:
+    """Weight registers that address copies in ``region``. Addresses outside of ``ranges`` are of unused registers."""
+    return {
+        register: value + next((offset for start, end, offset in ranges if start <= value < end), 0)
+        if register in WEIGHT_BASE_REGISTERS
+        else region << 32
+        for register, value in registers.items()
+    }
 
 
 def _weight_reads(stream: bytes, region: int) -> Iterator[tuple[int, _Span]]:
@@ -151,10 +184,10 @@ def _weight_reads(stream: bytes, region: int) -> Iterator[tuple[int, _Span]]:
     registers = defaultdict[int, int](int)
     for position, number, value in decode_commands(stream):
         registers[number] = value
-        if number in _CONVOLUTIONS and all(registers[space] == region << 32 for space in _REGION_REGISTERS):
+        if number in CONVOLUTIONS and all(registers[space] == region << 32 for space in WEIGHT_REGION_REGISTERS):
             spans = [
                 (registers[base], registers[base] + registers[base + 1])
-                for base in _BASE_REGISTERS
+                for base in WEIGHT_BASE_REGISTERS
                 if registers[base + 1]
             ]
             yield position, (min(spans)[0], max(stop for _, stop in spans))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError
@@ -158,6 +159,23 @@ def compile_tosa(
     arguments = (flatbuffer, configuration.accelerator, configuration.system_config, configuration.options)
     reply = _worker.call(request, *arguments, *extra, timeout=timeout)
     return reply.value, reply.log
+
+
+def split_weights(requests: Sequence[tuple[bytes, list[int]]]) -> list[list[bytes]]:
+    """Encode weights for U55 and U65 again, in parts of output channels.
+
+    Args:
+        requests: (encoded weights, output channels of each part) of each convolution.
+
+    Returns:
+        The encoded parts of each convolution; none if its weights cannot be split.
+
+    Raises:
+        WorkerError: the encoder raised an exception.
+        WorkerDied: the encoder crashed.
+    """
+    parts: list[list[bytes]] = _worker.call("split_weights", list(requests), timeout=None).value
+    return parts
 
 
 def _query(name: str, *arguments: Any) -> Any:

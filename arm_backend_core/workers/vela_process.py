@@ -6,6 +6,7 @@ It does not import torch, so it is ready in 0.3 s.
 from __future__ import annotations
 
 import argparse
+import itertools
 import types
 from enum import Enum
 from typing import Any, NoReturn
@@ -135,9 +136,29 @@ def compile_tosa(flatbuffer: bytes, accelerator: str, system_config: str, option
     }
 
 
+def split_weights(requests: list[tuple[bytes, list[int]]]) -> list[list[bytes]]:
+    """See ``vela.split_weights``. The weights of an output channel follow those of the channels before it."""
+    from ethosu import mlw_codec
+
+    encoded = []
+    for weights, depths in requests:
+        values = mlw_codec.decode(bytearray(weights))
+        size, padding = divmod(len(values), sum(depths))
+        ends = [size * depth for depth in itertools.accumulate(depths)]
+        parts = [values[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+        encoded.append([] if padding else [bytes(mlw_codec.encode(part)) for part in parts])
+    return encoded
+
+
 def _prepare() -> None:
     from ethosu.vela import vela  # noqa: F401
 
 
 if __name__ == "__main__":
-    serve({"describe": describe, "resolve_flags": resolve_flags, "compile": compile_tosa}, _prepare)
+    functions = {
+        "describe": describe,
+        "resolve_flags": resolve_flags,
+        "compile": compile_tosa,
+        "split_weights": split_weights,
+    }
+    serve(functions, _prepare)

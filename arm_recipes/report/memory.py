@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from arm_backend_core.backends.ethosu_weights import WEIGHT_COPY_USAGE
+from arm_backend_core.backends.vela_tables import WEIGHT_COPY_USAGE, operation_ticks
 from arm_recipes.report.layers import DelegateProfile, NpuOperation
 
 if TYPE_CHECKING:
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 #: Vela's names of weight buffers end with the index of the operation that reads the buffer.
 _WEIGHT_BUFFER_NAME = re.compile(r"_op(\d+)$")
-#: Vela's usage of tensors in a cascade: operations that Vela executes interleaved, stripe by stripe.
-_CASCADE_USAGE = "OpCascade"
 
 
 @dataclass(frozen=True)
@@ -99,7 +97,8 @@ class _MemoryTimeline:
 
     def __init__(self, profile: DelegateProfile) -> None:
         self.profile, self.vela, self.npu_operations = profile, profile.vela, profile.npu_operations
-        self.times = list(self._operation_times())
+        results = ([row.tensor for row in operation.rows] for operation in self.npu_operations)
+        self.times = list(operation_ticks(results, self.vela.placed))
 
     def memories(self) -> Iterator[MemoryOverTime]:
         for memory in dict.fromkeys(placed.memory for placed in self.vela.placed):
@@ -128,24 +127,6 @@ class _MemoryTimeline:
     def _source_of(self, operation: NpuOperation) -> tuple[str, str]:
         origin = self.profile.main_origin(operation.operators)
         return (origin.module, origin.source) if origin is not None else ("", "")
-
-    def _operation_times(self) -> Iterator[int]:
-        """The time of each NPU operation on Vela's clock: two ticks after the previous one, except within a cascade."""
-        starts: dict[str, int] = {}
-        cascades = set()
-        for tensor in self.vela.placed:
-            if tensor.usage != WEIGHT_COPY_USAGE:
-                starts[tensor.name] = max(tensor.start, starts.get(tensor.name, 0))
-            if tensor.usage == _CASCADE_USAGE:
-                cascades.add(tensor.start)
-        now = -2
-        for operation in self.npu_operations:
-            first_tick = max((starts[row.tensor] for row in operation.rows if row.tensor in starts), default=-1)
-            if first_tick > now or (first_tick == now and now in cascades):
-                now = first_tick
-            elif now not in cascades or first_tick >= 0:  # its result reuses the address of an older tensor
-                now += 2
-            yield now
 
     def _describe_live_tensor(self, tensor: TensorAllocation) -> LiveTensor:
         if tensor.name in self.profile.graph.inputs:

@@ -139,10 +139,12 @@ struct Operation {
   const std::vector<ChannelScale>* scales = nullptr;
   // Ranges of the weights of up to four cores, and of the scales of two.
   Span constants[6];
+  const uint8_t* constant_sources[6] = {};  // in region 0
   uint8_t constant_count = 0;
   Order order;
 
-  void reads_constant(uint32_t region, int64_t address, size_t bytes) {
+  void reads_constant(uint32_t region, int64_t address, size_t bytes, const uint8_t* source) {
+    constant_sources[constant_count] = source;
     constants[constant_count++] = {static_cast<uint8_t>(region), address, address + static_cast<int64_t>(bytes)};
   }
   // Whether every output channel depends on all input channels.

@@ -243,19 +243,27 @@ Status Program::add_constants(const Registers& registers, Operation* op) {
   return op->output.per_channel && !op->dynamic_weights ? add_scales(registers, op) : Status{};
 }
 
-// Finds the constants that an operation reads in any region. Their source is in region 0.
+// Finds the constants that an operation reads in any region. Their source is in region 0. Several DMAs may copy parts.
 Status Program::find_constant(uint32_t region, int64_t address, int64_t length, Bytes* bytes) const {
   int64_t from = address;
   if (region != 0) {
-    const auto found = std::find_if(copies_.rbegin(), copies_.rend(), [&](const Copy& copy) {
-      return copy.region == region && copy.target <= address && address < copy.target + copy.length;
-    });
-    if (found == copies_.rend()) {
+    int64_t done = 0;
+    while (done < length) {
+      const int64_t at = address + done;
+      const auto found = std::find_if(copies_.rbegin(), copies_.rend(), [&](const Copy& copy) {
+        return copy.region == region && copy.target <= at && at < copy.target + copy.length;
+      });
+      if (found == copies_.rend() || (done > 0 && found->source + at - found->target != from + done)) {
+        break;
+      }
+      from = found->source + at - found->target - done;
+      done = found->target + found->length - address;
+    }
+    if (done == 0) {
       return failure(Error::kUnsupported, "weights at byte % of region %, where no DMA has brought any", address,
                      region);
     }
-    from = found->source + address - found->target;
-    length = std::min(length, found->target + found->length - address);
+    length = std::min(length, done);
   }
   const auto size = static_cast<int64_t>(weights_.size);
   if (from < 0 || length < 0 || from > size - length) {
@@ -288,7 +296,7 @@ Status Program::add_weights(const Registers& registers, Operation* op) {
     if (!status.ok()) {
       return status;
     }
-    op->reads_constant(region, address, streams[core].size);
+    op->reads_constant(region, address, streams[core].size, streams[core].data);
     key.push_back(static_cast<int64_t>(streams[core].data - weights_.data));
   }
   auto& decoded = decoded_weights_[key];
@@ -315,7 +323,7 @@ Status Program::add_scales(const Registers& registers, Operation* op) {
     if (!status.ok()) {
       return status;
     }
-    op->reads_constant(region, registers.address(bases[i]), streams[i].size);
+    op->reads_constant(region, registers.address(bases[i]), streams[i].size, streams[i].data);
     key.push_back(static_cast<int64_t>(streams[i].data - weights_.data));
   }
   auto& decoded = decoded_scales_[key];
@@ -356,6 +364,9 @@ Status Program::execute(uint8_t* const* regions, size_t first, size_t last) {
     const Operation& op = operations_[i];
     Status status = checker_ == nullptr ? Status{} : checker_->check(op, i, state_);
     if (status.ok()) {
+      status = check_constants(op);
+    }
+    if (status.ok()) {
       status = run_operation(op);
     }
     if (!status.ok()) {
@@ -363,6 +374,20 @@ Status Program::execute(uint8_t* const* regions, size_t first, size_t last) {
     }
   }
   return checker_ != nullptr && last >= operations_.size() ? with_place(stop_, checker_->check_outputs()) : Status{};
+}
+
+// Tests that copies of constants outside of region 0 have the bytes that were decoded at load.
+Status Program::check_constants(const Operation& op) const {
+  for (int i = 0; i < op.constant_count; ++i) {
+    const Span& span = op.constants[i];
+    const Region& region = state_.regions[span.region];
+    const auto size = static_cast<size_t>(span.end - span.start);
+    if (span.region != 0 && std::memcmp(region.data + span.start, op.constant_sources[i], size) != 0) {
+      return failure(Error::kWeights, "bytes % to % of region % are not the weights that DMAs have copied there",
+                     span.start, span.end - 1, span.region);
+    }
+  }
+  return {};
 }
 
 bool Program::copy_result(size_t index, uint8_t* to, uint64_t size) const {

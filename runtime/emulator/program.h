@@ -50,6 +50,7 @@ class Program {
   Status finish();
   Status run_operation(const Operation& operation);
   Status check_operation(const Operation& operation);
+  Status check_constants(const Operation& operation) const;
   Status check_map(const FeatureMap& map, const char* reason);
   void extend_reach(const Dma& dma);
   void extend_reach(int region, int128_t end);

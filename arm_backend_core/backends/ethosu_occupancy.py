@@ -1,0 +1,144 @@
+"""Occupancy of the scratch: which of its bytes hold live data while each kernel of a command stream runs.
+
+Data are live from their last write before a read to that read. The analysis rounds up: it counts granules instead of
+bytes, and treats a write with gaps as a read too. A DMA runs at the same time as the kernels before and after it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from arm_backend_core.backends.ethosu_accesses import (
+    CONVOLUTIONS,
+    UNKNOWN_LENGTH,
+    Span,
+    dma_spans,
+    kernel_spans,
+    list_feature_maps,
+    weight_spans,
+    writes_whole_span,
+)
+from arm_backend_core.backends.ethosu_commands import DMA_START, KERNEL_COMMANDS, decode_commands
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_MIN_GRANULE, _MAX_GRANULES = 16, 2048  #: bytes of a granule; granules of the scratch
+_MAX_CELLS = 1 << 23  #: kernels times granules
+
+
+#: Ranges of bytes [start, end).
+Ranges = tuple[tuple[int, int], ...]
+
+
+class Kernel(NamedTuple):
+    """A kernel of a command stream.
+
+    Attributes:
+        word_index: position of its command.
+        weights: ranges [start, end) of the constants that it reads as weights and scales; adjacent ones are one. Empty
+            if it reads none, or if some are in another region.
+        dma_bytes: bytes of the constants that DMAs before it copy to other memory, from the previous kernel on.
+            Tables are too small to count.
+    """
+
+    word_index: int
+    weights: Ranges
+    dma_bytes: int
+
+
+class Occupancy(NamedTuple):
+    """Occupancy of the scratch over time.
+
+    Attributes:
+        kernels: all kernels, in order.
+        granule: bytes of a granule.
+        busy: bool array [kernels, granules]; True if a granule holds live data or is accessed while a kernel runs.
+    """
+
+    kernels: list[Kernel]
+    granule: int
+    busy: np.ndarray
+
+
+class _Access(NamedTuple):
+    """Accesses of one command to the scratch, while the kernels ``first`` to ``last`` run."""
+
+    first: int
+    last: int
+    spans: list[tuple[Span, bool]]  # and whether the command overwrites all bytes without reading them
+
+
+def trace_occupancy(
+    stream: bytes, constants: int, scratch: tuple[int, int], outputs: Iterable[tuple[int, int]]
+) -> Occupancy:
+    """Trace the occupancy of the scratch.
+
+    Args:
+        stream: the command stream, for U55 or U65.
+        constants: region of the constants.
+        scratch: (bytes, region).
+        outputs: (address, bytes) of each result of the program.
+    """
+    import numpy as np
+
+    size, region = scratch
+    kernels, accesses = _list_accesses(stream, constants, region)
+    count = max(min(_MAX_GRANULES, _MAX_CELLS // max(len(kernels), 1)), 1)
+    granule = max(-(-size // count // _MIN_GRANULE), 1) * _MIN_GRANULE
+    busy = np.zeros((len(kernels), size // granule), bool)
+    accessed = np.zeros(busy.shape[1], int)  # kernel of the last access; inputs are written before the first kernel
+    final_reads = [(Span(region, address, address + length, False), False) for address, length in outputs]
+    for first, last, spans in [*accesses, _Access(len(kernels) - 1, len(kernels) - 1, final_reads)]:
+        for span, is_overwritten in spans:
+            outer = slice(span.start // granule, -(-span.end // granule))
+            inner = slice(-(-span.start // granule), span.end // granule) if is_overwritten else slice(0, 0)
+            is_live = np.ones(busy.shape[1], bool)
+            is_live[inner] = False
+            for since in np.unique(accessed[outer][is_live[outer]]):
+                busy[since : last + 1, outer] |= (accessed[outer] == since) & is_live[outer]
+        for span, _ in spans:
+            outer = slice(span.start // granule, -(-span.end // granule))
+            busy[first : last + 1, outer] = True
+            accessed[outer] = last
+    return Occupancy(kernels, granule, busy)
+
+
+def _list_accesses(stream: bytes, constants: int, scratch: int) -> tuple[list[Kernel], list[_Access]]:
+    """All kernels, and for each kernel and DMA its accesses to the region ``scratch``."""
+    registers, kernels, accesses = defaultdict[int, int](int), list[Kernel](), list[_Access]()
+    dma_bytes = 0
+    for word_index, number, value in decode_commands(stream):
+        if number >= 256:
+            registers[number] = value
+        elif number == DMA_START:
+            spans = list(dma_spans(registers))
+            if len(spans) == len(("source", "target")):  # else it is a table
+                dma_bytes += sum(s.end - s.start for s in spans if s.region == constants and not s.is_write)
+            is_whole = all(span.end - span.start < UNKNOWN_LENGTH for span in spans)
+            accesses.append(_make_access(max(len(kernels) - 1, 0), len(kernels), spans, scratch, is_whole=is_whole))
+        elif number in KERNEL_COMMANDS:
+            weights = list(weight_spans(registers)) if number in CONVOLUTIONS else []
+            spans = [*kernel_spans(registers, list_feature_maps(number)), *weights]
+            count = len(kernels)
+            accesses.append(_make_access(count, count, spans, scratch, is_whole=writes_whole_span(registers)))
+            is_constant = all(span.region == constants for span in weights)
+            kernels.append(Kernel(word_index, _merge_ranges(weights) if is_constant else (), dma_bytes))
+            dma_bytes = 0
+    return kernels, accesses
+
+
+def _merge_ranges(spans: Iterable[Span]) -> Ranges:
+    """The bytes of spans; adjacent and overlapping spans become one range."""
+    ranges = list[tuple[int, int]]()
+    for start, end in sorted((span.start, span.end) for span in spans):
+        if ranges and start <= ranges[-1][1]:
+            start, end = ranges.pop()[0], max(end, start)
+        ranges.append((start, end))
+    return tuple(ranges)
+
+
+def _make_access(first: int, last: int, spans: Sequence[Span], scratch: int, *, is_whole: bool) -> _Access:
+    return _Access(first, last, [(span, span.is_write and is_whole) for span in spans if span.region == scratch])

@@ -1,0 +1,238 @@
+"""Weight prefetch (U55, U65): copy weights from flash to free SRAM while earlier layers compute.
+
+A layer whose weights Vela leaves in flash takes at least the time to read them. While layers with few weights compute,
+flash is idle. This pass fills the idle time: it splits the copy of weights into pieces, and starts each piece with an
+earlier kernel that runs at least as long as flash takes for it. The copies lie in the scratch where it holds no live
+data (``ethosu_occupancy``), so that the scratch does not grow.
+
+If the weights of a whole layer do not fit, its convolution is split by output channels (``ethosu_slices``).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from arm_backend_core.backends.ethosu_occupancy import Kernel, Occupancy, trace_occupancy
+from arm_backend_core.backends.ethosu_prefetch_plan import MIN_SAVED_CYCLES, Costs, Planner, Rates, Slot, WeightCopy
+from arm_backend_core.backends.ethosu_slices import find_slices, slice_convolutions
+from arm_backend_core.backends.ethosu_weights import (
+    WeightCopies,
+    add_tensor_row,
+    can_copy_weights,
+    dma_commands,
+    redirect_weight_reads,
+)
+from arm_backend_core.backends.vela_tables import operation_ticks, read_allocations, read_rows
+
+if TYPE_CHECKING:
+    from arm_backend_core.workers.vela import Configuration
+
+#: Fraction of the program's cycles that splitting a convolution must save: it takes time to encode weights again.
+_MIN_SLICING_GAIN = 0.01
+
+
+def prefetch_weights(vela_result: dict[str, Any], configuration: Configuration) -> None:
+    """Edit Vela's result: copy weights to free SRAM in time, if that saves cycles."""
+    flash = configuration.const_memory
+    if not can_copy_weights(vela_result, configuration) or not _waits_for(flash, vela_result):
+        return
+    planner, kernels = _make_planner(vela_result, flash)
+    copies = planner.choose_copies()
+    if sliced := _slice_waiting_convolutions(vela_result, flash, planner, kernels, copies):
+        other, other_kernels = _make_planner({**vela_result, **sliced}, flash)
+        other_copies = other.choose_copies()
+        if other.saved_cycles(other_copies) > planner.saved_cycles(copies):
+            vela_result |= sliced
+            planner, kernels, copies = other, other_kernels, other_copies
+    if copies:
+        _insert_copies(vela_result, planner, kernels, copies)
+        _update_tables(vela_result, flash, planner, copies)
+
+
+def _waits_for(flash: str, vela_result: dict[str, Any]) -> bool:
+    """Whether a layer waits for flash long enough. Programs with variables are not edited."""
+    wait = max(
+        (int(row["op_cycles"]) - int(row["npu_cycles"]) for row in _flash_bound_rows(flash, vela_result)), default=0
+    )
+    return wait >= MIN_SAVED_CYCLES and not vela_result["variables"]
+
+
+def _flash_bound_rows(flash: str, vela_result: dict[str, Any]) -> list[dict[str, str]]:
+    rows = read_rows(vela_result["tables"], "perf")
+    return [row for row in rows if int(row[f"{flash}_ac"]) >= int(row["op_cycles"])]
+
+
+def _slice_waiting_convolutions(
+    vela_result: dict[str, Any],
+    flash: str,
+    planner: Planner,
+    kernels: Sequence[Kernel],
+    copies: Sequence[WeightCopy],
+) -> dict[str, Any] | None:
+    """The result with the convolutions split that still wait for flash; None if that saves less than 1%."""
+    min_gain = _MIN_SLICING_GAIN * vela_result["report"]["totalCycles"]
+    served = {copy.reader for copy in copies if not copy.wait}
+    waiting = {
+        kernels[slot.kernels[0]].word_index: index
+        for index, slot in enumerate(planner.slots)
+        if index not in served and slot.weights and slot.costs.flash - slot.costs.npu > 0.1 * min_gain
+    }
+    if sum(planner.slots[index].costs.total - planner.slots[index].costs.npu for index in waiting.values()) < min_gain:
+        return None
+    depths = find_slices(vela_result, waiting.keys(), vela_result["scratch"][0])
+    shares = {waiting[key]: [depth / sum(parts) for depth in parts] for key, parts in depths.items()}
+    estimated = planner.with_slices(shares)
+    if estimated.saved_cycles(estimated.choose_copies()) < planner.saved_cycles(copies) + min_gain:
+        return None
+    return slice_convolutions(vela_result, depths, flash)
+
+
+def _make_planner(vela_result: dict[str, Any], flash: str) -> tuple[Planner, list[Kernel]]:
+    size, region = vela_result["scratch"]
+    tensors = vela_result["outputs"]
+    outputs = [(address, prod(shape) * width) for shape, width, address, place in tensors if place == region]
+    stream, constants = vela_result["command_stream"], vela_result["weight_region"]
+    occupancy = trace_occupancy(stream, constants, (size, region), outputs)
+    slots = _make_slots(vela_result, flash, occupancy.kernels)
+    return Planner(slots, _merge_rows(occupancy, slots), occupancy.granule, _estimate_rates(vela_result, slots)), (
+        occupancy.kernels
+    )
+
+
+def _make_slots(vela_result: dict[str, Any], flash: str, kernels: Sequence[Kernel]) -> list[Slot]:
+    """The slots of a program, with Vela's estimates of its layers divided among their kernels."""
+    header, rows = vela_result["tables"]["perf"]
+    columns = [header.index(name) for name in ("op_cycles", "npu_cycles", f"{flash}_ac", "Sram_ac")]
+    costs = {row[0]: Costs(*(int(row[column]) for column in columns)) for row in rows}
+    layer_of = {int(row[0]) // 4: row[-1] for row in vela_result["tables"]["queue"][1]}
+    # Vela names the layer of an operation's last kernel only.
+    layers = [layer_of.get(kernel.word_index) for kernel in kernels]
+    for index in range(len(layers) - 2, -1, -1):
+        layers[index] = layers[index] or layers[index + 1]
+    members = defaultdict[str | None, list[Kernel]](list)
+    for kernel, layer in zip(kernels, layers, strict=True):
+        members[layer].append(kernel)
+    direct = {layer for layer, group in members.items() if layer is not None and all(map(_reads_only_flash, group))}
+    slots = list[Slot]()
+    for index, (kernel, layer) in enumerate(zip(kernels, layers, strict=True)):
+        total = costs[layer] if layer is not None else Costs(0, 0, 0, 0)
+        if layer in direct:
+            share = _count_bytes([kernel]) / _count_bytes(members[layer])
+            slots.append(Slot((index,), layer, total.scaled(share), 0, kernel.weights))
+            continue
+        part = total.scaled(1 / len(members[layer]))
+        if slots and slots[-1].layer == layer and not slots[-1].weights:
+            last = slots.pop()
+            part = Costs(*map(sum, zip(part, last.costs, strict=True)))
+            slots.append(Slot((*last.kernels, index), layer, part, last.dma_bytes + kernel.dma_bytes))
+        else:
+            slots.append(Slot((index,), layer, part, kernel.dma_bytes))
+    return slots
+
+
+def _count_bytes(kernels: Sequence[Kernel]) -> int:
+    """Bytes of weights that kernels read from flash."""
+    return sum(end - start for kernel in kernels for start, end in kernel.weights)
+
+
+def _reads_only_flash(kernel: Kernel) -> bool:
+    """Whether a kernel reads weights, and only from flash."""
+    return bool(kernel.weights) and not kernel.dma_bytes
+
+
+def _merge_rows(occupancy: Occupancy, slots: Sequence[Slot]) -> Any:
+    """The occupancy of each slot: bool array [slots, granules]."""
+    import numpy as np
+
+    if not slots:
+        return occupancy.busy
+    return np.logical_or.reduceat(occupancy.busy, [slot.kernels[0] for slot in slots])
+
+
+def _estimate_rates(vela_result: dict[str, Any], slots: Sequence[Slot]) -> Rates:
+    """Cycles for a byte of flash, from the kernels that read their weights once, and for a byte of SRAM."""
+    use = vela_result["memories"]["Sram"]
+    sram = use["cycles"] / max(use["read"] + use["written"], 1)
+    rates = [slot.costs.flash / slot.weight_bytes for slot in slots if slot.weights]
+    return Rates(min((rate for rate in rates if rate), default=1.0), sram or 1.0)
+
+
+def _insert_copies(
+    vela_result: dict[str, Any], planner: Planner, kernels: Sequence[Kernel], copies: Sequence[WeightCopy]
+) -> None:
+    """Insert DMAs after the kernels that they start with, and let the readers read the copies."""
+    stream, region = vela_result["command_stream"], vela_result["scratch"][1]
+    changes, dmas = WeightCopies(region), dict[int, list[list[tuple[int, int]]]]()
+    for copy in copies:
+        reader = planner.slots[copy.reader]
+        word_index, offset = kernels[reader.kernels[0]].word_index, 0
+        changes.waits.add(word_index)
+        for start, end in reader.weights:
+            changes.copy_of.setdefault(word_index, []).append((start, end, copy.address + offset - start))
+            for piece in copy.pieces:
+                first, last = (min(max(at - offset, 0), end - start) for at in (piece.start, piece.end))
+                source, target = start + first, copy.address + offset + first
+                if first < last:
+                    dma = dma_commands((vela_result["weight_region"], source), (region, target), last - first)
+                    dmas.setdefault(piece.slot, []).append(dma)
+            offset += end - start
+    for index, commands in dmas.items():
+        members = planner.slots[index].kernels
+        for number, dma in enumerate(commands):  # spread over the slot: a second DMA waits for the first one
+            word_index = kernels[members[number * len(members) // len(commands)]].word_index
+            changes.dmas.setdefault(word_index, []).append(dma)
+    vela_result["command_stream"], positions = redirect_weight_reads(stream, changes)
+    for row in vela_result["tables"]["queue"][1]:
+        row[0] = str(4 * positions[int(row[0]) // 4])
+
+
+def _update_tables(vela_result: dict[str, Any], flash: str, planner: Planner, copies: Sequence[WeightCopy]) -> None:
+    """Update Vela's estimates, and add the copies to its table of tensors."""
+    changed: dict[str, Costs] = {}
+
+    def add(layer: str | None, before: Costs, after: Costs) -> None:
+        if layer is not None:
+            change = Costs(*(new - old for new, old in zip(after, before, strict=True)))
+            changed[layer] = Costs(*map(sum, zip(changed.get(layer, Costs(0, 0, 0, 0)), change, strict=True)))
+
+    for copy in copies:
+        reader, costs = planner.slots[copy.reader], planner.costs_with_copy(copy.reader)
+        add(reader.layer, reader.costs, costs._replace(total=costs.total + copy.wait))
+        for piece in copy.pieces:
+            slot, length = planner.slots[piece.slot], piece.end - piece.start
+            flash_cycles, sram_cycles = (length * rate for rate in planner.rates)
+            after = slot.costs._replace(flash=slot.costs.flash + flash_cycles, sram=slot.costs.sram + sram_cycles)
+            add(reader.layer if slot.layer is None else slot.layer, slot.costs, after)
+    header, rows = vela_result["tables"]["perf"]
+    for row in rows:
+        change = changed.get(row[0], Costs(0, 0, 0, 0))
+        for name, amount in (("op_cycles", change.total), (f"{flash}_ac", change.flash), ("Sram_ac", change.sram)):
+            column = header.index(name)
+            before, row[column] = int(row[column]), str(round(int(row[column]) + amount))
+            _add_to_totals(vela_result, name, int(row[column]) - before)
+    _add_tensor_rows(vela_result, planner, copies)
+
+
+def _add_to_totals(vela_result: dict[str, Any], column: str, change: int) -> None:
+    """Add a change of a layer's estimate to the estimates of the program."""
+    if column == "op_cycles":
+        vela_result["report"]["totalCycles"] += change
+    else:
+        vela_result["memories"][column.removesuffix("_ac")]["cycles"] += change
+
+
+def _add_tensor_rows(vela_result: dict[str, Any], planner: Planner, copies: Sequence[WeightCopy]) -> None:
+    """Add the copies to Vela's table of tensors, live from their first piece to the kernel that reads them."""
+    tables, slots = vela_result["tables"], planner.slots
+    names = [[row["name"]] for row in read_rows(tables, "perf")]
+    found = operation_ticks(names, read_allocations(tables))
+    ticks: Mapping[str | None, int] = dict(zip((row[0] for row in tables["perf"][1]), found, strict=True))
+    for copy in copies:
+        reader = slots[copy.reader]
+        assert reader.layer is not None
+        last = ticks[reader.layer]
+        first = ticks.get(slots[min(piece.slot for piece in copy.pieces)].layer, last)
+        add_tensor_row(vela_result, reader.layer, copy.address, reader.weight_bytes, (first, last + 1))

@@ -1,0 +1,259 @@
+"""Plan of the weight prefetch (``ethosu_prefetch``): which weights to copy, where to, and with which earlier kernels.
+
+Placement is earliest deadline first: kernels in order, each copy as late as possible. Copies that save many cycles for
+a byte come before others. A copy without room is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+from arm_backend_core.backends.ethosu_occupancy import Ranges
+
+if TYPE_CHECKING:
+    import numpy as np
+
+#: Slots after which a kernel has certainly ended: two kernels run at the same time.
+_IN_FLIGHT = 2
+_MIN_PIECE_BYTES = 1024
+#: A copy must save at least this many cycles: it costs commands.
+MIN_SAVED_CYCLES = 512
+_MAX_ADDRESSES = 8  #: candidate addresses of a copy
+_MAX_CANDIDATES = 256  #: weights that are considered
+#: Limits of saved cycles for a byte, as fractions of their range.
+_DENSITY_LIMITS = (0.0, 1 / 3, 2 / 3)
+#: Estimated size of weights that are encoded in parts: relative growth, and bytes of each part.
+_ENCODING_MARGIN, _HEADER_BYTES = 0.01, 64
+_MAX_LEAD = 96  #: slots that a DMA may start before the kernel that reads the copy
+
+
+class Rates(NamedTuple):
+    """Cycles for a byte."""
+
+    flash: float
+    sram: float
+
+
+class Costs(NamedTuple):
+    """Estimated cycles of a layer or of one of its kernels: in total, of the NPU alone, and of memory accesses."""
+
+    total: float
+    npu: float
+    flash: float
+    sram: float
+
+    def scaled(self, share: float) -> Costs:
+        """The costs of a part."""
+        return Costs(*(share * cycles for cycles in self))
+
+
+@dataclass(frozen=True, eq=False)
+class Slot:
+    """Kernels that are planned as one: a kernel that reads weights from flash, or consecutive others of a layer.
+
+    Attributes:
+        kernels: indices of the kernels.
+        layer: id of the layer in Vela's tables; None if Vela names none.
+        costs: estimates of the kernels.
+        dma_bytes: bytes that Vela's DMAs before and between the kernels read from flash.
+        weights: ranges of the constants that the kernel reads from flash; empty if it reads none.
+    """
+
+    kernels: tuple[int, ...]
+    layer: str | None
+    costs: Costs
+    dma_bytes: int
+    weights: Ranges = ()
+
+    @property
+    def weight_bytes(self) -> int:
+        """Number of bytes of ``weights``."""
+        return sum(end - start for start, end in self.weights)
+
+
+class Piece(NamedTuple):
+    """A DMA: starts with slot ``slot``, copies bytes [start, end) of the weights, whose ranges count as one."""
+
+    slot: int
+    start: int
+    end: int
+
+
+class WeightCopy(NamedTuple):
+    """The copy of weights that slot ``reader`` reads, at byte ``address`` of the scratch.
+
+    ``wait`` is the number of cycles of the copy that run while no kernel computes.
+    """
+
+    reader: int
+    address: int
+    pieces: list[Piece]
+    wait: float
+
+
+class Planner:
+    """Chooses the copies of a program.
+
+    Args:
+        slots: all kernels, in order.
+        busy: bool array [slots, granules], see ``ethosu_occupancy.Occupancy``.
+        granule: bytes of a granule.
+    """
+
+    def __init__(self, slots: Sequence[Slot], busy: np.ndarray, granule: int, rates: Rates) -> None:
+        self.slots, self.busy, self.granule, self.rates = slots, busy, granule, rates
+
+    def costs_with_copy(self, index: int) -> Costs:
+        """Costs of a slot that reads its weights from SRAM, as often as from flash before."""
+        _, npu, flash, sram = self.slots[index].costs
+        sram += flash * self.rates.sram / self.rates.flash
+        return Costs(max(npu, sram), npu, 0, sram)
+
+    def saved_cycles(self, copies: Iterable[WeightCopy]) -> float:
+        """Cycles that copies save."""
+        return sum(self._possible_gain(copy.reader) - copy.wait for copy in copies)
+
+    def with_slices(self, slices: Mapping[int, Sequence[float]]) -> Planner:
+        """A planner of the program in which some slots are split.
+
+        Args:
+            slices: slot -> its parts as fractions of its weights.
+        """
+        import numpy as np
+
+        slots = list[Slot]()
+        for index, slot in enumerate(self.slots):
+            for share in slices.get(index, ()):
+                # Each part is padded and has a header.
+                length = int(share * slot.weight_bytes * (1 + _ENCODING_MARGIN)) + _HEADER_BYTES
+                slots.append(replace(slot, costs=slot.costs.scaled(share), weights=((0, length),)))
+            if index not in slices:
+                slots.append(slot)
+        repeats = [len(slices.get(index, ())) or 1 for index in range(len(self.slots))]
+        return Planner(slots, np.repeat(self.busy, repeats, axis=0), self.granule, self.rates)
+
+    def choose_copies(self) -> list[WeightCopy]:
+        """The copies that save the most cycles."""
+        candidates = [
+            index
+            for index, slot in enumerate(self.slots)
+            if slot.weights and slot.costs.flash >= slot.costs.total and self._possible_gain(index) >= MIN_SAVED_CYCLES
+        ]
+        candidates = sorted(sorted(candidates, key=self._possible_gain, reverse=True)[:_MAX_CANDIDATES])
+        density = {index: self._possible_gain(index) / self.slots[index].weight_bytes for index in candidates}
+        low, high = min(density.values(), default=0.0), max(density.values(), default=0.0)
+        # Weights that save more cycles for a byte first; how much more is a parameter that is searched.
+        limits = sorted({low + part * (high - low) for part in _DENSITY_LIMITS}) if candidates else []
+        plans = [self._place(sorted(candidates, key=lambda index: density[index] < limit)) for limit in limits]
+        return max(plans, key=self.saved_cycles, default=[])
+
+    def _possible_gain(self, index: int) -> float:
+        return self.slots[index].costs.total - self.costs_with_copy(index).total
+
+    def _idle_cycles(self) -> np.ndarray:
+        """Idle cycles of flash during each slot: [Vela's, if the slot reads a copy of its weights]."""
+        import numpy as np
+
+        costs = [[slot.costs, self.costs_with_copy(index)] for index, slot in enumerate(self.slots)]
+        total, _, flash, sram = np.moveaxis(np.array(costs, float), -1, 0)
+        idle = np.minimum(total - flash, (total - sram) / self.rates.sram * self.rates.flash)
+        # A DMA of Vela's may run with the kernel before it or with the one after it.
+        dma = np.array([slot.dma_bytes for slot in self.slots] + [0]) * self.rates.flash
+        return np.maximum(idle - (dma[:-1] + dma[1:])[:, None], 0.0)
+
+    def _place(self, readers: Sequence[int]) -> list[WeightCopy]:
+        """Copies for as many of ``readers`` as there is room for and as save cycles, in this order."""
+        busy, all_idle, copies = self.busy.copy(), self._idle_cycles(), list[WeightCopy]()
+        idle = all_idle[:, 0]
+        for reader in readers:
+            copy = self._place_copy(reader, busy, idle)
+            if copy is None or self._possible_gain(reader) - copy.wait < MIN_SAVED_CYCLES:
+                continue
+            copies.append(copy)
+            idle[reader] = all_idle[reader, 1]
+            for piece in copy.pieces:
+                idle[piece.slot] -= min((piece.end - piece.start) * self.rates.flash, idle[piece.slot])
+                start, end = (copy.address + offset for offset in (piece.start, piece.end))
+                busy[piece.slot : reader + 1, start // self.granule : -(-end // self.granule)] = True
+        return copies
+
+    def _place_copy(self, reader: int, busy: np.ndarray, idle: np.ndarray) -> WeightCopy | None:
+        """The copy with the shortest wait; None if there is no room."""
+        length, best = self.slots[reader].weight_bytes, None
+        count, available = -(-length // self.granule), _first_free_slot(busy, reader)
+        for start in _candidate_starts(available, reader, count):
+            pieces, exposed = self._schedule(available[start : start + count], idle, reader, length)
+            if best is None or exposed * self.rates.flash < best.wait:
+                best = WeightCopy(reader, start * self.granule, pieces, exposed * self.rates.flash)
+            if not exposed:
+                break
+        return best
+
+    def _schedule(self, available: np.ndarray, idle: np.ndarray, reader: int, length: int) -> tuple[list[Piece], int]:
+        """Split a copy into pieces, from the last slot before ``reader`` on backwards.
+
+        Args:
+            available: the first slot that each granule of the copy is free with.
+
+        Returns:
+            The pieces, and the bytes that no idle time hides: they start last, right before the reader.
+        """
+        granule, pieces = self.granule, list[Piece]()
+        left = sorted(_segments(available), reverse=True)  # [first slot, start, end]
+        for slot in range(reader - 1, max(reader - 1 - _MAX_LEAD, -1), -1):
+            room = int(idle[slot] / self.rates.flash) // granule
+            for segment in left:
+                first, start, end = segment
+                taken = min(room, end - start)
+                if first <= slot and taken * granule >= min(_MIN_PIECE_BYTES, (end - start) * granule):
+                    pieces.append(Piece(slot, start * granule, min((start + taken) * granule, length)))
+                    room, segment[1] = room - taken, start + taken
+            left = [segment for segment in left if segment[1] < segment[2]]
+            if not left:
+                break
+        exposed = [Piece(reader - 1, start * granule, min(end * granule, length)) for _, start, end in left]
+        return [*pieces, *exposed], sum(piece.end - piece.start for piece in exposed)
+
+
+def _first_free_slot(busy: np.ndarray, reader: int) -> np.ndarray:
+    """The first slot that a copy may start with, for each granule; ``reader`` if it cannot be used.
+
+    The copy's DMA starts after the slot's first kernel, and ends before ``reader`` runs. A granule must be free from
+    one slot earlier on, until the reader has certainly ended.
+    """
+    import numpy as np
+
+    if reader == 0:
+        return np.zeros(busy.shape[1], int)
+    lead = min(reader, _MAX_LEAD)
+    before = busy[reader - lead : reader][::-1]
+    available = np.where(before.any(0), reader - 1 - before.argmax(0) + _IN_FLIGHT, reader - lead)
+    available[busy[reader : reader + 1 + _IN_FLIGHT].any(0)] = reader
+    return np.minimum(available, reader)
+
+
+def _candidate_starts(available: np.ndarray, reader: int, count: int) -> list[int]:
+    """Granules where a copy of ``count`` granules may start, those that are free for the shortest time first."""
+    import numpy as np
+
+    sums = np.concatenate(([0], np.cumsum(available)))
+    used = np.concatenate(([0], np.cumsum(available >= reader)))
+    bounds = np.flatnonzero(np.diff(np.concatenate(([reader], available, [reader]))))
+    starts = np.unique(np.concatenate((bounds, bounds - count)))
+    starts = starts[(starts >= 0) & (starts + count <= len(available))]
+    starts = starts[used[starts + count] == used[starts]]
+    found = starts[np.argsort(sums[starts] - sums[starts + count], kind="stable")].tolist()
+    step = max(-(-len(found) // _MAX_ADDRESSES), 1)
+    return [*found[::step], *found[-1:]]
+
+
+def _segments(available: np.ndarray) -> Iterator[list[int]]:
+    """Runs of equal values as [value, start, end]."""
+    import numpy as np
+
+    bounds = [0, *(1 + np.flatnonzero(np.diff(available))).tolist(), len(available)]
+    for start, end in pairwise(bounds):
+        yield [int(available[start]), start, end]

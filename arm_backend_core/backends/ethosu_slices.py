@@ -1,0 +1,234 @@
+"""Split convolutions by output channels in a command stream (U55, U65), so that their weights become smaller pieces.
+
+The NPU computes the channels of an OFM in blocks, and weights are encoded block by block. Each slice takes whole
+blocks: it has the same weights in the same order, the same scales, and a part of the OFM. The weights are encoded again
+by Vela's encoder.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Set
+from typing import Any, NamedTuple
+
+from arm_backend_core.backends.ethosu_accesses import WEIGHT_REGION_REGISTERS
+from arm_backend_core.backends.ethosu_commands import (
+    DMA_REGISTERS,
+    DMA_START,
+    FEATURE_MAP_REGISTERS,
+    KERNEL_COMMANDS,
+    RegisterWriter,
+    decode_commands,
+    encode_command,
+    pack_stream,
+)
+from arm_backend_core.workers import vela
+from arm_backend_core.workers.worker import WorkerDied, WorkerError
+
+_CONVOLUTION = 2  # NPU_OP_CONV
+#: Registers of the OFM: width, height, depth and block depth, each minus one.
+_WIDTH, _HEIGHT, _DEPTH, _BLOCK_DEPTH = 273, 274, 275, 279
+_OFM_BASE, _OFM_STRIDE, _OFM_TILE, _, _OFM_PRECISION, _ = FEATURE_MAP_REGISTERS[1]
+#: Registers of base and length of weights and scales of the first core, and of weights of the second.
+_WEIGHTS, _WEIGHT_BYTES, _SCALES, _SCALE_BYTES, _SECOND_WEIGHT_BYTES = 0x420, 0x421, 0x422, 0x423, 0x491
+_SCALE_RECORD_BYTES = 10
+_ALIGNMENT = 16
+#: Depth of the smallest part of a block. Weights of an OFM of a multiple of it are encoded without padding.
+_MICROBLOCK_DEPTH = 8
+#: Slices of a convolution: their kernels compute as fast together only if each has work for a while.
+_MAX_SLICES = 12
+#: Base register -> register of its region, of what may lie in the constants: IFM, IFM2, source of a DMA.
+_CONSTANT_BASES = {0x400: 271, 0x480: 399, DMA_REGISTERS[2]: DMA_REGISTERS[0]}
+_WEIGHT_BASES = {0x420: 296, 0x490: 296, 0x422: 297, 0x492: 297}
+
+
+class _Slice(NamedTuple):
+    """A part of a convolution: first channel, number of channels, and its bytes: scales, then weights."""
+
+    channel: int
+    depth: int
+    scales: bytes
+    weights: bytes
+
+
+class _Convolution(NamedTuple):
+    """A convolution to split, from Vela's registers: its bytes [start, end) of the constants and its blocks."""
+
+    start: int
+    end: int
+    scales: int
+    weights: int
+    depth: int
+    block_depth: int
+
+
+def find_slices(vela_result: dict[str, Any], word_indices: Set[int], max_bytes: int) -> dict[int, list[int]]:
+    """The convolutions that can be split, and the output channels of each slice.
+
+    Args:
+        word_indices: positions of the convolutions' commands.
+        max_bytes: maximum size of scales and weights of a slice. Convolutions with larger blocks are not split.
+    """
+    found = {}
+    for key, conv in _find_convolutions(vela_result, word_indices).items():
+        blocks, bytes_per_channel = -(-conv.depth // conv.block_depth), (conv.end - conv.start) / conv.depth
+        depth = max(-(-blocks // _MAX_SLICES), 1) * conv.block_depth
+        if depth < conv.depth and depth * bytes_per_channel < max_bytes:
+            found[key] = [min(depth, conv.depth - channel) for channel in range(0, conv.depth, depth)]
+    return found
+
+
+def slice_convolutions(
+    vela_result: dict[str, Any], depths: Mapping[int, list[int]], flash: str
+) -> dict[str, Any] | None:
+    """Split convolutions into slices.
+
+    Args:
+        vela_result: Vela's result; it is not changed.
+        depths: convolution -> output channels of its slices, see ``find_slices``.
+        flash: name of the memory of the constants.
+
+    Returns:
+        The changed entries of the result; None if the weights cannot be encoded again.
+    """
+    convolutions = _find_convolutions(vela_result, depths.keys())
+    constants = bytes(vela_result["weights"])
+    requests = [(constants[conv.weights : conv.end], depths[key]) for key, conv in convolutions.items()]
+    try:
+        encoded = vela.split_weights(requests)
+    except (WorkerError, WorkerDied):
+        return None
+    slices = {
+        key: list(_make_slices(constants, conv, depths[key], parts))
+        for (key, conv), parts in zip(convolutions.items(), encoded, strict=True)
+        if parts
+    }
+    return _rewrite(vela_result, flash, convolutions, slices) if slices else None
+
+
+def _find_convolutions(vela_result: dict[str, Any], word_indices: Set[int]) -> dict[int, _Convolution]:
+    """The convolutions of one core that may be split, with constants that no other convolution reads."""
+    registers, found, readers = defaultdict[int, int](int), dict[int, _Convolution](), defaultdict[int, int](int)
+    constants = vela_result["weight_region"] << 32
+    for word_index, number, value in decode_commands(vela_result["command_stream"]):
+        registers[number] = value
+        if number in KERNEL_COMMANDS and registers[WEIGHT_REGION_REGISTERS[0]] == constants:
+            readers[registers[_SCALES]] += 1
+        if word_index not in word_indices or number != _CONVOLUTION or registers[_SECOND_WEIGHT_BYTES]:
+            continue
+        depth, block_depth = ((registers[key] >> 32) + 1 for key in (_DEPTH, _BLOCK_DEPTH))
+        scales, weights = registers[_SCALES], registers[_WEIGHTS]
+        end = weights + registers[_WEIGHT_BYTES]
+        is_adjacent = scales + registers[_SCALE_BYTES] == weights
+        has_scales = registers[_SCALE_BYTES] >= _SCALE_RECORD_BYTES * depth
+        is_one_tile = registers[_WIDTH] <= registers[_OFM_TILE] and registers[_HEIGHT] <= registers[_OFM_TILE + 1]
+        is_aligned = depth % _MICROBLOCK_DEPTH == 0 and block_depth % _ALIGNMENT == 0
+        if is_adjacent and has_scales and is_one_tile and is_aligned:
+            found[word_index] = _Convolution(scales, end, scales, weights, depth, block_depth)
+    return {key: conv for key, conv in found.items() if readers[conv.scales] == 1}
+
+
+def _make_slices(constants: bytes, conv: _Convolution, depths: list[int], parts: list[bytes]) -> Iterator[_Slice]:
+    channel = 0
+    for depth, weights in zip(depths, parts, strict=True):
+        first, last = (conv.scales + _SCALE_RECORD_BYTES * at for at in (channel, channel + depth))
+        yield _Slice(channel, depth, _pad(constants[first:last]), _pad(weights))
+        channel += depth
+
+
+def _pad(data: bytes) -> bytes:
+    return data + bytes(-len(data) % _ALIGNMENT)
+
+
+def _rewrite(
+    vela_result: dict[str, Any],
+    flash: str,
+    convolutions: Mapping[int, _Convolution],
+    slices: Mapping[int, list[_Slice]],
+) -> dict[str, Any]:
+    """The entries of Vela's result with the slices in place of the convolutions."""
+    constants, new_constants, moves, starts = bytes(vela_result["weights"]), bytearray(), list[tuple[int, int]](), {}
+    position = 0
+    for key, conv in sorted(convolutions.items(), key=lambda item: item[1].start):
+        if key in slices:
+            moves.append((position, len(new_constants) - position))
+            new_constants += constants[position : conv.start]
+            starts[key] = len(new_constants)
+            new_constants += b"".join(part.scales + part.weights for part in slices[key])
+            position = conv.end
+    moves.append((position, len(new_constants) - position))
+    new_constants += constants[position:]
+    stream, positions = _rewrite_stream(vela_result, slices, starts, moves)
+    growth = len(new_constants) - len(constants)
+    header, rows = vela_result["tables"]["queue"]
+    queue = [[str(4 * new), *row[1:]] for row in rows for new in positions[int(row[0]) // 4]]
+    use, report = vela_result["memories"][flash], vela_result["report"]
+    return {
+        "command_stream": stream,
+        "weights": bytes(new_constants),
+        "tables": {**vela_result["tables"], "queue": (header, queue)},
+        "report": {**report, "readOnlyPeakUsage": report["readOnlyPeakUsage"] + growth},
+        "memories": {**vela_result["memories"], flash: {**use, "peak": use["peak"] + growth}},
+    }
+
+
+def _rewrite_stream(
+    vela_result: dict[str, Any],
+    slices: Mapping[int, list[_Slice]],
+    starts: Mapping[int, int],
+    moves: list[tuple[int, int]],
+) -> tuple[bytes, dict[int, list[int]]]:
+    """The new stream, and for each command of Vela's the positions of its kernels in the new one.
+
+    Args:
+        starts: address of the slices of each convolution.
+        moves: (address, offset): constants from ``address`` on are moved by ``offset``; ascending.
+    """
+    stream, constants = vela_result["command_stream"], vela_result["weight_region"]
+    own = {_DEPTH, _OFM_BASE, _WEIGHTS, _WEIGHT_BYTES, _SCALES, _SCALE_BYTES}
+    writer, regions = RegisterWriter({*own, *_CONSTANT_BASES, *_WEIGHT_BASES}), defaultdict[int, int](int)
+    positions = dict[int, list[int]]()
+
+    def relocate(register: int, value: int) -> int:
+        region = {**_CONSTANT_BASES, **_WEIGHT_BASES}.get(register)
+        if region is None or regions[region] != constants << 32:
+            return value
+        return value + next(offset for address, offset in reversed(moves) if address <= value)
+
+    for word_index, number, value in decode_commands(stream):
+        if writer.defer(number, value):
+            continue
+        regions[number] = value
+        values = dict[int, int]()
+        if number in KERNEL_COMMANDS or number == DMA_START:
+            values = {register: relocate(register, at) for register, at in writer.pending.items()}
+        parts = list(_slice_registers(values, regions, slices.get(word_index, []), starts.get(word_index, 0)))
+        for registers in parts or [{}]:
+            writer.set_registers(values | registers)
+            positions.setdefault(word_index, []).append(len(writer.words))
+            writer.words += encode_command(number, value)
+    return pack_stream(stream, writer.words), positions
+
+
+def _slice_registers(
+    values: Mapping[int, int], others: Mapping[int, int], slices: list[_Slice], start: int
+) -> Iterator[dict[int, int]]:
+    """The registers of each slice that differ from Vela's.
+
+    Args:
+        values: deferred registers of Vela's kernel.
+        others: the other registers.
+        start: address of the first slice's scales.
+    """
+    is_bricks, bytes_log2 = others[_OFM_PRECISION] >> 38 & 3 == 1, others[_OFM_PRECISION] >> 33 & 3
+    for part in slices:
+        offset = part.channel // 16 * others[_OFM_STRIDE + 2] if is_bricks else part.channel << bytes_log2
+        yield {
+            _DEPTH: (part.depth - 1) << 32,
+            _OFM_BASE: values[_OFM_BASE] + offset,
+            _SCALES: start,
+            _SCALE_BYTES: len(part.scales),
+            _WEIGHTS: start + len(part.scales),
+            _WEIGHT_BYTES: len(part.weights),
+        }
+        start += len(part.scales) + len(part.weights)
