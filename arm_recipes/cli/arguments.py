@@ -84,6 +84,9 @@ _FLAG_NAMES = {
     "per_channel": "--per-tensor",
     "precisions": "--precision",
     "search_alternatives": "--no-search-alternatives",
+    "shared_scratch": "--no-shared-scratch",
+    "plan_inputs": "--no-plan-inputs",
+    "plan_outputs": "--no-plan-outputs",
 }
 _BUDGET_HELP = "fail if the program needs more {}: bytes, or a text such as 512KiB"
 #: Recipe option -> keyword arguments of ``add_argument``.
@@ -102,6 +105,12 @@ _ARGPARSE_KEYWORDS: dict[str, dict[str, Any]] = {
         "metavar": "NAME=SIZE",
         "help": "place inputs, outputs and CPU tensors in this memory, such as sram=256KiB; repeat, the fastest first",
     },
+    "shared_scratch": {
+        "action": "store_false",
+        "help": "keep the NPU's scratch out of the memory plan, for ExecuTorch's own backend",
+    },
+    "plan_inputs": {"action": "store_false", "help": "leave the memory of the inputs to the application"},
+    "plan_outputs": {"action": "store_false", "help": "leave the memory of the outputs to the application"},
     "external": {
         "nargs": "+",
         "metavar": "BLOCK",

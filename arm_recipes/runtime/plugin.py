@@ -199,12 +199,14 @@ class _Executor:
                 for index, info in enumerate(expected)
             ]
             sources, targets = arrays[: len(delegate.inputs)], arrays[len(delegate.inputs) :]
+            listener: Callable[[Execution], None] | None = getattr(_listeners, "listener", None)
+            # The memory plan may place an output over an input.
+            inputs = () if listener is None else tuple(array.copy() for array in sources)
             results = delegate.run(sources)
             for target, result in zip(targets, results, strict=True):
                 target[...] = result.reshape(target.shape)
-            listener: Callable[[Execution], None] | None = getattr(_listeners, "listener", None)
             if listener is not None:
-                inputs, outputs = (tuple(array.copy() for array in side) for side in (sources, targets))
+                outputs = tuple(array.copy() for array in targets)
                 listener(Execution(delegate, self._checksums[handle], inputs, outputs))
             return 0
         except BaseException as error:

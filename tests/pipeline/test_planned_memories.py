@@ -23,7 +23,7 @@ def _exported(**options: Any) -> ExportResult:
 
 @cache
 def _default() -> ExportResult:
-    return _exported()
+    return _exported(shared_scratch=False)
 
 
 def _sizes(result: ExportResult) -> list[int]:

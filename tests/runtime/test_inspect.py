@@ -173,7 +173,7 @@ def test_text_and_html() -> None:
         "Delegate 0: EthosUBackend\n",
         "  target          Ethos-U55, 128 MACs\n",
         "Kernels on the CPU: 0\n  none\n",
-        f"planned memory  {inspection.methods[0].planned_bytes} B",
+        f"planned memory  {inspection.methods[0].planned_bytes:,} B",
     ):
         assert line in text
     assert "<h4>Delegate 0: EthosUBackend</h4><table><tr><td>payload</td>" in inspection._repr_html_()

@@ -174,11 +174,13 @@ Result<uint8_t*> find_planned_scratch(const Program& program, Span<EValue*> args
   return scratch;
 }
 
-// Copies, unless source and target are the same memory.
-void copy_tensor(void* target, const void* source, uint64_t nbytes) {
-  if (target != source) {
-    std::memcpy(target, source, static_cast<size_t>(nbytes));
+// Copies, unless source and target are the same memory. Returns the number of bytes copied.
+uint64_t copy_tensor(void* target, const void* source, uint64_t nbytes) {
+  if (target == source) {
+    return 0;
   }
+  std::memcpy(target, source, static_cast<size_t>(nbytes));
+  return nbytes;
 }
 
 // Runs the commands and traces an event with the NPU's cycles.
@@ -294,7 +296,7 @@ void EthosUBackend::destroy(DelegateHandle* handle) const {
 
 Error EthosUBackend::execute(BackendExecutionContext& context, DelegateHandle* handle, Span<EValue*> args) const {
   const ExecuteHooks hooks;
-  const TraceScope scope(context.event_tracer(), "EthosUBackend execute");
+  TraceScope scope(context.event_tracer(), "EthosUBackend execute");
   const Program& program = *static_cast<const Program*>(handle);
   const EthosUPayload& payload = program.payload;
   Error error = check_arguments(payload, args);
@@ -307,11 +309,12 @@ Error EthosUBackend::execute(BackendExecutionContext& context, DelegateHandle* h
   if (!scratch.ok()) {
     return scratch.error();
   }
+  uint64_t copied = 0;
   const uint32_t inputs = payload.inputs.count();
   for (uint32_t i = 0; i < inputs; ++i) {
     const PayloadTensor input = payload.inputs.at(i);
     if (input.allocated()) {
-      copy_tensor(*scratch + input.offset, args[i]->toTensor().const_data_ptr(), input.nbytes);
+      copied += copy_tensor(*scratch + input.offset, args[i]->toTensor().const_data_ptr(), input.nbytes);
     }
   }
   error = trace_npu(program, *scratch, context.event_tracer());
@@ -320,8 +323,9 @@ Error EthosUBackend::execute(BackendExecutionContext& context, DelegateHandle* h
   }
   for (uint32_t i = 0; i < payload.outputs.count(); ++i) {
     const PayloadTensor output = payload.outputs.at(i);
-    copy_tensor(args[inputs + i]->toTensor().mutable_data_ptr(), *scratch + output.offset, output.nbytes);
+    copied += copy_tensor(args[inputs + i]->toTensor().mutable_data_ptr(), *scratch + output.offset, output.nbytes);
   }
+  scope.add("copied_bytes", copied);
   return Error::Ok;
 }
 

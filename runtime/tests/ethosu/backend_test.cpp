@@ -612,7 +612,15 @@ void traces_what_it_does(const Files& files) {
   loaded.tracer = &tracer;
   CHECK(loaded.init() == Error::Ok && loaded.execute() == Error::Ok);
   const std::string npu = kDriverCounts ? "EthosUBackend npu: npu_cycles=12345678901" : "EthosUBackend npu";
-  CHECK((tracer.events == std::vector<std::string>{"EthosUBackend load", npu, "EthosUBackend execute"}));
+  uint64_t copied = 0;
+  for (uint32_t i = 0; i < loaded.payload().inputs.count(); ++i) {
+    copied += loaded.payload().inputs.at(i).nbytes;
+  }
+  for (uint32_t i = 0; i < loaded.payload().outputs.count(); ++i) {
+    copied += loaded.payload().outputs.at(i).nbytes;
+  }
+  const std::string execute = "EthosUBackend execute: copied_bytes=";
+  CHECK((tracer.events == std::vector<std::string>{"EthosUBackend load", npu, execute + std::to_string(copied)}));
   driver_double.cycles = 0;
   driver_double.faults = true;
   CHECK(loaded.execute() == Error::Internal);
@@ -675,15 +683,18 @@ class PlannedScratch {
 };
 
 void executes_in_planned_memory(const Files& files) {
-  for (const uint32_t argument : {0u, 1u}) {  // an input, an output
+  for (const bool by_input : {true, false}) {
     Loaded loaded(files.payload);
     const EthosUPayload& payload = loaded.payload();
-    CHECK(payload.inputs.count() == 1 && payload.outputs.count() >= 1);
+    const uint32_t argument = by_input ? 0 : payload.inputs.count();
     driver_double.npu = [&](const std::vector<uint8_t*>& bases) { act_as_npu(payload, bases); };
     PlannedScratch planned(&loaded, argument);
+    RecordingTracer tracer;
+    loaded.tracer = &tracer;
     loaded.set_scratch(0);  // nothing is allocated
     CHECK(loaded.init(256, {planned.spec()}) == Error::Ok && loaded.execute(/*with_allocator=*/false) == Error::Ok);
     CHECK(driver_double.bases[1] == planned.data() && driver_double.violations.empty());
+    CHECK(tracer.events.back() == "EthosUBackend execute: copied_bytes=0");
     const PayloadTensor output = payload.outputs.at(0);
     for (size_t k = 0; k < output.nbytes; ++k) {
       CHECK(planned.data()[static_cast<size_t>(output.offset) + k] == pattern(100, k));
@@ -695,7 +706,8 @@ void refuses_a_wrong_planned_scratch(const Files& files) {
   Loaded loaded(files.payload);
   const uint32_t count = loaded.payload().inputs.count() + loaded.payload().outputs.count();
   PlannedScratch beyond(&loaded, count);
-  CHECK(loaded.init(256, {beyond.spec()}) == Error::InvalidProgram && logs("argument 2 is not in the scratch"));
+  const std::string reason = "argument " + std::to_string(count) + " is not in the scratch";
+  CHECK(loaded.init(256, {beyond.spec()}) == Error::InvalidProgram && logs(reason.c_str()));
   CHECK(loaded.init(256, {beyond.spec(4)}) == Error::InvalidProgram &&
         logs("a compile spec planned_scratch of 4 bytes, not 8: export or flash the program again"));
   PlannedScratch misaligned(&loaded, 0, kNpuAlignment);
