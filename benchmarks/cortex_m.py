@@ -319,8 +319,8 @@ def _processor_table(rows: list[Row]) -> Iterator[str]:
     yield "## Processors"
     yield ""
     yield "`CORTEX_M_INT8` for three processors. A whole program has `cortex_m` kernels only, beside the casts of its"
-    yield "inputs and outputs; otherwise the next column names its other operators. Cycles are estimates. `TOSA_INT8` is"
-    yield "the SQNR of that recipe, which has int16 states and outputs."
+    yield "inputs and outputs; otherwise the next column names its other operators. Cycles are estimates. `TOSA_INT8`"
+    yield "is the SQNR of that recipe, which has int16 states and outputs."
     yield ""
     columns = ("model", "processor", "kernel calls", "whole", "other operators", "SQNR, dB", "TOSA_INT8", "cycles")
     yield f"| {' | '.join(columns)} |"
