@@ -133,6 +133,8 @@ class ExportResult(Artifact):
         """Write a firmware project for a program for Ethos-U or ``CORTEX_M_INT8``. Its README.md says how to build it.
 
         The sizes of the memory pools are computed and tested: the program runs in exactly these pools on this machine.
+        If the recipe has the option ``board``, the linker script names the board's memories, and the folder has files
+        for CMake presets, Zephyr and CMSIS, where public documents describe the board.
 
         Args:
             folder: a new or empty folder, or one that an earlier call wrote; its files are replaced.

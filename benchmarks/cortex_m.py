@@ -286,6 +286,8 @@ def table(rows: Iterable[Row]) -> str:
         "",
         *_processor_table(rows),
         "",
+        "## Figures of each program",
+        "",
     ]
     rows = [row for row in rows if "cpu" not in row]
     lines += [f"| {' | '.join(_COLUMNS)} |", "|---" * len(_COLUMNS) + "|", *map(_line, rows)]
@@ -319,8 +321,10 @@ def _processor_table(rows: list[Row]) -> Iterator[str]:
     yield "## Processors"
     yield ""
     yield "`CORTEX_M_INT8` for three processors. A whole program has `cortex_m` kernels only, beside the casts of its"
-    yield "inputs and outputs; otherwise the next column names its other operators. Cycles are estimates. `TOSA_INT8` is"
-    yield "the SQNR of that recipe, which has int16 states and outputs."
+    yield "inputs and outputs; otherwise the next column names its other operators. Cycles are estimates. `TOSA_INT8`"
+    yield "is the SQNR of that recipe, which has int16 states and outputs. With four samples, the int8 output of"
+    yield "gru_spotter clips (its last state has 34 dB): with 64 samples it has 36.6 dB on 16 others, where `TOSA_INT8`"
+    yield "has 45.8 dB with four."
     yield ""
     columns = ("model", "processor", "kernel calls", "whole", "other operators", "SQNR, dB", "TOSA_INT8", "cycles")
     yield f"| {' | '.join(columns)} |"

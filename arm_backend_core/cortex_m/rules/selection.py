@@ -47,12 +47,12 @@ def _condition(cx: Context, argument: Node) -> Node:
     if constant is not None:
         return cx.emit.constant(constant, "condition")
     overload, sources = overload_of(argument.target), argument.all_input_nodes
-    if overload in _COMPARISONS_WITH_NUMBER and is_dequantize(argument.args[0]):
+    if overload in _COMPARISONS_WITH_NUMBER and is_dequantize(sources[0]):
         return _compare_with_number(cx, argument)
     if overload in _COMPARISONS_OF_TENSORS and all(map(is_dequantize, sources)):
         return _compare(cx, argument)
     if overload in _LOGIC and all(source.meta["val"].dtype is torch.bool for source in sources):
-        return cx.emit.call(overload, *(_condition(cx, source) for source in argument.args))
+        return cx.emit.call(overload, *(_condition(cx, cast(Node, source)) for source in argument.args))
     return argument
 
 
