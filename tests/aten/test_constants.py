@@ -68,6 +68,8 @@ def test_weight_norm_is_folded_before_equalization() -> None:
 class _WritesItsWeight(nn.Module):
     """A weight that depends on a counter, which each call increments."""
 
+    count: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
