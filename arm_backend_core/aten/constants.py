@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from operator import attrgetter
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 from torch.fx import Graph, GraphModule, Node
 
 from arm_backend_core.graph_edits import add_buffer_node, eliminate_dead_code
-from arm_backend_core.nodes import constant_nodes, evaluate_node
+from arm_backend_core.nodes import constant_nodes, evaluate_node, is_written, modules_of
 from arm_backend_core.ops.catalog import find_record
 from arm_backend_core.ops.registry import Kind
 from arm_backend_core.program import constants_of, drop_assertions, eliminate_dead_constants
@@ -53,7 +53,7 @@ class Constants:
 def fold_constant_weights(module: GraphModule) -> None:
     """Fold weights and biases that the graph computes from parameters, as in weight standardization, into buffers."""
     constants = Constants(module)
-    for source in _computed_weights(module.graph, constants):
+    for source in _find_computed_weights(module.graph, constants):
         with module.graph.inserting_before(source):
             folded = add_buffer_node(module, f"{source.name}_value", constants.value(source).clone())
         source.replace_all_uses_with(folded)
@@ -65,17 +65,20 @@ def fold_computed_parameters(program: ExportedProgram) -> None:
     ``torch.nn.utils.prune`` multiplies a weight by its mask in each call until ``prune.remove``. Quantization
     algorithms see such a weight as a parameter, so the program does not depend on whether ``prune.remove`` was called.
     """
-    graph, constants = program.graph, Constants(program.graph_module, constants_of(program))
-    sources = list(dict.fromkeys(_computed_weights(graph, constants)))
+    graph = program.graph
+    unwritten = {node: tensor for node, tensor in constants_of(program).items() if not is_written(node)}
+    constants = Constants(program.graph_module, unwritten)
+    sources = _find_computed_weights(graph, constants)
     if not sources:
         return
     first = next(iter(graph.nodes))
-    for source in sources:
+    for source, name in sources.items():
         value = constants.value(source).detach().clone()
         with graph.inserting_before(first):
             folded = graph.placeholder(f"p_{source.name}")
-        folded.meta = dict(source.meta)
-        name = folded.target = folded.name
+        folded.meta, folded.target = dict(source.meta), folded.name
+        while name in program.state_dict or name in program.constants:
+            name += "_computed"
         program.graph_signature.input_specs.insert(
             graph.find_nodes(op="placeholder").index(folded),
             InputSpec(InputKind.PARAMETER, TensorArgument(folded.name), name),
@@ -88,13 +91,20 @@ def fold_computed_parameters(program: ExportedProgram) -> None:
     program.graph_module.recompile()
 
 
-def _computed_weights(graph: Graph, constants: Constants) -> Iterator[Node]:
-    """Yield the operators whose constant results are weights or biases of convolutions and linear layers."""
-    for node in list(graph.nodes):
+def _find_computed_weights(graph: Graph, constants: Constants) -> dict[Node, str]:
+    """Find the operators whose constant results are weights or biases of convolutions and linear layers.
+
+    Returns:
+        Operator -> name of the weight, such as "body.0.weight", from the module that reads it.
+    """
+    sources: dict[Node, str] = {}
+    for node in graph.nodes:
         record = find_record(node)
         if record is None or record.kind is not Kind.CONV:
             continue
-        for position in (record.weight, record.bias):
+        for position, role in ((record.weight, "weight"), (record.bias, "bias")):
             source: Any = node.args[position] if position < len(node.args) else None
             if isinstance(source, Node) and source.op == "call_function" and source in constants:
-                yield source
+                *_, module = ("", *modules_of(node))
+                sources.setdefault(source, f"{module}.{role}" if module else role)
+    return sources

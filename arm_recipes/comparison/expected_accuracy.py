@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from arm_recipes._internal.messages import suppress_warnings
 from arm_recipes.comparison.accuracy import Accuracy, Evaluator, check_metric, flatten_labels
 from arm_recipes.comparison.samples import prepare_samples
 from arm_recipes.samples import inputs
@@ -85,7 +86,7 @@ def measure_expected_accuracy(artifact: Artifact, labelled: LabelledSamples) -> 
     )
     quantized = artifact.exported_programs[method]
     original = artifact.float_reference.float_programs.get(method)
-    evaluator = Evaluator(
-        quantized if original is None else original.program, prepared.samples, prepared.originals, labelled.metric
-    )
-    return evaluator.task_accuracy(quantized, prepared.labels, has_padding=prepared.has_padding)
+    captured = quantized if original is None else original.program
+    with suppress_warnings():
+        evaluator = Evaluator(captured, prepared.samples, prepared.originals, labelled.metric)
+        return evaluator.task_accuracy(quantized, prepared.labels, has_padding=prepared.has_padding)

@@ -7,9 +7,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils import prune, weight_norm
 
+from arm_backend_core.aten.constants import fold_computed_parameters
 from arm_recipes import ArmRecipeType, ExportRecipe, export
 from tests.small_models import Samples, Small
 
@@ -62,6 +63,37 @@ def test_weight_norm_is_folded_before_equalization() -> None:
     assert all(figure is not None for figure in figures)
     (first_sqnr,), (second_sqnr,) = (list(figure.sqnr.values()) for figure in figures if figure is not None)
     assert abs(first_sqnr - second_sqnr) < 0.5
+
+
+class _WritesItsWeight(nn.Module):
+    """A weight that depends on a counter, which each call increments."""
+
+    count: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count.add_(1)
+        return nn.functional.linear(x, self.linear.weight * self.count, self.linear.bias)
+
+
+def test_weights_that_depend_on_state_are_not_folded() -> None:
+    program = torch.export.export(_WritesItsWeight().eval(), (torch.ones(1, 4),))
+    before = [node.target for node in program.graph.nodes]
+    fold_computed_parameters(program)
+    assert [node.target for node in program.graph.nodes] == before
+
+
+def test_folded_weights_have_the_names_of_their_layers() -> None:
+    program = torch.export.export(_prune(Small(), False), _SAMPLES[0])
+    fold_computed_parameters(program)
+    assert {"body.0.weight", "head.weight"} <= set(program.state_dict)
+    assert not any("mask" in name or "orig" in name for name in program.state_dict)
+    assert torch.equal(program.module(check_guards=False)(*_SAMPLES[0]), _prune(Small(), True)(*_SAMPLES[0]))
 
 
 @pytest.mark.parametrize("recipe", [ArmRecipeType.TOSA_FP, ArmRecipeType.TOSA_INT8])
