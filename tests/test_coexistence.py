@@ -61,6 +61,7 @@ print("done")
     ],
     ids=["ours-first", "theirs-first"],
 )
+@pytest.mark.verify
 def test_both_export_in_one_process(first: str, second: str, order: str) -> None:
     assert _run(_SCRIPT.format(first=first, second=second, order=order)).splitlines()[-1] == "done"
 

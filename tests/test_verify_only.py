@@ -5,10 +5,26 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tests.verify_only import SAMPLED
+import pytest
+
+from tests.verify_only import SAMPLED, mark_sampled
 
 
 def test_sampled_tests_exist() -> None:
     files = list(Path(__file__).parent.rglob("test_*.py"))
     names = {f"{path.stem}::{name}" for path in files for name in re.findall(r"^def (\w+)\(", path.read_text(), re.M)}
     assert SAMPLED.keys() - names == set()
+
+
+def test_each_sampled_test_keeps_a_case(request: pytest.FixtureRequest) -> None:
+    """The first case that no other mark excludes."""
+    names = [f"test_forms_are_equal_to_the_bit[{i}]" for i in range(9)]
+    path = Path("test_chooser.py")
+    items = [pytest.Function.from_parent(request.node.parent, name=name, callobj=lambda: None) for name in names]
+    for item in items:
+        item.path, item.originalname = path, "test_forms_are_equal_to_the_bit"
+    items[0].add_marker(pytest.mark.verify)
+    mark_sampled(items)
+    marked = [item.get_closest_marker("verify") is not None for item in items]
+    assert marked[:2] == [True, False]
+    assert any(marked[2:])

@@ -40,6 +40,7 @@ def _built(root: Path, *definitions: str) -> list[str]:
 
 
 # First without the kernels of the next.
+@pytest.mark.verify
 @pytest.mark.parametrize("name", ["quantized_u85", "external_u85", "fast_scratch_u65", "decoder_u85"])
 def test_a_folder_builds_and_runs_by_itself(root: Path, name: str) -> None:
     """In ExecuTorch's runtime, with the emulator."""

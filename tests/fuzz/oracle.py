@@ -52,6 +52,7 @@ from arm_backend_core.quantization import (
     get_symmetric_quantization_config,
 )
 from arm_backend_core.quantization.ptq import ObservedProgram
+from arm_backend_core.quantization.quantizer import ArmQuantizer
 from arm_backend_core.targets.compile_spec import (
     ArmCompileSpec,
     CortexMCompileSpec,
@@ -94,7 +95,7 @@ _EVALUATIONS = 4
 _MAX_EVALUATIONS = 60
 _InterpreterFactory = Callable[[GraphModule], Interpreter]
 #: Quantization algorithms that change types and scales; the others change weights.
-_ALGORITHMS = (
+_ALGORITHMS: tuple[str, ...] = (
     *("int16_angles", "int16_attention", "int16_coordinates", "concat_scales", "fused_norms", "int16_outputs"),
     "fused_rms_norms",
 )
@@ -274,9 +275,10 @@ def quantize_program(
         ModelError: a tensor has no scale for these samples, or is not float32.
     """
     config = get_symmetric_a16w8_quantization_config() if int16_activations else get_symmetric_quantization_config()
-    is_cortex_m = isinstance(spec, CortexMCompileSpec)
-    quantizer = CortexMQuantizer(spec) if is_cortex_m else TOSAQuantizer(compile_spec("TOSA_INT8"))
-    algorithms = _INT8_ALGORITHMS if is_cortex_m else _ALGORITHMS
+    quantizer: ArmQuantizer = TOSAQuantizer(compile_spec("TOSA_INT8"))
+    algorithms = _ALGORITHMS
+    if isinstance(spec, CortexMCompileSpec):
+        quantizer, algorithms = CortexMQuantizer(spec), _INT8_ALGORITHMS
     observed = ObservedProgram(program, quantizer.set_global(config), algorithms=algorithms)
     with torch.no_grad():
         for sample in samples:
@@ -368,6 +370,7 @@ def _check_kernels(compiled: CompiledProgram, sample: tuple[Tensor, ...], spec: 
 
     Operators in floating point round differently there, and the kernels behind them have other inputs.
     """
+    assert spec.isa is not None
     lowered = compiled.lowered(spec.isa)
     if not lowered.calls or lowered.float_operators():
         return

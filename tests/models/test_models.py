@@ -40,7 +40,8 @@ def _parametrize_exports(recipes: Iterable[ArmRecipeType], slow: Sequence[ArmRec
     def marks(name: str, recipe: ArmRecipeType) -> list[pytest.MarkDecorator]:
         number = zoo.NAMES.index(name)
         # With the offset 2, the largest networks have recipes that take little time.
-        chosen = (recipe is _USUAL and number % 2 == 0) or (number + list(R).index(recipe) + 2) % 9 == 0
+        is_turn = (number + list(R).index(recipe) + 2) % 9 == 0
+        chosen = number % 2 == 0 if recipe is _USUAL else is_turn
         return [pytest.mark.xdist_group(name), *([] if chosen and recipe not in slow else [pytest.mark.verify])]
 
     pairs = [(name, recipe) for name in zoo.NAMES for recipe in recipes]

@@ -259,6 +259,7 @@ def test_fuzzing(tmp_path: Path, pytestconfig: pytest.Config) -> None:
     assert int(executed[1]) >= runs
 
 
+@pytest.mark.verify
 def test_compiles_without_warnings(tmp_path: Path) -> None:
     sources = sorted((RUNTIME / "emulator").glob("*.cpp"))
     flags = ["-std=c++17", "-O1", "-fPIC", f"-I{RUNTIME}"]
