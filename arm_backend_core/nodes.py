@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Callable, Container, Iterable, Iterator
+from functools import cache
 from typing import Any, cast
 
 import torch
@@ -74,10 +75,9 @@ def is_constant(node: Node, constants: Container[Node]) -> bool:
     if node.target is operator.getitem:
         return node.args[0] in constants
     overload = overload_of(node.target)
-    if overload is None or overload._schema.is_mutable or is_random(node):
+    if overload is None or not all(source in constants for source in node.all_input_nodes):
         return False
-    operands_are_constant = all(source in constants for source in node.all_input_nodes)
-    return operands_are_constant and first_result(node) is not None
+    return not overload._schema.is_mutable and not is_random(node) and first_result(node) is not None
 
 
 #: Random operators without PyTorch's ``nondeterministic_seeded`` tag. Names omit the underscore of in-place forms.
@@ -97,13 +97,22 @@ def arguments_of(node: Node) -> dict[str, Any]:
 def is_random(node: Node) -> bool:
     """Whether ``node`` draws random numbers in each call; dropout in evaluation mode or with rate 0 does not."""
     overload = overload_of(node.target)
-    if overload is None:
+    if overload is None or not _may_be_random(overload):
         return False
-    name, arguments = overload._schema.name.partition("::")[2].removesuffix("_"), arguments_of(node)
-    if torch.Tag.nondeterministic_seeded not in overload.tags and name not in _UNTAGGED_RANDOM:
-        return False
+    name, arguments = _schema_name(overload), arguments_of(node)
     rates = [arguments[key] for key in ("dropout", "dropout_p", "p") if key in arguments and ("dropout" in key + name)]
     return arguments.get("train", arguments.get("training", True)) is not False and rates[:1] != [0.0]
+
+
+@cache
+def _may_be_random(overload: OpOverload) -> bool:
+    is_tagged = torch.Tag.nondeterministic_seeded in overload.tags
+    return is_tagged or _schema_name(overload) in _UNTAGGED_RANDOM
+
+
+def _schema_name(overload: OpOverload) -> str:
+    """The operator's name, without the underscore of in-place forms."""
+    return str(overload._schema.name).partition("::")[2].removesuffix("_")
 
 
 def mutates(node: Node) -> bool:
@@ -163,15 +172,16 @@ def _alias_infos(node: Node, source: Node) -> list[Any]:
 
 
 def _storages(node: Node) -> set[int]:
-    values = torch.utils._pytree.tree_leaves(node.meta.get("val"))
+    value = node.meta.get("val")
+    values = [value] if isinstance(value, torch.Tensor) else torch.utils._pytree.tree_leaves(value)
     return {value.untyped_storage()._cdata for value in values if isinstance(value, torch.Tensor)}
 
 
 def constant_nodes(graph: Graph, inputs: Iterable[Node] = ()) -> set[Node]:
     """Parameters, buffers and nodes computed from them alone: attributes of the graph, and the constant ``inputs``."""
-    constants = set(inputs)
+    constants, has_writes = set(inputs), any(map(mutates, graph.nodes))
     for node in graph.nodes:
-        is_attribute = node.op == "get_attr" and not is_state(node)
+        is_attribute = node.op == "get_attr" and not (has_writes and is_state(node))
         if is_attribute or (node.op == "call_function" and is_constant(node, constants)):
             constants.add(node)
     return constants

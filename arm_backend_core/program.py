@@ -59,11 +59,29 @@ def store_of(program: ExportedProgram, name: str) -> Tensors:
 
 def copy_program(program: ExportedProgram) -> ExportedProgram:
     """Copy graph, signature and weight tables; the weights themselves are shared."""
-    module, signature = copy_module(program.graph_module), copy.deepcopy(program.graph_signature)
-    return replace_parts(program, module, signature, dict(program.state_dict), dict(program.constants))
+    signature = program.graph_signature
+    specs = ([_copy_spec(spec) for spec in side] for side in (signature.input_specs, signature.output_specs))
+    tables = dict(program.state_dict), dict(program.constants)
+    return _assemble(program, copy_module(program.graph_module), ExportGraphSignature(*specs), *tables)
+
+
+def _copy_spec(spec: Any) -> Any:
+    """Copy the spec of an input or output, and its argument."""
+    result = copy.copy(spec)
+    result.arg = copy.copy(spec.arg)
+    return result
 
 
 def replace_parts(
+    program: ExportedProgram, module: GraphModule, signature: ExportGraphSignature, state: Tensors, constants: Tensors
+) -> ExportedProgram:
+    """Copy ``program`` shallowly, replace these parts, and check the result."""
+    result = _assemble(program, module, signature, state, constants)
+    result.validate()
+    return result
+
+
+def _assemble(
     program: ExportedProgram, module: GraphModule, signature: ExportGraphSignature, state: Tensors, constants: Tensors
 ) -> ExportedProgram:
     """Copy ``program`` shallowly and replace these parts. fx generates the module's Python code lazily."""
@@ -71,7 +89,6 @@ def replace_parts(
     result._graph_module = _LazyGraphModule(module, module.graph)
     result._graph_module.meta.update(module.meta)
     result._graph_signature, result._state_dict, result._constants = signature, state, constants
-    result.validate()
     return result
 
 

@@ -19,6 +19,7 @@ from arm_backend_core.nodes import REFUSAL_REASON
 from arm_backend_core.ops import registry
 from arm_backend_core.ops.catalog import records
 from arm_backend_core.ops.operands import Context, Tensor
+from arm_backend_core.program import copy_program
 from arm_backend_core.selection import select
 from arm_backend_core.tosa.graph import Value
 
@@ -321,3 +322,13 @@ def test_partitions_are_a_query_and_the_selection_copies_what_several_delegates_
     assert list(program.graph.nodes) == nodes
     products = [node.target for part in first for node in part.nodes if node.target is aten.mul.Tensor]
     assert (len(first), len(products)) == (2, 2)
+
+
+def test_a_copied_program_has_its_own_signature() -> None:
+    program = torch.export.export(torch.nn.Linear(4, 4), (torch.randn(1, 4),))
+    copied = copy_program(program)
+    for spec in (*copied.graph_signature.input_specs, *copied.graph_signature.output_specs):
+        spec.target, spec.arg.name = "changed", "changed"
+    names = {spec.arg.name for spec in (*program.graph_signature.input_specs, *program.graph_signature.output_specs)}
+    assert "changed" not in names
+    assert [spec.target for spec in program.graph_signature.input_specs] == ["weight", "bias", None]

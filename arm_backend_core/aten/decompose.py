@@ -147,7 +147,7 @@ class _Decomposer:
             return complex_numbers.decompose_complex(node, writer.call_decomposition, writer.constants)
         record = find_composite(node)
         if record is not None and record.emits_nodes:
-            return record.decompose(writer.call, *node.args, **node.kwargs)
+            return record.decompose(writer, *node.args, **node.kwargs)
         rule = decomposition_rule(node, writer.constants, quantized=self.quantized)
         if rule is None:
             return None
@@ -250,7 +250,7 @@ class _FragmentWriter:
     origin: Node
     constants: set[Node]
 
-    def call(self, function: Callable[..., Any], *operands: Node, layer: Node | None = None, **kwargs: Any) -> Any:
+    def __call__(self, function: Callable[..., Any], *operands: Node, layer: Node | None = None, **kwargs: Any) -> Any:
         """Emit the nodes of ``function``, traced once for operands of the same types and shapes; returns its results.
 
         Args:
@@ -264,6 +264,22 @@ class _FragmentWriter:
         """
         slot = None if layer is None else (layer.name, function.__name__)
         return self._write_traced((function, repr(kwargs)), partial(function, **kwargs), operands, slot)
+
+    def repeat(self, node: Node, **arguments: Any) -> Node:
+        """Emit a copy of an operator that was emitted before, without a trace, with other values of some arguments.
+
+        Args:
+            node: the operator. Its result and that of the copy have the same type and shape.
+            arguments: the new values, by the names of the operator's schema. The operands of ``node`` are not optional.
+        """
+        names = [argument.name for argument in cast(OpOverload, node.target)._schema.arguments]
+        with self.module.graph.inserting_before(self.origin):
+            copy = self.module.graph.node_copy(node, lambda operand: operand)
+        for name, value in arguments.items():
+            copy.update_arg(names.index(name), value)
+        if node in self.constants:
+            self.constants.add(copy)
+        return copy
 
     def call_decomposition(self, target: Any, function: Callable[..., Any], *operands: Node) -> Any:
         """Emit the decomposition ``function`` of ``target``. Inside it, ``target`` is not decomposed again."""

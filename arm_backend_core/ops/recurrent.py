@@ -31,6 +31,9 @@ class NodeEmitter(Protocol):
     def __call__(self, function: Callable[..., Any], *tensors: Node, layer: Node | None = None, **numbers: Any) -> Any:
         """Raises Unsupported if PyTorch cannot trace the function."""
 
+    def repeat(self, node: Node, **arguments: Any) -> Node:
+        """Emit a copy of an operator with other values of some arguments, without a trace."""
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -82,14 +85,28 @@ def _split_gates(x: Tensor, sizes: Sequence[int]) -> list[Tensor]:
 
 def _project_inputs(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, *, time_axis: int, groups: Sequence[int]
-) -> list[list[Tensor]]:
+) -> list[Tensor]:
     """Project the inputs of all time steps to the gates in one matrix product.
 
     Returns:
-        For each time step, one tensor for each of ``groups``.
+        The gates of the first time step, one tensor for each of ``groups``.
     """
-    parts = _split_gates(F.linear(x, weight, bias), groups)
-    return [[part.select(time_axis, t) for part in parts] for t in range(x.shape[time_axis])]
+    return [part.select(time_axis, 0) for part in _split_gates(F.linear(x, weight, bias), groups)]
+
+
+def _project_steps(
+    emit: NodeEmitter, x: Node, *parameters: Node, time_axis: int, groups: Sequence[int]
+) -> list[list[Node]]:
+    """Emit ``_project_inputs``, and the selection of the gates for the other time steps.
+
+    PyTorch takes 2 ms to trace an operator. Therefore only the first step is traced.
+
+    Returns:
+        For each time step, one node for each of ``groups``.
+    """
+    first = emit(_project_inputs, x, *parameters, time_axis=time_axis, groups=groups)
+    others = range(1, x.meta["val"].shape[time_axis])
+    return [first, *([emit.repeat(gates, index=step) for gates in first] for step in others)]
 
 
 def _reorder_gates(parameter: Tensor, *, order: Sequence[int]) -> Tensor:
@@ -153,7 +170,8 @@ def _unroll_layers(
             step = 1 if index % directions == 0 else -1
             state = [emit(_select_layer, state, layer=cell_parameters[1], index=index) for state in states]
             sequence = []
-            for gates in emit(_project_inputs, x, *input_parameters, time_axis=time_axis, groups=cell.groups)[::step]:
+            projected = _project_steps(emit, x, *input_parameters, time_axis=time_axis, groups=cell.groups)
+            for gates in projected[::step]:
                 state = list(emit(cell.step, *gates, *state, *recurrent_parameters, layer=cell_parameters[1]))
                 sequence.append(state[0])
             outputs.append(emit(_stack, *sequence[::step], dim=time_axis))
@@ -189,7 +207,7 @@ def _build_cell_decomposition(cell: Cell) -> Callable[..., Any]:
         input_parameters, recurrent_parameters = _split_parameters(
             emit, cell, cell_parameters, len(cell_parameters) == 4
         )
-        (gates,) = emit(_project_inputs, emit(_add_time_axis, x), *input_parameters, time_axis=0, groups=cell.groups)
+        gates = emit(_project_inputs, emit(_add_time_axis, x), *input_parameters, time_axis=0, groups=cell.groups)
         new_states = emit(cell.step, *gates, *states, *recurrent_parameters, layer=cell_parameters[1])
         return new_states if len(states) > 1 else new_states[0]
 

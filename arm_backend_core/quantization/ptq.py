@@ -352,15 +352,13 @@ def _group_observers(qspecs: dict[Any, Any]) -> dict[Any, int]:
     """Assign each observed node and edge the number of its observer, as torchao does, with fewer comparisons.
 
     torchao compares each reader of a tensor with every other reader, so only the first reader of each spec is passed to
-    it. torchao follows a chain of shared scales recursively, so the recursion limit is raised.
+    it. Specs that refer to another reader refer to the first one instead. torchao follows a chain of shared scales
+    recursively, so the recursion limit is raised.
     """
     first: dict[Any, Any] = {}
     duplicates: dict[Any, Any] = {}
-    shared_sources = {spec.edge_or_node for spec in qspecs.values() if isinstance(spec, SharedQuantizationSpec)}
     for edge_or_node, spec in qspecs.items():
-        is_separate = (
-            isinstance(edge_or_node, Node) or edge_or_node in shared_sources or isinstance(spec, SharedQuantizationSpec)
-        )
+        is_separate = isinstance(edge_or_node, Node) or isinstance(spec, SharedQuantizationSpec)
         if not is_separate and edge_or_node[1].meta[ANNOTATION].allow_implicit_sharing:
             key = (edge_or_node[0], type(spec), *(str(getattr(spec, name, None)) for name in _SPEC_FIELDS))
             if first.setdefault(key, edge_or_node) != edge_or_node:
@@ -368,7 +366,13 @@ def _group_observers(qspecs: dict[Any, Any]) -> dict[Any, int]:
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(limit + 2 * len(qspecs))
     try:
-        unique = {edge_or_node: spec for edge_or_node, spec in qspecs.items() if edge_or_node not in duplicates}
+        unique = {
+            edge_or_node: SharedQuantizationSpec(duplicates[spec.edge_or_node])
+            if isinstance(spec, SharedQuantizationSpec) and spec.edge_or_node in duplicates
+            else spec
+            for edge_or_node, spec in qspecs.items()
+            if edge_or_node not in duplicates
+        }
         groups: dict[Any, int] = prepare._get_edge_or_node_to_group_id(unique)
     finally:
         sys.setrecursionlimit(limit)

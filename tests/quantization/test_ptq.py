@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from executorch.export import ExportRecipe
 from torch import Tensor, nn
 from torch.export import ExportedProgram
-from torchao.quantization.pt2e import qat_utils
+from torchao.quantization.pt2e import prepare, qat_utils
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 from torchao.quantization.pt2e.quantizer import QuantizationAnnotation, SharedQuantizationSpec
 
@@ -311,3 +311,63 @@ def test_chains_of_equal_scales_may_be_long() -> None:
     groups = ptq._group_observers(dict(reversed(places.items())))
     assert set(groups.values()) == {groups[last]}
     assert sys.getrecursionlimit() == limit
+
+
+class _Recurrent(nn.Module):
+    """An LSTM or a GRU, whose steps read one tensor of projected inputs."""
+
+    def __init__(self, kind: type[nn.LSTM] | type[nn.GRU]) -> None:
+        super().__init__()
+        self.layer = kind(4, 6, batch_first=True)
+
+    def forward(self, x: Tensor) -> Any:
+        """Map (1, steps, 4) to (1, steps, 6)."""
+        return self.layer(x)[0]
+
+
+def _annotated_specs(kind: type[nn.LSTM] | type[nn.GRU], steps: int) -> tuple[Any, dict[Any, Any]]:
+    """The annotated module of a recurrent layer, and its quantization specs."""
+    torch.manual_seed(0)
+    program = exported(_Recurrent(kind).eval(), (torch.randn(1, steps, 4),))
+    observed = ObservedProgram(program, _quantizer(get_symmetric_quantization_config))
+    return observed.model, prepare._get_edge_or_node_to_qspec(observed.model)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_groups_of_a_recurrent_layer_equal_those_of_torchao(kind: type[nn.LSTM] | type[nn.GRU]) -> None:
+    _, specs = _annotated_specs(kind, 5)
+
+    def partition(groups: dict[Any, int]) -> set[frozenset[Any]]:
+        return {frozenset(x for x in groups if groups[x] == number) for number in groups.values()}
+
+    assert partition(ptq._group_observers(specs)) == partition(prepare._get_edge_or_node_to_group_id(specs))
+
+
+def test_the_time_to_group_is_linear_in_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = [0]
+    union = prepare._union_input_edge_with
+
+    def count(*args: Any) -> None:
+        calls[0] += 1
+        union(*args)
+
+    monkeypatch.setattr(prepare, "_union_input_edge_with", count)
+    counts = []
+    for steps in (10, 20, 40):
+        _, specs = _annotated_specs(nn.LSTM, steps)
+        calls[0] = 0
+        ptq._group_observers(specs)
+        counts.append(calls[0])
+    assert counts[2] - counts[1] <= 2 * (counts[1] - counts[0])
+
+
+def test_steps_of_a_recurrent_layer_read_their_own_inputs() -> None:
+    torch.manual_seed(0)
+    model = _Recurrent(nn.LSTM).eval()
+    program = exported(model, (torch.randn(1, 7, 4),))
+    module = TOSAQuantizer(spec("int")).transform_for_annotation(program.module(check_guards=False))
+    selected = [node.args[2] for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.select.int)]
+    x = torch.randn(1, 7, 4)
+    assert {step: selected.count(step) for step in range(1, 7)} == dict.fromkeys(range(1, 7), 2)
+    with torch.no_grad():
+        torch.testing.assert_close(module(x), model(x), rtol=1e-5, atol=1e-6)

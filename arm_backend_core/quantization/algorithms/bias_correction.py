@@ -68,8 +68,9 @@ class BiasCorrection:
                 Hashable
             ]()  # distinguishes layers of a model that share tensors: they are corrected separately
             for use in _find_uses(model):
-                groups.setdefault((use.key, use_counts[use.key]), []).append(use)
-                use_counts[use.key] += 1
+                key = use.key if len(models) > 1 else (use.weight, use.bias)  # hashing values takes time
+                groups.setdefault((key, use_counts[key]), []).append(use)
+                use_counts[key] += 1
         exclusive_biases = {use.bias for uses in groups.values() for use in uses if use.owns_bias}
         read_elsewhere = {
             key
