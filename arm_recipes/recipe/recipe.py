@@ -108,7 +108,7 @@ class ArmRecipe(ExportRecipe):
         recipe = self.with_options()
         lowering = recipe.lowering_recipe
         for partitioner in (lowering.partitioners if lowering is not None else None) or []:
-            partitioner.compile_spec.sram_budget = available  # type: ignore[attr-defined]
+            partitioner.compile_spec.sram_budget = available
         return recipe
 
     def to_dict(self) -> dict[str, Any]:
