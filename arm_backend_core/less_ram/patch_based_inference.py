@@ -131,6 +131,8 @@ def _refuse_operator(op: Op) -> str | None:
     """Why an operator cannot compute a patch of its result from a patch of its operands; None if it can."""
     if op.extra_outputs or op.output.rank != 4:
         return f"the result of {op!r} is not an image"
+    if op.kind in _WINDOWS and any(pad >= extent for pad, extent in zip(op.attrs["pad"], _extents(op), strict=True)):
+        return f"a window of {op.kind} may contain padding only"
     if op.kind in _WINDOWS or (op.kind == "CONCAT" and op.attrs["axis"] not in (_ROWS, _COLUMNS)):
         return None
     if op.kind not in ELEMENTWISE:
@@ -145,17 +147,23 @@ def _image_operands(op: Op) -> Sequence[Value]:
     return op.inputs[:1] if op.kind in _WINDOWS else op.inputs
 
 
+def _extents(op: Op) -> list[int]:
+    """The rows and columns that a window spans, each twice, in the order of the attribute ``pad``."""
+    first = 1 if op.kind == "CONV2D" else 0
+    kernel = op.attrs["kernel"] if "kernel" in op.attrs else op.inputs[1].shape[first : first + 2]
+    rows, columns = ((size - 1) * by + 1 for size, by in zip(kernel, op.attrs.get("dilation", (1, 1)), strict=True))
+    return [rows, rows, columns, columns]
+
+
 def _needed_area(op: Op, area: Area) -> tuple[Area, list[int]]:
     """The area of the operands that ``area`` of the result depends on, and the padding (top, bottom, left, right)."""
     if op.kind not in _WINDOWS:
         return area, [0, 0, 0, 0]
-    first = 1 if op.kind == "CONV2D" else 0
-    kernel = op.attrs["kernel"] if "kernel" in op.attrs else op.inputs[1].shape[first : first + 2]
     spans, pad = list[Span](), list[int]()
     for i, span in enumerate(area):
-        stride, dilation, size = op.attrs["stride"][i], op.attrs.get("dilation", (1, 1))[i], op.inputs[0].shape[1 + i]
+        stride, size, extent = op.attrs["stride"][i], op.inputs[0].shape[1 + i], _extents(op)[2 * i]
         start = span.start * stride - op.attrs["pad"][2 * i]
-        stop = (span.stop - 1) * stride - op.attrs["pad"][2 * i] + (kernel[i] - 1) * dilation + 1
+        stop = (span.stop - 1) * stride - op.attrs["pad"][2 * i] + extent
         spans.append(Span(max(start, 0), min(stop, size)))
         pad += [max(-start, 0), max(stop - size, 0)]
     return Area(*spans), pad

@@ -118,6 +118,7 @@ def test_the_results_are_equal(
         (lambda b, x: b.reshape(x, (16, 16, 4)), r"the result of .*RESHAPE.* is not an image"),
         (lambda b, x: b.concat([x, x], 1), "the result of CONCAT does not depend on windows of pixels"),
         (lambda b, x: _add(b, x, b.max_pool2d(x, (16, 16), (1, 1), (0,) * 4)), "ADD broadcasts a computed operand"),
+        (lambda b, x: _conv(b, x, 4, (3, 1), pad=(1, 1, 0, 1)), "a window of CONV2D may contain padding only"),
         (lambda b, x: x, "the stage has no operators"),
     ],
 )
