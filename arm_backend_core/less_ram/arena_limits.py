@@ -9,7 +9,7 @@ U55-128, KiB of scratch and cycles relative to the program for performance:
 | MobileNetV2 | 1,474 | 354, +4.8% | 363, +1.1% |
 | SqueezeNet 1.1 | 960 | 425, +12.0% | 446, +0.0% |
 | EfficientNet-B0 | 1,474 | 763, +0.4% | 687, +0.0% |
-| MobileNetV3-Small, small images | 344 | 294, +3.2% | 294, +0.0% |
+| MobileNetV3-Small | 344 | 294, +3.2% | 294, +0.0% |
 
 The result is not monotonic in the limit: below the least possible RAM, Vela may find faster programs or slower ones.
 """
@@ -31,8 +31,9 @@ from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 Compile = Callable[[EthosUCompileSpec], Payload | None]
 #: Arena limits that are tried, relative to the least RAM so far.
 _LIMITS_FOR_LEAST_RAM = (1.0, 0.9, 0.75, 0.5)
-#: Arena limits that are tried, relative to the available SRAM.
-_LIMITS_TO_FIT = (1.0, 0.9)
+#: Arena limits that are tried, relative to the available SRAM. A program often stays below its limit: MobileNetV2 takes
+#: 371,504 bytes both with 393,216 (+1.1% cycles) and with 372,352 (+2.8%).
+_LIMITS_TO_FIT = (1.05, 1.0, 0.9)
 #: Number of times that the search for the least RAM starts again from a program with less RAM.
 _MAX_ROUNDS = 4
 

@@ -101,7 +101,7 @@ def test_the_fastest_that_fits_or_else_the_smallest(exported: Mapping[str, Expor
     spec, vela = EthosUCompileSpec("ethos-u55-128", optimise="auto"), _Vela(exported["size"], least=300)
     fast = Program(_program(spec, exported["size"], 1000, 1000), spec)
     small = _program(spec, exported["size"], 400, 1500)
-    for budget, (ram, cycles) in {900: (900, 1100), 450: (400, 1500), 250: (300, 1750)}.items():
+    for budget, (ram, cycles) in {900: (900, 1100), 450: (400, 1500), 250: (300, 1738)}.items():
         spec.sram_budget = budget
         found = find_program_that_fits(fast, small, vela)
         assert (found.ram_bytes, found.vela.total_cycles) == (ram, cycles)
@@ -114,7 +114,7 @@ def test_a_memory_mode_that_is_exceeded_keeps_the_program_for_performance(
     spec = EthosUCompileSpec("ethos-u55-128", extra_flags=["--arena-cache-size=200"], optimise="auto")
     fast, vela = Program(_program(spec, exported["size"], 1000, 1000), spec), _Vela(exported["size"], least=300)
     assert find_program_that_fits(fast, None, vela) is fast
-    assert vela.tried == [180]
+    assert vela.tried == [210, 180]
 
 
 def test_constants_in_sram_count(exported: Mapping[str, ExportResult]) -> None:
