@@ -27,6 +27,7 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.errors import CompileError, Fault, FullDelegationError, compiler_fault
 from arm_backend_core.graph_edits import eliminate_dead_code
 from arm_backend_core.insert_delegates import CompiledPartition, Partition, insert_delegates
+from arm_backend_core.less_ram.patch_search import compile_in_patches, keep_graph_for_patches
 from arm_backend_core.lowering.walk import Lowering
 from arm_backend_core.nodes import (
     assign_debug_handles,
@@ -175,13 +176,13 @@ def _compile_partition(
     """
     output_dtypes = [value.dtype for value in graph.outputs]
     try:
-        pipeline.run(graph, spec.target, make_alternatives_pass(spec))
+        choose, kept = keep_graph_for_patches(spec, make_alternatives_pass(spec))
+        pipeline.run(graph, spec.target, choose)
         assert all(op.origins for op in graph.walk()), "an operator has no origin"
     except Exception as error:
         message = f"optimizing delegate '{partition.name}' raised {type(error).__name__}: {error}"
         raise CompileError(compiler_fault(message, error).reason, delegate=partition.name) from error
-    flatbuffer = serialize(graph, locations=spec.debug_mode is ArmCompileSpec.DebugMode.TOSA)
-    payload, spec = _compile_payload(partition, graph, flatbuffer, spec)
+    graph, flatbuffer, payload, spec = _compile_payload(partition, graph, spec, kept)
     artifacts.dump_artifacts(spec, partition.name, flatbuffer, payload, graph)
     extra_specs = payload.extra_compile_specs()
     record = events.Delegate(
@@ -230,12 +231,19 @@ def _debug_handles_by_operator(partition: Partition, graph: Graph) -> tuple[tupl
 
 
 def _compile_payload(
-    partition: Partition, graph: Graph, flatbuffer: bytes, spec: ArmCompileSpec
-) -> tuple[Payload, ArmCompileSpec]:
+    partition: Partition, graph: Graph, spec: ArmCompileSpec, kept: Sequence[Graph]
+) -> tuple[Graph, bytes, Payload, ArmCompileSpec]:
     """Compile the graph for the backend.
 
+    Args:
+        partition: the partition.
+        graph: its graph.
+        spec: the compile spec.
+        kept: the graph before the last passes, if it may be computed in patches.
+
     Returns:
-        The payload, and the compile spec that it was compiled for: ``optimise="auto"`` may have chosen another goal.
+        The graph, its flatbuffer, the payload, and the compile spec that it was compiled for. ``optimise="auto"`` may
+        have chosen patches or another goal.
 
     Raises:
         CompileError: the backend's compiler failed. The error names the ATen operator at fault if that can be found.
@@ -251,20 +259,20 @@ def _compile_payload(
     read_values = graph.users().keys() | set(graph.outputs)
     unused_inputs = {i: (x.size, x.dtype.bytes) for i, x in enumerate(graph.inputs) if x not in read_values}
     input_bytes, output_bytes = ([x.size * x.dtype.bytes for x in values] for values in (graph.inputs, graph.outputs))
+    options: dict[str, Any] = {"delegate": partition.name, "find_operator": find_operator}
+    options |= {"unused_inputs": unused_inputs, "input_bytes": input_bytes, "output_bytes": output_bytes}
+    with_locations, notes = spec.debug_mode is ArmCompileSpec.DebugMode.TOSA, events.current().notes
+    flatbuffer, note_count = serialize(graph, locations=with_locations), len(notes)
     try:
-        return compile_best(
-            spec,
-            flatbuffer,
-            delegate=partition.name,
-            find_operator=find_operator,
-            graph=graph,
-            unused_inputs=unused_inputs,
-            input_bytes=input_bytes,
-            output_bytes=output_bytes,
-        )
+        payload, chosen = compile_best(spec, flatbuffer, graph=graph, **options)
     except CompileError as error:
         origin = bisect_failure(graph, spec, error) if error.operator is None else None
         raise error if origin is None else error.with_location(origin.operator, origin.source) from error
+    patched = compile_in_patches(kept, payload, spec, options)
+    if patched is None:
+        return graph, flatbuffer, payload, chosen
+    notes[note_count:] = [f"'{partition.name}' is {patched.description}"]
+    return patched.graph, serialize(patched.graph, locations=with_locations), *patched.program
 
 
 def _describe_boundary_tensor(node: Node, value: Value, lowering: Lowering) -> events.BoundaryTensor:

@@ -1,5 +1,8 @@
 """Optimization goal of Vela (``--optimise``): ``"auto"`` compiles for performance and for size, and keeps the better.
 
+If the program for performance exceeds the SRAM, ``"auto"`` also compiles with arena limits. ``"ram"`` searches for the
+program with the least RAM. Both searches are in ``less_ram.arena_limits``.
+
 For size, Vela computes layers in stripes of rows. SRAM then holds only a part of each intermediate tensor. Weights
 outside of SRAM are read again for each stripe. On U85, Vela for size also encodes weights in fewer bytes.
 
@@ -17,17 +20,22 @@ without cascades (Vela 5.1: 12.85, 10.98, 9.80).
 
 from __future__ import annotations
 
-import copy
 import os
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from arm_backend_core import events
 from arm_backend_core.backends.compile import compile_payload
 from arm_backend_core.backends.ethosu import compile_ethosu
 from arm_backend_core.backends.payload import Payload, VelaEstimates
-from arm_backend_core.errors import CompileError
+from arm_backend_core.less_ram.arena_limits import (
+    Program,
+    find_least_ram,
+    find_program_that_fits,
+    try_compile,
+)
+from arm_backend_core.less_ram.derived_specs import disable_cascades, optimise_for_size
 from arm_backend_core.targets.compile_spec import ArmCompileSpec, EthosUCompileSpec
 from arm_backend_core.workers import vela
 
@@ -61,9 +69,11 @@ def compile_best(spec: ArmCompileSpec, flatbuffer: bytes, **compile_options: Any
     Raises:
         CompileError: the compiler refused the flatbuffer or crashed.
     """
-    if not isinstance(spec, EthosUCompileSpec) or spec.optimise != "auto":
+    if not isinstance(spec, EthosUCompileSpec) or spec.optimise not in ("auto", "ram"):
         return compile_payload(spec, flatbuffer, **compile_options), spec
     compile_options.pop("graph", None)  # Vela reads the flatbuffer
+    if spec.optimise == "ram":
+        return _compile_for_ram(spec, flatbuffer, compile_options)
     size, has_fast_weights = len(flatbuffer), _reads_weights_as_fast_as_activations(spec.configuration)
     max_bytes = _MAX_FLATBUFFER_BYTES if has_fast_weights else _MAX_FLATBUFFER_BYTES_SLOW_WEIGHTS
     if _MIN_PARALLEL_FLATBUFFER_BYTES <= size < max_bytes and hasattr(os, "fork"):
@@ -78,13 +88,18 @@ def compile_best(spec: ArmCompileSpec, flatbuffer: bytes, **compile_options: Any
     )
     if other is None and (is_worthwhile or _exceeds_sram(fast, spec)):
         size_spec = optimise_for_size(spec)
-        other = _try_compile(size_spec, flatbuffer, compile_options)
+        other = try_compile(size_spec, flatbuffer, compile_options)
     best, chosen, method = fast, spec, ""
-    if other is not None and _is_better(fast, other, spec):
-        best, chosen, method = _note_exceeded_sram(fast, other, spec), size_spec, "optimised for size"
+    if _exceeds_sram(fast, spec):
+        compile_program = partial(try_compile, flatbuffer=flatbuffer, compile_options=compile_options)
+        smaller = find_program_that_fits(Program(fast, spec), other, compile_program)
+        if smaller.payload is not fast:
+            best, chosen, method = _record_performance(fast, smaller), smaller.spec, _describe_goal(smaller.spec)
+    elif other is not None and _is_better(fast, other):
+        best, chosen, method = other, size_spec, _describe_goal(size_spec)
     if size < max_bytes and _spills_activations(estimates, spec):
         uncascaded = disable_cascades(spec)
-        other = _try_compile(uncascaded, flatbuffer, compile_options)
+        other = try_compile(uncascaded, flatbuffer, compile_options)
         # With activations in DRAM, the SRAM is a cache, so that only cycles count.
         if (
             other is not None
@@ -98,12 +113,29 @@ def compile_best(spec: ArmCompileSpec, flatbuffer: bytes, **compile_options: Any
     return best, chosen
 
 
-def _note_exceeded_sram(fast: Payload, size_program: Payload, spec: EthosUCompileSpec) -> Payload:
-    """Record in a program for size the figures of the program for performance, if that exceeds the SRAM."""
-    if not _exceeds_sram(fast, spec):
-        return size_program
+def _compile_for_ram(
+    spec: EthosUCompileSpec, flatbuffer: bytes, compile_options: dict[str, Any]
+) -> tuple[Payload, ArmCompileSpec]:
+    fast = Program(compile_payload(spec, flatbuffer, **compile_options), spec)
+    best = find_least_ram(fast, partial(try_compile, flatbuffer=flatbuffer, compile_options=compile_options))
+    if best is fast:
+        return fast
+    saving = _describe_saving(fast.payload, best.payload) or "cycles +0.0%"
+    events.current().notes.append(f"'{compile_options['delegate']}' is {_describe_goal(best.spec)}: {saving}")
+    return _record_performance(fast.payload, best), best.spec
+
+
+def _describe_goal(spec: EthosUCompileSpec) -> str:
+    """Describe how Vela optimised a program that replaces the program for performance."""
+    if spec.optimise == "size":
+        return "optimised for size"
+    return f"compiled for an arena of {spec.configuration.arena_cache_size:,} bytes"
+
+
+def _record_performance(fast: Payload, program: Program) -> Payload:
+    """Record in a program with less RAM the figures of the program for performance."""
     cycles, sram, _ = _cost_metrics(fast)
-    return replace(size_program, vela=replace(_vela_estimates(size_program), performance=(cycles, sram)))
+    return replace(program.payload, vela=replace(program.vela, performance=(cycles, sram)))
 
 
 def _spills_activations(estimates: VelaEstimates, spec: EthosUCompileSpec) -> bool:
@@ -115,24 +147,6 @@ def _spills_activations(estimates: VelaEstimates, spec: EthosUCompileSpec) -> bo
 def _reads_weights_as_fast_as_activations(configuration: vela.Configuration) -> bool:
     """Whether the memory of the weights is not slower than the memory of the activations."""
     return configuration.arena_on_second_port or configuration.const_memory not in ("OffChipFlash", "Dram")
-
-
-def optimise_for_size(spec: EthosUCompileSpec) -> EthosUCompileSpec:
-    """Return a copy of the spec with ``--optimise Size``."""
-    return _derive_spec(spec, (), "size")
-
-
-def disable_cascades(spec: EthosUCompileSpec) -> EthosUCompileSpec:
-    """Return a copy of the spec for performance with ``--disable-cascading``."""
-    return _derive_spec(spec, ("--disable-cascading",), "performance")
-
-
-def _derive_spec(spec: EthosUCompileSpec, flags: tuple[str, ...], optimise: str) -> EthosUCompileSpec:
-    arguments = spec.accelerator, spec.system_config, spec.memory_mode, (*spec.extra_flags, *flags), spec.config_ini
-    new = EthosUCompileSpec(*arguments, optimise=optimise)
-    result = copy.copy(spec)  # keeps the folder of intermediate files
-    result.configuration, result.compiler_flags, result.optimise = new.configuration, new.compiler_flags, new.optimise
-    return result
 
 
 def _compile_both(
@@ -149,19 +163,7 @@ def _compile_both(
     fast = compile_ethosu(flatbuffer, spec, **compile_options, run_vela=compile_in_worker)
     if others[0] is None:
         return fast, None
-    return fast, _try_compile(size_spec, flatbuffer, compile_options, run_vela=lambda *_: (others[0], ""))
-
-
-def _try_compile(
-    spec: EthosUCompileSpec, flatbuffer: bytes, compile_options: dict[str, Any], **options: Any
-) -> Payload | None:
-    """Compile; None if Vela fails. A failure is not an error, because the performance program exists."""
-    try:
-        return compile_ethosu(flatbuffer, spec, **compile_options, **options)
-    except CompileError as error:
-        if error.artifact:
-            Path(error.artifact).unlink(missing_ok=True)
-        return None
+    return fast, try_compile(size_spec, flatbuffer, compile_options, run_vela=lambda *_: (others[0], ""))
 
 
 def _vela_estimates(payload: Payload) -> VelaEstimates:
@@ -170,19 +172,15 @@ def _vela_estimates(payload: Payload) -> VelaEstimates:
 
 
 def _exceeds_sram(payload: Payload, spec: EthosUCompileSpec) -> bool:
-    estimates = _vela_estimates(payload)
-    return estimates.sram_exceeded or (spec.sram_budget is not None and estimates.sram_bytes > spec.sram_budget)
+    return Program(payload, spec).exceeds_sram
 
 
-def _is_better(fast: Payload, size_program: Payload, spec: EthosUCompileSpec) -> bool:
-    """Whether the size program is better than the performance program.
+def _is_better(fast: Payload, size_program: Payload) -> bool:
+    """Whether the size program is better than the performance program, which fits the available SRAM.
 
-    If the performance program exceeds the available SRAM, the size program is better if it fits. Otherwise, it must
-    take at most 0.5% more cycles (``CYCLE_TOLERANCE``), and its product of cycles and bytes (SRAM and program) must be
-    smaller.
+    It must take at most 0.5% more cycles (``CYCLE_TOLERANCE``), and its product of cycles and bytes (SRAM and program)
+    must be smaller.
     """
-    if _exceeds_sram(fast, spec):
-        return not _exceeds_sram(size_program, spec)
     (fast_cycles, *fast_bytes), (small_cycles, *small_bytes) = _cost_metrics(fast), _cost_metrics(size_program)
     is_fast_enough = small_cycles <= (1 + CYCLE_TOLERANCE) * fast_cycles
     return is_fast_enough and small_cycles * sum(small_bytes) < fast_cycles * sum(fast_bytes)

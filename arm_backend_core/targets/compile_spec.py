@@ -24,7 +24,7 @@ _DEFAULT_CONFIGS = {
     "ethos-u85": ("Ethos_U85_SYS_DRAM_Mid", "Sram_Only"),
 }
 DEFAULT_CONFIG_INI = "Arm/vela.ini"
-GOALS = ("auto", "performance", "size")
+GOALS = ("auto", "performance", "size", "ram")
 
 
 class ArmCompileSpec(ABC):
@@ -151,8 +151,8 @@ class EthosUCompileSpec(ArmCompileSpec):
         config_ini: a file that Vela ships (``Arm/vela.ini``, the default) or the path of one.
         search_alternatives: choose among equivalent alternatives of operators by Vela's estimates; if False, use the
             default alternatives.
-        optimise: Vela's goal, "performance" or "size"; "auto" chooses the better result of both
-            (``alternatives/size_or_speed.py``).
+        optimise: Vela's goal, "performance" or "size"; "auto" chooses the better result of both, and "ram" the
+            program with the least RAM (``alternatives/size_or_speed.py``).
         cpu: the Cortex-M beside the NPU, whose int8 kernels compute quantized operators that the NPU lacks; None: these
             operators stay in floating point.
 

@@ -14,6 +14,7 @@ from arm_recipes.pipeline.planned_memories import PlannedMemories, check_memory_
 from arm_recipes.recipe.recipe import ArmRecipe
 from arm_recipes.report.layers import DelegateProfile
 from arm_recipes.report.memory import method_memory
+from arm_recipes.runtime.ethosu_payload import CACHE_LINE
 
 if TYPE_CHECKING:
     from executorch.exir import EdgeProgramManager
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 #: Number of tensors that an error message lists.
 _MAX_LISTED_TENSORS = 6
-_FOR_SIZE = 'optimise="size": Vela cascades layers in stripes, which may take more cycles'
+_FOR_RAM = 'optimise="ram": Vela cascades layers in stripes, which may take more cycles'
 _INTEGER_IO = "quantized_io=True: no float copies of inputs and outputs beside their int8 ones"
 _SRAM_REMEDIES = (
     "another memory_mode, if the system has DRAM; smaller inputs, or fewer channels in these layers",
@@ -68,14 +69,18 @@ class CheckBudgets:
                 if record.vela is not None and self.sram is not None and record.vela.sram_bytes > self.sram:
                     raise BudgetError(
                         self._sram_message(
-                            method, record, record.vela.sram_bytes, [_FOR_SIZE] * (self.optimise == "performance")
+                            method, record, record.vela.sram_bytes, [_FOR_RAM] * (self.optimise == "performance")
                         )
                     )
         self._check_flash(stored_bytes, records, "the delegates alone")
         return []
 
-    def check(self, result: Artifact) -> None:
+    def check(self, result: Artifact, *, is_limited: bool = False) -> None:
         """Check the RAM and the size of the emitted program.
+
+        Args:
+            result: the program.
+            is_limited: whether the program was compiled for the budget, see ``recipe_within_budget``.
 
         Raises:
             BudgetError: a budget is exceeded; the message names the parts of the RAM and the largest tensors.
@@ -89,7 +94,7 @@ class CheckBudgets:
                 estimated, key=lambda found: found[1].vela.sram_bytes if found[1].vela else 0, default=("", None)
             )
             tensors = (tensor for m in result.report.methods for tensor in (*m.inputs, *m.outputs))
-            hints = [_FOR_SIZE] * (record is not None and self.optimise != "size")
+            hints = [_FOR_RAM] * (record is not None and not is_limited and self.optimise in ("auto", "performance"))
             hints += [_INTEGER_IO] * any(tensor.dtype.startswith("float") for tensor in tensors)
             raise BudgetError(self._sram_message(method, record, ram.sram_bytes, hints, ram))
         self._check_flash(result.stored_bytes, result.report.delegates, "the program")
@@ -148,17 +153,22 @@ def budget_passes(recipe: ExportRecipe) -> Iterator[CheckBudgets]:
     return (each for each in passes if isinstance(each, CheckBudgets))
 
 
-def recipe_for_size(recipe: ExportRecipe, result: Artifact) -> ExportRecipe | None:
-    """The recipe with ``optimise="size"``, if ``optimise="auto"`` exceeds the SRAM budget.
+def recipe_within_budget(recipe: ExportRecipe, result: Artifact) -> ArmRecipe | None:
+    """The recipe for less SRAM of the NPU, if the program of ``optimise="auto"`` exceeds the SRAM budget.
 
-    When a delegate is compiled, only the NPU's part of the RAM is known. None if the recipe cannot run again, because
-    its samples can be read only once or it trains the model.
+    When a delegate is compiled, only the NPU's part of the RAM is known. The NPU gets what the other parts leave. None
+    if the recipe cannot run again, because its samples can be read only once or it trains the model.
     """
-    if not isinstance(recipe, ArmRecipe) or recipe.options.get("qat"):
+    ram, budgets = result.report.ram, [each for each in budget_passes(recipe) if each.optimise == "auto"]
+    exceeded = [budget.sram for budget in budgets if budget.sram is not None and budget.exceeds_sram(result)]
+    if not isinstance(recipe, ArmRecipe) or not _runs_again(recipe) or ram is None or not exceeded or not ram.npu:
         return None
-    runs_again = not isinstance(recipe.options.get("calibration_samples"), Iterator)
-    exceeded = any(budget.optimise == "auto" and budget.exceeds_sram(result) for budget in budget_passes(recipe))
-    return recipe.with_options(optimise="size") if runs_again and exceeded else None
+    available = min(exceeded) - (ram.sram_bytes - ram.npu_sram_bytes)
+    return recipe.with_npu_sram(max(available // CACHE_LINE * CACHE_LINE, 0))
+
+
+def _runs_again(recipe: ArmRecipe) -> bool:
+    return not recipe.options.get("qat") and not isinstance(recipe.options.get("calibration_samples"), Iterator)
 
 
 def _flash_message(stored_bytes: int, excess: str, records: Sequence[Delegate], subject: str) -> str:

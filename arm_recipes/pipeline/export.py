@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,6 @@ from arm_recipes._internal.messages import record_warnings, suppress_warnings, w
 from arm_recipes.pipeline.artifact import Artifact
 from arm_recipes.pipeline.pipeline import Pipeline
 from arm_recipes.recipe.targets import normalize_recipe_name
-from arm_recipes.report.ram import describe_size_program
 from arm_recipes.runtime.host_library import load_plugin
 from arm_recipes.samples import inputs, layouts
 from arm_recipes.samples.mismatch import check_arguments
@@ -23,7 +21,6 @@ from arm_recipes.samples.sizes import ShapeVariants, expand_methods_by_size
 from arm_recipes.types import DynamicShapes, Model, Samples, Sizes
 
 if TYPE_CHECKING:
-    from arm_backend_core.backends.payload import VelaEstimates
     from arm_recipes.pipeline.cache.export import CachedExport
     from arm_recipes.pipeline.prepared_programs import PreparedPrograms
 
@@ -123,7 +120,7 @@ def _lower_prepared(prepared: PreparedPrograms, recipe: ExportRecipe, notes: Seq
 def _export_within_budgets(
     recipe: ExportRecipe, attempt: Callable[[ExportRecipe], Artifact], notes: list[str], *, reuse: bool, progress: bool
 ) -> Artifact:
-    """Export, and once more for size if the program exceeds ``sram_budget``.
+    """Export, and once more for less SRAM if the program exceeds ``sram_budget``.
 
     Args:
         recipe: the recipe.
@@ -135,30 +132,23 @@ def _export_within_budgets(
     Raises:
         ExportError: the program exceeds a budget.
     """
-    from arm_recipes.pipeline.budgets import budget_passes, recipe_for_size
+    from arm_recipes.pipeline.budgets import budget_passes, recipe_within_budget
 
     requested, result = recipe, attempt(recipe)
-    for_size = recipe_for_size(recipe, result)
-    if for_size is not None:
-        note = "compiled with optimise='size': the program with the fewest cycles exceeds sram_budget"
-        performance, prepared = _estimates(result), result.export_objects.prepared if reuse else None
+    limited = recipe_within_budget(recipe, result)
+    if limited is not None:
+        note = "compiled again for less SRAM of the NPU: the program with the fewest cycles exceeds sram_budget"
+        prepared = result.export_objects.prepared if reuse else None
         if prepared is None:
             notes.append(note)
-            recipe, result = for_size, attempt(for_size)
+            result = attempt(limited)
         else:
             warn(note)
-            recipe, result = for_size, _lower_prepared(prepared, for_size, [note], progress)
+            result = _lower_prepared(prepared, limited, [note], progress)
         result.requested_recipe = requested
-        if result.report.ram is not None:
-            ram = replace(result.report.ram, for_size=describe_size_program(performance, _estimates(result)))
-            result.report = replace(result.report, ram=ram)
     for budget in budget_passes(recipe):
-        budget.check(result)
+        budget.check(result, is_limited=limited is not None)
     return result
-
-
-def _estimates(result: Artifact) -> list[VelaEstimates]:
-    return [delegate.vela for delegate in result.report.delegates if delegate.vela is not None]
 
 
 def _open_cache(cache_dir: str | Path | None, *export: Any) -> CachedExport | None:

@@ -103,6 +103,14 @@ class ArmRecipe(ExportRecipe):
         """
         return make_recipe(self.type_name, {**self.options, **changed})
 
+    def with_npu_sram(self, available: int) -> ArmRecipe:
+        """Build a new recipe whose delegates may take ``available`` bytes of SRAM, a part of ``sram_budget``."""
+        recipe = self.with_options()
+        lowering = recipe.lowering_recipe
+        for partitioner in (lowering.partitioners if lowering is not None else None) or []:
+            partitioner.compile_spec.sram_budget = available
+        return recipe
+
     def to_dict(self) -> dict[str, Any]:
         """The recipe's name and options, ready for JSON.
 

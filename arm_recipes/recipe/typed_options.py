@@ -52,7 +52,7 @@ class EthosUOptions(IntOptions, total=False):
     extra_flags: Sequence[str] | None
     config_ini: str | Path | None
     search_alternatives: bool
-    optimise: Literal["auto", "performance", "size"]
+    optimise: Literal["auto", "performance", "size", "ram"]
     sram_budget: Bytes | None
     flash_budget: Bytes | None
     cpu: str | None

@@ -54,7 +54,8 @@ class Ram(Renderable):
     Attributes:
         npu: parts that the delegates need.
         cpu: parts that ExecuTorch's runtime needs.
-        for_size: with ``optimise="auto"``, if only the program for size fits: its cost. Else empty.
+        for_size: if a program with less RAM replaces the one for performance, to fit a limit or with
+            ``optimise="ram"``: its cost. Else empty.
     """
 
     npu: tuple[RamPart, ...]
@@ -75,6 +76,11 @@ class Ram(Renderable):
     def sram_bytes(self) -> int:
         """Bytes of the parts in SRAM, which ``sram_budget`` limits."""
         return sum(part.bytes for part in self.parts if part.memory == "SRAM")
+
+    @property
+    def npu_sram_bytes(self) -> int:
+        """Bytes of SRAM for the NPU."""
+        return sum(part.bytes for part in self.npu if part.memory == "SRAM")
 
     @property
     def dram_bytes(self) -> int:
@@ -178,31 +184,19 @@ def measure_ram(
         if budget is None or used.get(name.upper(), 0) + runtime.bytes <= parse_bytes(budget):
             runtime = replace(runtime, memory=name.upper())
             break
-    replaced = (
-        [vela.performance or _figures(vela) for vela in estimates] if any(v.performance for v in estimates) else []
-    )
-    return Ram(
-        npu, tuple(part for part in (*tensors, runtime) if part.bytes), describe_size_program(replaced, estimates)
-    )
+    return Ram(npu, tuple(part for part in (*tensors, runtime) if part.bytes), _describe_less_ram(estimates))
 
 
-def describe_size_program(
-    performance: Sequence[tuple[int, int]] | Sequence[VelaEstimates], estimates: Sequence[VelaEstimates]
-) -> str:
-    """Describe the cost of the program for size, if the program for performance exceeds the SRAM.
-
-    Args:
-        performance: of each delegate of the program for performance, (total cycles, bytes of SRAM), or Vela's
-            estimates. Empty if it fits.
-        estimates: Vela's estimates for the delegates of the program.
-    """
-    if not performance:
+def _describe_less_ram(estimates: Sequence[VelaEstimates]) -> str:
+    """Describe the cost of programs that replace those for performance because they need less RAM; empty if none do."""
+    if not any(vela.performance for vela in estimates):
         return ""
-    before, now = ([x if isinstance(x, tuple) else _figures(x) for x in each] for each in (performance, estimates))
+    now = [_figures(vela) for vela in estimates]
+    before = [vela.performance or _figures(vela) for vela in estimates]
     sram = [format_bytes(max(size for _, size in each)) for each in (now, before)]
     cycles = [sum(count for count, _ in each) for each in (now, before)]
     return (
-        f"compiled for size to fit: {cycles[0]:,} cycles instead of {cycles[1]:,}, SRAM of the NPU {sram[0]} instead "
+        f"compiled for less RAM: {cycles[0]:,} cycles instead of {cycles[1]:,}, SRAM of the NPU {sram[0]} instead "
         f"of {sram[1]}"
     )
 

@@ -1,0 +1,271 @@
+"""Patch-based inference: the first layers of an image network compute one patch of the image after the other.
+
+The largest tensors of such a network are those of its first layers. The rewrite computes these layers (the *stage*) for
+one patch from the input to a small tensor, then for the next patch, and concatenates the small results. No large tensor
+is in memory as a whole. Neighbouring patches share pixels (the halo) at every window larger than one pixel; they are
+computed once per patch. The method is that of MCUNetV2 (Lin et al., 2021).
+
+Vela's cascades have the same purpose and recompute nothing. But a cascade ends where a tensor has several readers, as
+at a residual connection, and its buffers are as wide as the image. A stage includes residual connections.
+
+Bit-exact: each element of an operator's result depends on a window of its operands (``_needed_area``), and every patch
+reads this window. Where a window crosses the border of a tensor, the patch has the padding of the operator. Elsewhere
+it reads the neighbouring pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from arm_backend_core.targets.target import Target
+from arm_backend_core.tosa.builder import Builder
+from arm_backend_core.tosa.graph import Graph, Op, Value, constant
+from arm_backend_core.tosa.operators import ELEMENTWISE
+from arm_backend_core.tosa.passes.rewrite import producer
+
+#: Operators whose results depend on windows of pixels.
+_WINDOWS = ("CONV2D", "DEPTHWISE_CONV2D", "MAX_POOL2D", "AVG_POOL2D")
+#: Axes of rows and columns of an image [N, H, W, C].
+_ROWS, _COLUMNS = 1, 2
+
+
+class Span(NamedTuple):
+    """The indices ``start`` to ``stop`` (exclusive) of an axis."""
+
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        """Number of indices."""
+        return self.stop - self.start
+
+
+class Area(NamedTuple):
+    """A rectangle of pixels of an image [N, H, W, C]."""
+
+    rows: Span
+    columns: Span
+
+    @property
+    def pixels(self) -> int:
+        """Number of pixels."""
+        return self.rows.size * self.columns.size
+
+    def hull(self, other: Area | None) -> Area:
+        """The smallest rectangle that contains both."""
+        if other is None:
+            return self
+        return Area(*(Span(min(a.start, b.start), max(a.stop, b.stop)) for a, b in zip(self, other, strict=True)))
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Operators that are computed in patches.
+
+    Attributes:
+        result: the small image at the end.
+        ops: all operators that ``result`` depends on, in execution order, without ``layout_ops``.
+        sources: {image that the stage reads: input of the graph that holds it}. The input has its channels last, or
+            first; then ``layout_ops`` transpose it.
+        layout_ops: operators that transpose inputs with channels first.
+    """
+
+    result: Value
+    ops: Sequence[Op]
+    sources: Mapping[Value, Value]
+    layout_ops: Sequence[Op]
+
+
+def match_stage(graph: Graph, result: Value) -> Stage | str:
+    """Match the stage that ends at ``result``; the reason if it cannot be computed in patches."""
+    needed, sources, layout_ops = set[Op](), dict[Value, Value](), list[Op]()
+    pending = [result]
+    while pending:
+        value = pending.pop()
+        if value in sources or value.producer in needed:
+            continue
+        if (source := _match_source(value, graph)) is not None:
+            sources[value] = source[0]
+            layout_ops += source[1]
+            continue
+        if value.producer is None:
+            return f"the input {value!r} is not an image"
+        if reason := _refuse_operator(value.producer):
+            return reason
+        needed.add(value.producer)
+        pending += (x for x in _image_operands(value.producer) if x.data is None)
+    if not needed:
+        return "the stage has no operators"
+    users, outputs, inside = graph.users(), set(graph.outputs), {*needed, *layout_ops}
+    for op in inside:
+        if op.output is not result and (op.output in outputs or not inside.issuperset(users.get(op.output, ()))):
+            return f"{op.output!r} is also read after the stage"
+    return Stage(result, [op for op in graph.ops if op in needed], sources, layout_ops)
+
+
+def _match_source(value: Value, graph: Graph) -> tuple[Value, list[Op]] | None:
+    """Match an image that an input of the graph holds, and the operators between them; see ``Stage.sources``."""
+    if value.rank != 4:
+        return None
+    if value in graph.inputs:
+        return value, []
+    n, height, width, channels = value.shape
+    chain: list[Op] = []
+    for kind in ("RESHAPE", "TRANSPOSE", "RESHAPE"):
+        op = producer(chain[-1].inputs[0] if chain else value, kind)
+        if op is None:
+            return None
+        chain.append(op)
+    transpose, image = chain[1], chain[2].inputs[0]
+    holds_planes = image in graph.inputs and image.shape == (n, channels, height, width)
+    is_moved = list(transpose.attrs["perms"]) == [0, 2, 1] and transpose.output.shape == (n, height * width, channels)
+    return (image, chain) if holds_planes and is_moved else None
+
+
+def _refuse_operator(op: Op) -> str | None:
+    """Why an operator cannot compute a patch of its result from a patch of its operands; None if it can."""
+    if op.extra_outputs or op.output.rank != 4:
+        return f"the result of {op!r} is not an image"
+    if op.kind in _WINDOWS and any(pad >= extent for pad, extent in zip(op.attrs["pad"], _extents(op), strict=True)):
+        return f"a window of {op.kind} may contain padding only"
+    if op.kind in _WINDOWS or (op.kind == "CONCAT" and op.attrs["axis"] not in (_ROWS, _COLUMNS)):
+        return None
+    if op.kind not in ELEMENTWISE:
+        return f"the result of {op.kind} does not depend on windows of pixels"
+    if any(x.data is None and x.shape[:3] != op.output.shape[:3] for x in op.inputs):
+        return f"{op.kind} broadcasts a computed operand to all pixels"
+    return None
+
+
+def _image_operands(op: Op) -> Sequence[Value]:
+    """The operands of which a patch reads an area; not weights and biases."""
+    return op.inputs[:1] if op.kind in _WINDOWS else op.inputs
+
+
+def _extents(op: Op) -> list[int]:
+    """The rows and columns that a window spans, each twice, in the order of the attribute ``pad``."""
+    first = 1 if op.kind == "CONV2D" else 0
+    kernel = op.attrs["kernel"] if "kernel" in op.attrs else op.inputs[1].shape[first : first + 2]
+    rows, columns = ((size - 1) * by + 1 for size, by in zip(kernel, op.attrs.get("dilation", (1, 1)), strict=True))
+    return [rows, rows, columns, columns]
+
+
+def _needed_area(op: Op, area: Area) -> tuple[Area, list[int]]:
+    """The area of the operands that ``area`` of the result depends on, and the padding (top, bottom, left, right)."""
+    if op.kind not in _WINDOWS:
+        return area, [0, 0, 0, 0]
+    spans, pad = list[Span](), list[int]()
+    for i, span in enumerate(area):
+        stride, size, extent = op.attrs["stride"][i], op.inputs[0].shape[1 + i], _extents(op)[2 * i]
+        start = span.start * stride - op.attrs["pad"][2 * i]
+        stop = (span.stop - 1) * stride - op.attrs["pad"][2 * i] + extent
+        spans.append(Span(max(start, 0), min(stop, size)))
+        pad += [max(-start, 0), max(stop - size, 0)]
+    return Area(*spans), pad
+
+
+def _areas_of_patch(stage: Stage, patch: Area) -> dict[Value, Area]:
+    """The area of each image of the stage that ``patch`` of the result depends on."""
+    needed = {stage.result: patch}
+    for op in reversed(stage.ops):
+        operand_area, _ = _needed_area(op, needed[op.output])
+        for value in _image_operands(op):
+            if value.data is None:
+                needed[value] = operand_area.hull(needed.get(value))
+    return needed
+
+
+def split_image(image: Value, row_count: int, column_count: int) -> list[list[Area]]:
+    """Split an image into a grid of patches of nearly equal size: rows of patches."""
+    rows, columns = (
+        [Span(size * i // count, size * (i + 1) // count) for i in range(count)]
+        for size, count in ((image.shape[_ROWS], row_count), (image.shape[_COLUMNS], column_count))
+    )
+    return [[Area(span, other) for other in columns] for span in rows]
+
+
+def count_extra_work(stage: Stage, grid: Sequence[Sequence[Area]]) -> int:
+    """Work (``Op.work``) of the pixels that are computed more than once."""
+    areas = [_areas_of_patch(stage, patch) for row in grid for patch in row]
+    extra = 0
+    for op in stage.ops:
+        pixels = op.output.shape[_ROWS] * op.output.shape[_COLUMNS]
+        extra += op.work * sum(needed[op.output].pixels for needed in areas) // pixels - op.work
+    return extra
+
+
+def rewrite_to_patches(graph: Graph, target: Target, stage: Stage, grid: Sequence[Sequence[Area]]) -> None:
+    """Rewrite ``graph`` in place: compute ``stage`` for each patch, and concatenate the results.
+
+    Raises:
+        Unsupported: the target lacks an operator for a patch.
+    """
+    builder, old_ops, last = Builder(graph, target), graph.ops, stage.ops[-1]
+    graph.ops, removed = [], {*stage.ops, *stage.layout_ops}
+    joined = stage.result
+    for op in old_ops:
+        if op is last:
+            strips = list[Value]()
+            for row in grid:
+                patches = [_emit_patch(stage, patch, builder) for patch in row]
+                builder.origins = last.origins
+                strips.append(builder.concat(patches, _COLUMNS))
+            joined = builder.concat(strips, _ROWS)
+        elif op not in removed:
+            op.inputs = [joined if value is stage.result else value for value in op.inputs]
+            graph.ops.append(op)
+    graph.outputs = [joined if value is stage.result else value for value in graph.outputs]
+
+
+def _emit_patch(stage: Stage, patch: Area, builder: Builder) -> Value:
+    """Emit the operators of the stage for one patch; return the patch of the result."""
+    needed = _areas_of_patch(stage, patch)
+    computed: dict[Value, Value] = {}
+    for image, source in stage.sources.items():
+        builder.origins = (stage.layout_ops or stage.ops)[0].origins
+        computed[image] = _read_source(image, source, needed[image], builder)
+    for op in stage.ops:
+        builder.origins = op.origins
+        area, pad = _needed_area(op, needed[op.output])
+        images = _image_operands(op)
+        operands = [_read_area(x, area, needed, computed, builder) if x in images else x for x in op.inputs]
+        attrs = op.attrs | ({"pad": pad} if op.kind in _WINDOWS else {})
+        computed[op.output] = builder.emit(op.kind, operands, op.output.dtype, **attrs)
+    return computed[stage.result]
+
+
+def _read_source(image: Value, source: Value, area: Area, builder: Builder) -> Value:
+    """Read an area of an input of the graph, with channels last."""
+    if image is source:
+        return _crop(source, area, Area(Span(0, image.shape[1]), Span(0, image.shape[2])), (_ROWS, _COLUMNS), builder)
+    whole = Area(Span(0, image.shape[1]), Span(0, image.shape[2]))
+    part = _crop(source, area, whole, (2, 3), builder)
+    n, channels = part.shape[:2]
+    pixels = builder.transpose(builder.reshape(part, (n, channels, area.pixels)), (0, 2, 1))
+    return builder.reshape(pixels, (n, area.rows.size, area.columns.size, channels))
+
+
+def _read_area(
+    value: Value, area: Area, needed: Mapping[Value, Area], computed: Mapping[Value, Value], builder: Builder
+) -> Value:
+    """Read an area of an operand: of the patch that is computed, or of a constant."""
+    if value.data is None:
+        return _crop(computed[value], area, needed[value], (_ROWS, _COLUMNS), builder)
+    data = value.data
+    for axis, span in zip((_ROWS, _COLUMNS), area, strict=True):
+        if value.rank == 4 and value.shape[axis] > 1:
+            data = data.take(np.arange(*span), axis)
+    return value if data is value.data else constant(data, value.dtype, value.name)
+
+
+def _crop(value: Value, area: Area, held: Area, axes: tuple[int, int], builder: Builder) -> Value:
+    """Cut ``area`` out of ``value``, which holds the pixels ``held`` along ``axes``."""
+    starts, sizes = [0] * value.rank, list(value.shape)
+    for axis, span, outer in zip(axes, area, held, strict=True):
+        starts[axis], sizes[axis] = span.start - outer.start, span.size
+    return builder.slice(value, starts, sizes)

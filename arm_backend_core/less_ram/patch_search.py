@@ -1,0 +1,197 @@
+"""Search for a stage and a grid of patches with which a program fits the available SRAM.
+
+The candidates are the tensors that are smaller than all before them, as ends of the stage, each with several grids.
+They are compiled in the order of the work that they repeat. Among the first that fit, Vela's cycles decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from arm_backend_core.backends.payload import Payload
+from arm_backend_core.dtype import DType
+from arm_backend_core.errors import Unsupported
+from arm_backend_core.less_ram.arena_limits import Program, arena_available, try_compile
+from arm_backend_core.less_ram.derived_specs import limit_arena, optimise_for_size
+from arm_backend_core.less_ram.patch_based_inference import (
+    Stage,
+    count_extra_work,
+    match_stage,
+    rewrite_to_patches,
+    split_image,
+)
+from arm_backend_core.targets.compile_spec import ArmCompileSpec, EthosUCompileSpec
+from arm_backend_core.targets.target import Target
+from arm_backend_core.tosa.graph import Graph, Value, extract_subgraph
+from arm_backend_core.tosa.passes.pipeline import Pass, check, finish
+from arm_backend_core.tosa.serialize import serialize
+
+#: Compiles a graph for a spec; None if Vela fails.
+CompileGraph = Callable[[Graph, EthosUCompileSpec], Payload | None]
+#: Grids that are tried: rows and columns of patches.
+_GRIDS = ((2, 1), (3, 1), (4, 1), (2, 2), (3, 2), (4, 2), (3, 3), (4, 4))
+#: Most work that a candidate may repeat, relative to the work of the graph.
+_MAX_EXTRA_WORK = 0.4
+#: Number of programs that are compiled at most, and of programs that fit among which the cycles decide.
+_MAX_COMPILED, _MAX_FITTING = 16, 2
+#: A candidate that exceeds the SRAM by at most this factor is also optimized for size.
+_NEARLY_FITS = 1.1
+
+
+class Candidate(NamedTuple):
+    """A stage with its grid.
+
+    Attributes:
+        position: index of the operator that computes the result of the stage.
+        grid: rows and columns of patches.
+        extra_work: work that is repeated, relative to the work of the graph.
+    """
+
+    position: int
+    grid: tuple[int, int]
+    extra_work: float
+
+
+class PatchedProgram(NamedTuple):
+    """A program whose first layers are computed in patches.
+
+    Attributes:
+        graph: its TOSA graph.
+        program: the compiled program.
+        description: what the patches are, for the report.
+    """
+
+    graph: Graph
+    program: Program
+    description: str
+
+
+def copy_graph(graph: Graph) -> Graph:
+    """Copy a graph. The copy shares the constants."""
+    position = {op: i for i, op in enumerate(graph.ops)}
+    return extract_subgraph([(x, x.name) for x in graph.inputs], graph.outputs, position.__getitem__)
+
+
+def list_candidates(graph: Graph, available: int) -> list[Candidate]:
+    """List stages and grids that may fit ``available`` bytes, in ascending order of the repeated work.
+
+    The input of the graph and the result of the stage are in memory together.
+    """
+    total, smallest = sum(op.work for op in graph.ops), None
+    candidates = list[Candidate]()
+    for position, op in enumerate(graph.ops):
+        stage = match_stage(graph, op.output) if _is_stored(op.output) else ""
+        if isinstance(stage, str) or (smallest is not None and _bytes_of(op.output) >= smallest):
+            continue
+        smallest = _bytes_of(op.output)
+        if smallest + sum(map(_bytes_of, stage.sources)) < available:
+            candidates += _list_grids(stage, position, total)
+    return sorted(candidates, key=lambda candidate: candidate.extra_work)
+
+
+def _is_stored(value: Value) -> bool:
+    return value.dtype in (DType.INT8, DType.INT16) and value.rank == 4
+
+
+def _bytes_of(value: Value) -> int:
+    return value.size * value.dtype.bytes
+
+
+def _list_grids(stage: Stage, position: int, total: int) -> Iterator[Candidate]:
+    for grid in _GRIDS:
+        if grid[0] <= stage.result.shape[1] and grid[1] <= stage.result.shape[2]:
+            extra_work = count_extra_work(stage, split_image(stage.result, *grid)) / total
+            if extra_work <= _MAX_EXTRA_WORK:
+                yield Candidate(position, grid, extra_work)
+
+
+def keep_graph_for_patches(spec: ArmCompileSpec, choose: Pass) -> tuple[Pass, list[Graph]]:
+    """Extend the pass ``choose``: the list then has a copy of the graph after it, if patches may be needed."""
+    kept = list[Graph]()
+    if not isinstance(spec, EthosUCompileSpec) or spec.sram_budget is None or spec.optimise != "auto":
+        return choose, kept
+
+    def choose_and_keep(graph: Graph, target: Target) -> None:
+        choose(graph, target)
+        kept.append(copy_graph(graph))
+
+    return choose_and_keep, kept
+
+
+def compile_in_patches(
+    kept: Sequence[Graph], payload: Payload, spec: ArmCompileSpec, compile_options: dict[str, Any]
+) -> PatchedProgram | None:
+    """Compile with patches if the program exceeds the SRAM budget; None if it fits or no patches help.
+
+    Args:
+        kept: the graph from ``keep_graph_for_patches``.
+        payload: the program without patches.
+        spec: the compile spec of the delegate.
+        compile_options: arguments of ``compile_ethosu`` besides the flatbuffer and the spec.
+    """
+    if not kept or not isinstance(spec, EthosUCompileSpec) or not Program(payload, spec).exceeds_sram:
+        return None
+
+    def compile_graph(graph: Graph, derived: EthosUCompileSpec) -> Payload | None:
+        return try_compile(derived, serialize(graph), compile_options)
+
+    return find_patches(kept[0], Program(payload, spec), compile_graph)
+
+
+def find_patches(graph: Graph, smallest: Program, compile_graph: CompileGraph) -> PatchedProgram | None:
+    """Find patches with which the program fits the available SRAM; None if there are none.
+
+    Args:
+        graph: the graph before the last passes.
+        smallest: the program without patches, which does not fit, with the compile spec of the delegate.
+        compile_graph: compiles a graph for a spec; None if Vela fails.
+    """
+    found = list[PatchedProgram]()
+    for candidate in list_candidates(graph, arena_available(smallest))[:_MAX_COMPILED]:
+        patched = _rewrite(graph, smallest.spec, candidate)
+        program = None if patched is None else _compile_candidate(patched, smallest, compile_graph)
+        if patched is not None and program is not None and not program.exceeds_sram:
+            found.append(PatchedProgram(patched, program, _describe(graph, candidate)))
+        if len(found) == _MAX_FITTING:
+            break
+    return min(found, key=lambda each: each.program.vela.total_cycles, default=None)
+
+
+def _rewrite(graph: Graph, spec: EthosUCompileSpec, candidate: Candidate) -> Graph | None:
+    """The finished graph with the patches of a candidate; None if the target lacks an operator for a patch."""
+    patched = copy_graph(graph)
+    stage = match_stage(patched, patched.ops[candidate.position].output)
+    assert isinstance(stage, Stage), "a copy of the graph has other stages"
+    try:
+        rewrite_to_patches(patched, spec.target, stage, split_image(stage.result, *candidate.grid))
+    except Unsupported:
+        return None
+    finish(patched, spec.target)
+    check(patched, spec.target)
+    return patched
+
+
+def _compile_candidate(graph: Graph, smallest: Program, compile_graph: CompileGraph) -> Program | None:
+    """Compile with an arena limit, and for size if that nearly fits; None if Vela fails."""
+    spec, available = smallest.spec, arena_available(smallest)
+    figures = smallest.vela.performance or (smallest.vela.total_cycles, smallest.vela.sram_bytes)
+    for derived in (limit_arena(spec, available), optimise_for_size(spec)):
+        payload = compile_graph(graph, derived)
+        if payload is None or payload.vela is None:
+            return None
+        estimates = replace(payload.vela, sram_limit=smallest.vela.sram_limit, performance=figures)
+        program = Program(replace(payload, vela=estimates), derived)
+        if not program.exceeds_sram or program.ram_bytes > _NEARLY_FITS * available:
+            return program
+    return program
+
+
+def _describe(graph: Graph, candidate: Candidate) -> str:
+    op = graph.ops[candidate.position]
+    place = (op.origin.module or op.origin.operator) if op.origin is not None else op.kind
+    rows, columns = candidate.grid
+    return (
+        f"computed in {rows} x {columns} patches up to '{place}', which repeats {candidate.extra_work:.1%} of the work"
+    )
