@@ -52,7 +52,7 @@ class Ram(Renderable):
     """The RAM that a board needs for a program.
 
     Attributes:
-        npu: parts that the delegates need.
+        npu: parts that the delegates need, with the CPU's tensors if they are in one memory with the scratch.
         cpu: parts that ExecuTorch's runtime needs.
         for_size: if a program with less RAM replaces the one for performance, to fit a limit or with
             ``optimise="ram"``: its cost. Else empty.
@@ -174,10 +174,12 @@ def measure_ram(
     memories = [name.upper() for name in budgets] or [memory] * (1 + len(shared))
     sizes = (sum(planned.values()), *shared)
     tensors = [RamPart(_TENSORS, size, name) for size, name in zip(sizes, memories, strict=False)]
-    if not budgets:
-        tensors = [RamPart(_SHARED if is_planned else _TENSORS, sum(sizes), memory)]
+    if is_planned:
+        npu, tensors = (RamPart(_SHARED, sum(sizes), memory), *npu), []
+    elif not budgets:
+        tensors = [RamPart(_TENSORS, sum(sizes), memory)]
     own_io = max(sum(application_bytes(plan)) for plan in plans)
-    tensors.append(RamPart(_APPLICATION, own_io, tensors[-1].memory))
+    tensors.append(RamPart(_APPLICATION, own_io, memory))
     runtime = RamPart("runtime", loaded + max(lookup, 0), memory)
     used = sum_by_memory((*npu, *tensors))
     for name, budget in budgets.items():  # the runtime's allocations may be in any memory: in the first with room
