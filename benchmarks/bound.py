@@ -141,44 +141,37 @@ _ABOUT = (
 #: Found in Vela's estimates by layer.
 CAUSES: dict[Gap, str] = {
     ("ds_cnn", "u85"): (
-        "Depthwise convolutions compute 17 MACs in a cycle, of 256: a block has few channels of few pixels (25 x 5). "
-        "They are 11% of the MACs and 47% of the cycles."
+        "Depthwise convolutions of 25 x 5 pixels compute 17 MACs in a cycle, of 256: they are 11% of the MACs and 47% "
+        "of the cycles. Other convolutions compute 142."
     ),
-    ("tcn", "u85"): (
-        "One row of 128 steps and 32 channels: blocks of the NPU are two rows high, so that convolutions compute 114 "
-        "MACs in a cycle, of 256. Additions are free, fused into convolutions."
-    ),
+    ("tcn", "u85"): "Convolutions of 32 channels on one row of 128 steps compute 106 MACs in a cycle, of 256.",
     ("mobilenet_v3_small", "u85"): (
-        "Depthwise convolutions compute 23 MACs in a cycle (37% of the cycles); the classifier and the "
-        "squeeze-excitation layers have one pixel and compute 14 MACs in a cycle, whatever the form of the product."
+        "Depthwise convolutions compute 23 MACs in a cycle, of 256 (37% of the cycles). The classifier and the "
+        "squeeze-excitation layers have one pixel and compute 14."
     ),
     ("efficientnet_b0", "u85"): (
-        "Depthwise convolutions compute 24 MACs in a cycle (36% of the cycles); products with SiLU's and "
-        "squeeze-excitation's gates take 13%."
+        "Depthwise convolutions compute 24 MACs in a cycle, of 256 (36% of the cycles); products with the gates of SiLU "
+        "and squeeze-excitation take 13%."
     ),
-    (
-        "tcn",
-        "u55",
-    ): "Five additions of 128 x 32 values take 54%: an addition of two scales takes 1.5 cycles for a value.",
+    ("tcn", "u55"): "The five additions of 128 x 32 values take 54% of the cycles, 1.5 for a value.",
     ("transformer_encoder", "u85"): (
-        "Softmax and layer normalization on int32 are elementwise operations, 48% of the cycles at up to 4 values in a "
-        "cycle; the sums are exact and cannot be int8."
+        "Elementwise operations of softmax and layer normalization, on int32 and int16, take half of the cycles."
     ),
     ("tiny_bert", "u55"): (
         "U55 has no product of two activations: Vela computes MATMUL by elementwise products and sums, 1.2 MACs in a "
-        "cycle (38%). Layers of 32 tokens wait for flash (24%): a weight is used 32 times, and 45 KiB of scratch leave "
-        "no room to bring weights earlier."
+        "cycle, of 128 (38% of the cycles). Layers of 32 tokens wait for flash (24%), and the scratch of 45 KiB has no "
+        "room to bring their weights earlier."
     ),
     ("efficientnet_b0", "u55"): (
-        "Depthwise convolutions compute 11 MACs in a cycle, of 128 (26%); elementwise products and sums take 16%, and "
-        "13% are waits for flash that the scratch has no room to avoid (23% before weights came earlier)."
+        "Depthwise convolutions compute 11 MACs in a cycle, of 128 (26% of the cycles); elementwise operations take "
+        "16%. Waits for flash are 13%, and were 22% before weights were copied in time."
     ),
     ("shufflenet_v2_x1_0", "u85"): (
-        "Channel shuffles are folded into convolutions as a permutation (half as many MACs again); the 3 x 3 MAX pool "
-        "of 112 x 112 pixels takes 7%, depthwise convolutions (19 MACs in a cycle) 14%."
+        "Channel shuffles are folded into the convolutions, which therefore compute 57% more MACs; depthwise "
+        "convolutions compute 19 MACs in a cycle, of 256 (14% of the cycles)."
     ),
     ("transformer_encoder", "u55"): (
-        "MATMUL at 1.2 MACs in a cycle (44%), as in tiny_bert; waits for flash 19%: 48 KiB of scratch hold activations."
+        "MATMUL computes 1.2 MACs in a cycle, of 128 (44% of the cycles), as in tiny_bert. Waits for flash are 19%."
     ),
 }
 

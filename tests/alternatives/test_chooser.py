@@ -445,6 +445,7 @@ def test_forms_are_equal_to_the_bit(
 ) -> None:
     of_u85 = form in (
         pad_channels.PAD_SLOW_CHANNELS,
+        pixel_rows.PIXEL_ROWS,
         attention_matmul.MATMUL_PER_HEAD,
         transpose_split.MERGED_TRANSPOSE,
         transpose_split.TRANSPOSE_SEQUENCE,
