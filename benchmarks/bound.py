@@ -150,8 +150,8 @@ CAUSES: dict[Gap, str] = {
         "squeeze-excitation layers have one pixel and compute 14."
     ),
     ("efficientnet_b0", "u85"): (
-        "Depthwise convolutions compute 24 MACs in a cycle, of 256 (36% of the cycles); products with the gates of SiLU "
-        "and squeeze-excitation take 13%."
+        "Depthwise convolutions compute 24 MACs in a cycle, of 256 (36% of the cycles); products with the gates of "
+        "SiLU and squeeze-excitation take 13%."
     ),
     ("tcn", "u55"): "The five additions of 128 x 32 values take 54% of the cycles, 1.5 for a value.",
     ("transformer_encoder", "u85"): (
