@@ -19,8 +19,8 @@ ELSEWHERE = {
     "arm_backend_core.alternatives": {
         "alternatives/test_chooser.py": "attention_heads attention_matmul cascaded_pools channels choose "
         "conv_epilogue cost_model deferred dilation int16_as_int8_rows narrow_concat packed_channels pad_channels "
-        "parallel_compile patches pixel_shuffle pixels_as_channels split_axes strided_slices transpose_split "
-        "transposed_convolution unconditional",
+        "parallel_compile patches pixel_rows pixel_shuffle pixels_as_channels split_axes strided_slices "
+        "transpose_split transposed_convolution unconditional",
     },
     "arm_backend_core.aten": {
         "ops/test_ops.py": "batch_norm fourier functionalize int_to_float memory_format normalize",

@@ -13,6 +13,7 @@ from arm_backend_core.alternatives import (
     packed_channels,
     pad_channels,
     patches,
+    pixel_rows,
     pixel_shuffle,
     pixels_as_channels,
     strided_slices,
@@ -55,6 +56,7 @@ ALTERNATIVES = (
         pad_channels.PAD_CHANNELS,
         pad_channels.PAD_SLOW_CHANNELS,
         packed_channels.PACKED_CHANNELS,
+        pixel_rows.PIXEL_ROWS,
     ),
 )
 

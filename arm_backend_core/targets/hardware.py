@@ -53,6 +53,8 @@ class Hardware:
         estimates_missing_activation: Vela's estimate of an operation without an activation includes cycles of a table.
         copies_constants_from: {Vela's release: number of rows}; 64 rows for other releases. From this number on, Vela's
             estimate is lower if a constant that all rows read is copied to SRAM.
+        flattens_odd_images: a 1x1 convolution of an odd number of rows or columns takes fewer cycles on one row. Vela
+            estimates this for U55 and U65 too, but their layers around it then cost more (ds_cnn: 0.4% more cycles).
         splits_matmuls: a MATMUL of several heads takes fewer cycles as one MATMUL per head. If False, only with
             transposed operands.
         packs_weights_by_rows: the order of encoded weights depends on the number of rows. Two methods then share
@@ -92,6 +94,7 @@ class Hardware:
     computes_pixel_pairs: bool = False
     estimates_missing_activation: bool = False
     copies_constants_from: Mapping[Release | None, int] = field(default_factory=dict)
+    flattens_odd_images: bool = False
     splits_matmuls: bool = False
     packs_weights_by_rows: bool = False
     pads_weight_blocks: bool = False
@@ -175,6 +178,7 @@ _U85 = Hardware(
     ignores_unit_axes=True,
     scales_maxima=True,
     computes_pixel_pairs=True,
+    flattens_odd_images=True,
     splits_matmuls=True,
     packs_weights_by_rows=True,
     slow_input_channels=range(9, 33),

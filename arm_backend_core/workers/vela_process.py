@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import types
+from collections.abc import Callable
 from enum import Enum
 from typing import Any, NoReturn
 
@@ -155,7 +156,7 @@ def _prepare() -> None:
 
 
 if __name__ == "__main__":
-    functions = {
+    functions: dict[str, Callable[..., object]] = {
         "describe": describe,
         "resolve_flags": resolve_flags,
         "compile": compile_tosa,

@@ -24,6 +24,7 @@ from arm_backend_core.alternatives import (
     packed_channels,
     pad_channels,
     patches,
+    pixel_rows,
     pixel_shuffle,
     size_or_speed,
     strided_slices,
@@ -210,6 +211,21 @@ def _attention(case: Case, *, joined_by_convolution: bool = False) -> list[Value
         return [case.conv(context, 12, (count, 1)) if place < 0.7 else context]
     joined = b.transpose(context, (0, 2, 1, 3) if place < 0.5 else (2, 0, 1, 3))
     return [case.conv(b.reshape(joined, (1, 1, rows, count * size)), 12)]
+
+
+def _odd(case: Case) -> list[Value]:
+    """Convolutions of one pixel of images with an odd number of rows or columns, between others."""
+    b, height = case.b, case.number(3, 9)
+    x = case.conv(case.input(1, height, 7 if height % 2 == 0 else case.number(2, 9), 8), case.number(5, 40))
+    y = case.conv(x, case.number(17, 64))
+    extra = case.number(0, 3)
+    if extra == 1:
+        y = b.clamp(y, -100, 90)
+    elif extra == 2:
+        y = b.table(y, case.rng.integers(-128, 128, 256).astype(np.int8))
+    elif extra == 3:
+        y = b.concat([y, x], 3)
+    return [case.conv(y, 5, (3, 3), pad=(1, 1, 1, 1)), b.rescale(b.rescale(x, DType.INT32, 2.0), DType.INT8, 0.4)]
 
 
 def _narrow(case: Case) -> list[Value]:
@@ -402,6 +418,7 @@ FAMILIES: list[tuple[str, Alternative | None, Callable[[Case], list[Value]]]] = 
     ("products", attention_matmul.MATMUL_PER_HEAD, _attention),
     ("turned", attention_matmul.TRANSPOSED_MATMUL, partial(_attention, joined_by_convolution=True)),
     ("pixels", pixels.PIXEL_PAIRS, _narrow),
+    ("pixel_rows", pixel_rows.PIXEL_ROWS, _odd),
     ("upsampling", transposed_convolution.SUB_PIXEL_CONVOLUTION, _upsampled),
     ("shuffles", pixel_shuffle.PIXEL_SHUFFLE, _moved),
     ("moved", pixel_shuffle.PIXEL_SHUFFLE_BY_IDENTITY, partial(_moved, by_convolution=False)),
@@ -428,6 +445,7 @@ def test_forms_are_equal_to_the_bit(
 ) -> None:
     of_u85 = form in (
         pad_channels.PAD_SLOW_CHANNELS,
+        pixel_rows.PIXEL_ROWS,
         attention_matmul.MATMUL_PER_HEAD,
         transpose_split.MERGED_TRANSPOSE,
         transpose_split.TRANSPOSE_SEQUENCE,
