@@ -11,7 +11,6 @@ from executorch.export import ExportRecipe
 from arm_recipes._internal.files import check_writable
 from arm_recipes._internal.old_names import reject_old_names
 from arm_recipes._internal.tracebacks import shorten_tracebacks
-from arm_recipes.comparison.expected_accuracy import measure_expected_accuracy, separate_labels
 from arm_recipes.pipeline.export import check_recipe, run_export
 from arm_recipes.result import ExportResult
 from arm_recipes.types import DynamicShapes, Labels, Metric, Model, Samples, Sizes
@@ -110,6 +109,8 @@ def export(
     check_recipe(recipe)
     if output is not None:
         check_writable(output)
+    from arm_recipes.comparison.expected_accuracy import measure_expected_accuracy, separate_labels  # the compiler
+
     labelled = separate_labels(model, samples, labels, metric, sizes)
     artifact = run_export(
         model if labelled is None else labelled.models,

@@ -19,9 +19,9 @@ WEIGHTS_CHECKSUM_KEY = "weight_data_crc32"
 COMMANDS_CHECKSUM_KEY = "cmd_data_crc32"
 #: Key of the compile spec that contains the fast scratch of an Ethos-U program in bytes. COP1 streams lack this size.
 FAST_SCRATCH_KEY = "fast_scratch_size"
-#: Key of the compile spec of an Ethos-U delegate whose scratch is in planned memory.
-PLANNED_SCRATCH_KEY = "planned_scratch"
-_PLANNED_SCRATCH = struct.Struct("<2I")
+#: Keys of the compile specs of an Ethos-U delegate whose scratch is in planned memory.
+PLANNED_SCRATCH_ARGUMENT_KEY = "planned_scratch_argument"
+PLANNED_SCRATCH_END_KEY = "planned_scratch_end"
 _BLOCK_HEADER = struct.Struct("<16sIB11s")
 _ALIGNMENT = 16
 _IO_RECORD = struct.Struct("<9i")
@@ -196,22 +196,19 @@ class PlannedScratch:
     argument: int
     end: int
 
-    def to_compile_spec(self) -> CompileSpec:
-        """The compile spec ``PLANNED_SCRATCH_KEY``. Runtimes that do not know it allocate a scratch and copy."""
+    def to_compile_specs(self) -> list[CompileSpec]:
+        """Two numbers of 4 bytes, little endian. Runtimes that do not know them allocate a scratch and copy."""
         from executorch.exir.backend.compile_spec_schema import CompileSpec
 
-        return CompileSpec(PLANNED_SCRATCH_KEY, _PLANNED_SCRATCH.pack(self.argument, self.end))
+        numbers = {PLANNED_SCRATCH_ARGUMENT_KEY: self.argument, PLANNED_SCRATCH_END_KEY: self.end}
+        return [CompileSpec(key, number.to_bytes(4, "little")) for key, number in numbers.items()]
 
     @classmethod
-    def from_bytes(cls, value: bytes) -> PlannedScratch:
-        """Decode the value of the compile spec.
-
-        Raises:
-            ValueError: it does not have 8 bytes.
-        """
-        if len(value) != _PLANNED_SCRATCH.size:
-            raise ValueError(f"the compile spec {PLANNED_SCRATCH_KEY} has {len(value)} bytes, not 8")
-        return cls(*_PLANNED_SCRATCH.unpack(value))
+    def from_compile_specs(cls, specs: Mapping[str, bytes]) -> PlannedScratch | None:
+        """Decode the compile specs of a delegate; None if it has none of these."""
+        values = [specs.get(key) for key in (PLANNED_SCRATCH_ARGUMENT_KEY, PLANNED_SCRATCH_END_KEY)]
+        numbers = [int.from_bytes(value, "little") for value in values if value is not None]
+        return cls(*numbers) if len(numbers) == len(values) else None
 
 
 def pack_block_stream(blocks: Sequence[tuple[str, bytes]], external: Sequence[str] = ()) -> bytes:

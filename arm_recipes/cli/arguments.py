@@ -105,10 +105,7 @@ _ARGPARSE_KEYWORDS: dict[str, dict[str, Any]] = {
         "metavar": "NAME=SIZE",
         "help": "place inputs, outputs and CPU tensors in this memory, such as sram=256KiB; repeat, the fastest first",
     },
-    "shared_scratch": {
-        "action": "store_false",
-        "help": "keep the NPU's scratch out of the memory plan, for ExecuTorch's own backend",
-    },
+    "shared_scratch": {"action": "store_false", "help": "keep the NPU's scratch out of planned memory"},
     "plan_inputs": {"action": "store_false", "help": "leave the memory of the inputs to the application"},
     "plan_outputs": {"action": "store_false", "help": "leave the memory of the outputs to the application"},
     "external": {
@@ -138,14 +135,8 @@ _ARGPARSE_KEYWORDS: dict[str, dict[str, Any]] = {
         "metavar": "MODULE=NAME",
         "help": "set the precision of a module, such as head=A16W8; repeat for several; default: the recipe's",
     },
-    "per_channel": {
-        "action": "store_false",
-        "help": "use one scale per weight tensor instead of one per channel",
-    },
-    "search_alternatives": {
-        "action": "store_false",
-        "help": "use the default alternatives, without cost estimates by Vela",
-    },
+    "per_channel": {"action": "store_false", "help": "use one scale per weight tensor instead of one per channel"},
+    "search_alternatives": {"action": "store_false", "help": "use the default alternatives, without Vela's estimates"},
     "algorithms": {
         "nargs": "*",
         "metavar": "NAME",

@@ -222,7 +222,7 @@ def _planned_memory_placeholders(pools: ProgramPools) -> dict[str, str]:
     ]
     return {
         # The NPU must reach a planned memory that has its scratch.
-        "PLANNED1_SECTION": ".bss.arm_model_temp" if pools.shares_scratch else ".bss.arm_model_planned1",
+        "PLANNED1_SECTION": "ARM_MODEL_TEMP_SECTION" if pools.shares_scratch else '".bss.arm_model_planned1"',
         "NPU_BYTES": str(pools.temp + sum(method.planned for method in pools.methods) * pools.shares_scratch),
         "NPU_POOLS": "temp pool and planned memory" if pools.shares_scratch else "temp pool",
         "PLANNED_SECTIONS": "\n".join(sections),

@@ -5,7 +5,7 @@ ExecuTorch's memory plan has for them, so that a board needs both. With this pla
 memory, and these tensors have the addresses that Vela chose: nothing is copied, and while a delegate does not run, the
 CPU's tensors use the memory of its scratch.
 
-A compile spec of the delegate names an argument whose address shows where the scratch is. Runtimes that do not read it,
+Compile specs of the delegate name an argument whose address shows where the scratch is. Runtimes that do not read it,
 such as ExecuTorch's own backend, allocate a scratch and copy. That is correct too: the plan separates all tensors that
 are live at the same time, except an input and an output of one delegate, and while the output is written, the input is
 in that runtime's scratch.
@@ -21,6 +21,7 @@ from torch.fx import GraphModule
 
 from arm_backend_core.backends.payload import PlannedScratch
 from arm_backend_core.events import delegate_record, set_delegate_record
+from arm_backend_core.kinds import ScalarKind, kind_of
 from arm_recipes._internal.executorch_programs import delegates_of, set_payload
 from arm_recipes.runtime.ethosu_payload import (
     CACHE_LINE,
@@ -146,7 +147,7 @@ class SharedScratch:
         if plan.size + extra_padding >= separate_bytes or scratches is None:
             return separate
         for module, scratch in scratches:
-            set_payload(module, module.processed_bytes, [*module.compile_specs, scratch.to_compile_spec()])
+            set_payload(module, module.processed_bytes, [*module.compile_specs, *scratch.to_compile_specs()])
         results = {spec: SpecAllocResult(_MEMORY, 0, plan.offset_of(spec)) for spec in specs}
         return MemoryAlgoResult(results, [0, plan.size + extra_padding])
 
@@ -230,7 +231,7 @@ def _smallest_plan(calls: Sequence[_Call], specs: Sequence[TensorSpec], alignmen
     """
     tensors = sorted((spec for spec in specs if spec.storage_base is None), key=lambda spec: -spec.allocated_memory)
     scratches = sorted(calls, key=lambda call: -call.scratch_bytes)
-    float_tensors = [spec for spec in tensors if spec.dtype.is_floating_point]
+    float_tensors = [spec for spec in tensors if kind_of(spec.dtype) is ScalarKind.FLOAT]
     orders: list[list[_Call | TensorSpec]] = [
         [*scratches, *tensors],
         [*float_tensors, *scratches, *tensors],

@@ -10,8 +10,10 @@ from arm_backend_core.backends.payload import (
     CHECKSUM_KEY,
     COMMANDS_CHECKSUM_KEY,
     FAST_SCRATCH_KEY,
-    PLANNED_SCRATCH_KEY,
+    PLANNED_SCRATCH_ARGUMENT_KEY,
+    PLANNED_SCRATCH_END_KEY,
     WEIGHTS_CHECKSUM_KEY,
+    PlannedScratch,
 )
 from arm_recipes._internal.rendering import Renderable, Section, format_bytes
 from arm_recipes.runtime.data_file import data_file_path, external_data_keys, read_data_file
@@ -32,7 +34,14 @@ _PAYLOAD_READERS: dict[str, Callable[[memoryview], Payload]] = {
     "VgfBackend": read_vgf,
 }
 #: Compile specs whose value is binary numbers, not text.
-_NUMERIC_SPECS = (CHECKSUM_KEY, FAST_SCRATCH_KEY, PLANNED_SCRATCH_KEY, COMMANDS_CHECKSUM_KEY, WEIGHTS_CHECKSUM_KEY)
+_NUMERIC_SPECS = (
+    CHECKSUM_KEY,
+    FAST_SCRATCH_KEY,
+    PLANNED_SCRATCH_ARGUMENT_KEY,
+    PLANNED_SCRATCH_END_KEY,
+    COMMANDS_CHECKSUM_KEY,
+    WEIGHTS_CHECKSUM_KEY,
+)
 
 
 @dataclass(frozen=True)
@@ -218,7 +227,7 @@ def _inspect_delegate(
     specs = {key: text for key, text in text_by_key.items() if text is not None}
     keys = external_keys(delegate.data) if delegate.backend == "EthosUBackend" else []
     outside = tuple(key for key in keys if key in data_file_keys)
-    shares_scratch = PLANNED_SCRATCH_KEY in delegate.compile_specs
+    shares_scratch = PlannedScratch.from_compile_specs(delegate.compile_specs) is not None
     return DelegateInspection(delegate.backend, len(delegate.data), payload, problem, specs, outside, shares_scratch)
 
 

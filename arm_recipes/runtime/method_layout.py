@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from arm_backend_core.backends.payload import COMMANDS_CHECKSUM_KEY, PLANNED_SCRATCH_KEY, PlannedScratch
+from arm_backend_core.backends.payload import COMMANDS_CHECKSUM_KEY, PlannedScratch
 from arm_recipes._internal.messages import import_quietly
 from arm_recipes.runtime.ethosu_payload import round_to_cache_lines
 
@@ -152,9 +152,9 @@ def application_bytes(plan: schema.ExecutionPlan) -> tuple[int, int]:
 def planned_scratches(plan: schema.ExecutionPlan) -> Iterator[PlannedScratch]:
     """Yield the scratches of the method's delegates that are in its first planned memory."""
     for delegate in plan.delegates:
-        for spec in delegate.compile_specs:
-            if spec.key == PLANNED_SCRATCH_KEY:
-                yield PlannedScratch.from_bytes(bytes(spec.value))
+        scratch = PlannedScratch.from_compile_specs({spec.key: bytes(spec.value) for spec in delegate.compile_specs})
+        if scratch is not None:
+            yield scratch
 
 
 def _tensor_bytes(tensor: schema.Tensor) -> int:

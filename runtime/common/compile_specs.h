@@ -2,7 +2,6 @@
 // Numbers in compile specs, stored by arm_recipes.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <cstring>
 
@@ -17,32 +16,21 @@ struct RecordedNumber {
   uint32_t value = 0;
 };
 
-// Finds the compile spec `key`. Programs of other exporters do not have it; the result is then null. Returns
-// InvalidProgram, with the reason in the log, if it does not have `nbytes` bytes.
-inline Result<const uint8_t*> find_spec(const char* backend, ArrayRef<CompileSpec> specs, const char* key,
-                                        size_t nbytes) {
+// Reads the compile spec `key`: 4 bytes, little endian. Programs of other exporters do not have it; the result is then
+// Ok, and the value is not found. Returns InvalidProgram, with the reason in the log, if it does not have 4 bytes.
+inline Error read_number(const char* backend, ArrayRef<CompileSpec> specs, const char* key, RecordedNumber* number) {
   for (const auto& spec : specs) {
     if (std::strcmp(spec.key, key) != 0) {
       continue;
     }
-    if (spec.value.buffer == nullptr || spec.value.nbytes != nbytes) {
-      ET_LOG(Error, "%s: the program has a compile spec %s of %lu bytes, not %lu: export or flash the program again",
-             backend, key, static_cast<Printable>(spec.value.nbytes), static_cast<Printable>(nbytes));
+    if (spec.value.buffer == nullptr || spec.value.nbytes != 4) {
+      ET_LOG(Error, "%s: the program has a compile spec %s of %lu bytes, not 4: export or flash the program again",
+             backend, key, static_cast<Printable>(spec.value.nbytes));
       return Error::InvalidProgram;
     }
-    return static_cast<const uint8_t*>(spec.value.buffer);
-  }
-  return nullptr;
-}
-
-// Reads the compile spec `key`: 4 bytes, little endian. The errors are those of find_spec().
-inline Error read_number(const char* backend, ArrayRef<CompileSpec> specs, const char* key, RecordedNumber* number) {
-  const Result<const uint8_t*> value = find_spec(backend, specs, key, 4);
-  if (!value.ok()) {
-    return value.error();
-  }
-  if (*value != nullptr) {
-    *number = {true, read_u32(*value)};
+    number->found = true;
+    number->value = read_u32(static_cast<const uint8_t*>(spec.value.buffer));
+    break;
   }
   return Error::Ok;
 }

@@ -93,14 +93,8 @@ class ModelMethod {
 
   Error execute() { return method_.has_value() ? method_->execute() : Error::InvalidState; }
 
-  // Whether the memory plan places the output. Otherwise, set_output() gives it memory.
-  bool is_output_planned(size_t index) const {
-    const auto meta = method_.has_value() ? method_->method_meta().output_tensor_meta(index)
-                                          : Result<executorch::runtime::TensorInfo>(Error::InvalidState);
-    return !meta.ok() || meta->is_memory_planned();
-  }
-
-  // Sets the memory of an output that the memory plan does not place. It must stay valid while the method uses it.
+  // Sets the memory of an output that the memory plan does not place, of which output() is empty before. It must stay
+  // valid while the method uses it.
   Error set_output(size_t index, Bytes memory) {
     return method_.has_value() ? method_->set_output_data_ptr(memory.data(), memory.size(), index)
                                : Error::InvalidState;

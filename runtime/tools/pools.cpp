@@ -104,7 +104,7 @@ struct Loaded {
   std::string name;
   Pool pool, planned;
   std::vector<ModelMethod::Bytes> memories;
-  std::vector<std::vector<uint8_t>> inputs, outputs;  // of the last run, in the application's memory
+  std::vector<std::vector<uint8_t>> inputs, outputs;  // the application's memory
   ModelMethod method;
 
   Loaded(Request* request, const std::vector<Pool>& shared)
@@ -136,12 +136,11 @@ void set_inputs(Loaded* loaded, const Program& program, Request* request) {
   }
 }
 
-// Gives the method memory for the outputs that the memory plan does not place.
+// Gives the method memory for the outputs that the memory plan does not place, before its first run.
 void set_outputs(Loaded* loaded, const Program& program) {
   const auto meta = program.method_meta(loaded->name.c_str());
-  loaded->outputs.clear();
   for (size_t i = 0; i < meta->num_outputs(); ++i) {
-    if (loaded->method.is_output_planned(i)) {
+    if (loaded->method.output(i).data() != nullptr) {
       continue;
     }
     loaded->outputs.emplace_back(meta->output_tensor_meta(i)->nbytes());

@@ -37,7 +37,9 @@ SAMPLES = [(torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0)
 
 
 def _export(recipe: ArmRecipeType, **options: Any) -> ExportResult:
-    return export(Odd().eval(), ExportRecipe.get_recipe(recipe, **options), SAMPLES, progress=False)
+    return export(
+        Odd().eval(), ExportRecipe.get_recipe(recipe, shared_scratch=False, **options), SAMPLES, progress=False
+    )
 
 
 def _cost(result: ExportResult) -> Cost:

@@ -61,7 +61,7 @@ def test_it_fails_with_one_byte_less_and_says_so(root: Path) -> None:
         ("FORWARD_POOL_SIZE", method.method_allocator_64, "load"),
         ("FORWARD_PLANNED_SIZE", method.planned, "load"),
         ("FAST_SCRATCH_SIZE", pools.fast_scratch, "load"),
-        ("TEMP_POOL_SIZE", pools.temp_64, "run"),
+        ("TEMP_POOL_SIZE", pools.temp_64, "load"),
     ):
         with pytest.raises(AssertionError, match=f"cannot {what} the method forward: error 0x21"):
             run(_built(root, f"ARM_MODEL_{name}={size - 1}"))

@@ -32,7 +32,7 @@ def _equal(result: ExportResult, device: Firmware, *inputs: Tensor) -> bool:
     """Whether the device returns the bits of the emulator on this machine and of the TOSA reference model."""
     done = device.run(*inputs)
     assert done.ok, done.printed
-    assert done.printed.splitlines() == _EVENTS
+    assert [line.partition(": copied_bytes=")[0] for line in done.printed.splitlines()] == _EVENTS
     for backend in (None, "tosa"):
         expected = result.run(*inputs, backend=backend)
         expected = (expected,) if isinstance(expected, Tensor) else expected

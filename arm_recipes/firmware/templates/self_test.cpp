@@ -68,7 +68,7 @@ static_assert(ARM_MODEL_EXECUTORCH_MAJOR == ARM_MODEL_BUILT_WITH_MAJOR &&
 #endif
 // Each planned memory has a section of its own: in the order of the recipe's option memory, if it has one.
 #ifndef ARM_MODEL_PLANNED1_SECTION
-#define ARM_MODEL_PLANNED1_SECTION "@PLANNED1_SECTION@"
+#define ARM_MODEL_PLANNED1_SECTION @PLANNED1_SECTION@
 #endif
 @PLANNED_SECTIONS@
 
@@ -211,7 +211,7 @@ void print_measurements(const char* method, unsigned long number, uint64_t cpu_c
 bool set_outputs(const arm_model_method& method, ModelMethod* loaded) {
   uint8_t* next = outputs;
   for (uint32_t i = 0; i < method.output_count; ++i) {
-    if (loaded->is_output_planned(i)) {
+    if (loaded->output(i).data() != nullptr) {
       continue;
     }
     const Error error = loaded->set_output(i, take(&next, method.outputs[i].bytes));

@@ -10,7 +10,6 @@
 #include "common/checksum.h"
 #include "common/compile_specs.h"
 #include "common/executorch.h"
-#include "common/little_endian.h"
 #include "common/log.h"
 #include "common/trace.h"
 #include "payload/ethosu_payload.h"
@@ -28,10 +27,8 @@ namespace {
 
 // Compile spec with the size of the fast scratch: 4 bytes, little endian.
 constexpr char kFastScratchSpec[] = "fast_scratch_size";
-// Compile spec of a delegate whose scratch is in planned memory: index of an argument that is at its offset in the
-// scratch, and end of the scratch in the planned memory; each 4 bytes, little endian.
-constexpr char kPlannedScratchSpec[] = "planned_scratch";
-constexpr size_t kPlannedScratchBytes = 8;
+// Compile spec of a delegate whose scratch is in planned memory: index of an argument that is at its offset in it.
+constexpr char kPlannedScratchSpec[] = "planned_scratch_argument";
 constexpr uint32_t kNotPlanned = UINT32_MAX;
 
 // State of a loaded delegate. The runtime's allocator owns its memory.
@@ -212,12 +209,12 @@ Error read_fast_scratch(const EthosUPayload& payload, ArrayRef<CompileSpec> spec
 
 // Reads which argument shows where the scratch in planned memory is.
 Error read_planned_scratch(const EthosUPayload& payload, ArrayRef<CompileSpec> specs, uint32_t* argument) {
-  const Result<const uint8_t*> value =
-      find_spec(ARM_RUNTIME_BACKEND_ID, specs, kPlannedScratchSpec, kPlannedScratchBytes);
-  if (!value.ok()) {
-    return value.error();
+  RecordedNumber number;
+  const Error error = read_number(ARM_RUNTIME_BACKEND_ID, specs, kPlannedScratchSpec, &number);
+  if (error != Error::Ok) {
+    return error;
   }
-  *argument = *value == nullptr ? kNotPlanned : read_u32(*value);
+  *argument = number.found ? number.value : kNotPlanned;
   if (*argument == kNotPlanned) {
     return Error::Ok;
   }

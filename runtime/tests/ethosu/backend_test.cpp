@@ -675,11 +675,11 @@ class PlannedScratch {
   }
 
   uint8_t* data() const { return memory_.get(); }
-  CompileSpec spec(size_t bytes = 8) { return {"planned_scratch", {bytes_, bytes}}; }
+  CompileSpec spec(size_t bytes = 4) { return {"planned_scratch_argument", {bytes_, bytes}}; }
 
  private:
   std::unique_ptr<uint8_t, FreeDeleter> memory_;
-  uint8_t bytes_[8];
+  uint8_t bytes_[4];
 };
 
 void executes_in_planned_memory(const Files& files) {
@@ -708,8 +708,8 @@ void refuses_a_wrong_planned_scratch(const Files& files) {
   PlannedScratch beyond(&loaded, count);
   const std::string reason = "argument " + std::to_string(count) + " is not in the scratch";
   CHECK(loaded.init(256, {beyond.spec()}) == Error::InvalidProgram && logs(reason.c_str()));
-  CHECK(loaded.init(256, {beyond.spec(4)}) == Error::InvalidProgram &&
-        logs("a compile spec planned_scratch of 4 bytes, not 8: export or flash the program again"));
+  CHECK(loaded.init(256, {beyond.spec(3)}) == Error::InvalidProgram &&
+        logs("a compile spec planned_scratch_argument of 3 bytes, not 4: export or flash the program again"));
   PlannedScratch misaligned(&loaded, 0, kNpuAlignment);
   CHECK(loaded.init(256, {misaligned.spec()}) == Error::Ok);
   expect_refused(loaded, Error::InvalidArgument, "the scratch in planned memory does not start at a multiple of 32");

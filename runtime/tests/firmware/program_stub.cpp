@@ -195,6 +195,11 @@ Result<Program> Program::load(DataLoader* loader, Verification) {
   return Program(loader, 1, FreeableBuffer(), nullptr, FreeableBuffer(), std::nullopt);
 }
 
+// The listing has no sizes of memories: the memory plan checks the place of each tensor.
+Result<MethodMeta> Program::method_meta(const char*) const { return MethodMeta(nullptr); }
+size_t MethodMeta::num_memory_planned_buffers() const { return 0; }
+Result<int64_t> MethodMeta::memory_planned_buffer_size(size_t) const { return Error::NotSupported; }
+
 Result<Method> Program::load_method(const char*, MemoryManager* memory, EventTracer* tracer, const NamedDataMap* data,
                                     const LoadBackendOptionsMap*, Span<const Kernel>) const {
   Method method(this, memory, tracer, memory->temp_allocator());
@@ -229,6 +234,15 @@ Error Method::set_input(const EValue& given, size_t index) {
   } else {
     std::memcpy(to.tensor().mutable_data_ptr(), from.const_data_ptr(), from.nbytes());
   }
+  return Error::Ok;
+}
+
+Error Method::set_output_data_ptr(void* buffer, size_t size, size_t index) {
+  OwnTensor& to = *chains_->tensor_of(chains_->outputs.at(index));
+  if (size < to.nbytes()) {
+    return Error::InvalidArgument;
+  }
+  to.place(buffer);
   return Error::Ok;
 }
 
