@@ -48,7 +48,7 @@ def test_the_device_gives_the_numbers_of_this_machine(
     image: Path, tmp_path: Path, recipe: ArmRecipeType, quantized_io: bool
 ) -> None:
     """Float inputs and outputs go through the kernels."""
-    result = export_small(recipe, quantized_io=quantized_io)
+    result = export_small(recipe, quantized_io=quantized_io, shared_scratch=False)
     device = Firmware(image, result.buffer, tmp_path)
     (x,) = images(1)[0]
     assert _equal(result, device, result.inputs[0].quantize(x * 2) if quantized_io else x * 2)
@@ -56,7 +56,7 @@ def test_the_device_gives_the_numbers_of_this_machine(
 
 def test_fast_scratch(image: Path, tmp_path: Path) -> None:
     """More than one operation, in stripes, over the firmware's own buffer."""
-    result, x = export_wide(U65)
+    result, x = export_wide(U65, shared_scratch=False)
     vela = result.report.delegates[0].vela
     assert vela is not None
     assert vela.fast_scratch_bytes > 10_000
@@ -66,7 +66,7 @@ def test_fast_scratch(image: Path, tmp_path: Path) -> None:
 def test_errors_are_printed(image: Path, tmp_path: Path) -> None:
     """With the C library of small targets."""
     (x,) = images(1)[0]
-    device = Firmware(image, export_small(U55).buffer, tmp_path)
+    device = Firmware(image, export_small(U55, shared_scratch=False).buffer, tmp_path)
     payload = device.payloads[0]
     device.payloads[0] = payload[:-33] + bytes([payload[-33] ^ 1]) + payload[-32:]
     done = device.run(x)

@@ -32,11 +32,11 @@ namespace arm_runtime {
 //
 // While the method is loaded, the payload must stay at its address, a multiple of 16 bytes that the NPU can reach; so
 // must external commands and weights, which are named data of the program or of its .ptd. Loading cleans all of them
-// from the data cache. With the compile spec planned_scratch_argument, the scratch memory of the payload is a part of the first
-// planned memory, which must start at a multiple of 32 bytes; arguments that are at their offset in the scratch are not
-// copied. Otherwise, each execution allocates the scratch, in whole cache lines of 32 bytes, from the method's temp
-// allocator, and copies inputs into it and outputs out of it. The scratch must be in memory that the NPU can write. A
-// method runs one execution at a time; executions of different methods wait for each other in the driver.
+// from the data cache. With the compile spec planned_scratch_argument, the scratch memory of the payload is a part of
+// the first planned memory, which must start at a multiple of 32 bytes; arguments that are at their offset in the
+// scratch are not copied. Otherwise, each execution allocates the scratch, in whole cache lines of 32 bytes, from the
+// method's temp allocator, and copies inputs into it and outputs out of it. The scratch must be in memory that the NPU
+// can write. A method runs one execution at a time; executions of different methods wait for each other in the driver.
 class EthosUBackend final : public BackendInterface {
  public:
   // Bytes of the method allocator that loading a payload uses, aligned to 8. External commands need a FreeableBuffer

@@ -196,6 +196,7 @@ Result<Program> Program::load(DataLoader* loader, Verification) {
 }
 
 // The listing has no sizes of memories: the memory plan checks the place of each tensor.
+MethodMeta::MethodMeta(const executorch_flatbuffer::ExecutionPlan* plan) : s_plan_(plan) {}
 Result<MethodMeta> Program::method_meta(const char*) const { return MethodMeta(nullptr); }
 size_t MethodMeta::num_memory_planned_buffers() const { return 0; }
 Result<int64_t> MethodMeta::memory_planned_buffer_size(size_t) const { return Error::NotSupported; }
