@@ -82,6 +82,10 @@ def run_export(
     return result
 
 
+def _sram_bytes(result: Artifact) -> int:
+    return 0 if result.report.ram is None else result.report.ram.sram_bytes
+
+
 def export_prepared(
     prepared: PreparedPrograms, recipe: ExportRecipe, *, verify: bool = False, progress: bool = True
 ) -> Artifact:
@@ -141,11 +145,12 @@ def _export_within_budgets(
         prepared = result.export_objects.prepared if reuse else None
         if prepared is None:
             notes.append(note)
-            result = attempt(limited)
+            smaller = attempt(limited)
         else:
             warn(note)
-            result = _lower_prepared(prepared, limited, [note], progress)
-        result.requested_recipe = requested
+            smaller = _lower_prepared(prepared, limited, [note], progress)
+        smaller.requested_recipe = requested
+        result = min(result, smaller, key=_sram_bytes)  # if neither fits, the error describes the smaller one
     for budget in budget_passes(recipe):
         budget.check(result, is_limited=limited is not None)
     return result
