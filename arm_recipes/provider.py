@@ -98,6 +98,7 @@ def _assemble_recipe(
         if values["quantized_io"]:
             transforms.append(quantize_inputs_once)
             passes.append(edge_manager.remove_io_casts)
+        passes.append(edge_manager.look_up_integers)
         # VGF runtimes and the Direct Drive runtime on Linux use ExecuTorch's quantize kernels, which the partitioner
         # loads. Firmware uses the cortex_m kernels.
         if target != "VGF" and not values.get("direct_drive"):

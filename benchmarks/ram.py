@@ -88,7 +88,7 @@ _ABOUT = (
     "outputs, CPU tensors and ExecuTorch's runtime, without constants that a memory mode places in SRAM. The LiteRT "
     "column is the tensor arena in Vela's summary ([litert.md](litert.md)). The interpreter of LiteRT for "
     "Microcontrollers needs about 2 KiB more (`tflite-micro` for Python reports 2.0 KiB for a program of one operator, "
-    "with 64-bit pointers). tiny_bert on U55 looks up its embedding on the CPU, whose table is dequantized as a whole."
+    "with 64-bit pointers)."
 )
 
 

@@ -80,3 +80,31 @@ def test_remainders_on_the_cpu_have_the_sign_of_the_divisor() -> None:
     run = portable_lib._load_for_executorch_from_buffer(buffer)
     for got, expected in zip(run.forward(inputs), Remainders()(*inputs), strict=True):
         torch.testing.assert_close(got, expected, rtol=0, atol=0)
+
+
+class Lookup(nn.Module):
+    """Rows of a quantized table: quantized as the table, with another scale, and as floats."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.arange(-20, 20, dtype=torch.int8).reshape(10, 4))
+
+    def forward(self, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows with the table's scale, rows with another scale, rows times two."""
+        rows = torch.nn.functional.embedding(index, DQ(self.table, *PARAMETERS))
+        return Q(rows, *PARAMETERS), Q(rows, 0.25, *PARAMETERS[1:]), rows * 2
+
+
+def test_an_embedding_looks_up_integers() -> None:
+    index = torch.tensor([[1, 7, 3]])
+    program = torch.export.export(Lookup(), (index,))
+    manager = to_edge_transform_and_lower(program, compile_config=EdgeCompileConfig(_check_ir_validity=False))
+    assert edge_manager.look_up_integers(manager) == []
+    nodes = list(manager.exported_program().graph.nodes)
+    (lookup,) = (node for node in nodes if "embedding" in str(node.target))
+    (dequantize,) = (node for node in nodes if "dequantize" in str(node.target))
+    assert dequantize.args[0] is lookup
+    assert lookup.meta["val"].dtype is torch.int8
+    method = portable_lib._load_for_executorch_from_buffer(manager.to_executorch().buffer)
+    for seen, expected in zip(method.run_method("forward", (index,)), Lookup()(index), strict=True):
+        assert torch.equal(seen, expected)

@@ -113,6 +113,40 @@ def remove_redundant_copies(manager: EdgeProgramManager) -> Sequence[Any]:
     return []
 
 
+def look_up_integers(manager: EdgeProgramManager) -> Sequence[Any]:
+    """Dequantize the rows that an embedding on the CPU looks up, not the whole table.
+
+    A table that is dequantized first takes its size in float32 of RAM. If a delegate takes the rows with the same scale
+    and zero point, they stay integers: quantizing a dequantized integer returns it.
+    """
+    for method in manager.methods:
+        module = manager.exported_program(method).graph_module
+        for node in module.graph.find_nodes(op="call_function", target=_EMBEDDING):
+            table: Any = node.args[0]
+            if table.target is _DEQUANTIZE and not table.kwargs:
+                _dequantize_after(node, table)
+        module.graph.eliminate_dead_code()
+        module.recompile()
+    return []
+
+
+def _dequantize_after(lookup: Node, dequantize: Node) -> None:
+    """Exchange a lookup and the dequantize operator of its table."""
+    arguments: Any = dequantize.args
+    table, *parameters = arguments
+    rows, users = dict(lookup.meta), list(lookup.users)
+    lookup.args = (table, *lookup.args[1:])
+    lookup.meta["val"] = rows["val"].to(table.meta["val"].dtype)
+    for user in users:
+        if user.target is _QUANTIZE and list(user.args[1:]) == parameters:
+            user.replace_all_uses_with(lookup)
+    if any(user.users or user.op == "output" for user in users):
+        with lookup.graph.inserting_after(lookup):
+            values = lookup.graph.call_function(_DEQUANTIZE, (lookup, *parameters))
+        values.meta = rows
+        lookup.replace_all_uses_with(values, delete_user_cb=lambda user: user in users)
+
+
 def use_cortex_m_quantize(manager: EdgeProgramManager) -> Sequence[Any]:
     """Replace quantize and dequantize outside the delegates by the ``cortex_m`` operators of firmware.
 
@@ -150,6 +184,7 @@ def use_cortex_m_kernels(isa: Isa, manager: EdgeProgramManager) -> Sequence[Any]
     return []
 
 
+_EMBEDDING = exir_ops.edge.aten.embedding.default
 _QUANTIZE = exir_ops.edge.quantized_decomposed.quantize_per_tensor.default
 _DEQUANTIZE = exir_ops.edge.quantized_decomposed.dequantize_per_tensor.default
 
