@@ -132,10 +132,10 @@ def _planning_options(target: str, values: Options, memories: PlannedMemories | 
     from executorch.exir.memory_planning import greedy
 
     from arm_recipes.pipeline.planned_memories import planning_pass
-    from arm_recipes.pipeline.shared_scratch import SharedScratch
+    from arm_recipes.pipeline.shared_scratch import plan_shared_scratch
 
     plan_io = {name: values[name] for name in ("plan_inputs", "plan_outputs")}
-    algorithm = memories or (SharedScratch() if _shares_scratch(target, values) else greedy)
+    algorithm = memories or (plan_shared_scratch if _shares_scratch(target, values) else greedy)
     if algorithm is greedy and all(plan_io.values()):
         return {}
     return {"memory_planning_pass": planning_pass(algorithm, **plan_io)}

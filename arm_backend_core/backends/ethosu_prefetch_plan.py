@@ -1,7 +1,7 @@
 """Plan of the weight prefetch (``ethosu_prefetch``): which weights to copy, where to, and with which earlier kernels.
 
-Placement is earliest deadline first: kernels in order, each copy as late as possible. Copies that save many cycles for
-a byte come before others. A copy without room is left out.
+Copies are placed by earliest deadline first: kernels in order, each copy as late as possible. The copies with the most
+saved cycles per byte are tried first. A copy for which the scratch has no free bytes is omitted.
 """
 
 from __future__ import annotations

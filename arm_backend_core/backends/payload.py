@@ -22,6 +22,7 @@ FAST_SCRATCH_KEY = "fast_scratch_size"
 #: Keys of the compile specs of an Ethos-U delegate whose scratch is in planned memory.
 PLANNED_SCRATCH_ARGUMENT_KEY = "planned_scratch_argument"
 PLANNED_SCRATCH_END_KEY = "planned_scratch_end"
+PLANNED_SCRATCH_KEYS = (PLANNED_SCRATCH_ARGUMENT_KEY, PLANNED_SCRATCH_END_KEY)
 _BLOCK_HEADER = struct.Struct("<16sIB11s")
 _ALIGNMENT = 16
 _IO_RECORD = struct.Struct("<9i")
@@ -206,7 +207,7 @@ class PlannedScratch:
     @classmethod
     def from_compile_specs(cls, specs: Mapping[str, bytes]) -> PlannedScratch | None:
         """Decode the compile specs of a delegate; None if it has none of these."""
-        values = [specs.get(key) for key in (PLANNED_SCRATCH_ARGUMENT_KEY, PLANNED_SCRATCH_END_KEY)]
+        values = [specs.get(key) for key in PLANNED_SCRATCH_KEYS]
         numbers = [int.from_bytes(value, "little") for value in values if value is not None]
         return cls(*numbers) if len(numbers) == len(values) else None
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torch.fx import GraphModule
 
-from arm_backend_core.backends.payload import PlannedScratch
+from arm_backend_core.backends.payload import PLANNED_SCRATCH_KEYS, PlannedScratch
 from arm_backend_core.events import delegate_record, set_delegate_record
 from arm_backend_core.kinds import ScalarKind, kind_of
 from arm_recipes._internal.executorch_programs import delegates_of, set_payload
@@ -114,58 +114,60 @@ class _Call:
         return [_Block(0, self.scratch_bytes, self.index, self.index), *tensors]
 
 
-@dataclass(frozen=True)
-class SharedScratch:
-    """Memory planning algorithm: place tensors and scratches, the largest first, each at the lowest free address."""
+def plan_shared_scratch(
+    alignment: int,
+    specs: Sequence[TensorSpec],
+    graph_module: GraphModule,
+    graph_signature: ExportGraphSignature | None = None,
+    extra_padding: int = 0,
+) -> MemoryAlgoResult:
+    """Plan the memory of one method with the scratches of its delegates: the largest first, at the lowest free address.
 
-    @property
-    def __name__(self) -> str:
-        """Name in ExecuTorch's log."""
-        return "shared_scratch"
+    The parameters are those of ExecuTorch's memory planning algorithms. The plan is ExecuTorch's own if no scratch may
+    be shared or sharing does not save memory. A second plan replaces what the first one recorded in the delegates.
+    """
+    from executorch.exir.memory_planning import MemoryAlgoResult, SpecAllocResult, greedy
 
-    def __call__(
-        self,
-        alignment: int,
-        specs: Sequence[TensorSpec],
-        graph_module: GraphModule,
-        graph_signature: ExportGraphSignature | None = None,
-        extra_padding: int = 0,
-    ) -> MemoryAlgoResult:
-        """Plan one method, in the form that ExecuTorch's memory planning pass calls.
-
-        The plan is ExecuTorch's own if no scratch may be shared or sharing does not save memory.
-        """
-        from executorch.exir.memory_planning import MemoryAlgoResult, SpecAllocResult, greedy
-
-        separate = greedy(alignment, specs, graph_module, graph_signature, extra_padding)
-        calls = list(_sharing_calls(graph_module, specs))
-        if not calls or not _has_one_memory(specs):
-            return separate
-        plan = _smallest_plan(calls, specs, alignment)
-        separate_bytes = sum(separate.bufsizes) + max(call.scratch_bytes for call in calls)
-        scratches = _combine_by_module(calls, plan.scratches)
-        if plan.size + extra_padding >= separate_bytes or scratches is None:
-            return separate
-        for module, scratch in scratches:
-            set_payload(module, module.processed_bytes, [*module.compile_specs, *scratch.to_compile_specs()])
-        results = {spec: SpecAllocResult(_MEMORY, 0, plan.offset_of(spec)) for spec in specs}
-        return MemoryAlgoResult(results, [0, plan.size + extra_padding])
+    separate = greedy(alignment, specs, graph_module, graph_signature, extra_padding)
+    calls = list(_sharing_calls(graph_module, specs))
+    _record_scratches(calls, {})
+    if not calls or not _has_one_memory(specs):
+        return separate
+    plan = _smallest_plan(calls, specs, alignment)
+    separate_bytes = sum(separate.bufsizes) + max(call.scratch_bytes for call in calls)
+    if plan.size + extra_padding >= separate_bytes or not _is_one_scratch_per_delegate(calls, plan.scratches):
+        return separate
+    _record_scratches(calls, plan.scratches)
+    results = {spec: SpecAllocResult(_MEMORY, 0, plan.offset_of(spec)) for spec in specs}
+    return MemoryAlgoResult(results, [0, plan.size + extra_padding])
 
 
-def _combine_by_module(
-    calls: Sequence[_Call], scratches: Mapping[int, PlannedScratch]
-) -> list[tuple[LoweredBackendModule, PlannedScratch]] | None:
-    """Return each delegate with the scratch of its calls; None if a call has none, or finds it by another argument."""
-    combined: dict[int, tuple[LoweredBackendModule, PlannedScratch]] = {}
+def _is_one_scratch_per_delegate(calls: Iterable[_Call], scratches: Mapping[int, PlannedScratch]) -> bool:
+    """Whether each call has a scratch, and all calls of one delegate show it with the same argument."""
+    arguments: dict[int, int] = {}
+    return all(
+        call.index in scratches
+        and arguments.setdefault(id(call.module), scratches[call.index].argument) == scratches[call.index].argument
+        for call in calls
+    )
+
+
+def _record_scratches(calls: Iterable[_Call], scratches: Mapping[int, PlannedScratch]) -> None:
+    """Write the scratches of the calls into the compile specs of their delegates, in place of those of an earlier plan.
+
+    A delegate that is called repeatedly has the last end of its scratches.
+    """
+    combined: dict[int, PlannedScratch] = {}
     for call in calls:
         scratch = scratches.get(call.index)
-        if scratch is None:
-            return None
-        _, other = combined.get(id(call.module), (None, scratch))
-        if other.argument != scratch.argument:
-            return None
-        combined[id(call.module)] = call.module, replace(scratch, end=max(scratch.end, other.end))
-    return list(combined.values())
+        if scratch is not None:
+            other = combined.get(id(call.module), scratch)
+            combined[id(call.module)] = replace(scratch, end=max(scratch.end, other.end))
+    for call in calls:
+        module = call.module
+        kept = [spec for spec in module.compile_specs if spec.key not in PLANNED_SCRATCH_KEYS]
+        planned = combined.get(id(module))
+        set_payload(module, module.processed_bytes, [*kept, *(planned.to_compile_specs() if planned else ())])
 
 
 def _has_one_memory(specs: Iterable[TensorSpec]) -> bool:
@@ -276,35 +278,34 @@ class _Plan:
 
     def _place_call(self, call: _Call) -> None:
         """Place a scratch, so that tensors which already have a place are where Vela has them, if that is possible."""
-        placed = {position for position, (spec, _) in call.arguments.items() if spec in self._offsets}
-        for position in placed:
-            spec, offset = call.arguments[position]
-            start = self._offsets[spec] - offset
+        for spec, offset in call.arguments.values():
+            start = self._offsets.get(spec, -1) - offset
+            if start < 0 or start % CACHE_LINE:
+                continue
             in_place = {
-                spec
-                for spec, offset in call.arguments.values()
-                if self._offsets.get(spec, start + offset) == start + offset
+                other
+                for other, offset in call.arguments.values()
+                if self._offsets.get(other, start + offset) == start + offset
             }
-            if start >= 0 and start % CACHE_LINE == 0 and self._is_free(call, in_place, start):
+            others = [block for block in self._blocks if block.spec is None or block.spec not in in_place]
+            if not any(block.overlaps(other, start) for block in self._new_blocks(call, in_place) for other in others):
                 self._add_call(call, in_place, start)
                 return
         in_place = {spec for spec, _ in call.arguments.values() if spec not in self._offsets}
-        blocks = [block for block in call.group if block.spec is None or block.spec in in_place]
         if in_place:
-            self._add_call(call, in_place, self._lowest_distance(blocks, self._blocks, CACHE_LINE))
+            start = self._lowest_distance(self._new_blocks(call, in_place), self._blocks, CACHE_LINE)
+            self._add_call(call, in_place, start)
 
-    def _is_free(self, call: _Call, in_place: set[TensorSpec], start: int) -> bool:
-        others = [block for block in self._blocks if block.spec is None or block.spec not in in_place]
-        group = [block for block in call.group if block.spec is None or block.spec not in self._offsets]
-        return not any(block.overlaps(other, start) for block in group for other in others)
-
-    def _add_call(self, call: _Call, in_place: set[TensorSpec], start: int) -> None:
-        blocks = [
+    def _new_blocks(self, call: _Call, in_place: set[TensorSpec]) -> list[_Block]:
+        """The scratch of a call and those tensors at their addresses in it that have no place yet."""
+        return [
             block
             for block in call.group
             if block.spec is None or (block.spec in in_place and block.spec not in self._offsets)
         ]
-        self._add(blocks, start)
+
+    def _add_call(self, call: _Call, in_place: set[TensorSpec], start: int) -> None:
+        self._add(self._new_blocks(call, in_place), start)
         argument = next(position for position, (spec, _) in call.arguments.items() if spec in in_place)
         self.scratches[call.index] = PlannedScratch(argument, start + call.scratch_bytes)
 

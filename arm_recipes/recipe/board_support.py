@@ -1,7 +1,7 @@
 """What vendors publish about the firmware of a board: memories, Zephyr's board and devicetree, CMSIS packs.
 
-Each fact has its source; what no document states is absent. To add a board, append a record to ``SUPPORT``. The command
-line uses this module: no PyTorch import.
+Each entry cites its source; a field that no public document states is empty. To add a board, add an entry to
+``SUPPORT``. This module must not import PyTorch, because the command line uses it.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@
 #include <executorch/runtime/executor/memory_manager.h>
 #include <executorch/runtime/executor/method.h>
 #include <executorch/runtime/executor/program.h>
+#include <executorch/runtime/platform/log.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -56,7 +57,11 @@ class ModelMethod {
     // The runtime checks the places of tensors, not the end of a scratch in planned memory.
     for (size_t i = 0; i < meta->num_memory_planned_buffers(); ++i) {
       const auto needed = meta->memory_planned_buffer_size(i);
-      if (i >= planned.size() || !needed.ok() || static_cast<size_t>(*needed) > planned[i].size()) {
+      const size_t available = i < planned.size() ? planned[i].size() : 0;
+      if (!needed.ok() || static_cast<size_t>(*needed) > available) {
+        ET_LOG(Error, "planned memory %lu of method %s has %lu bytes and needs %lu: enlarge it",
+               static_cast<unsigned long>(i), name, static_cast<unsigned long>(available),
+               static_cast<unsigned long>(needed.ok() ? *needed : 0));
         return Error::MemoryAllocationFailed;
       }
     }

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from arm_backend_core.backends.payload import PlannedScratch
 from arm_recipes import ArmRecipeType, ExportResult, export
-from arm_recipes.pipeline import shared_scratch
 from arm_recipes.pipeline.shared_scratch import _Call, _Plan, _smallest_plan
 from arm_recipes.runtime.ethosu_payload import CACHE_LINE
 from tests.runtime.host_programs import Between, Counting, Small
@@ -174,7 +173,6 @@ def test_methods_share_the_scratch_of_the_runtime() -> None:
     result = export(models, ExportRecipe.get_recipe(U55), dict.fromkeys(models, vectors(2)), progress=False)
     assert result.report.ram is not None
     assert any(part.name == "NPU scratch" for part in result.report.ram.parts)
-    assert shared_scratch.SharedScratch().__name__ == "shared_scratch"
 
 
 @pytest.mark.parametrize("options", [{"plan_inputs": False}, {"plan_outputs": False}], ids=["inputs", "outputs"])

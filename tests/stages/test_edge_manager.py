@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import executorch.kernels.quantized  # noqa: F401  (as the partitioner does)
 import pytest
 import torch
@@ -83,28 +85,38 @@ def test_remainders_on_the_cpu_have_the_sign_of_the_divisor() -> None:
 
 
 class Lookup(nn.Module):
-    """Rows of a quantized table: quantized as the table, with another scale, and as floats."""
+    """Elements of a quantized table: quantized as the table, with another scale, and as floats."""
 
-    def __init__(self) -> None:
+    def __init__(self, lookup: Callable[[Tensor, Tensor], Tensor]) -> None:
         super().__init__()
+        self.lookup = lookup
         self.register_buffer("table", torch.arange(-20, 20, dtype=torch.int8).reshape(10, 4))
 
     def forward(self, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Rows with the table's scale, rows with another scale, rows times two."""
-        rows = torch.nn.functional.embedding(index, DQ(self.table, *PARAMETERS))
+        """Elements with the table's scale, elements with another scale, elements times two."""
+        rows = self.lookup(DQ(self.table, *PARAMETERS), index)
         return Q(rows, *PARAMETERS), Q(rows, 0.25, *PARAMETERS[1:]), rows * 2
 
 
-def test_an_embedding_looks_up_integers() -> None:
-    index = torch.tensor([[1, 7, 3]])
-    program = torch.export.export(Lookup(), (index,))
+@pytest.mark.parametrize(
+    ("name", "lookup"),
+    [
+        ("embedding", lambda table, index: torch.nn.functional.embedding(index, table)),
+        ("index", lambda table, index: table[index]),
+        ("index_select", lambda table, index: table.index_select(0, index)),
+        ("gather", lambda table, index: table.gather(0, index.unsqueeze(1).expand(3, 4))),
+    ],
+)
+def test_lookups_take_integers(name: str, lookup: Callable[[Tensor, Tensor], Tensor]) -> None:
+    index = torch.tensor([1, 7, 3])
+    program = torch.export.export(Lookup(lookup), (index,))
     manager = to_edge_transform_and_lower(program, compile_config=EdgeCompileConfig(_check_ir_validity=False))
     assert edge_manager.look_up_integers(manager) == []
     nodes = list(manager.exported_program().graph.nodes)
-    (lookup,) = (node for node in nodes if "embedding" in str(node.target))
+    (taken,) = (node for node in nodes if f"aten_{name}_" in node.name)
     (dequantize,) = (node for node in nodes if "dequantize" in str(node.target))
-    assert dequantize.args[0] is lookup
-    assert lookup.meta["val"].dtype is torch.int8
+    assert dequantize.args[0] is taken
+    assert taken.meta["val"].dtype is torch.int8
     method = portable_lib._load_for_executorch_from_buffer(manager.to_executorch().buffer)
-    for seen, expected in zip(method.run_method("forward", (index,)), Lookup()(index), strict=True):
+    for seen, expected in zip(method.run_method("forward", (index,)), Lookup(lookup)(index), strict=True):
         assert torch.equal(seen, expected)

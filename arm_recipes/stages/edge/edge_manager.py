@@ -114,17 +114,18 @@ def remove_redundant_copies(manager: EdgeProgramManager) -> Sequence[Any]:
 
 
 def look_up_integers(manager: EdgeProgramManager) -> Sequence[Any]:
-    """Dequantize the rows that an embedding on the CPU looks up, not the whole table.
+    """Dequantize the elements that a lookup on the CPU takes from a table, not the whole table.
 
-    A table that is dequantized first takes its size in float32 of RAM. If a delegate takes the rows with the same scale
-    and zero point, they stay integers: quantizing a dequantized integer returns it.
+    A table that is dequantized first takes its size in float32 of RAM. If a delegate takes the elements with the same
+    scale and zero point, they stay integers: quantizing a dequantized integer returns it.
     """
     for method in manager.methods:
         module = manager.exported_program(method).graph_module
-        for node in module.graph.find_nodes(op="call_function", target=_EMBEDDING):
-            table: Any = node.args[0]
-            if table.target is _DEQUANTIZE and not table.kwargs:
-                _dequantize_after(node, table)
+        for target in _LOOKUPS:
+            for node in module.graph.find_nodes(op="call_function", target=target):
+                table: Any = node.args[0]
+                if table.target is _DEQUANTIZE and not table.kwargs:
+                    _dequantize_after(node, table)
         module.graph.eliminate_dead_code()
         module.recompile()
     return []
@@ -184,7 +185,13 @@ def use_cortex_m_kernels(isa: Isa, manager: EdgeProgramManager) -> Sequence[Any]
     return []
 
 
-_EMBEDDING = exir_ops.edge.aten.embedding.default
+#: Operators whose result has elements of the first argument and nothing else.
+_LOOKUPS = (
+    exir_ops.edge.aten.embedding.default,
+    exir_ops.edge.aten.index.Tensor,
+    exir_ops.edge.aten.index_select.default,
+    exir_ops.edge.aten.gather.default,
+)
 _QUANTIZE = exir_ops.edge.quantized_decomposed.quantize_per_tensor.default
 _DEQUANTIZE = exir_ops.edge.quantized_decomposed.dequantize_per_tensor.default
 

@@ -113,6 +113,12 @@ Error check_argument(const EValue* value, const PayloadTensor& expected, const c
   return Error::Ok;
 }
 
+// Tensor of the payload for an argument: inputs, then outputs.
+PayloadTensor tensor_of(const EthosUPayload& payload, uint32_t argument) {
+  const uint32_t inputs = payload.inputs.count();
+  return argument < inputs ? payload.inputs.at(argument) : payload.outputs.at(argument - inputs);
+}
+
 Error check_arguments(const EthosUPayload& payload, Span<EValue*> args) {
   const uint32_t inputs = payload.inputs.count();
   const uint32_t outputs = payload.outputs.count();
@@ -125,8 +131,7 @@ Error check_arguments(const EthosUPayload& payload, Span<EValue*> args) {
   for (uint32_t i = 0; i < inputs + outputs; ++i) {
     const bool input = i < inputs;
     const uint32_t index = input ? i : i - inputs;
-    const PayloadTensor expected = input ? payload.inputs.at(index) : payload.outputs.at(index);
-    const Error error = check_argument(args[i], expected, input ? "input" : "output", index);
+    const Error error = check_argument(args[i], tensor_of(payload, i), input ? "input" : "output", index);
     if (error != Error::Ok) {
       return error;
     }
@@ -147,12 +152,6 @@ Result<uint8_t*> allocate_scratch(BackendExecutionContext& context, uint32_t scr
     return Error::MemoryAllocationFailed;
   }
   return static_cast<uint8_t*>(scratch);
-}
-
-// Tensor of the payload for an argument: inputs, then outputs.
-PayloadTensor tensor_of(const EthosUPayload& payload, uint32_t argument) {
-  const uint32_t inputs = payload.inputs.count();
-  return argument < inputs ? payload.inputs.at(argument) : payload.outputs.at(argument - inputs);
 }
 
 // The scratch in planned memory. The runtime aligns planned memory as its owner does.
