@@ -29,6 +29,20 @@ class Small(nn.Module):
         return self.head(self.body(x).mean((2, 3)))
 
 
+class Wide(nn.Module):
+    """An image network whose largest tensors are in the middle. A program for size computes a few rows at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.widen, self.between = nn.Conv2d(3, 24, 3, padding=1), nn.Conv2d(24, 24, 3, padding=1)
+        self.narrow = nn.Conv2d(24, 4, 3, stride=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features of images."""
+        return self.narrow(self.between(self.widen(x).relu()).relu())
+
+
 class Sorting(nn.Module):
     """Two linear layers with a ``topk`` of many elements between them, which runs on the CPU on every target."""
 

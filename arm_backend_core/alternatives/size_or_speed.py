@@ -1,7 +1,7 @@
 """Optimization goal of Vela (``--optimise``): ``"auto"`` compiles for performance and for size, and keeps the better.
 
-If the program for performance exceeds the SRAM, ``"auto"`` also compiles with arena limits. ``"ram"`` searches for the
-program with the least RAM. Both searches are in ``less_ram.arena_limits``.
+If the program for performance exceeds the SRAM, ``"auto"`` also compiles with arena limits, and if the program for size
+is small but slow. ``"ram"`` searches for the program with the least RAM. The searches are in ``less_ram.arena_limits``.
 
 For size, Vela computes layers in stripes of rows. SRAM then holds only a part of each intermediate tensor. Weights
 outside of SRAM are read again for each stripe. On U85, Vela for size also encodes weights in fewer bytes.
@@ -10,7 +10,8 @@ The zoo's int8 image models, compiled for size, compared with the same models co
 
 * U85-256: 14 to 59% less SRAM; the cycles differ by at most 0.1%;
 * U65-256: 3 to 25% fewer cycles, because more data fits in the 384 KiB of SRAM;
-* U55-128: 15 to 76% less SRAM, 0 to 20% more cycles.
+* U55-128: 15 to 76% less SRAM, 0 to 20% more cycles. With an arena limit, some need less SRAM in the same time: 446
+  instead of 960 KiB for SqueezeNet 1.1, 245 instead of 539 KiB for Wav2Letter.
 
 A cascade is a group of layers that Vela computes together in stripes. If activations are spilled to DRAM (U65), a third
 program is compiled: for performance without cascades. Cascades reduce spilling, but with Vela 5.2 they leave less SRAM
@@ -21,6 +22,7 @@ without cascades (Vela 5.1: 12.85, 10.98, 9.80).
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -28,9 +30,12 @@ from typing import Any
 from arm_backend_core import events
 from arm_backend_core.backends.compile import compile_payload
 from arm_backend_core.backends.ethosu import compile_ethosu
-from arm_backend_core.backends.payload import Payload, VelaEstimates
+from arm_backend_core.backends.payload import Payload
+from arm_backend_core.backends.vela_tables import WEIGHT_COPY_USAGE
 from arm_backend_core.less_ram.arena_limits import (
+    Compile,
     Program,
+    compile_for_less_ram,
     find_least_ram,
     find_program_that_fits,
     try_compile,
@@ -42,6 +47,8 @@ from arm_backend_core.workers import vela
 #: Relative difference of cycles that does not count: a program with less memory may take this much longer, and a
 #: program without cascades must save more than this.
 CYCLE_TOLERANCE = 0.005
+#: A program with at most this fraction of the SRAM may take this much longer.
+_MUCH_LESS_SRAM, _CYCLE_TOLERANCE_FOR_MUCH_LESS_SRAM = 0.75, 0.01
 #: Relative differences up to this one are not worth a note.
 _MIN_NOTED_CHANGE = 0.01
 #: Function that Vela's worker process calls to compile for both goals, as "module:function".
@@ -72,76 +79,103 @@ def compile_best(spec: ArmCompileSpec, flatbuffer: bytes, **compile_options: Any
     if not isinstance(spec, EthosUCompileSpec) or spec.optimise not in ("auto", "ram"):
         return compile_payload(spec, flatbuffer, **compile_options), spec
     compile_options.pop("graph", None)  # Vela reads the flatbuffer
+    compile_program = partial(try_compile, flatbuffer=flatbuffer, compile_options=compile_options)
     if spec.optimise == "ram":
-        return _compile_for_ram(spec, flatbuffer, compile_options)
-    size, has_fast_weights = len(flatbuffer), _reads_weights_as_fast_as_activations(spec.configuration)
-    max_bytes = _MAX_FLATBUFFER_BYTES if has_fast_weights else _MAX_FLATBUFFER_BYTES_SLOW_WEIGHTS
-    if _MIN_PARALLEL_FLATBUFFER_BYTES <= size < max_bytes and hasattr(os, "fork"):
-        size_spec = optimise_for_size(spec)
-        fast, other = _compile_both(spec, size_spec, flatbuffer, compile_options)
+        fast = Program(compile_payload(spec, flatbuffer, **compile_options), spec)
+        smallest = find_least_ram(fast, compile_program)
+        best = fast if smallest is fast else _record_performance(fast, smallest)
     else:
-        fast, other = compile_payload(spec, flatbuffer, **compile_options), None
-    estimates = _vela_estimates(fast)
-    is_worthwhile = (
-        size < _MIN_PARALLEL_FLATBUFFER_BYTES
-        and max(estimates.sram_bytes, estimates.weight_bytes) >= _MIN_SRAM_OR_WEIGHT_BYTES
-    )
-    if other is None and (is_worthwhile or _exceeds_sram(fast, spec)):
-        size_spec = optimise_for_size(spec)
-        other = try_compile(size_spec, flatbuffer, compile_options)
-    best, chosen, method = fast, spec, ""
-    if _exceeds_sram(fast, spec):
-        compile_program = partial(try_compile, flatbuffer=flatbuffer, compile_options=compile_options)
-        smaller = find_program_that_fits(Program(fast, spec), other, compile_program)
-        if smaller.payload is not fast:
-            best, chosen, method = _record_performance(fast, smaller), smaller.spec, _describe_goal(smaller.spec)
-    elif other is not None and _is_better(fast, other):
-        best, chosen, method = other, size_spec, _describe_goal(size_spec)
-    if size < max_bytes and _spills_activations(estimates, spec):
-        uncascaded = disable_cascades(spec)
-        other = try_compile(uncascaded, flatbuffer, compile_options)
+        fast, best = _compile_auto(spec, flatbuffer, compile_options, compile_program)
+    saving = _describe_saving(fast.payload, best.payload)
+    if saving or (spec.optimise == "ram" and best is not fast):
+        delegate, goal = compile_options["delegate"], _describe_goal(fast.spec, best.spec)
+        events.current().notes.append(f"'{delegate}' is {goal}: {saving or 'cycles +0.0%'}")
+    return best.payload, best.spec
+
+
+def _compile_auto(
+    spec: EthosUCompileSpec, flatbuffer: bytes, compile_options: dict[str, Any], compile_program: Compile
+) -> tuple[Program, Program]:
+    """Return the program for performance, and the best program for ``optimise="auto"``."""
+    has_fast_weights = _reads_weights_as_fast_as_activations(spec.configuration)
+    max_bytes = _MAX_FLATBUFFER_BYTES if has_fast_weights else _MAX_FLATBUFFER_BYTES_SLOW_WEIGHTS
+    is_small = len(flatbuffer) < max_bytes
+    fast, small = _compile_for_both_goals(spec, flatbuffer, compile_options, is_small)
+    best = fast
+    if fast.exceeds_sram:
+        fitting = find_program_that_fits(fast, small and small.payload, compile_program)
+        best = fast if fitting is fast else _record_performance(fast, fitting)
+    elif small is not None:
+        candidates = _list_smaller(fast, small, compile_program if is_small else None)
+        best = next((program for program in candidates if _is_better(fast, program)), fast)
+    if is_small and _spills_activations(fast):
+        spec = disable_cascades(spec)
+        payload = compile_program(spec)
         # With activations in DRAM, the SRAM is a cache, so that only cycles count.
-        if (
-            other is not None
-            and not _exceeds_sram(other, spec)
-            and _cost_metrics(other)[0] < (1 - CYCLE_TOLERANCE) * _cost_metrics(best)[0]
-        ):
-            best, chosen, method = other, uncascaded, "compiled without cascades"
-    saving = _describe_saving(fast, best)
-    if saving:
-        events.current().notes.append(f"'{compile_options['delegate']}' is {method}: {saving}")
-    return best, chosen
+        if payload is not None and not Program(payload, spec).exceeds_sram:
+            uncascaded = Program(payload, spec)
+            if uncascaded.vela.total_cycles < (1 - CYCLE_TOLERANCE) * best.vela.total_cycles:
+                best = uncascaded
+    return fast, best
 
 
-def _compile_for_ram(
-    spec: EthosUCompileSpec, flatbuffer: bytes, compile_options: dict[str, Any]
-) -> tuple[Payload, ArmCompileSpec]:
-    fast = Program(compile_payload(spec, flatbuffer, **compile_options), spec)
-    best = find_least_ram(fast, partial(try_compile, flatbuffer=flatbuffer, compile_options=compile_options))
-    if best is fast:
-        return fast
-    saving = _describe_saving(fast.payload, best.payload) or "cycles +0.0%"
-    events.current().notes.append(f"'{compile_options['delegate']}' is {_describe_goal(best.spec)}: {saving}")
-    return _record_performance(fast.payload, best), best.spec
+def _compile_for_both_goals(
+    spec: EthosUCompileSpec, flatbuffer: bytes, compile_options: dict[str, Any], is_small: bool
+) -> tuple[Program, Program | None]:
+    """Return the programs for performance and for size; None where the program for size is not worth its time."""
+    size_spec = optimise_for_size(spec)
+    small: Payload | None = None
+    if is_small and len(flatbuffer) >= _MIN_PARALLEL_FLATBUFFER_BYTES and hasattr(os, "fork"):
+        payload, small = _compile_in_parallel(spec, size_spec, flatbuffer, compile_options)
+    else:
+        payload = compile_payload(spec, flatbuffer, **compile_options)
+    fast = Program(payload, spec)
+    is_worthwhile = (
+        len(flatbuffer) < _MIN_PARALLEL_FLATBUFFER_BYTES
+        and max(fast.vela.sram_bytes, fast.vela.weight_bytes) >= _MIN_SRAM_OR_WEIGHT_BYTES
+    )
+    if small is None and (is_worthwhile or fast.exceeds_sram):
+        small = try_compile(size_spec, flatbuffer, compile_options)
+    return fast, None if small is None else Program(small, size_spec)
 
 
-def _describe_goal(spec: EthosUCompileSpec) -> str:
-    """Describe how Vela optimised a program that replaces the program for performance."""
+def _list_smaller(fast: Program, small: Program, compile_program: Compile | None) -> Iterator[Program]:
+    """Yield the program for size, then programs with arena limits, compiled on demand.
+
+    Arena limits are tried if the program for size needs much less SRAM. They cost cycles in programs that copy weights
+    from flash to unused SRAM.
+
+    Args:
+        fast, small: the programs for performance and for size.
+        compile_program: compiles for a spec; None to try no arena limits.
+    """
+    yield small
+    needs_much_less = small.ram_bytes <= _MUCH_LESS_SRAM * fast.ram_bytes
+    copies_weights = any(tensor.usage == WEIGHT_COPY_USAGE for tensor in fast.vela.placed)
+    is_cache = fast.spec.configuration.arena_on_second_port
+    if compile_program is not None and needs_much_less and not copies_weights and not is_cache:
+        yield from compile_for_less_ram(fast, small, compile_program)
+
+
+def _describe_goal(fast: EthosUCompileSpec, spec: EthosUCompileSpec) -> str:
+    """Describe how Vela optimised the program that replaces the program for performance, which is for ``fast``."""
     if spec.optimise == "size":
         return "optimised for size"
-    return f"compiled for an arena of {spec.configuration.arena_cache_size:,} bytes"
+    if spec.configuration.arena_cache_size != fast.configuration.arena_cache_size:
+        return f"compiled for an arena of {spec.configuration.arena_cache_size:,} bytes"
+    return "compiled without cascades"
 
 
-def _record_performance(fast: Payload, program: Program) -> Payload:
+def _record_performance(fast: Program, program: Program) -> Program:
     """Record in a program with less RAM the figures of the program for performance."""
-    cycles, sram, _ = _cost_metrics(fast)
-    return replace(program.payload, vela=replace(program.vela, performance=(cycles, sram)))
+    figures = fast.vela.total_cycles, fast.vela.sram_bytes
+    return program._replace(payload=replace(program.payload, vela=replace(program.vela, performance=figures)))
 
 
-def _spills_activations(estimates: VelaEstimates, spec: EthosUCompileSpec) -> bool:
+def _spills_activations(program: Program) -> bool:
     """Whether activations are in DRAM and more than half of the SRAM cache is used. Else, Vela emits no cascades."""
-    limit = estimates.sram_limit or 0
-    return spec.configuration.arena_on_second_port and 2 * estimates.sram_bytes > limit
+    limit = program.vela.sram_limit or 0
+    return program.spec.configuration.arena_on_second_port and 2 * program.vela.sram_bytes > limit
 
 
 def _reads_weights_as_fast_as_activations(configuration: vela.Configuration) -> bool:
@@ -149,7 +183,7 @@ def _reads_weights_as_fast_as_activations(configuration: vela.Configuration) -> 
     return configuration.arena_on_second_port or configuration.const_memory not in ("OffChipFlash", "Dram")
 
 
-def _compile_both(
+def _compile_in_parallel(
     spec: EthosUCompileSpec, size_spec: EthosUCompileSpec, flatbuffer: bytes, compile_options: dict[str, Any]
 ) -> tuple[Payload, Payload | None]:
     others: list[Any] = []
@@ -166,30 +200,23 @@ def _compile_both(
     return fast, try_compile(size_spec, flatbuffer, compile_options, run_vela=lambda *_: (others[0], ""))
 
 
-def _vela_estimates(payload: Payload) -> VelaEstimates:
-    assert payload.vela is not None, "the payload is not for an Ethos-U"
-    return payload.vela
+def _is_better(fast: Program, smaller: Program) -> bool:
+    """Whether a program with less SRAM is better than the performance program, which fits the available SRAM.
 
-
-def _exceeds_sram(payload: Payload, spec: EthosUCompileSpec) -> bool:
-    return Program(payload, spec).exceeds_sram
-
-
-def _is_better(fast: Payload, size_program: Payload) -> bool:
-    """Whether the size program is better than the performance program, which fits the available SRAM.
-
-    It must take at most 0.5% more cycles (``CYCLE_TOLERANCE``), and its product of cycles and bytes (SRAM and program)
-    must be smaller.
+    It must take at most 0.5% more cycles (``CYCLE_TOLERANCE``), or 1% if it needs at most three quarters of the SRAM,
+    and its product of cycles and bytes (SRAM and program) must be smaller.
     """
-    (fast_cycles, *fast_bytes), (small_cycles, *small_bytes) = _cost_metrics(fast), _cost_metrics(size_program)
-    is_fast_enough = small_cycles <= (1 + CYCLE_TOLERANCE) * fast_cycles
+    (fast_cycles, *fast_bytes), (small_cycles, *small_bytes) = (_cost_metrics(p.payload) for p in (fast, smaller))
+    needs_much_less = small_bytes[0] <= _MUCH_LESS_SRAM * fast_bytes[0]
+    tolerance = _CYCLE_TOLERANCE_FOR_MUCH_LESS_SRAM if needs_much_less else CYCLE_TOLERANCE
+    is_fast_enough = small_cycles <= (1 + tolerance) * fast_cycles
     return is_fast_enough and small_cycles * sum(small_bytes) < fast_cycles * sum(fast_bytes)
 
 
 def _cost_metrics(payload: Payload) -> tuple[int, int, int]:
     """Return (cycles, bytes of SRAM, bytes of the program)."""
-    estimates = _vela_estimates(payload)
-    return estimates.total_cycles, estimates.sram_bytes, len(payload.data)
+    assert payload.vela is not None, "the payload is not for an Ethos-U"
+    return payload.vela.total_cycles, payload.vela.sram_bytes, len(payload.data)
 
 
 def _describe_saving(fast: Payload, chosen: Payload) -> str:

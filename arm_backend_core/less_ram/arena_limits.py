@@ -16,7 +16,7 @@ The result is not monotonic in the limit: below the least possible RAM, Vela may
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,6 +34,8 @@ _LIMITS_FOR_LEAST_RAM = (1.0, 0.9, 0.75, 0.5)
 #: Arena limits that are tried, relative to the available SRAM. A program often stays below its limit: MobileNetV2 takes
 #: 371,504 bytes both with 393,216 (+1.1% cycles) and with 372,352 (+2.8%).
 _LIMITS_TO_FIT = (1.05, 1.0, 0.9)
+#: Arena limit for few more cycles than the program for performance, relative to the RAM of the program for size.
+_LIMIT_NEAR_SIZE = 1.05
 #: Number of times that the search for the least RAM starts again from a program with less RAM.
 _MAX_ROUNDS = 4
 
@@ -111,6 +113,18 @@ def find_program_that_fits(fast: Program, small: Payload | None, compile_program
     if fitting:
         return min(fitting, key=lambda program: program.vela.total_cycles)
     return min([fast, *programs], key=_ram_and_cycles) if budget is not None else fast
+
+
+def compile_for_less_ram(fast: Program, small: Program, compile_program: Compile) -> Iterator[Program]:
+    """Yield programs with arena limits, compiled on demand: near the RAM of ``small``, then half that of ``fast``.
+
+    Args:
+        fast: the program for performance.
+        small: the program for size.
+        compile_program: compiles for a spec.
+    """
+    for limit in (int(_LIMIT_NEAR_SIZE * small.ram_bytes), fast.ram_bytes // 2):
+        yield from _compile_all(compile_program, fast, [limit_arena(fast.spec, limit)])
 
 
 def arena_available(program: Program) -> int:

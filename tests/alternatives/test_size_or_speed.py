@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from arm_backend_core.alternatives import size_or_speed
 from arm_backend_core.backends.payload import Payload
@@ -20,23 +20,10 @@ from arm_recipes import ArmRecipeType, ExportRecipe, ExportResult, export, sweep
 from arm_recipes.recipe import options
 from arm_recipes.recipe.saved import read_recipe
 from arm_recipes.report.answers import answer_questions
+from tests.small_models import Wide
 
 U55, U85 = ArmRecipeType.ETHOSU_U55_INT8, ArmRecipeType.ETHOSU_U85_INT8
 X = torch.randn(1, 3, 48, 48, generator=torch.Generator().manual_seed(0))
-
-
-class Wide(nn.Module):
-    """Its largest tensors are in the middle, where a program for size computes some rows at a time."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.widen, self.between = nn.Conv2d(3, 24, 3, padding=1), nn.Conv2d(24, 24, 3, padding=1)
-        self.narrow = nn.Conv2d(24, 4, 3, stride=2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Features of images."""
-        return self.narrow(self.between(self.widen(x).relu()).relu())
 
 
 def test_goals_are_those_of_the_option() -> None:
@@ -73,6 +60,24 @@ def test_the_better_is_taken(exported: dict[tuple[ArmRecipeType, str], ExportRes
     assert not _notes(fast) + _notes(small)
     assert torch.equal(auto.run(X), fast.run(X))
     assert not any("optimise" in item.change for item in auto.advice())
+
+
+def test_an_arena_limit_halves_the_sram_in_the_same_time() -> None:
+    """The program for size is much smaller, and 13% slower: the weights are read from flash again for each stripe."""
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Conv2d(i, o, 3, padding=1), nn.ReLU()) for i, o in ((3, 24), (24, 32), (32, 48))]
+    model = nn.Sequential(layers[0], nn.MaxPool2d(2), layers[1], nn.MaxPool2d(2), layers[2]).eval()
+    samples = [(torch.randn(1, 3, 64, 64),) for _ in range(2)]
+    fast, small, auto = (
+        export(model, ExportRecipe.get_recipe(U55, optimise=goal), samples, progress=False)
+        for goal in ("performance", "size", "auto")
+    )
+    assert _figures(small)[0] > 1.1 * _figures(fast)[0]
+    assert _figures(auto)[0] <= 1.005 * _figures(fast)[0]
+    assert _figures(auto)[1] < 0.5 * _figures(fast)[1]
+    assert torch.equal(auto.run(*samples[0]), fast.run(*samples[0]))
+    (note,) = (note for note in auto.report.notes if "compiled for an arena of" in note)
+    assert f"SRAM {_figures(auto)[1]:,} instead of {_figures(fast)[1]:,} bytes" in note
 
 
 def test_cycles_come_first(exported: dict[tuple[ArmRecipeType, str], ExportResult]) -> None:

@@ -7,34 +7,20 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 from arm_backend_core.backends.payload import Payload
 from arm_backend_core.less_ram.arena_limits import Program, arena_available, find_least_ram, find_program_that_fits
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from arm_recipes import ArmRecipeType, ExportRecipe, ExportResult, export
+from tests.small_models import Wide
 
 U55 = ArmRecipeType.ETHOSU_U55_INT8
 X = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
 
-class Bulge(nn.Module):
-    """Its largest tensors are in the middle."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.widen, self.between = nn.Conv2d(3, 24, 3, padding=1), nn.Conv2d(24, 24, 3, padding=1)
-        self.narrow = nn.Conv2d(24, 4, 3, stride=2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Features of images."""
-        return self.narrow(self.between(self.widen(x).relu()).relu())
-
-
 def _export(goal: str) -> ExportResult:
     recipe = ExportRecipe.get_recipe(U55, optimise=goal)
-    return export(Bulge().eval(), recipe, [(X,), (-X,)], progress=False)
+    return export(Wide().eval(), recipe, [(X,), (-X,)], progress=False)
 
 
 @pytest.fixture(scope="module")

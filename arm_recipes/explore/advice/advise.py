@@ -148,16 +148,7 @@ class _ChangeEvaluator:
         if not is_only_method:
             self.notes.append(f"per_channel=False{method_suffix}: the program has several methods that share weights")
             return
-        lowered = lower_program(changed, self._spec.target, self._loops)
-        if isinstance(lowered, str):
-            self.notes.append(f"per_channel=False: {lowered}")
-            return
-        self._compile_and_record(
-            "per_channel=False",
-            self._spec,
-            (lowered.delegates, lowered.arrays(self._spec)),
-            "less accurate: check with compare",
-        )
+        self._try_program("per_channel=False", changed, "less accurate: check with compare")
 
     def try_sparse_weights(self, program: ExportedProgram) -> None:
         """Compile the program with two of each four weights set to 0 (2:4 structured sparsity)."""
@@ -168,22 +159,21 @@ class _ChangeEvaluator:
             reason = "the weights are 2:4 sparse already" if find_prunable_weights(program) else _NO_WEIGHTS
             self.notes.append(f"{_SPARSE_WEIGHTS}: {reason}")
             return
-        lowered = lower_program(changed, self._spec.target, self._loops)
-        if isinstance(lowered, str):
-            self.notes.append(f"{_SPARSE_WEIGHTS}: {lowered}")
-            return
-        self._compile_and_record(
-            _SPARSE_WEIGHTS,
-            self._spec,
-            (lowered.delegates, lowered.arrays(self._spec)),
-            "requires pruning (compute_sparsity_masks) and fine-tuning",
-        )
+        self._try_program(_SPARSE_WEIGHTS, changed, "requires pruning (compute_sparsity_masks) and fine-tuning")
         if self.results and self.results[-1].change == _SPARSE_WEIGHTS and not self.results[-1].saves:
             then = self.results[-1].then
             self.notes.append(
                 f"{_SPARSE_WEIGHTS} save nothing ({self._current_cost.cycles:,} to {then.cycles:,} cycles): neither "
                 "multiply-accumulates nor the transfer of weights limits this program"
             )
+
+    def _try_program(self, change: str, program: ExportedProgram, note: str) -> None:
+        """Lower and compile a changed program, and record its figures or why it could not be lowered."""
+        lowered = lower_program(program, self._spec.target, self._loops)
+        if isinstance(lowered, str):
+            self.notes.append(f"{change}: {lowered}")
+        else:
+            self._compile_and_record(change, self._spec, (lowered.delegates, lowered.arrays(self._spec)), note)
 
     def _compile_and_record(self, change: str, spec: EthosUCompileSpec, lowered: _LoweredDelegates, note: str) -> None:
         _, estimates = compile_delegates(0, spec, lowered[0], *lowered[1])
