@@ -17,9 +17,9 @@ ELSEWHERE = {
         "test_plain_flow.py": "partitioner",
     },
     "arm_backend_core.alternatives": {
-        "alternatives/test_chooser.py": "attention_heads attention_matmul cascaded_pools channels choose "
+        "alternatives/test_chooser.py": "attention_heads attention_matmul cascaded_pools channel_permutation choose "
         "conv_epilogue cost_model deferred dilation int16_as_int8_rows narrow_concat packed_channels pad_channels "
-        "parallel_compile patches pixel_rows pixel_shuffle pixels_as_channels split_axes strided_slices "
+        "parallel_compile pixel_rows pixel_shuffle pixels_as_channels space_to_depth split_axes strided_slices "
         "transpose_split transposed_convolution unconditional",
     },
     "arm_backend_core.aten": {

@@ -1,7 +1,7 @@
 """Packed channels: elementwise operators on few channels compute in a shape that fills bricks.
 
-Between operations, Vela stores a tensor in bricks of 16 channels (NHCWB16), so that [1, 4096, 2] takes 8 times its
-bytes, and [1, 512, 16] takes none too many. The RESHAPEs at the ends of a chain may cost cycles.
+Between operations, Vela stores a tensor in bricks of 16 channels (NHCWB16), and pads channels to whole bricks:
+[1, 4096, 2] takes 8 times its bytes, [1, 512, 16] has no padding. The RESHAPEs at the ends of a chain may cost cycles.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from arm_backend_core.tosa.operators import ELEMENTWISE
 from arm_backend_core.tosa.passes.rewrite import Rewriter, skip_through
 
 _BRICK = 16
-#: A tensor of fewer bytes in bricks stays as it is.
+#: Minimum size of a tensor in bricks. Smaller tensors are not packed.
 _MIN_BYTES = 16 << 10
-#: The packed shape must take fewer bytes by this factor.
+#: Minimum ratio of the bytes before and after packing.
 _MIN_GAIN = 1.5
 _MAX_WIDTH = 4096
-#: Fewer operators than this save too little memory for the RESHAPEs around them.
+#: Minimum number of operators in a chain. Fewer save less memory than the RESHAPEs at its ends cost.
 _MIN_OPERATORS = 4
 _MOVEMENT = frozenset(
     ("CONCAT", "GATHER", "IDENTITY", "PAD", "RESHAPE", "REVERSE", "SCATTER", "SLICE", "TILE", "TRANSPOSE")
@@ -37,7 +37,7 @@ def pack_channels(op: Op, rewriter: Rewriter) -> Value:
 
 
 def packed_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """The shape [H, W, C] of as many elements that takes the fewest bytes in bricks; among equals, the smallest C."""
+    """The shape [H, W, C] of the same size that takes the fewest bytes in bricks; among equals, the smallest C."""
     size = prod(shape)
     divisors = [d for d in range(1, min(size, _MAX_WIDTH) + 1) if size % d == 0]
     channels = min(divisors, key=lambda d: (_bytes_in_bricks((size // d, d)), d))
@@ -54,7 +54,7 @@ def _match_chain(op: Op, rewriter: Rewriter) -> Region | None:
     """The elementwise operators of one shape that are connected with ``op``, and the data movement beside them."""
     shape = op.output.shape
     before = _bytes_in_bricks(shape) if shape else 0
-    # No shape takes fewer bytes than there are elements. This test spares most operators the search for one.
+    # No shape takes fewer bytes than it has elements. This test excludes most operators before a shape is searched.
     if before < max(_MIN_BYTES, _MIN_GAIN * op.output.size):
         return None
     if before < _MIN_GAIN * _bytes_in_bricks(packed_shape(shape)):

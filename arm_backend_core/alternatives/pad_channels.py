@@ -1,4 +1,4 @@
-"""Channel padding: more input channels for convolutions on few pixels, where these take fewer cycles."""
+"""Channel padding: pad the input channels of convolutions on few pixels, where this saves cycles."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _MIN_WEIGHTS = 1 << 14
 _MIN_SLOW_WEIGHTS, _MAX_SLOW_PIXELS = 1 << 10, 32
 
 
-#: The number of input channels that may take fewer cycles; the present number if there is none.
-CountChannels = Callable[[Op, Hardware], int]
+#: Returns the number of input channels to pad to; the number of the operator if padding saves no cycles.
+ChooseChannels = Callable[[Op, Hardware], int]
 
 
-def pad_input_channels(op: Op, rewriter: Rewriter, *, count_channels: CountChannels) -> Value:
+def pad_input_channels(op: Op, rewriter: Rewriter, *, choose_channels: ChooseChannels) -> Value:
     """Pad the input channels of a 1x1 CONV2D, with the input's zero point and weights of 1.
 
     Bit-exact: the padding adds 0 to the sums. A squeeze-and-excitation layer from 144 to 576 channels takes 90,594
@@ -38,51 +38,54 @@ def pad_input_channels(op: Op, rewriter: Rewriter, *, count_channels: CountChann
     """
     x, weight, bias = op.inputs
     assert weight.data is not None
-    padding = [(0, 0)] * 3 + [(0, count_channels(op, rewriter.builder.target.hardware) - x.shape[3])]
+    padding = [(0, 0)] * 3 + [(0, choose_channels(op, rewriter.builder.target.hardware) - x.shape[3])]
     image = rewriter.builder.pad(x, padding, op.attrs["input_zp"])
     kernel = constant(np.pad(weight.data, padding, constant_values=1), weight.dtype)
     return rewriter.builder.emit("CONV2D", (image, kernel, bias), op.output.dtype, **op.attrs)
 
 
-def _fill_weight_blocks(op: Op, hardware: Hardware) -> int:
-    """Whole weight blocks on U55 and U65, for one pixel of int8."""
+def _round_up_to_weight_blocks(op: Op, hardware: Hardware) -> int:
+    """Round up to whole weight blocks on U55 and U65, for int8 images of one pixel."""
     x, weight = op.inputs[:2]
     is_one_pixel = x.shape[1:3] == (1, 1) and x.dtype is DType.INT8
     gains = hardware.pads_weight_blocks and is_one_pixel and weight.size >= _MIN_WEIGHTS
     return x.shape[3] + (-x.shape[3] % _BLOCK_CHANNELS if gains else 0)
 
 
-def _leave_slow_channels(op: Op, hardware: Hardware) -> int:
-    """One channel more than ``Hardware.slow_input_channels``, for few pixels."""
+def _avoid_slow_channels(op: Op, hardware: Hardware) -> int:
+    """The first number of channels above ``Hardware.slow_input_channels``, for few pixels."""
     x, weight = op.inputs[:2]
     is_small = x.shape[1] * x.shape[2] <= _MAX_SLOW_PIXELS and weight.size >= _MIN_SLOW_WEIGHTS
     return hardware.slow_input_channels.stop if is_small and x.shape[3] in hardware.slow_input_channels else x.shape[3]
 
 
-def _match_few_pixels(op: Op, rewriter: Rewriter, *, count_channels: CountChannels) -> Region | None:
+def _match_few_pixels(op: Op, rewriter: Rewriter, *, choose_channels: ChooseChannels) -> Region | None:
     x, weight = op.inputs[:2]
     is_pointwise = x.shape[:3] == op.output.shape[:3] and weight.shape[1:3] == (1, 1) and x.shape[0] == 1
     if not is_pointwise or weight.data is None:
         return None
-    if count_channels(op, rewriter.builder.target.hardware) == x.shape[3]:
+    if choose_channels(op, rewriter.builder.target.hardware) == x.shape[3]:
         return None
     return Region(match_epilogue(op, rewriter), ((op,),))
 
 
 def _weigh_weights(cost: Cost) -> float:
-    """Cycles times bytes of weights: time steps share their weights, so that a sum would count these too often."""
+    """Cycles times bytes of weights.
+
+    A sum would count the weights of a recurrent layer once per time step, although the steps share them.
+    """
     return float(cost.cycles) * cost.weight_bytes
 
 
-def _define(count_channels: CountChannels, weigh: Callable[[Cost], float]) -> Alternative:
+def _define(choose_channels: ChooseChannels, weigh: Callable[[Cost], float]) -> Alternative:
     return Alternative(
         "convolutions with padded input channels",
         ("CONV2D",),
-        partial(pad_input_channels, count_channels=count_channels),
-        partial(_match_few_pixels, count_channels=count_channels),
+        partial(pad_input_channels, choose_channels=choose_channels),
+        partial(_match_few_pixels, choose_channels=choose_channels),
         weigh,
     )
 
 
-PAD_CHANNELS = _define(_fill_weight_blocks, attrgetter("total"))
-PAD_SLOW_CHANNELS = _define(_leave_slow_channels, _weigh_weights)
+PAD_CHANNELS = _define(_round_up_to_weight_blocks, attrgetter("total"))
+PAD_SLOW_CHANNELS = _define(_avoid_slow_channels, _weigh_weights)

@@ -75,8 +75,8 @@ def _merge_axes(op: Op) -> TransposePath:
 def _split_into_sequence(op: Op) -> TransposePath | None:
     """Return a sequence of TRANSPOSEs that each swap two of three dimensions.
 
-    ``plan_swaps`` optimizes the sequence for U55 and U65. On any NPU, the sequence moves elements like the TRANSPOSE.
-    On U85, it is a candidate, and the cost model decides.
+    The sequence is equivalent to the TRANSPOSE on every NPU. ``plan_swaps`` optimizes it for U55 and U65. On U85, it is
+    only a candidate, and the cost model decides.
     """
     x = op.inputs[0]
     return plan_swaps(x.shape, tuple(op.attrs["perms"]), x.dtype, x.shape)

@@ -38,7 +38,7 @@ from arm_backend_core.nodes import (
     mutates,
 )
 from arm_backend_core.ops.catalog import find_composite, records
-from arm_backend_core.ops.composites.movement import OUT_OF_VIEW
+from arm_backend_core.ops.composites.movement import READS_BEYOND_VIEW
 
 aten = torch.ops.aten
 
@@ -60,7 +60,7 @@ def decompose(module: GraphModule, constants: Iterable[Node] = (), *, quantized:
     for node in module.graph.nodes:  # before replacements change the operands' strides
         record = find_composite(node)
         if record is not None and record.reads_storage_offset and not _value(module, node.args[0]).is_contiguous():
-            raise ModelError(f"{describe_node(node)} cannot be exported: {OUT_OF_VIEW}")
+            raise ModelError(f"{describe_node(node)} cannot be exported: {READS_BEYOND_VIEW}")
     rewritten = square_magnitudes(module)
     return _Decomposer(quantized).run(module, set(constants)) or rewritten
 

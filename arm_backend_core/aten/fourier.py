@@ -49,7 +49,7 @@ def _dft_matrices(n: int, count: int, like: Tensor) -> tuple[Tensor, Tensor]:
 def _matmul_along(x: Tensor, dim: int, *matrices: Tensor) -> Sequence[Tensor]:
     """The products of x with each [size, count] matrix along ``dim``.
 
-    They are computed as one product, because several would be several layers, which take more cycles.
+    One matrix product computes them all: several products would be several layers, which take more cycles.
     """
     product = torch.matmul(x.transpose(dim, -1), torch.cat(matrices, 1)).transpose(dim, -1)
     return product.split([matrix.shape[1] for matrix in matrices], dim)

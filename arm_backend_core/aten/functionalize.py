@@ -67,7 +67,7 @@ def functionalize(graph: Graph, *, write_back: bool = False) -> Node | None:
 
 
 def _is_final_write(node: Node, order: dict[Node, int]) -> bool:
-    """Whether ``node`` writes an attribute's final value of this call, or an attribute's own value."""
+    """Whether ``node`` writes to an attribute that no later node reads, or writes its own value to it."""
     attribute, value = node.args[:2] if node.target is aten.copy_.default else (None, None)
     if not isinstance(attribute, Node) or attribute.op != "get_attr":
         return False

@@ -215,11 +215,11 @@ def _inline_graph(module: GraphModule, body: GraphModule, operands: Sequence[Any
             continue
         copies[node] = module.graph.node_copy(node, copies.__getitem__)
         if node.op == "get_attr":
-            copies[node].target = _register_submodule(module, operator.attrgetter(str(node.target))(body))
+            copies[node].target = _register_attribute(module, operator.attrgetter(str(node.target))(body))
     return [result and copies[result] for result in pytree.tree_leaves(body.graph.output_node().args[0])]
 
 
-def _register_submodule(module: GraphModule, value: Any) -> str:
+def _register_attribute(module: GraphModule, value: Any) -> str:
     """Register a nested subgraph, or a constant of a branch, on the outer module; returns its name."""
     if isinstance(value, Tensor):
         return add_buffer(module, "_of_branch", value)

@@ -1,8 +1,9 @@
 """Interval analysis (value range analysis) of int64 values: TOSA has no int64, so delegates compute in int32.
 
-Interval arithmetic over the FX graph decides which int64 values fit int32. Program inputs and counters are assumed to
-stay within 2**30. Some casts and products are too; the report notes these (``ops/intervals``). A delegate computes or
-reads any other int64 value only if its interval provably fits int32. The operator records have the interval rules.
+Interval arithmetic over the FX graph decides which int64 values fit int32. Program inputs, counters, and some casts and
+products are assumed to stay within 2**30 (``ops/intervals``); the report notes such casts and products. A delegate
+computes or reads any other int64 value only if its interval provably fits int32. The operator records have the interval
+rules.
 """
 
 from __future__ import annotations

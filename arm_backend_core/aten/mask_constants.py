@@ -25,7 +25,7 @@ aten = torch.ops.aten
 
 _SOFTMAX = (*softmax.overloads, *safe_softmax.overloads, *log_softmax.overloads)
 EXPONENTIAL_OPS = (*_SOFTMAX, aten.logsumexp.default, aten.exp.default, aten.exp2.default, aten.sigmoid.default)
-_PRODUCTS = (aten.mul.Tensor, aten.mul.Scalar)
+_MULTIPLICATIONS = (aten.mul.Tensor, aten.mul.Scalar)
 #: Operator -> positions of the arguments whose values appear in the result, unchanged or summed.
 VALUE_OPERANDS = {
     aten.add.Tensor: (0, 1),
@@ -148,7 +148,7 @@ class _MaskBounder:
     def _constant_factor(self, node: Node) -> float:
         """The constant factor of ``node`` if it multiplies or divides by a number, else 0."""
         divides = node.target in (aten.div.Tensor, aten.div.Scalar)
-        if not divides and node.target not in _PRODUCTS:
+        if not divides and node.target not in _MULTIPLICATIONS:
             return 0.0
         operands: tuple[Any, ...] = node.args[divides:]
         numeric = [x for x in operands if isinstance(x, (int, float)) or self._is_single_element_constant(x)]
@@ -158,7 +158,7 @@ class _MaskBounder:
 
     def _is_mask_product(self, node: Node, sign: float) -> bool:
         """Whether ``node`` scales a 0/1 mask by a large number of this sign."""
-        factor = self._constant_factor(node) * sign if node.target in _PRODUCTS else 0.0
+        factor = self._constant_factor(node) * sign if node.target in _MULTIPLICATIONS else 0.0
         return factor >= _MASK_FACTOR and all(self._is_binary(x, factor) for x in node.all_input_nodes)
 
     def _is_binary(self, node: Node, factor: float) -> bool:

@@ -22,8 +22,8 @@ from arm_backend_core.ops.normalization import safe_softmax, softmax
 
 aten = torch.ops.aten
 
-_PRODUCTS = (aten.matmul.default, aten.bmm.default)
-_FACTORS = (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar)
+_MATMULS = (aten.matmul.default, aten.bmm.default)
+_SCALINGS = (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar)
 
 
 def zero_masked_rows(module: GraphModule) -> None:
@@ -54,7 +54,7 @@ def zero_masked_rows(module: GraphModule) -> None:
 def _select_zero(weights: Node, rows: Node, *, is_last: bool) -> None:
     """Replace ``weights``, or the only product that reads them, by 0 in ``rows``."""
     result, (user, *others) = weights, weights.users
-    if is_last and not others and user.target in _PRODUCTS and user.args[0] is weights:
+    if is_last and not others and user.target in _MATMULS and user.args[0] is weights:
         result = user
     readers = list(result.users)
     with result.graph.inserting_after(result):
@@ -100,7 +100,7 @@ class _MaskFinder:
     def _find(self, x: Node) -> Node | None:
         is_bounded = x.target is aten.clamp.default and x.args[1] == QUANTIZABLE_LOWEST
         if x in self._float_constants and not is_bounded:
-            lowest = self._is_lowest(x, every=False)
+            lowest = self._is_negative_infinity(x, every=False)
             return self._insert_after(x, aten.eq.Scalar, x, -math.inf) if lowest else None
         if is_bounded:
             return self._find_in_bounded_mask(x)
@@ -108,7 +108,7 @@ class _MaskFinder:
             return self._find_in_fill(x)
         is_sum, is_scaling = (
             x.target in (aten.add.Tensor, aten.sub.Tensor),
-            x.target in _FACTORS and self._has_positive_factor(x),
+            x.target in _SCALINGS and self._has_positive_factor(x),
         )
         operands = (
             x.args[: 2 if x.target is aten.add.Tensor else 1] if is_sum or is_scaling or is_data_movement(x) else ()
@@ -132,9 +132,9 @@ class _MaskFinder:
         """The boolean mask of a select between -inf and another tensor."""
         is_where = x.target in where.overloads
         condition, fill, other = (x.args[0], x.args[1], x.args[2]) if is_where else (x.args[1], x.args[2], x.args[0])
-        if self._is_lowest(fill):
+        if self._is_negative_infinity(fill):
             masked = condition
-        elif self._is_lowest(other):
+        elif self._is_negative_infinity(other):
             masked = self._insert_after(x, aten.logical_not.default, condition)
             other = fill
         else:
@@ -150,7 +150,7 @@ class _MaskFinder:
             return factor in self._float_constants and bool((self.value(factor) > 0).all())
         return isinstance(factor, (int, float)) and factor > 0
 
-    def _is_lowest(self, x: Any, *, every: bool = True) -> bool:
+    def _is_negative_infinity(self, x: Any, *, every: bool = True) -> bool:
         """Whether ``x`` is -inf: a number, or every or any element of a constant."""
         if isinstance(x, Node):
             if x not in self._float_constants or not is_float(x):

@@ -1,18 +1,18 @@
-"""Scatter-adds: overlap-add, a layer with one-hot weights, a sum of gathers, or an operator of the CPU.
+"""Scatter-adds: rewrite as overlap-add, a layer with one-hot weights or a sum of gathers, or leave to the CPU.
 
 The decomposition of a scatter-add (``ops/composites/scatter``) compares each index with each position, which takes one
-mask element for each pair. This rewrite knows the values of constant indices and takes the first form that applies:
+mask element for each pair. This rewrite knows the values of constant indices. It uses the first that applies:
 
 - Overlap-add: element c of frame f goes to position start + f * hop + c, as in the inverse short-time Fourier
   transform. The result is a ``col2im``. 61 frames of 256 samples with a hop of 64 take 38,007 cycles on U55-128 (Vela
   5.1), and 8,064,167 as a product with a one-hot matrix.
 - In a program that will be quantized: a product with a one-hot matrix of up to ``_MAX_WEIGHTS`` elements. The sum is
   rounded once.
-- The sum of k gathers from the source with a row of zeros behind it, where k is the largest number of elements that go
-  to one position.
+- The sum of k gathers from the source, which is padded with a row of zeros. k is the largest number of elements that
+  go to one position.
 
-Other scatter-adds, also those at computed indices, are decomposed if they take few pairs on the target. The CPU
-computes the rest.
+Other scatter-adds, also those at computed indices, are decomposed if their number of pairs is within the limit of the
+target. The CPU computes the rest.
 """
 
 from __future__ import annotations
@@ -37,15 +37,16 @@ from arm_backend_core.targets.hardware import Hardware
 aten = torch.ops.aten
 Array = np.ndarray[Any, Any]
 
-#: Elements of a one-hot matrix that is the weight of a layer. 400 rows of 32 elements to 100 positions take 24,336
-#: cycles on U55-128 and 11,760 on U85-256; gathers take 319,244 and 124,902.
+#: Maximum number of elements of a one-hot matrix, the weight of a layer. 400 rows of 32 elements to 100 positions take
+#: 24,336 cycles on U55-128 and 11,760 on U85-256; gathers take 319,244 and 124,902.
 _MAX_WEIGHTS = 1 << 18
-#: Gathers that are added, each with a rounding of its own, and the elements that they read together. 16,384 elements
-#: take 211,424 cycles on U55-128 and 121,742 on U85-256.
+#: Maximum number of gathers in a sum, each of which adds a rounding error, and of elements that they read in total.
+#: 16,384 elements take 211,424 cycles on U55-128 and 121,742 on U85-256.
 _MAX_GATHERS, _MAX_GATHERED_ELEMENTS = 8, 1 << 16
-_MAX_RUNS = 256  #: slices of consecutive elements that stand in for the gathers on targets without GATHER
-#: Mask elements of a decomposition. Each takes 78 cycles on U55-128, which has no comparison, and 3 on U85-256. The CPU
-#: takes a few cycles for each element of the source.
+_MAX_RUNS = 256  #: maximum number of SLICEs that replace the gathers on targets without GATHER
+#: Maximum number of mask elements of a decomposition: on NPUs without comparison, on other NPUs, on other targets. An
+#: element takes 78 cycles on U55-128, which has no comparison, and 3 on U85-256. The CPU takes a few cycles for each
+#: element of the source.
 _MAX_PAIRS_WITHOUT_COMPARISON, _MAX_PAIRS_ON_NPU, _MAX_PAIRS = 1 << 13, 1 << 16, 1 << 18
 _PRODUCTS_PER_PAIR = 64  #: products of a quantized one-hot matrix that take the time of one mask element
 
@@ -64,19 +65,19 @@ def rewrite_scatter_adds(
     Returns:
         Whether the graph changed.
     """
-    nodes = [node for node in module.graph.nodes if node.op == "call_function" and node.target in _READERS]
+    nodes = [node for node in module.graph.nodes if node.op == "call_function" and node.target in _PARSERS]
     if not nodes:
         return False
     constants = Constants(module, tensors)
     changed = False
     for node in nodes:
-        scatter = _READERS[node.target](arguments_of(node), constants) if is_float(node) else None
+        scatter = _PARSERS[node.target](arguments_of(node), constants) if is_float(node) else None
         if scatter is None or not scatter.rows or not node.meta["val"].numel():
             continue
         with module.graph.inserting_before(node):
             if _Rewriter(module, node, hardware, constants, quantized).rewrite(scatter):
                 changed = True
-            elif (refusal := _refuse_pairs(scatter, hardware, quantized=quantized)) is not None:
+            elif (refusal := _refuse_decomposition(scatter, hardware, quantized=quantized)) is not None:
                 changed |= _keep_on_cpu(node, scatter, refusal)
     if changed:
         eliminate_dead_code(module.graph)
@@ -112,7 +113,7 @@ class _ScatterAdd:
     has_mask_per_element: bool = False
 
 
-def _refuse_pairs(scatter: _ScatterAdd, hardware: Hardware, *, quantized: bool) -> Unsupported | None:
+def _refuse_decomposition(scatter: _ScatterAdd, hardware: Hardware, *, quantized: bool) -> Unsupported | None:
     """The reason why the CPU takes less time than a decomposition, None if it takes more."""
     vectors, pairs = scatter.leading * scatter.trailing, scatter.rows * scatter.positions
     if scatter.has_mask_per_element or not quantized:
@@ -154,7 +155,7 @@ def _wrap(indices: Array, size: int) -> Array:
     return np.where(indices < 0, indices + size, indices)
 
 
-def _read_index_put(arguments: dict[str, Any], constants: Constants) -> _ScatterAdd | None:
+def _parse_index_put(arguments: dict[str, Any], constants: Constants) -> _ScatterAdd | None:
     x, source, sizes = arguments["self"], arguments["values"], arguments["self"].meta["val"].shape
     indexed = {axis: index for axis, index in enumerate(arguments["indices"]) if index is not None}
     axes = list(indexed)
@@ -173,7 +174,7 @@ def _read_index_put(arguments: dict[str, Any], constants: Constants) -> _Scatter
     return _ScatterAdd(x, source, flat, math.prod(index_shape), shape, *dims)
 
 
-def _read_index_add(arguments: dict[str, Any], constants: Constants) -> _ScatterAdd | None:
+def _parse_index_add(arguments: dict[str, Any], constants: Constants) -> _ScatterAdd | None:
     x, index, source = arguments["self"], arguments["index"], arguments["source"]
     sizes = x.meta["val"].shape
     if not sizes:
@@ -185,7 +186,7 @@ def _read_index_add(arguments: dict[str, Any], constants: Constants) -> _Scatter
     return _ScatterAdd(x, source, indices, rows, tuple(source.meta["val"].shape), *dims, alpha=arguments["alpha"])
 
 
-def _read_scatter(arguments: dict[str, Any], constants: Constants) -> _ScatterAdd | None:
+def _parse_scatter(arguments: dict[str, Any], constants: Constants) -> _ScatterAdd | None:
     """``scatter_add``, and ``scatter_reduce`` of sums."""
     x, index, source = arguments["self"], arguments["index"], arguments["src"]
     sizes, shape = x.meta["val"].shape, tuple(index.meta["val"].shape)
@@ -209,16 +210,16 @@ def _read_scatter(arguments: dict[str, Any], constants: Constants) -> _ScatterAd
     return _ScatterAdd(x, source, flat, flat.size, shape, 1, math.prod(sizes), 1, has_mask_per_element=True)
 
 
-_READERS = {
-    aten.index_put.default: _read_index_put,
-    aten.index_add.default: _read_index_add,
-    aten.scatter_add.default: _read_scatter,
-    aten.scatter.reduce: _read_scatter,
-    aten.scatter_reduce.two: _read_scatter,
+_PARSERS = {
+    aten.index_put.default: _parse_index_put,
+    aten.index_add.default: _parse_index_add,
+    aten.scatter_add.default: _parse_scatter,
+    aten.scatter.reduce: _parse_scatter,
+    aten.scatter_reduce.two: _parse_scatter,
 }
 
 
-# -- the forms -----------------------------------------------------------------------------------------------------
+# -- the rewrites -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -283,7 +284,7 @@ class _Rewriter:
     quantized: bool
 
     def rewrite(self, scatter: _ScatterAdd) -> bool:
-        """Replace the node if its indices are constant and a form applies."""
+        """Replace the node if its indices are constant and one of the rewrites applies."""
         if scatter.indices is None:
             return False
         frames = find_frames(scatter.indices)
@@ -292,7 +293,7 @@ class _Rewriter:
         elif self.quantized and scatter.rows * scatter.positions <= _MAX_WEIGHTS:
             sums = self._one_hot_product(self._rows(scatter), scatter.indices, scatter.positions)
         else:
-            tables = self._tables_of_gathers(scatter, scatter.indices)
+            tables = self._gather_tables(scatter, scatter.indices)
             if tables is None:
                 return False
             sums = self._sum_of_gathers(self._rows(scatter), scatter.rows, tables)
@@ -337,10 +338,10 @@ class _Rewriter:
         product = self._call(aten.matmul.default, self._call(aten.permute.default, rows, [0, 2, 1]), weight)
         return self._call(aten.permute.default, product, [0, 2, 1])
 
-    def _tables_of_gathers(self, scatter: _ScatterAdd, indices: Array) -> Array | None:
-        """The rows that each gather reads, [gathers, positions]; None if another form takes less time."""
+    def _gather_tables(self, scatter: _ScatterAdd, indices: Array) -> Array | None:
+        """The rows that each gather reads, [gathers, positions]; None if gathers take more time than another way."""
         elements = scatter.leading * scatter.positions * scatter.trailing
-        has_small_mask = not self.quantized and _refuse_pairs(scatter, self.hardware, quantized=False) is None
+        has_small_mask = not self.quantized and _refuse_decomposition(scatter, self.hardware, quantized=False) is None
         gathers = int(np.bincount(indices).max())
         if has_small_mask or gathers > _MAX_GATHERS or gathers * elements > _MAX_GATHERED_ELEMENTS:
             return None

@@ -53,7 +53,7 @@ def unfold(x: Tensor, dim: int, size: int, step: int) -> Tensor:
     return selected.unflatten(axis, (len(indices), size)).movedim(axis + 1, -1)
 
 
-OUT_OF_VIEW = "it reads memory beyond the view that is its input; index the whole tensor instead"
+READS_BEYOND_VIEW = "it reads memory beyond the view that is its input; index the whole tensor instead"
 
 
 def strided_indices(x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None) -> Array:
@@ -67,7 +67,7 @@ def strided_indices(x: Tensor, size: Sequence[int], stride: Sequence[int], stora
     strides = np.array(stride, dtype=int).reshape(-1, *[1] * len(size))
     indices = np.asarray(first + (np.indices(tuple(size)) * strides).sum(0))
     if not x.is_contiguous() or (indices.size and (indices.min() < 0 or indices.max() >= x.numel())):
-        raise ModelError(OUT_OF_VIEW)
+        raise ModelError(READS_BEYOND_VIEW)
     return indices
 
 

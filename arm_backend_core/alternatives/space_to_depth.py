@@ -26,7 +26,7 @@ from arm_backend_core.tosa.passes.space_to_depth import rewrite_strided_convolut
 from arm_backend_core.tosa.passes.transpose_form import lower_transpose
 
 
-class _PatchLayout(NamedTuple):
+class _SpaceToDepthLayout(NamedTuple):
     """How a convolution can read the tensor before the data movement.
 
     ``split_axes`` explains factors of dimensions.
@@ -54,7 +54,7 @@ def fold_space_to_depth(op: Op, rewriter: Rewriter) -> Value | None:
     the weights are permuted. Bit-exact: the sums have the same products.
     """
     path = collect_data_movement(op, rewriter)
-    layout = _match_patches(path)
+    layout = _match_space_to_depth(path)
     if layout is None:
         return None
     b, (weight, bias), (n, rows, columns) = rewriter.builder, op.inputs[1:], layout.image
@@ -85,7 +85,7 @@ def fold_space_to_depth(op: Op, rewriter: Rewriter) -> Value | None:
     return b.reshape(folded or sums, op.output.shape)
 
 
-def _match_patches(path: Sequence[Op]) -> _PatchLayout | None:
+def _match_space_to_depth(path: Sequence[Op]) -> _SpaceToDepthLayout | None:
     """Match a convolution and the data movement before it; None if the rewrite cannot apply or gains nothing."""
     *moves, conv = path
     if not any(op.kind == "TRANSPOSE" for op in moves) or conv.inputs[1].data is None:
@@ -110,7 +110,11 @@ def _match_patches(path: Sequence[Op]) -> _PatchLayout | None:
     image = _image_shape(conv, pixels, above, columns)
     indices = [tuple(channels.index(factor) for factor in run) for run in (rows, remaining_channels)]
     sizes = tuple(factor.size for factor in channels)
-    return _PatchLayout(image, prod(factor.size for factor in leading), sizes, *indices) if image is not None else None
+    return (
+        _SpaceToDepthLayout(image, prod(factor.size for factor in leading), sizes, *indices)
+        if image is not None
+        else None
+    )
 
 
 def _image_shape(
@@ -130,7 +134,7 @@ def _image_shape(
 
 def _match_region(op: Op, rewriter: Rewriter) -> Region | None:
     path = collect_data_movement(op, rewriter)
-    if _match_patches(path) is None:
+    if _match_space_to_depth(path) is None:
         return None
     steps = match_epilogue(op, rewriter)
     return Region([*path, *steps, *collect_readers(steps[-1], rewriter)], ((op,),))
