@@ -13,14 +13,14 @@ def optimise_for_size(spec: EthosUCompileSpec) -> EthosUCompileSpec:
 
 
 def disable_cascades(spec: EthosUCompileSpec) -> EthosUCompileSpec:
-    """Return a copy of the spec for performance with ``--disable-cascading``."""
+    """Return a copy of the spec that optimizes for performance with ``--disable-cascading``."""
     return _derive_spec(spec, ("--disable-cascading",), "performance")
 
 
 def limit_arena(spec: EthosUCompileSpec, sram_bytes: int) -> EthosUCompileSpec:
-    """Return a copy of the spec for performance in at most ``sram_bytes`` (``--arena-cache-size``).
+    """Return a copy of the spec that optimizes for performance in ``sram_bytes`` of SRAM (``--arena-cache-size``).
 
-    Vela cascades layers until the program fits. If none does, the program takes more SRAM than that.
+    Vela cascades layers until the program fits. If no cascade suffices, the program takes more SRAM.
     """
     return _derive_spec(spec, (f"--arena-cache-size={sram_bytes}",), "performance")
 

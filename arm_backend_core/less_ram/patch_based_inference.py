@@ -8,9 +8,9 @@ computed once per patch. The method is that of MCUNetV2 (Lin et al., 2021).
 Vela's cascades have the same purpose and recompute nothing. But a cascade ends where a tensor has several readers, as
 at a residual connection, and its buffers are as wide as the image. A stage includes residual connections.
 
-Bit-exact: each element of an operator's result depends on a window of its operands (``_needed_area``), and every patch
-reads this window. Where a window crosses the border of a tensor, the patch has the padding of the operator. Elsewhere
-it reads the neighbouring pixels.
+Bit-exact: each element of an operator's result depends on a window of its operands (``_receptive_field``), and every
+patch reads this window. Where a window crosses the border of a tensor, the patch has the padding of the operator.
+Elsewhere it reads the neighbouring pixels.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _WINDOWS = ("CONV2D", "DEPTHWISE_CONV2D", "MAX_POOL2D", "AVG_POOL2D")
 _ROWS, _COLUMNS = 1, 2
 
 
-class Span(NamedTuple):
+class IndexRange(NamedTuple):
     """The indices ``start`` to ``stop`` (exclusive) of an axis."""
 
     start: int
@@ -48,19 +48,19 @@ class Span(NamedTuple):
 class Area(NamedTuple):
     """A rectangle of pixels of an image [N, H, W, C]."""
 
-    rows: Span
-    columns: Span
+    rows: IndexRange
+    columns: IndexRange
 
     @property
     def pixels(self) -> int:
         """Number of pixels."""
         return self.rows.size * self.columns.size
 
-    def hull(self, other: Area | None) -> Area:
+    def bounding_box(self, other: Area | None) -> Area:
         """The smallest rectangle that contains both."""
         if other is None:
             return self
-        return Area(*(Span(min(a.start, b.start), max(a.stop, b.stop)) for a, b in zip(self, other, strict=True)))
+        return Area(*(IndexRange(min(a.start, b.start), max(a.stop, b.stop)) for a, b in zip(self, other, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,9 @@ class Stage:
     Attributes:
         result: the small image at the end.
         ops: all operators that ``result`` depends on, in execution order, without ``layout_ops``.
-        sources: {image that the stage reads: input of the graph that holds it}. The input has its channels last, or
-            first; then ``layout_ops`` transpose it.
-        layout_ops: operators that transpose inputs with channels first.
+        sources: {image [N, H, W, C] that the stage reads: input of the graph that holds it}. The input is this image,
+            or the same image as [N, C, H, W], which ``layout_ops`` transpose.
+        layout_ops: operators that transpose inputs from [N, C, H, W].
     """
 
     result: Value
@@ -131,7 +131,9 @@ def _refuse_operator(op: Op) -> str | None:
     """Why an operator cannot compute a patch of its result from a patch of its operands; None if it can."""
     if op.extra_outputs or op.output.rank != 4:
         return f"the result of {op!r} is not an image"
-    if op.kind in _WINDOWS and any(pad >= extent for pad, extent in zip(op.attrs["pad"], _extents(op), strict=True)):
+    if op.kind in _WINDOWS and any(
+        pad >= extent for pad, extent in zip(op.attrs["pad"], _window_extents(op), strict=True)
+    ):
         return f"a window of {op.kind} may contain padding only"
     if op.kind in _WINDOWS or (op.kind == "CONCAT" and op.attrs["axis"] not in (_ROWS, _COLUMNS)):
         return None
@@ -147,24 +149,24 @@ def _image_operands(op: Op) -> Sequence[Value]:
     return op.inputs[:1] if op.kind in _WINDOWS else op.inputs
 
 
-def _extents(op: Op) -> list[int]:
-    """The rows and columns that a window spans, each twice, in the order of the attribute ``pad``."""
+def _window_extents(op: Op) -> list[int]:
+    """The rows, rows, columns, columns that a dilated window spans: one number for each value of ``pad``."""
     first = 1 if op.kind == "CONV2D" else 0
     kernel = op.attrs["kernel"] if "kernel" in op.attrs else op.inputs[1].shape[first : first + 2]
     rows, columns = ((size - 1) * by + 1 for size, by in zip(kernel, op.attrs.get("dilation", (1, 1)), strict=True))
     return [rows, rows, columns, columns]
 
 
-def _needed_area(op: Op, area: Area) -> tuple[Area, list[int]]:
+def _receptive_field(op: Op, area: Area) -> tuple[Area, list[int]]:
     """The area of the operands that ``area`` of the result depends on, and the padding (top, bottom, left, right)."""
     if op.kind not in _WINDOWS:
         return area, [0, 0, 0, 0]
-    spans, pad = list[Span](), list[int]()
+    spans, pad = list[IndexRange](), list[int]()
     for i, span in enumerate(area):
-        stride, size, extent = op.attrs["stride"][i], op.inputs[0].shape[1 + i], _extents(op)[2 * i]
+        stride, size, extent = op.attrs["stride"][i], op.inputs[0].shape[1 + i], _window_extents(op)[2 * i]
         start = span.start * stride - op.attrs["pad"][2 * i]
         stop = (span.stop - 1) * stride - op.attrs["pad"][2 * i] + extent
-        spans.append(Span(max(start, 0), min(stop, size)))
+        spans.append(IndexRange(max(start, 0), min(stop, size)))
         pad += [max(-start, 0), max(stop - size, 0)]
     return Area(*spans), pad
 
@@ -173,24 +175,24 @@ def _areas_of_patch(stage: Stage, patch: Area) -> dict[Value, Area]:
     """The area of each image of the stage that ``patch`` of the result depends on."""
     needed = {stage.result: patch}
     for op in reversed(stage.ops):
-        operand_area, _ = _needed_area(op, needed[op.output])
+        operand_area, _ = _receptive_field(op, needed[op.output])
         for value in _image_operands(op):
             if value.data is None:
-                needed[value] = operand_area.hull(needed.get(value))
+                needed[value] = operand_area.bounding_box(needed.get(value))
     return needed
 
 
 def split_image(image: Value, row_count: int, column_count: int) -> list[list[Area]]:
     """Split an image into a grid of patches of nearly equal size: rows of patches."""
     rows, columns = (
-        [Span(size * i // count, size * (i + 1) // count) for i in range(count)]
+        [IndexRange(size * i // count, size * (i + 1) // count) for i in range(count)]
         for size, count in ((image.shape[_ROWS], row_count), (image.shape[_COLUMNS], column_count))
     )
     return [[Area(span, other) for other in columns] for span in rows]
 
 
-def count_extra_work(stage: Stage, grid: Sequence[Sequence[Area]]) -> int:
-    """Work (``Op.work``) of the pixels that are computed more than once."""
+def count_recomputed_work(stage: Stage, grid: Sequence[Sequence[Area]]) -> int:
+    """Work (``Op.work``) of computing pixels again that several patches need (the halo)."""
     areas = [_areas_of_patch(stage, patch) for row in grid for patch in row]
     extra = 0
     for op in stage.ops:
@@ -231,7 +233,7 @@ def _emit_patch(stage: Stage, patch: Area, builder: Builder) -> Value:
         computed[image] = _read_source(image, source, needed[image], builder)
     for op in stage.ops:
         builder.origins = op.origins
-        area, pad = _needed_area(op, needed[op.output])
+        area, pad = _receptive_field(op, needed[op.output])
         images = _image_operands(op)
         operands = [_read_area(x, area, needed, computed, builder) if x in images else x for x in op.inputs]
         attrs = op.attrs | ({"pad": pad} if op.kind in _WINDOWS else {})
@@ -242,8 +244,10 @@ def _emit_patch(stage: Stage, patch: Area, builder: Builder) -> Value:
 def _read_source(image: Value, source: Value, area: Area, builder: Builder) -> Value:
     """Read an area of an input of the graph, with channels last."""
     if image is source:
-        return _crop(source, area, Area(Span(0, image.shape[1]), Span(0, image.shape[2])), (_ROWS, _COLUMNS), builder)
-    whole = Area(Span(0, image.shape[1]), Span(0, image.shape[2]))
+        return _crop(
+            source, area, Area(IndexRange(0, image.shape[1]), IndexRange(0, image.shape[2])), (_ROWS, _COLUMNS), builder
+        )
+    whole = Area(IndexRange(0, image.shape[1]), IndexRange(0, image.shape[2]))
     part = _crop(source, area, whole, (2, 3), builder)
     n, channels = part.shape[:2]
     pixels = builder.transpose(builder.reshape(part, (n, channels, area.pixels)), (0, 2, 1))

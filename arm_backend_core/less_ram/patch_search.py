@@ -1,7 +1,8 @@
 """Search for a stage and a grid of patches with which a program fits the available SRAM.
 
-The candidates are the tensors that are smaller than all before them, as ends of the stage, each with several grids.
-They are compiled in the order of the work that they repeat. Among the first that fit, Vela's cycles decide.
+A candidate is a stage and a grid. A stage may end at each image that is smaller than the ends of all shorter stages.
+Candidates are compiled in ascending order of recomputed work. Of the first programs that fit, the one with the fewest
+cycles by Vela's estimate is chosen.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from arm_backend_core.less_ram.arena_limits import Program, arena_available, try
 from arm_backend_core.less_ram.derived_specs import limit_arena, optimise_for_size
 from arm_backend_core.less_ram.patch_based_inference import (
     Stage,
-    count_extra_work,
+    count_recomputed_work,
     match_stage,
     rewrite_to_patches,
     split_image,
@@ -32,10 +33,10 @@ from arm_backend_core.tosa.serialize import serialize
 CompileGraph = Callable[[Graph, EthosUCompileSpec], Payload | None]
 #: Grids that are tried: rows and columns of patches.
 _GRIDS = ((2, 1), (3, 1), (4, 1), (2, 2), (3, 2), (4, 2), (3, 3), (4, 4))
-#: Most work that a candidate may repeat, relative to the work of the graph.
-_MAX_EXTRA_WORK = 0.4
-#: Number of programs that are compiled at most, and of programs that fit among which the cycles decide.
-_MAX_COMPILED, _MAX_FITTING = 16, 2
+#: Maximum recomputed work of a candidate, relative to the work of the graph.
+_MAX_RECOMPUTED_WORK = 0.4
+#: Maximum number of candidates that are compiled, and number of fitting programs after which the search ends.
+_MAX_CANDIDATES, _MAX_FITTING = 16, 2
 #: A candidate that exceeds the SRAM by at most this factor is also optimized for size.
 _NEARLY_FITS = 1.1
 
@@ -46,12 +47,12 @@ class Candidate(NamedTuple):
     Attributes:
         position: index of the operator that computes the result of the stage.
         grid: rows and columns of patches.
-        extra_work: work that is repeated, relative to the work of the graph.
+        recomputed_work: work on pixels that several patches compute, relative to the work of the graph.
     """
 
     position: int
     grid: tuple[int, int]
-    extra_work: float
+    recomputed_work: float
 
 
 class PatchedProgram(NamedTuple):
@@ -60,7 +61,7 @@ class PatchedProgram(NamedTuple):
     Attributes:
         graph: its TOSA graph.
         program: the compiled program.
-        description: what the patches are, for the report.
+        description: the grid and the end of the stage, for the report.
     """
 
     graph: Graph
@@ -75,23 +76,24 @@ def copy_graph(graph: Graph) -> Graph:
 
 
 def list_candidates(graph: Graph, available: int) -> list[Candidate]:
-    """List stages and grids that may fit ``available`` bytes, in ascending order of the repeated work.
+    """List stages and grids that may fit ``available`` bytes, in ascending order of the recomputed work.
 
-    The input of the graph and the result of the stage are in memory together.
+    The inputs and the result of a stage are in memory at the same time.
     """
     total, smallest = sum(op.work for op in graph.ops), None
     candidates = list[Candidate]()
     for position, op in enumerate(graph.ops):
-        stage = match_stage(graph, op.output) if _is_stored(op.output) else ""
+        stage = match_stage(graph, op.output) if _is_integer_image(op.output) else ""
         if isinstance(stage, str) or (smallest is not None and _bytes_of(op.output) >= smallest):
             continue
         smallest = _bytes_of(op.output)
         if smallest + sum(map(_bytes_of, stage.sources)) < available:
             candidates += _list_grids(stage, position, total)
-    return sorted(candidates, key=lambda candidate: candidate.extra_work)
+    return sorted(candidates, key=lambda candidate: candidate.recomputed_work)
 
 
-def _is_stored(value: Value) -> bool:
+def _is_integer_image(value: Value) -> bool:
+    """Whether a value is an image [N, H, W, C] of int8 or int16."""
     return value.dtype in (DType.INT8, DType.INT16) and value.rank == 4
 
 
@@ -102,13 +104,13 @@ def _bytes_of(value: Value) -> int:
 def _list_grids(stage: Stage, position: int, total: int) -> Iterator[Candidate]:
     for grid in _GRIDS:
         if grid[0] <= stage.result.shape[1] and grid[1] <= stage.result.shape[2]:
-            extra_work = count_extra_work(stage, split_image(stage.result, *grid)) / total
-            if extra_work <= _MAX_EXTRA_WORK:
-                yield Candidate(position, grid, extra_work)
+            recomputed_work = count_recomputed_work(stage, split_image(stage.result, *grid)) / total
+            if recomputed_work <= _MAX_RECOMPUTED_WORK:
+                yield Candidate(position, grid, recomputed_work)
 
 
 def keep_graph_for_patches(spec: ArmCompileSpec, choose: Pass) -> tuple[Pass, list[Graph]]:
-    """Extend the pass ``choose``: the list then has a copy of the graph after it, if patches may be needed."""
+    """Wrap the pass ``choose``: once it has run, the list has a copy of the graph, if patches may be needed."""
     kept = list[Graph]()
     if not isinstance(spec, EthosUCompileSpec) or spec.sram_budget is None or spec.optimise != "auto":
         return choose, kept
@@ -149,7 +151,7 @@ def find_patches(graph: Graph, smallest: Program, compile_graph: CompileGraph) -
         compile_graph: compiles a graph for a spec; None if Vela fails.
     """
     found = list[PatchedProgram]()
-    for candidate in list_candidates(graph, arena_available(smallest))[:_MAX_COMPILED]:
+    for candidate in list_candidates(graph, arena_available(smallest))[:_MAX_CANDIDATES]:
         patched = _rewrite(graph, smallest.spec, candidate)
         program = None if patched is None else _compile_candidate(patched, smallest, compile_graph)
         if patched is not None and program is not None and not program.exceeds_sram:
@@ -174,7 +176,7 @@ def _rewrite(graph: Graph, spec: EthosUCompileSpec, candidate: Candidate) -> Gra
 
 
 def _compile_candidate(graph: Graph, smallest: Program, compile_graph: CompileGraph) -> Program | None:
-    """Compile with an arena limit, and for size if that nearly fits; None if Vela fails."""
+    """Compile with an arena limit; if that nearly fits, also for size. None if Vela fails."""
     spec, available = smallest.spec, arena_available(smallest)
     figures = smallest.vela.performance or (smallest.vela.total_cycles, smallest.vela.sram_bytes)
     for derived in (limit_arena(spec, available), optimise_for_size(spec)):
@@ -191,7 +193,5 @@ def _compile_candidate(graph: Graph, smallest: Program, compile_graph: CompileGr
 def _describe(graph: Graph, candidate: Candidate) -> str:
     op = graph.ops[candidate.position]
     place = (op.origin.module or op.origin.operator) if op.origin is not None else op.kind
-    rows, columns = candidate.grid
-    return (
-        f"computed in {rows} x {columns} patches up to '{place}', which repeats {candidate.extra_work:.1%} of the work"
-    )
+    (rows, columns), repeated = candidate.grid, f"{candidate.recomputed_work:.1%} of the work"
+    return f"computed in {rows} x {columns} patches up to '{place}', which repeats {repeated}"

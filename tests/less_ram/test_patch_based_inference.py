@@ -11,9 +11,9 @@ import pytest
 from arm_backend_core.dtype import DType
 from arm_backend_core.less_ram.patch_based_inference import (
     Area,
-    Span,
+    IndexRange,
     Stage,
-    count_extra_work,
+    count_recomputed_work,
     match_stage,
     rewrite_to_patches,
     split_image,
@@ -98,7 +98,7 @@ def test_the_results_are_equal(
     stage = match_stage(patched, patched.ops[_position(graph, result)].output)
     assert isinstance(stage, Stage), stage
     patches = split_image(stage.result, *grid)
-    assert count_extra_work(stage, patches) > 0
+    assert count_recomputed_work(stage, patches) > 0
     rewrite_to_patches(patched, target, stage, patches)
     patched.verify()
     for each in (graph, patched):
@@ -145,7 +145,9 @@ def test_a_value_that_is_read_later_is_not_inside_a_stage(target: Target) -> Non
 
 def test_grids_cover_the_image() -> None:
     grid = split_image(Value((1, 5, 4, 1), DType.INT8), 2, 3)
-    assert [patch.rows for patch in (row[0] for row in grid)] == [Span(0, 2), Span(2, 5)]
-    assert [patch.columns for patch in grid[0]] == [Span(0, 1), Span(1, 2), Span(2, 4)]
+    assert [patch.rows for patch in (row[0] for row in grid)] == [IndexRange(0, 2), IndexRange(2, 5)]
+    assert [patch.columns for patch in grid[0]] == [IndexRange(0, 1), IndexRange(1, 2), IndexRange(2, 4)]
     assert sum(patch.pixels for row in grid for patch in row) == 20
-    assert Area(Span(0, 2), Span(1, 2)).hull(Area(Span(1, 3), Span(0, 1))) == Area(Span(0, 3), Span(0, 2))
+    assert Area(IndexRange(0, 2), IndexRange(1, 2)).bounding_box(Area(IndexRange(1, 3), IndexRange(0, 1))) == Area(
+        IndexRange(0, 3), IndexRange(0, 2)
+    )

@@ -82,8 +82,8 @@ def _chain(*strides: int) -> Graph:
 def test_candidates_end_at_smaller_tensors_and_repeat_little() -> None:
     candidates = list_candidates(_chain(1, 2, 1, 2), 12_000)
     assert {candidate.position for candidate in candidates} == {3, 7}  # at the results of the strided convolutions
-    assert candidates == sorted(candidates, key=lambda candidate: candidate.extra_work)
-    assert all(0 < candidate.extra_work <= 0.4 for candidate in candidates)
+    assert candidates == sorted(candidates, key=lambda candidate: candidate.recomputed_work)
+    assert all(0 < candidate.recomputed_work <= 0.4 for candidate in candidates)
     assert candidates[0].grid == (2, 1)
 
 
