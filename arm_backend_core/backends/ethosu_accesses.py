@@ -15,13 +15,13 @@ ELEMENTWISE = 6
 WEIGHT_REGION_REGISTERS = (296, 297)
 #: Registers of the base of weights, then of scales, of up to two cores. The length register of each follows its base.
 WEIGHT_BASE_REGISTERS = (0x420, 0x490, 0x422, 0x492)
-#: Length of the span of a DMA of several rows, which counts as all memory from its first byte on.
+#: Length of the accesses of a DMA of several rows. They count as accesses to all memory from their first byte on.
 UNKNOWN_LENGTH = 1 << 40
 _SOURCE_REGION, _DESTINATION_REGION, _SOURCE_ADDRESS, _DESTINATION_ADDRESS, _LENGTH = DMA_REGISTERS
 
 
-class Span(NamedTuple):
-    """Bytes [start, end) of a region."""
+class MemoryAccess(NamedTuple):
+    """A read or a write of the bytes [start, end) of a region."""
 
     region: int
     start: int
@@ -29,15 +29,16 @@ class Span(NamedTuple):
     is_write: bool
 
 
-def list_feature_maps(number: int) -> Sequence[tuple[int, ...]]:
+def list_feature_map_registers(number: int) -> Sequence[tuple[int, ...]]:
     """Registers of the feature maps that the kernel command ``number`` uses: IFM, OFM and, for arithmetic, IFM2."""
     return FEATURE_MAP_REGISTERS[: 3 if number == ELEMENTWISE else 2]
 
 
-def kernel_spans(registers: Mapping[int, int], maps: Sequence[tuple[int, ...]]) -> Iterator[Span]:
+def kernel_accesses(registers: Mapping[int, int], maps: Sequence[tuple[int, ...]]) -> Iterator[MemoryAccess]:
     """Memory that a kernel reads and writes as feature maps.
 
-    A span begins at the first byte of the feature map or of its rolling buffer. It ends at the end of the first tile.
+    An access begins at the first byte of the feature map or of its rolling buffer. It ends at the end of the first
+    tile.
     """
     for base, stride, tile, region, precision, depth in maps:
         start, x, y, brick, precision_bits = (
@@ -47,11 +48,11 @@ def kernel_spans(registers: Mapping[int, int], maps: Sequence[tuple[int, ...]]) 
         is_ofm = base == FEATURE_MAP_REGISTERS[1][0]
         pixel_end = pixel_bytes(channels + 1, brick, precision_bits, precision_bits >> (33 if is_ofm else 34) & 3)
         first = 0 if max(x, y) >> 39 else registers[base + 2] or start  # negative stride: from byte 0 on
-        yield Span(registers[region] >> 32 & 7, first, start + rows * y + columns * x + pixel_end, is_ofm)
+        yield MemoryAccess(registers[region] >> 32 & 7, first, start + rows * y + columns * x + pixel_end, is_ofm)
 
 
-def writes_whole_span(registers: Mapping[int, int]) -> bool:
-    """Whether a kernel writes each byte of its OFM's span: no gaps between pixels or rows, no rolling buffer."""
+def writes_without_gaps(registers: Mapping[int, int]) -> bool:
+    """Whether a kernel writes each byte of its OFM's access: no gaps between pixels or rows, no rolling buffer."""
     base, stride, tile, _, precision, depth = FEATURE_MAP_REGISTERS[1]
     x, y, brick, bits = (registers[key] for key in (stride, stride + 1, stride + 2, precision))
     columns, channels = ((registers[key] >> 32) + 1 for key in (tile, depth))
@@ -62,18 +63,19 @@ def writes_whole_span(registers: Mapping[int, int]) -> bool:
     return x == channels << (bits >> 33 & 3) and y == columns * x
 
 
-def dma_spans(registers: Mapping[int, int]) -> Iterator[Span]:
+def dma_accesses(registers: Mapping[int, int]) -> Iterator[MemoryAccess]:
     """Memory that a DMA reads and writes."""
     length = UNKNOWN_LENGTH if registers[_DESTINATION_REGION] >> 41 & 3 else registers[_LENGTH]
     for region, address in ((_SOURCE_REGION, _SOURCE_ADDRESS), (_DESTINATION_REGION, _DESTINATION_ADDRESS)):
-        if not registers[region] >> 40 & 1:  # not the internal table memory
+        if not registers[region] >> 40 & 1:  # not the NPU's internal memory of lookup tables
             start = registers[address]
-            yield Span(registers[region] >> 32 & 7, start, start + length, region == _DESTINATION_REGION)
+            yield MemoryAccess(registers[region] >> 32 & 7, start, start + length, region == _DESTINATION_REGION)
 
 
-def weight_spans(registers: Mapping[int, int]) -> Iterator[Span]:
+def weight_accesses(registers: Mapping[int, int]) -> Iterator[MemoryAccess]:
     """Memory that a convolution reads as weights and scales."""
     weights, scales = WEIGHT_REGION_REGISTERS
     for base, region in zip(WEIGHT_BASE_REGISTERS, (weights, weights, scales, scales), strict=True):
         if registers[base + 1]:
-            yield Span(registers[region] >> 32 & 7, registers[base], registers[base] + registers[base + 1], False)
+            start = registers[base]
+            yield MemoryAccess(registers[region] >> 32 & 7, start, start + registers[base + 1], False)

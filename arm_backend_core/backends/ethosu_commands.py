@@ -7,6 +7,7 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 DMA_START, DMA_WAIT = 16, 17
+#: NPU_OP_CONV, DEPTHWISE, POOL, ELEMENTWISE and RESIZE.
 KERNEL_COMMANDS = (2, 3, 5, 6, 7)
 #: Registers of a DMA: source region, destination region, source address, destination address, length.
 DMA_REGISTERS = (304, 305, 0x430, 0x431, 0x432)
@@ -23,7 +24,7 @@ _PRODUCTS = {0: "U55", 1: "U65", 2: "U85"}
 
 
 def is_u85(stream: bytes) -> bool:
-    """Whether a stream is for an Ethos-U85: a Direct Drive stream, or by the product number in its header.
+    """Whether a stream is for an Ethos-U85: a Direct Drive stream, or a stream with this product number in its header.
 
     Raises:
         ValueError: another product, whose registers are unknown here.
@@ -88,10 +89,10 @@ def pack_stream(stream: bytes, words: Sequence[int]) -> bytes:
 
 
 class RegisterWriter:
-    """Writes a stream in which some registers have other values than in Vela's: it sets them right before their use.
+    """Writes an edited copy of Vela's stream. Some registers get other values, right before their use (deferred).
 
     Attributes:
-        pending: values of the deferred registers in Vela's stream.
+        pending: values that Vela's stream last gave to the deferred registers.
         words: the new stream's words.
     """
 
@@ -100,7 +101,7 @@ class RegisterWriter:
         self.pending, self.words = dict[int, int](), list(words)
 
     def defer(self, number: int, value: int) -> bool:
-        """Store a register of Vela's that is set later; False if the command is not deferred."""
+        """Store the value of a deferred register; False if the register is not deferred."""
         if number in self._deferred:
             self.pending[number] = value
         return number in self._deferred

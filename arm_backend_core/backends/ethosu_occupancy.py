@@ -1,7 +1,8 @@
-"""Occupancy of the scratch: which of its bytes hold live data while each kernel of a command stream runs.
+"""Liveness analysis of the scratch: which bytes hold live data while each kernel of a command stream runs.
 
-Data are live from their last write before a read to that read. The analysis rounds up: it counts granules instead of
-bytes, and treats a write with gaps as a read too. A DMA runs at the same time as the kernels before and after it.
+Data are live from a write to the last read before the next write. The analysis is conservative: it counts granules
+instead of bytes, and treats a write with gaps as a read too. A DMA runs at the same time as the kernels before and
+after it.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from arm_backend_core.backends.ethosu_accesses import (
     CONVOLUTIONS,
     UNKNOWN_LENGTH,
-    Span,
-    dma_spans,
-    kernel_spans,
-    list_feature_maps,
-    weight_spans,
-    writes_whole_span,
+    MemoryAccess,
+    dma_accesses,
+    kernel_accesses,
+    list_feature_map_registers,
+    weight_accesses,
+    writes_without_gaps,
 )
 from arm_backend_core.backends.ethosu_commands import DMA_START, KERNEL_COMMANDS, decode_commands
 
@@ -38,10 +39,10 @@ class Kernel(NamedTuple):
 
     Attributes:
         word_index: position of its command.
-        weights: ranges [start, end) of the constants that it reads as weights and scales; adjacent ones are one. Empty
-            if it reads none, or if some are in another region.
-        dma_bytes: bytes of the constants that DMAs before it copy to other memory, from the previous kernel on.
-            Tables are too small to count.
+        weights: ranges [start, end) of the constants that it reads as weights and scales; adjacent ranges are merged.
+            Empty if it reads none, or if some are in another region.
+        dma_bytes: bytes of constants that the DMAs between the previous kernel and this one copy. DMAs of lookup
+            tables do not count, because tables are small.
     """
 
     word_index: int
@@ -63,12 +64,13 @@ class Occupancy(NamedTuple):
     busy: np.ndarray
 
 
-class _Access(NamedTuple):
+class _CommandAccesses(NamedTuple):
     """Accesses of one command to the scratch, while the kernels ``first`` to ``last`` run."""
 
     first: int
     last: int
-    spans: list[tuple[Span, bool]]  # and whether the command overwrites all bytes without reading them
+    #: Each access, and whether the command overwrites all its bytes without reading them.
+    spans: list[tuple[MemoryAccess, bool]]
 
 
 def trace_occupancy(
@@ -90,8 +92,8 @@ def trace_occupancy(
     granule = max(-(-size // count // _MIN_GRANULE), 1) * _MIN_GRANULE
     busy = np.zeros((len(kernels), size // granule), bool)
     accessed = np.zeros(busy.shape[1], int)  # kernel of the last access; inputs are written before the first kernel
-    final_reads = [(Span(region, address, address + length, False), False) for address, length in outputs]
-    for first, last, spans in [*accesses, _Access(len(kernels) - 1, len(kernels) - 1, final_reads)]:
+    final_reads = [(MemoryAccess(region, address, address + length, False), False) for address, length in outputs]
+    for first, last, spans in [*accesses, _CommandAccesses(len(kernels) - 1, len(kernels) - 1, final_reads)]:
         for span, is_overwritten in spans:
             outer = slice(span.start // granule, -(-span.end // granule))
             inner = slice(-(-span.start // granule), span.end // granule) if is_overwritten else slice(0, 0)
@@ -106,31 +108,32 @@ def trace_occupancy(
     return Occupancy(kernels, granule, busy)
 
 
-def _list_accesses(stream: bytes, constants: int, scratch: int) -> tuple[list[Kernel], list[_Access]]:
+def _list_accesses(stream: bytes, constants: int, scratch: int) -> tuple[list[Kernel], list[_CommandAccesses]]:
     """All kernels, and for each kernel and DMA its accesses to the region ``scratch``."""
-    registers, kernels, accesses = defaultdict[int, int](int), list[Kernel](), list[_Access]()
+    registers, kernels, accesses = defaultdict[int, int](int), list[Kernel](), list[_CommandAccesses]()
     dma_bytes = 0
     for word_index, number, value in decode_commands(stream):
         if number >= 256:
             registers[number] = value
         elif number == DMA_START:
-            spans = list(dma_spans(registers))
-            if len(spans) == len(("source", "target")):  # else it is a table
+            spans = list(dma_accesses(registers))
+            if len(spans) == 2:  # source and target; a DMA to the table memory has the source only
                 dma_bytes += sum(s.end - s.start for s in spans if s.region == constants and not s.is_write)
             is_whole = all(span.end - span.start < UNKNOWN_LENGTH for span in spans)
-            accesses.append(_make_access(max(len(kernels) - 1, 0), len(kernels), spans, scratch, is_whole=is_whole))
+            first = max(len(kernels) - 1, 0)
+            accesses.append(_select_accesses(first, len(kernels), spans, scratch, is_whole=is_whole))
         elif number in KERNEL_COMMANDS:
-            weights = list(weight_spans(registers)) if number in CONVOLUTIONS else []
-            spans = [*kernel_spans(registers, list_feature_maps(number)), *weights]
+            weights = list(weight_accesses(registers)) if number in CONVOLUTIONS else []
+            spans = [*kernel_accesses(registers, list_feature_map_registers(number)), *weights]
             count = len(kernels)
-            accesses.append(_make_access(count, count, spans, scratch, is_whole=writes_whole_span(registers)))
+            accesses.append(_select_accesses(count, count, spans, scratch, is_whole=writes_without_gaps(registers)))
             is_constant = all(span.region == constants for span in weights)
             kernels.append(Kernel(word_index, _merge_ranges(weights) if is_constant else (), dma_bytes))
             dma_bytes = 0
     return kernels, accesses
 
 
-def _merge_ranges(spans: Iterable[Span]) -> Ranges:
+def _merge_ranges(spans: Iterable[MemoryAccess]) -> Ranges:
     """The bytes of spans; adjacent and overlapping spans become one range."""
     ranges = list[tuple[int, int]]()
     for start, end in sorted((span.start, span.end) for span in spans):
@@ -140,5 +143,9 @@ def _merge_ranges(spans: Iterable[Span]) -> Ranges:
     return tuple(ranges)
 
 
-def _make_access(first: int, last: int, spans: Sequence[Span], scratch: int, *, is_whole: bool) -> _Access:
-    return _Access(first, last, [(span, span.is_write and is_whole) for span in spans if span.region == scratch])
+def _select_accesses(
+    first: int, last: int, spans: Sequence[MemoryAccess], scratch: int, *, is_whole: bool
+) -> _CommandAccesses:
+    return _CommandAccesses(
+        first, last, [(span, span.is_write and is_whole) for span in spans if span.region == scratch]
+    )

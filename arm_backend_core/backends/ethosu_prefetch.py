@@ -16,7 +16,14 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from arm_backend_core.backends.ethosu_occupancy import Kernel, Occupancy, trace_occupancy
-from arm_backend_core.backends.ethosu_prefetch_plan import MIN_SAVED_CYCLES, Costs, Planner, Rates, Slot, WeightCopy
+from arm_backend_core.backends.ethosu_prefetch_plan import (
+    MIN_SAVED_CYCLES,
+    Costs,
+    PrefetchPlanner,
+    Rates,
+    Slot,
+    WeightCopy,
+)
 from arm_backend_core.backends.ethosu_slices import find_slices, slice_convolutions
 from arm_backend_core.backends.ethosu_weights import (
     WeightCopies,
@@ -37,7 +44,7 @@ _MIN_SLICING_GAIN = 0.01
 def prefetch_weights(vela_result: dict[str, Any], configuration: Configuration) -> None:
     """Edit Vela's result: copy weights to free SRAM in time, if that saves cycles."""
     flash = configuration.const_memory
-    if not can_copy_weights(vela_result, configuration) or not _waits_for(flash, vela_result):
+    if not can_copy_weights(vela_result, configuration) or not _may_save_cycles(flash, vela_result):
         return
     planner, kernels = _make_planner(vela_result, flash)
     copies = planner.choose_copies()
@@ -52,8 +59,8 @@ def prefetch_weights(vela_result: dict[str, Any], configuration: Configuration) 
         _update_tables(vela_result, flash, planner, copies)
 
 
-def _waits_for(flash: str, vela_result: dict[str, Any]) -> bool:
-    """Whether a layer waits for flash long enough. Programs with variables are not edited."""
+def _may_save_cycles(flash: str, vela_result: dict[str, Any]) -> bool:
+    """Whether a layer waits for flash for at least ``MIN_SAVED_CYCLES``. Programs with variables are not edited."""
     wait = max(
         (int(row["op_cycles"]) - int(row["npu_cycles"]) for row in _flash_bound_rows(flash, vela_result)), default=0
     )
@@ -68,11 +75,11 @@ def _flash_bound_rows(flash: str, vela_result: dict[str, Any]) -> list[dict[str,
 def _slice_waiting_convolutions(
     vela_result: dict[str, Any],
     flash: str,
-    planner: Planner,
+    planner: PrefetchPlanner,
     kernels: Sequence[Kernel],
     copies: Sequence[WeightCopy],
 ) -> dict[str, Any] | None:
-    """The result with the convolutions split that still wait for flash; None if that saves less than 1%."""
+    """Split the convolutions that still wait for flash; the changed entries of the result, None if that saves < 1%."""
     min_gain = _MIN_SLICING_GAIN * vela_result["report"]["totalCycles"]
     served = {copy.reader for copy in copies if not copy.wait}
     waiting = {
@@ -90,16 +97,16 @@ def _slice_waiting_convolutions(
     return slice_convolutions(vela_result, depths, flash)
 
 
-def _make_planner(vela_result: dict[str, Any], flash: str) -> tuple[Planner, list[Kernel]]:
+def _make_planner(vela_result: dict[str, Any], flash: str) -> tuple[PrefetchPlanner, list[Kernel]]:
     size, region = vela_result["scratch"]
     tensors = vela_result["outputs"]
     outputs = [(address, prod(shape) * width) for shape, width, address, place in tensors if place == region]
     stream, constants = vela_result["command_stream"], vela_result["weight_region"]
     occupancy = trace_occupancy(stream, constants, (size, region), outputs)
     slots = _make_slots(vela_result, flash, occupancy.kernels)
-    return Planner(slots, _merge_rows(occupancy, slots), occupancy.granule, _estimate_rates(vela_result, slots)), (
-        occupancy.kernels
-    )
+    return PrefetchPlanner(
+        slots, _slot_occupancy(occupancy, slots), occupancy.granule, _estimate_rates(vela_result, slots)
+    ), (occupancy.kernels)
 
 
 def _make_slots(vela_result: dict[str, Any], flash: str, kernels: Sequence[Kernel]) -> list[Slot]:
@@ -121,9 +128,9 @@ def _make_slots(vela_result: dict[str, Any], flash: str, kernels: Sequence[Kerne
         total = costs[layer] if layer is not None else Costs(0, 0, 0, 0)
         if layer in direct:
             share = _count_bytes([kernel]) / _count_bytes(members[layer])
-            slots.append(Slot((index,), layer, total.scaled(share), 0, kernel.weights))
+            slots.append(Slot((index,), layer, total.scale(share), 0, kernel.weights))
             continue
-        part = total.scaled(1 / len(members[layer]))
+        part = total.scale(1 / len(members[layer]))
         if slots and slots[-1].layer == layer and not slots[-1].weights:
             last = slots.pop()
             part = Costs(*map(sum, zip(part, last.costs, strict=True)))
@@ -143,7 +150,7 @@ def _reads_only_flash(kernel: Kernel) -> bool:
     return bool(kernel.weights) and not kernel.dma_bytes
 
 
-def _merge_rows(occupancy: Occupancy, slots: Sequence[Slot]) -> Any:
+def _slot_occupancy(occupancy: Occupancy, slots: Sequence[Slot]) -> Any:
     """The occupancy of each slot: bool array [slots, granules]."""
     import numpy as np
 
@@ -153,7 +160,7 @@ def _merge_rows(occupancy: Occupancy, slots: Sequence[Slot]) -> Any:
 
 
 def _estimate_rates(vela_result: dict[str, Any], slots: Sequence[Slot]) -> Rates:
-    """Cycles for a byte of flash, from the kernels that read their weights once, and for a byte of SRAM."""
+    """Cycles per byte of flash, from the kernels that read their weights once, and per byte of SRAM."""
     use = vela_result["memories"]["Sram"]
     sram = use["cycles"] / max(use["read"] + use["written"], 1)
     rates = [slot.costs.flash / slot.weight_bytes for slot in slots if slot.weights]
@@ -161,7 +168,7 @@ def _estimate_rates(vela_result: dict[str, Any], slots: Sequence[Slot]) -> Rates
 
 
 def _insert_copies(
-    vela_result: dict[str, Any], planner: Planner, kernels: Sequence[Kernel], copies: Sequence[WeightCopy]
+    vela_result: dict[str, Any], planner: PrefetchPlanner, kernels: Sequence[Kernel], copies: Sequence[WeightCopy]
 ) -> None:
     """Insert DMAs after the kernels that they start with, and let the readers read the copies."""
     stream, region = vela_result["command_stream"], vela_result["scratch"][1]
@@ -189,7 +196,9 @@ def _insert_copies(
         row[0] = str(4 * positions[int(row[0]) // 4])
 
 
-def _update_tables(vela_result: dict[str, Any], flash: str, planner: Planner, copies: Sequence[WeightCopy]) -> None:
+def _update_tables(
+    vela_result: dict[str, Any], flash: str, planner: PrefetchPlanner, copies: Sequence[WeightCopy]
+) -> None:
     """Update Vela's estimates, and add the copies to its table of tensors."""
     changed: dict[str, Costs] = {}
 
@@ -224,7 +233,7 @@ def _add_to_totals(vela_result: dict[str, Any], column: str, change: int) -> Non
         vela_result["memories"][column.removesuffix("_ac")]["cycles"] += change
 
 
-def _add_tensor_rows(vela_result: dict[str, Any], planner: Planner, copies: Sequence[WeightCopy]) -> None:
+def _add_tensor_rows(vela_result: dict[str, Any], planner: PrefetchPlanner, copies: Sequence[WeightCopy]) -> None:
     """Add the copies to Vela's table of tensors, live from their first piece to the kernel that reads them."""
     tables, slots = vela_result["tables"], planner.slots
     names = [[row["name"]] for row in read_rows(tables, "perf")]

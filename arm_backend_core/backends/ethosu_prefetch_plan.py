@@ -1,7 +1,8 @@
 """Plan of the weight prefetch (``ethosu_prefetch``): which weights to copy, where to, and with which earlier kernels.
 
-Copies are placed by earliest deadline first: kernels in order, each copy as late as possible. The copies with the most
-saved cycles per byte are tried first. A copy for which the scratch has no free bytes is omitted.
+Weights that save many cycles per byte are placed before the others; several limits between these two classes are tried.
+In each class, copies are placed by earliest deadline first: in the order of their readers, each copy as late as
+possible. A copy for which the scratch has no free bytes is omitted.
 """
 
 from __future__ import annotations
@@ -16,22 +17,22 @@ from arm_backend_core.backends.ethosu_occupancy import Ranges
 if TYPE_CHECKING:
     import numpy as np
 
-#: Slots after which a kernel has certainly ended: two kernels run at the same time.
+#: Number of slots after which a kernel has certainly ended, because two kernels may run at the same time.
 _IN_FLIGHT = 2
 _MIN_PIECE_BYTES = 1024
-#: A copy must save at least this many cycles: it costs commands.
+#: Minimum number of cycles that a copy saves. Its commands take time, too.
 MIN_SAVED_CYCLES = 512
 _MAX_ADDRESSES = 8  #: candidate addresses of a copy
 _MAX_CANDIDATES = 256  #: weights that are considered
-#: Limits of saved cycles for a byte, as fractions of their range.
+#: Limits between the classes of weights, as fractions of the range of saved cycles per byte.
 _DENSITY_LIMITS = (0.0, 1 / 3, 2 / 3)
-#: Estimated size of weights that are encoded in parts: relative growth, and bytes of each part.
+#: Estimated growth of weights that are encoded in slices: relative, and bytes of a slice's header.
 _ENCODING_MARGIN, _HEADER_BYTES = 0.01, 64
 _MAX_LEAD = 96  #: slots that a DMA may start before the kernel that reads the copy
 
 
 class Rates(NamedTuple):
-    """Cycles for a byte."""
+    """Cycles per byte of each memory."""
 
     flash: float
     sram: float
@@ -45,14 +46,14 @@ class Costs(NamedTuple):
     flash: float
     sram: float
 
-    def scaled(self, share: float) -> Costs:
+    def scale(self, share: float) -> Costs:
         """The costs of a part."""
         return Costs(*(share * cycles for cycles in self))
 
 
 @dataclass(frozen=True, eq=False)
 class Slot:
-    """Kernels that are planned as one: a kernel that reads weights from flash, or consecutive others of a layer.
+    """Unit of the plan: one kernel that reads weights from flash, or consecutive other kernels of one layer.
 
     Attributes:
         kernels: indices of the kernels.
@@ -75,7 +76,10 @@ class Slot:
 
 
 class Piece(NamedTuple):
-    """A DMA: starts with slot ``slot``, copies bytes [start, end) of the weights, whose ranges count as one."""
+    """A DMA that starts with slot ``slot`` and copies bytes [start, end) of the weights.
+
+    The offsets count all ranges of the weights, one after the other.
+    """
 
     slot: int
     start: int
@@ -94,7 +98,7 @@ class WeightCopy(NamedTuple):
     wait: float
 
 
-class Planner:
+class PrefetchPlanner:
     """Chooses the copies of a program.
 
     Args:
@@ -116,7 +120,7 @@ class Planner:
         """Cycles that copies save."""
         return sum(self._possible_gain(copy.reader) - copy.wait for copy in copies)
 
-    def with_slices(self, slices: Mapping[int, Sequence[float]]) -> Planner:
+    def with_slices(self, slices: Mapping[int, Sequence[float]]) -> PrefetchPlanner:
         """A planner of the program in which some slots are split.
 
         Args:
@@ -129,11 +133,11 @@ class Planner:
             for share in slices.get(index, ()):
                 # Each part is padded and has a header.
                 length = int(share * slot.weight_bytes * (1 + _ENCODING_MARGIN)) + _HEADER_BYTES
-                slots.append(replace(slot, costs=slot.costs.scaled(share), weights=((0, length),)))
+                slots.append(replace(slot, costs=slot.costs.scale(share), weights=((0, length),)))
             if index not in slices:
                 slots.append(slot)
         repeats = [len(slices.get(index, ())) or 1 for index in range(len(self.slots))]
-        return Planner(slots, np.repeat(self.busy, repeats, axis=0), self.granule, self.rates)
+        return PrefetchPlanner(slots, np.repeat(self.busy, repeats, axis=0), self.granule, self.rates)
 
     def choose_copies(self) -> list[WeightCopy]:
         """The copies that save the most cycles."""
@@ -145,7 +149,7 @@ class Planner:
         candidates = sorted(sorted(candidates, key=self._possible_gain, reverse=True)[:_MAX_CANDIDATES])
         density = {index: self._possible_gain(index) / self.slots[index].weight_bytes for index in candidates}
         low, high = min(density.values(), default=0.0), max(density.values(), default=0.0)
-        # Weights that save more cycles for a byte first; how much more is a parameter that is searched.
+        # Weights that save at least ``limit`` cycles per byte come first.
         limits = sorted({low + part * (high - low) for part in _DENSITY_LIMITS}) if candidates else []
         plans = [self._place(sorted(candidates, key=lambda index: density[index] < limit)) for limit in limits]
         return max(plans, key=self.saved_cycles, default=[])
@@ -154,7 +158,7 @@ class Planner:
         return self.slots[index].costs.total - self.costs_with_copy(index).total
 
     def _idle_cycles(self) -> np.ndarray:
-        """Idle cycles of flash during each slot: [Vela's, if the slot reads a copy of its weights]."""
+        """Idle cycles of flash during each slot, [slots, 2]: if it reads weights from flash, or a copy in SRAM."""
         import numpy as np
 
         costs = [[slot.costs, self.costs_with_copy(index)] for index, slot in enumerate(self.slots)]
@@ -165,7 +169,7 @@ class Planner:
         return np.maximum(idle - (dma[:-1] + dma[1:])[:, None], 0.0)
 
     def _place(self, readers: Sequence[int]) -> list[WeightCopy]:
-        """Copies for as many of ``readers`` as there is room for and as save cycles, in this order."""
+        """Place copies for ``readers`` in this order. Those without room, or that save too little, are omitted."""
         busy, all_idle, copies = self.busy.copy(), self._idle_cycles(), list[WeightCopy]()
         idle = all_idle[:, 0]
         for reader in readers:
@@ -193,16 +197,16 @@ class Planner:
         return best
 
     def _schedule(self, available: np.ndarray, idle: np.ndarray, reader: int, length: int) -> tuple[list[Piece], int]:
-        """Split a copy into pieces, from the last slot before ``reader`` on backwards.
+        """Split a copy into pieces that fill the idle time of slots, from the slot before ``reader`` backwards.
 
         Args:
-            available: the first slot that each granule of the copy is free with.
+            available: for each granule of the copy, the first slot that may write it.
 
         Returns:
-            The pieces, and the bytes that no idle time hides: they start last, right before the reader.
+            The pieces, and the number of exposed bytes: no idle time hides their DMA, right before the reader.
         """
         granule, pieces = self.granule, list[Piece]()
-        left = sorted(_segments(available), reverse=True)  # [first slot, start, end]
+        left = sorted(_list_runs(available), reverse=True)  # [first slot, start, end]
         for slot in range(reader - 1, max(reader - 1 - _MAX_LEAD, -1), -1):
             room = int(idle[slot] / self.rates.flash) // granule
             for segment in left:
@@ -250,7 +254,7 @@ def _candidate_starts(available: np.ndarray, reader: int, count: int) -> list[in
     return [*found[::step], *found[-1:]]
 
 
-def _segments(available: np.ndarray) -> Iterator[list[int]]:
+def _list_runs(available: np.ndarray) -> Iterator[list[int]]:
     """Runs of equal values as [value, start, end]."""
     import numpy as np
 

@@ -33,11 +33,11 @@ _OFM_BASE, _OFM_STRIDE, _OFM_TILE, _, _OFM_PRECISION, _ = FEATURE_MAP_REGISTERS[
 _WEIGHTS, _WEIGHT_BYTES, _SCALES, _SCALE_BYTES, _SECOND_WEIGHT_BYTES = 0x420, 0x421, 0x422, 0x423, 0x491
 _SCALE_RECORD_BYTES = 10
 _ALIGNMENT = 16
-#: Depth of the smallest part of a block. Weights of an OFM of a multiple of it are encoded without padding.
+#: Depth of an OFM microblock. The weights of an OFM whose depth is a multiple of it are encoded without padding.
 _MICROBLOCK_DEPTH = 8
-#: Slices of a convolution: their kernels compute as fast together only if each has work for a while.
+#: Maximum number of slices of a convolution. Many short kernels take more cycles than one long kernel.
 _MAX_SLICES = 12
-#: Base register -> register of its region, of what may lie in the constants: IFM, IFM2, source of a DMA.
+#: Base register -> region register, for data that may be constants: IFM, IFM2, source of a DMA.
 _CONSTANT_BASES = {0x400: 271, 0x480: 399, DMA_REGISTERS[2]: DMA_REGISTERS[0]}
 _WEIGHT_BASES = {0x420: 296, 0x490: 296, 0x422: 297, 0x492: 297}
 
@@ -52,7 +52,7 @@ class _Slice(NamedTuple):
 
 
 class _Convolution(NamedTuple):
-    """A convolution to split, from Vela's registers: its bytes [start, end) of the constants and its blocks."""
+    """A convolution to split: its constants [start, end), addresses of scales and weights, depth of OFM and block."""
 
     start: int
     end: int
@@ -107,7 +107,7 @@ def slice_convolutions(
 
 
 def _find_convolutions(vela_result: dict[str, Any], word_indices: Set[int]) -> dict[int, _Convolution]:
-    """The convolutions of one core that may be split, with constants that no other convolution reads."""
+    """Convolutions on one core that may be split, and whose constants no other convolution reads."""
     registers, found, readers = defaultdict[int, int](int), dict[int, _Convolution](), defaultdict[int, int](int)
     constants = vela_result["weight_region"] << 32
     for word_index, number, value in decode_commands(vela_result["command_stream"]):

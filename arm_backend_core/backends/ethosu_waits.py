@@ -21,7 +21,13 @@ wait in these cases:
 from collections import defaultdict
 
 from arm_backend_core.backends import ethosu_commands as npu
-from arm_backend_core.backends.ethosu_accesses import ELEMENTWISE, Span, dma_spans, kernel_spans, list_feature_maps
+from arm_backend_core.backends.ethosu_accesses import (
+    ELEMENTWISE,
+    MemoryAccess,
+    dma_accesses,
+    kernel_accesses,
+    list_feature_map_registers,
+)
 from arm_backend_core.backends.ethosu_commands import (
     DMA_REGISTERS,
     DMA_START,
@@ -42,7 +48,12 @@ def insert_waits(stream: bytes) -> tuple[bytes, list[int]]:
     Returns:
         The new stream, and for each inserted word its byte offset in Vela's stream, relative to the first command.
     """
-    registers, kernels, words, offsets = defaultdict[int, int](int), list[list[Span]](), list[int](), list[int]()
+    registers, kernels, words, offsets = (
+        defaultdict[int, int](int),
+        list[list[MemoryAccess]](),
+        list[int](),
+        list[int](),
+    )
     table_dmas, lost_tables = dict[int, list[int]](), set[int]()  # slot -> DMA that loads it; overwritten slots
     ofm_layout, is_blockdep_overridden = tuple[int, ...](), False  # overridden: 0 in the new stream, not in Vela's
     is_small_npu = stream[8] & 15 < 7  # lowest bits of the third word: log2 of the MACs
@@ -65,8 +76,8 @@ def insert_waits(stream: bytes) -> tuple[bytes, list[int]]:
                 lost_tables.remove(slot)
             elif is_small_npu and slot < 0 and not for_u85:
                 lost_tables.update(table_dmas)
-            maps = list_feature_maps(number)
-            kernels = [*kernels[-1:], list(kernel_spans(registers, maps))]
+            maps = list_feature_map_registers(number)
+            kernels = [*kernels[-1:], list(kernel_accesses(registers, maps))]
             is_chain = for_u85 and any(npu.is_chained(registers[precision]) for *_, precision, _ in maps)
             # Vela 5.2 lets chains start early, depending on what each of their operations reads; 5.1 does not.
             must_wait = number == _RESIZE or is_chain
@@ -78,8 +89,8 @@ def insert_waits(stream: bytes) -> tuple[bytes, list[int]]:
                 insert_words(*encode_command(_BLOCKDEP, 0 if is_blockdep_overridden else registers[_BLOCKDEP]))
             ofm_layout = _feature_map_layout(registers, FEATURE_MAP_REGISTERS[1])
         elif number == DMA_START and not for_u85:
-            pairs = ((a, b) for a in dma_spans(registers) for kernel in kernels for b in kernel)
-            if any(_overlaps(a, b) and (a[3] or b[3]) for a, b in pairs):
+            pairs = ((a, b) for a in dma_accesses(registers) for kernel in kernels for b in kernel)
+            if any(_overlaps(a, b) and (a.is_write or b.is_write) for a, b in pairs):
                 insert_words(_KERNEL_WAIT)
                 kernels.clear()
             if registers[_DESTINATION_REGION] >> 40 & 1:
@@ -114,14 +125,15 @@ def _stride_exceeds_window(registers: dict[int, int]) -> bool:
 
 
 def _needs_kernel_wait(
-    registers: dict[int, int], kernels: list[list[Span]], ofm_layout: tuple[int, ...], *, has_gaps: bool
+    registers: dict[int, int], kernels: list[list[MemoryAccess]], ofm_layout: tuple[int, ...], *, has_gaps: bool
 ) -> bool:
-    """Whether a kernel reads the previous kernel's result otherwise than as whole rows, or with gaps between windows.
+    """Whether a kernel reads the previous kernel's result in a way for which Vela's BLOCKDEP is too large.
 
-    Adjacent operands may be parts of one tensor. Vela considers only one of these parts.
+    The module's docstring lists these ways. Adjacent operands may be parts of one tensor: Vela considers only one of
+    these parts.
     """
-    (ofm_span,) = (span for span in kernels[0] if span[3])
-    ifm_spans = [span for span in kernels[1] if not span[3]]
+    (ofm_span,) = (span for span in kernels[0] if span.is_write)
+    ifm_spans = [span for span in kernels[1] if not span.is_write]
     are_adjacent = len(ifm_spans) > 1 and _overlaps(ifm_spans[0], ifm_spans[1], distance=1)
     for map_registers, ifm_span in zip(FEATURE_MAP_REGISTERS[::2], ifm_spans, strict=False):
         first, row, *others = _feature_map_layout(registers, map_registers)
@@ -131,8 +143,8 @@ def _needs_kernel_wait(
     return False
 
 
-def _overlaps(a: Span, b: Span, distance: int = 0) -> bool:
-    return a[0] == b[0] and a[1] < b[2] + distance and b[1] < a[2] + distance
+def _overlaps(a: MemoryAccess, b: MemoryAccess, distance: int = 0) -> bool:
+    return a.region == b.region and a.start < b.end + distance and b.start < a.end + distance
 
 
 def _dma_words(registers: dict[int, int]) -> list[int]:

@@ -24,7 +24,7 @@ from arm_backend_core.workers.vela import Configuration
 
 _DEFAULT_COPY_BYTES = 256 << 10  # SRAM budget of copies if the configuration has no limit
 #: (first byte, one past the last byte) in the weight region.
-_Span = tuple[int, int]
+_ByteRange = tuple[int, int]
 
 
 @dataclass
@@ -45,7 +45,7 @@ class WeightCopies:
 
 
 def can_copy_weights(vela_result: dict[str, Any], configuration: Configuration) -> bool:
-    """Whether the NPU is U55 or U65, the program a payload of ExecuTorch's, and weights are outside of the SRAM."""
+    """Whether the stream is for a U55 or U65 and Arm's core driver (COP1), and weights are outside of the SRAM."""
     stream = vela_result["command_stream"]
     is_supported = stream[:4] == b"COP1" and stream[11] >> 4 < 2 and not configuration.arena_on_second_port
     return is_supported and configuration.const_memory in vela_result["memories"]
@@ -68,12 +68,12 @@ def cache_weights_in_sram(vela_result: dict[str, Any], configuration: Configurat
         vela_result["scratch"],
         {int(row[0]) // 4: row for row in vela_result["tables"]["queue"][1]},
     )
-    reads, readers = dict(_weight_reads(stream, weight_region)), defaultdict[_Span, dict[str, None]](dict)
+    reads, readers = dict(_weight_reads(stream, weight_region)), defaultdict[_ByteRange, dict[str, None]](dict)
     for word_index, span in reads.items():
         readers[span][layers[word_index][-1]] = None
     is_limited = configuration.arena_cache_size < configuration.address_space
     budget = configuration.arena_cache_size - memories["Sram"]["peak"] if is_limited else _DEFAULT_COPY_BYTES
-    copies, end, words = dict[_Span, int](), -(-size // 16) * 16, list[int]()
+    copies, end, words = dict[_ByteRange, int](), -(-size // 16) * 16, list[int]()
     for span, users in readers.items():
         length = span[1] - span[0]
         if end - size + length <= budget and _update_tables_if_profitable(
@@ -170,7 +170,7 @@ def redirect_weight_reads(
 
 
 def _redirect(registers: Mapping[int, int], ranges: Sequence[tuple[int, int, int]], region: int) -> dict[int, int]:
-    """Weight registers that address copies in ``region``. Addresses outside of ``ranges`` are of unused registers."""
+    """Weight registers that address copies in ``region``. Other addresses belong to unused registers."""
     return {
         register: value + next((offset for start, end, offset in ranges if start <= value < end), 0)
         if register in WEIGHT_BASE_REGISTERS
@@ -179,7 +179,7 @@ def _redirect(registers: Mapping[int, int], ranges: Sequence[tuple[int, int, int
     }
 
 
-def _weight_reads(stream: bytes, region: int) -> Iterator[tuple[int, _Span]]:
+def _weight_reads(stream: bytes, region: int) -> Iterator[tuple[int, _ByteRange]]:
     """Yield the word index of each convolution whose weights and scales lie in ``region``, and their byte range."""
     registers = defaultdict[int, int](int)
     for position, number, value in decode_commands(stream):
