@@ -102,7 +102,7 @@ ELSEWHERE = {
     "arm_recipes.devtools": {"devtools/test_inspection.py": "calls etdump etrecord graph layers reading"},
     "arm_recipes.explore.advice": {"explore/test_advise.py": "channels result weights"},
     "arm_recipes.firmware": {
-        "firmware/test_pools.py": "golden saving",
+        "firmware/test_pools.py": "io_tensors saving",
         "firmware/test_sources.py": "kernels versions",
     },
     "arm_recipes.pipeline": {

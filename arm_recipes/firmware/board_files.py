@@ -110,7 +110,7 @@ def linker_placeholders(board: FirmwareBoard | None) -> dict[str, str]:
         "SCRATCH_MEMORY": scratch,
         "SRAM_MEMORY": sram,
         "MEMORY_NAMES": replaced,
-        "NPU_REACH": "".join(_reach_assertion(board)),
+        "NPU_REACH": "".join(_npu_reach_assertion(board)),
         "ZEPHYR_SECTIONS": "\n".join(_zephyr_commands(board)),
     }
 
@@ -123,18 +123,18 @@ def render_board_files(board: FirmwareBoard | None, kernels: Kernels, *, has_npu
         kernels: the program's CPU kernels.
         has_npu: whether the program has delegates.
     """
-    files = {"CMakePresets.json": json.dumps(_presets(board), indent=2) + "\n"}
+    files = {"CMakePresets.json": json.dumps(_cmake_presets(board), indent=2) + "\n"}
     if board is not None:
         support = board.support
         if support.memories is not None:
             files["linker/memories.ld"] = "\n".join(_memories_script(board)) + "\n"
         if support.zephyr is not None and support.zephyr.nodes:
-            files[f"zephyr/boards/{support.zephyr.overlay}"] = _overlay(board, support.zephyr)
+            files[f"zephyr/boards/{support.zephyr.overlay}"] = _devicetree_overlay(board, support.zephyr)
         if support.zephyr is not None and _zephyr_regions(board):
             files["zephyr/arm_model.ld"] = "\n".join(_zephyr_script(board, support.zephyr)) + "\n"
         if support.cmsis is not None:
             files["cmsis/arm_model.clayer.yml"] = (
-                "\n".join(_layer(board, support.cmsis, kernels, has_npu=has_npu)) + "\n"
+                "\n".join(_cmsis_layer(board, support.cmsis, kernels, has_npu=has_npu)) + "\n"
             )
     return {name: text.encode() for name, text in files.items()}
 
@@ -144,13 +144,13 @@ def render_readme_section(board: FirmwareBoard | None) -> str:
     return "" if board is None else "\n".join(_readme_lines(board)) + "\n\n"
 
 
-def _reach_assertion(board: FirmwareBoard | None) -> Iterator[str]:
-    """Lines that end the link if the NPU's section is beyond the part of the memory that it reaches."""
+def _npu_reach_assertion(board: FirmwareBoard | None) -> Iterator[str]:
+    """Linker assertion: the NPU's section is in the part of the memory that the NPU reaches."""
     memory = None if board is None else board.memory(board.placement.scratch)
     if memory is not None and memory.npu_bytes is not None:
         end = memory.origin + memory.npu_bytes
         yield f"  ASSERT(ADDR(.arm_model_temp) + SIZEOF(.arm_model_temp) <= 0x{end:08x},\n"
-        yield f'         "the NPU reaches {memory.name} up to 0x{end:08x}, and .arm_model_temp ends behind it")\n\n'
+        yield f'         "the NPU reaches {memory.name} up to 0x{end:08x}, and .arm_model_temp ends beyond it")\n\n'
 
 
 def _memories_script(board: FirmwareBoard) -> Iterator[str]:
@@ -171,7 +171,7 @@ def _memories_script(board: FirmwareBoard) -> Iterator[str]:
     yield "}"
 
 
-def _presets(board: FirmwareBoard | None) -> dict[str, Any]:
+def _cmake_presets(board: FirmwareBoard | None) -> dict[str, Any]:
     """CMake presets: the self-test of this machine, and the libraries of the folder for the board's core."""
     folder = "${sourceParentDir}/${sourceDirName}-build"
     presets: list[dict[str, Any]] = [
@@ -200,7 +200,7 @@ def _presets(board: FirmwareBoard | None) -> dict[str, Any]:
     return {"version": 3, "cmakeMinimumRequired": minimum, "configurePresets": presets, "buildPresets": builds}
 
 
-def _overlay(board: FirmwareBoard, zephyr: ZephyrBoard) -> str:
+def _devicetree_overlay(board: FirmwareBoard, zephyr: ZephyrBoard) -> str:
     return (
         "/* SPDX-License-Identifier: Apache-2.0\n"
         " *\n"
@@ -254,7 +254,7 @@ def _zephyr_script(board: FirmwareBoard, zephyr: ZephyrBoard) -> Iterator[str]:
         yield f"}} > {region}"
 
 
-def _layer(board: FirmwareBoard, device: CmsisDevice, kernels: Kernels, *, has_npu: bool) -> Iterator[str]:
+def _cmsis_layer(board: FirmwareBoard, device: CmsisDevice, kernels: Kernels, *, has_npu: bool) -> Iterator[str]:
     driver = f"ARM::Machine Learning:NPU Support:Ethos-U Driver&Generic {board.family.removeprefix('ethos-').upper()}"
     operators = dict.fromkeys(name.partition("::")[2].partition(".")[0].lstrip("_") for name in kernels.portable)
     packs = ("ARM::CMSIS", device.pack, *("ARM::ethos-u-core-driver",) * has_npu, "PyTorch::ExecuTorch")
@@ -317,4 +317,5 @@ def _readme_zephyr(board: FirmwareBoard) -> Iterator[str]:
     yield f"- Zephyr: `west build -b {zephyr.target} <application>{overlay}`"
     yield f"  ([source]({zephyr.source}))."
     if _zephyr_regions(board).get(_PROGRAM_SECTIONS[0]):
-        yield "  The program is far from the code: set `CONFIG_BUILD_OUTPUT_BIN=n`, and load the ELF file."
+        yield "  The addresses of program and code are far apart, so that a binary image would be large: set"
+        yield "  `CONFIG_BUILD_OUTPUT_BIN=n`, and load the ELF file."

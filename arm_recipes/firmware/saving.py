@@ -12,7 +12,8 @@ from arm_backend_core.workers import vela
 from arm_recipes._internal.rendering import Renderable, Section, format_bytes
 from arm_recipes.firmware.board_files import FirmwareBoard, describe_board
 from arm_recipes.firmware.folder import check_output_folder, write_output_folder
-from arm_recipes.firmware.golden import (
+from arm_recipes.firmware.host_run import FirmwareTestCase, run_on_host
+from arm_recipes.firmware.io_tensors import (
     IOTensor,
     check_input_tensors,
     create_random_inputs,
@@ -20,11 +21,10 @@ from arm_recipes.firmware.golden import (
     tensor_from_bytes,
     tensor_to_bytes,
 )
-from arm_recipes.firmware.host_run import FirmwareTestCase, run_on_host
 from arm_recipes.firmware.kernels import Kernels, classify_kernels
 from arm_recipes.firmware.pools import ProgramPools, measure_pools
 from arm_recipes.firmware.sources import (
-    FirmwareModel,
+    FirmwareData,
     FirmwareTestVectors,
     MethodIO,
     render_files,
@@ -132,31 +132,31 @@ def save_firmware(
         RunError: the program does not run on this machine, or there is no compiler.
     """
     target = check_output_folder(folder)
-    model = build_model(source, samples, target.name)
+    data = collect_firmware_data(source, samples, target.name)
     contents = {
-        **render_files(model),
-        **_read_backend_sources(has_npu=model.versions.has_npu),
-        "model.pte": model.program,
-        **({} if model.data_file is None else {"model.ptd": model.data_file}),
-        "model.bpte": build_bundled_program(model.program, model.ports, model.golden),
+        **render_files(data),
+        **_read_backend_sources(has_npu=data.versions.has_npu),
+        "model.pte": data.program,
+        **({} if data.data_file is None else {"model.ptd": data.data_file}),
+        "model.bpte": build_bundled_program(data.program, data.methods, data.test_vectors),
     }
     saved = Firmware(
         str(target),
         tuple(sorted(contents)),
-        model.versions,
-        model.pools,
-        model.kernels,
-        len(model.golden.cases),
-        len(model.program),
-        len(model.data_file or b""),
-        "" if model.board is None else model.board.name,
+        data.versions,
+        data.pools,
+        data.kernels,
+        len(data.test_vectors.cases),
+        len(data.program),
+        len(data.data_file or b""),
+        "" if data.board is None else data.board.name,
     )
     summary = {key: value for key, value in saved.to_dict().items() if key not in ("folder", "files")}
     write_output_folder(target, contents, summary)
     return saved
 
 
-def build_model(source: Artifact | Program | str | Path | bytes, samples: Any, name: str) -> FirmwareModel:
+def collect_firmware_data(source: Artifact | Program | str | Path | bytes, samples: Any, name: str) -> FirmwareData:
     """Collect the data of the generated files. The program is executed on this machine for the expected outputs.
 
     Args:
@@ -172,15 +172,15 @@ def build_model(source: Artifact | Program | str | Path | bytes, samples: Any, n
 
     if isinstance(source, Artifact):
         cpu, isa = _processor_of(source.recipe)
-        tools = ExportTools(vela.version(), version("executorch"), cpu, isa, describe_board(source.recipe))
-        return _build_model(source.program(), samples, _converter_of_result(source), tools, name)
+        environment = ExportEnvironment(vela.version(), version("executorch"), cpu, isa, describe_board(source.recipe))
+        return _collect_from_program(source.program(), samples, _converter_of_result(source), environment, name)
     program = source if isinstance(source, Program) else load(source)
-    tools = ExportTools(_UNKNOWN, version("executorch"))
-    return _build_model(program, samples, _convert_program_sample, tools, name)
+    environment = ExportEnvironment(_UNKNOWN, version("executorch"))
+    return _collect_from_program(program, samples, _convert_program_sample, environment, name)
 
 
 @dataclass(frozen=True)
-class ExportTools:
+class ExportEnvironment:
     """Tools, processor and board of an export, which a program does not contain; see ``Versions``."""
 
     vela: str
@@ -207,38 +207,40 @@ def _converter_of_result(result: Artifact) -> SampleConverter:
 
     reports = {method.name: method for method in result.report.methods}
 
-    def convert(method: str, ports: MethodIO, sample: Any, what: str) -> Sequence[Any]:
-        return check_input_tensors(result.program_inputs(reports[method], as_inputs(sample, what)), ports.inputs, what)
+    def convert(method: str, method_io: MethodIO, sample: Any, what: str) -> Sequence[Any]:
+        return check_input_tensors(
+            result.program_inputs(reports[method], as_inputs(sample, what)), method_io.inputs, what
+        )
 
     return convert
 
 
-def _convert_program_sample(method: str, ports: MethodIO, sample: Any, what: str) -> Sequence[Any]:
-    return check_input_tensors(sample if isinstance(sample, (tuple, list)) else [sample], ports.inputs, what)
+def _convert_program_sample(method: str, method_io: MethodIO, sample: Any, what: str) -> Sequence[Any]:
+    return check_input_tensors(sample if isinstance(sample, (tuple, list)) else [sample], method_io.inputs, what)
 
 
-def _build_model(
-    program: Program, samples: Any, convert: SampleConverter, tools: ExportTools, name: str
-) -> FirmwareModel:
+def _collect_from_program(
+    program: Program, samples: Any, convert: SampleConverter, environment: ExportEnvironment, name: str
+) -> FirmwareData:
     inspection, methods = inspect_program(program.data, program.data_file), program.content.methods
     _check_deployable(inspection)
-    ports = tuple(
+    method_ios = tuple(
         _build_method_io(methods[method.name], method.inputs, method.outputs) for method in inspection.methods
     )
-    cases = tuple(_build_test_cases(ports, samples, convert))
-    first_cases = [_first_case(cases, method_io.method) for method_io in ports]
+    cases = tuple(_build_test_cases(method_ios, samples, convert))
+    first_cases = [_first_case(cases, method_io.method) for method_io in method_ios]
     pools = measure_pools(program.data, inspection, first_cases, program.data_file)
     outputs = run_on_host(program.data, pools.host_sizes(), cases, program.data_file).outputs
-    return FirmwareModel(
+    return FirmwareData(
         name=name,
         program=program.data,
         data_file=program.data_file,
-        versions=_describe_versions(inspection, program, tools),
+        versions=_describe_versions(inspection, program, environment),
         pools=pools,
-        ports=ports,
+        methods=method_ios,
         kernels=classify_kernels(operator for method in inspection.methods for operator in method.operators),
-        golden=FirmwareTestVectors(cases, outputs),
-        board=tools.board,
+        test_vectors=FirmwareTestVectors(cases, outputs),
+        board=environment.board,
     )
 
 
@@ -299,15 +301,17 @@ def _build_method_io(method: PteMethod, inputs: Sequence[Any], outputs: Sequence
     return MethodIO(method.name, to_io_tensors(inputs, method.inputs), to_io_tensors(outputs, method.outputs))
 
 
-def _build_test_cases(ports: Sequence[MethodIO], samples: Any, convert: SampleConverter) -> Iterator[FirmwareTestCase]:
+def _build_test_cases(
+    method_ios: Sequence[MethodIO], samples: Any, convert: SampleConverter
+) -> Iterator[FirmwareTestCase]:
     from arm_recipes.samples.inputs import to_sample_list
 
-    names = [method_io.method for method_io in ports]
+    names = [method_io.method for method_io in method_ios]
     by_method = samples_by_method(samples, "forward" if "forward" in names else names[0])
     unknown = [name for name in by_method if name not in names]
     if unknown:
         raise ValueError(f"samples: no method '{unknown[0]}' in the program; it has {', '.join(names)}")
-    for method_io in ports:
+    for method_io in method_ios:
         method_samples = (
             to_sample_list(method_io.method, by_method[method_io.method]) if method_io.method in by_method else []
         )
@@ -325,7 +329,7 @@ def _build_test_cases(ports: Sequence[MethodIO], samples: Any, convert: SampleCo
             )
 
 
-def _describe_versions(inspection: Inspection, program: Program, tools: ExportTools) -> Versions:
+def _describe_versions(inspection: Inspection, program: Program, environment: ExportEnvironment) -> Versions:
     payloads = [
         delegate.payload
         for method in inspection.methods
@@ -337,13 +341,13 @@ def _describe_versions(inspection: Inspection, program: Program, tools: ExportTo
     architectures = sorted({_read_architecture(delegate.data, program.content.named_data) for delegate in delegates})
     streams = sorted({payload.stream for payload in payloads})
     return Versions(
-        executorch=tools.executorch,
-        vela=tools.vela if payloads else "none",
+        executorch=environment.executorch,
+        vela=environment.vela if payloads else "none",
         npu=", ".join(npus) or "no NPU",
         stream=", ".join(streams) or "none",
         architecture=", ".join(architectures) or "none",
-        cpu=tools.cpu,
-        isa=tools.isa,
+        cpu=environment.cpu,
+        isa=environment.isa,
     )
 
 
@@ -363,7 +367,7 @@ def _read_backend_sources(*, has_npu: bool) -> dict[str, bytes]:
     return {f"backend/{path.relative_to(CPP_FOLDER).as_posix()}": path.read_bytes() for path in paths}
 
 
-def build_bundled_program(program: bytes, ports: Sequence[MethodIO], golden: FirmwareTestVectors) -> bytes:
+def build_bundled_program(program: bytes, method_ios: Sequence[MethodIO], vectors: FirmwareTestVectors) -> bytes:
     """Build ExecuTorch's bundled program, which contains the program and the test cases."""
     import tempfile
 
@@ -372,9 +376,9 @@ def build_bundled_program(program: bytes, ports: Sequence[MethodIO], golden: Fir
     from executorch.devtools.bundled_program.serialize import serialize_from_bundled_program_to_flatbuffer
 
     suites = []
-    for method_io in ports:
+    for method_io in method_ios:
         tests = []
-        for case, outputs in zip(golden.cases, golden.outputs, strict=True):
+        for case, outputs in zip(vectors.cases, vectors.outputs, strict=True):
             if case.method == method_io.method:
                 inputs = [
                     tensor_from_bytes(data, io_tensor)

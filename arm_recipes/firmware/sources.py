@@ -15,8 +15,8 @@ from arm_recipes.firmware.board_files import (
     render_board_files,
     render_readme_section,
 )
-from arm_recipes.firmware.golden import IOTensor
 from arm_recipes.firmware.host_run import FirmwareTestCase
+from arm_recipes.firmware.io_tensors import IOTensor
 from arm_recipes.firmware.kernels import Kernels
 from arm_recipes.firmware.pools import ProgramPools
 from arm_recipes.firmware.versions import Versions
@@ -66,7 +66,7 @@ class FirmwareTestVectors:
 
 
 @dataclass(frozen=True)
-class FirmwareModel:
+class FirmwareData:
     """The data of the generated files."""
 
     name: str
@@ -74,9 +74,9 @@ class FirmwareModel:
     data_file: bytes | None
     versions: Versions
     pools: ProgramPools
-    ports: tuple[MethodIO, ...]
+    methods: tuple[MethodIO, ...]
     kernels: Kernels
-    golden: FirmwareTestVectors
+    test_vectors: FirmwareTestVectors
     board: FirmwareBoard | None = None
 
 
@@ -85,31 +85,31 @@ def to_c_identifier(text: str) -> str:
     return re.sub(r"[^0-9A-Za-z_]", lambda match: f"u{ord(match[0]):x}", text)
 
 
-def render_files(model: FirmwareModel) -> dict[str, bytes]:
+def render_files(data: FirmwareData) -> dict[str, bytes]:
     """Render all templates, and return the files by path in the folder."""
-    placeholders = {**_version_placeholders(model), **_memory_placeholders(model.pools), **_build_placeholders(model)}
-    placeholders |= _planned_memory_placeholders(model.pools) | linker_placeholders(model.board)
-    placeholders["BOARD"] = render_readme_section(model.board)
-    placeholders["TENSORS"] = "\n".join(chain.from_iterable(map(_tensor_macros, model.ports)))
+    placeholders = {**_version_placeholders(data), **_memory_placeholders(data.pools), **_build_placeholders(data)}
+    placeholders |= _planned_memory_placeholders(data.pools) | linker_placeholders(data.board)
+    placeholders["BOARD"] = render_readme_section(data.board)
+    placeholders["TENSORS"] = "\n".join(chain.from_iterable(map(_tensor_macros, data.methods)))
     placeholders_of_file = {
         "model.c": {
-            "PTE": format_array(model.program),
-            "PTD": "" if model.data_file is None else format_array(model.data_file),
-            "TABLES": "\n".join(chain.from_iterable(map(_tensor_tables, model.ports))),
-            "METHODS": "\n".join(map(_method_entry, model.ports)),
+            "PTE": format_array(data.program),
+            "PTD": "" if data.data_file is None else format_array(data.data_file),
+            "TABLES": "\n".join(chain.from_iterable(map(_tensor_tables, data.methods))),
+            "METHODS": "\n".join(map(_method_entry, data.methods)),
         },
         "golden.c": {
-            "TABLES": "\n".join(_golden_arrays(model.golden)),
-            "CASES": "\n".join(_golden_cases(model)),
+            "TABLES": "\n".join(_golden_arrays(data.test_vectors)),
+            "CASES": "\n".join(_golden_cases(data)),
         },
     }
     root = files("arm_recipes.firmware") / "templates"
     result = {}
     for name in _TEMPLATES:
         text = root.joinpath(*name.split("/")).read_text(encoding="utf-8")
-        text = _select_blocks(text, has_npu=model.versions.has_npu)
+        text = _select_blocks(text, has_npu=data.versions.has_npu)
         result[name] = _fill_placeholders(text, {**placeholders, **placeholders_of_file.get(name, {})}).encode()
-    return result | render_board_files(model.board, model.kernels, has_npu=model.versions.has_npu)
+    return result | render_board_files(data.board, data.kernels, has_npu=data.versions.has_npu)
 
 
 _TEMPLATES = (
@@ -146,11 +146,11 @@ def format_array(data: bytes) -> str:
     )
 
 
-def _version_placeholders(model: FirmwareModel) -> dict[str, str]:
-    versions = model.versions
+def _version_placeholders(data: FirmwareData) -> dict[str, str]:
+    versions = data.versions
     major, minor, *_ = versions.executorch.split(".")
     return {
-        "NAME": re.sub(r"[^\w .+-]", "_", model.name),
+        "NAME": re.sub(r"[^\w .+-]", "_", data.name),
         "EXECUTORCH": versions.executorch,
         "EXECUTORCH_MAJOR": major,
         "EXECUTORCH_MINOR": minor,
@@ -165,10 +165,10 @@ def _version_placeholders(model: FirmwareModel) -> dict[str, str]:
         "STREAM": versions.stream,
         "ARCHITECTURE": versions.architecture,
         "PAYLOAD_FORMAT": str(PAYLOAD_FORMAT),
-        "PTE_SIZE": str(len(model.program)),
-        "PTE_CRC32": f"0x{zlib.crc32(model.program):08X}",
-        "PTD_SIZE": str(len(model.data_file or b"")),
-        "PTD_CRC32": f"0x{zlib.crc32(model.data_file or b''):08X}",
+        "PTE_SIZE": str(len(data.program)),
+        "PTE_CRC32": f"0x{zlib.crc32(data.program):08X}",
+        "PTD_SIZE": str(len(data.data_file or b"")),
+        "PTD_CRC32": f"0x{zlib.crc32(data.data_file or b''):08X}",
         "ASSERTS": "\n".join(_layout_asserts(has_npu=versions.has_npu)),
     }
 
@@ -288,8 +288,8 @@ def _method_entry(method_io: MethodIO) -> str:
     return f'  {{"{_escape_string(method_io.method)}", {", ".join(tables)}}},'
 
 
-def _golden_arrays(golden: FirmwareTestVectors) -> Iterator[str]:
-    for number, (case, outputs) in enumerate(zip(golden.cases, golden.outputs, strict=True)):
+def _golden_arrays(vectors: FirmwareTestVectors) -> Iterator[str]:
+    for number, (case, outputs) in enumerate(zip(vectors.cases, vectors.outputs, strict=True)):
         for side, contents in (("input", case.inputs), ("output", outputs)):
             for index, content in enumerate(contents):
                 yield f"static const uint8_t case{number}_{side}{index}[] ALIGNED = {{\n{format_array(content)}}};"
@@ -298,16 +298,16 @@ def _golden_arrays(golden: FirmwareTestVectors) -> Iterator[str]:
                 yield f"static const uint8_t *const case{number}_{side}s[] = {{{names}}};"
 
 
-def _golden_cases(model: FirmwareModel) -> Iterator[str]:
-    names = [method_io.method for method_io in model.ports]
-    for number, case in enumerate(model.golden.cases):
-        sides = (("inputs", case.inputs), ("outputs", model.golden.outputs[number]))
+def _golden_cases(data: FirmwareData) -> Iterator[str]:
+    names = [method_io.method for method_io in data.methods]
+    for number, case in enumerate(data.test_vectors.cases):
+        sides = (("inputs", case.inputs), ("outputs", data.test_vectors.outputs[number]))
         tables = ", ".join(f"case{number}_{side}" if contents else "NULL" for side, contents in sides)
         yield f"  {{{names.index(case.method)}, {tables}}},"
 
 
-def _build_placeholders(model: FirmwareModel) -> dict[str, str]:
-    kernels, pools, has_npu = model.kernels, model.pools, model.versions.has_npu
+def _build_placeholders(data: FirmwareData) -> dict[str, str]:
+    kernels, pools, has_npu = data.kernels, data.pools, data.versions.has_npu
     why = "all implementations of the program's kernels compute the same bits."
     if not kernels.is_exact:
         why = "the kernels of the exporting machine may differ from those of the firmware."
@@ -327,7 +327,7 @@ def _build_placeholders(model: FirmwareModel) -> dict[str, str]:
             0, "# These kernels are in other libraries of ExecuTorch (quantized_ops_lib, ...), or in your own:"
         )
     return {
-        "CASE_COUNT": str(len(model.golden.cases)),
+        "CASE_COUNT": str(len(data.test_vectors.cases)),
         "TOLERANCE": "0.0" if kernels.is_exact else str(_FLOAT_TOLERANCE),
         "WHY": why,
         "OUR_KERNELS": "ON" if kernels.ours else "OFF",

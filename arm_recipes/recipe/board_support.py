@@ -106,7 +106,7 @@ class Placement:
     """Kind of memory, "sram", "flash" or "dram", of a program's sections.
 
     Attributes:
-        program: the program with the constants that the NPU reads. With constants on chip, the estimates assume SRAM.
+        program: the program with the constants that the NPU reads. Vela's on-chip flash is SRAM, as in the estimates.
         scratch: scratch of the NPU.
     """
 
@@ -269,7 +269,7 @@ _ALIF_U55_NODE = """\
 
 
 def _alif() -> Iterator[tuple[str, BoardSupport]]:
-    """The Alif Ensembles. ``.arm_model_temp`` must fit into SRAM0: SRAM1 is apart."""
+    """The Alif Ensembles. ``.arm_model_temp`` must fit into SRAM0, which is not contiguous with SRAM1."""
     for name in BOARDS:
         if not name.startswith("alif-"):
             continue

@@ -1,7 +1,7 @@
-"""Boards and platforms with an Ethos-U: NPU, Vela configuration and memory sizes, each figure with its source.
+"""Boards and platforms with an Ethos-U: NPU, Vela configuration and memory sizes, each value with its source.
 
 To add a board, append a ``Board`` to ``_OTHERS``. If Vela's configurations do not describe its memories, add a
-``[System_Config]`` to ``arm_backend_core/targets/config_files/Boards/vela.ini``. A figure that no document states stays
+``[System_Config]`` to ``arm_backend_core/targets/config_files/Boards/vela.ini``. A value that no document states stays
 None. The command line uses this module: no PyTorch import.
 """
 
@@ -19,7 +19,7 @@ _OWN_INI = "Boards/vela.ini"
 
 
 @dataclass(frozen=True)
-class Figure(Generic[_T]):
+class DocumentedValue(Generic[_T]):
     """A documented value and the address of the document."""
 
     value: _T
@@ -46,11 +46,11 @@ class Board:
     name: str
     title: str
     family: str
-    macs: Figure[int] | None = None
-    system_config: Figure[str] | None = None
-    memory_mode: Figure[str] | None = None
-    sram: Figure[int] | None = None
-    flash: Figure[int] | None = None
+    macs: DocumentedValue[int] | None = None
+    system_config: DocumentedValue[str] | None = None
+    memory_mode: DocumentedValue[str] | None = None
+    sram: DocumentedValue[int] | None = None
+    flash: DocumentedValue[int] | None = None
     config_ini: str | None = None
 
     @property
@@ -68,7 +68,7 @@ class Board:
 
     @property
     def sources(self) -> dict[str, str]:
-        """Name of a figure -> address of its source."""
+        """Name of a value -> address of the document that states it."""
         names = ("macs", "system_config", "memory_mode", "sram", "flash")
         figures = {name: getattr(self, name) for name in names}
         return {name: figure.source for name, figure in figures.items() if figure is not None}
@@ -103,7 +103,7 @@ def find_problem(name: Any) -> str | None:
     if normal in BOARDS:
         return None
     near = [known for known in BOARDS if normal and known.startswith(normal)]
-    near = near or _share_most_words(normal) or find_similar_names(normal, BOARDS, 3)
+    near = near or _find_boards_sharing_words(normal) or find_similar_names(normal, BOARDS, 3)
     return (
         f"there is no such board{format_suggestion(near) or ';'} 'arm-recipes boards' lists all. For another one, give "
         "macs, system_config, memory_mode, config_ini, sram_budget and flash_budget"
@@ -134,7 +134,7 @@ def _family_recipes(board: Board) -> str:
     return f"ETHOSU_{board.family.removeprefix('ethos-').upper()}"
 
 
-def _share_most_words(normal: str) -> list[str]:
+def _find_boards_sharing_words(normal: str) -> list[str]:
     """The boards that share the most words with a name, at least two: "alif-ensemble-e7" and "alif-e7-hp"."""
     words = set(normal.split("-"))
     shared = {known: len(words & set(known.split("-"))) for known in BOARDS}
@@ -178,7 +178,7 @@ _RZG3E = (
     "face_detection/exe/model_yolo-fastest/yolo-fastest_192_face_v4/build/IP/compilation/"
     "ethos-u55-256_system_config.ini"
 )
-# They cite Infineon's ModusToolbox Machine Learning Pack 3.0.0, which is not public.
+# These documents cite Infineon's ModusToolbox Machine Learning Pack 3.0.0, which is not public.
 _PSOC = f"{_GITHUB}/shinjuyeop/Infineon_FastReflex_E84/blob/8c282c2f3a7e213ea2e96035ea5699e130896d40"
 _PSOC_VELA = f"{_PSOC}/configs/vela/pse84_u55.ini"
 _PSOC_SIZES = "https://doc.qt.io/QtForMCUs/qtul-instructions-psoc-edge-e84.html"
@@ -191,46 +191,46 @@ _CORSTONE = (
         "corstone-300",
         "Arm Corstone-300 (MPS3, FVP), Ethos-U55",
         "ethos-u55",
-        system_config=Figure("Ethos_U55_High_End_Embedded", _ARM_FVP),
-        memory_mode=Figure("Shared_Sram", _ARM_FVP),
-        sram=Figure(2 * _MIB, _ARM_SRAM),
+        system_config=DocumentedValue("Ethos_U55_High_End_Embedded", _ARM_FVP),
+        memory_mode=DocumentedValue("Shared_Sram", _ARM_FVP),
+        sram=DocumentedValue(2 * _MIB, _ARM_SRAM),
     ),
     Board(
         "corstone-300-u65",
         "Arm Corstone-300 (FVP), Ethos-U65",
         "ethos-u65",
-        system_config=Figure("Ethos_U65_Embedded", _ARM_FVP),
-        memory_mode=Figure("Shared_Sram", _ARM_FVP),
-        sram=Figure(2 * _MIB, _ARM_SRAM),
+        system_config=DocumentedValue("Ethos_U65_Embedded", _ARM_FVP),
+        memory_mode=DocumentedValue("Shared_Sram", _ARM_FVP),
+        sram=DocumentedValue(2 * _MIB, _ARM_SRAM),
     ),
     Board(
         "corstone-310",
         "Arm Corstone-310 (MPS3, FVP), Ethos-U55",
         "ethos-u55",
-        system_config=Figure("Ethos_U55_High_End_Embedded", _ARM_KIT),
-        memory_mode=Figure("Shared_Sram", _ARM_KIT),
-        sram=Figure(4 * _MIB, _ARM_SRAM),
+        system_config=DocumentedValue("Ethos_U55_High_End_Embedded", _ARM_KIT),
+        memory_mode=DocumentedValue("Shared_Sram", _ARM_KIT),
+        sram=DocumentedValue(4 * _MIB, _ARM_SRAM),
     ),
     Board(
         "corstone-315",
         "Arm Corstone-315 (MPS4, FVP), Ethos-U65",
         "ethos-u65",
-        system_config=Figure("Ethos_U65_High_End", _ARM_KIT),
-        memory_mode=Figure("Dedicated_Sram_384KB", _ARM_KIT),
-        sram=Figure(4 * _MIB, f"{_ALIF_KIT}/scripts/cmake/platforms/mps4/sse-315/mps4-sse-315.ld"),
+        system_config=DocumentedValue("Ethos_U65_High_End", _ARM_KIT),
+        memory_mode=DocumentedValue("Dedicated_Sram_384KB", _ARM_KIT),
+        sram=DocumentedValue(4 * _MIB, f"{_ALIF_KIT}/scripts/cmake/platforms/mps4/sse-315/mps4-sse-315.ld"),
     ),
     Board(
         "corstone-320",
         "Arm Corstone-320 (MPS4, FVP), Ethos-U85",
         "ethos-u85",
-        system_config=Figure("Ethos_U85_SYS_DRAM_Mid", f"{_EXECUTORCH}/backends/arm/ethosu/compile_spec.py"),
-        sram=Figure(4 * _MIB, f"{_EXECUTORCH}/examples/arm/executor_runner/Corstone-320.ld"),
+        system_config=DocumentedValue("Ethos_U85_SYS_DRAM_Mid", f"{_EXECUTORCH}/backends/arm/ethosu/compile_spec.py"),
+        sram=DocumentedValue(4 * _MIB, f"{_EXECUTORCH}/examples/arm/executor_runner/Corstone-320.ld"),
     ),
     Board(
         "corstone-1000",
         "Arm Corstone-1000 with Cortex-A320 (FVP), Ethos-U85",
         "ethos-u85",
-        sram=Figure(2 * _MIB, _CORSTONE_1000),
+        sram=DocumentedValue(2 * _MIB, _CORSTONE_1000),
     ),
 )
 
@@ -241,7 +241,7 @@ def _alif(series: str, sram: int, source: str, *, has_u85: bool) -> Iterator[Boa
     Args:
         series: for example ``E7``.
         sram: bytes of SRAM0 and SRAM1; all series here have 5.5 MiB of MRAM.
-        source: where the sizes stand.
+        source: address of the document that states the sizes.
         has_u85: whether the series has an Ethos-U85.
     """
     npus = [("hp", "high-performance core", "ethos-u55", 256, "Ethos_U55_Alif_HP")]
@@ -252,11 +252,11 @@ def _alif(series: str, sram: int, source: str, *, has_u85: bool) -> Iterator[Boa
             f"alif-{series.lower()}-{suffix}",
             f"Alif Ensemble {series}, {core}",
             family,
-            macs=Figure(macs, _ALIF_MACS),
-            system_config=Figure(system_config, _ALIF_VELA),
-            memory_mode=Figure("Shared_Sram", _ALIF_MODE),
-            sram=Figure(sram, source),
-            flash=Figure(5632 * _KIB, source),
+            macs=DocumentedValue(macs, _ALIF_MACS),
+            system_config=DocumentedValue(system_config, _ALIF_VELA),
+            memory_mode=DocumentedValue("Shared_Sram", _ALIF_MODE),
+            sram=DocumentedValue(sram, source),
+            flash=DocumentedValue(5632 * _KIB, source),
             config_ini=_OWN_INI,
         )
 
@@ -275,59 +275,61 @@ _OTHERS = (
         "himax-we2",
         "Himax WiseEye2 WE2 (HX6538), Grove Vision AI V2",
         "ethos-u55",
-        macs=Figure(64, f"{_HIMAX_VELA}/README.md"),
-        system_config=Figure("Ethos_U55_Himax_WE2", f"{_HIMAX_VELA}/vela/himax_vela.ini"),
-        memory_mode=Figure("Shared_Sram", f"{_HIMAX_VELA}/vela/himax_vela.ini"),
-        sram=Figure(2432 * _KIB, _HIMAX_SRAM),
+        macs=DocumentedValue(64, f"{_HIMAX_VELA}/README.md"),
+        system_config=DocumentedValue("Ethos_U55_Himax_WE2", f"{_HIMAX_VELA}/vela/himax_vela.ini"),
+        memory_mode=DocumentedValue("Shared_Sram", f"{_HIMAX_VELA}/vela/himax_vela.ini"),
+        sram=DocumentedValue(2432 * _KIB, _HIMAX_SRAM),
         config_ini=_OWN_INI,
     ),
     Board(
         "infineon-psoc-edge-e84",
         "Infineon PSOC Edge E84, evaluation kit KIT_PSE84_EVAL",
         "ethos-u55",
-        macs=Figure(128, f"{_PSOC}/reports/e84_target_vela_compilation.md"),
-        system_config=Figure("Ethos_U55_PSOC_Edge_E84", _PSOC_VELA),
-        memory_mode=Figure("Sram_Only", _PSOC_VELA),
-        sram=Figure(5 * _MIB, _PSOC_SIZES),
-        flash=Figure(16 * _MIB, _PSOC_SIZES),
+        macs=DocumentedValue(128, f"{_PSOC}/reports/e84_target_vela_compilation.md"),
+        system_config=DocumentedValue("Ethos_U55_PSOC_Edge_E84", _PSOC_VELA),
+        memory_mode=DocumentedValue("Sram_Only", _PSOC_VELA),
+        sram=DocumentedValue(5 * _MIB, _PSOC_SIZES),
+        flash=DocumentedValue(16 * _MIB, _PSOC_SIZES),
         config_ini=_OWN_INI,
     ),
     Board(
         "nuvoton-m55m1",
         "Nuvoton NuMaker-M55M1",
         "ethos-u55",
-        macs=Figure(256, f"{_M55M1}/vela_model_example.txt"),
-        system_config=Figure("Ethos_U55_M55M1", f"{_M55M1}/default_vela.ini"),
-        memory_mode=Figure("Shared_Sram", f"{_M55M1}/vela_model_example.txt"),
-        sram=Figure(1344 * _KIB, _M55M1_SIZES),
-        flash=Figure(2 * _MIB, _M55M1_SIZES),
+        macs=DocumentedValue(256, f"{_M55M1}/vela_model_example.txt"),
+        system_config=DocumentedValue("Ethos_U55_M55M1", f"{_M55M1}/default_vela.ini"),
+        memory_mode=DocumentedValue("Shared_Sram", f"{_M55M1}/vela_model_example.txt"),
+        sram=DocumentedValue(1344 * _KIB, _M55M1_SIZES),
+        flash=DocumentedValue(2 * _MIB, _M55M1_SIZES),
         config_ini=_OWN_INI,
     ),
     Board(
         "nxp-imx93",
         "NXP i.MX 93",
         "ethos-u65",
-        macs=Figure(256, f"{_NXP_VELA}/vela/vela.py"),
-        system_config=Figure("Ethos_U65_High_End", f"{_NXP_VELA}/config_files/Arm/vela.ini"),
-        memory_mode=Figure("Dedicated_Sram_384KB", f"{_NXP_VELA}/config_files/Arm/vela.ini"),
+        macs=DocumentedValue(256, f"{_NXP_VELA}/vela/vela.py"),
+        system_config=DocumentedValue("Ethos_U65_High_End", f"{_NXP_VELA}/config_files/Arm/vela.ini"),
+        memory_mode=DocumentedValue("Dedicated_Sram_384KB", f"{_NXP_VELA}/config_files/Arm/vela.ini"),
     ),
     Board(
         "renesas-ra8p1",
         "Renesas RA8P1, EK-RA8P1",
         "ethos-u55",
-        macs=Figure(256, f"{_RA8P1}/scripts/mcu_deploy.py"),
-        system_config=Figure("Ethos_U55_RA8P1", f"{_RA8P1}/application_examples/face_detection/ra_gen/bsp_clock_cfg.h"),
-        memory_mode=Figure("Sram_Only", f"{_RA8P1}/scripts/mcu_deploy.py"),
-        sram=Figure(1664 * _KIB, _RA8P1_SIZES),
-        flash=Figure(1 * _MIB, _RA8P1_SIZES),
+        macs=DocumentedValue(256, f"{_RA8P1}/scripts/mcu_deploy.py"),
+        system_config=DocumentedValue(
+            "Ethos_U55_RA8P1", f"{_RA8P1}/application_examples/face_detection/ra_gen/bsp_clock_cfg.h"
+        ),
+        memory_mode=DocumentedValue("Sram_Only", f"{_RA8P1}/scripts/mcu_deploy.py"),
+        sram=DocumentedValue(1664 * _KIB, _RA8P1_SIZES),
+        flash=DocumentedValue(1 * _MIB, _RA8P1_SIZES),
         config_ini=_OWN_INI,
     ),
     Board(
         "renesas-rzg3e",
         "Renesas RZ/G3E",
         "ethos-u55",
-        macs=Figure(256, _RZG3E),
-        system_config=Figure("Ethos_U55_RZG3E", _RZG3E),
+        macs=DocumentedValue(256, _RZG3E),
+        system_config=DocumentedValue("Ethos_U55_RZG3E", _RZG3E),
         config_ini=_OWN_INI,
     ),
 )

@@ -8,7 +8,7 @@ import pytest
 
 from arm_recipes import RunError
 from arm_recipes.firmware.host_run import FirmwareTestCase, PoolSizes, run_on_host
-from arm_recipes.firmware.saving import build_model
+from arm_recipes.firmware.saving import collect_firmware_data
 from arm_recipes.runtime import build
 from tests.firmware.programs import U55, program, samples
 from tests.runtime.building import (
@@ -37,11 +37,11 @@ def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", ["fast_scratch_u65", "state_u55", "kernels_memory", "decoder_u85"])
 def test_nothing_goes_beyond_a_pool(monkeypatch: pytest.MonkeyPatch, sanitized: Path, name: str) -> None:
-    model = build_model(program(name), samples(name), name)
+    firmware = collect_firmware_data(program(name), samples(name), name)
     monkeypatch.setattr(build, "build_firmware_runner", lambda: sanitized)
-    seen = run_on_host(model.program, model.pools.host_sizes(), model.golden.cases)
-    assert seen.outputs == model.golden.outputs
-    assert seen.temp <= model.pools.temp_64
+    seen = run_on_host(firmware.program, firmware.pools.host_sizes(), firmware.test_vectors.cases)
+    assert seen.outputs == firmware.test_vectors.outputs
+    assert seen.temp <= firmware.pools.temp_64
 
 
 def test_errors_have_the_sizes_and_the_log(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,18 +11,18 @@ import torch
 from torch import Tensor
 
 from arm_recipes import RunError
-from arm_recipes.firmware.golden import tensor_from_bytes
 from arm_recipes.firmware.host_run import PoolSizes, run_on_host
-from arm_recipes.firmware.saving import build_model
-from arm_recipes.firmware.sources import FirmwareModel, render_files
+from arm_recipes.firmware.io_tensors import tensor_from_bytes
+from arm_recipes.firmware.saving import collect_firmware_data
+from arm_recipes.firmware.sources import FirmwareData, render_files
 from tests.firmware.programs import PROGRAMS, program, samples
 
 pytestmark = pytest.mark.xdist_group("firmware")
 
 
 @cache
-def _model(name: str) -> FirmwareModel:
-    return build_model(program(name), samples(name), name)
+def _firmware_data(name: str) -> FirmwareData:
+    return collect_firmware_data(program(name), samples(name), name)
 
 
 def _one_less(sizes: PoolSizes) -> Iterator[tuple[str, PoolSizes]]:
@@ -47,13 +47,13 @@ def _one_less(sizes: PoolSizes) -> Iterator[tuple[str, PoolSizes]]:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_exactly_these_and_not_one_byte_less(name: str) -> None:
     """In ExecuTorch's runtime, with the backend, the kernels and the memory that firmware has."""
-    model = _model(name)
-    sizes, cases = model.pools.host_sizes(), model.golden.cases
-    assert run_on_host(model.program, sizes, cases, model.data_file).outputs == model.golden.outputs
+    firmware = _firmware_data(name)
+    sizes, cases = firmware.pools.host_sizes(), firmware.test_vectors.cases
+    assert run_on_host(firmware.program, sizes, cases, firmware.data_file).outputs == firmware.test_vectors.outputs
     tried = []
     for what, less in _one_less(sizes):
         with pytest.raises(RunError, match=r"cannot (load|execute) the method"):
-            run_on_host(model.program, less, cases, model.data_file)
+            run_on_host(firmware.program, less, cases, firmware.data_file)
         tried.append(what)
     assert len(tried) >= 2 * len(sizes.methods) + bool(sizes.temp)
 
@@ -61,20 +61,20 @@ def test_exactly_these_and_not_one_byte_less(name: str) -> None:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_the_golden_outputs_are_those_of_run(name: str) -> None:
     """By the plugin, which has another backend than firmware; state goes from one case to the next."""
-    model, result = _model(name), program(name).program()
-    for case, outputs in zip(model.golden.cases, model.golden.outputs, strict=True):
-        (ports,) = (ports for ports in model.ports if ports.method == case.method)
-        given = [tensor_from_bytes(data, port) for data, port in zip(case.inputs, ports.inputs, strict=True)]
+    firmware, result = _firmware_data(name), program(name).program()
+    for case, outputs in zip(firmware.test_vectors.cases, firmware.test_vectors.outputs, strict=True):
+        (method_io,) = (each for each in firmware.methods if each.method == case.method)
+        given = [tensor_from_bytes(data, port) for data, port in zip(case.inputs, method_io.inputs, strict=True)]
         seen: list[Tensor] = result.execute(*given, method=case.method)
         assert all(output.unique().numel() > 1 or output.numel() == 1 for output in seen)
-        for data, port, output in zip(outputs, ports.outputs, seen, strict=True):
+        for data, port, output in zip(outputs, method_io.outputs, seen, strict=True):
             assert torch.equal(tensor_from_bytes(data, port), output), port.info.name
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_figures_of_a_cortex_m_are_computed_and_less(name: str) -> None:
     """That the types have these sizes there is compiled in test_device.py."""
-    pools = _model(name).pools
+    pools = _firmware_data(name).pools
     # What kernels take is measured, and nothing tells what of it are pointers: here ``topk`` takes more than the NPU.
     assert pools.exact is (
         name not in ("kernels_memory", "cpu_between_u85", "cpu_between_board", "memories_u85", "methods_u55")
@@ -85,9 +85,9 @@ def test_figures_of_a_cortex_m_are_computed_and_less(name: str) -> None:
 
 def test_where_it_is_not_as_computed_the_figures_of_this_machine_bound_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a runtime that takes other pieces than those we know of."""
-    exact = _model("float_u55")
+    exact = _firmware_data("float_u55")
     monkeypatch.setattr("arm_recipes.firmware.pools.method_allocator_bytes", lambda plan, bits, _: 100 + bits)
-    bound = build_model(program("float_u55"), None, "bound")
+    bound = collect_firmware_data(program("float_u55"), None, "bound")
     (method,) = bound.pools.methods
     assert (method.method_allocator, method.method_allocator_64) == (exact.pools.methods[0].method_allocator_64,) * 2
     assert not bound.pools.exact
@@ -97,10 +97,10 @@ def test_where_it_is_not_as_computed_the_figures_of_this_machine_bound_it(monkey
 
 def test_each_kind_of_memory_is_among_them() -> None:
     """What ten and more programs together need."""
-    pools = [_model(name).pools for name in PROGRAMS]
+    pools = [_firmware_data(name).pools for name in PROGRAMS]
     assert len(pools) >= 10
     assert any(each.shared and min(each.shared) > 0 for each in pools)
     assert any(each.fast_scratch for each in pools)
     assert any(len(each.methods) > 1 for each in pools)
     assert any(each.temp < each.temp_64 for each in pools)
-    assert _model("kernels_memory").pools.temp == 600 * 16
+    assert _firmware_data("kernels_memory").pools.temp == 600 * 16

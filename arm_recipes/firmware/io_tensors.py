@@ -1,4 +1,4 @@
-"""Input tensors of the firmware's self-test: check or generate them, and convert tensors to bytes and back."""
+"""Input and output tensors of the firmware's self-test: check or generate inputs, convert tensors to bytes and back."""
 
 from __future__ import annotations
 
