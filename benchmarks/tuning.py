@@ -58,7 +58,7 @@ def measured(name: str, recipe_name: str, folder: Path | None) -> dict[str, Any]
         (price,) = trial.estimate_costs([plan])
         if isinstance(price, str):
             raise RuntimeError(price)
-        return trial.rate_on_test(plan).sqnr, price.value("cycles")
+        return trial.rate_on_test_samples(plan).sqnr, price.value("cycles")
 
     last = modules[-1:]
     drawn = [_random(found.regions, figures, limit, seed) for seed in range(_DRAWS)]

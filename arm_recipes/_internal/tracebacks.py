@@ -1,4 +1,4 @@
-"""Short tracebacks: of an error that addresses the user, only the user's own lines are of interest."""
+"""Short tracebacks: an error that addresses the user shows only the user's own lines."""
 
 from __future__ import annotations
 

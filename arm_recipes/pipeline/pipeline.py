@@ -102,7 +102,7 @@ class Pipeline:
     def resume(cls, prepared: PreparedPrograms, recipe: ExportRecipe, *, progress: bool) -> Pipeline:
         """Create a pipeline that lowers programs that another pipeline captured and quantized.
 
-        The open log gets the notes of that pipeline.
+        The notes of that pipeline are added to the current log (``arm_backend_core.events``).
 
         Args:
             prepared: the programs.
@@ -186,7 +186,7 @@ class Pipeline:
                 self._record_lowered_programs(self._artifact.data)
             stage = self._create_stage(kind)
             start = time.perf_counter()
-            run_stage(kind, stage, self._artifact, self._models or self._methods, self._locate_errors)
+            run_stage(kind, stage, self._artifact, self._models or self._methods, self._list_error_sources)
             self._seconds[kind.value] = seconds = time.perf_counter() - start
             LOGGER.info("%s: %.2f s", kind.value, seconds)
             self._artifact = stage.get_artifacts()
@@ -204,8 +204,8 @@ class Pipeline:
                 self._prepared = self._collect_prepared_programs()
                 self._copy_prepared_programs()
 
-    def _locate_errors(self) -> tuple[list[torch.nn.Module], list[Graph]]:
-        """The user's modules, and the graphs that the next stage reads or that lowering wrote."""
+    def _list_error_sources(self) -> tuple[list[torch.nn.Module], list[Graph]]:
+        """Where errors are located: the user's modules, and the graphs that the next stage reads or lowering wrote."""
         models = [model for model in self._models.values() if isinstance(model, torch.nn.Module)]
         lowered = [method.graph for method in self._methods.values() if method.graph is not None]
         return models, [x.graph for x in lowered or [program.graph_module for program in self._programs.values()]]

@@ -5,10 +5,13 @@ ExecuTorch's memory plan has for them, so that a board needs both. With this pla
 memory, and these tensors have the addresses that Vela chose: nothing is copied, and while a delegate does not run, the
 CPU's tensors use the memory of its scratch.
 
-Compile specs of the delegate name an argument whose address shows where the scratch is. Runtimes that do not read it,
-such as ExecuTorch's own backend, allocate a scratch and copy. That is correct too: the plan separates all tensors that
-are live at the same time, except an input and an output of one delegate, and while the output is written, the input is
-in that runtime's scratch.
+The scratch has a fixed distance from each tensor in it. Compile specs of the delegate name one input or output and the
+end of the scratch (``PlannedScratch``), so that a runtime computes the address of the scratch from the address of that
+tensor. Runtimes that do not read these specs, such as ExecuTorch's own backend, allocate another scratch and copy. The
+plan is correct for them too: tensors that are live at the same time do not overlap, except an input and an output of
+one delegate. Such a runtime writes the output after it has copied the input to its scratch.
+
+The plan is greedy by size: the largest block first, at the lowest free address (first fit).
 """
 
 from __future__ import annotations
@@ -39,14 +42,14 @@ if TYPE_CHECKING:
     from torch.export.graph_signature import ExportGraphSignature
     from torch.fx import Node
 
-_MEMORY: Final = 1  #: Number of the planned memory with everything that has no other number.
+_MEM_ID: Final = 1  #: ``mem_id`` of the first planned memory. Tensors without a ``mem_id`` are in it.
 
 
 def allow_shared_scratch(manager: EdgeProgramManager) -> Sequence[Any]:
     """Edge manager pass: allow the memory plan to place the scratch of the Ethos-U delegates.
 
     Only in programs with one method, because each method has a planned memory of its own, but all use one scratch. Not
-    in programs with loops or branches: the tensors of their bodies are not where the plan of the body has them.
+    in programs with loops or branches: the tensors of a body are not at the addresses that the body's plan gives them.
     """
     if len(manager.methods) > 1:
         return []
@@ -66,7 +69,7 @@ class _Block:
     """Bytes that are in use from one node to another, both included.
 
     Attributes:
-        start: offset from the start of its group.
+        start: offset in its group; the address, once the group has a place.
         size: bytes.
         first, last: indices of nodes.
         spec: the tensor; None for a scratch.
@@ -79,7 +82,7 @@ class _Block:
     spec: TensorSpec | None = None
 
     def overlaps(self, other: _Block, distance: int) -> bool:
-        """Whether the two conflict, with this block moved by ``distance`` and ``other`` in its place."""
+        """Whether this block, moved by ``distance``, shares bytes with ``other`` while both are in use."""
         return (
             self.first <= other.last
             and other.first <= self.last
@@ -121,15 +124,15 @@ def plan_shared_scratch(
     graph_signature: ExportGraphSignature | None = None,
     extra_padding: int = 0,
 ) -> MemoryAlgoResult:
-    """Plan the memory of one method with the scratches of its delegates: the largest first, at the lowest free address.
+    """Plan the memory of one method together with the scratches of its delegates.
 
     The parameters are those of ExecuTorch's memory planning algorithms. The plan is ExecuTorch's own if no scratch may
-    be shared or sharing does not save memory. A second plan replaces what the first one recorded in the delegates.
+    be shared or sharing does not save memory. A second call replaces what the first one recorded in the delegates.
     """
     from executorch.exir.memory_planning import MemoryAlgoResult, SpecAllocResult, greedy
 
     separate = greedy(alignment, specs, graph_module, graph_signature, extra_padding)
-    calls = list(_sharing_calls(graph_module, specs))
+    calls = list(_plannable_calls(graph_module, specs))
     _record_scratches(calls, {})
     if not calls or not _has_one_memory(specs):
         return separate
@@ -138,12 +141,12 @@ def plan_shared_scratch(
     if plan.size + extra_padding >= separate_bytes or not _is_one_scratch_per_delegate(calls, plan.scratches):
         return separate
     _record_scratches(calls, plan.scratches)
-    results = {spec: SpecAllocResult(_MEMORY, 0, plan.offset_of(spec)) for spec in specs}
+    results = {spec: SpecAllocResult(_MEM_ID, 0, plan.offset_of(spec)) for spec in specs}
     return MemoryAlgoResult(results, [0, plan.size + extra_padding])
 
 
 def _is_one_scratch_per_delegate(calls: Iterable[_Call], scratches: Mapping[int, PlannedScratch]) -> bool:
-    """Whether each call has a scratch, and all calls of one delegate show it with the same argument."""
+    """Whether each call has a planned scratch, and all calls of one delegate locate it by the same argument."""
     arguments: dict[int, int] = {}
     return all(
         call.index in scratches
@@ -155,7 +158,7 @@ def _is_one_scratch_per_delegate(calls: Iterable[_Call], scratches: Mapping[int,
 def _record_scratches(calls: Iterable[_Call], scratches: Mapping[int, PlannedScratch]) -> None:
     """Write the scratches of the calls into the compile specs of their delegates, in place of those of an earlier plan.
 
-    A delegate that is called repeatedly has the last end of its scratches.
+    For a delegate with several calls, ``end`` is the largest end of their scratches.
     """
     combined: dict[int, PlannedScratch] = {}
     for call in calls:
@@ -172,15 +175,15 @@ def _record_scratches(calls: Iterable[_Call], scratches: Mapping[int, PlannedScr
 
 def _has_one_memory(specs: Iterable[TensorSpec]) -> bool:
     """Whether the method has one planned memory."""
-    return all(spec.mem_id in (None, _MEMORY) for spec in specs)
+    return all(spec.mem_id in (None, _MEM_ID) for spec in specs)
 
 
-def _sharing_calls(graph_module: GraphModule, specs: Iterable[TensorSpec]) -> Iterator[_Call]:
-    """Yield the calls of the delegates whose scratch may be planned and whose place an argument can show."""
+def _plannable_calls(graph_module: GraphModule, specs: Iterable[TensorSpec]) -> Iterator[_Call]:
+    """Yield the calls of the delegates whose scratch may be planned, with the arguments that may be placed in it."""
     planned = {spec for spec in specs if spec.storage_base is None and spec.allocated_memory}
     planned -= {spec.storage_base for spec in specs if spec.storage_base is not None}
     for index, node in enumerate(graph_module.graph.nodes):
-        module = _called_module(graph_module, node)
+        module = _called_delegate(graph_module, node)
         if module is None:
             continue
         scratch, inputs, outputs = read_scratch_tensors(module.processed_bytes)
@@ -197,7 +200,7 @@ def _sharing_calls(graph_module: GraphModule, specs: Iterable[TensorSpec]) -> It
         yield _Call(index, module, round_to_cache_lines(scratch), arguments)
 
 
-def _called_module(graph_module: GraphModule, node: Node) -> LoweredBackendModule | None:
+def _called_delegate(graph_module: GraphModule, node: Node) -> LoweredBackendModule | None:
     """The delegate that a node calls, if its scratch may be planned."""
     from executorch.exir.delegate import executorch_call_delegate
 
@@ -220,16 +223,16 @@ def _match_arguments(
 
 
 def _fits(spec: TensorSpec, tensor: EthosUTensor) -> bool:
-    """Whether a tensor can be where Vela placed it. Offsets are multiples of the alignment of all tensors."""
+    """Whether a tensor of the plan can be where Vela placed it: in the scratch, with this size and alignment."""
     is_placed = tensor.offset >= 0 and tensor.region == SCRATCH
     return is_placed and spec.nbytes() == tensor.nbytes and tensor.offset % spec.alignment == 0
 
 
 def _smallest_plan(calls: Sequence[_Call], specs: Sequence[TensorSpec], alignment: int) -> _Plan:
-    """Return the smallest plan of those that several orders of placement give, the largest first in each group.
+    """Plan with several orders of placement, each with the largest first; return the smallest plan.
 
-    Scratches come first, unless the float copy of an input is large: the scratch is then moved up until its input is
-    behind the copy.
+    With scratches first, the float copy of an input may not fit below that input, and is placed above it. With
+    floating-point tensors first, a scratch may overlap the copy: it moves up only until its input is above the copy.
     """
     tensors = sorted((spec for spec in specs if spec.storage_base is None), key=lambda spec: -spec.allocated_memory)
     scratches = sorted(calls, key=lambda call: -call.scratch_bytes)
@@ -248,7 +251,7 @@ def _smallest_plan(calls: Sequence[_Call], specs: Sequence[TensorSpec], alignmen
 
 
 class _Plan:
-    """The blocks that have a place. ``size`` is the end of the last; ``scratches`` has that of each call, by index."""
+    """A plan to which blocks are added. ``scratches`` has the planned scratch of each call, by the node's index."""
 
     def __init__(self, alignment: int) -> None:
         self._alignment = alignment
@@ -274,10 +277,10 @@ class _Plan:
         elif item not in self._offsets:
             first, last = item.lifetime
             blocks = [_Block(0, item.allocated_memory, first, last, item)]
-            self._add(blocks, self._lowest_distance(blocks, self._blocks, self._alignment))
+            self._add(blocks, self._first_fit(blocks, self._blocks, self._alignment))
 
     def _place_call(self, call: _Call) -> None:
-        """Place a scratch, so that tensors which already have a place are where Vela has them, if that is possible."""
+        """Place a scratch. Arguments that already have a place are at Vela's offsets in it, if that is possible."""
         for spec, offset in call.arguments.values():
             start = self._offsets.get(spec, -1) - offset
             if start < 0 or start % CACHE_LINE:
@@ -293,11 +296,11 @@ class _Plan:
                 return
         in_place = {spec for spec, _ in call.arguments.values() if spec not in self._offsets}
         if in_place:
-            start = self._lowest_distance(self._new_blocks(call, in_place), self._blocks, CACHE_LINE)
+            start = self._first_fit(self._new_blocks(call, in_place), self._blocks, CACHE_LINE)
             self._add_call(call, in_place, start)
 
     def _new_blocks(self, call: _Call, in_place: set[TensorSpec]) -> list[_Block]:
-        """The scratch of a call and those tensors at their addresses in it that have no place yet."""
+        """The scratch of a call, and those of the arguments ``in_place`` that have no place yet."""
         return [
             block
             for block in call.group
@@ -316,10 +319,11 @@ class _Plan:
                 self._offsets[block.spec] = block.start + distance
 
     @staticmethod
-    def _lowest_distance(blocks: Sequence[_Block], others: Sequence[_Block], alignment: int) -> int:
-        """The lowest address at which the blocks conflict with no other.
+    def _first_fit(blocks: Sequence[_Block], others: Sequence[_Block], alignment: int) -> int:
+        """The lowest address of a group of blocks at which none overlaps one of ``others``.
 
-        A block in conflict stays in conflict until it has passed the other: every move is as far as it must be.
+        A block that overlaps another one is moved to the end of that one. No address between the two is free, so that
+        the search misses none.
         """
         first, last = min(block.first for block in blocks), max(block.last for block in blocks)
         others = [other for other in others if other.first <= last and first <= other.last]

@@ -47,11 +47,11 @@ PEAK_MACS = Counts(1, 1, 2, 8)
 
 
 @dataclass(frozen=True)
-class Pace:
+class CyclesPerInstruction:
     """Cycles per instruction of a processor.
 
     Attributes:
-        cycles: average of the kernels' loops: loads of two cycles, branches, dual issue, waits for flash and RAM.
+        cycles: average over the kernels' loops. Covers loads of two cycles, branches, dual issue, and waits for memory.
         source: the measurement that the number is fitted to, or the reason for an assumption.
     """
 
@@ -67,18 +67,24 @@ _MANUAL = (
 )
 
 #: Processor -> cycles per instruction. ``docs/contributors/cpu_cycles.md`` compares the estimates with measurements.
-PACES: Mapping[str, Pace] = {
-    "cortex-m0": Pace(1.5, _MANUAL.format("2 and 3")),
-    "cortex-m0plus": Pace(1.35, _MANUAL.format("2")),
-    "cortex-m3": Pace(1.47, _SAME_AS.format("Cortex-M4, which has the same pipeline")),
-    "cortex-m4": Pace(1.47, f"{_MEASURED}: {_TINY} 1.1, NUCLEO-L4R5ZI at 120 MHz, CMSIS-NN"),
-    "cortex-m7": Pace(0.84, f"0.57 of Cortex-M4, as {_TINY} 1.1 has it for X-CUBE-AI on NUCLEO-H7A3ZI-Q and L4R5ZI"),
-    "cortex-m23": Pace(1.35, _SAME_AS.format("Cortex-M0+, which has as many pipeline stages")),
-    "cortex-m33": Pace(1.2, f"{_MEASURED}: {_TINY} 1.1, nRF5340 at 128 MHz, CMSIS-NN"),
-    "cortex-m35p": Pace(1.2, _SAME_AS.format("Cortex-M33, whose pipeline it has")),
-    "cortex-m52": Pace(1.35, _SAME_AS.format("Cortex-M55; it is a smaller processor, so this is optimistic")),
-    "cortex-m55": Pace(1.35, "sum of the first 8 layers of MobileNetV2 on Alif Ensemble E8, pytorch/executorch#17651"),
-    "cortex-m85": Pace(0.91, f"{_MEASURED}: {_TINY} 1.2, EK-RA8D1 at 480 MHz, CMSIS-NN"),
+CYCLES_PER_INSTRUCTION: Mapping[str, CyclesPerInstruction] = {
+    "cortex-m0": CyclesPerInstruction(1.5, _MANUAL.format("2 and 3")),
+    "cortex-m0plus": CyclesPerInstruction(1.35, _MANUAL.format("2")),
+    "cortex-m3": CyclesPerInstruction(1.47, _SAME_AS.format("Cortex-M4, which has the same pipeline")),
+    "cortex-m4": CyclesPerInstruction(1.47, f"{_MEASURED}: {_TINY} 1.1, NUCLEO-L4R5ZI at 120 MHz, CMSIS-NN"),
+    "cortex-m7": CyclesPerInstruction(
+        0.84, f"0.57 of Cortex-M4, as {_TINY} 1.1 has it for X-CUBE-AI on NUCLEO-H7A3ZI-Q and L4R5ZI"
+    ),
+    "cortex-m23": CyclesPerInstruction(1.35, _SAME_AS.format("Cortex-M0+, which has as many pipeline stages")),
+    "cortex-m33": CyclesPerInstruction(1.2, f"{_MEASURED}: {_TINY} 1.1, nRF5340 at 128 MHz, CMSIS-NN"),
+    "cortex-m35p": CyclesPerInstruction(1.2, _SAME_AS.format("Cortex-M33, whose pipeline it has")),
+    "cortex-m52": CyclesPerInstruction(
+        1.35, _SAME_AS.format("Cortex-M55; it is a smaller processor, so this is optimistic")
+    ),
+    "cortex-m55": CyclesPerInstruction(
+        1.35, "sum of the first 8 layers of MobileNetV2 on Alif Ensemble E8, pytorch/executorch#17651"
+    ),
+    "cortex-m85": CyclesPerInstruction(0.91, f"{_MEASURED}: {_TINY} 1.2, EK-RA8D1 at 480 MHz, CMSIS-NN"),
 }
 
 
@@ -96,4 +102,4 @@ def has_fpu(processor: Processor) -> bool:
 
 def to_cycles(processor: Processor, instructions: float) -> int:
     """Cycles that a processor needs for a number of instructions."""
-    return round(instructions * PACES[processor.cpu].cycles)
+    return round(instructions * CYCLES_PER_INSTRUCTION[processor.cpu].cycles)

@@ -83,14 +83,14 @@ class CandidatePool:
         """Return the plan of a candidate."""
         return dict(next(key for key, known in self._candidates.items() if known is candidate))
 
-    def rate_on_search(self, candidate: Candidate) -> Rating:
+    def rate_on_search_samples(self, candidate: Candidate) -> Rating:
         """Return the rating of a candidate on the search samples."""
-        return self._evaluator.rate_on_search(self.plan_of(candidate))
+        return self._evaluator.rate_on_search_samples(self.plan_of(candidate))
 
     def _add(self, plan: PrecisionPlan, cost: ProgramCost) -> Candidate:
-        rating = self._evaluator.rate_on_test(plan)
+        rating = self._evaluator.rate_on_test_samples(plan)
         settings = self._evaluator.with_plan(plan).options["precisions"]
-        search_accuracy = self._evaluator.rate_on_search(plan).metric
+        search_accuracy = self._evaluator.rate_on_search_samples(plan).metric
         candidate = Candidate(dict(settings), cost, rating.sqnr, rating.metric, search_accuracy)
         self._candidates[_plan_key(plan)] = candidate
         return candidate

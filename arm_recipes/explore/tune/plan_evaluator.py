@@ -63,7 +63,7 @@ class PlanEvaluator:
         """Return the recipe with its precisions replaced by those of the plan."""
         return self.recipe.with_options(precisions=minimal_settings(plan, self.default_precision))
 
-    def rate_on_search(self, plan: PrecisionPlan) -> Rating:
+    def rate_on_search_samples(self, plan: PrecisionPlan) -> Rating:
         """Rate the plan's quantized program on the search samples.
 
         Raises:
@@ -71,11 +71,11 @@ class PlanEvaluator:
         """
         return self._rate(plan, self.split.search_evaluator)
 
-    def rate_on_test(self, plan: PrecisionPlan) -> Rating:
+    def rate_on_test_samples(self, plan: PrecisionPlan) -> Rating:
         """Rate the plan's quantized program on the test samples.
 
         Raises:
-            ExportError, ArmBackendError: as for ``rate_on_search``.
+            ExportError, ArmBackendError: as for ``rate_on_search_samples``.
         """
         return self._rate(plan, self.split.test_evaluator)
 

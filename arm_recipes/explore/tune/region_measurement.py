@@ -58,14 +58,16 @@ class RegionMeasurement:
             The regions, and the noise by region and precision.
         """
         finest: PrecisionPlan = dict.fromkeys(self._base_plan, self._finest)
-        base_noise = self._evaluator.rate_on_search(finest).noise
+        base_noise = self._evaluator.rate_on_search_samples(finest).noise
         coarsest = max(self._precisions, key=names.PRECISION_NAMES.index)
 
         def noise_of(region: Region, precision: str = coarsest) -> float:
             if precision == self._finest:
                 return 0.0
             return max(
-                self._evaluator.rate_on_search(with_region_precision(finest, region, precision)).noise - base_noise, 0.0
+                self._evaluator.rate_on_search_samples(with_region_precision(finest, region, precision)).noise
+                - base_noise,
+                0.0,
             )
 
         root = build_region_tree(tuple(self._base_plan))

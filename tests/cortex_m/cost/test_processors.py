@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from arm_backend_core.cortex_m.cost.processors import PACES, PEAK_MACS, Code, code_of, has_fpu, to_cycles
+from arm_backend_core.cortex_m.cost.processors import (
+    CYCLES_PER_INSTRUCTION,
+    PEAK_MACS,
+    Code,
+    code_of,
+    has_fpu,
+    to_cycles,
+)
 from arm_backend_core.targets.cortex_m import ISAS_BY_CPU, Isa, Processor
 
 
 def test_each_processor_has_a_pace_with_a_source() -> None:
-    assert set(PACES) == set(ISAS_BY_CPU)
-    assert all(pace.source and pace.cycles > 0 for pace in PACES.values())
+    assert set(CYCLES_PER_INSTRUCTION) == set(ISAS_BY_CPU)
+    assert all(figure.source and figure.cycles > 0 for figure in CYCLES_PER_INSTRUCTION.values())
 
 
 @pytest.mark.parametrize(
@@ -35,5 +42,5 @@ def test_only_small_processors_have_no_fpu() -> None:
 
 
 def test_cycles_are_instructions_at_the_processors_pace() -> None:
-    assert to_cycles(Processor.resolve("cortex-m4"), 1000) == round(1000 * PACES["cortex-m4"].cycles)
+    assert to_cycles(Processor.resolve("cortex-m4"), 1000) == round(1000 * CYCLES_PER_INSTRUCTION["cortex-m4"].cycles)
     assert PEAK_MACS.of(Code.MVE) == 8
