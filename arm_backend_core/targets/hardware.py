@@ -131,7 +131,16 @@ _U55_TYPES = {
 
 
 _BUGS_OF_ALL_FAMILIES = (
-    *("sliced", "sliced_rank", "column", "joined", "padded_zero", "padded_images", "turned_back", "turned_result"),
+    *(
+        "sliced",
+        "sliced_rank",
+        "column",
+        "joined",
+        "padded_zero",
+        "padded_images",
+        "cancelled_transpose",
+        "cancelled_result",
+    ),
     *("returned_view", "dilated", "unclipped", "unclipped_scaled", "unclipped_move", "joined_again"),
     *("clipped_rescale", "reshaped_parts"),
 )
@@ -188,7 +197,7 @@ _U85 = Hardware(
     vela_bugs=(
         *(*_BUGS_OF_ALL_FAMILIES, "equal_weights", "reshaped_select", "returned_mask", "gathered", "reversed"),
         *(
-            "turned_table",
+            "transposed_table",
             "two_tables",
             "activation",
             "sliced_growth",

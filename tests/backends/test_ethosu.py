@@ -303,8 +303,8 @@ def test_a_lost_input_is_an_error() -> None:
 
 
 def test_a_lost_result_is_an_error() -> None:
-    """Of this graph Vela writes a program with one result fewer (docs/contributors/vela.md, turned_back)."""
-    bug = next(bug for bug in REPRODUCERS if bug.name == "turned_back_input")
+    """Of this graph Vela writes a program with one result fewer (docs/contributors/vela.md, cancelled_transpose)."""
+    bug = next(bug for bug in REPRODUCERS if bug.name == "cancelled_transpose_input")
     flatbuffer = build_flatbuffer(bug.body, *bug.inputs)
     with pytest.raises(CompileError, match=r"results of \[576\] bytes, not \[576, 108\]") as caught:
         compile_payload(

@@ -262,7 +262,7 @@ def _returned_input(b: Builder, x: Value) -> tuple[Value, ...]:
     return b.reduce("REDUCE_ANY", x, 1), b.emit("IDENTITY", (x,), x.dtype)
 
 
-def _turned_table(b: Builder, x: Value, *, last: Callable[[Builder, Value], Value]) -> Value:
+def _transposed_table(b: Builder, x: Value, *, last: Callable[[Builder, Value], Value]) -> Value:
     return last(b, b.reverse(_reversed(b, x), 1))
 
 
@@ -303,29 +303,29 @@ def _twice(b: Builder, x: Value) -> Value:
     return b.rescale(b.add(b.rescale(x, DType.INT32, 1.0), b.rescale(x, DType.INT32, 1.0)), DType.INT8, 0.5)
 
 
-def _turned_back(b: Builder, x: Value, y: Value) -> Value:
+def _cancelled_transpose(b: Builder, x: Value, y: Value) -> Value:
     turned = b.transpose(b.reshape(_mixed(b, x), (1, 9, 4, 16)), (0, 1, 3, 2))
     return b.matmul(y, b.reshape(turned, (9, 16, 4)))
 
 
-def _turned_back_and_returned(b: Builder, x: Value, y: Value) -> tuple[Value, ...]:
+def _cancelled_transpose_and_returned(b: Builder, x: Value, y: Value) -> tuple[Value, ...]:
     image = _reversed(b, x)
     return image, b.matmul(y, b.reshape(b.transpose(image, (0, 1, 3, 2)), (9, 16, 4)))
 
 
-def _turned_back_without_ones(b: Builder, x: Value, y: Value) -> tuple[Value, ...]:
+def _cancelled_transpose_without_ones(b: Builder, x: Value, y: Value) -> tuple[Value, ...]:
     """The RESHAPE only removes a dimension of size 1, and Vela treats three dimensions as four."""
     image = _twice(b, x)
     return image, b.matmul(y, b.transpose(b.reshape(image, (9, 4, 16)), (0, 2, 1)))
 
 
-def _turned_back_input(b: Builder, x: Value, y: Value) -> tuple[Value, ...]:
+def _cancelled_transpose_input(b: Builder, x: Value, y: Value) -> tuple[Value, ...]:
     """An output is a graph input, through an IDENTITY as the last passes emit it."""
     product = b.matmul(y, b.reshape(b.transpose(x, (0, 1, 3, 2)), (9, 16, 4)))
     return b.emit("IDENTITY", (x,), x.dtype), product
 
 
-def _turned_back_view(b: Builder, x: Value, y: Value) -> tuple[Value, ...]:
+def _cancelled_transpose_view(b: Builder, x: Value, y: Value) -> tuple[Value, ...]:
     """An output is another RESHAPE of the same tensor."""
     rows = _twice(b, x)
     turned = b.transpose(b.reshape(rows, (1, 9, 4, 16)), (0, 1, 3, 2))
@@ -894,29 +894,33 @@ REPRODUCERS = (
         releases=_FIRST,
     ),
     Reproducer(
-        "turned_back", _turned_back, (((1, 1, 36, 5), DType.INT8), ((9, 4, 16), DType.INT8)), _ALL, releases=_FIRST
+        "cancelled_transpose",
+        _cancelled_transpose,
+        (((1, 1, 36, 5), DType.INT8), ((9, 4, 16), DType.INT8)),
+        _ALL,
+        releases=_FIRST,
     ),
     Reproducer(
-        "turned_back_and_returned",
-        _turned_back_and_returned,
+        "cancelled_transpose_and_returned",
+        _cancelled_transpose_and_returned,
         (((1, 9, 4, 16), DType.INT8), ((9, 4, 16), DType.INT8)),
         _ALL,
     ),
     Reproducer(
-        "turned_back_without_ones",
-        _turned_back_without_ones,
+        "cancelled_transpose_without_ones",
+        _cancelled_transpose_without_ones,
         (((1, 9, 4, 16), DType.INT8), ((9, 4, 16), DType.INT8)),
         _ALL,
     ),
     Reproducer(
-        "turned_back_input",
-        _turned_back_input,
+        "cancelled_transpose_input",
+        _cancelled_transpose_input,
         (((1, 9, 4, 16), DType.INT8), ((9, 4, 16), DType.INT8)),
         _ALL,
     ),
     Reproducer(
-        "turned_back_view",
-        _turned_back_view,
+        "cancelled_transpose_view",
+        _cancelled_transpose_view,
         (((576,), DType.INT8), ((9, 4, 16), DType.INT8)),
         _ALL,
     ),
@@ -941,9 +945,12 @@ REPRODUCERS = (
         _NEW,
     ),
     Reproducer("returned_input", _returned_input, (((3, 4), DType.BOOL),), _NEW, _NEW),
-    Reproducer("turned_table", partial(_turned_table, last=_reversed), (((6, 4, 10), DType.INT8),), _NEW),
+    Reproducer("transposed_table", partial(_transposed_table, last=_reversed), (((6, 4, 10), DType.INT8),), _NEW),
     Reproducer(
-        "turned_clamp", partial(_turned_table, last=lambda b, x: b.clamp(x, -9, 90)), (((6, 4, 10), DType.INT8),), _NEW
+        "transposed_clamp",
+        partial(_transposed_table, last=lambda b, x: b.clamp(x, -9, 90)),
+        (((6, 4, 10), DType.INT8),),
+        _NEW,
     ),
     Reproducer("turned_wide_table", _turned_wide_table, (((6, 4, 10), DType.INT16),), _NEW),
     Reproducer("joined_table", _joined_table, (((1, 2, 16), DType.INT8),), _OLD),

@@ -68,9 +68,9 @@ def _copy_slice(op: Op, match: bool, rewriter: Rewriter) -> Value:
 def _cancels_vela_transpose(op: Op, rewriter: Rewriter, *, is_result: bool) -> bool:
     """Match a TRANSPOSE of the last two dimensions that cancels with the TRANSPOSE in Vela's MATMUL or REDUCE_SUM.
 
-    Vela removes both TRANSPOSEs. Bug ``turned_back`` (all NPUs, Vela 5.1): the producer of a RESHAPE before them gets
-    the shape after the RESHAPE. Bug ``turned_result`` (all NPUs, Vela 5.1 and 5.2): if the TRANSPOSE reads an output of
-    the program, this output is lost.
+    Vela removes both TRANSPOSEs. Bug ``cancelled_transpose`` (all NPUs, Vela 5.1): the producer of a RESHAPE before
+    them gets the shape after the RESHAPE. Bug ``cancelled_result`` (all NPUs, Vela 5.1 and 5.2): if the TRANSPOSE reads
+    an output of the program, this output is lost.
 
     Args:
         is_result: match only operands that are program outputs, directly or through a RESHAPE. If false, match only
@@ -211,9 +211,9 @@ WORKAROUNDS: tuple[AnyWorkaround, ...] = (
     copy_operands_where("reshaped_select", ("SELECT",), _is_read_reshaped),
     copy_operands_where("reshaped_broadcast", tuple(ELEMENTWISE - UNARY), _broadcasts_reshaped),
     Workaround("sliced_rank", ("RESHAPE",), _is_slice_of_other_rank, _copy_slice),
-    Workaround("turned_result", ("TRANSPOSE",), partial(_cancels_vela_transpose, is_result=True), _transpose_copy),
+    Workaround("cancelled_result", ("TRANSPOSE",), partial(_cancels_vela_transpose, is_result=True), _transpose_copy),
     Workaround(
-        "turned_back",
+        "cancelled_transpose",
         ("TRANSPOSE",),
         partial(_cancels_vela_transpose, is_result=False),
         _transpose_copy,

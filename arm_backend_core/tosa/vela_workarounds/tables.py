@@ -75,8 +75,8 @@ def _is_table_fused_into_transpose(op: Op, value: Value, rewriter: Rewriter) -> 
 def _is_second_fused_table(op: Op, value: Value, rewriter: Rewriter) -> bool:
     """Whether a TABLE or CLAMP follows a REVERSE or TRANSPOSE, which follows another TABLE or CLAMP.
 
-    Bug ``turned_table`` (U85, Vela 5.1 and 5.2): Vela fuses all three into one operation, which has a single table and
-    a single range. The other table or range is lost. A copy before the last TABLE or CLAMP prevents the fusion.
+    Bug ``transposed_table`` (U85, Vela 5.1 and 5.2): Vela fuses all three into one operation, which has a single table
+    and a single range. The other table or range is lost. A copy before the last TABLE or CLAMP prevents the fusion.
     """
     result = skip_through(value, "RESHAPE", "RESCALE")
     source = skip_through(result, "RESHAPE", "RESCALE", "REVERSE", "TRANSPOSE")
@@ -209,7 +209,7 @@ def _slice_operand(value: Value, axis: int, span: tuple[int, int], rewriter: Rew
 
 FUSED_TABLE_WORKAROUNDS = (
     copy_operands_where("joined_table", ("TABLE", "CLAMP"), _is_table_fused_into_transpose),
-    copy_operands_where("turned_table", ("TABLE", "CLAMP"), _is_second_fused_table),
+    copy_operands_where("transposed_table", ("TABLE", "CLAMP"), _is_second_fused_table),
 )
 WORKAROUNDS: tuple[AnyWorkaround, ...] = (
     Workaround("two_tables", ("TABLE", "RESCALE"), _match_chained_tables, _split_into_halves),
