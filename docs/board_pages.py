@@ -92,7 +92,8 @@ FAMILIES = (
             Step("The E8 development kit can also be configured as E4 or E6; Zephyr's targets here are for E8", _ALIF),
             Step("Flash with a J-Link probe and `west flash`, or with Alif's Security Toolkit (SETOOLS)", _ALIF),
             Step(
-                "Memory of E3, E5 and E7: SRAM0 has 4 MiB and SRAM1 2.5 MiB, apart; `.arm_model_temp` must fit into one"
+                "Memory of E3, E5 and E7: SRAM0 has 4 MiB and SRAM1 2.5 MiB. They are not contiguous: "
+                "`.arm_model_temp` must fit into one"
             ),
         ),
     ),
