@@ -146,7 +146,7 @@ Result<uint8_t*> allocate_scratch(BackendExecutionContext& context, uint32_t scr
   void* scratch = allocator == nullptr ? nullptr : allocator->allocate(size, kCacheLine);
   if (scratch == nullptr) {
     ARM_RUNTIME_LOG(Error,
-                    "%lu bytes of scratch are not to be had from the temp allocator, which has %lu: "
+                    "cannot allocate %lu bytes of scratch from the temp allocator, which has %lu: "
                     "give the method's MemoryManager a larger one",
                     static_cast<Printable>(size), static_cast<Printable>(allocator == nullptr ? 0 : allocator->size()));
     return Error::MemoryAllocationFailed;
@@ -270,7 +270,7 @@ Result<DelegateHandle*> EthosUBackend::init(BackendInitContext& context, Freeabl
   Program* program = allocator->allocateInstance<Program>();
   FreeableBuffer* kept = commands->size() > 0 ? allocator->allocateInstance<FreeableBuffer>() : nullptr;
   if (program == nullptr || (kept == nullptr && commands->size() > 0)) {
-    ARM_RUNTIME_LOG(Error, "%lu bytes for the program are not to be had from the method allocator",
+    ARM_RUNTIME_LOG(Error, "cannot allocate %lu bytes for the program from the method allocator",
                     static_cast<Printable>(sizeof(Program) + (commands->size() > 0 ? sizeof(FreeableBuffer) : 0)));
     return Error::MemoryAllocationFailed;
   }

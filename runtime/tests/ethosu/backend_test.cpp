@@ -337,7 +337,7 @@ void finds_commands_outside_the_program(const Files& files) {
     loaded.named_data = &there;
     // One byte less than the program and its FreeableBuffer need.
     CHECK(loaded.init(EthosUBackend::kLoadedBytes + sizeof(FreeableBuffer) - 1) == Error::MemoryAllocationFailed);
-    CHECK(logs("bytes for the program are not to be had") && there.freed() == 1);
+    CHECK(logs("bytes for the program from the method allocator") && there.freed() == 1);
     CHECK(loaded.init() == Error::Ok && loaded.execute() == Error::Ok);
     CHECK(driver_double.commands == there.data());
     CHECK(driver_double.violations.empty());
