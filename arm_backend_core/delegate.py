@@ -27,8 +27,8 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.errors import CompileError, Fault, FullDelegationError, compiler_fault
 from arm_backend_core.graph_edits import eliminate_dead_code
 from arm_backend_core.insert_delegates import CompiledPartition, Partition, insert_delegates
-from arm_backend_core.less_ram.patch_search import compile_in_patches, keep_graph_for_patches
 from arm_backend_core.lowering.walk import Lowering
+from arm_backend_core.memory_reduction.patch_search import compile_in_patches, keep_graph_for_patches
 from arm_backend_core.nodes import (
     assign_debug_handles,
     debug_handle_of,

@@ -25,7 +25,7 @@ LAYERS: Mapping[str, tuple[set[str], ...]] = {
         {"tosa"},
         {"backends", "events"},
         {"ops"},
-        {"aten", "alternatives", "less_ram", "fusion", "insert_delegates"},
+        {"aten", "alternatives", "memory_reduction", "fusion", "insert_delegates"},
         {"quantization", "lowering", "bisect_failure"},
         {"selection", "cortex_m"},
         {"delegate"},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from arm_backend_core.less_ram.derived_specs import disable_cascades, limit_arena, optimise_for_size
+from arm_backend_core.memory_reduction.derived_specs import disable_cascades, limit_arena, optimise_for_size
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 
 

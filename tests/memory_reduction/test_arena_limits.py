@@ -9,7 +9,12 @@ import pytest
 import torch
 
 from arm_backend_core.backends.payload import Payload
-from arm_backend_core.less_ram.arena_limits import Program, arena_available, find_least_ram, find_program_that_fits
+from arm_backend_core.memory_reduction.arena_limits import (
+    Program,
+    arena_available,
+    find_least_ram,
+    find_program_that_fits,
+)
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from arm_recipes import ArmRecipeType, ExportRecipe, ExportResult, export
 from tests.small_models import Wide

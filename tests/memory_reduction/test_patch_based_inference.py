@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from arm_backend_core.dtype import DType
-from arm_backend_core.less_ram.patch_based_inference import (
+from arm_backend_core.memory_reduction.patch_based_inference import (
     Area,
     IndexRange,
     Stage,
@@ -18,7 +18,7 @@ from arm_backend_core.less_ram.patch_based_inference import (
     rewrite_to_patches,
     split_image,
 )
-from arm_backend_core.less_ram.patch_search import copy_graph
+from arm_backend_core.memory_reduction.patch_search import copy_graph
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa import reference

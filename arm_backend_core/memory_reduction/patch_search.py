@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 from arm_backend_core.backends.payload import Payload
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
-from arm_backend_core.less_ram.arena_limits import Program, arena_available, try_compile
-from arm_backend_core.less_ram.derived_specs import limit_arena, optimise_for_size
-from arm_backend_core.less_ram.patch_based_inference import (
+from arm_backend_core.memory_reduction.arena_limits import Program, arena_available, try_compile
+from arm_backend_core.memory_reduction.derived_specs import limit_arena, optimise_for_size
+from arm_backend_core.memory_reduction.patch_based_inference import (
     Stage,
     count_recomputed_work,
     match_stage,
