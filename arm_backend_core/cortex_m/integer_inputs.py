@@ -42,7 +42,7 @@ def dequantize_from_int8(graph: Graph, emit: Emitter) -> None:
     signed: dict[Node, Node] = {}
     for node in list(graph.nodes):
         parameters = _parameters(node)
-        if parameters is None or not any(map(is_quantize, _readers(node))):
+        if parameters is None or not any(map(is_quantize, node.users)):
             continue
         scale, zero_point = parameters
         source = node.all_input_nodes[0]
@@ -65,17 +65,6 @@ def _parameters(node: Node) -> tuple[float, int] | None:
     is_per_tensor = is_dequantize(node) and isinstance(arguments[1], float)
     reads_all = is_per_tensor and _dtype(arguments[0]) is torch.uint8 and arguments[3:5] == (0, 255)
     return (arguments[1], arguments[2]) if reads_all else None
-
-
-def _readers(node: Node) -> list[Node]:
-    """The readers of ``node``, past elementwise operators and data movement up to quantize operators."""
-    readers, found = list(node.users), dict.fromkeys(node.users)
-    for reader in readers:  # grows
-        if not is_quantize(reader):
-            new = [user for user in reader.users if user not in found]
-            readers += new
-            found |= dict.fromkeys(new)
-    return readers
 
 
 def _to_int8(source: Node, reader: Node, emit: Emitter) -> Node:

@@ -17,7 +17,7 @@ def check(recipe: str, user_options: Mapping[str, Any]) -> None:
     Raises:
         ValueError: the recipe quantizes inputs to int16, or the caller excludes integer inputs.
     """
-    if recipe.endswith("_A16W8"):
+    if recipe.rsplit("_", 1)[1] == "A16W8":
         raise ValueError(
             f"{recipe}: input_dtype='uint8' needs int8 activations, and this recipe quantizes inputs to int16: "
             "use an INT8 or A8W4 recipe"
