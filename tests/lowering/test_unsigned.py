@@ -5,13 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from executorch.export import ExportRecipe
 from executorch.export import export as executorch_export
 from torch import nn
 
+from arm_backend_core.backends.ethosu import compile_ethosu
+from arm_backend_core.dtype import DType
+from arm_backend_core.targets.compile_spec import EthosUCompileSpec
+from arm_backend_core.tosa import reference
+from arm_backend_core.tosa.builder import Builder
+from arm_backend_core.tosa.graph import Value
+from arm_backend_core.tosa.passes import pipeline
+from arm_backend_core.tosa.serialize import serialize
 from arm_recipes import ArmRecipeType, export, load
+from tests.graphs import build_graph, make_target
+from tests.runtime.ethosu_emulator import Emulator, read_payload
 from tests.small_models import Small, images
 from tests.sqnr import sqnr
 
@@ -128,3 +139,54 @@ def test_uint8_indices_are_not_shifted(recipe: str) -> None:
     result = export(_Rows().eval(), get(ArmRecipeType[recipe]), samples)
     for sample in samples:
         assert sqnr([_Rows()(*sample)], [result.run(*sample)]) > 30
+
+
+def _convolve(b: Builder, x: Value) -> Value:
+    """A convolution of x [N, H, W, C] whose padding has the zero point of uint8 0."""
+    weight = b.const(np.random.default_rng(1).integers(-127, 128, (4, 3, 3, x.shape[-1])), DType.INT8)
+    bias = b.const(np.arange(4), DType.INT32)
+    sums = b.conv2d(x, weight, bias, stride=(2, 2), pad=(1, 1, 1, 1), dilation=(1, 1), zps=(-128, 0))
+    return b.rescale(sums, DType.INT8, 1 / 300, 0, 5)
+
+
+def _add(b: Builder, x: Value) -> Value:
+    shifted = b.rescale(x, DType.INT32, 8.0, -128)
+    return b.rescale(b.add(shifted, b.rescale(b.reverse(x, 1), DType.INT32, 4.0)), DType.INT8, 1 / 16)
+
+
+#: Readers of a uint8 input, with which Vela could fuse the RESCALE.
+_READERS: dict[str, Callable[[Builder, Value], Value]] = {
+    "none": lambda b, x: x,
+    "convolution": _convolve,
+    "transposed": lambda b, x: _convolve(b, b.transpose(x, (0, 3, 1, 2))),
+    "slice": lambda b, x: _convolve(b, b.narrow(x, 1, 1, 5)),
+    "pad": lambda b, x: b.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), -128),
+    "pool": lambda b, x: b.avg_pool2d(x, (2, 2), (2, 2), (0, 0, 0, 0)),
+    "addition": _add,
+    "product": lambda b, x: b.rescale(b.mul(x, b.const(np.full((1, 1, 1, 1), 77), DType.INT8)), DType.INT16, 0.37),
+    "concatenation": lambda b, x: b.concat([x, b.clamp(x, -10, 10)], 3),
+    "requantization": lambda b, x: b.rescale(x, DType.INT8, 0.73, -128, 4),
+    "int16": lambda b, x: b.rescale(x, DType.INT16, 128.0, -128),
+    "table": lambda b, x: b.table(x, np.random.default_rng(2).integers(-128, 128, 256)),
+    "sum": lambda b, x: b.rescale(b.reduce("REDUCE_SUM", b.rescale(x, DType.INT32, 1.0), 3), DType.INT8, 0.1),
+    "magnitude": lambda b, x: b.rescale(b.unary("ABS", b.rescale(x, DType.INT32, 1.0)), DType.INT8, 0.9),
+}
+
+
+@pytest.mark.parametrize("accelerator", ["ethos-u55-128", "ethos-u65-256", "ethos-u85-256"])
+@pytest.mark.parametrize("reader", _READERS)
+def test_npus_read_uint8(reader: str, accelerator: str, emulator: Emulator) -> None:
+    def body(b: Builder, x: Value) -> Value:
+        return _READERS[reader](b, b.rescale(x, DType.INT8, 1.0, 128, input_unsigned=True))
+
+    target = make_target(accelerator)
+    graph = build_graph(body, ((1, 8, 8, 4), DType.INT8), target=target)
+    x = np.arange(256, dtype=np.uint8).reshape(1, 8, 8, 4).view(np.int8)
+    expected = reference.run(serialize(graph), [x])
+    pipeline.run(graph, target)
+    payload = compile_ethosu(
+        serialize(graph), EthosUCompileSpec(accelerator), delegate="", find_operator=lambda _: None
+    )
+    results = emulator.run(read_payload(payload.data), [x], [(array.dtype.name, array.shape) for array in expected])
+    for actual, array in zip(results, expected, strict=True):
+        np.testing.assert_array_equal(actual, array)
