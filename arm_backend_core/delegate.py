@@ -27,6 +27,7 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.errors import CompileError, Fault, FullDelegationError, compiler_fault
 from arm_backend_core.graph_edits import eliminate_dead_code
 from arm_backend_core.insert_delegates import CompiledPartition, Partition, insert_delegates
+from arm_backend_core.lowering.unsigned import is_uint8
 from arm_backend_core.lowering.walk import Lowering
 from arm_backend_core.memory_reduction.patch_search import compile_in_patches, keep_graph_for_patches
 from arm_backend_core.nodes import (
@@ -277,6 +278,9 @@ def _compile_payload(
 
 def _describe_boundary_tensor(node: Node, value: Value, lowering: Lowering) -> events.BoundaryTensor:
     """Name, type, shape and quantization parameters of an input or output of a delegate."""
+    if is_uint8(node):
+        parameters = node.args[1:3] if is_quantize(node) else (None, None)
+        return events.BoundaryTensor(value.name, "uint8", value.shape, *parameters)  # type: ignore[arg-type]
     q = lowering.qparams.read(node) if is_quantize(node) else None
     scale, zero_point = (None, None) if q is None else (float(q.scale), q.zero_point)
     return events.BoundaryTensor(value.name, value.dtype.value, value.shape, scale, zero_point)
@@ -310,6 +314,8 @@ _TORCH_DTYPES = {dtype_of(dtype): dtype for dtype in _BITCAST_DTYPES}
 def _to_array(tensor: torch.Tensor, dtype: DType) -> np.ndarray[Any, Any]:
     if tensor.dtype is torch.bool and dtype is DType.INT8:  # the int8 input of hardware without boolean tensors
         tensor = tensor.char()
+    if tensor.dtype is torch.uint8 and dtype is DType.INT8:  # a RESCALE reads the bits as uint8
+        tensor = tensor.view(torch.int8)
     return np.asarray(tensor.view(_BITCAST_DTYPES.get(tensor.dtype, tensor.dtype)).numpy())
 
 

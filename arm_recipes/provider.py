@@ -74,7 +74,7 @@ def _assemble_recipe(
     from executorch.exir.capture import ExecutorchBackendConfig
 
     from arm_backend_core import partitioner
-    from arm_backend_core.aten.input_scales import quantize_inputs_once
+    from arm_backend_core.aten.input_scales import quantize_inputs_as_uint8, quantize_inputs_once
     from arm_recipes.pipeline.planned_memories import PlannedMemories
     from arm_recipes.stages.block_scaled import mx_recipe
     from arm_recipes.stages.edge import edge_manager
@@ -97,6 +97,8 @@ def _assemble_recipe(
         quantization = _build_quantization(quantizer, recipe_type.name, values)
         if values["quantized_io"]:
             transforms.append(quantize_inputs_once)
+            if values["input_dtype"] == "uint8":
+                transforms.append(quantize_inputs_as_uint8)
             passes.append(edge_manager.remove_io_casts)
         passes.append(edge_manager.look_up_integers)
         # VGF runtimes and the Direct Drive runtime on Linux use ExecuTorch's quantize kernels, which the partitioner

@@ -1,12 +1,14 @@
-"""Inputs with several scales: quantize the input once, with the finest scale, and requantize the result for the others.
+"""Quantization of inputs at the boundary: one scale per input, and uint8 in place of int8.
 
 A concatenation gives all its operands one scale, so an input that is joined again later (a skip connection) has two.
+Such an input is quantized once, with the finest scale, and the result is requantized for the others.
 """
 
 from __future__ import annotations
 
 from typing import Any, cast
 
+import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
@@ -31,6 +33,57 @@ def quantize_inputs_once(_method: str, program: ExportedProgram) -> ExportedProg
     return program
 
 
+def quantize_inputs_as_uint8(_method: str, program: ExportedProgram) -> ExportedProgram:
+    """Quantize to uint8 each input that only int8 quantize operators with equal parameters read.
+
+    The scale is that of int8, the zero point 128 more. A transform pass of an ``ExportRecipe``.
+
+    Returns:
+        ``program`` itself if it has no such input, else a copy.
+    """
+    if not any(_is_int8_input(node, program) for node in user_inputs(program)):
+        return program
+    program = copy_program(program)
+    for node in [node for node in user_inputs(program) if _is_int8_input(node, program)]:
+        _insert_uint8(node)
+    program.graph_module.recompile()
+    return program
+
+
+def _is_int8_input(node: Node, program: ExportedProgram) -> bool:
+    """Whether ``node`` is quantized to int8 with one set of parameters, and the program does not write it."""
+    readers = list(node.users)
+    is_read_only = node.name not in program.graph_signature.user_inputs_to_mutate.values()
+    return (
+        is_read_only
+        and bool(readers)
+        and all(is_quantize(reader) and isinstance(reader.args[1], float) for reader in readers)
+        and len({reader.args[1:] for reader in readers}) == 1
+        and readers[0].args[5] is torch.int8
+    )
+
+
+def _insert_uint8(node: Node) -> None:
+    """Insert a quantize operator to uint8 and a dequantize operator between an input and its quantize operators."""
+    readers = list(node.users)
+    scale, *integers, _ = cast(tuple[Any, ...], readers[0].args[1:])
+    parameters = (scale, *(number + _UINT8_OFFSET for number in integers), torch.uint8)
+    operators = torch.ops.quantized_decomposed  # registered, because the graph has some of them
+    graph, place, value = node.graph, _last_input_after(node), node.meta["val"]
+    with graph.inserting_after(place):
+        quantized = graph.call_function(operators.quantize_per_tensor.default, (node, *parameters))
+    with graph.inserting_after(quantized):
+        dequantized = graph.call_function(operators.dequantize_per_tensor.default, (quantized, *parameters))
+    quantized.meta = {**readers[0].meta, "val": torch.empty_like(value, dtype=torch.uint8)}
+    dequantized.meta = {**readers[0].meta, "val": torch.empty_like(value)}
+    for reader in readers:
+        reader.replace_input_with(node, dequantized)
+
+
+#: Zero point of uint8 minus that of int8 with the same scale.
+_UINT8_OFFSET = 128
+
+
 def _has_several_scales(node: Node) -> bool:
     """Whether only quantize operators read ``node``, with different parameters per tensor."""
     readers = list(node.users)
@@ -44,11 +97,16 @@ def _requantize_from_finest(node: Node) -> None:
     if dequantized is None:
         return
     # Both move to the front: other quantize operators may come first.
-    place: Any = node
-    while place.next.op in ("placeholder", "get_attr"):
-        place = place.next
-    place.append(finest)
+    _last_input_after(node).append(finest)
     finest.append(dequantized)
     for reader in list(node.users):
         if reader.args[1:] != finest.args[1:]:
             reader.replace_input_with(node, dequantized)
+
+
+def _last_input_after(node: Node) -> Node:
+    """The last of the placeholders and attributes that follow ``node``, or ``node``."""
+    place: Any = node
+    while place.next.op in ("placeholder", "get_attr"):
+        place = place.next
+    return cast(Node, place)

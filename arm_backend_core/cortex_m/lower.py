@@ -18,6 +18,7 @@ from torch.fx import Node
 from torch.fx.passes.tools_common import stable_topological_sort
 
 from arm_backend_core.cortex_m.emitter import Emitter
+from arm_backend_core.cortex_m.integer_inputs import casts_8_bits, dequantize_from_int8
 from arm_backend_core.cortex_m.rules import (  # noqa: F401  (register rules)
     convolution,
     elementwise,
@@ -69,6 +70,7 @@ def lower_to_kernels(program: ExportedProgram, isa: Isa) -> dict[Node, Unsupport
     Returns:
         For each operator that stays in floating point, the reason.
     """
+    dequantize_from_int8(program.graph, Emitter(program.graph_module, isa))
     walk = _Walk(program, isa)
     for node in list(program.graph.nodes):
         if node.op != "call_function" or is_dequantize(node):
@@ -92,7 +94,8 @@ def lower_to_kernels(program: ExportedProgram, isa: Isa) -> dict[Node, Unsupport
 def has_kernel(node: Node) -> bool:
     """Whether an operator may become a kernel call, a table or data movement, depending on its operands."""
     record = find_record(node)
-    return find_rule(node) is not None or (record is not None and record.univariate) or _is_split(node)
+    is_function = record is not None and (record.univariate or casts_8_bits(node))
+    return find_rule(node) is not None or is_function or _is_split(node)
 
 
 def _is_left_in_float(node: Node) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch.fx import Node
 
+from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.fusion.rules import find_merged_consumers, infer_operand_qparams
 from arm_backend_core.nodes import overload_of
@@ -42,6 +43,18 @@ class QParamsReader:
         _, scale_arg, zero_point, qmin, qmax, dtype = node.args[:6]
         scale, zero = self._array(scale_arg), self._array(zero_point)
         return QParams(float(scale), int(zero), dtype_of(_dtype(dtype)), _int(qmin), _int(qmax))
+
+    def read_shifted(self, node: Node) -> QParams:
+        """Quantization parameters of a dequantize node that reads uint8, for its integers minus 128 as int8.
+
+        Raises:
+            Unsupported: as for ``read``, or the parameters are per channel.
+        """
+        if overload_of(node.target).name().split(".")[0].endswith("per_channel"):  # type: ignore[union-attr]
+            return self.read(node)  # refuses uint8
+        _, scale, zero_point, qmin, qmax = node.args[:5]
+        low, high, zero = (int(self._array(x)) - 128 for x in (qmin, qmax, zero_point))
+        return QParams(float(self._array(scale)), zero, DType.INT8, low, high)
 
     def read_result(self, node: Node) -> QParams | None:
         """Parameters with which the users of ``node`` quantize its result, past consumers that are fused into ``node``.

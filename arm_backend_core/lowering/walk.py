@@ -27,6 +27,7 @@ from arm_backend_core.fusion.univariate import Univariate, fuse_into_univariate
 from arm_backend_core.lowering.checks import Result, check_result, require_static
 from arm_backend_core.lowering.constants import constant_operand, require_representable
 from arm_backend_core.lowering.qparams_reader import QParamsReader
+from arm_backend_core.lowering.unsigned import is_uint8, require_signed_operands, to_signed
 from arm_backend_core.nodes import (
     DECOMPOSITION_REFUSAL,
     boundary_order,
@@ -180,7 +181,8 @@ class Lowering:
         require_static(node)
         # The target reads memory in its physical order, so the graph input has its dimensions in that order.
         order = boundary_order(node)
-        shape, dtype = tuple(meta.shape[axis] for axis in order), dtype_of(meta.dtype)
+        is_unsigned = meta.dtype is torch.uint8
+        shape, dtype = tuple(meta.shape[axis] for axis in order), DType.INT8 if is_unsigned else dtype_of(meta.dtype)
         if dtype.is_float and not self.target.floating:
             raise Unsupported(f"it is not quantized, and {self.target.name} runs integers only")
         # Even if no operator reads the input directly, the target must support its type and rank.
@@ -188,7 +190,8 @@ class Lowering:
         if reason:
             raise Unsupported(reason)
         value = self.graph.add_input(shape, dtype, node.name)
-        return value, Tensor(self.builder.transpose(value, inverse(order)))
+        ordered = self.builder.transpose(value, inverse(order))
+        return value, to_signed(self.builder, ordered) if is_unsigned else Tensor(ordered)
 
     def _operand(self, x: Any) -> Any:
         if isinstance(x, Node):
@@ -227,6 +230,7 @@ class Lowering:
         if record is None:
             reason = f"there is no lowering for {operator_name(node)}; express it with operators that have one"
             raise node.meta.get(DECOMPOSITION_REFUSAL) or Unsupported(reason)
+        require_signed_operands(node, record, self.target)
         args = [self._operand(arg) for arg in node.args]
         kwargs = {name: self._operand(arg) for name, arg in node.kwargs.items()}
         operands = list(_flatten([*args, *kwargs.values()]))
@@ -303,9 +307,10 @@ class Lowering:
     # -- quantize and dequantize ---------------------------------------------------------------------------------
 
     def _dequantize(self, node: Node) -> Tensor:
+        reads_uint8 = is_uint8(_as_node(node.args[0])) and self.target.integer
+        q = self.qparams.read_shifted(node) if reads_uint8 else self.qparams.read(node)
         source = self.read(_as_node(node.args[0]))
         assert isinstance(source, Tensor)
-        q = self.qparams.read(node)
         tensors = self._dequantized.setdefault(source.value, [])
         # Every reader has its own dequantize node. They share one Tensor, so that ``as_univariate`` sees one base.
         for tensor in tensors:

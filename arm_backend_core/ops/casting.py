@@ -83,3 +83,9 @@ def to_other(
 ) -> Any:
     """Cast x to the element type of the tensor ``other``."""
     return aten.to.dtype(x, other.dtype, non_blocking, copy, memory_format)
+
+
+@decomposition(torch.ops.prims.convert_element_type.default)
+def convert_element_type(x: torch.Tensor, dtype: torch.dtype) -> Any:
+    """Cast x to ``dtype``: the form of reference decompositions, for which ExecuTorch has no operator."""
+    return aten.to.dtype(x, dtype)

@@ -32,8 +32,8 @@ from arm_backend_core.ops.registry import Kind, Record
 from arm_backend_core.quantization.config import QuantizationConfig
 
 ANNOTATION = "quantization_annotation"
-#: Range of int8 as real numbers, [low, high).
-_INT8_RANGE = (-128.0, 128.0)
+#: Ranges of 8-bit integers as real numbers, [low, high). Their int8 scale is 1.
+_RANGES_OF_8_BITS = {torch.int8: (-128.0, 128.0), torch.uint8: (0.0, 256.0)}
 ConfigOf = Callable[[Node], QuantizationConfig | None]
 
 
@@ -190,7 +190,8 @@ class Annotator:
         has_one_operand = record.univariate or (
             record.kind is Kind.SHARED and len(self.plan.activation_operands(node)) == 1
         )
-        if has_one_operand and source in self.records and _exact_interval(source) is not None:
+        interval = _exact_interval(source) if source in self.records else None
+        if interval is not None and (has_one_operand or self._reads_8_bits(node, source, interval)):
             return self._output_spec(source)
         int16, is_recurrent = self.plan.int16_nodes, TIMESTEP_SLOT in node.meta
         owner = self._scale_owner(source)
@@ -201,12 +202,21 @@ class Annotator:
             return config.inner
         return config.activation
 
+    def _reads_8_bits(self, node: Node, source: Node, interval: tuple[float, float]) -> bool:
+        """Whether ``node`` can read the exact integers of a cast: a calibrated scale would only round them.
+
+        Operands of data movement share one scale, which others need as well.
+        """
+        is_exact = interval in _RANGES_OF_8_BITS.values() and self.records[node].kind is not Kind.SHARED
+        return is_exact and self._output_spec(source).dtype is self.configs[node].activation.dtype
+
     def _output_spec(self, node: Node) -> QuantizationSpecBase:
         config, record = self.configs[node], self.records[node]
         spec = (config.inner if node in self.plan.int16_nodes else None) or self._result_specs[node]
         interval = _exact_interval(node)
         if interval is not None:
-            return _fixed_spec(spec if interval == _INT8_RANGE else config.inner or spec, *interval)
+            is_exact_in_8_bits = interval in _RANGES_OF_8_BITS.values()
+            return _fixed_spec(spec if is_exact_in_8_bits else config.inner or spec, *interval)
         limits = record.fixed_range
         if spec.dtype is torch.int16 and TIMESTEP_SLOT in node.meta:
             if record.is_gate:
@@ -287,13 +297,14 @@ def casts_integers(node: Node) -> bool:
 def _exact_interval(node: Node) -> tuple[float, float] | None:
     """Return the range of ``node`` if it casts integers that its quantized type represents exactly, else None.
 
-    These integers are int8 or have a known interval. For others, a calibrated range is more precise: functions of int16
-    are TABLEs with one entry for every 128th value.
+    These integers are int8, uint8 or have a known interval. For others, a calibrated range is more precise: functions
+    of int16 are TABLEs with one entry for every 128th value.
     """
     if not casts_integers(node):
         return None
-    is_int8 = all(source.meta["val"].dtype is torch.int8 for source in node.all_input_nodes)
-    return node.meta.get(INTERVAL, _INT8_RANGE if is_int8 else None)
+    dtypes = {source.meta["val"].dtype for source in node.all_input_nodes}
+    range_of_8_bits = _RANGES_OF_8_BITS.get(dtypes.pop()) if len(dtypes) == 1 else None
+    return node.meta.get(INTERVAL, range_of_8_bits)
 
 
 def _has_float_operand_or_result(node: Node) -> bool:

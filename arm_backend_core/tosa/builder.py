@@ -333,10 +333,12 @@ class Builder:
         output_zp: int = 0,
         *,
         round_double: bool = False,
+        input_unsigned: bool = False,
     ) -> Value:
         """round((x - input_zp) * scale) + output_zp, saturated to ``dtype``.
 
         ``scale`` is one number, or one number per channel (the last dimension). INT48 input has 16-bit multipliers.
+        ``input_unsigned`` reads the bits of an INT8 value as uint8; ``input_zp`` is then from 0 to 255.
         """
         multiplier, shift = quantized_multipliers(np.atleast_1d(scale), 16 if x.dtype is DType.INT48 else 32)
         return self._unary(
@@ -346,7 +348,7 @@ class Builder:
             scale32=x.dtype is not DType.INT48,
             rounding_mode="DOUBLE_ROUND" if round_double else "SINGLE_ROUND",
             per_channel=multiplier.size > 1,
-            input_unsigned=False,
+            input_unsigned=input_unsigned,
             output_unsigned=False,
             multiplier=multiplier,
             shift=shift,

@@ -100,6 +100,8 @@ class _Writer:
             dtype = (op.output if type_source == "output" else op.inputs[int(type_source[-1])]).dtype
         else:
             dtype = DType(type_source)
+        if name == "input_zp" and op.attrs.get("input_unsigned"):
+            data = data.astype(np.uint8).view(np.int8)  # TOSA has no unsigned types: uint8 is the bits of INT8
         return self._write_constant(constant(data, dtype), "parameter")
 
     def _write_constant(self, value: Value, use: str = "data") -> str:

@@ -125,6 +125,7 @@ _ARGPARSE_KEYWORDS: dict[str, dict[str, Any]] = {
         "action": "store_true",
         "help": "take and return quantized integers, without quantize and dequantize at the boundary",
     },
+    "input_dtype": {"metavar": "NAME", "help": "uint8: take uint8 inputs, with --quantized-io; default: int8 or int16"},
     "require_full_delegation": {"action": "store_true", "help": "fail if an operator stays on the CPU"},
     "dump_dir": {"metavar": "FOLDER", "help": "write intermediate artifacts to this folder"},
     "extra_flags": {"action": "append", "metavar": "FLAG", "help": "pass a flag to Vela; repeat for several"},

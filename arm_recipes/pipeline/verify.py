@@ -100,8 +100,8 @@ def _compare_with_reference(method: MethodReport, sample: int, delegate: Delegat
 
 
 def _view_as(io: BoundaryTensor, array: Array) -> Array:
-    """View the bytes of a delegate's input or output with its dtype and shape."""
-    return array.view(io.dtype).reshape(io.shape)
+    """View the bytes of a delegate's input or output as the reference model takes them: uint8 as the bits of int8."""
+    return array.view("int8" if io.dtype == "uint8" else io.dtype).reshape(io.shape)
 
 
 def _list_operators(delegate: Delegate) -> str:

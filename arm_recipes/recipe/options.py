@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from arm_backend_core.similar_names import format_suggestion, suggest_name
-from arm_recipes.recipe import boards, precisions
+from arm_recipes.recipe import boards, input_dtype, precisions
 
 
 @dataclass(frozen=True)
@@ -295,6 +295,7 @@ OPTIONS: dict[str, Option] = {
         Option("qat", "int", "a function that trains the model that it is given", _function_problem),
         Option("min_sqnr", "int", "a number of dB", _decibels_problem),
         Option("quantized_io", "int", "a bool", _bool_problem, default=False),
+        Option("input_dtype", "int", '"uint8", or None for that of quantized_io', input_dtype.find_problem),
         Option("steps_per_call", "all", 'an int, "auto", or None for all', _steps_problem, default="auto"),
         Option("plan_inputs", "all", "a bool", _bool_problem, default=True),
         Option("plan_outputs", "all", "a bool", _bool_problem, default=True),
@@ -352,6 +353,9 @@ def check(recipe: str, user_options: Mapping[str, Any]) -> dict[str, Any]:
             expects = OPTIONS[name].expects
             raise ValueError(f"{recipe}: {name} must be {expects}; got {_format_value(value)}: {problem}")
     checked = {name: user_options.get(name, OPTIONS[name].default) for name in names}
+    if checked.get("input_dtype") is not None:
+        input_dtype.check(recipe, user_options)
+        checked["quantized_io"] = True
     if checked.get("board") is None:
         return checked
     return boards.add_board_options(f"ethos-{recipe.split('_')[1].lower()}", checked)

@@ -40,6 +40,7 @@ class IntOptions(CommonOptions, total=False):
     qat: Callable[[Any], Any] | None
     min_sqnr: float | None
     quantized_io: bool
+    input_dtype: Literal["uint8"] | None
 
 
 class EthosUOptions(IntOptions, total=False):

@@ -232,6 +232,8 @@ def _view_as_array(backend: str, tensor: Any, expected: TensorInfo) -> Array:
     dtype_name = _SCALAR_TYPES.get(tensor.dtype)
     if dtype_name == "bool" and expected.dtype == "int8" and backend == _REFERENCE_BACKEND:
         dtype_name = "int8"  # the graph was lowered for hardware without booleans; it represents them as int8 0 and 1
+    if dtype_name == "uint8" and expected.dtype == "int8":
+        dtype_name = "int8"  # TOSA has no unsigned types: an operator of the graph reads the bits as uint8
     if dtype_name is None or dtype_name != expected.dtype or shape != expected.shape:
         raise RunError(
             f"{backend}: the program passes '{expected.name}' of a delegate as "

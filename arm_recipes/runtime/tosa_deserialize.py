@@ -221,6 +221,8 @@ class _Block:
             else:
                 dtype = DType(operand_type)
             attrs[name] = _read_parameter(value, name, dtype, vector=(op.kind, name) in _VECTOR_OPERANDS)
+        if attrs.get("input_unsigned"):  # the flatbuffer has the bits of the unsigned zero point as a signed integer
+            attrs["input_zp"] %= 1 << 8 * op.inputs[0].dtype.bytes
         return attrs
 
     def _read_field(self, fields: Table, number: int, name: str, op: Op) -> Any:

@@ -1,4 +1,4 @@
-"""Inputs with several scales are integers with ``quantized_io``: the finest scale is at the boundary."""
+"""Quantization at the boundary: inputs with several scales are integers, the finest scale is theirs; uint8 inputs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from executorch.export import ExportRecipe
 from torch import Tensor, nn
 
 import arm_recipes
-from arm_backend_core.aten.input_scales import quantize_inputs_once
+from arm_backend_core.aten.input_scales import quantize_inputs_as_uint8, quantize_inputs_once
 from arm_recipes import ArmRecipeType
 from tests.sqnr import sqnr
 from tests.verify_only import mark_verify
@@ -81,3 +81,37 @@ def test_the_finest_scale_is_that_of_the_input(model: Scaled, scales: list[float
     assert (result is program) is (len(scales) > 1)
     result.graph.lint()
     assert (result.module()(x) - program.module()(x)).abs().max() <= 1
+
+
+def test_an_input_of_int8_is_uint8() -> None:
+    x = torch.linspace(-20, 20, 64)
+    program = torch.export.export(Scaled(0.25, 0.25), (x,))
+    result = quantize_inputs_as_uint8("forward", program)
+    (node,) = [node for node in result.graph.nodes if node.op == "placeholder"]
+    (quantize,) = node.users
+    assert quantize.args[1:] == (0.25, 128, 0, 255, torch.uint8)
+    assert quantize.meta["val"].dtype is torch.uint8
+    result.graph.lint()
+    assert torch.equal(result.module()(x), program.module()(x))
+
+
+class Written(nn.Module):
+    """Writes its quantized input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = DQ(Q(x, 0.5, 0, -128, 127, torch.int8), 0.5, 0, -128, 127, torch.int8)
+        x.copy_(y)
+        return y
+
+
+class Wide(nn.Module):
+    """Quantizes its input to int16."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.as_tensor(DQ(Q(x, 0.5, 0, -32768, 32767, torch.int16), 0.5, 0, -32768, 32767, torch.int16))
+
+
+@pytest.mark.parametrize("model", [Scaled(0.5, 0.25), Scaled(0.5, plain=True), Wide(), Written()])
+def test_other_inputs_are_left_as_they_are(model: nn.Module) -> None:
+    program = torch.export.export(model, (torch.linspace(-20, 20, 64),)).run_decompositions({})
+    assert quantize_inputs_as_uint8("forward", program) is program

@@ -45,6 +45,25 @@ def _exported(model: Any, recipe: ArmRecipeType, samples: Any, **options: Any) -
     return export(model, ExportRecipe.get_recipe(recipe, **options), samples)
 
 
+class Pixels(nn.Module):
+    """A network for uint8 images: the conversion is a part of the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = Small()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the results of ``Small`` for pixels from -1 to 1."""
+        return torch.as_tensor(self.body(x.float() / 128 - 1))
+
+
+def _pixels() -> ExportResult:
+    generator = torch.Generator().manual_seed(1)
+    shape = images()[0][0].shape
+    samples = [(torch.randint(0, 256, shape, generator=generator).to(torch.uint8),) for _ in range(2)]
+    return _exported(Pixels().eval(), U85, samples)
+
+
 def _pictures() -> ExportResult:
     generator = torch.Generator().manual_seed(1)
     samples = [
@@ -90,6 +109,8 @@ PROGRAMS: dict[str, Callable[[], ExportResult]] = {
     "float_u55": lambda: export_small(U55),
     "quantized_u55": lambda: export_small(U55, quantized_io=True),
     "quantized_u85": lambda: export_small(U85, quantized_io=True),
+    "uint8_u55": lambda: export_small(U55, input_dtype="uint8"),
+    "pixels_u85": _pixels,
     "a16w8_u85": lambda: export_small(U85_A16W8),
     "fast_scratch_u65": lambda: export_wide(U65)[0],
     "stripes_u55": lambda: export_wide(U55)[0],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from arm_recipes import RunError
 from arm_recipes.firmware.host_run import FirmwareTestCase, PoolSizes, run_on_host
@@ -35,13 +36,28 @@ def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compile_cpp(output, sources, flags, link=[str(build.build_plugin()), *kernels, *executorch_link_flags()])
 
 
-@pytest.mark.parametrize("name", ["fast_scratch_u65", "state_u55", "kernels_memory", "decoder_u85"])
+@pytest.mark.parametrize(
+    "name", ["fast_scratch_u65", "state_u55", "kernels_memory", "decoder_u85", "uint8_u55", "pixels_u85"]
+)
 def test_nothing_goes_beyond_a_pool(monkeypatch: pytest.MonkeyPatch, sanitized: Path, name: str) -> None:
     firmware = collect_firmware_data(program(name), samples(name), name)
     monkeypatch.setattr(build, "build_firmware_runner", lambda: sanitized)
     seen = run_on_host(firmware.program, firmware.pools.host_sizes(), firmware.test_vectors.cases)
     assert seen.outputs == firmware.test_vectors.outputs
     assert seen.temp <= firmware.pools.temp_64
+
+
+@pytest.mark.parametrize("name", ["uint8_u55", "pixels_u85"])
+def test_inputs_of_a_camera(name: str) -> None:
+    """Firmware takes uint8 and returns what the program on this machine returns."""
+    result, info = program(name), program(name).inputs[0]
+    assert info.dtype == "uint8"
+    pixels = torch.randint(0, 256, info.shape, generator=torch.Generator().manual_seed(7)).to(torch.uint8)
+    model = build_model(result, [(pixels,)], name)
+    (case,) = model.golden.cases
+    assert case.inputs == (pixels.numpy().tobytes(),)
+    seen = run_on_host(model.program, model.pools.host_sizes(), model.golden.cases)
+    assert seen.outputs == model.golden.outputs == ((result.run(pixels).numpy().tobytes(),),)
 
 
 def test_errors_have_the_sizes_and_the_log(monkeypatch: pytest.MonkeyPatch) -> None:

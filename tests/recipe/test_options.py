@@ -151,7 +151,7 @@ def test_allowed_options_follow_from_the_name(recipe: ArmRecipeType) -> None:
     expected |= {"plan_inputs", "plan_outputs"}
     if not recipe.name.endswith("FP"):
         expected |= {"per_channel", "calibration_samples", "observer", "algorithms", "precisions", "qat"}
-        expected |= {"quantized_io", "min_sqnr"}
+        expected |= {"quantized_io", "input_dtype", "min_sqnr"}
     if recipe in ETHOS_U:
         expected |= {"board", "macs", "system_config", "memory_mode", "extra_flags", "config_ini"}
         expected |= {"sram_budget", "flash_budget", "search_alternatives", "optimise", "external", "memory"}
@@ -242,6 +242,7 @@ def test_defaults_are_filled_in() -> None:
         "qat": None,
         "min_sqnr": None,
         "quantized_io": True,
+        "input_dtype": None,
         "steps_per_call": "auto",
         "plan_inputs": True,
         "plan_outputs": True,

@@ -101,6 +101,10 @@ class _OperatorDraw:
                 result[name] = self.integer(-128, 127) if free else 0
         return result
 
+    def input_zero_point(self, attrs: dict[str, Any]) -> dict[str, int]:
+        """Draw the zero point of an unsigned input; nothing for a signed one, whose bits ``zero_points`` draws."""
+        return {"input_zp": self.integer(0, 255)} if attrs.get("input_unsigned") else {}
+
     def operator(self) -> Op:
         """Draw the operator. Its result has the shape of the record's rule, or any shape if the rule fails."""
         family = getattr(self, f"_{self.kind.lower()}", self._elementwise)
@@ -113,6 +117,7 @@ class _OperatorDraw:
             attrs["acc_type"] = self.one(DType.INT32, DType.INT48, DType.FP32, DType.FP16, self.accumulator)
             attrs["acc_type"] = attrs["acc_type"] if self.rarely(10) else self.accumulator
         attrs |= self.zero_points()
+        attrs |= self.input_zero_point(attrs)
         out = attrs.pop("out", None)
         op = Op(self.kind, inputs, Value(tuple(out or inputs[0].shape), self.output, "y"), attrs)
         with contextlib.suppress(
@@ -179,7 +184,7 @@ class _OperatorDraw:
             "scale32": wide,
             "rounding_mode": self.one("SINGLE_ROUND", "DOUBLE_ROUND"),
             "per_channel": per_channel,
-            "input_unsigned": False,
+            "input_unsigned": self.rarely(4),
             "output_unsigned": False,
             "multiplier": np.array([self.near(0, top, top, -1) for _ in range(count)], np.int32 if wide else np.int16),
             "shift": np.array([self.near(20, 62, 1, 2, 8, 9, 15, 16, 17, 62, 63) for _ in range(count)], np.int8),
@@ -371,7 +376,8 @@ def _draw_values(op: Op, i: int, value: Value, rng: np.random.Generator) -> Arra
     low, high = _bounds(op, i, value)
     data = rng.integers(low, high, value.shape, endpoint=True)
     if data.size and op.kind == "RESCALE":  # the value farthest from the zero point
-        data.flat[0] = low if op.attrs["input_zp"] > 0 else high
+        zero_point, is_unsigned = op.attrs["input_zp"], op.attrs["input_unsigned"]
+        data.flat[0] = (0 if zero_point > 127 else -1) if is_unsigned else low if zero_point > 0 else high
     if data.size and op.kind == "TABLE" and value.dtype is DType.INT16:  # the steepest segment
         slopes = np.abs(np.diff(op.attrs["table"].astype(np.int32)))
         data.flat[0] = int(slopes.argmax()) * 128 - 32768 + 1

@@ -18,6 +18,7 @@ from arm_backend_core.tosa.legality import op_refusal, type_refusal
 from arm_backend_core.tosa.operators import OPERATORS, SELECTIONS, evaluate
 from arm_backend_core.tosa.operators.record import ANY_RANK, broadcast_shape, define_operator
 from arm_backend_core.tosa.serialize import serialize
+from arm_recipes.runtime.tosa_deserialize import deserialize
 from tests.graphs import Body, build_and_validate, build_graph, validate_by_tosa_opt
 
 FP = Target.from_tosa_spec("TOSA-1.0+FP")
@@ -217,6 +218,31 @@ def test_a_constant_is_rescaled_by_what_its_own_values_allow() -> None:
     assert "RESCALE" in build_and_validate(body, ((2, 300), DType.INT32), target=target)
 
 
+@pytest.mark.parametrize(("scale", "zero_point", "output_zp"), [(1.0, 128, 0), (0.625, 0, -128), (2.0, 255, 5)])
+def test_the_bits_of_an_unsigned_input(scale: float, zero_point: int, output_zp: int) -> None:
+    graph = build_graph(
+        lambda b, x: b.rescale(x, DType.INT8, scale, zero_point, output_zp, input_unsigned=True), ((256,), DType.INT8)
+    )
+    flatbuffer = serialize(graph)
+    assert validate_by_tosa_opt(flatbuffer, Target.from_tosa_spec("TOSA-1.0+INT")) is None
+    x = np.arange(256, dtype=np.uint8)
+    expected = np.clip(np.floor((x.astype(np.float64) - zero_point) * scale + 0.5) + output_zp, -128, 127)
+    (op,) = graph.ops
+    folded = evaluate(op, [x.view(np.int8)])
+    assert folded is not None
+    for result in (folded, reference.run(flatbuffer, [x.view(np.int8)])[0]):
+        np.testing.assert_array_equal(result, expected)
+    (same,) = deserialize(flatbuffer).ops
+    assert same.attrs["input_zp"] == zero_point
+    assert same.attrs["input_unsigned"]
+
+
+@pytest.mark.parametrize("zero_point", [-1, 256])
+def test_the_zero_point_of_an_unsigned_input_is_unsigned(zero_point: int) -> None:
+    with pytest.raises(Unsupported, match=rf"input_zp {zero_point} \(0 to 255\)"):
+        build_graph(lambda b, x: b.rescale(x, DType.INT8, 1.0, zero_point, input_unsigned=True), ((2, 3), DType.INT8))
+
+
 #: REQUIREs on elements, which a validator of graphs does not see.
 _OF_ELEMENTS = ("a base", "exponent", "leave the range", "32767 apart", "shifts from")
 
@@ -236,6 +262,8 @@ _OF_ELEMENTS = ("a base", "exponent", "leave the range", "32767 apart", "shifts 
         (lambda b, x: b.pow(x, b.const([[np.inf]], DType.FP32)), (2, 3), DType.FP32, "exponent that is not finite"),
         (rescaled(1 << 30, 63), (2, 3), DType.INT32, r"shifts from 63 to 63 \(2 to 62\)"),
         (rescaled(1 << 30, 31, input_unsigned=True), (2, 3), DType.INT32, "unsigned values"),
+        (rescaled(1 << 30, 31, input_unsigned=True), (2, 3), DType.INT8, "unsigned input and a result of int32"),
+        (lambda b, x: b.rescale(x, DType.INT8, 2.0**24, input_unsigned=True), (2, 3), DType.INT8, "leave the range"),
         (lambda b, x: b.tile(x, (1 << 16, 1 << 15)), (1, 1), DType.INT8, "2 GiB at most"),
         (transposed(8193, (0, 0)), (1, 1, 1, 1), DType.INT8, r"kernel \[8193, 1\] \(8192 at most\)"),
         (transposed(3, (-2, -2)), (1, 1, 1, 1), DType.INT8, r"out_pad \[-2, -2, 0, 0\], which leaves nothing"),

@@ -306,6 +306,27 @@ def test_widening_rescale_merges_into_the_next(scale: float) -> None:
     assert check(net, y, passes=simplify) == ["RESCALE"]
 
 
+@pytest.mark.parametrize(("dtype", "scale", "zero_point"), [(DType.INT8, 0.71, -128), (DType.INT16, 128.0, -3)])
+def test_rescale_of_an_unsigned_input_merges_into_the_next(dtype: DType, scale: float, zero_point: int) -> None:
+    net = Net()
+    signed = net.b.rescale(net.input(16, 256), DType.INT8, 1.0, 128, input_unsigned=True)
+    assert check(net, net.b.rescale(signed, dtype, scale, zero_point), passes=simplify) == ["RESCALE"]
+    assert net.graph.ops[0].attrs["input_zp"] == 128 + zero_point
+
+
+def test_rescale_of_an_unsigned_input_stays_before_int32() -> None:
+    net = Net()  # TOSA has no RESCALE of unsigned values to int32
+    signed = net.b.rescale(net.input(16, 256), DType.INT8, 1.0, 128, input_unsigned=True)
+    wide = net.b.rescale(signed, DType.INT32, 3.0, 5)
+    assert check(net, wide, passes=simplify) == ["RESCALE", "RESCALE"]
+
+
+def test_an_unsigned_input_is_a_part_of_a_table() -> None:
+    net = Net()
+    signed = net.b.rescale(net.input(4, 256), DType.INT8, 1.0, 128, input_unsigned=True)
+    assert check(net, net.b.clamp(net.table(signed), -100, 90), passes=compose_tables) == ["TABLE"]
+
+
 def test_inexact_rescales_stay() -> None:
     net = Net()
     narrow = net.b.rescale(net.input(16, 256, dtype=DType.INT16), DType.INT8, 0.01)

@@ -227,8 +227,10 @@ def _rescale_violations(op: Op) -> Iterator[str]:
     attrs, source = op.attrs, op.inputs[0]
     multiplier, shift = (np.asarray(attrs[name], dtype=np.int64) for name in ("multiplier", "shift"))
     channels = source.shape[-1:] if attrs["per_channel"] else (1,)
-    if attrs["input_unsigned"] or attrs["output_unsigned"]:
-        yield "unsigned values, which this compiler does not emit"
+    if attrs["output_unsigned"] or (attrs["input_unsigned"] and source.dtype is not DType.INT8):
+        yield "unsigned values, which this compiler emits only as the INT8 input"
+    if attrs["input_unsigned"] and op.output.dtype is DType.INT32:
+        yield "an unsigned input and a result of int32"
     if multiplier.shape != channels or shift.shape != channels:
         yield f"{multiplier.size} multipliers and {shift.size} shifts for {source!r}"
     if attrs["scale32"] == (source.dtype is DType.INT48) and attrs["scale32"]:
@@ -240,22 +242,37 @@ def _rescale_violations(op: Op) -> Iterator[str]:
     if shift.min() < 2 or shift.max() > 62:
         yield f"shifts from {shift.min()} to {shift.max()} (2 to 62)"
     elif source.dtype in (DType.INT8, DType.INT16) and attrs["scale32"]:
-        low, high = source.dtype.range if source.data is None else (int(source.data.min()), int(source.data.max()))
+        low, high = rescale_input_range(op)
         max_magnitude = max(int(attrs["input_zp"]) - low - 1, high - int(attrs["input_zp"]))
         if max_magnitude >= 1 << (int(shift.min()) - 1):
             factor = float(multiplier[shift.argmin()]) / float(1 << int(shift.min()))
             yield f"a factor of {factor:g} for {source.dtype.value}, whose values leave the range of its shift"
 
 
+def rescale_input_range(op: Op) -> tuple[int, int]:
+    """Smallest and largest element of the operand of a RESCALE: those of a constant, else those of its type."""
+    source = op.inputs[0]
+    if source.data is not None:
+        elements = _rescale_elements(op, source.data)
+        return int(elements.min()), int(elements.max())
+    return (0, 255) if op.attrs["input_unsigned"] else source.dtype.range
+
+
+def _rescale_elements(op: Op, x: Array) -> Array:
+    """The elements that a RESCALE reads, int64: with ``input_unsigned``, the bits of INT8 as uint8."""
+    elements = x.astype(np.int64)
+    return elements & 0xFF if op.attrs["input_unsigned"] else elements
+
+
 def _rescale(op: Op, x: Array) -> Array | None:
     """Evaluate a RESCALE with single or double rounding (TOSA 1.0, sections 1.10 and 2.12)."""
     attrs = op.attrs
-    if attrs["input_unsigned"] or attrs["output_unsigned"] or attrs["rounding_mode"] == "INEXACT_ROUND":
+    if attrs["output_unsigned"] or attrs["rounding_mode"] == "INEXACT_ROUND":
         return None
     multiplier, shift = (np.asarray(attrs[name], dtype=np.int64) for name in ("multiplier", "shift"))
     if not attrs["per_channel"]:
         multiplier, shift = multiplier[0], shift[0]
-    value = x.astype(np.int64) - int(attrs["input_zp"])
+    value = _rescale_elements(op, x) - int(attrs["input_zp"])
     limit = np.int64(1) << (shift - 1)
     if attrs["scale32"] and np.any((value < -limit) | (value >= limit)):
         return None

@@ -221,8 +221,9 @@ def _zero_point_violations(op: Op, name: str, type_source: str) -> Iterator[str]
     zero_point = op.attrs[name]
     if zero_point and dtype is not DType.INT8:
         yield f"{name} {zero_point} for {dtype.value} (0; only int8 has zero points)"
-    if not -128 <= zero_point <= 127:
-        yield f"{name} {zero_point} (-128 to 127)"
+    low, high = (0, 255) if name == "input_zp" and op.attrs.get("input_unsigned") else (-128, 127)
+    if not low <= zero_point <= high:
+        yield f"{name} {zero_point} ({low} to {high})"
 
 
 def _size_violations(op: Op) -> Iterator[str]:

@@ -116,6 +116,8 @@ def merge_rescale(op: Op, rewriter: Rewriter) -> Value | None:
     inner = producer(source, "RESCALE")
     if inner is None or attrs["input_unsigned"] or attrs["output_unsigned"] or not attrs["scale32"]:
         return None
+    if inner.attrs["input_unsigned"]:
+        return _merge_unsigned_rescale(inner, op, rewriter)
     k = power_of_two(inner)
     if k is None or inner.attrs["output_zp"] != attrs["input_zp"] or not _cannot_saturate(inner, k):
         return None
@@ -123,6 +125,20 @@ def merge_rescale(op: Op, rewriter: Rewriter) -> Value | None:
     if np.any(shift < 2) or (k and attrs["rounding_mode"] != "SINGLE_ROUND"):
         return None
     attrs = {**attrs, "shift": shift.astype(np.int8), "input_zp": inner.attrs["input_zp"]}
+    return rewriter.builder.emit("RESCALE", inner.inputs, op.output.dtype, **attrs)
+
+
+def _merge_unsigned_rescale(inner: Op, op: Op, rewriter: Rewriter) -> Value | None:
+    """Merge a RESCALE to int8 or int16 with a preceding RESCALE of uint8 that only changes the zero point.
+
+    Both subtract the same number from the same integers, so that the values before the multiplication are equal.
+    """
+    offset = inner.attrs["input_zp"] - inner.attrs["output_zp"]
+    saturates = offset != 128 or rescale_factors(inner).tolist() != [1.0]
+    zero_point = offset + op.attrs["input_zp"]
+    if saturates or op.output.dtype is DType.INT32 or not 0 <= zero_point <= 255:
+        return None
+    attrs = {**op.attrs, "input_unsigned": True, "input_zp": zero_point}
     return rewriter.builder.emit("RESCALE", inner.inputs, op.output.dtype, **attrs)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from arm_backend_core.dtype import DType
 from arm_backend_core.tosa.graph import Op, Value
 from arm_backend_core.tosa.operators import ELEMENTWISE
+from arm_backend_core.tosa.operators.elementwise import rescale_input_range
 from arm_backend_core.tosa.passes.fuse import is_identity_rescale, power_of_two, rescale_factors
 from arm_backend_core.tosa.passes.rewrite import Rewriter, producer, skip_through, trace_back
 from arm_backend_core.tosa.vela_workarounds.copies import broadcast_constant, copy_operands_where, copy_result
@@ -107,7 +108,8 @@ def _may_clip(op: Op) -> bool:
     if source.dtype.bytes > op.output.dtype.bytes:
         return not (is_identity_rescale(op) and _fits_type(source, op.output.dtype))
     scale = float(rescale_factors(op).max())
-    results = [round((end - op.attrs["input_zp"]) * scale + op.attrs["output_zp"]) for end in source.dtype.range]
+    ends = rescale_input_range(op)
+    results = [round((end - op.attrs["input_zp"]) * scale + op.attrs["output_zp"]) for end in ends]
     return min(results) < low or max(results) > high
 
 

@@ -1,6 +1,6 @@
 """uint8 casts: move casts from and to uint8 past data movement, to the inputs and outputs of the program.
 
-TOSA supports uint8 only at the inputs and outputs of a graph. Data movement between them uses floating point.
+TOSA has no uint8: a delegate can only read it, at its inputs. Data movement between casts uses floating point.
 """
 
 from __future__ import annotations

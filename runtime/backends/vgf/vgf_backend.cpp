@@ -19,13 +19,20 @@ namespace arm_runtime {
 
 namespace {
 
+// Whether a tensor has the elements of a port. TOSA has no unsigned types: an operator of the graph reads the bits of
+// int8 as uint8, so that a port of int8 may take uint8.
+bool has_elements_of(const Tensor& tensor, const VgfProgram::Port& port) {
+  return tensor.scalar_type() == port.scalar_type ||
+         (tensor.scalar_type() == ScalarType::Byte && port.scalar_type == ScalarType::Char);
+}
+
 Error check_argument(const EValue& value, const VgfProgram::Port& port, const char* side, size_t index) {
   if (!value.isTensor()) {
     ARM_RUNTIME_LOG(Error, "%s %zu is not a tensor", side, index);
     return Error::InvalidArgument;
   }
   const Tensor& tensor = value.toTensor();
-  if (tensor.scalar_type() != port.scalar_type) {
+  if (!has_elements_of(tensor, port)) {
     ARM_RUNTIME_LOG(Error, "%s %zu has elements of type %d, the model was exported with %d (ScalarType)", side, index,
                     static_cast<int>(tensor.scalar_type()), static_cast<int>(port.scalar_type));
     return Error::InvalidArgument;

@@ -135,17 +135,24 @@ void test_wrong_arguments(const Model& model) {
   const Program program(model);
   Argument input(model.input, ScalarType::Char);
   Argument output(model.output, ScalarType::Char);
-  Argument unsigned_input(model.input, ScalarType::Byte);
+  Argument bool_input(model.input, ScalarType::Bool);
   Argument short_input(std::vector<char>(model.input.begin() + 1, model.input.end()), ScalarType::Char);
   Argument long_output(std::vector<char>(model.output.size() + 1), ScalarType::Char);
   EValue number(int64_t{1});
   check(program.execute({&input.value}) == Error::InvalidArgument, "too few arguments");
   check(program.execute({&input.value, &output.value, &output.value}) == Error::InvalidArgument, "too many arguments");
-  check(program.execute({&unsigned_input.value, &output.value}) == Error::InvalidArgument, "wrong element type");
+  check(program.execute({&bool_input.value, &output.value}) == Error::InvalidArgument, "wrong element type");
   check(program.execute({&short_input.value, &output.value}) == Error::InvalidArgument, "input too short");
   check(program.execute({&input.value, &long_output.value}) == Error::InvalidArgument, "output too long");
   check(program.execute({&number, &output.value}) == Error::InvalidArgument, "not a tensor");
   program.run();
+}
+
+void test_bits_of_uint8(const Model& model) {
+  const Program program(model);
+  Argument input(model.input, ScalarType::Byte);
+  Argument output(model.output, ScalarType::Char);
+  check(program.execute({&input.value, &output.value}) == Error::Ok, "uint8 for the bits of int8");
 }
 
 void test_two_programs(const Model& model) {
@@ -544,6 +551,7 @@ int main(int argc, char** argv) {
     void (*run)(const Model&);
   } cases[] = {{"runs again", test_runs_again},
                {"wrong arguments", test_wrong_arguments},
+               {"bits of uint8", test_bits_of_uint8},
                {"two programs", test_two_programs},
                {"two threads", test_two_threads},
                {"checksum", test_checksum},

@@ -54,8 +54,8 @@ KNOWN_DISAGREEMENTS: Sequence[KnownDisagreement] = (
     KnownDisagreement(
         "refuses",
         ("RESCALE",),
-        "with unsigned values, which this compiler does not emit$",
-        "the compiler emits no unsigned tensor: uint8 of the model is int8 with another zero point",
+        "with unsigned values, which this compiler emits only as the INT8 input$",
+        "uint8 inputs of the model become int8 at the start of a delegate. The compiler emits no other unsigned tensor",
         ("rescale/tosa-pro-int@1.0.1", "rescale_14x11x7x14x2_i16_outi16_sc1_rmS_pc1_iu1_ou0"),
     ),
     KnownDisagreement(

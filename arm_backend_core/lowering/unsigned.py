@@ -1,0 +1,46 @@
+"""uint8 inputs of a TOSA graph: a RESCALE subtracts 128, so that all other operators read int8.
+
+TOSA has no unsigned types. RESCALE reads the bits of an INT8 tensor as uint8 (``input_unsigned``; TOSA 1.0, RESCALE).
+A uint8 tensor x is therefore the quantized int8 tensor x - 128 with scale 1 and zero point -128, which represents the
+numbers 0 to 255 exactly. With the parameters of a dequantize node, the zero point is 128 less than that of uint8.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import Node
+
+from arm_backend_core.dtype import DType
+from arm_backend_core.nodes import first_result, is_float
+from arm_backend_core.ops.operands import Tensor, dtype_of
+from arm_backend_core.ops.registry import Record
+from arm_backend_core.qparams import QParams
+from arm_backend_core.targets.target import Target
+from arm_backend_core.tosa.builder import Builder
+from arm_backend_core.tosa.graph import Value
+
+#: What is subtracted from uint8.
+OFFSET = 128
+#: Parameters of a uint8 tensor whose integers are the numbers that it represents, after the subtraction.
+_PLAIN = QParams(1.0, -OFFSET, DType.INT8, *DType.INT8.range)
+
+
+def is_uint8(node: Node) -> bool:
+    """Whether ``node``'s (first) result is a uint8 tensor."""
+    return getattr(first_result(node), "dtype", None) is torch.uint8
+
+
+def to_signed(builder: Builder, bits: Value) -> Tensor:
+    """Convert the bits of a uint8 tensor to a quantized int8 tensor of the same numbers."""
+    return Tensor(builder.rescale(bits, DType.INT8, 1.0, OFFSET, input_unsigned=True), _PLAIN)
+
+
+def require_signed_operands(node: Node, record: Record, target: Target) -> None:
+    """Check that ``node`` reads no uint8 tensor, unless it casts it to floating point.
+
+    Raises:
+        Unsupported: it reads uint8. As an index, the numbers must not be shifted.
+    """
+    casts = record.is_cast and is_float(node) and target.integer
+    if not casts and any(map(is_uint8, node.all_input_nodes)):
+        dtype_of(torch.uint8)

@@ -1,0 +1,29 @@
+"""The option ``input_dtype``: integer inputs of another type than the target computes with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def find_problem(value: Any) -> str | None:
+    """Return the problem of a value of the option; None for a valid one."""
+    return None if value in (None, "uint8") else "none of these"
+
+
+def check(recipe: str, user_options: Mapping[str, Any]) -> None:
+    """Check ``input_dtype="uint8"``, which implies ``quantized_io=True``, against the recipe and the other options.
+
+    Raises:
+        ValueError: the recipe quantizes inputs to int16, or the caller excludes integer inputs.
+    """
+    if recipe.rsplit("_", 1)[1] == "A16W8":
+        raise ValueError(
+            f"{recipe}: input_dtype='uint8' needs int8 activations, and this recipe quantizes inputs to int16: "
+            "use an INT8 or A8W4 recipe"
+        )
+    if user_options.get("quantized_io") is False:
+        raise ValueError(
+            f"{recipe}: input_dtype='uint8' makes inputs and outputs integers, and quantized_io=False keeps them in "
+            "floating point: remove one of the two"
+        )
