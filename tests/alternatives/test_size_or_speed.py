@@ -246,6 +246,7 @@ def test_recipes_that_are_written_down_keep_it(tmp_path: Path) -> None:
     assert read_recipe(recipe.to_dict())[1] == {"optimise": "size"}
 
 
+@pytest.mark.verify
 def test_a_sweep_has_the_figures_of_an_export(exported: dict[tuple[ArmRecipeType, str], ExportResult]) -> None:
     rows = sweep(Wide().eval(), [U85], [(X,)], macs=[256], memory_modes=["Sram_Only"], progress=False).rows
     assert [(row.estimates.cycles, row.estimates.sram_bytes) for row in rows if row.estimates is not None] == [

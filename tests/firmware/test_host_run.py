@@ -53,11 +53,11 @@ def test_inputs_of_a_camera(name: str) -> None:
     result, info = program(name), program(name).inputs[0]
     assert info.dtype == "uint8"
     pixels = torch.randint(0, 256, info.shape, generator=torch.Generator().manual_seed(7)).to(torch.uint8)
-    model = build_model(result, [(pixels,)], name)
-    (case,) = model.golden.cases
+    firmware = collect_firmware_data(result, [(pixels,)], name)
+    (case,) = firmware.test_vectors.cases
     assert case.inputs == (pixels.numpy().tobytes(),)
-    seen = run_on_host(model.program, model.pools.host_sizes(), model.golden.cases)
-    assert seen.outputs == model.golden.outputs == ((result.run(pixels).numpy().tobytes(),),)
+    seen = run_on_host(firmware.program, firmware.pools.host_sizes(), firmware.test_vectors.cases)
+    assert seen.outputs == firmware.test_vectors.outputs == ((result.run(pixels).numpy().tobytes(),),)
 
 
 def test_errors_have_the_sizes_and_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
