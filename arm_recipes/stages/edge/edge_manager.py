@@ -132,7 +132,7 @@ def look_up_integers(manager: EdgeProgramManager) -> Sequence[Any]:
 
 
 def _dequantize_after(lookup: Node, dequantize: Node) -> None:
-    """Exchange a lookup and the dequantize operator of its table."""
+    """Move the dequantize operator of a table behind a lookup; drop it where a consumer quantizes back."""
     arguments: Any = dequantize.args
     table, *parameters = arguments
     rows, users = dict(lookup.meta), list(lookup.users)
