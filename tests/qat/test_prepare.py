@@ -16,6 +16,7 @@ from torch.export import ExportedProgram
 from torch.nn.utils import prune
 from torch.utils import _pytree as pytree
 
+from arm_backend_core.aten.layer_affine import ChannelAffine
 from arm_backend_core.quantization import TOSAQuantizer, get_symmetric_quantization_config
 from arm_backend_core.quantization.fake_quant.layers import BatchNorm, named_tensors
 from arm_backend_core.quantization.fake_quant.program import FakeQuantInterpreter, StepSettings
@@ -206,8 +207,12 @@ def test_pruned_weights_stay_zero_in_training_and_a_pruned_model_can_be_copied()
 
 @pytest.mark.parametrize("shape", [(6, 3), (2, 3, 5), (4, 3, 4, 4)])
 @pytest.mark.parametrize("affine", [True, False])
-def test_statistics_of_a_batch_are_those_of_pytorch(shape: tuple[int, ...], affine: bool) -> None:
-    """A batch norm that was folded, normalizing by the batch: results, gradients and running statistics."""
+@pytest.mark.parametrize("is_scaled", [True, False])
+def test_statistics_of_a_batch_are_those_of_pytorch(shape: tuple[int, ...], affine: bool, is_scaled: bool) -> None:
+    """A batch norm that was folded, normalizing by the batch: results, gradients and running statistics.
+
+    The layer may also include a function of its channels behind the batch norm.
+    """
     torch.manual_seed(0)
     kind = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d}[len(shape)]
     layer = kind(3, affine=affine)
@@ -226,7 +231,13 @@ def test_statistics_of_a_batch_are_those_of_pytorch(shape: tuple[int, ...], affi
     gain = torch.rsqrt(tensors["running_var"].clone() + 1e-5) * (tensors["weight"] if affine else 1.0)
     folded = (z - tensors["running_mean"].clone().reshape(columns)) * gain.reshape(columns)
     folded = folded + tensors["bias"].reshape(columns) if affine else folded
-    found, expected = norm.normalize_by_batch(folded, tensors), layer(z)
+    expected, behind = layer(z), None
+    if is_scaled:
+        behind = ChannelAffine(torch.tensor([0.5, -2.0, 1.5]), torch.tensor([1.0, 0.0, -3.0]))
+        folded, expected = (
+            y * behind.tensors[0].reshape(columns) + behind.tensors[1].reshape(columns) for y in (folded, expected)
+        )
+    found = norm.normalize_by_batch(folded, tensors, behind)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     weights = torch.randn(shape)
     wanted = [z, *layer.parameters()], [z, *twin.parameters()]
@@ -235,6 +246,30 @@ def test_statistics_of_a_batch_are_those_of_pytorch(shape: tuple[int, ...], affi
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
     for one, other in zip(layer.buffers(), twin.buffers(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("form", ["norm"])
+def test_dropout_behind_operators_that_become_a_layer(form: str) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm, self.drop = nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.Dropout(0.5)
+            self.gamma, self.last = nn.Parameter(torch.rand(6, 1, 1) + 0.5), nn.Conv2d(6, 4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.conv(x)
+            y = self.norm(y) if form == "norm" else (F.max_pool2d(y, 2) if form == "depthwise" else y) * self.gamma
+            z: Tensor = self.last(self.drop(y))
+            return z
+
+    torch.manual_seed(0)
+    samples: Samples = [(torch.randn(2, 3, 8, 8),) for _ in range(3)]
+    recipe = ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U55_INT8)
+    prepared = prepare_qat(Model(), recipe, samples, batch_norm_steps=0, progress=False)
+    prepared.train()
+    assert not torch.equal(prepared(*samples[0]), prepared(*samples[0]))
+    prepared.eval()
+    assert torch.equal(prepared(*samples[0]), prepared(*samples[0]))
 
 
 def test_batch_norms_are_live_first_and_frozen_then() -> None:
