@@ -25,6 +25,8 @@ _SUMS: dict[Any, Callable[[float], tuple[float, float]]] = {
     )
     for overload in (getattr(aten, name).Tensor, getattr(aten, name).Scalar)
 }
+#: Operators that return their operand.
+COPIES = (aten.clone.default, aten.contiguous.default, aten.alias.default)
 _PRODUCTS = (aten.mul.Tensor, aten.mul.Scalar)
 _DIVISIONS = (aten.div.Tensor, aten.div.Scalar)
 Value = Tensor | float
@@ -115,10 +117,15 @@ def _per_channel(value: Value, channels: int) -> Tensor:
 
 
 def _match_step(node: Node, constants: Constants, axis: int) -> _Step | None:
-    """Match a sum or product of a float32 tensor and a constant, of the tensor's shape."""
+    """Match a sum or product of a float32 tensor and a constant, of the tensor's shape; a copy is a product with 1.
+
+    In-place operators on a copy, as in ``torchvision.transforms.Normalize``, leave the copy in the functional graph.
+    """
     target = overload_of(node.target)
-    if target is aten.neg.default:
-        operands: list[Any] = [node.args[0], -1.0]
+    if target in COPIES:
+        operands: list[Any] = [node.args[0], 1.0]
+    elif target is aten.neg.default:
+        operands = [node.args[0], -1.0]
     elif target in _SUMS or target in _PRODUCTS or target in _DIVISIONS:
         operands = list(node.args[:2])
     else:

@@ -30,6 +30,7 @@ class Constant(nn.Module):
 CHAINS: dict[str, tuple[int, Callable[[Tensor, Constant], Tensor]]] = {
     "normalization": (3, lambda x, m: (x / 255 - m.a) / m.b),
     "sums": (4, lambda x, m: torch.rsub(torch.add(m.a, x, alpha=3), 2, alpha=0.5) + m.b.sub(1) - 3),
+    "copies": (4, lambda x, m: (x / 255).clone() * m.a + m.b),
     "negative": (2, lambda x, m: -(m.a - x)),
     "scalar tensors": (3, lambda x, m: x * m.a.sum() * m.a / m.b.mean()),
     "integers": (1, lambda x, m: x * (4 * m.a).int()),

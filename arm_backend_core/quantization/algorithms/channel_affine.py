@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from arm_backend_core.aten.affine_chains import Chain, find_chains
+from arm_backend_core.aten.affine_chains import COPIES, Chain, find_chains
 from arm_backend_core.aten.constants import Constants
 from arm_backend_core.aten.layer_affine import (
     FOLDED_AFFINE,
@@ -39,7 +39,6 @@ from arm_backend_core.tosa.passes.trace import is_rewrite_traced
 aten = torch.ops.aten
 _PERMUTATIONS = (aten.permute.default, aten.transpose.int)
 _REORDERS = (*_PERMUTATIONS, aten.view.default, aten.reshape.default)
-_COPIES = (aten.clone.default, aten.contiguous.default, aten.alias.default)
 
 
 class Outcome(NamedTuple):
@@ -254,7 +253,7 @@ def _is_beside_convolution(chain: Chain) -> bool:
 def _trace_producer(chain: Chain) -> tuple[Node, int]:
     """The node that computes the elements of the source, before permutations, and its dimension of the channels."""
     node, axis = chain.source, chain.axis % chain.source.meta["val"].dim()
-    while len(node.users) == 1 and node.target in (*_COPIES, *_PERMUTATIONS):
+    while len(node.users) == 1 and node.target in (*COPIES, *_PERMUTATIONS):
         arguments: Any = node.args
         rank = node.meta["val"].dim()
         if node.target is aten.permute.default:
