@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
+from arm_backend_core.nodes import FEEDS_DROPOUT, REPLACED_NAME
+
 
 def insert_call(origin: Node, target: Any, *args: Any, **kwargs: Any) -> Node:
     """Insert an operator that computes part of ``origin``. It gets the trace metadata of ``origin``."""
@@ -33,6 +35,12 @@ def replace_node(node: Node, results: Any) -> None:
     else:
         node.replace_all_uses_with(results)
     node.graph.erase_node(node)
+
+
+def pass_on_dropout(node: Node, result: Node) -> None:
+    """Let ``result``, which replaces ``node``, be the operand of the dropout that training inserts behind ``node``."""
+    if node.meta.get(FEEDS_DROPOUT):
+        result.meta |= {FEEDS_DROPOUT: True, REPLACED_NAME: node.meta.get(REPLACED_NAME, node.name)}
 
 
 def eliminate_dead_code(graph: Graph) -> None:

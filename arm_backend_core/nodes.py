@@ -27,6 +27,10 @@ INTERVAL = "arm_interval"
 BRANCH_SELECT = "arm_choice"
 #: Key in a node's ``meta``: marks the attribute that holds a parameter. Buffers and constants have none.
 PARAMETER = "arm_parameter"
+#: Key in a node's ``meta``: marks the operand of a dropout that was removed because it is inactive in evaluation mode.
+FEEDS_DROPOUT = "arm_feeds_dropout"
+#: Key in a node's ``meta``: name of the node with ``FEEDS_DROPOUT`` whose result it computes instead.
+REPLACED_NAME = "arm_replaced_name"
 _RECIPES_FOLDER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "arm_recipes", "")
 _LIBRARY_FOLDERS = (os.path.join(os.path.dirname(torch.__file__), ""), _RECIPES_FOLDER)
 _QUANTIZE = ("quantized_decomposed::quantize_per_tensor", "quantized_decomposed::quantize_per_channel")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import cast
 
 import torch
@@ -18,7 +17,7 @@ from torch.fx import GraphModule, Node
 
 from arm_backend_core.aten.constants import Constants
 from arm_backend_core.graph_edits import add_buffer_node, insert_call, replace_node
-from arm_backend_core.nodes import PARAMETER, TIMESTEP_SLOT, is_float
+from arm_backend_core.nodes import TIMESTEP_SLOT, is_float
 from arm_backend_core.targets.hardware import Hardware
 
 aten = torch.ops.aten
@@ -112,25 +111,13 @@ class _Rewriter:
 
     def _layer(self, node: Node, x: Node, source: Node, weight: Tensor) -> Node:
         parts = [weight]
-        if self.has_int16_activations(node) and not self._is_trained(source):
+        if self.has_int16_activations(node) and not self.constants.is_trained(source):
             parts = _split_in_bytes(weight)
         layers = []
         for part in parts:
             attribute = add_buffer_node(self.module, f"{source.name}_weight", part.contiguous().clone())
             layers.append(insert_call(node, aten.linear.default, x, attribute))
         return layers[0] if len(layers) == 1 else insert_call(node, aten.add.Tensor, *layers)
-
-    def _is_trained(self, source: Node) -> bool:
-        """Whether a parameter is among the attributes that ``source`` is computed from."""
-        nodes = [source]
-        for node in nodes:  # grows
-            nodes += [x for x in node.all_input_nodes if x not in nodes]
-        return any(self._is_parameter(node) for node in nodes if node.op == "get_attr")
-
-    def _is_parameter(self, attribute: Node) -> bool:
-        if attribute.meta.get(PARAMETER):
-            return True
-        return isinstance(attrgetter(str(attribute.target))(self.module), torch.nn.Parameter)
 
 
 def _split_in_bytes(weight: Tensor) -> list[Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 from torch.fx import Graph, GraphModule, Node
 
 from arm_backend_core.graph_edits import add_buffer_node, eliminate_dead_code
-from arm_backend_core.nodes import constant_nodes, evaluate_node, is_written, modules_of
+from arm_backend_core.nodes import PARAMETER, constant_nodes, evaluate_node, is_written, modules_of
 from arm_backend_core.ops.catalog import find_record
 from arm_backend_core.ops.registry import Kind
 from arm_backend_core.program import constants_of, drop_assertions, eliminate_dead_constants
@@ -48,6 +48,36 @@ class Constants:
         if node not in self._values:
             self._values[node] = evaluate_node(node, self.value)
         return self._values[node]
+
+    def channel_values(self, node: Any, shape: Sequence[int], axis: int = 1) -> Tensor | None:
+        """The elements of a constant that has one for each channel of a tensor, [C].
+
+        Args:
+            node: an operand of an operator.
+            shape: of the tensor.
+            axis: dimension of the channels.
+
+        Returns:
+            None if ``node`` is no constant, or does not broadcast to ``shape`` along ``axis`` alone.
+        """
+        if node not in self:
+            return None
+        size, rank = node.meta["val"].shape, len(shape)
+        expected = [shape[i] if i == axis % rank else 1 for i in range(rank)]
+        is_aligned = [1] * (rank - len(size)) + list(size) == expected
+        return self.value(node).reshape(-1).contiguous() if is_aligned else None
+
+    def is_trained(self, node: Node) -> bool:
+        """Whether a parameter is among the attributes that ``node`` is computed from."""
+        nodes = [node]
+        for source in nodes:  # grows
+            nodes += [x for x in source.all_input_nodes if x not in nodes]
+        return any(self._is_parameter(source) for source in nodes if source.op == "get_attr")
+
+    def _is_parameter(self, attribute: Node) -> bool:
+        if attribute.meta.get(PARAMETER):
+            return True
+        return isinstance(attrgetter(str(attribute.target))(self.module), torch.nn.Parameter)
 
 
 def fold_constant_weights(module: GraphModule) -> None:

@@ -11,7 +11,7 @@ from torch.export import ExportedProgram, default_decompositions
 from torch.fx import Graph, Node
 
 from arm_backend_core.errors import ModelError
-from arm_backend_core.nodes import changes_memory, is_view, is_written, mutates, overload_of
+from arm_backend_core.nodes import FEEDS_DROPOUT, changes_memory, is_view, is_written, mutates, overload_of
 from arm_backend_core.ops.catalog import find_composite
 
 aten = torch.ops.aten
@@ -144,7 +144,10 @@ def _drop_identities(graph: Graph) -> None:
     Neither schema nor trace shows this aliasing reliably.
     """
     for node in list(graph.nodes):
-        if node.target in (aten.lift.default, aten.detach_.default) or (node.target in DROPOUT and not node.args[2]):
+        is_inactive_dropout = node.target in DROPOUT and not node.args[2]
+        if is_inactive_dropout and node.args[1]:
+            node.args[0].meta[FEEDS_DROPOUT] = True
+        if node.target in (aten.lift.default, aten.detach_.default) or is_inactive_dropout:
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
 

@@ -28,6 +28,7 @@ from arm_backend_core.graph_edits import eliminate_dead_code
 from arm_backend_core.nodes import constant_nodes, describe_node, is_float, modules_of
 from arm_backend_core.ops.catalog import find_record
 from arm_backend_core.ops.registry import Kind
+from arm_backend_core.quantization.algorithms.channel_affine import fold_channel_affines
 from arm_backend_core.quantization.algorithms.coordinate_precision import find_coordinate_nodes
 from arm_backend_core.quantization.algorithms.group_norms import layer_norms_to_group_norms
 from arm_backend_core.quantization.annotator import ANNOTATION, Annotator
@@ -127,6 +128,7 @@ class ArmQuantizer(Quantizer):
         promote_integers(model)
         zero_masked_rows(model)
         products_to_linear(model, hardware, self._has_int16_activations)
+        fold_channel_affines(model, hardware, lambda node: self._config(modules_of(node)))
         bound_masks(model)
         eliminate_dead_code(model.graph)  # operators that the passes above replaced
         _set_attribute_values(model)

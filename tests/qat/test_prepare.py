@@ -16,6 +16,7 @@ from torch.export import ExportedProgram
 from torch.nn.utils import prune
 from torch.utils import _pytree as pytree
 
+from arm_backend_core.aten.layer_affine import ChannelAffine
 from arm_backend_core.quantization import TOSAQuantizer, get_symmetric_quantization_config
 from arm_backend_core.quantization.fake_quant.layers import BatchNorm, named_tensors
 from arm_backend_core.quantization.fake_quant.program import FakeQuantInterpreter, StepSettings
@@ -25,6 +26,7 @@ from arm_recipes.pipeline.pipeline import Pipeline
 from arm_recipes.qat.prepared import Prepared
 from tests.ops.runner import spec
 from tests.small_models import Samples
+from tests.sqnr import sqnr
 
 INT8 = ArmRecipeType.TOSA_INT8
 
@@ -56,6 +58,21 @@ class _Convolutions(nn.Module):
         weight = (self.weight - self.weight.mean((1, 2, 3), keepdim=True)) / self.weight.std((1, 2, 3), keepdim=True)
         y = F.hardswish(F.conv2d(x, weight)).flatten(2)
         z: Tensor = self.up(F.relu6(self.norm(self.conv(self.alone(y)))))
+        return z
+
+
+class _Affine(nn.Module):
+    """A normalized input; trained functions of channels after a batch norm, after pooling and before a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.last = nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.Conv2d(6, 4, 1)
+        self.mean, self.std = nn.Buffer(torch.rand(3, 1, 1)), nn.Buffer(torch.rand(3, 1, 1) + 0.5)
+        self.gamma, self.beta, self.scale = (nn.Parameter(torch.rand(6, 1, 1) + 0.5) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.norm(self.conv((x - self.mean) / self.std)) * self.gamma + self.beta)
+        z: Tensor = self.last(F.max_pool2d(y, 2) * self.scale)
         return z
 
 
@@ -100,6 +117,7 @@ def _attention() -> nn.Module:
 MODELS: dict[str, tuple[Callable[[], nn.Module], list[tuple[int, ...]]]] = {
     "branches": (_Branches, [(2, 3, 8), (2, 5, 8)]),
     "convolutions": (_Convolutions, [(2, 3, 8, 8)]),
+    "affine": (_Affine, [(2, 3, 8, 8)]),
     "attention": (_attention, [(1, 6, 16)]),
     "recurrent": (_Recurrent, [(1, 5, 6)]),
     "a branch that no sample takes": (_Choice, [(1, 4)]),
@@ -148,6 +166,7 @@ def _quantized(prepared: Prepared) -> ExportedProgram:
         *((name, INT8) for name in MODELS),
         *((name, ArmRecipeType.TOSA_A8W4) for name in ("branches", "convolutions")),
         *((name, ArmRecipeType.TOSA_A16W8) for name in ("convolutions", "recurrent")),
+        *(("affine", recipe) for recipe in (ArmRecipeType.ETHOSU_U55_INT8, ArmRecipeType.ETHOSU_U85_A16W8)),
     ],
 )
 def test_what_is_trained_is_what_is_exported(name: str, recipe: ArmRecipeType) -> None:
@@ -206,8 +225,12 @@ def test_pruned_weights_stay_zero_in_training_and_a_pruned_model_can_be_copied()
 
 @pytest.mark.parametrize("shape", [(6, 3), (2, 3, 5), (4, 3, 4, 4)])
 @pytest.mark.parametrize("affine", [True, False])
-def test_statistics_of_a_batch_are_those_of_pytorch(shape: tuple[int, ...], affine: bool) -> None:
-    """A batch norm that was folded, normalizing by the batch: results, gradients and running statistics."""
+@pytest.mark.parametrize("is_scaled", [True, False])
+def test_statistics_of_a_batch_are_those_of_pytorch(shape: tuple[int, ...], affine: bool, is_scaled: bool) -> None:
+    """A batch norm that was folded, normalizing by the batch: results, gradients and running statistics.
+
+    The layer may also include a function of its channels behind the batch norm.
+    """
     torch.manual_seed(0)
     kind = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d}[len(shape)]
     layer = kind(3, affine=affine)
@@ -226,7 +249,13 @@ def test_statistics_of_a_batch_are_those_of_pytorch(shape: tuple[int, ...], affi
     gain = torch.rsqrt(tensors["running_var"].clone() + 1e-5) * (tensors["weight"] if affine else 1.0)
     folded = (z - tensors["running_mean"].clone().reshape(columns)) * gain.reshape(columns)
     folded = folded + tensors["bias"].reshape(columns) if affine else folded
-    found, expected = norm.normalize_by_batch(folded, tensors), layer(z)
+    expected, behind = layer(z), None
+    if is_scaled:
+        behind = ChannelAffine(torch.tensor([0.5, -2.0, 1.5]), torch.tensor([1.0, 0.0, -3.0]))
+        folded, expected = (
+            y * behind.tensors[0].reshape(columns) + behind.tensors[1].reshape(columns) for y in (folded, expected)
+        )
+    found = norm.normalize_by_batch(folded, tensors, behind)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     weights = torch.randn(shape)
     wanted = [z, *layer.parameters()], [z, *twin.parameters()]
@@ -235,6 +264,41 @@ def test_statistics_of_a_batch_are_those_of_pytorch(shape: tuple[int, ...], affi
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
     for one, other in zip(layer.buffers(), twin.buffers(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_functions_behind_a_batch_norm_leave_its_statistics() -> None:
+    """With a gain behind it, running statistics are those of the layer without, and results those of PyTorch."""
+    prepared, samples = _prepared("affine", ArmRecipeType.ETHOSU_U55_INT8, batch_norm_steps=1)
+    twin = copy.deepcopy(prepared.model).train()
+    with torch.no_grad():
+        found, expected = prepared(*samples[0]), twin(*samples[0])
+    assert sqnr([expected], [found]) > 15  # values beyond the calibrated range are clipped
+    for name, buffer in twin.named_buffers():
+        torch.testing.assert_close(prepared.model.get_buffer(name), buffer, rtol=0.05, atol=0.02)
+
+
+@pytest.mark.parametrize("form", ["norm", "producer", "depthwise"])
+def test_dropout_behind_operators_that_become_a_layer(form: str) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm, self.drop = nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.Dropout(0.5)
+            self.gamma, self.last = nn.Parameter(torch.rand(6, 1, 1) + 0.5), nn.Conv2d(6, 4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.conv(x)
+            y = self.norm(y) if form == "norm" else (F.max_pool2d(y, 2) if form == "depthwise" else y) * self.gamma
+            z: Tensor = self.last(self.drop(y))
+            return z
+
+    torch.manual_seed(0)
+    samples: Samples = [(torch.randn(2, 3, 8, 8),) for _ in range(3)]
+    recipe = ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U55_INT8)
+    prepared = prepare_qat(Model(), recipe, samples, batch_norm_steps=0, progress=False)
+    prepared.train()
+    assert not torch.equal(prepared(*samples[0]), prepared(*samples[0]))
+    prepared.eval()
+    assert torch.equal(prepared(*samples[0]), prepared(*samples[0]))
 
 
 def test_batch_norms_are_live_first_and_frozen_then() -> None:

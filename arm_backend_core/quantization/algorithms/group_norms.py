@@ -82,18 +82,9 @@ def _absorb_affine(norm: _Norm, constants: Constants) -> bool:
         if reader is None or len(norm.last.users) != 1 or reader.target is not target or reader.kwargs:
             continue
         others = [operand for operand in reader.args if operand is not norm.last]
-        values = _channel_values(norm, others[0], constants) if len(others) == 1 else None
+        shape = norm.source.meta["val"].shape
+        values = constants.channel_values(others[0], shape) if len(others) == 1 else None
         if values is not None:
             setattr(norm, name, values)
             norm.last = reader
     return norm.weight is not None or norm.bias is not None
-
-
-def _channel_values(norm: _Norm, node: Any, constants: Constants) -> torch.Tensor | None:
-    """The elements of the constant ``node``, [C]; None if it has not one element for each channel."""
-    if node not in constants:
-        return None
-    value, shape = constants.value(node), norm.source.meta["val"].shape
-    sizes = (1,) * (len(shape) - value.dim()) + tuple(value.shape)
-    fits = len(sizes) == len(shape) and all(size == (shape[1] if i == 1 else 1) for i, size in enumerate(sizes))
-    return value.reshape(-1).contiguous() if fits else None

@@ -12,6 +12,8 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
 from arm_backend_core.aten.functionalize import DROPOUT
+from arm_backend_core.aten.layer_affine import ChannelAffine
+from arm_backend_core.nodes import REPLACED_NAME
 from arm_backend_core.ops.catalog import find_record
 from arm_backend_core.ops.registry import Kind
 
@@ -37,12 +39,19 @@ class BatchNorm:
     momentum: float
     eps: float
 
-    def normalize_by_batch(self, y: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
+    def normalize_by_batch(
+        self, y: Tensor, tensors: Mapping[str, Tensor], affine: ChannelAffine | None = None
+    ) -> Tensor:
         """Renormalize ``y`` from running statistics to those of the batch, and update the running statistics.
 
         y = gain * (z - mean) + bias, where z is the output of the convolution or linear layer. Mean and variance of z
         over the batch follow from those of y. Weights are folded and rounded with the gain of the running statistics,
         as in the program.
+
+        Args:
+            y: output of the layer with its batch norm, [N, C, ...].
+            tensors: parameters and buffers of the model, by name.
+            affine: the function that y includes after the batch norm, if any: it is part of gain and bias.
         """
         mean, variance = tensors[self.mean], tensors[self.variance]
         count = y.numel() // y.shape[1]
@@ -51,6 +60,10 @@ class BatchNorm:
         ones = torch.ones_like(mean)
         gain = torch.rsqrt(variance.clone() + self.eps) * (ones if self.weight is None else tensors[self.weight])
         bias = torch.zeros_like(mean) if self.bias is None else tensors[self.bias]
+        if affine is not None and affine.gain is not None:
+            gain, bias = gain * affine.gain, bias * affine.gain
+        if affine is not None and affine.offset is not None:
+            bias = bias + affine.offset
         axes = [axis for axis in range(y.dim()) if axis != 1]
         y_mean, y_variance = y.mean(axes), y.var(axes, unbiased=False)
         is_active = gain.abs() > _MIN_GAIN
@@ -121,7 +134,8 @@ class TrainingLayers:
 
     def locate(self, graph: Graph) -> tuple[dict[Node, BatchNorm], dict[Node, Dropout]]:
         """Find the nodes of the annotated graph to whose results training applies a batch norm or a dropout."""
-        nodes = {node.name: node for node in graph.nodes}
+        nodes = {node.meta[REPLACED_NAME]: node for node in graph.nodes if REPLACED_NAME in node.meta}
+        nodes |= {node.name: node for node in graph.nodes}
         norms = {}
         for name, (source, norm) in self.norms.items():
             node = _find_norm_convolution(graph, name) or nodes.get(source)

@@ -19,6 +19,7 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 from torchao.quantization.pt2e.utils import is_per_channel
 
+from arm_backend_core.aten.layer_affine import FOLDED_AFFINE
 from arm_backend_core.ops.catalog import find_record
 from arm_backend_core.ops.registry import Kind
 from arm_backend_core.program import TENSOR_KINDS, store_of
@@ -71,6 +72,7 @@ class FakeQuantProgram:
         observed: the annotated program.
         weighted_nodes: operators with a weight. The scale of the weight depends on the bias.
         norms, dropouts: batch norms and dropouts by the node whose result they change.
+        norm_affines: functions that the result includes after its batch norm, by the same node.
         device_nodes: operators with a device among their arguments.
         state_names: names of the buffers that the model writes, by node.
         conditions: from ``find_branch_conditions``.
@@ -87,8 +89,9 @@ class FakeQuantProgram:
         graph, module = self.observed.graph, self.observed.model
         attribute_nodes = {str(node.target): node for node in graph.find_nodes(op="get_attr")}
         self._attributes: dict[str, Tensor] = {name: attrgetter(name)(module) for name in attribute_nodes}
-        self._tape.keep_only(self._attributes.values())
         self.norms, self.dropouts = layers.locate(graph)
+        self._affines = {node: node.meta[FOLDED_AFFINE] for node in self.norms if FOLDED_AFFINE in node.meta}
+        self._tape.keep_only([*self._attributes.values(), *(x for a in self._affines.values() for x in a.tensors)])
         self.device_nodes = {
             node for node in graph.nodes if any(map(_is_device, pytree.tree_leaves((node.args, node.kwargs))))
         }
@@ -110,6 +113,7 @@ class FakeQuantProgram:
         constants = {name: current_value_of(tensor) for name, tensor in self._attributes.items()}
         for name, value in constants.items():
             self.observed.model._buffers[name] = value.detach()
+        self.norm_affines = {node: affine.map(current_value_of) for node, affine in self._affines.items()}
         return constants
 
     def run(self, inputs: Sequence[Any], settings: StepSettings) -> Any:
@@ -182,7 +186,8 @@ class FakeQuantInterpreter(GraphInterpreter):
         """Apply batch norm, fake quantization and dropout to a result."""
         program, settings = self._program, self._settings
         if settings.batch_statistics and node in program.norms:
-            value = program.norms[node].normalize_by_batch(value, settings.tensors)
+            affine = program.norm_affines.get(node)
+            value = program.norms[node].normalize_by_batch(value, settings.tensors, affine)
         observer = self._observers.get(node)
         if observer is not None:
             value = self._fake_quantize(observer, value)

@@ -1,0 +1,161 @@
+"""Chains of sums and products with constants that compute one affine function of each channel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+
+from arm_backend_core.aten.constants import Constants
+from arm_backend_core.aten.layer_affine import ChannelAffine
+from arm_backend_core.nodes import FEEDS_DROPOUT, arguments_of, is_complex, overload_of
+
+aten = torch.ops.aten
+#: Sums -> factors of both operands; ``alpha`` multiplies the second operand.
+_SUMS: dict[Any, Callable[[float], tuple[float, float]]] = {
+    overload: factors
+    for name, factors in (
+        ("add", lambda alpha: (1.0, alpha)),
+        ("sub", lambda alpha: (1.0, -alpha)),
+        ("rsub", lambda alpha: (-alpha, 1.0)),
+    )
+    for overload in (getattr(aten, name).Tensor, getattr(aten, name).Scalar)
+}
+#: Operators that return their operand.
+COPIES = (aten.clone.default, aten.contiguous.default, aten.alias.default)
+_PRODUCTS = (aten.mul.Tensor, aten.mul.Scalar)
+_DIVISIONS = (aten.div.Tensor, aten.div.Scalar)
+Value = Tensor | float
+
+
+class _Step(NamedTuple):
+    """An operator of a chain: scale * x + term. Constants have the shape [C] or [], or are numbers."""
+
+    x: Node
+    scale: Value = 1.0
+    term: Value | None = None
+    divides: bool = False
+
+    @property
+    def has_channels(self) -> bool:
+        """Whether a constant has an element for each channel."""
+        return any(isinstance(value, Tensor) and value.dim() == 1 for value in (self.scale, self.term))
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Operators of which each is the only reader of the one before it.
+
+    Attributes:
+        source: the operand of the first operator.
+        nodes: the operators.
+        axis: dimension of the channels.
+        affine: the function of the chain.
+        divides: whether it divides by a constant with an element for each channel.
+        is_trained: whether a parameter is among its constants.
+    """
+
+    source: Node
+    nodes: tuple[Node, ...]
+    axis: int
+    affine: ChannelAffine
+    divides: bool
+    is_trained: bool
+
+    @property
+    def last(self) -> Node:
+        """The operator whose result is that of the chain."""
+        return self.nodes[-1]
+
+
+def find_chains(graph: Graph, constants: Constants, axis: int) -> list[Chain]:
+    """Find the maximal chains with a constant that differs between the channels of dimension ``axis``."""
+    matches = {node: _match_step(node, constants, axis) for node in graph.nodes}
+    steps = {node: step for node, step in matches.items() if step is not None}
+    chains = []
+    for first, step in steps.items():
+        if step.x in steps and _is_inner(step.x):
+            continue  # not the first operator of its chain
+        nodes = [first]
+        while _is_inner(nodes[-1]) and (reader := next(iter(nodes[-1].users))) in steps:
+            nodes.append(reader)
+        if any(steps[node].has_channels for node in nodes):
+            chains.append(_make_chain(nodes, steps, constants, axis))
+    return chains
+
+
+def _is_inner(node: Node) -> bool:
+    """Whether an operator of a chain may be followed by another one: nothing else needs its result."""
+    return len(node.users) == 1 and FEEDS_DROPOUT not in node.meta
+
+
+def _make_chain(nodes: list[Node], steps: dict[Node, _Step], constants: Constants, axis: int) -> Chain:
+    gain: Value = 1.0
+    offset: Value | None = None
+    for node in nodes:
+        _, scale, term, _ = steps[node]
+        gain, offset = gain * scale, None if offset is None else offset * scale
+        offset = term if offset is None else offset if term is None else offset + term
+    source = steps[nodes[0]].x
+    channels = source.meta["val"].shape[axis]
+    operands = {x for node in nodes for x in node.all_input_nodes if x in constants}
+    has_gain = isinstance(gain, Tensor) or gain != 1.0
+    affine = ChannelAffine(
+        _per_channel(gain, channels) if has_gain else None, None if offset is None else _per_channel(offset, channels)
+    )
+    divides = any(steps[node].divides and steps[node].has_channels for node in nodes)
+    return Chain(source, tuple(nodes), axis, affine, divides, any(map(constants.is_trained, operands)))
+
+
+def _per_channel(value: Value, channels: int) -> Tensor:
+    """A constant as [C]."""
+    return value.expand(channels).contiguous() if isinstance(value, Tensor) else torch.full((channels,), value)
+
+
+def _match_step(node: Node, constants: Constants, axis: int) -> _Step | None:
+    """Match a sum or product of a float32 tensor and a constant, of the tensor's shape; a copy is a product with 1.
+
+    In-place operators on a copy, as in ``torchvision.transforms.Normalize``, leave the copy in the functional graph.
+    """
+    target = overload_of(node.target)
+    if target in COPIES:
+        operands: list[Any] = [node.args[0], 1.0]
+    elif target is aten.neg.default:
+        operands = [node.args[0], -1.0]
+    elif target in _SUMS or target in _PRODUCTS or target in _DIVISIONS:
+        operands = list(node.args[:2])
+    else:
+        return None
+    is_left = operands[1] in constants or not isinstance(operands[1], Node)
+    x, operand = operands if is_left else operands[::-1]
+    if not isinstance(x, Node) or x in constants or (target in _DIVISIONS and not is_left):
+        return None
+    values: list[Any] = [each.meta.get("val") for each in (x, node)]
+    if not all(isinstance(value, Tensor) and value.dtype is torch.float32 for value in values):
+        return None
+    constant = _constant_value(operand, x, constants, axis)
+    is_zero_divisor = target in _DIVISIONS and isinstance(constant, float) and constant == 0
+    if constant is None or is_zero_divisor or values[0].shape != values[1].shape or values[0].dim() < 2:
+        return None
+    if target in _SUMS:
+        factors = _SUMS[target](float(arguments_of(node).get("alpha", 1)))
+        own, other = factors if is_left else factors[::-1]
+        return _Step(x, own, constant * other)
+    divides = target in _DIVISIONS
+    return _Step(x, 1 / constant if divides else constant, divides=divides)
+
+
+def _constant_value(operand: Any, x: Node, constants: Constants, axis: int) -> Value | None:
+    """A constant operand of ``x`` as a number, a tensor [] or a tensor [C]; None if it differs elsewhere."""
+    if isinstance(operand, (int, float)):
+        return float(operand)
+    if operand not in constants or is_complex(operand):
+        return None
+    if operand.meta["val"].numel() == 1:
+        return constants.value(operand).reshape(()).float()
+    values = constants.channel_values(operand, x.meta["val"].shape, axis)
+    return None if values is None else values.float()
