@@ -87,6 +87,7 @@ SAMPLED = {
     "test_plugin::test_threads": 2,
     "test_pooling::test_lowering": 4,
     "test_pools::test_exactly_these_and_not_one_byte_less": 6,
+    "test_pools::test_the_golden_outputs_are_those_of_run": 2,
     "test_recurrent::test_columns": 3,
     "test_recurrent::test_keyword_spotter": 1000,
     "test_recurrent::test_states_cost_less_than_a_decibel": 3,
