@@ -89,6 +89,7 @@ def _assemble_recipe(
     passes: list[Any] = [
         edge_manager.store_initial_state,
         edge_manager.lower_integer_remainder,
+        edge_manager.lower_scaled_addition,
         edge_manager.remove_redundant_copies,
     ]
     transforms: list[Any] = []

@@ -84,6 +84,26 @@ def test_remainders_on_the_cpu_have_the_sign_of_the_divisor() -> None:
         torch.testing.assert_close(got, expected, rtol=0, atol=0)
 
 
+class ScaledAddition(nn.Module):
+    """One element plus scaled tensors, and the other way round."""
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        """x has one element, y has several."""
+        return torch.add(x, y, alpha=2), torch.add(y, x, alpha=2), torch.add(x[0], y, alpha=0.5), x + y
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_a_scaled_addition_on_the_cpu_scales_the_second_operand(dtype: torch.dtype) -> None:
+    inputs = (torch.tensor([3.0], dtype=dtype), torch.arange(8, dtype=dtype).reshape(2, 4))
+    program = torch.export.export(ScaledAddition(), inputs)
+    manager = to_edge_transform_and_lower(program, compile_config=EdgeCompileConfig(_check_ir_validity=False))
+    assert edge_manager.lower_scaled_addition(manager) == []
+    buffer = manager.to_executorch().buffer
+    run = portable_lib._load_for_executorch_from_buffer(buffer)
+    for got, expected in zip(run.forward(inputs), ScaledAddition()(*inputs), strict=True):
+        assert torch.equal(got, expected)
+
+
 class Lookup(nn.Module):
     """Elements of a quantized table: quantized as the table, with another scale, and as floats."""
 

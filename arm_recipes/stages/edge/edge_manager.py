@@ -82,19 +82,46 @@ def lower_integer_remainder(manager: EdgeProgramManager) -> Sequence[Any]:
         ]
         for node in remainders:
             x, y = node.args
-            value = node.meta["val"]
             if not is_integer(node):
                 continue
             with module.graph.inserting_before(node):
                 if not isinstance(y, Node):
-                    y = module.graph.call_function(aten.full.default, ([], y), {"dtype": value.dtype})
-                    y.meta = {**node.meta, "val": value.new_full((), node.args[1])}
+                    y = _make_scalar(y, node)
                 quotient = module.graph.call_function(aten.div.Tensor_mode, (x, y), {"rounding_mode": "floor"})
                 product = module.graph.call_function(aten.mul.Tensor, (quotient, y))
             quotient.meta, product.meta = dict(node.meta), dict(node.meta)
             node.target, node.args = aten.sub.Tensor, (x, product)
         module.recompile()
     return []
+
+
+def lower_scaled_addition(manager: EdgeProgramManager) -> Sequence[Any]:
+    """Rewrite x + alpha * y on the CPU to a product and a sum if x has one element and y has several.
+
+    ExecuTorch's optimized ``add`` kernel scales x then, not y.
+    """
+    aten = exir_ops.edge.aten
+    for method in manager.methods:
+        module = manager.exported_program(method).graph_module
+        for node in module.graph.find_nodes(op="call_function", target=aten.add.Tensor):
+            x, y = node.args
+            alpha = node.kwargs.get("alpha", 1)
+            if alpha == 1 or not isinstance(y, Node) or x.meta["val"].numel() != 1 or y.meta["val"].numel() == 1:
+                continue
+            with module.graph.inserting_before(node):
+                product = module.graph.call_function(aten.mul.Tensor, (y, _make_scalar(alpha, y)))
+            product.meta = dict(y.meta)
+            node.args, node.kwargs = (x, product), {}
+        module.recompile()
+    return []
+
+
+def _make_scalar(value: Any, like: Node) -> Node:
+    """Insert a tensor [] with a number, of the dtype of ``like``'s result."""
+    example = like.meta["val"]
+    scalar = like.graph.call_function(exir_ops.edge.aten.full.default, ([], value), {"dtype": example.dtype})
+    scalar.meta = {**like.meta, "val": example.new_full((), value)}
+    return scalar
 
 
 def remove_redundant_copies(manager: EdgeProgramManager) -> Sequence[Any]:
