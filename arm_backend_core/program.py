@@ -224,6 +224,12 @@ def _evaluate_constant(node: Node, values: dict[Node, Any]) -> Any:
     return values[node]
 
 
+def update_output_names(program: ExportedProgram) -> None:
+    """Update the output names in the signature after nodes were replaced."""
+    for spec, node in zip(program.graph_signature.output_specs, program.graph.output_node().args[0], strict=True):
+        spec.arg.name = node.name if isinstance(node, Node) else spec.arg.name
+
+
 def avoid_builtin_names(program: ExportedProgram) -> None:
     """Rename inputs named like a builtin (``input``): fx renames them in graph copies, but not in the signature."""
     placeholders = [node for node in program.graph_module.graph.nodes if node.op == "placeholder"]

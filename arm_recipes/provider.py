@@ -161,8 +161,11 @@ def _memory_passes(target: str, values: Options, optimise: str, memories: Planne
     from arm_recipes.pipeline.budgets import CheckBudgets
     from arm_recipes.pipeline.planned_memories import reject_several_methods
     from arm_recipes.pipeline.shared_scratch import allow_shared_scratch
+    from arm_recipes.stages.edge import edge_manager
     from arm_recipes.stages.edge.external_blocks import ExternalizeBlocks
 
+    if not values["plan_outputs"]:
+        yield edge_manager.separate_outputs
     if _shares_scratch(target, values):
         yield allow_shared_scratch
     external = options.resolve_external(values.get("external"))

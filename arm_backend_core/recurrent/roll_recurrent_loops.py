@@ -35,6 +35,7 @@ from arm_backend_core.program import (
     eliminate_dead_constants,
     lift_constants,
     lowered_modules,
+    update_output_names,
 )
 from arm_backend_core.recurrent.chunk import ChunkBuilder
 from arm_backend_core.recurrent.node_writer import NodeWriter, copy_meta
@@ -103,7 +104,7 @@ class LoopRolling:
             program = copy_program(program)
             assign_debug_handles(program.graph)
             program = prepare_program(program, spec.target)
-            _update_output_names(program)
+            update_output_names(program)
         counts = count_steps(program)
         program_steps = sum(counts)
         if all(steps_per_call(count, self.steps, program_steps) == count for count in counts):
@@ -119,14 +120,8 @@ class LoopRolling:
         stable_topological_sort(rolled.graph_module)
         eliminate_dead_constants(rolled)
         lift_constants(rolled)
-        _update_output_names(rolled)
+        update_output_names(rolled)
         return rolled
-
-
-def _update_output_names(program: ExportedProgram) -> None:
-    """Update the output names in the signature after nodes were replaced."""
-    for spec, node in zip(program.graph_signature.output_specs, program.graph.output_node().args[0], strict=True):
-        spec.arg.name = node.name if isinstance(node, Node) else spec.arg.name
 
 
 class _ChunkCompiler:

@@ -105,7 +105,7 @@ class ModelMethod {
                                : Error::InvalidState;
   }
 
-  // Returns null if the memory plan has no place for the output, and set_output() gave it none.
+  // Returns an empty span if the memory plan has no place for the output, and set_output() gave it none.
   Span<const uint8_t> output(size_t index) const {
     if (!method_.has_value()) {
       return {};
@@ -115,6 +115,9 @@ class ModelMethod {
       return {};
     }
     const Tensor& tensor = value.toTensor();
+    if (tensor.const_data_ptr() == nullptr) {
+      return {};  // a Span of null with a size fails an assertion
+    }
     return {static_cast<const uint8_t*>(tensor.const_data_ptr()), tensor.nbytes()};
   }
 

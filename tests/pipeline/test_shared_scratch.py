@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from arm_backend_core.backends.payload import PlannedScratch
 from arm_recipes import ArmRecipeType, ExportResult, export
+from arm_recipes.firmware.host_run import run_on_host
+from arm_recipes.firmware.saving import collect_firmware_data
 from arm_recipes.pipeline.shared_scratch import _Call, _Plan, _smallest_plan
 from arm_recipes.runtime.ethosu_payload import CACHE_LINE
 from tests.runtime.host_programs import Between, Counting, Small
@@ -184,3 +186,32 @@ def test_the_application_has_inputs_or_outputs_in_its_own_memory(options: dict[s
     assert parts["inputs and outputs of the application"] > 0
     sample = images()[0]
     assert torch.equal(planned.run(*sample), own.run(*sample))
+
+
+class Repeated(nn.Module):
+    """Outputs that are an input, a constant, and one tensor twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Conv2d(3, 4, 3, padding=1)
+        self.register_buffer("constant", torch.arange(4.0))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Return x first, as its memory is set before the layer reads it."""
+        y = self.layer(x)
+        return x, y, y, self.get_buffer("constant"), x
+
+
+@pytest.mark.parametrize("recipe", [U55, ArmRecipeType.TOSA_INT8, ArmRecipeType.CORTEX_M_INT8])
+@pytest.mark.parametrize("options", [{"plan_outputs": False}, {"plan_inputs": False, "plan_outputs": False}], ids=str)
+def test_each_output_of_the_application_has_its_own_tensor(recipe: ArmRecipeType, options: dict[str, Any]) -> None:
+    planned, own = _export(Repeated(), images(), recipe), _export(Repeated(), images(), recipe, **options)
+    sample = images()[0]
+    for a, b in zip(planned.run(*sample), own.run(*sample), strict=True):
+        assert torch.equal(a, b)
+    if recipe is ArmRecipeType.TOSA_INT8:
+        return  # has no firmware
+    firmware = collect_firmware_data(own, [sample], "repeated")
+    seen = run_on_host(firmware.program, firmware.pools.host_sizes(), firmware.test_vectors.cases)
+    assert seen.outputs == firmware.test_vectors.outputs

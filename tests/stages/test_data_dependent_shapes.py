@@ -221,3 +221,22 @@ def test_a_mask_that_changes_from_call_to_call_is_no_constant() -> None:
     program = Capture(None)("forward", Turning().eval(), Inputs(torch.ones(4)))
     module = program.module()
     assert [float(module(torch.ones(4))) for _ in range(2)] == [3, 1]
+
+
+def test_constant_elements_of_a_parameter_are_outputs() -> None:
+    class Chosen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.table, self.layer = nn.Parameter(torch.randn(12, 4)), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+            chosen = self.table[torch.arange(12) % 3 == 0]
+            return chosen, self.layer(x), torch.masked_select(self.table, self.table > 0)
+
+    model, samples = Chosen().eval(), [(torch.randn(2, 4),) for _ in range(3)]
+    result = export(model, ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8), samples, progress=False)
+    results, (chosen, expected, selected) = result.run(*samples[0]), model(*samples[0])
+    assert torch.equal(results[0], chosen)
+    assert torch.equal(results[2], selected)
+    torch.testing.assert_close(results[1], expected, rtol=0, atol=0.05)

@@ -40,13 +40,14 @@ def make_shapes_static(program: ExportedProgram) -> None:
     if not any(map(_is_data_dependent, program.graph.nodes)):
         return
     from arm_backend_core.nodes import is_written
-    from arm_backend_core.program import constants_of, lift_constants
+    from arm_backend_core.program import constants_of, lift_constants, update_output_names
 
     constants: dict[Node, Any] = {x: value for x, value in constants_of(program).items() if not is_written(x)}
     changed = _fold_constant_masks(program.graph_module, constants)
     changed |= _masked_writes_to_where(program.graph)
     if changed:
         lift_constants(program)
+        update_output_names(program)
         _propagate_shapes(program.graph)
         program.graph_module.recompile()
 

@@ -17,6 +17,7 @@ from torch.fx import Node
 
 from arm_backend_core.aten.functionalize import drop_final_copies
 from arm_backend_core.nodes import is_float, is_integer, operator_name
+from arm_backend_core.program import update_output_names
 from arm_backend_core.targets.cortex_m import Isa
 from arm_recipes._internal.messages import warn
 
@@ -132,10 +133,7 @@ def remove_redundant_copies(manager: EdgeProgramManager) -> Sequence[Any]:
     for method in manager.methods:
         program = manager.exported_program(method)
         drop_final_copies(program.graph)
-        results = program.graph.output_node().args[0]
-        for spec, value in zip(program.graph_signature.output_specs, results, strict=True):
-            if isinstance(value, Node):
-                spec.arg.name = value.name
+        update_output_names(program)
         program.graph_module.recompile()
     return []
 
@@ -173,6 +171,36 @@ def _dequantize_after(lookup: Node, dequantize: Node) -> None:
             values = lookup.graph.call_function(_DEQUANTIZE, (lookup, *parameters))
         values.meta = rows
         lookup.replace_all_uses_with(values, delete_user_cb=lambda user: user in users)
+
+
+def separate_outputs(manager: EdgeProgramManager) -> Sequence[Any]:
+    """Edge manager pass: copy outputs that are inputs, constants or earlier outputs, if the application has outputs.
+
+    The application sets the memory of each output. An input that is also an output would lose its data by that, and of
+    two outputs that are one tensor only the last would be written.
+    """
+    for method in manager.methods:
+        program = manager.exported_program(method)
+        output = program.graph.output_node()
+        values, seen = list(output.args[0]), set[Node]()
+        for index, (spec, value) in enumerate(zip(program.graph_signature.output_specs, values, strict=True)):
+            if spec.kind is not OutputKind.USER_OUTPUT or not isinstance(value, Node):
+                continue
+            if value.op == "placeholder" or value in seen:
+                tensor = value.meta["val"]
+                with program.graph.inserting_before(output):
+                    copy = program.graph.call_function(
+                        exir_ops.edge.dim_order_ops._clone_dim_order.default,
+                        (value,),
+                        {"dim_order": list(tensor.dim_order())},
+                    )
+                copy.meta = {**value.meta, "val": tensor.clone()}
+                values[index] = copy
+            seen.add(value)
+        output.args = (tuple(values),)
+        update_output_names(program)
+        program.graph_module.recompile()
+    return []
 
 
 def use_cortex_m_quantize(manager: EdgeProgramManager) -> Sequence[Any]:
