@@ -15,6 +15,8 @@ _OBSERVERS = (
     "torchao.quantization.pt2e.observer",
     "torchao.quantization.pt2e.fake_quantize",
 )
+#: Class that ``prepare_qat`` returns. It is not imported here, because few exports need it.
+_PREPARED = "arm_recipes.qat.prepared.Prepared"
 _PASS_FLOAT = (
     "pass the floating-point model with calibration samples, because the recipe quantizes it; scales are kept only in "
     "models of convert_pt2e (PT2E), which are exported as they are"
@@ -26,13 +28,19 @@ _PASS_PREPARED = (
 
 
 def reject_quantized_model(model: torch.nn.Module) -> None:
-    """Refuse a model with quantized modules or observers of PyTorch's eager, FX, dynamic or PT2E quantization.
+    """Refuse models of PyTorch's eager, FX, dynamic or PT2E quantization that cannot be captured, and of ``prepare_qat``.
 
     Raises:
         TypeError: the model is quantized or prepared; the message names the layer and says what to pass.
     """
     for name, module in model.named_modules():
         path = f"{type(module).__module__}.{type(module).__qualname__}"
+        if path == _PREPARED:
+            where = f"'{name}'" if name else "it"
+            raise TypeError(
+                f"model: {where} is a model of prepare_qat: call its method export(samples), which keeps the trained "
+                "ranges"
+            )
         if path.startswith(_QUANTIZED):
             raise TypeError(f"model: '{name}' is the quantized module {path}, which cannot be captured; {_PASS_FLOAT}")
         if path.startswith(_OBSERVERS):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.ao import quantization
 from torch.ao.quantization import quantize_fx
 
-from arm_recipes import ArmRecipeType, export
+from arm_recipes import ArmRecipeType, export, prepare_qat
 from arm_recipes.samples import inputs
 
 X = torch.rand(1, 3, 8, 8)
@@ -92,6 +92,13 @@ PREPARED = "the model is prepared; pass the floating-point model .*load_state_di
 def test_a_quantized_model_is_refused(make: Callable[[], nn.Module], message: str) -> None:
     with pytest.raises(TypeError, match=f"^model: .*{message}"):
         inputs.models_by_method(make())
+
+
+def test_a_model_of_prepare_qat_has_its_own_export() -> None:
+    recipe = ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8)
+    prepared = prepare_qat(nn.Linear(4, 2), recipe, [(torch.randn(1, 4),)])
+    with pytest.raises(TypeError, match=r"^model: it is a model of prepare_qat: call its method export\(samples\)"):
+        export(prepared, recipe, [(torch.randn(1, 4),)])
 
 
 def test_stubs_of_a_floating_point_model_are_accepted() -> None:
