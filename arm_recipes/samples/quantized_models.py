@@ -28,7 +28,7 @@ _PASS_PREPARED = (
 
 
 def reject_quantized_model(model: torch.nn.Module) -> None:
-    """Refuse models of PyTorch's eager, FX, dynamic or PT2E quantization that cannot be captured, and of ``prepare_qat``.
+    """Refuse models of ``prepare_qat``, and of PyTorch's quantization flows (eager, FX, dynamic, PT2E).
 
     Raises:
         TypeError: the model is quantized or prepared; the message names the layer and says what to pass.
