@@ -79,6 +79,7 @@ def _assemble_recipe(
     from arm_recipes.stages.block_scaled import mx_recipe
     from arm_recipes.stages.edge import edge_manager
     from arm_recipes.stages.edge.check_kernels import CheckRunnable
+    from arm_recipes.stages.edge.dim_orders import legalize_dim_orders
     from arm_recipes.stages.edge.empty_tensors import replace_empty_tensors
     from arm_recipes.stages.edge.shared_weights import share_weights
     from arm_recipes.stages.lower import lowering_recipe
@@ -108,8 +109,7 @@ def _assemble_recipe(
             passes.append(edge_manager.use_cortex_m_quantize)
     if spec.isa is not None:
         passes.append(partial(edge_manager.use_cortex_m_kernels, spec.isa))
-    passes += [replace_empty_tensors, share_weights]
-    passes.append(CheckRunnable(values["require_runnable"]))
+    passes += [replace_empty_tensors, legalize_dim_orders, share_weights, CheckRunnable(values["require_runnable"])]
     memories = PlannedMemories.from_option(values["memory"]) if values.get("memory") else None
     passes += _memory_passes(target, values, getattr(spec, "optimise", ""), memories)
     delegate_partitioner = getattr(partitioner, f"{prefix}Partitioner")(

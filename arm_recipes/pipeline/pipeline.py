@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from executorch.exir import EdgeProgramManager
+from executorch.exir import EdgeProgramManager, ExecutorchProgramManager
 from executorch.export import ExportRecipe, LoweringRecipe, QuantizationRecipe, StageType
 from executorch.export.stages import (
     EdgeProgramManagerTransformStage,
@@ -190,6 +190,8 @@ class Pipeline:
             self._seconds[kind.value] = seconds = time.perf_counter() - start
             LOGGER.info("%s: %.2f s", kind.value, seconds)
             self._artifact = stage.get_artifacts()
+            if kind is StageType.TO_EXECUTORCH:
+                self._check_dim_orders(self._artifact.data)
             if kind is StageType.SOURCE_TRANSFORM:
                 self._note_unscaled_layers()
             if isinstance(stage, FastQuantizeStage):
@@ -203,6 +205,13 @@ class Pipeline:
                 self._describe_captured_programs()
                 self._prepared = self._collect_prepared_programs()
                 self._copy_prepared_programs()
+
+    def _check_dim_orders(self, manager: ExecutorchProgramManager) -> None:
+        from arm_recipes.stages.edge.dim_orders import check_dim_orders, legalize_dim_orders
+
+        lowering = self._recipe.lowering_recipe
+        if lowering is not None and legalize_dim_orders in (lowering.edge_manager_transform_passes or []):
+            check_dim_orders(manager, self._methods)
 
     def _list_error_sources(self) -> tuple[list[torch.nn.Module], list[Graph]]:
         """Where errors are located: the user's modules, and the graphs that the next stage reads or lowering wrote."""

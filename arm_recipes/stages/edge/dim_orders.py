@@ -1,0 +1,299 @@
+"""Dim orders outside the delegates: ExecuTorch's kernels read and write contiguous tensors.
+
+A program input keeps the memory format of its sample, because a delegate reads ``torch.channels_last`` directly. The
+kernels of ExecuTorch's libraries need operands and results of one dim order. Some check it, and the program stops with
+an error; others (``flip``, ``cat``, ``gather``, ``constant_pad_nd``, ``topk``) do not, and return wrong values or write
+outside their tensors. So a layout copy is inserted before every operator that is not known to handle other dim orders.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from executorch.exir import EdgeProgramManager, ExportedProgram, memory
+from executorch.exir.delegate import executorch_call_delegate
+from executorch.exir.dialects._ops import ops as exir_ops
+from executorch.exir.tensor import TensorSpec, dim_order_from_stride
+from torch import fx
+from torch.export.graph_signature import OutputKind, TensorArgument
+from torch.utils import _pytree as pytree
+
+from arm_backend_core.cortex_m.kernels.registry import LIBRARY_NAMESPACE, NAMESPACE
+from arm_backend_core.nodes import operator_name, overload_of, source_location
+from arm_backend_core.program import store_of
+from arm_recipes._internal.messages import ExportError
+
+#: Dimensions from the outermost in memory to the innermost.
+_DimOrder = tuple[int, ...]
+
+_COPY = exir_ops.edge.dim_order_ops._to_dim_order_copy.default
+#: Operators that convert between dim orders.
+_LAYOUT_COPIES = frozenset({"dim_order_ops::_to_dim_order_copy", "dim_order_ops::_clone_dim_order"})
+#: Elementwise operators with one tensor, whose result has the operand's dim order, and the copy to a mutated input.
+_ELEMENTWISE = frozenset(
+    {
+        *("quantized_decomposed::quantize_per_tensor", "quantized_decomposed::dequantize_per_tensor"),
+        *(f"{LIBRARY_NAMESPACE}::quantize_per_tensor", f"{LIBRARY_NAMESPACE}::dequantize_per_tensor"),
+        "aten::copy_",
+    }
+)
+#: Namespaces of kernels whose operands this project converts to the dim order that each kernel needs.
+_KERNEL_NAMESPACES = (LIBRARY_NAMESPACE, NAMESPACE)
+
+
+def legalize_dim_orders(manager: EdgeProgramManager) -> Sequence[Any]:
+    """Edge manager pass: let CPU operators read contiguous tensors, and mutations write the dim order of their target.
+
+    Layout copies, ``quantize_per_tensor`` and ``dequantize_per_tensor``, delegates and Cortex-M kernels read tensors as
+    they are. Constants are stored contiguous if only other operators read them. Inputs and outputs keep their layout,
+    except that an output that a CPU operator computes is contiguous.
+    """
+    for method in manager.methods:
+        program = manager.exported_program(method)
+        _store_constants_contiguous(program)
+        module, *loop_bodies = _graph_modules(program.graph_module)
+        _legalize(module, _mutated_orders(program))
+        _update_output_names(program)
+        for body in loop_bodies:
+            _legalize(body, {})
+    return []
+
+
+def check_dim_orders(manager: Any, methods: Iterable[str]) -> None:
+    """Check the emitted programs: the postcondition of ``legalize_dim_orders``.
+
+    Args:
+        manager: ExecuTorch's manager of the emitted program.
+        methods: names of the methods.
+
+    Raises:
+        ExportError: an operator outside the delegates reads or writes a tensor in a dim order that its kernel does not
+            support. The message names the operator, the tensor and its dim order.
+    """
+    for method in methods:
+        for module in _graph_modules(manager.exported_program(method).graph_module):
+            for node in module.graph.nodes:
+                if node.op == "call_function" and (problem := _find_unsupported_order(node)) is not None:
+                    raise ExportError(f"'{method}': {problem}")
+
+
+def _find_unsupported_order(node: fx.Node) -> str | None:
+    if node.target is operator.getitem or _handles_layouts(node):
+        return None
+    results = [] if "out" in node.kwargs else [node]  # else an operand
+    specs = [(x.name, spec) for x in (*node.all_input_nodes, *results) for spec in _tensor_specs(x)]
+    orders = [(name, _without_unit_dimensions(spec)) for name, spec in specs]
+    if _name(node) in _ELEMENTWISE:
+        rank = max((len(order) for _, order in orders), default=0)  # scales have rank 0
+        unsupported = [(name, order) for name, order in orders if len(order) == rank and order != orders[0][1]]
+    else:
+        unsupported = [(name, order) for name, order in orders if list(order) != sorted(order)]
+    if not unsupported:
+        return None
+    name = unsupported[0][0]
+    order = next(list(map(int, spec.dim_order)) for x, spec in specs if x == name)
+    location = source_location(node)
+    return (
+        f"{operator_name(node)}{f' ({location})' if location else ''} stays on the CPU, and its kernel does not "
+        f"support the dim order {order} of '{name}': call contiguous() in the model, before and after it"
+    )
+
+
+def _tensor_specs(node: fx.Node) -> list[TensorSpec]:
+    return [spec for spec in pytree.tree_leaves(node.meta.get("spec")) if isinstance(spec, TensorSpec)]
+
+
+def _without_unit_dimensions(spec: TensorSpec) -> _DimOrder:
+    """The dim order without dimensions of size 1, which do not change the layout."""
+    return tuple(axis for axis in map(int, spec.dim_order) if spec.shape[axis] != 1)
+
+
+def _graph_modules(module: fx.GraphModule) -> Iterator[fx.GraphModule]:
+    """The graph and the bodies of its control flow, without the graphs of delegates."""
+    yield module
+    for node in module.graph.find_nodes(op="get_attr"):
+        body = getattr(module, str(node.target), None)
+        if isinstance(body, fx.GraphModule):
+            yield from _graph_modules(body)
+
+
+def _legalize(module: fx.GraphModule, output_orders: dict[int, _DimOrder]) -> None:
+    """Insert layout copies.
+
+    Args:
+        module: the graph.
+        output_orders: position of an output -> the dim order that it must have.
+    """
+    copies = _LayoutCopies(module.graph)
+    for node in list(module.graph.nodes):
+        if node.op == "call_function":
+            copies.convert_operands(node)
+    output = module.graph.output_node()
+    values = list(output.args[0]) if isinstance(output.args[0], (tuple, list)) else []
+    for position, order in output_orders.items():
+        if isinstance(values[position], fx.Node):
+            values[position] = copies.convert(values[position], order)
+    if output_orders:
+        output.args = (tuple(values),)
+    if copies.changed:
+        module.recompile()
+
+
+class _LayoutCopies:
+    """Layout copies of one graph; one for each tensor and dim order.
+
+    Attributes:
+        changed: whether the graph changed.
+    """
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self.changed = False
+        self._graph = graph
+        self._copies: dict[tuple[fx.Node, _DimOrder], fx.Node] = {}
+        self._former_orders: dict[fx.Node, _DimOrder | None] = {}  #: of results that are contiguous now
+
+    def convert_operands(self, node: fx.Node) -> None:
+        """Convert the operands of a CPU operator to contiguous, and update the metadata of its result.
+
+        Casts and quantization preserve the new layout. Delegates and Cortex-M kernels read their operands in the layout
+        for which they were compiled.
+        """
+        converted = [operand for operand in node.all_input_nodes if operand in self._former_orders]
+        if node.target is operator.getitem or _name(node) in _ELEMENTWISE:
+            if converted:
+                self._mark_contiguous(node)
+        elif _name(node) in _LAYOUT_COPIES:
+            if converted and _target_order(node) in (self._former_orders[converted[0]], _contiguous_order(node)):
+                node.update_kwarg("dim_order", list(_contiguous_order(node)))
+                self._mark_contiguous(node)
+        elif _handles_layouts(node):
+            for operand in converted:
+                order = self._former_orders[operand]
+                if order is not None:
+                    node.replace_input_with(operand, self.convert(operand, order))
+        else:
+            operands = [operand for operand in node.all_input_nodes if _has_other_order(operand)]
+            for operand in operands:
+                node.replace_input_with(operand, self.convert(operand, _contiguous_order(operand)))
+            if operands or converted:
+                self._mark_contiguous(node)
+
+    def _mark_contiguous(self, node: fx.Node) -> None:
+        value = node.meta.get("val")
+        self._former_orders[node] = _dim_order(value) if isinstance(value, torch.Tensor) else None
+        _set_contiguous(node)
+
+    def convert(self, node: fx.Node, order: _DimOrder) -> fx.Node:
+        """The tensor ``node`` in a dim order: itself, or a layout copy."""
+        value = node.meta.get("val")
+        if not isinstance(value, torch.Tensor) or value.dim() != len(order) or _dim_order(value) == order:
+            return node
+        if (node, order) not in self._copies:
+            self.changed = True
+            self._copies[node, order] = self._insert_copy(node, order)
+        return self._copies[node, order]
+
+    def _insert_copy(self, node: fx.Node, order: _DimOrder) -> fx.Node:
+        position = node
+        while position.op == "placeholder" and position.next.op == "placeholder":
+            position = position.next
+        with self._graph.inserting_after(position):
+            copied = self._graph.call_function(_COPY, (node,), {"dim_order": list(order)})
+        copied.meta = {key: node.meta[key] for key in ("stack_trace", "nn_module_stack") if key in node.meta}
+        copied.meta["val"] = _lay_out(node.meta["val"], order)
+        return copied
+
+
+def _store_constants_contiguous(program: ExportedProgram) -> None:
+    """Store parameters, buffers and constants contiguous that only CPU operators without other layouts read."""
+    signature = program.graph_signature
+    names = {
+        **signature.inputs_to_parameters,
+        **signature.inputs_to_buffers,
+        **signature.inputs_to_lifted_tensor_constants,
+    }
+    for node in program.graph.find_nodes(op="placeholder"):
+        if node.name not in names or not _has_other_order(node):
+            continue
+        readers = [user for user in node.users if overload_of(user.target) is not None and not _handles_layouts(user)]
+        if len(readers) == len(node.users):
+            store = store_of(program, names[node.name])
+            stored = store[names[node.name]].detach()
+            store[names[node.name]] = torch.empty_like(stored, memory_format=torch.contiguous_format).copy_(stored)
+            _set_contiguous(node)
+
+
+def _mutated_orders(program: ExportedProgram) -> dict[int, _DimOrder]:
+    """Position of the new value of a mutated input or buffer -> dim order of that input or buffer."""
+    signature = program.graph_signature
+    placeholders = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
+    buffers = {name: placeholder for placeholder, name in signature.inputs_to_buffers.items()}
+    orders = {}
+    for position, spec in enumerate(signature.output_specs):
+        if spec.kind is OutputKind.BUFFER_MUTATION:
+            target = placeholders.get(buffers.get(str(spec.target), ""))
+        elif spec.kind is OutputKind.USER_INPUT_MUTATION:
+            target = placeholders.get(str(spec.target))
+        else:
+            continue
+        if target is not None and isinstance(value := target.meta.get("val"), torch.Tensor):
+            orders[position] = _dim_order(value)
+    return orders
+
+
+def _update_output_names(program: ExportedProgram) -> None:
+    values: Any = program.graph.output_node().args[0]
+    for spec, value in zip(program.graph_signature.output_specs, values, strict=True):
+        if isinstance(value, fx.Node) and spec.arg.name != value.name:
+            spec.arg = TensorArgument(name=value.name)
+
+
+def _name(node: fx.Node) -> str:
+    """Name of an operator without its overload, for example ``aten::add``."""
+    overload = overload_of(node.target)
+    return "" if overload is None else overload.name().split(".")[0]
+
+
+def _handles_layouts(node: fx.Node) -> bool:
+    """Whether an operator reads and writes tensors of any dim order, or of those that its lowering has chosen."""
+    name = _name(node)
+    is_kernel = name.partition("::")[0] in _KERNEL_NAMESPACES and name not in _ELEMENTWISE
+    return is_kernel or name in _LAYOUT_COPIES or node.target in (executorch_call_delegate, memory.alloc)
+
+
+def _dim_order(value: torch.Tensor) -> _DimOrder:
+    """The dim order that ExecuTorch's emitter writes for a tensor; contiguous for an expanded tensor."""
+    if any(isinstance(stride, int) and stride == 0 for stride in value.stride()):
+        return tuple(range(value.dim()))
+    return tuple(map(int, dim_order_from_stride(value.stride())))
+
+
+def _target_order(node: fx.Node) -> _DimOrder:
+    """The dim order of a layout copy's result."""
+    order: Any = node.kwargs.get("dim_order")
+    return tuple(order) if order else _dim_order(node.meta["val"])
+
+
+def _has_other_order(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and _dim_order(value) != tuple(range(value.dim()))
+
+
+def _contiguous_order(node: fx.Node) -> _DimOrder:
+    return tuple(range(node.meta["val"].dim()))
+
+
+def _lay_out(value: torch.Tensor, order: _DimOrder) -> torch.Tensor:
+    """An example of the same shape and dtype in a dim order."""
+    stored = torch.empty_like(value.permute(order), memory_format=torch.contiguous_format)
+    return stored.permute([order.index(axis) for axis in range(len(order))])
+
+
+def _set_contiguous(node: fx.Node) -> None:
+    """Set the metadata of a node's result to contiguous tensors."""
+    node.meta["val"] = pytree.tree_map_only(
+        torch.Tensor, lambda x: torch.empty_like(x, memory_format=torch.contiguous_format), node.meta["val"]
+    )
