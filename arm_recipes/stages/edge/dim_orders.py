@@ -18,12 +18,12 @@ from executorch.exir.delegate import executorch_call_delegate
 from executorch.exir.dialects._ops import ops as exir_ops
 from executorch.exir.tensor import TensorSpec, dim_order_from_stride
 from torch import fx
-from torch.export.graph_signature import OutputKind, TensorArgument
+from torch.export.graph_signature import OutputKind
 from torch.utils import _pytree as pytree
 
 from arm_backend_core.cortex_m.kernels.registry import LIBRARY_NAMESPACE, NAMESPACE
 from arm_backend_core.nodes import operator_name, overload_of, source_location
-from arm_backend_core.program import store_of
+from arm_backend_core.program import store_of, update_output_names
 from arm_recipes._internal.messages import ExportError
 
 #: Dimensions from the outermost in memory to the innermost.
@@ -56,7 +56,7 @@ def legalize_dim_orders(manager: EdgeProgramManager) -> Sequence[Any]:
         _store_constants_contiguous(program)
         module, *loop_bodies = _graph_modules(program.graph_module)
         _legalize(module, _mutated_orders(program))
-        _update_output_names(program)
+        update_output_names(program)
         for body in loop_bodies:
             _legalize(body, {})
     return []
@@ -242,13 +242,6 @@ def _mutated_orders(program: ExportedProgram) -> dict[int, _DimOrder]:
         if target is not None and isinstance(value := target.meta.get("val"), torch.Tensor):
             orders[position] = _dim_order(value)
     return orders
-
-
-def _update_output_names(program: ExportedProgram) -> None:
-    values: Any = program.graph.output_node().args[0]
-    for spec, value in zip(program.graph_signature.output_specs, values, strict=True):
-        if isinstance(value, fx.Node) and spec.arg.name != value.name:
-            spec.arg = TensorArgument(name=value.name)
 
 
 def _name(node: fx.Node) -> str:
