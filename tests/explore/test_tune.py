@@ -472,6 +472,7 @@ def test_what_is_left_of_a_budget_is_filled() -> None:
     assert path.select_affordable(rest, float("inf")) == rest
 
 
+@pytest.mark.verify
 def test_on_a_cortex_m_float_modules_cost_cycles_and_gain_accuracy(folder: Path) -> None:
     recipe = _recipe(ArmRecipeType.CORTEX_M_INT8, cpu="cortex-m4")
     result = tune(Uneven().eval(), recipe, _samples(), budget={"cycles": 3.0}, cache_dir=folder)

@@ -76,6 +76,7 @@ def test_the_board_is_shown(saved: dict[str, Firmware]) -> None:
     assert "| `.arm_model_pte` | not published |" in _text(saved["himax"], "README.md")
 
 
+@pytest.mark.verify
 def test_a_program_in_the_memories_of_corstone_300_runs_on_a_cortex_m55(
     saved: dict[str, Firmware], tmp_path: Path
 ) -> None:
@@ -117,6 +118,7 @@ def test_the_link_fails_if_the_npu_does_not_reach_its_scratch(saved: dict[str, F
         run([*command, "-Wl,--defsym=SIZE=0xfffe0"])
 
 
+@pytest.mark.verify
 def test_the_preset_builds_the_libraries_of_the_board(
     saved: dict[str, Firmware], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
