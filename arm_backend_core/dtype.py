@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     import numpy as np
 
 
+#: Zero point of uint8 minus the zero point of int8, for one scale: an integer x of uint8 is x - 128 in int8.
+UINT8_OFFSET = 128
+
+
 class DType(Enum):
     """TOSA element types that this compiler produces (TOSA 1.0, section 1.8; the last four: draft of 1.1)."""
 

@@ -109,9 +109,11 @@ def export(
     check_recipe(recipe)
     if output is not None:
         check_writable(output)
-    from arm_recipes.comparison.expected_accuracy import measure_expected_accuracy, separate_labels  # the compiler
+    labelled = None
+    if labels is not None or metric is not None:
+        from arm_recipes.comparison.expected_accuracy import separate_labels
 
-    labelled = separate_labels(model, samples, labels, metric, sizes)
+        labelled = separate_labels(model, samples, labels, metric, sizes)
     artifact = run_export(
         model if labelled is None else labelled.models,
         recipe,
@@ -126,6 +128,8 @@ def export(
         progress=progress,
     )
     if labelled is not None:
+        from arm_recipes.comparison.expected_accuracy import measure_expected_accuracy
+
         accuracy = measure_expected_accuracy(artifact, labelled)
         artifact.report = replace(artifact.report, accuracy=accuracy)
     result = ExportResult.from_artifact(artifact)

@@ -12,6 +12,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
+from arm_backend_core.dtype import UINT8_OFFSET
 from arm_backend_core.nodes import is_dequantize, is_quantize
 from arm_backend_core.program import copy_program, user_inputs
 
@@ -67,7 +68,7 @@ def _insert_uint8(node: Node) -> None:
     """Insert a quantize operator to uint8 and a dequantize operator between an input and its quantize operators."""
     readers = list(node.users)
     scale, *integers, _ = cast(tuple[Any, ...], readers[0].args[1:])
-    parameters = (scale, *(number + _UINT8_OFFSET for number in integers), torch.uint8)
+    parameters = (scale, *(number + UINT8_OFFSET for number in integers), torch.uint8)
     operators = torch.ops.quantized_decomposed  # registered, because the graph has some of them
     graph, place, value = node.graph, _last_input_after(node), node.meta["val"]
     with graph.inserting_after(place):
@@ -78,10 +79,6 @@ def _insert_uint8(node: Node) -> None:
     dequantized.meta = {**readers[0].meta, "val": torch.empty_like(value)}
     for reader in readers:
         reader.replace_input_with(node, dequantized)
-
-
-#: Zero point of uint8 minus that of int8 with the same scale.
-_UINT8_OFFSET = 128
 
 
 def _has_several_scales(node: Node) -> bool:

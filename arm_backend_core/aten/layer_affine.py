@@ -157,7 +157,7 @@ def fold_into_reader(constants: Constants, node: Node, layer: Node, affine: Chan
         return "the convolution after it pads with zeros, which are not zeros of its operand"
     if gain is not None and not gain.abs().max() <= _MAX_GAIN_RATIO * gain.abs().min():
         return (
-            f"its gains differ by more than a factor of {_MAX_GAIN_RATIO:g}, which the int8 weights after it must bear"
+            f"its gains differ by more than a factor of {_MAX_GAIN_RATIO:g}: the int8 weights after it would lose bits"
         )
     value = constants.value(weight)
     shift = None if bias is None else constants.value(bias)

@@ -15,14 +15,13 @@ import torch
 from torch.fx import Graph, Node
 
 from arm_backend_core.cortex_m.emitter import Emitter
+from arm_backend_core.dtype import UINT8_OFFSET
 from arm_backend_core.nodes import first_result, is_dequantize, is_float, is_quantize
 from arm_backend_core.ops.catalog import is_cast
 
 aten = torch.ops.aten
 _DEQUANTIZE = torch.ops.quantized_decomposed.dequantize_per_tensor.default
 _INT8_LIMITS = (-128, 127, torch.int8)
-#: What the conversion of uint8 to int8 subtracts.
-_OFFSET = 128
 
 
 def casts_8_bits(node: Node) -> bool:
@@ -49,7 +48,7 @@ def dequantize_from_int8(graph: Graph, emit: Emitter) -> None:
         if source not in signed:
             signed[source] = _to_int8(source, node, emit)
         if _dtype(source) is torch.uint8:
-            zero_point -= _OFFSET
+            zero_point -= UINT8_OFFSET
         node.target, node.kwargs = _DEQUANTIZE, {}
         node.args = (signed[source], scale, zero_point, *_INT8_LIMITS)
         node.meta = {**node.meta, "val": node.meta["val"].contiguous()}
@@ -76,7 +75,8 @@ def _to_int8(source: Node, reader: Node, emit: Emitter) -> Node:
     bits = emit.call(aten._to_copy.default, source, dtype=torch.int8, memory_format=torch.contiguous_format)
     if value.dtype is torch.int8:
         return bits
-    flipped = np.roll(np.arange(-_OFFSET, _OFFSET), _OFFSET).astype(np.int8)  # the first entry is for -128
+    # The first entry of the table is for -128.
+    flipped = np.roll(np.arange(-UINT8_OFFSET, UINT8_OFFSET), UINT8_OFFSET).astype(np.int8)
     return emit.kernel("quantized_activation", bits, emit.constant(flipped, "table"))
 
 

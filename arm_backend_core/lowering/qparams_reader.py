@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.fx import Node
 
-from arm_backend_core.dtype import DType
+from arm_backend_core.dtype import UINT8_OFFSET, DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.fusion.rules import find_merged_consumers, infer_operand_qparams
 from arm_backend_core.nodes import overload_of
@@ -53,7 +53,7 @@ class QParamsReader:
         if overload_of(node.target).name().split(".")[0].endswith("per_channel"):  # type: ignore[union-attr]
             return self.read(node)  # refuses uint8
         _, scale, zero_point, qmin, qmax = node.args[:5]
-        low, high, zero = (int(self._array(x)) - 128 for x in (qmin, qmax, zero_point))
+        low, high, zero = (int(self._array(x)) - UINT8_OFFSET for x in (qmin, qmax, zero_point))
         return QParams(float(self._array(scale)), zero, DType.INT8, low, high)
 
     def read_result(self, node: Node) -> QParams | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch.fx import Node
 
-from arm_backend_core.dtype import DType
+from arm_backend_core.dtype import UINT8_OFFSET, DType
 from arm_backend_core.nodes import first_result, is_float
 from arm_backend_core.ops.operands import Tensor, dtype_of
 from arm_backend_core.ops.registry import Record
@@ -19,10 +19,8 @@ from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
 
-#: What is subtracted from uint8.
-OFFSET = 128
 #: Parameters of a uint8 tensor whose integers are the numbers that it represents, after the subtraction.
-_PLAIN = QParams(1.0, -OFFSET, DType.INT8, *DType.INT8.range)
+_PLAIN = QParams(1.0, -UINT8_OFFSET, DType.INT8, *DType.INT8.range)
 
 
 def is_uint8(node: Node) -> bool:
@@ -32,7 +30,7 @@ def is_uint8(node: Node) -> bool:
 
 def to_signed(builder: Builder, bits: Value) -> Tensor:
     """Convert the bits of a uint8 tensor to a quantized int8 tensor of the same numbers."""
-    return Tensor(builder.rescale(bits, DType.INT8, 1.0, OFFSET, input_unsigned=True), _PLAIN)
+    return Tensor(builder.rescale(bits, DType.INT8, 1.0, UINT8_OFFSET, input_unsigned=True), _PLAIN)
 
 
 def require_signed_operands(node: Node, record: Record, target: Target) -> None:

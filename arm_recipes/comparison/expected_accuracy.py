@@ -44,15 +44,13 @@ class LabelledSamples:
 
 def separate_labels(
     model: Model, samples: Samples | None, labels: Labels | bool | None, metric: Metric | None, sizes: Sizes | None
-) -> LabelledSamples | None:
-    """Separate the samples of an export from their labels; None without labels and metric.
+) -> LabelledSamples:
+    """Separate the samples of an export from their labels. ``labels``, ``metric`` or both are not None.
 
     Raises:
         ValueError: the model has several methods, there are no samples, or ``labels`` or ``metric`` is invalid.
     """
     check_metric(metric)
-    if labels is None and metric is None:
-        return None
     name = "metric" if labels is None else "labels"
     if labels is False:
         raise ValueError("labels=False: give class labels, True for the labels in the samples, or None")

@@ -133,19 +133,17 @@ def plan_shared_scratch(
 
     separate = greedy(alignment, specs, graph_module, graph_signature, extra_padding)
     calls = list(_plannable_calls(graph_module, specs))
-    _record_scratches(calls, {})
-    if not calls or not _has_one_memory(specs):
-        return separate
-    plan = _smallest_plan(calls, specs, alignment)
-    separate_bytes = sum(separate.bufsizes) + max(call.scratch_bytes for call in calls)
-    if plan.size + extra_padding >= separate_bytes or not _is_one_scratch_per_delegate(calls, plan.scratches):
+    plan = _smallest_plan(calls, specs, alignment) if calls and _has_one_memory(specs) else None
+    separate_bytes = sum(separate.bufsizes) + max((call.scratch_bytes for call in calls), default=0)
+    if plan is None or plan.size + extra_padding >= separate_bytes or not _has_one_argument_each(calls, plan.scratches):
+        _record_scratches(calls, {})
         return separate
     _record_scratches(calls, plan.scratches)
     results = {spec: SpecAllocResult(_MEM_ID, 0, plan.offset_of(spec)) for spec in specs}
     return MemoryAlgoResult(results, [0, plan.size + extra_padding])
 
 
-def _is_one_scratch_per_delegate(calls: Iterable[_Call], scratches: Mapping[int, PlannedScratch]) -> bool:
+def _has_one_argument_each(calls: Iterable[_Call], scratches: Mapping[int, PlannedScratch]) -> bool:
     """Whether each call has a planned scratch, and all calls of one delegate locate it by the same argument."""
     arguments: dict[int, int] = {}
     return all(

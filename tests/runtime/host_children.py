@@ -21,7 +21,7 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
     ["arm_recipes.runtime.program", "executorch.kernels.quantized", "executorch.runtime", "tests.runtime.host_children"]
 )
-#: After this time, a child process is taken to hang. Some compile C++ while other tests do, too.
+#: Timeout of a child process. Some compile C++ at the same time as other tests.
 _SECONDS = 300.0
 
 

@@ -133,10 +133,10 @@ def test_lookups_take_integers(name: str, lookup: Callable[[Tensor, Tensor], Ten
     manager = to_edge_transform_and_lower(program, compile_config=EdgeCompileConfig(_check_ir_validity=False))
     assert edge_manager.look_up_integers(manager) == []
     nodes = list(manager.exported_program().graph.nodes)
-    (taken,) = (node for node in nodes if f"aten_{name}_" in node.name)
+    (lookup_node,) = (node for node in nodes if f"aten_{name}_" in node.name)
     (dequantize,) = (node for node in nodes if "dequantize" in str(node.target))
-    assert dequantize.args[0] is taken
-    assert taken.meta["val"].dtype is torch.int8
+    assert dequantize.args[0] is lookup_node
+    assert lookup_node.meta["val"].dtype is torch.int8
     method = portable_lib._load_for_executorch_from_buffer(manager.to_executorch().buffer)
-    for seen, expected in zip(method.run_method("forward", (index,)), Lookup(lookup)(index), strict=True):
-        assert torch.equal(seen, expected)
+    for result, expected in zip(method.run_method("forward", (index,)), Lookup(lookup)(index), strict=True):
+        assert torch.equal(result, expected)

@@ -182,7 +182,7 @@ class _Rewriter:
         if not self._is_int8(chain):
             return "int8 weights beside int16 activations, or 4-bit weights, would lose accuracy by its gains"
         if chain.is_trained:
-            return "training changes its gains, which the weights of the layer after it must bear"
+            return "training changes its gains, and the int8 weights of the layer after it may lose bits"
         reason = fold_into_reader(self.constants, chain.last, layer, chain.affine)
         if reason is None:
             _replace(chain, chain.source)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from arm_backend_core.dtype import DType
+from arm_backend_core.dtype import UINT8_OFFSET, DType
 from arm_backend_core.tosa.graph import Op, Value, constant
 from arm_backend_core.tosa.passes.rewrite import Rewriter, RewriteRule, has_constant_weights, producer
 
@@ -134,7 +134,7 @@ def _merge_unsigned_rescale(inner: Op, op: Op, rewriter: Rewriter) -> Value | No
     Both subtract the same number from the same integers, so that the values before the multiplication are equal.
     """
     offset = inner.attrs["input_zp"] - inner.attrs["output_zp"]
-    saturates = offset != 128 or rescale_factors(inner).tolist() != [1.0]
+    saturates = offset != UINT8_OFFSET or rescale_factors(inner).tolist() != [1.0]
     zero_point = offset + op.attrs["input_zp"]
     if saturates or op.output.dtype is DType.INT32 or not 0 <= zero_point <= 255:
         return None

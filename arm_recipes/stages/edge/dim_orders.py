@@ -23,11 +23,9 @@ from torch.utils import _pytree as pytree
 
 from arm_backend_core.cortex_m.kernels.registry import LIBRARY_NAMESPACE, NAMESPACE
 from arm_backend_core.nodes import operator_name, overload_of, source_location
+from arm_backend_core.permutation import Layout, identity, inverse
 from arm_backend_core.program import store_of, update_output_names
 from arm_recipes._internal.messages import ExportError
-
-#: Dimensions from the outermost in memory to the innermost.
-_DimOrder = tuple[int, ...]
 
 _COPY = exir_ops.edge.dim_order_ops._to_dim_order_copy.default
 #: Operators that convert between dim orders.
@@ -106,7 +104,7 @@ def _tensor_specs(node: fx.Node) -> list[TensorSpec]:
     return [spec for spec in pytree.tree_leaves(node.meta.get("spec")) if isinstance(spec, TensorSpec)]
 
 
-def _without_unit_dimensions(spec: TensorSpec) -> _DimOrder:
+def _without_unit_dimensions(spec: TensorSpec) -> Layout:
     """The dim order without dimensions of size 1, which do not change the layout."""
     return tuple(axis for axis in map(int, spec.dim_order) if spec.shape[axis] != 1)
 
@@ -120,7 +118,7 @@ def _graph_modules(module: fx.GraphModule) -> Iterator[fx.GraphModule]:
             yield from _graph_modules(body)
 
 
-def _legalize(module: fx.GraphModule, output_orders: dict[int, _DimOrder]) -> None:
+def _legalize(module: fx.GraphModule, output_orders: dict[int, Layout]) -> None:
     """Insert layout copies.
 
     Args:
@@ -152,8 +150,8 @@ class _LayoutCopies:
     def __init__(self, graph: fx.Graph) -> None:
         self.changed = False
         self._graph = graph
-        self._copies: dict[tuple[fx.Node, _DimOrder], fx.Node] = {}
-        self._former_orders: dict[fx.Node, _DimOrder | None] = {}  #: of results that are contiguous now
+        self._copies: dict[tuple[fx.Node, Layout], fx.Node] = {}
+        self._former_orders: dict[fx.Node, Layout | None] = {}  #: of results that are contiguous now
 
     def convert_operands(self, node: fx.Node) -> None:
         """Convert the operands of a CPU operator to contiguous, and update the metadata of its result.
@@ -186,7 +184,7 @@ class _LayoutCopies:
         self._former_orders[node] = _dim_order(value) if isinstance(value, torch.Tensor) else None
         _set_contiguous(node)
 
-    def convert(self, node: fx.Node, order: _DimOrder) -> fx.Node:
+    def convert(self, node: fx.Node, order: Layout) -> fx.Node:
         """The tensor ``node`` in a dim order: itself, or a layout copy."""
         value = node.meta.get("val")
         if not isinstance(value, torch.Tensor) or value.dim() != len(order) or _dim_order(value) == order:
@@ -196,7 +194,7 @@ class _LayoutCopies:
             self._copies[node, order] = self._insert_copy(node, order)
         return self._copies[node, order]
 
-    def _insert_copy(self, node: fx.Node, order: _DimOrder) -> fx.Node:
+    def _insert_copy(self, node: fx.Node, order: Layout) -> fx.Node:
         position = node
         while position.op == "placeholder" and position.next.op == "placeholder":
             position = position.next
@@ -226,7 +224,7 @@ def _store_constants_contiguous(program: ExportedProgram) -> None:
             _set_contiguous(node)
 
 
-def _mutated_orders(program: ExportedProgram) -> dict[int, _DimOrder]:
+def _mutated_orders(program: ExportedProgram) -> dict[int, Layout]:
     """Position of the new value of a mutated input or buffer -> dim order of that input or buffer."""
     signature = program.graph_signature
     placeholders = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
@@ -257,14 +255,14 @@ def _handles_layouts(node: fx.Node) -> bool:
     return is_kernel or name in _LAYOUT_COPIES or node.target in (executorch_call_delegate, memory.alloc)
 
 
-def _dim_order(value: torch.Tensor) -> _DimOrder:
+def _dim_order(value: torch.Tensor) -> Layout:
     """The dim order that ExecuTorch's emitter writes for a tensor; contiguous for an expanded tensor."""
     if any(isinstance(stride, int) and stride == 0 for stride in value.stride()):
-        return tuple(range(value.dim()))
+        return identity(value.dim())
     return tuple(map(int, dim_order_from_stride(value.stride())))
 
 
-def _target_order(node: fx.Node) -> _DimOrder:
+def _target_order(node: fx.Node) -> Layout:
     """The dim order of a layout copy's result."""
     order: Any = node.kwargs.get("dim_order")
     return tuple(order) if order else _dim_order(node.meta["val"])
@@ -272,17 +270,17 @@ def _target_order(node: fx.Node) -> _DimOrder:
 
 def _has_other_order(node: fx.Node) -> bool:
     value = node.meta.get("val")
-    return isinstance(value, torch.Tensor) and _dim_order(value) != tuple(range(value.dim()))
+    return isinstance(value, torch.Tensor) and _dim_order(value) != identity(value.dim())
 
 
-def _contiguous_order(node: fx.Node) -> _DimOrder:
-    return tuple(range(node.meta["val"].dim()))
+def _contiguous_order(node: fx.Node) -> Layout:
+    return identity(node.meta["val"].dim())
 
 
-def _lay_out(value: torch.Tensor, order: _DimOrder) -> torch.Tensor:
+def _lay_out(value: torch.Tensor, order: Layout) -> torch.Tensor:
     """An example of the same shape and dtype in a dim order."""
     stored = torch.empty_like(value.permute(order), memory_format=torch.contiguous_format)
-    return stored.permute([order.index(axis) for axis in range(len(order))])
+    return stored.permute(inverse(order))
 
 
 def _set_contiguous(node: fx.Node) -> None:
