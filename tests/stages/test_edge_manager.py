@@ -92,9 +92,18 @@ class ScaledAddition(nn.Module):
         return torch.add(x, y, alpha=2), torch.add(y, x, alpha=2), torch.add(x[0], y, alpha=0.5), x + y
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_a_scaled_addition_on_the_cpu_scales_the_second_operand(dtype: torch.dtype) -> None:
-    inputs = (torch.tensor([3.0], dtype=dtype), torch.arange(8, dtype=dtype).reshape(2, 4))
+@pytest.mark.parametrize(
+    ("dtype", "other"),
+    [
+        (torch.float32, torch.float32),
+        (torch.bfloat16, torch.bfloat16),
+        (torch.float64, torch.float64),
+        (torch.float32, torch.int64),  # alpha is no integer
+        (torch.float32, torch.float16),
+    ],
+)
+def test_a_scaled_addition_on_the_cpu_scales_the_second_operand(dtype: torch.dtype, other: torch.dtype) -> None:
+    inputs = (torch.tensor([3.0], dtype=dtype), torch.arange(8, dtype=other).reshape(2, 4))
     program = torch.export.export(ScaledAddition(), inputs)
     manager = to_edge_transform_and_lower(program, compile_config=EdgeCompileConfig(_check_ir_validity=False))
     assert edge_manager.lower_scaled_addition(manager) == []

@@ -99,7 +99,7 @@ def lower_integer_remainder(manager: EdgeProgramManager) -> Sequence[Any]:
 def lower_scaled_addition(manager: EdgeProgramManager) -> Sequence[Any]:
     """Rewrite x + alpha * y on the CPU to a product and a sum if x has one element and y has several.
 
-    ExecuTorch's optimized ``add`` kernel scales x then, not y.
+    ExecuTorch's optimized ``add`` kernel scales x then, not y. Edge programs cast both operands to the result's type.
     """
     aten = exir_ops.edge.aten
     for method in manager.methods:
