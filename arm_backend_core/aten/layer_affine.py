@@ -56,6 +56,16 @@ class ChannelAffine:
         """Apply a function to gain and offset."""
         return ChannelAffine(*(None if x is None else function(x) for x in (self.gain, self.offset)))
 
+    def followed_by(self, other: ChannelAffine) -> ChannelAffine:
+        """The function that applies ``other`` to the result of this one."""
+        gain, offset = self.gain, self.offset
+        if other.gain is not None:
+            gain = other.gain if gain is None else gain * other.gain
+            offset = None if offset is None else offset * other.gain
+        if other.offset is not None:
+            offset = other.offset if offset is None else offset + other.offset
+        return ChannelAffine(gain, offset)
+
 
 def fold_into_producer(constants: Constants, layer: Node, affine: ChannelAffine, axis: int = 1) -> str | None:
     """Fold an affine function of the result of ``layer`` into its weight and bias.
@@ -76,8 +86,8 @@ def fold_into_producer(constants: Constants, layer: Node, affine: ChannelAffine,
         return "other operators read its operand"
     weight: Any = layer.args[record.weight]
     bias: Any = layer.args[record.bias] if len(layer.args) > record.bias else None
-    if weight.op != "get_attr" or (bias is not None and bias.op != "get_attr"):
-        return "the layer before it has computed weights"
+    if not _are_fixed(constants, weight, bias):
+        return "the layer before it has weights that the graph computes or writes"
     result, kernel, weight_axis = layer.meta["val"], weight.meta["val"], record.weight_axis(layer)
     if axis % result.dim() != result.dim() - kernel.dim() + 1:
         return "its channels are not those of the layer before it"
@@ -92,6 +102,11 @@ def fold_into_producer(constants: Constants, layer: Node, affine: ChannelAffine,
     scaled = None if affine.gain is None else constants.value(weight) * affine.gain.reshape(shape)
     _set_parameters(constants, layer, weight, scaled, shift)
     return None
+
+
+def _are_fixed(constants: Constants, weight: Node, bias: Node | None) -> bool:
+    """Whether weight and bias are attributes that the graph does not write."""
+    return all(x.op == "get_attr" and x in constants for x in (weight, bias) if x is not None)
 
 
 def _set_parameters(
@@ -148,8 +163,8 @@ def fold_into_reader(constants: Constants, node: Node, layer: Node, affine: Chan
     """
     arguments, gain, offset = arguments_of(layer), affine.gain, affine.offset
     weight, bias = arguments["weight"], arguments["bias"]
-    if weight.op != "get_attr" or (bias is not None and bias.op != "get_attr"):
-        return "the layer after it has computed weights"
+    if not _are_fixed(constants, weight, bias):
+        return "the layer after it has weights that the graph computes or writes"
     kernel = weight.meta["val"]
     if arguments.get("transposed", False):
         return "the convolution after it is transposed"

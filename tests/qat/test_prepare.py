@@ -502,3 +502,47 @@ def test_errors_say_what_to_do() -> None:
     for name, call, kind, message in _errors():
         with pytest.raises(kind, match=message):
             raise AssertionError(f"{name}: {call()}")
+
+
+class _Permuted(nn.Module):
+    """Two functions of channels behind a batch norm, the second across a permutation: one layer has both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+        self.first = nn.Parameter(torch.tensor([0.5, 2.0, 3.0, -1.0]).reshape(4, 1, 1))
+        self.second, self.shift = nn.Parameter(torch.tensor([2.0, 0.25, 1.0, 3.0])), nn.Parameter(torch.arange(4.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.norm(self.conv(x)) * self.first).permute(0, 2, 3, 1) * self.second + self.shift
+
+
+def test_a_layer_with_two_functions_is_trained_with_both() -> None:
+    torch.manual_seed(0)
+    model, samples = _Permuted(), [(torch.randn(8, 3, 6, 6) * 3 + 1,) for _ in range(4)]
+    prepared = prepare_qat(copy.deepcopy(model), ExportRecipe.get_recipe(INT8), samples, progress=False)
+    prepared.train()
+    with torch.no_grad():
+        assert sqnr([model.train()(*samples[0])], [prepared(*samples[0])]) > 25
+
+
+def test_a_dropout_between_permutations_keeps_the_sum_behind_it() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.drop, self.shift = (
+                nn.Conv2d(3, 4, 3),
+                nn.Dropout(0.5),
+                nn.Buffer(torch.full((4, 1, 1), 10.0)),
+            )
+
+        def forward(self, x: Tensor) -> Tensor:
+            dropped: Tensor = self.drop(self.conv(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2) + self.shift
+            return dropped
+
+    torch.manual_seed(0)
+    samples: Samples = [(torch.randn(8, 3, 6, 6),) for _ in range(3)]
+    prepared = prepare_qat(Model(), ExportRecipe.get_recipe(INT8), samples, progress=False).train()
+    result = prepared(*samples[0])
+    assert ((result - 10).abs() < 0.05).float().mean() > 0.4
+    assert not (result == 0).any()

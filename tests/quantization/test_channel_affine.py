@@ -282,3 +282,29 @@ def test_layers_keep_module_and_line() -> None:
     (delegate,) = result.report.delegates
     origins = {origin.module for operator in delegate.origins for origin, _ in operator}
     assert {"first", "stem", "conv", "head"} <= origins
+
+
+class Decaying(nn.Module):
+    """A layer whose weight or bias the model writes, beside functions of channels."""
+
+    def __init__(self, written: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.written = written
+        self.weight, self.bias = nn.Buffer(torch.randn(4, 3, 1, 1)), nn.Buffer(torch.randn(4))
+        self.before, self.after = nn.Buffer(torch.rand(3, 1, 1) * 0.01 + 1), nn.Buffer(torch.rand(4, 1, 1) + 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Convolve with what the last call left."""
+        y = F.conv2d(x * self.before, self.weight, self.bias) * self.after
+        (self.weight if self.written == "weight" else self.bias).mul_(0.5)
+        return y
+
+
+@pytest.mark.parametrize("written", ["weight", "bias"])
+def test_weights_that_the_model_writes_stay_state(written: str) -> None:
+    samples = [(torch.randn(1, 3, 4, 4, generator=torch.Generator().manual_seed(seed)),) for seed in range(4)]
+    program = export(Decaying(written), ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8), samples).program()
+    model = Decaying(written)
+    for (x,) in samples[:3]:
+        assert sqnr([model(x)], [program.execute(x)[0]]) > 20

@@ -155,18 +155,20 @@ class _Rewriter:
         return self.config_of(layer) == self.config_of(chain.last)
 
     def _fold_into_producer(self, chain: Chain) -> str | None:
-        layer, axis = _trace_producer(chain)
+        path, axis = _trace_producer(chain)
+        layer = path[-1]
         if len(chain.source.users) != 1:
             return "other operators read its operand"
         if not self._is_quantized_alike(chain, layer):
             return "the layer before it is quantized differently"
         if TIMESTEP_SLOT in layer.meta:
             return "the layer before it is part of a recurrent layer"
-        if chain.affine.offset is not None and FEEDS_DROPOUT in (chain.source.meta.keys() | layer.meta.keys()):
+        if chain.affine.offset is not None and any(FEEDS_DROPOUT in node.meta for node in path):
             return "a dropout before it does not drop its offset"
         reason = fold_into_producer(self.constants, layer, chain.affine, axis)
         if reason is None:
-            layer.meta[FOLDED_AFFINE] = chain.affine
+            folded = layer.meta.get(FOLDED_AFFINE)
+            layer.meta[FOLDED_AFFINE] = chain.affine if folded is None else folded.followed_by(chain.affine)
             _replace(chain, chain.source)
         return reason
 
@@ -250,9 +252,14 @@ def _is_beside_convolution(chain: Chain) -> bool:
     return False
 
 
-def _trace_producer(chain: Chain) -> tuple[Node, int]:
-    """The node that computes the elements of the source, before permutations, and its dimension of the channels."""
+def _trace_producer(chain: Chain) -> tuple[list[Node], int]:
+    """Trace the source to the node that computes its elements, across permutations and copies.
+
+    Returns:
+        the nodes from the source to that one, and the dimension of the channels in the result of that one.
+    """
     node, axis = chain.source, chain.axis % chain.source.meta["val"].dim()
+    path = [node]
     while len(node.users) == 1 and node.target in (*COPIES, *_PERMUTATIONS):
         arguments: Any = node.args
         rank = node.meta["val"].dim()
@@ -262,7 +269,8 @@ def _trace_producer(chain: Chain) -> tuple[Node, int]:
             pair = [arguments[1] % rank, arguments[2] % rank]
             axis = pair[1 - pair.index(axis)] if axis in pair else axis
         node = arguments[0]
-    return node, axis
+        path.append(node)
+    return path, axis
 
 
 def _replace(chain: Chain, result: Node) -> None:
