@@ -6,6 +6,7 @@ import os
 from abc import ABC
 from collections.abc import Sequence
 from enum import Enum
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Self
 
@@ -159,7 +160,6 @@ class EthosUCompileSpec(ArmCompileSpec):
     Attributes:
         sram_budget: available bytes of SRAM, for "auto"; None for no limit.
         accelerator: Vela's name of the NPU.
-        configuration: the arguments as Vela's command line parser returns them.
 
     Raises:
         ValueError: an argument is wrong; the message names it, the reason, the allowed and the nearest value.
@@ -192,12 +192,15 @@ class EthosUCompileSpec(ArmCompileSpec):
         if optimise not in GOALS:
             raise ValueError(f"optimise={optimise!r}: unknown goal. Allowed: {', '.join(GOALS)}")
         flags = (*vela_config.split_flags(extra_flags or ()), *["--optimise=Size"] * (optimise == "size"))
-        self.configuration: Configuration = vela_config.configure(
-            npu, self.system_config, self.memory_mode, flags, config_file
-        )
+        vela_config.config_path(config_file)  # raises an exception for a path that cannot be read
         self.config_ini, self.search_alternatives, self.extra_flags = os.fspath(config_file), search_alternatives, flags
         self.sram_budget: int | None = None
-        self.optimise = "size" if "optimize=Size" in self.configuration.options else optimise
+        self._npu, self.optimise = npu, optimise
+        is_default = (self.system_config, self.memory_mode) == _DEFAULT_CONFIGS[npu.family]
+        if is_default and not extra_flags and config_file == DEFAULT_CONFIG_INI:
+            vela.prestart()  # all defaults are valid: Vela starts while the caller works
+        elif "optimize=Size" in self.configuration.options:
+            self.optimise = "size"
         super().__init__(
             Target(
                 npu.name, frozenset({"INT"}), _ETHOS_U_EXTENSIONS, npu.family, npu.macs, vela=vela.installed_release()
@@ -205,6 +208,13 @@ class EthosUCompileSpec(ArmCompileSpec):
             vela_config.command_line(npu, self.system_config, self.memory_mode, flags, self.config_ini),
         )
         self.isa = None if cpu is None else resolve_isa(cpu)
+
+    @cached_property
+    def configuration(self) -> Configuration:
+        """The arguments as Vela's command line parser returns them."""
+        from arm_backend_core.targets import vela_config
+
+        return vela_config.configure(self._npu, self.system_config, self.memory_mode, self.extra_flags, self.config_ini)
 
     def _entries(self) -> dict[str, str]:
         return {**super()._entries(), "target": self.accelerator}

@@ -35,6 +35,7 @@ class Hardware:
         writes_sram_only: the second AXI port is read-only, so activations must be in SRAM.
         max_kernel: largest extent of a window along one side.
         max_stride: Vela splits larger strides into one operation per window element.
+        macs: MACs per cycle of the variants that Vela compiles for.
         start_cycles: cycles until an operation's first result, from Vela's estimates of small operations.
         macs_per_result: number of multiplications that the hardware can execute while it writes one result.
         averages_by_convolution: the mean of a whole image takes fewer cycles as convolutions than as AVG_POOL2D
@@ -80,6 +81,7 @@ class Hardware:
     writes_sram_only: bool = False
     max_kernel: int = 64
     max_stride: int = 3
+    macs: tuple[int, ...] = ()
     start_cycles: int = 500
     macs_per_result: int = 128
     averages_by_convolution: bool = False
@@ -151,6 +153,7 @@ _U65 = Hardware(
     limits=U55_LIMITS,
     booleans=False,
     npu=True,
+    macs=(256, 512),
     averages_by_convolution=True,
     max_depthwise_size=1 << 14,
     sums_rescale_operands=True,
@@ -173,12 +176,13 @@ _U65 = Hardware(
         lost_axes, always=dict.fromkeys(("CONV3D", "TRANSPOSE_CONV2D", "MATMUL"), ALL_AXES), reduced=(-2,)
     ),
 )
-_U55 = replace(_U65, writes_sram_only=True, copies_constants_from={(5, 2): 2})
+_U55 = replace(_U65, macs=(32, 64, 128, 256), writes_sram_only=True, copies_constants_from={(5, 2): 2})
 _U85 = Hardware(
     # int8 and int16 are omitted: Vela shifts in copies of the sign bit (``narrow_shift``).
     types={"LOGICAL_RIGHT_SHIFT": (DType.INT32,)},
     limits=U85_LIMITS,
     npu=True,
+    macs=(128, 256, 512, 1024, 2048),
     macs_per_result=64,
     transposes_by_convolution=True,
     slow_weights_max_macs=256,

@@ -1,7 +1,7 @@
 """NPUs, system configurations, memory modes and flags that the installed Vela supports, and their validation.
 
-The lists come from Vela. Two rules are added for combinations that Vela accepts but the hardware does not support.
-Comments mark these rules.
+The system configurations, memory modes and flags come from Vela. Two rules are added for combinations that Vela accepts
+but the hardware does not support. Comments mark these rules.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from arm_backend_core.similar_names import format_suggestion, suggest_name
-from arm_backend_core.targets.hardware import HARDWARE
+from arm_backend_core.targets.hardware import ETHOS_U_FAMILIES, HARDWARE
 from arm_backend_core.workers import vela
 from arm_backend_core.workers.vela import Configuration
 
@@ -47,9 +47,13 @@ class Npu:
 
 
 def list_npus() -> tuple[Npu, ...]:
-    """All NPUs that the installed Vela compiles for."""
-    parsed = (name.rsplit("-", 1) for name in vela.query_capabilities().accelerators)
-    return tuple(Npu(family, int(macs)) for family, macs in parsed)
+    """All NPUs that the installed Vela compiles for: the same in all supported releases.
+
+    Raises:
+        ArmBackendError: Vela is not installed, or its release is not supported.
+    """
+    vela.installed_release()
+    return tuple(Npu(family, macs) for family in ETHOS_U_FAMILIES for macs in HARDWARE[family].macs)
 
 
 def list_families() -> tuple[str, ...]:
@@ -97,7 +101,7 @@ def shipped_configs() -> tuple[str, ...]:
 
 
 def _shipped_paths() -> dict[str, Path]:
-    folders = (Path(__file__).parent / "config_files", Path(vela.query_capabilities().config_files))
+    folders = (Path(__file__).parent / "config_files", vela.config_folder())
     return {path.relative_to(folder).as_posix(): path for folder in folders for path in folder.glob("*/*.ini")}
 
 

@@ -1,12 +1,12 @@
-"""Vela client: query capabilities, check command lines and compile, in a worker process."""
+"""Vela client: check command lines and compile, in a worker process."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as _version_of
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +34,6 @@ class InvalidFlagsError(ValueError):
 
 class InvalidConfigurationError(ValueError):
     """Vela rejected the combination of accelerator, system configuration and memory mode."""
-
-
-@dataclass(frozen=True)
-class VelaCapabilities:
-    """Capabilities of the installed Vela: accelerator names, and the folder of its configuration files."""
-
-    accelerators: tuple[str, ...]
-    config_files: str
 
 
 @dataclass(frozen=True)
@@ -114,16 +106,16 @@ def _format_import_error(reason: str) -> str:
     )
 
 
-@lru_cache(maxsize=1)
-def query_capabilities() -> VelaCapabilities:
-    """Query the capabilities of the installed Vela.
+def config_folder() -> Path:
+    """The folder of the configuration files in the installed Vela.
 
     Raises:
-        ArmBackendError: Vela is not installed, its release is not supported, or it does not start.
+        ArmBackendError: there is no module ``ethosu.vela``.
     """
-    installed_release()
-    answer = _query("describe")
-    return VelaCapabilities(tuple(answer["accelerators"]), answer["config_files"])
+    spec = find_spec("ethosu.vela")
+    if spec is None or spec.origin is None:
+        raise ArmBackendError(_format_import_error("no module ethosu.vela"))
+    return Path(spec.origin).parents[1] / "config_files"
 
 
 def configure(argv: tuple[str, ...]) -> Configuration:

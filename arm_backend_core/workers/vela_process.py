@@ -50,16 +50,6 @@ class _Parser(argparse.ArgumentParser):
             ) from None
 
 
-def describe() -> dict[str, Any]:
-    """Capabilities of the installed Vela: accelerator names and the folder of its configuration files."""
-    from ethosu.vela import architecture_features
-
-    return {
-        "accelerators": architecture_features.Accelerator.member_list(),
-        "config_files": architecture_features.CONFIG_FILES_PATH,
-    }
-
-
 def resolve_flags(argv: list[str]) -> dict[str, Any]:
     """Translate ``argv`` with Vela's command line to the arguments of its C++ core, without compiling."""
     from ethosu.vela import vela
@@ -157,7 +147,6 @@ def _prepare() -> None:
 
 if __name__ == "__main__":
     functions: dict[str, Callable[..., object]] = {
-        "describe": describe,
         "resolve_flags": resolve_flags,
         "compile": compile_tosa,
         "split_weights": split_weights,

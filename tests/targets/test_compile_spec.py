@@ -70,10 +70,17 @@ def test_defaults_per_family(target: str, system_config: str, memory_mode: str) 
     assert {"int16", "int4"} <= spec.target.extensions
 
 
-def test_every_npu_of_vela_is_accepted() -> None:
-    assert vela_config.list_macs("ethos-u55") == (32, 64, 128, 256)
+def test_every_npu_of_vela_is_accepted_with_its_defaults() -> None:
+    from ethosu.vela import architecture_features
+
+    assert [npu.name for npu in vela_config.list_npus()] == architecture_features.Accelerator.member_list()
     for npu in vela_config.list_npus():
-        assert EthosUCompileSpec(npu.name.upper()).accelerator == npu.name
+        spec = EthosUCompileSpec(npu.name.upper())
+        assert spec.accelerator == npu.name
+        assert spec.configuration.core_clock > 0  # Vela accepts the defaults, which the constructor does not check
+        assert spec.configuration == vela_config.configure(
+            npu, spec.system_config, spec.memory_mode, spec.extra_flags, spec.config_ini
+        )
 
 
 def test_own_config_file(board: str) -> None:

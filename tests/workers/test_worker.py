@@ -143,8 +143,7 @@ def test_interrupt_does_not_mix_up_answers(worker: Worker, monkeypatch: pytest.M
 
 
 def test_vela_process_is_small_and_separate() -> None:
-    EthosUCompileSpec("ethos-u55-128")
-    vela.prestart()
+    EthosUCompileSpec("ethos-u55-128")  # starts the process
     pid = vela._worker.pid
     assert pid not in (None, os.getpid())
     assert "libtorch" not in Path(f"/proc/{pid}/maps").read_text()
