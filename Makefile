@@ -18,6 +18,7 @@ MINUTES ?= 10
 TARGET ?=
 SEED ?= 0
 GOLDEN ?=
+PARTS ?=
 REVISION = $(shell git describe --always --dirty)
 
 # What Debian has and PyPI has not: a Vulkan driver for the CPU and a loader that is new enough for it (the one in
@@ -28,14 +29,10 @@ DEBIAN_TEST := ccache cmake clang libclang-rt-dev gcc-arm-none-eabi libnewlib-ar
   qemu-system-arm chromium
 
 # The release of Vela that tests and records are of: by default that of the environment. Another one is installed beside
-# it, without a whole environment, and found first. What depends on it is named here once: make verify runs this with
-# the older release, and make test a small part of it.
+# it, without a whole environment, and found first. make test runs a small part of what depends on it with the older
+# release, make verify (tests/verify.py) all of it.
 VELA ?=
 OLDER := 5.1
-VELA_TESTS := tests/backends/test_ethosu.py tests/models tests/alternatives/test_size_or_speed.py tests/targets/test_vela_config.py \
-  tests/runtime/test_ethosu.py tests/runtime/test_ethosu_emulator.py tests/runtime/test_access_checker.py \
-  tests/backends/test_ethosu_weights.py tests/alternatives/test_chooser.py tests/targets tests/tosa/test_hardware_passes.py \
-  tests/tosa/test_legality.py tests/tosa/test_vela_workarounds.py tests/ops/test_ops.py
 ONE_JOB := tests/backends/test_ethosu.py tests/runtime/test_ethosu_emulator.py::test_vela_bugs tests/targets
 vela = $(if $(1),PYTHONPATH=$(CURDIR)/build/vela-$(1))
 
@@ -75,15 +72,11 @@ fuzz: debian $(READY_TEST)
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) --seed $(SEED) --workers $(WORKERS) \
 	  $(if $(TARGET),--target $(TARGET)) --record build/fuzz/$(REVISION)
 
-# With GOLDEN=folder also programs that others made, with their results: see tests/golden.py.
+# All checks of a release, in parts that are run once at each commit: see tests/verify.py. PARTS="golden fuzz" selects
+# some. With GOLDEN=folder also programs that others made, with their results: see tests/golden.py.
 verify: debian-test $(READY_TEST) build/vela-$(OLDER)
-	scripts/lint_cpp.sh $(BIN) vgf
-	$(if $(GOLDEN),$(BIN)/python -m tests.golden $(GOLDEN))
-	$(call vela,$(OLDER)) $(BIN)/python -m pytest -n $(WORKERS) -q $(VELA_TESTS)
-	$(call vela,$(OLDER)) $(BIN)/python -m pytest -n $(WORKERS) -q tests/models -m verify --verify
-	$(BIN)/python -m pytest -n $(WORKERS) -q -m verify --verify
-	$(BIN)/python -m tests.tosa.conformance --record build/conformance/$(REVISION)
-	$(BIN)/python -m tests.fuzz --verify --seed $(SEED) --workers $(WORKERS) --record build/fuzz/$(REVISION)
+	$(BIN)/python -m tests.verify --workers $(WORKERS) --seed $(SEED) --older-vela $(OLDER) \
+	  $(if $(GOLDEN),--golden $(GOLDEN)) $(if $(PARTS),--parts $(PARTS))
 
 lint: lint-types lint-python lint-cpp
 
