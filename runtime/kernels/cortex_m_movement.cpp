@@ -49,7 +49,8 @@ Tensor& transpose_out(KernelRuntimeContext& context, const Tensor& input, Int64L
   const auto rank = static_cast<size_t>(input.dim());
   if (!check_tensors(check, input, out) ||
       !check.require(is_permutation(axes, rank), "perm", "must name each axis of the input once") ||
-      !check.require(rank != 2 || axes[0] == 1, "perm", "must be (1, 0) for an input of rank 2, because CMSIS-NN always swaps its axes") ||
+      !check.require(rank != 2 || axes[0] == 1, "perm",
+                     "must be (1, 0) for an input of rank 2, because CMSIS-NN always swaps its axes") ||
       !check.is_contiguous("input", input)) {
     return out;
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parser of the tensor interface of a SPIR-V graph. Numbers are those of the SPIR-V specification with SPV_ARM_tensors, SPV_ARM_graph and
-// SPV_EXT_replicated_composites.
+// Parser of the tensor interface of a SPIR-V graph. Numbers are those of the SPIR-V specification with
+// SPV_ARM_tensors, SPV_ARM_graph and SPV_EXT_replicated_composites.
 #include "backends/vgf/spirv_graph.h"
 
 #include <cstring>
