@@ -1,4 +1,4 @@
-"""Measures what INT8 loses on samples that did not calibrate: signal to noise of PyTorch's quantized graph.
+"""Accuracy of INT8 on held-out samples: the output SQNR of PyTorch's quantized graph.
 
     python benchmarks/accuracy.py --out rows.jsonl                                   # the ten models, by default
     python benchmarks/accuracy.py --out rows.jsonl --variants default algorithms=False peer
@@ -6,9 +6,9 @@
     python benchmarks/accuracy.py --out rows.jsonl --table benchmarks/accuracy.md
 
 A variant is ``default``, ``peer`` (ExecuTorch's own Arm backend), or arguments of a recipe such as
-``observer=mse,algorithms=bias_correction+int16_outputs`` or ``recipe=TOSA_A16W8``. Every row is measured in a process
-of its own; rows that the file has are not measured again. TOSA and the NPUs are quantized alike, and the tests hold
-them to this graph.
+``observer=mse,algorithms=bias_correction+int16_outputs`` or ``recipe=TOSA_A16W8``. Each row is measured in a new
+process. Rows that the file already contains are not measured again. Programs for TOSA and for the NPUs are quantized
+alike, and tests compare them with this graph.
 """
 
 from __future__ import annotations
@@ -65,33 +65,35 @@ LOW = [
     "timm/coat_tiny",
     "timm/inception_v4",
 ]
-"""Of ``coverage.md``: those that lose most, and some of other families."""
+"""Models of ``coverage.md`` with a low SQNR, and some models of other families."""
 
 HELD_OUT = 4
 FIELDS = ("model", "variant")
 
 
 def main() -> None:
-    """Measures what the arguments name, or writes the table."""
+    """Measure what the arguments select, or write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="rows, one line of JSON each; added to")
+    parser.add_argument("--out", type=Path, required=True, help="JSON Lines file to which rows are appended")
     parser.add_argument("--models", nargs="+", default=["zoo"], help="zoo, low, or names as in tests or coverage.md")
     parser.add_argument("--variants", nargs="+", default=["default"])
-    parser.add_argument("--table", type=Path, help="write the rows as a table, measure nothing")
+    parser.add_argument(
+        "--table", type=Path, help="write a table of earlier measurements to this file, and measure nothing"
+    )
     parser.add_argument("--row", nargs=2, metavar=("MODEL", "VARIANT"), help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.row:
         print(json.dumps(measure(*given.row)))
         return
     if given.table:
-        given.table.write_text(table(rows_by(FIELDS, given.out).values()))
+        given.table.write_text(format_table(rows_by(FIELDS, given.out).values()))
         return
     known = rows_by(FIELDS, given.out)
     for name in _names(given.models):
         for variant in given.variants:
             if (name, variant) in known:
                 continue
-            row = {"model": name, "variant": variant, **_in_a_process(name, variant)}
+            row = {"model": name, "variant": variant, **_measure_in_process(name, variant)}
             add_row(given.out, row)
             print(f"{name:36} {variant:30} {row.get('error') or row['sqnr']}", flush=True)
 
@@ -103,7 +105,7 @@ def _names(wanted: Iterable[str]) -> list[str]:
     return [name for word in wanted for name in sets.get(word, [word])]
 
 
-def _in_a_process(name: str, variant: str) -> Row:
+def _measure_in_process(name: str, variant: str) -> Row:
     command = [sys.executable, __file__, "--out", os.devnull, "--row", name, variant]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     return printed_row(done.stdout) or {"error": (done.stderr.strip().splitlines() or ["nothing"])[-1][:300]}
@@ -113,7 +115,7 @@ def _in_a_process(name: str, variant: str) -> Row:
 
 
 def measure(name: str, variant: str) -> Row:
-    """The SQNR of a model, and the processor time of its capture and quantization."""
+    """Measure the SQNR of a model, and the processor time of its capture and quantization."""
     warnings.simplefilter("ignore")
     import torch
 
@@ -123,7 +125,7 @@ def measure(name: str, variant: str) -> Row:
     model, samples, held_out = _build(name)
     with torch.no_grad():
         expected = [_flat(model(*sample)) for sample in held_out]
-        quantize = _by_peer if variant == "peer" else _by_us
+        quantize = _quantize_with_peer if variant == "peer" else _quantize_with_ours
         run, seconds = quantize(model, samples, {} if variant in ("peer", "default") else _arguments(variant))
         found = [_flat(run(*sample)) for sample in held_out]
     joined = [[torch.stack(values) for values in zip(*rows, strict=True)] for rows in (expected, found)]
@@ -131,7 +133,7 @@ def measure(name: str, variant: str) -> Row:
 
 
 def _build(name: str) -> tuple[Any, list[Any], list[Any]]:
-    """A model, samples to calibrate with, and others."""
+    """Build a model; return it with calibration samples and held-out samples."""
     from tests.models import zoo
 
     if name in zoo.NAMES:
@@ -145,13 +147,13 @@ def _build(name: str) -> tuple[Any, list[Any], list[Any]]:
 
 
 def _arguments(variant: str) -> dict[str, Any]:
-    """``per_channel=False,algorithms=bias_correction+int16_outputs`` as arguments."""
+    """Parse arguments such as ``per_channel=False,algorithms=bias_correction+int16_outputs``."""
     values = {"True": True, "False": False}
     pairs = (part.split("=") for part in variant.split(","))
     return {key: values.get(value, value.split("+") if key == "algorithms" else value) for key, value in pairs}
 
 
-def _by_us(model: Any, samples: list[Any], arguments: dict[str, Any]) -> tuple[Callable[..., Any], float]:
+def _quantize_with_ours(model: Any, samples: list[Any], arguments: dict[str, Any]) -> tuple[Callable[..., Any], float]:
     import torch
 
     from arm_recipes import ArmRecipeType, ExportRecipe
@@ -167,15 +169,15 @@ def _by_us(model: Any, samples: list[Any], arguments: dict[str, Any]) -> tuple[C
     prepared, _ = pipeline.quantize_programs()
     seconds = time.process_time() - started
     module = prepared.programs["forward"].module(check_guards=False)
-    for node in module.graph.nodes:  # attention lays its result out in another way than it was traced with
+    for node in module.graph.nodes:  # attention's result has other strides than in the trace
         if node.target is torch.ops.aten.view.default:
             node.target = torch.reshape
     module.recompile()
     return module, seconds
 
 
-def _by_peer(model: Any, samples: list[Any], _: dict[str, Any]) -> tuple[Callable[..., Any], float]:
-    """What the peer's recipe does before it lowers."""
+def _quantize_with_peer(model: Any, samples: list[Any], _: dict[str, Any]) -> tuple[Callable[..., Any], float]:
+    """Quantize a model as the peer's recipe does."""
     import torch
     from executorch.backends.arm.quantizer import TOSAQuantizer, get_symmetric_quantization_config
     from executorch.backends.arm.tosa.specification import TosaSpecification
@@ -194,14 +196,14 @@ def _by_peer(model: Any, samples: list[Any], _: dict[str, Any]) -> tuple[Callabl
 # --- the table
 
 
-def table(rows: Iterable[Row]) -> str:
-    """The rows as Markdown: a line for each model, a column for each variant, the median of what each gains below."""
+def format_table(rows: Iterable[Row]) -> str:
+    """Format the rows as Markdown: a row per model, a column per variant, and the median gain of each variant."""
     rows = list(rows)
     variants = list(dict.fromkeys(row["variant"] for row in rows))
     models: dict[str, dict[str, Row]] = {}
     for row in rows:
         models.setdefault(row["model"], {})[row["variant"]] = row
-    lines = ["# INT8 on held-out samples", "", "Written by `accuracy.py`; README.md says what was found.", ""]
+    lines = ["# INT8 on held-out samples", "", "Written by `accuracy.py`; README.md explains the figures.", ""]
     lines += ["| model | " + " | ".join(variants) + " |", "|---|" + "---|" * len(variants)]
     for model, cells in models.items():
         lines.append(f"| {model} | " + " | ".join(_cell(cells.get(variant)) for variant in variants) + " |")

@@ -1,7 +1,7 @@
-"""How far Vela's estimates of this project's programs are from a simple bound, and where the cycles go.
+"""Vela's estimates of this project's programs, compared with a roofline bound, and the cycles by cause.
 
     python benchmarks/bound.py --out rows.jsonl [--models mobilenet_v2 ...] [--targets u55 u85]
-    python benchmarks/bound.py --out rows.jsonl --table benchmarks/bound.md    # write it, measure nothing
+    python benchmarks/bound.py --out rows.jsonl --table benchmarks/bound.md    # format earlier rows
 
 Models and configurations are those of ``litert.py``. The bound is the larger of two numbers: the model's
 multiply-accumulates divided by those of the NPU in a cycle, and the access cycles of the slowest memory.
@@ -34,8 +34,8 @@ _GAPS = 10
 Gap = tuple[str, str]
 
 
-def measured(name: str, target_name: str) -> rows.Row:
-    """The figures of a model's program."""
+def measure(name: str, target_name: str) -> rows.Row:
+    """Export a model, and return the figures of its program."""
     macs, report = export_model(name, target_name)
     estimates = [delegate.vela for delegate in report.delegates if delegate.vela is not None]
     shares, waits, memories = Counter[str](), Counter[str](), Counter[str]()
@@ -82,8 +82,8 @@ def _ratio(row: rows.Row) -> float:
     return ratio
 
 
-def table(found: Iterable[rows.Row]) -> str:
-    """Markdown: a row for each model and NPU, the medians, and the causes of the largest gaps."""
+def format_table(found: Iterable[rows.Row]) -> str:
+    """Format the rows as Markdown: a row for each model and NPU, medians, and the causes of the largest gaps."""
     last = {(row["model"], row["target"]): row for row in found}
     ordered = sorted(last.values(), key=lambda row: row["target"])
     lines = ["# Distance to the bound", "", _ABOUT, "", _HEAD, "|" + "---|" * (_HEAD.count("|") - 1)]
@@ -176,4 +176,4 @@ CAUSES: dict[Gap, str] = {
 }
 
 if __name__ == "__main__":
-    rows.main(__doc__, measured, table, models=litert_models.NAMES, targets=tuple(TARGETS))
+    rows.main(__doc__, measure, format_table, models=litert_models.NAMES, targets=tuple(TARGETS))

@@ -1,7 +1,7 @@
-"""Measures ExecuTorch's own Arm backend ("the peer") and this project on the same models, inputs and machine.
+"""Comparison of ExecuTorch's own Arm backend ("the peer") with this project on the same models, inputs and machine.
 
-Every measurement runs in a fresh process, one at a time, and gives one line of JSON. The summary takes the
-medians over the repeats and prints ratios, ours over the peer's. See README.md in this folder.
+Each measurement runs in a new process and prints one line of JSON. The table has the medians over the repeats, and the
+ratios of our figures to the peer's. See README.md in this folder.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ DEFAULT_RECIPES = RECIPES[:5]
 BACKENDS = ("peer", "ours")
 CALIBRATION = 4  # samples that both calibrate with
 HELD_OUT = 4  # further samples, on which the results are compared with floating point
-WATCHING = "watching"
+#: Key of the seconds that the measurement itself takes.
+INSTRUMENTATION = "instrumentation"
 LOWERING = ("TORCH_EXPORT", "TO_EDGE_TRANSFORM_AND_LOWER")
 BOUNDARY = (
     "quantize",
@@ -53,7 +54,7 @@ Inputs = tuple[Any, ...]
 
 
 def measure(model: str, recipe: str, backend: str) -> Row:
-    """Exports one model once and returns what was measured. Raises whatever the export raises."""
+    """Export one model once and return the figures. Raises what the export raises."""
     import torch
 
     importlib.import_module("executorch.export")
@@ -108,12 +109,12 @@ def _export_with_peer(model: Any, calibration: list[Inputs], name: str) -> tuple
 
     stages: dict[str, float] = {}
     programs: list[Any] = []
-    _watch_stages(ExportSession, stages, programs)
+    _instrument_stages(ExportSession, stages, programs)
     started = time.perf_counter()
-    with _spy_on_vela() as (reports, flatbuffers):
+    with _record_vela_calls() as (reports, flatbuffers):
         recipe = ExportRecipe.get_recipe(ArmRecipeType[name.replace("ETHOSU_", "ETHOS_")])
         session = export(model, calibration, recipe)
-    figures: Row = {"total_s": time.perf_counter() - started - stages.pop(WATCHING)}
+    figures: Row = {"total_s": time.perf_counter() - started - stages.pop(INSTRUMENTATION)}
     (program,) = programs
     figures |= {
         "stages_s": stages,
@@ -130,11 +131,11 @@ def first_output(output: Any) -> Any:
     return output[0] if isinstance(output, tuple | list) else output
 
 
-def _watch_stages(session_class: Any, seconds: dict[str, float], programs: list[Any]) -> None:
-    """Makes every later export session of this process add the seconds of its stages to ``seconds``.
+def _instrument_stages(session_class: Any, seconds: dict[str, float], programs: list[Any]) -> None:
+    """Patch ExecuTorch so that each export session adds the seconds of its stages to ``seconds``.
 
-    A copy of the lowered edge program goes to ``programs``, since emitting rewrites it in place. The seconds
-    for that are kept under ``WATCHING``.
+    A copy of the lowered edge program is appended to ``programs``, because the emitter rewrites it in place. The copy
+    takes ``seconds[INSTRUMENTATION]``.
     """
     original = session_class._build_stages
 
@@ -154,7 +155,7 @@ def _timed(
         if name == "TO_EXECUTORCH":
             started = time.perf_counter()
             programs.append(copy.deepcopy(artifact.data.exported_program()))
-            seconds[WATCHING] = time.perf_counter() - started
+            seconds[INSTRUMENTATION] = time.perf_counter() - started
         started = time.perf_counter()
         run(artifact)
         seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - started
@@ -163,8 +164,8 @@ def _timed(
 
 
 @contextlib.contextmanager
-def _spy_on_vela() -> Iterator[tuple[list[Any], dict[bytes, bytes]]]:
-    """Notes what the peer compiles: Vela's report per delegate, the TOSA flatbuffer behind each payload."""
+def _record_vela_calls() -> Iterator[tuple[list[Any], dict[bytes, bytes]]]:
+    """Record what the peer compiles: Vela's report of each delegate, and the TOSA flatbuffer of each payload."""
     from ethosu import regor
     from executorch.backends.arm.ethosu import backend
 
@@ -172,17 +173,17 @@ def _spy_on_vela() -> Iterator[tuple[list[Any], dict[bytes, bytes]]]:
     flatbuffers: dict[bytes, bytes] = {}
     compile_network, compile_stream = regor.compile, backend.vela_compile
 
-    def compile_and_note(*args: Any, **kwargs: Any) -> Any:
+    def compile_and_record(*args: Any, **kwargs: Any) -> Any:
         compiled = compile_network(*args, **kwargs)
         reports.append(compiled.perf_report)
         return compiled
 
-    def stream_and_note(flatbuffer: bytes, *args: Any, **kwargs: Any) -> Any:
+    def stream_and_record(flatbuffer: bytes, *args: Any, **kwargs: Any) -> Any:
         compiled = compile_stream(flatbuffer, *args, **kwargs)
         flatbuffers[compiled.processed_bytes] = flatbuffer
         return compiled
 
-    regor.compile, backend.vela_compile = compile_and_note, stream_and_note
+    regor.compile, backend.vela_compile = compile_and_record, stream_and_record
     try:
         yield reports, flatbuffers
     finally:
@@ -239,7 +240,7 @@ def _reference(flatbuffer: bytes, arrays: list[Any]) -> list[Any]:
     import torch
     import tosa_reference_model
 
-    with _silent():
+    with _suppress_native_output():
         outputs, status = tosa_reference_model.run(flatbuffer, arrays)
     if status != tosa_reference_model.GraphStatus.TOSA_VALID:
         raise RuntimeError(f"the TOSA reference model returned {status}")
@@ -247,7 +248,7 @@ def _reference(flatbuffer: bytes, arrays: list[Any]) -> list[Any]:
 
 
 def compute_accuracy(expected: list[Any], actual: list[Any]) -> Row:
-    """Signal to noise ratio in dB over all samples, and the largest error over the largest value."""
+    """SQNR in dB over all samples, and the largest error relative to the largest value."""
     import torch
 
     reference = torch.cat([value.flatten().double() for value in expected])
@@ -258,8 +259,8 @@ def compute_accuracy(expected: list[Any], actual: list[Any]) -> Row:
 
 
 @contextlib.contextmanager
-def _silent() -> Iterator[None]:
-    """Sends what native code writes to the standard streams to nowhere."""
+def _suppress_native_output() -> Iterator[None]:
+    """Redirect stdout and stderr of native code to /dev/null."""
     sys.stdout.flush()
     saved = [os.dup(stream) for stream in (1, 2)]
     with open(os.devnull, "w") as sink:
@@ -274,7 +275,7 @@ def _silent() -> Iterator[None]:
 
 
 def processor_seconds() -> float:
-    """Processor time, system's included, of this process and of those that it started."""
+    """User and system processor time of this process and its child processes."""
     own = psutil.Process()
     times = [process.cpu_times() for process in (own, *own.children())]
     return sum(time.user + time.system + time.children_user + time.children_system for time in times)
@@ -323,7 +324,7 @@ def collect(model: str, recipe: str, backend: str, clock: str, timeout: float) -
 
 
 def medians(rows: Iterable[Row]) -> dict[tuple[str, str, str], Row]:
-    """Joins the repeats of each measurement: medians of seconds, the rest from the first good row."""
+    """Join the repeats of each measurement: medians of seconds; other figures of the first successful one."""
     groups: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
         groups.setdefault((row["model"], row["recipe"], row["backend"]), []).append(row)
@@ -349,8 +350,8 @@ def lowering_seconds(row: Row) -> float:
     return sum(row["stages_s"].get(name, 0.0) for name in LOWERING)
 
 
-def table(rows: Iterable[Row]) -> str:
-    """The results in Markdown: each backend's figures, and ours over the peer's where both have them."""
+def format_table(rows: Iterable[Row]) -> str:
+    """Format the results as Markdown: the figures of each backend, and the ratios of ours to the peer's."""
     joined = medians(rows)
     head = (
         "| model | recipe | backend | quantize s | export s | lower s | edge s | emit s | total s "
@@ -416,18 +417,18 @@ def main() -> None:
     parser.add_argument("--backends", nargs="+", default=list(BACKENDS), choices=BACKENDS)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument(
-        "--clock", default="wall", choices=("wall", "processor"), help="processor: for a machine with other work to do"
+        "--clock", default="wall", choices=("wall", "processor"), help="processor: for a machine with other load"
     )
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds for one measurement")
     parser.add_argument("--out", type=Path, help="file that the rows are appended to, as JSON lines")
-    parser.add_argument("--table", type=Path, nargs="+", help="only print the table of earlier runs' rows")
+    parser.add_argument("--table", type=Path, nargs="+", help="print the table of earlier rows, and measure nothing")
     parser.add_argument("--child", nargs=4, metavar=("MODEL", "RECIPE", "BACKEND", "CLOCK"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
         child(*arguments.child)
         return
     if arguments.table:
-        print(table(read_rows(*arguments.table)))
+        print(format_table(read_rows(*arguments.table)))
         return
 
     from tests.models import zoo
@@ -442,7 +443,7 @@ def main() -> None:
                     state = row.get("error") or f"{row['total_s']:.1f} s"
                     print(f"{model} {recipe} {backend}: {state.splitlines()[0]}", file=sys.stderr, flush=True)
                     add_row(arguments.out, row)
-    print(table(measured))
+    print(format_table(measured))
 
 
 if __name__ == "__main__":

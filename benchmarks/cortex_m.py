@@ -280,7 +280,7 @@ def collect(model: str, flow: str, timeout: float) -> Row:
     return printed_row(done.stdout) or {**failed, "error": error}
 
 
-def table(rows: Iterable[Row]) -> str:
+def format_table(rows: Iterable[Row]) -> str:
     """The rows as Markdown: a table of figures, then the kernels and the float operators of each program."""
     rows = list(rows)
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
@@ -428,7 +428,7 @@ def main() -> None:
             add_row(arguments.out, row)
     if arguments.table is not None:
         rows = rows_by(("model", "flow"), arguments.out)
-        arguments.table.write_text(table(rows[key] for key in _order() if key in rows))
+        arguments.table.write_text(format_table(rows[key] for key in _order() if key in rows))
 
 
 def _order() -> Iterator[tuple[str, str]]:

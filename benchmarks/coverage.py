@@ -1,11 +1,12 @@
-"""Exports public architectures with this project's recipes, and writes which are whole, how exact and how fast.
+"""Coverage of public architectures: whether an export is fully delegated, its SQNR and its time.
 
     python benchmarks/coverage.py --out rows.jsonl                       # all models, TOSA_FP and TOSA_INT8
     python benchmarks/coverage.py --out rows.jsonl --models torchvision timm/dla34 --recipes ETHOSU_U85_INT8
     python benchmarks/coverage.py --out rows.jsonl --table benchmarks/coverage.md
 
-Every model is exported with every recipe in a process of its own. Rows that the file has are not measured again; the
-table keeps the cells that the rows say nothing of.
+Each model is exported with each recipe in a new process. Rows that the file already contains are not measured again.
+Cells of an existing table for which there is no row are kept. A program is "whole" if it is fully delegated: one
+delegate (or loops of delegates), and no operator on the CPU.
 """
 
 from __future__ import annotations
@@ -34,20 +35,26 @@ FIELDS = ("model", "recipe")
 
 
 def main() -> None:
-    """Measures what the arguments name, or writes the table."""
+    """Measure what the arguments select, or write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="rows, one line of JSON each; added to")
+    parser.add_argument("--out", type=Path, required=True, help="JSON Lines file to which rows are appended")
     parser.add_argument("--models", nargs="+", default=["all"], help="all, a library, or names")
     parser.add_argument("--recipes", nargs="+", default=RECIPES[:2], choices=RECIPES)
-    parser.add_argument("--again", action="store_true", help="measure again what failed or was not whole")
+    parser.add_argument(
+        "--again", action="store_true", help="repeat measurements that failed or were not fully delegated"
+    )
     parser.add_argument("--seconds", type=float, default=240, help="limit for a row")
-    parser.add_argument("--gigabytes", type=float, default=8, help="limit of a row's address space beside the imports")
-    parser.add_argument("--run", type=float, default=math.inf, help="million parameters of the largest model to be run")
-    parser.add_argument("--table", type=Path, help="write the rows as a table, measure nothing")
+    parser.add_argument(
+        "--gigabytes", type=float, default=8, help="limit of the address space of a measurement, without imports"
+    )
+    parser.add_argument(
+        "--run", type=float, default=math.inf, help="run models of at most this many million parameters"
+    )
+    parser.add_argument("--table", type=Path, help="write a table of the rows to this file, and measure nothing")
     given = parser.parse_args()
     if given.table:
         before = given.table.read_text() if given.table.exists() else ""
-        given.table.write_text(table(rows_by(FIELDS, given.out).values(), before))
+        given.table.write_text(format_table(rows_by(FIELDS, given.out).values(), before))
         return
     _import()
     from benchmarks import coverage_models
@@ -58,7 +65,7 @@ def main() -> None:
             row = known.get((name, recipe))
             if row is not None and not (given.again and _status(row) != "whole"):
                 continue
-            row = {"model": name, "recipe": recipe, **_limited(name, recipe, given)}
+            row = {"model": name, "recipe": recipe, **_measure_with_limits(name, recipe, given)}
             add_row(given.out, row)
             print(f"{name:45} {recipe:16} {_status(row):6} {row.get('seconds', 0):6.1f} s  {_remark(row)[:150]}")
             sys.stdout.flush()
@@ -72,7 +79,7 @@ def _names(wanted: list[str], models: Any) -> list[str]:
 
 
 def _import() -> None:
-    """Imports what every row needs, once. One thread: processes that are forked must find no pool."""
+    """Import what all rows need, before the fork. Thread pools do not survive a fork, so torch uses one thread."""
     os.environ["OMP_NUM_THREADS"] = "1"
     warnings.simplefilter("ignore")
     import torch
@@ -87,8 +94,8 @@ def _import() -> None:
 # --- one row, in a process of its own
 
 
-def _limited(name: str, recipe: str, given: argparse.Namespace) -> Row:
-    """Measures in a forked process. It sends its row twice: before it runs the program, and after."""
+def _measure_with_limits(name: str, recipe: str, given: argparse.Namespace) -> Row:
+    """Measure in a forked process with a time limit. It sends its row twice: before and after it runs the program."""
     ours, theirs = multiprocessing.Pipe(duplex=False)
     process = multiprocessing.get_context("fork").Process(target=_measure, args=(name, recipe, given, theirs))
     process.start()
@@ -135,7 +142,7 @@ def _measure(name: str, recipe: str, given: argparse.Namespace, to: Connection) 
         to.send({"error": _first_line(error)})
         return
     to.send(row)
-    # Ethos-U has the same graphs as TOSA.
+    # Programs for Ethos-U have the same TOSA graphs, so that their SQNR is the same.
     if recipe.startswith("TOSA") and row["parameters"] <= given.run * 1e6:
         try:
             row["sqnr"] = sqnr(expected, _flat(result.run(*samples[-1])))
@@ -151,7 +158,7 @@ def _flat(outputs: Any) -> list[Any]:
 
 
 def sqnr(expected: list[Any], actual: list[Any]) -> float | None:
-    """Ratio of signal to noise in dB, the least over the outputs; the signal is what varies in an output."""
+    """SQNR in dB, the minimum over the outputs. The signal is an output minus its mean."""
     ratios = []
     for wanted, found in zip(expected, actual, strict=True):
         signal = float((wanted.double() - wanted.double().mean()).square().sum())
@@ -185,11 +192,11 @@ def _remark(row: Row) -> str:
     return f"{row.get('sqnr')} dB " + "; ".join(parts)
 
 
-def table(rows: Iterable[Row], before: str = "") -> str:
-    """The rows as Markdown: a line for each model, then what is not whole with its reason.
+def format_table(rows: Iterable[Row], before: str = "") -> str:
+    """Format the rows as Markdown: a row per model, then the reasons why programs are not fully delegated.
 
     Args:
-        before: a table written earlier, of which other cells stay.
+        before: an earlier table, whose other cells are kept.
     """
     rows = [row for row in rows if _status(row) != "over"]
     models, remarks = _read(before)
@@ -229,7 +236,7 @@ def table(rows: Iterable[Row], before: str = "") -> str:
 
 
 def _read(text: str) -> tuple[dict[str, dict[str, str]], dict[tuple[str, str], str]]:
-    """Cells by model and column, and remarks by model and recipe, of a table written earlier."""
+    """Parse an earlier table into cells by model and column, and remarks by model and recipe."""
     models: dict[str, dict[str, str]] = {}
     remarks: dict[tuple[str, str], str] = {}
     columns: list[str] = []

@@ -19,14 +19,14 @@ from torch.utils import _pytree as pytree
 from tests.models import zoo
 
 LIMIT = 100_000_000
-"""Most parameters of a model."""
+"""Maximum number of parameters of a model."""
 
 CALIBRATION = 2
-"""Samples to calibrate with."""
+"""Number of calibration samples."""
 
 
 class Tensors(nn.Module):
-    """A model, or a part of it, with tensors in and a flat list of its floating-point output tensors out."""
+    """Wraps a model or a part of it: takes tensors, returns a flat list of the floating-point outputs."""
 
     def __init__(self, model: nn.Module, call: Callable[..., Any]) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Tensors(nn.Module):
         self.call = call
 
     def forward(self, *inputs: Tensor) -> list[Tensor]:
-        """Returns every floating-point tensor of what the call returns."""
+        """Return all floating-point tensors among the results of the call."""
         found = pytree.tree_leaves(self.call(self.model, *inputs))
         return [value for value in found if isinstance(value, Tensor) and value.is_floating_point()]
 
@@ -47,7 +47,7 @@ class Model(NamedTuple):
 
 
 def build(name: str, samples: int = CALIBRATION + 1) -> tuple[nn.Module, list[tuple[Tensor, ...]]]:
-    """Returns a model with samples, the first ``CALIBRATION`` to calibrate with, the others to be compared with.
+    """Build a model with samples. The first ``CALIBRATION`` calibrate; the others are held out.
 
     Raises:
         ValueError: the model has more than ``LIMIT`` parameters.
@@ -67,11 +67,11 @@ def build(name: str, samples: int = CALIBRATION + 1) -> tuple[nn.Module, list[tu
 
 
 def _vary(module: nn.Module) -> None:
-    """Moves parameters away from values at which a branch has no effect, or none of its own.
+    """Move parameters away from values at which a branch has no effect, such as zero.
 
-    Libraries start layer scales, biases and the last weights of residual branches at 0 or near it, and linear
-    layers of transformers at a deviation of 0.02 whatever their width: what such a branch computes would be lost
-    in the rounding of what it is added to.
+    Libraries initialize layer scales, biases and the last weights of residual branches at or near 0, and linear layers
+    of transformers with a standard deviation of 0.02, whatever their width. Rounding of the residual stream would hide
+    the results of such branches.
     """
     for name, parameter in module.named_parameters():
         if not parameter.is_floating_point() or parameter.numel() < 2:
@@ -95,7 +95,7 @@ def _vary(module: nn.Module) -> None:
 
 
 def torchvision_names() -> list[str]:
-    """The models that torchvision lists, of at most ``LIMIT`` parameters as it says of its weights for them."""
+    """The models that torchvision lists, with at most ``LIMIT`` parameters according to its weights' metadata."""
     models = zoo.torchvision().models
     sizes = {name: models.get_model_weights(name).DEFAULT.meta["num_params"] for name in models.list_models()}
     return [name for name, size in sizes.items() if size <= LIMIT]
@@ -125,11 +125,11 @@ def _torchvision(name: str) -> Model:
 
 
 _SIDES = {"inception": 96, "quantized": 96, "maxvit": 224, "s3d": 224, "mvit": 224, "ssd300": 300}
-"""Sides of the input images that are not 64, or 128 for detectors, by the first word of the model's name."""
+"""Height and width of the input images, by the first word of the model's name. Default: 64, 128 for detectors."""
 
 
 def _detect(model: Any, image: Tensor, *pooled: Tensor) -> Any:
-    """A detector without anchors and suppression: what stands behind these has features of its own as inputs."""
+    """A detector without anchors and non-maximum suppression. The heads of regions take their features as inputs."""
     features = model.backbone(image)
     features = list(features.values()) if isinstance(features, dict) else [features]
     if not hasattr(model, "rpn"):
@@ -142,7 +142,7 @@ def _detect(model: Any, image: Tensor, *pooled: Tensor) -> Any:
 
 
 def _regions(model: Any) -> list[str]:
-    """What a detector looks for in the regions that it proposes."""
+    """Names of the region heads of a detector: box, mask, keypoint."""
     found = getattr(model, "roi_heads", None)
     return [part for part in ("box", "mask", "keypoint") if getattr(found, f"{part}_head", None) is not None]
 
@@ -206,7 +206,7 @@ def _audio() -> tuple[Tensor, ...]:
 
 
 def _of(argument: str, part: str = "") -> Callable[..., Any]:
-    """Calls a model, or its ``part``, with one argument, and takes its first output."""
+    """Build a function that calls a model, or its ``part``, with one argument and returns the first output."""
 
     def call(model: Any, value: Tensor) -> Any:
         model = getattr(model, part) if part else model
@@ -311,7 +311,7 @@ _TRANSFORMERS: dict[str, tuple[str, dict[str, Any], tuple[Callable[..., Any], Ca
 }
 
 TRANSFORMERS = list(_TRANSFORMERS)
-"""Architectures with two layers, or one layer a stage."""
+"""Architectures with two layers, or with one layer per stage."""
 
 
 def _transformers(name: str) -> Model:

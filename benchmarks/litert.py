@@ -3,9 +3,9 @@
     python benchmarks/litert.py --out rows.jsonl [--models mobilenet_v2 ...] [--targets u55 u85]
     python benchmarks/litert.py --out rows.jsonl --table benchmarks/litert.md
 
-LiteRT's side is litert-torch and ai-edge-quantizer (``static_wi8_ai8``: full integer, int8, weights per channel), in an
-environment of its own that the script makes (--environment); what they write goes through the Vela of this
-environment, with the same configuration. Rows that the file has are not measured again.
+LiteRT's programs are made by litert-torch and ai-edge-quantizer (``static_wi8_ai8``: full-integer int8, weights per
+channel) in a separate virtual environment, which the script creates (--environment). The same Vela, with the same
+configuration, compiles both. Rows that the file already contains are not measured again.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-#: What the other environment has; the models are built there too, with the same libraries as here.
+#: Packages of LiteRT's environment. The models are built there too, with the same versions of ``_SHARED`` as here.
 _PACKAGES = ("litert-torch==0.10.0", "ai-edge-quantizer==0.10.0")
 _SHARED = ("torch", "torchvision", "transformers")
-_LAYERS = 40  #: the costliest, in the rows
+_LAYERS = 40  #: number of layers in a row: those with the most cycles
 Row = dict[str, Any]
 
 
 class Target(NamedTuple):
-    """What both compile for.
+    """A target that both compile for.
 
     Attributes:
         macs: multiply-accumulates in a cycle.
@@ -57,7 +57,7 @@ TARGETS = {
 
 
 def main() -> None:
-    """Measures what the arguments name, or writes the table."""
+    """Measure what the arguments select, or write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "build/litert.jsonl", help="rows, added to")
     parser.add_argument("--models", nargs="+", help="names of benchmarks/litert_models.py (default: all)")
@@ -72,7 +72,7 @@ def main() -> None:
     elif arguments.ours:
         print(json.dumps(ours(*arguments.ours)))
     elif arguments.table:
-        arguments.table.write_text(table(_rows(arguments.out)))
+        arguments.table.write_text(format_table(_rows(arguments.out)))
     else:
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
         compare(arguments.models, arguments.targets, environment(arguments.environment), arguments.out)
@@ -83,10 +83,10 @@ def _rows(file: Path) -> list[Row]:
 
 
 def compare(names: Iterable[str] | None, targets: Iterable[str], other: Path, out: Path) -> None:
-    """Measures both sides, one process after the other, and adds the rows to a file.
+    """Measure both compilers, one process after the other, and append the rows to a file.
 
     Args:
-        other: Python of the other environment.
+        other: Python executable of LiteRT's environment.
     """
     from benchmarks import litert_models
 
@@ -104,16 +104,16 @@ def compare(names: Iterable[str] | None, targets: Iterable[str], other: Path, ou
                 row["litert"] = {"error": failed} if failed else litert(file, TARGETS[target])
                 with out.open("a") as sink:
                     sink.write(json.dumps(row) + "\n")
-                print(_told(row), flush=True)
+                print(_summarize(row), flush=True)
 
 
-def _told(row: Row) -> str:
+def _summarize(row: Row) -> str:
     sides = [row.get("error") or row["ours"]["cycles"], row["litert"].get("error") or row["litert"]["cycles"]]
     return f"{row['model']:20} {row['target']} {sides[0]} {sides[1]}"
 
 
 def _run(command: list[str]) -> tuple[str, str]:
-    """The last line of what a process prints, and what went wrong, or nothing."""
+    """Run a command; return the last line of its output, and the error message if it fails."""
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     if done.returncode:
         return "", (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1][:300]
@@ -124,7 +124,7 @@ def _run(command: list[str]) -> tuple[str, str]:
 
 
 def export_model(name: str, target_name: str) -> tuple[int, Any]:
-    """The multiply-accumulates of a model, and the report of its program."""
+    """Export a model; return its number of multiply-accumulates and the report."""
     warnings.simplefilter("ignore")
     import torch
     from torch.utils.flop_counter import FlopCounterMode
@@ -144,7 +144,7 @@ def export_model(name: str, target_name: str) -> tuple[int, Any]:
 
 
 def ours(name: str, target_name: str) -> Row:
-    """The figures of a model's program, and Vela's cycles by layer."""
+    """Measure a model's program: its figures, and Vela's cycles by layer."""
     macs, report = export_model(name, target_name)
     figures = [delegate.vela for delegate in report.delegates if delegate.vela is not None]
     return {
@@ -167,7 +167,7 @@ def ours(name: str, target_name: str) -> Row:
 
 
 def environment(folder: Path) -> Path:
-    """The Python of an environment with LiteRT's converter, made if it is not there.
+    """Path of Python in the environment with LiteRT's converter. Creates the environment if it does not exist.
 
     Raises:
         subprocess.CalledProcessError: it cannot be made.
@@ -204,7 +204,7 @@ def convert(name: str, path: str) -> None:
 
 
 def litert(file: Path, target: Target) -> Row:
-    """What Vela says of a .tflite."""
+    """Compile a .tflite by Vela, and return Vela's estimates."""
     folder = file.parent / target.accelerator
     command = [sys.executable, "-m", "ethosu.vela", str(file), f"--output-dir={folder}", "--config=Arm/vela.ini"]
     command += [f"--accelerator-config={target.accelerator}", f"--system-config={target.system_config}"]
@@ -232,8 +232,8 @@ def litert(file: Path, target: Target) -> Row:
 # --- the table
 
 
-def table(rows: Iterable[Row]) -> str:
-    """Markdown: a row for each model and target, and the medians."""
+def format_table(rows: Iterable[Row]) -> str:
+    """Format the rows as Markdown: a row for each model and target, and the medians."""
     head = ["# Beside LiteRT", "", _ABOUT, ""]
     head.append(
         "| model | NPU | cycles, ours | LiteRT | ratio | over the MAC limit, ours / LiteRT "

@@ -1,4 +1,4 @@
-"""The models that ``litert.py`` compares: some of the zoo, and kinds of networks that the zoo has not.
+"""The models that ``litert.py`` compares: some of the zoo, and kinds of networks that the zoo lacks.
 
 Both compilers get the same modules. Images come as NHWC, (N, H, W, C), and sequences as (N, length, channels), and
 go out likewise: that is how both NPU and LiteRT compute, and for a PyTorch program the same as an image in
@@ -21,14 +21,14 @@ from tests.models import zoo
 
 
 class ChannelsLast(nn.Module):
-    """A network of images or sequences, its inputs and outputs with the channels last: (N, ..., C)."""
+    """Wraps a network of images or sequences: inputs and outputs are channels-last tensors (N, ..., C)."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, x: Tensor) -> Any:
-        """Maps (N, ..., C) to what the network gives for (N, C, ...); tensors of that rank have their channels last."""
+        """Transpose (N, ..., C) to (N, C, ...), call the network, and transpose its outputs of that rank back."""
         found = self.model(x.movedim(-1, 1))
         return pytree.tree_map(lambda y: y.movedim(1, -1) if y.dim() == x.dim() else y, found)
 
@@ -39,7 +39,7 @@ def _conv(inputs: int, outputs: int, size: int = 3, stride: int = 1) -> nn.Seque
 
 
 class UNet(nn.Module):
-    """Segmentation: three levels, widths 16 to 128, transposed convolutions up, 4 classes."""
+    """U-Net for segmentation: three levels, 16 to 128 channels, transposed convolutions, 4 classes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class UNet(nn.Module):
 
 
 class SuperResolution(nn.Module):
-    """Twice the size in each direction: residual blocks of width 32 and a pixel shuffle."""
+    """Super-resolution by a factor of 2: residual blocks of 32 channels and a pixel shuffle."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class SuperResolution(nn.Module):
 
 
 class Causal(nn.Module):
-    """A dilated convolution of 3 taps that sees the past alone, with a ReLU and what came in added."""
+    """Residual block of a TCN: a causal dilated convolution of 3 taps, and a ReLU."""
 
     def __init__(self, channels: int, dilation: int) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class Causal(nn.Module):
 
 
 class Tcn(nn.Module):
-    """A temporal network of dilations 1 to 16, width 32: 40 features in, 12 classes for each step."""
+    """Temporal convolutional network (TCN): dilations 1 to 16, 32 channels, 40 input features, 12 classes per step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class Tcn(nn.Module):
 
 
 class Wav2Letter(nn.Module):
-    """Speech recognition by convolutions in time: the layers of Wav2Letter at 100 to 750 channels, 29 letters."""
+    """Speech recognition by temporal convolutions: the layers of Wav2Letter with 100 to 750 channels, 29 letters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -173,7 +173,7 @@ NAMES: tuple[str, ...] = (*zoo.NAMES, *_MORE)
 
 
 def build(name: str, samples: int = 4) -> tuple[nn.Module, list[tuple[Tensor, ...]]]:
-    """A model in evaluation mode, and inputs to calibrate with; the same in every process.
+    """Build a model in evaluation mode and calibration inputs; they are the same in every process.
 
     Raises:
         KeyError: there is no model of that name.

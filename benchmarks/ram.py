@@ -55,8 +55,8 @@ def litert_sram() -> dict[tuple[str, str], int]:
     return {(match[1], match[2]): int(match[4].replace(",", "")) for match in found}
 
 
-def table(measured: Iterable[Row]) -> str:
-    """Markdown: a row for each model and NPU, and the medians of the ratios."""
+def format_table(measured: Iterable[Row]) -> str:
+    """Format the rows as Markdown: a row for each model and NPU, and the medians of the ratios."""
     other = litert_sram()
     lines = ["# RAM of a board", "", _ABOUT, ""]
     lines += [
@@ -93,4 +93,4 @@ _ABOUT = (
 
 
 if __name__ == "__main__":
-    rows.main(__doc__, measure, table, models=litert_models.NAMES, targets=list(TARGETS))
+    rows.main(__doc__, measure, format_table, models=litert_models.NAMES, targets=list(TARGETS))

@@ -1,9 +1,9 @@
-"""A keyword spotter of 49 LSTM steps: cycles and bytes of its programs, seconds of its export, signal to noise.
+"""A keyword spotter of 49 LSTM steps: cycles, bytes and SQNR of its programs, and seconds of its export.
 
     .venv/bin/python benchmarks/recurrent.py
 
-Processor time of this process and of Vela's on one thread, after a first export that loads what is needed. The noise of
-"int8 weights" is that of float states with the weights, the input and the output in int8.
+Seconds are processor time of this process and Vela on one thread, after a warm-up export. The SQNR of "int8 weights" is
+that of a model with float states whose weights, input and output are rounded to int8.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ CALLS = (None, 7, 1)
 RECIPES = (ArmRecipeType.ETHOSU_U55_INT8, ArmRecipeType.ETHOSU_U85_INT8, ArmRecipeType.TOSA_INT8)
 
 
-def _noise(exact: Tensor, x: Tensor) -> float:
+def _compute_sqnr(exact: Tensor, x: Tensor) -> float:
     return float(10 * torch.log10(exact.pow(2).sum() / (exact - x).pow(2).sum()))
 
 
-def _rounded(x: Tensor, info: TensorInfo) -> Tensor:
+def _fake_quantize(x: Tensor, info: TensorInfo) -> Tensor:
     assert info.scale is not None
     assert info.zero_point is not None
     return (info.quantize(x).float() - info.zero_point) * info.scale
 
 
 @torch.no_grad()
-def _int8_weights(model: KeywordSpotter, samples: list[Tensor]) -> Tensor:
-    """With the input and the output in the steps that the program has for them."""
+def _run_with_int8_weights(model: KeywordSpotter, samples: list[Tensor]) -> Tensor:
+    """Outputs of a float model with int8 weights. Its input and output have the scales of the program."""
     floating = copy.deepcopy(model)
     for parameter in floating.parameters():
         if parameter.dim() == 2:
@@ -50,7 +50,9 @@ def _int8_weights(model: KeywordSpotter, samples: list[Tensor]) -> Tensor:
             parameter.copy_((parameter / scale).round() * scale)
     recipe = ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8, quantized_io=True)
     result = export(model, recipe, [(x,) for x in _samples(49)])
-    return _rounded(torch.cat([floating(_rounded(x, result.inputs[0])) for x in samples]), result.outputs[0])
+    return _fake_quantize(
+        torch.cat([floating(_fake_quantize(x, result.inputs[0])) for x in samples]), result.outputs[0]
+    )
 
 
 def _samples(steps: int) -> list[Tensor]:
@@ -58,7 +60,7 @@ def _samples(steps: int) -> list[Tensor]:
     return [torch.randn(1, steps, 10) for _ in range(8)]
 
 
-def _exported(model: nn.Module, kind: ArmRecipeType, steps: int, **options: Any) -> tuple[Any, float]:
+def _export(model: nn.Module, kind: ArmRecipeType, steps: int, **options: Any) -> tuple[Any, float]:
     samples, recipe = [(x,) for x in _samples(steps)], ExportRecipe.get_recipe(kind, **options)
     begin = processor_seconds()
     return export(model, recipe, samples), processor_seconds() - begin
@@ -71,7 +73,7 @@ def _cycles(result: Any) -> str:
 
 @torch.no_grad()
 def main() -> None:
-    """Print a line for each recipe."""
+    """Measure each recipe, and print the figures."""
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -79,20 +81,22 @@ def main() -> None:
     samples = [torch.randn(1, 49, 10) for _ in range(32)]
     exact = torch.cat([model(x) for x in samples])
     weights = sum(parameter.numel() for parameter in model.parameters() if parameter.dim() == 2)
-    print(f"weights {weights:,} bytes; SQNR of int8 weights {_noise(exact, _int8_weights(model, samples)):.1f} dB")
+    sqnr = _compute_sqnr(exact, _run_with_int8_weights(model, samples))
+    print(f"weights {weights:,} bytes; SQNR of int8 weights {sqnr:.1f} dB")
     for recipe in RECIPES:
-        _exported(model, recipe, 2)
-        wide, _ = _exported(model, recipe, 49, precisions={"classifier": "A16W8"})
-        better = torch.cat([wide.run(x) for x in samples])
-        print(f"{recipe.name}: with the classifier in A16W8 {_cycles(wide)} cycles, {_noise(exact, better):.1f} dB")
+        _export(model, recipe, 2)
+        int16_classifier, _ = _export(model, recipe, 49, precisions={"classifier": "A16W8"})
+        better = torch.cat([int16_classifier.run(x) for x in samples])
+        sqnr = _compute_sqnr(exact, better)
+        print(f"{recipe.name}: with the classifier in A16W8 {_cycles(int16_classifier)} cycles, {sqnr:.1f} dB")
         for calls in CALLS:
-            result, seconds = _exported(model, recipe, 49, steps_per_call=calls)
-            _, more = _exported(model, recipe, 98, steps_per_call=calls)
+            result, seconds = _export(model, recipe, 49, steps_per_call=calls)
+            _, more = _export(model, recipe, 98, steps_per_call=calls)
             got = torch.cat([result.run(x) for x in samples])
             print(
-                f"  {calls or 'all'} steps a call: {_cycles(result)} cycles, {len(result.buffer):,} bytes = "
+                f"  {calls or 'all'} steps per call: {_cycles(result)} cycles, {len(result.buffer):,} bytes = "
                 f"{len(result.buffer) / weights:.2f} of the weights, {seconds:.1f} s, "
-                f"{(more - seconds) / 4.9:.2f} s for 10 more steps, {_noise(exact, got):.1f} dB"
+                f"{(more - seconds) / 4.9:.2f} s for 10 more steps, {_compute_sqnr(exact, got):.1f} dB"
             )
 
 

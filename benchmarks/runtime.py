@@ -1,13 +1,13 @@
-"""What running a program costs over calling what executes its delegate, and whether memory stays flat.
+"""Overhead of ``Program.run`` over the executor of the delegate, and memory leaks of a loaded program.
 
 For a small convolutional network with int8 inputs and outputs, TOSA, VGF and Ethos-U:
 
-- milliseconds of ``Program.run``, of the executor alone on the same arrays, and of the TOSA reference model called in
-  this process (the executor has it in one of its own), measured in turn;
+- milliseconds of ``Program.run``, of the delegate's executor alone on the same arrays, and of the TOSA reference model
+  in this process (the executor runs it in another process); the three alternate;
 - resident memory after a warm-up and after ``--runs`` more runs of one loaded program.
 
-With ``--models``, for models of ``tests/models/zoo.py`` in int8 on U55-128 and U85-256: seconds of processor time of an
-inference in ``Program.run``, in the emulator alone, and in the TOSA reference model; the least of three.
+With ``--models``, for models of ``tests/models/zoo.py`` in int8 on U55-128 and U85-256: processor seconds of an
+inference in ``Program.run``, in the emulator alone, and in the TOSA reference model; the minimum of three rounds.
 
     .venv/bin/python benchmarks/runtime.py [--runs 10000]
     .venv/bin/python benchmarks/runtime.py --models [mobilenet_v2 ...]
@@ -41,8 +41,8 @@ sys.path.insert(0, str(ROOT))  # models and their inputs are those of the tests
 ROUNDS = 300
 MODEL_ROUNDS = 3
 WARM_UP = 500
-#: Runs between two readings of memory.
-STEP = 1000
+#: Runs between two measurements of memory.
+MEMORY_INTERVAL = 1000
 
 
 def small_network() -> nn.Module:
@@ -53,10 +53,10 @@ def small_network() -> nn.Module:
     ).eval()
 
 
-def seconds_of(
+def time_alternately(
     functions: list[Callable[[], object]], rounds: int, clock: Callable[[], float] = time.perf_counter
 ) -> list[list[float]]:
-    """Seconds of each function in each round; they are called in turn, so that the machine's moods hit all alike."""
+    """Seconds of each function in each round. The functions alternate, so that other load affects all of them alike."""
     seconds: list[list[float]] = [[] for _ in functions]
     for _ in range(rounds):
         for function, measured in zip(functions, seconds, strict=True):
@@ -67,8 +67,8 @@ def seconds_of(
 
 
 @contextlib.contextmanager
-def quiet_output() -> Iterator[None]:
-    """Drop what native code prints: the reference model says the same about every flatbuffer."""
+def suppress_native_output() -> Iterator[None]:
+    """Redirect stdout and stderr of native code to /dev/null: the reference model prints a line for each flatbuffer."""
     saved = {fd: os.dup(fd) for fd in (1, 2)}
     null = os.open(os.devnull, os.O_WRONLY)
     try:
@@ -83,13 +83,13 @@ def quiet_output() -> Iterator[None]:
 
 
 def resident_kib() -> int:
-    """Memory of this process and of those that it started (the reference model has one) that is in RAM."""
+    """Resident memory of this process and its child processes, one of which runs the reference model."""
     own = psutil.Process()
     return sum(int(process.memory_info().rss) for process in (own, *own.children())) // 1024
 
 
 def measure(recipe: ArmRecipeType, runs: int) -> None:
-    """Print the figures of one recipe."""
+    """Measure one recipe, and print times and memory."""
     samples = [(torch.randn(1, 3, 16, 16),) for _ in range(4)]
     result = export(small_network(), ExportRecipe.get_recipe(recipe, quantized_io=True), samples)
     program = load(result.buffer)
@@ -100,8 +100,8 @@ def measure(recipe: ArmRecipeType, runs: int) -> None:
     arrays = [array.view(np.uint8).reshape(-1) if isinstance(executor.inputs[0], EthosUTensor) else array]
     program.execute(integers)
     flatbuffer = result.report.delegates[0].tosa
-    with quiet_output():
-        measured = seconds_of(
+    with suppress_native_output():
+        measured = time_alternately(
             [
                 lambda: program.execute(integers),
                 lambda: executor.run(arrays),
@@ -109,23 +109,24 @@ def measure(recipe: ArmRecipeType, runs: int) -> None:
             ],
             ROUNDS,
         )
-    through, alone, model = (1e3 * statistics.median(seconds) for seconds in measured)
-    print(f"{recipe.name}: {through:.3f} ms a run, {alone:.3f} ms in the executor alone: {through - alone:+.3f} ms")
-    print(f"  TOSA reference model in this process: {model:.3f} ms")
+    run_ms, executor_ms, reference_ms = (1e3 * statistics.median(seconds) for seconds in measured)
+    overhead_ms = run_ms - executor_ms
+    print(f"{recipe.name}: {run_ms:.3f} ms a run, {executor_ms:.3f} ms in the executor alone: {overhead_ms:+.3f} ms")
+    print(f"  TOSA reference model in this process: {reference_ms:.3f} ms")
 
     for _ in range(WARM_UP):
         program.execute(integers)
     readings = [resident_kib()]
     for done in range(1, runs + 1):
         program.execute(integers)
-        if done % STEP == 0:
+        if done % MEMORY_INTERVAL == 0:
             readings.append(resident_kib())
-    print(f"  resident KiB after every {STEP:,} runs: {', '.join(f'{reading:,}' for reading in readings)}")
+    print(f"  resident KiB after every {MEMORY_INTERVAL:,} runs: {', '.join(f'{reading:,}' for reading in readings)}")
     print(f"  {readings[-1] - readings[0]:+,} KiB in {runs:,} runs")
 
 
 def measure_model(name: str, recipe: ArmRecipeType) -> list[float]:
-    """Least seconds of processor time of ``Program.run``, of its delegates alone, and of the reference model."""
+    """Minimum processor seconds of ``Program.run``, of its delegates alone, and of the reference model."""
     from tests.models import zoo
     from tests.runtime.ethosu_emulator import random_inputs
 
@@ -135,13 +136,13 @@ def measure_model(name: str, recipe: ArmRecipeType) -> list[float]:
     program.execute(*entry.samples[0])
     executors, models = [], []
     delegates = program.content.methods["forward"].delegates
-    for delegate, made in zip(delegates, result.report.delegates, strict=True):
-        arrays = random_inputs(made, seed=0)
+    for delegate, compiled in zip(delegates, result.report.delegates, strict=True):
+        arrays = random_inputs(compiled, seed=0)
         executor = DELEGATE_FACTORIES[delegate.backend](bytes(delegate.data), delegate.compile_specs, lambda _: None)
         executors.append((executor.run, [array.view(np.uint8).reshape(-1) for array in arrays]))
-        models.append((made.tosa, arrays))
-    with quiet_output():
-        measured = seconds_of(
+        models.append((compiled.tosa, arrays))
+    with suppress_native_output():
+        measured = time_alternately(
             [
                 lambda: program.execute(*entry.samples[0]),
                 lambda: [run(arrays) for run, arrays in executors],
@@ -154,20 +155,24 @@ def measure_model(name: str, recipe: ArmRecipeType) -> list[float]:
 
 
 def measure_models(names: Sequence[str]) -> None:
-    """Print a table."""
+    """Measure models, and print a Markdown table."""
     recipes = (ArmRecipeType.ETHOSU_U55_INT8, ArmRecipeType.ETHOSU_U85_INT8)
-    print("| model | " + " | ".join(f"{recipe.name}: run, alone, reference model, s" for recipe in recipes) + " |")
+    print(
+        "| model | "
+        + " | ".join(f"{recipe.name}: run, executor alone, reference model, s" for recipe in recipes)
+        + " |"
+    )
     print("|---" * (1 + len(recipes)) + "|")
     for name in names:
         cells = []
         for recipe in recipes:
-            through, alone, model = measure_model(name, recipe)
-            cells.append(f"{through:.4f}, {alone:.4f}, {model:.3f} = {model / through:.1f}x")
+            run, alone, reference = measure_model(name, recipe)
+            cells.append(f"{run:.4f}, {alone:.4f}, {reference:.3f} = {reference / run:.1f}x")
         print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 
 def main() -> None:
-    """Measure the executors."""
+    """Measure what the arguments select."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=10_000)
     parser.add_argument("--models", nargs="*", help="names of the zoo (default: all)")

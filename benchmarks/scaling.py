@@ -1,11 +1,11 @@
-"""How an export's time grows with the number of nodes, and its memory with the weights.
+"""Scaling of an export: its time by the number of nodes, its memory by the size of the weights.
 
     python benchmarks/scaling.py --nodes 1000 10000 [--recipes TOSA_INT8 ETHOSU_U85_INT8]
     python benchmarks/scaling.py --memory vit_b_16 encoder_240m [--recipes TOSA_INT8]
 
-Each measurement is a process of its own. Seconds are of the process that exports, without Vela's; the time of a node is
-that of the whole export, after a first one of another model. Memory is what the process has at most, above what it had
-before the export, in relation to the model's float weights.
+Each measurement runs in a new process. Seconds are processor time of the exporting process, without Vela. Milliseconds
+per node are those of the whole export divided by the number of nodes; an export of another model precedes it as a
+warm-up. Memory is the increase of the peak resident memory by the export, relative to the model's float weights.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from torch import Tensor, nn
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-_NODES_OF_A_BLOCK = 5
+_NODES_PER_BLOCK = 5
 
 
 class Mixed(nn.Module):
-    """Blocks of a convolution, a ReLU, a product, a sigmoid and a sum; every fourth sum is with an earlier block."""
+    """Blocks of a convolution, ReLU, multiplication, sigmoid and addition. Every fourth one has a skip connection."""
 
     def __init__(self, nodes: int) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.convs = nn.ModuleList(nn.Conv2d(8, 8, 1) for _ in range(nodes // _NODES_OF_A_BLOCK))
+        self.convs = nn.ModuleList(nn.Conv2d(8, 8, 1) for _ in range(nodes // _NODES_PER_BLOCK))
         self.gain = nn.Parameter(torch.rand(1, 8, 1, 1) + 0.5)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -64,7 +64,7 @@ class Encoder(nn.Module):
 
 
 def main() -> None:
-    """Measure what the arguments name; one line of JSON each."""
+    """Run each measurement that the arguments select in a new process, and print one line of JSON for each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", nargs="+", default=[])
     parser.add_argument("--memory", nargs="+", default=[], choices=("vit_b_16", "encoder_240m"))
@@ -73,7 +73,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.one:
         what, recipe = given.one
-        print(json.dumps(seconds(int(what), recipe) if what.isdigit() else memory(what, recipe)))
+        print(json.dumps(measure_time(int(what), recipe) if what.isdigit() else measure_memory(what, recipe)))
         return
     for recipe in given.recipes:
         for what in (*given.nodes, *given.memory):
@@ -93,8 +93,8 @@ def _export(model: nn.Module, samples: Any, recipe: str) -> Any:
     return export(model, ExportRecipe.get_recipe(ArmRecipeType[recipe]), samples, progress=False)
 
 
-def seconds(nodes: int, recipe: str) -> dict[str, Any]:
-    """Processor time of a whole export, by stage and by node."""
+def measure_time(nodes: int, recipe: str) -> dict[str, Any]:
+    """Measure the processor time of a whole export, by stage and per node."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     samples = [(torch.randn(1, 8, 4, 4),) for _ in range(2)]
@@ -106,11 +106,11 @@ def seconds(nodes: int, recipe: str) -> dict[str, Any]:
     spent = time.process_time() - start
     stages = {name: round(value, 2) for name, value in report.seconds.items()}
     by_node = round(1e3 * spent / nodes, 3)
-    return {"nodes": nodes, "recipe": recipe, "seconds": round(spent, 2), "ms a node": by_node, "stages": stages}
+    return {"nodes": nodes, "recipe": recipe, "seconds": round(spent, 2), "ms per node": by_node, "stages": stages}
 
 
-def memory(name: str, recipe: str) -> dict[str, Any]:
-    """MiB at most in an export that is saved, above those before it."""
+def measure_memory(name: str, recipe: str) -> dict[str, Any]:
+    """Measure the peak resident memory in MiB of an export that is saved, and its increase by the export."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -123,12 +123,12 @@ def memory(name: str, recipe: str) -> dict[str, Any]:
     _export(Mixed(20), [(torch.randn(1, 8, 4, 4),)], recipe)
     weights = sum(parameter.numel() * 4 for parameter in model.parameters()) / 2**20
     before = _resident()
-    most = [before]
+    peak = [before]
     done = threading.Event()
 
     def watch() -> None:
         while not done.wait(0.02):
-            most[0] = max(most[0], _resident())
+            peak[0] = max(peak[0], _resident())
 
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -144,8 +144,8 @@ def memory(name: str, recipe: str) -> dict[str, Any]:
         "recipe": recipe,
         "weights MiB": round(weights),
         "before MiB": round(before),
-        "most MiB": round(most[0]),
-        "above, of the weights": round((most[0] - before) / weights, 2),
+        "sampled peak MiB": round(peak[0]),
+        "increase / weights": round((peak[0] - before) / weights, 2),
         "seconds": round(spent, 1),
         "peak MiB": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
     }

@@ -1,12 +1,13 @@
-"""Small networks that are trained for this: what each precision keeps of what they learned, by running the programs.
+"""Accuracy of small trained networks in each precision, measured by running the programs.
 
     python benchmarks/trained.py --out rows.jsonl [--models digits_cnn ...]
-    python benchmarks/trained.py --out rows.jsonl --table benchmarks/trained.md      # write the table, measure nothing
+    python benchmarks/trained.py --out rows.jsonl --table benchmarks/trained.md    # format earlier rows
 
-Digits are scikit-learn's; the sounds of the keyword spotter are made here. Training takes less than a minute each. The
-figures are those of held-out data, percent of right answers or dB of a picture against the one without noise, from the
-programs for Ethos-U85-256: on the emulator for ours, from the TOSA graphs that Vela was given for the peer's. Behind
-them stands the SQNR of the outputs against the trained network in floating point, where the weights are its own.
+The digits are those of scikit-learn; the sounds for the keyword spotter are synthetic. Each training takes less than a
+minute. The scores are those of test data: the percentage of correct answers, or the signal-to-noise ratio of denoised
+images. Our Ethos-U85-256 programs run on the emulator; for the peer's, the TOSA reference model runs the graphs that
+Vela compiled. Each score is followed by the SQNR of the outputs against the floating-point network, except for QAT,
+which has other weights.
 """
 
 from __future__ import annotations
@@ -38,16 +39,17 @@ class Task:
     """A network with its data.
 
     Attributes:
-        train, held: inputs and what is wanted of them.
-        loss: of a batch of outputs.
-        score: of all outputs, the higher the better; ``unit`` says of what.
-        epochs, rate: of the training in floating point.
-        options: of the recipes, where they are not the usual ones.
+        train, test: inputs and targets.
+        loss: loss function of a batch of outputs and targets.
+        score: score of all outputs and targets; higher is better.
+        unit: unit of the score.
+        epochs, rate: number of epochs and learning rate of the training in floating point.
+        options: options of the recipes other than their defaults.
     """
 
     model: nn.Module
     train: tuple[Tensor, Tensor]
-    held: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor]
     loss: Callable[[Tensor, Tensor], Tensor]
     score: Callable[[Tensor, Tensor], float]
     unit: str
@@ -57,7 +59,7 @@ class Task:
 
 
 class _Cnn(nn.Module):
-    """Depthwise separable, as networks for microcontrollers are."""
+    """Depthwise separable CNN, typical for microcontrollers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,18 +75,18 @@ class _Cnn(nn.Module):
 
 
 class _Vit(nn.Module):
-    """Patches of 2x2, two layers of attention."""
+    """Vision transformer: patches of 2x2, two encoder layers."""
 
     def __init__(self, width: int = 32) -> None:
         super().__init__()
         self.patches = nn.Conv2d(1, width, 2, 2)
-        self.places = nn.Parameter(0.02 * torch.randn(1, 16, width))
+        self.positions = nn.Parameter(0.02 * torch.randn(1, 16, width))
         layer = nn.TransformerEncoderLayer(width, 4, 64, 0.0, "gelu", batch_first=True, norm_first=True)
         self.layers = nn.ModuleList(copy.deepcopy(layer) for _ in range(2))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        tokens = self.patches(x).flatten(2).transpose(1, 2) + self.places
+        tokens = self.patches(x).flatten(2).transpose(1, 2) + self.positions
         for layer in self.layers:
             tokens = layer(tokens)
         scores: Tensor = self.head(self.norm(tokens).mean(1))
@@ -92,7 +94,7 @@ class _Vit(nn.Module):
 
 
 class _Denoiser(nn.Module):
-    """An autoencoder with a narrow middle."""
+    """Denoising autoencoder with a bottleneck."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,7 +109,7 @@ class _Denoiser(nn.Module):
 
 
 class _Spotter(nn.Module):
-    """Frames of a sound through a GRU."""
+    """Keyword spotter: a GRU over the frames of a sound."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -142,86 +144,93 @@ def _sounds(count: int, seed: int) -> tuple[Tensor, Tensor]:
     return bands + 0.45 * torch.randn(count, 24, 16, generator=generator), labels
 
 
-def _right(outputs: Tensor, wanted: Tensor) -> float:
-    return 100 * float((outputs.argmax(1) == wanted).double().mean())
+def _compute_accuracy(outputs: Tensor, labels: Tensor) -> float:
+    return 100 * float((outputs.argmax(1) == labels).double().mean())
 
 
-def _clean(outputs: Tensor, wanted: Tensor) -> float:
-    return 10 * math.log10(float(wanted.square().sum() / (outputs - wanted).square().sum()))
+def _compute_snr(outputs: Tensor, clean: Tensor) -> float:
+    return 10 * math.log10(float(clean.square().sum() / (outputs - clean).square().sum()))
 
 
-def task(name: str) -> Task:
-    """A network, not trained yet."""
+def create_task(name: str) -> Task:
+    """Create an untrained network with its data."""
     torch.manual_seed(0)
     if name == "spotter_gru":
         data = _sounds(3000, 1), _sounds(_SOUNDS, 2)
-        return Task(_Spotter(), *data, F.cross_entropy, _right, "% right", 12)
-    train, held, labels, truth = _digits()
+        return Task(_Spotter(), *data, F.cross_entropy, _compute_accuracy, "% correct", 12)
+    train, test, train_labels, test_labels = _digits()
     if name == "denoiser":
-        noisy = [(x + 0.25 * torch.randn(x.shape), x.flatten(1)) for x in (train, held)]
-        return Task(_Denoiser(), noisy[0], noisy[1], F.mse_loss, _clean, "dB", 40)
-    data = (train, labels), (held, truth)
+        noisy = [(x + 0.25 * torch.randn(x.shape), x.flatten(1)) for x in (train, test)]
+        return Task(_Denoiser(), noisy[0], noisy[1], F.mse_loss, _compute_snr, "dB", 40)
+    data = (train, train_labels), (test, test_labels)
     if name == "digits_uneven":
         from tests.small_models import UnevenGains
 
         return Task(
-            UnevenGains(), *data, F.cross_entropy, _right, "% right", 15, rate=1e-2, options={"per_channel": False}
+            UnevenGains(),
+            *data,
+            F.cross_entropy,
+            _compute_accuracy,
+            "% correct",
+            15,
+            rate=1e-2,
+            options={"per_channel": False},
         )
     model = {"digits_cnn": _Cnn, "digits_vit": _Vit}[name]()
-    return Task(model, *data, F.cross_entropy, _right, "% right", 15)
+    return Task(model, *data, F.cross_entropy, _compute_accuracy, "% correct", 15)
 
 
 MODELS = ("digits_cnn", "digits_uneven", "digits_vit", "denoiser", "spotter_gru")
 
 
 def fit(model: nn.Module, job: Task, epochs: int, rate: float) -> None:
-    """Adam in batches of 32, with a rate that falls to nothing."""
-    inputs, wanted = job.train
+    """Train by Adam in batches of 32. The learning rate decays linearly to 2%."""
+    inputs, targets = job.train
     optimizer = torch.optim.Adam(model.parameters(), lr=rate)
     steps, step = epochs * -(-len(inputs) // 32), 0
     for _ in range(epochs):
         for chosen in torch.randperm(len(inputs)).split(32):
             for group in optimizer.param_groups:
                 group["lr"] = rate * max(1 - step / steps, 0.02)
-            loss = job.loss(model(inputs[chosen]), wanted[chosen])
+            loss = job.loss(model(inputs[chosen]), targets[chosen])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             step += 1
 
 
-def measured(name: str) -> dict[str, Any]:
-    """Score and SQNR of each variant, and seconds for all of it."""
+def measure(name: str) -> dict[str, Any]:
+    """Measure score and SQNR of each variant, and the seconds of the whole run."""
     from arm_recipes import ArmRecipeType, ExportRecipe, export, prepare_qat, tune
     from benchmarks.compare import _export_with_peer, first_output
     from benchmarks.coverage import sqnr
 
     started = time.perf_counter()
-    job = task(name)
+    job = create_task(name)
     fit(job.model.train(), job, job.epochs, job.rate)
     model = job.model.eval()
     samples = [(x[None],) for x in job.train[0][:_CALIBRATION]]
-    inputs, wanted = job.held
+    inputs, targets = job.test
     expected = _outputs(model, inputs)
 
-    def rated(run: Callable[[Tensor], Any]) -> list[float | None]:
+    def rate(run: Callable[[Tensor], Any]) -> list[float | None]:
         outputs = _outputs(run, inputs)
-        return [job.score(outputs, wanted), sqnr([expected], [outputs])]
+        return [job.score(outputs, targets), sqnr([expected], [outputs])]
 
     def recipe(kind: str = RECIPE) -> Any:
         return ExportRecipe.get_recipe(ArmRecipeType[kind], **job.options)
 
-    found: dict[str, Any] = {"float": [job.score(expected, wanted), None]}
-    found["INT8"] = rated(export(model, recipe(), samples).run)
-    found["A16W8"] = rated(export(model, recipe("ETHOSU_U85_A16W8"), samples).run)
-    found["tuned"] = rated(tune(model, recipe(), samples, budget={"cycles": 1.1}, progress=False).best.run)
+    found: dict[str, Any] = {"float": [job.score(expected, targets), None]}
+    found["INT8"] = rate(export(model, recipe(), samples).run)
+    found["A16W8"] = rate(export(model, recipe("ETHOSU_U85_A16W8"), samples).run)
+    found["tuned"] = rate(tune(model, recipe(), samples, budget={"cycles": 1.1}, progress=False).best.run)
     prepared = prepare_qat(copy.deepcopy(model), recipe(), samples)
     fit(prepared.train(), job, _QAT_EPOCHS, job.rate / 10)
-    found["QAT"] = [job.score(_outputs(prepared.eval().export(samples).run, inputs), wanted), None]  # of other weights
+    found["QAT"] = [job.score(_outputs(prepared.eval().export(samples).run, inputs), targets), None]
     try:
         run = _export_with_peer(copy.deepcopy(model), samples, RECIPE)[1]
-        found["peer INT8"] = rated(lambda x: first_output(run(x)))
-    except Exception as error:  # a row tells it
+        found["peer INT8"] = rate(lambda x: first_output(run(x)))
+    except Exception as error:  # a failed export is a result
         found["peer INT8"] = str(error).partition("\n")[0][:80]
     return {"model": name, "unit": job.unit, **found, "seconds": round(time.perf_counter() - started)}
 
@@ -231,9 +240,9 @@ def _outputs(run: Callable[[Tensor], Any], inputs: Tensor) -> Tensor:
         return torch.cat([run(x[None]) for x in inputs])
 
 
-def table(found: Iterable[dict[str, Any]]) -> str:
-    """The rows as Markdown."""
-    lines = ["# Trained networks", "", "Written by `trained.py`; README.md says what was found.", ""]
+def format_table(found: Iterable[dict[str, Any]]) -> str:
+    """Format the rows as Markdown."""
+    lines = ["# Trained networks", "", "Written by `trained.py`; README.md explains the figures.", ""]
     lines += [f"| model | {' | '.join(VARIANTS)} | seconds |", "|---" * (len(VARIANTS) + 2) + "|"]
     for row in found:
         cells = [_cell(row[name]) for name in VARIANTS]
@@ -249,4 +258,4 @@ def _cell(figures: list[Any] | str) -> str:
 
 
 if __name__ == "__main__":
-    rows.main(__doc__, measured, table, models=MODELS)
+    rows.main(__doc__, measure, format_table, models=MODELS)

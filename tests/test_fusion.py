@@ -10,14 +10,14 @@ import torch
 from arm_backend_core.fusion.plan import FusionPlan
 from arm_backend_core.nodes import constant_nodes
 from arm_backend_core.ops.catalog import find_record
-from tests.ops.runner import Case, Input, check_steps, lower, output_scales, quantized
+from tests.ops.runner import Case, Input, check_steps, lower, output_scales, quantize_case
 from tests.ops.runner import export as exported
 from tests.sqnr import sqnr
 
 
 def _lower_to_one_delegate(case: Case) -> tuple[str, ...]:
     """Quantize to int8 and compare with the quantized graph; return the TOSA operators of the delegate."""
-    module = quantized(case, wide=False)
+    module = quantize_case(case, int16=False)
     program = exported(module, case.sample())
     lowered = lower(program, "int")
     lowered.check_delegated()
@@ -107,7 +107,7 @@ def test_a_mask_that_hides_nothing_is_not_added() -> None:
 def test_waves_of_int16_are_tables_of_their_own(waves: Callable[[torch.Tensor], torch.Tensor], least: float) -> None:
     """Lines between 513 points miss functions of waves of many turns, which the wave itself has exact points for."""
     case = Case("waves", waves, (Input((8, 64), -1, 1),))
-    module = quantized(case, wide=True)
+    module = quantize_case(case, int16=True)
     program = exported(module, case.sample())
     lowered = lower(program, "int")
     lowered.check_delegated()

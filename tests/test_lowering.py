@@ -39,7 +39,7 @@ def test_float(case: Case) -> None:
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.name in _ROWS[:3]], ids=lambda case: case.name)
 def test_ethos_u(case: Case) -> None:
-    module = runner.quantized(case, wide=False)
+    module = runner.quantize_case(case, int16=False)
     program = runner.export(module, case.sample())
     got = _lowered(case, program, EthosUPartitioner(EthosUCompileSpec("ethos-u85-256")))
     runner.check_steps(got, runner.flat(module(*case.sample())), runner.output_scales(program), case.steps)

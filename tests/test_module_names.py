@@ -122,7 +122,7 @@ ELSEWHERE = {
         "report/test_report.py": "comparisons costs lowered_program memory network record",
     },
     "arm_recipes.runtime": {
-        "runtime/test_program.py": "calls delegates errors payloads sandbox signature tensor_info",
+        "runtime/test_program.py": "calls delegates errors sandbox signature tensor_info vgf_payload",
         "runtime/test_plugin.py": "build host_library",
         "runtime/test_ethosu.py": "ethosu_stream payload_parts",
         "runtime/test_access_checker.py": "ethosu_abi",

@@ -20,7 +20,7 @@ from arm_backend_core.aten import complex_numbers
 from arm_backend_core.nodes import KEEP_COMPOSITE, is_composite_implicit
 from arm_backend_core.ops.catalog import find_composite, find_record
 from arm_backend_core.ops.composites import computed_weights
-from arm_backend_core.ops.composites.arithmetic import empty_product
+from arm_backend_core.ops.composites.arithmetic import matmul_of_empty_inner_dimension
 
 aten = torch.ops.aten
 
@@ -51,7 +51,7 @@ def decomposition_rule(node: Node, constants: Container[Node], *, quantized: boo
     if _is_empty(node):
         return lambda *_, **__: pytree.tree_map(lambda x: torch.zeros(x.shape, dtype=x.dtype), node.meta["val"])
     if _reduces_zero_elements(node):
-        return partial(empty_product, node.meta["val"].shape)
+        return partial(matmul_of_empty_inner_dimension, node.meta["val"].shape)
     if _has_computed_weight(node, constants):
         return computed_weights.DECOMPOSITIONS[overload][1]
     record = find_composite(node)

@@ -15,8 +15,8 @@ def to_common_scale(x: FixedPoint, y: FixedPoint, out: QParams | None = None) ->
 
     The operand with the larger scale is shifted left by g guard bits, 19 for int8 and 14 for int16, so that sums stay
     below 2**30. The other operand is multiplied by a smaller factor. The rounding error is 2**-g of the larger scale. A
-    comparison shifts int8 by 21 bits, the most that RESCALE accepts. Numbers whose difference is below the rounding
-    error compare as equal: for example 1 at two scales with a difference of 2**-22 or less.
+    comparison shifts int8 by 21 bits, the most that RESCALE accepts. Two unequal numbers compare as equal if they
+    differ by less than the rounding error, for example 1 step at two scales whose relative difference is 2**-22.
 
     Args:
         x: the first operand.
@@ -48,9 +48,8 @@ def to_common_int16(x: FixedPoint, y: FixedPoint, out: QParams) -> tuple[FixedPo
 
     An NPU adds and rescales int16 in one operation. The common scale is the scale of the int16 operand, which must not
     exceed the result's scale. Without an int16 operand, the common scale is the result's scale. The error is at most
-    one step of the result. Each
-    operand saves two passes over INT32: adding an int8 and an int16 element takes 2.6 instead of 8.0 cycles on
-    U55-128, 0.8 instead of 2.6 on U85-256.
+    one step of the result. Compared with INT32, each operand saves two operations of the NPU: adding an int8 and an
+    int16 element takes 2.6 instead of 8.0 cycles on U55-128, 0.8 instead of 2.6 on U85-256.
 
     Returns:
         The operands as INT32 at one scale. They are RESCALEs of int16 values, which Vela fuses into the addition. None

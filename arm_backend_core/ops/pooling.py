@@ -101,7 +101,7 @@ def _lowest_value(dtype: DType) -> float:
 
 
 def _dilated_max_pool(cx: Context, image: Value, window: _PoolingWindow, dilation: tuple[int, int]) -> Value:
-    """Dilated max pooling by phases: every dilation-th row and column is an image, in which windows are dense."""
+    """Dilated max pooling by space-to-batch: every dilation-th row and column form an image with dense windows."""
     b, (dy, dx), lowest = cx.b, dilation, _lowest_value(image.dtype)
     top, bottom, left, right = window.pad
     n, h, w, c = image.shape

@@ -45,7 +45,8 @@ class Record:
         univariate: whether it is elementwise and fusion may merge it with its neighbours into one TABLE.
         is_discontinuous: whether the function has jumps. An int16 TABLE would interpolate across a jump, so int16
             operands use the integer rule, which is exact.
-        evaluate: function that computes the operator for a grid of operands; the ATen operator itself if None.
+        evaluate: function that computes the entries of a TABLE from a tensor of operand values; the ATen operator
+            itself if None.
         clamp_bounds: for ReLU-like functions, maps the arguments to (low, high). Such an operator is fused into the
             RESCALE of its producer.
         scale_factor: for a multiplication, maps the arguments to its positive constant factor, or to None. A

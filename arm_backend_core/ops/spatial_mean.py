@@ -4,9 +4,11 @@ The accumulator is rescaled directly to the quantization parameters of the resul
 parameters of the input. Each convolution sums rows. A row of the image is viewed as fewer channels and more positions,
 because an Ethos-U stores ten bytes of scale for each channel and processes several positions at once.
 
-Measured with Vela 5.1 on 7x7x1280 between two 1x1 convolutions (cycles on U55-128, cycles on U85-256, bytes on U55):
+Estimates of Vela 5.1 for 7x7x1280 between two 1x1 convolutions (cycles on U55-128, cycles on U85-256, bytes of the
+program for U55-128):
 - this implementation: 114,295, 25,376, 80,896
-- rows and columns in two passes: 117,682, 26,481, 81,216; the same with 1280 channels: 133,094, 44,010, 108,928
+- a convolution for the rows and one for the columns: 117,682, 26,481, 81,216; without the view as fewer channels:
+  133,094, 44,010, 108,928
 - AVG_POOL2D: 140,466, 39,580, 80,576
 - REDUCE_SUM: 184,954, 1,821,092, 81,168
 """
@@ -29,7 +31,7 @@ _PARALLEL_CHANNELS = 16
 """Number of channels that an Ethos-U processes in parallel."""
 
 _MAX_ERROR = 2.0**-10
-"""Maximum rounding error of the partial sums, in ranges of the result: a quarter of an int8 step."""
+"""Maximum rounding error of the partial sums, relative to the result's range; 2**-10 is a quarter of an int8 step."""
 
 
 def spatial_mean(
@@ -37,9 +39,10 @@ def spatial_mean(
 ) -> Value | None:
     """Mean of int8 or int16 ``x`` over one or two adjacent ``axes``, as with ``keepdim=True``, in parameters ``out``.
 
-    Between the convolutions, the sums are int16. They are exact if they fit int16. Otherwise each is rounded, to 2**-9
-    of an int8 step or half an int16 step of ``x``. A mean near 0 of many elements has a range of few such steps:
-    [1, 32, 112, 112] of A16W8 without offset had 38 dB, and has 78 dB by REDUCE_SUM.
+    Between the convolutions, the partial sums are int16. They are exact if they fit int16. Otherwise each is rounded.
+    As a mean, its rounding error is up to 2**-9 of a step of an int8 ``x``, or half a step of an int16 ``x``. This is
+    too much if the result's range is only a few steps of ``x``, for example if means of many elements are close to 0:
+    for [1, 32, 112, 112] with zero mean in A16W8, convolutions gave an SQNR of 38 dB, and REDUCE_SUM gives 78 dB.
 
     Args:
         is_only_user: whether no other operator reads ``x``. On an Ethos-U, a RESHAPE of a tensor with other readers may
@@ -96,8 +99,8 @@ def _mean_by_convolutions(b: Builder, image: Value, q: QParams, out: QParams, is
     None if the partial sums would be too coarse.
 
     If an axis is longer than the longest kernel, kernels sum its parts, and further kernels sum these sums. The parts
-    are contiguous in memory, so slicing them costs nothing. A RESHAPE of a tensor with other readers costs cycles:
-    877,246 cycles without it and 1,279,638 with it (Vela 5.1, U55-128, 112x112x32 with its gate).
+    are contiguous in memory, so slicing them costs nothing. A RESHAPE of a tensor with other readers costs cycles: a
+    squeeze-and-excitation block of 112x112x32 takes 877,246 cycles without it, 1,279,638 with it (Vela 5.1, U55-128).
     """
     batch, height, width, channels = image.shape
     max_kernel = b.target.hardware.max_kernel

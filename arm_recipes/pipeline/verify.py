@@ -1,6 +1,6 @@
 """Verification, ``export(..., verify=True)``: compare Vela's programs with the TOSA reference model.
 
-``verify_kernels`` compares programs of int8 kernels.
+``verify_kernels`` compares programs of int8 kernels (Cortex-M).
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ _MAX_LISTED_OPERATORS = 12
 
 
 def verify_delegates(result: Artifact, examples: Mapping[str, Sequence[Inputs]]) -> None:
-    """Run samples. Compare each Ethos-U delegate with the TOSA reference model, and programs of int8 kernels with the
-    kernels' records. Adds notes to the report.
+    """Run samples, compare the results with a reference, and add notes to the report.
+
+    The reference of an Ethos-U delegate is the TOSA reference model. The reference of int8 kernels is their NumPy
+    implementation (``verify_kernels``).
 
     Args:
         result: the export. Its report is replaced.

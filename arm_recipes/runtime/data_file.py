@@ -18,9 +18,9 @@ from arm_recipes.runtime.pte import ProgramError, PteProgram
 
 #: Suffix of a data file: ``model.ptd`` belongs to ``model.pte``.
 DATA_FILE_SUFFIX: Final = ".ptd"
-_MAGIC: Final = b"FT01"
-#: After the root and the magic: magic, length of the header, offset and size of the flatbuffer, offset and size of the
-#: segments.
+_FILE_IDENTIFIER: Final = b"FT01"
+#: The header follows the root offset and the file identifier of the flatbuffer. Its fields: magic, length of the
+#: header, offset and size of the flatbuffer, offset and size of the segments.
 _HEADER_OFFSET: Final = 8
 _HEADER_STRUCT: Final = struct.Struct("<4sIQQQQ")
 _HEADER_MAGIC: Final = b"FH01"
@@ -53,8 +53,10 @@ def read_data_file(data: bytes | memoryview) -> dict[str, memoryview]:
         ProgramError: the bytes are not a data file, or the file is truncated or damaged.
     """
     view = memoryview(data).toreadonly().cast("B")
-    if len(view) < _HEADER_OFFSET + _HEADER_STRUCT.size or bytes(view[4:8]) != _MAGIC:
-        raise ProgramError(f"not a data file (.ptd) of a program (magic {bytes(view[4:8])!r}, expected {_MAGIC!r})")
+    if len(view) < _HEADER_OFFSET + _HEADER_STRUCT.size or bytes(view[4:8]) != _FILE_IDENTIFIER:
+        raise ProgramError(
+            f"not a data file (.ptd) of a program (file identifier {bytes(view[4:8])!r}, expected {_FILE_IDENTIFIER!r})"
+        )
     magic, _, _, _, base, _ = _HEADER_STRUCT.unpack_from(view, _HEADER_OFFSET)
     if magic != _HEADER_MAGIC:
         raise ProgramError(f"damaged: its header has the magic {magic!r}, expected {_HEADER_MAGIC!r}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from arm_recipes.runtime import vulkan
 from arm_recipes.runtime.errors import PayloadError, RuntimeUnavailable
 from arm_recipes.runtime.lazy import once
-from arm_recipes.runtime.payloads import read_vgf
+from arm_recipes.runtime.vgf_payload import read_vgf
 
 if TYPE_CHECKING:
     import numpy as np

@@ -144,7 +144,9 @@ class FakeQuantizedModel(torch.nn.Module):
     def apply_ranges(self, observed: ObservedProgram) -> None:
         """Set the learned ranges in a calibrated program."""
         self._apply_concat_choices(observed)
-        events.current().notes.append(f"weights and ranges are those after {self.steps} training steps with rounding")
+        events.current().notes.append(
+            f"weights and ranges were trained for {self.steps} training steps with fake quantization"
+        )
         observed.finish_calibration()  # before setting the ranges: later observations would change them
         for observer, quantization_range in zip(
             activation_observers(observed), self._quantization_ranges(), strict=True
@@ -152,9 +154,9 @@ class FakeQuantizedModel(torch.nn.Module):
             set_qparams(observer, quantization_range())
 
     def reset_state(self) -> None:
-        """Reset the buffers that the model writes to their values at preparation.
+        """Reset the mutated buffers, such as a recurrent state, to the values that they had at preparation.
 
-        Training calls also change these buffers. That is no result of training: ``eval()`` and ``export`` reset them.
+        Training calls change these buffers, but do not train them. ``eval()`` and ``export`` therefore reset them.
         """
         tensors = named_tensors(self.model)
         with torch.no_grad():
@@ -238,8 +240,8 @@ class FakeQuantizedModel(torch.nn.Module):
         other = next(((name, device) for name, device in devices.items() if device != first[1]), None)
         if other is not None:
             raise ValueError(
-                f"{first[0]} is on {first[1]} and {other[0]} is on {other[1]}: move all of the prepared model, "
-                f'prepared.to("{other[1]}"), and what it is called with'
+                f"{first[0]} is on {first[1]} and {other[0]} is on {other[1]}: move the prepared model and all inputs "
+                f'to one device, for example prepared.to("{other[1]}")'
             )
 
     def _non_finite_message(self, problem: str) -> str:
@@ -257,8 +259,8 @@ def model_to_train(models: Mapping[str, Any]) -> torch.nn.Module:
     """
     if len(models) != 1:
         raise ValueError(
-            f"quantization-aware training takes one method, not {', '.join(models)}: train each by itself; several "
-            "sizes of one are prepare_qat(...).export(sizes=...)"
+            f"quantization-aware training takes one method, not {', '.join(models)}: train and export each method "
+            "separately; for several input sizes of one method, use prepare_qat(...).export(sizes=...)"
         )
     (model,) = models.values()
     if isinstance(model, (ExportedProgram, GraphModule)) and is_quantized(model.graph):
@@ -268,9 +270,9 @@ def model_to_train(models: Mapping[str, Any]) -> torch.nn.Module:
 
 
 def _detach_computed_weights(model: torch.nn.Module) -> dict[int, Any]:
-    """Copy the weights that pruning or weight normalization computed in the last call, for ``copy.deepcopy``'s memo.
+    """Detach copies of the weights that pruning or weight normalization computes in each call, for ``deepcopy``'s memo.
 
-    Each call computes them again. ``deepcopy`` refuses tensors with gradient history.
+    ``deepcopy`` refuses tensors with gradient history. The next call computes these weights again.
     """
     values = [value for module in model.modules() for value in vars(module).values()]
     return {id(x): x.detach().clone() for x in values if isinstance(x, Tensor) and not x.is_leaf}

@@ -143,7 +143,8 @@ struct Operation {
   uint8_t constant_count = 0;
   Order order;
 
-  void reads_constant(uint32_t region, int64_t address, size_t bytes, const uint8_t* source) {
+  // Records that the operation reads weights or scales, for the access checker.
+  void add_constant(uint32_t region, int64_t address, size_t bytes, const uint8_t* source) {
     constant_sources[constant_count] = source;
     constants[constant_count++] = {static_cast<uint8_t>(region), address, address + static_cast<int64_t>(bytes)};
   }

@@ -296,7 +296,7 @@ Status Program::add_weights(const Registers& registers, Operation* op) {
     if (!status.ok()) {
       return status;
     }
-    op->reads_constant(region, address, streams[core].size, streams[core].data);
+    op->add_constant(region, address, streams[core].size, streams[core].data);
     key.push_back(static_cast<int64_t>(streams[core].data - weights_.data));
   }
   auto& decoded = decoded_weights_[key];
@@ -323,7 +323,7 @@ Status Program::add_scales(const Registers& registers, Operation* op) {
     if (!status.ok()) {
       return status;
     }
-    op->reads_constant(region, registers.address(bases[i]), streams[i].size, streams[i].data);
+    op->add_constant(region, registers.address(bases[i]), streams[i].size, streams[i].data);
     key.push_back(static_cast<int64_t>(streams[i].data - weights_.data));
   }
   auto& decoded = decoded_scales_[key];

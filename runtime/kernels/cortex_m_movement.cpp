@@ -49,7 +49,8 @@ Tensor& transpose_out(KernelRuntimeContext& context, const Tensor& input, Int64L
   const auto rank = static_cast<size_t>(input.dim());
   if (!check_tensors(check, input, out) ||
       !check.require(is_permutation(axes, rank), "perm", "must name each axis of the input once") ||
-      !check.require(rank != 2 || axes[0] == 1, "perm", "must swap two axes: CMSIS-NN swaps them always") ||
+      !check.require(rank != 2 || axes[0] == 1, "perm",
+                     "must be (1, 0) for an input of rank 2, because CMSIS-NN always swaps its axes") ||
       !check.is_contiguous("input", input)) {
     return out;
   }
@@ -84,8 +85,8 @@ Tensor& transpose_out(KernelRuntimeContext& context, const Tensor& input, Int64L
   return out;
 }
 
-// Whether the amounts have the order (N, H, W, C). Where the elements of a tensor of rank 4 are in that order whatever
-// its memory format, they do: an exported program has made the same choice.
+// Whether the pad amounts are in the order (N, H, W, C). They are for a channels-last input, and if both memory formats
+// store the elements in the same order (C = 1 or H = W = 1). The lowering makes the same choice.
 bool is_padded_as_channels_last(const Tensor& input) {
   if (input.dim() != 4) {
     return false;
@@ -95,7 +96,7 @@ bool is_padded_as_channels_last(const Tensor& input) {
          (order[1] == 2 && order[2] == 3 && order[3] == 1);
 }
 
-// Sizes of an input, and the amounts before and after it, in the order of the axes in memory.
+// Sizes of an input, and the pad amounts before and after it, in the order of the axes in memory.
 struct Padding {
   Sizes sizes{1, 1, 1, 1};
   Sizes before{};

@@ -124,7 +124,7 @@ def test_runs_whole_in_float(name: str) -> None:
 @pytest.mark.parametrize("name", ["rfft2", "spectral_layer", "stft", "rotated", "polar"])
 def test_runs_whole_in_integers(name: str) -> None:
     case = Case(name, FUNCTIONS[name], [Input((2, 4, 6)), Input((2, 4, 6))])
-    module, inputs = runner.quantized(case, wide=True), case.sample()
+    module, inputs = runner.quantize_case(case, int16=True), case.sample()
     lowered = runner.lower(runner.export(module, inputs), "int")
     lowered.check_delegated()
     for ours, theirs in zip(lowered.run(inputs), runner.flat(case.module()(*inputs)), strict=True):
@@ -201,7 +201,7 @@ def test_windows_that_are_shorter_than_a_transform_keep_both_parts(
 ) -> None:
     """Rounding alone: without the imaginary part 6 dB were left."""
     case = Case("short time", function, [Input((2, 90))])
-    module, inputs = runner.quantized(case, wide=wide), case.sample()
+    module, inputs = runner.quantize_case(case, int16=wide), case.sample()
     lowered = runner.lower(runner.export(module, inputs), "int")
     lowered.check_delegated()
     assert sqnr(function(*inputs), lowered.run(inputs)[0]) > least
@@ -225,7 +225,7 @@ def test_what_has_no_rule_stays_on_the_cpu() -> None:
 def test_complex_numbers_without_a_rule_are_not_cast_to_real_ones() -> None:
     """They were taken for integers, being no floating-point numbers: the imaginary part was lost, 3 dB were left."""
     case = Case("acosh", lambda x: torch.acosh(torch.fft.rfft(x)).abs() * 2, [Input((2, 6))])
-    module, inputs = runner.quantized(case, wide=True), case.sample()
+    module, inputs = runner.quantize_case(case, int16=True), case.sample()
     lowered = runner.lower(runner.export(module, inputs), "int")
     assert not lowered.program.graph.find_nodes(op="call_function", target=torch.ops.aten.to.dtype)
     assert sqnr(case.module()(*inputs), lowered.run(inputs)[0]) > 60

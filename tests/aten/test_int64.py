@@ -79,13 +79,13 @@ def test_interval_of_a_result(function: Callable[[Tensor, Tensor], Any], expecte
     assert _infer(function, (-10, 5), (-2, 7))[1] == expected
 
 
-def test_row_offsets_are_assumed_to_fit() -> None:
+def test_flattened_row_indices_are_assumed_to_fit_int32() -> None:
     large = (0, 1 << 30)
     assert _infer(lambda x: aten.mul.Tensor(x, 640), large)[1] == ASSUMED_INTERVAL
     assert _infer(lambda x: aten.mul.Tensor(x, 1 << 13), large)[1] == (0, 1 << 43)
 
 
-def test_values_that_may_exceed_int32_are_not_read() -> None:
+def test_operand_that_may_exceed_int32_is_found() -> None:
     def read(x: Tensor) -> Tensor:
         return aten.neg.default(aten.mul.Tensor(x, x))
 
@@ -98,7 +98,7 @@ def test_values_that_may_exceed_int32_are_not_read() -> None:
     assert inferred.find_overflowing_operand(node) is product
 
 
-def test_indices_and_conversions_are_exempt() -> None:
+def test_indices_and_casts_are_exempt_from_the_overflow_check() -> None:
     def index(x: Tensor, i: Tensor) -> Any:
         return aten.index.Tensor(x, [aten.mul.Tensor(i, i)])
 

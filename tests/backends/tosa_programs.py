@@ -88,16 +88,16 @@ def conv2d(
 
 def rescale(graph: Flatbuffer, value: str, shape: Sequence[int], source: ts.DType, to: ts.DType) -> str:
     """Append a RESCALE by 2**-9 to type ``to``."""
-    wide = source != ts.DType.INT48
+    scale32 = source != ts.DType.INT48  # RESCALE of INT48 takes 16-bit multipliers
     operands = [
         value,
-        graph.const([1], ts.DType.INT32 if wide else ts.DType.INT16, 1 << 30 if wide else 1 << 14),
-        graph.const([1], ts.DType.INT8, 39 if wide else 23),
+        graph.const([1], ts.DType.INT32 if scale32 else ts.DType.INT16, 1 << 30 if scale32 else 1 << 14),
+        graph.const([1], ts.DType.INT8, 39 if scale32 else 23),
         graph.const([1], source, 0),
         graph.const([1], to, 0),
     ]
     attribute = ts.TosaSerializerAttribute()
-    attribute.RescaleAttribute(wide, ts.RoundingMode.SINGLE_ROUND, False, False, False)
+    attribute.RescaleAttribute(scale32, ts.RoundingMode.SINGLE_ROUND, False, False, False)
     return graph.op(ts.Op.RESCALE, operands, shape, to, attribute)
 
 

@@ -70,7 +70,7 @@ class Case:
         rtol: allowed relative error in floating point.
         atol: allowed error in floating point, relative to the largest value of the result.
         steps: allowed difference to PyTorch's quantized graph in int8, in steps of the output.
-        wide_steps: the same in int16.
+        int16_steps: the same in A16W8 (int16 activations).
         tabulated: whether it is a function of one tensor; in int16 the interpolation error of its TABLE is allowed too.
         profiles: profiles that the row runs for.
         refused: target ("fp", "int8", "a16w8", "u55", "u85") -> pattern that the reason contains.
@@ -82,7 +82,7 @@ class Case:
     rtol: float = 1e-4
     atol: float = 1e-6
     steps: int = 1
-    wide_steps: int = 1
+    int16_steps: int = 1
     tabulated: bool = False
     profiles: tuple[str, ...] = ("fp", "int8", "a16w8")
     refused: Mapping[str, str] = field(default_factory=dict)
@@ -129,9 +129,12 @@ def export(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> Exporte
         return torch.export.export(module, inputs, strict=False)
 
 
-def quantized(case: Case, *, wide: bool) -> torch.nn.Module:
-    """Quantize a case by PyTorch's flow, calibrated on three samples; tests run the first one."""
-    config = get_symmetric_a16w8_quantization_config() if wide else get_symmetric_quantization_config()
+def quantize_case(case: Case, *, int16: bool) -> torch.nn.Module:
+    """Quantize a case by PyTorch's PT2E flow, to A16W8 if ``int16``, else INT8.
+
+    Three samples calibrate; tests run the first one.
+    """
+    config = get_symmetric_a16w8_quantization_config() if int16 else get_symmetric_quantization_config()
     module = export(case.module(), case.sample()).module(check_guards=False)
     prepared = prepare_pt2e(module, TOSAQuantizer(spec("int")).set_global(config))
     with torch.no_grad():
@@ -177,14 +180,14 @@ def flat(result: Any) -> list[torch.Tensor]:
     return [x for x in torch.utils._pytree.tree_leaves(result) if isinstance(x, torch.Tensor)]
 
 
-def given(x: torch.Tensor, scale: float = 0.1, *, wide: bool = False) -> torch.Tensor:
-    """Quantize and dequantize ``x`` by operators, as a quantized graph does."""
-    parameters = (scale, 0, *(_INT16 if wide else _INT8))
+def qdq(x: torch.Tensor, scale: float = 0.1, *, int16: bool = False) -> torch.Tensor:
+    """Quantize and dequantize ``x`` by operators (a QDQ pair), as a quantized graph does."""
+    parameters = (scale, 0, *(_INT16 if int16 else _INT8))
     result: torch.Tensor = _LIBRARY.dequantize_per_tensor(_LIBRARY.quantize_per_tensor(x, *parameters), *parameters)
     return result
 
 
-def given_rows(x: torch.Tensor, zero_point: int = 0) -> torch.Tensor:
+def dequantize_rows(x: torch.Tensor, zero_point: int = 0) -> torch.Tensor:
     """Dequantize int8 ``x`` with one scale per row."""
     count = len(x)
     zero_points = torch.full((count,), zero_point)

@@ -617,7 +617,7 @@ COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
         lambda x: aten.native_batch_norm(x, *[torch.arange(1.0, 5)] * 4, False, 0.1, 1e-5)[0],
         [(2, 4, 3)],
     ),
-    "native_batch_norm_of_batch": (
+    "native_batch_norm_batch_statistics": (
         lambda x: aten._native_batch_norm_legit(x, *[torch.arange(1.0, 5)] * 2, True, 0.1, 1e-5)[0],
         [(3, 4, 5)],
     ),
@@ -879,7 +879,7 @@ def test_an_extreme_is_told_from_what_it_is_taken_of() -> None:
 
     case = Case("extremes", function, [Input((2, 64)), Input((2, 64), -9, 9)])
     inputs = case.sample()
-    lowered = runner.lower(runner.export(runner.quantized(case, wide=False), inputs), "int")
+    lowered = runner.lower(runner.export(runner.quantize_case(case, int16=False), inputs), "int")
     lowered.check_delegated()
     for got, expected in zip(lowered.run(inputs), function(*inputs), strict=True):
         torch.testing.assert_close(got, expected, rtol=0, atol=0)
@@ -890,7 +890,7 @@ def test_matrix_exponential_is_squared_twice_in_int8(span: float) -> None:
     """Six squares would leave 17 dB."""
     case = Case("matrix_exponential", torch.linalg.matrix_exp, [Input((2, 4, 4), -span, span)])
     inputs = case.sample()
-    lowered = runner.lower(runner.export(runner.quantized(case, wide=False), inputs), "int")
+    lowered = runner.lower(runner.export(runner.quantize_case(case, int16=False), inputs), "int")
     lowered.check_delegated()
     assert sqnr(torch.linalg.matrix_exp(inputs[0]), lowered.run(inputs)[0]) > 31
 
@@ -951,7 +951,7 @@ QUANTIZED = {
 def test_runs_whole_in_int8(name: str) -> None:
     function, shapes = COMPOSITES[name]
     case = Case(name, function, [Input(shape) for shape in shapes])
-    module, inputs = runner.quantized(case, wide=False), case.sample()
+    module, inputs = runner.quantize_case(case, int16=False), case.sample()
     program = runner.export(module, inputs)
     lowered = runner.lower(program, "int")
     lowered.check_delegated()
@@ -1009,7 +1009,7 @@ def test_whole_numbers_are_found_in_int8(name: str) -> None:
 
 
 #: Real numbers made of whole ones, which are cast where the model does not do it itself.
-_OF_WHOLE: dict[str, Callable[[Tensor], Tensor]] = {
+_INTEGER_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "bounded": lambda x: torch.clamp_min(x, 0.5) * torch.tanh(x) + torch.clamp(x, -1.5, 2.25),
     "scaled": lambda x: x * 0.5,
     "moved": lambda x: 0.25 - x,
@@ -1028,11 +1028,11 @@ _OF_WHOLE: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32])
 @pytest.mark.parametrize("wide", [False, True], ids=["int8", "a16w8"])
 def test_whole_numbers_become_real_ones(dtype: torch.dtype, wide: bool) -> None:
-    case = Case("all", lambda x: [f(x) for f in _OF_WHOLE.values()], [Input((2, 24), -9, 9, dtype)])
+    case = Case("all", lambda x: [f(x) for f in _INTEGER_FUNCTIONS.values()], [Input((2, 24), -9, 9, dtype)])
     inputs = case.sample()
-    lowered = runner.lower(runner.export(runner.quantized(case, wide=wide), inputs), "int")
+    lowered = runner.lower(runner.export(runner.quantize_case(case, int16=wide), inputs), "int")
     lowered.check_delegated()
-    for name, got, expected in zip(_OF_WHOLE, lowered.run(inputs), case.module()(*inputs), strict=True):
+    for name, got, expected in zip(_INTEGER_FUNCTIONS, lowered.run(inputs), case.module()(*inputs), strict=True):
         most = float((got - expected).abs().max() / expected.abs().max())
         assert most < 0.015, f"{name}: {most}"
 
@@ -1052,7 +1052,7 @@ _ATTENTION = nn.MultiheadAttention(8, 2)
 def test_attention_between_tensors_runs_whole_in_int8(model: Callable[..., Tensor], count: int) -> None:
     """The projections' weights are parts of one parameter: constants, and quantized as such."""
     case = Case("attention", model, [_SEQUENCE] * count)
-    module, inputs = runner.quantized(case, wide=False), case.sample()
+    module, inputs = runner.quantize_case(case, int16=False), case.sample()
     program = runner.export(module, inputs)
     lowered = runner.lower(program, "int")
     lowered.check_delegated()

@@ -60,7 +60,7 @@ def test_float(case: Case, thorough: bool) -> None:
 @pytest.mark.parametrize(("case", "profile"), _rows("int8", "a16w8"))
 def test_quantized(case: Case, profile: str, accelerators: tuple[str, ...], emulator: Emulator, thorough: bool) -> None:
     inputs = case.sample()
-    module = runner.quantized(case, wide=profile == "a16w8")
+    module = runner.quantize_case(case, int16=profile == "a16w8")
     program = runner.export(module, inputs)
     lowered = runner.lower(program, "int")
     if _delegated(case, lowered, profile):
@@ -68,7 +68,7 @@ def test_quantized(case: Case, profile: str, accelerators: tuple[str, ...], emul
         error: torch.Tensor | float = 0.0
         if case.tabulated and profile == "a16w8" and scales[0] is not None:
             error = runner.interpolation_error(case, program, inputs[0], scales[0])
-        steps = case.wide_steps if profile == "a16w8" else case.steps
+        steps = case.int16_steps if profile == "a16w8" else case.steps
         runner.check_steps(lowered.run(inputs), expected, scales, steps, error)
         if thorough:
             assert_valid(lowered.log.delegates[0].tosa, "TOSA-1.0+INT+int16+int4+doubleround+inexactround")

@@ -18,7 +18,7 @@ from arm_backend_core.ops.catalog import records
 from arm_backend_core.ops.registry import op
 from arm_backend_core.selection import select
 from tests.ops import runner
-from tests.ops.runner import Case, Input, given, given_rows
+from tests.ops.runner import Case, Input, dequantize_rows, qdq
 
 X = Input((1, 4, 8, 8))
 
@@ -128,7 +128,7 @@ def test_memory_beyond_a_view(function: Callable[..., Any]) -> None:
     """On the CPU it would read a copy of the view, and other numbers."""
     case = Case("view", function, [Input((4, 6))])
     program = runner.export(case.module(), case.sample())
-    with pytest.raises(ModelError, match=r"aten.as_strided.* \('as_strided.*', .* memory beyond the view"):
+    with pytest.raises(ModelError, match=r"aten.as_strided.* \('as_strided.*', .* index the larger tensor instead"):
         runner.lower(program, "fp")
 
 
@@ -166,7 +166,7 @@ _INTEGER: dict[str, tuple[Callable[..., Any], Sequence[Input], str, str]] = {
 def test_integer(name: str) -> None:
     function, inputs, target, reason = _INTEGER[name]
     case = Case(name, function, inputs)
-    assert reason in _reasons(runner.export(runner.quantized(case, wide=False), case.sample()), target)
+    assert reason in _reasons(runner.export(runner.quantize_case(case, int16=False), case.sample()), target)
 
 
 _ROWS, _PIXELS = Input((2, 4)), Input((4, 3))
@@ -174,67 +174,67 @@ _BYTES = Input((2, 4), -100, 100, torch.int8)
 #: Graphs that bring quantization parameters along, in combinations that no quantizer of ours writes.
 _GIVEN: dict[str, tuple[Callable[..., Any], Sequence[Input], str]] = {
     "conv_weight": (
-        lambda x: given(F.conv2d(given(x), torch.ones(2, 4, 3, 3))),
+        lambda x: qdq(F.conv2d(qdq(x), torch.ones(2, 4, 3, 3))),
         [X],
         "aten.conv2d.default: its input is quantized but its weight is not",
     ),
     "conv_transpose_axis": (
-        lambda x: given(F.conv_transpose2d(given(x), given_rows(torch.ones(4, 2, 3, 3, dtype=torch.int8)))),
+        lambda x: qdq(F.conv_transpose2d(qdq(x), dequantize_rows(torch.ones(4, 2, 3, 3, dtype=torch.int8)))),
         [X],
         "transposed convolution whose weight is not quantized along its output channels (axis 1)",
     ),
     "linear_weight": (
-        lambda x: given(F.linear(given(x), torch.ones(3, 4))),
+        lambda x: qdq(F.linear(qdq(x), torch.ones(3, 4))),
         [_ROWS],
         "aten.linear.default: its input is quantized but its weight is not",
     ),
     "product_of_one": (
-        lambda x, y: given(torch.mm(given(x), y)),
+        lambda x, y: qdq(torch.mm(qdq(x), y)),
         [_ROWS, _PIXELS],
         "one of its operands is quantized and the other is not; annotate both (set_global)",
     ),
     "product_of_two_types": (
-        lambda x, y: given(torch.mm(given(x), given(y, wide=True))),
+        lambda x, y: qdq(torch.mm(qdq(x), qdq(y, int16=True))),
         [_ROWS, _PIXELS],
         "matrix product of an int8 and an int16 operand",
     ),
     "long_linear": (
-        lambda x: given(F.linear(given(x), given_rows(torch.full((1, 140000), 127, dtype=torch.int8)))),
+        lambda x: qdq(F.linear(qdq(x), dequantize_rows(torch.full((1, 140000), 127, dtype=torch.int8)))),
         [Input((1, 140000))],
         "a sum of 140000 products, which may exceed int32; split the channels",
     ),
     "long_product": (
-        lambda x, y: given(torch.mm(given(x), given(y))),
+        lambda x, y: qdq(torch.mm(qdq(x), qdq(y))),
         [Input((1, 140000)), Input((140000, 1))],
         "a matrix product over 140000 elements, which may exceed int32; split it",
     ),
     "cat_of_one": (
-        lambda x, y: given(torch.cat((given(x), y))),
+        lambda x, y: qdq(torch.cat((qdq(x), y))),
         [_ROWS, _ROWS],
         "some of its operands are quantized and others are not",
     ),
     "sum_of_one": (
-        lambda x, y: given(given(x) + y),
+        lambda x, y: qdq(qdq(x) + y),
         [_ROWS, _ROWS],
         "aten.add.Tensor: one of its operands is quantized and the other is not; annotate both (set_global)",
     ),
     "sum_with_int32": (
-        lambda x, y: given(given(x) + y),
+        lambda x, y: qdq(qdq(x) + y),
         [_ROWS, Input((2, 4), 0, 9, torch.int32)],
         "an int32 operand beside a quantized one; convert it with .to(torch.float32)",
     ),
     "sum_per_channel": (
-        lambda x, y: given(given(x) + given_rows(y)),
+        lambda x, y: qdq(qdq(x) + dequantize_rows(y)),
         [_ROWS, _BYTES],
         "an operand has per-channel scales, which only weights can have; quantize it per tensor",
     ),
     "comparison_with_nan": (
-        lambda x: given(x) > math.nan,
+        lambda x: qdq(x) > math.nan,
         [_ROWS],
         "one of its operands is NaN, which integers cannot represent",
     ),
     "function_read_unquantized": (
-        lambda x, y: given(torch.sigmoid(given(x)) + given(y)),
+        lambda x, y: qdq(torch.sigmoid(qdq(x)) + qdq(y)),
         [_ROWS, _ROWS],
         "one of its operands is quantized and the other is not; annotate both",
     ),
@@ -264,7 +264,7 @@ def _computed_scale(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("function", "inputs", "reason"),
     [
-        (lambda x: given_rows(x, 1), [_BYTES], "per-channel parameters with a zero point other than 0"),
+        (lambda x: dequantize_rows(x, 1), [_BYTES], "per-channel parameters with a zero point other than 0"),
         (_computed_scale, [_BYTES, Input(())], "quantization parameters are computed while the program runs"),
     ],
 )

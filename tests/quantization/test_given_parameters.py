@@ -10,7 +10,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from tests.ops.runner import Case, Input, check_steps, given, given_rows, lower, output_scales, quantized
+from tests.ops.runner import (
+    Case,
+    Input,
+    check_steps,
+    dequantize_rows,
+    lower,
+    output_scales,
+    qdq,
+    quantize_case,
+)
 from tests.ops.runner import export as exported
 
 _IMAGE, _ROWS = Input((1, 4, 6, 6)), Input((6, 8))
@@ -33,7 +42,7 @@ OPERATORS: dict[str, tuple[Callable[..., Tensor], list[Input]]] = {
 @pytest.mark.parametrize("name", OPERATORS)
 def test_results_stay_inside_the_range_that_their_parameters_name(name: str, wide: bool) -> None:
     case = Case(name, *OPERATORS[name])
-    module = quantized(case, wide=wide)
+    module = quantize_case(case, int16=wide)
     assert isinstance(module, GraphModule)
     bound = 2000 if wide else 12
     (dequantize,) = module.graph.output_node().all_input_nodes
@@ -59,13 +68,19 @@ def test_results_stay_inside_the_range_that_their_parameters_name(name: str, wid
 _INTEGERS = torch.arange(-2, 2, dtype=torch.int8)
 #: Graphs in which some of the operands or results have parameters, in targets that run both kinds of numbers.
 MIXED: dict[str, tuple[Callable[..., Tensor], list[Input]]] = {
-    "results in two scales": (lambda x: (lambda y: given(y) + given(y, 0.2) * 3)(given(x) * given(x, 0.3)), [_ROWS]),
-    "constant operand": (lambda x: torch.mm(given(x), given_rows(_INTEGERS.repeat(8, 2))), [_ROWS]),
+    "results in two scales": (
+        lambda x: (lambda y: qdq(y) + qdq(y, 0.2) * 3)(qdq(x) * qdq(x, 0.3)),
+        [_ROWS],
+    ),
+    "constant operand": (lambda x: torch.mm(qdq(x), dequantize_rows(_INTEGERS.repeat(8, 2))), [_ROWS]),
     "function of a constant": (
-        lambda x: given(given(x) + given(torch.sigmoid(given_rows(_INTEGERS)))),
+        lambda x: qdq(qdq(x) + qdq(torch.sigmoid(dequantize_rows(_INTEGERS)))),
         [Input((6, 4))],
     ),
-    "rows of batch_norm": (lambda x: given(F.batch_norm(given(x), torch.zeros(8), torch.ones(8))), [_ROWS]),
+    "rows of batch_norm": (
+        lambda x: qdq(F.batch_norm(qdq(x), torch.zeros(8), torch.ones(8))),
+        [_ROWS],
+    ),
     "clamped integers": (lambda x: x.clamp(-3, 5), [Input((3, 4), -9, 9, torch.int8)]),
 }
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from arm_backend_core.errors import ModelError
 from arm_recipes import ArmRecipeType, export
-from tests.ops.runner import Case, Input, quantized
+from tests.ops.runner import Case, Input, quantize_case
 from tests.sqnr import sqnr
 
 
@@ -181,7 +181,7 @@ def test_writes_to_what_others_share_are_refused() -> None:
 
     case = Case("written", written, [Input((4, 4))])
     with pytest.raises(ModelError, match=r"aten.fill_.*share: quantize .*run_decompositions\(\{\}\)\.module\(\)"):
-        quantized(case, wide=False)
+        quantize_case(case, int16=False)
     functional = torch.export.export(case.module(), case.sample()).run_decompositions({}).module()
-    found = quantized(Case("functional", functional, case.inputs), wide=False)
+    found = quantize_case(Case("functional", functional, case.inputs), int16=False)
     torch.testing.assert_close(found(*case.sample()), written(*case.sample()), atol=0.05, rtol=0)

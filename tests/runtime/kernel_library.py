@@ -16,7 +16,7 @@ from tests.runtime.building import RUNTIME, compile_cpp, executorch_include_flag
 
 #: ExecuTorch's ScalarType of each NumPy type.
 SCALAR_TYPES = {"uint8": 0, "int8": 1, "int16": 2, "int32": 3, "int64": 4, "float32": 6}
-#: Undefined behavior ends the process.
+#: UBSan ends the process.
 _FLAGS = ["-O2", "-fPIC", "-fvisibility=hidden", "-fsanitize=undefined", "-fno-sanitize=vptr"]
 _FLAGS += ["-fno-sanitize-recover=all"]
 _GUARD, _GUARD_BYTES = 0x5A, 64
@@ -46,7 +46,7 @@ class KernelError(Exception):
 
 
 class KernelLibrary:
-    """All kernels, compiled with the sanitizer of undefined behavior."""
+    """All kernels, compiled with UndefinedBehaviorSanitizer (UBSan)."""
 
     def __init__(self, folder: Path) -> None:
         """Compile the kernels into ``folder``."""
@@ -72,8 +72,8 @@ class KernelLibrary:
 
         Args:
             name: operator.
-            arguments: None, bool, int, float, a sequence of int, or a NumPy array, whose strides tell the order of the
-                axes in memory. The last one is the result.
+            arguments: None, bool, int, float, a sequence of int, or a NumPy array, whose strides define the order of
+                the axes in memory. The last one is the result.
 
         Raises:
             KernelError: the kernel refused the arguments.
@@ -88,7 +88,7 @@ class KernelLibrary:
             raise KernelError(f"error {code}: {log.value.decode()}")
 
     def run(self, name: str, *arguments: Any, channels_last: bool = False) -> Array:
-        """Call a kernel and return its result, an int8 array of the shape that the kernel's record tells.
+        """Call a kernel and return its result, an int8 array of the shape that the kernel's record computes.
 
         Raises:
             KernelError: the kernel refused the arguments.
@@ -116,7 +116,7 @@ def to_channels_last(x: Array) -> Array:
 
 
 def _box(value: Any, keep: list[Any]) -> _Argument:
-    """Make the C form of an argument. ``keep`` gets the objects that it points to."""
+    """Convert an argument to its C struct. Objects that the struct points to are appended to ``keep``."""
     if value is None:
         return _Argument(kind=_NONE)
     if isinstance(value, bool):

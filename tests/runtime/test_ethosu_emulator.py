@@ -174,7 +174,7 @@ def test_parts_are_read_and_written(name: str, emulator: Emulator) -> None:
 def convolution() -> bytes:
     """A payload with weights, scales and feature maps."""
     case = next(case for case in CASES if case.name == "conv2d")
-    captured = runner.export(runner.quantized(case, wide=False), case.sample())
+    captured = runner.export(runner.quantize_case(case, int16=False), case.sample())
     ((_, payload),) = delegates_with_payloads(runner.lower(captured, "u55"))
     return payload
 

@@ -16,10 +16,10 @@ from arm_recipes.runtime import build, tosa_graph
 from arm_recipes.runtime.errors import PayloadError, RuntimeUnavailable
 from arm_recipes.runtime.ethosu_payload import EthosUPayload, EthosUTensor, read_payload
 from arm_recipes.runtime.inspect import DelegateInspection, inspect_program
-from arm_recipes.runtime.payloads import VgfPayload, read_vgf
 from arm_recipes.runtime.pte import ProgramError, read_program
 from arm_recipes.runtime.tensor_info import TensorInfo
 from arm_recipes.runtime.tosa_graph import TosaPayload, read_tosa
+from arm_recipes.runtime.vgf_payload import VgfPayload, read_vgf
 from tests.runtime.pte_programs import NAMES, program, rewrite_program
 from tests.runtime.schemas import assert_fields_match
 

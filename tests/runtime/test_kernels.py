@@ -1,4 +1,4 @@
-"""The cortex_m kernels of the host plugin give the numbers of PyTorch's own, and refuse what they cannot do."""
+"""Quantize and dequantize kernels of the host plugin (cortex_m): bit-equal to PyTorch, and errors for bad arguments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from arm_recipes import RunError
 from arm_recipes.runtime.program import Program
 from arm_recipes.stages.edge.edge_manager import use_cortex_m_quantize
 
-#: The processes and the exported programs that they share are made once.
+#: The tests run in one xdist worker, so that they share worker processes and exported programs.
 pytestmark = pytest.mark.xdist_group("host_programs")
 
 Q = torch.ops.quantized_decomposed.quantize_per_tensor.default
@@ -38,20 +38,20 @@ PARAMETERS: list[Parameters] = [
 
 
 class Boundary(nn.Module):
-    """Each quantization of the first input, and each way back of the integers."""
+    """Quantizes ``x`` and dequantizes the integer inputs, with each of ``parameters``."""
 
     def __init__(self, parameters: list[Parameters]) -> None:
         super().__init__()
         self.parameters_ = parameters
 
-    def forward(self, x: Tensor, small: Tensor, large: Tensor) -> tuple[Tensor, ...]:
-        """See the class."""
+    def forward(self, x: Tensor, int8_values: Tensor, int16_values: Tensor) -> tuple[Tensor, ...]:
+        """Return the quantized tensors, then the dequantized ones."""
         quantized = [Q(x, *these) for these in self.parameters_]
-        integers = [small if these[-1] is torch.int8 else large for these in self.parameters_]
-        return (*quantized, *(DQ(given, *these) for given, these in zip(integers, self.parameters_, strict=True)))
+        integers = [int8_values if these[-1] is torch.int8 else int16_values for these in self.parameters_]
+        return (*quantized, *(DQ(values, *these) for values, these in zip(integers, self.parameters_, strict=True)))
 
 
-def _reals() -> Tensor:
+def _float_values() -> Tensor:
     ties = torch.arange(-300, 301) * 0.25
     special = [float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 3.4e38, -3.4e38, 2.0**31, -(2.0**31), 2.0**63]
     denormal = [1e-45, -1e-45, 1.17e-38, -1.17e-38, 1e-38, 5e-39]
@@ -66,7 +66,11 @@ def _program(model: nn.Module, inputs: tuple[Tensor, ...]) -> bytes:
 
 
 def test_same_as_pytorch() -> None:
-    inputs = (_reals(), torch.arange(-128, 128, dtype=torch.int8), torch.arange(-32768, 32768, dtype=torch.int16))
+    inputs = (
+        _float_values(),
+        torch.arange(-128, 128, dtype=torch.int8),
+        torch.arange(-32768, 32768, dtype=torch.int16),
+    )
     program = Program(_program(Boundary(PARAMETERS), inputs))
     assert set(program.content.methods["forward"].operators) == {
         "cortex_m::quantize_per_tensor.out",
@@ -98,33 +102,33 @@ def test_memory_format() -> None:
         assert torch.equal(ours, theirs)
 
 
-# A program with arguments that no export makes.
+# Programs with invalid arguments, which no export emits: a number of a valid program is replaced.
 
 
 class _Quantize(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        """Numbers that occur once."""
+        """Quantize with parameters that are unique among the program's numbers."""
         return Q(x, 0.375, 7, -120, 119, torch.int8)
 
 
 class _Dequantize(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        """Numbers that occur once."""
+        """Dequantize with parameters that are unique among the program's numbers."""
         return DQ(x, 0.375, 7, -120, 119, torch.int8)
 
 
 @cache
-def _serialized(name: str, dtype: torch.dtype) -> bytes:
-    return _program(_ALONE[name](), (torch.ones(4, dtype=dtype),))
+def _export_single_operator(name: str, dtype: torch.dtype) -> bytes:
+    return _program(_SINGLE_OPERATOR_MODELS[name](), (torch.ones(4, dtype=dtype),))
 
 
-_ALONE: dict[str, type[nn.Module]] = {"quantize": _Quantize, "dequantize": _Dequantize}
+_SINGLE_OPERATOR_MODELS: dict[str, type[nn.Module]] = {"quantize": _Quantize, "dequantize": _Dequantize}
 
 
-def _changed(data: bytes, old: float, new: float) -> bytes:
-    """The program with another number among the values of its method."""
+def _replace_number(data: bytes, old: float, new: float) -> bytes:
+    """Replace the number ``old`` among the values of a program's method."""
     file = deserialize_pte_binary(data)
-    # The runtime wants a segment for constants, ExecuTorch's own writer makes it only if there is a first one.
+    # The runtime requires a constant segment. ExecuTorch's serializer writes it only for a nonempty constant buffer.
     file.program.segments, file.program.constant_buffer = [], file.program.constant_buffer or [Buffer(storage=b"")]
     values = [value.val for value in file.program.execution_plan[0].values if type(value.val).__name__ in _FIELDS]
     (found,) = [value for value in values if getattr(value, _FIELDS[type(value).__name__]) == old]
@@ -157,17 +161,17 @@ def test_bad_arguments(
     name: str, dtype: torch.dtype, old: float, new: float, reason: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     x = torch.ones(4, dtype=dtype)
-    good = _serialized(name, dtype)
-    assert torch.equal(Program(_changed(good, old, old)).execute(x)[0], _ALONE[name]()(x))
+    program = _export_single_operator(name, dtype)
+    assert torch.equal(Program(_replace_number(program, old, old)).execute(x)[0], _SINGLE_OPERATOR_MODELS[name]()(x))
     with pytest.raises(RunError, match=r"ExecuTorch's runtime cannot run 'forward': .*error 0x12"):
-        Program(_changed(good, old, new)).execute(x)
+        Program(_replace_number(program, old, new)).execute(x)
     assert f"cortex_m::{name}_per_tensor.out: {reason} (scale " in capfd.readouterr().err
 
 
 def test_half_precision_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
     x = torch.ones(4, dtype=torch.float16)
     edge = to_edge(torch.export.export(_Quantize(), (x,)), compile_config=EdgeCompileConfig(_check_ir_validity=False))
-    assert use_cortex_m_quantize(edge) == []  # which leaves half precision to ExecuTorch's own kernel
+    assert use_cortex_m_quantize(edge) == []  # half precision keeps ExecuTorch's own kernel
     (node,) = (node for node in edge.exported_program().graph.nodes if node.op == "call_function")
     assert Program(bytes(copy.deepcopy(edge).to_executorch().buffer)).execute(x)[0].dtype == torch.int8
     node.target = edge_operator("quantize_per_tensor")
@@ -176,8 +180,8 @@ def test_half_precision_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
     assert "cortex_m::quantize_per_tensor.out: the real numbers must be float32" in capfd.readouterr().err
 
 
-def test_int64_and_uint8_keep_executorchs_own_kernels() -> None:
-    """There are no cortex_m kernels for them."""
+def test_uint8_keeps_executorchs_own_kernels() -> None:
+    """There are no cortex_m kernels for uint8."""
 
     class Unsigned(nn.Module):
         def forward(self, x: Tensor) -> Any:

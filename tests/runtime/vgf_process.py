@@ -5,7 +5,7 @@ The process of the tests may have loaded the host plugin's backend of the same n
 Usage: ``python -m tests.runtime.vgf_process PLUGIN FOLDER``. For each ``NAME.pte`` and ``NAME.npy`` in the folder it
 writes the program's output for the array to ``NAME.out.npy``. It writes the error messages of ``small.pte`` without a
 driver, without the emulation layer and with wrong inputs to ``outcomes.json``, and those of damaged payloads to
-``damage_payloads.json``.
+``damaged.json``.
 """
 
 from __future__ import annotations

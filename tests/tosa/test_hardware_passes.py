@@ -1,4 +1,4 @@
-"""Rewritings for Ethos-U: what they write, and that the results are the same to the bit."""
+"""Hardware passes for Ethos-U: the operators that the rewrites emit, and that the results are bit-equal."""
 
 from __future__ import annotations
 
@@ -57,15 +57,15 @@ class Net:
         y = self.b.conv2d(x, weight, bias, pad=pad, stride=stride, zps=(zero_point, 3))
         return self.b.rescale(y, x.dtype, self.rng.uniform(1e-3, 4e-3, channels), 0, zero_point)
 
-    def check(self, *outputs: Value, forms: Pass = lambda graph, target: None) -> list[Op]:
-        """Run all passes, compare the results before and after, and give the operators that are left."""
+    def check(self, *outputs: Value, choose_alternatives: Pass = lambda graph, target: None) -> list[Op]:
+        """Run all passes, assert that the results are bit-equal, and return the operators of the new graph."""
         self.graph.outputs = list(outputs)
         arrays = []
         for value in self.graph.inputs:
             low, high = value.dtype.range
             arrays.append(self.rng.integers(low, high + 1, value.shape).astype(value.dtype.numpy))
         before = reference.run(serialize(self.graph), arrays)
-        run(self.graph, self.target, forms)
+        run(self.graph, self.target, choose_alternatives)
         for expected, actual in zip(before, reference.run(serialize(self.graph), arrays), strict=True):
             assert expected.shape == actual.shape
             np.testing.assert_array_equal(actual, expected)
@@ -78,10 +78,10 @@ class Net:
         return [op.kind for op in self.graph.ops]
 
 
-# -- strides into channels -----------------------------------------------------------------------------------
+# -- space-to-depth of strided convolutions -------------------------------------------------------------------
 
 
-def test_width_of_an_image_is_folded_in_place() -> None:
+def test_space_to_depth_of_the_width_is_a_reshape() -> None:
     """ResNet's first convolution: 7x7, stride 2, padding 3."""
     net = Net(U55)
     net.check(net.conv(net.input(2, 32, 32, 3), 16, (7, 7), (2, 2), (3, 2, 3, 2)))
@@ -92,7 +92,7 @@ def test_width_of_an_image_is_folded_in_place() -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.family)
-def test_one_channel_is_gathered_along_both_axes(target: Target) -> None:
+def test_image_of_one_channel_is_gathered_by_a_convolution(target: Target) -> None:
     """DS-CNN's first convolution: 10x4, stride 2, padding (5, 1)."""
     net = Net(target)
     net.check(net.conv(net.input(1, 49, 10, 1), 64, (10, 4), (2, 2), (5, 4, 1, 1)))
@@ -111,12 +111,12 @@ def test_rows_that_no_window_reads_need_no_slice() -> None:
     net.check(net.conv(image, 64, (3, 3), (2, 2)))
     assert net.convolutions()[-1].inputs[0].shape[2:] == (16, 6)
     for op in net.graph.ops:
-        if op.kind == "SLICE":  # of whole rows at most, which is an address
+        if op.kind == "SLICE":  # a slice of whole rows is contiguous, so that it only changes the address
             assert op.output.shape[2:] == op.inputs[0].shape[2:]
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.family)
-def test_what_a_slice_cuts_is_not_read_where_padding_follows(target: Target) -> None:
+def test_space_to_depth_of_a_padded_slice_does_not_read_removed_elements(target: Target) -> None:
     net = Net(target)
     cut = net.b.slice(net.input(1, 34, 34, 3), (0, 0, 0, 0), (1, 32, 32, 3))
     net.check(net.conv(cut, 32, (7, 7), (2, 2), (3, 2, 3, 2)))
@@ -126,7 +126,7 @@ def test_what_a_slice_cuts_is_not_read_where_padding_follows(target: Target) -> 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.family)
 @pytest.mark.parametrize("size", [8, 16])
-def test_patches_have_no_stride_left_that_hardware_lacks(target: Target, size: int) -> None:
+def test_patch_embedding_has_only_strides_that_hardware_supports(target: Target, size: int) -> None:
     net = Net(target)
     image = net.b.transpose(net.input(2, 3, 4 * size, 4 * size), NHWC)
     net.check(net.conv(image, 24, (size, size), (size, size)))
@@ -135,13 +135,16 @@ def test_patches_have_no_stride_left_that_hardware_lacks(target: Target, size: i
 
 @pytest.mark.parametrize("kernel", [4, 16])
 def test_a_graph_of_one_convolution_reaches_the_fixpoint(kernel: int) -> None:
-    """Each split adds a convolution that may be split again: a bound from the operators before is too small."""
+    """Each split adds a convolution that may be split again.
+
+    A limit on rewrites computed from the original number of operators would be too small.
+    """
     net = Net(U85)
     net.check(net.conv(net.input(1, 64, 64, 3), 8, (kernel, kernel), (16, 16), (2, 2, 2, 2)))
     assert all(max(conv.attrs["stride"]) <= 3 for conv in net.convolutions())
 
 
-def test_wide_inputs_stay_as_they_are() -> None:
+def test_convolution_of_many_channels_is_not_rewritten() -> None:
     net = Net(U55)
     net.check(net.conv(net.input(1, 16, 16, 32), 32, (3, 3), (2, 2), (1, 0, 1, 0)))
     assert net.kinds() == ["CONV2D", "RESCALE"]
@@ -160,7 +163,7 @@ def test_random_convolutions_keep_every_bit(seed: int) -> None:
     net = Net(target, seed)
     dtype = DType.INT16 if rng.random() < 0.3 else DType.INT8
     kernel, stride, pad, size = [], [], [], []
-    largest = int(rng.choice([3, 3, 8]))  # beyond 3 U55 has no padding
+    largest = int(rng.choice([3, 3, 8]))  # U55 supports padding only with strides up to 3
     for _ in range(2):
         k, s = int(rng.integers(1, 9)), min(int(rng.choice([1, 2, 2, 3, 4, 8])), largest)
         before, after = (int(n) for n in rng.integers(0, k, 2)) if largest <= 3 else (0, 0)
@@ -171,12 +174,12 @@ def test_random_convolutions_keep_every_bit(seed: int) -> None:
     x = net.input(int(rng.integers(1, 3)), *size, int(rng.integers(1, 7)), dtype=dtype)
     y = net.conv(x, int(rng.choice([5, 64, 96])), (kernel[0], kernel[1]), (stride[0], stride[1]), tuple(pad))  # type: ignore[arg-type]
     net.check(y)
-    for conv in net.convolutions():  # padding as deep as the window is not for hardware
+    for conv in net.convolutions():  # hardware requires less padding than the kernel size
         extent = conv.inputs[1].shape[1:3]
         assert all(amount < extent[side // 2] for side, amount in enumerate(conv.attrs["pad"]))
 
 
-def test_folding_comes_to_rest() -> None:
+def test_space_to_depth_is_idempotent() -> None:
     net = Net(U85)
     net.check(net.conv(net.input(1, 49, 10, 1), 64, (10, 4), (2, 2), (5, 4, 1, 1)))
     before = len(net.graph.ops)
@@ -184,10 +187,10 @@ def test_folding_comes_to_rest() -> None:
     assert len(net.graph.ops) == before
 
 
-# -- forms of TRANSPOSE --------------------------------------------------------------------------------------
+# -- lowering of TRANSPOSE -----------------------------------------------------------------------------------
 
 
-def test_merged_dimensions() -> None:
+def test_merge_axes() -> None:
     assert merge_axes((1, 3, 8, 8), [0, 2, 3, 1]) == ((3, 64), (1, 0))
     assert merge_axes((2, 1, 3, 4), [2, 3, 1, 0]) == ((2, 12), (1, 0))
     assert merge_axes((2, 3, 4), [1, 0, 2]) == ((2, 3, 4), (1, 0, 2))
@@ -223,17 +226,17 @@ def test_int32_and_many_rows_keep_their_transpose_on_u85() -> None:
         ((2, 40, 50, 60, 8), (0, 4, 2, 1, 3), DType.INT8, 2),
         ((5, 300, 3, 500), (3, 2, 1, 0), DType.INT8, 2),
         ((2, 8, 300, 300), (0, 2, 3, 1), DType.INT8, 2),
-        ((1, 3136, 3, 1, 96), (2, 0, 3, 1, 4), DType.INT8, 1),  # heads of an MViT: divided
+        ((1, 3136, 3, 1, 96), (2, 0, 3, 1, 4), DType.INT8, 1),  # heads of an MViT: an axis is split
         ((12, 768, 2, 64), (1, 2, 0, 3), DType.INT32, 1),
         ((42, 64, 384, 1, 1), (1, 0, 3, 4, 2), DType.INT16, 1),
     ],
 )
 @pytest.mark.parametrize("family", ["ethos-u55", "ethos-u65"])
-def test_a_transpose_that_vela_refuses_is_written_in_other_steps(
+def test_a_transpose_that_vela_refuses_is_split_into_supported_ones(
     shape: tuple[int, ...], perms: tuple[int, ...], dtype: DType, transposes: int, family: str
 ) -> None:
     given = build_graph(lambda b, x: b.transpose(x, perms), (shape, dtype))
-    assert not is_compiled_by_vela(family, serialize(given))  # if it does, these steps are not needed any more
+    assert not is_compiled_by_vela(family, serialize(given))  # if Vela compiles it, the split is obsolete
     net = Net(U55)
     net.check(net.b.transpose(net.input(*shape, dtype=dtype), perms))
     assert net.kinds().count("TRANSPOSE") == transposes
@@ -246,11 +249,11 @@ def test_a_transpose_that_vela_refuses_is_written_in_other_steps(
         ((1, 3136, 1, 2, 96), (1, 3136, 1, 2, 96), (0, 2, 3, 1, 4)),
         ((1, 3136, 1, 2, 96), (1, 3136, 2, 96), (0, 2, 1, 3)),
         ((3136, 2, 96), (1, 3136, 1, 2, 96), (0, 2, 3, 1, 4)),
-        ((1, 3137, 1, 3, 101), (1, 3137, 3, 101), (0, 2, 1, 3)),  # no dimension can be divided
+        ((1, 3137, 1, 3, 101), (1, 3137, 3, 101), (0, 2, 1, 3)),  # no dimension can be split
     ],
 )
 @pytest.mark.parametrize("multiplied", [False, True])
-def test_heads_behind_dropped_dimensions_compile(
+def test_transpose_of_attention_heads_with_unit_dimensions_compiles(
     before: tuple[int, ...], shape: tuple[int, ...], perms: tuple[int, ...], multiplied: bool
 ) -> None:
     net = Net(U55)
@@ -260,7 +263,7 @@ def test_heads_behind_dropped_dimensions_compile(
     assert is_compiled_by_vela("ethos-u55", serialize(net.graph))
 
 
-def test_a_transpose_without_steps_is_refused() -> None:
+def test_a_transpose_that_cannot_be_split_is_refused() -> None:
     for shape, perms in (((1, 3, 70000, 1), (2, 1, 3, 0)), ((251, 3, 1, 1009, 1), (4, 0, 3, 1, 2))):
         given = build_graph(lambda b, x, perms=perms: b.transpose(x, perms), (shape, DType.INT8))
         assert op_refusal(U65, given.ops[0]) == (
@@ -278,7 +281,7 @@ def test_transpose_before_matmul_has_four_dimensions() -> None:
     assert [op.attrs["perms"] for op in transposes] == [[0, 2, 3, 1]]
 
 
-def test_slice_goes_behind_the_transpose() -> None:
+def test_slice_moves_after_the_transpose() -> None:
     net = Net(U55)
     x = net.b.slice(net.input(1, 3, 16, 16), (0, 0, 0, 0), (1, 3, 15, 15))
     net.graph.outputs = [net.b.transpose(x, NHWC)]
@@ -292,7 +295,7 @@ def test_slice_goes_behind_the_transpose() -> None:
 
 @pytest.mark.parametrize("target", [U55, ANY], ids=lambda target: target.family)
 def test_attention_input_projection_is_split(target: Target) -> None:
-    """The layer of nn.MultiheadAttention: [rows, 3 * width], taken apart after a permutation."""
+    """The layer of nn.MultiheadAttention: [rows, 3 * width], split after a permutation."""
     net = Net(target)
     y = net.conv(net.input(1, 1, 6, 16), 48, (1, 1))
     y = net.b.transpose(net.b.reshape(y, (1, 6, 1, 3, 16)), (3, 1, 2, 0, 4))
@@ -307,7 +310,7 @@ def test_attention_input_projection_is_split(target: Target) -> None:
 @pytest.mark.parametrize(
     ("start", "size"), [((0, 0, 0, 4), (1, 4, 4, 12)), ((0, 0, 0, 8), (1, 4, 4, 4)), ((0, 1, 0, 0), (1, 2, 4, 16))]
 )
-def test_thin_or_spatial_slices_stay(start: tuple[int, ...], size: tuple[int, ...]) -> None:
+def test_slices_of_few_channels_or_of_rows_are_not_split(start: tuple[int, ...], size: tuple[int, ...]) -> None:
     net = Net(U55)
     y = net.conv(net.input(1, 4, 4, 8), 16, (1, 1))
     net.check(net.b.slice(y, start, size))
@@ -329,7 +332,7 @@ def test_split_needs_no_hardware_passes() -> None:
     assert net.kinds() == ["CONV2D", "RESCALE"] * 2
 
 
-# -- forms that Vela gets wrong ------------------------------------------------------------------------------
+# -- Vela workarounds ----------------------------------------------------------------------------------------
 
 
 def _difference(net: Net, first: float, second: float, dtype: DType = DType.INT16) -> Value:
@@ -338,7 +341,7 @@ def _difference(net: Net, first: float, second: float, dtype: DType = DType.INT1
 
 
 def _factors(net: Net) -> list[float]:
-    """What each RESCALE multiplies by."""
+    """Scale of each RESCALE."""
     return [
         float(op.attrs["multiplier"][0]) * 2.0 ** -int(op.attrs["shift"][0])
         for op in net.graph.ops
@@ -347,26 +350,26 @@ def _factors(net: Net) -> list[float]:
 
 
 @pytest.mark.parametrize(("dtype", "top"), [(DType.INT16, 2**14), (DType.INT8, 2**19)], ids=["int16", "int8"])
-def test_the_larger_of_unequal_scales_is_what_hardware_shifts_by(dtype: DType, top: int) -> None:
+def test_operand_with_the_larger_scale_is_scaled_by_a_power_of_two(dtype: DType, top: int) -> None:
     net = Net(U55)
     net.check(_difference(net, 3, 8, dtype))
     assert _factors(net) == [top * 3 / 8, top, 8 / top / 16]
 
 
-def test_unequal_scales_that_are_no_power_of_two_are_not_fused() -> None:
+def test_scales_whose_ratio_is_no_power_of_two_are_not_fused() -> None:
     net = Net(U65)
     net.check(_difference(net, 3, 5))
     assert net.kinds() == ["RESCALE", "RESCALE", "MUL", "SUB", "RESCALE"]
 
 
 @pytest.mark.parametrize(("target", "scales"), [(U85, (4, 8)), (U55, (4, 4)), (U55, (0.5, 8)), (U55, (2**14, 8))])
-def test_scales_that_vela_gets_right_stay(target: Target, scales: tuple[float, float]) -> None:
+def test_scales_that_vela_compiles_correctly_are_unchanged(target: Target, scales: tuple[float, float]) -> None:
     net = Net(target)
     net.check(_difference(net, *scales))
     assert _factors(net) == [*scales, 1 / 16]
 
 
-def test_scales_whose_sum_is_read_twice_stay() -> None:
+def test_scales_of_a_sum_with_two_readers_are_unchanged() -> None:
     net = Net(U55)
     x, y = (net.b.rescale(net.input(2, 8, dtype=DType.INT16), DType.INT32, scale) for scale in (4, 8))
     total = net.b.add(x, y)
@@ -374,7 +377,7 @@ def test_scales_whose_sum_is_read_twice_stay() -> None:
     assert _factors(net) == [4, 8, 1 / 16]
 
 
-def test_narrowing_casts_wrap_where_values_may_not_fit() -> None:
+def test_narrowing_casts_are_lowered_to_shifts_if_values_may_not_fit() -> None:
     net = Net(U55)
     x = net.input(2, 8, dtype=DType.INT32)
     low, high = (net.b.const([[number]], DType.INT32) for number in (-128, 127))
@@ -384,7 +387,7 @@ def test_narrowing_casts_wrap_where_values_may_not_fit() -> None:
     assert net.kinds() == ["LOGICAL_LEFT_SHIFT", "ARITHMETIC_RIGHT_SHIFT", "CAST"]
 
 
-def _windows_of_a_slice(target: Target, batches: int, dilation: int = 1) -> list[str]:
+def _convolve_a_slice(target: Target, batches: int, dilation: int = 1) -> list[str]:
     net = Net(target)
     part = net.b.slice(net.input(batches, 8, 8, 12), (0, 0, 0, 1), (batches, 8, 8, 10))
     weight = net.b.const(net.rng.integers(-127, 128, (4, 3, 3, 10)), DType.INT8)
@@ -395,12 +398,12 @@ def _windows_of_a_slice(target: Target, batches: int, dilation: int = 1) -> list
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.family)
-def test_a_window_that_vela_takes_apart_reads_a_copy(target: Target) -> None:
-    right, copied = ["SLICE", "CONV2D", "RESCALE"], ["SLICE", "MUL", "RESCALE", "CONV2D", "RESCALE"]
-    assert _windows_of_a_slice(target, 1) == right
-    assert _windows_of_a_slice(target, 1, dilation=2) == right
-    assert _windows_of_a_slice(target, 1, dilation=3) == copied
-    assert _windows_of_a_slice(target, 2) == copied
+def test_convolution_that_vela_splits_reads_a_copy_of_a_slice(target: Target) -> None:
+    unchanged, copied = ["SLICE", "CONV2D", "RESCALE"], ["SLICE", "MUL", "RESCALE", "CONV2D", "RESCALE"]
+    assert _convolve_a_slice(target, 1) == unchanged
+    assert _convolve_a_slice(target, 1, dilation=2) == unchanged
+    assert _convolve_a_slice(target, 1, dilation=3) == copied
+    assert _convolve_a_slice(target, 2) == copied
 
 
 @pytest.mark.parametrize(("reduced", "u55", "u85"), [(1, True, False), (2, False, False), (3, True, True)])
@@ -413,34 +416,34 @@ def test_reductions_copy_what_they_read_and_write_where_vela_reshapes_them(reduc
         assert net.kinds().count("MUL") == 2 * copies
 
 
-def test_padding_with_zero_is_not_that_of_a_convolution_with_another_zero_point() -> None:
+def test_pad_with_zero_is_not_fused_into_a_convolution_with_another_zero_point() -> None:
     net = Net(U85)
     image = net.b.pad(net.input(1, 8, 8, 4), ((0, 0), (1, 1), (1, 1), (0, 0)), 0)
     net.check(net.conv(image, 8, (3, 3)))
     assert net.kinds() == ["PAD", "MUL", "RESCALE", "CONV2D", "RESCALE"]
 
 
-def _tables(net: Net, operands: int, *, begun: bool = False) -> list[str]:
-    """TABLE, as many MULs, another TABLE; ``begun`` by a MUL."""
+def _chain_tables(net: Net, muls: int, *, starts_with_mul: bool = False) -> list[str]:
+    """Operators after the passes for the sequence TABLE, ``muls`` MULs, TABLE; optionally a MUL precedes it."""
     x, b = net.input(4, 8, dtype=DType.INT16), net.b
-    for i in range(operands + begun):
-        if i == int(begun):
+    for i in range(muls + starts_with_mul):
+        if i == int(starts_with_mul):
             x = b.rescale(b.table(x, np.arange(-256, 257) * 100), DType.INT16, 1 / 128)
         x = b.rescale(b.mul(x, net.input(4, 8, dtype=DType.INT16)), DType.INT16, 2.0**-15)
     net.check(b.rescale(b.table(x, np.arange(256, -257, -1) * 90), DType.INT16, 1 / 128))
     return net.kinds()
 
 
-def test_arithmetic_between_tables_is_halved_where_one_chain_could_hold_it() -> None:
-    assert _tables(Net(U85), 1).count("MUL") == 2
-    assert _tables(Net(U85), 2).count("MUL") == 3  # the last alone
-    assert _tables(Net(U85), 3).count("MUL") == 3  # a chain has three operands
-    assert _tables(Net(U85), 1, begun=True).count("MUL") == 3
-    assert _tables(Net(U85), 2, begun=True).count("MUL") == 3
-    assert _tables(Net(U55), 1).count("MUL") == 1
+def test_arithmetic_between_tables_is_split_in_halves_if_one_chain_could_hold_both() -> None:
+    assert _chain_tables(Net(U85), 1).count("MUL") == 2
+    assert _chain_tables(Net(U85), 2).count("MUL") == 3  # only the last MUL is split
+    assert _chain_tables(Net(U85), 3).count("MUL") == 3  # no split: a chain has at most three operands
+    assert _chain_tables(Net(U85), 1, starts_with_mul=True).count("MUL") == 3
+    assert _chain_tables(Net(U85), 2, starts_with_mul=True).count("MUL") == 3
+    assert _chain_tables(Net(U55), 1).count("MUL") == 1
 
 
-def test_tables_on_the_way_to_several_readers_are_in_no_chain() -> None:
+def test_arithmetic_after_a_table_with_several_readers_is_not_split() -> None:
     net = Net(U85)
     x, y = net.input(4, 8, dtype=DType.INT16), net.input(4, 8, dtype=DType.INT16)
     first = net.b.rescale(net.b.table(x, np.arange(-256, 257) * 100), DType.INT16, 1 / 128)
@@ -456,8 +459,8 @@ def _summed(net: Net) -> Value:
 
 
 @pytest.mark.parametrize("target", [*TARGETS, ANY], ids=lambda target: target.name)
-def test_a_table_does_not_share_its_arithmetic(target: Target) -> None:
-    """Vela then does a copy and the table in one operation."""
+def test_table_reads_a_copy_of_arithmetic_with_other_readers(target: Target) -> None:
+    """Vela fuses the copy, a MUL by 1, with the TABLE."""
     net = Net(target)
     total = _summed(net)
     function = net.b.table(total, np.rint(32767 * np.tanh(np.linspace(-4, 4, 513))))
@@ -467,16 +470,16 @@ def test_a_table_does_not_share_its_arithmetic(target: Target) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
-def test_a_lone_rescale_goes_with_a_product(target: Target) -> None:
+def test_rescale_that_vela_does_not_fuse_gets_a_multiplication_by_1(target: Target) -> None:
     net = Net(target)
     total = _summed(net)
-    net.check(total, net.b.rescale(total, DType.INT8, 0.007, 0, -5), forms=apply_unconditional)
+    net.check(total, net.b.rescale(total, DType.INT8, 0.007, 0, -5), choose_alternatives=apply_unconditional)
     assert net.kinds().count("MUL") == 1
 
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", [DType.INT8, DType.INT16])
-def test_each_rescale_has_its_own_convolution(target: Target, dtype: DType) -> None:
+def test_convolution_with_two_rescales_is_duplicated(target: Target, dtype: DType) -> None:
     """Vela fuses one RESCALE only, and rejects INT48 that is not fused."""
     net = Net(target)
     x = net.input(1, 4, 4, 16, dtype=dtype)

@@ -94,7 +94,9 @@ def addmm(bias: Tensor, x: Tensor, weight: Tensor, *, beta: float = 1, alpha: fl
     return torch.mm(x, weight) * alpha + bias * beta
 
 
-def empty_product(shape: Sequence[int], x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def matmul_of_empty_inner_dimension(
+    shape: Sequence[int], x: Tensor, weight: Tensor, bias: Tensor | None = None
+) -> Tensor:
     """Matrix product whose inner dimension has size 0: the bias, or 0. ``shape`` is the shape of the result."""
     zeros = torch.zeros(shape, dtype=x.dtype)
     return zeros if bias is None else zeros + bias
@@ -160,9 +162,9 @@ def bilinear(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None = None) -
 
 
 @decomposition(aten._convolution.default)
-def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *window: Any) -> Tensor:
-    """The convolution that TorchScript emits. Arguments after the sixth select GPU kernels and are ignored."""
-    return aten.convolution(x, weight, bias, *window[:6])
+def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *arguments: Any) -> Tensor:
+    """The convolution that TorchScript emits. Arguments after ``groups`` select GPU kernels and are ignored."""
+    return aten.convolution(x, weight, bias, *arguments[:6])
 
 
 @decomposition(aten.conv_tbc.default)
@@ -198,7 +200,7 @@ def hypot(x: Tensor, y: Tensor) -> Tensor:
 
 @decomposition(aten.signbit.default, takes_quantized=True)
 def signbit(x: Tensor, *, quantized: bool = False) -> Tensor:
-    """Sign bit, which is also set for -0.0. The test is 1 / x < 0.
+    """Sign bit, which is also set for -0.0. The test is min(x, 1 / x) < 0: 1 / -0.0 is -inf, and 1 / -inf is -0.0.
 
     Quantized numbers are never -0.0, and no scale represents 1 / 0, so a quantized program tests x < 0.
     """
@@ -251,9 +253,11 @@ def rrelu_functional(x: Tensor, noise: Tensor, *args: Any) -> tuple[Tensor, Tens
 
 
 @decomposition(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
-def nll_loss(x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignored: int) -> tuple[Tensor, Tensor]:
+def nll_loss(
+    x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int
+) -> tuple[Tensor, Tensor]:
     """Negative log-likelihood -x[target] * weight[target], and the sum of weights. Reduction: 0 none, 1 mean, 2 sum."""
-    dim, is_counted = min(1, x.dim() - 1), target != ignored
+    dim, is_counted = min(1, x.dim() - 1), target != ignore_index
     classes = torch.where(is_counted, target, 0)
     weights = is_counted.to(x.dtype) if weight is None else torch.where(is_counted, weight[classes[None]][0], 0.0)
     log_probabilities = x.gather(dim, classes.unsqueeze(dim)).squeeze(dim)

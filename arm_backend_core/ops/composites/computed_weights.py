@@ -1,6 +1,6 @@
-"""Decompositions of layers whose weight is computed at run time into matrix products and elementwise operators.
+"""Dynamic weights: decompositions of layers whose weight is computed at run time.
 
-TOSA layers need constant weights; MATMUL does not.
+The layers become matrix products and elementwise operators: TOSA layers need constant weights, MATMUL does not.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ def convolution_by_matmul(
     kernel = list(weight.shape[2:])
     stride, dilation = (broadcast_sizes(values, len(kernel)) for values in (stride, dilation))
     if isinstance(padding, str):  # an odd total of "same" pads one more at the end
-        reach = [step * (size - 1) if padding == "same" else 0 for step, size in zip(dilation, kernel, strict=True)]
-        pads = [(total // 2, total - total // 2) for total in reach]
+        totals = [step * (size - 1) if padding == "same" else 0 for step, size in zip(dilation, kernel, strict=True)]
+        pads = [(total // 2, total - total // 2) for total in totals]
     else:
         pads = [(pad, pad) for pad in broadcast_sizes(padding, len(kernel))]
     x = F.pad(x, [pad for pair in reversed(pads) for pad in pair])
     batch, sizes = x.shape[: -len(kernel) - 1], x.shape[-len(kernel) :]
     window = list(zip(sizes, kernel, stride, dilation, strict=True))
-    out = [(size - spacing * (reach - 1) - 1) // step + 1 for size, reach, step, spacing in window]
+    out = [(size - spacing * (taps - 1) - 1) // step + 1 for size, taps, step, spacing in window]
     window_indices = [
-        compute_window_indices(size, n, reach, step, 0, spacing)
-        for n, (size, reach, step, spacing) in zip(out, window, strict=True)
+        compute_window_indices(size, n, taps, step, 0, spacing)
+        for n, (size, taps, step, spacing) in zip(out, window, strict=True)
     ]
     elements = torch.stack(
         [element for element, _ in iterate_window_elements(x, torch.tensor(0), window_indices)], len(batch) + 1

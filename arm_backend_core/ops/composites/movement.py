@@ -53,15 +53,18 @@ def unfold(x: Tensor, dim: int, size: int, step: int) -> Tensor:
     return selected.unflatten(axis, (len(indices), size)).movedim(axis + 1, -1)
 
 
-READS_BEYOND_VIEW = "it reads memory beyond the view that is its input; index the whole tensor instead"
+READS_BEYOND_VIEW = (
+    "it reads by strides, and its input is not contiguous or is a view of a larger tensor whose other elements it "
+    "reads; index the larger tensor instead, or make the input contiguous()"
+)
 
 
 def strided_indices(x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None) -> Array:
     """Indices, in the flattened x, of the elements of a strided view of x.
 
     Raises:
-        ModelError: the view reads memory outside of x. In eager mode, x may share its memory with a larger tensor; in
-            the program, it is a separate tensor.
+        ModelError: x is not contiguous, or the view reads memory outside of x. In eager mode, x may share its memory
+            with a larger tensor; in the program, it is a separate tensor.
     """
     first = 0 if storage_offset is None else storage_offset - x.storage_offset()
     strides = np.array(stride, dtype=int).reshape(-1, *[1] * len(size))
@@ -108,8 +111,8 @@ def embedding_bag(
     """Sum (mode 0), mean (1) or maximum (2) of the table rows of each bag; 0 for an empty bag.
 
     A bag is the range of ``indices`` from one offset to the next. Sum and mean are a matrix product with a matrix that
-    has one row of 0 and 1 (or 1 / count) per bag. The rows must be finite, because 0 * inf is NaN. The other three
-    results of the operator are None, because only its gradient needs them.
+    has one row of 0 and 1 (or 1 / count) per bag. The rows of the table must be finite, because 0 * inf is NaN. The
+    other three results of the operator are None, because only its gradient needs them.
     """
     positions = torch.arange(len(indices), dtype=torch.int32)
     is_after_offset = positions >= offsets.to(torch.int32).unsqueeze(-1)

@@ -37,9 +37,8 @@ def rsqrt(v: FixedPoint) -> FixedPoint:
     """1 / sqrt(v) in Q29, int32, for int32 v in [1, 2**30).
 
     v is normalized: v * 4**(h - 1) = m * 2**28 with 1 <= m < 4, where h is half the number of leading zeros, rounded
-    down. A table gives
-    1 / sqrt(m) in Q15. Index, entries and interpolation are each rounded; the relative error is at most 2**-14 in
-    total. The left shift by h - 1 is exact, so the relative error does not depend on v.
+    down. A table gives 1 / sqrt(m) in Q15. Index, entries and interpolation are each rounded; the relative error is at
+    most 2**-14 in total. The left shift by h - 1 is exact, so the relative error does not depend on v.
     """
     assert v.high < 1 << 30
     zeros_minus_one = v.leading_zeros() - 1
@@ -73,8 +72,9 @@ def logarithm(v: FixedPoint) -> FixedPoint:
 def exponential(v: FixedPoint, result_q: QParams) -> FixedPoint:
     """exp(v) as int16, for real v at any scale.
 
-    Its scale is that of an int16 result, so that no second rounding follows. The entries of the table are the
-    least-squares fit of exp: exp - h**2 / 12 of its second derivative, which is exp itself, with entries h apart.
+    Its scale is that of an int16 result, so that no second rounding follows. Linear interpolation between exact entries
+    at a distance h would exceed a convex function f. The entries of the least-squares fit are f - h**2 / 12 * f''; for
+    f = exp, this is exp * (1 - h**2 / 12).
 
     Args:
         v: the exponent.

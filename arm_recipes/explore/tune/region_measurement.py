@@ -130,7 +130,7 @@ class RegionMeasurement:
         for option, pair in zip(options, zip(outcomes, outcomes, strict=True), strict=True):
             changed, unchanged = pair
             if isinstance(changed, ProgramCost) and isinstance(unchanged, ProgramCost):
-                # A negative difference is not a saving, but the cost of casts around int8 among int16: clamp to 0.
+                # A negative difference is an artefact: an int8 region among int16 regions costs casts. Clamp it to 0.
                 costs[option] = max(float(changed.value(self._cost_kind) - unchanged.value(self._cost_kind)), 0.0)
         return costs
 

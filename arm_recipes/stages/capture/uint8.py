@@ -1,6 +1,7 @@
 """uint8 casts: move casts from and to uint8 past data movement, to the inputs and outputs of the program.
 
-TOSA has no uint8: a delegate can only read it, at its inputs. Data movement between casts uses floating point.
+TOSA has no uint8 type. A delegate accepts uint8 only as an input that it casts immediately. The data movement between
+the casts then moves floating-point values.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def move_casts_outward(program: ExportedProgram) -> None:
         return
     uint8_nodes = [node for node in graph.nodes if _is_uint8_data_movement(node)]
     for check in graph.find_nodes(op="call_function", target=aten._assert_tensor_metadata.default):
-        graph.erase_node(check)  # the node checks the dtypes of the trace
+        graph.erase_node(check)  # it asserts the dtypes of the captured program, which change here
     for node in uint8_nodes:
         _swap_with_cast(graph, node)
     data_movement = {node for node in uint8_nodes if _is_uint8_data_movement(node)}

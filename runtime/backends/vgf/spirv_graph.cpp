@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers are those of the SPIR-V specification with SPV_ARM_tensors, SPV_ARM_graph and
-// SPV_EXT_replicated_composites.
+// Parser of the tensor interface of a SPIR-V graph. Numbers are those of the SPIR-V specification with
+// SPV_ARM_tensors, SPV_ARM_graph and SPV_EXT_replicated_composites.
 #include "backends/vgf/spirv_graph.h"
 
 #include <cstring>
@@ -167,7 +167,7 @@ const char* Module::visit(const Instruction& instruction) {
     return "an instruction is too short";
   }
   if (!is_valid(instruction, layout)) {
-    return "an instruction refers to an id that is not what it must be";
+    return "an operand of an instruction is undefined or of the wrong kind";
   }
   if (layout.result != 0) {
     const uint32_t id = instruction.words[layout.result];
