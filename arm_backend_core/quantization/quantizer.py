@@ -19,6 +19,7 @@ from arm_backend_core.aten.functionalize import functionalize
 from arm_backend_core.aten.high_rank import reduce_ranks
 from arm_backend_core.aten.higher_order import inline_higher_order_ops
 from arm_backend_core.aten.int_to_float import promote_integers
+from arm_backend_core.aten.local_response_norm import rewrite_local_response_norms
 from arm_backend_core.aten.mask_constants import bound_masks, rewrite_extreme_comparisons
 from arm_backend_core.aten.masked_rows import zero_masked_rows
 from arm_backend_core.aten.normalize import normalize_to_rms_norm
@@ -117,6 +118,7 @@ class ArmQuantizer(Quantizer):
         fold_constant_weights(model)
         fold_batch_norms(model)
         normalize_to_rms_norm(model)
+        rewrite_local_response_norms(model)
         layer_norms_to_group_norms(model)
         hardware = ConsultedHardware.of(self.compile_spec.target.hardware)
         rewrite_scatter_adds(model, hardware, quantized=True)
