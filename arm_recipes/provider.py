@@ -91,6 +91,7 @@ def _assemble_recipe(
         edge_manager.store_initial_state,
         edge_manager.lower_integer_remainder,
         edge_manager.lower_scaled_addition,
+        edge_manager.lower_shifts,
         edge_manager.remove_redundant_copies,
     ]
     transforms: list[Any] = []
@@ -113,9 +114,7 @@ def _assemble_recipe(
     memories = PlannedMemories.from_option(values["memory"]) if values.get("memory") else None
     passes += _memory_passes(target, values, getattr(spec, "optimise", ""), memories)
     delegate_partitioner = getattr(partitioner, f"{prefix}Partitioner")(
-        spec,
-        require_full_delegation=values["require_full_delegation"],
-        steps_per_call=values["steps_per_call"],
+        spec, require_full_delegation=values["require_full_delegation"], steps_per_call=values["steps_per_call"]
     )
     return build_recipe(
         recipe_type,
@@ -131,17 +130,21 @@ def _assemble_recipe(
 
 
 def _planning_options(target: str, values: Options, memories: PlannedMemories | None) -> dict[str, Any]:
-    """The memory planning pass, as an argument of ``ExecutorchBackendConfig``; without it, ExecuTorch's default."""
+    """The passes that plan memory, as arguments of ``ExecutorchBackendConfig``; others are ExecuTorch's defaults."""
     from executorch.exir.memory_planning import greedy
 
     from arm_recipes.pipeline.planned_memories import planning_pass
     from arm_recipes.pipeline.shared_scratch import plan_shared_scratch
+    from arm_recipes.stages.edge.dim_orders import ShapeEvaluationPass
 
     plan_io = {name: values[name] for name in ("plan_inputs", "plan_outputs")}
     algorithm = memories or (plan_shared_scratch if _shares_scratch(target, values) else greedy)
     if algorithm is greedy and all(plan_io.values()):
-        return {}
-    return {"memory_planning_pass": planning_pass(algorithm, **plan_io)}
+        return {"sym_shape_eval_pass": ShapeEvaluationPass()}
+    return {
+        "memory_planning_pass": planning_pass(algorithm, **plan_io),
+        "sym_shape_eval_pass": ShapeEvaluationPass(),
+    }
 
 
 def _shares_scratch(target: str, values: Options) -> bool:
@@ -159,13 +162,17 @@ def _memory_passes(target: str, values: Options, optimise: str, memories: Planne
         memories: memories of the option ``memory``.
     """
     from arm_recipes.pipeline.budgets import CheckBudgets
-    from arm_recipes.pipeline.planned_memories import reject_several_methods
+    from arm_recipes.pipeline.planned_memories import reject_mutated_inputs, reject_several_methods
     from arm_recipes.pipeline.shared_scratch import allow_shared_scratch
     from arm_recipes.stages.edge import edge_manager
     from arm_recipes.stages.edge.external_blocks import ExternalizeBlocks
 
+    if not values["plan_inputs"]:
+        yield reject_mutated_inputs
     if not values["plan_outputs"]:
         yield edge_manager.separate_outputs
+    elif not values["plan_inputs"]:
+        yield edge_manager.separate_returned_inputs
     if _shares_scratch(target, values):
         yield allow_shared_scratch
     external = options.resolve_external(values.get("external"))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -324,6 +324,10 @@ class _FragmentWriter:
         return torch.fx.map_arg(fragment.graph.output_node().args[0], copies.__getitem__)
 
 
+#: Shape and element type of a tensor.
+_Signature: TypeAlias = tuple[tuple[int | torch.SymInt, ...], torch.dtype]
+
+
 def _check_outputs(node: Node, outputs: Any) -> None:
     """Check shapes and element types of a decomposition's results against the fake tensors of ``node``.
 
@@ -334,12 +338,22 @@ def _check_outputs(node: Node, outputs: Any) -> None:
     actual = [x and _signature(x.meta["val"]) for x in (outputs if isinstance(outputs, (tuple, list)) else [outputs])]
     expected = node.meta.get("val")
     expected_signatures = [_signature(x) for x in (expected if isinstance(expected, (tuple, list)) else [expected])]
+    if any(map(_has_new_size, actual, expected_signatures)):
+        raise Unsupported("a size of its result depends on data")
     if any(x is not None and x != y for x, y in zip(actual, expected_signatures, strict=True)):
         description = f"the decomposition of {node.target} gives {actual} in place of {expected_signatures}"
         raise Unsupported(description) if find_composite(node) is None else compiler_fault(description)
 
 
-def _signature(value: Any) -> tuple[tuple[int, ...], torch.dtype] | None:
+def _has_new_size(actual: _Signature | None, expected: _Signature | None) -> bool:
+    """Whether a trace gave a result another symbol as its size, which cannot be compared with that of the program."""
+    if actual is None or expected is None:
+        return False
+    sizes = [(x, y) for x, y in zip(actual[0], expected[0], strict=False) if isinstance(x, torch.SymInt)]
+    return any(isinstance(y, torch.SymInt) and x.node.expr != y.node.expr for x, y in sizes)
+
+
+def _signature(value: Any) -> _Signature | None:
     return (tuple(value.shape), value.dtype) if isinstance(value, torch.Tensor) else None
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch._ops import OpOverload
+from torch._prims_common import is_contiguous_or_false
 from torch.export import ExportedProgram
 from torch.fx import Node
 from torch.fx.passes.tools_common import stable_topological_sort
@@ -139,7 +140,7 @@ class _Walk:
 
     def _make_contiguous(self, quantize: Node) -> None:
         """Let kernels read the integers of a remaining quantize node in contiguous memory format, which they need."""
-        if quantize.meta["val"].is_contiguous() or not all(map(is_dequantize, quantize.users)):
+        if is_contiguous_or_false(quantize.meta["val"]) or not all(map(is_dequantize, quantize.users)):
             return  # a delegate reads the integers in their own format
         self._emit.start(quantize.next, quantize)
         copied = self._emit.call(aten.clone.default, quantize, memory_format=torch.contiguous_format)

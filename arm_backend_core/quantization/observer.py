@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torchao.quantization.pt2e.observer import ObserverBase
 
-from arm_backend_core.errors import ModelError
+from arm_backend_core.quantization.non_finite import Kind, NonFiniteError
 
 #: Maximum number of values kept for the histogram; beyond it every other value is dropped.
 _MAX_KEPT_VALUES = 1 << 16
@@ -31,10 +31,6 @@ Array = np.ndarray[Any, Any]
 #: A lower or upper bound of a tensor, or of each of its channels.
 Bounds = Array | float
 _SYMMETRIC = (torch.per_tensor_symmetric, torch.per_channel_symmetric)
-
-
-class NonFiniteError(ModelError):
-    """A calibration sample produced NaN or an infinity, which no scale can represent."""
 
 
 @dataclass
@@ -92,8 +88,8 @@ class RangeObserver(ObserverBase):
             statistics = self._statistics
             low, high = self._min_max(x)
             if not np.isfinite(low + high).all():
-                kind = "NaN" if bool(x.isnan().any()) else "an infinity"
-                raise NonFiniteError(f"{self.description} holds {kind}, which no scale can represent")
+                kind: Kind = "NaN" if bool(x.isnan().any()) else "an infinity"
+                raise NonFiniteError(f"{self.description} holds {kind}, which no scale can represent", kind)
             if statistics.count:
                 low, high = np.minimum(low, statistics.low), np.maximum(high, statistics.high)
             statistics.low, statistics.high, statistics.parameters = low, high, None

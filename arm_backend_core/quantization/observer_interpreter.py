@@ -12,14 +12,14 @@ from torch.fx import GraphModule, Node
 
 from arm_backend_core.aten.mask_constants import OBSERVED_MINIMUM
 from arm_backend_core.quantization.graph_interpreter import Branch, BranchConditions, GraphInterpreter
-from arm_backend_core.quantization.observer import NonFiniteError
+from arm_backend_core.quantization.non_finite import Kind, NonFiniteError
 
 
 class ObserverInterpreter(GraphInterpreter):
     """Runs a sample and passes the results of nodes to their observers and other callbacks.
 
     Attributes:
-        problems: errors of observers that met NaN or an infinity.
+        problems: what observers met, NaN or an infinity, by node of the tensor.
         finite_ranges: (minimum, maximum) of the finite values, by node of a tensor with non-finite values.
     """
 
@@ -33,7 +33,7 @@ class ObserverInterpreter(GraphInterpreter):
     ) -> None:
         super().__init__(model.graph, conditions, taken)
         self._model, self._callbacks_by_node, self._fill_values = model, callbacks_by_node, fill_values or {}
-        self.problems: list[NonFiniteError] = []
+        self.problems: dict[Node, Kind] = {}
         self.finite_ranges: dict[Node, tuple[float, float]] = {}
 
     def get_attr(self, node: Node) -> Any:
@@ -51,7 +51,7 @@ class ObserverInterpreter(GraphInterpreter):
             for callback in callbacks:  # range observers come first, so the first call raises
                 callback(value)
         except NonFiniteError as problem:
-            self.problems.append(problem)
+            self.problems[node] = problem.kind
             finite = value[value.isfinite()]
             low, high = map(float, torch.aminmax(finite)) if finite.numel() else (0.0, 0.0)
             self.finite_ranges[node] = low, high

@@ -45,7 +45,8 @@ from arm_backend_core.quantization.lifting import (
     unlift,
     write_buffer_mutations,
 )
-from arm_backend_core.quantization.observer import NonFiniteError, RangeObserver
+from arm_backend_core.quantization.non_finite import Kind, NonFiniteError, advise, describe_non_finite
+from arm_backend_core.quantization.observer import RangeObserver
 from arm_backend_core.quantization.observer_interpreter import ObserverInterpreter
 
 _Q = torch.ops.quantized_decomposed
@@ -183,7 +184,7 @@ class ObservedProgram(torch.nn.Module):
             self.last_sample = LastSample(_clone_tensors(values), states=[(state, state.clone()) for state in states])
             self.last_sample.results = self._observe(values)
         except NonFiniteError as error:
-            raise NonFiniteError(f"calibration sample {self.sample_count}: {error}") from None
+            raise NonFiniteError(f"calibration sample {self.sample_count}: {error}", error.kind) from None
         self.sample_count += 1
 
     @contextmanager
@@ -258,7 +259,7 @@ class ObservedProgram(torch.nn.Module):
         return results
 
     def _check_unused_nonfinite(
-        self, problems: Sequence[NonFiniteError], ranges: Mapping[Node, tuple[float, float]], results: Sequence[Any]
+        self, problems: Mapping[Node, Kind], ranges: Mapping[Node, tuple[float, float]], results: Sequence[Any]
     ) -> None:
         """Accept NaN and infinities on which no result depends, such as x / y with y = 0 behind a ``where``.
 
@@ -272,8 +273,11 @@ class ObservedProgram(torch.nn.Module):
         Raises:
             NonFiniteError: the results depend on the value, or the program writes buffers, which may depend on it.
         """
+        texts = [describe_non_finite(node, kind, self._input_specs) for node, kind in problems.items()]
+        node, kind = next(iter(problems.items()))
+        first = NonFiniteError(f"{texts[0]}: {advise(node, kind)}", kind)
         if self.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
-            raise problems[0]
+            raise first
         fills: list[dict[Node, float]] = [
             {},
             *({node: finite_range[i] for node, finite_range in ranges.items()} for i in (0, 1)),
@@ -283,10 +287,10 @@ class ObservedProgram(torch.nn.Module):
             if not _are_close(
                 results, ObserverInterpreter(self.model, {}, self._conditions, self._taken_branches, fill).run(inputs)
             ):
-                raise problems[0]
+                raise first
         events.current().add_notes_once(
-            f"in calibration {problem}; no result depends on it, so its range covers only its finite values"
-            for problem in problems
+            f"in calibration {text}; no result depends on it, so its range covers only its finite values"
+            for text in texts
         )
 
     def _insert_quantize_dequantize(self, node: Node, source: Node, observer: Any, users: list[Node]) -> Node:
@@ -299,7 +303,8 @@ class ObservedProgram(torch.nn.Module):
             The dequantize node.
         """
         graph, model = self.model.graph, self.model
-        meta = {name: x for name, x in node.meta.items() if name != BRANCH_SELECT}
+        # The names of data-dependent sizes belong to the operator that creates them.
+        meta = {name: x for name, x in node.meta.items() if name not in (BRANCH_SELECT, "unbacked_bindings")}
         scale, zero_point = observer.calculate_qparams()
         range_and_dtype = (observer.quant_min, observer.quant_max, observer.dtype)
         insertion_point = source.next

@@ -148,6 +148,27 @@ def reject_several_methods(manager: EdgeProgramManager) -> Sequence[Any]:
     return []
 
 
+def reject_mutated_inputs(manager: EdgeProgramManager) -> Sequence[Any]:
+    """Edge manager pass: refuse models that write to an input, if the application has the memory of the inputs.
+
+    The new value of such an input is an output at the address of the input, so that it has no planned memory.
+    ExecuTorch's Python binding gives it memory, which replaces the address of the input before the program reads it.
+
+    Raises:
+        ExportError: a model writes to an input.
+    """
+    for method in sorted(manager.methods):
+        mutated = manager.exported_program(method).graph_signature.user_inputs_to_mutate.values()
+        if mutated:
+            names = " and ".join(f"'{name}'" for name in sorted(set(mutated)))
+            raise ExportError(
+                f"plan_inputs=False: the model of '{method}' writes to its input {names}, whose memory belongs to the "
+                "application. Omit plan_inputs=False, or change the model so that it computes a new tensor and returns "
+                "it: y = x + 1 instead of x.add_(1)"
+            )
+    return []
+
+
 def planning_pass(algorithm: Callable[..., MemoryAlgoResult], *, plan_inputs: bool, plan_outputs: bool) -> Any:
     """ExecuTorch's memory planning pass with an algorithm.
 

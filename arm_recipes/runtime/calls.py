@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 from arm_recipes._internal.conversions import suggest_conversion
@@ -94,7 +96,11 @@ def check_input(index: int, expected: Value, layout: PteTensor | str, value: Any
     # The runtime copies the raw memory, so its layout must be the dimension order of the program.
     order = layout.dim_order
     inverse = [order.index(axis) for axis in range(len(order))]
-    return value.detach().cpu().permute(order).contiguous().permute(inverse)
+    value = value.detach().cpu().permute(order).contiguous()
+    if not value.numel():  # every empty tensor is contiguous to PyTorch, but the runtime compares the strides
+        strides = accumulate(reversed([max(size, 1) for size in value.shape[1:]]), operator.mul, initial=1)
+        value = value.as_strided(value.shape, [*strides][::-1])
+    return value.permute(inverse)
 
 
 def call_batch(run: Callable[..., Any], samples: Iterable[Any]) -> Iterator[Any]:

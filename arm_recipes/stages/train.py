@@ -26,7 +26,8 @@ from arm_backend_core.quantization.fake_quant.program import (
     set_qparams,
 )
 from arm_backend_core.quantization.fake_quant.ranges import QuantizationRange, RangeMode
-from arm_backend_core.quantization.observer import NonFiniteError, RangeObserver
+from arm_backend_core.quantization.non_finite import NonFiniteError
+from arm_backend_core.quantization.observer import RangeObserver
 from arm_backend_core.quantization.ptq import ObservedProgram
 from arm_recipes._internal.exclusive import exclusive
 from arm_recipes._internal.messages import ExportError, suppress_warnings

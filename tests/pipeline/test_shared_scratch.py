@@ -14,7 +14,7 @@ from executorch.export import ExportRecipe
 from torch import Tensor, nn
 
 from arm_backend_core.backends.payload import PlannedScratch
-from arm_recipes import ArmRecipeType, ExportResult, export
+from arm_recipes import ArmRecipeType, ExportError, ExportResult, export
 from arm_recipes.firmware.host_run import run_on_host
 from arm_recipes.firmware.saving import collect_firmware_data
 from arm_recipes.pipeline.shared_scratch import _Call, _Plan, _smallest_plan
@@ -215,3 +215,30 @@ def test_each_output_of_the_application_has_its_own_tensor(recipe: ArmRecipeType
     firmware = collect_firmware_data(own, [sample], "repeated")
     seen = run_on_host(firmware.program, firmware.pools.host_sizes(), firmware.test_vectors.cases)
     assert seen.outputs == firmware.test_vectors.outputs
+
+
+class InPlace(nn.Module):
+    """Writes to its input ``x``, not to ``y``."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return a product of the new value."""
+        return x.add_(1) * y
+
+
+@pytest.mark.parametrize("recipe", [U55, ArmRecipeType.TOSA_FP, ArmRecipeType.CORTEX_M_INT8])
+def test_an_input_of_the_application_is_not_written(recipe: ArmRecipeType) -> None:
+    samples = [(torch.linspace(-1, 1, 6), torch.ones(6))]
+    with pytest.raises(ExportError, match=r"plan_inputs=False: .*'forward' writes to its input 'x'.*Omit plan_inputs"):
+        _export(InPlace(), samples, recipe, plan_inputs=False)
+    result = _export(InPlace(), samples, recipe)
+    for got in result.program().execute(*samples[0]):  # the new value of x, and the product
+        torch.testing.assert_close(got, samples[0][0] + 1, atol=0.02, rtol=0)
+
+
+@pytest.mark.parametrize("recipe", [ArmRecipeType.TOSA_FP, ArmRecipeType.CORTEX_M_INT8])
+def test_an_input_of_the_application_may_be_an_output(recipe: ArmRecipeType) -> None:
+    samples = images()
+    planned, own = _export(Repeated(), samples, recipe), _export(Repeated(), samples, recipe, plan_inputs=False)
+    assert torch.equal(own.run(*samples[0])[0], samples[0][0])
+    for a, b in zip(planned.run(*samples[0]), own.run(*samples[0]), strict=True):
+        assert torch.equal(a, b)

@@ -240,3 +240,35 @@ def test_constant_elements_of_a_parameter_are_outputs() -> None:
     assert torch.equal(results[0], chosen)
     assert torch.equal(results[2], selected)
     torch.testing.assert_close(results[1], expected, rtol=0, atol=0.05)
+
+
+_FAMILIES = [ArmRecipeType.TOSA_FP, ArmRecipeType.TOSA_INT8, ArmRecipeType.ETHOSU_U55_INT8, ArmRecipeType.CORTEX_M_INT8]
+
+
+@pytest.mark.parametrize("kind", _FAMILIES, ids=str)
+@pytest.mark.parametrize(
+    "function",
+    [
+        torch.nonzero,
+        lambda x: torch.argwhere(x > 0),
+        lambda x: torch.where(x > 0),
+        lambda x: (torch.nonzero(x), torch.nonzero(x > 0) * 2, x * 2),
+        lambda x: torch.nonzero(x)[:, 1].float() * 0.5,
+        lambda x: torch.nonzero(x.flatten()),
+        lambda x: torch.masked_select(x * 2, x > 0) * 2,
+        lambda x: x * x[0, 0].item(),
+    ],
+    ids=["nonzero", "argwhere", "where", "several", "column", "vector", "masked_select", "item"],
+)
+def test_operators_whose_size_depends_on_data_run_on_the_cpu(function: Callable[..., Any], kind: ArmRecipeType) -> None:
+    """PyTorch stores the columns of ``nonzero``, ExecuTorch the rows."""
+    sample = (torch.tensor([[1.0, 0, -1, 1, 0], [0, 0, 1, 1, 1], [-1, 1, 0, 0, 0]]),)
+    result = export(runner.Calls(function).eval(), ExportRecipe.get_recipe(kind), [sample])
+    for got, expected in zip(runner.flat(result.run(*sample)), runner.flat(function(*sample)), strict=True):
+        torch.testing.assert_close(got, expected, atol=0.05, rtol=0)
+
+
+def test_nonzero_of_a_channels_last_input() -> None:
+    x = torch.randint(-1, 2, (1, 3, 4, 5)).float().to(memory_format=torch.channels_last)
+    result = export(runner.Calls(torch.nonzero).eval(), ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP), [(x,)])
+    assert torch.equal(result.run(x), torch.nonzero(x))

@@ -113,6 +113,25 @@ def test_a_scaled_addition_on_the_cpu_scales_the_second_operand(dtype: torch.dty
         assert torch.equal(got, expected)
 
 
+class Shifts(nn.Module):
+    """Shifts of tensors by numbers and tensors, and of numbers by tensors."""
+
+    def forward(self, x: Tensor, bits: Tensor) -> tuple[Tensor, ...]:
+        """ExecuTorch has no kernels of the operators of ``<<`` and ``>>``."""
+        return x << 2, x >> 2, x << bits, x >> bits, 1 << bits, 100 >> bits
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64], ids=str)
+def test_shifts_on_the_cpu(dtype: torch.dtype) -> None:
+    inputs = (torch.tensor([0, 3, 25, 127], dtype=dtype), torch.tensor([6, 1, 2, 0], dtype=dtype))
+    program = torch.export.export(Shifts(), inputs)
+    manager = to_edge_transform_and_lower(program, compile_config=EdgeCompileConfig(_check_ir_validity=False))
+    assert edge_manager.lower_shifts(manager) == []
+    run = portable_lib._load_for_executorch_from_buffer(manager.to_executorch().buffer)
+    for got, expected in zip(run.forward(inputs), Shifts()(*inputs), strict=True):
+        assert torch.equal(got, expected)
+
+
 class Lookup(nn.Module):
     """Elements of a quantized table: quantized as the table, with another scale, and as floats."""
 

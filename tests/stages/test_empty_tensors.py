@@ -81,6 +81,17 @@ def test_programs_with_empty_tensors_run(name: str, recipe: ArmRecipeType) -> No
     assert _in_child(lambda: _same(result.run(*sample), expected)) == 0
 
 
+@pytest.mark.parametrize("shape", [(0, 3, 8, 8), (1, 3, 0, 8), (2, 3, 8, 0)], ids=str)
+@pytest.mark.parametrize("recipe", [ArmRecipeType.TOSA_FP, ArmRecipeType.TOSA_INT8])
+def test_a_channels_last_input_without_elements(shape: tuple[int, ...], recipe: ArmRecipeType) -> None:
+    """The runtime ended the process if strides did not fit the dim order; PyTorch ignores those of such tensors."""
+    model = Calls(lambda e, x: (e * 2, x * 2)).eval()
+    sample = (torch.zeros(shape).to(memory_format=torch.channels_last), X)
+    result = export(model, ExportRecipe.get_recipe(recipe), [sample])
+    expected = model(*sample)
+    assert _in_child(lambda: _same(result.run(*sample), expected)) == 0
+
+
 def _same(made: Any, expected: Any) -> bool:
     return all(
         x.shape == y.shape and x.dtype is y.dtype and torch.allclose(x.double(), y.double(), atol=0.1, equal_nan=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,8 +62,15 @@ def _tensors(node: Node) -> list[torch.Tensor]:
 
 def _shape(node: Node) -> Shape:
     tensors = _tensors(node)
-    return tuple(tensors[0].shape) if tensors else ()
+    return _largest_shape(tensors[0]) if tensors else ()
+
+
+def _largest_shape(tensor: torch.Tensor) -> Shape:
+    """The shape of a tensor, with the upper bounds of sizes that depend on data. The memory plan has these too."""
+    from executorch.exir.sym_util import eval_upper_bound
+
+    return tuple(map(eval_upper_bound, tensor.shape))
 
 
 def _bytes(node: Node) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in _tensors(node))
+    return sum(math.prod(_largest_shape(tensor)) * tensor.element_size() for tensor in _tensors(node))

@@ -5,7 +5,8 @@ PyTorch gives ``x[mask]`` and ``mask.nonzero()`` a data-dependent size, even if 
 - a constant mask selects the same elements in each call, so it becomes constant indices;
 - a masked write of an elementwise function, ``y[mask] = f(x[mask])``, becomes ``where(mask, f(x), y)``;
 - ``x[i]`` with a tensor ``i`` is traced as a view whose offset is ``i.item()``; it becomes a gather;
-- if shapes admit one value only, ``i.item()`` becomes this number: the one length of ``x.split([length])`` is x's size.
+- if shapes admit one value only, ``i.item()`` becomes this number: the one length of ``x.split([length])`` is x's size;
+- ``mask.nonzero()`` is copied to rows: PyTorch stores its columns, a dim order that ExecuTorch has no casts for.
 """
 
 from __future__ import annotations
@@ -49,6 +50,9 @@ def make_shapes_static(program: ExportedProgram) -> None:
         lift_constants(program)
         update_output_names(program)
         _propagate_shapes(program.graph)
+        program.graph_module.recompile()
+    if _copy_nonzero_to_rows(program.graph):
+        update_output_names(program)
         program.graph_module.recompile()
 
 
@@ -282,6 +286,26 @@ def is_elementwise(node: Node) -> bool:
     overload = node.target
     pointwise = isinstance(overload, OpOverload) and torch.Tag.pointwise in overload.tags
     return pointwise and not overload._schema.is_mutable  # type: ignore[union-attr]
+
+
+# -- layout of nonzero --------------------------------------------------------------------------------------------
+
+
+def _copy_nonzero_to_rows(graph: Graph) -> bool:
+    """Insert a copy after each ``nonzero`` of several dimensions, so that its readers read a contiguous tensor."""
+    changed = False
+    for node in graph.find_nodes(op="call_function", target=aten.nonzero.default):
+        value = node.meta["val"]
+        if value.shape[1] < 2 or not node.users:
+            continue
+        with graph.inserting_after(node):
+            rows = graph.call_function(aten.clone.default, (node,), {"memory_format": torch.contiguous_format})
+        node.replace_all_uses_with(rows, delete_user_cb=lambda user, rows=rows: user is not rows)
+        rows.meta = {key: item for key, item in node.meta.items() if key != "unbacked_bindings"}
+        with value.fake_mode:
+            rows.meta["val"] = value.clone(memory_format=torch.contiguous_format)
+        changed = True
+    return changed
 
 
 # -- shape propagation ------------------------------------------------------------------------------------------

@@ -16,9 +16,11 @@ import torch
 from executorch.exir import EdgeProgramManager, ExportedProgram, memory
 from executorch.exir.delegate import executorch_call_delegate
 from executorch.exir.dialects._ops import ops as exir_ops
-from executorch.exir.tensor import TensorSpec, dim_order_from_stride
+from executorch.exir.passes.sym_shape_eval_pass import ConstraintBasedSymShapeEvalPass
+from executorch.exir.tensor import TensorSpec, contiguous_stride_from_shape, dim_order_from_stride
 from torch import fx
 from torch.export.graph_signature import OutputKind
+from torch.fx.passes.infra.pass_base import PassResult
 from torch.utils import _pytree as pytree
 
 from arm_backend_core.cortex_m.kernels.registry import LIBRARY_NAMESPACE, NAMESPACE
@@ -38,6 +40,8 @@ _ELEMENTWISE = frozenset(
         "aten::copy_",
     }
 )
+#: PyTorch writes its result column by column, and every trace restores these strides; ExecuTorch's kernel writes rows.
+_NONZERO = "aten::nonzero"
 #: Namespaces of kernels whose operands this project converts to the dim order that each kernel needs.
 _KERNEL_NAMESPACES = (LIBRARY_NAMESPACE, NAMESPACE)
 
@@ -58,6 +62,25 @@ def legalize_dim_orders(manager: EdgeProgramManager) -> Sequence[Any]:
         for body in loop_bodies:
             _legalize(body, {})
     return []
+
+
+class ShapeEvaluationPass(ConstraintBasedSymShapeEvalPass):
+    """ExecuTorch's evaluation of symbolic shapes, which also plans the result of ``nonzero`` as its kernel writes it.
+
+    ExecuTorch traces a program for the last time before it, so that the strides of PyTorch do not return.
+    ``legalize_dim_orders`` has inserted a layout copy before each reader of such a result.
+    """
+
+    def call(self, graph_module: fx.GraphModule) -> PassResult:
+        """Edit the specs of a method in place."""
+        result: PassResult = super().call(graph_module)
+        for module in _graph_modules(graph_module):
+            for node in module.graph.nodes:
+                if node.op == "call_function" and _name(node) == _NONZERO:
+                    for spec in _tensor_specs(node):
+                        spec.stride = contiguous_stride_from_shape(torch.Size(spec.shape))
+                        spec.dim_order = list(identity(len(spec.shape)))
+        return result
 
 
 def check_dim_orders(manager: Any, methods: Iterable[str]) -> None:
@@ -176,7 +199,7 @@ class _LayoutCopies:
             operands = [operand for operand in node.all_input_nodes if _has_other_order(operand)]
             for operand in operands:
                 node.replace_input_with(operand, self.convert(operand, _contiguous_order(operand)))
-            if operands or converted:
+            if (operands or converted) and _name(node) != _NONZERO:
                 self._mark_contiguous(node)
 
     def _mark_contiguous(self, node: fx.Node) -> None:

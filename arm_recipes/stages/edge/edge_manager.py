@@ -6,7 +6,7 @@ because ExecuTorch retraces every method, including delegates, to apply a pass.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -117,6 +117,37 @@ def lower_scaled_addition(manager: EdgeProgramManager) -> Sequence[Any]:
     return []
 
 
+def lower_shifts(manager: EdgeProgramManager) -> Sequence[Any]:
+    """Rewrite the operators of ``x << y`` and ``x >> y`` on the CPU to the equal ones that ExecuTorch has kernels of.
+
+    PyTorch leaves undefined what a shift by a negative number, or by as many bits as x has, returns.
+    """
+    aten = exir_ops.edge.aten
+    equal_operators = {
+        aten.__lshift__.Tensor: aten.bitwise_left_shift.Tensor,
+        aten.__lshift__.Scalar: aten.bitwise_left_shift.Tensor_Scalar,
+        aten.__rshift__.Tensor: aten.bitwise_right_shift.Tensor,
+        aten.__rshift__.Scalar: aten.bitwise_right_shift.Tensor_Scalar,
+    }
+    number_shifts = {
+        aten.bitwise_left_shift.Scalar_Tensor: aten.bitwise_left_shift.Tensor,
+        aten.bitwise_right_shift.Scalar_Tensor: aten.bitwise_right_shift.Tensor,
+    }
+    for method in manager.methods:
+        module = manager.exported_program(method).graph_module
+        for node in module.graph.nodes:
+            if not is_integer(node):
+                continue
+            node.target = equal_operators.get(node.target, node.target)
+            if node.target in number_shifts:
+                number, amount = node.args
+                with module.graph.inserting_before(node):
+                    node.args = (_make_scalar(number, node), amount)
+                node.target = number_shifts[node.target]
+        module.recompile()
+    return []
+
+
 def _make_scalar(value: Any, like: Node) -> Node:
     """Insert a tensor [] with a number, of the dtype of ``like``'s result."""
     example = like.meta["val"]
@@ -180,27 +211,44 @@ def separate_outputs(manager: EdgeProgramManager) -> Sequence[Any]:
     two outputs that are one tensor only the last would be written.
     """
     for method in manager.methods:
-        program = manager.exported_program(method)
-        output = program.graph.output_node()
-        values, seen = list(output.args[0]), set[Node]()
-        for index, (spec, value) in enumerate(zip(program.graph_signature.output_specs, values, strict=True)):
-            if spec.kind is not OutputKind.USER_OUTPUT or not isinstance(value, Node):
-                continue
-            if value.op == "placeholder" or value in seen:
-                tensor = value.meta["val"]
-                with program.graph.inserting_before(output):
-                    copy = program.graph.call_function(
-                        exir_ops.edge.dim_order_ops._clone_dim_order.default,
-                        (value,),
-                        {"dim_order": list(tensor.dim_order())},
-                    )
-                copy.meta = {**value.meta, "val": tensor.clone()}
-                values[index] = copy
-            seen.add(value)
-        output.args = (tuple(values),)
-        update_output_names(program)
-        program.graph_module.recompile()
+        _copy_outputs(manager.exported_program(method), lambda value, seen: value.op == "placeholder" or value in seen)
     return []
+
+
+def separate_returned_inputs(manager: EdgeProgramManager) -> Sequence[Any]:
+    """Edge manager pass: copy outputs that are inputs, if the application has inputs and the memory plan outputs.
+
+    Such an output has no planned memory. A runtime that gives it memory, as ExecuTorch's Python binding does, replaces
+    the address of the input by that, and the input loses its data.
+    """
+    for method in manager.methods:
+        program = manager.exported_program(method)
+        inputs = set(_user_inputs(program))
+        _copy_outputs(program, lambda value, _, inputs=inputs: value in inputs)  # type: ignore[misc]
+    return []
+
+
+def _copy_outputs(program: ExportedProgram, needs_copy: Callable[[Node, set[Node]], bool]) -> None:
+    """Copy the outputs of the model for which ``needs_copy`` of the output and the earlier outputs holds."""
+    output = program.graph.output_node()
+    values, seen = list(output.args[0]), set[Node]()
+    for index, (spec, value) in enumerate(zip(program.graph_signature.output_specs, values, strict=True)):
+        if spec.kind is not OutputKind.USER_OUTPUT or not isinstance(value, Node):
+            continue
+        if needs_copy(value, seen):
+            tensor = value.meta["val"]
+            with program.graph.inserting_before(output):
+                copy = program.graph.call_function(
+                    exir_ops.edge.dim_order_ops._clone_dim_order.default,
+                    (value,),
+                    {"dim_order": list(tensor.dim_order())},
+                )
+            copy.meta = {**value.meta, "val": tensor.clone()}
+            values[index] = copy
+        seen.add(value)
+    output.args = (tuple(values),)
+    update_output_names(program)
+    program.graph_module.recompile()
 
 
 def use_cortex_m_quantize(manager: EdgeProgramManager) -> Sequence[Any]:

@@ -1,0 +1,72 @@
+"""NaN and infinities in calibration: the error names the tensor that has them, and what to change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from torch.export.graph_signature import InputKind, InputSpec
+from torch.fx import Node
+
+from arm_backend_core.errors import ModelError
+from arm_backend_core.nodes import constant_nodes, describe_node, source_location
+
+Kind = Literal["NaN", "an infinity"]
+
+_INFINITE_CONSTANT = (
+    "use a finite number near the other values, whose integer range it shares: a little below the smallest score "
+    "instead of -inf in a mask (-inf is supported in a mask of scores that only a softmax reads)"
+)
+_ADVICE: Mapping[tuple[str, Kind], str] = {
+    ("input", "NaN"): "give samples without NaN",
+    ("input", "an infinity"): "give finite samples, such as masks with a number below the smallest score for -inf",
+    ("constant", "NaN"): "replace the NaN by numbers, for example with torch.nan_to_num",
+    ("constant", "an infinity"): _INFINITE_CONSTANT,
+    ("result", "NaN"): (
+        "keep the operands where the result is a number, for example with clamp() before a logarithm or a square root, "
+        "or a small number added to a divisor"
+    ),
+    ("result", "an infinity"): (
+        "keep the operands where the result is finite, for example with clamp(); where a constant of the model is "
+        f"infinite, {_INFINITE_CONSTANT}"
+    ),
+}
+
+
+class NonFiniteError(ModelError):
+    """A calibration sample produced NaN or an infinity, which no scale can represent.
+
+    Attributes:
+        kind: what the tensor holds.
+    """
+
+    def __init__(self, message: str, kind: Kind) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+def describe_non_finite(node: Node, kind: Kind, specs: Mapping[str, InputSpec]) -> str:
+    """Describe a tensor that holds NaN or an infinity.
+
+    Args:
+        node: the tensor, in a graph whose parameters and buffers are attributes.
+        kind: what it holds.
+        specs: input specs by attribute name, with the names of parameters and buffers in the model.
+    """
+    return f"{_describe(node, specs)} holds {kind}, which no scale can represent"
+
+
+def advise(node: Node, kind: Kind) -> str:
+    """What to change so that a tensor does not hold NaN or an infinity."""
+    if node.op == "placeholder":
+        return _ADVICE["input", kind]
+    return _ADVICE["constant" if node in constant_nodes(node.graph) else "result", kind]
+
+
+def _describe(node: Node, specs: Mapping[str, InputSpec]) -> str:
+    spec = specs.get(str(node.target)) if node.op == "get_attr" else None
+    if spec is None:
+        return describe_node(node)
+    word = {InputKind.PARAMETER: "parameter", InputKind.BUFFER: "buffer"}.get(spec.kind, "constant")
+    line = next((line for line in map(source_location, node.users) if line), "")
+    return f"{word} '{spec.target}'{line and f' (read at {line})'}"
