@@ -107,7 +107,7 @@ def _channel_windows_to_convolutions(module: GraphModule) -> set[Node]:
 
 def _is_square(node: Node) -> bool:
     is_product = node.target is aten.mul.Tensor and node.args[0] is node.args[1]
-    return is_product or (node.target is aten.pow.Tensor_Scalar and node.args[1] == 2)
+    return is_product or (node.target is aten.pow.Tensor_Scalar and bool(node.args[1] == 2))
 
 
 def _band_matrix(channels: int, results: int, windows: _Windows) -> Tensor:

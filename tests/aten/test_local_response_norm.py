@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -33,12 +35,12 @@ def test_channels_of_any_rank_are_convolved(shape: tuple[int, ...], size: int) -
 
 
 class _Function(nn.Module):
-    def __init__(self, function: object) -> None:
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self.function = function
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)  # type: ignore[operator,no-any-return]
+        return self.function(x)
 
 
 def test_strided_windows_of_channels() -> None:
@@ -60,7 +62,7 @@ def test_strided_windows_of_channels() -> None:
         lambda x: F.avg_pool3d(x.unsqueeze(1), (1, 1, 1), 1, divisor_override=2),
     ],
 )
-def test_other_poolings_stay(function: object) -> None:
+def test_other_poolings_stay(function: Callable[[Tensor], Tensor]) -> None:
     x = torch.randn(2, 4, 6, 5)
     pool = _Function(function)
     module, targets = _rewrite(pool, x)
@@ -77,10 +79,10 @@ def test_other_poolings_stay(function: object) -> None:
         lambda x, mean: x / (x + 1.0) ** 2,
     ],
 )
-def test_divisions_by_powers_without_a_bound_stay(function: object) -> None:
+def test_divisions_by_powers_without_a_bound_stay(function: Callable[[Tensor, Tensor], Tensor]) -> None:
     class Model(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            return function(x, F.avg_pool3d((x * x).unsqueeze(1), (1, 1, 1), 1).squeeze(1))  # type: ignore[operator,no-any-return]
+            return function(x, F.avg_pool3d((x * x).unsqueeze(1), (1, 1, 1), 1).squeeze(1))
 
     x = torch.randn(2, 8, 3, 4)
     module, targets = _rewrite(Model(), x)
