@@ -47,7 +47,7 @@ SAMPLED = {
     "test_export::test_executorchs_own_export_takes_the_recipes": 2,
     "test_export::test_the_faster_stage_gives_what_executorchs_own_gives": 2,
     "test_firmware::test_the_device_gives_the_numbers_of_this_machine": 1000,
-    "test_fixed_point::test_tosa_and_vela_take_it": 4,
+    "test_fixed_point::test_lowerings_are_valid_tosa_and_compile_with_vela": 4,
     "test_fuzz::test_graph": 2,
     "test_higher_order::test_either_branch_is_taken": 2,
     "test_higher_order::test_flex_attention": 2,
