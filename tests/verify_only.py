@@ -64,7 +64,7 @@ SAMPLED = {
     "test_mask_bounds::test_masked_scores_that_exceed_the_others_by_hundreds_have_no_weight": 3,
     "test_mask_bounds::test_rows_without_a_key_give_zero": 3,
     "test_methods::test_a_buffer_that_one_method_only_reads": 2,
-    "test_methods::test_a_decoder_goes_on_from_its_prompt": 1000,
+    "test_methods::test_decode_continues_from_the_cache_that_prefill_wrote": 1000,
     "test_methods::test_methods_that_reset_set_and_read_state": 2,
     "test_methods::test_weights_are_stored_once": 2,
     "test_mismatch::test_the_trace_of_a_matrix_product_accepts_what_pytorch_refuses": 4,
