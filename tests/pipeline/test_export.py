@@ -155,7 +155,7 @@ def test_quantized_io_with_executorchs_own_export() -> None:
     assert b"cortex_m" not in session.get_pte_buffer()
 
 
-def test_per_tensor_weights() -> None:
+def test_per_channel_false_quantizes_weights_per_tensor() -> None:
     kinds = export(Small().eval(), get(INT8, per_channel=False), images()).report.methods[0].quantization
     assert kinds is not None
     assert kinds.weights["int8 per tensor"] == 2
@@ -274,7 +274,7 @@ def test_combined_with_quantized_xnnpack() -> None:
 # The model is not changed.
 
 
-def test_the_model_is_not_changed() -> None:
+def test_export_does_not_change_the_model() -> None:
     model = Small().train()
     model.head.eval()
     state, flags = copy.deepcopy(model.state_dict()), [module.training for module in model.modules()]

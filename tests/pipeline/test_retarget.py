@@ -87,7 +87,7 @@ def _count_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         (None, {"board": "corstone-300"}),
     ],
 )
-def test_the_program_equals_that_of_a_complete_export(
+def test_a_retargeted_program_equals_that_of_a_complete_export(
     model: nn.Module, result: ExportResult, recipe: Any, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = _count_calls(monkeypatch)

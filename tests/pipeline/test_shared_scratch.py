@@ -151,7 +151,7 @@ class Skip(nn.Module):
 
 
 @pytest.mark.parametrize("recipe", [U55, U85])
-def test_the_results_are_those_of_separate_memories(recipe: ArmRecipeType) -> None:
+def test_shared_scratch_gives_the_results_of_separate_memories(recipe: ArmRecipeType) -> None:
     """In ExecuTorch's runtime, whose delegate copies from and to a scratch of its own."""
     torch.manual_seed(1)
     samples = [(torch.randn(1, 4, 10, 12),) for _ in range(2)]

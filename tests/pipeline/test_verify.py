@@ -29,7 +29,7 @@ VERIFIED = r"verified in [\d.]+ s: {} executions of {} delegate\(s\) are bit-equ
 
 
 @pytest.mark.parametrize("quantized_io", [False, True])
-def test_a_note_says_what_was_compared(quantized_io: bool) -> None:
+def test_a_note_counts_verified_executions_and_delegates(quantized_io: bool) -> None:
     recipe = ExportRecipe.get_recipe(U85, quantized_io=quantized_io)
     result = export(Small().eval(), recipe, images(6), verify=True)
     assert re.fullmatch(VERIFIED.format(4, 1), result.report.notes[-1])
@@ -50,7 +50,9 @@ def test_a_program_without_command_streams_has_nothing_to_verify() -> None:
     assert "neither Ethos-U delegates nor int8 kernels: there is nothing" in result.report.notes[-1]
 
 
-def test_a_difference_is_an_error_and_nothing_is_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_difference_from_the_tosa_graph_is_an_error_and_writes_no_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """In one element, of the second delegate of the second method."""
     run, calls = reference.run, []
 

@@ -55,7 +55,7 @@ def test_the_note_counts_executions_and_kernels(quantized_io: bool) -> None:
     assert f"verified: 4 executions of {kernels} int8 kernels are bit-equal" in result.report.notes[-1]
 
 
-def test_a_difference_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_difference_from_the_kernels_records_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     run = verify_kernels._KernelReference.run
 
     def wrong(reference: Any, inputs: Any) -> list[Any]:
