@@ -1,4 +1,4 @@
-"""Measurements of a device: read from a log, laid beside the estimates, and refused if they are of another program."""
+"""Measurements of a device: read from a log, compared with the estimates, and refused if of another program."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _log(folder: Path, *lines: str) -> Path:
     return path
 
 
-def test_medians_stand_beside_the_estimates(tmp_path: Path) -> None:
+def test_medians_are_compared_with_the_estimates(tmp_path: Path) -> None:
     result = _result()
     tensor = next(layer for layer in result.report.layers if layer.tensors).tensors[0]
     lines = [_line(case=case, npu_cycles=7000 + case, layers={tensor: 500 + case}) for case in range(3)]

@@ -37,7 +37,7 @@ def _parts(ram: Ram) -> dict[str, tuple[int, str]]:
         (U85, {}, "SRAM"),
     ],
 )
-def test_the_parts_are_those_of_the_firmware(
+def test_parts_of_ram_are_the_pools_of_the_firmware(
     recipe: ArmRecipeType, options: dict[str, Any], constants: str | None, tmp_path: Path
 ) -> None:
     result, ram = _export(recipe, **options)
