@@ -143,7 +143,7 @@ def test_two_samples_are_not_warned_about() -> None:
 
 
 @pytest.mark.verify
-def test_the_checks_work_with_executorchs_own_export() -> None:
+def test_calibration_checks_work_with_executorchs_own_export() -> None:
     recipe = _recipe([(X[:1], 7)], XNNPackRecipeType.PT2E_INT8_STATIC_PER_CHANNEL)
     with pytest.warns(ArmRecipesWarning, match="only one sample"):
         executorch_export(nn.Linear(3, 2).eval(), [(X[:1],)], recipe)

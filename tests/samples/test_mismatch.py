@@ -1,4 +1,4 @@
-"""Samples that do not fit the model: one sentence with the input, what it is, what was expected, and the remedy."""
+"""Samples that do not fit the model: errors name the input, its dtype and shape, the expected ones, and the remedy."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _recipe() -> ExportRecipe:
         ),
     ],
 )
-def test_the_message_names_input_types_and_remedy(
+def test_errors_about_a_sample_name_input_expectation_and_remedy(
     model: nn.Module, sample: Any, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("ARM_BACKEND_CORE_STRICT", raising=False)
@@ -231,7 +231,7 @@ class Stateful(nn.Module):
         return self.layer(x) + self.sum
 
 
-def test_trials_do_not_change_the_model() -> None:
+def test_describe_mismatch_does_not_change_the_model() -> None:
     model = Stateful().eval()
     state, attributes = copy.deepcopy(model.state_dict()), set(vars(model))
     x = torch.rand(1, 3, 8).double()
