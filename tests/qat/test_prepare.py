@@ -404,7 +404,7 @@ class _Structured(nn.Module):
         return {"y": y, "parts": [y.relu(), mask * y], "none": None}
 
 
-def test_inputs_and_outputs_are_those_of_the_model() -> None:
+def test_prepared_models_have_the_inputs_and_outputs_of_the_model() -> None:
     model = _Structured()
     pair, mask = (torch.randn(2, 4), torch.randn(2, 4)), torch.ones(2, 4)
     sample = Inputs(pair, scale=2.0, mask=mask)
@@ -414,7 +414,7 @@ def test_inputs_and_outputs_are_those_of_the_model() -> None:
     torch.testing.assert_close(found["parts"][0], expected["parts"][0], rtol=0.0, atol=0.2)
 
 
-def test_gradients_pass_inside_and_move_the_bounds_outside() -> None:
+def test_fake_quantize_passes_gradients_inside_the_range_and_moves_its_bounds() -> None:
     x = torch.tensor([-9.0, 0.3, 9.0], requires_grad=True)
     scale, zero_point = torch.tensor(0.1, requires_grad=True), torch.tensor(-5.0, requires_grad=True)
     y = fake_quantize(x, (scale, zero_point), (-128, 127))
@@ -498,7 +498,7 @@ def _quantizer() -> TOSAQuantizer:
     return TOSAQuantizer(spec("int")).set_global(get_symmetric_quantization_config())
 
 
-def test_errors_say_what_to_do() -> None:
+def test_errors_of_prepare_qat_name_remedies() -> None:
     for name, call, kind, message in _errors():
         with pytest.raises(kind, match=message):
             raise AssertionError(f"{name}: {call()}")
