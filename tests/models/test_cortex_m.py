@@ -1,4 +1,4 @@
-"""The ten networks as int8 kernels of a Cortex-M: bit-equal to the kernels' records, nearly as exact as TOSA_INT8."""
+"""The ten networks as int8 kernels of a Cortex-M: bit-equal to the kernels' records, with nearly TOSA_INT8's SQNR."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NAMES = [pytest.param(name, marks=[pytest.mark.verify] if i else []) for i, nam
 
 
 @pytest.mark.parametrize("name", _NAMES)
-def test_kernels_compute_the_network(name: str) -> None:
+def test_cortex_m_programs_are_verified_and_accurate(name: str) -> None:
     entry = zoo.build(name, CALIBRATION_SAMPLES + 4)
     samples, held_out = entry.samples[:CALIBRATION_SAMPLES], entry.samples[CALIBRATION_SAMPLES:]
     result = export(entry.model, ExportRecipe.get_recipe(ArmRecipeType.CORTEX_M_INT8), samples, verify=True)

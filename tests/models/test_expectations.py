@@ -1,4 +1,4 @@
-"""The comparison with what is recorded, on made-up figures, and the file itself."""
+"""Comparison with recorded figures (invented ones here), and completeness of the file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BEFORE = {"program_bytes": 20_000, "sqnr_db": 30.0}
 
 
 @pytest.mark.parametrize("after", [{"program_bytes": 20_200}, {"program_bytes": 19_800}, {"sqnr_db": 29.81}, {}])
-def test_small_differences_pass(after: expectations.Figures) -> None:
+def test_differences_within_the_tolerance_are_not_listed(after: expectations.Figures) -> None:
     assert expectations.list_differences(BEFORE, BEFORE | after) == []
 
 
@@ -21,14 +21,14 @@ def test_small_differences_pass(after: expectations.Figures) -> None:
     "after",
     [{"program_bytes": 20_201}, {"program_bytes": 19_799}, {"sqnr_db": 29.79}, {"sqnr_db": 30.21}, {"sram_bytes": 1}],
 )
-def test_worse_and_better_fail(after: expectations.Figures) -> None:
+def test_worse_and_better_figures_are_listed(after: expectations.Figures) -> None:
     (difference,) = expectations.list_differences(BEFORE, BEFORE | after)
     (name,) = after
     assert difference.startswith(name)
     assert "make record" in difference
 
 
-def test_a_figure_that_is_gone_fails() -> None:
+def test_a_missing_figure_is_listed() -> None:
     assert len(expectations.list_differences(BEFORE, {"program_bytes": 20_000})) == 1
 
 

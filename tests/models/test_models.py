@@ -1,4 +1,4 @@
-"""Ten networks on every recipe: is all of it delegated, is it legal TOSA, does it compute the right thing."""
+"""Ten networks on every recipe: full delegation, legal TOSA, correct results, and recorded figures."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ R = ArmRecipeType
 INT8 = [recipe for recipe in expectations.RECORDED_RECIPES if precision(recipe) == "INT8"]
 A16W8 = [recipe for recipe in R if precision(recipe) == "A16W8"]
 
-#: What hardware cannot do: (model, family of recipes) -> the operators left on the CPU, with the reason's end.
+#: Operators on the CPU: (model, family of recipes) -> operator -> end of the reason.
 ON_CPU = {
     ("tiny_bert", "ETHOSU_U55"): {"aten.embedding.default": "has no GATHER in hardware"},
     ("tiny_bert", "ETHOSU_U65"): {"aten.embedding.default": "has no GATHER in hardware"},
@@ -31,8 +31,8 @@ ON_CPU = {
 
 
 #: ``make test`` exports four of the ten models with this recipe, and one or two of them with each other recipe.
-_USUAL = R.ETHOSU_U85_INT8
-#: The largest of them, which only ``--verify`` exports with the usual recipe.
+_MAIN_RECIPE = R.ETHOSU_U85_INT8
+#: The largest of them, which only ``--verify`` exports with the main recipe.
 _LARGEST = "resnet18"
 
 
@@ -43,7 +43,7 @@ def _parametrize_exports(recipes: Iterable[ArmRecipeType], slow: Sequence[ArmRec
         number = zoo.NAMES.index(name)
         # With the offset 2, the largest networks have recipes that take little time.
         is_turn = (number + list(R).index(recipe) + 2) % 9 == 0
-        chosen = number % 2 == 0 and name != _LARGEST if recipe is _USUAL else is_turn
+        chosen = number % 2 == 0 and name != _LARGEST if recipe is _MAIN_RECIPE else is_turn
         return [pytest.mark.xdist_group(name), *([] if chosen and recipe not in slow else [pytest.mark.verify])]
 
     pairs = [(name, recipe) for name in zoo.NAMES for recipe in recipes]
@@ -90,7 +90,7 @@ def test_one_legal_delegate_and_nothing_on_the_cpu(model: Exported, recipe: ArmR
 
 
 @_parametrize_exports([R.ETHOSU_U55_INT8, R.ETHOSU_U85_INT8])
-def test_cycles_by_layer_are_velas_total(model: Exported, recipe: ArmRecipeType) -> None:
+def test_cycles_by_layer_add_up_to_velas_total(model: Exported, recipe: ArmRecipeType) -> None:
     report = model.result(recipe).report
     (delegate,) = report.delegates
     assert delegate.vela is not None
@@ -101,16 +101,16 @@ def test_cycles_by_layer_are_velas_total(model: Exported, recipe: ArmRecipeType)
     modules = dict(model.entry.model.named_modules())
     assert {layer.kind for layer in report.layers} <= {"layer", "boundary", "transpose", "conversion"}
     assert [layer for layer in report.layers if layer.module not in modules or ".py:" not in layer.source] == []
-    # What multiplies is in a module of its own; what is in none says so.
+    # Layers without a module have a reason.
     assert all(layer.module or layer.reason for layer in report.layers)
-    # The projection behind an attention is one of its own class, which is not called.
+    # The output projection of an attention has a subclass of Linear, whose forward is not called.
     weighted = {name for name, part in modules.items() if type(part) in (torch.nn.Conv2d, torch.nn.Linear)}
     computing = {layer.module for layer in report.layers if layer.kind == "layer" and layer.macs}
     assert weighted <= computing
 
 
 @_parametrize_exports([R.ETHOSU_U55_INT8, R.ETHOSU_U85_INT8])
-def test_memory_over_time_ends_in_velas_peak(model: Exported, recipe: ArmRecipeType) -> None:
+def test_the_peak_of_memory_over_time_is_velas(model: Exported, recipe: ArmRecipeType) -> None:
     report = model.result(recipe).report
     (delegate,), (used,) = report.delegates, report.memory
     assert delegate.vela is not None
@@ -121,18 +121,18 @@ def test_memory_over_time_ends_in_velas_peak(model: Exported, recipe: ArmRecipeT
 
 
 @_parametrize_exports([R.TOSA_FP, R.VGF_FP])
-def test_float_is_eager_pytorchs(model: Exported, recipe: ArmRecipeType) -> None:
+def test_float_programs_equal_eager_pytorch(model: Exported, recipe: ArmRecipeType) -> None:
     error = (model.output(recipe, 0) - model.eager[0]).abs().max()
     assert error < 1e-4 * model.eager[0].abs().max()
 
 
 @_parametrize_exports([R.TOSA_FP, R.TOSA_INT8, R.TOSA_A8W4, R.TOSA_A16W8])
-def test_tosa_programs_in_executorchs_runtime(model: Exported, recipe: ArmRecipeType) -> None:
+def test_tosa_programs_in_executorchs_runtime_equal_the_reference_model(model: Exported, recipe: ArmRecipeType) -> None:
     assert torch.equal(model.output(recipe, 0), model.reference_output(recipe, 0))
 
 
 @_parametrize_exports([R.VGF_FP, R.VGF_INT8, R.VGF_A16W8], slow=[R.VGF_A16W8])  # on the CPU's driver
-def test_vgf_programs_in_executorchs_runtime(model: Exported, recipe: ArmRecipeType) -> None:
+def test_vgf_programs_in_executorchs_runtime_equal_the_reference_model(model: Exported, recipe: ArmRecipeType) -> None:
     (output,) = load(model.result(recipe).buffer).execute(*model.held_out[0])
     expected = model.reference_output(recipe, 0)
     if recipe is R.VGF_FP:  # sums in another order
@@ -143,11 +143,11 @@ def test_vgf_programs_in_executorchs_runtime(model: Exported, recipe: ArmRecipeT
 
 
 @_parametrize_exports([R.TOSA_INT8, R.TOSA_A16W8])
-def test_signal_to_noise_is_the_quantized_graphs(model: Exported, recipe: ArmRecipeType) -> None:
+def test_sqnr_is_that_of_the_quantized_graph(model: Exported, recipe: ArmRecipeType) -> None:
     theirs = sqnr(model.eager, [model.float64_output(recipe, i) for i in range(len(model.held_out))])
-    # tiny_vit makes much of any noise, and its graph is lucky with these 16 samples: with a hundredth of a step of
-    # noise at its three softmaxes it has 32.9 to 34.4 dB in place of 34.3, on average 33.6. Over 128 samples it has
-    # 33.4, the program 33.0; a tenth of a decibel is the softmaxes' (``_of_softmax``).
+    # tiny_vit amplifies noise, and its quantized graph has a high SQNR for these 16 samples by chance: 34.3 dB. With
+    # noise of a hundredth of a step at its three softmaxes, it has 32.9 to 34.4 dB, on average 33.6. Over 128 samples,
+    # the graph has 33.4 dB and the program 33.0, of which the softmaxes cause 0.1 dB (``_select_attention_weights``).
     loss = 1.25 if model.name == "tiny_vit" and recipe is R.TOSA_INT8 else 0.5
     assert model.sqnr(recipe) >= theirs - loss, f"PyTorch's quantized graph in float64 has {theirs:.2f} dB"
 
@@ -169,19 +169,19 @@ def test_int8_operators_are_at_most_a_step_from_pytorchs(model: Exported) -> Non
     found = model.compare_operators(R.TOSA_INT8, 0).differences
     assert max(tensor.max_steps for tensor in found) <= 1, [tensor for tensor in found if tensor.max_steps > 1]
     narrow = [tensor for tensor in found if tensor.dtype is torch.int8]
-    weights = _of_softmax(model, narrow)
+    weights = _select_attention_weights(model, narrow)
     others = [tensor for tensor in narrow if tensor not in weights]
-    # Ties, and the 31 bits of a multiplier, are all that may show in 8 bits.
+    # In 8 bits, only ties and the 31 bits of a multiplier cause differences.
     assert _share((tensor.differing for tensor in others), others) < 1e-3
     assert _share((tensor.differing for tensor in weights), weights) < 0.1
 
 
-def _of_softmax(model: Exported, found: Sequence[Difference]) -> list[Difference]:
-    """Weights of attention, in 255 steps up to the largest, which is little more than 1 / n for n keys.
+def _select_attention_weights(model: Exported, found: Sequence[Difference]) -> list[Difference]:
+    """Select the attention weights. They have 255 steps up to the largest, which is little more than 1 / n for n keys.
 
-    They are products with 1 / sum in steps of 2**-15, of which 1 / n has 9 bits for the 65 keys of tiny_vit: 0.08 of a
-    step on average, so that as many are rounded the other way (8.5 % there, 4.5 % and 1 % for the 32 keys of the
-    others). More bits would be a product of 32 bits, which takes an NPU two operations.
+    They are products with 1 / sum in steps of 2**-15. For the 65 keys of tiny_vit, 1 / n has 9 bits, and the error is
+    0.08 of a step on average: 8.5 % of its weights are rounded differently, and 4.5 % and 1 % in the two networks of
+    32 keys. More bits would need a 32-bit product, which takes two operations on an NPU.
     """
     nodes = {node.name: node for node in model.quantized(R.TOSA_INT8).graph.nodes}
     return [tensor for tensor in found if "softmax" in str(nodes[tensor.node].args[0].target)]
@@ -200,8 +200,8 @@ def test_a16w8_operators_are_at_most_a_step_from_pytorchs(model: Exported, recip
 def _steps_apart(model: Exported, outputs: Iterable[Tensor]) -> float:
     """Largest difference in steps of the output, over the first held-out samples.
 
-    A network amplifies: two correct evaluations may end several steps apart, and more behind a softmax. So PyTorch's
-    last operator is given the operands that the target's has.
+    A network amplifies differences: two correct evaluations may end several steps apart, and more behind a softmax.
+    PyTorch's last operator therefore reads the target's operands.
     """
     step = quantized_reference.output_scale(model.quantized(R.TOSA_INT8))
     apart = [output - model.compare_operators(R.TOSA_INT8, i, last=True).output for i, output in enumerate(outputs)]
@@ -236,7 +236,7 @@ def test_int8_is_bit_equal_on_every_target(model: Exported, recipe: ArmRecipeTyp
 
 
 @_parametrize_exports([r for r in A16W8 if r is not R.TOSA_A16W8])
-def test_a16w8_is_as_good_on_every_target(model: Exported, recipe: ArmRecipeType) -> None:
-    """A U55 has no MATMUL of int16, and works with its high and low bytes."""
+def test_sqnr_of_a16w8_is_that_of_tosa_on_every_target(model: Exported, recipe: ArmRecipeType) -> None:
+    """Ethos-U55 has no int16 MATMUL; it multiplies the high and low bytes of the operands."""
     ours, tosa = (sqnr(model.eager[:1], [model.output(r, 0)]) for r in (recipe, R.TOSA_A16W8))
     assert ours >= tosa - 0.5

@@ -1,4 +1,4 @@
-"""Recurrent layers of many steps: what they cost, and how exact their states are."""
+"""Recurrent layers of many steps: cycles, memory, and precision of the states."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from tests.sqnr import sqnr
 
 @pytest.mark.parametrize("recipe", [ArmRecipeType.ETHOSU_U85_INT8, ArmRecipeType.ETHOSU_U55_INT8])
 def test_keyword_spotter(recipe: ArmRecipeType) -> None:
-    """Weights are 63 KB; the rest are commands, which Ethos-U has for each step.
+    """The weights take 63 KB of the program, and the commands, which Ethos-U has for each step, take the rest.
 
-    Steps of their own scales, int8 throughout, took 446 KB and 309,460 cycles, 414 KB and 3,466,957 (98% of these read
-    weights from flash), with Vela 5.1. Vela 5.2 makes the same commands for U85 and counts more for int32 in SRAM; for
-    U55 it fuses other RESCALEs, so that more of them are operations.
+    With separate scales for each step and int8 throughout, the program took 446 KB and 309,460 cycles on U85. On U55 it
+    took 414 KB and 3,466,957 cycles, of which 98% read weights from flash (Vela 5.1). For U85, Vela 5.2 makes the same
+    commands and counts more cycles for int32 in SRAM. For U55 it fuses fewer RESCALEs into other operations.
     """
     most_bytes, most_cycles = {
         ("ETHOSU_U85_INT8", (5, 1)): (136_000, 171_000),
@@ -73,7 +73,7 @@ def _scales(program: ExportedProgram) -> set[tuple[object, ...]]:
 )
 @torch.no_grad()
 def test_all_steps_share_their_scales(module: nn.Module) -> None:
-    """Some may happen to be equal: the first sum of a layer is what the input gives."""
+    """The numbers of scales may differ slightly, because some scales may happen to be equal."""
     torch.manual_seed(0)
     few, many = (_scales(_quantized(module.eval(), [torch.randn(steps, 1, 3)])) for steps in (3, 9))
     assert abs(len(few) - len(many)) < 5
@@ -84,11 +84,11 @@ def _rounded(x: Tensor, scale: float, zero_point: int) -> Tensor:
     return torch.fake_quantize_per_tensor_affine(x, scale, zero_point, -128, 127)
 
 
-@pytest.mark.parametrize("gain", [1.0, 3.0], ids=["calm", "lively"])
+@pytest.mark.parametrize("gain", [1.0, 3.0], ids=["small gain", "large gain"])
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 @torch.no_grad()
 def test_states_cost_less_than_a_decibel(kind: type[nn.Module], gain: float) -> None:
-    """Beside float states between the same int8 input, weights and output."""
+    """Compared with float states between the same int8 input, weights and output."""
     torch.manual_seed(0)
     module = Recurrent(kind(10, 40)).eval()
     for parameter in module.parameters():
@@ -122,7 +122,7 @@ def test_states_cost_less_than_a_decibel(kind: type[nn.Module], gain: float) -> 
     ids=["lstm", "bidirectional", "projected", "gru", "rnn", "cell"],
 )
 def test_columns(module: nn.Module, most: float, macs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The NPU gives the numbers of the TOSA graph, and that those of the graph of rows; columns take fewer cycles."""
+    """The NPU's results equal those of the TOSA graph and those of rows. Columns take fewer cycles."""
     torch.manual_seed(0)
     samples = [(torch.randn(3, 1, 6),) for _ in range(2)]
 

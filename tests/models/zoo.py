@@ -1,7 +1,7 @@
 """The model zoo: models for recorded figures and benchmarks, with seeded random weights.
 
 Every builder is deterministic: the same name gives the same weights and the same inputs in every process,
-so that tests, benchmarks and the peer's runs see one and the same network.
+so that tests, benchmarks and runs of ExecuTorch's own Arm backend use the same network.
 """
 
 from __future__ import annotations

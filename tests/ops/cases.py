@@ -189,7 +189,7 @@ def two(first: tuple[int, ...], second: tuple[int, ...], low: float = -2.0, high
 
 
 class Constant(nn.Module):
-    """``function(x, buffer)``."""
+    """Calls ``function`` with the inputs and a constant buffer."""
 
     def __init__(self, function: Callable[..., Any], *shape: int) -> None:
         super().__init__()

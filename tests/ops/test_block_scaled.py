@@ -1,4 +1,4 @@
-"""Linear layers and convolutions in the formats of OCP's MX specification, beside PyTorch's own rounding."""
+"""Block-scaled layers: linear layers and convolutions in OCP MX formats, compared with fake quantization in PyTorch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "linear": (lambda: nn.Linear(64, 5), (3, 64)),
     "vector": (lambda: nn.Linear(32, 5, bias=False), (32,)),
     "rows": (lambda: nn.Linear(96, 7), (2, 3, 4, 96)),
-    "part_of_a_block": (lambda: nn.Linear(40, 7), (3, 40)),
+    "partial_block": (lambda: nn.Linear(40, 7), (3, 40)),
     "conv2d": (lambda: nn.Conv2d(64, 6, 3, padding=1), (2, 64, 5, 6)),
     "pointwise": (lambda: nn.Conv2d(32, 6, 1, bias=False), (1, 32, 4, 4)),
     "strided": (lambda: nn.Conv2d(35, 6, (2, 3), stride=(1, 2), padding=(0, 1)), (1, 35, 7, 10)),
@@ -36,8 +36,8 @@ _LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
-def _spread(shape: tuple[int, ...]) -> Tensor:
-    """Channels of very different sizes, zeros among them."""
+def _draw_uneven_channels(shape: tuple[int, ...]) -> Tensor:
+    """Draw channels of very different magnitudes, including zeros."""
     x = torch.linspace(-9, 11, int(torch.tensor(shape).prod())).sin().reshape(shape)
     return x * 10.0 ** (torch.arange(shape[-1]) % 7 - 3) * (torch.arange(shape[-1]) % 5 > 0)
 
@@ -47,12 +47,12 @@ def _layers(name: str, format: str) -> tuple[nn.Module, Tensor]:
     torch.manual_seed(0)
     model = nn.Sequential(make()).eval().requires_grad_(False)
     quantize_(model, MXConfig(format), can_block_scale)
-    return model, _spread(shape)
+    return model, _draw_uneven_channels(shape)
 
 
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("name", _LAYERS)
-def test_layers_are_pytorchs(name: str, format: str) -> None:
+def test_block_scaled_layers_equal_fake_quantization_in_pytorch(name: str, format: str) -> None:
     model, x = _layers(name, format)
     lowered = delegate(torch.export.export(model, (x,)), TosaCompileSpec(SPEC))
     assert not [node for node in lowered.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
@@ -60,9 +60,9 @@ def test_layers_are_pytorchs(name: str, format: str) -> None:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_a_format_rounds(format: str) -> None:
-    """The test above can fail: what is rounded is not what it was, and blocks are rounded apart."""
-    x = _spread((3, 64))
+def test_each_block_is_rounded_with_its_own_scale(format: str) -> None:
+    """Rounding changes values, so that the test above can fail. A factor on one block changes its scale only."""
+    x = _draw_uneven_channels((3, 64))
     elements, scales = quantize_blocks(x, format)
     assert scales.shape == (3, 2)
     assert torch.equal(scales.log2(), scales.log2().round())
@@ -72,17 +72,17 @@ def test_a_format_rounds(format: str) -> None:
     assert torch.equal(quantize_blocks(x, format)[0], elements)
 
 
-def test_the_validator_takes_them() -> None:
+def test_block_scaled_graphs_pass_tosa_opt() -> None:
     model, x = _layers("conv2d", "fp6e2m3")
     (flatbuffer,) = payloads(delegate(torch.export.export(model, (x,)), TosaCompileSpec(SPEC)))
     assert validate_by_tosa_opt(flatbuffer, Target.from_tosa_spec(SPEC)) is None
 
 
-def test_readers_of_one_input_share_its_blocks() -> None:
+def test_layers_that_read_one_tensor_share_its_cast_to_block_scaled() -> None:
     first, second = nn.Linear(32, 4), nn.Linear(32, 6)
     model = nn.ModuleList([first, second]).eval().requires_grad_(False)
     quantize_(model, MXConfig(), can_block_scale)
-    x = _spread((3, 32))
+    x = _draw_uneven_channels((3, 32))
     lowered = delegate(torch.export.export(Calls(lambda x: (first(x), second(x))), (x,)), TosaCompileSpec(SPEC))
     (flatbuffer,) = payloads(lowered)
     assert flatbuffer.count(b"cast_to_block_scaled") <= 2  # elements and scales
@@ -91,7 +91,7 @@ def test_readers_of_one_input_share_its_blocks() -> None:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_one_keyword_of_the_recipe(format: str) -> None:
+def test_option_mx_block_scales_the_layers_of_a_model(format: str) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(3, 40, 3), nn.ReLU(), nn.Conv2d(40, 40, 3, groups=40), nn.Flatten(), nn.Linear(640, 64)
@@ -108,9 +108,9 @@ def test_one_keyword_of_the_recipe(format: str) -> None:
     assert 0 < noise < 4.0**-bits
 
 
-def test_bfloat16_stays_outside() -> None:
+def test_block_scaled_layer_keeps_bfloat16_inputs_and_outputs() -> None:
     layer = nn.Linear(64, 8).bfloat16().requires_grad_(False).eval()
-    x = _spread((3, 64)).bfloat16()
+    x = _draw_uneven_channels((3, 64)).bfloat16()
     recipe = ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP, mx="fp8e4m3", extensions=["bf16"])
     (output,) = load(export(layer, recipe, (x,)).buffer).execute(x)
     assert output.dtype is torch.bfloat16
@@ -118,15 +118,15 @@ def test_bfloat16_stays_outside() -> None:
     assert torch.equal(output, layer(x))
 
 
-def test_no_layer_is_told() -> None:
-    """The weight is computed anew from two in each call, and no layer that torchao exchanges has it."""
+def test_option_mx_without_a_block_scaled_layer_is_warned_about() -> None:
+    """weight_norm computes the weight in each call, in a module that torchao does not replace."""
     model = nn.utils.parametrizations.weight_norm(nn.Linear(32, 4)).eval()
     with pytest.warns(UserWarning, match="the option mx has no effect: no layer of 'forward' is block-scaled"):
         result = export(model, ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP, mx="fp8e4m3"), (torch.ones(1, 32),))
     assert result.report.notes[0] == "'ParametrizedLinear' of 'forward' is not block-scaled: a ParametrizedLinear"
 
 
-def test_what_is_a_layer() -> None:
+def test_can_block_scale_accepts_linear_and_plain_conv2d() -> None:
     assert can_block_scale(nn.Linear(3, 4))
     assert can_block_scale(nn.Conv2d(3, 4, 1))
     others = nn.Conv2d(4, 4, 1, groups=2), nn.Conv2d(3, 4, 3, padding="same"), nn.Conv1d(3, 4, 1), nn.ReLU()
@@ -140,7 +140,7 @@ def test_what_is_a_layer() -> None:
     assert issubclass(MXConv2d, nn.Conv2d)
 
 
-def test_refusals() -> None:
+def test_refusals_of_block_scaled_programs_and_options() -> None:
     assert tuple(FORMATS) == options.MX_FORMATS
     model, x = _layers("linear", "fp8e4m3")
     program = torch.export.export(model, (x,))

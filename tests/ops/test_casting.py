@@ -14,7 +14,7 @@ INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 class _Casts(nn.Module):
     def forward(self, *inputs: Tensor) -> list[Tensor]:
-        """Every input in every type, and in reach of an operator on either side."""
+        """Cast the result of an addition on every input, and every input itself, to every type."""
         return [(x + 1).to(dtype) for x in inputs for dtype in INTEGERS] + [
             x.to(dtype) for x in inputs for dtype in INTEGERS if x.dtype is not dtype
         ]

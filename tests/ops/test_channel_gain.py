@@ -1,4 +1,4 @@
-"""Products with one constant per channel."""
+"""Channel gains: products with one constant per channel."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.graphs import FULL_TARGET
 @pytest.mark.parametrize("shape", [(3, 4), (2, 4, 5), (2, 4, 3, 5), (1, 4, 2, 3, 5)])
 @pytest.mark.parametrize("dtype", [DType.INT8, DType.INT16])
 def test_gain_has_the_precision_of_a_multiplier(dtype: DType, shape: tuple[int, ...]) -> None:
-    """Gains of four powers of ten, of both signs and 0, in one tensor: half a step of the result at most."""
+    """Gains from 8.1e-4 to 1.25, of both signs and 0: the error is at most half a step of the result."""
     p, out = QParams(0.1, 7 if dtype is DType.INT8 else 0, dtype, *dtype.range), QParams(0.3, 2, DType.INT8, -128, 127)
     rng, graph, gain = np.random.default_rng(0), Graph(), np.array([1.25, -3.7e-1, 0.0, 8.1e-4])
     x = rng.integers(p.qmin, p.qmax, shape, endpoint=True)

@@ -1,4 +1,4 @@
-"""Operators without a record: PyTorch's decomposition, spliced in whole, brings them to operators that have one."""
+"""Composite operators: those without a record, which are decomposed into operators with one."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from tests.sqnr import sqnr
 aten = torch.ops.aten
 
 
-def _permuted(x: Tensor) -> Tensor:
-    """Memory that nothing was written to is held, written whole, and read."""
+def _permute_through_empty(x: Tensor) -> Tensor:
+    """Fill uninitialized tensors (torch.empty) completely, by indices and by slices, and read them."""
     order = torch.tensor([2, 0, 3, 1, 4])
     inverse = torch.empty_like(order)
     inverse[order] = torch.arange(5)
@@ -47,7 +47,7 @@ _ENCODER = nn.TransformerEncoderLayer(8, 2, 16, activation="gelu")
 
 
 def _encoder_layer(x: Tensor, norm_first: bool) -> Tensor:
-    """What nn.TransformerEncoderLayer calls in inference where it takes its fused form."""
+    """The fused operator that nn.TransformerEncoderLayer calls in inference."""
     layer, attention = _ENCODER, _ENCODER.self_attn
     projections = attention.in_proj_weight, attention.in_proj_bias, attention.out_proj.weight, attention.out_proj.bias
     norms = layer.norm1.weight, layer.norm1.bias, layer.norm2.weight, layer.norm2.bias
@@ -58,45 +58,45 @@ def _encoder_layer(x: Tensor, norm_first: bool) -> Tensor:
 
 
 def _index(x: Tensor, size: int) -> Tensor:
-    """Whole numbers from 0 to size - 1, from x between -2 and 2."""
+    """Map x in [-2, 2] to indices from 0 to ``size`` - 1."""
     return (x.abs() * (size / 2)).clamp(max=size - 0.5).to(torch.int32).to(torch.int64)
 
 
 _VOLUME = torch.linspace(-1, 1, 144).reshape(2, 3, 2, 3, 4)
 
 
-def _turned(x: Tensor) -> Tensor:
-    """In-place operators that change how a name reads memory, with another name for the same memory."""
+def _transpose_in_place(x: Tensor) -> Tensor:
+    """Change the strides of x in place while a view reads the same memory."""
     flat = x.view(-1)
     x.transpose_(0, 2).squeeze_(1)
     return x.reshape(-1) - flat
 
 
-def _composed(left: torch.Tensor, sizes: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Signs of singular vectors are not LAPACK's."""
+def _multiply_factors(left: torch.Tensor, sizes: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Multiply the factors, because the signs of their vectors may differ from LAPACK's; append the values."""
     return torch.cat(
         [left * sizes.unsqueeze(-2) @ right, F.pad(sizes, (0, right.shape[-1] - sizes.shape[-1]))[..., None, :]], -2
     )
 
 
 def _kabsch(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """The rotation that brings points nearest to others."""
+    """Kabsch algorithm: the rotation that best aligns points with others."""
     u, _, vh = torch.linalg.svd(x.mT @ y)
     sign = torch.linalg.det(u @ vh)
     return u @ torch.diag_embed(torch.stack([torch.ones(2), torch.ones(2), sign], -1)) @ vh
 
 
-#: The largest elements of its columns are not on the diagonal.
-_STEEP = 6 * torch.eye(5).roll(2, 0)
+#: A matrix whose LU factorization exchanges rows: the largest elements of its columns are off the diagonal.
+_NEEDS_PIVOTING = 6 * torch.eye(5).roll(2, 0)
 
 
-def _factored(x: torch.Tensor) -> torch.Tensor:
+def _lu_factor(x: torch.Tensor) -> torch.Tensor:
     factors, pivots, info = torch.linalg.lu_factor_ex(x)
     return torch.cat([factors, pivots[..., None], info[..., None, None].expand(*pivots.shape, 1)], -1)
 
 
-def _unpooled(x: Tensor, spatial: int, *window: int) -> Tensor:
-    """Maxima of windows, put back in their places."""
+def _max_unpool(x: Tensor, spatial: int, *window: int) -> Tensor:
+    """Max pooling, then max unpooling with its indices."""
     maxima, indices = getattr(F, f"max_pool{spatial}d")(x, *(window or (2,)), return_indices=True)
     result: Tensor = getattr(F, f"max_unpool{spatial}d")(maxima * 0.5, indices, *(window or (2,)))
     return result
@@ -153,26 +153,26 @@ COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
     "lu": (lambda x: torch.cat(torch.linalg.lu(x), -1), [(2, 5, 5)]),
     "lu_of_wide": (lambda x: torch.cat(torch.linalg.lu(x), -1), [(4, 7)]),
     "lu_of_tall": (lambda x: torch.linalg.lu(x)[1], [(2, 7, 4)]),
-    "lu_factor": (_factored, [(2, 3, 5, 5)]),
-    "lu_factor_without_pivot": (lambda x: _factored(x.triu(1)), [(3, 3)]),
-    "lu_solve": (lambda x, y: torch.linalg.lu_solve(*torch.linalg.lu_factor(_STEEP + x), y), [(5, 5), (5, 3)]),
+    "lu_factor": (_lu_factor, [(2, 3, 5, 5)]),
+    "lu_factor_without_pivot": (lambda x: _lu_factor(x.triu(1)), [(3, 3)]),
+    "lu_solve": (lambda x, y: torch.linalg.lu_solve(*torch.linalg.lu_factor(_NEEDS_PIVOTING + x), y), [(5, 5), (5, 3)]),
     "lu_solve_right": (
-        lambda x, y: torch.linalg.lu_solve(*torch.linalg.lu_factor(_STEEP + x), y, left=False, adjoint=True),
+        lambda x, y: torch.linalg.lu_solve(*torch.linalg.lu_factor(_NEEDS_PIVOTING + x), y, left=False, adjoint=True),
         [(2, 5, 5), (2, 3, 5)],
     ),
     "lu_solve_transposed": (
-        lambda x, y: torch.linalg.lu_solve(*torch.linalg.lu_factor(_STEEP + x), y, adjoint=True),
+        lambda x, y: torch.linalg.lu_solve(*torch.linalg.lu_factor(_NEEDS_PIVOTING + x), y, adjoint=True),
         [(2, 5, 5), (2, 5, 3)],
     ),
     "determinant_of_many": (lambda x: torch.linalg.det(x / 2), [(3, 6, 6)]),
     "determinant_logarithm_of_many": (lambda x: torch.stack(torch.linalg.slogdet(x)), [(3, 6, 6)]),
-    "inverse_of_many": (lambda x: torch.linalg.inv(_STEEP + x), [(2, 5, 5)]),
-    "solve_many": (lambda x, y: torch.linalg.solve(_STEEP + x, y), [(2, 5, 5), (5, 2)]),
-    "solve_many_right": (lambda x, y: torch.linalg.solve(_STEEP + x, y, left=False), [(2, 5, 5), (2, 2, 5)]),
+    "inverse_of_many": (lambda x: torch.linalg.inv(_NEEDS_PIVOTING + x), [(2, 5, 5)]),
+    "solve_many": (lambda x, y: torch.linalg.solve(_NEEDS_PIVOTING + x, y), [(2, 5, 5), (5, 2)]),
+    "solve_many_right": (lambda x, y: torch.linalg.solve(_NEEDS_PIVOTING + x, y, left=False), [(2, 5, 5), (2, 2, 5)]),
     "singular_values": (torch.linalg.svdvals, [(2, 5, 3)]),
-    "singular_vectors": (lambda x: _composed(*torch.linalg.svd(x, full_matrices=False)), [(2, 5, 3)]),
-    "singular_vectors_of_wide": (lambda x: _composed(*torch.linalg.svd(x, full_matrices=False)), [(3, 4)]),
-    "rotation_between_points": (_kabsch, [(2, 8, 3), (2, 8, 3)]),
+    "singular_vectors": (lambda x: _multiply_factors(*torch.linalg.svd(x, full_matrices=False)), [(2, 5, 3)]),
+    "singular_vectors_of_wide": (lambda x: _multiply_factors(*torch.linalg.svd(x, full_matrices=False)), [(3, 4)]),
+    "kabsch_rotation": (_kabsch, [(2, 8, 3), (2, 8, 3)]),
     "pseudo_inverse": (lambda x: torch.linalg.pinv(x + 2 * torch.eye(4, 3)), [(2, 4, 3)]),
     "pseudo_inverse_of_rank": (lambda x: torch.linalg.pinv(x @ x.mT, rtol=0.01, hermitian=True), [(3, 2)]),
     "pseudo_inverse_of_tolerance": (lambda x: torch.linalg.pinv(x, atol=1.0), [(2, 3, 4)]),
@@ -180,14 +180,14 @@ COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
     "eigenvalues": (lambda x: torch.linalg.eigvalsh(x), [(2, 4, 4)]),
     "eigenvalues_of_upper": (lambda x: torch.linalg.eigvalsh(x, UPLO="U"), [(3, 3)]),
     "eigenvectors": (
-        lambda x: _composed((e := torch.linalg.eigh(x))[1], e[0], e[1].mT),
+        lambda x: _multiply_factors((e := torch.linalg.eigh(x))[1], e[0], e[1].mT),
         [(2, 3, 3)],
     ),
     "geqrf": (lambda x: torch.cat([(m := torch.geqrf(x))[0], m[1][..., None, :]], -2), [(2, 5, 3)]),
     "geqrf_of_wide": (lambda x: torch.geqrf(x)[0], [(3, 5)]),
-    "mirrored": (lambda x, y: torch.ormqr(*torch.geqrf(x), y), [(2, 5, 3), (2, 5, 4)]),
-    "mirrored_transposed": (lambda x, y: torch.ormqr(*torch.geqrf(x), y, transpose=True), [(5, 3), (5, 4)]),
-    "mirrored_from_the_right": (lambda x, y: torch.ormqr(*torch.geqrf(x), y, left=False), [(5, 3), (4, 5)]),
+    "ormqr": (lambda x, y: torch.ormqr(*torch.geqrf(x), y), [(2, 5, 3), (2, 5, 4)]),
+    "ormqr_transposed": (lambda x, y: torch.ormqr(*torch.geqrf(x), y, transpose=True), [(5, 3), (5, 4)]),
+    "ormqr_right": (lambda x, y: torch.ormqr(*torch.geqrf(x), y, left=False), [(5, 3), (4, 5)]),
     "householder_product": (lambda x: torch.linalg.householder_product(*torch.geqrf(x)), [(2, 5, 3)]),
     "nonzero_static": (lambda x: torch.nonzero_static(x.relu(), size=9, fill_value=7), [(2, 3, 4)]),
     "nonzero_static_vector": (lambda x: torch.nonzero_static(x > 0, size=3), [(9,)]),
@@ -203,10 +203,10 @@ COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
         [(3, 3), (3, 2)],
     ),
     "conv_tbc": (lambda x: torch.conv_tbc(x, _VOLUME[0, :, :, 0], _VOLUME[0, 0, 0, 0], 1), [(5, 2, 2)]),
-    "max_unpool1d": (lambda x: _unpooled(x, 1), [(2, 3, 8)]),
-    "max_unpool2d": (lambda x: _unpooled(x, 2), [(1, 3, 6, 4)]),
-    "max_unpool3d": (lambda x: _unpooled(x, 3), [(1, 2, 4, 4, 2)]),
-    "max_unpool_overlapping": (lambda x: _unpooled(x, 2, 3, 2), [(3, 7, 7)]),
+    "max_unpool1d": (lambda x: _max_unpool(x, 1), [(2, 3, 8)]),
+    "max_unpool2d": (lambda x: _max_unpool(x, 2), [(1, 3, 6, 4)]),
+    "max_unpool3d": (lambda x: _max_unpool(x, 3), [(1, 2, 4, 4, 2)]),
+    "max_unpool_overlapping": (lambda x: _max_unpool(x, 2, 3, 2), [(3, 7, 7)]),
     "cholesky_solve": (
         lambda x, y: torch.cholesky_solve(y, torch.linalg.cholesky(x @ x.mT + torch.eye(3))),
         [(2, 3, 3), (2, 3, 2)],
@@ -239,7 +239,7 @@ COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
     "histogram": (lambda x: torch.histc(x, 5, -1.5, 2.0), [(3, 20)]),
     "histogram_of_all": (lambda x: torch.histc(x, 4), [(24,)]),
     "histogram_of_equal_elements": (lambda x: torch.histc(x.sign().abs(), 5), [(24,)]),
-    "histogram_of_parts": (lambda x: torch.cat(torch.histogram(x, 5)), [(3, 20)]),
+    "histogram_default_range": (lambda x: torch.cat(torch.histogram(x, 5)), [(3, 20)]),
     "histogram_of_range": (lambda x: torch.histogram(x, 4, range=(-1.0, 1.5), density=True)[0], [(30,)]),
     "histogram_of_edges": (
         lambda x, y: torch.histogram(x, torch.tensor([-1.0, 0, 0.25, 2]), weight=y)[0],
@@ -248,32 +248,32 @@ COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
     "matrix_exponential": (torch.linalg.matrix_exp, [(2, 3, 3)]),
     "mode_dim": (lambda x: torch.mode(x.round(), 1)[0], [(3, 9, 2)]),
     "mode_keepdim": (lambda x: torch.mode(x.round(), keepdim=True)[0], [(3, 9)]),
-    "int8_weight_product": (
+    "weight_int8pack_mm": (
         lambda x, s: aten._weight_int8pack_mm(x, torch.arange(-64, 64, dtype=torch.int8).reshape(16, 8), s),
         [(3, 8), (16,)],
     ),
-    "fake_quantized": (lambda x: torch.fake_quantize_per_tensor_affine(x, 0.037, 3, -20, 31), [(5, 8)]),
-    "fake_quantized_by_tensors": (
+    "fake_quantize_per_tensor": (lambda x: torch.fake_quantize_per_tensor_affine(x, 0.037, 3, -20, 31), [(5, 8)]),
+    "fake_quantize_tensor_qparams": (
         lambda x: torch.fake_quantize_per_tensor_affine(x, torch.tensor(0.1), torch.tensor(-2), -8, 7),
         [(5, 8)],
     ),
-    "fake_quantized_channels": (
+    "fake_quantize_per_channel": (
         lambda x: torch.fake_quantize_per_channel_affine(
             x, torch.tensor([0.1, 0.02, 0.3]), torch.tensor([0, 3, -5], dtype=torch.int32), 1, -128, 127
         ),
         [(2, 3, 4)],
     ),
-    "fake_quantized_and_where": (
+    "fake_quantize_cachemask": (
         lambda x: aten.fake_quantize_per_tensor_affine_cachemask(x, 0.1, 0, -8, 7),
         [(5, 8)],
     ),
-    "fake_quantized_channels_and_where": (
+    "fake_quantize_per_channel_cachemask": (
         lambda x: aten.fake_quantize_per_channel_affine_cachemask(
             x, torch.tensor([0.1, 0.2]), torch.zeros(2, dtype=torch.int32), 0, -8, 7
         ),
         [(2, 9)],
     ),
-    "fake_quantized_if": (
+    "fake_quantize_enabled": (
         lambda x, y: torch.stack(
             [
                 aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams(
@@ -284,13 +284,13 @@ COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
         ),
         [(5, 8), (5, 8)],
     ),
-    "fake_quantized_as_learned": (
+    "fake_quantize_learnable": (
         lambda x: aten._fake_quantize_learnable_per_tensor_affine(
             x, torch.tensor([0.1]), torch.tensor([2.5]), -8, 7, 0.5
         ),
         [(5, 8)],
     ),
-    "fake_quantized_channels_as_learned": (
+    "fake_quantize_learnable_per_channel": (
         lambda x: aten._fake_quantize_learnable_per_channel_affine(
             x, torch.tensor([0.1, 0.2, 0.03]), torch.tensor([2.5, -0.4, 9.0]), 1, -8, 7
         ),
@@ -318,7 +318,7 @@ COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
     "fold": (lambda x: F.fold(x, (8, 10), (2, 3), stride=(2, 3)), [(2, 12, 12)]),
     "gru": (lambda x: _GRU(x)[0], [(3, 2, 5)]),
     "hypot": (torch.hypot, PAIR),
-    "index_apart": (lambda x: x[:, [[0], [1]], [2, 1]], [(2, 3, 4)]),
+    "index_broadcast": (lambda x: x[:, [[0], [1]], [2, 1]], [(2, 3, 4)]),
     "index_computed": (lambda x: x[:, (x[0, :, 0] * 1.4).to(torch.int32)] * 2, [(2, 4, 3)]),
     "isfinite": (torch.isfinite, [(2, 8)]),
     "logaddexp": (torch.logaddexp, PAIR),
@@ -330,11 +330,14 @@ COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
         lambda x: F.avg_pool3d(x, (2, 3, 2), (2, 2, 3), (1, 1, 0), True, divisor_override=5),
         [(1, 2, 6, 7, 4)],
     ),
-    "conv1d_computed": (lambda x, w: F.conv1d(x, w, None, 2, 2, 2), [(2, 3, 9), (4, 3, 3)]),
-    "conv2d_computed": (lambda x, w, b: F.conv2d(x, w, b, (2, 1), 1, 1, 2), [(1, 4, 6, 5), (6, 2, 3, 3), (6,)]),
-    "conv2d_computed_depthwise": (lambda x, w: F.conv2d(x, w, padding="same", groups=3), [(2, 3, 6, 5), (3, 1, 2, 3)]),
-    "conv3d_computed": (lambda x, w: F.conv3d(x, w, padding=1), [(2, 4, 3, 4), (3, 2, 3, 1, 2)]),
-    "conv_transpose2d_computed": (
+    "conv1d_dynamic_weight": (lambda x, w: F.conv1d(x, w, None, 2, 2, 2), [(2, 3, 9), (4, 3, 3)]),
+    "conv2d_dynamic_weight": (lambda x, w, b: F.conv2d(x, w, b, (2, 1), 1, 1, 2), [(1, 4, 6, 5), (6, 2, 3, 3), (6,)]),
+    "conv2d_dynamic_weight_depthwise": (
+        lambda x, w: F.conv2d(x, w, padding="same", groups=3),
+        [(2, 3, 6, 5), (3, 1, 2, 3)],
+    ),
+    "conv3d_dynamic_weight": (lambda x, w: F.conv3d(x, w, padding=1), [(2, 4, 3, 4), (3, 2, 3, 1, 2)]),
+    "conv_transpose2d_dynamic_weight": (
         lambda x, w, b: F.conv_transpose2d(x, w, b, 2, 1, 1, 2),
         [(1, 4, 3, 4), (4, 3, 3, 2), (6,)],
     ),
@@ -423,7 +426,7 @@ COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
     "upsample_trilinear": (lambda x: F.interpolate(x, (5, 6, 3), mode="trilinear"), [(1, 2, 3, 4, 3)]),
     "alpha_dropout": (lambda x: F.alpha_dropout(x, 0.5, False) + F.feature_alpha_dropout(x, 0.5, False), [(2, 8)]),
     "copysign_number": (lambda x: torch.copysign(x, -0.0), [(2, 8)]),
-    "copies": (
+    "copy_operators": (
         lambda x: aten.squeeze_copy(aten._reshape_copy(aten.detach_copy(x), [4, 1, 4])) + aten.lift(+x).reshape(4, 4),
         [(2, 8)],
     ),
@@ -432,7 +435,7 @@ COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
         [(1, 2, 6, 8)],
     ),
     "fused_rms_norm": (lambda x, w: aten._fused_rms_norm(x, [8], w, 1e-5)[0], [(2, 3, 8), (8,)]),
-    "is_one": (lambda x: torch.isin(x.round(), 1.0, invert=True), [(2, 8)]),
+    "isin_number": (lambda x: torch.isin(x.round(), 1.0, invert=True), [(2, 8)]),
     "left_shift": (lambda x: (x * 9).int() << torch.tensor([1, 3, 31, 0], dtype=torch.int32), [(2, 4)]),
     "native_multi_head_attention": (
         lambda x, w, p: aten._native_multi_head_attention(x, x, x, 4, 2, w, w[:, 0], p, p[0], None, False)[0],
@@ -491,7 +494,7 @@ COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
         [(4, 3), (2,), (2, 3)],
     ),
     "index_add": (lambda x, i, y: torch.index_add(x, 1, _index(i, 4), y, alpha=0.5), [(2, 4), (3,), (2, 3)]),
-    "index_computed_apart": (lambda x, i: x[_index(i, 2), :, _index(-i / 2, 4)], [(2, 3, 4), (2, 3)]),
+    "index_computed_separated": (lambda x, i: x[_index(i, 2), :, _index(-i / 2, 4)], [(2, 3, 4), (2, 3)]),
     "index_copy": (lambda x, i, y: x.index_copy(0, _index(i, 4), y), [(4, 3), (1,), (1, 3)]),
     "index_copy_scalar": (lambda x, y: x.index_copy(0, torch.tensor(0), y) * 2, [(), ()]),
     "index_fill": (lambda x: x.index_fill(1, torch.tensor([0, -1]), 7.0), [(2, 8)]),
@@ -500,25 +503,25 @@ COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
         lambda x, i, y: x.index_put((_index(i, 2), _index(-i, 4)), y, accumulate=True),
         [(2, 4, 3), (5,), (5, 3)],
     ),
-    "index_put_apart": (
+    "index_put_separated": (
         lambda x, i, y: aten.index_put(x, [None, _index(i, 4), None, _index(-i, 3)], y),
         [(2, 4, 2, 3), (2,), (2, 2, 2)],
     ),
     "index_put_mask": (lambda x: x.index_put((x > 0.5,), torch.tensor(0.25)), [(2, 8)]),
     "heaviside": (lambda x, y: torch.heaviside(x.round(), y), PAIR),
-    "layer_norm_computed": (lambda x, w, b: F.layer_norm(x, (8,), w, b), [(2, 3, 8), (8,), (8,)]),
-    "group_norm_computed": (lambda x, w, b: F.group_norm(x, 2, w, b), [(2, 4, 5), (4,), (4,)]),
-    "rms_norm_computed": (lambda x, w: F.rms_norm(x, (8,), w), [(2, 3, 8), (8,)]),
+    "layer_norm_dynamic_affine": (lambda x, w, b: F.layer_norm(x, (8,), w, b), [(2, 3, 8), (8,), (8,)]),
+    "group_norm_dynamic_affine": (lambda x, w, b: F.group_norm(x, 2, w, b), [(2, 4, 5), (4,), (4,)]),
+    "rms_norm_dynamic_weight": (lambda x, w: F.rms_norm(x, (8,), w), [(2, 3, 8), (8,)]),
     "nanmean": (lambda x: torch.nanmean(x, 1), [(3, 8)]),
     "sort_indices": (lambda x: torch.argsort(x, 1, descending=True), [(3, 5)]),
     "xlogy": (lambda x, y: torch.xlogy(x.round(), y.abs()), PAIR),
     "xlogy_number": (lambda x: torch.xlogy(x, 3.0) + torch.xlogy(2.0, x.abs() + 1), [(2, 8)]),
     "xlog1py": (lambda x, y: torch.special.xlog1py(x, y.abs()), PAIR),
-    "in_place_views": (lambda x: _turned(x * 2), [(2, 1, 4)]),
+    "in_place_views": (lambda x: _transpose_in_place(x * 2), [(2, 1, 4)]),
     "index_put_values": (lambda x, y: x.index_put((x > -9,), y), [(2, 8), (16,)]),
     "index_select_scalar": (lambda x: torch.index_select(x, 0, torch.tensor([0])) * 2, [()]),
     "isin": (lambda x: torch.isin(x.round(), torch.tensor([1.0, -2.0])), [(2, 8)]),
-    "linear_computed_weight": (F.linear, [(2, 3, 4), (5, 4), (5,)]),
+    "linear_dynamic_weight": (F.linear, [(2, 3, 4), (5, 4), (5,)]),
     "logcumsumexp": (lambda x: torch.logcumsumexp(x * 20, 1), [(2, 9)]),
     "masked_scatter": (lambda x, y: torch.masked_scatter(x, x > 0, y), PAIR),
     "max_pool2d_dilation": (lambda x: F.max_pool2d(x, (3, 2), 2, 1, (2, 3)), [(1, 2, 11, 12)]),
@@ -532,7 +535,7 @@ COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
         [(4, 3), (2, 3), (2, 3)],
     ),
     "scatter_reduce": (lambda x, i, y: x.scatter_reduce(0, _index(i, 4), y, "amax"), [(4, 3), (2, 3), (2, 3)]),
-    "scatter_known": (
+    "scatter_reduce_constant_index": (
         lambda x, y: torch.stack(
             [
                 x.scatter_reduce(0, torch.tensor([[0, 3, 1], [0, 1, 1]]), y, way, include_self=own)
@@ -542,9 +545,12 @@ COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
         ),
         [(4, 3), (2, 3)],
     ),
-    "scatter_nothing": (lambda x: x.scatter_reduce(0, torch.zeros(0, 4).long(), x[:0], "amax") * 2, [(3, 4)]),
+    "scatter_reduce_empty_index": (
+        lambda x: x.scatter_reduce(0, torch.zeros(0, 4).long(), x[:0], "amax") * 2,
+        [(3, 4)],
+    ),
     "quantile": (lambda x: torch.quantile(x, 0.3, 1), [(3, 8)]),
-    "unwritten": (lambda x: _permuted(x), [(5, 3)]),
+    "empty_then_filled": (lambda x: _permute_through_empty(x), [(5, 3)]),
     "new_ones": (lambda x: x.new_ones((2, 8)) + x, [(2, 8)]),
     "sdpa_grouped": (
         lambda q, k: F.scaled_dot_product_attention(q, k, k, enable_gqa=True),
@@ -561,8 +567,8 @@ COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
     "slice_scatter_empty": (lambda x, y: torch.slice_scatter(x, y, 1, 3, 3) * 2, [(2, 6), (2, 0)]),
     "slice_scatter_step": (lambda x, y: torch.slice_scatter(x, y, 1, -5, None, 2), [(2, 6), (2, 3)]),
     "take": (lambda x, i: torch.take(x, _index(i, 8)), [(2, 4), (3,)]),
-    "windows": (lambda x: x.unfold(1, 3, 2), [(2, 8, 2)]),
-    "windows_beside": (lambda x: x.unfold(-1, 4, 4), [(3, 9)]),
+    "unfold_dimension": (lambda x: x.unfold(1, 3, 2), [(2, 8, 2)]),
+    "unfold_dimension_with_remainder": (lambda x: x.unfold(-1, 4, 4), [(3, 9)]),
     "addcdiv": (lambda x, y, z: torch.addcdiv(x, y, z.abs() + 1), [*PAIR, (2, 8)]),
     "addcmul": (lambda x, y, z: torch.addcmul(x, y, z, value=0.5), [*PAIR, (2, 8)]),
     "arcsinh": (torch.arcsinh, [(2, 8)]),
@@ -658,7 +664,7 @@ COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
     "vstack": (lambda x, y: torch.vstack((x, y)), PAIR),
 }
 if hasattr(aten, "cholesky"):  # PyTorch 2.14 no longer has it
-    COMPOSITES["cholesky_alone"] = (lambda x: torch.cholesky(x @ x.mT + torch.eye(3)), [(2, 3, 3)])
+    COMPOSITES["cholesky_deprecated"] = (lambda x: torch.cholesky(x @ x.mT + torch.eye(3)), [(2, 3, 3)])
 
 
 @pytest.mark.parametrize("name", COMPOSITES)
@@ -675,12 +681,12 @@ def test_runs_whole_in_float(name: str) -> None:
         torch.testing.assert_close(lowered.module()(*inputs), function(*inputs), rtol=1e-4, atol=1e-5)
 
 
-def _wide(x: Tensor, y: Tensor) -> Tensor:
-    """No CPU has a kernel for it."""
+def _mm_with_out_dtype(x: Tensor, y: Tensor) -> Tensor:
+    """torch.mm with ``out_dtype``, for which PyTorch has no CPU kernel."""
     return torch.mm(x, y, out_dtype=torch.float32) if torch.compiler.is_exporting() else torch.mm(x.float(), y.float())
 
 
-def _wide_sum(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+def _addmm_with_out_dtype(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
     if torch.compiler.is_exporting():
         return torch.addmm(x, a, b, out_dtype=torch.float32, beta=0.5, alpha=2)
     return 0.5 * x.float() + 2 * (a.float() @ b.float())
@@ -688,20 +694,20 @@ def _wide_sum(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 #: Function, shapes and type of its operands.
 _PRODUCTS: dict[str, tuple[Callable[..., Tensor], Shapes, torch.dtype]] = {
-    "groups": (
+    "grouped_mm": (
         lambda x, w: torch._grouped_mm(x, w, torch.tensor([2, 2, 5], dtype=torch.int32)),
         [(5, 8), (3, 8, 16)],
         torch.bfloat16,
     ),
-    "batches": (torch._grouped_mm, [(2, 4, 8), (2, 8, 16)], torch.bfloat16),
-    "wide": (_wide, [(3, 8), (8, 4)], torch.bfloat16),
-    "wide_sum": (_wide_sum, [(3, 4), (3, 8), (8, 4)], torch.bfloat16),
-    "scaled": (
+    "grouped_mm_batched": (torch._grouped_mm, [(2, 4, 8), (2, 8, 16)], torch.bfloat16),
+    "mm_out_dtype": (_mm_with_out_dtype, [(3, 8), (8, 4)], torch.bfloat16),
+    "addmm_out_dtype": (_addmm_with_out_dtype, [(3, 4), (3, 8), (8, 4)], torch.bfloat16),
+    "scaled_mm": (
         lambda x, y: torch._scaled_mm(x, y.t(), torch.tensor(0.5), torch.tensor(3.0), out_dtype=torch.float32),
         [(16, 32), (16, 32)],
         torch.float8_e4m3fn,
     ),
-    "scaled_rows": (
+    "scaled_mm_per_row": (
         lambda x, y: torch._scaled_mm(
             x,
             y.t(),
@@ -717,7 +723,7 @@ _PRODUCTS: dict[str, tuple[Callable[..., Tensor], Shapes, torch.dtype]] = {
 
 
 @pytest.mark.parametrize("name", _PRODUCTS)
-def test_products_of_narrow_numbers(name: str) -> None:
+def test_matrix_products_of_bfloat16_and_fp8(name: str) -> None:
     function, shapes, dtype = _PRODUCTS[name]
     inputs = tuple(torch.linspace(-1, 1, math.prod(shape)).sin().reshape(shape).to(dtype) for shape in shapes)
     program = torch.export.export(Calls(function), inputs, strict=False)
@@ -727,8 +733,8 @@ def test_products_of_narrow_numbers(name: str) -> None:
 
 
 @pytest.mark.parametrize("function", [torch.matmul, lambda x, y: F.linear(x, y.t(), torch.ones(4))])
-def test_a_sum_of_no_products(function: Callable[..., Tensor]) -> None:
-    """No kernel is left to write (or not to write) the result."""
+def test_matmul_with_empty_inner_dimension_needs_no_kernel(function: Callable[..., Tensor]) -> None:
+    """A CPU kernel might leave the memory of the result unwritten."""
     inputs = torch.zeros(2, 3, 0), torch.zeros(0, 4)
     lowered = delegate(torch.export.export(Calls(function), inputs), TosaCompileSpec("TOSA-1.0+FP"))
     names = {node.name for node in lowered.graph.nodes}
@@ -795,13 +801,13 @@ def _windows(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("function", [_dropout, _type_as, _broadcast, _transposed, _windows])
-def test_writes_to_what_shares_memory(function: Callable[..., Any]) -> None:
+def test_in_place_writes_are_visible_through_aliases(function: Callable[..., Any]) -> None:
     inputs = (torch.tensor([1.0, 2.0, 3.0]),)
     lowered = delegate(torch.export.export(Calls(function), inputs), TosaCompileSpec("TOSA-1.0+FP"))
     torch.testing.assert_close(lowered.module()(*inputs), function(*inputs))
 
 
-_ORDER: dict[str, Callable[[Tensor], Tensor]] = {
+_ORDER_STATISTICS: dict[str, Callable[[Tensor], Tensor]] = {
     "sort": lambda x: torch.sort(x, 1, descending=True)[0],
     "sort_stable": lambda x: torch.sort(x, stable=True)[0],
     "kthvalue": lambda x: torch.kthvalue(x, 6, 1)[0],
@@ -812,21 +818,23 @@ _ORDER: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("name", _ORDER)
-def test_order_is_found_by_topk(name: str) -> None:
-    """ExecuTorch's library has no other kernel for it; of so many elements no target takes it."""
+@pytest.mark.parametrize("name", _ORDER_STATISTICS)
+def test_order_statistics_of_many_elements_use_topk_on_the_cpu(name: str) -> None:
+    """topk is ExecuTorch's only kernel for order statistics, and no target accepts so many elements."""
     nan = float("nan")
     x = torch.tensor([[3.0, -1.0, 2.0, 0.5, 9.0, 8.0] * 66, [1.0, nan, -2.0, 7.0, 4.0, 6.0] * 66])
-    lowered = delegate(torch.export.export(Calls(_ORDER[name]), (x,), strict=False), TosaCompileSpec("TOSA-1.0+FP"))
+    lowered = delegate(
+        torch.export.export(Calls(_ORDER_STATISTICS[name]), (x,), strict=False), TosaCompileSpec("TOSA-1.0+FP")
+    )
     on_cpu = {node.target for node in lowered.graph.nodes if isinstance(node.target, torch._ops.OpOverload)}
     assert on_cpu == {torch.ops.aten.topk.default}
-    torch.testing.assert_close(lowered.module()(x), _ORDER[name](x), equal_nan=True)
+    torch.testing.assert_close(lowered.module()(x), _ORDER_STATISTICS[name](x), equal_nan=True)
 
 
-@pytest.mark.parametrize("name", _ORDER)
-def test_few_are_ordered_on_the_target(name: str) -> None:
+@pytest.mark.parametrize("name", _ORDER_STATISTICS)
+def test_order_statistics_of_few_elements_run_on_the_target(name: str) -> None:
     x = torch.tensor([[3.0, -1.0, 2.0, 0.5, 3.0], [1.0, float("nan"), -2.0, 7.0, -float("inf")]])
-    function = (lambda x: torch.kthvalue(x, 2, 0)[0]) if name == "kthvalue" else _ORDER[name]
+    function = (lambda x: torch.kthvalue(x, 2, 0)[0]) if name == "kthvalue" else _ORDER_STATISTICS[name]
     with events.record() as log:
         lowered = delegate(
             torch.export.export(Calls(function), (x[:, :4],), strict=False), TosaCompileSpec("TOSA-1.0+FP")
@@ -835,8 +843,8 @@ def test_few_are_ordered_on_the_target(name: str) -> None:
     torch.testing.assert_close(lowered.module()(x[:, :4]), function(x[:, :4]), equal_nan=True)
 
 
-def test_equal_elements_keep_their_order() -> None:
-    """Numbers come before what is none, which is as large as another such."""
+def test_stable_sort_keeps_the_order_of_equal_elements() -> None:
+    """NaN is larger than all numbers, and equal to other NaNs."""
     x = torch.tensor([[3.0, -1.0, 3.0, float("nan"), -1.0, 3.0], [float("nan"), 1, float("nan"), 1, 1, -math.inf]])
     for down in (False, True):
         function = lambda x, down=down: torch.sort(x, dim=1, descending=down, stable=True)  # noqa: E731
@@ -846,8 +854,8 @@ def test_equal_elements_keep_their_order() -> None:
             torch.testing.assert_close(got, expected, equal_nan=True)
 
 
-def test_what_is_made_of_nothing_is_a_constant() -> None:
-    """ExecuTorch has no kernel for a determinant, and a batch of none has none."""
+def test_linear_algebra_on_an_empty_batch_is_a_constant() -> None:
+    """ExecuTorch has no kernel for a determinant, so that none may remain for an empty batch."""
     inputs = (torch.zeros(0, 3, 3), torch.ones(3))
     function = lambda x, y: (torch.linalg.det(x), torch.linalg.inv(x), y * 2)  # noqa: E731
     lowered = runner.lower(runner.export(Calls(function), inputs), "fp")
@@ -856,8 +864,8 @@ def test_what_is_made_of_nothing_is_a_constant() -> None:
         torch.testing.assert_close(got, expected)
 
 
-def test_comparisons_are_counted_where_there_are_no_booleans() -> None:
-    """What a model makes of its padding; the ends of int32 have neighbours on one side alone."""
+def test_casts_of_int32_comparisons_run_on_u55() -> None:
+    """As models compute positions from padding tokens. The limits of int32 are among the operands."""
 
     def function(x: Tensor) -> tuple[Tensor, ...]:
         tokens = (x != 1).to(torch.int32)
@@ -871,8 +879,8 @@ def test_comparisons_are_counted_where_there_are_no_booleans() -> None:
         torch.testing.assert_close(got, expected, rtol=0, atol=0)
 
 
-def test_an_extreme_is_told_from_what_it_is_taken_of() -> None:
-    """In steps of its own, x hardly ever equals a quantized maximum."""
+def test_maximum_and_minimum_compare_exactly_with_their_operands_in_int8() -> None:
+    """With a scale of its own, x would hardly ever equal the quantized maximum."""
 
     def function(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
         return x == torch.maximum(x, y), torch.minimum(y, x) != x, torch.maximum(y, x) != y, torch.minimum(x, y) == y
@@ -887,7 +895,7 @@ def test_an_extreme_is_told_from_what_it_is_taken_of() -> None:
 
 @pytest.mark.parametrize("span", [0.5, 2.0])
 def test_matrix_exponential_is_squared_twice_in_int8(span: float) -> None:
-    """Six squares would leave 17 dB."""
+    """With six squarings, SQNR would be 17 dB."""
     case = Case("matrix_exponential", torch.linalg.matrix_exp, [Input((2, 4, 4), -span, span)])
     inputs = case.sample()
     lowered = runner.lower(runner.export(runner.quantize_case(case, int16=False), inputs), "int")
@@ -895,11 +903,11 @@ def test_matrix_exponential_is_squared_twice_in_int8(span: float) -> None:
     assert sqnr(torch.linalg.matrix_exp(inputs[0]), lowered.run(inputs)[0]) > 31
 
 
-#: Those that are worth having in an integer program, and the most steps of the result that they may be off by.
+#: Composites that also run in INT8, and their largest allowed error in steps of the result.
 QUANTIZED = {
-    "conv2d_computed": 1,
-    "conv2d_computed_depthwise": 1,
-    "conv_transpose2d_computed": 1,
+    "conv2d_dynamic_weight": 1,
+    "conv2d_dynamic_weight_depthwise": 1,
+    "conv_transpose2d_dynamic_weight": 1,
     "diagonal_scatter": 1,
     "fmod_integers": 0,
     "max_pool3d_indices": 0,
@@ -918,18 +926,18 @@ QUANTIZED = {
     "select_scatter": 1,
     "slice_scatter": 1,
     "slice_scatter_step": 1,
-    "windows": 0,
-    "windows_beside": 0,
+    "unfold_dimension": 0,
+    "unfold_dimension_with_remainder": 0,
     "div_trunc": 1,
     "index_put_mask": 1,
     "addbmm": 2,
     "cdist": 3,
     "cdist_0": 0,
-    "group_norm_computed": 2,
+    "group_norm_dynamic_affine": 2,
     "heaviside": 1,
-    "layer_norm_computed": 2,
+    "layer_norm_dynamic_affine": 2,
     "nanmean": 1,
-    "rms_norm_computed": 2,
+    "rms_norm_dynamic_weight": 2,
     "xlog1py": 2,
     "xlogy": 2,
     "add_relu": 1,
@@ -942,7 +950,7 @@ QUANTIZED = {
     "upsample_core": 1,
     "upsample_core_exact": 0,
     "upsample_core_volume": 1,
-    "scatter_known": 1,
+    "scatter_reduce_constant_index": 1,
     "quantile": 1,
 }
 
@@ -959,7 +967,7 @@ def test_runs_whole_in_int8(name: str) -> None:
     runner.check_steps(lowered.run(inputs), expected, scales, QUANTIZED[name])
 
 
-#: Of whole numbers, which int8 holds as they are: what is compared, counted or picked is what it is in float32.
+#: Functions of small integers. int8 represents these exactly: comparisons, counts and selections equal float32's.
 _EXACT: dict[str, Callable[[Tensor], Tensor]] = {
     "histogram": lambda x: torch.histc(x, 4, -4.5, -0.5),
     "histogram_of_all": lambda x: torch.histc(x, 4),
@@ -972,31 +980,33 @@ _EXACT: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-#: Comparisons with whole numbers, true of some elements and false of others, of x between -3.9 and 3.9.
-_EQUAL: dict[str, Callable[[Tensor], Tensor]] = {
+#: Comparisons of rounded values with integers, for x between -3.9 and 3.9. Each is true for some elements only.
+_INTEGER_COMPARISONS: dict[str, Callable[[Tensor], Tensor]] = {
     "floor": lambda x: torch.floor(x) == 3,
     "round": lambda x: torch.round(x) != torch.tensor(-2.0),
     "sign": lambda x: torch.sign(x - 0.5) == 1,
     "sums": lambda x: (torch.floor(x) + 1) % 4 == 3,
     "each": lambda x: torch.floor(x)[..., None] == torch.arange(-2.0, 3.0),
     "order": lambda x: torch.ceil(x) >= 2,
-    "place": lambda x: x.reshape(4, -1).argmax(0) == torch.tensor(2.0),
+    "argmax": lambda x: x.reshape(4, -1).argmax(0) == torch.tensor(2.0),
 }
 
 
 @pytest.mark.parametrize("kind", [ArmRecipeType.TOSA_INT8, ArmRecipeType.TOSA_A16W8])
-@pytest.mark.parametrize("name", _EQUAL)
-def test_whole_numbers_are_equal(name: str, kind: ArmRecipeType) -> None:
-    """The elements are farther from each jump than a step of int8."""
+@pytest.mark.parametrize("name", _INTEGER_COMPARISONS)
+def test_rounded_values_compare_exactly_with_integers(name: str, kind: ArmRecipeType) -> None:
+    """No element is within a step of int8 of a discontinuity."""
     x = (torch.arange(-62, 62) / 16 + 1 / 32).reshape(2, 62)
-    result = export(Calls(lambda x: _EQUAL[name](x).float()), ExportRecipe.get_recipe(kind), [(x,), (x.flip(1),)])
+    result = export(
+        Calls(lambda x: _INTEGER_COMPARISONS[name](x).float()), ExportRecipe.get_recipe(kind), [(x,), (x.flip(1),)]
+    )
     assert not result.report.cpu_operators
-    assert torch.equal(result.run(x).round(), _EQUAL[name](x).float())
+    assert torch.equal(result.run(x).round(), _INTEGER_COMPARISONS[name](x).float())
 
 
 @pytest.mark.parametrize("name", _EXACT)
-def test_whole_numbers_are_found_in_int8(name: str) -> None:
-    """The least is far from the others, so that a selection of them would have another scale."""
+def test_selections_and_counts_of_integers_are_exact_in_int8(name: str) -> None:
+    """The minimum is far from the other values, so that a selection without it would have another scale."""
     x = torch.tensor([[-1.0, -2, -1, -5, -2, -1, -2], [-4, -1, -3, -3, -5, -1, -5], [-2, 0, -2, -1, -1, -1, 0]])
     observed = ObservedProgram(
         runner.export(Calls(_EXACT[name]), (x,)),
@@ -1008,31 +1018,31 @@ def test_whole_numbers_are_found_in_int8(name: str) -> None:
     torch.testing.assert_close(lowered.run([x])[0], _EXACT[name](x), rtol=0, atol=0.06)
 
 
-#: Real numbers made of whole ones, which are cast where the model does not do it itself.
-_INTEGER_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+#: Functions of integers with floating-point results. Where the model has no cast, PyTorch promotes the operands.
+_PROMOTING_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "bounded": lambda x: torch.clamp_min(x, 0.5) * torch.tanh(x) + torch.clamp(x, -1.5, 2.25),
     "scaled": lambda x: x * 0.5,
-    "moved": lambda x: 0.25 - x,
+    "rsub": lambda x: 0.25 - x,
     "power": lambda x: torch.pow(1.1, x),
     "cast": lambda x: F.leaky_relu(-x.to(torch.float32), 0.3),
-    "joined": lambda x: torch.cat([x.to(torch.float32), x * 0.01], 1),
-    "joined_as_it_is": lambda x: torch.cat([x, torch.tanh(x)], 1),
-    "greatest": lambda x: torch.maximum(x, torch.tensor([0.5])),
+    "cat_with_cast": lambda x: torch.cat([x.to(torch.float32), x * 0.01], 1),
+    "cat_promoted": lambda x: torch.cat([x, torch.tanh(x)], 1),
+    "maximum": lambda x: torch.maximum(x, torch.tensor([0.5])),
     "beside_real": lambda x: torch.sigmoid(x.to(torch.float32) - 0.5) * x,
-    "remaining": lambda x: torch.remainder(x, 2.5),
+    "remainder_number": lambda x: torch.remainder(x, 2.5),
     "sum": lambda x: x.sum(1, dtype=torch.float32),
-    "chosen": lambda x: torch.where(x > 1, x, 0.5),
+    "where": lambda x: torch.where(x > 1, x, 0.5),
 }
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32])
-@pytest.mark.parametrize("wide", [False, True], ids=["int8", "a16w8"])
-def test_whole_numbers_become_real_ones(dtype: torch.dtype, wide: bool) -> None:
-    case = Case("all", lambda x: [f(x) for f in _INTEGER_FUNCTIONS.values()], [Input((2, 24), -9, 9, dtype)])
+@pytest.mark.parametrize("int16", [False, True], ids=["int8", "a16w8"])
+def test_integer_operands_are_promoted_to_quantized_values(dtype: torch.dtype, int16: bool) -> None:
+    case = Case("all", lambda x: [f(x) for f in _PROMOTING_FUNCTIONS.values()], [Input((2, 24), -9, 9, dtype)])
     inputs = case.sample()
-    lowered = runner.lower(runner.export(runner.quantize_case(case, int16=wide), inputs), "int")
+    lowered = runner.lower(runner.export(runner.quantize_case(case, int16=int16), inputs), "int")
     lowered.check_delegated()
-    for name, got, expected in zip(_INTEGER_FUNCTIONS, lowered.run(inputs), case.module()(*inputs), strict=True):
+    for name, got, expected in zip(_PROMOTING_FUNCTIONS, lowered.run(inputs), case.module()(*inputs), strict=True):
         most = float((got - expected).abs().max() / expected.abs().max())
         assert most < 0.015, f"{name}: {most}"
 
@@ -1049,8 +1059,8 @@ _ATTENTION = nn.MultiheadAttention(8, 2)
         pytest.param(nn.TransformerDecoderLayer(8, 2, 16), 2, id="decoder"),
     ],
 )
-def test_attention_between_tensors_runs_whole_in_int8(model: Callable[..., Tensor], count: int) -> None:
-    """The projections' weights are parts of one parameter: constants, and quantized as such."""
+def test_cross_attention_runs_whole_in_int8(model: Callable[..., Tensor], count: int) -> None:
+    """The projection weights are slices of one parameter, and are quantized as constants."""
     case = Case("attention", model, [_SEQUENCE] * count)
     module, inputs = runner.quantize_case(case, int16=False), case.sample()
     program = runner.export(module, inputs)

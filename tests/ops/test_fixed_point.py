@@ -63,10 +63,10 @@ def sqnr(exact: Array, actual: Array) -> float:
     return float(10 * np.log10((exact**2).sum() / max(((actual - exact) ** 2).sum(), 1e-30)))
 
 
-# -- positive numbers ----------------------------------------------------------------------------------------
+# -- positive integers -----------------------------------------------------------------------------------------
 
 
-def numbers(bits: int) -> Array:
+def positive_integers(bits: int) -> Array:
     rng = np.random.default_rng(0)
     edges = [1 << k for k in range(bits)] + [(1 << k) - 1 for k in range(1, bits + 1)]
     return np.array(edges + list(np.exp2(rng.uniform(0, bits, 4000)))).astype(np.int64).reshape(1, -1)
@@ -78,27 +78,27 @@ def of_positive(function: Callable[[FixedPoint], FixedPoint], bits: int) -> Call
 
 
 def test_sqrt() -> None:
-    v = np.concatenate([[[0]], numbers(30)], 1)
+    v = np.concatenate([[[0]], positive_integers(30)], 1)
     lower = lambda b, x: fixed_point.sqrt(FixedPoint(b, x, 0, (1 << 30) - 1)).value  # noqa: E731
     error = np.abs(execute(lower, v, I32) * 2.0**-14 - np.sqrt(v))
     assert np.all(error <= 2.0**-14 + np.sqrt(v) * 2.0**-13)
 
 
 def test_reciprocal() -> None:
-    v = numbers(31)
+    v = positive_integers(31)
     exact = 2.0**30 / v
     error = np.abs(execute(of_positive(fixed_point.reciprocal, 31), v, I32) - exact)
     assert np.all(error <= 0.5 + exact * 2.0**-14)
 
 
 def test_rsqrt() -> None:
-    v = numbers(30)
+    v = positive_integers(30)
     exact = 2.0**29 / np.sqrt(v)
     assert np.abs(execute(of_positive(fixed_point.rsqrt, 30), v, I32) / exact - 1).max() <= 2.0**-14
 
 
 def test_logarithm() -> None:
-    v = numbers(31)
+    v = positive_integers(31)
     error = np.abs(execute(of_positive(fixed_point.logarithm, 31), v, I32) / 2.0**20 - np.log(v))
     assert error.max() <= 2.0**-14.5
 
@@ -144,7 +144,7 @@ def test_softmax_int16(n: int, dtype: DType, span: float) -> None:
         - float_softmax(q.dequantize(x), 1)
     )
     assert error[16:].max() < 2.0**-13
-    # A long row of equal small terms beside one large one: what rounding drops of each term adds up.
+    # In a long row of equal small terms beside one large term, the rounding errors of the terms add up.
     assert error.max() < (2.0**-12 if dtype is I16 and n > 500 else 2.0**-13)
 
 
@@ -184,7 +184,7 @@ def float_norm(x: Array, axes: tuple[int, ...], eps: float, *, centre: bool) -> 
     ("n", "dtype", "span", "affine", "centre"),
     select_third(LENGTHS, [I8, I16], [0.01, 8.0, 1000.0], [True, False], [True, False]),
 )
-def test_norm(n: int, dtype: DType, span: float, affine: bool, centre: bool) -> None:
+def test_layer_norm_and_rms_norm(n: int, dtype: DType, span: float, affine: bool, centre: bool) -> None:
     rng = np.random.default_rng(1)
     q, x = spread(span, dtype), rows(n, dtype)
     weight = rng.normal(1.0, 0.3, n) if affine else None
@@ -208,13 +208,13 @@ def test_norm(n: int, dtype: DType, span: float, affine: bool, centre: bool) -> 
     inside = out.dequantize(out.quantize(exact))
     inside = np.where(np.abs(inside) < peak, exact, inside)
     assert sqnr(np.delete(inside, 14, 0), np.delete(actual, 14, 0)) > 70
-    # One element of row 14 differs, by one step: n times the bits of the mean below a step are not there.
+    # In row 14 one element differs, by one step. The mean, 1 / n of a step, has few fractional bits.
     assert sqnr(inside, actual) > 45
 
 
 @pytest.mark.parametrize("dtype", [I8, I16])
 @pytest.mark.parametrize("eps", [1e-12, 1e-3, 1.0, 1e4, 1e12, 1e30])
-def test_eps(eps: float, dtype: DType) -> None:
+def test_layer_norm_with_any_eps(eps: float, dtype: DType) -> None:
     q, x = spread(8.0, dtype), rows(64, dtype)
     exact = float_norm(q.dequantize(x), (1,), eps, centre=True)
     out = params(np.abs(exact[15:]).max() / 127, 0, I8)
@@ -264,11 +264,11 @@ def test_mean_sum_var(axes: tuple[int, ...], dtype: DType) -> None:
         assert np.abs(out.dequantize(actual) - exact).max() <= 0.51 * float(out.scale)
 
 
-@pytest.mark.parametrize("part", [0.5, 2.0])
-def test_a_long_norm_beside_a_large_eps(part: float) -> None:
-    """On both sides of the eps beside which no variance counts."""
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_layer_norm_of_long_int16_rows_with_a_large_eps(factor: float) -> None:
+    """Below and above the eps from which on the variance is negligible."""
     q, x = spread(8.0, I16), rows(4096, I16)
-    eps = part * 2.0**46 * float(q.scale) ** 2
+    eps = factor * 2.0**46 * float(q.scale) ** 2
     exact = float_norm(q.dequantize(x), (1,), eps, centre=True)
     out = params(np.abs(exact).max() / 32767, 0, I16)
     actual = execute(lambda b, v: fixed_point.layer_norm(b, v, q, (1,), None, None, eps, out), x, I16)
@@ -277,8 +277,8 @@ def test_a_long_norm_beside_a_large_eps(part: float) -> None:
 
 @pytest.mark.parametrize("centre", [True, False])
 @pytest.mark.parametrize("n", [4096, 65536, 98304])
-def test_long_rows_of_int16(n: int, centre: bool) -> None:
-    """Each square is a small part of their sum, which 32 bits hold."""
+def test_std_and_norms_of_long_int16_rows(n: int, centre: bool) -> None:
+    """int32 holds the sum of squares, so that each square has few bits."""
     q, x = spread(8.0, I16), rows(n, I16)[15:]
     exact = q.dequantize(x).std(1, keepdims=True)
     out = params(exact.max() / 32767, 0, I16)
@@ -297,14 +297,14 @@ def test_long_rows_of_int16(n: int, centre: bool) -> None:
 
 @pytest.mark.parametrize("dtype", [I8, I16])
 @pytest.mark.parametrize("shape_and_axis", [((3, 7), 1), ((2, 64), -1), ((2, 5, 3), 1), ((4, 1), 1)])
-def test_largest(shape_and_axis: tuple[tuple[int, ...], int], dtype: DType) -> None:
+def test_reduce_max(shape_and_axis: tuple[tuple[int, ...], int], dtype: DType) -> None:
     shape, axis = shape_and_axis
     x = np.random.default_rng(0).integers(*dtype.range, shape)
     actual = execute(lambda b, v: fixed_point.reduce_max(b, v, spread(1.0, dtype), axis), x, dtype)
     np.testing.assert_array_equal(actual, x.max(axis, keepdims=True))
 
 
-def test_refusals() -> None:
+def test_softmax_refuses_int32_and_too_long_rows() -> None:
     out = params(0.1, 0, I8)
     for message, shape, dtype, q in (
         ("must be int8 or int16", (4, 4), I32, params(0.1, 0, I32)),
@@ -315,7 +315,7 @@ def test_refusals() -> None:
             build_flatbuffer(lambda b, v, q=q: fixed_point.softmax(b, v, q, 1, out), (shape, dtype))
 
 
-def test_output_range_is_kept() -> None:
+def test_results_saturate_to_the_output_range() -> None:
     q, out = spread(8.0, I8), QParams(1 / 16, 0, I8, -100, 100)
     actual = execute(lambda b, v: fixed_point.sum_(b, v, q, (1,), out), rows(64, I8), I8)
     assert (actual.min(), actual.max()) == (-100, 100)
@@ -339,8 +339,8 @@ OPERATORS: dict[str, Callable[[Builder, Value, QParams], Value]] = {
 
 @pytest.mark.parametrize("dtype", [I8, I16])
 @pytest.mark.parametrize("name", OPERATORS)
-def test_tosa_and_vela_take_it(name: str, dtype: DType) -> None:
-    """As written and after the passes, which change no bit."""
+def test_lowerings_are_valid_tosa_and_compile_with_vela(name: str, dtype: DType) -> None:
+    """Before and after the passes, which must not change a bit."""
     q = spread(8.0, dtype)
     shape = (2, 32, 64)
     x = np.random.default_rng(0).integers(*dtype.range, shape).astype(dtype.numpy)
@@ -355,8 +355,8 @@ def test_tosa_and_vela_take_it(name: str, dtype: DType) -> None:
         assert estimate_npu_cycles(name_of_family, after) > 0
 
 
-def test_softmax_is_cheap() -> None:
-    """Cycles an element on Ethos-U55-128: 4 for [1, 4, 64, 64], where int32 throughout needs 20."""
+def test_softmax_cycles_on_u55() -> None:
+    """Ethos-U55-128 takes 4 cycles per element for [1, 4, 64, 64]; with int32 throughout it would take 20."""
     q = spread(16.0, I8)
     written = build_graph(lambda b, v: fixed_point.softmax(b, v, q, 3, _OUT), ((1, 4, 64, 64), I8), target=U55)
     optimise(written, U55)
@@ -365,8 +365,8 @@ def test_softmax_is_cheap() -> None:
 
 @pytest.mark.parametrize("n", [1536, 249 * 64, 1031])
 @pytest.mark.parametrize("dtype", [I8, I16])
-def test_parts_of_long_rows_keep_every_bit(n: int, dtype: DType) -> None:
-    """U85 sums long rows in parts, other NPUs do not; a prime number of elements has no parts."""
+def test_split_reductions_of_long_rows_are_bit_equal(n: int, dtype: DType) -> None:
+    """Only U85 splits the sums of long rows. A prime number of elements cannot be split."""
     q, out, u85 = spread(8.0, dtype), params(8 / 255, 0, I8), make_target("ethos-u85")
     x = np.random.default_rng(n).integers(*dtype.range, (3, n), endpoint=True).astype(dtype.numpy)
     x[1] = dtype.range[0]
@@ -384,8 +384,10 @@ def test_parts_of_long_rows_keep_every_bit(n: int, dtype: DType) -> None:
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
 @pytest.mark.parametrize("dtype", [I8, I16])
-def test_parts_along_any_axis_keep_every_bit(axis: int, dtype: DType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The maximum of a row that is not last was the maximum of each part: softmax fell from 39 to 9 dB."""
+def test_split_reductions_along_any_axis_are_bit_equal(
+    axis: int, dtype: DType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Along other axes than the last, softmax used the maximum of each part, not of the row: 9 dB instead of 39."""
     q, out = spread(8.0, dtype), params(8 / 255, 0, I8)
     shape = [3, 5, 2]
     shape[axis] = 24
@@ -406,8 +408,8 @@ def test_parts_along_any_axis_keep_every_bit(axis: int, dtype: DType, monkeypatc
         np.testing.assert_array_equal(execute(lower, x, dtype), result)
 
 
-def test_variance_of_one_row_is_cheap_on_u85() -> None:
-    """2 cycles an element on Ethos-U85-256 for [1, 16384]; in one row, 6.5."""
+def test_variance_cycles_on_u85() -> None:
+    """Ethos-U85-256 takes 2 cycles per element for [1, 16384]; without the split it would take 6.5."""
     q, u85 = spread(8.0, I8), make_target("ethos-u85")
     written = build_graph(
         lambda b, v: fixed_point.var(b, v, q, (1,), 1, params(0.1, 0, I8)), ((1, 16384), I8), target=u85
@@ -416,8 +418,8 @@ def test_variance_of_one_row_is_cheap_on_u85() -> None:
     assert estimate_npu_cycles("ethos-u85", serialize(written)) < 2.5 * 16384
 
 
-def test_layer_norm_of_int16_is_cheap() -> None:
-    """Cycles an element on Ethos-U55-128: 11 for [1, 32, 128]; scaling the sum by an operation of its own takes 12.
+def test_int16_layer_norm_cycles_on_u55() -> None:
+    """Ethos-U55-128 takes 11 cycles per element for [1, 32, 128], 12 with a separate operation that scales the sum.
 
     Vela 5.2, which counts all four bytes of an int32 element, estimates 11.75.
     """

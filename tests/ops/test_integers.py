@@ -1,6 +1,6 @@
-"""Integer rules on every calibration, the degenerate ones included: at most a step from the quantized graph in float64.
+"""Integer lowering rules with random and degenerate quantization parameters: at most one step from float64.
 
-Scales lie between 1e-30 and 1e30 and have extreme ratios to one another, as where a tensor was zero in all samples.
+Scales lie between 1e-30 and 1e30, with extreme ratios to one another, as if a tensor was zero in all samples.
 A rule may refuse; it may not overflow, which ``FixedPoint`` raises when the rule is built.
 """
 
@@ -49,7 +49,7 @@ def draw(rng: np.random.Generator, near: float | None = None, dtype: DType | Non
 
 
 def integers(rng: np.random.Generator, q: QParams) -> Array:
-    """Elements over the whole range, some at its ends and some that are 0 or next to it."""
+    """Draw elements over the whole range; some are its limits, some are zero or next to it."""
     x = rng.integers(q.qmin, q.qmax, SHAPE, endpoint=True)
     x[0, :20] = q.zero_point
     x[0, 20:30], x[0, 30:40] = q.qmin, q.qmax
@@ -67,7 +67,7 @@ def evaluate(
     constant: Sequence[int] = (),
     target: Target = FULL_TARGET,
 ) -> Array:
-    """The integer rule of an operator on the TOSA reference model; operands in ``constant`` are no inputs."""
+    """Run an operator's integer rule on the TOSA reference model; ``constant`` has the indices of constant operands."""
     graph = Graph()
     tensors, fed = [], []
     for i, (x, q) in enumerate(operands):
@@ -102,7 +102,7 @@ def check(got: Array, real: Array, out: QParams, steps: float = 1) -> None:
 
 
 def _divide(x: Array, y: Array) -> Array:
-    """As torch.div has it: the zero that a quantized graph divides by is positive."""
+    """Divide as torch.div does. A quantized zero has no sign and counts as +0."""
     with np.errstate(all="ignore"):
         return x / np.where(y == 0, 0.0, y)
 
@@ -140,8 +140,8 @@ def test_binary(overload: OpOverload, near: bool) -> None:
 
 @pytest.mark.parametrize("shape", [(64,), (4, 1), SHAPE])
 @pytest.mark.parametrize("overload", [aten.add.Tensor, aten.mul.Tensor, aten.maximum.default], ids=str)
-def test_constants_stay_narrow(overload: OpOverload, shape: tuple[int, ...]) -> None:
-    """A quarter of the bytes, and one operation on an NPU: the operator takes the RESCALE of each operand along."""
+def test_int8_constants_are_not_widened(overload: OpOverload, shape: tuple[int, ...]) -> None:
+    """They take a quarter of int32's bytes, and an NPU fuses the RESCALE of each operand into the operator."""
     q, target = QParams(0.1, 3, I8, -128, 127), make_target("ethos-u55")
     graph = Graph()
     x = Tensor(graph.add_input(SHAPE, I8, "x"), q)
@@ -157,8 +157,8 @@ def test_constants_stay_narrow(overload: OpOverload, shape: tuple[int, ...]) -> 
 
 @pytest.mark.parametrize("slopes", [(0.0, 0.9), (1.0, 1.7), (0.0, 1.7), (-1.2, 0.9), (-1.2, 1.7)])
 @pytest.mark.parametrize("npu", [None, "ethos-u55"])
-def test_prelu_with_a_slope_for_each_channel(slopes: tuple[float, float], npu: str | None) -> None:
-    """One rounding, whichever sides of 0 and 1 the slopes are on; no operation on INT32 beside the convolutions."""
+def test_prelu_with_slopes_per_channel(slopes: tuple[float, float], npu: str | None) -> None:
+    """The result is at most one step off, for slopes below 0, between 0 and 1, and above 1."""
     rng, target = np.random.default_rng(0), make_target(npu) if npu else FULL_TARGET
     for _ in range(30):
         p = draw(rng)
@@ -192,7 +192,7 @@ def _rms_norm(x: Array) -> Array:
     return x / np.sqrt((x * x).mean(1, keepdims=True) + 1e-5)
 
 
-#: Operator: its arguments after the tensor, and the same in float64.
+#: Operator -> its arguments after the tensor, and its function in float64.
 ALONG_ROWS: dict[OpOverload, tuple[tuple[Any, ...], Callable[[Array], Array]]] = {
     aten.mean.dim: (([1], True), lambda x: x.mean(1, keepdims=True)),
     aten.sum.dim_IntList: (([1], True), lambda x: x.sum(1, keepdims=True)),
@@ -208,7 +208,7 @@ ALONG_ROWS: dict[OpOverload, tuple[tuple[Any, ...], Callable[[Array], Array]]] =
 @pytest.mark.parametrize("overload", ALONG_ROWS, ids=str)
 @pytest.mark.parametrize("result", [I8, I16])
 def test_rows(overload: OpOverload, result: DType) -> None:
-    """An int16 result may err by a part in 2**12 of the row's largest besides: tables have 14 bits."""
+    """An int16 result may also err by 2**-12 of the largest result, because tables have 14 bits."""
     rng, refused = np.random.default_rng(1), 0
     arguments, function = ALONG_ROWS[overload]
     for i in range(60):
@@ -252,8 +252,8 @@ def test_comparison(overload: OpOverload) -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1.5, -1e30, 1e-30, math.inf, -math.inf])
-def test_numbers(number: float) -> None:
-    """Beside a tensor, in a comparison and where they are added."""
+def test_scalar_operands(number: float) -> None:
+    """In comparisons with a tensor, and in sums."""
     rng = np.random.default_rng(6)
     for q in (QParams(1.0, 3, I8, -128, 127), QParams(2.0**-60, 0, I16, -32768, 32767)):
         x = integers(rng, q)
@@ -312,8 +312,8 @@ def test_matmul(dtype: DType, target: Target) -> None:
 
 @pytest.mark.parametrize("scale", [2.0**-60, 1e-9])
 @pytest.mark.parametrize("dtype", [I8, I16])
-def test_bias_that_sums_cannot_hold(dtype: DType, scale: float) -> None:
-    """An input that was zero in all samples has such small steps that its products cannot add up to the bias."""
+def test_bias_beyond_the_range_of_the_accumulator(dtype: DType, scale: float) -> None:
+    """An input that was zero in all samples has so small a scale that the bias exceeds the accumulator."""
     rng = np.random.default_rng(5)
     p = QParams(scale, 0, dtype, *dtype.range)
     x, (w, _) = integers(rng, p), _weights(rng)
@@ -332,7 +332,7 @@ def test_bias_that_sums_cannot_hold(dtype: DType, scale: float) -> None:
     check(got, p.dequantize(x) @ w.T * 0.01 + bias, out)
 
 
-def test_bias_that_no_steps_can_hold() -> None:
+def test_bias_that_does_not_fit_int32_is_refused() -> None:
     graph = Graph()
     x = Tensor(graph.add_input(SHAPE, I8, "x"), QParams(2.0**-60, 0, I8, -128, 127))
     weight = Tensor(Value(SHAPE, I8, "w", np.ones(SHAPE, np.int8)), QParams(0.01, 0, I8, -127, 127))
@@ -373,7 +373,7 @@ def test_overflow_is_an_error_when_the_rule_is_built(overflow: Callable[[FixedPo
         overflow(_operand(_builder(), -(1 << 30), 1 << 30))
 
 
-def test_interval_beyond_the_type() -> None:
+def test_an_interval_beyond_the_range_of_its_type_is_an_error() -> None:
     with pytest.raises(OverflowError, match=r"\[0, 128\], which exceeds int8"):
         _operand(_builder(), 0, 128, I8)
 
@@ -398,8 +398,8 @@ def test_interval_beyond_the_type() -> None:
         lambda x: x.shift_right(x.full_like(3)),
     ],
 )
-def test_intervals_hold_what_the_reference_model_computes(operation: Callable[[FixedPoint], FixedPoint]) -> None:
-    """And the ends are reached where the operand's are, but for correlations that intervals do not know."""
+def test_intervals_contain_the_results_of_the_reference_model(operation: Callable[[FixedPoint], FixedPoint]) -> None:
+    """They are tight for elementwise operations on an operand that reaches both limits of its interval."""
     builder = _builder()
     x = np.linspace(-1000, 700, 16).astype(np.int32).reshape(2, 8)
     x[1] = x[0, 0], x[0, 0], -1, 0, 1, 2, 700, 700
@@ -412,7 +412,7 @@ def test_intervals_hold_what_the_reference_model_computes(operation: Callable[[F
         assert (y.low, y.high) == (got.min(), got.max())
 
 
-def test_operands_of_rank_0_saturate_alike() -> None:
+def test_operands_of_rank_0_saturate() -> None:
     p, out = QParams(1e10, 0, I16, -32768, 32767), QParams(1e-10, 5, I8, -128, 127)
     for overload in (aten.mul.Tensor, aten.sub.Tensor, aten.prelu.default):
         got = evaluate(overload, [(np.array(-32768), p), (np.array(-32768), p)], out, (), constant=(1,))
@@ -423,8 +423,8 @@ def test_operands_of_rank_0_saturate_alike() -> None:
 @pytest.mark.parametrize("power", [-40, -20, -3, 0, 9, 13, 14, 15, 17, 30, 60])
 @pytest.mark.parametrize("result", [I8, I16])
 @pytest.mark.parametrize("dtype", [I8, I16])
-def test_any_scale_is_brought_to_any_other(dtype: DType, result: DType, power: int) -> None:
-    """As where an operator chooses among tensors: what one step of the operand is beyond the result saturates."""
+def test_requantize_between_any_two_scales(dtype: DType, result: DType, power: int) -> None:
+    """As in selections. If one step of the operand exceeds the range of the result, the result saturates."""
     builder, narrow = _builder(), {I8: 7, I16: 0}
     p = QParams(0.5, narrow[dtype], dtype, *dtype.range)
     out = QParams(0.5 * 2.0**-power, narrow[result], result, *result.range)
@@ -435,9 +435,9 @@ def test_any_scale_is_brought_to_any_other(dtype: DType, result: DType, power: i
     check(got, p.dequantize(x), out)
 
 
-@pytest.mark.parametrize(("scale", "is_taken"), [(0.01, True), (0.04, False)])
-def test_int8_and_int16_are_added_as_int16(scale: float, is_taken: bool) -> None:
-    """On NPUs, where int16 holds them in one step; the result is off by a step at most."""
+@pytest.mark.parametrize(("scale", "is_int16"), [(0.01, True), (0.04, False)])
+def test_int8_and_int16_are_added_as_int16(scale: float, is_int16: bool) -> None:
+    """On NPUs, if int16 represents both operands with one scale. The result is at most one step off."""
     rng = np.random.default_rng(0)
     p, q, out = QParams(scale, 7, I8, -128, 127), QParams(1e-4, 0, I16, *I16.range), QParams(1.3e-4, 0, I16, *I16.range)
     x, y = rng.integers(-128, 128, 500), rng.integers(-32768, 32768, 500)
@@ -446,7 +446,7 @@ def test_int8_and_int16_are_added_as_int16(scale: float, is_taken: bool) -> None
     left, right = (
         FixedPoint.from_value(builder, builder.graph.add_input((500,), z.dtype, z.dtype.value), z) for z in (p, q)
     )
-    assert (to_common_int16(left, right, out) is not None) == is_taken
+    assert (to_common_int16(left, right, out) is not None) == is_int16
     check(
         evaluate(aten.add.Tensor, [(x, p), (y, q)], out, (500,), target=target), p.dequantize(x) + q.dequantize(y), out
     )
@@ -454,7 +454,7 @@ def test_int8_and_int16_are_added_as_int16(scale: float, is_taken: bool) -> None
 
 @pytest.mark.parametrize("constant", [(), (0,), (1,)])
 def test_int8_and_int16_are_multiplied_as_int16(constant: tuple[int, ...]) -> None:
-    """With no RESCALE to INT32, which an NPU does apart from the product."""
+    """Without RESCALE to INT32, which would be a separate operation on an NPU."""
     rng = np.random.default_rng(0)
     p, q, out = QParams(0.04, 7, I8, -128, 127), QParams(1e-4, 0, I16, *I16.range), QParams(6e-4, 0, I16, *I16.range)
     x, y = rng.integers(-128, 128, 500), rng.integers(-32768, 32768, 500)

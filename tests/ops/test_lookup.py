@@ -1,4 +1,4 @@
-"""Tables of functions that have poles or are not defined everywhere."""
+"""TABLE lowering of functions with poles or a limited domain."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ I8, I16 = DType.INT8, DType.INT16
 
 
 def params(span: float, dtype: DType) -> QParams:
-    """[-span, span]."""
+    """Return the parameters of the range [-span, span]."""
     low, high = dtype.range
     return QParams(2 * span / (high - low), 0, dtype, low, high)
 
@@ -37,8 +37,8 @@ def execute(function: Callable[[Array], Array], x: Array, q: QParams, out: QPara
 
 @pytest.mark.parametrize("dtype", [I8, I16])
 @pytest.mark.parametrize("result", [I8, I16])
-def test_value_at_the_end_of_the_domain_beyond_it(dtype: DType, result: DType) -> None:
-    """One step outside, where rounding brings operands: asin(1) and acosh(1), not 0 and not a number."""
+def test_operands_beyond_the_domain_get_the_value_at_its_end(dtype: DType, result: DType) -> None:
+    """Rounding may move operands one step outside: they give asin(1) and acosh(1), not 0 or NaN."""
     q = params(1.1, dtype)
     step = float(q.scale)
     x = np.array([-1 - step, 1 + step])
@@ -50,15 +50,15 @@ def test_value_at_the_end_of_the_domain_beyond_it(dtype: DType, result: DType) -
     np.testing.assert_allclose(acosh, [0, np.arccosh(300)], atol=0.2)
 
 
-def test_line_through_the_last_value_of_the_domain() -> None:
-    """The points of an int16 table do not meet 1.0; between the last one inside and 1.0 asin is near its value."""
+def test_interpolation_up_to_the_end_of_the_domain() -> None:
+    """No entry of the int16 TABLE is at 1.0. Between the last entry inside and 1.0, asin is accurate to 0.04."""
     q = params(1.1, I16)
     inside = np.arange(int(1 / float(q.scale)) - 100, int(1 / float(q.scale))) * float(q.scale)
     np.testing.assert_allclose(execute(np.arcsin, inside, q, params(1.6, I16)), np.arcsin(inside), atol=0.04)
 
 
-def test_pole() -> None:
-    """tan goes from one end to the other in the one interval of the table that its pole is in, 0.007 wide."""
+def test_table_changes_sign_within_the_interval_of_a_pole() -> None:
+    """tan changes from one limit to the other within one interval of the TABLE, which is 0.007 wide."""
     q, out = params(1.8, I16), params(60.0, I16)
     inside = np.array([1.54, 1.55, 1.56, 1.567])
     for side in (1, -1):
@@ -71,20 +71,20 @@ _INDEX = np.arange(-32768, 32768)
 
 @pytest.mark.parametrize("result", [I8, I16])
 @pytest.mark.parametrize(
-    ("function", "span", "part", "worst"),
+    ("function", "span", "operands", "worst"),
     [
-        (np.log, 1.0, slice(32769, None), 12.0),  # all that is above 0
+        (np.log, 1.0, slice(32769, None), 12.0),  # all operands above 0
         (np.sqrt, 1.0, slice(32768, None), 1.0),
         (lambda x: 1 / x, 1.0, slice(0, 32700), 400.0),
         (lambda x: np.log(x / (1 - x)), 1.0, slice(32769, 65530), 11.0),  # at both ends
     ],
 )
-def test_poles_are_looked_up_twice(
-    function: Callable[[Array], Array], span: float, part: slice, worst: float, result: DType
+def test_functions_with_poles_use_a_second_table(
+    function: Callable[[Array], Array], span: float, operands: slice, worst: float, result: DType
 ) -> None:
-    """Each of the int16; lines between 513 points alone are off by 500 steps and more of int16, 3 of int8."""
+    """Over all int16 operands. With one TABLE of 513 entries, the error is 500 steps of int16 or more, 3 of int8."""
     q, out = params(span, I16), params(worst, result)
-    x = q.dequantize(_INDEX[part])
+    x = q.dequantize(_INDEX[operands])
     with np.errstate(all="ignore"):
         exact = np.clip(function(x), -worst, worst)
     steps = np.abs(execute(function, x, q, out) - exact) / float(out.scale)
@@ -97,16 +97,16 @@ def test_poles_are_looked_up_twice(
     ("function", "span"),
     [(np.cos, 60.0), (np.sin, 3000.0), (lambda x: 2.5 * np.cos(x * -20000 + 1), 1.0), (np.sin, 65536 * 2.0)],
 )
-def test_waves_of_many_turns(function: Callable[[Array], Array], span: float, result: DType) -> None:
-    """Each of the int16, though 513 points are as little as two to a turn, or none."""
+def test_sines_of_many_periods(function: Callable[[Array], Array], span: float, result: DType) -> None:
+    """Over all int16 operands, although 513 entries are few per period, or less than one."""
     q, out = params(span, I16), params(2.5, result)
     x = q.dequantize(_INDEX[:-1])
     steps = np.abs(execute(function, x, q, out) - function(x)) / float(out.scale)
     assert steps.max() < (0.7 if result is I8 else 6)
 
 
-def test_what_is_no_wave_is_looked_up_as_before() -> None:
-    """One that fades; and none of these may be taken for one: a constant, a line, what is not finite."""
+def test_functions_that_are_not_sines_use_one_table() -> None:
+    """A damped cosine, constants and a line must not be detected as sines."""
     q, out = params(1.0, I16), params(1.0, I16)
     x = q.dequantize(_INDEX[32768::64])
     np.testing.assert_allclose(execute(lambda x: np.exp(-x) * np.cos(x), x, q, out), np.exp(-x) * np.cos(x), atol=1e-3)
@@ -114,14 +114,14 @@ def test_what_is_no_wave_is_looked_up_as_before() -> None:
         np.testing.assert_allclose(execute(function, x, q, out), function(x), atol=1e-4)
 
 
-def test_what_no_finer_grid_meets_is_looked_up_once() -> None:
-    """All that counts of exp2 lies between two int16."""
+def test_functions_that_change_between_two_operands_use_one_table() -> None:
+    """All relevant values of exp2 lie between two neighbouring int16 operands."""
     q = params(10000.0, I16)
     x = np.array([-10000.0, -13.0, 0.0])
     assert np.all(execute(np.exp2, x, q, params(1e-4, I16)) <= 1e-4)
 
 
-def test_values_far_beyond_a_narrow_result_do_not_make_its_table_coarse() -> None:
+def test_values_far_beyond_an_int8_result_do_not_make_its_table_coarse() -> None:
     q, out = params(12.0, I16), params(1.0, I8)
     x = np.array([-1.0, -0.5, 0.0, 12.0])
     np.testing.assert_allclose(execute(np.exp, x, q, out), np.minimum(np.exp(x), 1.0), atol=0.01)
@@ -133,6 +133,6 @@ def test_infinite_values_saturate() -> None:
     np.testing.assert_allclose(y, [-8.0, 0.0], atol=0.1)
 
 
-def test_no_value_anywhere() -> None:
+def test_a_function_without_a_defined_value_is_refused() -> None:
     with pytest.raises(Unsupported, match="no value anywhere in its calibrated range"):
         execute(lambda x: np.full_like(x, np.nan), np.zeros(1), params(1.0, I8), params(1.0, I8))

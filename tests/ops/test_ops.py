@@ -1,4 +1,4 @@
-"""Every operator on every target: one runner, a row of ``cases`` each. Programs for Ethos-U are executed."""
+"""Every operator on every target: one test for each row of ``cases``. Programs for Ethos-U run in the emulator."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tests.ops.runner import Case, Lowered
 from tests.runtime.ethosu_emulator import Emulator, delegates_with_payloads
 from tests.verify_only import is_thorough
 
-#: NPUs that rows name as such.
+#: NPUs whose refusals rows list (``Case.refused``), and their names there.
 _NAMED = {"ethos-u55-128": "u55", "ethos-u85-256": "u85"}
 
 
-def _delegated(case: Case, lowered: Lowered, target: str) -> bool:
-    """False where the row expects the target to refuse, which is checked."""
+def _check_delegation(case: Case, lowered: Lowered, target: str) -> bool:
+    """Check the delegation, or the refusal that the row expects; return whether the operator is delegated."""
     if target in case.refused:
         lowered.check_refused(case.refused[target])
         return False
@@ -43,7 +43,7 @@ def _rows(*profiles: str) -> list[object]:
 
 @pytest.fixture
 def thorough(case: Case, pytestconfig: pytest.Config) -> bool:
-    """Whether tosa-opt validates the row's graphs and U65, which has the operators of U55, runs them too."""
+    """Whether tosa-opt validates the row's graphs, and all NPUs run them instead of those in ``_NAMED`` only."""
     return is_thorough(pytestconfig, case.name)
 
 
@@ -51,7 +51,7 @@ def thorough(case: Case, pytestconfig: pytest.Config) -> bool:
 def test_float(case: Case, thorough: bool) -> None:
     inputs = case.sample()
     lowered = runner.lower(runner.export(case.module(), inputs), "fp")
-    if _delegated(case, lowered, "fp"):
+    if _check_delegation(case, lowered, "fp"):
         runner.check_close(case, lowered.run(inputs), runner.flat(case.module()(*inputs)))
         if thorough:
             assert_valid(lowered.log.delegates[0].tosa, "TOSA-1.0+FP")
@@ -63,7 +63,7 @@ def test_quantized(case: Case, profile: str, accelerators: tuple[str, ...], emul
     module = runner.quantize_case(case, int16=profile == "a16w8")
     program = runner.export(module, inputs)
     lowered = runner.lower(program, "int")
-    if _delegated(case, lowered, profile):
+    if _check_delegation(case, lowered, profile):
         expected, scales = runner.flat(module(*inputs)), runner.output_scales(program)
         error: torch.Tensor | float = 0.0
         if case.tabulated and profile == "a16w8" and scales[0] is not None:
@@ -75,7 +75,7 @@ def test_quantized(case: Case, profile: str, accelerators: tuple[str, ...], emul
     for accelerator in accelerators if thorough else _NAMED:
         lowered = runner.lower(program, EthosUCompileSpec(accelerator))
         if profile == "int8" and accelerator in _NAMED:
-            _delegated(case, lowered, _NAMED[accelerator])
+            _check_delegation(case, lowered, _NAMED[accelerator])
         for made, payload in delegates_with_payloads(lowered):
             assert emulator.matches_reference_model(made, payload), accelerator
 
@@ -94,19 +94,19 @@ _FP8: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "cat": lambda x, y: torch.cat([x, y.flip(2)], 1)[:, ::2],
     "pad": lambda x, y: F.pad(x, (1, 2), value=2.0).repeat(1, 2, 1, 1),
     "gather": lambda x, y: torch.index_select(x, 3, torch.tensor([1, 1, 0])),
-    "choose": lambda x, y: torch.slice_scatter(x, y[..., :2], 3, 1, 3).masked_fill(x.float() > 1, 3.0),
+    "scatter_and_fill": lambda x, y: torch.slice_scatter(x, y[..., :2], 3, 1, 3).masked_fill(x.float() > 1, 3.0),
     "matmul": torch.matmul,
     "convolution": lambda x, y: F.conv2d(x, torch.tensor([1.0, -0.5, 0.25]).to(x.dtype).reshape(1, 3, 1, 1)),
-    "maxima": lambda x, y: F.max_pool2d(x, 2, 1, dilation=2),
-    "means": lambda x, y: F.avg_pool2d(x, 2),
+    "max_pool": lambda x, y: F.max_pool2d(x, 2, 1, dilation=2),
+    "avg_pool": lambda x, y: F.avg_pool2d(x, 2),
     "cast": lambda x, y: (x.to(torch.bfloat16) * 2).to(x.dtype),
 }
 
 
 @pytest.mark.parametrize("name", _FP8)
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=["e4m3", "e5m2"])
-def test_8_bits_of_floating_point(name: str, dtype: torch.dtype) -> None:
-    """Right to a rounding of what float32 gives; PyTorch has few kernels for these types itself."""
+def test_fp8_operators(name: str, dtype: torch.dtype) -> None:
+    """Equal to float32 up to one rounding, as PyTorch has few kernels for fp8."""
     spec = f"TOSA-1.0+FP+bf16+fp8{'e4m3' if dtype is torch.float8_e4m3fn else 'e5m2'}"
     inputs = tuple(torch.linspace(-3, 3, 48).roll(i * 7).reshape(1, 3, 4, 4).to(dtype) for i in (0, 1))
     program = runner.export(Case(name, _FP8[name], ()).module(), inputs)
@@ -123,8 +123,8 @@ def test_8_bits_of_floating_point(name: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("half_first", [True, False])
 @pytest.mark.parametrize("scalar", [True, False])
-def test_comparisons_of_two_floating_point_types_are_in_that_of_pytorch(half_first: bool, scalar: bool) -> None:
-    """The first operand's type was taken: float32 was rounded to float16, and what was larger counted as equal."""
+def test_comparisons_of_mixed_dtypes_use_pytorchs_promoted_type(half_first: bool, scalar: bool) -> None:
+    """With the first operand's type, float32 was rounded to float16, and larger values compared as equal."""
     half = torch.tensor([0.1, 0.2, 0.3]).half()
     single = torch.tensor(0.1) if scalar else torch.tensor([0.1, 0.2, 0.3])
     operands = (half, single) if half_first else (single, half)

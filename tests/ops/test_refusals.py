@@ -1,4 +1,4 @@
-"""What is refused says why, in words that a user can act on."""
+"""Refusals of operators: the reasons, and what users can do."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _FLOAT: dict[str, tuple[Callable[..., Any], Sequence[Input], str]] = {
         [Input((3, 4))],
         "index_put of several values by a mask of some dimensions; write it with torch.where",
     ),
-    "nothing": (
+    "empty_tensor": (
         lambda x: torch.relu(x[:, :0]),
         [X],
         "TOSA has no tensors without elements",
@@ -110,7 +110,7 @@ _FLOAT: dict[str, tuple[Callable[..., Any], Sequence[Input], str]] = {
 
 
 @pytest.mark.parametrize("name", _FLOAT)
-def test_float(name: str) -> None:
+def test_float_refusals(name: str) -> None:
     function, inputs, reason = _FLOAT[name]
     case = Case(name, function, inputs)
     assert reason in _reasons(runner.export(case.module(), case.sample()), "fp")
@@ -124,15 +124,15 @@ def test_float(name: str) -> None:
         lambda x: torch.as_strided_scatter(x[1], x[0, :1], (1,), (1,), 0),
     ],
 )
-def test_memory_beyond_a_view(function: Callable[..., Any]) -> None:
-    """On the CPU it would read a copy of the view, and other numbers."""
+def test_as_strided_beyond_a_view_is_refused(function: Callable[..., Any]) -> None:
+    """On the CPU, as_strided would read a copy of the view, and thus other values."""
     case = Case("view", function, [Input((4, 6))])
     program = runner.export(case.module(), case.sample())
     with pytest.raises(ModelError, match=r"aten.as_strided.* \('as_strided.*', .* index the larger tensor instead"):
         runner.lower(program, "fp")
 
 
-#: Quantized, for targets that run integers only.
+#: Quantized rows, for targets that run integers only.
 _INTEGER: dict[str, tuple[Callable[..., Any], Sequence[Input], str, str]] = {
     "gather": (
         nn.Embedding(6000, 4),
@@ -140,7 +140,7 @@ _INTEGER: dict[str, tuple[Callable[..., Any], Sequence[Input], str, str]] = {
         "u55",
         "ethos-u55-128 has no GATHER in hardware",
     ),
-    "scattered": (
+    "gather_of_many_runs": (
         lambda x: x[torch.arange(2000) * 7 % 2003],
         [Input((2003,))],
         "u55",
@@ -163,7 +163,7 @@ _INTEGER: dict[str, tuple[Callable[..., Any], Sequence[Input], str, str]] = {
 
 
 @pytest.mark.parametrize("name", _INTEGER)
-def test_integer(name: str) -> None:
+def test_integer_refusals(name: str) -> None:
     function, inputs, target, reason = _INTEGER[name]
     case = Case(name, function, inputs)
     assert reason in _reasons(runner.export(runner.quantize_case(case, int16=False), case.sample()), target)
@@ -171,8 +171,8 @@ def test_integer(name: str) -> None:
 
 _ROWS, _PIXELS = Input((2, 4)), Input((4, 3))
 _BYTES = Input((2, 4), -100, 100, torch.int8)
-#: Graphs that bring quantization parameters along, in combinations that no quantizer of ours writes.
-_GIVEN: dict[str, tuple[Callable[..., Any], Sequence[Input], str]] = {
+#: Quantized graphs with combinations of parameters that this project's quantizers do not write.
+_QUANTIZED_GRAPHS: dict[str, tuple[Callable[..., Any], Sequence[Input], str]] = {
     "conv_weight": (
         lambda x: qdq(F.conv2d(qdq(x), torch.ones(2, 4, 3, 3))),
         [X],
@@ -188,42 +188,42 @@ _GIVEN: dict[str, tuple[Callable[..., Any], Sequence[Input], str]] = {
         [_ROWS],
         "aten.linear.default: its input is quantized but its weight is not",
     ),
-    "product_of_one": (
+    "matmul_with_one_quantized_operand": (
         lambda x, y: qdq(torch.mm(qdq(x), y)),
         [_ROWS, _PIXELS],
         "one of its operands is quantized and the other is not; annotate both (set_global)",
     ),
-    "product_of_two_types": (
+    "matmul_of_int8_and_int16": (
         lambda x, y: qdq(torch.mm(qdq(x), qdq(y, int16=True))),
         [_ROWS, _PIXELS],
         "matrix product of an int8 and an int16 operand",
     ),
-    "long_linear": (
+    "linear_of_too_many_products": (
         lambda x: qdq(F.linear(qdq(x), dequantize_rows(torch.full((1, 140000), 127, dtype=torch.int8)))),
         [Input((1, 140000))],
         "a sum of 140000 products, which may exceed int32; split the channels",
     ),
-    "long_product": (
+    "matmul_of_too_many_products": (
         lambda x, y: qdq(torch.mm(qdq(x), qdq(y))),
         [Input((1, 140000)), Input((140000, 1))],
         "a matrix product over 140000 elements, which may exceed int32; split it",
     ),
-    "cat_of_one": (
+    "cat_with_one_quantized_operand": (
         lambda x, y: qdq(torch.cat((qdq(x), y))),
         [_ROWS, _ROWS],
         "some of its operands are quantized and others are not",
     ),
-    "sum_of_one": (
+    "add_with_one_quantized_operand": (
         lambda x, y: qdq(qdq(x) + y),
         [_ROWS, _ROWS],
         "aten.add.Tensor: one of its operands is quantized and the other is not; annotate both (set_global)",
     ),
-    "sum_with_int32": (
+    "add_with_int32": (
         lambda x, y: qdq(qdq(x) + y),
         [_ROWS, Input((2, 4), 0, 9, torch.int32)],
         "an int32 operand beside a quantized one; convert it with .to(torch.float32)",
     ),
-    "sum_per_channel": (
+    "add_per_channel": (
         lambda x, y: qdq(qdq(x) + dequantize_rows(y)),
         [_ROWS, _BYTES],
         "an operand has per-channel scales, which only weights can have; quantize it per tensor",
@@ -241,15 +241,15 @@ _GIVEN: dict[str, tuple[Callable[..., Any], Sequence[Input], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", _GIVEN)
-def test_given_parameters(name: str) -> None:
-    function, inputs, reason = _GIVEN[name]
+@pytest.mark.parametrize("name", _QUANTIZED_GRAPHS)
+def test_refusals_of_quantized_graphs(name: str) -> None:
+    function, inputs, reason = _QUANTIZED_GRAPHS[name]
     case = Case(name, function, inputs)
     program = runner.export(case.module(), case.sample())
     lowered = runner.lower(program, "mixed")
     assert reason in "\n".join(f"{r.operator}: {r.reason}" for r in lowered.log.rejected)
     expected = runner.flat(case.module()(*case.sample()))
-    for ours, theirs in zip(lowered.run(case.sample()), expected, strict=True):  # what was not refused is right
+    for ours, theirs in zip(lowered.run(case.sample()), expected, strict=True):  # the other operators are correct
         torch.testing.assert_close(ours, theirs)
 
 
@@ -268,8 +268,8 @@ def _computed_scale(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         (_computed_scale, [_BYTES, Input(())], "quantization parameters are computed while the program runs"),
     ],
 )
-def test_given_parameters_of_the_boundary(function: Callable[..., Any], inputs: Sequence[Input], reason: str) -> None:
-    """What only crosses the boundary is no operator of the report; the reason stays on the node."""
+def test_refusals_of_boundary_operators(function: Callable[..., Any], inputs: Sequence[Input], reason: str) -> None:
+    """The report lists no boundary operators, so that the reason is read from the selection."""
     case = Case("boundary", function, inputs)
     program = runner.export(case.module(), case.sample())
     refusals = select(program, runner.spec("int").target, []).refusals
@@ -277,14 +277,14 @@ def test_given_parameters_of_the_boundary(function: Callable[..., Any], inputs: 
 
 
 @pytest.mark.parametrize("target", ["int", "u55", "u85"])
-def test_not_quantized(target: str) -> None:
+def test_integer_targets_refuse_unquantized_operators(target: str) -> None:
     case = Case("relu", F.relu, [Input((2, 3))])
     reasons = _reasons(runner.export(case.module(), case.sample()), target)
     assert "it is not quantized" in reasons
     assert f"{runner.spec(target).target.name} runs integers only" in reasons
 
 
-def test_dynamic_shape() -> None:
+def test_dynamic_shapes_are_refused() -> None:
     batch = {0: torch.export.Dim("batch", min=2, max=8)}
     program = torch.export.export(nn.Linear(4, 3).eval(), (torch.randn(2, 4),), dynamic_shapes=(batch,))
     reasons = _reasons(program, "fp")
@@ -292,14 +292,14 @@ def test_dynamic_shape() -> None:
     assert "export without dynamic_shapes" in reasons
 
 
-def test_kept_on_cpu() -> None:
+def test_keep_on_cpu_is_a_reason() -> None:
     program = runner.export(nn.Linear(4, 3).eval(), (torch.randn(2, 4),))
     with events.record() as log:
         delegate(program, runner.spec("fp"), keep_on_cpu=[lambda node: "linear" in node.name])
     assert [r.reason for r in log.rejected] == ["kept on the CPU as asked"]
 
 
-def test_a_fault_of_a_pass_names_the_delegate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exception_of_a_pass_names_the_delegate(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise ValueError("broken")
 
@@ -317,14 +317,16 @@ def test_a_fault_of_a_pass_names_the_delegate(monkeypatch: pytest.MonkeyPatch) -
         (torch.ops.aten.add.Tensor, ValueError, "aten.add.Tensor is registered twice"),
     ],
 )
-def test_a_record_of_what_has_one_or_is_no_overload(overload: Any, error: type[Exception], words: str) -> None:
+def test_op_refuses_overload_packets_and_registered_overloads(
+    overload: Any, error: type[Exception], words: str
+) -> None:
     before = dict(records())
     with pytest.raises(error, match=words):
         op(overload)(lambda cx, x, y: x.value)
     assert dict(records()) == before
 
 
-def test_full_delegation() -> None:
+def test_require_full_delegation_raises_with_the_reason() -> None:
     program = runner.export(Case("gamma", torch.lgamma, ()).module(), (torch.rand(3),))
     with pytest.raises(FullDelegationError, match=r"1 operator\(s\) cannot run on TOSA-1.0\+FP:\n.*no floating-point"):
         delegate(program, runner.spec("fp"), require_full_delegation=True)

@@ -1,4 +1,4 @@
-"""Bilinear RESIZE and its forms as convolutions: which one is emitted."""
+"""Bilinear interpolation: whether RESIZE or two convolutions are emitted."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_two_convolutions_replace_resize_on_u85_where_they_take_fewer_cycles(
     result = export(model, ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U85_INT8, macs=256), samples)
     (delegate,) = result.report.delegates
     assert delegate.vela is not None
-    assert delegate.vela.total_cycles < 0.9 * size[0] * size[1] * 16  # of RESIZE alone
+    assert delegate.vela.total_cycles < 0.9 * size[0] * size[1] * 16  # the cycles of RESIZE alone
     expected = model(*samples[0])
     assert (result.run(*samples[0]) - expected).square().mean() < 1e-3 * expected.square().mean()
 

@@ -1,4 +1,4 @@
-"""Means over rows and columns: the numbers, and the channels that they are summed in."""
+"""Spatial means: their values, and the channel counts of their depthwise convolutions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TARGET = Target.from_tosa_spec("TOSA-1.0+INT+int16")
 OUT = QParams(0.011, 5, DType.INT8, -128, 127)
 
 
-@pytest.mark.parametrize("alone", [True, False])
+@pytest.mark.parametrize("is_only_user", [True, False])
 @pytest.mark.parametrize("dtype", [DType.INT8, DType.INT16])
 @pytest.mark.parametrize(
     ("shape", "channels"),
@@ -37,13 +37,13 @@ OUT = QParams(0.011, 5, DType.INT8, -128, 127)
         ((3, 1, 1, 16), []),
     ],
 )
-def test_mean_of_an_image(shape: tuple[int, ...], channels: list[int], dtype: DType, alone: bool) -> None:
+def test_mean_of_an_image(shape: tuple[int, ...], channels: list[int], dtype: DType, is_only_user: bool) -> None:
     low, high = dtype.range
     zero_point = -3 if dtype is DType.INT8 else 0
     q = QParams(0.01 if dtype is DType.INT8 else 0.01 / 256, zero_point, dtype, low, high)
     graph = Graph()
     x = graph.add_input(shape, dtype, "x")
-    mean = spatial_mean(LegalizingBuilder(graph, TARGET), x, q, (1, 2), OUT, is_only_user=alone)
+    mean = spatial_mean(LegalizingBuilder(graph, TARGET), x, q, (1, 2), OUT, is_only_user=is_only_user)
     assert mean is not None
     graph.outputs = [mean]
     values = np.random.default_rng(0).integers(low, high + 1, shape).astype(dtype.numpy)
@@ -52,13 +52,13 @@ def test_mean_of_an_image(shape: tuple[int, ...], channels: list[int], dtype: DT
     assert found.shape == exact.shape
     assert np.abs(found - np.clip(exact, -128, 127)).max() <= 0.51
     weights = [op.inputs[1] for op in graph.ops if op.kind == "DEPTHWISE_CONV2D"]
-    if alone:
+    if is_only_user:
         assert [weight.shape[2] for weight in weights] == channels
 
 
 @pytest.mark.parametrize(("dtype", "scale"), [(DType.INT16, 2e-7), (DType.INT8, 1e-5)])
 def test_coarse_partial_sums_of_a_small_mean_are_refused(dtype: DType, scale: float) -> None:
-    """A mean near 0 over 112 x 112 elements has a range of few steps of the sums of rows: 38 dB in A16W8."""
+    """A mean near 0 over 112 x 112 elements spans few steps of the row sums: SQNR would be 38 dB in A16W8."""
     low, high = dtype.range
     q = QParams(9.0 / (high - low), 0, dtype, low, high)
     for out_scale, is_refused in ((scale, True), (q.scale, False)):
@@ -69,7 +69,7 @@ def test_coarse_partial_sums_of_a_small_mean_are_refused(dtype: DType, scale: fl
         assert (mean is None) is is_refused
 
 
-def test_a_slice_is_read_in_place() -> None:
+def test_spatial_mean_reads_a_slice_in_place() -> None:
     graph = Graph()
     b = LegalizingBuilder(graph, TARGET)
     x = b.slice(graph.add_input((1, 8, 7, 32), DType.INT8, "x"), (0, 1, 0, 0), (1, 7, 7, 32))
@@ -83,8 +83,8 @@ class _Gated(nn.Module):
         return x * x.mean((2, 3), keepdim=True)
 
 
-@pytest.mark.parametrize(("module", "alone"), [(_Gated(), False), (nn.AdaptiveAvgPool2d(1), True)])
-def test_who_else_reads(module: nn.Module, alone: bool) -> None:
+@pytest.mark.parametrize(("module", "is_only_user"), [(_Gated(), False), (nn.AdaptiveAvgPool2d(1), True)])
+def test_is_only_user_of_operand(module: nn.Module, is_only_user: bool) -> None:
     program = torch.export.export(module, (torch.randn(1, 3, 4, 4),))
     (mean,) = (node for node in program.graph.nodes if "mean" in node.name or "pool" in node.name)
-    assert is_only_user_of_operand(mean) is alone
+    assert is_only_user_of_operand(mean) is is_only_user

@@ -27,7 +27,7 @@ def _ramp(low: float, high: float, *shape: int) -> Tensor:
     return torch.linspace(low, high, torch.Size(shape).numel()).reshape(shape)
 
 
-#: Rows in which few elements are numbers, and some are as large as what stands for those that are found.
+#: Operands of topk with NaN and infinities. Infinities also replace elements that topk has already selected.
 RANKED = torch.tensor(
     [
         [3, NAN, INF, -INF, 2, -INF],
@@ -38,8 +38,8 @@ RANKED = torch.tensor(
 )
 
 
-def _stable(x: Tensor, largest: bool) -> tuple[Tensor, Tensor]:
-    """topk, whose order of equal elements PyTorch leaves open: the target takes the first."""
+def _stable_topk(x: Tensor, largest: bool) -> tuple[Tensor, Tensor]:
+    """topk that selects the first of equal elements, as the target does; PyTorch leaves their order open."""
     count = 5 if x.shape[1] < 8 else 1
     if torch.compiler.is_exporting():
         return torch.topk(x, count, 1, largest)
@@ -105,10 +105,10 @@ ROWS: dict[str, tuple[Callable[..., Any], Sequence[Tensor]]] = {
     "sum_of_scalar": (lambda x: x.sum(dim=0) + x.amax(0) + x.mean(0), [torch.tensor(2.0)]),
     "compare": (lambda x, y: (x == y, x != y, x > y, x >= y, x < y, x <= y), [EDGES, EDGES.roll(1)]),
     "maximum": (lambda x, y: (torch.maximum(x, y), torch.minimum(x, y)), [EDGES, EDGES.roll(1)]),
-    "topk_largest": (lambda x: _stable(x, True), [RANKED]),
-    "topk_smallest": (lambda x: _stable(x, False), [RANKED]),
-    "topk_largest_of_many": (lambda x: _stable(x, True), [RANKED.repeat(1, 2)]),
-    "topk_smallest_of_many": (lambda x: _stable(x, False), [RANKED.repeat(1, 2)]),
+    "topk_largest": (lambda x: _stable_topk(x, True), [RANKED]),
+    "topk_smallest": (lambda x: _stable_topk(x, False), [RANKED]),
+    "topk_largest_of_many": (lambda x: _stable_topk(x, True), [RANKED.repeat(1, 2)]),
+    "topk_smallest_of_many": (lambda x: _stable_topk(x, False), [RANKED.repeat(1, 2)]),
     "half_softmax_to_float": (lambda x: torch.softmax(x, -1, dtype=torch.float32), [_ramp(-3, 4, 2, 8).half()]),
     "half_log_softmax_to_float": (lambda x: torch.log_softmax(x, -1, torch.float32), [_ramp(-3, 4, 2, 8).half()]),
     "half_mean_to_float": (lambda x: x.mean(-1, dtype=torch.float32), [_ramp(-3, 4, 2, 8).half()]),

@@ -1,4 +1,4 @@
-"""topk: which form selects, by the target's cycles and memory, and what the CPU selects."""
+"""topk: the form that is chosen by the target's cycles and memory, and refusals in favour of the CPU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CHOSEN: dict[str, tuple[str, int, int, int, Form]] = {
 
 
 @pytest.mark.parametrize("name", CHOSEN)
-def test_form(name: str) -> None:
+def test_choice_of_form(name: str) -> None:
     """The form with fewer cycles whose pairs fit the memory."""
     family, rows, n, k, form = CHOSEN[name]
     assert choose_form(HARDWARE[family], rows, n, k) is form
@@ -41,8 +41,8 @@ def test_form(name: str) -> None:
         ("tosa", 1, 513, 6, "topk of 6 among 513 elements"),
     ],
 )
-def test_the_cpu_selects_many(family: str, rows: int, n: int, k: int, reason: str) -> None:
-    """The reason names the price."""
+def test_topk_that_is_faster_on_the_cpu_is_refused(family: str, rows: int, n: int, k: int, reason: str) -> None:
+    """The reason names the cycles or the largest possible k."""
     with pytest.raises(Unsupported, match=reason):
         choose_form(HARDWARE[family], rows, n, k)
 
@@ -64,7 +64,7 @@ class Detector(nn.Module):
     ("recipe", "cpu_operator"), [(ArmRecipeType.ETHOSU_U55_INT8, "topk"), (ArmRecipeType.ETHOSU_U85_INT8, "")]
 )
 def test_a_detector_needs_no_memory_for_pairs(recipe: ArmRecipeType, cpu_operator: str) -> None:
-    """It was 549,600 bytes of SRAM and a program of 583,907 bytes on U55, and 1,110,000 bytes of SRAM on U85."""
+    """With pairs, it took 549,600 bytes of SRAM and a program of 583,907 bytes on U55, 1,110,000 of SRAM on U85."""
     torch.manual_seed(0)
     model, samples = Detector().eval(), [(torch.randn(1, 300, 64),) for _ in range(8)]
     result = export(model, ExportRecipe.get_recipe(recipe), samples)

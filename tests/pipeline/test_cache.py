@@ -1,4 +1,4 @@
-"""``cache_dir``: what an earlier export made is found by all that it was made of, and by nothing less."""
+"""``cache_dir``: the key of an entry covers everything that the export depends on."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def _export(
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ExportResult]:
+def cached_export(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ExportResult]:
     """A folder with one export of ``Small``."""
     folder = tmp_path_factory.mktemp("cache")
     return folder, _export(folder)
 
 
-def test_an_unchanged_export_is_taken_from_the_folder(made: tuple[Path, ExportResult]) -> None:
-    folder, first = made
+def test_an_unchanged_export_is_read_from_the_cache(cached_export: tuple[Path, ExportResult]) -> None:
+    folder, first = cached_export
     again = _export(folder)
     assert (first.report.cached, again.report.cached) == (False, True)
     assert again.report.seconds.keys() == {"torch_export", "cache"}
@@ -62,8 +62,10 @@ def test_an_unchanged_export_is_taken_from_the_folder(made: tuple[Path, ExportRe
     assert torch.equal(run(again, *images()[0]), run(first, *images()[0]))
 
 
-def test_what_the_folder_has_not_is_made_when_it_is_asked_for(made: tuple[Path, ExportResult], tmp_path: Path) -> None:
-    folder, first = made
+def test_a_cached_result_computes_missing_artefacts_on_demand(
+    cached_export: tuple[Path, ExportResult], tmp_path: Path
+) -> None:
+    folder, first = cached_export
     again = _export(folder)
     again.save(tmp_path / "model.pte", reference=True)
     assert (tmp_path / "model.pte").read_bytes() == first.buffer
@@ -73,9 +75,9 @@ def test_what_the_folder_has_not_is_made_when_it_is_asked_for(made: tuple[Path, 
     assert graphs[0] == graphs[1]
 
 
-def test_a_model_that_was_trained_meanwhile_is_not_taken_for_what_it_was(made: tuple[Path, ExportResult]) -> None:
+def test_a_cached_result_refuses_graphs_of_a_model_trained_meanwhile(cached_export: tuple[Path, ExportResult]) -> None:
     model = Small().eval()
-    again = _export(made[0], model)
+    again = _export(cached_export[0], model)
     with torch.no_grad():
         model.head.weight.mul_(2.0)
     assert again.report.cached
@@ -89,14 +91,14 @@ class Doubled(Small):
         return super().forward(x) * 2.0
 
 
-def _wider() -> nn.Module:
+def _with_changed_weight() -> nn.Module:
     model = Small().eval()
     with torch.no_grad():
         model.head.weight[0, 0] += 1e-6
     return model
 
 
-def _tied() -> nn.Module:
+def _with_tied_parameters() -> nn.Module:
     model = Small().eval()
     model.body[1].bias = model.body[1].weight
     return model
@@ -112,8 +114,8 @@ def _changed_quantizer() -> ExportRecipe:
     "changed",
     [
         lambda: {"model": Doubled().eval()},
-        lambda: {"model": _wider()},
-        lambda: {"model": _tied()},
+        lambda: {"model": _with_changed_weight()},
+        lambda: {"model": _with_tied_parameters()},
         lambda: {"model": Small().train()},
         lambda: {"samples": images(5)},
         lambda: {"samples": [images()[0], *images()[2:], images()[1]]},
@@ -129,8 +131,10 @@ def _changed_quantizer() -> ExportRecipe:
         *("recipe", "quantizer", "constant", "layout"),
     ],
 )
-def test_what_is_changed_is_not_found(changed: Callable[[], dict[str, Any]], made: tuple[Path, ExportResult]) -> None:
-    folder = made[0]
+def test_any_change_gives_another_key(
+    changed: Callable[[], dict[str, Any]], cached_export: tuple[Path, ExportResult]
+) -> None:
+    folder = cached_export[0]
     keys = _keys(folder, **changed())
     assert len(keys) == 1
     assert keys.isdisjoint({file.stem for file in folder.iterdir()})
@@ -138,25 +142,25 @@ def test_what_is_changed_is_not_found(changed: Callable[[], dict[str, Any]], mad
 
 
 def _keys(folder: Path, **options: Any) -> set[str]:
-    """The key that an export has; it ends there."""
+    """Compute the keys that an export looks up, and stop there."""
 
-    class Asked(Exception):
+    class LookupRecorded(Exception):
         pass
 
-    asked = set[str]()
+    keys = set[str]()
 
-    class Recorded(Store):
+    class RecordingStore(Store):
         def read(self, key: str) -> CacheEntry | None:
-            asked.add(key)
-            raise Asked
+            keys.add(key)
+            raise LookupRecorded
 
-    with pytest.MonkeyPatch.context() as patch, suppress(Asked):
-        patch.setattr("arm_recipes.pipeline.cache.export.Store", Recorded)
+    with pytest.MonkeyPatch.context() as patch, suppress(LookupRecorded):
+        patch.setattr("arm_recipes.pipeline.cache.export.Store", RecordingStore)
         _export(folder, **options)
-    return asked
+    return keys
 
 
-def test_what_methods_share_counts(tmp_path: Path) -> None:
+def test_sharing_between_methods_is_part_of_the_key(tmp_path: Path) -> None:
     class Two(nn.Module):
         def __init__(self, shared: nn.Module, own: nn.Module) -> None:
             super().__init__()
@@ -180,15 +184,15 @@ def test_what_methods_share_counts(tmp_path: Path) -> None:
     assert len(one_module | keys(of_the_same_tensors) | keys(copy.deepcopy)) == 3
 
 
-@pytest.mark.parametrize("what", ["source_digest", "version"])
-def test_other_code_makes_other_programs(
-    what: str, made: tuple[Path, ExportResult], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("attribute", ["source_digest", "version"])
+def test_another_source_or_version_gives_another_key(
+    attribute: str, cached_export: tuple[Path, ExportResult], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(key, what, lambda *_: "another")
-    assert _keys(made[0]).isdisjoint({file.stem for file in made[0].iterdir()})
+    monkeypatch.setattr(key, attribute, lambda *_: "another")
+    assert _keys(cached_export[0]).isdisjoint({file.stem for file in cached_export[0].iterdir()})
 
 
-def test_sources_are_read(tmp_path: Path) -> None:
+def test_digest_of_sources_changes_with_a_file(tmp_path: Path) -> None:
     assert key.digest_of_sources([tmp_path]) == key.digest_of_sources([tmp_path])
     before = key.digest_of_sources([tmp_path])
     (tmp_path / "more.py").write_text("x = 1")
@@ -196,22 +200,22 @@ def test_sources_are_read(tmp_path: Path) -> None:
 
 
 class Evil:
-    """What a pickle can make of whoever reads it."""
+    """A pickle that runs code when it is read."""
 
     def __reduce__(self) -> Any:
         return (sys.exit, ("read",))
 
 
-def _spoiled(file: Path, how: str) -> None:
+def _damage(file: Path, how: str) -> None:
     data = file.read_bytes()
     store = Store(file.parent)
     if how == "empty":
         file.write_bytes(b"")
     elif how == "cut":
         file.write_bytes(data[:-1])
-    elif how == "a bit":
+    elif how == "flipped bit":
         file.write_bytes(data[:5000] + bytes([data[5000] ^ 1]) + data[5001:])
-    elif how == "another's":
+    elif how == "entry of another key":
         store.write("0" * 64, CacheEntry(*_read(store, file)))
         store.file("0" * 64).replace(file)
     else:
@@ -224,29 +228,29 @@ def _read(store: Store, file: Path) -> Iterator[Any]:
     yield from (saved.report, saved.program, saved.warnings, saved.data_file)
 
 
-@pytest.mark.parametrize("how", ["empty", "cut", "a bit", "another's", "foreign"])
-def test_a_damaged_file_is_not_read(how: str, made: tuple[Path, ExportResult], tmp_path: Path) -> None:
-    (file,) = made[0].glob("*.export")
+@pytest.mark.parametrize("how", ["empty", "cut", "flipped bit", "entry of another key", "foreign"])
+def test_a_damaged_file_is_not_read(how: str, cached_export: tuple[Path, ExportResult], tmp_path: Path) -> None:
+    (file,) = cached_export[0].glob("*.export")
     copied = Path(shutil.copy(file, tmp_path))
     assert Store(tmp_path).read(copied.stem) is not None
-    _spoiled(copied, how)
+    _damage(copied, how)
     with pytest.raises(CorruptEntry, match=r"^it is not a file of this cache|^its content does not match its digest"):
         Store(tmp_path).read(copied.stem)
 
 
-def test_a_damaged_file_is_told_and_written_anew(made: tuple[Path, ExportResult], tmp_path: Path) -> None:
-    (file,) = made[0].glob("*.export")
-    _spoiled(Path(shutil.copy(file, tmp_path)), "cut")
+def test_a_damaged_file_is_reported_and_replaced(cached_export: tuple[Path, ExportResult], tmp_path: Path) -> None:
+    (file,) = cached_export[0].glob("*.export")
+    _damage(Path(shutil.copy(file, tmp_path)), "cut")
     with pytest.warns(ArmRecipesWarning, match="is ignored and replaced: its content does not match its digest"):
         again = _export(tmp_path)
-    assert again.buffer == made[1].buffer
+    assert again.buffer == cached_export[1].buffer
     assert "ignored and replaced" in again.report.notes[-1]
     third = _export(tmp_path)
     assert third.report.cached
     assert not any("ignored and replaced" in note for note in third.report.notes)
 
 
-def test_nothing_is_made_of_a_file_but_reports(tmp_path: Path) -> None:
+def test_entries_unpickle_report_classes_only(tmp_path: Path) -> None:
     store = Store(tmp_path)
     saved: Any = type("Saved", (), {"report": Evil(), "program": b"", "warnings": (), "data_file": None})
     store.write("a", saved)
@@ -254,9 +258,9 @@ def test_nothing_is_made_of_a_file_but_reports(tmp_path: Path) -> None:
         store.read("a")
 
 
-def test_readers_and_writers_at_the_same_time(tmp_path: Path, made: tuple[Path, ExportResult]) -> None:
-    (file,) = made[0].glob("*.export")
-    saved = CacheEntry(*_read(Store(made[0]), file))
+def test_an_entry_has_concurrent_readers_and_writers(tmp_path: Path, cached_export: tuple[Path, ExportResult]) -> None:
+    (file,) = cached_export[0].glob("*.export")
+    saved = CacheEntry(*_read(Store(cached_export[0]), file))
 
     def use(number: int) -> bool:
         store = Store(tmp_path)
@@ -270,7 +274,7 @@ def test_readers_and_writers_at_the_same_time(tmp_path: Path, made: tuple[Path, 
     assert [path.name for path in tmp_path.iterdir()] == ["a.export"]
 
 
-def test_calibration_data_that_change_are_not_kept(tmp_path: Path) -> None:
+def test_calibration_data_that_change_between_reads_are_not_cached(tmp_path: Path) -> None:
     def drawn() -> list[tuple[Tensor, ...]]:
         return [(torch.randn(1, 3, 8, 8),) for _ in range(2)]
 
@@ -281,7 +285,7 @@ def test_calibration_data_that_change_are_not_kept(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_generator_is_calibrated_with_as_it_was_read(tmp_path: Path) -> None:
+def test_a_generator_of_samples_has_the_key_of_a_list(tmp_path: Path) -> None:
     first = _export(tmp_path, recipe=ExportRecipe.get_recipe(INT8, calibration_samples=iter(images(3))))
     again = _export(tmp_path, recipe=ExportRecipe.get_recipe(INT8, calibration_samples=images(3)))
     assert again.report.cached
@@ -303,7 +307,7 @@ def test_a_generator_is_calibrated_with_as_it_was_read(tmp_path: Path) -> None:
     ],
     ids=["combined", "dump_dir"],
 )
-def test_what_cannot_be_told_apart_is_not_kept(
+def test_exports_without_a_complete_key_are_not_cached(
     recipe: Callable[[Path], ExportRecipe], reason: str, tmp_path: Path
 ) -> None:
     with pytest.warns(ArmRecipesWarning, match=f"not cached, because .* {reason}"):
@@ -311,13 +315,13 @@ def test_what_cannot_be_told_apart_is_not_kept(
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_is_named(tmp_path: Path) -> None:
+def test_a_cache_dir_that_cannot_be_created_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="cache_dir: cannot create"):
         _export(tmp_path / "file" / "cache")
 
 
-def test_the_command_line_keeps_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_caches_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = tmp_path / "small.pt2"
     torch.export.save(torch.export.export(Small().eval(), images(1)[0]), str(model))
     arguments = ["export", str(model), "--recipe", "TOSA_INT8", "--cache-dir", str(tmp_path / "cache"), "--json"]
@@ -341,7 +345,7 @@ def _digest(*values: Any) -> str:
     return digest.hexdigest()
 
 
-def test_what_differs_has_another_digest() -> None:
+def test_different_values_have_different_digests() -> None:
     eye = torch.eye(2)
     different: list[Any] = [1, 1.0, True, "1", b"1", None, [1], (1,), {1}, {1: None}, [[1]], -0.0, 0.0, float("nan")]
     different += [eye, eye.half(), eye.bfloat16(), eye.to(torch.int8), eye[:1], eye * -0.0, eye.to("meta"), torch.int8]
@@ -353,7 +357,7 @@ def test_what_differs_has_another_digest() -> None:
     assert _digest(torch.ones(2, 3).T) != _digest(torch.ones(3, 2))
 
 
-def test_what_holds_itself_has_a_digest() -> None:
+def test_a_list_that_contains_itself_has_a_digest() -> None:
     ring: list[Any] = [1]
     ring.append(ring)
     assert _digest(ring) == _digest(ring)
@@ -367,7 +371,7 @@ def _sample_digest(*samples: Inputs) -> str:
     return digest.hexdigest()
 
 
-def test_samples_that_differ_have_another_digest() -> None:
+def test_different_samples_have_different_digests() -> None:
     x, y = torch.zeros(2), torch.ones(2)
     different: list[tuple[Inputs, ...]] = [(), (Inputs(x),), (Inputs(y),), (Inputs(x, x),), (Inputs((x, x)),)]
     different += [(Inputs(x), Inputs(x)), (Inputs(x=x),), (Inputs(y=x),), (Inputs(x, 1),), (Inputs(x, None),)]
@@ -393,6 +397,6 @@ def _wrapping(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("value", [lambda: 1, Small(), Doubled, iter(()), torch.ones(2).to_sparse(), _wrapping])
-def test_what_may_be_anything_is_refused(value: Any) -> None:
+def test_values_without_a_known_content_are_not_cacheable(value: Any) -> None:
     with pytest.raises(NotCacheable):
         _digest([value])

@@ -1,4 +1,4 @@
-"""From a model and a recipe to a program: what comes out, and what users are told."""
+"""``export``: its programs, reports, warnings and errors."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ def test_executorchs_own_export_takes_the_recipes(recipe: ArmRecipeType) -> None
 
 
 @pytest.mark.parametrize("recipe", [INT8, FP])
-@pytest.mark.parametrize("given", ["whole", "left on the CPU", "methods"])
+@pytest.mark.parametrize("case", ["whole", "left on the CPU", "methods"])
 def test_the_faster_stage_gives_what_executorchs_own_gives(
-    given: str, recipe: ArmRecipeType, monkeypatch: pytest.MonkeyPatch
+    case: str, recipe: ArmRecipeType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = Small().eval()
     cases: dict[str, tuple[Any, Any]] = {
@@ -78,7 +78,7 @@ def test_the_faster_stage_gives_what_executorchs_own_gives(
         "left on the CPU": (Sorting().eval(), vectors()),
         "methods": ({"a": small, "b": small}, {"a": images(2), "b": images(3)}),
     }
-    models, samples = cases[given]
+    models, samples = cases[case]
     options: dict[str, Any] = {"constant_methods": {"version": 2}}
     traced = 0
     run_decompositions = ExportedProgram.run_decompositions
@@ -90,14 +90,14 @@ def test_the_faster_stage_gives_what_executorchs_own_gives(
 
     monkeypatch.setattr(ExportedProgram, "run_decompositions", counted)
     ours = export(models, get(recipe), samples, **options)
-    assert (traced > 0) == (given == "left on the CPU")
+    assert (traced > 0) == (case == "left on the CPU")
     monkeypatch.setattr(pipeline, "FastLowerStage", EdgeTransformAndLowerStage)
     assert export(models, get(recipe), samples, **options).buffer == ours.buffer
     assert traced > 0
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["frozen", "not frozen"])
-def test_garbage_collection_is_left_as_it_was(before: bool) -> None:
+def test_export_restores_frozen_garbage_collection(before: bool) -> None:
     counts = []
 
     def drawn() -> Any:
@@ -139,7 +139,7 @@ def test_quantized_io(recipe: ArmRecipeType, dtype: str) -> None:
     integers = result.run(source.quantize(x))
     assert integers.dtype == getattr(torch, dtype)
     floats = export(model, get(recipe), images()).run(x)
-    # Real numbers leave as int16 in any precision.
+    # If the program returns floats, the delegate's output is int16 in any precision.
     assert sink.scale is not None
     assert torch.allclose(sink.dequantize(integers), floats, rtol=0, atol=0.51 * sink.scale)
     for name in (b"forward_input0_scale", b"forward_output0_zp"):
@@ -155,7 +155,7 @@ def test_quantized_io_with_executorchs_own_export() -> None:
     assert b"cortex_m" not in session.get_pte_buffer()
 
 
-def test_per_tensor_weights() -> None:
+def test_per_channel_false_quantizes_weights_per_tensor() -> None:
     kinds = export(Small().eval(), get(INT8, per_channel=False), images()).report.methods[0].quantization
     assert kinds is not None
     assert kinds.weights["int8 per tensor"] == 2
@@ -174,7 +174,7 @@ def test_full_delegation_is_refused_with_each_operator_and_reason() -> None:
 
 
 @pytest.mark.parametrize("recipe", [FP, INT8])
-def test_what_stays_on_the_cpu_has_a_reason_and_a_line(recipe: ArmRecipeType) -> None:
+def test_cpu_operators_are_reported_with_reason_and_line(recipe: ArmRecipeType) -> None:
     model = Sorting().eval()
     result = export(model, get(recipe), vectors())
     assert len(result.report.delegates) == 2
@@ -186,7 +186,7 @@ def test_what_stays_on_the_cpu_has_a_reason_and_a_line(recipe: ArmRecipeType) ->
     _close(result.run(x), model(x), recipe.name.rsplit("_", 1)[1])
 
 
-def test_dump_dir(tmp_path: Path) -> None:
+def test_dump_dir_receives_the_tosa_graphs(tmp_path: Path) -> None:
     export(Small().eval(), get(FP, dump_dir=tmp_path / "new"), images(1))
     assert list((tmp_path / "new").glob("*.tosa"))
 
@@ -215,7 +215,7 @@ def test_an_exported_program_is_quantized_with_its_own_inputs_and_left_alone(
 
 
 @pytest.mark.parametrize("form", ["GraphModule", "ExportedProgram"])
-def test_what_is_quantized_is_not_quantized_again(form: str) -> None:
+def test_a_quantized_model_is_not_quantized_again(form: str) -> None:
     first = export(Small().eval(), get(INT8), images())
     program = first.exported_programs["forward"]
     model = program if form == "ExportedProgram" else program.module()
@@ -248,7 +248,7 @@ def test_combined_with_xnnpack() -> None:
         assert executorch_export(model, vectors(), combined).get_pte_buffer()
 
 
-def test_xnnpack_takes_what_the_target_cannot_run() -> None:
+def test_xnnpack_delegates_operators_that_the_target_refuses() -> None:
     combined = ExportRecipe.combine(
         [get(ArmRecipeType.ETHOSU_U55_INT8), ExportRecipe.get_recipe(XNNPackRecipeType.FP32)]
     )
@@ -271,10 +271,10 @@ def test_combined_with_quantized_xnnpack() -> None:
     _close(result.run(x), model(x), "INT8")
 
 
-# The model comes back as it was.
+# The model is not changed.
 
 
-def test_the_model_is_not_changed() -> None:
+def test_export_does_not_change_the_model() -> None:
     model = Small().train()
     model.head.eval()
     state, flags = copy.deepcopy(model.state_dict()), [module.training for module in model.modules()]
@@ -307,7 +307,7 @@ def test_a_model_that_raises_is_named_with_its_line(capfd: pytest.CaptureFixture
     assert capfd.readouterr().err == ""
 
 
-def test_an_exception_of_the_model_itself() -> None:
+def test_an_exception_in_forward_names_the_line() -> None:
     class Picky(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             raise KeyError("no weights")
@@ -355,7 +355,7 @@ def test_an_exception_names_stage_operator_line_and_remedy(recipe: ArmRecipeType
         ("ExecutorchStage", r"writing the program of 'forward' failed at .*test_export.py:\d+: KeyError: 'broken'"),
     ],
 )
-def test_every_stage_is_named(stage: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_names_the_stage_that_failed(stage: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise KeyError("broken")
 
@@ -365,7 +365,7 @@ def test_every_stage_is_named(stage: str, message: str, monkeypatch: pytest.Monk
     assert isinstance(caught.value.__cause__, KeyError)
 
 
-def test_an_operator_that_an_exception_names_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_operator_named_by_an_exception_is_located_in_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("Missing out variants: {'aten::topk'}")
 
@@ -395,7 +395,7 @@ def test_an_exception_of_the_calibration_data_is_named_with_its_line() -> None:
         (lambda x: 3, "'forward' returns no tensor"),
     ],
 )
-def test_results_that_a_program_cannot_have(value: Any, message: str) -> None:
+def test_outputs_that_are_not_tensors_are_refused(value: Any, message: str) -> None:
     class Returning(nn.Module):
         def forward(self, x: Tensor) -> Any:
             return value(x + 1)
@@ -404,7 +404,7 @@ def test_results_that_a_program_cannot_have(value: Any, message: str) -> None:
         export(Returning().eval(), get(FP), vectors(1))
 
 
-def _caught(x: Tensor) -> Tensor:
+def _with_caught_exception(x: Tensor) -> Tensor:
     try:
         return x + x[:, :3]
     except RuntimeError:
@@ -431,14 +431,14 @@ def _halves(x: Tensor) -> Halves:
 @pytest.mark.parametrize(
     "function",
     [
-        _caught,
+        _with_caught_exception,
         _halves,
         lambda x: torch.vmap(torch.outer)(x, x),
         lambda x: torch.cat([x[:0], torch.zeros(0, 8), x * 2]),
     ],
-    ids=["a caught exception", "dataclasses", "vmap", "nothing, joined"],
+    ids=["a caught exception", "dataclasses", "vmap", "empty tensors in cat"],
 )
-def test_what_pytorch_captures_with_more_than_operators(
+def test_exceptions_dataclasses_and_vmap_in_a_model_are_captured(
     function: Callable[[Tensor], Any], recipe: ArmRecipeType
 ) -> None:
     class Model(nn.Module):
@@ -454,7 +454,7 @@ def test_what_pytorch_captures_with_more_than_operators(
             _close(a, b, recipe.name.rpartition("_")[2])
 
 
-def test_strict_is_the_fallback() -> None:
+def test_capture_falls_back_to_strict_mode() -> None:
     class OnlyStrict(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             if not torch.compiler.is_dynamo_compiling():
@@ -541,18 +541,18 @@ def test_an_integer_target_says_why_it_takes_nothing_unquantized() -> None:
         ),
     ],
 )
-def test_a_wrong_recipe(arguments: Any, error: type[Exception], message: str) -> None:
+def test_a_wrong_recipe_is_an_error(arguments: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         export(Small().eval(), *arguments)
 
 
-def test_dynamic_shapes_on_a_static_target() -> None:
+def test_dynamic_shapes_without_sizes_are_refused() -> None:
     shapes = ({0: torch.export.Dim("batch", min=1, max=4)},)
     with pytest.raises(ValueError, match="Arm targets are compiled for fixed shapes"):
         export(Small().eval(), get(FP), images(), dynamic_shapes=shapes)
 
 
-def test_missing_inputs_and_non_tensors() -> None:
+def test_missing_samples_and_unsupported_inputs_are_refused() -> None:
     with pytest.raises(ValueError, match="samples is missing for method 'forward'"):
         export(Small().eval(), get(FP))
     with pytest.raises(ValueError, match=r"samples\[0\]\[0\] of method 'forward' is \{3\} \(set\)"):
@@ -575,7 +575,7 @@ def test_pipeline_stages_must_end_in_a_program() -> None:
         ("/proc/model.pte", "cannot write '/proc/model.pte': "),
     ],
 )
-def test_an_unwritable_output_is_found_before_the_work(tmp_path: Path, path: str, message: str) -> None:
+def test_an_unwritable_output_is_an_error_before_the_export(tmp_path: Path, path: str, message: str) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()
 
@@ -590,7 +590,7 @@ def test_an_unwritable_output_is_found_before_the_work(tmp_path: Path, path: str
         result.save(tmp_path / path)
 
 
-def test_save(tmp_path: Path) -> None:
+def test_output_replaces_an_existing_file(tmp_path: Path) -> None:
     path = tmp_path / "small.pte"
     path.write_bytes(b"old")
     result = export(Small().eval(), get(FP), images(1), output=path)
@@ -600,7 +600,7 @@ def test_save(tmp_path: Path) -> None:
     assert repr(result) == f"<ExportResult arm_recipes_tosa_fp: {len(result.buffer):,} bytes>"
 
 
-def test_quiet_when_not_a_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+def test_export_prints_nothing_without_a_terminal(capfd: pytest.CaptureFixture[str]) -> None:
     export(Small().eval(), get(INT8), images())
     captured = capfd.readouterr()
     assert (captured.out, captured.err) == ("", "")

@@ -50,11 +50,11 @@ def _decoded(run: Run) -> list[int]:
 
 
 def _as_quantized(result: ExportResult) -> Run:
-    """Both methods as PyTorch runs their quantized graphs, on one state."""
+    """Run the quantized graphs of both methods in PyTorch, with common state."""
     modules = {method: program.module() for method, program in result.exported_programs.items()}
     for module in modules.values():
         for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
-            node.target = torch.ops.aten.reshape.default  # attention lays its result out as it was not traced
+            node.target = torch.ops.aten.reshape.default  # attention's result has other strides than at capture
         module.recompile()
     states = {
         method: {name.removeprefix("decoder."): buffer for name, buffer in module.named_buffers() if "cache" in name}
@@ -72,7 +72,7 @@ def _as_quantized(result: ExportResult) -> Run:
 
 
 @pytest.mark.parametrize("recipe", ["TOSA_INT8", *mark_verify(["TOSA_A16W8"]), "ETHOSU_U85_INT8"])
-def test_a_decoder_goes_on_from_its_prompt(recipe: str) -> None:
+def test_decode_continues_from_the_cache_that_prefill_wrote(recipe: str) -> None:
     result = _exported(recipe)
     for method in result.report.methods:
         assert not method.cpu_operators
@@ -85,21 +85,22 @@ def test_a_decoder_goes_on_from_its_prompt(recipe: str) -> None:
 
 @pytest.mark.verify
 def test_many_layers_are_several_delegates(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As one delegate Vela would search for minutes where to put what; in pieces it gives the same numbers."""
-    whole_ = arm_recipes.load(_exported("ETHOSU_U85_INT8").buffer)  # first: others take it from there too
+    """Vela would allocate the tensors of one delegate for minutes. Several delegates give the same results."""
+    # Other tests share this export, so it is made before the limits change.
+    whole = arm_recipes.load(_exported("ETHOSU_U85_INT8").buffer)
     monkeypatch.setattr(selection, "_MIN_BUFFERS_TO_SPLIT", 4)
     monkeypatch.setattr(selection, "_MAX_NODES_PER_DELEGATE", 60)
     model = decoder()
     samples = {"prefill": [prompt(PROMPT)], "decode": [prompt(1, PROMPT + i) for i in range(STEPS)]}
     methods = {"prefill": Prefill(model), "decode": model}
     result = arm_recipes.export(methods, ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U85_INT8), samples)
-    pieces = arm_recipes.load(result.buffer)
+    split = arm_recipes.load(result.buffer)
     for described in result.report.methods:
         assert not described.cpu_operators
         assert len(described.delegates) > 2
         assert sum(described.boundary.values()) == 1
     for method, sample in [("prefill", prompt(PROMPT)), *(("decode", prompt(1, PROMPT + i)) for i in range(4))]:
-        assert torch.equal(pieces.execute(*sample, method=method)[0], whole_.execute(*sample, method=method)[0])
+        assert torch.equal(split.execute(*sample, method=method)[0], whole.execute(*sample, method=method)[0])
 
 
 @pytest.mark.parametrize("recipe", ["TOSA_INT8", "ETHOSU_U85_INT8"])
@@ -120,8 +121,8 @@ def test_weights_are_stored_once(recipe: str) -> None:
     assert size < 1.25 * delegate.payload.weight_bytes
 
 
-def test_streams_read_weights_from_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A delegate of many would have a copy of all weights of the program each; what one writes is its own."""
+def test_command_streams_share_one_copy_of_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each delegate would otherwise load all weights of the program. Its other memory is its own."""
     program = arm_recipes.load(_exported("ETHOSU_U85_INT8").buffer)
     loaded: list[EmulatedStream] = []
     load = EmulatedStream.__init__
@@ -145,8 +146,8 @@ def test_streams_read_weights_from_one_place(monkeypatch: pytest.MonkeyPatch) ->
     assert torch.equal(again.execute(*prompt(1, PROMPT), method="decode")[0], expected[1])
 
 
-def test_a_program_is_saved_from_where_its_weights_are(tmp_path: Path) -> None:
-    """Neither ExecuTorch's manager nor the result keeps another copy of them."""
+def test_save_does_not_copy_the_weights(tmp_path: Path) -> None:
+    """Neither ExecuTorch's manager nor the result keeps another copy of the weights."""
     result = _exported("TOSA_INT8")
     result.__dict__.pop("buffer", None)
     path = result.save(tmp_path / "decoder.pte")
@@ -164,14 +165,14 @@ def test_a_program_is_saved_from_where_its_weights_are(tmp_path: Path) -> None:
     assert result.report.program_bytes == len(result.buffer)
 
 
-def test_weights_are_in_the_payload_where_there_is_one_method() -> None:
+def test_weights_of_a_single_method_are_in_the_payload() -> None:
     result = arm_recipes.export(decoder(), ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8), [prompt(4)])
     assert not [
         name for name in arm_recipes.inspect_program(result.buffer).named_data if name.startswith(WEIGHTS_PREFIX)
     ]
 
 
-def test_via_the_tosa_graphs() -> None:
+def test_methods_run_in_the_reference_program() -> None:
     result = _exported("ETHOSU_U85_INT8")
     ours, theirs = (result.program() for _ in range(2))
     theirs.reference = Program(result.reference_program())
@@ -181,7 +182,7 @@ def test_via_the_tosa_graphs() -> None:
     )
 
 
-class Kept(nn.Module):
+class WithBuffer(nn.Module):
     """Writes a buffer (``own``, ``scaled``: its own value), reads it or does not use it (``none``)."""
 
     total: Tensor
@@ -207,7 +208,7 @@ class Kept(nn.Module):
         return self.total + x
 
 
-def _kept(recipe: str, methods: dict[str, nn.Module]) -> arm_recipes.Program:
+def _export_methods(recipe: str, methods: dict[str, nn.Module]) -> arm_recipes.Program:
     samples = {
         method: [(torch.randn(1, 4, generator=torch.Generator().manual_seed(i)),) for i in range(8)]
         for method in methods
@@ -216,31 +217,35 @@ def _kept(recipe: str, methods: dict[str, nn.Module]) -> arm_recipes.Program:
     return arm_recipes.load(arm_recipes.export(methods, chosen, samples).buffer)
 
 
-def _ran(program: arm_recipes.Program, *methods: str) -> list[float]:
+def _run_methods(program: arm_recipes.Program, *methods: str) -> list[float]:
     return [float(program.execute(torch.ones(1, 4), method=method)[0][0, 0]) for method in methods]
 
 
 @pytest.mark.parametrize("recipe", ["TOSA_FP", "TOSA_INT8"])
-def test_a_buffer_of_two_methods(recipe: str) -> None:
+def test_two_methods_write_one_buffer(recipe: str) -> None:
     total = torch.full((1, 4), 0.25)
-    program = _kept(recipe, {"one": Kept(total, "add").eval(), "other": Kept(total, "add").eval()})
-    assert _ran(program, "one", "other", "one") == pytest.approx([2.125, 2.5625, 2.78125], abs=0.05)
+    program = _export_methods(
+        recipe, {"one": WithBuffer(total, "add").eval(), "other": WithBuffer(total, "add").eval()}
+    )
+    assert _run_methods(program, "one", "other", "one") == pytest.approx([2.125, 2.5625, 2.78125], abs=0.05)
 
 
 def test_a_buffer_that_one_method_only_writes() -> None:
     total = torch.zeros(1, 4)
-    program = _kept("TOSA_FP", {"add": Kept(total, "add").eval(), "reset": Kept(total, "set").eval()})
-    assert _ran(program, "add", "add", "reset", "add") == pytest.approx([2, 2.5, 2, 2.5])
+    program = _export_methods(
+        "TOSA_FP", {"add": WithBuffer(total, "add").eval(), "reset": WithBuffer(total, "set").eval()}
+    )
+    assert _run_methods(program, "add", "add", "reset", "add") == pytest.approx([2, 2.5, 2, 2.5])
 
 
-def test_buffers_of_one_name() -> None:
-    methods = {name: Kept(torch.zeros(1, 4), "add").eval() for name in ("one", "other")}
-    program = _kept("TOSA_FP", dict(methods))
-    assert _ran(program, "one", "one", "other") == pytest.approx([2, 2.5, 2])
+def test_buffers_of_two_modules_with_one_name_are_separate() -> None:
+    methods = {name: WithBuffer(torch.zeros(1, 4), "add").eval() for name in ("one", "other")}
+    program = _export_methods("TOSA_FP", dict(methods))
+    assert _run_methods(program, "one", "one", "other") == pytest.approx([2, 2.5, 2])
 
 
 class Renamed(nn.Module):
-    """The buffer ``total`` of ``Kept`` under another name; ``total`` is a constant here."""
+    """Has the buffer ``total`` of a ``WithBuffer`` under the name ``state``; its own ``total`` is a constant."""
 
     state: Tensor
     total: Tensor
@@ -258,8 +263,8 @@ class Renamed(nn.Module):
 
 def test_a_shared_buffer_keeps_its_name_from_other_tensors_of_a_method() -> None:
     total = torch.zeros(1, 4)
-    program = _kept("TOSA_FP", {"one": Kept(total, "set").eval(), "other": Renamed(total).eval()})
-    assert _ran(program, "other", "other")[:2] == pytest.approx([7, 8])
+    program = _export_methods("TOSA_FP", {"one": WithBuffer(total, "set").eval(), "other": Renamed(total).eval()})
+    assert _run_methods(program, "other", "other")[:2] == pytest.approx([7, 8])
 
 
 RECIPES = ["TOSA_FP", "TOSA_INT8", *mark_verify(["TOSA_A16W8", "ETHOSU_U55_INT8"]), "ETHOSU_U85_INT8"]
@@ -269,20 +274,20 @@ RECIPES = ["TOSA_FP", "TOSA_INT8", *mark_verify(["TOSA_A16W8", "ETHOSU_U55_INT8"
 @pytest.mark.parametrize("order", [("add", "read"), ("read", "add")])
 def test_a_buffer_that_one_method_only_reads(order: tuple[str, str], recipe: str) -> None:
     total = torch.zeros(1, 4)
-    program = _kept(recipe, {how: Kept(total, how).eval() for how in order})
-    assert _ran(program, "read", "add", "read") == pytest.approx([1, 2, 2], abs=0.05)
+    program = _export_methods(recipe, {how: WithBuffer(total, how).eval() for how in order})
+    assert _run_methods(program, "read", "add", "read") == pytest.approx([1, 2, 2], abs=0.05)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize(("write", "read"), [("new", "own"), ("add", "scaled")])
 def test_a_buffer_that_one_method_writes_with_its_own_value(write: str, read: str, recipe: str) -> None:
     total = torch.zeros(1, 4)
-    program = _kept(recipe, {how: Kept(total, how).eval() for how in (write, read)})
-    assert _ran(program, read, write, read) == pytest.approx([1, 2, 2], abs=0.05)
+    program = _export_methods(recipe, {how: WithBuffer(total, how).eval() for how in (write, read)})
+    assert _run_methods(program, read, write, read) == pytest.approx([1, 2, 2], abs=0.05)
 
 
 class Stateful(nn.Module):
-    """A network that goes on from its buffer ``h``: a GRU cell, an average, or a function with a fixed range."""
+    """A network with state in its buffer ``h``: a GRU cell, an average, or a function with a fixed range."""
 
     h: Tensor
 
@@ -305,7 +310,7 @@ class Stateful(nn.Module):
 
 
 class Other(nn.Module):
-    """Another method of a ``Stateful``."""
+    """A method that sets, scales or returns the state of a ``Stateful``."""
 
     def __init__(self, network: Stateful, how: str) -> None:
         super().__init__()
@@ -358,12 +363,12 @@ def test_methods_that_reset_set_and_read_state(how: str, dtype: str, others: tup
     held = "fp32" if recipe == "TOSA_FP" else "int16" if "A16W8" in recipe else dtype
     inputs = [tensor for delegate in result.report.delegates for tensor in delegate.inputs]
     assert {tensor.dtype for tensor in inputs if tensor.name in ("b_h", "b_network_h")} == {held}
-    if recipe != "TOSA_FP":  # nothing but the filling of a buffer is left to the CPU
+    if recipe != "TOSA_FP":  # only the fill of a buffer runs on the CPU
         assert {operator.operator for operator in result.report.cpu_operators} <= {"aten.full.default"}
 
 
 def test_a_method_that_reads_state_is_calibrated_with_all_its_values() -> None:
-    """Not with the last one alone: methods are calibrated one after the other."""
+    """Methods are calibrated one after the other, so that only the last value remains in the buffer."""
     _, result = _stateful("average", ("get",), "TOSA_INT8")
     assert result.report.methods[1].quantization is not None
     inputs = {"forward": [_sample("forward", seed) for seed in range(64)]}
@@ -414,8 +419,8 @@ class Reset(nn.Module):
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_buffer_that_one_method_does_not_use(recipe: str) -> None:
     total = torch.zeros(1, 4)
-    program = _kept(recipe, {how: Kept(total, how).eval() for how in ("add", "none")})
-    assert _ran(program, "add", "none", "add") == pytest.approx([2, 2, 2.5], abs=0.05)
+    program = _export_methods(recipe, {how: WithBuffer(total, how).eval() for how in ("add", "none")})
+    assert _run_methods(program, "add", "none", "add") == pytest.approx([2, 2, 2.5], abs=0.05)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -426,15 +431,20 @@ def test_overlapping_buffers_of_two_methods(how: str, recipe: str) -> None:
         "method 'set' writes its buffer 'total', which overlaps the buffer 'total' of method 'other' in memory: .*"
     )
     with pytest.raises(arm_recipes.ExportError, match=message + "under one name, and take views of it"):
-        _kept(recipe, {"set": Kept(total[:1], "set").eval(), "other": Kept(total.view(1, 8)[:, 2:6], how).eval()})
+        _export_methods(
+            recipe,
+            {"set": WithBuffer(total[:1], "set").eval(), "other": WithBuffer(total.view(1, 8)[:, 2:6], how).eval()},
+        )
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_separate_parts_of_a_tensor_are_buffers_of_two_methods(recipe: str) -> None:
     """Even and odd columns: their spans overlap, their bytes do not."""
     total = torch.zeros(1, 8)
-    methods = {"one": Kept(total[:, ::2], "add").eval(), "other": Kept(total[:, 1::2], "add").eval()}
-    assert _ran(_kept(recipe, dict(methods)), "one", "one", "other") == pytest.approx([2, 2.5, 2], abs=0.05)
+    methods = {"one": WithBuffer(total[:, ::2], "add").eval(), "other": WithBuffer(total[:, 1::2], "add").eval()}
+    assert _run_methods(_export_methods(recipe, dict(methods)), "one", "one", "other") == pytest.approx(
+        [2, 2.5, 2], abs=0.05
+    )
 
 
 PARTS: list[bytes | str] = [b"first", "name", b"", b"last" * 3]
@@ -444,7 +454,7 @@ def _named(name: str) -> bytes | None:
     return b"named" if name == "name" else None
 
 
-def test_parts_of_a_payload() -> None:
+def test_payload_parts_are_encoded_and_joined() -> None:
     payload = encode_parts(PARTS)
     assert join_parts(payload, _named) == b"firstnamed" + b"last" * 3
     assert join_parts(b"TOSA", _named) == b"TOSA"
@@ -462,7 +472,7 @@ def _stream(*commands: int) -> bytes:
     return head + struct.pack(f"<{len(commands)}I", *commands)
 
 
-def _set(register: int, value: int) -> tuple[int, int]:
+def _set_register(register: int, value: int) -> tuple[int, int]:
     return register | 0x4000 | value >> 32 << 16, value & 0xFFFFFFFF
 
 
@@ -470,12 +480,17 @@ CONV, WEIGHT_BASE, WEIGHT_LENGTH, SCALE_BASE, SCALE_LENGTH, IFM_BASE, IFM_REGION
 
 
 def _conv(weights: int, scales: int) -> tuple[int, ...]:
-    """32 bytes of weights and 16 of scales; the other operand is elsewhere."""
-    places = *_set(WEIGHT_BASE, weights), *_set(WEIGHT_LENGTH, 32), *_set(SCALE_BASE, scales), *_set(SCALE_LENGTH, 16)
-    return *places, IFM_REGION | 1 << 16, *_set(IFM_BASE, 0), 399 | 1 << 16, CONV
+    """A convolution with 32 bytes of weights and 16 of scales; its input is in another region."""
+    places = (
+        *_set_register(WEIGHT_BASE, weights),
+        *_set_register(WEIGHT_LENGTH, 32),
+        *_set_register(SCALE_BASE, scales),
+        *_set_register(SCALE_LENGTH, 16),
+    )
+    return *places, IFM_REGION | 1 << 16, *_set_register(IFM_BASE, 0), 399 | 1 << 16, CONV
 
 
-def test_command_streams_with_one_region_of_constants() -> None:
+def test_merge_constants_moves_constants_into_one_region() -> None:
     a, b, c, d = bytes([1] * 32), bytes([2] * 16), bytes([3] * 32), bytes([4] * 16)
     first, second = (
         CommandStream(_stream(*_conv(0, 32))),
@@ -488,8 +503,8 @@ def test_command_streams_with_one_region_of_constants() -> None:
     assert region[: len(a + b)] == a + b
 
 
-def test_an_address_of_a_constant_and_of_another_tensor() -> None:
-    """Vela sets it once; moved, it is set again for each."""
+def test_merge_constants_of_a_register_that_also_addresses_another_tensor() -> None:
+    """Vela sets the register once. If the constant moves, each of the two uses needs its own address."""
     stream = CommandStream(_stream(*_conv(0, 32), 296 | 1 << 16, CONV, 296, CONV))
     assert stream.inserted_offsets == [56, 64]
     _, (_, moved) = merge_constants(
@@ -501,6 +516,6 @@ def test_an_address_of_a_constant_and_of_another_tensor() -> None:
     assert moved[28:32] == struct.pack("<I", 2 | (len(moved) - 32) // 4 << 16)
 
 
-def test_command_streams_that_are_not_followed() -> None:
+def test_merge_constants_refuses_addresses_beyond_the_constants() -> None:
     with pytest.raises(UnsupportedStream, match="an address beyond the constants"):
         merge_constants([CommandStream(_stream(*_conv(0, 32)))] * 2, [bytes(40)] * 2)

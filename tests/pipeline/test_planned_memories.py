@@ -64,7 +64,7 @@ def test_one_memory_is_planned_as_without_the_option() -> None:
     assert "RAM by memory" not in str(_default().report)
 
 
-def test_the_npus_part_counts_against_its_memory() -> None:
+def test_npu_scratch_counts_against_its_memory() -> None:
     budget = _npu_bytes() + 300  # 300 bytes are left for tensors
     result = _exported(memory={"sram": budget, "dram": None})
     ram = result.report.ram
@@ -81,7 +81,7 @@ def test_a_memory_that_the_npu_alone_exceeds_is_named() -> None:
     assert "a larger budget for sram" in str(error.value)
 
 
-def test_tensors_that_fit_nowhere() -> None:
+def test_tensors_that_fit_no_memory_are_an_error() -> None:
     with pytest.raises(BudgetError, match=r"memory: sram, dtcm cannot hold .* up to [\d,]+ B") as error:
         _exported(memory={"sram": _npu_bytes() + 100, "dtcm": 100})
     text = str(error.value)
@@ -90,19 +90,19 @@ def test_tensors_that_fit_nowhere() -> None:
     assert "one more memory" in text
 
 
-def test_no_memory_has_room_beside_the_npu() -> None:
+def test_a_memory_that_the_npu_fills_is_an_error() -> None:
     with pytest.raises(BudgetError, match="memory: sram cannot hold"):
         _exported(memory={"sram": _npu_bytes()})
 
 
-def test_the_runtimes_allocations_count() -> None:
+def test_allocations_of_the_runtime_count_against_the_budget() -> None:
     ram = _default().report.ram
     assert ram is not None
     with pytest.raises(BudgetError, match=r"and ExecuTorch's runtime"):
         _exported(memory={"sram": ram.sram_bytes - 50})
 
 
-def test_several_methods_are_refused() -> None:
+def test_option_memory_refuses_several_methods() -> None:
     methods = {"count": Counting().eval(), "between": Between().eval()}
     recipe = ExportRecipe.get_recipe(U85, memory={"dtcm": 100, "sram": None})
     with pytest.raises(ExportError, match="memory: the program has the methods between, count"):
@@ -129,6 +129,6 @@ def test_state_keeps_its_values_in_a_second_memory() -> None:
         ({"sram": None, "dram": 5}, "'sram' has no limit, .* put it last"),
     ],
 )
-def test_the_option_is_checked(memory: Any, message: str) -> None:
+def test_wrong_values_of_option_memory_are_refused(memory: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ExportRecipe.get_recipe(U85, memory=memory)

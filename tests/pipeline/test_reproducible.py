@@ -1,4 +1,4 @@
-"""Two exports of one model give the same bytes: in another process, with another order of sets, kept files or none."""
+"""Reproducible exports: the bytes depend neither on the process, nor on the order of sets, nor on ``dump_dir``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Everything(AttentionBlock):
 
 
 def programs(dump_dir: str | None) -> list[bytes]:
-    """The program for TOSA and that for an Ethos-U, with their reference programs and records."""
+    """Export for TOSA and Ethos-U; return the programs, reference programs and debug files."""
     samples = [(torch.linspace(-1, 1, 48).reshape(1, 3, 4, 4) * factor,) for factor in (1, 2)]
     found = []
     for kind in (ArmRecipeType.TOSA_INT8, ArmRecipeType.ETHOSU_U85_INT8):
@@ -49,12 +49,12 @@ for index, program in enumerate(programs(sys.argv[2])):
 @pytest.mark.verify
 def test_two_exports_give_the_same_bytes(tmp_path: Path) -> None:
     root = Path(__file__).parents[2]
-    kept = tmp_path / "kept"
+    dump = tmp_path / "dump"
     environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONHASHSEED": "1234"}
-    script = [sys.executable, "-c", _SCRIPT, str(tmp_path), str(kept)]
+    script = [sys.executable, "-c", _SCRIPT, str(tmp_path), str(dump)]
     done = subprocess.run(script, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert list(kept.iterdir())
+    assert list(dump.iterdir())
     for index, program in enumerate(programs(None)):
         assert (tmp_path / str(index)).read_bytes() == program
         assert str(tmp_path).encode() not in program

@@ -87,7 +87,7 @@ def _count_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         (None, {"board": "corstone-300"}),
     ],
 )
-def test_the_program_equals_that_of_a_complete_export(
+def test_a_retargeted_program_equals_that_of_a_complete_export(
     model: nn.Module, result: ExportResult, recipe: Any, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = _count_calls(monkeypatch)
@@ -106,7 +106,9 @@ def test_the_program_equals_that_of_a_complete_export(
     assert other.recipe.options["quantized_io"]
 
 
-def test_the_result_has_all_services(model: nn.Module, result: ExportResult, tmp_path: Path) -> None:
+def test_a_retargeted_result_is_verified_compared_saved_and_retargeted(
+    model: nn.Module, result: ExportResult, tmp_path: Path
+) -> None:
     other = result.for_target(macs=128, verify=True, progress=False)
     assert any("verify" in note or "bit" in note for note in other.report.notes)
     sample = Inputs(*images()[0])
@@ -120,7 +122,7 @@ def test_the_result_has_all_services(model: nn.Module, result: ExportResult, tmp
     assert again.buffer == export(model, again.recipe, images(), progress=False).buffer
 
 
-def test_methods_with_state_and_a_float_recipe() -> None:
+def test_retargeting_of_methods_with_state_and_of_a_float_recipe() -> None:
     torch.manual_seed(0)
     counter = Counter().eval()
     methods = {"forward": counter, "step": Step(counter).eval()}
@@ -182,14 +184,14 @@ def test_a_second_export_for_size_reuses_the_quantized_model(monkeypatch: pytest
         (None, {"mac": 128}, "unknown argument 'mac'"),
     ],
 )
-def test_what_the_quantized_model_depends_on_is_refused(
+def test_changes_of_quantization_are_refused(
     result: ExportResult, recipe: Any, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
         result.for_target(recipe, progress=False, **options)
 
 
-def test_an_unchanged_option_of_quantization_is_no_change(result: ExportResult) -> None:
+def test_an_unchanged_option_of_quantization_is_accepted(result: ExportResult) -> None:
     assert result.for_target(quantized_io=True, per_channel=True, progress=False).buffer == result.buffer
 
 

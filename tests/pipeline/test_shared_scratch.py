@@ -37,14 +37,14 @@ def _random_method(seed: int) -> tuple[list[_Call], list[TensorSpec]]:
     specs, calls, live = [_tensor(0, 0, draw.randrange(1, 400)) for _ in range(3)], [], list[TensorSpec]()
     live += specs
     for index in range(3, 12):
-        taken = draw.sample(live, min(len(live), draw.randrange(1, 3)))
-        made = [_tensor(index, index, draw.randrange(1, 400)) for _ in range(draw.randrange(1, 3))]
-        for spec in taken:
+        inputs = draw.sample(live, min(len(live), draw.randrange(1, 3)))
+        outputs = [_tensor(index, index, draw.randrange(1, 400)) for _ in range(draw.randrange(1, 3))]
+        for spec in inputs:
             spec.lifetime[1] = index
         if draw.random() < 0.5:
-            calls.append(_random_call(draw, index, taken, made))
-        live = [*(spec for spec in live if spec not in taken or draw.random() < 0.3), *made]
-        specs += made
+            calls.append(_random_call(draw, index, inputs, outputs))
+        live = [*(spec for spec in live if spec not in inputs or draw.random() < 0.3), *outputs]
+        specs += outputs
     for at, call in enumerate(calls):  # the last use of an input, the first of an output
         kept = {i: each for i, each in call.arguments.items() if _begins_or_ends(each[0], call.index)}
         calls[at] = _Call(call.index, call.module, call.scratch_bytes, kept)
@@ -57,7 +57,7 @@ def _begins_or_ends(spec: TensorSpec, index: int) -> bool:
 
 
 def _random_call(draw: random.Random, index: int, inputs: list[TensorSpec], outputs: list[TensorSpec]) -> _Call:
-    """A call in whose scratch the inputs have places of their own, and the outputs too; both may overlap."""
+    """A call whose inputs have disjoint offsets in its scratch; so have its outputs. An input may overlap an output."""
     arguments: dict[int, tuple[TensorSpec, int]] = {}
     end = 0
     for side in (inputs, outputs):
@@ -77,8 +77,8 @@ def _blocks(plan: _Plan, specs: list[TensorSpec]) -> Iterator[tuple[Any, int, in
         yield spec, start, start + spec.allocated_memory, spec.lifetime[0], spec.lifetime[1]
 
 
-def test_live_tensors_and_scratches_are_apart() -> None:
-    """On random methods: only the arguments of a call are in its scratch, and each of those is where Vela has it."""
+def test_live_tensors_and_scratches_do_not_overlap() -> None:
+    """In random methods, only arguments of a call lie in its scratch, and only at the offsets of Vela's allocation."""
     in_place = 0
     for seed in range(300):
         calls, specs = _random_method(seed)
@@ -107,7 +107,7 @@ def test_live_tensors_and_scratches_are_apart() -> None:
     assert in_place > 700
 
 
-def test_compile_specs() -> None:
+def test_planned_scratch_is_read_from_its_compile_specs() -> None:
     scratch = PlannedScratch(3, 4096)
     specs = {spec.key: bytes(spec.value) for spec in scratch.to_compile_specs()}
     assert PlannedScratch.from_compile_specs(specs) == scratch
@@ -151,7 +151,7 @@ class Skip(nn.Module):
 
 
 @pytest.mark.parametrize("recipe", [U55, U85])
-def test_the_results_are_those_of_separate_memories(recipe: ArmRecipeType) -> None:
+def test_shared_scratch_gives_the_results_of_separate_memories(recipe: ArmRecipeType) -> None:
     """In ExecuTorch's runtime, whose delegate copies from and to a scratch of its own."""
     torch.manual_seed(1)
     samples = [(torch.randn(1, 4, 10, 12),) for _ in range(2)]
@@ -164,7 +164,7 @@ def test_the_results_are_those_of_separate_memories(recipe: ArmRecipeType) -> No
 
 
 @pytest.mark.parametrize("options", [{"memory": {"dtcm": 800, "sram": None}}, {"shared_scratch": False}])
-def test_other_plans_have_no_scratch(options: dict[str, Any]) -> None:
+def test_option_memory_and_shared_scratch_false_leave_a_separate_scratch(options: dict[str, Any]) -> None:
     result = _export(Small(), images(), U85, **options)
     assert result.report.ram is not None
     assert any(part.name == "NPU scratch" for part in result.report.ram.parts)

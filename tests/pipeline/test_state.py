@@ -1,4 +1,4 @@
-"""Networks with state in buffers: integer programs hold it as integers, and go on from call to call as PyTorch does."""
+"""State in buffers: integer programs store it as integers, and it evolves from call to call as in PyTorch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FRAMES = 200
 
 
 class Mean(nn.Module):
-    """A running mean that begins at 0.5: a step of int8 is far more than it moves by in a frame."""
+    """A running mean that begins at 0.5. In one frame it changes by much less than a step of int8."""
 
     state: Tensor
 
@@ -36,7 +36,7 @@ class Mean(nn.Module):
 
 
 class Streamed(nn.Module):
-    """Two causal dilated convolutions; ``state`` is None, which pads with zeros, or the frames that were."""
+    """Two causal dilated convolutions, whose buffers hold the previous frames."""
 
     old0: Tensor
     old1: Tensor
@@ -78,7 +78,7 @@ class Detector(nn.Module):
 
 
 class Cache(nn.Module):
-    """Attention over the last eight frames, each written in its place."""
+    """Attention over the last eight frames in a ring buffer."""
 
     keys: Tensor
     place: Tensor
@@ -98,7 +98,7 @@ class Cache(nn.Module):
 
 
 class Counted(nn.Module):
-    """Writes each frame in its place; the place is counted in int64, from ``start`` on."""
+    """Writes each frame into a ring buffer. An int64 buffer counts the frames from ``start``."""
 
     keys: Tensor
     place: Tensor
@@ -115,7 +115,7 @@ class Counted(nn.Module):
 
 
 class Delayed(nn.Module):
-    """Gives what it was given two calls before; each buffer is written with what another held."""
+    """Returns the input of two calls before: one buffer receives the other's value, which receives the input."""
 
     first: Tensor
     second: Tensor
@@ -166,7 +166,7 @@ def test_streams(network: Callable[[], nn.Module], least: float, recipe: str) ->
 
 @pytest.mark.parametrize("recipe", ["TOSA_FP", "TOSA_INT8"])
 @pytest.mark.parametrize("network", [Delayed, Unread])
-def test_what_is_written_as_it_is(network: Callable[[], nn.Module], recipe: str) -> None:
+def test_buffers_that_copy_another_tensor(network: Callable[[], nn.Module], recipe: str) -> None:
     model = network().eval()
     expected = copy.deepcopy(model)
     frames = [(torch.randn(1, 4, 1),) for _ in range(10)]
@@ -266,31 +266,31 @@ def test_counters_are_held_in_int32(start: int, recipe: str) -> None:
         assert not method.cpu_operators
 
 
-class Kept:
-    """Holds a tensor as no module does."""
+class Holder:
+    """Holds a tensor outside of any module."""
 
     def __init__(self) -> None:
         self.tensor = torch.zeros(1, 4)
 
 
 class Counting(nn.Module):
-    """Adds what it was given before; its state is in an object, and a buffer too if ``registered``."""
+    """Sums its inputs. The state is in an object that is no module, and also a buffer if ``registered``."""
 
     def __init__(self, registered: bool) -> None:
         super().__init__()
-        self.kept = Kept()
+        self.holder = Holder()
         if registered:
-            self.register_buffer("state", self.kept.tensor)
+            self.register_buffer("state", self.holder.tensor)
 
     def forward(self, x: Tensor) -> Tensor:
-        self.kept.tensor.add_(x)
-        return self.kept.tensor * 2
+        self.holder.tensor.add_(x)
+        return self.holder.tensor * 2
 
 
 def test_state_that_is_a_buffer_under_another_name() -> None:
     model = Counting(True).eval()
     result = arm_recipes.export(model, ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP), [(torch.ones(1, 4),)])
-    assert not model.kept.tensor.any()
+    assert not model.holder.tensor.any()
     program = arm_recipes.load(result.buffer)
     assert [float(program.execute(torch.ones(1, 4))[0][0, 0]) for _ in range(3)] == [2, 4, 6]
 
@@ -362,7 +362,7 @@ class Tied(nn.Module):
 
 
 class Spare(nn.Module):
-    """Writes both halves of a buffer, as buffers; the whole is not used."""
+    """Writes two buffers that are the halves of a third, which is not used."""
 
     whole: Tensor
     keys: Tensor
@@ -417,7 +417,7 @@ def test_training_of_a_model_with_two_names_of_one_buffer() -> None:
 @pytest.mark.parametrize("captured", [False, True])
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("writes", ["one", "other"])
-def test_a_buffer_that_overlaps_another(writes: str, recipe: str, captured: bool) -> None:
+def test_a_written_buffer_that_overlaps_another_is_refused(writes: str, recipe: str, captured: bool) -> None:
     state, frame = torch.zeros(2, 4), (torch.ones(1, 4),)
     module = Pair(state, state[:1], (writes,)).eval()
     model = torch.export.export(module, frame) if captured else module
@@ -427,7 +427,7 @@ def test_a_buffer_that_overlaps_another(writes: str, recipe: str, captured: bool
         arm_recipes.export(model, ExportRecipe.get_recipe(ArmRecipeType[recipe]), [frame])
 
 
-def test_a_branch_on_a_buffer_that_is_written_under_another_name() -> None:
+def test_a_branch_on_a_buffer_that_is_written_under_another_name_is_refused() -> None:
     class Branching(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -443,7 +443,7 @@ def test_a_branch_on_a_buffer_that_is_written_under_another_name() -> None:
         arm_recipes.export(Branching().eval(), ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP), [(torch.ones(1, 4),)])
 
 
-def test_state_that_no_program_can_hold() -> None:
+def test_a_random_generator_is_refused() -> None:
     class Noisy(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x + torch.rand(4, generator=torch.Generator().manual_seed(0))
@@ -454,7 +454,7 @@ def test_state_that_no_program_can_hold() -> None:
         arm_recipes.export(Noisy().eval(), ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8), [(torch.ones(1, 4),)])
 
 
-def test_state_that_is_no_buffer() -> None:
+def test_a_written_tensor_that_is_no_buffer_is_refused() -> None:
     message = r"a tensor of shape \[1, 4\] that is none of its buffers \(.*\): call register_buffer\(\)"
     with pytest.raises(arm_recipes.ExportError, match=message):
         arm_recipes.export(
@@ -463,7 +463,7 @@ def test_state_that_is_no_buffer() -> None:
 
 
 class _Positions(nn.Module):
-    """Written to is the sum, not the tensor of positions, which is an attribute of no particular kind."""
+    """Adds a tensor in place. The tensor is a plain attribute, and only the sum is written."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -487,7 +487,7 @@ def test_a_constant_that_is_added_in_place_is_no_state(kind: ArmRecipeType) -> N
 
 
 class _Literal(nn.Module):
-    """What is made anew in each call, and ``data``, which older models read."""
+    """Writes a tensor that each call creates, and reads ``data``, as older models do."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""``verify=True``: what Vela compiled is run beside the TOSA graphs, delegate by delegate."""
+"""``verify=True``: the command stream of each delegate runs in the emulator and is compared with its TOSA graph."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ VERIFIED = r"verified in [\d.]+ s: {} executions of {} delegate\(s\) are bit-equ
 
 
 @pytest.mark.parametrize("quantized_io", [False, True])
-def test_a_note_says_what_was_compared(quantized_io: bool) -> None:
+def test_a_note_counts_verified_executions_and_delegates(quantized_io: bool) -> None:
     recipe = ExportRecipe.get_recipe(U85, quantized_io=quantized_io)
     result = export(Small().eval(), recipe, images(6), verify=True)
     assert re.fullmatch(VERIFIED.format(4, 1), result.report.notes[-1])
 
 
-def test_every_method_and_every_delegate() -> None:
+def test_every_delegate_of_every_method_is_verified() -> None:
     models: dict[str, nn.Module] = {"count": Counting().eval(), "between": Between().eval()}
     result = export(models, ExportRecipe.get_recipe(U55), dict.fromkeys(models, vectors(3)), verify=True)
     assert re.fullmatch(VERIFIED.format(9, 3), result.report.notes[-1])
@@ -45,13 +45,15 @@ def test_every_method_and_every_delegate() -> None:
     assert torch.equal(result.run(x, method="count"), fresh.run(x, method="count"))
 
 
-def test_nothing_to_verify() -> None:
+def test_a_program_without_command_streams_has_nothing_to_verify() -> None:
     result = export(Small().eval(), ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8), images(), verify=True)
     assert "neither Ethos-U delegates nor int8 kernels: there is nothing" in result.report.notes[-1]
 
 
-def test_a_difference_is_an_error_and_nothing_is_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The second delegate of the second method, at one number."""
+def test_a_difference_from_the_tosa_graph_is_an_error_and_writes_no_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """In one element, of the second delegate of the second method."""
     run, calls = reference.run, []
 
     def wrong(flatbuffer: bytes, inputs: Any) -> list[Any]:
@@ -75,7 +77,7 @@ def test_a_difference_is_an_error_and_nothing_is_written(monkeypatch: pytest.Mon
 
 
 def _without_waits(payload: bytes) -> bytes:
-    """The stream without its DMA_WAITs: they become a command that does nothing here."""
+    """Replace the stream's DMA_WAITs by a command without effect."""
     commands = bytes(read_parts(payload).commands)
     words = list(struct.unpack(f"<{len(commands) // 4}I", commands))
     place, changed = 8, 0
@@ -87,15 +89,15 @@ def _without_waits(payload: bytes) -> bytes:
     return payload.replace(commands, struct.pack(f"<{len(words)}I", *words))
 
 
-def test_right_numbers_in_no_order_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here one operation runs after the other; on a device nothing would wait for the weights."""
+def test_a_missing_dma_wait_is_an_error_despite_correct_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The emulator runs one operation after the other. A device would not wait for the weights."""
     compile_payload = size_or_speed.compile_payload
 
-    def hasty(*arguments: Any, **keywords: Any) -> Payload:
+    def compile_without_waits(*arguments: Any, **keywords: Any) -> Payload:
         payload = compile_payload(*arguments, **keywords)
         return replace(payload, data=_without_waits(payload.data))
 
-    monkeypatch.setattr(size_or_speed, "compile_payload", hasty)
+    monkeypatch.setattr(size_or_speed, "compile_payload", compile_without_waits)
     with pytest.raises(
         ExportError,
         match=r"verify: delegate '\w+' of method 'forward' computes correct outputs in the emulator, but may differ "
@@ -106,7 +108,7 @@ def test_right_numbers_in_no_order_are_an_error(monkeypatch: pytest.MonkeyPatch)
         export(Small().eval(), ExportRecipe.get_recipe(U55), images(6), verify=True)
 
 
-def test_the_report_tells_what_was_measured() -> None:
+def test_the_report_has_the_counts_of_the_emulator() -> None:
     result = export(Small().eval(), ExportRecipe.get_recipe(U55), images(6), verify=True)
     (record,) = result.report.delegates
     figures = result.report.measured[record.name]
@@ -127,14 +129,14 @@ def test_the_report_tells_what_was_measured() -> None:
         assert re.search(
             rf"Layers of {record.name} with the most (memory traffic|MACs).*\n( .*\n)* +{what}", str(result.report)
         )
-    told = result.report.to_dict()["measured"][record.name]["layers"]
-    assert [layer["origin"]["module"] for layer in told] == [layer.origin.module for layer in figures.layers]
+    reported_layers = result.report.to_dict()["measured"][record.name]["layers"]
+    assert [layer["origin"]["module"] for layer in reported_layers] == [layer.origin.module for layer in figures.layers]
     assert re.search(r"scratch +[\d,.]+ K?i?B in use, [\d,.]+ K?i?B read, [\d,.]+ K?i?B written", str(result.report))
     assert result.report.to_dict()["measured"][record.name]["macs"] == record.vela.macs
     assert export(Small().eval(), ExportRecipe.get_recipe(U55), images(6)).report.measured == {}
 
 
-def test_no_compiler_is_said_before_the_export(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_compiler_is_an_error_before_the_export(monkeypatch: pytest.MonkeyPatch) -> None:
     def unavailable() -> None:
         raise RuntimeUnavailable("there is no compiler")
 
@@ -144,7 +146,7 @@ def test_no_compiler_is_said_before_the_export(monkeypatch: pytest.MonkeyPatch) 
         export(Small().eval(), ExportRecipe.get_recipe(U85), images(), verify=True)
 
 
-def test_observing_ends() -> None:
+def test_record_executions_ends_with_its_block() -> None:
     result = export(Small().eval(), ExportRecipe.get_recipe(U85), images())
     (x,) = images(1)[0]
     with plugin.record_executions() as outer:
@@ -157,7 +159,9 @@ def test_observing_ends() -> None:
     assert all(map(np.array_equal, inner[0].outputs, outer[0].outputs))
 
 
-def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_on_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "small.pt2"
     torch.export.save(torch.export.export(Small().eval(), images(1)[0]), str(path))
     arguments = ["export", str(path), "--recipe", "ETHOSU_U85_INT8", "--verify"]

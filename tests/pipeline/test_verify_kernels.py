@@ -1,4 +1,4 @@
-"""``verify=True`` for programs of int8 kernels: the runtime's results beside those of the kernels' records."""
+"""``verify=True`` for programs of int8 kernels: the runtime's results are compared with the kernels' records."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_the_note_counts_executions_and_kernels(quantized_io: bool) -> None:
     assert f"verified: 4 executions of {kernels} int8 kernels are bit-equal" in result.report.notes[-1]
 
 
-def test_a_difference_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_difference_from_the_kernels_records_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     run = verify_kernels._KernelReference.run
 
     def wrong(reference: Any, inputs: Any) -> list[Any]:
@@ -69,7 +69,7 @@ def test_a_difference_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
         export(Small().eval(), ExportRecipe.get_recipe(CORTEX_M), samples("small"), verify=True)
 
 
-def test_floating_point_is_not_compared() -> None:
+def test_methods_with_float_operators_are_not_compared() -> None:
     inputs = [(torch.randn(1, 8),) for _ in range(3)]
     result = export(Normalized().eval(), ExportRecipe.get_recipe(CORTEX_M), inputs, verify=True)
     assert "'forward' is not compared, because aten." in result.report.notes[-1]

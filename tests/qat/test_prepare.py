@@ -1,4 +1,4 @@
-"""Quantization-aware training: what is trained is what the exported program computes, step for step."""
+"""Quantization-aware training: the prepared model computes what the exported program computes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class _Branches(nn.Module):
 
 
 class _Convolutions(nn.Module):
-    """Standardized weights, a batch norm that nothing can take in, one that a convolution does, a transposed one."""
+    """Standardized weights, a batch norm that cannot be folded, one that can, and a transposed convolution."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -169,7 +169,7 @@ def _quantized(prepared: Prepared) -> ExportedProgram:
         *(("affine", recipe) for recipe in (ArmRecipeType.ETHOSU_U55_INT8, ArmRecipeType.ETHOSU_U85_A16W8)),
     ],
 )
-def test_what_is_trained_is_what_is_exported(name: str, recipe: ArmRecipeType) -> None:
+def test_the_prepared_model_equals_the_exported_program(name: str, recipe: ArmRecipeType) -> None:
     """Bit for bit, after some training; every parameter that a result depends on is trained."""
     prepared, samples = _prepared(name, recipe)
     before = {key: value.detach().clone() for key, value in prepared.named_parameters()}
@@ -190,7 +190,7 @@ def test_what_is_trained_is_what_is_exported(name: str, recipe: ArmRecipeType) -
     )
 
 
-def test_ranges_that_follow_are_no_parameters_and_follow() -> None:
+def test_following_ranges_are_updated_and_not_trained() -> None:
     prepared, samples = _prepared("branches", ranges="follow")
     assert all(name.startswith("model.") for name, _ in prepared.named_parameters())
     before = [span.bounds.clone() for span in prepared._quantization_ranges()]
@@ -226,8 +226,8 @@ def test_pruned_weights_stay_zero_in_training_and_a_pruned_model_can_be_copied()
 @pytest.mark.parametrize("shape", [(6, 3), (2, 3, 5), (4, 3, 4, 4)])
 @pytest.mark.parametrize("affine", [True, False])
 @pytest.mark.parametrize("is_scaled", [True, False])
-def test_statistics_of_a_batch_are_those_of_pytorch(shape: tuple[int, ...], affine: bool, is_scaled: bool) -> None:
-    """A batch norm that was folded, normalizing by the batch: results, gradients and running statistics.
+def test_a_folded_batch_norm_in_training_equals_pytorchs(shape: tuple[int, ...], affine: bool, is_scaled: bool) -> None:
+    """A folded batch norm that normalizes by the batch: results, gradients and running statistics.
 
     The layer may also include a function of its channels behind the batch norm.
     """
@@ -266,8 +266,8 @@ def test_statistics_of_a_batch_are_those_of_pytorch(shape: tuple[int, ...], affi
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
-def test_functions_behind_a_batch_norm_leave_its_statistics() -> None:
-    """With a gain behind it, running statistics are those of the layer without, and results those of PyTorch."""
+def test_a_gain_behind_a_batch_norm_does_not_change_its_statistics() -> None:
+    """Running statistics are those of the layer without the gain, and results those of PyTorch."""
     prepared, samples = _prepared("affine", ArmRecipeType.ETHOSU_U55_INT8, batch_norm_steps=1)
     twin = copy.deepcopy(prepared.model).train()
     with torch.no_grad():
@@ -278,7 +278,7 @@ def test_functions_behind_a_batch_norm_leave_its_statistics() -> None:
 
 
 @pytest.mark.parametrize("form", ["norm", "producer", "depthwise"])
-def test_dropout_behind_operators_that_become_a_layer(form: str) -> None:
+def test_dropout_behind_folded_operators_is_active_in_training(form: str) -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -301,7 +301,7 @@ def test_dropout_behind_operators_that_become_a_layer(form: str) -> None:
     assert torch.equal(prepared(*samples[0]), prepared(*samples[0]))
 
 
-def test_batch_norms_are_live_first_and_frozen_then() -> None:
+def test_batch_norms_are_frozen_after_batch_norm_steps() -> None:
     prepared, samples = _prepared("convolutions", batch_norm_steps=2)
     means = []
     for _ in range(4):
@@ -313,7 +313,7 @@ def test_batch_norms_are_live_first_and_frozen_then() -> None:
     assert int(prepared.model.get_buffer("norm.num_batches_tracked")) == 2
 
 
-def test_what_training_leaves_in_a_state_is_not_where_a_program_begins() -> None:
+def test_programs_start_from_the_state_before_training() -> None:
     torch.manual_seed(0)
     model = _State()
     samples: Samples = [(torch.randn(1, 4),) for _ in range(6)]
@@ -325,21 +325,21 @@ def test_what_training_leaves_in_a_state_is_not_where_a_program_begins() -> None
 
     def train(prepared: nn.Module) -> None:
         _train(prepared, samples, 1)
-        assert not torch.equal(prepared.get_buffer("model.hidden"), begun)
+        assert not torch.equal(prepared.get_buffer("model.hidden"), initial)
         expected.append(outputs(prepared.eval()))
 
-    begun, expected = model.hidden.clone(), list[Tensor]()
+    initial, expected = model.hidden.clone(), list[Tensor]()
     prepared = prepare_qat(copy.deepcopy(model), ExportRecipe.get_recipe(INT8), samples)
     train(prepared)
     found = [outputs(prepared.export().run)]
-    assert torch.equal(prepared.get_buffer("model.hidden"), begun)
+    assert torch.equal(prepared.get_buffer("model.hidden"), initial)
     found.append(outputs(export(model, ExportRecipe.get_recipe(INT8, qat=train), samples).run))
     for one, other in zip(found, expected, strict=True):
         assert (one - other).abs().max() < 1e-3  # steps of int16
         assert (one - outputs(copy.deepcopy(model).eval())).abs().max() < 0.1
 
 
-def test_dropout_drops_in_training_alone() -> None:
+def test_dropout_is_active_in_training_only() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Dropout(0.5, inplace=True), nn.Linear(64, 4))
     x = torch.randn(4, 8)
@@ -349,23 +349,23 @@ def test_dropout_drops_in_training_alone() -> None:
     assert torch.equal(prepared(x), prepared(x))
 
 
-def test_training_goes_on_from_a_state_dict_as_if_it_had_never_stopped() -> None:
-    whole, samples = _prepared("convolutions", batch_norm_steps=3)
-    _train(whole, samples)
-    state = copy.deepcopy(whole.state_dict())
+def test_training_resumes_exactly_from_a_state_dict() -> None:
+    uninterrupted, samples = _prepared("convolutions", batch_norm_steps=3)
+    _train(uninterrupted, samples)
+    state = copy.deepcopy(uninterrupted.state_dict())
     resumed, _ = _prepared("convolutions", batch_norm_steps=3)
     assert {f"model.{name}" for name in resumed.model.state_dict()} <= state.keys()
     resumed.load_state_dict(state)
-    for prepared in (whole, resumed):
+    for prepared in (uninterrupted, resumed):
         _train(prepared, samples)
-    for (name, one), (_, other) in zip(whole.state_dict().items(), resumed.state_dict().items(), strict=True):
+    for (name, one), (_, other) in zip(uninterrupted.state_dict().items(), resumed.state_dict().items(), strict=True):
         assert one == other if isinstance(one, dict) else torch.equal(one, other), name
     assert resumed.steps == 4
     twin = copy.deepcopy(resumed.eval())
     assert torch.equal(twin(*samples[0]), resumed(*samples[0]))
 
 
-def test_batches_of_any_size_and_a_program_for_one() -> None:
+def test_training_with_any_batch_size_exports_batch_size_1() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 3))
     x = torch.randn(7, 1, 8, 8)
@@ -404,7 +404,7 @@ class _Structured(nn.Module):
         return {"y": y, "parts": [y.relu(), mask * y], "none": None}
 
 
-def test_inputs_and_outputs_are_those_of_the_model() -> None:
+def test_prepared_models_have_the_inputs_and_outputs_of_the_model() -> None:
     model = _Structured()
     pair, mask = (torch.randn(2, 4), torch.randn(2, 4)), torch.ones(2, 4)
     sample = Inputs(pair, scale=2.0, mask=mask)
@@ -414,7 +414,7 @@ def test_inputs_and_outputs_are_those_of_the_model() -> None:
     torch.testing.assert_close(found["parts"][0], expected["parts"][0], rtol=0.0, atol=0.2)
 
 
-def test_gradients_pass_inside_and_move_the_bounds_outside() -> None:
+def test_fake_quantize_passes_gradients_inside_the_range_and_moves_its_bounds() -> None:
     x = torch.tensor([-9.0, 0.3, 9.0], requires_grad=True)
     scale, zero_point = torch.tensor(0.1, requires_grad=True), torch.tensor(-5.0, requires_grad=True)
     y = fake_quantize(x, (scale, zero_point), (-128, 127))
@@ -430,8 +430,8 @@ def test_gradients_pass_inside_and_move_the_bounds_outside() -> None:
     torch.testing.assert_close(zero_point.grad / share, torch.tensor(-0.2))
 
 
-def test_no_constant_is_on_a_device_of_its_own() -> None:
-    """The step runs with all that it is given on another device; a mixture is an error of PyTorch's."""
+def test_all_tensors_of_a_step_are_on_the_device_of_its_inputs() -> None:
+    """The step runs with its tensors on another device. PyTorch would refuse a constant on the CPU."""
     for name in ("branches", "convolutions", "attention", "recurrent"):
         prepared, samples = _prepared(name)
         (form,) = prepared._fake_quant_programs.values()
@@ -498,7 +498,7 @@ def _quantizer() -> TOSAQuantizer:
     return TOSAQuantizer(spec("int")).set_global(get_symmetric_quantization_config())
 
 
-def test_errors_say_what_to_do() -> None:
+def test_errors_of_prepare_qat_name_remedies() -> None:
     for name, call, kind, message in _errors():
         with pytest.raises(kind, match=message):
             raise AssertionError(f"{name}: {call()}")
@@ -517,7 +517,7 @@ class _Permuted(nn.Module):
         return (self.norm(self.conv(x)) * self.first).permute(0, 2, 3, 1) * self.second + self.shift
 
 
-def test_a_layer_with_two_functions_is_trained_with_both() -> None:
+def test_two_channel_functions_behind_a_batch_norm_are_both_trained() -> None:
     torch.manual_seed(0)
     model, samples = _Permuted(), [(torch.randn(8, 3, 6, 6) * 3 + 1,) for _ in range(4)]
     prepared = prepare_qat(copy.deepcopy(model), ExportRecipe.get_recipe(INT8), samples, progress=False)

@@ -1,4 +1,4 @@
-"""Training as a part of an export, on a network that integers are hard on, and programs that others trained."""
+"""QAT of a network that INT8 makes inaccurate, QAT inside an export, and models trained with torchao's QAT."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def _accuracy(model: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor)
         return 100 * float((model(images).argmax(1) == labels).double().mean())
 
 
-def test_training_gives_back_what_integers_take(tmp_path: Path) -> None:
-    """And the program for the NPU gives, step for step, what the model gave that was trained."""
+def test_qat_restores_the_accuracy_of_the_float_model(tmp_path: Path) -> None:
+    """The program for the NPU differs from the prepared model by at most one step."""
     images, others, labels, truth = _digits()
     torch.manual_seed(1)
     model = UnevenGains()
@@ -57,7 +57,7 @@ def test_training_gives_back_what_integers_take(tmp_path: Path) -> None:
     in_float = _accuracy(model.eval(), others, truth)
 
     samples = [(image,) for image in images[:100].split(1)]
-    # With "cross_layer_equalization" there would be little to give back.
+    # With "cross_layer_equalization" there would be little accuracy to restore.
     algorithms = {"int16_attention", "bias_correction", "int16_outputs"}
     recipe = ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U85_INT8, per_channel=False, algorithms=algorithms)
     prepared = prepare_qat(model, recipe, samples)
@@ -139,7 +139,7 @@ def test_executorchs_own_export_does_not_train_in_floating_point() -> None:
 
 
 def _parameters(module: GraphModule) -> list[object]:
-    """Scale, zero point, range and type of each quantize and dequantize operator; of those by channel all scales."""
+    """Parameters of each quantize and dequantize operator. Tensors, such as per-channel scales, are named."""
     found: list[object] = []
     for node in module.graph.nodes:
         if "quantize_per" in str(node.target):
@@ -147,8 +147,8 @@ def _parameters(module: GraphModule) -> list[object]:
     return found
 
 
-def test_what_others_trained_is_kept_bit_for_bit() -> None:
-    """torchao's quantizer and training: no scale, zero point, bound or integer is another one in the program."""
+def test_models_trained_with_torchao_keep_their_quantization_exactly() -> None:
+    """No scale, zero point, bound or integer of the model changes in the program."""
     config = torchaos.get_symmetric_quantization_config(is_per_channel=True, is_qat=True)
     captured = torch.export.export(_small().train(), (_images(8),), strict=True).module()
     prepared = prepare_qat_pt2e(captured, torchaos.XNNPACKQuantizer().set_global(config))

@@ -26,7 +26,7 @@ from tests.sqnr import sqnr
 
 
 class Shared(nn.Module):
-    """Two weights have one bias, and a third bias is read elsewhere too: neither can be corrected for one."""
+    """Two layers share a bias, and the third layer's bias has another reader: neither bias can be corrected."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Shared(nn.Module):
 
 
 class Steps(nn.Module):
-    """One layer that is read twice: its bias is corrected for the mean of both inputs."""
+    """One layer that is called twice: its bias is corrected for the mean error over both calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ CORRECTED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
 }
 
 
-LEFT: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+NOT_CORRECTED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "shared bias": (Shared, (4, 32)),
     "transposed": (lambda: nn.ConvTranspose2d(8, 4, 2, stride=2), (1, 8, 6, 6)),
 }
@@ -79,7 +79,7 @@ CONFIGS = {
 
 
 def _quantized(model: nn.Module, samples: Samples, config: str, correct: bool) -> Tensor:
-    """What the quantized graph gives for the samples; results in int16, whose own rounding does not show."""
+    """Outputs of the quantized graph. They are int16, so that their own rounding error is negligible."""
     quantizer = TOSAQuantizer(TosaCompileSpec("TOSA-1.0+INT+int16+int4")).set_global(CONFIGS[config])
     observed = ObservedProgram(exported(model, samples[0]), quantizer, algorithms=["int16_outputs"])
     correction = BiasCorrection([observed]) if correct else None
@@ -111,16 +111,16 @@ def test_the_mean_of_each_channel_is_kept(name: str, config: str) -> None:
     assert all(torch.equal(tensor, before[key]) for key, tensor in model.state_dict().items())
 
 
-@pytest.mark.parametrize("name", LEFT)
-def test_what_is_not_corrected(name: str) -> None:
+@pytest.mark.parametrize("name", NOT_CORRECTED)
+def test_shared_biases_and_transposed_convolutions_are_not_corrected(name: str) -> None:
     torch.manual_seed(0)
-    make, shape = LEFT[name]
+    make, shape = NOT_CORRECTED[name]
     model = make().eval()
     samples: Samples = [(torch.rand(shape) + 0.5,) for _ in range(4)]
     assert torch.equal(*(_quantized(model, samples, "A8W4", correct) for correct in (True, False)))
 
 
-def test_a_layer_that_is_read_twice_is_corrected_for_both() -> None:
+def test_a_layer_that_is_called_twice_is_corrected_for_both_calls() -> None:
     torch.manual_seed(0)
     model = Steps().eval()
     samples: Samples = [(torch.rand(4, 32) + 0.5,) for _ in range(16)]
@@ -132,13 +132,13 @@ def test_a_layer_that_is_read_twice_is_corrected_for_both() -> None:
 
 
 def _bias(program: ExportedProgram) -> Tensor:
-    """Of the only layer; in floating point where the model has none."""
+    """The bias of the only layer. It is float if the model has none."""
     (bias,) = (x for name, x in program.constants.items() if x.dtype is torch.int32 or "corrected" in name)
     return bias
 
 
 @pytest.mark.parametrize("name", ["linear", "no bias", "batch norm", "groups"])
-def test_methods_have_one_bias_corrected_for_all(name: str) -> None:
+def test_methods_share_a_bias_that_is_corrected_for_all(name: str) -> None:
     torch.manual_seed(0)
     make, shape, _ = CORRECTED[name]
     model = make().eval()
@@ -155,8 +155,8 @@ def test_methods_have_one_bias_corrected_for_all(name: str) -> None:
     assert not torch.equal(low, alone)
 
 
-def test_a_row_of_zeros_stays_one_before_a_norm() -> None:
-    """What rounded weights add on average is nothing in a row of zeros (padding), and a norm would make much of it."""
+def test_rows_of_zeros_stay_zero_before_a_norm() -> None:
+    """Rows of zeros (padding) have no error of rounded weights. A norm would amplify a bias correction."""
     torch.manual_seed(0)
 
     class Model(nn.Module):

@@ -1,4 +1,4 @@
-"""Calibration coverage: notes of the report name tensors of which the samples show little."""
+"""Calibration coverage: notes of the report name tensors with few distinct values in the samples."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ INT8 = ArmRecipeType.TOSA_INT8
 
 
 class Model(nn.Module):
-    """One result that is always 0, and one of few values."""
+    """One output is always 0, and the other has two elements."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class Model(nn.Module):
         return torch.relu(self.dead(x)), self.few(x)
 
 
-def test_notes_name_what_calibration_shows_little_of() -> None:
+def test_notes_name_tensors_with_few_calibration_values() -> None:
     result = export(Model().eval(), ExportRecipe.get_recipe(INT8), [(torch.rand(1, 64),) for _ in range(3)])
     notes = [note for note in result.report.notes if note.startswith("calibration: ")]
     assert len(notes) == 2

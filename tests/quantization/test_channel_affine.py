@@ -1,4 +1,4 @@
-"""Affine functions of channels: their form, why others stay, and the numbers before and after the rewrite."""
+"""Channel-wise affine functions: the form into which they are folded, reasons for refusals, and unchanged results."""
 
 from __future__ import annotations
 
@@ -114,8 +114,8 @@ REFUSALS: dict[str, tuple[str, Callable[[Layers, Tensor], Tensor], Hardware, Qua
     "a divisor of 0": ("divisor", lambda m, x: m.conv(x / (m.std - m.std)), U55, CONFIG),
     "a last dimension": ("dimension 1", lambda m, x: x * m.gamma[:, 0, 0].repeat(2)[:6], U55, CONFIG),
 }
-#: Why a chain has not an earlier form: (form, part of the reason).
-LATER: dict[str, tuple[str, str, Callable[[Layers, Tensor], Tensor]]] = {
+#: Reasons why a chain does not take an earlier form: (form, part of the reason, function).
+LATER_FORMS: dict[str, tuple[str, str, Callable[[Layers, Tensor], Tensor]]] = {
     "padding": ("depthwise", "pads with zeros", lambda m, x: m.conv(_normalize(m, x))),
     "a parameter": ("depthwise", "training changes", lambda m, x: m.valid(x * m.gamma)),
     "uneven gains": ("depthwise", "factor of 2", lambda m, x: m.valid(x * (m.std - 0.9) ** 2)),
@@ -131,7 +131,7 @@ def _folded(
     hardware: Hardware = U55,
     config: QuantizationConfig | None = CONFIG,
 ) -> list[Outcome]:
-    """Rewrite a captured function, and check that its numbers stay."""
+    """Rewrite a captured function, and check that its results do not change."""
     model, x = Layers(function).eval(), torch.rand(1, 4, 6, 6, generator=torch.Generator().manual_seed(1))
     module = torch.export.export(model, (x,)).module()
     decompose(module, quantized=True)
@@ -146,21 +146,21 @@ def _folded(
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_forms(name: str) -> None:
+def test_chains_are_folded_into_the_first_possible_form(name: str) -> None:
     form, function = FORMS[name]
     assert [outcome.form for outcome in _folded(function)] == [form]
 
 
-@pytest.mark.parametrize("name", LATER)
+@pytest.mark.parametrize("name", LATER_FORMS)
 def test_reasons_for_later_forms(name: str) -> None:
-    form, reason, function = LATER[name]
+    form, reason, function = LATER_FORMS[name]
     (outcome, *_) = _folded(function)
     assert outcome.form == form
     assert any(reason in text for text in outcome.reasons), outcome.reasons
 
 
 @pytest.mark.parametrize("name", REFUSALS)
-def test_refusals(name: str) -> None:
+def test_chains_that_are_not_folded_have_a_reason(name: str) -> None:
     reason, function, hardware, config = REFUSALS[name]
     outcomes = _folded(function, hardware, config)
     assert outcomes
@@ -172,7 +172,7 @@ def test_refusals(name: str) -> None:
 @pytest.mark.parametrize(
     "config", [get_symmetric_a16w8_quantization_config(), get_symmetric_a8w4_quantization_config()]
 )
-def test_coarse_weights_take_in_no_gains_of_their_operand(config: QuantizationConfig) -> None:
+def test_input_gains_are_not_folded_into_weights_in_a16w8_and_a8w4(config: QuantizationConfig) -> None:
     (outcome,) = _folded(FORMS["no padding"][1], config=config)
     assert outcome.form == "depthwise"
     assert any("lose accuracy" in text for text in outcome.reasons)
@@ -256,8 +256,8 @@ RECIPES = [getattr(ArmRecipeType, f"ETHOSU_{npu}_{kind}") for npu in ("U55", "U8
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.uint8], ids=str)
-def test_programs(recipe: ArmRecipeType, dtype: torch.dtype) -> None:
-    """The program is that of a network with a batch norm in front, and it is verified."""
+def test_folded_programs_cost_as_much_as_those_with_a_batch_norm(recipe: ArmRecipeType, dtype: torch.dtype) -> None:
+    """Compared with a network that has a batch norm at its input; the program is also verified."""
     samples = _images(dtype)
     model = Network(Normalize(), Scale()).eval()
     result = export(model, ExportRecipe.get_recipe(recipe), samples[:12], verify=True)
@@ -295,7 +295,7 @@ class Decaying(nn.Module):
         self.before, self.after = nn.Buffer(torch.rand(3, 1, 1) * 0.01 + 1), nn.Buffer(torch.rand(4, 1, 1) + 0.5)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Convolve with what the last call left."""
+        """Convolve with the weight and bias that the last call wrote."""
         y = F.conv2d(x * self.before, self.weight, self.bias) * self.after
         (self.weight if self.written == "weight" else self.bias).mul_(0.5)
         return y

@@ -1,4 +1,4 @@
-"""Concatenations of tensors that something else reads too: which keep scales of their own, and what it brings."""
+"""Scales of concatenations: which operands keep their own scale, and the SQNR that this gains."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _Detector(nn.Module):
 
 
 class _Joined(nn.Module):
-    """``join`` of two convolutions of one image, the results of which are ``gain`` apart."""
+    """Applies ``join`` to two convolutions of one image. The second has weights that are ``gain`` times as large."""
 
     def __init__(self, gain: float, join: Callable[[Tensor, Tensor], Any]) -> None:
         super().__init__()
@@ -50,19 +50,19 @@ def _exported(model: nn.Module, target: ArmRecipeType = INT8, *, joins: bool = T
     return export(model.eval(), recipe, _SAMPLES[:-2], verify=True)
 
 
-def _decibels(model: nn.Module, result: ExportResult) -> list[float]:
-    """Of each output, over samples that calibrated it."""
+def _output_sqnr(model: nn.Module, result: ExportResult) -> list[float]:
+    """SQNR of each output over two of the calibration samples."""
     pairs = [(model(*x), result.run(*x)) for x in _SAMPLES[:2]]
     outputs = [list(zip(*map(pytree.tree_leaves, pair), strict=True)) for pair in pairs]
     return [sum_output_errors(*zip(*found, strict=True)).metrics.sqnr for found in zip(*outputs, strict=True)]
 
 
 @pytest.mark.parametrize("target", [INT8, ArmRecipeType.TOSA_A16W8, ArmRecipeType.ETHOSU_U55_INT8])
-def test_what_else_reads_an_operand_reads_it_in_its_own_steps(target: ArmRecipeType) -> None:
+def test_other_readers_of_an_operand_get_its_own_scale(target: ArmRecipeType) -> None:
     torch.manual_seed(0)
     model = _Detector()
-    (before,), (after,) = (_decibels(model, _exported(model, target, joins=joins)) for joins in (False, True))
-    # Of int16 the square of what is small beside the range is looked up in a second table.
+    (before,), (after,) = (_output_sqnr(model, _exported(model, target, joins=joins)) for joins in (False, True))
+    # In int16, a second TABLE has the squares of values that are small relative to the range.
     assert before < (55 if target is ArmRecipeType.TOSA_A16W8 else 30)
     assert after > max(before + 10, 40)
 
@@ -70,32 +70,32 @@ def test_what_else_reads_an_operand_reads_it_in_its_own_steps(target: ArmRecipeT
 _JOINS: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "the operand is returned": lambda x, y: (torch.cat([x, y], 1), x),
     "stacked": lambda x, y: (torch.stack([y, x]), x * x),
-    "a part of it": lambda x, y: (torch.cat([y, x[:, :2]], 1), x.exp()),
+    "a slice of it": lambda x, y: (torch.cat([y, x[:, :2]], 1), x.exp()),
     "joined twice": lambda x, y: (lambda z: (torch.cat([z, y], 1), z * z))(torch.cat([x, x.relu()], 1)),
 }
 
 
 @pytest.mark.parametrize("name", _JOINS)
-def test_operands_that_are_much_finer_stay_so(name: str) -> None:
+def test_operands_of_much_smaller_range_keep_their_scale(name: str) -> None:
     torch.manual_seed(0)
     model = _Joined(100.0, _JOINS[name])
-    before, after = (_decibels(model, _exported(model, joins=joins)) for joins in (False, True))
+    before, after = (_output_sqnr(model, _exported(model, joins=joins)) for joins in (False, True))
     assert before[1] < 20
     assert after[1] > 35
     assert after[0] > before[0] - 1
 
 
-def test_a_small_part_of_a_large_tensor_leaves_the_others_as_fine_as_they_are() -> None:
+def test_concatenation_with_a_slice_of_small_values_keeps_the_scale_of_the_other_operand() -> None:
     torch.manual_seed(0)
     model = _Joined(100.0, lambda x, y: (torch.cat([x, y[:, :1]], 1), x.exp(), y.relu()))
     with torch.no_grad():
         model.large.weight[0] /= 100
-    before, after = (_decibels(model, _exported(model, joins=joins)) for joins in (False, True))
+    before, after = (_output_sqnr(model, _exported(model, joins=joins)) for joins in (False, True))
     assert after[1] > 35 > 20 > before[1]
     assert after[2] > before[2] - 1
 
 
-_ALIKE: dict[str, tuple[float, Callable[[Tensor, Tensor], Any]]] = {
+_UNCHANGED: dict[str, tuple[float, Callable[[Tensor, Tensor], Any]]] = {
     "of one size": (1.0, lambda x, y: (torch.cat([x, y], 1), x * x)),
     "read nowhere else": (100.0, lambda x, y: torch.cat([x, y], 1).tanh()),
     "moved and joined alone": (100.0, lambda x, y: torch.cat([x.flip(2), torch.cat([y, x], 1)], 1).tanh()),
@@ -104,10 +104,10 @@ _ALIKE: dict[str, tuple[float, Callable[[Tensor, Tensor], Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", _ALIKE)
-def test_nothing_else_is_rescaled(name: str) -> None:
+@pytest.mark.parametrize("name", _UNCHANGED)
+def test_concatenations_without_a_gain_are_unchanged(name: str) -> None:
     torch.manual_seed(0)
-    gain, join = _ALIKE[name]
+    gain, join = _UNCHANGED[name]
     model = _Joined(gain, join)
     assert _exported(model, joins=True).buffer == _exported(model, joins=False).buffer
 
@@ -121,7 +121,7 @@ _RETURNED: dict[str, Callable[[Tensor, Tensor], Any]] = {
 
 @pytest.mark.parametrize("target", [INT8, ArmRecipeType.ETHOSU_U55_INT8])
 @pytest.mark.parametrize("name", _RETURNED)
-def test_what_the_model_returns_is_as_fine_as_its_operands(name: str, target: ArmRecipeType) -> None:
+def test_returned_concatenations_have_the_precision_of_their_operands(name: str, target: ArmRecipeType) -> None:
     torch.manual_seed(0)
     model = _Joined(100.0, _RETURNED[name])
     before, after = (_exported(model, target, joins=joins) for joins in (False, True))
@@ -130,17 +130,17 @@ def test_what_the_model_returns_is_as_fine_as_its_operands(name: str, target: Ar
     assert sum_output_errors(fine[:1], fine[2:]).metrics.sqnr > 35
 
 
-def test_what_is_returned_as_integers_has_one_scale() -> None:
+def test_a_quantized_output_has_one_scale() -> None:
     model = _Joined(100.0, _RETURNED["joined"]).eval()
     (output,) = export(model, ExportRecipe.get_recipe(INT8, quantized_io=True), _SAMPLES).outputs
     assert output.dtype == "int8"
 
 
-def test_some_of_several_operands_stay_apart() -> None:
-    """Those that are alike have one scale, found of what was seen of them all."""
+def test_operands_of_similar_range_share_a_scale_and_others_do_not() -> None:
+    """The shared scale is calibrated with the values of all its operands."""
     torch.manual_seed(0)
     model = _Joined(100.0, lambda x, y: (torch.cat([x, y, y + 1], 1), x * x, y * y))
-    before, after = (_decibels(model, _exported(model, joins=joins)) for joins in (False, True))
+    before, after = (_output_sqnr(model, _exported(model, joins=joins)) for joins in (False, True))
     assert after[1] > 35 > 20 > before[1]
     assert after[2] > before[2] - 1
 
@@ -153,17 +153,17 @@ def test_biases_follow_the_operand_that_they_are_added_to() -> None:
         reader.bias.fill_(3.0)
     model = _Joined(100.0, lambda x, y: (torch.cat([x, y], 1), reader(x)))
     model.reader = reader
-    assert _decibels(model, _exported(model, ArmRecipeType.ETHOSU_U85_INT8))[1] > 35
+    assert _output_sqnr(model, _exported(model, ArmRecipeType.ETHOSU_U85_INT8))[1] > 35
 
 
-def test_a_model_that_is_trained_is_joined_as_its_program_is() -> None:
+def test_prepare_qat_keeps_scales_of_concatenated_operands() -> None:
     torch.manual_seed(0)
     model = _Detector()
     prepared = prepare_qat(model, ExportRecipe.get_recipe(INT8, algorithms=["concat_scales"]), _SAMPLES)
     prepared.train()
-    prepared(torch.randn(2, 3, 4, 8)).sum().backward()  # a form of other shapes
+    prepared(torch.randn(2, 3, 4, 8)).sum().backward()  # other shapes than in calibration
     prepared.eval()
     result = prepared.export()
-    assert _decibels(model, result)[0] > 40
+    assert _output_sqnr(model, result)[0] > 40
     expected, found = prepared(*_SAMPLES[0]), result.run(*_SAMPLES[0])
     assert float((expected - found).abs().max()) <= 1.01 * float((expected.max() - expected.min()) / 255)

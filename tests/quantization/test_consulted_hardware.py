@@ -12,7 +12,7 @@ def test_each_attribute_is_that_of_the_hardware() -> None:
         assert vars(ConsultedHardware.of(hardware)) == vars(hardware)
 
 
-def test_what_is_read_is_recorded() -> None:
+def test_attributes_that_are_read_are_recorded() -> None:
     with events.record() as log:
         consulted = ConsultedHardware.of(HARDWARE["ethos-u85"])
         assert log.hardware_facts == {}
@@ -20,7 +20,7 @@ def test_what_is_read_is_recorded() -> None:
     assert log.hardware_facts == {"npu": True}
 
 
-def test_other_hardware_differs_in_what_was_read_only() -> None:
+def test_only_attributes_that_were_read_are_compared() -> None:
     with events.record() as log:
         assert ConsultedHardware.of(HARDWARE["ethos-u85"]).splits_matmuls
     assert differing_facts(log.hardware_facts, HARDWARE["ethos-u55"]) == {"splits_matmuls": (True, False)}

@@ -35,7 +35,7 @@ def _sqnr(**options: Any) -> float:
     return float(10 * torch.log10(expected.square().sum() / (result.run(*samples[0]) - expected).square().sum()))
 
 
-def test_grid_sample_is_limited_by_its_pixels_alone() -> None:
+def test_int16_coordinates_improve_the_sqnr_of_grid_sample() -> None:
     assert _sqnr() > 31
     assert _sqnr(algorithms=False) < 28
 

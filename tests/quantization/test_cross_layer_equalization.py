@@ -1,4 +1,4 @@
-"""Channels of uneven size between two layers: what is changed, that the function stays, and what it brings."""
+"""Cross-layer equalization: which weights change, that the function does not, and the SQNR that it gains."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ INT8 = ArmRecipeType.TOSA_INT8
 _GAINS = 2.0 ** torch.linspace(-2.5, 2.5, 8)
 
 
-def _scaled(tensor: Any, factors: Tensor, axis: int) -> None:
+def _scale_axis(tensor: Any, factors: Tensor, axis: int) -> None:
     if tensor is not None:
         with torch.no_grad():
             tensor.mul_(factors.reshape([-1 if i == axis else 1 for i in range(tensor.dim())]))
 
 
 class _Uneven(nn.Module):
-    """Two parts; channels between them are of sizes up to a factor of 32 apart, which the second takes back."""
+    """Two layers; channels between them have gains up to a factor of 32 apart, which the second layer divides out."""
 
     def __init__(self, first: nn.Module, between: nn.Module, *readers: nn.Module) -> None:
         super().__init__()
         self.first, self.between, self.readers = first, between, nn.ModuleList(readers)
         source: Any = first[-1] if isinstance(first, nn.Sequential) else first
         for parameter in source.parameters():
-            _scaled(parameter, _GAINS, 0)
+            _scale_axis(parameter, _GAINS, 0)
         for reader in readers:
             weight: Any = reader.weight
-            _scaled(weight, 1 / _GAINS, 0 if weight.shape[1] == 1 else 1)
+            _scale_axis(weight, 1 / _GAINS, 0 if weight.shape[1] == 1 else 1)
 
     def forward(self, x: Tensor) -> Any:
         x = self.between(self.first(x))
@@ -71,20 +71,20 @@ def _model(name: str) -> tuple[nn.Module, list[tuple[Tensor, ...]]]:
     return model, [(torch.randn(1, 3, 8, 8) if name in IMAGES else torch.randn(1, 5, 8),) for _ in range(8)]
 
 
-def _changed(model: nn.Module, sample: tuple[Tensor, ...]) -> tuple[torch.export.ExportedProgram, list[str]]:
-    """The program, equalized, and which of its tensors are others now; the model's are what they were."""
+def _equalize(model: nn.Module, sample: tuple[Tensor, ...]) -> tuple[torch.export.ExportedProgram, list[str]]:
+    """Equalize a captured program; return it with the names of its changed tensors. The model must not change."""
     before = {key: value.clone() for key, value in model.state_dict().items()}
     program = torch.export.export(model, sample)
-    given = dict(program.state_dict)
+    original = dict(program.state_dict)
     equalize(program)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
-    return program, [key for key, value in program.state_dict.items() if value is not given[key]]
+    return program, [key for key, value in program.state_dict.items() if value is not original[key]]
 
 
 @pytest.mark.parametrize("name", IMAGES | ROWS)
-def test_channels_come_to_one_size_and_the_function_stays(name: str) -> None:
+def test_equalization_evens_channel_ranges_and_keeps_the_function(name: str) -> None:
     model, samples = _model(name)
-    program, changed = _changed(model, samples[0])
+    program, changed = _equalize(model, samples[0])
     assert {key.partition(".")[0] for key in changed} == {"first", "readers"}
     assert not [key for key in changed if "bias" in key and "readers" in key]
     with torch.no_grad():
@@ -94,12 +94,12 @@ def test_channels_come_to_one_size_and_the_function_stays(name: str) -> None:
     for weight in weights:
         axis = 0 if weight.shape[1] == 1 else 1
         sizes = weight.abs().movedim(axis, 0).flatten(1).amax(1)
-        assert sizes.max() < 8 * sizes.min()  # of 32 and more
+        assert sizes.max() < 8 * sizes.min()  # before: 32 or more
 
 
 @pytest.mark.parametrize(("name", "per_channel"), [("convolutions", False), ("rms norm", True)])
-def test_more_is_left_of_small_channels(name: str, per_channel: bool) -> None:
-    """And each layer can be compared with the model."""
+def test_equalization_improves_the_sqnr_of_outputs(name: str, per_channel: bool) -> None:
+    """Each layer can still be compared with the model."""
     model, samples = _model(name)
     found = {}
     for algorithms in ([], ["cross_layer_equalization"]):
@@ -112,8 +112,8 @@ def test_more_is_left_of_small_channels(name: str, per_channel: bool) -> None:
     assert min(layer.gap.sqnr for layer in result.compare(samples[-1:]).layers) > 25
 
 
-def test_a_model_that_is_trained_has_channels_of_one_size() -> None:
-    """Its own parameters are others, with which it is the same function, and the program's are those."""
+def test_prepare_qat_equalizes_the_prepared_model() -> None:
+    """The prepared model has other parameters and the same function. Its program has these parameters."""
     model, samples = _model("convolutions")
     (x,) = samples[-1]
     with torch.no_grad():
@@ -136,7 +136,7 @@ def test_a_model_that_is_trained_has_channels_of_one_size() -> None:
 
 
 class _Tied(nn.Module):
-    """One weight twice: it cannot be changed for one of its places."""
+    """Two operators read one weight, so that it cannot be changed for one of them."""
 
     def __init__(self, two: Any) -> None:
         super().__init__()
@@ -147,7 +147,7 @@ class _Tied(nn.Module):
 
 
 class _ReadElsewhere(_Tied):
-    """What is between the two."""
+    """The tensor between the two layers has another reader."""
 
     def forward(self, x: Tensor) -> Any:
         x = self.two.between(self.two.first(x))
@@ -170,11 +170,11 @@ class _Unread(_Tied):
 
 
 @pytest.mark.parametrize("captured", [False, True])
-def test_a_layer_that_nobody_reads_changes_nothing(captured: bool) -> None:
+def test_a_layer_without_readers_does_not_prevent_equalization(captured: bool) -> None:
     torch.manual_seed(0)
     two = _Uneven(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.Linear(8, 8))
     model, samples = _Unread(two).eval(), [(torch.randn(1, 5, 8),) for _ in range(2)]
-    assert _changed(model, samples[0])[1]
+    assert _equalize(model, samples[0])[1]
     with torch.no_grad():
         expected = model(*samples[0])
     unread = torch.export.export(model, samples[0])
@@ -185,18 +185,18 @@ def test_a_layer_that_nobody_reads_changes_nothing(captured: bool) -> None:
 
 
 @pytest.mark.parametrize("form", [nn.ReLU6(), nn.GELU(), nn.Softmax(-1), _Tied, _ReadElsewhere, _Returned])
-def test_what_a_factor_would_change_is_left_alone(form: Any) -> None:
+def test_layers_that_are_not_invariant_to_channel_factors_are_not_equalized(form: Any) -> None:
     torch.manual_seed(0)
     wrapped = isinstance(form, type)
     model: nn.Module = _Uneven(nn.Linear(8, 8), nn.ReLU() if wrapped else form, nn.Linear(8, 8))
     model = form(model) if wrapped else model
-    assert not _changed(model.eval(), (torch.randn(1, 5, 8),))[1]
+    assert not _equalize(model.eval(), (torch.randn(1, 5, 8),))[1]
 
 
-def test_channels_of_much_the_same_size_are_left_alone() -> None:
+def test_channels_of_similar_range_are_not_equalized() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 4)).eval()
-    assert not _changed(model, (torch.randn(1, 8),))[1]
+    assert not _equalize(model, (torch.randn(1, 8),))[1]
 
 
 def test_channels_that_are_always_zero_have_no_factor() -> None:
@@ -205,7 +205,7 @@ def test_channels_that_are_always_zero_have_no_factor() -> None:
         parameters = dict(model.named_parameters())
         parameters["first.weight"][3] = 0
         parameters["readers.0.weight"][:, 5] = 0
-    program, changed = _changed(model, samples[0])
+    program, changed = _equalize(model, samples[0])
     assert changed
     assert all(bool(torch.isfinite(value).all()) for value in program.state_dict.values())
 

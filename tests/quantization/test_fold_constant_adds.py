@@ -12,7 +12,7 @@ from tests.sqnr import sqnr
 
 
 class Sums(nn.Module):
-    """Adds constants one after the other: of which some are larger together than each is."""
+    """Adds constants one after the other. The sum of two may broadcast to a larger shape than theirs."""
 
     def __init__(self, *shapes: tuple[int, ...]) -> None:
         super().__init__()
@@ -27,7 +27,9 @@ class Sums(nn.Module):
 @pytest.mark.parametrize(
     ("shapes", "count"), [([(1, 4, 8), (4, 8), (8,)], 1), ([(4, 1), (8,)], 2), ([(4, 1), (8,), (1, 4, 8)], 2)]
 )
-def test_constants_are_added_before_the_program_runs(shapes: list[tuple[int, ...]], count: int) -> None:
+def test_consecutive_constant_adds_are_merged_unless_their_sum_is_larger(
+    shapes: list[tuple[int, ...]], count: int
+) -> None:
     torch.manual_seed(0)
     model = Sums(*shapes).eval()
     samples: Samples = [(torch.randn(1, 4, 8),) for _ in range(4)]

@@ -17,8 +17,8 @@ from tests.sqnr import sqnr
 INT8, U55, U85 = ArmRecipeType.TOSA_INT8, ArmRecipeType.ETHOSU_U55_INT8, ArmRecipeType.ETHOSU_U85_INT8
 
 
-class Written(nn.Module):
-    """A norm written out as models of language have it, or as a layer norm, between a layer and what reads it."""
+class DecomposedNorm(nn.Module):
+    """A decomposed RMS norm, as in language models, or layer norm between two linear layers."""
 
     def __init__(self, how: str) -> None:
         super().__init__()
@@ -59,10 +59,10 @@ class Written(nn.Module):
         ("var_mean", torch.ops.aten.layer_norm.default),
     ],
 )
-def test_norms_that_are_written_out_keep_precision(how: str, target: Any) -> None:
+def test_decomposed_norms_are_fused_and_keep_precision(how: str, target: Any) -> None:
     torch.manual_seed(0)
     samples: Samples = [(torch.randn(1, 2, 16),) for _ in range(8)]
-    model = Written(how).eval()
+    model = DecomposedNorm(how).eval()
     with torch.no_grad():
         expected = model(*samples[-1])[:, 1]
     found = {}
@@ -76,8 +76,8 @@ def test_norms_that_are_written_out_keep_precision(how: str, target: Any) -> Non
 
 
 @pytest.mark.parametrize("recipe", [INT8, U85])
-def test_the_logarithm_of_a_softmax(recipe: ArmRecipeType) -> None:
-    """What int8 holds of a softmax is 0 for most of what the logarithm is asked for."""
+def test_log_of_softmax_is_fused_and_keeps_precision(recipe: ArmRecipeType) -> None:
+    """An int8 softmax would be 0 for most operands of the logarithm."""
 
     class Model(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -90,7 +90,7 @@ def test_the_logarithm_of_a_softmax(recipe: ArmRecipeType) -> None:
 
 
 @pytest.mark.parametrize("recipe", [INT8, U55, U85, ArmRecipeType.VGF_INT8])
-def test_what_an_npu_pays_for_is_made_there_where_it_is_named(recipe: ArmRecipeType) -> None:
+def test_rms_norm_fusion_is_off_by_default_on_ethos_u(recipe: ArmRecipeType) -> None:
     found: dict[bool, Any] = {}
     for named in (True, False):
         quantization = ExportRecipe.get_recipe(
@@ -98,16 +98,16 @@ def test_what_an_npu_pays_for_is_made_there_where_it_is_named(recipe: ArmRecipeT
         ).quantization_recipe
         assert quantization is not None
         found[named] = recipe_algorithms(quantization)
-    usual = found[False]
+    default = found[False]
     assert found[True] == ("fused_rms_norms",)
-    assert ("fused_rms_norms" in usual) is (recipe not in (U55, U85))
-    assert {"bias_correction", "fused_norms"} <= set(usual)
+    assert ("fused_rms_norms" in default) is (recipe not in (U55, U85))
+    assert {"bias_correction", "fused_norms"} <= set(default)
 
 
 @pytest.mark.parametrize(
     "norm",
     [
-        lambda x, y: x * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-6),  # of something else
+        lambda x, y: x * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-6),  # the norm of another tensor
         lambda x, y: x * torch.rsqrt((x - x.mean(1, keepdim=True)).pow(2).mean(-1, keepdim=True) + 1e-6),
         lambda x, y: (x - x.mean(1, keepdim=True)) * torch.rsqrt(x.var(-1, keepdim=True) + 1.0),
         lambda x, y: (x - y.mean(-1, keepdim=True)) * torch.rsqrt(x.var(-1, keepdim=True) + 1.0),
@@ -115,7 +115,7 @@ def test_what_an_npu_pays_for_is_made_there_where_it_is_named(recipe: ArmRecipeT
         lambda x, y: x * torch.rsqrt(x.pow(4).mean(-1, keepdim=True) + 1e-6),
     ],
 )
-def test_what_is_no_such_norm_is_left_alone(norm: Callable[[Tensor, Tensor], Tensor]) -> None:
+def test_similar_expressions_that_are_not_norms_are_not_fused(norm: Callable[[Tensor, Tensor], Tensor]) -> None:
     class Model(nn.Module):
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
             return norm(x, y)

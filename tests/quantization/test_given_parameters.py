@@ -1,4 +1,4 @@
-"""Parameters that a graph brings along (from training) are kept, those that leave a part of the type unused too."""
+"""Quantized graphs keep their parameters (such as those of training), including ranges narrower than the type."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ OPERATORS: dict[str, tuple[Callable[..., Tensor], list[Input]]] = {
 }
 
 
-@pytest.mark.parametrize("wide", [False, True], ids=["int8", "int16"])
+@pytest.mark.parametrize("int16", [False, True], ids=["int8", "int16"])
 @pytest.mark.parametrize("name", OPERATORS)
-def test_results_stay_inside_the_range_that_their_parameters_name(name: str, wide: bool) -> None:
+def test_results_saturate_to_the_range_of_their_parameters(name: str, int16: bool) -> None:
     case = Case(name, *OPERATORS[name])
-    module = quantize_case(case, int16=wide)
+    module = quantize_case(case, int16=int16)
     assert isinstance(module, GraphModule)
-    bound = 2000 if wide else 12
+    bound = 2000 if int16 else 12
     (dequantize,) = module.graph.output_node().all_input_nodes
     (quantize,) = dequantize.all_input_nodes
     zero_point = quantize.args[2]
     assert isinstance(zero_point, int)
-    limits = max(zero_point - bound, -32768 if wide else -128), zero_point + bound
+    limits = max(zero_point - bound, -32768 if int16 else -128), zero_point + bound
     for node in (quantize, dequantize):
         node.args = (*node.args[:3], *limits, *node.args[5:])
     module.recompile()
@@ -62,12 +62,12 @@ def test_results_stay_inside_the_range_that_their_parameters_name(name: str, wid
     assert float(expected.abs().max()) == pytest.approx(bound * scale)  # the bound is met
     (result,) = lowered.run(case.sample())
     assert float(result.abs().max()) <= bound * scale * 1.0001
-    check_steps([result], [expected], [scale], 3 if wide else 1)
+    check_steps([result], [expected], [scale], 3 if int16 else 1)
 
 
 _INTEGERS = torch.arange(-2, 2, dtype=torch.int8)
-#: Graphs in which some of the operands or results have parameters, in targets that run both kinds of numbers.
-MIXED: dict[str, tuple[Callable[..., Tensor], list[Input]]] = {
+#: Partly quantized graphs, for targets with integers and floating point.
+PARTLY_QUANTIZED: dict[str, tuple[Callable[..., Tensor], list[Input]]] = {
     "results in two scales": (
         lambda x: (lambda y: qdq(y) + qdq(y, 0.2) * 3)(qdq(x) * qdq(x, 0.3)),
         [_ROWS],
@@ -85,9 +85,9 @@ MIXED: dict[str, tuple[Callable[..., Tensor], list[Input]]] = {
 }
 
 
-@pytest.mark.parametrize("name", MIXED)
-def test_mixed_programs_give_what_pytorch_gives(name: str) -> None:
-    case = Case(name, *MIXED[name])
+@pytest.mark.parametrize("name", PARTLY_QUANTIZED)
+def test_partly_quantized_programs_equal_pytorch(name: str) -> None:
+    case = Case(name, *PARTLY_QUANTIZED[name])
     lowered = lower(exported(case.module(), case.sample()), "mixed")
     lowered.check_delegated()
     torch.testing.assert_close(lowered.run(case.sample())[0], case.module()(*case.sample()), rtol=1e-5, atol=1e-5)

@@ -1,4 +1,4 @@
-"""GPTQ: weights are rounded so that the error of the sums is small, where calibration shows the inputs."""
+"""GPTQ: weights are rounded to minimize the output error of a layer on its calibration inputs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tests.small_models import Samples
 from tests.sqnr import sqnr
 
 
-def test_weights_are_rounded_for_what_they_sum() -> None:
-    """Inputs that vary together: what rounding one weight adds, another takes off."""
+def test_gptq_improves_the_sqnr_for_correlated_inputs() -> None:
+    """With correlated inputs, the rounding error of one weight can compensate that of another."""
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 64), nn.Unflatten(1, (64, 1, 1)), nn.Conv2d(64, 8, 1)
@@ -28,7 +28,7 @@ def test_weights_are_rounded_for_what_they_sum() -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 640), (2, 300)])
-def test_weights_of_which_few_inputs_are_known_are_rounded_as_they_are(shape: tuple[int, int]) -> None:
+def test_gptq_leaves_layers_with_few_calibration_inputs(shape: tuple[int, int]) -> None:
     torch.manual_seed(0)
     model, samples = nn.Linear(shape[1], 8).eval(), [(torch.rand(shape),) for _ in range(3)]
     recipes = [

@@ -50,7 +50,7 @@ def _grouped_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         (lambda x, weight, bias: F.layer_norm(x, (6, 4, 5)) * weight[..., :1, 0, 0], False),
     ],
 )
-def test_channel_constants_are_absorbed(
+def test_layer_norms_with_channel_constants_become_group_norms(
     function: Callable[[Tensor, Tensor, Tensor], Tensor], is_rewritten: bool
 ) -> None:
     model, x = _Norm(function).eval(), torch.randn(2, 6, 4, 5, generator=torch.Generator().manual_seed(0))

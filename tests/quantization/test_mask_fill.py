@@ -29,7 +29,7 @@ MASKS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "where, moved": lambda scores, keep: torch.where(keep, scores, torch.tensor(-1e9)).unsqueeze(0).squeeze(0),
     "1 - mask": lambda scores, keep: scores + (1.0 - keep.float()) * -10000.0,
     "-(1 - mask)": lambda scores, keep: scores - 1e9 * (1.0 - keep.float()),
-    "made of a mask": lambda scores, keep: scores + torch.zeros(LENGTH, LENGTH).masked_fill(~keep, -torch.inf),
+    "mask tensor filled": lambda scores, keep: scores + torch.zeros(LENGTH, LENGTH).masked_fill(~keep, -torch.inf),
 }
 
 
@@ -45,7 +45,7 @@ class _Attention(nn.Module):
 
 
 @pytest.mark.parametrize("mask", MASKS)
-def test_masks_that_a_model_writes_itself(mask: str) -> None:
+def test_attention_with_a_mask_fill_keeps_precision_in_int8(mask: str) -> None:
     torch.manual_seed(0)
     model = _Attention(mask).eval()
     samples = [(torch.randn(2, LENGTH, 16), torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()) for _ in range(3)]
@@ -63,14 +63,14 @@ _HEADS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "max of -inf": lambda scores, keep: scores.masked_fill(~keep, -torch.inf).max(-1)[0],
     "topk": lambda scores, keep: scores.masked_fill(~keep, -1e9).topk(2, -1)[0],
     "min": lambda scores, keep: torch.where(keep, scores, 1e9).amin(-1),
-    "min of the other side": lambda scores, keep: torch.where(keep, 1e9, scores).min(-1)[0],
-    "least of topk": lambda scores, keep: torch.where(keep, scores, 1e9).topk(2, -1, False)[0],
+    "min with swapped branches": lambda scores, keep: torch.where(keep, 1e9, scores).min(-1)[0],
+    "smallest of topk": lambda scores, keep: torch.where(keep, scores, 1e9).topk(2, -1, False)[0],
     "argmax": lambda scores, keep: F.one_hot(torch.where(keep, scores, -1e9).argmax(-1), 8).float(),
 }
 
 
 @pytest.mark.parametrize("head", _HEADS)
-def test_what_is_masked_for_other_ends_than_attention(head: str) -> None:
+def test_reductions_and_selections_with_a_mask_fill_keep_precision(head: str) -> None:
     class Model(nn.Module):
         def forward(self, scores: Tensor, keep: Tensor) -> Tensor:
             return _HEADS[head](scores, keep)
@@ -101,7 +101,7 @@ _PRIORS = torch.tensor([-95.0, -110.0, -88.0, -120.0, -101.0, -90.0])
     ],
     ids=["scaled and shifted", "priors", "normalizer", "temperature", "scaled"],
 )
-def test_what_is_large_and_no_mask(function: Callable[[Tensor], Tensor]) -> None:
+def test_large_constants_that_are_no_mask_fill_keep_their_value(function: Callable[[Tensor], Tensor]) -> None:
     class Model(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return function(x)
@@ -113,7 +113,7 @@ def test_what_is_large_and_no_mask(function: Callable[[Tensor], Tensor]) -> None
     assert sqnr([expected], [found]) > 20
 
 
-def test_whether_a_row_has_anything_is_still_known() -> None:
+def test_rows_without_an_unmasked_element_are_still_detected() -> None:
     class Model(nn.Module):
         def forward(self, x: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
             return x.masked_fill(~keep, -1e9).amax(-1) > -1e8, x.masked_fill(~keep, -1e4).argmax(-1)
@@ -123,11 +123,11 @@ def test_whether_a_row_has_anything_is_still_known() -> None:
     result = export(Model().eval(), ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8), [(x, keep)] * 2)
     some, best = result.run(x, keep)
     assert some.tolist() == [True, False, True, True]
-    assert best[2] == 3  # the only one, and the least of all
+    assert best[2] == 3  # the only unmasked element, although it is the smallest
     assert any("fill value -10000 is replaced" in note for note in result.report.notes)
 
 
-def test_a_number_that_is_to_be_chosen_first_stays() -> None:
+def test_a_large_fill_value_that_amax_selects_is_kept() -> None:
     class Model(nn.Module):
         def forward(self, scores: Tensor, keep: Tensor) -> Tensor:
             return torch.where(keep, scores, 2000.0).amax(-1)

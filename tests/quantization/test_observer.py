@@ -1,4 +1,4 @@
-"""Scales and zero points from what calibration shows, degenerate tensors included."""
+"""Observers: scales and zero points from calibration, including degenerate tensors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.ops.runner import export, spec
 
 _INT8: dict[str, Any] = {"dtype": torch.int8, "quant_min": -128, "quant_max": 127, "qscheme": torch.per_tensor_affine}
 _WEIGHT: dict[str, Any] = {"dtype": torch.int8, "quant_min": -127, "quant_max": 127}
-_FOUR_BITS: dict[str, Any] = {"dtype": torch.int8, "quant_min": -7, "quant_max": 7}
+_INT4: dict[str, Any] = {"dtype": torch.int8, "quant_min": -7, "quant_max": 7}
 _OBSERVERS = {
     "int8": lambda: ActivationObserver(**_INT8),
     "int16": lambda: HeadroomObserver(
@@ -37,8 +37,8 @@ _OBSERVERS = {
     ),
     "weight": lambda: WeightObserver(**_WEIGHT, qscheme=torch.per_tensor_symmetric),
     "channels": lambda: PerChannelWeightObserver(**_WEIGHT, qscheme=torch.per_channel_symmetric, ch_axis=0),
-    "four bits": lambda: PerChannelWeightObserver(**_FOUR_BITS, qscheme=torch.per_channel_symmetric, ch_axis=0),
-    "four bits, one scale": lambda: WeightObserver(**_FOUR_BITS, qscheme=torch.per_tensor_symmetric),
+    "int4": lambda: PerChannelWeightObserver(**_INT4, qscheme=torch.per_channel_symmetric, ch_axis=0),
+    "int4 per tensor": lambda: WeightObserver(**_INT4, qscheme=torch.per_tensor_symmetric),
 }
 
 
@@ -71,7 +71,7 @@ def _rounded(x: Tensor, observer: RangeObserver) -> Tensor:
 
 @pytest.mark.parametrize("tensor", _tensors())
 @pytest.mark.parametrize("kind", _OBSERVERS)
-def test_every_calibration_gives_a_scale_that_represents_it(kind: str, tensor: str) -> None:
+def test_scales_represent_normal_and_degenerate_tensors(kind: str, tensor: str) -> None:
     observer, x = _OBSERVERS[kind](), _tensors()[tensor]
     assert observer(x) is x
     scale, zero_point = observer.calculate_qparams()
@@ -80,14 +80,14 @@ def test_every_calibration_gives_a_scale_that_represents_it(kind: str, tensor: s
     assert bool((scale > 0).all())
     assert bool(((zero_point >= observer.quant_min) & (zero_point <= observer.quant_max)).all())
     assert kind != "int16" or not zero_point.any()
-    # Scales end at 2**-60; few values have a range twice as wide as what was seen. Of 15 levels few can be better.
+    # The smallest scale is 2**-60. Few values get twice their range. 15 levels are seldom more precise than 15 %.
     error, size = (((y**2).mean()) ** 0.5 for y in (_rounded(x, observer) - x.double(), x.double()))
-    share = 0.15 if kind.startswith("four") else 0.01
+    share = 0.15 if kind.startswith("int4") else 0.01
     assert error <= max(share * float(size), 2.0**-60)
 
 
-def test_what_was_observed_may_change_and_is_not_kept() -> None:
-    """A buffer is written after it was observed; of a large tensor a part is kept, not its memory."""
+def test_observers_copy_a_sample_of_the_observed_values() -> None:
+    """A buffer may be written after it was observed, and the memory of a large tensor must not stay alive."""
     x = torch.linspace(-1, 1, 1 << 18)
     fresh, observer = ActivationObserver(**_INT8), ActivationObserver(**_INT8)
     for each in (fresh, observer):
@@ -100,7 +100,7 @@ def test_what_was_observed_may_change_and_is_not_kept() -> None:
     assert sum(part.untyped_storage().nbytes() for part in kept) == 4 * sum(part.numel() for part in kept)
 
 
-def test_parameters_are_computed_once_until_more_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quantization_parameters_are_cached_until_the_next_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     original = ActivationObserver._range
 
@@ -127,7 +127,7 @@ def _error(x: Tensor, low: float, high: float) -> float:
 
 
 @pytest.mark.parametrize("name", ["normal", "relu", "heavy tail", "two scales", "outlier"])
-def test_the_range_has_nearly_the_least_error_of_all(name: str) -> None:
+def test_min_mse_range_is_close_to_a_brute_force_search(name: str) -> None:
     """A search by brute force over 40 x 40 ranges finds none that is 3% better."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(20000, generator=generator)
@@ -146,8 +146,8 @@ def test_the_range_has_nearly_the_least_error_of_all(name: str) -> None:
     assert found <= 1.03 * best, (low, high)
 
 
-def test_a_range_that_is_a_small_part_of_the_values_is_found() -> None:
-    """Among 3 million values that lie close together one is far away: bins over all of them would be too coarse."""
+def test_min_mse_range_far_below_an_outlier() -> None:
+    """With one outlier among 3 million close values, histogram bins over the whole range would be too coarse."""
     x = torch.randn(3_000_000, generator=torch.Generator().manual_seed(0)) / 200
     x[0] = 1.0
     low, high = (float(bound) for bound in find_min_mse_range(x, x.min().numpy(), x.max().numpy(), 255))
@@ -167,7 +167,7 @@ def _quantized(module: nn.Module, config: QuantizationConfig, *samples: tuple[Te
 
 
 @pytest.mark.parametrize(("value", "what"), [(0.0, "an infinity"), (-1.0, "NaN")])
-def test_what_is_not_finite_in_calibration_is_named(value: float, what: str) -> None:
+def test_non_finite_calibration_values_name_the_operator(value: float, what: str) -> None:
     class Product(nn.Module):
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
             return torch.log(x) * y
@@ -181,7 +181,7 @@ def test_what_is_not_finite_in_calibration_is_named(value: float, what: str) -> 
 
 @pytest.mark.parametrize("per_channel", [True, False])
 @pytest.mark.parametrize("size", [0.0, 1e-30, 1e-8])
-def test_a_bias_survives_an_input_that_calibration_saw_nothing_of(size: float, per_channel: bool) -> None:
+def test_a_bias_survives_an_input_that_was_zero_in_calibration(size: float, per_channel: bool) -> None:
     """In steps of a tiny scale the bias would not fit into int32."""
     torch.manual_seed(0)
     linear = nn.Linear(8, 4)
@@ -193,7 +193,7 @@ def test_a_bias_survives_an_input_that_calibration_saw_nothing_of(size: float, p
     assert torch.allclose(result, torch.full((2, 4), 3.0), atol=0.05)
 
 
-def test_channels_that_share_a_scale_fit_the_largest_bias_of_them() -> None:
+def test_a_scale_of_several_channels_fits_their_largest_bias() -> None:
     torch.manual_seed(0)
     layer = nn.ConvTranspose1d(4, 6, 3, groups=2)
     nn.init.constant_(layer.bias, 3.0)  # type: ignore[arg-type]
@@ -214,27 +214,27 @@ def test_small_weights_with_large_inputs(config: type) -> None:
     assert (result - expected).abs().max() < 0.03 * expected.abs().max()
 
 
-# -- weights of four bits
+# -- int4 weights
 
 
-def _four_bits(weight: Tensor, axis: int = 0) -> Tensor:
+def _int4_scales(weight: Tensor, axis: int = 0) -> Tensor:
     """The scale of each channel."""
-    observer = PerChannelWeightObserver(**_FOUR_BITS, qscheme=torch.per_channel_symmetric, ch_axis=axis)
+    observer = PerChannelWeightObserver(**_INT4, qscheme=torch.per_channel_symmetric, ch_axis=axis)
     observer(weight)
     return observer.calculate_qparams()[0]
 
 
 @pytest.mark.parametrize("axis", [0, 1])
-def test_what_four_bits_hold_exactly_is_not_clipped(axis: int) -> None:
+def test_exactly_representable_int4_weights_are_not_clipped(axis: int) -> None:
     weight = torch.arange(-7.0, 8) * torch.tensor([[0.5], [1.25], [1e-9], [1e30]])
-    assert torch.equal(_four_bits(weight.movedim(0, axis), axis), torch.tensor([0.5, 1.25, 1e-9, 1e30]))
+    assert torch.equal(_int4_scales(weight.movedim(0, axis), axis), torch.tensor([0.5, 1.25, 1e-9, 1e30]))
 
 
-def test_a_far_weight_is_clipped_where_that_errs_less() -> None:
+def test_an_outlier_weight_is_clipped_if_that_lowers_the_error() -> None:
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(2, 4000, generator=generator)
     weight[1, 0] = 8.0
-    scale = _four_bits(weight)[:, None]
+    scale = _int4_scales(weight)[:, None]
     peaks = weight.abs().amax(1, keepdim=True) / 7
 
     def error(step: Tensor) -> Tensor:

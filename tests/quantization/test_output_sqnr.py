@@ -1,4 +1,4 @@
-"""What rounding costs results is in every report, and a loss of nearly all is told with where it comes from."""
+"""Output SQNR: every report has it, and a warning names the operator that causes a low one."""
 
 from __future__ import annotations
 
@@ -38,50 +38,50 @@ def _exported(model: nn.Module, samples: Sequence[tuple[Tensor, ...]], kind: str
     return export(model.eval(), ExportRecipe.get_recipe(ArmRecipeType[kind]), list(samples))
 
 
-def _left(result: ExportResult) -> dict[str, float]:
+def _output_sqnr(result: ExportResult) -> dict[str, float]:
     quantization = result.report.methods[0].quantization
     assert quantization is not None
     return quantization.sqnr
 
 
 @pytest.mark.parametrize("kind", ["TOSA_INT8", "TOSA_A16W8"])
-def test_report_has_what_the_program_does_with_the_last_sample(kind: str) -> None:
-    """Weights, input and results are rounded as in the program; nothing is told of results that are no real numbers."""
+def test_reported_sqnr_is_that_of_the_program_on_the_last_sample(kind: str) -> None:
+    """Weights, inputs and outputs are rounded as in the program. Integer outputs have no SQNR."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 10))
     both = Calls(lambda x: (y := model(x), y.argmax(1)))
     samples = [(torch.randn(1, 3, 8, 8),) for _ in range(4)]
     result = _exported(both, samples, kind)
-    (left,) = _left(result).values()
-    assert left == pytest.approx(sqnr([model(*samples[-1])], [result.run(*samples[-1])[0]]), abs=1.0)
-    assert f"{left:.1f} dB" in str(result.report)
-    assert result.report.to_dict()["methods"][0]["quantization"]["sqnr"] == _left(result)
+    (decibels,) = _output_sqnr(result).values()
+    assert decibels == pytest.approx(sqnr([model(*samples[-1])], [result.run(*samples[-1])[0]]), abs=1.0)
+    assert f"{decibels:.1f} dB" in str(result.report)
+    assert result.report.to_dict()["methods"][0]["quantization"]["sqnr"] == _output_sqnr(result)
 
 
-def test_buffers_are_as_they_were_before_that_sample() -> None:
+def test_sqnr_is_computed_with_the_state_before_the_last_sample() -> None:
     torch.manual_seed(0)
     samples = [(torch.randn(1, 16) * (1 + i),) for i in range(6)]
     offline, model = _Ring(), _Ring()
     result = _exported(model, samples)
     exact = [offline(*sample) for sample in samples]
     made = [result.run(*sample) for sample in samples]
-    (left,) = _left(result).values()
-    assert left == pytest.approx(sqnr(exact[-1:], made[-1:]), abs=2.0)
+    (decibels,) = _output_sqnr(result).values()
+    assert decibels == pytest.approx(sqnr(exact[-1:], made[-1:]), abs=2.0)
     assert torch.equal(model.rows, torch.zeros(1, 4, 16))
 
 
-def test_a_lost_result_is_told_with_the_operator_that_loses_it() -> None:
+def test_a_warning_names_the_operator_with_the_largest_loss() -> None:
     torch.manual_seed(0)
     pole = Calls(lambda x: (x.exp(), 1 / (x.abs() + 1e-4)))
     with pytest.warns(ArmRecipesWarning, match=r"SQNR of output 'mul' of 'forward'.*aten.reciprocal.default.*A16W8"):
         result = _exported(pole, [(torch.randn(4, 200),) for _ in range(2)])
-    good, bad = _left(result).values()
+    good, bad = _output_sqnr(result).values()
     assert good > 25 > 6 > bad
     assert any("aten.reciprocal" in note for note in result.report.notes)
 
 
-def test_a_step_that_is_too_wide_is_told() -> None:
-    frequencies = 1 + torch.arange(16) / 16  # too near each other to be those of an embedding
+def test_a_warning_names_an_operator_whose_operand_has_too_coarse_a_scale() -> None:
+    frequencies = 1 + torch.arange(16) / 16  # too close to each other to be detected as a timestep embedding
     angles = Calls(lambda t: torch.cos(t[:, None] * frequencies))
     torch.manual_seed(0)
     samples = [(torch.rand(8) * 1000,) for _ in range(4)]
@@ -97,7 +97,7 @@ def test_a_step_that_is_too_wide_is_told() -> None:
 
 @pytest.mark.parametrize("outlier", [100.0, 400.0])
 def test_the_operator_that_adds_the_most_noise_is_named(outlier: float) -> None:
-    """An outlier makes the input coarse, but cosine turns the error of 7 dB or better into one of -3 dB."""
+    """An outlier coarsens the input to an SQNR of 7 dB or more, but it is cosine that reduces the SQNR to -3 dB."""
     torch.manual_seed(0)
     samples = [(torch.randn(1, 4096).index_fill_(1, torch.tensor([0]), outlier),) for _ in range(2)]
     recipe = ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8, algorithms=False)
@@ -119,10 +119,10 @@ def test_int16_tensors_are_not_advised_to_be_int16() -> None:
         assert "compare every layer" in text
 
 
-def test_no_loss_is_told_of_what_is_not_finite_or_zero() -> None:
+def test_zero_and_boolean_outputs_have_no_sqnr() -> None:
     result = _exported(Calls(lambda x: (x, x.relu() * 0 + x[:0].sum(), x > 0)), [(torch.randn(4, 4),)] * 2)
-    (left,) = _left(result).values()
-    assert left > 30
+    (decibels,) = _output_sqnr(result).values()
+    assert decibels > 30
 
 
 class _Embedding(nn.Module):
@@ -141,8 +141,8 @@ class _Embedding(nn.Module):
 
 
 @pytest.mark.parametrize("kind", ["TOSA_INT8", "ETHOSU_U55_INT8"])
-def test_timesteps_are_wide_in_int8(kind: str) -> None:
-    """In steps of four radians nothing is left of the angle."""
+def test_angles_of_timestep_embeddings_are_int16_in_int8_programs(kind: str) -> None:
+    """256 levels of four radians each cannot represent an angle."""
     torch.manual_seed(0)
     model, samples = _Embedding(), [(torch.rand(8) * 1000,) for _ in range(4)]
     result = _exported(model, samples, kind)
@@ -164,39 +164,41 @@ _INDEXED = torch.randn(10, 8, generator=torch.Generator().manual_seed(0))
     ],
     ids=["random", "computed index"],
 )
-def test_what_cannot_be_computed_once_more_is_not_told(function: Callable[[Tensor], Tensor]) -> None:
-    """Two runs draw other numbers, and rounding may make an index of 10 of one just below."""
+def test_outputs_that_differ_between_runs_have_no_sqnr(function: Callable[[Tensor], Tensor]) -> None:
+    """Two runs draw different random numbers, and rounding may change an index from 9 to 10."""
     x = torch.linspace(0, 0.999999, 64)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "SQNR of output", ArmRecipesWarning)
         result = _exported(Calls(function), [(x,)])
-    assert _left(result) == {}
+    assert _output_sqnr(result) == {}
 
 
-def test_tiny_and_huge_numbers_have_decibels() -> None:
+def test_tiny_and_huge_outputs_have_an_sqnr() -> None:
     torch.manual_seed(0)
     result = _exported(Calls(lambda x: (x * 1e30, x * 1e-12)), [(torch.randn(4, 8),)] * 2)
-    assert all(left > 25 for left in _left(result).values())
-    assert len(_left(result)) == 2
+    assert all(decibels > 25 for decibels in _output_sqnr(result).values())
+    assert len(_output_sqnr(result)) == 2
 
 
 @pytest.mark.parametrize("per_channel", [True, False])
-def test_rows_of_a_table_are_those_of_the_program(per_channel: bool) -> None:
+def test_sqnr_with_an_embedding_is_that_of_the_program(per_channel: bool) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(50, 16), nn.Linear(16, 8))
     samples = [(torch.randint(0, 50, (2, 5), dtype=torch.int32),) for _ in range(4)]
     recipe = ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8, per_channel=per_channel)
     result = export(model.eval(), recipe, list(samples))
-    (left,) = _left(result).values()
-    assert left == pytest.approx(sqnr([model(*samples[-1])], [result.run(*samples[-1])]), abs=1.0)
+    (decibels,) = _output_sqnr(result).values()
+    assert decibels == pytest.approx(sqnr([model(*samples[-1])], [result.run(*samples[-1])]), abs=1.0)
 
 
-def test_an_export_ends_where_rounding_leaves_less_than_is_asked_for() -> None:
+def test_an_sqnr_below_min_sqnr_is_an_error() -> None:
     torch.manual_seed(0)
     model, samples = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4)), [(torch.randn(2, 8),) for _ in range(4)]
     recipe = partial(ExportRecipe.get_recipe, ArmRecipeType.TOSA_INT8)
-    (left,) = _left(export(model, recipe(min_sqnr=20), samples)).values()
-    with pytest.raises(AccuracyError, match=rf"min_sqnr=70: SQNR of output 'linear_1' of 'forward' is {left:.1f} dB"):
+    (decibels,) = _output_sqnr(export(model, recipe(min_sqnr=20), samples)).values()
+    with pytest.raises(
+        AccuracyError, match=rf"min_sqnr=70: SQNR of output 'linear_1' of 'forward' is {decibels:.1f} dB"
+    ):
         export(model, recipe(min_sqnr=70), samples)
     with pytest.raises(RuntimeError, match=r"min_sqnr: needs arm_recipes\.export, and the recipe's quantizer"):
         executorch_export(model, samples, recipe(min_sqnr=20))
@@ -204,7 +206,7 @@ def test_an_export_ends_where_rounding_leaves_less_than_is_asked_for() -> None:
         recipe(min_sqnr=-3)
 
 
-def test_a_warning_stands_where_less_than_that_is_asked_for() -> None:
+def test_a_low_sqnr_above_min_sqnr_is_warned_about() -> None:
     torch.manual_seed(0)
     samples = [(torch.rand(2, 8) * 40,) for _ in range(4)]
     recipe = ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8, min_sqnr=1e-3, algorithms=False)
@@ -212,7 +214,7 @@ def test_a_warning_stands_where_less_than_that_is_asked_for() -> None:
         export(Calls(lambda x: torch.cos(x * 12)).eval(), recipe, samples)
 
 
-def test_a_combined_recipe_asks_for_as_much() -> None:
+def test_a_combined_recipe_keeps_min_sqnr() -> None:
     floating, ours = (
         ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP),
         ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8, min_sqnr=90),
@@ -221,7 +223,7 @@ def test_a_combined_recipe_asks_for_as_much() -> None:
         export(nn.Linear(8, 4), ExportRecipe.combine([ours, floating], "both"), [(torch.randn(2, 8),)])
 
 
-def test_a_model_that_is_quantized_already_is_not_known() -> None:
+def test_min_sqnr_refuses_a_quantized_model() -> None:
     samples = [(torch.randn(2, 8),)]
     quantized = export(nn.Linear(8, 4), ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8), samples).exported_programs
     with pytest.raises(
@@ -230,7 +232,7 @@ def test_a_model_that_is_quantized_already_is_not_known() -> None:
         export(quantized["forward"], ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8, min_sqnr=20), samples)
 
 
-def test_an_export_ends_where_that_is_not_known() -> None:
+def test_min_sqnr_refuses_outputs_without_an_sqnr() -> None:
     with pytest.raises(AccuracyError, match=r"min_sqnr=20: the SQNR of the outputs of 'forward' cannot be computed"):
         export(
             Calls(lambda x: x.argmax(1)),

@@ -46,7 +46,7 @@ def _quantizer(config: Config) -> TOSAQuantizer:
     return TOSAQuantizer(spec("int")).set_global(config())
 
 
-def _directly(module: nn.Module, samples: Samples, config: Config) -> ExportedProgram:
+def _quantize_directly(module: nn.Module, samples: Samples, config: Config) -> ExportedProgram:
     model = ObservedProgram(exported(module, samples[0]), _quantizer(config))
     with torch.no_grad():
         for sample in samples:
@@ -54,7 +54,7 @@ def _directly(module: nn.Module, samples: Samples, config: Config) -> ExportedPr
         return model.convert()
 
 
-def _by_torchao(module: nn.Module, samples: Samples, config: Config) -> nn.Module:
+def _quantize_by_torchao(module: nn.Module, samples: Samples, config: Config) -> nn.Module:
     model = prepare_pt2e(exported(module, samples[0]).module(check_guards=False), _quantizer(config))
     with torch.no_grad():
         for sample in samples:
@@ -104,21 +104,21 @@ def _models() -> dict[str, tuple[nn.Module, list[tuple[int, ...]]]]:
 
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("name", _models())
-def test_the_same_values_as_by_torchaos_passes(name: str, config: Config) -> None:
+def test_quantized_programs_compute_the_values_of_torchaos(name: str, config: Config) -> None:
     module, shapes = _models()[name]
     generator = torch.Generator().manual_seed(0)
     samples = [tuple(torch.randn(shape, generator=generator) for shape in shapes) for _ in range(3)]
-    ours = _directly(module.eval(), samples, config)
-    theirs = _by_torchao(module.eval(), samples, config)
+    ours = _quantize_directly(module.eval(), samples, config)
+    theirs = _quantize_by_torchao(module.eval(), samples, config)
     with torch.no_grad():
         results = ours.module(check_guards=False)(*samples[0]), theirs(*samples[0])
     for one, other in zip(*(torch.utils._pytree.tree_leaves(result) for result in results), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
-def test_weights_are_kept_as_integers_alone() -> None:
+def test_quantized_programs_hold_weights_as_int8_only() -> None:
     module, _ = _models()["branches"]
-    program = _directly(
+    program = _quantize_directly(
         module.eval(), [(torch.randn(2, 3, 8), torch.randn(2, 5, 8))], get_symmetric_quantization_config
     )
     held = {**program.state_dict, **program.constants}
@@ -142,7 +142,7 @@ class _Writes(nn.Module):
 def test_calibration_leaves_inputs_and_buffers_as_they_were() -> None:
     module = _Writes().eval()
     samples: Samples = [(torch.zeros(2),) for _ in range(3)]
-    program = _directly(module, samples, get_symmetric_quantization_config)
+    program = _quantize_directly(module, samples, get_symmetric_quantization_config)
     assert all(torch.equal(sample[0], torch.zeros(2)) for sample in samples)
     assert torch.equal(module.calls, torch.full((2,), 5.0))
     assert torch.equal(program.state_dict["calls"], torch.full((2,), 5.0))
@@ -163,13 +163,13 @@ class _Accumulates(nn.Module):
 
 
 @pytest.mark.parametrize("direct", [True, False])
-def test_what_writes_to_inputs_and_buffers_is_quantized(*, direct: bool) -> None:
-    """The writing itself is all that is left to the CPU; what is written has the values of a second run too."""
+def test_models_that_write_inputs_and_buffers_are_quantized(*, direct: bool) -> None:
+    """Only the copies run on the CPU. A second run reads the values that the first wrote."""
     samples: Samples = [(torch.linspace(-1, 1.2, 4),), (torch.linspace(0.8, -1, 4),)]
     if direct:
-        program = _directly(_Accumulates(), samples, get_symmetric_quantization_config)
+        program = _quantize_directly(_Accumulates(), samples, get_symmetric_quantization_config)
     else:
-        program = exported(_by_torchao(_Accumulates(), samples, get_symmetric_quantization_config), samples[0])
+        program = exported(_quantize_by_torchao(_Accumulates(), samples, get_symmetric_quantization_config), samples[0])
     with events.record() as log:
         delegated = delegate(program, spec("int"))
     assert not log.rejected
@@ -181,7 +181,7 @@ def test_what_writes_to_inputs_and_buffers_is_quantized(*, direct: bool) -> None
         torch.testing.assert_close(ours, theirs, atol=0.05, rtol=0)  # two steps
 
 
-def test_recipes_calibrate_so() -> None:
+def test_export_leaves_samples_and_buffers_as_they_were() -> None:
     module = _Writes().eval()
     samples: Samples = [(torch.zeros(2),) for _ in range(3)]
     export(module, ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8), samples)
@@ -190,7 +190,7 @@ def test_recipes_calibrate_so() -> None:
 
 
 @pytest.mark.parametrize("recipe", [ArmRecipeType.TOSA_INT8, ArmRecipeType.TOSA_A16W8])
-def test_what_is_not_finite_names_tensor_and_sample(recipe: ArmRecipeType) -> None:
+def test_non_finite_values_name_operator_and_sample(recipe: ArmRecipeType) -> None:
     class Model(nn.Module):
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
             return torch.log(x) * y
@@ -202,8 +202,8 @@ def test_what_is_not_finite_names_tensor_and_sample(recipe: ArmRecipeType) -> No
 
 
 @pytest.mark.parametrize("recipe", [ArmRecipeType.TOSA_INT8, ArmRecipeType.TOSA_A16W8])
-def test_what_is_not_finite_and_chosen_nowhere(recipe: ArmRecipeType) -> None:
-    """A ratio where there is one: 0 / 0 and x / 0 are on no scale, and need not be."""
+def test_non_finite_values_that_where_discards_are_ignored(recipe: ArmRecipeType) -> None:
+    """``where`` discards 0 / 0 and x / 0, so that they need no scale."""
 
     class Model(nn.Module):
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
@@ -220,8 +220,8 @@ def test_what_is_not_finite_and_chosen_nowhere(recipe: ArmRecipeType) -> None:
     assert all("'div'" in note for note in notes)
 
 
-def test_what_is_not_finite_and_compared() -> None:
-    """0 / 0 is not above 0, and a delegate would compute another number for it."""
+def test_non_finite_values_that_are_compared_are_refused() -> None:
+    """NaN > 0 is false, but a delegate would compute a number for 0 / 0."""
 
     class Model(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -231,8 +231,8 @@ def test_what_is_not_finite_and_compared() -> None:
         export(Model().eval(), ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8), [(torch.tensor([0.0, 1.0, -2.0]),)])
 
 
-def test_what_is_not_finite_and_written_into_a_buffer() -> None:
-    """Whether the buffer does without it, nobody has tried."""
+def test_non_finite_values_that_are_written_to_a_buffer_are_refused() -> None:
+    """It is unknown whether later calls use the value."""
 
     class Model(nn.Module):
         last: Tensor
@@ -253,10 +253,10 @@ def test_what_is_not_finite_and_written_into_a_buffer() -> None:
 
 
 @pytest.mark.parametrize(("shape", "axis"), [((6, 5, 3), 0), ((6, 5, 3), 1), ((40,), 0), ((6, 7), None), ((1, 1), 0)])
-def test_constants_are_quantized_by_parts(
+def test_constants_are_quantized_in_chunks(
     shape: tuple[int, ...], axis: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are what torchao gives for the whole, and lie in memory as the floats do."""
+    """The result equals torchao's for the whole tensor, and has the strides of the float tensor."""
     tensor = torch.randn(shape).transpose(0, -1) if axis == 1 else torch.randn(shape)
     known: tuple[object, ...] = (0.01, 3, -128, 127, torch.int8)
     quantize = torch.ops.quantized_decomposed.quantize_per_tensor.default
@@ -278,7 +278,7 @@ def test_constants_are_quantized_by_parts(
 
 
 def test_no_pattern_is_exported_for_batch_norms_that_were_only_calibrated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torchao's passes would compare a graph that has any with 96 patterns of a training."""
+    """torchao's passes would match a graph that has any against 96 patterns of QAT."""
 
     def never(*args: object, **keywords: object) -> None:
         raise AssertionError("a pattern is exported")
@@ -289,7 +289,7 @@ def test_no_pattern_is_exported_for_batch_norms_that_were_only_calibrated(monkey
     samples = [(torch.randn(2, 3, 9, 9),) for _ in range(3)]
     recipe = ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8)
     assert recipe.quantization_recipe is not None
-    recipe.quantization_recipe.post_convert_passes = [lambda module: module]  # which takes torchao's passes
+    recipe.quantization_recipe.post_convert_passes = [lambda module: module]  # forces torchao's passes
     result = export(model, recipe, samples)
     assert not result.report.cpu_operators
     with torch.no_grad():
@@ -297,18 +297,18 @@ def test_no_pattern_is_exported_for_batch_norms_that_were_only_calibrated(monkey
     assert error.square().mean() < 1e-3
 
 
-def test_chains_of_equal_scales_may_be_long() -> None:
-    graph, places = torch.fx.Graph(), dict[Any, Any]()
+def test_long_chains_of_shared_scales_are_grouped_without_recursion() -> None:
+    graph, edge_specs = torch.fx.Graph(), dict[Any, Any]()
     last = graph.placeholder("x")
-    places[last] = get_symmetric_quantization_config().activation
+    edge_specs[last] = get_symmetric_quantization_config().activation
     for _ in range(600):
         node = graph.call_function(torch.ops.aten.flip.default, (last, [0]))
         node.meta[ANNOTATION] = QuantizationAnnotation(_annotated=True)
-        places[(last, node)] = SharedQuantizationSpec(last)
-        places[node] = SharedQuantizationSpec((last, node))
+        edge_specs[(last, node)] = SharedQuantizationSpec(last)
+        edge_specs[node] = SharedQuantizationSpec((last, node))
         last = node
     limit = sys.getrecursionlimit()
-    groups = ptq._group_observers(dict(reversed(places.items())))
+    groups = ptq._group_observers(dict(reversed(edge_specs.items())))
     assert set(groups.values()) == {groups[last]}
     assert sys.getrecursionlimit() == limit
 
@@ -343,7 +343,7 @@ def test_groups_of_a_recurrent_layer_equal_those_of_torchao(kind: type[nn.LSTM] 
     assert partition(ptq._group_observers(specs)) == partition(prepare._get_edge_or_node_to_group_id(specs))
 
 
-def test_the_time_to_group_is_linear_in_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_observer_grouping_is_linear_in_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = [0]
     union = prepare._union_input_edge_with
 

@@ -1,4 +1,4 @@
-"""Models that must be quantized well, or refused by name: masks, weight standardization, 3-d batch norms, types."""
+"""Quantizer: weight standardization, 3-d batch norms, computed parameters, dtypes, and in-place writes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_models_that_are_delegated_whole(model: nn.Module, shape: tuple[int, ...
     torch.manual_seed(0)
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
-            module.reset_parameters()  # drawn when the file was read: by then others may have drawn numbers too
+            module.reset_parameters()  # the weights depend on the random numbers that other modules drew at import
         if isinstance(module, nn.BatchNorm3d):
             assert module.running_mean is not None
             assert module.running_var is not None
@@ -53,14 +53,14 @@ def test_models_that_are_delegated_whole(model: nn.Module, shape: tuple[int, ...
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_types_that_are_not_quantized_are_named(dtype: torch.dtype) -> None:
+def test_unsupported_float_dtypes_are_refused(dtype: torch.dtype) -> None:
     model = nn.Linear(4, 4).to(dtype).eval()
     with pytest.raises(ModelError, match=rf"aten.linear.default .* is {dtype}, .* \.float\(\)"):
         export(model, ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8), [(torch.randn(2, 4, dtype=dtype),)])
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
-def test_an_input_of_another_type_may_be_cast(dtype: torch.dtype) -> None:
+def test_an_input_of_another_float_dtype_may_be_cast(dtype: torch.dtype) -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -85,8 +85,8 @@ COMPUTED: dict[str, tuple[Callable[..., Tensor | tuple[Tensor, ...]], list[tuple
 
 
 @pytest.mark.parametrize("name", COMPUTED)
-def test_what_has_no_scale_of_its_own_is_left_alone(name: str) -> None:
-    """Weights and biases that are computed, indices beside values: no observer and no integers for them."""
+def test_computed_parameters_and_indices_have_no_observer(name: str) -> None:
+    """Computed weights, biases and statistics, and indices beside values, are not quantized by themselves."""
 
     class Model(nn.Module):
         def forward(self, *args: Tensor) -> Tensor | tuple[Tensor, ...]:
@@ -106,8 +106,8 @@ def test_what_has_no_scale_of_its_own_is_left_alone(name: str) -> None:
 
 @pytest.mark.parametrize("recipe", [ArmRecipeType.TOSA_INT8, ArmRecipeType.TOSA_A16W8])
 @pytest.mark.parametrize("size", [0.0, 1e-30, 1e-10, 1e10, 1e30])
-def test_inputs_of_any_size(size: float, recipe: ArmRecipeType) -> None:
-    """What calibration saw of the input alone decides how well the program does on it; all of it stays legal."""
+def test_inputs_of_any_magnitude(size: float, recipe: ArmRecipeType) -> None:
+    """All programs are legal. They are accurate unless the calibrated values are almost zero."""
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -143,8 +143,8 @@ class _Embedded(nn.Module):
 
 
 @pytest.mark.parametrize(("words", "width"), [(1 << 10, 2), (1 << 14, 1)])
-def test_large_tables_stay_int8(words: int, width: int) -> None:
-    """A table that a sum reads is int16, for its precision; with a million numbers that would be a megabyte more."""
+def test_large_embedding_tables_stay_int8(words: int, width: int) -> None:
+    """A table that an addition reads is int16 for precision. For a million elements, that would add a megabyte."""
     torch.manual_seed(0)
     model, size = _Embedded(words).eval(), words * 64 * width
     samples = [(torch.randint(0, words, (1, 16), dtype=torch.int32),) for _ in range(4)]
@@ -154,7 +154,7 @@ def test_large_tables_stay_int8(words: int, width: int) -> None:
 
 
 class _LinearAttention(nn.Module):
-    """Its divisors, sums of weights, are a column of the matrix product that the dividends are in."""
+    """The divisors (sums of weights) are a column of the matrix product that also computes the dividends."""
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         values = torch.cat([v, torch.ones_like(v[..., :1])], -1)
@@ -162,8 +162,8 @@ class _LinearAttention(nn.Module):
         return sums[..., :-1] / (sums[..., -1:] + 1e-6)
 
 
-def test_divisors_that_are_computed_have_more_steps_than_int8() -> None:
-    """Small ones, among larger numbers of the same tensor: 13.6 dB with 256 steps."""
+def test_computed_divisors_have_more_levels_than_int8() -> None:
+    """Small divisors share a tensor with larger values: with 256 levels, SQNR would be 13.6 dB."""
     generator = torch.Generator().manual_seed(0)
     samples = [tuple(torch.randn(1, 16, 8, generator=generator) for _ in range(3)) for _ in range(12)]
     recipe = ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8, algorithms=False)
@@ -171,8 +171,8 @@ def test_divisors_that_are_computed_have_more_steps_than_int8() -> None:
     assert result.compare(samples[8:], layers=False).sqnr > 27
 
 
-def test_writes_to_what_others_share_are_refused() -> None:
-    """Quantized, a view is a tensor of its own, and what is written to it would be lost without a word."""
+def test_in_place_writes_to_views_are_refused() -> None:
+    """A quantized view is a separate tensor, so that a write to it would be lost silently."""
 
     def written(x: Tensor) -> Tensor:
         y = x * 2

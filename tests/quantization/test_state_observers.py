@@ -75,7 +75,7 @@ def _state_observers(model: ObservedProgram) -> list[Any]:
         (("clear", "set"), torch.int16),
     ],
 )
-def test_all_methods_have_the_type_of_those_that_decide(how: tuple[str, ...], dtype: torch.dtype) -> None:
+def test_methods_share_the_dtype_of_the_one_that_determines_the_state(how: tuple[str, ...], dtype: torch.dtype) -> None:
     observers = [observer for model, _ in _observe(*how).values() for observer in _state_observers(model)]
     assert {observer.dtype for observer in observers} == {dtype}
     assert len({id(observer) for observer in observers}) == 1

@@ -1,4 +1,4 @@
-"""What vendors publish about boards: each fact has a source and fits to the record of the board."""
+"""Facts that vendors publish about boards: each has a source and agrees with the record of the board."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_memories_do_not_overlap_and_are_not_larger_than_those_of_the_board(name
 
 
 def test_the_regions_of_zephyr_are_in_memories_of_the_board() -> None:
-    """A node that this project adds starts in a memory of the board."""
+    """A devicetree node that this project adds starts in a memory of the board."""
     for name, support in SUPPORT.items():
         if support.zephyr is None or "reg = <0x3" not in support.zephyr.nodes:
             continue
@@ -55,11 +55,11 @@ def test_the_regions_of_zephyr_are_in_memories_of_the_board() -> None:
         ("Sram", False, Placement("sram", "sram")),
     ],
 )
-def test_placement_of_a_configuration(memory: str, arena_on_second_port: bool, expected: Placement) -> None:
+def test_placement_from_the_memory_of_constants(memory: str, arena_on_second_port: bool, expected: Placement) -> None:
     assert Placement.of(memory, arena_on_second_port=arena_on_second_port) == expected
 
 
-def test_names_of_overlays_are_those_that_zephyr_looks_for() -> None:
+def test_overlays_have_the_name_of_the_zephyr_board() -> None:
     zephyr = SUPPORT["corstone-300"].zephyr
     assert zephyr is not None
     assert zephyr.overlay == "mps3_corstone300_fvp.overlay"

@@ -17,9 +17,9 @@ def _recipe(board: Board) -> str:
     return f"ETHOSU_{board.family.removeprefix('ethos-').upper()}_INT8"
 
 
-def _spec(board: str, **given: Any) -> EthosUCompileSpec:
+def _spec(board: str, **overrides: Any) -> EthosUCompileSpec:
     recipe = _recipe(BOARDS[board])
-    spec = SPEC_BUILDERS[recipe](options.check(recipe, {"board": board, **given}))
+    spec = SPEC_BUILDERS[recipe](options.check(recipe, {"board": board, **overrides}))
     assert isinstance(spec, EthosUCompileSpec)
     return spec
 
@@ -55,7 +55,7 @@ def test_the_users_options_precede_the_boards() -> None:
 
 
 @pytest.mark.parametrize("name", ["alif-e7-hp", "ALIF_E7_HP", "Alif E7 HP"])
-def test_spelling_does_not_matter(name: str) -> None:
+def test_find_board_ignores_case_and_separators(name: str) -> None:
     assert find_board(name).name == "alif-e7-hp"
 
 

@@ -1,4 +1,4 @@
-"""The option ``input_dtype``: recipes and options that it fits."""
+"""The option ``input_dtype``: recipes and options with which it is allowed."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from arm_recipes.recipe import options
 
 
 @pytest.mark.parametrize("recipe", ["TOSA_INT8", "ETHOSU_U55_A8W4", "CORTEX_M_INT8"])
-def test_uint8_inputs_make_inputs_and_outputs_integers(recipe: str) -> None:
+def test_input_dtype_uint8_implies_quantized_io(recipe: str) -> None:
     assert options.check(recipe, {"input_dtype": "uint8"})["quantized_io"] is True
     assert options.check(recipe, {"input_dtype": "uint8", "quantized_io": True})["quantized_io"] is True
     assert options.check(recipe, {"input_dtype": None})["quantized_io"] is False
 
 
 @pytest.mark.parametrize(
-    ("recipe", "given", "message"),
+    ("recipe", "arguments", "message"),
     [
         ("TOSA_INT8", {"input_dtype": "int16"}, "input_dtype must be \"uint8\", or None .* got 'int16'"),
         ("TOSA_A16W8", {"input_dtype": "uint8"}, "TOSA_A16W8: input_dtype='uint8' needs int8 .* use an INT8 or A8W4"),
@@ -25,6 +25,8 @@ def test_uint8_inputs_make_inputs_and_outputs_integers(recipe: str) -> None:
         ("TOSA_FP", {"input_dtype": "uint8"}, "unknown argument 'input_dtype'"),
     ],
 )
-def test_uint8_inputs_that_are_refused(recipe: str, given: dict[str, Any], message: str) -> None:
+def test_input_dtype_that_does_not_fit_the_recipe_is_refused(
+    recipe: str, arguments: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
-        options.check(recipe, given)
+        options.check(recipe, arguments)

@@ -1,4 +1,4 @@
-"""Observers by name, and notes on tensors of which calibration shows little."""
+"""The option ``observer``: the range of each observer, and recipes that use it."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def _range(name: str, x: Tensor) -> tuple[float, float]:
     return (-128 - zero_point) * scale, (127 - zero_point) * scale
 
 
-def test_names_are_those_of_the_option() -> None:
+def test_observers_have_the_names_of_the_option() -> None:
     assert tuple(OBSERVERS) == OBSERVER_NAMES
 
 
 @pytest.mark.parametrize("name", OBSERVERS)
-@pytest.mark.parametrize("kind", ["normal", "relu", "negative", "constant", "zero", "few", "one far"])
-def test_ranges_hold_most_of_what_was_seen(name: str, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["normal", "relu", "negative", "constant", "zero", "few", "outlier"])
+def test_observer_ranges_cover_most_of_the_values(name: str, kind: str) -> None:
     x = torch.randn(40_000, generator=torch.Generator().manual_seed(0))
     x = {
         "normal": x,
@@ -39,7 +39,7 @@ def test_ranges_hold_most_of_what_was_seen(name: str, kind: str) -> None:
         "constant": torch.full_like(x, 3.25),
         "zero": torch.zeros_like(x),
         "few": x[:10],
-        "one far": torch.cat([x, torch.tensor([1000.0])]),
+        "outlier": torch.cat([x, torch.tensor([1000.0])]),
     }[kind]
     low, high = _range(name, x)
     assert low <= 0 <= high
@@ -47,15 +47,15 @@ def test_ranges_hold_most_of_what_was_seen(name: str, kind: str) -> None:
     step = (high - low) / 255
     if name == "minmax" and kind != "zero":
         assert high == pytest.approx(max(float(x.max()), 0.0), abs=step + 1e-12)
-    elif kind == "one far":
+    elif kind == "outlier":
         assert high < 800
-    if kind != "one far":
+    if kind != "outlier":
         assert clipped <= 0.01 * x.square().sum()
         least = 1e-4 if kind == "zero" else 1e-12
         assert step <= 2.1 * (max(float(x.max()), 0.0) - min(float(x.min()), 0.0)) / 255 + least
 
 
-def test_recipes_take_them() -> None:
+def test_recipes_accept_each_observer() -> None:
     samples = [(torch.cat([torch.randn(1, 4, 64, 64).flatten(), torch.tensor([50.0])])[None],) for _ in range(2)]
     scales = {}
     for name in OBSERVERS:

@@ -1,4 +1,4 @@
-"""Keyword arguments: every message that a wrong one gives."""
+"""Keyword arguments of recipes: errors, defaults, copies and representations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ETHOS_U = [recipe for recipe in ArmRecipeType if recipe.name.startswith("ETHOSU"
 
 
 @pytest.mark.parametrize(
-    ("recipe", "given", "message"),
+    ("recipe", "arguments", "message"),
     [
         (
             U85,
@@ -127,9 +127,9 @@ ETHOS_U = [recipe for recipe in ArmRecipeType if recipe.name.startswith("ETHOSU"
         (ArmRecipeType.TOSA_INT8, {"flash_budget": 1}, "'flash_budget'; it belongs to Cortex-M and Ethos-U recipes"),
     ],
 )
-def test_a_wrong_argument_is_named(recipe: ArmRecipeType, given: dict[str, Any], message: str) -> None:
+def test_a_wrong_argument_is_named(recipe: ArmRecipeType, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        ExportRecipe.get_recipe(recipe, **given)
+        ExportRecipe.get_recipe(recipe, **arguments)
 
 
 def test_dump_dir_must_not_be_a_file(tmp_path: Path) -> None:
@@ -140,13 +140,13 @@ def test_dump_dir_must_not_be_a_file(tmp_path: Path) -> None:
             ExportRecipe.get_recipe(U85, dump_dir=given)
 
 
-def test_a_long_value_is_shortened() -> None:
+def test_long_values_are_shortened_in_errors() -> None:
     with pytest.raises(ValueError, match=r"got 'x{76}\.\.\.: not a bool"):
         ExportRecipe.get_recipe(U85, per_channel="x" * 500)
 
 
 @pytest.mark.parametrize("recipe", list(ArmRecipeType))
-def test_allowed_options_follow_from_the_name(recipe: ArmRecipeType) -> None:
+def test_allowed_options_of_each_recipe(recipe: ArmRecipeType) -> None:
     expected = {"require_full_delegation", "require_runnable", "dump_dir", "steps_per_call"}
     expected |= {"plan_inputs", "plan_outputs"}
     if not recipe.name.endswith("FP"):
@@ -207,11 +207,11 @@ def test_a_copy_of_a_recipe_has_its_options(name: str) -> None:
         assert isinstance(copied, ArmRecipe)
         assert copied.to_dict() == {"recipe": name, "options": {"algorithms": ["bias_correction"]}}
         assert copied.quantization_recipe is not None
-        combined = QuantizationRecipe(quantizers=copied.quantization_recipe.quantizers)  # all that is left then
+        combined = QuantizationRecipe(quantizers=copied.quantization_recipe.quantizers)  # what ``combine`` keeps
         assert recipe_algorithms(copied.quantization_recipe) == recipe_algorithms(combined) == ("bias_correction",)
 
 
-def test_lists_are_copied() -> None:
+def test_recipes_copy_their_lists() -> None:
     torch.manual_seed(0)
     model, samples, algorithms = nn.Linear(8, 4).eval(), [(torch.ones(2, 8),)] * 2, ["bias_correction", "int16_outputs"]
     recipe = ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8, algorithms=algorithms, calibration_samples=samples)
@@ -226,7 +226,7 @@ def test_lists_are_copied() -> None:
 @pytest.mark.parametrize(
     ("given", "count"), [(512, 512), ("512", 512), ("384KiB", 393_216), ("1.5 MiB", 1_572_864), ("2mb", 2_000_000)]
 )
-def test_bytes_of_a_budget(given: int | str, count: int) -> None:
+def test_parse_bytes(given: int | str, count: int) -> None:
     assert options.parse_bytes(given) == count
 
 
@@ -288,7 +288,7 @@ def test_typed_options_are_those_of_the_table(options_type: Any, recipes: list[s
         ),
     ],
 )
-def test_a_recipes_repr_is_what_one_types(recipe: ArmRecipe, typed: str) -> None:
+def test_repr_is_the_call_that_makes_the_recipe(recipe: ArmRecipe, typed: str) -> None:
     assert repr(recipe) == typed
     again = eval(typed, {"ExportRecipe": ExportRecipe, "ArmRecipeType": ArmRecipeType})
     assert again.to_dict() == recipe.to_dict()
@@ -308,6 +308,6 @@ def test_typed_constructors_check_as_get_recipe_does() -> None:
 
 
 @pytest.mark.parametrize("old", options.OLD_OPTION_NAMES)
-def test_an_option_under_its_old_name(old: str) -> None:
+def test_errors_suggest_the_new_name_of_an_old_option(old: str) -> None:
     with pytest.raises(ValueError, match=f"unknown argument '{old}'; did you mean '{options.OLD_OPTION_NAMES[old]}'"):
         ExportRecipe.get_recipe(U85, **{old: None})

@@ -1,4 +1,4 @@
-"""Weights of four bits, and int16 activations for VGF: what they cost, and that they compute the right thing."""
+"""A8W4 and A16W8: program sizes, SQNR, and equality of VGF and TOSA programs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.sqnr import sqnr
 
 
 class Net(nn.Module):
-    """Every operator with weights that has four bits for them; most bytes are in one linear layer."""
+    """All operators that support int4 weights; one linear layer has most of the bytes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ def test_vgf_computes_what_tosa_does(precision: str) -> None:
 
 
 @pytest.mark.parametrize(("recipe", "least"), [(R.TOSA_A8W4, 20), (R.TOSA_A16W8, 40)])
-def test_signal_to_noise(recipe: R, least: float) -> None:
+def test_sqnr_of_a8w4_and_a16w8(recipe: R, least: float) -> None:
     result, model = _export(recipe), Net().eval()
     with torch.no_grad():
         pairs = [(model(*sample), result.run(*sample)) for sample in _images()]
@@ -76,37 +76,37 @@ def test_signal_to_noise(recipe: R, least: float) -> None:
 
 
 @pytest.mark.parametrize(("recipe", "weights"), [(R.TOSA_A8W4, "int4"), (R.VGF_A16W8, "int8")])
-def test_the_report_says_what_weights_hold(recipe: R, weights: str) -> None:
+def test_the_report_has_the_dtype_of_weights(recipe: R, weights: str) -> None:
     (method,) = _export(recipe).report.methods
     assert method.quantization is not None
     assert method.quantization.weights[f"{weights} per channel"] == 4
 
 
-def test_tosa_has_two_weights_in_a_byte() -> None:
-    narrow, wide = (_tosa(_export(recipe)) for recipe in (R.TOSA_A8W4, R.TOSA_INT8))
-    assert len(wide) - len(narrow) > 0.49 * WEIGHTS
+def test_tosa_packs_two_int4_weights_into_a_byte() -> None:
+    a8w4, int8 = (_tosa(_export(recipe)) for recipe in (R.TOSA_A8W4, R.TOSA_INT8))
+    assert len(int8) - len(a8w4) > 0.49 * WEIGHTS
     spec = "TOSA-1.0+INT+int16"
-    assert validate_by_tosa_opt(wide, Target.from_tosa_spec(spec)) is None
-    assert validate_by_tosa_opt(narrow, Target.from_tosa_spec(f"{spec}+int4")) is None
-    assert validate_by_tosa_opt(narrow, Target.from_tosa_spec(spec)) is not None
+    assert validate_by_tosa_opt(int8, Target.from_tosa_spec(spec)) is None
+    assert validate_by_tosa_opt(a8w4, Target.from_tosa_spec(f"{spec}+int4")) is None
+    assert validate_by_tosa_opt(a8w4, Target.from_tosa_spec(spec)) is not None
 
 
-def test_vgf_has_a_weight_in_a_byte() -> None:
-    """Its tensors have no four bits; the converter widens them."""
-    narrow, wide = (_export(recipe).report.delegates[0].payload_bytes for recipe in (R.VGF_A8W4, R.VGF_INT8))
-    assert abs(narrow - wide) < 0.05 * WEIGHTS
+def test_vgf_stores_int4_weights_as_int8() -> None:
+    """VGF has no int4 tensors; the converter widens them."""
+    a8w4, int8 = (_export(recipe).report.delegates[0].payload_bytes for recipe in (R.VGF_A8W4, R.VGF_INT8))
+    assert abs(a8w4 - int8) < 0.05 * WEIGHTS
 
 
 @pytest.mark.parametrize("family", ["U55", "U65", "U85"])
-def test_velas_encoder_needs_fewer_bits_for_15_levels(family: str) -> None:
-    narrow, wide = (_export(R[f"ETHOSU_{family}_{precision}"]) for precision in ("A8W4", "INT8"))
-    assert len(wide.buffer) - len(narrow.buffer) > 0.35 * WEIGHTS
+def test_vela_encodes_int4_weights_in_fewer_bits(family: str) -> None:
+    a8w4, int8 = (_export(R[f"ETHOSU_{family}_{precision}"]) for precision in ("A8W4", "INT8"))
+    assert len(int8.buffer) - len(a8w4.buffer) > 0.35 * WEIGHTS
     sample = _images()[-1]
-    assert torch.equal(narrow.run(*sample), narrow.run(*sample, backend="tosa"))
+    assert torch.equal(a8w4.run(*sample), a8w4.run(*sample, backend="tosa"))
 
 
-def test_without_the_extension_levels_are_the_same() -> None:
-    """In the plain flow a spec may lack it: the weights take a byte each, and the results are the same."""
+def test_int4_weights_without_the_tosa_extension_give_the_same_results() -> None:
+    """In the plain flow a spec may lack int4. The weights then take a byte each."""
     program = ObservedProgram(
         exported(Net().eval(), _images()[0]),
         TOSAQuantizer(TosaCompileSpec()).set_global(get_symmetric_a8w4_quantization_config()),
@@ -123,7 +123,7 @@ def test_without_the_extension_levels_are_the_same() -> None:
 
 
 @pytest.mark.parametrize("recipe", SPEC_BUILDERS)
-def test_a_finer_precision_is_one_that_the_recipe_accepts(recipe: str) -> None:
+def test_finer_precision_is_one_that_the_recipe_accepts(recipe: str) -> None:
     """``compare`` advises it."""
     finer = precisions.finer_precision(recipe)
     precisions.check(recipe, [finer])

@@ -1,6 +1,6 @@
-"""Recurrent layers whose steps are computed by several calls of one delegate: the results are those of one call.
+"""Loop rolling: several calls of one delegate compute the steps of a recurrent layer, with the results of one call.
 
-Integers may be one step off: a first step that begins with zeros is rounded less often where it is written out.
+Integers may differ by one quantization step, because an unrolled first time step, which reads zeros, rounds less often.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ T, BATCH, FEATURES, UNITS = 6, 2, 5, 6
 
 
 class _Net(nn.Module):
-    """A recurrent layer behind another one; ``taken`` is what it gives of its sequence and its states."""
+    """A recurrent layer behind a linear one; ``select_output`` selects from its output sequence and states."""
 
-    def __init__(self, layer: nn.RNNBase, taken: Callable[[Tensor, Any], Any]) -> None:
+    def __init__(self, layer: nn.RNNBase, select_output: Callable[[Tensor, Any], Any]) -> None:
         super().__init__()
-        self.before, self.layer, self.taken = nn.Linear(FEATURES, FEATURES), layer, taken
+        self.before, self.layer, self.select_output = nn.Linear(FEATURES, FEATURES), layer, select_output
 
     def forward(self, x: Tensor, *states: Tensor) -> Any:
-        """What is taken."""
-        given = None if not states else states[0] if len(states) == 1 else states
-        return self.taken(*self.layer(self.before(x), given))
+        """Return the selected output."""
+        initial = None if not states else states[0] if len(states) == 1 else states
+        return self.select_output(*self.layer(self.before(x), initial))
 
 
 class _Twice(nn.Module):
-    """One layer, forwards and then backwards over what it gave."""
+    """One layer, applied to the input and then to its own reversed output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class _Twice(nn.Module):
 
 
 class _Stream(nn.Module):
-    """States are kept from call to call."""
+    """An LSTM with its states in buffers."""
 
     h: Tensor
     c: Tensor
@@ -70,8 +70,8 @@ class _Stream(nn.Module):
         return y + 0
 
 
-class _Before(nn.Module):
-    """Returns what the states were, and beside them what is chosen by a constant."""
+class _PreviousState(nn.Module):
+    """Returns the previous state, columns that a constant index selects, and a constant."""
 
     h: Tensor
 
@@ -87,8 +87,8 @@ class _Before(nn.Module):
         return old[0], y[..., torch.tensor([0, 2, 5])], torch.arange(6.0) * 2
 
 
-class _GoesOn(nn.Module):
-    """A layer goes on where it was."""
+class _Continued(nn.Module):
+    """The second call of a layer starts from the final states of the first."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class _GoesOn(nn.Module):
 
 
 class _Cells(nn.Module):
-    """A loop of the user's own, whose steps read nothing that is one tensor."""
+    """A loop in the model's own code, whose steps do not read slices of one tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ def _x(*shape: int) -> tuple[int, ...]:
     return shape or (T, BATCH, FEATURES)
 
 
-#: Model, shapes of what it takes, and how many loops there are.
+#: Model, shapes of its inputs, and number of loops.
 CASES: dict[str, tuple[Callable[[], nn.Module], tuple[tuple[int, ...], ...], int]] = {
     "lstm": (lambda: _Net(nn.LSTM(FEATURES, UNITS), _first), (_x(),), 1),
     "last": (
@@ -142,18 +142,18 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[tuple[int, ...], ...], int
         4,
     ),
     "projected": (lambda: _Net(nn.LSTM(FEATURES, UNITS, proj_size=3, bias=False), _all), (_x(),), 1),
-    "given_states": (
+    "initial_states": (
         lambda: _Net(nn.LSTM(FEATURES, UNITS), _all),
         (_x(), (1, BATCH, UNITS), (1, BATCH, UNITS)),
         1,
     ),
     "unbatched": (lambda: _Net(nn.LSTM(FEATURES, UNITS), _first), (_x(T, FEATURES),), 1),
     "gru": (lambda: _Net(nn.GRU(FEATURES, UNITS, bidirectional=True), _all), (_x(),), 2),
-    "gru_given_state": (lambda: _Net(nn.GRU(FEATURES, UNITS), _first), (_x(), (1, BATCH, UNITS)), 1),
+    "gru_initial_state": (lambda: _Net(nn.GRU(FEATURES, UNITS), _first), (_x(), (1, BATCH, UNITS)), 1),
     "rnn": (lambda: _Net(nn.RNN(FEATURES, UNITS, 2), _first), (_x(),), 2),
     "rnn_relu": (lambda: _Net(nn.RNN(FEATURES, UNITS, nonlinearity="relu"), _all), (_x(),), 1),
     "twice": (_Twice, (_x(),), 2),
-    "goes_on": (_GoesOn, (_x(),), 2),
+    "continued": (_Continued, (_x(),), 2),
 }
 
 
@@ -173,7 +173,7 @@ def _calls(result: ExportResult) -> list[int]:
     return [delegate.calls for delegate in result.report.delegates if delegate.calls > 1]
 
 
-def _check(name: str, kind: str, steps: int) -> None:
+def _check_loops(name: str, kind: str, steps: int) -> None:
     whole, samples = _exported(name, kind, None)
     looped, _ = _exported(name, kind, steps)
     assert _calls(whole) == []
@@ -187,9 +187,9 @@ def _check(name: str, kind: str, steps: int) -> None:
 
 
 @pytest.mark.parametrize(("name", "kind"), select_third([*CASES], ["TOSA_FP", "TOSA_INT8"]))
-def test_the_same_results(name: str, kind: str) -> None:
-    """Of 6 steps, two calls compute three each; or two calls four, of which two in vain."""
-    _check(name, kind, 3 if kind == "TOSA_FP" else 4)
+def test_loops_give_the_results_of_one_call(name: str, kind: str) -> None:
+    """6 steps in two calls: three in each, or four in each, two of which are padding."""
+    _check_loops(name, kind, 3 if kind == "TOSA_FP" else 4)
 
 
 @pytest.mark.parametrize(
@@ -201,18 +201,18 @@ def test_the_same_results(name: str, kind: str) -> None:
         ("ETHOSU_U85_INT8", "last"),
         ("ETHOSU_U85_INT8", "gru"),
         ("ETHOSU_U85_A16W8", "layers"),
-        ("VGF_INT8", "given_states"),
+        ("VGF_INT8", "initial_states"),
     ],
 )
-def test_the_same_on_other_targets(kind: str, name: str) -> None:
-    _check(name, kind, 4)
+def test_loops_on_other_targets_give_the_results_of_one_call(kind: str, name: str) -> None:
+    _check_loops(name, kind, 4)
 
 
-def test_one_step_at_a_time() -> None:
-    _check("lstm", "TOSA_INT8", 1)
+def test_loops_of_one_step_per_call() -> None:
+    _check_loops("lstm", "TOSA_INT8", 1)
 
 
-def test_states_in_buffers_go_on() -> None:
+def test_states_in_buffers_persist_between_calls() -> None:
     samples = _samples([_x()], 4)
     results = []
     for steps in (None, 3):
@@ -224,10 +224,10 @@ def test_states_in_buffers_go_on() -> None:
     assert not torch.equal(results[0][0], program.execute(*samples[0])[0])
 
 
-def test_what_is_beside_a_loop_stays_as_it_is() -> None:
+def test_outputs_beside_a_loop_are_unchanged() -> None:
     samples = _samples([_x()], 3)
     torch.manual_seed(0)
-    model, recipe = _Before().eval(), ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP, steps_per_call=3)
+    model, recipe = _PreviousState().eval(), ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP, steps_per_call=3)
     result = export(model, recipe, samples)
     assert _calls(result) == [2]
     program = result.program()
@@ -237,7 +237,7 @@ def test_what_is_beside_a_loop_stays_as_it_is() -> None:
 
 
 def test_advice_counts_calls() -> None:
-    """Of a change what an export with it gives; a sweep prices the same."""
+    """The advice has the cycles of an export with the change."""
     chosen = {"memory_mode": "Sram_Only"}
     (now, _), (then, _) = (_exported("lstm", "ETHOSU_U55_INT8", 3, **given) for given in ({}, chosen))
     cycles = [sum(x.vela.total_cycles for x in each.report.delegates if x.vela is not None) for each in (now, then)]
@@ -255,15 +255,15 @@ def test_an_input_named_like_a_builtin() -> None:
     assert (found - expected).abs().max() < 0.05
 
 
-def test_what_is_no_loop_is_written_out() -> None:
+def test_a_loop_in_the_models_own_code_stays_unrolled() -> None:
     recipe = ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8, steps_per_call=2)
     result = export(_Cells().eval(), recipe, _samples([_x()]))
     assert len(result.report.delegates) == 1
     assert _calls(result) == []
 
 
-def test_long_layers_are_divided_by_default() -> None:
-    """The program of 66 steps is smaller than that of 60, which are no loop; the figures are those of an inference."""
+def test_long_layers_are_rolled_by_default() -> None:
+    """66 steps become a loop and 60 do not, so that the longer program is smaller. Cycles are those of all calls."""
     torch.manual_seed(0)
     model, results = KeywordSpotter().eval(), {}
     for count in (60, 66):
@@ -288,31 +288,31 @@ def test_long_layers_are_divided_by_default() -> None:
     ("total", "wanted", "count"),
     [(64, "auto", 64), (100, "auto", 25), (96, "auto", 24), (1000, "auto", 25), (49, 7, 7), (5, 7, 5), (9, None, 9)],
 )
-def test_steps_of_a_call(total: int, wanted: int | str | None, count: int) -> None:
+def test_steps_per_call(total: int, wanted: int | str | None, count: int) -> None:
     assert steps_per_call(total, wanted) == count
 
 
 @pytest.mark.parametrize(
     ("total", "of_all", "count"), [(49, 256, 49), (49, 260, 7), (32, 1400, 8), (14, 1400, 7), (6, 999, 6)]
 )
-def test_layers_of_many_steps_together(total: int, of_all: int, count: int) -> None:
+def test_steps_per_call_with_many_steps_in_all_layers(total: int, of_all: int, count: int) -> None:
     assert steps_per_call(total, "auto", of_all) == count
 
 
-def test_prime_numbers_of_steps_are_divided_with_few_in_vain() -> None:
+def test_prime_numbers_of_steps_need_little_padding() -> None:
     for total in (67, 101, 997):
         count = steps_per_call(total, "auto")
         assert -total % count <= 3, count
 
 
 @pytest.mark.parametrize("value", [0, -1, 2.5, True, "all"])
-def test_other_values_are_refused(value: Any) -> None:
+def test_wrong_values_of_steps_per_call_are_refused(value: Any) -> None:
     with pytest.raises(ValueError, match='TOSA_INT8: steps_per_call must be an int, "auto", or None for all; got'):
         ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8, steps_per_call=value)
 
 
-def test_developer_tools(tmp_path: Any) -> None:
-    """Of what a loop calls the Inspector has no layers; files and comparisons are as for other programs."""
+def test_developer_tools_with_a_loop(tmp_path: Any) -> None:
+    """The Inspector has no layers inside a loop. Saved files and comparisons work as for other programs."""
     result, samples = _exported("lstm", "ETHOSU_U85_INT8", 3)
     assert isinstance(result.inspector(*samples[0]), Inspector)
     result.save(tmp_path / "model.pte", etrecord=True, bundled_samples=samples)
@@ -322,8 +322,8 @@ def test_developer_tools(tmp_path: Any) -> None:
     assert output.gap.sqnr > 30
 
 
-def test_executorch_s_own_flow() -> None:
-    """The partitioner of a recipe makes loops there too."""
+def test_executorchs_own_flow_rolls_loops() -> None:
+    """The partitioner of a recipe does it."""
     recipe = ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP, steps_per_call=3)
     assert recipe.lowering_recipe is not None
     torch.manual_seed(0)
@@ -338,7 +338,7 @@ def test_executorch_s_own_flow() -> None:
     assert edge.exported_program().graph.find_nodes(op="call_function", target=torch.ops.higher_order.scan)
 
 
-def test_full_delegation_is_asked_of_what_is_outside() -> None:
+def test_require_full_delegation_with_a_loop() -> None:
     result, _ = _exported("lstm", "TOSA_INT8", 3, require_full_delegation=True)
     assert _calls(result) == [2]
     recipe = ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8, steps_per_call=3, require_full_delegation=True)

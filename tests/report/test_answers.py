@@ -27,7 +27,7 @@ def _answers(report: Report, context: ExportContext, *comparisons: Comparison) -
     return {answer.question: (answer.figure, "; ".join(answer.details)) for answer in found}
 
 
-def test_fast_is_a_time_with_cycles_and_what_is_left_out() -> None:
+def test_fast_has_time_cycles_and_omitted_costs() -> None:
     figure, details = _answers(REPORT, ExportContext())["Fast?"]
     assert figure == "0.100 ms"
     assert details == (
@@ -35,7 +35,7 @@ def test_fast_is_a_time_with_cycles_and_what_is_left_out() -> None:
     )
 
 
-def test_of_several_methods_the_slowest_is_shown() -> None:
+def test_fast_shows_the_slowest_method() -> None:
     slow: Delegate = replace(DELEGATE, vela=replace(VELA, inference_seconds=2e-3))
     report = replace(REPORT, methods=(METHOD, replace(METHOD, name="prefill", delegates=(slow,))))
     figure, details = _answers(report, ExportContext())["Fast?"]
@@ -55,13 +55,13 @@ def test_fits_compares_with_the_limits_and_names_the_board() -> None:
     assert "No limit is set" in details
 
 
-def test_the_limit_of_the_memory_mode_counts() -> None:
+def test_fits_checks_the_limit_of_the_memory_mode() -> None:
     figure, details = _answers(replace(REPORT, ram=_RAM), ExportContext(sram_budget=40_960))["Fits?"]
     assert figure == "no"
     assert "NPU: 19.5 KiB of 9.8 KiB SRAM; exceeds the limit of memory mode Mode" in details
 
 
-def test_accurate_is_the_figure_of_the_task_where_labels_were_given() -> None:
+def test_accurate_is_the_metric_of_the_task_if_there_are_labels() -> None:
     figure, details = _answers(REPORT, ExportContext(), _COMPARISON)["Accurate?"]
     assert figure == "50.00 %"
     assert details.startswith("top-1 accuracy; 75.00 % of the model; SQNR ")
@@ -72,7 +72,7 @@ def test_accurate_is_the_figure_of_the_task_where_labels_were_given() -> None:
     assert {"Accurate? 'forward'", "Accurate? 'decode'"} <= set(two)
 
 
-def test_without_a_comparison_calibration_tells_the_sqnr() -> None:
+def test_accurate_without_a_comparison_is_the_sqnr_of_calibration() -> None:
     assert METHOD.quantization is not None
     assert _answers(REPORT, ExportContext())["Accurate?"][0] == "not measured"
     quantization = replace(METHOD.quantization, sqnr={"a": 40.0, "b": 31.25})
@@ -82,7 +82,7 @@ def test_without_a_comparison_calibration_tells_the_sqnr() -> None:
     assert _answers(floating, ExportContext())["Accurate?"][0] == "not quantized"
 
 
-def test_other_targets_have_no_estimates() -> None:
+def test_answers_for_targets_without_estimates() -> None:
     report = replace(REPORT, methods=(replace(METHOD, delegates=(replace(DELEGATE, vela=None),)),))
     answers = _answers(report, ExportContext())
     assert answers["Fast?"] == ("no estimate", "Time and RAM are estimated for Ethos-U and Cortex-M programs only.")

@@ -32,7 +32,7 @@ def test_the_model_has_the_name_of_its_class() -> None:
     assert describe_models({"a": Gate(), "b": Gate()}) == "Gate"
 
 
-def test_a_board_gives_the_limits_that_were_not_given() -> None:
+def test_a_board_sets_limits_that_options_do_not() -> None:
     board = next(board for board in BOARDS.values() if board.sram is not None and board.flash is not None)
     assert board.sram is not None
     assert board.flash is not None
@@ -47,6 +47,6 @@ def test_a_board_gives_the_limits_that_were_not_given() -> None:
     assert (context.sram_budget, context.flash_budget) == (64 * 1024, board.flash.value)
 
 
-def test_without_a_limit() -> None:
+def test_a_context_without_board_has_no_limits() -> None:
     context = describe_export("", ArmRecipe.ethosu_u85())
     assert (context.board, context.sram_budget, context.flash_budget) == (None, None, None)

@@ -45,7 +45,7 @@ def test_kernels_have_macs_and_cycles(result: ExportResult) -> None:
     assert all(call.cycles is not None and call.cycles > 0 for call in method.kernels)
 
 
-def test_the_report_names_estimates(result: ExportResult) -> None:
+def test_the_report_marks_cpu_cycles_as_estimates(result: ExportResult) -> None:
     text = str(result.report)
     assert "on the CPU (estimate)" in text
     assert "cycles (estimate)" in text
@@ -56,7 +56,7 @@ def test_the_report_names_estimates(result: ExportResult) -> None:
     assert "estimate of the CPU&#x27;s cycles, " in result.report.page().text
 
 
-def test_without_a_processor_there_are_no_estimates() -> None:
+def test_no_estimates_without_a_processor() -> None:
     assert cpu_layers("forward", torch.fx.GraphModule(nn.Module(), torch.fx.Graph()), None) == ()
 
 

@@ -27,7 +27,7 @@ def _export(model: nn.Module, samples: Any, recipe: ArmRecipeType, **options: An
 
 
 class Chained(nn.Module):
-    """What is fused, merged and moved: an activation into a table, two functions into one, a permute."""
+    """Operators that are fused and moved: an activation in a TABLE, two functions in one TABLE, a permute."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,17 +63,17 @@ def test_fused_operators_share_the_cycles_of_their_operation(recipe: ArmRecipeTy
 
 
 @BOTH
-def test_what_is_put_in_between_says_why(recipe: ArmRecipeType) -> None:
+def test_inserted_operations_have_a_reason(recipe: ArmRecipeType) -> None:
     samples = [(torch.randn(1, 3, 16, 16),) for _ in range(2)]
     between = [layer for layer in _export(Chained(), samples, recipe).report.layers if layer.kind != "layer"]
     assert [(layer.kind, layer.module) for layer in between] == [("boundary", "first")]
     assert "channels_last" in between[0].reason
-    lying_so = [(sample[0].to(memory_format=torch.channels_last),) for sample in samples]
-    assert all(layer.kind == "layer" for layer in _export(Chained(), lying_so, recipe).report.layers)
+    channels_last = [(sample[0].to(memory_format=torch.channels_last),) for sample in samples]
+    assert all(layer.kind == "layer" for layer in _export(Chained(), channels_last, recipe).report.layers)
 
 
-class Turned(nn.Module):
-    """A permutation of the model's own, between two operators that want none."""
+class Transposed(nn.Module):
+    """A transpose in the model, between two linear layers, which need none."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,8 +86,8 @@ class Turned(nn.Module):
 
 
 @BOTH
-def test_a_permutation_of_the_models_own_keeps_its_line(recipe: ArmRecipeType) -> None:
-    result = _export(Turned(), [(torch.randn(1, 16, 24),) for _ in range(2)], recipe)
+def test_a_transpose_in_the_model_keeps_its_line(recipe: ArmRecipeType) -> None:
+    result = _export(Transposed(), [(torch.randn(1, 16, 24),) for _ in range(2)], recipe)
     (moved,) = (layer for layer in result.report.layers if layer.kind == "transpose")
     assert (moved.operators, moved.module) == (("aten.transpose.int",), "")
     assert moved.reason == "the model's own transpose"
@@ -95,7 +95,7 @@ def test_a_permutation_of_the_models_own_keeps_its_line(recipe: ArmRecipeType) -
     assert "transpose(1, 2)" in Path(__file__).read_text().splitlines()[line - 1]
 
 
-def test_methods_and_delegates_have_layers_of_their_own() -> None:
+def test_layers_are_grouped_by_method() -> None:
     result = _export_two()
     assert list(dict.fromkeys(layer.method for layer in result.report.layers)) == ["a", "b"]
     for method in ("a", "b"):
@@ -111,11 +111,11 @@ def _export_two() -> ExportResult:
     return export({"a": model, "b": model}, recipe, {"a": images(), "b": images()}, progress=False)
 
 
-def test_the_report_tells_layers_as_text_and_data() -> None:
+def test_the_report_has_layers_as_text_and_json() -> None:
     report = _export(Small(), images(), U85).report
-    told = json.loads(json.dumps(report.to_dict()))
-    assert [layer["module"] for layer in told["layers"]] == [layer.module for layer in report.layers]
-    assert told["memory"][0]["peak_bytes"] == report.memory[0].peak_bytes
+    record = json.loads(json.dumps(report.to_dict()))
+    assert [layer["module"] for layer in record["layers"]] == [layer.module for layer in report.layers]
+    assert record["memory"][0]["peak_bytes"] == report.memory[0].peak_bytes
     text = str(report)
     assert re.search(r"Costliest layers: \d of \d, 1?\d?\d% of [\d,]+ cycles", text)
     assert re.search(r"body\.0 .*models\.py:\d+", text)
@@ -133,7 +133,7 @@ def test_other_backends_have_no_layers() -> None:
     ("amount", "shares", "parts"),
     [(10, {"a": 1, "b": 2}, [3, 7]), (1, {"a": 5, "b": 5}, [1, 0]), (0, {"a": 1}, [0]), (7, {"a": 3, "b": 3}, [4, 3])],
 )
-def test_parts_add_up(amount: int, shares: dict[str, int], parts: list[int]) -> None:
+def test_apportioned_parts_add_up(amount: int, shares: dict[str, int], parts: list[int]) -> None:
     assert list(apportion(amount, shares).values()) == parts
 
 
@@ -165,7 +165,7 @@ def test_a_program_over_the_flash_budget_names_the_largest_constants() -> None:
         _export(Small(), images(), U55, flash_budget="1KB")
 
 
-def test_flash_is_what_is_stored() -> None:
+def test_flash_budget_counts_stored_bytes() -> None:
     fits = _export(Small(), images(), U55)
     assert fits.stored_bytes == len(fits.buffer)
     _export(Small(), images(), U55, flash_budget=fits.stored_bytes)
@@ -173,7 +173,7 @@ def test_flash_is_what_is_stored() -> None:
         _export(Small(), images(), U55, flash_budget=fits.stored_bytes - 1)
 
 
-def test_sram_that_is_just_enough() -> None:
+def test_sram_budgets_just_above_and_below_the_need() -> None:
     fast = _export(Small(), images(), U55, optimise="performance").report.ram
     assert fast is not None
     needed = fast.sram_bytes
@@ -196,13 +196,13 @@ def test_sram_that_is_just_enough() -> None:
     assert "quantized_io=True" not in str(error.value)
 
 
-def test_the_budgets_of_a_board_name_it() -> None:
+def test_errors_about_the_budget_of_a_board_name_it() -> None:
     with pytest.raises(BudgetError, match=r"budget of [\d,]+ B .*board 'renesas-ra8p1'") as error:
         _export(nn.ConvTranspose2d(3, 64, 3, 8), [(torch.rand(1, 3, 80, 80),)], U55, board="renesas-ra8p1")
     assert "1,703,936 B" in str(error.value)
 
 
-def test_weights_that_are_kept_are_in_memory_all_the_time() -> None:
+def test_weights_that_vela_keeps_in_sram_count_at_every_moment() -> None:
     class Recurrent(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -225,7 +225,7 @@ def test_weights_that_are_kept_are_in_memory_all_the_time() -> None:
     ("options", "memories"),
     [({"extra_flags": ["--optimise", "Size"]}, {"Sram"}), ({"memory_mode": "Dedicated_Sram_384KB"}, {"Sram", "Dram"})],
 )
-def test_memory_of_layers_that_run_in_turns_and_of_caches(options: dict[str, Any], memories: set[str]) -> None:
+def test_memory_of_cascaded_layers_and_of_dedicated_sram(options: dict[str, Any], memories: set[str]) -> None:
     class Deep(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -1,4 +1,4 @@
-"""Measurements of a device: read from a log, laid beside the estimates, and refused if they are of another program."""
+"""Measurements of a device: read from a log, compared with the estimates, and refused if of another program."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _log(folder: Path, *lines: str) -> Path:
     return path
 
 
-def test_medians_stand_beside_the_estimates(tmp_path: Path) -> None:
+def test_medians_are_compared_with_the_estimates(tmp_path: Path) -> None:
     result = _result()
     tensor = next(layer for layer in result.report.layers if layer.tensors).tensors[0]
     lines = [_line(case=case, npu_cycles=7000 + case, layers={tensor: 500 + case}) for case in range(3)]
@@ -51,7 +51,7 @@ def test_medians_stand_beside_the_estimates(tmp_path: Path) -> None:
     assert "Measured on the device" not in str(result.report)
 
 
-def test_what_a_device_does_not_count_is_said(tmp_path: Path) -> None:
+def test_missing_counters_are_reported_as_not_counted(tmp_path: Path) -> None:
     line = _line(npu_cycles=None, cpu_cycles=None, counters={"axi0_reads": 12})
     text = str(_result().report.with_measurements(_log(tmp_path, line)))
     assert text.count("not counted") == 2
@@ -68,11 +68,11 @@ def test_what_a_device_does_not_count_is_said(tmp_path: Path) -> None:
         ([_line(npu="Ethos-U85-256")], "measures an Ethos-U85-256, the export is for ethos-u55-128"),
     ],
 )
-def test_other_logs_are_refused(tmp_path: Path, lines: list[str], message: str) -> None:
+def test_damaged_and_foreign_logs_are_refused(tmp_path: Path, lines: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         _result().report.with_measurements(_log(tmp_path, *lines))
 
 
-def test_a_log_that_cannot_be_read(tmp_path: Path) -> None:
+def test_a_log_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="cannot read"):
         read_measurements(tmp_path / "none.jsonl")

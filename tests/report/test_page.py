@@ -1,4 +1,4 @@
-"""The page of a report: what it holds, and what a browser makes of it."""
+"""The HTML page of a report: its data, and its rendering in a browser."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_links_are_the_tensors_between_layers() -> None:
     assert ("head", "output 0") in pairs
 
 
-def test_memory_and_accuracy_are_on_it(tmp_path: Path) -> None:
+def test_the_page_has_memory_and_accuracy(tmp_path: Path) -> None:
     result = _result()
     samples = [(torch.randn(1, 3, 32, 32),) for _ in range(2)]
     found = result.compare(samples, workers=1)
@@ -98,22 +98,22 @@ def test_memory_and_accuracy_are_on_it(tmp_path: Path) -> None:
     data = _data(page)
     (used,) = result.report.memory
     assert data["memory"][0]["bytes"] == [moment.bytes for moment in used.moments]
-    (told,) = data["accuracy"]
-    assert [layer["name"] for layer in told["layers"]] == [layer.name for layer in found.layers]
-    assert told["layers"][-1]["sqnr"] == found.sqnr
+    (results,) = data["accuracy"]
+    assert [layer["name"] for layer in results["layers"]] == [layer.name for layer in found.layers]
+    assert results["layers"][-1]["sqnr"] == found.sqnr
     assert f"{found.sqnr:.1f} dB" in page
     for tensor in used.peak:
         assert tensor.module in page
 
 
-def test_nothing_is_asked_of_the_network(tmp_path: Path) -> None:
+def test_the_page_loads_nothing_from_the_network(tmp_path: Path) -> None:
     page = _page(tmp_path)
     assert "default-src 'none'" in page
     outside = page.replace(page[page.index("<script>") : page.index('<script type="application/json"')], "")
     assert not re.findall(r"""(?:src|href)\s*=|url\(|@import|https?://""", outside)
 
 
-def test_names_are_shown_as_they_are(tmp_path: Path) -> None:
+def test_names_are_escaped(tmp_path: Path) -> None:
     report = Report("</script><b>", (), 1, {"<i>": 1.0}, ("<script>alert(1)</script>",))
     page = report.save_html(tmp_path / "report.html").read_text()
     assert "&lt;/script&gt;&lt;b&gt;" in page
@@ -129,30 +129,30 @@ def test_a_notebook_shows_the_page_that_is_saved(tmp_path: Path) -> None:
     assert page.save(tmp_path / "page.html").read_text() == page.text == _page(tmp_path)
 
 
-def test_where_it_cannot_be_written(tmp_path: Path) -> None:
+def test_save_html_in_a_missing_directory_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="there is no directory"):
         _result().report.save_html(tmp_path / "none" / "report.html")
 
 
-_ACTS = """
+_FOLD_SCRIPT = """
 <script>
 const button = (text) => [...document.querySelectorAll("button")].find((b) => b.textContent === text);
 const labels = () => [...document.querySelectorAll(".sankey .node-label")].map((l) => l.textContent.trim());
-const told = { first: labels() };
+const results = { first: labels() };
 button("Fold all").click();
 setTimeout(() => {
-  told.folded = labels();
+  results.folded = labels();
   button("Unfold all").click();
   setTimeout(() => {
-    told.unfolded = labels();
+    results.unfolded = labels();
     const choice = document.querySelector("select");
     choice.value = "2";
     choice.dispatchEvent(new Event("change"));
-    told.facts = document.querySelector(".facts").textContent;
-    told.charts = document.querySelectorAll(".main-svg").length;
+    results.facts = document.querySelector(".facts").textContent;
+    results.charts = document.querySelectorAll(".main-svg").length;
     const place = document.createElement("pre");
-    place.id = "told";
-    place.textContent = JSON.stringify(told);
+    place.id = "results";
+    place.textContent = JSON.stringify(results);
     document.body.append(place);
   }, 1500);
 }, 1500);
@@ -160,66 +160,66 @@ setTimeout(() => {
 """
 
 
-def test_a_browser_draws_and_folds_it(tmp_path: Path) -> None:
+def test_a_browser_draws_and_folds_the_network(tmp_path: Path) -> None:
     browser = shutil.which("chromium")
     assert browser is not None, "Debian's package chromium, which 'make test' installs, is missing"
     page = tmp_path / "acted.html"
-    page.write_text(_page(tmp_path).replace("</body>", _ACTS + "</body>"))
+    page.write_text(_page(tmp_path).replace("</body>", _FOLD_SCRIPT + "</body>"))
     command = [browser, *_BROWSER, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", page.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=True)
     assert "CONSOLE" not in done.stderr, done.stderr  # no error, and nothing that the policy had to stop
     assert 'data-ready="yes"' in done.stdout
-    found = re.search(r'<pre id="told">(.*?)</pre>', done.stdout)
+    found = re.search(r'<pre id="results">(.*?)</pre>', done.stdout)
     assert found is not None
-    told = json.loads(found[1].replace("&gt;", ">").replace("&lt;", "<").replace("&amp;", "&"))
-    assert "blocks.0.first" in told["first"]
-    assert any(label.startswith("blocks ") for label in told["folded"])
-    assert not any(label.startswith("blocks.") for label in told["folded"])
-    assert "blocks.1.second" in told["unfolded"]
-    assert "aten.conv2d.default" in told["facts"]
-    assert told["charts"] >= 3
+    results = json.loads(found[1].replace("&gt;", ">").replace("&lt;", "<").replace("&amp;", "&"))
+    assert "blocks.0.first" in results["first"]
+    assert any(label.startswith("blocks ") for label in results["folded"])
+    assert not any(label.startswith("blocks.") for label in results["folded"])
+    assert "blocks.1.second" in results["unfolded"]
+    assert "aten.conv2d.default" in results["facts"]
+    assert results["charts"] >= 3
 
 
-_NARROW = """
+_LAYOUT_SCRIPT = """
 <script>
 const right = (element) => element.getBoundingClientRect().right;
-const told = {
+const results = {
   width: document.documentElement.scrollWidth,
   texts: [...document.querySelectorAll("td.long")].filter((cell) => cell.offsetParent).map(right),
   answers: [...document.querySelectorAll(".answers section")].map((answer) => answer.getBoundingClientRect().bottom),
   legend: [...document.querySelectorAll("#costs .legendtext")].map((text) => text.textContent),
   axes: [...document.querySelectorAll(".xtitle, .ytitle")].map((text) => text.textContent),
 };
-parent.postMessage(JSON.stringify(told), "*");
+parent.postMessage(JSON.stringify(results), "*");
 </script>
 """
 _FRAME = """
-<iframe src="narrow.html" style="width: 420px; height: 900px; border: 0"></iframe><pre id="told"></pre>
-<script>addEventListener("message", (event) => { document.getElementById("told").textContent = event.data; });</script>
+<iframe src="narrow.html" style="width: 420px; height: 900px; border: 0"></iframe><pre id="results"></pre>
+<script>addEventListener("message", (e) => { document.getElementById("results").textContent = e.data; });</script>
 """
 
 
-def test_a_telephone_shows_answers_and_the_table_of_losses(tmp_path: Path) -> None:
+def test_the_page_fits_a_narrow_screen(tmp_path: Path) -> None:
     """At 420 px the page has no horizontal scroll bar, the texts of tables fit, and the answers are on one screen."""
     browser = shutil.which("chromium")
     assert browser is not None
     result = _result()
     comparison = result.compare([(torch.randn(1, 3, 32, 32),) for _ in range(2)], workers=1)
     page = result.report.page(comparison).text
-    (tmp_path / "narrow.html").write_text(page.replace("</body>", _NARROW + "</body>"))
+    (tmp_path / "narrow.html").write_text(page.replace("</body>", _LAYOUT_SCRIPT + "</body>"))
     frame = tmp_path / "frame.html"  # a window of Chromium is at least 500 px wide
     frame.write_text(_FRAME)
     command = [browser, *_BROWSER, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", frame.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=True)
-    found = re.search(r'<pre id="told">(.*?)</pre>', done.stdout)
+    found = re.search(r'<pre id="results">(.*?)</pre>', done.stdout)
     assert found is not None
-    told = json.loads(html.unescape(found[1]))
-    assert told["width"] <= 420
-    assert told["texts"]
-    assert max(told["texts"]) <= 420
-    assert max(told["answers"]) <= 900
-    assert told["legend"] == ["compute-bound layer", "inserted operation"]
-    assert len(told["axes"]) == 6  # costs, memory and accuracy, two axes each
+    results = json.loads(html.unescape(found[1]))
+    assert results["width"] <= 420
+    assert results["texts"]
+    assert max(results["texts"]) <= 420
+    assert max(results["answers"]) <= 900
+    assert results["legend"] == ["compute-bound layer", "inserted operation"]
+    assert len(results["axes"]) == 6  # costs, memory and accuracy, two axes each
 
 
 def _luminance(colour: str) -> float:
@@ -258,7 +258,7 @@ class Branches(nn.Module):
         return torch.cond(x.sum() > 0, lambda y: y + 1, lambda y: y * 2, (x,))
 
 
-def test_operators_that_hold_graphs_have_no_network(tmp_path: Path) -> None:
+def test_programs_with_control_flow_have_no_network(tmp_path: Path) -> None:
     recipe = ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP, extensions=["cf"])
     report = export(Branches().eval(), recipe, [(torch.ones(3),)]).report
     assert "COND_IF" in report.delegates[0].tosa_operators

@@ -1,4 +1,4 @@
-"""RAM of a program: the parts add up to the pools of the firmware, and to the constants where these are in RAM."""
+"""RAM of a program: the parts add up to the firmware's pools, plus the constants if these are in RAM."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _parts(ram: Ram) -> dict[str, tuple[int, str]]:
         (U85, {}, "SRAM"),
     ],
 )
-def test_the_parts_are_those_of_the_firmware(
+def test_parts_of_ram_are_the_pools_of_the_firmware(
     recipe: ArmRecipeType, options: dict[str, Any], constants: str | None, tmp_path: Path
 ) -> None:
     result, ram = _export(recipe, **options)
@@ -67,7 +67,7 @@ def test_the_report_names_the_sum_and_its_parts() -> None:
     assert json.loads(json.dumps(result.report.to_dict()))["ram"]["total_bytes"] == ram.total_bytes
 
 
-def test_programs_for_other_targets_have_none() -> None:
+def test_programs_for_other_targets_have_no_ram_figures() -> None:
     result = export(Small().eval(), ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8), images(), progress=False)
     assert result.report.ram is None
     assert "RAM" not in str(result.report)

@@ -100,11 +100,11 @@ Notes
   mind <this>"""
 
 
-def test_text() -> None:
+def test_report_as_text() -> None:
     assert str(REPORT) == EXPECTED
 
 
-def test_json() -> None:
+def test_report_as_json() -> None:
     data = json.loads(json.dumps(REPORT.to_dict()))
     assert data["seconds"] == {"quantize": 1.0, "to_executorch": 0.25, "total": 1.25}
     method = data["methods"][0]
@@ -128,7 +128,7 @@ def test_html_is_escaped() -> None:
     assert page.count("<table>") == page.count("</table>") == str(REPORT).count("\n") + 1 - EXPECTED.count("\n  ")
 
 
-def test_sums_over_methods() -> None:
+def test_report_of_several_methods() -> None:
     report = Report("r", (METHOD, METHOD), 1, {}, ())
     assert len(report.delegates) == len(report.cpu_operators) == 2
     assert "Delegates of 'forward': 1" in str(report)
@@ -137,11 +137,11 @@ def test_sums_over_methods() -> None:
 @pytest.mark.parametrize(
     ("count", "text"), [(0, "0 B"), (9_999, "9,999 B"), (10_240, "10.0 KiB"), (20 * 1024**2, "20.0 MiB")]
 )
-def test_size(count: int, text: str) -> None:
+def test_format_bytes(count: int, text: str) -> None:
     assert format_bytes(count) == text
 
 
-def test_quantize_and_dequantize() -> None:
+def test_tensor_info_quantizes_and_dequantizes() -> None:
     info = TensorInfo("x", "int8", (4,), 0.5, -3)
     integers = info.quantize(torch.tensor([0.0, 1.26, -1000.0, 1000.0]))
     assert integers.dtype == torch.int8
@@ -149,7 +149,7 @@ def test_quantize_and_dequantize() -> None:
     assert info.dequantize(integers).tolist() == [0.0, 1.5, -62.5, 65.0]
 
 
-def test_a_float_tensor_has_no_parameters() -> None:
+def test_tensor_info_of_a_float_tensor_refuses_to_quantize() -> None:
     with pytest.raises(ValueError, match=r"'x' is not quantized \(float32\); export with quantized_io=True"):
         TensorInfo("x", "float32", (4,)).quantize(torch.zeros(4))
 

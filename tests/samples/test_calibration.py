@@ -66,7 +66,7 @@ def _generator() -> Iterator[torch.Tensor]:
         DataLoader(TensorDataset(X), batch_size=1),
     ],
 )
-def test_forms(source: Any) -> None:
+def test_forms_of_calibration_data(source: Any) -> None:
     calibration = Calibration(source)
     for _ in range(2):  # a program with two methods reads it twice
         samples = [sample for (sample,) in calibration()]
@@ -119,7 +119,7 @@ def test_wrong_samples_are_named(source: Any, message: str) -> None:
         _export(source)
 
 
-def test_too_few_inputs() -> None:
+def test_samples_with_too_few_inputs_are_refused() -> None:
     with pytest.raises(ValueError, match="calibration sample 1 has 1 inputs, the model takes 2"):
         _export([(X[:1], X[:1]), (X[:1],)], model=Two(), inputs=[(X[:1], X[:1])])
 
@@ -136,14 +136,14 @@ def test_one_sample_is_warned_about(source: Any) -> None:
     assert [w.filename for w in caught if w.category is ArmRecipesWarning] == [__file__]
 
 
-def test_two_samples_are_not() -> None:
+def test_two_samples_are_not_warned_about() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", ArmRecipesWarning)
         _export([(X[:1],), (X[1:2],)])
 
 
 @pytest.mark.verify
-def test_the_checks_work_with_executorchs_own_export() -> None:
+def test_calibration_checks_work_with_executorchs_own_export() -> None:
     recipe = _recipe([(X[:1], 7)], XNNPackRecipeType.PT2E_INT8_STATIC_PER_CHANNEL)
     with pytest.warns(ArmRecipesWarning, match="only one sample"):
         executorch_export(nn.Linear(3, 2).eval(), [(X[:1],)], recipe)

@@ -1,4 +1,4 @@
-"""Models and example inputs: the forms that are taken, and the messages for those that are not."""
+"""Models and example inputs: accepted forms, and the errors for others."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def test_a_wrong_model_is_refused(model: Any, error: type[Exception], message: s
 
 
 @torch.no_grad()
-def test_weights_that_torchao_quantized_are_numbers() -> None:
-    """Those of int8 are so again, to half a step; the model that was given keeps its own."""
+def test_weights_quantized_by_torchao_are_dequantized() -> None:
+    """INT8 recipes quantize them again, with an error of half a step. The user's model does not change."""
     model, x = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4)).eval(), torch.randn(4, 32)
     given = {"one": model, "two": nn.Sequential(model, nn.ReLU())}
     quantize_(model, Int8WeightOnlyConfig())
@@ -101,7 +101,7 @@ def test_containers_of_tensors_are_inputs() -> None:
     assert inputs.examples_by_method([sample], {"forward": nn.ReLU()}) == {"forward": [sample]}
 
 
-def test_a_program_brings_its_own() -> None:
+def test_a_program_has_its_example_inputs() -> None:
     assert inputs.examples_by_method(None, {"forward": _program()})["forward"] == [(X,)]
 
 
@@ -138,8 +138,8 @@ def test_one_array_and_keyword_inputs() -> None:
     assert (repr(copied), copied.keywords) == (f"Inputs({X!r}, a=2)", {"a": 2})
 
 
-def test_a_tensor_that_is_given_twice_is_two_inputs() -> None:
-    """torch.export captures both places as one input: the program would pass over what is given for the other."""
+def test_one_tensor_as_two_arguments_is_two_inputs() -> None:
+    """torch.export captures both as one input, and the program would ignore the value of the other one."""
 
     class Difference(nn.Module):
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
@@ -244,13 +244,13 @@ def test_several_methods_need_a_dict() -> None:
         inputs.examples_by_method([(X,)], {"a": nn.ReLU(), "b": nn.ReLU()})
 
 
-def test_a_program_with_keyword_inputs_brings_them() -> None:
+def test_a_program_has_its_keyword_inputs() -> None:
     program = torch.export.export(nn.Linear(3, 2), (), {"input": X})
     (sample,) = inputs.examples_by_method(None, {"forward": program})["forward"]
     assert torch.equal(sample.keywords["input"], X)
 
 
-# Programs with them.
+# Programs with such inputs.
 
 
 @dataclass
@@ -260,7 +260,7 @@ class Settings:
 
 
 class Configured(nn.Module):
-    """Takes what is no tensor by position, by name and inside of containers."""
+    """Takes values that are no tensors by position, by name and inside containers."""
 
     def forward(
         self, x: Tensor, factor: float, more: dict[str, Any], *, mode: str = "plain", settings: Settings | None = None
@@ -274,7 +274,7 @@ class Configured(nn.Module):
 
 
 @pytest.mark.parametrize("recipe", [ArmRecipeType.TOSA_FP, ArmRecipeType.TOSA_INT8], ids=lambda recipe: recipe.name)
-def test_what_is_no_tensor_is_a_constant(recipe: ArmRecipeType) -> None:
+def test_inputs_that_are_no_tensors_become_constants(recipe: ArmRecipeType) -> None:
     def given(x: Tensor, bias: Tensor) -> Inputs:
         more = {"list": [-x.numpy(), None], "flag": True}
         return Inputs(x, np.float64(2.5), more, settings=Settings(bias, 2), mode="relu")
@@ -342,20 +342,20 @@ FP = ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP)
 
 
 def _batch_warnings(given: Any, model: Any = None, **options: Any) -> list[str]:
-    """What is told of a batch; the report must have the same."""
+    """Return the warnings about batches; the notes of the report must equal them."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         result = export(model or nn.Linear(3, 2).eval(), FP, given, **options)
-    told = [str(x.message) for x in caught if "batch" in str(x.message)]
-    assert told == [note for note in result.report.notes if "batch" in note]
-    return told
+    messages = [str(x.message) for x in caught if "batch" in str(x.message)]
+    assert messages == [note for note in result.report.notes if "batch" in note]
+    return messages
 
 
 @pytest.mark.parametrize("given", [_loader, lambda: _loader(), lambda: {"forward": _loader()}])
-def test_batches_of_a_data_loader_that_decide_the_program_are_told(given: Any) -> None:
-    (told,) = _batch_warnings(given() if given is not _loader else given)
-    assert told.startswith("'forward' is compiled for batch size 32, the batch size of the DataLoader")
-    assert "For batch size 1 use DataLoader(..., batch_size=1), or pass one sample as samples" in told
+def test_a_data_loader_that_determines_the_batch_size_is_warned_about(given: Any) -> None:
+    (message,) = _batch_warnings(given() if given is not _loader else given)
+    assert message.startswith("'forward' is compiled for batch size 32, the batch size of the DataLoader")
+    assert "For batch size 1 use DataLoader(..., batch_size=1), or pass one sample as samples" in message
 
 
 def test_the_remedies_for_batches_of_a_data_loader_give_programs_of_batch_1() -> None:
@@ -369,9 +369,9 @@ def test_the_remedies_for_batches_of_a_data_loader_give_programs_of_batch_1() ->
 @pytest.mark.parametrize(
     "given",
     [[(torch.rand(32, 3),)], torch.rand(32, 3), list(_loader()), _loader(None), _loader(sampler=range(1))],
-    ids=["tuple", "tensor", "list", "not put together", "one item"],
+    ids=["tuple", "tensor", "list", "no batching", "one item"],
 )
-def test_other_batches_are_what_is_wanted(given: Any) -> None:
+def test_explicit_batches_are_not_warned_about(given: Any) -> None:
     if isinstance(given, list) and len(given) > 1:
         given = [(x,) for x, _ in given]
     if isinstance(given, DataLoader) and given.batch_size is None:
@@ -403,14 +403,14 @@ def test_a_tensor_alone_is_one_sample_and_the_report_says_so(given: Any, remedie
         assert notes[0].endswith(remedies)
 
 
-def test_a_captured_program_has_its_batch_and_sizes_are_told_by_name() -> None:
+def test_captured_programs_and_named_sizes_are_not_warned_about() -> None:
     program = torch.export.export(nn.Linear(3, 2), (torch.rand(32, 3),))
     assert not _batch_warnings(_loader(), program)
     batch = {"dynamic_shapes": {"input": {0: torch.export.Dim("batch")}}, "sizes": {"batch": [1, 8]}}
     assert not _batch_warnings(_loader(), **batch)
 
 
-def test_sweeps_and_training_tell_of_batches() -> None:
+def test_sweeps_and_qat_warn_about_batches() -> None:
     with pytest.warns(ArmRecipesWarning, match="compiled for batch size 32"):
         *_, notes = capture_model(nn.Linear(3, 2), _loader(), "sweep")
     assert "compiled for batch size 32" in notes[0]
@@ -421,7 +421,7 @@ def test_sweeps_and_training_tell_of_batches() -> None:
         assert not [note for note in prepared.export(torch.rand(1, 3)).report.notes if "batch" in note]
 
 
-def test_what_all_items_of_a_batch_share_is_kept() -> None:
+def test_rebatch_keeps_inputs_without_a_batch_dimension() -> None:
     input_signature = InputSignature.from_inputs(Inputs(torch.zeros(2, 3), torch.zeros(3)))
     shared = torch.ones(3)
     found = list(rebatch([Inputs(torch.arange(15.0).reshape(5, 3), shared)], input_signature))

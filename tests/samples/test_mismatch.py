@@ -1,4 +1,4 @@
-"""Samples that do not fit the model: one sentence with the input, what it is, what was expected, and the remedy."""
+"""Samples that do not fit the model: errors name the input, its dtype and shape, the expected ones, and the remedy."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _recipe() -> ExportRecipe:
         ),
     ],
 )
-def test_the_message_names_input_types_and_remedy(
+def test_errors_about_a_sample_name_input_expectation_and_remedy(
     model: nn.Module, sample: Any, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("ARM_BACKEND_CORE_STRICT", raising=False)
@@ -110,7 +110,7 @@ def test_the_message_names_input_types_and_remedy(
     assert any(__file__ in line for line in lines)
 
 
-def test_several_inputs_are_named() -> None:
+def test_all_mismatched_inputs_are_named() -> None:
     sample = {"image": torch.rand(1, 3, 8).double(), "scale": torch.rand(1, 4, 8).double()}
     with pytest.raises(ExportError, match=r"input 0 \('image'\) .*; pass image.float\(\), scale.float\(\)$"):
         export(Scaled().eval(), _recipe(), [sample])
@@ -131,7 +131,7 @@ def test_wrong_arguments_are_found_before_the_capture(sample: Any, message: str)
         export(Scaled().eval(), _recipe(), [sample])
 
 
-def test_labels_in_a_list() -> None:
+def test_labels_among_the_inputs_are_refused() -> None:
     loader = DataLoader(TensorDataset(X.repeat(2, 1, 1, 1), torch.arange(2)), batch_size=1)
     for samples in ([(X, torch.tensor([1]))], iter(loader)):
         with pytest.raises(
@@ -158,7 +158,7 @@ def _linear() -> nn.Module:
 def test_the_trace_of_a_matrix_product_accepts_what_pytorch_refuses(
     build: Callable[[], nn.Module], dtype: torch.dtype, kind: ArmRecipeType
 ) -> None:
-    """The sample is converted if the model has float32, the model if the sample has."""
+    """The remedy is to convert whichever of sample and model is not float32."""
     x, name = torch.rand(3, 1, 8), str(dtype).removeprefix("torch.")
     is_attention = isinstance(build(), nn.MultiheadAttention)
     sample, odd = ((x, x, x), (x.to(dtype),) * 3) if is_attention else ((x,), (x.to(dtype),))
@@ -177,7 +177,9 @@ def test_the_trace_of_a_matrix_product_accepts_what_pytorch_refuses(
         (torch.float64, torch.float64, torch.float32, r"convert the model and the input 'x' with .float\(\)"),
     ],
 )
-def test_what_is_not_float32_is_converted(model: torch.dtype, x: torch.dtype, y: torch.dtype, remedy: str) -> None:
+def test_errors_name_what_to_convert_to_float32(
+    model: torch.dtype, x: torch.dtype, y: torch.dtype, remedy: str
+) -> None:
     """PyTorch promotes elementwise operands; an integer program does not."""
 
     class Offset(nn.Module):
@@ -202,7 +204,7 @@ def test_a_conversion_inside_the_model_is_named() -> None:
         export(Precise().eval(), _recipe(), [(torch.rand(1, 8),)])
 
 
-def test_arguments_that_the_model_accepts() -> None:
+def test_check_arguments_accepts_variadic_arguments() -> None:
     class Any_(nn.Module):
         def forward(self, *parts: Tensor, **named: Tensor) -> Tensor:
             return torch.cat([*parts, *named.values()])
@@ -229,7 +231,7 @@ class Stateful(nn.Module):
         return self.layer(x) + self.sum
 
 
-def test_trials_do_not_change_the_model() -> None:
+def test_describe_mismatch_does_not_change_the_model() -> None:
     model = Stateful().eval()
     state, attributes = copy.deepcopy(model.state_dict()), set(vars(model))
     x = torch.rand(1, 3, 8).double()

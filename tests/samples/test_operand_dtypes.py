@@ -39,7 +39,7 @@ def test_weights_of_two_dtypes_name_the_operator() -> None:
         export(TwoDtypes().eval(), RECIPE, [(X,)])
 
 
-def test_programs_of_users_are_checked() -> None:
+def test_operand_dtypes_of_captured_programs_are_checked() -> None:
     program = torch.export.export(nn.Linear(8, 4).half().eval(), (X,))
     with pytest.raises(RuntimeError, match="operands of float32 and float16"):
         check_operand_dtypes(program.graph)
@@ -51,7 +51,7 @@ def test_autocast_converts_operands() -> None:
     export(Autocast().eval(), RECIPE, [(X,)])
 
 
-def test_the_mode_raises_as_pytorch_does() -> None:
+def test_require_equal_dtypes_raises_as_pytorch_does() -> None:
     with RequireEqualDtypes():
         assert (X @ X.T).shape == (1, 1)
         with pytest.raises(RuntimeError, match=r"aten.mm.default has operands of float32 and float64"):

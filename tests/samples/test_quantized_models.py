@@ -94,7 +94,7 @@ def test_a_quantized_model_is_refused(make: Callable[[], nn.Module], message: st
         inputs.models_by_method(make())
 
 
-def test_a_model_of_prepare_qat_has_its_own_export() -> None:
+def test_a_model_of_prepare_qat_is_refused_with_its_own_export() -> None:
     recipe = ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8)
     prepared = prepare_qat(nn.Linear(4, 2), recipe, [(torch.randn(1, 4),)])
     with pytest.raises(TypeError, match=r"^model: it is a model of prepare_qat: call its method export\(samples\)"):

@@ -22,7 +22,7 @@ SIZES = {"batch": [1, 2], "seq": [4, 16]}
 
 
 class Model(nn.Module):
-    """Features of each place, and their mean over the places that count."""
+    """Features of each position, and their sum over the unmasked positions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Model(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor) -> dict[str, Tensor]:
         y = self.second(torch.relu(self.first(x)))
-        return {"places": y, "sum": (y * mask[..., None]).sum(1)}
+        return {"positions": y, "sum": (y * mask[..., None]).sum(1)}
 
 
 def _sample(batch: int, seq: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -50,17 +50,17 @@ def _export(recipe: str, sizes: Any = SIZES, shapes: Any = SHAPES) -> ExportResu
 
 
 @pytest.mark.parametrize("recipe", ["TOSA_FP", "TOSA_INT8", "ETHOSU_U85_INT8"])
-def test_the_smallest_that_fits(recipe: str) -> None:
+def test_the_smallest_exported_size_that_fits_is_run(recipe: str) -> None:
     result = _cached(recipe)
     program = arm_recipes.load(result.buffer)
     assert len(program.methods) == 4
     for batch, seq in ((1, 4), (2, 16), (1, 3), (2, 5)):
         sample = _sample(batch, seq, 100 + seq)
         expected = _model()(*sample)
-        for places, total in (program.execute(*sample, pad=0), result.run(*sample, pad=0.0).values()):
-            assert places.shape == (batch, seq, 32)
+        for positions, total in (program.execute(*sample, pad=0), result.run(*sample, pad=0.0).values()):
+            assert positions.shape == (batch, seq, 32)
             assert total.shape == (batch, 32)
-            for found, wanted in ((places, expected["places"]), (total, expected["sum"])):
+            for found, wanted in ((positions, expected["positions"]), (total, expected["sum"])):
                 assert (found - wanted).square().sum() < 3e-3 * wanted.square().sum()
     named = program.execute(_sample(1, 3)[0], mask=torch.ones(1, 3), pad={"x": 0, "mask": 0})
     assert torch.equal(named[1], program.execute(*_sample(1, 3), pad=0)[1])
@@ -71,7 +71,7 @@ def _cached(recipe: str) -> ExportResult:
     return _export(recipe)
 
 
-def test_scales_and_weights_are_the_same() -> None:
+def test_all_sizes_share_scales_and_weights() -> None:
     result = _cached("ETHOSU_U85_INT8")
     scales = [
         {(tensor.scale, tensor.zero_point) for tensor in each.delegates[0].inputs} for each in result.report.methods
@@ -101,13 +101,13 @@ def test_scales_and_weights_are_the_same() -> None:
         (1, 5, {"x": 0}, "pad has no number for the input 'mask'"),
     ],
 )
-def test_what_does_not_fit(batch: int, seq: int, pad: Any, message: str) -> None:
+def test_inputs_that_fit_no_exported_size_are_refused(batch: int, seq: int, pad: Any, message: str) -> None:
     program = arm_recipes.load(_cached("TOSA_FP").buffer)
     with pytest.raises(ValueError, match=message):
         program.execute(*_sample(batch, seq), pad=pad)
 
 
-def test_inputs_that_disagree() -> None:
+def test_inputs_with_different_sizes_of_one_dimension_are_refused() -> None:
     program = arm_recipes.load(_cached("TOSA_FP").buffer)
     with pytest.raises(ValueError, match="inputs have 3 and 4 for the dimension 'seq'"):
         program.execute(_sample(1, 3)[0], _sample(1, 4)[1], pad=0)
@@ -124,7 +124,7 @@ def test_inputs_that_disagree() -> None:
         ({"seq": [4]}, {"x": {1: Dim.DYNAMIC}, "mask": None}, "which has no name to list sizes for"),
     ],
 )
-def test_wrong_sizes(sizes: Any, shapes: Any, message: str) -> None:
+def test_wrong_sizes_are_refused(sizes: Any, shapes: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         _export("TOSA_FP", sizes, shapes)
 

@@ -1,4 +1,4 @@
-"""What is left on the CPU and cannot be executed there is known at export."""
+"""Operators for which no CPU kernel exists, or whose kernel would fail, are found at export."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_missing_kernel_is_warned_about_and_reported(recipe: ArmRecipeType) ->
             result.run(*vectors(1)[0])
 
 
-def test_it_can_be_an_error_or_silent() -> None:
+def test_require_runnable_raises_or_silences_the_warning() -> None:
     for attempt in (
         lambda: export(Neighbour().eval(), _recipe(FP, require_runnable=True), vectors()),
         lambda: executorch_export(Neighbour().eval(), vectors(), _recipe(FP, require_runnable=True)),

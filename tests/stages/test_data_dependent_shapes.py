@@ -1,4 +1,4 @@
-"""Parts of a tensor that a mask chooses: as many as there always are, or all of them."""
+"""Selections by masks and indices: of a constant number of elements, or rewritten for all elements."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _put(x: Tensor, mask: Tensor, new: Tensor) -> Tensor:
 
 
 def _swapped(_: Any, x: Tensor) -> Tensor:
-    """What is chosen is of before it is written."""
+    """The selected elements are read before the tensors are written."""
     x, y = x * 1.0, -x.flip(0)
     mask = x > 0.3
     kept = x[mask]
@@ -46,7 +46,7 @@ def _swapped(_: Any, x: Tensor) -> Tensor:
 
 
 def _twice(_: Any, x: Tensor) -> Tensor:
-    """The second mask is of what the first has written."""
+    """The second mask is computed from the result of the first write."""
     x = x * 2.0
     x[x < 0] = x[x < 0] * 0.25
     x[x < 0.5] = x[x < 0.5] + 1
@@ -83,7 +83,7 @@ _COMPUTED: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize("kind", [ArmRecipeType.TOSA_FP, ArmRecipeType.TOSA_INT8])
 @pytest.mark.parametrize("name", [*_CONSTANT, *_COMPUTED])
 @torch.no_grad()
-def test_is_exported_whole(name: str, kind: ArmRecipeType) -> None:
+def test_selections_run_in_one_delegate(name: str, kind: ArmRecipeType) -> None:
     model, draw = _Calls((_CONSTANT | _COMPUTED)[name]).eval(), torch.Generator().manual_seed(0)
     samples = [(torch.randn(4, 4, generator=draw) + 0.05,) for _ in range(8)]
     result = export(model, ExportRecipe.get_recipe(kind), samples)
@@ -113,7 +113,7 @@ def _written_element(x: Tensor, i: Tensor) -> Tensor:
 @pytest.mark.parametrize("kind", [ArmRecipeType.TOSA_FP, ArmRecipeType.TOSA_INT8, ArmRecipeType.ETHOSU_U55_INT8])
 @pytest.mark.parametrize("function", [_element, _written_element])
 @torch.no_grad()
-def test_an_element_at_the_number_of_a_tensor(function: Callable[..., Any], kind: ArmRecipeType) -> None:
+def test_indexing_by_a_scalar_tensor(function: Callable[..., Any], kind: ArmRecipeType) -> None:
     class Model(nn.Module):
         def forward(self, x: Tensor, i: Tensor) -> Any:
             return function(x, i)
@@ -129,7 +129,7 @@ def test_an_element_at_the_number_of_a_tensor(function: Callable[..., Any], kind
             torch.testing.assert_close(got, wanted, rtol=0, atol=1e-5 if kind is ArmRecipeType.TOSA_FP else 0.15)
 
 
-def test_an_element_of_what_is_written_afterwards_is_a_view() -> None:
+def test_an_indexed_view_that_is_written_afterwards_is_refused() -> None:
     class Model(nn.Module):
         def forward(self, x: Tensor, i: Tensor) -> Tensor:
             y = x * 1.0
@@ -142,7 +142,7 @@ def test_an_element_of_what_is_written_afterwards_is_a_view() -> None:
 
 
 @pytest.mark.parametrize("kind", [ArmRecipeType.TOSA_FP, ArmRecipeType.ETHOSU_U85_INT8], ids=str)
-def test_an_index_that_depends_on_data_is_refused_in_words(
+def test_the_error_for_a_data_dependent_size_names_remedies(
     kind: ArmRecipeType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("ARM_BACKEND_CORE_STRICT")  # PyTorch's errors in decompositions of such programs are no faults
@@ -166,7 +166,7 @@ def test_an_index_that_depends_on_data_is_refused_in_words(
     )
 
 
-def test_distributions_check_nothing_while_they_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_distributions_are_captured_without_argument_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)  # PyTorch's own tracing leaves it off
 
     class Policy(nn.Module):
@@ -199,7 +199,7 @@ def _written_mask(_: Any, x: Tensor) -> Tensor:
     ids=["written", "sum", "order", "sorted"],
 )
 @torch.no_grad()
-def test_what_depends_on_the_number_stays_as_it_is(function: Callable[..., Any]) -> None:
+def test_results_that_depend_on_the_number_of_elements_are_not_rewritten(function: Callable[..., Any]) -> None:
     model, x = _Calls(function).eval(), torch.linspace(-1, 1, 16).reshape(4, 4)
     program = Capture(None)("forward", model, Inputs(x))
     assert any(node.target is torch.ops.aten.index.Tensor for node in program.graph.nodes)

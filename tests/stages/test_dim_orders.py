@@ -146,7 +146,7 @@ def test_programs_without_cpu_operators_have_no_copies() -> None:
     assert not any(COPY in name or "clone" in name for name in result.report.methods[0].boundary)
 
 
-def test_a_chain_of_operators_is_copied_once() -> None:
+def test_the_input_of_an_operator_chain_is_copied_once() -> None:
     class Chain(nn.Module):
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
             y = ((x & 15).to(torch.int16) * 3).flip(-1)
@@ -179,7 +179,7 @@ class Flip(nn.Module):
         return x.flip(-1)
 
 
-def test_the_check_names_operator_and_input() -> None:
+def test_check_dim_orders_names_operator_and_input() -> None:
     def emit(legalize: bool) -> Any:
         program = torch.export.export(Flip(), _pixels()[0])
         manager = to_edge_transform_and_lower(program, compile_config=EdgeCompileConfig(_check_ir_validity=False))

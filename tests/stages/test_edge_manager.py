@@ -34,7 +34,7 @@ def _edge() -> EdgeProgramManager:
     return to_edge_transform_and_lower(program, compile_config=EdgeCompileConfig(_check_ir_validity=False))
 
 
-def test_quantized_io_leaves_floats_that_are_shared_and_says_so() -> None:
+def test_quantized_io_warns_about_inputs_and_outputs_that_stay_float() -> None:
     manager = _edge()
     with pytest.warns(ArmRecipesWarning) as caught:
         assert edge_manager.remove_io_casts(manager) == []
@@ -56,7 +56,7 @@ def test_quantized_io_leaves_floats_that_are_shared_and_says_so() -> None:
     assert manager.to_executorch().buffer
 
 
-def test_cortex_m_boundary_replaces_all_that_are_left() -> None:
+def test_use_cortex_m_quantize_replaces_all_quantize_operators() -> None:
     manager = _edge()
     assert edge_manager.use_cortex_m_quantize(manager) == []
     targets = [str(node.target) for node in manager.exported_program().graph.nodes]
@@ -66,7 +66,7 @@ def test_cortex_m_boundary_replaces_all_that_are_left() -> None:
 
 
 class Remainders(nn.Module):
-    """Of numbers and of tensors, of integers and of real numbers."""
+    """Remainders by scalars and tensors, of integers and floats."""
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
         """PyTorch gives the divisor's sign."""
@@ -155,7 +155,7 @@ class Lookup(nn.Module):
         ("gather", lambda table, index: table.gather(0, index.unsqueeze(1).expand(3, 4))),
     ],
 )
-def test_lookups_take_integers(name: str, lookup: Callable[[Tensor, Tensor], Tensor]) -> None:
+def test_lookups_read_quantized_tables(name: str, lookup: Callable[[Tensor, Tensor], Tensor]) -> None:
     index = torch.tensor([1, 7, 3])
     program = torch.export.export(Lookup(lookup), (index,))
     manager = to_edge_transform_and_lower(program, compile_config=EdgeCompileConfig(_check_ir_validity=False))

@@ -1,4 +1,4 @@
-"""Programs with tensors without elements run: no kernel on the CPU computes them."""
+"""Programs with empty tensors run: no CPU kernel computes these."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from arm_recipes import ArmRecipeType, ExportRecipe, export
 from tests.ops.runner import Calls
 
 aten = torch.ops.aten
-NONE, ROWS, X = torch.zeros(1, 2, 3, 4, 0), torch.zeros(2, 0, 3), torch.linspace(-1, 1, 6).reshape(2, 3)
+EMPTY_5D, EMPTY_ROWS, X = torch.zeros(1, 2, 3, 4, 0), torch.zeros(2, 0, 3), torch.linspace(-1, 1, 6).reshape(2, 3)
 
 
 def _add_in_place(empty: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -23,27 +23,27 @@ def _add_in_place(empty: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     return copy, view
 
 
-#: Of a tensor without elements and another.
+#: Functions of an empty tensor and another one, and the empty tensor.
 FUNCTIONS: dict[str, tuple[Callable[[Tensor, Tensor], Any], Tensor]] = {
-    "in place beside": (_add_in_place, NONE),
-    "log_softmax": (lambda e, x: (e.log_softmax(-1), e.log_softmax(0), x + 1), ROWS),
-    "extremes": (lambda e, x: (e.amax(0), e.max(2)[0], e.amin((0, 2)), x + 1), ROWS),
-    "sums": (lambda e, x: (e.sum(1) + x, e.mean(1), e.prod(), (e > 0).any(1), (e > 0).all(), e.var(1)), ROWS),
+    "in place beside": (_add_in_place, EMPTY_5D),
+    "log_softmax": (lambda e, x: (e.log_softmax(-1), e.log_softmax(0), x + 1), EMPTY_ROWS),
+    "extremes": (lambda e, x: (e.amax(0), e.max(2)[0], e.amin((0, 2)), x + 1), EMPTY_ROWS),
+    "sums": (lambda e, x: (e.sum(1) + x, e.mean(1), e.prod(), (e > 0).any(1), (e > 0).all(), e.var(1)), EMPTY_ROWS),
     "padded": (
         lambda e, x: (aten.constant_pad_nd(e, [0, 0, 1, 1], 2.5)[:, 0] * x, aten.constant_pad_nd(e, [1, -1])),
-        ROWS,
+        EMPTY_ROWS,
     ),
-    "padded in five dimensions": (lambda e, x: (aten.constant_pad_nd(e, [0, 1, 0, 0, 1, 2]), x + 1), NONE),
-    "rows": (lambda e, x: (e.index_select(1, torch.arange(0)), e.roll(1, 1), x.abs()), ROWS),
-    "joined": (lambda e, x: (torch.cat([x[:, None], e, x[:, None]], 1), torch.cat([e, e], 1)), ROWS),
-    "pieces": (lambda e, x: (*x.split_with_sizes([0, 3], 1), x.unfold(1, 2, 1)[:, :0], *e.unbind(0)), ROWS),
+    "padded in five dimensions": (lambda e, x: (aten.constant_pad_nd(e, [0, 1, 0, 0, 1, 2]), x + 1), EMPTY_5D),
+    "rows": (lambda e, x: (e.index_select(1, torch.arange(0)), e.roll(1, 1), x.abs()), EMPTY_ROWS),
+    "joined": (lambda e, x: (torch.cat([x[:, None], e, x[:, None]], 1), torch.cat([e, e], 1)), EMPTY_ROWS),
+    "pieces": (lambda e, x: (*x.split_with_sizes([0, 3], 1), x.unfold(1, 2, 1)[:, :0], *e.unbind(0)), EMPTY_ROWS),
     "chosen": (
         lambda e, x: (x.topk(0)[0], x[:, torch.zeros(0, dtype=torch.long)], x.gather(1, e.long()[:, :, 0])),
-        ROWS,
+        EMPTY_ROWS,
     ),
     "written": (
         lambda e, x: (x.scatter(1, e.long()[:, :, 0], e[:, :, 0]), x.index_put((e.long()[0, :, 0],), e[0])),
-        ROWS,
+        EMPTY_ROWS,
     ),
     "indices": (
         lambda e, x: (
@@ -53,14 +53,14 @@ FUNCTIONS: dict[str, tuple[Callable[[Tensor, Tensor], Any], Tensor]] = {
             x.scatter_add(1, e.long()[:, :, 0], e[:, :, 0]),
             x.scatter(1, e.long()[:, :, 0], 2.0),
         ),
-        ROWS,
+        EMPTY_ROWS,
     ),
-    "matrices": (lambda e, x: (e.mT @ e, e @ x.t(), torch.addmm(x.t(), e[0].t(), e[1][:, :2]), x * 2), ROWS),
+    "matrices": (lambda e, x: (e.mT @ e, e @ x.t(), torch.addmm(x.t(), e[0].t(), e[1][:, :2]), x * 2), EMPTY_ROWS),
     "images": (
         lambda e, x: (torch.max_pool2d(e, 2), torch.conv2d(e, torch.ones(2, 3, 1, 1)), x.exp()),
         torch.zeros(0, 3, 4, 4),
     ),
-    "types": (lambda e, x: (e.long(), e > 0, ~(e > 0), x.relu(), torch.where(e > 0, e, 1.0)), ROWS),
+    "types": (lambda e, x: (e.long(), e > 0, ~(e > 0), x.relu(), torch.where(e > 0, e, 1.0)), EMPTY_ROWS),
 }
 
 
@@ -72,7 +72,7 @@ FUNCTIONS: dict[str, tuple[Callable[[Tensor, Tensor], Any], Tensor]] = {
     ],
 )
 def test_programs_with_empty_tensors_run(name: str, recipe: ArmRecipeType) -> None:
-    """Portable kernels ended the process: the program runs in a child."""
+    """The program runs in a child process, because portable kernels may end it."""
     function, empty = FUNCTIONS[name]
     model, sample = Calls(function).eval(), (empty, X)
     result = export(model, ExportRecipe.get_recipe(recipe), [sample])
@@ -100,7 +100,7 @@ def _same(made: Any, expected: Any) -> bool:
 
 
 def _in_child(check: Callable[[], bool]) -> int:
-    """0, or the signal that ended the process of ``check``, or 1 and more where it raised or is false."""
+    """Run ``check`` in a child process: 0 if it is true, 1 if false, 2 if it raised, -n if signal n ended it."""
     child = os.fork()
     if not child:
         try:

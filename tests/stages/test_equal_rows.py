@@ -1,4 +1,4 @@
-"""Linear layers in as many rows at a time in each method, so that Vela writes their weights alike."""
+"""Equal rows: linear layers have as many rows in each method, so that Vela encodes their weights alike."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from arm_recipes.runtime.payload_parts import WEIGHTS_PREFIX
 from arm_recipes.stages.edge import equal_rows
 from arm_recipes.stages.edge.equal_rows import equalize_rows
 
-WIDTH, WIDE = 128, 640
+WIDTH, HIDDEN = 128, 640
 LINEAR = torch.ops.aten.linear.default
 
 
 class Block(nn.Module):
-    """Two layers that read one tensor, and one that reads both; a state that a next call would go on from."""
+    """Two linear layers that read one tensor, a third that reads the results of both, and a state in a buffer."""
 
     last: Tensor
 
@@ -32,9 +32,9 @@ class Block(nn.Module):
         super().__init__()
         self.register_buffer("last", torch.zeros(1, WIDTH))
         self.gate, self.up, self.down = (
-            nn.Linear(WIDTH, WIDE),
-            nn.Linear(WIDTH, WIDE, bias=False),
-            nn.Linear(WIDE, WIDTH),
+            nn.Linear(WIDTH, HIDDEN),
+            nn.Linear(WIDTH, HIDDEN, bias=False),
+            nn.Linear(HIDDEN, WIDTH),
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -62,14 +62,14 @@ def _rows(programs: Mapping[str, ExportedProgram]) -> dict[str, list[int]]:
     }
 
 
-def test_every_group_has_sixteen_rows_and_the_numbers_of_the_whole() -> None:
+def test_groups_have_sixteen_rows_and_unchanged_results() -> None:
     before = _exported().exported_programs
     programs = {method: copy_program(program) for method, program in before.items()}
     equalize_rows(programs, _recipe())
     assert _rows(before) == {"many": [16] * 3, "one": [1] * 3}
     assert _rows(programs) == {"many": [16] * 6, "one": [16] * 3}
     pads = programs["one"].graph.find_nodes(op="call_function", target=torch.ops.aten.constant_pad_nd.default)
-    assert len(pads) == 2  # of what two layers read, one
+    assert len(pads) == 2  # two layers share one
     for method, x in (("many", torch.randn(2, 16, WIDTH)), ("one", torch.randn(1, WIDTH))):
         programs[method].graph.lint()
         assert torch.equal(programs[method].module()(x), before[method].module()(x))
@@ -79,7 +79,7 @@ def test_weights_are_stored_once() -> None:
     result = _exported()
     inspection = arm_recipes.inspect_program(result.buffer)
     (size,) = (size for name, size in inspection.named_data.items() if name.startswith(WEIGHTS_PREFIX))
-    assert size < 1.3 * 3 * WIDTH * WIDE  # twice as much without groups
+    assert size < 1.3 * 3 * WIDTH * HIDDEN  # twice as much without groups
     for method, x in (("many", torch.randn(2, 16, WIDTH)), ("one", torch.randn(1, WIDTH))):
         found = result.run(x, method=method)
         expected = result.exported_programs[method].module()(x)
@@ -87,21 +87,21 @@ def test_weights_are_stored_once() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", ["one method", "as many rows", "128 MACs", "TOSA", "small weights", "one block", "31 rows"]
+    "change", ["one method", "equal row counts", "128 MACs", "TOSA", "small weights", "one block", "31 rows"]
 )
-def test_what_is_left_as_it_is(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_that_are_not_grouped(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
     programs = {method: copy_program(program) for method, program in _exported().exported_programs.items()}
     recipe = _recipe(128 if change == "128 MACs" else 256)
     if change == "one method":
         del programs["one"]
-    elif change == "as many rows":
+    elif change == "equal row counts":
         programs["one"] = copy_program(programs["many"])
     elif change == "TOSA":
         recipe = ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8)
     elif change == "small weights":
-        monkeypatch.setattr(equal_rows, "_MIN_WEIGHT_ELEMENTS", WIDTH * WIDE + 1)
+        monkeypatch.setattr(equal_rows, "_MIN_WEIGHT_ELEMENTS", WIDTH * HIDDEN + 1)
     elif change == "one block":
-        monkeypatch.setattr(equal_rows, "_INPUT_CHANNEL_BLOCK", WIDE)
+        monkeypatch.setattr(equal_rows, "_INPUT_CHANNEL_BLOCK", HIDDEN)
     elif change == "31 rows":
         monkeypatch.setattr(equal_rows, "_ROWS_PER_GROUP", {256: 31})
     before = _rows(programs)

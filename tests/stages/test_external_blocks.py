@@ -18,7 +18,7 @@ from tests.small_models import images
 U85 = ArmRecipeType.ETHOSU_U85_INT8
 
 
-def test_the_option_names_the_blocks() -> None:
+def test_option_external_selects_blocks() -> None:
     for external in ((), ("weights",), ("commands",), ("weights", "commands")):
         outside = {{"weights": BlockName.WEIGHTS, "commands": BlockName.COMMANDS}[name] for name in external}
         (delegate,) = read_program(export_small(U85, external=external).buffer).methods["forward"].delegates
@@ -27,7 +27,7 @@ def test_the_option_names_the_blocks() -> None:
         assert ("weight_data_crc32" in delegate.compile_specs) == (BlockName.WEIGHTS in outside)
 
 
-def test_weights_that_methods_share_move_too() -> None:
+def test_weights_that_methods_share_are_external_too() -> None:
     model = decoder()
     methods = {"prefill": Prefill(model), "decode": model}
     samples = {"prefill": [prompt(3)], "decode": [prompt(1, 3 + at) for at in range(3)]}

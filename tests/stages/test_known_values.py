@@ -89,7 +89,7 @@ _KNOWN: dict[str, Function] = {
 
 @pytest.mark.parametrize("name", _KNOWN)
 @torch.no_grad()
-def test_lengths_are_constants(name: str) -> None:
+def test_sizes_that_follow_from_known_values_are_constants(name: str) -> None:
     model, x = _Packed(_KNOWN[name]).eval(), torch.linspace(-2, 2, 16).reshape(4, 4)
     expected = model(x)
     result = export(model, ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP), [(x,)])
@@ -130,7 +130,7 @@ def test_attention_within_packed_images_is_delegated(ends: list[int], kind: str)
 
 @pytest.mark.parametrize("kind", _KINDS)
 @torch.no_grad()
-def test_the_one_length_of_an_input_is_the_size_of_what_it_splits(kind: str) -> None:
+def test_a_split_into_one_piece_has_the_size_of_its_input(kind: str) -> None:
     torch.manual_seed(0)
     ends = torch.tensor([0, 12], dtype=torch.int32)
     _check_attention(_VisionAttention(None).eval(), [(torch.randn(12, 16), ends) for _ in range(8)], kind)
@@ -145,7 +145,7 @@ def _check_attention(model: nn.Module, samples: list[Any], kind: str) -> None:
     torch.testing.assert_close(result.run(*samples[0]), expected, rtol=0, atol=tolerance)
 
 
-def test_lengths_in_an_input_are_refused_in_words() -> None:
+def test_split_lengths_in_an_input_are_refused() -> None:
     sample = (torch.randn(12, 16), torch.tensor([0, 4, 12]))
     with pytest.raises(ExportError, match=r"depends on data .* must not depend on the values of tensors: use"):
         export(_VisionAttention(None).eval(), ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP), [sample])
@@ -186,20 +186,20 @@ def _written_by_operator(m: Any, x: Tensor) -> Tensor:
     ],
     ids=["view", "operator", "randint", "rand", "empty", "bernoulli", "input"],
 )
-def test_what_depends_on_data_or_chance_is_no_constant(function: Function) -> None:
+def test_sizes_from_data_or_random_numbers_are_no_constants(function: Function) -> None:
     state = torch.get_rng_state()
     program = Capture(strict=False)("forward", _Packed(function).eval(), Inputs(torch.ones(4, 4)))
     assert any(node.target is torch.ops.aten.item.default for node in program.graph.nodes)
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_a_buffer_that_data_is_written_to_is_no_constant() -> None:
+def test_sizes_from_a_buffer_that_the_model_writes_are_no_constants() -> None:
     program = Capture(None)("forward", _Packed(_written_data).eval(), Inputs(torch.ones(4, 4)))
     assert any(node.target is torch.ops.aten.item.default for node in program.graph.nodes)
 
 
-def test_values_of_the_model_stay_as_they_are() -> None:
-    """What the trace computes in place, it computes on copies."""
+def test_capture_does_not_change_tensors_of_the_model() -> None:
+    """In-place operators on known values write to copies."""
 
     def function(m: Any, x: Tensor) -> Tensor:
         return x * (m.lengths + 0).add_(5).sum().item() + torch.ones_like(m.constant).add_(m.constant).sum().item()

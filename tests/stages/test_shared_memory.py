@@ -27,7 +27,7 @@ ARRAY = torch.zeros(8).numpy()
         (BASE, BASE.clone(), False),
     ],
 )
-def test_shared_bytes(first: Tensor, second: Tensor, shared: bool) -> None:
+def test_share_memory_compares_bytes(first: Tensor, second: Tensor, shared: bool) -> None:
     assert share_memory(first, second) is share_memory(second, first) is shared
 
 
@@ -77,7 +77,7 @@ class Reading(nn.Module):
 
 
 @pytest.mark.parametrize("writes", [False, True])
-def test_a_method_writes_the_state_that_it_only_reads(writes: bool) -> None:
+def test_write_read_state_adds_a_write_to_methods_that_only_read(writes: bool) -> None:
     state, x = torch.ones(4), (torch.ones(4),)
     programs = {name: torch.export.export(Reading(state, name == "write" and writes), x) for name in ("read", "write")}
     result = write_read_state(programs)

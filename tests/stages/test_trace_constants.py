@@ -1,4 +1,4 @@
-"""Questions that Python asks of tensors while the model is traced."""
+"""Branches and Python values that depend on tensors, while the model is traced."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from arm_recipes.stages.capture.capture import Capture
 from arm_recipes.stages.capture.trace_constants import trace_recurrent_layers_by_shape
 
 
-class _Asking(nn.Module):
+class _Branching(nn.Module):
     def __init__(self, function: Callable[[Any, Tensor], Tensor]) -> None:
         super().__init__()
         self.function = function
@@ -41,7 +41,7 @@ def _places(_: Any, x: Tensor) -> Tensor:
     return x.flatten() @ torch.diag(torch.tensor([1.0 / i for i in torch.arange(1, x.numel() + 1).tolist()]))
 
 
-def _seen_changed(m: Any, x: Tensor) -> Tensor:
+def _written_through_a_view(m: Any, x: Tensor) -> Tensor:
     known = m.count > 5
     known[0].fill_(True)
     return x * 2 if known.any() else x
@@ -52,39 +52,39 @@ _KNOWN: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "number": lambda m, x: m.linear(x)[:, : m.count.tolist()[0]],
     "not": lambda m, x: x * 2 if ~m.ready else m.linear(x),
     "places": _places,
-    "view": _seen_changed,
+    "view": _written_through_a_view,
 }
 
 
 @pytest.mark.parametrize("name", _KNOWN)
 @torch.no_grad()
-def test_what_a_buffer_says_is_known(name: str) -> None:
-    model, x = _Asking(_KNOWN[name]).eval(), torch.linspace(-2, 2, 8).reshape(2, 4)
+def test_values_of_unwritten_buffers_are_known(name: str) -> None:
+    model, x = _Branching(_KNOWN[name]).eval(), torch.linspace(-2, 2, 8).reshape(2, 4)
     expected = model(x)
     result = export(model, ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP), [(x,)])
     assert not result.report.cpu_operators
     torch.testing.assert_close(result.run(x), expected, atol=1e-5, rtol=1e-5)
 
 
-def _once(m: Any, x: Tensor) -> Tensor:
+def _written_flag(m: Any, x: Tensor) -> Tensor:
     if m.ready:
         m.ready.fill_(False)
         return x * 2
     return x
 
 
-def _anew(m: Any, x: Tensor) -> Tensor:
+def _reassigned_buffer(m: Any, x: Tensor) -> Tensor:
     m.count = m.count + 1
     return x * 2 if (m.count > 2).all() else x
 
 
-def _changed(m: Any, x: Tensor) -> Tensor:
+def _updated_by_data(m: Any, x: Tensor) -> Tensor:
     known = m.count > 5
     known |= x[0, :2] > 0
     return x * 2 if known.all() else x
 
 
-def _seen_changed_by_data(m: Any, x: Tensor) -> Tensor:
+def _data_written_through_a_view(m: Any, x: Tensor) -> Tensor:
     known = m.count > 5
     known[0].copy_(x[0, 0] > 0)
     return x * 2 if known.any() else x
@@ -93,17 +93,17 @@ def _seen_changed_by_data(m: Any, x: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (_seen_changed_by_data, "must not depend on the values of tensors"),
-        (_once, r"branches on its buffer 'ready', and writes it: .* use torch\.where"),
-        (_anew, r"branches on its buffer 'count', and writes it"),
-        (_changed, "must not depend on the values of tensors"),
+        (_data_written_through_a_view, "must not depend on the values of tensors"),
+        (_written_flag, r"branches on its buffer 'ready', and writes it: .* use torch\.where"),
+        (_reassigned_buffer, r"branches on its buffer 'count', and writes it"),
+        (_updated_by_data, "must not depend on the values of tensors"),
         (lambda m, x: x * 2 if x.sum() > m.count[0] else x, "must not depend on the values of tensors"),
     ],
-    ids=["view", "state", "anew", "changed", "input"],
+    ids=["view", "state", "reassigned", "changed", "input"],
 )
-def test_what_may_change_is_not(function: Callable[[Any, Tensor], Tensor], message: str) -> None:
+def test_values_that_may_change_are_refused(function: Callable[[Any, Tensor], Tensor], message: str) -> None:
     with pytest.raises(ExportError, match=message):
-        export(_Asking(function).eval(), ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP), [(torch.ones(2, 4),)])
+        export(_Branching(function).eval(), ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP), [(torch.ones(2, 4),)])
 
 
 def test_a_buffer_that_is_read_as_an_index_and_written_stays_state() -> None:
@@ -125,7 +125,7 @@ def test_a_buffer_that_is_read_as_an_index_and_written_stays_state() -> None:
     assert [module(x).tolist() for _ in range(3)] == [[2, 4], [6, 8], [10, 12]]
 
 
-def test_packed_sequences_are_told_what_to_do_instead() -> None:
+def test_packed_sequences_are_refused_with_a_remedy() -> None:
     class Packed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -161,7 +161,7 @@ def test_steps_of_recurrent_layers_are_not_traced(layer: Callable[..., nn.Module
     assert [(x.shape, x.stride(), x.dtype) for x in traced] == [(x.shape, x.stride(), x.dtype) for x in known]
 
 
-def test_pytorchs_own_ways_come_back_whoever_leaves_last() -> None:
+def test_overlapping_contexts_restore_pytorchs_kernels() -> None:
     first, second = trace_recurrent_layers_by_shape(), trace_recurrent_layers_by_shape()
     for context in (first, second):
         context.__enter__()

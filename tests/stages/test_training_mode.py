@@ -1,4 +1,4 @@
-"""Programs that behave as in training are told: batch statistics, dropout, random numbers."""
+"""Warnings about programs that behave as in training: batch statistics, dropout, random numbers."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Block(nn.Module):
 
 
 class Functional(nn.Module):
-    """A layer that drops whatever its mode is."""
+    """Applies a function such as dropout, whatever the mode of the module is."""
 
-    def __init__(self, drop: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.inner = Calls(drop)
+        self.inner = Calls(function)
 
     def forward(self, x: Tensor) -> Tensor:
         """Of the same shape."""
@@ -55,7 +55,7 @@ WITHOUT_EVAL = (
 )
 
 
-def _told(model: Any, *args: Tensor, recipe: ArmRecipeType = ArmRecipeType.TOSA_FP) -> tuple[list[str], Any]:
+def _export_warnings(model: Any, *args: Tensor, recipe: ArmRecipeType = ArmRecipeType.TOSA_FP) -> tuple[list[str], Any]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         result = export(model, ExportRecipe.get_recipe(recipe), [args] if args else None)
@@ -68,24 +68,24 @@ def _captured(model: nn.Module, *args: Tensor) -> torch.export.ExportedProgram:
 
 @pytest.mark.parametrize("recipe", [ArmRecipeType.TOSA_FP, ArmRecipeType.TOSA_INT8])
 @pytest.mark.parametrize("core", [False, True], ids=["captured", "decomposed"])
-def test_a_program_captured_without_eval_is_told(recipe: ArmRecipeType, core: bool) -> None:
+def test_a_program_captured_without_eval_is_warned_about(recipe: ArmRecipeType, core: bool) -> None:
     program = _captured(Block().train(), X)
-    told, result = _told(program.run_decompositions() if core else program, recipe=recipe)
-    assert set(WITHOUT_EVAL) <= set(told)
+    messages, result = _export_warnings(program.run_decompositions() if core else program, recipe=recipe)
+    assert set(WITHOUT_EVAL) <= set(messages)
     assert set(WITHOUT_EVAL) <= set(result.report.notes)
-    assert len([text for text in told if "training" in text or "statistics" in text]) == 2
+    assert len([text for text in messages if "training" in text or "statistics" in text]) == 2
 
 
-def test_a_program_captured_in_evaluation_mode_and_a_model_in_training_mode_are_not() -> None:
-    told, _ = _told(_captured(Block().eval(), X))
-    assert not told
-    told, _ = _told(Block().train(), X)
-    assert [text for text in told if "training" in text] == [
+def test_programs_captured_in_eval_mode_and_models_in_training_mode_are_not_warned_about() -> None:
+    messages, _ = _export_warnings(_captured(Block().eval(), X))
+    assert not messages
+    messages, _ = _export_warnings(Block().train(), X)
+    assert [text for text in messages if "training" in text] == [
         "the model of 'forward' is in training mode; it is exported in evaluation mode"
     ]
 
 
-def test_the_command_line_tells(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_prints_training_warnings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "training.pt2"
     torch.export.save(_captured(Block().train(), X), str(path))
     assert main(["export", str(path), "--recipe", "TOSA_FP", "-o", str(tmp_path / "out.pte")]) == 0
@@ -98,7 +98,7 @@ def test_the_command_line_tells(tmp_path: Path, capsys: pytest.CaptureFixture[st
 DROPS = "is random at every run, and the elements that it keeps are not divided by 1 - p"
 AS_TRAINED = "is random at every run, as in training"
 DRAWS = "draws random numbers at every run"
-#: What a model does in evaluation mode, and the beginning of what is told.
+#: Functions that are random or normalize by the batch in evaluation mode, and the beginning of the warning.
 FUNCTIONS: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "dropout": (lambda x: F.dropout(x, 0.5), DROPS),
     "dropout in place": (lambda x: F.dropout(x + 1, 0.5, inplace=True), DROPS),
@@ -122,15 +122,15 @@ FUNCTIONS: dict[str, tuple[Callable[[Tensor], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_what_is_random_in_evaluation_mode_is_told_with_its_line(name: str) -> None:
+def test_random_functions_in_eval_mode_are_warned_about_with_their_line(name: str) -> None:
     function, begins = FUNCTIONS[name]
-    (told,) = describe_training_behavior(_captured(Functional(function).eval(), X))
-    assert told.startswith(begins)
-    assert "('inner', runner.py:" in told
-    assert "model.eval()" not in told
+    (message,) = describe_training_behavior(_captured(Functional(function).eval(), X))
+    assert message.startswith(begins)
+    assert "('inner', runner.py:" in message
+    assert "model.eval()" not in message
     own = dict.fromkeys((DROPS, AS_TRAINED), "training=self.training")
     remedy = ({DRAWS: "as an input"} | own).get(begins, "self.training")
-    assert remedy in told
+    assert remedy in message
 
 
 QUIET: dict[str, Callable[[Tensor], Tensor]] = {
@@ -145,7 +145,7 @@ QUIET: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("name", QUIET)
-def test_what_is_the_same_at_every_run_is_not_told(name: str) -> None:
+def test_deterministic_functions_are_not_warned_about(name: str) -> None:
     assert not describe_training_behavior(_captured(Functional(QUIET[name]).eval(), X))
 
 
@@ -162,19 +162,19 @@ def test_library_layers_that_drop_are_named() -> None:
             return self.layers["attention"](y, y, y)[0]
 
     program = _captured(Layers().train(), torch.zeros(5, 2, 4))
-    (told,) = describe_training_behavior(program, captured_by_user=True)
-    assert "'layers.gru' (GRU), 'layers.attention' (MultiheadAttention); call model.eval()" in told
+    (message,) = describe_training_behavior(program, captured_by_user=True)
+    assert "'layers.gru' (GRU), 'layers.attention' (MultiheadAttention); call model.eval()" in message
 
 
-def test_many_layers_are_counted() -> None:
+def test_a_list_of_many_layers_is_abbreviated() -> None:
     program = _captured(nn.Sequential(*(nn.Dropout(0.5) for _ in range(7))).train(), X)
-    (told,) = describe_training_behavior(program, captured_by_user=True)
-    assert "'3' (Dropout) and 3 more; call" in told
+    (message,) = describe_training_behavior(program, captured_by_user=True)
+    assert "'3' (Dropout) and 3 more; call" in message
 
 
 def test_active_dropout_is_warned_of_by_export() -> None:
-    told, result = _told(Functional(lambda x: F.dropout(x, 0.5)).eval(), X)
-    assert any("pass training=self.training" in text for text in told)
+    messages, result = _export_warnings(Functional(lambda x: F.dropout(x, 0.5)).eval(), X)
+    assert any("pass training=self.training" in text for text in messages)
     assert any("pass training=self.training" in text for text in result.report.notes)
 
 
@@ -189,7 +189,7 @@ def test_active_dropout_is_warned_of_by_export() -> None:
     ids=["alpha channels", "channels", "rrelu", "written"],
 )
 def test_random_numbers_are_no_constants(function: Callable[[], Tensor]) -> None:
-    """Of the operators that draw PyTorch tags not all: what these drew at the export was in the program for good."""
+    """PyTorch does not tag all random operators. What untagged ones drew at export became a constant."""
     module = _captured(Functional(lambda x: x + function().sum()).eval(), X).module(check_guards=False)
     assert isinstance(module, torch.fx.GraphModule)
     functionalize(module.graph)

@@ -1,4 +1,4 @@
-"""Images of bytes that a model moves itself: channels last, cut, joined, half of the pixels, and bytes as results."""
+"""uint8 images that a model permutes, slices, concatenates or casts itself, and uint8 outputs."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_bytes_that_are_moved(how: str, kind: ArmRecipeType) -> None:
     torch.testing.assert_close(found.float(), expected.float(), rtol=1e-6, atol=step)
 
 
-def test_bytes_of_what_is_written_later_are_of_before() -> None:
+def test_a_uint8_cast_reads_the_values_before_a_later_write() -> None:
     class Model(nn.Module):
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
             y = x * 2.0
@@ -69,7 +69,7 @@ def test_bytes_of_what_is_written_later_are_of_before() -> None:
 
 
 @pytest.mark.parametrize("kind", [ArmRecipeType.TOSA_FP, ArmRecipeType.TOSA_INT8])
-def test_what_no_byte_holds_wraps_around(kind: ArmRecipeType) -> None:
+def test_casts_to_uint8_wrap_around(kind: ArmRecipeType) -> None:
     class Model(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return (x * 4).to(torch.uint8).float()
@@ -80,7 +80,7 @@ def test_what_no_byte_holds_wraps_around(kind: ArmRecipeType) -> None:
     assert (result.run(x) - Model()(x)).abs().max() <= (0 if kind is ArmRecipeType.TOSA_FP else 3)  # int8: steps of 2
 
 
-def test_bytes_beside_half_precision_are_half() -> None:
+def test_uint8_times_float16_is_float16() -> None:
     class Model(nn.Module):
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
             return x.flip(0) * y
@@ -91,7 +91,7 @@ def test_bytes_beside_half_precision_are_half() -> None:
     torch.testing.assert_close(result.run(x, y), Model()(x, y))
 
 
-def test_bytes_that_are_written_stay_bytes() -> None:
+def test_in_place_writes_keep_uint8() -> None:
     class Model(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             x = x.clone()
