@@ -55,7 +55,7 @@ SAMPLED = {
     "test_higher_order::test_loops_with_a_constant_trip_count_are_unrolled": 2,
     "test_host_run::test_nothing_goes_beyond_a_pool": 1000,
     "test_inspection::test_layers_are_what_pytorch_computes": 2,
-    "test_inspection::test_what_is_written_in_parts": 3,
+    "test_inspection::test_operands_that_are_written_into_a_concat": 3,
     "test_integers::test_binary": 2,
     "test_integers::test_rows": 2,
     "test_lower::test_modules": 2,
