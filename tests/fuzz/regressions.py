@@ -69,7 +69,7 @@ def _almost_equal_scales(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def _discontinuous_functions(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Functions with more discontinuous_functions than a table of int16 has room for, alone and within others."""
+    """Functions with more discontinuities than an int16 table represents, alone and inside other functions."""
     alone = (x.floor(), x.ceil(), x.round(), (2 * x).round(decimals=1), x.trunc(), x.frac(), x.sign())
     divided = (x // 0.3, x // -0.3, x % 0.7, x % -0.7, torch.fmod(x, -0.7), torch.div(x, 0.3, rounding_mode="trunc"))
     return (*alone, *divided, torch.sigmoid(x) - torch.floor(torch.tanh(x) * 5) / 5)
@@ -140,7 +140,7 @@ class _Convolution(nn.Module):
 
 
 class _ComputedGru(nn.Module):
-    """A GRU with weights that are inputs, so that some operators stay on the CPU; both layers read slices of the state."""
+    """A GRU of two layers whose weights are inputs: some operators stay on the CPU, and both layers slice the state."""
 
     def __init__(self) -> None:
         super().__init__()
