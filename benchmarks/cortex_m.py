@@ -331,7 +331,15 @@ def _processor_table(rows: list[Row]) -> Iterator[str]:
     yield f"of {PROCESSOR_HELD_OUT} samples that were not calibrated with. `TOSA_INT8` has int16 outputs and states,"
     yield 'and the kernels have no int16 tensors; "int8 outputs" is `TOSA_INT8` without the algorithm `int16_outputs`.'
     yield ""
-    columns = ("model", "processor", "kernel calls", "whole", "other operators", "SQNR, dB", "int8 outputs")
+    columns: tuple[str, ...] = (
+        "model",
+        "processor",
+        "kernel calls",
+        "whole",
+        "other operators",
+        "SQNR, dB",
+        "int8 outputs",
+    )
     columns += ("TOSA_INT8", "cycles")
     yield f"| {' | '.join(columns)} |"
     yield "|---" * len(columns) + "|"
