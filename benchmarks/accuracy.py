@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.rows import Row, add_row, printed_row, rows_by
 
-LOW = [
+LOW_SQNR_MODELS = [
     "torchvision/maxvit_t",
     "torchvision/swin_v2_t",
     "torchvision/inception_v3",
@@ -101,7 +101,7 @@ def main() -> None:
 def _names(wanted: Iterable[str]) -> list[str]:
     from tests.models import zoo
 
-    sets = {"zoo": list(zoo.NAMES), "low": list(LOW)}
+    sets = {"zoo": list(zoo.NAMES), "low": list(LOW_SQNR_MODELS)}
     return [name for word in wanted for name in sets.get(word, [word])]
 
 

@@ -30,7 +30,7 @@ _ELEMENTWISE = frozenset(
 )
 #: NPU operations that move data.
 _MOVES = ("MemoryCopy", "Reverse", "Transpose")
-_GAPS = 10
+_LARGEST_GAPS = 10
 Gap = tuple[str, str]
 
 
@@ -95,7 +95,7 @@ def format_table(found: Iterable[rows.Row]) -> str:
             lines.append(
                 f"| **median** | {TARGETS[target].accelerator} | | | **{median:.2f}**, most {most:.2f} |" + " |" * 7
             )
-    largest = sorted(ordered, key=_ratio, reverse=True)[:_GAPS]
+    largest = sorted(ordered, key=_ratio, reverse=True)[:_LARGEST_GAPS]
     lines += ["", f"## The {len(largest)} largest gaps", "", "| model | NPU | ratio | cause |", "|---|---|---|---|"]
     for row in largest:
         cause = CAUSES.get((row["model"], row["target"]), "")

@@ -51,9 +51,9 @@ LAYOUT_CHANGES = (
     "dim_order_ops::_clone_dim_order",
     "dim_order_ops::_to_dim_order_copy",
 )
-#: Processors of the table of whole programs: with SIMD instructions, and with MVE.
-#: The default algorithms of ``TOSA_INT8`` but ``int16_outputs``.
+#: The default algorithms of ``TOSA_INT8`` except ``int16_outputs``.
 ALGORITHMS_WITH_INT8_OUTPUTS = [name for name in ALGORITHMS if name != "int16_outputs"]
+#: Processors of the table of whole programs: with SIMD instructions, and with MVE.
 PROCESSORS = ("cortex-m4", "cortex-m33", "cortex-m55")
 PROCESSOR_MODELS = (
     *("ds_cnn", "deep_autoencoder", "resnet8", "mobilenet_v1_025", "mobilenet_v2", "squeezenet1_1"),
@@ -221,7 +221,7 @@ def _list_calls(plan: Any) -> Iterator[tuple[str, list[Any]]]:
             call = instruction.instr_args
             if type(call).__name__ != "KernelCall":
                 continue
-            values = [plan.values[index].val for index in dict.fromkeys(call.args)]  # the result is there twice
+            values = [plan.values[index].val for index in dict.fromkeys(call.args)]  # the result occurs twice
             yield plan.operators[call.op_index].name, values
 
 

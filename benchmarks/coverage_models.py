@@ -1,6 +1,6 @@
 """The public architectures that ``coverage.py`` exports: torchvision's, transformers' from small configs, timm's.
 
-A name is ``library/model``. Weights are random from a fixed seed, and such that outputs depend on the inputs.
+A name is ``library/model``. Weights are random from a fixed seed. They are scaled so that outputs depend on the inputs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CALIBRATION = 2
 """Number of calibration samples."""
 
 
-class Tensors(nn.Module):
+class FlatOutputs(nn.Module):
     """Wraps a model or a part of it: takes tensors, returns a flat list of the floating-point outputs."""
 
     def __init__(self, model: nn.Module, call: Callable[..., Any]) -> None:
@@ -115,13 +115,15 @@ def _torchvision(name: str) -> Model:
         options["image_size"] = side
     module = models.get_model(name, **options)
     if name.startswith("raft"):
-        flow = Tensors(module, lambda model, *pair: model(*pair, num_flow_updates=2))
+        flow = FlatOutputs(module, lambda model, *pair: model(*pair, num_flow_updates=2))
         return Model(flow, lambda: (torch.rand(1, 3, 128, 128) * 2 - 1, torch.rand(1, 3, 128, 128) * 2 - 1))
     if hasattr(models.video, name):
         frames = 14 if name == "s3d" else 16 if name.startswith("mvit") else 8
         return Model(module, lambda: (torch.randn(1, 3, frames, side, side),))
     shapes = [(1, 3, side, side), *((2, *shape) for shape in _pooled(module))]
-    return Model(Tensors(module, _detect) if detects else module, lambda: tuple(torch.randn(shape) for shape in shapes))
+    return Model(
+        FlatOutputs(module, _detect) if detects else module, lambda: tuple(torch.randn(shape) for shape in shapes)
+    )
 
 
 _SIDES = {"inception": 96, "quantized": 96, "maxvit": 224, "s3d": 224, "mvit": 224, "ssd300": 300}
@@ -205,7 +207,7 @@ def _audio() -> tuple[Tensor, ...]:
     return (torch.randn(1, 3200),)
 
 
-def _of(argument: str, part: str = "") -> Callable[..., Any]:
+def _call_with(argument: str, part: str = "") -> Callable[..., Any]:
     """Build a function that calls a model, or its ``part``, with one argument and returns the first output."""
 
     def call(model: Any, value: Tensor) -> Any:
@@ -216,8 +218,8 @@ def _of(argument: str, part: str = "") -> Callable[..., Any]:
     return call
 
 
-_TEXT, _PIXELS = (_of("input_ids"), _tokens), (_of("pixel_values"), _image)
-_SOUND = (_of("input_values"), _audio)
+_TEXT, _PIXELS = (_call_with("input_ids"), _tokens), (_call_with("pixel_values"), _image)
+_SOUND = (_call_with("input_values"), _audio)
 
 
 def _series() -> tuple[Tensor, ...]:
@@ -244,7 +246,7 @@ _TRANSFORMERS: dict[str, tuple[str, dict[str, Any], tuple[Callable[..., Any], Ca
     "convbert": ("ConvBert", {**_SMALL, "embedding_size": 64}, _TEXT),
     "fnet": ("FNet", _SMALL, _TEXT),
     "modernbert": ("ModernBert", _SMALL, _TEXT),
-    "t5-encoder": ("T5", _T5, (_of("input_ids", "encoder"), _tokens)),
+    "t5-encoder": ("T5", _T5, (_call_with("input_ids", "encoder"), _tokens)),
     "gpt2": ("GPT2", {**_SMALL, "n_positions": 64}, _TEXT),
     "opt": ("OPT", {**_SMALL, "ffn_dim": 128, "word_embed_proj_dim": 64}, _TEXT),
     "gpt-neo": ("GPTNeo", {**_SMALL, "attention_types": [[["global", "local"], 1]]}, _TEXT),
@@ -264,14 +266,14 @@ _TRANSFORMERS: dict[str, tuple[str, dict[str, Any], tuple[Callable[..., Any], Ca
         "Whisper",
         {"d_model": 64, "encoder_layers": 2, "decoder_layers": 1, "encoder_attention_heads": 4, "encoder_ffn_dim": 128}
         | {"max_source_positions": 64, "num_mel_bins": 40, "decoder_attention_heads": 4, "decoder_ffn_dim": 128},
-        (_of("input_features", "encoder"), lambda: (torch.randn(1, 40, 128),)),
+        (_call_with("input_features", "encoder"), lambda: (torch.randn(1, 40, 128),)),
     ),
     "wav2vec2": ("Wav2Vec2", _AUDIO, _SOUND),
     "hubert": ("Hubert", _AUDIO, _SOUND),
     "audio-spectrogram-transformer": (
         "AST",
         {**_SMALL, "num_mel_bins": 32, "max_length": 64},
-        (_of("input_values"), lambda: (torch.randn(1, 64, 32),)),
+        (_call_with("input_values"), lambda: (torch.randn(1, 64, 32),)),
     ),
     "vit": ("ViT", _VISION, _PIXELS),
     "deit": ("DeiT", _VISION, _PIXELS),
@@ -298,12 +300,12 @@ _TRANSFORMERS: dict[str, tuple[str, dict[str, Any], tuple[Callable[..., Any], Ca
         "PatchTST",
         {"num_input_channels": 2, "context_length": 64, "patch_length": 8, "patch_stride": 8, "d_model": 32}
         | {"num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 64},
-        (_of("past_values"), lambda: (torch.randn(1, 64, 2),)),
+        (_call_with("past_values"), lambda: (torch.randn(1, 64, 2),)),
     ),
     "patchtsmixer": (
         "PatchTSMixer",
         {"num_input_channels": 2, "context_length": 64, "patch_length": 8, "patch_stride": 8, "d_model": 32},
-        (_of("past_values"), lambda: (torch.randn(1, 64, 2),)),
+        (_call_with("past_values"), lambda: (torch.randn(1, 64, 2),)),
     ),
     "informer": ("Informer", {**_SERIES, "distil": False}, (_forecast, _series)),
     "autoformer": ("Autoformer", {**_SERIES, "d_model": 64, "scaling": True, "label_length": 8}, (_forecast, _series)),
@@ -319,7 +321,7 @@ def _transformers(name: str) -> Model:
     library = importlib.import_module("transformers")
     prefix, options, (call, draw) = _TRANSFORMERS[name]
     config = getattr(library, f"{prefix}Config")(**options)
-    return Model(Tensors(getattr(library, f"{prefix}Model")(config), call), draw)
+    return Model(FlatOutputs(getattr(library, f"{prefix}Model")(config), call), draw)
 
 
 # --- timm
@@ -346,7 +348,7 @@ def _timm(name: str) -> Model:
     module = timm.create_model(name, pretrained=False, num_classes=100)
     fixed = module.default_cfg.get("fixed_input_size", False)
     size = module.default_cfg["input_size"] if fixed else (3, 96, 96)
-    return Model(Tensors(module, lambda model, image: model(image)), lambda: (torch.randn(1, *size),))
+    return Model(FlatOutputs(module, lambda model, image: model(image)), lambda: (torch.randn(1, *size),))
 
 
 def names() -> list[str]:

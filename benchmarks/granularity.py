@@ -25,7 +25,7 @@ from benchmarks import rows
 MODELS = ("resnet18", "mobilenet_v2")
 RECIPES = ("ETHOSU_U55_INT8", "ETHOSU_U85_INT8")
 COLUMNS = ("per channel", "per tensor", "chosen", "cheapest as accurate")
-_OTHER = "INT8_PER_TENSOR"
+_PER_TENSOR = "INT8_PER_TENSOR"
 
 
 def measure(name: str, recipe_name: str, folder: Path | None) -> dict[str, Any]:
@@ -37,9 +37,9 @@ def measure(name: str, recipe_name: str, folder: Path | None) -> dict[str, Any]:
     entry = zoo.build(name, samples=18)
     samples, test_samples = entry.samples[:12], entry.samples[12:]
     recipe: Any = ExportRecipe.get_recipe(ArmRecipeType[recipe_name])
-    options: dict[str, Any] = {"candidate_precisions": [_OTHER], "budget": {"cycles": 1.0}, "cache_dir": folder}
+    options: dict[str, Any] = {"candidate_precisions": [_PER_TENSOR], "budget": {"cycles": 1.0}, "cache_dir": folder}
     found = tune(entry.model, recipe, samples, **options, test_samples=test_samples, progress=False)
-    (coarse,) = (c for c in found.candidates if c.precisions == {"": _OTHER})
+    (coarse,) = (c for c in found.candidates if c.precisions == {"": _PER_TENSOR})
     best = max(found.base.search_accuracy, coarse.search_accuracy)
     as_accurate = min((c for c in found.candidates if c.search_accuracy >= best), key=lambda c: c.cost.value("cycles"))
     return {

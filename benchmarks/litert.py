@@ -273,8 +273,8 @@ _ABOUT = (
     "Vela's estimates, no measurement of hardware, for programs of this project and of LiteRT (`static_wi8_ai8`; "
     f"{_LIBRARIES}), made by `benchmarks/litert.py`: the same model, four samples to calibrate with, int8 with weights "
     "per channel, inputs and outputs in int8 with the channels last, the same Vela and configuration "
-    f"({_CONFIGURATIONS}). The MAC limit is what the model multiplies by what the NPU can in a cycle. What is on the "
-    "CPU costs nothing here."
+    f"({_CONFIGURATIONS}). The MAC limit is the model's multiply-accumulates divided by those of the NPU in a cycle. "
+    "Operators on the CPU count as 0 cycles."
 )
 
 

@@ -1,8 +1,8 @@
 """The models that ``litert.py`` compares: some of the zoo, and kinds of networks that the zoo lacks.
 
-Both compilers get the same modules. Images come as NHWC, (N, H, W, C), and sequences as (N, length, channels), and
-go out likewise: that is how both NPU and LiteRT compute, and for a PyTorch program the same as an image in
-``torch.channels_last``. Nothing here needs more than PyTorch and what ``tests.models.zoo`` imports.
+Both compilers get the same modules. Inputs and outputs are NHWC images (N, H, W, C) or sequences (N, length, channels),
+the layout of NPU and LiteRT. For PyTorch, this is an image in ``torch.channels_last``. This module needs only PyTorch
+and the imports of ``tests.models.zoo``.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class SuperResolution(nn.Module):
         return F.pixel_shuffle(self.last(x), 2)
 
 
-class Causal(nn.Module):
+class CausalBlock(nn.Module):
     """Residual block of a TCN: a causal dilated convolution of 3 taps, and a ReLU."""
 
     def __init__(self, channels: int, dilation: int) -> None:
@@ -101,7 +101,7 @@ class Tcn(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Conv1d(40, 32, 1)
-        self.blocks = nn.Sequential(*(Causal(32, 2**power) for power in range(5)))
+        self.blocks = nn.Sequential(*(CausalBlock(32, 2**power) for power in range(5)))
         self.head = nn.Conv1d(32, 12, 1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -158,8 +158,8 @@ def _shufflenet() -> nn.Module:
     return found
 
 
-#: Networks that the zoo has not, and the shapes of their inputs, (N, C, ...).
-_MORE: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+#: Networks that the zoo lacks, and the shapes of their inputs, (N, C, ...).
+_OTHER_MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "unet": (UNet, (1, 3, 128, 128)),
     "super_resolution": (SuperResolution, (1, 3, 96, 96)),
     "tcn": (Tcn, (1, 40, 128)),
@@ -168,7 +168,7 @@ _MORE: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "detector_spp": (Detector, (1, 3, 224, 224)),
 }
 
-NAMES: tuple[str, ...] = (*zoo.NAMES, *_MORE)
+NAMES: tuple[str, ...] = (*zoo.NAMES, *_OTHER_MODELS)
 """The names that ``build`` takes."""
 
 
@@ -181,12 +181,12 @@ def build(name: str, samples: int = 4) -> tuple[nn.Module, list[tuple[Tensor, ..
     if name in zoo.NAMES:
         model, given, _ = zoo.build(name, samples)
     else:
-        make, shape = _MORE[name]
+        make, shape = _OTHER_MODELS[name]
         torch.manual_seed(0)
         draw = partial(torch.randn, *shape)
         model = make().eval()
         zoo.settle_batch_norm(model, lambda: (draw(),))
         given = [(draw(),) for _ in range(samples)]
-    if given[0][0].dim() < 4 and name not in _MORE:
+    if given[0][0].dim() < 4 and name not in _OTHER_MODELS:
         return model, given
     return ChannelsLast(model).eval(), [(x.movedim(1, -1).contiguous(),) for (x,) in given]

@@ -1,4 +1,4 @@
-"""What can be read off the source: size, nesting, the direction of imports."""
+"""Limits on the source: length of functions and modules, nesting, direction of imports."""
 
 from __future__ import annotations
 
@@ -17,47 +17,48 @@ from tests.import_graph import CORE, LAYERS, RECIPES, ROOT, list_imports, list_s
 
 PACKAGES = (CORE, RECIPES)
 
-LINES = 60
-"""Most lines of a function, its docstring aside."""
+MAX_FUNCTION_LINES = 60
+"""Maximum lines of a function without its docstring."""
 
-NESTING = 4
-"""Most statements with a body of their own around a line of a function; ``elif`` opens none."""
+MAX_NESTING = 4
+"""Maximum number of nested blocks in a function; ``elif`` opens none."""
 
-MODULE_LINES = 400
-"""Most lines of a module."""
+MAX_MODULE_LINES = 400
+"""Maximum lines of a module."""
 
-NEEDED_BY_OPERATORS = ("ops", "aten", "tosa", "lowering")
+OPERATOR_PACKAGES = ("ops", "aten", "tosa", "lowering")
 """Parts of the core that grow with the number of operators; workarounds for Vela, in ``tosa``, do not."""
 
 LINES_PER_OPERATOR = 36.3
-"""Most lines of these for each ATen overload that has a record, a rule for complex numbers, or a graph inside.
+"""Maximum lines of ``OPERATOR_PACKAGES`` per ATen overload with a record, a rule for complex numbers or a subgraph.
 
-Today's average is 34.6: 31.3 before tables were fitted and magnitudes, norms and gains of channels had rules of their
-own. A gate at its limit would reward golf, so it leaves 5% of air."""
+The average is 34.6. It was 31.3 before fitted tables and the rules for magnitudes, norms and channel gains. The limit
+leaves a margin of 5%: without one, it would reward code golf."""
 
 LINES_PER_ALTERNATIVE = 105
-"""Most lines of ``alternatives`` for each of them, cost model and choice included; today 96.
+"""Maximum lines of ``alternatives`` per alternative, with the cost model and the chooser; today 96.
 
-They are counted apart: an alternative is there for what it saves, whatever the number of operators; none is needed."""
+They are counted separately: an alternative saves cycles, and no operator needs it."""
 
 LINES_PER_WORKAROUND = 43
-"""Most lines of the workarounds for each of Vela's bugs that they avoid; today 41.2.
+"""Maximum lines of the workarounds per bug of Vela that they avoid; today 41.2.
 
-They are counted apart: their number grows with Vela's bugs, not with the operators."""
+They are counted separately: their number grows with Vela's bugs, not with the operators."""
 
-ONE_WAY = {
-    "_value_bounds": "it ends at a depth",
-    "feeds": "of operators with one operand, by which one path leads to each",
-    "is_permuted": "of operators with one operand, by which one path leads to each",
-    "_is_widened_again": "of operators with one operand, by which one path leads to each",
-    "_find_reading_layers": "of operators with one operand, by which one path leads to each",
-    "readers_past_views": "of operators with one operand, by which one path leads to each",
-    "_is_aliased": "a view has one source",
-    "_is_read_after": "a view has one source",
+RECURSIVE_WALKS = {
+    "_value_bounds": "has a maximum depth",
+    "feeds": "follows operators with one operand: one path leads to each",
+    "is_permuted": "follows operators with one operand: one path leads to each",
+    "_is_widened_again": "follows operators with one operand: one path leads to each",
+    "_find_reading_layers": "follows operators with one operand: one path leads to each",
+    "readers_past_views": "follows operators with one operand: one path leads to each",
+    "_is_aliased": "follows views, which have one source",
+    "_is_read_after": "follows views, which have one source",
 }
-"""Functions that call themselves for each neighbour in a graph, and why there are not exponentially many paths.
+"""Recursive functions over neighbours in a graph, and why the number of paths is not exponential.
 
-Others visit each node once (``nodes.readers_through``): 30 CONCATs of two parts of the one before are 2**30 paths.
+Other walks visit each node once (``nodes.readers_through``). In a chain of 30 CONCATs, each of two slices of the one
+before, there are 2**30 paths.
 """
 
 _NEIGHBOURS = {"users", "all_input_nodes", "inputs", "readers"}
@@ -69,7 +70,7 @@ def _functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef
     return (node for node in ast.walk(tree) if isinstance(node, _FUNCTIONS))
 
 
-def _lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+def _count_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     first = min([function.lineno, *(decorator.lineno for decorator in function.decorator_list)])
     total = (function.end_lineno or first) - first + 1
     if ast.get_docstring(function, clean=False) is None:
@@ -78,14 +79,14 @@ def _lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return total - ((docstring.end_lineno or 0) - docstring.lineno + 1)
 
 
-def _nesting(node: ast.AST, depth: int = 0) -> int:
-    """How many blocks are around the innermost statement of a function, those of functions inside it aside."""
+def _measure_nesting(node: ast.AST, depth: int = 0) -> int:
+    """Return the depth of nested blocks of a function, without those of its inner functions."""
     deepest = depth
     for child in ast.iter_child_nodes(node):
         if isinstance(child, (*_FUNCTIONS, ast.ClassDef)):
             continue
         is_elif = isinstance(node, ast.If) and isinstance(child, ast.If) and node.orelse == [child]
-        deepest = max(deepest, _nesting(child, depth + (isinstance(child, _BLOCKS) and not is_elif)))
+        deepest = max(deepest, _measure_nesting(child, depth + (isinstance(child, _BLOCKS) and not is_elif)))
     return deepest
 
 
@@ -94,21 +95,21 @@ def test_functions_can_be_read_without_scrolling() -> None:
     for path in [path for package in PACKAGES for path in list_sources(package)]:
         for function in _functions(parse(path)):
             where = f"{path.relative_to(ROOT)}:{function.lineno} {function.name}"
-            if (lines := _lines(function)) > LINES:
+            if (lines := _count_lines(function)) > MAX_FUNCTION_LINES:
                 long.append(f"{where}: {lines} lines")
-            if (levels := _nesting(function)) > NESTING:
+            if (levels := _measure_nesting(function)) > MAX_NESTING:
                 deep.append(f"{where}: {levels} levels")
     assert long + deep == []
 
 
 def test_modules_are_short() -> None:
     lines = {module_name(path): _total_lines(str(path)) for package in PACKAGES for path in list_sources(package)}
-    too_long = {module: count for module, count in lines.items() if count > MODULE_LINES}
+    too_long = {module: count for module, count in lines.items() if count > MAX_MODULE_LINES}
     assert too_long == {}
 
 
-def _branches(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """Whether it calls itself for each of several neighbours."""
+def _recurses_into_neighbours(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether a function calls itself for each of several neighbours."""
     loops: list[tuple[ast.expr, ast.AST]] = []
     for node in ast.walk(function):
         if isinstance(node, ast.For):
@@ -132,15 +133,15 @@ def _names(tree: ast.AST) -> set[str]:
     return names | {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
 
 
-def test_walks_visit_a_node_once() -> None:
+def test_only_listed_graph_walks_are_recursive() -> None:
     found = {
         function.name
         for package in PACKAGES
         for path in list_sources(package)
         for function in _functions(parse(path))
-        if _branches(function)
+        if _recurses_into_neighbours(function)
     }
-    assert found == ONE_WAY.keys()
+    assert found == RECURSIVE_WALKS.keys()
 
 
 @pytest.mark.parametrize(
@@ -155,7 +156,7 @@ def test_walks_visit_a_node_once() -> None:
 )
 def test_nesting_is_counted_in_blocks(source: str, expected: int) -> None:
     (function, *_) = _functions(ast.parse(source))
-    assert _nesting(function) == expected
+    assert _measure_nesting(function) == expected
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -176,7 +177,7 @@ def test_no_modules_import_each_other(package: str) -> None:
     assert import_graph.find_cycles(package) == []
 
 
-def test_circles_and_upward_imports_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_import_cycles_and_upward_imports_are_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / CORE
     package.mkdir()
     (package / "dtype.py").write_text("def f() -> None:\n    import arm_backend_core.delegate\n")
@@ -190,7 +191,7 @@ def test_circles_and_upward_imports_are_noticed(tmp_path: Path, monkeypatch: pyt
     assert import_graph.count_imports_in_functions(CORE, tmp_path) == 1
 
 
-def test_the_core_knows_nothing_of_recipes() -> None:
+def test_the_core_does_not_import_the_recipes() -> None:
     importing = [
         module_name(path)
         for path in list_sources(CORE)
@@ -206,22 +207,22 @@ def test_no_import_of_executorchs_arm_backend() -> None:
         module_name(path)
         for package in PACKAGES
         for path in list_sources(package)
-        for name in list_imports(path) | _texts(path)
+        for name in list_imports(path) | _string_constants(path)
         if f"{name}.".startswith(f"{peer}.")
     ]
     assert importing == []
 
 
-def _texts(path: Path) -> set[str]:
-    """String constants of a file: a late import may give a module's name as one."""
+def _string_constants(path: Path) -> set[str]:
+    """String constants of a file; one of them may be the module of a late import."""
     nodes = ast.walk(parse(path))
     return {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
 
 
-def test_kinds_of_numbers_are_asked_for_by_name() -> None:
-    """What is no floating-point number may be an integer, a boolean or complex: ``kinds`` tells, for all.
+def test_kinds_of_dtypes_are_queried_by_kind_of() -> None:
+    """A dtype that is not floating point may be integer, boolean or complex; ``kinds`` distinguishes them.
 
-    Functions of tensors, which are traced, ask PyTorch's own methods.
+    Decompositions, which PyTorch traces, use its own methods.
     """
     asks = {"is_floating_point", "is_complex"}
     found = {
@@ -236,14 +237,14 @@ def test_kinds_of_numbers_are_asked_for_by_name() -> None:
 
 
 def test_lines_per_operator() -> None:
-    lines = sum(_total_lines(f"{CORE}/{name}") for name in NEEDED_BY_OPERATORS)
+    lines = sum(_total_lines(f"{CORE}/{name}") for name in OPERATOR_PACKAGES)
     lines -= _total_lines(f"{CORE}/tosa/vela_workarounds")
     operators = all_records().keys() | complex_numbers.RULES.keys() | higher_order.INLINE_RULES.keys()
     assert lines / len(operators) <= LINES_PER_OPERATOR, f"{lines} lines, {len(operators)} operators"
 
 
 def test_lines_per_alternative() -> None:
-    unconditional, goals = 5, 1  # rewrites of ``apply_unconditional``; ``size_or_speed``, which is of whole programs
+    unconditional, goals = 5, 1  # rewrites of ``apply_unconditional``; ``size_or_speed`` for whole programs
     assert _total_lines(f"{CORE}/alternatives") / (len(ALTERNATIVES) + unconditional + goals) <= LINES_PER_ALTERNATIVE
 
 

@@ -1,4 +1,4 @@
-"""A compiler that crashes does not say why: the error names the operator and the line all the same."""
+"""Bisection of a compiler crash: the error names the operator and its source line, which the compiler does not."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _quantized(
     return torch.export.export(convert_pt2e(prepared), inputs)
 
 
-def test_names_the_operator_that_crashes_vela(tmp_path: Path) -> None:
+def test_a_crash_of_vela_names_the_operator(tmp_path: Path) -> None:
     # Vela 5.1 ends with SIGSEGV on this int16 convolution for Ethos-U85; the int8 one compiles.
     model = nn.Sequential(nn.Conv2d(56, 56, 1), nn.ReLU(), nn.Conv2d(56, 15, 5, stride=3, dilation=2, padding=4))
     spec = EthosUCompileSpec("ethos-u85-256").dump_intermediate_artifacts_to(tmp_path)

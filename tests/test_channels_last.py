@@ -1,4 +1,4 @@
-"""Programs whose sample inputs lie in memory as ``channels_last``, or in no usual way, in ExecuTorch's runtime."""
+"""Sample inputs in the memory format ``channels_last`` or with other strides, in ExecuTorch's runtime."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from arm_recipes import ArmRecipeType, ExportResult, export
 
 FP, INT8, VGF = ArmRecipeType.TOSA_FP, ArmRecipeType.TOSA_INT8, ArmRecipeType.VGF_INT8
 U85 = ArmRecipeType.ETHOSU_U85_INT8
-LAST, CONTIGUOUS = torch.channels_last, torch.contiguous_format
-LAYOUTS = {"contiguous": (CONTIGUOUS, CONTIGUOUS), "channels_last": (LAST, torch.channels_last_3d)}
+CHANNELS_LAST, CONTIGUOUS = torch.channels_last, torch.contiguous_format
+LAYOUTS = {"contiguous": (CONTIGUOUS, CONTIGUOUS), "channels_last": (CHANNELS_LAST, torch.channels_last_3d)}
 #: Error relative to the largest output.
 TOLERANCE = {"FP": 1e-5, "INT8": 0.03}
 Middle = Callable[[Tensor], Tensor]
@@ -37,7 +37,7 @@ class Convs(nn.Module):
 
 
 def _on_the_cpu(x: Tensor) -> Tensor:
-    """The input to a thousandth, by an operator that no target has and that keeps the memory format."""
+    """Return the input by way of int64 arithmetic, which no target has and which keeps the memory format."""
     return ((x * 1000).to(torch.int64) * 2**33).to(torch.float32) * (0.001 * 2.0**-33)
 
 
@@ -53,10 +53,10 @@ def _images(layout: str = "channels_last") -> list[tuple[Tensor, ...]]:
 def _check(
     model: nn.Module, recipe: ArmRecipeType, samples: list[tuple[Tensor, ...]], **options: Any
 ) -> tuple[ExportResult, list[str]]:
-    """Export a model; its program computes what it does, in whatever way the tensors that are given lie.
+    """Export a model and compare its program with it, for inputs in each memory format.
 
     Returns:
-        the export and its operators on the CPU.
+        The export result and its operators on the CPU.
     """
     model, inputs = model.eval(), samples[0]
     result = export(copy.deepcopy(model), ExportRecipe.get_recipe(recipe, **options), samples)
@@ -92,8 +92,8 @@ def test_convolutions(recipe: ArmRecipeType, options: dict[str, Any], layout: st
 
 
 @pytest.mark.parametrize("recipe", [FP, INT8], ids=lambda recipe: recipe.name)
-def test_a_model_that_is_channels_last_itself(recipe: ArmRecipeType) -> None:
-    _check(Convs().to(memory_format=LAST), recipe, _images())  # type: ignore[call-overload]
+def test_a_model_with_channels_last_weights(recipe: ArmRecipeType) -> None:
+    _check(Convs().to(memory_format=CHANNELS_LAST), recipe, _images())  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize("recipe", [FP, INT8], ids=lambda recipe: recipe.name)
@@ -109,7 +109,7 @@ def test_the_cpu_between_delegates(middle: Middle, recipe: ArmRecipeType) -> Non
 
 
 @pytest.mark.parametrize("recipe", [FP, INT8], ids=lambda recipe: recipe.name)
-def test_the_cpu_at_both_ends(recipe: ArmRecipeType) -> None:
+def test_cpu_operators_before_and_after_the_delegates(recipe: ArmRecipeType) -> None:
     class Ends(Convs):
         def forward(self, x: Tensor) -> Tensor:
             return _on_the_cpu(super().forward(_on_the_cpu(x)) + super().forward(x))
@@ -120,7 +120,7 @@ def test_the_cpu_at_both_ends(recipe: ArmRecipeType) -> None:
 
 
 @pytest.mark.parametrize("recipe", [FP, INT8], ids=lambda recipe: recipe.name)
-def test_volumes(recipe: ArmRecipeType) -> None:
+def test_conv3d_with_channels_last_3d(recipe: ArmRecipeType) -> None:
     class Volumes(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return (torch.relu(x) + 1).amax(2)
@@ -132,7 +132,7 @@ def test_volumes(recipe: ArmRecipeType) -> None:
 
 @pytest.mark.parametrize("quantized_io", [False, True])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_inputs_of_several_kinds(layout: str, quantized_io: bool) -> None:
+def test_image_mask_and_vector_inputs(layout: str, quantized_io: bool) -> None:
     class Several(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -150,7 +150,7 @@ def test_inputs_of_several_kinds(layout: str, quantized_io: bool) -> None:
 
 
 @pytest.mark.parametrize("recipe", [FP, INT8], ids=lambda recipe: recipe.name)
-def test_views_of_the_input(recipe: ArmRecipeType) -> None:
+def test_views_of_a_channels_last_input(recipe: ArmRecipeType) -> None:
     class Views(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -165,13 +165,13 @@ def test_views_of_the_input(recipe: ArmRecipeType) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("recipe", [FP, INT8], ids=lambda recipe: recipe.name)
-def test_a_buffer_that_is_written(recipe: ArmRecipeType, layout: str) -> None:
+def test_a_mutated_buffer(recipe: ArmRecipeType, layout: str) -> None:
     class State(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             torch.manual_seed(0)
             self.layer = nn.Conv2d(3, 3, 3, padding=1)
-            self.sum = nn.Buffer(torch.zeros(1, 3, 5, 6).contiguous(memory_format=LAST))
+            self.sum = nn.Buffer(torch.zeros(1, 3, 5, 6).contiguous(memory_format=CHANNELS_LAST))
 
         def forward(self, x: Tensor) -> Tensor:
             self.sum.add_(self.layer(x))
@@ -189,7 +189,7 @@ class Pixels(nn.Module):
 
 @pytest.mark.parametrize("recipe", [FP, INT8], ids=lambda recipe: recipe.name)
 @pytest.mark.parametrize(
-    ("model", "lay"),
+    ("model", "make_input"),
     [
         (Convs(), lambda: torch.randn(5, 6, 3).permute(2, 0, 1)[None]),
         (Convs(), lambda: torch.randn(1, 3, 6, 5).transpose(2, 3)),
@@ -201,14 +201,14 @@ class Pixels(nn.Module):
     ],
     ids=["HWC-image", "transposed", "strided", "expanded", "one-channel", "row", "sequence"],
 )
-def test_samples_that_lie_in_other_ways(model: nn.Module, lay: Callable[[], Tensor], recipe: ArmRecipeType) -> None:
-    result, on_cpu = _check(model, recipe, [(lay(),) for _ in range(4)])
+def test_inputs_with_other_strides(model: nn.Module, make_input: Callable[[], Tensor], recipe: ArmRecipeType) -> None:
+    result, on_cpu = _check(model, recipe, [(make_input(),) for _ in range(4)])
     assert on_cpu == []
     assert len(result.report.delegates) == 1
 
 
 @pytest.mark.filterwarnings("ignore:.*is int64, which TOSA does not support")
-def test_a_transposed_index() -> None:
+def test_an_embedding_with_transposed_indices() -> None:
     index = torch.randint(0, 8, (3, 2)).T
     torch.manual_seed(0)
     result, on_cpu = _check(nn.Embedding(8, 4), FP, [(index,)])
@@ -216,8 +216,8 @@ def test_a_transposed_index() -> None:
     assert result.report.methods[0].boundary == {"dim_order_ops._to_dim_order_copy.default": 1}
 
 
-def test_an_input_that_a_refused_operator_reads_first() -> None:
-    """What an input is turned to for an operator is not lost when that operator stays on the CPU."""
+def test_input_layout_is_kept_if_its_first_reader_stays_on_the_cpu() -> None:
+    """The transpose of an input for an operator is not lost when that operator stays on the CPU."""
 
     class Twice(Convs):
         def forward(self, x: Tensor) -> Tensor:
@@ -228,21 +228,21 @@ def test_an_input_that_a_refused_operator_reads_first() -> None:
 
 
 @pytest.mark.parametrize("captured", [False, True], ids=["module", "program"])
-def test_channels_last_whatever_the_samples_are(captured: bool) -> None:
+def test_option_channels_last_with_contiguous_samples(captured: bool) -> None:
     samples = _images("contiguous")
     model: Any = torch.export.export(Convs().eval(), samples[0]) if captured else Convs().eval()
     result = export(model, ExportRecipe.get_recipe(U85), samples, channels_last=True)
     (delegate,) = result.report.delegates
     assert delegate.inputs[0].shape == (1, 5, 6, 3)
     assert not any("input" in layer.reason for layer in result.report.layers)
-    turned = [(x.to(memory_format=LAST),) for (x,) in samples]
-    lying_so = export(Convs().eval(), ExportRecipe.get_recipe(U85), turned)
-    assert delegate.tosa == lying_so.report.delegates[0].tosa
-    assert {layer.module for layer in result.report.layers} == {layer.module for layer in lying_so.report.layers}
-    assert torch.equal(result.run(*samples[0]), result.run(*turned[0]))
+    converted = [(x.to(memory_format=CHANNELS_LAST),) for (x,) in samples]
+    expected_result = export(Convs().eval(), ExportRecipe.get_recipe(U85), converted)
+    assert delegate.tosa == expected_result.report.delegates[0].tosa
+    assert {layer.module for layer in result.report.layers} == {layer.module for layer in expected_result.report.layers}
+    assert torch.equal(result.run(*samples[0]), result.run(*converted[0]))
 
 
-def test_channels_last_that_changes_nothing_is_told() -> None:
+def test_option_channels_last_without_effect_warns() -> None:
     model = nn.Linear(4, 4).eval()
     with pytest.warns(arm_recipes.ArmRecipesWarning, match="channels_last has no effect on 'forward'"):
         export(model, ExportRecipe.get_recipe(FP), [(torch.ones(1, 4),)], channels_last=True)

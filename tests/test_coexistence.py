@@ -11,7 +11,7 @@ import pytest
 
 OURS, PEER = "arm_recipes", "executorch.backends.arm.recipes"
 
-_SCRIPT = """
+_BOTH_BACKENDS_SCRIPT = """
 import {first}
 import {second}
 import torch
@@ -63,10 +63,10 @@ print("done")
 )
 @pytest.mark.verify
 def test_both_export_in_one_process(first: str, second: str, order: str) -> None:
-    assert _run(_SCRIPT.format(first=first, second=second, order=order)).splitlines()[-1] == "done"
+    assert _run(_BOTH_BACKENDS_SCRIPT.format(first=first, second=second, order=order)).splitlines()[-1] == "done"
 
 
-_ALONE = """
+_EXPORT_SCRIPT = """
 import sys
 import torch
 from executorch.export import ExportRecipe
@@ -82,7 +82,7 @@ print(*(name for name in sys.modules if name.startswith("executorch.backends.arm
 
 
 def test_no_module_of_the_other_backend_is_loaded() -> None:
-    assert _run(_ALONE).split() == []
+    assert _run(_EXPORT_SCRIPT).split() == []
 
 
 def _run(script: str) -> str:

@@ -1,4 +1,4 @@
-"""``scripts/debian_packages.sh`` against stand-ins of the commands that it calls, which know two packages."""
+"""``scripts/debian_packages.sh`` with stubs: dpkg has installed ``present``, apt-get does not know ``unknown``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 _SCRIPT = Path(__file__).parents[1] / "scripts" / "debian_packages.sh"
 _DPKG = '#!/bin/sh\nfor package; do :; done\n[ "$package" = present ] && echo installed\n'
-#: As the real one does: none of several is installed if one is unknown.
+#: Like the real apt-get, it installs none of several packages if one is unknown.
 _APT = """#!/bin/sh
 echo "apt-get $*" >> "$CALLS"
 for argument; do [ "$argument" = unknown ] && exit 100; done
@@ -37,19 +37,19 @@ def _installed(calls: Path) -> list[str]:
     return [line.split()[-1] for line in lines if " install " in line]
 
 
-def test_an_unknown_name_does_not_stop_the_rest(calls: Path) -> None:
+def test_an_unknown_package_does_not_stop_the_others(calls: Path) -> None:
     done = _run(calls, "one", "unknown", "present", "two")
     assert _installed(calls) == ["one", "unknown", "two"]
     assert done.stdout == "Installing Debian packages, which SYSTEM_PACKAGES=no leaves out: one unknown two\n"
     assert done.stderr == "apt-get could not install unknown; what needs it says so\n"
 
 
-def test_none_where_the_user_says_so(calls: Path) -> None:
+def test_system_packages_no_installs_nothing(calls: Path) -> None:
     done = _run(calls, "one", "present", SYSTEM_PACKAGES="no")
     assert not calls.exists()
     assert done.stderr == "Left out, as SYSTEM_PACKAGES=no says: one\n"
 
 
-def test_nothing_where_all_is_there(calls: Path) -> None:
+def test_installed_packages_are_not_installed_again(calls: Path) -> None:
     done = _run(calls, "present")
     assert (done.stdout, done.stderr, calls.exists()) == ("", "", False)

@@ -1,4 +1,4 @@
-"""Delegation on ATen programs: what is cut out, what crosses the boundary, and what a faulty rule does."""
+"""Delegation of ATen programs: partitions, dtypes at the boundary of a delegate, and faulty lowering rules."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from arm_backend_core.tosa.graph import Value
 
 aten = torch.ops.aten
 FP = TosaCompileSpec("TOSA-1.0+FP")
-BOTH = TosaCompileSpec("TOSA-1.0+FP+INT")
+FP_INT = TosaCompileSpec("TOSA-1.0+FP+INT")
 
 
-class _Calls(torch.nn.Module):
+class _FunctionModule(torch.nn.Module):
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
         self.function = function
@@ -38,8 +38,8 @@ class _Calls(torch.nn.Module):
         return self.function(self, *args)
 
 
-def _exported(function: Callable[..., Any], *inputs: torch.Tensor) -> ExportedProgram:
-    return torch.export.export(_Calls(function).eval(), inputs)
+def _export_function(function: Callable[..., Any], *inputs: torch.Tensor) -> ExportedProgram:
+    return torch.export.export(_FunctionModule(function).eval(), inputs)
 
 
 def _on_cpu(program: ExportedProgram) -> list[str]:
@@ -51,7 +51,7 @@ def _check(
     function: Callable[..., Any], *inputs: torch.Tensor, cpu: list[str], spec: TosaCompileSpec = FP
 ) -> ExportedProgram:
     """Run the delegated program on ``inputs``; the operators on the CPU must be ``cpu``."""
-    program = _exported(function, *inputs)
+    program = _export_function(function, *inputs)
     delegated = delegate(program, spec)
     results, expected = delegated.module()(*inputs), program.module()(*inputs)
     for result, wanted in zip(results, expected, strict=True):
@@ -68,7 +68,7 @@ def test_an_int64_input_that_is_returned_keeps_its_type() -> None:
     _check(lambda m, i: (i, m.table(i)), IDS, cpu=[])
 
 
-def test_int64_of_the_cpu_that_is_returned_and_read_by_a_delegate() -> None:
+def test_int64_result_of_the_cpu_is_returned_and_read_by_a_delegate() -> None:
     def indices(m: Any, x: torch.Tensor) -> Any:
         best = torch.topk(torch.cat([x, torch.full((3, 640), -9.0)], 1), 6)[1]
         return best, m.table(best)
@@ -92,7 +92,7 @@ def test_int64_padding_that_int32_does_not_hold_stays_on_the_cpu() -> None:
 
 
 def test_int64_values_beyond_int32_are_not_read_by_a_delegate() -> None:
-    """They would be converted at its boundary: 2**40 to 0. Indices, and what keeps the low bits alone, may be."""
+    """A delegate would convert them at its boundary: 2**40 to 0. Indices, and operators on the low bits, are exempt."""
 
     def large(m: Any, i: torch.Tensor) -> Any:
         product = i * 2**33
@@ -106,31 +106,31 @@ def test_int64_values_beyond_int32_are_not_read_by_a_delegate() -> None:
 
 
 def test_int64_arithmetic_that_stays_small_is_delegated() -> None:
-    _check(lambda m, x: ((x > 0).to(torch.int64) * 7 + 1, x + 1), torch.randn(4), cpu=[], spec=BOTH)
+    _check(lambda m, x: ((x > 0).to(torch.int64) * 7 + 1, x + 1), torch.randn(4), cpu=[], spec=FP_INT)
 
 
 @pytest.mark.parametrize(("dim", "cpu"), [(1, []), (-1, []), (0, ["aten.mul.Tensor"]), (None, ["aten.mul.Tensor"])])
-def test_an_index_is_less_than_the_dimension_that_is_searched(dim: int | None, cpu: list[str]) -> None:
-    """31 * 2**25 is held, 63 * 2**25 may not be."""
-    _check(lambda m, x: (x.argmax(dim) * 2**25, x + 1), torch.randn(65, 32), cpu=cpu, spec=BOTH)
+def test_argmax_is_bounded_by_the_size_of_its_dimension(dim: int | None, cpu: list[str]) -> None:
+    """31 * 2**25 fits int32; 64 * 2**25 does not."""
+    _check(lambda m, x: (x.argmax(dim) * 2**25, x + 1), torch.randn(65, 32), cpu=cpu, spec=FP_INT)
 
 
-def test_reals_turned_into_int64_are_not_saturated() -> None:
+def test_unbounded_float_to_int64_cast_is_not_saturated() -> None:
     _check(lambda m, x: (x.to(torch.int64), x + 1), torch.tensor([3e9, -5.5]), cpu=["aten.to.dtype"])
 
 
-def test_reals_between_bounds_are_int64_that_fits() -> None:
+def test_clamped_float_to_int64_cast_is_delegated() -> None:
     def indices(m: Any, x: torch.Tensor) -> Any:
         places = (x * 10).clamp(0, 99).round().long()
         return m.table(places), places + 1, torch.nn.functional.one_hot(x.floor().clamp(min=-1.5, max=2).long() + 2, 5)
 
-    _check(indices, torch.tensor([-3.0, 0.26, 5.0, 77.0]), cpu=[], spec=BOTH)
+    _check(indices, torch.tensor([-3.0, 0.26, 5.0, 77.0]), cpu=[], spec=FP_INT)
 
 
-def test_inputs_of_int64_are_taken_to_be_counts() -> None:
-    """Of which a step more or less fits; 2**30 times two does not."""
-    _check(lambda m, i: ((i - 1).clamp(min=0), m.table(i + 1)), IDS, cpu=[], spec=BOTH)
-    _check(lambda m, i: (i * 2 + 1, i * 2 - 2), IDS, cpu=["aten.sub.Tensor"], spec=BOTH)
+def test_int64_inputs_are_assumed_to_have_31_bits() -> None:
+    """2 * x + 1 fits int32 for each x of 31 bits; 2 * x - 2 does not."""
+    _check(lambda m, i: ((i - 1).clamp(min=0), m.table(i + 1)), IDS, cpu=[], spec=FP_INT)
+    _check(lambda m, i: (i * 2 + 1, i * 2 - 2), IDS, cpu=["aten.sub.Tensor"], spec=FP_INT)
 
 
 def test_a_chain_of_delegates_and_cpu_operators() -> None:
@@ -147,15 +147,15 @@ def test_a_chain_of_delegates_and_cpu_operators() -> None:
     assert any("relu" in name for name in inside), "tools look for the original nodes in a delegate"
 
 
-def test_no_python_code_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither the owner's nor the delegates', which takes as long as compiling them: nobody runs it."""
+def test_delegation_generates_no_python_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Generating the code of the program and of its delegates takes as long as compiling them, and nothing runs it."""
 
     def chain(m: Any, x: torch.Tensor) -> Any:
         for _ in range(4):
             x = torch.topk(torch.cat([x * 0.5] * 90, 1), 8)[0]
         return (x,)
 
-    program = _exported(chain, torch.randn(2, 8))
+    program = _export_function(chain, torch.randn(2, 8))
     calls: list[torch.fx.GraphModule] = []
     with monkeypatch.context() as patch:
         patch.setattr(torch.fx.GraphModule, "recompile", calls.append)
@@ -164,12 +164,12 @@ def test_no_python_code_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(get_lowered_backend_modules(lowered.graph_module)) == 4
 
 
-def test_part_of_a_split_on_the_cpu_takes_the_split_with_it() -> None:
+def test_a_split_stays_on_the_cpu_with_one_of_its_results() -> None:
     def halves(m: Any, x: torch.Tensor) -> Any:
         left, right = torch.split(x, 2, 1)
         return left + 1, right * 2
 
-    program = _exported(halves, torch.randn(3, 4))
+    program = _export_function(halves, torch.randn(3, 4))
     picks = [node for node in program.graph.nodes if node.op == "call_function" and "getitem" in node.name]
     delegated = delegate(program, FP, keep_on_cpu=[lambda node: node.name == picks[1].name])
     x = torch.randn(3, 4)
@@ -177,28 +177,28 @@ def test_part_of_a_split_on_the_cpu_takes_the_split_with_it() -> None:
         torch.testing.assert_close(result, wanted)
 
 
-def test_boundary_of_a_delegate_tells_its_scales() -> None:
+def test_boundary_of_a_delegate_has_quantization_parameters() -> None:
     from torch.ao.quantization.fx import _decomposed  # noqa: F401  (registers quantized_decomposed)
 
     quantize = torch.ops.quantized_decomposed.quantize_per_tensor.default
     dequantize = torch.ops.quantized_decomposed.dequantize_per_tensor.default
 
     def quantized(m: Any, x: torch.Tensor) -> Any:
-        def through(y: torch.Tensor, scale: float, zero: int) -> torch.Tensor:
+        def fake_quantize(y: torch.Tensor, scale: float, zero: int) -> torch.Tensor:
             parameters = (scale, zero, -128, 127, torch.int8)
             return dequantize(quantize(y, *parameters), *parameters)
 
-        return (through(torch.sigmoid(through(x, 0.5, 3)), 0.25, -7),)
+        return (fake_quantize(torch.sigmoid(fake_quantize(x, 0.5, 3)), 0.25, -7),)
 
     with events.record() as log:
-        delegate(_exported(quantized, torch.randn(2, 3)), TosaCompileSpec())
+        delegate(_export_function(quantized, torch.randn(2, 3)), TosaCompileSpec())
     (made,) = log.delegates
     assert [(io.scale, io.zero_point) for io in (*made.inputs, *made.outputs)] == [(0.5, 3), (0.25, -7)]
 
 
-def _faulty(monkeypatch: pytest.MonkeyPatch, rule: Callable[..., Any]) -> ExportedProgram:
+def _program_with_rule(monkeypatch: pytest.MonkeyPatch, rule: Callable[..., Any]) -> ExportedProgram:
     monkeypatch.setattr(records()[aten.cos.default], "lower", rule)
-    return _exported(lambda m, x: (torch.cos(x), x + 1), torch.randn(3))
+    return _export_function(lambda m, x: (torch.cos(x), x + 1), torch.randn(3))
 
 
 def _raises(cx: Context, x: Tensor) -> Value:
@@ -229,7 +229,7 @@ def _wrong_number(cx: Context, x: Tensor) -> list[Value]:
 def test_a_rule_that_fails_is_a_refusal_that_blames_the_compiler(
     monkeypatch: pytest.MonkeyPatch, rule: Callable[..., Any], what: str
 ) -> None:
-    program = _faulty(monkeypatch, rule)
+    program = _program_with_rule(monkeypatch, rule)
     with pytest.raises(InternalError) as strict:
         delegate(program, FP)
     assert what in str(strict.value)
@@ -245,7 +245,7 @@ def test_a_rule_that_fails_is_a_refusal_that_blames_the_compiler(
     assert _on_cpu(delegated) == ["aten.cos.default"]
 
 
-def _raises_in_parts(*args: Any, **kwargs: Any) -> Any:
+def _raise_in_decomposition(*args: Any, **kwargs: Any) -> Any:
     raise TypeError("no such operand")
 
 
@@ -255,10 +255,10 @@ def test_a_decomposition_that_fails_is_a_refusal_that_blames_the_compiler(
 ) -> None:
     known = records()[overload]
     assert isinstance(known, registry.Composite)
-    monkeypatch.setitem(registry._RECORDS, overload, dataclasses.replace(known, decompose=_raises_in_parts))
+    monkeypatch.setitem(registry._RECORDS, overload, dataclasses.replace(known, decompose=_raise_in_decomposition))
     layer = torch.nn.LSTM(3, 2)
     call: Any = (lambda m, x: layer(x)[0]) if overload is aten.lstm.input else (lambda m, x: torch.hypot(x, x))
-    program = _exported(call, torch.randn(2, 1, 3))
+    program = _export_function(call, torch.randn(2, 1, 3))
     what = f"decomposing {overload} raised TypeError: no such operand"
     with pytest.raises(InternalError, match=what):
         delegate(program, FP)
@@ -270,23 +270,23 @@ def test_a_decomposition_that_fails_is_a_refusal_that_blames_the_compiler(
     assert what in refused.reason
 
 
-def test_pieces_of_a_constant_are_constants() -> None:
+def test_splits_of_a_constant_are_constants() -> None:
     weight = torch.randn(6, 4)
 
-    def pieces(m: Any, x: torch.Tensor) -> Any:
+    def split_weight(m: Any, x: torch.Tensor) -> Any:
         first, second = weight.split(3)
         return torch.nn.functional.linear(x, first), torch.nn.functional.linear(x, second)
 
-    _check(pieces, torch.randn(2, 4), cpu=[])
+    _check(split_weight, torch.randn(2, 4), cpu=[])
 
 
 @pytest.mark.parametrize("bounds", [{"min": 1}, {"max": 3}, {"min": 1, "max": 3}])
-def test_a_bound_that_is_not_given_does_not_make_an_integer_large(bounds: dict[str, int]) -> None:
+def test_clamp_with_one_bound_keeps_the_interval_of_its_operand(bounds: dict[str, int]) -> None:
     tokens = torch.tensor([[0, 1, 0, 2], [0, 0, 0, 0], [3, 3, 3, 3]], dtype=torch.int32)
     _check(lambda m, i: ((i != 0).sum(1).clamp(**bounds),), tokens, cpu=[], spec=TosaCompileSpec("TOSA-1.0+INT"))
 
 
-def test_a_constant_that_the_cpu_alone_reads_says_so() -> None:
+def test_refusal_of_a_constant_that_no_delegate_reads_says_so() -> None:
     weight = torch.randn(4)
     delegated = _check(lambda m, x: (weight * 2, x + 1), torch.randn(4), cpu=["aten.clone.default"])
     (node,) = (node for node in delegated.graph.nodes if node.target is aten.clone.default)
@@ -294,7 +294,7 @@ def test_a_constant_that_the_cpu_alone_reads_says_so() -> None:
 
 
 def test_a_shape_that_depends_on_data_is_refused() -> None:
-    program = _exported(lambda m, x: (x[x > 0] * 2, x + 1), torch.randn(4))
+    program = _export_function(lambda m, x: (x[x > 0] * 2, x + 1), torch.randn(4))
     with events.record() as log:
         delegate(program, FP)
     refused = {rejected.operator: rejected for rejected in log.rejected}
@@ -309,12 +309,12 @@ def test_inputs_of_a_delegate_keep_the_programs_order() -> None:
     assert [io.name for io in made.inputs] == ["args_0", "args_1"]
 
 
-def test_partitions_are_a_query_and_the_selection_copies_what_several_delegates_compute() -> None:
+def test_partitions_do_not_change_the_graph_and_contain_shared_constant_expressions() -> None:
     def function(m: Any, x: torch.Tensor) -> torch.Tensor:
         table = m.table.weight * 2
         return torch.relu(x @ table.t()) @ table
 
-    program = prepare_program(_exported(function, torch.randn(3, 4)), FP.target)
+    program = prepare_program(_export_function(function, torch.randn(3, 4)), FP.target)
     selection = select(program, FP.target, [lambda node: node.target is aten.relu.default])
     nodes = list(program.graph.nodes)
     first, second = selection.partitions(), selection.partitions()

@@ -1,4 +1,4 @@
-"""Docstrings name exceptions and parameters that exist: a rename does not see them."""
+"""Docstrings name exceptions and parameters that exist: renaming tools do not update docstrings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The documentation: its examples run, its site is built, and it names all that there is."""
+"""Documentation: examples run, the site builds, and all recipes, options and public names occur."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from tests.cli.command_server import CommandServer
 _ROOT = Path(__file__).parents[1]
 _DOCS = _ROOT / "docs"
 _PAGES = sorted([_ROOT / "README.md", *_DOCS.rglob("*.md")])
-#: ``text`` is what is shown and not run: output, and what installs or asks for another machine.
+#: Blocks of ``text`` are not run: output, installation, and commands for another machine.
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _KINDS = frozenset({"python", "bash", "text"})
 #: The example of ``add_operator.md`` registers an operator, which other tests of this process would see.
-_RUN = [page for page in _PAGES if page.name != "add_operator.md"]
+_EXECUTED_PAGES = [page for page in _PAGES if page.name != "add_operator.md"]
 _SOURCE_FOLDERS = ("arm_backend_core", "arm_recipes", "runtime", "tests", "benchmarks", "docs")
 _SOURCE_SUFFIXES = frozenset({".py", ".cpp", ".h"})
 #: Identifiers of contributor pages that no source contains, with the reason.
@@ -47,27 +47,27 @@ _NOT_IN_SOURCES = {
 
 
 def _blocks(page: Path) -> list[tuple[int, str, str]]:
-    """Line, language and text of each."""
+    """Line, language and text of each code block."""
     text = page.read_text()
     return [(text.count("\n", 0, m.start()) + 2, m[1], m[2]) for m in _BLOCK.finditer(text)]
 
 
-def test_examples_say_what_they_are() -> None:
+def test_code_blocks_have_a_known_language() -> None:
     found = [(page.name, line, kind) for page in _PAGES for line, kind, _ in _blocks(page) if kind not in _KINDS]
     assert found == []
 
 
 @pytest.fixture
 def server() -> Iterator[CommandServer]:
-    """Runs the commands of a page; it starts with the first of them."""
+    """Server for the commands of a page; it starts with the first command."""
     server = CommandServer()
     yield server
     server.close()
 
 
-@pytest.mark.parametrize("page", _RUN, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", _EXECUTED_PAGES, ids=lambda page: page.stem)
 def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: CommandServer) -> None:
-    """Those of a page, one after the other, as a reader would."""
+    """The examples of a page run in order."""
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "__main__"}
     # The server takes as long to start as one command.
@@ -87,14 +87,14 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def _parse_commands(text: str) -> list[list[str]] | None:
-    """The arguments of each command, if all are ``arm-recipes`` without operators and variables of the shell."""
+    """Return the arguments of each command, if all are ``arm-recipes`` without shell operators and variables."""
     commands = [shlex.split(line) for line in text.replace("\\\n", " ").splitlines()]
     is_plain = not re.search(r"[|&;<>$`()*?~#]", text) and all(words[:1] == ["arm-recipes"] for words in commands)
     return [words[1:] for words in commands] if is_plain else None
 
 
 def _shell(text: str, folder: Path) -> None:
-    """Commands in a shell that has this environment's, and this checkout."""
+    """Run a script in a shell with the programs of this environment and this checkout."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "PYTHONPATH": str(_ROOT)}
     done = subprocess.run(
@@ -108,7 +108,7 @@ def _shell(text: str, folder: Path) -> None:
     assert done.returncode == 0, f"{text}\n{done.stderr[-3000:]}"
 
 
-def test_a_shell_runs_what_is_more_than_commands() -> None:
+def test_only_plain_arm_recipes_commands_run_without_a_shell() -> None:
     assert _parse_commands("arm-recipes export a \\\n  -o 'b c'\narm-recipes recipes\n") == [
         ["export", "a", "-o", "b c"],
         ["recipes"],
@@ -178,7 +178,7 @@ def test_a_first_installation_is_from_a_clone() -> None:
         assert first[1].startswith("'.["), page
 
 
-def test_the_page_on_firmware_is_that_of_the_boards() -> None:
+def test_the_firmware_page_lists_every_board() -> None:
     """Every board has a row."""
     assert board_pages.PAGE.read_text() == board_pages.render_page(), "run docs/board_pages.py"
     named = [board.name for family in board_pages.FAMILIES for board in board_pages.boards_of(family)]

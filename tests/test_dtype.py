@@ -19,7 +19,7 @@ _TORCH = {
 
 
 @pytest.mark.parametrize("dtype", [DType.INT8, DType.INT16, DType.INT32], ids=lambda dtype: dtype.value)
-def test_integers(dtype: DType) -> None:
+def test_integer_ranges_equal_numpys(dtype: DType) -> None:
     info = np.iinfo(dtype.numpy)
     assert dtype.range == (info.min, info.max)
     assert dtype.bytes == info.bits // 8
@@ -32,7 +32,7 @@ def test_integers_without_a_numpy_type() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "torch_dtype"), _TORCH.items(), ids=str)
-def test_floating_point(dtype: DType, torch_dtype: torch.dtype) -> None:
+def test_floating_point_limits_equal_pytorchs(dtype: DType, torch_dtype: torch.dtype) -> None:
     info = torch.finfo(torch_dtype)
     assert dtype.largest == info.max
     assert dtype.bytes == info.bits // 8
@@ -46,7 +46,7 @@ def test_every_type_has_a_numpy_type_and_the_serializers_name(dtype: DType) -> N
     assert hasattr(ts.DType, dtype.name)
 
 
-def test_what_a_type_does_not_have_is_an_error() -> None:
+def test_largest_of_an_integer_and_range_of_a_float_raise() -> None:
     with pytest.raises(KeyError):
         _ = DType.INT8.largest
     with pytest.raises(KeyError):

@@ -1,4 +1,4 @@
-"""What is computed as one: functions of one tensor, and what merges into a rescale."""
+"""Fusion: chains of functions of one tensor become one TABLE; operators merge into a RESCALE."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _lower_to_one_delegate(case: Case) -> tuple[str, ...]:
 
 
 def test_a_long_chain_of_functions_is_one_table() -> None:
-    """500 functions, one after the other, are more than Python's stack holds calls of."""
+    """A recursive walk over 500 functions would exceed Python's recursion limit."""
 
     def chain(x: torch.Tensor) -> torch.Tensor:
         for index in range(250):
@@ -43,7 +43,7 @@ def test_a_long_chain_of_functions_is_one_table() -> None:
 
 
 class _Block(torch.nn.Module):
-    """A convolution with what merges into it, a function of one tensor in several steps, and what is neither."""
+    """A convolution that absorbs a scale, two chains of functions of one tensor, and a sum of two tensors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,13 +56,13 @@ class _Block(torch.nn.Module):
         return torch.relu(swish + x), torch.exp(kept) - kept * 2.0, kept
 
 
-def test_plan_of_a_graph() -> None:
+def test_fusion_plan_of_a_graph() -> None:
     program = exported(_Block(), (torch.randn(1, 4, 5, 5),))
     graph = program.module(check_guards=False).graph
     records = {node: record for node in graph.nodes if (record := find_record(node)) is not None}
     plan = FusionPlan(records, constant_nodes(graph), lambda node: False, lambda node: False)
     assert {a.name: b.name for a, b in plan.merged_into.items()} == {"conv2d": "mul", "add_1": "relu"}
-    # swish's steps but the last; tanh is an output, so what is computed of it starts anew.
+    # All operators of swish except the last. tanh is an output, so its readers start a new chain.
     assert {node.name for node in plan.fused} == {"conv2d", "sigmoid", "mul_1", "add_1", "exp", "mul_2"}
     origins = {node.name: base.name for node, base in plan.chain_base.items()}
     assert origins == {
@@ -75,7 +75,7 @@ def test_plan_of_a_graph() -> None:
 
 
 def test_the_lowering_fuses_what_the_quantizer_planned() -> None:
-    """Nothing but the ends of fused groups is quantized, and each group is one operator or two."""
+    """Only the ends of fused groups are quantized, and each group is one or two operators."""
     case = Case("block", _Block(), (Input((1, 4, 5, 5)),))
     operators = _lower_to_one_delegate(case)
     assert operators.count("TABLE") == 3
@@ -83,7 +83,7 @@ def test_the_lowering_fuses_what_the_quantizer_planned() -> None:
     assert "CLAMP" not in operators
 
 
-def test_a_mask_that_hides_nothing_is_not_added() -> None:
+def test_a_mask_of_zeros_is_not_added() -> None:
     case = Case("masked", lambda x: x @ x.mT + torch.zeros(4, 4), (Input((2, 4, 8)),))
     operators = _lower_to_one_delegate(case)
     assert "MATMUL" in operators
@@ -91,25 +91,27 @@ def test_a_mask_that_hides_nothing_is_not_added() -> None:
 
 
 @pytest.mark.parametrize(
-    ("waves", "least"),
+    ("function", "min_sqnr"),
     [
         (lambda x: torch.relu(torch.sin(x * 150)), 45),
         (lambda x: x * torch.cos(x * 150), 45),
-        (lambda x: torch.sin(x * 150) + torch.relu(torch.sin(x * 150)), 45),  # another's operand is a function of it
+        (lambda x: torch.sin(x * 150) + torch.relu(torch.sin(x * 150)), 45),  # the sum has one variable
         (lambda x: (lambda wave: wave + torch.relu(wave))(torch.sin(x * 150)), 45),
         (lambda x: x**2 + torch.sin(x * 150), 45),
         (lambda x: torch.cos(x * 150) / (2 + x), 45),
-        (lambda x: 1 - torch.cos(x * 0.05), 70),  # of few turns, which an int16 result between would round away
-        # What a function merges with its reader has no parameters of its own: one TABLE, whose lines miss it.
+        (lambda x: 1 - torch.cos(x * 0.05), 70),  # less than one period, which an int16 cosine would round away
+        # The product merges with exp, without quantization parameters: interpolation in one TABLE misses the sine.
         (lambda x: torch.exp(x * torch.relu(torch.sin(x * 150))), 10),
     ],
 )
-def test_waves_of_int16_are_tables_of_their_own(waves: Callable[[torch.Tensor], torch.Tensor], least: float) -> None:
-    """Lines between 513 points miss functions of waves of many turns, which the wave itself has exact points for."""
-    case = Case("waves", waves, (Input((8, 64), -1, 1),))
+def test_int16_sine_and_cosine_are_separate_tables(
+    function: Callable[[torch.Tensor], torch.Tensor], min_sqnr: float
+) -> None:
+    """Interpolation between 513 points misses a function of a sine of many periods; a TABLE of the sine is exact."""
+    case = Case("waves", function, (Input((8, 64), -1, 1),))
     module = quantize_case(case, int16=True)
     program = exported(module, case.sample())
     lowered = lower(program, "int")
     lowered.check_delegated()
     (found,) = lowered.run(case.sample())
-    assert sqnr(waves(*case.sample()), found) > least
+    assert sqnr(function(*case.sample()), found) > min_sqnr

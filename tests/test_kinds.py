@@ -1,4 +1,4 @@
-"""Every PyTorch type is of one kind, or refused."""
+"""Every PyTorch dtype has one kind, or raises."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DTYPES = sorted({x for x in vars(torch).values() if isinstance(x, torch.dtype)},
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_kinds_are_pytorchs(dtype: torch.dtype) -> None:
+def test_kind_of_each_pytorch_dtype(dtype: torch.dtype) -> None:
     name = str(dtype).removeprefix("torch.")
     if name.startswith(("q", "bits")):
         with pytest.raises(ModelError, match=rf"torch\.{name}.*dequantize"):
@@ -28,13 +28,13 @@ def test_kinds_are_pytorchs(dtype: torch.dtype) -> None:
     assert (found is ScalarKind.INTEGER) == name.startswith(("int", "uint"))
 
 
-def test_figures_count_both_parts_of_complex_numbers() -> None:
+def test_error_sums_count_real_and_imaginary_parts() -> None:
     right = torch.tensor([3 + 4j, 1j])
     sums = ErrorSums.of(right, right.conj())
     assert (sums.signal, sums.noise) == (26, 68)
 
 
-def test_only_integers_stand_for_real_numbers() -> None:
+def test_only_integer_tensors_are_quantized_and_dequantized() -> None:
     info = TensorInfo("y", "int8", (2,), scale=0.5, zero_point=1)
     assert info.to_model(torch.tensor([1, 3], dtype=torch.int8)).tolist() == [0.0, 1.0]
     for other in (torch.tensor([True, False]), torch.tensor([1j, 2.0])):
@@ -42,6 +42,6 @@ def test_only_integers_stand_for_real_numbers() -> None:
         assert info.to_program(other) is other
 
 
-def test_labels_are_no_complex_numbers() -> None:
+def test_complex_labels_raise() -> None:
     with pytest.raises(ValueError, match="complex64"):
         flatten_labels(torch.tensor([1 + 0j]))

@@ -1,4 +1,4 @@
-"""The markers note what ran, and change nothing else."""
+"""Line coverage: markers record the lines that ran and change nothing else."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Thing:
 '''
 
 
-def _lines_that_ran(call: str) -> set[int]:
+def _record_lines(call: str) -> set[int]:
     ran = bytearray(SOURCE.count("\n") + 2)
     names = {line_coverage._RUN: ran}
     exec(compile(line_coverage._insert_markers(SOURCE), "thing.py", "exec"), names)
@@ -49,15 +49,15 @@ def _lines_that_ran(call: str) -> set[int]:
     ("argument", "lines"),
     [("2", {13, 14, 25}), ("None", {13, 15, 16, 25}), ("0", {13, 15, 17, 18, 20, 22, 25})],
 )
-def test_lines_of_the_branch_that_was_taken(argument: str, lines: set[int]) -> None:
-    assert _lines_that_ran(f"Thing().half({argument})") == lines
+def test_only_lines_of_the_taken_branch_are_recorded(argument: str, lines: set[int]) -> None:
+    assert _record_lines(f"Thing().half({argument})") == lines
 
 
-def test_an_error_has_the_line_of_its_statement() -> None:
+def test_tracebacks_keep_line_numbers() -> None:
     with pytest.raises(TypeError) as caught:
-        _lines_that_ran("Thing().half('a')")
+        _record_lines("Thing().half('a')")
     assert [frame.lineno for frame in traceback.extract_tb(caught.tb) if frame.filename == "thing.py"] == [25, 14]
 
 
-def test_ranges_of_lines() -> None:
+def test_line_numbers_are_formatted_as_ranges() -> None:
     assert line_coverage._format_ranges([3, 4, 5, 8]) == "3-5, 8"

@@ -1,4 +1,4 @@
-"""A handful of operators through ExecuTorch's whole pipeline: partitioners, edge dialect, delegates executed."""
+"""Some operators through ExecuTorch's whole pipeline: partitioning, edge dialect, execution of the delegates."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.ops import runner
 from tests.ops.cases import CASES
 from tests.ops.runner import Case
 
-_ROWS = ["conv2d_relu", "sdpa_causal", "gelu", "embedding", "split", "upsample_bilinear", "add_"]
+_CASE_NAMES = ["conv2d_relu", "sdpa_causal", "gelu", "embedding", "split", "upsample_bilinear", "add_"]
 
 
 def _lowered(case: Case, program: torch.export.ExportedProgram, partitioner: Partitioner) -> list[torch.Tensor]:
@@ -29,7 +29,7 @@ def _lowered(case: Case, program: torch.export.ExportedProgram, partitioner: Par
     return runner.flat(lowered.module()(*case.sample()))
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.name in _ROWS], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [case for case in CASES if case.name in _CASE_NAMES], ids=lambda case: case.name)
 def test_float(case: Case) -> None:
     inputs = case.sample()
     program = runner.export(case.module(), inputs)
@@ -37,7 +37,7 @@ def test_float(case: Case) -> None:
     runner.check_close(case, got, runner.flat(case.module()(*inputs)))
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.name in _ROWS[:3]], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [case for case in CASES if case.name in _CASE_NAMES[:3]], ids=lambda case: case.name)
 def test_ethos_u(case: Case) -> None:
     module = runner.quantize_case(case, int16=False)
     program = runner.export(module, case.sample())

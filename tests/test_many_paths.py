@@ -1,4 +1,4 @@
-"""Networks in which paths double from step to step: whoever follows each of them does not end."""
+"""Networks in which each step doubles the number of paths: a walk over all paths would not end."""
 
 from __future__ import annotations
 

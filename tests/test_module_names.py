@@ -152,9 +152,9 @@ ELSEWHERE = {
 
 
 def _find_test(module: str) -> str | None:
-    """The test of a module's name, or of the name of a package in its part of the tree, such as ``tosa.passes``.
+    """Find the test named after a module, or after a package that contains it, such as ``tosa.passes``.
 
-    It is in the folder of ``tests`` that has the path of the module, or in a folder around it.
+    The folder of the test has the path of the module below ``tests``, or is a parent of that folder.
     """
     _, *packages, name = module.split(".")
     folders = ["/".join(packages[:depth]) for depth in range(len(packages), 0, -1)] or ["."]

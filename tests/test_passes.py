@@ -1,4 +1,4 @@
-"""Passes for graphs with int64 values: what they leave of each graph, and that it computes the same."""
+"""Passes that convert int64 values to int32: operators of each converted graph, and equal results."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _graph(body: Body, inputs: tuple[Tensor, ...]) -> GraphModule:
 
 
 def _name(target: Any) -> str:
-    """An operator without namespace and overload; edge operators as what they are in ATen."""
+    """Name of an operator without namespace and overload; edge operators have their names in ATen."""
     if target is operator.getitem:
         return "getitem"
     name = (target._op if isinstance(target, EdgeOpOverload) else target)._schema.name.split("::")[1]
@@ -66,7 +66,7 @@ def _name(target: Any) -> str:
 
 
 def _operators(module: GraphModule) -> list[str]:
-    """Operators with the element types that they give, ``add int32``; guards and what nothing reads are left out."""
+    """Operators with their result dtypes, such as ``add int32``, without guards and dead nodes."""
     found = []
     for node in module.graph.nodes:
         if node.op == "call_function" and node.users:
@@ -80,10 +80,10 @@ def _ints(*values: int) -> Tensor:
 
 
 X = torch.randn(4, 10, generator=torch.Generator().manual_seed(0))
-FAR = torch.zeros(1, 50001).index_fill(1, torch.tensor([50000]), 1.0)
+PEAK_AT_50000 = torch.zeros(1, 50001).index_fill(1, torch.tensor([50000]), 1.0)
 I32 = torch.arange(6, dtype=torch.int32)
 
-#: Pass, model, inputs, and what the graph computes afterwards. None: it is not modified.
+#: Pass, model, inputs, and the operators after the pass; None if the graph is not modified.
 CASES: dict[str, tuple[Make, Body, tuple[Tensor, ...], list[str] | None]] = {
     "arange": (CONST, lambda m, x: torch.arange(6) < x, (I32,), ["arange int32", "lt bool"]),
     "arange, read on": (
@@ -102,10 +102,10 @@ CASES: dict[str, tuple[Make, Body, tuple[Tensor, ...], list[str] | None]] = {
         ["linspace int32", "add int32"],
     ),
     "no elements": (CONST, lambda m, x: torch.cat([torch.arange(0), x]), (I32,), ["arange int32", "cat int32"]),
-    "int64 beside it": (CONST, lambda m, x: torch.arange(3) + x, (_ints(1, 2, 3),), ["arange int32", "add int64"]),
+    "int64 operand": (CONST, lambda m, x: torch.arange(3) + x, (_ints(1, 2, 3),), ["arange int32", "add int64"]),
     "float": (CONST, lambda m, x: torch.arange(6.0) + x, (I32,), None),
     "too large": (CONST, lambda m, x: torch.full((6,), 1 << 31) + x, (I32,), None),
-    "the least": (CONST, lambda m, x: torch.full((6,), -(1 << 31)).lt(x), (I32,), ["full int32", "lt bool"]),
+    "int32 minimum": (CONST, lambda m, x: torch.full((6,), -(1 << 31)).lt(x), (I32,), ["full int32", "lt bool"]),
     "float to int64": (OUTPUT, lambda m, x: x.to(torch.int64), (X,), ["cast int32"]),
     "float to int64, read on": (OUTPUT, lambda m, x: x.long() * 2 + 1, (X,), ["cast int32", "mul int32", "add int32"]),
     "int32 to int64": (OUTPUT, lambda m, x: x.to(torch.int64) + 1, (I32,), ["add int32"]),
@@ -138,22 +138,22 @@ CASES: dict[str, tuple[Make, Body, tuple[Tensor, ...], list[str] | None]] = {
     "a product that does not fit": (
         OUTPUT,
         lambda m, x: (i := x.argmax(1).unsqueeze(-1)) * i,
-        (FAR,),
+        (PEAK_AT_50000,),
         ["argmax int64", "cast int32", "unsqueeze int32", "cast int64", "mul int64"],
     ),
-    "of one dimension it does fit": (
+    "a product that fits": (
         OUTPUT,
         lambda m, x: (i := x.argmax(0).unsqueeze(-1)) * i + 0.5,
-        (FAR,),
+        (PEAK_AT_50000,),
         ["argmax int64", "cast int32", "unsqueeze int32", "mul int32", "add float32"],
     ),
-    "an operator that is not known": (
+    "an operator without a rule": (
         OUTPUT,
         lambda m, x: x.argmax(1).expand(2, 4).cumsum(0),
         (X,),
         ["argmax int64", "cast int32", "expand int32", "cast int64", "cumsum int64"],
     ),
-    "int64 from outside": (OUTPUT, lambda m, x, y: x.argmax(1) + y, (X, _ints(1, 2, 3, 4)), None),
+    "int64 input": (OUTPUT, lambda m, x, y: x.argmax(1) + y, (X, _ints(1, 2, 3, 4)), None),
     "embedding": (
         INSERT,
         lambda m, i: nn.functional.embedding(i, m.table),
@@ -174,7 +174,7 @@ CASES: dict[str, tuple[Make, Body, tuple[Tensor, ...], list[str] | None]] = {
         (_ints(3, 0, 10), torch.ones(3, 3)),
         ["cast int32", "cast int64", "index_copy float32"],
     ),
-    "one_hot too": (
+    "one_hot, which takes int64 alone": (
         INSERT,
         lambda m, i: nn.functional.one_hot(i, 12) + i[0],
         (_ints(3, 0, 10),),
@@ -200,7 +200,7 @@ def _flat(result: Any) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_is_left_of_a_graph(name: str) -> None:
+def test_operators_after_a_pass(name: str) -> None:
     make, body, inputs, expected = CASES[name]
     module = _graph(body, inputs)
     before = _operators(module)
@@ -210,18 +210,18 @@ def test_what_is_left_of_a_graph(name: str) -> None:
     assert _operators(result.graph_module) == (before if expected is None else expected)
     for actual, wanted in zip(_flat(result.graph_module(*inputs)), _flat(Net(body)(*inputs)), strict=True):
         torch.testing.assert_close(actual, wanted, check_dtype=False)
-    exported = torch.export.export(result.graph_module, inputs)  # and it is traced with the same types
+    exported = torch.export.export(result.graph_module, inputs)  # a second trace has the same dtypes
     assert [f for f in _operators(exported.graph_module) if "assert" not in f] == _operators(result.graph_module)
 
 
-#: Case, and what its edge program computes afterwards, where an edge program has the same operators.
+#: Case, and the operators of its edge program after the pass, for cases whose operators edge programs keep.
 EDGE = {
     "arange, read on": ["arange int32", "add int32", "view int32", "lt bool"],
     "float": None,
     "int32 to int64": ["add int32"],
     "float to int64": ["cast int32"],
     "argmax, arithmetic": [
-        *("cast int32", "cast int32", "argmax int64", "cast int32", "mul int32", "add int32"),  # numbers are tensors
+        *("cast int32", "cast int32", "argmax int64", "cast int32", "mul int32", "add int32"),  # scalars are tensors
         *("cast float32", "add float32"),
     ],
     "argmin, returned": None,
@@ -233,7 +233,7 @@ EDGE = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_edge_programs(name: str) -> None:
+def test_edge_program_after_a_pass(name: str) -> None:
     make, body, inputs, _ = CASES[name]
     program = torch.export.export(Net(body).eval(), inputs)
     manager = to_edge(program, compile_config=EdgeCompileConfig(_check_ir_validity=False))
@@ -261,7 +261,7 @@ class Counter(nn.Module):
         return y
 
 
-def test_what_export_asserts_of_a_type_is_dropped_with_it() -> None:
+def test_dtype_assertions_are_dropped_when_the_dtype_changes() -> None:
     ids = torch.tensor([1, 2])
     graph = _graph(lambda net, i: i.to(torch.int32).to(torch.int64) * 3, (ids,))
     for make in (ConvertInt64OutputOpsToInt32Pass, InsertInt32CastsAfterInt64PlaceholdersPass):
@@ -269,7 +269,7 @@ def test_what_export_asserts_of_a_type_is_dropped_with_it() -> None:
     assert torch.equal(graph(ids).long(), ids * 3)
 
 
-def test_a_buffer_is_still_written() -> None:
+def test_an_int64_buffer_is_still_mutated() -> None:
     module: Any = torch.export.export(Counter(), (I32,)).module(check_guards=False)
     result = INSERT()(module).graph_module
     for calls in (5, 6, 7):
@@ -277,11 +277,11 @@ def test_a_buffer_is_still_written() -> None:
     assert result.calls.dtype is torch.int64
 
 
-# -- what does not fit
+# -- values beyond int32
 
 
 @pytest.mark.parametrize("value", [1 << 31, -(1 << 31) - 1])
-def test_constants_that_do_not_fit_are_named(value: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_constants_beyond_int32_are_named_in_a_warning(value: int, caplog: pytest.LogCaptureFixture) -> None:
     module = _graph(lambda m, x: torch.full((2,), value) + torch.full((2,), 5) + x, (_ints(1, 2),))
     with caplog.at_level(logging.WARNING):
         result = CONST()(module)
@@ -290,8 +290,8 @@ def test_constants_that_do_not_fit_are_named(value: int, caplog: pytest.LogCaptu
     assert "full stays int64: it has values that int32 cannot hold" in caplog.text
 
 
-def _long_search() -> GraphModule:
-    """An argmax over 2**31 + 1 elements, none of which is there."""
+def _argmax_beyond_int32() -> GraphModule:
+    """An argmax over a fake tensor of 2**31 + 1 elements."""
     graph = Graph()
     with FakeTensorMode():
         x = graph.placeholder("x")
@@ -304,20 +304,20 @@ def _long_search() -> GraphModule:
     return GraphModule(nn.Module(), graph)
 
 
-def test_an_index_that_may_not_fit(caplog: pytest.LogCaptureFixture) -> None:
+def test_argmax_that_may_exceed_int32(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(RuntimeError, match=r"argmax\w* may give indices that int32 cannot hold.*on_overflow='skip'"):
-        OUTPUT()(_long_search())
+        OUTPUT()(_argmax_beyond_int32())
     with caplog.at_level(logging.WARNING):
-        assert not OUTPUT(on_overflow="skip")(_long_search()).modified
+        assert not OUTPUT(on_overflow="skip")(_argmax_beyond_int32()).modified
     assert not caplog.text
     with caplog.at_level(logging.WARNING):
-        assert not OUTPUT(on_overflow="warn")(_long_search()).modified
+        assert not OUTPUT(on_overflow="warn")(_argmax_beyond_int32()).modified
     assert "may give indices that int32 cannot hold" in caplog.text
     with pytest.raises(ValueError, match="on_overflow must be 'raise', 'warn' or 'skip'; got 'never'"):
         OUTPUT(on_overflow="never")  # type: ignore[arg-type]
 
 
-# -- in the flow
+# -- in ExecuTorch's flow
 
 
 def _model(m: Net, i: Tensor, x: Tensor) -> Tensor:
@@ -334,8 +334,8 @@ PASSES: list[Make] = [CONST, OUTPUT, INSERT]
 
 
 @pytest.mark.parametrize("quantize", [False, True])
-def test_before_quantization_and_export(quantize: bool) -> None:
-    """Where ATen's operators are converted, the delegate has them as they are."""
+def test_passes_before_quantization_and_export(quantize: bool) -> None:
+    """One delegate has all operators of the converted program."""
     samples, model = _inputs(), Net(_model).eval()
     module: Any = torch.export.export(model, samples[0]).module(check_guards=False)
     for make in PASSES:
@@ -358,8 +358,8 @@ def test_before_quantization_and_export(quantize: bool) -> None:
         torch.testing.assert_close(quantized, model(*samples[0]), atol=0.05 if quantize else 1e-6, rtol=0.01)
 
 
-def test_behind_the_partitioner() -> None:
-    """``transform_passes`` sees the program with its delegates, whose interface stays what it is."""
+def test_passes_after_the_partitioner() -> None:
+    """``transform_passes`` run on the program with its delegates and must not change their interfaces."""
     samples, model = _inputs(), Net(_model).eval()
     manager = to_edge_transform_and_lower(
         torch.export.export(model, samples[0]),
@@ -371,7 +371,7 @@ def test_behind_the_partitioner() -> None:
     assert b"TOSABackend" in manager.to_executorch().buffer
 
 
-def test_to_device_moves_parameters_and_what_is_created() -> None:
+def test_to_device_moves_parameters_and_created_tensors() -> None:
     module = _graph(lambda m, x: torch.arange(12, device="cpu")[:, None] + m.table + x, (torch.zeros(3),))
     moved = ToDevicePass("meta")(module).graph_module
     assert {tensor.device.type for tensor in (*moved.parameters(), *moved.buffers())} == {"meta"}

@@ -71,12 +71,12 @@ class Split(nn.Module):
         return self.second(z + y if self.residual else z)
 
 
-def _by_way_of_int64(x: Tensor) -> Tensor:
+def _int64_arithmetic(x: Tensor) -> Tensor:
     return ((x * 1000).to(torch.int64) * 2**33).to(torch.float32) * (0.001 * 2.0**-33)
 
 
-def _sorted(x: Tensor) -> Tensor:
-    """Of more elements than a target orders."""
+def _topk_of_many(x: Tensor) -> Tensor:
+    """The largest of more elements than a target sorts."""
     return torch.topk(torch.cat([x] * 300, -1), 8).values
 
 
@@ -110,7 +110,7 @@ def export_converted(module: nn.Module, samples: Samples) -> ExportedProgram:
 
 @dataclass
 class Lowered:
-    """An edge program and what was recorded while it was made."""
+    """An edge program and the events of its lowering."""
 
     manager: EdgeProgramManager
     log: events.Log
@@ -143,7 +143,7 @@ class Lowered:
         return [str(target).removeprefix("<EdgeOpOverload: ").split(">")[0] for target in outside]
 
     def check_delegates(self) -> None:
-        """No parameter goes in or out; every flatbuffer's interface is what the call has."""
+        """Check that no parameter crosses a boundary and that each flatbuffer has the interface of its call."""
         program = self.manager.exported_program()
         module: Any = program.graph_module
         signature = program.graph_signature
@@ -227,7 +227,7 @@ def test_float(partitioner: Partitioner) -> None:
     assert_close(lowered.run(*images()[0]), model(*images()[0]), 1e-5)
 
 
-def test_the_program_given_is_left_as_it_is() -> None:
+def test_lowering_does_not_change_its_input_program() -> None:
     model = Net().eval()
     program = export(model, images())
     before = str(program.graph)
@@ -301,7 +301,7 @@ def test_a_filter_that_matches_nothing_raises(setting: Callable[[Any], Any], mes
 @pytest.mark.parametrize(
     "skip", [lambda q: q.set_module_name("head", None), lambda q: q.set_module_type(nn.Linear, None)]
 )
-def test_none_leaves_a_part_in_float(skip: Callable[[Any], Any]) -> None:
+def test_configuration_none_leaves_a_module_in_float(skip: Callable[[Any], Any]) -> None:
     for make in (tosa, lambda: ethos_u("ethos-u85-256")):
         quantizer, partitioner = make()
         program = quantize(Net(), images(), skip(quantizer.set_global(INT8())))
@@ -342,7 +342,7 @@ def test_set_io() -> None:
 
 
 @pytest.mark.parametrize("kind", [TOSAQuantizer, TOSAPartitioner])
-def test_a_compile_spec_for_another_target(kind: Callable[[Any], Any]) -> None:
+def test_a_compile_spec_for_another_target_raises(kind: Callable[[Any], Any]) -> None:
     message = f"compile_spec: {kind.__name__} takes a TosaCompileSpec, got VgfCompileSpec"
     with pytest.raises(TypeError, match=message):
         kind(VgfCompileSpec())
@@ -357,7 +357,7 @@ def test_a_quantizer_needs_an_integer_profile() -> None:
 
 
 @pytest.mark.parametrize("residual", [False, True])
-@pytest.mark.parametrize("middle", [_sorted, _by_way_of_int64], ids=["topk", "int64"])
+@pytest.mark.parametrize("middle", [_topk_of_many, _int64_arithmetic], ids=["topk", "int64"])
 @pytest.mark.parametrize("config", [None, INT8, A16W8], ids=["float", "int8", "a16w8"])
 def test_an_operator_in_the_middle(
     config: Callable[[], Any] | None, middle: Callable[[Tensor], Tensor], residual: bool
@@ -389,12 +389,12 @@ class Shared(nn.Module):
         self.layer = nn.Linear(8, 8)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        y = self.layer(_sorted(self.layer(x)))
-        return y, y + _sorted(self.layer.weight[:4] * 2)
+        y = self.layer(_topk_of_many(self.layer(x)))
+        return y, y + _topk_of_many(self.layer.weight[:4] * 2)
 
 
 class Constants(nn.Module):
-    """What is computed from parameters alone is read in two delegates and on the CPU."""
+    """Two delegates and the CPU read values that depend on parameters alone."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -403,8 +403,8 @@ class Constants(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         table = torch.exp(self.weight * 0.1)
-        y = _sorted(torch.cat([x @ table, self.weight]))
-        return torch.cat([self.weight, y @ table]), _sorted(table)
+        y = _topk_of_many(torch.cat([x @ table, self.weight]))
+        return torch.cat([self.weight, y @ table]), _topk_of_many(table)
 
 
 class Diamond(nn.Module):
@@ -412,8 +412,8 @@ class Diamond(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         a = torch.exp(x)
-        b = _sorted(a * 2) + a
-        c = _sorted(b - a)
+        b = _topk_of_many(a * 2) + a
+        c = _topk_of_many(b - a)
         return torch.cumsum(a, -1) * c + b * a
 
 
@@ -461,7 +461,7 @@ def test_a_buffer_that_is_written_is_not_a_constant() -> None:
             assert_close(module(*sample), model(*sample), 1e-5)
 
 
-def test_results_that_are_inputs_constants_or_the_same() -> None:
+def test_outputs_that_are_inputs_constants_or_duplicates() -> None:
     class Several(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -481,7 +481,7 @@ def test_results_that_are_inputs_constants_or_the_same() -> None:
         assert a is b is None or torch.allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
-def test_nothing_to_delegate() -> None:
+def test_a_program_without_delegates() -> None:
     class Largest(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return torch.topk(x, 8).values
@@ -510,7 +510,7 @@ def test_require_full_delegation() -> None:
     partitioner = TOSAPartitioner(TosaCompileSpec("TOSA-1.0+FP"), require_full_delegation=True)
     assert len(lower(export(Net(), images()), partitioner).delegates()) == 1
     with pytest.raises(FullDelegationError, match=r"1 operator\(s\) cannot run(.|\n)*aten.topk.default"):
-        lower(export(Split(_sorted), vectors()), partitioner)
+        lower(export(Split(_topk_of_many), vectors()), partitioner)
 
 
 def test_to_backend_says_what_to_call_instead() -> None:
@@ -524,7 +524,7 @@ def test_to_backend_says_what_to_call_instead() -> None:
 
 
 @pytest.mark.parametrize("config", [None, INT8], ids=["float", "int8"])
-def test_xnnpack_takes_what_is_left(config: Callable[[], Any] | None) -> None:
+def test_xnnpack_gets_the_remaining_operators(config: Callable[[], Any] | None) -> None:
     model = Net().eval()
     quantizer, partitioner = tosa()
     if config is None:  # an integer target and a program in floating point: XNNPACK gets all of it

@@ -20,8 +20,8 @@ def _run(script: str) -> str:
     return done.stdout
 
 
-def test_imports_load_no_more_than_they_must() -> None:
-    """The package alone loads nothing; what needs PyTorch and ExecuTorch loads no tool of ours."""
+def test_imports_load_only_what_they_need() -> None:
+    """The package alone loads no library. Its public names load neither the compiler nor tools such as Vela."""
     script = (
         "import sys; before = set(sys.modules); import arm_recipes; print(*set(sys.modules) - before); "
         "import torch, executorch.export; before = set(sys.modules); "
@@ -36,7 +36,7 @@ def test_imports_load_no_more_than_they_must() -> None:
     assert not [name for name in behind if name.startswith(compiler)]
 
 
-def test_every_public_name_is_there() -> None:
+def test_every_public_name_is_an_attribute() -> None:
     for name in arm_recipes.__all__:
         value = getattr(arm_recipes, name)
         assert value is vars(types).get(name) or value.__name__ == name
@@ -60,7 +60,7 @@ def test_every_recipe_is_supported() -> None:
     assert len(ArmRecipeType) == 18
 
 
-def test_a_foreign_recipe_type_is_not_ours() -> None:
+def test_a_foreign_recipe_type_of_our_backend_name_is_refused() -> None:
     class Foreign(RecipeType):
         FP = "foreign_fp"
 

@@ -15,11 +15,11 @@ from arm_backend_core.qparams import QParams
 
 _Q = torch.ops.quantized_decomposed
 _INT8 = QParams(0.25, 3, DType.INT8, -128, 127)
-#: Ties, and values beyond both ends.
+#: Ties of rounding, and values beyond both ends of the range.
 _REAL = np.array([[-40.0, -0.375, -0.125, 0.125], [0.0, 0.375, 0.625, 40.0]])
 
 
-def test_per_tensor() -> None:
+def test_per_tensor_quantization_equals_pytorchs() -> None:
     integers = _INT8.quantize(_REAL)
     x = torch.from_numpy(_REAL).float()
     expected = _Q.quantize_per_tensor(x, 0.25, 3, -128, 127, torch.int8)
@@ -30,7 +30,7 @@ def test_per_tensor() -> None:
 
 
 @pytest.mark.parametrize("axis", [0, 1, -1])
-def test_per_channel(axis: int) -> None:
+def test_per_channel_quantization_equals_pytorchs(axis: int) -> None:
     scale = 2.0 ** -np.arange(1, _REAL.shape[axis] + 1)
     params = QParams(scale, 0, DType.INT8, -127, 127, axis)
     zeros = torch.zeros(len(scale), dtype=torch.int64)
@@ -46,7 +46,7 @@ def test_nan_is_refused() -> None:
         _INT8.quantize(np.array([0.0, np.nan]))
 
 
-def test_real_peak_is_that_of_the_end_farther_from_the_zero_point() -> None:
+def test_real_peak_is_at_the_end_farther_from_the_zero_point() -> None:
     assert _INT8.real_peak == 131 * 0.25
     assert QParams(0.5, -100, DType.INT8, -128, 127).real_peak == 227 * 0.5
 

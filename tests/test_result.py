@@ -1,4 +1,4 @@
-"""What was exported, run on this machine: from the result, and from the file alone."""
+"""Exported programs run on this machine, from the export result and from the file alone."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class Nested(nn.Module):
         return {"sum": x + more["y"], "both": (x * 2, [more["y"] * 3])}
 
 
-def test_containers() -> None:
+def test_nested_inputs_and_outputs() -> None:
     x, y = torch.ones(1, 4), torch.full((1, 4), 2.0)
     result = export(Nested().eval(), ExportRecipe.get_recipe(FP), [(x, {"y": y})])
     output = result.run(x, {"y": y})
     assert torch.equal(output["sum"], x + y)
     assert torch.equal(output["both"][0], x * 2)
     assert torch.equal(output["both"][1][0], y * 3)
-    # The file has no containers: its tensors come in the order of theirs.
+    # The file has a flat list of tensors, in the order of the containers.
     program = arm_recipes.load(result.buffer)
     assert [value.name for value in program.inputs] == ["x", "more_y"]
     for loaded, expected in zip(program.execute(x, y), (x + y, x * 2, y * 3), strict=True):
@@ -45,7 +45,7 @@ def test_containers() -> None:
 
 @pytest.mark.parametrize("quantized_io", [False, True])
 @pytest.mark.parametrize("recipe", [INT8, ArmRecipeType.VGF_INT8, U85], ids=lambda recipe: recipe.name)
-def test_the_file_knows_names_and_quantization(recipe: ArmRecipeType, quantized_io: bool) -> None:
+def test_the_file_has_names_and_quantization_of_its_tensors(recipe: ArmRecipeType, quantized_io: bool) -> None:
     result = _small(recipe, quantized_io=quantized_io)
     program = arm_recipes.load(result.buffer)
     assert program.methods == ("forward",)
@@ -78,7 +78,7 @@ def test_several_methods(quantized_io: bool) -> None:
         result.run(x)
 
 
-def test_an_npus_program_runs_as_its_tosa_twin(tmp_path: Path) -> None:
+def test_an_ethosu_program_runs_as_its_reference_program(tmp_path: Path) -> None:
     result, (x,) = _small(U85), images(1)[0]
     expected = _small(INT8).run(x)
     path = result.save(tmp_path / "small.pte", reference=True)
@@ -100,7 +100,7 @@ def test_an_npus_program_runs_as_its_tosa_twin(tmp_path: Path) -> None:
     assert torch.equal(output, expected)
 
 
-def test_the_twin_of_another_program_is_refused(tmp_path: Path) -> None:
+def test_the_reference_program_of_another_program_is_refused(tmp_path: Path) -> None:
     path = _small(U85).save(tmp_path / "small.pte", reference=True)
     stale = (tmp_path / "small.tosa.pte").read_bytes()
     _small(U85, per_channel=False).save(path)
@@ -127,7 +127,7 @@ def test_a_kernel_that_the_runtime_lacks_is_named() -> None:
 @pytest.mark.filterwarnings("ignore:.*is int64, which TOSA does not support")
 @pytest.mark.parametrize("recipe", [FP, INT8], ids=lambda recipe: recipe.name)
 def test_int64_between_a_delegate_and_the_cpu(recipe: ArmRecipeType) -> None:
-    """Delegates compute indices in int32; what reads them on the CPU wants int64."""
+    """Delegates compute indices in int32; operators on the CPU read int64."""
 
     class Indices(nn.Module):
         def forward(self, x: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
@@ -178,8 +178,8 @@ def test_a_model_that_writes_its_input(quantized_io: bool) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*mutates its input", "ignore:.*is int64, which TOSA does not support")
-def test_what_is_written_is_not_copied_first() -> None:
-    """Index inputs of int64 are converted on the CPU, and ExecuTorch traces what is around the delegate anew."""
+def test_a_mutated_input_is_not_copied_before_the_delegate() -> None:
+    """The CPU converts int64 indices, and ExecuTorch traces the operators around the delegate again."""
 
     class Write(nn.Module):
         def forward(self, x: Tensor, index: Tensor, rows: Tensor) -> Tensor:
@@ -192,7 +192,7 @@ def test_what_is_written_is_not_copied_first() -> None:
 
 
 @pytest.mark.parametrize("recipe", [FP, ArmRecipeType.VGF_FP], ids=lambda recipe: recipe.name)
-def test_a_written_buffer_begins_with_its_value(recipe: ArmRecipeType) -> None:
+def test_a_mutated_buffer_starts_with_its_initial_value(recipe: ArmRecipeType) -> None:
     class Count(nn.Module):
         count: Tensor
 

@@ -17,7 +17,7 @@ def test_every_alias_is_public() -> None:
     assert all(getattr(arm_recipes, name) is getattr(types, name) for name in ALIASES)
 
 
-def test_public_functions_are_annotated_with_them() -> None:
+def test_public_functions_are_annotated_with_the_aliases() -> None:
     functions: list[Any] = [arm_recipes.export, arm_recipes.sweep, arm_recipes.tune, arm_recipes.compare]
     functions += [arm_recipes.prepare_qat, arm_recipes.save_firmware]
     functions += [

@@ -18,11 +18,11 @@ def test_sampled_tests_exist() -> None:
 
 def test_each_sampled_test_keeps_a_case(request: pytest.FixtureRequest) -> None:
     """The first case that no other mark excludes."""
-    names = [f"test_forms_are_equal_to_the_bit[{i}]" for i in range(9)]
+    names = [f"test_alternatives_are_bit_equal[{i}]" for i in range(9)]
     path = Path("test_chooser.py")
     items = [pytest.Function.from_parent(request.node.parent, name=name, callobj=lambda: None) for name in names]
     for item in items:
-        item.path, item.originalname = path, "test_forms_are_equal_to_the_bit"
+        item.path, item.originalname = path, "test_alternatives_are_bit_equal"
     items[0].add_marker(pytest.mark.verify)
     mark_sampled(items)
     marked = [item.get_closest_marker("verify") is not None for item in items]

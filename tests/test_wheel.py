@@ -1,4 +1,4 @@
-"""What ``pip wheel`` makes: installed in an environment that has nothing else of this project, it works."""
+"""The wheel of ``pip wheel`` works in an environment that has nothing else of this project."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 _ROOT = Path(__file__).parents[1]
-_PARTS = ("arm_recipes", "arm_backend_core", "runtime", "pyproject.toml", "README.md", "LICENSE")
-#: What the extras [ethosu] and [vgf] bring.
+_SOURCES = ("arm_recipes", "arm_backend_core", "runtime", "pyproject.toml", "README.md", "LICENSE")
+#: Packages of the extras [ethosu] and [vgf].
 _TOOLS = ("ethosu", "model_converter", "scenario_runner_py", "emulation_layer")
 
 _MODEL = """
@@ -29,7 +29,7 @@ assert arm_recipes.__file__.startswith({environment!r}), arm_recipes.__file__
 model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU()).eval()
 x = torch.randn(1, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 """
-_WORKS = (
+_EXPORT_SCRIPT = (
     _MODEL
     + """
 for recipe in (ArmRecipeType.TOSA_INT8, ArmRecipeType.ETHOSU_U55_INT8):
@@ -37,7 +37,7 @@ for recipe in (ArmRecipeType.TOSA_INT8, ArmRecipeType.ETHOSU_U55_INT8):
     assert (result.run(x) - model(x)).abs().max() < 0.05
 """
 )
-_LACKS = (
+_MISSING_EXTRAS_SCRIPT = (
     _MODEL
     + """
 result = export(model, ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP), [(x,)])
@@ -58,7 +58,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # From a copy: setuptools leaves its build folder in the tree.
     source = tmp_path_factory.mktemp("source")
     ignored = shutil.ignore_patterns("__pycache__")
-    for part in _PARTS:
+    for part in _SOURCES:
         if (_ROOT / part).is_dir():
             shutil.copytree(_ROOT / part, source / part, symlinks=True, ignore=ignored)
         else:
@@ -70,7 +70,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _environment(folder: Path, wheel: Path, *, without: Sequence[str] = ()) -> Path:
-    """An environment with the wheel and with what it depends on, which is borrowed; returns its Python."""
+    """Make an environment with the wheel and links to the dependencies of this one; return its Python."""
     _run([sys.executable, "-m", "venv", "--without-pip", str(folder / "env")])
     python = folder / "env" / "bin" / "python"
     borrowed = folder / "borrowed"
@@ -98,19 +98,19 @@ def _environment(folder: Path, wheel: Path, *, without: Sequence[str] = ()) -> P
 
 
 def _run(command: Sequence[str], cwd: Path | None = None) -> str:
-    done = subprocess.run(command, cwd=cwd, env=_clean(), capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=cwd, env=_clean_environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     return done.stdout
 
 
-def _clean() -> dict[str, str]:
-    """Without modules and programs of the environment that runs the tests, which may be activated."""
+def _clean_environment() -> dict[str, str]:
+    """Environment variables without the paths of the environment that runs the tests."""
     programs = [path for path in os.environ["PATH"].split(os.pathsep) if path != sysconfig.get_path("scripts")]
     others = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     return others | {"PATH": os.pathsep.join(programs)}
 
 
-def test_it_holds_the_sources_of_all_backends(wheel: Path) -> None:
+def test_the_wheel_has_the_sources_of_all_backends(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         prefix = "arm_recipes/runtime/cpp/"
         held = {name.removeprefix(prefix) for name in archive.namelist() if name.startswith(prefix)}
@@ -120,13 +120,13 @@ def test_it_holds_the_sources_of_all_backends(wheel: Path) -> None:
 
 
 @pytest.mark.verify
-def test_it_runs_where_it_is_installed(wheel: Path, tmp_path: Path) -> None:
+def test_the_installed_wheel_exports_and_runs(wheel: Path, tmp_path: Path) -> None:
     python = _environment(tmp_path, wheel)
-    _run([str(python), "-c", _WORKS.format(environment=str(tmp_path))], cwd=tmp_path)
+    _run([str(python), "-c", _EXPORT_SCRIPT.format(environment=str(tmp_path))], cwd=tmp_path)
     assert _run([str(python.parent / "arm-recipes"), "recipes"], cwd=tmp_path).startswith("ETHOSU_U55_INT8")
 
 
 @pytest.mark.verify
-def test_without_the_tools_of_extras_tosa_works_and_others_name_the_extra(wheel: Path, tmp_path: Path) -> None:
+def test_without_extras_tosa_works_and_other_recipes_name_the_extra(wheel: Path, tmp_path: Path) -> None:
     python = _environment(tmp_path, wheel, without=_TOOLS)
-    _run([str(python), "-c", _LACKS.format(environment=str(tmp_path))], cwd=tmp_path)
+    _run([str(python), "-c", _MISSING_EXTRAS_SCRIPT.format(environment=str(tmp_path))], cwd=tmp_path)

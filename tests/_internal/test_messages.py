@@ -109,7 +109,7 @@ class _Terminal(io.StringIO):
         return True
 
 
-def test_waiting_is_announced_on_terminals_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_announced_only_on_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
     for stream, expected in ((_Terminal(), "Building\n"), (io.StringIO(), "")):
         monkeypatch.setattr(sys, "stderr", stream)
         announce("Building")
@@ -137,7 +137,7 @@ def test_the_version_is_that_of_the_package() -> None:
     assert arm_recipes.__version__ == importlib.metadata.version("arm-recipes")
 
 
-#: Without their types, which know no old names.
+#: As Any: the typed signatures do not have the old names.
 _export, _sweep, _tune, _load = cast(Any, (arm_recipes.export, arm_recipes.sweep, arm_recipes.tune, arm_recipes.load))
 
 

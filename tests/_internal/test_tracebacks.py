@@ -30,7 +30,7 @@ def _not_strict(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracebacks, "is_strict", lambda: False)
 
 
-def test_errors_for_the_user_leave_without_inner_frames() -> None:
+def test_user_errors_have_no_inner_frames() -> None:
     with pytest.raises(ModelError) as caught:
         _call(lambda: _raise(ModelError("wrong")))
     assert "_raise" not in _frames(caught.value)

@@ -1,4 +1,4 @@
-"""Disk cache: where it is, and files that are there as a whole or not at all."""
+"""Disk cache: its folder, and files that are replaced atomically."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from arm_backend_core.alternatives.disk_cache import cache_folder, write_atomically
 
 
-def test_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", "")
     assert cache_folder() == tmp_path / ".cache/arm-recipes"

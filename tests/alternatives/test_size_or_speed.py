@@ -49,7 +49,9 @@ def exported() -> dict[tuple[ArmRecipeType, str], ExportResult]:
     return {(recipe, aim): _export(recipe, optimise=aim) for recipe in (U55, U85) for aim in ("performance", "size")}
 
 
-def test_the_better_is_taken(exported: dict[tuple[ArmRecipeType, str], ExportResult]) -> None:
+def test_auto_takes_the_smaller_program_at_equal_cycles(
+    exported: dict[tuple[ArmRecipeType, str], ExportResult],
+) -> None:
     fast, small, auto = exported[U85, "performance"], exported[U85, "size"], _export(U85)
     assert _figures(small)[0] <= 1.005 * _figures(fast)[0]
     assert _figures(small)[1] < 0.7 * _figures(fast)[1]
@@ -80,8 +82,8 @@ def test_an_arena_limit_halves_the_sram_in_the_same_time() -> None:
     assert f"SRAM {_figures(auto)[1]:,} instead of {_figures(fast)[1]:,} bytes" in note
 
 
-def test_cycles_come_first(exported: dict[tuple[ArmRecipeType, str], ExportResult]) -> None:
-    """On U55, which reads weights from flash again for each part."""
+def test_auto_prefers_fewer_cycles_to_less_sram(exported: dict[tuple[ArmRecipeType, str], ExportResult]) -> None:
+    """On U55, the program for size reads the weights from flash again for each stripe."""
     fast, small, auto = exported[U55, "performance"], exported[U55, "size"], _export(U55)
     assert _figures(small)[1] < 0.7 * _figures(fast)[1]
     assert _figures(small)[0] > 1.005 * _figures(fast)[0]
@@ -91,7 +93,7 @@ def test_cycles_come_first(exported: dict[tuple[ArmRecipeType, str], ExportResul
 
 
 def test_the_fastest_program_that_fits_is_taken(exported: dict[tuple[ArmRecipeType, str], ExportResult]) -> None:
-    """Where the program for performance does not fit, one for performance with an arena limit does, or one for size."""
+    """If the program for performance does not fit, an arena limit or the program for size is taken."""
     fast, small = exported[U55, "performance"], exported[U55, "size"]
     assert fast.report.ram is not None
     assert small.report.ram is not None
@@ -104,10 +106,10 @@ def test_the_fastest_program_that_fits_is_taken(exported: dict[tuple[ArmRecipeTy
 
 
 @pytest.mark.parametrize("part", ["program", "delegate"])
-def test_the_report_begins_with_what_a_budget_costs(
+def test_the_report_states_the_cycles_that_a_budget_costs(
     exported: dict[tuple[ArmRecipeType, str], ExportResult], part: str
 ) -> None:
-    """Of the program for performance, its delegate exceeds the budget, or only the sum of all parts does."""
+    """The delegate for performance exceeds the budget, or only the whole program does."""
     fast, small = exported[U55, "performance"], exported[U55, "size"]
     assert small.report.ram is not None
     least = small.report.ram.sram_bytes
@@ -128,7 +130,7 @@ def test_the_report_begins_with_what_a_budget_costs(
     assert "compiled for less RAM" not in str(_export(U55, sram_budget="1MiB").report)
 
 
-def test_figures_that_stay_are_not_noted() -> None:
+def test_unchanged_figures_are_not_in_the_note() -> None:
     def payload(cycles: int, sram: int, size: int) -> Any:
         return SimpleNamespace(vela=SimpleNamespace(total_cycles=cycles, sram_bytes=sram), data=bytes(size))
 
@@ -143,7 +145,7 @@ def test_figures_that_stay_are_not_noted() -> None:
 
 
 @pytest.mark.parametrize("forks", [True, False])
-def test_both_at_once_are_the_same(
+def test_parallel_compilation_for_both_goals_gives_the_same_program(
     exported: dict[tuple[ArmRecipeType, str], ExportResult], monkeypatch: pytest.MonkeyPatch, forks: bool
 ) -> None:
     (delegate,) = exported[U85, "performance"].report.delegates
@@ -166,10 +168,10 @@ def test_both_at_once_are_the_same(
     )
 
 
-def test_where_vela_fails_on_one_of_both(
+def test_vela_fails_on_one_of_two_goals(
     exported: dict[tuple[ArmRecipeType, str], ExportResult], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other is taken; where it is that for performance, it is an error, and Vela's process works on."""
+    """A failure for size is ignored. A failure for performance is an error, and Vela's process continues."""
     (delegate,) = exported[U85, "performance"].report.delegates
     spec = EthosUCompileSpec("ethos-u85-256", optimise="auto")
     small = size_or_speed.optimise_for_size(spec)
@@ -180,16 +182,16 @@ def test_where_vela_fails_on_one_of_both(
     monkeypatch.setattr(size_or_speed, "optimise_for_size", lambda _: small)
     monkeypatch.setattr(size_or_speed, "_MIN_PARALLEL_FLATBUFFER_BYTES", 0)
     right = small.configuration
-    small.configuration = _without(right)
+    small.configuration = _with_invalid_options(right)
     assert compiled()[1] is spec
-    small.configuration, spec.configuration = right, _without(spec.configuration)
+    small.configuration, spec.configuration = right, _with_invalid_options(spec.configuration)
     with pytest.raises(CompileError, match="Vela refused it"):
         compiled()
     spec.configuration = EthosUCompileSpec("ethos-u85-256").configuration
     assert compiled()[1] is small
 
 
-def _without(configuration: vela.Configuration) -> vela.Configuration:
+def _with_invalid_options(configuration: vela.Configuration) -> vela.Configuration:
     from dataclasses import replace
 
     return replace(configuration, options="[scheduler]\noptimize=Beauty\n")
@@ -208,7 +210,7 @@ def test_small_and_very_large_programs_are_compiled_once(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("recipe", "options", "told"),
+    ("recipe", "options", "message"),
     [
         (U85, {"optimise": "fast"}, "optimise must be one of 'auto', 'performance', 'size', 'ram'; got 'fast'"),
         (U85, {"optimise": None}, "optimise must be one of"),
@@ -220,28 +222,28 @@ def test_small_and_very_large_programs_are_compiled_once(monkeypatch: pytest.Mon
         ),
     ],
 )
-def test_what_cannot_be_is_an_error_at_once(recipe: ArmRecipeType, options: dict[str, Any], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_invalid_values_of_optimise_raise(recipe: ArmRecipeType, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         ExportRecipe.get_recipe(recipe, **options)
 
 
-def test_spec_names_its_goals() -> None:
+def test_error_of_the_compile_spec_names_the_goals() -> None:
     with pytest.raises(ValueError, match=r"optimise='fast': unknown goal\. Allowed: auto, performance, size, ram"):
         EthosUCompileSpec("ethos-u55-128", optimise="fast")
 
 
-def test_a_flag_is_a_word_too() -> None:
-    assert _flagged("Size").optimise == "size"
-    assert _flagged("Performance").optimise == "performance"
+def test_vela_flag_optimise_sets_the_goal() -> None:
+    assert _spec_with_flag("Size").optimise == "size"
+    assert _spec_with_flag("Performance").optimise == "performance"
 
 
-def _flagged(aim: str) -> EthosUCompileSpec:
+def _spec_with_flag(aim: str) -> EthosUCompileSpec:
     recipe: Any = ExportRecipe.get_recipe(U55, extra_flags=["--optimise", aim])
     spec: EthosUCompileSpec = recipe.lowering_recipe.partitioners[0].compile_spec
     return spec
 
 
-def test_recipes_that_are_written_down_keep_it(tmp_path: Path) -> None:
+def test_saved_recipes_keep_the_goal(tmp_path: Path) -> None:
     recipe: Any = ExportRecipe.get_recipe(U55, optimise="size")
     assert read_recipe(recipe.to_dict())[1] == {"optimise": "size"}
 
@@ -254,15 +256,15 @@ def test_a_sweep_has_the_figures_of_an_export(exported: dict[tuple[ArmRecipeType
     ]
 
 
-def test_without_cascades_where_activations_are_spilled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """U65 keeps them in DRAM; with little SRAM as their cache, a cascade leaves too little of it."""
+def test_cascades_are_disabled_if_activations_are_spilled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """U65 spills activations to DRAM. A cascade leaves too little SRAM for their cache."""
     arena = ["--arena-cache-size=60000"]
     recipe = ArmRecipeType.ETHOSU_U65_INT8
     auto = _export(recipe, extra_flags=arena)
     fast = _export(recipe, optimise="performance", extra_flags=arena)
-    apart = _export(recipe, optimise="performance", extra_flags=[*arena, "--disable-cascading"])
-    assert _figures(apart)[0] < 0.995 * _figures(fast)[0]
-    assert auto.buffer == apart.buffer
+    without_cascades = _export(recipe, optimise="performance", extra_flags=[*arena, "--disable-cascading"])
+    assert _figures(without_cascades)[0] < 0.995 * _figures(fast)[0]
+    assert auto.buffer == without_cascades.buffer
     assert any("compiled without cascades" in note for note in auto.report.notes)
     monkeypatch.setattr(size_or_speed, "disable_cascades", lambda _: pytest.fail("tried where nothing is spilled"))
     _export(U85)

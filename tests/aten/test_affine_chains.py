@@ -56,7 +56,7 @@ def _find(function: Callable[[Tensor, Constant], Tensor], axis: int) -> tuple[li
 
 
 @pytest.mark.parametrize("name", CHAINS)
-def test_chains(name: str) -> None:
+def test_chain_has_its_operators_and_affine_function(name: str) -> None:
     length, function = CHAINS[name]
     axis = -1 if "last" in name else 1
     (chain,), model, x = _find(function, axis)
@@ -72,7 +72,7 @@ def test_chains(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", UNMATCHED)
-def test_other_operators(name: str) -> None:
+def test_other_operators_form_no_chain(name: str) -> None:
     for axis in (1, -1):
         assert _find(UNMATCHED[name], axis)[0] == []
 

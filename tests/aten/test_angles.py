@@ -1,4 +1,4 @@
-"""cos and sin of positions times constants: exact for every position, whatever calibration saw of them."""
+"""cos and sin of positions times constants: accurate for every position, independent of calibration."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FREQUENCIES = 10000.0 ** -(torch.arange(8) / 8)
 
 
 class Angles(nn.Module):
-    """cos and sin of an angle that ``angle`` makes of positions and frequencies."""
+    """cos and sin of the angle that the function ``angle`` computes from positions and frequencies."""
 
     frequencies: Tensor
 
@@ -53,7 +53,7 @@ def _steps(positions: Tensor, frequencies: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "most"),
+    ("recipe", "max_error"),
     [("TOSA_INT8", 0.006), ("TOSA_A16W8", 2e-4), ("ETHOSU_U85_INT8", 0.006), ("ETHOSU_U55_INT8", 0.006)],
 )
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def _steps(positions: Tensor, frequencies: Tensor) -> Tensor:
     ],
 )
 def test_every_position(
-    angle: Callable[[Tensor, Tensor], Tensor], dtype: torch.dtype, recipe: str, most: float
+    angle: Callable[[Tensor, Tensor], Tensor], dtype: torch.dtype, recipe: str, max_error: float
 ) -> None:
     seen = [(torch.tensor([[i, i + 1, i + 2]], dtype=dtype),) for i in range(8)]
     positions = torch.tensor([[0, 8191, -70_000_001]], dtype=dtype)
@@ -77,7 +77,7 @@ def test_every_position(
     assert len(method.delegates) == 1
     exact = angle(positions, FREQUENCIES.double())
     for found, expected in zip(result.run(positions), (exact.cos(), exact.sin() / 2), strict=True):
-        assert (found - expected).abs().max() < most
+        assert (found - expected).abs().max() < max_error
 
 
 class Rotary(nn.Module):

@@ -29,7 +29,7 @@ def _filtered(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _modes(x: Tensor, y: Tensor) -> Tensor:
-    """A layer of a Fourier neural operator as it is usually written: the low frequencies are written into zeros."""
+    """A layer of a Fourier neural operator in its usual form: it writes the low frequencies into zeros."""
     weight = torch.view_as_complex(torch.linspace(-1, 1, 4 * 3 * 2 * 2).reshape(4, 3, 2, 2))
     written = torch.zeros(x.shape[0], 3, 4, dtype=torch.cfloat)
     written[:, :, :2] = torch.einsum("bix,iox->box", torch.fft.rfft(x)[:, :, :2], weight)
@@ -37,7 +37,7 @@ def _modes(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _rotated(x: Tensor, y: Tensor) -> Tensor:
-    """Rotary embeddings as Llama's first code has them."""
+    """Rotary embeddings as in the first code of Llama."""
     angles = torch.outer(torch.arange(4.0), torch.tensor([1.0, 0.1, 0.01]))
     return torch.view_as_real(_complex(x) * torch.polar(torch.ones_like(angles), angles)).flatten(2)
 
@@ -166,7 +166,7 @@ def _synthesis(x: Tensor, length: int | None = None, **changed: Any) -> Tensor:
 
 @pytest.mark.parametrize("name", SHORT_TIME)
 def test_short_time_transforms_run_whole_in_float(name: str) -> None:
-    lowered = _whole(lambda x: _spectrum(x, **SHORT_TIME[name]))
+    lowered = _lower_whole(lambda x: _spectrum(x, **SHORT_TIME[name]))
     torch.testing.assert_close(lowered.run((WAVE,))[0], _spectrum(WAVE, **SHORT_TIME[name]), atol=1e-5, rtol=1e-5)
 
 
@@ -182,29 +182,29 @@ INVERSE: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", INVERSE)
 def test_inverse_short_time_transforms_run_whole_in_float(name: str) -> None:
     wave = WAVE[0] if name == "one dimension" else WAVE
-    lowered = _whole(lambda x: _synthesis(x, **INVERSE[name]), wave)
+    lowered = _lower_whole(lambda x: _synthesis(x, **INVERSE[name]), wave)
     torch.testing.assert_close(lowered.run((wave,))[0], _synthesis(wave, **INVERSE[name]), atol=1e-5, rtol=1e-5)
 
 
-def _whole(function: Callable[[Tensor], Tensor], wave: Tensor = WAVE) -> runner.Lowered:
+def _lower_whole(function: Callable[[Tensor], Tensor], wave: Tensor = WAVE) -> runner.Lowered:
     lowered = runner.lower(runner.export(Case("short time", function, ()).module(), (wave,)), "fp")
     lowered.check_delegated()
     return lowered
 
 
-@pytest.mark.parametrize(("wide", "least"), [(False, 30.0), (True, 70.0)])
+@pytest.mark.parametrize(("int16", "min_sqnr"), [(False, 30.0), (True, 70.0)])
 @pytest.mark.parametrize(
     "function", [lambda x: torch.view_as_complex(_spectrum(x)).abs(), _synthesis], ids=["lengths", "synthesis"]
 )
 def test_windows_that_are_shorter_than_a_transform_keep_both_parts(
-    function: Callable[[Tensor], Tensor], wide: bool, least: float
+    function: Callable[[Tensor], Tensor], int16: bool, min_sqnr: float
 ) -> None:
-    """Rounding alone: without the imaginary part 6 dB were left."""
+    """Rounding is the only error: without the imaginary part, SQNR was 6 dB."""
     case = Case("short time", function, [Input((2, 90))])
-    module, inputs = runner.quantize_case(case, int16=wide), case.sample()
+    module, inputs = runner.quantize_case(case, int16=int16), case.sample()
     lowered = runner.lower(runner.export(module, inputs), "int")
     lowered.check_delegated()
-    assert sqnr(function(*inputs), lowered.run(inputs)[0]) > least
+    assert sqnr(function(*inputs), lowered.run(inputs)[0]) > min_sqnr
 
 
 def test_a_complex_window_is_refused() -> None:
@@ -213,8 +213,8 @@ def test_a_complex_window_is_refused() -> None:
     runner.lower(runner.export(function, (WAVE,)), "fp").check_refused("stft")
 
 
-def test_what_has_no_rule_stays_on_the_cpu() -> None:
-    """It reads complex numbers that are put together from the pairs that a delegate gives."""
+def test_complex_operators_without_a_rule_stay_on_the_cpu() -> None:
+    """They read complex numbers, which are assembled from a delegate's pairs of real numbers."""
     x = torch.linspace(-1, 1, 12).reshape(2, 6)
     function = Case("acosh", lambda x: torch.acosh(torch.fft.rfft(x)).real * 2, ()).module()
     lowered = runner.lower(runner.export(function, (x,)), "fp")
@@ -223,7 +223,7 @@ def test_what_has_no_rule_stays_on_the_cpu() -> None:
 
 
 def test_complex_numbers_without_a_rule_are_not_cast_to_real_ones() -> None:
-    """They were taken for integers, being no floating-point numbers: the imaginary part was lost, 3 dB were left."""
+    """They were cast like integers, since they are not floating point. The imaginary part was lost: SQNR was 3 dB."""
     case = Case("acosh", lambda x: torch.acosh(torch.fft.rfft(x)).abs() * 2, [Input((2, 6))])
     module, inputs = runner.quantize_case(case, int16=True), case.sample()
     lowered = runner.lower(runner.export(module, inputs), "int")

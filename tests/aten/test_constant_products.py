@@ -1,4 +1,4 @@
-"""Products with a constant operand: they are layers, with scales of their own for each channel."""
+"""Products with a constant operand become layers, with a scale for each channel."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Product(nn.Module):
         return self.function(x, self.w)
 
 
-FORMS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], tuple[int, ...]]] = {
+PRODUCTS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], tuple[int, ...]]] = {
     "matmul": (lambda x, w: x @ w, (64, 24)),
     "matmul, constant to the left": (lambda x, w: w.t() @ x.transpose(1, 2), (64, 24)),
     "bmm": (lambda x, w: torch.bmm(x, w[None]), (64, 24)),
     "mm": (lambda x, w: torch.mm(x[0], w * 2), (64, 24)),
     "einsum": (lambda x, w: torch.einsum("bnk,ko->bno", x, w), (64, 24)),
-    "einsum, turned": (lambda x, w: torch.einsum("bnk,ok->bon", x, w), (24, 64)),
+    "einsum, transposed": (lambda x, w: torch.einsum("bnk,ok->bon", x, w), (24, 64)),
     "vector": (lambda x, w: x @ w[:, 0], (64, 1)),
     "vector to the left": (lambda x, w: w[:, 0] @ x.transpose(1, 2), (64, 1)),
     "linear of a constant": (lambda x, w: F.linear(w.t(), x[0]), (64, 24)),
@@ -76,9 +76,9 @@ def _sqnr(result: ExportResult, model: nn.Module) -> float:
     return float(10 * torch.log10(expected.square().sum() / (result.run(x) - expected).square().sum()))
 
 
-@pytest.mark.parametrize("form", [*FORMS, *HEADS])
-def test_is_a_layer(form: str) -> None:
-    function, shape = {**FORMS, **HEADS}[form]
+@pytest.mark.parametrize("product", [*PRODUCTS, *HEADS])
+def test_product_with_a_constant_is_a_layer(product: str) -> None:
+    function, shape = {**PRODUCTS, **HEADS}[product]
     model = Product(function, *shape)
     result = _exported(model)
     assert "MatMul" not in _kinds(result)
@@ -92,18 +92,18 @@ def test_constant_matrices_of_heads_stay_in_matmul_where_that_is_fast() -> None:
 
 
 @pytest.mark.parametrize("recipe", [U55, U85], ids=lambda recipe: recipe.name)
-def test_takes_the_cycles_of_a_linear_layer(recipe: ArmRecipeType) -> None:
+def test_product_with_a_constant_takes_the_cycles_of_a_linear_layer(recipe: ArmRecipeType) -> None:
     product, layer = (Product(function, 64, 24) for function in (lambda x, w: x @ w, lambda x, w: F.linear(x, w.t())))
     assert _cycles(_exported(product, recipe)) <= _cycles(_exported(layer, recipe))
 
 
 @pytest.mark.parametrize(("trained", "sqnr"), [(True, 40), (False, 60)])
-def test_constants_that_no_one_trained_keep_16_bits_beside_int16(trained: bool, sqnr: int) -> None:
+def test_constants_that_are_not_trained_are_int16_in_a16w8(trained: bool, sqnr: int) -> None:
     model = Product(lambda x, w: x @ w, 64, 24, trained=trained)
     assert _sqnr(_exported(model, ArmRecipeType.ETHOSU_U55_A16W8), model) > sqnr
 
 
-def test_products_of_two_activations_stay() -> None:
+def test_products_of_two_activations_stay_matmul() -> None:
     assert "Conv2D" not in _kinds(_exported(Product(lambda x, w: x @ (x.transpose(1, 2) * w.mean()), 64, 24)))
 
 
@@ -120,7 +120,7 @@ def test_a_short_time_transform_is_one_layer() -> None:
 
 
 class _RuntimeWeight(nn.Module):
-    """An LSTM with a constant initial state, whose weight for the state is an input: a constant on the left."""
+    """An LSTM with a constant initial state and a recurrent weight that is an input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ class _RuntimeWeight(nn.Module):
         return torch.lstm(x, [self.state, self.state], parameters, False, 1, 0.0, False, False, True)[0]
 
 
-def test_steps_of_a_recurrent_layer_share_no_scale_with_a_constant_state() -> None:
+def test_time_steps_share_no_scale_with_a_constant_initial_state() -> None:
     model = _RuntimeWeight().eval()
     samples = [(torch.randn(4, 3, 3), torch.randn(8, 2)) for _ in range(4)]
     result = export(model, ExportRecipe.get_recipe(ArmRecipeType.CORTEX_M_INT8), samples)

@@ -1,4 +1,4 @@
-"""Weights that a program computes from parameters: they are folded, and nothing of the computation stays."""
+"""Weights that a program computes from parameters are folded, without a trace of the computation."""
 
 from __future__ import annotations
 

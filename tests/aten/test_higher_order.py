@@ -1,4 +1,4 @@
-"""Graphs inside a graph: ``torch.cond`` as both of its branches, or one; loops, contexts, ``flex_attention``."""
+"""Higher-order operators: ``torch.cond``, loops, contexts and ``flex_attention``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.verify_only import select_third
 
 
 class _Branches(nn.Module):
-    """Weights and a condition inside a branch, several results, an operand that is a result as it is."""
+    """Weights and a condition inside a branch, several results, and an operand that is returned unchanged."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class _Branches(nn.Module):
 
 
 def _inputs() -> list[tuple[Tensor, ...]]:
-    """Inputs that take every way through the branches."""
+    """Inputs that take every path through the branches."""
     x = torch.linspace(-1, 1.5, 8).reshape(2, 4)
     return [(sign * x, torch.full((2, 4), level)) for sign in (1.0, -1.0) for level in (-1.5, 1.5)]
 
@@ -75,7 +75,7 @@ def test_either_branch_is_taken(target: str) -> None:
 
 
 def _chain(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """One condition twice, the second time on what the first gave; a captured tensor, an operand, a constant."""
+    """Two conditionals with one condition, the second on the first's result; with captured tensor and constant."""
     outer = y.exp()
     (first,) = torch.cond(x.sum() > 0, lambda x: (x * outer,), lambda x: (x + 0.0,), [x])
     second, third = torch.cond(
@@ -98,7 +98,7 @@ def test_a_condition_is_read_twice(target: str) -> None:
 
 
 def _guarded(x: Tensor) -> Tensor:
-    """A root and a reciprocal that only make sense in their branch."""
+    """A logarithm that is finite only in its branch: for positive elements."""
     result: Tensor = torch.cond(x.min() > 0, lambda x: (x.log() + 1,), lambda x: (x.abs() - 3,), [x])[0]
     return result * 2
 
@@ -107,7 +107,7 @@ def _largest_step(program: ExportedProgram) -> float:
     return max(float(node.args[1]) for node in program.graph.nodes if is_quantize(node))
 
 
-def test_a_branch_is_calibrated_by_those_that_take_it() -> None:
+def test_a_branch_is_calibrated_by_the_samples_that_take_it() -> None:
     """The logarithm of a negative number would end calibration."""
     model = runner.Case("guarded", _guarded, ()).module()
     with events.record() as log:
@@ -119,39 +119,39 @@ def test_a_branch_is_calibrated_by_those_that_take_it() -> None:
         torch.testing.assert_close(runner.lower(program, "int").run([x])[0], model(x), atol=0.1, rtol=0)
 
 
-def test_a_branch_that_no_sample_takes_is_told() -> None:
+def test_a_branch_that_no_sample_takes_is_noted() -> None:
     model = runner.Case("guarded", _guarded, ()).module()
     with events.record() as log:
         program = _quantized(model, [(torch.linspace(-0.5, 1, 5) ** 2,)])
     (note,) = log.notes
     assert "no calibration sample takes the second branch of a torch.cond" in note
-    x = torch.linspace(0.0, 1, 5)  # its ranges are those that it would have had
+    x = torch.linspace(0.0, 1, 5)  # the branch has the ranges of all samples
     torch.testing.assert_close(runner.lower(program, "int").run([x])[0], model(x), atol=0.1, rtol=0)
 
 
-class _Known(nn.Module):
+class _ConstantCondition(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         chosen = torch.cond(torch.tensor([True]), lambda x: (x.sin(),), lambda x: (x.cos(),), [x])
         result: Tensor = chosen[0]
         return result
 
 
-def test_a_condition_of_one_element_that_is_known() -> None:
+def test_a_constant_condition_selects_its_branch() -> None:
     x = torch.linspace(-1, 1, 5)
-    lowered = runner.lower(runner.export(_Known(), (x,)), "fp")
+    lowered = runner.lower(runner.export(_ConstantCondition(), (x,)), "fp")
     lowered.check_delegated()
     torch.testing.assert_close(lowered.run([x])[0], x.sin())
 
 
-def test_what_lacks_booleans_chooses_by_arithmetic() -> None:
+def test_conditional_on_u55_selects_by_arithmetic() -> None:
     """Ethos-U55 has no SELECT."""
     lowered = runner.lower(_quantized(_Branches().eval(), _inputs()), "u55")
     lowered.check_delegated()
     assert "SELECT" not in lowered.log.delegates[0].tosa_operators
 
 
-class _Rounds(nn.Module):
-    """Rows of a tensor one by one, a state carried from row to row, and a loop whose counter says when it ends."""
+class _StaticLoops(nn.Module):
+    """``map`` over rows, ``scan`` with a state, and a ``while_loop`` with a constant trip count."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -165,8 +165,8 @@ class _Rounds(nn.Module):
 
 
 @pytest.mark.parametrize("target", ["fp", "int", "u55", "u85"])
-def test_rounds_whose_number_is_known_are_written_out(target: str) -> None:
-    model, sample = _Rounds().eval(), (torch.linspace(-1, 1, 12).reshape(3, 4), torch.linspace(0, 1, 4))
+def test_loops_with_a_constant_trip_count_are_unrolled(target: str) -> None:
+    model, sample = _StaticLoops().eval(), (torch.linspace(-1, 1, 12).reshape(3, 4), torch.linspace(0, 1, 4))
     lowered = runner.lower(runner.export(model, sample) if target == "fp" else _quantized(model, [sample]), target)
     lowered.check_delegated()
     for ours, theirs in zip(lowered.run(sample), runner.flat(model(*sample)), strict=True):
@@ -190,7 +190,7 @@ class _Nested(nn.Module):
 
 
 def _with_loops(model: nn.Module, samples: Sequence[tuple[Tensor, ...]], target: str, loops: int) -> runner.Lowered:
-    """The model in one delegate, which has so many loops and one branch."""
+    """Lower a model to one delegate with this number of loops and one conditional."""
     program = runner.export(model, samples[0]) if target == "fp+cf" else _quantized(model, samples)
     lowered = runner.lower(program, target)
     lowered.check_delegated()
@@ -201,7 +201,7 @@ def _with_loops(model: nn.Module, samples: Sequence[tuple[Tensor, ...]], target:
 
 
 @pytest.mark.parametrize("target", ["fp+cf", "int+cf"])
-def test_loops_and_branches_stand_in_each_other(target: str) -> None:
+def test_nested_loops_and_branches(target: str) -> None:
     model, x = _Nested(), torch.linspace(-5, 4, 7)
     samples = [(x, torch.full((2,), level)) for level in (1.0, 2.0, -1.0, 0.0)]
     lowered = _with_loops(model, samples, target, 3)
@@ -212,19 +212,19 @@ def test_loops_and_branches_stand_in_each_other(target: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "why"),
+    ("target", "reason"),
     [("fp", "LOOP_IN .* needs TOSA controlflow, which TOSA-1.0.FP lacks"), ("u55", "ethos-u55-128 lacks")],
 )
-def test_without_control_flow_a_loop_ends_the_export(target: str, why: str) -> None:
-    model, sample = _Until().eval(), (torch.ones(2, 4), torch.ones(2, 4))
+def test_a_loop_raises_on_a_target_without_control_flow(target: str, reason: str) -> None:
+    model, sample = _DynamicLoop().eval(), (torch.ones(2, 4), torch.ones(2, 4))
     program = runner.export(model, sample) if target == "fp" else _quantized(model, [sample])
-    expected = f"a while_loop cannot be exported for .*, and the CPU has no loop operator.*{why}.*extensions="
+    expected = f"a while_loop cannot be exported for .*, and the CPU has no loop operator.*{reason}.*extensions="
     with pytest.raises(ModelError, match=expected):
         runner.lower(program, target)
 
 
 class _Contexts(nn.Module):
-    """What ``no_grad`` and a disabled ``autocast`` are around, as transformers and timm have it."""
+    """Operators inside ``no_grad`` and a disabled ``autocast``, as in transformers and timm."""
 
     def forward(self, x: Tensor) -> Tensor:
         y = torch.relu(x)
@@ -234,7 +234,7 @@ class _Contexts(nn.Module):
 
 
 @pytest.mark.parametrize("target", ["fp", "int8"])
-def test_what_stands_in_a_context_is_written_out(target: str) -> None:
+def test_contexts_are_inlined(target: str) -> None:
     x = torch.linspace(-1, 2, 16).reshape(4, 4)
     program = runner.export(_Contexts(), (x,)) if target == "fp" else _quantized(_Contexts().eval(), [(x,)])
     lowered = runner.lower(program, {"int8": "int"}.get(target, target))
@@ -242,8 +242,8 @@ def test_what_stands_in_a_context_is_written_out(target: str) -> None:
     torch.testing.assert_close(lowered.run([x])[0], _Contexts()(x), atol=1e-5 if target == "fp" else 0.08, rtol=1e-5)
 
 
-class _Until(nn.Module):
-    """A weight and a captured tensor in the body; a counter that nothing reads; how often it runs, the values say."""
+class _DynamicLoop(nn.Module):
+    """A loop whose trip count depends on values, with a weight and a captured tensor, and a counter without reader."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -261,8 +261,8 @@ class _Until(nn.Module):
 
 
 @pytest.mark.parametrize("target", ["fp+cf", "int+cf"])
-def test_a_loop_runs_as_often_as_values_say(target: str) -> None:
-    model = _Until().eval()
+def test_a_loop_with_a_data_dependent_trip_count(target: str) -> None:
+    model = _DynamicLoop().eval()
     samples = [(torch.full((2, 4), high), torch.linspace(-1, 1.5, 8).reshape(2, 4)) for high in (4.0, 2.5, -1.0, 0.5)]
     lowered = _with_loops(model, samples, target, 1)
     for sample in samples:
@@ -271,7 +271,7 @@ def test_a_loop_runs_as_often_as_values_say(target: str) -> None:
 
 
 class _Linspace(nn.Module):
-    """What is in the context reads no operand: PyTorch's trace forgets who reads the one in front of it."""
+    """The context reads no operand: PyTorch's trace then loses the readers of the node in front of it."""
 
     @torch.autocast("cuda", enabled=False)
     def forward(self, x: Tensor) -> Tensor:
@@ -288,7 +288,7 @@ class _Rotary(nn.Module):
         return y[:, 1:] * self.places(y[:, 1:]) + y[:, :1]
 
 
-def test_context_of_constants() -> None:
+def test_a_context_without_operands() -> None:
     x = torch.randn(2, 4, generator=torch.Generator().manual_seed(0))
     result = export(_Rotary().eval(), ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP), [(x,)])
     assert not result.report.cpu_operators
@@ -299,7 +299,7 @@ _SLOPES = torch.tensor([0.5, 0.25, 0.125, 0.0625])
 
 
 class _Flexible(nn.Module):
-    """``flex_attention`` of 4 heads; keys and values have ``shared`` of these."""
+    """``flex_attention`` of 4 heads; ``shared`` is the number of heads of keys and values."""
 
     def __init__(self, score: Any = None, mask: Any = None, shared: int = 4, sums: bool = False) -> None:
         super().__init__()
@@ -333,7 +333,7 @@ _KINDS = [ArmRecipeType.TOSA_FP, ArmRecipeType.TOSA_INT8, ArmRecipeType.ETHOSU_U
 @pytest.mark.parametrize(("name", "kind"), select_third([*_FLEXIBLE], _KINDS))
 @torch.no_grad()
 def test_flex_attention(name: str, kind: ArmRecipeType) -> None:
-    """The functions of single scores are written for all of them at once."""
+    """Functions of single scores are vectorized over all scores."""
     draw = torch.Generator().manual_seed(0)
     model, samples = _FLEXIBLE[name].eval(), [(torch.randn(1, 8, 16, generator=draw),) for _ in range(4)]
     result = export(model, ExportRecipe.get_recipe(kind), samples)

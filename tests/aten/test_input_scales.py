@@ -1,4 +1,4 @@
-"""Quantization at the boundary: inputs with several scales are integers, the finest scale is theirs; uint8 inputs."""
+"""Quantized inputs: an input with several scales gets the finest one; int8 inputs can be uint8."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DQ = torch.ops.quantized_decomposed.dequantize_per_tensor.default
 
 
 class Joined(nn.Module):
-    """An input that is concatenated with features 20 times as large (``first``: as the first operand)."""
+    """An input that is concatenated with features of 20 times its range; ``first``: the input is the first operand."""
 
     def __init__(self, first: bool) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Joined(nn.Module):
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("recipe", ["TOSA_INT8", *mark_verify(["TOSA_A16W8", "ETHOSU_U55_INT8", "ETHOSU_U85_INT8"])])
 @torch.no_grad()
-def test_an_input_that_is_joined_again_is_quantized(recipe: str, first: bool) -> None:
+def test_an_input_of_a_convolution_and_a_concatenation_is_quantized(recipe: str, first: bool) -> None:
     model = Joined(first).eval()
     samples = [(torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(seed)),) for seed in range(8)]
     with warnings.catch_warnings():
@@ -53,7 +53,7 @@ def test_an_input_that_is_joined_again_is_quantized(recipe: str, first: bool) ->
 
 
 class Scaled(nn.Module):
-    """Quantizes its input with each scale; ``plain`` reads it as it is, too."""
+    """Quantizes its input with each scale; with ``plain``, it also reads the input in float."""
 
     def __init__(self, *scales: float, plain: bool = False) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ def test_the_finest_scale_is_that_of_the_input(model: Scaled, scales: list[float
     assert (result.module()(x) - program.module()(x)).abs().max() <= 1
 
 
-def test_an_input_of_int8_is_uint8() -> None:
+def test_an_int8_input_becomes_uint8() -> None:
     x = torch.linspace(-20, 20, 64)
     program = torch.export.export(Scaled(0.25, 0.25), (x,))
     result = quantize_inputs_as_uint8("forward", program)
@@ -95,8 +95,8 @@ def test_an_input_of_int8_is_uint8() -> None:
     assert torch.equal(result.module()(x), program.module()(x))
 
 
-class Written(nn.Module):
-    """Writes its quantized input."""
+class MutatedInput(nn.Module):
+    """Quantizes its input and mutates it."""
 
     def forward(self, x: Tensor) -> Tensor:
         y = DQ(Q(x, 0.5, 0, -128, 127, torch.int8), 0.5, 0, -128, 127, torch.int8)
@@ -104,14 +104,14 @@ class Written(nn.Module):
         return y
 
 
-class Wide(nn.Module):
+class Int16Input(nn.Module):
     """Quantizes its input to int16."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.as_tensor(DQ(Q(x, 0.5, 0, -32768, 32767, torch.int16), 0.5, 0, -32768, 32767, torch.int16))
 
 
-@pytest.mark.parametrize("model", [Scaled(0.5, 0.25), Scaled(0.5, plain=True), Wide(), Written()])
+@pytest.mark.parametrize("model", [Scaled(0.5, 0.25), Scaled(0.5, plain=True), Int16Input(), MutatedInput()])
 def test_other_inputs_are_left_as_they_are(model: nn.Module) -> None:
     program = torch.export.export(model, (torch.linspace(-20, 20, 64),)).run_decompositions({})
     assert quantize_inputs_as_uint8("forward", program) is program

@@ -14,7 +14,7 @@ aten = torch.ops.aten
 
 
 class _Transposed(nn.Module):
-    """A linear layer with 4 results behind the 4 channels of a batch norm."""
+    """A batch norm of dimension 1, behind a linear layer whose 4 outputs are the last dimension."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,8 +36,8 @@ LAYERS: dict[str, tuple[nn.Module, tuple[int, ...], int]] = {
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_batch_norms(name: str) -> None:
-    """The number of layers afterwards: a batch norm is part of the layer before it, or a layer of its own."""
+def test_batch_norm_is_folded_into_the_layer_of_its_channels(name: str) -> None:
+    """The number of layers after folding: a batch norm is part of the layer before it, or a separate layer."""
     model, shape, count = LAYERS[name]
     torch.manual_seed(0)
     for norm in (module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)):

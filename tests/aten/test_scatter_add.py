@@ -1,4 +1,4 @@
-"""Scatter-adds: the forms for constant indices, and what is left to the CPU."""
+"""Scatter-adds: rewrites for constant indices, and operators that stay on the CPU."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_overlap_add_by_indices_costs_what_fold_does(recipe: ArmRecipeType) -> N
 
 # -- the CPU -------------------------------------------------------------------------------------------------------
 
-LEFT: dict[str, tuple[Callable[..., Tensor], Any]] = {
+CPU_SCATTERS: dict[str, tuple[Callable[..., Tensor], Any]] = {
     "random": (lambda x, _: torch.zeros(2000).index_add(0, RANDOM.repeat(20), x.repeat(20)), aten.index_add.default),
     "computed": (lambda x, i: torch.zeros(2000).index_put((i,), x, accumulate=True), aten.index_put.default),
     "computed scatter": (lambda x, i: torch.zeros(2000).scatter_add(0, i, x), aten.scatter_add.default),
@@ -178,10 +178,10 @@ LEFT: dict[str, tuple[Callable[..., Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", LEFT)
+@pytest.mark.parametrize("name", CPU_SCATTERS)
 def test_many_pairs_are_left_to_the_cpu(name: str) -> None:
     """The operator that stays has a CPU kernel, and its reason says how many elements a mask would take."""
-    function, kept = LEFT[name]
+    function, kept = CPU_SCATTERS[name]
     inputs = [torch.randn(600), RANDOM]
     module = _rewrite(function, inputs)
     (node,) = [node for node in module.graph.nodes if KEEP_COMPOSITE in node.meta]

@@ -1,4 +1,4 @@
-"""Call counts: what adds up over calls is multiplied, peaks and sizes are not."""
+"""Call counts: additive estimates are multiplied by the number of calls, peaks and sizes are not."""
 
 from __future__ import annotations
 

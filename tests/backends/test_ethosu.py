@@ -1,4 +1,4 @@
-"""Ethos-U payloads and figures, and what happens when Vela refuses a flatbuffer or dies on it."""
+"""Ethos-U payloads and estimates, and errors when Vela refuses a flatbuffer or crashes on it."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from tests.runtime.vela_bugs import REPRODUCERS, Reproducer
 _TARGETS = ["ethos-u55-128", "ethos-u65-256", "ethos-u65-512", "ethos-u85-256"]
 
 
-def _nowhere(text: str) -> None:
+def _find_no_operator(text: str) -> None:
     return None
 
 
 def _compile(spec: EthosUCompileSpec, flatbuffer: bytes) -> Payload:
-    return compile_payload(spec, flatbuffer, delegate="delegate_0", find_operator=_nowhere)
+    return compile_payload(spec, flatbuffer, delegate="delegate_0", find_operator=_find_no_operator)
 
 
 def _blocks(stream: bytes) -> dict[str, bytes]:
@@ -59,13 +59,13 @@ def _blocks(stream: bytes) -> dict[str, bytes]:
 
 @pytest.fixture(autouse=True)
 def temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What a failure leaves behind goes to the test's folder."""
+    """Files of a failed compilation go to the test's folder."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path
 
 
 @pytest.mark.parametrize("target", _TARGETS)
-def test_stream(target: str) -> None:
+def test_blocks_of_the_payload(target: str) -> None:
     blocks = _blocks(_compile(EthosUCompileSpec(target), conv2d()).data)
     assert list(blocks) == [
         "vela_bin_stream",
@@ -86,7 +86,7 @@ def test_stream(target: str) -> None:
     assert 0 <= offset <= scratch - 8 * 8 * 8
 
 
-def test_stream_of_a_program_without_constants() -> None:
+def test_payload_of_a_program_without_constants() -> None:
     blocks = _blocks(_compile(EthosUCompileSpec("ethos-u85-256"), add([1, 7, 5, 3])).data)
     assert blocks["weight_data"] == b"\0"
     assert struct.unpack_from("<i", blocks["inputs"]) == (2,)
@@ -99,7 +99,7 @@ def test_int16_input_has_two_bytes() -> None:
 
 
 @pytest.mark.parametrize("target", ["ethos-u55-128", "ethos-u65-512", "ethos-u85-256"])
-def test_figures_equal_those_of_the_command_line(target: str, tmp_path: Path) -> None:
+def test_estimates_equal_those_of_velas_command_line(target: str, tmp_path: Path) -> None:
     spec = EthosUCompileSpec(target)
     flatbuffer = conv2d(height=48, width=48, channels=32, out_channels=64)
     (tmp_path / "network.tosa").write_bytes(flatbuffer)
@@ -138,7 +138,7 @@ def test_sram_limit() -> None:
     assert figures is not None
     assert figures.sram_limit == 384 * 1024
     assert not figures.sram_exceeded
-    # With a shared SRAM the limit is a wish: Vela compiles, and more is needed.
+    # With Shared_Sram the limit is only a target: Vela compiles a program that needs more.
     spec = EthosUCompileSpec("ethos-u55-128", extra_flags=["--arena-cache-size=100"])
     figures = _compile(spec, conv2d()).vela
     assert figures is not None
@@ -172,7 +172,7 @@ def test_unused_inputs_enlarge_the_scratch_except_with_direct_drive(direct_drive
     spec, flatbuffer = EthosUCompileSpec("ethos-u85-256", extra_flags=flags), conv2d()
     used = _blocks(_compile(spec, flatbuffer).data)
     payload = compile_payload(
-        spec, flatbuffer, delegate="delegate_0", find_operator=_nowhere, unused_inputs={1: (5000, 4)}
+        spec, flatbuffer, delegate="delegate_0", find_operator=_find_no_operator, unused_inputs={1: (5000, 4)}
     )
     blocks = _blocks(payload.data)
     (_, *convolved), (count, *both) = struct.unpack("<10i", used["inputs"]), struct.unpack("<19i", blocks["inputs"])
@@ -223,7 +223,7 @@ def test_dump(tmp_path: Path) -> None:
     assert debug["vela"]["npu_cycles"] == payload.vela.npu_cycles
 
 
-def test_dump_to_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+def test_dump_to_an_unwritable_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     spec = EthosUCompileSpec("ethos-u85-256").dump_intermediate_artifacts_to(tmp_path / "file")
     payload = _compile(spec, conv2d())
@@ -231,7 +231,7 @@ def test_dump_to_a_place_that_cannot_be_written(tmp_path: Path) -> None:
         dump_artifacts(spec, "delegate_0", conv2d(), payload, Graph())
 
 
-_CRASH = conv2d(
+_CRASHING_CONV2D = conv2d(
     dtype=ts.DType.INT16,
     kernel=5,
     stride=3,
@@ -249,16 +249,18 @@ _CRASH = conv2d(
     [
         ("ethos-u55-128", add([1, 0, 4]), "SIGSEGV"),
         ("ethos-u85-256", add([1, 0, 4]), "SIGFPE"),
-        ("ethos-u85-256", _CRASH, "SIGSEGV"),
+        ("ethos-u85-256", _CRASHING_CONV2D, "SIGSEGV"),
     ],
 )
 @pytest.mark.parametrize("dump", [False, True])
-def test_crash(target: str, flatbuffer: bytes, signal: str, dump: bool, tmp_path: Path) -> None:
+def test_a_crash_of_vela_names_the_signal(
+    target: str, flatbuffer: bytes, signal: str, dump: bool, tmp_path: Path
+) -> None:
     spec = EthosUCompileSpec(target)
     if dump:
         spec.dump_intermediate_artifacts_to(tmp_path / "dump")
     with pytest.raises(CompileError) as caught:
-        compile_payload(spec, flatbuffer, delegate="lowered_module_3", find_operator=_nowhere)
+        compile_payload(spec, flatbuffer, delegate="lowered_module_3", find_operator=_find_no_operator)
     error = caught.value
     assert error.delegate == "lowered_module_3"
     assert "lowered_module_3" in str(error)
@@ -299,11 +301,11 @@ def test_a_lost_input_is_an_error() -> None:
     flatbuffer = build_flatbuffer(body, ((2, 1, 6, 3), DType.INT8), ((2, 2, 6, 4), DType.INT8))
     spec = EthosUCompileSpec("ethos-u85-256")
     with pytest.raises(CompileError, match=r"inputs of \[96\] bytes, not \[36, 96\]"):
-        compile_payload(spec, flatbuffer, delegate="delegate_0", find_operator=_nowhere, input_bytes=[36, 96])
+        compile_payload(spec, flatbuffer, delegate="delegate_0", find_operator=_find_no_operator, input_bytes=[36, 96])
 
 
 def test_a_lost_result_is_an_error() -> None:
-    """Of this graph Vela writes a program with one result fewer (docs/contributors/vela.md, cancelled_transpose)."""
+    """Vela's program of this graph lacks a result (docs/contributors/vela.md, cancelled_transpose)."""
     bug = next(bug for bug in REPRODUCERS if bug.name == "cancelled_transpose_input")
     flatbuffer = build_flatbuffer(bug.body, *bug.inputs)
     with pytest.raises(CompileError, match=r"results of \[576\] bytes, not \[576, 108\]") as caught:
@@ -311,7 +313,7 @@ def test_a_lost_result_is_an_error() -> None:
             EthosUCompileSpec("ethos-u55-128"),
             flatbuffer,
             delegate="delegate_0",
-            find_operator=_nowhere,
+            find_operator=_find_no_operator,
             output_bytes=[576, 108],
         )
     assert Path(caught.value.artifact or "").read_bytes() == flatbuffer
@@ -343,16 +345,18 @@ _SECOND_MODES = _MODES[3:]
     ],
 )
 def test_no_program_writes_beyond_its_tensors(bug: Reproducer, accelerator: str, mode: str) -> None:
-    """Of other graphs that Vela miscompiles, programs are wrong, but damage nothing."""
+    """A graph that Vela miscompiles gives wrong results, but the program writes only to its tensors."""
     spec = EthosUCompileSpec(accelerator, memory_mode=mode)
     beyond = r"writes out of bounds: .+ is written to bytes \d+ to \d+ of its memory"
     refused = pytest.raises(CompileError, match=beyond) if bug.writes_out_of_bounds(accelerator) else nullcontext()
     with refused:
-        compile_ethosu(build_flatbuffer(bug.body, *bug.inputs), spec, delegate="delegate_0", find_operator=_nowhere)
+        compile_ethosu(
+            build_flatbuffer(bug.body, *bug.inputs), spec, delegate="delegate_0", find_operator=_find_no_operator
+        )
 
 
 @pytest.mark.parametrize("flatbuffer", [b"", b"not a flatbuffer", conv2d()[:300], add([1, 2, 1, 2, 1, 2, 4])])
-def test_bad_flatbuffer(flatbuffer: bytes) -> None:
+def test_a_bad_flatbuffer_is_refused(flatbuffer: bytes) -> None:
     spec = EthosUCompileSpec("ethos-u85-256")
     with pytest.raises(CompileError):
         _compile(spec, flatbuffer)
@@ -363,7 +367,7 @@ def test_timeout() -> None:
     spec = EthosUCompileSpec("ethos-u55-128")
     flatbuffer = conv2d(height=256, width=256, channels=64, out_channels=512)
     with pytest.raises(CompileError, match=r"did not finish within 0.001 s"):
-        compile_ethosu(flatbuffer, spec, delegate="delegate_0", find_operator=_nowhere, timeout=0.001)
+        compile_ethosu(flatbuffer, spec, delegate="delegate_0", find_operator=_find_no_operator, timeout=0.001)
     assert _compile(spec, conv2d()).data
 
 

@@ -1,4 +1,4 @@
-"""Weights that come to SRAM before their layer: the same numbers in less time and no more memory."""
+"""Prefetch of weights to SRAM before their layer: equal results in less time, without more memory."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ def _compiled(flatbuffer: bytes, accelerator: str, **options: Any) -> tuple[Payl
 
 
 @pytest.fixture
-def as_vela(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Payload, VelaEstimates]]:
-    """``_compiled``, without the prefetch."""
+def without_prefetch(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Payload, VelaEstimates]]:
+    """``_compiled`` without the prefetch."""
 
     def compiled(*arguments: Any, **options: Any) -> tuple[Payload, VelaEstimates]:
         with monkeypatch.context() as patch:
@@ -95,13 +95,13 @@ def _matches_reference(emulator: Emulator, flatbuffer: bytes, payload: Payload) 
     "accelerator", ["ethos-u55-32", "ethos-u55-128", "ethos-u55-256", "ethos-u65-256", "ethos-u65-512"]
 )
 @pytest.mark.parametrize("flatbuffer", [WHOLE, SLICED], ids=["whole", "sliced"])
-def test_weights_come_in_time(
-    accelerator: str, flatbuffer: bytes, emulator: Emulator, as_vela: Callable[..., Any]
+def test_prefetch_reduces_cycles_in_the_same_sram(
+    accelerator: str, flatbuffer: bytes, emulator: Emulator, without_prefetch: Callable[..., Any]
 ) -> None:
-    """The scratch stays as it is, and the estimates of layers and memories add up."""
+    """The results are equal, and the estimates of layers and memories add up."""
     payload, figures = _compiled(flatbuffer, accelerator)
     assert _matches_reference(emulator, flatbuffer, payload)
-    _, before = as_vela(flatbuffer, accelerator)
+    _, before = without_prefetch(flatbuffer, accelerator)
     assert figures.sram_bytes == before.sram_bytes
     assert figures.total_cycles < before.total_cycles - 2_000
     assert sum(layer.cycles for layer in figures.layers) == figures.total_cycles
@@ -116,48 +116,50 @@ def _convolutions(payload: Payload) -> int:
     return sum(number == 2 for _, number, _ in decode_commands(read_payload(payload.data).commands))
 
 
-def test_only_large_weights_are_split(as_vela: Callable[..., Any]) -> None:
+def test_only_large_weights_are_split(without_prefetch: Callable[..., Any]) -> None:
     def growth(flatbuffer: bytes) -> int:
-        after, before = (compiled(flatbuffer, "ethos-u55-128")[0] for compiled in (_compiled, as_vela))
+        after, before = (compiled(flatbuffer, "ethos-u55-128")[0] for compiled in (_compiled, without_prefetch))
         return _convolutions(after) - _convolutions(before)
 
     assert growth(WHOLE) == 0
     assert growth(SLICED) > 1
 
 
-def test_layers_are_found_where_they_moved(as_vela: Callable[..., Any]) -> None:
-    """Each layer at a command that starts what it did in Vela's stream."""
+def test_layers_have_the_offsets_of_the_changed_stream(without_prefetch: Callable[..., Any]) -> None:
+    """Each layer is at the command that starts the same operation as in Vela's stream."""
 
     def starts(payload: Payload, figures: VelaEstimates) -> list[set[int]]:
         stream = read_payload(payload.data).commands
         numbers = {4 * index: number for index, number, _ in decode_commands(stream)}
         return [{numbers[at] for at in layer.commands} for layer in figures.layers]
 
-    assert starts(*_compiled(SLICED, "ethos-u55-128")) == starts(*as_vela(SLICED, "ethos-u55-128"))
+    assert starts(*_compiled(SLICED, "ethos-u55-128")) == starts(*without_prefetch(SLICED, "ethos-u55-128"))
 
 
 @pytest.mark.parametrize(
     ("accelerator", "memory_mode"),
     [("ethos-u55-128", "Sram_Only"), ("ethos-u65-256", "Dedicated_Sram"), ("ethos-u85-256", "Shared_Sram")],
 )
-def test_left_alone(accelerator: str, memory_mode: str, as_vela: Callable[..., Any]) -> None:
+def test_programs_of_other_memory_modes_are_unchanged(
+    accelerator: str, memory_mode: str, without_prefetch: Callable[..., Any]
+) -> None:
     options = {"memory_mode": memory_mode, "system_config": None}
-    assert _compiled(WHOLE, accelerator, **options) == as_vela(WHOLE, accelerator, **options)
+    assert _compiled(WHOLE, accelerator, **options) == without_prefetch(WHOLE, accelerator, **options)
 
 
-def test_copies_over_live_data_are_found(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the analysis misses live data, the result differs."""
+def test_a_copy_over_live_data_changes_the_result(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison detects an analysis that misses live data."""
 
-    def forget(*arguments: Any) -> Occupancy:
+    def ignore_live_data(*arguments: Any) -> Occupancy:
         found = trace_occupancy(*arguments)
         return found._replace(busy=np.zeros_like(found.busy))
 
-    monkeypatch.setattr(ethosu_prefetch, "trace_occupancy", forget)
+    monkeypatch.setattr(ethosu_prefetch, "trace_occupancy", ignore_live_data)
     payload, _ = _compiled(WHOLE, "ethos-u55-128")
     assert not _matches_reference(emulator, WHOLE, payload)
 
 
-def test_results_over_weights_are_found(emulator: Emulator) -> None:
+def test_emulator_detects_overwritten_weights(emulator: Emulator) -> None:
     """The emulator compares the weights that a convolution reads with the constants."""
     compiled, figures = _compiled(WHOLE, "ethos-u55-128")
     address = next(t.address for t in figures.placed[::-1] if t.usage == WEIGHT_COPY_USAGE)
@@ -169,8 +171,8 @@ def test_results_over_weights_are_found(emulator: Emulator) -> None:
         emulator.run(replace(payload, commands=words.tobytes()), INPUTS, [("int8", (1, 1, 1, 128))], fails=None)
 
 
-def test_encoder_fails(monkeypatch: pytest.MonkeyPatch, emulator: Emulator) -> None:
-    """Then convolutions stay whole."""
+def test_weights_stay_whole_if_the_encoder_fails(monkeypatch: pytest.MonkeyPatch, emulator: Emulator) -> None:
+    """Slices need Vela's weight encoder, which crashes here."""
 
     def fail(requests: Any) -> Any:
         raise WorkerDied("crashed with SIGSEGV", "")

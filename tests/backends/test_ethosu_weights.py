@@ -1,4 +1,4 @@
-"""Weights that several layers read: one copy in SRAM, the same numbers, and what Vela would estimate for it."""
+"""Weights that several layers read: one copy in SRAM, equal results, and estimates like Vela's."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CHANNELS, ROUNDS = 96, 5
 
 
 def _steps(b: Builder, x: Value) -> Value:
-    """A convolution by the same weights again and again, arithmetic and another convolution between."""
+    """Repeated convolutions with the same weights, with arithmetic and another convolution in between."""
     generator = np.random.default_rng(0)
     shape = (CHANNELS, 1, 1, CHANNELS)
     same, other = (b.const(generator.integers(-127, 128, shape), DType.INT8) for _ in range(2))
@@ -50,8 +50,8 @@ def _compiled(accelerator: str, *flags: str, memory_mode: str = "Shared_Sram") -
 
 
 @pytest.fixture
-def as_vela(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Payload, VelaEstimates]]:
-    """``_compiled``, with what Vela wrote."""
+def without_copy(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Payload, VelaEstimates]]:
+    """``_compiled`` without the copy of weights."""
 
     def compiled(*arguments: str, **options: str) -> tuple[Payload, VelaEstimates]:
         with monkeypatch.context() as patch:
@@ -62,14 +62,16 @@ def as_vela(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Payload, Vel
 
 
 @pytest.mark.parametrize("accelerator", ["ethos-u55-32", "ethos-u55-128", "ethos-u55-256"])
-def test_flash_is_read_once(accelerator: str, emulator: Emulator, as_vela: Callable[..., Any]) -> None:
-    """And the estimate is nearly Vela's for a program that lies in SRAM, with one fetch from flash."""
+def test_shared_weights_are_read_from_flash_once(
+    accelerator: str, emulator: Emulator, without_copy: Callable[..., Any]
+) -> None:
+    """The estimate is close to Vela's for a program in SRAM, plus one fetch from flash."""
     payload, figures = _compiled(accelerator)
     (expected,) = reference.run(FLATBUFFER, INPUTS)
     (result,) = emulator.run(read_payload(payload.data), INPUTS, [("int8", expected.shape)])
     assert np.array_equal(result, expected)
-    _, before = as_vela(accelerator)
-    _, inside = as_vela(accelerator, memory_mode="Sram_Only")
+    _, before = without_copy(accelerator)
+    _, inside = without_copy(accelerator, memory_mode="Sram_Only")
     copied = read_payload(payload.data).scratch - before.sram_bytes
     assert 9_000 < copied < 12_000
     assert figures.sram_bytes == before.sram_bytes + copied
@@ -78,10 +80,10 @@ def test_flash_is_read_once(accelerator: str, emulator: Emulator, as_vela: Calla
     assert figures.total_cycles < before.total_cycles - (ROUNDS - 2) * copied / 1.2
 
 
-def test_layers_are_found_where_they_moved(as_vela: Callable[..., Any]) -> None:
-    """Each at a command that starts what it did in Vela's stream."""
+def test_layers_have_the_offsets_of_the_changed_stream(without_copy: Callable[..., Any]) -> None:
+    """Each layer is at the command that starts the same operation as in Vela's stream."""
     payload, figures = _compiled("ethos-u55-128")
-    velas, before = as_vela("ethos-u55-128")
+    velas, before = without_copy("ethos-u55-128")
 
     def starts(payload: Payload, figures: VelaEstimates) -> list[int]:
         words = struct.unpack(f"<{(len(stream := read_payload(payload.data).commands) - 32) // 4}I", stream[32:])
@@ -102,18 +104,20 @@ def test_layers_are_found_where_they_moved(as_vela: Callable[..., Any]) -> None:
         ("ethos-u85-256", [], "Shared_Sram"),
     ],
 )
-def test_left_alone(accelerator: str, flags: list[str], memory_mode: str, as_vela: Callable[..., Any]) -> None:
+def test_programs_of_other_configurations_are_unchanged(
+    accelerator: str, flags: list[str], memory_mode: str, without_copy: Callable[..., Any]
+) -> None:
     payload, figures = _compiled(accelerator, *flags, memory_mode=memory_mode)
-    assert (payload, figures) == as_vela(accelerator, *flags, memory_mode=memory_mode)
+    assert (payload, figures) == without_copy(accelerator, *flags, memory_mode=memory_mode)
 
 
-def test_as_much_as_there_is_room_for() -> None:
+def test_copied_weights_fit_the_arena_limit() -> None:
     _, figures = _compiled("ethos-u55-128", "--arena-cache-size=16000")
     assert 9_000 < figures.sram_bytes <= 16_000
 
 
-def test_two_cores(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights of both are copied, though it would not pay."""
+def test_weights_of_two_cores_are_copied(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test forces the copy, which costs cycles on this NPU."""
     monkeypatch.setattr(
         ethosu_weights, "_update_tables_if_profitable", lambda answer, flash, layers, length: bool(layers)
     )

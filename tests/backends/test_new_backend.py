@@ -1,4 +1,4 @@
-"""A backend of one's own, as a newcomer adds it: a compile spec, a compiler of the TOSA graph, a partitioner."""
+"""A new backend: a compile spec, a compiler of the TOSA graph and a partitioner."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from arm_recipes._internal.executorch_programs import lowered_modules
 
 
 class ListingCompileSpec(ArmCompileSpec):
-    """For a backend whose payload is the list of the graph's operators."""
+    """Compile spec of a backend whose payload is the list of the graph's operators."""
 
     backend_id = "ListingBackend"
     _output_format = "listing"
@@ -32,7 +32,7 @@ class ListingPartitioner(ArmPartitioner):
     spec_class = ListingCompileSpec
 
 
-def _listed(spec: ListingCompileSpec, request: CompileRequest) -> Payload:
+def _list_operators(spec: ListingCompileSpec, request: CompileRequest) -> Payload:
     assert request.graph is not None
     return Payload(json.dumps([op.kind for op in request.graph.ops]).encode())
 
@@ -40,11 +40,11 @@ def _listed(spec: ListingCompileSpec, request: CompileRequest) -> Payload:
 @pytest.fixture
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends, "_COMPILERS", dict(backends._COMPILERS))
-    register_backend(ListingCompileSpec, _listed)
+    register_backend(ListingCompileSpec, _list_operators)
 
 
 @pytest.mark.usefixtures("registered")
-def test_a_program_is_delegated_to_it() -> None:
+def test_a_program_is_delegated_to_the_new_backend() -> None:
     class Sum(nn.Module):
         def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             return (x + y).relu()
@@ -65,7 +65,7 @@ def test_a_subclass_has_the_backend_of_its_base_and_a_second_one_is_refused() ->
 
     assert compile_payload(Derived(), b"graph", delegate="d", find_operator=lambda text: None).data == b"graph"
     with pytest.raises(ValueError, match="ListingCompileSpec has a backend already"):
-        register_backend(ListingCompileSpec, _listed)
+        register_backend(ListingCompileSpec, _list_operators)
 
 
 def test_a_compile_spec_without_a_backend_is_named() -> None:

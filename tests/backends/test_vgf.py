@@ -1,4 +1,4 @@
-"""VGF payloads, and what happens when the model converter is missing, too old, refuses or crashes."""
+"""VGF payloads, and errors when the model converter is missing, is too old, refuses or crashes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from arm_backend_core.workers import model_converter
 from tests.backends.tosa_programs import conv2d
 
 
-def _nowhere(text: str) -> None:
+def _find_no_operator(text: str) -> None:
     return None
 
 
@@ -26,8 +26,8 @@ def temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
-def _converter(path: Path, version: str, action: str = "exit 0") -> str:
-    """A stand-in for the converter that prints ``version``, and otherwise does ``action``."""
+def _write_converter_stub(path: Path, version: str, action: str = "exit 0") -> str:
+    """Write a stub of the converter that prints ``version``, and otherwise runs ``action``."""
     answer = f'{{"version": "{version}"}}'
     path.write_text(f"#!/bin/sh\nif [ \"$1\" = --version ]; then echo '{answer}'; exit 0; fi\n{action}\n")
     path.chmod(0o755)
@@ -36,7 +36,7 @@ def _converter(path: Path, version: str, action: str = "exit 0") -> str:
 
 def test_payload_is_the_vgf_file(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     spec = VgfCompileSpec().dump_intermediate_artifacts_to(tmp_path / "dump")
-    payload = compile_payload(spec, conv2d(), delegate="delegate_0", find_operator=_nowhere)
+    payload = compile_payload(spec, conv2d(), delegate="delegate_0", find_operator=_find_no_operator)
     assert b"VGF1" in payload.data[:16]
     assert payload.vela is None
     paths = dump_artifacts(spec, "delegate_0", conv2d(), payload, Graph())
@@ -46,9 +46,9 @@ def test_payload_is_the_vgf_file(capfd: pytest.CaptureFixture[str], tmp_path: Pa
 
 
 def test_flags_reach_the_converter() -> None:
-    plain = compile_payload(VgfCompileSpec(), conv2d(), delegate="d", find_operator=_nowhere)
+    plain = compile_payload(VgfCompileSpec(), conv2d(), delegate="d", find_operator=_find_no_operator)
     debug = compile_payload(
-        VgfCompileSpec(compiler_flags=["--emit-debug-info"]), conv2d(), delegate="d", find_operator=_nowhere
+        VgfCompileSpec(compiler_flags=["--emit-debug-info"]), conv2d(), delegate="d", find_operator=_find_no_operator
     )
     assert plain.data != debug.data
 
@@ -69,32 +69,32 @@ def test_refusal_keeps_the_flatbuffer() -> None:
 
 
 def test_crash_keeps_the_flatbuffer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = _converter(tmp_path / "crashing", "0.11.0", "echo oops >&2; kill -SEGV $$")
+    path = _write_converter_stub(tmp_path / "crashing", "0.11.0", "echo oops >&2; kill -SEGV $$")
     monkeypatch.setenv("MODEL_CONVERTER_PATH", path)
     with pytest.raises(CompileError, match=r"crashed with SIGSEGV\noops") as caught:
-        compile_payload(VgfCompileSpec(), b"bytes", delegate="delegate_7", find_operator=_nowhere)
+        compile_payload(VgfCompileSpec(), b"bytes", delegate="delegate_7", find_operator=_find_no_operator)
     assert Path(caught.value.artifact or "").read_bytes() == b"bytes"
 
 
 def test_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MODEL_CONVERTER_PATH", _converter(tmp_path / "slow", "0.11.0", "exec sleep 60"))
+    monkeypatch.setenv("MODEL_CONVERTER_PATH", _write_converter_stub(tmp_path / "slow", "0.11.0", "exec sleep 60"))
     with pytest.raises(CompileError, match=r"did not finish within 0.1 s"):
-        compile_vgf(b"bytes", VgfCompileSpec(), delegate="d", find_operator=_nowhere, timeout=0.1)
+        compile_vgf(b"bytes", VgfCompileSpec(), delegate="d", find_operator=_find_no_operator, timeout=0.1)
 
 
 @pytest.mark.parametrize("version", ["0.10.3", "0.9.0"])
 def test_old_converter(version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MODEL_CONVERTER_PATH", _converter(tmp_path / "old", version))
+    monkeypatch.setenv("MODEL_CONVERTER_PATH", _write_converter_stub(tmp_path / "old", version))
     with pytest.raises(ArmBackendError, match=rf"{version}, which is too old.*converter>=0.11.0"):
         VgfCompileSpec()
 
 
 def test_newer_converter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MODEL_CONVERTER_PATH", _converter(tmp_path / "new", "0.12.0-rc1"))
+    monkeypatch.setenv("MODEL_CONVERTER_PATH", _write_converter_stub(tmp_path / "new", "0.12.0-rc1"))
     assert VgfCompileSpec().target.family == "vgf"
 
 
-def test_something_that_is_no_converter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_executable_that_is_not_the_converter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "other"
     path.write_text("#!/bin/sh\necho hello\n")
     monkeypatch.setenv("MODEL_CONVERTER_PATH", str(path))
@@ -117,7 +117,7 @@ def test_missing_converter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_converter_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = _converter(tmp_path / "model-converter", "0.11.0")
+    path = _write_converter_stub(tmp_path / "model-converter", "0.11.0")
     monkeypatch.delenv("MODEL_CONVERTER_PATH", raising=False)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
     monkeypatch.setattr(model_converter.importlib.util, "find_spec", lambda name: None)
@@ -152,7 +152,7 @@ def test_a_flatbuffer_is_kept_where_the_folder_cannot_be_written(tmp_path: Path)
     spec = VgfCompileSpec().dump_intermediate_artifacts_to(tmp_path / "dump")
     (tmp_path / "dump").touch()
     with pytest.raises(CompileError) as caught:
-        compile_payload(spec, b"bytes", delegate="d", find_operator=_nowhere)
+        compile_payload(spec, b"bytes", delegate="d", find_operator=_find_no_operator)
     kept = Path(caught.value.artifact or "")
     assert kept.read_bytes() == b"bytes"
     assert kept.parent.parent == tmp_path

@@ -68,7 +68,7 @@ def test_json_and_the_default_output(small: Path, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize("source", ["samples.npz", "folder", "given_samples:made"])
-def test_calibration_of_files_is_that_of_samples(
+def test_calibration_from_files_equals_calibration_from_samples(
     source: str, small: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     samples = images(4)
@@ -105,7 +105,7 @@ def test_run_prints_and_writes_what_python_gets(small: Path, capsys: pytest.Capt
     assert len(capsys.readouterr().out.splitlines()) == 3
 
 
-def test_sweep_takes_several_of_each(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sweep_with_several_macs_and_memory_modes(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     modes = ["--memory-mode", "Sram_Only", "--memory-mode", "Shared_Sram"]
     arguments = ["sweep", str(small), "--recipe", "ethosu-u55-int8", "--macs", "64", "--macs", "128", *modes]
     picture = small.with_name("sweep.html")
@@ -120,10 +120,10 @@ def test_sweep_takes_several_of_each(small: Path, capsys: pytest.CaptureFixture[
     assert "plotly" in picture.read_text()
 
 
-def test_export_writes_what_is_asked_for(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_export_writes_etrecord_bundled_program_and_page(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     np.save(small.with_name("x.npy"), images(2)[0][0].numpy())
     page = small.with_name("report.html")
-    more = [
+    options = [
         "--etrecord",
         "--bundled-samples",
         str(small.with_name("x.npy")),
@@ -132,14 +132,14 @@ def test_export_writes_what_is_asked_for(small: Path, capsys: pytest.CaptureFixt
         "--sram-budget",
         "1MiB",
     ]
-    assert main(["export", str(small), "--recipe", "ethosu_u55_int8", *more]) == 0
+    assert main(["export", str(small), "--recipe", "ethosu_u55_int8", *options]) == 0
     assert f"wrote {page}" in capsys.readouterr().err
     for suffix in (".pte", ".etrecord", ".bpte"):
         assert small.with_suffix(suffix).stat().st_size > 0
     assert "plotly" in page.read_text()
 
 
-def test_a_budget_that_is_not_kept_exits_with_1(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_exceeded_budget_exits_with_1(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", str(small), "--recipe", "ethosu_u55_int8", "--sram-budget", "16"]) == 1
     assert "sram_budget" in capsys.readouterr().err
     assert not small.with_suffix(".pte").exists()
@@ -183,9 +183,7 @@ def test_export_with_labels(small: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "--labels are those of --calibration-samples" in capsys.readouterr().err
 
 
-def test_commands_without_a_file_of_their_own_write_their_result(
-    small: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_inspect_writes_its_result_to_the_output_file(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     program, result = small.with_suffix(".pte"), small.with_name("result.json")
     export(str(small), ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP)).save(program)
     assert main(["inspect", str(program), "--json"]) == 0
@@ -223,8 +221,8 @@ def test_firmware_writes_a_folder(small: Path, capsys: pytest.CaptureFixture[str
     )
 
 
-def _strict(text: str) -> Any:
-    """One document of JSON, without what only Python reads."""
+def _parse_strict_json(text: str) -> Any:
+    """Parse one JSON document; NaN and Infinity, which only Python reads, raise."""
 
     def refused(name: str) -> Any:
         raise AssertionError(f"{name} is no JSON")
@@ -232,14 +230,14 @@ def _strict(text: str) -> Any:
     return json.loads(text, parse_constant=refused)
 
 
-def test_numbers_that_json_has_not_are_texts(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nan_is_a_string_in_json(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     program, arrays = small.with_suffix(".pte"), small.with_name("x.npy")
     export(str(small), ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP)).save(program)
     np.save(arrays, np.full((1, 3, 8, 8), np.nan, np.float32))
     assert main(["run", str(program), "--inputs", str(arrays), "--json"]) == 0
-    assert _strict(capsys.readouterr().out)["outputs"][0]["first"] == ["NaN"] * 4
+    assert _parse_strict_json(capsys.readouterr().out)["outputs"][0]["first"] == ["NaN"] * 4
     assert main(["compare", str(program), str(program), "--samples", str(arrays), "--json"]) == 0
-    assert _strict(capsys.readouterr().out)["sqnr"] == "NaN"
+    assert _parse_strict_json(capsys.readouterr().out)["sqnr"] == "NaN"
 
 
 def test_a_disk_that_is_full_exits_with_1(
@@ -253,7 +251,7 @@ def test_a_disk_that_is_full_exits_with_1(
     assert capsys.readouterr().err.splitlines()[-1].startswith("error: ")
 
 
-def test_options_of_recipes_are_not_for_two_programs(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_of_two_programs_refuses_recipe_options(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     np.save(small.with_name("x.npy"), images(1)[0][0].numpy())
     given = ["compare", str(small), str(small), "--samples", str(small.with_name("x.npy"))]
     for option in (["--macs", "128"], ["--calibration-samples", "a:b"], ["--per-tensor"]):
@@ -261,7 +259,7 @@ def test_options_of_recipes_are_not_for_two_programs(small: Path, capsys: pytest
         assert "is a recipe option, and both programs are compiled already" in capsys.readouterr().err
 
 
-def test_no_command_writes_over_what_it_reads(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_command_overwrites_its_input(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, arrays, both = str(small), small.with_name("x.npy"), str(small.with_name("both"))
     np.save(arrays, images(1)[0][0].numpy())
     before = [small.read_bytes(), arrays.read_bytes()]
@@ -296,7 +294,7 @@ def test_versions(capsys: pytest.CaptureFixture[str]) -> None:
         ("model.pte", None, "an already compiled program"),
     ],
 )
-def test_other_kinds_of_files_are_told_apart(
+def test_error_names_the_kind_of_an_unsupported_file(
     name: str, saved: object, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / name
@@ -307,7 +305,7 @@ def test_other_kinds_of_files_are_told_apart(
     assert "torch.export.save(torch.export.export(model.eval(), example_inputs), 'model.pt2')" in said
 
 
-def test_torchscript_is_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_error_names_torchscript(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "script.pt"
     torch.jit.trace(torch.nn.Linear(2, 2), torch.ones(1, 2)).save(str(path))
     assert main(["export", str(path), "--recipe", "TOSA_FP"]) == 2
@@ -343,7 +341,7 @@ def test_a_missing_model_exits_with_2(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "error: model: there is no file" in capsys.readouterr().err
 
 
-def test_the_nearest_recipe_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_error_names_the_nearest_recipe(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["export", "m.pt2", "--recipe", "ethos_u85_int8"])
     assert "no recipe 'ethos_u85_int8'; did you mean 'ETHOSU_U85_INT8'?" in capsys.readouterr().err
@@ -364,7 +362,7 @@ def test_a_failed_export_exits_with_1(tmp_path: Path, capsys: pytest.CaptureFixt
     assert not path.with_suffix(".pte").exists()
 
 
-def test_lists_operators_from_the_records(capsys: pytest.CaptureFixture[str]) -> None:
+def test_operators_command_lists_the_records(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["operators"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1] == f"{len(records())} operators"
@@ -392,7 +390,7 @@ print(*loaded)
 """
 
 
-def test_help_and_errors_do_not_wait_for_pytorch(small: Path, tmp_path: Path) -> None:
+def test_help_and_errors_do_not_import_pytorch(small: Path, tmp_path: Path) -> None:
     weights, text = tmp_path / "weights.pt", tmp_path / "notes.txt"
     torch.save({"a": 1}, weights)
     text.write_text("no archive")

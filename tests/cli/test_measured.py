@@ -17,7 +17,7 @@ _LINE = (
 )
 
 
-def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_measured_prints_with_and_without_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log, report = tmp_path / "log.jsonl", tmp_path / "report.json"
     log.write_text(_LINE)
     report.write_text(json.dumps(export_small(ArmRecipeType.ETHOSU_U55_INT8).report.to_dict()))

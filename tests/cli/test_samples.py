@@ -21,12 +21,12 @@ from arm_recipes.cli.samples import (
 from arm_recipes.runtime.tensor_info import TensorInfo
 from arm_recipes.samples.sample import Inputs, InputSignature
 
-_AS_IT_IS = ImageNormalization((0.0,), (1.0,))
+_IDENTITY_NORMALIZATION = ImageNormalization((0.0,), (1.0,))
 _ONE = TensorInfo("x", "float32", (2, 3))
 _IMAGE = TensorInfo("image", "float32", (1, 3, 4, 6))
 
 
-def _read(path: Path, *slots: TensorInfo, images: ImageNormalization = _AS_IT_IS) -> Any:
+def _read(path: Path, *slots: TensorInfo, images: ImageNormalization = _IDENTITY_NORMALIZATION) -> Any:
     return read_samples(str(path), "--inputs", slots, images)
 
 
@@ -41,7 +41,7 @@ def _read(path: Path, *slots: TensorInfo, images: ImageNormalization = _AS_IT_IS
         pytest.param((0, 3), None, id="none"),
     ],
 )
-def test_how_an_array_is_samples(shape: tuple[int, ...], count: int | None, tmp_path: Path) -> None:
+def test_number_of_samples_in_an_array(shape: tuple[int, ...], count: int | None, tmp_path: Path) -> None:
     array = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
     np.save(tmp_path / "x.npy", array)
     if count is None:
@@ -55,7 +55,7 @@ def test_how_an_array_is_samples(shape: tuple[int, ...], count: int | None, tmp_
         assert torch.equal(tensor, expected)
 
 
-def test_the_last_batch_is_filled_up(tmp_path: Path) -> None:
+def test_the_last_batch_is_padded(tmp_path: Path) -> None:
     array = np.arange(9, dtype=np.float32).reshape(3, 3)
     np.save(tmp_path / "x.npy", array)
     (_,), (last,) = _read(tmp_path / "x.npy", _ONE)
@@ -85,7 +85,7 @@ def test_a_folder_by_names_of_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("array", "slot", "given"),
+    ("array", "slot", "message"),
     [
         (np.zeros(3, np.uint8), TensorInfo("x", "float32", (3,)), "is float32, the array uint8"),
         (np.full(3, 0.5), TensorInfo("x", "int64", (3,)), "is int64, the array float64"),
@@ -93,20 +93,20 @@ def test_a_folder_by_names_of_files(tmp_path: Path) -> None:
         (np.ones(3), TensorInfo("x", "bool", (3,)), "is bool, the array float64"),
     ],
 )
-def test_numbers_that_would_change(array: Any, slot: TensorInfo, given: str, tmp_path: Path) -> None:
+def test_lossy_dtype_conversions_raise(array: Any, slot: TensorInfo, message: str, tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", array)
-    with pytest.raises(ValueError, match=given):
+    with pytest.raises(ValueError, match=message):
         _read(tmp_path / "x.npy", slot)
 
 
-def test_real_numbers_are_quantized_for_integers(tmp_path: Path) -> None:
+def test_float_arrays_are_quantized_for_integer_inputs(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.array([0.5, -1.0, 100.0]))
     ((tensor,),) = _read(tmp_path / "x.npy", TensorInfo("x", "int8", (3,), 0.5, 1))
     assert tensor.tolist() == [2, -1, 127]
 
 
-def test_images_are_scaled_and_cut(tmp_path: Path) -> None:
-    # Twice the size and wider: the middle remains, whose outermost pixels are mixed with what is cut off.
+def test_images_are_resized_and_cropped(tmp_path: Path) -> None:
+    # Twice the size and wider: the crop keeps the middle. Its edges are interpolated with pixels that are cropped.
     pixels = np.zeros((8, 16, 3), np.uint8)
     pixels[:, 2:14] = (255, 51, 0)
     Image.fromarray(pixels).save(tmp_path / "one.png")
@@ -129,7 +129,7 @@ def test_an_array_without_the_batch_of_one(tmp_path: Path) -> None:
     assert tensor.shape == (1, 4, 6)
 
 
-def test_what_is_no_image_and_what_takes_none(tmp_path: Path) -> None:
+def test_files_that_are_no_images_and_models_that_take_none(tmp_path: Path) -> None:
     (tmp_path / "bad.png").write_bytes(b"no image")
     with pytest.raises(ValueError, match=r"bad\.png' cannot be read as an image"):
         _read(tmp_path / "bad.png", _IMAGE)
@@ -141,14 +141,14 @@ def test_what_is_no_image_and_what_takes_none(tmp_path: Path) -> None:
         _read(tmp_path / "bad.png", _IMAGE, images=ImageNormalization((0.0, 1.0), (1.0,)))
 
 
-def test_functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_from_functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_samples_module.py").write_text(
         "def made():\n    return [(1,), (2,)]\n\nvalue = 3\n"
         "def nothing():\n    pass\ndef fails():\n    return {}['data']\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert read_samples("my_samples_module:made", "--inputs", [_ONE], _AS_IT_IS) == [(1,), (2,)]
+    assert read_samples("my_samples_module:made", "--inputs", [_ONE], _IDENTITY_NORMALIZATION) == [(1,), (2,)]
     for name, reason in (
         ("value", "is of type int, not a function"),
         ("absent", r"cannot be imported: AttributeError: .* has no attribute 'absent'"),
@@ -156,7 +156,7 @@ def test_functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("fails", r"failed: KeyError: 'data' \(.*my_samples_module.py:8\)"),
     ):
         with pytest.raises(ValueError, match=reason):
-            read_samples(f"my_samples_module:{name}", "--inputs", [_ONE], _AS_IT_IS)
+            read_samples(f"my_samples_module:{name}", "--inputs", [_ONE], _IDENTITY_NORMALIZATION)
 
 
 def test_sources_are_checked_before_they_are_read(tmp_path: Path) -> None:

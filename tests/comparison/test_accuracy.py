@@ -11,7 +11,7 @@ from arm_recipes.samples.sample import Inputs
 
 
 class _Writes(nn.Module):
-    """It writes its input and its buffer, and returns the buffer."""
+    """Mutates its input and its buffer, and returns the buffer."""
 
     total: Tensor
 

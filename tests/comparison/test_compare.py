@@ -1,4 +1,4 @@
-"""``compare``: figures beside those made by hand, layers, causes, labels, workers, two programs, what it refuses."""
+"""``compare``: layers, causes of errors, labels, workers, two programs, output formats and invalid arguments."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from tests.small_models import MovingAverage, Samples, Small, images, vectors
 
 U55, U85 = ArmRecipeType.ETHOSU_U55_INT8, ArmRecipeType.ETHOSU_U85_INT8
 INT8, FP = ArmRecipeType.TOSA_INT8, ArmRecipeType.TOSA_FP
-WORDS, NARROW = ArmRecipeType.ETHOSU_U85_A16W8, ArmRecipeType.ETHOSU_U55_A8W4
+A16W8, A8W4 = ArmRecipeType.ETHOSU_U85_A16W8, ArmRecipeType.ETHOSU_U55_A8W4
 
 
-class Writing(MovingAverage):
-    """Writes into its second input, and goes on from a buffer."""
+class MutatesInput(MovingAverage):
+    """Mutates its second input, and keeps a moving average in a buffer."""
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:  # type: ignore[override]
         """See the class."""
@@ -57,7 +57,7 @@ class Stack(nn.Module):
 
 
 class Looping(nn.Module):
-    """A loop whose rounds only the running program knows."""
+    """A loop with a data-dependent trip count."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,15 +65,15 @@ class Looping(nn.Module):
         self.linear = nn.Linear(8, 8)
 
     def forward(self, x: Tensor, count: Tensor) -> Tensor:
-        """Goes round ``count`` times."""
+        """Run the loop ``count`` times."""
         from torch._higher_order_ops import while_loop
 
         start = (torch.zeros((), dtype=torch.int32), self.linear(x))
         return while_loop(lambda i, y: i < count, lambda i, y: (i + 1, torch.tanh(y)), start)[1]
 
 
-class Choosing(nn.Module):
-    """Either of two layers."""
+class Conditional(nn.Module):
+    """A conditional with a layer in each branch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class Choosing(nn.Module):
         self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
 
     def forward(self, x: Tensor) -> Tensor:
-        """By the sign of the sum."""
+        """Select the branch by the sign of the sum."""
         return torch.cond(x.sum() > 0, self.first, self.second, (x,))
 
 
@@ -94,13 +94,13 @@ def _pairs() -> Samples:
     return [(x, torch.zeros(1, 8)) for (x,) in vectors()]
 
 
-def _decibels(right: Tensor, given: Tensor) -> float:
-    error = (given.double() - right.double()).square().sum()
-    return float(10 * torch.log10(right.double().square().sum() / error))
+def _decibels(expected: Tensor, actual: Tensor) -> float:
+    error = (actual.double() - expected.double()).square().sum()
+    return float(10 * torch.log10(expected.double().square().sum() / error))
 
 
-@pytest.mark.parametrize("recipe", [U55, U85, WORDS, NARROW, INT8, FP])
-def test_layers_end_in_the_output(recipe: ArmRecipeType) -> None:
+@pytest.mark.parametrize("recipe", [U55, U85, A16W8, A8W4, INT8, FP])
+def test_error_of_the_last_layer_is_that_of_the_output(recipe: ArmRecipeType) -> None:
     result = export_small(recipe)
     found = result.compare(images(), workers=1, progress=False)
     with torch.no_grad():
@@ -119,21 +119,21 @@ def test_layers_end_in_the_output(recipe: ArmRecipeType) -> None:
     assert not [note for note in found.notes if "int16" not in note]
 
 
-def test_programs_that_take_and_give_integers_are_compared_in_real_numbers() -> None:
-    plain_io, integers = (export_small(WORDS, quantized_io=flag).compare(images(), workers=1) for flag in (False, True))
+def test_quantized_io_does_not_change_the_comparison() -> None:
+    plain_io, integers = (export_small(A16W8, quantized_io=flag).compare(images(), workers=1) for flag in (False, True))
     assert integers.layers == plain_io.layers
     assert integers.outputs == plain_io.outputs
 
 
-def test_int8_results_for_readers_of_integers_are_int8_in_the_comparison_too() -> None:
+def test_dtype_of_the_last_layer_depends_on_quantized_io() -> None:
     dtypes = [
         export_small(INT8, quantized_io=flag).compare(images(), workers=1).layers[-1].dtype for flag in (False, True)
     ]
     assert dtypes == ["int16", "int8"]
 
 
-def test_layers_are_those_of_the_quantized_graph() -> None:
-    """Beside PyTorch's own run of it, which differs by a step here and there."""
+def test_layer_errors_are_those_of_the_quantized_graph() -> None:
+    """PyTorch's own run of the graph differs by a rounding step in some elements."""
     result = export_small(U85)
     program = result.exported_programs["forward"]
     values: dict[str, list[Tensor]] = {}
@@ -156,22 +156,22 @@ def test_layers_are_those_of_the_quantized_graph() -> None:
     assert found["body.0"].operator == "aten.conv2d.default + aten.relu.default"
     assert found["body.0"].gap.sqnr == pytest.approx(_decibels(right, body), abs=0.1)
     assert found["x"].isolated is not None
-    assert found["x"].gap.sqnr == pytest.approx(found["x"].isolated.sqnr, abs=1e-6)  # nothing comes before it
+    assert found["x"].gap.sqnr == pytest.approx(found["x"].isolated.sqnr, abs=1e-6)  # no layer precedes it
 
 
-def test_operators_on_the_cpu() -> None:
-    """Where a delegate reads the result it is the program's own number, else PyTorch computes it of such."""
+def test_value_sources_of_operators_on_the_cpu() -> None:
+    """A value that a delegate reads is the program's; PyTorch computes other values from the program's."""
     result = export(Between().eval(), ExportRecipe.get_recipe(U55), vectors())
     found = result.compare(vectors(), workers=1)
     assert {layer.value_source for layer in found.layers} == {"program"}
     assert found.layers[-1].gap.sqnr == pytest.approx(found.sqnr, abs=1e-3)
     moved = next(layer for layer in found.layers if layer.operator == "aten.topk.default")
     assert moved.moves
-    assert moved.isolated is None  # its numbers are on the grid already
+    assert moved.isolated is None  # its values are quantized already
     assert moved.gap.sqnr < 40
     real = export(Between().eval(), ExportRecipe.get_recipe(FP), vectors()).compare(vectors(), workers=1)
-    told = {layer.operator: layer.value_source for layer in real.layers}
-    assert told == {
+    sources = {layer.operator: layer.value_source for layer in real.layers}
+    assert sources == {
         "aten.linear.default": "program",
         "aten.cumsum.default": "PyTorch",
         "aten.topk.default": "program",
@@ -179,12 +179,12 @@ def test_operators_on_the_cpu() -> None:
 
 
 @pytest.mark.parametrize("recipe", [U55, FP])
-def test_state_goes_on_from_sample_to_sample(recipe: ArmRecipeType) -> None:
-    model = Writing().eval()
+def test_state_is_kept_between_samples(recipe: ArmRecipeType) -> None:
+    model = MutatesInput().eval()
     result = export(model, ExportRecipe.get_recipe(recipe), _pairs())
     with torch.no_grad():
-        model(*_pairs()[0])  # the buffer of the user's model goes on; what is compared begins where the program does
-        fresh = Writing().eval()
+        model(*_pairs()[0])  # changes the user's model; the comparison starts from the program's initial state
+        fresh = MutatesInput().eval()
         right = torch.cat([fresh(x, y.clone()) for x, y in _pairs()])
     for _ in range(2):
         found = result.compare(_pairs(), workers=2)
@@ -196,7 +196,7 @@ def test_state_goes_on_from_sample_to_sample(recipe: ArmRecipeType) -> None:
         assert gap.sqnr == pytest.approx(_decibels(right, given), abs=0.05 if recipe is U55 else 3)
 
 
-def test_every_method_by_its_name() -> None:
+def test_a_method_is_selected_by_name() -> None:
     models: dict[str, nn.Module] = {"count": Counting().eval(), "between": Between().eval()}
     result = export(models, ExportRecipe.get_recipe(INT8), dict.fromkeys(models, vectors(3)))
     alone = export(Between().eval(), ExportRecipe.get_recipe(INT8), vectors(3)).compare(vectors(3))
@@ -207,7 +207,7 @@ def test_every_method_by_its_name() -> None:
         result.compare(vectors(3))
 
 
-def test_one_method_for_each_size() -> None:
+def test_a_method_of_one_input_size_is_selected() -> None:
     seq = torch.export.Dim("seq", min=1, max=16)
     samples = [(torch.randn(4, 64),), (torch.randn(2, 64),)]
     shapes: dict[str, Any] = {"dynamic_shapes": {"x": {0: seq}}, "sizes": {"seq": [2, 4]}}
@@ -219,8 +219,8 @@ def test_one_method_for_each_size() -> None:
     assert result.compare(samples[1:], method="forward__seq_2").layers
 
 
-def test_branches_are_compared_and_loops_by_their_outputs() -> None:
-    chosen = export(Choosing().eval(), ExportRecipe.get_recipe(INT8), vectors()).compare(vectors())
+def test_layers_are_compared_in_branches_but_not_with_loops() -> None:
+    chosen = export(Conditional().eval(), ExportRecipe.get_recipe(INT8), vectors()).compare(vectors())
     assert chosen.layers[-1].gap.sqnr == pytest.approx(chosen.sqnr, abs=1e-3)
     samples = [(x, torch.tensor(3, dtype=torch.int32)) for (x,) in vectors()]
     looping = export(Looping().eval(), ExportRecipe.get_recipe(FP, extensions=["cf"]), samples).compare(samples)
@@ -229,7 +229,7 @@ def test_branches_are_compared_and_loops_by_their_outputs() -> None:
     assert looping.sqnr > 100
 
 
-def test_what_came_quantized_is_said() -> None:
+def test_a_model_that_was_quantized_before_export_is_noted() -> None:
     program = export_small(INT8).exported_programs["forward"]
     found = export(program, ExportRecipe.get_recipe(INT8), images()).compare(images(), workers=1)
     assert any(note.startswith("the model was quantized before export") for note in found.notes)
@@ -249,18 +249,20 @@ def _worst(
     return layer
 
 
-def test_weights_with_outliers_are_found_first() -> None:
+def test_weights_with_outliers_are_the_worst_layer() -> None:
     model = Stack()
     with torch.no_grad():
         model.second.weight[:, 5] = 20.0 * torch.rand(64)
-    layer = _worst(model, _rows(), _rows(seed=2), algorithms=False)  # which would bring the channels to one size
+    layer = _worst(
+        model, _rows(), _rows(seed=2), algorithms=False
+    )  # cross-layer equalization would remove the outliers
     assert (layer.module, layer.isolated.advice.cause) == ("second", "weights")
     assert "'second.weight' has an SQNR of" in layer.isolated.advice.text
     assert "widened by a few large weights: bound them" in layer.isolated.advice.text
     assert layer.weights[0].sqnr < 38
 
 
-def test_one_scale_for_all_channels_is_a_cause() -> None:
+def test_per_tensor_weights_are_a_cause() -> None:
     model = Stack()
     with torch.no_grad():
         model.second.weight[5] *= 50.0
@@ -272,7 +274,7 @@ def test_one_scale_for_all_channels_is_a_cause() -> None:
     assert "with one scale for all channels: use get_recipe(..., per_channel=True)" in own.advice.text
 
 
-def test_weights_of_four_bits_are_found_first() -> None:
+def test_int4_weights_are_a_cause() -> None:
     layer = _worst(Stack(), _rows(), _rows(seed=2), ArmRecipeType.TOSA_A8W4)
     assert layer.isolated.advice.cause == "weights"
     assert "with 15 levels: use a recipe with int8 weights" in layer.isolated.advice.text
@@ -300,7 +302,7 @@ def test_samples_beyond_the_calibrated_range_are_a_cause() -> None:
     )
 
 
-def test_outliers_that_stretch_the_range_are_found_first() -> None:
+def test_activation_outliers_are_a_cause() -> None:
     samples = _rows(4, 1200)
     samples[0][0][0, 7] = 200.0
 
@@ -319,7 +321,7 @@ def test_outliers_that_stretch_the_range_are_found_first() -> None:
     assert "int16" in layer.isolated.advice.text
 
 
-def test_a_range_that_samples_do_not_need_is_a_cause() -> None:
+def test_a_calibrated_range_that_is_too_wide_is_a_cause() -> None:
     narrow = [(x / 20,) for (x,) in _rows(seed=2)]
     result = export(Stack().eval(), ExportRecipe.get_recipe(INT8), _rows())
     layer = result.compare(narrow, workers=1).layers[0]
@@ -331,7 +333,7 @@ def test_a_range_that_samples_do_not_need_is_a_cause() -> None:
     assert fitting.isolated.sqnr == pytest.approx(layer.isolated.advice.sqnr, abs=1.5)
 
 
-def test_a_fixed_range_is_no_affair_of_calibration() -> None:
+def test_a_fixed_range_is_not_a_calibration_error() -> None:
     class Soft(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return torch.softmax(x, 1)
@@ -344,7 +346,7 @@ def test_a_fixed_range_is_no_affair_of_calibration() -> None:
     assert "and the operator's range is 0 to 0.9961" in layer.isolated.advice.text
 
 
-def test_without_int16_the_advice_is_floating_point_and_helps_as_it_says() -> None:
+def test_advice_for_cortex_m_is_floating_point_and_improves_sqnr() -> None:
     """The kernels of a Cortex-M have no int16 tensors."""
     recipe = ExportRecipe.get_recipe(ArmRecipeType.CORTEX_M_INT8, algorithms=False)
     found = export(Stack().eval(), recipe, _rows()).compare(_rows(seed=2), workers=1)
@@ -361,8 +363,8 @@ def test_without_int16_the_advice_is_floating_point_and_helps_as_it_says() -> No
     assert after.sqnr > found.sqnr
 
 
-def test_the_advice_of_int16_for_what_reads_a_layer_helps_as_it_says() -> None:
-    """Its rounding is gone, and the loss that was computed for that is the one that is measured then."""
+def test_advice_of_int16_for_consumers_predicts_the_measured_sqnr() -> None:
+    """An export with the advised precision has the SQNR that the advice states."""
     result = export(Stack().eval(), ExportRecipe.get_recipe(INT8, algorithms=False), _rows())
     before = {layer.module: layer for layer in result.compare(_rows(seed=2), workers=1).layers}["first"]
     assert before.isolated is not None
@@ -375,7 +377,7 @@ def test_the_advice_of_int16_for_what_reads_a_layer_helps_as_it_says() -> None:
     assert after.isolated.sqnr == pytest.approx(before.isolated.advice.sqnr, abs=1)
 
 
-# -- the task --------------------------------------------------------------------------------------------------------
+# -- accuracy --------------------------------------------------------------------------------------------------------
 
 
 def _labelled() -> tuple[Tensor, Tensor]:
@@ -384,7 +386,7 @@ def _labelled() -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("form", [list, torch.Tensor.numpy, lambda labels: labels, lambda labels: labels.split(1)])
-def test_accuracy_is_that_of_a_loop(form: Callable[[Tensor], Any]) -> None:
+def test_accuracy_equals_that_of_a_python_loop(form: Callable[[Tensor], Any]) -> None:
     x, labels = _labelled()
     result, model = export_small(INT8), Small().eval()
     found = result.compare(images(10), form(labels), workers=1, layers=False).accuracy
@@ -398,7 +400,7 @@ def test_accuracy_is_that_of_a_loop(form: Callable[[Tensor], Any]) -> None:
 
 
 @pytest.mark.parametrize("batch", [1, 4])
-def test_a_loader_brings_its_labels(batch: int) -> None:
+def test_labels_of_a_data_loader(batch: int) -> None:
     x, labels = _labelled()
     result = export_small(INT8)
     loader = DataLoader(TensorDataset(x, labels), batch_size=batch)
@@ -417,7 +419,7 @@ def test_labels_of_pixels_with_a_partial_last_batch() -> None:
     assert (found.accuracy.reference, found.accuracy.items) == (1.0, labels.numel())
 
 
-def test_a_metric_gets_outputs_and_the_sample_as_it_was_given() -> None:
+def test_a_metric_gets_the_outputs_and_the_original_sample() -> None:
     x, labels = _labelled()
 
     def right(outputs: Tensor, sample: Any) -> float:
@@ -439,7 +441,9 @@ def test_a_metric_gets_outputs_and_the_sample_as_it_was_given() -> None:
 
 
 @pytest.mark.verify
-def test_workers_find_the_same(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_two_workers_give_the_results_of_one(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     result = export_small(U85)
     alone = result.compare(images(), [0, 1, 2, 3], workers=1)
     monkeypatch.setattr(dispatch, "_MIN_PARALLEL_SECONDS", 0)
@@ -521,7 +525,7 @@ def test_a_worker_reads_the_program_once(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_two_exports_layer_by_layer() -> None:
-    one, other = export_small(INT8, quantized_io=True), export_small(WORDS)
+    one, other = export_small(INT8, quantized_io=True), export_small(A16W8)
     found = compare(one, other, images(), workers=1)
     assert (found.reference, found.program) == ("TOSA_INT8", "ETHOSU_U85_A16W8")
     assert [layer.name for layer in found.layers] == [x.name for x in other.compare(images(), workers=1).layers]
@@ -532,7 +536,7 @@ def test_two_exports_layer_by_layer() -> None:
     assert found.sqnr == pytest.approx(_decibels(right, given), abs=1e-3)
 
 
-def test_a_program_is_that_of_its_npu() -> None:
+def test_programs_of_two_npus_are_equal() -> None:
     found = compare(export_small(U55), export_small(U85), images(), [0, 1, 2, 3], workers=1)
     assert {layer.gap.sqnr for layer in found.layers} == {math.inf}
     assert found.accuracy is not None
@@ -541,7 +545,7 @@ def test_a_program_is_that_of_its_npu() -> None:
 
 def test_saved_programs_by_their_outputs(tmp_path: Path) -> None:
     path = export_small(INT8).save(tmp_path / "a.pte")
-    other = export_small(WORDS)
+    other = export_small(A16W8)
     expected = compare(export_small(INT8), other, images(), workers=1)
     for b in (other.buffer, other.program(), other):
         found = compare(path, b, images(), [0, 1, 2, 3], workers=1)
@@ -562,7 +566,7 @@ class _Twice(nn.Module):
         return self.layer(x), x
 
 
-def _doubled(model: nn.Module) -> bytes:
+def _export_to_bytes(model: nn.Module) -> bytes:
     return export(model.eval(), ExportRecipe.get_recipe(FP), vectors()).buffer
 
 
@@ -574,14 +578,14 @@ def test_programs_that_differ_in_form_are_refused() -> None:
     with pytest.raises(
         ValueError, match=r"^b: 'forward' returns \[1, 8\], \[1, 8\], and that of a returns \[1, 8\]; give"
     ):
-        compare(_doubled(nn.Linear(8, 8)), _doubled(_Twice()), vectors())
+        compare(_export_to_bytes(nn.Linear(8, 8)), _export_to_bytes(_Twice()), vectors())
     with pytest.raises(ValueError, match=r"^a: must be an ExportResult or a program \(.*\), got int$"):
         compare(3, export_small(INT8), images())  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"^samples\[0\] has 2 tensors, the program takes 1 \(x: float32"):
         compare(export_small(INT8).buffer, export_small(INT8).buffer, [{"a": MIXED[0], "b": MIXED[1]}])
 
 
-# -- what it shows, and what it refuses ------------------------------------------------------------------------------
+# -- output formats and invalid arguments ------------------------------------------------------------------------------
 
 
 def test_text_html_frame_and_json() -> None:
@@ -601,7 +605,7 @@ def test_text_html_frame_and_json() -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_samples_that_are_no_numbers(value: float) -> None:
+def test_samples_with_nan_or_infinity_raise(value: float) -> None:
     found = export_small(FP).compare([(torch.full((1, 3, 8, 8), value),)], progress=False)
     assert math.isnan(found.sqnr)
     assert math.isnan(found.outputs[0].gap.max_error if found.outputs[0].gap is not None else 0)
@@ -628,7 +632,7 @@ def _names(found: Comparison) -> list[str]:
     return [layer.name for layer in found.layers]
 
 
-def test_what_is_exact_is_infinity_in_json() -> None:
+def test_sqnr_of_an_exact_program_is_infinity_in_json() -> None:
     found = export_mixed(INT8).compare([MIXED], workers=1)
     assert found.sqnr == math.inf
     assert "exact" in str(found)
@@ -638,14 +642,14 @@ def test_what_is_exact_is_infinity_in_json() -> None:
     assert to_jsonable([-math.inf, math.nan, 1.5]) == ["-Infinity", "NaN", 1.5]
 
 
-def test_a_model_without_layers_asked_for() -> None:
+def test_option_layers_false_compares_only_outputs() -> None:
     found = export_small(INT8).compare(images(), layers=False, workers=1)
     assert found.layers == ()
     assert found.outputs == export_small(INT8).compare(images(), workers=1).outputs
 
 
 @pytest.mark.parametrize("model", [Small, Counting])
-def test_layers_of_the_first_samples(model: type[nn.Module]) -> None:
+def test_option_layers_limits_the_samples_of_layers(model: type[nn.Module]) -> None:
     samples = images() if model is Small else vectors()
     result = export(model().eval(), ExportRecipe.get_recipe(INT8), samples)
     found, everything = result.compare(samples, layers=2, workers=1), result.compare(samples, workers=1)
@@ -655,8 +659,8 @@ def test_layers_of_the_first_samples(model: type[nn.Module]) -> None:
     assert ", 2 samples" in str(found)
 
 
-def test_what_a_layer_alone_does_to_the_output() -> None:
-    """The last one is the output; the effect of another is that of a model with this layer's numbers."""
+def test_effect_of_one_layer_on_the_output() -> None:
+    """The effect is the output error of a float model with only this layer quantized."""
     found = export_small(INT8).compare(images(), workers=1)
     own = {layer.module or layer.name: layer.isolated for layer in found.layers}
     head, mean = own["head"], own["mean"]
@@ -675,7 +679,7 @@ def test_what_a_layer_alone_does_to_the_output() -> None:
     assert mean.output == pytest.approx(expected, abs=0.01)
 
 
-def test_a_delegate_that_is_not_its_graph_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_delegate_that_differs_from_its_tosa_graph_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     run, result = reference.run, export_small(U85)
     monkeypatch.setattr(reference, "run", lambda *given: [np.array(array) ^ 1 for array in run(*given)])
     (note,) = [x for x in result.compare(images(), workers=1).notes if "int16 for a" not in x]
@@ -706,7 +710,7 @@ WRONG: list[Arguments] = [
 
 
 @pytest.mark.parametrize(("samples", "options", "message"), WRONG)
-def test_arguments_that_cannot_be_used(samples: Any, options: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_raise(samples: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         export_small(INT8).compare(samples, **options)
 
@@ -725,7 +729,7 @@ def test_a_model_that_was_changed_is_refused() -> None:
         result.compare(images())
 
 
-def test_a_machine_without_a_compiler_says_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_a_compiler_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     def none() -> None:
         raise RuntimeUnavailable("no C++ compiler")
 

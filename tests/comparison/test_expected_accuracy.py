@@ -70,7 +70,7 @@ def test_forms_of_labels(samples: Any, labels: Any) -> None:
     assert (accuracy.reference, accuracy.items) == (0.75, 16)
 
 
-def test_items_that_fill_the_last_batch_of_a_loader_do_not_count() -> None:
+def test_padding_of_the_last_batch_does_not_count() -> None:
     loader = DataLoader(TensorDataset(INPUTS, LABELS), batch_size=5)
     accuracy: Any = _export(loader, labels=True).report.accuracy
     assert (accuracy.reference, accuracy.items) == (0.75, 16)
@@ -85,13 +85,13 @@ def test_a_metric() -> None:
 
 
 @pytest.mark.parametrize("recipe", [ArmRecipeType.TOSA_FP, ArmRecipeType.ETHOSU_U55_INT8])
-def test_other_targets(recipe: ArmRecipeType) -> None:
+def test_accuracy_on_float_and_ethosu_targets(recipe: ArmRecipeType) -> None:
     accuracy: Any = _export(PAIRS, recipe, labels=True).report.accuracy
     assert accuracy.reference == 0.75
     assert recipe is not ArmRecipeType.TOSA_FP or accuracy.drop == 0
 
 
-def test_the_page_answers_with_the_accuracy() -> None:
+def test_the_page_states_the_accuracy() -> None:
     result = _export(PAIRS, labels=True)
     text = result.report.page().text
     assert "75.00 % of the floating-point model" in text

@@ -20,7 +20,7 @@ def schemas() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", sorted(KERNELS))
-def test_schema(name: str, schemas: dict[str, str]) -> None:
+def test_arguments_of_a_record_are_those_of_the_schema(name: str, schemas: dict[str, str]) -> None:
     assert find_kernel(name).arguments == schemas[name]
 
 
@@ -32,6 +32,6 @@ def test_each_operator_has_a_kernel(schemas: dict[str, str]) -> None:
     assert set(schemas) == set(KERNELS)
 
 
-def test_an_unknown_kernel() -> None:
+def test_an_unknown_kernel_raises() -> None:
     with pytest.raises(KeyError, match="quantized_tan"):
         find_kernel("quantized_tan")

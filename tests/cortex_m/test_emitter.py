@@ -1,4 +1,4 @@
-"""The emitter chooses kernels that compute what is asked, within their limits."""
+"""The emitter writes a transpose as kernel calls within the limits of the kernels."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _program(shape: tuple[int, ...]) -> torch.fx.GraphModule:
         ((2, 3, 4, 5), (3, 1, 0, 2)),
     ],
 )
-def test_transpose(isa: Isa, shape: tuple[int, ...], order: Layout) -> None:
+def test_transpose_within_the_limits_of_its_kernel(isa: Isa, shape: tuple[int, ...], order: Layout) -> None:
     module = _program(shape)
     x, output = module.graph.nodes
     emitter = Emitter(module, isa)

@@ -1,4 +1,4 @@
-"""Whole graphs become kernels: random chains of operators, executed by ExecuTorch's runtime; what stays in float."""
+"""Whole graphs become kernels: random chains of operators in ExecuTorch's runtime; operators that stay in float."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _view(draw: random.Random, x: Tensor) -> Callable[[Tensor], Tensor]:
     return draw.choice([lambda x: x.unsqueeze(start), lambda x: x.flatten(start), lambda x: x.squeeze(start)])
 
 
-def _part(draw: random.Random, x: Tensor) -> Callable[[Tensor], Tensor]:
+def _slice(draw: random.Random, x: Tensor) -> Callable[[Tensor], Tensor]:
     dim = draw.randrange(x.dim())
     index = draw.randrange(x.shape[dim])
     return draw.choice(
@@ -80,7 +80,7 @@ def _part(draw: random.Random, x: Tensor) -> Callable[[Tensor], Tensor]:
     )
 
 
-def _join(draw: random.Random, x: Tensor) -> Callable[[Tensor], Tensor]:
+def _concatenate(draw: random.Random, x: Tensor) -> Callable[[Tensor], Tensor]:
     dim = draw.randrange(x.dim())
     return draw.choice(
         [
@@ -117,7 +117,20 @@ def _function(draw: random.Random, x: Tensor) -> Any:
 
 
 _STEPS: list[Step] = [
-    *(_conv, _conv, _transposed_conv, _linear, _pool, _permute, _view, _part, _join, _reduce, _combine, _function)
+    *(
+        _conv,
+        _conv,
+        _transposed_conv,
+        _linear,
+        _pool,
+        _permute,
+        _view,
+        _slice,
+        _concatenate,
+        _reduce,
+        _combine,
+        _function,
+    )
 ]
 
 
@@ -162,7 +175,7 @@ _GRAPHS = 30
 
 @pytest.mark.parametrize("number", range(_GRAPHS))
 def test_random_graphs(number: int, pytestconfig: pytest.Config) -> None:
-    """The runtime gives the bits of the kernels in Python, and operators that stay in float read the right numbers."""
+    """The runtime equals the kernels in Python bit by bit, and the quantized graph to a few steps."""
     numbers = range(number, 10 * _GRAPHS, _GRAPHS) if pytestconfig.getoption("verify") else [number]
     for case in map(_draw_case, numbers):
         lowered = lower(quantize(case), case.isa)
@@ -171,8 +184,8 @@ def test_random_graphs(number: int, pytestconfig: pytest.Config) -> None:
         lowered.check_run_here(case.sample())
 
 
-def test_a_refused_operator_in_the_middle() -> None:
-    """It computes in float between casts, with its reason; its neighbors are kernels."""
+def test_a_refused_operator_between_kernels() -> None:
+    """The operator computes in float between casts and has a reason; its neighbors are kernels."""
     pool = nn.MaxPool2d(2, dilation=2)
     case = Case("", nn.Sequential(nn.Conv2d(3, 4, 3), pool, nn.Conv2d(4, 2, 1)), [(1, 3, 8, 8)])
     lowered = lower(quantize(case))
@@ -202,7 +215,7 @@ class _Streaming(nn.Module):
 
 
 class _Recurrent(nn.Module):
-    """A state of floating-point numbers that each call computes anew."""
+    """A floating-point state that each call updates."""
 
     state: Tensor
 
@@ -239,7 +252,7 @@ class _Attention(nn.Module):
 
 
 class _Embedded(nn.Module):
-    """Embeddings of integer inputs, and rows that they choose."""
+    """Embeddings of integer tokens, and rows of another input that the tokens select."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -263,7 +276,7 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[tuple[int, ...], ...], i
 
 @pytest.mark.parametrize("name", MODULES)
 def test_modules(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three calls of an exported program give the bits of its kernels in Python, a few steps from the graph."""
+    """Three calls of an exported program equal its kernels in Python, and the quantized graph to a few steps."""
     make, shapes, steps = MODULES[name]
     integers = (_TOKENS,) if make is _Embedded else ()
     programs: list[ExportedProgram] = []

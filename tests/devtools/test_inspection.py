@@ -31,14 +31,14 @@ from tests.small_models import AttentionBlock, Small, Sorting, images, vectors
 
 FP, INT8, A16W8 = ArmRecipeType.TOSA_FP, ArmRecipeType.TOSA_INT8, ArmRecipeType.TOSA_A16W8
 U55, U85, VGF = ArmRecipeType.ETHOSU_U55_INT8, ArmRecipeType.ETHOSU_U85_INT8, ArmRecipeType.VGF_FP
-#: What the CPU and delegates of floating point may differ by, in dB.
-_ROUNDING = 100.0
-#: One step of int8 here and there.
-_STEPS = 35.0
+#: Minimum SQNR in dB between PyTorch and delegates of floating point.
+_FLOAT_SQNR = 100.0
+#: Minimum SQNR in dB if some elements differ by one int8 step.
+_INT8_SQNR = 35.0
 
 
 class Branches(nn.Module):
-    """A condition on data, which is a COND_IF where a target has it."""
+    """A condition on data; on targets with control flow, it is a COND_IF."""
 
     def forward(self, x: Tensor) -> Tensor:
         """One of two."""
@@ -46,7 +46,7 @@ class Branches(nn.Module):
 
 
 class Joined(nn.Module):
-    """A CONCAT, which an NPU writes in parts, and inputs by name of which one is a number."""
+    """A CONCAT, whose operands an NPU writes in place, and keyword inputs, one of them a number."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,11 +67,11 @@ def _exported(model: nn.Module, kind: ArmRecipeType, samples: Any, **options: An
     return export(model.eval(), ExportRecipe.get_recipe(kind, **options), samples)
 
 
-def _inside(inspector: Inspector) -> list[Any]:
+def _delegated_events(inspector: Inspector) -> list[Any]:
     return [event for block in inspector.event_blocks for event in block.events if event.is_delegated_op]
 
 
-def _gaps(inspector: Inspector, metric: str = "SNR") -> pd.DataFrame:
+def _numeric_gaps(inspector: Inspector, metric: str = "SNR") -> pd.DataFrame:
     return inspector.calculate_numeric_gap(metric)
 
 
@@ -111,7 +111,7 @@ def test_the_cpu_has_handles_of_the_same_program() -> None:
 
 
 def test_executorch_s_own_flow_keeps_handles_apart() -> None:
-    """There ExecuTorch numbers what is left on the CPU, from 1 on."""
+    """In this flow, ExecuTorch numbers the operators on the CPU, from 1 on."""
     program = torch.export.export(Sorting().eval(), vectors()[0])
     partitioner = TOSAPartitioner(TosaCompileSpec("TOSA-1.0+FP"), [lambda node: "topk" in node.name])
     manager = to_edge_transform_and_lower(program, partitioner=[partitioner]).to_executorch()
@@ -128,15 +128,22 @@ def test_executorch_s_own_flow_keeps_handles_apart() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "least"),
-    [(FP, _ROUNDING), (INT8, _STEPS), (A16W8, _STEPS), (U55, _STEPS), (U85, _STEPS), (VGF, _ROUNDING)],
+    [
+        (FP, _FLOAT_SQNR),
+        (INT8, _INT8_SQNR),
+        (A16W8, _INT8_SQNR),
+        (U55, _INT8_SQNR),
+        (U85, _INT8_SQNR),
+        (VGF, _FLOAT_SQNR),
+    ],
     ids=lambda value: getattr(value, "name", ""),
 )
 def test_layers_are_what_pytorch_computes(kind: ArmRecipeType, least: float) -> None:
     result = _exported(AttentionBlock(), kind, SAMPLES)
     inspector = result.inspector(*SAMPLES[1])
-    gaps = _gaps(inspector)
+    gaps = _numeric_gaps(inspector)
     assert _worst(gaps) > least
-    inside = [event for event in _inside(inspector) if event.debug_data]
+    inside = [event for event in _delegated_events(inspector) if event.debug_data]
     assert len(inside) >= (0 if kind is VGF else 12)
     assert {"conv2d", "layer_norm"} <= set(itertools.chain.from_iterable(gaps["aot_ops"]))
     traces = [trace for found in gaps["stacktraces"] for trace in found.values() if trace]
@@ -146,26 +153,26 @@ def test_layers_are_what_pytorch_computes(kind: ArmRecipeType, least: float) -> 
 @pytest.mark.parametrize("kind", [INT8, U55, U85], ids=lambda kind: kind.name)
 def test_integers_without_rounding_differences_are_exact(kind: ArmRecipeType) -> None:
     result = _exported(Small(), kind, images())
-    gaps = _gaps(result.inspector(*images()[0]))
+    gaps = _numeric_gaps(result.inspector(*images()[0]))
     assert len(gaps) == 5
     assert _worst(gaps) == math.inf
 
 
-def test_a_layer_that_differs_is_found() -> None:
-    """The program is another one than PyTorch's from the linear layer on."""
+def test_a_differing_layer_is_detected() -> None:
+    """From the linear layer on, the program differs from PyTorch's."""
     result = _exported(Small(), FP, images())
     with torch.no_grad():
         result.exported_programs["forward"].state_dict["head.weight"].mul_(1.5)
-    gaps = _gaps(result.inspector(*images()[0]))
+    gaps = _numeric_gaps(result.inspector(*images()[0]))
     found = {names[-1]: gap[0] for names, gap in zip(gaps["aot_ops"], gaps["gap"], strict=True)}
     assert found.pop("linear") < 20
-    assert min(found.values()) > _ROUNDING
+    assert min(found.values()) > _FLOAT_SQNR
 
 
 @pytest.mark.parametrize("kind", [U55, U85], ids=lambda kind: kind.name)
-def test_cycles_of_layers_are_vela_s(kind: ArmRecipeType) -> None:
+def test_cycles_of_layers_are_velas_estimates(kind: ArmRecipeType) -> None:
     result = _exported(AttentionBlock(), kind, SAMPLES)
-    inside = [event for event in _inside(result.inspector(*SAMPLES[0])) if event.perf_data is not None]
+    inside = [event for event in _delegated_events(result.inspector(*SAMPLES[0])) if event.perf_data is not None]
     figures = [delegate.vela for delegate in result.report.delegates if delegate.vela is not None]
     known = [event.delegate_debug_metadatas for event in inside]
     assert sum(entry["cycles"] for entry in known) == sum(each.total_cycles for each in figures)
@@ -181,84 +188,84 @@ def test_cycles_of_layers_are_vela_s(kind: ArmRecipeType) -> None:
 def test_several_delegates_and_the_cpu_between_them() -> None:
     result = _exported(Sorting(), U85, vectors())
     inspector = result.inspector(*vectors()[0])
-    gaps = _gaps(inspector)
+    gaps = _numeric_gaps(inspector)
     assert [names[0] for names in gaps["aot_ops"]].count("linear") == 1
     assert _worst(gaps) == math.inf
     assert {event.name for block in inspector.event_blocks for event in block.events} >= {"native_call_topk.values"}
 
 
-def test_integers_as_inputs_are_those_of_the_program() -> None:
+def test_inspector_takes_float_or_quantized_inputs() -> None:
     result = _exported(Small(), U85, images(), quantized_io=True)
     (x,) = images()[0]
     for given in (x, result.inputs[0].quantize(x)):
-        gaps = _gaps(result.inspector(given))
+        gaps = _numeric_gaps(result.inspector(given))
         assert _worst(gaps) == math.inf
         assert len(gaps) == 3
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("kind", [FP, U55, U85], ids=lambda kind: kind.name)
-def test_what_is_written_in_parts(kind: ArmRecipeType, layout: torch.memory_format) -> None:
+def test_operands_that_are_written_into_a_concat(kind: ArmRecipeType, layout: torch.memory_format) -> None:
     sample = Inputs(images()[0][0].to(memory_format=layout), scale=0.5, mask=None)
-    gaps = _gaps(_exported(Joined(), kind, [sample]).inspector(sample))
-    assert _worst(gaps) > (_ROUNDING if kind is FP else _STEPS)
+    gaps = _numeric_gaps(_exported(Joined(), kind, [sample]).inspector(sample))
+    assert _worst(gaps) > (_FLOAT_SQNR if kind is FP else _INT8_SQNR)
     found = set(itertools.chain.from_iterable(gaps["aot_ops"]))
     assert {"conv2d", "cat", "conv2d_1"} <= found
-    # ETDump does not tell that the CPU's result is channels_last: nothing is said in place of something wrong.
+    # ETDump lacks the memory format of the CPU's result: it is left out, since its order may be wrong.
     assert ("quantize_per_tensor_default" in found) == (kind is not FP and layout is torch.contiguous_format)
 
 
 @pytest.mark.verify
-def test_delegates_of_others_beside_ours() -> None:
+def test_delegates_of_xnnpack_beside_ours() -> None:
     xnnpack = ExportRecipe.get_recipe(XNNPackRecipeType.PT2E_INT8_STATIC_PER_CHANNEL)
     recipe = ExportRecipe.combine([ExportRecipe.get_recipe(INT8), xnnpack])
-    gaps = _gaps(export(Sorting().eval(), recipe, vectors()).inspector(*vectors()[0]))
+    gaps = _numeric_gaps(export(Sorting().eval(), recipe, vectors()).inspector(*vectors()[0]))
     assert _worst(gaps) == math.inf
 
 
-def test_sizes_are_methods_of_their_own() -> None:
+def test_each_input_size_is_a_method() -> None:
     samples = {"batch": [1, 2]}
     shapes = ({0: torch.export.Dim("batch")},)
     result = export(Small().eval(), ExportRecipe.get_recipe(FP), images(), dynamic_shapes=shapes, sizes=samples)
     with pytest.raises(ValueError, match="no method 'forward'; the program has: "):
         result.inspector(*images()[0], method="forward")
-    assert _worst(_gaps(result.inspector(*images()[0], method=result.report.methods[0].name))) > _ROUNDING
+    assert _worst(_numeric_gaps(result.inspector(*images()[0], method=result.report.methods[0].name))) > _FLOAT_SQNR
 
 
 def test_types_that_etdump_lacks() -> None:
     class Halves(nn.Module):
-        """Real numbers of two bytes inside."""
+        """Computes in float16."""
 
         def forward(self, x: Tensor) -> Tensor:
             """Of real numbers."""
             return torch.tanh(x.half() * 2).float() + 1
 
     sample = torch.linspace(-1, 1, 8)
-    assert _worst(_gaps(_exported(Halves(), FP, [(sample,)]).inspector(sample))) > 60
+    assert _worst(_numeric_gaps(_exported(Halves(), FP, [(sample,)]).inspector(sample))) > 60
     result = _exported(nn.Tanh(), FP, [(sample.half(),)])
     with pytest.raises(ValueError, match=r"'forward' computes with torch\.float16 outside of delegates"):
         result.inspector(sample.half())
 
 
-def test_graphs_inside_of_operators_are_a_whole() -> None:
+def test_subgraphs_of_a_conditional_have_no_events() -> None:
     result = _exported(Branches(), FP, [(torch.ones(4),)], extensions=["cf"])
     assert "COND_IF" in result.report.delegates[0].tosa_operators
     inspector = result.inspector(torch.ones(4))
-    assert not [event for event in _inside(inspector) if event.debug_data]
-    assert _worst(_gaps(inspector)) > _ROUNDING
+    assert not [event for event in _delegated_events(inspector) if event.debug_data]
+    assert _worst(_numeric_gaps(inspector)) > _FLOAT_SQNR
 
 
 def test_a_run_leaves_the_model_as_it_was() -> None:
     result = _exported(AttentionBlock(), FP, SAMPLES)
     for _ in range(2):
-        assert _worst(_gaps(result.inspector(*SAMPLES[0]))) > _ROUNDING
+        assert _worst(_numeric_gaps(result.inspector(*SAMPLES[0]))) > _FLOAT_SQNR
     assert result.exported_programs["forward"].state_dict["calls"].item() == 0
 
 
-def test_another_method() -> None:
+def test_inspection_of_another_method() -> None:
     models = {"encode": Small().eval(), "decode": Sorting().eval()}
     result = export(models, ExportRecipe.get_recipe(INT8), {"encode": images(), "decode": vectors()})
-    gaps = _gaps(result.inspector(*vectors()[0], method="decode"))
+    gaps = _numeric_gaps(result.inspector(*vectors()[0], method="decode"))
     assert "linear_1" in set(itertools.chain.from_iterable(gaps["aot_ops"]))
     with pytest.raises(ValueError, match="no method 'forward'; the program has: encode, decode"):
         result.inspector(*vectors()[0], method="forward")
@@ -286,8 +293,8 @@ def test_files_are_what_executorch_reads(tmp_path: Path) -> None:
         debug_buffer_path=str(tmp_path / "model.debug.bin"),
         etrecord=str(tmp_path / "model.etrecord"),
     )
-    assert _worst(_gaps(inspector)) > _STEPS
-    event = next(event for event in _inside(inspector) if event.perf_data is not None)
+    assert _worst(_numeric_gaps(inspector)) > _INT8_SQNR
+    event = next(event for event in _delegated_events(inspector) if event.perf_data is not None)
     assert json.loads(event.raw_delegate_debug_metadatas[0])["cycles"] > 0
 
 
@@ -348,7 +355,7 @@ def test_two_exports_give_the_same_bytes(tmp_path: Path) -> None:
         assert found[0] == found[1]
 
 
-# Their parts.
+# Layers and layouts.
 
 
 def test_any_tensor_of_a_tosa_graph_can_leave_it() -> None:
@@ -374,16 +381,16 @@ def test_any_tensor_of_a_tosa_graph_can_leave_it() -> None:
         lambda x: x.reshape(-1),
     ],
 )
-def test_layouts_are_found(stored: Any) -> None:
+def test_layout_of_a_stored_tensor_is_detected(stored: Any) -> None:
     x = np.random.default_rng(0).normal(size=(2, 2, 3, 4))
     assert np.array_equal(choose_layout([stored(x)], x), x)
 
 
-# What ExecuTorch's tools cannot hold, and what they can.
+# Limits of ExecuTorch's tools.
 
 
 class Returning(nn.Module):
-    """Returns something beside a tensor."""
+    """Returns a tensor and another value."""
 
     def __init__(self, more: Any) -> None:
         super().__init__()
@@ -421,7 +428,7 @@ def test_results_that_cannot_be_bundled(more: Any, message: str, tmp_path: Path)
     assert not list(tmp_path.iterdir())
 
 
-def test_names_of_modules_and_numbers_do_not_matter() -> None:
+def test_special_module_names_and_number_inputs() -> None:
     names = ["a b", "</script>", "ünï"]
 
     class Named(nn.Module):
@@ -436,11 +443,11 @@ def test_names_of_modules_and_numbers_do_not_matter() -> None:
             return x
 
     result = _exported(Named(), FP, [(x, 2) for (x,) in vectors()])
-    assert _worst(_gaps(result.inspector(*vectors()[0], 2))) > _ROUNDING
+    assert _worst(_numeric_gaps(result.inspector(*vectors()[0], 2))) > _FLOAT_SQNR
 
 
 class Halves(nn.Module):
-    """The second half of a concatenation is known before the first."""
+    """Computes the second half of a concatenation before the first."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Both."""
@@ -448,6 +455,6 @@ class Halves(nn.Module):
 
 
 @pytest.mark.parametrize("kind", [U55, U85], ids=lambda kind: kind.name)
-def test_parts_that_are_written_in_another_order(kind: ArmRecipeType) -> None:
+def test_concat_operands_that_are_written_in_reverse_order(kind: ArmRecipeType) -> None:
     result = _exported(Halves(), kind, images())
-    assert _worst(_gaps(result.inspector(*images()[0]))) > _STEPS
+    assert _worst(_numeric_gaps(result.inspector(*images()[0]))) > _INT8_SQNR

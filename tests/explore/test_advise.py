@@ -1,4 +1,4 @@
-"""Advice: every figure is what an export with that change gives, and only what is better is told."""
+"""Advice: figures equal those of an export with the change, and only improvements are listed."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _cost(result: ExportResult) -> Cost:
 
 
 @pytest.mark.parametrize("recipe", [U55, U85], ids=lambda recipe: recipe.name)
-def test_advice_is_what_an_export_with_the_change_gives(recipe: ArmRecipeType) -> None:
+def test_advice_equals_an_export_with_the_change(recipe: ArmRecipeType) -> None:
     result = _export(recipe, optimise="performance")
     advice = result.advice()
     assert advice.tried > len(advice) > 1 or recipe is U55
@@ -74,19 +74,19 @@ def test_advice_is_what_an_export_with_the_change_gives(recipe: ArmRecipeType) -
     assert "<table>" in advice._repr_html_()
 
 
-def test_what_is_there_already_is_not_tried() -> None:
+def test_changes_that_the_recipe_contains_are_not_tried() -> None:
     advice = _export(U55, extra_flags=["--optimise=Size"], memory_mode="Sram_Only").advice()
     assert not any("optimise" in item.change or "Sram_Only" in item.change for item in advice)
 
 
-def test_scales_per_tensor_hold_the_weights() -> None:
+def test_per_tensor_scales_do_not_clip_weights() -> None:
     model = Odd().eval()
     program = export(model, ExportRecipe.get_recipe(U55), SAMPLES, progress=False).exported_programs["forward"]
     changed = use_per_tensor_scales(program)
     assert changed is not None
     targets = [str(node.target) for node in changed.graph.nodes]
     assert not any("per_channel" in target for target in targets)
-    # Weights and biases of three layers; the program keeps its own.
+    # Weights and biases of three layers change in the copy.
     (before, after) = ({**each.state_dict, **each.constants} for each in (program, changed))
     assert len([name for name in before if not before[name].equal(after[name])]) == 6
     expected, found = (each.module(check_guards=False)(*SAMPLES[0]) for each in (program, changed))
@@ -107,13 +107,13 @@ def test_scales_per_tensor_hold_the_weights() -> None:
         (Cost(101, 100, 0, -5), False, False),
     ],
 )
-def test_what_saves_and_costs_is_a_trade_off(then: Cost, better: bool, trade_off: bool) -> None:
+def test_costs_that_fall_and_rise_are_a_trade_off(then: Cost, better: bool, trade_off: bool) -> None:
     scale = 1000 if then.cycles > 1000 else 1
     item = Advice("x", Cost(100 * scale, 100 * scale, 0, 0), then)
     assert (item.is_better, item.is_trade_off, item.saves) == (better, trade_off, better or trade_off)
 
 
-def test_trade_offs_stand_apart() -> None:
+def test_trade_offs_are_a_section() -> None:
     now = Cost(100, 100, 0, 0)
     advice = AdviceList((Advice("a", now, Cost(90, 100, 0, 0)), Advice("b", now, Cost(128, 50, 0, 0))), 3)
     better, trade_offs = (section for section in advice.sections())
@@ -131,17 +131,17 @@ def test_constants_that_a_memory_mode_places_in_sram_count_as_sram() -> None:
     assert 0 <= _cost(result).sram_bytes - vela.sram_bytes - vela.constant_bytes < 32
 
 
-def test_no_advice_says_so() -> None:
+def test_an_empty_list_of_advice_says_so() -> None:
     assert str(AdviceList((), 3, ("x: why",))) == "0 of 3 changes lower the cost\n  none\nNotes\n  x: why"
 
 
-def test_other_recipes_have_none() -> None:
+def test_advice_for_other_recipes_raises() -> None:
     result = export(Small().eval(), ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8), images(), progress=False)
     with pytest.raises(ValueError, match="advice is for programs of Ethos-U recipes"):
         result.advice()
 
 
-def test_nothing_to_advise_about() -> None:
+def test_advice_for_a_program_without_delegates_raises() -> None:
     result = export(torch.nn.Identity(), ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U85_INT8), images())
     with pytest.raises(ValueError, match="this program has none: see report"):
         result.advice()

@@ -29,7 +29,7 @@ def result() -> Sweep:
         )
 
 
-def test_npu_or_not_is_one_sweep(result: Sweep) -> None:
+def test_one_sweep_has_npus_and_cortex_m_processors(result: Sweep) -> None:
     assert [row.target for row in result.rows] == ["ethos-u55-128", "cortex-m4", "cortex-m55"]
     npu, m4, m55 = (row.estimates for row in result.rows)
     assert npu is not None
@@ -52,14 +52,14 @@ def test_a_row_has_the_figures_of_an_export(result: Sweep) -> None:
     assert row.estimates.flash_bytes == report.program_bytes
 
 
-def test_a_row_without_time_is_shown_and_drawn(result: Sweep) -> None:
+def test_a_row_without_milliseconds_is_printed_and_plotted(result: Sweep) -> None:
     line = next(line for line in str(result).splitlines() if "cortex-m55" in line)
     assert "CORTEX_M_INT8" in line
     assert result.rows[2] not in result.pareto("milliseconds")
     result.plot()
 
 
-def test_without_cpus_the_processor_is_the_recipes() -> None:
+def test_default_processor_is_that_of_the_recipe() -> None:
     (configuration,) = list_processors(None, FIXED)
     assert configuration.processor.cpu == "cortex-m55"
 
@@ -77,6 +77,6 @@ def test_invalid_processors_are_errors(cpus: Any, message: str) -> None:
         list_processors(cpus, FIXED)
 
 
-def test_cpus_need_their_recipe() -> None:
+def test_cpus_need_the_cortex_m_recipe() -> None:
     with pytest.raises(ValueError, match="cpus: they belong to the recipe CORTEX_M_INT8"):
         sweep(Small().eval(), ["ETHOSU_U55_INT8"], images(), cpus="cortex-m4")

@@ -1,4 +1,4 @@
-"""2:4 structured sparsity: masks in the NPU's order; zeros stay zeros in the program; what the NPU makes of them."""
+"""2:4 structured sparsity: masks in the NPU's order, zeros in the program, and cycles of sparse weights."""
 
 from __future__ import annotations
 
@@ -115,8 +115,8 @@ def test_layers_that_are_not_pruned() -> None:
 
 
 @pytest.mark.parametrize("macs", [256, 1024])
-def test_advice_is_what_pruning_gives(macs: int) -> None:
-    """The emulator decodes the sparse weights, at 1024 MACs in the fast encoding of several cores, too."""
+def test_advice_equals_an_export_of_the_pruned_model(macs: int) -> None:
+    """The emulator decodes the sparse weights. At 1024 MACs they have the fast encoding for several cores."""
     model, samples = Pruned().eval(), [(x[:1],) for (x,) in SAMPLES]
     pruned = copy.deepcopy(model)
     for name, mask in compute_sparsity_masks(pruned, samples).items():
@@ -133,7 +133,7 @@ def test_advice_is_what_pruning_gives(macs: int) -> None:
     assert "2:4 sparse weights: the weights are 2:4 sparse already" in sparse.advice().notes
 
 
-def test_advice_says_why_nothing_is_gained() -> None:
+def test_advice_without_gain_names_the_reason() -> None:
     small = export(Small().eval(), ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U85_INT8), images(), progress=False)
     assert prune_weights(small.exported_programs["forward"]) is None
     assert any("no convolution or linear layer has 16 or more input channels" in note for note in small.advice().notes)

@@ -1,4 +1,4 @@
-"""``sweep``: estimates beside those of exports, errors as rows, what is kept, a cluster, text and picture."""
+"""``sweep``: estimates, failures as rows, cache, parallel backends, boards, text and plot."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ EIGHT: dict[str, Any] = {
 
 
 class Masking(nn.Module):
-    """BITWISE_AND, which an Ethos-U55 has not."""
+    """BITWISE_AND, which Ethos-U55 lacks."""
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """The bits that both have."""
+        """Return the bits that both have."""
         return torch.bitwise_and(x, y)
 
 
@@ -51,19 +51,21 @@ def eight() -> Sweep:
         return sweep(Small().eval(), None, images(), **EIGHT)
 
 
-def _found(result: Sweep) -> list[tuple[str, str, str]]:
+def _list_configurations(result: Sweep) -> list[tuple[str, str, str]]:
     return [(row.target, row.system_config, row.memory_mode) for row in result.rows]
 
 
 def test_every_possible_combination_has_a_row(eight: Sweep) -> None:
     npus = [("ethos-u55", 128, U55), ("ethos-u55", 256, U55), ("ethos-u85", 128, U85), ("ethos-u85", 256, U85)]
     modes = EIGHT["memory_modes"]
-    assert _found(eight) == [(f"{family}-{macs}", system, mode) for family, macs, system in npus for mode in modes]
+    assert _list_configurations(eight) == [
+        (f"{family}-{macs}", system, mode) for family, macs, system in npus for mode in modes
+    ]
     assert [row.error for row in eight.rows] == [None] * 8
     assert {row.recipe for row in eight.rows} == {"ETHOSU_U55_INT8", "ETHOSU_U85_INT8"}
 
 
-def test_defaults_are_all_that_vela_has() -> None:
+def test_default_configurations_are_all_npus_and_memory_modes() -> None:
     found = _configurations(None)
     assert {c.spec.accelerator for c in found} == {npu.name for npu in vela_config.list_npus()}
     assert {c.spec.memory_mode for c in found} == set(
@@ -115,7 +117,7 @@ def test_figures_are_those_of_an_export(eight: Sweep, index: int) -> None:
     assert row.accuracy == pytest.approx(sqnr(expected, outputs), abs=1e-3)
 
 
-def test_forms_are_chosen_for_each_configuration() -> None:
+def test_alternatives_are_chosen_for_each_configuration() -> None:
     model = nn.Sequential(nn.MaxPool2d(13, 1, 6), nn.Conv2d(3, 8, 3)).eval()
     samples = [(torch.rand(1, 3, 24, 24),) for _ in range(2)]
     one: dict[str, Any] = {"macs": 256, "system_configs": U85, "memory_modes": "Sram_Only"}
@@ -140,15 +142,15 @@ def test_precisions_differ_in_accuracy() -> None:
     recipes: list[ArmRecipeType | str] = [ArmRecipeType.ETHOSU_U85_INT8, "ethosu_u85_a16w8"]
     with joblib.parallel_config(n_jobs=1):
         result = sweep(Small().eval(), recipes, images(), **narrow)
-    bytes_wide, words = result.rows
-    assert (bytes_wide.recipe, words.recipe) == ("ETHOSU_U85_INT8", "ETHOSU_U85_A16W8")
-    assert words.accuracy is not None
-    assert bytes_wide.accuracy is not None
-    assert words.accuracy > bytes_wide.accuracy + 5
-    assert words.estimates != bytes_wide.estimates
+    int8, a16w8 = result.rows
+    assert (int8.recipe, a16w8.recipe) == ("ETHOSU_U85_INT8", "ETHOSU_U85_A16W8")
+    assert a16w8.accuracy is not None
+    assert int8.accuracy is not None
+    assert a16w8.accuracy > int8.accuracy + 5
+    assert a16w8.estimates != int8.estimates
 
 
-def test_delegates_add_up_and_the_cpu_is_counted() -> None:
+def test_a_row_adds_delegates_and_counts_cpu_operators() -> None:
     chosen = {"macs": 256, "system_config": U85, "memory_mode": "Shared_Sram"}
     recipe = ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U85_INT8, **chosen)
     delegates = export(Sorting().eval(), recipe, vectors()).report.delegates
@@ -172,7 +174,7 @@ def test_delegates_add_up_and_the_cpu_is_counted() -> None:
     assert row.cpu_operators == 1
 
 
-def test_state_begins_with_the_values_of_the_model() -> None:
+def test_state_starts_with_the_values_of_the_model() -> None:
     model = MovingAverage().eval()
     recipes = ["ETHOSU_U85_INT8", "ETHOSU_U85_A16W8"]
     with joblib.parallel_config(n_jobs=1):
@@ -204,10 +206,10 @@ def test_a_metric_gets_the_outputs_and_the_whole_sample() -> None:
     assert result.metric == "rank"
 
 
-# What fails.
+# Failures.
 
 
-def test_what_no_npu_operator_is_found_for_is_a_row_with_the_reason() -> None:
+def test_a_model_without_npu_operators_is_a_row_with_the_reason() -> None:
     samples = [(torch.arange(8, dtype=torch.int32), torch.full((8,), bits, dtype=torch.int32)) for bits in (3, 5)]
     with joblib.parallel_config(n_jobs=1):
         result = sweep(Masking().eval(), None, samples, macs=256, system_configs=[U55, U85], memory_modes="Sram_Only")
@@ -298,7 +300,7 @@ def test_a_model_in_training_mode_is_compiled_in_evaluation_mode(eight: Sweep) -
     assert model.training
 
 
-def test_samples_are_those_of_export() -> None:
+def test_missing_samples_and_several_models_raise() -> None:
     nothing: Any = None
     with pytest.raises(ValueError, match="samples is missing"):
         sweep(Small(), None, nothing, **EIGHT)
@@ -312,16 +314,16 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
         sweep(Small().eval(), None, images(), cache_dir=tmp_path / "file" / "below", **EIGHT)
 
 
-# What is kept.
+# Cache.
 
 
 @pytest.mark.verify
-def test_a_killed_sweep_goes_on(eight: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_sweep_continues_from_its_cache(eight: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ended = subprocess.run([sys.executable, "-m", __name__, str(tmp_path)], capture_output=True, text=True)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*.json")}
     assert len(before) == 3
-    compiled = _counted(monkeypatch)
+    compiled = _record_compilations(monkeypatch)
     with joblib.parallel_config(n_jobs=1):
         result = sweep(Small().eval(), None, images(), cache_dir=tmp_path, **EIGHT)
     assert result == eight
@@ -330,8 +332,8 @@ def test_a_killed_sweep_goes_on(eight: Sweep, tmp_path: Path, monkeypatch: pytes
     assert len(list(tmp_path.glob("*.json"))) == 8
 
 
-def _counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Targets that a sweep in this process compiles for, from now on."""
+def _record_compilations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Record the targets that sweeps of this process compile for."""
     from arm_recipes.explore.sweep import compile
 
     compiled = []
@@ -345,8 +347,8 @@ def _counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return compiled
 
 
-def test_what_changed_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled = _counted(monkeypatch)
+def test_changed_and_damaged_results_are_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = _record_compilations(monkeypatch)
     narrow: dict[str, Any] = {"macs": 256, "system_configs": U85, "cache_dir": tmp_path}
     other = Small().eval()
     nn.init.constant_(other.head.weight, 0.5)
@@ -371,7 +373,7 @@ def test_what_changed_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert len(compiled) == 4
 
 
-def test_outputs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outputs_are_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from arm_recipes.pipeline.artifact import Artifact
 
     narrow: dict[str, Any] = {"macs": 256, "system_configs": U85, "cache_dir": tmp_path}
@@ -390,7 +392,7 @@ def test_outputs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         (row, *_) = sweep(
             Small().eval(), "ETHOSU_U85_INT8", images(), metric=lambda outputs, sample: float(outputs.sum()), **narrow
         ).rows
-        assert len(runs) == 4  # a metric is not part of what is kept
+        assert len(runs) == 4  # cached outputs do not depend on the metric
         assert row.accuracy != first.rows[0].accuracy
         sweep(Small().eval(), "ETHOSU_U85_INT8", images(3), **narrow)
         assert len(runs) == 7
@@ -399,12 +401,12 @@ def test_outputs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 # In parallel.
 
 
-def test_processes_give_the_same(eight: Sweep) -> None:
+def test_processes_give_the_rows_of_one_process(eight: Sweep) -> None:
     with joblib.parallel_config(n_jobs=2):
         assert sweep(Small().eval(), None, images(), **EIGHT) == eight
 
 
-def test_a_backend_that_gives_results_at_the_end(eight: Sweep) -> None:
+def test_a_joblib_backend_without_generators(eight: Sweep) -> None:
     with joblib.parallel_config(backend="multiprocessing", n_jobs=1):
         assert sweep(Small().eval(), None, images(), **EIGHT) == eight
 
@@ -469,7 +471,7 @@ def test_all_boards_have_a_configuration() -> None:
     assert [found.board for found in list_configurations(None, varied, fixed, "all")] == list(BOARDS)
 
 
-# As text, frame and picture.
+# Text, data frame and plot.
 
 
 def _row(target: str, milliseconds: float, sram: int, **changed: Any) -> Row:
@@ -531,7 +533,7 @@ def test_json(eight: Sweep) -> None:
     assert read["metric"] == "SQNR in dB"
 
 
-def test_picture() -> None:
+def test_plot() -> None:
     figure = SWEEP.plot()
     points = [trace for trace in figure.data if trace.mode == "markers" and trace.yaxis == "y"]
     assert {(trace.name, trace.x, trace.y) for trace in points} == {
@@ -547,7 +549,7 @@ def test_picture() -> None:
     assert 'src="http' not in figure.to_html(include_plotlyjs=True)
 
 
-def test_picture_shows_dram_where_it_is_used(eight: Sweep) -> None:
+def test_plot_shows_dram_if_it_is_used(eight: Sweep) -> None:
     figure = eight.plot()
     titles = [axis.title.text for axis in figure.select_yaxes()]
     assert titles == ["RAM that a board needs (bytes)", "DRAM (bytes)", "flash (bytes)", "SQNR in dB"]
@@ -555,7 +557,7 @@ def test_picture_shows_dram_where_it_is_used(eight: Sweep) -> None:
     assert all(axis.showticklabels and axis.title.text == "time of an inference (ms)" for axis in axes)
 
 
-def test_picture_tells_npus_apart_without_many_colours(eight: Sweep) -> None:
+def test_plot_has_a_colour_per_npu_family_and_a_size_per_npu(eight: Sweep) -> None:
     markers = {
         trace.name: (trace.marker.color, trace.marker.size)
         for trace in eight.plot().data
@@ -566,7 +568,7 @@ def test_picture_tells_npus_apart_without_many_colours(eight: Sweep) -> None:
     assert len(set(markers.values())) == 4
 
 
-def test_what_a_picture_cannot_show(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plots_that_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="no numeric column 'target'"):
         SWEEP.plot(y=["target"])
     with pytest.raises(ValueError, match="no configuration has estimates"):
@@ -576,27 +578,27 @@ def test_what_a_picture_cannot_show(monkeypatch: pytest.MonkeyPatch) -> None:
         SWEEP.plot()
 
 
-def _killed(folder: str) -> None:
-    """A sweep that is killed as soon as it has kept three configurations."""
+def _run_killed_sweep(folder: str) -> None:
+    """Run a sweep that is killed after it has cached three configurations."""
     keep = result_store.ResultStore.save_estimates
 
-    def then_die(
+    def save_and_die(
         self: result_store.ResultStore, key: str, configuration: Configuration, estimates: ProgramEstimates
     ) -> None:
         keep(self, key, configuration, estimates)
         if len(list(Path(folder).glob("*.json"))) == 3:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    result_store.ResultStore.save_estimates = then_die  # type: ignore[method-assign]
+    result_store.ResultStore.save_estimates = save_and_die  # type: ignore[method-assign]
     with joblib.parallel_config(n_jobs=1):
         sweep(Small().eval(), None, images(), cache_dir=folder, **EIGHT)
 
 
 if __name__ == "__main__":
-    _killed(sys.argv[1])
+    _run_killed_sweep(sys.argv[1])
 
 
-def test_an_npu_that_quantizes_in_another_way_has_its_own_program() -> None:
+def test_npus_that_quantize_differently_have_separate_programs() -> None:
     torch.manual_seed(0)
     model, samples = ConstantHeads().eval(), [(torch.randn(4, 8, 8),) for _ in range(2)]
     recipes = ["ETHOSU_U55_INT8", "ETHOSU_U85_INT8"]

@@ -1,4 +1,4 @@
-"""``tune``: what it chooses, that it tells what is so, can go on, and that its recipe makes the program again."""
+"""``tune``: its choice and figures, continuation from its cache, and the export with its recipe."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ U85 = ArmRecipeType.ETHOSU_U85_INT8
 
 
 class Uneven(nn.Module):
-    """Its first part is dear and does not need int16; its last one is cheap and gains from it."""
+    """The first layers are expensive and do not need int16. The last ones are cheap and gain accuracy from it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,20 +58,20 @@ def tuned(folder: Path) -> Tuned:
     return tune(Uneven().eval(), _recipe(), _samples(), budget={"cycles": 1.2}, cache_dir=folder)
 
 
-def test_it_is_more_exact_within_the_budget(tuned: Tuned) -> None:
+def test_the_chosen_program_is_more_accurate_within_the_budget(tuned: Tuned) -> None:
     assert tuned.reached
     assert tuned.chosen.cost.value("cycles") <= 1.2 * tuned.base.cost.value("cycles")
     assert tuned.chosen.accuracy > tuned.base.accuracy + 2
     assert tuned.goal == f"cycles at most {1.2 * tuned.base.cost.value('cycles'):,.0f}"
 
 
-def test_figures_are_those_of_the_program(tuned: Tuned) -> None:
+def test_figures_equal_those_of_the_program(tuned: Tuned) -> None:
     (delegate,) = tuned.best.report.delegates
     assert delegate.vela is not None
     assert delegate.vela.total_cycles == tuned.chosen.cost.cycles
     model = Uneven().eval()
     signal = noise = 0.0
-    for (x,) in _samples()[3::4]:  # the others calibrated and chose
+    for (x,) in _samples()[3::4]:  # the test samples
         with torch.no_grad():
             right = model(x).double()
         signal += float(right.square().sum())
@@ -80,15 +80,15 @@ def test_figures_are_those_of_the_program(tuned: Tuned) -> None:
     assert tuned.verified == pytest.approx(tuned.chosen.accuracy, abs=1.5)
 
 
-def test_the_frontier_is_what_nothing_is_better_than(tuned: Tuned) -> None:
+def test_the_frontier_is_pareto_optimal(tuned: Tuned) -> None:
     for one, other in itertools.permutations(tuned.frontier, 2):
         assert one.cost.value("cycles") < other.cost.value("cycles") or one.search_accuracy > other.search_accuracy
     affordable = [c for c in tuned.candidates if c.cost.value("cycles") <= 1.2 * tuned.base.cost.value("cycles")]
     assert tuned.chosen.search_accuracy == max(c.search_accuracy for c in affordable)
 
 
-def test_samples_that_judge_neither_calibrate_nor_choose(tuned: Tuned, folder: Path) -> None:
-    """With others to judge by, and those that chose as before, the choice is the same, and its accuracy is theirs."""
+def test_the_choice_does_not_depend_on_test_samples(tuned: Tuned, folder: Path) -> None:
+    """With other test samples and the same search samples, only the accuracy of the choice differs."""
     samples = _samples()
     assert tuned.samples == {"calibration": 5, "search": 3, "test": 2}
     others = _samples(4, seed=7)
@@ -107,45 +107,45 @@ def test_samples_that_judge_neither_calibrate_nor_choose(tuned: Tuned, folder: P
 
 
 @pytest.mark.parametrize("count", [2, 3, 4])
-def test_too_few_samples_to_judge_with_are_told(count: int) -> None:
-    model, given = _Writes().layer.eval(), _vectors()[:count]
+def test_too_few_samples_for_test_samples_are_noted(count: int) -> None:
+    model, given = _MutatesInput().layer.eval(), _vectors()[:count]
     found = tune(model, _recipe(ArmRecipeType.TOSA_INT8), given, progress=False)
-    told = [note for note in found.notes if "that the search selected by" in note]
-    assert bool(told) == (count < 4)
+    parsed = [note for note in found.notes if "that the search selected by" in note]
+    assert bool(parsed) == (count < 4)
     assert all(c.accuracy == c.search_accuracy for c in found.candidates) == (count < 4)
 
 
-def test_held_out_samples_that_the_model_does_not_take() -> None:
-    model, given = _Writes().layer.eval(), _vectors()
+def test_invalid_test_samples_raise() -> None:
+    model, given = _MutatesInput().layer.eval(), _vectors()
     with pytest.raises(ValueError, match=r"test_samples\[0\].*float32\[4, 9\]"):
         tune(model, _recipe(ArmRecipeType.TOSA_INT8), given, test_samples=[(torch.zeros(4, 9),)])
     with pytest.raises(ValueError, match="test_samples: there are none"):
         tune(model, _recipe(ArmRecipeType.TOSA_INT8), given, test_samples=[])
 
 
-class _Judged:
-    """A metric that is 1 for all samples that choose, and what is asked for those that judge."""
+class _MetricOfTestSamples:
+    """A metric that is 1 for search samples and ``value`` for test samples."""
 
     __name__ = "judged"
 
-    def __init__(self, judging: list[int], value: float) -> None:
-        self._judging, self._value = judging, value
+    def __init__(self, test_labels: list[int], value: float) -> None:
+        self._test_labels, self._value = test_labels, value
 
     def __call__(self, outputs: Tensor, sample: tuple[Tensor, int]) -> float:
-        return self._value if sample[1] in self._judging else 1.0
+        return self._value if sample[1] in self._test_labels else 1.0
 
 
-def test_a_goal_that_is_reached_by_the_samples_that_choose_alone() -> None:
+def test_a_goal_that_only_the_search_samples_reach() -> None:
     labelled = [(x, i) for i, (x,) in enumerate(_vectors())]
-    metric = _Judged([3], 0.25)
+    metric = _MetricOfTestSamples([3], 0.25)
     recipe = _recipe(ArmRecipeType.TOSA_INT8)
-    found = tune(_Writes().layer.eval(), recipe, labelled, metric=metric, min_metric=0.5, progress=False)
+    found = tune(_MutatesInput().layer.eval(), recipe, labelled, metric=metric, min_metric=0.5, progress=False)
     assert (found.chosen.search_accuracy, found.chosen.accuracy) == (1.0, 0.25)
     assert not found.reached
     assert any("reached on the search samples (1) but not on the test samples (0.25)" in n for n in found.notes)
 
 
-def test_the_recipe_makes_the_program_again(tuned: Tuned, tmp_path: Path) -> None:
+def test_the_tuned_recipe_exports_the_same_program(tuned: Tuned, tmp_path: Path) -> None:
     made = load_recipe(tuned.save(tmp_path / "tuned.json"))
     assert made.to_dict() == tuned.recipe.to_dict()
     assert json.loads((tmp_path / "tuned.json").read_text())["options"]["precisions"]
@@ -153,33 +153,33 @@ def test_the_recipe_makes_the_program_again(tuned: Tuned, tmp_path: Path) -> Non
     assert again.buffer == tuned.best.buffer
 
 
-def test_a_search_goes_on_where_it_was(tuned: Tuned, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is compiled and nothing measured again; the result is the same."""
+def test_a_search_continues_from_its_cache(tuned: Tuned, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second search compiles and measures nothing, and has the same result."""
 
     def never(*args: Any) -> Any:
         raise AssertionError("compiled again")
 
     monkeypatch.setattr(plan_evaluator, "compile_delegates", never)
     assert tuned.verified is not None
-    rating = accuracy.Rating(0.0, 0.0, tuned.verified)  # of the program as it runs, which is made in any case
+    rating = accuracy.Rating(0.0, 0.0, tuned.verified)  # of the final program, which is exported in any case
     monkeypatch.setattr(accuracy.Evaluator, "rate_outputs", lambda self, outputs: rating)
     again = tune(Uneven().eval(), _recipe(), _samples(), budget={"cycles": 1.2}, cache_dir=folder)
     assert again.to_dict() == tuned.to_dict()
 
 
-def test_it_is_told_in_words_and_figures(tuned: Tuned) -> None:
+def test_text_json_and_plot_of_the_result(tuned: Tuned) -> None:
     text = str(tuned)
     assert "chosen" in text
     assert f"{tuned.chosen.cost.cycles:,}" in text
-    told = json.loads(json.dumps(tuned.to_dict(), allow_nan=False))
-    assert told["recipe"]["recipe"] == "ETHOSU_U85_INT8"
-    assert len(told["candidates"]) == len(tuned.candidates)
+    parsed = json.loads(json.dumps(tuned.to_dict(), allow_nan=False))
+    assert parsed["recipe"]["recipe"] == "ETHOSU_U85_INT8"
+    assert len(parsed["candidates"]) == len(tuned.candidates)
     figure = tuned.plot()
     assert [trace.name for trace in figure.data] == ["programs", "frontier", "the recipe's own", "chosen"]
     assert list(figure.data[3].y) == [tuned.chosen.accuracy]
 
 
-def test_the_cheapest_that_is_exact_enough(tuned: Tuned, folder: Path) -> None:
+def test_min_metric_takes_the_cheapest_program_that_is_accurate_enough(tuned: Tuned, folder: Path) -> None:
     least = (tuned.base.search_accuracy + tuned.chosen.search_accuracy) / 2
     found = tune(Uneven().eval(), _recipe(), _samples(), min_metric=least, cache_dir=folder)
     assert found.reached
@@ -188,7 +188,7 @@ def test_the_cheapest_that_is_exact_enough(tuned: Tuned, folder: Path) -> None:
     assert found.chosen.cost.value("cycles") == min(exact)
 
 
-def test_what_cannot_be_reached_comes_as_near_as_can_be(folder: Path) -> None:
+def test_a_goal_that_cannot_be_reached_takes_the_most_accurate_program(folder: Path) -> None:
     found = tune(Uneven().eval(), _recipe(), _samples(), min_metric=200.0, cache_dir=folder)
     assert not found.reached
     assert found.chosen.search_accuracy == max(c.search_accuracy for c in found.candidates)
@@ -196,8 +196,8 @@ def test_what_cannot_be_reached_comes_as_near_as_can_be(folder: Path) -> None:
     assert "not reached" in str(found)
 
 
-def test_a_metric_of_the_users() -> None:
-    """Samples carry labels; the metric has them. Other targets have no cycles: bytes are limited."""
+def test_a_user_metric() -> None:
+    """The metric reads labels from the samples. TOSA targets have no cycles, so that the budget limits bytes."""
     model = Uneven().eval()
     labelled = [(x, int(model(x).argmax())) for (x,) in _samples()]
 
@@ -212,7 +212,7 @@ def test_a_metric_of_the_users() -> None:
     assert found.base.cost.traffic > 0
 
 
-def test_scales_for_all_channels_or_for_each(folder: Path) -> None:
+def test_choice_between_per_channel_and_per_tensor_scales(folder: Path) -> None:
     names = ["INT8_PER_TENSOR"]
     found = tune(Uneven().eval(), _recipe(), _samples(), candidate_precisions=names, budget={"flash": 1.0})
     assert {region.precision for region in found.regions} <= {"INT8", "INT8_PER_TENSOR"}
@@ -244,15 +244,15 @@ def test_scales_for_all_channels_or_for_each(folder: Path) -> None:
         ),
     ],
 )
-def test_wrong_arguments_say_what_is_wrong(arguments: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_raise(arguments: dict[str, Any], message: str) -> None:
     given = {"samples": _samples(4), "recipe": U85, **arguments}
     recipe = _recipe(given.pop("recipe"))
     with pytest.raises(ValueError, match=message.replace("{}", r"\{\}")):
         tune(Uneven().eval(), recipe, given.pop("samples"), progress=False, **given)
 
 
-class _Writes(nn.Module):
-    """It writes into its input."""
+class _MutatesInput(nn.Module):
+    """Mutates its input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -270,26 +270,26 @@ def _vectors() -> list[tuple[Tensor, ...]]:
     return [(torch.randn(4, 8, generator=generator),) for _ in range(6)]
 
 
-def test_samples_stay_as_they_are_though_the_model_writes_into_them() -> None:
+def test_a_model_that_mutates_its_input_does_not_change_the_samples() -> None:
     given = _vectors()
-    found = tune(_Writes().eval(), _recipe(ArmRecipeType.TOSA_INT8), given, progress=False)
+    found = tune(_MutatesInput().eval(), _recipe(ArmRecipeType.TOSA_INT8), given, progress=False)
     assert all(torch.equal(one[0], other[0]) for one, other in zip(given, _vectors(), strict=True))
     assert found.base.accuracy > 25
     assert found.verified == pytest.approx(found.chosen.accuracy, abs=1)
 
 
-def test_programs_of_integers_are_measured_in_real_numbers() -> None:
+def test_accuracy_of_quantized_io_is_that_of_dequantized_outputs() -> None:
     recipe = _recipe(ArmRecipeType.TOSA_INT8, quantized_io=True, algorithms={"bias_correction"})
-    found = tune(_Writes().layer.eval(), recipe, _vectors(), progress=False)
+    found = tune(_MutatesInput().layer.eval(), recipe, _vectors(), progress=False)
     assert found.best.inputs[0].dtype == "int8"
     assert found.verified == pytest.approx(found.chosen.accuracy, abs=1)
 
 
 @pytest.mark.parametrize("content", ["{}", '{"sqnr": 1.0}', '{"sqnr": "a", "noise": 1.0, "metric": null}', "[", "3"])
-def test_what_is_damaged_in_the_folder_is_made_again(content: str, tmp_path: Path) -> None:
+def test_damaged_cache_files_are_replaced(content: str, tmp_path: Path) -> None:
     def search() -> dict[str, Any]:
         recipe = _recipe(ArmRecipeType.TOSA_INT8)
-        return tune(_Writes().layer.eval(), recipe, _vectors(), cache_dir=tmp_path, progress=False).to_dict()
+        return tune(_MutatesInput().layer.eval(), recipe, _vectors(), cache_dir=tmp_path, progress=False).to_dict()
 
     expected = search()
     for file in tmp_path.iterdir():
@@ -297,32 +297,32 @@ def test_what_is_damaged_in_the_folder_is_made_again(content: str, tmp_path: Pat
     assert search() == expected
 
 
-def test_precisions_that_are_chosen_already_are_refused() -> None:
+def test_a_recipe_with_precisions_is_refused() -> None:
     with pytest.raises(ValueError, match="it has precisions already"):
         tune(Uneven().eval(), _recipe(precisions={"head": "A16W8"}), _samples(4))
     with pytest.raises(TypeError, match="recipe: must be ExportRecipe"):
         tune(Uneven().eval(), U85, _samples(4))  # type: ignore[arg-type]
 
 
-# -- recipes that are written down -----------------------------------------------------------------------------------
+# -- saved recipes -----------------------------------------------------------------------------------
 
 
-def test_what_was_given_can_be_changed_afterwards() -> None:
+def test_a_recipe_copies_its_options() -> None:
     precisions, algorithms = {"head": "A16W8"}, {"int16_outputs", "bias_correction"}
     recipe = _recipe(precisions=precisions, algorithms=algorithms)
     precisions["head"] = "INT8"
     algorithms.clear()
-    told = json.loads(json.dumps(recipe.to_dict()))["options"]
-    assert told == {"precisions": {"head": "A16W8"}, "algorithms": ["bias_correction", "int16_outputs"]}
+    parsed = json.loads(json.dumps(recipe.to_dict()))["options"]
+    assert parsed == {"precisions": {"head": "A16W8"}, "algorithms": ["bias_correction", "int16_outputs"]}
 
 
-def test_a_recipe_is_written_down(tmp_path: Path) -> None:
+def test_a_recipe_is_saved_and_loaded(tmp_path: Path) -> None:
     recipe = _recipe(macs=512, precisions={"head": "A16W8"}, calibration_samples=_samples(2), dump_dir=tmp_path)
-    told = json.loads(json.dumps(recipe.to_dict()))
+    parsed = json.loads(json.dumps(recipe.to_dict()))
     options = {"macs": 512, "precisions": {"head": "A16W8"}, "dump_dir": str(tmp_path)}
-    assert told == {"recipe": "ETHOSU_U85_INT8", "options": options}
-    assert load_recipe(told).to_dict() == told
-    assert load_recipe(told, macs=256).options["macs"] == 256
+    assert parsed == {"recipe": "ETHOSU_U85_INT8", "options": options}
+    assert load_recipe(parsed).to_dict() == parsed
+    assert load_recipe(parsed, macs=256).options["macs"] == 256
 
 
 @pytest.mark.parametrize(
@@ -343,14 +343,14 @@ def test_a_file_that_is_no_recipe(content: str, message: str, tmp_path: Path) ->
         load_recipe(tmp_path / "none.json")
 
 
-def test_a_module_that_is_not_there(tmp_path: Path) -> None:
+def test_precision_of_a_missing_module_raises(tmp_path: Path) -> None:
     recipe = _recipe(precisions={"haed": "A16W8"})
     with pytest.raises(Exception, match="no module 'haed'"):
         export(Uneven().eval(), recipe, _samples(2))
 
 
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What it writes, ``export --tuned`` takes."""
+def test_tune_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """``export --tuned`` reads the file that ``tune`` writes."""
     program = torch.export.export(Uneven().eval(), _samples(1)[0])
     torch.export.save(program, tmp_path / "model.pt2")
     torch.save(None, tmp_path / "unused")
@@ -362,17 +362,17 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     np.savez(tmp_path / "others.npz", x=torch.cat([x for (x,) in _samples(4, seed=7)]).numpy())
     wanted += ["--test-samples", str(tmp_path / "others.npz")]
     assert main.main(["tune", *base, *wanted, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["reached"]
-    assert told["samples"] == {"calibration": 3, "search": 3, "test": 4}
-    assert json.loads((tmp_path / "tuned.json").read_text()) == told["recipe"]
+    parsed = json.loads(capsys.readouterr().out)
+    assert parsed["reached"]
+    assert parsed["samples"] == {"calibration": 3, "search": 3, "test": 4}
+    assert json.loads((tmp_path / "tuned.json").read_text()) == parsed["recipe"]
     output = ["-o", str(tmp_path / "model.pte")]
     tuned = ["--tuned", str(tmp_path / "tuned.json"), "--calibration-samples", str(tmp_path / "samples.npz")]
     assert main.main(["export", str(tmp_path / "model.pt2"), *tuned, *output]) == 0
     assert (tmp_path / "model.pte").exists()
 
 
-# -- the parts -------------------------------------------------------------------------------------------------------
+# -- regions and plans ------------------------------------------------------------------------------------------------
 
 
 class _Square(nn.Module):
@@ -381,7 +381,7 @@ class _Square(nn.Module):
 
 
 class _Norm(nn.Module):
-    """An RMS norm that is written out, of which a module computes a part."""
+    """An RMS norm in elementary operators, one of them in a submodule."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -392,7 +392,7 @@ class _Norm(nn.Module):
 
 
 @pytest.mark.parametrize(("algorithms", "modules"), [(True, ("", "last")), (False, ("square", "", "last"))])
-def test_modules_that_compute_are_those_of_the_improved_program(algorithms: bool, modules: tuple[str, ...]) -> None:
+def test_quantized_modules_are_those_after_the_algorithms(algorithms: bool, modules: tuple[str, ...]) -> None:
     program = torch.export.export(_Norm().eval(), _vectors()[0])
     recipe = _recipe(ArmRecipeType.TOSA_INT8, algorithms=algorithms)
     assert regions.quantized_modules(program, recipe) == modules
@@ -411,7 +411,7 @@ def test_settings_give_every_module_its_precision() -> None:
         assert len(settings) <= len(plan) + 1
 
 
-def test_regions_are_divided_where_the_error_is() -> None:
+def test_noisy_regions_are_subdivided() -> None:
     modules = ["stem", "a.0.x", "a.0.y", "a.1.x", "a.1", "b.0", "b.1"]
     noise = dict.fromkeys(modules, 1.0) | {"a.1.x": 50.0, "a.1": 40.0}
     measured = []
@@ -428,7 +428,7 @@ def test_regions_are_divided_where_the_error_is() -> None:
     assert len(few) == 3
 
 
-def test_every_plan_on_the_path_is_the_best_for_its_price() -> None:
+def test_each_plan_on_the_convex_hull_has_the_least_noise_for_its_cost() -> None:
     draw = random.Random(3)
     for _ in range(40):
         choices = {
@@ -442,19 +442,19 @@ def test_every_plan_on_the_path_is_the_best_for_its_price() -> None:
             (sum(c.extra_cost for c in combination), sum(c.noise for c in combination))
             for combination in itertools.product(*choices.values())
         ]
-        price = sum(choice.extra_cost for choice in start.values())
+        cost = sum(choice.extra_cost for choice in start.values())
         noise = sum(choice.noise for choice in start.values())
-        assert price == pytest.approx(min(other for other, _ in every))
+        assert cost == pytest.approx(min(other for other, _ in every))
         for step in steps:
-            price, noise = price + step.extra_cost, noise - step.noise_reduction
+            cost, noise = cost + step.extra_cost, noise - step.noise_reduction
             assert step.extra_cost > 0
             assert step.noise_reduction > 0
-            assert not [1 for other in every if other[0] <= price + 1e-9 and other[1] < noise - 1e-9]
+            assert not [1 for other in every if other[0] <= cost + 1e-9 and other[1] < noise - 1e-9]
         assert noise == pytest.approx(min(other for _, other in every))
 
 
-def test_what_is_left_of_a_budget_is_filled() -> None:
-    """Those first that gain most for their price; of one region no step without the one before."""
+def test_affordable_steps_fill_the_budget() -> None:
+    """Steps are taken by gain per cost. A step of a region needs the region's previous step."""
     a, b, c = (Region(name, (name,)) for name in "abc")
     rest = [
         path.PrecisionStep(a, PrecisionChoice("INT8", 0.0, 0.0), noise_reduction=5.0, extra_cost=2.0),

@@ -161,7 +161,7 @@ def test_zephyr_places_the_sections_that_its_linker_script_does_not(
 
 @pytest.mark.parametrize("board", [name for name, support in SUPPORT.items() if support.zephyr is not None])
 def test_overlays_are_devicetree_source(board: str) -> None:
-    """Braces and statements; a devicetree compiler is not among the tools of the tests."""
+    """The test checks braces and statements, since no devicetree compiler is installed."""
     zephyr = SUPPORT[board].zephyr
     assert zephyr is not None
     depth = 0

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.xdist_group("firmware")
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Each test exports into the folder of the one before it and builds it where that was built."""
+    """Folder of all tests: each test overwrites the export of the previous one and rebuilds it incrementally."""
     return tmp_path_factory.mktemp("firmware")
 
 
@@ -53,8 +53,8 @@ def test_a_folder_builds_and_runs_by_itself(root: Path, name: str) -> None:
     assert printed.endswith(f"self-test: ok, {firmware.cases} cases\n")
 
 
-def test_it_fails_with_one_byte_less_and_says_so(root: Path) -> None:
-    """By the macros that a build may set."""
+def test_a_pool_of_one_byte_less_fails_with_an_error(root: Path) -> None:
+    """Macros of the build set the sizes of the pools."""
     pools = _saved("fast_scratch_u65", root).pools
     (method,) = pools.methods
     for name, size, what in (
@@ -75,8 +75,8 @@ def test_it_fails_with_one_byte_less_and_says_so(root: Path) -> None:
         ("golden.c", "case1_output0", "case 1: output output0 differs from what it was"),
     ],
 )
-def test_files_of_different_exports_are_told(root: Path, name: str, array: str, message: str) -> None:
-    """The program in memory is compared with model.h; results with what they were. One byte is another."""
+def test_files_of_different_exports_are_detected(root: Path, name: str, array: str, message: str) -> None:
+    """The self-test compares the program with model.h and results with golden.c. The test changes one byte."""
     _saved("external_weights_u55", root)
     path = root / "folder" / name
     text = path.read_text()
@@ -92,7 +92,7 @@ def test_files_of_different_exports_are_told(root: Path, name: str, array: str, 
 
 @pytest.mark.parametrize("name", ["quantized_u85", "float_u55", "fast_scratch_u65", "external_weights_u55"])
 def test_the_self_test_on_a_cortex_m55(tmp_path: Path, root: Path, name: str) -> None:
-    """What is real and what stands in: runtime/tests/firmware/program_stub.cpp and runtime/README.md."""
+    """For the parts that are stubs, see runtime/tests/firmware/program_stub.cpp and runtime/README.md."""
     firmware = _saved(name, root)
     image = build(root / "folder", root / "device")
     ok, printed = execute(image, (root / "folder/model.pte").read_bytes(), tmp_path)
@@ -180,7 +180,7 @@ def test_a_program_and_its_data_file_on_a_cortex_m55(tmp_path: Path, root: Path)
 
 
 def test_planned_memories_on_a_cortex_m55(tmp_path: Path, root: Path) -> None:
-    """Each in a memory of the board: the first in the core's own, the second where the NPU reaches, too."""
+    """The first planned memory is in the core's own memory, the second in memory that the NPU also reaches."""
     firmware = _saved("two_memories_u85", root)
     assert firmware.pools.methods[0].planned > 0
     assert all(size > 0 for size in firmware.pools.shared)
@@ -199,18 +199,18 @@ def test_planned_memories_on_a_cortex_m55(tmp_path: Path, root: Path) -> None:
     assert addresses["planned2"] >> 24 == 0x31
 
 
-def test_pieces_of_a_linker_script(tmp_path: Path, root: Path) -> None:
-    """In front of a board's own, for sections by the names that they have if nobody names others."""
+def test_sections_of_the_folder_in_the_boards_linker_script(tmp_path: Path, root: Path) -> None:
+    """The folder's sections precede those of the board, with their default names."""
     _saved("fast_scratch_u65", root)
-    pieces = (root / "folder/linker/arm_model.ld").read_text().replace("> FLASH_OR_DDR", "> SRAM")
-    assert pieces.count("> SRAM") == 4
+    sections = (root / "folder/linker/arm_model.ld").read_text().replace("> FLASH_OR_DDR", "> SRAM")
+    assert sections.count("> SRAM") == 4
     script = (RUNTIME / "tests/firmware/an547.ld").read_text()
     assert script.count("SECTIONS\n{\n") == 1
-    (tmp_path / "board.ld").write_text(script.replace("SECTIONS\n{\n", f"SECTIONS\n{{\n{pieces}\n"))
+    (tmp_path / "board.ld").write_text(script.replace("SECTIONS\n{\n", f"SECTIONS\n{{\n{sections}\n"))
     image = build(root / "folder", root / "device", "-DPLACED=OFF", f"-DLINKER_SCRIPT={tmp_path / 'board.ld'}")
     ok, printed = execute(image, (root / "folder/model.pte").read_bytes(), tmp_path)
     assert ok, printed
-    # Without them the NPU of this board reaches neither program nor pools.
+    # Without these sections, the NPU of this board reaches neither program nor pools.
     image = build(root / "folder", root / "device", "-DPLACED=OFF")
     ok, printed = execute(image, (root / "folder/model.pte").read_bytes(), tmp_path)
     assert not ok

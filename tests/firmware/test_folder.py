@@ -1,4 +1,4 @@
-"""Where the files go: a folder is ours or empty, and what cannot be done is said before anything is written."""
+"""Output folder: it is empty or of an earlier export, and errors are raised before any write."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ def test_files_of_an_earlier_call_are_replaced(tmp_path: Path) -> None:
     assert not (folder / "deep").exists()
 
 
-def test_what_was_broken_off_can_be_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_write_can_be_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = check_output_folder(tmp_path / "made")
     write_output_folder(folder, {"a": b"1", "b": b"1"}, {})
     real = Path.mkdir
 
-    def broken(path: Path, *arguments: object, **options: object) -> None:
+    def fail(path: Path, *arguments: object, **options: object) -> None:
         if path.name == "deep":
             raise OSError("no space")
         real(path, *arguments, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Path, "mkdir", broken)
+    monkeypatch.setattr(Path, "mkdir", fail)
     with pytest.raises(OSError, match="no space"):
         write_output_folder(check_output_folder(folder), {"a": b"2", "deep/b": b"2"}, {})
     monkeypatch.undo()
@@ -105,7 +105,7 @@ def test_folders_that_cannot_be_written() -> None:
         check_output_folder("/proc/firmware")
 
 
-def test_a_manifest_reaches_no_other_folder(tmp_path: Path) -> None:
+def test_paths_outside_the_folder_in_a_manifest_are_ignored(tmp_path: Path) -> None:
     other = tmp_path / "precious"
     other.write_text("mine")
     folder = tmp_path / "made"
@@ -130,7 +130,7 @@ def test_tensors_without_elements(tmp_path: Path) -> None:
     assert result.save_firmware(tmp_path / "firmware", samples).cases == 2
 
 
-def test_programs_for_other_targets(tmp_path: Path) -> None:
+def test_programs_for_other_targets_raise(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"method 'forward' has a delegate for TOSABackend; .* the ETHOSU recipes"):
         export_small(ArmRecipeType.TOSA_INT8).save_firmware(tmp_path / "firmware")
     recipe = ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U85_INT8, direct_drive=True)
@@ -143,7 +143,7 @@ def test_programs_for_other_targets(tmp_path: Path) -> None:
     assert not (tmp_path / "firmware").exists()
 
 
-def test_methods_with_one_name_in_macros(tmp_path: Path) -> None:
+def test_methods_with_the_same_macro_name_raise(tmp_path: Path) -> None:
     models = {name: Small().eval() for name in ("run", "Run")}
     recipe = ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U55_INT8)
     result = export(models, recipe, dict.fromkeys(models, images(2)))

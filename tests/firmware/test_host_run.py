@@ -1,4 +1,4 @@
-"""The program that runs firmware on this machine: with our warnings, under sanitizers, and what it says."""
+"""The host program that runs firmware on this machine: sanitizers, uint8 inputs and error messages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.xdist_group("firmware")
 
 @pytest.fixture(scope="module")
 def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same sources; a pool is a piece of the heap, so what goes beyond its last byte is seen."""
+    """The host program with sanitizers: pools are on the heap, so that accesses beyond their last byte are detected."""
     sources = [*(RUNTIME / unit for unit in build._RUNNER_SOURCES), *build.list_kernel_sources()]
     flags = [*executorch_include_flags(), "-isystem", str(RUNTIME / "emulator/driver"), *SANITIZERS]
     kernels = ["-Wl,--no-as-needed", f"-L{executorch_directory() / 'lib'}"]
@@ -39,7 +39,7 @@ def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "name", ["fast_scratch_u65", "state_u55", "kernels_memory", "decoder_u85", "uint8_u55", "pixels_u85"]
 )
-def test_nothing_goes_beyond_a_pool(monkeypatch: pytest.MonkeyPatch, sanitized: Path, name: str) -> None:
+def test_no_access_is_beyond_a_pool(monkeypatch: pytest.MonkeyPatch, sanitized: Path, name: str) -> None:
     firmware = collect_firmware_data(program(name), samples(name), name)
     monkeypatch.setattr(build, "build_firmware_runner", lambda: sanitized)
     seen = run_on_host(firmware.program, firmware.pools.host_sizes(), firmware.test_vectors.cases)
@@ -48,7 +48,7 @@ def test_nothing_goes_beyond_a_pool(monkeypatch: pytest.MonkeyPatch, sanitized: 
 
 
 @pytest.mark.parametrize("name", ["uint8_u55", "pixels_u85"])
-def test_inputs_of_a_camera(name: str) -> None:
+def test_uint8_inputs(name: str) -> None:
     """Firmware takes uint8 and returns what the program on this machine returns."""
     result, info = program(name), program(name).inputs[0]
     assert info.dtype == "uint8"

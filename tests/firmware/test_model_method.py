@@ -1,4 +1,4 @@
-"""``ModelMethod``, which loads and runs a method in memory of the caller's."""
+"""``ModelMethod``, which loads and runs a method in memory of the caller."""
 
 from __future__ import annotations
 

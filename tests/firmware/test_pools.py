@@ -1,4 +1,4 @@
-"""The sizes that a firmware is told: it runs with exactly these, and with one byte less of any it does not."""
+"""Pool sizes of firmware: it runs with exactly these, and fails with one byte less in any pool."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def _firmware_data(name: str) -> FirmwareData:
     return collect_firmware_data(program(name), samples(name), name)
 
 
-def _one_less(sizes: PoolSizes) -> Iterator[tuple[str, PoolSizes]]:
-    """Each pool that is there, with one byte less."""
+def _reduce_each_pool(sizes: PoolSizes) -> Iterator[tuple[str, PoolSizes]]:
+    """Yield each pool that is not empty, and the sizes with one byte less in it."""
     if sizes.fast_scratch:
         yield "fast scratch", replace(sizes, fast_scratch=sizes.fast_scratch - 1)
     assert sizes.temp is not None
@@ -39,28 +39,28 @@ def _one_less(sizes: PoolSizes) -> Iterator[tuple[str, PoolSizes]]:
         yield f"shared {at}", replace(sizes, shared=shared)
     for at, (name, pool, planned) in enumerate(sizes.methods):
         assert pool is not None
-        for what, less in (("pool", (name, pool - 1, planned)), ("planned", (name, pool, planned - 1))):
+        for kind, less in (("pool", (name, pool - 1, planned)), ("planned", (name, pool, planned - 1))):
             if less[2] >= 0:
-                yield f"{what} of {name}", replace(sizes, methods=(*sizes.methods[:at], less, *sizes.methods[at + 1 :]))
+                yield f"{kind} of {name}", replace(sizes, methods=(*sizes.methods[:at], less, *sizes.methods[at + 1 :]))
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_exactly_these_and_not_one_byte_less(name: str) -> None:
+def test_firmware_needs_exactly_the_pool_sizes(name: str) -> None:
     """In ExecuTorch's runtime, with the backend, the kernels and the memory that firmware has."""
     firmware = _firmware_data(name)
     sizes, cases = firmware.pools.host_sizes(), firmware.test_vectors.cases
     assert run_on_host(firmware.program, sizes, cases, firmware.data_file).outputs == firmware.test_vectors.outputs
     tried = []
-    for what, less in _one_less(sizes):
+    for pool, less in _reduce_each_pool(sizes):
         with pytest.raises(RunError, match=r"cannot (load|execute) the method"):
             run_on_host(firmware.program, less, cases, firmware.data_file)
-        tried.append(what)
+        tried.append(pool)
     assert len(tried) >= 2 * len(sizes.methods) + bool(sizes.temp)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_the_golden_outputs_are_those_of_run(name: str) -> None:
-    """By the plugin, which has another backend than firmware; state goes from one case to the next."""
+    """The plugin has another backend than firmware. State is kept from one case to the next."""
     firmware, result = _firmware_data(name), program(name).program()
     for case, outputs in zip(firmware.test_vectors.cases, firmware.test_vectors.outputs, strict=True):
         (method_io,) = (each for each in firmware.methods if each.method == case.method)
@@ -72,10 +72,10 @@ def test_the_golden_outputs_are_those_of_run(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_figures_of_a_cortex_m_are_computed_and_less(name: str) -> None:
-    """That the types have these sizes there is compiled in test_device.py."""
+def test_pool_sizes_of_a_cortex_m_are_smaller_than_those_of_this_machine(name: str) -> None:
+    """The builds of test_device.py assert the sizes of types on a Cortex-M."""
     pools = _firmware_data(name).pools
-    # What kernels take is measured, and nothing tells what of it are pointers: here ``topk`` takes more than the NPU.
+    # Memory of kernels is measured on this machine, its share of pointers is unknown: ``topk`` needs more than the NPU.
     assert pools.exact is (
         name not in ("kernels_memory", "cpu_between_u85", "cpu_between_board", "memories_u85", "methods_u55")
     )
@@ -83,8 +83,8 @@ def test_figures_of_a_cortex_m_are_computed_and_less(name: str) -> None:
     assert 0 <= pools.temp <= pools.temp_64
 
 
-def test_where_it_is_not_as_computed_the_figures_of_this_machine_bound_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a runtime that takes other pieces than those we know of."""
+def test_pool_sizes_of_this_machine_bound_those_that_cannot_be_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runtime allocates other blocks than the computation knows."""
     exact = _firmware_data("float_u55")
     monkeypatch.setattr("arm_recipes.firmware.pools.method_allocator_bytes", lambda plan, bits, _: 100 + bits)
     bound = collect_firmware_data(program("float_u55"), None, "bound")
@@ -95,7 +95,7 @@ def test_where_it_is_not_as_computed_the_figures_of_this_machine_bound_it(monkey
     assert "are computed from the program" in render_files(exact)["model.h"].decode()
 
 
-def test_each_kind_of_memory_is_among_them() -> None:
+def test_the_programs_need_each_kind_of_memory() -> None:
     """What ten and more programs together need."""
     pools = [_firmware_data(name).pools for name in PROGRAMS]
     assert len(pools) >= 10

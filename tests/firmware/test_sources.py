@@ -1,4 +1,4 @@
-"""The files of a firmware folder: what they tell, and that compilers take them."""
+"""Files of a firmware folder: their content, and that compilers accept them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.firmware.zephyr_module import build_zephyr_library, read_sizes
 from tests.runtime.building import RUNTIME, executorch_include_flags, require, run
 
 pytestmark = pytest.mark.xdist_group("firmware")
-#: Of C that others compile with their own flags.
+#: Warnings of C sources, which users compile with their own flags.
 _STRICT = ["-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wshadow", "-Werror", "-c"]
 _LANGUAGES = {"c11": ["-x", "c", "-std=c11"], "c++17": ["-x", "c++", "-std=c++17"]}
 _CPP = ["-std=c++17", f"-I{RUNTIME}", *executorch_include_flags()]
@@ -29,7 +29,7 @@ _CPP = ["-std=c++17", f"-I{RUNTIME}", *executorch_include_flags()]
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Firmware]:
-    """Folders of programs of several forms."""
+    """Firmware folders of several kinds of programs."""
     root = tmp_path_factory.mktemp("saved")
     names = ("float_u55", "quantized_u85", "mixed_u85", "methods_u55", "fast_scratch_u65", "cpu_between_u85")
     return {name: program(name).save_firmware(root / name, samples(name)) for name in names}
@@ -40,7 +40,7 @@ def _text(firmware: Firmware, name: str) -> str:
 
 
 def _define(text: str, name: str) -> str:
-    """What a macro of model.h stands for."""
+    """Return the value of a macro of model.h."""
     return re.findall(rf"^#define {name} (.*)$", text, re.M)[-1]
 
 
@@ -57,7 +57,7 @@ def test_c_compiles_without_a_warning(
 
 
 @pytest.mark.parametrize("compiler", ["g++", "arm-none-eabi-g++"])
-def test_the_self_test_compiles_and_the_types_have_the_sizes_that_were_counted_with(
+def test_the_self_test_compiles_with_the_assumed_type_sizes(
     saved: dict[str, Firmware], tmp_path: Path, compiler: str
 ) -> None:
     """arm_model_layout.h asserts them, for pointers of 32 and 64 bits."""
@@ -93,7 +93,7 @@ def test_another_version_does_not_compile(
         run([require("g++", "g++"), *_CPP, *built_with, "-fsyntax-only", str(tmp_path / "self_test.cpp")])
 
 
-def test_model_h_tells_what_the_program_is(saved: dict[str, Firmware]) -> None:
+def test_model_h_describes_the_program(saved: dict[str, Firmware]) -> None:
     firmware = saved["quantized_u85"]
     text, info = _text(firmware, "model.h"), program("quantized_u85").inputs[0]
     content = (Path(firmware.folder) / "model.pte").read_bytes()
@@ -125,8 +125,8 @@ def test_kernels_are_options_of_the_build(saved: dict[str, Firmware], name: str,
     assert f"default {'y' if ours == 'ON' else 'n'}\n" in _text(saved[name], "zephyr/Kconfig")
 
 
-def test_a_folder_without_an_npu(tmp_path: Path) -> None:
-    """It has the program's kernels, and neither driver nor backend."""
+def test_folder_of_a_program_without_an_npu(tmp_path: Path) -> None:
+    """The folder has the program's kernels, and neither driver nor backend."""
     firmware = cortex_m_programs.program("small").save_firmware(tmp_path / "firmware")
     assert not firmware.kernels.others
     folders = ("backend/backends", "backend/emulator", "backend/payload")
@@ -161,7 +161,7 @@ def test_the_manifest_and_the_printed_form(saved: dict[str, Firmware]) -> None:
             assert text in shown.replace("&#x27;", "'")
 
 
-def test_no_place_of_a_template_is_left(saved: dict[str, Firmware]) -> None:
+def test_all_fields_of_templates_are_filled(saved: dict[str, Firmware]) -> None:
     for firmware in saved.values():
         for name in firmware.files:
             if not name.endswith(("pte", "cpp", "hpp")):
@@ -175,7 +175,7 @@ def test_text_in_c_is_escaped() -> None:
 
 
 def test_zephyr_sources_compile(saved: dict[str, Firmware], tmp_path: Path) -> None:
-    """With functions of Zephyr's CMake that do the same for one library; Zephyr itself is not here."""
+    """With stubs of Zephyr's CMake functions, since Zephyr is not installed."""
     firmware = saved["mixed_u85"]
     folder = Path(firmware.folder)
     module = dict(re.findall(r"^ *(\w+): (\S+)$", (folder / "zephyr/module.yml").read_text(), re.M))
@@ -190,7 +190,7 @@ def test_zephyr_sources_compile(saved: dict[str, Firmware], tmp_path: Path) -> N
         assert symbol in symbols
 
 
-def test_real_numbers_are_quantized_for_a_program_that_takes_integers(tmp_path: Path) -> None:
+def test_float_samples_are_quantized_for_integer_inputs(tmp_path: Path) -> None:
     result = program("quantized_u85")
     x = torch.linspace(-1, 1, 192).reshape(1, 3, 8, 8)
     firmware = result.save_firmware(tmp_path / "firmware", [(x,)])
@@ -212,8 +212,8 @@ def test_the_bundled_program_has_the_cases(saved: dict[str, Firmware]) -> None:
     assert format_array(bytes(output.val.data)) in _text(firmware, "golden.c")
 
 
-def test_a_loaded_program_needs_no_result(tmp_path: Path) -> None:
-    """Of which nobody knows with which Vela it was made."""
+def test_firmware_of_a_saved_program_file(tmp_path: Path) -> None:
+    """The file does not state its version of Vela."""
     result: ExportResult = program("quantized_u85")
     path = result.save(tmp_path / "model.pte")
     sample = result.inputs[0].quantize(torch.ones(1, 3, 8, 8))

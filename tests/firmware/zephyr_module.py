@@ -1,4 +1,4 @@
-"""Compiles the Zephyr module of a folder, with functions of Zephyr's CMake that do the same for one library."""
+"""Compiles the Zephyr module of a folder as one library, with stubs of Zephyr's CMake functions."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ from tests.runtime.ethosu_emulator import payloads, random_inputs
 #: Relative error of a perturbed operator, by the element type of its result.
 _RELATIVE_ERROR = {torch.float64: 2.0**-20, torch.float32: 2.0**-20, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
 _FLOAT32_ERROR = 2.0**-20
-#: They write to a copy of an operand. ``nanmedian`` returns indices in place of values.
+#: Operators that write to a copy of an operand. ``nanmedian`` returns indices instead of values.
 _SCATTER_COPIES = {getattr(torch.ops.aten, f"{part}_scatter").default for part in ("select", "slice", "diagonal")}
 _SCATTER_COPIES |= {torch.ops.aten.copy.default, torch.ops.aten.nanmedian.dim}
 #: If elements are equal, PyTorch may return the index of any of them; ``sort.stable`` only with ``stable=False``.
@@ -83,9 +83,9 @@ _TIES_UNSPECIFIED |= {torch.ops.aten.sort.stable, torch.ops.aten.median.dim}
 _COMPARISONS = [f"aten::{name}" for name in ("eq", "ne", "gt", "ge", "lt", "le")]
 #: Smallest normal float32 number; smaller ones may be flushed to 0 (TOSA 1.0, floating-point behavior).
 _SMALLEST_NORMAL = 2.0**-126
-#: Quotient of float32 numbers up to which a remainder is exact.
 _REMAINDERS = {getattr(torch.ops.aten.remainder, kind) for kind in ("Tensor", "Scalar", "Scalar_Tensor")}
 _REMAINDERS |= {torch.ops.aten.fmod.Tensor, torch.ops.aten.fmod.Scalar}
+#: Largest quotient of float32 numbers with an exact remainder.
 _MAX_EXACT_QUOTIENT = 2.0**20
 #: Messages of the reference model if TOSA leaves a result undefined.
 _UNDEFINED_MESSAGES = ("UNPREDICTABLE", "exceed valid range", "divisor must be non-zero")
@@ -133,7 +133,7 @@ TARGETS = {
     "ETHOSU_U55_A16W8": Target("ethos-u55-128", int16_activations=True),
     "ETHOSU_U65_A16W8": Target("ethos-u65-256", int16_activations=True),
     "ETHOSU_U85_A16W8": Target("ethos-u85-256", int16_activations=True),
-    # The processors stand for the instruction sets MVE, DSP and scalar.
+    # One processor for each instruction set: MVE, DSP and scalar.
     "CORTEX_M_INT8": Target("cortex-m55", int16_activations=False),
     "CORTEX_M_INT8_DSP": Target("cortex-m4", int16_activations=False),
     "CORTEX_M_INT8_SCALAR": Target("cortex-m0plus", int16_activations=False),
@@ -193,7 +193,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class CompiledProgram:
-    """A compile_program program.
+    """A compiled program.
 
     Attributes:
         captured: the captured program, quantized if the target is.

@@ -62,14 +62,14 @@ def _low_frequencies(x: torch.Tensor) -> torch.Tensor:
     return torch.fft.irfft(written, n=16)
 
 
-def _compared(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def _almost_equal_scales(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Two quantized tensors whose scales differ by 5e-7."""
     y = x * 1.0000005
     return x == y, x != y, x < y, x >= y
 
 
-def _jumps(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Functions with more jumps than a table of int16 has room for, alone and within others."""
+def _discontinuous_functions(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Functions with more discontinuities than an int16 table represents, alone and inside other functions."""
     alone = (x.floor(), x.ceil(), x.round(), (2 * x).round(decimals=1), x.trunc(), x.frac(), x.sign())
     divided = (x // 0.3, x // -0.3, x % 0.7, x % -0.7, torch.fmod(x, -0.7), torch.div(x, 0.3, rounding_mode="trunc"))
     return (*alone, *divided, torch.sigmoid(x) - torch.floor(torch.tanh(x) * 5) / 5)
@@ -80,8 +80,8 @@ def _indices(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return F.one_hot(i.abs() % 4, 4), i
 
 
-def _written_before_a_view_is(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What is returned first is written twice: itself, then a view of what it was before."""
+def _in_place_writes_to_a_tensor_and_a_view(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first result is written in place, and then through a view of the tensor that dropout returned unchanged."""
     y = x * 2
     return F.dropout(y, 0.5, False).add_(0.5), y[0].zero_()
 
@@ -97,7 +97,7 @@ class _Projected(nn.Module):
 
 
 class _Difference(nn.Module):
-    """Large numbers that cancel each other, and a bias."""
+    """Large values that cancel, and a bias."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -140,7 +140,7 @@ class _Convolution(nn.Module):
 
 
 class _ComputedGru(nn.Module):
-    """Its weights are computed, so that parts of it stay on the CPU; both layers read slices of the state."""
+    """A GRU of two layers whose weights are inputs: some operators stay on the CPU, and both layers slice the state."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -154,7 +154,7 @@ class _ComputedGru(nn.Module):
 
 
 class _LayerOfConstants(nn.Module):
-    """PyTorch's kernel of the whole layer lays its result out in another way than its graph says."""
+    """A transformer layer of constants: PyTorch's fused kernel returns other strides than its graph says."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -165,21 +165,21 @@ class _LayerOfConstants(nn.Module):
         return y.select(2, 0).zero_(), self.layer(self.x) + y[0, 0, 0]
 
 
-def _joined_again(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def _cat_of_cat(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     y = torch.cat([x, x, x], -1)
     z = x.flatten(1)
     return torch.cat([y, x], -1), y + 3.0, torch.cat([z, x.flatten(1), z], 1), torch.cat([x[:, :1], x[:, 1:], x], 1)
 
 
 class _OfConstants(nn.Module):
-    """ExecuTorch has no kernel for the sum of a scalar that PyTorch has, and its own decomposition loses constants."""
+    """Constant outputs: ExecuTorch lacks a kernel for one of their operators, and its decomposition loses constants."""
 
     def __init__(self) -> None:
         super().__init__()
         self.scalar, self.row = nn.Buffer(torch.tensor(0.7)), nn.Buffer(torch.rand(1, 1, 4))
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        part = torch.ones(6, 1, 5, 7)[:, ::2]  # of the dimension with one element, in steps of two
+        part = torch.ones(6, 1, 5, 7)[:, ::2]  # step 2 on a dimension of one element
         return torch.logsumexp(self.scalar, 0), F.interpolate(self.row, scale_factor=2.0, mode="linear"), x + 1, part
 
 
@@ -222,7 +222,7 @@ REGRESSIONS = [
     Regression("empty_to_other_dtype", lambda x, y: x.type_as(y), (_x(8, 7, 5, 0), _x(4, dtype=torch.float16)), _FP),
     Regression("empty_slice_returned_twice", lambda x: (x[:, :, 1:].split(1, 2)[0], x[:, :, 1:]), (_x(1, 1, 1),)),
     Regression("dropout_then_write", lambda x: F.dropout(x * 2, 0.5, False).add_(1.5), (_x(4),)),
-    Regression("written_before_a_view_is", _written_before_a_view_is, (_x(2, 3),)),
+    Regression("in_place_writes_to_a_tensor_and_a_view", _in_place_writes_to_a_tensor_and_a_view, (_x(2, 3),)),
     Regression("batch_norm_3d", nn.BatchNorm3d(4), (_x(2, 4, 3, 3, 3),)),
     Regression("lstm_projection", _Projected(), (_x(1, 1, 7),)),
     Regression(
@@ -288,7 +288,7 @@ REGRESSIONS = [
     ),
     Regression("transpose_rank_0", lambda x: (x * 2).transpose(-1, 0), (_x(),)),
     Regression(
-        "cast_like_another_that_it_is_made_of",
+        "to_other_of_its_source",
         lambda x: (aten.to.other(y := torch.diagonal(x), x, False, True).chunk(4)[0], y.roll(-4, -1)),
         (_x(7, 6),),
         _INT,
@@ -305,26 +305,26 @@ REGRESSIONS = [
         (_x(1, 2, 1, 2),),
         ("ETHOSU_U85_INT8",),
     ),
-    Regression("maximum_with_nothing", lambda x: torch.maximum(torch.empty(0).transpose(-1, 0), x), (_x(1),)),
+    Regression("maximum_with_empty", lambda x: torch.maximum(torch.empty(0).transpose(-1, 0), x), (_x(1),)),
     Regression(
         "group_norm_of_single_values",
         lambda x, w: aten.native_group_norm(x, w, w, 1, 9, 1, 9, 1e-5)[0],
         (_x(1, 9, 1), _x(9)),
     ),
     Regression(
-        "quotient_just_below_a_whole_number",
+        "trunc_division_just_below_an_integer",
         lambda x: torch.div(x, 0.001, rounding_mode="trunc"),
         (_x(4, 9, dtype=torch.int32),),
         _FP,
     ),
     Regression(
-        "bias_finer_than_its_sums",
+        "bias_finer_than_its_accumulator",
         _Difference(),
         (_x(8, 1, low=-500, high=500),),
         ("TOSA_A16W8",),
     ),
     Regression(
-        "angle_of_minus_zero", lambda x, y: (torch.atan2(x * 0, y), torch.copysign(y, x * 0)), (_x(12), _x(12)), _INT
+        "atan2_of_minus_zero", lambda x, y: (torch.atan2(x * 0, y), torch.copysign(y, x * 0)), (_x(12), _x(12)), _INT
     ),
     Regression("conv_transpose1d", nn.ConvTranspose1d(4, 3, 4, stride=2), (_x(1, 4, 7),)),
     Regression(
@@ -346,7 +346,7 @@ REGRESSIONS = [
         (_x(8, 2, 1, 2),),
         _INT,
     ),
-    Regression("smallest_of_five_dimensions", lambda x: x.amin(2), (_x(2, 4, 3, 3, 4),), ("ETHOSU_U55_INT8",)),
+    Regression("amin_rank_5", lambda x: x.amin(2), (_x(2, 4, 3, 3, 4),), ("ETHOSU_U55_INT8",)),
     Regression("empty_constant", _WithEmpty(), (_x(5, 1, 0),), _INT),
     Regression("median_of_integers", lambda x: x.median(), (_x(7, 5, low=-100, high=100, dtype=torch.int8),)),
     Regression(
@@ -365,7 +365,7 @@ REGRESSIONS = [
         (_x(2, 6, 8),),
     ),
     Regression(
-        "extremes_of_booleans",
+        "max_and_min_of_booleans",
         lambda x: (*(x > 0).max(0), *(x > 0).min(0)),
         (_x(3, 4),),
     ),
@@ -375,7 +375,11 @@ REGRESSIONS = [
         (_x(2, 2, 5), _x(18, 5, low=-1, high=1), _x(18, low=-1, high=1), _x(18, 6, low=-1, high=1)),
         _INT,
     ),
-    Regression("of_a_large_constant", lambda x: x * torch.where(torch.tensor([2**40, 2, 3]) > 4, 2.5, 1.0), (_x(3),)),
+    Regression(
+        "where_of_a_constant_beyond_int32",
+        lambda x: x * torch.where(torch.tensor([2**40, 2, 3]) > 4, 2.5, 1.0),
+        (_x(3),),
+    ),
     Regression(
         "padded_int64",
         lambda x: F.pad(x % 9, (1, 2), value=300) + 1,
@@ -384,13 +388,13 @@ REGRESSIONS = [
     Regression("no_inputs", _OfBuffers(), (), _INT),
     Regression("adaptive_max_pool", lambda x: F.adaptive_max_pool2d(x, 1), (_x(3, 6, 8, 6),)),
     Regression(
-        "remainder_of_little",
+        "remainder_of_tiny",
         lambda x, y: (x % 3, torch.remainder(-1, y)),
         (_x(2, 9, low=-1e-35, high=1e-35), _x(2, 9, low=-1e9, high=1e9)),
         _FP,
     ),
     Regression(
-        "spread_whose_square_is_not_a_float32",
+        "std_whose_variance_exceeds_float32",
         lambda x, y: (x.std(), *torch.std_mean(y, 1)),
         (_x(3, 4, low=-1e24, high=1e24), _x(3, 4, low=-1e-35, high=1e-35)),
         _FP,
@@ -402,29 +406,29 @@ REGRESSIONS = [
         _FP,
     ),
     Regression(
-        "whole_numbers_are_numbers",
+        "nan_to_num_of_integers",
         lambda x: torch.nan_to_num(x, None, 0.001, 1.5),
         (_x(5, 8, low=-100, high=100, dtype=torch.int32),),
     ),
     Regression(
-        "angle_of_whole_numbers",
+        "atan2_of_integers",
         lambda x, y: (torch.atan2(x, x), torch.atan2(x, y)),
         (_x(9, low=-96, high=85, dtype=torch.int32), _x(9, low=-96, high=85, dtype=torch.int8)),
     ),
     Regression(
-        "memory_read_from_two_places",
+        "as_strided_of_overlapping_views",
         lambda x: tuple(x.flatten()[i : i + 8].as_strided((2,), (1,), 4) + 1 for i in (1, 2)),
         (_x(3, 4),),
         _INT,
     ),
     Regression(
-        "whole_numbers_filled_with_a_real_one",
+        "index_fill_of_integers_with_float",
         lambda x: (x.index_fill(1, torch.tensor([0, 2]), 3.0), x.scatter(0, torch.tensor([[1]]), 3.0)),
         (_x(3, 4, low=-100, high=100, dtype=torch.int16),),
         _FP,
     ),
     Regression(
-        "logarithms_of_sums_of_attention",
+        "flash_attention_logsumexp",
         lambda x, y: (
             *aten._scaled_dot_product_flash_attention_for_cpu(x, x, x),
             *aten._scaled_dot_product_flash_attention_for_cpu(x, x, x, attn_mask=torch.where(y > 0, -math.inf, 0.0)),
@@ -434,62 +438,65 @@ REGRESSIONS = [
     ),
     Regression("layer_of_constants", _LayerOfConstants(), (_x(4, 11, 7),), _FP),
     Regression(
-        "wrapped_around_after_a_cut",
+        "circular_pad_with_crop",
         lambda x: (F.pad(x, (1, -1, 3, 3), "circular"), F.pad(x, (-2, 2, -1, 0), "circular")),
         (_x(1, 2, 5, 4),),
     ),
     Regression(
-        "product_that_overflows_beside_zero",
+        "cumprod_of_zero_and_overflow",
         lambda x: torch.cumprod(x * torch.tensor([0.0, 1e20, 1e20, 1e20, 1.0]), 1),
         (_x(3, 5, low=1, high=2),),
         _FP,
     ),
     Regression("acosh_far_below_its_domain", torch.acosh, (_x(9, 7, low=-10000, high=9),), _FP),
     Regression(
-        "zeros_that_remain_have_a_sign",
+        "sign_of_a_remainder_of_zero",
         lambda x: torch.copysign(x, (x / x.abs() * 4) % 2),
         (_x(9, 7, low=-9, high=9),),
         _FP,
     ),
     Regression(
-        "write_to_what_lift_returns",
+        "in_place_write_to_lift",
         lambda x: (aten.lift(x).view(-1)[:3].add_(1.5), torch.tanh(x)),
         (_x(10, 1),),
         _FP,
     ),
     Regression(
-        "infinity_folded_to_one_place",
+        "fold_of_infinities",
         lambda x: F.fold(x, (5, 6), (2, 3), (2, 1), (1, 2), (1, 2)),
         (Input((2, 12, 20), special=(math.inf, -math.inf)),),
         _FP,
     ),
     Regression(
-        "function_of_a_constant", lambda x: (x.select(-1, 0).zero_() + 0.3).floor(), (_x(1, 2, 2, 3, 3, 4),), _INT
+        "floor_of_an_in_place_constant",
+        lambda x: (x.select(-1, 0).zero_() + 0.3).floor(),
+        (_x(1, 2, 2, 3, 3, 4),),
+        _INT,
     ),
     Regression("returned_constants", _OfConstants(), (_x(3),), _FP),
     Regression(
-        "write_to_what_was_filled",
+        "in_place_write_to_fill",
         lambda x, y, z: (x.clamp_(-0.5, 0.5), aten.fill(y, z)[..., :2].mul_(0.5).sum()),
         (_x(10, 6), _x(2), _x()),
     ),
-    Regression("joined_with_itself_and_again", _joined_again, (_x(4, 3, 2),)),
+    Regression("cat_of_cat", _cat_of_cat, (_x(4, 3, 2),)),
     Regression(
-        "slice_replaced_whole",
+        "slice_scatter_of_the_whole_tensor",
         lambda x, y: (torch.slice_scatter(x > 0, y), torch.slice_scatter(x > 0, y, 0, None, 1, 2)),
         (_x(1, 9), _x(1, 9)),
     ),
     Regression(
-        "sampled_beyond_its_pixels",
+        "grid_sample_beyond_the_image",
         lambda x, y: F.grid_sample(x, y, padding_mode="zeros", align_corners=False),
         (_x(2, 3, 8, 4, 9, low=1e-6, high=2e-6), _x(2, 2, 2, 2, 3, low=-1.2, high=1.2)),
     ),
-    Regression("batch_norm_of_nothing", nn.BatchNorm1d(3).eval(), (_x(1, 3, 0),)),
-    Regression("nothing_normalized", lambda x, y: (F.normalize(x, dim=-1), y * 2), (_x(0), _x(3)), _INT),
-    Regression("equal_but_for_half_a_millionth", _compared, (_x(900),), ("TOSA_INT8",)),
+    Regression("batch_norm_empty", nn.BatchNorm1d(3).eval(), (_x(1, 3, 0),)),
+    Regression("normalize_empty", lambda x, y: (F.normalize(x, dim=-1), y * 2), (_x(0), _x(3)), _INT),
+    Regression("comparison_of_almost_equal_scales", _almost_equal_scales, (_x(900),), ("TOSA_INT8",)),
     Regression("gelu_far_below_zero", lambda x: F.gelu(x, approximate="tanh"), (_x(2000, low=-7, high=-4),), _FP),
     Regression("view_of_a_composite", lambda x: torch.diagonal_copy(x).view(-1) * 2, (_x(5, 6, 3),)),
     Regression(
-        "whole_numbers_bounded_by_a_real_one",
+        "clamp_of_integers_by_float",
         lambda x: (aten.pow.Scalar(0.001, torch.clamp_min(x, 0.5)), torch.clamp(x, -1.5, 2.25) * x),
         (_x(1, 11, 3, low=-100, high=100, dtype=torch.int8),),
         ("TOSA_INT8", "ETHOSU_U55_INT8"),
@@ -505,19 +512,19 @@ REGRESSIONS = [
         lambda x, y: (x.detach_().to(torch.int32), (y.detach_().add_(1) * 3).to(torch.int32)),
         (_x(7, low=-40, high=40), _x(7, low=-40, high=40)),
     ),
-    Regression("powers_of_next_to_nothing", torch.pow, (_x(2, 7, low=-0.3, high=0.6), _x(1, low=0, high=0)), _INT),
+    Regression("pow_with_exponent_zero", torch.pow, (_x(2, 7, low=-0.3, high=0.6), _x(1, low=0, high=0)), _INT),
     Regression(
         "batch_norm_of_one_value",
         lambda x, y: aten._native_batch_norm_legit.no_stats(x, y, y, True, 0.1, 1e-3)[0],
         (_x(1, 5, 1), _x(5)),
     ),
     Regression(
-        "folded_and_resized",
+        "fold_and_upsample_bicubic",
         lambda x: aten.upsample_bicubic2d.vec(F.fold(x, 2, 1), [5, 7], True, None),
         (_x(3, 2, 4),),
         ("ETHOSU_U85_INT8",),
     ),
-    Regression("its_own_slope", lambda x: F.prelu(x, x), (_x(1),), _INT),
+    Regression("prelu_with_its_input_as_slope", lambda x: F.prelu(x, x), (_x(1),), _INT),
     Regression(
         "triangular_solve_of_batches",
         lambda b, c, a, d: (*aten.triangular_solve(b, a), *aten.triangular_solve(c, d, False, False, True)),
@@ -525,20 +532,20 @@ REGRESSIONS = [
         _FP,
     ),
     Regression(
-        "solved_for_itself_and_batches", lambda b, a: aten.triangular_solve(b, a), (_x(4, 1, 1, 1), _x(1, 1, low=1))
+        "triangular_solve_of_one_element", lambda b, a: aten.triangular_solve(b, a), (_x(4, 1, 1, 1), _x(1, 1, low=1))
     ),
     Regression(
-        "masked_indices_from_the_end",
+        "unsafe_masked_index_negative",
         lambda x, mask, i: aten._unsafe_masked_index(x, mask, [i], 0.5),
         (_x(5), _x(9, dtype=torch.bool), _x(9, low=-9, high=9, dtype=torch.int64)),
     ),
     Regression(
-        "masked_indices_of_nothing",
+        "unsafe_masked_index_empty",
         lambda x, mask, i: aten._unsafe_masked_index(x, mask, [i], 0.5),
         (_x(0), _x(4, dtype=torch.bool), _x(4, low=-9, high=9, dtype=torch.int64)),
     ),
     Regression(
-        "weights_outside_of_the_edges",
+        "histogram_weights_outside_of_the_bins",
         lambda x, y: (
             torch.histogram(x, torch.tensor([-2.0, 2.0]), weight=x)[0],
             torch.histogram(y, torch.tensor([-1.0, 0.5]), weight=torch.exp(y), density=True)[0],
@@ -547,12 +554,12 @@ REGRESSIONS = [
         _FP,
     ),
     Regression(
-        "whole_numbers_added_with_a_real_factor",
+        "add_relu_of_integers_with_float_alpha",
         lambda x: (aten._add_relu(x, x, alpha=1.5), aten._add_relu(x, 3, -0.5), aten._add_relu(x, 2.5, 0.5)),
         (_x(5, 5, low=-50, high=50, dtype=torch.int8),),
     ),
     Regression(
-        "numbers_beside_half_precision",
+        "scalars_beside_bfloat16",
         lambda x: (aten.xlogy(3.0, x), aten.xlogy(x[None], 2.5), torch.copysign(x, -2.5)),
         (_x(low=1, high=5, dtype=torch.bfloat16),),
         _FP,
@@ -570,71 +577,90 @@ REGRESSIONS = [
         _FP,
     ),
     Regression(
-        "parts_of_one_tensor",
+        "cummax_indices",
         lambda x: torch.cummax(x, 0)[1],
         (_x(3, 1, 5),),
         ("ETHOSU_U85_INT8",),
     ),
-    Regression("counts_of_parts", lambda x: torch.histc(x, 5, -1, 2), (_x(30),), ("ETHOSU_U85_INT8",)),
-    Regression("histogram_of_nothing", lambda x: torch.histogram(x, 4), (_x(2, 0),), _FP),
-    Regression("zero_beside_a_product", lambda x, y: (x * y, y[0].zero_()), (_x(3, 4), _x(3, 1)), ("ETHOSU_U85_INT8",)),
+    Regression("histc", lambda x: torch.histc(x, 5, -1, 2), (_x(30),), ("ETHOSU_U85_INT8",)),
+    Regression("histogram_empty", lambda x: torch.histogram(x, 4), (_x(2, 0),), _FP),
     Regression(
-        "one_target_with_weights",
+        "product_beside_in_place_zero", lambda x, y: (x * y, y[0].zero_()), (_x(3, 4), _x(3, 1)), ("ETHOSU_U85_INT8",)
+    ),
+    Regression(
+        "nll_loss_of_one_target_with_weights",
         lambda x, i: aten.nll_loss_forward(x, i, x, 0, -100)[0],
         (_x(2, low=0.5, high=2), Input((), 0, 2, torch.int64)),
         ("TOSA_FP", "TOSA_INT8"),
     ),
     Regression(
-        "constants_that_are_no_numbers",
+        "boolean_constants",
         lambda x: (aten.any(x[:1].fill_(1.5)), x[:, 0].zero_() > 0.1),
         (_x(5, 3),),
         ("ETHOSU_U55_INT8", "ETHOSU_U85_INT8"),
     ),
-    Regression("small_beside_its_divisor", lambda x: x % 3, (_x(40, low=1e-6, high=2e-6),), _INT),
-    Regression("views_of_an_input", lambda x: torch.einsum("bij,bkj->bik", x, x), (_x(9, 3, 2),), ("ETHOSU_U85_INT8",)),
+    Regression("remainder_far_below_its_divisor", lambda x: x % 3, (_x(40, low=1e-6, high=2e-6),), _INT),
     Regression(
-        "attention_with_its_weights",
+        "einsum_of_views_of_an_input",
+        lambda x: torch.einsum("bij,bkj->bik", x, x),
+        (_x(9, 3, 2),),
+        ("ETHOSU_U85_INT8",),
+    ),
+    Regression(
+        "flash_attention_with_scale",
         lambda x: aten._scaled_dot_product_flash_attention_for_cpu(x, x, x, 0.0, False, scale=0.3),
         (_x(1, 5, 4, 12, low=-2, high=2),),
         ("ETHOSU_U55_INT8",),
     ),
     Regression(
-        "sums_of_a_mask",
+        "masked_scatter",
         torch.masked_scatter,
         (_x(9, 10, 2), _x(9, 10, 2, dtype=torch.bool), _x(9, 10, 2)),
         ("ETHOSU_U65_INT8",),
     ),
-    Regression("one_element", lambda x: (torch.softmax(x, 1), torch.prod(x, 1)), (_x(4, 1, 3),), ("TOSA_A16W8",)),
     Regression(
-        "small_remainders", torch.remainder, (_x(80, low=-1e4, high=1e4), _x(80, low=0.5, high=4)), ("TOSA_A16W8",)
+        "softmax_and_prod_of_one_element",
+        lambda x: (torch.softmax(x, 1), torch.prod(x, 1)),
+        (_x(4, 1, 3),),
+        ("TOSA_A16W8",),
     ),
-    Regression("jumps", _jumps, (_x(300, low=-3.9, high=3.9),), _EVERY),
+    Regression(
+        "remainder_of_large_quotients",
+        torch.remainder,
+        (_x(80, low=-1e4, high=1e4), _x(80, low=0.5, high=4)),
+        ("TOSA_A16W8",),
+    ),
+    Regression("discontinuous_functions", _discontinuous_functions, (_x(300, low=-3.9, high=3.9),), _EVERY),
     Regression("hypot_of_booleans", torch.hypot, (_x(6, dtype=torch.bool), _x(6))),
     Regression(
         "remainders_of_small_numbers", torch.fmod, (_x(34, 34, low=-1, high=1), _x(34, 1, low=1e-4, high=2e-4)), _INT
     ),
     Regression(
-        "one_element_beside_a_part",
+        "product_of_a_slice_and_one_element",
         lambda x, y, z: (y * x[:1, :1, :2, :, 1:], x[:1, :1, 2:, :, 1:] - z),
         (_x(2, 1, 3, 1, 2, 1), _x(1, 1, 1, 1, 1, 1), _x(3, 1, 3, 1, 2, 1)),
         ("ETHOSU_U55_INT8",),
     ),
     Regression(
-        "labels_beside_a_write",
+        "multilabel_margin_loss_beside_a_write",
         lambda x, i, y: (aten.multilabel_margin_loss_forward(x, torch.where(i > 2, -1, i), 2)[0], y[:1].fill_(3.0)),
         (_x(6, low=0.1, high=3), Input((6,), 0, 6, torch.int64), _x(2, 3)),
         _FP,
     ),
-    Regression("signs_of_no_quotient", lambda x: torch.signbit(x // -0.25), (Input((8,), 0, 3, special=(0.0,)),), _FP),
     Regression(
-        "places_without_gather",
+        "signbit_of_floor_division", lambda x: torch.signbit(x // -0.25), (Input((8,), 0, 3, special=(0.0,)),), _FP
+    ),
+    Regression(
+        "gather_on_npus_without_gather",
         lambda x, i: (torch.gather(x, 1, i), x[:, i[0]], torch.gather(i * 70000, 1, i % 3), x[i[1] - 9]),
         (_x(9, 9), Input((2, 3), 0, 9, torch.int64)),
         (*_INT, "ETHOSU_U55_INT8", "ETHOSU_U65_INT8"),
     ),
-    Regression("bias_of_another_type", aten.conv_tbc, (_x(5, 2, 4), _x(1, 4, 3), _x(3, dtype=torch.bfloat16)), _FP),
     Regression(
-        "jumps_behind_a_cell",
+        "conv_tbc_bias_of_another_dtype", aten.conv_tbc, (_x(5, 2, 4), _x(1, 4, 3), _x(3, dtype=torch.bfloat16)), _FP
+    ),
+    Regression(
+        "fmod_of_an_rnn_cell",
         lambda x, h, w: torch.fmod(aten.rnn_tanh_cell(x, h, w, w[:, :4], None, None), -0.25),
         (_x(30, 6, low=-1, high=1), _x(30, 4, low=-1, high=1), _x(4, 6, low=-0.5, high=0.5)),
         ("TOSA_INT8", "ETHOSU_U85_INT8"),
@@ -649,13 +675,13 @@ REGRESSIONS = [
     ),
     Regression("quantile_of_a_scalar", lambda x: torch.quantile(x, 0.3, 0, keepdim=True), (_x(),)),
     Regression(
-        "squares_of_squares",
+        "einsum_of_einsum",
         lambda x: (lambda y: torch.einsum("bij,bkj->bik", y, y))(torch.einsum("bij,bkj->bik", x, x)),
         (_x(1, 7, 1),),
         ("ETHOSU_U55_INT8",),
     ),
     Regression(
-        "truth_divided",
+        "quotient_of_where_of_scalars",
         lambda m, x: aten.where.Scalar(m, 0.001, 0) / (x.abs() + 0.5),
         (_x(1, dtype=torch.bool), _x(10, 5, 4)),
         ("ETHOSU_U55_INT8", "ETHOSU_U85_INT8"),
@@ -664,20 +690,20 @@ REGRESSIONS = [
         "quantile_of_all", lambda x: (torch.quantile(x, 0.5), torch.quantile(x, 1.0, keepdim=True)), (_x(3, 4),)
     ),
     Regression(
-        "ignored_infinities",
+        "nll_loss2d_of_ignored_infinities",
         lambda x, i: aten.nll_loss2d_forward(torch.where(x > 1, -math.inf, x), torch.where(i > 1, i, 0), None, 2, 0)[0],
         (_x(2, 6, 4, 3, low=-2, high=1.5), Input((2, 4, 3), 0, 3, torch.int64)),
         _FP,
     ),
-    Regression("truth_in_order", lambda x: (x.sort()[0], x.sort(stable=True)), (_x(8, dtype=torch.bool),)),
+    Regression("sort_of_booleans", lambda x: (x.sort()[0], x.sort(stable=True)), (_x(8, dtype=torch.bool),)),
     Regression(
-        "labels_of_one",
+        "multilabel_margin_loss_of_one_sample",
         lambda x, i: aten.multilabel_margin_loss_forward(x, i, 0)[1],
         (_x(13, low=0.1, high=3), Input((13,), -1, 13, torch.int64)),
         _FP,
     ),
-    Regression("middle_of_nothing", aten.median.default, (_x(0, dtype=torch.int64),), ("TOSA_INT8",)),
-    Regression("median_of_nothing", aten.nanmedian.default, (_x(0, dtype=torch.int64),), ("TOSA_INT8",)),
+    Regression("median_empty", aten.median.default, (_x(0, dtype=torch.int64),), ("TOSA_INT8",)),
+    Regression("nanmedian_empty", aten.nanmedian.default, (_x(0, dtype=torch.int64),), ("TOSA_INT8",)),
     Regression(
         "divided_by_a_scalar",
         lambda x, y: x / (y.abs() + 0.5),
@@ -685,13 +711,13 @@ REGRESSIONS = [
         ("ETHOSU_U55_A16W8", "ETHOSU_U85_A16W8"),
     ),
     Regression(
-        "means_with_another_divisor",
+        "avg_pool_divisor_override",
         lambda x: aten.avg_pool2d(x, [4, 4], [3, 1], [1, 1], False, True, 3),
         (_x(1, 4, 4, low=-5000, high=5000),),
         ("TOSA_INT8", "ETHOSU_U55_INT8"),
     ),
     Regression(
-        "convolution_of_padding",
+        "conv2d_of_padding_alone",
         lambda x, y: (aten.conv2d(x, torch.ones(3, 3, 1, 1), torch.ones(3), [3, 1], [2, 1], [1, 2], 1), y.exp()),
         (_x(3, 3, 1, 8), _x(4)),
         ("ETHOSU_U85_INT8", "ETHOSU_U85_A16W8"),

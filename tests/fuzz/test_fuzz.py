@@ -1,4 +1,4 @@
-"""A few graphs of each target on every run, and that the fuzzer sees what it is there to see."""
+"""Random graphs of each target, and injected faults that the fuzzer must detect."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ GRAPHS = {
 
 @pytest.fixture(autouse=True)
 def _silence_output() -> Iterator[None]:
-    """torch.export logs every metadata that it makes; to format that takes as long as the export."""
+    """Disable logging: formatting the log messages of torch.export takes as long as the export."""
     logging.disable(logging.ERROR)
     yield
     logging.disable(logging.NOTSET)
@@ -80,7 +80,7 @@ def test_every_module_and_function_can_be_drawn() -> None:
     assert not missing
 
 
-def test_a_graph_is_a_function_of_its_number() -> None:
+def test_seed_and_index_determine_a_graph() -> None:
     first, second = _program(7), _program(7)
     assert first == second
     assert _program(8) != first
@@ -88,7 +88,7 @@ def test_a_graph_is_a_function_of_its_number() -> None:
         assert torch.equal(ours, theirs)
 
 
-def test_shrinking_leaves_what_the_failure_needs() -> None:
+def test_shrinking_keeps_only_the_failing_step() -> None:
     program = next(p for p in map(_program, range(100)) if len(p.steps) > 8 and _has_writes(p))
     step = next(step for step in program.steps if step.writes)
 
@@ -116,7 +116,7 @@ _SAMPLES = [(Input((2, 8)).sample(torch.Generator().manual_seed(seed)),) for see
 
 
 @pytest.mark.parametrize(("target", "error"), [("TOSA_FP", 1e-3), ("TOSA_INT8", 300), ("TOSA_A16W8", 1e4)])
-def test_a_wrong_number_is_seen(monkeypatch: pytest.MonkeyPatch, target: str, error: float) -> None:
+def test_a_wrong_value_is_detected(monkeypatch: pytest.MonkeyPatch, target: str, error: float) -> None:
     oracle.check(_Model(), _SAMPLES, target)
     run = reference.run
 
@@ -132,14 +132,14 @@ def test_a_wrong_number_is_seen(monkeypatch: pytest.MonkeyPatch, target: str, er
     assert failure.value.kind == "wrong"
 
 
-def test_a_wrong_kernel_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_kernel_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     run_here = Lowered.run_here
     monkeypatch.setattr(Lowered, "run_here", lambda program, inputs: [x * 2 for x in run_here(program, inputs)])
     with pytest.raises(oracle.Failure, match="the runtime's kernels differ from their records"):
         oracle.check(_Model(), _SAMPLES, "CORTEX_M_INT8")
 
 
-def test_an_unstable_export_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unstable_export_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     compile_program = oracle.compile_program
     models = iter((_Model(), torch.nn.Sigmoid()))
     monkeypatch.setattr(oracle, "compile_program", lambda model, *rest: compile_program(next(models), *rest))
@@ -147,30 +147,30 @@ def test_an_unstable_export_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         oracle.check(_Model(), _SAMPLES, "TOSA_FP")
 
 
-def test_an_illegal_flatbuffer_is_seen() -> None:
+def test_an_illegal_flatbuffer_is_detected() -> None:
     flatbuffer = oracle.compile_program(_Model(), _SAMPLES, "TOSA_FP").log.delegates[0].tosa
     with pytest.raises(oracle.Failure, match="illegal") as failure:
         oracle.validate(flatbuffer, oracle.TARGETS["TOSA_INT8"].tosa)
     assert failure.value.kind == "illegal"
 
 
-def test_a_step_that_float32_cannot_decide_is_not_judged() -> None:
-    """The sum is 0 but for rounding: what the comparison and the division make of it is no number to compare with."""
+def test_results_that_rounding_determines_are_not_compared() -> None:
+    """The sum is 0 except for rounding, which determines the results of the comparison and of the division."""
 
-    class Undecided(torch.nn.Module):
+    class RoundingNoise(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
             rest = (x.sin() ** 2 + x.cos() ** 2) - 1
             return rest > 0, rest / rest.abs().clamp_min(1e-30)
 
-    oracle.check(Undecided(), _SAMPLES, "TOSA_FP")
+    oracle.check(RoundingNoise(), _SAMPLES, "TOSA_FP")
 
 
-class _ReplacedInWindows(torch.nn.Module):
+class _WriteToOverlappingWindows(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.select_scatter(x.unfold(1, 2, 1), x[:, 1:] * 2, 2, 1)
 
 
-def test_what_pytorch_replaces_in_shared_memory_is_undefined() -> None:
-    """PyTorch's copy of overlapping windows overlaps too: it also replaces what no one named."""
+def test_in_place_writes_to_overlapping_memory_are_undefined() -> None:
+    """PyTorch's copy of overlapping windows overlaps too, so that a write also changes other elements."""
     with pytest.raises(oracle.Undefined, match="share memory"):
-        oracle.check(_ReplacedInWindows(), _SAMPLES, "TOSA_FP")
+        oracle.check(_WriteToOverlappingWindows(), _SAMPLES, "TOSA_FP")

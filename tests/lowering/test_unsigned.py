@@ -46,7 +46,7 @@ def test_uint8_inputs_are_int8_plus_128(recipe: str, channels_last: bool) -> Non
     assert source.zero_point == (other.zero_point or 0) + 128
     assert not result.report.methods[0].cpu_operators
     assert result.outputs == signed.outputs
-    integers = source.quantize(x * 2)  # some of it saturates
+    integers = source.quantize(x * 2)  # some elements saturate
     assert integers.dtype is torch.uint8
     assert torch.equal(integers.int() - 128, other.quantize(x * 2).int())
     assert torch.equal(result.run(integers), signed.run(other.quantize(x * 2)))
@@ -61,7 +61,7 @@ def test_uint8_inputs_in_the_programs_constant_methods() -> None:
 
 
 class _Pixels(nn.Module):
-    """A network for images of integers: the conversion is a part of the model."""
+    """A network for integer images: the cast to float is a part of the model."""
 
     def __init__(self, cast: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.float) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ def test_integers_that_the_model_casts_are_inputs_of_the_target(
         lambda x: x.permute(0, 1, 3, 2).float(),
     ],
 )
-def test_casts_of_pixels_in_other_words(cast: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def test_other_operators_that_cast_pixels_to_float(cast: Callable[[torch.Tensor], torch.Tensor]) -> None:
     result = export(_Pixels(cast).eval(), get(ArmRecipeType.ETHOSU_U85_INT8), _pixels(torch.uint8), verify=True)
     (method,) = result.report.methods
     assert [name for name in method.boundary if "dequantize" not in name] == []

@@ -40,7 +40,7 @@ def _ram_and_cycles(result: ExportResult) -> tuple[int, int]:
     return vela.scratch_bytes, vela.total_cycles
 
 
-def test_the_goal_ram_takes_the_least_ram(exported: Mapping[str, ExportResult]) -> None:
+def test_goal_ram_takes_the_program_with_the_least_ram(exported: Mapping[str, ExportResult]) -> None:
     least = exported["ram"]
     assert _ram_and_cycles(least) <= min(_ram_and_cycles(exported[goal]) for goal in ("performance", "size"))
     assert _ram_and_cycles(least)[0] < 0.7 * _ram_and_cycles(exported["performance"])[0]
@@ -65,8 +65,8 @@ def _program(spec: EthosUCompileSpec, exported: ExportResult, ram: int, cycles: 
     return Payload(b"", figures)
 
 
-class _Vela:
-    """Compiles for size in 400 bytes; for an arena limit in its bytes, but not in less than ``least``."""
+class _VelaStub:
+    """Stub of Vela: a program for size needs 400 bytes; one for an arena limit needs the limit, at least ``least``."""
 
     def __init__(self, exported: ExportResult, least: int) -> None:
         self.exported, self.least, self.tried = exported, least, list[int]()
@@ -80,16 +80,16 @@ class _Vela:
 
 
 def test_the_search_continues_while_it_finds_less(exported: Mapping[str, ExportResult]) -> None:
-    spec, vela = EthosUCompileSpec("ethos-u55-128", optimise="ram"), _Vela(exported["size"], least=150)
+    spec, vela = EthosUCompileSpec("ethos-u55-128", optimise="ram"), _VelaStub(exported["size"], least=150)
     fast = Program(_program(spec, exported["size"], 1000, 1000), spec)
     best = find_least_ram(fast, vela)
     assert best.ram_bytes == 150
     assert min(vela.tried) == 75
-    assert not best.vela.sram_exceeded  # an arena limit that Vela misses is no limit of the board
+    assert not best.vela.sram_exceeded  # an arena limit of the search is not a limit of the board
 
 
-def test_the_fastest_that_fits_or_else_the_smallest(exported: Mapping[str, ExportResult]) -> None:
-    spec, vela = EthosUCompileSpec("ethos-u55-128", optimise="auto"), _Vela(exported["size"], least=300)
+def test_the_fastest_program_that_fits_is_taken_or_else_the_smallest(exported: Mapping[str, ExportResult]) -> None:
+    spec, vela = EthosUCompileSpec("ethos-u55-128", optimise="auto"), _VelaStub(exported["size"], least=300)
     fast = Program(_program(spec, exported["size"], 1000, 1000), spec)
     small = _program(spec, exported["size"], 400, 1500)
     for budget, (ram, cycles) in {900: (900, 1100), 450: (400, 1500), 250: (300, 1738)}.items():
@@ -103,12 +103,12 @@ def test_a_memory_mode_that_is_exceeded_keeps_the_program_for_performance(
     exported: Mapping[str, ExportResult],
 ) -> None:
     spec = EthosUCompileSpec("ethos-u55-128", extra_flags=["--arena-cache-size=200"], optimise="auto")
-    fast, vela = Program(_program(spec, exported["size"], 1000, 1000), spec), _Vela(exported["size"], least=300)
+    fast, vela = Program(_program(spec, exported["size"], 1000, 1000), spec), _VelaStub(exported["size"], least=300)
     assert find_program_that_fits(fast, None, vela) is fast
     assert vela.tried == [210, 180]
 
 
-def test_constants_in_sram_count(exported: Mapping[str, ExportResult]) -> None:
+def test_constants_in_sram_count_as_ram(exported: Mapping[str, ExportResult]) -> None:
     spec = EthosUCompileSpec("ethos-u85-256", optimise="auto")
     payload = _program(spec, exported["size"], 1000, 1000)
     assert payload.vela is not None

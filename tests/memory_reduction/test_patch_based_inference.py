@@ -1,4 +1,4 @@
-"""Patch-based inference: stages, refusals, and programs that compute the first layers in patches bit by bit equally."""
+"""Patch-based inference: stages, refusals, and bit-equal programs that compute the first layers in patches."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _position(graph: Graph, value: Value) -> int:
 @pytest.mark.parametrize("build", [_residual, _pools])
 @pytest.mark.parametrize("shape", [(1, 24, 20, 3), (1, 3, 16, 28), (2, 16, 16, 5)])
 @pytest.mark.parametrize("grid", [(2, 1), (1, 2), (3, 2), (4, 4)])
-def test_the_results_are_equal(
+def test_patches_give_bit_equal_results(
     target: Target, build: Callable[[Builder, Value], Value], shape: tuple[int, ...], grid: tuple[int, int]
 ) -> None:
     graph, result = _graph(target, build, shape)

@@ -79,7 +79,7 @@ def _chain(*strides: int) -> Graph:
     return graph
 
 
-def test_candidates_end_at_smaller_tensors_and_repeat_little() -> None:
+def test_candidates_end_at_small_tensors_and_recompute_little() -> None:
     candidates = list_candidates(_chain(1, 2, 1, 2), 12_000)
     assert {candidate.position for candidate in candidates} == {3, 7}  # at the results of the strided convolutions
     assert candidates == sorted(candidates, key=lambda candidate: candidate.recomputed_work)
@@ -87,12 +87,12 @@ def test_candidates_end_at_smaller_tensors_and_repeat_little() -> None:
     assert candidates[0].grid == (2, 1)
 
 
-def test_input_and_result_must_fit_together() -> None:
+def test_the_budget_must_hold_input_and_result_of_a_stage() -> None:
     assert {candidate.position for candidate in list_candidates(_chain(1, 2, 1, 2), 8192 + 2048)} == {7}
     assert not list_candidates(_chain(1, 2, 1, 2), 8192)
 
 
-def test_patches_of_fewer_rows_than_there_are_do_not_exist() -> None:
+def test_a_grid_has_no_more_patches_than_rows_and_columns() -> None:
     grids = {candidate.grid for candidate in list_candidates(_chain(2, 2, 2, 2), 20_000) if candidate.position == 7}
     assert grids <= {(2, 1), (2, 2)}  # the image has 2 rows and columns
 

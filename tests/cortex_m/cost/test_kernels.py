@@ -116,7 +116,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_instructions_are_those_that_were_counted(name: str) -> None:
+def test_estimated_instructions_are_near_the_counted_ones(name: str) -> None:
     case = CASES[name]
     for processor, counted in zip(PROCESSORS, case.counts, strict=True):
         work = kernel_work(case.kernel, processor, case.arguments)
@@ -128,7 +128,7 @@ def test_each_kernel_has_a_formula() -> None:
     assert {name.removesuffix("_nhwc") for name in KERNELS} == set(kernels._FUNCTIONS)
 
 
-def test_both_layouts_cost_the_same() -> None:
+def test_cost_does_not_depend_on_the_layout() -> None:
     nhwc = conv(16, 8, 32, 3, 1, 1)
     nchw = [(1, 8, 16, 16), *nhwc[1:]]
     for processor in PROCESSORS:

@@ -25,7 +25,7 @@ def test_random_arguments(name: str, kernels: KernelLibrary, case_count: int) ->
 
 
 @pytest.mark.parametrize("name", _NAMES)
-def test_records_are_pytorchs(name: str) -> None:
+def test_records_equal_pytorchs_operators(name: str) -> None:
     random = np.random.default_rng(5)
     operator = getattr(torch.ops.quantized_decomposed, name).default
     for _ in range(200):
@@ -37,7 +37,7 @@ def test_records_are_pytorchs(name: str) -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 5, 3), (1, 4, 1, 1)])
-def test_memory_format_is_ambiguous(shape: tuple[int, ...], kernels: KernelLibrary) -> None:
+def test_tensors_of_ambiguous_memory_format(shape: tuple[int, ...], kernels: KernelLibrary) -> None:
     # Exported programs describe such a tensor as contiguous before a cast and as channels_last after it.
     x = np.random.default_rng(3).standard_normal(shape).astype(np.float32)
     parameters = (0.05, 3, -128, 127, 1)

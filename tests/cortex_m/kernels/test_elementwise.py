@@ -179,8 +179,8 @@ def test_tables_have_256_elements(count: int, kernels: KernelLibrary) -> None:
     check_refusal(kernels, "quantized_activation", valid, np.zeros_like(_IMAGE), changes, "lut must have 256 elements")
 
 
-def test_a_sum_of_real_numbers() -> None:
-    """The factors that exporters compute give the sum to half a step and a little."""
+def test_error_of_a_sum_is_about_half_a_step() -> None:
+    """With the factors that exporters compute, the error is little more than half a step."""
     random = np.random.default_rng(0)
     x, y = (random.integers(-128, 128, 1000, np.int8) for _ in range(2))
     scales, zero_points = (0.03, 0.05, 0.07), (-3, 5, 10)

@@ -49,7 +49,7 @@ def draw_batch_matmul(random: np.random.Generator) -> list[Any]:
 
 
 def use_kernel_sum(arguments: list[Any]) -> list[Any]:
-    """The arguments of ``quantized_linear`` as programs for MVE have them."""
+    """Replace the bias by the kernel sum in arguments of ``quantized_linear``, as in programs for MVE."""
     inputs, weights, bias, _, input_offset, filter_offset, *rest = arguments
     total = sum_weights(weights, bias, input_offset, filter_offset)
     return [inputs, weights, None, total.reshape(1, -1), input_offset, filter_offset, *rest]

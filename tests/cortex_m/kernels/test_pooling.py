@@ -44,7 +44,7 @@ def test_random_arguments(name: str, kernels: KernelLibrary, case_count: int) ->
     compare_random_cases(kernels, name, case_count)
 
 
-def test_windows_and_counts_are_those_of_pytorch() -> None:
+def test_average_windows_and_counts_equal_pytorchs() -> None:
     random = np.random.default_rng(1)
     for _ in range(100):
         x, kernel_size, stride, padding, ceil_mode, *rest = DRAW["quantized_avg_pool2d"](random).arguments
@@ -58,7 +58,7 @@ def test_windows_and_counts_are_those_of_pytorch() -> None:
         assert np.abs(result - expected).max() < 0.5001
 
 
-def test_maximum_is_that_of_pytorch() -> None:
+def test_maximum_equals_pytorchs() -> None:
     random = np.random.default_rng(1)
     for _ in range(100):
         x, kernel_size, stride, padding, *rest, low, high = DRAW["quantized_max_pool2d"](random).arguments
@@ -127,6 +127,6 @@ def test_other_memory_formats_are_refused(name: str, kernels: KernelLibrary) -> 
     check_refusal(kernels, name, valid, out, {"input": other}, message)
 
 
-def test_padding_has_no_window_of_its_own() -> None:
+def test_a_window_of_padding_alone_raises() -> None:
     with pytest.raises(ValueError, match="no windows of 2"):
         find_kernel("quantized_avg_pool2d").result_shape((1, 1, 4, 4), [2, 2], [1, 1], [2, 0], False)

@@ -37,12 +37,14 @@ ROWS = [
 
 
 @pytest.mark.parametrize(("name", "arguments", "sizes"), ROWS)
-def test_sizes(name: str, arguments: tuple[object, ...], sizes: list[tuple[int, ...]]) -> None:
+def test_scratch_sizes_by_instruction_set(
+    name: str, arguments: tuple[object, ...], sizes: list[tuple[int, ...]]
+) -> None:
     kernel = find_kernel(name)
     assert [kernel.scratch_bytes(isa, *arguments) for isa in (Isa.SCALAR, Isa.DSP, Isa.MVE)] == sizes
 
 
-def test_both_layouts_need_the_same() -> None:
+def test_scratch_sizes_do_not_depend_on_the_layout() -> None:
     rest = ((4, 3, 3, 3), None, _ONE, _ONE, _ONE)
     contiguous = find_kernel("quantized_conv2d_nhwc").scratch_bytes(Isa.MVE, (2, 8, 9, 3), *rest)
     assert find_kernel("quantized_conv2d").scratch_bytes(Isa.MVE, (2, 3, 8, 9), *rest) == contiguous

@@ -150,6 +150,6 @@ def test_lowering(case: Case) -> None:
 
 @pytest.mark.parametrize("name", ["pad one channel", "pad 4d", "pad rank 5", "pad crops", "nearest odd", "roll"])
 def test_runtime(name: str) -> None:
-    """ExecuTorch's runtime takes the layouts and types that the movement has."""
+    """ExecuTorch's runtime accepts the layouts and dtypes of data movement."""
     for case in (case for case in CASES if case.name.removesuffix(", channels last") == name):
         check(case).check_run_here(case.sample())

@@ -149,8 +149,8 @@ def test_refusal(name: str) -> None:
     check_refused(*REFUSALS[name])
 
 
-def test_batches_run() -> None:
-    """Sums over windows of a batch, which the depthwise kernel refuses."""
+def test_sums_over_windows_of_a_batch() -> None:
+    """The depthwise kernel refuses batches, so another kernel computes them."""
     case = Case("average", nn.AvgPool2d(3, 2, 1), [(2, 3, 7, 6)], kernels="1 quantized_conv2d_nhwc")
     check(case).check_run_here(case.sample())
 
@@ -188,7 +188,7 @@ def _kernels(result: ExportResult) -> list[str]:
     ],
     ids=["mean", "sum", "rows", "adaptive", "pool", "clamp"],
 )
-def test_whole_dimensions(reduce: Callable[[Tensor], Tensor]) -> None:
+def test_reductions_of_whole_dimensions(reduce: Callable[[Tensor], Tensor]) -> None:
     model, result, x = _export(reduce, 16)
     assert "quantized_depthwise_conv2d_nhwc" not in _kernels(result)
     [source], [target] = result.inputs, result.outputs

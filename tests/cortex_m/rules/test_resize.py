@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from tests.cortex_m.lowering import Case, Shape, check, check_refused
 
-_PHASES, _PRODUCTS = "quantized_depthwise_conv2d_nhwc", "quantized_batch_matmul"
+_DEPTHWISE, _MATMUL = "quantized_depthwise_conv2d_nhwc", "quantized_batch_matmul"
 
 
 class _Bilinear(nn.Module):
@@ -27,21 +27,21 @@ def _case(kernels: str, shape: Shape = (1, 3, 4, 5), isa: str = "mve", **options
 
 
 CASES = [
-    _case(f"4 {_PHASES}", scale_factor=2),
-    _case(f"4 {_PHASES}", scale_factor=2, isa="dsp"),
-    _case(f"4 {_PHASES}", scale_factor=2, isa="scalar"),
+    _case(f"4 {_DEPTHWISE}", scale_factor=2),
+    _case(f"4 {_DEPTHWISE}", scale_factor=2, isa="dsp"),
+    _case(f"4 {_DEPTHWISE}", scale_factor=2, isa="scalar"),
     _case("4 quantized_conv2d_nhwc", (2, 3, 4, 5), scale_factor=2),
-    _case(f"6 {_PHASES}", scale_factor=3),
-    _case(f"8 {_PHASES}", scale_factor=4),
-    _case(f"5 {_PHASES}", scale_factor=(2, 3)),
-    _case(f"2 {_PHASES}, 1 {_PRODUCTS}", size=(3, 10)),
-    _case(f"2 {_PRODUCTS}", scale_factor=2, align_corners=True),
-    _case(f"2 {_PRODUCTS}", (2, 3, 3, 4), scale_factor=2, align_corners=True),
-    _case(f"2 {_PRODUCTS}", size=(7, 9)),
-    _case(f"2 {_PRODUCTS}", scale_factor=1.5),
-    _case(f"2 {_PRODUCTS}", scale_factor=0.5),
-    _case(f"2 {_PRODUCTS}", (1, 3, 1, 2), scale_factor=2),
-    _case(f"1 {_PRODUCTS}", (1, 3, 4, 5), size=(4, 9), align_corners=True),
+    _case(f"6 {_DEPTHWISE}", scale_factor=3),
+    _case(f"8 {_DEPTHWISE}", scale_factor=4),
+    _case(f"5 {_DEPTHWISE}", scale_factor=(2, 3)),
+    _case(f"2 {_DEPTHWISE}, 1 {_MATMUL}", size=(3, 10)),
+    _case(f"2 {_MATMUL}", scale_factor=2, align_corners=True),
+    _case(f"2 {_MATMUL}", (2, 3, 3, 4), scale_factor=2, align_corners=True),
+    _case(f"2 {_MATMUL}", size=(7, 9)),
+    _case(f"2 {_MATMUL}", scale_factor=1.5),
+    _case(f"2 {_MATMUL}", scale_factor=0.5),
+    _case(f"2 {_MATMUL}", (1, 3, 1, 2), scale_factor=2),
+    _case(f"1 {_MATMUL}", (1, 3, 4, 5), size=(4, 9), align_corners=True),
     _case("", (1, 3, 4, 5), size=(4, 5)),
 ]
 
@@ -57,7 +57,9 @@ def test_lowering(case: Case) -> None:
 def test_between_convolutions() -> None:
     """A decoder's block: the image stays in the order [N, H, W, C]."""
     model = nn.Sequential(nn.Conv2d(4, 8, 1), nn.ReLU(), _Bilinear(scale_factor=2), nn.Conv2d(8, 3, 3, padding=1))
-    check(Case("decoder", model, [(1, 4, 6, 5)], kernels=f"4 {_PHASES}, 2 quantized_conv2d_nhwc, 2 transpose", steps=2))
+    check(
+        Case("decoder", model, [(1, 4, 6, 5)], kernels=f"4 {_DEPTHWISE}, 2 quantized_conv2d_nhwc, 2 transpose", steps=2)
+    )
 
 
 def test_weights_without_a_small_denominator_are_refused() -> None:
