@@ -166,7 +166,9 @@ def test_results_over_weights_are_found(emulator: Emulator) -> None:
     words = np.frombuffer(payload.commands, np.uint32).copy()
     words[starts[-2] + 1] = address  # the result of the layer before
     with pytest.raises(StreamError, match="are not the weights that DMAs have copied there"):
-        emulator.run(replace(payload, commands=words.tobytes()), INPUTS, [("int8", (1, 1, 1, 128))], fails=None)
+        emulator.run(
+            replace(payload, commands=words.tobytes()), INPUTS, [("int8", (1, 1, 1, 128))], fatal_findings=None
+        )
 
 
 def test_encoder_fails(monkeypatch: pytest.MonkeyPatch, emulator: Emulator) -> None:
