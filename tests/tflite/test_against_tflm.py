@@ -16,7 +16,7 @@ from arm_recipes.runtime.vela_program import VelaProgram
 from tests.accelerators import ACCELERATORS, VERIFY_ACCELERATORS
 from tests.tflite import micro
 from tests.tflite.conftest import COUNTS
-from tests.tflite.deviations import DEVIATIONS, DIFFERS, STARTS_EARLY, FAILS, ON_CPU, Deviation, deviations
+from tests.tflite.deviations import DEVIATIONS, DIFFERS, FAILS, ON_CPU, STARTS_EARLY, Deviation, deviations
 from tests.tflite.models import DTYPES, NETWORKS, OPERATORS, draw_inputs, draw_network
 from tests.tflite.network import Array, Network
 from tests.tflite.vela import CORES, VelaRefusal, compile_tflite
