@@ -41,7 +41,7 @@ SAMPLED = {
     "test_empty_tensors::test_programs_with_empty_tensors_run": 4,
     "test_ethosu::test_a_program_gives_the_numbers_of_its_tosa_graph": 2,
     "test_ethosu_emulator::test_models": 1000,
-    "test_ethosu_emulator::test_parts_are_read_and_written": 2,
+    "test_ethosu_emulator::test_operators_read_slices_and_write_into_concat": 2,
     "test_executorch_limits::test_programs_are_within_the_limits": 3,
     "test_export::test_every_recipe_gives_one_delegate_and_the_models_results": 2,
     "test_export::test_executorchs_own_export_takes_the_recipes": 2,

@@ -168,7 +168,9 @@ def test_emulator_detects_overwritten_weights(emulator: Emulator) -> None:
     words = np.frombuffer(payload.commands, np.uint32).copy()
     words[starts[-2] + 1] = address  # the result of the layer before
     with pytest.raises(StreamError, match="are not the weights that DMAs have copied there"):
-        emulator.run(replace(payload, commands=words.tobytes()), INPUTS, [("int8", (1, 1, 1, 128))], fails=None)
+        emulator.run(
+            replace(payload, commands=words.tobytes()), INPUTS, [("int8", (1, 1, 1, 128))], fatal_findings=None
+        )
 
 
 def test_weights_stay_whole_if_the_encoder_fails(monkeypatch: pytest.MonkeyPatch, emulator: Emulator) -> None:

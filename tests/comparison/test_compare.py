@@ -25,7 +25,7 @@ from arm_recipes._internal.rendering import to_jsonable
 from arm_recipes.comparison import dispatch, program_specs, worker
 from arm_recipes.comparison.worker_job import ComparisonJob, WorkItem
 from arm_recipes.runtime import host_library
-from tests.runtime.host_programs import MIXED, Between, Counting, export_mixed, export_small
+from tests.runtime.host_programs import MIXED, Counting, CpuBetween, export_mixed, export_small
 from tests.small_models import MovingAverage, Samples, Small, images, vectors
 
 U55, U85 = ArmRecipeType.ETHOSU_U55_INT8, ArmRecipeType.ETHOSU_U85_INT8
@@ -161,7 +161,7 @@ def test_layer_errors_are_those_of_the_quantized_graph() -> None:
 
 def test_value_sources_of_operators_on_the_cpu() -> None:
     """A value that a delegate reads is the program's; PyTorch computes other values from the program's."""
-    result = export(Between().eval(), ExportRecipe.get_recipe(U55), vectors())
+    result = export(CpuBetween().eval(), ExportRecipe.get_recipe(U55), vectors())
     found = result.compare(vectors(), workers=1)
     assert {layer.value_source for layer in found.layers} == {"program"}
     assert found.layers[-1].gap.sqnr == pytest.approx(found.sqnr, abs=1e-3)
@@ -169,7 +169,7 @@ def test_value_sources_of_operators_on_the_cpu() -> None:
     assert moved.moves
     assert moved.isolated is None  # its values are quantized already
     assert moved.gap.sqnr < 40
-    real = export(Between().eval(), ExportRecipe.get_recipe(FP), vectors()).compare(vectors(), workers=1)
+    real = export(CpuBetween().eval(), ExportRecipe.get_recipe(FP), vectors()).compare(vectors(), workers=1)
     sources = {layer.operator: layer.value_source for layer in real.layers}
     assert sources == {
         "aten.linear.default": "program",
@@ -197,9 +197,9 @@ def test_state_is_kept_between_samples(recipe: ArmRecipeType) -> None:
 
 
 def test_a_method_is_selected_by_name() -> None:
-    models: dict[str, nn.Module] = {"count": Counting().eval(), "between": Between().eval()}
+    models: dict[str, nn.Module] = {"count": Counting().eval(), "between": CpuBetween().eval()}
     result = export(models, ExportRecipe.get_recipe(INT8), dict.fromkeys(models, vectors(3)))
-    alone = export(Between().eval(), ExportRecipe.get_recipe(INT8), vectors(3)).compare(vectors(3))
+    alone = export(CpuBetween().eval(), ExportRecipe.get_recipe(INT8), vectors(3)).compare(vectors(3))
     found = result.compare(vectors(3), method="between")
     assert [layer.operator for layer in found.layers] == [layer.operator for layer in alone.layers]
     assert found.sqnr == pytest.approx(alone.sqnr, abs=3)

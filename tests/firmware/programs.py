@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from arm_recipes import ArmRecipeType, ExportResult, export
 from tests.models.decoder import Prefill, decoder, prompt
-from tests.runtime.host_programs import MIXED, Between, Counting, Mixed, Small, export_small, export_wide
+from tests.runtime.host_programs import MIXED, Counting, CpuBetween, Mixed, Small, export_small, export_striped
 from tests.small_models import images, vectors
 
 U55, U65, U85 = (ArmRecipeType[f"ETHOSU_{npu}_INT8"] for npu in ("U55", "U65", "U85"))
@@ -74,7 +74,7 @@ def _pictures() -> ExportResult:
 
 def _methods() -> ExportResult:
     """Export two methods of different size and memory."""
-    models = {"first": Counting().eval(), "between": Between().eval()}
+    models = {"first": Counting().eval(), "between": CpuBetween().eval()}
     return _exported(models, U55, dict.fromkeys(models, vectors(2)))
 
 
@@ -112,11 +112,11 @@ PROGRAMS: dict[str, Callable[[], ExportResult]] = {
     "uint8_u55": lambda: export_small(U55, input_dtype="uint8"),
     "pixels_u85": _pixels,
     "a16w8_u85": lambda: export_small(U85_A16W8),
-    "fast_scratch_u65": lambda: export_wide(U65)[0],
-    "stripes_u55": lambda: export_wide(U55)[0],
+    "fast_scratch_u65": lambda: export_striped(U65)[0],
+    "stripes_u55": lambda: export_striped(U55)[0],
     "mixed_u85": lambda: _exported(Mixed().eval(), U85, [MIXED]),
     "state_u55": lambda: _exported(Counting().eval(), U55, vectors(2)),
-    "cpu_between_u85": lambda: _exported(Between().eval(), U85, vectors(2)),
+    "cpu_between_u85": lambda: _exported(CpuBetween().eval(), U85, vectors(2)),
     "no_npu": lambda: _exported(Largest().eval(), U55, vectors(2)),
     # topk needs 16 bytes of the temp allocator per element, more than all other operators.
     "kernels_memory": lambda: _exported(Largest().eval(), U55, [(torch.arange(600.0)[None],)] * 2),
@@ -124,7 +124,7 @@ PROGRAMS: dict[str, Callable[[], ExportResult]] = {
     "methods_u55": _methods,
     "decoder_u85": _decoder,
     "loop_u55": _loop,
-    "memories_u85": lambda: _exported(Between().eval(), U85, vectors(2), memory={"dtcm": 2000, "sram": None}),
+    "memories_u85": lambda: _exported(CpuBetween().eval(), U85, vectors(2), memory={"dtcm": 2000, "sram": None}),
     "two_memories_u85": lambda: _exported(Small().eval(), U85, images(), memory={"dtcm": 800, "sram": None}),
     "external_u85": lambda: export_small(U85, quantized_io=True, external=True),
     "external_weights_u55": lambda: export_small(U55, external=("weights",)),
@@ -133,7 +133,7 @@ PROGRAMS: dict[str, Callable[[], ExportResult]] = {
     "corstone_320": lambda: export_small(U85, board="corstone-320"),
     "alif_e8": lambda: export_small(U55, board="alif-e8-hp"),
     "himax": lambda: export_small(U55, board="himax-we2"),
-    "cpu_between_board": lambda: _exported(Between().eval(), U85, vectors(2), board="corstone-320"),
+    "cpu_between_board": lambda: _exported(CpuBetween().eval(), U85, vectors(2), board="corstone-320"),
     "nuvoton": lambda: export_small(U55, board="nuvoton-m55m1"),
 }
 

@@ -11,14 +11,14 @@ import torch
 import arm_recipes
 from arm_recipes import ArmRecipeType, ExportRecipe, ExportResult, load
 from arm_recipes._internal.messages import BudgetError, ExportError
-from tests.runtime.host_programs import Between, Counting
+from tests.runtime.host_programs import Counting, CpuBetween
 from tests.small_models import vectors
 
 U85 = ArmRecipeType.ETHOSU_U85_INT8
 
 
 def _exported(**options: Any) -> ExportResult:
-    return arm_recipes.export(Between().eval(), ExportRecipe.get_recipe(U85, **options), vectors(2))
+    return arm_recipes.export(CpuBetween().eval(), ExportRecipe.get_recipe(U85, **options), vectors(2))
 
 
 @cache
@@ -103,7 +103,7 @@ def test_allocations_of_the_runtime_count_against_the_budget() -> None:
 
 
 def test_option_memory_refuses_several_methods() -> None:
-    methods = {"count": Counting().eval(), "between": Between().eval()}
+    methods = {"count": Counting().eval(), "between": CpuBetween().eval()}
     recipe = ExportRecipe.get_recipe(U85, memory={"dtcm": 100, "sram": None})
     with pytest.raises(ExportError, match="memory: the program has the methods between, count"):
         arm_recipes.export(methods, recipe, dict.fromkeys(methods, vectors(2)))

@@ -19,7 +19,7 @@ from arm_recipes.firmware.host_run import run_on_host
 from arm_recipes.firmware.saving import collect_firmware_data
 from arm_recipes.pipeline.shared_scratch import _Call, _Plan, _smallest_plan
 from arm_recipes.runtime.ethosu_payload import CACHE_LINE
-from tests.runtime.host_programs import Between, Counting, Small
+from tests.runtime.host_programs import Counting, CpuBetween, Small
 from tests.small_models import images, vectors
 
 U55, U85 = ArmRecipeType.ETHOSU_U55_INT8, ArmRecipeType.ETHOSU_U85_INT8
@@ -171,7 +171,7 @@ def test_option_memory_and_shared_scratch_false_leave_a_separate_scratch(options
 
 
 def test_methods_share_the_scratch_of_the_runtime() -> None:
-    models = {"first": Counting().eval(), "between": Between().eval()}
+    models = {"first": Counting().eval(), "between": CpuBetween().eval()}
     result = export(models, ExportRecipe.get_recipe(U55), dict.fromkeys(models, vectors(2)), progress=False)
     assert result.report.ram is not None
     assert any(part.name == "NPU scratch" for part in result.report.ram.parts)

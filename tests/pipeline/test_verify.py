@@ -21,7 +21,7 @@ from arm_recipes import ArmRecipeType, ExportError, RuntimeUnavailable, export
 from arm_recipes.cli.main import main
 from arm_recipes.runtime import plugin
 from arm_recipes.runtime.ethosu_payload import read_parts
-from tests.runtime.host_programs import Between, Counting
+from tests.runtime.host_programs import Counting, CpuBetween
 from tests.small_models import Small, images, vectors
 
 U55, U85 = ArmRecipeType.ETHOSU_U55_INT8, ArmRecipeType.ETHOSU_U85_INT8
@@ -36,7 +36,7 @@ def test_a_note_counts_verified_executions_and_delegates(quantized_io: bool) -> 
 
 
 def test_every_delegate_of_every_method_is_verified() -> None:
-    models: dict[str, nn.Module] = {"count": Counting().eval(), "between": Between().eval()}
+    models: dict[str, nn.Module] = {"count": Counting().eval(), "between": CpuBetween().eval()}
     result = export(models, ExportRecipe.get_recipe(U55), dict.fromkeys(models, vectors(3)), verify=True)
     assert re.fullmatch(VERIFIED.format(9, 3), result.report.notes[-1])
     # Buffers of the result's own program are as they were.
@@ -64,7 +64,7 @@ def test_a_difference_from_the_tosa_graph_is_an_error_and_writes_no_file(
         return results
 
     monkeypatch.setattr(reference, "run", wrong)
-    models: dict[str, nn.Module] = {"count": Counting().eval(), "between": Between().eval()}
+    models: dict[str, nn.Module] = {"count": Counting().eval(), "between": CpuBetween().eval()}
     examples = dict.fromkeys(models, vectors(3))
     with pytest.raises(
         ExportError,

@@ -77,14 +77,14 @@ def compile_cpp(
 ) -> Path:
     """Compile and link ``sources`` into ``output``, with warnings as errors; ``link`` has flags for the linker only.
 
-    Each source by itself, which is what ``ccache`` keeps; no two have the same name.
+    Each source is compiled separately, so that ``ccache`` keeps its object file. No two sources have the same name.
     """
     tool = require(
         compiler, {"clang++-14": "clang-14", "arm-none-eabi-g++": "gcc-arm-none-eabi"}.get(compiler, compiler)
     )
     command = [tool, "-std=c++17", *WARNINGS, f"-I{RUNTIME}", *flags]
     objects = [output.with_name(f"{output.name}.{source.stem}.o") for source in sources]
-    # As CMake's builds: ``tests/conftest.py`` decides.
+    # As in CMake's builds. ``tests/conftest.py`` sets the variable.
     launcher = os.environ.get("CMAKE_CXX_COMPILER_LAUNCHER", "").split()
     for source, compiled in zip(sources, objects, strict=True):
         run([*launcher, *command, "-c", "-o", str(compiled), str(source)])

@@ -68,7 +68,7 @@ class Emulator:
         inputs: Sequence[Array],
         outputs: Sequence[tuple[str, tuple[int, ...]]],
         *,
-        fails: int | None = ALL_FINDINGS,
+        fatal_findings: int | None = ALL_FINDINGS,
     ) -> list[Array]:
         """Execute a program once with access checks, and store the figures of this execution in ``figures``.
 
@@ -76,10 +76,10 @@ class Emulator:
             payload: the program.
             inputs: arrays of any type; only their bytes count.
             outputs: element type and shape of each result.
-            fails: findings of the access checker that are errors, as bits; None disables it.
+            fatal_findings: findings of the access checker that are errors, as a bit mask; None disables the checker.
 
         Raises:
-            StreamError: the program does not load or fails.
+            StreamError: the program does not load or fatal_findings.
         """
         input_bytes = [np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8) for array in inputs]
         results = [np.empty(shape, dtype) for dtype, shape in outputs]
@@ -90,8 +90,8 @@ class Emulator:
         parts = payload.commands, payload.weights, payload.scratch, _FAST_SCRATCH, input_tensors, output_tensors
         stream = Stream(self._library, *parts)
         try:
-            if fails is not None:
-                stream.enable_access_checks(fails)
+            if fatal_findings is not None:
+                stream.enable_access_checks(fatal_findings)
             written = stream.run(input_bytes)
         finally:
             self.figures = stream.statistics()

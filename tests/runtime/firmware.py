@@ -23,9 +23,9 @@ from tests.runtime.building import RUNTIME, require, run
 
 _TOOLCHAIN = "gcc-arm-none-eabi libnewlib-arm-none-eabi libstdc++-arm-none-eabi-newlib"
 _DTYPES = {ScalarType.FLOAT: torch.float32, ScalarType.CHAR: torch.int8, ScalarType.SHORT: torch.int16}
-#: NPU products by the driver's number.
+#: NPU products; the index is the driver's product number.
 _PRODUCTS = (55, 65, 85)
-#: Time limit in seconds; the longest run takes one.
+#: Time limit of a run in seconds; the longest takes 1 s.
 _TIMEOUT = 120
 
 
@@ -85,7 +85,7 @@ class Firmware:
 
     @cached_property
     def npu(self) -> tuple[int, int]:
-        """NPU of the device: product and logarithm of its MACs, as the driver counts them; 0 without delegates."""
+        """NPU of the device: the driver's product number and log2 of the MACs; 0, 0 without delegates."""
         if not self.payloads:
             return 0, 0
         npu = read_parts(self.payloads[0]).payload
@@ -107,7 +107,7 @@ class Firmware:
         return Run(ok, printed, tuple(self._outputs()) if ok else ())
 
     def constants(self) -> dict[int, bytes]:
-        """Return the bytes of constant tensors by their values' numbers."""
+        """Return the bytes of the constant tensors by index of the value."""
         buffers = self._program.constant_buffer
         tensors = {number: value.val for number, value in enumerate(self.plan.values)}
         return {
@@ -166,5 +166,5 @@ def _steps(plan: ExecutionPlan) -> Iterator[str]:
             yield _call(f"call {step.delegate_index}", step.args)
 
 
-def _call(what: str, arguments: Sequence[int]) -> str:
-    return " ".join([what, str(len(arguments)), *map(str, arguments)])
+def _call(prefix: str, arguments: Sequence[int]) -> str:
+    return " ".join([prefix, str(len(arguments)), *map(str, arguments)])

@@ -21,8 +21,8 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
     ["arm_recipes.runtime.program", "executorch.kernels.quantized", "executorch.runtime", "tests.runtime.host_children"]
 )
-#: Timeout of a child process. Some compile C++ at the same time as other tests.
-_SECONDS = 300.0
+#: Timeout of a child process. Some compile C++ while other tests run.
+_TIMEOUT_SECONDS = 300.0
 
 
 class ChildDied(AssertionError):
@@ -50,7 +50,7 @@ def run_in_child(
         without: modules that cannot be imported in the child process.
 
     Raises:
-        ChildDied: it crashed, or took too long.
+        ChildDied: the process crashed or reached the timeout.
     """
     answer = start_in_child(function, *arguments, environment=environment, without=without)
     return answer()
@@ -71,13 +71,13 @@ def start_in_child(
     def answer() -> Any:
         value: Any
         try:
-            failed, value = here.recv() if here.poll(_SECONDS) else (False, None)
+            failed, value = here.recv() if here.poll(_TIMEOUT_SECONDS) else (False, None)
         except EOFError:
             process.join()
             raise ChildDied(process.exitcode) from None
         finally:
             here.close()
-        process.join(_SECONDS)
+        process.join(_TIMEOUT_SECONDS)
         if process.exitcode != 0:
             process.kill()
             raise ChildDied(process.exitcode)
@@ -151,7 +151,7 @@ def run_programs(programs: Sequence[bytes], *tensors: Any) -> list[list[Any] | s
         process.start()
         there.close()
         try:
-            while here.poll(_SECONDS):
+            while here.poll(_TIMEOUT_SECONDS):
                 found.append(here.recv()[1])
         except EOFError:
             pass
@@ -166,7 +166,7 @@ def run_programs(programs: Sequence[bytes], *tensors: Any) -> list[list[Any] | s
 
 
 def find_vulkan_loader() -> tuple[str, bool, dict[str, str | None]]:
-    """The Vulkan loader that is chosen, whether the emulation layer is used, and what the environment is then."""
+    """Return the chosen Vulkan loader, whether the emulation layer is used, and the Vulkan variables afterwards."""
     from arm_recipes.runtime.vulkan import set_up_vulkan
 
     chosen = set_up_vulkan()
@@ -174,18 +174,18 @@ def find_vulkan_loader() -> tuple[str, bool, dict[str, str | None]]:
     return chosen.loader, chosen.emulated, {name: os.environ.get(name) for name in variables}
 
 
-def run_after_failure(fails: bytes, works: bytes, *tensors: Any) -> tuple[list[str], list[Any]]:
+def run_after_failure(failing: bytes, working: bytes, *tensors: Any) -> tuple[list[str], list[Any]]:
     """Run a failing program twice, then another one; return the two messages and the outputs of the last run."""
     from arm_recipes import RunError, load
 
-    said = []
-    program = load(fails)
+    messages = []
+    program = load(failing)
     for _ in range(2):
         try:
             program.execute(*tensors)
         except RunError as error:
-            said.append(f"{type(error).__name__} from {type(error.__cause__).__name__}: {error}")
-    return said, run(works, *tensors)
+            messages.append(f"{type(error).__name__} from {type(error.__cause__).__name__}: {error}")
+    return messages, run(working, *tensors)
 
 
 def run_with_loaders(loaders: Sequence[str], program: bytes, *tensors: Any) -> tuple[str, list[Any]]:
@@ -206,27 +206,27 @@ def run_without_layer_library(folder: str, program: bytes, *tensors: Any) -> lis
     return run(program, *tensors)
 
 
-def install_after(libraries: Sequence[str], times: int = 1) -> list[str]:
+def install_copies_then_plugin(libraries: Sequence[str], times: int = 1) -> list[str]:
     """Install copies of the plugin one after the other, then the plugin itself; return the message of each copy."""
     import executorch.extension.pybindings.portable_lib  # noqa: F401
 
-    said = []
+    messages = []
     for library in libraries:
         message = ctypes.create_string_buffer(512)
         failed = ctypes.CDLL(library).arm_host_install(message, ctypes.c_uint64(len(message)))
-        said.append(message.value.decode() if failed else "")
+        messages.append(message.value.decode() if failed else "")
     from arm_recipes.runtime import plugin
 
     for _ in range(times):
         plugin.register_backends()
-    return said
+    return messages
 
 
-def copies_after_install(library: str, program: bytes, *tensors: Any) -> tuple[list[str], list[Any]]:
+def install_plugin_then_copy_twice(library: str, program: bytes, *tensors: Any) -> tuple[list[str], list[Any]]:
     """Install a copy of the plugin twice after the plugin; return the messages and the outputs of a program."""
-    install_after([])
-    said = [install_after([library])[0] for _ in range(2)]
-    return said, run(program, *tensors)
+    install_copies_then_plugin([])
+    messages = [install_copies_then_plugin([library])[0] for _ in range(2)]
+    return messages, run(program, *tensors)
 
 
 def build_and_run(program: bytes, *tensors: Any) -> tuple[str, list[Any]]:
@@ -262,12 +262,12 @@ def interrupt_run(program: bytes, *tensors: Any) -> tuple[str, list[Any]]:
 
     original, loaded = reference.run, load(program)
 
-    def pressed(*_: Any) -> Any:
+    def interrupted_run(*_: Any) -> Any:
         os.kill(os.getpid(), signal.SIGINT)
         return original(*_)
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    reference.run = pressed  # type: ignore[assignment]
+    reference.run = interrupted_run  # type: ignore[assignment]
     try:
         loaded.execute(*tensors)
     except BaseException as error:
@@ -295,12 +295,12 @@ def run_in_threads(
     if shared:
         loaded = {program: load(program) for programs, _ in jobs for program in programs}
     results: list[list[Any]] = [[] for _ in jobs]
-    together = threading.Barrier(len(jobs))
+    barrier = threading.Barrier(len(jobs))
 
     def work(number: int) -> None:
         programs, samples = jobs[number]
         mine = [loaded.get(program) or load(program) for program in programs]
-        together.wait()
+        barrier.wait()
         for sample, program in itertools.product(samples, mine):
             results[number].append([output.numpy() for output in program.execute(*sample)])
 
@@ -336,7 +336,7 @@ def destroy_while_running(program: bytes, other: bytes, tensors: Sequence[Any], 
     return outputs + dropped
 
 
-def prints_while_running(program: bytes, tensors: Sequence[Any], lines: int) -> int:
+def count_lines_printed_while_running(program: bytes, tensors: Sequence[Any], lines: int) -> int:
     """Print lines in one thread while another runs a program; return how many lines arrive."""
     import tempfile
     import threading

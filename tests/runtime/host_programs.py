@@ -50,7 +50,7 @@ class Counting(nn.Module):
         return self.layer(x) + self.calls
 
 
-class Between(nn.Module):
+class CpuBetween(nn.Module):
     """Has operators between its layers that no target supports and that the runtime has kernels for."""
 
     def __init__(self) -> None:
@@ -63,8 +63,8 @@ class Between(nn.Module):
         return self.second(torch.cumsum(self.first(x), 1).topk(6).values)
 
 
-class Wide(nn.Module):
-    """Larger than the NPU's buffers: Vela splits it into stripes, and not all tensors fit fast memory."""
+class Striped(nn.Module):
+    """Larger than the NPU's buffers: Vela splits it into stripes, and not all tensors fit into fast memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,11 +90,11 @@ def export_small(recipe: ArmRecipeType, **options: Any) -> ExportResult:
     return export(Small().eval(), ExportRecipe.get_recipe(recipe, **options), images())
 
 
-def export_wide(recipe: ArmRecipeType, **options: Any) -> tuple[ExportResult, Tensor]:
-    """Export ``Wide``; return the result and an input."""
+def export_striped(recipe: ArmRecipeType, **options: Any) -> tuple[ExportResult, Tensor]:
+    """Export ``Striped``; return the result and an input."""
     generator = torch.Generator().manual_seed(2)
     samples = [(torch.randn(1, 3, 40, 40, generator=generator),) for _ in range(3)]
-    return export(Wide().eval(), ExportRecipe.get_recipe(recipe, **options), samples), samples[0][0]
+    return export(Striped().eval(), ExportRecipe.get_recipe(recipe, **options), samples), samples[0][0]
 
 
 @cache
@@ -105,8 +105,8 @@ def export_mixed(recipe: ArmRecipeType) -> ExportResult:
 
 @cache
 def export_methods() -> bytes:
-    """Export a program with three methods: ``Counting`` twice, and ``Between``."""
-    models = {"first": Counting().eval(), "between": Between().eval(), "second": Counting().eval()}
+    """Export a program with three methods: ``Counting`` twice, and ``CpuBetween``."""
+    models = {"first": Counting().eval(), "between": CpuBetween().eval(), "second": Counting().eval()}
     return export(models, ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP), dict.fromkeys(models, vectors(1))).buffer
 
 
@@ -119,7 +119,7 @@ def export_without_recipe(recipe: ArmRecipeType) -> bytes:
 
 
 def remove_file_checksum(program: bytes) -> bytes:
-    """Remove the checksum of the file, so that the reader does not find it."""
+    """Replace the checksum of the file with its placeholder, so that the reader does not verify the file."""
     at = program.rindex(_CHECKSUM_PREFIX) + len(_CHECKSUM_PREFIX)
     return program[:at] + _CHECKSUM_PLACEHOLDER.encode() + program[at + len(_CHECKSUM_PLACEHOLDER) :]
 

@@ -21,7 +21,7 @@ MAX, AVERAGE = 0, 1
 MUL, ADD, SUB, LRELU, SHR = 0, 1, 2, 5, 8
 #: OFM_PRECISION: the bit for one scale of all channels; the position of the rounding mode on U55 and U65.
 GLOBAL_SCALE, ROUNDING_AT = 1 << 8, 14
-#: Register numbers. Three more follow a base. Strides are those of columns, rows and bricks.
+#: Register numbers. The bases of three more tiles follow a base. Strides are those of columns, rows and bricks.
 _IFM = {"base": 0, "strides": 4, "sizes": 266, "region": 271, "zero_point": 265, "precision": 261, "bytes_at": 2}
 _IFM2 = {"base": 128, "strides": 132, "sizes": 394, "region": 399, "zero_point": 393, "precision": 389, "bytes_at": 2}
 _OFM = {"base": 16, "strides": 20, "sizes": 282, "region": 287, "zero_point": 280, "precision": 276, "bytes_at": 1}
@@ -75,19 +75,19 @@ class Commands:
     def ifm(self, address: int, array: Array, zero_point: int = 0) -> None:
         """Set the first operand: an array of rows, columns, channels."""
         self.set(_IFM_DEPTH, array.shape[2] - 1)
-        self._map(_IFM, address, array, zero_point)
+        self._set_feature_map(_IFM, address, array, zero_point)
 
     def ifm2(self, address: int, array: Array, zero_point: int = 0) -> None:
         """Set the second operand, without broadcast."""
         self.set(IFM2_BROADCAST, 0)
-        self._map(_IFM2, address, array, zero_point)
+        self._set_feature_map(_IFM2, address, array, zero_point)
 
     def ofm(self, address: int, array: Array, zero_point: int = 0, flags: int = 0) -> None:
         """Set the result's shape and type; ``flags`` are further bits of its precision register. Values are ignored."""
         for registers in (_OFM_SHAPE, _OFM_BLOCK):
             for register, extent in zip(registers, array.shape, strict=True):
                 self.set(register, extent - 1)
-        self._map(_OFM, address, array, zero_point, flags)
+        self._set_feature_map(_OFM, address, array, zero_point, flags)
         info = np.iinfo(array.dtype)
         limits = (info.min, info.max) if info.bits <= 16 else (-(2**15), 2**15 - 1)
         if self.is_u85:
@@ -104,7 +104,9 @@ class Commands:
         self.set(PAD_TOP, top)
         self.set(PAD_RIGHT, right)
 
-    def _map(self, registers: dict[str, int], address: int, array: Array, zero_point: int, flags: int = 0) -> None:
+    def _set_feature_map(
+        self, registers: dict[str, int], address: int, array: Array, zero_point: int, flags: int = 0
+    ) -> None:
         height, width, depth = array.shape
         size = array.dtype.itemsize
         self.set(registers["region"], SCRATCH)
@@ -174,8 +176,8 @@ def elementwise(
         for register in IFM_SCALES:
             commands.set_word(register, 1)
     commands.start(ELEMENTWISE, mode)
-    given = list(zip(places, arrays, strict=False))
-    values = execute(emulator, commands, given, (places[-1], output), np.zeros(16, np.uint8))
+    inputs = list(zip(places, arrays, strict=False))
+    values = execute(emulator, commands, inputs, (places[-1], output), np.zeros(16, np.uint8))
     return [int(value) for value in values.ravel()]
 
 
@@ -190,7 +192,7 @@ def pool(
     scale: tuple[int, int] | None = (1, 0),
     activation: int | None = None,
 ) -> list[int]:
-    """Execute a pool of [rows, columns, channels] with ``right`` columns of padding; else as ``elementwise``."""
+    """Execute a pool of [rows, columns, channels] with ``right`` columns of padding; otherwise as ``elementwise``."""
     commands = Commands(npu)
     height, width, depth = image.shape
     output = np.zeros((height - kernel[0] + 1, width + right - kernel[1] + 1, depth), image.dtype)

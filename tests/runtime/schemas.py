@@ -44,7 +44,7 @@ def _numbers(module: ModuleType) -> dict[str, dict[str, int]]:
 
 
 def tables(schema: str) -> dict[str, dict[str, int]]:
-    """Return the field numbers of each table of a schema; a union has two."""
+    """Return the field numbers of each table of a schema. A union has two: type and value."""
     text = re.sub(r"//[^\n]*", "", schema)
     unions = set(re.findall(r"^union (\w+)", text, re.MULTILINE))
     found = {}

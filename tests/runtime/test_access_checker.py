@@ -1,4 +1,4 @@
-"""The emulator's watch: what Vela writes passes, and what is taken out of it is missed where it was needed."""
+"""Access checker of the emulator: Vela's streams pass; without one of their waits or operations they are refused."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.accelerators import ACCELERATORS
 from tests.graphs import Body, build_flatbuffer
 from tests.runtime.ethosu_emulator import Emulator, Payload, read_payload
 from tests.runtime.tflite_models import depthwise
-from tests.runtime.vela_bugs import EARLY, Reproducer
+from tests.runtime.vela_bugs import STARTS_TOO_EARLY, Reproducer
 from tests.tflite.vela import compile_tflite
 
 _CONV, _DMA_START, _DMA_WAIT, _KERNEL_WAIT, _NOTHING, _BLOCKDEP = 2, 16, 17, 18, 19, 0x12F
@@ -40,7 +40,7 @@ _WORD_FOLLOWS = 0x4000
 
 
 def _convolutions(b: Builder, x: Value) -> Value:
-    """Four, whose weights come by DMA in turns; tables follow the second and the last."""
+    """Emit four convolutions, whose weights are copied by DMA. A TABLE follows the second and the last."""
     generator = np.random.default_rng(0)
     for index in range(4):
         weight = b.const(generator.integers(-127, 128, (32, 3, 3, x.shape[3])), DType.INT8)
@@ -68,7 +68,7 @@ def _run(emulator: Emulator, payload: Payload, **options: Any) -> np.ndarray[Any
 
 
 def _commands(payload: Payload, opcode: int | None = None) -> Iterator[int]:
-    """Places of a command, or of all, in words."""
+    """Word offsets of all commands, or of those with ``opcode``."""
     words = struct.unpack(f"<{len(payload.commands) // 4}I", payload.commands)
     place = 8
     while place < len(words):
@@ -77,13 +77,13 @@ def _commands(payload: Payload, opcode: int | None = None) -> Iterator[int]:
         place += 2 if words[place] & _WORD_FOLLOWS else 1
 
 
-def _with(payload: Payload, place: int, word: int) -> Payload:
+def _replace_word(payload: Payload, place: int, word: int) -> Payload:
     commands = bytearray(payload.commands)
     commands[4 * place : 4 * place + 4] = struct.pack("<I", word)
     return replace(payload, commands=bytes(commands))
 
 
-def _said(emulator: Emulator, payload: Payload) -> str:
+def _error_message(emulator: Emulator, payload: Payload) -> str:
     with pytest.raises(StreamError) as caught:
         _run(emulator, payload)
     return str(caught.value)
@@ -91,8 +91,8 @@ def _said(emulator: Emulator, payload: Payload) -> str:
 
 @pytest.mark.parametrize("accelerator", ACCELERATORS)
 @pytest.mark.parametrize("opcode", [_DMA_WAIT, _KERNEL_WAIT], ids=["DMA_WAIT", "KERNEL_WAIT"])
-def test_every_wait_is_needed(accelerator: str, opcode: int, emulator: Emulator) -> None:
-    """Without one of them, what comes next is in no order with what it was to wait for."""
+def test_each_removed_wait_is_reported(accelerator: str, opcode: int, emulator: Emulator) -> None:
+    """Without the wait, the next operation may start before the awaited one has ended."""
     payload = _payload(accelerator)
     places = list(_commands(payload, opcode))
     assert places or (accelerator, opcode) == ("ethos-u85-256", _KERNEL_WAIT)
@@ -101,83 +101,83 @@ def test_every_wait_is_needed(accelerator: str, opcode: int, emulator: Emulator)
         _KERNEL_WAIT: ("DMA_START", _DMA_START, "write"),
     }[opcode]
     for place in places:
-        # BLOCKDEP may stand between
+        # NPU_SET_BLOCKDEP may be between them
         after = next(at for at in _commands(payload, waiting) if at > place)
         assert after - place <= 2
-        said = _said(emulator, _with(payload, place, _NOTHING))
+        message = _error_message(emulator, _replace_word(payload, place, _NOTHING))
         assert re.fullmatch(
             rf"NPU_OP_{name} at byte {4 * after}: it may {does} byte \d+ of region [128] before the operation at "
             r"byte \d+ has (read|written) it: a wait is missing",
-            said,
+            message,
         )
 
 
 @pytest.mark.parametrize("accelerator", ACCELERATORS)
-def test_blocks_that_overlap_too_much(accelerator: str, emulator: Emulator) -> None:
-    """Vela's BLOCKDEP is 0 or 1 where an operation reads what the one before writes."""
+def test_too_large_blockdep_is_reported(accelerator: str, emulator: Emulator) -> None:
+    """Vela's BLOCKDEP is 0 or 1 if an operation reads the result of the previous one."""
     payload = _payload(accelerator)
     for place in _commands(payload, _BLOCKDEP):
-        payload = _with(payload, place, _BLOCKDEP | 7 << 16)
-    said = _said(emulator, payload)
+        payload = _replace_word(payload, place, _BLOCKDEP | 7 << 16)
+    message = _error_message(emulator, payload)
     assert re.fullmatch(
         r"NPU_OP_CONV at byte \d+: it may read byte \d+ of region [12] before the operation at byte \d+ has written "
         "it: BLOCKDEP is too large",
-        said,
+        message,
     )
-    _run(emulator, payload, fails=UNWRITTEN)
+    _run(emulator, payload, fatal_findings=UNWRITTEN)
     assert emulator.figures.hazards == 3
 
 
-def test_findings_are_counted_and_change_nothing(emulator: Emulator) -> None:
+def test_findings_are_counted_and_do_not_change_results(emulator: Emulator) -> None:
     payload = _payload("ethos-u55-128")
-    right = _run(emulator, payload, fails=None)
+    right = _run(emulator, payload, fatal_findings=None)
     assert np.array_equal(_run(emulator, payload), right)
     assert (emulator.figures.unwritten, emulator.figures.hazards) == (0, 0)
     waits = [*_commands(payload, _DMA_WAIT), *_commands(payload, _KERNEL_WAIT)]
     for place in waits:
-        payload = _with(payload, place, _NOTHING)
-    assert np.array_equal(_run(emulator, payload, fails=UNWRITTEN), right)
+        payload = _replace_word(payload, place, _NOTHING)
+    assert np.array_equal(_run(emulator, payload, fatal_findings=UNWRITTEN), right)
     assert emulator.figures.hazards == len(waits) == {(5, 1): 10, (5, 2): 14}[installed_release()]
 
 
-def test_inputs_that_are_not_there(emulator: Emulator) -> None:
+def test_missing_input_is_reported(emulator: Emulator) -> None:
     payload = _payload("ethos-u55-128")
     (tensor,) = payload.inputs
-    said = _said(emulator, replace(payload, inputs=()))
+    message = _error_message(emulator, replace(payload, inputs=()))
     assert re.fullmatch(
         rf"NPU_OP_CONV at byte \d+: IFM has byte {tensor.offset} of region 1, and nothing has written it, nor \d+ more "
         "beside it",
-        said,
+        message,
     )
-    _run(emulator, replace(payload, inputs=()), fails=HAZARD)
+    _run(emulator, replace(payload, inputs=()), fatal_findings=HAZARD)
     assert emulator.figures.unwritten > 0
 
 
-def test_tables_that_do_not_come(emulator: Emulator) -> None:
+def test_removed_dma_of_a_table_is_reported(emulator: Emulator) -> None:
     payload = _payload("ethos-u85-256")
     first = next(_commands(payload, _DMA_START))
-    said = _said(emulator, _with(payload, first, _NOTHING))
+    message = _error_message(emulator, _replace_word(payload, first, _NOTHING))
     assert re.fullmatch(
         r"NPU_OP_CONV at byte \d+: the table has byte 0 of region 8 \(that of tables\), and nothing has written it, "
         "nor 255 more beside it",
-        said,
+        message,
     )
 
 
-def test_an_operation_that_is_left_out(emulator: Emulator) -> None:
+def test_removed_operation_is_reported(emulator: Emulator) -> None:
     payload = _payload("ethos-u85-256")
     first, second, *_ = _commands(payload, _CONV)
-    said = _said(emulator, _with(payload, first, _NOTHING))
+    message = _error_message(emulator, _replace_word(payload, first, _NOTHING))
     missing = "IFM has byte 0 of region 1, and nothing has written it, nor 191 more beside it"
-    assert said == f"NPU_OP_CONV at byte {4 * second}: {missing}"
+    assert message == f"NPU_OP_CONV at byte {4 * second}: {missing}"
 
 
-def _gathered(b: Builder, x: Value, indices: Value) -> Value:
+def _gather(b: Builder, x: Value, indices: Value) -> Value:
     return b.gather(x, indices)
 
 
-def test_indices_and_results_that_are_not_there(emulator: Emulator) -> None:
-    flatbuffer = build_flatbuffer(_gathered, ((1, 6, 16), DType.INT8), ((1, 4), DType.INT32))
+def test_missing_indices_and_results_of_gather_are_reported(emulator: Emulator) -> None:
+    flatbuffer = build_flatbuffer(_gather, ((1, 6, 16), DType.INT8), ((1, 4), DType.INT32))
     compiled = compile_ethosu(flatbuffer, EthosUCompileSpec("ethos-u85-256"), delegate="", find_operator=lambda _: None)
     payload = read_payload(compiled.data)
     inputs: list[np.ndarray[Any, Any]] = [
@@ -186,18 +186,18 @@ def test_indices_and_results_that_are_not_there(emulator: Emulator) -> None:
     ]
     (result,) = emulator.run(payload, inputs, [("int8", (1, 4, 16))])
     assert np.array_equal(result, inputs[0][:, inputs[1][0]])
-    for index, said in ((0, "NPU_OP_STOP at byte .*: a result"), (1, "NPU_OP_DMA_START at byte .*: indices")):
+    for index, message in ((0, "NPU_OP_STOP at byte .*: a result"), (1, "NPU_OP_DMA_START at byte .*: indices")):
         kept = replace(payload, inputs=payload.inputs[1 - index : 2 - index])
-        with pytest.raises(StreamError, match=f"{said} ha(s|ve) byte"):
+        with pytest.raises(StreamError, match=f"{message} ha(s|ve) byte"):
             emulator.run(kept, inputs[1 - index : 2 - index], [("int8", (1, 4, 16))])
     for place in _commands(payload, _DMA_START):
-        payload = _with(payload, place, _NOTHING)
+        payload = _replace_word(payload, place, _NOTHING)
     with pytest.raises(StreamError, match=r"NPU_OP_STOP at byte .*: a result has byte .* nor 63 more beside it"):
         emulator.run(payload, inputs, [("int8", (1, 4, 16))])
 
 
-def test_copies_of_more_than_there_is(emulator: Emulator) -> None:
-    """A copy of 4 bytes is one of 16: what nothing has written goes with it, and nothing reads it."""
+def test_dma_may_copy_unwritten_bytes_that_nothing_reads(emulator: Emulator) -> None:
+    """A DMA of 4 bytes copies 16. The other 12 may be unwritten, because no operation reads them."""
 
     def body(b: Builder, x: Value, y: Value) -> Value:
         return b.rescale(b.matmul(x, y), DType.INT8, 0.25)
@@ -213,8 +213,8 @@ def test_copies_of_more_than_there_is(emulator: Emulator) -> None:
 
 
 @pytest.mark.parametrize("accelerator", ACCELERATORS)
-def test_figures_are_those_that_vela_foresees(accelerator: str, emulator: Emulator) -> None:
-    """Where it counts the same: of each memory the most that is in use, the commands, the MACs."""
+def test_statistics_agree_with_velas_report(accelerator: str, emulator: Emulator) -> None:
+    """Commands and constants are those of the payload. On U55 Vela also counts peak memory and MACs in the same way."""
     payload, vela = _payload(accelerator), _compiled(accelerator).vela
     assert vela is not None
     _run(emulator, payload)
@@ -226,14 +226,14 @@ def test_figures_are_those_that_vela_foresees(accelerator: str, emulator: Emulat
     if accelerator == "ethos-u55-128":
         assert (weights, max(rest)) == (peaks["OffChipFlash"], peaks["Sram"])
         assert figures.macs == vela.macs == 12 * 12 * 9 * 32 * (16 + 3 * 32)
-    assert all(most >= different for most, different in zip(figures.peak, figures.touched, strict=True))
-    # Each weight once; an image in, and four of them from one operation to the next.
+    assert all(peak >= touched for peak, touched in zip(figures.peak, figures.touched, strict=True))
+    # Each of the four convolutions writes 32 channels.
     assert sum(figures.bytes_written) >= 4 * 12 * 12 * 32
 
 
 @pytest.mark.parametrize("accelerator", ACCELERATORS)
-def test_strides_that_pass_over_pixels(accelerator: str, emulator: Emulator) -> None:
-    """What no kernel comes to need not be written: of the pixels, only every second one is an input."""
+def test_pixels_skipped_by_a_stride_may_be_unwritten(accelerator: str, emulator: Emulator) -> None:
+    """Only every second pixel in rows and columns is an input; no kernel reads the others."""
 
     def body(b: Builder, x: Value) -> Value:
         weight = b.const(np.arange(8).reshape(4, 1, 1, 2), DType.INT8)
@@ -252,7 +252,7 @@ def test_strides_that_pass_over_pixels(accelerator: str, emulator: Emulator) -> 
 
 
 def _two_images(b: Builder, x: Value) -> Value:
-    """The second convolution's weights come to where the first reads its second image, one operation before."""
+    """A DMA of the second convolution's weights writes where the first convolution still reads its second image."""
     generator = np.random.default_rng(0)
     wide = b.conv2d(
         b.transpose(x, (0, 2, 3, 1)),
@@ -267,8 +267,10 @@ def _two_images(b: Builder, x: Value) -> Value:
 
 
 @pytest.mark.parametrize("accelerator", ["ethos-u55-128", "ethos-u65-256"])
-def test_the_wait_that_vela_leaves_out(accelerator: str, emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is put in, and all else is as Vela has it: commands, and the layers' places among them."""
+def test_wait_that_vela_omits_is_inserted(
+    accelerator: str, emulator: Emulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All other commands, and the offsets of the layers' commands apart from the shift, are Vela's."""
     flatbuffer = build_flatbuffer(_two_images, ((2, 3, 16, 16), DType.INT8))
     inputs = [np.random.default_rng(0).integers(-128, 128, (2, 3, 16, 16)).astype(np.int8)]
     (expected,) = reference.run(flatbuffer, inputs)
@@ -282,13 +284,13 @@ def test_the_wait_that_vela_leaves_out(accelerator: str, emulator: Emulator, mon
     (result,) = emulator.run(payload, inputs, [("int8", expected.shape)])
     assert np.array_equal(result, expected)
     monkeypatch.setattr(ethosu, "insert_waits", lambda stream: (stream, []))
-    alone, velas = compiled()
+    original, velas = compiled()
     with pytest.raises(StreamError, match=r"it may write byte .* before the operation at byte .* has read it: a wait"):
-        emulator.run(alone, inputs, [("int8", expected.shape)])
+        emulator.run(original, inputs, [("int8", expected.shape)])
 
-    changed, (place,) = insert_waits(alone.commands)
+    changed, (place,) = insert_waits(original.commands)
     assert changed == payload.commands
-    words, before = (np.frombuffer(stream, np.uint32)[8:].tolist() for stream in (changed, alone.commands))
+    words, before = (np.frombuffer(stream, np.uint32)[8:].tolist() for stream in (changed, original.commands))
     assert words.pop(place // 4) == _KERNEL_WAIT
     assert words == before
     assert before[place // 4] & 0xFFFF == _DMA_START
@@ -301,12 +303,14 @@ def test_the_wait_that_vela_leaves_out(accelerator: str, emulator: Emulator, mon
 
 
 @pytest.mark.parametrize(
-    ("bug", "accelerator"), [(x, name) for x in EARLY for name in x.wrong], ids=lambda x: getattr(x, "name", x)
+    ("bug", "accelerator"),
+    [(x, name) for x in STARTS_TOO_EARLY for name in x.wrong],
+    ids=lambda x: getattr(x, "name", x),
 )
-def test_what_begins_too_early(
+def test_blockdep_of_an_operation_that_starts_too_early_becomes_0(
     bug: Reproducer, accelerator: str, emulator: Emulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """BLOCKDEP is 0 for it; what follows, and all else, is as Vela has it."""
+    """BLOCKDEP of the other operations, and all other commands, are Vela's."""
     flatbuffer = build_flatbuffer(bug.body, *bug.inputs)
     generator = np.random.default_rng(0)
     inputs = [generator.integers(-128, 128, shape).astype(dtype.numpy) for shape, dtype in bug.inputs]
@@ -318,7 +322,7 @@ def test_what_begins_too_early(
         return read_payload(compiled.data)
 
     def kernels(payload: Payload) -> list[tuple[int, ...]]:
-        """Each with BLOCKDEP and, as one number, all that was set since the last."""
+        """Operations: BLOCKDEP, opcode, and a hash of the registers set since the previous operation."""
         blockdep, found, other = 0, list[tuple[int, ...]](), list[tuple[int, int]]()
         for _, number, value in decode_commands(payload.commands):
             if number == _BLOCKDEP:
@@ -343,17 +347,17 @@ def test_what_begins_too_early(
     assert any(mine[0] < other[0] for mine, other in pairs)
 
 
-def _table_kept(b: Builder, x: Value) -> Value:
-    """The same table before and behind a MATMUL, which the smallest NPUs keep no table beside."""
+def _repeated_table(b: Builder, x: Value) -> Value:
+    """The same TABLE before and after a MATMUL, beside which the smallest NPUs have no internal memory for a table."""
     table = np.arange(127, -129, -1)
     return b.table(b.rescale(b.matmul(b.table(x, table), x), DType.INT8, 0.01), table)
 
 
 @pytest.mark.parametrize("accelerator", ["ethos-u55-32", "ethos-u55-64", "ethos-u55-128"])
-def test_the_table_that_vela_takes_for_kept(
+def test_table_lost_during_a_matmul_is_copied_again(
     accelerator: str, emulator: Emulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flatbuffer = build_flatbuffer(_table_kept, ((1, 8, 8), DType.INT8))
+    flatbuffer = build_flatbuffer(_repeated_table, ((1, 8, 8), DType.INT8))
     inputs = [np.random.default_rng(0).integers(-128, 128, (1, 8, 8)).astype(np.int8)]
     (expected,) = reference.run(flatbuffer, inputs)
 
@@ -373,8 +377,8 @@ def test_the_table_that_vela_takes_for_kept(
         assert len(list(_commands(ours, _DMA_START))) == len(list(_commands(velas, _DMA_START))) + 1
 
 
-def test_tables_that_are_written_over_too_early(emulator: Emulator) -> None:
-    """Vela's BLOCKDEP is 0 where the smallest NPUs would lose a table that is in use."""
+def test_overwriting_a_table_in_use_is_reported(emulator: Emulator) -> None:
+    """Vela's BLOCKDEP is 0 if an operation would overwrite a table in use on the smallest NPUs."""
 
     def body(b: Builder, x: Value) -> Value:
         return b.max_pool2d(b.table(x, np.arange(127, -129, -1)), (3, 3), (1, 1), (0, 0, 0, 0))
@@ -385,20 +389,20 @@ def test_tables_that_are_written_over_too_early(emulator: Emulator) -> None:
     inputs, outputs = [np.zeros((1, 8, 8, 8), np.int8)], [("int8", (1, 6, 6, 8))]
     emulator.run(payload, inputs, outputs)
     for place in _commands(payload, _BLOCKDEP):
-        payload = _with(payload, place, _BLOCKDEP | 3 << 16)
-    said = r"it may write over the table of the operation at byte \d+ before that has ended: BLOCKDEP is too large"
-    with pytest.raises(StreamError, match=said):
+        payload = _replace_word(payload, place, _BLOCKDEP | 3 << 16)
+    message = r"it may write over the table of the operation at byte \d+ before that has ended: BLOCKDEP is too large"
+    with pytest.raises(StreamError, match=message):
         emulator.run(payload, inputs, outputs)
 
 
-def _resized(b: Builder, x: Value) -> Value:
-    """To a quarter of the columns, behind an operation of two blocks, each with half of them."""
+def _resize_after_pool(b: Builder, x: Value) -> Value:
+    """RESIZE to a quarter of the columns, after an operation of two blocks with half of the columns each."""
     pooled = b.max_pool2d(x, (3, 3), (1, 1), (1, 1, 1, 1))
     return b.resize(pooled, (3, 1, 4, 16), (0, 0), (0, -12), "NEAREST")
 
 
-def _sparse(b: Builder, x: Value) -> Value:
-    """Every second column and row, behind an operation of several blocks."""
+def _strided_pool_after_pool(b: Builder, x: Value) -> Value:
+    """Read every second row and column of the result of an operation with several blocks."""
     pooled = b.max_pool2d(x, (3, 3), (1, 1), (1, 1, 1, 1))
     rows, columns = ((length + 1) // 2 * 2 - 1 for length in x.shape[1:3])
     return b.max_pool2d(b.slice(pooled, (0, 0, 0, 0), (1, rows, columns, 8)), (1, 1), (2, 2), (0, 0, 0, 0))
@@ -407,13 +411,13 @@ def _sparse(b: Builder, x: Value) -> Value:
 @pytest.mark.parametrize(
     ("body", "shape", "accelerator", "flags"),
     [
-        (_resized, (1, 40, 64, 8), "ethos-u85-2048", []),
-        (_resized, (1, 40, 64, 8), "ethos-u85-2048", ["--cop-format=COP2"]),
-        (_sparse, (1, 40, 64, 8), "ethos-u85-256", []),
-        (_sparse, (1, 16, 30, 8), "ethos-u55-128", []),
+        (_resize_after_pool, (1, 40, 64, 8), "ethos-u85-2048", []),
+        (_resize_after_pool, (1, 40, 64, 8), "ethos-u85-2048", ["--cop-format=COP2"]),
+        (_strided_pool_after_pool, (1, 40, 64, 8), "ethos-u85-256", []),
+        (_strided_pool_after_pool, (1, 16, 30, 8), "ethos-u55-128", []),
     ],
 )
-def test_an_operation_that_vela_lets_begin_too_early(
+def test_blockdep_that_vela_omits_is_inserted(
     body: Body,
     shape: tuple[int, ...],
     accelerator: str,
@@ -439,23 +443,23 @@ def test_an_operation_that_vela_lets_begin_too_early(
     assert len(ours.commands) == len(velas.commands) + 4
 
 
-_POOL, _ELSEWHERE = 5, [0x4000, 64, 0x4010, 64]
+_POOL, _AT_BYTE_64 = 5, [0x4000, 64, 0x4010, 64]
 _DMA = [0x4032, 16, _DMA_START]
 _ORDERS = {
-    "beside": ([_POOL, *_DMA, 0], [12]),
-    "one between": ([_POOL, *_ELSEWHERE, _POOL, *_DMA, 0], [32]),
-    "two between": ([_POOL, *_ELSEWHERE, _POOL, _POOL, *_DMA, 0], []),
+    "adjacent": ([_POOL, *_DMA, 0], [12]),
+    "one kernel between": ([_POOL, *_AT_BYTE_64, _POOL, *_DMA, 0], [32]),
+    "two kernels between": ([_POOL, *_AT_BYTE_64, _POOL, _POOL, *_DMA, 0], []),
     "a wait": ([_POOL, _KERNEL_WAIT, *_DMA, 0], []),
-    "a wait that is too small": ([_POOL, *_ELSEWHERE, _POOL, _KERNEL_WAIT | 2 << 16, *_DMA, 0], [36]),
-    "a wait that is large enough": ([_POOL, *_ELSEWHERE, _POOL, _KERNEL_WAIT | 1 << 16, *_DMA, 0], []),
-    "elsewhere": ([*_ELSEWHERE, _POOL, *_DMA, 0], []),
-    "rows": ([*_ELSEWHERE, _POOL, 0x131 | 1 << 25, *_DMA, 0], [32]),
-    "a table": ([_POOL, 0x130 | 1 << 16, 0x131 | 1 << 24, *_DMA, 0], []),
-    "a rolling buffer": ([*_ELSEWHERE, 0x4012, 8, _POOL, *_DMA, 0], [36]),
-    "two": ([_POOL, *_DMA, _POOL, *_DMA, 0], [12, 28]),
-    "long": ([_POOL, *_DMA, *[_NOTHING] * 0x1FFFF, 0], [12]),
+    "a wait that is too small": ([_POOL, *_AT_BYTE_64, _POOL, _KERNEL_WAIT | 2 << 16, *_DMA, 0], [36]),
+    "a wait that is large enough": ([_POOL, *_AT_BYTE_64, _POOL, _KERNEL_WAIT | 1 << 16, *_DMA, 0], []),
+    "disjoint memory": ([*_AT_BYTE_64, _POOL, *_DMA, 0], []),
+    "2D DMA": ([*_AT_BYTE_64, _POOL, 0x131 | 1 << 25, *_DMA, 0], [32]),
+    "DMA of a table": ([_POOL, 0x130 | 1 << 16, 0x131 | 1 << 24, *_DMA, 0], []),
+    "a rolling buffer": ([*_AT_BYTE_64, 0x4012, 8, _POOL, *_DMA, 0], [36]),
+    "two DMAs": ([_POOL, *_DMA, _POOL, *_DMA, 0], [12, 28]),
+    "long stream": ([_POOL, *_DMA, *[_NOTHING] * 0x1FFFF, 0], [12]),
 }
-"""Commands of a kernel that reads and writes byte 0, or 64, and a DMA from and to bytes 0 to 15; where waits go."""
+"""Name -> commands, byte offsets of inserted waits. Kernels access byte 0 or 64, the DMA bytes 0 to 15."""
 
 
 @pytest.mark.parametrize("order", _ORDERS)
@@ -470,7 +474,7 @@ def test_where_waits_are_put(order: str) -> None:
 
 
 def _dmas(commands: bytes) -> list[dict[int, int]]:
-    """What is in the registers of DMAs at each start of one."""
+    """The DMA registers at each NPU_OP_DMA_START."""
     registers: dict[int, int] = {}
     found = []
     words = iter(struct.unpack(f"<{len(commands) // 4}I", commands)[8:])
@@ -485,11 +489,12 @@ def _dmas(commands: bytes) -> list[dict[int, int]]:
     return found
 
 
-def test_a_table_comes_again_between_other_dmas() -> None:
-    """For the smallest NPUs, behind an operation without one; what Vela has set for DMAs is set again."""
-    brings = [0x130, 0x131 | 1 << 24, 0x4030, 256, 0x4031, 14 * 1024, 0x4032, 256, _DMA_START]
-    takes, without = [0x125 | 16 << 16, _POOL], [0x125, *_ELSEWHERE, _POOL]
-    words = [*brings, *takes, 0x131 | 1 << 16, 0x4030, 512, 0x4031, 4096, *without, *takes, _DMA_START, *takes, 0]
+def test_repeated_dma_of_a_table_restores_the_registers_of_other_dmas() -> None:
+    """On the smallest NPUs the table is copied again after an operation without a table."""
+    copy_table = [0x130, 0x131 | 1 << 24, 0x4030, 256, 0x4031, 14 * 1024, 0x4032, 256, _DMA_START]
+    with_table, without_table = [0x125 | 16 << 16, _POOL], [0x125, *_AT_BYTE_64, _POOL]
+    words = [*copy_table, *with_table, 0x131 | 1 << 16, 0x4030, 512, 0x4031, 4096]
+    words += [*without_table, *with_table, _DMA_START, *with_table, 0]
 
     def stream(macs: int) -> bytes:
         return b"COP1" + struct.pack(f"<{7 + len(words)}I", 1, macs, 0, 5, 5, 5, 2 | len(words) << 16, *words)
@@ -504,14 +509,14 @@ def test_a_table_comes_again_between_other_dmas() -> None:
 
 
 @pytest.mark.parametrize("accelerator", ACCELERATORS)
-def test_no_wait_is_added_where_vela_has_all(accelerator: str) -> None:
+def test_stream_with_all_waits_is_unchanged(accelerator: str) -> None:
     stream = _payload(accelerator).commands
     assert insert_waits(stream) == (stream, [])
 
 
 @pytest.mark.parametrize("rows", [32, 33])
-def test_kernels_that_velas_legacy_core_takes_for_shorter(rows: int) -> None:
-    """Behind other work, one of more than 32 rows begins before its last rows are written."""
+def test_legacy_core_starts_kernels_of_over_32_rows_too_early(rows: int) -> None:
+    """Vela's legacy core underestimates the rows of the kernel, whose last input rows are not written yet."""
     model = depthwise([(3, 3), (rows, 4)], (rows + 2, 6))
     x = np.zeros((1, rows + 2, 6, 16), np.int8)
     VelaProgram(compile_tflite(model, "ethos-u55-32")).run_checked([x])
@@ -519,6 +524,6 @@ def test_kernels_that_velas_legacy_core_takes_for_shorter(rows: int) -> None:
     if rows == 32:
         legacy.run_checked([x])
         return
-    said = r"NPU_OP_DEPTHWISE at byte \d+: it may read byte \d+ of region 1 before .* BLOCKDEP is too large"
-    with pytest.raises(RunError, match=said):
+    message = r"NPU_OP_DEPTHWISE at byte \d+: it may read byte \d+ of region 1 before .* BLOCKDEP is too large"
+    with pytest.raises(RunError, match=message):
         legacy.run_checked([x])

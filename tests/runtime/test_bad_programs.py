@@ -1,6 +1,6 @@
-"""Programs and payloads that are damaged, or made for something else: an error that says so, and no crash.
+"""Damaged programs and payloads, and those of another export or target, end in errors that name the cause.
 
-What might crash runs in a process of its own.
+Programs that might crash the runtime run in a child process.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tests.runtime.host_programs import (
 )
 from tests.small_models import images, vectors
 
-#: The processes and the exported programs that they share are made once.
+#: The tests run in one xdist worker, so that they share worker processes and exported programs.
 pytestmark = pytest.mark.xdist_group("host_children")
 
 FP, INT8, VGF = ArmRecipeType.TOSA_FP, ArmRecipeType.TOSA_INT8, ArmRecipeType.VGF_INT8
@@ -41,14 +41,14 @@ U55, U85 = ArmRecipeType.ETHOSU_U55_INT8, ArmRecipeType.ETHOSU_U85_INT8
 DAMAGED = r"^(truncated|damaged|not an ExecuTorch program)"
 
 
-def _flipped(data: bytes, at: int, bit: int) -> bytes:
+def _flip_bit(data: bytes, at: int, bit: int) -> bytes:
     damaged = bytearray(data)
     damaged[at] ^= 1 << bit
     return bytes(damaged)
 
 
 def _random_flips(data: bytes, count: int, first: int = 0, last: int | None = None) -> Iterator[bytes]:
-    """Programs with 1 to 8 flipped bits between two places."""
+    """Copies of ``data`` with 1 to 8 flipped bits in the bytes from ``first`` to ``last``."""
     numbers = random.Random(len(data))
     for _ in range(count):
         damaged = bytearray(data)
@@ -58,20 +58,20 @@ def _random_flips(data: bytes, count: int, first: int = 0, last: int | None = No
             yield bytes(damaged)
 
 
-# A program of ours has a checksum of all of it.
+# Programs with a checksum of the whole file, as arm_recipes exports them.
 
 
 @pytest.mark.parametrize("recipe", [INT8, VGF, U55], ids=lambda recipe: recipe.name)
 def test_every_flip_is_found(recipe: ArmRecipeType) -> None:
     data = export_small(recipe).buffer
     load(data)
-    at_each_byte = (_flipped(data, at, at % 8) for at in range(len(data)))
+    at_each_byte = (_flip_bit(data, at, at % 8) for at in range(len(data)))
     for damaged in itertools.chain(at_each_byte, _random_flips(data, 300)):
         with pytest.raises(ProgramError, match=DAMAGED):
             load(damaged)
 
 
-def test_every_truncation_is_found() -> None:
+def test_every_truncation_is_refused() -> None:
     data = export_small(INT8).buffer
     for length in [*range(0, len(data), 7), *range(len(data) - 64, len(data))]:
         with pytest.raises(ProgramError, match=DAMAGED):
@@ -79,26 +79,25 @@ def test_every_truncation_is_found() -> None:
 
 
 @pytest.mark.parametrize("tail", [b"\0", b"more", bytes(4096)])
-def test_more_than_the_program_is_found(tail: bytes) -> None:
+def test_trailing_bytes_are_refused(tail: bytes) -> None:
     with pytest.raises(ProgramError, match="damaged: its CRC-32 is not the one recorded at export; export or copy the"):
         load(export_small(INT8).buffer + tail)
 
 
-def test_the_checksum_is_that_of_a_copy() -> None:
-    """What has another program's checksum is not taken for it."""
+def test_checksum_of_another_program_is_refused() -> None:
     ours, other = export_small(INT8).buffer, export_small(FP).buffer
-    seal = re.compile(rb'(?<={"crc32": ")[0-9a-f]{8}')
-    (mine,), (theirs,) = seal.findall(ours), seal.findall(other)
+    checksum = re.compile(rb'(?<={"crc32": ")[0-9a-f]{8}')
+    (mine,), (theirs,) = checksum.findall(ours), checksum.findall(other)
     with pytest.raises(ProgramError, match="CRC-32"):
         load(ours.replace(mine, theirs))
 
 
-# Without it, the runtime reads what is damaged. It checks most of what it reads.
+# Without the checksum, the runtime reads damaged programs. It checks most of the fields that it reads.
 
 
 @pytest.mark.parametrize("name", ["one delegate", "many tensors", "ExecuTorch's own export"])
 def test_flips_without_a_checksum(name: str) -> None:
-    """Nearly all are found. Few crash the runtime, or give other numbers: programs of ours have a checksum for that."""
+    """At most 5% of the damaged programs crash the runtime or return other numbers. The checksum prevents those."""
     data, tensors = {
         "one delegate": (remove_file_checksum(export_small(INT8).buffer), images(1)[0]),
         "many tensors": (remove_file_checksum(export_mixed(FP).buffer), MIXED),
@@ -107,18 +106,18 @@ def test_flips_without_a_checksum(name: str) -> None:
     expected = [output.numpy() for output in load(data).execute(*tensors)]
     damaged = list(_random_flips(data, 400))
     kinds: Counter[str] = Counter()
-    for fate in run_programs(damaged, *tensors):
-        if isinstance(fate, str):
-            kinds[re.split("[: ]", fate)[0]] += 1
+    for outcome in run_programs(damaged, *tensors):
+        if isinstance(outcome, str):
+            kinds[re.split("[: ]", outcome)[0]] += 1
         else:
-            kinds["same" if all(map(np.array_equal, fate, expected)) else "other numbers"] += 1
+            kinds["same" if all(map(np.array_equal, outcome, expected)) else "other numbers"] += 1
     assert set(kinds) <= {"same", "other numbers", "ProgramError", "PayloadError", "RunError", "ValueError", "crash"}
     assert sum(kinds.values()) == len(damaged)
     assert kinds["crash"] + kinds["other numbers"] <= len(damaged) // 20, kinds
     assert min(kinds["PayloadError"], kinds["ProgramError"], kinds["RunError"]) > 20, kinds
 
 
-def test_truncation_without_a_checksum() -> None:
+def test_truncated_program_without_checksum_is_refused() -> None:
     data = export_without_recipe(INT8)
     for length in range(0, len(data), 11):
         with pytest.raises((ProgramError, PayloadError, RunError)):
@@ -127,24 +126,26 @@ def test_truncation_without_a_checksum() -> None:
 
 @pytest.mark.parametrize("field", [12, 16, 24, 32])
 @pytest.mark.parametrize("value", [0, 1, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**63, 2**64 - 1])
-def test_header_fields_without_a_checksum(field: int, value: int) -> None:
+def test_damaged_header_field_without_checksum_is_refused_or_harmless(field: int, value: int) -> None:
     data = bytearray(remove_file_checksum(export_small(INT8).buffer))
     assert data[8:12] == b"eh00"
     layout = "<I" if field == 12 else "<Q"
     struct.pack_into(layout, data, field, value & (0xFFFFFFFF if field == 12 else -1))
-    (fate,) = run_programs([bytes(data)], *images(1)[0])
-    if isinstance(fate, str):
-        assert fate.startswith(("ProgramError: truncated", "ProgramError: damaged", "RunError: ExecuTorch's runtime"))
-    else:  # it says where the segments are, and this program has none but the names
+    (outcome,) = run_programs([bytes(data)], *images(1)[0])
+    if isinstance(outcome, str):
+        assert outcome.startswith(
+            ("ProgramError: truncated", "ProgramError: damaged", "RunError: ExecuTorch's runtime")
+        )
+    else:  # the field locates the segments; this program has only that of the names
         assert field != 16
-        assert np.array_equal(fate[0], load(export_small(INT8).buffer).execute(*images(1)[0])[0].numpy())
+        assert np.array_equal(outcome[0], load(export_small(INT8).buffer).execute(*images(1)[0])[0].numpy())
 
 
 # Payloads.
 
 
-def _payload(program: bytes) -> tuple[int, int]:
-    """Where the payload of the only delegate is."""
+def _payload_range(program: bytes) -> tuple[int, int]:
+    """Byte range of the payload of the only delegate."""
     (delegate,) = load(program).content.methods["forward"].delegates
     start = program.index(bytes(delegate.data))
     return start, start + len(delegate.data)
@@ -155,22 +156,22 @@ def _payload(program: bytes) -> tuple[int, int]:
     [(INT8, "TOSABackend"), (VGF, "VgfBackend"), (U55, "EthosUBackend")],
     ids=["TOSA", "VGF", "NPU"],
 )
-def test_a_damaged_payload_with_a_checksum(recipe: ArmRecipeType, backend: str) -> None:
+def test_damaged_payload_with_checksum_is_refused(recipe: ArmRecipeType, backend: str) -> None:
     program = remove_file_checksum(export_small(recipe).buffer)
-    first, last = _payload(program)
+    first, last = _payload_range(program)
     message = rf"'forward' cannot be run: a payload of {backend} \([\d,]+ bytes\) is damaged: its CRC-32 is not the"
     for damaged in _random_flips(program, 100, first, last):
         with pytest.raises(PayloadError, match=message):
             load(damaged).execute(*images(1)[0])
 
 
-def test_a_damaged_tosa_payload_without_a_checksum() -> None:
-    """The reference model may crash on it: its process is not this one."""
+def test_damaged_tosa_payload_without_checksum_does_not_crash_this_process() -> None:
+    """The reference model, which may crash, runs in another process."""
     program = remove_checksums(export_small(INT8).buffer)
-    first, last = _payload(program)
+    first, last = _payload_range(program)
     (x,) = images(1)[0]
     kinds: Counter[str] = Counter()
-    for damaged in (_flipped(program, first + 4, 0), *_random_flips(program, 12, first, last)):
+    for damaged in (_flip_bit(program, first + 4, 0), *_random_flips(program, 12, first, last)):
         try:
             assert load(damaged).execute(x)[0].shape == (1, 4)
             kinds["ran"] += 1  # flips in weights are as good as others
@@ -181,14 +182,14 @@ def test_a_damaged_tosa_payload_without_a_checksum() -> None:
     assert torch.equal(load(program).execute(x)[0], load(export_small(INT8).buffer).execute(x)[0])
 
 
-def test_a_damaged_vgf_payload_without_a_checksum() -> None:
-    """Vulkan may crash on it: it is tried in another process first."""
+def test_damaged_vgf_payload_without_checksum_is_refused() -> None:
+    """Vulkan may crash, so that the runtime tries the payload in another process first."""
     program = remove_checksums(export_small(VGF).buffer)
-    first, _ = _payload(program)
+    first, _ = _payload_range(program)
     spirv = program.index(struct.pack("<I", 0x07230203), first)
     (x,) = images(1)[0]
     wrong = {
-        "not a VGF file": _flipped(program, first, 1),
+        "not a VGF file": _flip_bit(program, first, 1),
         "a section of the VGF file ends at byte": program[: first + 16] + b"\xff" * 8 + program[first + 24 :],
         "cannot be run: ": program[: spirv + 20] + b"\xff" * 400 + program[spirv + 420 :],
     }
@@ -198,39 +199,41 @@ def test_a_damaged_vgf_payload_without_a_checksum() -> None:
 
 
 @pytest.mark.parametrize("recipe", [U55, U85], ids=lambda recipe: recipe.name)
-def test_a_damaged_ethosu_payload_without_a_checksum(recipe: ArmRecipeType) -> None:
-    """What it does to the emulator is found by the emulator."""
+def test_damaged_ethosu_payload_without_checksum_runs_or_is_refused(recipe: ArmRecipeType) -> None:
+    """The emulator checks all commands and accesses, so that none crashes it."""
     program = remove_checksums(export_small(recipe).buffer)
-    first, last = _payload(program)
+    first, last = _payload_range(program)
     (x,) = images(1)[0]
     kinds: Counter[str] = Counter()
-    for fate in run_programs(list(_random_flips(program, 300, first, last)), x):
-        if not isinstance(fate, str):
+    for outcome in run_programs(list(_random_flips(program, 300, first, last)), x):
+        if not isinstance(outcome, str):
             kinds["ran"] += 1  # flips in weights are as good as others
             continue
-        kinds[fate.partition(":")[0]] += 1
-        told = "block '[a-z_]+' at byte|In its command stream, .* at byte|the program passes tensor [01] of a delegate"
-        assert re.search(told, fate), fate
+        kinds[outcome.partition(":")[0]] += 1
+        pattern = (
+            "block '[a-z_]+' at byte|In its command stream, .* at byte|the program passes tensor [01] of a delegate"
+        )
+        assert re.search(pattern, outcome), outcome
     assert set(kinds) <= {"ran", "PayloadError", "RunError"}
     assert min(kinds["ran"], kinds["PayloadError"]) > 20, kinds
 
 
-def test_payloads_of_other_backends() -> None:
-    """A TOSA graph where a VGF file should be, and the other way round."""
+def test_payload_of_another_backend_is_refused() -> None:
+    """A VGF file in place of a TOSA graph, and the reverse."""
     (x,) = images(1)[0]
     tosa = remove_checksums(export_small(INT8).buffer)
-    first, last = _payload(tosa)
+    first, last = _payload_range(tosa)
     vgf = b"VGF1" + bytes(last - first - 4)
     with pytest.raises(PayloadError, match=r"not a TOSA flatbuffer \(magic b'.*', expected b'TOSA'\)"):
         load(tosa[:first] + vgf + tosa[last:]).execute(x)
     program = remove_checksums(export_small(VGF).buffer)
-    first, last = _payload(program)
+    first, last = _payload_range(program)
     with pytest.raises(PayloadError, match=r"not a VGF file \(magic b'.*', expected b'VGF1'\)"):
         load(program[:first] + bytes(4) + b"TOSA" + program[first + 8 :]).execute(x)
 
 
-def test_a_payload_that_does_not_fit_the_program() -> None:
-    """Both are whole, but of different exports."""
+def test_payload_of_another_export_is_refused() -> None:
+    """Program and payload are intact, but from different exports."""
 
     class Scale(nn.Module):
         def __init__(self, factor: float) -> None:
@@ -243,8 +246,8 @@ def test_a_payload_that_does_not_fit_the_program() -> None:
     shapes = {name: torch.ones(shape) for name, shape in {"one": (1, 6), "other": (1, 3)}.items()}
     recipe = ExportRecipe.get_recipe(FP)
     programs = {name: remove_checksums(export(Scale(2).eval(), recipe, [(x,)]).buffer) for name, x in shapes.items()}
-    first, last = _payload(programs["one"])
-    other_first, other_last = _payload(programs["other"])
+    first, last = _payload_range(programs["one"])
+    other_first, other_last = _payload_range(programs["other"])
     assert last - first == other_last - other_first
     mixed_up = programs["one"][:first] + programs["other"][other_first:other_last] + programs["one"][last:]
     with pytest.raises(
@@ -255,13 +258,13 @@ def test_a_payload_that_does_not_fit_the_program() -> None:
         load(mixed_up).execute(shapes["one"])
 
 
-def test_an_ethosu_payload_that_does_not_fit_the_program() -> None:
+def test_ethosu_payload_of_another_export_is_refused() -> None:
     recipe = ExportRecipe.get_recipe(U55)
     programs = {}
-    for width in (16, 32):  # payloads of one size: tensors are all that differs
+    for width in (16, 32):  # the payloads have equal sizes and differ in the tensors only
         model = nn.ReLU().eval()
         programs[width] = remove_checksums(export(model, recipe, [(torch.randn(1, width),) for _ in range(2)]).buffer)
-    (first, last), (other_first, other_last) = _payload(programs[32]), _payload(programs[16])
+    (first, last), (other_first, other_last) = _payload_range(programs[32]), _payload_range(programs[16])
     assert last - first == other_last - other_first
     mixed_up = programs[32][:first] + programs[16][other_first:other_last] + programs[32][last:]
     with pytest.raises(
@@ -272,10 +275,10 @@ def test_an_ethosu_payload_that_does_not_fit_the_program() -> None:
         load(mixed_up).execute(torch.ones(1, 32))
 
 
-# What the data do to a delegate.
+# Inputs with values for which a delegate has no result.
 
 
-def test_an_index_out_of_range() -> None:
+def test_embedding_index_out_of_range_is_an_error() -> None:
     class Lookup(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -293,16 +296,16 @@ def test_an_index_out_of_range() -> None:
         assert torch.equal(program.execute(good)[0], model(good))
 
 
-def test_an_integer_overflow() -> None:
+def test_integer_overflow_is_an_error() -> None:
     x, scale, count, mask = MIXED
     with pytest.raises(RunError, match=r"ended with TOSA_UNPREDICTABLE: .*overflow, 2147483647 \+ 1 exceeds"):
         load(export_mixed(FP).buffer).execute(x, scale, torch.full_like(count, 2**31 - 1), mask)
 
 
-# Programs for something else.
+# Programs that this machine cannot run.
 
 
-def test_a_program_without_its_tosa_twin() -> None:
+def test_backend_tosa_without_reference_program_is_an_error() -> None:
     program = load(export_small(U55).buffer)
     with pytest.raises(
         RunError, match=r"backend='tosa' needs the TOSA graphs of this program, and no reference program is loaded\."
@@ -310,7 +313,7 @@ def test_a_program_without_its_tosa_twin() -> None:
         program.execute(*images(1)[0], backend="tosa")
 
 
-def test_a_program_for_an_unknown_backend() -> None:
+def test_program_for_an_unknown_backend_is_refused() -> None:
     program = remove_file_checksum(export_small(INT8).buffer).replace(b"TOSABackend", b"MarsBackend")
     with pytest.raises(
         RunError,
@@ -319,8 +322,8 @@ def test_a_program_for_an_unknown_backend() -> None:
         load(program).execute(*images(1)[0])
 
 
-def test_a_program_with_kernels_that_are_not_there() -> None:
-    """Those methods that need none still run."""
+def test_method_with_unregistered_kernels_is_refused() -> None:
+    """The other methods of the program still run."""
 
     class Neighbour(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -336,21 +339,21 @@ def test_a_program_with_kernels_that_are_not_there() -> None:
     assert program.execute(*vectors(1)[0], method="twice")[0].shape == (1, 4)
 
 
-def test_constant_methods_are_no_methods_to_run() -> None:
+def test_constant_methods_are_not_among_the_methods() -> None:
     program = load(pte_programs.program("tosa"))
     assert program.methods == ("forward",)
     assert program.execute(*images(1)[0])[0].shape == (1, 4)
 
 
 @pytest.mark.parametrize("data", [b"", b"ET12", bytes(64), b"PK\x03\x04" + bytes(100)])
-def test_no_program_at_all(data: bytes) -> None:
+def test_bytes_that_are_no_program_are_refused(data: bytes) -> None:
     with pytest.raises(ProgramError, match=DAMAGED):
         load(data)
 
 
-def test_a_crash_of_a_child_is_seen() -> None:
-    """The tests above would prove nothing if it were not."""
+def test_crash_of_a_child_process_is_reported() -> None:
+    """The tests above rely on this."""
     with pytest.raises(host_children.ChildDied, match="-11"):
         run_in_child(host_children.crash)
-    (fate,) = run_programs([export_methods()], torch.ones(1, 9))
-    assert fate == "ValueError: no method 'forward'; the program has: between, first, second"
+    (outcome,) = run_programs([export_methods()], torch.ones(1, 9))
+    assert outcome == "ValueError: no method 'forward'; the program has: between, first, second"

@@ -19,7 +19,7 @@ from tests.tosa.conformance.campaign import find_example, find_explanation, run_
 from tests.tosa.conformance.disagreements import KNOWN_DISAGREEMENTS, KnownDisagreement
 from tests.tosa.conformance.generation import CONTROL_FLOW, Entry, entries
 
-#: Of each operator of integers the first entry.
+#: Integer operator -> its first configuration entry.
 _INTEGER: dict[str, Entry] = {}
 for _entry in entries():
     if _entry.kind not in CONTROL_FLOW and ("tosa-pro-int" in _entry.group or _entry.group == "standard"):
@@ -28,10 +28,10 @@ for _entry in entries():
 
 @pytest.mark.parametrize("kind", sorted(_INTEGER))
 def test_npus_compute_what_the_reference_model_does(kind: str, emulator: Emulator) -> None:
-    """Of each operator small tests on U85 and on U55 or U65, until some are executed."""
+    """For each operator: small tests on U85 and on U55 or U65, until at least two programs have been executed."""
     accelerators = ACCELERATORS[len(kind) % 2], ACCELERATORS[-1]
     executed = []
-    for test in sample_tests(_INTEGER[kind], 20, 1, most_elements=1000, most_batches=1):
+    for test in sample_tests(_INTEGER[kind], 20, 1, max_elements=1000, max_batches=1):
         written = test.write() if test.fails is None else None
         if written is not None:
             verdicts = [npu.check_on_npu(written, accelerator, emulator) for accelerator in accelerators]
@@ -43,34 +43,36 @@ def test_npus_compute_what_the_reference_model_does(kind: str, emulator: Emulato
 
 
 @pytest.mark.parametrize("accelerator", ACCELERATORS)
-def test_images_of_a_strided_convolution(accelerator: str, emulator: Emulator) -> None:
-    """Of 1x1 Vela gets the second image wrong, beyond a stride of 3: what is not refused is right."""
+def test_strided_convolution_of_several_images_is_correct_or_refused(accelerator: str, emulator: Emulator) -> None:
+    """Vela miscompiles the second image of a 1x1 convolution with a stride over 3, which the hardware table refuses."""
 
-    def body(kernel: int, stride: int) -> Body:
+    def strided(kernel: int, stride: int) -> Body:
         weight = np.arange(12).reshape(3, 1, 2, 2)[:, :, :kernel] - 5
 
-        def written(b: Builder, x: Value) -> Value:
+        def body(b: Builder, x: Value) -> Value:
             operands = b.const(weight, DType.INT8), b.const([5, -7, 9], DType.INT32)
             return b.conv2d(x, *operands, pad=(0,) * 4, stride=(1, stride), zps=(3, 0))
 
-        return written
+        return body
 
     target = make_target(accelerator)
     for images, kernel, stride in ((1, 1, 4), (2, 1, 3), (2, 2, 4)):
-        given = (images, 3, 8 + kernel, 2), DType.INT8
-        flatbuffer = serialize(build_graph(body(kernel, stride), given, target=target))
-        inputs = [np.random.default_rng(0).integers(-128, 128, given[0]).astype(np.int8)]
+        image = (images, 3, 8 + kernel, 2), DType.INT8
+        flatbuffer = serialize(build_graph(strided(kernel, stride), image, target=target))
+        inputs = [np.random.default_rng(0).integers(-128, 128, image[0]).astype(np.int8)]
         expected = reference.run(flatbuffer, inputs)
         assert npu.compile_and_compare(flatbuffer, inputs, expected, accelerator, emulator) == (npu.EQUAL, "")
     with pytest.raises(Unsupported, match=r"2 images and stride 4 \(3 at most\), padded or of 1x1"):
-        build_graph(body(1, 4), ((2, 3, 9, 2), DType.INT8), target=target)
+        build_graph(strided(1, 4), ((2, 3, 9, 2), DType.INT8), target=target)
 
 
-_OF_PROGRAMS = [expected for expected in KNOWN_DISAGREEMENTS if expected.question in ("Vela", "emulator")]
+_NPU_DISAGREEMENTS = [expected for expected in KNOWN_DISAGREEMENTS if expected.question in ("Vela", "emulator")]
 
 
-@pytest.mark.parametrize("expected", _OF_PROGRAMS, ids=lambda expected: f"{expected.kinds[0]}-{expected.question}")
-def test_an_expected_disagreement_is_still_seen(expected: KnownDisagreement, emulator: Emulator) -> None:
-    """One that is not is to be taken out of the table."""
+@pytest.mark.parametrize(
+    "expected", _NPU_DISAGREEMENTS, ids=lambda expected: f"{expected.kinds[0]}-{expected.question}"
+)
+def test_known_disagreement_still_occurs(expected: KnownDisagreement, emulator: Emulator) -> None:
+    """Remove a disagreement that no longer occurs from ``KNOWN_DISAGREEMENTS``."""
     outcome = run_test(*find_example(expected), emulator)
     assert any(find_explanation(outcome, finding) is expected for finding in outcome.findings), outcome

@@ -1,4 +1,4 @@
-"""The Cortex-M backend: cross-compiled for a Cortex-M55, and executed here with a double of the driver."""
+"""The Cortex-M backend: cross-compiled for a Cortex-M55, and executed on this machine with a driver double."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_missing_path_is_named(tmp_path: Path, definitions: list[str], variabl
         run(_configure(tmp_path, *definitions))
 
 
-class _Several(nn.Module):
+class _SeveralOutputs(nn.Module):
     """Two inputs, three outputs of different sizes."""
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ def _export(folder: Path) -> list[Path]:
     shapes = (1, 3, 8, 8), (1, 4, 8, 8)
     samples = [tuple(torch.randn(shape, generator=generator) for shape in shapes) for _ in range(2)]
     recipe = ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U55_INT8, quantized_io=True)
-    buffer = export(_Several().eval(), recipe, samples=samples).buffer
+    buffer = export(_SeveralOutputs().eval(), recipe, samples=samples).buffer
     program = deserialize_pte_binary(buffer).program
     plan = program.execution_plan[0]
     assert not plan.operators
@@ -106,8 +106,8 @@ def _export(folder: Path) -> list[Path]:
     return [folder / name for name in files]
 
 
-def test_logic_with_a_driver_double(tmp_path: Path) -> None:
-    """See runtime/tests/ethosu/backend_test.cpp; with address and undefined-behaviour sanitizers."""
+def test_backend_with_a_driver_double(tmp_path: Path) -> None:
+    """See runtime/tests/ethosu/backend_test.cpp, which is compiled with AddressSanitizer and UBSan."""
     files = _export(tmp_path)
     build = tmp_path / "build"
     driver = f"-DETHOSU_DRIVER_INCLUDE_DIR={_DRIVER_HEADER}"

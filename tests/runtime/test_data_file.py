@@ -1,4 +1,4 @@
-"""Data files: read in Python and in C++, missing, of another export, and damaged."""
+"""Data files (``.ptd``): read in Python and in C++; missing, damaged, or of another export."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _data_file() -> bytes:
     return data
 
 
-def test_the_data_are_those_of_executorchs_reader() -> None:
+def test_read_data_file_agrees_with_executorchs_reader() -> None:
     from executorch.extension.flat_tensor.serialize.serialize import FlatTensorSerializer
 
     expected = FlatTensorSerializer().deserialize(_data_file())
@@ -48,7 +48,7 @@ def test_the_data_are_those_of_executorchs_reader() -> None:
     assert sorted(seen) == sorted(external_data_keys(arm_recipes.runtime.pte.read_program(_result().buffer)))
 
 
-def test_cpp_reads_the_same_and_never_beyond_the_file(tmp_path: Path) -> None:
+def test_cpp_reader_agrees_and_never_reads_beyond_the_file(tmp_path: Path) -> None:
     (tmp_path / "model.ptd").write_bytes(_data_file())
     flags = [*executorch_include_flags(), *SANITIZERS]
     program = compile_cpp(
@@ -60,7 +60,7 @@ def test_cpp_reads_the_same_and_never_beyond_the_file(tmp_path: Path) -> None:
     }
 
 
-def test_a_program_with_its_data_file_gives_the_same_numbers(tmp_path: Path) -> None:
+def test_program_with_data_file_gives_the_results_of_the_inline_program(tmp_path: Path) -> None:
     ((x,), *_) = images()
     inline = export_small(U85)
     expected = inline.run(x)
@@ -76,7 +76,7 @@ def test_a_program_with_its_data_file_gives_the_same_numbers(tmp_path: Path) -> 
     assert inline.data_file is None
 
 
-def test_bytes_move_from_the_program_to_the_file() -> None:
+def test_external_blocks_move_bytes_from_program_to_data_file() -> None:
     inline, outside = export_small(U85).report, _result().report
     (before,), (after,) = inline.delegates, outside.delegates
     assert sum(outside.external_blocks.values()) > 0.8 * before.payload_bytes - after.payload_bytes
@@ -87,7 +87,7 @@ def test_bytes_move_from_the_program_to_the_file() -> None:
     assert _result().stored_bytes == outside.program_bytes + len(_data_file())
 
 
-def test_without_the_file_or_with_another_the_error_says_so() -> None:
+def test_missing_other_or_damaged_data_file_is_refused() -> None:
     program, data = _result().buffer, _data_file()
     with pytest.raises(RunError, match=r"needs a data file .* pass it as ptd="):
         load(program)
@@ -102,12 +102,12 @@ def test_without_the_file_or_with_another_the_error_says_so() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"not a file of this kind" * 9, b"\0\0\0\0FT01" + bytes(100)])
-def test_what_is_no_data_file_is_refused(data: bytes) -> None:
+def test_bytes_that_are_no_data_file_are_refused(data: bytes) -> None:
     with pytest.raises(ProgramError, match=r"not a data file|damaged"):
         load(_result().buffer, data)
 
 
-def test_a_damaged_file_is_refused_or_its_content_is() -> None:
+def test_truncated_data_file_is_refused() -> None:
     program, data = _result().buffer, _data_file()
     for length in range(0, len(data) - 128, 97):
         with pytest.raises((ProgramError, RunError)):
@@ -125,7 +125,7 @@ def test_keys_of_other_exporters_match_all_data() -> None:
     assert not matches_key(content_key(b"data"), b"other")
 
 
-def test_external_is_checked() -> None:
+def test_invalid_values_of_external_are_refused() -> None:
     for value, message in (("weights", r"external=\['weights'\]"), (["heads"], "no block 'heads'"), (1, "neither")):
         with pytest.raises(ValueError, match=message):
             ExportRecipe.get_recipe(U85, external=value)

@@ -1,4 +1,4 @@
-"""Ethos-U programs run here, command by command, as the TOSA graphs that Vela was given."""
+"""Ethos-U programs on the emulator give the results of the TOSA graphs from which Vela compiled them."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from arm_recipes.runtime.ethosu_payload import FAST_SCRATCH, WEIGHTS, EthosUPayl
 from arm_recipes.runtime.program import Program
 from tests.backends.tosa_programs import conv2d
 from tests.graphs import build_flatbuffer
-from tests.runtime.host_programs import Between, Counting, export_small, export_wide, remove_checksums
+from tests.runtime.host_programs import Counting, CpuBetween, export_small, export_striped, remove_checksums
 from tests.small_models import Small, images, vectors
 from tests.verify_only import select_third
 
-#: The exported programs that they share are made once in a process.
+#: The tests run in one xdist worker, so that they share exported programs.
 pytestmark = pytest.mark.xdist_group("host_programs")
 
 RECIPES = tuple(recipe for recipe in ArmRecipeType if recipe.name.startswith("ETHOSU"))
@@ -37,7 +37,7 @@ U55, U65, U85 = (ArmRecipeType[f"ETHOSU_{npu}_INT8"] for npu in ("U55", "U65", "
 
 
 def _equal(result: ExportResult, *inputs: Tensor) -> bool:
-    """Whether the program's integers are those of its TOSA graphs, and so all that follows from them."""
+    """Whether the program and its TOSA graphs return equal tensors."""
     ours, theirs = result.run(*inputs), result.run(*inputs, backend="tosa")
     assert isinstance(ours, Tensor)
     assert ours.unique().numel() > 1
@@ -65,10 +65,10 @@ def test_a_program_gives_the_numbers_of_its_tosa_graph(recipe: ArmRecipeType, qu
         (U85, {"direct_drive": True}),
         (U85, {"direct_drive": True, "macs": 1024, "memory_mode": "Dedicated_Sram_384KB"}),
     ],
-    ids=["U55-32", "U65-512", "U85-2048", "fast scratch", "one region", "Direct Drive", "Direct Drive, fast scratch"],
+    ids=["U55-32", "U65-512", "U85-2048", "fast scratch", "U85 COP2", "Direct Drive", "Direct Drive, fast scratch"],
 )
-def test_configurations(recipe: ArmRecipeType, options: dict[str, Any]) -> None:
-    result, x = export_wide(recipe, **options)
+def test_npu_configurations_give_the_results_of_the_tosa_graph(recipe: ArmRecipeType, options: dict[str, Any]) -> None:
+    result, x = export_striped(recipe, **options)
     ours, theirs = result.run(x), result.run(x, backend="tosa")
     assert [output.shape for output in ours] == [(1, 40, 9, 9), (1, 40)]
     assert all(map(torch.equal, ours, theirs))
@@ -76,8 +76,8 @@ def test_configurations(recipe: ArmRecipeType, options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("quantized_io", [False, True], ids=["float", "quantized"])
 @pytest.mark.parametrize("recipe", [U85, ArmRecipeType.ETHOSU_U85_A16W8], ids=lambda recipe: recipe.name)
-def test_direct_drive(recipe: ArmRecipeType, quantized_io: bool) -> None:
-    """Verified number by number and access by access; the numbers are those of the other stream."""
+def test_direct_drive_gives_the_results_of_the_other_stream(recipe: ArmRecipeType, quantized_io: bool) -> None:
+    """``verify=True`` checks results and memory accesses. The results are also those of the stream for Cortex-M."""
     chosen = ExportRecipe.get_recipe(recipe, direct_drive=True, quantized_io=quantized_io)
     result, other = (
         export(Small().eval(), chosen, images(), verify=True),
@@ -85,16 +85,16 @@ def test_direct_drive(recipe: ArmRecipeType, quantized_io: bool) -> None:
     )
     assert result.report.notes[-1].endswith("1 delegate(s) are bit-equal with the TOSA reference model")
     for (x,) in images(6):
-        given = result.inputs[0].quantize(x) if quantized_io else x
-        assert _equal(result, given)
-        assert torch.equal(result.run(given), other.run(given))
-        assert torch.equal(load(result.buffer).execute(given)[0], result.run(given))
+        sample = result.inputs[0].quantize(x) if quantized_io else x
+        assert _equal(result, sample)
+        assert torch.equal(result.run(sample), other.run(sample))
+        assert torch.equal(load(result.buffer).execute(sample)[0], result.run(sample))
     # On Linux, ExecuTorch's own kernels quantize.
     kernels = {f"quantized_decomposed.{name}_per_tensor.default" for name in ("quantize", "dequantize")}
     assert set(result.report.methods[0].boundary) == (set() if quantized_io else kernels)
 
 
-def test_a_program_for_direct_drive_is_told_as_such() -> None:
+def test_inspection_and_report_of_a_direct_drive_program() -> None:
     result = export(Small().eval(), ExportRecipe.get_recipe(U85, direct_drive=True), images(), verify=True)
     described = inspect_program(result.buffer)
     (delegate,) = described.methods[0].delegates
@@ -110,22 +110,22 @@ def test_a_program_for_direct_drive_is_told_as_such() -> None:
     assert re.search(r"inputs +192 B in use", str(result.report))
 
 
-class Numbers(nn.Module):
-    """Integers and truth values beside quantized numbers."""
+class MixedTypes(nn.Module):
+    """Integers and booleans beside quantized tensors."""
 
     def forward(self, x: Tensor, count: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
-        """In another order than they come."""
+        """Return results in another order than the inputs."""
         return count + 3, torch.where(mask, x, x * 0.5), x > 0.25
 
 
-def test_all_kinds_of_tensors() -> None:
+def test_integer_float_and_boolean_tensors() -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(2, 8, generator=generator)
     sample = x, torch.tensor([1, -7, 2**30, 0], dtype=torch.int32), x > 0
-    result = export(Numbers().eval(), ExportRecipe.get_recipe(U85), [sample])
+    result = export(MixedTypes().eval(), ExportRecipe.get_recipe(U85), [sample])
     assert result.report.cpu_operators == ()
-    for given in (sample, (-x.flip(1), -sample[1], ~sample[2])):
-        ours, theirs = result.run(*given), result.run(*given, backend="tosa")
+    for inputs in (sample, (-x.flip(1), -sample[1], ~sample[2])):
+        ours, theirs = result.run(*inputs), result.run(*inputs, backend="tosa")
         assert [output.dtype for output in ours] == [torch.int32, torch.float32, torch.bool]
         assert all(map(torch.equal, ours, theirs))
 
@@ -135,8 +135,8 @@ def test_all_kinds_of_tensors() -> None:
 
 @pytest.mark.parametrize("recipe", [U55, U85], ids=lambda recipe: recipe.name)
 def test_operators_between_delegates_and_state(recipe: ArmRecipeType, tmp_path: Path) -> None:
-    """Every method has delegates, memory and buffers of its own, and so has every loaded program."""
-    models = {"first": Counting().eval(), "between": Between().eval(), "second": Counting().eval()}
+    """Each method of each loaded program has its own delegates, memory and buffers."""
+    models = {"first": Counting().eval(), "between": CpuBetween().eval(), "second": Counting().eval()}
     result = export(models, ExportRecipe.get_recipe(recipe), dict.fromkeys(models, vectors(4)))
     path = result.save(tmp_path / "methods.pte", reference=True)
     assert [len(method.delegates) for method in result.report.methods if method.name == "between"] == [2]
@@ -152,7 +152,7 @@ def test_operators_between_delegates_and_state(recipe: ArmRecipeType, tmp_path: 
     assert not torch.equal(firsts[1], firsts[2])
 
 
-def test_a_channels_last_program() -> None:
+def test_channels_last_program_gives_the_results_of_its_tosa_graph() -> None:
     samples = [(x.to(memory_format=torch.channels_last),) for (x,) in images(3)]
     result = export(Small().eval(), ExportRecipe.get_recipe(U85), samples)
     assert _equal(result, *samples[0])
@@ -167,22 +167,22 @@ def _delegates(program: Program) -> list[tuple[bytes, dict[str, bytes]]]:
 
 
 @pytest.mark.parametrize("macs", [256, 512])
-def test_fast_scratch_is_as_large_as_it_must_be(macs: int) -> None:
-    """Vela's figure is in a compile spec. Without it, as others export, the stream itself tells."""
-    result, x = export_wide(U65, macs=macs)
+def test_fast_scratch_has_velas_size_with_and_without_the_compile_spec(macs: int) -> None:
+    """Without the compile spec, as in programs of other exporters, the size is derived from the stream."""
+    result, x = export_striped(U65, macs=macs)
     ((payload, specs),) = _delegates(load(result.buffer))
     vela = result.report.delegates[0].vela
     assert vela is not None
     assert specs["fast_scratch_size"] == struct.pack("<I", vela.fast_scratch_bytes)
-    sizes = [EthosUDelegate(payload, given)._stream.memory[FAST_SCRATCH].size for given in (specs, {})]
+    sizes = [EthosUDelegate(payload, known)._stream.memory[FAST_SCRATCH].size for known in (specs, {})]
     assert sizes == [vela.fast_scratch_bytes] * 2
     assert sizes[0] > 10_000
     others = remove_checksums(result.buffer).replace(b"fast_scratch_size", b"fast_scratch_what")
     assert all(map(torch.equal, load(others).execute(x), result.run(x)))
 
 
-def test_too_little_fast_scratch() -> None:
-    result, _ = export_wide(U65)
+def test_too_small_fast_scratch_is_refused() -> None:
+    result, _ = export_striped(U65)
     ((payload, _),) = _delegates(load(result.buffer))
     with pytest.raises(
         PayloadError, match=r"for Ethos-U65-256 is damaged.* In its command stream, NPU_OP_\w+ at byte "
@@ -192,18 +192,18 @@ def test_too_little_fast_scratch() -> None:
         EthosUDelegate(payload, {"fast_scratch_size": bytes(2)})
 
 
-def test_runs_do_not_leave_traces() -> None:
-    """Memory is kept from run to run, with what the runs before have left there."""
+def test_results_do_not_depend_on_earlier_runs() -> None:
+    """The delegate's memory is not cleared between runs."""
     result = export_small(U55)
     samples = [x for (x,) in images(4)]
-    alone = [load(result.buffer).execute(x)[0] for x in samples]
+    first_runs = [load(result.buffer).execute(x)[0] for x in samples]
     program = load(result.buffer)
-    for x, expected in zip(samples * 2, alone * 2, strict=True):
+    for x, expected in zip(samples * 2, first_runs * 2, strict=True):
         assert torch.equal(program.execute(x)[0], expected)
 
 
-def test_inputs_that_nothing_reads() -> None:
-    """Vela leaves them out; ExecuTorch's runtime passes them all the same."""
+def test_unused_inputs_of_a_delegate_are_accepted() -> None:
+    """Vela removes unused inputs; ExecuTorch's runtime still passes them."""
 
     def body(b: Builder, _: Value, x: Value) -> Value:
         return b.rescale(x, DType.INT8, 0.5)
@@ -219,11 +219,11 @@ def test_inputs_that_nothing_reads() -> None:
     assert result.tolist() == [1, 2, 3, 4]
 
 
-# Streams that others could make.
+# Streams that Vela does not emit.
 
 
-def _changed(accelerator: str, register: int, value: int) -> bytes:
-    """A convolution's payload in which a register of 16 bits has another value."""
+def _with_register(accelerator: str, register: int, value: int) -> bytes:
+    """The payload of a convolution in which a 16-bit register has another value."""
     flatbuffer = conv2d(channels=32, out_channels=32)
     spec = EthosUCompileSpec(accelerator)
     payload = compile_payload(spec, flatbuffer, delegate="delegate", find_operator=lambda text: None).data
@@ -236,16 +236,15 @@ def _changed(accelerator: str, register: int, value: int) -> bytes:
     return payload.replace(commands, struct.pack(f"<{len(words)}I", *words))
 
 
-def _refused(accelerator: str, register: int, value: int) -> str:
-    """What is said of such a program."""
+def _refusal_message(accelerator: str, register: int, value: int) -> str:
+    """The error message for the payload of ``_with_register``."""
     with pytest.raises(PayloadError) as caught:
-        EthosUDelegate(_changed(accelerator, register, value), {})
+        EthosUDelegate(_with_register(accelerator, register, value), {})
     return str(caught.value)
 
 
-def test_the_programs_bytes_are_not_written() -> None:
-    """What a stream writes where its weights are stays in the delegate's copy."""
-    payload = _changed("ethos-u55-128", 287, 0)  # NPU_SET_OFM_REGION
+def test_stream_that_writes_to_its_weights_changes_only_the_delegates_copy() -> None:
+    payload = _with_register("ethos-u55-128", 287, 0)  # NPU_SET_OFM_REGION
     kept = bytes(bytearray(payload))
     delegate = EthosUDelegate(payload, {})
     before = delegate._stream.memory[WEIGHTS].copy()
@@ -254,16 +253,16 @@ def test_the_programs_bytes_are_not_written() -> None:
     assert payload == kept
 
 
-def test_blocks_for_fewer_channels_than_cores() -> None:
-    assert "NPU_OP_CONV at byte" in (said := _refused("ethos-u65-512", 279, 0))
-    assert "blocks of 1 channels for 2 cores" in said
+def test_ofm_blocks_of_fewer_channels_than_cores_are_refused() -> None:
+    assert "NPU_OP_CONV at byte" in (message := _refusal_message("ethos-u65-512", 279, 0))
+    assert "blocks of 1 channels for 2 cores" in message
 
 
-def test_a_convolution_of_more_than_16_bits() -> None:
-    said = _refused("ethos-u55-128", 261, 1 | 2 << 2)  # NPU_SET_IFM_PRECISION: signed, 32 bits
-    assert said.endswith("a convolution of numbers of more than 16 bits")
+def test_convolution_of_a_32_bit_ifm_is_refused() -> None:
+    message = _refusal_message("ethos-u55-128", 261, 1 | 2 << 2)  # NPU_SET_IFM_PRECISION: signed, 32 bits
+    assert message.endswith("a convolution of numbers of more than 16 bits")
 
 
-def test_tensors_that_no_memory_holds() -> None:
-    said = _refused("ethos-u85-256", 275, 0xFFFF)  # NPU_SET_OFM_DEPTH_M1
-    assert re.search(r"NPU_OP_CONV at byte \d+: OFM takes bytes \d+ to \d+ of a region of", said)
+def test_ofm_beyond_the_end_of_its_region_is_refused() -> None:
+    message = _refusal_message("ethos-u85-256", 275, 0xFFFF)  # NPU_SET_OFM_DEPTH_M1
+    assert re.search(r"NPU_OP_CONV at byte \d+: OFM takes bytes \d+ to \d+ of a region of", message)

@@ -34,7 +34,14 @@ from tests.ops.cases import CASES
 from tests.runtime import rescale_graphs, vela_bug_pairs
 from tests.runtime.building import RUNTIME, SANITIZERS, compile_cpp, run
 from tests.runtime.ethosu_emulator import Array, Emulator, delegates_with_payloads, read_payload
-from tests.runtime.vela_bugs import COMPILED_CORRECTLY, NOT_EMITTED, PARTS, REPRODUCERS, Reproducer, part
+from tests.runtime.vela_bugs import (
+    COMPILED_CORRECTLY,
+    NOT_EMITTED,
+    REPRODUCERS,
+    SLICED_OPERATORS,
+    Reproducer,
+    reproduce_sliced,
+)
 
 #: Models and activations of ``make test``; ``make verify`` takes all.
 _MODELS = {("mobilenet_v3_small", "int8"), ("tiny_vit", "int8")}
@@ -46,7 +53,7 @@ def _convolution(b: Builder, x: Value) -> Value:
 
 
 @pytest.mark.parametrize("flags", [[], ["--separate-io-regions"]])
-def test_direct_drive(flags: list[str], emulator: Emulator) -> None:
+def test_direct_drive_stream_gives_the_reference_models_results(flags: list[str], emulator: Emulator) -> None:
     flatbuffer = build_flatbuffer(_convolution, ((1, 5, 6, 2), DType.INT8))
     spec = EthosUCompileSpec("ethos-u85-256", extra_flags=["--cop-format=COP2", *flags])
     payload = compile_ethosu(flatbuffer, spec, delegate="", find_operator=lambda _: None)
@@ -80,37 +87,41 @@ def _samples(tensors: Iterable[Input]) -> list[np.ndarray[Any, Any]]:
     return [generator.integers(low, high + 1, shape).astype(dtype) for shape, dtype, low, high in ranges]
 
 
-def _runs_right(emulator: Emulator, flatbuffer: bytes, accelerator: str, bug: Reproducer) -> bool:
+def _is_compiled_correctly(emulator: Emulator, flatbuffer: bytes, accelerator: str, bug: Reproducer) -> bool:
     """Whether the program of ``flatbuffer`` computes what the graph of ``bug`` does."""
     inputs = _samples(bug.inputs)
     expected = reference.run(build_flatbuffer(bug.body, *bug.inputs), inputs)
-    return _gives(emulator, flatbuffer, accelerator, inputs, expected)
+    return _results_match(emulator, flatbuffer, accelerator, inputs, expected)
 
 
-def _gives(emulator: Emulator, flatbuffer: bytes, accelerator: str, inputs: list[Array], expected: list[Array]) -> bool:
-    """Whether the program of ``flatbuffer`` gives this."""
+def _results_match(
+    emulator: Emulator, flatbuffer: bytes, accelerator: str, inputs: list[Array], expected: list[Array]
+) -> bool:
+    """Whether the program of ``flatbuffer`` computes ``expected``."""
     payload = compile_ethosu(flatbuffer, EthosUCompileSpec(accelerator), delegate="", find_operator=lambda _: None)
     shapes = [(array.dtype.name, array.shape) for array in expected]
     if len(read_payload(payload.data).outputs) != len(shapes):  # a result is lost
         return False
     try:
         results = emulator.run(read_payload(payload.data), inputs, shapes)
-    except StreamError:  # it writes outside its region, say, or reads what may not be there yet
+    except StreamError:  # for example, it writes outside its region or reads unwritten bytes
         return False
     return all(np.array_equal(ours, theirs) for ours, theirs in zip(results, expected, strict=True))
 
 
 @pytest.mark.parametrize("bug", [*REPRODUCERS, *NOT_EMITTED, *COMPILED_CORRECTLY], ids=lambda bug: bug.name)
 def test_vela_bugs(bug: Reproducer, emulator: Emulator) -> None:
-    """Fails where one is mended: the core need no longer avoid it."""
+    """Fails if Vela has fixed a bug: its workaround is no longer needed."""
     flatbuffer = build_flatbuffer(bug.body, *bug.inputs)
     for accelerator in bug.accelerators:
-        right = not bug.writes_out_of_bounds(accelerator) and _runs_right(emulator, flatbuffer, accelerator, bug)
+        right = not bug.writes_out_of_bounds(accelerator) and _is_compiled_correctly(
+            emulator, flatbuffer, accelerator, bug
+        )
         assert right == (accelerator not in bug.wrong), accelerator
 
 
-def _avoided(bug: Reproducer, accelerator: str) -> bytes:
-    """The graph as the last passes leave it; others might find another form for one so small."""
+def _apply_workarounds(bug: Reproducer, accelerator: str) -> bytes:
+    """The serialized graph after the workarounds only: other passes might simplify so small a graph."""
     written = build_graph(bug.body, *bug.inputs)
     apply_vela_workarounds(written, make_target(accelerator))
     written.remove_dead()
@@ -118,56 +129,58 @@ def _avoided(bug: Reproducer, accelerator: str) -> bytes:
 
 
 @pytest.mark.parametrize("bug", [*REPRODUCERS, *COMPILED_CORRECTLY], ids=lambda bug: bug.name)
-def test_the_core_avoids_vela_bugs(bug: Reproducer, emulator: Emulator) -> None:
+def test_workarounds_avoid_vela_bugs(bug: Reproducer, emulator: Emulator) -> None:
     for accelerator in bug.accelerators:
-        flatbuffer = _avoided(bug, accelerator)
-        assert _runs_right(emulator, flatbuffer, accelerator, bug), accelerator
-        if accelerator not in bug.wrong:  # and writes as it did what Vela compiles right
+        flatbuffer = _apply_workarounds(bug, accelerator)
+        assert _is_compiled_correctly(emulator, flatbuffer, accelerator, bug), accelerator
+        if accelerator not in bug.wrong:  # a graph that Vela compiles correctly is unchanged
             assert flatbuffer == build_flatbuffer(bug.body, *bug.inputs), accelerator
 
 
 @pytest.mark.parametrize("accelerator", ACCELERATORS)
 def test_adjacent_vela_bugs(accelerator: str, emulator: Emulator, pytestconfig: pytest.Config) -> None:
-    """Graphs with two bugs, of which neither workaround hides the other."""
+    """Graphs with two bugs: neither workaround prevents the other one."""
     wrong = []
     for seed in range(400 if pytestconfig.getoption("verify") else 15):
         pair = vela_bug_pairs.draw(seed, accelerator)
-        written = vela_bug_pairs.optimized(pair, make_target(accelerator), seed)
-        if not written.users().keys() >= set(written.inputs):  # the part that the second reads is constant
+        written = vela_bug_pairs.run_passes(pair, make_target(accelerator), seed)
+        if not written.users().keys() >= set(written.inputs):  # the second graph reads only constants
             continue
-        if not _runs_right(emulator, serialize(written), accelerator, pair):
+        if not _is_compiled_correctly(emulator, serialize(written), accelerator, pair):
             wrong.append(f"{seed}: {pair.name}")
     assert wrong == []
 
 
 @pytest.mark.parametrize("accelerator", ACCELERATORS)
-def test_rescales_and_their_neighbours(accelerator: str, emulator: Emulator, pytestconfig: pytest.Config) -> None:
+def test_random_graphs_of_rescales_are_compiled_correctly(
+    accelerator: str, emulator: Emulator, pytestconfig: pytest.Config
+) -> None:
     wrong, executed = [], 0
     for seed in range(3000 if pytestconfig.getoption("verify") else 60):
         drawn = rescale_graphs.draw(seed, make_target(accelerator))
         inputs = _samples((value.shape, value.dtype) for value in drawn.inputs)
         try:
             expected = reference.run(serialize(drawn), inputs)
-        except ArmBackendError:  # values are beyond what a RESCALE takes, where TOSA leaves its result open
+        except ArmBackendError:  # values exceed the range of a RESCALE, whose result TOSA then does not define
             continue
         apply_vela_workarounds(drawn, make_target(accelerator))
         drawn.remove_dead()
         executed += 1
-        if not _gives(emulator, serialize(drawn), accelerator, inputs, expected):
+        if not _results_match(emulator, serialize(drawn), accelerator, inputs, expected):
             wrong.append(seed)
     assert wrong == []
     assert executed > 50
 
 
-@pytest.mark.parametrize("name", PARTS)
-def test_parts_are_read_and_written(name: str, emulator: Emulator) -> None:
+@pytest.mark.parametrize("name", SLICED_OPERATORS)
+def test_operators_read_slices_and_write_into_concat(name: str, emulator: Emulator) -> None:
     """Operators that read a SLICE and write into a CONCAT, along each axis, of one and of two images."""
     for axis in range(4):
         for batches in (1, 2):
-            bug = part(name, axis, batches)
+            bug = reproduce_sliced(name, axis, batches)
             for accelerator in ACCELERATORS:
                 where = f"axis {axis}, {batches} images, {accelerator}"
-                assert _runs_right(emulator, _avoided(bug, accelerator), accelerator, bug), where
+                assert _is_compiled_correctly(emulator, _apply_workarounds(bug, accelerator), accelerator, bug), where
 
 
 @pytest.fixture(scope="module")
@@ -185,29 +198,29 @@ def _run_commands(emulator: Emulator, payload: bytes, commands: bytes, weights: 
     emulator.run(changed, [], [])
 
 
-def _word(commands: bytes, index: int, value: int) -> bytes:
+def _replace_word(commands: bytes, index: int, value: int) -> bytes:
     return commands[: 4 * index] + struct.pack("<I", value) + commands[4 * index + 4 :]
 
 
-def test_unknown_command(emulator: Emulator, convolution: bytes) -> None:
-    commands = _word(read_payload(convolution).commands, 8, 0x3FF)
+def test_unknown_command_is_refused(emulator: Emulator, convolution: bytes) -> None:
+    commands = _replace_word(read_payload(convolution).commands, 8, 0x3FF)
     with pytest.raises(StreamError, match=r"a command at byte 32: unknown: opcode 1023, control 0"):
         _run_commands(emulator, convolution, commands)
 
 
-def test_cut_off(emulator: Emulator, convolution: bytes) -> None:
+def test_truncated_stream_is_refused(emulator: Emulator, convolution: bytes) -> None:
     with pytest.raises(StreamError, match="words of commands are announced"):
         _run_commands(emulator, convolution, read_payload(convolution).commands[:-8])
 
 
-def test_outside_of_region(emulator: Emulator, convolution: bytes) -> None:
+def test_access_outside_a_region_is_refused(emulator: Emulator, convolution: bytes) -> None:
     parts = read_payload(convolution)
     smaller = type(parts)(parts.commands, parts.weights, 16, (), ())
     with pytest.raises(StreamError, match=r"NPU_OP_\w+ at byte \d+: [IO]FM takes bytes .* of a region of 16"):
         emulator.run(smaller, [], [])
 
 
-def test_damaged_weights(emulator: Emulator, convolution: bytes) -> None:
+def test_damaged_weights_are_refused(emulator: Emulator, convolution: bytes) -> None:
     parts = read_payload(convolution)
     with pytest.raises(StreamError, match=r"NPU_OP_CONV at byte .* weights"):
         _run_commands(emulator, convolution, parts.commands, bytes(len(parts.weights)))
@@ -231,7 +244,7 @@ def test_damaged_programs_end_in_errors(emulator: Emulator, convolution: bytes) 
 
 @pytest.mark.verify
 def test_fuzzing(tmp_path: Path, pytestconfig: pytest.Config) -> None:
-    """Programs, those that were found and mutated ones of both, with address and undefined-behaviour sanitizers."""
+    """Vela's programs, the corpus, and mutations of both, with AddressSanitizer and UBSan."""
     fuzz = RUNTIME / "tests/fuzz"
     sources = [fuzz / "emulator_fuzzer.cpp", *sorted((RUNTIME / "emulator").glob("*.cpp"))]
     flags = [*SANITIZERS, "-std=c++17", "-fsanitize=fuzzer", f"-I{RUNTIME}"]
@@ -250,7 +263,7 @@ def test_fuzzing(tmp_path: Path, pytestconfig: pytest.Config) -> None:
             sizes = struct.pack("<II", len(payload.commands), payload.scratch)
             (programs / f"{bug.name}-{accelerator}").write_bytes(sizes + payload.commands + payload.weights)
     runs = 1_000_000 if pytestconfig.getoption("verify") else 3_000
-    memory = ["-rss_limit_mb=0", "-malloc_limit_mb=256"]  # what this process has in memory may count as the fuzzer's
+    memory = ["-rss_limit_mb=0", "-malloc_limit_mb=256"]  # libFuzzer may count the memory of this process
     limits = [f"-runs={runs}", "-max_len=6000", "-timeout=60", "-print_final_stats=1", *memory]
     corpus = [str(new), str(programs), str(fuzz / "emulator_corpus")]
     output = run([str(fuzzer), *limits, f"-artifact_prefix={tmp_path}/", *corpus])

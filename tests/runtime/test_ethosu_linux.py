@@ -27,13 +27,13 @@ def backend_test(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build / "backend_test"
 
 
-def test_backend(backend_test: Path) -> None:
+def test_cpp_tests_of_the_backend_pass(backend_test: Path) -> None:
     output = run([str(backend_test)])
     assert output.count(" ok\n") == 14
 
 
 class TwoOutputs(torch.nn.Module):
-    """Vela puts its second output before the first."""
+    """Vela places its second output before the first."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class TwoOutputs(torch.nn.Module):
     ids=["integers", "floats"],
 )
 def test_exported_program(backend_test: Path, tmp_path: Path, options: dict[str, Any]) -> None:
-    """A program made for Direct Drive loads in ExecuTorch's runtime, and its tensors reach Vela's places."""
+    """A program for Direct Drive runs in ExecuTorch's runtime, and its tensors are at Vela's offsets."""
     torch.manual_seed(0)
     inputs = [(torch.randn(1, 3, 8, 8), torch.randn(1, 8, 8, 8)) for _ in range(2)]
     recipe = ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U85_INT8, **options)
@@ -61,7 +61,7 @@ def test_exported_program(backend_test: Path, tmp_path: Path, options: dict[str,
     assert run([str(backend_test), str(tmp_path / "model.pte")]) == "ok\n"
 
 
-def test_missing_driver(tmp_path: Path) -> None:
+def test_missing_driver_header_is_named(tmp_path: Path) -> None:
     include = executorch_directory() / "include"
     command = [require("cmake", "cmake"), "-S", str(RUNTIME), "-B", str(tmp_path / "build")]
     command += ["-DARM_RUNTIME_ETHOSU_LINUX=ON", f"-DETHOSU_LINUX_DRIVER_DIR={tmp_path}"]

@@ -1,6 +1,7 @@
-"""The two readers of Ethos-U payloads: real payloads, and every way to damage one.
+"""The C++ and the Python reader of Ethos-U payloads: compiled, hand-written and damaged payloads.
 
-Whatever the one in C++, which devices run, is given here is given to the one in Python too: they agree to the word.
+Devices run the C++ reader. ``Reader.read`` passes each payload to the Python reader too, and compares the layouts and
+messages.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Reader:
         return code, message.value.decode(), info
 
     def _agree(self, data: bytes, refusal: str | None, info: _Info) -> None:
-        """Hold the reader in Python against this one."""
+        """Check that the Python reader returns the same layout or message."""
         if refusal is not None:
             with pytest.raises(PayloadError) as caught:
                 read_parts(data)
@@ -120,7 +121,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Reader:
     )
 
 
-# --- payloads by hand ---
+# --- hand-written payloads ---
 
 
 def _cop1(commands: bytes = b"\0\0\xff\xff", config: int = 0x10001808, words: int | None = None) -> bytes:
@@ -161,7 +162,7 @@ def _payload(
 
 
 def _positions(data: bytes) -> dict[str, int]:
-    """Where the header of each block is."""
+    """Name of each block -> offset of its header."""
     found, at = {}, 0
     while at < len(data):
         found[data[at : at + 16].rstrip(b"\0").decode()] = at
@@ -174,7 +175,7 @@ def _put(data: bytes, at: int, new: bytes) -> bytes:
     return data[:at] + new + data[at + len(new) :]
 
 
-# --- what is accepted ---
+# --- accepted payloads ---
 
 
 def _compile(target: str, flatbuffer: bytes, *flags: str) -> bytes:
@@ -182,8 +183,8 @@ def _compile(target: str, flatbuffer: bytes, *flags: str) -> bytes:
     return compile_payload(spec, flatbuffer, delegate="delegate", find_operator=lambda text: None).data
 
 
-def _check_against_stream(reader: Reader, data: bytes) -> _Info:
-    """Compare what the reader says with a decoding of the stream in Python."""
+def _check_against_blocks(reader: Reader, data: bytes) -> _Info:
+    """Check the result of the reader against the fields of the blocks, which are decoded here."""
     info = reader.accept(data)
     at = _positions(data)
     assert info.command_offset == at["cmd_data"] + 32
@@ -212,8 +213,8 @@ def _check_against_stream(reader: Reader, data: bytes) -> _Info:
         "ethos-u85-2048",
     ],
 )
-def test_compiled_payload(reader: Reader, target: str) -> None:
-    info = _check_against_stream(reader, _compile(target, conv2d()))
+def test_compiled_payload_is_accepted(reader: Reader, target: str) -> None:
+    info = _check_against_blocks(reader, _compile(target, conv2d()))
     assert f"ethos-u{info.product}-{info.macs}" == target
     assert (info.stream_kind, info.input_count, info.output_count) == (1, 1, 1)
 
@@ -229,17 +230,17 @@ def _several_outputs() -> bytes:
 
 
 @pytest.mark.parametrize("target", ACCELERATORS)
-def test_tensors_that_share_memory(reader: Reader, target: str) -> None:
+def test_outputs_that_share_memory_are_accepted(reader: Reader, target: str) -> None:
     data = _compile(target, _several_outputs())
-    info = _check_against_stream(reader, data)
+    info = _check_against_blocks(reader, data)
     assert (info.input_count, info.output_count) == (2, 3)
     assert reader.tensor(data, 1, 0) == reader.tensor(data, 1, 2)
 
 
 @pytest.mark.parametrize(("flags", "regions"), [((), (1, 1)), (("--separate-io-regions",), (3, 4))])
-def test_direct_drive_payload(reader: Reader, flags: tuple[str, ...], regions: tuple[int, int]) -> None:
+def test_direct_drive_payload_is_accepted(reader: Reader, flags: tuple[str, ...], regions: tuple[int, int]) -> None:
     data = _compile("ethos-u85-256", _several_outputs(), "--cop-format=COP2", *flags)
-    info = _check_against_stream(reader, data)
+    info = _check_against_blocks(reader, data)
     assert (info.stream_kind, info.product, info.macs) == (2, 85, 256)
     tensors = [reader.tensor(data, side, 0) for side in (0, 1)]
     assert [tensor and tensor[3] for tensor in tensors] == list(regions)
@@ -260,16 +261,16 @@ def test_direct_drive_payload(reader: Reader, flags: tuple[str, ...], regions: t
         _payload(_cop1(bytes(4 * 0x10001))),
     ],
 )
-def test_accepted(reader: Reader, data: bytes) -> None:
-    _check_against_stream(reader, data)
+def test_valid_hand_written_payload_is_accepted(reader: Reader, data: bytes) -> None:
+    _check_against_blocks(reader, data)
 
 
-def test_weights_outside_the_payload(reader: Reader) -> None:
-    assert reader.accept(_named(b"w" * 64)).weight_size == 0
+def test_external_weights_have_no_bytes_in_the_payload(reader: Reader) -> None:
+    assert reader.accept(_with_external_weights(b"w" * 64)).weight_size == 0
 
 
-def test_unaligned_bytes(reader: Reader) -> None:
-    """The host reads payloads anywhere; backends check the alignment that their NPU needs."""
+def test_unaligned_payload_is_accepted(reader: Reader) -> None:
+    """The reader accepts any alignment; backends check the alignment that their NPU requires."""
     for shift in range(4):
         data = b"x" * shift + _payload()
         buffer = (ctypes.c_char * len(data)).from_buffer_copy(data)
@@ -278,14 +279,14 @@ def test_unaligned_bytes(reader: Reader) -> None:
         assert reader.library.arm_payload_read(ctypes.byref(buffer, shift), size, ctypes.byref(info), None, 0) == 0
 
 
-# --- what is refused ---
+# --- refused payloads ---
 
 
 def _names_a_block(message: str) -> bool:
     return any(message.startswith(f"block '{name}' at byte ") for name in _NAMES)
 
 
-def test_every_truncation(reader: Reader) -> None:
+def test_every_truncation_is_refused(reader: Reader) -> None:
     data = _compile("ethos-u55-128", conv2d(channels=1, out_channels=1))
     reader.accept(data)
     starts = set(_positions(data).values()) - {0}
@@ -296,7 +297,7 @@ def test_every_truncation(reader: Reader) -> None:
 
 
 @pytest.mark.parametrize("name", _NAMES)
-def test_every_byte_of_a_header(reader: Reader, name: str) -> None:
+def test_damage_of_every_header_byte_is_refused(reader: Reader, name: str) -> None:
     data = _payload()
     at = _positions(data)[name]
     for byte in range(32):
@@ -308,19 +309,19 @@ def test_every_byte_of_a_header(reader: Reader, name: str) -> None:
 
 @pytest.mark.parametrize("name", _NAMES)
 @pytest.mark.parametrize("length", [2**31 - 1, 2**31, 2**32 - 16, 2**32 - 15, 2**32 - 1])
-def test_length_beyond_the_payload(reader: Reader, name: str, length: int) -> None:
+def test_block_length_beyond_the_payload_is_refused(reader: Reader, name: str, length: int) -> None:
     data = _payload()
     reader.refuse(_put(data, _positions(data)[name] + 16, struct.pack("<I", length)), name, f"its length is {length}")
 
 
 @pytest.mark.parametrize("name", _NAMES[1:])
-def test_missing_block(reader: Reader, name: str) -> None:
+def test_missing_block_is_refused(reader: Reader, name: str) -> None:
     data = pack_block_stream([block for block in _blocks() if block[0] != name])
     reader.refuse(data, name, "ends without")
 
 
 @pytest.mark.parametrize("name", _NAMES[:-1])
-def test_repeated_block(reader: Reader, name: str) -> None:
+def test_repeated_block_is_refused(reader: Reader, name: str) -> None:
     blocks = _blocks()
     again = next(block for block in blocks if block[0] == name)
     reader.refuse(pack_block_stream([*blocks[:-1], again, blocks[-1]]), name, "twice")
@@ -337,8 +338,8 @@ def _cop2(commands: bytes = bytes(16)) -> bytes:
     return header + metadata + commands
 
 
-def _named(name: bytes) -> bytes:
-    """A payload whose weights are data of that name."""
+def _with_external_weights(name: bytes) -> bytes:
+    """A payload whose weights are external data with the key ``name``."""
     blocks = [(block, name if block == "weight_data" else content) for block, content in _blocks()]
     return pack_block_stream(blocks, external=("weight_data",))
 
@@ -353,7 +354,7 @@ _BAD: list[tuple[Callable[[], bytes], str, str]] = [
     (lambda: _corrupt("weight_data", 20, b"\x01"), "weight_data", r"key of its external data \(1 bytes\)"),
     *(
         (
-            lambda name=name: _named(name),
+            lambda name=name: _with_external_weights(name),
             "weight_data",
             rf"\({len(name)} bytes\) is not 64 printable characters: export",
         )
@@ -390,7 +391,7 @@ _BAD: list[tuple[Callable[[], bytes], str, str]] = [
         (lambda size=size: _payload(inputs=[_tensor(0, size=size)]), "inputs", f"of {size} b")
         for size in (0, -1, 3, 16)
     ),
-    # Places.
+    # Offsets and regions.
     (lambda: _payload(inputs=[_tensor(-2)]), "inputs", "tensor 0 is at offset -2"),
     (lambda: _payload(inputs=[_tensor(-(2**31))]), "inputs", "offset -2147483648"),
     (lambda: _payload(outputs=[_tensor(61)]), "outputs", "ends at byte 65 of a scratch of 64"),
@@ -450,17 +451,17 @@ _BAD: list[tuple[Callable[[], bytes], str, str]] = [
 
 
 @pytest.mark.parametrize(("make", "block", "reason"), _BAD)
-def test_refused(reader: Reader, make: Callable[[], bytes], block: str, reason: str) -> None:
+def test_invalid_payload_is_refused(reader: Reader, make: Callable[[], bytes], block: str, reason: str) -> None:
     reader.refuse(make(), block, reason)
 
 
 @pytest.mark.parametrize("stream", [_cop2(), _put(_cop2(), 6, b"\x07"), _put(_cop2(), 34, b"\x07")])
-def test_cop2_by_hand_is_accepted(reader: Reader, stream: bytes) -> None:
-    """What the corrupted COP2 streams above start from, and newer minor versions."""
-    _check_against_stream(reader, _payload(stream))
+def test_hand_written_cop2_stream_is_accepted(reader: Reader, stream: bytes) -> None:
+    """The stream from which the corrupted COP2 streams above are made, also with newer minor versions."""
+    _check_against_blocks(reader, _payload(stream))
 
 
-def test_both_readers_of_damaged_payloads(reader: Reader) -> None:
+def test_readers_agree_on_damaged_payloads(reader: Reader) -> None:
     """``Reader.read`` compares them."""
     damage, refused = random.Random(0), 0
     payloads = [_compile("ethos-u55-128", _several_outputs()), _payload(_cop2()), _payload()]
@@ -474,24 +475,24 @@ def test_both_readers_of_damaged_payloads(reader: Reader) -> None:
     assert 1000 < refused < 4000
 
 
-def test_both_readers_of_the_fuzzers_corpus(reader: Reader) -> None:
+def test_readers_agree_on_the_fuzzers_corpus(reader: Reader) -> None:
     codes = [reader.read(path.read_bytes())[0] for path in sorted((_FUZZ / "corpus").iterdir())]
     assert len(set(codes)) > 5
 
 
-def test_message_is_cut_off(reader: Reader) -> None:
+def test_message_is_truncated_to_its_buffer(reader: Reader) -> None:
     _, full, _ = reader.read(b"")
     assert [reader.read(b"", size)[1] for size in (1, 2, 10)] == ["", full[:1], full[:9]]
 
 
-def test_tensors_outside_the_payload(reader: Reader) -> None:
+def test_tensor_index_out_of_range_is_refused(reader: Reader) -> None:
     for side, index in [(0, 1), (1, 1), (0, 2**32 - 1), (2, 0), (-1, 0)]:
         assert reader.tensor(_payload(), side, index) is None
 
 
 @pytest.mark.verify
 def test_fuzzing(tmp_path: Path, pytestconfig: pytest.Config) -> None:
-    """The corpus, then new inputs for two seconds (20 with ``--verify``), with address and UB sanitizers."""
+    """The corpus, then new inputs for two seconds (20 with ``--verify``), with AddressSanitizer and UBSan."""
     flags = [*SANITIZERS, "-fsanitize=fuzzer"]
     fuzzer = compile_cpp(tmp_path / "fuzzer", [_FUZZ / "payload_fuzzer.cpp", *_SOURCES], flags, compiler="clang++-14")
     corpus = _FUZZ / "corpus"

@@ -1,6 +1,6 @@
-"""What ExecuTorch's own backend for Ethos-U takes: every limit that it checks, and what it reads without a check.
+"""Limits of ExecuTorch's own Ethos-U backend: those that it checks, and those of fields that it reads unchecked.
 
-Read in pytorch/executorch at cff6f4dd32 (22 August 2026), backends/arm/runtime; each limit names file and function.
+From pytorch/executorch at cff6f4dd32 (22 August 2026), backends/arm/runtime; each limit names file and function.
 Payloads are read here as that backend reads them, not by this project's readers.
 """
 
@@ -32,15 +32,15 @@ from arm_recipes import ArmRecipeType, ExportResult, export
 from arm_recipes.runtime import pte
 from tests.accelerators import ACCELERATORS
 from tests.graphs import build_flatbuffer as flatbuffer_of
-from tests.runtime.host_programs import Between, export_mixed, export_small, export_wide
+from tests.runtime.host_programs import CpuBetween, export_mixed, export_small, export_striped
 
 pytestmark = pytest.mark.xdist_group("host_programs")
 
 _BLOCK = struct.Struct("<16sIB11s")
 _NAMES = ("vela_bin_stream", "cmd_data", "weight_data", "scratch_size", "inputs", "outputs", "vela_end_stream")
-#: Registers that hold the number of a region: of maps, of weights and scales, of a DMA's source and target.
+#: Registers with the number of a region: of feature maps, weights and scales, source and target of a DMA.
 _REGION_REGISTERS = {*(registers[3] for registers in FEATURE_MAP_REGISTERS), 296, 297, *DMA_REGISTERS[:2]}
-#: Bytes of an element that each type of argument must have.
+#: Type of an argument -> bytes of an element.
 _ELEMENTS = {
     ScalarType.INT: 4,
     ScalarType.CHAR: 1,
@@ -48,13 +48,13 @@ _ELEMENTS = {
     ScalarType.SHORT: 2,
     ScalarType.BOOL: 1,
 }
-#: Bytes of the values of compile specs that mean something to the backend on Linux.
+#: Compile spec that the backend reads on Linux -> bytes of its value.
 _LINUX_SPECS = {"ethosu.timeout_ns": 8, "ethosu.enable_cycle_counter": 1, "ethosu.pmu_event": 4}
 
 
 @dataclass(frozen=True)
 class Block:
-    """Of a payload; ``start`` counts from the payload's first byte."""
+    """A block of a payload. ``start`` is its offset in the payload."""
 
     name: str
     start: int
@@ -65,7 +65,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Io:
-    """An input or output: six dimensions, bytes of an element, place."""
+    """An input or output: six dimensions, bytes of an element, offset and region."""
 
     shape: tuple[int, ...]
     element_size: int
@@ -79,7 +79,7 @@ class Io:
 
 @dataclass(frozen=True)
 class Call:
-    """A payload, and a call of it. ``start``, and those in ``named``, count from the first byte of the program."""
+    """A delegate call and its payload. ``start`` and the values of ``named`` are offsets in the program."""
 
     start: int
     size: int
@@ -103,13 +103,13 @@ class Call:
 
     @property
     def regions(self) -> set[int]:
-        """Those that commands address; the target of a DMA may be the NPU's own memory."""
-        told = [
+        """Regions that commands address, without the NPU's internal memory, which may be the target of a DMA."""
+        values = [
             value >> 32
             for _, number, value in decode_commands(self.block("cmd_data").data)
             if number in _REGION_REGISTERS
         ]
-        return {value & 7 for value in told if not value & 0x100}
+        return {value & 7 for value in values if not value & 0x100}
 
     def with_block(self, of: str, /, **changes: Any) -> Call:
         return replace(self, blocks=tuple(replace(b, **changes) if b.name == of else b for b in self.blocks))
@@ -123,9 +123,9 @@ class Call:
 
 @dataclass(frozen=True)
 class Limit:
-    """``breaks`` makes of a call within the limit one beyond it."""
+    """A limit of the backend. ``breaks`` changes a call within the limit to one beyond it."""
 
-    what: str
+    rule: str
     source: str
     holds: Callable[[Call], bool]
     breaks: Callable[[Call], Call]
@@ -133,19 +133,19 @@ class Limit:
 
 LIMITS = (
     Limit(
-        "a payload starts at 16 bytes",
+        "a payload is aligned to 16 bytes",
         "VelaBinStream.cpp, vela_bin_validate",
         lambda call: call.start % 16 == 0,
         lambda call: replace(call, start=call.start + 8),
     ),
     Limit(
-        "it is below 2 GiB, as its size is an int, and its last block starts at 16 bytes",
+        "a payload is below 2 GiB, as its size is an int, and its last block is aligned to 16 bytes",
         "VelaBinStream.cpp, vela_bin_validate",
         lambda call: call.size < 2**31 and call.blocks[-1].start % 16 == 0,
         lambda call: call.with_block("vela_end_stream", start=call.blocks[-1].start - 4),
     ),
     Limit(
-        "blocks have these names and no others, the first and the last theirs",
+        "blocks have the seven names, and the first and the last block are in their places",
         "VelaBinStream.cpp, vela_bin_validate and vela_bin_read",
         lambda call: (
             (call.blocks[0].name, call.blocks[-1].name) == (_NAMES[0], _NAMES[-1])
@@ -172,13 +172,13 @@ LIMITS = (
         lambda call: call.with_block("scratch_size", size=8),
     ),
     Limit(
-        "the name of data outside has 64 characters, and the data is the program's",
+        "the key of external data has 64 characters, and the program has the data",
         "VelaBinStream.cpp, kVelaExternalBlockKeySize and resolve_external_block",
         lambda call: all(b.size == 64 and b.data.decode() in call.named for b in call.blocks if b.external),
         lambda call: call.with_block("weight_data", external=True, data=b"arm_weights_" + b"0" * 64, size=76),
     ),
     Limit(
-        "data outside starts at 16 bytes",
+        "external data is aligned to 16 bytes",
         "VelaBinStream.cpp, resolve_external_block",
         lambda call: all(call.named[b.data.decode()] % 16 == 0 for b in call.blocks if b.external),
         lambda call: replace(
@@ -192,19 +192,19 @@ LIMITS = (
         lambda call: replace(call, arguments=call.arguments[1:]),
     ),
     Limit(
-        "arguments are of these types, whose sizes the payload has",
+        "arguments have supported types, with the element sizes of the payload",
         "EthosUBackend.cpp, execute: supported",
         lambda call: all(_ELEMENTS.get(kind) == io.element_size for io, (kind, _) in call.pairs),
         lambda call: replace(call, arguments=((ScalarType.LONG, call.arguments[0][1]), *call.arguments[1:])),
     ),
     Limit(
-        "they have as many elements as the payload says; of outputs fewer would be unpacked as int4",
+        "arguments have the payload's number of elements; outputs with fewer would be unpacked as int4",
         "EthosUBackend.cpp, calculate_dimensions and copy_with_layout_adjustment",
         lambda call: all(prod(io.shape) == prod(sizes) for io, (_, sizes) in call.pairs),
         lambda call: call.with_input(shape=(*call.inputs[0].shape[:-1], call.inputs[0].shape[-1] + 1)),
     ),
     Limit(
-        "inputs and outputs lie in the scratch",
+        "inputs and outputs are in the scratch",
         "EthosUBackend.cpp, execute, and EthosUBackend_Cortex_M.cpp, platform_execute: offsets are not checked",
         lambda call: all(
             io.region == 1 and io.offset >= 0 and io.offset + io.nbytes <= call.scratch
@@ -222,14 +222,14 @@ LIMITS = (
         lambda call: replace(call, inputs=call.inputs * 2),
     ),
     Limit(
-        "commands address constants, scratch and fast scratch alone",
+        "commands address only constants, scratch and fast scratch",
         "EthosUBackend_Internal.h, ETHOSU_NUM_BASE_ADDRS",
         lambda call: call.regions <= {0, 1, 2},
         lambda call: call.with_block("cmd_data", data=_reading_region_3(call.block("cmd_data").data)),
     ),
     Limit(
-        "compile specs do not mean anything else on Linux",
-        "EthosUBackend_Cortex_A.cpp, parse_linux_options: those of other sizes are left out",
+        "compile specs that the backend reads on Linux have its sizes",
+        "EthosUBackend_Cortex_A.cpp, parse_linux_options: specs of other sizes are ignored",
         lambda call: all(
             len(value) == size
             for key, value in call.specs.items()
@@ -322,7 +322,7 @@ class Layouts(nn.Module):
         return self.body(y.permute(0, 3, 1, 2)).permute(0, 2, 3, 1), y.transpose(1, 2), ~mask, mask, y
 
 
-class Remembering(nn.Module):
+class SharedLayers(nn.Module):
     """Layers that two methods share, with state between their calls."""
 
     last: Tensor
@@ -354,7 +354,7 @@ def _layouts() -> ExportResult:
 def _shared() -> ExportResult:
     torch.manual_seed(0)
     body, last = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 16)).eval(), torch.zeros(1, 16)
-    methods = {"one": Remembering(body, last, 1.0).eval(), "other": Remembering(body, last, -1.0).eval()}
+    methods = {"one": SharedLayers(body, last, 1.0).eval(), "other": SharedLayers(body, last, -1.0).eval()}
     return export(methods, _recipe("U85_INT8"), {name: [(torch.randn(1, 16),)] * 2 for name in methods})
 
 
@@ -365,7 +365,7 @@ def _loop() -> ExportResult:
 
 def _between() -> ExportResult:
     torch.manual_seed(0)
-    return export(Between().eval(), _recipe("U55_INT8"), [(torch.randn(1, 8),)] * 2)
+    return export(CpuBetween().eval(), _recipe("U55_INT8"), [(torch.randn(1, 8),)] * 2)
 
 
 PROGRAMS: dict[str, Callable[[], ExportResult]] = {
@@ -374,7 +374,7 @@ PROGRAMS: dict[str, Callable[[], ExportResult]] = {
     "U65, int16": lambda: export_small(ArmRecipeType.ETHOSU_U65_A16W8, quantized_io=True),
     "several tensors": lambda: export_mixed(ArmRecipeType.ETHOSU_U85_INT8),
     "layouts and masks": _layouts,
-    "fast scratch": lambda: export_wide(ArmRecipeType.ETHOSU_U65_INT8)[0],
+    "fast scratch": lambda: export_striped(ArmRecipeType.ETHOSU_U65_INT8)[0],
     "state, shared weights": _shared,
     "loop": _loop,
     "CPU between": _between,
@@ -391,27 +391,27 @@ def test_programs_are_within_the_limits(name: str) -> None:
     found = calls(name)
     assert found
     for call in found:
-        assert [limit.what for limit in LIMITS if not limit.holds(call)] == []
+        assert [limit.rule for limit in LIMITS if not limit.holds(call)] == []
 
 
-def test_programs_are_of_all_kinds() -> None:
+def test_programs_have_external_data_fast_scratch_and_all_types() -> None:
     every = {name: calls(name) for name in PROGRAMS}
     assert [len(every[name]) for name in ("CPU between", "several tensors")] == [2, 1]
     assert any(block.external for call in every["state, shared weights"] for block in call.blocks)
     assert 2 in every["fast scratch"][0].regions
     kinds = {kind for found in every.values() for call in found for kind, _ in call.arguments}
-    assert kinds == _ELEMENTS.keys() - {ScalarType.BYTE}  # the backend takes it; no recipe has it
+    assert kinds == _ELEMENTS.keys() - {ScalarType.BYTE}  # the backend supports it; no recipe emits it
 
 
-@pytest.mark.parametrize("limit", LIMITS, ids=lambda limit: limit.what)
-def test_what_is_beyond_a_limit_is_seen(limit: Limit) -> None:
+@pytest.mark.parametrize("limit", LIMITS, ids=lambda limit: limit.rule)
+def test_violation_of_each_limit_is_detected(limit: Limit) -> None:
     (call,) = calls("U55, float")
     assert not limit.holds(limit.breaks(call))
 
 
 @pytest.mark.parametrize("accelerator", ACCELERATORS)
-def test_an_input_that_nothing_reads_has_a_place(accelerator: str) -> None:
-    """The backend writes it wherever the payload says: at -1 it would be in front of the scratch, over other inputs."""
+def test_unused_input_has_a_place_in_the_scratch(accelerator: str) -> None:
+    """The backend writes it at the payload's offset. At -1 it would overwrite bytes before the scratch, and inputs."""
 
     def body(b: Builder, first: Value, _: Value, last: Value) -> Value:
         return b.rescale(b.concat([first, last], 0), DType.INT8, 0.5)
@@ -424,4 +424,4 @@ def test_an_input_that_nothing_reads_has_a_place(accelerator: str) -> None:
     ).data
     kinds = (ScalarType.CHAR, (4,)), (ScalarType.INT, (40, 3)), (ScalarType.CHAR, (6,)), (ScalarType.CHAR, (10,))
     call = _call(payload, 0, kinds, {}, {})
-    assert [limit.what for limit in LIMITS if not limit.holds(call)] == []
+    assert [limit.rule for limit in LIMITS if not limit.holds(call)] == []

@@ -12,10 +12,10 @@ from arm_recipes import ArmRecipeType, ExportResult
 from tests.runtime import firmware
 from tests.runtime.building import RUNTIME, compile_cpp, run
 from tests.runtime.firmware import Firmware
-from tests.runtime.host_programs import export_small, export_wide
+from tests.runtime.host_programs import export_small, export_striped
 from tests.small_models import images
 
-#: The image and the exported programs are made once in a process.
+#: The tests run in one xdist worker, so that they share the image and exported programs.
 pytestmark = pytest.mark.xdist_group("host_programs")
 
 _EVENTS = ["EthosUBackend load", "EthosUBackend npu: npu_cycles=12345678901", "EthosUBackend execute"]
@@ -54,9 +54,9 @@ def test_the_device_gives_the_numbers_of_this_machine(
     assert _equal(result, device, result.inputs[0].quantize(x * 2) if quantized_io else x * 2)
 
 
-def test_fast_scratch(image: Path, tmp_path: Path) -> None:
-    """More than one operation, in stripes, over the firmware's own buffer."""
-    result, x = export_wide(U65, shared_scratch=False)
+def test_program_with_fast_scratch_runs_on_the_device(image: Path, tmp_path: Path) -> None:
+    """Several operations in stripes, with the fast scratch buffer of the firmware."""
+    result, x = export_striped(U65, shared_scratch=False)
     vela = result.report.delegates[0].vela
     assert vela is not None
     assert vela.fast_scratch_bytes > 10_000
@@ -64,7 +64,7 @@ def test_fast_scratch(image: Path, tmp_path: Path) -> None:
 
 
 def test_errors_are_printed(image: Path, tmp_path: Path) -> None:
-    """With the C library of small targets."""
+    """The C library for small targets formats the messages."""
     (x,) = images(1)[0]
     device = Firmware(image, export_small(U55, shared_scratch=False).buffer, tmp_path)
     payload = device.payloads[0]
@@ -79,7 +79,7 @@ def test_errors_are_printed(image: Path, tmp_path: Path) -> None:
     assert "the program was compiled for Ethos-U55-128, and the NPU has 32 multiply-accumulates" in done.printed
 
 
-def test_128_bits_without_a_type_of_the_compiler(tmp_path: Path) -> None:
+def test_128_bit_arithmetic_without_a_compiler_type(tmp_path: Path) -> None:
     """See runtime/tests/firmware/int128_test.cpp."""
     source = RUNTIME / "tests/firmware/int128_test.cpp"
     test = compile_cpp(tmp_path / "int128_test", [source], ["-g", "-O1", "-fsanitize=undefined"])

@@ -12,14 +12,14 @@ from tests.golden import main
 from tests.runtime.ethosu_emulator import Payload
 from tests.runtime.npu_streams import Commands
 from tests.runtime.tflite_models import TfliteOperator, TfliteTensor, wrap_command_stream
-from tests.runtime.vela_programs import copies
+from tests.runtime.vela_programs import make_copy_program
 
 X = np.arange(-8, 8, dtype=np.int8)
 
 
 def _model(**options: Any) -> bytes:
-    """A program that copies 16 bytes within the arena."""
-    return wrap_command_stream(copies("ethos-u65-256", region=1), *_tensors(), **options)
+    """A program that make_copy_program 16 bytes within the arena."""
+    return wrap_command_stream(make_copy_program("ethos-u65-256", region=1), *_tensors(), **options)
 
 
 def _tensors() -> tuple[list[TfliteTensor], list[TfliteTensor]]:
@@ -73,7 +73,13 @@ def test_different_and_refused_programs(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_missing_waits_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Equal bytes do not suffice: on a device the accesses may occur in another order."""
-    _write(tmp_path, "a.npz", wrap_command_stream(copies("ethos-u65-256", region=1, waits=False), *_tensors()), X, X)
+    _write(
+        tmp_path,
+        "a.npz",
+        wrap_command_stream(make_copy_program("ethos-u65-256", region=1, waits=False), *_tensors()),
+        X,
+        X,
+    )
     code, (line, _) = _run(tmp_path, capsys)
     assert code == 1
     assert line.startswith(

@@ -1,5 +1,4 @@
-"""What ``inspect_program`` tells about real programs, as data, text, HTML and on the command line, and about damaged
-ones."""
+"""``inspect_program``: data, text, HTML and command line, for exported and for damaged programs."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ from tests.runtime.pte_programs import NAMES, program, rewrite_program
 from tests.runtime.schemas import assert_fields_match
 
 
-def _only(name: str) -> DelegateInspection:
+def _only_delegate(name: str) -> DelegateInspection:
     (delegate,) = inspect_program(program(name)).methods[0].delegates
     return delegate
 
@@ -33,12 +32,12 @@ def _payload(name: str) -> memoryview:
     return next(method for method in read_program(program(name)).methods.values() if method.delegates).delegates[0].data
 
 
-def test_tosa() -> None:
-    delegate = _only("tosa")
+def test_inspection_of_a_tosa_delegate() -> None:
+    delegate = _only_delegate("tosa")
     assert isinstance(delegate.payload, TosaPayload)
     assert delegate.payload.version == "1.0.0"
-    (given,), (result,) = delegate.payload.inputs, delegate.payload.outputs
-    assert (given.dtype, given.shape, result.dtype, result.shape) == ("int8", (1, 3, 8, 8), "int16", (1, 4))
+    (source,), (result,) = delegate.payload.inputs, delegate.payload.outputs
+    assert (source.dtype, source.shape, result.dtype, result.shape) == ("int8", (1, 3, 8, 8), "int16", (1, 4))
     assert delegate.compile_specs["tosa_spec"] == "TOSA-1.0+INT+int16"
     method = inspect_program(program("tosa")).methods[0]
     assert method.inputs == (TensorInfo("x", "float32", (1, 3, 8, 8)),)
@@ -66,7 +65,7 @@ def test_field_numbers_of_tosa_are_those_of_its_schema() -> None:
         assert members[number] == ours.replace("FLOAT8_E4M3FN", "FP8E4M3").replace("FLOAT", "FP")
 
 
-def test_ethosu() -> None:
+def test_inspection_of_an_ethosu_delegate() -> None:
     inspection = inspect_program(program("ethosu"))
     payload = inspection.methods[0].delegates[0].payload
     assert isinstance(payload, EthosUPayload)
@@ -75,11 +74,11 @@ def test_ethosu() -> None:
     assert payload.command_bytes == len(blocks["cmd_data"])
     assert payload.weight_bytes == len(blocks["weight_data"])
     assert payload.scratch_bytes == int.from_bytes(blocks["scratch_size"], "little")
-    (given,), (result,) = payload.inputs, payload.outputs
-    assert isinstance(given, EthosUTensor)
-    assert _elements(given.shape) == 3 * 8 * 8
+    (source,), (result,) = payload.inputs, payload.outputs
+    assert isinstance(source, EthosUTensor)
+    assert _elements(source.shape) == 3 * 8 * 8
     assert _elements(result.shape) == 4
-    assert (given.element_size, given.region) == (1, 1)
+    assert (source.element_size, source.region) == (1, 1)
     assert inspection.methods[0].operators == ()
 
 
@@ -99,7 +98,7 @@ def _blocks(payload: bytes) -> dict[str, bytes]:
     return blocks
 
 
-def test_quantized_inputs_and_outputs() -> None:
+def test_inspection_has_the_quantization_of_inputs_and_outputs() -> None:
     inspection = inspect_program(program("ethosu"))
     method, constants = inspection.methods[0], read_program(program("ethosu")).methods
     for side, (tensor,) in (("input", method.inputs), ("output", method.outputs)):
@@ -110,8 +109,8 @@ def test_quantized_inputs_and_outputs() -> None:
     assert inspection.constants == {}
 
 
-def test_vgf() -> None:
-    payload = _only("vgf").payload
+def test_inspection_of_a_vgf_delegate() -> None:
+    payload = _only_delegate("vgf").payload
     assert isinstance(payload, VgfPayload)
     assert [(t.dtype, t.shape) for t in payload.inputs] == [("int8", (1, 3, 8, 8))]
     assert [(t.dtype, t.shape) for t in payload.outputs] == [("int16", (1, 4))]
@@ -120,8 +119,8 @@ def test_vgf() -> None:
     assert 8 * 27 + 8 * 4 + 32 + 4 * 4 <= payload.constant_bytes < 2000
 
 
-def test_other_backends_and_constants() -> None:
-    delegate = _only("xnnpack")
+def test_inspection_of_other_backends_and_constant_methods() -> None:
+    delegate = _only_delegate("xnnpack")
     assert (delegate.backend, delegate.payload, delegate.problem) == ("XnnpackBackend", None, None)
     assert inspect_program(program("xnnpack")).methods[0].inputs == (TensorInfo("input0", "float32", (1, 8)),)
     inspection = inspect_program(program("tosa"))
@@ -129,7 +128,7 @@ def test_other_backends_and_constants() -> None:
     assert inspect_program(program("xnnpack")).named_data
 
 
-def test_several_methods() -> None:
+def test_inspection_lists_all_methods() -> None:
     inspection = inspect_program(program("segments"))
     assert [method.name for method in inspection.methods] == ["encode", "sort"]
     assert [len(method.delegates) for method in inspection.methods] == [1, 2]
@@ -138,7 +137,7 @@ def test_several_methods() -> None:
     assert "Delegate 1 of 'sort': TOSABackend" in str(inspection)
 
 
-def test_stored_names() -> None:
+def test_inspection_has_the_stored_names() -> None:
     names = {"methods": {"forward": {"inputs": ["picture"], "outputs": ["digit"]}}}
     method = inspect_program(
         rewrite_program(program("ethosu"), named_data={"arm_recipes": json.dumps(names).encode()})
@@ -160,12 +159,12 @@ def test_stored_names() -> None:
     ],
     ids=lambda stored: stored[:12].decode(errors="replace"),
 )
-def test_nonsense_in_place_of_names(stored: bytes) -> None:
+def test_invalid_stored_names_are_ignored(stored: bytes) -> None:
     method = inspect_program(rewrite_program(program("ethosu"), named_data={"arm_recipes": stored})).methods[0]
     assert (method.inputs[0].name, method.outputs[0].name) == ("input0", "output0")
 
 
-def test_text_and_html() -> None:
+def test_inspection_as_text_and_html() -> None:
     inspection = inspect_program(program("ethosu"))
     text = str(inspection)
     for line in (
@@ -179,7 +178,7 @@ def test_text_and_html() -> None:
     assert "<h4>Delegate 0: EthosUBackend</h4><table><tr><td>payload</td>" in inspection._repr_html_()
 
 
-def test_names_cannot_move_the_cursor() -> None:
+def test_control_characters_in_names_are_escaped() -> None:
     names = {"methods": {"forward": {"inputs": ["a\x1b[2J\nb"], "outputs": ["<b>é"]}}}
     inspection = inspect_program(
         rewrite_program(program("ethosu"), named_data={"arm_recipes": json.dumps(names).encode()})
@@ -190,11 +189,11 @@ def test_names_cannot_move_the_cursor() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_dict_is_json(name: str) -> None:
+def test_inspection_to_dict_is_json(name: str) -> None:
     inspection = inspect_program(program(name))
-    told = json.loads(json.dumps(inspection.to_dict()))
-    assert told["program_bytes"] == len(program(name))
-    assert [method["name"] for method in told["methods"]] == [method.name for method in inspection.methods]
+    decoded = json.loads(json.dumps(inspection.to_dict()))
+    assert decoded["program_bytes"] == len(program(name))
+    assert [method["name"] for method in decoded["methods"]] == [method.name for method in inspection.methods]
 
 
 @pytest.mark.parametrize(
@@ -205,8 +204,8 @@ def test_dict_is_json(name: str) -> None:
         ("vgf", 40, "a section of the VGF file ends at"),
     ],
 )
-def test_a_damaged_payload_hides_nothing_else(name: str, at: int, reason: str) -> None:
-    inspection = inspect_program(_with_payload(name, at))
+def test_damaged_payload_does_not_hide_the_rest_of_the_program(name: str, at: int, reason: str) -> None:
+    inspection = inspect_program(_with_damaged_payload(name, at))
     delegate = inspection.methods[0].delegates[0]
     assert delegate.payload is None
     assert reason in (delegate.problem or "")
@@ -214,43 +213,45 @@ def test_a_damaged_payload_hides_nothing_else(name: str, at: int, reason: str) -
     assert inspection.methods[0].operators == inspect_program(program(name)).methods[0].operators
 
 
-def test_a_damaged_ethosu_payload() -> None:
-    delegate = inspect_program(_with_payload("ethosu", 2)).methods[0].delegates[0]
+def test_damaged_ethosu_payload_is_reported() -> None:
+    delegate = inspect_program(_with_damaged_payload("ethosu", 2)).methods[0].delegates[0]
     assert delegate.payload is None
     assert delegate.problem
     with pytest.raises(PayloadError):
         read_payload(b"")
 
 
-def _with_payload(name: str, at: int) -> bytes:
-    """A program whose payload has every bit of the eight bytes from ``at`` on turned over."""
+def _with_damaged_payload(name: str, at: int) -> bytes:
+    """A program in whose payload all bits of eight bytes, from ``at`` on, are inverted."""
     data = bytearray(_payload(name))
     data[at : at + 8] = bytes(byte ^ 0xFF for byte in data[at : at + 8])
     return rewrite_program(program(name), payload=bytes(data))
 
 
-def test_no_compiler_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inspection_needs_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     def unavailable() -> None:
         raise RuntimeUnavailable("there is no compiler")
 
     monkeypatch.setattr(build, "build_plugin", unavailable)
-    assert isinstance(_only("ethosu").payload, EthosUPayload)
+    assert isinstance(_only_delegate("ethosu").payload, EthosUPayload)
 
 
 @pytest.mark.parametrize(
-    ("specs", "told", "text"),
+    ("specs", "size", "text"),
     [
         ({"fast_scratch_size": b"\0\4\0\0"}, 1024, r"\n  fast scratch +1,024 B\n"),
         ({"fast_scratch_size": bytes(4)}, 0, None),
         ({}, None, r"\n  fast scratch +unknown\n"),
     ],
 )
-def test_fast_scratch(specs: dict[str, bytes], told: int | None, text: str | None) -> None:
-    """The stream of an Ethos-U55 or U65 does not tell how much it uses: a compile spec does."""
+def test_inspection_has_the_fast_scratch_size_of_the_compile_spec(
+    specs: dict[str, bytes], size: int | None, text: str | None
+) -> None:
+    """The stream of an Ethos-U55 or U65 does not contain the size."""
     inspection = inspect_program(rewrite_program(program("ethosu"), compile_specs=specs))
     payload = inspection.methods[0].delegates[0].payload
     assert isinstance(payload, EthosUPayload)
-    assert payload.fast_scratch_bytes == told
+    assert payload.fast_scratch_bytes == size
     assert "fast_scratch_size" not in str(inspection)
     if text is None:
         assert "fast scratch" not in str(inspection)
@@ -258,14 +259,14 @@ def test_fast_scratch(specs: dict[str, bytes], told: int | None, text: str | Non
         assert re.search(text, str(inspection))
 
 
-def test_a_size_of_fast_scratch_that_is_none() -> None:
+def test_fast_scratch_spec_of_wrong_length_is_reported() -> None:
     inspection = inspect_program(rewrite_program(program("ethosu"), compile_specs={"fast_scratch_size": b"1024 "}))
     problem = inspection.methods[0].delegates[0].problem
     assert problem == "damaged: the compile spec fast_scratch_size has 5 bytes, not 4"
 
 
 @pytest.mark.parametrize("name", ["tosa", "vgf", "ethosu"])
-def test_bit_flips_in_payloads(name: str) -> None:
+def test_bit_flips_in_payloads_raise_only_payload_errors(name: str) -> None:
     reader = {"tosa": read_tosa, "vgf": read_vgf, "ethosu": read_payload}[name]
     data, flips, refused = bytes(_payload(name)), random.Random(0), 0
     for attempt in range(1500):
@@ -279,7 +280,7 @@ def test_bit_flips_in_payloads(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["tosa", "vgf", "ethosu"])
-def test_truncated_payloads(name: str) -> None:
+def test_truncated_payload_is_refused(name: str) -> None:
     reader = {"tosa": read_tosa, "vgf": read_vgf, "ethosu": read_payload}[name]
     data = _payload(name)
     for length in range(0, len(data) // 2, 7):
@@ -287,7 +288,7 @@ def test_truncated_payloads(name: str) -> None:
             reader(data[:length])
 
 
-def test_path(tmp_path: Path) -> None:
+def test_inspect_program_accepts_paths_and_bytes(tmp_path: Path) -> None:
     path = tmp_path / "model.pte"
     path.write_bytes(program("tosa"))
     assert inspect_program(path) == inspect_program(str(path)) == inspect_program(program("tosa"))
@@ -300,7 +301,7 @@ def test_path(tmp_path: Path) -> None:
         inspect_program(tmp_path / "none")
 
 
-def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "model.pte"
     path.write_bytes(program("tosa"))
     assert main(["inspect", str(path)]) == 0

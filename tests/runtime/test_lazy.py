@@ -1,4 +1,4 @@
-"""Lazy initialization: one call, whoever asks first; another one after an exception."""
+"""Lazy initialization (``once``): one call for all threads, and another one after an exception."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``load`` names the file, and says what a file of another kind is; ``run`` takes inputs, not a whole sample."""
+"""Errors of ``load`` name the file and describe other kinds of files; ``run`` takes inputs, not a whole sample."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_files_of_other_kinds_are_described(tmp_path: Path) -> None:
         ({"x": images(1)[0][0]}, r"got a dict: call run\(\*\*sample\)"),
     ],
 )
-def test_a_whole_sample_is_not_an_input(sample: Any, message: str, result: ExportResult) -> None:
+def test_run_refuses_a_whole_sample(sample: Any, message: str, result: ExportResult) -> None:
     for run in (result.run, result.program().run):
         with pytest.raises(ValueError, match=f"'forward' {message}$"):
             run(sample)
@@ -71,7 +71,7 @@ def test_a_whole_sample_is_not_an_input(sample: Any, message: str, result: Expor
         result.program().run(Inputs(*images(1)[0]))
 
 
-def test_a_tuple_that_is_an_input() -> None:
+def test_run_accepts_a_tuple_that_is_an_input() -> None:
     class Pair(nn.Module):
         def forward(self, pair: tuple[Tensor, Tensor]) -> Tensor:
             return pair[0] + pair[1]
@@ -89,6 +89,6 @@ def test_a_tuple_that_is_an_input() -> None:
         (lambda x: x.permute(0, 2, 3, 1), r": the channels are last; pass x.permute\(0, 3, 1, 2\)"),
     ],
 )
-def test_a_tensor_that_does_not_fit(convert: Any, remedy: str, result: ExportResult) -> None:
+def test_mismatching_input_is_refused_with_a_remedy(convert: Any, remedy: str, result: ExportResult) -> None:
     with pytest.raises(ValueError, match=rf"^input 0 \('x'\) must be float32.*; got .*\]{remedy}$"):
         result.run(convert(images(1)[0][0]))

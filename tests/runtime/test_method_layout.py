@@ -1,4 +1,4 @@
-"""What the method allocator is computed to give, for values of kinds that delegated programs seldom have."""
+"""Computed size of the method allocator, for kinds of values that delegated programs seldom have."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ pytestmark = pytest.mark.xdist_group("firmware")
 
 
 class Lists(nn.Module):
-    """Operators with lists of integers, tensors, tensors that may be missing, real numbers and truth values."""
+    """Operators with lists of integers, floats, booleans, tensors and optional tensors."""
 
     def forward(self, x: Tensor, which: Tensor) -> tuple[Tensor, ...]:
-        """Of any numbers and any places."""
+        """Return results of operators with list arguments."""
         picked = x[:, which]
         larger = torch.nn.functional.interpolate(x[None], scale_factor=(2.0, 1.5), mode="nearest")
         return torch.cat([x, x.permute(0, 2, 1).reshape(x.shape), x]), picked, larger, torch.split(x, [1, 2], dim=1)[1]
 
 
 class Rounded(nn.Module):
-    """An operator with a text: how to round."""
+    """An operator with a string argument, the rounding mode."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Whole numbers."""
+        """Divide with rounding, and add the sum."""
         return torch.div(x, 2.0, rounding_mode="floor") + x.sum()
 
 
@@ -45,8 +45,8 @@ _PROGRAMS: dict[str, tuple[nn.Module, tuple[Tensor, ...], Any]] = {
 
 
 @pytest.mark.parametrize("name", _PROGRAMS)
-def test_as_measured(name: str) -> None:
-    """In ExecuTorch's runtime, on the CPU alone."""
+def test_computed_size_is_the_measured_size(name: str) -> None:
+    """Measured in ExecuTorch's runtime, without delegates."""
     model, inputs, shapes = _PROGRAMS[name]
     captured = torch.export.export(model, inputs, dynamic_shapes=shapes)
     edge = to_edge(captured, compile_config=EdgeCompileConfig(_check_ir_validity=False))

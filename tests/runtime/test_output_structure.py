@@ -73,7 +73,7 @@ def test_a_loaded_program_returns_what_the_model_returns(name: str) -> None:
         assert _values(leaves) == _values(expected)
 
 
-def test_classes_become_tuples() -> None:
+def test_loaded_program_returns_tuples_for_classes() -> None:
     x = torch.randn(2, 3)
     for kind in (Pair, Both):
         model = _Model(lambda x, kind=kind: kind(x + 1, x * 2)).eval()  # type: ignore[misc]
@@ -95,6 +95,6 @@ def test_execute_returns_every_output_of_the_program() -> None:
     "encoded",
     ["", "[", "[1]", "3", json.dumps([1, {"type": "builtins.set", "context": None, "children_spec": []}]), "[1, []]"],
 )
-def test_without_a_record_that_can_be_read(encoded: str) -> None:
+def test_outputs_with_an_unreadable_structure_are_not_unflattened(encoded: str) -> None:
     assert unflatten_outputs([1, 2], encoded, 0) == [1, 2]
     assert unflatten_outputs([1, 2], encoded, 1) == 2

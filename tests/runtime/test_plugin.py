@@ -1,4 +1,4 @@
-"""The host plugin: built once, installed once, and whatever happens to the process around it."""
+"""The host plugin: building, installation, exceptions, threads and the end of the process."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from tests.runtime.host_children import run_in_child, start_in_child
 from tests.runtime.host_programs import export_small
 from tests.small_models import images
 
-#: The processes and the exported programs that they share are made once.
+#: The tests run in one xdist worker, so that they share worker processes and exported programs.
 pytestmark = pytest.mark.xdist_group("host_children")
 
 TOSA, VGF, NPU = ArmRecipeType.TOSA_INT8, ArmRecipeType.VGF_INT8, ArmRecipeType.ETHOSU_U85_INT8
 
 
-def _same(results: list[Any], expected: list[Any]) -> bool:
+def _are_equal(results: list[Any], expected: list[Any]) -> bool:
     return len(results) == len(expected) and all(map(np.array_equal, results, expected))
 
 
@@ -44,35 +44,37 @@ def _same(results: list[Any], expected: list[Any]) -> bool:
 def test_installing_again_changes_nothing() -> None:
     executors = plugin.register_backends()
     assert plugin.register_backends() is executors
-    assert run_in_child(host_children.install_after, [], 3) == []
+    assert run_in_child(host_children.install_copies_then_plugin, [], 3) == []
 
 
-def test_a_second_copy_is_refused_and_the_process_lives(tmp_path: Path) -> None:
+def test_second_copy_of_the_plugin_is_refused_and_programs_still_run(tmp_path: Path) -> None:
     copy = shutil.copy(build.build_plugin(), tmp_path / "copy.so")
     (x,) = images(1)[0]
-    said, outputs = run_in_child(host_children.copies_after_install, str(copy), export_small(TOSA).buffer, x)
-    assert len(said) == 2
-    for text in said:
+    messages, outputs = run_in_child(
+        host_children.install_plugin_then_copy_twice, str(copy), export_small(TOSA).buffer, x
+    )
+    assert len(messages) == 2
+    for text in messages:
         assert text.startswith("something else in this process implements TOSABackend already: another copy of the")
     assert torch.equal(torch.from_numpy(outputs[0]), load(export_small(TOSA).buffer).execute(x)[0])
 
 
-def test_another_implementation_that_came_first(tmp_path: Path) -> None:
+def test_plugin_is_refused_after_another_implementation(tmp_path: Path) -> None:
     copies = [str(shutil.copy(build.build_plugin(), tmp_path / f"copy{number}.so")) for number in range(2)]
     with pytest.raises(
         RuntimeUnavailable,
         match="in this process cannot be used: something else in this process implements TOSABackend already",
     ):
-        run_in_child(host_children.install_after, copies)
+        run_in_child(host_children.install_copies_then_plugin, copies)
 
 
-def test_the_same_library_twice() -> None:
+def test_second_installation_of_one_library_is_refused() -> None:
     path = str(build.build_plugin())
     with pytest.raises(RuntimeUnavailable, match="this copy of the Arm host plugin is installed already"):
-        run_in_child(host_children.install_after, [path])
+        run_in_child(host_children.install_copies_then_plugin, [path])
 
 
-def test_an_unknown_backend_id() -> None:
+def test_unknown_backend_id_is_refused() -> None:
     with pytest.raises(RuntimeUnavailable, match="the plugin has no backend 'OtherBackend'"):
         plugin._call_or_raise(host_library.load_plugin().arm_host_set_executor, b"OtherBackend", None)
 
@@ -81,7 +83,7 @@ def test_an_unknown_backend_id() -> None:
 
 
 def _without_compiler(folder: Path) -> dict[str, str | None]:
-    """An environment with an empty cache, and a PATH without programs."""
+    """Environment variables: an empty cache, and a PATH without programs."""
     empty = folder / "bin"
     empty.mkdir(exist_ok=True)
     return {"PATH": str(empty), "CXX": None, "XDG_CACHE_HOME": str(folder / "cache")}
@@ -93,11 +95,11 @@ def _write_executable(path: Path, script: str) -> None:
 
 
 def _run_in_child(environment: Mapping[str, str | None]) -> None:
-    """Load and run a small program in a process that has these variables too."""
+    """Load and run a small program in a child process with these environment variables."""
     run_in_child(host_children.run, export_small(TOSA).buffer, *images(1)[0], environment=environment)
 
 
-def test_no_compiler(tmp_path: Path) -> None:
+def test_missing_compiler_is_an_error_with_advice(tmp_path: Path) -> None:
     with pytest.raises(RuntimeUnavailable) as caught:
         _run_in_child(_without_compiler(tmp_path))
     assert re.search(
@@ -109,13 +111,13 @@ def test_no_compiler(tmp_path: Path) -> None:
     )
 
 
-def test_a_compiler_that_is_not_there(tmp_path: Path) -> None:
+def test_nonexistent_cxx_is_an_error(tmp_path: Path) -> None:
     environment = {"CXX": "no-such-compiler", "XDG_CACHE_HOME": str(tmp_path)}
     with pytest.raises(RuntimeUnavailable, match="and CXX='no-such-compiler' does not exist"):
         _run_in_child(environment)
 
 
-def test_a_compiler_with_a_launcher_and_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cxx_may_have_a_launcher_and_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     launcher = tmp_path / "my launcher"
     _write_executable(launcher, '#!/bin/sh\nfor last; do :; done\necho "$@" > "$last"\n')
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -127,30 +129,30 @@ def test_a_compiler_with_a_launcher_and_flags(tmp_path: Path, monkeypatch: pytes
 
 
 def test_export_needs_no_compiler(tmp_path: Path) -> None:
-    exported, said = run_in_child(host_children.export_and_run, environment=_without_compiler(tmp_path))
+    exported, messages = run_in_child(host_children.export_and_run, environment=_without_compiler(tmp_path))
     assert exported > 1000
-    assert "needs a C++17 compiler" in said
+    assert "needs a C++17 compiler" in messages
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_broken_compiler(tmp_path: Path) -> None:
+def test_failing_compiler_is_an_error_with_its_output(tmp_path: Path) -> None:
     with pytest.raises(RuntimeUnavailable, match=r"the plugin for ExecuTorch's runtime failed:\n/.*false -std"):
         _run_in_child({"CXX": "false", "XDG_CACHE_HOME": str(tmp_path)})
     loud = tmp_path / "loud"
     _write_executable(loud, "#!/bin/sh\necho no such option: -std=c++17 >&2\nexit 1\n")
     with pytest.raises(RuntimeUnavailable, match=r"failed:\n.*loud -std=c\+\+17 .*\nno such option: -std=c\+\+17$"):
         _run_in_child({"CXX": str(loud), "XDG_CACHE_HOME": str(tmp_path)})
-    assert list((tmp_path / "arm-recipes").iterdir()) == []  # nothing half made is left
+    assert list((tmp_path / "arm-recipes").iterdir()) == []  # no partial output is left
 
 
-def test_a_compiler_that_makes_something_else(tmp_path: Path) -> None:
+def test_compiler_output_that_is_no_library_is_an_error(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong"
     _write_executable(wrong, '#!/bin/sh\nfor last; do :; done\necho text > "$last"\n')
     with pytest.raises(RuntimeUnavailable, match=r"The plugin for .* cannot be loaded: .*file too short"):
         _run_in_child({"CXX": str(wrong), "XDG_CACHE_HOME": str(tmp_path)})
 
 
-def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
+def test_unwritable_cache_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "arm-recipes").write_text("a file where the folder should be")
     message = (
         rf"cannot write to the cache '{tmp_path}/arm-recipes': File exists\. Set XDG_CACHE_HOME to a writable folder"
@@ -159,8 +161,8 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
         _run_in_child({"XDG_CACHE_HOME": str(tmp_path)})
 
 
-def test_built_once_by_whoever_comes_first(tmp_path: Path) -> None:
-    """Two processes at once, then one that has no compiler."""
+def test_concurrent_processes_build_the_plugin_once(tmp_path: Path) -> None:
+    """Two processes at the same time, then one without a compiler."""
     cache: dict[str, str | None] = {"XDG_CACHE_HOME": str(tmp_path)}
     (x,) = images(1)[0]
     program = export_small(TOSA).buffer
@@ -177,7 +179,7 @@ def test_built_once_by_whoever_comes_first(tmp_path: Path) -> None:
     assert [str(file) for file in (tmp_path / "arm-recipes").iterdir()] == [answers[0][0]]
 
 
-def test_a_changed_source_is_built_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_changed_source_changes_the_cache_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     before = build._cache_key(build._executorch_folder())
     sources = shutil.copytree(build.CPP_FOLDER, tmp_path / "cpp", ignore=shutil.ignore_patterns("tests"))
     monkeypatch.setattr(build, "CPP_FOLDER", Path(sources))
@@ -187,7 +189,7 @@ def test_a_changed_source_is_built_again(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert build._cache_key(build._executorch_folder()) != before
 
 
-def test_another_compiler_builds_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_each_compiler_has_its_own_binary(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     compiler = tmp_path / "compiler"
     compiler.write_text('#!/bin/sh\nfor last; do :; done\necho "$@" > "$last"\n')
     compiler.chmod(0o755)
@@ -201,7 +203,7 @@ def test_another_compiler_builds_again(monkeypatch: pytest.MonkeyPatch, tmp_path
         assert binaries[0] == binaries[2] != binaries[1]
 
 
-def test_a_compiler_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_compiler_that_cannot_be_started_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     broken.write_bytes(b"\0")
     broken.chmod(0o755)
@@ -215,7 +217,7 @@ def test_a_compiler_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch, tmp_
         build.build_firmware_runner()
 
 
-def test_the_wheel_has_the_sources(tmp_path: Path) -> None:
+def test_wheel_has_the_cpp_sources_and_firmware_templates(tmp_path: Path) -> None:
     copy = tmp_path / "copy"  # setuptools builds in the folder
     copy.mkdir()
     for name in ("pyproject.toml", "README.md", "LICENSE"):
@@ -239,10 +241,10 @@ def test_the_wheel_has_the_sources(tmp_path: Path) -> None:
     assert not any(name.startswith(("tests/", "arm_recipes/runtime/cpp/tests")) for name in names)
 
 
-# What goes wrong in an executor.
+# Exceptions in an executor.
 
 
-def test_ctrl_c() -> None:
+def test_ctrl_c_interrupts_a_run_and_the_next_run_works() -> None:
     (x,) = images(1)[0]
     raised, (output,) = run_in_child(host_children.interrupt_run, export_small(TOSA).buffer, x)
     assert raised == "KeyboardInterrupt"
@@ -250,7 +252,7 @@ def test_ctrl_c() -> None:
 
 
 @pytest.mark.parametrize("failure", [ArmBackendError("no luck"), ValueError("no luck"), KeyError("no luck")])
-def test_an_exception_keeps_its_cause_and_the_next_run_works(
+def test_executor_exception_is_the_cause_and_the_next_run_works(
     failure: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (x,) = images(1)[0]
@@ -276,7 +278,7 @@ def test_an_exception_keeps_its_cause_and_the_next_run_works(
         ([np.zeros((2, 4), np.int8)], "reshape"),
     ],
 )
-def test_an_executor_that_returns_something_else(
+def test_executor_results_of_wrong_number_or_shape_are_refused(
     results: list[Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (x,) = images(1)[0]
@@ -289,7 +291,7 @@ def test_an_executor_that_returns_something_else(
 
 
 @pytest.mark.parametrize(("recipe", "backend"), [(TOSA, "TOSABackend"), (NPU, "EthosUBackend")])
-def test_delegates_are_given_back(recipe: ArmRecipeType, backend: str) -> None:
+def test_delegates_are_destroyed_with_their_programs(recipe: ArmRecipeType, backend: str) -> None:
     executor = next(executor for executor in plugin.register_backends() if executor._backend == backend)
     gc.collect()  # what earlier tests left
     before = len(executor._delegates)
@@ -314,18 +316,18 @@ def test_threads(recipes: tuple[ArmRecipeType, ArmRecipeType], shared: bool) -> 
     samples = [images(8), images(16)[8:]]
     jobs = [([export_small(recipe).buffer], sample) for recipe, sample in zip(recipes, samples, strict=True)]
     results = run_in_child(host_children.run_in_threads, jobs, shared)
-    for given, outputs in zip(samples, results, strict=True):
-        expected = [load(export_small(TOSA).buffer).execute(*sample)[0].numpy() for sample in given]
-        assert _same([output for (output,) in outputs], expected)
+    for thread_samples, outputs in zip(samples, results, strict=True):
+        expected = [load(export_small(TOSA).buffer).execute(*sample)[0].numpy() for sample in thread_samples]
+        assert _are_equal([output for (output,) in outputs], expected)
 
 
-def test_several_programs_in_every_thread() -> None:
+def test_several_programs_per_thread() -> None:
     samples = images(40)
     jobs = [([export_small(TOSA).buffer, export_small(VGF).buffer], samples)] * 3
     expected = [load(export_small(TOSA).buffer).execute(*sample)[0].numpy() for sample in samples]
     for outputs in run_in_child(host_children.run_in_threads, jobs):
-        assert _same([output for (output,) in outputs[::2]], expected)
-        assert _same([output for (output,) in outputs[1::2]], expected)
+        assert _are_equal([output for (output,) in outputs[::2]], expected)
+        assert _are_equal([output for (output,) in outputs[1::2]], expected)
 
 
 @pytest.mark.parametrize(
@@ -341,11 +343,14 @@ def test_programs_end_while_others_run(kept: ArmRecipeType, dropped: ArmRecipeTy
     assert all(np.array_equal(output, expected) for (output,) in outputs)
 
 
-def test_what_other_threads_print_arrives() -> None:
-    assert run_in_child(host_children.prints_while_running, export_small(TOSA).buffer, images(1)[0], 2000) == 2000
+def test_output_of_other_threads_is_not_lost() -> None:
+    assert (
+        run_in_child(host_children.count_lines_printed_while_running, export_small(TOSA).buffer, images(1)[0], 2000)
+        == 2000
+    )
 
 
-def test_the_interpreter_ends_well_with_programs_alive(tmp_path: Path) -> None:
+def test_interpreter_exits_without_error_while_programs_are_alive(tmp_path: Path) -> None:
     for recipe in (TOSA, VGF, NPU):
         (tmp_path / f"{recipe.name}.pte").write_bytes(export_small(recipe).buffer)
     script = f"""

@@ -1,4 +1,4 @@
-"""Programs run on this machine bit for bit as their delegates do, whatever goes in and comes out."""
+"""Loaded programs on this machine: results, inputs, methods, state and errors."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from arm_recipes.runtime.pte import PteTensor
 from arm_recipes.runtime.tensor_info import TensorInfo
 from tests.runtime.host_programs import (
     MIXED,
-    Between,
     Counting,
+    CpuBetween,
     Mixed,
     export_methods,
     export_mixed,
@@ -35,7 +35,7 @@ from tests.runtime.host_programs import (
 )
 from tests.small_models import Small, images, vectors
 
-#: The processes and the exported programs that they share are made once.
+#: The tests run in one xdist worker, so that they share worker processes and exported programs.
 pytestmark = pytest.mark.xdist_group("host_programs")
 
 FP, INT8, A16W8 = ArmRecipeType.TOSA_FP, ArmRecipeType.TOSA_INT8, ArmRecipeType.TOSA_A16W8
@@ -47,23 +47,23 @@ def _name(recipe: Any) -> str:
 
 
 @pytest.mark.parametrize("recipe", [INT8, A16W8, VGF_INT8], ids=_name)
-def test_integers_are_those_of_the_reference_model(recipe: ArmRecipeType) -> None:
+def test_quantized_results_are_those_of_the_reference_model(recipe: ArmRecipeType) -> None:
     result = export_small(recipe, quantized_io=True)
     program = load(result.buffer)
     (source,), (sink,) = program.inputs, program.outputs
     assert isinstance(source, TensorInfo)
     assert (source.dtype, source.shape) == ("int16" if recipe is A16W8 else "int8", (1, 3, 8, 8))
     for (x,) in images(8):
-        given = source.quantize(x * 2)  # some of it saturates
-        (loaded,) = program.execute(given)
-        (expected,) = reference.run(result.report.delegates[0].tosa, [given.numpy()])
+        integers = source.quantize(x * 2)  # some values saturate
+        (loaded,) = program.execute(integers)
+        (expected,) = reference.run(result.report.delegates[0].tosa, [integers.numpy()])
         assert str(sink) == str(result.outputs[0])
         assert torch.equal(loaded, torch.from_numpy(expected))
     assert loaded.unique().numel() > 1
 
 
 @pytest.mark.parametrize("recipe", [FP, VGF_FP], ids=_name)
-def test_real_numbers_are_those_of_the_reference_model(recipe: ArmRecipeType) -> None:
+def test_float_results_are_those_of_the_reference_model(recipe: ArmRecipeType) -> None:
     result = export_small(recipe)
     for (x,) in images(4):
         (loaded,) = load(result.buffer).execute(x)
@@ -75,8 +75,8 @@ def test_real_numbers_are_those_of_the_reference_model(recipe: ArmRecipeType) ->
 
 
 @pytest.mark.parametrize("recipe", [INT8, A16W8, VGF_INT8], ids=_name)
-def test_the_boundary_quantizes_as_pytorch_does(recipe: ArmRecipeType) -> None:
-    # With improvements, results become real numbers from int16.
+def test_float_inputs_and_outputs_are_quantized_as_in_pytorch(recipe: ArmRecipeType) -> None:
+    # With algorithms, the outputs would be dequantized from int16.
     program, inner = (
         load(export_small(recipe, algorithms=False).buffer),
         export_small(recipe, quantized_io=True, algorithms=False),
@@ -94,7 +94,7 @@ def test_the_boundary_quantizes_as_pytorch_does(recipe: ArmRecipeType) -> None:
 
 
 @pytest.mark.parametrize("recipe", [FP, VGF_FP], ids=_name)
-def test_all_kinds_of_tensors(recipe: ArmRecipeType) -> None:
+def test_integer_float_boolean_and_scalar_tensors(recipe: ArmRecipeType) -> None:
     result = export_mixed(recipe)
     assert len(result.report.delegates) == 1
     assert result.report.cpu_operators == ()
@@ -103,37 +103,37 @@ def test_all_kinds_of_tensors(recipe: ArmRecipeType) -> None:
     assert [value.name for value in program.inputs] == ["x", "scale", "count", "mask"]
     assert [str(value).split("[")[0] for value in program.outputs] == ["int32", "float32", "bool", "float32", "float32"]
     x, scale, count, mask = MIXED
-    for given in (MIXED, (-x.flip(1), scale - 4, -count, ~mask)):
-        for loaded, expected in zip(program.execute(*given), Mixed()(*given), strict=True):
+    for inputs in (MIXED, (-x.flip(1), scale - 4, -count, ~mask)):
+        for loaded, expected in zip(program.execute(*inputs), Mixed()(*inputs), strict=True):
             assert loaded.dtype == expected.dtype
             assert loaded.shape == expected.shape
             torch.testing.assert_close(loaded, expected)
 
 
 @pytest.mark.parametrize("recipe", [FP, VGF_INT8], ids=_name)
-def test_tensors_may_lie_in_any_order(recipe: ArmRecipeType) -> None:
+def test_inputs_of_any_memory_layout_are_accepted(recipe: ArmRecipeType) -> None:
     program = load(export_small(recipe).buffer)
     (x,) = images(1)[0]
     (expected,) = program.execute(x)
-    wide = torch.zeros(1, 3, 8, 16)
-    wide[..., ::2] = x
-    for given in (
+    strided = torch.zeros(1, 3, 8, 16)
+    strided[..., ::2] = x
+    for view in (
         x.to(memory_format=torch.channels_last),
         x.permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1),
-        wide[..., ::2],
+        strided[..., ::2],
         x.clone().requires_grad_(),
     ):
-        assert torch.equal(program.execute(given)[0], expected)
+        assert torch.equal(program.execute(view)[0], expected)
 
 
 @pytest.mark.parametrize("recipe", [FP, VGF_FP], ids=_name)
-def test_a_channels_last_program(recipe: ArmRecipeType) -> None:
+def test_channels_last_program_accepts_both_layouts(recipe: ArmRecipeType) -> None:
     model = Small().eval()
     (x,) = images(1)[0]
     program = load(export(model, ExportRecipe.get_recipe(recipe), [(x.to(memory_format=torch.channels_last),)]).buffer)
     assert program.content.methods["forward"].inputs == (PteTensor("float32", (1, 3, 8, 8), (0, 2, 3, 1)),)
-    for given in (x, x.to(memory_format=torch.channels_last)):
-        torch.testing.assert_close(program.execute(given)[0], model(x), rtol=1e-4, atol=1e-5)
+    for view in (x, x.to(memory_format=torch.channels_last)):
+        torch.testing.assert_close(program.execute(view)[0], model(x), rtol=1e-4, atol=1e-5)
 
 
 def test_inputs_are_not_written_and_outputs_are_kept() -> None:
@@ -147,25 +147,25 @@ def test_inputs_are_not_written_and_outputs_are_kept() -> None:
     assert torch.equal(first, kept)
 
 
-def test_tensors_without_elements() -> None:
+def test_empty_tensors() -> None:
     class Cut(nn.Module):
         def forward(self, x: Tensor, more: Tensor) -> tuple[Tensor, Tensor]:
             return x[:, 0:0], torch.cat([x + 1, more], 1) * 2
 
-    given = (torch.ones(2, 3), torch.ones(2, 0))
+    inputs = (torch.ones(2, 3), torch.ones(2, 0))
     for recipe in (FP, VGF_FP):
-        cut, sums = load(export(Cut().eval(), ExportRecipe.get_recipe(recipe), [given]).buffer).execute(*given)
+        cut, sums = load(export(Cut().eval(), ExportRecipe.get_recipe(recipe), [inputs]).buffer).execute(*inputs)
         assert cut.shape == (2, 0)
         assert torch.equal(sums, torch.full((2, 3), 4.0))
 
 
-# What is around the delegates.
+# Operators outside the delegates.
 
 
-def test_operators_between_delegates() -> None:
+def test_operators_between_delegates_run_on_the_cpu() -> None:
     program = load(export_methods())
     assert len(program.content.methods["between"].delegates) == 2
-    model = Between().eval()
+    model = CpuBetween().eval()
     for (x,) in vectors(4):
         torch.testing.assert_close(program.execute(x, method="between")[0], model(x), rtol=1e-5, atol=1e-6)
 
@@ -174,7 +174,7 @@ def test_operators_between_delegates() -> None:
 
 
 def test_every_method_of_every_program_keeps_its_own_state() -> None:
-    """ExecuTorch's runtime puts the methods of a loaded program into one memory, one over the other."""
+    """In ExecuTorch's runtime, the methods of a loaded program share one memory."""
     (x,) = vectors(1)[0]
     base = Counting().layer(x)
     programs = [load(export_methods()), load(export_methods())]
@@ -217,15 +217,15 @@ def test_methods_that_share_a_buffer_see_each_others_writes() -> None:
     assert [float(result[0]) for result in results] == [1, 3, 3, 7]
 
 
-# From elsewhere.
+# Programs of ExecuTorch's own export, and its own runtime.
 
 
 @pytest.mark.parametrize("recipe", [INT8, VGF_INT8, U55], ids=_name)
-def test_a_program_of_executorchs_own_export(recipe: ArmRecipeType) -> None:
+def test_program_of_executorchs_own_export_gives_the_same_results(recipe: ArmRecipeType) -> None:
     program, ours = (
         load(export_without_recipe(recipe)),
         load(export_small(recipe, algorithms=False).buffer),
-    )  # these are of our own stage
+    )  # the algorithms are a stage of arm_recipes.export
     assert program.content.named_data == {}
     assert [value.name for value in (*program.inputs, *program.outputs)] == ["input0", "output0"]
     assert [str(value) for value in program.inputs] == [str(value) for value in ours.inputs]
@@ -234,7 +234,7 @@ def test_a_program_of_executorchs_own_export(recipe: ArmRecipeType) -> None:
 
 
 @pytest.mark.parametrize("recipe", [INT8, VGF_INT8, U55], ids=_name)
-def test_executorchs_runtime_itself_runs_it_after_install(recipe: ArmRecipeType) -> None:
+def test_executorchs_runtime_runs_programs_after_register_backends(recipe: ArmRecipeType) -> None:
     plugin.register_backends()
     buffer = export_small(recipe).buffer
     (x,) = images(1)[0]
@@ -244,7 +244,7 @@ def test_executorchs_runtime_itself_runs_it_after_install(recipe: ArmRecipeType)
 
 
 @pytest.mark.parametrize(("recipe", "trials"), [(INT8, 0), (VGF_INT8, 1), (U55, 0)])
-def test_what_may_crash_this_process_is_tried_in_another_if_it_has_no_checksum(
+def test_vgf_payload_without_checksum_runs_in_a_sandbox_first(
     recipe: ArmRecipeType, trials: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = remove_checksums(export_small(recipe).buffer)
@@ -263,10 +263,10 @@ def test_what_may_crash_this_process_is_tried_in_another_if_it_has_no_checksum(
     assert tried == [(delegate.backend, len(delegate.data))] * trials
 
 
-# What programs are loaded from, and called with.
+# Sources and inputs.
 
 
-def test_sources(tmp_path: Path) -> None:
+def test_load_accepts_paths_and_bytes(tmp_path: Path) -> None:
     buffer = export_small(FP).buffer
     path = tmp_path / "small.pte"
     path.write_bytes(buffer)
@@ -281,7 +281,7 @@ def test_sources(tmp_path: Path) -> None:
         load(3)  # type: ignore[arg-type]
 
 
-def test_a_program_does_not_change_with_its_source() -> None:
+def test_loaded_program_does_not_depend_on_its_source_buffer() -> None:
     buffer = bytearray(export_small(FP).buffer)
     program = load(buffer)  # type: ignore[arg-type]
     (x,) = images(1)[0]
@@ -289,7 +289,7 @@ def test_a_program_does_not_change_with_its_source() -> None:
     assert torch.equal(program.execute(x)[0], load(export_small(FP).buffer).execute(x)[0])
 
 
-def test_batches() -> None:
+def test_run_batch_accepts_samples_of_every_form() -> None:
     program = load(export_small(FP).buffer)
     samples = images(3)
     expected = [program.run(*sample) for sample in samples]
@@ -315,7 +315,7 @@ def test_inputs_by_name() -> None:
         *program.run_batch([{"x": x, "scale": scale, "count": count, "mask": mask}]),
     ]
     for outputs in by_name:
-        assert all(torch.equal(given, want) for given, want in zip(outputs, expected, strict=True))
+        assert all(torch.equal(output, want) for output, want in zip(outputs, expected, strict=True))
     wrong: list[tuple[tuple[Tensor, ...], dict[str, Any], str]] = [
         ((), {"y": x}, "'forward': 'y' is not an input; the inputs are: x, scale, count, mask"),
         ((x,), {"x": x}, "'forward': 'x' is given twice"),
@@ -326,7 +326,7 @@ def test_inputs_by_name() -> None:
             program.execute(*tensors, **named)
 
 
-def test_via_tosa() -> None:
+def test_backend_tosa_runs_the_reference_program() -> None:
     (x,) = images(1)[0]
     program = load(export_small(INT8).buffer)
     assert program.has_reference
@@ -371,18 +371,17 @@ def test_repr_and_signature() -> None:
         ((*MIXED[:2], MIXED[2][:0], MIXED[3]), r"input 2 \('count'\) must be int32\[4\]; got int32\[0\]"),
     ],
 )
-def test_wrong_inputs(tensors: tuple[Any, ...], message: str) -> None:
+def test_mismatching_inputs_are_refused(tensors: tuple[Any, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         load(export_mixed(FP).buffer).execute(*tensors)
 
 
-def test_real_numbers_for_a_quantized_input() -> None:
+def test_float_for_a_quantized_input_is_refused() -> None:
     with pytest.raises(ValueError, match=r"got float32\[1, 3, 8, 8\]; quantize floats with inputs\[0\]\.quantiz"):
         load(export_small(INT8, quantized_io=True).buffer).execute(images(1)[0][0])
 
 
-def test_a_damaged_delegate_leaves_the_program_usable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What failed while a method was loaded is tried again at the next run."""
+def test_failed_delegate_is_created_again_at_the_next_run(monkeypatch: pytest.MonkeyPatch) -> None:
     program = load(export_small(FP).buffer)
     (x,) = images(1)[0]
     with monkeypatch.context() as patch:

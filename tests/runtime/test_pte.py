@@ -1,4 +1,4 @@
-"""Programs are read as ExecuTorch itself reads them; what is damaged is refused, fast and with a reason."""
+"""The ``.pte`` reader: it agrees with ExecuTorch's, and refuses damaged programs with a reason and little work."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from arm_recipes.runtime.pte import ProgramError, PteProgram, PteTensor, read_pr
 from tests.runtime.pte_programs import CONSTANTS, NAMES, program
 from tests.runtime.schemas import assert_fields_match
 
-#: Calls of functions in the longest read of a small damaged program.
-_CALLS = 100_000
+#: Limit of function calls while a small damaged program is read.
+_MAX_CALLS = 100_000
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_agrees_with_executorch(name: str) -> None:
+def test_read_program_agrees_with_executorch(name: str) -> None:
     data = program(name)
     own, theirs = read_program(data), deserialize_pte_binary(data)
     assert list(own.methods) == [plan.name for plan in theirs.program.execution_plan]
     for method, plan in zip(own.methods.values(), theirs.program.execution_plan, strict=True):
         for side in ("inputs", "outputs"):
-            expected = [_described(plan.values[index].val) for index in getattr(plan, side)]
+            expected = [_describe(plan.values[index].val) for index in getattr(plan, side)]
             assert list(getattr(method, side)) == expected
         assert list(method.operators) == [".".join(filter(None, (o.name, o.overload))) for o in plan.operators]
         assert method.planned_bytes == sum(plan.non_const_buffer_sizes[1:])
@@ -49,14 +49,14 @@ def test_agrees_with_executorch(name: str) -> None:
     assert own.named_data == expected_data
 
 
-def _described(value: Any) -> PteTensor | str:
+def _describe(value: Any) -> PteTensor | str:
     if type(value).__name__ != "Tensor":
         return type(value).__name__
     dtype = str(get_scalar_type(value.scalar_type)).removeprefix("torch.")
     return PteTensor(dtype, tuple(value.sizes), tuple(value.dim_order))
 
 
-def test_the_programs_have_what_is_tested() -> None:
+def test_compared_programs_have_delegates_segments_and_named_data() -> None:
     """The comparison above would pass for programs without delegates, segments or named data as well."""
     backends = {
         name: {d.backend for m in read_program(program(name)).methods.values() for d in m.delegates} for name in NAMES
@@ -94,7 +94,7 @@ def test_constant_methods() -> None:
     )
 
 
-def test_nothing_is_copied() -> None:
+def test_payloads_are_views_of_the_program() -> None:
     data = program("segments")
     for method in read_program(data).methods.values():
         for delegate in method.delegates:
@@ -102,10 +102,10 @@ def test_nothing_is_copied() -> None:
             assert delegate.data.readonly
 
 
-def test_a_payload_of_megabytes_takes_no_more_work() -> None:
+def test_work_does_not_grow_with_the_payload() -> None:
     small, large = _inline_program(bytes(1 << 10)), _inline_program(bytes(14 << 20))
     assert len(read_program(memoryview(large)).methods["forward"].delegates[0].data) == 14 << 20
-    assert _calls(memoryview(large)) == _calls(memoryview(small))
+    assert _count_calls(memoryview(large)) == _count_calls(memoryview(small))
     tracemalloc.start()
     try:
         read_program(memoryview(large))
@@ -114,8 +114,8 @@ def test_a_payload_of_megabytes_takes_no_more_work() -> None:
         tracemalloc.stop()
 
 
-def _calls(data: bytes | memoryview) -> int:
-    """Number of calls of functions while a program is read or refused: the work that it takes, whatever the clock."""
+def _count_calls(data: bytes | memoryview) -> int:
+    """Number of function calls while a program is read or refused: a measure of work without a clock."""
     count = 0
 
     def note(frame: object, event: str, argument: object) -> None:
@@ -154,17 +154,17 @@ def test_dtypes_are_those_of_executorch() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_truncated(name: str) -> None:
+def test_truncated_program_is_refused(name: str) -> None:
     data = program(name)
     step = max(1, len(data) // 1500)
     for length in [*range(0, len(data), step), *range(len(data) - 100, len(data))]:
-        # Reading less than all of it as if it were whole would be worse than failing.
+        # A truncated program must not be read as if it were whole.
         with pytest.raises(ProgramError, match=r"^(truncated|damaged|not an ExecuTorch program)"):
             read_program(data[:length])
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_bit_flips(name: str) -> None:
+def test_program_with_bit_flips_is_read_or_refused(name: str) -> None:
     data = program(name)
     flips = random.Random(name)
     refused, most = 0, 0
@@ -178,12 +178,12 @@ def test_bit_flips(name: str) -> None:
         except ProgramError:
             refused += 1
         if attempt % 10 == 0:
-            most = max(most, _calls(bytes(damaged)))
+            most = max(most, _count_calls(bytes(damaged)))
     assert refused > 50
-    assert most < _CALLS
+    assert most < _MAX_CALLS
 
 
-def test_random_bytes() -> None:
+def test_random_bytes_are_read_or_refused() -> None:
     numbers = random.Random(0)
     for attempt in range(3000):
         noise = bytearray(numbers.randbytes(numbers.randrange(400)))
@@ -200,12 +200,12 @@ def test_random_bytes() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"ET12", b"\0" * 7])
-def test_too_few_bytes(data: bytes) -> None:
+def test_too_few_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(ProgramError, match=r"truncated: a file of \d bytes is too short"):
         read_program(data)
 
 
-def test_another_format() -> None:
+def test_file_of_another_format_is_refused() -> None:
     with pytest.raises(ProgramError, match=r"not an ExecuTorch program \(magic b'TOSA', expected b'ET12'\)"):
         read_program(b"\0\0\0\0TOSA" + bytes(100))
 
@@ -220,15 +220,15 @@ def test_another_format() -> None:
         (16, 41, "truncated or damaged: bytes"),
     ],
 )
-def test_header(at: int, value: int, message: str) -> None:
+def test_damaged_header_is_refused(at: int, value: int, message: str) -> None:
     damaged = bytearray(program("segments"))
     struct.pack_into("<I" if at == 12 else "<Q", damaged, at, value)
     with pytest.raises(ProgramError, match=re.escape(message)):
         read_program(bytes(damaged))
 
 
-def test_references_to_one_table_end() -> None:
-    """3,000 methods that are one, with 3,000 operators that are one: 9 million reads in 24 KB."""
+def test_many_references_to_one_table_are_refused() -> None:
+    """3,000 references to one method, with 3,000 references to one operator: 24 KB that would take 9 million reads."""
     builder = flatbuffers.Builder()
     name = builder.CreateString("x")
     schema.Operator.OperatorStart(builder)
@@ -241,7 +241,7 @@ def test_references_to_one_table_end() -> None:
     data = _finish(builder, execution_plan=_vector(builder, [plan] * 3000))
     with pytest.raises(ProgramError, match="refer to more data than it has bytes"):
         read_program(data)
-    assert _calls(data) < _CALLS
+    assert _count_calls(data) < _MAX_CALLS
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_references_to_one_table_end() -> None:
         ({"methods": 2}, "two methods have the same name"),
     ],
 )
-def test_damage_is_named(change: dict[str, Any], message: str) -> None:
+def test_damaged_field_is_named(change: dict[str, Any], message: str) -> None:
     assert read_program(_inline_program(b"payload")).methods["forward"].inputs == (PteTensor("int8", (4,), (0,)),)
     with pytest.raises(ProgramError, match=re.escape(message)):
         read_program(_inline_program(b"payload", **change))

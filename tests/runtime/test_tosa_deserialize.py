@@ -1,4 +1,4 @@
-"""TOSA flatbuffers read into graphs: what the serializer wrote comes back, and what no record describes is refused."""
+"""Deserialization of TOSA flatbuffers: round trips, and refusal of operators that no record describes."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from tests.tosa.random_operators import draw_operators
 _CONTROL = Target.from_tosa_spec("TOSA-1.0+INT+controlflow")
 
 
-def _of_operators(ops: list[Op]) -> Graph:
-    whole = Graph()
+def _graph_of(ops: list[Op]) -> Graph:
+    graph = Graph()
     for i, op in enumerate(ops):
         for j, value in enumerate(op.inputs):
             if value.data is None:
-                whole.inputs.append(Value(value.shape, value.dtype, f"op{i}_{j}"))
-                op.inputs[j] = whole.inputs[-1]
+                graph.inputs.append(Value(value.shape, value.dtype, f"op{i}_{j}"))
+                op.inputs[j] = graph.inputs[-1]
         op.output.producer = op
-    whole.ops, whole.outputs = ops, [op.output for op in ops]
-    return whole
+    graph.ops, graph.outputs = ops, [op.output for op in ops]
+    return graph
 
 
 def _is_legal(target: Target, op: Op) -> bool:
@@ -44,10 +44,10 @@ def _is_legal(target: Target, op: Op) -> bool:
         return False
 
 
-def test_what_is_written_is_read() -> None:
-    """Every operator of TOSA 1.0, with all types of its record that were drawn."""
+def test_round_trip_of_every_operator() -> None:
+    """Every operator of TOSA 1.0, with types that are drawn from its record."""
     ops = [op for target, op in draw_operators(3000, seed=3) if _is_legal(target, op)]
-    written = serialize(_of_operators(ops))
+    written = serialize(_graph_of(ops))
     read = deserialize(written)
     assert serialize(read) == written
     assert {op.kind for op in read.ops} == {op.kind for op in ops}
@@ -64,27 +64,27 @@ def test_what_is_written_is_read() -> None:
 
 
 @pytest.mark.parametrize("dtype", [dtype for dtype in DType if dtype is not DType.FP8UE8M0])
-def test_constants_of_every_type(dtype: DType) -> None:
+def test_round_trip_of_constants_of_every_type(dtype: DType) -> None:
     values = np.arange(64).reshape(2, 32) % 2 if dtype is DType.BOOL else np.arange(64).reshape(2, 32) % 4 - 1
     if dtype is DType.INT48:
         values = values * (1 << 45) + 5
-    whole = Graph()
-    whole.inputs.append(Value((1, 1, 32), DType.INT8, "x"))
+    graph = Graph()
+    graph.inputs.append(Value((1, 1, 32), DType.INT8, "x"))
     result = Value((2, 32), dtype, "y")
     op = Op("CONCAT", [constant(values, dtype)] * 2, result, {"axis": 0})
     result.producer = op
-    whole.ops, whole.outputs = [op], [result]
-    (read,) = _unversioned(whole).ops
+    graph.ops, graph.outputs = [op], [result]
+    (read,) = _round_trip_of_any_type(graph).ops
     assert read.inputs[0].dtype is dtype
     assert read.inputs[0].data is not None
     np.testing.assert_array_equal(read.inputs[0].data, values.astype(dtype.numpy))
 
 
-def _unversioned(whole: Graph) -> Graph:
-    """Through the flatbuffer, of types that no record has for the operator."""
+def _round_trip_of_any_type(graph: Graph) -> Graph:
+    """Serialize and deserialize a graph, also with types that the operator's record does not have."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("arm_backend_core.tosa.serialize._required_version", lambda graph: (1, 1))
-        return deserialize(serialize(whole))
+        return deserialize(serialize(graph))
 
 
 def _branches() -> Graph:
@@ -98,7 +98,7 @@ def _branches() -> Graph:
     return written
 
 
-def test_branches_are_read_with_their_graphs() -> None:
+def test_round_trip_of_branches() -> None:
     written = serialize(_branches())
     read = deserialize(written)
     assert [[op.kind for op in inner.ops] for inner in read.ops[0].regions] == [["ADD"], ["CLZ", "SUB"]]
@@ -115,7 +115,7 @@ def test_branches_are_read_with_their_graphs() -> None:
         (lambda op: op.regions[1].outputs.append(op.regions[1].outputs[0]), "its nested graph has"),
     ],
 )
-def test_a_branch_is_of_the_operators_shapes_and_types(change: Any, message: str) -> None:
+def test_branch_with_other_shapes_or_types_than_its_operator_is_refused(change: Any, message: str) -> None:
     written = _branches()
     change(written.ops[0])
     with pytest.raises(PayloadError, match=f"operator 0, COND_IF: {message}"):
@@ -123,7 +123,7 @@ def test_a_branch_is_of_the_operators_shapes_and_types(change: Any, message: str
 
 
 def _program(op: ts.Op, operands: int, results: int, attribute: str, *fields: Any) -> bytes:
-    """One operator on int32 inputs of shape [2]."""
+    """Serialize one operator on int32 inputs of shape [2]."""
     out = ts.TosaSerializer("", targetMajor=1, targetMinor=0, targetPatch=0, targetDraft=False)
     names = []
     for i in range(operands):
@@ -150,13 +150,13 @@ def _program(op: ts.Op, operands: int, results: int, attribute: str, *fields: An
         (b"", "truncated or damaged"),
     ],
 )
-def test_what_no_record_describes_is_refused(flatbuffer: bytes, message: str) -> None:
+def test_operator_that_no_record_describes_is_refused(flatbuffer: bytes, message: str) -> None:
     with pytest.raises(PayloadError, match=message):
         deserialize(flatbuffer)
 
 
-def test_damage_is_an_error_and_not_another_graph() -> None:
-    """Every byte changed: the graph is refused, or it is one that can be written."""
+def test_damaged_flatbuffer_is_read_or_refused() -> None:
+    """Every third byte is changed in turn. Truncated flatbuffers are always refused."""
     intact = bytearray(serialize(_branches()))
     refused = 0
     for place in range(0, len(intact), 3):
@@ -167,13 +167,13 @@ def test_damage_is_an_error_and_not_another_graph() -> None:
         except PayloadError:
             refused += 1
     assert refused > len(intact) // 30
-    for length in range(0, len(intact) - 100, 50):  # the last is the version of the serializer, which is not read
+    for length in range(0, len(intact) - 100, 50):  # the last bytes are the serializer's version, which is not read
         with pytest.raises(PayloadError):
             deserialize(bytes(intact[:length]))
 
 
 def test_the_fields_of_attributes_are_those_of_the_schema() -> None:
-    """Numbers of fields are places in the records."""
+    """The position of a field in a record is its number in the schema."""
     known = tables(Path(ts.__file__).parents[1].joinpath("bin/tosa.fbs").read_text())
     for record in OPERATORS.values():
         if not record.is_placeholder:

@@ -20,17 +20,17 @@ from arm_recipes.runtime.errors import PayloadError, RunError
 from arm_recipes.runtime.ethosu import EthosUDelegate
 from arm_recipes.runtime.ethosu_payload import read_parts
 from arm_recipes.runtime.trace import TracedOperation
-from tests.runtime.host_programs import Between, export_small
+from tests.runtime.host_programs import CpuBetween, export_small
 from tests.small_models import images, vectors
 
-#: The exported programs that they share are made once in a process.
+#: The tests run in one xdist worker, so that they share exported programs.
 pytestmark = pytest.mark.xdist_group("host_programs")
 NPUS = [ArmRecipeType[f"ETHOSU_{npu}_INT8"] for npu in ("U55", "U65", "U85")]
-EACH = pytest.mark.parametrize("recipe", NPUS, ids=lambda recipe: recipe.name)
+EACH_NPU = pytest.mark.parametrize("recipe", NPUS, ids=lambda recipe: recipe.name)
 
 
 class Steps(nn.Module):
-    """Operators that no compiler joins; two results."""
+    """Operators that Vela does not fuse; two outputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Steps(nn.Module):
         self.second = nn.Conv2d(24, 24, 3, padding=1, groups=24)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Of each operator, its line is known."""
+        """Return the outputs. ``LINE`` is the line of the next statement."""
         x = torch.tanh(self.second(self.first(x)))
         return nn.functional.max_pool2d(x, 2), x.mean((2, 3))
 
@@ -57,22 +57,22 @@ def _named(operations: Sequence[TracedOperation], operator: str) -> list[TracedO
     return [o for o in operations if o.operator == operator and o.command != "NPU_OP_DMA_START"]
 
 
-@EACH
-def test_names_and_numbers(recipe: ArmRecipeType) -> None:
+@EACH_NPU
+def test_trace_has_names_and_results_of_operations(recipe: ArmRecipeType) -> None:
     result, x = _exported(recipe)
-    given = result.inputs[0].quantize(x)
-    operations = list(result.trace(given))
+    quantized = result.inputs[0].quantize(x)
+    operations = list(result.trace(quantized))
     window = next(o for o in operations if o.command == "NPU_OP_DEPTHWISE")
     assert (window.operator, tuple(window.integers.shape)) == ("DEPTHWISE_CONV2D", (8, 8, 24))
     assert (window.module, window.source) == ("second", f"{__file__}:{LINE}")
     (pooled,) = _named(operations, "MAX_POOL2D")
-    # The pool's numbers follow from those that it read, as they were traced.
+    # The result of the pool follows from the traced result of the convolution.
     expected = window.integers.reshape(4, 2, 4, 2, 24).amax((1, 3))
     assert torch.equal(pooled.integers, expected)
     assert (pooled.module, pooled.source) == ("", f"{__file__}:{LINE + 1}")
-    # What the program gives is what was written last where its outputs are.
+    # The outputs of the program are the last traced results with their scales.
     outputs = [o for o in operations if o.scale is not None]
-    for value, info in zip(result.run(given), result.outputs, strict=True):
+    for value, info in zip(result.run(quantized), result.outputs, strict=True):
         found = [o for o in outputs if o.scale == info.scale and o.integers.numel() == value.numel()]
         assert any(torch.equal(o.integers.flatten().sort()[0], value.flatten().sort()[0]) for o in found)
         real = found[-1].dequantized
@@ -80,8 +80,8 @@ def test_names_and_numbers(recipe: ArmRecipeType) -> None:
         assert torch.allclose(real.flatten().sort()[0], info.dequantize(value).flatten().sort()[0])
 
 
-@EACH
-def test_every_operation_is_there_once_and_has_names(recipe: ArmRecipeType) -> None:
+@EACH_NPU
+def test_trace_has_every_operation_once_with_names(recipe: ArmRecipeType) -> None:
     result, x = _exported(recipe)
     operations = list(result.trace(result.inputs[0].quantize(x)))
     (record,) = result.report.delegates
@@ -94,40 +94,40 @@ def test_every_operation_is_there_once_and_has_names(recipe: ArmRecipeType) -> N
     assert all(o.integers.numel() > 0 for o in operations)
 
 
-def test_a_loaded_program_has_no_names() -> None:
+def test_trace_of_a_loaded_program_has_no_names() -> None:
     result, x = _exported(NPUS[0])
-    given = result.inputs[0].quantize(x)
+    quantized = result.inputs[0].quantize(x)
     program = load(result.buffer)
-    ours, theirs = list(program.trace(given)), list(result.trace(given))
+    ours, theirs = list(program.trace(quantized)), list(result.trace(quantized))
     assert {(o.operator, o.layer, o.source, o.scale) for o in ours} == {("", "", "", None)}
     assert all(o.dequantized is None for o in ours)
     assert [o.offset for o in ours] == [o.offset for o in theirs]
     assert all(torch.equal(a.integers, b.integers) for a, b in zip(ours, theirs, strict=True))
 
 
-def test_an_error_names_the_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of an operation that writes outside of its region, as is found while it is loaded."""
+def test_load_error_names_the_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operation that writes outside its region is refused when the program is loaded."""
     compile_payload = size_or_speed.compile_payload
 
     def outside(*arguments: Any, **keywords: Any) -> Payload:
         payload = compile_payload(*arguments, **keywords)
-        return replace(payload, data=_at_another_place(payload.data))
+        return replace(payload, data=_move_first_ofm(payload.data))
 
     monkeypatch.setattr(size_or_speed, "compile_payload", outside)
     result, x = _exported(NPUS[0])
-    given = result.inputs[0].quantize(x)
+    quantized = result.inputs[0].quantize(x)
     what = r"In its command stream, NPU_OP_\w+ at byte \d+: OFM takes bytes \d+ to \d+ of a region of \d+"
     where = r" \(layer first, .*test_trace\.py:\d+\)$"
     with pytest.raises(PayloadError, match=what + where):
-        result.run(given)
-    with pytest.raises(PayloadError, match=what + "$"):  # nothing tells of layers
-        load(result.buffer).execute(given)
+        result.run(quantized)
+    with pytest.raises(PayloadError, match=what + "$"):  # a loaded program has no layer names
+        load(result.buffer).execute(quantized)
     with pytest.raises(PayloadError, match=what + where):
         export(Steps().eval(), ExportRecipe.get_recipe(NPUS[0]), images(3), verify=True)
 
 
-def _at_another_place(payload: bytes) -> bytes:
-    """The stream with its first OFM far behind its region."""
+def _move_first_ofm(payload: bytes) -> bytes:
+    """Move the first OFM of the stream beyond the end of its region."""
     commands = bytes(read_parts(payload).commands)
     words = list(struct.unpack(f"<{len(commands) // 4}I", commands))
     words[words.index(0x4010, 8) + 1] = 1 << 30  # NPU_SET_OFM_BASE0
@@ -135,7 +135,7 @@ def _at_another_place(payload: bytes) -> bytes:
 
 
 class Rows(nn.Module):
-    """Takes rows of a table by number."""
+    """Scaled rows of an embedding."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -143,11 +143,11 @@ class Rows(nn.Module):
         self.table = nn.Embedding(6, 16)
 
     def forward(self, x: Tensor, rows: Tensor) -> Tensor:
-        """What is taken, scaled."""
+        """Return the rows times ``x``."""
         return self.table(rows) * x
 
 
-def test_an_error_while_it_runs_names_the_layer() -> None:
+def test_run_error_names_the_layer() -> None:
     sample = torch.randn(1, 4, 16), torch.tensor([[5, 0, 3, 3]], dtype=torch.int32)
     result = export(Rows().eval(), ExportRecipe.get_recipe(NPUS[2]), [sample] * 2)
     with pytest.raises(RunError, match=r"NPU_OP_DMA_START at byte \d+: .* \(layer table, .*test_trace\.py:\d+\)$"):
@@ -155,19 +155,19 @@ def test_an_error_while_it_runs_names_the_layer() -> None:
 
 
 @pytest.mark.parametrize("last", [False, True])
-def test_copies_by_indices_have_names(last: bool) -> None:
-    """Vela tells of no command for them: theirs come before those of the next layer, if there is one."""
+def test_gather_dmas_have_names(last: bool) -> None:
+    """Vela reports no commands for a GATHER. Its DMAs precede the commands of the next layer, if there is one."""
     rows = torch.tensor([[5, 0, 3, 3]], dtype=torch.int32)
     model, sample = (nn.Sequential(nn.Embedding(6, 16)), (rows,)) if last else (Rows(), (torch.randn(1, 4, 16), rows))
     result = export(model.eval(), ExportRecipe.get_recipe(NPUS[2]), [sample] * 2)
     operations = list(result.trace(*sample))
     names = [(o.command, o.operator, o.module) for o in operations if o.command != "NPU_OP_POOL"]
     assert names[0] == ("NPU_OP_DMA_START", "GATHER", "0" if last else "table")
-    # Of the one that comes last it is the copy that waits for it.
+    # If the GATHER is last, the MUL is a copy of its result.
     assert names[1:] == [("NPU_OP_ELEMENTWISE", "MUL", "0" if last else "")]
 
 
-def test_direct_drive_has_the_same_names() -> None:
+def test_trace_of_direct_drive_has_the_same_names() -> None:
     traces = []
     for flags in ([], ["--cop-format=COP2"]):
         result, x = _exported(NPUS[2], extra_flags=flags)
@@ -177,35 +177,35 @@ def test_direct_drive_has_the_same_names() -> None:
     assert all(operator and layer and source for _, operator, layer, _, source in names[1])
 
 
-def test_delegates_in_the_order_in_which_they_run() -> None:
+def test_trace_has_delegates_in_execution_order() -> None:
     recipe = ExportRecipe.get_recipe(NPUS[0])
-    result = export(Between().eval(), recipe, vectors(4))
+    result = export(CpuBetween().eval(), recipe, vectors(4))
     operations = list(result.trace(*vectors(1)[0]))
     assert sorted({o.delegate_index for o in operations}) == [0, 1]
     assert [o.delegate_index for o in operations] == sorted(o.delegate_index for o in operations)
 
 
-def test_programs_for_others_have_no_operations() -> None:
+def test_trace_of_other_targets_is_empty() -> None:
     assert list(export_small(ArmRecipeType.TOSA_INT8).trace(*images(1)[0])) == []
 
 
-def test_arguments_are_those_of_run() -> None:
+def test_trace_refuses_an_unknown_method() -> None:
     with pytest.raises(ValueError, match="no method 'backward'"):
         list(load(export_small(NPUS[0]).buffer).trace(method="backward"))
 
 
-def test_tracing_leaves_runs_as_they_are() -> None:
+def test_unfinished_trace_does_not_change_runs() -> None:
     result, x = _exported(NPUS[0])
-    given = result.inputs[0].quantize(x)
-    before = result.run(given)
+    quantized = result.inputs[0].quantize(x)
+    before = result.run(quantized)
     steps = result.trace(result.inputs[0].quantize(-x))
     next(steps)
-    assert all(map(torch.equal, result.run(given), before))
+    assert all(map(torch.equal, result.run(quantized), before))
     list(steps)
-    assert all(map(torch.equal, result.run(given), before))
+    assert all(map(torch.equal, result.run(quantized), before))
 
 
-def test_figures_of_a_delegate() -> None:
+def test_statistics_of_a_delegate() -> None:
     result, x = _exported(NPUS[0])
     (described,) = load(result.buffer).content.methods["forward"].delegates
     emulated = EthosUDelegate(bytes(described.data), dict(described.compile_specs))
@@ -215,13 +215,13 @@ def test_figures_of_a_delegate() -> None:
     vela = record.vela
     assert vela is not None
     assert figures.peak[:2] == (vela.flash_bytes, vela.sram_bytes)
-    assert figures.macs + 4 * 4 * 24 * 4 == vela.macs  # which counts what the pool compares, too
-    (layer,) = figures.layers  # as nothing tells of layers
+    assert figures.macs + 4 * 4 * 24 * 4 == vela.macs  # Vela also counts the comparisons of the pool
+    (layer,) = figures.layers  # without the record there are no layer names
     assert (str(layer.origin), layer.operations, layer.bytes_read) == ("", figures.operations, figures.bytes_read)
     layers = {layer.origin.module: layer for layer in emulated.run_checked(inputs, record).layers if layer.macs}
     first, second = layers["first"], layers["second"]
     assert (first.macs, second.macs) == (8 * 8 * 24 * 9 * 3, 8 * 8 * 24 * 9)
-    # Its tensors, and its weights, which a DMA brings from flash; tanh's table goes into the NPU.
+    # Feature maps, and the weights, which a DMA copies from flash. The table of tanh (256 bytes) goes into the NPU.
     assert second.bytes_read[1] == second.bytes_written[1] == 8 * 8 * 24 + second.bytes_read[0] - 256
     assert second.bytes_read[0] > 256 + 24 * 10  # scales of ten bytes beside them
     assert figures.bytes_written[0] == first.bytes_written[0] == 0
@@ -240,7 +240,7 @@ class _Sum(nn.Module):
         return self.n * 1
 
 
-def test_a_trace_leaves_the_state_as_it_was() -> None:
+def test_trace_restores_the_state() -> None:
     samples = [(torch.full((1, 3), 0.2 * i),) for i in range(8)]
     result = export(_Sum().eval(), ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U85_INT8), samples)
     one, loaded = torch.ones(1, 3), load(result.buffer)

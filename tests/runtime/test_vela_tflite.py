@@ -1,4 +1,4 @@
-"""TFLite models that Vela compiled: read, run and told what is wrong with them."""
+"""TFLite models that Vela compiled: reading, execution and errors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from tests.runtime.tflite_models import (
     tflite_model,
     wrap_command_stream,
 )
-from tests.runtime.vela_programs import copies
+from tests.runtime.vela_programs import make_copy_program
 from tests.tflite.vela import compile_tflite
 
 _SHAPES = ((1, 5, 6, 2), (1, 5, 6, 3))
@@ -82,7 +82,7 @@ def _arrays(seed: int = 0) -> list[np.ndarray[Any, Any]]:
 
 
 @pytest.mark.parametrize("accelerator", [*ACCELERATORS, "ethos-u65-512", "ethos-u85-2048"])
-def test_it_runs_as_its_graph_does(accelerator: str) -> None:
+def test_vela_program_gives_the_results_of_its_graph(accelerator: str) -> None:
     loaded = VelaProgram(_model(accelerator))
     for seed in range(2):
         arrays = _arrays(seed)
@@ -97,7 +97,7 @@ def test_it_runs_as_its_graph_does(accelerator: str) -> None:
         assert torch.equal(last.integers.reshape(expected.shape), torch.from_numpy(expected))
 
 
-def test_what_is_told_of_it() -> None:
+def test_read_vela_tflite_returns_tensors_and_operators() -> None:
     data, payload = _model(), _payload("ethos-u55-128")
     model = read_vela_tflite(data)
     assert (model.description, model.cpu_operators, model.arena_bytes) == ("made for a test", (), payload.scratch)
@@ -108,13 +108,13 @@ def test_what_is_told_of_it() -> None:
     ]
     assert [info.name for info in model.inputs] == ["image", "offset"]
     (operator,) = model.npu_operators
-    told = operator.parts.payload
-    assert (told.product, told.macs, told.stream) == (55, 128, "COP1")
-    assert (told.command_bytes, told.weight_bytes) == (len(payload.commands), len(payload.weights))
+    layout = operator.parts.payload
+    assert (layout.product, layout.macs, layout.stream) == (55, 128, "COP1")
+    assert (layout.command_bytes, layout.weight_bytes) == (len(payload.commands), len(payload.weights))
     assert [place.offset for place in model.input_locations] == [place.offset for place in payload.inputs]
 
 
-def test_runs_leave_no_traces() -> None:
+def test_results_do_not_depend_on_earlier_runs() -> None:
     loaded = VelaProgram(_model())
     first = loaded.run_arrays(_arrays(0))
     second = loaded.run_arrays(_arrays(1))
@@ -122,7 +122,7 @@ def test_runs_leave_no_traces() -> None:
     assert np.array_equal(loaded.run_arrays(_arrays(0))[0], first[0])
 
 
-def test_samples_one_after_the_other() -> None:
+def test_run_batch_accepts_tuples_and_dicts() -> None:
     loaded = VelaProgram(_model())
     samples = [tuple(map(torch.from_numpy, _arrays(seed))) for seed in range(3)]
     found = list(loaded.run_batch([*samples[:2], {"image": samples[2][0], "offset": samples[2][1]}]))
@@ -131,7 +131,7 @@ def test_samples_one_after_the_other() -> None:
         list(loaded.run_batch([samples[0], {"image": samples[0][0]}]))
 
 
-def test_inputs_that_it_does_not_take() -> None:
+def test_mismatching_inputs_are_refused() -> None:
     loaded = VelaProgram(_model())
     image, offset = map(torch.from_numpy, _arrays())
     with pytest.raises(ValueError, match=r"takes 2 inputs \(image: int8\[1, 5, 6, 2\] .*got 1"):
@@ -149,12 +149,12 @@ def test_inputs_that_it_does_not_take() -> None:
 # Memory.
 
 
-def test_fast_scratch_is_a_memory_of_its_own() -> None:
-    """Where it is a tensor of its own. As large as the stream reaches; less of it is an error."""
-    payload = _wide("ethos-u65-256")
-    inputs, outputs = [TfliteTensor("x", "int8", _WIDE, 1.0)], [TfliteTensor("y", "int8", _WIDE, 1.0)]
-    x = np.random.default_rng(0).integers(-128, 128, _WIDE).astype(np.int8)
-    (expected,) = reference.run(_wide_flatbuffer(), [x])
+def test_separate_fast_scratch_tensor_is_a_separate_memory() -> None:
+    """A tensor that is smaller than the accesses of the stream is an error."""
+    payload = _large_payload("ethos-u65-256")
+    inputs, outputs = [TfliteTensor("x", "int8", _LARGE_SHAPE, 1.0)], [TfliteTensor("y", "int8", _LARGE_SHAPE, 1.0)]
+    x = np.random.default_rng(0).integers(-128, 128, _LARGE_SHAPE).astype(np.int8)
+    (expected,) = reference.run(_large_flatbuffer(), [x])
     loaded = VelaProgram(wrap_command_stream(payload, inputs, outputs, fast_scratch=1 << 20))
     assert np.array_equal(loaded.run_arrays([x])[0], expected)
     assert loaded.run_checked([x]).peak[2] > 0
@@ -164,9 +164,9 @@ def test_fast_scratch_is_a_memory_of_its_own() -> None:
         VelaProgram(wrap_command_stream(payload, inputs, outputs, fast_scratch=16))
 
 
-def test_fast_scratch_that_is_scratch() -> None:
-    """One tensor for both is one memory: what is written by one name is read by the other."""
-    payload = copies("ethos-u65-256", region=2)
+def test_one_tensor_for_scratch_and_fast_scratch_is_one_memory() -> None:
+    """Data written through region 1 is read through region 2."""
+    payload = make_copy_program("ethos-u65-256", region=2)
     tensors = [TfliteTensor(name, "int8", (16,), 1.0) for name in "xy"]
     x = np.arange(16, dtype=np.int8)
     one = VelaProgram(wrap_command_stream(payload, tensors[:1], tensors[1:]))
@@ -179,10 +179,10 @@ def test_fast_scratch_that_is_scratch() -> None:
         one.run_checked([x])
 
 
-_WIDE = (1, 48, 48, 16)
+_LARGE_SHAPE = (1, 48, 48, 16)
 
 
-def _wide_body(b: Builder, x: Value) -> Value:
+def _large_body(b: Builder, x: Value) -> Value:
     generator = np.random.default_rng(0)
     for _ in range(2):
         weight = b.const(generator.integers(-127, 128, (16, 3, 3, 16)), DType.INT8)
@@ -191,20 +191,20 @@ def _wide_body(b: Builder, x: Value) -> Value:
 
 
 @cache
-def _wide_flatbuffer() -> bytes:
-    return build_flatbuffer(_wide_body, (_WIDE, DType.INT8))
+def _large_flatbuffer() -> bytes:
+    return build_flatbuffer(_large_body, (_LARGE_SHAPE, DType.INT8))
 
 
 @cache
-def _wide(accelerator: str) -> Payload:
+def _large_payload(accelerator: str) -> Payload:
     spec = EthosUCompileSpec(accelerator)
-    return read_payload(compile_ethosu(_wide_flatbuffer(), spec, delegate="", find_operator=lambda _: None).data)
+    return read_payload(compile_ethosu(_large_flatbuffer(), spec, delegate="", find_operator=lambda _: None).data)
 
 
-# As users have it.
+# Public functions.
 
 
-def test_it_is_loaded_as_other_programs_are(tmp_path: Path) -> None:
+def test_load_accepts_a_vela_tflite_model(tmp_path: Path) -> None:
     path = tmp_path / "model_vela.tflite"
     path.write_bytes(_model())
     tensors = list(map(torch.from_numpy, _arrays()))
@@ -223,12 +223,12 @@ def test_it_is_loaded_as_other_programs_are(tmp_path: Path) -> None:
         save_firmware(path, tmp_path / "firmware")
 
 
-def test_real_numbers_of_its_quantization() -> None:
+def test_inputs_dequantize_with_their_scales() -> None:
     loaded = load(_model())
     assert [info.dequantize(torch.tensor([0])).item() for info in loaded.inputs] == [-1.5, 1.75]  # type: ignore[union-attr]
 
 
-def test_two_of_them_are_compared() -> None:
+def test_compare_accepts_two_vela_tflite_models() -> None:
     samples = [tuple(map(torch.from_numpy, _arrays(seed))) for seed in range(2)]
     comparison = compare(_model("ethos-u55-128"), _model("ethos-u85-256"), samples)
     (output,) = comparison.outputs
@@ -236,7 +236,7 @@ def test_two_of_them_are_compared() -> None:
     assert output.gap.max_error == 0
 
 
-def test_what_inspect_tells() -> None:
+def test_inspect_program_describes_a_vela_tflite_model() -> None:
     described = inspect_program(_model("ethos-u65-512"))
     (method,) = described.methods
     (delegate,) = method.delegates
@@ -248,12 +248,14 @@ def test_what_inspect_tells() -> None:
     for line in ("target +Ethos-U65, 512 MACs", "compiler +made for a test", "fast scratch +1,024", "weights +"):
         assert re.search(line, shown), line
     assert "fast scratch" not in str(inspect_program(_model()))
-    beside = inspect_program(_beside())
-    assert beside.methods[0].operators == ("SOFTMAX", "mine", "SOFTMAX")
-    assert beside.to_dict()["methods"][0]["operators"] == ["SOFTMAX", "mine", "SOFTMAX"]
+    mixed = inspect_program(_with_cpu_operators())
+    assert mixed.methods[0].operators == ("SOFTMAX", "mine", "SOFTMAX")
+    assert mixed.to_dict()["methods"][0]["operators"] == ["SOFTMAX", "mine", "SOFTMAX"]
 
 
-def test_in_a_shell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_and_inspect_commands_accept_a_vela_tflite_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path, inputs, outputs = tmp_path / "model_vela.tflite", tmp_path / "x.npz", tmp_path / "y.npz"
     path.write_bytes(_model())
     image, offset = _arrays()
@@ -263,48 +265,48 @@ def test_in_a_shell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert np.array_equal(np.load(outputs)["result"][0], reference.run(_flatbuffer(), [image, offset])[0])
     assert main(["inspect", str(path), "--json"]) == 0
     assert '"backend": "ethos-u"' in capsys.readouterr().out
-    path.write_bytes(_beside())
+    path.write_bytes(_with_cpu_operators())
     assert main(["run", str(path), "--input", str(inputs)]) == 2
     assert "Vela left these TFLite operators on the CPU" in capsys.readouterr().err
 
 
-# What is wrong with a file.
+# Invalid files.
 
 
-def _beside() -> bytes:
+def _with_cpu_operators() -> bytes:
     operators = [
         TfliteOperator(code, (3,), (5,)) for code in (BuiltinOperator.SOFTMAX, "mine", BuiltinOperator.SOFTMAX)
     ]
     return _model(operators=operators)
 
 
-def _said(data: bytes) -> str:
+def _error_message(data: bytes) -> str:
     with pytest.raises(ProgramError) as caught:
         load(data)
     return str(caught.value)
 
 
-def test_operators_that_stay_on_the_cpu() -> None:
-    assert _said(_beside()).endswith("executes only operators for the NPU: SOFTMAX (2), mine")
+def test_operators_on_the_cpu_are_refused() -> None:
+    assert _error_message(_with_cpu_operators()).endswith("executes only operators for the NPU: SOFTMAX (2), mine")
 
 
-def test_several_operators_for_the_npu() -> None:
+def test_several_operators_for_the_npu_are_refused() -> None:
     tensors = [TfliteTensor("x", "int8", (1,), 1.0)]
     tensors += [TfliteTensor("stream", "uint8", (32,), data=Commands("ethos-u55-128").stream)]
     tensors += [TfliteTensor(name, "uint8", (16,)) for name in ("constants", "scratch")]
     operator = TfliteOperator("ethos-u", (1, 2, 3, 3, 0), (0,), ETHOS_U_OPTIONS)
     offsets = struct.pack("<7i", 0, 1, 4, 0, -1, -1, 0)
     data = tflite_model(tensors, [operator, operator], [0], [0], allocation=offsets)
-    assert _said(data) == "the model has 2 operators for the NPU; this runtime supports one"
+    assert _error_message(data) == "the model has 2 operators for the NPU; this runtime supports one"
 
 
-def test_a_model_that_vela_has_not_compiled() -> None:
-    said = _said(convolutions(1))
-    assert re.fullmatch(r"it has no operator 'ethos-u': Vela has not compiled it, .* Compile it with: vela .*", said)
+def test_uncompiled_model_is_refused() -> None:
+    message = _error_message(convolutions(1))
+    assert re.fullmatch(r"it has no operator 'ethos-u': Vela has not compiled it, .* Compile it with: vela .*", message)
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "expected_text"),
     [
         (b"", "none"),
         (b"\x01\x04", "01 04"),
@@ -313,26 +315,26 @@ def test_a_model_that_vela_has_not_compiled() -> None:
         (b"\x01\x04\x02", "01 04 02"),
     ],
 )
-def test_custom_options_of_another_kind(options: bytes, told: str) -> None:
-    assert f"has unknown custom options ({told}), which" in _said(_model(options=options))
+def test_unknown_custom_options_are_refused(options: bytes, expected_text: str) -> None:
+    assert f"has unknown custom options ({expected_text}), which" in _error_message(_model(options=options))
 
 
 @pytest.mark.parametrize("options", [b"\x01\x04\x01", b"\x01\x00\x05\x02", b"\x01\x08\x01"])
-def test_custom_options_of_each_width(options: bytes) -> None:
+def test_custom_options_of_each_integer_width_are_accepted(options: bytes) -> None:
     assert load(_model(options=options)).methods == ("forward",)
 
 
-def test_no_metadata() -> None:
+def test_missing_metadata_is_refused() -> None:
     tensors = [TfliteTensor("x", "int8", (1,), 1.0)]
     operator = TfliteOperator("ethos-u", (0,), (0,), ETHOS_U_OPTIONS)
-    assert "no metadata 'OfflineMemoryAllocation'" in _said(tflite_model(tensors, [operator], [0], [0]))
+    assert "no metadata 'OfflineMemoryAllocation'" in _error_message(tflite_model(tensors, [operator], [0], [0]))
     allocation = struct.pack("<4i", 0, 1, 1, 0)
-    said = _said(tflite_model(tensors, [operator], [0], [0], allocation=allocation))
-    assert said == "damaged: an operator 'ethos-u' has 1 inputs, not 4 or more"
+    message = _error_message(tflite_model(tensors, [operator], [0], [0], allocation=allocation))
+    assert message == "damaged: an operator 'ethos-u' has 1 inputs, not 4 or more"
 
 
 @pytest.mark.parametrize(
-    ("allocation", "told"),
+    ("allocation", "expected_text"),
     [
         (b"", "has 0 bytes in an unknown format"),
         (bytes(11), "has 11 bytes in an unknown format"),
@@ -344,13 +346,13 @@ def test_no_metadata() -> None:
         (struct.pack("<9i", 0, 1, 6, -1, -1, 0, -2, 0, 0), "'image' (tensor 3) has the shape [1, 5, 6, 2] at byte -2"),
     ],
 )
-def test_metadata_that_does_not_fit(allocation: bytes, told: str) -> None:
-    assert told in _said(_model(allocation=allocation))
+def test_invalid_metadata_is_refused(allocation: bytes, expected_text: str) -> None:
+    assert expected_text in _error_message(_model(allocation=allocation))
 
 
-def test_a_damaged_command_stream() -> None:
+def test_damaged_command_stream_is_refused() -> None:
     data = _model()
-    assert _said(data.replace(b"COP1", b"COP9")).startswith("damaged: block 'command stream' at byte ")
+    assert _error_message(data.replace(b"COP1", b"COP9")).startswith("damaged: block 'command stream' at byte ")
     first = data.index(b"COP1") + 32
     with pytest.raises(
         PayloadError, match=r"is damaged, or uses a feature that the emulator does not support\. In its command stream"
@@ -358,18 +360,18 @@ def test_a_damaged_command_stream() -> None:
         load(data[:first] + b"\xff" * 4 + data[first + 4 :])
 
 
-def test_files_that_are_cut_off() -> None:
+def test_truncated_file_is_refused() -> None:
     data = _model()
     for length in (0, 3, 4, 7):
-        assert _said(data[:length]).startswith(("truncated: ", "not an ExecuTorch program"))
+        assert _error_message(data[:length]).startswith(("truncated: ", "not an ExecuTorch program"))
     generator = np.random.default_rng(0)
     for length in (8, 9, 40, *generator.integers(8, len(data) - 8, 50)):
-        said = _said(data[:length])
-        assert said.startswith(("truncated or damaged: ", "damaged: ", "it has no")), (length, said)
+        message = _error_message(data[:length])
+        assert message.startswith(("truncated or damaged: ", "damaged: ", "it has no")), (length, message)
 
 
-def test_damaged_files_end_in_errors() -> None:
-    """Tables and references between them: what is not the stream or the constants."""
+def test_damaged_tables_are_read_or_refused() -> None:
+    """Damage in tables and offsets, outside the command stream and the constants."""
     data, payload = _model(), _payload("ethos-u55-128")
     kept = [data.index(part) for part in (payload.commands, payload.weights)]
     outside = [
@@ -391,7 +393,7 @@ def test_damaged_files_end_in_errors() -> None:
     assert refused > 50
 
 
-# What Vela itself writes of a TFLite model.
+# Models that Vela's TFLite front end compiled.
 
 
 @pytest.mark.parametrize(
@@ -407,21 +409,21 @@ def test_damaged_files_end_in_errors() -> None:
     ],
     ids=["U55", "U55, legacy core", "U65, fast scratch", "U85"],
 )
-def test_models_of_velas_own(accelerator: str, options: tuple[str, ...]) -> None:
+def test_models_of_velas_tflite_front_end(accelerator: str, options: tuple[str, ...]) -> None:
     loaded = VelaProgram(compile_tflite(convolutions(2), accelerator, *options))
     assert [str(info) for info in loaded.inputs] == ["int8[1, 12, 12, 16] scale=0.05 zero_point=3"]
     assert [str(info) for info in loaded.outputs] == ["int8[1, 12, 12, 16] scale=0.2 zero_point=-1"]
     x = np.random.default_rng(1).integers(-128, 128, (1, 12, 12, 16)).astype(np.int8)
     (result,) = loaded.run_arrays([x])
     assert len(np.unique(result)) > 100
-    difference = np.abs(result - _convolved(x))
+    difference = np.abs(result - _compute_convolutions(x))
     assert difference.max() <= 1
     assert difference.mean() < 0.001
     loaded.run_checked([x])
 
 
-def _convolved(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """What ``convolutions(2)`` computes, in real numbers that are rounded behind each layer."""
+def _compute_convolutions(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Compute ``convolutions(2)`` in float, with rounding after each layer."""
     scale, zero_point = 0.05, 3
     rows_and_columns: Any = (1, 2)
     for weights, bias in convolution_constants(2):

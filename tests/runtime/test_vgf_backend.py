@@ -24,10 +24,10 @@ from tests.runtime.building import ROOT, RUNTIME, executorch_directory, require,
 
 pytestmark = pytest.mark.xdist_group("vgf_backend")  # they share a build
 
-#: Kept between runs: both are brought up to date by what makes them.
+#: Kept between test runs; the fetch script and CMake update them.
 _HEADERS, _BUILD = ROOT / "build/vulkan-headers", ROOT / "build/vgf-tests"
 _LOADER = Path("/usr/lib/chromium/libvulkan.so.1")
-#: Beside the loader, in the same Debian package; Debian 12's own knows neither of the two extensions.
+#: In the Debian package of the loader; the validation layer of Debian 12 supports neither of the two extensions.
 _VALIDATION = _LOADER.parent / "libVkLayer_khronos_validation.so"
 _DRIVERS = Path("/usr/share/vulkan/icd.d")
 
@@ -75,7 +75,7 @@ def build() -> Path:
 
 @dataclass(frozen=True)
 class Model:
-    """A program with its input and what the reference model makes of it."""
+    """A program, its input, and the result of the reference model."""
 
     program: bytes
     array: np.ndarray
@@ -116,9 +116,9 @@ def floating() -> Model:
 def session(
     build: Path, integer: Model, floating: Model, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, dict[str, str], str]:
-    """Where ``vgf_process`` worked, what became of its attempts, and what was logged."""
+    """The folder of ``vgf_process``, its outcomes, and its log."""
     folder = tmp_path_factory.mktemp("vgf")
-    # Of the damaged copies of the small program, the reader of VGF files is to find what is wrong, not the checksum.
+    # Without its checksum, so that the VGF reader has to detect the damage in copies of the small program.
     assert integer.program.count(CHECKSUM_KEY.encode()) == floating.program.count(CHECKSUM_KEY.encode()) == 1
     unchecked = integer.program.replace(CHECKSUM_KEY.encode(), b"payload_other")
     for name, program, array in [
@@ -151,7 +151,7 @@ def test_damaged_payloads_raise(session: Session) -> None:
     folder, _, log = session
     attempts = json.loads((folder / "damaged.json").read_text())
     assert len(attempts) == 9 + 8 * 13
-    # A section that goes on beyond its contents, but not beyond the file, is no damage: those bytes are not read.
+    # A section size beyond its contents, but not beyond the file, is harmless: those bytes are not read.
     harmless = {name for name, message in attempts.items() if not message}
     assert all(" size " in name for name in harmless), harmless
     assert len(harmless) <= 2 * 4
@@ -193,8 +193,8 @@ def test_backend_with_sanitizers(build: Path, files: list[str]) -> None:
     assert output.count(" ok\n") == 12
 
 
-#: What the validation layer says of what stands in for a device here, and not of the backend.
-_KNOWN = {
+#: Findings of the validation layer about the CPU driver and the emulation layer, not about the backend.
+_KNOWN_FINDINGS = {
     # Mesa's CPU driver has neither VK_KHR_maintenance5 nor VK_KHR_deferred_host_operations.
     "VUID-vkCreateDevice-ppEnabledExtensionNames-01387",
     # The SPIR-V validator inside of the layer was built without the instructions of TOSA.
@@ -206,7 +206,7 @@ _KNOWN = {
 
 
 @pytest.mark.verify
-def test_the_validation_layer_finds_nothing_else(build: Path, files: list[str], tmp_path: Path) -> None:
+def test_validation_layer_has_no_unknown_findings(build: Path, files: list[str], tmp_path: Path) -> None:
     """Khronos's validation layer, between the backend and the emulation layer."""
     name = "VK_LAYER_KHRONOS_validation"
     layer = {"name": name, "type": "GLOBAL", "library_path": str(_VALIDATION), "api_version": "1.4.0"}
@@ -219,12 +219,12 @@ def test_the_validation_layer_finds_nothing_else(build: Path, files: list[str], 
         "VK_INSTANCE_LAYERS": name,
         "VK_LOADER_DEBUG": "layer",
     }
-    # At exit, the layer ends the process where a device is left, as one is on purpose in the case that is left out.
+    # The excluded case leaves a device on purpose, for which the layer would end the process at exit.
     output = run([str(build / "backend_test"), *files, "memory in use is kept"], env=environment)
     assert output.count(" ok\n") == 11
     assert re.search(rf'Insert instance layer "{name}"', output), output[:2000]
     found = re.findall(r"^Validation (?:Error|Warning): \[ (\S+) \].*(?:\n.+)*", output, re.MULTILINE)
-    assert set(found) <= _KNOWN, "\n".join(sorted(set(found) - _KNOWN)) + output
+    assert set(found) <= _KNOWN_FINDINGS, "\n".join(sorted(set(found) - _KNOWN_FINDINGS)) + output
 
 
 @pytest.mark.verify
@@ -235,7 +235,7 @@ def test_every_flipped_bit_with_sanitizers(build: Path, files: list[str], intege
     lengths, _, flips, all_flips, words, _ = map(int, counts.groups())
     assert all_flips == 8 * len(integer.vgf)
     assert lengths == 0
-    # What only the driver can tell: weights, and what the graph computes.
+    # Flips in weights and in the operators of the graph are read; only the driver could detect them.
     assert 0 < flips < all_flips * 0.35
     assert words > 0
 
@@ -248,7 +248,7 @@ def test_missing_loader_is_named(build: Path, files: list[str], tmp_path: Path) 
         run([str(build / "backend_test"), *files], env=environment)
 
 
-def test_a_second_copy_is_refused(build: Path, tmp_path: Path) -> None:
+def test_second_copy_of_the_plugin_is_refused(build: Path, tmp_path: Path) -> None:
     copy = tmp_path / "libcopy.so"
     copy.write_bytes((build / "libvgf_plugin.so").read_bytes())
     code = "import ctypes, sys; [ctypes.CDLL(path) for path in sys.argv[1:]]"

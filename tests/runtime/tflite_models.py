@@ -64,7 +64,7 @@ class TfliteTensor:
 
 @dataclass(frozen=True)
 class TfliteOperator:
-    """An operator: a builtin one, or a custom one with a name. Tensors are given by their index."""
+    """An operator: a builtin one, or a custom one with a name. Tensors are output_indices by their index."""
 
     code: int | str
     inputs: tuple[int, ...]
@@ -133,10 +133,10 @@ def wrap_command_stream(
     """Write a model around a command stream, as Vela does.
 
     Args:
-        inputs, outputs: get the payload's places.
-        operators: more of them, in front of the NPU's.
-        allocation: other metadata than the right one.
-        fast_scratch: bytes of a tensor of its own.
+        inputs, outputs: tensors, which get the offsets of the payload.
+        operators: operators before that of the NPU.
+        allocation: replaces the correct metadata.
+        fast_scratch: bytes of a separate tensor for fast scratch; None if it is the scratch.
     """
     tensors = [
         TfliteTensor("ethos_u_command_stream", "uint8", (len(payload.commands),), data=payload.commands),
@@ -148,12 +148,12 @@ def wrap_command_stream(
     first, memories = len(tensors), (0, 1, 2, 2 if fast_scratch is None else 3)
     offsets = [tensor.offset for tensor in tensors] + [place.offset for place in (*payload.inputs, *payload.outputs)]
     tensors += [*inputs, *outputs]
-    taken = tuple(range(first, first + len(inputs)))
-    given = tuple(range(first + len(inputs), len(tensors)))
-    npu = TfliteOperator("ethos-u", (*memories, *taken), given, options)
+    input_indices = tuple(range(first, first + len(inputs)))
+    output_indices = tuple(range(first + len(inputs), len(tensors)))
+    npu = TfliteOperator("ethos-u", (*memories, *input_indices), output_indices, options)
     if allocation is None:
         allocation = struct.pack(f"<{3 + len(offsets)}i", 0, 1, len(offsets), *offsets)
-    return tflite_model(tensors, [*operators, npu], taken, given, allocation=allocation)
+    return tflite_model(tensors, [*operators, npu], input_indices, output_indices, allocation=allocation)
 
 
 def convolution_constants(layers: int, channels: int = 16) -> list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:

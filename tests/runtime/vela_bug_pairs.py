@@ -31,8 +31,8 @@ def draw(seed: int, accelerator: str) -> Reproducer:
         return pair
 
 
-def optimized(pair: Reproducer, target: Target, seed: int) -> Graph:
-    """Run all passes on a pair for odd seeds, else only the last ones, which keep more operators adjacent."""
+def run_passes(pair: Reproducer, target: Target, seed: int) -> Graph:
+    """Run all passes for odd seeds. For even seeds run only the last ones, which keep more operators adjacent."""
     written = build_graph(pair.body, *pair.inputs, target=target)
     written.remove_dead()
     if seed % 2:
@@ -56,10 +56,10 @@ def _pair(first: Reproducer, second: Reproducer, rng: random.Random) -> Reproduc
 
     def body(b: Builder, *values: Value) -> tuple[Value, ...]:
         results = _results(first.body(b, *values[:count]))
-        given = values[:count] if shares else results
-        source = given[int(number * len(given))]
+        candidates = values[:count] if shares else results
+        source = candidates[int(number * len(candidates))]
         operands = list(values[count:])
-        operands.insert(place, _fitted(b, source, shape, dtype, random.Random(fitting)))
+        operands.insert(place, _adapt(b, source, shape, dtype, random.Random(fitting)))
         returned = _results(second.body(b, *operands))
         return (*(x for x in results if both or x is not source), *returned)
 
@@ -72,9 +72,9 @@ def _results(returned: Value | tuple[Value, ...]) -> tuple[Value, ...]:
     return returned if isinstance(returned, tuple) else (returned,)
 
 
-def _fitted(b: Builder, x: Value, shape: Sequence[int], dtype: DType, rng: random.Random) -> Value:
+def _adapt(b: Builder, x: Value, shape: Sequence[int], dtype: DType, rng: random.Random) -> Value:
     """Adapt ``x`` to another shape and type: slice or repeat it, and reshape it."""
-    x = _as(b, x, dtype, rng)
+    x = _convert(b, x, dtype, rng)
     if x.rank == len(shape) and all(has >= wants for has, wants in zip(x.shape, shape, strict=True)):
         starts = [rng.randint(0, has - wants) for has, wants in zip(x.shape, shape, strict=True)]
         return x if x.shape == tuple(shape) else b.slice(x, starts, shape)
@@ -86,11 +86,11 @@ def _fitted(b: Builder, x: Value, shape: Sequence[int], dtype: DType, rng: rando
     return b.reshape(x, shape)
 
 
-def _as(b: Builder, x: Value, dtype: DType, rng: random.Random) -> Value:
+def _convert(b: Builder, x: Value, dtype: DType, rng: random.Random) -> Value:
     if x.dtype is dtype:
         return x
     if dtype is DType.BOOL:
-        return b.compare("GREATER", _as(b, x, DType.INT32, rng), b.const(0, DType.INT32))
+        return b.compare("GREATER", _convert(b, x, DType.INT32, rng), b.const(0, DType.INT32))
     if x.dtype is DType.BOOL:
         return b.cast(x, dtype)
     scales = {

@@ -15,33 +15,33 @@ from arm_backend_core.tosa.graph import Value
 from arm_backend_core.workers.vela import SUPPORTED_RELEASES, Release, installed_release
 from tests.graphs import Body, Input
 
-_OLD = ("ethos-u55-128", "ethos-u65-256")
-_NEW = ("ethos-u85-256",)
-_SMALL = ("ethos-u55-32", "ethos-u55-64")
-_FIRST: tuple[Release, ...] = ((5, 1),)
-_SECOND: tuple[Release, ...] = ((5, 2),)
-_ALL = (*_OLD, *_NEW)
+_U55_U65 = ("ethos-u55-128", "ethos-u65-256")
+_U85 = ("ethos-u85-256",)
+_SMALLEST_U55 = ("ethos-u55-32", "ethos-u55-64")
+_VELA_5_1: tuple[Release, ...] = ((5, 1),)
+_VELA_5_2: tuple[Release, ...] = ((5, 2),)
+_ALL = (*_U55_U65, *_U85)
 _IMAGE, _WIDE_IMAGE = (((1, 4, 6, 8), dtype) for dtype in (DType.INT8, DType.INT16))
 #: Reproducer -> NPUs whose programs write out of bounds.
 OUT_OF_BOUNDS = {
     "column": _ALL,
     "column_beside": _ALL,
-    "reversed_of_five": _NEW,
-    "reversed_and_turned": _NEW,
-    "averaged_images": _NEW,
-    "rescaled_part": _OLD,
-    "rescaled_part_scaled": _OLD,
-    "rescaled_part_widened": _OLD,
-    "rescaled_parts_apart": _OLD,
-    "rescaled_part_for_two": _OLD,
-    "rescaled_part_beside_rescale": _OLD,
-    "rescaled_part_beside_result": _OLD,
-    "rescaled_part_again": _OLD,
-    "reshaped_casts": _OLD,
-    "reshaped_terms": _OLD,
-    "reshaped_product": _OLD,
-    "reshaped_product_widened_twice": _OLD,
-    "turned_product": _OLD,
+    "reversed_of_five": _U85,
+    "reversed_and_turned": _U85,
+    "averaged_images": _U85,
+    "rescaled_part": _U55_U65,
+    "rescaled_part_scaled": _U55_U65,
+    "rescaled_part_widened": _U55_U65,
+    "rescaled_parts_apart": _U55_U65,
+    "rescaled_part_for_two": _U55_U65,
+    "rescaled_part_beside_rescale": _U55_U65,
+    "rescaled_part_beside_result": _U55_U65,
+    "rescaled_part_again": _U55_U65,
+    "reshaped_casts": _U55_U65,
+    "reshaped_terms": _U55_U65,
+    "reshaped_product": _U55_U65,
+    "reshaped_product_widened_twice": _U55_U65,
+    "turned_product": _U55_U65,
 }
 
 
@@ -91,7 +91,7 @@ def _widened_again(b: Builder, x: Value) -> Value:
     return b.cast(_narrow(b, x), DType.INT32)
 
 
-def _difference(b: Builder, x: Value, y: Value) -> Value:
+def _rescaled_difference(b: Builder, x: Value, y: Value) -> Value:
     wide = b.sub(b.rescale(x, DType.INT32, 4.0), b.rescale(y, DType.INT32, 8.0))
     return b.rescale(wide, DType.INT16, 1 / 16)
 
@@ -227,7 +227,7 @@ def _read_halves(b: Builder, x: Value) -> Value:
 
 
 def _read_rescaled(b: Builder, x: Value) -> Value:
-    """Two overlapping parts of a RESCALE's result are added."""
+    """An ADD of two overlapping slices of a RESCALE's result."""
     whole, size = b.rescale(x, DType.INT32, 1.0), x.shape[0] - 1
     return b.add(b.slice(whole, (1,), (size,)), b.slice(whole, (0,), (size,)))
 
@@ -391,7 +391,7 @@ def _turned_images(b: Builder, x: Value) -> Value:
 
 
 def _column(b: Builder, x: Value) -> Value:
-    """Several such reductions, so that one result overwrites another inside the memory."""
+    """Four reductions of a column, so that one result overwrites another inside the memory."""
     number = np.arange(-128, 128)
     rows = [b.reshape(b.table(x, table), (2, 5)) for table in (number, -1 - number, number // 2, number[::-1] // 3)]
     first, second, third, fourth = (b.rescale(b.reduce("REDUCE_MAX", row, 1), DType.INT32, 1.0) for row in rows)
@@ -491,7 +491,7 @@ def _rescaled_rows(b: Builder, x: Value) -> Value:
 
 
 def _rescaled_parts(b: Builder, x: Value) -> Value:
-    """Two RESCALEs of parts, whose scales an ADD cannot fuse."""
+    """Two RESCALEs of slices, whose scales an ADD cannot fuse."""
     first, second = (b.slice(x, (0, 0, 0, start), (1, 3, 4, 5)) for start in (0, 1))
     return b.add(b.rescale(first, DType.INT32, 0.3), b.rescale(second, DType.INT32, 0.7))
 
@@ -586,8 +586,8 @@ def _joined_channel_scales(b: Builder, x: Value, *, wide: bool) -> Value:
     return b.rescale(b.concat(parts, 3), DType.INT8, np.linspace(0.1, 0.9, 12), 0 if wide else 3, 4)
 
 
-def _for_two_parts(b: Builder, x: Value, scale: float, shape: tuple[int, ...]) -> tuple[Value, ...]:
-    """Two operators read overlapping parts of one RESCALE's result."""
+def _two_slices_of_rescale(b: Builder, x: Value, scale: float, shape: tuple[int, ...]) -> tuple[Value, ...]:
+    """Two operators read overlapping slices of one RESCALE's result."""
     rows, (height, width) = b.reshape(b.rescale(x, DType.INT32, scale), shape), shape[-2:]
     parts = [b.slice(rows, (0,) * (len(shape) - 2) + (i, 0), (*shape[:-2], height - 1, width)) for i in (0, 1)]
     numbers = [b.const(np.full((1,) * len(shape), number), DType.INT32) for number in (7, 9)]
@@ -625,7 +625,7 @@ def _joined_upsampling(b: Builder, x: Value) -> Value:
 
 
 def _cast_parts(b: Builder, x: Value) -> Value:
-    """Two CASTs read the same part of a RESCALE's result."""
+    """Two CASTs read the same slice of a RESCALE's result."""
     part = b.slice(b.rescale(_fine(b, x), DType.INT8, 1e-4), (0, 1, 0, 0), (1, 2, 4, 6))
     return b.add(b.cast(part, DType.INT32), b.cast(part, DType.INT32))
 
@@ -707,7 +707,7 @@ def _product_turned(b: Builder, x: Value) -> Value:
 
 
 def _rescaled_part_again(b: Builder, x: Value) -> Value:
-    """Two RESCALEs of a part, which Vela merges."""
+    """Two RESCALEs of a slice, which Vela merges."""
     return b.rescale(b.rescale(b.slice(x, (0, 0, 0, 1), (1, 3, 4, 5)), DType.INT8, 1.0), DType.INT32, 0.5)
 
 
@@ -829,27 +829,31 @@ def _average(b: Builder, x: Value) -> Value:
 
 
 REPRODUCERS = (
-    Reproducer("narrowing_cast", _narrow, (((2, 8), DType.INT8),), _OLD),
-    Reproducer("chained_cast", _narrow_in_chain, (((2, 8), DType.INT8),), _NEW, _NEW),
+    Reproducer("narrowing_cast", _narrow, (((2, 8), DType.INT8),), _U55_U65),
+    Reproducer("chained_cast", _narrow_in_chain, (((2, 8), DType.INT8),), _U85, _U85),
     Reproducer("chained_casts", _widened_again, (((2, 8), DType.INT8),), _ALL),
-    Reproducer("unequal_scales", _difference, (((2, 8), DType.INT16), ((2, 8), DType.INT16)), _OLD),
+    Reproducer("unequal_scales", _rescaled_difference, (((2, 8), DType.INT16), ((2, 8), DType.INT16)), _U55_U65),
     Reproducer(
-        "scaled_maximum", lambda b, x: b.rescale(_pooled(b, x), DType.INT8, 0.7), (_IMAGE,), _OLD, releases=_FIRST
+        "scaled_maximum",
+        lambda b, x: b.rescale(_pooled(b, x), DType.INT8, 0.7),
+        (_IMAGE,),
+        _U55_U65,
+        releases=_VELA_5_1,
     ),
     Reproducer(
         "scaled_wide_maximum",
         lambda b, x: b.rescale(_pooled(b, x), x.dtype, 0.7),
         (_WIDE_IMAGE,),
-        _OLD,
-        releases=_FIRST,
+        _U55_U65,
+        releases=_VELA_5_1,
     ),
-    Reproducer("scaled_peaks", _scaled_peaks, (_IMAGE,), _OLD, releases=_FIRST),
-    Reproducer("scaled_twice", _scaled_twice, (_IMAGE,), _OLD, releases=_FIRST),
-    Reproducer("channel_scales", partial(_channel_scales, pooled=False), (_IMAGE,), _OLD),
-    Reproducer("channel_scales_of_maxima", partial(_channel_scales, pooled=True), (_IMAGE,), _OLD),
-    Reproducer("reduce_min", _minimum, (((2, 3, 4), DType.INT8),), _OLD),
-    Reproducer("one_of_five", _one_of_five, (((1,) * 5, DType.INT8), ((2, 1, 1, 1, 3), DType.INT8)), _OLD),
-    Reproducer("part_of_five", _part_of_five, (((1, 1, 1, 2, 2), DType.INT8), ((1, 2, 2, 3), DType.INT8)), _OLD),
+    Reproducer("scaled_peaks", _scaled_peaks, (_IMAGE,), _U55_U65, releases=_VELA_5_1),
+    Reproducer("scaled_twice", _scaled_twice, (_IMAGE,), _U55_U65, releases=_VELA_5_1),
+    Reproducer("channel_scales", partial(_channel_scales, pooled=False), (_IMAGE,), _U55_U65),
+    Reproducer("channel_scales_of_maxima", partial(_channel_scales, pooled=True), (_IMAGE,), _U55_U65),
+    Reproducer("reduce_min", _minimum, (((2, 3, 4), DType.INT8),), _U55_U65),
+    Reproducer("one_of_five", _one_of_five, (((1,) * 5, DType.INT8), ((2, 1, 1, 1, 3), DType.INT8)), _U55_U65),
+    Reproducer("part_of_five", _part_of_five, (((1, 1, 1, 2, 2), DType.INT8), ((1, 2, 2, 3), DType.INT8)), _U55_U65),
     Reproducer("sliced_batches", _sliced, (((2, 2, 2, 2), DType.INT8),), _ALL),
     Reproducer("sliced_multiplied", _sliced_multiplied, (((1, 2, 2, 3), DType.INT8),), _ALL),
     Reproducer("sliced_dilated", _sliced_dilated, (((1, 7, 6, 1), DType.INT8),), _ALL),
@@ -858,47 +862,47 @@ REPRODUCERS = (
     Reproducer("sliced_maximum", _sliced_maximum, (((1, 3, 4, 6), DType.INT8),), _ALL),
     Reproducer("sliced_among_others", _sliced_among_others, (((4, 5), DType.INT8),), _ALL),
     Reproducer("sliced_sum", _sliced_sum, (((1, 3, 4, 6), DType.INT8),), _ALL),
-    Reproducer("sliced_product", _sliced_product, (((2, 4, 4), DType.INT8),), _OLD),
+    Reproducer("sliced_product", _sliced_product, (((2, 4, 4), DType.INT8),), _U55_U65),
     Reproducer(
-        "sliced_and_turned_twice", _sliced_and_turned_twice, (((4, 4), DType.INT8), ((1, 4, 1), DType.INT8)), _OLD
+        "sliced_and_turned_twice", _sliced_and_turned_twice, (((4, 4), DType.INT8), ((1, 4, 1), DType.INT8)), _U55_U65
     ),
     Reproducer("sliced_rank", _sliced_rank, (((2, 7, 3, 4), DType.INT8),), _ALL),
-    Reproducer("sliced_growth", _sliced_growth, (((1, 4, 6, 6), DType.INT8),), _NEW),
+    Reproducer("sliced_growth", _sliced_growth, (((1, 4, 6, 6), DType.INT8),), _U85),
     Reproducer("column", _column, (((2, 5, 1), DType.INT8),), _ALL),
     Reproducer("column_beside", _column_beside, (((8,), DType.INT8),), _ALL),
     Reproducer("joined_maximum", _joined_maximum, (((1, 3, 4, 6), DType.INT8),), _ALL),
     Reproducer("joined_multiplied", _joined_multiplied, (((1, 2, 2, 2), DType.INT8),), _ALL),
     Reproducer("padded_zero", _padded, (((1, 4, 4, 1), DType.INT8),), _ALL),
-    Reproducer("padded_images", _padded_images, (((2, 6, 1), DType.INT8),), _ALL, releases=_FIRST),
+    Reproducer("padded_images", _padded_images, (((2, 6, 1), DType.INT8),), _ALL, releases=_VELA_5_1),
     Reproducer("sliced_of_five", _sliced_of_five, (((6, 3, 5), DType.INT8), ((4, 1, 2, 1, 1), DType.INT8)), _ALL),
-    Reproducer("reversed_of_five", _reversed_of_five, (((3, 8, 1, 1), DType.INT8),), _NEW, _NEW),
-    Reproducer("reversed_and_turned", _reversed_and_turned, (((11, 16, 1, 12), DType.INT8),), _NEW, _NEW),
-    Reproducer("one_number_of_five", _one_number_of_five, (((2, 3, 2, 4, 5), DType.INT32),), _OLD),
-    Reproducer("clamped_cast", _clamped, (((6, 8), DType.INT32),), _OLD),
+    Reproducer("reversed_of_five", _reversed_of_five, (((3, 8, 1, 1), DType.INT8),), _U85, _U85),
+    Reproducer("reversed_and_turned", _reversed_and_turned, (((11, 16, 1, 12), DType.INT8),), _U85, _U85),
+    Reproducer("one_number_of_five", _one_number_of_five, (((2, 3, 2, 4, 5), DType.INT32),), _U55_U65),
+    Reproducer("clamped_cast", _clamped, (((6, 8), DType.INT32),), _U55_U65),
     Reproducer(
-        "reshaped_broadcast", _reshaped_broadcast, (((4, 3, 1, 5), DType.INT32), ((4, 1, 3, 5), DType.INT32)), _OLD
+        "reshaped_broadcast", _reshaped_broadcast, (((4, 3, 1, 5), DType.INT32), ((4, 1, 3, 5), DType.INT32)), _U55_U65
     ),
-    Reproducer("reshaped_again", _reshaped_again, (((60,), DType.INT32), ((4, 1, 3, 5), DType.INT32)), _OLD),
+    Reproducer("reshaped_again", _reshaped_again, (((60,), DType.INT32), ((4, 1, 3, 5), DType.INT32)), _U55_U65),
     Reproducer(
         "activation",
         lambda b, x: _reversed(b, _mixed(b, x)),
         (((2, 3, 5, 6), DType.INT8),),
         _ALL,
-        releases=_FIRST,
+        releases=_VELA_5_1,
     ),
     Reproducer(
         "activation_of_a_view",
         lambda b, x: _reversed(b, b.reshape(_twice(b, x), (3, 2, 4, 10))),
         (((24, 10), DType.INT8),),
         _ALL,
-        releases=_FIRST,
+        releases=_VELA_5_1,
     ),
     Reproducer(
         "cancelled_transpose",
         _cancelled_transpose,
         (((1, 1, 36, 5), DType.INT8), ((9, 4, 16), DType.INT8)),
         _ALL,
-        releases=_FIRST,
+        releases=_VELA_5_1,
     ),
     Reproducer(
         "cancelled_transpose_and_returned",
@@ -925,7 +929,7 @@ REPRODUCERS = (
         _ALL,
     ),
     Reproducer("summed_view", _summed_view, (((576,), DType.INT8),), _ALL),
-    Reproducer("turned_to_sum", _turned_to_sum, (((1, 1, 36, 5), DType.INT8),), _ALL, releases=_FIRST),
+    Reproducer("turned_to_sum", _turned_to_sum, (((1, 1, 36, 5), DType.INT8),), _ALL, releases=_VELA_5_1),
     Reproducer("returned_reshape", _returned_reshape, (((4, 4, 1, 18), DType.INT8),), _ALL),
     Reproducer("returned_reshape_of_reshape", _returned_reshape_of_reshape, (((9, 3, 2), DType.INT8),), _ALL),
     Reproducer("returned_source", _returned_source, (((4, 3), DType.INT8),), _ALL),
@@ -941,106 +945,108 @@ REPRODUCERS = (
         "gathered",
         _gathered,
         (((1, 21, 1), DType.INT8), ((1, 16), DType.INT32), ((1, 4, 9), DType.INT8)),
-        _NEW,
-        _NEW,
+        _U85,
+        _U85,
     ),
-    Reproducer("returned_input", _returned_input, (((3, 4), DType.BOOL),), _NEW, _NEW),
-    Reproducer("transposed_table", partial(_transposed_table, last=_reversed), (((6, 4, 10), DType.INT8),), _NEW),
+    Reproducer("returned_input", _returned_input, (((3, 4), DType.BOOL),), _U85, _U85),
+    Reproducer("transposed_table", partial(_transposed_table, last=_reversed), (((6, 4, 10), DType.INT8),), _U85),
     Reproducer(
         "transposed_clamp",
         partial(_transposed_table, last=lambda b, x: b.clamp(x, -9, 90)),
         (((6, 4, 10), DType.INT8),),
-        _NEW,
+        _U85,
     ),
-    Reproducer("turned_wide_table", _turned_wide_table, (((6, 4, 10), DType.INT16),), _NEW),
-    Reproducer("joined_table", _joined_table, (((1, 2, 16), DType.INT8),), _OLD),
-    Reproducer("crowded_table", _crowded_table, (((1, 4, 4, 4), DType.INT8),), _SMALL, (*_SMALL, *_ALL)),
+    Reproducer("turned_wide_table", _turned_wide_table, (((6, 4, 10), DType.INT16),), _U85),
+    Reproducer("joined_table", _joined_table, (((1, 2, 16), DType.INT8),), _U55_U65),
+    Reproducer("crowded_table", _crowded_table, (((1, 4, 4, 4), DType.INT8),), _SMALLEST_U55, (*_SMALLEST_U55, *_ALL)),
     Reproducer("equal_weights", _equal_weights, (((1, 3, 4, 2), DType.INT8),), _ALL),
     Reproducer("equal_weights_of_sums", _equal_weights_of_sums, (((1, 3, 4, 2), DType.INT8),), _ALL),
     Reproducer("unclipped", partial(_unclipped, scale=1.0), (((2, 3, 4), DType.INT8),), _ALL),
-    Reproducer("unclipped_sum", _unclipped_sum, (((2, 3, 4), DType.INT8),), _NEW, _NEW),
+    Reproducer("unclipped_sum", _unclipped_sum, (((2, 3, 4), DType.INT8),), _U85, _U85),
     Reproducer("equal_depthwise_weights", _equal_depthwise, (((1, 3, 4, 2), DType.INT8),), _ALL),
-    Reproducer("unreached", _unreached, (((1, 3, 4, 2), DType.INT8),) * 2, _OLD),
+    Reproducer("unreached", _unreached, (((1, 3, 4, 2), DType.INT8),) * 2, _U55_U65),
     Reproducer("padding_alone", _padding_alone, (((1, 2, 1, 1), DType.INT8),), _ALL),
-    Reproducer("reshaped_activation", _reshaped_activation, (((2, 4), DType.INT8),), _ALL, releases=_FIRST),
-    Reproducer("reshaped_table", _reshaped_table, (((3, 5, 4), DType.INT8),), _ALL, releases=_FIRST),
+    Reproducer("reshaped_activation", _reshaped_activation, (((2, 4), DType.INT8),), _ALL, releases=_VELA_5_1),
+    Reproducer("reshaped_table", _reshaped_table, (((3, 5, 4), DType.INT8),), _ALL, releases=_VELA_5_1),
     Reproducer(
-        "rescaled_part", partial(_rescaled_part, scale=1.0), (((1, 3, 4, 6), DType.INT8),), _OLD, releases=_SECOND
+        "rescaled_part", partial(_rescaled_part, scale=1.0), (((1, 3, 4, 6), DType.INT8),), _U55_U65, releases=_VELA_5_2
     ),
     Reproducer(
         "rescaled_part_scaled",
         partial(_rescaled_part, scale=3.7),
         (((1, 3, 4, 6), DType.INT16),),
-        _OLD,
-        releases=_SECOND,
+        _U55_U65,
+        releases=_VELA_5_2,
     ),
-    Reproducer("rescaled_rows", _rescaled_rows, (((1, 3, 4, 6), DType.INT32),), _OLD, releases=_SECOND),
-    Reproducer("rescaled_parts_apart", _rescaled_parts, (((1, 3, 4, 6), DType.INT8),), _OLD, releases=_SECOND),
+    Reproducer("rescaled_rows", _rescaled_rows, (((1, 3, 4, 6), DType.INT32),), _U55_U65, releases=_VELA_5_2),
+    Reproducer("rescaled_parts_apart", _rescaled_parts, (((1, 3, 4, 6), DType.INT8),), _U55_U65, releases=_VELA_5_2),
     Reproducer(
         "rescaled_parts_shifted",
         _shifted_parts,
         (((1, 1, 3, 1), DType.INT8), ((1, 1, 3, 8), DType.INT8)),
-        _OLD,
-        releases=_SECOND,
+        _U55_U65,
+        releases=_VELA_5_2,
     ),
-    Reproducer("rescaled_part_widened", _widened_difference, (((1, 3, 4, 6), DType.INT16),), _OLD, releases=_SECOND),
-    Reproducer("rescaled_part_for_two", _rescaled_for_two, (((1, 3, 4, 6), DType.INT8),), _OLD, releases=_SECOND),
+    Reproducer(
+        "rescaled_part_widened", _widened_difference, (((1, 3, 4, 6), DType.INT16),), _U55_U65, releases=_VELA_5_2
+    ),
+    Reproducer("rescaled_part_for_two", _rescaled_for_two, (((1, 3, 4, 6), DType.INT8),), _U55_U65, releases=_VELA_5_2),
     Reproducer(
         "rescaled_part_beside_result",
         _rescaled_beside_result,
         (((1, 3, 4, 6), DType.INT8), ((1, 3, 4, 5), DType.INT8)),
-        _OLD,
-        releases=_SECOND,
+        _U55_U65,
+        releases=_VELA_5_2,
     ),
     Reproducer(
         "rescaled_join_beside_shared",
         _rescaled_join_beside_shared,
         (((1, 3, 4, 6), DType.INT8), ((1, 3, 4, 5), DType.INT32)),
-        _OLD,
-        releases=_SECOND,
+        _U55_U65,
+        releases=_VELA_5_2,
     ),
     Reproducer(
         "rescaled_part_beside_rescale",
         _rescaled_beside_rescale,
         (((1, 3, 4, 6), DType.INT8), ((1, 3, 4, 5), DType.INT32)),
-        _OLD,
-        releases=_SECOND,
+        _U55_U65,
+        releases=_VELA_5_2,
     ),
     Reproducer(
         "rescaled_join",
         lambda b, x: b.rescale(_twice_over(b, x), DType.INT32, 3.0),
         (((1, 3, 4, 6), DType.INT8),),
-        _OLD,
-        releases=_SECOND,
+        _U55_U65,
+        releases=_VELA_5_2,
     ),
     Reproducer(
         "rescaled_tiles",
         lambda b, x: b.rescale(b.reshape(b.tile(x, (1, 2, 1, 1)), (144,)), DType.INT8, 1e-7),
         (((1, 3, 4, 6), DType.INT32),),
-        _OLD,
-        releases=_SECOND,
+        _U55_U65,
+        releases=_VELA_5_2,
     ),
     Reproducer(
         "rescaled_pad",
         lambda b, x: b.rescale(b.pad(x, ((0, 0), (1, 0), (0, 0), (2, 0)), 5), DType.INT32, 1.0),
         (((1, 3, 4, 6), DType.INT16),),
-        _OLD,
-        releases=_SECOND,
+        _U55_U65,
+        releases=_VELA_5_2,
     ),
     Reproducer(
         "rescaled_parts",
-        partial(_for_two_parts, scale=3.0, shape=(1, 3, 4, 6)),
+        partial(_two_slices_of_rescale, scale=3.0, shape=(1, 3, 4, 6)),
         (((1, 3, 4, 6), DType.INT8),),
-        _OLD,
-        releases=_SECOND,
+        _U55_U65,
+        releases=_VELA_5_2,
     ),
     Reproducer(
         "reshaped_parts",
-        partial(_for_two_parts, scale=3.0, shape=(12, 6)),
+        partial(_two_slices_of_rescale, scale=3.0, shape=(12, 6)),
         (((1, 3, 4, 6), DType.INT8),),
-        _NEW,
-        _NEW,
-        _SECOND,
+        _U85,
+        _U85,
+        _VELA_5_2,
     ),
     Reproducer(
         "clipped_product",
@@ -1049,14 +1055,14 @@ REPRODUCERS = (
         _ALL,
     ),
     Reproducer(
-        "clipped_rescale", lambda b, x: b.rescale(_pooled(b, x), DType.INT32, 3.0), (_IMAGE,), _NEW, releases=_SECOND
+        "clipped_rescale", lambda b, x: b.rescale(_pooled(b, x), DType.INT32, 3.0), (_IMAGE,), _U85, releases=_VELA_5_2
     ),
-    Reproducer("clipped_choice", _chosen, (_IMAGE, _IMAGE), _NEW, _NEW, _SECOND),
+    Reproducer("clipped_choice", _chosen, (_IMAGE, _IMAGE), _U85, _U85, _VELA_5_2),
     *(
-        Reproducer(f"rescaled_{kind.lower()}", partial(_read_by_one, kind=kind), (_IMAGE,), _NEW)
+        Reproducer(f"rescaled_{kind.lower()}", partial(_read_by_one, kind=kind), (_IMAGE,), _U85)
         for kind in ("ABS", "CLZ")
     ),
-    Reproducer("rescaled_peaks", _peaks_apart, (((1, 8, 8, 4), DType.INT8),), _ALL, releases=_SECOND),
+    Reproducer("rescaled_peaks", _peaks_apart, (((1, 8, 8, 4), DType.INT8),), _ALL, releases=_VELA_5_2),
     Reproducer(
         "unclipped_scaled",
         partial(_product_rescaled, first=1.0, second=0.7, dtype=DType.INT8, zero_point=0),
@@ -1074,99 +1080,105 @@ REPRODUCERS = (
         lambda b, x: b.rescale(b.rescale(x, DType.INT8, 3.0, 5), DType.INT8, 1.0, 0, 5),
         (((1, 2, 3, 4), DType.INT8),),
         _ALL,
-        releases=_SECOND,
+        releases=_VELA_5_2,
     ),
-    Reproducer("unclipped_move", _channels_moved, (((1, 3, 4, 6), DType.INT8),), _ALL, releases=_SECOND),
-    Reproducer("joined_upsampling", _joined_upsampling, (((1, 3, 4, 6), DType.INT8),), _OLD, releases=_SECOND),
-    Reproducer("joined_again", _padded_again, (((1, 3, 4, 6), DType.INT8),), _ALL, releases=_SECOND),
-    Reproducer("joined_again_tiled", _concatenated_again, (((1, 3, 4, 6), DType.INT8),), _ALL, releases=_SECOND),
+    Reproducer("unclipped_move", _channels_moved, (((1, 3, 4, 6), DType.INT8),), _ALL, releases=_VELA_5_2),
+    Reproducer("joined_upsampling", _joined_upsampling, (((1, 3, 4, 6), DType.INT8),), _U55_U65, releases=_VELA_5_2),
+    Reproducer("joined_again", _padded_again, (((1, 3, 4, 6), DType.INT8),), _ALL, releases=_VELA_5_2),
+    Reproducer("joined_again_tiled", _concatenated_again, (((1, 3, 4, 6), DType.INT8),), _ALL, releases=_VELA_5_2),
     Reproducer(
         "joined_channel_scales",
         partial(_joined_channel_scales, wide=False),
         (((1, 3, 4, 6), DType.INT8),),
-        _NEW,
-        _NEW,
-        _SECOND,
+        _U85,
+        _U85,
+        _VELA_5_2,
     ),
     Reproducer(
         "joined_channel_scales_of_sums",
         partial(_joined_channel_scales, wide=True),
         (((1, 3, 4, 6), DType.INT8),),
         _ALL,
-        releases=_SECOND,
+        releases=_VELA_5_2,
     ),
-    Reproducer("joined_rescale", _joined_rescale, (((1, 3, 4, 6), DType.INT32),), _OLD, releases=_SECOND),
-    Reproducer("joined_rescale_padded", _padded_rescale, (((1, 3, 4, 6), DType.INT8),), _OLD, releases=_SECOND),
-    Reproducer("rescaled_part_again", _rescaled_part_again, (((1, 3, 4, 6), DType.INT8),), _OLD, releases=_SECOND),
-    Reproducer("rescaled_join_again", _rescaled_join_again, (((1, 3, 4, 6), DType.INT8),), _OLD, releases=_SECOND),
-    Reproducer("unequal_scales_turned", _turned_difference, (((1, 2, 3, 4), DType.INT16),), _OLD),
-    Reproducer("unequal_scales_after_two", _summed_after_two, (((1, 2, 3, 4), DType.INT8),), _OLD, releases=_SECOND),
-    Reproducer("unclipped_term", _least_narrowed, (((1, 2, 3, 4), DType.INT16),), _NEW, releases=_SECOND),
-    Reproducer("rescaled_parts_of_casts", _cast_parts, (((1, 3, 4, 6), DType.INT32),), _OLD, releases=_SECOND),
-    Reproducer("reshaped_casts", _reshaped_casts, (((1, 3, 4, 6), DType.INT32),), _ALL, releases=_SECOND),
-    Reproducer("reshaped_terms", _reshaped_terms, (((1, 3, 4, 6), DType.INT32),), _ALL, releases=_SECOND),
+    Reproducer("joined_rescale", _joined_rescale, (((1, 3, 4, 6), DType.INT32),), _U55_U65, releases=_VELA_5_2),
+    Reproducer("joined_rescale_padded", _padded_rescale, (((1, 3, 4, 6), DType.INT8),), _U55_U65, releases=_VELA_5_2),
+    Reproducer(
+        "rescaled_part_again", _rescaled_part_again, (((1, 3, 4, 6), DType.INT8),), _U55_U65, releases=_VELA_5_2
+    ),
+    Reproducer(
+        "rescaled_join_again", _rescaled_join_again, (((1, 3, 4, 6), DType.INT8),), _U55_U65, releases=_VELA_5_2
+    ),
+    Reproducer("unequal_scales_turned", _turned_difference, (((1, 2, 3, 4), DType.INT16),), _U55_U65),
+    Reproducer(
+        "unequal_scales_after_two", _summed_after_two, (((1, 2, 3, 4), DType.INT8),), _U55_U65, releases=_VELA_5_2
+    ),
+    Reproducer("unclipped_term", _least_narrowed, (((1, 2, 3, 4), DType.INT16),), _U85, releases=_VELA_5_2),
+    Reproducer("rescaled_parts_of_casts", _cast_parts, (((1, 3, 4, 6), DType.INT32),), _U55_U65, releases=_VELA_5_2),
+    Reproducer("reshaped_casts", _reshaped_casts, (((1, 3, 4, 6), DType.INT32),), _ALL, releases=_VELA_5_2),
+    Reproducer("reshaped_terms", _reshaped_terms, (((1, 3, 4, 6), DType.INT32),), _ALL, releases=_VELA_5_2),
     Reproducer(
         "reshaped_product",
         partial(_shared_product, move=lambda b, x: b.reshape(x, (1, 4))),
         (((1, 4, 1), DType.INT8),),
-        _OLD,
-        releases=_SECOND,
+        _U55_U65,
+        releases=_VELA_5_2,
     ),
     Reproducer(
         "reshaped_product_widened_twice",
         partial(_shared_product, move=_reshaped_to_16_bits),
         (((1, 4, 1), DType.INT8),),
-        _OLD,
-        releases=_SECOND,
+        _U55_U65,
+        releases=_VELA_5_2,
     ),
     Reproducer(
         "turned_product",
         partial(_shared_product, move=lambda b, x: b.transpose(x, (0, 2, 1))),
         (((1, 4, 1), DType.INT8),),
-        _OLD,
-        releases=_SECOND,
+        _U55_U65,
+        releases=_VELA_5_2,
     ),
-    Reproducer("joined_again_padded", _padded_twice, (((1, 3, 4, 6), DType.INT8),), _ALL, releases=_SECOND),
-    Reproducer("joined_rescale_of_table", _padded_lookup, (((1, 3, 4, 6), DType.INT8),), _OLD, releases=_SECOND),
-    Reproducer("rescaled_bits", _bits_scaled, (_IMAGE,), _NEW, _NEW),
-    Reproducer("rescaled_once_again", _zeros_counted, (_IMAGE,), _NEW),
-    Reproducer("rescaled_wider_cast", _cast_rescaled, (_WIDE_IMAGE,), _NEW),
-    Reproducer("rescaled_choice", _chosen_scaled, (_IMAGE, (_IMAGE[0], DType.BOOL)), _NEW, _NEW, _SECOND),
-    Reproducer("clipped_peaks_widened", _peaks_widened, (_WIDE_IMAGE,), _NEW, releases=_SECOND),
+    Reproducer("joined_again_padded", _padded_twice, (((1, 3, 4, 6), DType.INT8),), _ALL, releases=_VELA_5_2),
+    Reproducer("joined_rescale_of_table", _padded_lookup, (((1, 3, 4, 6), DType.INT8),), _U55_U65, releases=_VELA_5_2),
+    Reproducer("rescaled_bits", _bits_scaled, (_IMAGE,), _U85, _U85),
+    Reproducer("rescaled_once_again", _zeros_counted, (_IMAGE,), _U85),
+    Reproducer("rescaled_wider_cast", _cast_rescaled, (_WIDE_IMAGE,), _U85),
+    Reproducer("rescaled_choice", _chosen_scaled, (_IMAGE, (_IMAGE[0], DType.BOOL)), _U85, _U85, _VELA_5_2),
+    Reproducer("clipped_peaks_widened", _peaks_widened, (_WIDE_IMAGE,), _U85, releases=_VELA_5_2),
     Reproducer(
         "chained_cast_reshaped",
         lambda b, x: b.emit("BITWISE_NOT", (b.reshape(b.cast(x, DType.INT8), (1, 24)),), DType.INT8),
         (((1, 2, 3, 4), DType.INT32),),
-        _NEW,
-        _NEW,
+        _U85,
+        _U85,
     ),
-    Reproducer("rescaled_cast", _narrowed_cast, (((2, 3, 4), DType.INT32),), _NEW),
-    Reproducer("shifted_cast", _shifted_cast, (((1, 8, 8, 4), DType.INT8),), _NEW, _NEW),
-    Reproducer("long_scale", _long_scale, (((1, 2, 3, 4), DType.INT16),), _NEW, _NEW),
-    Reproducer("reshaped_choice", _reshaped_choice, (((1, 2, 3, 4), DType.INT32),), _NEW, _NEW, releases=_SECOND),
-    Reproducer("reshaped_ones", _repeated_ones, (((1, 2, 3, 4), DType.INT16),), _OLD, releases=_SECOND),
+    Reproducer("rescaled_cast", _narrowed_cast, (((2, 3, 4), DType.INT32),), _U85),
+    Reproducer("shifted_cast", _shifted_cast, (((1, 8, 8, 4), DType.INT8),), _U85, _U85),
+    Reproducer("long_scale", _long_scale, (((1, 2, 3, 4), DType.INT16),), _U85, _U85),
+    Reproducer("reshaped_choice", _reshaped_choice, (((1, 2, 3, 4), DType.INT32),), _U85, _U85, releases=_VELA_5_2),
+    Reproducer("reshaped_ones", _repeated_ones, (((1, 2, 3, 4), DType.INT16),), _U55_U65, releases=_VELA_5_2),
     Reproducer(
-        "unclipped_move_past_widening", _moved_past_widening, (((2, 3, 4), DType.INT32),), _ALL, releases=_SECOND
+        "unclipped_move_past_widening", _moved_past_widening, (((2, 3, 4), DType.INT32),), _ALL, releases=_VELA_5_2
     ),
     Reproducer("unclipped_turned", _product_turned, (((1, 5, 4), DType.INT8),), _ALL),
-    Reproducer("reshaped_select", _reshaped_select, (((80,), DType.INT16),), _NEW, _NEW),
-    Reproducer("returned_mask", _returned_mask, (((2, 4), DType.INT32), ((2, 4), DType.INT32)), _NEW, _NEW),
-    Reproducer("two_tables", _tables, (((2, 8), DType.INT16), ((2, 8), DType.INT16)), _NEW),
-    Reproducer("two_tables_of_two_widths", _tables_of_two_widths, (((2, 8), DType.INT8), ((2, 8), DType.INT8)), _NEW),
+    Reproducer("reshaped_select", _reshaped_select, (((80,), DType.INT16),), _U85, _U85),
+    Reproducer("returned_mask", _returned_mask, (((2, 4), DType.INT32), ((2, 4), DType.INT32)), _U85, _U85),
+    Reproducer("two_tables", _tables, (((2, 8), DType.INT16), ((2, 8), DType.INT16)), _U85),
+    Reproducer("two_tables_of_two_widths", _tables_of_two_widths, (((2, 8), DType.INT8), ((2, 8), DType.INT8)), _U85),
 )
 #: Bugs of operators that no lowering emits; they need no workaround.
 NOT_EMITTED = (
-    Reproducer("strided_images", _strided_images, (((2, 1, 5, 1), DType.INT8),), _ALL, releases=_FIRST),
-    Reproducer("padded_depth", _padded_depth, (((1, 3, 4, 3, 1), DType.INT8),), _OLD, _OLD),
+    Reproducer("strided_images", _strided_images, (((2, 1, 5, 1), DType.INT8),), _ALL, releases=_VELA_5_1),
+    Reproducer("padded_depth", _padded_depth, (((1, 3, 4, 3, 1), DType.INT8),), _U55_U65, _U55_U65),
     Reproducer(
         "narrow_shift",
         lambda b, x: b.emit("LOGICAL_RIGHT_SHIFT", (x, b.const([[3]], x.dtype)), x.dtype),
         (((4, 8), DType.INT8),),
-        _NEW,
-        _NEW,
+        _U85,
+        _U85,
     ),
-    Reproducer("resized_same", _resized, (((1, 1, 1, 10), DType.INT16),), _NEW, _NEW),
-    Reproducer("averaged_images", _averaged, (((2, 8, 8, 6), DType.INT8),), _NEW, _NEW),
+    Reproducer("resized_same", _resized, (((1, 1, 1, 10), DType.INT16),), _U85, _U85),
+    Reproducer("averaged_images", _averaged, (((2, 8, 8, 6), DType.INT8),), _U85, _U85),
 )
 
 
@@ -1216,7 +1228,7 @@ COMPILED_CORRECTLY = (
         lambda b, x, i: _reversed(b, b.gather(x, _small(b, i))),
         (((1, 21, 4), DType.INT8), ((1, 5), DType.INT32)),
         (),
-        _NEW,
+        _U85,
     ),
     Reproducer(
         "one_number_by_another",
@@ -1233,7 +1245,7 @@ COMPILED_CORRECTLY = (
 )
 
 
-# -- parts of tensors: operators that Vela may split -----------------------------------------------------
+# -- operators that read a SLICE and write into a CONCAT; Vela may split them ----------------------------
 
 
 def _convolution(b: Builder, x: Value, **attrs: Any) -> Value:
@@ -1284,11 +1296,11 @@ _BODIES: dict[str, Callable[[Builder, Value], Value]] = {
     "transpose": lambda b, x: b.transpose(x, (0, 2, 3, 1)),
     "reverse": lambda b, x: b.reverse(x, 2),
 }
-PARTS = tuple(_BODIES)
+SLICED_OPERATORS = tuple(_BODIES)
 
 
-def part(name: str, axis: int, batches: int) -> Reproducer:
-    """Build a graph whose operator reads a part of a larger tensor, and whose result is a part of another."""
+def reproduce_sliced(name: str, axis: int, batches: int) -> Reproducer:
+    """Build a graph in which an operator reads a SLICE along ``axis``, and a CONCAT reads its result."""
     shape = (batches, 9, 7, 6)
     start = tuple(int(i == axis) for i in range(4))
     whole = tuple(size + 2 * before for size, before in zip(shape, start, strict=True))
@@ -1302,24 +1314,27 @@ def part(name: str, axis: int, batches: int) -> Reproducer:
     return Reproducer(f"{name} along {axis} of {batches}", body, ((whole, DType.INT8),), ())
 
 
-#: Operations that start too early in Vela's stream; the compiler adds waits.
-EARLY = [
-    Reproducer("square", partial(_square, perms=(1, 0, 2), shape=(7, 7, 9)), (((7, 7, 9), DType.INT8),), _OLD),
+#: Operations that start too early in Vela's stream; the compiler lowers their BLOCKDEP.
+STARTS_TOO_EARLY = [
+    Reproducer("square", partial(_square, perms=(1, 0, 2), shape=(7, 7, 9)), (((7, 7, 9), DType.INT8),), _U55_U65),
     Reproducer(
-        "square_at_last", partial(_square, perms=(0, 3, 2, 1), shape=(7, 7, 9)), (((7, 3, 3, 7), DType.INT8),), _OLD
+        "square_at_last", partial(_square, perms=(0, 3, 2, 1), shape=(7, 7, 9)), (((7, 3, 3, 7), DType.INT8),), _U55_U65
     ),
     Reproducer(
-        "square_at_first", partial(_square, perms=(1, 2, 0, 3), shape=(7, 3, 21)), (((7, 7, 3, 3), DType.INT8),), _OLD
+        "square_at_first",
+        partial(_square, perms=(1, 2, 0, 3), shape=(7, 3, 21)),
+        (((7, 7, 3, 3), DType.INT8),),
+        _U55_U65,
     ),
-    Reproducer("read_twice", _read_twice, (((10, 8), DType.INT32),), _NEW, releases=_FIRST),
-    Reproducer("read_part_and_whole", _read_part_and_whole, (((64, 64), DType.INT32),), _NEW, releases=_FIRST),
-    Reproducer("read_rescaled_blocks", _read_rescaled, (((1000,), DType.INT8),), _NEW, releases=_FIRST),
-    Reproducer("read_halves", _read_halves, (((64, 64), DType.INT32),), _OLD),
-    Reproducer("read_halves", _read_halves, (((64, 64), DType.INT32),), _NEW, releases=_FIRST),
-    Reproducer("read_rescaled", _read_rescaled, (((180,), DType.INT8),), _OLD, releases=_FIRST),
-    Reproducer("read_joined", _read_joined, (((1, 64), DType.INT32),) * 2, _OLD),
-    Reproducer("read_joined", _read_joined, (((1, 64), DType.INT32),) * 2, _NEW, releases=_FIRST),
-    Reproducer("read_tiled", _read_tiled, (((20, 1), DType.INT8),), _OLD),
-    Reproducer("read_tiled", _read_tiled, (((20, 1), DType.INT8),), _NEW, releases=_FIRST),
-    Reproducer("turned_images", _turned_images, (((32, 16), DType.INT8),), _OLD),
+    Reproducer("read_twice", _read_twice, (((10, 8), DType.INT32),), _U85, releases=_VELA_5_1),
+    Reproducer("read_part_and_whole", _read_part_and_whole, (((64, 64), DType.INT32),), _U85, releases=_VELA_5_1),
+    Reproducer("read_rescaled_blocks", _read_rescaled, (((1000,), DType.INT8),), _U85, releases=_VELA_5_1),
+    Reproducer("read_halves", _read_halves, (((64, 64), DType.INT32),), _U55_U65),
+    Reproducer("read_halves", _read_halves, (((64, 64), DType.INT32),), _U85, releases=_VELA_5_1),
+    Reproducer("read_rescaled", _read_rescaled, (((180,), DType.INT8),), _U55_U65, releases=_VELA_5_1),
+    Reproducer("read_joined", _read_joined, (((1, 64), DType.INT32),) * 2, _U55_U65),
+    Reproducer("read_joined", _read_joined, (((1, 64), DType.INT32),) * 2, _U85, releases=_VELA_5_1),
+    Reproducer("read_tiled", _read_tiled, (((20, 1), DType.INT8),), _U55_U65),
+    Reproducer("read_tiled", _read_tiled, (((20, 1), DType.INT8),), _U85, releases=_VELA_5_1),
+    Reproducer("turned_images", _turned_images, (((32, 16), DType.INT8),), _U55_U65),
 ]

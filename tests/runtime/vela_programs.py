@@ -7,8 +7,8 @@ from tests.runtime.ethosu_emulator import Payload
 from tests.runtime.npu_streams import Commands
 
 
-def copies(npu: str, *, region: int, waits: bool = True) -> Payload:
-    """Copy the first 16 bytes of ``region`` to scratch, then within scratch to the result."""
+def make_copy_program(npu: str, *, region: int, waits: bool = True) -> Payload:
+    """Build a program that copies the first 16 bytes of ``region`` to scratch, then within scratch to the result."""
     commands = Commands(npu)
     commands.copy((region, 0), (SCRATCH, 16), 16, waits=waits)
     commands.copy((SCRATCH, 16), (SCRATCH, 32), 16)

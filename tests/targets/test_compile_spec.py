@@ -44,7 +44,7 @@ def board(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_import_is_cheap() -> None:
+def test_import_loads_no_heavy_modules() -> None:
     script = (
         "import sys, arm_backend_core.targets.compile_spec\n"
         "heavy = {'torch', 'executorch', 'ethosu', 'numpy', 'tosa_serializer'} & set(sys.modules)\n"
@@ -83,7 +83,7 @@ def test_every_npu_of_vela_is_accepted_with_its_defaults() -> None:
         )
 
 
-def test_own_config_file(board: str) -> None:
+def test_user_config_file_is_read(board: str) -> None:
     spec = EthosUCompileSpec("ethos-u55-64", "My_Board", "Mine", config_ini=board)
     assert spec.configuration.core_clock == 400e6
     assert vela_config.list_sections(board, vela_config.SYSTEM_CONFIG) == ("My_Board",)
@@ -156,7 +156,7 @@ _BAD: list[tuple[Callable[[], object], list[str]]] = [
 
 
 @pytest.mark.parametrize(("make", "parts"), _BAD, ids=range(len(_BAD)))
-def test_bad_argument(make: Callable[[], object], parts: list[str]) -> None:
+def test_bad_argument_is_refused(make: Callable[[], object], parts: list[str]) -> None:
     with pytest.raises(ValueError) as error:  # noqa: PT011 (the parts below are the match)
         make()
     missing = [part for part in parts if part not in str(error.value)]
@@ -164,18 +164,18 @@ def test_bad_argument(make: Callable[[], object], parts: list[str]) -> None:
 
 
 def test_u55_never_spills_to_dram(board: str) -> None:
-    # Vela itself accepts this one.
+    # Vela itself accepts this memory mode.
     with pytest.raises(ValueError, match=r"memory_mode='Spill'.*second AXI port.*Allowed: Mine"):
         EthosUCompileSpec("ethos-u55-64", "My_Board", "Spill", config_ini=board)
     assert EthosUCompileSpec("ethos-u65-256", "My_Board", "Spill", config_ini=board)
 
 
-def test_default_is_not_in_own_config_file(board: str) -> None:
+def test_default_system_config_missing_in_the_user_config_file_is_refused(board: str) -> None:
     with pytest.raises(ValueError, match=r"system_config='Ethos_U55_High_End_Embedded'.*Allowed: My_Board"):
         EthosUCompileSpec("ethos-u55-64", config_ini=board)
 
 
-def test_broken_config_file(tmp_path: Path) -> None:
+def test_invalid_config_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "broken.ini"
     path.write_text("core_clock=1\n")
     with pytest.raises(ValueError, match=r"config_ini=.*not a valid Vela configuration"):
@@ -185,7 +185,7 @@ def test_broken_config_file(tmp_path: Path) -> None:
         EthosUCompileSpec("ethos-u55-64", "My_Board", "Mine", config_ini=path)
 
 
-def test_a_config_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_config_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "own.ini"
     path.touch()
     monkeypatch.setattr(os, "access", lambda file, mode: False)  # root may read everything
@@ -199,14 +199,14 @@ def test_missing_config_file_names_the_paths(tmp_path: Path) -> None:
         EthosUCompileSpec("ethos-u55-64", config_ini=path)
 
 
-def test_no_folder_of_this_machine_is_stored(board: str) -> None:
+def test_compile_specs_store_no_folder_of_this_machine(board: str) -> None:
     spec = EthosUCompileSpec("ethos-u55-64", "My_Board", "Mine", config_ini=board)
     stored = [entry.value.decode() for entry in spec.to_list()]
     assert not any(str(Path(board).parent) in value for value in stored), stored
     assert f"--config={Path(board).name}" in " ".join(stored).split()
 
 
-def test_what_is_stored_in_the_program() -> None:
+def test_compile_specs_that_the_program_stores() -> None:
     spec = EthosUCompileSpec("ethos-u85-512").dump_intermediate_artifacts_to("dump")
     spec.dump_debug_info(ArmCompileSpec.DebugMode.JSON)
     entries = {entry.key: entry.value.decode() for entry in copy.deepcopy(spec).to_list()}
@@ -225,7 +225,7 @@ def test_debug_info_needs_a_folder() -> None:
         TosaCompileSpec().dump_debug_info("JSON").to_list()
 
 
-def test_wire_names() -> None:
+def test_backend_ids_and_output_formats() -> None:
     specs: list[ArmCompileSpec] = [TosaCompileSpec(), EthosUCompileSpec("ethos-u55-128"), VgfCompileSpec()]
     assert [spec.backend_id for spec in specs] == ["TOSABackend", "EthosUBackend", "VgfBackend"]
     assert [spec.get_output_format() for spec in specs] == ["tosa", "vela", "vgf"]

@@ -19,12 +19,12 @@ from arm_backend_core.targets.cortex_m import ISAS_BY_CPU, Isa, resolve_isa
         ("cortex-m55", "mve"),
     ],
 )
-def test_the_fastest_is_the_default(cpu: str, isa: str) -> None:
+def test_default_isa_is_the_fastest(cpu: str, isa: str) -> None:
     assert resolve_isa(cpu) is Isa(isa)
 
 
 @pytest.mark.parametrize("cpu", ISAS_BY_CPU)
-def test_each_instruction_set_by_name_and_member(cpu: str) -> None:
+def test_resolve_isa_accepts_names_and_members(cpu: str) -> None:
     for isa in ISAS_BY_CPU[cpu]:
         assert resolve_isa(cpu, isa) is resolve_isa(cpu, isa.value) is isa
 
@@ -43,6 +43,6 @@ def test_each_instruction_set_by_name_and_member(cpu: str) -> None:
         ("xtensa", None, "cpu='xtensa': there is no such Cortex-M"),
     ],
 )
-def test_errors(cpu: str, isa: Isa | str | None, message: str) -> None:
+def test_unknown_cpu_or_isa_is_refused(cpu: str, isa: Isa | str | None, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         resolve_isa(cpu, isa)

@@ -1,4 +1,4 @@
-"""An NPU of one's own, as a newcomer adds it: one entry of the hardware table decides all that passes ask."""
+"""A new NPU: one entry of the hardware table decides which operators are delegated."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NPU = Hardware(
 
 @pytest.fixture
 def npu(monkeypatch: pytest.MonkeyPatch) -> TosaCompileSpec:
-    """A compile spec for it that stops at TOSA."""
+    """A compile spec for the new NPU whose output is TOSA."""
     monkeypatch.setitem(HARDWARE, "newcomer", NPU)
     spec = TosaCompileSpec("TOSA-1.0+INT+FP+int16")
     spec.target = Target("newcomer-32", frozenset({"INT", "FP"}), frozenset({"int16"}), "newcomer", macs=32)
@@ -47,7 +47,7 @@ class _Layer(nn.Module):
         (5, {"aten.tanh.default": "TANH in hardware", "aten.bmm.default": "MATMUL with more than 4 columns"}),
     ],
 )
-def test_its_entry_says_what_it_can_run(npu: TosaCompileSpec, columns: int, refused: dict[str, str]) -> None:
+def test_hardware_entry_decides_what_is_delegated(npu: TosaCompileSpec, columns: int, refused: dict[str, str]) -> None:
     samples = torch.ones(2, 3, 3), torch.ones(2, 3, columns)
     program = torch.export.export(_Layer(columns).eval(), samples)
     with events.record() as log:
@@ -57,6 +57,6 @@ def test_its_entry_says_what_it_can_run(npu: TosaCompileSpec, columns: int, refu
     assert all(refused[operator] in reason for operator, reason in found.items())
 
 
-def test_an_unknown_npu_is_an_error_and_not_another_one() -> None:
+def test_unknown_npu_family_is_refused() -> None:
     with pytest.raises(ValueError, match="family: there is no hardware 'ethos-u00'"):
         Target("ethos-u00-8", frozenset({"INT"}), frozenset(), "ethos-u00", macs=8)

@@ -1,4 +1,4 @@
-"""What Vela says about the arguments of Ethos-U recipes reaches the user from ``get_recipe``."""
+"""``get_recipe`` checks the arguments of Ethos-U recipes against Vela's configuration."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from arm_recipes.recipe.targets import SPEC_BUILDERS
 
 
 @pytest.mark.parametrize(
-    ("recipe", "given", "message"),
+    ("recipe", "arguments", "message"),
     [
         (
             ArmRecipeType.ETHOSU_U55_INT8,
@@ -32,9 +32,9 @@ from arm_recipes.recipe.targets import SPEC_BUILDERS
         (ArmRecipeType.ETHOSU_U85_INT8, {"extra_flags": ["--no-such-flag"]}, "extra_flags.*--no-such-flag"),
     ],
 )
-def test_refused_before_anything_is_built(recipe: ArmRecipeType, given: dict[str, Any], message: str) -> None:
+def test_get_recipe_refuses_invalid_arguments(recipe: ArmRecipeType, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        ExportRecipe.get_recipe(recipe, **given)
+        ExportRecipe.get_recipe(recipe, **arguments)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,9 @@ def test_refused_before_anything_is_built(recipe: ArmRecipeType, given: dict[str
         ("U85", "ethos-u85-256", "Ethos_U85_SYS_DRAM_Mid", "Sram_Only"),
     ],
 )
-def test_defaults(family: str, accelerator: str, system_config: str, memory_mode: str) -> None:
+def test_default_accelerator_system_config_and_memory_mode(
+    family: str, accelerator: str, system_config: str, memory_mode: str
+) -> None:
     for precision in ("INT8", "A8W4", "A16W8"):
         recipe = ArmRecipeType[f"ETHOSU_{family}_{precision}"]
         spec: Any = SPEC_BUILDERS[recipe.name](options.check(recipe.name, {}))

@@ -15,7 +15,7 @@ from arm_backend_core.workers.vela import installed_release
 from tests.tflite.network import Network, Operator
 
 #: Effects: the result differs; Vela fails; the operator stays on the CPU; an operation may start too early.
-DIFFERS, FAILS, LEFT, EARLY = "differs", "fails", "left to the CPU", "begins early"
+DIFFERS, FAILS, ON_CPU, STARTS_EARLY = "differs", "fails", "on the CPU", "starts early"
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,12 @@ class Deviation:
     Attributes:
         name: description of the affected operators.
         reason: the cause.
-        effect: one of the effects. With ``DIFFERS`` and ``EARLY``, some affected operators are still right.
+        effect: one of the effects. With ``DIFFERS`` and ``STARTS_EARLY``, some affected operators are still correct.
         cores: affected compiler cores of Vela.
         applies: whether an operator is affected.
         example: operator, type and number of a network that shows the deviation.
-        within: largest difference of a result in steps; None if it depends on the network.
-        mended: first release of Vela without the deviation.
+        max_difference: largest difference of a result in quantization steps; None if it depends on the network.
+        fixed_in: first release of Vela without the deviation; None if no release fixes it.
     """
 
     name: str
@@ -39,15 +39,15 @@ class Deviation:
     cores: tuple[str, ...]
     applies: Callable[[Network, Operator], bool]
     example: tuple[str, str, int]
-    within: int | None = None
-    mended: tuple[int, int] | None = None
+    max_difference: int | None = None
+    fixed_in: tuple[int, int] | None = None
 
     def __str__(self) -> str:
         return f"{self.name}, {' and '.join(self.cores)}"
 
-    def is_mended(self) -> bool:
+    def is_fixed(self) -> bool:
         """Whether the installed Vela has the fix."""
-        return self.mended is not None and installed_release() >= self.mended
+        return self.fixed_in is not None and installed_release() >= self.fixed_in
 
 
 def deviations(net: Network, core: str) -> list[Deviation]:
@@ -56,7 +56,7 @@ def deviations(net: Network, core: str) -> list[Deviation]:
         deviation
         for deviation in DEVIATIONS
         if core in deviation.cores
-        and not deviation.is_mended()
+        and not deviation.is_fixed()
         and any(deviation.applies(net, operator) for operator in net.operators)
     ]
 
@@ -99,21 +99,21 @@ def _is_lstm(operator: Operator) -> bool:
     return operator.name == "UNIDIRECTIONAL_SEQUENCE_LSTM"
 
 
-def _state_of_one_number(net: Network, operator: Operator) -> bool:
+def _has_state_of_one_element(net: Network, operator: Operator) -> bool:
     return _is_lstm(operator) and math.prod(net.tensors[operator.inputs[-5]].shape) == 1
 
 
-def _clipped_cell(net: Network, operator: Operator) -> bool:
+def _has_cell_clip(net: Network, operator: Operator) -> bool:
     return _is_lstm(operator) and operator.attributes["CellClip"] > 0
 
 
 def _clip_rounded_up(net: Network, operator: Operator) -> bool:
-    if not _clipped_cell(net, operator):
+    if not _has_cell_clip(net, operator):
         return False
     return operator.attributes["CellClip"] / net.tensors[operator.inputs[-4]].quantization.scales[0] % 1 >= 0.5
 
 
-def _narrow_product(net: Network, operator: Operator) -> bool:
+def _float32_product(net: Network, operator: Operator) -> bool:
     """Whether the quotient of the scales, rounded to float32, has another fixed-point multiplier."""
     if operator.name not in ("MUL", "LEAKY_RELU"):
         return False
@@ -149,7 +149,7 @@ DEVIATIONS = (
         ("regor",),
         _groups_without_bias,
         ("conv", "int8", 6),
-        mended=(5, 2),
+        fixed_in=(5, 2),
     ),
     Deviation(
         "convolution in groups without bias",
@@ -178,7 +178,7 @@ DEVIATIONS = (
     Deviation(
         "depthwise convolution with several channels and several results per channel",
         "a documented constraint",
-        LEFT,
+        ON_CPU,
         ("legacy",),
         _multiplied_depth,
         ("depthwise", "int8", 5),
@@ -188,7 +188,7 @@ DEVIATIONS = (
         "regor reads a null pointer",
         FAILS,
         ("regor",),
-        _state_of_one_number,
+        _has_state_of_one_element,
         ("lstm", "int8", 3),
     ),
     Deviation(
@@ -196,7 +196,7 @@ DEVIATIONS = (
         "regor ignores the clip",
         DIFFERS,
         ("regor",),
-        _clipped_cell,
+        _has_cell_clip,
         ("lstm", "int8", 36),
     ),
     Deviation(
@@ -212,16 +212,16 @@ DEVIATIONS = (
         "Vela multiplies and divides the scales in float32, TFLM in float64",
         DIFFERS,
         ("regor", "legacy"),
-        _narrow_product,
+        _float32_product,
         ("mul", "int16", 52),
-        within=1,
+        max_difference=1,
     ),
     # The legacy core uses the depth of the sum's result, 1, as the depth of a job; a job of the new core sums all
     # channels.
     Deviation(
         "SOFTMAX",
         "the legacy core counts one job for each channel of a sum",
-        EARLY,
+        STARTS_EARLY,
         ("legacy",),
         _softmax,
         ("softmax", "int8", 7),
@@ -234,6 +234,6 @@ DEVIATIONS = (
         ("regor", "legacy"),
         _softmax_of_int16,
         ("softmax", "int16", 28),
-        within=1,
+        max_difference=1,
     ),
 )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tests.tflite.network import Array
 
-#: Enough for every network of the tests; allocated at each call.
+#: Arena of the interpreter, sufficient for every network of the tests. Each call allocates it.
 _ARENA_BYTES = 1 << 20
 
 

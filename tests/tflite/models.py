@@ -46,14 +46,14 @@ class Draw:
         image = self.image()
         return image[-self.choose(2, 3, 4, 4) :]
 
-    def activations(self, low: float = 1e-3, high: float = 1.0, short: bool = False) -> Quantization:
+    def activations(self, low: float = 1e-3, high: float = 1.0, short_scale: bool = False) -> Quantization:
         """Draw quantization parameters of activations; int16 is symmetric.
 
         Args:
             low, high: bounds of the scale for int8; int16 scales are smaller by a factor of 256.
-            short: round the scale to eleven bits.
+            short_scale: round the scale to eleven bits.
         """
-        scale = float(np.float16(self.real(low, high))) if short else self.real(low, high)
+        scale = float(np.float16(self.real(low, high))) if short_scale else self.real(low, high)
         if self.dtype == "int16":
             return Quantization(scale / 256)
         return Quantization(scale, int(self.generator.integers(-128, 128)))
@@ -86,9 +86,11 @@ def softmax(draw: Draw) -> Network:
 
 def leaky_relu(draw: Draw) -> Network:
     net = Network()
-    given = draw.activations()
-    x = net.input(draw.shape(), draw.dtype, given)
-    y = net.tensor(net.tensors[x].shape, draw.dtype, draw.choose(given, draw.rescaled(given.scales[0])))
+    source_quantization = draw.activations()
+    x = net.input(draw.shape(), draw.dtype, source_quantization)
+    y = net.tensor(
+        net.tensors[x].shape, draw.dtype, draw.choose(source_quantization, draw.rescaled(source_quantization.scales[0]))
+    )
     alpha = draw.choose(0.01, 0.25, draw.real(0.005, 0.9), draw.real(1.1, 2.0), -draw.real(0.1, 0.9))
     return _with_outputs(net, net.operator("LEAKY_RELU", [x], y, "LeakyReluOptions", {"Alpha": alpha}))
 
@@ -103,10 +105,10 @@ def tanh(draw: Draw) -> Network:
 
 def _draw_unary(draw: Draw, name: str, result: Quantization) -> Network:
     net = Network()
-    given = draw.activations(3e-3, 0.3)
+    source_quantization = draw.activations(3e-3, 0.3)
     if draw.dtype == "int16" and draw.choose(False, True):  # a power of two, as converters emit
-        given = Quantization(2.0 ** draw.choose(-15, -13, -12, -11))
-    x = net.input(draw.shape(), draw.dtype, given)
+        source_quantization = Quantization(2.0 ** draw.choose(-15, -13, -12, -11))
+    x = net.input(draw.shape(), draw.dtype, source_quantization)
     return _with_outputs(net, net.operator(name, [x], net.tensor(net.tensors[x].shape, draw.dtype, result)))
 
 
@@ -224,7 +226,7 @@ def _make_weighted_operands(
         terms: number of products that are summed for one element of the result.
         axis: axis of the weights that the scales belong to.
     """
-    given = net.tensors[x].quantization.scales[0]
+    input_scale = net.tensors[x].quantization.scales[0]
     scales = tuple(draw.real(2e-3, 8e-3) for _ in range(channels))
     w = net.constant(np.maximum(weight, -127), Quantization(scales, axis=axis))
     operands = [x, w]
@@ -232,8 +234,8 @@ def _make_weighted_operands(
     if draw.choose(True, True, False):
         outputs = weight.shape[axis]
         bias = (draw.generator.normal(0, spread, outputs)).astype("int32" if draw.dtype == "int8" else "int64")
-        operands.append(net.constant(bias, Quantization(tuple(given * scale for scale in scales))))
-    return operands, draw.rescaled(6 * spread * given * max(scales) / _LEVELS[draw.dtype])
+        operands.append(net.constant(bias, Quantization(tuple(input_scale * scale for scale in scales))))
+    return operands, draw.rescaled(6 * spread * input_scale * max(scales) / _LEVELS[draw.dtype])
 
 
 def add(draw: Draw) -> Network:
@@ -245,15 +247,15 @@ def add(draw: Draw) -> Network:
 
 def mul(draw: Draw) -> Network:
     net = Network()
-    short = draw.choose(True, False)
-    x, y = _two_operands(net, draw, short)
-    return _with_outputs(net, _append_mul(net, draw, x, y, short))
+    short_scale = draw.choose(True, False)
+    x, y = _two_operands(net, draw, short_scale)
+    return _with_outputs(net, _append_mul(net, draw, x, y, short_scale))
 
 
-def _append_mul(net: Network, draw: Draw, x: int, y: int, short: bool = False) -> int:
+def _append_mul(net: Network, draw: Draw, x: int, y: int, short_scale: bool = False) -> int:
     scales = [net.tensors[each].quantization.scales[0] for each in (x, y)]
     result = draw.rescaled(scales[0] * scales[1] * _LEVELS[draw.dtype] / 3)
-    if short:  # the quotient of the scales is exact in float32
+    if short_scale:  # the quotient of the scales is exact in float32
         result = replace(result, scale=2.0 ** round(math.log2(result.scales[0])))
     return _append_binary(net, draw, "MUL", x, y, result)
 
@@ -264,12 +266,12 @@ def _append_binary(net: Network, draw: Draw, name: str, x: int, y: int, result: 
     return net.operator(name, [x, y], z, f"{name.capitalize()}Options", {"FusedActivationFunction": draw.activation()})
 
 
-def _two_operands(net: Network, draw: Draw, short: bool = False) -> tuple[int, int]:
+def _two_operands(net: Network, draw: Draw, short_scale: bool = False) -> tuple[int, int]:
     """Make two inputs, or an input and a constant, in random order; one may be broadcast."""
     shape = draw.image()
     other = draw.choose(shape, shape, (1, 1, 1, shape[-1]), (1, 1, 1, 1), (1, *shape[1:3], 1))
-    second = draw.activations(short=short)
-    x = net.input(shape, draw.dtype, draw.activations(short=short))
+    second = draw.activations(short_scale=short_scale)
+    x = net.input(shape, draw.dtype, draw.activations(short_scale=short_scale))
     if draw.choose(True, True, False):
         y = net.input(other, draw.dtype, second)
     else:
@@ -282,12 +284,12 @@ def lstm(draw: Draw) -> Network:
     time_major = draw.choose(False, True)
     batch, steps, features, units = draw.size(1, 3), draw.size(1, 5), draw.size(1, 24), draw.size(1, 24)
     lead = (steps, batch) if time_major else (batch, steps)
-    given = draw.activations(2e-3, 2e-2)
+    source_quantization = draw.activations(2e-3, 2e-2)
     hidden = Quantization(1 / 32768) if draw.dtype == "int16" else Quantization(1 / 128, draw.choose(0, 0, 3))
-    x = net.input((*lead, features), draw.dtype, given)
+    x = net.input((*lead, features), draw.dtype, source_quantization)
     weights: list[int] = []
     biases: list[int] = []
-    for scale, count in ((given.scales[0], features), (hidden.scales[0], units)):
+    for scale, count in ((source_quantization.scales[0], features), (hidden.scales[0], units)):
         for _ in range(4):  # input, forget, cell and output gate
             # The sums of products reach about +-4, where the functions of the gates are not saturated yet.
             quantization = Quantization(draw.real(0.3, 2.0) / (scale * _LEVELS[draw.dtype] * 75 * count**0.5))

@@ -1,4 +1,4 @@
-"""The emulator against TFLM: an independent front end, Vela's for TFLite, and independent kernels."""
+"""The emulator against TFLM: networks compiled by Vela's TFLite front end, and TFLM's reference kernels."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from arm_recipes.runtime.vela_program import VelaProgram
 from tests.accelerators import ACCELERATORS, VERIFY_ACCELERATORS
 from tests.tflite import micro
 from tests.tflite.conftest import COUNTS
-from tests.tflite.deviations import DEVIATIONS, DIFFERS, EARLY, FAILS, LEFT, Deviation, deviations
+from tests.tflite.deviations import DEVIATIONS, DIFFERS, FAILS, ON_CPU, STARTS_EARLY, Deviation, deviations
 from tests.tflite.models import DTYPES, NETWORKS, OPERATORS, draw_inputs, draw_network
 from tests.tflite.network import Array, Network
 from tests.tflite.vela import CORES, VelaRefusal, compile_tflite
 
-pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="TFLM has a Python package for x86-64 alone")
+pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="TFLM has a Python package for x86-64 only")
 
-#: Networks of each kind, and inputs that each is given.
+#: Networks of each kind, and inputs of each network.
 _FEW, _MANY = (1, 2), (20, 8)
 
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What became of a network.
+    """Outcome of the comparison of a network.
 
     Attributes:
-        effects: as in ``deviations``, none if all values are TFLM's; or what no row may have.
+        effects: effects as in ``deviations``, or an error that no deviation explains; empty if all values equal TFLM's.
         largest: the largest difference.
     """
 
@@ -44,7 +44,7 @@ class _Outcome:
 
 
 def _targets(verify: bool) -> Iterator[tuple[str, str]]:
-    """NPUs with the cores of Vela that compile for them."""
+    """Pairs of an NPU and a core of Vela that compiles for it."""
     for accelerator in (*ACCELERATORS, *VERIFY_ACCELERATORS) if verify else ACCELERATORS:
         for core in CORES:
             if core == "regor" or "u85" not in accelerator:
@@ -58,7 +58,7 @@ def _run(net: Network, accelerator: str, core: str, inputs: int) -> _Outcome:
     except VelaRefusal as refusal:
         return _Outcome(frozenset({FAILS}), message=str(refusal))
     except ProgramError as error:
-        return _Outcome(frozenset({LEFT}), message=str(error))
+        return _Outcome(frozenset({ON_CPU}), message=str(error))
     except RunError as error:
         return _Outcome(frozenset({"refused"}), message=str(error))
     values = different = largest = 0
@@ -71,14 +71,14 @@ def _run(net: Network, accelerator: str, core: str, inputs: int) -> _Outcome:
             different += int(np.count_nonzero(distance))
             largest = max(largest, int(distance.max()))
     effects = {DIFFERS} if different else set()
-    finding = _finding(program, samples[0])
+    finding = _check_accesses(program, samples[0])
     if finding:
-        effects.add(EARLY if finding.endswith("BLOCKDEP is too large") else finding)
+        effects.add(STARTS_EARLY if finding.endswith("BLOCKDEP is too large") else finding)
     return _Outcome(frozenset(effects), values, different, largest, finding)
 
 
-def _finding(program: VelaProgram, sample: list[Array]) -> str:
-    """What the watch says, if anything."""
+def _check_accesses(program: VelaProgram, sample: list[Array]) -> str:
+    """Run a sample with the access checker. Returns its finding, or an empty string."""
     try:
         program.run_checked(sample)
     except RunError as error:
@@ -88,15 +88,15 @@ def _finding(program: VelaProgram, sample: list[Array]) -> str:
 
 def _is_explained(outcome: _Outcome, known: list[Deviation]) -> bool:
     effects = {deviation.effect for deviation in known}
-    if not outcome.effects <= effects or (effects & {FAILS, LEFT} and not outcome.effects):
+    if not outcome.effects <= effects or (effects & {FAILS, ON_CPU} and not outcome.effects):
         return False
-    bounds = [deviation.within for deviation in known if deviation.effect == DIFFERS]
+    bounds = [deviation.max_difference for deviation in known if deviation.effect == DIFFERS]
     return None in bounds or outcome.largest <= max((bound for bound in bounds if bound is not None), default=0)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", [*OPERATORS, *NETWORKS])
-def test_as_tflm(
+def test_emulator_agrees_with_tflm(
     name: str, dtype: str, pytestconfig: pytest.Config, record_property: Callable[[str, object], None]
 ) -> None:
     verify = pytestconfig.getoption("verify")
@@ -116,7 +116,7 @@ def test_as_tflm(
                     "values": outcome.values,
                     "different": outcome.different,
                     "known kinds": bool(known),
-                    "not compiled": bool(outcome.effects & {FAILS, LEFT}),
+                    "not compiled": bool(outcome.effects & {FAILS, ON_CPU}),
                 }
             )
     record_property(COUNTS, {key: dict(counter) for key, counter in counts.items()})
@@ -126,17 +126,17 @@ def test_as_tflm(
 @pytest.mark.parametrize(
     "deviation", DEVIATIONS, ids=lambda deviation: f"{deviation.name}, {'+'.join(deviation.cores)}"
 )
-def test_known_deviations(deviation: Deviation) -> None:
-    """Fails where Vela mends one: its row tells in which release."""
+def test_known_deviation_still_occurs(deviation: Deviation) -> None:
+    """Fails if a release of Vela fixes the deviation: then set ``fixed_in``."""
     net = draw_network(*deviation.example)
     for core in deviation.cores:
-        assert (deviation in deviations(net, core)) != deviation.is_mended()
+        assert (deviation in deviations(net, core)) != deviation.is_fixed()
         effects = _run(net, "ethos-u55-128", core, inputs=2).effects
-        assert (deviation.effect in effects) != deviation.is_mended(), core
+        assert (deviation.effect in effects) != deviation.is_fixed(), core
 
 
-def test_states_begin_anew() -> None:
-    """At the zero point of a state, which is not the number 0."""
+def test_lstm_states_are_reset_to_their_zero_point() -> None:
+    """The zero point of the state is not 0."""
     net = draw_network("lstm", "int8", 9)
     assert any(tensor.is_variable and tensor.quantization.zero_point for tensor in net.tensors)
     (sample,) = samples = [draw_inputs(net, 0)]

@@ -83,8 +83,8 @@ class _OperatorDraw:
         """Make operand ``i``: an input of the graph, or a constant for INT4 and INT48, which inputs cannot have."""
         dtype = self.types[min(i, len(self.types) - 1)]
         if dtype in (DType.INT4, DType.INT48):
-            most = 7 if dtype is DType.INT4 else 4096
-            return constant(np.full(shape, self.integer(-most, most)), dtype)
+            limit = 7 if dtype is DType.INT4 else 4096
+            return constant(np.full(shape, self.integer(-limit, limit)), dtype)
         return Value(tuple(shape), dtype, f"x{i}")
 
     def axis(self, shape: Sequence[int]) -> int:
@@ -144,12 +144,12 @@ class _OperatorDraw:
 
     def _table(self) -> OperandsAndAttributes:
         inputs, _ = self._elementwise()
-        wide = self.types[0] is not DType.INT8
-        table = np.arange(513 if wide else 256) - 128
-        if wide and self.rarely(4):
+        is_int16 = self.types[0] is not DType.INT8
+        table = np.arange(513 if is_int16 else 256) - 128
+        if is_int16 and self.rarely(4):
             table[self.integer(0, 512)] = self.one(-32768, 32767, 32639, -32640)
         size = len(table) - self.near(0, 0, 1)
-        return inputs, {"table": table[:size].astype(np.int16 if wide else np.int8)}
+        return inputs, {"table": table[:size].astype(np.int16 if is_int16 else np.int8)}
 
     def _mul(self) -> OperandsAndAttributes:
         shift = self.near(0, 0, 1, 31, 62, 63, 64, -1) if self.types[0] is not DType.INT32 else self.near(0, 63, 64, -1)
@@ -167,26 +167,28 @@ class _OperatorDraw:
     def _constant_amounts(self, inputs: list[Value]) -> list[Value]:
         """Replace the second operand sometimes by a constant, in range or not."""
         if self.rarely(2) and inputs[1].dtype in (DType.INT8, DType.INT16, DType.INT32) and inputs[1].size:
-            most = 8 * inputs[1].dtype.bytes
-            fill = self.near(1, most - 1, 0, most, -1)
+            limit = 8 * inputs[1].dtype.bytes
+            fill = self.near(1, limit - 1, 0, limit, -1)
             inputs[1] = constant(np.full(inputs[1].shape, fill), inputs[1].dtype)
         return inputs
 
     def _rescale(self) -> OperandsAndAttributes:
         inputs, _ = self._elementwise()
         shape = inputs[0].shape
-        wide = (self.types[0] is not DType.INT48) != self.rarely(12)
+        scale32 = (self.types[0] is not DType.INT48) != self.rarely(12)
         per_channel = self.rarely(3) and bool(shape)
         count = shape[-1] if per_channel else 1
         count += self.near(0, 0, 1) if self.rarely(6) else 0
-        top = (1 << (31 if wide else 15)) - 1
+        top = (1 << (31 if scale32 else 15)) - 1
         attrs = {
-            "scale32": wide,
+            "scale32": scale32,
             "rounding_mode": self.one("SINGLE_ROUND", "DOUBLE_ROUND"),
             "per_channel": per_channel,
             "input_unsigned": self.rarely(4),
             "output_unsigned": False,
-            "multiplier": np.array([self.near(0, top, top, -1) for _ in range(count)], np.int32 if wide else np.int16),
+            "multiplier": np.array(
+                [self.near(0, top, top, -1) for _ in range(count)], np.int32 if scale32 else np.int16
+            ),
             "shift": np.array([self.near(20, 62, 1, 2, 8, 9, 15, 16, 17, 62, 63) for _ in range(count)], np.int8),
         }
         return inputs, attrs
@@ -395,8 +397,9 @@ def _bounds(op: Op, i: int, value: Value) -> tuple[int, int]:
     if op.kind == "RESCALE" and value.dtype is DType.INT32:
         limit = min(1 << 31, 1 << (max(int(np.min(op.attrs["shift"])), 1) - 1))
         return -limit, limit - 1
-    wide = op.kind in ("ADD", "SUB", "REDUCE_SUM", "NEGATE", "ABS", "EQUAL", "GREATER", "GREATER_EQUAL", "CLZ")
-    return (1 if op.kind == "INTDIV" and i == 1 else -(1 << 29 if wide else 1 << 14)), 1 << 29 if wide else 1 << 14
+    sums = ("ADD", "SUB", "REDUCE_SUM", "NEGATE", "ABS", "EQUAL", "GREATER", "GREATER_EQUAL", "CLZ")
+    limit = 1 << 29 if op.kind in sums else 1 << 14  # products of larger values would overflow
+    return (1 if op.kind == "INTDIV" and i == 1 else -limit), limit
 
 
 def _draw_operands(op: Op) -> list[Array]:

@@ -1,4 +1,4 @@
-"""Booleans as numbers: for hardware that has none, every operator on them gives what it gives elsewhere."""
+"""Lowering of booleans to int8, for hardware without booleans: the results are bit-equal."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from tests.runtime.ethosu_emulator import Emulator, read_payload
 from tests.tosa.test_hardware_passes import U55, Net
 
 Array = np.ndarray[Any, Any]
-#: Each beside each: what has neighbours on one side alone, and what is as far apart as can be.
+#: Values that are compared in all pairs: the limits of int32, their neighbours, and values around 0.
 EDGES = np.array([-(2**31), 1 - 2**31, -2, -1, 0, 1, 2, 2**31 - 2, 2**31 - 1], dtype=np.int32)
 DTYPES = (DType.INT8, DType.INT16, DType.INT32)
 
 
-def test_what_hardware_counts_has_a_rule() -> None:
+def test_every_operator_of_bool_as_int8_has_a_rule() -> None:
     assert RULES.keys() == U55.hardware.bool_as_int8
 
 
-def _same(net: Net, outputs: list[Value], arrays: list[Array], emulator: Emulator) -> None:
-    """Results before and after all passes, and of what Vela makes of them."""
+def _assert_results_unchanged(net: Net, outputs: list[Value], arrays: list[Array], emulator: Emulator) -> None:
+    """Check that results after all passes, and of the compiled program, are those before the passes."""
     net.graph.outputs = outputs
     before = reference.run(serialize(net.graph), arrays)
     run(net.graph, net.target)
@@ -50,15 +50,17 @@ def _same(net: Net, outputs: list[Value], arrays: list[Array], emulator: Emulato
 
 
 @pytest.mark.parametrize("kind", ["EQUAL", "GREATER", "GREATER_EQUAL"])
-@pytest.mark.parametrize("known", ["", "x", "y"])
-def test_comparisons(kind: str, known: str, emulator: Emulator) -> None:
+@pytest.mark.parametrize("constant_operand", ["", "x", "y"])
+def test_comparisons_at_the_limits_of_int32(kind: str, constant_operand: str, emulator: Emulator) -> None:
     net, (x, y) = Net(U55), (EDGES.reshape(-1, 1).repeat(len(EDGES), 1), EDGES.reshape(1, -1))
     left, right = (
-        net.b.const(data, DType.INT32) if name == known else net.input(*data.shape, dtype=DType.INT32)
+        net.b.const(data, DType.INT32) if name == constant_operand else net.input(*data.shape, dtype=DType.INT32)
         for name, data in (("x", x), ("y", y))
     )
     result = net.b.cast(net.b.compare(kind, left, right), DType.INT32)
-    _same(net, [result], [data for name, data in (("x", x), ("y", y)) if name != known], emulator)
+    _assert_results_unchanged(
+        net, [result], [data for name, data in (("x", x), ("y", y)) if name != constant_operand], emulator
+    )
 
 
 _MASKS: dict[str, Callable[[Builder, Value, Value], Value]] = {
@@ -69,7 +71,7 @@ _MASKS: dict[str, Callable[[Builder, Value, Value], Value]] = {
     "REDUCE_ALL": lambda b, p, q: b.bitwise("LOGICAL_OR", b.reduce("REDUCE_ALL", p, 1), q),
     "REDUCE_ANY": lambda b, p, q: b.bitwise("LOGICAL_AND", b.reduce("REDUCE_ANY", p, 1), q),
     "SELECT": lambda b, p, q: b.select(p, q, b.unary("LOGICAL_NOT", q)),
-    "moved": lambda b, p, q: b.concat(
+    "data movement": lambda b, p, q: b.concat(
         [b.reverse(p, 1), b.pad(b.narrow(q, 1, 1, 3), [(0, 0), (2, 3), (0, 0)], True)], 2
     ),
 }
@@ -77,39 +79,41 @@ _MASKS: dict[str, Callable[[Builder, Value, Value], Value]] = {
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("mask", _MASKS)
-def test_choices(mask: str, dtype: DType, emulator: Emulator) -> None:
-    """By masks that are computed, of tensors, of one that broadcasts and of numbers; and masks as numbers."""
+def test_select_by_computed_masks(mask: str, dtype: DType, emulator: Emulator) -> None:
+    """SELECT of tensors, of a broadcast tensor and of constants, and CAST of the mask."""
     net = Net(U55)
     (low, high), b = dtype.range, net.b
     p, q = (b.compare("GREATER", net.input(2, 8, 3, dtype=DType.INT32), b.const([[[n]]], DType.INT32)) for n in (0, 40))
-    held = _MASKS[mask](b, p, q)
-    shape = (2, 8, held.shape[2])
+    computed = _MASKS[mask](b, p, q)
+    shape = (2, 8, computed.shape[2])
     x, y = net.input(*shape, dtype=dtype), net.input(2, 1, shape[2], dtype=dtype)
     numbers = [b.const(np.full((1, 1, 1), number), dtype) for number in (0, 1, high)]
-    chosen = [b.select(held, x, y), b.select(held, y, x), b.cast(held, dtype)]
-    chosen += [b.select(held, x, number) for number in numbers] + [b.select(held, *numbers[::2])]
+    chosen = [b.select(computed, x, y), b.select(computed, y, x), b.cast(computed, dtype)]
+    chosen += [b.select(computed, x, number) for number in numbers] + [b.select(computed, *numbers[::2])]
     arrays = [net.rng.integers(-99, 100, (2, 8, 3)).astype(np.int32) for _ in range(2)]
     arrays += [net.rng.choice([low, -1, 0, 1, high], value.shape).astype(dtype.numpy) for value in (x, y)]
-    _same(net, chosen, arrays, emulator)
+    _assert_results_unchanged(net, chosen, arrays, emulator)
 
 
-def test_a_known_mask_takes_no_table(emulator: Emulator) -> None:
+def test_select_by_a_constant_mask_needs_no_table(emulator: Emulator) -> None:
     net = Net(U55)
-    known = net.b.const(np.arange(24).reshape(2, 4, 3) % 3 > 0, DType.BOOL)
+    constant_mask = net.b.const(np.arange(24).reshape(2, 4, 3) % 3 > 0, DType.BOOL)
     x = net.input(2, 4, 3)
-    chosen = net.b.select(known, x, net.b.const(np.full((1, 1, 1), -7), DType.INT8))
-    _same(net, [chosen], [net.rng.integers(-128, 128, (2, 4, 3)).astype(np.int8)], emulator)
+    chosen = net.b.select(constant_mask, x, net.b.const(np.full((1, 1, 1), -7), DType.INT8))
+    _assert_results_unchanged(net, [chosen], [net.rng.integers(-128, 128, (2, 4, 3)).astype(np.int8)], emulator)
     assert "TABLE" not in net.kinds()
 
 
-def test_a_function_that_compares_is_a_table(emulator: Emulator) -> None:
-    """where(x > 3, x, |x| - 1), the parts read by nothing else."""
+def test_select_between_functions_of_one_input_becomes_one_table(emulator: Emulator) -> None:
+    """where(x > 3, x, |x| - 1), without other readers of the operands."""
     net = Net(U55)
     b, x = net.b, net.input(4, 40)
     wide = b.cast(x, DType.INT32)
     above = b.compare("GREATER", wide, b.const([[3]], DType.INT32))
     other = b.rescale(b.sub(b.unary("ABS", wide), b.const([[1]], DType.INT32)), DType.INT8, 1.0)
-    _same(net, [b.select(above, x, other)], [net.rng.integers(-128, 128, (4, 40)).astype(np.int8)], emulator)
+    _assert_results_unchanged(
+        net, [b.select(above, x, other)], [net.rng.integers(-128, 128, (4, 40)).astype(np.int8)], emulator
+    )
     assert net.kinds() == ["TABLE"]
 
 
@@ -118,8 +122,8 @@ def _masked(x: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
 
 
 @pytest.mark.parametrize("recipe", [ArmRecipeType.ETHOSU_U55_INT8, ArmRecipeType.ETHOSU_U65_A16W8])
-def test_masks_enter_and_leave_a_program(recipe: ArmRecipeType, tmp_path: Path) -> None:
-    """And its reference program, in which they are booleans too."""
+def test_masks_are_inputs_and_outputs_of_a_program(recipe: ArmRecipeType, tmp_path: Path) -> None:
+    """Also of its reference program, in which they are booleans too."""
     torch.manual_seed(0)
     samples = [(torch.randn(1, 3, 4, 4), torch.rand(1, 1, 4, 4) > 0.5) for _ in range(2)]
     result = export(Calls(_masked), ExportRecipe.get_recipe(recipe), samples, verify=True)

@@ -1,4 +1,4 @@
-"""Constants that differ in shape alone are in a flatbuffer once, and results keep every bit."""
+"""Constants that differ only in shape are stored once, and the results are bit-equal."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _table(dtype: DType) -> Array:
 
 
 def _tied(dtype: DType, table: Callable[[DType], Array] = _table) -> Callable[..., tuple[Value, ...]]:
-    """GATHER from a table, and convolutions of two sizes of kernel whose weights have the table's bytes."""
+    """GATHER from a table, and convolutions with two kernel sizes, whose weights have the table's bytes."""
 
     def body(b: Builder, indices: Value, image: Value) -> tuple[Value, ...]:
         accumulator = DType.FP32 if dtype.is_float else DType.INT32
@@ -50,57 +50,61 @@ def _tied(dtype: DType, table: Callable[[DType], Array] = _table) -> Callable[..
     return body
 
 
-def _written(dtype: DType, target: Target) -> Graph:
-    made = build_graph(_tied(dtype), INDICES, (IMAGE, dtype), target=target)
-    pipeline.run(made, target)
-    return made
+def _run_passes(dtype: DType, target: Target) -> Graph:
+    graph = build_graph(_tied(dtype), INDICES, (IMAGE, dtype), target=target)
+    pipeline.run(graph, target)
+    return graph
 
 
 @pytest.mark.parametrize(("dtype", "target"), [(DType.FP32, FLOAT), (DType.INT8, INTEGER)], ids=["float", "int8"])
-def test_one_constant_for_three_shapes(dtype: DType, target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    shared = _written(dtype, target)
+def test_constants_of_three_shapes_are_stored_once(
+    dtype: DType, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = _run_passes(dtype, target)
     monkeypatch.setattr(constant_views, "_MIN_BYTES", 1 << 30)
-    apart = _written(dtype, target)
+    separate = _run_passes(dtype, target)
     size = ROWS * WIDTH * dtype.bytes
-    small, large = serialize(shared), serialize(apart)
+    small, large = serialize(shared), serialize(separate)
     assert size < len(small) < 2 * size
     assert 3 * size < len(large)
-    assert [op.kind for op in shared.ops].count("RESHAPE") == [op.kind for op in apart.ops].count("RESHAPE") + 2
+    assert [op.kind for op in shared.ops].count("RESHAPE") == [op.kind for op in separate.ops].count("RESHAPE") + 2
     assert all(op.origins for op in shared.ops)
     weights = [op.weight.data is None for op in shared.ops if op.weight is not None]
     assert sorted(weights) == [False, True]
     assert validate_by_tosa_opt(small, target) is None
     rng = np.random.default_rng(1)
-    given = [rng.integers(0, ROWS, (1, 5)).astype(np.int32), rng.integers(-9, 9, IMAGE).astype(dtype.numpy)]
-    for ours, theirs in zip(reference.run(small, given), reference.run(large, given), strict=True):
+    inputs = [rng.integers(0, ROWS, (1, 5)).astype(np.int32), rng.integers(-9, 9, IMAGE).astype(dtype.numpy)]
+    for ours, theirs in zip(reference.run(small, inputs), reference.run(large, inputs), strict=True):
         assert np.unique(ours).size > 1
         assert np.array_equal(ours, theirs)
 
 
-def test_the_converter_takes_weights_that_are_reshaped() -> None:
-    flatbuffer = serialize(_written(DType.FP32, FLOAT))
+def test_model_converter_accepts_reshaped_weights() -> None:
+    flatbuffer = serialize(_run_passes(DType.FP32, FLOAT))
     payload = compile_payload(VgfCompileSpec(), flatbuffer, delegate="d", find_operator=lambda text: None)
     assert len(payload.data) < 2 * ROWS * WIDTH * 4
 
 
-def test_other_bytes_are_other_constants() -> None:
-    made = build_graph(_tied(DType.INT8, lambda dtype: _table(dtype) + 1), INDICES, (IMAGE, DType.INT8), target=INTEGER)
-    made.ops = [op for op in made.ops if op.kind != "CONV2D" or op.inputs[0] is not made.inputs[1]]
-    made.outputs = made.outputs[:2]
-    kinds = [op.kind for op in made.ops]
-    deduplicate_constants(made, INTEGER)
-    assert [op.kind for op in made.ops] == kinds
+def test_constants_with_other_bytes_are_not_shared() -> None:
+    graph = build_graph(
+        _tied(DType.INT8, lambda dtype: _table(dtype) + 1), INDICES, (IMAGE, DType.INT8), target=INTEGER
+    )
+    graph.ops = [op for op in graph.ops if op.kind != "CONV2D" or op.inputs[0] is not graph.inputs[1]]
+    graph.outputs = graph.outputs[:2]
+    kinds = [op.kind for op in graph.ops]
+    deduplicate_constants(graph, INTEGER)
+    assert [op.kind for op in graph.ops] == kinds
 
 
-def test_npus_have_weights_of_their_own() -> None:
-    made = build_graph(_tied(DType.INT8), INDICES, (IMAGE, DType.INT8), target=make_target("ethos-u85"))
-    kinds = [op.kind for op in made.ops]
-    deduplicate_constants(made, make_target("ethos-u85"))
-    assert [op.kind for op in made.ops] == kinds
+def test_weights_are_not_shared_for_npus() -> None:
+    graph = build_graph(_tied(DType.INT8), INDICES, (IMAGE, DType.INT8), target=make_target("ethos-u85"))
+    kinds = [op.kind for op in graph.ops]
+    deduplicate_constants(graph, make_target("ethos-u85"))
+    assert [op.kind for op in graph.ops] == kinds
 
 
 class Tied(nn.Module):
-    """Scores of tokens by the table that embeds them."""
+    """Tied embeddings: the output layer has the weights of the embedding."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,7 +117,7 @@ class Tied(nn.Module):
 
 
 @pytest.mark.parametrize("recipe", [ArmRecipeType.TOSA_FP, ArmRecipeType.VGF_FP], ids=lambda recipe: recipe.name)
-def test_tied_embeddings(recipe: ArmRecipeType) -> None:
+def test_tied_embeddings_are_stored_once(recipe: ArmRecipeType) -> None:
     model, tokens = Tied().eval(), torch.tensor([[3, 0, 199, 64]], dtype=torch.int32)
     result = export(model, ExportRecipe.get_recipe(recipe), [(tokens,)])
     (delegate,) = result.report.delegates

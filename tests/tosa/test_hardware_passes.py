@@ -235,8 +235,8 @@ def test_int32_and_many_rows_keep_their_transpose_on_u85() -> None:
 def test_a_transpose_that_vela_refuses_is_split_into_supported_ones(
     shape: tuple[int, ...], perms: tuple[int, ...], dtype: DType, transposes: int, family: str
 ) -> None:
-    given = build_graph(lambda b, x: b.transpose(x, perms), (shape, dtype))
-    assert not is_compiled_by_vela(family, serialize(given))  # if Vela compiles it, the split is obsolete
+    original = build_graph(lambda b, x: b.transpose(x, perms), (shape, dtype))
+    assert not is_compiled_by_vela(family, serialize(original))  # if Vela compiles it, the split is obsolete
     net = Net(U55)
     net.check(net.b.transpose(net.input(*shape, dtype=dtype), perms))
     assert net.kinds().count("TRANSPOSE") == transposes
@@ -265,12 +265,12 @@ def test_transpose_of_attention_heads_with_unit_dimensions_compiles(
 
 def test_a_transpose_that_cannot_be_split_is_refused() -> None:
     for shape, perms in (((1, 3, 70000, 1), (2, 1, 3, 0)), ((251, 3, 1, 1009, 1), (4, 0, 3, 1, 2))):
-        given = build_graph(lambda b, x, perms=perms: b.transpose(x, perms), (shape, DType.INT8))
-        assert op_refusal(U65, given.ops[0]) == (
+        original = build_graph(lambda b, x, perms=perms: b.transpose(x, perms), (shape, DType.INT8))
+        assert op_refusal(U65, original.ops[0]) == (
             f"{U65.name} has no TRANSPOSE with shape {shape} by {perms} "
             "(65536 at most along each of three axes, whichever are taken together)"
         )
-        assert not is_compiled_by_vela("ethos-u65", serialize(given))
+        assert not is_compiled_by_vela("ethos-u65", serialize(original))
 
 
 def test_transpose_before_matmul_has_four_dimensions() -> None:

@@ -1,4 +1,4 @@
-"""The hardware tables against Vela: what ``type_refusal`` passes compiles, and what it refuses does not."""
+"""The hardware tables against Vela: operators that ``op_refusal`` accepts compile, and those that it refuses do not."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from arm_backend_core.workers.vela import installed_release
 from tests.graphs import Body, Input, build_graph, is_compiled_by_vela, make_target
 
 BOOL, I8, I16, I32, I48 = DType.BOOL, DType.INT8, DType.INT16, DType.INT32, DType.INT48
-NUMBERS = (I8, I16, I32)
+INTEGERS = (I8, I16, I32)
 S = (1, 4, 8, 16)
-_OLD = ("ethos-u55", "ethos-u65")
+_U55_U65 = ("ethos-u55", "ethos-u65")
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Case:
     """One operator.
 
     Attributes:
-        stricter: families that refuse it though Vela compiles it, against its documentation or to something else.
+        stricter: families that refuse the operator though Vela compiles it, undocumented or incorrectly.
     """
 
     name: str
@@ -43,7 +43,7 @@ def _constant(shape: Sequence[int], dtype: DType = I8) -> Value:
     return Value(tuple(shape), dtype, "", data)
 
 
-def _zeros(n: int, x: Value) -> Value:
+def _zero_bias(n: int, x: Value) -> Value:
     dtype = I32 if x.dtype is I8 else I48
     return Value((n,), dtype, "", np.zeros(n, dtype.numpy))
 
@@ -58,7 +58,7 @@ def _elementwise() -> Iterator[Case]:
     def named(method: str, kind: str) -> Body:
         return lambda b, x, y: getattr(b, method)(kind, x, y)
 
-    for dtype in NUMBERS:
+    for dtype in INTEGERS:
         one, two = ((S, dtype),), ((S, dtype), (S, dtype))
         for kind in ("BITWISE_NOT", "IDENTITY"):
             yield Case(f"{kind} {dtype.value}", unary(kind), one)
@@ -68,13 +68,13 @@ def _elementwise() -> Iterator[Case]:
         for rounds in (True, False):
             shift = call("arithmetic_right_shift", round=rounds)
             stricter = dtype is I32 and not rounds
-            yield Case(f"ARITHMETIC_RIGHT_SHIFT {dtype.value} {rounds}", shift, two, _OLD if stricter else ())
+            yield Case(f"ARITHMETIC_RIGHT_SHIFT {dtype.value} {rounds}", shift, two, _U55_U65 if stricter else ())
         yield Case(f"LOGICAL_LEFT_SHIFT {dtype.value}", call("logical_left_shift"), two)
         narrow = () if dtype is I32 else ("ethos-u85",)
         yield Case(f"LOGICAL_RIGHT_SHIFT {dtype.value}", call("logical_right_shift"), two, narrow)
         yield Case(f"MUL {dtype.value}", call("mul"), two)
         yield Case(f"SELECT {dtype.value}", call("select"), ((S, BOOL), *two))
-        for other in (BOOL, *NUMBERS):
+        for other in (BOOL, *INTEGERS):
             if other is not dtype:
                 yield Case(f"CAST {dtype.value} {other.value}", call("cast", dtype=other), one)
             if other is not BOOL:
@@ -102,7 +102,7 @@ def _elementwise() -> Iterator[Case]:
 
 
 def _movement() -> Iterator[Case]:
-    for dtype in (BOOL, *NUMBERS):
+    for dtype in (BOOL, *INTEGERS):
         moves: dict[str, Body] = {
             "RESHAPE": lambda b, x: b.reshape(x, (x.size,)),
             "SLICE": lambda b, x: b.slice(x, (0, 1, 1, 1), (1, 2, 3, 9)),
@@ -114,10 +114,10 @@ def _movement() -> Iterator[Case]:
         for name, body in moves.items():
             yield Case(f"{name} {dtype.value}", body, ((S, dtype),))
         for axis in range(4):
-            # Documented: int8 and int16, height and width. Vela takes more, not all of it for every shape.
+            # Documented: int8 and int16, height and width. Vela accepts more, but not for every shape.
             reverse: Body = lambda b, x, axis=axis: b.reverse(x, axis)  # noqa: E731
             stricter = (axis == 0 and dtype is not BOOL) or (axis < 3 and dtype is I32)
-            yield Case(f"REVERSE {dtype.value} {axis}", reverse, ((S, dtype),), _OLD if stricter else ())
+            yield Case(f"REVERSE {dtype.value} {axis}", reverse, ((S, dtype),), _U55_U65 if stricter else ())
         if dtype is not BOOL:
             yield Case(f"GATHER {dtype.value}", lambda b, x, i: b.gather(x, i), (((2, 8, 16), dtype), ((2, 5), I32)))
     for shape, perms in (
@@ -131,17 +131,17 @@ def _movement() -> Iterator[Case]:
 
 
 def _reductions() -> Iterator[Case]:
-    for dtype in NUMBERS:
+    for dtype in INTEGERS:
         for kind in ("REDUCE_MAX", "REDUCE_MIN", "REDUCE_SUM"):
             if kind == "REDUCE_SUM" and dtype is not I32:
                 continue
             for axis in range(4):
                 body: Body = lambda b, x, kind=kind, axis=axis: b.reduce(kind, x, axis)  # noqa: E731
                 yield Case(f"{kind} {dtype.value} {axis}", body, ((S, dtype),))
-    # Documented for every reduced axis; along the last one Vela takes more.
+    # The limit is documented for every axis; along the last one Vela accepts more.
     for shape, axis in (((4, 70000), 1), ((70000, 4), 0), ((8, 66000), 0), ((300, 400), 1)):
         body = lambda b, x, axis=axis: b.reduce("REDUCE_SUM", x, axis)  # noqa: E731
-        yield Case(f"REDUCE_SUM {shape} {axis}", body, ((shape, I32),), _OLD if shape == (4, 70000) else ())
+        yield Case(f"REDUCE_SUM {shape} {axis}", body, ((shape, I32),), _U55_U65 if shape == (4, 70000) else ())
     for kind in ("REDUCE_ANY", "REDUCE_ALL"):
         yield Case(kind, lambda b, x, kind=kind: b.reduce(kind, x, 3), ((S, BOOL),))
     candidates: tuple[tuple[tuple[int, ...], int, DType], ...] = (
@@ -166,14 +166,14 @@ def _biased(bias: int) -> Body:
 
 
 def _convolutions() -> Iterator[Case]:
-    for bias, stricter in ((2**39 - 1, ()), (-(2**39), ()), (2**39, _OLD), (-(2**39) - 1, _OLD)):
+    for bias, stricter in ((2**39 - 1, ()), (-(2**39), ()), (2**39, _U55_U65), (-(2**39) - 1, _U55_U65)):
         yield Case(f"conv int16 bias {bias}", _biased(bias), ((S, I16),), stricter)
 
     def conv(kernel: tuple[int, int], stride: tuple[int, int], pad: int, depthwise: bool = False) -> Body:
         def body(b: Builder, x: Value) -> Value:
             c = x.shape[3]
             weight = _constant((*kernel, c, 1) if depthwise else (8, *kernel, c))
-            bias = _zeros(c if depthwise else 8, x)
+            bias = _zero_bias(c if depthwise else 8, x)
             write = b.depthwise_conv2d if depthwise else b.conv2d
             return b.rescale(write(x, weight, bias, pad=(pad,) * 4, stride=stride), x.dtype, 0.01)
 
@@ -202,7 +202,7 @@ def _convolutions() -> Iterator[Case]:
             ((3, 3), (3, 3), image),
         ):
             transposed: Body = lambda b, x, k=kernel, s=stride: b.rescale(  # noqa: E731
-                b.transpose_conv2d(x, _constant((8, *k, 4)), _zeros(8, x), out_pad=(0, 0, 0, 0), stride=s),
+                b.transpose_conv2d(x, _constant((8, *k, 4)), _zero_bias(8, x), out_pad=(0, 0, 0, 0), stride=s),
                 x.dtype,
                 0.01,
             )
@@ -210,7 +210,7 @@ def _convolutions() -> Iterator[Case]:
         yield Case(
             f"TRANSPOSE_CONV2D {dtype.value} to a column",
             lambda b, x: b.rescale(
-                b.transpose_conv2d(x, _constant((8, 3, 3, 4)), _zeros(8, x), out_pad=(-1,) * 4, stride=(2, 2)),
+                b.transpose_conv2d(x, _constant((8, 3, 3, 4)), _zero_bias(8, x), out_pad=(-1,) * 4, stride=(2, 2)),
                 x.dtype,
                 0.01,
             ),
@@ -218,8 +218,8 @@ def _convolutions() -> Iterator[Case]:
             ("ethos-u85",),
         )
         for depth in (1, 3):
-            # Vela 5.2 takes int16, on U55 and U65 too; the core writes no CONV3D.
-            stricter = _OLD if dtype is I16 and depth == 1 and installed_release() > (5, 1) else ()
+            # Vela 5.2 also accepts int16 on U55 and U65; lowering emits no CONV3D.
+            stricter = _U55_U65 if dtype is I16 and depth == 1 and installed_release() > (5, 1) else ()
             yield Case(
                 f"CONV3D {dtype.value} {depth}",
                 lambda b, x, d=depth: _conv3d(b, x, _constant((8, d, 3, 3, 4))),
@@ -232,17 +232,19 @@ def _convolutions() -> Iterator[Case]:
     variable = ((8, 3, 3, 4), I8)
     yield Case(
         "CONV2D of variables",
-        lambda b, x, w: b.rescale(b.conv2d(x, w, _zeros(8, x), pad=(0,) * 4), I8, 0.01),
+        lambda b, x, w: b.rescale(b.conv2d(x, w, _zero_bias(8, x), pad=(0,) * 4), I8, 0.01),
         ((image, I8), variable),
     )
     yield Case(
         "DEPTHWISE_CONV2D of variables",
-        lambda b, x, w: b.rescale(b.depthwise_conv2d(x, w, _zeros(4, x), pad=(0,) * 4), I8, 0.01),
+        lambda b, x, w: b.rescale(b.depthwise_conv2d(x, w, _zero_bias(4, x), pad=(0,) * 4), I8, 0.01),
         ((image, I8), ((3, 3, 4, 1), I8)),
     )
     yield Case(
         "TRANSPOSE_CONV2D of variables",
-        lambda b, x, w: b.rescale(b.transpose_conv2d(x, w, _zeros(8, x), out_pad=(0,) * 4, stride=(2, 2)), I8, 0.01),
+        lambda b, x, w: b.rescale(
+            b.transpose_conv2d(x, w, _zero_bias(8, x), out_pad=(0,) * 4, stride=(2, 2)), I8, 0.01
+        ),
         ((image, I8), variable),
     )
     yield Case(
@@ -262,7 +264,7 @@ def _conv3d(b: Builder, x: Value, weight: Value) -> Value:
         "acc_type": accumulator,
     }
     attrs |= {"input_zp": 0, "weight_zp": 0}
-    y = b.emit("CONV3D", (x, weight, _zeros(8, x)), accumulator, **attrs)
+    y = b.emit("CONV3D", (x, weight, _zero_bias(8, x)), accumulator, **attrs)
     return b.rescale(y, x.dtype, 0.01)
 
 
@@ -316,7 +318,7 @@ _CASES = [case for cases in _GROUPS for case in cases()]
 
 @pytest.mark.parametrize("name", ETHOS_U_FAMILIES)
 @pytest.mark.parametrize("case", _CASES, ids=lambda case: case.name)
-def test_agrees_with_vela(case: Case, name: str) -> None:
+def test_hardware_table_agrees_with_vela(case: Case, name: str) -> None:
     written = build_graph(case.body, *case.inputs)
     target = make_target(name)
     reasons = [op_refusal(target, op) for op in written.ops]

@@ -16,7 +16,7 @@ from tests.graphs import FULL_TARGET, build_and_validate, build_flatbuffer, buil
 
 
 @pytest.mark.parametrize("passes", [False, True])
-def test_many_values_are_joined_in_groups(passes: bool) -> None:
+def test_concat_of_many_values_is_split_into_groups(passes: bool) -> None:
     def body(b: Builder, x: Value) -> Value:
         return b.concat([b.reverse(x, i % 2) for i in range(70)], 0)
 
@@ -31,7 +31,7 @@ def test_many_values_are_joined_in_groups(passes: bool) -> None:
 
 
 @pytest.mark.parametrize(("kernel", "crop"), [(1, 1), (3, 4)])
-def test_a_transposed_convolution_crops_as_much_as_its_kernel_by_a_slice(kernel: int, crop: int) -> None:
+def test_transpose_conv2d_crops_its_kernel_size_or_more_by_a_slice(kernel: int, crop: int) -> None:
     weight = np.arange(kernel * kernel).reshape(1, kernel, kernel, 1) + 1
 
     def body(b: Builder, x: Value) -> Value:

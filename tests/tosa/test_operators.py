@@ -1,4 +1,4 @@
-"""The records of TOSA operators: that mistakes in them are found at import, and what single operators may be."""
+"""The records of TOSA operators: their checks at import, refusals, and the evaluation of operators."""
 
 from __future__ import annotations
 
@@ -36,28 +36,28 @@ FP = Target.from_tosa_spec("TOSA-1.0+FP")
         ("NEW", "i8>i8:INT", {"operands": (("zp", "input1"),)}, "unknown type 'input1'"),
     ],
 )
-def test_mistakes_in_a_record_are_errors(kind: str, rows: str, facts: dict[str, object], message: str) -> None:
+def test_invalid_record_is_an_error(kind: str, rows: str, facts: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         define_operator(kind, rows, [ANY_RANK], broadcast_shape, **facts)
     assert "NEW" not in OPERATORS
 
 
 @pytest.mark.parametrize("kind", [kind for kind, record in OPERATORS.items() if not record.is_placeholder])
-def test_records_are_those_of_the_flatbuffer(kind: str) -> None:
+def test_every_record_has_an_operator_and_attribute_of_the_flatbuffer(kind: str) -> None:
     record = OPERATORS[kind]
     assert hasattr(tosa_serializer.Op, kind)
     getattr(tosa_serializer.TosaSerializerAttribute(), record.attribute + "Attribute")
 
 
-def test_a_missing_extension_is_an_argument() -> None:
-    """An extension of another profile would not help, and that of an NPU is fixed."""
+def test_refusal_for_a_missing_extension_names_the_recipe_argument() -> None:
+    """If the profile is missing, no extension helps."""
     assert type_refusal(FP, "ABS", [DType.BF16], DType.BF16) == (
         'ABS (bf16 -> bf16) needs TOSA bf16, which TOSA-1.0+FP lacks; add extensions=["bf16"] to the recipe'
     )
     assert (type_refusal(FP, "ABS", [DType.INT32], DType.INT32) or "").endswith("which TOSA-1.0+FP lacks")
 
 
-def test_a_later_version_is_only_rows() -> None:
+def test_gather_of_tosa_1_1_has_more_types() -> None:
     later = replace(FP, version=(1, 1))
     assert type_refusal(FP, "GATHER", [DType.INT8, DType.INT32], DType.INT8) == (
         "GATHER (int8, int32 -> int8) needs TOSA INT, which TOSA-1.0+FP lacks"
@@ -69,7 +69,7 @@ def test_a_later_version_is_only_rows() -> None:
     assert type_refusal(later, "GATHER", [DType.BOOL, DType.INT32], DType.BOOL) is None
 
 
-def test_a_wrong_shape_is_a_fault_and_not_a_refusal() -> None:
+def test_wrong_shape_is_an_assertion_error_and_not_a_refusal() -> None:
     graph = Graph()
     x = graph.add_input((2, 3), DType.FP32, "x")
     with pytest.raises(AssertionError, match=r"its shape must be \[2, 3\]"):
@@ -86,7 +86,7 @@ def test_seven_dimensions_are_refused() -> None:
         Builder(graph, FP).unary("EXP", x)
 
 
-def test_an_npu_says_how_many_multipliers_it_has() -> None:
+def test_npu_target_needs_its_number_of_macs() -> None:
     with pytest.raises(ValueError, match="macs: ethos-u55 needs"):
         Target("ethos-u55", frozenset({"INT"}), frozenset(), "ethos-u55")
 
@@ -98,10 +98,12 @@ def test_an_npu_says_how_many_multipliers_it_has() -> None:
         (lambda b, x: b.reduce("REDUCE_SUM", x, 0), DType.FP32, 1.5, None),
         (lambda b, x: b.bitwise("INTDIV", b.const([7], DType.INT32), x), DType.INT32, 0, None),
         (lambda b, x: b.rescale(x, DType.INT32, 2.0**10), DType.INT32, 1 << 25, None),
-        (lambda b, x: rescaled(1 << 30, 31, rounding_mode="INEXACT_ROUND")(b, x), DType.INT32, 6, None),
+        (lambda b, x: rescale_by(1 << 30, 31, rounding_mode="INEXACT_ROUND")(b, x), DType.INT32, 6, None),
     ],
 )
-def test_evaluation_of_what_is_not_always_defined(body: Body, dtype: DType, x: float, expected: float | None) -> None:
+def test_evaluation_of_undefined_results_returns_none(
+    body: Body, dtype: DType, x: float, expected: float | None
+) -> None:
     target = Target.from_tosa_spec("TOSA-1.0+INT+FP+inexactround")
     (op,) = build_graph(body, ((1,), dtype), target=target).ops
     arrays = [np.array([x], dtype.numpy) if value.data is None else value.data for value in op.inputs]
@@ -110,7 +112,7 @@ def test_evaluation_of_what_is_not_always_defined(body: Body, dtype: DType, x: f
 
 @pytest.mark.parametrize("nan_mode", ["PROPAGATE", "IGNORE"])
 @pytest.mark.parametrize("kind", ["CLAMP", "MAXIMUM", "MINIMUM", "REDUCE_MAX", "REDUCE_MIN"])
-def test_an_evaluation_treats_nan_as_the_operator_says(kind: str, nan_mode: str) -> None:
+def test_evaluation_follows_the_nan_mode(kind: str, nan_mode: str) -> None:
     def body(b: Builder, *values: Value) -> Value:
         attrs: dict[str, object] = {"nan_mode": nan_mode}
         attrs |= {"axis": 1} if kind.startswith("REDUCE") else {}
@@ -126,7 +128,7 @@ def test_an_evaluation_treats_nan_as_the_operator_says(kind: str, nan_mode: str)
     np.testing.assert_array_equal(result, expected)
 
 
-def test_a_type_of_two_extensions_needs_both() -> None:
+def test_types_of_two_extensions_need_both() -> None:
     types = [DType.BF16], DType.FP8E4M3
     both = Target.from_tosa_spec("TOSA-1.0+FP+bf16+fp8e4m3")
     assert type_refusal(both, "CAST", *types) is None
@@ -145,7 +147,7 @@ def test_an_extension_needs_its_profile(spec: str) -> None:
     assert extension in Target.from_tosa_spec(f"TOSA-1.0+INT+FP+{extension}").extensions
 
 
-def test_blocks_have_one_size() -> None:
+def test_block_size_other_than_32_is_refused() -> None:
     target = Target.from_tosa_spec("TOSA-1.1+FP+mxfp")
     (cast,) = build_graph(
         lambda b, x: b.emit("CAST_TO_BLOCK_SCALED", (x,), DType.FP8E4M3, block_size=32),
@@ -180,7 +182,7 @@ def test_bf16_convolutions_and_products_accumulate_in_fp32() -> None:
     assert "MATMUL" in build_and_validate(body, ((1, 4, 4, 1), DType.BF16), target=target)
 
 
-def resized(size: tuple[int, int], n: int, d: int, offset: int, border: int) -> Body:
+def resize_by(size: tuple[int, int], n: int, d: int, offset: int, border: int) -> Body:
     def body(b: Builder, x: Value) -> Value:
         y = b.resize(x, (n, d, n, d), (offset,) * 2, (border,) * 2, "NEAREST")
         assert y.shape[1:3] == size
@@ -189,7 +191,7 @@ def resized(size: tuple[int, int], n: int, d: int, offset: int, border: int) -> 
     return body
 
 
-def transposed(kernel: int, out_pad: tuple[int, int]) -> Body:
+def transpose_conv_by(kernel: int, out_pad: tuple[int, int]) -> Body:
     def body(b: Builder, x: Value) -> Value:
         weight, bias = b.const(np.ones((1, kernel, 1, 1)), DType.INT8), b.const(np.zeros(1), DType.INT32)
         return b.transpose_conv2d(x, weight, bias, out_pad=(*out_pad, 0, 0), stride=(1, 1))
@@ -197,8 +199,8 @@ def transposed(kernel: int, out_pad: tuple[int, int]) -> Body:
     return body
 
 
-def rescaled(multiplier: int, shift: int, **others: object) -> Body:
-    """By a RESCALE that the builder does not choose."""
+def rescale_by(multiplier: int, shift: int, **others: object) -> Body:
+    """A RESCALE with a multiplier and a shift that the builder does not choose."""
 
     def body(b: Builder, x: Value) -> Value:
         factor = {"multiplier": np.array([multiplier], np.int32), "shift": np.array([shift], np.int8)}
@@ -209,7 +211,7 @@ def rescaled(multiplier: int, shift: int, **others: object) -> Body:
     return body
 
 
-def test_a_constant_is_rescaled_by_what_its_own_values_allow() -> None:
+def test_rescale_of_a_constant_is_limited_by_its_values_only() -> None:
     def body(b: Builder, x: Value) -> Value:
         mask = b.const(np.full((2, 300), -100), DType.INT16)
         return b.add(x, b.rescale(mask, DType.INT32, 2.0**15))
@@ -219,7 +221,7 @@ def test_a_constant_is_rescaled_by_what_its_own_values_allow() -> None:
 
 
 @pytest.mark.parametrize(("scale", "zero_point", "output_zp"), [(1.0, 128, 0), (0.625, 0, -128), (2.0, 255, 5)])
-def test_the_bits_of_an_unsigned_input(scale: float, zero_point: int, output_zp: int) -> None:
+def test_rescale_of_an_unsigned_input_is_exact(scale: float, zero_point: int, output_zp: int) -> None:
     graph = build_graph(
         lambda b, x: b.rescale(x, DType.INT8, scale, zero_point, output_zp, input_unsigned=True), ((256,), DType.INT8)
     )
@@ -238,20 +240,20 @@ def test_the_bits_of_an_unsigned_input(scale: float, zero_point: int, output_zp:
 
 
 @pytest.mark.parametrize("zero_point", [-1, 256])
-def test_the_zero_point_of_an_unsigned_input_is_unsigned(zero_point: int) -> None:
+def test_zero_point_of_an_unsigned_input_outside_0_to_255_is_refused(zero_point: int) -> None:
     with pytest.raises(Unsupported, match=rf"input_zp {zero_point} \(0 to 255\)"):
         build_graph(lambda b, x: b.rescale(x, DType.INT8, 1.0, zero_point, input_unsigned=True), ((2, 3), DType.INT8))
 
 
-#: REQUIREs on elements, which a validator of graphs does not see.
-_OF_ELEMENTS = ("a base", "exponent", "leave the range", "32767 apart", "shifts from")
+#: Words of refusals by a REQUIRE on element values, which tosa-opt does not check.
+_ELEMENT_REQUIREMENTS = ("a base", "exponent", "leave the range", "32767 apart", "shifts from")
 
 
 @pytest.mark.parametrize(
     ("body", "shape", "dtype", "reason"),
     [
-        (resized((300, 300), 300, 1, 0, 299), (1, 1, 1, 1), DType.INT8, r"scale 300/1 in height \(256 at most\)"),
-        (resized((2, 2), 1, 15, 7, 1), (1, 23, 23, 1), DType.INT8, r"border 1 in height \(-16 to 0\)"),
+        (resize_by((300, 300), 300, 1, 0, 299), (1, 1, 1, 1), DType.INT8, r"scale 300/1 in height \(256 at most\)"),
+        (resize_by((2, 2), 1, 15, 7, 1), (1, 23, 23, 1), DType.INT8, r"border 1 in height \(-16 to 0\)"),
         (lambda b, x: b.pow(b.const([[-2.0]], DType.FP32), x), (2, 3), DType.FP32, "a base that is negative"),
         (lambda b, x: b.rescale(x, DType.INT32, 2.0**23), (2, 3), DType.INT8, "leave the range of its shift"),
         (lambda b, x: b.rescale(x, DType.INT16, 1.0, 0, 5), (2, 3), DType.INT16, "output_zp 5 for int16"),
@@ -260,17 +262,22 @@ _OF_ELEMENTS = ("a base", "exponent", "leave the range", "32767 apart", "shifts 
         (lambda b, x: b.avg_pool2d(x, (2, 2), (1, 1), (2, 0, 0, 0)), (1, 4, 4, 1), DType.INT8, "less than the kernel"),
         (lambda b, x: b.clamp(x, 3, -3), (2, 3), DType.INT8, "bounds 3 to -3"),
         (lambda b, x: b.pow(x, b.const([[np.inf]], DType.FP32)), (2, 3), DType.FP32, "exponent that is not finite"),
-        (rescaled(1 << 30, 63), (2, 3), DType.INT32, r"shifts from 63 to 63 \(2 to 62\)"),
-        (rescaled(1 << 30, 31, input_unsigned=True), (2, 3), DType.INT32, "unsigned values"),
-        (rescaled(1 << 30, 31, input_unsigned=True), (2, 3), DType.INT8, "unsigned input and a result of int32"),
+        (rescale_by(1 << 30, 63), (2, 3), DType.INT32, r"shifts from 63 to 63 \(2 to 62\)"),
+        (rescale_by(1 << 30, 31, input_unsigned=True), (2, 3), DType.INT32, "unsigned values"),
+        (rescale_by(1 << 30, 31, input_unsigned=True), (2, 3), DType.INT8, "unsigned input and a result of int32"),
         (lambda b, x: b.rescale(x, DType.INT8, 2.0**24, input_unsigned=True), (2, 3), DType.INT8, "leave the range"),
         (lambda b, x: b.tile(x, (1 << 16, 1 << 15)), (1, 1), DType.INT8, "2 GiB at most"),
-        (transposed(8193, (0, 0)), (1, 1, 1, 1), DType.INT8, r"kernel \[8193, 1\] \(8192 at most\)"),
-        (transposed(3, (-2, -2)), (1, 1, 1, 1), DType.INT8, r"out_pad \[-2, -2, 0, 0\], which leaves nothing"),
-        (resized((16384, 16384), 1, 1, 0, 0), (1, 16384, 16384, 1), DType.INT8, r"16384 to 16384 \(less than 16384\)"),
+        (transpose_conv_by(8193, (0, 0)), (1, 1, 1, 1), DType.INT8, r"kernel \[8193, 1\] \(8192 at most\)"),
+        (transpose_conv_by(3, (-2, -2)), (1, 1, 1, 1), DType.INT8, r"out_pad \[-2, -2, 0, 0\], which leaves nothing"),
+        (
+            resize_by((16384, 16384), 1, 1, 0, 0),
+            (1, 16384, 16384, 1),
+            DType.INT8,
+            r"16384 to 16384 \(less than 16384\)",
+        ),
     ],
 )
-def test_what_the_specification_forbids_is_refused_with_its_limit(
+def test_operator_that_the_specification_forbids_is_refused_with_the_limit(
     body: Body, shape: tuple[int, ...], dtype: DType, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = Target.from_tosa_spec("TOSA-1.0+INT+FP+int16")
@@ -278,7 +285,7 @@ def test_what_the_specification_forbids_is_refused_with_its_limit(
         build_graph(body, (shape, dtype), target=target)
     monkeypatch.setattr(builder, "op_refusal_before_bool_lowering", lambda target, op: None)
     complaint = validate_by_tosa_opt(serialize(build_graph(body, (shape, dtype), target=target)), target)
-    assert (complaint is None) == any(words in reason for words in _OF_ELEMENTS), complaint
+    assert (complaint is None) == any(words in reason for words in _ELEMENT_REQUIREMENTS), complaint
 
 
 _SELECTION_ATTRIBUTES: dict[str, dict[str, object]] = {

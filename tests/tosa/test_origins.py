@@ -1,4 +1,4 @@
-"""Where operators come from, after passes have merged, moved and replaced them."""
+"""Origins of operators after passes have merged, moved and replaced them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TARGET = Target.from_tosa_spec("TOSA-1.0+INT+FP+int16+doubleround")
 
 
 class Traced:
-    """A graph whose operators are told where they come from, one by one."""
+    """A graph under construction, whose operators have origins."""
 
     def __init__(self) -> None:
         self.graph = Graph()
@@ -29,7 +29,7 @@ class Traced:
         return self.graph.add_input(shape, dtype, f"input_{len(self.graph.inputs)}")
 
     def of(self, name: str, work: int = 1) -> Builder:
-        """The builder, for what comes from a node."""
+        """Return the builder. The operators that it emits next have the origin ``name``."""
         self.b.origins = {Origin(name, f"aten.{name}"): work}
         return self.b
 
@@ -38,12 +38,12 @@ class Traced:
         return self.graph
 
     def origins(self) -> list[tuple[str, list[str]]]:
-        """Of each operator the kind and the nodes; a TRANSPOSE's in brackets."""
+        """Kind and origins of each operator. Origins that only move data are in parentheses."""
         names = [[f"({o.node})" if o.moves else o.node for o in op.origins] for op in self.graph.ops]
         return [(op.kind, sorted(nodes)) for op, nodes in zip(self.graph.ops, names, strict=True)]
 
 
-def test_what_is_merged_into_another_is_kept() -> None:
+def test_tile_fused_into_arithmetic_keeps_its_origin() -> None:
     t = Traced()
     x, y = t.input(1, 8), t.input(4, 8)
     repeated = t.of("repeat", 5).tile(x, (4, 1))
@@ -53,7 +53,7 @@ def test_what_is_merged_into_another_is_kept() -> None:
     assert sorted(t.graph.ops[0].origins.values()) == [5, 7]
 
 
-def test_what_goes_into_the_weights_of_another_is_kept() -> None:
+def test_arithmetic_folded_into_weights_keeps_its_origin() -> None:
     t = Traced()
     weight, bias = np.ones((2, 1, 1, 3), np.float32), np.zeros(2, np.float32)
     constants = t.b.const(weight, DType.FP32), t.b.const(bias, DType.FP32)
@@ -64,7 +64,7 @@ def test_what_goes_into_the_weights_of_another_is_kept() -> None:
     assert t.origins() == [("CONV2D", ["add", "conv", "mul"])]
 
 
-def test_what_changes_places_keeps_its_own() -> None:
+def test_operators_that_swap_places_keep_their_origins() -> None:
     t = Traced()
     turned = t.of("permute").transpose(t.input(2, 3, 4), (2, 0, 1))
     t.returns(t.of("add").add(turned, t.b.const(np.ones((1, 1, 1)), DType.INT32)))
@@ -72,7 +72,7 @@ def test_what_changes_places_keeps_its_own() -> None:
     assert t.origins() == [("ADD", ["add"]), ("TRANSPOSE", ["(permute)"])]
 
 
-def test_operators_of_one_kind_are_merged_with_both() -> None:
+def test_merged_transposes_have_both_origins() -> None:
     t = Traced()
     turned = t.of("permute").transpose(t.input(2, 3, 4), (2, 0, 1))
     t.returns(t.of("movedim").transpose(turned, (0, 2, 1)))
@@ -80,7 +80,7 @@ def test_operators_of_one_kind_are_merged_with_both() -> None:
     assert t.origins() == [("TRANSPOSE", ["(movedim)", "(permute)"])]
 
 
-def test_what_nobody_needs_leaves_nothing() -> None:
+def test_unused_operator_leaves_no_origin() -> None:
     t = Traced()
     x = t.input(1, 8)
     kept, dropped = t.of("kept").add(x, x), t.of("dropped").sub(x, x)
@@ -90,7 +90,7 @@ def test_what_nobody_needs_leaves_nothing() -> None:
     assert t.origins() == [("ADD", ["kept"]), ("SLICE", ["cat", "select"])]
 
 
-def test_a_transpose_that_arithmetic_takes_in_costs_nothing() -> None:
+def test_cancelled_transposes_leave_no_origin_at_the_convolution() -> None:
     t = Traced()
     weight = t.b.const(np.ones((8, 3, 3, 4)), DType.INT8)
     bias = t.b.const(np.zeros(8), DType.INT32)
@@ -103,7 +103,7 @@ def test_a_transpose_that_arithmetic_takes_in_costs_nothing() -> None:
     assert t.origins()[-1] == ("CONV2D", ["conv"])
 
 
-def test_equal_operators_are_one_of_both() -> None:
+def test_shared_common_subexpression_has_both_origins() -> None:
     t = Traced()
     x = t.input(4)
     t.returns(t.of("a", 3).unary("ABS", x), t.of("b", 5).unary("ABS", x))
@@ -111,7 +111,7 @@ def test_equal_operators_are_one_of_both() -> None:
     assert t.origins() == [("ABS", ["a", "b"])]
 
 
-def test_a_table_is_of_all_that_it_stands_for() -> None:
+def test_composed_table_has_the_origins_of_all_its_operators() -> None:
     t = Traced()
     x = t.input(1, 8, dtype=DType.INT8)
     wide = t.of("mul").rescale(x, DType.INT32, 64.0)
@@ -122,7 +122,7 @@ def test_a_table_is_of_all_that_it_stands_for() -> None:
     assert t.origins() == [("TABLE", ["mul", "relu"])]
 
 
-def test_a_pass_that_names_no_origin_writes_for_what_it_reads() -> None:
+def test_operator_without_origin_gets_those_of_its_operands() -> None:
     t = Traced()
     x = t.input(4)
     y = t.of("add").add(x, x)
@@ -131,7 +131,7 @@ def test_a_pass_that_names_no_origin_writes_for_what_it_reads() -> None:
     assert t.origins() == [("ADD", ["add"]), ("IDENTITY", ["add"]), ("IDENTITY", ["input_0"])]
 
 
-def test_what_is_returned_as_it_is_is_a_copy() -> None:
+def test_returned_input_has_the_copy_origin() -> None:
     t = Traced()
     x = t.input(4)
     t.returns(t.of("add").add(x, x), x)
@@ -154,7 +154,7 @@ _IMAGE = (1, 8, 8, 4)
         ("ADD", [(), ()], (), 1),
     ],
 )
-def test_work_is_multiplications_or_elements(
+def test_work_is_the_number_of_multiplications_or_elements(
     kind: str, shapes: list[tuple[int, ...]], result: tuple[int, ...], work: int
 ) -> None:
     attrs = {"weight_zp": 0} if "CONV" in kind else {}

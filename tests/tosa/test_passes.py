@@ -1,4 +1,4 @@
-"""The passes on small graphs: which operators are left, and that the results are the same to the bit."""
+"""The passes on small graphs: which operators remain, and that the results are bit-equal."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NHWC, NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
 
 
 class Net:
-    """A graph under construction, written the way that the lowering rules write: NCHW between operators."""
+    """A graph under construction, as the lowering rules emit it: NCHW between operators."""
 
     def __init__(self, seed: int = 0) -> None:
         self.graph = Graph()
@@ -102,7 +102,7 @@ def results(net: Net) -> list[np.ndarray]:
 
 
 def check(net: Net, *outputs: Value, passes: Callable[[Graph, Target], None] = run) -> list[str]:
-    """Run ``passes``, compare the results before and after, and give the operators that are left."""
+    """Run ``passes``, compare the results before and after, and return the remaining operators."""
     net.graph.outputs = list(outputs)
     before = results(net)
     signatures = [(value.shape, value.dtype) for value in net.graph.outputs]
@@ -120,7 +120,7 @@ def check(net: Net, *outputs: Value, passes: Callable[[Graph, Target], None] = r
 # -- local rules ---------------------------------------------------------------------------------------------
 
 
-def test_groups_are_the_shortest_runs() -> None:
+def test_reshape_groups_are_the_shortest_runs() -> None:
     assert reshape_groups((1, 4, 6, 5), (1, 24, 5)) == [([0], [0]), ([1, 2], [1]), ([3], [2])]
     assert reshape_groups((6, 4), (4, 6)) == [([0, 1], [0, 1])]
     assert reshape_groups((2, 1, 3), (2, 3)) == [([0, 1], [0]), ([2], [1])]
@@ -133,7 +133,7 @@ def test_layout_passes_reshape_only_when_joined_dimensions_stay_together() -> No
     assert propagate_through_reshape((2, 8, 3, 4), (2, 96), NHWC) is None
 
 
-def test_constants_fold() -> None:
+def test_operators_on_constants_are_folded() -> None:
     net = Net()
     x = net.input(2, 3, dtype=DType.INT32)
     c = net.b.const(np.arange(-3, 3).reshape(3, 2), DType.INT8)
@@ -172,8 +172,8 @@ def test_folding_does_not_inflate_constants() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "bias"), [(DType.INT8, DType.INT32), (DType.INT16, DType.INT48), (DType.FP32,) * 2])
-def test_a_convolution_of_padding_alone_is_its_bias(dtype: DType, bias: DType) -> None:
-    """The rows of a window of one begin at -2 and 1, those of the image are 0 to 0."""
+def test_convolution_that_reads_only_padding_becomes_its_bias(dtype: DType, bias: DType) -> None:
+    """The windows of one row are at rows -2 and 1; the image has only row 0."""
     net = Net()
     x, y = net.input(2, 1, 6, 3, dtype=dtype), net.input(2, 2, 6, 4, dtype=dtype)
     weight = net.random((4, 1, 1, 3), dtype if dtype.is_float else DType.INT8)
@@ -221,7 +221,7 @@ def test_reshape_sinks_below_slices_and_narrow_constants() -> None:
     assert "RESHAPE" not in check(net, total)
 
 
-def test_slices_of_concat_and_concat_of_slices() -> None:
+def test_slices_of_a_concat_that_are_concatenated_again_cancel() -> None:
     net = Net()
     x, y = net.input(2, 8, 3), net.input(2, 4, 3)
     joined = net.b.concat([x, y], 1)
@@ -252,7 +252,7 @@ def test_tile_becomes_broadcast() -> None:
     assert check(net, net.b.add(*both), passes=simplify) == ["TILE", "ADD"]  # one gives the sum its shape
 
 
-def test_pad_goes_into_convolution_and_max_pool() -> None:
+def test_pad_is_fused_into_convolution_and_max_pool() -> None:
     for fill, kinds in ((3, ["CONV2D"]), (0, ["PAD", "CONV2D"])):
         net = Net()
         x = net.b.pad(net.input(1, 5, 5, 4), [(0, 0), (1, 2), (2, 0), (0, 0)], fill)
@@ -265,7 +265,7 @@ def test_pad_goes_into_convolution_and_max_pool() -> None:
 
 
 @pytest.mark.parametrize("padding", [[(0, 0), (0, 0), (0, 0), (0, 1)], [(0, 0), (3, 0), (0, 0), (0, 0)]])
-def test_pad_of_channels_or_as_deep_as_the_window_stays(padding: list[tuple[int, int]]) -> None:
+def test_pad_of_channels_or_as_large_as_the_kernel_is_not_fused(padding: list[tuple[int, int]]) -> None:
     net = Net()
     x = net.b.pad(net.input(1, 5, 5, 4), padding, 3)
     weight, bias = net.random((8, 3, 3, x.shape[3]), DType.INT8), net.random((8,), DType.INT32)
@@ -278,7 +278,7 @@ def test_tiles_merge() -> None:
     assert check(net, y, passes=simplify) == ["TILE"]
 
 
-def test_pad_stays_before_average_pool() -> None:
+def test_pad_is_not_fused_into_average_pool() -> None:
     net = Net()
     x = net.b.pad(net.input(1, 4, 4, 4), [(0, 0), (1, 1), (1, 1), (0, 0)], 0)
     assert check(net, net.b.avg_pool2d(x, (3, 3), (1, 1), [0] * 4)) == ["PAD", "AVG_POOL2D"]
@@ -292,7 +292,7 @@ def test_clamps_merge() -> None:
         assert check(net, y, passes=simplify) == ["REVERSE", "CLAMP"]
 
 
-def test_clamp_to_the_whole_range_goes() -> None:
+def test_clamp_to_the_whole_range_is_removed() -> None:
     net = Net()
     y = net.b.clamp(net.b.reverse(net.input(4, 64), 0), -128, 127)
     assert check(net, y, passes=simplify) == ["REVERSE"]
@@ -314,20 +314,20 @@ def test_rescale_of_an_unsigned_input_merges_into_the_next(dtype: DType, scale: 
     assert net.graph.ops[0].attrs["input_zp"] == 128 + zero_point
 
 
-def test_rescale_of_an_unsigned_input_stays_before_int32() -> None:
+def test_rescale_of_an_unsigned_input_does_not_merge_into_int32() -> None:
     net = Net()  # TOSA has no RESCALE of unsigned values to int32
     signed = net.b.rescale(net.input(16, 256), DType.INT8, 1.0, 128, input_unsigned=True)
     wide = net.b.rescale(signed, DType.INT32, 3.0, 5)
     assert check(net, wide, passes=simplify) == ["RESCALE", "RESCALE"]
 
 
-def test_an_unsigned_input_is_a_part_of_a_table() -> None:
+def test_rescale_of_an_unsigned_input_is_composed_into_a_table() -> None:
     net = Net()
     signed = net.b.rescale(net.input(4, 256), DType.INT8, 1.0, 128, input_unsigned=True)
     assert check(net, net.b.clamp(net.table(signed), -100, 90), passes=compose_tables) == ["TABLE"]
 
 
-def test_inexact_rescales_stay() -> None:
+def test_inexact_rescales_are_not_merged() -> None:
     net = Net()
     narrow = net.b.rescale(net.input(16, 256, dtype=DType.INT16), DType.INT8, 0.01)
     assert check(net, net.b.rescale(narrow, DType.INT32, 100.0), passes=simplify) == ["RESCALE", "RESCALE"]
@@ -343,13 +343,13 @@ def test_chain_of_int8_functions_becomes_one_table() -> None:
     assert check(net, y, passes=compose_tables) == ["TABLE"]
 
 
-def test_function_that_branches_becomes_one_table() -> None:
+def test_int8_function_with_two_branches_becomes_one_table() -> None:
     net = Net()
     x = net.input(4, 256)
     assert check(net, net.binary("mul", x, net.table(x)), passes=compose_tables) == ["TABLE"]
 
 
-def test_chain_read_in_its_middle_stays() -> None:
+def test_chain_with_another_reader_of_its_middle_is_not_composed() -> None:
     net = Net()
     middle = net.table(net.input(4, 256))
     assert check(net, net.table(middle), middle, passes=compose_tables) == ["TABLE", "TABLE"]
@@ -381,7 +381,7 @@ def test_outputs_are_distinct_results() -> None:
 
 
 def test_one_result_can_be_three_outputs() -> None:
-    """The hardware passes share equal operators, and must leave each output one of its own."""
+    """The hardware passes share equal operators, but each output needs its own."""
     net = Net()
     y = net.table(net.input(2, 4))
     npu = Target("ethos-u55-128", frozenset({"INT"}), frozenset(), "ethos-u55", 128)
@@ -391,7 +391,7 @@ def test_one_result_can_be_three_outputs() -> None:
     assert net.kinds() == ["TABLE", "IDENTITY", "IDENTITY"]
 
 
-def test_a_graph_that_no_target_may_have_is_not_left_by_the_passes() -> None:
+def test_illegal_graph_after_the_passes_is_an_error() -> None:
     net = Net()
     y = net.table(net.input(2, 4))
     net.graph.outputs = [y, y]
@@ -403,7 +403,7 @@ def test_a_graph_that_no_target_may_have_is_not_left_by_the_passes() -> None:
         legal(net.graph, TARGET)
 
 
-def test_rules_that_undo_each_other_are_found() -> None:
+def test_rules_that_undo_each_other_are_an_error() -> None:
     net = Net()
     net.graph.outputs = [net.b.unary("BITWISE_NOT", net.input(2, 4))]
 
@@ -414,8 +414,8 @@ def test_rules_that_undo_each_other_are_found() -> None:
         rewrite_to_fixpoint(net.graph, TARGET, {"BITWISE_NOT": [swap]})
 
 
-def test_equal_constants_are_written_once() -> None:
-    """Also large ones, in arrays of their own."""
+def test_equal_constants_are_stored_once() -> None:
+    """Also large constants in separate arrays."""
     table = np.arange(30000, dtype=np.int8).reshape(100, 300)
     sizes = []
     for copies in (1, 4):
@@ -447,7 +447,7 @@ def test_a_large_int8_constant_is_stored_as_int8() -> None:
     assert len(serialize(net.graph)) < 2 * 64 * 256
 
 
-def test_constant_output() -> None:
+def test_constant_output_is_an_identity() -> None:
     net = Net()
     x = net.input(2, 4)
     folded = net.table(net.random((1, 4), DType.INT8))
@@ -457,7 +457,7 @@ def test_constant_output() -> None:
     results(net)
 
 
-def test_make_outputs_distinct_leaves_others_alone() -> None:
+def test_make_outputs_distinct_leaves_distinct_outputs_unchanged() -> None:
     net = Net()
     net.graph.outputs = [net.table(net.input(2, 4))]
     make_outputs_distinct(net.graph, TARGET)
@@ -483,7 +483,7 @@ def inverted_residual(net: Net, x: Value, channels: int, wide: int) -> Value:
     return net.binary("add", x, net.conv(net.binary("mul", y, gate), channels, 1))
 
 
-def test_residual_network_keeps_boundary_transposes_alone() -> None:
+def test_residual_network_keeps_only_boundary_transposes() -> None:
     net = Net()
     y = net.pool(net.conv(net.input(1, 3, 16, 16), 8, 3), 2)
     for _ in range(3):
@@ -507,7 +507,7 @@ def test_flatten_before_linear_permutes_the_weights() -> None:
     assert transposes(net, y) == 1
 
 
-def test_vision_transformer_patches() -> None:
+def test_vision_transformer_patches_need_one_transpose() -> None:
     net = Net()
     y = net.conv(net.input(1, 3, 8, 8), 16, 1)
     tokens = net.b.transpose(net.b.reshape(y, (1, 16, 64)), (0, 2, 1))
@@ -548,7 +548,7 @@ def test_pad_below_transpose_reaches_its_convolution() -> None:
     assert "PAD" not in check(net, y)
 
 
-def test_the_cheaper_side_is_transposed() -> None:
+def test_transpose_is_placed_where_the_type_is_narrower() -> None:
     """A second input in NCHW is transposed while it is int8, not where it meets the others as int32."""
     net = Net()
     x = net.conv(net.input(1, 3, 8, 8), 8, 3)
@@ -564,7 +564,7 @@ def test_transposes_of_dimensions_of_size_one_are_reshapes() -> None:
     assert transposes(net, net.b.reverse(y, 3)) == 0
 
 
-def test_rescale_per_channel_keeps_its_channels_last() -> None:
+def test_per_channel_rescale_keeps_its_channels_last() -> None:
     net = Net()
     x = net.b.transpose(net.input(1, 4, 6, 8), NHWC)
     y = net.b.transpose(net.b.rescale(x, DType.INT8, np.linspace(0.5, 0.8, 4)), NCHW)
@@ -580,8 +580,8 @@ def test_repeating_the_layout_pass_changes_nothing() -> None:
     assert list(map(repr, net.graph.ops)) == before
 
 
-def _calls(net: Net) -> int:
-    """How many functions the passes call: a measure of their work that no other load changes."""
+def _count_calls(net: Net) -> int:
+    """Number of function calls of the passes: a measure of work that does not depend on the machine's load."""
     calls = 0
 
     def count(frame: FrameType, event: str, argument: object) -> None:
@@ -607,7 +607,7 @@ def blocks(operators: int) -> Net:
 
 
 def patches(operators: int) -> Net:
-    """What im2col writes: many SLICEs of one value, joined."""
+    """As im2col: a CONCAT of many SLICEs of one value."""
     net = Net()
     x = net.input(1, 4, 128, 128)
     slices = [net.b.slice(x, (0, 0, i % 100, i // 100), (1, 4, 28, 28)) for i in range(operators // 2)]
@@ -616,7 +616,7 @@ def patches(operators: int) -> Net:
 
 
 def rows(operators: int) -> Net:
-    """Rows of one value added up."""
+    """A sum of the rows of one value."""
     net = Net()
     x = net.input(operators // 2, 16, dtype=DType.INT32)
     total = net.b.slice(x, (0, 0), (1, 16))
@@ -628,18 +628,18 @@ def rows(operators: int) -> Net:
 
 @pytest.mark.parametrize("write", [blocks, patches, rows])
 def test_work_of_the_pipeline_grows_with_the_graph_and_no_faster(write: Callable[[int], Net]) -> None:
-    _calls(write(60))  # fills the caches
-    short, long = _calls(write(600)), _calls(write(1800))
+    _count_calls(write(60))  # fills the caches
+    short, long = _count_calls(write(600)), _count_calls(write(1800))
     assert long < 3.6 * short, long / short
 
 
-def test_transposes_at_the_ends_are_all_that_blocks_keep() -> None:
+def test_inverted_residual_blocks_keep_only_boundary_transposes() -> None:
     net = blocks(600)
     run(net.graph, TARGET)
     assert net.count("TRANSPOSE") == 2
 
 
-def test_chains_of_any_length_become_one_table() -> None:
+def test_chain_of_1500_operators_becomes_one_table() -> None:
     net = Net()
     total = net.b.rescale(net.input(4, 256), DType.INT32, 1024.0, 3)
     for _ in range(1500):
@@ -651,11 +651,11 @@ def test_chains_of_any_length_become_one_table() -> None:
 
 
 _STEPS = """transpose transpose transpose reshape reshape unary unary binary binary constant broadcast
-    convolve convolve slice concat pad reduce reverse tile same maxpool wide multiply"""
+    convolve convolve slice concat pad reduce reverse tile maximum maxpool sum multiply"""
 
 
 class RandomNet(Net):
-    """Every step reads int8 values that are there and makes one more."""
+    """Each step reads existing int8 values and appends one."""
 
     def __init__(self, seed: int, steps: int) -> None:
         super().__init__(seed)
@@ -694,7 +694,7 @@ class RandomNet(Net):
             lambda: self.b.rescale(self.b.rescale(x, DType.INT32, 4.0, 1), DType.INT8, 0.3),
         ][self.rng.integers(5)]()
 
-    def _same(self, x: Value) -> Value:
+    def _maximum(self, x: Value) -> Value:
         others = [value for value in self.values if value.shape == x.shape]
         return self.binary("maximum", x, others[self.rng.integers(len(others))])
 
@@ -748,7 +748,7 @@ class RandomNet(Net):
         kind = str(self.rng.choice(["REDUCE_MAX", "REDUCE_MIN"]))
         return self.b.reduce(kind, x, int(self.rng.integers(x.rank)))
 
-    def _wide(self, x: Value) -> Value:
+    def _sum(self, x: Value) -> Value:
         wide = self.b.rescale(x, DType.INT32, 1.0)
         total = self.b.reduce("REDUCE_SUM", wide, int(self.rng.integers(x.rank)))
         return self.b.rescale(total, DType.INT8, 0.1)
@@ -767,13 +767,13 @@ def test_random_graphs_keep_every_bit(seed: int) -> None:
     outputs = [value for value in net.values if value.producer is not None and value not in read]
     cost = movement_cost(net.graph)
     check(net, *outputs)
-    assert movement_cost(net.graph) <= cost + 8  # a RESHAPE may be written for each of its readers
+    assert movement_cost(net.graph) <= cost + 8  # a RESHAPE may be duplicated for each of its readers
     kinds = sorted(net.kinds())
     run(net.graph, TARGET)
     assert sorted(net.kinds()) == kinds
 
 
-def test_reshape_that_meets_nothing_moves_narrow_elements() -> None:
+def test_reshape_that_cancels_nothing_moves_before_the_widening() -> None:
     net = Net()
     x = net.b.reshape(net.b.reverse(net.input(1, 4, 4, 8), 1), (1, 16, 8))
     total = net.b.reduce("REDUCE_SUM", net.b.rescale(x, DType.INT32, 1.0, 3), 1)
@@ -781,7 +781,7 @@ def test_reshape_that_meets_nothing_moves_narrow_elements() -> None:
     assert net.graph.ops[1].output.dtype is DType.INT8
 
 
-def test_scalar_reshapes_come_to_rest() -> None:
+def test_scalar_reshapes_reach_a_fixpoint() -> None:
     net = Net()
     x, y = net.input(1, dtype=DType.INT32), net.input(1, 1, dtype=DType.INT32)
     z = net.b.maximum(net.b.reshape(x, (1, 1)), y)
@@ -790,7 +790,7 @@ def test_scalar_reshapes_come_to_rest() -> None:
 
 
 def test_int16_accumulators_are_never_transposed() -> None:
-    """TOSA has no INT48 TRANSPOSE: layouts change before or after, as int16."""
+    """TOSA has no INT48 TRANSPOSE: the transposed values are int16, before or after."""
     net = Net()
     x = net.input(1, 4, 6, 6, dtype=DType.INT16)
     weight, bias = net.random((8, 3, 3, 4), DType.INT8), net.random((8,), DType.INT48)
@@ -802,8 +802,8 @@ def test_int16_accumulators_are_never_transposed() -> None:
     assert transposes(net, net.b.transpose(y, NCHW)) == 2
 
 
-def test_a_concat_of_many_values_is_left_alone() -> None:
-    """CONCAT takes 64 values; merging what the builder had split would go on for ever."""
+def test_concat_groups_of_many_values_are_not_merged() -> None:
+    """CONCAT has at most 64 operands: merging the groups of the builder would never end."""
     net = Net()
     joined = net.b.concat([net.input(1, 2) for _ in range(150)], 0)
     net.graph.outputs = [joined]

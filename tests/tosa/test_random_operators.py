@@ -1,4 +1,4 @@
-"""Random TOSA operators: a few hundred of those of ``python -m tests.tosa.random_operators``."""
+"""Random TOSA operators: a sample of ``python -m tests.tosa.random_operators``."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def test_records_agree_with_the_validator_and_the_reference_model() -> None:
     assert 30 < refused < 120
 
 
-def test_one_of_the_judges_refuses_what_each_condition_of_a_record_refuses() -> None:
-    """The first of 20000 operators for each sentence, its numbers left out."""
+def test_each_refusal_of_a_record_is_confirmed_by_tosa_opt_or_reference_model() -> None:
+    """For each message, apart from its numbers: the first of 20,000 operators that are refused with it."""
     first: dict[str, tuple[Target, Op]] = {}
     for target, op in draw_operators(20000, seed=7):
         try:
             reason = op_refusal(target, op)
-        except AssertionError:  # what no graph may have
+        except AssertionError:  # the operator is invalid on every target
             continue
         if reason and " with " in reason:
             words = re.sub(r"\S*\d[^;:]*", "", reason.partition(" with ")[2])

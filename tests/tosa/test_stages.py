@@ -1,4 +1,4 @@
-"""What a graph may hold behind each pass, checked after it."""
+"""Stages of the pipeline: the operators and types that a graph may have after each pass."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BRANCHES = Target.from_tosa_spec("TOSA-1.0+FP+cf")
 X = ((2, 8), DType.INT8)
 
 
-def _moved(b: Builder, x: Value) -> Value:
+def _table_of_concat(b: Builder, x: Value) -> Value:
     return b.table(b.concat([x, x], 1), np.arange(-128, 128)[::-1])
 
 
@@ -37,7 +37,7 @@ def _with_wrong_table(net: Graph, target: Target) -> None:
     table.attrs = {**table.attrs, "table": table.attrs["table"][:9]}
 
 
-def _with_mark(net: Graph, target: Target) -> None:
+def _with_loop_marker(net: Graph, target: Target) -> None:
     x = net.outputs[0]
     mark = Op("LOOP_IN", [x], Value(x.shape, x.dtype, "mark"), {"loop": 0, "place": 0})
     mark.output.producer = mark
@@ -45,7 +45,7 @@ def _with_mark(net: Graph, target: Target) -> None:
     net.outputs[0] = mark.output
 
 
-def _with_four_bits(net: Graph, target: Target) -> None:
+def _with_int4(net: Graph, target: Target) -> None:
     concat = next(op for op in net.ops if op.kind == "CONCAT")
     concat.inputs[1] = Builder(net, target).const(np.zeros(concat.inputs[1].shape), DType.INT4)
 
@@ -55,8 +55,8 @@ def _with_four_bits(net: Graph, target: Target) -> None:
     [
         (_with_identity, r"after _with_identity: IDENTITY is not allowed at this stage: .* = IDENTITY"),
         (_with_wrong_table, r"after _with_wrong_table: .* = TABLE.*: .*"),
-        (_with_mark, r"after _with_mark: .* = LOOP_IN.* needs TOSA"),
-        (_with_four_bits, r"after _with_four_bits: INT4 is not allowed at this stage: .* = CONCAT"),
+        (_with_loop_marker, r"after _with_loop_marker: .* = LOOP_IN.* needs TOSA"),
+        (_with_int4, r"after _with_int4: INT4 is not allowed at this stage: .* = CONCAT"),
     ],
 )
 def test_the_pass_that_broke_the_graph_is_named(
@@ -66,20 +66,20 @@ def test_the_pass_that_broke_the_graph_is_named(
         pipeline, "HARDWARE_PASSES", (ScheduledPass(change, "for the test", BOOLEANS_LOWERED), *HARDWARE_PASSES)
     )
     with pytest.raises(AssertionError, match=message):
-        run(build_graph(_moved, X, target=TARGET), TARGET)
+        run(build_graph(_table_of_concat, X, target=TARGET), TARGET)
 
 
-def test_what_is_written_is_checked_without_strict_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_final_graph_is_checked_without_strict_mode_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ARM_BACKEND_CORE_STRICT")
     monkeypatch.setattr(
         pipeline, "LAST_PASSES", (*LAST_PASSES, ScheduledPass(_with_wrong_table, "for the test", FINAL))
     )
     with pytest.raises(AssertionError, match=r"after all passes: .* = TABLE"):
-        run(build_graph(_moved, X, target=TARGET), TARGET)
+        run(build_graph(_table_of_concat, X, target=TARGET), TARGET)
 
 
-def test_stages_follow_one_another() -> None:
-    """What one stage has ended, none behind it allows; the passes that are repeated end booleans in each round."""
+def test_later_stages_allow_no_more_than_earlier_ones() -> None:
+    """Of markers and booleans: what one stage forbids, no later stage allows."""
     steps = [*PASSES, *HARDWARE_PASSES, *LAST_PASSES]
     marks = [step.stage_after.operators & {"MX_CONV2D", "LOOP_IN", "LOOP_OUT"} for step in steps]
     assert all(later <= earlier for earlier, later in pairwise(marks))
@@ -89,7 +89,7 @@ def test_stages_follow_one_another() -> None:
     assert steps[-1].stage_after == FINAL
 
 
-def test_booleans_wait_on_hardware_without_them() -> None:
+def test_comparisons_are_allowed_until_booleans_are_lowered() -> None:
     u55 = make_target("ethos-u55-128")
     net = build_graph(
         lambda b, x, y: b.compare("GREATER", x, y), ((2, 8), DType.INT32), ((2, 8), DType.INT32), target=u55
@@ -99,19 +99,19 @@ def test_booleans_wait_on_hardware_without_them() -> None:
         StageChecker(u55).check(net, BOOLEANS_LOWERED, "a pass")
 
 
-def test_an_operator_that_was_changed_is_checked_again() -> None:
-    net, checker = build_graph(_moved, X, target=TARGET), StageChecker(TARGET)
+def test_changed_operator_is_checked_again() -> None:
+    net, checker = build_graph(_table_of_concat, X, target=TARGET), StageChecker(TARGET)
     checker.check(net, BOOLEANS_LOWERED, "one pass")
     _with_wrong_table(net, TARGET)
     with pytest.raises(AssertionError, match=r"after another: .* = TABLE"):
         checker.check(net, BOOLEANS_LOWERED, "another")
 
 
-# -- graphs in operators -------------------------------------------------------------------------------------
+# -- nested graphs -------------------------------------------------------------------------------------------
 
 
 def _conditional() -> Graph:
-    """relu(x) or x + x."""
+    """A COND_IF with the branches clamp(x) and x + x."""
 
     def body(b: Builder, condition: Value, x: Value) -> Value:
         return b.select(condition, b.clamp(x, 0, 3), b.add(x, x))
@@ -156,7 +156,7 @@ def test_branches_are_in_execution_order() -> None:
         net.verify()
 
 
-def test_branches_fit_their_operator() -> None:
+def test_branch_inputs_match_their_operator() -> None:
     net = _conditional()
     then, _ = _branches(net)
     then.inputs[0].shape = (2, 9)
@@ -164,7 +164,7 @@ def test_branches_fit_their_operator() -> None:
         StageChecker(BRANCHES).check(net, FINAL, "all")
 
 
-def test_branches_have_one_boolean() -> None:
+def test_condition_of_branches_is_one_boolean() -> None:
     net = _conditional()
     net.ops[-1].inputs[0] = Value((2, 8), DType.BOOL, "several")
     with pytest.raises(AssertionError, match="COND_IF needs a condition of one boolean, got several"):

@@ -41,7 +41,7 @@ def test_trace_prints_the_condition_of_a_rule_that_declines(
     assert len(declined) == len(lines) - cancels, lines
 
 
-def test_without_the_variable_nothing_is_printed_and_no_tracer_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_the_trace_variable_nothing_is_printed_and_no_tracer_runs(capsys: pytest.CaptureFixture[str]) -> None:
     tracers = []
 
     def rule(op: Op, rewriter: Rewriter) -> Value | None:

@@ -1,4 +1,4 @@
-"""The workarounds for what Vela gets wrong: found by name, rewritten until nothing is found, checked behind."""
+"""Vela workarounds: bugs are found by name, rewritten until none is left, and checked after the passes."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ U55 = make_target("ethos-u55-128")
 X = ((2, 3, 4), DType.INT8)
 
 
-def _copied(b: Builder, x: Value) -> Value:
+def _multiply_by_1(b: Builder, x: Value) -> Value:
     return b.rescale(b.mul(x, b.const(np.ones((1, 1, 1)), DType.INT8)), DType.INT8, 1.0)
 
 
-def _again(op: Op, found: bool, rewriter: Rewriter) -> Value:
+def _emit_again(op: Op, found: bool, rewriter: Rewriter) -> Value:
     return rewriter.builder.emit(op.kind, op.inputs, op.output.dtype, **op.attrs)
 
 
-def _refused(op: Op, found: bool, rewriter: Rewriter) -> Value:
+def _raise_unsupported(op: Op, found: bool, rewriter: Rewriter) -> Value:
     raise Unsupported("no such operator")
 
 
@@ -51,7 +51,7 @@ def _always(op: Op, rewriter: Rewriter) -> bool:
 
 @pytest.mark.parametrize("release", SUPPORTED_RELEASES)
 @pytest.mark.parametrize("row", vela_bugs.REPRODUCERS, ids=lambda row: row.name)
-def test_what_is_compiled_wrong_is_found_and_rewritten(row: vela_bugs.Reproducer, release: Release) -> None:
+def test_miscompiled_graph_is_found_and_rewritten(row: vela_bugs.Reproducer, release: Release) -> None:
     for accelerator in row.accelerators:
         target, graph = make_target(accelerator, release), graphs.build_graph(row.body, *row.inputs)
         graph.remove_dead()
@@ -73,20 +73,20 @@ def test_every_bug_has_a_reproducer(release: Release) -> None:
     assert found == {bug.name for bug in WORKAROUNDS if release in bug.releases}
 
 
-def test_of_a_release_that_is_not_known_all_is_found() -> None:
+def test_unknown_release_of_vela_has_all_bugs() -> None:
     for row in (row for row in vela_bugs.REPRODUCERS if row.name in ("activation", "rescaled_part")):
         graph = graphs.build_graph(row.body, *row.inputs)
         assert {bug.name for bug in find_vela_bugs(graph, replace(U55, vela=None))} == {row.name}
 
 
-def test_check_names_what_is_left() -> None:
+def test_remaining_bugs_are_named() -> None:
     row = next(row for row in vela_bugs.REPRODUCERS if row.name == "sliced_and_dilated")
     graph = graphs.build_graph(row.body, *row.inputs)
     with pytest.raises(AssertionError, match=r"left: dilated: .* = CONV2D.*; sliced: .* = CONV2D"):
         assert_no_vela_bugs(graph, U55)
 
 
-def test_what_later_passes_bring_back_ends_the_export(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bug_that_remains_after_the_last_passes_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     without = tuple(step for step in pipeline.LAST_PASSES if step.run is not apply_vela_workarounds)
     monkeypatch.setattr(pipeline, "LAST_PASSES", without)
     row = next(row for row in vela_bugs.REPRODUCERS if row.name == "sliced_and_dilated")
@@ -95,23 +95,23 @@ def test_what_later_passes_bring_back_ends_the_export(monkeypatch: pytest.Monkey
 
 
 def test_two_bugs_at_one_operator_are_both_rewritten() -> None:
-    """One copy is enough: it is of the image that is padded already."""
+    """One copy, of the padded image, is enough."""
     row = next(row for row in vela_bugs.REPRODUCERS if row.name == "sliced_and_dilated")
     graph = graphs.build_graph(row.body, *row.inputs)
     apply_vela_workarounds(graph, U55)
     assert [op.kind for op in graph.ops] == ["SLICE", "PAD", "MUL", "RESCALE", "CONV2D", "RESCALE"]
 
 
-def test_workarounds_that_do_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalog, "WORKAROUNDS", (Workaround("sliced", ("MUL",), _always, _again),))
+def test_workaround_that_does_not_end_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog, "WORKAROUNDS", (Workaround("sliced", ("MUL",), _always, _emit_again),))
     with pytest.raises(AssertionError, match=r"left: sliced: .* = MUL"):
-        apply_vela_workarounds(graphs.build_graph(_copied, X), U55)
+        apply_vela_workarounds(graphs.build_graph(_multiply_by_1, X), U55)
 
 
-def test_workarounds_that_the_target_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalog, "WORKAROUNDS", (Workaround("sliced", ("MUL",), _always, _refused),))
+def test_workaround_that_the_target_refuses_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog, "WORKAROUNDS", (Workaround("sliced", ("MUL",), _always, _raise_unsupported),))
     with pytest.raises(AssertionError, match=r"sliced: .* = MUL.* cannot be rewritten: no such operator"):
-        apply_vela_workarounds(graphs.build_graph(_copied, X), U55)
+        apply_vela_workarounds(graphs.build_graph(_multiply_by_1, X), U55)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,9 @@ def test_workarounds_that_the_target_refuses(monkeypatch: pytest.MonkeyPatch) ->
         (("one", "one"), ("one",), "several workarounds have the same name: one"),
     ],
 )
-def test_names_are_checked(known: tuple[str, ...], named: tuple[str, ...], message: str) -> None:
-    bugs = [Workaround(name, ("MUL",), _always, _again) for name in known]
+def test_inconsistent_workaround_names_are_refused(
+    known: tuple[str, ...], named: tuple[str, ...], message: str
+) -> None:
+    bugs = [Workaround(name, ("MUL",), _always, _emit_again) for name in known]
     with pytest.raises(ValueError, match=re.escape(message)):
         check_names(bugs, [Hardware(vela_bugs=named)])

@@ -18,7 +18,7 @@ from arm_backend_core.workers.worker import Worker, WorkerDied, WorkerError
 from arm_recipes._internal.parallel import starmap_unordered
 from tests.backends.tosa_programs import conv2d
 
-# A process with the protocol of vela_process.py that does as it is told.
+# A worker with the protocol of vela_process.py, which executes the requested action.
 _SCRIPT = """
 import os, pickle, struct, sys, time
 requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
@@ -60,7 +60,7 @@ def worker(tmp_path: Path) -> Iterator[Worker]:
 
 
 @pytest.mark.usefixtures("shadowing")
-def test_files_of_the_users_do_not_hide_the_standard_library(tmp_path: Path) -> None:
+def test_user_files_do_not_shadow_the_standard_library_in_a_worker(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(f"import queue, random, selectors, array, arm_backend_core\n{_SCRIPT}")
     worker = Worker(script)
@@ -69,20 +69,20 @@ def test_files_of_the_users_do_not_hide_the_standard_library(tmp_path: Path) -> 
 
 
 @pytest.fixture
-def no_processes() -> None:
-    """Those of other tests were started before the files were there."""
+def stop_joblib_processes() -> None:
+    """Processes of other tests were started before the shadowing files existed."""
     get_reusable_executor().shutdown(wait=True)
 
 
-@pytest.mark.usefixtures("no_processes", "shadowing")
-def test_nor_do_they_in_processes_of_joblib() -> None:
+@pytest.mark.usefixtures("stop_joblib_processes", "shadowing")
+def test_user_files_do_not_shadow_the_standard_library_in_joblib_processes() -> None:
     before = dict(os.environ)
     with joblib.parallel_config(n_jobs=2):
         assert sorted(starmap_unordered(os.path.join, [("a", "b"), ("c", "d")])) == ["a/b", "c/d"]
     assert os.environ == before
 
 
-def test_process_is_reused_and_its_output_kept(worker: Worker) -> None:
+def test_process_is_reused_and_its_output_returned(worker: Worker) -> None:
     first, second = worker.call("print", b"one"), worker.call("print", b"two")
     assert first.value == second.value == worker.pid
     assert (first.log, second.log) == ("one", "two")
@@ -116,20 +116,20 @@ def test_death_is_reported_and_the_next_call_works(
     assert worker.call("print", b"").value not in (None, pid)
 
 
-def test_death_between_calls_goes_unnoticed(worker: Worker) -> None:
+def test_death_between_calls_restarts_the_process(worker: Worker) -> None:
     pid = worker.call("print", b"").value
     os.kill(pid, 9)
     os.waitpid(pid, 0)
     assert worker.call("print", b"").value != pid
 
 
-def test_timeout_kills(worker: Worker) -> None:
+def test_timeout_kills_the_process(worker: Worker) -> None:
     with pytest.raises(WorkerDied, match=r"did not finish within 0.05 s"):
         worker.call("sleep", 60, timeout=0.05)
     assert worker.call("print", b"x", timeout=60).log == "x"
 
 
-def test_interrupt_does_not_mix_up_answers(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_call_restarts_the_process(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     pid = worker.call("print", b"").value
 
     def interrupt(message: object) -> tuple[str]:
@@ -142,7 +142,7 @@ def test_interrupt_does_not_mix_up_answers(worker: Worker, monkeypatch: pytest.M
     assert worker.call("print", b"").value != pid
 
 
-def test_vela_process_is_small_and_separate() -> None:
+def test_vela_process_has_its_own_session_and_no_torch() -> None:
     EthosUCompileSpec("ethos-u55-128")  # starts the process
     pid = vela._worker.pid
     assert pid not in (None, os.getpid())
@@ -171,17 +171,17 @@ def test_threads_share_the_process() -> None:
 def test_forked_child_gets_a_process_of_its_own() -> None:
     spec, flatbuffer = EthosUCompileSpec("ethos-u55-128"), conv2d()
     data = compile_payload(spec, flatbuffer, delegate="d", find_operator=lambda text: None).data
-    parents = vela._worker.pid
+    parent_pid = vela._worker.pid
     child = os.fork()
     if child == 0:
         try:
             same = compile_payload(spec, flatbuffer, delegate="d", find_operator=lambda text: None).data == data
-            own = vela._worker.pid not in (None, parents)
+            own = vela._worker.pid not in (None, parent_pid)
             vela._worker.close()
             os._exit(0 if same and own else 1)
         finally:
             os._exit(2)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
-    assert vela._worker.pid == parents
+    assert vela._worker.pid == parent_pid
     assert compile_payload(spec, flatbuffer, delegate="d", find_operator=lambda text: None).data == data

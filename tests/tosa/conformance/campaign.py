@@ -79,7 +79,7 @@ def run_test(entry: Entry, test: SelectedTest, emulator: Emulator | None) -> Out
 
 
 def sample_tests(
-    entry: Entry, count: int | None, seed: int, *, most_elements: int | None = None, most_batches: int | None = None
+    entry: Entry, count: int | None, seed: int, *, max_elements: int | None = None, max_batches: int | None = None
 ) -> Iterator[SelectedTest]:
     """Select tests from each batch of an entry, reproducibly, and all tests that expect failure.
 
@@ -87,16 +87,16 @@ def sample_tests(
         entry: the configuration entry.
         count: number of tests per batch; None for all.
         seed: seed of the selection.
-        most_elements: prefer tests whose largest operand has at most this number of elements.
-        most_batches: use only this number of batch_arguments of tests that expect success.
+        max_elements: prefer tests whose largest operand has at most this number of elements.
+        max_batches: of the batches of tests that expect success, use only the first ones, at most this number.
     """
     positive = [arguments for arguments in batch_arguments(entry) if "positive" in arguments]
     for arguments in batch_arguments(entry):
-        if "positive" in arguments and arguments in positive[most_batches:] and most_batches is not None:
+        if "positive" in arguments and arguments in positive[max_batches:] and max_batches is not None:
             continue
         tests = list_tests(entry, arguments)
-        if most_elements is not None:
-            tests = [test for test in tests if test.elements <= most_elements] or tests
+        if max_elements is not None:
+            tests = [test for test in tests if test.elements <= max_elements] or tests
         if count is None:
             yield from tests
             continue

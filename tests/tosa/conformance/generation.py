@@ -46,7 +46,7 @@ class GeneratedTest:
         flatbuffer: the TOSA graph.
         fails: the ERROR_IF or REQUIRE statement that the test violates; None if the test expects success.
         profiles: profiles that support the test; one of them is needed.
-        extensions: extensions that the test requirements; all are needed.
+        extensions: extensions that the test requires; all are needed.
         inputs: arrays in the order of the graph's inputs.
     """
 

@@ -92,8 +92,8 @@ def check_on_npu(test: GeneratedTest, accelerator: str, emulator: Emulator) -> N
     result, detail = compile_and_compare(written, inputs, expected, accelerator, emulator)
     if written == raw:
         return NpuVerdict(accelerator, result, detail=detail)
-    alone, of_raw = compile_and_compare(raw, inputs, expected, accelerator, emulator)
-    return NpuVerdict(accelerator, result, alone, detail or of_raw)
+    raw_result, raw_detail = compile_and_compare(raw, inputs, expected, accelerator, emulator)
+    return NpuVerdict(accelerator, result, raw_result, detail or raw_detail)
 
 
 def _count_operations(op: Op) -> int:
@@ -108,8 +108,8 @@ def make_runnable(test: GeneratedTest) -> tuple[Graph, list[Array]]:
     if not graph.inputs:
         constant = graph.ops[0].inputs[0]
         assert constant.data is not None
-        given = graph.add_input(constant.shape, constant.dtype, "given")
-        graph.ops[0].inputs[0] = given
+        source = graph.add_input(constant.shape, constant.dtype, "source")
+        graph.ops[0].inputs[0] = source
         inputs.append(constant.data)
     for i, value in enumerate(graph.outputs):
         if value.dtype is DType.INT48:

@@ -10,7 +10,7 @@ from tests.tosa.conformance.disagreements import KNOWN_DISAGREEMENTS, KnownDisag
 from tests.tosa.conformance.generation import CONTROL_FLOW, Entry, entries
 
 #: Elements of the largest operand of a sample.
-_MOST_ELEMENTS = 2000
+_MAX_ELEMENTS = 2000
 
 
 def _kinds() -> dict[str, list[Entry]]:
@@ -20,21 +20,24 @@ def _kinds() -> dict[str, list[Entry]]:
     return found
 
 
-def test_every_operator_that_is_written_has_tests() -> None:
-    written = {kind for kind, record in OPERATORS.items() if not record.is_placeholder}
-    assert written | {*CONTROL_FLOW} == _kinds().keys()
+def test_every_emitted_operator_has_conformance_tests() -> None:
+    emitted = {kind for kind, record in OPERATORS.items() if not record.is_placeholder}
+    assert emitted | {*CONTROL_FLOW} == _kinds().keys()
 
 
 @pytest.mark.parametrize("kind", sorted(_kinds()))
 def test_records_agree_with_the_generator(kind: str) -> None:
-    """Of each operator a test to work and those to fail, of one entry of each profile and one extension's."""
+    """For each operator: entries of the profiles, and one of an extension.
+
+    Each entry has one test per batch that expects success, and all tests that expect failure.
+    """
     of_kind = _kinds()[kind]
     seed = sum(map(ord, kind))
     open_ones, seen = [], 0
     plain = [entry for entry in of_kind if "-ext-" not in entry.group]
     others = [entry for entry in of_kind if entry not in plain]
     for entry in [*plain[:2], *others[seed % max(len(others), 1) :][:1]]:
-        for test in sample_tests(entry, 1, 0, most_elements=_MOST_ELEMENTS, most_batches=1):
+        for test in sample_tests(entry, 1, 0, max_elements=_MAX_ELEMENTS, max_batches=1):
             outcome = run_test(entry, test, None)
             seen += not outcome.invalid
             open_ones += [
@@ -46,11 +49,15 @@ def test_records_agree_with_the_generator(kind: str) -> None:
     assert seen
 
 
-_OF_GRAPHS = [expected for expected in KNOWN_DISAGREEMENTS if expected.question not in ("Vela", "emulator")]
+_COMPILER_DISAGREEMENTS = [
+    expected for expected in KNOWN_DISAGREEMENTS if expected.question not in ("Vela", "emulator")
+]
 
 
-@pytest.mark.parametrize("expected", _OF_GRAPHS, ids=lambda expected: f"{expected.kinds[0]}-{expected.question}")
-def test_an_expected_disagreement_is_still_seen(expected: KnownDisagreement) -> None:
-    """One that is not is to be taken out of the table."""
+@pytest.mark.parametrize(
+    "expected", _COMPILER_DISAGREEMENTS, ids=lambda expected: f"{expected.kinds[0]}-{expected.question}"
+)
+def test_known_disagreement_still_occurs(expected: KnownDisagreement) -> None:
+    """Remove a disagreement that no longer occurs from ``KNOWN_DISAGREEMENTS``."""
     outcome = run_test(*find_example(expected), None)
     assert any(find_explanation(outcome, finding) is expected for finding in outcome.findings), outcome
