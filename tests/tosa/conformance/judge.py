@@ -198,8 +198,8 @@ def evaluate_by_record(graph: Graph, inputs: Sequence[Array]) -> Array | None:
     if len(graph.ops) != 1 or graph.ops[0].regions or len(graph.outputs) != 1:
         return None
     (op,) = graph.ops
-    given = dict(zip(graph.inputs, inputs, strict=True))
-    arrays = [model.to_constant_array(given[x], x.dtype) if x.data is None else x.data for x in op.inputs]
+    arrays_by_input = dict(zip(graph.inputs, inputs, strict=True))
+    arrays = [model.to_constant_array(arrays_by_input[x], x.dtype) if x.data is None else x.data for x in op.inputs]
     return evaluate(op, arrays)
 
 
