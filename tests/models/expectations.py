@@ -26,7 +26,7 @@ from tests.models.exported import Exported, precision
 FILE = Path(__file__).with_name("expectations.json")
 RELATIVE = 0.01
 """Tolerance of counts, relative to the recorded one."""
-DECIBELS = 0.2
+DECIBELS = 0.3
 """Tolerance of the SQNR, in dB."""
 
 Figures = dict[str, float]
