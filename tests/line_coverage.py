@@ -22,7 +22,12 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "arm_backend_core"
-WORKER_FILES = ("workers/reference_process.py", "workers/serving.py", "workers/vela_process.py")
+WORKER_FILES = (
+    "alternatives/parallel_compile.py",
+    "workers/reference_process.py",
+    "workers/serving.py",
+    "workers/vela_process.py",
+)
 """Files that only worker processes execute."""
 
 _RUN = "__lines_that_ran__"

@@ -35,7 +35,6 @@ SAMPLED = {
     "test_cortex_m::test_a_missing_path_is_named": 1000,
     "test_data_dependent_shapes::test_indexing_by_a_scalar_tensor": 2,
     "test_data_dependent_shapes::test_selections_run_in_one_delegate": 2,
-    "test_device::test_int8_kernels_on_processors_without_vectors": 1000,
     "test_device::test_the_self_test_on_a_cortex_m55": 1000,
     "test_elementwise::test_lowering": 4,
     "test_empty_tensors::test_programs_with_empty_tensors_run": 4,

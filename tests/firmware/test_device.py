@@ -53,6 +53,7 @@ def test_a_folder_builds_and_runs_by_itself(root: Path, name: str) -> None:
     assert printed.endswith(f"self-test: ok, {firmware.cases} cases\n")
 
 
+@pytest.mark.verify
 def test_a_pool_of_one_byte_less_fails_with_an_error(root: Path) -> None:
     """Macros of the build set the sizes of the pools."""
     pools = _saved("fast_scratch_u65", root).pools
@@ -139,6 +140,7 @@ def test_networks_of_int8_kernels_on_a_cortex_m55(tmp_path: Path, root: Path, na
     _run_on_cortex_m55(name, root, tmp_path)
 
 
+@pytest.mark.verify
 @pytest.mark.parametrize(("cpu", "isa"), [("cortex-m4", "dsp"), ("cortex-m3", "scalar")])
 def test_int8_kernels_on_processors_without_vectors(tmp_path: Path, cpu: str, isa: str) -> None:
     result, board = cortex_m_programs.program("small", cpu), BOARDS[isa]

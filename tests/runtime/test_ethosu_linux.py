@@ -12,6 +12,8 @@ from executorch.export import ExportRecipe
 from arm_recipes import ArmRecipeType, export
 from tests.runtime.building import RUNTIME, executorch_directory, require, run
 
+pytestmark = pytest.mark.xdist_group("ethosu_linux")  # one build
+
 DIRECT_DRIVE = ["--cop-format=COP2", "--separate-io-regions"]
 
 
