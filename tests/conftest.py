@@ -34,7 +34,7 @@ import pytest
 import torch
 
 from tests.line_coverage import LineCoverage
-from tests.verify_only import mark_sampled, mark_scaled
+from tests.verify_only import list_missing_cases, mark_sampled, mark_scaled
 
 if TYPE_CHECKING:
     from tests.runtime.ethosu_emulator import Emulator
@@ -57,6 +57,9 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect tests marked ``verify`` without ``--verify``. Schedule xdist groups first: they are the longest jobs."""
     mark_sampled(items)
+    is_complete = {item.path for item in items} >= set(Path(__file__).parent.rglob("test_*.py"))
+    if is_complete and (missing := list_missing_cases(items)):
+        raise pytest.UsageError(f"tests/kept_cases.py names cases that do not exist: {', '.join(missing)}")
     if config.getoption("verify"):
         mark_scaled(items)
     items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)

@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.verify_only import SAMPLED, mark_sampled
+from tests.kept_cases import KEPT_CASES
+from tests.verify_only import SAMPLED, list_missing_cases, mark_sampled
 
 
 def test_sampled_tests_exist() -> None:
     files = list(Path(__file__).parent.rglob("test_*.py"))
     names = {f"{path.stem}::{name}" for path in files for name in re.findall(r"^def (\w+)\(", path.read_text(), re.M)}
     assert SAMPLED.keys() - names == set()
+    assert KEPT_CASES.keys() - SAMPLED.keys() == set()
 
 
 def test_each_sampled_test_keeps_a_case(request: pytest.FixtureRequest) -> None:
@@ -28,3 +30,18 @@ def test_each_sampled_test_keeps_a_case(request: pytest.FixtureRequest) -> None:
     marked = [item.get_closest_marker("verify") is not None for item in items]
     assert marked[:2] == [True, False]
     assert any(marked[2:])
+
+
+def test_kept_cases_are_not_sampled_out(request: pytest.FixtureRequest) -> None:
+    name, cases = next(iter(KEPT_CASES.items()))
+    stem, _, function = name.partition("::")
+    items = [
+        pytest.Function.from_parent(request.node.parent, name=f"{function}[{case}]", callobj=lambda: None)
+        for case in ("first", *cases)
+    ]
+    for item in items:
+        item.path, item.originalname = Path(f"{stem}.py"), function
+    mark_sampled(items)
+    assert not any(item.get_closest_marker("verify") for item in items)
+    assert not any(missing.startswith(name) for missing in list_missing_cases(items))
+    assert f"{name}[{cases[0]}]" in list_missing_cases(items[:1])

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.kept_cases import KEPT_CASES
+
 #: Test functions with many similar cases, by file and name. ``make test`` runs the first case and about one in n of the
 #: others (with 1000 only the first); ``make verify`` runs all.
 SAMPLED = {
@@ -110,16 +112,30 @@ SAMPLED = {
 
 
 def mark_sampled(items: Iterable[pytest.Item]) -> None:
-    """Mark the cases that ``SAMPLED`` excludes from ``make test`` with ``verify``."""
+    """Mark the cases that ``SAMPLED`` excludes from ``make test`` with ``verify``, except those of ``KEPT_CASES``."""
     first: set[str] = set()
     for item in items:
-        name = f"{item.path.stem}::{getattr(item, 'originalname', item.name)}"
+        name, case = _split_name(item)
         share = SAMPLED.get(name, 1)
         if item.get_closest_marker("verify"):
             continue  # it is not the first case that make test runs
-        if share > 1 and name in first and zlib.crc32(item.name.encode()) % share:
+        is_sampled_out = share > 1 and name in first and zlib.crc32(item.name.encode()) % share
+        if is_sampled_out and case not in KEPT_CASES.get(name, ()):
             item.add_marker(pytest.mark.verify)
         first.add(name)
+
+
+def list_missing_cases(items: Iterable[pytest.Item]) -> list[str]:
+    """The entries of ``KEPT_CASES`` that are not among all tests."""
+    kept = {(name, case) for name, cases in KEPT_CASES.items() for case in cases}
+    return [f"{name}[{case}]" for name, case in sorted(kept - set(map(_split_name, items)))]
+
+
+def _split_name(item: pytest.Item) -> tuple[str, str]:
+    """The name of a test, as in ``SAMPLED``, and the id of its case."""
+    function = getattr(item, "originalname", item.name)
+    case = item.name.removeprefix(function).removeprefix("[").removesuffix("]")
+    return f"{item.path.stem}::{function}", case
 
 
 def mark_scaled(items: Iterable[pytest.Item]) -> None:
