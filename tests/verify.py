@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.fuzz.__main__ import VERIFY
+from tests.fuzz.verify_counts import VERIFY
 
 ROOT = Path(__file__).resolve().parents[1]
 #: Tests whose results depend on the release of Vela; the older release runs them too.
