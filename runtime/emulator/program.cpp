@@ -243,28 +243,8 @@ Status Program::add_constants(const Registers& registers, Operation* op) {
   return op->output.per_channel && !op->dynamic_weights ? add_scales(registers, op) : Status{};
 }
 
-// Finds the constants that an operation reads in any region. Their source is in region 0. Several DMAs may copy parts.
-Status Program::find_constant(uint32_t region, int64_t address, int64_t length, Bytes* bytes) const {
-  int64_t from = address;
-  if (region != 0) {
-    int64_t done = 0;
-    while (done < length) {
-      const int64_t at = address + done;
-      const auto found = std::find_if(copies_.rbegin(), copies_.rend(), [&](const Copy& copy) {
-        return copy.region == region && copy.target <= at && at < copy.target + copy.length;
-      });
-      if (found == copies_.rend() || (done > 0 && found->source + at - found->target != from + done)) {
-        break;
-      }
-      from = found->source + at - found->target - done;
-      done = found->target + found->length - address;
-    }
-    if (done == 0) {
-      return failure(Error::kUnsupported, "weights at byte % of region %, where no DMA has brought any", address,
-                     region);
-    }
-    length = std::min(length, done);
-  }
+// Finds bytes of region 0.
+Status Program::slice_weights(int64_t from, int64_t length, Bytes* bytes) const {
   const auto size = static_cast<int64_t>(weights_.size);
   if (from < 0 || length < 0 || from > size - length) {
     return failure(Error::kMemory, "% bytes of weights at byte % of a region of %", length, from, size);
@@ -272,6 +252,51 @@ Status Program::find_constant(uint32_t region, int64_t address, int64_t length, 
   bytes->data = weights_.data + from;
   bytes->size = static_cast<size_t>(length);
   return {};
+}
+
+// Finds the constants that an operation reads in any region. Their source is in region 0. Several DMAs may copy parts
+// from anywhere in it: methods that share constants store a part once.
+Status Program::find_constant(uint32_t region, int64_t address, int64_t length, Bytes* bytes) {
+  if (region == 0) {
+    return slice_weights(address, length, bytes);
+  }
+  std::vector<Bytes> parts;
+  for (int64_t done = 0; done < length;) {
+    const int64_t at = address + done;
+    const auto copy = std::find_if(copies_.rbegin(), copies_.rend(), [&](const Copy& candidate) {
+      return candidate.region == region && candidate.target <= at && at < candidate.target + candidate.length;
+    });
+    if (copy == copies_.rend()) {
+      break;
+    }
+    Bytes part;
+    const int64_t taken = std::min(length - done, copy->target + copy->length - at);
+    const Status status = slice_weights(copy->source + at - copy->target, taken, &part);
+    if (!status.ok()) {
+      return status;
+    }
+    if (!parts.empty() && parts.back().data + parts.back().size == part.data) {
+      parts.back().size += part.size;
+    } else {
+      parts.push_back(part);
+    }
+    done += taken;
+  }
+  if (parts.empty()) {
+    return failure(Error::kUnsupported, "weights at byte % of region %, where no DMA has brought any", address, region);
+  }
+  *bytes = parts.size() == 1 ? parts.front() : join(parts);
+  return {};
+}
+
+// Joins parts of region 0 to one array, which is kept.
+Bytes Program::join(const std::vector<Bytes>& parts) {
+  std::vector<uint8_t> joined;
+  for (const Bytes& part : parts) {
+    joined.insert(joined.end(), part.data, part.data + part.size);
+  }
+  const std::vector<uint8_t>& kept = *joined_constants_.insert(std::move(joined)).first;
+  return {kept.data(), kept.size()};
 }
 
 Status Program::add_weights(const Registers& registers, Operation* op) {
@@ -297,7 +322,7 @@ Status Program::add_weights(const Registers& registers, Operation* op) {
       return status;
     }
     op->add_constant(region, address, streams[core].size, streams[core].data);
-    key.push_back(static_cast<int64_t>(streams[core].data - weights_.data));
+    key.push_back(reinterpret_cast<intptr_t>(streams[core].data));
   }
   auto& decoded = decoded_weights_[key];
   if (decoded == nullptr) {
@@ -324,7 +349,7 @@ Status Program::add_scales(const Registers& registers, Operation* op) {
       return status;
     }
     op->add_constant(region, registers.address(bases[i]), streams[i].size, streams[i].data);
-    key.push_back(static_cast<int64_t>(streams[i].data - weights_.data));
+    key.push_back(reinterpret_cast<intptr_t>(streams[i].data));
   }
   auto& decoded = decoded_scales_[key];
   if (decoded == nullptr) {

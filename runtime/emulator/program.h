@@ -3,6 +3,7 @@
 
 #include <map>
 #include <memory>
+#include <set>
 #include <vector>
 
 #include "emulator/access_checker.h"
@@ -57,14 +58,17 @@ class Program {
   Status add_constants(const Registers& registers, Operation* operation);
   Status add_weights(const Registers& registers, Operation* operation);
   Status add_scales(const Registers& registers, Operation* operation);
-  Status find_constant(uint32_t region, int64_t address, int64_t length, Bytes* bytes) const;
+  Status find_constant(uint32_t region, int64_t address, int64_t length, Bytes* bytes);
+  Status slice_weights(int64_t from, int64_t length, Bytes* bytes) const;
+  Bytes join(const std::vector<Bytes>& parts);
 
   Configuration configuration_;
   Bytes weights_;
   NpuState state_;
   std::vector<Operation> operations_;
   std::vector<Copy> copies_;
-  Order order_;  // ordering of the next operation
+  std::set<std::vector<uint8_t>> joined_constants_;  // constants that DMAs copy from several places; see join()
+  Order order_;                                      // ordering of the next operation
   Command stop_;
   uint64_t commands_ = 0;
   std::unique_ptr<AccessChecker> checker_;

@@ -86,7 +86,7 @@ def test_decode_continues_from_the_cache_that_prefill_wrote(recipe: str) -> None
 @pytest.mark.verify
 def test_many_layers_are_several_delegates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Vela would allocate the tensors of one delegate for minutes. Several delegates give the same results."""
-    # Other tests share this export, so it is made before the limits change.
+    # ``_exported`` caches its result for other tests, so call it before patching the limits.
     whole = arm_recipes.load(_exported("ETHOSU_U85_INT8").buffer)
     monkeypatch.setattr(selection, "_MIN_BUFFERS_TO_SPLIT", 4)
     monkeypatch.setattr(selection, "_MAX_NODES_PER_DELEGATE", 60)
@@ -386,7 +386,8 @@ def test_a_method_that_reads_state_is_calibrated_with_all_its_values() -> None:
     assert min(ranges) > 0.7 * high
 
 
-@pytest.mark.parametrize("recipe", ["TOSA_INT8", *mark_verify(["TOSA_A16W8", "ETHOSU_U55_INT8", "ETHOSU_U85_INT8"])])
+# The U55 program copies shared weights to SRAM in parts that lie apart.
+@pytest.mark.parametrize("recipe", ["TOSA_INT8", "ETHOSU_U55_INT8", *mark_verify(["TOSA_A16W8", "ETHOSU_U85_INT8"])])
 def test_a_method_that_resets_state_and_takes_and_returns_nothing(recipe: str) -> None:
     methods = {"prefill": Prefill(model := decoder()), "decode": model, "reset": Reset(model).eval()}
     samples: dict[str, list[Any]] = {
