@@ -47,7 +47,7 @@ class Model(NamedTuple):
 
 
 def build(name: str, samples: int = CALIBRATION + 1) -> tuple[nn.Module, list[tuple[Tensor, ...]]]:
-    """Build a model with samples. The first ``CALIBRATION`` calibrate; the others are held out.
+    """Build a model and its samples: ``CALIBRATION`` calibration samples first, then held-out samples.
 
     Raises:
         ValueError: the model has more than ``LIMIT`` parameters.

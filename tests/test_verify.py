@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 
-from tests.verify import VELA_TESTS, Part, run_part
+import pytest
+
+from tests.verify import VELA_TESTS, Part, run_part, select_parts
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -27,3 +30,12 @@ def test_a_part_that_failed_keeps_its_output_and_is_run_again(tmp_path: Path) ->
 
 def test_the_tests_of_the_older_vela_exist() -> None:
     assert [name for name in VELA_TESTS if not (ROOT / name).exists()] == []
+
+
+def test_names_of_parts_select_by_their_beginning(capsys: pytest.CaptureFixture[str]) -> None:
+    parts, parser = [Part(name, ()) for name in ("tests-ops", "tests-qat", "golden")], argparse.ArgumentParser()
+    assert [part.name for part in select_parts(parser, parts, ["tests"])] == ["tests-ops", "tests-qat"]
+    assert select_parts(parser, parts, None) == parts
+    with pytest.raises(SystemExit):
+        select_parts(parser, parts, ["test_ops"])
+    assert "no part begins with 'test_ops'; there are: tests-ops, tests-qat, golden" in capsys.readouterr().err

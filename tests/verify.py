@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -52,7 +52,7 @@ class Part:
 def list_parts(arguments: argparse.Namespace, revision: str) -> Iterator[Part]:
     """All parts; those that find faults in the least time come first."""
     workers, seed = str(arguments.workers), str(arguments.seed)
-    pytest = (sys.executable, "-m", "pytest", "-n", workers, "-q", "-p", "no:cacheprovider")
+    pytest = (sys.executable, "-m", "pytest", "-n", workers, "-q")
     verify = (*pytest, "-m", "verify", "--verify")
     older = {"PYTHONPATH": str(ROOT / "build" / f"vela-{arguments.older_vela}")}
     yield Part("cpp", ("scripts/lint_cpp.sh", str(Path(sys.executable).parent), "vgf"))
@@ -70,7 +70,16 @@ def list_parts(arguments: argparse.Namespace, revision: str) -> Iterator[Part]:
     yield Part("older-vela-models", (*verify, "tests/models"), older)
     fuzz = (sys.executable, "-m", "tests.fuzz", "--verify", "--seed", seed, "--workers", workers)
     for target in VERIFY:
-        yield Part(f"fuzz-{target}", (*fuzz, "--target", target, "--record", f"build/fuzz/{revision}"))
+        yield Part(f"fuzz-{target}-{seed}", (*fuzz, "--target", target, "--record", f"build/fuzz/{revision}"))
+
+
+def select_parts(parser: argparse.ArgumentParser, parts: Iterable[Part], names: Sequence[str] | None) -> list[Part]:
+    """The parts whose names begin with one of ``names``; all without names. A name of no part is an error."""
+    parts = list(parts)
+    for name in names or ():
+        if not any(part.name.startswith(name) for part in parts):
+            parser.error(f"--parts: no part begins with {name!r}; there are: {', '.join(part.name for part in parts)}")
+    return [part for part in parts if not names or part.name.startswith(tuple(names))]
 
 
 def run_part(part: Part, folder: Path) -> str | None:
@@ -117,9 +126,7 @@ def main() -> int:
     if revision.endswith("-dirty"):
         for path in folder.glob("*.passed"):
             path.unlink()
-    for part in list_parts(arguments, revision):
-        if arguments.parts and not part.name.startswith(tuple(arguments.parts)):
-            continue
+    for part in select_parts(parser, list_parts(arguments, revision), arguments.parts):
         if time.monotonic() - started > 60 * arguments.minutes:
             left += 1
             print(f"{part.name}: not started", flush=True)

@@ -27,8 +27,6 @@ from arm_backend_core.ops.composites.windows import broadcast_sizes
 aten = torch.ops.aten
 
 _POOLS = (aten.avg_pool2d.default, aten.avg_pool3d.default)
-
-
 _RESHAPES = (aten.view.default, aten.reshape.default, aten.squeeze.dim, aten.squeeze.dims, aten.unsqueeze.default)
 
 

@@ -1,4 +1,4 @@
-"""NaN and infinities in calibration: the error names the tensor that has them, and what to change."""
+"""Errors for NaN and infinities in calibration: which tensor contains them, and what to change."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class NonFiniteError(ModelError):
     """A calibration sample produced NaN or an infinity, which no scale can represent.
 
     Attributes:
-        kind: what the tensor holds.
+        kind: whether the tensor contains NaN or an infinity.
     """
 
     def __init__(self, message: str, kind: Kind) -> None:
@@ -46,18 +46,23 @@ class NonFiniteError(ModelError):
 
 
 def describe_non_finite(node: Node, kind: Kind, specs: Mapping[str, InputSpec]) -> str:
-    """Describe a tensor that holds NaN or an infinity.
+    """Describe a tensor that contains NaN or an infinity.
 
     Args:
         node: the tensor, in a graph whose parameters and buffers are attributes.
-        kind: what it holds.
+        kind: the non-finite value that it contains.
         specs: input specs by attribute name, with the names of parameters and buffers in the model.
     """
-    return f"{_describe(node, specs)} holds {kind}, which no scale can represent"
+    return format_problem(_describe(node, specs), kind)
+
+
+def format_problem(tensor: str, kind: Kind) -> str:
+    """Say that a tensor, described in words, holds NaN or an infinity."""
+    return f"{tensor} holds {kind}, which no scale can represent"
 
 
 def advise(node: Node, kind: Kind) -> str:
-    """What to change so that a tensor does not hold NaN or an infinity."""
+    """What to change so that a tensor contains no NaN and no infinity."""
     if node.op == "placeholder":
         return _ADVICE["input", kind]
     return _ADVICE["constant" if node in constant_nodes(node.graph) else "result", kind]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torchao.quantization.pt2e.observer import ObserverBase
 
-from arm_backend_core.quantization.non_finite import Kind, NonFiniteError
+from arm_backend_core.quantization.non_finite import Kind, NonFiniteError, format_problem
 
 #: Maximum number of values kept for the histogram; beyond it every other value is dropped.
 _MAX_KEPT_VALUES = 1 << 16
@@ -89,7 +89,7 @@ class RangeObserver(ObserverBase):
             low, high = self._min_max(x)
             if not np.isfinite(low + high).all():
                 kind: Kind = "NaN" if bool(x.isnan().any()) else "an infinity"
-                raise NonFiniteError(f"{self.description} holds {kind}, which no scale can represent", kind)
+                raise NonFiniteError(format_problem(self.description, kind), kind)
             if statistics.count:
                 low, high = np.minimum(low, statistics.low), np.maximum(high, statistics.high)
             statistics.low, statistics.high, statistics.parameters = low, high, None

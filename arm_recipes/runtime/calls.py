@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
 from typing import Any
 
 from arm_recipes._internal.conversions import suggest_conversion
@@ -70,6 +68,7 @@ def check_input(index: int, expected: Value, layout: PteTensor | str, value: Any
         ValueError: the argument is not a tensor of the expected dtype and shape, or int32 cannot hold a value.
     """
     import torch
+    from torch._prims_common import make_contiguous_strides_for
 
     from arm_backend_core.kinds import ScalarKind, kind_of
 
@@ -98,8 +97,7 @@ def check_input(index: int, expected: Value, layout: PteTensor | str, value: Any
     inverse = [order.index(axis) for axis in range(len(order))]
     value = value.detach().cpu().permute(order).contiguous()
     if not value.numel():  # every empty tensor is contiguous to PyTorch, but the runtime compares the strides
-        strides = accumulate(reversed([max(size, 1) for size in value.shape[1:]]), operator.mul, initial=1)
-        value = value.as_strided(value.shape, [*strides][::-1])
+        value = value.as_strided(value.shape, make_contiguous_strides_for(value.shape))
     return value.permute(inverse)
 
 

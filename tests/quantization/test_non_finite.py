@@ -31,7 +31,7 @@ class _Infinite(nn.Module):
 
 @pytest.mark.parametrize("kind", [ArmRecipeType.TOSA_INT8, ArmRecipeType.CORTEX_M_INT8])
 @pytest.mark.parametrize(
-    ("function", "culprit"),
+    ("function", "subject"),
     [
         (lambda m, x: x + m.limit, r"buffer 'limit' \(read at .*test_non_finite.py:\d+\)"),
         (lambda m, x: torch.where(x > 0, x, m.limit), r"buffer 'limit' \(read at .*"),
@@ -42,10 +42,10 @@ class _Infinite(nn.Module):
     ],
 )
 def test_an_infinite_constant_is_named_with_a_remedy(
-    function: Callable[..., Tensor], culprit: str, kind: ArmRecipeType
+    function: Callable[..., Tensor], subject: str, kind: ArmRecipeType
 ) -> None:
     samples: Samples = [(torch.linspace(-1, 1, 6).reshape(3, 2),)]
-    with pytest.raises(ModelError, match=rf"{culprit} holds an infinity.*use a finite number near the other values"):
+    with pytest.raises(ModelError, match=rf"{subject} holds an infinity.*use a finite number near the other values"):
         export(_Infinite(function).eval(), ExportRecipe.get_recipe(kind), samples)
 
 

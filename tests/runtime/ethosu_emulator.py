@@ -79,7 +79,7 @@ class Emulator:
             fatal_findings: findings of the access checker that are errors, as a bit mask; None disables the checker.
 
         Raises:
-            StreamError: the program does not load or fatal_findings.
+            StreamError: the program does not load, or its execution fails.
         """
         input_bytes = [np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8) for array in inputs]
         results = [np.empty(shape, dtype) for dtype, shape in outputs]

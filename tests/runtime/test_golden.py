@@ -18,7 +18,7 @@ X = np.arange(-8, 8, dtype=np.int8)
 
 
 def _model(**options: Any) -> bytes:
-    """A program that make_copy_program 16 bytes within the arena."""
+    """A program that copies 16 bytes within the arena."""
     return wrap_command_stream(make_copy_program("ethos-u65-256", region=1), *_tensors(), **options)
 
 

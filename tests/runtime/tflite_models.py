@@ -64,7 +64,7 @@ class TfliteTensor:
 
 @dataclass(frozen=True)
 class TfliteOperator:
-    """An operator: a builtin one, or a custom one with a name. Tensors are output_indices by their index."""
+    """An operator: a builtin one, or a custom one with a name. Tensors are identified by their index."""
 
     code: int | str
     inputs: tuple[int, ...]
