@@ -32,7 +32,7 @@ def bisect_failure(graph: Graph, spec: ArmCompileSpec, error: CompileError) -> O
         try:
             subgraph = extract_region(graph, [op, *rescales], users, graph.ops.index)
             flatbuffer = serialize(subgraph)
-            compile_payload(spec, flatbuffer, delegate="culprit", find_operator=lambda _: None, graph=subgraph)
+            compile_payload(spec, flatbuffer, delegate="bisection", find_operator=lambda _: None, graph=subgraph)
         except CompileError as failure:
             if failure.artifact:
                 Path(failure.artifact).unlink(missing_ok=True)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,18 +28,12 @@ class Regression:
         model: a module or a function of the inputs.
         inputs: the inputs of a call.
         targets: targets that are checked.
-        fails: known failures: target -> pattern of the message.
-        because: reason of the known failure.
-        culprit: a random graph with this operator that fails in the same way is a known failure too.
     """
 
     name: str
     model: Callable[..., Any]
     inputs: tuple[Input, ...]
     targets: tuple[str, ...] = _EVERY
-    fails: Mapping[str, str] = field(default_factory=dict)
-    because: str = ""
-    culprit: str = ""
 
     def module(self) -> nn.Module:
         """The model in evaluation mode."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -19,7 +18,6 @@ from tests.fuzz import campaign, oracle
 from tests.fuzz.arguments import EXCLUDED_OPERATORS, draw_call, list_steps
 from tests.fuzz.generator import draw, draw_with
 from tests.fuzz.program import Program
-from tests.fuzz.regressions import REGRESSIONS
 from tests.fuzz.shrink import shrink
 from tests.ops.runner import Input
 
@@ -56,10 +54,6 @@ def _silence_output() -> Iterator[None]:
 )
 def test_graph(target: str, index: int) -> None:
     verdict = campaign.check_graph(target, 0, index)
-    for regression in REGRESSIONS:
-        pattern = regression.fails.get(target)
-        if pattern and regression.culprit in verdict.drawn and re.search(pattern, verdict.detail):
-            pytest.xfail(regression.because)
     wide = oracle.TARGETS[target].int16_activations
     source = draw(0, index, integer=wide is not None).source
     assert verdict.kind in ("right", "undefined"), f"{verdict.detail}\n{source}"
