@@ -45,7 +45,7 @@ READY := $(VENV)/.ready-demo
 READY_TEST := $(VENV)/.ready-test
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test coverage notebooks record lint lint-types lint-python lint-cpp format env clean debian debian-test
+.PHONY: demo test coverage notebooks record selection cpp-suites lint lint-types lint-python lint-cpp format env clean debian debian-test
 
 demo: debian $(READY)
 	RECIPE=$(RECIPE) MACS=$(MACS) $(BIN)/python examples/digits.py
@@ -71,6 +71,16 @@ record: $(READY_TEST) $(VELA:%=build/vela-%)
 fuzz: debian $(READY_TEST)
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) --seed $(SEED) --workers $(WORKERS) \
 	  $(if $(TARGET),--target $(TARGET)) --record build/fuzz/$(REVISION)
+
+# Which cases make test runs: all are measured (tests/selection.py), and the record is written anew. An hour.
+selection: debian-test $(READY_TEST)
+	rm -rf build/measured
+	$(BIN)/python -m pytest -n $(WORKERS) -q --measure build/measured
+	$(BIN)/python -m tests.selection build/measured
+
+# The tests that build C++ (tests/cpp_suites.py), and the record that they pass.
+cpp-suites: debian-test $(READY_TEST)
+	$(BIN)/python -m pytest -n $(WORKERS) -q --cpp-suites
 
 # All checks of a release, in parts that are run once at each commit: see tests/verify.py. PARTS="golden fuzz" selects
 # some. With GOLDEN=folder also programs that others made, with their results: see tests/golden.py.

@@ -33,8 +33,10 @@ import numpy as np
 import pytest
 import torch
 
+from tests.cpp_suites import RecordDigest, mark_unchanged
 from tests.line_coverage import LineCoverage
-from tests.verify_only import list_missing_cases, mark_sampled, mark_scaled
+from tests.selection import Measure, list_missing_cases, mark_left_out
+from tests.verify_only import mark_scaled
 
 if TYPE_CHECKING:
     from tests.runtime.ethosu_emulator import Emulator
@@ -45,23 +47,35 @@ torch.set_num_threads(1)
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--record", action="store_true", help="record the figures of tests/models/expectations.json anew")
     parser.addoption("--verify", action="store_true", help="run Ethos-U programs of all NPUs and models, not of some")
+    parser.addoption(
+        "--cpp-suites", action="store_true", help="run the tests of tests/cpp_suites.py; record that they pass"
+    )
+    parser.addoption("--measure", metavar="FOLDER", help="measure all tests for tests/selection.py")
     parser.addoption("--line-coverage", action="store_true", help="show which lines of the core no test ran")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("line_coverage"):
         config.pluginmanager.register(LineCoverage())
+    if folder := config.getoption("measure"):
+        config.pluginmanager.register(Measure(Path(folder)))
+    if config.getoption("cpp_suites"):
+        config.option.verify = True
+        config.pluginmanager.register(RecordDigest())
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect tests marked ``verify`` without ``--verify``. Schedule xdist groups first: they are the longest jobs."""
-    mark_sampled(items)
     is_complete = {item.path for item in items} >= set(Path(__file__).parent.rglob("test_*.py"))
     if is_complete and (missing := list_missing_cases(items)):
-        raise pytest.UsageError(f"tests/kept_cases.py names cases that do not exist: {', '.join(missing)}")
+        raise pytest.UsageError(f"tests/selection.json names tests that do not exist: {', '.join(missing)}")
+    if not config.getoption("measure"):
+        mark_left_out(items)
     if config.getoption("verify"):
         mark_scaled(items)
+    else:
+        mark_unchanged(items)
     items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
     if not config.getoption("verify"):
         left_out = {item for item in items if item.get_closest_marker("verify")}

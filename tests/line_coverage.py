@@ -33,22 +33,41 @@ WORKER_FILES = (
 _RUN = "__lines_that_ran__"
 
 
-class LineCoverage:
-    """Pytest plugin that records the executed lines, and reports the others at the end of the session."""
+class LineRecorder:
+    """Finder of modules that records which lines of some packages run. Install it before their import."""
 
-    def __init__(self) -> None:
+    def __init__(self, *packages: str) -> None:
+        self._packages = packages
         self._ran: dict[str, bytearray] = {}
-        self._lines: dict[str, set[int]] = {}
         sys.meta_path.insert(0, self)
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """The usual specification of a module of the core, with a loader that marks lines; None for other modules."""
-        if name.split(".")[0] != PACKAGE:
+        """The usual specification of a module of the packages, with a loader that marks lines; None for others."""
+        if name.split(".")[0] not in self._packages:
             return None
         spec = PathFinder.find_spec(name, path, target)
         if spec is not None and isinstance(spec.loader, SourceFileLoader):
             spec.loader = _Loader(spec.loader.name, spec.loader.path, self._ran)
         return spec
+
+    def reset(self) -> None:
+        """Forget the lines that ran."""
+        for lines in self._ran.values():
+            lines[:] = bytes(len(lines))
+
+    def executed_lines(self) -> dict[str, list[int]]:
+        """The lines that ran, by path."""
+        return {
+            file: numbers for file, lines in self._ran.items() if (numbers := [n for n, ran in enumerate(lines) if ran])
+        }
+
+
+class LineCoverage:
+    """Pytest plugin that records the executed lines, and reports the others at the end of the session."""
+
+    def __init__(self) -> None:
+        self._recorder = LineRecorder(PACKAGE)
+        self._lines: dict[str, set[int]] = {}
 
     def _collect(self, lines: dict[str, list[int]]) -> None:
         for file, numbers in lines.items():
@@ -56,12 +75,12 @@ class LineCoverage:
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Collect the lines of this process; a pytest-xdist worker sends them to the main process."""
-        marked = {file: [n for n, ran in enumerate(lines) if ran] for file, lines in self._ran.items()}
+        executed = self._recorder.executed_lines()
         output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
         if output is None:
-            self._collect(marked)
+            self._collect(executed)
         else:
-            output["line_coverage"] = marked
+            output["line_coverage"] = executed
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:

@@ -56,6 +56,7 @@ def list_parts(arguments: argparse.Namespace, revision: str) -> Iterator[Part]:
     verify = (*pytest, "-m", "verify", "--verify")
     older = {"PYTHONPATH": str(ROOT / "build" / f"vela-{arguments.older_vela}")}
     yield Part("cpp", ("scripts/lint_cpp.sh", str(Path(sys.executable).parent), "vgf"))
+    yield Part("cpp-suites", (*pytest, "--cpp-suites"))
     if arguments.golden:
         yield Part("golden", (sys.executable, "-m", "tests.golden", arguments.golden))
     for folder in sorted(path.name for path in (ROOT / "tests").iterdir() if any(path.rglob("test_*.py"))):
