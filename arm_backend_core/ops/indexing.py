@@ -33,7 +33,7 @@ _MAX_SLICES = 1024  #: RAFT would take 12,544 slices: the CPU is faster, and Vel
 
 
 def gather_constant(b: Builder, x: Value, axis: int, indices: Sequence[int]) -> Value:
-    """x[indices] along one axis for constant indices, by slices of index runs, by repetition, or by GATHER."""
+    """x[indices] along one axis for constant indices: by repetition, slices of runs, a strided slice or GATHER."""
     leading_size, size, trailing_size = prod(x.shape[:axis]), x.shape[axis], prod(x.shape[axis + 1 :])
     shape = (*x.shape[:axis], len(indices), *x.shape[axis + 1 :])
     repeats = len(indices) // size
@@ -223,11 +223,11 @@ def gather(cx: Context, x: Tensor, dim: int, indices: Tensor, *, sparse_grad: bo
 
 
 @op(aten.index_select.default, kind=Kind.SHARED, is_gather=True)
-def index_select(cx: Context, x: Tensor, dim: int, picked: Tensor) -> Value:
-    """x[picked] along dimension ``dim``."""
+def index_select(cx: Context, x: Tensor, dim: int, indices: Tensor) -> Value:
+    """x[indices] along dimension ``dim``."""
     if x.rank == 0:
         return x.value
-    return index.lower(cx, x, [*[None] * (dim % x.rank), picked])
+    return index.lower(cx, x, [*[None] * (dim % x.rank), indices])
 
 
 @op(aten.one_hot.default, kind=Kind.PASSTHROUGH, interval=lambda node, interval_of: (0, 1))

@@ -1,7 +1,7 @@
 """LOOP_IN and LOOP_OUT operators, which mark the body of a loop whose trip count is known only at run time.
 
 The graph contains the loop body once, inline between the LOOP_IN and LOOP_OUT operators. Every part of the compiler
-thus treats the nodes of the body like all others. The last pass converts the marked region to a WHILE_LOOP
+thus treats the nodes of the body like all others. One of the last passes converts the region to a WHILE_LOOP
 (``tosa/passes/branches``).
 """
 

@@ -69,7 +69,7 @@ def spatial_mean(
     if result is None:
         return None
     kept_shape = [1 if i in axes else size for i, size in enumerate(x.shape)]
-    return b.reshape(result, kept_shape)  # only the channel has more than one element, so the layout does not matter
+    return b.reshape(result, kept_shape)  # the reduced axes have size 1, so a RESHAPE restores the order of axes
 
 
 def window_means(

@@ -40,8 +40,9 @@ class _Statistics:
     Attributes:
         low, high: minimum and maximum, of the tensor or of each channel.
         count: number of observed elements.
-        values: kept values, float32, 1-D; every ``stride``-th element.
-        kept_count: number of kept values.
+        values: sampled elements, float32, 1-D.
+        kept_count: number of elements in ``values``.
+        stride: one of this many elements is sampled; of large tensors, fewer.
         is_integer: whether all values were integers; None if not checked.
         parameters: cached scale and zero point.
     """
@@ -173,7 +174,10 @@ class HeadroomObserver(RangeObserver):
 
 
 class ActivationObserver(RangeObserver):
-    """Range with the least squared error (MSE); with fewer than 8,192 values, the widened minimum and maximum."""
+    """Range with the least squared error (MSE); with fewer than 8,192 values, the widened minimum and maximum.
+
+    Constants always get the range with the least squared error.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         """Observe a tensor and return it unchanged. See ``RangeObserver``."""
@@ -213,8 +217,8 @@ def find_min_mse_range(values: Tensor, low: Bounds, high: Bounds, steps: int) ->
 
     Squared error of a value: step**2 / 12 on average inside the range; the value squared below half a step, because it
     rounds to 0; the squared distance to the bound outside. One histogram provides the sums, so all pairs of candidate
-    bounds are compared at once. If the best range is at most a quarter of the histogram, the search repeats within it,
-    so that an outlier does not make the bins coarse.
+    bounds are compared at once. If the best range is at most a quarter of the histogram, the search repeats in a
+    histogram of twice that range, so that an outlier does not make the bins coarse.
 
     Args:
         values: float32, 1-D.
@@ -279,7 +283,7 @@ class WeightObserver(RangeObserver):
 
     The bias is int32 with the scale of the accumulator, activation scale times weight scale. The bias would overflow if
     the activation is 0 in all samples, or all weights of a channel are 0. The weight's scale is then enlarged until the
-    bias fits. Each product is below 2**-16 of this bias.
+    bias fits. Each product is below 2**-15 of this bias.
     """
 
     scale_of_zeros = SMALLEST_SCALE

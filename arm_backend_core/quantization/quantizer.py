@@ -102,7 +102,9 @@ class ArmQuantizer(Quantizer):
         return self
 
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
-        """Make the graph functional and decompose composites without a record; called by ``prepare_pt2e``.
+        """Make the graph functional, decompose composite operators and apply the rewrites that precede quantization.
+
+        Called by ``prepare_pt2e`` and ``ObservedProgram``.
 
         Raises:
             ModelError: the graph writes in place to memory that tensors share; quantized tensors share no memory.

@@ -41,7 +41,7 @@ class _StateUse:
 
     @property
     def changes_value(self) -> bool:
-        """Whether the new value is another than the buffer's own, which a method writes that only reads the buffer."""
+        """Whether the method changes the buffer. A method that only reads it writes its unchanged value back."""
         value = self.value
         while value.target is torch.ops.aten.clone.default:
             value = value.all_input_nodes[0]
@@ -58,11 +58,11 @@ class _StateUse:
 
 
 def unify_state_observers(models: Iterable[ObservedProgram]) -> None:
-    """Give each buffer that methods write one type in all of them, and one observer for all its values.
+    """Give each buffer that several methods write observers of one type and dtype in all of them.
 
     The methods with parameters that change the buffer decide: the widest of their types applies. Without such a method,
     those that change it decide, else those that read it. So a method that resets the state leaves the others unchanged.
-    Observers of one type that remain are merged later, with those of their readers (``share_observers``).
+    ``share_observers`` then merges the observers of a buffer to one.
     """
     uses: dict[TensorIdentity, list[_StateUse]] = {}
     for model in models:
@@ -74,10 +74,10 @@ def unify_state_observers(models: Iterable[ObservedProgram]) -> None:
 
 
 class StateProbe:
-    """Runs methods that access state on the state that another method leaves, and restores it.
+    """Calibrates methods on the states that another method leaves, and restores these states.
 
-    Methods are calibrated one after the other. Alone, a method that reads state would see only the last one, and one
-    that clears it almost only zeros.
+    Methods are calibrated one after the other. Without the probe, a method that reads the state would be calibrated on
+    the final state only, and a method that clears it on almost only zeros.
 
     Args:
         methods: by name, each with its samples.
@@ -106,7 +106,7 @@ def _access_rank(model: ObservedProgram) -> int:
 
 
 def _uses_of_state(model: ObservedProgram) -> list[_StateUse]:
-    """List the buffers that a method writes, be it with their own value."""
+    """List the buffers that a method writes, also with their unchanged value."""
     writes = model.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
     uses = [_StateUse(model, *cast(tuple[Node, Node], write.args[:2]), write) for write in writes]
     return [use for use in uses if is_state(use.state)]

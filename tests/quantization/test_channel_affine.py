@@ -139,7 +139,7 @@ def _folded(
     module.graph.eliminate_dead_code()
     module.recompile()
     torch.testing.assert_close(module(x), model(x), atol=1e-4, rtol=1e-4, equal_nan=True)
-    is_chain_left = any(outcome.form is None for outcome in outcomes)
+    is_chain_left = any(outcome.rewrite is None for outcome in outcomes)
     is_arithmetic_left = any(node.target in (aten.mul.Tensor, aten.div.Tensor) for node in module.graph.nodes)
     assert is_arithmetic_left or not is_chain_left
     return outcomes
@@ -148,14 +148,14 @@ def _folded(
 @pytest.mark.parametrize("name", FORMS)
 def test_chains_are_folded_into_the_first_possible_form(name: str) -> None:
     form, function = FORMS[name]
-    assert [outcome.form for outcome in _folded(function)] == [form]
+    assert [outcome.rewrite for outcome in _folded(function)] == [form]
 
 
 @pytest.mark.parametrize("name", LATER_FORMS)
 def test_reasons_for_later_forms(name: str) -> None:
     form, reason, function = LATER_FORMS[name]
     (outcome, *_) = _folded(function)
-    assert outcome.form == form
+    assert outcome.rewrite == form
     assert any(reason in text for text in outcome.reasons), outcome.reasons
 
 
@@ -165,7 +165,7 @@ def test_chains_that_are_not_folded_have_a_reason(name: str) -> None:
     outcomes = _folded(function, hardware, config)
     assert outcomes
     for outcome in outcomes:
-        assert outcome.form is None
+        assert outcome.rewrite is None
         assert any(reason in text for text in outcome.reasons), outcome.reasons
 
 
@@ -174,13 +174,14 @@ def test_chains_that_are_not_folded_have_a_reason(name: str) -> None:
 )
 def test_input_gains_are_not_folded_into_weights_in_a16w8_and_a8w4(config: QuantizationConfig) -> None:
     (outcome,) = _folded(FORMS["no padding"][1], config=config)
-    assert outcome.form == "depthwise"
+    assert outcome.rewrite == "depthwise"
     assert any("lose accuracy" in text for text in outcome.reasons)
 
 
 def test_divisions_by_channel_are_faster_as_a_layer_on_every_npu() -> None:
     for hardware in (U55, U85):
-        assert [outcome.form for outcome in _folded(lambda m, x: m.conv(_normalize(m, x)), hardware)] == ["depthwise"]
+        outcomes = _folded(lambda m, x: m.conv(_normalize(m, x)), hardware)
+        assert [outcome.rewrite for outcome in outcomes] == ["depthwise"]
 
 
 class Network(nn.Module):

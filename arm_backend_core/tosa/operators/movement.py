@@ -1,4 +1,4 @@
-"""Reductions, data movement, GATHER and SCATTER (TOSA 1.0, sections 2.8 to 2.10)."""
+"""Reductions, data movement, GATHER and SCATTER (TOSA 1.0, sections 2.9 to 2.11)."""
 
 from __future__ import annotations
 

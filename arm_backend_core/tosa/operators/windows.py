@@ -1,4 +1,4 @@
-"""Records of convolutions, pooling, ARGMAX, MATMUL and RESIZE (TOSA 1.0, sections 2.2 and 2.11)."""
+"""Records of convolutions, pooling, ARGMAX, MATMUL and RESIZE (TOSA 1.0, sections 2.3 and 2.12)."""
 
 from __future__ import annotations
 
