@@ -43,8 +43,8 @@ class Record:
         bias: position of the bias (CONV only).
         weight_axis: function that returns the output-channel dimension of the weight of an FX node (CONV only).
         univariate: whether it is elementwise and fusion may merge it with its neighbours into one TABLE.
-        is_discontinuous: whether the function has jumps. An int16 TABLE would interpolate across a jump, so int16
-            operands use the integer rule, which is exact.
+        is_discontinuous: whether the function has jumps and an integer rule. An int16 TABLE would interpolate across a
+            jump, so int16 operands use this rule, which is exact.
         evaluate: function that computes the entries of a TABLE from a tensor of operand values; the ATen operator
             itself if None.
         clamp_bounds: for ReLU-like functions, maps the arguments to (low, high). Such an operator is fused into the

@@ -3,8 +3,8 @@
 On quantized values, these functions need no rule. PyTorch evaluates the function, or a chain of functions, on every
 value that the quantized operand can have. The results become a TABLE (``fusion.univariate.Univariate``). Signs and
 rounding functions have jumps, and therefore an integer rule for int16. ``hardshrink`` and ``threshold`` have jumps too,
-but no such rule: their int16 TABLE interpolates across the jump. Formulas that are shared or longer than a line are in
-``ops/formulas``.
+but no such rule: correction tables (``ops/lookup``) refine their int16 TABLE there. Formulas that are shared or longer
+than a line are in ``ops/formulas``.
 
 Source: Abramowitz & Stegun, Handbook of Mathematical Functions (A&S).
 """

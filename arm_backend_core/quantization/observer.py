@@ -129,13 +129,14 @@ class RangeObserver(ObserverBase):
         """Compute parameters for a range extended to 0, which is represented exactly: padding and relu produce it."""
         low, high = np.minimum(low, 0.0).reshape(-1), np.maximum(high, 0.0).reshape(-1)
         if self.qscheme in _SYMMETRIC:
-            scale = self._make_positive(np.maximum(-low, high) * 2 / (self.quant_max - self.quant_min))
+            scale = self._constrain_scale(np.maximum(-low, high) * 2 / (self.quant_max - self.quant_min))
             return torch.from_numpy(scale), torch.zeros(scale.shape, dtype=torch.int64)
-        scale = self._make_positive((high - low) / (self.quant_max - self.quant_min))
+        scale = self._constrain_scale((high - low) / (self.quant_max - self.quant_min))
         zero_point = self.quant_min - np.rint(low / scale.astype(np.float64))
         return torch.from_numpy(scale), torch.from_numpy(zero_point.clip(self.quant_min, self.quant_max)).long()
 
-    def _make_positive(self, scale: Array) -> Array:
+    def _constrain_scale(self, scale: Array) -> Array:
+        """Make scales positive, and powers of two if they are below 1 and the tensor held only integers."""
         scale = np.where(scale > 0, np.maximum(scale, SMALLEST_SCALE), self.scale_of_zeros)
         return np.where(
             (self.is_integer or bool(self._statistics.is_integer)) & (scale < 1), 2.0 ** np.ceil(np.log2(scale)), scale
@@ -296,12 +297,12 @@ class WeightObserver(RangeObserver):
         """Register a bias (one value per channel) that is added to products with the int8 tensor of ``activation``."""
         self.accumulators.append((activation, bias.detach().abs().double().numpy(force=True)))
 
-    def _make_positive(self, scale: Array) -> Array:
+    def _constrain_scale(self, scale: Array) -> Array:
         for activation, bias in self.accumulators:
             min_scale = bias / (2.0**30 * activation.calculate_qparams()[0].double().numpy())
             # A scale may apply to several channels: all of them, or one in each group (transposed convolutions).
             scale = np.maximum(scale, min_scale.reshape(-1, scale.size).max(0))
-        return super()._make_positive(scale)
+        return super()._constrain_scale(scale)
 
     def _min_max(self, x: Tensor) -> tuple[Bounds, Bounds]:
         rows = self._rows(x)

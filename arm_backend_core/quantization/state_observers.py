@@ -48,8 +48,8 @@ class _StateUse:
         return value is not self.state
 
     @property
-    def rank(self) -> int:
-        """0 if a method with parameters changes the buffer, 1 if another changes it, 2 if the method only reads it."""
+    def priority(self) -> int:
+        """0 (highest) if a method with parameters changes the buffer, 1 if another does, 2 if it only reads it."""
         return 2 if not self.changes_value else 0 if self.model.has_parameters else 1
 
     def set_observer(self, observer: Any) -> None:
@@ -84,25 +84,21 @@ class StateProbe:
     """
 
     def __init__(self, methods: Mapping[str, tuple[ObservedProgram, Iterable[Any]]]) -> None:
-        self._ranks = {name: _access_rank(model) for name, (model, _) in methods.items()}
+        self._priorities = {name: _priority_of_method(model) for name, (model, _) in methods.items()}
         self._methods = {name: (model, cycle(samples)) for name, (model, samples) in methods.items()}
 
     def run(self, method: str) -> None:
-        """Run the next sample of each method that has less influence on the state than ``method``."""
+        """Run the next sample of each method with a lower priority than ``method``."""
         for name, (model, samples) in self._methods.items():
-            if self._ranks[name] > self._ranks[method]:
+            if self._priorities[name] > self._priorities[method]:
                 sample = next(samples)
                 with model.preserve_states():
                     model(*sample, **getattr(sample, "keywords", {}))
 
 
-def _access_rank(model: ObservedProgram) -> int:
-    """Rank of a method by its influence on state.
-
-    Returns:
-        The lowest rank of its uses of buffers; 0 without a use.
-    """
-    return min((use.rank for use in _uses_of_state(model)), default=0)
+def _priority_of_method(model: ObservedProgram) -> int:
+    """The highest priority (lowest number) of a method's uses of buffers; 0 without a use."""
+    return min((use.priority for use in _uses_of_state(model)), default=0)
 
 
 def _uses_of_state(model: ObservedProgram) -> list[_StateUse]:
@@ -117,8 +113,8 @@ def _unify(uses: Sequence[_StateUse]) -> None:
     observed = [use for use in uses if use.observer is not None]
     if not observed:
         return
-    rank = min(use.rank for use in observed)
-    deciding = [use.observer for use in observed if use.rank == rank]
+    priority = min(use.priority for use in observed)
+    deciding = [use.observer for use in observed if use.priority == priority]
     widest = max(deciding, key=lambda observer: int(observer.quant_max)).dtype
     candidates = [observer for observer in deciding if observer.dtype is widest]
     common = next((one for one in candidates if isinstance(one, RangeObserver)), None)
