@@ -18,6 +18,7 @@ from arm_backend_core.quantization import (
 from arm_backend_core.quantization.algorithms.channel_affine import Outcome, fold_channel_affines
 from arm_backend_core.quantization.config import QuantizationConfig
 from arm_backend_core.targets.hardware import HARDWARE, Hardware
+from arm_backend_core.tosa.passes.trace import TRACE_VARIABLE
 from arm_recipes import ArmRecipeType, ExportRecipe, export
 from tests.sqnr import sqnr
 
@@ -283,6 +284,19 @@ def test_layers_keep_module_and_line() -> None:
     (delegate,) = result.report.delegates
     origins = {origin.module for operator in delegate.origins for origin, _ in operator}
     assert {"first", "stem", "conv", "head"} <= origins
+
+
+@pytest.mark.parametrize("has_chain", [False, True])
+def test_trace_prints_a_line_per_chain_to_standard_error(
+    has_chain: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the trace of the peephole rules does; standard output belongs to the user's program."""
+    monkeypatch.setenv(TRACE_VARIABLE, "rewrite")
+    outcomes = _folded(lambda m, x: m.conv(_normalize(m, x) if has_chain else x))
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert len(output.err.splitlines()) == len(outcomes) == has_chain
+    assert all(line.startswith("rewrite: affine function ") for line in output.err.splitlines())
 
 
 class Decaying(nn.Module):

@@ -10,6 +10,7 @@ the layer that reads y, else it becomes a depthwise 1x1 convolution (``aten/laye
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -79,8 +80,8 @@ def fold_channel_affines(
         for chain in reversed(find_chains(module.graph, constants, axis)):
             rewriter = rewriter or _Rewriter(constants, hardware, config_of, _find_int16_paths(module))
             outcomes.append(rewriter.rewrite(chain))
-    if is_rewrite_traced():
-        print(*(f"rewrite: affine function '{outcome.last}': {outcome.describe()}" for outcome in outcomes), sep="\n")
+    for outcome in outcomes if is_rewrite_traced() else ():
+        print(f"rewrite: affine function '{outcome.last}': {outcome.describe()}", file=sys.stderr)
     return outcomes
 
 
