@@ -23,8 +23,8 @@ aten = torch.ops.aten
 #: half the second limit, Vela estimates 88,748 cycles on U55-128 (1,641,804 as MATMUL). Beyond the limits, the CPU
 #: gathers: 32 of 1000 rows of 128 elements in tiny BERT would cost 442,616 cycles, a third of the model.
 _MAX_ONE_HOT_ROWS, _MAX_ONE_HOT_PRODUCTS = 1024, 1 << 21
-#: Limit in bytes of the one-hot products for all other tables, for example tables computed at run time. Their int32
-#: products are stored in memory.
+#: Limit of a gather by one-hot rows for all other tables, for example computed at run time: indices times bytes of the
+#: table (int8 by MATMUL, others as int32). The int32 products are stored in memory.
 _MAX_ONE_HOT_BYTES = 1 << 16
 _ONE_HOT_ZERO_POINT = -128  #: int8 that represents 0 in a one-hot matrix, so that all smaller numbers saturate to it
 _MAX_UNROLLED_ROWS = 64  #: number of rows with different indices: each row is sliced, gathered and concatenated

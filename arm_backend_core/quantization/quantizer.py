@@ -246,7 +246,7 @@ def _check_dtype(node: Node) -> None:
 
 
 def _advise_float32(graph: Graph, dtype: torch.dtype) -> str:
-    """What has to be converted so that no value of a graph has a dtype: the model, inputs, or both."""
+    """Describe what to convert, the model or inputs, so that no value of the graph has this dtype."""
 
     def has_dtype(node: Node) -> bool:
         return getattr(node.meta.get("val"), "dtype", None) is dtype

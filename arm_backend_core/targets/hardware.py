@@ -67,8 +67,7 @@ class Hardware:
         slow_int16_macs: with at most this many MACs per cycle, an int16 row takes fewer cycles as two int8 rows.
         bilinear_cycles_per_result: cycles of a bilinear RESIZE for each int8 result, by Vela's estimates; 0 keeps every
             RESIZE that the hardware supports.
-        vela_bugs: names of Vela's bugs (``docs/contributors/vela.md``) that ``tosa/vela_workarounds`` avoids, in that
-            page's order.
+        vela_bugs: names of Vela's bugs (``docs/contributors/vela.md``) that ``tosa/vela_workarounds`` avoids.
         axes_lost_on_split: returns the axes along which Vela splits an operator and then loses the offset of the part.
     """
 

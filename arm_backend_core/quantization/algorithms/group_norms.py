@@ -76,7 +76,7 @@ def _find_norm(node: Node) -> _Norm | None:
 
 
 def _absorb_affine(norm: _Norm, constants: Constants) -> bool:
-    """Absorb the constants of each channel that the result is multiplied by, and added to; whether there are any."""
+    """Absorb a multiplication by, and an addition of, constants per channel; returns whether there is either."""
     for target, name in ((aten.mul.Tensor, "weight"), (aten.add.Tensor, "bias")):
         reader = next(iter(norm.last.users), None)
         if reader is None or len(norm.last.users) != 1 or reader.target is not target or reader.kwargs:

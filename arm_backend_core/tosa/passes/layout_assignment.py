@@ -90,10 +90,10 @@ class _LayoutCosts:
     """Costs of every candidate layout of every value, from the operators that precede it and from those that follow.
 
     Attributes:
-        above: {value: {layout: cost of all layout changes through the layout-flexible operators that precede the value,
-            if it is produced in this layout}}, relative to the cheapest layout.
-        below: {value: {layout: the same for its readers and the layout-flexible operators that follow, if it is written
-            in this layout}}, relative to the cheapest layout.
+        above: {value: {layout: accumulated cost of the layout changes before the value, through the layout-flexible
+            operators above it, if it is produced in this layout}}. The cheapest layout has cost 0.
+        below: {value: {layout: accumulated cost of the layout changes after the value, through its layout-flexible
+            readers, if it is written in this layout}}. The cheapest layout has cost 0.
         candidates: {value: its candidate layouts}; the inner dictionaries are ordered sets.
         modes: {operator: its modes with candidate layouts only}.
         can_transpose: {type: whether the target can TRANSPOSE its elements}.
