@@ -1,9 +1,8 @@
 """Post-training quantization (PTQ) of an exported program, in place.
 
 For the same annotations, the result equals that of torchao's ``prepare_pt2e``, calibration and ``convert_pt2e``:
-quantize and dequantize operators replace the observers. In addition, the algorithms of ``quantization/algorithms``
-change the graph, the annotations and the observers. The graph is edited directly, so no module is built, traced or
-exported again.
+quantize and dequantize operators replace the observers. The modules of ``algorithms`` also change the graph, the
+annotations and the observers. The graph is edited directly: no module is built, traced or exported again.
 """
 
 from __future__ import annotations
