@@ -1,4 +1,4 @@
-"""Resizing of images by TOSA 1.0 RESIZE. If the target cannot run it: slices, GATHER, or interpolation matrices."""
+"""Resizing of images by TOSA 1.0 RESIZE. If the target cannot run it, or it is slow: slices, GATHER, interpolation."""
 
 from __future__ import annotations
 

@@ -56,8 +56,8 @@ class Hardware:
             estimate is lower if a constant that all rows read is copied to SRAM.
         flattens_odd_images: a 1x1 convolution of an odd number of rows or columns takes fewer cycles on one row. Vela
             estimates this for U55 and U65 too, but their layers around it then cost more (ds_cnn: 0.4% more cycles).
-        splits_matmuls: a MATMUL of several heads takes fewer cycles as one MATMUL per head. If False, only with
-            transposed operands.
+        splits_matmuls: a MATMUL of several heads may take fewer cycles as one MATMUL per head. If False, it may take
+            fewer as the product of the transposed operands (``alternatives/attention_matmul.py``).
         packs_weights_by_rows: the order of encoded weights depends on the number of rows. Two methods then share
             weights only if they have equally many rows.
         pads_weight_blocks: weights are encoded in blocks of channels. Additional channels in a block are free.
