@@ -15,7 +15,7 @@ UINT8_OFFSET = 128
 
 
 class DType(Enum):
-    """TOSA element types that this compiler produces (TOSA 1.0, section 1.8; the last four: draft of 1.1)."""
+    """TOSA element types that this compiler produces (TOSA 1.0, section 1.9; the last four: draft of 1.1)."""
 
     BOOL = "bool"
     INT4 = "int4"

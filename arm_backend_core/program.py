@@ -262,7 +262,7 @@ def user_inputs(program: ExportedProgram) -> list[Node]:
 
 
 def lowered_modules(module: GraphModule) -> Iterator[LoweredBackendModule]:
-    """Delegates of all backends, including those called in loops, in the order of their first call."""
+    """Delegates of all backends, including those called in loops, in the order of their ``get_attr`` nodes."""
     from executorch.exir.lowered_backend_module import LoweredBackendModule
 
     for node in module.graph.find_nodes(op="get_attr"):

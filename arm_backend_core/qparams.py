@@ -19,7 +19,7 @@ class QParams:
         scale: one number, or one per channel (1-D array) along ``axis``.
         zero_point: 0 for per-channel and for int16 tensors.
         dtype: INT8, INT16 or INT32.
-        qmin: smallest integer that the tensor holds; weights may leave the type's range unused (-127).
+        qmin: smallest integer that the tensor holds; for weights often -127, not -128.
         qmax: largest integer that the tensor holds.
         axis: dimension that ``scale`` runs along, None for per-tensor parameters.
     """

@@ -23,7 +23,7 @@ from arm_backend_core.alternatives.split_axes import (
 from arm_backend_core.tosa.graph import Op, Value, constant
 from arm_backend_core.tosa.passes.rewrite import Rewriter
 from arm_backend_core.tosa.passes.space_to_depth import rewrite_strided_convolution
-from arm_backend_core.tosa.passes.transpose_form import lower_transpose
+from arm_backend_core.tosa.passes.transpose_lowering import lower_transpose
 
 
 class _SpaceToDepthLayout(NamedTuple):

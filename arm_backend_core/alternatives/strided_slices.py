@@ -14,7 +14,7 @@ from arm_backend_core.tosa.graph import Op, Value
 from arm_backend_core.tosa.operators import Array
 from arm_backend_core.tosa.passes.element_order import source_indices
 from arm_backend_core.tosa.passes.rewrite import Rewriter, trace_back
-from arm_backend_core.tosa.passes.transpose_form import lower_transpose
+from arm_backend_core.tosa.passes.transpose_lowering import lower_transpose
 
 _SLICE_KINDS = ("RESHAPE", "SLICE", "TRANSPOSE")
 #: Maximum number of elements whose movement is traced.

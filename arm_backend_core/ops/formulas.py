@@ -1,7 +1,8 @@
 """Formulas of elementary and special functions in floating point. TOSA has no operator, or an inaccurate one, for them.
 
-The formulas keep the *relative* error small (1e-5 in float32), also near a zero of the function. The textbook form
-suffers from cancellation there.
+Most formulas keep the *relative* error small (1e-5 in float32), also near a zero of the function, where the textbook
+form suffers from cancellation. Exceptions are ``gelu`` far below 0, ``logit`` near 1 / 2, ``sinc`` at its zeros and
+large powers.
 
 Sources: Abramowitz & Stegun, Handbook of Mathematical Functions (A&S); M. Giles, Approximating the erfinv function
 (2010); Press et al., Numerical Recipes, 2nd edition.
@@ -240,7 +241,11 @@ def sign(x: FloatExpr) -> FloatExpr:
 
 
 def power(x: FloatExpr, exponent: float) -> FloatExpr:
-    """x**exponent: integer exponents by repeated squaring, also for negative x; other exponents by the logarithm."""
+    """x**exponent: integer exponents up to 64 in magnitude by repeated squaring, 0.5 and -0.5 by the square root.
+
+    Other finite exponents use exp(exponent * log(x)), larger integers with the logarithm of abs(x) and the sign of the
+    result. Infinite exponents use POW.
+    """
     if exponent == 0:
         return x.equal(x).where(1.0, x.full_like(1.0))
     if abs(exponent) == 0.5:

@@ -23,8 +23,8 @@ aten = torch.ops.aten
 #: half the second limit, Vela estimates 88,748 cycles on U55-128 (1,641,804 as MATMUL). Beyond the limits, the CPU
 #: gathers: 32 of 1000 rows of 128 elements in tiny BERT would cost 442,616 cycles, a third of the model.
 _MAX_ONE_HOT_ROWS, _MAX_ONE_HOT_PRODUCTS = 1024, 1 << 21
-#: Limit in bytes of the one-hot products for all other tables, for example tables computed at run time. Their int32
-#: products are stored in memory.
+#: Limit of a gather by one-hot rows for all other tables, for example computed at run time: indices times bytes of the
+#: table (int8 by MATMUL, others as int32). The int32 products are stored in memory.
 _MAX_ONE_HOT_BYTES = 1 << 16
 _ONE_HOT_ZERO_POINT = -128  #: int8 that represents 0 in a one-hot matrix, so that all smaller numbers saturate to it
 _MAX_UNROLLED_ROWS = 64  #: number of rows with different indices: each row is sliced, gathered and concatenated
@@ -33,7 +33,7 @@ _MAX_SLICES = 1024  #: RAFT would take 12,544 slices: the CPU is faster, and Vel
 
 
 def gather_constant(b: Builder, x: Value, axis: int, indices: Sequence[int]) -> Value:
-    """x[indices] along one axis for constant indices, by slices of index runs, by repetition, or by GATHER."""
+    """x[indices] along one axis for constant indices: by repetition, slices of runs, a strided slice or GATHER."""
     leading_size, size, trailing_size = prod(x.shape[:axis]), x.shape[axis], prod(x.shape[axis + 1 :])
     shape = (*x.shape[:axis], len(indices), *x.shape[axis + 1 :])
     repeats = len(indices) // size
@@ -223,11 +223,11 @@ def gather(cx: Context, x: Tensor, dim: int, indices: Tensor, *, sparse_grad: bo
 
 
 @op(aten.index_select.default, kind=Kind.SHARED, is_gather=True)
-def index_select(cx: Context, x: Tensor, dim: int, picked: Tensor) -> Value:
-    """x[picked] along dimension ``dim``."""
+def index_select(cx: Context, x: Tensor, dim: int, indices: Tensor) -> Value:
+    """x[indices] along dimension ``dim``."""
     if x.rank == 0:
         return x.value
-    return index.lower(cx, x, [*[None] * (dim % x.rank), picked])
+    return index.lower(cx, x, [*[None] * (dim % x.rank), indices])
 
 
 @op(aten.one_hot.default, kind=Kind.PASSTHROUGH, interval=lambda node, interval_of: (0, 1))

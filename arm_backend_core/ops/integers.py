@@ -1,7 +1,7 @@
 """Fixed-point arithmetic with interval tracking: an expression that could overflow raises at compile time.
 
 ``FixedPoint`` wraps a TOSA value together with its scale, its zero point and the interval of its integers. Each
-operator computes the interval of its result exactly, in Python integers. ``requantize`` converts integers to the
+method computes an interval that contains its result, in Python integers. ``requantize`` converts integers to the
 result's quantization parameters with one rounding.
 """
 
@@ -21,7 +21,7 @@ from arm_backend_core.tosa.builder import Builder, quantized_multipliers
 from arm_backend_core.tosa.graph import Value
 
 Array = np.ndarray[Any, Any]
-#: Bound of the magnitude of a left-shifted operand: RESCALE accepts all values below it.
+#: RESCALE by a factor below 2 accepts all values whose magnitude is below this bound.
 RESCALE_SAFE_LIMIT = 1 << 29
 #: The largest int16. It represents 1.0 in an int16 TABLE.
 Q15_MAX = (1 << 15) - 1
@@ -32,7 +32,7 @@ class FixedPoint:
     """A symbolic integer tensor with its scale and the interval of its elements. Methods emit TOSA operators.
 
     The real numbers are (value - zero_point) * scale. Every element satisfies low <= value - zero_point <= high. The
-    other operand may be a Python integer. Every method computes the interval of its result in Python integers.
+    other operand may be a Python integer.
 
     Attributes:
         b: builder that receives the operators.
@@ -173,7 +173,8 @@ class FixedPoint:
     def mul(self, x: FixedPoint | int, shift: int = 0, peak: int | None = None) -> FixedPoint:
         """round(self * x / 2**shift), half up. MUL computes the product in 64 bits before it shifts.
 
-        A Python integer ``x`` multiplies the integers and divides the scale, so the real numbers stay the same.
+        A Python integer ``x`` multiplies the integers and divides the scale by abs(x), so the real numbers stay the
+        same up to the sign of x.
 
         Args:
             x: the other factor.

@@ -23,7 +23,10 @@ aten = torch.ops.aten
 
 @op(aten.linear.default, kind=Kind.CONV, activations=(0,), absorbs_activation=True)
 def linear(cx: Context, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Value:
-    """Linear layer of x [..., IC] and weight [OC, IC], as a 1x1 convolution in which each row of x is a pixel."""
+    """Linear layer of x [..., IC] and weight [OC, IC], as a 1x1 convolution in which each row of x is a pixel.
+
+    On NPUs that decode weights slowly, a large layer of one row in a time step is a MATMUL.
+    """
     if x.q is not None and weight.q is None:
         raise Unsupported("its input is quantized but its weight is not")
     assert weight.value.data is not None  # otherwise the layer was decomposed (composites/computed_weights)

@@ -57,10 +57,7 @@ def _register_comparison(kind: str, *overloads: OpOverload, swap: bool = False, 
 
     @plain.integer_rule
     def quantized(cx: Context, x: Tensor, y: Operand) -> Value:
-        """Compare in one of three ways.
-
-        A number: in half steps of x's scale. Two exact integer operands: as INT32. Others: at a common scale.
-        """
+        """Compare with a number in half steps of x's scale, exact integers as INT32, others at a common scale."""
         if not isinstance(y, Tensor) and x.q is not None and x.q.dtype is not DType.INT32 and not math.isnan(y):
             return compare(
                 cx,

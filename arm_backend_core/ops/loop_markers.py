@@ -1,7 +1,7 @@
 """LOOP_IN and LOOP_OUT operators, which mark the body of a loop whose trip count is known only at run time.
 
 The graph contains the loop body once, inline between the LOOP_IN and LOOP_OUT operators. Every part of the compiler
-thus treats the nodes of the body like all others. The last pass converts the marked region to a WHILE_LOOP
+thus treats the nodes of the body like all others. One of the last passes converts the region to a WHILE_LOOP
 (``tosa/passes/branches``).
 """
 
@@ -18,7 +18,7 @@ from arm_backend_core.tosa.graph import Value
 
 _LIBRARY = torch.library.Library("arm_backend_core", "DEF")
 _LIBRARY.define(
-    "loop_in(Tensor initial, int loop, int place) -> Tensor",
+    "loop_in(Tensor initial, int loop, int index) -> Tensor",
     tags=(torch.Tag.nondeterministic_seeded,),  # no constant folding: the value differs in every iteration
 )
 _LIBRARY.define("loop_out(Tensor condition, Tensor[] next_values, Tensor[] current_values, int loop) -> Tensor[]")
@@ -31,18 +31,18 @@ def _run_one_iteration(
     return [x.clone() for x in (current_values if not condition.is_meta and not condition else next_values)]
 
 
-_LIBRARY.impl("loop_in", lambda initial, loop, place: initial.clone(), "CompositeExplicitAutograd")
+_LIBRARY.impl("loop_in", lambda initial, loop, index: initial.clone(), "CompositeExplicitAutograd")
 _LIBRARY.impl("loop_out", _run_one_iteration, "CompositeExplicitAutograd")
 
 
 # A loop's integers are assumed to fit int32, like program inputs.
 @op(LOOP_IN, kind=Kind.SHARED, interval=lambda node, interval_of: intervals.ASSUMED_INTERVAL)
-def loop_in(cx: Context, initial: Tensor, loop: int, place: int) -> Value:
-    """Loop-carried value number ``place`` at the start of an iteration of loop number ``loop``.
+def loop_in(cx: Context, initial: Tensor, loop: int, index: int) -> Value:
+    """Loop-carried value number ``index`` at the start of an iteration of loop number ``loop``.
 
     The value is ``initial`` in the first iteration, and later the result of the previous iteration.
     """
-    return cx.b.emit("LOOP_IN", (initial.value,), initial.value.dtype, loop=loop, place=place)
+    return cx.b.emit("LOOP_IN", (initial.value,), initial.value.dtype, loop=loop, index=index)
 
 
 @op(LOOP_OUT, kind=Kind.SHARED, interval=lambda node, interval_of: intervals.INT32)
@@ -61,6 +61,6 @@ def loop_out(
     ]
     values = [condition.value, *requantized_values, *(x.value for x in current_values)]
     return [
-        Tensor(cx.b.emit("LOOP_OUT", values, x.value.dtype, loop=loop, place=place), x.q)
-        for place, x in enumerate(current_values)
+        Tensor(cx.b.emit("LOOP_OUT", values, x.value.dtype, loop=loop, index=index), x.q)
+        for index, x in enumerate(current_values)
     ]

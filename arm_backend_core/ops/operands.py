@@ -23,7 +23,6 @@ from arm_backend_core.tosa.graph import Value
 _DTYPES = {
     torch.bool: DType.BOOL,
     torch.int8: DType.INT8,
-    torch.uint8: DType.INT8,
     torch.int16: DType.INT16,
     torch.int32: DType.INT32,
     torch.int64: DType.INT32,  # TOSA has no int64; values are checked where they are constants
@@ -37,14 +36,14 @@ _DTYPES = {
 
 def has_tosa_dtype(dtype: torch.dtype) -> bool:
     """Whether TOSA has an element type for a PyTorch one."""
-    return dtype in _DTYPES and dtype is not torch.uint8
+    return dtype in _DTYPES
 
 
 def dtype_of(dtype: torch.dtype) -> DType:
     """TOSA's element type for a PyTorch one.
 
     Raises:
-        Unsupported: TOSA has none (float64, complex).
+        Unsupported: TOSA has none (float64, uint8, complex).
     """
     if kind_of(dtype) is ScalarKind.COMPLEX:
         raise Unsupported(

@@ -194,7 +194,10 @@ adaptive_avg_pool.integer_rule(adaptive_avg_pool.lower)
 
 
 def _adaptive_avg_pool(cx: Context, x: Tensor, spatial: int) -> Value:
-    """Pool with one operator if all cells have equal size and stride, else with one operator for each cell."""
+    """Pool with one operator if all cells have equal size and stride, else with one operator for each cell.
+
+    Quantized pooling with a stride above 3 also uses one operator for each cell.
+    """
     image = to_nhwc_image(cx.b, x.value, spatial + 2)
     out = (1, *cx.shape)[-2:] if spatial == 2 else (1, cx.shape[-1])
     rows, columns = adaptive_cell_ranges(image.shape[1], out[0]), adaptive_cell_ranges(image.shape[2], out[1])

@@ -1,4 +1,4 @@
-"""Unrolling of recurrent layers (LSTM, GRU, RNN) into FX nodes.
+"""Loop unrolling of recurrent layers (LSTM, GRU, RNN) into FX nodes.
 
 One time step is traced, and its nodes are copied for the other steps. PyTorch's own decompositions trace every time
 step, which takes 2 ms per operator, and call a CPU library for a whole LSTM.
@@ -23,9 +23,10 @@ aten = torch.ops.aten
 
 
 class NodeEmitter(Protocol):
-    """Callable that traces ``function(*tensors, **numbers)`` into the graph and returns the result node or nodes.
+    """Callable that emits the nodes of ``function(*tensors, **numbers)`` and returns the result node or nodes.
 
-    For a time step, ``layer`` is the weight that identifies the recurrent layer (``nodes.TIMESTEP_SLOT``); else None.
+    For a time step and for the initial states, ``layer`` is the weight that identifies the recurrent layer
+    (``nodes.TIMESTEP_SLOT``); else None.
     """
 
     def __call__(self, function: Callable[..., Any], *tensors: Node, layer: Node | None = None, **numbers: Any) -> Any:

@@ -43,8 +43,8 @@ class Record:
         bias: position of the bias (CONV only).
         weight_axis: function that returns the output-channel dimension of the weight of an FX node (CONV only).
         univariate: whether it is elementwise and fusion may merge it with its neighbours into one TABLE.
-        is_discontinuous: whether the function has jumps. An int16 TABLE would interpolate across a jump, so int16
-            operands use the integer rule, which is exact.
+        is_discontinuous: whether the function has jumps and an integer rule. An int16 TABLE would interpolate across a
+            jump, so int16 operands use this rule, which is exact.
         evaluate: function that computes the entries of a TABLE from a tensor of operand values; the ATen operator
             itself if None.
         clamp_bounds: for ReLU-like functions, maps the arguments to (low, high). Such an operator is fused into the
@@ -64,7 +64,8 @@ class Record:
         is_sinusoid: whether it is the sine or cosine of its operand.
         is_gather: whether it gathers elements of its first operand. The other operands are indices.
         interval: rule that computes the interval of an integer result. If the operator has several results, the rule
-            takes the ``getitem`` node of one result. None if the interval is unknown; data movement has a default.
+            takes the ``getitem`` node of one result. None if the interval is unknown. The default for ``Kind.SHARED``
+            is ``intervals.data_movement``.
         error_bound: bound of the integer rule's error, without the rounding of the result. It is relative to the
             largest element of operands and result. 2**-14 is at most two steps of int16.
     """
@@ -135,7 +136,7 @@ def register(record: Entry) -> Entry:
     """Add ``record`` under each of its overloads.
 
     Raises:
-        TypeError: ``record`` lists an object that is not an ATen overload, for example an overload packet.
+        TypeError: ``record`` lists an object that is not an ``OpOverload``, for example an overload packet.
         ValueError: an overload has a record already.
     """
     for overload in record.overloads:
@@ -154,8 +155,9 @@ def op(
     """Decorator that registers a function as the rule that lowers ``overloads`` on plain values.
 
     A rule takes a ``Context`` and the operator's arguments in the order of ATen's schema, with each tensor as a
-    ``Tensor``. It returns the resulting value or ``Tensor``, or a list of several. A data-movement rule (Kind.SHARED)
-    also lowers quantized values. Register the rule for quantized values with ``Record.integer_rule``.
+    ``Tensor``. It returns the resulting value or ``Tensor``, or a list of several. A rule with
+    ``Kind.SHARED`` also lowers quantized values. For other kinds, ``Record.integer_rule`` registers the rule for
+    quantized values.
 
     Args:
         overloads: the ATen overloads.

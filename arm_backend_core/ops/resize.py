@@ -1,4 +1,4 @@
-"""Resizing of images by TOSA 1.0 RESIZE. If the target cannot run it: slices, GATHER, or interpolation matrices."""
+"""Resizing of images by TOSA 1.0 RESIZE. If the target cannot run it, or it is slow: slices, GATHER, interpolation."""
 
 from __future__ import annotations
 
@@ -238,9 +238,9 @@ def _bilinear_by_matmul(cx: Context, image: Value, samplings: Sequence[_AxisSamp
 
 
 def _bilinear_by_conv(cx: Context, image: Value, samplings: Sequence[_AxisSampling]) -> Value:
-    """Interpolate along each axis by a 1x1 convolution with integer weights, whose channels are the axis.
+    """Interpolate along each axis by a 1x1 convolution with integer weights; the axis becomes its channels.
 
-    Between the two convolutions, int8 values have 7 more bits.
+    Between the two convolutions, int8 values have 7 fractional bits.
     """
     b, dtype = cx.b, image.dtype
     guard_factor = 128 if dtype is DType.INT8 else 1

@@ -40,9 +40,9 @@ def spatial_mean(
     """Mean of int8 or int16 ``x`` over one or two adjacent ``axes``, as with ``keepdim=True``, in parameters ``out``.
 
     Between the convolutions, the partial sums are int16. They are exact if they fit int16. Otherwise each is rounded.
-    As a mean, its rounding error is up to 2**-9 of a step of an int8 ``x``, or half a step of an int16 ``x``. This is
-    too much if the result's range is only a few steps of ``x``, for example if means of many elements are close to 0:
-    for [1, 32, 112, 112] with zero mean in A16W8, convolutions gave an SQNR of 38 dB, and REDUCE_SUM gives 78 dB.
+    The rounding error of the mean is then up to 2**-9 of a step of an int8 ``x``, or half a step of an int16 ``x``.
+    This is too much if the result's range is only a few steps of ``x``, for example if means of many elements are close
+    to 0: for [1, 32, 112, 112] with zero mean in A16W8, convolutions gave an SQNR of 38 dB, and REDUCE_SUM gives 78 dB.
 
     Args:
         is_only_user: whether no other operator reads ``x``. On an Ethos-U, a RESHAPE of a tensor with other readers may
@@ -69,7 +69,7 @@ def spatial_mean(
     if result is None:
         return None
     kept_shape = [1 if i in axes else size for i, size in enumerate(x.shape)]
-    return b.reshape(result, kept_shape)  # only the channel has more than one element, so the layout does not matter
+    return b.reshape(result, kept_shape)  # the reduced axes have size 1, so a RESHAPE restores the order of axes
 
 
 def window_means(

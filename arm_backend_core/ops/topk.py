@@ -1,11 +1,18 @@
 """topk: the largest or smallest elements along a dimension.
 
-TOSA has no sort. There are two forms. Iterative selection finds the extreme of the remaining elements in each step, and
-keeps only a mask. Selection by rank counts, for each element, the elements that come before it; it compares all pairs.
+TOSA has no sort. There are two algorithms. Iterative selection finds the extreme of the remaining elements in each
+step, and keeps only a mask. Selection by rank counts, for each element, the elements that come before it; it compares
+all pairs.
 
-On Ethos-U, the form with fewer cycles is chosen, and the CPU selects where both take too many: 20 of 300 elements take
-3,181,514 cycles and 548,400 bytes of SRAM by rank on U55-128, and 340,518 and 5,744 iteratively; on U85-256 355,372 and
-1,090,800 by rank, and 274,187 and 6,368 iteratively (INT8, Vela 5.1).
+On Ethos-U, the algorithm with fewer cycles is chosen. If both take too many cycles, topk stays on the CPU. 20 of 300
+elements (INT8, Vela 5.1):
+
+========  ===================  ====================  =================  ==================
+NPU       cycles, iteratively  bytes of SRAM         cycles, by rank    bytes of SRAM
+========  ===================  ====================  =================  ==================
+U55-128   340,518              5,744                 3,181,514          548,400
+U85-256   274,187              6,368                 355,372            1,090,800
+========  ===================  ====================  =================  ==================
 """
 
 from __future__ import annotations
@@ -28,15 +35,16 @@ from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
 
 aten = torch.ops.aten
-Form = Callable[[Builder, Value, DType, int, int, bool], list[Value]]
-#: Larger k use ranks on other targets than Ethos-U, because each step takes eight operators on the whole tensor.
+Algorithm = Callable[[Builder, Value, DType, int, int, bool], list[Value]]
+#: On targets other than Ethos-U, larger k use ranks, because each step takes eight operators on the whole tensor.
 _MAX_ITERATIVE_K = 5
-#: Larger k are selected, on all targets, among up to _MAX_RANKED_ELEMENTS elements along the dimension, or with up to
-#: _MAX_PAIRS pairs of these in the tensor. With 1024 elements the CPU is faster; with 8192 there are too many pairs.
+#: On all targets, k above _MAX_ITERATIVE_K needs at most _MAX_RANKED_ELEMENTS elements along the dimension, or at most
+#: _MAX_PAIRS pairs of elements (rows * n * n). With 1024 elements, the CPU is faster; 8192 have too many pairs.
 _MAX_RANKED_ELEMENTS, _MAX_PAIRS = 64, 1 << 18
-#: Pairs on Ethos-U. Each takes 6 bytes of SRAM on U55, and 12 on U85.
+#: Maximum number of pairs for selection by rank on Ethos-U. Each takes 6 bytes of SRAM on U55, and 12 on U85.
 _MAX_PAIRS_ON_NPU = 1 << 13
-#: Cycles on Ethos-U beyond which the CPU selects. Its partial sort takes some tens of cycles for each element.
+#: Maximum number of cycles on Ethos-U; beyond it, topk stays on the CPU, whose partial sort takes some tens
+#: of cycles for each element.
 _MAX_CYCLES = 300_000
 
 
@@ -45,11 +53,11 @@ class _Costs:
     """Cycles by Vela's estimates (5.1), for INT8 tensors of 16 to 4,096 elements; they are accurate within 30%.
 
     Attributes:
-        step: of a selection step, for each element.
-        step_start: of a selection step, besides.
-        pair: of selection by rank, for each pair of elements along the dimension.
-        rank_start: of selection by rank, besides.
-        min_rows: a step on fewer rows takes as many cycles.
+        step: cycles of a selection step for each element.
+        step_start: fixed cycles of a selection step.
+        pair: cycles of selection by rank for each pair of elements along the dimension.
+        rank_start: fixed cycles of selection by rank.
+        min_rows: a step on fewer rows takes as many cycles as one on this number of rows.
     """
 
     step: float
@@ -67,15 +75,15 @@ class _Costs:
         return self.rank_start + self.pair * rows * n * n
 
 
-#: Of NPUs without comparisons (U55, U65), which arithmetic replaces, and with them (U85).
+#: Costs on NPUs without comparison operators (U55, U65), which compare by arithmetic, and on NPUs with them (U85).
 _COSTS_WITHOUT_COMPARISON, _COSTS = _Costs(48, 1200, 45, 10_000, 1), _Costs(23, 300, 4.2, 1_500, 2)
 
 
-def choose_form(hardware: Hardware, rows: int, n: int, k: int) -> Form:
-    """The form for the ``k`` largest of ``n`` elements in each of ``rows``.
+def choose_algorithm(hardware: Hardware, rows: int, n: int, k: int) -> Algorithm:
+    """Choose the algorithm for the ``k`` largest of ``n`` elements in each of ``rows``.
 
     Raises:
-        Unsupported: the CPU selects them in less time.
+        Unsupported: topk on the CPU takes less time.
     """
     pairs = rows * n * n
     if k > _MAX_ITERATIVE_K and n > _MAX_RANKED_ELEMENTS and pairs > _MAX_PAIRS:
@@ -86,15 +94,15 @@ def choose_form(hardware: Hardware, rows: int, n: int, k: int) -> Form:
         return select_by_rank if k > _MAX_ITERATIVE_K or n <= 8 * k else select_iteratively
     costs = _COSTS_WITHOUT_COMPARISON if "EQUAL" in hardware.unsupported else _COSTS
     cycles: float
-    cycles, form = costs.iterative(rows, n, k), select_iteratively
+    cycles, algorithm = costs.iterative(rows, n, k), select_iteratively
     if pairs <= _MAX_PAIRS_ON_NPU and costs.by_rank(rows, n) < cycles:
-        cycles, form = costs.by_rank(rows, n), select_by_rank
+        cycles, algorithm = costs.by_rank(rows, n), select_by_rank
     if cycles > _MAX_CYCLES:
         raise Unsupported(
             f"topk of {k} among {n} elements in {rows} rows would take about {round(cycles, -3):,.0f} cycles (at most "
             f"{_MAX_CYCLES:,}), and the CPU is faster; use a smaller k or fewer elements"
         )
-    return form
+    return algorithm
 
 
 @op(aten.topk.default, kind=Kind.SHARED, interval=intervals.values_and_indices)
@@ -102,7 +110,7 @@ def topk(cx: Context, x: Tensor, k: int, dim: int = -1, largest: bool = True, so
     """torch.topk with int32 indices, sorted. Equal elements keep their order; NaN counts as the largest."""
     b, shape, x = cx.b, cx.shape, at_least_1d(cx, x)
     axis, n = dim % x.rank, x.shape[dim]
-    select = choose_form(cx.target.hardware, x.value.size // n, n, k)
+    select = choose_algorithm(cx.target.hardware, x.value.size // n, n, k)
     elements = x.value if x.value.dtype.is_float else b.cast(x.value, DType.INT32)  # EQUAL takes no narrower type
     index_dtype = DType.INT32 if cx.target.integer else DType.FP32  # the FP profile compares no integers
     selected = select(b, elements, index_dtype, k, axis, largest)

@@ -1,8 +1,10 @@
 """Unary functions: one registration with the floating-point formula for each ATen operator.
 
 On quantized values, these functions need no rule. PyTorch evaluates the function, or a chain of functions, on every
-value that the quantized operand can have. The results become a TABLE (``fusion.univariate.Univariate``). Functions
-with jumps have an integer rule for int16. Formulas that are shared or longer than a line are in ``ops/formulas``.
+value that the quantized operand can have. The results become a TABLE (``fusion.univariate.Univariate``). Signs and
+rounding functions have jumps, and therefore an integer rule for int16. ``hardshrink`` and ``threshold`` have jumps too,
+but no such rule: correction tables (``ops/lookup``) refine their int16 TABLE there. Formulas that are shared or longer
+than a line are in ``ops/formulas``.
 
 Source: Abramowitz & Stegun, Handbook of Mathematical Functions (A&S).
 """

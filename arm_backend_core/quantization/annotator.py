@@ -185,7 +185,11 @@ class Annotator:
         }
 
     def _input_spec(self, node: Node, source: Node) -> QuantizationSpecBase:
-        """Use the producer's parameters where ``node`` supports them, else the configuration's (int8 by default)."""
+        """Choose the spec with which ``node`` reads ``source``.
+
+        It is the producer's for exact integers and for int16 results inside of a recurrent layer. Otherwise it is
+        ``inner`` (int16) if the node benefits from it, else ``activation`` of the configuration.
+        """
         config, record = self.configs[node], self.records[node]
         has_one_operand = record.univariate or (
             record.kind is Kind.SHARED and len(self.plan.activation_operands(node)) == 1
@@ -205,7 +209,7 @@ class Annotator:
     def _reads_8_bits(self, node: Node, source: Node, interval: tuple[float, float]) -> bool:
         """Whether ``node`` can read the exact integers of a cast: a calibrated scale would only round them.
 
-        Operands of data movement share one scale, which others need as well.
+        Not for data movement: its operands share one scale, which the other operands need to be calibrated.
         """
         is_exact = interval in _RANGES_OF_8_BITS.values() and self.records[node].kind is not Kind.SHARED
         return is_exact and self._output_spec(source).dtype is self.configs[node].activation.dtype

@@ -1,4 +1,4 @@
-"""Record what quantization reads of the hardware.
+"""Consulted hardware: record the attributes of ``Hardware`` that quantization reads.
 
 The quantized graph of most models is the same for all NPUs: it depends on the hardware only where a pass reads an
 attribute of ``Hardware``. ``events.Log.hardware_facts`` holds these attributes. Another NPU with the same values has
@@ -18,7 +18,7 @@ _ATTRIBUTES = frozenset(item.name for item in fields(Hardware))
 
 
 class ConsultedHardware(Hardware):
-    """A copy of a ``Hardware`` that records each attribute in the open log when it is read."""
+    """A copy of a ``Hardware`` that records each attribute in the current event log when it is read."""
 
     @classmethod
     def of(cls, hardware: Hardware) -> Self:

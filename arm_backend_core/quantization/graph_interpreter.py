@@ -63,7 +63,7 @@ class GraphInterpreter:
         """Run the graph on the leaves of its inputs.
 
         Returns:
-            New values of inputs and buffers, then the results.
+            Values of the output node: new values of inputs and buffers, then the results.
         """
         leaves, values, position = iter(inputs), dict[Node, Any](), 0
         while position < len(self._nodes):

@@ -40,8 +40,9 @@ class _Statistics:
     Attributes:
         low, high: minimum and maximum, of the tensor or of each channel.
         count: number of observed elements.
-        values: kept values, float32, 1-D; every ``stride``-th element.
-        kept_count: number of kept values.
+        values: sampled elements, float32, 1-D.
+        kept_count: number of elements in ``values``.
+        stride: one of this many elements is sampled; of large tensors, fewer.
         is_integer: whether all values were integers; None if not checked.
         parameters: cached scale and zero point.
     """
@@ -128,13 +129,14 @@ class RangeObserver(ObserverBase):
         """Compute parameters for a range extended to 0, which is represented exactly: padding and relu produce it."""
         low, high = np.minimum(low, 0.0).reshape(-1), np.maximum(high, 0.0).reshape(-1)
         if self.qscheme in _SYMMETRIC:
-            scale = self._make_positive(np.maximum(-low, high) * 2 / (self.quant_max - self.quant_min))
+            scale = self._constrain_scale(np.maximum(-low, high) * 2 / (self.quant_max - self.quant_min))
             return torch.from_numpy(scale), torch.zeros(scale.shape, dtype=torch.int64)
-        scale = self._make_positive((high - low) / (self.quant_max - self.quant_min))
+        scale = self._constrain_scale((high - low) / (self.quant_max - self.quant_min))
         zero_point = self.quant_min - np.rint(low / scale.astype(np.float64))
         return torch.from_numpy(scale), torch.from_numpy(zero_point.clip(self.quant_min, self.quant_max)).long()
 
-    def _make_positive(self, scale: Array) -> Array:
+    def _constrain_scale(self, scale: Array) -> Array:
+        """Make scales positive, and powers of two if they are below 1 and the tensor held only integers."""
         scale = np.where(scale > 0, np.maximum(scale, SMALLEST_SCALE), self.scale_of_zeros)
         return np.where(
             (self.is_integer or bool(self._statistics.is_integer)) & (scale < 1), 2.0 ** np.ceil(np.log2(scale)), scale
@@ -173,7 +175,10 @@ class HeadroomObserver(RangeObserver):
 
 
 class ActivationObserver(RangeObserver):
-    """Range with the least squared error (MSE); with fewer than 8,192 values, the widened minimum and maximum."""
+    """Range with the least squared error (MSE); with fewer than 8,192 values, the widened minimum and maximum.
+
+    Constants always get the range with the least squared error.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         """Observe a tensor and return it unchanged. See ``RangeObserver``."""
@@ -213,8 +218,8 @@ def find_min_mse_range(values: Tensor, low: Bounds, high: Bounds, steps: int) ->
 
     Squared error of a value: step**2 / 12 on average inside the range; the value squared below half a step, because it
     rounds to 0; the squared distance to the bound outside. One histogram provides the sums, so all pairs of candidate
-    bounds are compared at once. If the best range is at most a quarter of the histogram, the search repeats within it,
-    so that an outlier does not make the bins coarse.
+    bounds are compared at once. If the best range is at most a quarter of the histogram, the search repeats in a
+    histogram of twice that range, so that an outlier does not make the bins coarse.
 
     Args:
         values: float32, 1-D.
@@ -279,7 +284,7 @@ class WeightObserver(RangeObserver):
 
     The bias is int32 with the scale of the accumulator, activation scale times weight scale. The bias would overflow if
     the activation is 0 in all samples, or all weights of a channel are 0. The weight's scale is then enlarged until the
-    bias fits. Each product is below 2**-16 of this bias.
+    bias fits. Each product is below 2**-15 of this bias.
     """
 
     scale_of_zeros = SMALLEST_SCALE
@@ -292,12 +297,12 @@ class WeightObserver(RangeObserver):
         """Register a bias (one value per channel) that is added to products with the int8 tensor of ``activation``."""
         self.accumulators.append((activation, bias.detach().abs().double().numpy(force=True)))
 
-    def _make_positive(self, scale: Array) -> Array:
+    def _constrain_scale(self, scale: Array) -> Array:
         for activation, bias in self.accumulators:
             min_scale = bias / (2.0**30 * activation.calculate_qparams()[0].double().numpy())
             # A scale may apply to several channels: all of them, or one in each group (transposed convolutions).
             scale = np.maximum(scale, min_scale.reshape(-1, scale.size).max(0))
-        return super()._make_positive(scale)
+        return super()._constrain_scale(scale)
 
     def _min_max(self, x: Tensor) -> tuple[Bounds, Bounds]:
         rows = self._rows(x)

@@ -19,7 +19,7 @@ class ObserverInterpreter(GraphInterpreter):
     """Runs a sample and passes the results of nodes to their observers and other callbacks.
 
     Attributes:
-        problems: what observers met, NaN or an infinity, by node of the tensor.
+        problems: whether a tensor contains NaN or an infinity, by node; without finite tensors.
         finite_ranges: (minimum, maximum) of the finite values, by node of a tensor with non-finite values.
     """
 

@@ -1,8 +1,8 @@
 """Post-training quantization (PTQ) of an exported program, in place.
 
-The result equals that of torchao's ``prepare_pt2e``, calibration and ``convert_pt2e``. Annotations and observers are
-the same. Quantize and dequantize operators replace the observers. The graph is edited directly, so no module is built,
-traced or exported again.
+For the same annotations, the result equals that of torchao's ``prepare_pt2e``, calibration and ``convert_pt2e``:
+quantize and dequantize operators replace the observers. The modules of ``algorithms`` also change the graph, the
+annotations and the observers. The graph is edited directly: no module is built, traced or exported again.
 """
 
 from __future__ import annotations

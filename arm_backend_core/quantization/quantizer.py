@@ -102,7 +102,9 @@ class ArmQuantizer(Quantizer):
         return self
 
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
-        """Make the graph functional and decompose composites without a record; called by ``prepare_pt2e``.
+        """Make the graph functional, decompose composite operators and apply the rewrites that precede quantization.
+
+        Called by ``prepare_pt2e`` and ``ObservedProgram``.
 
         Raises:
             ModelError: the graph writes in place to memory that tensors share; quantized tensors share no memory.
@@ -244,7 +246,7 @@ def _check_dtype(node: Node) -> None:
 
 
 def _advise_float32(graph: Graph, dtype: torch.dtype) -> str:
-    """What has to be converted so that no value of a graph has a dtype: the model, inputs, or both."""
+    """Describe what to convert, the model or inputs, so that no value of the graph has this dtype."""
 
     def has_dtype(node: Node) -> bool:
         return getattr(node.meta.get("val"), "dtype", None) is dtype

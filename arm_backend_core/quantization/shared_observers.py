@@ -28,12 +28,12 @@ def share_observers(observed: Mapping[str, ObservedProgram], models: Mapping[str
     unify_state_observers(observed.values())
     modules = {method: _modules_by_path(models[method]) for method in observed}
     sequences = {method: _operator_sequences(model, modules[method]) for method, model in observed.items()}
-    places: dict[Node, Hashable] = {}
+    positions: dict[Node, Hashable] = {}
     for sequence in sequences.values():
         for module, nodes in sequence.items():
             others = [other[module] for other in sequences.values() if module in other]
             if all(_targets(nodes) == _targets(other) for other in others):
-                places |= {node: (module, index) for index, node in enumerate(nodes)}
+                positions |= {node: (module, index) for index, node in enumerate(nodes)}
     tensor_ids = {node: key for model in observed.values() for node, key in model.tensor_ids.items()}
 
     def key_of(edge_or_node: EdgeOrNode) -> Hashable:
@@ -44,8 +44,8 @@ def share_observers(observed: Mapping[str, ObservedProgram], models: Mapping[str
         if source in tensor_ids:
             return "tensor", tensor_ids[source], type(observer), getattr(observer, "ch_axis", None)
         if node is None:
-            return ("result", places[source]) if source in places else None
-        return ("operand", places[node], node.all_input_nodes.index(source)) if node in places else None
+            return ("result", positions[source]) if source in positions else None
+        return ("operand", positions[node], node.all_input_nodes.index(source)) if node in positions else None
 
     observers = {
         edge_or_node: observer for model in observed.values() for edge_or_node, observer in model.observers.items()

@@ -41,15 +41,15 @@ class _StateUse:
 
     @property
     def changes_value(self) -> bool:
-        """Whether the new value is another than the buffer's own, which a method writes that only reads the buffer."""
+        """Whether the method changes the buffer. A method that only reads it writes its unchanged value back."""
         value = self.value
         while value.target is torch.ops.aten.clone.default:
             value = value.all_input_nodes[0]
         return value is not self.state
 
     @property
-    def rank(self) -> int:
-        """0 if a method with parameters changes the buffer, 1 if another changes it, 2 if the method only reads it."""
+    def priority(self) -> int:
+        """0 (highest) if a method with parameters changes the buffer, 1 if another does, 2 if it only reads it."""
         return 2 if not self.changes_value else 0 if self.model.has_parameters else 1
 
     def set_observer(self, observer: Any) -> None:
@@ -58,11 +58,11 @@ class _StateUse:
 
 
 def unify_state_observers(models: Iterable[ObservedProgram]) -> None:
-    """Give each buffer that methods write one type in all of them, and one observer for all its values.
+    """Give each buffer that several methods write observers of one type and dtype in all of them.
 
     The methods with parameters that change the buffer decide: the widest of their types applies. Without such a method,
     those that change it decide, else those that read it. So a method that resets the state leaves the others unchanged.
-    Observers of one type that remain are merged later, with those of their readers (``share_observers``).
+    ``share_observers`` then merges the observers of a buffer to one.
     """
     uses: dict[TensorIdentity, list[_StateUse]] = {}
     for model in models:
@@ -74,39 +74,35 @@ def unify_state_observers(models: Iterable[ObservedProgram]) -> None:
 
 
 class StateProbe:
-    """Runs methods that access state on the state that another method leaves, and restores it.
+    """Calibrates methods on the states that another method leaves, and restores these states.
 
-    Methods are calibrated one after the other. Alone, a method that reads state would see only the last one, and one
-    that clears it almost only zeros.
+    Methods are calibrated one after the other. Without the probe, a method that reads the state would be calibrated on
+    the final state only, and a method that clears it on almost only zeros.
 
     Args:
         methods: by name, each with its samples.
     """
 
     def __init__(self, methods: Mapping[str, tuple[ObservedProgram, Iterable[Any]]]) -> None:
-        self._ranks = {name: _access_rank(model) for name, (model, _) in methods.items()}
+        self._priorities = {name: _priority_of_method(model) for name, (model, _) in methods.items()}
         self._methods = {name: (model, cycle(samples)) for name, (model, samples) in methods.items()}
 
     def run(self, method: str) -> None:
-        """Run the next sample of each method that has less influence on the state than ``method``."""
+        """Run the next sample of each method with a lower priority than ``method``."""
         for name, (model, samples) in self._methods.items():
-            if self._ranks[name] > self._ranks[method]:
+            if self._priorities[name] > self._priorities[method]:
                 sample = next(samples)
                 with model.preserve_states():
                     model(*sample, **getattr(sample, "keywords", {}))
 
 
-def _access_rank(model: ObservedProgram) -> int:
-    """Rank of a method by its influence on state.
-
-    Returns:
-        The lowest rank of its uses of buffers; 0 without a use.
-    """
-    return min((use.rank for use in _uses_of_state(model)), default=0)
+def _priority_of_method(model: ObservedProgram) -> int:
+    """The highest priority (lowest number) of a method's uses of buffers; 0 without a use."""
+    return min((use.priority for use in _uses_of_state(model)), default=0)
 
 
 def _uses_of_state(model: ObservedProgram) -> list[_StateUse]:
-    """List the buffers that a method writes, be it with their own value."""
+    """List the buffers that a method writes, also with their unchanged value."""
     writes = model.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
     uses = [_StateUse(model, *cast(tuple[Node, Node], write.args[:2]), write) for write in writes]
     return [use for use in uses if is_state(use.state)]
@@ -117,8 +113,8 @@ def _unify(uses: Sequence[_StateUse]) -> None:
     observed = [use for use in uses if use.observer is not None]
     if not observed:
         return
-    rank = min(use.rank for use in observed)
-    deciding = [use.observer for use in observed if use.rank == rank]
+    priority = min(use.priority for use in observed)
+    deciding = [use.observer for use in observed if use.priority == priority]
     widest = max(deciding, key=lambda observer: int(observer.quant_max)).dtype
     candidates = [observer for observer in deciding if observer.dtype is widest]
     common = next((one for one in candidates if isinstance(one, RangeObserver)), None)

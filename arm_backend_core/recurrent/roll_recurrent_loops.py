@@ -65,9 +65,9 @@ _MAX_UNROLLED_STEPS, _MAX_TOTAL_STEPS, _STEPS_PER_CALL = 64, 256, range(4, 33)
 def steps_per_call(total: int, requested: int | str | None, program_steps: int = 0) -> int:
     """Choose the number of steps that one call computes.
 
-    For long layers, "auto" minimizes calls + steps per call / weight, plus a penalty if the steps do not divide evenly.
-    Surplus steps cost time, and padding copies the input. Programs with many steps in total compile fewer
-    steps of each layer.
+    For long layers, "auto" minimizes calls + steps per call / 8, plus a penalty if the steps do not divide evenly:
+    surplus steps cost time, and padding copies the input. Shorter layers of a program with many steps in total minimize
+    calls + steps per call / 2, so that fewer steps are compiled.
 
     Args:
         total: steps of the layer.
@@ -159,7 +159,11 @@ class _ChunkCompiler:
 
 
 def _replace_by_loop(program: ExportedProgram, layer: UnrolledLayer, count: int, compiler: _ChunkCompiler) -> None:
-    """Replace the steps by a loop, unless one call computes all of them or a chunk cannot be delegated."""
+    """Replace the steps by a loop.
+
+    They stay if one call computes all of them, integers cannot represent an initial state, or a chunk cannot be
+    delegated.
+    """
     total, name = len(layer.steps), compiler.next_name()
     initial_states = _find_initial_states(program, layer) if count < total else None
     if initial_states is None:

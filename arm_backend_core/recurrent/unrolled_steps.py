@@ -151,7 +151,8 @@ class UnrolledLayer:
 
     Attributes:
         steps: the steps; each maps slots to operators.
-        reads: {slot: the operator and its operands}, the same in every step except the first.
+        reads: {slot: the operator, the structure of its arguments, and its operands}, the same in every step except the
+            first.
         initial_states: {port: operands of the first step where other steps read the previous step, one for each
             reader}. All operands of a port are the same value, or all are float constants.
         constants: nodes of the program that are computed from constants alone.
@@ -319,7 +320,10 @@ def find_layers(program: ExportedProgram) -> Iterator[UnrolledLayer]:
 
 
 def _split_calls(steps: list[Step]) -> Iterator[list[Step]]:
-    """Split steps into calls of the layer: a step that does not read the previous one starts a new call."""
+    """Split steps into calls of the layer: a step that does not read the previous one starts a new call.
+
+    Calls of one or two steps are omitted.
+    """
     begin = 0
     for k in range(1, len(steps) + 1):
         previous = set(steps[k - 1].values())

@@ -91,7 +91,7 @@ class ArmCompileSpec(ABC):
 
     @classmethod
     def get_output_format(cls) -> str:
-        """Format of the payload: "tosa", "vela" or "vgf"."""
+        """Format of the payload: "tosa", "vela" or "vgf"; "pte" for Cortex-M, which has no payload."""
         return cls._output_format
 
     def to_list(self) -> list[CompileSpec]:

@@ -25,7 +25,7 @@ class Isa(Enum):
 _ALL, _WITH_DSP, _SCALAR_ONLY = (Isa.MVE, Isa.DSP, Isa.SCALAR), (Isa.DSP, Isa.SCALAR), (Isa.SCALAR,)
 
 #: Processor -> the instruction sets that it may implement, the fastest first. DSP is optional on M33 and M35P, MVE on
-#: M55 and M85 (Arm's Technical Reference Manuals).
+#: M52, M55 and M85 (Arm's Technical Reference Manuals).
 ISAS_BY_CPU: Mapping[str, tuple[Isa, ...]] = {
     "cortex-m0": _SCALAR_ONLY,
     "cortex-m0plus": _SCALAR_ONLY,

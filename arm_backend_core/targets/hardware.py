@@ -56,19 +56,18 @@ class Hardware:
             estimate is lower if a constant that all rows read is copied to SRAM.
         flattens_odd_images: a 1x1 convolution of an odd number of rows or columns takes fewer cycles on one row. Vela
             estimates this for U55 and U65 too, but their layers around it then cost more (ds_cnn: 0.4% more cycles).
-        splits_matmuls: a MATMUL of several heads takes fewer cycles as one MATMUL per head. If False, only with
-            transposed operands.
+        splits_matmuls: a MATMUL of several heads may take fewer cycles as one MATMUL per head. If False, it may take
+            fewer as the product of the transposed operands (``alternatives/attention_matmul.py``).
         packs_weights_by_rows: the order of encoded weights depends on the number of rows. Two methods then share
             weights only if they have equally many rows.
         pads_weight_blocks: weights are encoded in blocks of channels. Additional channels in a block are free.
-        slow_input_channels: numbers of input channels with which a convolution on few pixels takes up to 3.6 times the
-            cycles of one more channel than the last of them.
+        slow_input_channels: numbers of input channels with which a convolution of a small image takes up to 3.6 times
+            the cycles of one with ``slow_input_channels.stop`` channels.
         transposes_any_rank: Vela itself splits a TRANSPOSE of more than four dimensions.
         slow_int16_macs: with at most this many MACs per cycle, an int16 row takes fewer cycles as two int8 rows.
         bilinear_cycles_per_result: cycles of a bilinear RESIZE for each int8 result, by Vela's estimates; 0 keeps every
             RESIZE that the hardware supports.
-        vela_bugs: names of Vela's bugs (``docs/contributors/vela.md``) that ``tosa/vela_workarounds`` avoids, in that
-            page's order.
+        vela_bugs: names of Vela's bugs (``docs/contributors/vela.md``) that ``tosa/vela_workarounds`` avoids.
         axes_lost_on_split: returns the axes along which Vela splits an operator and then loses the offset of the part.
     """
 
@@ -216,7 +215,7 @@ _U85 = Hardware(
         reduced=HEIGHT_WIDTH,
     ),
 )
-#: Hardware by family; "tosa" and "vgf" have no limits beyond their profile.
+#: Hardware by family; "tosa", "vgf" and "cortex-m" have no limits beyond their profile.
 HARDWARE = {
     "ethos-u55": _U55,
     "ethos-u65": _U65,

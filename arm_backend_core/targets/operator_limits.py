@@ -204,7 +204,8 @@ def _lost_axes_of_window(op: Operation) -> tuple[int, ...]:
 def lost_axes(op: Operation, always: Mapping[str, tuple[int, ...]], reduced: Sequence[int]) -> tuple[int, ...]:
     """The axes along which Vela splits an operator and loses the offset of its operands (``sliced``).
 
-    Vela computes REDUCE_SUM along channels, and other reductions along ``reduced``, both on one image.
+    A REDUCE_SUM loses it if it sums the last of four or more dimensions. Other reductions lose it on several images,
+    and on one image along other axes than ``reduced``.
 
     Args:
         op: the operator.

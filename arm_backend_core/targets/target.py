@@ -9,7 +9,7 @@ from arm_backend_core.targets.hardware import HARDWARE, Hardware
 from arm_backend_core.workers.vela import Release
 
 PROFILES = ("INT", "FP")
-#: Profile -> the TOSA extensions that require it; "": extensions of either profile (TOSA 1.0, section 1.4;
+#: Profile -> the TOSA extensions that require it; "": extensions of either profile (TOSA 1.0, section 1.6;
 #: "mxfp": draft of 1.1).
 _EXTENSIONS_BY_PROFILE = {
     "INT": ("int16", "int4", "doubleround", "inexactround"),
@@ -29,9 +29,9 @@ class Target:
 
     Attributes:
         name: name as users write it, for example ``ethos-u55-128`` or ``TOSA-1.0+INT+int16``.
-        profiles: subset of {"INT", "FP"} (TOSA 1.0, section 1.5).
+        profiles: subset of {"INT", "FP"} (TOSA 1.0, section 1.6).
         extensions: lower-case names of TOSA extensions, for example ``int16``.
-        family: "tosa", "vgf" or one of ``hardware.ETHOS_U_FAMILIES``.
+        family: "tosa", "vgf", "cortex-m" or one of ``hardware.ETHOS_U_FAMILIES``.
         macs: MACs per cycle, for an Ethos-U.
         version: TOSA version; operators of later versions are refused.
         vela: the release of Vela that compiles for the target. If it is None (unknown), workarounds for all releases

@@ -138,7 +138,7 @@ def list_sections(config_ini: str | os.PathLike[str], kind: str) -> tuple[str, .
 
 
 def core_clock(config_ini: str | os.PathLike[str], system_config: str) -> float:
-    """The NPU's clock in Hz of a system configuration that is in the file.
+    """The NPU's clock in Hz of a system configuration that is in the file and states it (``inherit`` is not followed).
 
     Raises:
         ValueError: there is no such file, or it is not in ini format.

@@ -239,8 +239,7 @@ class Builder:
         """Table lookup.
 
         int8: 256 entries, the first for -128; the result is int8. int16: 513 entries, linearly interpolated; the result
-            is
-        INT32, in units of 2**-7 of an entry.
+        is INT32, in units of 2**-7 of an entry.
         """
         entries = np.asarray(table, dtype=x.dtype.numpy)
         return self._unary("TABLE", x, OPERATORS["TABLE"].result_type(x.dtype), table=entries)
@@ -363,7 +362,7 @@ def reduce_attributes(kind: str, axis: int) -> dict[str, Any]:
 
 
 def quantized_multipliers(scales: Array, bits: int) -> tuple[Array, Array]:
-    """Multipliers and right shifts with scale = multiplier * 2**-shift (TOSA 1.0, section 1.10 and RESCALE).
+    """Multipliers and right shifts with scale = multiplier * 2**-shift (TOSA 1.0, section 1.12 and RESCALE).
 
     The multiplier has ``bits`` - 1 bits (31 or 15). TOSA allows shifts from 2 to 62. For a scale that would need a
     larger shift, the multiplier is rounded to a multiple of 2**-62, which may be 0.

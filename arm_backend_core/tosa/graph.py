@@ -112,7 +112,7 @@ class Op:
 
     @property
     def work(self) -> int:
-        """Number of multiply-accumulates, or of elements of the largest operand or result; at least 1.
+        """Number of multiply-accumulates, or of elements of the largest computed operand or result; at least 1.
 
         Convolutions and MATMULs count multiply-accumulates, other operators elements.
         """

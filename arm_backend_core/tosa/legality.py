@@ -23,7 +23,7 @@ def op_refusal(target: Target, op: Op) -> str | None:
     """Why ``target`` cannot run ``op`` with its shapes, attributes and constants; None if it can.
 
     Raises:
-        AssertionError: ``op`` is malformed on all targets (see ``Operator.type_refusal``).
+        AssertionError: ``op`` is malformed on all targets (see ``Operator.refusal``).
     """
     reason = _control_flow_refusal(target, op) if op.regions else OPERATORS[op.kind].refusal(op, target)
     if reason or op.regions:

@@ -201,7 +201,7 @@ class LegalizingBuilder(Builder):
         return super().reduce(kind, x, axis)
 
     def concat(self, values: Sequence[Value], axis: int) -> Value:
-        """Emit a CONCAT, or several if there are more values than one CONCAT accepts (TOSA 1.0, section 1.6)."""
+        """Emit a CONCAT, or several if there are more values than one CONCAT accepts (TOSA 1.0, section 1.7)."""
         limit = LEVEL_8K.max_tensor_list_size
         if len(values) > limit:
             return self.concat([self.concat(values[i : i + limit], axis) for i in range(0, len(values), limit)], axis)

@@ -1,4 +1,4 @@
-"""Execute a TOSA flatbuffer on Arm's reference model.
+"""TOSA reference model: execute a TOSA flatbuffer on it.
 
 The model runs in a separate process, because an index out of range or a damaged flatbuffer can crash it. The model also
 prints to the terminal, which can be suppressed only for a whole process.
@@ -24,7 +24,7 @@ def run(flatbuffer: bytes, inputs: Sequence[np.ndarray[Any, Any]]) -> list[np.nd
     """Execute a flatbuffer bit-exactly and return its outputs. Concurrent calls run one after the other.
 
     Args:
-        flatbuffer: TOSA 1.0 graph.
+        flatbuffer: TOSA graph (version 1.0, or the 1.1 draft).
         inputs: one array for each graph input, with its shape and element type.
 
     Raises:

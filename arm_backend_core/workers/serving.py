@@ -55,7 +55,7 @@ def serve(functions: Mapping[str, Callable[..., object]], prepare: Callable[[], 
 def _handle_request(
     functions: Mapping[str, Callable[..., object]], name: str, arguments: tuple[Any, ...]
 ) -> tuple[Any, ...]:
-    """Call a function; return ("ok", value) or ("error", exception class, message, the exception's ``detail``)."""
+    """Call a function; return ("ok", value) or ("error", class name, message, ``detail`` of the exception)."""
     try:
         return "ok", (functions.get(name) or pkgutil.resolve_name(name))(*arguments)
     except (Exception, SystemExit) as error:

@@ -160,7 +160,7 @@ def split_weights(requests: Sequence[tuple[bytes, list[int]]]) -> list[list[byte
         requests: (encoded weights, output channels of each part) of each convolution.
 
     Returns:
-        The encoded parts of each convolution; none if its weights cannot be split.
+        The encoded parts of each convolution; an empty list if its weights cannot be split.
 
     Raises:
         WorkerError: the encoder raised an exception.

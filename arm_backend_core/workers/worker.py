@@ -1,4 +1,4 @@
-"""Worker process: one reusable process for native compilers that may crash.
+"""Worker process: one reusable process for native tools that may crash (Vela, the reference model).
 
 The process runs a separate script, started on first use with the parent's module search path. Unlike
 ``multiprocessing``, it does not import the user's ``__main__`` again, so it works in notebooks, under pytest and

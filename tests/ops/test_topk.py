@@ -1,4 +1,4 @@
-"""topk: the form that is chosen by the target's cycles and memory, and refusals in favour of the CPU."""
+"""topk: the algorithm that is chosen by the target's cycles and memory, and refusals in favour of the CPU."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from arm_backend_core.errors import Unsupported
-from arm_backend_core.ops.topk import Form, choose_form, select_by_rank, select_iteratively
+from arm_backend_core.ops.topk import Algorithm, choose_algorithm, select_by_rank, select_iteratively
 from arm_backend_core.targets.hardware import HARDWARE
 from arm_recipes import ArmRecipeType, ExportRecipe, export
 
-CHOSEN: dict[str, tuple[str, int, int, int, Form]] = {
+CHOSEN: dict[str, tuple[str, int, int, int, Algorithm]] = {
     # family, rows, elements, k
     "U55 has no comparisons, so pairs cost more than steps": ("ethos-u55", 1, 64, 20, select_iteratively),
     "U85 compares pairs": ("ethos-u85", 1, 64, 20, select_by_rank),
@@ -26,9 +26,9 @@ CHOSEN: dict[str, tuple[str, int, int, int, Form]] = {
 
 @pytest.mark.parametrize("name", CHOSEN)
 def test_choice_of_form(name: str) -> None:
-    """The form with fewer cycles whose pairs fit the memory."""
-    family, rows, n, k, form = CHOSEN[name]
-    assert choose_form(HARDWARE[family], rows, n, k) is form
+    """The algorithm with fewer cycles whose pairs fit the memory."""
+    family, rows, n, k, algorithm = CHOSEN[name]
+    assert choose_algorithm(HARDWARE[family], rows, n, k) is algorithm
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_choice_of_form(name: str) -> None:
 def test_topk_that_is_faster_on_the_cpu_is_refused(family: str, rows: int, n: int, k: int, reason: str) -> None:
     """The reason names the cycles or the largest possible k."""
     with pytest.raises(Unsupported, match=reason):
-        choose_form(HARDWARE[family], rows, n, k)
+        choose_algorithm(HARDWARE[family], rows, n, k)
 
 
 class Detector(nn.Module):

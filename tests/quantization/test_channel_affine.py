@@ -18,6 +18,7 @@ from arm_backend_core.quantization import (
 from arm_backend_core.quantization.algorithms.channel_affine import Outcome, fold_channel_affines
 from arm_backend_core.quantization.config import QuantizationConfig
 from arm_backend_core.targets.hardware import HARDWARE, Hardware
+from arm_backend_core.tosa.passes.trace import TRACE_VARIABLE
 from arm_recipes import ArmRecipeType, ExportRecipe, export
 from tests.sqnr import sqnr
 
@@ -139,7 +140,7 @@ def _folded(
     module.graph.eliminate_dead_code()
     module.recompile()
     torch.testing.assert_close(module(x), model(x), atol=1e-4, rtol=1e-4, equal_nan=True)
-    is_chain_left = any(outcome.form is None for outcome in outcomes)
+    is_chain_left = any(outcome.rewrite is None for outcome in outcomes)
     is_arithmetic_left = any(node.target in (aten.mul.Tensor, aten.div.Tensor) for node in module.graph.nodes)
     assert is_arithmetic_left or not is_chain_left
     return outcomes
@@ -148,14 +149,14 @@ def _folded(
 @pytest.mark.parametrize("name", FORMS)
 def test_chains_are_folded_into_the_first_possible_form(name: str) -> None:
     form, function = FORMS[name]
-    assert [outcome.form for outcome in _folded(function)] == [form]
+    assert [outcome.rewrite for outcome in _folded(function)] == [form]
 
 
 @pytest.mark.parametrize("name", LATER_FORMS)
 def test_reasons_for_later_forms(name: str) -> None:
     form, reason, function = LATER_FORMS[name]
     (outcome, *_) = _folded(function)
-    assert outcome.form == form
+    assert outcome.rewrite == form
     assert any(reason in text for text in outcome.reasons), outcome.reasons
 
 
@@ -165,7 +166,7 @@ def test_chains_that_are_not_folded_have_a_reason(name: str) -> None:
     outcomes = _folded(function, hardware, config)
     assert outcomes
     for outcome in outcomes:
-        assert outcome.form is None
+        assert outcome.rewrite is None
         assert any(reason in text for text in outcome.reasons), outcome.reasons
 
 
@@ -174,13 +175,14 @@ def test_chains_that_are_not_folded_have_a_reason(name: str) -> None:
 )
 def test_input_gains_are_not_folded_into_weights_in_a16w8_and_a8w4(config: QuantizationConfig) -> None:
     (outcome,) = _folded(FORMS["no padding"][1], config=config)
-    assert outcome.form == "depthwise"
+    assert outcome.rewrite == "depthwise"
     assert any("lose accuracy" in text for text in outcome.reasons)
 
 
 def test_divisions_by_channel_are_faster_as_a_layer_on_every_npu() -> None:
     for hardware in (U55, U85):
-        assert [outcome.form for outcome in _folded(lambda m, x: m.conv(_normalize(m, x)), hardware)] == ["depthwise"]
+        outcomes = _folded(lambda m, x: m.conv(_normalize(m, x)), hardware)
+        assert [outcome.rewrite for outcome in outcomes] == ["depthwise"]
 
 
 class Network(nn.Module):
@@ -282,6 +284,19 @@ def test_layers_keep_module_and_line() -> None:
     (delegate,) = result.report.delegates
     origins = {origin.module for operator in delegate.origins for origin, _ in operator}
     assert {"first", "stem", "conv", "head"} <= origins
+
+
+@pytest.mark.parametrize("has_chain", [False, True])
+def test_trace_prints_a_line_per_chain_to_standard_error(
+    has_chain: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the trace of the peephole rules does; standard output belongs to the user's program."""
+    monkeypatch.setenv(TRACE_VARIABLE, "rewrite")
+    outcomes = _folded(lambda m, x: m.conv(_normalize(m, x) if has_chain else x))
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert len(output.err.splitlines()) == len(outcomes) == has_chain
+    assert all(line.startswith("rewrite: affine function ") for line in output.err.splitlines())
 
 
 class Decaying(nn.Module):

@@ -15,7 +15,7 @@ from arm_backend_core.tosa.legality import op_refusal
 from arm_backend_core.tosa.legalize import LegalizingBuilder
 from arm_backend_core.tosa.passes.pipeline import Pass, run, simplify
 from arm_backend_core.tosa.passes.space_to_depth import reduce_strides
-from arm_backend_core.tosa.passes.transpose_form import sink_slices
+from arm_backend_core.tosa.passes.transpose_lowering import sink_slices
 from arm_backend_core.tosa.serialize import serialize
 from tests.graphs import build_graph, is_compiled_by_vela
 

@@ -11,7 +11,7 @@ from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import COPY_OPERATOR, Graph, Op, Origin, Value
 from arm_backend_core.tosa.legalize import LegalizingBuilder
 from arm_backend_core.tosa.passes.cse import eliminate_common_subexpressions
-from arm_backend_core.tosa.passes.layout_choice import assign_layouts
+from arm_backend_core.tosa.passes.layout_assignment import assign_layouts
 from arm_backend_core.tosa.passes.pipeline import run, simplify
 from arm_backend_core.tosa.passes.table import compose_tables
 

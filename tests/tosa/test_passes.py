@@ -15,7 +15,7 @@ from arm_backend_core.tosa import reference
 from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.legalize import LegalizingBuilder
 from arm_backend_core.tosa.passes.cse import eliminate_common_subexpressions
-from arm_backend_core.tosa.passes.layout_choice import assign_layouts, movement_cost
+from arm_backend_core.tosa.passes.layout_assignment import assign_layouts, movement_cost
 from arm_backend_core.tosa.passes.layout_modes import propagate_through_reshape
 from arm_backend_core.tosa.passes.merge import reshape_groups
 from arm_backend_core.tosa.passes.outputs import make_outputs_distinct

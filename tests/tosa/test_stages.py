@@ -39,7 +39,7 @@ def _with_wrong_table(net: Graph, target: Target) -> None:
 
 def _with_loop_marker(net: Graph, target: Target) -> None:
     x = net.outputs[0]
-    mark = Op("LOOP_IN", [x], Value(x.shape, x.dtype, "mark"), {"loop": 0, "place": 0})
+    mark = Op("LOOP_IN", [x], Value(x.shape, x.dtype, "mark"), {"loop": 0, "index": 0})
     mark.output.producer = mark
     net.ops.append(mark)
     net.outputs[0] = mark.output

@@ -20,7 +20,8 @@ I16, I32 = DType.INT16, DType.INT32
 #: Range of the exponential's argument: exp(-EXP_RANGE_NEPERS) * Q15_MAX = 0.5, so the exponentials of elements further
 #: below the maximum round to 0.
 EXP_RANGE_NEPERS = math.log(2 * Q15_MAX)
-#: Longest row whose rounding errors, at most n / 2 of Q15_MAX in total, cannot change an int8 probability by a step.
+#: Longest row without further tables. Half a step of error in each of its n exponentials is at most n / 2 of a sum of
+#: at least Q15_MAX. This cannot change an int8 probability by a step.
 MAX_PLAIN_ROW_LENGTH = 224
 #: Factor by which a second table scales the small exponentials of a long sum.
 TAIL_GAIN = 64
@@ -33,7 +34,7 @@ def softmax(b: Builder, x: Value, q: QParams, axis: int, out: QParams) -> Value:
     Each rounding changes a probability by at most 2**-16. ``_sum_exponentials`` bounds the error of the sum.
 
     Raises:
-        Unsupported: x is neither int8 nor int16.
+        Unsupported: x is neither int8 nor int16, a row is too long, or the result's scale is below 2**-16.
     """
     rows = ReductionView.from_tensor(b, x, q, (axis,), "softmax")
     _require_min_scale(out, 2.0**-16, "softmax")
@@ -55,7 +56,8 @@ def log_softmax(b: Builder, x: Value, q: QParams, axis: int, out: QParams) -> Va
     """Log-softmax over ``axis``: x - max - ln(sum(exp(x - max))), added in int32 at a scale of 2**-20 or coarser.
 
     Raises:
-        Unsupported: x is neither int8 nor int16.
+        Unsupported: x is neither int8 nor int16, a row is too long, or the result's scale is below 2**-15 or below the
+            scale of the addition.
     """
     rows = ReductionView.from_tensor(b, x, q, (axis,), "log_softmax")
     if rows.n == 1:
@@ -89,9 +91,11 @@ def _convert_scale(x: FixedPoint, scale: float, inverse_scale: float) -> FixedPo
 class _ExpTableIndex:
     """Affine map from x - reference to a table index: (x - reference + distance) * factor.
 
+    The index 0 stands for an x that is ``distance`` steps below the reference (int8: 0).
+
     Attributes:
         rows: the input.
-        reference: the row's maximum, or a value at most one step of x from it; int32 at the scale of x.
+        reference: the row's maximum, or one step of x above it; int32 at the scale of x.
         start: reference - distance, in units of ``stride`` steps of x.
         stride: number of steps of x in one unit of ``start``.
         factor: number of table indices in one step of x.
@@ -153,7 +157,8 @@ def _sum_exponentials(table_index: _ExpTableIndex, value: FixedPoint, split: boo
     Rounding errors of up to half a step may add up to n / 2 steps, that is n * 2**-16 of the sum. With ``split``,
     further tables reduce this error. For int8, a second table holds the rounding remainders of the first one in Q29.
     For int16, interpolation makes the remainders irregular. So the sum comes from two tables that split the range at
-    e = 1 / TAIL_GAIN. The lower table is scaled by TAIL_GAIN, which leaves an error of at most 2**-12 of the sum.
+    e = 1 / TAIL_GAIN. The lower table is scaled by TAIL_GAIN, which divides the
+    rounding errors of its elements by TAIL_GAIN.
     """
     rows, exact = table_index.rows, table_index.exact_entries
     if not split:
@@ -183,12 +188,13 @@ def _table_index_int8(rows: ReductionView) -> _ExpTableIndex:
 
 
 def _table_index_int16(rows: ReductionView, nepers: float) -> _ExpTableIndex:
-    """Table index for int16: 512 intervals of about h = 0.022 span ``nepers``; the maximum maps near 32767.
+    """Table index for int16: 512 intervals of h = ``nepers`` / 512 span ``nepers``; the maximum maps near 32767.
 
-    Interpolation has a relative error of h * h / 8 = 2**-14 of e. Lower entries halve this error. The rounding of the
-    index adds at most 2**-13.5 of e. SUB is one NPU operation only if ``start`` is int16, so ``start`` is halved. For
-    an odd maximum, the row then starts one step of x lower. If a step of x is 1 / 16 or more, that error would matter,
-    and ``start`` stays int32.
+    Interpolation has a relative error of h * h / 8 of e: 2**-14 for h = 0.022, without the split of the sum. Lower
+    entries halve this error. The rounding of the index adds at most 2**-13.5 of e. SUB is one NPU operation only if
+    ``start`` is int16, so ``start`` is halved. If maximum - distance is odd, ``reference`` is then one step of x above
+    the maximum, and all exponentials are smaller by the same factor. If a step of x is 1 / 16 or more, that would cost
+    too much precision, and ``start`` stays int32.
     """
     scale = min(rows.x.scale, 2 * nepers)  # at this scale, one step below the maximum already gives 0
     top = rows.max().rescale(I32, 1.0)

@@ -40,14 +40,14 @@ _MIN_FREQUENCY_RATIO = 64.0
 
 
 class ProbabilityObserver(RangeObserver):
-    """Observer with the range [0, 1.25 * maximum], at most [0, 1]."""
+    """Observer with the range [0, 1.25 * maximum], at least [0, ``_MIN_UPPER_BOUND``] and at most [0, 1]."""
 
     def _range(self, statistics: Any) -> tuple[float, float]:
         return 0.0, min(max(1.25 * statistics.high, _MIN_UPPER_BOUND), 1.0) if statistics.count else 1.0
 
 
 def choose_activation_precision(graph: Graph, algorithms: Collection[str]) -> None:
-    """Change the annotations of an annotated graph, except those of results that an annotated model output reads.
+    """Change the annotations of an annotated graph. Results of the model stay int8 if its output is annotated.
 
     Args:
         algorithms: names of algorithms. Only "int16_angles", "int16_attention" and "int16_outputs" have an effect.
@@ -111,7 +111,7 @@ def _trace_movement(reader: Node, source: Node | None = None) -> Iterator[Node]:
 
 
 def _is_embedding(angle: Node, constants: Constants) -> bool:
-    """Whether ``angle`` is a product of floats and constants whose ratio is at least ``_MIN_FREQUENCY_RATIO``."""
+    """Whether ``angle`` is a product of floats and constant frequencies (``_MIN_FREQUENCY_RATIO``)."""
     if angle.target is not torch.ops.aten.mul.Tensor or len(angle.all_input_nodes) != 2:
         return False
     frequencies = [x for x in angle.all_input_nodes if x in constants]

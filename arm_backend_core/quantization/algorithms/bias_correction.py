@@ -40,7 +40,7 @@ class _WeightUse:
 
     @property
     def bias_identity(self) -> Hashable:
-        """Identity of the bias among the model's tensors; None if a pass created the bias."""
+        """Identity of the bias among the model's tensors; None if there is no bias or a pass created it."""
         return None if self.bias is None else self.model.tensor_ids.get(self.bias)
 
     @property
@@ -52,11 +52,12 @@ class _WeightUse:
 class BiasCorrection:
     """Records the mean inputs of operators with quantized weights during calibration, then corrects their biases.
 
-    An operator without a bias gets one, because the target adds a bias in any case. Exceptions are:
+    An operator without a bias gets one, because the target adds a bias in any case. Not corrected are:
 
     - a bias that several weights share, or that the model reads elsewhere too,
-    - a bias in front of an RMS norm. Quantized weights have no error on a row of zeros, so the correction would add
-      an error there, which the norm would amplify.
+    - an operator whose result an RMS norm reads. Quantized weights have no error on a row of zeros, so the correction
+      would add an error there, which the norm would amplify,
+    - an operator of a recurrent layer without a bias: a bias would cost an ADD in each time step.
 
     Methods share the bias of a layer. It is corrected for the mean over the inputs of all methods.
     """

@@ -10,6 +10,7 @@ the layer that reads y, else it becomes a depthwise 1x1 convolution (``aten/laye
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -42,21 +43,21 @@ _REORDERS = (*_PERMUTATIONS, aten.view.default, aten.reshape.default)
 
 
 class Outcome(NamedTuple):
-    """What became of a chain.
+    """How a chain was rewritten.
 
     Attributes:
         last: name of its last operator.
-        form: "producer", "reader" or "depthwise"; None if the chain stays.
-        reasons: why it has no earlier form in this list.
+        rewrite: "producer", "reader" or "depthwise"; None if the chain stays.
+        reasons: why the rewrites before this one in the list do not apply, or why the chain stays.
     """
 
     last: str
-    form: str | None
+    rewrite: str | None
     reasons: tuple[str, ...]
 
     def describe(self) -> str:
         """Describe the outcome in a line."""
-        return f"{self.form or 'stays'}{', because ' if self.reasons else ''}{'; '.join(self.reasons)}"
+        return f"{self.rewrite or 'stays'}{', because ' if self.reasons else ''}{'; '.join(self.reasons)}"
 
 
 def fold_channel_affines(
@@ -70,17 +71,17 @@ def fold_channel_affines(
         config_of: returns the quantization configuration of a node; None for floating point.
 
     Returns:
-        What became of each chain, the last one first.
+        The outcome of each chain, last chain first: for chains along dimension 1, then along the last dimension.
     """
     constants, outcomes = Constants(module), list[Outcome]()
     rewriter: _Rewriter | None = None
-    for axis in (1, -1):  # in this order, because a chain along dimension 1 has more forms
+    for axis in (1, -1):  # in this order, because more rewrites apply to a chain along dimension 1
         # Backwards, because the source of a chain may be the result of another one.
         for chain in reversed(find_chains(module.graph, constants, axis)):
             rewriter = rewriter or _Rewriter(constants, hardware, config_of, _find_int16_paths(module))
             outcomes.append(rewriter.rewrite(chain))
-    if is_rewrite_traced():
-        print(*(f"rewrite: affine function '{outcome.last}': {outcome.describe()}" for outcome in outcomes), sep="\n")
+    for outcome in outcomes if is_rewrite_traced() else ():
+        print(f"rewrite: affine function '{outcome.last}': {outcome.describe()}", file=sys.stderr)
     return outcomes
 
 
@@ -120,16 +121,16 @@ class _Rewriter:
     int16_paths: set[Node]
 
     def rewrite(self, chain: Chain) -> Outcome:
-        """Replace a chain by the first form that is possible."""
+        """Apply the first rewrite that is possible."""
         reason, reasons = self._find_refusal(chain), list[str]()
         if reason is not None:
             return Outcome(chain.last.name, None, (reason,))
-        forms = {
+        rewrites = {
             "producer": self._fold_into_producer,
             "reader": self._fold_into_reader,
             "depthwise": self._insert_depthwise,
         }
-        for name, rewrite in forms.items():
+        for name, rewrite in rewrites.items():
             reason = rewrite(chain)
             if reason is None:
                 return Outcome(chain.last.name, name, tuple(reasons))
@@ -193,8 +194,8 @@ class _Rewriter:
     def _is_int8(self, chain: Chain) -> bool:
         """Whether activations and weights have 8 bits, so that a reader's weights may take in gains.
 
-        Convolutions 4x4 of images, 16 random networks, mean SQNR: in INT8, 44.0 dB before and 50.3 dB after gains with
-        a ratio of 1.02 are folded, 42.7 and 48.3 dB with a ratio of 2. In A16W8, 50.6 and 50.3 dB, 50.6 and 48.3 dB.
+        Mean SQNR before and after folding, 16 random networks with a 4x4 convolution of an image. Gains with a ratio of
+        1.02: INT8 44.0 and 50.3 dB, A16W8 50.6 and 50.3 dB. A ratio of 2: INT8 42.7 and 48.3 dB, A16W8 50.6 and 48.3.
         """
         config = self.config_of(chain.last)
         assert config is not None
@@ -212,8 +213,9 @@ class _Rewriter:
     def _find_cost_refusal(self, chain: Chain) -> str | None:
         """Why a depthwise convolution would not take fewer cycles than the chain.
 
-        The choice precedes calibration, because both forms have other tensors to calibrate. It is therefore none of the
-        bit-equal alternatives. Measured with a convolution of 32 channels before and after it, [1, 32, 48, 48] in INT8:
+        The choice precedes calibration, because the two graphs have different tensors to calibrate. Therefore it is not
+        among the alternatives of the cost model, which are bit-equal. Measured between two convolutions of 32 channels,
+        [1, 32, 48, 48] in INT8:
 
         ================  ==========  ==========  ==========
         cycles of all     x * g       x * g + b   (x - b) / g

@@ -97,7 +97,7 @@ class ConcatScales:
             self._describe_observed_tensors()
 
     def _split_group(self, common: RangeObserver, edges_or_nodes: list[EdgeOrNode]) -> None:
-        """Add an observer for each tensor with other readers than concatenations, shared with data moved from it."""
+        """Give an observer to each set of tensors that may keep its own scale: a tensor and the data moved from it."""
         if any(TIMESTEP_SLOT in _source(edge_or_node).meta for edge_or_node in edges_or_nodes):
             return  # time steps of a recurrent layer share parameters
         shared_scales = _find_shared_scales(edges_or_nodes, self._specs)
@@ -113,8 +113,8 @@ class ConcatScales:
         may_be_int16 = self._int16_outputs and common.dtype is torch.int8
         returned = {concat for _, concat in operands if may_be_int16 and _is_returned(concat)}
         returned_roots = {shared_scales[concat] for concat in returned}
-        # Tensors that are quantized only for the concatenation have no finer scale.
         separable_roots = roots - returned_roots
+        # An operand that only concatenations read needs no scale of its own, unless the concatenation becomes int16.
         merged = [
             x for x in operands if shared_scales[x[0]] not in (separable_roots if x[1] in returned else computed_roots)
         ]
@@ -147,7 +147,7 @@ class ConcatScales:
             earlier: decisions of an earlier call for the same operators, used instead of the statistics.
 
         Returns:
-            For each candidate, whether it shares the scale of the concatenation.
+            For each list in ``_Group.pairs``, whether its operands share the scale of the concatenation.
         """
         decisions = list[bool]()
         for group in self._groups:

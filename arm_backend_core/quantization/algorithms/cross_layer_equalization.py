@@ -78,9 +78,9 @@ def equalize(program: ExportedProgram, names: Collection[str] | None = None) -> 
 def _equalize_concatenation(node: Node, tensors: _Parameters) -> None:
     """Divide operands of a concatenation by powers of two, and multiply the weights that read them by these.
 
-    The operands share a scale. If the weights of one operand are much smaller than those of the others, training has
-    adapted them to an operand of large values, such as raw statistics beside learned features, which leave few levels
-    to the others. The division is part of the requantization to the common scale.
+    The operands share a scale. If the weights that read one operand are much smaller than the others, training has
+    adapted them to large values of this operand, for example raw statistics beside learned features. At the common
+    scale, the other operands then have few levels. The division is part of the requantization to the common scale.
     """
     parts, axis = cast(Any, node.args[0]), cast(int, (*node.args, 0)[1])
     readers = _find_reading_layers(node, axis, tensors) if is_float(node) else None

@@ -14,7 +14,8 @@ aten = torch.ops.aten
 
 
 def fold_constant_adds(graph: Graph) -> None:
-    """Fold x + a + b with float constants a and b to x + (a + b), if a + b is no larger than a or b.
+    """Fold x + a + b with float constants a and b to x + (a + b), if a + b has no more elements
+    than the larger of both.
 
     It saves an addition and the rounding of x + a.
     """

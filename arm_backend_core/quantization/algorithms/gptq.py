@@ -96,7 +96,7 @@ class _Moments:
 
 
 def _find_weight(model: ObservedProgram, node: Node) -> Node | None:
-    """Return the weight of a layer if it is a single matrix with few levels, else None."""
+    """Return the weight of a layer if it is a single matrix with few levels and not too many columns, else None."""
     observed = find_observed_weight(model.observers, node)
     if observed is None:
         return None

@@ -1,4 +1,4 @@
-"""Rewrite a layer norm over channels and positions, with one weight per channel, as a group norm.
+"""Group norms: rewrite a layer norm over channels and positions, with one weight per channel, as a group norm.
 
 Group norms written by hand and global layer norms become such layer norms (``fuse_decomposed_norms``). If the group
 norm absorbs the weight and the bias of each channel, [1, 64, 16, 16] in 8 groups takes 153,510 instead of 481,448
@@ -39,7 +39,7 @@ class _Norm:
 
 
 def layer_norms_to_group_norms(module: GraphModule) -> None:
-    """Replace each layer norm without weights that is followed by a product with, or a sum of, channel constants."""
+    """Replace each layer norm without weights before a multiplication by, or an addition of, constants per channel."""
     constants, changed = Constants(module), False
     for node in module.graph.find_nodes(op="call_function", target=aten.layer_norm.default):
         norm = _find_norm(node)
@@ -76,7 +76,7 @@ def _find_norm(node: Node) -> _Norm | None:
 
 
 def _absorb_affine(norm: _Norm, constants: Constants) -> bool:
-    """Absorb the constants of each channel that the result is multiplied by, and added to; whether there are any."""
+    """Absorb a multiplication by, and an addition of, constants per channel; returns whether there is either."""
     for target, name in ((aten.mul.Tensor, "weight"), (aten.add.Tensor, "bias")):
         reader = next(iter(norm.last.users), None)
         if reader is None or len(norm.last.users) != 1 or reader.target is not target or reader.kwargs:

@@ -1,1 +1,1 @@
-"""Diagnostics of a quantized program: error metrics, SQNR by output, values that calibration did not cover."""
+"""Diagnostics of a quantized program: error metrics, SQNR by output, tensors that calibration did not cover."""

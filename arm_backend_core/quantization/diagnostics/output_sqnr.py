@@ -168,7 +168,8 @@ def _find_noisiest_operator(model: ObservedProgram) -> tuple[Node | None, str]:
     the signal.
 
     Returns:
-        The node and its description; None and "" if the tensors take too much memory.
+        The node and its description; None and "" if the tensors take too much memory, or no operator has a float
+        result.
     """
     nodes = [node for node in model.graph.nodes if isinstance(node.meta.get("val"), Tensor)]
     if sum(node.meta["val"].numel() for node in nodes) > _MAX_STORED_ELEMENTS:

@@ -25,11 +25,11 @@ _MIN_GAIN = 1e-12
 
 @dataclass(frozen=True)
 class BatchNorm:
-    """A batch norm that is folded into the convolution or linear layer before it.
+    """A batch norm that is folded into the convolution or linear layer before it, or becomes a depthwise convolution.
 
     Attributes:
         weight, bias, mean, variance: names in the model; the first two may be None.
-        momentum, eps: as in ``torch.nn.BatchNorm2d``; a momentum of None, captured as 0, becomes 0.1.
+        momentum, eps: as in ``torch.nn.BatchNorm2d``; a momentum of None or 0 (both captured as 0) becomes 0.1.
     """
 
     weight: str | None

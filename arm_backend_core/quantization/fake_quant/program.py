@@ -46,12 +46,12 @@ def set_qparams(observer: RangeObserver, parameters: ScaleAndZeroPoint) -> None:
 
 @dataclass
 class StepSettings:
-    """Settings of one call.
+    """Settings of one call of the program.
 
     Attributes:
         ranges: ranges of activations, in the order of ``activation_observers``.
         tensors: parameters and buffers of the model, by name.
-        training: if True, dropout is active, and ranges that are not learned follow the batch.
+        training: if True, dropout is active, and the moving averages of ranges that are not learned are updated.
         batch_statistics: whether batch norms normalize by the statistics of the batch.
     """
 

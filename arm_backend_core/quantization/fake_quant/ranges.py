@@ -1,8 +1,11 @@
 """Fake quantization with a straight-through estimator, and learned quantization ranges.
 
-The forward pass equals a quantize and a dequantize operator bit for bit. The backward pass treats the
-operators as the identity inside the range. Outside, it treats the result as the bound, so that bounds have gradients
-too (learned step size quantization, Esser et al. 2020).
+The forward pass equals a quantize and a dequantize operator bit for bit. The backward pass has these gradients (learned
+step size quantization, Esser et al. 2020; sums over elements are scaled as in LSQ):
+
+- of x: 1 inside the range, 0 outside (straight-through estimator),
+- of the scale: the rounding error in integer steps inside the range; outside, the clamped integer minus the zero point,
+- of the zero point: 0 inside the range, minus the scale outside.
 """
 
 from __future__ import annotations
@@ -15,7 +18,8 @@ from torch import Tensor
 
 from arm_backend_core.quantization.observer import SMALLEST_SCALE, RangeObserver
 
-#: How ranges change in training: by gradients, or by a moving average of the batch's minimum and maximum.
+#: How ranges change in training: by gradients ("learned"), or by a moving average of the minimum and maximum of each
+#: batch ("follow").
 RangeMode = Literal["learned", "follow"]
 #: Weight of the current batch in the moving average of a range.
 _MOMENTUM = 0.01
@@ -26,24 +30,24 @@ ScaleAndZeroPoint = tuple[Tensor, Tensor]
 class _FakeQuantize(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: Tensor, zero_point: Tensor, low: int, high: int) -> Tensor:
-        steps = torch.round(x * (1 / scale)) + zero_point
-        clamped = steps.clamp(low, high)
-        ctx.save_for_backward(x, scale, zero_point, steps)
+        levels = torch.round(x * (1 / scale)) + zero_point
+        clamped = levels.clamp(low, high)
+        ctx.save_for_backward(x, scale, zero_point, levels)
         ctx.limits = low, high
         return (clamped - zero_point) * scale
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = grads
-        x, scale, zero_point, steps = ctx.saved_tensors
+        x, scale, zero_point, levels = ctx.saved_tensors
         low, high = ctx.limits
-        is_inside = (steps >= low) & (steps <= high)
+        is_inside = (levels >= low) & (levels <= high)
         scale_grad = zero_point_grad = None
         if ctx.needs_input_grad[1]:
             # The scale's gradient is a sum over all elements. As in LSQ (Esser et al. 2020) it is divided by
             # sqrt(number of elements * largest integer), so that bounds and weights learn at similar rates.
             factor = 1 / math.sqrt(max(x.numel(), 1) * high)
-            error = torch.where(is_inside, steps - x / scale, steps.clamp(low, high)) - zero_point
+            error = torch.where(is_inside, levels - x / scale, levels.clamp(low, high)) - zero_point
             scale_grad = (grad * error).sum() * factor
             zero_point_grad = torch.where(is_inside, 0.0, grad).sum() * -scale * factor
         return grad * is_inside, scale_grad, zero_point_grad, None, None
@@ -65,11 +69,16 @@ def fake_quantize(x: Tensor, qparams: ScaleAndZeroPoint, limits: tuple[int, int]
 class QuantizationRange(torch.nn.Module):
     """Quantized range of one or several tensors, initialized from calibration.
 
+    Scale and zero point derive from the bounds: a symmetric range takes the larger magnitude, and the zero point is
+    rounded. After training, the representable range may therefore differ a little from the bounds. The names of the
+    attributes are keys of saved state dicts.
+
     Attributes:
-        bounds: smallest and largest representable real number.
-        factors: ratio of each bound to the observed minimum or maximum.
-        stretch: log of the learned scaling; learned bounds are bounds * exp(stretch). A learning rate is then relative
-            to each bound. Weight decay pulls bounds to their initial values. A bound at 0 (relu) stays 0.
+        bounds: lower and upper bound; initially the smallest and the largest representable number of the calibration.
+        factors: ratio of each initial bound to the observed minimum or maximum (a margin, or clipping).
+        stretch: natural logarithm of the learned scale of each bound: learned bounds are bounds * exp(stretch). A
+            learning rate is then relative to each bound. Weight decay pulls bounds to their initial values. A bound at
+            0 (relu) stays 0. None if the range is not learned.
     """
 
     bounds: Tensor
@@ -84,7 +93,7 @@ class QuantizationRange(torch.nn.Module):
         bounds = torch.stack([(limit - zero_point) * scale for limit in self.limits])
         self.register_buffer("bounds", bounds.float())
         extremes = torch.tensor(observer.extremes, dtype=torch.float64)
-        # The observer's margin around the observed minimum and maximum also applies to those of a batch.
+        # The moving average scales the minimum and maximum of a batch as calibration did: by a margin, or clipping.
         self.register_buffer("factors", torch.where(extremes * bounds > 0, bounds / extremes, 1.0).float())
         is_all_zero = bool((bounds.abs() < 1e-30).all())  # all observed values were 0: nothing to learn
         self.stretch = torch.nn.Parameter(torch.zeros(2)) if mode == "learned" and not is_all_zero else None
@@ -102,7 +111,7 @@ class QuantizationRange(torch.nn.Module):
         return scale, zero_point + (rounded - zero_point).detach()
 
     def update_moving_average(self, x: Tensor) -> None:
-        """Move a range that is not learned towards the minimum and maximum of ``x``."""
+        """Update the moving average of the bounds with the minimum and maximum of ``x``; not of learned ranges."""
         if self.stretch is None and x.numel():
             low, high = torch.aminmax(x.detach())
             spanned = torch.stack([low.clamp_max(0), high.clamp_min(0)]) * self.factors

@@ -1,4 +1,4 @@
-"""Elementwise operators (TOSA 1.0, sections 2.3 to 2.7 and 2.12): activations, arithmetic, comparisons, conversions."""
+"""Elementwise operators (TOSA 1.0, sections 2.4 to 2.8 and 2.13): activations, arithmetic, comparisons, conversions."""
 
 from __future__ import annotations
 
@@ -265,7 +265,7 @@ def _rescale_elements(op: Op, x: Array) -> Array:
 
 
 def _rescale(op: Op, x: Array) -> Array | None:
-    """Evaluate a RESCALE with single or double rounding (TOSA 1.0, sections 1.10 and 2.12)."""
+    """Evaluate a RESCALE with single or double rounding (TOSA 1.0, sections 1.12 and 2.13)."""
     attrs = op.attrs
     if attrs["output_unsigned"] or attrs["rounding_mode"] == "INEXACT_ROUND":
         return None

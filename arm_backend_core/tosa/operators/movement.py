@@ -1,4 +1,4 @@
-"""Reductions, data movement, GATHER and SCATTER (TOSA 1.0, sections 2.8 to 2.10)."""
+"""Reductions, data movement, GATHER and SCATTER (TOSA 1.0, sections 2.9 to 2.11)."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ _define_data_movement(
 # -- loop placeholders ---------------------------------------------------------------------------------------
 
 _LOOP_TYPES = ["b", "i8", "i16", "i32", "f16", "bf16", "f32", "e4m3", "e5m2"]
-_LOOP_FACTS: dict[str, Any] = {"fields": ("loop", "place"), "is_placeholder": True, "variadic": True}
+_LOOP_FACTS: dict[str, Any] = {"fields": ("loop", "index"), "is_placeholder": True, "variadic": True}
 define_operator(
     "LOOP_IN",
     " ".join(f"{t}>{t}:controlflow" for t in _LOOP_TYPES),
@@ -212,7 +212,7 @@ define_operator(
     "LOOP_OUT",
     " ".join(f"b>{t}:controlflow" for t in _LOOP_TYPES),
     [ANY_RANK],
-    lambda op: op.inputs[1 + op.attrs["place"]].shape,
+    lambda op: op.inputs[1 + op.attrs["index"]].shape,
     **_LOOP_FACTS,
 )
 

@@ -22,7 +22,7 @@ Shape = tuple[int, ...]
 
 
 class Level(NamedTuple):
-    """Limits that every implementation of a level supports (TOSA 1.0, section 1.3, Levels)."""
+    """Limits that every implementation of a level supports (TOSA 1.0, section 1.7)."""
 
     max_rank: int = 6
     max_kernel: int = 8192
@@ -107,7 +107,8 @@ class Operator:
             "shape" (CONST_SHAPE), "input0", "input1" or "output" (the element type of that value), "multiplier" (INT32
             if ``scale32``, else INT16) or the value of a DType.
         conditions: checks the specification's ERROR_IF and REQUIRE statements that do not depend on run-time values.
-        compute: evaluates the operator in numpy, bit-exact for integers; returns None if the result is undefined.
+        compute: evaluates the operator in numpy, bit-exact for integers; returns None if the result is undefined
+            or depends on the target. None if the operator cannot be evaluated.
         elementwise: whether each result element depends on one element of each operand, and no attribute names a
             dimension.
         is_data_movement: whether the operator only copies elements.
@@ -116,8 +117,8 @@ class Operator:
         per_dimension: attributes with one entry, or a pair of entries, for each dimension. Operand and result have the
             same dimensions.
         variadic: whether the operator accepts any number of operands of one type.
-        is_placeholder: whether this is not a TOSA operator but a placeholder for a part of one (``ops/loop_markers``).
-            Its operands after the first may have any type.
+        is_placeholder: whether this is not a TOSA operator but a placeholder that a late pass replaces: loop markers
+            and MX_CONV2D. If it is variadic, its operands after the first may have any type.
     """
 
     kind: str

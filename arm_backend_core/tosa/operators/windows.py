@@ -1,4 +1,4 @@
-"""Records of convolutions, pooling, ARGMAX, MATMUL and RESIZE (TOSA 1.0, sections 2.2 and 2.11)."""
+"""Records of convolutions, pooling, ARGMAX, MATMUL and RESIZE (TOSA 1.0, sections 2.3 and 2.12)."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ define_operator(
 
 # -- RESIZE --------------------------------------------------------------------------------------------------
 
-#: Sizes must be less than ``_SIZE_LIMIT``, and scales greater than 1 / ``_REDUCTION_LIMIT``.
+#: Limits of RESIZE: sizes are less than ``_SIZE_LIMIT``, and scales greater than 1 / ``_REDUCTION_LIMIT``.
 _SIZE_LIMIT, _MAX_NUMERATOR, _REDUCTION_LIMIT = 16384, 1 << 11, 16
 
 

@@ -89,8 +89,8 @@ def _outline_branch(graph: Graph, target: Target, selects: Sequence[Op]) -> None
 def _outline_loop(graph: Graph, target: Target, loop: int) -> None:
     """Replace the placeholders of a loop by a WHILE_LOOP. It carries values that the loop only reads unchanged."""
     placeholders = [op for op in graph.ops if op.attrs.get("loop") == loop]
-    starts = sorted((op for op in placeholders if op.kind == "LOOP_IN"), key=lambda op: op.attrs["place"])
-    ends = {op.attrs["place"]: op for op in placeholders if op.kind == "LOOP_OUT"}
+    starts = sorted((op for op in placeholders if op.kind == "LOOP_IN"), key=lambda op: op.attrs["index"])
+    ends = {op.attrs["index"]: op for op in placeholders if op.kind == "LOOP_OUT"}
     condition, *next_values = next(iter(ends.values())).inputs[: 1 + len(starts)]
     body, changed = dict[Op, None](), {op.output for op in starts}
     needed = _dependencies([condition, *next_values])

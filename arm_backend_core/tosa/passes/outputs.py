@@ -1,4 +1,4 @@
-"""Distinct outputs: the serializer requires that each output is the result of another operator."""
+"""Distinct outputs: the serializer requires that each output is the result of an operator, and no two are equal."""
 
 from __future__ import annotations
 

@@ -13,9 +13,9 @@ from arm_backend_core.tosa.operators import OPERATORS
 from arm_backend_core.tosa.passes import booleans, fold, fuse, merge, split, transpose
 from arm_backend_core.tosa.passes.block_scaled import legalize_block_scaled
 from arm_backend_core.tosa.passes.branches import outline_control_flow
-from arm_backend_core.tosa.passes.constant_views import deduplicate_constants
+from arm_backend_core.tosa.passes.constant_deduplication import deduplicate_constants
 from arm_backend_core.tosa.passes.cse import duplicate_convolutions, eliminate_common_subexpressions
-from arm_backend_core.tosa.passes.layout_choice import assign_layouts, movement_cost
+from arm_backend_core.tosa.passes.layout_assignment import assign_layouts, movement_cost
 from arm_backend_core.tosa.passes.matmul_columns import rewrite_vectors_to_columns
 from arm_backend_core.tosa.passes.narrow import hoist_reshapes, narrow_weights
 from arm_backend_core.tosa.passes.outputs import make_outputs_distinct
@@ -33,7 +33,7 @@ from arm_backend_core.tosa.passes.stages import (
     StageChecker,
 )
 from arm_backend_core.tosa.passes.table import compose_tables
-from arm_backend_core.tosa.passes.transpose_form import lower_transposes, sink_slices
+from arm_backend_core.tosa.passes.transpose_lowering import lower_transposes, sink_slices
 from arm_backend_core.tosa.vela_workarounds.catalog import apply_vela_workarounds, assert_no_vela_bugs
 from arm_backend_core.tosa.vela_workarounds.tables import duplicate_cheap_producers
 
@@ -161,8 +161,9 @@ LAST_PASSES = (
 def run(graph: Graph, target: Target, choose_alternatives: Pass = lambda graph, target: None) -> None:
     """Optimize ``graph`` in place for ``target``. Integer results are bit-exact.
 
-    ``PASSES`` repeat until two successive rounds bring no gain. A gain is a lower cost of data movement, or the same
-    cost with fewer operators. Both are bounded from below, so that the loop ends.
+    ``PASSES`` repeat until a round changes neither the cost of data movement nor the number of operators, or two
+    successive rounds bring no gain. A gain is a lower cost of data movement, or the same cost with fewer operators.
+    Both are bounded from below, so that the loop ends.
 
     Args:
         choose_alternatives: replaces parts of the graph by equivalent, faster alternatives.

@@ -24,10 +24,11 @@ class Rewriter:
         self._outputs = set(graph.outputs)
 
     def users(self, value: Value) -> list[Op] | None:
-        """The readers of ``value`` at the start of the sweep.
+        """The readers of ``value`` at the start of the sweep; for a replacement, those of the replaced value.
 
         Returns:
-            None if ``value`` is an output of the graph, or if the sweep created it.
+            None if ``value`` is an output of the graph, nothing reads it, or a rule of this sweep emitted it without
+            returning it.
         """
         return None if value in self._outputs else self._users.get(value)
 

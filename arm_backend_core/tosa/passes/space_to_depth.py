@@ -29,7 +29,7 @@ from arm_backend_core.tosa.operators.windows import window_axes
 from arm_backend_core.tosa.passes.rewrite import Rewriter, producer, rewrite_to_fixpoint
 
 Array = np.ndarray[Any, Any]
-#: Cycles added for each operation of a stride that Vela splits: more than any other candidate takes.
+#: Penalty in cycles for each operation of a stride that Vela splits. It exceeds the cycles of all other candidates.
 _SPLIT_STRIDE_COST = 1e12
 #: Maximum number of elements of an im2col patch. ``_ReshapePatches`` is cheaper for larger patches.
 _MAX_IM2COL_PATCH = 256

@@ -39,7 +39,7 @@ SIMPLIFIED = replace(LOWERED, operators=LOWERED.operators - {"IDENTITY"})
 BOOLEANS_LOWERED = replace(SIMPLIFIED, allows_bool=False)
 #: Constant weights may have four bits.
 WEIGHTS_NARROWED = replace(BOOLEANS_LOWERED, allows_int4=True)
-#: Each output is the result of another operator. An IDENTITY is added where needed.
+#: Each output is the result of an operator, and no two outputs are the same value. IDENTITYs are added where needed.
 OUTPUTS_DISTINCT = replace(WEIGHTS_NARROWED, operators=WEIGHTS_NARROWED.operators | {"IDENTITY"}, distinct_outputs=True)
 #: MX_CONV2D is legalized to block-scaled operators.
 BLOCK_SCALED = replace(OUTPUTS_DISTINCT, operators=(OUTPUTS_DISTINCT.operators | _BLOCK_SCALED) - {"MX_CONV2D"})

@@ -115,7 +115,7 @@ def _enlarge_scales(op: Op, match: _ScaledSum, rewriter: Rewriter) -> Value:
     """Multiply the operand scales by 2**e, so that the larger one is 2**14 or 2**19, and divide the last scale by 2**e.
 
     The sum stays within 31 bits. If the larger scale is not a power of two, a MUL scales one operand instead, because
-    Vela does not fuse it. If data movement follows the sum, a copy prevents that Vela fuses the last RESCALE.
+    Vela does not fuse it. If data movement follows the sum, a copy prevents Vela from fusing the last RESCALE.
     """
     addition, rescales, factors, exponent = match.addition, match.rescales, match.factors, match.exponent
     b, attrs, large = rewriter.builder, dict(op.attrs), max(factors)

@@ -97,8 +97,8 @@ def _loses_concat_offset(reader: Op, value: Value, rewriter: Rewriter) -> bool:
 def _loses_upsampling_offset(reader: Op, value: Value, rewriter: Rewriter) -> bool:
     """Whether a TRANSPOSE_CONV2D writes into the result of a CONCAT or PAD, directly or through RESCALE and RESHAPE.
 
-    Bug ``joined_upsampling`` (U55 and U65, Vela 5.2): it is the bug ``joined``. Vela splits a TRANSPOSE_CONV2D into one
-    convolution for each phase of its stride.
+    Bug ``joined_upsampling`` (U55 and U65, Vela 5.2): Vela splits a TRANSPOSE_CONV2D into one convolution for each
+    phase of its stride, and loses the offset as in ``joined``.
     """
     op = producer(skip_through(value, "RESCALE", "RESHAPE"), "TRANSPOSE_CONV2D")
     return op is not None and rewriter.has_one_use(value)

@@ -1,12 +1,13 @@
-"""Layout assignment: choose the layout of every value so that TRANSPOSEs move the fewest bytes.
+"""Layout assignment: choose the layout of every value so that TRANSPOSEs move fewer bytes.
 
 Convolutions and pooling require channels last. Most other operators accept any layout (``layout_modes``). A TRANSPOSE
-is needed where an operator reads a value in another layout than its producer writes. Its cost is the size of the value.
-The assignment sinks, hoists, merges and cancels TRANSPOSEs in one step.
+is needed where an operator reads a value in another layout than its producer writes. Its cost is the size of the value
+plus a constant, or 1 if only dimensions of size 1 move. The assignment sinks, hoists, merges and cancels TRANSPOSEs in
+one step.
 
 Two dynamic programs over the graph, one from the inputs and one from the outputs, compute the cost of each candidate
 layout. They are exact on trees. ``_GraphWriter`` then emits the graph again and chooses the modes greedily. The new
-graph is kept only if it moves fewer bytes, so that repetitions of the pass end.
+graph is kept only if its ``movement_cost`` is lower, so that repetitions of the pass end.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _MAX_CANDIDATES = 6
 
 
 def assign_layouts(graph: Graph, target: Target) -> None:
-    """Rewrite ``graph`` so that its TRANSPOSEs move the fewest bytes."""
+    """Rewrite ``graph`` if this lowers its ``movement_cost``. A graph with a cost below ``_START_COST`` stays."""
     graph.remove_dead()
     before = movement_cost(graph)
     if before < _START_COST:
@@ -89,18 +90,20 @@ class _LayoutCosts:
     """Costs of every candidate layout of every value, from the operators that precede it and from those that follow.
 
     Attributes:
-        above: {value: {layout: cost of producing the value in it, relative to the cheapest layout}}.
-        below: {value: {layout: cost of all readers if the value is written in it, relative to the cheapest layout}}.
+        above: {value: {layout: accumulated cost of the layout changes before the value, through the layout-flexible
+            operators above it, if it is produced in this layout}}. The cheapest layout has cost 0.
+        below: {value: {layout: accumulated cost of the layout changes after the value, through its layout-flexible
+            readers, if it is written in this layout}}. The cheapest layout has cost 0.
         candidates: {value: its candidate layouts}; the inner dictionaries are ordered sets.
         modes: {operator: its modes with candidate layouts only}.
-        movable: {type: whether the target can TRANSPOSE its elements}.
+        can_transpose: {type: whether the target can TRANSPOSE its elements}.
     """
 
     def __init__(self, graph: Graph, target: Target) -> None:
         self.graph = graph
         self.target = target
         self.outputs = set(graph.outputs)
-        self.movable = {dtype: type_refusal(target, "TRANSPOSE", [dtype], dtype) is None for dtype in DType}
+        self.can_transpose = {dtype: type_refusal(target, "TRANSPOSE", [dtype], dtype) is None for dtype in DType}
         self.candidates: dict[Value, dict[Layout, None]] = {}
         self._collect_candidates()
         self.modes = {op: self._candidate_modes(op) for op in graph.ops}
@@ -160,7 +163,9 @@ class _LayoutCosts:
         """Cost of changing the layout of ``value``. It is 0 for constants, which are permuted at compile time."""
         if before == after or value.data is not None:
             return 0.0
-        return _layout_change_cost(value.shape, value.dtype, before, after) if self.movable[value.dtype] else _INFINITE
+        if not self.can_transpose[value.dtype]:
+            return _INFINITE
+        return _layout_change_cost(value.shape, value.dtype, before, after)
 
     def _complete_costs(self, value: Value, known: Costs) -> Costs:
         """Extend the ``known`` costs to all candidate layouts by layout changes. The cheapest layout has cost 0."""
@@ -185,7 +190,10 @@ class _LayoutCosts:
         return 0.0 if value.data is not None else self.above[value][layout]
 
     def _add_reader_costs(self, op: Op) -> None:
-        """Record for each operand of ``op`` the cost of ``op`` by the layout of this operand."""
+        """Record the costs of reading each operand of ``op`` in each of its layouts.
+
+        This is the cost of the other operands plus, for a layout-flexible operator, the cost below its result.
+        """
         cost_below = self.below[op.output]
         for i, value in enumerate(op.inputs):
             if value.data is not None:
@@ -239,7 +247,8 @@ class _GraphWriter:
 
     Attributes:
         written: {value of the old graph: {layout: value of the new graph that holds it in this layout}}.
-        transpose_origins: {value: origins of the TRANSPOSE that produced it}.
+        transpose_origins: {value: origins of the TRANSPOSE that produced it, or an operand of its operator}. A later
+            layout change of the value gets these origins.
     """
 
     def __init__(self, graph: Graph, target: Target, costs: _LayoutCosts) -> None:

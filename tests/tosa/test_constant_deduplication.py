@@ -17,8 +17,8 @@ from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa import reference
 from arm_backend_core.tosa.builder import Array, Builder
 from arm_backend_core.tosa.graph import Graph, Value
-from arm_backend_core.tosa.passes import constant_views, pipeline
-from arm_backend_core.tosa.passes.constant_views import deduplicate_constants
+from arm_backend_core.tosa.passes import constant_deduplication, pipeline
+from arm_backend_core.tosa.passes.constant_deduplication import deduplicate_constants
 from arm_backend_core.tosa.serialize import serialize
 from arm_recipes import ArmRecipeType, export
 from tests.graphs import build_graph, make_target, validate_by_tosa_opt
@@ -61,7 +61,7 @@ def test_constants_of_three_shapes_are_stored_once(
     dtype: DType, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shared = _run_passes(dtype, target)
-    monkeypatch.setattr(constant_views, "_MIN_BYTES", 1 << 30)
+    monkeypatch.setattr(constant_deduplication, "_MIN_BYTES", 1 << 30)
     separate = _run_passes(dtype, target)
     size = ROWS * WIDTH * dtype.bytes
     small, large = serialize(shared), serialize(separate)

@@ -53,7 +53,7 @@ def sink_slice(op: Op, rewriter: Rewriter) -> Value | None:
 
 
 def split_into_swaps(op: Op, rewriter: Rewriter) -> Value | None:
-    """Decompose a TRANSPOSE into TRANSPOSEs that each swap two neighbouring groups of dimensions.
+    """Decompose a TRANSPOSE into TRANSPOSEs that each swap two groups of dimensions.
 
     Vela's own decomposition is slower (five times for random shapes) or exceeds limits of the hardware. The operand of
     a MATMUL keeps a single TRANSPOSE, because Vela merges it with the TRANSPOSE that it inserts itself.
