@@ -7,8 +7,10 @@
 
 A variant is ``default``, ``peer`` (ExecuTorch's own Arm backend), or arguments of a recipe such as
 ``observer=mse,algorithms=bias_correction+int16_outputs`` or ``recipe=TOSA_A16W8``. Each row is measured in a new
-process. Rows that the file already contains are not measured again. Programs for TOSA and for the NPUs are quantized
-alike, and tests compare them with this graph.
+process. Rows that the file already contains are not measured again. Programs for TOSA and
+for the NPUs are quantized alike, except a few for U55 and U65, and tests compare them with this graph.
+
+The SQNR is that of ``coverage.py``: the signal is an output minus its mean, and the minimum over the outputs counts.
 """
 
 from __future__ import annotations

@@ -131,10 +131,10 @@ _HEAD = (
 )
 _CONFIGURATIONS = "; ".join(f"{t.accelerator}: {t.system_config}, {t.memory_mode}" for t in TARGETS.values())
 _ABOUT = (
-    "Vela's estimates for this project's programs beside a simple bound, made by `benchmarks/bound.py` with the models "
-    f"and configurations of `litert.py` ({_CONFIGURATIONS}). The bound is the larger of the MAC bound, which is the "
-    "model's multiply-accumulates divided by those of the NPU in a cycle, and the memory bound, the access cycles of "
-    "the slowest memory. Percentages are of all cycles: of depthwise convolutions, of elementwise operations and of "
+    "Vela's estimates for this project's programs beside a roofline bound, made by `benchmarks/bound.py` with the "
+    f"models and configurations of `litert.py` ({_CONFIGURATIONS}). The bound is the larger of the MAC bound, which is "
+    "the model's multiply-accumulates divided by those of the NPU in a cycle, and the memory bound, the access cycles "
+    "of the slowest memory. Percentages are of all cycles: of depthwise convolutions, of elementwise operations and of "
     "copies and transposes; cycles that an operation waits for flash or SRAM; and operations that the compiler inserts "
     "to convert layouts and types, at the boundary or inside."
 )

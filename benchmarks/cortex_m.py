@@ -4,8 +4,8 @@
     .venv/bin/python benchmarks/cortex_m.py --models --processors --out rows.jsonl --table benchmarks/cortex_m.md
 
 The second command adds rows of ``CORTEX_M_INT8`` for several processors, in one process.
-Every measurement runs in a fresh process. Seconds are processor time on one thread, without imports. Both programs run
-in ExecuTorch's runtime with this project's host kernels, which compute what CMSIS-NN computes.
+Every other measurement runs in a fresh process. Seconds are processor time on one thread, without imports. Both
+programs run in ExecuTorch's runtime with this project's host kernels, which compute what CMSIS-NN computes.
 """
 
 from __future__ import annotations
@@ -385,7 +385,7 @@ _HEAD = (
     "# Cortex-M programs beside ExecuTorch's Cortex-M flow",
     "",
     "Written by `cortex_m.py` in this folder. Both flows quantize to int8 with the same four calibration samples and",
-    "call the same `cortex_m` operators. Weights are random from a fixed seed. Inputs are float32.",
+    "call operators of the same `cortex_m` kernel library. Weights are random from a fixed seed. Inputs are float32.",
     "",
     "- **peer**: `CortexMQuantizer` and `CortexMPassManager` for a Cortex-M55 as its documentation shows them, with",
     "  channels_last images: the caller changes the layout of the input, which is not counted.",
@@ -393,10 +393,11 @@ _HEAD = (
     "  images.",
     "- **ours**: `CORTEX_M_INT8` with default options, with contiguous images.",
     "",
-    "- Kernel calls are those of `cortex_m` operators except casts. A float operator has a float32 tensor and is no",
-    "  cast; two casts are the program's input and output.",
-    "- Layout changes are transpose kernels, permutations and copies to another memory format. Their bytes are those",
-    "  of their results.",
+    "- Casts are `quantize_per_tensor` and `dequantize_per_tensor`; two of them are the program's input and output.",
+    "  Kernel calls are those of all other `cortex_m` operators. A float operator is one of the rest that has",
+    "  a floating-point tensor.",
+    "- Layout changes are transpose kernels, permutations, and copies that can change the memory format",
+    "  (`_clone_dim_order`, `_to_dim_order_copy`). Their bytes are those of their results.",
     "- Planned bytes are those of the memory plan: tensors, scratch memory, inputs and outputs.",
     "- SQNR is that of four samples that were not calibrated with, against PyTorch in float32. All programs run in",
     "  ExecuTorch's runtime with this project's host kernels and ExecuTorch's portable kernels.",

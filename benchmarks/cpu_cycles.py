@@ -1,6 +1,6 @@
 """CPU cycles of the MLPerf Tiny networks: our estimates beside published measurements.
 
-Run ``python benchmarks/cpu_cycles.py``; it prints the table of docs/contributors/cpu_cycles.md.
+Run ``python benchmarks/cpu_cycles.py``; it prints the rows of the table of docs/contributors/cpu_cycles.md.
 """
 
 from __future__ import annotations

@@ -183,16 +183,16 @@ def create_task(name: str) -> Task:
 MODELS = ("digits_cnn", "digits_uneven", "digits_vit", "denoiser", "spotter_gru")
 
 
-def fit(model: nn.Module, job: Task, epochs: int, rate: float) -> None:
+def fit(model: nn.Module, task: Task, epochs: int, rate: float) -> None:
     """Train by Adam in batches of 32. The learning rate decays linearly to 2%."""
-    inputs, targets = job.train
+    inputs, targets = task.train
     optimizer = torch.optim.Adam(model.parameters(), lr=rate)
     steps, step = epochs * -(-len(inputs) // 32), 0
     for _ in range(epochs):
         for chosen in torch.randperm(len(inputs)).split(32):
             for group in optimizer.param_groups:
                 group["lr"] = rate * max(1 - step / steps, 0.02)
-            loss = job.loss(model(inputs[chosen]), targets[chosen])
+            loss = task.loss(model(inputs[chosen]), targets[chosen])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -206,33 +206,33 @@ def measure(name: str) -> dict[str, Any]:
     from benchmarks.coverage import sqnr
 
     started = time.perf_counter()
-    job = create_task(name)
-    fit(job.model.train(), job, job.epochs, job.rate)
-    model = job.model.eval()
-    samples = [(x[None],) for x in job.train[0][:_CALIBRATION]]
-    inputs, targets = job.test
+    task = create_task(name)
+    fit(task.model.train(), task, task.epochs, task.rate)
+    model = task.model.eval()
+    samples = [(x[None],) for x in task.train[0][:_CALIBRATION]]
+    inputs, targets = task.test
     expected = _outputs(model, inputs)
 
     def rate(run: Callable[[Tensor], Any]) -> list[float | None]:
         outputs = _outputs(run, inputs)
-        return [job.score(outputs, targets), sqnr([expected], [outputs])]
+        return [task.score(outputs, targets), sqnr([expected], [outputs])]
 
     def recipe(kind: str = RECIPE) -> Any:
-        return ExportRecipe.get_recipe(ArmRecipeType[kind], **job.options)
+        return ExportRecipe.get_recipe(ArmRecipeType[kind], **task.options)
 
-    found: dict[str, Any] = {"float": [job.score(expected, targets), None]}
+    found: dict[str, Any] = {"float": [task.score(expected, targets), None]}
     found["INT8"] = rate(export(model, recipe(), samples).run)
     found["A16W8"] = rate(export(model, recipe("ETHOSU_U85_A16W8"), samples).run)
     found["tuned"] = rate(tune(model, recipe(), samples, budget={"cycles": 1.1}, progress=False).best.run)
     prepared = prepare_qat(copy.deepcopy(model), recipe(), samples)
-    fit(prepared.train(), job, _QAT_EPOCHS, job.rate / 10)
-    found["QAT"] = [job.score(_outputs(prepared.eval().export(samples).run, inputs), targets), None]
+    fit(prepared.train(), task, _QAT_EPOCHS, task.rate / 10)
+    found["QAT"] = [task.score(_outputs(prepared.eval().export(samples).run, inputs), targets), None]
     try:
         run = _export_with_peer(copy.deepcopy(model), samples, RECIPE)[1]
         found["peer INT8"] = rate(lambda x: first_output(run(x)))
     except Exception as error:  # a failed export is a result
         found["peer INT8"] = str(error).partition("\n")[0][:80]
-    return {"model": name, "unit": job.unit, **found, "seconds": round(time.perf_counter() - started)}
+    return {"model": name, "unit": task.unit, **found, "seconds": round(time.perf_counter() - started)}
 
 
 def _outputs(run: Callable[[Tensor], Any], inputs: Tensor) -> Tensor:

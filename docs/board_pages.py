@@ -4,8 +4,8 @@
     python docs/board_pages.py --check   # compare; write nothing
 
 NPU, configuration and memories come from ``boards.py`` and ``board_support.py`` of ``arm_recipes/recipe/`` and from
-Vela's configuration. This module has the build and flash steps of the vendors' tools, each with its source. Steps
-without a source are omitted.
+Vela's configuration. This module has the build and flash steps of the vendors' tools, each with its source. Steps of
+these tools that no document describes are omitted.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _MARKER = "<!-- docs/board_pages.py writes the rest of this page. -->\n"
 
 @dataclass(frozen=True)
 class Step:
-    """A step: its text, and the address of the vendor's document; "" for a fact that this page itself explains."""
+    """A step: its text, and the address of the document that states it; "" for a fact of this project or its tables."""
 
     text: str
     source: str = ""

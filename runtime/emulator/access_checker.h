@@ -21,7 +21,7 @@ struct Figures {
   uint64_t bytes_read[kRegions] = {}, bytes_written[kRegions] = {};
   uint64_t peak[kRegions] = {};     // end offset of the last accessed byte
   uint64_t touched[kRegions] = {};  // number of distinct accessed bytes
-  uint64_t unwritten = 0;           // number of unwritten bytes that are read
+  uint64_t unwritten = 0;           // number of unwritten bytes that operations read or outputs contain
   uint64_t hazards = 0;             // number of pairs of operations with a hazard
 };
 

@@ -138,7 +138,7 @@ enum Opcode : uint16_t {
   kOpBranch = kWithWord + 256,
 };
 
-// A command, which sets a register or starts an operation.
+// A command: it sets a register, or is an operation, a wait, an interrupt or the end of the stream.
 struct Command {
   uint16_t key = 0;
   uint16_t parameter = 0;
@@ -146,7 +146,7 @@ struct Command {
   uint64_t offset = 0;
   const char* name = "";
 
-  bool starts() const { return key < 256 || key == kOpBranch; }
+  bool sets_register() const { return key >= 256 && key != kOpBranch; }
 };
 
 // Reads a command stream (COP1 or COP2) command by command.

@@ -29,7 +29,7 @@ int64_t shift_left(int64_t value, int64_t by) {
   return static_cast<int32_t>(static_cast<uint32_t>(value) << (by & 31));
 }
 
-// Returns a mask of all bits, for bitwise operations.
+// All bits are ones for true, and zeros for false.
 int64_t to_mask(bool value) { return value ? -1 : 0; }
 
 // Rounds towards zero, as C does.

@@ -60,16 +60,17 @@ typedef struct {
 // Reads the statistics. Without arm_npu_check_accesses(), all except `operations` and `commands` are zero.
 __attribute__((visibility("default"))) void arm_npu_measure(arm_npu_program* program, arm_npu_figures* figures);
 
-// An operation and the tensor that it writes.
+// An operation and the tensor that it writes. A tensor that stays inside the NPU has elements of 4 bytes, in the order
+// in which they are computed.
 typedef struct {
   const char* name;
   uint64_t offset;  // byte offset of its command in the stream
   uint64_t commands, macs;
   uint64_t bytes_read[8], bytes_written[8];  // by region
   int64_t address;                           // of the first element in `region`; for a DMA, of its target
-  int32_t shape[3];      // height, width, channels in memory; for a DMA: outer count, inner count, bytes
-  int32_t region;        // -1: the tensor stays inside the NPU; 8: the memory for tables
-  int32_t element_size;  // in bytes; 0 if the operation writes nothing
+  int32_t shape[3];  // height, width, channels in memory; for a DMA: outer count, inner count, bytes (0 for a scatter)
+  int32_t region;    // -1: the tensor stays inside the NPU; 8: the memory for tables
+  int32_t element_size;  // in bytes; 0 if the operation writes nothing, and for a scatter
   int32_t is_signed, zero_point;
   int32_t indexed;  // 1 for a DMA that gathers or scatters
 } arm_npu_operation;

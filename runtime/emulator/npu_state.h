@@ -17,7 +17,7 @@ struct NpuState {
   bool clobbers_tables = false;
   // Buffers of chained operations, by buffer number.
   std::vector<int32_t> chains[kRegions];
-  // The IFM as a dense array, after subtraction of its zero point: int16 for convolutions, int32 for other operations.
+  // The IFM as a dense array, after subtraction of its zero point: int16 for convolutions, int32 for pools and RESIZE.
   std::vector<int16_t> ifm_int16;
   std::vector<int32_t> ifm_int32;
   std::vector<int16_t> patch;

@@ -139,7 +139,7 @@ struct Operation {
   const std::vector<ChannelScale>* scales = nullptr;
   // Ranges of the weights of up to four cores, and of the scales of two.
   Span constants[6];
-  const uint8_t* constant_sources[6] = {};  // in region 0
+  const uint8_t* constant_sources[6] = {};  // in region 0, or a joined copy of parts of it
   uint8_t constant_count = 0;
   Order order;
 
@@ -155,7 +155,7 @@ struct Operation {
   // Returns the output with the shape that it has in memory.
   FeatureMap stored() const;
 
-  // Returns the number of elements that are multiplied, compared or moved.
+  // Returns the number of elements that are multiplied or compared; for a DMA, the number of rows that it moves.
   uint64_t work() const;
 };
 

@@ -8,7 +8,7 @@
 namespace arm_runtime::npu {
 namespace {
 
-// Larger than any tensor in a 32-bit address space, but possible in damaged streams.
+// Bounds the emulator's memory for damaged streams.
 constexpr int64_t kMaxElements = int64_t{1} << 26;
 // A thousand times the work of large networks, about an hour of execution. It bounds the execution of damaged streams.
 constexpr uint64_t kMaxWork = uint64_t{1} << 45;
@@ -81,7 +81,7 @@ Status Program::load(const uint8_t* stream, size_t stream_size, Bytes weights, c
     }
     ++order_.commands;
     ++commands_;
-    if (!command.starts()) {
+    if (command.sets_register()) {
       registers->set(command);
     } else if (command.key == kOpDmaWait || command.key == kOpKernelWait) {
       add_wait(command);
@@ -283,7 +283,8 @@ Status Program::find_constant(uint32_t region, int64_t address, int64_t length, 
     done += taken;
   }
   if (parts.empty()) {
-    return failure(Error::kUnsupported, "weights at byte % of region %, where no DMA has brought any", address, region);
+    return failure(Error::kUnsupported, "weights at byte % of region %, to which no DMA has copied weights", address,
+                   region);
   }
   *bytes = parts.size() == 1 ? parts.front() : join(parts);
   return {};

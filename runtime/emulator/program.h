@@ -33,7 +33,7 @@ class Program {
   uint64_t commands() const { return commands_; }
   size_t operations() const { return operations_.size(); }
   const Operation& operation(size_t index) const { return operations_[index]; }
-  // Returns the number of elements that an execution multiplies, compares or moves.
+  // Returns the sum of the work() of all operations.
   uint64_t work() const;
   // Returns the end offset of the last byte that execution accesses in a region. A region may be this small.
   uint64_t reach(int region) const { return state_.regions[region].size; }

@@ -9,8 +9,10 @@
 namespace arm_runtime::npu {
 
 enum class Rounding : uint8_t {
-  kDouble,            // to nearest; halves go away from zero in a first step to 31 bits
-  kDoubleAsymmetric,  // the same, but the first step rounds halves up
+  // Both to nearest in two steps if the shift exceeds 31: first to a multiple of 2^31, halves up. Otherwise as
+  // kNatural.
+  kDouble,            // second step: halves away from zero
+  kDoubleAsymmetric,  // second step: halves up
   kNatural,           // to nearest, halves up
   kSymmetric,         // to nearest, halves away from zero
   kTowardsZero,
@@ -22,20 +24,20 @@ struct Scale {
   uint8_t shift = 0;  // below 64
 };
 
-// Returns the term that is added before the shift. If the shift exceeds 31 bits, double rounding first rounds to a step
-// of 2^-31 of the result's unit. Its term is then half a unit plus half a step.
+// Returns the term that is added before the shift. For the two steps of a double rounding, it is half a unit of the
+// result plus or minus half a unit of the first step.
 template <typename T>
 inline T rounding_term(Rounding rounding, int shift, bool negative) {
   if (shift == 0) {
     return 0;
   }
   const T half = T{1} << (shift - 1);
-  const T step = shift > 31 ? T{1} << 30 : T{0};
+  const T half_step = shift > 31 ? T{1} << 30 : T{0};
   switch (rounding) {
     case Rounding::kDouble:
-      return half + (negative ? -step : step);
+      return half + (negative ? -half_step : half_step);
     case Rounding::kDoubleAsymmetric:
-      return half + step;
+      return half + half_step;
     case Rounding::kNatural:
       return half;
     case Rounding::kSymmetric:
@@ -56,7 +58,8 @@ inline int64_t scale_int64(int64_t value, Scale scale, Rounding rounding) {
   return result > kBound ? kBound : result < -kBound ? -kBound : static_cast<int64_t>(result);
 }
 
-// The same for 32-bit accumulators. With a multiplier below 2^31, product and rounding term fit in 64 bits.
+// The same for 32-bit accumulators, without saturation in the usual case: with a multiplier below 2^31, product and
+// rounding term fit in 64 bits.
 inline int64_t scale_int32(int32_t value, Scale scale, Rounding rounding) {
   if (scale.shift > 61 || scale.multiplier > INT32_MAX) {
     return scale_int64(value, scale, rounding);

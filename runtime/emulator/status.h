@@ -7,7 +7,7 @@
 
 namespace arm_runtime::npu {
 
-// Errors of a program. With such a program, an NPU computes garbage or hangs. The emulator reports the location.
+// Errors of a program. Except with kUnsupported, an NPU computes garbage or hangs. The emulator reports the location.
 enum class Error : int32_t {
   kNone = 0,
   kStream = 1,       // not a command stream, or cut off
@@ -17,7 +17,7 @@ enum class Error : int32_t {
   kWeights = 5,      // weights or scales cannot be decoded
   kShape = 6,        // registers contradict each other
   kIndex = 7,        // an index of a gather or scatter is out of range
-  kUnwritten = 8,    // access checker: a read of unwritten memory
+  kUnwritten = 8,    // access checker: a read of unwritten memory, or an output that was not written
   kHazard = 9,       // access checker: nothing orders two conflicting accesses
 };
 

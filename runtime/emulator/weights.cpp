@@ -98,8 +98,8 @@ class SliceDecoder {
     return bits;
   }
 
-  // Reads chunks: quotients of weights and runs, then the remainders of the previous chunk. A chunk skips the one that
-  // is 8 symbols ahead.
+  // Reads chunks: quotients of weights and runs, then the remainders of the previous chunk. A chunk has no weights if
+  // they are 8 or more ahead of the runs, and no runs if these are ahead of the weights.
   bool read_chunks() {
     Quotients weights, runs;
     size_t weights_begun = 0, runs_begun = 0;
@@ -258,8 +258,8 @@ bool decode_fast(Bytes stream, size_t wanted, std::vector<int16_t>* out) {
 
 int32_t round_up(int32_t value, int32_t step) { return (value + step - 1) / step * step; }
 
-// Visits the weights in the order of a stream. `visit(o, y, x, i)` consumes one value, `skip(n)` skips n padding
-// values. Positions outside of the weights are visited, too; the visitor ignores them.
+// Visits the weights in the order of a stream: `visit(o, y, x, i)` is called once for each value. Padding has o = -1 or
+// another position outside of the weights, which the visitor ignores.
 //
 // Order on U55 and U65: OFM blocks, IFM blocks, kernel parts, microblocks of both. Of n cores, core k has every n-th
 // output channel from k on.
@@ -413,7 +413,7 @@ void walk(const Configuration& npu, const WeightLayout& layout, int32_t core, Vi
   }
 }
 
-// Maximum in valid streams.
+// More than streams of networks have. It bounds the memory for damaged ones.
 constexpr size_t kMaxWeights = size_t{1} << 28;
 
 // Counts the values of a core, with their padding.

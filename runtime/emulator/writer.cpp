@@ -14,7 +14,7 @@ T table_entry(const uint8_t* table, int64_t index) {
   return value;
 }
 
-// Interpolates linearly in a table of 512 pairs of base and slope, at inputs that are multiples of 128.
+// Interpolates linearly in a table of 512 pairs of base and slope. Pair i is for inputs from (i - 256) * 128 on.
 int64_t interpolate(const uint8_t* table, int64_t value, bool full_precision) {
   const int64_t index = (value >> 7) + 256;
   const int64_t fraction = value & 127;

@@ -30,8 +30,8 @@ struct TensorMetadata {
   const uint8_t* dim_order;  // dimensions in memory, outermost first
 };
 
-// A method of a program. Before load() has succeeded, set_input() and execute() return InvalidState, and output() is
-// empty.
+// A method of a program. Before load() has succeeded, set_input(), set_output() and execute() return InvalidState, and
+// output() is empty.
 class ModelMethod {
  public:
   using Bytes = Span<uint8_t>;

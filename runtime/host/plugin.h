@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // C interface between the host plugin and the executors that Python registers.
 //
-// The plugin implements backends whose devices this machine lacks. It does not interpret payloads: it passes the
-// payload and the tensors of each delegate to an executor.
+// The plugin implements backends whose programs run on this machine without their device. It does not interpret
+// payloads: it passes the payload and the tensors of each delegate to an executor.
 #pragma once
 
 #include <cstdint>
@@ -45,8 +45,8 @@ typedef struct {
 } arm_host_executor;
 
 // Registers the backends and kernels of this plugin with the ExecuTorch runtime of the process, once. Returns 0, or 1
-// with the reason in `message` if another copy of this plugin or another implementation of a backend is registered: the
-// runtime would abort the process.
+// with the reason in `message` if another copy of this plugin or another implementation of a backend is registered (the
+// runtime would abort the process), or if the runtime has no room for a backend or refuses a kernel.
 ARM_HOST_EXPORT int32_t arm_host_install(char* message, uint64_t message_size);
 
 // Sets the executor of `backend_id` ("TOSABackend", "VgfBackend", "EthosUBackend") to a copy of `executor`. Returns 0,

@@ -87,8 +87,8 @@ struct Convolution {
 // Sizes of the tensor of an operator whose name ends in _nhwc or, for the others, of one of shape [N, C, H, W].
 ImageSize image_size(const Tensor& tensor, bool is_nhwc);
 
-// Checks all arguments but those that a kind of convolution has for itself, and fills in everything but `output`.
-// `output_channels` is the axis of the weights that has them.
+// Checks the arguments that all kinds of convolution have, and fills in everything but `output`. `output_channels` is
+// the axis of the weights that has the output channels.
 bool check_convolution(ArgumentChecker& check, const ConvolutionArguments& arguments, const Tensor& out, bool is_nhwc,
                        int output_channels, Convolution& convolution);
 

@@ -28,8 +28,8 @@ constexpr const char kActivation[] = "cortex_m::quantized_activation.out";
 
 constexpr int32_t kAddLeftShift = 20;
 
-// Zero points of operands, of which arm_elementwise_mul_s8 takes the difference to int8 in 16 bits. Programs whose
-// multiplication stands for x * relu6(x + 3) / 6 have some outside of int8.
+// Limits of zero points: arm_elementwise_mul_s8 computes the difference of an int8 value and its zero point in 16 bits.
+// Multiplications that are part of x * relu6(x + 3) / 6 can have zero points outside of int8.
 constexpr int64_t kMinFactorZeroPoint = INT16_MIN - INT8_MIN;
 constexpr int64_t kMaxFactorZeroPoint = INT16_MAX - INT8_MAX;
 
@@ -204,7 +204,8 @@ Sizes pad_sizes(const Tensor& tensor) {
   return sizes;
 }
 
-// Whether CMSIS-NN reads the wrong elements of `row`: it has one element per row, and those of `full` are wider.
+// Whether CMSIS-NN reads the wrong elements of `row`: it has several rows of one element, and rows of `full` have
+// several columns.
 bool is_broadcast_wrong(const Sizes& row, const Sizes& full) {
   return row[1] > 1 && row[2] == 1 && row[3] == 1 && full[2] > 1;
 }

@@ -122,10 +122,13 @@ void for_each_window(const Pooling& pooling, const Tensor& input, Tensor& out, R
   }
 }
 
-// The quotient, rounded to nearest, ties away from zero.
+// The quotient, rounded to nearest, ties away from zero. The magnitude of the sum with half of a large count can exceed
+// int32_t.
 int32_t divide_rounded(int32_t sum, int32_t count) {
-  const int32_t half = count / 2;
-  return (sum > 0 ? sum + half : sum - half) / count;
+  const auto divisor = static_cast<uint32_t>(count);
+  const auto magnitude = sum < 0 ? 0 - static_cast<uint32_t>(sum) : static_cast<uint32_t>(sum);
+  const auto quotient = static_cast<int32_t>((magnitude + divisor / 2) / divisor);
+  return sum < 0 ? -quotient : quotient;
 }
 
 void average_window(const Window& window, int8_t* result) {

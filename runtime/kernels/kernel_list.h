@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Kernels that register_cortex_m_kernels() registers. The linker drops the code of all others.
 //
-// A build selects kernels with a header of its own that defines ARM_RUNTIME_CORTEX_M_KERNEL_LIST as below. Its path,
-// with quotation marks, is the value of ARM_RUNTIME_CORTEX_M_SELECTED_KERNELS; CMakeLists.txt generates both from the
-// CMake list ARM_RUNTIME_CORTEX_M_KERNEL_LIST.
+// ARM_RUNTIME_CORTEX_M_KERNEL_LIST calls its argument, a macro, with the name of each kernel. To register a subset,
+// define ARM_RUNTIME_CORTEX_M_SELECTED_KERNELS as the quoted path of a header that defines the list as below. With the
+// CMake variable ARM_RUNTIME_CORTEX_M_KERNEL_LIST, the names of kernels, CMakeLists.txt generates header and
+// definition.
 #pragma once
 
 #ifdef ARM_RUNTIME_CORTEX_M_SELECTED_KERNELS

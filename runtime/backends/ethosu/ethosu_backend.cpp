@@ -62,7 +62,7 @@ Error check_executable(const EthosUPayload& payload) {
   if (payload.kind != StreamKind::kCop1 || payload.commands.size > static_cast<size_t>(INT_MAX)) {
     ARM_RUNTIME_LOG(Error,
                     "a command stream of format COP%lu with %lu bytes; ethos-u-core-driver takes COP1 "
-                    "below 2 GiB: export without --cop-format=COP2",
+                    "below 2 GiB: export without direct_drive=True (Vela's --cop-format=COP2)",
                     static_cast<Printable>(payload.kind), static_cast<Printable>(payload.commands.size));
     return Error::DelegateInvalidCompatibility;
   }

@@ -52,7 +52,8 @@ class EthosUBackend final : public BackendInterface {
   Result<DelegateHandle*> init(BackendInitContext& context, FreeableBuffer* processed,
                                ArrayRef<CompileSpec> compile_specs) const override;
 
-  // Errors: InvalidArgument if the tensors differ from those of the payload; MemoryAllocationFailed;
+  // Errors: InvalidArgument if the tensors differ from those of the payload, or the scratch in planned memory is not
+  // aligned; MemoryAllocationFailed;
   // DelegateInvalidCompatibility if the NPU has another number of MACs; InvalidState if the driver has no NPU; Internal
   // if the driver or the NPU fails.
   Error execute(BackendExecutionContext& context, DelegateHandle* handle, Span<EValue*> args) const override;

@@ -213,8 +213,8 @@ Error read_payload(const void* data, size_t size, const ExternalData& external, 
   if (payload->kind != StreamKind::kCop2 || !payload->separate_io || payload->product != 85) {
     ARM_RUNTIME_LOG(Error,
                     "compiled for an Ethos-U%" PRIu32 " with stream COP%" PRIu32
-                    "%s, not for an Ethos-U85 in Direct Drive; export for Ethos-U85 with "
-                    "extra_flags=['--cop-format=COP2', '--separate-io-regions']",
+                    "%s, not for an Ethos-U85 in Direct Drive; export with an ETHOSU_U85 recipe and "
+                    "direct_drive=True",
                     payload->product, static_cast<uint32_t>(payload->kind),
                     payload->separate_io ? "" : " and inputs and outputs in the scratch region");
     return Error::DelegateInvalidCompatibility;

@@ -55,10 +55,10 @@ class VgfBackend final : public BackendInterface {
   // Returns false, with the reason in the log, if there is neither a Vulkan loader nor a device of the application.
   bool is_available() const override { return VulkanDevice::is_possible(); }
 
-  // Decodes the VGF file, creates its pipelines and frees the payload. Errors: InvalidProgram if the payload is damaged
-  // or differs from its compile spec payload_crc32; DelegateInvalidCompatibility for another version of the format;
-  // NotSupported for contents other than SPIR-V graphs and for missing features of the device; NotFound without a
-  // device; and those of Vulkan.
+  // Decodes the VGF file, creates its pipelines and frees the payload. Errors: InvalidArgument if the payload is not at
+  // a multiple of 8 bytes; InvalidProgram if it is damaged or differs from its compile spec payload_crc32;
+  // DelegateInvalidCompatibility for another version of the format; NotSupported for contents other than SPIR-V graphs
+  // and for missing features of the device; NotFound without a device; and those of Vulkan.
   Result<DelegateHandle*> init(BackendInitContext& context, FreeableBuffer* processed,
                                ArrayRef<CompileSpec> compile_specs) const override {
     const TraceScope scope(context.event_tracer(), "VgfBackend load");

@@ -59,8 +59,9 @@ struct VgfFile {
 /// Reads the VGF file of `size` bytes at `data`, to which `file` refers afterwards.
 ///
 /// It checks section bounds, indices and sizes, and that tables and SPIR-V modules agree. Returns, with the reason in
-/// the log, InvalidProgram for a damaged file, DelegateInvalidCompatibility for a version that libvgf does not read,
-/// and NotSupported for contents that this backend does not execute (compute shaders, images, shared storage).
+/// the log, InvalidArgument if `data` is not at a multiple of 8, InvalidProgram for a damaged file,
+/// DelegateInvalidCompatibility for a version that libvgf does not read, and NotSupported for contents that this
+/// backend does not execute (compute shaders, images, shared storage).
 Error read_vgf(const void* data, size_t size, VgfFile* file);
 
 }  // namespace arm_runtime

@@ -32,7 +32,7 @@ extern "C" ethosu_driver* ethosu_reserve_driver_ex(uint32_t, uint32_t program_lo
 
 ethosu_driver* ethosu_reserve_driver() {
   if (npu.reserved) {
-    refuse("a driver is reserved that is reserved: the driver would wait for ever", 0);
+    refuse("the driver is reserved twice: a real driver would wait forever", 0);
     return nullptr;
   }
   npu.reserved = true;

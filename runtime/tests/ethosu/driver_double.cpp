@@ -47,7 +47,7 @@ ethosu_driver* reserve() {
     return nullptr;
   }
   if (npu.reserved) {
-    violates("a driver is reserved that is reserved: it would wait for ever");
+    violates("the driver is reserved twice: a real driver would wait forever");
   }
   npu.fast_memory = reinterpret_cast<uintptr_t>(driver_double.fast_memory);
   npu.fast_memory_size = driver_double.fast_memory_size;
@@ -130,7 +130,7 @@ void invalidate(uint64_t start, size_t size, size_t index) {
   lose(end, (end + kCacheLine - 1) / kCacheLine * kCacheLine);
 }
 
-// Bytes that each version of the driver cleans before a run, apart from the scratch.
+// Before a run, old versions of the driver clean the scratch only, newer ones all regions.
 #ifdef DRIVER_DOUBLE_ADDRESS_CACHE_CALLS
 void clean_bases(const uint64_t* base_addr, const size_t* base_addr_size, int) {
   ethosu_flush_dcache(reinterpret_cast<uint32_t*>(static_cast<uintptr_t>(base_addr[1])), base_addr_size[1]);
@@ -185,7 +185,7 @@ ethosu_driver* ethosu_reserve_driver() { return reserve(); }
 
 void ethosu_release_driver(ethosu_driver* drv) {
   if (drv != &npu || !npu.reserved) {
-    violates("a driver is released that is not reserved");
+    violates("a driver that is not reserved is released");
     return;
   }
   npu.reserved = false;
@@ -194,7 +194,7 @@ void ethosu_release_driver(ethosu_driver* drv) {
 
 void ethosu_get_hw_info(ethosu_driver* drv, ethosu_hw_info* hw) {
   if (drv != &npu || !npu.reserved) {
-    violates("the hardware of a driver is asked for that is not reserved");
+    violates("ethosu_get_hw_info() is called for a driver that is not reserved");
   }
   hw->cfg.macs_per_cc = driver_double.log2_macs;
 }
@@ -207,7 +207,7 @@ int ethosu_invoke_v3(ethosu_driver* drv, const void* custom_data_ptr, const int 
   const auto count = static_cast<size_t>(num_base_addr);
   driver_double.sizes.assign(base_addr_size, base_addr_size + count);
   if (drv != &npu || !npu.reserved) {
-    violates("a driver is invoked that is not reserved");
+    violates("a driver that is not reserved is invoked");
     return -1;
   }
   if (npu.fast_memory != 0 && count > kFastMemoryBase) {
@@ -235,7 +235,7 @@ int ethosu_invoke_v3(ethosu_driver* drv, const void* custom_data_ptr, const int 
   driver_double.invoking = false;
   if (!is_clean(reinterpret_cast<uintptr_t>(custom_data_ptr), static_cast<size_t>(custom_data_size)) ||
       !is_clean(base_addr[0], base_addr_size[0]) || !is_clean(base_addr[1], base_addr_size[1])) {
-    violates("the NPU reads what is only in the cache");
+    violates("the NPU reads bytes that the cache has not written to memory");
   }
   cycle_counter += driver_double.counters_on && counts_cycles ? driver_double.cycles : 0;
   ++driver_double.ran;
@@ -253,7 +253,7 @@ extern "C" {
 
 void ETHOSU_PMU_Enable(ethosu_driver* drv) {
   if (drv != &npu || !npu.reserved || driver_double.counters_on) {
-    violates("the counters are switched on of a driver that is not reserved, or twice");
+    violates("the counters are enabled twice, or for a driver that is not reserved");
   }
   driver_double.counters_on = true;
 }
@@ -269,7 +269,7 @@ void ETHOSU_PMU_CNTR_Enable(ethosu_driver*, uint32_t mask) { counts_cycles = mas
 
 uint64_t ETHOSU_PMU_Get_CCNTR(ethosu_driver*) {
   if (!driver_double.counters_on) {
-    violates("the counters are read while they are off");
+    violates("the counters are read while they are disabled");
   }
   return cycle_counter;
 }

@@ -17,7 +17,7 @@ namespace {
 
 // A damaged program may be valid, but run for hours.
 constexpr uint64_t kMaxWork = uint64_t{1} << 22;
-constexpr uint32_t kMostScratch = 1 << 20;
+constexpr uint32_t kMaxScratch = 1 << 20;
 
 }  // namespace
 
@@ -29,7 +29,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::memcpy(header, data, sizeof(header));
   data += sizeof(header);
   size -= sizeof(header);
-  if (size == 0 || header[0] > size || header[1] > kMostScratch) {
+  if (size == 0 || header[0] > size || header[1] > kMaxScratch) {
     return 0;
   }
   // Separate heap blocks, so that sanitizers see accesses beyond their ends.

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Calls VgfBackend as the ExecuTorch runtime does, on this machine's Vulkan.
 //
-// Usage: backend_test VGF INPUT OUTPUT. The model has one int8 input and one int8 output; the files INPUT and OUTPUT
-// contain their bytes. Prints "ok" for each case and aborts at the first failed check.
+// Usage: backend_test VGF INPUT OUTPUT [CASE]. The model has one int8 input and one int8 output; the files INPUT and
+// OUTPUT contain their bytes. CASE, if given, is the name of a case to leave out. Prints "ok" for each case and aborts
+// at the first failed check.
 #include <dlfcn.h>
 #include <executorch/runtime/platform/platform.h>
 #include <executorch/runtime/platform/runtime.h>

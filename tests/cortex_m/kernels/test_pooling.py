@@ -70,6 +70,13 @@ def test_maximum_equals_pytorchs() -> None:
         assert np.array_equal(result, expected)
 
 
+def test_the_largest_window_does_not_overflow(kernels: KernelLibrary) -> None:
+    x = np.full((1, 4095, 4095, 1), -128, np.int8)
+    arguments = [[4095, 4095], [1, 1], [0, 0], False, 0, 1, 0, np.zeros(0, np.int8)]
+    result = kernels.run("quantized_avg_pool2d_nhwc", x, *arguments)
+    assert result.item() == -128
+
+
 def test_scratch_memory() -> None:
     arguments = [_WINDOWS["kernel_size"], _WINDOWS["stride"], _WINDOWS["padding"], False, 0, 1, 0, (0,)]
     assert find_kernel("quantized_avg_pool2d").scratch_bytes(Isa.DSP, (1, 6, 7, 8), *arguments) == (24,)
