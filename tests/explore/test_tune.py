@@ -297,6 +297,17 @@ def test_damaged_cache_files_are_replaced(content: str, tmp_path: Path) -> None:
     assert search() == expected
 
 
+def test_ratings_by_a_user_metric_are_not_cached(tmp_path: Path) -> None:
+    """The key of a rating does not contain the metric: a later search by SQNR would read the values of the metric."""
+
+    def search(**options: Any) -> dict[str, Any]:
+        recipe = _recipe(ArmRecipeType.TOSA_INT8)
+        return tune(_MutatesInput().layer.eval(), recipe, _vectors(), progress=False, **options).to_dict()
+
+    search(metric=lambda outputs, sample: 0.25, cache_dir=tmp_path)
+    assert search(cache_dir=tmp_path) == search()
+
+
 def test_a_recipe_with_precisions_is_refused() -> None:
     with pytest.raises(ValueError, match="it has precisions already"):
         tune(Uneven().eval(), _recipe(precisions={"head": "A16W8"}), _samples(4))

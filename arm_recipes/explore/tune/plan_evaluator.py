@@ -85,7 +85,8 @@ class PlanEvaluator:
             rating = Rating.from_record(self._store.load_record(key)) if evaluator.is_cacheable else None
             if rating is None:
                 rating = evaluator.rate(self._quantize(plan).program)
-                self._store.save_record(key, vars(rating))
+                if evaluator.is_cacheable:
+                    self._store.save_record(key, vars(rating))
             self._ratings[key] = rating
         return self._ratings[key]
 
