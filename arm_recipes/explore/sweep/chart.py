@@ -115,6 +115,7 @@ def _log_ticks(values: Sequence[float | None]) -> list[float]:
 
 
 def _symbol_of_mode(rows: Sequence[Row]) -> dict[str, str]:
+    """Memory mode -> marker symbol; "" is the mode of rows without an NPU."""
     modes = dict.fromkeys(row.memory_mode for row in rows)
     return {mode: _MARKER_SYMBOLS[number % len(_MARKER_SYMBOLS)] for number, mode in enumerate(modes)}
 
@@ -132,6 +133,7 @@ def _legend_traces(rows: Sequence[Row]) -> list[dict[str, Any]]:
             "marker": {"color": "gray", "symbol": symbol, "size": 9},
         }
         for mode, symbol in _symbol_of_mode(rows).items()
+        if mode
     ]
 
 
@@ -163,7 +165,7 @@ def _hover_text(metric: str, row: Row) -> str:
     assert estimates is not None
     lines = [
         f"<b>{row.target}</b>, {row.recipe}",
-        f"{row.system_config}, {row.memory_mode}",
+        ", ".join(filter(None, (row.system_config, row.memory_mode))),
         f"{estimates.cycles:,} cycles"
         + ("" if estimates.milliseconds is None else f", {estimates.milliseconds:.3f} ms"),
         *([] if row.ram_bytes is None else [f"RAM of the board {row.ram_bytes:,} B"]),
@@ -171,5 +173,6 @@ def _hover_text(metric: str, row: Row) -> str:
         f"DRAM {estimates.dram_bytes:,} B, flash {estimates.flash_bytes:,} B",
     ]
     lines += [] if row.accuracy is None else [f"{metric}: {row.accuracy:.4g}"]
-    lines += [f"{row.cpu_operators} operators on the CPU, not included in these figures"] if row.cpu_operators else []
-    return "<br>".join(lines)
+    if row.cpu_operators and row.has_npu:
+        lines.append(f"{row.cpu_operators} operators on the CPU, not included in the cycles")
+    return "<br>".join(filter(None, lines))

@@ -71,6 +71,11 @@ class Row:
     ram_bytes: int | None = None
     exceeds_board: bool = False
 
+    @property
+    def has_npu(self) -> bool:
+        """Whether the configuration has an NPU; otherwise it is a Cortex-M alone."""
+        return self.memory_mode != ""
+
     def to_dict(self) -> dict[str, Any]:
         """Flatten the row and its estimates to one dict. Missing estimates are None."""
         no_estimates = dict.fromkeys(field.name for field in fields(ProgramEstimates))
