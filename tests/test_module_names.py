@@ -93,7 +93,7 @@ ELSEWHERE = {
         "workers/test_worker.py": "parallel",
     },
     "arm_recipes.cli": {
-        "cli/test_main.py": "arguments compare export firmware inspect_program list_recipes run sweep tune",
+        "cli/test_main.py": "arguments compare export firmware html_output inspect_program list_recipes run sweep tune",
     },
     "arm_recipes.comparison": {
         "comparison/test_compare.py": "advice compared_tensors dispatch intermediate_outputs interpreter_plan "

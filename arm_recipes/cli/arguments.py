@@ -222,13 +222,6 @@ def add_samples(parser: Parser, flag: str, purpose: str, *, default: str = "none
         )
 
 
-def add_html(parser: Parser, content: str) -> None:
-    """Add the argument for a page with ``content``."""
-    parser.group(OUTPUT).add_argument(
-        "--html", type=Path, metavar="FILE", help=f"write {content} to this HTML file (needs Plotly)"
-    )
-
-
 def add_result_file(parser: Parser) -> None:
     """Add ``-o``, for commands that print their result. ``main`` writes the file."""
     parser.group(OUTPUT).add_argument(
