@@ -194,11 +194,15 @@ def add_recipe(parser: Parser, *, required: bool = True) -> None:
         add_option(parser, option.name, default=argparse.SUPPRESS)
 
 
+def option_flag(name: str) -> str:
+    """Return the command-line flag of a recipe option."""
+    return _FLAG_NAMES.get(name, _flag_of(name))
+
+
 def add_option(parser: Parser, name: str, **keywords: Any) -> None:
     """Add the argument for an option of a recipe. ``keywords`` are arguments of ``add_argument``."""
-    flag = _FLAG_NAMES.get(name, "--" + name.replace("_", "-"))
     group = parser.group(RECIPE_GROUPS[options.OPTIONS[name].group])
-    group.add_argument(flag, dest=name, **_ARGPARSE_KEYWORDS[name], **keywords)
+    group.add_argument(option_flag(name), dest=name, **_ARGPARSE_KEYWORDS[name], **keywords)
 
 
 def add_data_file(parser: Parser) -> None:

@@ -46,7 +46,9 @@ def _compare(args: argparse.Namespace) -> None:
     if (args.other is None) == (not has_recipe):
         raise ValueError("compare takes a model with --recipe, or two programs without it")
     if not has_recipe:
-        recipe_flags = [name for name in options.OPTIONS if getattr(args, name, None) is not None]
+        recipe_flags = [
+            arguments.option_flag(name) for name in options.OPTIONS if getattr(args, name, None) is not None
+        ]
         if recipe_flags:
             raise ValueError(f"{recipe_flags[0]} is a recipe option, and both programs are compiled already; remove it")
     html_path = check_html(args)

@@ -257,7 +257,7 @@ def test_compare_of_two_programs_refuses_recipe_options(small: Path, capsys: pyt
     given = ["compare", str(small), str(small), "--samples", str(small.with_name("x.npy"))]
     for option in (["--macs", "128"], ["--calibration-samples", "a:b"], ["--per-tensor"]):
         assert main([*given, *option]) == 2
-        assert "is a recipe option, and both programs are compiled already" in capsys.readouterr().err
+        assert f"{option[0]} is a recipe option, and both programs are compiled already" in capsys.readouterr().err
 
 
 def test_no_command_overwrites_its_input(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
