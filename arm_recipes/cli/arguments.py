@@ -247,6 +247,8 @@ def add_json(parser: Parser) -> None:
 def read_recipe_options(args: argparse.Namespace) -> dict[str, Any]:
     """Return the recipe's options without calibration samples, checked as far as possible without PyTorch.
 
+    With ``--tuned``, sets ``args.recipe`` to the recipe in the file.
+
     Raises:
         ValueError: an argument is invalid.
     """

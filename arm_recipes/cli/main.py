@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _call_command(args: argparse.Namespace) -> None:
-    """Call the command. With ``-o`` of a command without a file of its own, write what it prints to this file."""
+    """Call the command. With ``-o`` of ``add_result_file``, write the printed result to this file."""
     result_file: Path | None = getattr(args, "result_file", None)
     if result_file is None:
         args.call(args)

@@ -33,7 +33,7 @@ def add_command(commands: Commands) -> None:
     arguments.add_samples(parser, "--samples", "samples to calibrate and measure with", default=arguments.MODEL_INPUTS)
     configurations = parser.group("configurations")
     for name, default in (
-        ("recipe", "default: the int8 recipes"),
+        ("recipe", "default: the int8 recipes of Ethos-U, and CORTEX_M_INT8 with --cpu"),
         ("system-config", "default: the recipe's; 'all' for all"),
         ("memory-mode", "default: all"),
         ("board", "'all' for all; instead of MACs, system configurations and memory modes"),

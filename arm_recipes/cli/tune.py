@@ -48,7 +48,8 @@ def add_command(commands: Commands) -> None:
         choices=precisions.PRECISION_NAMES,
         metavar="NAME",
         help=f"precision to choose from: {', '.join(precisions.PRECISION_NAMES)}; repeat for several; default: the "
-        "recipe's own and A16W8; for VGF also floating point; with a flash limit also A8W4",
+        "recipe's own and A16W8; for VGF also floating point; with a flash limit also A8W4; for Cortex-M, the recipe's "
+        "own and floating point",
     )
     output = parser.group(OUTPUT)
     output.add_argument(

@@ -282,7 +282,7 @@ def test_a_page_without_plotly_is_an_error_before_the_work(
     small: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "plotly" else find(name, *rest))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *_: None if name == "plotly" else find(name, *_))
     model, arrays, page = str(small), small.with_name("x.npy"), str(small.with_name("page.html"))
     np.save(arrays, images(1)[0][0].numpy())
     for arguments in (
