@@ -57,7 +57,7 @@ class ComparedTensor:
 
 
 def find_compared_tensors(program: ExportedProgram, float_constants: Mapping[str, Tensor]) -> list[ComparedTensor]:
-    """List the tensors to compare: quantized tensors, and floating-point tensors that are not fused into a quantized one.
+    """List the quantized tensors, and the floating-point tensors that are not fused into a quantized result.
 
     Excludes tensors that do not depend on the inputs.
     """

@@ -56,8 +56,8 @@ def collect_delegate_calls(
         manager: the exported program.
         method: name of the method.
         program: the captured program, a result of ``with_debug_handles``.
-        executions: the delegates' executions in one run of the method. The layers do not depend on the inputs of the run,
-            because they depend only on which results are available; the values of ``DelegateCall.results`` do.
+        executions: the delegates' executions in one run of the method. Its inputs affect the values of
+            ``DelegateCall.results`` only: the layers depend on which results are available, not on their values.
     """
     module = manager.exported_program(method).graph_module
     delegate_calls = []

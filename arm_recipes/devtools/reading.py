@@ -82,8 +82,8 @@ def _concatenate_pieces(written: Mapping[str, Sequence[EthosUOperation]], shape:
     for operations in written.values():
         if sum(operation.result.size for operation in operations) != math.prod(shape):  # an intermediate result
             continue
-        # Stripes in a rolling buffer reuse addresses, so they are in order of execution. The NPU may write the inputs of
-        # a CONCAT in any order, so they are in memory order.
+        # Stripes in a rolling buffer reuse addresses: concatenate them in order of execution. The NPU may write the
+        # inputs of a CONCAT in any order: concatenate them in memory order.
         in_memory_order = sorted(operations, key=lambda operation: (operation.region, operation.address))
         orders = [operations, in_memory_order] if len(operations) > 1 else [operations]
         for order, axis in itertools.product(orders, range(3) if len(operations) > 1 else (0,)):

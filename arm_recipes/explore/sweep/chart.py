@@ -17,11 +17,13 @@ _AXIS_TITLES = {
     "flash_bytes": "flash (bytes)",
     "weight_bytes": "encoded weights (bytes)",
 }
-#: Okabe and Ito's colours, which colour-blind people can distinguish. A colour is an NPU family with a precision.
+#: Okabe and Ito's colours, which colour-blind people can distinguish. Each recipe (processor family and precision) has
+#: one.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
-#: Diameter in pixels of the marker of the NPU with the fewest MACs, and its growth from one number of MACs to the next.
+#: Diameter in pixels of the marker of the target with the fewest MACs, and its growth from one number of MACs to the
+#: next.
 _SMALLEST_MARKER, _MARKER_GROWTH = 7, 2
-#: Height in pixels of a subplot, and the part of the figure's height between two subplots, for the axis.
+#: Height in pixels of a subplot, and of the space between two subplots, which has an axis.
 _SUBPLOT_HEIGHT, _AXIS_HEIGHT = 240, 75
 #: Marker symbols, which distinguish memory modes.
 _MARKER_SYMBOLS = ("circle", "diamond", "square", "triangle-up", "cross", "star", "x", "pentagon")
@@ -75,7 +77,7 @@ def plot_rows(
 
 
 def _point_traces(rows: Sequence[Row], metric: str, x: str, y: str) -> list[dict[str, Any]]:
-    """Make a scatter trace for each recipe and NPU."""
+    """Make a scatter trace for each recipe and target."""
     symbols = _symbol_of_mode(rows)
     recipes = list(dict.fromkeys(row.recipe for row in rows))
     sizes = sorted({row.macs for row in rows})

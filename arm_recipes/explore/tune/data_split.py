@@ -19,7 +19,7 @@ from arm_recipes.types import Metric
 
 @dataclass(frozen=True)
 class DataSplit:
-    """The disjoint parts of the samples.
+    """Calibration, search and test samples. They are disjoint, unless there are too few samples.
 
     Attributes:
         calibration: samples that calibrate activation ranges.

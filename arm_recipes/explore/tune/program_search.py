@@ -39,7 +39,7 @@ class ProgramSearch:
         self._goal, self._cost_kind, self._shows_progress = goal, cost_kind, progress
 
     def search_path(self, start: Mapping[Region, path.PrecisionChoice], steps: list[path.PrecisionStep]) -> None:
-        """Compile programs along the path, then around the goal, then with further steps within the budget.
+        """Compile programs with one precision for all modules, along the path, around the goal, and within the budget.
 
         Args:
             start: cheapest choice of each region.
