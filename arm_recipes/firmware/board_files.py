@@ -49,10 +49,10 @@ class FirmwareBoard:
 
     Attributes:
         name: value of the recipe option ``board``.
-        title: product, and the core that the NPU belongs to.
+        title: product, and the core to which the NPU belongs.
         family: NPU family.
         placement: kinds of memory of the program's sections.
-        support: what is published about the board.
+        support: published facts about the board.
     """
 
     name: str

@@ -342,7 +342,8 @@ def _build_placeholders(data: FirmwareData) -> dict[str, str]:
             f"{name}=${{CONFIG_{name}}}" for name, *_ in _pool_size_macros(pools, has_npu=has_npu)
         ),
         "SIZES": "\n".join(
-            f"| {what} | `{name}` | {size:,} |" for name, what, size, _ in _pool_size_macros(pools, has_npu=has_npu)
+            f"| {description} | `{name}` | {size:,} |"
+            for name, description, size, _ in _pool_size_macros(pools, has_npu=has_npu)
         ),
         "SHARED_ROWS": "".join(
             f"| Planned memory {at} (`.bss.arm_model_planned{at}`) | | {size:,} |\n"
@@ -375,9 +376,9 @@ def _pool_size_macros(pools: ProgramPools, *, has_npu: bool) -> Iterable[tuple[s
 
 
 def _kconfig_entries(pools: ProgramPools, *, has_npu: bool) -> Iterator[str]:
-    for name, what, size, size_64 in _pool_size_macros(pools, has_npu=has_npu):
+    for name, description, size, size_64 in _pool_size_macros(pools, has_npu=has_npu):
         other = f"\tdefault {size_64} if 64BIT\n" if size_64 != size else ""
-        yield f'config {name}\n\tint "{what}, in bytes"\n{other}\tdefault {size}\n'
+        yield f'config {name}\n\tint "{description}, in bytes"\n{other}\tdefault {size}\n'
 
 
 def _format_float(value: float) -> str:
