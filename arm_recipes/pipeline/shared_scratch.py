@@ -231,8 +231,9 @@ def _smallest_plan(calls: Sequence[_Call], specs: Sequence[TensorSpec], alignmen
     """Plan with two orders of placement, and return the smaller plan.
 
     The int8 input of a delegate is often quantized from a float tensor, which is not live while the delegate runs. With
-    scratches first, the float tensor may not fit below the int8 one, and is placed above it. With floating-point tensors
-    first, a scratch may overlap the float tensor: it moves up only until the int8 tensor in it is above the float one.
+    scratches first, the float tensor may not fit below the int8 one, and is placed above it. With floating-point
+    tensors first, a scratch may overlap the float tensor: it moves up only until the int8 tensor in it is above the
+    float one.
     """
     tensors = sorted((spec for spec in specs if spec.storage_base is None), key=lambda spec: -spec.allocated_memory)
     scratches = sorted(calls, key=lambda call: -call.scratch_bytes)
