@@ -86,11 +86,12 @@ def split_samples(
             "samples: there is one, which cannot both calibrate and test; give more, or give calibration samples to "
             "get_recipe(..., calibration_samples=...)"
         )
-    calibration = list(examples[::2] if source is None else Calibration(source)())
+    input_signature = InputSignature.from_program(program)
+    calibration = list(examples[::2] if source is None else Calibration(source)._samples(input_signature))
     evaluation_samples, evaluation_originals = examples[evaluation], originals[evaluation]
     if test_samples is not None:
         prepared = prepare_samples(
-            InputSignature.from_program(program), METHOD, test_samples, None, metric, argument="test_samples"
+            input_signature, METHOD, test_samples, None, metric, argument="test_samples"
         )
         search = Evaluator(program, evaluation_samples, evaluation_originals, metric)
         return DataSplit(calibration, search, Evaluator(program, prepared.samples, prepared.originals, metric))
