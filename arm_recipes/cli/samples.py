@@ -115,7 +115,7 @@ def is_function(source: str) -> bool:
 
 
 def _add_working_folder() -> None:
-    """Import modules also from the current folder, as "python -m" does: a console script has its own folder instead."""
+    """Add the current folder to ``sys.path``, as "python -m" does. A console script has only its own folder there."""
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
 

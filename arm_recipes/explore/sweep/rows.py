@@ -47,7 +47,8 @@ class Row:
         recipe: name of the recipe, for example ``ETHOSU_U85_INT8``.
         target: NPU, for example ``ethos-u85-256``, or Cortex-M, for example ``cortex-m4``.
         macs: peak MACs per cycle of the target.
-        system_config, memory_mode: Vela's system configuration and memory mode; without an NPU, the clock, and nothing.
+        system_config, memory_mode: Vela's system configuration and memory mode. Without an NPU, the clock, such as
+            "120 MHz", and "".
         estimates: estimates of Vela or of the CPU cost model; None if compilation failed (see ``error``).
         cpu_operators: number of operators outside delegates. An NPU's estimates do not include their time.
         accuracy: accuracy by the sweep's metric; None if the program could not be executed.
