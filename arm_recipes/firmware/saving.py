@@ -109,7 +109,7 @@ class Firmware(Renderable):
         if versions.has_npu:
             rows.append(("fast scratch", format_bytes(pools.fast_scratch)))
         yield "Memory" if pools.exact else "Memory, at most", rows
-        names = [*self.kernels.ours, *self.kernels.portable, *self.kernels.others]
+        names = [*self.kernels.cortex_m, *self.kernels.portable, *self.kernels.others]
         yield f"Kernels on the CPU: {len(names)}", [(name,) for name in names] or [("none",)]
 
 
