@@ -90,9 +90,7 @@ def split_samples(
     calibration = list(examples[::2] if source is None else Calibration(source)._samples(input_signature))
     evaluation_samples, evaluation_originals = examples[evaluation], originals[evaluation]
     if test_samples is not None:
-        prepared = prepare_samples(
-            input_signature, METHOD, test_samples, None, metric, argument="test_samples"
-        )
+        prepared = prepare_samples(input_signature, METHOD, test_samples, None, metric, argument="test_samples")
         search = Evaluator(program, evaluation_samples, evaluation_originals, metric)
         return DataSplit(calibration, search, Evaluator(program, prepared.samples, prepared.originals, metric))
     search = Evaluator(program, evaluation_samples[::2], evaluation_originals[::2], metric)
