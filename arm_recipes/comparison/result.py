@@ -10,7 +10,7 @@ from typing import Any
 from arm_backend_core.quantization.diagnostics.error_metrics import ErrorMetrics
 from arm_recipes._internal.rendering import Renderable, Section, to_jsonable
 from arm_recipes.comparison.accuracy import Accuracy
-from arm_recipes.comparison.advice import PRECISION_TITLES, LayerAdvice, QuantizedConstant
+from arm_recipes.comparison.diagnosis import PRECISION_TITLES, LayerAdvice, QuantizedConstant
 
 #: Maximum number of layers with advice in the printed comparison, and maximum number of listed layers.
 WORST_COUNT, _MAX_LAYERS = 5, 16

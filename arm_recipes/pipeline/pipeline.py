@@ -39,10 +39,10 @@ from arm_recipes._internal.messages import LOGGER, warn
 from arm_recipes.pipeline.artifact import Artifact, ExportObjects
 from arm_recipes.pipeline.float_reference import create_float_reference
 from arm_recipes.pipeline.method_results import MethodResults
-from arm_recipes.pipeline.methods import check_shared_buffers, plan_shared_buffers, unify_buffer_names
 from arm_recipes.pipeline.prepared_programs import PreparedPrograms, first_samples
 from arm_recipes.pipeline.program_io import check_outputs, describe_tensors
 from arm_recipes.pipeline.progress import Progress
+from arm_recipes.pipeline.shared_buffers import check_shared_buffers, plan_shared_buffers, unify_buffer_names
 from arm_recipes.pipeline.stage_runner import run_stage
 from arm_recipes.report import context, ram
 from arm_recipes.report.report import Report

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from arm_backend_core.partitioner import TOSAPartitioner
 from arm_backend_core.targets.compile_spec import TosaCompileSpec
 from arm_recipes import ArmRecipeType, ExportRecipe, ExportResult, Inputs, export, load
-from arm_recipes.devtools import reading
-from arm_recipes.devtools.reading import choose_layout
+from arm_recipes.devtools import delegate_results
+from arm_recipes.devtools.delegate_results import choose_layout
 from arm_recipes.runtime import plugin
 from arm_recipes.runtime.ethosu import EthosUOperation
 from arm_recipes.runtime.tosa_graph import read_graph, replace_outputs
@@ -404,12 +404,14 @@ def test_stripes_are_concatenated_in_order_of_execution_or_of_memory(
         ],
     )
     estimate = SimpleNamespace(estimate=SimpleNamespace(tensor="y", index=0))
-    monkeypatch.setattr(reading, "Origins", lambda record: SimpleNamespace(find=lambda offset, indexed: estimate))
+    monkeypatch.setattr(
+        delegate_results, "Origins", lambda record: SimpleNamespace(find=lambda offset, indexed: estimate)
+    )
     operator: Any = SimpleNamespace(index=0, result=SimpleNamespace(name="y", shape=rows.shape))
     execution: Any = SimpleNamespace(inputs=())
     record: Any = None
-    pieces = reading._written_pieces(delegate, execution, record, [operator])
-    assert any(np.array_equal(array, rows) for array in reading._concatenate_pieces(pieces[0], rows.shape))
+    pieces = delegate_results._written_pieces(delegate, execution, record, [operator])
+    assert any(np.array_equal(array, rows) for array in delegate_results._concatenate_pieces(pieces[0], rows.shape))
 
 
 # Limits of ExecuTorch's tools.
