@@ -1,7 +1,7 @@
-"""Export recipes: compile PyTorch models for Arm targets (Ethos-U, TOSA, VGF) with ExecuTorch.
+"""Export recipes: compile PyTorch models for Arm targets (Ethos-U, Cortex-M, TOSA, VGF) with ExecuTorch.
 
 Public names are imported lazily, on first access. The first access to a name in ``_LAZY_IMPORTS_WITH_EXECUTORCH``
-registers the recipes with ExecuTorch. The output of other packages during these imports is suppressed.
+registers the recipes with ExecuTorch. During the import of these names, the output of other packages is suppressed.
 """
 
 from __future__ import annotations

@@ -79,9 +79,9 @@ def export(
             False.
         cache_dir (str or Path, optional): a folder that caches compiled programs; it is created if needed. The cache
             key covers the captured graph with its source lines and weights, the samples, the calibration data, the
-            recipe, tool versions and the sources of this package. On a cache hit, the call still captures the
-            model and reads the samples, because it computes the key from them. Each program is one file, which can be
-            deleted at any time.
+            recipe, tool versions and the sources of this package and its compiler core. On a cache hit, the call still
+            captures the model and reads the samples, because it computes the key from them. Each program is one file,
+            which can be deleted at any time.
         progress (bool): show a progress bar if standard error is a terminal. Default: True.
 
     Returns:

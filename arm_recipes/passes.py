@@ -90,11 +90,12 @@ class ConvertInt64ConstOpsToInt32Pass(_GraphModulePass):
 
 
 class ConvertInt64OutputOpsToInt32Pass(_GraphModulePass):
-    """Convert operators with int64 results to int32 if the result is known to fit.
+    """Convert casts to int64, and the indices of ``argmax`` and ``argmin``, to int32.
 
-    Removes casts from int32 to int64. Other casts to int64 become casts to int32, also for outputs of the program.
-    The indices of ``argmax`` and ``argmin`` are cast to int32. Reshapes, additions, subtractions and multiplications by
-    constants of these indices compute in int32 while the range fits. Other consumers read a cast back to int64.
+    Removes casts from int32 to int64. Other casts to int64 become casts to int32, also for outputs of the program;
+    their values are not checked. Indices are cast to int32 if they are known to fit. Reshapes, additions, subtractions
+    and multiplications by constants of these indices compute in int32 while the range fits. Other consumers read a cast
+    back to int64.
 
     Args:
         on_overflow: what to do if an index may not fit, because the dimension has more than 2**31 - 1 elements:

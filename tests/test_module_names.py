@@ -93,13 +93,13 @@ ELSEWHERE = {
         "workers/test_worker.py": "parallel",
     },
     "arm_recipes.cli": {
-        "cli/test_main.py": "arguments compare export firmware inspect_program list_recipes run sweep tune",
+        "cli/test_main.py": "arguments compare export firmware html_output inspect_program list_recipes run sweep tune",
     },
     "arm_recipes.comparison": {
-        "comparison/test_compare.py": "advice compared_tensors dispatch intermediate_outputs interpreter_plan "
+        "comparison/test_compare.py": "compared_tensors diagnosis dispatch intermediate_outputs interpreter_plan "
         "layer_errors plan_interpreter program_specs result samples worker worker_job",
     },
-    "arm_recipes.devtools": {"devtools/test_inspection.py": "calls etdump etrecord graph layers reading"},
+    "arm_recipes.devtools": {"devtools/test_inspection.py": "calls delegate_results etdump etrecord graph layers"},
     "arm_recipes.explore.advice": {"explore/test_advise.py": "channels result weights"},
     "arm_recipes.firmware": {
         "firmware/test_pools.py": "io_tensors saving",
@@ -110,7 +110,7 @@ ELSEWHERE = {
         "report/test_layers.py": "budgets",
         "pipeline/test_retarget.py": "prepared_programs",
         "pipeline/test_verify.py": "reference_program",
-        "pipeline/test_methods.py": "program_io",
+        "pipeline/test_methods.py": "program_io shared_buffers",
         "comparison/test_compare.py": "float_reference",
     },
     "arm_recipes.recipe": {

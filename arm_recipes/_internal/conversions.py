@@ -1,4 +1,4 @@
-"""Conversions that turn a tensor of another dtype or shape into the expected one, for messages and for trials."""
+"""Conversions of a tensor to an expected dtype and shape, which error messages suggest to the user."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Conversion:
 
 
 def list_shape_conversions(shape: Sequence[int]) -> Iterator[Conversion]:
-    """Yield the conversions that users forget: batch dimension, channels first. The most likely ones come first."""
+    """Yield conversions that users forget, the most likely first: channels first, batch dimension added or removed."""
     rank, sizes = len(shape), tuple(shape)
     if 3 <= rank <= 5:
         axes = (0, rank - 1, *range(1, rank - 1))
@@ -59,7 +59,7 @@ def convert_dtype_code(dtype: str, expected: str) -> str:
 def suggest_conversion(
     dtype: str, shape: Sequence[int], expected_dtype: str, expected_shape: Sequence[int], value: str = "x"
 ) -> str:
-    """Return what converts a tensor to the expected dtype and shape, as ": reason; pass code".
+    """Suggest the code that converts a tensor to the expected dtype and shape, as ": reason; pass code".
 
     Args:
         dtype: dtype of the tensor, such as "float32".
@@ -69,7 +69,7 @@ def suggest_conversion(
         value: Python expression of the tensor.
 
     Returns:
-        the end of a sentence; empty if no conversion is known.
+        the end of a sentence, without a reason if only the dtype differs; empty if no conversion is needed or known.
     """
     same = Conversion("", tuple(shape), "")
     conversions = (same, *list_shape_conversions(shape))

@@ -62,7 +62,8 @@ def describe_error(
         operation: name of the operation that failed.
         error: the exception.
         modules: models whose submodules the message may name.
-        graphs: graphs to search for the operator that the message names, if no frame of the traceback holds a node.
+        graphs: graphs to search for the operator that the message names, if no frame of the traceback holds a node, and
+            for the first size that depends on data.
     """
     submodule, line = _find_submodule_and_line(error, modules)
     text = str(error).strip()

@@ -86,7 +86,7 @@ def named_data_bytes(manager: EdgeProgramManager) -> int:
 
 
 def delegates_of(manager: EdgeProgramManager, method: str) -> Iterator[LoweredBackendModule]:
-    """Yield the delegates of this package in a method."""
+    """Yield the delegates of a method that this project's compiler created, without those of other backends."""
     for module in lowered_modules(manager.exported_program(method).graph_module):
         if delegate_record(module) is not None:
             yield module
@@ -95,7 +95,7 @@ def delegates_of(manager: EdgeProgramManager, method: str) -> Iterator[LoweredBa
 def restore_debug_handles(program: ExportedProgram) -> None:
     """Restore debug handles after ExecuTorch renumbered them.
 
-    CPU operators and delegates of other backends then have the same numbering as the delegates of this package.
+    CPU operators and delegates of other backends then have the same numbering as the delegates of this project.
     """
     _restore_graph_handles(program.graph)
     for module in lowered_modules(program.graph_module):

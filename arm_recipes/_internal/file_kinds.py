@@ -21,7 +21,7 @@ _FORMATS = {
 _MAX_OPCODES = 64
 
 
-#: What a file of weights is, and how to use it.
+#: Description of a file of weights, and the remedy.
 STATE_DICT = "weights alone (a state dict); build the model, and call model.load_state_dict(...)"
 
 
@@ -32,7 +32,7 @@ def is_saved_program(names: list[str]) -> bool:
 
 
 def describe_model_file(path: Path) -> str | None:
-    """Describe a file that is not a compiled program, and what to do; None if its type is unknown."""
+    """Describe a file that is no compiled program, and what to do; None for ``.pte``, ``.tflite`` and unknown types."""
     try:
         with zipfile.ZipFile(path) as archive:
             if is_saved_program(archive.namelist()):

@@ -45,7 +45,7 @@ def check_writable(path: str | Path) -> Path:
     """Check that a file can be written, and return its absolute path.
 
     Raises:
-        ValueError: the path is a directory, its directory does not exist, or it is not writable.
+        ValueError: the path is a directory, or its directory does not exist or is not writable.
     """
     target = Path(path).expanduser().absolute()
     if target.is_dir():

@@ -20,7 +20,7 @@ _THIRD_PARTY = ("torch", "torchao", "executorch", "functorch", "ethosu", "numpy"
 _T = TypeVar("_T")
 #: Logger of this package: stages and their times at level INFO. Warnings are issued by ``warn``.
 LOGGER = logging.getLogger("arm_recipes")
-_recorded: ContextVar[list[str] | None] = ContextVar("arm_recipes_said", default=None)
+_recorded: ContextVar[list[str] | None] = ContextVar("arm_recipes_recorded", default=None)
 _issued: ContextVar[set[str] | None] = ContextVar("arm_recipes_issued", default=None)
 _THIRD_PARTY_MODULES = rf"({'|'.join(_THIRD_PARTY)})(\.|$)"
 
@@ -116,9 +116,9 @@ def announce(message: str) -> None:
 
 
 class _ThirdPartyFilter(logging.Filter):
-    """Logging filter that drops third-party records, errors included: these packages also raise exceptions.
+    """Logging filter that drops all third-party records, also those of level ERROR.
 
-    PyTorch would log the whole traceback.
+    After an error, these packages also raise an exception, and PyTorch would log its whole traceback.
 
     ExecuTorch logs to the root logger, so the filter checks the file path as well as the logger name.
     """

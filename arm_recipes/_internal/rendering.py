@@ -86,7 +86,8 @@ def format_bytes(count: int) -> str:
 def to_jsonable(value: Any) -> Any:
     """Convert dataclasses and tuples to dicts and lists. Skips the field ``tosa``, which may take megabytes.
 
-    JSON has no infinity. Infinity becomes "Infinity", which Python's ``float`` and JavaScript's ``Number`` parse.
+    JSON has neither infinity nor NaN. They become the strings "Infinity", "-Infinity" and "NaN", which Python's
+    ``float`` and JavaScript's ``Number`` parse.
     """
     fields = getattr(value, "__dataclass_fields__", None)
     if fields is not None:

@@ -16,7 +16,7 @@ _Error = TypeVar("_Error", bound=BaseException)
 
 
 def shorten_tracebacks(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Decorator of a public function: errors that address the user leave it without the frames inside of it.
+    """Decorator of a public function: removes the frames inside of the function from errors that address the user.
 
     Their ``__cause__`` keeps its traceback. With ``ARM_BACKEND_CORE_STRICT``, all frames stay.
     """

@@ -194,11 +194,15 @@ def add_recipe(parser: Parser, *, required: bool = True) -> None:
         add_option(parser, option.name, default=argparse.SUPPRESS)
 
 
+def option_flag(name: str) -> str:
+    """Return the command-line flag of a recipe option."""
+    return _FLAG_NAMES.get(name, _flag_of(name))
+
+
 def add_option(parser: Parser, name: str, **keywords: Any) -> None:
     """Add the argument for an option of a recipe. ``keywords`` are arguments of ``add_argument``."""
-    flag = _FLAG_NAMES.get(name, "--" + name.replace("_", "-"))
     group = parser.group(RECIPE_GROUPS[options.OPTIONS[name].group])
-    group.add_argument(flag, dest=name, **_ARGPARSE_KEYWORDS[name], **keywords)
+    group.add_argument(option_flag(name), dest=name, **_ARGPARSE_KEYWORDS[name], **keywords)
 
 
 def add_data_file(parser: Parser) -> None:
@@ -222,13 +226,6 @@ def add_samples(parser: Parser, flag: str, purpose: str, *, default: str = "none
         )
 
 
-def add_html(parser: Parser, content: str) -> None:
-    """Add the argument for a page with ``content``."""
-    parser.group(OUTPUT).add_argument(
-        "--html", type=Path, metavar="FILE", help=f"write {content} to this HTML file (needs Plotly)"
-    )
-
-
 def add_result_file(parser: Parser) -> None:
     """Add ``-o``, for commands that print their result. ``main`` writes the file."""
     parser.group(OUTPUT).add_argument(
@@ -249,6 +246,8 @@ def add_json(parser: Parser) -> None:
 
 def read_recipe_options(args: argparse.Namespace) -> dict[str, Any]:
     """Return the recipe's options without calibration samples, checked as far as possible without PyTorch.
+
+    With ``--tuned``, sets ``args.recipe`` to the recipe in the file.
 
     Raises:
         ValueError: an argument is invalid.

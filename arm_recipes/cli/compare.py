@@ -6,8 +6,9 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from arm_recipes._internal.files import check_file, check_writable
+from arm_recipes._internal.files import check_file
 from arm_recipes.cli import arguments
+from arm_recipes.cli.html_output import add_html, check_html
 from arm_recipes.cli.labels import add_labels, read_labels
 from arm_recipes.cli.parser import SAMPLES
 from arm_recipes.cli.samples import check_source
@@ -33,7 +34,7 @@ def add_command(commands: Commands) -> None:
     arguments.add_recipe(parser, required=False)
     add_labels(parser, "compare the top-1 accuracy, too")
     parser.group(SAMPLES).add_argument("--method", default="forward", metavar="NAME", help="method to run")
-    arguments.add_html(parser, "report and comparison")
+    add_html(parser, "report and comparison")
     arguments.add_json(parser)
     parser.set_defaults(call=_compare)
 
@@ -45,10 +46,12 @@ def _compare(args: argparse.Namespace) -> None:
     if (args.other is None) == (not has_recipe):
         raise ValueError("compare takes a model with --recipe, or two programs without it")
     if not has_recipe:
-        recipe_flags = [name for name in options.OPTIONS if getattr(args, name, None) is not None]
+        recipe_flags = [
+            arguments.option_flag(name) for name in options.OPTIONS if getattr(args, name, None) is not None
+        ]
         if recipe_flags:
             raise ValueError(f"{recipe_flags[0]} is a recipe option, and both programs are compiled already; remove it")
-    html_path = None if args.html is None else check_writable(args.html)
+    html_path = check_html(args)
     arguments.check_no_overwrite(
         [args.model, args.other, args.samples, args.calibration_samples, args.labels], [html_path]
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from arm_recipes._internal.files import check_writable
 from arm_recipes.cli import arguments
+from arm_recipes.cli.html_output import add_html, check_html
 from arm_recipes.cli.labels import add_labels, read_labels
 from arm_recipes.cli.parser import OUTPUT, RECIPE_GROUPS
 from arm_recipes.cli.samples import check_source
@@ -39,7 +40,7 @@ def add_command(commands: Commands) -> None:
         parser, "--bundled-samples", "also write a bundled program, model.bpte, with these samples and their outputs"
     )
     add_labels(parser, "report the expected top-1 accuracy on the calibration samples")
-    arguments.add_html(parser, "the report")
+    add_html(parser, "the report")
     compilation = parser.group(RECIPE_GROUPS["all"])
     compilation.add_argument(
         "--channels-last", action="store_true", help="compile for inputs in torch.channels_last memory format"
@@ -66,7 +67,7 @@ def add_command(commands: Commands) -> None:
 def _export(args: argparse.Namespace) -> None:
     recipe_options = arguments.read_recipe_options(args)
     output = check_writable(args.output or args.model.with_suffix(".pte"))
-    html_path = None if args.html is None else check_writable(args.html)
+    html_path = check_html(args)
     if args.bundled_samples is not None:
         check_source(args.bundled_samples, "--bundled-samples")
     labels = read_labels(args.labels)

@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         Exit code. 0: success; 1: an export or a run failed; 2: invalid arguments (as argparse); 130: interrupted.
     """
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a character that the terminal lacks is no reason to fail
+    if isinstance(sys.stdout, io.TextIOWrapper):  # escape characters that the terminal cannot encode
         sys.stdout.reconfigure(errors="backslashreplace")
     # Importing PyTorch and ExecuTorch takes seconds: check the arguments first.
     parser, commands = make_parser()
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _call_command(args: argparse.Namespace) -> None:
-    """Call the command. With ``-o`` of a command without a file of its own, write what it prints to this file."""
+    """Call the command. With ``-o`` of ``add_result_file``, write the printed result to this file."""
     result_file: Path | None = getattr(args, "result_file", None)
     if result_file is None:
         args.call(args)

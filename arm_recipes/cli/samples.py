@@ -60,11 +60,12 @@ def read_samples(
 ) -> Any:
     """Read the samples of a source.
 
-    An array with the input's shape is one sample. An array with an additional leading dimension holds several samples.
-    An array with another batch size is split into batches of the input's size. The last batch is padded with items from
-    the beginning of the array.
+    An array with the input's shape is one sample, also if a leading dimension of size 1 is missing. An array with an
+    additional leading dimension holds several samples. An array with another batch size is split into batches of the
+    input's size. The last batch is padded with items from the beginning of the array.
 
     Args:
+        source: array file, folder of array files or images, image, or ``module:function``.
         argument: name of the argument in messages.
         input_infos: inputs of the model, in order.
         normalization: normalization of images.
@@ -114,7 +115,7 @@ def is_function(source: str) -> bool:
 
 
 def _add_working_folder() -> None:
-    """Import modules also from the current folder, as "python -m" does: a console script has its own folder instead."""
+    """Add the current folder to ``sys.path``, as "python -m" does. A console script has only its own folder there."""
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
 
@@ -164,7 +165,9 @@ def _import_function(source: str, argument: str) -> Callable[[], Any]:
 
 
 def check_returned_samples(samples: Any, input_signature: InputSignature, label: str) -> Any:
-    """Check samples that a user's function returned. Of a ``DataLoader``, which the export batches, only the first.
+    """Check samples that a user's function returned.
+
+    Of a ``DataLoader``, checks only the first sample, with the batch size that the export gives it (``rebatch``).
 
     Returns:
         the samples as a list, or the ``DataLoader``.
@@ -279,7 +282,11 @@ def _split_into_batches(array: Array, count: int) -> Iterator[Array]:
 
 
 def _to_tensor(array: Array, input_info: TensorInfo, label: str) -> Any:
-    """Convert an array to the input's dtype without loss. Quantize float values for a quantized input."""
+    """Convert an array to the input's dtype. Quantize float values for a quantized input.
+
+    Raises:
+        ValueError: the array has another kind of numbers, or an integer does not fit the dtype.
+    """
     import torch
 
     from arm_backend_core.kinds import ScalarKind, kind_of

@@ -6,8 +6,9 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from arm_recipes._internal.files import check_saved_program, check_writable
+from arm_recipes._internal.files import check_saved_program
 from arm_recipes.cli import arguments
+from arm_recipes.cli.html_output import add_html, check_html
 from arm_recipes.cli.parser import OUTPUT
 from arm_recipes.cli.samples import check_source
 from arm_recipes.explore.sweep.configurations import ALL_VALUES, list_configurations, split_recipes
@@ -32,7 +33,7 @@ def add_command(commands: Commands) -> None:
     arguments.add_samples(parser, "--samples", "samples to calibrate and measure with", default=arguments.MODEL_INPUTS)
     configurations = parser.group("configurations")
     for name, default in (
-        ("recipe", "default: the int8 recipes"),
+        ("recipe", "default: the int8 recipes of Ethos-U, and CORTEX_M_INT8 with --cpu"),
         ("system-config", "default: the recipe's; 'all' for all"),
         ("memory-mode", "default: all"),
         ("board", "'all' for all; instead of MACs, system configurations and memory modes"),
@@ -61,7 +62,7 @@ def add_command(commands: Commands) -> None:
         metavar="FOLDER",
         help="keep finished configurations in this folder and resume from it",
     )
-    arguments.add_html(parser, "a chart")
+    add_html(parser, "a chart")
     arguments.add_json(parser)
     parser.set_defaults(call=_sweep)
 
@@ -70,7 +71,7 @@ def _sweep(args: argparse.Namespace) -> None:
     check_saved_program(args.model)
     if args.samples is not None:
         check_source(args.samples, "--samples")
-    html_path = None if args.html is None else check_writable(args.html)
+    html_path = check_html(args)
     arguments.check_no_overwrite([args.model, args.samples], [html_path])
     systems = args.system_configs if args.system_configs != [ALL_VALUES] else ALL_VALUES
     varied = {"macs": args.macs, "system_config": systems, "memory_mode": args.memory_modes}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from arm_recipes._internal.files import check_writable
 from arm_recipes.cli import arguments
+from arm_recipes.cli.html_output import add_html, check_html
 from arm_recipes.cli.parser import OUTPUT
 from arm_recipes.cli.samples import check_source
 from arm_recipes.explore.tune import goals
@@ -47,7 +48,8 @@ def add_command(commands: Commands) -> None:
         choices=precisions.PRECISION_NAMES,
         metavar="NAME",
         help=f"precision to choose from: {', '.join(precisions.PRECISION_NAMES)}; repeat for several; default: the "
-        "recipe's own and A16W8; for VGF also floating point; with a flash limit also A8W4",
+        "recipe's own and A16W8; for VGF also floating point; with a flash limit also A8W4; for Cortex-M, the recipe's "
+        "own and floating point",
     )
     output = parser.group(OUTPUT)
     output.add_argument(
@@ -55,7 +57,7 @@ def add_command(commands: Commands) -> None:
     )
     output.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the program to this file")
     output.add_argument("--save", type=Path, metavar="FILE", help="write the recipe to this file, for export --tuned")
-    arguments.add_html(parser, "a chart")
+    add_html(parser, "a chart")
     arguments.add_json(parser)
     parser.set_defaults(call=_tune)
 
@@ -67,8 +69,9 @@ def _tune(args: argparse.Namespace) -> None:
             check_source(source, flag)
     budget = {name: getattr(args, name) for name in goals.COST_KINDS if getattr(args, name) is not None} or None
     goals.check_goal(budget, args.sqnr, None)
-    outputs = {name: getattr(args, name) for name in ("output", "save", "html")}
+    outputs = {name: getattr(args, name) for name in ("output", "save")}
     paths = {name: None if path is None else check_writable(path) for name, path in outputs.items()}
+    paths["html"] = check_html(args)
     read_paths = [args.model, args.samples, args.test_samples, args.calibration_samples, args.tuned]
     arguments.check_no_overwrite(read_paths, paths.values())
     from arm_recipes import ArmRecipe, tune

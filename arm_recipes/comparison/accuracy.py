@@ -28,7 +28,7 @@ class Rating:
 
     Attributes:
         sqnr: SQNR against the floating-point model, in dB, over all elements of all outputs.
-        noise: noise power relative to signal power.
+        noise: noise power relative to signal power; 0 if all outputs of the model are 0.
         metric: mean of the user's metric; without a metric, the SQNR.
     """
 

@@ -112,7 +112,7 @@ def compare(
 
     Args:
         a: the reference: an ``ExportResult`` or a saved program (a path, bytes or a ``Program``, which is loaded
-            again). Layers are matched by name, and compared if both are exports of one model.
+            again). If ``a`` and ``b`` are both an ``ExportResult``, layers with equal names are compared, too.
         b: the program to compare, of the same types as ``a``.
         samples: inputs of the model, in floating point even if a program has ``quantized_io``.
         labels: as for ``ExportResult.compare``.

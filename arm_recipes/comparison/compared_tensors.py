@@ -39,7 +39,7 @@ class ComparedTensor:
         operator, module, source: ATen operator, path of the submodule, line of the model. A fused layer (an
             operator with weights and its activation) has both operators, and the module and line of the first.
         consumers: submodules that consume the tensor; empty if it has no consumer, or the root module consumes it.
-        weights: quantized constants that only this tensor's operators read.
+        weights: quantized constants that the operators between this tensor and the preceding quantized tensors read.
     """
 
     name: str
@@ -57,7 +57,10 @@ class ComparedTensor:
 
 
 def find_compared_tensors(program: ExportedProgram, float_constants: Mapping[str, Tensor]) -> list[ComparedTensor]:
-    """List the quantized tensors, and the floating-point tensors that are not fused into a quantized result."""
+    """List the quantized tensors, and the floating-point tensors that are not fused into a quantized result.
+
+    Excludes tensors that do not depend on the inputs.
+    """
     tensors = []
     fused: set[Node] = set()
     for node in reversed(program.graph.nodes):
@@ -127,7 +130,7 @@ def _is_lossless_move(node: Node, grid: QuantizationGrid | None) -> bool:
 
 
 def _quantized_weights(node: Node, float_constants: Mapping[str, Tensor]) -> dict[str, Node]:
-    """Return the quantized constants read between a tensor and the next quantized tensors, with their readers."""
+    """Return the quantized constants read between a tensor and the preceding quantized tensors, with their readers."""
     readers: dict[str, Node] = {}
     seen, pending = {node}, [node] if float_constants else []
     while pending:

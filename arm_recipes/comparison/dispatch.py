@@ -26,8 +26,10 @@ def run_samples(
     """Run all samples and return their results in order.
 
     Args:
-        workers: maximum number of processes. None: the setting of ``joblib.parallel_config``, which starts processes at
-            once; without a setting, one per core. Processes are started only if more than 20 s of work remain.
+        workers: maximum number of processes; None: the setting of ``joblib.parallel_config``, or one per core. With
+            None and such a setting, worker processes run all samples. Otherwise, this process runs samples until it
+            estimates more than 20 s for the remaining ones, which worker processes then run. A single sample and
+            programs with state always run in this process.
         with_progress: wraps the iterable of results, with or without a progress bar.
     """
     host_library.load_plugin()  # build the plugin once, and raise its errors, before processes start

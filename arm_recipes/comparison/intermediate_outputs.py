@@ -1,7 +1,8 @@
 """Intermediate outputs of delegates: lower the program again with layer results as additional TOSA graph outputs.
 
 Additional graph outputs do not change integer results, because TOSA passes are bit-exact. ``verify`` shows that Vela's
-code matches the TOSA graph. Results are matched to nodes by the order of the captured program.
+code matches the TOSA graph. Outputs are matched to nodes by position: the delegate's own outputs come first, then the
+additional ones in the order of the captured program.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ def tap_delegates(
     for record in records:
         extended = extended_parts.get(record.name)
         if extended is None or tuple(operator_name(node) for node in extended.nodes) != record.operators:
-            notes.append(f"layers of '{record.name}' are computed by PyTorch: lowering it alone gives another delegate")
+            notes.append(f"layers of '{record.name}' are computed by PyTorch: lowering again gives another delegate")
             continue
         graph = graphs[record.name]
         try:
@@ -145,7 +146,7 @@ def _add_outputs(part: Partition, selection: Selection, wanted_names: frozenset[
 
 
 def _can_be_output(node: Node, selection: Selection) -> bool:
-    """Whether a node's result is a tensor of the TOSA graph, of quantized integers or floating-point values."""
+    """Whether a node's result is a computed tensor of the TOSA graph: quantized integers or floating-point values."""
     result = selection.lowering.results.get(node)
     if not isinstance(result, Lowered) or result.value.data is not None or selection.lowering.is_internal(node):
         return False

@@ -14,8 +14,8 @@ from arm_backend_core.quantization.diagnostics.error_metrics import (
     sum_errors,
     sum_isolated_errors,
 )
-from arm_recipes.comparison.advice import LayerDiagnosis, QuantizedConstant
 from arm_recipes.comparison.compared_tensors import ComparedTensor
+from arm_recipes.comparison.diagnosis import LayerDiagnosis, QuantizedConstant
 from arm_recipes.comparison.interpreter_plan import InterpreterPlan, dequantize_constant
 from arm_recipes.comparison.result import WORST_COUNT, IsolatedError, LayerGap
 from arm_recipes.comparison.worker_job import ProgramSpec, SampleResult, measure_layer_effects

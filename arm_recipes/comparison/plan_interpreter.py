@@ -20,8 +20,8 @@ class TensorValues:
 
     Attributes:
         reference: value in floating point.
-        layer_output: result of the isolated layer, with quantized weights, floating-point inputs and no rounding;
-            None for a layer without quantized weights.
+        layer_output: result of the isolated layer before quantization, with quantized weights and floating-point
+            inputs; None for a layer without quantized weights.
         program: value in the program; None if it was not requested.
     """
 

@@ -19,7 +19,7 @@ from arm_recipes.runtime.program import Program
 def make_export_spec(result: Artifact, record: MethodReport, layers: bool | int) -> tuple[ProgramSpec, list[str]]:
     """Make the spec of an export, with interpreter plan and delegate taps if available, and notes.
 
-    The artifact caches the spec, because delegate taps lower the program again.
+    The artifact caches the spec, because tapping the delegates lowers the program again.
     """
     key = record.name, bool(layers)
     if key not in result.comparison_specs:
@@ -86,10 +86,10 @@ def find_method(result: Artifact, method: str) -> MethodReport:
     methods = {record.name: record for record in result.report.methods}
     if method in methods:
         return methods[method]
-    sized = result.shape_variants.get(method)
+    variants = result.shape_variants.get(method)
     hint = (
-        f"it has one method per input size: {', '.join(sized.sizes_by_method)}"
-        if sized
+        f"it has one method per input size: {', '.join(variants.sizes_by_method)}"
+        if variants
         else f"it has: {', '.join(methods)}"
     )
     raise ValueError(f"method: the program has no '{method}'; {hint}")

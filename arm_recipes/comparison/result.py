@@ -10,11 +10,11 @@ from typing import Any
 from arm_backend_core.quantization.diagnostics.error_metrics import ErrorMetrics
 from arm_recipes._internal.rendering import Renderable, Section, to_jsonable
 from arm_recipes.comparison.accuracy import Accuracy
-from arm_recipes.comparison.advice import PRECISION_TITLES, LayerAdvice, QuantizedConstant
+from arm_recipes.comparison.diagnosis import PRECISION_TITLES, LayerAdvice, QuantizedConstant
 
 #: Maximum number of layers with advice in the printed comparison, and maximum number of listed layers.
 WORST_COUNT, _MAX_LAYERS = 5, 16
-#: SQNR in dB of float32 itself. Layers above it need no improvement.
+#: SQNR in dB at the level of float32 rounding. A layer that reaches it needs no improvement.
 _EXACT_SQNR_DB = 120.0
 
 
@@ -43,8 +43,8 @@ class IsolatedError:
         values: range of the samples' values.
         calibrated: range of the values in calibration; None if unknown.
         p999: 99.9th percentile of the absolute values.
-        output: SQNR in dB of the first output with only this layer quantized, measured with the first 4 samples. Only
-            for the five layers of ``Comparison.worst`` of a model without state.
+        output: SQNR in dB of the first floating-point output with only this layer quantized, measured with the first 4
+            samples. Only for the five layers with the lowest isolated SQNR, and for a model without state.
         advice: main cause of the error and the remedy.
     """
 
@@ -104,7 +104,8 @@ class Comparison(Renderable):
         samples: number of samples.
         layer_samples: number of samples that layers were compared with.
         outputs: outputs in program order.
-        layers: layers in program order. The layer that computes an output has the error metrics of the output.
+        layers: layers in program order. The layer that computes an output has the error metrics of the output, if
+            layers are compared with all samples.
         accuracy: task accuracy; None without labels and metric.
         seconds: duration of the comparison.
         notes: notes for the user, one sentence each.

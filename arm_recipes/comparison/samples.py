@@ -47,7 +47,8 @@ def prepare_samples(
         argument: name of the argument in messages.
 
     Raises:
-        ValueError: there are no samples, or a sample does not fit the model. The message names the sample.
+        ValueError: there are no samples, a sample does not fit the model, the samples have no labels, or a metric is
+            given for a ``DataLoader`` whose batches are split. The message names the sample or the argument.
     """
     originals = _to_list(method, samples, argument)
     arity = input_signature.spec.children()[0].num_children
@@ -80,7 +81,8 @@ def prepare_program_samples(
     """Prepare samples for a saved program, which stores only the names and the order of its inputs.
 
     Raises:
-        ValueError: there are no samples, or a sample's number of tensors differs from the program's inputs.
+        ValueError: there are no samples, a sample's number of tensors differs from the program's inputs, or the samples
+            have no labels.
     """
     originals = _to_list(method, samples, "samples")
     converted, inputs = [], []

@@ -87,7 +87,7 @@ class SampleResult:
     Attributes:
         reference, program: outputs, dequantized.
         sums: error sums of each output tensor, by output index.
-        layers: error sums of the compared tensors, by name.
+        layers: error sums of the compared tensors, by name; in a comparison of two programs, by node.
         isolated: errors of isolated layers, by name.
         mismatched: delegates whose results differ from their TOSA graphs.
     """

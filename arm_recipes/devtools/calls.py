@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from executorch.exir.delegate import executorch_call_delegate
 
 from arm_backend_core.events import delegate_record
+from arm_recipes.devtools.delegate_results import read_results, read_tosa_results
 from arm_recipes.devtools.layers import Layer, find_layers, map_handles
-from arm_recipes.devtools.reading import read_results, read_tosa_results
 from arm_recipes.runtime.tosa_graph import TosaOperator, read_graph
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch.fx import Graph
 
     from arm_backend_core.events import Delegate
-    from arm_recipes.devtools.reading import CandidateArrays
+    from arm_recipes.devtools.delegate_results import CandidateArrays
     from arm_recipes.runtime.plugin import Execution
 
 
@@ -56,8 +56,8 @@ def collect_delegate_calls(
         manager: the exported program.
         method: name of the method.
         program: the captured program, a result of ``with_debug_handles``.
-        executions: the delegates' executions in one run of the method. Any inputs will do, because the set of available
-            results does not depend on them.
+        executions: the delegates' executions in one run of the method. Its inputs affect the values of
+            ``DelegateCall.results`` only: the layers depend on which results are available, not on their values.
     """
     module = manager.exported_program(method).graph_module
     delegate_calls = []

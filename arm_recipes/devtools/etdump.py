@@ -13,7 +13,7 @@ import torch
 from executorch.exir import schema
 from executorch.exir.tensor import get_scalar_type
 
-from arm_recipes.devtools import reading
+from arm_recipes.devtools import delegate_results
 from arm_recipes.runtime import plugin
 from arm_recipes.runtime.ethosu_origins import main_origin
 
@@ -55,11 +55,11 @@ def collect_events(call: DelegateCall, expected: Mapping[str, torch.Tensor]) -> 
         call: the delegate call.
         expected: values of the layers' nodes in PyTorch for the same inputs, by node name.
     """
-    remaining = reading.estimated_intervals(call.record, call.operators)
+    remaining = delegate_results.estimated_intervals(call.record, call.operators)
     events: list[_LogEvent] = []
     for layer in call.layers:
-        candidates = reading.dequantize(layer, call.results[layer.operation])
-        array = reading.choose_layout(candidates, expected[layer.node].numpy())
+        candidates = delegate_results.dequantize(layer, call.results[layer.operation])
+        array = delegate_results.choose_layout(candidates, expected[layer.node].numpy())
         # ETDump has no float16.
         events.append(_LogEvent(layer.operation, array.astype(np.float32) if array.dtype == np.float16 else array))
         layer_operators = [number for number in remaining if call.handles[number] == layer.handles]
@@ -70,7 +70,7 @@ def collect_events(call: DelegateCall, expected: Mapping[str, torch.Tensor]) -> 
     return [*events, *(_duration_event(call, span) for span in remaining.values())]
 
 
-def _duration_event(call: DelegateCall, interval: reading.EstimatedInterval) -> _LogEvent:
+def _duration_event(call: DelegateCall, interval: delegate_results.EstimatedInterval) -> _LogEvent:
     operator_index, record = interval.operation, call.record
     details = {**interval.details, "tosa": record.tosa_operators[operator_index]}
     origin = main_origin(record, operator_index)

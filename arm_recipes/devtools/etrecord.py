@@ -47,7 +47,7 @@ def build_etrecord(
 
     delegates: dict[int, Any] = dict(manager.delegate_map[method])
     handles: dict[int, Any] = dict(manager.debug_handle_map[method])
-    for instruction in _channels_last_instructions(manager, method):
+    for instruction in _non_contiguous_instructions(manager, method):
         handles.pop(instruction, None)
     results: dict[int, Any] = dict(manager.instruction_id_to_num_outs_map[method])
     for call in calls:
@@ -66,10 +66,11 @@ def build_etrecord(
     )
 
 
-def _channels_last_instructions(manager: ExecutorchProgramManager, method: str) -> list[int]:
-    """Debug handles of CPU operators with channels_last results.
+def _non_contiguous_instructions(manager: ExecutorchProgramManager, method: str) -> list[int]:
+    """Indices of the instructions of CPU operators whose result is not contiguous, such as channels_last.
 
-    ETDump does not record the memory layout, so the Inspector would misread these results.
+    ETDump does not record the memory layout, so the Inspector would misread these results. After emission, the debug
+    handle of a node is the index of its instruction.
     """
     from executorch.exir.delegate import executorch_call_delegate
 

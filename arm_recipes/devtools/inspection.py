@@ -96,7 +96,7 @@ class MethodTools:
     def record(
         self, samples: Sequence[Sequence[torch.Tensor]] = (), outputs: Sequence[Sequence[torch.Tensor]] = ()
     ) -> ETRecord:
-        """Build the ETRecord of the method. It contains the samples and the program's outputs for them."""
+        """Build the ETRecord of the method. It has the inputs of the first sample, and the outputs for all samples."""
         zeros = [torch.zeros(info.shape, dtype=getattr(torch, info.dtype)) for info in self._report.inputs]
         calls = self._record_calls(samples[0] if samples else zeros)
         model_inputs = self._to_model(samples[0]) if samples else None

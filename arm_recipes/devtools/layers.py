@@ -81,7 +81,7 @@ def find_layers(
     Args:
         program: the captured program, a result of ``with_debug_handles``.
         members: debug handles of the nodes in the delegate.
-        kinds: kinds of the delegate's TOSA operators.
+        kinds: names of the delegate's TOSA operators, such as ``CONV2D``.
         handles: debug handles of the nodes that each TOSA operator was lowered from.
         operators: the TOSA operators.
         available: indices of the operators whose results can be read.

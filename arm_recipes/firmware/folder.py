@@ -17,32 +17,32 @@ from arm_recipes._internal.files import check_writable, write
 MANIFEST = "firmware.json"
 
 
-def check_output_folder(folder: str | Path, what: str = "folder") -> Path:
+def check_output_folder(folder: str | Path) -> Path:
     """Check that firmware files can be written to a folder, and return its absolute path.
 
     Raises:
-        ValueError: the path is a file, its parent does not exist, or the folder contains a file that ``save_firmware``
-            did not write, or that has changed since.
+        ValueError: the path is a file, its parent does not exist, the folder is not writable, or it contains a file
+            that ``save_firmware`` did not write, or that has changed since.
     """
     target = Path(folder).expanduser().absolute()
     if not target.exists():
         if not target.parent.is_dir():
-            raise ValueError(f"{what}: cannot create '{folder}': there is no directory '{target.parent}'")
+            raise ValueError(f"folder: cannot create '{folder}': there is no directory '{target.parent}'")
         return check_writable(target)
     if not target.is_dir():
-        raise ValueError(f"{what}: '{folder}' is a file; give a folder for the files")
+        raise ValueError(f"folder: '{folder}' is a file; give a folder for the files")
     check_writable(target / MANIFEST)
     known = _read_manifest(target)
     for path in _list_files(target):
         name = path.relative_to(target).as_posix()
         if name not in known and name != MANIFEST:
             raise ValueError(
-                f"{what}: '{folder}' has '{name}', which save_firmware did not write: give a new or empty folder, or "
+                f"folder: '{folder}' has '{name}', which save_firmware did not write: give a new or empty folder, or "
                 "move that file away"
             )
         if name in known and _sha256(path.read_bytes()) != known[name]:
             raise ValueError(
-                f"{what}: '{folder}' has '{name}', which has been changed since save_firmware wrote it: move it away, "
+                f"folder: '{folder}' has '{name}', which has been changed since save_firmware wrote it: move it away, "
                 "or give another folder"
             )
     return target

@@ -53,13 +53,13 @@ def create_random_inputs(inputs: Sequence[IOTensor]) -> list[Tensor]:
     return values
 
 
-def check_input_tensors(values: Sequence[Any], inputs: Sequence[IOTensor], what: str) -> list[Tensor]:
+def check_input_tensors(values: Sequence[Any], inputs: Sequence[IOTensor], label: str) -> list[Tensor]:
     """Check number, shapes and dtypes of a sample's tensors, and return the tensors.
 
     Args:
         values: the tensors, or values that are convertible to tensors.
         inputs: inputs of the method.
-        what: name of the sample in errors.
+        label: name of the sample in messages.
 
     Raises:
         ValueError: the tensors do not match the inputs of the program.
@@ -67,14 +67,14 @@ def check_input_tensors(values: Sequence[Any], inputs: Sequence[IOTensor], what:
     import torch
 
     if len(values) != len(inputs):
-        raise ValueError(f"{what} has {len(values)} tensors, the program takes {len(inputs)}")
+        raise ValueError(f"{label} has {len(values)} tensors, the program takes {len(inputs)}")
     tensors = []
     for value, io_tensor in zip(values, inputs, strict=True):
         tensor = torch.as_tensor(value)
         info = io_tensor.info
         if tuple(tensor.shape) != info.shape or str(tensor.dtype) != f"torch.{info.dtype}":
             actual = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
-            raise ValueError(f"{what}: '{info.name}' is {actual}, the program takes {info.dtype}{list(info.shape)}")
+            raise ValueError(f"{label}: '{info.name}' is {actual}, the program takes {info.dtype}{list(info.shape)}")
         tensors.append(tensor)
     return tensors
 

@@ -18,35 +18,36 @@ class Kernels:
     """Names of kernels, grouped by library.
 
     Attributes:
-        ours: kernels of this project's library ``arm_runtime_cortex_m_kernels``. ExecuTorch's library of Cortex-M
+        cortex_m: kernels of this project's library ``arm_runtime_cortex_m_kernels``. ExecuTorch's library of Cortex-M
             kernels contains kernels of the same names.
         portable: ExecuTorch's portable kernels, which ``EXECUTORCH_SELECT_OPS_LIST`` selects.
         others: kernels of other libraries of ExecuTorch, or of the user's libraries.
     """
 
-    ours: tuple[str, ...]
+    cortex_m: tuple[str, ...]
     portable: tuple[str, ...]
     others: tuple[str, ...]
 
     @property
     def is_exact(self) -> bool:
-        """Whether results are bit-equal on all devices: other kernels than ``ours`` only move elements."""
+        """Whether results are bit-equal on all devices: other kernels than ``cortex_m`` only move elements."""
         return not self.others and all(name.partition(".")[0] in DATA_MOVEMENT for name in self.portable)
 
     def symbols(self) -> tuple[str, ...]:
-        """Names of ``ours`` without namespace and overload, as in ``runtime/kernels/kernel_list.h``."""
-        return tuple(map(_symbol, self.ours))
+        """Names of ``cortex_m`` without namespace and overload, as in ``runtime/kernels/kernel_list.h``."""
+        return tuple(map(_symbol, self.cortex_m))
 
 
 def classify_kernels(operators: Iterable[str]) -> Kernels:
     """Group the kernels of a program's operators by library, without duplicates, sorted by name."""
     names = sorted(set(operators))
     portable = tuple(name for name in names if name.partition("::")[0] in _PORTABLE_NAMESPACES)
-    ours = tuple(name for name in names if _is_ours(name))
-    return Kernels(ours, portable, tuple(name for name in names if name not in {*portable, *ours}))
+    cortex_m = tuple(name for name in names if _is_in_library(name))
+    return Kernels(cortex_m, portable, tuple(name for name in names if name not in {*portable, *cortex_m}))
 
 
-def _is_ours(name: str) -> bool:
+def _is_in_library(name: str) -> bool:
+    """Whether this project's library of Cortex-M kernels has a kernel."""
     namespace, _, rest = name.partition("::")
     return namespace == LIBRARY_NAMESPACE and rest.endswith(".out") and _symbol(name) in KERNELS
 

@@ -1,4 +1,4 @@
-"""Sizes of a program's memory pools, computed from the program and compared with a run on this machine."""
+"""Sizes of a program's memory pools, computed from the program, and checked by a run on this machine."""
 
 from __future__ import annotations
 

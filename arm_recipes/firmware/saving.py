@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from arm_recipes.types import Samples
 
     #: Function that converts a sample to input tensors of the program. Its arguments are the name of the method, its
-    #: inputs and outputs, the sample, and the name of the sample in errors.
+    #: inputs and outputs, the sample, and the name of the sample in messages.
     SampleConverter = Callable[[str, MethodIO, Any, str], Sequence[Any]]
 
 #: Files of ``runtime/`` that are copied to ``backend/``.
@@ -109,7 +109,7 @@ class Firmware(Renderable):
         if versions.has_npu:
             rows.append(("fast scratch", format_bytes(pools.fast_scratch)))
         yield "Memory" if pools.exact else "Memory, at most", rows
-        names = [*self.kernels.ours, *self.kernels.portable, *self.kernels.others]
+        names = [*self.kernels.cortex_m, *self.kernels.portable, *self.kernels.others]
         yield f"Kernels on the CPU: {len(names)}", [(name,) for name in names] or [("none",)]
 
 
@@ -207,16 +207,16 @@ def _converter_of_result(result: Artifact) -> SampleConverter:
 
     reports = {method.name: method for method in result.report.methods}
 
-    def convert(method: str, method_io: MethodIO, sample: Any, what: str) -> Sequence[Any]:
+    def convert(method: str, method_io: MethodIO, sample: Any, label: str) -> Sequence[Any]:
         return check_input_tensors(
-            result.program_inputs(reports[method], as_inputs(sample, what)), method_io.inputs, what
+            result.program_inputs(reports[method], as_inputs(sample, label)), method_io.inputs, label
         )
 
     return convert
 
 
-def _convert_program_sample(method: str, method_io: MethodIO, sample: Any, what: str) -> Sequence[Any]:
-    return check_input_tensors(sample if isinstance(sample, (tuple, list)) else [sample], method_io.inputs, what)
+def _convert_program_sample(method: str, method_io: MethodIO, sample: Any, label: str) -> Sequence[Any]:
+    return check_input_tensors(sample if isinstance(sample, (tuple, list)) else [sample], method_io.inputs, label)
 
 
 def _collect_from_program(
@@ -315,9 +315,9 @@ def _build_test_cases(
         method_samples = (
             to_sample_list(method_io.method, by_method[method_io.method]) if method_io.method in by_method else []
         )
-        what = f"of method '{method_io.method}'"
+        suffix = f"of method '{method_io.method}'"
         converted = [
-            convert(method_io.method, method_io, sample, f"samples[{i}] {what}")
+            convert(method_io.method, method_io, sample, f"samples[{i}] {suffix}")
             for i, sample in enumerate(method_samples)
         ]
         for tensors in converted or [create_random_inputs(method_io.inputs)]:

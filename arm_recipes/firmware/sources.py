@@ -330,11 +330,11 @@ def _build_placeholders(data: FirmwareData) -> dict[str, str]:
         "CASE_COUNT": str(len(data.test_vectors.cases)),
         "TOLERANCE": "0.0" if kernels.is_exact else str(_FLOAT_TOLERANCE),
         "WHY": why,
-        "OUR_KERNELS": "ON" if kernels.ours else "OFF",
+        "CORTEX_M_KERNELS": "ON" if kernels.cortex_m else "OFF",
         "KERNEL_LIST": ";".join(kernels.symbols()),
         "KERNEL_MACROS": " ".join(f"KERNEL({symbol})" for symbol in kernels.symbols()),
-        "CMSIS_NN": _CMSIS_NN_OPTION if kernels.ours else "",
-        "OUR_KERNELS_KCONFIG": "y" if kernels.ours else "n",
+        "CMSIS_NN": _CMSIS_NN_OPTION if kernels.cortex_m else "",
+        "CORTEX_M_KERNELS_KCONFIG": "y" if kernels.cortex_m else "n",
         "SELECTED": selected,
         "OTHERS": "\n".join(others),
         "POOLS": "\n".join(_kconfig_entries(pools, has_npu=has_npu)),
@@ -342,7 +342,8 @@ def _build_placeholders(data: FirmwareData) -> dict[str, str]:
             f"{name}=${{CONFIG_{name}}}" for name, *_ in _pool_size_macros(pools, has_npu=has_npu)
         ),
         "SIZES": "\n".join(
-            f"| {what} | `{name}` | {size:,} |" for name, what, size, _ in _pool_size_macros(pools, has_npu=has_npu)
+            f"| {description} | `{name}` | {size:,} |"
+            for name, description, size, _ in _pool_size_macros(pools, has_npu=has_npu)
         ),
         "SHARED_ROWS": "".join(
             f"| Planned memory {at} (`.bss.arm_model_planned{at}`) | | {size:,} |\n"
@@ -353,7 +354,7 @@ def _build_placeholders(data: FirmwareData) -> dict[str, str]:
 
 
 def _list_kernels(kernels: Kernels) -> Sequence[str]:
-    return [*kernels.ours, *kernels.portable, *kernels.others]
+    return [*kernels.cortex_m, *kernels.portable, *kernels.others]
 
 
 def _pool_size_macros(pools: ProgramPools, *, has_npu: bool) -> Iterable[tuple[str, str, int, int]]:
@@ -375,9 +376,9 @@ def _pool_size_macros(pools: ProgramPools, *, has_npu: bool) -> Iterable[tuple[s
 
 
 def _kconfig_entries(pools: ProgramPools, *, has_npu: bool) -> Iterator[str]:
-    for name, what, size, size_64 in _pool_size_macros(pools, has_npu=has_npu):
+    for name, description, size, size_64 in _pool_size_macros(pools, has_npu=has_npu):
         other = f"\tdefault {size_64} if 64BIT\n" if size_64 != size else ""
-        yield f'config {name}\n\tint "{what}, in bytes"\n{other}\tdefault {size}\n'
+        yield f'config {name}\n\tint "{description}, in bytes"\n{other}\tdefault {size}\n'
 
 
 def _format_float(value: float) -> str:

@@ -58,10 +58,10 @@ class Artifact:
         shape_variants: method name -> the variants of that method for several input sizes.
         recipe: the recipe of the export.
         create_objects: creates ``export_objects`` on first use. For an export from the cache, this runs the pipeline.
-        requested_recipe: the recipe that the user passed, if another goal of optimization than its own was necessary.
+        requested_recipe: the user's recipe, if the program was compiled again for less SRAM, with ``recipe``.
         cached_chunks: the program's byte chunks, if it comes from the cache.
         cached_data_file: its data file, if it comes from the cache and has one.
-        comparison_specs: cache of ``comparison.program_specs``, by method and options.
+        comparison_specs: cache of ``comparison.program_specs``, by method and whether layers are compared.
     """
 
     report: Report
@@ -264,9 +264,9 @@ class Artifact:
     def reference_program(self) -> bytes:
         """Build the reference program: this program with TOSA graphs in place of the compiled payloads."""
         tensors = {method.name: (method.inputs, method.outputs) for method in self.report.methods}
-        sized = {name: method.to_dict() for name, method in self.shape_variants.items()}
+        variants = {name: method.to_dict() for name, method in self.shape_variants.items()}
         mutated = {name: self._load_once().signature(name).mutated_inputs for name in tensors}
-        names = encode_metadata(tensors, mutated, tosa_of=hashlib.sha256(self.buffer).hexdigest(), sized=sized)
+        names = encode_metadata(tensors, mutated, tosa_of=hashlib.sha256(self.buffer).hexdigest(), sized=variants)
         graphs = {delegate.checksum: delegate.tosa for delegate in self.report.delegates}
         return b"".join(
             insert_checksum([serialize_with_tosa_delegates(self.executorch_program, graphs, {METADATA_KEY: names})])

@@ -37,7 +37,9 @@ _CPU_REMEDIES = ("smaller inputs, or fewer channels in the layers with the large
 
 @dataclass(frozen=True)
 class CheckBudgets:
-    """Edge manager pass: check the SRAM of each delegate and the flash of all. ``check`` checks the emitted program.
+    """Edge manager pass: check the SRAM of each delegate and the flash of all delegates.
+
+    ``check`` checks the emitted program, whose other memory is not known before.
 
     Args:
         sram: SRAM budget in bytes, for everything that the board must place there; None for no limit.
@@ -120,7 +122,7 @@ class CheckBudgets:
 
         Args:
             method: method of ``record``.
-            record: the delegate with the largest scratch; None for a program without an NPU.
+            record: a delegate that exceeds the budget, or the one that needs the most SRAM; None without an NPU.
             needed: bytes of SRAM.
             hints: remedies that help this program.
             ram: RAM of the emitted program; None if only the NPU's part is known.
@@ -154,10 +156,14 @@ def budget_passes(recipe: ExportRecipe) -> Iterator[CheckBudgets]:
 
 
 def recipe_within_budget(recipe: ExportRecipe, result: Artifact) -> ArmRecipe | None:
-    """The recipe for less SRAM of the NPU, if the program of ``optimise="auto"`` exceeds the SRAM budget.
+    """Return a recipe for less SRAM of the NPU, if the program of ``optimise="auto"`` exceeds the SRAM budget.
 
-    When a delegate is compiled, only the NPU's part of the RAM is known. The NPU gets what the other parts leave. None
-    if the recipe cannot run again, because its samples can be read only once or it trains the model.
+    When a delegate is compiled, only the NPU's part of the RAM is known. The new recipe limits the NPU to what the
+    other parts of the RAM leave of the budget.
+
+    Returns:
+        The recipe; None if the program fits or has no NPU part, or if the recipe cannot run again, because its samples
+        can be read only once or it trains the model.
     """
     ram, budgets = result.report.ram, [each for each in budget_passes(recipe) if each.optimise == "auto"]
     exceeded = [budget.sram for budget in budgets if budget.sram is not None and budget.exceeds_sram(result)]

@@ -130,11 +130,11 @@ def _export_within_budgets(
         recipe: the recipe.
         attempt: exports with a recipe.
         notes: notes about the arguments; a note on the second export is appended.
-        reuse: whether the second export reuses the quantized programs of the first. Otherwise it is another attempt.
+        reuse: whether the second export reuses the quantized programs of the first, instead of another ``attempt``.
         progress: show a progress bar.
 
     Raises:
-        ExportError: the program exceeds a budget.
+        BudgetError: the program exceeds a budget.
     """
     from arm_recipes.pipeline.budgets import budget_passes, recipe_within_budget
 

@@ -39,10 +39,10 @@ from arm_recipes._internal.messages import LOGGER, warn
 from arm_recipes.pipeline.artifact import Artifact, ExportObjects
 from arm_recipes.pipeline.float_reference import create_float_reference
 from arm_recipes.pipeline.method_results import MethodResults
-from arm_recipes.pipeline.methods import check_shared_buffers, plan_shared_buffers, unify_buffer_names
 from arm_recipes.pipeline.prepared_programs import PreparedPrograms, first_samples
 from arm_recipes.pipeline.program_io import check_outputs, describe_tensors
 from arm_recipes.pipeline.progress import Progress
+from arm_recipes.pipeline.shared_buffers import check_shared_buffers, plan_shared_buffers, unify_buffer_names
 from arm_recipes.pipeline.stage_runner import run_stage
 from arm_recipes.report import context, ram
 from arm_recipes.report.report import Report
@@ -57,7 +57,7 @@ from arm_recipes.stages.quantize import FastQuantizeStage
 if TYPE_CHECKING:
     from arm_backend_core.events import Rejection
 
-#: First stage that depends on more than the quantization.
+#: First stage after capture and quantization. Only stages from here on read the options of lowering.
 _FIRST_LOWERING_STAGE = StageType.TO_EDGE_TRANSFORM_AND_LOWER
 
 
@@ -329,7 +329,10 @@ class Pipeline:
         )
 
     def _copy_prepared_programs(self) -> None:
-        """Copy the programs: lowering edits them in place, and a program may be the user's."""
+        """Copy the programs for lowering, which edits them in place: a program may be the user's.
+
+        In the copies, constant inputs are removed, nodes have debug handles, and shared buffers have equal names.
+        """
         from arm_backend_core.nodes import assign_debug_handles
         from arm_backend_core.program import copy_program
         from arm_recipes.stages.edge.equal_rows import equalize_rows
@@ -388,8 +391,8 @@ class Pipeline:
                     f"the model of '{name}' mutates its input '{tensor}': the program does not mutate it, but "
                     f"returns the new value as output {index}, before the model's outputs"
                 )
-        for sized in self._shape_variants.values():
-            sized.infer_output_axes({name: [x.shape for x in each.outputs] for name, each in self._methods.items()})
-        sized_dicts = {name: sized.to_dict() for name, sized in self._shape_variants.items()}
+        for variants in self._shape_variants.values():
+            variants.infer_output_axes({name: [x.shape for x in each.outputs] for name, each in self._methods.items()})
+        variant_dicts = {name: variants.to_dict() for name, variants in self._shape_variants.items()}
         tensors = {name: (x.inputs, x.outputs) for name, x in self._methods.items() if x.graph is not None}
-        store_named_data(manager, METADATA_KEY, encode_metadata(tensors, mutated_inputs, sized=sized_dicts))
+        store_named_data(manager, METADATA_KEY, encode_metadata(tensors, mutated_inputs, sized=variant_dicts))

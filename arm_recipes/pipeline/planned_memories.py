@@ -1,7 +1,7 @@
 """Planned memories: place the tensors outside delegates in several memories, each with a budget.
 
-ExecuTorch's memory planning numbers the memories from 1; the runtime gets one buffer for each. Its ``BankedGreedy``
-fills the first memory, and places tensors that do not fit in the next.
+ExecuTorch's memory planning numbers the memories from 1; the runtime gets one buffer for each. ExecuTorch's algorithm
+``BankedGreedy`` fills the first memory, and places tensors that do not fit in the next.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _REMEDIES: Final = (
 
 @dataclass(frozen=True)
 class PlannedMemories:
-    """Memory planning algorithm: the tensors outside delegates in several memories.
+    """Memory planning algorithm for ExecuTorch: places the tensors outside delegates in several memories.
 
     Args:
         budgets: name of each memory -> its budget in bytes, None without a limit; the fastest memory first. The NPU's
@@ -102,7 +102,7 @@ class PlannedMemories:
 
 
 def check_memory_budgets(memories: PlannedMemories, used: Mapping[str, int]) -> None:
-    """Check the sums of an emitted program.
+    """Check the memory use of an emitted program against the budgets.
 
     Args:
         memories: the memories.
@@ -151,8 +151,9 @@ def reject_several_methods(manager: EdgeProgramManager) -> Sequence[Any]:
 def reject_mutated_inputs(manager: EdgeProgramManager) -> Sequence[Any]:
     """Edge manager pass: refuse models that write to an input, if the application has the memory of the inputs.
 
-    The new value of such an input is an output at the address of the input, so that it has no planned memory.
-    ExecuTorch's Python binding gives it memory, which replaces the address of the input before the program reads it.
+    The new value of such an input is an output at the address of the input, without planned memory of its own.
+    ExecuTorch's Python binding sets a new address for this output, and thereby for the input, before the program reads
+    the input.
 
     Raises:
         ExportError: a model writes to an input.
@@ -170,7 +171,7 @@ def reject_mutated_inputs(manager: EdgeProgramManager) -> Sequence[Any]:
 
 
 def planning_pass(algorithm: Callable[..., MemoryAlgoResult], *, plan_inputs: bool, plan_outputs: bool) -> Any:
-    """ExecuTorch's memory planning pass with an algorithm.
+    """Create ExecuTorch's memory planning pass with an algorithm.
 
     Args:
         algorithm: plans a method.
@@ -182,7 +183,7 @@ def planning_pass(algorithm: Callable[..., MemoryAlgoResult], *, plan_inputs: bo
 
     return MemoryPlanningPass(
         memory_planning_algo=MemoryPlanningAlgorithmSuite([algorithm]),
-        allow_lifetime_and_storage_overlap=True,  # input and output of a delegate, as Vela chose: shared_scratch
+        allow_lifetime_and_storage_overlap=True,  # Vela may overlap a delegate's input and output: shared_scratch
         alloc_graph_input=plan_inputs,
         alloc_graph_output=plan_outputs,
     )

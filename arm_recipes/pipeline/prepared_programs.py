@@ -14,8 +14,8 @@ from arm_recipes.samples.inputs import Examples
 if TYPE_CHECKING:
     from arm_recipes.samples.sizes import ShapeVariants
 
-#: Samples of a method that are kept, for ``verify``. The reference model takes a second or more for one inference of a
-#: large network.
+#: Maximum number of samples of a method that are kept, for ``verify``. The reference model takes a second or more for
+#: one inference of a large network.
 MAX_KEPT_SAMPLES = 4
 
 
@@ -56,5 +56,5 @@ class PreparedPrograms:
 
 
 def first_samples(examples: Examples) -> Examples:
-    """Return the samples of each method that are kept."""
+    """Return the first samples of each method, at most ``MAX_KEPT_SAMPLES``."""
     return {method: list(samples[:MAX_KEPT_SAMPLES]) for method, samples in examples.items()}

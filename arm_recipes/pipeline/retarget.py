@@ -72,7 +72,7 @@ def retarget_recipe(current: ArmRecipe, recipe: RecipeType | str | None, changed
         current: the recipe of the export.
         recipe: type or name of the new recipe; None for the current one, or that of the board's NPU.
         changed: options to change. The others are those of ``current``, if the new recipe has them. Another NPU or
-            board inherits no MACs, configurations and memory modes.
+            board does not inherit the options of the present one (board, MACs, configurations, memory mode).
 
     Raises:
         ValueError: another quantizer belongs to the recipe, quantization reads a changed option, or an option is

@@ -11,7 +11,8 @@ tensor. Runtimes that do not read these specs, such as ExecuTorch's own backend,
 plan is correct for them too: tensors that are live at the same time do not overlap, except an input and an output of
 one delegate. Such a runtime writes the output after it has copied the input to its scratch.
 
-The plan is greedy by size: the largest block first, at the lowest free address (first fit).
+The plan is greedy: each block has the lowest free address (first fit). Two orders of blocks are tried, each with the
+largest first: scratches, then tensors; or floating-point tensors, scratches, other tensors.
 """
 
 from __future__ import annotations
@@ -227,10 +228,12 @@ def _fits(spec: TensorSpec, tensor: EthosUTensor) -> bool:
 
 
 def _smallest_plan(calls: Sequence[_Call], specs: Sequence[TensorSpec], alignment: int) -> _Plan:
-    """Plan with several orders of placement, each with the largest first; return the smallest plan.
+    """Plan with two orders of placement, and return the smaller plan.
 
-    With scratches first, the float copy of an input may not fit below that input, and is placed above it. With
-    floating-point tensors first, a scratch may overlap the copy: it moves up only until its input is above the copy.
+    The int8 input of a delegate is often quantized from a float tensor, which is not live while the delegate runs. With
+    scratches first, the float tensor may not fit below the int8 one, and is placed above it. With floating-point
+    tensors first, a scratch may overlap the float tensor: it moves up only until the int8 tensor in it is above the
+    float one.
     """
     tensors = sorted((spec for spec in specs if spec.storage_base is None), key=lambda spec: -spec.allocated_memory)
     scratches = sorted(calls, key=lambda call: -call.scratch_bytes)

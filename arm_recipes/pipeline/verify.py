@@ -1,6 +1,6 @@
-"""Verification, ``export(..., verify=True)``: compare Vela's programs with the TOSA reference model.
+"""Verification, ``export(..., verify=True)``: compare Ethos-U delegates with the TOSA reference model.
 
-``verify_kernels`` compares programs of int8 kernels (Cortex-M).
+``verify_kernels`` compares methods without delegates, whose operators are int8 kernels (Cortex-M).
 """
 
 from __future__ import annotations

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 
 class VerificationError(ExportError):
-    """A program computes other values than its reference, or its command stream has a data hazard."""
+    """A program computes other values than its reference, reads uninitialized memory, or has a data hazard."""
 
 
 def verify_kernels(result: Artifact, examples: Mapping[str, Sequence[Inputs]], max_samples: int) -> list[str]:
-    """Run samples of each method that consists of int8 kernels. Returns notes for the report.
+    """Run samples of each method without delegates whose operators are int8 kernels or exact; return notes.
 
     Args:
         result: the export.
@@ -70,7 +70,7 @@ def verify_kernels(result: Artifact, examples: Mapping[str, Sequence[Inputs]], m
 
 
 class _KernelReference:
-    """Executes an emitted program with PyTorch, whose kernel operators are those of the records. Buffers keep values.
+    """Executes an emitted program in PyTorch, where the records implement the kernels. Buffers keep their values.
 
     Args:
         program: a method after memory planning.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import subprocess
@@ -256,7 +257,7 @@ def test_compare_of_two_programs_refuses_recipe_options(small: Path, capsys: pyt
     given = ["compare", str(small), str(small), "--samples", str(small.with_name("x.npy"))]
     for option in (["--macs", "128"], ["--calibration-samples", "a:b"], ["--per-tensor"]):
         assert main([*given, *option]) == 2
-        assert "is a recipe option, and both programs are compiled already" in capsys.readouterr().err
+        assert f"{option[0]} is a recipe option, and both programs are compiled already" in capsys.readouterr().err
 
 
 def test_no_command_overwrites_its_input(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -275,6 +276,24 @@ def test_no_command_overwrites_its_input(small: Path, capsys: pytest.CaptureFixt
         assert main(arguments) == 2
         assert "cannot write '" in capsys.readouterr().err
     assert [small.read_bytes(), arrays.read_bytes()] == before
+
+
+def test_a_page_without_plotly_is_an_error_before_the_work(
+    small: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *_: None if name == "plotly" else find(name, *_))
+    model, arrays, page = str(small), small.with_name("x.npy"), str(small.with_name("page.html"))
+    np.save(arrays, images(1)[0][0].numpy())
+    for arguments in (
+        ["export", model, "--recipe", "TOSA_FP"],
+        ["compare", model, "--recipe", "TOSA_FP", "--samples", str(arrays)],
+        ["sweep", model, "--recipe", "ethosu_u55_int8"],
+        ["tune", model, "--recipe", "ethosu_u55_int8"],
+    ):
+        assert main([*arguments, "--html", page]) == 2
+        assert "--html: Plotly is not installed: pip install 'arm-recipes[pictures]'" in capsys.readouterr().err
+    assert not small.with_suffix(".pte").exists()
 
 
 def test_versions(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,10 @@ from torch import Tensor, nn
 from arm_backend_core.partitioner import TOSAPartitioner
 from arm_backend_core.targets.compile_spec import TosaCompileSpec
 from arm_recipes import ArmRecipeType, ExportRecipe, ExportResult, Inputs, export, load
-from arm_recipes.devtools.reading import choose_layout
+from arm_recipes.devtools import delegate_results
+from arm_recipes.devtools.delegate_results import choose_layout
 from arm_recipes.runtime import plugin
+from arm_recipes.runtime.ethosu import EthosUOperation
 from arm_recipes.runtime.tosa_graph import read_graph, replace_outputs
 from tests.small_models import AttentionBlock, Small, Sorting, images, vectors
 
@@ -384,6 +387,31 @@ def test_any_tensor_of_a_tosa_graph_can_leave_it() -> None:
 def test_layout_of_a_stored_tensor_is_detected(stored: Any) -> None:
     x = np.random.default_rng(0).normal(size=(2, 2, 3, 4))
     assert np.array_equal(choose_layout([stored(x)], x), x)
+
+
+@pytest.mark.parametrize("addresses", [(0, 16, 0, 16), (48, 0, 32, 16)])
+def test_stripes_are_concatenated_in_order_of_execution_or_of_memory(
+    addresses: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stripes in a rolling buffer of two rows, and inputs of a CONCAT that the NPU writes in any order."""
+    rows = np.arange(8, dtype=np.int8).reshape(4, 1, 2)
+    is_rolling = len(set(addresses)) < len(addresses)
+    written = [rows[i : i + 1] if is_rolling else rows[at // 16 : at // 16 + 1] for i, at in enumerate(addresses)]
+    delegate: Any = SimpleNamespace(
+        header_bytes=0,
+        trace=lambda _: [
+            EthosUOperation("conv", 0, False, 1, at, row) for at, row in zip(addresses, written, strict=True)
+        ],
+    )
+    estimate = SimpleNamespace(estimate=SimpleNamespace(tensor="y", index=0))
+    monkeypatch.setattr(
+        delegate_results, "Origins", lambda record: SimpleNamespace(find=lambda offset, indexed: estimate)
+    )
+    operator: Any = SimpleNamespace(index=0, result=SimpleNamespace(name="y", shape=rows.shape))
+    execution: Any = SimpleNamespace(inputs=())
+    record: Any = None
+    pieces = delegate_results._written_pieces(delegate, execution, record, [operator])
+    assert any(np.array_equal(array, rows) for array in delegate_results._concatenate_pieces(pieces[0], rows.shape))
 
 
 # Limits of ExecuTorch's tools.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import joblib
@@ -57,6 +58,17 @@ def test_a_row_without_milliseconds_is_printed_and_plotted(result: Sweep) -> Non
     assert "CORTEX_M_INT8" in line
     assert result.rows[2] not in result.pareto("milliseconds")
     result.plot()
+
+
+def test_plot_of_a_processor_names_no_memory_mode_and_excludes_no_operators(result: Sweep) -> None:
+    """The cycles of a Cortex-M include operators without an int8 kernel."""
+    rows = tuple(replace(row, cpu_operators=2) for row in result.rows)
+    traces = [trace for trace in Sweep(rows, result.metric).plot().data if trace.mode == "markers"]
+    assert [trace.name for trace in traces if not trace.text and trace.yaxis == "y"] == ["Shared_Sram"]
+    texts = {trace.name: trace.text[0] for trace in traces if trace.text}
+    assert "2 operators on the CPU" in texts["ethos-u55-128, INT8"]
+    assert "operators" not in texts["cortex-m4, INT8"]
+    assert "<br>120 MHz<br>" in texts["cortex-m4, INT8"]
 
 
 def test_default_processor_is_that_of_the_recipe() -> None:

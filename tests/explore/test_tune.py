@@ -12,6 +12,7 @@ import pytest
 import torch
 from executorch.export import ExportRecipe
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from arm_recipes import ArmRecipe, ArmRecipeType, Tuned, export, load_recipe, tune
 from arm_recipes.cli import main
@@ -295,6 +296,23 @@ def test_damaged_cache_files_are_replaced(content: str, tmp_path: Path) -> None:
     for file in tmp_path.iterdir():
         file.write_text(content)
     assert search() == expected
+
+
+def test_calibration_batches_of_a_loader_get_the_batch_size_of_the_program() -> None:
+    """16 items in batches of 3, with labels, are 4 batches of the program's size."""
+    inputs = torch.randn(16, 8, generator=torch.Generator().manual_seed(3))
+    loader = DataLoader(TensorDataset(inputs, torch.zeros(16, dtype=torch.long)), batch_size=3)
+    recipe = _recipe(ArmRecipeType.TOSA_INT8, calibration_samples=loader)
+    found = tune(_MutatesInput().layer.eval(), recipe, _vectors(), progress=False)
+    assert found.samples["calibration"] == 4
+    assert found.verified == pytest.approx(found.chosen.accuracy, abs=1)
+
+
+def test_ratings_by_a_user_metric_are_not_cached(tmp_path: Path) -> None:
+    """The key of a rating does not contain the metric: a later search by SQNR would read the values of the metric."""
+    model, recipe = _MutatesInput().layer.eval(), _recipe(ArmRecipeType.TOSA_INT8)
+    tune(model, recipe, _vectors(), metric=lambda outputs, sample: 0.25, cache_dir=tmp_path, progress=False)
+    assert not any("metric" in json.loads(file.read_text()) for file in tmp_path.glob("*.json"))
 
 
 def test_a_recipe_with_precisions_is_refused() -> None:

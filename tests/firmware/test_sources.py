@@ -135,7 +135,7 @@ def test_folder_of_a_program_without_an_npu(tmp_path: Path) -> None:
         if not name.startswith("backend/") and not name.endswith("pte"):
             assert not re.findall(r"ethos.?u|vela\b|fast.scratch|@\w+\??@", _text(firmware, name), re.I), name
     symbols = re.findall(r'KERNEL_LIST "(.*)"', _text(firmware, "CMakeLists.txt"))
-    assert symbols == [";".join(name.split("::")[1].removesuffix(".out") for name in firmware.kernels.ours)]
+    assert symbols == [";".join(name.split("::")[1].removesuffix(".out") for name in firmware.kernels.cortex_m)]
     assert "KERNEL(softmax)" in _text(firmware, "zephyr/CMakeLists.txt")
     assert (_define(_text(firmware, "model.h"), "ARM_MODEL_ISA"), firmware.versions.target) == ("2", "Cortex-M55, mve")
     assert "Vela" not in str(firmware)

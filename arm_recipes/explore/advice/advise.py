@@ -52,7 +52,7 @@ def advise(
             "advice is for operators on the NPU, and this program has none: see report.cpu_operators for the reasons"
         )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the programs of the trials are discarded
+        warnings.simplefilter("ignore")  # about programs that are compiled for their figures only
         return _evaluate_changes(recipe, partitioner, estimated, programs)
 
 

@@ -58,10 +58,12 @@ def try_fewer_channels(
 ) -> tuple[list[Advice], list[str]]:
     """Compile layers separately, with and without the channels beyond a multiple of 16.
 
-    Only layers with at most 4 such channels are compiled.
+    Only layers with at most 4 such channels are compiled, the largest ones, at most 6. Grouped convolutions and layers
+    that compute an output of the model are excluded.
 
     Returns:
-        Advice for the layers, and notes on layers that were not compiled.
+        The compiled layers, whose ``Advice.saves`` is False if the change is not worthwhile, and notes on layers that
+        were not compiled.
     """
     nodes: dict[_LayerSpec, Node] = {}
     for program in programs.values():

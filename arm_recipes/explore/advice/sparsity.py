@@ -1,6 +1,6 @@
 """2:4 structured sparsity: masks that leave at most two of four weights along the input channels.
 
-Ethos-U85 computes convolutions and linear layers with such weights with half of the multiply-accumulates (Mishra et al.
+With such weights, Ethos-U85 needs half of the multiply-accumulates for convolutions and linear layers (Mishra et al.
 2021 describe the pattern). Vela finds the pattern by itself. All Ethos-U compress zeros, so there are fewer weight
 bytes to read.
 """
@@ -39,10 +39,10 @@ _LAYERS: dict[Any, int | None] = {
 def compute_sparsity_masks(model: Model, samples: Samples | None = None) -> dict[str, Tensor]:
     """Compute masks for 2:4 structured sparsity, for ``torch.nn.utils.prune.custom_from_mask``.
 
-    Of each four consecutive weights along the input channels, a mask keeps the two largest. If a linear layer reads a
-    flattened image, the four weights belong to four channels of one pixel, which is the order of the NPU. Layers with
-    fewer than 16 input channels, grouped convolutions, and weights that are already pruned or otherwise computed from
-    parameters have no mask.
+    Of each four consecutive weights along the input channels, a mask keeps the two of the largest magnitude. If a
+    linear layer reads a flattened image, the four weights belong to four channels of one pixel, which is the order of
+    the NPU. Layers with fewer than 16 input channels, grouped convolutions, and weights that are already pruned or
+    otherwise computed from parameters have no mask.
 
     Args:
         model: as for ``export``, with one method. It does not change.
@@ -73,7 +73,7 @@ def compute_sparsity_masks(model: Model, samples: Samples | None = None) -> dict
 
 
 def compute_mask(weight: Tensor, channels: int | None = None) -> Tensor:
-    """Mark the two largest of each four weights along the input channels.
+    """Mark the two of each four weights along the input channels that have the largest magnitude.
 
     Args:
         weight: weight [output channels, input channels, ...], in floating point or integers.
@@ -95,7 +95,7 @@ def compute_mask(weight: Tensor, channels: int | None = None) -> Tensor:
 
 
 def find_prunable_weights(program: ExportedProgram) -> dict[Node, int | None]:
-    """Find the weights of convolutions and linear layers with at least 16 input channels.
+    """Find the weights of linear layers and of convolutions without groups, with at least 16 input channels.
 
     Returns:
         Placeholder of the weight -> number of channels of the flattened image that the layer reads, or None.
@@ -114,10 +114,10 @@ def find_prunable_weights(program: ExportedProgram) -> dict[Node, int | None]:
 
 
 def prune_weights(program: ExportedProgram) -> ExportedProgram | None:
-    """Set two of each four weights of a quantized program to 0.
+    """Set the two smallest of each four weights of a quantized program to 0.
 
     Returns:
-        A changed copy of the program; None if there is no such weight, or all are 2:4 sparse already.
+        A changed copy of the program; None if it has no prunable weight, or all are 2:4 sparse already.
     """
     program = copy_program(program)
     remove_constant_inputs(program)

@@ -1,1 +1,1 @@
-"""``sweep``: compile one model for many Ethos-U configurations and compare their estimates."""
+"""``sweep``: compile one model for many Ethos-U configurations and Cortex-M processors, and compare the estimates."""

@@ -17,11 +17,13 @@ _AXIS_TITLES = {
     "flash_bytes": "flash (bytes)",
     "weight_bytes": "encoded weights (bytes)",
 }
-#: Okabe and Ito's colours, which colour-blind people can distinguish. A colour is an NPU family with a precision.
+#: Okabe and Ito's colours, which colour-blind people can distinguish. Each recipe (processor family and precision) has
+#: one.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
-#: Diameter in pixels of the marker of the NPU with the fewest MACs, and its growth from one number of MACs to the next.
+#: Diameter in pixels of the marker of the target with the fewest MACs, and its growth from one number of MACs to the
+#: next.
 _SMALLEST_MARKER, _MARKER_GROWTH = 7, 2
-#: Height in pixels of a subplot, and the part of the figure's height between two subplots, for the axis.
+#: Height in pixels of a subplot, and of the space between two subplots, which has an axis.
 _SUBPLOT_HEIGHT, _AXIS_HEIGHT = 240, 75
 #: Marker symbols, which distinguish memory modes.
 _MARKER_SYMBOLS = ("circle", "diamond", "square", "triangle-up", "cross", "star", "x", "pentagon")
@@ -75,7 +77,7 @@ def plot_rows(
 
 
 def _point_traces(rows: Sequence[Row], metric: str, x: str, y: str) -> list[dict[str, Any]]:
-    """Make a scatter trace for each recipe and NPU."""
+    """Make a scatter trace for each recipe and target."""
     symbols = _symbol_of_mode(rows)
     recipes = list(dict.fromkeys(row.recipe for row in rows))
     sizes = sorted({row.macs for row in rows})
@@ -115,6 +117,7 @@ def _log_ticks(values: Sequence[float | None]) -> list[float]:
 
 
 def _symbol_of_mode(rows: Sequence[Row]) -> dict[str, str]:
+    """Memory mode -> marker symbol; "" is the mode of rows without an NPU."""
     modes = dict.fromkeys(row.memory_mode for row in rows)
     return {mode: _MARKER_SYMBOLS[number % len(_MARKER_SYMBOLS)] for number, mode in enumerate(modes)}
 
@@ -132,6 +135,7 @@ def _legend_traces(rows: Sequence[Row]) -> list[dict[str, Any]]:
             "marker": {"color": "gray", "symbol": symbol, "size": 9},
         }
         for mode, symbol in _symbol_of_mode(rows).items()
+        if mode
     ]
 
 
@@ -163,7 +167,7 @@ def _hover_text(metric: str, row: Row) -> str:
     assert estimates is not None
     lines = [
         f"<b>{row.target}</b>, {row.recipe}",
-        f"{row.system_config}, {row.memory_mode}",
+        ", ".join(filter(None, (row.system_config, row.memory_mode))),
         f"{estimates.cycles:,} cycles"
         + ("" if estimates.milliseconds is None else f", {estimates.milliseconds:.3f} ms"),
         *([] if row.ram_bytes is None else [f"RAM of the board {row.ram_bytes:,} B"]),
@@ -171,5 +175,6 @@ def _hover_text(metric: str, row: Row) -> str:
         f"DRAM {estimates.dram_bytes:,} B, flash {estimates.flash_bytes:,} B",
     ]
     lines += [] if row.accuracy is None else [f"{metric}: {row.accuracy:.4g}"]
-    lines += [f"{row.cpu_operators} operators on the CPU, not included in these figures"] if row.cpu_operators else []
-    return "<br>".join(lines)
+    if row.cpu_operators and row.has_npu:
+        lines.append(f"{row.cpu_operators} operators on the CPU, not included in the cycles")
+    return "<br>".join(filter(None, lines))

@@ -79,8 +79,8 @@ def compile_delegates(
 
     Args:
         index: index of the configuration.
-        arrays: flatbuffers with default alternatives, one for each delegate. With ``spec.search_alternatives``, the
-            graphs for which alternatives are chosen follow.
+        arrays: flatbuffers with default alternatives, one for each delegate. The graphs of the delegates may follow;
+            then alternatives are chosen for them.
 
     Returns:
         The index, and the estimates or an error message.
@@ -123,7 +123,7 @@ def _compile_all(
 def sum_estimates(estimates: Sequence[VelaEstimates]) -> ProgramEstimates:
     """Add up the estimates of delegates that run in sequence.
 
-    Times and constants are summed. SRAM is working memory, so its maximum counts.
+    Times, constants, and bytes of DRAM and flash are summed. SRAM is working memory, so its maximum counts.
     """
     ram = npu_parts(estimates)
     return ProgramEstimates(

@@ -36,7 +36,7 @@ class Configuration:
         recipe: name of the recipe.
         spec: compile spec.
         options: options of the recipe.
-        board: board that determines the options.
+        board: board that determines options; None without one.
     """
 
     recipe: str
@@ -56,7 +56,7 @@ class Configuration:
         return self.spec.target.macs
 
     def export_recipe(self) -> ExportRecipe:
-        """Build the recipe for ``export``. It allows operators on the CPU, which a sweep counts."""
+        """Build the recipe for ``export``. It allows operators that have no kernel on the CPU."""
         from executorch.export import ExportRecipe
 
         from arm_recipes.recipe_types import ArmRecipeType
@@ -119,8 +119,8 @@ def list_configurations(
         boards: names of boards, or "all"; None: ``varied`` determines the configurations.
 
     Raises:
-        ValueError: a value is valid in no combination. The message is the error of the recipe. Or a board does not
-            exist, has the NPU of no recipe, or comes with an option that it determines.
+        ValueError: a value is valid in no combination; the message contains the error of the recipe. Or a board does
+            not exist, has the NPU of no recipe, or is combined with an option that it determines.
     """
     if boards is not None:
         return _list_boards(recipes, {**varied, "config_ini": fixed["config_ini"]}, fixed, boards)

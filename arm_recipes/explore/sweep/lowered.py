@@ -1,6 +1,7 @@
 """Quantization and lowering of a sweep.
 
-One quantized program per precision (and NPU, if that changes the program), and one set of TOSA graphs per NPU.
+There is one quantized program per precision (and NPU, if that changes the program), and one set of TOSA graphs per
+quantized program and NPU.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class QuantizedProgram:
         )
         with exclusive(), events.record():
             self.prepared, copies = pipeline.quantize_programs()
-        self._simplified = copies[METHOD]
+        self._program_to_lower = copies[METHOD]
         self._lowered: dict[Target, LoweredProgram | str] = {}
         self._arrays: dict[str, Array] = {}
 
@@ -94,14 +95,14 @@ class QuantizedProgram:
         return self.prepared.programs[METHOD]
 
     def fits(self, target: Target) -> bool:
-        """Whether the quantized program is also that of ``target``."""
+        """Whether quantization for ``target`` would give this program."""
         return not differing_facts(self.prepared.hardware_facts, target.hardware)
 
     def lower(self, target: Target) -> LoweredProgram | str:
-        """Lower the program for an NPU. The result is an error message if this fails."""
+        """Lower the program for an NPU. Returns an error message if this fails."""
         if target not in self._lowered:
             with exclusive():
-                lowered = lower_program(self._simplified, target)
+                lowered = lower_program(self._program_to_lower, target)
             if isinstance(lowered, LoweredProgram):
                 flatbuffers = self._deduplicate((unit.digest for unit in lowered.delegates), lowered.flatbuffers)
                 graphs = self._deduplicate((unit.graph_digest for unit in lowered.delegates), lowered.graphs)
@@ -115,10 +116,10 @@ class QuantizedProgram:
 
 
 def lower_program(program: ExportedProgram, target: Target, loops: LoopRolling | None = None) -> LoweredProgram | str:
-    """Lower a quantized program for an NPU. The result is an error message if this fails.
+    """Lower a quantized program for an NPU. Returns an error message if this fails.
 
     Args:
-        program: quantized program, simplified for lowering.
+        program: quantized program without constant inputs (``remove_constant_inputs``). It does not change.
         target: NPU to lower for.
         loops: loop rolling option of the recipe; None for the default of recipes.
     """

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from arm_recipes.samples.sample import Inputs
 
 CORTEX_M_RECIPE = "CORTEX_M_INT8"
-#: Options of ``sweep`` that the recipe has.
+#: Options of ``sweep`` that are passed to the Cortex-M recipe.
 _SHARED_OPTIONS = ("calibration_samples", "per_channel")
 
 

@@ -22,10 +22,10 @@ from arm_recipes.samples.sample import Inputs
 
 @dataclass(frozen=True)
 class ProgramRun:
-    """What a run of a program gives.
+    """Outputs and CPU memory of an executed program.
 
     Attributes:
-        outputs: the outputs for each sample.
+        outputs: the model's outputs for each sample.
         cpu_ram_bytes: RAM that the board needs beside the NPU's.
     """
 
@@ -55,7 +55,8 @@ class ProgramRunner:
 
         Args:
             prepared: the captured and quantized program.
-            configurations: configurations whose programs have bit-equal results. The first that compiles is executed.
+            configurations: configurations whose programs have bit-equal results. One of each NPU is tried, and the
+                first program that compiles is executed.
 
         Raises:
             ExportError, ArmBackendError: no configuration compiles. This is the error of the last configuration.

@@ -23,7 +23,8 @@ class Sweep(Renderable):
     """The configurations of a sweep, failed ones included.
 
     Attributes:
-        rows: in the order of recipes, MACs, system configurations and memory modes.
+        rows: in the order of recipes, MACs, system configurations and memory modes, or of boards and recipes; then the
+            Cortex-M processors.
         metric: name of the accuracy metric.
         notes: notes for the user, one sentence each.
     """
@@ -96,7 +97,7 @@ class Sweep(Renderable):
 
 
 def _cost_vector(row: Row, criteria: Sequence[str]) -> tuple[float, ...]:
-    """Return the criteria as costs, of which less is better. Accuracy and RAM that are not known cost infinity."""
+    """Return the criteria as costs, of which less is better. The cost of an unknown value is infinity."""
     costs = []
     for column in criteria:
         cost = column_value(row, column)

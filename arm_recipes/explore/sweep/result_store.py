@@ -1,4 +1,4 @@
-"""Result store: a content-addressed folder of finished results. An interrupted sweep resumes from it."""
+"""Result store: a content-addressed folder of finished results. Interrupted ``sweep`` and ``tune`` resume from it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OUTPUTS_SUFFIX = ".outputs.pt"
 
 
 class ResultStore:
-    """Folder of Vela's estimates (``ProgramEstimates``) and of program outputs, with one file for each key.
+    """Folder of Vela's estimates (``ProgramEstimates``), ratings and program outputs, with one file for each key.
 
     Args:
         cache_dir: folder, created if missing; None disables the store.

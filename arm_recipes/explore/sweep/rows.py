@@ -1,4 +1,4 @@
-"""Rows of a sweep. A row holds one configuration, with Vela's estimates."""
+"""Rows of a sweep. A row holds one configuration, with the estimates of its program."""
 
 from __future__ import annotations
 
@@ -46,9 +46,10 @@ class Row:
     Attributes:
         recipe: name of the recipe, for example ``ETHOSU_U85_INT8``.
         target: NPU, for example ``ethos-u85-256``, or Cortex-M, for example ``cortex-m4``.
-        macs: most MACs per cycle of the target.
-        system_config, memory_mode: Vela's system configuration and memory mode; without an NPU, the clock, and nothing.
-        estimates: Vela's estimates; None if compilation failed (see ``error``).
+        macs: peak MACs per cycle of the target.
+        system_config, memory_mode: Vela's system configuration and memory mode. Without an NPU, the clock, such as
+            "120 MHz", and "".
+        estimates: estimates of Vela or of the CPU cost model; None if compilation failed (see ``error``).
         cpu_operators: number of operators outside delegates. An NPU's estimates do not include their time.
         accuracy: accuracy by the sweep's metric; None if the program could not be executed.
         error: error message of a failed configuration.
@@ -71,6 +72,11 @@ class Row:
     ram_bytes: int | None = None
     exceeds_board: bool = False
 
+    @property
+    def has_npu(self) -> bool:
+        """Whether the configuration has an NPU; otherwise it is a Cortex-M alone."""
+        return self.memory_mode != ""
+
     def to_dict(self) -> dict[str, Any]:
         """Flatten the row and its estimates to one dict. Missing estimates are None."""
         no_estimates = dict.fromkeys(field.name for field in fields(ProgramEstimates))
@@ -81,7 +87,7 @@ class Row:
 
 
 def column_value(row: Row, column: str) -> Any:
-    """Return the number in a column of a row; None for an accuracy or RAM that is not known.
+    """Return the number in a column of a row; None if it is not known.
 
     Raises:
         ValueError: there is no such numeric column.

@@ -59,10 +59,10 @@ def sweep(
 ) -> Sweep:
     """Compile a model for many Ethos-U configurations and Cortex-M processors, to compare them.
 
-    The model is captured once, quantized once per precision (and NPU, if that changes it) and lowered once per NPU. For
-    each configuration, alternatives are chosen, and Vela compiles the result. joblib compiles the configurations in
-    parallel, by default in one process per core. With ``joblib.parallel_config``, they are compiled on a cluster, for
-    example. All its machines need this package and Vela.
+    The model is captured once, quantized once per precision (and NPU, if that changes the program), and lowered once
+    per precision and NPU. For each configuration, alternatives are chosen, and Vela compiles the result. joblib
+    compiles the configurations in parallel, by default in one process per core. With ``joblib.parallel_config``, they
+    are compiled on a cluster, for example. All its machines need this package and Vela.
 
     Args:
         model: as for ``export``; one method.

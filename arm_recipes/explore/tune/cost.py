@@ -23,10 +23,11 @@ class ProgramCost:
     """Cost of one inference.
 
     Attributes:
-        cycles, sram: estimates of cycles and SRAM bytes, by Vela for an Ethos-U; None for other targets than these two.
+        cycles, sram: estimated cycles and SRAM bytes of an Ethos-U (by Vela) or a Cortex-M; None for other targets.
         flash: flash bytes, estimated by Vela. For a Cortex-M, the bytes of the program; for other targets, those of the
             TOSA graphs' constants.
-        traffic: bytes that the operators of the TOSA graphs read and write. It represents time on other targets.
+        traffic: bytes that the operators of the TOSA graphs, or of a Cortex-M's program, read and write. It represents
+            time on targets without estimated cycles.
         cpu_operators: number of operators outside delegates, whose cost is not estimated; 0 for a Cortex-M, whose
             cycles include them.
     """
@@ -60,7 +61,7 @@ class ProgramCost:
 
 
 def processor_cost(artifact: Artifact) -> ProgramCost:
-    """The cost of an exported program for a Cortex-M."""
+    """Return the cost of an exported program for a Cortex-M, from its report."""
     report = artifact.report
     return ProgramCost(
         cycles=sum(method.cpu_cycles or 0 for method in report.methods),

@@ -19,7 +19,7 @@ from arm_recipes.types import Metric
 
 @dataclass(frozen=True)
 class DataSplit:
-    """The disjoint parts of the samples.
+    """Calibration, search and test samples. They are disjoint, unless there are too few samples.
 
     Attributes:
         calibration: samples that calibrate activation ranges.
@@ -86,12 +86,11 @@ def split_samples(
             "samples: there is one, which cannot both calibrate and test; give more, or give calibration samples to "
             "get_recipe(..., calibration_samples=...)"
         )
-    calibration = list(examples[::2] if source is None else Calibration(source)())
+    input_signature = InputSignature.from_program(program)
+    calibration = list(examples[::2] if source is None else Calibration(source)._samples(input_signature))
     evaluation_samples, evaluation_originals = examples[evaluation], originals[evaluation]
     if test_samples is not None:
-        prepared = prepare_samples(
-            InputSignature.from_program(program), METHOD, test_samples, None, metric, argument="test_samples"
-        )
+        prepared = prepare_samples(input_signature, METHOD, test_samples, None, metric, argument="test_samples")
         search = Evaluator(program, evaluation_samples, evaluation_originals, metric)
         return DataSplit(calibration, search, Evaluator(program, prepared.samples, prepared.originals, metric))
     search = Evaluator(program, evaluation_samples[::2], evaluation_originals[::2], metric)

@@ -21,7 +21,7 @@ class Limit:
 
     Attributes:
         kind: kind of cost, one of ``COST_KINDS``.
-        most: limit in cycles or bytes.
+        maximum: limit in cycles or bytes.
     """
 
     kind: str
@@ -98,7 +98,7 @@ def make_goal(
         metric: name of the metric.
 
     Raises:
-        ValueError: the target has no such cost, or the metric has no value for the floating-point model.
+        ValueError: the target has no such cost, or ``max_drop`` is given without a metric.
     """
     limits_by_kind = budget
     if limits_by_kind is None:

@@ -87,14 +87,14 @@ def hull_steps(
 
 
 def select_affordable(steps: Sequence[PrecisionStep], budget: float, fraction: float = 1.0) -> list[PrecisionStep]:
-    """Select steps, in order, until their total cost reaches ``budget``; a step that is too expensive is skipped.
+    """Select the steps, in order, whose cost fits into what the earlier ones leave of ``budget``.
 
-    The later steps of the same region are then skipped, too.
+    If a step does not fit, the later steps of its region are skipped, too.
 
     Args:
         steps: steps in order of preference.
         budget: total cost that the steps may add.
-        fraction: fraction of the selected steps to return; at least one step is returned.
+        fraction: fraction of the selected steps to return, at least one step if any is selected.
     """
     selected: list[PrecisionStep] = []
     skipped: set[Region] = set()

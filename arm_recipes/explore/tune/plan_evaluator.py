@@ -1,4 +1,4 @@
-"""Evaluator of precision plans: quantizes a plan, measures its accuracy and estimates its cost.
+"""Evaluator of precision plans: quantizes the model by a plan, measures its accuracy and estimates its cost.
 
 A content-addressed store caches the results.
 """
@@ -44,7 +44,7 @@ class PlanEvaluator:
         recipe: recipe whose precisions the plans replace.
         default_precision: precision of the recipe itself.
         split: calibration, search and test samples.
-        store: disk cache of ratings (metric, SQNR, noise) and of Vela's estimates.
+        store: disk cache of ratings by SQNR and of Vela's estimates.
     """
 
     def __init__(
@@ -85,12 +85,13 @@ class PlanEvaluator:
             rating = Rating.from_record(self._store.load_record(key)) if evaluator.is_cacheable else None
             if rating is None:
                 rating = evaluator.rate(self._quantize(plan).program)
-                self._store.save_record(key, vars(rating))
+                if evaluator.is_cacheable:
+                    self._store.save_record(key, vars(rating))
             self._ratings[key] = rating
         return self._ratings[key]
 
     def estimate_costs(self, plans: Iterable[PrecisionPlan]) -> list[ProgramCost | str]:
-        """Estimate the cost of each plan. The result of a plan is an error message if lowering or Vela fails.
+        """Estimate the cost of each plan. The result of a plan is an error message if its program cannot be compiled.
 
         Vela compiles several plans in parallel. The store caches the estimates.
         """
@@ -178,7 +179,7 @@ class PlanEvaluator:
         return self._last_quantized[1]
 
     def _recipe_of(self, plan: PrecisionPlan) -> ExportRecipe:
-        """The recipe that quantizes a plan with the calibration samples that it is given."""
+        """Return the recipe of a plan. It has no calibration samples, so the samples of the pipeline calibrate."""
         recipe: ExportRecipe = self.recipe.with_options(
             precisions=minimal_settings(plan, self.default_precision),
             calibration_samples=None,

@@ -10,7 +10,8 @@ from arm_recipes.explore.tune import goals, path
 from arm_recipes.explore.tune.candidate import Candidate, CandidatePool
 from arm_recipes.explore.tune.regions import PrecisionPlan, Region, with_region_precision
 
-#: Maximum numbers of programs to compile: along the path, in the bisection around the goal, and to use up the budget.
+#: Numbers of programs to compile: evenly spaced along the path; at most in the bisection around the goal; at most to
+#: use up the budget.
 _MAX_SPREAD_PROGRAMS, _MAX_BISECTION_PROGRAMS, _MAX_FILL_PROGRAMS = 8, 6, 8
 
 
@@ -39,7 +40,7 @@ class ProgramSearch:
         self._goal, self._cost_kind, self._shows_progress = goal, cost_kind, progress
 
     def search_path(self, start: Mapping[Region, path.PrecisionChoice], steps: list[path.PrecisionStep]) -> None:
-        """Compile programs along the path, then around the goal, then with further steps within the budget.
+        """Compile programs with one precision for all modules, along the path, around the goal, and within the budget.
 
         Args:
             start: cheapest choice of each region.

@@ -14,7 +14,7 @@ from arm_recipes.explore.tune.regions import (
     subdivide_by_noise,
     with_region_precision,
 )
-from arm_recipes.recipe import precisions as names
+from arm_recipes.recipe.precisions import PRECISION_NAMES
 
 #: A region with more than this share of the noise is divided, up to this total number of regions.
 _MAX_NOISE_SHARE, _MAX_REGIONS = 0.02, 48
@@ -49,7 +49,7 @@ class RegionMeasurement:
         self._evaluator, self._precisions, self._shows_progress = evaluator, precisions, progress
         self._base_plan, self._base_cost, self._cost_kind = base_plan, base_cost, cost_kind
         self._base_precision = precisions[0]
-        self._finest = min(precisions, key=names.PRECISION_NAMES.index)
+        self._finest = min(precisions, key=PRECISION_NAMES.index)
 
     def measure_noise(self) -> tuple[list[Region], dict[RegionOption, float]]:
         """Divide the model into regions, and measure the output noise of each region at each precision.
@@ -59,7 +59,7 @@ class RegionMeasurement:
         """
         finest: PrecisionPlan = dict.fromkeys(self._base_plan, self._finest)
         base_noise = self._evaluator.rate_on_search_samples(finest).noise
-        coarsest = max(self._precisions, key=names.PRECISION_NAMES.index)
+        coarsest = max(self._precisions, key=PRECISION_NAMES.index)
 
         def noise_of(region: Region, precision: str = coarsest) -> float:
             if precision == self._finest:
@@ -137,4 +137,4 @@ class RegionMeasurement:
 
 def _is_coarser(name: str, other: str) -> bool:
     """Whether the precision ``name`` is coarser than ``other``, so that it may lower the cost."""
-    return names.PRECISION_NAMES.index(name) > names.PRECISION_NAMES.index(other)
+    return PRECISION_NAMES.index(name) > PRECISION_NAMES.index(other)

@@ -101,7 +101,7 @@ def with_region_precision(plan: Mapping[str, str], region: Region, precision: st
 
 
 def minimal_settings(plan: Mapping[str, str], default_precision: str) -> PrecisionPlan:
-    """Return a short list of settings that gives every module its precision. A setting applies to all submodules.
+    """Return few settings that give every module its precision. A setting applies to all submodules.
 
     Args:
         plan: precision by module.

@@ -26,9 +26,9 @@ class TunedRegion:
         modules: modules with quantized inputs.
         precision: chosen precision.
         share: the region's share of the total noise of all regions, at the recipe's own precision.
-        extra_costs: extra cost of each other precision over the recipe's own, in cycles or bytes of traffic. The cost
-            is measured twice: with all other regions at the recipe's own precision, and at the most accurate one. This
-            is the smaller value.
+        extra_costs: extra cost of each other precision over the recipe's own: cycles, or bytes of traffic or flash. The
+            cost is measured with all other regions at the recipe's own precision, and for regions with a large share
+            of the noise also at the most accurate one. This is the smaller value.
     """
 
     module: str

@@ -3,13 +3,12 @@
 1. Divide the model's modules into regions by the noise that they cause at the output. To measure a region at a
    precision, give all other regions the most accurate precision. Noise powers measured this way add up. The
    opposite way, a more accurate region in an int8 program, would fail: the noise of the other regions hides the effect.
-2. Compile a program for each region and each other precision, to get the cost. Do so twice: with all other regions at
-   the recipe's precision, and with all other regions at the most accurate precision. The first cost includes casts at
-   the region's borders. Plans are made from the first cost, and again from the smaller of both.
+2. Compile a program for each region and each other precision, to get the cost, with all other regions at the recipe's
+   precision. This cost includes casts at the region's borders. For noisy regions, do so again with all other regions at
+   the most accurate precision. Plans are made from the first cost, and again from the smaller of both.
 3. Compute the lower convex hull of noise over cost (``path``). Compile whole programs along the hull, then bisect
-around
-   the goal, then add steps that still fit the budget. Border casts make the costs of regions inexact, so only measured
-   whole programs decide.
+   around the goal, then add steps that still fit the budget. Border casts make the costs of regions inexact, so only
+   measured whole programs decide.
 4. Export and execute the chosen program.
 """
 
@@ -35,7 +34,7 @@ from arm_recipes.explore.tune.program_search import ProgramSearch
 from arm_recipes.explore.tune.region_measurement import RegionMeasurement
 from arm_recipes.explore.tune.regions import PrecisionPlan, Region, quantized_modules
 from arm_recipes.explore.tune.result import Tuned, TunedRegion
-from arm_recipes.recipe import precisions as names
+from arm_recipes.recipe import precisions as recipe_precisions
 from arm_recipes.recipe.recipe import ArmRecipe
 from arm_recipes.runtime.errors import RunError
 from arm_recipes.samples.inputs import check_order
@@ -75,15 +74,15 @@ def tune(
             receives the whole sample.
         metric: ``metric(outputs, sample)`` returns a number, higher is better; its mean is the accuracy. By default
             the accuracy is the SQNR of the outputs against the floating-point model, in dB.
-        budget: upper limits by kind of cost: ``cycles``, ``sram``, ``flash`` (Ethos-U and Cortex-M) and ``traffic``. A
-            float is a factor of the cost of the recipe's own program, as in ``{"cycles": 1.1}``. An int (cycles or
+        budget: upper limits by kind of cost: ``cycles`` and ``sram`` (Ethos-U and Cortex-M), ``flash`` and ``traffic``.
+            A float is a factor of the cost of the recipe's own program, as in ``{"cycles": 1.1}``. An int (cycles or
             bytes) or a text such as "512KiB" is absolute. Without any goal, the default is 1.1 times the cycles, or the
             traffic on other targets.
         min_metric: required accuracy. The search looks for the cheapest program that reaches it.
         max_drop: largest accepted drop of the accuracy below the floating-point model. It needs ``metric``.
-        candidate_precisions: precisions to choose from, of ``arm_recipes.recipe.precisions.NAMES``. The default is the
-            recipe's own and A16W8; for VGF also floating point; with a flash limit also A8W4. For a Cortex-M, it is the
-            recipe's own and floating point.
+        candidate_precisions: precisions to choose from, of ``arm_recipes.recipe.precisions.PRECISION_NAMES``. The
+            default is the recipe's own and A16W8; for VGF also floating point; with a flash limit also A8W4. For a
+            Cortex-M, it is the recipe's own and floating point.
         test_samples: separate test samples. All of ``samples`` that do not calibrate are then search samples.
         cache_dir: content-addressed folder of accuracies and estimates. An interrupted search resumes from there.
         progress: show a progress bar if standard error is a terminal.
@@ -122,16 +121,16 @@ def _check_recipe(recipe: Any) -> None:
 
 def _candidate_precisions(recipe: ArmRecipe, requested: Sequence[str] | None, budget: Budget | None) -> list[str]:
     """Return the precisions to choose from, the recipe's own first."""
-    own = names.default_precision(recipe.type_name, per_channel=recipe.options.get("per_channel", True))
+    own = recipe_precisions.default_precision(recipe.type_name, per_channel=recipe.options.get("per_channel", True))
     if requested is None:
-        candidates = ["A16W8", *(["A8W4"] if budget and "flash" in budget else []), names.FLOAT]
-        candidates = [name for name in candidates if name in names.allowed(recipe.type_name)]
+        candidates = ["A16W8", *(["A8W4"] if budget and "flash" in budget else []), recipe_precisions.FLOAT]
+        candidates = [name for name in candidates if name in recipe_precisions.allowed(recipe.type_name)]
     else:
         candidates = [requested] if isinstance(requested, str) else list(requested)
-        problem = names.find_problem({str(i): name for i, name in enumerate(candidates)})
+        problem = recipe_precisions.find_problem({str(i): name for i, name in enumerate(candidates)})
         if problem is not None:
             raise ValueError(f"candidate_precisions: {problem}")
-        names.check(recipe.type_name, candidates)
+        recipe_precisions.check(recipe.type_name, candidates)
     precisions = list(dict.fromkeys([own, *candidates]))
     if len(precisions) == 1:
         raise ValueError(f"candidate_precisions: nothing to choose from: the recipe's own is {own}; add another one")
@@ -179,42 +178,42 @@ class _PrecisionSearch:
         program_search = ProgramSearch(
             self._pool, *precisions_and_plan, self._goal, self._cost_kind, self._shows_progress
         )
-        regions, errors = measurement.measure_noise()
-        costs_at_base = measurement.measure_costs(errors)
+        regions, noise_of_option = measurement.measure_noise()
+        costs_at_base = measurement.measure_costs(noise_of_option)
         lower_costs = costs_at_base | {
             option: min(costs_at_base[option], cost)
-            for option, cost in measurement.measure_costs_among_finest(costs_at_base, errors).items()
+            for option, cost in measurement.measure_costs_among_finest(costs_at_base, noise_of_option).items()
         }
         for costs in (costs_at_base, lower_costs) if lower_costs != costs_at_base else (costs_at_base,):
             choices = {
                 region: [
-                    path.PrecisionChoice(name, errors[region, name], costs[region, name])
+                    path.PrecisionChoice(name, noise_of_option[region, name], costs[region, name])
                     for name in self._precisions
                     if (region, name) in costs
                 ]
                 for region in regions
             }
             program_search.search_path(*path.hull_steps(choices))
-        return self._build_result(program_search.select_best(), regions, errors, lower_costs, list(notes))
+        return self._build_result(program_search.select_best(), regions, noise_of_option, lower_costs, list(notes))
 
     def _build_result(
         self,
         chosen: Candidate,
         regions: Sequence[Region],
-        errors: Mapping[tuple[Region, str], float],
+        noise_of_option: Mapping[tuple[Region, str], float],
         costs: Mapping[tuple[Region, str], float],
         notes: list[str],
     ) -> Tuned:
         plan = self._pool.plan_of(chosen)
         recipe = self._evaluator.with_plan(plan)
         best, verified = self._export_and_run(recipe, notes)
-        total_noise = sum(errors[region, self._base_precision] for region in regions) or 1.0
+        total_noise = sum(noise_of_option[region, self._base_precision] for region in regions) or 1.0
         tuned_regions = [
             TunedRegion(
                 region.name,
                 region.modules,
                 plan[region.modules[0]],
-                errors[region, self._base_precision] / total_noise,
+                noise_of_option[region, self._base_precision] / total_noise,
                 {name: round(costs[region, name]) for name in self._precisions[1:] if (region, name) in costs},
             )
             for region in regions

@@ -1,6 +1,6 @@
 """Content digest of Python objects: equal in every process, and different for different content.
 
-An object whose content cannot be determined raises ``NotCacheable``. The usual case is user code.
+Objects whose content cannot be determined are refused with ``NotCacheable``. Usually, they are user code.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Digest:
         """Add the inputs of one call: their structure, tensors and constants. Does not keep the sample alive.
 
         Raises:
-            NotCacheable: a tensor is sparse.
+            NotCacheable: a tensor is sparse, or another input is refused as in ``add``.
         """
         leaves, spec = pytree.tree_flatten((tuple(sample), sample.keywords))
         parts = (
@@ -93,7 +93,7 @@ class Digest:
         if isinstance(value, _TORCH_CONSTANT_TYPES):
             return _hash_parts("named", str(value).encode())
         if id(value) in self._enclosing:
-            return _hash_parts("around", str(len(self._enclosing) - self._enclosing[id(value)]).encode())
+            return _hash_parts("cycle", str(len(self._enclosing) - self._enclosing[id(value)]).encode())
         if id(value) not in self._memo:
             self._enclosing[id(value)] = len(self._enclosing)
             digest = self._hash_by_type(value)
@@ -168,7 +168,7 @@ def _element_bytes(tensor: torch.Tensor) -> memoryview:
 
 
 def _container_name(value: Any) -> str:
-    """Return the type name of a container. User-defined containers raise ``NotCacheable``."""
+    """Return the type name of a container. Raises ``NotCacheable`` for user-defined containers."""
     kind = type(value)
     return kind.__name__ if kind.__module__ in ("builtins", "collections", "types") else _versioned_name(kind)
 
@@ -178,7 +178,7 @@ def _operator_name(value: Any) -> str:
     namespace = getattr(value, "namespace", None) or getattr(value, "_qualified_op_name", name).split("::")[0]
     if isinstance(value, torch._ops.HigherOrderOperator) or namespace in _VERSIONED_NAMESPACES:
         return f"{namespace} {name}"
-    raise NotCacheable(f"the operator {name}, which is not PyTorch's")
+    raise NotCacheable(f"the operator {name}, whose namespace has no known version")
 
 
 def _check_defining_file(function: types.FunctionType) -> None:

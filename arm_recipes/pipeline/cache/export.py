@@ -32,7 +32,8 @@ class CachedExport:
     """The cache lookup of one export.
 
     Attributes:
-        recipe: the user's recipe, but its calibration data record a digest of the samples that the export reads.
+        recipe: a copy of the user's recipe, whose calibration iterator also computes a digest of the samples that the
+            export reads (``DigestedCalibration``). Without calibration data, it is the user's recipe.
         notes: notes for the report.
 
     Raises:
@@ -45,27 +46,28 @@ class CachedExport:
         recipe: ExportRecipe,
         models: Mapping[str, Model],
         examples: Examples,
-        sized: Mapping[str, ShapeVariants],
+        shape_variants: Mapping[str, ShapeVariants],
         constant_methods: Mapping[str, Any] | None,
     ) -> None:
         self._store = Store(folder)
         self._original_recipe, self._models, self._examples = recipe, models, examples
-        self._shape_variants, self._constant_methods = sized, constant_methods
+        self._shape_variants, self._constant_methods = shape_variants, constant_methods
         self._key: str | None = None
         self._key_sample_digests: frozenset[str] = frozenset()
-        self._recorded_samples: DigestedCalibration | None = None
-        self.recipe = self._record_calibration(recipe)
+        self._digested_calibration: DigestedCalibration | None = None
+        self.recipe = self._wrap_calibration(recipe)
         self.notes: list[str] = []
 
-    def _record_calibration(self, recipe: ExportRecipe) -> ExportRecipe:
+    def _wrap_calibration(self, recipe: ExportRecipe) -> ExportRecipe:
+        """Copy a recipe with ``DigestedCalibration`` around its calibration data."""
         quantization = recipe.quantization_recipe
         source: Any = None if quantization is None else quantization.calibration_inputs_fn
         if not isinstance(source, Calibration):
             return recipe
-        self._recorded_samples = DigestedCalibration(source)
+        self._digested_calibration = DigestedCalibration(source)
         new_recipe, new_quantization = copy.copy(recipe), copy.copy(quantization)
         assert new_quantization is not None
-        new_quantization.calibration_inputs_fn = self._recorded_samples
+        new_quantization.calibration_inputs_fn = self._digested_calibration
         new_recipe.quantization_recipe = new_quantization
         return new_recipe
 
@@ -94,8 +96,8 @@ class CachedExport:
         for text in entry.warnings:
             warn(text)
         shapes = {method.name: [output.shape for output in method.outputs] for method in entry.report.methods}
-        for sized in self._shape_variants.values():
-            sized.infer_output_axes({name: shapes[name] for name in sized.sizes_by_method})
+        for variants in self._shape_variants.values():
+            variants.infer_output_axes({name: shapes[name] for name in variants.sizes_by_method})
         note = "the program was taken from cache_dir: an earlier export had the same model, samples and recipe"
         seconds = {"torch_export": captured - start, "cache": time.perf_counter() - captured}
         report = replace(entry.report, seconds=seconds, notes=(*entry.report.notes, note), cached=True)
@@ -118,7 +120,7 @@ class CachedExport:
 
         Does not store the export if calibration read other samples than those in the key.
         """
-        if self._recorded_samples is not None and self._recorded_samples.digests != self._key_sample_digests:
+        if self._digested_calibration is not None and self._digested_calibration.digests != self._key_sample_digests:
             self._key = None
             self._add_note(
                 "cache_dir: this export is not cached, because its calibration data differ each time they are read"
@@ -135,12 +137,12 @@ class CachedExport:
         for option, what in (("qat", "the training function (qat)"), ("dump_dir", "the files in dump_dir")):
             if recipe.options.get(option) is not None:
                 raise NotCacheable(what)
-        if self._recorded_samples is not None:
+        if self._digested_calibration is not None:
             for program in programs.values():
-                self._recorded_samples.read_all(InputSignature.from_program(program))
-            self._key_sample_digests = frozenset(self._recorded_samples.digests)
-        sized = {name: method.to_dict() for name, method in self._shape_variants.items()}
-        extra = sized, self._constant_methods, list(notes), sorted(self._key_sample_digests)
+                self._digested_calibration.read_all(InputSignature.from_program(program))
+            self._key_sample_digests = frozenset(self._digested_calibration.digests)
+        variants = {name: method.to_dict() for name, method in self._shape_variants.items()}
+        extra = variants, self._constant_methods, list(notes), sorted(self._key_sample_digests)
         return compute_cache_key(recipe, self._models, programs, self._examples, extra)
 
     def _add_note(self, text: str) -> None:

@@ -1,8 +1,9 @@
 """Shared state of methods: mutable buffers that several methods of a program write.
 
 Methods share a buffer if their tensors are the same view of the same memory (``tensor_identity``), whatever its name in
-each module. Other views are refused; a method that only reads the buffer writes its own value
-(``stages.capture.shared_memory``). Quantization gives it one type and scale in all methods.
+each module. ``stages.capture.shared_memory`` refuses other views of this memory. In a method that only reads the
+buffer, it adds a write of the unchanged value, because a program stores a tensor that it does not write as a constant.
+Quantization gives the buffer one type and scale in all methods.
 """
 
 from __future__ import annotations

@@ -62,14 +62,11 @@ def read_tosa_results(
 def _written_pieces(
     delegate: EthosUDelegate, execution: Execution, record: Delegate, operators: Sequence[TosaOperator]
 ) -> dict[int, dict[str, list[EthosUOperation]]]:
-    """Group the NPU operations that wrote a result, by TOSA operator and by NPU command."""
+    """Group the NPU operations that wrote a result, by TOSA operator and by NPU command, in order of execution."""
     operator_lookup = _OperatorLookup(operators)
     origins = Origins(record)
     pieces: dict[int, dict[str, list[EthosUOperation]]] = {}
-    # Sort in memory order, because the NPU may write the parts of a concatenation in any order.
-    for operation in sorted(
-        delegate.trace(execution.inputs), key=lambda operation: (operation.region, operation.address)
-    ):
+    for operation in delegate.trace(execution.inputs):
         layer = origins.find(operation.offset - delegate.header_bytes, indexed=operation.indexed).estimate
         operator_index = None if layer is None else operator_lookup.find(layer)
         if operator_index is not None and operation.result.size:
@@ -85,12 +82,10 @@ def _concatenate_pieces(written: Mapping[str, Sequence[EthosUOperation]], shape:
     for operations in written.values():
         if sum(operation.result.size for operation in operations) != math.prod(shape):  # an intermediate result
             continue
-        # Parts of a rolling buffer are in time order; inputs of a CONCAT are in memory order.
-        orders = (
-            [operations, sorted(operations, key=lambda operation: operation.address)]
-            if len(operations) > 1
-            else [operations]
-        )
+        # Stripes in a rolling buffer reuse addresses: concatenate them in order of execution. The NPU may write the
+        # inputs of a CONCAT in any order: concatenate them in memory order.
+        in_memory_order = sorted(operations, key=lambda operation: (operation.region, operation.address))
+        orders = [operations, in_memory_order] if len(operations) > 1 else [operations]
         for order, axis in itertools.product(orders, range(3) if len(operations) > 1 else (0,)):
             pieces = [operation.result for operation in order]
             if len({tuple(np.delete(piece.shape, axis)) for piece in pieces}) == 1:

@@ -1,6 +1,7 @@
 """Diagnosis of a quantized layer's error: the main cause, the remedy, and the expected SQNR after the remedy.
 
-The measured noise is the sum of clipping, rounding and weight error. The largest of these is the cause.
+The noise has three causes, which are measured separately: clipping, rounding and quantized weights. The main cause is
+the one with the largest error.
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ class LayerAdvice:
 
     Attributes:
         cause: "clipping", "outliers", "range" (wider than the samples need), "rounding" or "weights".
-        share: share of the noise power that the cause accounts for.
+        share: error of the cause as a share of the sum of the three errors.
         text: measured figures and the remedy.
-        sqnr: SQNR of the isolated layer without the cause, in dB, computed from the measured noise powers.
+        sqnr: expected SQNR of the isolated layer after the remedy, in dB, computed from the measured noise powers.
         precision: value of the recipe option ``precisions`` that the remedy names for modules; "" if it names none.
     """
 
@@ -107,7 +108,7 @@ class LayerDiagnosis:
 
         Args:
             cause: the main cause of the error.
-            share: share of the noise power.
+            share: share of the cause.
             text: figures and remedy.
             noise: noise power after the remedy.
         """
