@@ -39,9 +39,11 @@ def layer_sections(layers: Sequence[LayerCost], suffix: str) -> Iterator[Section
 
 
 def constants_row(estimates: VelaEstimates) -> tuple[str, str]:
-    """The row with the constants that the NPU reads. In ``Sram_Only`` modes, Vela calls their SRAM on-chip flash."""
+    """The row with the constants that the NPU reads. If they are in SRAM, Vela reports them as on-chip flash."""
     if estimates.constant_memory == "OnChipFlash":
         return "constants in SRAM", format_bytes(estimates.flash_bytes)
+    if estimates.constant_memory == "Dram":
+        return "constants in DRAM", format_bytes(estimates.constant_bytes)
     return "flash", f"{format_bytes(estimates.flash_bytes)}, constants inside the program"
 
 
