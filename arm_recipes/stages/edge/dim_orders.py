@@ -9,7 +9,7 @@ outside their tensors. So a layout copy is inserted before every operator that i
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -55,12 +55,12 @@ def legalize_dim_orders(manager: EdgeProgramManager) -> Sequence[Any]:
     """
     for method in manager.methods:
         program = manager.exported_program(method)
-        _store_constants_contiguous(program)
-        module, *loop_bodies = _graph_modules(program.graph_module)
-        _legalize(module, _mutated_orders(program))
+        former_orders = _store_constants_contiguous(program)
+        module, *control_flow_bodies = _graph_modules(program.graph_module)
+        _legalize(module, _mutated_orders(program), former_orders)
         update_output_names(program)
-        for body in loop_bodies:
-            _legalize(body, {})
+        for body in control_flow_bodies:
+            _legalize(body, {}, {})
     return []
 
 
@@ -141,14 +141,17 @@ def _graph_modules(module: fx.GraphModule) -> Iterator[fx.GraphModule]:
             yield from _graph_modules(body)
 
 
-def _legalize(module: fx.GraphModule, output_orders: dict[int, Layout]) -> None:
+def _legalize(
+    module: fx.GraphModule, output_orders: dict[int, Layout], former_orders: Mapping[fx.Node, Layout]
+) -> None:
     """Insert layout copies.
 
     Args:
         module: the graph.
         output_orders: position of an output -> the dim order that it must have.
+        former_orders: constant that is stored contiguous now -> its former dim order.
     """
-    copies = _LayoutCopies(module.graph)
+    copies = _LayoutCopies(module.graph, former_orders)
     for node in list(module.graph.nodes):
         if node.op == "call_function":
             copies.convert_operands(node)
@@ -170,11 +173,12 @@ class _LayoutCopies:
         changed: whether the graph changed.
     """
 
-    def __init__(self, graph: fx.Graph) -> None:
+    def __init__(self, graph: fx.Graph, former_orders: Mapping[fx.Node, Layout]) -> None:
         self.changed = False
         self._graph = graph
         self._copies: dict[tuple[fx.Node, Layout], fx.Node] = {}
-        self._former_orders: dict[fx.Node, Layout | None] = {}  #: of results that are contiguous now
+        #: Constant or result that is contiguous now -> its former dim order; None for several results.
+        self._former_orders: dict[fx.Node, Layout | None] = {**former_orders}
 
     def convert_operands(self, node: fx.Node) -> None:
         """Convert the operands of a CPU operator to contiguous, and update the metadata of its result.
@@ -228,8 +232,13 @@ class _LayoutCopies:
         return copied
 
 
-def _store_constants_contiguous(program: ExportedProgram) -> None:
-    """Store parameters, buffers and constants contiguous that only CPU operators without other layouts read."""
+def _store_constants_contiguous(program: ExportedProgram) -> dict[fx.Node, Layout]:
+    """Store each parameter, buffer or constant contiguous that no delegate, dim order copy or Cortex-M kernel reads.
+
+    Returns:
+        placeholder of such a constant -> its former dim order, if it was not contiguous.
+    """
+    former_orders: dict[fx.Node, Layout] = {}
     signature = program.graph_signature
     names = {
         **signature.inputs_to_parameters,
@@ -244,7 +253,9 @@ def _store_constants_contiguous(program: ExportedProgram) -> None:
             store = store_of(program, names[node.name])
             stored = store[names[node.name]].detach()
             store[names[node.name]] = torch.empty_like(stored, memory_format=torch.contiguous_format).copy_(stored)
+            former_orders[node] = _dim_order(node.meta["val"])
             _set_contiguous(node)
+    return former_orders
 
 
 def _mutated_orders(program: ExportedProgram) -> dict[int, Layout]:
