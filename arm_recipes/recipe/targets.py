@@ -50,7 +50,11 @@ def _ethos_u_spec_builder(family: str, default_macs: int) -> Callable[[Options],
 
 
 def _cpu_beside_npu(family: str, values: Options) -> str | None:
-    """The Cortex-M that runs int8 kernels; None for floating point, and if the CPU is one that runs Linux."""
+    """The Cortex-M that runs int8 kernels for the operators outside of delegates.
+
+    None: these operators stay in floating point. This is the default beside a CPU that runs Linux (Ethos-U65, Direct
+    Drive).
+    """
     from arm_backend_core.targets.cortex_m import CPU_BESIDE_NPU
 
     if values["cpu"] != "auto":
