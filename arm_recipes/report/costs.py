@@ -83,7 +83,7 @@ def memory_sections(memories: Sequence[MemoryOverTime], suffix: str) -> Iterator
     for memory_usage in memories:
         peak = max(memory_usage.moments, key=lambda moment: moment.bytes)
         rows: list[tuple[str, ...]] = [
-            ("over time", "", "", _draw_bar_chart([moment.bytes for moment in memory_usage.moments]))
+            ("over time", "", "", _draw_sparkline([moment.bytes for moment in memory_usage.moments]))
         ]
         rows += [
             (format_bytes(tensor.bytes), tensor.kind, tensor.where, tensor.source)
@@ -100,8 +100,8 @@ def memory_sections(memories: Sequence[MemoryOverTime], suffix: str) -> Iterator
         yield heading, rows
 
 
-def _draw_bar_chart(values: Sequence[int]) -> str:
-    """Draw a text bar chart of at most ``_CHART_COLUMNS`` characters; a bar shows the maximum of consecutive values."""
+def _draw_sparkline(values: Sequence[int]) -> str:
+    """Draw a sparkline of at most ``_CHART_COLUMNS`` characters; each shows the maximum of consecutive values."""
     maximum = max(values) or 1
     count = min(len(values), _CHART_COLUMNS)
     edges = [i * len(values) // count for i in range(count + 1)]

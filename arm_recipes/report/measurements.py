@@ -142,7 +142,7 @@ def _to_count(value: Any) -> int | None:
 
 
 def compare_measurements(measurements: Sequence[Measurement], report: Mapping[str, Any]) -> MeasuredReport:
-    """Lay measurements beside the estimates of an export.
+    """Compare measurements with the estimates of an export.
 
     Args:
         measurements: result of ``read_measurements``.
@@ -157,7 +157,8 @@ def compare_measurements(measurements: Sequence[Measurement], report: Mapping[st
         runs = [each for each in measurements if each.method == name]
         if methods and name not in methods:
             raise ValueError(
-                f"the log measures the method '{name}', the export has {', '.join(methods)}: give its own log"
+                f"the log measures the method '{name}', the export has {', '.join(methods)}: "
+                "give the log of this program"
             )
         vela = [each["vela"] for each in methods.get(name, {}).get("delegates", ()) if each.get("vela")]
         for estimates in vela:

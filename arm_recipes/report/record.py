@@ -74,7 +74,8 @@ class MethodReport:
         not_runnable: CPU operators that ExecuTorch's kernel library cannot execute, with the reason.
         kernels: calls of int8 kernels on a Cortex-M.
         movement: operators that move int8 values between these kernels: name -> count.
-        cpu_layers: estimated costs of the layers outside delegates; empty if the CPU is not known.
+        cpu_layers: estimated costs of the layers outside delegates; empty if the CPU is not known, or if it computes
+            nothing.
     """
 
     name: str
@@ -92,7 +93,7 @@ class MethodReport:
 
     @property
     def cpu_cycles(self) -> int | None:
-        """Estimated cycles of the CPU for one inference; None if the CPU is not known."""
+        """Estimated cycles of the CPU for one inference; None without estimates (``cpu_layers`` is empty)."""
         return sum(cost.cycles for cost in self.cpu_layers) if self.cpu_layers else None
 
     @cached_property
@@ -114,8 +115,8 @@ class ExportRecord(Renderable):
         measured: with the option ``verify``, statistics of one emulated execution of each Ethos-U delegate. The key is
             the delegate's name, with the method's name if there are several methods.
         cached: whether the program was taken from ``cache_dir``.
-        ram: RAM that a board needs for the program; None without delegates for an Ethos-U if the
-            recipe is not for a Cortex-M.
+        ram: RAM that a board needs for the program; None without delegates for an Ethos-U, unless the recipe has a
+            Cortex-M as its CPU.
         accuracy: expected accuracy of the task; None without labels and metric.
     """
 
