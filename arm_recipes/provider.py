@@ -103,7 +103,7 @@ def _assemble_recipe(
             if values["input_dtype"] == "uint8":
                 transforms.append(quantize_inputs_as_uint8)
             passes.append(edge_manager.remove_io_casts)
-        passes.append(edge_manager.look_up_integers)
+        passes.append(edge_manager.dequantize_after_lookups)
         # VGF runtimes and the Direct Drive runtime on Linux use ExecuTorch's quantize kernels, which the partitioner
         # loads. Firmware uses the cortex_m kernels.
         if target != "VGF" and not values.get("direct_drive"):

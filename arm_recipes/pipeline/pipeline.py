@@ -392,4 +392,4 @@ class Pipeline:
             sized.infer_output_axes({name: [x.shape for x in each.outputs] for name, each in self._methods.items()})
         sized_dicts = {name: sized.to_dict() for name, sized in self._shape_variants.items()}
         tensors = {name: (x.inputs, x.outputs) for name, x in self._methods.items() if x.graph is not None}
-        store_named_data(manager, METADATA_KEY, encode_metadata(tensors, mutated_inputs, sized=sized_dicts))
+        store_named_data(manager, METADATA_KEY, encode_metadata(tensors, mutated_inputs, shape_variants=sized_dicts))

@@ -39,8 +39,8 @@ def prepare_qat(
         recipe: an integer recipe from ``ExportRecipe.get_recipe``.
         samples: as for ``export``. They initialize the activation ranges. ``.export()`` compiles for the shapes of the
             first sample, unless it gets other samples. None: the recipe's ``calibration_samples=``.
-        ranges: "learned" makes the bounds of the activation ranges trainable parameters; "follow" tracks the ranges of
-            the batches.
+        ranges: "learned" makes the bounds of the activation ranges trainable; "follow" updates the ranges by a moving
+            average of the minimum and maximum of each batch.
         batch_norm_steps: number of training steps in which batch norms use batch statistics and update the running
             statistics. After them, the running statistics are frozen. 0 freezes them from the beginning.
         strict: as for ``export``.

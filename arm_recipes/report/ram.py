@@ -148,8 +148,8 @@ def measure_ram(
         delegates: name of a method -> its delegates; without constant methods.
         execution_plans: plans of all methods of the program.
         recipe: the recipe, whose option ``memory`` names the planned memories.
-        on_cortex_m: whether the recipe has a Cortex-M as its CPU, also beside an NPU. The scratch of its kernels is part
-            of the plans.
+        on_cortex_m: whether the recipe has a Cortex-M as its CPU, also beside an NPU. The plans contain the scratch of
+            its kernels.
     """
     estimates = [delegate.vela for each in delegates.values() for delegate in each if delegate.vela is not None]
     if not estimates and not on_cortex_m:
