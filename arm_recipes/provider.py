@@ -151,7 +151,7 @@ def _planning_options(target: str, values: Options, memories: PlannedMemories | 
 
 
 def _shares_scratch(target: str, values: Options) -> bool:
-    """Whether the memory plan places the NPU's scratch: in firmware, with one planned memory."""
+    """Whether the memory plan may place the NPU's scratch: in firmware, with one planned memory."""
     return target == "ETHOSU" and not values.get("direct_drive") and values["shared_scratch"] and not values["memory"]
 
 

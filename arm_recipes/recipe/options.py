@@ -252,8 +252,8 @@ _COSTLY_NPU_ALGORITHMS = ("fused_rms_norms",)
 #: Element types of OCP MX blocks of 32 channels, see ``arm_backend_core.ops.block_scaled``.
 MX_FORMATS = ("fp8e4m3", "fp8e5m2", "fp6e2m3", "fp6e3m2", "fp4e2m1")
 
-#: Optimization goals of Ethos-U programs: "performance" minimizes cycles, "size" cascades all layers, "ram" searches
-#: the least RAM, "auto" chooses among programs for performance and size.
+#: Optimization goals of Ethos-U programs: Vela's goals "performance" (fewest cycles) and "size" (least SRAM); "ram"
+#: searches the program with the least RAM; "auto" takes the better of the programs for performance and for size.
 GOALS = ("auto", "performance", "size", "ram")
 
 #: Blocks of Ethos-U delegates that the option ``external`` moves to a data file (``.ptd``).

@@ -165,10 +165,10 @@ class Capture:
         unknown: frozenset[str] = frozenset(),
     ) -> ExportedProgram:
         """Export ``model``. The values of the buffers ``unknown`` are not read."""
-        # On failure, torch prints the partial graph. The exception has the relevant information.
         trace_constants = TraceConstants(model, unknown)
         # Strict capture does not support function modes.
         constants_mode = contextlib.nullcontext() if strict else trace_constants
+        # On failure, torch prints the partial graph. The exception has the relevant information.
         redirected_stderr = contextlib.redirect_stderr(io.StringIO())
         with (
             torch.no_grad(),

@@ -1,4 +1,4 @@
-"""Edge manager passes: edit the operators at delegate boundaries after lowering.
+"""Edge manager passes: edit the operators outside of delegates after lowering.
 
 A recipe lists these functions as ``edge_manager_transform_passes``. They edit nodes in place and return no passes,
 because ExecuTorch retraces every method, including delegates, to apply a pass.
