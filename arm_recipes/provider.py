@@ -220,7 +220,7 @@ def load_recipe(source: str | Path | Mapping[str, Any], **options: Any) -> ArmRe
         options: options to add or override, for example ``calibration_samples``.
 
     Raises:
-        ValueError: ``source`` is not a saved recipe; the message names the problem.
+        ValueError: ``source`` is not a saved recipe, or an option is invalid; the message names the problem.
     """
     name, saved = read_recipe(source)
     return make_recipe(name, {**saved, **options})

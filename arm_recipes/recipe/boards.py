@@ -236,7 +236,7 @@ _CORSTONE = (
 
 
 def _alif(series: str, sram: int, source: str, *, has_u85: bool) -> Iterator[Board]:
-    """The NPUs of an Alif Ensemble: those of both cores, and the shared Ethos-U85.
+    """The NPUs of an Alif Ensemble: one for each core, and the Ethos-U85 that the cores share.
 
     Args:
         series: for example ``E7``.

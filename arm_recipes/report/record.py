@@ -292,7 +292,7 @@ def _measured_rows(figures: EthosUStatistics) -> list[tuple[str, ...]]:
 
 
 def _measured_layer_sections(name: str, figures: EthosUStatistics) -> Iterator[Section]:
-    """Yield the layers with the most memory traffic and those with the most MACs, beside Vela's estimates."""
+    """Yield the layers with the most memory traffic and those with the most MACs, with Vela's estimates."""
     by_bytes = sorted(figures.layers, key=lambda layer: -layer.bytes_moved)[:_MAX_LAYER_ROWS]
     rows = []
     for layer in by_bytes:

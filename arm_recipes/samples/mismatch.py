@@ -44,7 +44,7 @@ def check_arguments(model: Any, sample: Inputs, description: str) -> None:
         description: name of the sample in messages.
 
     Raises:
-        ValueError: it cannot. The message lists the inputs of the model.
+        ValueError: the sample does not fit the model. The message lists the inputs of the model.
     """
     if isinstance(model, ExportedProgram):
         input_signature = InputSignature.from_program(model)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from arm_backend_core.program import share_memory
-from arm_recipes.stages.capture.shared_memory import find_unshareable_buffer, unify_buffers, mark_read_state_as_mutated
+from arm_recipes.stages.capture.shared_memory import find_unshareable_buffer, mark_read_state_as_mutated, unify_buffers
 
 BASE = torch.zeros(4, 6)
 ARRAY = torch.zeros(8).numpy()

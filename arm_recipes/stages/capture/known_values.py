@@ -165,7 +165,7 @@ class _Shape:
 
 
 def function_name(function: Any) -> str:
-    """Name of a function of PyTorch, without that of the overload: ``add_`` of ``aten.add_.Tensor``."""
+    """Name of a PyTorch function without its overload: ``add_`` for ``aten.add_.Tensor``."""
     return str(getattr(function, "__name__", "")).split(".")[0]
 
 
