@@ -192,7 +192,7 @@ def test_results_of_a_constant_that_becomes_contiguous_are_contiguous() -> None:
     program = torch.export.export(Table(), (x,))
     manager = to_edge_transform_and_lower(program, compile_config=EdgeCompileConfig(_check_ir_validity=False))
     legalize_dim_orders(manager)
-    nodes = manager.exported_program("forward").graph.find_nodes(op="call_function")
+    nodes = [node for node in manager.exported_program("forward").graph.nodes if node.op == "call_function"]
     assert [str(node.target) for node in nodes if "dim_order_ops" in str(node.target)] == []
     assert all(node.meta["val"].is_contiguous() for node in nodes)
 
