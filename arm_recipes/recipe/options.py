@@ -230,7 +230,7 @@ _EXPECTED_PRECISIONS = 'a dict of precisions by module, such as {"head": "A16W8"
 
 _EXPECTED_BUDGET = 'a number of bytes, or a text such as "512KiB"'
 
-_EXPECTED_CPU = 'the name of a Cortex-M, such as "cortex-m55", or "auto"; in Ethos-U recipes None, for no int8 kernels'
+_EXPECTED_CPU = 'the name of a Cortex-M, "cortex-m55" for example, "auto", or None (Ethos-U recipes: no int8 kernels)'
 
 #: Quantization algorithms that are applied by default, except those that ``resolve_algorithms`` excludes for a target.
 ALGORITHMS = (

@@ -38,13 +38,19 @@ def layer_sections(layers: Sequence[LayerCost], suffix: str) -> Iterator[Section
         yield f"Inserted operations{suffix}: {share:.1%} of the cycles", inserted_rows
 
 
-def constants_row(estimates: VelaEstimates) -> tuple[str, str]:
-    """The row with the constants that the NPU reads. If they are in SRAM, Vela reports them as on-chip flash."""
+def constants_row(estimates: VelaEstimates, *, in_data_file: bool = False) -> tuple[str, str]:
+    """The row with the constants that the NPU reads. If they are in SRAM, Vela reports them as on-chip flash.
+
+    Args:
+        estimates: Vela's estimates of the delegate.
+        in_data_file: whether the constants are in the data file (``.ptd``) instead of the program.
+    """
     if estimates.constant_memory == "OnChipFlash":
         return "constants in SRAM", format_bytes(estimates.flash_bytes)
     if estimates.constant_memory == "Dram":
         return "constants in DRAM", format_bytes(estimates.constant_bytes)
-    return "flash", f"{format_bytes(estimates.flash_bytes)}, constants inside the program"
+    location = "in the .ptd" if in_data_file else "inside the program"
+    return "flash", f"{format_bytes(estimates.flash_bytes)}, constants {location}"
 
 
 _LAYER_COLUMNS = ("cycles", "share", "MAC util.", "read", "written", "bound by", "module", "line")

@@ -12,6 +12,7 @@ from arm_recipes.report.costs import constants_row, layer_sections, memory_secti
 from arm_recipes.report.kernels import KernelCall, kernel_sections
 from arm_recipes.report.layers import DelegateProfile, method_layers
 from arm_recipes.report.memory import method_memory
+from arm_recipes.runtime.payload_parts import WEIGHTS_PREFIX
 from arm_recipes.runtime.tensor_info import TensorInfo
 from arm_recipes.stages.edge.cpu_operators import CpuOperator
 
@@ -219,7 +220,8 @@ def _method_sections(method: MethodReport, *, many: bool) -> Iterator[Section]:
     yield from kernel_sections(method.kernels, method.movement, suffix)
     for delegate in method.delegates:
         if delegate.vela is not None:
-            yield f"Vela's estimates for {delegate.name}", _vela_rows(delegate.vela)
+            in_data_file = any(key.startswith(WEIGHTS_PREFIX) for key in delegate.external_blocks)
+            yield f"Vela's estimates for {delegate.name}", _vela_rows(delegate.vela, in_data_file)
     if method.boundary:
         yield (
             f"Boundary conversions{suffix}",
@@ -258,7 +260,7 @@ def _quantization_rows(quantization: Quantization) -> list[tuple[str, ...]]:
     return rows or [("nothing is quantized",)]
 
 
-def _vela_rows(vela: VelaEstimates) -> list[tuple[str, ...]]:
+def _vela_rows(vela: VelaEstimates, in_data_file: bool) -> list[tuple[str, ...]]:
     limit = "" if vela.sram_limit is None else f" of {format_bytes(vela.sram_limit)}"
     exceeded = " (exceeds the limit of the memory mode)" if vela.sram_exceeded else ""
     return [
@@ -268,7 +270,7 @@ def _vela_rows(vela: VelaEstimates) -> list[tuple[str, ...]]:
         ("inference", f"{vela.inference_seconds * 1e3:.3f} ms at {vela.core_clock / 1e6:.0f} MHz"),
         ("SRAM", format_bytes(vela.sram_bytes) + limit + exceeded),
         ("DRAM", format_bytes(vela.dram_bytes)),
-        constants_row(vela),
+        constants_row(vela, in_data_file=in_data_file),
         *(
             [("fast scratch", f"{format_bytes(vela.fast_scratch_bytes)}, part of the SRAM")]
             if vela.fast_scratch_bytes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -117,6 +118,13 @@ def test_report_as_text() -> None:
 def test_constants_row_names_the_memory_of_the_constants(memory: str, row: tuple[str, str]) -> None:
     estimates = replace(VELA, constant_memory=memory, constant_bytes=4_096, flash_bytes=0 if memory == "Dram" else 300)
     assert constants_row(estimates) == row
+
+
+def test_report_names_the_data_file_of_external_constants() -> None:
+    delegate = replace(DELEGATE, external_blocks={"arm_weights_0123": 300})
+    text = str(replace(REPORT, methods=(replace(METHOD, delegates=(delegate,)),)))
+    assert re.search(r"\n  flash +300 B, constants in the \.ptd\n", text)
+    assert "constants inside the program" not in text
 
 
 def test_report_as_json() -> None:
