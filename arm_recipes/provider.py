@@ -42,8 +42,8 @@ class ArmRecipeProvider(BackendRecipeProvider):
         """Build a recipe. Returns None for recipe types of other providers.
 
         Raises:
-            ValueError: an argument is unknown or has the wrong type, or the installed Vela or the ``.ini`` file does
-                not define its value. All arguments are checked before the recipe is built.
+            ValueError: an argument is unknown or invalid, arguments contradict each other, or the installed Vela or the
+                ``.ini`` file does not define a name. All arguments are checked before the recipe is built.
         """
         if not isinstance(recipe_type, ArmRecipeType):
             return None
@@ -103,7 +103,7 @@ def _assemble_recipe(
             if values["input_dtype"] == "uint8":
                 transforms.append(quantize_inputs_as_uint8)
             passes.append(edge_manager.remove_io_casts)
-        passes.append(edge_manager.look_up_integers)
+        passes.append(edge_manager.dequantize_after_lookups)
         # VGF runtimes and the Direct Drive runtime on Linux use ExecuTorch's quantize kernels, which the partitioner
         # loads. Firmware uses the cortex_m kernels.
         if target != "VGF" and not values.get("direct_drive"):
@@ -130,25 +130,28 @@ def _assemble_recipe(
 
 
 def _planning_options(target: str, values: Options, memories: PlannedMemories | None) -> dict[str, Any]:
-    """The passes that plan memory, as arguments of ``ExecutorchBackendConfig``; others are ExecuTorch's defaults."""
+    """Arguments of ``ExecutorchBackendConfig``: the symbolic shape pass, and the memory planning pass.
+
+    The memory planning pass is omitted if it would equal ExecuTorch's default.
+    """
     from executorch.exir.memory_planning import greedy
 
     from arm_recipes.pipeline.planned_memories import planning_pass
     from arm_recipes.pipeline.shared_scratch import plan_shared_scratch
-    from arm_recipes.stages.edge.dim_orders import ShapeEvaluationPass
+    from arm_recipes.stages.edge.dim_orders import RowMajorNonzeroShapePass
 
     plan_io = {name: values[name] for name in ("plan_inputs", "plan_outputs")}
     algorithm = memories or (plan_shared_scratch if _shares_scratch(target, values) else greedy)
     if algorithm is greedy and all(plan_io.values()):
-        return {"sym_shape_eval_pass": ShapeEvaluationPass()}
+        return {"sym_shape_eval_pass": RowMajorNonzeroShapePass()}
     return {
         "memory_planning_pass": planning_pass(algorithm, **plan_io),
-        "sym_shape_eval_pass": ShapeEvaluationPass(),
+        "sym_shape_eval_pass": RowMajorNonzeroShapePass(),
     }
 
 
 def _shares_scratch(target: str, values: Options) -> bool:
-    """Whether the memory plan places the NPU's scratch: in firmware, with one planned memory."""
+    """Whether the memory plan may place the NPU's scratch: in firmware, with one planned memory."""
     return target == "ETHOSU" and not values.get("direct_drive") and values["shared_scratch"] and not values["memory"]
 
 
@@ -186,7 +189,7 @@ def _memory_passes(target: str, values: Options, optimise: str, memories: Planne
 
 
 def _create_quantizer(prefix: str, spec: ArmCompileSpec) -> Any:
-    """Create the quantizer whose class name starts with ``prefix``."""
+    """Create the quantizer of a target; ``prefix`` is the start of its class name."""
     from arm_backend_core import quantization
     from arm_backend_core.cortex_m.quantizer import CortexMQuantizer
 
@@ -217,7 +220,7 @@ def load_recipe(source: str | Path | Mapping[str, Any], **options: Any) -> ArmRe
         options: options to add or override, for example ``calibration_samples``.
 
     Raises:
-        ValueError: ``source`` is not a saved recipe; the message names the problem.
+        ValueError: ``source`` is not a saved recipe, or an option is invalid; the message names the problem.
     """
     name, saved = read_recipe(source)
     return make_recipe(name, {**saved, **options})

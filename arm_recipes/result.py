@@ -241,11 +241,12 @@ class ExportResult(Artifact):
     def advice(self) -> AdviceList:
         """Suggest changes that reduce cycles or SRAM of an Ethos-U program. Vela compiles each suggestion.
 
-        These changes are tried: the other memory modes, ``--optimise Size``, per-tensor weight scales, and for each
-        layer, its number of channels rounded down to a multiple of 16. The search takes some seconds.
+        These changes are tried: the other memory modes, ``optimise="size"``, per-tensor weight scales, 2:4 sparse
+        weights, and fewer channels: a multiple of 16, for the six largest layers that have up to four more. The search
+        takes some seconds.
 
         Raises:
-            ValueError: the recipe is not for an Ethos-U.
+            ValueError: the recipe is not for an Ethos-U, or no part of the program runs on the NPU.
         """
         from arm_recipes.explore.advice.advise import advise
 

@@ -18,13 +18,14 @@ Model = _OneModel | Mapping[str, _OneModel]
 
 _Tensor = torch.Tensor | np.ndarray[Any, Any]
 Sample = _Tensor | Inputs | tuple[Any, ...] | list[Any] | Mapping[str, Any]
-"""Inputs of one call: ``Inputs``, a tuple of positional inputs, a mapping of keyword inputs, or a single tensor."""
+"""Inputs of one call: ``Inputs``, a tuple or list of positional inputs, a mapping of keyword inputs, or one tensor."""
 
 _SamplesOfMethod = tuple[Any, ...] | Iterable[Sample] | Callable[[], Iterable[Sample]]
 Samples = _SamplesOfMethod | Mapping[str, _SamplesOfMethod]
 """An iterable of samples, such as a list or a ``DataLoader``, or a function that returns such an iterable.
 
-A single tuple or tensor is one sample. A mapping maps each method name to its samples.
+A single tensor or tuple is one sample, but a tuple that contains only tuples and mappings is several samples. A mapping
+maps each method name to its samples.
 """
 
 Labels = int | _Tensor | Iterable[int | _Tensor]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from arm_backend_core.cortex_m.catalog import KERNELS
 from arm_backend_core.cortex_m.kernels.registry import LIBRARY_NAMESPACE
-from arm_recipes.report.kernels import DATA_MOVEMENT
+from arm_recipes.report.kernels import BIT_EXACT_OPERATORS
 
 #: Namespaces of ExecuTorch's portable kernels, which its selective build includes.
 _PORTABLE_NAMESPACES = ("aten", "dim_order_ops")
@@ -30,8 +30,8 @@ class Kernels:
 
     @property
     def is_exact(self) -> bool:
-        """Whether results are bit-equal on all devices: other kernels than ``cortex_m`` only move elements."""
-        return not self.others and all(name.partition(".")[0] in DATA_MOVEMENT for name in self.portable)
+        """Whether results are bit-equal on all devices: kernels other than ``cortex_m`` only move or compare elements."""
+        return not self.others and all(name.partition(".")[0] in BIT_EXACT_OPERATORS for name in self.portable)
 
     def symbols(self) -> tuple[str, ...]:
         """Names of ``cortex_m`` without namespace and overload, as in ``runtime/kernels/kernel_list.h``."""

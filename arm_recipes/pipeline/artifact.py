@@ -266,7 +266,7 @@ class Artifact:
         tensors = {method.name: (method.inputs, method.outputs) for method in self.report.methods}
         variants = {name: method.to_dict() for name, method in self.shape_variants.items()}
         mutated = {name: self._load_once().signature(name).mutated_inputs for name in tensors}
-        names = encode_metadata(tensors, mutated, tosa_of=hashlib.sha256(self.buffer).hexdigest(), sized=variants)
+        names = encode_metadata(tensors, mutated, hashlib.sha256(self.buffer).hexdigest(), variants)
         graphs = {delegate.checksum: delegate.tosa for delegate in self.report.delegates}
         return b"".join(
             insert_checksum([serialize_with_tosa_delegates(self.executorch_program, graphs, {METADATA_KEY: names})])

@@ -395,4 +395,4 @@ class Pipeline:
             variants.infer_output_axes({name: [x.shape for x in each.outputs] for name, each in self._methods.items()})
         variant_dicts = {name: variants.to_dict() for name, variants in self._shape_variants.items()}
         tensors = {name: (x.inputs, x.outputs) for name, x in self._methods.items() if x.graph is not None}
-        store_named_data(manager, METADATA_KEY, encode_metadata(tensors, mutated_inputs, sized=variant_dicts))
+        store_named_data(manager, METADATA_KEY, encode_metadata(tensors, mutated_inputs, shape_variants=variant_dicts))

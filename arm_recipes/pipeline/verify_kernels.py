@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from arm_recipes._internal.messages import ExportError
-from arm_recipes.report.kernels import DATA_MOVEMENT, is_kernel_call
+from arm_recipes.report.kernels import BIT_EXACT_OPERATORS, is_kernel_call
 
 if TYPE_CHECKING:
     import numpy as np
@@ -121,7 +121,7 @@ def _is_exact(node: torch.fx.Node) -> bool:
     from arm_backend_core.nodes import overload_of
 
     overload = overload_of(node.target)
-    return overload is not None and overload._schema.name in (*DATA_MOVEMENT, "cortex_m::dequantize_per_tensor")
+    return overload is not None and overload._schema.name in (*BIT_EXACT_OPERATORS, "cortex_m::dequantize_per_tensor")
 
 
 def _compare_outputs(method: MethodReport, sample: int, actual: Sequence[Any], expected: Sequence[Any]) -> None:

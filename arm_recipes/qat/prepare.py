@@ -37,10 +37,11 @@ def prepare_qat(
     Args:
         model: as for ``export``, with one method. The model itself is trained, not a copy.
         recipe: an integer recipe from ``ExportRecipe.get_recipe``.
-        samples: as for ``export``. They initialize the activation ranges. ``.export()`` compiles for the shapes of the
-            first sample, unless it gets other samples. None: the recipe's ``calibration_samples=``.
-        ranges: "learned" makes the bounds of the activation ranges trainable parameters; "follow" tracks the ranges of
-            the batches.
+        samples: as for ``export``. They initialize the activation ranges, unless the recipe has
+            ``calibration_samples=``. ``.export()`` compiles for the shapes of the first sample, unless it gets other
+            samples. None: the recipe's ``calibration_samples=``, or the example inputs of an ``ExportedProgram``.
+        ranges: "learned" makes the bounds of the activation ranges trainable; "follow" updates the ranges by a moving
+            average of the minimum and maximum of each batch.
         batch_norm_steps: number of training steps in which batch norms use batch statistics and update the running
             statistics. After them, the running statistics are frozen. 0 freezes them from the beginning.
         strict: as for ``export``.

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 
 class Prepared(FakeQuantizedModel):
-    """A model with fake quantization. Call and train it like the model. It returns the results of the program.
+    """A model with fake quantization. Call and train it like the model. See ``FakeQuantizedModel``.
 
-    See ``FakeQuantizedModel``.
+    In evaluation mode, it returns the results of the exported quantized graph.
     """
 
     def __init__(

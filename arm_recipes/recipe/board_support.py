@@ -103,11 +103,11 @@ class BoardSupport:
 
 @dataclass(frozen=True)
 class Placement:
-    """Kind of memory, "sram", "flash" or "dram", of a program's sections.
+    """Kind of memory ("sram", "flash" or "dram") that holds a program, and that holds the NPU's scratch.
 
     Attributes:
-        program: the program with the constants that the NPU reads. Vela's on-chip flash is SRAM, as in the estimates.
-        scratch: scratch of the NPU.
+        program: memory of the program with the constants that the NPU reads. Vela's on-chip flash counts as SRAM.
+        scratch: memory of the NPU's scratch.
     """
 
     program: str

@@ -32,7 +32,7 @@ class Board:
 
     Attributes:
         name: value of the recipe option ``board``.
-        title: product, and the core that the NPU belongs to.
+        title: product, and its NPU or the core of the NPU if a product has several.
         family: NPU family, for example ``ethos-u55``.
         macs: MACs per cycle; None if the platform's user chooses them, as on an FVP.
         system_config: system configuration: clock and memories; None: no document describes them, so the default of the
@@ -110,24 +110,24 @@ def find_problem(name: Any) -> str | None:
     )
 
 
-def add_board_options(family: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Fill the options that the user did not give with those of the board ``given["board"]``.
+def add_board_options(family: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the options of the board ``values["board"]``. Options of the user have priority.
 
     Args:
         family: NPU family of the recipe.
-        given: validated options of an Ethos-U recipe with a board; None is an option that was not given.
+        values: validated options of an Ethos-U recipe with a board; an omitted option is None.
 
     Raises:
-        ValueError: the board has another NPU.
+        ValueError: the board has another NPU family or another number of MACs.
     """
-    board = find_board(given["board"])
+    board = find_board(values["board"])
     if board.family != family:
         raise ValueError(
             f"board={board.name!r}: it has an {board.family.title()}; use a recipe of {_family_recipes(board)}"
         )
-    if board.macs is not None and given["macs"] not in (None, board.macs.value):
-        raise ValueError(f"macs={given['macs']}: board {board.name!r} has {board.macs.value} MACs; omit macs")
-    return {**given, **{name: value for name, value in board.options.items() if given.get(name) is None}}
+    if board.macs is not None and values["macs"] not in (None, board.macs.value):
+        raise ValueError(f"macs={values['macs']}: board {board.name!r} has {board.macs.value} MACs; omit macs")
+    return {**values, **{name: value for name, value in board.options.items() if values.get(name) is None}}
 
 
 def _family_recipes(board: Board) -> str:
@@ -236,7 +236,7 @@ _CORSTONE = (
 
 
 def _alif(series: str, sram: int, source: str, *, has_u85: bool) -> Iterator[Board]:
-    """The NPUs of an Alif Ensemble: those of both cores, and the shared Ethos-U85.
+    """The NPUs of an Alif Ensemble: one for each core, and the Ethos-U85 that the cores share.
 
     Args:
         series: for example ``E7``.

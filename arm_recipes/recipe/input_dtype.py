@@ -1,4 +1,4 @@
-"""The option ``input_dtype``: integer inputs of another type than the target computes with."""
+"""The option ``input_dtype``: integer inputs of a type that the target does not compute with (uint8)."""
 
 from __future__ import annotations
 

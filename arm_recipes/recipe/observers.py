@@ -1,7 +1,8 @@
 """Observers of int8 activations: how a quantization range follows from the calibration values.
 
-The observers differ only for tensors with many calibration values. Below 8,192 values in all samples, every observer
-except "minmax" takes the minimum and maximum, and widens that range, because new values will exceed it.
+"minmax" takes the minimum and maximum of all calibration values. The other observers differ only for tensors with at
+least 8,192 values in all samples. With fewer values, they take the minimum and maximum, and widen this range, because
+new values will exceed it.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ class MinMaxObserver(RangeObserver):
 class PercentileObserver(ActivationObserver):
     """Percentiles: clips one value of 10,000 (``TAIL_FRACTION``) at each end."""
 
-    def _range(self, seen: Any) -> tuple[Any, Any]:
-        low, high = super()._range(seen)
-        if _uses_distribution(self, seen):
-            values = torch.cat(seen.values).double().numpy()
+    def _range(self, statistics: Any) -> tuple[Any, Any]:
+        low, high = super()._range(statistics)
+        if _uses_distribution(self, statistics):
+            values = torch.cat(statistics.values).double().numpy()
             low, high = np.quantile(values, TAIL_FRACTION), np.quantile(values, 1 - TAIL_FRACTION)
         return low, high
 
@@ -36,11 +37,11 @@ class PercentileObserver(ActivationObserver):
 class EntropyObserver(ActivationObserver):
     """Entropy calibration: the range with the smallest Kullback-Leibler divergence between values and integers."""
 
-    def _range(self, seen: Any) -> tuple[Any, Any]:
-        low, high = super()._range(seen)
-        if _uses_distribution(self, seen):
+    def _range(self, statistics: Any) -> tuple[Any, Any]:
+        low, high = super()._range(statistics)
+        if _uses_distribution(self, statistics):
             low, high = _minimize_kl_divergence(
-                torch.cat(seen.values), seen.low, seen.high, self.quant_max - self.quant_min
+                torch.cat(statistics.values), statistics.low, statistics.high, self.quant_max - self.quant_min
             )
         return low, high
 
@@ -54,13 +55,17 @@ OBSERVERS: dict[str, type[RangeObserver]] = {
 }
 
 
-def _uses_distribution(observer: RangeObserver, seen: Any) -> bool:
-    """Whether there are enough distinct values to use their distribution instead of minimum and maximum."""
-    return bool(seen.count >= MIN_HISTOGRAM_VALUES and not observer.is_integer and seen.high > seen.low)
+def _uses_distribution(observer: RangeObserver, statistics: Any) -> bool:
+    """Whether the range follows from the distribution of the values.
+
+    This needs at least ``MIN_HISTOGRAM_VALUES`` values, not all equal, of a tensor that is no cast of integers.
+    """
+    enough = statistics.count >= MIN_HISTOGRAM_VALUES
+    return bool(enough and not observer.is_integer and statistics.high > statistics.low)
 
 
 def _minimize_kl_divergence(values: torch.Tensor, low: float, high: float, intervals: int) -> tuple[float, float]:
-    """Find the range with the smallest divergence. The candidates shrink both bounds by the same factor.
+    """Find the range with the smallest KL divergence. The candidates shrink both bounds by the same factor.
 
     The histogram omits zeros, which ReLU often produces, because every range represents zero exactly.
     """
@@ -78,7 +83,7 @@ def _minimize_kl_divergence(values: torch.Tensor, low: float, high: float, inter
 
 
 def _kl_divergence(counts: Any, start: int, stop: int, levels: int) -> float:
-    """Kullback-Leibler divergence between the histogram, clipped to [start, stop), and its rounding to ``levels``."""
+    """KL divergence between the histogram clipped to [start, stop) and the same histogram quantized to ``levels``."""
     clipped = counts[start:stop].copy()
     inside = clipped.copy()
     clipped[0] += counts[:start].sum()

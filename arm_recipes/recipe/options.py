@@ -21,10 +21,10 @@ class Option:
     Attributes:
         name: the keyword.
         group: recipes that take the option: "all", "int" (quantizing recipes), "tosa" (TOSA and VGF recipes),
-            "tosa-fp", "ethos-u", "ethos-u85", "cortex-m" or "cortex-m-cpu".
+            "tosa-fp", "ethos-u", "ethos-u85", "cortex-m" or "cortex-m-cpu" (Cortex-M and Ethos-U recipes).
         expects: the accepted values in words, for error messages.
         find_problem: returns the problem of a value, which completes "got <value>: ..."; None for a valid value.
-        default: value of an omitted argument. None means the default of the target.
+        default: value of an omitted argument. None: the default of the target, or no value.
     """
 
     name: str
@@ -42,8 +42,8 @@ def _bool_or_warn_problem(value: Any) -> str | None:
     return None if isinstance(value, bool) or value == "warn" else "none of these"
 
 
-def _macs_problem(value: Any) -> str | None:
-    # bool is a subclass of int: macs=True is an error, not one MAC.
+def _positive_int_problem(value: Any) -> str | None:
+    # bool is a subclass of int: macs=True is an error, not 1.
     if isinstance(value, bool) or not isinstance(value, int):
         return "not an int"
     return None if value > 0 else "not positive"
@@ -178,7 +178,7 @@ def _decibels_problem(value: Any) -> str | None:
 
 
 def _steps_problem(value: Any) -> str | None:
-    return None if value is None or value == "auto" else _macs_problem(value)
+    return None if value is None or value == "auto" else _positive_int_problem(value)
 
 
 def _budget_problem(value: Any) -> str | None:
@@ -230,9 +230,9 @@ _EXPECTED_PRECISIONS = 'a dict of precisions by module, such as {"head": "A16W8"
 
 _EXPECTED_BUDGET = 'a number of bytes, or a text such as "512KiB"'
 
-_EXPECTED_CPU = 'the name of a Cortex-M, such as "cortex-m55", "auto", or None without int8 kernels beside an NPU'
+_EXPECTED_CPU = 'the name of a Cortex-M, "cortex-m55" for example, "auto", or None (Ethos-U recipes: no int8 kernels)'
 
-#: Quantization algorithms that are applied by default, in addition to calibration.
+#: Quantization algorithms that are applied by default, except those that ``resolve_algorithms`` excludes for a target.
 ALGORITHMS = (
     "bias_correction",
     "concat_scales",
@@ -252,8 +252,8 @@ _COSTLY_NPU_ALGORITHMS = ("fused_rms_norms",)
 #: Element types of OCP MX blocks of 32 channels, see ``arm_backend_core.ops.block_scaled``.
 MX_FORMATS = ("fp8e4m3", "fp8e5m2", "fp6e2m3", "fp6e3m2", "fp4e2m1")
 
-#: Optimization goals of Ethos-U programs: "performance" minimizes cycles, "size" cascades all layers, "ram" searches
-#: the least RAM, "auto" chooses among programs for performance and size.
+#: Optimization goals of Ethos-U programs: Vela's goals "performance" (fewest cycles) and "size" (least SRAM); "ram"
+#: searches the program with the least RAM; "auto" takes the better of the programs for performance and for size.
 GOALS = ("auto", "performance", "size", "ram")
 
 #: Blocks of Ethos-U delegates that the option ``external`` moves to a data file (``.ptd``).
@@ -270,7 +270,7 @@ OPTIONS: dict[str, Option] = {
     option.name: option
     for option in (
         Option("board", "ethos-u", "the name of a board", _board_problem),
-        Option("macs", "ethos-u", "an int that the family has", _macs_problem),
+        Option("macs", "ethos-u", "an int that the family has", _positive_int_problem),
         Option("system_config", "ethos-u", "the name of a [System_Config] in the .ini", _name_problem),
         Option("memory_mode", "ethos-u", "the name of a [Memory_Mode] in the .ini", _name_problem),
         Option("extra_flags", "ethos-u", "a list of Vela command line flags", _flags_problem),
@@ -295,7 +295,7 @@ OPTIONS: dict[str, Option] = {
         Option("qat", "int", "a function that trains the model that it is given", _function_problem),
         Option("min_sqnr", "int", "a number of dB", _decibels_problem),
         Option("quantized_io", "int", "a bool", _bool_problem, default=False),
-        Option("input_dtype", "int", '"uint8", or None for that of quantized_io', input_dtype.find_problem),
+        Option("input_dtype", "int", '"uint8", or None', input_dtype.find_problem),
         Option("steps_per_call", "all", 'an int, "auto", or None for all', _steps_problem, default="auto"),
         Option("plan_inputs", "all", "a bool", _bool_problem, default=True),
         Option("plan_outputs", "all", "a bool", _bool_problem, default=True),
@@ -341,8 +341,8 @@ def check(recipe: str, user_options: Mapping[str, Any]) -> dict[str, Any]:
     """Validate the options of a recipe, and add those of its board and the defaults.
 
     Raises:
-        ValueError: the recipe has no such option (the message suggests the nearest name), a value is invalid, or the
-            board has another NPU.
+        ValueError: the recipe has no such option (the message suggests the nearest name), a value is invalid, options
+            contradict each other, or the board has another NPU.
     """
     names = option_names(recipe)
     for name, value in user_options.items():

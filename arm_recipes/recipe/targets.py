@@ -50,7 +50,11 @@ def _ethos_u_spec_builder(family: str, default_macs: int) -> Callable[[Options],
 
 
 def _cpu_beside_npu(family: str, values: Options) -> str | None:
-    """The Cortex-M that runs int8 kernels; None for floating point, and if the CPU is one that runs Linux."""
+    """The Cortex-M that runs int8 kernels for the operators outside of delegates.
+
+    None: these operators stay in floating point. This is the default beside a CPU that runs Linux (Ethos-U65, Direct
+    Drive).
+    """
     from arm_backend_core.targets.cortex_m import CPU_BESIDE_NPU
 
     if values["cpu"] != "auto":
@@ -181,14 +185,14 @@ SPEC_BUILDERS: dict[str, Callable[[Options], ArmCompileSpec]] = {
 }
 
 
-def normalize_recipe_name(given: str) -> str:
+def normalize_recipe_name(name: str) -> str:
     """Normalize the name of a recipe: any case, ``-`` or ``_``.
 
     Raises:
         ValueError: there is no such recipe; the message suggests the nearest name.
     """
-    name = given.strip().upper().replace("-", "_").removeprefix("ARM_RECIPES_")
-    if name in SPEC_BUILDERS:
-        return name
+    normalized = name.strip().upper().replace("-", "_").removeprefix("ARM_RECIPES_")
+    if normalized in SPEC_BUILDERS:
+        return normalized
     allowed = ", ".join(SPEC_BUILDERS)
-    raise ValueError(f"there is no recipe {given!r}{suggest_name(name, SPEC_BUILDERS)} (allowed: {allowed})")
+    raise ValueError(f"there is no recipe {name!r}{suggest_name(normalized, SPEC_BUILDERS)} (allowed: {allowed})")

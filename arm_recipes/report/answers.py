@@ -25,7 +25,7 @@ class Answer:
     """An answer on the first screen.
 
     Attributes:
-        question: the question, one word.
+        question: the question; with several comparisons, also the name of the method.
         figure: the answer.
         details: sentences or figures that explain it.
     """
@@ -107,10 +107,10 @@ def _answer_fits(report: ExportRecord, context: ExportContext) -> Answer:
     return Answer("Fits?", f"{format_bytes(report.ram.total_bytes)} RAM", (*details, _NO_LIMIT))
 
 
-def _answer_accurate(comparison: ComparisonRecord, is_named: bool) -> Answer:
+def _answer_accurate(comparison: ComparisonRecord, names_method: bool) -> Answer:
     sqnr, accuracy = f"SQNR {_format_sqnr(comparison.sqnr)}", comparison.accuracy
     origin = f"{comparison.samples} sample{'s' * (comparison.samples != 1)}, against {comparison.reference}"
-    question = f"Accurate? '{comparison.method}'" if is_named else "Accurate?"
+    question = f"Accurate? '{comparison.method}'" if names_method else "Accurate?"
     if accuracy is None:
         return Answer(question, sqnr, (origin, "labels= or metric= of compare() add the accuracy of the task."))
     reference, program = accuracy.figures
@@ -118,7 +118,10 @@ def _answer_accurate(comparison: ComparisonRecord, is_named: bool) -> Answer:
 
 
 def _answer_accurate_by_calibration(report: ExportRecord) -> Answer:
-    """Answer without a comparison: the output with the lowest SQNR on the last calibration sample."""
+    """Answer without a comparison: the task accuracy that the export measured, or the lowest SQNR of an output.
+
+    The SQNR is that of the last calibration sample.
+    """
     if report.accuracy is not None:
         return _answer_expected_accuracy(report.accuracy)
     quantized = [method.quantization for method in report.methods if method.quantization is not None]

@@ -38,11 +38,19 @@ def layer_sections(layers: Sequence[LayerCost], suffix: str) -> Iterator[Section
         yield f"Inserted operations{suffix}: {share:.1%} of the cycles", inserted_rows
 
 
-def constants_row(estimates: VelaEstimates) -> tuple[str, str]:
-    """The row with the constants that the NPU reads. In ``Sram_Only`` modes, Vela calls their SRAM on-chip flash."""
+def constants_row(estimates: VelaEstimates, *, in_data_file: bool = False) -> tuple[str, str]:
+    """The row with the constants that the NPU reads. If they are in SRAM, Vela reports them as on-chip flash.
+
+    Args:
+        estimates: Vela's estimates of the delegate.
+        in_data_file: whether the constants are in the data file (``.ptd``) instead of the program.
+    """
     if estimates.constant_memory == "OnChipFlash":
         return "constants in SRAM", format_bytes(estimates.flash_bytes)
-    return "flash", f"{format_bytes(estimates.flash_bytes)}, constants inside the program"
+    if estimates.constant_memory == "Dram":
+        return "constants in DRAM", format_bytes(estimates.constant_bytes)
+    location = "in the .ptd" if in_data_file else "inside the program"
+    return "flash", f"{format_bytes(estimates.flash_bytes)}, constants {location}"
 
 
 _LAYER_COLUMNS = ("cycles", "share", "MAC util.", "read", "written", "bound by", "module", "line")
@@ -81,7 +89,7 @@ def memory_sections(memories: Sequence[MemoryOverTime], suffix: str) -> Iterator
     for memory_usage in memories:
         peak = max(memory_usage.moments, key=lambda moment: moment.bytes)
         rows: list[tuple[str, ...]] = [
-            ("over time", "", "", _draw_bar_chart([moment.bytes for moment in memory_usage.moments]))
+            ("over time", "", "", _draw_sparkline([moment.bytes for moment in memory_usage.moments]))
         ]
         rows += [
             (format_bytes(tensor.bytes), tensor.kind, tensor.where, tensor.source)
@@ -98,8 +106,8 @@ def memory_sections(memories: Sequence[MemoryOverTime], suffix: str) -> Iterator
         yield heading, rows
 
 
-def _draw_bar_chart(values: Sequence[int]) -> str:
-    """Draw a text bar chart of at most ``_CHART_COLUMNS`` characters; a bar shows the maximum of consecutive values."""
+def _draw_sparkline(values: Sequence[int]) -> str:
+    """Draw a sparkline of at most ``_CHART_COLUMNS`` characters; each shows the maximum of consecutive values."""
     maximum = max(values) or 1
     count = min(len(values), _CHART_COLUMNS)
     edges = [i * len(values) // count for i in range(count + 1)]

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
     from arm_backend_core.targets.cortex_m import Processor
 
-#: Operators outside delegates that the CPU's kernels do not compute.
+#: Nodes of the lowered method that call no CPU kernel.
 _NOT_ON_CPU = ("executorch_call_delegate", "alloc", "getitem")
-_CASTS = ("quantize_per_tensor", "dequantize_per_tensor")
+_QUANTIZE_OPERATORS = ("quantize_per_tensor", "dequantize_per_tensor")
 
 
 @dataclass
@@ -33,8 +33,8 @@ class _Totals:
 def cpu_layers(method: str, module: torch.fx.GraphModule, processor: Processor | None) -> tuple[LayerCost, ...]:
     """Estimate the cost of each layer on the CPU, in program order.
 
-    A layer is a source line of a module, or its transposes, or its casts. The share is the fraction of the CPU's
-    cycles.
+    A layer is a source line of a module, or the transposes of this line, or its quantize and dequantize operators. The
+    share is the fraction of the CPU's cycles. Operators with an estimate of 0 cycles are omitted.
 
     Args:
         method: name of the method.
@@ -100,6 +100,6 @@ def _operator(name: list[str]) -> str:
 
 
 def _kind(operator: str) -> Kind:
-    if operator in _CASTS:
+    if operator in _QUANTIZE_OPERATORS:
         return "boundary"
     return "transpose" if operator in ("transpose", "permute_copy") else "layer"

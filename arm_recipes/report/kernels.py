@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 #: Operators of ExecuTorch's portable kernels that only move or compare elements, so that all implementations are
 #: bit-equal.
-DATA_MOVEMENT = frozenset(
+BIT_EXACT_OPERATORS = frozenset(
     {
         *("aten::cat", "aten::copy_", "aten::expand_copy", "aten::permute_copy", "aten::select_copy"),
         *("aten::slice_copy", "aten::split_copy", "aten::split_with_sizes_copy", "aten::squeeze_copy"),
@@ -59,7 +59,7 @@ def is_kernel_call(node: torch.fx.Node) -> bool:
 
 
 def is_integer_movement(node: torch.fx.Node) -> bool:
-    """Whether a node only moves int8 values between kernels."""
+    """Whether the result and the first operand of a node outside kernels are int8 tensors, as in data movement."""
     import torch
 
     values = [node.meta.get("val"), *(source.meta.get("val") for source in node.all_input_nodes[:1])]
@@ -103,7 +103,7 @@ def _bytes(node: torch.fx.Node) -> int:
 
 
 def kernel_sections(calls: Sequence[KernelCall], movement: dict[str, int], suffix: str) -> Iterator[Section]:
-    """Sections of the report: number of calls of each kernel, and the operators that move int8 values."""
+    """Sections of the report: calls, cycles and scratch of each kernel, and operators that move int8 values."""
     if not calls:
         return
     counts = Counter(call.kernel for call in calls)

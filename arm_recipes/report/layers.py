@@ -58,18 +58,19 @@ class LayerCost:
         source: line of the user's model.
         kind: "layer" for operations of the model. For inserted operations: "boundary" changes the dimension order or
             type of an input or output, "transpose" changes the dimension order inside, "conversion" changes the type.
-            "rest" contains the cycles of Vela's total that belong to no operation.
-        operators: ATen operators that the layer is compiled from.
-        cycles: cycles including memory stalls. All layers of a delegate add up to ``vela.total_cycles``.
-        share: fraction of the method's cycles.
-        macs: multiply-accumulates, as Vela counts them.
-        utilization: ``macs`` divided by the maximum number of MACs of the NPU in these cycles.
+            "rest" has the cycles of Vela's total that belong to no operation, or to one without a TOSA operator.
+        operators: ATen operators that the layer is compiled from; on the CPU, operators of the lowered program.
+        cycles: cycles; on the NPU including memory stalls. All layers of a delegate add up to ``vela.total_cycles``.
+        share: fraction of the cycles of all delegates of the method; on the CPU, of the CPU's cycles.
+        macs: multiply-accumulates, as the estimate counts them.
+        utilization: ``macs`` divided by the maximum number of MACs of the NPU or CPU in these cycles.
         bytes_read: bytes of operands, including weights. Each operation counts an operand once. The bytes come from the
-            TOSA graph, so they include no effects of caches, weight encoding or tiling.
+            shapes and types of the tensors, so they include no effects of caches, weight encoding or tiling.
         bytes_written: bytes of results, counted like ``bytes_read``.
-        bound: "memory" if most of the cycles belong to operations that wait for memory, otherwise "compute".
+        bound: "memory" if most of the cycles belong to operations that wait for memory, otherwise "compute". Always
+            "compute" on the CPU.
         reason: reason why the compiler inserted the layer, or explanation of an empty ``module``; otherwise empty.
-        tensors: names of the results in the TOSA graph.
+        tensors: names of the results in the TOSA graph; on the CPU, names of the nodes.
     """
 
     method: str
@@ -90,7 +91,7 @@ class LayerCost:
 
     @property
     def name(self) -> str:
-        """The module's path; "(model)" for the top-level model, "(Vela)" for cycles of no operation."""
+        """The module's path; "(model)" for the top-level model, "(Vela)" for the kind "rest"."""
         return self.module or ("(Vela)" if self.kind == "rest" else "(model)")
 
 
@@ -207,6 +208,11 @@ class DelegateProfile:
         return tuple(self._find_operations())
 
     def _find_operations(self) -> Iterator[NpuOperation]:
+        """Assign TOSA operators to each NPU operation.
+
+        These are the operators that Vela names, the unnamed producers of their operands, and the unnamed operators
+        between them and the operation's results. If Vela names none: the unnamed producers of the results.
+        """
         if not self.vela.layers:
             return
         number_of_index = {op.index: i for i, op in enumerate(self.graph.operators)}

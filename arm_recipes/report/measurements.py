@@ -1,4 +1,4 @@
-"""Measurements on a device: the JSON lines of the firmware's self-test, beside Vela's estimates."""
+"""Device measurements: read the JSON lines of the firmware's self-test, and compare them with Vela's estimates."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class MethodComparison:
-    """Measurements of a method beside its estimate, as medians over the runs.
+    """Measurements of a method, as medians over the runs, and its estimate.
 
     Attributes:
         method: name of the method.
@@ -77,7 +77,7 @@ class MethodComparison:
 
 @dataclass(frozen=True)
 class MeasuredReport(Renderable):
-    """Measurements beside the estimates. ``print`` it, show it in a notebook, or convert it with ``to_dict()``."""
+    """Measurements and estimates by method. ``print`` it, show it in a notebook, or convert it with ``to_dict()``."""
 
     methods: tuple[MethodComparison, ...]
 
@@ -142,7 +142,7 @@ def _to_count(value: Any) -> int | None:
 
 
 def compare_measurements(measurements: Sequence[Measurement], report: Mapping[str, Any]) -> MeasuredReport:
-    """Lay measurements beside the estimates of an export.
+    """Compare measurements with the estimates of an export.
 
     Args:
         measurements: result of ``read_measurements``.
@@ -157,7 +157,8 @@ def compare_measurements(measurements: Sequence[Measurement], report: Mapping[st
         runs = [each for each in measurements if each.method == name]
         if methods and name not in methods:
             raise ValueError(
-                f"the log measures the method '{name}', the export has {', '.join(methods)}: give its own log"
+                f"the log measures the method '{name}', the export has {', '.join(methods)}: "
+                "give the log of this program"
             )
         vela = [each["vela"] for each in methods.get(name, {}).get("delegates", ()) if each.get("vela")]
         for estimates in vela:

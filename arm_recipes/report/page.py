@@ -1,6 +1,6 @@
 """HTML report page, ``Report.page``: one self-contained file that loads nothing from a network.
 
-The file embeds Plotly's library, which draws the charts. Without JavaScript, only the tables are visible.
+The file embeds Plotly's library, which draws the charts. Without JavaScript, the charts are missing.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def _render_body(
 
 
 def _describe_estimates(report: ExportRecord) -> str:
-    """Whose estimates the layer costs are."""
+    """Describe the chart of layer costs: its number of layers, and the source of the estimates."""
     sources = ["Vela's estimate"] * any(cost.delegate for cost in report.layers)
     sources += ["the estimate of the CPU's cycles"] * any(not cost.delegate for cost in report.layers)
     return f"The 25 costliest layers and inserted operations by {' and '.join(sources)}."
@@ -221,7 +221,7 @@ def _live_tensor_cells(tensor: LiveTensor) -> tuple[str, ...]:
 
 
 def _memory_dict(report: ExportRecord, used: MemoryOverTime) -> dict[str, Any]:
-    """Usage of one memory, for the chart. ``limit`` is the SRAM limit of the memory mode in bytes."""
+    """Usage of one memory, for the chart. ``limit``: the SRAM limit of the memory mode in bytes; None if not shown."""
     estimates = [
         d.vela for m in report.methods for d in m.delegates if (m.name, d.name) == (used.method, used.delegate)
     ]

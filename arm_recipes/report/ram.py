@@ -1,7 +1,7 @@
-"""RAM that a board needs for a program, by part: what the NPU's driver and ExecuTorch's runtime must be given.
+"""RAM that a board needs for a program, by part: memory that the NPU's driver and ExecuTorch's runtime require.
 
-The sum equals the memory pools of the firmware folder (``firmware/pools.py``), except for temporary memory of CPU
-kernels, which only a run shows, plus the constants if the memory mode places them in RAM.
+The sum equals the memory pools of the firmware folder (``firmware/pools.py``) with two exceptions. It lacks the
+temporary memory of CPU kernels, which only a run shows. It includes constants that the memory mode places in RAM.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class RamPart:
 
     Attributes:
         name: content of the part, for example "NPU scratch".
-        bytes: size; 0 is not listed.
-        memory: "SRAM" or "DRAM".
+        bytes: size.
+        memory: "SRAM", "DRAM", or the name of a memory of the option ``memory`` in upper case.
     """
 
     name: str
@@ -52,10 +52,11 @@ class Ram(Renderable):
     """The RAM that a board needs for a program.
 
     Attributes:
-        npu: parts that the delegates need, with the CPU's tensors if they are in one memory with the scratch.
+        npu: parts that the delegates need. If the memory plan places the NPU's scratch, a part also holds the planned
+            tensors of the CPU.
         cpu: parts that ExecuTorch's runtime needs.
-        for_size: if a program with less RAM replaces the one for performance, to fit a limit or with
-            ``optimise="ram"``: its cost. Else empty.
+        for_size: cycles and SRAM, compared with the program for performance, if a program with less RAM replaces it
+            (to fit a limit, or with ``optimise="ram"``). Else empty.
     """
 
     npu: tuple[RamPart, ...]
@@ -120,7 +121,7 @@ def npu_parts(estimates: Sequence[VelaEstimates], *, is_planned: bool = False) -
 
     Args:
         estimates: Vela's estimates of the delegates.
-        is_planned: the scratch is in planned memory, which is another part.
+        is_planned: whether the scratch is in planned memory. It is then omitted here, and part of the planned memory.
     """
     scratch = 0 if is_planned else round_to_cache_lines(max(vela.scratch_bytes for vela in estimates))
     fast = round_to_cache_lines(max(vela.fast_scratch_bytes for vela in estimates))
@@ -144,10 +145,11 @@ def measure_ram(
     """Measure the RAM of a program on a Cortex-M; None without delegates for an Ethos-U, unless ``on_cortex_m``.
 
     Args:
-        delegates: method that computes -> its delegates.
+        delegates: name of a method -> its delegates; without constant methods.
         execution_plans: plans of all methods of the program.
         recipe: the recipe, whose option ``memory`` names the planned memories.
-        on_cortex_m: whether the recipe is for a Cortex-M. The scratch of kernels is part of the plans.
+        on_cortex_m: whether the recipe has a Cortex-M as its CPU, also beside an NPU. The plans contain the scratch of
+            its kernels.
     """
     estimates = [delegate.vela for each in delegates.values() for delegate in each if delegate.vela is not None]
     if not estimates and not on_cortex_m:

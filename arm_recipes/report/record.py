@@ -12,6 +12,7 @@ from arm_recipes.report.costs import constants_row, layer_sections, memory_secti
 from arm_recipes.report.kernels import KernelCall, kernel_sections
 from arm_recipes.report.layers import DelegateProfile, method_layers
 from arm_recipes.report.memory import method_memory
+from arm_recipes.runtime.payload_parts import WEIGHTS_PREFIX
 from arm_recipes.runtime.tensor_info import TensorInfo
 from arm_recipes.stages.edge.cpu_operators import CpuOperator
 
@@ -74,7 +75,8 @@ class MethodReport:
         not_runnable: CPU operators that ExecuTorch's kernel library cannot execute, with the reason.
         kernels: calls of int8 kernels on a Cortex-M.
         movement: operators that move int8 values between these kernels: name -> count.
-        cpu_layers: estimated costs of the layers outside delegates; empty if the CPU is not known.
+        cpu_layers: estimated costs of the layers outside delegates; empty if the CPU is not known, or if it computes
+            nothing.
     """
 
     name: str
@@ -92,7 +94,7 @@ class MethodReport:
 
     @property
     def cpu_cycles(self) -> int | None:
-        """Estimated cycles of the CPU for one inference; None if the CPU is not known."""
+        """Estimated cycles of the CPU for one inference; None without estimates (``cpu_layers`` is empty)."""
         return sum(cost.cycles for cost in self.cpu_layers) if self.cpu_layers else None
 
     @cached_property
@@ -114,8 +116,8 @@ class ExportRecord(Renderable):
         measured: with the option ``verify``, statistics of one emulated execution of each Ethos-U delegate. The key is
             the delegate's name, with the method's name if there are several methods.
         cached: whether the program was taken from ``cache_dir``.
-        ram: RAM that a board needs for the program; None without delegates for an Ethos-U if the
-            recipe is not for a Cortex-M.
+        ram: RAM that a board needs for the program; None without delegates for an Ethos-U, unless the recipe has a
+            Cortex-M as its CPU.
         accuracy: expected accuracy of the task; None without labels and metric.
     """
 
@@ -218,7 +220,8 @@ def _method_sections(method: MethodReport, *, many: bool) -> Iterator[Section]:
     yield from kernel_sections(method.kernels, method.movement, suffix)
     for delegate in method.delegates:
         if delegate.vela is not None:
-            yield f"Vela's estimates for {delegate.name}", _vela_rows(delegate.vela)
+            in_data_file = any(key.startswith(WEIGHTS_PREFIX) for key in delegate.external_blocks)
+            yield f"Vela's estimates for {delegate.name}", _vela_rows(delegate.vela, in_data_file)
     if method.boundary:
         yield (
             f"Boundary conversions{suffix}",
@@ -257,7 +260,7 @@ def _quantization_rows(quantization: Quantization) -> list[tuple[str, ...]]:
     return rows or [("nothing is quantized",)]
 
 
-def _vela_rows(vela: VelaEstimates) -> list[tuple[str, ...]]:
+def _vela_rows(vela: VelaEstimates, in_data_file: bool) -> list[tuple[str, ...]]:
     limit = "" if vela.sram_limit is None else f" of {format_bytes(vela.sram_limit)}"
     exceeded = " (exceeds the limit of the memory mode)" if vela.sram_exceeded else ""
     return [
@@ -267,7 +270,7 @@ def _vela_rows(vela: VelaEstimates) -> list[tuple[str, ...]]:
         ("inference", f"{vela.inference_seconds * 1e3:.3f} ms at {vela.core_clock / 1e6:.0f} MHz"),
         ("SRAM", format_bytes(vela.sram_bytes) + limit + exceeded),
         ("DRAM", format_bytes(vela.dram_bytes)),
-        constants_row(vela),
+        constants_row(vela, in_data_file=in_data_file),
         *(
             [("fast scratch", f"{format_bytes(vela.fast_scratch_bytes)}, part of the SRAM")]
             if vela.fast_scratch_bytes
@@ -291,7 +294,7 @@ def _measured_rows(figures: EthosUStatistics) -> list[tuple[str, ...]]:
 
 
 def _measured_layer_sections(name: str, figures: EthosUStatistics) -> Iterator[Section]:
-    """Yield the layers with the most memory traffic and those with the most MACs, beside Vela's estimates."""
+    """Yield the layers with the most memory traffic and those with the most MACs, with Vela's estimates."""
     by_bytes = sorted(figures.layers, key=lambda layer: -layer.bytes_moved)[:_MAX_LAYER_ROWS]
     rows = []
     for layer in by_bytes:

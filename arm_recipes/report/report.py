@@ -32,7 +32,7 @@ class Report(ExportRecord):
     measurements: tuple[Measurement, ...] = ()
 
     def with_measurements(self, path: str | Path) -> Report:
-        """Return the report with measurements of a device beside the estimates.
+        """Return the report with measurements of a device in addition to the estimates.
 
         Args:
             path: log of the firmware's self-test, which prints a line of JSON for each run.

@@ -1,0 +1,1 @@
+"""Load, run and inspect programs on this machine."""

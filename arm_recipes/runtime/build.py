@@ -1,7 +1,7 @@
 """Build of the host plugin and of the firmware runner from C++ sources, with a cache of the binaries.
 
-The binaries must match the ExecuTorch library of this environment, so no wheel contains them. Compilation takes a few
-seconds.
+The binaries must match the ExecuTorch library of this environment, so no wheel contains them. Compilation takes about
+12 s on two cores.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _DEFINES = ("-DC10_USING_CUSTOM_GENERATED_MACROS", "-DET_EVENT_TRACER_ENABLED")
 
 
 def build_plugin() -> Path:
-    """Compile the plugin if the cache has none for this ExecuTorch and ``CXX``, and return its path.
+    """Compile the plugin if the cache has none for its sources, this ExecuTorch and ``CXX``, and return its path.
 
     The cache is ``$XDG_CACHE_HOME/arm-recipes`` (default ``~/.cache/arm-recipes``). The compiler is ``$CXX``, otherwise
     g++, clang++ or c++.
@@ -105,9 +105,9 @@ def _executorch_folder() -> Path:
 
 
 def _cache_key(executorch: Path, folders: Sequence[str] = _PLUGIN_FOLDERS, link_flags: Sequence[str] = ()) -> str:
-    """Hash of ExecuTorch, flags, sources and ``CXX``.
+    """Hash of ExecuTorch's version and library, flags, sources and ``CXX``.
 
-    Without ``CXX``, the hash contains no compiler, so a cached binary is usable on a machine without a compiler.
+    If ``CXX`` is not set, the hash contains no compiler, so a cached binary is usable on a machine without a compiler.
     """
     library = (executorch / "lib" / "libexecutorch.so").stat()
     digest = hashlib.sha256(

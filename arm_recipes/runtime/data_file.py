@@ -1,7 +1,8 @@
 """Data files (``.ptd``) of programs: named data outside the ``.pte``, in ExecuTorch's FlatTensor format.
 
-The key of a block of an Ethos-U payload ends with the SHA-256 of its content. A data file of another program or export
-therefore lacks the keys, and a changed file does not match them.
+The key of a block of an Ethos-U payload ends with the first hexadecimal digits of the SHA-256 of its content
+(``payload_parts.content_key``). The data file of another program therefore lacks the keys, and changed content does not
+match them.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def read_external_data(program: PteProgram, data_file: bytes | None) -> dict[str
 
     Raises:
         ProgramError: the file is not a data file, or is damaged.
-        RunError: the program needs a data file and there is none, or its content differs from that of the export.
+        RunError: the program needs a data file and there is none, or the content of the file is not that of the export.
     """
     keys = external_data_keys(program)
     if not keys:

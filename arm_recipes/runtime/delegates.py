@@ -30,7 +30,7 @@ class Delegate(Protocol):
 
     @property
     def inputs(self) -> Sequence[TensorInfo | EthosUTensor]:
-        """Inputs of ``run``, with shapes in memory order. An ``EthosUTensor`` has no dtype, only a size in bytes."""
+        """Inputs of ``run``, with shapes in memory order. An ``EthosUTensor`` has an element size, but no dtype."""
 
     @property
     def outputs(self) -> Sequence[TensorInfo | EthosUTensor]:

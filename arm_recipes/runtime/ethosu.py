@@ -100,7 +100,7 @@ class EthosUDelegate:
         payload: payload of ``EthosUBackend``.
         compile_specs: compile specs of the delegate. They may state the size of fast scratch. By default, fast scratch
             is as large as the part that the stream accesses.
-        find_named_data: looks up named data of the program, for weights outside the payload.
+        find_named_data: looks up named data of the program, for commands and weights outside the payload.
 
     Attributes:
         header_bytes: size of the command stream's header.

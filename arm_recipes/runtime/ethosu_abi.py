@@ -7,8 +7,8 @@ import ctypes
 from arm_recipes.runtime.lazy import once
 
 REGIONS = 8
-#: Findings of the access checker, as bits: a read of an unwritten byte, and a data hazard (two operations access a
-#: byte without the required order).
+#: Findings of the access checker, as bits: an unwritten byte that is read or returned, and a data hazard (two
+#: operations access a byte without the required order).
 UNWRITTEN, HAZARD = 1, 2
 ALL_FINDINGS = UNWRITTEN | HAZARD
 

@@ -49,7 +49,7 @@ class Block:
         name: name of the block.
         data: content of the block: its data, or the key of external data.
         offset: byte offset of ``data`` in the payload.
-        external: whether the block's data is external: named data of the program.
+        external: whether the block's data is outside the payload: named data of the program or of its data file.
     """
 
     name: str
@@ -93,7 +93,7 @@ def damage_error(block: str, offset: int, reason: str) -> PayloadError:
 
 
 def read_blocks(data: memoryview) -> dict[str, Block]:
-    """Split a payload into blocks, by name. Names, headers and lengths are validated, but not the contents.
+    """Split a payload into blocks, by name. Names, headers, lengths and keys are validated, but not the contents.
 
     Raises:
         PayloadError: a block is truncated, damaged, missing or repeated. The message says which one and where.
@@ -174,7 +174,11 @@ def look_up_block(name: str, find_named_data: NamedDataLookup) -> bytes | memory
 
 
 def inline_external_blocks(data: bytes | memoryview, find_named_data: NamedDataLookup) -> bytes | memoryview:
-    """Copy external blocks into a payload. A damaged payload, or one without external blocks, is unchanged."""
+    """Copy external blocks into a payload. A damaged payload, or one without external blocks, is unchanged.
+
+    Raises:
+        PayloadError: there is no named data with the key of an external block.
+    """
     try:
         blocks = read_blocks(memoryview(data)) if len(data) else {}
     except PayloadError:

@@ -1,7 +1,8 @@
 """Debug information of Ethos-U command streams: the TOSA operator, layer and source line of each command.
 
-The source is the export's record of the delegate. It holds Vela's layers, and for each layer the offsets of the
-commands that end it.
+The information comes from the export's record of the delegate. The record holds Vela's layers, and for each layer the
+offsets of the commands that start its operations. The commands before such a command, after the previous operation's,
+belong to it too: they set its registers.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Origin:
-    """Origin of a command; fields are empty if unknown. For fused operators, the names are those of the first operator.
+    """Origin of a command; fields are empty if unknown.
+
+    If Vela fused operators into one operation, the names are those of the operator that Vela reports for it.
 
     Attributes:
         operator: the TOSA operator.
@@ -48,7 +51,7 @@ _INDEXED_DMA_OPERATORS = ("Gather", "Scatter")
 
 
 class Origins:
-    """Origins of all commands of a delegate, determined from the last command of each Vela layer.
+    """Origins of all commands of a delegate, determined from the commands that start the operations of a Vela layer.
 
     Args:
         record: the export's record of the delegate. Without it, or for another backend, all origins are empty.

@@ -93,8 +93,8 @@ class EthosUParts:
         payload: description of the payload.
         commands: the command stream.
         header_bytes: size of the stream's header, which comes before the first command.
-        weights: weights; empty if they are named data of the program and no look-up was given.
-        has_external_weights: whether the weights are named data, which other delegates may share.
+        weights: weights; empty if they are outside the payload and no look-up was given.
+        has_external_weights: whether the weights are outside the payload, where delegates may share them.
     """
 
     payload: EthosUPayload
@@ -156,7 +156,7 @@ def read_parts(data: bytes | memoryview, find_named_data: NamedDataLookup | None
 
 
 def _resolve(block: Block, find_named_data: NamedDataLookup | None) -> Block:
-    """Return a block with its external data in place of the key; without a look-up, external data are empty."""
+    """Replace the key of an external block by its data; by empty data without a look-up."""
     if not block.external:
         return block
     data = b"" if find_named_data is None else look_up_block(block.key, find_named_data)
@@ -164,7 +164,7 @@ def _resolve(block: Block, find_named_data: NamedDataLookup | None) -> Block:
 
 
 def read_scratch_tensors(data: bytes) -> tuple[int, tuple[EthosUTensor, ...], tuple[EthosUTensor, ...]]:
-    """Parse the bytes of scratch, inputs and outputs of a valid payload, whose commands may be external."""
+    """Read the size of scratch, the inputs and the outputs of a valid payload. Its commands may be external."""
     blocks = read_blocks(memoryview(data))
     inputs, outputs = (tuple(_parse_tensors(blocks[name])) for name in (BlockName.INPUTS, BlockName.OUTPUTS))
     return blocks[BlockName.SCRATCH].number(0), inputs, outputs

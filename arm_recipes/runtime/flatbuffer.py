@@ -15,7 +15,7 @@ _TABLE_BYTES = 16
 
 
 class FlatbufferError(ValueError):
-    """The bytes are not a flatbuffer, or the flatbuffer is truncated."""
+    """The bytes are not a flatbuffer, or the flatbuffer is truncated or damaged."""
 
 
 class Flatbuffer:

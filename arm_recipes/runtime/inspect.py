@@ -50,9 +50,10 @@ class DelegateInspection:
         backend: backend id.
         payload_bytes: size of the payload.
         payload: description of the payload; None if it is damaged or the backend is not of this package.
-        problem: why the payload of an Arm backend could not be parsed; None without a problem.
+        problem: why the payload of an Arm backend could not be parsed, for example damage or a missing data file; None
+            without a problem.
         compile_specs: compile specs whose value is text.
-        data_file_keys: keys of the payload's blocks in the data file (``.ptd``).
+        data_file_keys: keys of the payload's blocks that the program expects in its data file (``.ptd``).
         shares_scratch: whether the scratch is a part of the method's planned memory.
     """
 
@@ -254,7 +255,7 @@ def _delegate_rows(delegate: DelegateInspection) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [("payload", format_bytes(delegate.payload_bytes))]
     payload = delegate.payload
     if delegate.problem is not None:
-        rows.append(("damaged payload", delegate.problem.partition("\n")[0]))
+        rows.append(("unreadable payload", delegate.problem.partition("\n")[0]))
     if isinstance(payload, EthosUPayload):
         commands = format_bytes(payload.command_bytes)
         stream_format = "COP2, for Direct Drive" if payload.stream == "COP2" else payload.stream
@@ -262,9 +263,9 @@ def _delegate_rows(delegate: DelegateInspection) -> list[tuple[str, ...]]:
             ("target", f"Ethos-U{payload.product}, {payload.macs} MACs"),
             (
                 "command stream",
-                f"{commands}, {stream_format}{_place(delegate, COMMANDS_PREFIX)}",
+                f"{commands}, {stream_format}{_describe_location(delegate, COMMANDS_PREFIX)}",
             ),
-            ("weights", f"{format_bytes(payload.weight_bytes)}{_place(delegate, WEIGHTS_PREFIX)}"),
+            ("weights", f"{format_bytes(payload.weight_bytes)}{_describe_location(delegate, WEIGHTS_PREFIX)}"),
             ("scratch", format_bytes(payload.scratch_bytes) + ", in planned memory" * delegate.shares_scratch),
         ]
         if payload.fast_scratch_bytes != 0:
@@ -280,8 +281,8 @@ def _delegate_rows(delegate: DelegateInspection) -> list[tuple[str, ...]]:
     return rows + list(delegate.compile_specs.items())
 
 
-def _place(delegate: DelegateInspection, prefix: str) -> str:
-    """Say that a block is in the data file, for the key with this prefix."""
+def _describe_location(delegate: DelegateInspection, prefix: str) -> str:
+    """Text for a block that is in the data file, else empty. ``prefix``: start of the block's key."""
     return ", in the .ptd" if any(key.startswith(prefix) for key in delegate.data_file_keys) else ""
 
 

@@ -25,8 +25,8 @@ def load(
 
     A ``.pte`` runs in ExecuTorch's runtime. Arm's reference model executes TOSA delegates, Vulkan executes VGF
     delegates, and an emulator of the NPU executes the command streams of Ethos-U delegates. A TFLite model that Vela
-    compiled runs on the same emulator, as a ``VelaProgram``, if the entire model is one operator for the NPU. Results
-    that are bit-exact on the target are also bit-exact on this machine.
+    compiled runs on the same emulator, as a ``VelaProgram``, if the entire model is one operator for the NPU. The
+    reference model and the emulator compute integer results bit-exactly.
 
     Args:
         source: path or bytes of a ``.pte``, or of a ``.tflite`` that Vela compiled.
@@ -38,6 +38,7 @@ def load(
 
     Raises:
         FileNotFoundError: the file does not exist.
+        TypeError: an argument is neither a path nor bytes.
         ProgramError: the file is not a program or is damaged, or operators of a TFLite model stay on the CPU. This is a
             ``ValueError``.
         RunError: the program needs a ``.ptd``, ``ptd`` or ``reference`` belongs to another program, or the emulator
@@ -76,7 +77,7 @@ def _read_data_file(source: str | Path | bytes, ptd: str | Path | bytes | None) 
 
 
 def reference_path(path: str | Path) -> Path:
-    """Path of the reference program of a program: ``model.tosa.pte`` beside ``model.pte``."""
+    """Path of the reference program: ``model.tosa.pte`` for ``model.pte``."""
     return Path(path).expanduser().with_suffix(REFERENCE_SUFFIX)
 
 

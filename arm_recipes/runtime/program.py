@@ -48,7 +48,7 @@ class Program:
         data: bytes of the ``.pte``.
         data_file: bytes of the ``.ptd``, or None.
         content: the parsed file. Its named data include those of the ``.ptd``.
-        sized: methods that were exported in several sizes, by name.
+        shape_variants: methods that were exported in several sizes, by name.
         reference: the reference program (the same program with TOSA graphs as delegates), or None.
         records: the export's records of the delegates, by payload checksum. They provide the layer names for ``trace``
             and for error messages.
@@ -74,7 +74,7 @@ class Program:
         self._methods: dict[str, Any] = {}
         self._shared_program: Any = None
         self.content = content
-        self.sized = read_shape_variants(self.content)
+        self.shape_variants = read_shape_variants(self.content)
         self.reference: Program | None = None
         self.records: Mapping[bytes, Delegate] = {}
         self.data = data
@@ -88,7 +88,7 @@ class Program:
 
     @property
     def inputs(self) -> tuple[Value, ...]:
-        """Inputs of ``forward``, or of the first method if there is no ``forward``. They have scale and zero point."""
+        """Inputs of ``forward``, or of the first method without it, with scale and zero point if they are quantized."""
         return self.signature(self._main_method).inputs
 
     @property
@@ -139,7 +139,7 @@ class Program:
             RunError: the run failed, or this machine lacks a dependency, which the message names.
         """
         outputs = self.execute(*tensors, method=method, backend=backend, pad=pad, **named)
-        executed = next(iter(self.sized[method].sizes_by_method)) if method in self.sized else method
+        executed = next(iter(self.shape_variants[method].sizes_by_method)) if method in self.shape_variants else method
         encoded = self.content.methods[executed].output_structure
         return unflatten_outputs(outputs, encoded, self.signature(executed).mutated_inputs)
 
@@ -162,8 +162,8 @@ class Program:
         reject_old_backend_argument(named)
         if backend is not None:
             return self._reference_for(backend).execute(*tensors, method=method, pad=pad, **named)
-        if method in self.sized:
-            return self._execute_shape_variant(self.sized[method], tensors, named, pad)
+        if method in self.shape_variants:
+            return self._execute_shape_variant(self.shape_variants[method], tensors, named, pad)
         inputs = self._bind_inputs(method, tensors, named)
         with self._lock:
             return self._execute(method, inputs)

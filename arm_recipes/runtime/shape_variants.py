@@ -17,7 +17,7 @@ Pad = float | Mapping[str, float]
 
 @dataclass(frozen=True)
 class StoredShapeVariants:
-    """A method with shape variants, as the program stores it. ``arm_recipes.samples.read_sizes`` creates it at export.
+    """A method with shape variants, as the program stores it (``arm_recipes.samples.sizes.ShapeVariants.to_dict``).
 
     Attributes:
         name: name by which users call the method.
@@ -54,7 +54,7 @@ class StoredShapeVariants:
         return sizes
 
     def select_method(self, sizes: Mapping[str, int], pad: Pad | None) -> str:
-        """Select the exported variant with the fewest elements whose sizes are at least ``sizes``.
+        """Select the variant with exactly these sizes, else the smallest one (by product of sizes) that fits.
 
         Raises:
             ValueError: no variant is large enough, or no variant has exactly these sizes and ``pad`` is None.

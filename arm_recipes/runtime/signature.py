@@ -22,7 +22,7 @@ METADATA_KEY = "arm_recipes"
 #: placeholder in place of the CRC-32.
 _CHECKSUM_PREFIX, _CHECKSUM_PLACEHOLDER = b'{"crc32": "', "00000000"
 _CHECKSUM_PATTERN = re.compile(re.escape(_CHECKSUM_PREFIX) + rb'([0-9a-f]{8})", "methods": ')
-#: Suffixes of the constant methods by which ``stages.edge_manager`` publishes the quantization of an input or output.
+#: Suffixes of the constant methods by which ``stages.edge.edge_manager`` publishes quantization parameters.
 _QUANTIZATION_SUFFIXES = ("scale", "zp", "quant_min", "quant_max", "dtype")
 
 
@@ -111,16 +111,16 @@ def _constant_method_result(program: PteProgram, method: str) -> object:
 def encode_metadata(
     methods: Mapping[str, tuple[Sequence[TensorInfo], Sequence[TensorInfo]]],
     mutated_inputs: Mapping[str, int],
-    tosa_of: str | None = None,
-    sized: Mapping[str, Any] | None = None,
+    program_digest: str | None = None,
+    shape_variants: Mapping[str, Any] | None = None,
 ) -> bytes:
     """Encode the metadata: names of inputs and outputs by method.
 
     Args:
         methods: inputs and outputs by method.
         mutated_inputs: number of mutated inputs by method (see ``Signature``). Methods without any may be missing.
-        tosa_of: for a reference program, the SHA-256 in hexadecimal of the program that it belongs to.
-        sized: shape variants by method, as JSON objects (see ``StoredShapeVariants.from_dict``).
+        program_digest: for a reference program, the SHA-256 in hexadecimal of the program that it belongs to.
+        shape_variants: shape variants by method, as JSON objects (see ``StoredShapeVariants.from_dict``).
     """
     names_by_method: dict[str, dict[str, Any]] = {
         method: {"inputs": [tensor.name for tensor in inputs], "outputs": [tensor.name for tensor in outputs]}
@@ -129,7 +129,7 @@ def encode_metadata(
     for method, count in mutated_inputs.items():
         if count:
             names_by_method[method]["mutated_inputs"] = count
-    optional_entries = {"tosa_of": tosa_of, "sized": sized}
+    optional_entries = {"tosa_of": program_digest, "sized": shape_variants}
     present_entries = {key: value for key, value in optional_entries.items() if value}
     return json.dumps({"crc32": _CHECKSUM_PLACEHOLDER, "methods": names_by_method} | present_entries).encode()
 

@@ -43,7 +43,7 @@ _FIELD_TYPES: Final = {
 _VECTOR_OPERANDS: Final = {("RESCALE", "multiplier"), ("RESCALE", "shift"), ("TABLE", "table")}
 #: Operators with nested graphs -> names of their two graphs.
 _NESTED_GRAPHS: Final = {"COND_IF": ("then_graph", "else_graph"), "WHILE_LOOP": ("cond_graph", "body_graph")}
-#: numpy's limit. TOSA's levels allow at most 6.
+#: Limit of NumPy 1; NumPy 2 allows 64. TOSA's levels allow at most 6.
 _MAX_DIMENSIONS: Final = 32
 _CONSTANT_OPERATORS: Final = ("CONST", "CONST_SHAPE")
 #: Floating-point formats that numpy lacks -> their name in ml_dtypes.

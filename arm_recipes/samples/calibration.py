@@ -43,7 +43,7 @@ class Calibration:
         yield from self._samples(None)
 
     def rebatch(self, model: GraphModule) -> Iterator[Inputs]:
-        """Yield the samples. Batches of a ``DataLoader`` are resized to the batch size of ``model``.
+        """Yield the samples. A ``DataLoader``'s batches lose their labels, and get the batch size of ``model``.
 
         Raises:
             ValueError: as ``__call__``.

@@ -31,8 +31,10 @@ def models_by_method(model: Any) -> dict[str, Model]:
     """Return the models by method name. A single model is the method 'forward'. Files are loaded.
 
     Raises:
-        ValueError: the file does not exist or is not a saved program, or the dict is empty.
-        TypeError: a value is not a model but a state dict, for example, or a weight has no ``dequantize()``.
+        ValueError: the file does not exist or is not a saved program, a program has operands of unequal dtypes, the
+            name of a method is not an identifier, or the dict is empty.
+        TypeError: a value is not a model (a state dict, for example), is a quantized model, or has a weight of a tensor
+            subclass without ``dequantize()``.
     """
     by_method = model if isinstance(model, Mapping) else {"forward": model}
     if any(_is_state_dict(value) for value in (model, *by_method.values())):
@@ -254,7 +256,7 @@ def _bare_tensor_notes(method: str, tensor: torch.Tensor | np.ndarray[Any, Any])
 
 
 def _batch_size(loader: DataLoader[Any], first: Inputs) -> int:
-    """Return the number of items of the first batch; 1 if there is no common batch dimension."""
+    """Return the number of items of the first batch; 1 if the loader does not batch, or batch sizes differ."""
     tensors = [leaf for leaf in InputSignature.from_inputs(first).leaves if isinstance(leaf, torch.Tensor)]
     sizes = {tensor.shape[0] if tensor.dim() else 1 for tensor in tensors}
     if loader.batch_sampler is None or len(sizes) != 1:

@@ -44,7 +44,7 @@ def check_arguments(model: Any, sample: Inputs, description: str) -> None:
         description: name of the sample in messages.
 
     Raises:
-        ValueError: it cannot. The message lists the inputs of the model.
+        ValueError: the sample does not fit the model. The message lists the inputs of the model.
     """
     if isinstance(model, ExportedProgram):
         input_signature = InputSignature.from_program(model)
@@ -128,8 +128,8 @@ def describe_mismatch(model: torch.nn.Module, sample: Inputs, description: str, 
         error: the exception that the call raised.
 
     Returns:
-        one sentence with the input, its dtype and shape, the expected ones, and the remedy; None if the call fails for
-        another reason, or with all conversions.
+        one sentence with the input, its dtype and shape, the expected ones, and the remedy; None if the call also runs
+        without a conversion, if no conversion helps, or after ``_MAX_SECONDS``.
     """
     leaves, spec = pytree.tree_flatten((tuple(sample), sample.keywords))
     tensors = {index: leaf for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}

@@ -23,7 +23,7 @@ _EQUAL_DTYPES = frozenset(
 
 
 def check_operand_dtypes(graph: Graph) -> None:
-    """Check the operators of a captured graph. Regions of ``torch.autocast`` are graphs of their own: not checked.
+    """Check the operators of a captured graph. Regions of ``torch.autocast`` are separate graphs, and are not checked.
 
     Raises:
         RuntimeError: PyTorch would refuse an operator. The message names it.

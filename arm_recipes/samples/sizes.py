@@ -73,13 +73,15 @@ def expand_methods_by_size(
     """Replace each method that has dynamic shapes by one method per combination of sizes.
 
     Each sample calibrates one method: the method with the largest sizes that the sample covers. The sample is truncated
-    to these sizes. The first sample is also resized for every other method, by repetition where it is too short.
+    to these sizes. A sample that covers the sizes of no method is not used. The first sample is also resized for every
+    other method, by repetition where it is too short.
 
     Returns:
         models, samples, and shape variants, by method name.
 
     Raises:
-        ValueError: ``sizes`` names an unknown dimension, or a size is out of the dimension's bounds.
+        ValueError: ``sizes`` names an unknown dimension or lacks one, a size is out of the dimension's bounds, or no
+            input has the dimension itself.
     """
     is_by_method = isinstance(dynamic_shapes, Mapping) and dynamic_shapes.keys() <= models.keys()
     by_method = dynamic_shapes if is_by_method else {"forward": dynamic_shapes}

@@ -61,7 +61,10 @@ _MX_LAYERS = (MXLinear, MXConv2d)
 
 
 def can_block_scale(module: nn.Module, name: str = "") -> bool:
-    """Whether a layer can be block-scaled: a linear layer, or a convolution without groups and with zero padding."""
+    """Whether a layer can be block-scaled: ``nn.Linear``, or ``nn.Conv2d`` without groups, padded by numbers of zeros.
+
+    Subclasses, and layers that are block-scaled already, cannot.
+    """
     return (
         isinstance(module, (nn.Linear, nn.Conv2d)) and not isinstance(module, _MX_LAYERS) and _refusal(module) is None
     )

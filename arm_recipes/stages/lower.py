@@ -1,4 +1,4 @@
-"""Lowering: the lowering recipe, and a lowering stage that skips decomposition for fully delegated programs."""
+"""Lowering: the lowering recipe, and a lowering stage that skips decomposition if no operator needs it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,8 @@ class FastLowerStage(EdgeTransformAndLowerStage):
     """ExecuTorch's lowering stage, which does not retrace programs that have nothing to decompose.
 
     ExecuTorch retraces every program to decompose the operators outside of delegates. This stage skips the retrace if
-    only delegate calls, quantize and dequantize remain. The retrace takes half of the export time of a small model.
+    only operators without decompositions remain: delegate calls, int8 kernels, data movement, scans, quantize and
+    dequantize. The retrace takes half of the export time of a small model.
     """
 
     _partitioners: Any

@@ -24,9 +24,7 @@ from arm_recipes.stages.capture.shared_memory import unify_buffers
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from torch.export import ExportedProgram
 
-if TYPE_CHECKING:
     from arm_backend_core.quantization.ptq import ObservedProgram, SharedTensors
     from arm_backend_core.quantization.quantizer import ArmQuantizer
 
@@ -98,9 +96,10 @@ def quantization_recipe(
 
 @dataclass(frozen=True)
 class _RejectOption:
-    """Pre-prepare pass that rejects options that ExecuTorch's own quantization stage does not support.
+    """Pre-prepare pass that rejects an option which only this package's quantization of the captured program supports.
 
-    Only ExecuTorch's stage runs this pass. That stage would train without fake quantization, and computes no SQNR.
+    ExecuTorch's own stage runs this pass, and so does ``FastQuantizeStage`` with torchao's passes (other quantizers).
+    Both would train without fake quantization, and compute no SQNR.
 
     Attributes:
         name: name of the option.
@@ -119,10 +118,10 @@ class _RejectOption:
 
 @dataclass(frozen=True)
 class SetTrainedRanges:
-    """Pre-convert pass of a trained model: sets the learned ranges. The weights are not changed.
+    """Pre-convert pass of a trained model: set the learned ranges. The weights are not changed.
 
     Attributes:
-        apply: sets the ranges of the observers of a calibrated program.
+        apply: function that sets the ranges of the observers of a calibrated program.
     """
 
     apply: Callable[[ObservedProgram], None]
@@ -149,7 +148,7 @@ class FastQuantizeStage(QuantizeStage):
 
     Attributes:
         float_programs: method -> program before quantization, for methods that this package's quantizer quantized.
-        output_sqnr: method -> SQNR of each output in dB, see ``quantization.diagnostics.measure_output_sqnr``.
+        output_sqnr: method -> SQNR of each output in dB, see ``quantization.diagnostics.output_sqnr``.
         notes: warnings for the user.
     """
 

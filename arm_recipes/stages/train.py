@@ -43,8 +43,8 @@ METHOD = "forward"
 class FakeQuantizedModel(torch.nn.Module):
     """A model with fake quantization. It has the model's call signature, and rounds as the program does.
 
-    Its parameters are the parameters of the model, with the prefix ``model.``, and the learned ranges, with the prefix
-    ``ranges.``. The state dict holds the complete training state.
+    Its parameters are those of the model, with the prefix ``model.``, and with ``ranges="learned"`` the scaling of each
+    activation range, with the prefix ``ranges.``. The state dict holds the complete training state of the model.
 
     Attributes:
         model: the model.

@@ -19,7 +19,7 @@ def test_input_dtype_uint8_implies_quantized_io(recipe: str) -> None:
 @pytest.mark.parametrize(
     ("recipe", "arguments", "message"),
     [
-        ("TOSA_INT8", {"input_dtype": "int16"}, "input_dtype must be \"uint8\", or None .* got 'int16'"),
+        ("TOSA_INT8", {"input_dtype": "int16"}, "input_dtype must be \"uint8\", or None; got 'int16'"),
         ("TOSA_A16W8", {"input_dtype": "uint8"}, "TOSA_A16W8: input_dtype='uint8' needs int8 .* use an INT8 or A8W4"),
         ("TOSA_INT8", {"input_dtype": "uint8", "quantized_io": False}, "quantized_io=False .* remove one of the two"),
         ("TOSA_FP", {"input_dtype": "uint8"}, "unknown argument 'input_dtype'"),

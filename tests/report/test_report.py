@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ import torch
 from arm_backend_core.backends.payload import VelaEstimates
 from arm_backend_core.events import BoundaryTensor, Delegate
 from arm_recipes._internal.rendering import BAR_CHARACTERS, Renderable, Section, format_bytes
+from arm_recipes.report.costs import constants_row
 from arm_recipes.report.record import MethodReport, Quantization
 from arm_recipes.report.report import Report
 from arm_recipes.runtime.tensor_info import TensorInfo
@@ -102,6 +105,26 @@ Notes
 
 def test_report_as_text() -> None:
     assert str(REPORT) == EXPECTED
+
+
+@pytest.mark.parametrize(
+    ("memory", "row"),
+    [
+        ("OffChipFlash", ("flash", "300 B, constants inside the program")),
+        ("OnChipFlash", ("constants in SRAM", "300 B")),
+        ("Dram", ("constants in DRAM", "4,096 B")),
+    ],
+)
+def test_constants_row_names_the_memory_of_the_constants(memory: str, row: tuple[str, str]) -> None:
+    estimates = replace(VELA, constant_memory=memory, constant_bytes=4_096, flash_bytes=0 if memory == "Dram" else 300)
+    assert constants_row(estimates) == row
+
+
+def test_report_names_the_data_file_of_external_constants() -> None:
+    delegate = replace(DELEGATE, external_blocks={"arm_weights_0123": 300})
+    text = str(replace(REPORT, methods=(replace(METHOD, delegates=(delegate,)),)))
+    assert re.search(r"\n  flash +300 B, constants in the \.ptd\n", text)
+    assert "constants inside the program" not in text
 
 
 def test_report_as_json() -> None:

@@ -209,7 +209,7 @@ def test_damaged_payload_does_not_hide_the_rest_of_the_program(name: str, at: in
     delegate = inspection.methods[0].delegates[0]
     assert delegate.payload is None
     assert reason in (delegate.problem or "")
-    assert re.search(rf"\n  damaged payload +.*{re.escape(reason)}", str(inspection))
+    assert re.search(rf"\n  unreadable payload +.*{re.escape(reason)}", str(inspection))
     assert inspection.methods[0].operators == inspect_program(program(name)).methods[0].operators
 
 

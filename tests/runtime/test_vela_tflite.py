@@ -212,7 +212,7 @@ def test_load_accepts_a_vela_tflite_model(tmp_path: Path) -> None:
     for source in (path, str(path), path.read_bytes()):
         loaded = load(source)
         assert isinstance(loaded, VelaProgram)
-        assert (loaded.methods, loaded.sized, loaded.has_reference) == (("forward",), {}, False)
+        assert (loaded.methods, loaded.shape_variants, loaded.has_reference) == (("forward",), {}, False)
         assert np.array_equal(loaded.execute(*tensors)[0].numpy(), expected)
     assert repr(loaded).startswith("<VelaProgram (image: int8[1, 5, 6, 2] scale=0.5 zero_point=3, ")
     with pytest.raises(RunError, match="backend='tosa': a TFLite model that Vela compiled has no TOSA graphs"):

@@ -100,7 +100,7 @@ def _per_channel(scale_dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
         (torch.sort, "no kernel aten::sort.values"),
         (
             lambda x: torch.conv3d(x.reshape(1, 1, 1, 1, -1), torch.ones(1, 1, 1, 1, 2)),
-            "its kernel convolves rows and images only",
+            "its kernel supports 1D and 2D convolutions only",
         ),
     ],
 )

@@ -179,6 +179,24 @@ class Flip(nn.Module):
         return x.flip(-1)
 
 
+def test_results_of_a_constant_that_becomes_contiguous_are_contiguous() -> None:
+    class Table(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Buffer(torch.arange(192, dtype=torch.uint8).view(1, 8, 8, 3).permute(0, 3, 1, 2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.table.flip(-1).flip(-2) + x
+
+    x = torch.zeros(1, 3, 8, 8, dtype=torch.uint8)
+    program = torch.export.export(Table(), (x,))
+    manager = to_edge_transform_and_lower(program, compile_config=EdgeCompileConfig(_check_ir_validity=False))
+    legalize_dim_orders(manager)
+    nodes = [node for node in manager.exported_program("forward").graph.nodes if node.op == "call_function"]
+    assert [str(node.target) for node in nodes if "dim_order_ops" in str(node.target)] == []
+    assert all(node.meta["val"].is_contiguous() for node in nodes)
+
+
 def test_check_dim_orders_names_operator_and_input() -> None:
     def emit(legalize: bool) -> Any:
         program = torch.export.export(Flip(), _pixels()[0])

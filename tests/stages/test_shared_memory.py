@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from arm_backend_core.program import share_memory
-from arm_recipes.stages.capture.shared_memory import find_unshareable_buffer, unify_buffers, write_read_state
+from arm_recipes.stages.capture.shared_memory import find_unshareable_buffer, mark_read_state_as_mutated, unify_buffers
 
 BASE = torch.zeros(4, 6)
 ARRAY = torch.zeros(8).numpy()
@@ -80,7 +80,7 @@ class Reading(nn.Module):
 def test_write_read_state_adds_a_write_to_methods_that_only_read(writes: bool) -> None:
     state, x = torch.ones(4), (torch.ones(4),)
     programs = {name: torch.export.export(Reading(state, name == "write" and writes), x) for name in ("read", "write")}
-    result = write_read_state(programs)
+    result = mark_read_state_as_mutated(programs)
     assert result["write"] is programs["write"]
     assert (result["read"] is programs["read"]) is not writes
     assert list(result["read"].graph_signature.buffers_to_mutate.values()) == (["state"] if writes else [])

@@ -24,7 +24,7 @@ from arm_recipes.samples.mismatch import describe_mismatch
 from arm_recipes.samples.operand_dtypes import check_operand_dtypes
 from arm_recipes.samples.sample import Inputs, register_dataclasses
 from arm_recipes.stages.capture.data_dependent_shapes import make_shapes_static
-from arm_recipes.stages.capture.shared_memory import find_unshareable_buffer, unify_buffers, write_read_state
+from arm_recipes.stages.capture.shared_memory import find_unshareable_buffer, mark_read_state_as_mutated, unify_buffers
 from arm_recipes.stages.capture.trace_constants import (
     TraceConstants,
     ignore_weight_assignments,
@@ -165,10 +165,10 @@ class Capture:
         unknown: frozenset[str] = frozenset(),
     ) -> ExportedProgram:
         """Export ``model``. The values of the buffers ``unknown`` are not read."""
-        # On failure, torch prints the partial graph. The exception has the relevant information.
         trace_constants = TraceConstants(model, unknown)
         # Strict capture does not support function modes.
         constants_mode = contextlib.nullcontext() if strict else trace_constants
+        # On failure, torch prints the partial graph. The exception has the relevant information.
         redirected_stderr = contextlib.redirect_stderr(io.StringIO())
         with (
             torch.no_grad(),
@@ -195,10 +195,11 @@ class Capture:
 
 
 def simplify_graph(program: ExportedProgram) -> None:
-    """Remove operators whose results nobody reads, and operators without effect that no target supports.
+    """Simplify a captured graph: dead code, ``lift_fresh_copy``, and empty operands of concatenations.
 
     PyTorch keeps a layer whose result the model discards. If the model catches an operator's exception, PyTorch leaves
-    the operator in the graph, without a value. A concatenation may have operands without elements.
+    the operator in the graph, without a value. ``lift_fresh_copy`` becomes ``clone``, and ``cat`` loses operands
+    without elements, because targets do not support them.
     """
     from arm_backend_core.graph_edits import eliminate_dead_code
 
@@ -285,14 +286,16 @@ def _check_mutated_tensors(method: str, program: ExportedProgram) -> None:
 
 
 def share_state(programs: Mapping[str, ExportedProgram]) -> dict[str, ExportedProgram]:
-    """Make buffers that a method writes state in all methods that read them, before a stage copies the buffers.
+    """Mark each buffer that one method mutates as mutated in all methods that read it.
+
+    Call this before a stage copies the buffers: shared buffers are recognized by their memory.
 
     Raises:
         ExportError: methods cannot share a buffer; names the buffer and the methods.
     """
     if problem := find_unshareable_buffer(programs):
         raise ExportError(problem)
-    return write_read_state(programs)
+    return mark_read_state_as_mutated(programs)
 
 
 class FastTorchExportStage(TorchExportStage):

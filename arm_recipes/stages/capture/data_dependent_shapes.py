@@ -5,8 +5,9 @@ PyTorch gives ``x[mask]`` and ``mask.nonzero()`` a data-dependent size, even if 
 - a constant mask selects the same elements in each call, so it becomes constant indices;
 - a masked write of an elementwise function, ``y[mask] = f(x[mask])``, becomes ``where(mask, f(x), y)``;
 - ``x[i]`` with a tensor ``i`` is traced as a view whose offset is ``i.item()``; it becomes a gather;
-- if shapes admit one value only, ``i.item()`` becomes this number: the one length of ``x.split([length])`` is x's size;
-- ``mask.nonzero()`` is copied to rows: PyTorch stores its columns, a dim order that ExecuTorch has no casts for.
+- if shapes admit one value only, ``i.item()`` becomes this number: in ``x.split([length])``, the length is x's size;
+- the result of ``mask.nonzero()`` is copied to row-major order: PyTorch's is column-major, a dim order that the casts
+  of ExecuTorch do not support.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ _SIZE_CHECK_OPS = (aten._assert_scalar.default, aten.sym_constrain_range_for_siz
 
 
 def make_shapes_static(program: ExportedProgram) -> None:
-    """Apply the rewrites in place. Data-dependent shapes that match no rewrite remain."""
+    """Apply the rewrites in place. Data-dependent shapes that match no rewrite remain.
+
+    A program whose inputs have symbolic sizes is not changed.
+    """
     if any(map(_is_data_dependent, program.graph.find_nodes(op="placeholder"))):
         return
     if _fold_determined_scalars(program.graph):
@@ -51,7 +55,7 @@ def make_shapes_static(program: ExportedProgram) -> None:
         update_output_names(program)
         _propagate_shapes(program.graph)
         program.graph_module.recompile()
-    if _copy_nonzero_to_rows(program.graph):
+    if _make_nonzero_contiguous(program.graph):
         update_output_names(program)
         program.graph_module.recompile()
 
@@ -96,9 +100,9 @@ def _select_to_gather(graph: Graph) -> bool:
 
 
 def _fold_determined_scalars(graph: Graph) -> bool:
-    """Replace the scalars that read a tensor, but have one possible value, and what is computed from them.
+    """Replace scalars that are read from a tensor but have one possible value, and numbers computed from them.
 
-    PyTorch has derived the value from shapes: for any other, the model itself would raise an exception.
+    PyTorch has derived this value from shapes. For any other value, the model itself would raise an exception.
     """
     changed = False
     for node in list(graph.nodes):
@@ -291,7 +295,7 @@ def is_elementwise(node: Node) -> bool:
 # -- layout of nonzero --------------------------------------------------------------------------------------------
 
 
-def _copy_nonzero_to_rows(graph: Graph) -> bool:
+def _make_nonzero_contiguous(graph: Graph) -> bool:
     """Insert a copy after each ``nonzero`` of several dimensions, so that its readers read a contiguous tensor."""
     changed = False
     for node in graph.find_nodes(op="call_function", target=aten.nonzero.default):
@@ -312,7 +316,7 @@ def _copy_nonzero_to_rows(graph: Graph) -> bool:
 
 
 def _propagate_shapes(graph: Graph) -> None:
-    """Propagate the static shapes, and remove checks of sizes that are now known."""
+    """Propagate the static shapes, and remove all checks of sizes."""
     from arm_backend_core.graph_edits import eliminate_dead_code
 
     mode = next((x.meta["val"].fake_mode for x in graph.nodes if hasattr(x.meta.get("val"), "fake_mode")), None)

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import WeakIdKeyDictionary
 
-#: Maximum number of elements of a known tensor: twice the patches of an image of 2048 x 1024 pixels.
+#: Maximum number of elements of a known tensor: twice the 16 x 16 patches of an image of 2048 x 1024 pixels.
 _MAX_ELEMENTS = 1 << 14
 _BUILTIN_TYPES = (
     types.BuiltinFunctionType,
@@ -64,7 +64,7 @@ class KnownValues:
         self._computed: Any = WeakIdKeyDictionary()  # traced tensor -> address of its storage, known value
 
     def find(self, x: Any) -> Known | None:
-        """Return the known value of a traced tensor."""
+        """Return the known value of a traced tensor; None if it is not known."""
         if not isinstance(x, Tensor) or not _is_small(x):
             return None
         if x in self._computed:
@@ -83,7 +83,8 @@ class KnownValues:
         """Call ``function`` on the known values of its operands.
 
         Returns:
-            The result, or None if an operand is unknown, or if the function may give another result in each call.
+            The result, or None if an operand is unknown, if the function may give another result in each call, or if it
+            raises an exception.
         """
         if not _is_deterministic(function) or kwargs.get("generator") is not None:
             return None
@@ -164,7 +165,7 @@ class _Shape:
 
 
 def function_name(function: Any) -> str:
-    """Name of a function of PyTorch, without that of the overload: ``add_`` of ``aten.add_.Tensor``."""
+    """Name of a PyTorch function without its overload: ``add_`` for ``aten.add_.Tensor``."""
     return str(getattr(function, "__name__", "")).split(".")[0]
 
 

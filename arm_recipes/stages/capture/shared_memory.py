@@ -98,10 +98,10 @@ def _find_replacements(program: ExportedProgram) -> dict[str, str | None]:
     return replacements
 
 
-def write_read_state(programs: Mapping[str, ExportedProgram]) -> dict[str, ExportedProgram]:
-    """Let every method write the state that it only reads: its own value.
+def mark_read_state_as_mutated(programs: Mapping[str, ExportedProgram]) -> dict[str, ExportedProgram]:
+    """Mark buffers that a method reads and another method mutates as mutated in both: the new value is the value read.
 
-    A program holds a tensor that it does not write as a constant, with the value at export.
+    Otherwise, the program of the reading method would store the buffer as a constant, with its value at export.
 
     Args:
         programs: programs by method name. They must hold the modules' own tensors, not copies.
@@ -117,12 +117,12 @@ def write_read_state(programs: Mapping[str, ExportedProgram]) -> dict[str, Expor
         read = [each for each in tensors[method] if each.identity in state and each.node.users]
         names = {each.name: each.node.name for each in read if each.name not in mutated[method]}
         if names:
-            result[method] = _write_own_values(copy_program(program), names)
+            result[method] = _add_identity_mutations(copy_program(program), names)
     return result
 
 
-def _write_own_values(program: ExportedProgram, names: Mapping[str, str]) -> ExportedProgram:
-    """Make the placeholders of buffers (name -> placeholder) their new values; returns the program."""
+def _add_identity_mutations(program: ExportedProgram, names: Mapping[str, str]) -> ExportedProgram:
+    """Add a mutation of each buffer (name -> placeholder) whose new value is its placeholder; returns the program."""
     nodes = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
     signature, output = program.graph_signature, program.graph.output_node()
     for spec in signature.input_specs:

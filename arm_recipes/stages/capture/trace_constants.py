@@ -36,7 +36,7 @@ _SIZE_ARGUMENT_NAMES = {
 }
 #: Functions that create a tensor from numbers.
 _FACTORY_NAMES = {"arange", "as_tensor", "eye", "full", "linspace", "ones", "tensor", "zeros"}
-#: Functions whose result has as many elements as the values of their operands say.
+#: Functions whose result has a size that depends on the values of their operands.
 _VALUE_SIZED_NAMES = {"argwhere", "bincount", "masked_select", "nonzero", "repeat_interleave", "unique_consecutive"}
 
 
@@ -96,7 +96,7 @@ class TraceConstants(TorchFunctionMode):
             return function(known.value)
 
     def _read_sizes(self, function: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Replace known integer scalars in arguments that are sizes by numbers, and indices of ``tensor_split``."""
+        """Replace known integer scalars in arguments that are sizes by numbers; for ``tensor_split``, known indices."""
         name = function_name(function)
 
         def read(x: Any) -> Any:

@@ -1,1 +1,1 @@
-"""Stages after delegation: passes on the edge program, its boundary operators, and checks of CPU kernels."""
+"""Passes on the operators outside of delegates, checks of CPU kernels, and weight sharing among methods."""

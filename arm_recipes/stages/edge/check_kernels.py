@@ -87,7 +87,7 @@ def _kernel_problems(node: fx.Node) -> Iterator[str]:
     if any(map(is_empty, operands)) and kernel not in MIXED_OPERAND_KERNELS:
         yield "its kernel may abort on a tensor without elements: remove it from the model"
     if kernel == "aten::convolution.out" and tensors[0].dim() > _MAX_CONVOLUTION_RANK:
-        yield "its kernel convolves rows and images only: express the 3D convolution by 2D ones"
+        yield "its kernel supports 1D and 2D convolutions only: express the 3D convolution by 2D ones"
     for value in (*tensors, *(value for value in operands if isinstance(value, torch.Tensor))):
         if value.dtype in _UNSUPPORTED_DTYPES:
             yield f"its kernel does not support {_dtype_name(value.dtype)}: convert to another type in the model"

@@ -9,7 +9,7 @@ outside their tensors. So a layout copy is inserted before every operator that i
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,45 +30,48 @@ from arm_backend_core.program import store_of, update_output_names
 from arm_recipes._internal.messages import ExportError
 
 _COPY = exir_ops.edge.dim_order_ops._to_dim_order_copy.default
-#: Operators that convert between dim orders.
-_LAYOUT_COPIES = frozenset({"dim_order_ops::_to_dim_order_copy", "dim_order_ops::_clone_dim_order"})
-#: Elementwise operators with one tensor, whose result has the operand's dim order, and the copy to a mutated input.
-_ELEMENTWISE = frozenset(
+#: Operators with a dim order as argument: conversions between dim orders, casts and clones.
+_DIM_ORDER_COPIES = frozenset({"dim_order_ops::_to_dim_order_copy", "dim_order_ops::_clone_dim_order"})
+#: Quantize and dequantize operators, whose result has the operand's dim order, and the copy to a mutated input.
+_LAYOUT_PRESERVING = frozenset(
     {
         *("quantized_decomposed::quantize_per_tensor", "quantized_decomposed::dequantize_per_tensor"),
         *(f"{LIBRARY_NAMESPACE}::quantize_per_tensor", f"{LIBRARY_NAMESPACE}::dequantize_per_tensor"),
         "aten::copy_",
     }
 )
-#: PyTorch writes its result column by column, and every trace restores these strides; ExecuTorch's kernel writes rows.
+#: Returns indices of shape [n, rank]. PyTorch's are column-major, and each trace restores these strides. ExecuTorch's
+#: kernel writes row-major.
 _NONZERO = "aten::nonzero"
-#: Namespaces of kernels whose operands this project converts to the dim order that each kernel needs.
+#: Namespaces of the Cortex-M kernels. Their lowering has already transposed operands where a kernel needs it.
 _KERNEL_NAMESPACES = (LIBRARY_NAMESPACE, NAMESPACE)
 
 
 def legalize_dim_orders(manager: EdgeProgramManager) -> Sequence[Any]:
-    """Edge manager pass: let CPU operators read contiguous tensors, and mutations write the dim order of their target.
+    """Edge manager pass: insert layout copies, so that CPU operators read contiguous tensors.
 
-    Layout copies, ``quantize_per_tensor`` and ``dequantize_per_tensor``, delegates and Cortex-M kernels read tensors as
-    they are. Constants are stored contiguous if only other operators read them. Inputs and outputs keep their layout,
-    except that an output that a CPU operator computes is contiguous.
+    A copy also converts the new value of a mutated input or buffer to the dim order of that input or buffer. Dim order
+    copies, ``quantize_per_tensor`` and ``dequantize_per_tensor`` accept any dim order. Delegates and Cortex-M kernels
+    read the dim order for which they were compiled. A constant is stored contiguous if no delegate, dim order copy or
+    Cortex-M kernel reads it. Inputs and outputs keep their layout, except that an output that a CPU operator computes
+    is contiguous.
     """
     for method in manager.methods:
         program = manager.exported_program(method)
-        _store_constants_contiguous(program)
-        module, *loop_bodies = _graph_modules(program.graph_module)
-        _legalize(module, _mutated_orders(program))
+        former_orders = _store_constants_contiguous(program)
+        module, *control_flow_bodies = _graph_modules(program.graph_module)
+        _legalize(module, _mutated_orders(program), former_orders)
         update_output_names(program)
-        for body in loop_bodies:
-            _legalize(body, {})
+        for body in control_flow_bodies:
+            _legalize(body, {}, {})
     return []
 
 
-class ShapeEvaluationPass(ConstraintBasedSymShapeEvalPass):
-    """ExecuTorch's evaluation of symbolic shapes, which also plans the result of ``nonzero`` as its kernel writes it.
+class RowMajorNonzeroShapePass(ConstraintBasedSymShapeEvalPass):
+    """ExecuTorch's evaluation of symbolic shapes. It also makes the specs of ``nonzero``'s result row-major.
 
-    ExecuTorch traces a program for the last time before it, so that the strides of PyTorch do not return.
-    ``legalize_dim_orders`` has inserted a layout copy before each reader of such a result.
+    No later pass traces the program again, so the strides stay corrected. ``legalize_dim_orders`` has inserted a layout
+    copy before each reader of such a result.
     """
 
     def call(self, graph_module: fx.GraphModule) -> PassResult:
@@ -104,10 +107,10 @@ def check_dim_orders(manager: Any, methods: Iterable[str]) -> None:
 def _find_unsupported_order(node: fx.Node) -> str | None:
     if node.target is operator.getitem or _handles_layouts(node):
         return None
-    results = [] if "out" in node.kwargs else [node]  # else an operand
+    results = [] if "out" in node.kwargs else [node]  # the result of an out variant is one of its operands
     specs = [(x.name, spec) for x in (*node.all_input_nodes, *results) for spec in _tensor_specs(x)]
     orders = [(name, _without_unit_dimensions(spec)) for name, spec in specs]
-    if _name(node) in _ELEMENTWISE:
+    if _name(node) in _LAYOUT_PRESERVING:
         rank = max((len(order) for _, order in orders), default=0)  # scales have rank 0
         unsupported = [(name, order) for name, order in orders if len(order) == rank and order != orders[0][1]]
     else:
@@ -141,14 +144,17 @@ def _graph_modules(module: fx.GraphModule) -> Iterator[fx.GraphModule]:
             yield from _graph_modules(body)
 
 
-def _legalize(module: fx.GraphModule, output_orders: dict[int, Layout]) -> None:
+def _legalize(
+    module: fx.GraphModule, output_orders: dict[int, Layout], former_orders: Mapping[fx.Node, Layout]
+) -> None:
     """Insert layout copies.
 
     Args:
         module: the graph.
         output_orders: position of an output -> the dim order that it must have.
+        former_orders: constant that is stored contiguous now -> its former dim order.
     """
-    copies = _LayoutCopies(module.graph)
+    copies = _LayoutCopies(module.graph, former_orders)
     for node in list(module.graph.nodes):
         if node.op == "call_function":
             copies.convert_operands(node)
@@ -170,23 +176,25 @@ class _LayoutCopies:
         changed: whether the graph changed.
     """
 
-    def __init__(self, graph: fx.Graph) -> None:
+    def __init__(self, graph: fx.Graph, former_orders: Mapping[fx.Node, Layout]) -> None:
         self.changed = False
         self._graph = graph
         self._copies: dict[tuple[fx.Node, Layout], fx.Node] = {}
-        self._former_orders: dict[fx.Node, Layout | None] = {}  #: of results that are contiguous now
+        #: Constant or result that is contiguous now -> its former dim order; None for several results.
+        self._former_orders: dict[fx.Node, Layout | None] = {**former_orders}
 
     def convert_operands(self, node: fx.Node) -> None:
         """Convert the operands of a CPU operator to contiguous, and update the metadata of its result.
 
-        Casts and quantization preserve the new layout. Delegates and Cortex-M kernels read their operands in the layout
+        If an operand has become contiguous, so does the result of quantize and dequantize operators, and that of a dim
+        order copy that kept the operand's former order. For delegates and Cortex-M kernels, a copy restores the order
         for which they were compiled.
         """
         converted = [operand for operand in node.all_input_nodes if operand in self._former_orders]
-        if node.target is operator.getitem or _name(node) in _ELEMENTWISE:
+        if node.target is operator.getitem or _name(node) in _LAYOUT_PRESERVING:
             if converted:
                 self._mark_contiguous(node)
-        elif _name(node) in _LAYOUT_COPIES:
+        elif _name(node) in _DIM_ORDER_COPIES:
             if converted and _target_order(node) in (self._former_orders[converted[0]], _contiguous_order(node)):
                 node.update_kwarg("dim_order", list(_contiguous_order(node)))
                 self._mark_contiguous(node)
@@ -196,7 +204,7 @@ class _LayoutCopies:
                 if order is not None:
                     node.replace_input_with(operand, self.convert(operand, order))
         else:
-            operands = [operand for operand in node.all_input_nodes if _has_other_order(operand)]
+            operands = [operand for operand in node.all_input_nodes if _is_not_contiguous(operand)]
             for operand in operands:
                 node.replace_input_with(operand, self.convert(operand, _contiguous_order(operand)))
             if (operands or converted) and _name(node) != _NONZERO:
@@ -224,12 +232,17 @@ class _LayoutCopies:
         with self._graph.inserting_after(position):
             copied = self._graph.call_function(_COPY, (node,), {"dim_order": list(order)})
         copied.meta = {key: node.meta[key] for key in ("stack_trace", "nn_module_stack") if key in node.meta}
-        copied.meta["val"] = _lay_out(node.meta["val"], order)
+        copied.meta["val"] = _empty_with_dim_order(node.meta["val"], order)
         return copied
 
 
-def _store_constants_contiguous(program: ExportedProgram) -> None:
-    """Store parameters, buffers and constants contiguous that only CPU operators without other layouts read."""
+def _store_constants_contiguous(program: ExportedProgram) -> dict[fx.Node, Layout]:
+    """Store each parameter, buffer or constant contiguous that no delegate, dim order copy or Cortex-M kernel reads.
+
+    Returns:
+        placeholder of such a constant -> its former dim order, if it was not contiguous.
+    """
+    former_orders: dict[fx.Node, Layout] = {}
     signature = program.graph_signature
     names = {
         **signature.inputs_to_parameters,
@@ -237,14 +250,16 @@ def _store_constants_contiguous(program: ExportedProgram) -> None:
         **signature.inputs_to_lifted_tensor_constants,
     }
     for node in program.graph.find_nodes(op="placeholder"):
-        if node.name not in names or not _has_other_order(node):
+        if node.name not in names or not _is_not_contiguous(node):
             continue
         readers = [user for user in node.users if overload_of(user.target) is not None and not _handles_layouts(user)]
         if len(readers) == len(node.users):
             store = store_of(program, names[node.name])
             stored = store[names[node.name]].detach()
             store[names[node.name]] = torch.empty_like(stored, memory_format=torch.contiguous_format).copy_(stored)
+            former_orders[node] = _dim_order(node.meta["val"])
             _set_contiguous(node)
+    return former_orders
 
 
 def _mutated_orders(program: ExportedProgram) -> dict[int, Layout]:
@@ -274,8 +289,8 @@ def _name(node: fx.Node) -> str:
 def _handles_layouts(node: fx.Node) -> bool:
     """Whether an operator reads and writes tensors of any dim order, or of those that its lowering has chosen."""
     name = _name(node)
-    is_kernel = name.partition("::")[0] in _KERNEL_NAMESPACES and name not in _ELEMENTWISE
-    return is_kernel or name in _LAYOUT_COPIES or node.target in (executorch_call_delegate, memory.alloc)
+    is_kernel = name.partition("::")[0] in _KERNEL_NAMESPACES and name not in _LAYOUT_PRESERVING
+    return is_kernel or name in _DIM_ORDER_COPIES or node.target in (executorch_call_delegate, memory.alloc)
 
 
 def _dim_order(value: torch.Tensor) -> Layout:
@@ -291,7 +306,7 @@ def _target_order(node: fx.Node) -> Layout:
     return tuple(order) if order else _dim_order(node.meta["val"])
 
 
-def _has_other_order(node: fx.Node) -> bool:
+def _is_not_contiguous(node: fx.Node) -> bool:
     value = node.meta.get("val")
     return isinstance(value, torch.Tensor) and _dim_order(value) != identity(value.dim())
 
@@ -300,14 +315,14 @@ def _contiguous_order(node: fx.Node) -> Layout:
     return identity(node.meta["val"].dim())
 
 
-def _lay_out(value: torch.Tensor, order: Layout) -> torch.Tensor:
-    """An example of the same shape and dtype in a dim order."""
+def _empty_with_dim_order(value: torch.Tensor, order: Layout) -> torch.Tensor:
+    """Create a tensor with the shape and dtype of ``value`` in a dim order. Its elements are not initialized."""
     stored = torch.empty_like(value.permute(order), memory_format=torch.contiguous_format)
     return stored.permute(inverse(order))
 
 
 def _set_contiguous(node: fx.Node) -> None:
-    """Set the metadata of a node's result to contiguous tensors."""
+    """Make the metadata of a node's results contiguous."""
     node.meta["val"] = pytree.tree_map_only(
         torch.Tensor, lambda x: torch.empty_like(x, memory_format=torch.contiguous_format), node.meta["val"]
     )

@@ -1,4 +1,4 @@
-"""Edge manager passes: edit the operators at delegate boundaries after lowering.
+"""Edge manager passes: edit the operators outside of delegates after lowering.
 
 A recipe lists these functions as ``edge_manager_transform_passes``. They edit nodes in place and return no passes,
 because ExecuTorch retraces every method, including delegates, to apply a pass.
@@ -27,7 +27,8 @@ def remove_io_casts(manager: EdgeProgramManager) -> Sequence[Any]:
 
     Scale, zero point, range and dtype are stored in the program as constant methods such as ``forward_input0_scale``,
     with the names of ExecuTorch's ``quantize_io_pass``. Inputs that are not quantized (token indices, a boolean mask)
-    are unchanged. A float input or output that a CPU operator also uses stays float, with a warning.
+    are unchanged. A float input stays float, with a warning, unless all its users quantize it with equal parameters. So
+    does a float output that no dequantize operator computes.
     """
     from executorch.exir.passes.quantize_io_pass import quantize_input, quantize_output
 
@@ -118,9 +119,9 @@ def lower_scaled_addition(manager: EdgeProgramManager) -> Sequence[Any]:
 
 
 def lower_shifts(manager: EdgeProgramManager) -> Sequence[Any]:
-    """Rewrite the operators of ``x << y`` and ``x >> y`` on the CPU to the equal ones that ExecuTorch has kernels of.
+    """Rewrite the operators of ``x << y`` and ``x >> y`` on the CPU to equivalent ones that have ExecuTorch kernels.
 
-    PyTorch leaves undefined what a shift by a negative number, or by as many bits as x has, returns.
+    PyTorch does not define the result of a shift by a negative number, or by at least the number of bits of x.
     """
     aten = exir_ops.edge.aten
     equal_operators = {
@@ -169,11 +170,11 @@ def remove_redundant_copies(manager: EdgeProgramManager) -> Sequence[Any]:
     return []
 
 
-def look_up_integers(manager: EdgeProgramManager) -> Sequence[Any]:
+def dequantize_after_lookups(manager: EdgeProgramManager) -> Sequence[Any]:
     """Dequantize the elements that a lookup on the CPU takes from a table, not the whole table.
 
-    A table that is dequantized first takes its size in float32 of RAM. If a delegate takes the elements with the same
-    scale and zero point, they stay integers: quantizing a dequantized integer returns it.
+    A table that is dequantized first occupies RAM for all its elements in float32. If a consumer quantizes the elements
+    with the same scale and zero point, they stay integers: quantizing a dequantized integer returns it.
     """
     for method in manager.methods:
         module = manager.exported_program(method).graph_module
@@ -181,13 +182,13 @@ def look_up_integers(manager: EdgeProgramManager) -> Sequence[Any]:
             for node in module.graph.find_nodes(op="call_function", target=target):
                 table: Any = node.args[0]
                 if table.target is _DEQUANTIZE and not table.kwargs:
-                    _dequantize_after(node, table)
+                    _move_dequantize_after(node, table)
         module.graph.eliminate_dead_code()
         module.recompile()
     return []
 
 
-def _dequantize_after(lookup: Node, dequantize: Node) -> None:
+def _move_dequantize_after(lookup: Node, dequantize: Node) -> None:
     """Move the dequantize operator of a table behind a lookup; drop it where a consumer quantizes back."""
     arguments: Any = dequantize.args
     table, *parameters = arguments
@@ -205,10 +206,10 @@ def _dequantize_after(lookup: Node, dequantize: Node) -> None:
 
 
 def separate_outputs(manager: EdgeProgramManager) -> Sequence[Any]:
-    """Edge manager pass: copy outputs that are inputs, constants or earlier outputs, if the application has outputs.
+    """Copy outputs that are inputs, constants or earlier outputs, for ``plan_outputs=False``.
 
-    The application sets the memory of each output. An input that is also an output would lose its data by that, and of
-    two outputs that are one tensor only the last would be written.
+    The application sets the memory of each output. An input that is also an output would lose its data, and of two
+    outputs that are one tensor, only the last would be written.
     """
     for method in manager.methods:
         _copy_outputs(manager.exported_program(method), lambda value, seen: value.op == "placeholder" or value in seen)
@@ -216,10 +217,10 @@ def separate_outputs(manager: EdgeProgramManager) -> Sequence[Any]:
 
 
 def separate_returned_inputs(manager: EdgeProgramManager) -> Sequence[Any]:
-    """Edge manager pass: copy outputs that are inputs, if the application has inputs and the memory plan outputs.
+    """Copy outputs that are inputs, for ``plan_inputs=False`` with planned outputs.
 
-    Such an output has no planned memory. A runtime that gives it memory, as ExecuTorch's Python binding does, replaces
-    the address of the input by that, and the input loses its data.
+    Such an output has no planned memory. If a runtime allocates memory for it, as ExecuTorch's Python binding does, the
+    input gets the address of this memory, and loses its data.
     """
     for method in manager.methods:
         program = manager.exported_program(method)
@@ -229,7 +230,7 @@ def separate_returned_inputs(manager: EdgeProgramManager) -> Sequence[Any]:
 
 
 def _copy_outputs(program: ExportedProgram, needs_copy: Callable[[Node, set[Node]], bool]) -> None:
-    """Copy the outputs of the model for which ``needs_copy`` of the output and the earlier outputs holds."""
+    """Copy the model's outputs for which ``needs_copy(output, earlier outputs)`` is true."""
     output = program.graph.output_node()
     values, seen = list(output.args[0]), set[Node]()
     for index, (spec, value) in enumerate(zip(program.graph_signature.output_specs, values, strict=True)):
@@ -279,7 +280,7 @@ def use_cortex_m_quantize(manager: EdgeProgramManager) -> Sequence[Any]:
 def use_cortex_m_kernels(isa: Isa, manager: EdgeProgramManager) -> Sequence[Any]:
     """Replace this project's kernel operators by ExecuTorch's ``cortex_m`` operators, with their scratch tensors.
 
-    ExecuTorch's memory plan then has the scratch memory, so kernels allocate none.
+    ExecuTorch's memory plan then includes the scratch memory, so kernels allocate none.
     """
     from arm_backend_core.cortex_m.scratch import insert_scratch
 
@@ -288,7 +289,7 @@ def use_cortex_m_kernels(isa: Isa, manager: EdgeProgramManager) -> Sequence[Any]
     return []
 
 
-#: Operators whose result has elements of the first argument and nothing else.
+#: Operators that only select elements of their first argument.
 _LOOKUPS = (
     exir_ops.edge.aten.embedding.default,
     exir_ops.edge.aten.index.Tensor,

@@ -35,7 +35,7 @@ MIXED_OPERAND_KERNELS = frozenset(
 def replace_empty_tensors(manager: EdgeProgramManager) -> Sequence[Any]:
     """Edge manager pass: replace operators by constants if their result, or each of their operands, is empty.
 
-    Operators that also have non-empty operands are unchanged, except that ``cat`` drops its empty operands.
+    Operators with a non-empty result and a non-empty operand are unchanged, except that ``cat`` drops empty operands.
     """
     for method in manager.methods:
         module = manager.exported_program(method).graph_module

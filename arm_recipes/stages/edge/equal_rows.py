@@ -1,13 +1,13 @@
-"""Weight sharing on Ethos-U85: compute shared linear layers in equally many rows per operation in all methods.
+"""Weight sharing on Ethos-U85: in all methods, compute shared linear layers with the same number of rows per operation.
 
 Vela encodes weights in blocks of output channels. The block size depends on the number of rows that the accumulators
 hold: 512 channels with 1 row, 64 with 32 rows. So a weight that one method reads with 1 row and another with 32 rows
 is stored twice, in different order. Up to ``_ROWS_PER_GROUP`` rows, a layer takes no longer than with one row. This
 rewrite splits the rows into groups of that size and pads the last group, so that all methods read the same bytes.
 
-Measured: SmolLM2's shape takes 161 MiB instead of 261 MiB, with 0.9 % more cycles for a token (because of padding) and
-1.2 % for a prompt of 32. Networks of such layers only take 5 % and 15 % more. So the rewrite is applied only to methods
-that share state: decoders, where these layers are a fifth of the cycles.
+Measured: a model of SmolLM2's shape takes 161 MiB instead of 261 MiB, with 0.9 % more cycles for a token (because of
+padding) and 1.2 % for a prompt of 32. A network with such layers only takes 5 % and 15 % more. So the export applies
+the rewrite only to methods that share state, as decoders do. There, these layers take a fifth of the cycles.
 """
 
 from __future__ import annotations
@@ -39,11 +39,12 @@ _INPUT_CHANNEL_BLOCK = 64
 def equalize_rows(programs: Mapping[str, ExportedProgram], recipe: ExportRecipe) -> None:
     """Rewrite quantized linear operators whose weight several methods read with different numbers of rows.
 
-    Operators with more rows than a group, but not a multiple of it, are unchanged: their last group would be costly.
+    A weight is skipped if a method reads it with more rows than a group has, but not with a multiple of them: the last
+    group would be costly.
 
     Args:
-        programs: are edited. The results are bit-equal.
-        recipe: determines the target.
+        programs: programs by method name. They are edited in place. Their results stay bit-equal.
+        recipe: recipe of the export, which determines the target.
     """
     group_size = _rows_per_group(recipe) if len(programs) > 1 else None
     if group_size is None:
@@ -59,7 +60,7 @@ def equalize_rows(programs: Mapping[str, ExportedProgram], recipe: ExportRecipe)
 
 
 def _rows_per_group(recipe: ExportRecipe) -> int | None:
-    """Return the rows in a group for the recipe's target; None if the rewrite does not apply to the target."""
+    """Return the number of rows in a group for the recipe's target; None if the rewrite does not apply to it."""
     from arm_backend_core.partitioner import EthosUPartitioner
 
     partitioners = recipe.lowering_recipe.partitioners if recipe.lowering_recipe is not None else None

@@ -45,8 +45,8 @@ _GATHER_INDICES, _GATHER_INDEX_MAX, _DMA_STRIDES, _DMA_COUNTS = (308, 0x437), 0x
 _MIN_CHAINED_STORAGE = 2  #: IFM storage modes from this value on are not in memory: chained operand, scalar
 _CONSTANT_REGION = 0  #: the region of weights and other constants
 _ALIGNMENT_BYTES = 64
-
-
+#: Ethos-U weights are not shared if the shared region has more than this fraction of the bytes of all weights.
+_MAX_SHARED_FRACTION = 0.9
 _MIN_SHARED_BYTES = 1024  #: TOSA constants of fewer bytes are not shared
 
 
@@ -77,7 +77,7 @@ def _share_ethosu_weights(manager: EdgeProgramManager, modules: Sequence[Lowered
             warn(f"methods do not share weights: {reason}; each method stores its own")
             return
     region, patched_streams = merge_constants(streams, [part.weights for part in parts])
-    if len(region) > 0.9 * sum(len(part.weights) for part in parts):
+    if len(region) > _MAX_SHARED_FRACTION * sum(len(part.weights) for part in parts):
         return
     name = _store_shared(manager, region)
     for module, stream, patched in zip(modules, streams, patched_streams, strict=True):
