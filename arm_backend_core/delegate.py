@@ -177,13 +177,13 @@ def _compile_partition(
     """
     output_dtypes = [value.dtype for value in graph.outputs]
     try:
-        choose, kept = keep_graph_for_patches(spec, make_alternatives_pass(spec))
+        choose, saved_graphs = keep_graph_for_patches(spec, make_alternatives_pass(spec))
         pipeline.run(graph, spec.target, choose)
         assert all(op.origins for op in graph.walk()), "an operator has no origin"
     except Exception as error:
         message = f"optimizing delegate '{partition.name}' raised {type(error).__name__}: {error}"
         raise CompileError(compiler_fault(message, error).reason, delegate=partition.name) from error
-    graph, flatbuffer, payload, spec = _compile_payload(partition, graph, spec, kept)
+    graph, flatbuffer, payload, spec = _compile_payload(partition, graph, spec, saved_graphs)
     artifacts.dump_artifacts(spec, partition.name, flatbuffer, payload, graph)
     extra_specs = payload.extra_compile_specs()
     record = events.Delegate(
@@ -232,7 +232,7 @@ def _debug_handles_by_operator(partition: Partition, graph: Graph) -> tuple[tupl
 
 
 def _compile_payload(
-    partition: Partition, graph: Graph, spec: ArmCompileSpec, kept: Sequence[Graph]
+    partition: Partition, graph: Graph, spec: ArmCompileSpec, saved_graphs: Sequence[Graph]
 ) -> tuple[Graph, bytes, Payload, ArmCompileSpec]:
     """Compile the graph for the backend.
 
@@ -240,7 +240,7 @@ def _compile_payload(
         partition: the partition.
         graph: its graph.
         spec: the compile spec.
-        kept: the graph before the last passes, if it may be computed in patches.
+        saved_graphs: the graph before the last passes, if it may be computed in patches; else empty.
 
     Returns:
         The graph, its flatbuffer, the payload, and the compile spec that it was compiled for. ``optimise="auto"`` may
@@ -269,7 +269,7 @@ def _compile_payload(
     except CompileError as error:
         origin = bisect_failure(graph, spec, error) if error.operator is None else None
         raise error if origin is None else error.with_location(origin.operator, origin.source) from error
-    patched = compile_in_patches(kept, payload, spec, options)
+    patched = compile_in_patches(saved_graphs, payload, spec, options)
     if patched is None:
         return graph, flatbuffer, payload, chosen
     notes[note_count:] = [f"'{partition.name}' is {patched.description}"]

@@ -59,7 +59,7 @@ class Delegate:
         tosa_operators: TOSA operator of every node of the flatbuffer, in order.
         origins: for each TOSA operator, the ATen operators that it implements (at least one), with its work for each.
         handles: for each TOSA operator, ExecuTorch's debug handles of the ATen operators that it implements.
-        tosa: the flatbuffer that was compiled (TOSA 1.0).
+        tosa: the flatbuffer that was compiled (TOSA 1.0, or the 1.1 draft if an operator needs it).
         payload_bytes: size of the payload in the ``.pte``.
         checksum: checksum of the payload, as in its compile spec.
         vela: Vela's estimates for one inference, for Ethos-U targets.

@@ -97,7 +97,7 @@ SAMPLED = {
     "test_roll_recurrent_loops::test_loops_give_the_results_of_one_call": 3,
     "test_roll_recurrent_loops::test_loops_on_other_targets_give_the_results_of_one_call": 1000,
     "test_scatter_add::test_constant_indices_take_a_form_without_mask": 2,
-    "test_selection::test_lowering": 3,
+    "test_where::test_lowering": 3,
     "test_sources::test_another_version_does_not_compile": 2,
     "test_sources::test_c_compiles_without_a_warning": 4,
     "test_sources::test_the_self_test_compiles_with_the_assumed_type_sizes": 1000,

@@ -55,7 +55,8 @@ def decompose(module: GraphModule, constants: Iterable[Node] = (), *, quantized:
         Whether the graph changed.
 
     Raises:
-        ModelError: an operator reads memory by strides, and its operand is not contiguous.
+        ModelError: an operator reads memory by strides, and its operand is not contiguous, or a decomposition finds
+            that the model cannot be exported.
     """
     for node in module.graph.nodes:  # before replacements change the operands' strides
         record = find_composite(node)

@@ -48,7 +48,7 @@ class _Windows:
 
 
 def rewrite_local_response_norms(module: GraphModule) -> None:
-    """Replace averages over windows of channels by convolutions, and divisions by powers of them by products."""
+    """Replace averages over windows of channels by convolutions, and divisions by (k + alpha * mean)**beta by products."""
     means_of_squares = _channel_windows_to_convolutions(module)
     for node in module.graph.find_nodes(op="call_function", target=aten.div.Tensor):
         x, power = node.args

@@ -154,8 +154,9 @@ class FusionPlan:
         """Find the nodes of an int8 program whose result is int16.
 
         Their consumers compute with more than 8 bits: layer normalization, softmax, and additions with an int16 result.
-        In a transformer, these additions form the residual stream. A consumer that needs int8, such as a matrix
-        product, requantizes its operand.
+        In a transformer, these additions form the residual stream. Nodes on the path from a state to its new value are
+        int16 too, and so are nodes with the ``TIMESTEP_SLOT`` of an int16 node. A consumer that needs int8, such as a
+        matrix product, requantizes its operand.
         """
         # The loop visits consumers before producers: ``benefits_from_int16`` reads the ``int16_nodes`` found so far.
         int16_nodes = self.int16_nodes = {

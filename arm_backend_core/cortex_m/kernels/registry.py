@@ -14,8 +14,8 @@ from arm_backend_core.targets.cortex_m import Isa
 #: Namespace of the kernels in ExecuTorch's library and in edge programs.
 LIBRARY_NAMESPACE = "cortex_m"
 
-#: Kernels that cast between float32 and integers; ATen programs have PyTorch's operators for them.
-CASTS = ("quantize_per_tensor", "dequantize_per_tensor")
+#: Kernels that convert between float32 and integers; ATen programs have PyTorch's operators for them.
+QUANTIZE_OPERATORS = ("quantize_per_tensor", "dequantize_per_tensor")
 
 #: Namespace of the kernels' operators in ATen programs, see ``arm_backend_core.cortex_m.operators``.
 NAMESPACE = "arm_cortex_m"

@@ -189,12 +189,12 @@ RULES: dict[OpOverload, Rule] = {}
 """The rules by ATen overload. ``arm_backend_core.cortex_m.lower`` imports all families."""
 
 
-PART_RULES: dict[OpOverload, Rule] = {}
-"""The rules of operators of several results. Such a rule computes one result: the node is its ``getitem`` node."""
+MULTI_RESULT_RULES: dict[OpOverload, Rule] = {}
+"""The rules of operators of several results. Such a rule computes one result: its node is the ``getitem`` node."""
 
 
 def rule(*overloads: OpOverload, table: dict[OpOverload, Rule] = RULES) -> Callable[[Rule], Rule]:
-    """Register the decorated function as the lowering rule of ATen overloads, in ``RULES`` or ``PART_RULES``.
+    """Register the decorated function as the lowering rule of ATen overloads, in ``RULES`` or ``MULTI_RESULT_RULES``.
 
     Raises:
         ValueError: an overload has a rule already.
@@ -214,7 +214,7 @@ def find_rule(node: Node) -> Rule | None:
     """The rule of an operator, or of one result of an operator of several results; None if there is none."""
     if node.target is operator.getitem:
         source = node.all_input_nodes[0]
-        return PART_RULES.get(overload_of(source.target))  # type: ignore[arg-type]
+        return MULTI_RESULT_RULES.get(overload_of(source.target))  # type: ignore[arg-type]
     return RULES.get(overload_of(node.target))  # type: ignore[arg-type]
 
 

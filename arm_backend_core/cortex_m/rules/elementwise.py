@@ -156,10 +156,10 @@ def _select_extreme(cx: Context, operands: Sequence[Value], target: Any) -> Valu
 
 @rule(aten.prelu.default, aten._prelu_kernel.default)
 def prelu(cx: Context) -> Value:
-    """Negative numbers times a slope for each channel; one slope for all is a table.
+    """PReLU with a slope for each channel. With one slope for all channels, it is univariate and becomes a table.
 
-    With slopes from 0 to 1, it is max(x, slope * x). Otherwise it is the sum of max(x, 0) and slope * min(x, 0), of
-    which one is 0: the sum does not round again.
+    With slopes from 0 to 1, it is max(x, slope * x). Otherwise it is the sum of max(x, 0) and slope * min(x, 0). One
+    term is 0 and the other has the parameters of the result, so that the sum does not round again.
     """
     x, slopes = (cx.operand(argument) for argument in cx.node.args[:2])
     if slopes.data is None:

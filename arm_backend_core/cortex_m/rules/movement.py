@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.fx import Node
 
-from arm_backend_core.cortex_m.rules.context import PART_RULES, Context, rule
+from arm_backend_core.cortex_m.rules.context import MULTI_RESULT_RULES, Context, rule
 from arm_backend_core.cortex_m.values import Value
 from arm_backend_core.nodes import arguments_of, is_dequantize, is_float
 from arm_backend_core.permutation import Layout, inverse
@@ -36,9 +36,9 @@ def permute(cx: Context) -> Value:
         order.reverse()
     if x.data is not None:
         return Value.constant(x.data.transpose(order), x.q)
-    place = inverse(tuple(order))
+    new_axis = inverse(tuple(order))
     shape = tuple(x.shape[axis] for axis in order)
-    return Value(x.q, shape, tuple(place[axis] for axis in x.layout), node=x.node)
+    return Value(x.q, shape, tuple(new_axis[axis] for axis in x.layout), node=x.node)
 
 
 @rule(
@@ -116,10 +116,10 @@ def _select(cx: Context, x: Value, dim: int, index: int) -> Value:
 @rule(
     *(aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default, aten.tensor_split.sections),
     *(aten.tensor_split.indices, aten.unbind.int),
-    table=PART_RULES,
+    table=MULTI_RESULT_RULES,
 )
-def take_part(cx: Context) -> Value:
-    """One part of a tensor that is split along a dimension: a slice, or a selection for ``unbind``."""
+def select_chunk(cx: Context) -> Value:
+    """One chunk of a tensor that is split along a dimension: a slice, or for ``unbind`` one index."""
     source, index = cx.node.all_input_nodes[0], cast(int, cx.node.args[1])
     x = _operand(cx, source.args[0])
     dim = x.axis(int(arguments_of(source)["dim"]))
@@ -129,9 +129,9 @@ def take_part(cx: Context) -> Value:
     return _slice(cx, x, dim, sum(sizes[:index]), sum(sizes[: index + 1]))
 
 
-@rule(aten.topk.default, aten.sort.default, aten.max.dim, aten.min.dim, table=PART_RULES)
+@rule(aten.topk.default, aten.sort.default, aten.max.dim, aten.min.dim, table=MULTI_RESULT_RULES)
 def select_by_order(cx: Context) -> Value:
-    """The values of an ordering, which computes on integers. Readers of its indices read those of the same operator."""
+    """Values of ``topk``, ``sort``, ``max`` or ``min``, computed on int8. The indices come from the same operator."""
     source, index = cx.node.all_input_nodes[0], cast(int, cx.node.args[1])
     x = _operand(cx, source.args[0])
     ordered = cx.emit.call(source.target, cx.emit.store_plain(x), *source.args[1:], **source.kwargs)
@@ -143,7 +143,7 @@ def select_by_order(cx: Context) -> Value:
 
 @rule(aten.constant_pad_nd.default, aten.pad.default)
 def pad(cx: Context) -> Value:
-    """Constant padding with the integer of the given number."""
+    """Constant padding. The number is quantized with the parameters of the result."""
     arguments = arguments_of(cx.node)
     if arguments.get("mode", "constant") != "constant":
         return move(cx)
@@ -185,10 +185,12 @@ def upsample_nearest(cx: Context) -> Value:
     *(aten.index_select.default, aten.amax.default, aten.amin.default),
 )
 def move(cx: Context) -> Value:
-    """Other data movement and order: the ATen operator itself, on integers.
+    """Other data movement, and largest or smallest elements: the ATen operator itself, on integers.
+
+    Operands are requantized to the parameters of the result.
 
     Raises:
-        Unsupported: a quantized operand has other parameters than the result.
+        Unsupported: a floating-point operand is not quantized to int8.
     """
 
     def convert(argument: Any) -> Any:
