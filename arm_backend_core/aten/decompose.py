@@ -235,9 +235,10 @@ class _Decomposer:
         self.in_progress.pop()
         for node in module.graph.nodes:
             if mutates(node):
-                error_type = InternalError if target in records() else Unsupported
-                raise node.meta.get(DECOMPOSITION_REFUSAL) or error_type(
-                    f"{target} decomposes into writes to shared memory"
+                description = f"{target} decomposes into writes to shared memory"
+                is_own_decomposition = target in records()
+                raise node.meta.get(DECOMPOSITION_REFUSAL) or (
+                    compiler_fault(description) if is_own_decomposition else Unsupported(description)
                 )
         return _Fragment(module, all(is_lowerable(node, constants) for node in module.graph.nodes))
 
