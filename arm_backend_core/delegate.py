@@ -29,7 +29,7 @@ from arm_backend_core.graph_edits import eliminate_dead_code
 from arm_backend_core.insert_delegates import CompiledPartition, Partition, insert_delegates
 from arm_backend_core.lowering.unsigned import is_uint8
 from arm_backend_core.lowering.walk import Lowering
-from arm_backend_core.memory_reduction.patch_search import compile_in_patches, keep_graph_for_patches
+from arm_backend_core.memory_reduction.patch_search import compile_in_patches, save_graph_for_patches
 from arm_backend_core.nodes import (
     assign_debug_handles,
     debug_handle_of,
@@ -177,7 +177,7 @@ def _compile_partition(
     """
     output_dtypes = [value.dtype for value in graph.outputs]
     try:
-        choose, saved_graphs = keep_graph_for_patches(spec, make_alternatives_pass(spec))
+        choose, saved_graphs = save_graph_for_patches(spec, make_alternatives_pass(spec))
         pipeline.run(graph, spec.target, choose)
         assert all(op.origins for op in graph.walk()), "an operator has no origin"
     except Exception as error:

@@ -89,7 +89,10 @@ def _apply_keepdim(pair: tuple[Tensor, Tensor], dim: int, keepdim: bool) -> tupl
 def sort(
     x: Tensor, dim: int = -1, descending: bool = False, *, stable: bool | None = None, quantized: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Sort by topk, which has a CPU kernel. Indices of a stable sort: ``_stable_argsort``, or none."""
+    """Sort by topk, which has a CPU kernel.
+
+    The indices of a stable sort are those of ``_stable_argsort``; None for more than ``_MAX_STABLE_SORT_SIZE`` elements.
+    """
     size, compare_dtype = x.shape[dim] if x.dim() else 1, torch.int32 if quantized else torch.float32
     if x.dtype is torch.bool:
         sorted_numbers, indices = sort(x.to(compare_dtype), dim, descending, stable=stable, quantized=quantized)

@@ -39,7 +39,7 @@ def sum_(b: Builder, x: Value, q: QParams, axes: Sequence[int], out: QParams) ->
 
 
 def reduce_max(b: Builder, x: Value, q: QParams, axis: int) -> Value:
-    """Maximum of int8 or int16 along one axis, as with ``keepdim=True``. It takes fewer cycles than REDUCE_MAX."""
+    """Maximum of int8 or int16 along one axis, as with ``keepdim=True``. See ``ReductionView.max`` for the cycles."""
     return ReductionView.from_tensor(b, x, q, (axis,), "amax").max().value
 
 
