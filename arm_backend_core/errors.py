@@ -20,7 +20,7 @@ class ModelError(ArmBackendError, ValueError):
 class Unsupported(Exception):
     """A target cannot run an operator.
 
-    A lowering rule raises it; the partitioner catches it and keeps ``reason`` for the report.
+    Lowering rules and decompositions raise it. The compiler catches it and keeps ``reason`` for the report.
     """
 
     def __init__(self, reason: str) -> None:

@@ -278,6 +278,7 @@ def test_a_decomposition_that_writes_into_an_operand_is_a_refusal_that_blames_th
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     known = records()[aten.hypot.default]
+    assert isinstance(known, registry.Composite)
     monkeypatch.setitem(
         registry._RECORDS, aten.hypot.default, dataclasses.replace(known, decompose=_write_into_operand)
     )

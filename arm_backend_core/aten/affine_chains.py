@@ -48,7 +48,7 @@ class _Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Chain:
-    """Operators of which each is the only reader of the one before it.
+    """A sequence of operators in which each is the only reader of the one before it.
 
     Attributes:
         source: the operand of the first operator.

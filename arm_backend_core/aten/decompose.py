@@ -348,7 +348,7 @@ def _check_outputs(node: Node, outputs: Any) -> None:
 
 
 def _has_new_size(actual: _Signature | None, expected: _Signature | None) -> bool:
-    """Whether a trace gave a result another symbol as its size, which cannot be compared with that of the program."""
+    """Whether a size of a result depends on data: its symbol in the trace is not the symbol of the program."""
     if actual is None or expected is None:
         return False
     sizes = [(x, y) for x, y in zip(actual[0], expected[0], strict=False) if isinstance(x, torch.SymInt)]

@@ -71,8 +71,8 @@ def _insert_uint8(node: Node) -> None:
     scale, *integers, _ = cast(tuple[Any, ...], readers[0].args[1:])
     parameters = (scale, *(number + UINT8_OFFSET for number in integers), torch.uint8)
     operators = torch.ops.quantized_decomposed  # registered, because the graph has some of them
-    graph, place, value = node.graph, _last_input_after(node), node.meta["val"]
-    with graph.inserting_after(place):
+    graph, last_input, value = node.graph, _last_input_after(node), node.meta["val"]
+    with graph.inserting_after(last_input):
         quantized = graph.call_function(operators.quantize_per_tensor.default, (node, *parameters))
     with graph.inserting_after(quantized):
         dequantized = graph.call_function(operators.dequantize_per_tensor.default, (quantized, *parameters))
@@ -104,7 +104,7 @@ def _requantize_from_smallest_scale(node: Node) -> None:
 
 def _last_input_after(node: Node) -> Node:
     """The last of the placeholders and attributes that follow ``node``, or ``node``."""
-    place: Any = node
-    while place.next.op in ("placeholder", "get_attr"):
-        place = place.next
-    return cast(Node, place)
+    last_input: Any = node
+    while last_input.next.op in ("placeholder", "get_attr"):
+        last_input = last_input.next
+    return cast(Node, last_input)

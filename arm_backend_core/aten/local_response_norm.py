@@ -117,7 +117,7 @@ def _band_matrix(channels: int, results: int, windows: _Windows) -> Tensor:
 
 
 def _match_channel_windows(node: Node) -> _Windows | None:
-    """Match a pooling along the rows of [N, 1, C, ...], which another operator made of [N, C, ...]."""
+    """Match a pooling along the rows of [N, 1, C, ...] that an ``unsqueeze``, view or reshape makes from [N, C, ...]."""
     arguments = arguments_of(node)
     spatial = 2 if node.target is aten.avg_pool2d.default else 3
     kernel, stride, padding = (

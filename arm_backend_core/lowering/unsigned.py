@@ -34,7 +34,7 @@ def to_signed(builder: Builder, bits: Value) -> Tensor:
 
 
 def require_signed_operands(node: Node, record: Record, target: Target) -> None:
-    """Check that ``node`` reads no uint8 tensor, unless it casts it to floating point.
+    """Check that ``node`` reads no uint8 tensor, unless it casts it to floating point and the target has integers.
 
     Raises:
         Unsupported: it reads uint8. As an index, the numbers must not be shifted.

@@ -32,8 +32,8 @@ class Kernel:
         name: name of the operator, without its namespace.
         arguments: arguments of the functional overload, in the syntax of ATen schemas. Firmware looks the kernel up by
             the ``out`` overload, which has the keyword argument ``out`` besides.
-        compute: the kernel's arithmetic, bit-equal to CMSIS-NN. Tensor arguments are NumPy arrays (None if optional and
-            absent), scratch tensors are ignored. Returns the result.
+        compute: the kernel's arithmetic, bit-equal to the kernel except where its docstring says otherwise. Tensor
+            arguments are NumPy arrays (None if optional and absent), scratch tensors are ignored. Returns the result.
         result_shape: the result's shape. Takes the arguments of ``compute`` with shapes in the place of tensors.
         scratch_bytes: size of each scratch tensor, in the order of the arguments, which it takes as ``result_shape``
             does, after the instruction set.

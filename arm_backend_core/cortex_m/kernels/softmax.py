@@ -32,9 +32,9 @@ SUM_INTEGER_BITS = 12
 MAX_ROW = (1 << SUM_INTEGER_BITS) - 1
 
 #: Rows of more elements can have a sum of exponentials of 512 or more, for which CMSIS-NN shifts by 32 bits or more.
-#: The results are then 0, as the records and our kernels have them, only where MVE instructions compute them. Its C
-#: code has undefined behavior there, and gives 1 on Cortex-M: without MVE, with GCC up to 12.2, and for the last
-#: elements of a row whose size is not a multiple of 4.
+#: The result must then be 0, as this record and our kernels compute it. CMSIS-NN's MVE code computes 0. Its C code has
+#: undefined behavior, and gives 1 (quantization step) on Cortex-M. The C code runs without MVE, if GCC 12.2 or older
+#: compiles the kernel, and for the last elements of a row whose size is not a multiple of 4.
 MAX_EXACT_ROW = 511
 
 _Q0_ONE = 1 << 31
