@@ -87,7 +87,8 @@ def merge_heads(op: Op, rewriter: Rewriter) -> Value | None:
         return None
     data = weight.data.reshape(weight.shape[0], heads, 1, size)
     inputs = (image, constant(data, weight.dtype), op.inputs[2])
-    return rewriter.builder.emit("CONV2D", inputs, op.output.dtype, **op.attrs)
+    attrs = {**op.attrs, "dilation": [1, 1]}  # the dilation of a 1x1 kernel has no effect
+    return rewriter.builder.emit("CONV2D", inputs, op.output.dtype, **attrs)
 
 
 SEPARATE_HEADS = Alternative(
