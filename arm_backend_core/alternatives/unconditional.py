@@ -68,8 +68,8 @@ def _emit_like(op: Op, x: Value, b: Builder) -> Value:
 def multiply_before_rescale(op: Op, rewriter: Rewriter) -> Value | None:
     """Insert x * 1 before a RESCALE of int16. Vela fuses the RESCALE with this MUL, but not with its former producer.
 
-    The RESCALE takes 30 instead of 700 cycles on U85-256. A RESCALE that matches ``SCALED_MAXIMUM_WORKAROUND`` is also rewritten, so that
-    ``clamp_to_dtype`` applies to the MUL: 89,303 instead of 102,252 cycles after a MAX_POOL2D.
+    The RESCALE takes 30 instead of 700 cycles on U85-256. A RESCALE that matches ``SCALED_MAXIMUM_WORKAROUND`` is also
+    rewritten, so that ``clamp_to_dtype`` applies to the MUL: 89,303 instead of 102,252 cycles after a MAX_POOL2D.
     """
     x, b = op.inputs[0], rewriter.builder
     matches_scaled_maximum = is_needed(SCALED_MAXIMUM_WORKAROUND, b.target) and SCALED_MAXIMUM_WORKAROUND.find(

@@ -81,7 +81,7 @@ class _Rewriter:
         replace_node(node, result)
 
     def _product(self, node: Node, x: Node, source: Node, matrix: Tensor, *, is_left: bool) -> Node | None:
-        """Insert ``x @ matrix``, or ``matrix @ x`` = (x.T @ matrix.T).T; its shape may differ in dimensions of size 1."""
+        """Insert ``x @ matrix`` or ``matrix @ x`` = (x.T @ matrix.T).T, up to added or missing dimensions of size 1."""
         weight = matrix[None] if matrix.dim() == 1 else matrix if is_left else matrix.transpose(-1, -2)
         transposes = is_left and x.meta["val"].dim() > 1
         rows = insert_call(node, aten.transpose.int, x, -2, -1) if transposes else x
@@ -128,8 +128,8 @@ class _Rewriter:
 def _split_in_bytes(weight: Tensor) -> list[Tensor]:
     """Split ``weight`` into two weights whose int8 values, with per-channel scales, represent it in 16 bits.
 
-    The first is ``weight`` rounded to multiples of its scale. The second is the rounding error, at most half a scale; it
-    is omitted if it is zero.
+    The first is ``weight`` rounded to multiples of its scale. The second is the rounding error, at most half a scale;
+    it is omitted if it is zero.
     """
     step = weight.abs().amax(-1, keepdim=True) / _INT8_MAX
     step = torch.where(step > 0, step, torch.ones_like(step))

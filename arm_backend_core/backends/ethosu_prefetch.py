@@ -41,8 +41,8 @@ from arm_backend_core.backends.vela_tables import operation_ticks, read_allocati
 if TYPE_CHECKING:
     from arm_backend_core.workers.vela import Configuration
 
-#: Minimum saving of all splits together, as a fraction of the program's cycles. Encoding the weights again costs compile
-#: time. A convolution is a candidate if it waits for flash for more than a part of this saving.
+#: Minimum saving of all splits together, as a fraction of the program's cycles. Encoding the weights again costs
+#: compile time. A convolution is a candidate if it waits for flash for more than a part of this saving.
 _MIN_SLICING_GAIN, _MIN_GAIN_PART = 0.01, 0.1
 
 
@@ -67,7 +67,8 @@ def prefetch_weights(vela_result: dict[str, Any], configuration: Configuration) 
 def _may_save_cycles(const_memory: str, vela_result: dict[str, Any]) -> bool:
     """Whether a layer waits for flash for at least ``MIN_SAVED_CYCLES``. Programs with variables are not edited."""
     wait = max(
-        (int(row["op_cycles"]) - int(row["npu_cycles"]) for row in _list_const_bound_rows(const_memory, vela_result)), default=0
+        (int(row["op_cycles"]) - int(row["npu_cycles"]) for row in _list_const_bound_rows(const_memory, vela_result)),
+        default=0,
     )
     return wait >= MIN_SAVED_CYCLES and not vela_result["variables"]
 
@@ -95,9 +96,14 @@ def _slice_const_bound_convolutions(
     const_bound = {
         kernels[slot.kernels[0]].word_index: index
         for index, slot in enumerate(planner.slots)
-        if index not in prefetched and slot.weights and slot.costs.const_memory - slot.costs.npu > _MIN_GAIN_PART * min_gain
+        if index not in prefetched
+        and slot.weights
+        and slot.costs.const_memory - slot.costs.npu > _MIN_GAIN_PART * min_gain
     }
-    if sum(planner.slots[index].costs.total - planner.slots[index].costs.npu for index in const_bound.values()) < min_gain:
+    if (
+        sum(planner.slots[index].costs.total - planner.slots[index].costs.npu for index in const_bound.values())
+        < min_gain
+    ):
         return None
     depths = find_slices(vela_result, const_bound.keys(), vela_result["scratch"][0])
     shares = {const_bound[key]: [depth / sum(parts) for depth in parts] for key, parts in depths.items()}
@@ -110,7 +116,11 @@ def _slice_const_bound_convolutions(
 def _make_planner(vela_result: dict[str, Any], const_memory: str) -> tuple[PrefetchPlanner, list[Kernel]]:
     size, region = vela_result["scratch"]
     tensors = vela_result["outputs"]
-    outputs = [(address, prod(shape) * element_bytes) for shape, element_bytes, address, tensor_region in tensors if tensor_region == region]
+    outputs = [
+        (address, prod(shape) * element_bytes)
+        for shape, element_bytes, address, tensor_region in tensors
+        if tensor_region == region
+    ]
     stream, constants = vela_result["command_stream"], vela_result["weight_region"]
     liveness = analyze_liveness(stream, constants, (size, region), outputs)
     slots = _make_slots(vela_result, const_memory, liveness.kernels)
@@ -132,7 +142,9 @@ def _make_slots(vela_result: dict[str, Any], const_memory: str, kernels: Sequenc
     members = defaultdict[str | None, list[Kernel]](list)
     for kernel, layer in zip(kernels, layers, strict=True):
         members[layer].append(kernel)
-    uncached_layers = {layer for layer, group in members.items() if layer is not None and all(map(_reads_only_const_memory, group))}
+    uncached_layers = {
+        layer for layer, group in members.items() if layer is not None and all(map(_reads_only_const_memory, group))
+    }
     slots = list[Slot]()
     for index, (kernel, layer) in enumerate(zip(kernels, layers, strict=True)):
         total = costs[layer] if layer is not None else Costs(0, 0, 0, 0)
@@ -184,7 +196,7 @@ def _estimate_rates(vela_result: dict[str, Any], slots: Sequence[Slot]) -> Rates
 def _insert_copies(
     vela_result: dict[str, Any], planner: PrefetchPlanner, kernels: Sequence[Kernel], copies: Sequence[WeightCopy]
 ) -> None:
-    """Insert each DMA right behind the command of the kernel that it runs beside, and redirect readers to the copies."""
+    """Insert each DMA right after the command of the kernel that hides it, and redirect the readers to the copies."""
     stream, region = vela_result["command_stream"], vela_result["scratch"][1]
     changes, dmas = WeightCopies(region), dict[int, list[list[tuple[int, int]]]]()
     for copy in copies:
@@ -227,12 +239,18 @@ def _update_tables(
         for piece in copy.pieces:
             slot, length = planner.slots[piece.slot], piece.end - piece.start
             const_cycles, sram_cycles = (length * rate for rate in planner.rates)
-            after = slot.costs._replace(const_memory=slot.costs.const_memory + const_cycles, sram=slot.costs.sram + sram_cycles)
+            after = slot.costs._replace(
+                const_memory=slot.costs.const_memory + const_cycles, sram=slot.costs.sram + sram_cycles
+            )
             add(reader.layer if slot.layer is None else slot.layer, slot.costs, after)
     header, rows = vela_result["tables"]["perf"]
     for row in rows:
         change = changed.get(row[0], Costs(0, 0, 0, 0))
-        for name, amount in (("op_cycles", change.total), (f"{const_memory}_ac", change.const_memory), ("Sram_ac", change.sram)):
+        for name, amount in (
+            ("op_cycles", change.total),
+            (f"{const_memory}_ac", change.const_memory),
+            ("Sram_ac", change.sram),
+        ):
             column = header.index(name)
             before, row[column] = int(row[column]), str(round(int(row[column]) + amount))
             _add_to_totals(vela_result, name, int(row[column]) - before)

@@ -148,7 +148,9 @@ class PrefetchPlanner:
         candidates = [
             index
             for index, slot in enumerate(self.slots)
-            if slot.weights and slot.costs.const_memory >= slot.costs.total and self._possible_gain(index) >= MIN_SAVED_CYCLES
+            if slot.weights
+            and slot.costs.const_memory >= slot.costs.total
+            and self._possible_gain(index) >= MIN_SAVED_CYCLES
         ]
         candidates = sorted(sorted(candidates, key=self._possible_gain, reverse=True)[:_MAX_CANDIDATES])
         density = {index: self._possible_gain(index) / self.slots[index].weight_bytes for index in candidates}

@@ -53,10 +53,11 @@ def can_copy_weights(vela_result: dict[str, Any], configuration: Configuration) 
 
 
 def cache_weights_in_sram(vela_result: dict[str, Any], configuration: Configuration) -> None:
-    """Edit Vela's result: append a weight copy to the scratch if it saves more cycles than it has bytes and SRAM is free.
+    """Edit Vela's result: append a weight copy to the scratch if it saves more cycles than it has bytes.
 
-    Does nothing with ``--optimise=Size``. The estimate of the first layer that reads the weights does not change,
-    because it covers the copy from flash. In the estimates of the other layers, SRAM accesses replace flash accesses.
+    Copies also must fit the SRAM that the arena leaves free. Does nothing with ``--optimise=Size``. The estimate of the
+    first layer that reads the weights does not change, because it covers the copy from flash. In the estimates of the
+    other layers, SRAM accesses replace flash accesses.
     """
     stream, memories, weight_region = (
         vela_result["command_stream"],
@@ -109,7 +110,9 @@ def add_tensor_row(vela_result: dict[str, Any], layer: str, address: int, length
     rows.append([str(values.get(column, "")) for column in header])
 
 
-def _update_tables_if_profitable(vela_result: dict[str, Any], const_memory: str, layers: list[str], length: int) -> bool:
+def _update_tables_if_profitable(
+    vela_result: dict[str, Any], const_memory: str, layers: list[str], length: int
+) -> bool:
     """Move the reads of ``layers`` to SRAM in the tables if that saves more than ``length`` cycles; return whether."""
     header, rows = vela_result["tables"]["perf"]
     uses = [vela_result["memories"][name] for name in (const_memory, "Sram")]

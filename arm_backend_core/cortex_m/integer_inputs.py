@@ -1,9 +1,10 @@
 """8-bit integers that a program reads as real numbers: dequantize them from int8, without a float32 tensor.
 
-The kernels read int8. A cast of int8 to floating point becomes a dequantize operator with scale 1 and zero point 0, which
-a kernel absorbs. uint8 becomes int8 by subtracting 128 from the integers and from the zero point: a cast of ExecuTorch's
-portable library keeps the bits, and a look-up table flips the highest one. For 27,648 elements on a Cortex-M55 the
-estimate is 1.0 million cycles; with an exclusive or of the portable library instead of the table it is 1.9 million.
+The kernels read int8. A cast of int8 to floating point becomes a dequantize operator with scale 1 and zero point 0,
+which a kernel absorbs. uint8 becomes int8 by subtracting 128 from the integers and from the zero point: a cast of
+ExecuTorch's portable library keeps the bits, and a look-up table flips the highest one. For 27,648 elements on a
+Cortex-M55 the estimate is 1.0 million cycles; with an exclusive or of the portable library instead of the table it is
+1.9 million.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch._ops import OpOverload, OpOverloadPacket
 
 from arm_backend_core.cortex_m.catalog import KERNELS
-from arm_backend_core.cortex_m.kernels.registry import QUANTIZE_OPERATORS, NAMESPACE, Kernel
+from arm_backend_core.cortex_m.kernels.registry import NAMESPACE, QUANTIZE_OPERATORS, Kernel
 
 _LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 

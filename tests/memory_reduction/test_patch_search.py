@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.memory_reduction import patch_search
-from arm_backend_core.memory_reduction.patch_search import Candidate, save_graph_for_patches, list_candidates
+from arm_backend_core.memory_reduction.patch_search import Candidate, list_candidates, save_graph_for_patches
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec, TosaCompileSpec
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Value

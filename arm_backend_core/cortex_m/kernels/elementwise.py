@@ -148,8 +148,8 @@ def _padded(shape: Shape) -> tuple[int, ...]:
 def find_broadcast_fault(isa: Isa, first: Shape, second: Shape) -> str | None:
     """Why ``arm_minimum_s8`` and ``arm_maximum_s8`` give other results for the shapes; None if they do not.
 
-    They support up to four axes, and read the wrong elements of an operand with one element per row, (n, h, 1, 1) where h > 1,
-    if the rows of the other have a width above 1.
+    They support up to four axes, and read the wrong elements of an operand with one element per row, (n, h, 1, 1) where
+    h > 1, if the rows of the other have a width above 1.
     """
     if tuple(first) == tuple(second):
         return None

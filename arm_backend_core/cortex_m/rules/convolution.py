@@ -85,8 +85,8 @@ def _pad_image(cx: Context, image: Node, x: Value, window: Window, kernel: Seque
 def convolve_image(cx: Context, x: Value, image: Node, weight: Weight, bias: Any, window: Window, groups: int) -> Node:
     """Convolve an NHWC image with a weight [OC, C / groups, KH, KW]; returns an NHWC image.
 
-    CMSIS-NN has a kernel for images of one row, which fails for some sizes. The image is then viewed as one column, with
-    a transposed weight, which another kernel convolves.
+    CMSIS-NN has a kernel for images of one row, which fails for some sizes. The image is then viewed as one column,
+    with a transposed weight, which another kernel convolves.
     """
     image, pad = _pad_image(cx, image, x, window, weight.data.shape[2:])
     parameters = (window.stride, pad, window.dilation)

@@ -64,8 +64,8 @@ def _to_integers(matrix: Array) -> tuple[Array, int]:
     """Numerators and common denominator of the weights.
 
     The kernels round twice: after the multiplication, and after the shift. Numerators and denominator are scaled up to
-    the largest that fit int8, so that the first rounding error is small. With the denominator 4, a sum of 1 would become
-    1 instead of 0: after the multiplication, 0.5 rounds to 1, and the half of that rounds to 1 again.
+    the largest that fit int8, so that the first rounding error is small. With the denominator 4, a sum of 1 would
+    become 1 instead of 0: after the multiplication, 0.5 rounds to 1, and the half of that rounds to 1 again.
 
     Raises:
         Unsupported: there is none of up to 127.
