@@ -29,8 +29,8 @@ def compute_heads(op: Op, rewriter: Rewriter) -> list[Value] | None:
     """Compute [1, 1, T, D] for each head by a separate convolution.
 
     Returns:
-        None unless ``op`` is a TRANSPOSE that moves the heads before the tokens, and only it reads a CONV2D, its
-        RESCALE and the RESHAPE that splits the channels into heads.
+        None unless ``op`` is a TRANSPOSE that moves the heads before the tokens, after a CONV2D with constant weight,
+        its RESCALE and a RESHAPE that splits the channels into heads. Each of them must have one reader.
     """
     projection = _match_projection(op, rewriter)
     if projection is None:

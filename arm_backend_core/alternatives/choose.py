@@ -60,7 +60,7 @@ class Choice(NamedTuple):
     Attributes:
         name: its name.
         occurrences: number of rewritten operators.
-        cycles: cycles that it saves by Vela's estimate.
+        cycles: cycles that it saves by Vela's estimate; negative if it costs cycles.
     """
 
     name: str

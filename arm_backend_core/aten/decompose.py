@@ -121,7 +121,7 @@ class _Decomposer:
         return changed
 
     def _replace(self, module: GraphModule, node: Node, constants: set[Node]) -> bool:
-        """Replace ``node`` by its decomposition; returns False if it has none or should keep its CPU kernel."""
+        """Replace ``node`` by its decomposition; returns False if it has none, is refused or keeps its CPU kernel."""
         try:
             outputs = self._write_decomposition(_FragmentWriter(self, module, node, constants), node)
             if outputs is None:
@@ -190,7 +190,7 @@ class _Decomposer:
             constants: nodes that are constant.
 
         Returns:
-            None if PyTorch cannot trace one of its own operators.
+            None if an operand is not a tensor, or if PyTorch cannot trace one of its own operators.
 
         Raises:
             Unsupported: the decomposition refuses the operands.

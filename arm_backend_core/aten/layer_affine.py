@@ -129,7 +129,7 @@ def find_reading_layer(node: Node) -> tuple[Node, Node | None] | None:
     """Find the convolution, or the linear layer behind a flattening, that alone reads ``node`` [N, C, ...].
 
     Returns:
-        the layer, and the flattening; None if anything else reads the node.
+        The layer, and the flattening if there is one. None if no such layer reads the node, or if anything else does.
     """
     flattening, layer = None, next(iter(node.users), None)
     shape = node.meta["val"].shape

@@ -25,7 +25,7 @@ aten = torch.ops.aten
 
 
 class KernelFault(Unsupported):
-    """CMSIS-NN's kernel would fail on some arguments, or compute other numbers."""
+    """CMSIS-NN's kernel would fail on some arguments, or compute other results."""
 
 
 class Emitter:
@@ -51,7 +51,7 @@ class Emitter:
         """Call a kernel, without its scratch tensors. The result is int8.
 
         Raises:
-            KernelFault: CMSIS-NN's kernel would fail on these arguments, or compute other numbers.
+            KernelFault: CMSIS-NN's kernel would fail on these arguments, or compute other results.
         """
         fault = self._find_fault(name, arguments)
         if fault is not None:

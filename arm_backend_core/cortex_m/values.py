@@ -38,7 +38,7 @@ class Value:
         return len(self.shape)
 
     def axis(self, dim: int) -> int:
-        """Number of the dimension that an operator's argument ``dim`` names, from either end.
+        """Index of the dimension that an operator's argument ``dim`` names; a negative ``dim`` counts from the end.
 
         Raises:
             Unsupported: the tensor is a scalar. PyTorch accepts 0 and -1 there.

@@ -37,8 +37,8 @@ class Kernel:
         result_shape: the result's shape. Takes the arguments of ``compute`` with shapes in the place of tensors.
         scratch_bytes: size of each scratch tensor, in the order of the arguments, which it takes as ``result_shape``
             does, after the instruction set.
-        find_fault: why CMSIS-NN's kernel would fail, give other numbers or write outside its result; None if it would
-            not. It takes the arguments of ``scratch_bytes``.
+        find_fault: why CMSIS-NN's kernel would fail, compute other results or write outside its result; None if it
+            would not. It takes the arguments of ``scratch_bytes``.
     """
 
     name: str

@@ -1,8 +1,8 @@
 """Softmax of int8 tensors in fixed point.
 
 The exponential is that of gemmlowp: a number is split into a multiple of 1/4, whose exponential is a product of
-constants, and a rest, whose exponential is a polynomial of degree 4. The reciprocal of the sum has three steps of
-Newton's method. Numbers with n integer bits, "Qn", are int32 in units of 2^(n - 31).
+constants, and a remainder, whose exponential is a polynomial of degree 4. Three steps of Newton's method compute the
+reciprocal of the sum. Numbers with n integer bits, "Qn", are int32 in units of 2^(n - 31).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ OUTPUT_SCALE, OUTPUT_ZERO_POINT = 1 / 256, -128
 #: Integer bits of the exponent: the kernel computes exp(x) for x > -32.
 INPUT_INTEGER_BITS = 5
 
-#: Integer bits of the sum of exponentials: the sum of a row of more elements can overflow.
+#: Integer bits of the sum of exponentials, and the largest number of elements of a row whose sum cannot overflow.
 SUM_INTEGER_BITS = 12
 MAX_ROW = (1 << SUM_INTEGER_BITS) - 1
 
