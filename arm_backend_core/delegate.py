@@ -84,7 +84,7 @@ def delegate(
     Raises:
         FullDelegationError: ``require_full_delegation`` is set and an operator stays on the CPU.
         ModelError: the model cannot be exported.
-        CompileError: Vela or the model converter failed.
+        CompileError: Vela, the model converter or a pass failed.
     """
     program = copy_program(program)
     assign_debug_handles(program.graph)

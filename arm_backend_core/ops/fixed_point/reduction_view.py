@@ -53,8 +53,8 @@ class ReductionView:
         """View a tensor as rows along ``axes``; ``operator`` names the operator in messages.
 
         Raises:
-            Unsupported: the tensor is neither int8 nor int16, has per-channel scales, or has rows that cannot be split
-                into equal parts of at most MAX_EXTENT elements.
+            Unsupported: the tensor is neither int8 nor int16, has per-channel scales, or has rows of more than
+                ``_MAX_ELEMENTS`` elements or that cannot be split into equal parts of at most MAX_EXTENT elements.
         """
         if q.dtype not in (DType.INT8, DType.INT16) or np.ndim(q.scale):
             raise Unsupported(f"{operator} of {q.dtype.value}; its input must be int8 or int16 with one scale")
