@@ -46,7 +46,7 @@ class WeightCopies:
 
 
 def can_copy_weights(vela_result: dict[str, Any], configuration: Configuration) -> bool:
-    """Whether the stream is for a U55 or U65 and Arm's core driver (COP1), and the arena, but no weights, is in SRAM."""
+    """Whether the stream is for a U55 or U65 and Arm's core driver (COP1), and SRAM has the arena, but no weights."""
     stream = vela_result["command_stream"]
     is_supported = stream[:4] == b"COP1" and stream[11] >> 4 < 2 and not configuration.arena_on_second_port
     return is_supported and configuration.const_memory in vela_result["memories"]
