@@ -150,7 +150,9 @@ class _Walk:
     def _compute(self, quantize: Node, source: Node) -> Value:
         q = self._qparams.read(quantize)
         if source in self.constants:
-            return Value.constant(q.quantize(self.constants[source].detach().double().numpy()).astype(q.dtype.numpy), q)
+            return Value.from_constant(
+                q.quantize(self.constants[source].detach().double().numpy()).astype(q.dtype.numpy), q
+            )
         if q.dtype is not DType.INT8:
             raise Unsupported(f"the kernels compute int8, and its result is {q.dtype.value}")
         if is_dequantize(source):

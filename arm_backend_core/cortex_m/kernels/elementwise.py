@@ -141,7 +141,7 @@ def quantized_div(
     return np.clip(rounded + np.float32(output_zero_point), limits.min, limits.max).astype(first.dtype)
 
 
-def _padded(shape: Shape) -> tuple[int, ...]:
+def _pad_to_broadcast_rank(shape: Shape) -> tuple[int, ...]:
     return (1,) * (MAX_BROADCAST_RANK - len(shape)) + tuple(shape)
 
 
@@ -155,7 +155,7 @@ def find_broadcast_fault(isa: Isa, first: Shape, second: Shape) -> str | None:
         return None
     if max(len(first), len(second)) > MAX_BROADCAST_RANK:
         return f"{tuple(first)} and {tuple(second)} cannot be broadcast: they have more than {MAX_BROADCAST_RANK} axes"
-    one, other = _padded(first), _padded(second)
+    one, other = _pad_to_broadcast_rank(first), _pad_to_broadcast_rank(second)
     for row, full in ((one, other), (other, one)):
         if row[1] > 1 and row[2] == row[3] == 1 and full[2] > 1:
             return f"{row} has single elements per row, which CMSIS-NN does not repeat correctly for {full}"

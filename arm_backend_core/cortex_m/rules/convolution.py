@@ -203,11 +203,11 @@ def multiply_by_weight(cx: Context) -> Value:
     channels, in_channels = weight.data.shape
     if weight.scale.ndim == 0 or np.all(weight.scale == weight.scale.flat[0]):
         node = _multiply_per_tensor(cx, x, stored, weight, arguments["bias"])
-        return cx.computed(node, layout)
+        return cx.make_result(node, layout)
     rows = cx.emit.reshape(stored, (1, 1, int(np.prod(shape[:-1])), in_channels))
     kernel, window = Weight(weight.data[:, :, None, None], weight.scale), Window([1, 1], (0, 0, 0, 0), [1, 1])
     node = convolve_image(cx, x, rows, kernel, arguments["bias"], window, 1)
-    return cx.computed(cx.emit.reshape(node, (*shape[:-1], channels)), layout)
+    return cx.make_result(cx.emit.reshape(node, (*shape[:-1], channels)), layout)
 
 
 def _multiply_per_tensor(cx: Context, x: Value, stored: Node, weight: Weight, bias: Any) -> Node:
@@ -248,7 +248,7 @@ def multiply_matrices(cx: Context) -> Value:
         *(cx.emit.reshape(right, (batch_size, columns, depth)), -second.zero_point),
         *(cx.result.q.zero_point, multiplier, shift),
     )
-    return cx.clamp(cx.computed(cx.emit.reshape(node, cx.node.meta["val"].shape)))
+    return cx.clamp(cx.make_result(cx.emit.reshape(node, cx.node.meta["val"].shape)))
 
 
 def _with_rank(cx: Context, node: Node, rank: int) -> Node:

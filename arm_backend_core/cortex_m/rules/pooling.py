@@ -157,7 +157,7 @@ def _average_dimensions(cx: Context, x: Value, reduced: list[int]) -> Value:
     size, channels = (int(np.prod([x.shape[d] for d in part])) for part in (reduced, kept))
     image = cx.emit.reshape(cx.emit.store(x, (*reduced, *kept)), (1, size, 1, channels))
     node = _average_excluding_padding(cx, x, image, _Windows([size, 1], [1, 1], [0, 0]), False)
-    return cx.clamp(cx.computed(cx.emit.reshape(node, cx.node.meta["val"].shape)))
+    return cx.clamp(cx.make_result(cx.emit.reshape(node, cx.node.meta["val"].shape)))
 
 
 def _sum_dimensions(cx: Context, x: Value, reduced: list[int], factor: float) -> Value:
@@ -175,7 +175,7 @@ def _sum_dimensions(cx: Context, x: Value, reduced: list[int], factor: float) ->
         *(cx.emit.constant(np.ones((1, 1, size), np.int8), "ones"), 0, rows, -x.zero_point),
         *(cx.result.q.zero_point, multiplier, shift),
     )
-    return cx.clamp(cx.computed(cx.emit.reshape(node, cx.node.meta["val"].shape)))
+    return cx.clamp(cx.make_result(cx.emit.reshape(node, cx.node.meta["val"].shape)))
 
 
 @rule(aten.max_pool2d.default, aten.max_pool1d.default)
@@ -218,5 +218,5 @@ def softmax(cx: Context) -> Value:
         raise Unsupported(str(error)) from error
     stored = cx.emit.store(x, layout)
     node = cx.emit.kernel("softmax", stored, x.rank - 1, x.zero_point, OUTPUT_ZERO_POINT, *parameters)
-    value = Value.computed(node, _SOFTMAX_RESULT, layout)
+    value = Value.from_node(node, _SOFTMAX_RESULT, layout)
     return cx.clamp(cx.requantize(value, cx.result.q))

@@ -114,7 +114,7 @@ def _convolve_phases(cx: Context, x: Value, axis: int, phases: Array, denominato
     joined = cx.emit.call(aten.cat.default, [cx.emit.reshape(part, split) for part in parts], at + 1)
     shape = [n, height, width, channels]
     shape[at] *= len(phases)
-    return cx.computed(cx.emit.reshape(joined, shape), _NHWC)
+    return cx.make_result(cx.emit.reshape(joined, shape), _NHWC)
 
 
 def _kernel_shape(axis: int) -> tuple[int, int]:
@@ -141,4 +141,4 @@ def _multiply(cx: Context, x: Value, axis: int, numerators: Array, denominator: 
         *(rows, -x.zero_point, cx.emit.constant(numerators[None], "weight"), 0),
         *(cx.result.q.zero_point, multiplier, shift),
     )
-    return cx.computed(cx.emit.reshape(node, (*shape[:-1], len(numerators))), layout)
+    return cx.make_result(cx.emit.reshape(node, (*shape[:-1], len(numerators))), layout)

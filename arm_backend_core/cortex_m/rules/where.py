@@ -31,7 +31,7 @@ def where(cx: Context) -> Value:
     """One of two tensors or numbers for each element."""
     condition = _condition(cx, cast(Node, cx.node.args[0]))
     branches = [_branch(cx, argument) for argument in cx.node.args[1:3]]
-    return cx.clamp(cx.computed(cx.emit.call(aten.where.self, condition, *branches)))
+    return cx.clamp(cx.make_result(cx.emit.call(aten.where.self, condition, *branches)))
 
 
 def _branch(cx: Context, argument: Any) -> Node:
