@@ -29,7 +29,7 @@ from arm_backend_core.graph_edits import eliminate_dead_code
 from arm_backend_core.insert_delegates import CompiledPartition, Partition, insert_delegates
 from arm_backend_core.lowering.unsigned import is_uint8
 from arm_backend_core.lowering.walk import Lowering
-from arm_backend_core.memory_reduction.patch_search import compile_in_patches, keep_graph_for_patches
+from arm_backend_core.memory_reduction.patch_search import compile_in_patches, save_graph_for_patches
 from arm_backend_core.nodes import (
     assign_debug_handles,
     debug_handle_of,
@@ -84,7 +84,7 @@ def delegate(
     Raises:
         FullDelegationError: ``require_full_delegation`` is set and an operator stays on the CPU.
         ModelError: the model cannot be exported.
-        CompileError: Vela or the model converter failed.
+        CompileError: Vela, the model converter or a pass failed.
     """
     program = copy_program(program)
     assign_debug_handles(program.graph)
@@ -177,13 +177,13 @@ def _compile_partition(
     """
     output_dtypes = [value.dtype for value in graph.outputs]
     try:
-        choose, kept = keep_graph_for_patches(spec, make_alternatives_pass(spec))
+        choose, saved_graphs = save_graph_for_patches(spec, make_alternatives_pass(spec))
         pipeline.run(graph, spec.target, choose)
         assert all(op.origins for op in graph.walk()), "an operator has no origin"
     except Exception as error:
         message = f"optimizing delegate '{partition.name}' raised {type(error).__name__}: {error}"
         raise CompileError(compiler_fault(message, error).reason, delegate=partition.name) from error
-    graph, flatbuffer, payload, spec = _compile_payload(partition, graph, spec, kept)
+    graph, flatbuffer, payload, spec = _compile_payload(partition, graph, spec, saved_graphs)
     artifacts.dump_artifacts(spec, partition.name, flatbuffer, payload, graph)
     extra_specs = payload.extra_compile_specs()
     record = events.Delegate(
@@ -232,7 +232,7 @@ def _debug_handles_by_operator(partition: Partition, graph: Graph) -> tuple[tupl
 
 
 def _compile_payload(
-    partition: Partition, graph: Graph, spec: ArmCompileSpec, kept: Sequence[Graph]
+    partition: Partition, graph: Graph, spec: ArmCompileSpec, saved_graphs: Sequence[Graph]
 ) -> tuple[Graph, bytes, Payload, ArmCompileSpec]:
     """Compile the graph for the backend.
 
@@ -240,7 +240,7 @@ def _compile_payload(
         partition: the partition.
         graph: its graph.
         spec: the compile spec.
-        kept: the graph before the last passes, if it may be computed in patches.
+        saved_graphs: the graph before the last passes, if it may be computed in patches; else empty.
 
     Returns:
         The graph, its flatbuffer, the payload, and the compile spec that it was compiled for. ``optimise="auto"`` may
@@ -269,7 +269,7 @@ def _compile_payload(
     except CompileError as error:
         origin = bisect_failure(graph, spec, error) if error.operator is None else None
         raise error if origin is None else error.with_location(origin.operator, origin.source) from error
-    patched = compile_in_patches(kept, payload, spec, options)
+    patched = compile_in_patches(saved_graphs, payload, spec, options)
     if patched is None:
         return graph, flatbuffer, payload, chosen
     notes[note_count:] = [f"'{partition.name}' is {patched.description}"]

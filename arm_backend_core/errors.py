@@ -20,7 +20,7 @@ class ModelError(ArmBackendError, ValueError):
 class Unsupported(Exception):
     """A target cannot run an operator.
 
-    A lowering rule raises it; the partitioner catches it and keeps ``reason`` for the report.
+    Lowering rules and decompositions raise it. The compiler catches it and keeps ``reason`` for the report.
     """
 
     def __init__(self, reason: str) -> None:
@@ -58,10 +58,10 @@ def compiler_fault(description: str, error: Exception | None = None) -> Fault:
 
 
 class CompileError(ArmBackendError):
-    """Vela or the model converter refused a delegate, or crashed on it.
+    """A delegate cannot be compiled: Vela or the model converter refused it or crashed on it, or a pass failed.
 
     Args:
-        reason: the tool's message, or how it ended.
+        reason: the message of the tool or pass, or how the tool ended.
         delegate: name of the delegate in the program.
         operator: the ATen operator that most likely caused it, if known.
         source: the line of the user's model that the operator comes from, if known.

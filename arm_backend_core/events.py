@@ -57,9 +57,10 @@ class Delegate:
     Attributes:
         operators: ATen operator of every delegated node, in program order.
         tosa_operators: TOSA operator of every node of the flatbuffer, in order.
-        origins: for each TOSA operator, the ATen operators that it implements (at least one), with its work for each.
+        origins: for each TOSA operator, the ATen operators that it implements (at least one), each with its share of
+            the work (``Op.work``).
         handles: for each TOSA operator, ExecuTorch's debug handles of the ATen operators that it implements.
-        tosa: the flatbuffer that was compiled (TOSA 1.0).
+        tosa: the flatbuffer that was compiled (TOSA 1.0, or the 1.1 draft if an operator needs it).
         payload_bytes: size of the payload in the ``.pte``.
         checksum: checksum of the payload, as in its compile spec.
         vela: Vela's estimates for one inference, for Ethos-U targets.

@@ -38,13 +38,13 @@ _DEQUANTIZE = ("quantized_decomposed::dequantize_per_tensor", "quantized_decompo
 
 
 def overload_of(target: Any) -> OpOverload | None:
-    """The ATen overload behind a node's target; edge operators are unwrapped."""
+    """The operator overload behind a node's target, None for other targets; edge operators are unwrapped."""
     inner = target if isinstance(target, OpOverload) else getattr(target, "_op", None)
     return inner if isinstance(inner, OpOverload) else None
 
 
 def operator_name(node: Node) -> str:
-    """The ATen overload, for example ``aten.add.Tensor``; the function's name for any other call."""
+    """The operator overload, for example ``aten.add.Tensor``; the function's name for any other call."""
     overload: Any = overload_of(node.target)
     return str(overload or getattr(node.target, "__name__", node.target))
 

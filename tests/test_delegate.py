@@ -270,6 +270,31 @@ def test_a_decomposition_that_fails_is_a_refusal_that_blames_the_compiler(
     assert what in refused.reason
 
 
+def _write_into_operand(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x.copy_(y)
+
+
+def test_a_decomposition_that_writes_into_an_operand_is_a_refusal_that_blames_the_compiler(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known = records()[aten.hypot.default]
+    assert isinstance(known, registry.Composite)
+    monkeypatch.setitem(
+        registry._RECORDS, aten.hypot.default, dataclasses.replace(known, decompose=_write_into_operand)
+    )
+    program = _export_function(lambda m, x: torch.hypot(x, x + 1), torch.randn(3))
+    what = "aten.hypot.default decomposes into writes to shared memory"
+    with pytest.raises(InternalError, match=what):
+        delegate(program, FP)
+    monkeypatch.delenv("ARM_BACKEND_CORE_STRICT")
+    with events.record() as log:
+        delegate(program, FP)
+    (refused,) = log.rejected
+    assert refused.operator == "aten.hypot.default"
+    assert refused.fault
+    assert what in refused.reason
+
+
 def test_splits_of_a_constant_are_constants() -> None:
     weight = torch.randn(6, 4)
 

@@ -31,7 +31,7 @@ ELSEWHERE = {
     },
     "arm_backend_core.backends": {
         "backends/test_ethosu.py": "artifacts ethosu_bounds payload",
-        "backends/test_ethosu_prefetch.py": "ethosu_accesses ethosu_occupancy ethosu_prefetch_plan ethosu_slices",
+        "backends/test_ethosu_prefetch.py": "ethosu_accesses ethosu_liveness ethosu_prefetch_plan ethosu_slices",
         "models/test_models.py": "vela_tables",
         "runtime/test_access_checker.py": "ethosu_waits",
     },

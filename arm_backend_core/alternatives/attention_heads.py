@@ -1,4 +1,8 @@
-"""Attention heads without a TRANSPOSE: one convolution for each head splits them, the output projection merges them."""
+"""Attention heads without a permutation of heads and tokens.
+
+One convolution for each head computes the heads separately. The output projection, a convolution over heads, merges
+them.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,10 @@ from arm_backend_core.tosa.passes.split import slice_attributes, slice_convoluti
 
 
 def separate_heads(op: Op, rewriter: Rewriter) -> Value | None:
-    """Replace a TRANSPOSE of [1, T, heads, D] after a 1x1 convolution by one convolution for each head and a CONCAT.
+    """Replace a TRANSPOSE of [1, T, heads, D] after a convolution by one convolution for each head and a CONCAT.
 
-    Bit-exact: each convolution has the weights, bias and scales of its channels.
+    If the TRANSPOSE also exchanges T and D, a TRANSPOSE of these two dimensions follows the CONCAT. Bit-exact: each
+    convolution has the weights, bias and scales of its channels.
     """
     parts = compute_heads(op, rewriter)
     if parts is None:
@@ -21,7 +26,12 @@ def separate_heads(op: Op, rewriter: Rewriter) -> Value | None:
 
 
 def compute_heads(op: Op, rewriter: Rewriter) -> list[Value] | None:
-    """Compute [1, 1, T, D] for each head by a separate convolution; None if no convolution precedes the TRANSPOSE."""
+    """Compute [1, 1, T, D] for each head by a separate convolution.
+
+    Returns:
+        None unless ``op`` is a TRANSPOSE that moves the heads before the tokens, after a CONV2D with constant weight,
+        its RESCALE and a RESHAPE that splits the channels into heads. Each of them must have one reader.
+    """
     projection = _match_projection(op, rewriter)
     if projection is None:
         return None
@@ -38,7 +48,7 @@ def compute_heads(op: Op, rewriter: Rewriter) -> list[Value] | None:
 
 
 def _match_projection(op: Op, rewriter: Rewriter) -> tuple[Op, Op] | None:
-    """Match the CONV2D and RESCALE before a TRANSPOSE that splits heads."""
+    """Match the CONV2D and RESCALE before the RESHAPE and TRANSPOSE that split heads."""
     split = producer(op.inputs[0], "RESHAPE")
     rescale = split and producer(split.inputs[0], "RESCALE")
     conv = rescale and producer(rescale.inputs[0], "CONV2D")
@@ -77,7 +87,8 @@ def merge_heads(op: Op, rewriter: Rewriter) -> Value | None:
         return None
     data = weight.data.reshape(weight.shape[0], heads, 1, size)
     inputs = (image, constant(data, weight.dtype), op.inputs[2])
-    return rewriter.builder.emit("CONV2D", inputs, op.output.dtype, **op.attrs)
+    attrs = {**op.attrs, "dilation": [1, 1]}  # the dilation of a 1x1 kernel has no effect
+    return rewriter.builder.emit("CONV2D", inputs, op.output.dtype, **attrs)
 
 
 SEPARATE_HEADS = Alternative(

@@ -16,8 +16,8 @@ def multiply_per_head(op: Op, rewriter: Rewriter) -> Value | None:
 
     ``op`` is the RESCALE, or the TRANSPOSE that merges the heads. Bit-exact: a batched MATMUL computes the same sums
     for each matrix. A CONCAT joins the heads along the batch, or along channels if ``op`` is the TRANSPOSE. If a
-    convolution computes the second operand, it becomes one convolution for each head. A TRANSPOSE follows each of them,
-    and Vela removes it together with the TRANSPOSE of its MATMUL.
+    convolution computes an operand, it becomes one convolution for each head. If the operand is transposed to [D, T], a
+    TRANSPOSE follows each convolution, and Vela removes it together with the TRANSPOSE of its MATMUL.
 
     Attention with 2 heads of 64 channels on 32 tokens, int8, U85-256: 8,832 instead of 11,520 cycles (scores), 11,872
     instead of 15,040 (values). On U55, the copies of parts cost more: 207,552 instead of 183,472.
@@ -65,9 +65,8 @@ def multiply_transposed(op: Op, rewriter: Rewriter) -> Value | None:
     """Compute RESCALE(A @ B) as the transpose of RESCALE(B^T @ A^T). Bit-exact: the sums are the same.
 
     On U55 and U65, cycles grow with the columns of the second operand. The rewrite applies if A^T has fewer columns
-    than
-    B. Attention with 2 heads of 64 channels on 32 tokens, int8, product with the values: 157,248 cycles on U55-128, and
-    155,136 transposed (U65-256: 231,092 and 191,363).
+    than B. Attention with 2 heads of 64 channels on 32 tokens, int8, product with the values: 157,248 cycles on
+    U55-128, and 155,136 transposed (U65-256: 231,092 and 191,363).
     """
     b, product = rewriter.builder, producer(op.inputs[0], "MATMUL")
     if product is None:

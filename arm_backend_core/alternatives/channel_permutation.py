@@ -72,7 +72,10 @@ def _square_sides(pixels: int) -> tuple[int, int]:
 
 
 def _match_region(op: Op, rewriter: Rewriter) -> Region | None:
-    """Match a TRANSPOSE, or a strided SLICE of channels, with the following data movement and convolutions."""
+    """Match a TRANSPOSE, or a SLICE of one channel, with the following data movement and convolutions.
+
+    A strided slice of channels is a RESHAPE that splits the channels, and such a SLICE.
+    """
     is_candidate = op.kind == "TRANSPOSE" or (op.output.shape[-1] == 1 and op.inputs[0].shape[-1] > 1)
     if not is_candidate or _match_selection(op.output) is None:
         return None

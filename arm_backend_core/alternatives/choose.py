@@ -44,14 +44,14 @@ class Alternative:
         kinds: operator kinds that ``match_region`` is called for.
         rule: rewrites an operator and returns the new result; None if it does not apply.
         match_region: returns the region whose cost is estimated for an operator; None if the rewrite cannot help.
-        weigh: what to minimize; by default cycles plus bytes of weights.
+        objective: the figure to minimize; by default cycles plus bytes of weights.
     """
 
     name: str
     kinds: tuple[str, ...]
     rule: RewriteRule
     match_region: Callable[[Op, Rewriter], Region | None]
-    weigh: Callable[[Cost], float] = attrgetter("total")
+    objective: Callable[[Cost], float] = attrgetter("total")
 
 
 class Choice(NamedTuple):
@@ -60,7 +60,7 @@ class Choice(NamedTuple):
     Attributes:
         name: its name.
         occurrences: number of rewritten operators.
-        cycles: cycles that it saves by Vela's estimate.
+        cycles: cycles that it saves by Vela's estimate; negative if it costs cycles.
     """
 
     name: str
@@ -117,9 +117,9 @@ def _rewrite_operators(graph: Graph, target: Target, alternative: Alternative, c
 def _find_cheaper(
     graph: Graph, target: Target, alternative: Alternative, estimate: CostFunction
 ) -> tuple[set[Op], int]:
-    """Find the operators that become cheaper by the alternative, and the saved cycles.
+    """Find the operators whose rewrite makes their region cheaper, and the saved cycles.
 
-    Regions of equal structure are estimated once. ``Alternative.weigh`` compares the candidates.
+    Regions of equal structure are estimated once. The candidate with the least ``Alternative.objective`` is chosen.
     """
     users, position = graph.users(), {op: i for i, op in enumerate(graph.ops)}
     equal_regions: dict[Hashable, list[list[Op]]] = {}
@@ -146,7 +146,7 @@ def _find_cheaper(
     for structure, trial in trials.items():
         known = [(cost, candidate) for candidate, subgraph in trial if (cost := costs.get(subgraph)) is not None]
         if len(known) > 1 and not known[0][1]:
-            best, rewritten = min(known, key=lambda known_cost: alternative.weigh(known_cost[0]))
+            best, rewritten = min(known, key=lambda known_cost: alternative.objective(known_cost[0]))
             chosen.update(ops[i] for ops in equal_regions[structure] for i in rewritten)
             saved += (known[0][0].cycles - best.cycles) * len(equal_regions[structure])
     return chosen, saved
@@ -188,7 +188,8 @@ def extract_region(
 ) -> Graph:
     """Copy the operators ``ops`` into a new graph.
 
-    Its inputs are values that operators outside compute. Its outputs are values that are read outside.
+    Its inputs are the values that operators outside compute. Its outputs are the values that are read outside, or that
+    no operator reads.
     """
     results = {op.output for op in ops}
     inputs = dict.fromkeys(value for op in ops for value in op.inputs if value.data is None and value not in results)

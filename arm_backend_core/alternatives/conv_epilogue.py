@@ -1,4 +1,7 @@
-"""Convolution epilogue: the RESCALE and the activation after a convolution, which alternatives rewrite with it."""
+"""Convolution epilogue: the RESCALE and the activation after a convolution.
+
+Alternatives rewrite the convolution and its epilogue together.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +38,10 @@ def trace_epilogue(op: Op, kind: str) -> list[Op]:
 
 
 def collect_readers(last: Op, rewriter: Rewriter) -> list[Op]:
-    """Collect ``last`` and its readers, up to and including convolutions and their RESCALE.
+    """Collect ``last`` and its transitive readers, up to and including convolutions and their RESCALE.
 
-    A region includes the readers because the memory layout of a region's outputs costs twice as much.
+    A region includes these readers because Vela stores the outputs of a graph in another memory layout, for which it
+    estimates twice the cycles.
     """
     readers = collect_neighbors(last, rewriter, (), ("CONCAT", "RESCALE", *ACTIVATIONS))
     convs = [reader for step in readers for reader in rewriter.users(step.output) or () if reader.kind == "CONV2D"]

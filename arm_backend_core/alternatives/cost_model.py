@@ -30,7 +30,7 @@ class Cost(NamedTuple):
     """Estimated cost of a graph.
 
     Attributes:
-        cycles: NPU cycles.
+        cycles: cycles of the NPU, including waits for memory.
         weight_bytes: bytes of encoded weights.
         sram_bytes: peak use of SRAM.
     """

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """Return the cache folder of this package: ``$XDG_CACHE_HOME/arm-recipes``, by default ``~/.cache/arm-recipes``."""
+    """Return the cache folder of this project: ``$XDG_CACHE_HOME/arm-recipes``, by default ``~/.cache/arm-recipes``."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "arm-recipes"
 

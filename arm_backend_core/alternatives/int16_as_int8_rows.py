@@ -41,11 +41,11 @@ def split_int16_rows(op: Op, rewriter: Rewriter) -> Value | None:
     limit = DType.INT32.range[1]
     if max(max_sums.max(), factors.max(), (max_sums * np.ldexp(1.0, -shift) * factors).max()) >= limit:
         return None
-    wide = b.rescale(x, DType.INT32, 1.0)
+    x_int32 = b.rescale(x, DType.INT32, 1.0)
     high = b.rescale(
-        b.sub(wide, broadcast_constant(x, 128, DType.INT32, b)), DType.INT8, 1 / 256
+        b.sub(x_int32, broadcast_constant(x, 128, DType.INT32, b)), DType.INT8, 1 / 256
     )  # rounds (x - 128) / 256
-    low = b.rescale(b.sub(wide, b.rescale(high, DType.INT32, 256.0)), DType.INT8, 1.0, 0, -128)
+    low = b.rescale(b.sub(x_int32, b.rescale(high, DType.INT32, 256.0)), DType.INT8, 1.0, 0, -128)
     no_bias = b.const(np.zeros(1, np.int32), DType.INT32)
     sums = b.conv2d(b.concat([high, low], 2), weight, no_bias, pad=(0, 0, 0, 0))
     upper, lower = (b.slice(sums, (0, 0, row, 0), op.output.shape) for row in range(2))

@@ -10,7 +10,7 @@ from arm_backend_core.alternatives.strided_slices import emit_lowered_transpose
 from arm_backend_core.tosa.graph import Op, Value, prod
 from arm_backend_core.tosa.passes.rewrite import Rewriter
 
-#: A longer last dimension fills the memory accesses of CONCAT.
+#: With a longer last dimension, the memory accesses of CONCAT are fast.
 _MAX_LENGTH = 16
 #: A CONCAT of fewer elements is cheap.
 _MIN_ELEMENTS = 512

@@ -1,4 +1,4 @@
-"""Channel padding: pad the input channels of convolutions on few pixels, where this saves cycles."""
+"""Channel padding: pad the input channels of 1x1 convolutions with few pixels, where the cost model prefers it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MIN_WEIGHTS = 1 << 14
 _MIN_SLOW_WEIGHTS, _MAX_SLOW_PIXELS = 1 << 10, 32
 
 
-#: Returns the number of input channels to pad to; the number of the operator if padding saves no cycles.
+#: Returns the number of input channels to pad to, or the present number if padding is not considered.
 ChooseChannels = Callable[[Op, Hardware], int]
 
 
@@ -39,9 +39,9 @@ def pad_input_channels(op: Op, rewriter: Rewriter, *, choose_channels: ChooseCha
     x, weight, bias = op.inputs
     assert weight.data is not None
     padding = [(0, 0)] * 3 + [(0, choose_channels(op, rewriter.builder.target.hardware) - x.shape[3])]
-    image = rewriter.builder.pad(x, padding, op.attrs["input_zp"])
-    kernel = constant(np.pad(weight.data, padding, constant_values=1), weight.dtype)
-    return rewriter.builder.emit("CONV2D", (image, kernel, bias), op.output.dtype, **op.attrs)
+    padded_input = rewriter.builder.pad(x, padding, op.attrs["input_zp"])
+    padded_weight = constant(np.pad(weight.data, padding, constant_values=1), weight.dtype)
+    return rewriter.builder.emit("CONV2D", (padded_input, padded_weight, bias), op.output.dtype, **op.attrs)
 
 
 def _round_up_to_weight_blocks(op: Op, hardware: Hardware) -> int:
@@ -53,13 +53,13 @@ def _round_up_to_weight_blocks(op: Op, hardware: Hardware) -> int:
 
 
 def _avoid_slow_channels(op: Op, hardware: Hardware) -> int:
-    """The first number of channels above ``Hardware.slow_input_channels``, for few pixels."""
+    """Return the first number of channels above ``Hardware.slow_input_channels``, for few pixels."""
     x, weight = op.inputs[:2]
     is_small = x.shape[1] * x.shape[2] <= _MAX_SLOW_PIXELS and weight.size >= _MIN_SLOW_WEIGHTS
     return hardware.slow_input_channels.stop if is_small and x.shape[3] in hardware.slow_input_channels else x.shape[3]
 
 
-def _match_few_pixels(op: Op, rewriter: Rewriter, *, choose_channels: ChooseChannels) -> Region | None:
+def _match_pointwise_conv(op: Op, rewriter: Rewriter, *, choose_channels: ChooseChannels) -> Region | None:
     x, weight = op.inputs[:2]
     is_pointwise = x.shape[:3] == op.output.shape[:3] and weight.shape[1:3] == (1, 1) and x.shape[0] == 1
     if not is_pointwise or weight.data is None:
@@ -69,23 +69,24 @@ def _match_few_pixels(op: Op, rewriter: Rewriter, *, choose_channels: ChooseChan
     return Region(match_epilogue(op, rewriter), ((op,),))
 
 
-def _weigh_weights(cost: Cost) -> float:
-    """Cycles times bytes of weights.
+def _cycles_times_weight_bytes(cost: Cost) -> float:
+    """Cycles times bytes of weights: padding must divide the cycles by more than it multiplies the weights.
 
-    A sum would count the weights of a recurrent layer once per time step, although the steps share them.
+    The default objective, a sum, would count the added bytes once for each time step of an unrolled recurrent layer,
+    although the steps share the weights.
     """
     return float(cost.cycles) * cost.weight_bytes
 
 
-def _define(choose_channels: ChooseChannels, weigh: Callable[[Cost], float]) -> Alternative:
+def _make_alternative(choose_channels: ChooseChannels, objective: Callable[[Cost], float]) -> Alternative:
     return Alternative(
         "convolutions with padded input channels",
         ("CONV2D",),
         partial(pad_input_channels, choose_channels=choose_channels),
-        partial(_match_few_pixels, choose_channels=choose_channels),
-        weigh,
+        partial(_match_pointwise_conv, choose_channels=choose_channels),
+        objective,
     )
 
 
-PAD_CHANNELS = _define(_round_up_to_weight_blocks, attrgetter("total"))
-PAD_SLOW_CHANNELS = _define(_avoid_slow_channels, _weigh_weights)
+PAD_CHANNELS = _make_alternative(_round_up_to_weight_blocks, attrgetter("total"))
+PAD_SLOW_CHANNELS = _make_alternative(_avoid_slow_channels, _cycles_times_weight_bytes)

@@ -123,7 +123,7 @@ def _compile_auto(
 def _compile_for_both_goals(
     spec: EthosUCompileSpec, flatbuffer: bytes, compile_options: dict[str, Any], is_small: bool
 ) -> tuple[Program, Program | None]:
-    """Return the programs for performance and for size; None where the program for size is not worth its time."""
+    """Return the programs for performance and for size; None for size if it is not worth the compile time, or fails."""
     size_spec = optimise_for_size(spec)
     small: Payload | None = None
     if is_small and len(flatbuffer) >= _MIN_PARALLEL_FLATBUFFER_BYTES and hasattr(os, "fork"):
@@ -159,7 +159,7 @@ def _list_smaller(fast: Program, small: Program, compile_program: Compile | None
 
 
 def _describe_goal(fast: EthosUCompileSpec, spec: EthosUCompileSpec) -> str:
-    """Describe how Vela optimised the program that replaces the program for performance, which is for ``fast``."""
+    """Describe how Vela optimised the program for ``spec``; ``fast`` is the spec of the program for performance."""
     if spec.optimise == "size":
         return "optimised for size"
     if spec.configuration.arena_cache_size != fast.configuration.arena_cache_size:

@@ -48,7 +48,7 @@ class _Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Chain:
-    """Operators of which each is the only reader of the one before it.
+    """A sequence of operators in which each is the only reader of the one before it.
 
     Attributes:
         source: the operand of the first operator.
@@ -117,7 +117,9 @@ def _per_channel(value: Value, channels: int) -> Tensor:
 
 
 def _match_step(node: Node, constants: Constants, axis: int) -> _Step | None:
-    """Match a sum or product of a float32 tensor and a constant, of the tensor's shape; a copy is a product with 1.
+    """Match a sum, product or quotient of a float32 tensor and a constant; the result has the shape of the tensor.
+
+    A copy is a product with 1, a negation is a product with -1.
 
     In-place operators on a copy, as in ``torchvision.transforms.Normalize``, leave the copy in the functional graph.
     """
@@ -150,7 +152,7 @@ def _match_step(node: Node, constants: Constants, axis: int) -> _Step | None:
 
 
 def _constant_value(operand: Any, x: Node, constants: Constants, axis: int) -> Value | None:
-    """A constant operand of ``x`` as a number, a tensor [] or a tensor [C]; None if it differs elsewhere."""
+    """A constant operand of ``x`` as a number, a tensor [] or [C]; None if it varies along another dimension."""
     if isinstance(operand, (int, float)):
         return float(operand)
     if operand not in constants or is_complex(operand):

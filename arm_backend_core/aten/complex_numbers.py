@@ -178,8 +178,8 @@ def _polar(magnitude: Tensor, angle: Tensor) -> Pair:
 def _cos_or_sin(z: Pair, index: int) -> Pair:
     """cos(z) for index 0, sin(z) for index 1."""
     a, b = z.parts
-    sine, cosine = (torch.cos(a), -torch.sin(a)) if index == 0 else (torch.sin(a), torch.cos(a))
-    return Pair.from_parts(sine * torch.cosh(b), cosine * torch.sinh(b))
+    first, second = (torch.cos(a), -torch.sin(a)) if index == 0 else (torch.sin(a), torch.cos(a))
+    return Pair.from_parts(first * torch.cosh(b), second * torch.sinh(b))
 
 
 def _sinh_or_cosh(z: Pair, index: int) -> Pair:

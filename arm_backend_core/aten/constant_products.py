@@ -1,8 +1,8 @@
 """Matrix products with a constant operand become linear layers.
 
-A linear layer has per-channel weight scales and runs as CONV2D; the MATMUL of two activations has one scale for each
-operand, and Ethos-U55 and U65 compute it element by element: x [1, 32, 256] @ W [256, 64] takes 599,488 cycles as
-MATMUL and 16,288 as CONV2D (U55-128, Vela 5.2).
+A linear layer has per-channel weight scales and runs as CONV2D. A MATMUL has one scale for each operand, and Ethos-U55
+and U65 compute it by elementwise operations: x [1, 32, 256] @ W [256, 64] takes 599,488 cycles as MATMUL and 16,288 as
+CONV2D (U55-128, Vela 5.2).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from arm_backend_core.targets.hardware import Hardware
 aten = torch.ops.aten
 
 _PRODUCTS = (aten.matmul.default, aten.mm.default, aten.bmm.default)
-#: Ethos-U55 and U65 compute a product with this many constant matrices at most as one layer for each matrix.
+#: Maximum number of constant matrices in a batched product that becomes one layer for each matrix (Ethos-U55 and U65).
 _MAX_LAYERS = 16
 _INT8_MAX = 127
 
@@ -33,12 +33,12 @@ def products_to_linear(module: GraphModule, hardware: Hardware, has_int16_activa
 
     Args:
         module: the module to edit.
-        hardware: of the target. A constant of several matrices stays an operand of MATMUL where that is fast: 4 heads
-            of [32, 64] @ [64, 32] take 12,408 cycles as MATMUL and 15,496 as layers on U85-256, but 229,696 and 34,772
-            on U55-128.
+        hardware: the hardware of the target. A constant of several matrices becomes layers on Ethos-U55 and U65 only.
+            Elsewhere it stays an operand of MATMUL: 4 heads of [32, 64] @ [64, 32] take 12,408 cycles as MATMUL and
+            15,496 as layers on U85-256, but 229,696 and 34,772 on U55-128.
         has_int16_activations: whether a node's activations are going to be int16. A constant that is not a parameter,
-            such as a Fourier matrix, then becomes two layers whose int8 weights add up to 16 bits: nobody trained it to
-            bear 8 bits.
+            such as a Fourier matrix, then becomes two layers whose int8 weights add up to 16 bits, because no training
+            made it robust to 8-bit rounding.
     """
     products = [
         node
@@ -81,15 +81,20 @@ class _Rewriter:
         replace_node(node, result)
 
     def _product(self, node: Node, x: Node, source: Node, matrix: Tensor, *, is_left: bool) -> Node | None:
-        """``x @ matrix``, or ``matrix @ x`` = (x.T @ matrix.T).T, up to dimensions of size 1."""
+        """Insert ``x @ matrix`` or ``matrix @ x`` = (x.T @ matrix.T).T, up to added or missing dimensions of size 1."""
         weight = matrix[None] if matrix.dim() == 1 else matrix if is_left else matrix.transpose(-1, -2)
-        turns = is_left and x.meta["val"].dim() > 1
-        rows = insert_call(node, aten.transpose.int, x, -2, -1) if turns else x
+        transposes = is_left and x.meta["val"].dim() > 1
+        rows = insert_call(node, aten.transpose.int, x, -2, -1) if transposes else x
         result = self._layers(node, rows, source, weight)
-        return insert_call(node, aten.transpose.int, result, -2, -1) if turns and result is not None else result
+        return insert_call(node, aten.transpose.int, result, -2, -1) if transposes and result is not None else result
 
     def _layers(self, node: Node, x: Node, source: Node, weight: Tensor) -> Node | None:
-        """The product of x [.., in] with a weight [.., out, in]; None if the weight has several batch dimensions."""
+        """Insert the product of x [.., in] with a weight [.., out, in]; one layer for each matrix of a batched weight.
+
+        Returns:
+            None if a batched weight has several batch dimensions, too many matrices, or broadcasts over ``x``, or if
+            the target computes the batched product faster as MATMUL.
+        """
         batch = [dim for dim in range(-weight.dim(), -2) if weight.shape[dim] > 1]
         if not batch:
             return self._layer(node, x, source, weight.reshape(weight.shape[-2:]))
@@ -121,9 +126,10 @@ class _Rewriter:
 
 
 def _split_in_bytes(weight: Tensor) -> list[Tensor]:
-    """Two weights whose int8 values, each with a scale for each output channel, add up to ``weight`` in 16 bits.
+    """Split ``weight`` into two weights whose int8 values, with per-channel scales, represent it in 16 bits.
 
-    The first is ``weight`` rounded to multiples of its scale; the second is the rest, of half a step at most.
+    The first is ``weight`` rounded to multiples of its scale. The second is the rounding error, at most half a scale;
+    it is omitted if it is zero.
     """
     step = weight.abs().amax(-1, keepdim=True) / _INT8_MAX
     step = torch.where(step > 0, step, torch.ones_like(step))

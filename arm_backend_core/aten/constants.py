@@ -70,7 +70,7 @@ class Constants:
     def is_trained(self, node: Node) -> bool:
         """Whether a parameter is among the attributes that ``node`` is computed from."""
         nodes = [node]
-        for source in nodes:  # grows
+        for source in nodes:  # the loop appends to ``nodes``
             nodes += [x for x in source.all_input_nodes if x not in nodes]
         return any(self._is_parameter(source) for source in nodes if source.op == "get_attr")
 

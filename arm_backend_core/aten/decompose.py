@@ -55,7 +55,8 @@ def decompose(module: GraphModule, constants: Iterable[Node] = (), *, quantized:
         Whether the graph changed.
 
     Raises:
-        ModelError: an operator reads memory by strides, and its operand is not contiguous.
+        ModelError: an operator reads memory by strides, and its operand is not contiguous, or a decomposition finds
+            that the model cannot be exported.
     """
     for node in module.graph.nodes:  # before replacements change the operands' strides
         record = find_composite(node)
@@ -120,7 +121,7 @@ class _Decomposer:
         return changed
 
     def _replace(self, module: GraphModule, node: Node, constants: set[Node]) -> bool:
-        """Replace ``node`` by its decomposition; returns False if it has none or should keep its CPU kernel."""
+        """Replace ``node`` by its decomposition; returns False if it has none, is refused or keeps its CPU kernel."""
         try:
             outputs = self._write_decomposition(_FragmentWriter(self, module, node, constants), node)
             if outputs is None:
@@ -189,7 +190,7 @@ class _Decomposer:
             constants: nodes that are constant.
 
         Returns:
-            None if PyTorch cannot trace one of its own operators.
+            None if an operand is not a tensor, or if PyTorch cannot trace one of its own operators.
 
         Raises:
             Unsupported: the decomposition refuses the operands.
@@ -234,9 +235,10 @@ class _Decomposer:
         self.in_progress.pop()
         for node in module.graph.nodes:
             if mutates(node):
-                error_type = InternalError if target in records() else Unsupported
-                raise node.meta.get(DECOMPOSITION_REFUSAL) or error_type(
-                    f"{target} decomposes into writes to shared memory"
+                description = f"{target} decomposes into writes to shared memory"
+                is_own_decomposition = target in records()
+                raise node.meta.get(DECOMPOSITION_REFUSAL) or (
+                    compiler_fault(description) if is_own_decomposition else Unsupported(description)
                 )
         return _Fragment(module, all(is_lowerable(node, constants) for node in module.graph.nodes))
 
@@ -346,7 +348,7 @@ def _check_outputs(node: Node, outputs: Any) -> None:
 
 
 def _has_new_size(actual: _Signature | None, expected: _Signature | None) -> bool:
-    """Whether a trace gave a result another symbol as its size, which cannot be compared with that of the program."""
+    """Whether a size of a result depends on data: its symbol in the trace is not the symbol of the program."""
     if actual is None or expected is None:
         return False
     sizes = [(x, y) for x, y in zip(actual[0], expected[0], strict=False) if isinstance(x, torch.SymInt)]

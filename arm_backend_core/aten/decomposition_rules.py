@@ -77,7 +77,7 @@ def _reduces_zero_elements(node: Node) -> bool:
 
 
 def _has_computed_weight(node: Node, constants: Container[Node]) -> bool:
-    """Whether the weight of a layer is computed at run time, or is a vector."""
+    """Whether the weight of a layer is computed at run time or is a vector; true for 3D transposed convolutions too."""
     if node.target not in computed_weights.DECOMPOSITIONS:
         return False
     weight_arguments, _ = computed_weights.DECOMPOSITIONS[node.target]

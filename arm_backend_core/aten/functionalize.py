@@ -39,7 +39,7 @@ def functionalize(graph: Graph, *, write_back: bool = False) -> Node | None:
 
     Returns:
         The first operator that mutates shared memory. None if the graph has no more in-place operators, except final
-        writes to attributes.
+        writes to attributes and, with ``write_back``, to inputs.
     """
     _drop_identities(graph)
     _replace_empty_by_zeros(graph)
@@ -75,7 +75,7 @@ def _is_final_write(node: Node, order: dict[Node, int]) -> bool:
 
 
 def functionalize_program(program: ExportedProgram) -> ExportedProgram:
-    """Functionalize a program; new values of mutated buffers become outputs.
+    """Functionalize a program; new values of mutated buffers and inputs become outputs.
 
     Args:
         program: the program, which may be edited.

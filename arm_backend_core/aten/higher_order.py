@@ -4,8 +4,9 @@ Delegates cannot contain subgraphs.
 
 - ``torch.cond`` becomes both branches and a SELECT between their results. Branches have no side effects, so the
   program is equivalent. It takes the time of both branches, unless the target has COND_IF (``tosa/passes/branches``).
-- ``map`` and ``scan`` are unrolled, and ``while_loop`` too if its trip count is known. Otherwise the loop's body is
-  inlined once between markers (``ops/loop_markers``).
+- ``map`` and ``scan`` are unrolled, except the loops that ``recurrent`` rolls (``DELEGATE_LOOP``). ``while_loop`` is
+  unrolled too if its trip count is known and at most 64. Otherwise the loop's body is inlined once between markers
+  (``ops/loop_markers``).
 - The bodies of ``no_grad`` and a disabled ``autocast`` are inlined unchanged.
 """
 
@@ -31,7 +32,7 @@ from arm_backend_core.ops.loop_markers import LOOP_IN, LOOP_OUT
 aten = torch.ops.aten
 _HIGHER_ORDER = torch.ops.higher_order
 
-_MAX_UNROLLED_ITERATIONS = 64  #: Maximum trip count of an unrolled loop; compile time grows with it.
+_MAX_UNROLLED_ITERATIONS = 64  #: Maximum trip count of an unrolled ``while_loop``; compile time grows with it.
 
 
 def inline_higher_order_ops(module: GraphModule, constants: Mapping[Node, Tensor]) -> bool:
@@ -88,7 +89,7 @@ class _HigherOrderCall:
             yield [self.insert_node(aten.select.int, x, 0, i) for x in xs]
 
     def stack_rows(self, rows: Sequence[Sequence[Node]]) -> list[Node]:
-        """The reverse of ``unstack_rows``."""
+        """Stack row i of every tensor, for each i: the inverse of ``unstack_rows``."""
         return [self.insert_node(aten.stack.default, list(parts)) for parts in zip(*rows, strict=True)]
 
     @cached_property

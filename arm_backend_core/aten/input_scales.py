@@ -1,7 +1,8 @@
 """Quantization of inputs at the boundary: one scale per input, and uint8 in place of int8.
 
-A concatenation gives all its operands one scale, so an input that is joined again later (a skip connection) has two.
-Such an input is quantized once, with the finest scale, and the result is requantized for the others.
+A concatenation gives all its operands one scale. An input that is also read elsewhere (a skip connection to a
+concatenation) therefore has two scales. It is quantized once, with the smallest scale, and the result is requantized
+for the others.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from arm_backend_core.program import copy_program, user_inputs
 
 
 def quantize_inputs_once(_method: str, program: ExportedProgram) -> ExportedProgram:
-    """Quantize each input that only quantize operators read with one scale and zero point: those of the finest scale.
+    """Quantize each input that only per-tensor quantize operators read once, with the parameters of the smallest scale.
 
     A transform pass of an ``ExportRecipe``.
 
@@ -29,7 +30,7 @@ def quantize_inputs_once(_method: str, program: ExportedProgram) -> ExportedProg
         return program
     program = copy_program(program)
     for node in filter(_has_several_scales, user_inputs(program)):
-        _requantize_from_finest(node)
+        _requantize_from_smallest_scale(node)
     program.graph_module.recompile()
     return program
 
@@ -70,8 +71,8 @@ def _insert_uint8(node: Node) -> None:
     scale, *integers, _ = cast(tuple[Any, ...], readers[0].args[1:])
     parameters = (scale, *(number + UINT8_OFFSET for number in integers), torch.uint8)
     operators = torch.ops.quantized_decomposed  # registered, because the graph has some of them
-    graph, place, value = node.graph, _last_input_after(node), node.meta["val"]
-    with graph.inserting_after(place):
+    graph, last_input, value = node.graph, _last_input_after(node), node.meta["val"]
+    with graph.inserting_after(last_input):
         quantized = graph.call_function(operators.quantize_per_tensor.default, (node, *parameters))
     with graph.inserting_after(quantized):
         dequantized = graph.call_function(operators.dequantize_per_tensor.default, (quantized, *parameters))
@@ -88,7 +89,7 @@ def _has_several_scales(node: Node) -> bool:
     return per_tensor and len({reader.args[1:] for reader in readers}) > 1
 
 
-def _requantize_from_finest(node: Node) -> None:
+def _requantize_from_smallest_scale(node: Node) -> None:
     finest = min(node.users, key=lambda reader: cast(float, reader.args[1]))
     dequantized = next((user for user in finest.users if is_dequantize(user)), None)
     if dequantized is None:
@@ -103,7 +104,7 @@ def _requantize_from_finest(node: Node) -> None:
 
 def _last_input_after(node: Node) -> Node:
     """The last of the placeholders and attributes that follow ``node``, or ``node``."""
-    place: Any = node
-    while place.next.op in ("placeholder", "get_attr"):
-        place = place.next
-    return cast(Node, place)
+    last_input: Any = node
+    while last_input.next.op in ("placeholder", "get_attr"):
+        last_input = last_input.next
+    return cast(Node, last_input)

@@ -22,16 +22,17 @@ from arm_backend_core.ops.catalog import find_record
 from arm_backend_core.ops.registry import Kind
 
 aten = torch.ops.aten
-#: Key in the ``meta`` of a layer: the ``ChannelAffine`` that its weight and bias include, after its batch norm, if
-#: any. Training with statistics of the batch needs it.
+#: Key in the ``meta`` of a layer: the ``ChannelAffine`` that is folded into its weight and bias and applies after its
+#: batch norm, if it has one. Quantization-aware training with batch statistics needs it.
 FOLDED_AFFINE = "arm_folded_affine"
 _CONVOLUTIONS = (
     *(aten.conv1d.default, aten.conv2d.default, aten.conv1d.padding, aten.conv2d.padding),
     aten.convolution.default,
 )
 _RESHAPES = (aten.view.default, aten.reshape.default, aten.flatten.using_ints)
-#: Largest ratio of the gains that are folded into the layer that reads them. Its int8 weights have one scale for all
-#: input channels, so those of a channel with a small gain lose bits.
+#: Maximum ratio of the largest to the smallest gain that is folded into the layer that reads the result. The int8
+#: weights of an output channel have one scale for all input channels, so weights of a channel with a small gain would
+#: lose bits.
 _MAX_GAIN_RATIO = 2.0
 
 
@@ -128,7 +129,7 @@ def find_reading_layer(node: Node) -> tuple[Node, Node | None] | None:
     """Find the convolution, or the linear layer behind a flattening, that alone reads ``node`` [N, C, ...].
 
     Returns:
-        the layer, and the flattening; None if anything else reads the node.
+        The layer, and the flattening if there is one. None if no such layer reads the node, or if anything else does.
     """
     flattening, layer = None, next(iter(node.users), None)
     shape = node.meta["val"].shape
@@ -148,9 +149,9 @@ def find_reading_layer(node: Node) -> tuple[Node, Node | None] | None:
 
 
 def fold_into_reader(constants: Constants, node: Node, layer: Node, affine: ChannelAffine) -> str | None:
-    """Fold the affine function that ``node`` [N, C, ...] is of its operand into the layer that reads ``node``.
+    """Fold an affine function, whose result is ``node`` [N, C, ...], into the layer that reads ``node``.
 
-    The caller makes the layer read the operand.
+    The caller then makes the layer read the operand of the function.
 
     Args:
         constants: of the edited module.

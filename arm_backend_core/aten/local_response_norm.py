@@ -48,7 +48,10 @@ class _Windows:
 
 
 def rewrite_local_response_norms(module: GraphModule) -> None:
-    """Replace averages over windows of channels by convolutions, and divisions by powers of them by products."""
+    """Replace averages over windows of channels by convolutions, and divisions by their powers by products.
+
+    A power is (k + alpha * average of squares)**beta.
+    """
     means_of_squares = _channel_windows_to_convolutions(module)
     for node in module.graph.find_nodes(op="call_function", target=aten.div.Tensor):
         x, power = node.args
@@ -117,7 +120,7 @@ def _band_matrix(channels: int, results: int, windows: _Windows) -> Tensor:
 
 
 def _match_channel_windows(node: Node) -> _Windows | None:
-    """Match a pooling along the rows of [N, 1, C, ...], which another operator made of [N, C, ...]."""
+    """Match a pooling along the rows of [N, 1, C, ...], which is a view of [N, C, ...]."""
     arguments = arguments_of(node)
     spatial = 2 if node.target is aten.avg_pool2d.default else 3
     kernel, stride, padding = (

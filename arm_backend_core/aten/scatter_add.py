@@ -339,7 +339,12 @@ class _Rewriter:
         return self._call(aten.permute.default, product, [0, 2, 1])
 
     def _gather_tables(self, scatter: _ScatterAdd, indices: Array) -> Array | None:
-        """The rows that each gather reads, [gathers, positions]; None if gathers take more time than another way."""
+        """The rows that each gather reads, [gathers, positions].
+
+        Returns:
+            None if there would be too many gathers, elements or slices, or if the masks of the decomposition of a
+            floating-point program are small enough for the target.
+        """
         elements = scatter.leading * scatter.positions * scatter.trailing
         has_small_mask = not self.quantized and _refuse_decomposition(scatter, self.hardware, quantized=False) is None
         gathers = int(np.bincount(indices).max())

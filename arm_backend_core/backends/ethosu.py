@@ -58,10 +58,10 @@ def compile_ethosu(
         spec: the NPU and compiler options.
         delegate: name of the delegate, for errors and files.
         find_operator: maps Vela's message to an ATen operator and source line.
-        unused_inputs: see ``Compilation``. Vela omits these inputs. The payload lists them, because ExecuTorch's
+        unused_inputs: see ``CompileRequest``. Vela omits these inputs. The payload lists them, because ExecuTorch's
             runtime writes them too, and allocates them after the other inputs. Direct Drive programs do not allocate
             them.
-        input_bytes, output_bytes: bytes of each input and output, see ``Compilation``.
+        input_bytes, output_bytes: bytes of each input and output, see ``CompileRequest``.
         timeout: seconds after which Vela is stopped; None disables it.
         run_vela: is called instead of ``vela.compile_tosa``, for example to return a cached result. Takes flatbuffer,
             configuration and timeout; returns Vela's result and its printed text.

@@ -1,6 +1,6 @@
-"""Bounds check of command streams: no NPU operation writes outside of the tensors that Vela has allocated.
+"""Bounds check of command streams: no kernel writes its result outside of the tensors that Vela has allocated.
 
-Vela has produced programs that do (``docs/contributors/vela.md``).
+Vela has produced programs in which a kernel does (``docs/contributors/vela.md``). Writes of DMAs are not checked.
 """
 
 from bisect import bisect_right
@@ -28,7 +28,7 @@ _OUTPUT_TRANSPOSES = {1: (1, 0, 2), 2: (0, 2, 1), 3: (1, 2, 0), 6: (2, 0, 1), 7:
 def find_out_of_bounds_write(
     stream: bytes, allocations: Sequence[tuple[int, int, int]], layers: Sequence[Layer]
 ) -> str | None:
-    """Describe the first NPU operation that writes outside of all allocations; None if there is none.
+    """Describe the first kernel that writes outside of all allocations; None if there is none.
 
     Args:
         stream: the command stream.

@@ -1,11 +1,15 @@
 """Weight prefetch (U55, U65): copy weights from flash to free SRAM while earlier layers compute.
 
 A layer whose weights Vela leaves in flash takes at least the time to read them. While layers with few weights compute,
-flash is idle. This pass fills the idle time: it splits the copy of weights into pieces, and starts each piece with an
-earlier kernel that runs at least as long as flash takes for it. The copies lie in the scratch where it holds no live
-data (``ethosu_occupancy``), so that the scratch does not grow.
+flash is idle. This pass fills the idle time: it splits the copy of weights into pieces, and starts each piece together
+with an earlier kernel that leaves enough idle flash time to hide it. Bytes that no kernel can hide are copied right
+before the reader, which waits for them. The copies lie in the scratch where it holds no live data
+(``ethosu_liveness``), so that the scratch does not grow.
 
-If the weights of a whole layer do not fit, its convolution is split by output channels (``ethosu_slices``).
+Convolutions that still wait for flash, because their weights do not fit or no kernels hide the whole copy, are split by
+output channels (``ethosu_slices``) if that saves enough cycles.
+
+"Flash" is the memory of the constants, ``Configuration.const_memory``. On U65, some configurations have them in DRAM.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from arm_backend_core.backends.ethosu_occupancy import Kernel, Occupancy, trace_occupancy
+from arm_backend_core.backends.ethosu_liveness import Kernel, Liveness, analyze_liveness
 from arm_backend_core.backends.ethosu_prefetch_plan import (
     MIN_SAVED_CYCLES,
     Costs,
@@ -37,82 +41,98 @@ from arm_backend_core.backends.vela_tables import operation_ticks, read_allocati
 if TYPE_CHECKING:
     from arm_backend_core.workers.vela import Configuration
 
-#: Fraction of the program's cycles that splitting a convolution must save: it takes time to encode weights again.
-_MIN_SLICING_GAIN = 0.01
+#: Minimum saving of all splits together, as a fraction of the program's cycles. Encoding the weights again costs
+#: compile time. A convolution is a candidate if it waits for flash for more than a part of this saving.
+_MIN_SLICING_GAIN, _MIN_GAIN_PART = 0.01, 0.1
 
 
 def prefetch_weights(vela_result: dict[str, Any], configuration: Configuration) -> None:
-    """Edit Vela's result: copy weights to free SRAM in time, if that saves cycles."""
-    flash = configuration.const_memory
-    if not can_copy_weights(vela_result, configuration) or not _may_save_cycles(flash, vela_result):
+    """Edit Vela's result: copy weights to free SRAM before their layer reads them, if that saves cycles."""
+    const_memory = configuration.const_memory
+    if not can_copy_weights(vela_result, configuration) or not _may_save_cycles(const_memory, vela_result):
         return
-    planner, kernels = _make_planner(vela_result, flash)
+    planner, kernels = _make_planner(vela_result, const_memory)
     copies = planner.choose_copies()
-    if sliced := _slice_waiting_convolutions(vela_result, flash, planner, kernels, copies):
-        other, other_kernels = _make_planner({**vela_result, **sliced}, flash)
+    if sliced := _slice_const_bound_convolutions(vela_result, const_memory, planner, kernels, copies):
+        other, other_kernels = _make_planner({**vela_result, **sliced}, const_memory)
         other_copies = other.choose_copies()
         if other.saved_cycles(other_copies) > planner.saved_cycles(copies):
             vela_result |= sliced
             planner, kernels, copies = other, other_kernels, other_copies
     if copies:
         _insert_copies(vela_result, planner, kernels, copies)
-        _update_tables(vela_result, flash, planner, copies)
+        _update_tables(vela_result, const_memory, planner, copies)
 
 
-def _may_save_cycles(flash: str, vela_result: dict[str, Any]) -> bool:
+def _may_save_cycles(const_memory: str, vela_result: dict[str, Any]) -> bool:
     """Whether a layer waits for flash for at least ``MIN_SAVED_CYCLES``. Programs with variables are not edited."""
     wait = max(
-        (int(row["op_cycles"]) - int(row["npu_cycles"]) for row in _flash_bound_rows(flash, vela_result)), default=0
+        (int(row["op_cycles"]) - int(row["npu_cycles"]) for row in _list_const_bound_rows(const_memory, vela_result)),
+        default=0,
     )
     return wait >= MIN_SAVED_CYCLES and not vela_result["variables"]
 
 
-def _flash_bound_rows(flash: str, vela_result: dict[str, Any]) -> list[dict[str, str]]:
+def _list_const_bound_rows(const_memory: str, vela_result: dict[str, Any]) -> list[dict[str, str]]:
     rows = read_rows(vela_result["tables"], "perf")
-    return [row for row in rows if int(row[f"{flash}_ac"]) >= int(row["op_cycles"])]
+    return [row for row in rows if int(row[f"{const_memory}_ac"]) >= int(row["op_cycles"])]
 
 
-def _slice_waiting_convolutions(
+def _slice_const_bound_convolutions(
     vela_result: dict[str, Any],
-    flash: str,
+    const_memory: str,
     planner: PrefetchPlanner,
     kernels: Sequence[Kernel],
     copies: Sequence[WeightCopy],
 ) -> dict[str, Any] | None:
-    """Split the convolutions that still wait for flash; the changed entries of the result, None if that saves < 1%."""
+    """Split the convolutions that still wait for flash.
+
+    Returns:
+        The changed entries of the result. None if the estimated saving is below ``_MIN_SLICING_GAIN``, or if the
+        weights cannot be split.
+    """
     min_gain = _MIN_SLICING_GAIN * vela_result["report"]["totalCycles"]
-    served = {copy.reader for copy in copies if not copy.wait}
-    waiting = {
+    prefetched = {copy.reader for copy in copies if not copy.wait}
+    const_bound = {
         kernels[slot.kernels[0]].word_index: index
         for index, slot in enumerate(planner.slots)
-        if index not in served and slot.weights and slot.costs.flash - slot.costs.npu > 0.1 * min_gain
+        if index not in prefetched
+        and slot.weights
+        and slot.costs.const_memory - slot.costs.npu > _MIN_GAIN_PART * min_gain
     }
-    if sum(planner.slots[index].costs.total - planner.slots[index].costs.npu for index in waiting.values()) < min_gain:
+    if (
+        sum(planner.slots[index].costs.total - planner.slots[index].costs.npu for index in const_bound.values())
+        < min_gain
+    ):
         return None
-    depths = find_slices(vela_result, waiting.keys(), vela_result["scratch"][0])
-    shares = {waiting[key]: [depth / sum(parts) for depth in parts] for key, parts in depths.items()}
+    depths = find_slices(vela_result, const_bound.keys(), vela_result["scratch"][0])
+    shares = {const_bound[key]: [depth / sum(parts) for depth in parts] for key, parts in depths.items()}
     estimated = planner.with_slices(shares)
     if estimated.saved_cycles(estimated.choose_copies()) < planner.saved_cycles(copies) + min_gain:
         return None
-    return slice_convolutions(vela_result, depths, flash)
+    return slice_convolutions(vela_result, depths, const_memory)
 
 
-def _make_planner(vela_result: dict[str, Any], flash: str) -> tuple[PrefetchPlanner, list[Kernel]]:
+def _make_planner(vela_result: dict[str, Any], const_memory: str) -> tuple[PrefetchPlanner, list[Kernel]]:
     size, region = vela_result["scratch"]
     tensors = vela_result["outputs"]
-    outputs = [(address, prod(shape) * width) for shape, width, address, place in tensors if place == region]
+    outputs = [
+        (address, prod(shape) * element_bytes)
+        for shape, element_bytes, address, tensor_region in tensors
+        if tensor_region == region
+    ]
     stream, constants = vela_result["command_stream"], vela_result["weight_region"]
-    occupancy = trace_occupancy(stream, constants, (size, region), outputs)
-    slots = _make_slots(vela_result, flash, occupancy.kernels)
+    liveness = analyze_liveness(stream, constants, (size, region), outputs)
+    slots = _make_slots(vela_result, const_memory, liveness.kernels)
     return PrefetchPlanner(
-        slots, _slot_occupancy(occupancy, slots), occupancy.granule, _estimate_rates(vela_result, slots)
-    ), (occupancy.kernels)
+        slots, _slot_liveness(liveness, slots), liveness.granule, _estimate_rates(vela_result, slots)
+    ), (liveness.kernels)
 
 
-def _make_slots(vela_result: dict[str, Any], flash: str, kernels: Sequence[Kernel]) -> list[Slot]:
-    """The slots of a program, with Vela's estimates of its layers divided among their kernels."""
+def _make_slots(vela_result: dict[str, Any], const_memory: str, kernels: Sequence[Kernel]) -> list[Slot]:
+    """Divide the kernels of a program into slots, and Vela's estimates of each layer among its kernels."""
     header, rows = vela_result["tables"]["perf"]
-    columns = [header.index(name) for name in ("op_cycles", "npu_cycles", f"{flash}_ac", "Sram_ac")]
+    columns = [header.index(name) for name in ("op_cycles", "npu_cycles", f"{const_memory}_ac", "Sram_ac")]
     costs = {row[0]: Costs(*(int(row[column]) for column in columns)) for row in rows}
     layer_of = {int(row[0]) // 4: row[-1] for row in vela_result["tables"]["queue"][1]}
     # Vela names the layer of an operation's last kernel only.
@@ -122,12 +142,14 @@ def _make_slots(vela_result: dict[str, Any], flash: str, kernels: Sequence[Kerne
     members = defaultdict[str | None, list[Kernel]](list)
     for kernel, layer in zip(kernels, layers, strict=True):
         members[layer].append(kernel)
-    direct = {layer for layer, group in members.items() if layer is not None and all(map(_reads_only_flash, group))}
+    uncached_layers = {
+        layer for layer, group in members.items() if layer is not None and all(map(_reads_only_const_memory, group))
+    }
     slots = list[Slot]()
     for index, (kernel, layer) in enumerate(zip(kernels, layers, strict=True)):
         total = costs[layer] if layer is not None else Costs(0, 0, 0, 0)
-        if layer in direct:
-            share = _count_bytes([kernel]) / _count_bytes(members[layer])
+        if layer in uncached_layers:
+            share = _count_weight_bytes([kernel]) / _count_weight_bytes(members[layer])
             slots.append(Slot((index,), layer, total.scale(share), 0, kernel.weights))
             continue
         part = total.scale(1 / len(members[layer]))
@@ -140,37 +162,41 @@ def _make_slots(vela_result: dict[str, Any], flash: str, kernels: Sequence[Kerne
     return slots
 
 
-def _count_bytes(kernels: Sequence[Kernel]) -> int:
+def _count_weight_bytes(kernels: Sequence[Kernel]) -> int:
     """Bytes of weights that kernels read from flash."""
     return sum(end - start for kernel in kernels for start, end in kernel.weights)
 
 
-def _reads_only_flash(kernel: Kernel) -> bool:
-    """Whether a kernel reads weights, and only from flash."""
+def _reads_only_const_memory(kernel: Kernel) -> bool:
+    """Whether a kernel reads weights, and reads them from flash, not from a copy that Vela's DMAs write."""
     return bool(kernel.weights) and not kernel.dma_bytes
 
 
-def _slot_occupancy(occupancy: Occupancy, slots: Sequence[Slot]) -> Any:
-    """The occupancy of each slot: bool array [slots, granules]."""
+def _slot_liveness(liveness: Liveness, slots: Sequence[Slot]) -> Any:
+    """The granules that are busy while any kernel of a slot runs: bool array [slots, granules]."""
     import numpy as np
 
     if not slots:
-        return occupancy.busy
-    return np.logical_or.reduceat(occupancy.busy, [slot.kernels[0] for slot in slots])
+        return liveness.busy
+    return np.logical_or.reduceat(liveness.busy, [slot.kernels[0] for slot in slots])
 
 
 def _estimate_rates(vela_result: dict[str, Any], slots: Sequence[Slot]) -> Rates:
-    """Cycles per byte of flash, from the kernels that read their weights once, and per byte of SRAM."""
+    """Cycles per byte of flash and of SRAM.
+
+    The rate of flash is the minimum over the slots with weights, because a kernel that reads its weights repeatedly has
+    a higher ratio of cycles to bytes. The rate of SRAM is that of all accesses of the program.
+    """
     use = vela_result["memories"]["Sram"]
     sram = use["cycles"] / max(use["read"] + use["written"], 1)
-    rates = [slot.costs.flash / slot.weight_bytes for slot in slots if slot.weights]
+    rates = [slot.costs.const_memory / slot.weight_bytes for slot in slots if slot.weights]
     return Rates(min((rate for rate in rates if rate), default=1.0), sram or 1.0)
 
 
 def _insert_copies(
     vela_result: dict[str, Any], planner: PrefetchPlanner, kernels: Sequence[Kernel], copies: Sequence[WeightCopy]
 ) -> None:
-    """Insert DMAs after the kernels that they start with, and let the readers read the copies."""
+    """Insert each DMA right after the command of the kernel that hides it, and redirect the readers to the copies."""
     stream, region = vela_result["command_stream"], vela_result["scratch"][1]
     changes, dmas = WeightCopies(region), dict[int, list[list[tuple[int, int]]]]()
     for copy in copies:
@@ -188,7 +214,7 @@ def _insert_copies(
             offset += end - start
     for index, commands in dmas.items():
         members = planner.slots[index].kernels
-        for number, dma in enumerate(commands):  # spread over the slot: a second DMA waits for the first one
+        for number, dma in enumerate(commands):  # spread over the slot's kernels: a second DMA waits for the first one
             word_index = kernels[members[number * len(members) // len(commands)]].word_index
             changes.dmas.setdefault(word_index, []).append(dma)
     vela_result["command_stream"], positions = redirect_weight_reads(stream, changes)
@@ -197,7 +223,7 @@ def _insert_copies(
 
 
 def _update_tables(
-    vela_result: dict[str, Any], flash: str, planner: PrefetchPlanner, copies: Sequence[WeightCopy]
+    vela_result: dict[str, Any], const_memory: str, planner: PrefetchPlanner, copies: Sequence[WeightCopy]
 ) -> None:
     """Update Vela's estimates, and add the copies to its table of tensors."""
     changed: dict[str, Costs] = {}
@@ -212,13 +238,19 @@ def _update_tables(
         add(reader.layer, reader.costs, costs._replace(total=costs.total + copy.wait))
         for piece in copy.pieces:
             slot, length = planner.slots[piece.slot], piece.end - piece.start
-            flash_cycles, sram_cycles = (length * rate for rate in planner.rates)
-            after = slot.costs._replace(flash=slot.costs.flash + flash_cycles, sram=slot.costs.sram + sram_cycles)
+            const_cycles, sram_cycles = (length * rate for rate in planner.rates)
+            after = slot.costs._replace(
+                const_memory=slot.costs.const_memory + const_cycles, sram=slot.costs.sram + sram_cycles
+            )
             add(reader.layer if slot.layer is None else slot.layer, slot.costs, after)
     header, rows = vela_result["tables"]["perf"]
     for row in rows:
         change = changed.get(row[0], Costs(0, 0, 0, 0))
-        for name, amount in (("op_cycles", change.total), (f"{flash}_ac", change.flash), ("Sram_ac", change.sram)):
+        for name, amount in (
+            ("op_cycles", change.total),
+            (f"{const_memory}_ac", change.const_memory),
+            ("Sram_ac", change.sram),
+        ):
             column = header.index(name)
             before, row[column] = int(row[column]), str(round(int(row[column]) + amount))
             _add_to_totals(vela_result, name, int(row[column]) - before)

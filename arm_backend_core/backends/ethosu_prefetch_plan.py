@@ -1,8 +1,8 @@
-"""Plan of the weight prefetch (``ethosu_prefetch``): which weights to copy, where to, and with which earlier kernels.
+"""Plan of the weight prefetch (``ethosu_prefetch``): which weights to copy, where to, and beside which earlier kernels.
 
-Weights that save many cycles per byte are placed before the others; several limits between these two classes are tried.
+Copies that save many cycles per byte are placed before the others; several limits between these two classes are tried.
 In each class, copies are placed by earliest deadline first: in the order of their readers, each copy as late as
-possible. A copy for which the scratch has no free bytes is omitted.
+possible. A copy is omitted if the scratch has no free bytes for it, or if it saves fewer than ``MIN_SAVED_CYCLES``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from arm_backend_core.backends.ethosu_occupancy import Ranges
+from arm_backend_core.backends.ethosu_liveness import Ranges
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,16 +34,19 @@ _MAX_LEAD = 96  #: slots that a DMA may start before the kernel that reads the c
 class Rates(NamedTuple):
     """Cycles per byte of each memory."""
 
-    flash: float
+    const_memory: float
     sram: float
 
 
 class Costs(NamedTuple):
-    """Estimated cycles of a layer or of one of its kernels: in total, of the NPU alone, and of memory accesses."""
+    """Estimated cycles of a layer or of one of its kernels: in total, of the NPU alone, and of memory accesses.
+
+    ``const_memory`` is the memory of the constants: flash, or DRAM on some U65 configurations.
+    """
 
     total: float
     npu: float
-    flash: float
+    const_memory: float
     sram: float
 
     def scale(self, share: float) -> Costs:
@@ -89,7 +92,7 @@ class Piece(NamedTuple):
 class WeightCopy(NamedTuple):
     """The copy of weights that slot ``reader`` reads, at byte ``address`` of the scratch.
 
-    ``wait`` is the number of cycles of the copy that run while no kernel computes.
+    ``wait`` is the number of cycles for which the reader waits for the copy.
     """
 
     reader: int
@@ -99,12 +102,13 @@ class WeightCopy(NamedTuple):
 
 
 class PrefetchPlanner:
-    """Chooses the copies of a program.
+    """Chooses the weight copies of a program.
 
     Args:
-        slots: all kernels, in order.
-        busy: bool array [slots, granules], see ``ethosu_occupancy.Occupancy``.
+        slots: the slots, which cover all kernels in order.
+        busy: bool array [slots, granules], see ``ethosu_liveness.Liveness``.
         granule: bytes of a granule.
+        rates: cycles per byte of the memories.
     """
 
     def __init__(self, slots: Sequence[Slot], busy: np.ndarray, granule: int, rates: Rates) -> None:
@@ -112,8 +116,8 @@ class PrefetchPlanner:
 
     def costs_with_copy(self, index: int) -> Costs:
         """Costs of a slot that reads its weights from SRAM, as often as from flash before."""
-        _, npu, flash, sram = self.slots[index].costs
-        sram += flash * self.rates.sram / self.rates.flash
+        _, npu, const_memory, sram = self.slots[index].costs
+        sram += const_memory * self.rates.sram / self.rates.const_memory
         return Costs(max(npu, sram), npu, 0, sram)
 
     def saved_cycles(self, copies: Iterable[WeightCopy]) -> float:
@@ -140,11 +144,13 @@ class PrefetchPlanner:
         return PrefetchPlanner(slots, np.repeat(self.busy, repeats, axis=0), self.granule, self.rates)
 
     def choose_copies(self) -> list[WeightCopy]:
-        """The copies that save the most cycles."""
+        """Choose copies: the best of several placements (see the module's docstring)."""
         candidates = [
             index
             for index, slot in enumerate(self.slots)
-            if slot.weights and slot.costs.flash >= slot.costs.total and self._possible_gain(index) >= MIN_SAVED_CYCLES
+            if slot.weights
+            and slot.costs.const_memory >= slot.costs.total
+            and self._possible_gain(index) >= MIN_SAVED_CYCLES
         ]
         candidates = sorted(sorted(candidates, key=self._possible_gain, reverse=True)[:_MAX_CANDIDATES])
         density = {index: self._possible_gain(index) / self.slots[index].weight_bytes for index in candidates}
@@ -162,10 +168,10 @@ class PrefetchPlanner:
         import numpy as np
 
         costs = [[slot.costs, self.costs_with_copy(index)] for index, slot in enumerate(self.slots)]
-        total, _, flash, sram = np.moveaxis(np.array(costs, float), -1, 0)
-        idle = np.minimum(total - flash, (total - sram) / self.rates.sram * self.rates.flash)
+        total, _, const_memory, sram = np.moveaxis(np.array(costs, float), -1, 0)
+        idle = np.minimum(total - const_memory, (total - sram) / self.rates.sram * self.rates.const_memory)
         # A DMA of Vela's may run with the kernel before it or with the one after it.
-        dma = np.array([slot.dma_bytes for slot in self.slots] + [0]) * self.rates.flash
+        dma = np.array([slot.dma_bytes for slot in self.slots] + [0]) * self.rates.const_memory
         return np.maximum(idle - (dma[:-1] + dma[1:])[:, None], 0.0)
 
     def _place(self, readers: Sequence[int]) -> list[WeightCopy]:
@@ -179,7 +185,7 @@ class PrefetchPlanner:
             copies.append(copy)
             idle[reader] = all_idle[reader, 1]
             for piece in copy.pieces:
-                idle[piece.slot] -= min((piece.end - piece.start) * self.rates.flash, idle[piece.slot])
+                idle[piece.slot] -= min((piece.end - piece.start) * self.rates.const_memory, idle[piece.slot])
                 start, end = (copy.address + offset for offset in (piece.start, piece.end))
                 busy[piece.slot : reader + 1, start // self.granule : -(-end // self.granule)] = True
         return copies
@@ -190,8 +196,8 @@ class PrefetchPlanner:
         count, available = -(-length // self.granule), _first_free_slot(busy, reader)
         for start in _candidate_starts(available, reader, count):
             pieces, exposed = self._schedule(available[start : start + count], idle, reader, length)
-            if best is None or exposed * self.rates.flash < best.wait:
-                best = WeightCopy(reader, start * self.granule, pieces, exposed * self.rates.flash)
+            if best is None or exposed * self.rates.const_memory < best.wait:
+                best = WeightCopy(reader, start * self.granule, pieces, exposed * self.rates.const_memory)
             if not exposed:
                 break
         return best
@@ -208,7 +214,7 @@ class PrefetchPlanner:
         granule, pieces = self.granule, list[Piece]()
         left = sorted(_list_runs(available), reverse=True)  # [first slot, start, end]
         for slot in range(reader - 1, max(reader - 1 - _MAX_LEAD, -1), -1):
-            room = int(idle[slot] / self.rates.flash) // granule
+            room = int(idle[slot] / self.rates.const_memory) // granule
             for segment in left:
                 first, start, end = segment
                 taken = min(room, end - start)

@@ -67,7 +67,8 @@ def find_slices(vela_result: dict[str, Any], word_indices: Set[int], max_bytes: 
 
     Args:
         word_indices: positions of the convolutions' commands.
-        max_bytes: maximum size of scales and weights of a slice. Convolutions with larger blocks are not split.
+        max_bytes: exclusive limit of the size of scales and weights of a slice. Convolutions whose slices would be
+            larger are not split.
     """
     found = {}
     for key, conv in _find_convolutions(vela_result, word_indices).items():
@@ -79,14 +80,14 @@ def find_slices(vela_result: dict[str, Any], word_indices: Set[int], max_bytes: 
 
 
 def slice_convolutions(
-    vela_result: dict[str, Any], depths: Mapping[int, list[int]], flash: str
+    vela_result: dict[str, Any], depths: Mapping[int, list[int]], const_memory: str
 ) -> dict[str, Any] | None:
     """Split convolutions into slices.
 
     Args:
         vela_result: Vela's result; it is not changed.
         depths: convolution -> output channels of its slices, see ``find_slices``.
-        flash: name of the memory of the constants.
+        const_memory: name of the memory of the constants.
 
     Returns:
         The changed entries of the result; None if the weights cannot be encoded again.
@@ -103,7 +104,7 @@ def slice_convolutions(
         for (key, conv), parts in zip(convolutions.items(), encoded, strict=True)
         if parts
     }
-    return _rewrite(vela_result, flash, convolutions, slices) if slices else None
+    return _rewrite(vela_result, const_memory, convolutions, slices) if slices else None
 
 
 def _find_convolutions(vela_result: dict[str, Any], word_indices: Set[int]) -> dict[int, _Convolution]:
@@ -142,7 +143,7 @@ def _pad(data: bytes) -> bytes:
 
 def _rewrite(
     vela_result: dict[str, Any],
-    flash: str,
+    const_memory: str,
     convolutions: Mapping[int, _Convolution],
     slices: Mapping[int, list[_Slice]],
 ) -> dict[str, Any]:
@@ -162,13 +163,13 @@ def _rewrite(
     growth = len(new_constants) - len(constants)
     header, rows = vela_result["tables"]["queue"]
     queue = [[str(4 * new), *row[1:]] for row in rows for new in positions[int(row[0]) // 4]]
-    use, report = vela_result["memories"][flash], vela_result["report"]
+    use, report = vela_result["memories"][const_memory], vela_result["report"]
     return {
         "command_stream": stream,
         "weights": bytes(new_constants),
         "tables": {**vela_result["tables"], "queue": (header, queue)},
         "report": {**report, "readOnlyPeakUsage": report["readOnlyPeakUsage"] + growth},
-        "memories": {**vela_result["memories"], flash: {**use, "peak": use["peak"] + growth}},
+        "memories": {**vela_result["memories"], const_memory: {**use, "peak": use["peak"] + growth}},
     }
 
 

@@ -1,7 +1,8 @@
 """Weight caching in SRAM (U55, U65): weights that several layers read are copied once from flash to SRAM.
 
-In Vela's programs every layer reads its weights from flash. Only adjacent layers share a copy in SRAM. The matrix
-products of an unrolled recurrent layer are not adjacent: each time step has arithmetic between them.
+In Vela's programs, only adjacent layers share a copy of weights in SRAM. The matrix products of an unrolled recurrent
+layer are not adjacent, because each time step has arithmetic between them. Each of them reads the weights from flash.
+"Flash" is the memory of the constants, ``Configuration.const_memory``. On U65, some configurations have them in DRAM.
 """
 
 from collections import defaultdict
@@ -29,7 +30,7 @@ _ByteRange = tuple[int, int]
 
 @dataclass
 class WeightCopies:
-    """Copies of weights, and the DMAs that write them. Commands are given by their word index in Vela's stream.
+    """Copies of weights, and the DMAs that write them. A word index in Vela's stream identifies each command.
 
     Attributes:
         region: the region of the copies.
@@ -45,7 +46,7 @@ class WeightCopies:
 
 
 def can_copy_weights(vela_result: dict[str, Any], configuration: Configuration) -> bool:
-    """Whether the stream is for a U55 or U65 and Arm's core driver (COP1), and weights are outside of the SRAM."""
+    """Whether the stream is for a U55 or U65 and Arm's core driver (COP1), and SRAM has the arena, but no weights."""
     stream = vela_result["command_stream"]
     is_supported = stream[:4] == b"COP1" and stream[11] >> 4 < 2 and not configuration.arena_on_second_port
     return is_supported and configuration.const_memory in vela_result["memories"]
@@ -54,8 +55,9 @@ def can_copy_weights(vela_result: dict[str, Any], configuration: Configuration) 
 def cache_weights_in_sram(vela_result: dict[str, Any], configuration: Configuration) -> None:
     """Edit Vela's result: append a weight copy to the scratch if it saves more cycles than it has bytes.
 
-    Does nothing with ``--optimise=Size``. The estimate of the first layer that reads the weights does not change: it
-    covers the copy from flash. In the estimates of other layers, SRAM accesses replace flash accesses.
+    Copies also must fit the SRAM that the arena leaves free. Does nothing with ``--optimise=Size``. The estimate of the
+    first layer that reads the weights does not change, because it covers the copy from flash. In the estimates of the
+    other layers, SRAM accesses replace flash accesses.
     """
     stream, memories, weight_region = (
         vela_result["command_stream"],
@@ -100,7 +102,7 @@ def cache_weights_in_sram(vela_result: dict[str, Any], configuration: Configurat
 
 
 def add_tensor_row(vela_result: dict[str, Any], layer: str, address: int, length: int, live: tuple[int, int]) -> None:
-    """Add a weight copy to Vela's tensor table. ``layer``: id of the layer; ``live``: first and last tick in SRAM."""
+    """Add a weight copy to Vela's tensor table. ``layer``: id of the reader; ``live``: first and last tick in SRAM."""
     (header, rows), (columns, layers) = vela_result["tables"]["tensors"], vela_result["tables"]["perf"]
     name = next(row[columns.index("name")] for row in layers if row[0] == layer)
     values = {"name": name, "memory": "Sram", "usage": WEIGHT_COPY_USAGE, "start_time": live[0], "end_time": live[1]}
@@ -108,19 +110,21 @@ def add_tensor_row(vela_result: dict[str, Any], layer: str, address: int, length
     rows.append([str(values.get(column, "")) for column in header])
 
 
-def _update_tables_if_profitable(vela_result: dict[str, Any], flash: str, layers: list[str], length: int) -> bool:
+def _update_tables_if_profitable(
+    vela_result: dict[str, Any], const_memory: str, layers: list[str], length: int
+) -> bool:
     """Move the reads of ``layers`` to SRAM in the tables if that saves more than ``length`` cycles; return whether."""
     header, rows = vela_result["tables"]["perf"]
-    uses = [vela_result["memories"][name] for name in (flash, "Sram")]
-    flash_cycles, sram_cycles = (round(length * use["cycles"] / max(use["read"] + use["written"], 1)) for use in uses)
-    columns = [header.index(name) for name in (f"{flash}_ac", "Sram_ac", "op_cycles", "npu_cycles")]
+    uses = [vela_result["memories"][name] for name in (const_memory, "Sram")]
+    const_cycles, sram_cycles = (round(length * use["cycles"] / max(use["read"] + use["written"], 1)) for use in uses)
+    columns = [header.index(name) for name in (f"{const_memory}_ac", "Sram_ac", "op_cycles", "npu_cycles")]
     changed, saved = list[tuple[list[str], tuple[int, ...]]](), 0
     for row in rows:
         if row[0] in layers:
-            flash_access, sram_access, total, npu = (int(row[column]) for column in columns)
-            flash_access, sram_access = max(flash_access - flash_cycles, 0), sram_access + sram_cycles
-            changed.append((row, (flash_access, sram_access, max(flash_access, sram_access, npu))))
-            saved += total - max(flash_access, sram_access, npu)
+            const_access, sram_access, total, npu = (int(row[column]) for column in columns)
+            const_access, sram_access = max(const_access - const_cycles, 0), sram_access + sram_cycles
+            changed.append((row, (const_access, sram_access, max(const_access, sram_access, npu))))
+            saved += total - max(const_access, sram_access, npu)
     if saved > length:
         vela_result["report"]["totalCycles"] -= saved
         for row, numbers in changed:

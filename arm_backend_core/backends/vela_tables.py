@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from arm_backend_core.backends.payload import TensorAllocation
 
 Tables = Mapping[str, tuple[list[str], list[list[str]]]]
-#: Usage of a weight copy in the table of tensors; not Vela's: ``ethosu_weights`` and ``ethosu_prefetch`` add copies.
-WEIGHT_COPY_USAGE = "Kept"
+#: Usage of a weight copy in the table of tensors. Vela has no such usage: ``ethosu_weights`` and ``ethosu_prefetch``
+#: add the copies.
+WEIGHT_COPY_USAGE = "WeightCopy"
 #: Vela's usage of tensors in a cascade: operations that Vela executes interleaved, stripe by stripe.
 _CASCADE_USAGE = "OpCascade"
 #: Columns of the table of tensors, in the field order of ``TensorAllocation``.

@@ -25,7 +25,7 @@ aten = torch.ops.aten
 
 
 class KernelFault(Unsupported):
-    """CMSIS-NN's kernel would fail on some arguments, or compute other numbers."""
+    """CMSIS-NN's kernel would fail on some arguments, or compute other results."""
 
 
 class Emitter:
@@ -51,7 +51,7 @@ class Emitter:
         """Call a kernel, without its scratch tensors. The result is int8.
 
         Raises:
-            KernelFault: CMSIS-NN's kernel would fail on these arguments, or compute other numbers.
+            KernelFault: CMSIS-NN's kernel would fail on these arguments, or compute other results.
         """
         fault = self._find_fault(name, arguments)
         if fault is not None:
@@ -150,8 +150,8 @@ class Emitter:
             return node
         shape = tuple(node.meta["val"].shape)
         result = [low + size + high for low, size, high in zip(before, shape, after, strict=True)]
-        # A dimension without padding is merged with the one before it. The kernel takes four, of which the sizes must
-        # not be those of an image in channels_last memory format.
+        # A dimension without padding is merged with the one before it. The kernel takes at most four dimensions. It
+        # must not take their sizes for those of an image in channels_last memory format.
         starts = sorted({0, *padded})
         groups = [shape[start:end] for start, end in zip(starts, [*starts[1:], len(shape)], strict=True)]
         merged = [math.prod(sizes) for sizes in groups]

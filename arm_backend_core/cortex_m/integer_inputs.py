@@ -1,9 +1,10 @@
 """8-bit integers that a program reads as real numbers: dequantize them from int8, without a float32 tensor.
 
-The kernels read int8. A cast of int8 to floating point is a dequantize operator with scale 1, which needs no operator.
-uint8 is x - 128 in int8, with a zero point that is 128 less. A cast of ExecuTorch's portable library keeps the bits,
-and a table flips the highest one. For 27,648 elements on a Cortex-M55 the estimate is 1.0 million cycles; with an
-exclusive or of the portable library in place of the table it is 1.9 million.
+The kernels read int8. A cast of int8 to floating point becomes a dequantize operator with scale 1 and zero point 0,
+which a kernel absorbs. uint8 becomes int8 by subtracting 128 from the integers and from the zero point: a cast of
+ExecuTorch's portable library keeps the bits, and a look-up table flips the highest one. For 27,648 elements on a
+Cortex-M55 the estimate is 1.0 million cycles; with an exclusive or of the portable library instead of the table it is
+1.9 million.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def casts_8_bits(node: Node) -> bool:
 
 
 def dequantize_from_int8(graph: Graph, emit: Emitter) -> None:
-    """Read int8 in the casts and dequantize operators of 8-bit integers that kernels read, in place.
+    """Replace casts to float32 and dequantize operators of 8-bit integers by dequantize operators of int8, in place.
 
     A node is left unchanged if no quantize operator reads it: no kernel reads its integers then.
 
@@ -38,19 +39,19 @@ def dequantize_from_int8(graph: Graph, emit: Emitter) -> None:
         graph: the graph.
         emit: inserts the conversions.
     """
-    signed: dict[Node, Node] = {}
+    int8_sources: dict[Node, Node] = {}
     for node in list(graph.nodes):
         parameters = _parameters(node)
         if parameters is None or not any(map(is_quantize, node.users)):
             continue
         scale, zero_point = parameters
         source = node.all_input_nodes[0]
-        if source not in signed:
-            signed[source] = _to_int8(source, node, emit)
+        if source not in int8_sources:
+            int8_sources[source] = _to_int8(source, node, emit)
         if _dtype(source) is torch.uint8:
             zero_point -= UINT8_OFFSET
         node.target, node.kwargs = _DEQUANTIZE, {}
-        node.args = (signed[source], scale, zero_point, *_INT8_LIMITS)
+        node.args = (int8_sources[source], scale, zero_point, *_INT8_LIMITS)
         node.meta = {**node.meta, "val": node.meta["val"].contiguous()}
 
 

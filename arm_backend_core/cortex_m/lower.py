@@ -1,8 +1,9 @@
 """Lowering to kernels: replace the quantized operators of an ATen program by int8 kernels of the Cortex-M.
 
 Quantize nodes end the regions that kernels compute. For each of them, in program order, the operators between it and
-the dequantize nodes before it become kernel calls, if there is a rule; else they stay in floating point, between the
-two casts. Tensors keep the memory layout in which a kernel wrote them until a reader needs another one.
+the dequantize nodes before it become kernel calls, if there is a rule. Otherwise they stay in floating point, between
+dequantize and quantize operators. Tensors keep the memory layout in which a kernel wrote them until a reader needs
+another one.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from arm_backend_core.cortex_m.rules import (  # noqa: F401  (register rules)
     movement,
     pooling,
     resize,
-    selection,
+    where,
 )
 from arm_backend_core.cortex_m.rules.context import (
-    PART_RULES,
+    MULTI_RESULT_RULES,
     Context,
     Result,
     find_rule,
@@ -96,7 +97,7 @@ def has_kernel(node: Node) -> bool:
     """Whether an operator may become a kernel call, a table or data movement, depending on its operands."""
     record = find_record(node)
     is_function = record is not None and (record.univariate or casts_8_bits(node))
-    return find_rule(node) is not None or is_function or _is_split(node)
+    return find_rule(node) is not None or is_function or _has_multi_result_rule(node)
 
 
 def _is_left_in_float(node: Node) -> bool:
@@ -105,8 +106,8 @@ def _is_left_in_float(node: Node) -> bool:
     return bool(is_operator) and not (is_quantize(node) or is_dequantize(node) or has_kernel(node))
 
 
-def _is_split(node: Node) -> bool:
-    return overload_of(node.target) in PART_RULES
+def _has_multi_result_rule(node: Node) -> bool:
+    return overload_of(node.target) in MULTI_RESULT_RULES
 
 
 class _Walk:
@@ -125,7 +126,7 @@ class _Walk:
         source = quantize.all_input_nodes[0]
         if source.op == "placeholder" and source not in self.constants:
             self._make_contiguous(quantize)
-            return  # the cast of a model input
+            return  # it quantizes a model input
         anchor, _ = _split_activation(source)
         self._emit.start(quantize, anchor.all_input_nodes[0] if anchor.target is operator.getitem else anchor)
         try:
@@ -139,7 +140,7 @@ class _Walk:
             self._make_contiguous(quantize)
 
     def _make_contiguous(self, quantize: Node) -> None:
-        """Let kernels read the integers of a remaining quantize node in contiguous memory format, which they need."""
+        """Convert the integers of a remaining quantize node to contiguous memory format, which the kernels need."""
         if is_contiguous_or_false(quantize.meta["val"]) or not all(map(is_dequantize, quantize.users)):
             return  # a delegate reads the integers in their own format
         self._emit.start(quantize.next, quantize)
@@ -149,7 +150,9 @@ class _Walk:
     def _compute(self, quantize: Node, source: Node) -> Value:
         q = self._qparams.read(quantize)
         if source in self.constants:
-            return Value.constant(q.quantize(self.constants[source].detach().double().numpy()).astype(q.dtype.numpy), q)
+            return Value.from_constant(
+                q.quantize(self.constants[source].detach().double().numpy()).astype(q.dtype.numpy), q
+            )
         if q.dtype is not DType.INT8:
             raise Unsupported(f"the kernels compute int8, and its result is {q.dtype.value}")
         if is_dequantize(source):
@@ -198,7 +201,7 @@ def _split_activation(node: Node) -> tuple[Node, list[Node]]:
 
 
 def _result_before(activation: list[Node], q: QParams) -> Result:
-    """Quantization and limits of an operator's result, given the parameters ``q`` of ``activation`` of this result."""
+    """Quantization and limits of an operator's result, given the parameters ``q`` after its ``activation``."""
     low, high, factor = float(q.qmin), float(q.qmax), 1.0
     for node in reversed(activation):
         record = find_record(node)

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch._ops import OpOverload, OpOverloadPacket
 
 from arm_backend_core.cortex_m.catalog import KERNELS
-from arm_backend_core.cortex_m.kernels.registry import CASTS, NAMESPACE, Kernel
+from arm_backend_core.cortex_m.kernels.registry import NAMESPACE, QUANTIZE_OPERATORS, Kernel
 
 _LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 
@@ -45,7 +45,7 @@ def _infer(kernel: Kernel, arguments: tuple[Any, ...]) -> Tensor:
 
 
 def _with_scratch(kernel: Kernel, arguments: list[Any]) -> list[Any]:
-    """Insert None for the scratch tensors, which the last arguments of the schema are."""
+    """Append None for the scratch tensors, which are the last arguments of the schema."""
     return [*arguments, *(None for text in _arguments(kernel) if _is_scratch(text))]
 
 
@@ -57,7 +57,7 @@ def _register(kernel: Kernel) -> None:
 
 
 for _kernel in KERNELS.values():
-    if _kernel.name not in CASTS:
+    if _kernel.name not in QUANTIZE_OPERATORS:
         _register(_kernel)
 
 
@@ -93,7 +93,7 @@ def edge_operator(name: str) -> EdgeOpOverload:
     scratch_count = sum(map(_is_scratch, _arguments(kernel)))
 
     def functional(*arguments: Any) -> Tensor:
-        if name in CASTS:
+        if name in QUANTIZE_OPERATORS:
             result: Tensor = getattr(torch.ops.quantized_decomposed, name).default(*arguments)
             return result
         return kernel_operator(name)(*arguments[: len(arguments) - scratch_count])

@@ -25,9 +25,10 @@ _PRODUCTS = (aten.matmul.default, aten.bmm.default, aten.mm.default)
 class CortexMQuantizer(ArmQuantizer):
     """Quantizes for a ``CortexMCompileSpec``.
 
-    The kernels have no int16 tensors. Results that other targets keep in int16 (residual additions in front of
-    layer normalization, states that accumulate) stay in floating point, except in recurrent layers. Operators without a
-    kernel, and the arithmetic between two such operators, also stay in floating point.
+    Operators without a kernel stay in floating point. The kernels have no int16 tensors: arithmetic whose result other
+    targets keep in int16 (residual additions before layer normalization, states that accumulate) also stays in floating
+    point if an operator in floating point reads it. Otherwise it is int8, as are convolutions, matrix products and
+    recurrent layers in any case.
     """
 
     spec_class = CortexMCompileSpec
@@ -47,7 +48,7 @@ class CortexMQuantizer(ArmQuantizer):
 
 
 def _find_float_nodes(annotator: Annotator) -> set[Node]:
-    """Find arithmetic whose result other targets keep in int16, and which operators without a kernel read."""
+    """Find arithmetic whose result other targets keep in int16, and which an operator in floating point reads."""
     int16_nodes, in_float = annotator.make_plan().int16_nodes, set[Node]()
     for node, record in reversed(annotator.records.items()):
         is_product = record.kind is Kind.CONV or overload_of(node.target) in _PRODUCTS

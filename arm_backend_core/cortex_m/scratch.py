@@ -1,4 +1,8 @@
-"""Scratch memory of kernels: the last stage replaces ``arm_cortex_m`` by ``cortex_m`` operators, which take it."""
+"""Scratch memory: replace ``arm_cortex_m`` operators by ExecuTorch's ``cortex_m`` operators with scratch buffers.
+
+The buffers are ``memory.alloc`` nodes, for which ExecuTorch's memory planning reserves memory. This is the last step of
+the lowering to Cortex-M kernels.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +11,17 @@ from executorch.exir import memory
 from torch.fx import GraphModule, Node
 
 from arm_backend_core.cortex_m.catalog import find_called_kernel
-from arm_backend_core.cortex_m.kernels.registry import CASTS, Kernel
+from arm_backend_core.cortex_m.kernels.registry import QUANTIZE_OPERATORS, Kernel
 from arm_backend_core.cortex_m.operators import edge_operator
 from arm_backend_core.targets.cortex_m import Isa
 
 
-def insert_scratch(module: GraphModule, isa: Isa) -> None:
-    """Replace the kernel operators of an edge program, in place. ``isa`` is the instruction set of the kernels."""
+def lower_to_library_kernels(module: GraphModule, isa: Isa) -> None:
+    """Replace the ``arm_cortex_m`` operators of an edge program, in place. ``isa``: instruction set of the kernels."""
     for node in list(module.graph.nodes):
         kernel = find_called_kernel(node)
-        if kernel is None or kernel.name in CASTS:
-            continue  # edge programs have the casts as ``cortex_m`` operators already
+        if kernel is None or kernel.name in QUANTIZE_OPERATORS:
+            continue  # quantize and dequantize are ``cortex_m`` operators already
         sizes = _scratch_sizes(node, kernel, isa)
         node.target = edge_operator(kernel.name)
         node.args = (*node.args, *(_allocate(node, size) for size in sizes))

@@ -38,7 +38,7 @@ class Value:
         return len(self.shape)
 
     def axis(self, dim: int) -> int:
-        """Number of the dimension that an operator's argument ``dim`` names, from either end.
+        """Index of the dimension that an operator's argument ``dim`` names; a negative ``dim`` counts from the end.
 
         Raises:
             Unsupported: the tensor is a scalar. PyTorch accepts 0 and -1 there.
@@ -58,16 +58,16 @@ class Value:
         return self.q.zero_point
 
     @staticmethod
-    def computed(node: Node, q: QParams, layout: Layout | None = None) -> Value:
-        """The result of ``node``, stored in ``layout`` (default: the program's)."""
+    def from_node(node: Node, q: QParams, layout: Layout | None = None) -> Value:
+        """Describe the result of ``node``, which is stored in ``layout`` (default: the program's)."""
         stored = tuple(node.meta["val"].shape)
         layout = identity(len(stored)) if layout is None else layout
         shape = tuple(size for _, size in sorted(zip(layout, stored, strict=True)))
         return Value(q, shape, layout, node=node)
 
     @staticmethod
-    def constant(data: Array, q: QParams) -> Value:
-        """A constant tensor of integers."""
+    def from_constant(data: Array, q: QParams) -> Value:
+        """Describe a constant tensor of integers."""
         return Value(q, data.shape, identity(data.ndim), data=np.asarray(data))
 
     def require_int8(self) -> None:

@@ -24,8 +24,9 @@ class FusionPlan:
             other node reads the producer.
         merged_consumers: the values of ``merged_into``.
         chain_base: {elementwise node: the tensor that it is a function of}. Functions of one tensor form a chain.
-        fused: nodes that are computed together with their consumer, so that their result is not quantized: the keys of
-            ``merged_into``, all nodes of a chain but the last, and unrounded products in recurrent layers.
+        fused: nodes that are computed together with their consumers, so that their result is not quantized: the keys of
+            ``merged_into``, functions of a chain that only functions of the same tensor read, and unrounded products in
+            recurrent layers.
         int16_nodes: nodes of an int8 program whose result is int16, because a consumer gains accuracy from it.
 
     Args:
@@ -154,8 +155,9 @@ class FusionPlan:
         """Find the nodes of an int8 program whose result is int16.
 
         Their consumers compute with more than 8 bits: layer normalization, softmax, and additions with an int16 result.
-        In a transformer, these additions form the residual stream. A consumer that needs int8, such as a matrix
-        product, requantizes its operand.
+        In a transformer, these additions form the residual stream. Nodes on the path from a state to its new value are
+        int16 too, and so are nodes with the ``TIMESTEP_SLOT`` of an int16 node. A consumer that needs int8, such as a
+        matrix product, requantizes its operand.
         """
         # The loop visits consumers before producers: ``benefits_from_int16`` reads the ``int16_nodes`` found so far.
         int16_nodes = self.int16_nodes = {

@@ -1,7 +1,7 @@
 """Univariate functions: elementwise operators on one quantized tensor that are composed into one TABLE.
 
 The lowering represents such a function by a ``Univariate``, without emitting operators. At the quantize node of its
-result, the function becomes a RESCALE, a CLAMP or one TABLE.
+result, the function becomes a RESCALE, a RESCALE and a CLAMP, or one TABLE.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from arm_backend_core.tosa.graph import constant
 
 
 def constant_operand(name: str, value: Any) -> Any:
-    """Convert a constant, or a sequence of constants, to operands; ``name`` is for the error.
+    """Convert a constant, or a sequence of constants, to operands; ``name`` becomes the name of the TOSA constant.
 
     float64 becomes FP32 and int64 is clamped to int32. A tensor of a type that TOSA lacks becomes booleans of value
     False, because no operator reads it.

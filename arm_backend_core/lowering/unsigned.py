@@ -20,7 +20,7 @@ from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
 
 #: Parameters of a uint8 tensor whose integers are the numbers that it represents, after the subtraction.
-_PLAIN = QParams(1.0, -UINT8_OFFSET, DType.INT8, *DType.INT8.range)
+_UINT8_NUMBERS = QParams(1.0, -UINT8_OFFSET, DType.INT8, *DType.INT8.range)
 
 
 def is_uint8(node: Node) -> bool:
@@ -30,11 +30,11 @@ def is_uint8(node: Node) -> bool:
 
 def to_signed(builder: Builder, bits: Value) -> Tensor:
     """Convert the bits of a uint8 tensor to a quantized int8 tensor of the same numbers."""
-    return Tensor(builder.rescale(bits, DType.INT8, 1.0, UINT8_OFFSET, input_unsigned=True), _PLAIN)
+    return Tensor(builder.rescale(bits, DType.INT8, 1.0, UINT8_OFFSET, input_unsigned=True), _UINT8_NUMBERS)
 
 
 def require_signed_operands(node: Node, record: Record, target: Target) -> None:
-    """Check that ``node`` reads no uint8 tensor, unless it casts it to floating point.
+    """Check that ``node`` reads no uint8 tensor, unless it casts it to floating point and the target has integers.
 
     Raises:
         Unsupported: it reads uint8. As an index, the numbers must not be shifted.

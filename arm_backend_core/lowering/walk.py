@@ -312,7 +312,7 @@ class Lowering:
         source = self.read(_as_node(node.args[0]))
         assert isinstance(source, Tensor)
         tensors = self._dequantized.setdefault(source.value, [])
-        # Every reader has its own dequantize node. They share one Tensor, so that ``as_univariate`` sees one base.
+        # Every reader has its own dequantize node. They share one Tensor, so that functions of it have one base.
         for tensor in tensors:
             if q.is_equivalent(tensor.q):
                 return tensor

@@ -40,7 +40,7 @@ _LIMITS_FOR_LEAST_RAM = (1.0, 0.9, 0.75, 0.5)
 _LIMITS_TO_FIT = (1.05, 1.0, 0.9)
 #: Arena limit for few more cycles than the program for performance, relative to the RAM of the program for size.
 _LIMIT_NEAR_SIZE = 1.05
-#: Number of times that the search for the least RAM starts again from a program with less RAM.
+#: Maximum number of rounds of the search for the least RAM. Each round starts from the best program so far.
 _MAX_ROUNDS = 4
 
 

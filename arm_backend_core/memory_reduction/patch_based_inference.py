@@ -122,9 +122,9 @@ def _match_source(value: Value, graph: Graph) -> tuple[Value, list[Op]] | None:
             return None
         chain.append(op)
     transpose, image = chain[1], chain[2].inputs[0]
-    holds_planes = image in graph.inputs and image.shape == (n, channels, height, width)
-    is_moved = list(transpose.attrs["perms"]) == [0, 2, 1] and transpose.output.shape == (n, height * width, channels)
-    return (image, chain) if holds_planes and is_moved else None
+    is_nchw = image in graph.inputs and image.shape == (n, channels, height, width)
+    is_to_nhwc = list(transpose.attrs["perms"]) == [0, 2, 1] and transpose.output.shape == (n, height * width, channels)
+    return (image, chain) if is_nchw and is_to_nhwc else None
 
 
 def _refuse_operator(op: Op) -> str | None:

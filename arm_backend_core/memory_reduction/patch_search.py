@@ -61,7 +61,7 @@ class PatchedProgram(NamedTuple):
     Attributes:
         graph: its TOSA graph.
         program: the compiled program.
-        description: the grid and the end of the stage, for the report.
+        description: the grid, the end of the stage and the recomputed work, for the report.
     """
 
     graph: Graph
@@ -109,37 +109,42 @@ def _list_grids(stage: Stage, position: int, total: int) -> Iterator[Candidate]:
                 yield Candidate(position, grid, recomputed_work)
 
 
-def keep_graph_for_patches(spec: ArmCompileSpec, choose: Pass) -> tuple[Pass, list[Graph]]:
-    """Wrap the pass ``choose``: once it has run, the list has a copy of the graph, if patches may be needed."""
-    kept = list[Graph]()
+def save_graph_for_patches(spec: ArmCompileSpec, choose: Pass) -> tuple[Pass, list[Graph]]:
+    """Wrap the pass ``choose`` so that it saves a copy of its result, if patches may be needed.
+
+    Returns:
+        The pass, and the list to which it appends the copy. The list stays empty if no patches are needed: without an
+        SRAM budget or ``optimise="auto"``.
+    """
+    saved_graphs = list[Graph]()
     if not isinstance(spec, EthosUCompileSpec) or spec.sram_budget is None or spec.optimise != "auto":
-        return choose, kept
+        return choose, saved_graphs
 
-    def choose_and_keep(graph: Graph, target: Target) -> None:
+    def choose_and_save(graph: Graph, target: Target) -> None:
         choose(graph, target)
-        kept.append(copy_graph(graph))
+        saved_graphs.append(copy_graph(graph))
 
-    return choose_and_keep, kept
+    return choose_and_save, saved_graphs
 
 
 def compile_in_patches(
-    kept: Sequence[Graph], payload: Payload, spec: ArmCompileSpec, compile_options: dict[str, Any]
+    saved_graphs: Sequence[Graph], payload: Payload, spec: ArmCompileSpec, compile_options: dict[str, Any]
 ) -> PatchedProgram | None:
     """Compile with patches if the program exceeds the SRAM budget; None if it fits or no patches help.
 
     Args:
-        kept: the graph from ``keep_graph_for_patches``.
+        saved_graphs: the list from ``save_graph_for_patches``.
         payload: the program without patches.
         spec: the compile spec of the delegate.
         compile_options: arguments of ``compile_ethosu`` besides the flatbuffer and the spec.
     """
-    if not kept or not isinstance(spec, EthosUCompileSpec) or not Program(payload, spec).exceeds_sram:
+    if not saved_graphs or not isinstance(spec, EthosUCompileSpec) or not Program(payload, spec).exceeds_sram:
         return None
 
     def compile_graph(graph: Graph, derived: EthosUCompileSpec) -> Payload | None:
         return try_compile(derived, serialize(graph), compile_options)
 
-    return find_patches(kept[0], Program(payload, spec), compile_graph)
+    return find_patches(saved_graphs[0], Program(payload, spec), compile_graph)
 
 
 def find_patches(graph: Graph, smallest: Program, compile_graph: CompileGraph) -> PatchedProgram | None:

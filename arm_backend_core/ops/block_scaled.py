@@ -1,5 +1,4 @@
-"""Linear and convolution layers in block-scaled formats: OCP Microscaling (MX) specification 1.0, TOSA extension
-"mxfp".
+"""Linear and convolution layers in block-scaled formats: OCP Microscaling (MX) 1.0, TOSA extension "mxfp".
 
 Weight and input are quantized in blocks of 32 channels, to elements of 4 to 8 bits and a shared power-of-two scale. The
 scale is rounded up so that the largest element fits (torchao's RCEIL, TOSA's CAST_TO_BLOCK_SCALED). Products are summed

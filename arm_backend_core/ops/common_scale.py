@@ -24,7 +24,7 @@ def to_common_scale(x: FixedPoint, y: FixedPoint, out: QParams | None = None) ->
         out: the result's parameters, None for a comparison.
 
     Raises:
-        Unsupported: the result's scale is smaller than the common scale.
+        Unsupported: the conversion is not exact, and the result's scale is smaller than the common scale.
     """
     x, y = _saturate_negligible(*to_common_rank(x, y), out)
     scale = max(z.scale * 2.0 ** -_guard_bits(z, 21 if out is None else 19) for z in (x, y))

@@ -288,8 +288,7 @@ def _convolve_groups(
 def _depthwise_conv(
     cx: Context, sums: Accumulator, operands: tuple[Value, Value, Value], *, stride: tuple[int, int], **attrs: Any
 ) -> Value:
-    """Depthwise convolution. An unsupported stride is replaced by its largest supported divisor; outputs are
-    subsampled.
+    """Depthwise convolution. The largest supported divisor replaces an unsupported stride; the results are subsampled.
 
     On U85, Vela splits an unsupported stride: 7x7 with stride 4 on 56x56x96 takes 1,434,111 cycles, and 136,242 with
     stride 2.

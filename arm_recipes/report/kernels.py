@@ -52,10 +52,10 @@ class KernelCall:
 def is_kernel_call(node: torch.fx.Node) -> bool:
     """Whether a node calls a kernel that computes with integers."""
     from arm_backend_core.cortex_m.catalog import find_called_kernel
-    from arm_backend_core.cortex_m.kernels.registry import CASTS
+    from arm_backend_core.cortex_m.kernels.registry import QUANTIZE_OPERATORS
 
     kernel = find_called_kernel(node)
-    return kernel is not None and kernel.name not in CASTS
+    return kernel is not None and kernel.name not in QUANTIZE_OPERATORS
 
 
 def is_integer_movement(node: torch.fx.Node) -> bool:
@@ -75,13 +75,13 @@ def list_kernel_calls(module: torch.fx.GraphModule, processor: Processor | None 
     """
     from arm_backend_core.cortex_m.catalog import find_called_kernel
     from arm_backend_core.cortex_m.cost.estimate import estimate_node
-    from arm_backend_core.cortex_m.kernels.registry import CASTS
+    from arm_backend_core.cortex_m.kernels.registry import QUANTIZE_OPERATORS
     from arm_backend_core.nodes import modules_of, source_location
 
     calls = []
     for node in module.graph.nodes:
         kernel = find_called_kernel(node)
-        if kernel is not None and kernel.name not in CASTS:
+        if kernel is not None and kernel.name not in QUANTIZE_OPERATORS:
             scratch = sum(_bytes(x) for x in node.all_input_nodes if _is_scratch(x))
             *_, path = ("", *modules_of(node))
             shape = tuple(node.meta["val"].shape)

@@ -461,6 +461,25 @@ def test_alternatives_are_bit_equal(
     case.check(alternative, emulator)
 
 
+def test_merged_heads_ignore_the_dilation_of_a_1x1_kernel() -> None:
+    """The dilation of a 1x1 kernel has no effect. The kernel over heads must not have it."""
+    case = Case(0, SPECS[0])
+    heads, tokens, size = 3, 5, 8
+    x = case.input(1, heads, tokens, size)
+    merged = case.b.reshape(case.b.transpose(x, (0, 2, 1, 3)), (1, 1, tokens, heads * size))
+    case.graph.outputs = [case.conv(merged, 12, dilation=(2, 2))]
+    array = case.rng.integers(-128, 128, x.shape).astype(np.int8)
+    (expected,) = reference.run(serialize(case.graph), [array])
+
+    def prefer_last(graphs: Sequence[Graph]) -> list[Cost | None]:
+        return [Cost(cost, 0) for cost in range(len(graphs), 0, -1)]
+
+    (choice,) = choose_alternatives(case.graph, case.spec.target, [attention_heads.MERGE_HEADS], prefer_last)
+    assert choice.occurrences == 1
+    (result,) = reference.run(serialize(case.graph), [array])
+    assert np.array_equal(result, expected)
+
+
 @pytest.mark.parametrize("spec", SPECS)
 def test_narrow_concat_of_single_channels_saves_cycles(spec: EthosUCompileSpec) -> None:
     """CONCAT takes 8 cycles for each of these 16,384 elements. The convolution needs a multiple of 4 rows."""

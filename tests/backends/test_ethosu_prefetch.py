@@ -12,7 +12,7 @@ import pytest
 from arm_backend_core.backends import ethosu, ethosu_prefetch
 from arm_backend_core.backends.ethosu import compile_ethosu
 from arm_backend_core.backends.ethosu_commands import decode_commands
-from arm_backend_core.backends.ethosu_occupancy import Occupancy, trace_occupancy
+from arm_backend_core.backends.ethosu_liveness import Liveness, analyze_liveness
 from arm_backend_core.backends.payload import Payload, VelaEstimates
 from arm_backend_core.backends.vela_tables import WEIGHT_COPY_USAGE
 from arm_backend_core.dtype import DType
@@ -150,11 +150,11 @@ def test_programs_of_other_memory_modes_are_unchanged(
 def test_a_copy_over_live_data_changes_the_result(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison detects an analysis that misses live data."""
 
-    def ignore_live_data(*arguments: Any) -> Occupancy:
-        found = trace_occupancy(*arguments)
+    def ignore_live_data(*arguments: Any) -> Liveness:
+        found = analyze_liveness(*arguments)
         return found._replace(busy=np.zeros_like(found.busy))
 
-    monkeypatch.setattr(ethosu_prefetch, "trace_occupancy", ignore_live_data)
+    monkeypatch.setattr(ethosu_prefetch, "analyze_liveness", ignore_live_data)
     payload, _ = _compiled(WHOLE, "ethos-u55-128")
     assert not _matches_reference(emulator, WHOLE, payload)
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.memory_reduction import patch_search
-from arm_backend_core.memory_reduction.patch_search import Candidate, keep_graph_for_patches, list_candidates
+from arm_backend_core.memory_reduction.patch_search import Candidate, list_candidates, save_graph_for_patches
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec, TosaCompileSpec
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Value
@@ -101,10 +101,10 @@ def test_a_grid_has_no_more_patches_than_rows_and_columns() -> None:
 def test_the_graph_is_kept_only_if_patches_may_help(budget: int | None, goal: str, keeps: int) -> None:
     spec, graph = EthosUCompileSpec("ethos-u55-128", optimise=goal), _chain(2)
     spec.sram_budget = budget
-    choose, kept = keep_graph_for_patches(spec, lambda graph, target: None)
+    choose, kept = save_graph_for_patches(spec, lambda graph, target: None)
     choose(graph, spec.target)
     assert [len(copied.ops) for copied in kept] == [len(graph.ops)] * keeps
-    assert not keep_graph_for_patches(TosaCompileSpec(), choose)[1]
+    assert not save_graph_for_patches(TosaCompileSpec(), choose)[1]
 
 
 def test_a_candidate_names_its_layers() -> None:

@@ -57,7 +57,8 @@ DIV_WITH_FPU, DIV_WITHOUT_FPU = 70, Counts(850, 420, 420, 70)
 MINIMUM = Counts(12, 8, 8, 1.15)
 #: The gathering load of MVE takes a cycle per lane (Cortex-M55 Software Optimization Guide): counted as instructions.
 TABLE = Counts(9, 6, 6, 1.3)
-#: CMSIS-NN's MVE code does not compile with GCC 12.2; a fourth of the scalar code's, as it computes four lanes.
+#: The MVE code of softmax does not compile with GCC 12.2. Its number is a fourth of the scalar code's, because it
+#: computes four lanes.
 SOFTMAX = Counts(1950, 520, 522, 140)
 
 # -- pooling: per result, per tap of a result, per pixel, per tap of a pixel

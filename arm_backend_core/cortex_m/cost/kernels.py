@@ -1,4 +1,4 @@
-"""Work of the ``cortex_m`` kernels: instructions by the shapes of a call.
+"""Work of the ``cortex_m`` kernels: the instructions of a call as a function of its shapes.
 
 A function of this module computes the work of one kernel. It takes the machine code, whether there is an FPU, the
 result's shape, and the arguments of ``Kernel.compute`` with shapes in the place of tensors. Images have the order
@@ -73,10 +73,10 @@ def kernel_work(name: str, processor: Processor, arguments: Sequence[Any]) -> Wo
     base = name.removesuffix("_nhwc")
     function = _FUNCTIONS[base]
     result = find_kernel(name).result_shape(*arguments)
-    given = list(arguments)
+    nhwc_arguments = list(arguments)
     if f"{base}_nhwc" in KERNELS and not name.endswith("_nhwc"):
-        result, given[0] = ([shape[axis] for axis in _TO_NHWC] for shape in (result, given[0]))
-    work = function(Call(code_of(processor), has_fpu(processor), result, given))
+        result, nhwc_arguments[0] = ([shape[axis] for axis in _TO_NHWC] for shape in (result, arguments[0]))
+    work = function(Call(code_of(processor), has_fpu(processor), result, nhwc_arguments))
     return Work(work.macs, work.instructions + per.CALL)
 
 

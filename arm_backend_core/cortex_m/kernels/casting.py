@@ -47,7 +47,7 @@ def quantize_per_tensor(x: Array, scale: float, zero_point: int, quant_min: int,
 def dequantize_per_tensor(x: Array, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: int) -> Array:
     """Dequantize int8 or int16 to float32: (x - zero_point) * float32(scale), for any shape and memory format.
 
-    The arguments are those of ``quantize_per_tensor``. The limits and the type change nothing.
+    The arguments are those of ``quantize_per_tensor``. The limits and the type have no effect.
     """
     with np.errstate(over="ignore"):
         return np.asarray((x.astype(np.float32) - np.float32(zero_point)) * np.float32(scale))

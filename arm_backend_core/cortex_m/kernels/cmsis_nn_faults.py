@@ -1,7 +1,7 @@
-"""Arguments for which CMSIS-NN's convolutions fail, give other numbers or write outside their result.
+"""Arguments for which CMSIS-NN's convolutions fail, compute other results or write outside of their result.
 
-Each function returns the reason, or None for arguments that CMSIS-NN computes as the records do. Found by comparison of
-CMSIS-NN, on a Cortex-M55 and on this machine, with the records, and by reading its sources.
+Each function returns the reason, or None for arguments that CMSIS-NN computes as the records do. The faults were found
+by comparing CMSIS-NN, on a Cortex-M55 and on a PC, with the records, and by reading its sources.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _find_row_fault(window: Window) -> str | None:
     if window.padding[0]:
         return "a convolution of one row must have no vertical padding"
     if padding and (padding - 1) % stride:
-        # The code takes the first window with padding on the right for one that has a single pixel of it.
+        # The code assumes that the first window with padding on the right has a single pixel of it.
         return f"the padding {padding} of a convolution of one row must be 1 plus a multiple of the stride {stride}"
     return None
 

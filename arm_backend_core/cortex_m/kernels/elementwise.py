@@ -141,21 +141,21 @@ def quantized_div(
     return np.clip(rounded + np.float32(output_zero_point), limits.min, limits.max).astype(first.dtype)
 
 
-def _padded(shape: Shape) -> tuple[int, ...]:
+def _pad_to_broadcast_rank(shape: Shape) -> tuple[int, ...]:
     return (1,) * (MAX_BROADCAST_RANK - len(shape)) + tuple(shape)
 
 
 def find_broadcast_fault(isa: Isa, first: Shape, second: Shape) -> str | None:
     """Why ``arm_minimum_s8`` and ``arm_maximum_s8`` give other results for the shapes; None if they do not.
 
-    They support rank 4, and read the wrong elements of an operand with one element per row, (n, h, 1, 1) where h > 1,
-    if the rows of the other have a width above 1.
+    They support up to four axes, and read the wrong elements of an operand with one element per row, (n, h, 1, 1) where
+    h > 1, if the rows of the other have a width above 1.
     """
     if tuple(first) == tuple(second):
         return None
     if max(len(first), len(second)) > MAX_BROADCAST_RANK:
         return f"{tuple(first)} and {tuple(second)} cannot be broadcast: they have more than {MAX_BROADCAST_RANK} axes"
-    one, other = _padded(first), _padded(second)
+    one, other = _pad_to_broadcast_rank(first), _pad_to_broadcast_rank(second)
     for row, full in ((one, other), (other, one)):
         if row[1] > 1 and row[2] == row[3] == 1 and full[2] > 1:
             return f"{row} has single elements per row, which CMSIS-NN does not repeat correctly for {full}"

@@ -136,9 +136,9 @@ def _register_average(suffix: str, to_nhwc: Callable[..., Any], from_nhwc: Calla
     ) -> Array:
         """Average of each window of an int8 tensor, whose quantization the result has (``arm_avgpool_s8``).
 
-        The sum of the integers is divided by the number of elements of the window that are not padding, and rounded
-        with ties away from zero, the integer 0 that is, not the zero point. The kernel ignores ``zero_point``,
-        ``multiplier`` and ``shift``. Dilation and ``divisor_override`` are not supported.
+        The sum of the integers is divided by the number of elements of the window that are not padding. The quotient is
+        rounded to nearest, with ties away from the integer 0 (not from the zero point). The kernel ignores
+        ``zero_point``, ``multiplier`` and ``shift``. Dilation and ``divisor_override`` are not supported.
         """
         axes = to_nhwc(range(4))
         back = from_nhwc(range(4))

@@ -14,8 +14,8 @@ from arm_backend_core.targets.cortex_m import Isa
 #: Namespace of the kernels in ExecuTorch's library and in edge programs.
 LIBRARY_NAMESPACE = "cortex_m"
 
-#: Kernels that cast between float32 and integers; ATen programs have PyTorch's operators for them.
-CASTS = ("quantize_per_tensor", "dequantize_per_tensor")
+#: Kernels that convert between float32 and integers; ATen programs have PyTorch's operators for them.
+QUANTIZE_OPERATORS = ("quantize_per_tensor", "dequantize_per_tensor")
 
 #: Namespace of the kernels' operators in ATen programs, see ``arm_backend_core.cortex_m.operators``.
 NAMESPACE = "arm_cortex_m"
@@ -32,13 +32,13 @@ class Kernel:
         name: name of the operator, without its namespace.
         arguments: arguments of the functional overload, in the syntax of ATen schemas. Firmware looks the kernel up by
             the ``out`` overload, which has the keyword argument ``out`` besides.
-        compute: the kernel's arithmetic, bit-equal to CMSIS-NN. Tensor arguments are NumPy arrays (None if optional and
-            absent), scratch tensors are ignored. Returns the result.
+        compute: the kernel's arithmetic, bit-equal to the kernel except where its docstring says otherwise. Tensor
+            arguments are NumPy arrays (None if optional and absent), scratch tensors are ignored. Returns the result.
         result_shape: the result's shape. Takes the arguments of ``compute`` with shapes in the place of tensors.
         scratch_bytes: size of each scratch tensor, in the order of the arguments, which it takes as ``result_shape``
             does, after the instruction set.
-        find_fault: why CMSIS-NN's kernel would fail, give other numbers or write outside its result; None if it would
-            not. It takes the arguments of ``scratch_bytes``.
+        find_fault: why CMSIS-NN's kernel would fail, compute other results or write outside its result; None if it
+            would not. It takes the arguments of ``scratch_bytes``.
     """
 
     name: str

@@ -1,8 +1,8 @@
 """Softmax of int8 tensors in fixed point.
 
 The exponential is that of gemmlowp: a number is split into a multiple of 1/4, whose exponential is a product of
-constants, and a rest, whose exponential is a polynomial of degree 4. The reciprocal of the sum has three steps of
-Newton's method. Numbers with n integer bits, "Qn", are int32 in units of 2^(n - 31).
+constants, and a remainder, whose exponential is a polynomial of degree 4. Three steps of Newton's method compute the
+reciprocal of the sum. Numbers with n integer bits, "Qn", are int32 in units of 2^(n - 31).
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ OUTPUT_SCALE, OUTPUT_ZERO_POINT = 1 / 256, -128
 #: Integer bits of the exponent: the kernel computes exp(x) for x > -32.
 INPUT_INTEGER_BITS = 5
 
-#: Integer bits of the sum of exponentials: the sum of a row of more elements can overflow.
+#: Integer bits of the sum of exponentials, and the largest number of elements of a row whose sum cannot overflow.
 SUM_INTEGER_BITS = 12
 MAX_ROW = (1 << SUM_INTEGER_BITS) - 1
 
 #: Rows of more elements can have a sum of exponentials of 512 or more, for which CMSIS-NN shifts by 32 bits or more.
-#: The results are then 0, as the records and our kernels have them, only where MVE instructions compute them. Its C
-#: code has undefined behavior there, and gives 1 on Cortex-M: without MVE, with GCC up to 12.2, and for the last
-#: elements of a row whose size is not a multiple of 4.
+#: The result must then be 0, as this record and our kernels compute it. CMSIS-NN's MVE code computes 0. Its C code has
+#: undefined behavior, and gives 1 (quantization step) on Cortex-M. The C code runs without MVE, if GCC 12.2 or older
+#: compiles the kernel, and for the last elements of a row whose size is not a multiple of 4.
 MAX_EXACT_ROW = 511
 
 _Q0_ONE = 1 << 31

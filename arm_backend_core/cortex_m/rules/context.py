@@ -131,9 +131,9 @@ class Context:
         multiplier, shift = _multipliers(accumulator_scale / float(self.result.q.scale), channels)
         return self.emit.constant(multiplier, "multiplier"), self.emit.constant(shift, "shift")
 
-    def computed(self, node: Node, layout: Sequence[int] | None = None) -> Value:
-        """The result in ``layout`` (default: the program's order of dimensions)."""
-        return Value.computed(node, self.result.q, None if layout is None else tuple(layout))
+    def make_result(self, node: Node, layout: Sequence[int] | None = None) -> Value:
+        """Describe the rule's result, which ``node`` computes in ``layout`` (default: the program's)."""
+        return Value.from_node(node, self.result.q, None if layout is None else tuple(layout))
 
     def clamp(self, value: Value) -> Value:
         """Clamp the result of a kernel that has no limits of its own."""
@@ -163,17 +163,17 @@ def read_operand(
     if source in values:
         return values[source]
     if source in constants:
-        return Value.constant(constants[source].detach().numpy(), q)
-    return Value.computed(source, q)
+        return Value.from_constant(constants[source].detach().numpy(), q)
+    return Value.from_node(source, q)
 
 
 def look_up(emit: Emitter, value: Value, table: Array, q: QParams) -> Value:
     """Apply a table of 256 int8 entries, the first of which is for -128."""
     if value.data is not None:
-        return Value.constant(table[value.data.astype(np.int64) + 128], q)
+        return Value.from_constant(table[value.data.astype(np.int64) + 128], q)
     assert value.node is not None
     node = emit.kernel("quantized_activation", value.node, emit.constant(table, "table"))
-    return Value.computed(node, q, value.layout)
+    return Value.from_node(node, q, value.layout)
 
 
 def requantize(emit: Emitter, value: Value, q: QParams) -> Value:
@@ -189,12 +189,12 @@ RULES: dict[OpOverload, Rule] = {}
 """The rules by ATen overload. ``arm_backend_core.cortex_m.lower`` imports all families."""
 
 
-PART_RULES: dict[OpOverload, Rule] = {}
-"""The rules of operators of several results. Such a rule computes one result: the node is its ``getitem`` node."""
+MULTI_RESULT_RULES: dict[OpOverload, Rule] = {}
+"""The rules of operators of several results. Such a rule computes one result: its node is the ``getitem`` node."""
 
 
 def rule(*overloads: OpOverload, table: dict[OpOverload, Rule] = RULES) -> Callable[[Rule], Rule]:
-    """Register the decorated function as the lowering rule of ATen overloads, in ``RULES`` or ``PART_RULES``.
+    """Register the decorated function as the lowering rule of ATen overloads, in ``RULES`` or ``MULTI_RESULT_RULES``.
 
     Raises:
         ValueError: an overload has a rule already.
@@ -214,7 +214,7 @@ def find_rule(node: Node) -> Rule | None:
     """The rule of an operator, or of one result of an operator of several results; None if there is none."""
     if node.target is operator.getitem:
         source = node.all_input_nodes[0]
-        return PART_RULES.get(overload_of(source.target))  # type: ignore[arg-type]
+        return MULTI_RESULT_RULES.get(overload_of(source.target))  # type: ignore[arg-type]
     return RULES.get(overload_of(node.target))  # type: ignore[arg-type]
 
 

@@ -71,9 +71,10 @@ def _image_weight(weight: Weight) -> Weight:
 
 
 def _pad_image(cx: Context, image: Node, x: Value, window: Window, kernel: Sequence[int]) -> tuple[Node, list[int]]:
-    """The padding that the kernel applies itself.
+    """Return the image, and the (vertical, horizontal) padding that the kernel applies to it.
 
-    The image is padded first where the sides differ, or for more padding than some of CMSIS-NN's loops take.
+    The image is padded by an operator of its own if the sides differ, or if the padding exceeds the kernel size, which
+    some of CMSIS-NN's loops do not support.
     """
     top, bottom, left, right = window.pad
     if top == bottom <= kernel[0] and left == right <= kernel[1]:
@@ -84,7 +85,8 @@ def _pad_image(cx: Context, image: Node, x: Value, window: Window, kernel: Seque
 def convolve_image(cx: Context, x: Value, image: Node, weight: Weight, bias: Any, window: Window, groups: int) -> Node:
     """Convolve an NHWC image with a weight [OC, C / groups, KH, KW]; returns an NHWC image.
 
-    CMSIS-NN has a kernel for images of one row, which fails for some sizes. One column is the same convolution.
+    CMSIS-NN has a kernel for images of one row, which fails for some sizes. The image is then viewed as one column,
+    with a transposed weight, which another kernel convolves.
     """
     image, pad = _pad_image(cx, image, x, window, weight.data.shape[2:])
     parameters = (window.stride, pad, window.dilation)
@@ -95,8 +97,8 @@ def convolve_image(cx: Context, x: Value, image: Node, weight: Weight, bias: Any
         if height != 1 or weight.data.shape[2] != 1 or pad[0]:
             raise
     column = cx.emit.reshape(image, (n, width, 1, channels))
-    turned = Weight(weight.data.swapaxes(2, 3), weight.scale)
-    node = _call_convolution(cx, x, column, turned, bias, tuple(values[::-1] for values in parameters), groups)
+    transposed = Weight(weight.data.swapaxes(2, 3), weight.scale)
+    node = _call_convolution(cx, x, column, transposed, bias, tuple(values[::-1] for values in parameters), groups)
     n, width, _, channels = node.meta["val"].shape
     return cx.emit.reshape(node, (n, 1, width, channels))
 
@@ -127,8 +129,8 @@ def _call_convolution(
 def convolve_transposed(cx: Context) -> Value:
     """Transposed convolution of [(N,) C, (H,) W].
 
-    Its kernel has no groups and no dilation, and fails for some paddings. For these, the operator is a convolution of
-    the image with zeros between its pixels.
+    Its kernel has no groups and no dilation, and fails for some paddings. In these cases, the operator becomes a
+    convolution of the image with zeros between its pixels.
     """
     arguments = arguments_of(cx.node)
     spatial = _spatial_axes(cx, arguments)
@@ -144,7 +146,7 @@ def convolve_transposed(cx: Context) -> Value:
                 cx, _call_transposed(cx, x, image, weight, arguments["bias"], (stride, pad, more, dilation)), spatial
             )
         except KernelFault:
-            pass  # the other form follows
+            pass  # it becomes a convolution
     upsampled = _insert_zeros(cx, image, stride, x.zero_point)
     before = [d * (k - 1) - p for d, k, p in zip(dilation, weight.data.shape[2:], pad, strict=True)]
     after = [b + m - s + 1 for b, m, s in zip(before, more, stride, strict=True)]
@@ -201,11 +203,11 @@ def multiply_by_weight(cx: Context) -> Value:
     channels, in_channels = weight.data.shape
     if weight.scale.ndim == 0 or np.all(weight.scale == weight.scale.flat[0]):
         node = _multiply_per_tensor(cx, x, stored, weight, arguments["bias"])
-        return cx.computed(node, layout)
+        return cx.make_result(node, layout)
     rows = cx.emit.reshape(stored, (1, 1, int(np.prod(shape[:-1])), in_channels))
     kernel, window = Weight(weight.data[:, :, None, None], weight.scale), Window([1, 1], (0, 0, 0, 0), [1, 1])
     node = convolve_image(cx, x, rows, kernel, arguments["bias"], window, 1)
-    return cx.computed(cx.emit.reshape(node, (*shape[:-1], channels)), layout)
+    return cx.make_result(cx.emit.reshape(node, (*shape[:-1], channels)), layout)
 
 
 def _multiply_per_tensor(cx: Context, x: Value, stored: Node, weight: Weight, bias: Any) -> Node:
@@ -246,7 +248,7 @@ def multiply_matrices(cx: Context) -> Value:
         *(cx.emit.reshape(right, (batch_size, columns, depth)), -second.zero_point),
         *(cx.result.q.zero_point, multiplier, shift),
     )
-    return cx.clamp(cx.computed(cx.emit.reshape(node, cx.node.meta["val"].shape)))
+    return cx.clamp(cx.make_result(cx.emit.reshape(node, cx.node.meta["val"].shape)))
 
 
 def _with_rank(cx: Context, node: Node, rank: int) -> Node:

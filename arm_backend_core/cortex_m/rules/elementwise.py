@@ -31,7 +31,7 @@ def _with_rank(cx: Context, value: Value, rank: int) -> Value:
         return value
     shape = (*(1,) * added, *value.shape)
     if value.data is not None:
-        return Value.constant(value.data.reshape(shape), value.q)
+        return Value.from_constant(value.data.reshape(shape), value.q)
     assert value.node is not None
     node = cx.emit.reshape(value.node, (*(1,) * added, *value.node.meta["val"].shape))
     return Value(value.q, shape, (*range(added), *(axis + added for axis in value.layout)), node=node)
@@ -80,7 +80,7 @@ def _is_trailing(small: Sequence[int], shape: Sequence[int]) -> bool:
 
 
 def _finish(cx: Context, node: Node, shape: Sequence[int], layout: Layout) -> Value:
-    return cx.computed(cx.emit.reshape(node, shape), layout)
+    return cx.make_result(cx.emit.reshape(node, shape), layout)
 
 
 @rule(aten.add.Tensor, aten.sub.Tensor)
@@ -133,7 +133,7 @@ def divide(cx: Context) -> Value:
     scale = values[0].scale / (values[1].scale * float(cx.result.q.scale))
     zero_points = [value.zero_point for value in values]
     node = cx.emit.kernel("quantized_div", first, zero_points[0], second, zero_points[1], cx.result.q.zero_point, scale)
-    return cx.clamp(cx.computed(node, layout))
+    return cx.clamp(cx.make_result(node, layout))
 
 
 @rule(aten.minimum.default, aten.maximum.default)
@@ -151,21 +151,21 @@ def _select_extreme(cx: Context, operands: Sequence[Value], target: Any) -> Valu
     except KernelFault:  # of the broadcast
         shape = [cx.node.meta["val"].shape[axis] for axis in layout]
         node = cx.emit.kernel(name, *(cx.emit.expand(x, shape) for x in tensors))
-    return cx.clamp(cx.computed(node, layout))
+    return cx.clamp(cx.make_result(node, layout))
 
 
 @rule(aten.prelu.default, aten._prelu_kernel.default)
 def prelu(cx: Context) -> Value:
-    """Negative numbers times a slope for each channel; one slope for all is a table.
+    """PReLU with a slope for each channel. With one slope for all channels, it is univariate and becomes a table.
 
-    With slopes from 0 to 1, it is max(x, slope * x). Otherwise it is the sum of max(x, 0) and slope * min(x, 0), of
-    which one is 0: the sum does not round again.
+    With slopes from 0 to 1, it is max(x, slope * x). Otherwise it is the sum of max(x, 0) and slope * min(x, 0). One
+    term is 0 and the other has the parameters of the result, so that the sum does not round again.
     """
     x, slopes = (cx.operand(argument) for argument in cx.node.args[:2])
     if slopes.data is None:
         raise Unsupported("its slopes are computed at run time")
     shape = slopes.shape if cx.node.target is aten._prelu_kernel.default else (-1, *[1] * (x.rank - 2))
-    slope, real = Value.constant(slopes.data.reshape(shape), slopes.q), slopes.q.dequantize(slopes.data)
+    slope, real = Value.from_constant(slopes.data.reshape(shape), slopes.q), slopes.q.dequantize(slopes.data)
     if real.min() >= 0 and real.max() <= 1 + _SLOPE_TOLERANCE:
         return _select_extreme(cx, [x, _multiply(cx, [x, slope])], aten.maximum.default)
     numbers = x.q.dequantize(np.arange(-128, 128))

@@ -41,4 +41,4 @@ def from_image(cx: Context, node: Node, spatial: int) -> Value:
     """The result [(N,) C, (H,) W] of ``cx.node``, from an image."""
     shape = cx.node.meta["val"].shape
     layout = _channels_last(len(shape), spatial)
-    return cx.computed(cx.emit.reshape(node, [shape[axis] for axis in layout]), layout)
+    return cx.make_result(cx.emit.reshape(node, [shape[axis] for axis in layout]), layout)

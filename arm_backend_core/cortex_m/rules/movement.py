@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.fx import Node
 
-from arm_backend_core.cortex_m.rules.context import PART_RULES, Context, rule
+from arm_backend_core.cortex_m.rules.context import MULTI_RESULT_RULES, Context, rule
 from arm_backend_core.cortex_m.values import Value
 from arm_backend_core.nodes import arguments_of, is_dequantize, is_float
 from arm_backend_core.permutation import Layout, inverse
@@ -35,10 +35,10 @@ def permute(cx: Context) -> Value:
     else:
         order.reverse()
     if x.data is not None:
-        return Value.constant(x.data.transpose(order), x.q)
-    place = inverse(tuple(order))
+        return Value.from_constant(x.data.transpose(order), x.q)
+    new_axis = inverse(tuple(order))
     shape = tuple(x.shape[axis] for axis in order)
-    return Value(x.q, shape, tuple(place[axis] for axis in x.layout), node=x.node)
+    return Value(x.q, shape, tuple(new_axis[axis] for axis in x.layout), node=x.node)
 
 
 @rule(
@@ -49,12 +49,12 @@ def reshape(cx: Context) -> Value:
     """A view. The layout is kept if only dimensions of size 1 come or go."""
     x, shape = _operand(cx, cx.node.args[0]), tuple(cx.node.meta["val"].shape)
     if x.data is not None:
-        return Value.constant(x.data.reshape(shape), x.q)
+        return Value.from_constant(x.data.reshape(shape), x.q)
     layout = _layout_after_unit_axes(x, shape)
     if layout is None:
-        return cx.computed(cx.emit.reshape(cx.emit.store_plain(x), shape))
+        return cx.make_result(cx.emit.reshape(cx.emit.store_plain(x), shape))
     assert x.node is not None
-    return cx.computed(cx.emit.reshape(x.node, [shape[axis] for axis in layout]), layout)
+    return cx.make_result(cx.emit.reshape(x.node, [shape[axis] for axis in layout]), layout)
 
 
 def _layout_after_unit_axes(x: Value, shape: tuple[int, ...]) -> Layout | None:
@@ -82,7 +82,7 @@ def concatenate(cx: Context) -> Value:
     largest = max(values, key=lambda value: (value.data is None, math.prod(value.shape)))
     layout, dim = largest.layout, largest.axis(int(arguments["dim"]))
     tensors = [cx.emit.store(value, layout) for value in values]
-    return cx.computed(cx.emit.call(aten.cat.default, tensors, layout.index(dim)), layout)
+    return cx.make_result(cx.emit.call(aten.cat.default, tensors, layout.index(dim)), layout)
 
 
 @rule(aten.slice.Tensor)
@@ -96,7 +96,7 @@ def slice_dimension(cx: Context) -> Value:
 def _slice(cx: Context, x: Value, dim: int, start: int | None, end: int | None, step: int = 1) -> Value:
     """A slice along dimension ``dim``, in the layout of ``x``."""
     stored, axis = cx.emit.store(x, x.layout), x.layout.index(x.axis(dim))
-    return cx.computed(cx.emit.call(aten.slice_copy.Tensor, stored, axis, start, end, step), x.layout)
+    return cx.make_result(cx.emit.call(aten.slice_copy.Tensor, stored, axis, start, end, step), x.layout)
 
 
 @rule(aten.select.int)
@@ -110,16 +110,16 @@ def _select(cx: Context, x: Value, dim: int, index: int) -> Value:
     """One index along dimension ``dim``, in the layout of ``x`` without this dimension."""
     dim = x.axis(dim)
     node = cx.emit.call(aten.select_copy.int, cx.emit.store(x, x.layout), x.layout.index(dim), index)
-    return cx.computed(node, [axis - (axis > dim) for axis in x.layout if axis != dim])
+    return cx.make_result(node, [axis - (axis > dim) for axis in x.layout if axis != dim])
 
 
 @rule(
     *(aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default, aten.tensor_split.sections),
     *(aten.tensor_split.indices, aten.unbind.int),
-    table=PART_RULES,
+    table=MULTI_RESULT_RULES,
 )
-def take_part(cx: Context) -> Value:
-    """One part of a tensor that is split along a dimension: a slice, or a selection for ``unbind``."""
+def select_chunk(cx: Context) -> Value:
+    """One chunk of a tensor that is split along a dimension: a slice, or for ``unbind`` one index."""
     source, index = cx.node.all_input_nodes[0], cast(int, cx.node.args[1])
     x = _operand(cx, source.args[0])
     dim = x.axis(int(arguments_of(source)["dim"]))
@@ -129,21 +129,21 @@ def take_part(cx: Context) -> Value:
     return _slice(cx, x, dim, sum(sizes[:index]), sum(sizes[: index + 1]))
 
 
-@rule(aten.topk.default, aten.sort.default, aten.max.dim, aten.min.dim, table=PART_RULES)
+@rule(aten.topk.default, aten.sort.default, aten.max.dim, aten.min.dim, table=MULTI_RESULT_RULES)
 def select_by_order(cx: Context) -> Value:
-    """The values of an ordering, which computes on integers. Readers of its indices read those of the same operator."""
+    """Values of ``topk``, ``sort``, ``max`` or ``min``, computed on int8. The indices come from the same operator."""
     source, index = cx.node.all_input_nodes[0], cast(int, cx.node.args[1])
     x = _operand(cx, source.args[0])
     ordered = cx.emit.call(source.target, cx.emit.store_plain(x), *source.args[1:], **source.kwargs)
     for part in list(source.users):
         if part.args[1] != index and part.users:
             part.replace_all_uses_with(cx.emit.select_result(ordered, cast(int, part.args[1])))
-    return cx.computed(cx.emit.select_result(ordered, index))
+    return cx.make_result(cx.emit.select_result(ordered, index))
 
 
 @rule(aten.constant_pad_nd.default, aten.pad.default)
 def pad(cx: Context) -> Value:
-    """Constant padding with the integer of the given number."""
+    """Constant padding. The number is quantized with the parameters of the result."""
     arguments = arguments_of(cx.node)
     if arguments.get("mode", "constant") != "constant":
         return move(cx)
@@ -154,7 +154,7 @@ def pad(cx: Context) -> Value:
         before[x.rank - 1 - number], after[x.rank - 1 - number] = amounts[2 * number : 2 * number + 2]
     value = int(x.q.quantize(np.array(float(arguments["value"] or 0.0))))
     low, high = ([sides[axis] for axis in x.layout] for sides in (before, after))
-    return cx.computed(cx.emit.pad(cx.emit.store(x, x.layout), low, high, value), x.layout)
+    return cx.make_result(cx.emit.pad(cx.emit.store(x, x.layout), low, high, value), x.layout)
 
 
 @rule(aten.upsample_nearest2d.vec, aten.upsample_nearest2d.default, aten._upsample_nearest_exact2d.vec)
@@ -173,10 +173,10 @@ def upsample_nearest(cx: Context) -> Value:
         for index, size, factor in zip((rows, columns), (height, width), factors, strict=True)
     ):
         node = cx.emit.expand(cx.emit.reshape(image, (n, height, 1, width, 1, channels)), repeated)
-        return cx.computed(cx.emit.reshape(node, (n, len(rows), len(columns), channels)), (0, 2, 3, 1))
+        return cx.make_result(cx.emit.reshape(node, (n, len(rows), len(columns), channels)), (0, 2, 3, 1))
     for dim, index in ((1, rows), (2, columns)):
         image = cx.emit.call(aten.index_select.default, image, dim, cx.emit.constant(index, "index"))
-    return cx.computed(image, (0, 2, 3, 1))
+    return cx.make_result(image, (0, 2, 3, 1))
 
 
 @rule(
@@ -185,10 +185,12 @@ def upsample_nearest(cx: Context) -> Value:
     *(aten.index_select.default, aten.amax.default, aten.amin.default),
 )
 def move(cx: Context) -> Value:
-    """Other data movement and order: the ATen operator itself, on integers.
+    """Other data movement, and largest or smallest elements: the ATen operator itself, on integers.
+
+    Operands are requantized to the parameters of the result.
 
     Raises:
-        Unsupported: a quantized operand has other parameters than the result.
+        Unsupported: a floating-point operand is not quantized to int8.
     """
 
     def convert(argument: Any) -> Any:
@@ -198,4 +200,4 @@ def move(cx: Context) -> Value:
 
     arguments = torch.fx.map_arg(cx.node.args, convert)
     options = torch.fx.map_arg(cx.node.kwargs, convert)
-    return cx.computed(cx.emit.call(cx.node.target, *arguments, **options))
+    return cx.make_result(cx.emit.call(cx.node.target, *arguments, **options))

@@ -56,7 +56,7 @@ def _average(cx: Context, x: Value, window: _Windows) -> Value:
     spatial, factor = _spatial_axes(cx), 1 / (window.kernel[0] * window.kernel[1])
     is_unpadded = window.pad == [0, 0]
     if x.q.is_equivalent(cx.result.q) and is_unpadded:
-        node = _average_present(cx, x, to_image(cx, x, spatial), window, False)
+        node = _average_excluding_padding(cx, x, to_image(cx, x, spatial), window, False)
     elif is_unpadded and list(spatial_pair(x.shape, spatial)) == window.kernel:
         return _sum_dimensions(cx, x, list(range(x.rank - spatial, x.rank)), factor)
     else:
@@ -64,7 +64,7 @@ def _average(cx: Context, x: Value, window: _Windows) -> Value:
     return cx.clamp(from_image(cx, node, spatial))
 
 
-def _average_present(cx: Context, x: Value, image: Node, window: _Windows, ceil_mode: bool) -> Node:
+def _average_excluding_padding(cx: Context, x: Value, image: Node, window: _Windows, ceil_mode: bool) -> Node:
     """Mean over the elements of windows that are not padding.
 
     Raises:
@@ -101,14 +101,14 @@ def average_pool(cx: Context) -> Value:
     divisor = arguments.get("divisor_override")
     if is_partial and (divisor is not None or (window.pad != [0, 0] and arguments["count_include_pad"])):
         raise Unsupported("the pooling kernels count no padding in ceil_mode")
-    is_present_only = is_partial or (window.pad != [0, 0] and not arguments["count_include_pad"])
-    if divisor is None and not is_present_only:
+    excludes_padding = is_partial or (window.pad != [0, 0] and not arguments["count_include_pad"])
+    if divisor is None and not excludes_padding:
         return _average(cx, x, window)
     image = to_image(cx, x, spatial)
     if divisor is not None:
         node = _sum_windows(cx, x, image, window, 1 / divisor)
     else:
-        node = _average_present(cx, x, image, window, is_partial)
+        node = _average_excluding_padding(cx, x, image, window, is_partial)
     return cx.clamp(from_image(cx, node, spatial))
 
 
@@ -149,12 +149,15 @@ def reduce_mean(cx: Context) -> Value:
 
 
 def _average_dimensions(cx: Context, x: Value, reduced: list[int]) -> Value:
-    """Mean with the parameters of the operand: a pooling whose window is the image. Kept dimensions become channels."""
+    """Mean with the parameters of the operand: a pooling whose window covers all reduced dimensions.
+
+    The other dimensions become channels.
+    """
     kept = [d for d in range(x.rank) if d not in reduced]
     size, channels = (int(np.prod([x.shape[d] for d in part])) for part in (reduced, kept))
     image = cx.emit.reshape(cx.emit.store(x, (*reduced, *kept)), (1, size, 1, channels))
-    node = _average_present(cx, x, image, _Windows([size, 1], [1, 1], [0, 0]), False)
-    return cx.clamp(cx.computed(cx.emit.reshape(node, cx.node.meta["val"].shape)))
+    node = _average_excluding_padding(cx, x, image, _Windows([size, 1], [1, 1], [0, 0]), False)
+    return cx.clamp(cx.make_result(cx.emit.reshape(node, cx.node.meta["val"].shape)))
 
 
 def _sum_dimensions(cx: Context, x: Value, reduced: list[int], factor: float) -> Value:
@@ -172,12 +175,12 @@ def _sum_dimensions(cx: Context, x: Value, reduced: list[int], factor: float) ->
         *(cx.emit.constant(np.ones((1, 1, size), np.int8), "ones"), 0, rows, -x.zero_point),
         *(cx.result.q.zero_point, multiplier, shift),
     )
-    return cx.clamp(cx.computed(cx.emit.reshape(node, cx.node.meta["val"].shape)))
+    return cx.clamp(cx.make_result(cx.emit.reshape(node, cx.node.meta["val"].shape)))
 
 
 @rule(aten.max_pool2d.default, aten.max_pool1d.default)
 def maximum_pool(cx: Context) -> Value:
-    """Maximum pooling of [(N,) C, (H,) W]; padding never wins."""
+    """Maximum pooling of [(N,) C, (H,) W]; padding does not count."""
     arguments = arguments_of(cx.node)
     x = cx.requantize(cx.operand(arguments["self"]), cx.result.q)
     spatial, window = _spatial_axes(cx), _read_windows(cx, arguments)
@@ -215,5 +218,5 @@ def softmax(cx: Context) -> Value:
         raise Unsupported(str(error)) from error
     stored = cx.emit.store(x, layout)
     node = cx.emit.kernel("softmax", stored, x.rank - 1, x.zero_point, OUTPUT_ZERO_POINT, *parameters)
-    value = Value.computed(node, _SOFTMAX_RESULT, layout)
+    value = Value.from_node(node, _SOFTMAX_RESULT, layout)
     return cx.clamp(cx.requantize(value, cx.result.q))

@@ -1,7 +1,7 @@
 """Bilinear interpolation: weighted sums of neighbours with exact weights, one axis after the other.
 
-Each axis rounds once. The first rounding is off by half a step at most, and the weights of the second axis sum to 1, so
-the result is at most one step off.
+The result is rounded once for each axis. The first rounding error is at most half a quantization step. The weights of
+the second axis sum to 1, so that its error is half a step more: at most one step in total.
 """
 
 from __future__ import annotations
@@ -63,8 +63,9 @@ def _interpolate(cx: Context, x: Value, axis: int, matrix: Array) -> Value:
 def _to_integers(matrix: Array) -> tuple[Array, int]:
     """Numerators and common denominator of the weights.
 
-    The kernels divide by a power of two after they rounded once. Large denominators make this first rounding small: by
-    4, a sum of 1 would become 1.
+    The kernels round twice: after the multiplication, and after the shift. Numerators and denominator are scaled up to
+    the largest that fit int8, so that the first rounding error is small. With the denominator 4, a sum of 1 would
+    become 1 instead of 0: after the multiplication, 0.5 rounds to 1, and the half of that rounds to 1 again.
 
     Raises:
         Unsupported: there is none of up to 127.
@@ -78,7 +79,10 @@ def _to_integers(matrix: Array) -> tuple[Array, int]:
 
 
 def _phases(numerators: Array, factor: int) -> Array | None:
-    """Weights [factor, 3] of the element and its neighbours, if they repeat; those beyond the edges are the edge's."""
+    """Weights [factor, 3] of each element and its neighbours, if they repeat for all elements; else None.
+
+    An element at an edge counts as its own missing neighbour.
+    """
     size = numerators.shape[1]
     padded = np.zeros((size * factor, size + 2), np.int64)
     middle = numerators.astype(np.int64)
@@ -94,7 +98,7 @@ def _phases(numerators: Array, factor: int) -> Array | None:
 
 
 def _convolve_phases(cx: Context, x: Value, axis: int, phases: Array, denominator: int) -> Value:
-    """Results number phase, phase + factor, ... are a depthwise convolution each; they are interleaved."""
+    """Compute the results phase, phase + factor, ... by one depthwise convolution for each phase; interleave them."""
     image, at = cx.emit.store(x, _NHWC), axis - 1
     padded = _repeat_edges(cx, image, at)
     channels = x.shape[1]
@@ -110,7 +114,7 @@ def _convolve_phases(cx: Context, x: Value, axis: int, phases: Array, denominato
     joined = cx.emit.call(aten.cat.default, [cx.emit.reshape(part, split) for part in parts], at + 1)
     shape = [n, height, width, channels]
     shape[at] *= len(phases)
-    return cx.computed(cx.emit.reshape(joined, shape), _NHWC)
+    return cx.make_result(cx.emit.reshape(joined, shape), _NHWC)
 
 
 def _kernel_shape(axis: int) -> tuple[int, int]:
@@ -137,4 +141,4 @@ def _multiply(cx: Context, x: Value, axis: int, numerators: Array, denominator: 
         *(rows, -x.zero_point, cx.emit.constant(numerators[None], "weight"), 0),
         *(cx.result.q.zero_point, multiplier, shift),
     )
-    return cx.computed(cx.emit.reshape(node, (*shape[:-1], len(numerators))), layout)
+    return cx.make_result(cx.emit.reshape(node, (*shape[:-1], len(numerators))), layout)

@@ -71,7 +71,7 @@ def rms_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None, eps: float 
 def layer_norm(
     x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, None, None]:
-    """The core ATen operator. Returns None for mean and deviation."""
+    """The core ATen layer norm. Returns None for the mean and the reciprocal deviation."""
     return F.layer_norm(x, shape, weight, bias, eps), None, None
 
 
@@ -79,7 +79,7 @@ def layer_norm(
 def group_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, n: int, c: int, hw: int, groups: int, eps: float
 ) -> tuple[Tensor, None, None]:
-    """The core ATen operator. Returns None for mean and deviation."""
+    """The core ATen group norm. Returns None for the mean and the reciprocal deviation."""
     return torch.group_norm(x, groups, weight, bias, eps), None, None  # F.group_norm refuses groups with a single value
 
 

@@ -1,4 +1,7 @@
-"""Decompositions of ExecuTorch's ``tosa_mxfp`` layers, which store weights in MX formats (codes and block scales)."""
+"""Decompositions of ExecuTorch's ``tosa_mxfp`` layers, which store weights in MX formats (codes and block scales).
+
+ExecuTorch's operators accept only ``groups`` = 1 and ``block_size`` = 32.
+"""
 
 from __future__ import annotations
 

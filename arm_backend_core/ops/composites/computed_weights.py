@@ -85,8 +85,8 @@ def _build_norm_decomposition(norm: Any) -> Callable[..., Tensor]:
     return rule
 
 
-#: Maps an operator to the positions of its weight and bias, and to the decomposition that is used if one of these
-#: operands is computed at run time.
+#: Maps an operator to the positions of the operands that its record needs as constants (the weight; for normalization
+#: also the bias), and to the decomposition that is used if one of them is computed at run time.
 DECOMPOSITIONS: dict[Any, tuple[slice, Callable[..., Tensor]]] = {
     aten.linear.default: (slice(1, 2), linear_by_matmul),
     aten.convolution.default: (slice(1, 2), _dispatch_convolution),

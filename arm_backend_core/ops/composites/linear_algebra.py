@@ -121,7 +121,7 @@ def slogdet(a: Tensor, *, quantized: bool) -> tuple[Tensor, Tensor, None, None]:
 def inverse(a: Tensor, *, check_errors: bool = False, quantized: bool) -> tuple[Tensor, Tensor]:
     """Inverse: cofactors divided by the determinant, or elimination for more than 4 rows.
 
-    A singular matrix gives infinities and never an error.
+    A singular matrix gives infinities or NaN, and never an error.
     """
     no_info = torch.zeros(a.shape[:-2], dtype=torch.int32)
     if a.shape[-1] == 1:

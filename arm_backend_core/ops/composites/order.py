@@ -89,7 +89,7 @@ def _apply_keepdim(pair: tuple[Tensor, Tensor], dim: int, keepdim: bool) -> tupl
 def sort(
     x: Tensor, dim: int = -1, descending: bool = False, *, stable: bool | None = None, quantized: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Sort by topk, which has a CPU kernel. Indices of a stable sort: ``_stable_argsort``, or none."""
+    """Sort by topk, which has a CPU kernel. The indices of a stable sort of more than 64 elements are None."""
     size, compare_dtype = x.shape[dim] if x.dim() else 1, torch.int32 if quantized else torch.float32
     if x.dtype is torch.bool:
         sorted_numbers, indices = sort(x.to(compare_dtype), dim, descending, stable=stable, quantized=quantized)
@@ -101,7 +101,7 @@ def sort(
     return values, indices
 
 
-#: Largest size of the sorted dimension of a stable sort, which compares each element with all others.
+#: Largest sorted dimension of a stable sort with indices, which compares each element with all others.
 _MAX_STABLE_SORT_SIZE = 64
 
 

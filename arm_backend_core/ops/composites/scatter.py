@@ -189,7 +189,9 @@ def scatter_reduce(
     if not index.numel():
         return x.clone()
     if not x.is_floating_point() or (quantized and reduce == "prod"):
-        raise Unsupported(f"scatter_reduce '{reduce}' of integers, or a quantized 'prod'; use floating-point sums")
+        if x.is_floating_point():
+            raise Unsupported("scatter_reduce 'prod' in a quantized program; use 'sum', or keep it in floating point")
+        raise Unsupported(f"scatter_reduce '{reduce}' of integers; convert them with .to(torch.float32)")
     neutral, reduce_dim, combine = _REDUCTIONS["sum" if reduce == "mean" else reduce]
     range_end = {"amax": torch.amin, "amin": torch.amax}.get(reduce) if quantized else None
     unmatched_value = range_end(source) if range_end else neutral  # no scale represents infinity

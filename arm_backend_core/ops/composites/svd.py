@@ -58,7 +58,7 @@ def svd(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """SVD: return U, S and V^T. Singular vectors may differ from LAPACK's in sign.
 
-    If a singular value is 0, its column of U is 0.
+    If a singular value is 0, its column of U is 0 (its row of V^T if a has fewer rows than columns).
     """
     m, n = a.shape[-2:]
     if full_matrices and compute_uv and m != n:

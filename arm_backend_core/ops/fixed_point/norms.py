@@ -17,7 +17,7 @@ from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
 
 I32 = DType.INT32
-_LONG_ROW = 1024  # up to this length, rounding the squares costs at most 2**-9 of their sum (``SumOfSquares``)
+_MAX_SHORT_ROW = 1024  # up to this length, rounding the squares costs at most 2**-9 of their sum (``SumOfSquares``)
 
 
 def layer_norm(
@@ -167,9 +167,9 @@ class SumOfSquares:
 
     The exact sum would exceed int32. Let c = x - mean with ``bits`` fractional bits, and A = sum(abs(c)) <= 2**29.
     ``shift`` brings A into [2**28, 2**29). Then sum((c << shift)**2) lies in [A * A / n, A * A / 2]. Each square is
-    rounded to a multiple of 2**drop. In rows of more than _LONG_ROW elements, the squares would be too small for that.
-    There, ``shift`` is computed from M * A instead of A * A, with M = max(abs(c)). If ``bits`` is negative, A and M are
-    computed from the rounded c, and c << shift from the unrounded c.
+    rounded to a multiple of 2**drop. In rows of more than _MAX_SHORT_ROW elements, the squares would be too small for
+    that. There, ``shift`` is computed from M * A instead of A * A, with M = max(abs(c)). If ``bits`` is negative, A and
+    M are computed from the rounded c, and c << shift from the unrounded c.
 
     Attributes:
         shifted: c << shift.
@@ -235,7 +235,7 @@ def _normalizing_shift(magnitude: FixedPoint, rows: ReductionView, is_rounded: b
     """Left shift of each row, from ``magnitude`` = abs(c). If ``is_rounded``, an element may be larger by one."""
     total = rows.sum_of(magnitude, peak=1 << 29)
     zeros = (total + rows.n if is_rounded else total).leading_zeros()
-    if rows.n <= _LONG_ROW:
+    if rows.n <= _MAX_SHORT_ROW:
         return zeros - 3
     peak = rows.max_of(magnitude)
     zeros_of_product = zeros + (peak + 1 if is_rounded else peak).leading_zeros()

@@ -53,8 +53,8 @@ class ReductionView:
         """View a tensor as rows along ``axes``; ``operator`` names the operator in messages.
 
         Raises:
-            Unsupported: the tensor is neither int8 nor int16, has per-channel scales, or has rows that cannot be split
-                into equal parts of at most MAX_EXTENT elements.
+            Unsupported: the tensor is neither int8 nor int16, has per-channel scales, or has rows of more than
+                ``_MAX_ELEMENTS`` elements or that cannot be split into equal parts of at most MAX_EXTENT elements.
         """
         if q.dtype not in (DType.INT8, DType.INT16) or np.ndim(q.scale):
             raise Unsupported(f"{operator} of {q.dtype.value}; its input must be int8 or int16 with one scale")
@@ -126,8 +126,9 @@ class ReductionView:
     def sum_of(self, x: FixedPoint, peak: int | None = None) -> FixedPoint:
         """Sum along the rows of ``x``, a tensor with the shape of the view; int32. For ``peak`` see ``FixedPoint.mul``.
 
-        Rows of two elements use ADD, which has no size limit. It takes a fifth of REDUCE_SUM's cycles on Ethos-U, and a
-        fortieth on U85. If the sum of all parts could exceed 32 bits, the sums of the parts are shifted right first.
+        Rows of two elements use ADD, which has no size limit. It takes a fifth of REDUCE_SUM's cycles on U55 and U65,
+        and a fortieth on U85. If the sum of all parts could exceed 32 bits, the sums of the parts are shifted right
+        first.
         """
         if self.n != 2 or peak is not None or not x.b.target.hardware.npu:
             total = x.to_int32().sum(self.axis, peak)

@@ -19,7 +19,10 @@ I32 = DType.INT32
 
 
 def mean(b: Builder, x: Value, q: QParams, axes: Sequence[int], out: QParams) -> Value:
-    """Mean over ``axes``, as with ``keepdim=True``. The only error is the rounding of the result.
+    """Mean over ``axes``, as with ``keepdim=True``.
+
+    The only error is the rounding of the result, unless the sum of an int16 row could exceed 32 bits
+    (``ReductionView.sum_of``).
 
     Raises:
         Unsupported: x is neither int8 nor int16.
@@ -30,7 +33,7 @@ def mean(b: Builder, x: Value, q: QParams, axes: Sequence[int], out: QParams) ->
 
 
 def sum_(b: Builder, x: Value, q: QParams, axes: Sequence[int], out: QParams) -> Value:
-    """Sum over ``axes``, as with ``keepdim=True``. The only error is the rounding of the result.
+    """Sum over ``axes``, as with ``keepdim=True``. Errors are those of ``mean``.
 
     Raises:
         Unsupported: x is neither int8 nor int16.
@@ -39,7 +42,7 @@ def sum_(b: Builder, x: Value, q: QParams, axes: Sequence[int], out: QParams) ->
 
 
 def reduce_max(b: Builder, x: Value, q: QParams, axis: int) -> Value:
-    """Maximum of int8 or int16 along one axis, as with ``keepdim=True``. It takes fewer cycles than REDUCE_MAX."""
+    """Maximum of int8 or int16 along one axis, as with ``keepdim=True``. See ``ReductionView.max`` for the cycles."""
     return ReductionView.from_tensor(b, x, q, (axis,), "amax").max().value
 
 

@@ -282,10 +282,10 @@ def use_cortex_m_kernels(isa: Isa, manager: EdgeProgramManager) -> Sequence[Any]
 
     ExecuTorch's memory plan then includes the scratch memory, so kernels allocate none.
     """
-    from arm_backend_core.cortex_m.scratch import insert_scratch
+    from arm_backend_core.cortex_m.scratch import lower_to_library_kernels
 
     for method in manager.methods:
-        insert_scratch(manager.exported_program(method).graph_module, isa)
+        lower_to_library_kernels(manager.exported_program(method).graph_module, isa)
     return []
 
 

@@ -1,4 +1,4 @@
-"""Selection by a condition: ATen's ``where`` on integers, with conditions that are computed from integers."""
+"""ATen's ``where`` on int8-quantized tensors. Comparisons and logic of its condition are computed on int8 and bool."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _LOGIC = (
 
 
 @rule(aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar)
-def select(cx: Context) -> Value:
+def where(cx: Context) -> Value:
     """One of two tensors or numbers for each element."""
     condition = _condition(cx, cast(Node, cx.node.args[0]))
     branches = [_branch(cx, argument) for argument in cx.node.args[1:3]]
-    return cx.clamp(cx.computed(cx.emit.call(aten.where.self, condition, *branches)))
+    return cx.clamp(cx.make_result(cx.emit.call(aten.where.self, condition, *branches)))
 
 
 def _branch(cx: Context, argument: Any) -> Node:
@@ -42,7 +42,7 @@ def _branch(cx: Context, argument: Any) -> Node:
 
 
 def _condition(cx: Context, argument: Node) -> Node:
-    """A tensor of booleans. A condition that has no form on integers stays as it is."""
+    """A tensor of booleans. A condition that cannot be computed from int8 values stays in floating point."""
     constant = cx.constant_data(argument)
     if constant is not None:
         return cx.emit.constant(constant, "condition")

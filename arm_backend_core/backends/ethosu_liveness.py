@@ -50,8 +50,8 @@ class Kernel(NamedTuple):
     dma_bytes: int
 
 
-class Occupancy(NamedTuple):
-    """Occupancy of the scratch over time.
+class Liveness(NamedTuple):
+    """The granules of the scratch that hold live data, by kernel.
 
     Attributes:
         kernels: all kernels, in order.
@@ -73,10 +73,10 @@ class _CommandAccesses(NamedTuple):
     spans: list[tuple[MemoryAccess, bool]]
 
 
-def trace_occupancy(
+def analyze_liveness(
     stream: bytes, constants: int, scratch: tuple[int, int], outputs: Iterable[tuple[int, int]]
-) -> Occupancy:
-    """Trace the occupancy of the scratch.
+) -> Liveness:
+    """Find the granules of the scratch that hold live data or are accessed while each kernel runs.
 
     Args:
         stream: the command stream, for U55 or U65.
@@ -105,7 +105,7 @@ def trace_occupancy(
             outer = slice(span.start // granule, -(-span.end // granule))
             busy[first : last + 1, outer] = True
             accessed[outer] = last
-    return Occupancy(kernels, granule, busy)
+    return Liveness(kernels, granule, busy)
 
 
 def _list_accesses(stream: bytes, constants: int, scratch: int) -> tuple[list[Kernel], list[_CommandAccesses]]:
