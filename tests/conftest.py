@@ -35,7 +35,7 @@ import torch
 
 from tests.cpp_suites import RecordDigest, mark_unchanged
 from tests.line_coverage import LineCoverage
-from tests.selection import Measure, list_missing_cases, mark_left_out
+from tests.selection import MISSING, Measure, list_missing_cases, mark_left_out
 from tests.verify_only import mark_scaled
 
 if TYPE_CHECKING:
@@ -68,8 +68,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect tests marked ``verify`` without ``--verify``. Schedule xdist groups first: they are the longest jobs."""
     is_complete = {item.path for item in items} >= set(Path(__file__).parent.rglob("test_*.py"))
-    if is_complete and (missing := list_missing_cases(items)):
-        raise pytest.UsageError(f"tests/selection.json names tests that do not exist: {', '.join(missing)}")
+    config.stash[MISSING] = list_missing_cases(items) if is_complete else []
     if not config.getoption("measure"):
         mark_left_out(items)
     if config.getoption("verify"):

@@ -23,6 +23,8 @@ from tests.cpp_suites import SUITES
 from tests.line_coverage import ROOT, LineRecorder
 
 RECORD = ROOT / "tests/selection.json"
+#: What ``list_missing_cases`` returned, in the stash of pytest's configuration.
+MISSING = pytest.StashKey[list[str]]()
 #: A function runs all its cases if they take fewer seconds than this together.
 _QUICK_FUNCTION = 1.0
 #: A function runs a case if one takes fewer seconds than this, also if other tests execute the same statements.

@@ -76,6 +76,11 @@ def test_tests_that_do_not_exist_are_listed(request: pytest.FixtureRequest, reco
     assert missing == ["test_a.py::test_slow", "test_a.py::test_rows[first]"]
 
 
+def test_the_recorded_tests_exist(request: pytest.FixtureRequest) -> None:
+    """In a run of all tests; a run of some of them does not know the others."""
+    assert request.config.stash[selection.MISSING] == [], "rename or delete them in tests/selection.json"
+
+
 @pytest.mark.parametrize(
     ("nodeid", "expected"),
     [
