@@ -72,11 +72,11 @@ fuzz: debian $(READY_TEST)
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) --seed $(SEED) --workers $(WORKERS) \
 	  $(if $(TARGET),--target $(TARGET)) --record build/fuzz/$(REVISION)
 
-# Which cases make test runs: all are measured (tests/selection.py), and the record is written anew. An hour.
+# Which cases make test runs: all are measured (tests/case_selection.py), and the record is written anew. An hour.
 selection: debian-test $(READY_TEST)
 	rm -rf build/measured
 	$(BIN)/python -m pytest -n $(WORKERS) -q --measure build/measured
-	$(BIN)/python -m tests.selection build/measured
+	$(BIN)/python -m tests.case_selection build/measured
 
 # The tests that build C++ (tests/cpp_suites.py), and the record that they pass.
 cpp-suites: debian-test $(READY_TEST)

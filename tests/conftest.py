@@ -33,9 +33,9 @@ import numpy as np
 import pytest
 import torch
 
+from tests.case_selection import MISSING, Measure, list_missing_cases, mark_left_out
 from tests.cpp_suites import RecordDigest, mark_unchanged
 from tests.line_coverage import LineCoverage
-from tests.selection import MISSING, Measure, list_missing_cases, mark_left_out
 from tests.verify_only import mark_scaled
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--cpp-suites", action="store_true", help="run the tests of tests/cpp_suites.py; record that they pass"
     )
-    parser.addoption("--measure", metavar="FOLDER", help="measure all tests for tests/selection.py")
+    parser.addoption("--measure", metavar="FOLDER", help="measure all tests for tests/case_selection.py")
     parser.addoption("--line-coverage", action="store_true", help="show which lines of the core no test ran")
 
 

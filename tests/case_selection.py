@@ -1,8 +1,8 @@
 """Which cases ``make test`` runs: the fewest seconds that still execute every statement that all tests execute.
 
 ``make selection`` runs all tests that are not marked ``verify`` in their source and measures for each the seconds and
-the lines of both packages that it executes (``--measure``). It records the selection in ``selection.json``. The other
-cases are marked ``verify``. A test function that is not in the record runs with all its cases.
+the lines of both packages that it executes (``--measure``). It records the selection in ``selected_cases.json``. The
+other cases are marked ``verify``. A test function that is not in the record runs with all its cases.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import pytest
 from tests.cpp_suites import SUITES
 from tests.line_coverage import ROOT, LineRecorder
 
-RECORD = ROOT / "tests/selection.json"
+RECORD = ROOT / "tests/selected_cases.json"
 #: What ``list_missing_cases`` returned, in the stash of pytest's configuration.
 MISSING = pytest.StashKey[list[str]]()
 #: A function runs all its cases if they take fewer seconds than this together.
@@ -160,7 +160,7 @@ def split_name(nodeid: str) -> tuple[str, str]:
 
 
 def main() -> None:
-    """``python -m tests.selection FOLDER``: record the selection."""
+    """``python -m tests.case_selection FOLDER``: record the selection."""
     tests = list(read_measured(Path(sys.argv[1])))
     selection = select_cases(tests)
     rows = (f"  {json.dumps(name)}: {json.dumps(cases)}" for name, cases in selection.items())

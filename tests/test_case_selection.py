@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests import selection
-from tests.line_coverage import ROOT
-from tests.selection import (
+from tests import case_selection
+from tests.case_selection import (
     Measure,
     Measured,
     list_missing_cases,
@@ -19,6 +18,7 @@ from tests.selection import (
     select_cases,
     split_name,
 )
+from tests.line_coverage import ROOT
 
 
 def _measured(function: str, case: str, seconds: float, lines: str) -> Measured:
@@ -27,9 +27,9 @@ def _measured(function: str, case: str, seconds: float, lines: str) -> Measured:
 
 @pytest.fixture
 def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    path = tmp_path / "selection.json"
+    path = tmp_path / "selected_cases.json"
     path.write_text('{"test_a.py::test_rows": ["first"], "test_a.py::test_slow": []}')
-    monkeypatch.setattr(selection, "RECORD", path)
+    monkeypatch.setattr(case_selection, "RECORD", path)
     return path
 
 
@@ -78,7 +78,7 @@ def test_tests_that_do_not_exist_are_listed(request: pytest.FixtureRequest, reco
 
 def test_the_recorded_tests_exist(request: pytest.FixtureRequest) -> None:
     """In a run of all tests; a run of some of them does not know the others."""
-    assert request.config.stash[selection.MISSING] == [], "rename or delete them in tests/selection.json"
+    assert request.config.stash[case_selection.MISSING] == [], "rename or delete them in tests/selected_cases.json"
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_measured_tests_are_read_again(tmp_path: Path, request: pytest.FixtureRe
 
 
 def test_the_functions_that_always_run_exist() -> None:
-    for function in selection._ALWAYS:
+    for function in case_selection._ALWAYS:
         file, _, name = function.partition("::")
         assert re.search(rf"^def {name}\(", (ROOT / file).read_text(), re.M), function
-        assert selection._read().get(function) != [], f"{function}: run make selection"
+        assert case_selection._read().get(function) != [], f"{function}: run make selection"
