@@ -90,11 +90,11 @@ def _seeds() -> None:
 
 
 @pytest.fixture(scope="session")
-def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
-    """The Ethos-U emulator, compiled once in a process."""
-    from tests.runtime.ethosu_emulator import Emulator, build  # not earlier: --line-coverage instruments its imports
+def emulator() -> Emulator:
+    """The Ethos-U emulator of the host plugin."""
+    from tests.runtime.ethosu_emulator import Emulator  # not earlier: --line-coverage instruments its imports
 
-    return Emulator(build(tmp_path_factory.mktemp("emulator")))
+    return Emulator()
 
 
 @pytest.fixture(scope="session")

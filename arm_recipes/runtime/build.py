@@ -6,14 +6,16 @@ The binaries must match the ExecuTorch library of this environment, so no wheel 
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -146,32 +148,53 @@ def _build_binary(
     what: str, executorch: Path, target: Path, sources: Sequence[Path], link_flags: Sequence[str]
 ) -> None:
     include = executorch / "include"
-    includes = [
+    includes = (
         *("-I", str(CPP_FOLDER), "-isystem", str(CPP_FOLDER / "emulator/driver"), "-isystem", str(include)),
         *("-isystem", str(include / "executorch/runtime/core/portable_type/c10")),
-    ]
+    )
     command = [*_find_compiler(what), *_COMPILER_FLAGS]
-    announce(f"Building {what}, once for this version of ExecuTorch. This takes about 12 s.")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        # Build under a temporary name and rename, because another process may build or load the same file.
-        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-            binary = Path(folder) / target.name
-            objects = [str(Path(folder) / f"{i}.o") for i in range(len(sources))]
-            commands = [
-                [*command, *_DEFINES, *includes, "-c", str(source), "-o", object_file]
-                for source, object_file in zip(sources, objects, strict=True)
-            ]
-            # The user waits for the build, so compile on all processors.
-            with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-                list(pool.map(partial(_run_compiler, what), commands))
-            _run_compiler(what, [*command, *objects, *link_flags, "-o", str(binary)])
-            os.replace(binary, target)
+        with _lock(target.parent):
+            if target.exists():  # built by the process that had the lock
+                return
+            announce(f"Building {what}, once for this version of ExecuTorch. This takes about 12 s.")
+            # Build under a temporary name and rename, because another process may load the file without the lock.
+            with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+                binary = Path(folder) / target.name
+                objects = _compile(what, [*command, *_DEFINES, *includes], sources, Path(folder))
+                _run_compiler(what, [*command, *objects, *link_flags, "-o", str(binary)])
+                os.replace(binary, target)
     except OSError as error:
         raise RuntimeUnavailable(
             f"Building {what}: cannot write to the cache '{target.parent}': {error.strerror or error}. "
             "Set XDG_CACHE_HOME to a writable folder."
         ) from error
+
+
+def _compile(what: str, command: Sequence[str], sources: Sequence[Path], folder: Path) -> list[str]:
+    """Compile each source to an object file in ``folder``, on all processors, because the user waits."""
+    objects = [str(folder / f"{i}.o") for i in range(len(sources))]
+    commands = [[*command, "-c", str(source), "-o", file] for source, file in zip(sources, objects, strict=True)]
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        list(pool.map(partial(_run_compiler, what), commands))
+    return objects
+
+
+@contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    """Wait until no other process builds into ``folder``.
+
+    The operating system releases the lock of a process that ends. Some network file systems have no locks: processes
+    then build the same file, and the last one replaces it.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _run_compiler(what: str, command: Sequence[str]) -> None:

@@ -14,7 +14,7 @@ from executorch.export import ExportRecipe
 from torch import Tensor, nn
 
 import arm_recipes
-from arm_backend_core import case_selection as selection
+from arm_backend_core import selection
 from arm_recipes import ArmRecipeType, ExportResult
 from arm_recipes._internal.executorch_programs import collect_program_chunks
 from arm_recipes.runtime.errors import PayloadError

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,11 +12,10 @@ from torch.export import ExportedProgram
 
 from arm_backend_core import events
 from arm_backend_core.tosa import reference
-from arm_recipes.runtime.ethosu_abi import ALL_FINDINGS, ExecutionStatistics, declare_functions
+from arm_recipes.runtime.ethosu_abi import ALL_FINDINGS, ExecutionStatistics, load_emulator
 from arm_recipes.runtime.ethosu_payload import EthosUTensor, read_parts
 from arm_recipes.runtime.ethosu_stream import Stream
 from tests.ops.runner import Lowered
-from tests.runtime.building import RUNTIME, compile_cpp
 
 Array = np.ndarray[Any, Any]
 #: Bytes of fast scratch for every program, because payloads do not contain the required size.
@@ -43,23 +40,16 @@ def read_payload(data: bytes) -> Payload:
     return Payload(bytes(parts.commands), bytes(parts.weights), layout.scratch_bytes, layout.inputs, layout.outputs)
 
 
-def build(directory: Path) -> Path:
-    """Compile the emulator into a shared library."""
-    sources = sorted((RUNTIME / "emulator").glob("*.cpp"))
-    flags = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", f"-I{RUNTIME}"]
-    return compile_cpp(directory / "libethosu_emulator.so", sources, flags, link=["-shared"])
-
-
 def _with_size(tensor: EthosUTensor, nbytes: int) -> EthosUTensor:
     """Copy the tensor with another size in bytes, at the same address."""
     return replace(tensor, shape=(nbytes,), element_size=1)
 
 
 class Emulator:
-    """The emulator, loaded from a shared library."""
+    """The emulator of the host plugin."""
 
-    def __init__(self, path: Path) -> None:
-        self._library = declare_functions(ctypes.CDLL(str(path)))
+    def __init__(self) -> None:
+        self._library = load_emulator()
         self.figures = ExecutionStatistics()
 
     def run(

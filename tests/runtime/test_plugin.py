@@ -9,8 +9,10 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -162,7 +164,7 @@ def test_unwritable_cache_is_an_error(tmp_path: Path) -> None:
 
 
 def test_concurrent_processes_build_the_plugin_once(tmp_path: Path) -> None:
-    """Two processes at the same time, then one without a compiler."""
+    """Two processes at the same time, of which one compiles, then one without a compiler."""
     cache: dict[str, str | None] = {"XDG_CACHE_HOME": str(tmp_path)}
     (x,) = images(1)[0]
     program = export_small(TOSA).buffer
@@ -177,6 +179,27 @@ def test_concurrent_processes_build_the_plugin_once(tmp_path: Path) -> None:
         assert np.array_equal(output, expected)
     assert len({path for path, _ in answers}) == 1
     assert [str(file) for file in (tmp_path / "arm-recipes").iterdir()] == [answers[0][0]]
+
+
+def test_only_one_of_two_concurrent_builds_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads stand for two processes: each opens the folder, so that each needs the lock."""
+    linked: list[str] = []
+
+    def compile_slowly(what: str, command: Sequence[str]) -> None:
+        time.sleep(0.05)
+        if "-c" not in command:
+            linked.append(command[-1])
+            Path(command[-1]).touch()
+
+    monkeypatch.setattr(build, "_run_compiler", compile_slowly)
+    arguments = "a library", build._executorch_folder(), tmp_path / "cache/library.so", [Path("a.cpp")], ()
+    threads = [threading.Thread(target=build._build_binary, args=arguments) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(linked) == 1
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["library.so"]
 
 
 def test_changed_source_changes_the_cache_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import os
 import sys
 from pathlib import Path
 
-from tests.runtime.ethosu_emulator import Emulator, build
+from tests.runtime.ethosu_emulator import Emulator
 from tests.tosa.conformance.campaign import Campaign, OutcomeTable
 
 
@@ -36,7 +36,7 @@ def main() -> int:
     os.environ["OMP_NUM_THREADS"] = "1"
     args = _arguments()
     args.record.mkdir(parents=True, exist_ok=True)
-    emulator = None if args.no_npu else Emulator(build(args.record))
+    emulator = None if args.no_npu else Emulator()
     campaign = Campaign(args.record / "outcomes.jsonl", args.seed, args.tests, args.operators, emulator)
     table = OutcomeTable()
     for outcome in campaign.run():
