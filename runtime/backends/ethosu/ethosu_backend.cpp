@@ -27,7 +27,8 @@ namespace {
 
 // Compile spec with the size of the fast scratch: 4 bytes, little endian.
 constexpr char kFastScratchSpec[] = "fast_scratch_size";
-// Compile spec of a delegate whose scratch is in planned memory: index of an argument that is at its offset in it.
+// Compile spec of a delegate whose scratch is in planned memory. Its value is the index of an argument that the memory
+// plan places in this scratch, at the offset of its tensor in the payload.
 constexpr char kPlannedScratchSpec[] = "planned_scratch_argument";
 constexpr uint32_t kNotPlanned = UINT32_MAX;
 
@@ -35,9 +36,9 @@ constexpr uint32_t kNotPlanned = UINT32_MAX;
 struct Program {
   EthosUPayload payload;
   FastScratch fast_scratch;
-  uint32_t scratch_argument;  // an argument that is in a scratch in planned memory, or kNotPlanned
-  FreeableBuffer weights;     // empty unless they are outside the payload
-  FreeableBuffer* commands;   // null unless they are outside the payload; allocated like this object
+  uint32_t scratch_argument;  // index of an argument in the scratch in planned memory, or kNotPlanned
+  FreeableBuffer weights;     // external weights; empty if the payload contains the weights
+  FreeableBuffer* commands;   // external commands, allocated like this object; null if the payload contains them
 };
 static_assert(sizeof(Program) == EthosUBackend::kLoadedBytes && alignof(Program) == 8);
 
@@ -68,7 +69,7 @@ Error check_executable(const EthosUPayload& payload) {
   }
   for (uint32_t i = 0; i < payload.outputs.count(); ++i) {
     if (!payload.outputs.at(i).allocated()) {
-      ARM_RUNTIME_LOG(Error, "output %lu of the payload has no place in memory: nothing computes it",
+      ARM_RUNTIME_LOG(Error, "output %lu of the payload has no place in memory: no command computes it",
                       static_cast<Printable>(i));
       return Error::InvalidProgram;
     }
@@ -154,7 +155,8 @@ Result<uint8_t*> allocate_scratch(BackendExecutionContext& context, uint32_t scr
   return static_cast<uint8_t*>(scratch);
 }
 
-// The scratch in planned memory. The runtime aligns planned memory as its owner does.
+// Computes the start of the scratch in planned memory from the address of the argument in it. The application allocates
+// planned memory, so the alignment may be wrong.
 Result<uint8_t*> find_planned_scratch(const Program& program, Span<EValue*> args) {
   const PayloadTensor tensor = tensor_of(program.payload, program.scratch_argument);
   // Inputs are constant for kernels, but the NPU may overwrite the memory of an input that is no longer needed.
@@ -170,7 +172,7 @@ Result<uint8_t*> find_planned_scratch(const Program& program, Span<EValue*> args
   return scratch;
 }
 
-// Copies, unless source and target are the same memory. Returns the number of bytes copied.
+// Copies a tensor, unless source and target have the same address. Returns the number of bytes copied.
 uint64_t copy_tensor(void* target, const void* source, uint64_t nbytes) {
   if (target == source) {
     return 0;
@@ -206,7 +208,7 @@ Error read_fast_scratch(const EthosUPayload& payload, ArrayRef<CompileSpec> spec
   return check_fast_scratch(payload, *fast_scratch);
 }
 
-// Reads which argument shows where the scratch in planned memory is.
+// Reads the index of the argument from whose address find_planned_scratch() computes the start of the scratch.
 Error read_planned_scratch(const EthosUPayload& payload, ArrayRef<CompileSpec> specs, uint32_t* argument) {
   RecordedNumber number;
   const Error error = read_number(ARM_RUNTIME_BACKEND_ID, specs, kPlannedScratchSpec, &number);
@@ -258,8 +260,8 @@ Result<DelegateHandle*> EthosUBackend::init(BackendInitContext& context, Freeabl
   if (error != Error::Ok) {
     return error;
   }
-  // The driver does not clean the data cache for the commands, and some versions do not for the weights. Without this
-  // call, the NPU would not see data that a loader has just copied into cached memory.
+  // The driver does not clean the data cache for the commands, and some versions of the driver do not clean it for the
+  // weights. Without the calls below, the NPU would not see data that a loader has just copied into cached memory.
   clean_cache(*data, processed->size());
   for (const FreeableBuffer* buffer : {&*commands, &*weights}) {
     if (buffer->size() > 0) {

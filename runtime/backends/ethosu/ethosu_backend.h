@@ -10,16 +10,17 @@ extern "C" {
 // Symbols that firmware may define. They have the names of ExecuTorch's own backend, so that firmware works with both.
 // The defaults are weak: no fast scratch, and hooks that do nothing.
 
-// SRAM to which Vela spills in a Dedicated_Sram memory mode, and its size in bytes. The backend uses it from the first
-// multiple of 32 bytes on. If ethosu_init() got such memory, the driver uses that instead.
+// Fast scratch: SRAM to which Vela spills in a Dedicated_Sram memory mode, and its size in bytes. The backend uses the
+// whole cache lines of 32 bytes in it. If ethosu_init() was called with fast memory, the driver uses that memory
+// instead.
 extern unsigned char* ethosu_fast_scratch;
 extern size_t ethosu_fast_scratch_size;
 // Called before and after every execution, including failed ones, for example to read cycle counters.
 void EthosUBackend_execute_begin(void);
 void EthosUBackend_execute_end(void);
 
-// If firmware defines this function, the backend counts the NPU's cycles of each run, with the driver's PMU functions,
-// and calls it after the run.
+// If firmware defines this function, the backend calls it after each run with the NPU's cycles. The backend counts them
+// with the driver's PMU functions, and does not call this function if firmware lacks them.
 __attribute__((weak)) void arm_runtime_npu_measured(uint64_t npu_cycles);
 
 // Result of the registration before main(). A reference to it makes the linker keep the backend.
@@ -30,13 +31,14 @@ namespace arm_runtime {
 
 // Executes Ethos-U payloads on Cortex-M through ethos-u-core-driver. It registers itself as "EthosUBackend".
 //
-// While the method is loaded, the payload must stay at its address, a multiple of 16 bytes that the NPU can reach; so
-// must external commands and weights, which are named data of the program or of its .ptd. Loading cleans all of them
-// from the data cache. With the compile spec planned_scratch_argument, the scratch memory of the payload is a part of
-// the first planned memory, which must start at a multiple of 32 bytes; arguments that are at their offset in the
-// scratch are not copied. Otherwise, each execution allocates the scratch, in whole cache lines of 32 bytes, from the
-// method's temp allocator, and copies inputs into it and outputs out of it. The scratch must be in memory that the NPU
-// can write. A method runs one execution at a time; executions of different methods wait for each other in the driver.
+// While the method is loaded, the payload must stay at its address, a multiple of 16 bytes that the NPU can reach. The
+// same holds for external commands and weights, which are named data of the program or of its .ptd. Loading cleans the
+// data cache for all of them. With the compile spec planned_scratch_argument, the scratch memory of the payload is a
+// part of the first planned memory, which must start at a multiple of 32 bytes. An argument whose tensor the memory
+// plan places at its offset in the scratch is not copied. Otherwise, each execution allocates the scratch, in whole
+// cache lines of 32 bytes, from the method's temp allocator, and copies inputs into it and outputs out of it. The
+// scratch must be in memory that the NPU can write. A method runs one execution at a time; executions of different
+// methods wait for each other in the driver.
 class EthosUBackend final : public BackendInterface {
  public:
   // Bytes of the method allocator that loading a payload uses, aligned to 8. External commands need a FreeableBuffer
@@ -45,17 +47,16 @@ class EthosUBackend final : public BackendInterface {
 
   bool is_available() const override { return true; }
 
-  // Errors: InvalidProgram if the payload is damaged, differs from its compile spec payload_crc32 or is not aligned;
-  // DelegateInvalidCompatibility if it was compiled for another driver; MemoryAllocationFailed, also if there is less
-  // fast scratch than its compile spec fast_scratch_size. Programs of other exporters lack that spec: their fast
-  // scratch is not checked.
+  // Errors: InvalidProgram if the payload is damaged, differs from its compile spec payload_crc32 or is not aligned, or
+  // if an external block is missing or damaged; DelegateInvalidCompatibility if the payload was compiled for another
+  // driver; MemoryAllocationFailed, also if there is less fast scratch than the compile spec fast_scratch_size states.
+  // Programs of other exporters lack that spec, so their fast scratch is not checked.
   Result<DelegateHandle*> init(BackendInitContext& context, FreeableBuffer* processed,
                                ArrayRef<CompileSpec> compile_specs) const override;
 
   // Errors: InvalidArgument if the tensors differ from those of the payload, or the scratch in planned memory is not
-  // aligned; MemoryAllocationFailed;
-  // DelegateInvalidCompatibility if the NPU has another number of MACs; InvalidState if the driver has no NPU; Internal
-  // if the driver or the NPU fails.
+  // aligned; MemoryAllocationFailed if there is too little scratch or fast scratch; DelegateInvalidCompatibility if the
+  // NPU has another number of MACs; InvalidState if the driver has no NPU; Internal if the driver or the NPU fails.
   Error execute(BackendExecutionContext& context, DelegateHandle* handle, Span<EValue*> args) const override;
 
   void destroy(DelegateHandle* handle) const override;

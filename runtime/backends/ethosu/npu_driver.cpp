@@ -11,7 +11,7 @@ extern "C" {
 __attribute__((weak)) unsigned char* ethosu_fast_scratch = nullptr;
 __attribute__((weak)) size_t ethosu_fast_scratch_size = 0;
 
-// Some versions of the driver lack this function. In other versions, if the driver supports several kinds of NPU,
+// Some versions of the driver lack this function. The versions that have it can be built for several kinds of NPU. Then
 // ethosu_reserve_driver() returns null.
 __attribute__((weak)) struct ethosu_driver* ethosu_reserve_driver_ex(uint32_t product, uint32_t log2_macs);
 
@@ -32,7 +32,8 @@ namespace {
 // Base pointers in the order of Region.
 constexpr int kBaseCount = 3;
 
-// One overload matches the driver's function since version 1.0, the other matches earlier versions.
+// The first overload matches ethosu_flush_dcache() since version 1.0 of the driver, the second one that of earlier
+// versions.
 [[maybe_unused]] void clean_lines(void (*flush)(const uint64_t*, const size_t*, int), uintptr_t start, size_t size) {
   const uint64_t base = start;
   flush(&base, &size, 1);
@@ -111,7 +112,8 @@ FirmwareMemory firmware_memory() {
   return {ethosu_fast_scratch + skipped, (ethosu_fast_scratch_size - skipped) / kCacheLine * kCacheLine};
 }
 
-// Memory given to ethosu_init() has priority over the firmware's. The driver also compares its size.
+// Whether the firmware's buffer or the memory given to ethosu_init() is large enough. The driver prefers its own memory
+// even if it is too small; ethosu_invoke_v3() then fails.
 bool has_fast_scratch(const ethosu_driver* driver, const FastScratch& needed) {
   return round_up_to_cache_lines(needed.size) <= firmware_memory().size ||
          (driver != nullptr && driver->fast_memory != 0 && needed.size <= driver->fast_memory_size);
@@ -140,7 +142,8 @@ Error report_other_npu(const EthosUPayload& payload, const ethosu_hw_info& hardw
 }
 
 Error report_missing_npu(const EthosUPayload& payload) {
-  // A driver for one kind of NPU returns it to callers that do not ask for a kind.
+  // A driver that is built for one kind of NPU returns this NPU to callers that do not ask for a kind. The program was
+  // then compiled for another one.
   const ReservedDriver any(ethosu_reserve_driver_ex != nullptr ? ethosu_reserve_driver() : nullptr);
   if (any.get() != nullptr) {
     ethosu_hw_info hardware = {};
@@ -189,13 +192,14 @@ Error run_on_npu(const EthosUPayload& payload, const FastScratch& fast_scratch, 
   if (driver == nullptr) {
     return report_missing_npu(payload);
   }
-  // With several drivers, this may be another one than in check_fast_scratch().
+  // With several NPUs, this driver may be another one than the driver that check_fast_scratch() reserved.
   if (!has_fast_scratch(driver, fast_scratch)) {
     return report_missing_fast_scratch(driver, fast_scratch);
   }
   const FirmwareMemory memory = firmware_memory();
   const bool own = driver->fast_memory != 0;
-  // The driver compares the sizes and then replaces the base by its own memory. Pass 0 if the size is unknown.
+  // If the driver has its own fast memory, it checks that the third size is not larger, and replaces the third base.
+  // Pass 0 if the size is unknown.
   uint64_t bases[kBaseCount] = {address(payload.weights.data), address(scratch), address(memory.data)};
   const size_t sizes[kBaseCount] = {payload.weights.size, round_up_to_cache_lines(payload.scratch_size),
                                     fast_scratch.known ? fast_scratch.size

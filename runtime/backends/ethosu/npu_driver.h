@@ -19,7 +19,8 @@ constexpr size_t round_up_to_cache_lines(size_t size) {
   return size > SIZE_MAX - (kCacheLine - 1) ? SIZE_MAX : (size + kCacheLine - 1) / kCacheLine * kCacheLine;
 }
 
-// Size of Region::kFastScratch. A COP1 stream does not contain it, but the compile spec of arm_recipes' exports does.
+// Size of Region::kFastScratch. A COP1 stream does not contain this size, but programs of arm_recipes have it in the
+// compile spec fast_scratch_size.
 struct FastScratch {
   bool known = false;
   uint32_t size = 0;
@@ -28,8 +29,8 @@ struct FastScratch {
 // Cleans the data cache for these bytes, so that the NPU sees the CPU's writes.
 void clean_cache(const void* data, size_t size);
 
-// Checks that the firmware or the driver has the fast scratch of a program whose size is known. Returns
-// MemoryAllocationFailed, with both sizes in the log.
+// Checks that the firmware or the driver has enough fast scratch. Returns Ok if the needed size is unknown, and
+// MemoryAllocationFailed, with the needed and the available size in the log, if there is too little.
 Error check_fast_scratch(const EthosUPayload& payload, const FastScratch& needed);
 
 // Runs the commands on an NPU. `scratch` has whole cache lines and contains inputs and outputs. If `cycles` is not

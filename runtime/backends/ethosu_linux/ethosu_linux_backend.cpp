@@ -47,8 +47,8 @@ constexpr char kTimeoutVariable[] = "ARM_RUNTIME_ETHOSU_TIMEOUT_MS";
 // The event counters of an inference. Event 0 means none.
 using Events = std::array<uint32_t, 4>;
 
-// A deleter for objects of the driver library, whose destructors may throw. The library itself holds buffers, in
-// std::shared_ptr.
+// A deleter for objects of the driver library, whose destructors may throw. Buffers do not use it, because the library
+// returns them as std::shared_ptr.
 struct NoThrowDelete {
   template <typename T>
   void operator()(T* object) const noexcept {
@@ -149,7 +149,7 @@ Error read_options(ArrayRef<CompileSpec> specs, Options* options) {
   return read_timeout(ARM_RUNTIME_BACKEND_ID, kTimeoutVariable, &options->timeout_ns);
 }
 
-// Location of a tensor in its region, in bytes.
+// Location and size of a tensor in its region, in bytes.
 struct TensorSlot {
   size_t offset;
   size_t size;
@@ -179,7 +179,7 @@ struct Delegate {
   IoRegion outputs{"output", Region::kOutput, {}, 0, {}, {}};
 };
 
-// An empty buffer object means "none": the driver cannot create a buffer of 0 bytes.
+// For a size of 0, returns a buffer object without memory, because the driver cannot create a buffer of 0 bytes.
 std::shared_ptr<EthosU::Buffer> make_buffer(EthosU::Device& device, size_t size) {
   return size == 0 ? std::make_shared<EthosU::Buffer>() : device.createBuffers({size}).front();
 }
@@ -410,7 +410,7 @@ const char* to_text(EthosU::InferenceStatus status) {
   return "unknown";
 }
 
-// Reports the counters to the tracer and, if a compile spec asks for cycles, to the log.
+// Reports the counters to the tracer. The cycles are also logged if a compile spec asks for them.
 void report_counters(const EthosU::Inference& inference, const Options& options, bool counts_cycles,
                      TraceScope* scope) {
   if (counts_cycles) {

@@ -58,8 +58,8 @@ struct Decorations {
   bool has_binding = false;
 };
 
-// Layout of an instruction that defines an id: the minimum number of words, the index of the id, and the kind of the
-// definition. Other instructions are skipped.
+// Layout of an instruction that defines an id: the minimum number of words, the index of the word with the id, and the
+// kind of the definition. Of instructions without a layout, only entry points and decorations are read.
 enum class Kind : uint8_t { kNone, kType, kConstant, kValue, kOther };
 
 struct Layout {
@@ -238,7 +238,7 @@ const Instruction* Module::find(uint32_t id, uint32_t opcode) const {
 
 bool Module::constant_value(uint32_t id, uint32_t* value) const {
   const Instruction* constant = find(id, kOpConstant);
-  // A 64-bit literal starts with its low word. No dimension needs the high one.
+  // A 64-bit literal starts with its low word. The high word must be 0, because dimensions fit in 31 bits.
   if (constant == nullptr || (constant->count > 4 && constant->words[4] != 0)) {
     return false;
   }

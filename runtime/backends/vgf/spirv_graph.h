@@ -40,9 +40,9 @@ struct SpirvGraph {
 
 /// Reads the graph with the entry point `name` from a module of `word_count` words.
 ///
-/// Returns null on success, otherwise the error in the module. It checks the lengths of all instructions, that
-/// constants and graph operations refer to definitions of the right kind, and the types of the graph's inputs, outputs
-/// and constants. The driver checks the operands of operations.
+/// Returns null on success, otherwise the reason why the module is damaged. Checks the lengths of all instructions,
+/// that constants and graph operations refer to definitions of the right kind, and the types of the graph's inputs,
+/// outputs and constants. The number and the types of an operation's operands are left to the driver.
 const char* read_spirv_graph(const uint32_t* words, size_t word_count, std::string_view name, SpirvGraph* graph);
 
 }  // namespace arm_runtime

@@ -19,8 +19,8 @@ namespace arm_runtime {
 
 namespace {
 
-// Whether a tensor has the elements of a port. TOSA has no unsigned types: an operator of the graph reads the bits of
-// int8 as uint8, so that a port of int8 may take uint8.
+// Whether a tensor has the element type of an input or output of the graph, or is uint8 for one of int8. TOSA has no
+// unsigned types: the export gives a uint8 tensor the type int8, and an operator of the graph interprets its bits.
 bool has_elements_of(const Tensor& tensor, const VgfProgram::Port& port) {
   return tensor.scalar_type() == port.scalar_type ||
          (tensor.scalar_type() == ScalarType::Byte && port.scalar_type == ScalarType::Char);
@@ -85,7 +85,8 @@ class VgfBackend final : public BackendInterface {
   }
 
   // `args` are the model's inputs, then its outputs. Errors: InvalidArgument for a wrong number, element type or size;
-  // InvalidState if the device has no result of this execution or the one before in time.
+  // InvalidState if this execution, or an earlier one that is still running, does not end before the timeout; and those
+  // of Vulkan.
   Error execute(BackendExecutionContext& context, DelegateHandle* handle, Span<EValue*> args) const override {
     const TraceScope scope(context.event_tracer(), "VgfBackend execute");
     auto& program = *static_cast<VgfProgram*>(handle);

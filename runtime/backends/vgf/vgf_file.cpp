@@ -201,7 +201,7 @@ Error VgfReader::read_slots(vgflib::BindingSlotArrayHandle slots, std::vector<ui
   for (uint32_t index = 0; index < count; ++index) {
     const uint32_t tensor = sequence_->getBindingSlotMrtIndex(slots, index);
     if (tensor >= file_.tensors.size() || file_.tensors[tensor].is_constant) {
-      return damaged("an input or output of the model is not one of its tensors", index);
+      return damaged("an input or output of the model does not exist or is constant", index);
     }
     tensors->push_back(tensor);
   }
@@ -233,7 +233,7 @@ Error VgfReader::read_segment(uint32_t index) {
 Error VgfReader::read_module(uint32_t index, VgfSegment* segment) {
   const uint32_t module = sequence_->getSegmentModuleIndex(index);
   if (module >= modules_->size()) {
-    return damaged("a segment names a module that is not there", index);
+    return damaged("a segment refers to a module that does not exist", index);
   }
   if (modules_->getModuleType(module) != vgflib::ModuleType::GRAPH || !modules_->isSPIRV(module) ||
       !modules_->hasSPIRVCode(module)) {
@@ -256,11 +256,11 @@ Error VgfReader::read_bindings(uint32_t index, VgfSegment* segment) {
       const VgfBinding binding{set, sequence_->getBindingSlotBinding(slots, slot),
                                sequence_->getBindingSlotMrtIndex(slots, slot)};
       if (binding.tensor >= file_.tensors.size() || file_.tensors[binding.tensor].is_constant) {
-        return damaged("a segment binds what is not one of the model's tensors", index);
+        return damaged("a segment binds a tensor that does not exist or is constant", index);
       }
       for (const VgfBinding& other : segment->bindings) {
         if (other.set == binding.set && other.binding == binding.binding) {
-          return damaged("a segment binds two tensors to one place", index);
+          return damaged("a segment binds two tensors to the same binding", index);
         }
       }
       segment->bindings.push_back(binding);
@@ -275,7 +275,7 @@ Error VgfReader::read_constants(uint32_t index, VgfSegment* segment) {
   for (uint32_t entry = 0; entry < count; ++entry) {
     const vgflib::GraphConstantBinding binding = sequence_->getGraphConstantBinding(bindings, entry);
     if (binding.constantIndex >= constants_->size()) {
-      return damaged("a segment names a constant that is not there", index);
+      return damaged("a segment refers to a constant that does not exist", index);
     }
     const VgfConstant constant{binding.graphConstantId, constants_->getConstantMrtIndex(binding.constantIndex),
                                constants_->getConstant(binding.constantIndex).data(),

@@ -56,9 +56,9 @@ struct VgfFile {
   std::vector<uint32_t> outputs;
 };
 
-/// Reads the VGF file of `size` bytes at `data`, to which `file` refers afterwards.
+/// Reads the VGF file of `size` bytes at `data`. Afterwards, `file` contains pointers into the data.
 ///
-/// It checks section bounds, indices and sizes, and that tables and SPIR-V modules agree. Returns, with the reason in
+/// Checks section bounds, indices and sizes, and that tables and SPIR-V modules agree. Returns, with the reason in
 /// the log, InvalidArgument if `data` is not at a multiple of 8, InvalidProgram for a damaged file,
 /// DelegateInvalidCompatibility for a version that libvgf does not read, and NotSupported for contents that this
 /// backend does not execute (compute shaders, images, shared storage).

@@ -13,7 +13,7 @@ namespace arm_runtime {
 
 namespace {
 
-// Describes a tensor. The description refers to `tensor`. Without strides, it is packed.
+// Describes a packed tensor, which needs no strides. The description contains a pointer to the shape of `tensor`.
 VkTensorDescriptionARM describe(const VgfTensor& tensor) {
   VkTensorDescriptionARM description{};
   description.sType = VK_STRUCTURE_TYPE_TENSOR_DESCRIPTION_ARM;
@@ -557,7 +557,7 @@ void VgfProgram::retire(std::unique_ptr<VgfProgram> program) {
   // checkers.
   static auto* const abandoned = new std::vector<std::unique_ptr<VgfProgram>>;
   static auto* const mutex = new std::mutex;
-  ARM_RUNTIME_LOG(Error, "an execution is still going on; the memory of its program stays in use");
+  ARM_RUNTIME_LOG(Error, "an execution is still running; the memory of its program stays in use");
   const std::lock_guard<std::mutex> lock(*mutex);
   abandoned->push_back(std::move(program));
 }

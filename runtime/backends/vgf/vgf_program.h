@@ -34,14 +34,16 @@ class VgfProgram {
   const std::vector<Port>& inputs() const { return inputs_; }
   const std::vector<Port>& outputs() const { return outputs_; }
 
-  /// Waits for a run that has timed out: until it ends, the device owns the memory of the inputs.
+  /// Waits for the end of a run that has timed out, if there is one. Until then, the device uses the memory of the
+  /// inputs.
   Error wait_for_last_run();
 
   /// Runs the model on the memory of the inputs and writes the memory of the outputs. Requires that wait_for_last_run()
   /// has returned Ok.
   Error run();
 
-  /// Destroys a program, or keeps it forever if the device still uses its memory after another wait.
+  /// Waits for the end of the program's last run and destroys the program. If the wait times out, the program is never
+  /// destroyed, because the device still uses its memory.
   static void retire(std::unique_ptr<VgfProgram> program);
 
  private:

@@ -40,7 +40,7 @@ struct SharedState {
   bool has_application_device = false;
   VulkanHandles application{};
   std::weak_ptr<VulkanDevice> current;
-  // Pipeline cache of the previous device. Drivers recognize their own caches by the header.
+  // Data of the previous device's pipeline cache. A driver ignores data whose header is not its own.
   std::vector<char> pipelines;
 };
 
@@ -73,7 +73,7 @@ void write_cache_file(const char* path, const std::vector<char>& data) {
   file.write(reinterpret_cast<const char*>(&checksum), sizeof(checksum));
   file.close();
   if (!file || std::rename(partial.c_str(), path) != 0) {
-    ARM_RUNTIME_LOG(Error, "%s='%s' could not be written; pipelines will be made anew", kCacheVariable, path);
+    ARM_RUNTIME_LOG(Error, "%s='%s' could not be written; pipelines will be compiled again", kCacheVariable, path);
   }
 }
 
@@ -361,8 +361,9 @@ Error VulkanDevice::create() {
   }
   ARM_RUNTIME_LOG(Error,
                   "no Vulkan device runs VK_ARM_tensors and VK_ARM_data_graph; install a driver that has "
-                  "them, or a Vulkan 1.3 driver and Arm's ML emulation layer (%s in VK_LAYER_PATH)",
-                  can_emulate ? "it is installed, no driver fits" : "it is not");
+                  "them, or a Vulkan 1.3 driver and Arm's ML emulation layer (%s)",
+                  can_emulate ? "the layer is installed, but no driver supports it"
+                              : "the layer was not found: is its folder in VK_LAYER_PATH?");
   return Error::NotFound;
 }
 
@@ -466,7 +467,7 @@ Error VulkanDevice::create_device() {
   const VkResult result = fn_.vkCreateDevice(physical_device_, &info, nullptr, &device_);
   if (result != VK_SUCCESS) {
     device_ = VK_NULL_HANDLE;
-    return vulkan_failure("vkCreateDevice (a Vulkan loader older than 1.4 cannot carry the ML emulation layer)",
+    return vulkan_failure("vkCreateDevice (a Vulkan loader older than 1.4 does not work with the ML emulation layer)",
                           result);
   }
   const Error error = fn_.load_device(device_);

@@ -26,8 +26,8 @@ struct VulkanHandles {
   std::mutex* queue_mutex;
 };
 
-/// Sets the device of programs that are loaded from now on: the application's, or, for null, one of the backend. The
-/// handles are copied; their objects must outlive the programs.
+/// Sets the device of programs that are loaded from now on: the application's, or, for null, a device that the backend
+/// creates. The handles are copied. The objects to which they refer must outlive the programs.
 ///
 /// Returns InvalidArgument if a handle is null.
 Error set_vulkan_device(const VulkanHandles* handles);
@@ -40,10 +40,11 @@ class VulkanDevice {
   VulkanDevice& operator=(const VulkanDevice&) = delete;
   ~VulkanDevice();
 
-  /// Returns the application's device, or a reference-counted one of the backend.
+  /// Returns the application's device, or a device that the backend creates. All programs share it; it is destroyed
+  /// with the last of them.
   static Result<std::shared_ptr<VulkanDevice>> acquire();
 
-  /// Whether there is a device of the application or a Vulkan loader, which acquire() needs.
+  /// Whether there is a device of the application or a Vulkan loader. acquire() needs one of the two.
   static bool is_possible();
 
   const VulkanFunctions& fn() const { return fn_; }
@@ -53,7 +54,7 @@ class VulkanDevice {
   uint32_t max_descriptor_sets() const { return max_descriptor_sets_; }
 
   /// Allocates memory of a type in `requirements` that has all of `required` and the most of `preferred`. `properties`
-  /// is set to those of the memory. `next` extends VkMemoryAllocateInfo. `what` is for the log.
+  /// is set to the properties of the memory type. `next` extends VkMemoryAllocateInfo. `what` is for the log.
   Error allocate(const VkMemoryRequirements& requirements, VkMemoryPropertyFlags required,
                  VkMemoryPropertyFlags preferred, const void* next, const char* what, VkDeviceMemory* memory,
                  VkMemoryPropertyFlags* properties) const;
