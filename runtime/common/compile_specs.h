@@ -16,8 +16,9 @@ struct RecordedNumber {
   uint32_t value = 0;
 };
 
-// Reads the compile spec `key`: 4 bytes, little endian. Programs of other exporters do not have it; the result is then
-// Ok, and the value is not found. Returns InvalidProgram, with the reason in the log, if it does not have 4 bytes.
+// Reads the compile spec `key`: 4 bytes, little endian. Returns Ok without setting `number` if there is no such spec,
+// because programs of other exporters have none. Returns InvalidProgram, with the reason in the log, if the spec does
+// not have 4 bytes.
 inline Error read_number(const char* backend, ArrayRef<CompileSpec> specs, const char* key, RecordedNumber* number) {
   for (const auto& spec : specs) {
     if (std::strcmp(spec.key, key) != 0) {

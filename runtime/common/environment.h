@@ -12,9 +12,9 @@
 
 namespace arm_runtime {
 
-// If an environment variable is set, overwrites `nanoseconds` with its value, which is in milliseconds. In any case,
-// `nanoseconds` must then be positive, because drivers interpret 0 and less as infinite. Otherwise, returns
-// InvalidArgument with the reason in the log.
+// If the environment variable is set, overwrites `nanoseconds` with its value, which is in milliseconds. Returns
+// InvalidArgument, with the reason in the log, if the value is not a number or the timeout is not positive: drivers
+// interpret 0 and negative numbers as infinite. This also holds for a timeout that no variable has overwritten.
 inline Error read_timeout(const char* backend, const char* variable, int64_t* nanoseconds) {
   if (const char* text = std::getenv(variable)) {
     char* end = nullptr;

@@ -9,8 +9,7 @@
 
 namespace arm_runtime {
 
-// Type to which sizes are cast for "%lu", because the C library of small targets prints neither size_t nor 64-bit
-// numbers.
+// Type to which sizes are cast for "%lu": the C library of small targets supports neither "%zu" nor 64-bit numbers.
 using Printable = unsigned long;
 
 }  // namespace arm_runtime

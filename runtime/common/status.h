@@ -8,8 +8,8 @@
 
 namespace arm_runtime {
 
-// Noun before the place of an error in messages, for an error type: "block" gives "block 'inputs'". Without a noun, the
-// message contains only the place.
+// Noun that describe() writes before the place of an error of type `Code`: with "block", the message starts with "block
+// 'inputs'"; without a noun, it starts with the place alone.
 template <typename Code>
 inline constexpr const char* kPlaceNoun = "";
 
@@ -27,7 +27,7 @@ struct BasicStatus {
 
   bool ok() const { return error == Code{}; }
 
-  // Writes "<place> at byte 96: <reason>" and a NUL, truncated to `size` bytes.
+  // Writes "<noun> '<place>' at byte 96: <reason>" and a NUL, truncated to `size` bytes.
   void describe(char* text, size_t size) const {
     TextBuffer out(text, size);
     if (ok()) {

@@ -9,13 +9,13 @@
 
 namespace arm_runtime::npu {
 
-// Memory accesses of operations as ranges of bytes, visited by the same loops as in execution.
+// Visitors of the byte ranges that an operation reads and writes. They do not execute the operation.
 
 // Region number of the NPU's internal memory for lookup tables. It follows the numbers of the program's regions.
 constexpr int kTableRegion = kRegions;
 constexpr int kCheckedRegions = kRegions + 1;
 
-// kClobbered: the operation overwrites all tables with accumulators or inputs.
+// kClobbered: the operation overwrites all tables, because the NPU keeps accumulators or inputs in the same memory.
 enum class Operand : uint8_t { kIfm, kIfm2, kOfm, kConstants, kTable, kSource, kTarget, kIndices, kClobbered };
 
 // A part of a feature map: half-open ranges of rows, columns and channels.
@@ -49,8 +49,8 @@ inline bool is_read_by_kernel(int32_t at, Upscale upscale, int32_t results, int3
                               int32_t dilation, int32_t padding) {
   const int32_t factor = upscale == Upscale::kNone ? 1 : 2;
   for (int32_t part = 0; part < (upscale == Upscale::kNearest ? 2 : 1); ++part) {
-    // A tap i reads the element if its window, which begins at place - i * dilation, begins at a multiple of the stride
-    // in [0, end). Testing `stride` consecutive taps is enough.
+    // Tap i reads the element if place - i * dilation, the start of the tap's window, is a multiple of the stride in
+    // [0, end). Testing `stride` consecutive taps is enough, because the remainders repeat after `stride` taps.
     const int64_t place = int64_t{at} * factor + part + padding, end = int64_t{results} * stride;
     const int64_t first = std::max<int64_t>(0, (place - end) / dilation + (place >= end ? 1 : 0));
     const int64_t last = std::min<int64_t>({kernel - 1, place / dilation, first + stride - 1});
@@ -90,7 +90,8 @@ void visit_ifm(const Operation& op, Visit visit) {
   }
 }
 
-// Calls `visit(operand, region, start, end)` for the rows of a DMA. It stops at an index that is out of range.
+// Calls `visit(operand, region, start, end)` for the indices and rows of a DMA. Stops at the first index or address
+// that is out of range; execution reports it.
 template <typename Visit>
 void visit_dma(const Dma& d, const NpuState& state, Visit visit) {
   const int source = d.from_tables ? kTableRegion : d.source_region;

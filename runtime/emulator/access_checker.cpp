@@ -9,7 +9,7 @@
 namespace arm_runtime::npu {
 namespace {
 
-// Error messages by operand.
+// Reasons for kUnwritten, indexed by Operand. Empty for operands whose unwritten bytes are no error.
 constexpr const char* kUnwrittenReasons[] = {
     "IFM has byte % of region %, and nothing has written it, nor % more beside it",
     "IFM2 has byte % of region %, and nothing has written it, nor % more beside it",
@@ -41,8 +41,8 @@ void AccessChecker::Queue::push(const InFlight& entry) {
 
 void AccessChecker::prepare(const Configuration& npu, const NpuState& state, size_t weights, size_t operations,
                             std::vector<Span> inputs, std::vector<Span> outputs, uint32_t fatal_findings) {
-  // The sizes of the regions exclude constants, which are decoded at load time, and may exclude parts of inputs and
-  // outputs.
+  // Program limits the sizes in `state` to the bytes that operations access. These exclude constants, which are decoded
+  // at load time, and may exclude parts of inputs and outputs.
   int64_t sizes[kCheckedRegions];
   for (int i = 0; i < kRegions; ++i) {
     sizes[i] = static_cast<int64_t>(i == 0 ? weights : state.regions[i].size);
@@ -144,8 +144,8 @@ Status AccessChecker::record_access(Operand operand, int region, int64_t start, 
   return report(kUnwritten, kUnwrittenReasons[static_cast<int>(operand)], at, region, more);
 }
 
-// Copies the written state of a row. A copy of unwritten bytes is not an error, because Vela copies multiples of 16
-// bytes, and no operation uses the padding.
+// Copies the written state of the row `source_`, which a DMA moves to `target`. A copy of unwritten bytes is not an
+// error, because Vela copies multiples of 16 bytes, and no operation uses the padding.
 void AccessChecker::copy_state(int region, int64_t target) {
   Shadow& from = written_[source_.region];
   const int64_t step = target - source_.start;
@@ -216,7 +216,7 @@ Status AccessChecker::check_dependencies(const InFlight& newer, const NpuState& 
   return status;
 }
 
-// Checks two operations that no wait command orders.
+// Checks that two operations, which no wait command orders, do not access the same bytes, or only read them.
 Status AccessChecker::check_pair(const InFlight& older, const InFlight& newer, const NpuState& state) {
   struct Pair {
     bool older_writes, newer_writes;

@@ -41,16 +41,20 @@ struct OperationFigures {
 // parallel.
 // - Only KERNEL_WAIT orders a DMA after kernels. Only DMA_WAIT orders DMAs and kernels after a DMA. At most two kernels
 //   and one (U55), two (U65) or four (U85) DMAs are in flight.
-// - Of two consecutive kernels, block i of the later one may start while the last block but j of the earlier one is not
-//   yet written, where i + j < BLOCKDEP. A block reads before it writes, so that only reads can be stale. Blocks count
-//   in the order of the OFM; those of the later kernel are multiplied by the blocks of IFM channels. A block of an
-//   output that is transposed or reversed counts as the whole output. A block reads all rows that its kernel covers.
-//   Two bugs of Vela's legacy core violate this rule. It computes the rows of a block with at most 32 kernel rows
+// - Of two consecutive kernels, block i of the later one may start while block n - 1 - j of the earlier one, which has
+// n
+//   blocks, is not yet written, where i + j < BLOCKDEP. A block reads before it writes, so that only reads can be
+//   stale. Blocks are numbered in the order in which the OFM is computed. If the later kernel sums channels, i numbers
+//   the blocks of IFM channels of each OFM block. If the output of the earlier kernel is transposed or reversed, each
+//   of its blocks counts as the whole output. A block reads all rows that its kernel covers. Two bugs of Vela's legacy
+//   core violate this rule. First, the core computes the rows that a block reads with at most 32 kernel rows
 //   (calc_blockdep passes the largest OFM block to get_ifm_block_size as the largest part of a kernel). A DEPTHWISE of
-//   33 rows, to which it also lowers MEAN, therefore starts too early. It also uses the OFM depth of a REDUCE_SUM as
-//   the depth of its IFM block (get_ifm_ofm_block_depth), and so counts one block for each channel. Vela's new core
-//   counts all rows (CalcIFMJobShape) and, according to the BLOCKDEP that it writes, all channels.
-// - On U55 with 32 and 64 MACs, a kernel without a table overwrites all tables. Both rules treat this as a write.
+//   33 rows, to which the core also lowers MEAN, therefore starts too early. Second, the core uses the OFM depth of a
+//   REDUCE_SUM as the depth of its IFM block (get_ifm_ofm_block_depth), and so counts one block for each channel.
+//   Vela's new core counts all rows (CalcIFMJobShape) and, according to the BLOCKDEP that it writes, all channels.
+// - On U55 with 32 and 64 MACs, a kernel without a table overwrites all tables. The two rules above treat this as a
+// write
+//   of the tables.
 class AccessChecker {
  public:
   // Allocates all memory that execution needs. `weights` is the size of region 0 in bytes. A finding in
@@ -58,6 +62,7 @@ class AccessChecker {
   void prepare(const Configuration& npu, const NpuState& state, size_t weights, size_t operations,
                std::vector<Span> inputs, std::vector<Span> outputs, uint32_t fatal_findings);
 
+  // Resets the state and the statistics for a new execution.
   void begin();
   // Checks operation `index` before it runs.
   Status check(const Operation& op, size_t index, const NpuState& state);

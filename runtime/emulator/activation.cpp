@@ -8,8 +8,9 @@ namespace {
 
 constexpr int kPoints = 256;
 
-// 65536 * sigmoid(i / 24), the table of TFLite Micro's kernels. Half of the largest interpolation error, which is an
-// eighth of the second derivative, is added to each point. The last point is the largest 16-bit number.
+// 65536 * sigmoid(i / 24), the table of TFLite Micro's kernels. With the step h = 1/24, linear interpolation gives
+// values that are too low by up to |sigmoid''| * h^2 / 8. Half of this error is added to each point. The last point is
+// the largest 16-bit number.
 struct SigmoidTable {
   int64_t points[kPoints];
 

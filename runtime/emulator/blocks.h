@@ -8,7 +8,8 @@
 
 namespace arm_runtime::npu {
 
-// Blocks of an operation, in the order of execution: channels, then columns, then rows.
+// Blocks of an operation. Their numbers follow the order of execution, in which channels vary fastest, then columns,
+// then rows.
 
 inline int32_t ceil_div(int32_t length, int32_t part) { return (length + part - 1) / part; }
 
@@ -66,8 +67,9 @@ inline Box broadcast_box(Box box, uint8_t broadcast) {
   return box;
 }
 
-// Calls `visit(region, start, end)` for the reads of step `number`. A step computes a block of the OFM; if the
-// operation sums channels, from one block of IFM channels. Beyond the last step, there are no reads.
+// Calls `visit(region, start, end)` for the reads of step `number`. Without a sum of channels, a step computes one OFM
+// block. If the operation sums channels, a step adds one block of IFM channels to an OFM block, so that an OFM block
+// takes several steps. Steps beyond the last one have no reads.
 template <typename Visit>
 void visit_block_reads(const Operation& op, int32_t number, Visit visit) {
   const int32_t steps = op.sums_channels() ? ceil_div(op.ifm.depth, op.order.ifm_block) : 1;

@@ -79,7 +79,7 @@ enum Opcode : uint16_t {
   kResizeYScaleNM1,
   kResizeXOffset = 300,
   kResizeYOffset,
-  kAbStart = 301,  // on U55 and U65; the number is the Y offset of a resize on U85
+  kAbStart = 301,  // on U55 and U65; on U85, 301 is kResizeYOffset
   kWeightFormat = 302,
   kBlockdep = 303,
   kDmaSrcRegion = 304,
@@ -116,8 +116,8 @@ enum Opcode : uint16_t {
   kDmaSrc = kWithWord + 48,
   kDmaDst,
   kDmaLen,
-  kDmaSrcStride0 = kWithWord + 51,  // U65: SKIP0
-  kDmaSrcStride1,                   // U65: SKIP1
+  kDmaSrcStride0 = kWithWord + 51,  // U55 and U65: SKIP0
+  kDmaSrcStride1,                   // U55 and U65: SKIP1
   kDmaDstStride0,
   kDmaDstStride1,
   kDmaIdx = kWithWord + 55,
@@ -129,7 +129,7 @@ enum Opcode : uint16_t {
   kIfm2StrideC,
   kWeight1Base = kWithWord + 144,
   kWeight1Length,
-  kScale1Base = kWithWord + 146,  // U85: WEIGHT2
+  kScale1Base = kWithWord + 146,  // U85: WEIGHT2_BASE
   kScale1Length,
   kWeight3Base = kWithWord + 148,
   kWeight3Length,
@@ -181,7 +181,7 @@ class Registers {
   // Returns bits [first, first + count) of the parameter.
   uint32_t bits(int key, int first, int count) const { return parameter(key) >> first & ((uint32_t{1} << count) - 1); }
   int32_t signed16(int key) const { return static_cast<int16_t>(parameter(key)); }
-  // Returns an address or stride of 40 bits, with sign. U55 reverses an axis by a negative stride.
+  // Returns a signed address or stride of 40 bits. On U55, a negative stride reverses an axis.
   int64_t address(int key) const {
     const uint64_t raw = uint64_t{parameter(key) & 0xFF} << 32 | word(key);
     return static_cast<int64_t>(raw << 24) >> 24;

@@ -41,7 +41,7 @@ class PaddedInput {
   const int16_t* data_ = nullptr;
 };
 
-// The 32-bit sum does not overflow for 2^12 products of 9 by 9 bits, or for 64 products of 16 by 9 bits.
+// The 32-bit sum does not overflow for up to 2^12 products of 9 by 9 bits, or for up to 64 products of 16 by 9 bits.
 int32_t dot(const int16_t* a, const int16_t* b, int32_t count) {
   int32_t sum = 0;
   for (int32_t i = 0; i < count; ++i) {
@@ -50,6 +50,7 @@ int32_t dot(const int16_t* a, const int16_t* b, int32_t count) {
   return sum;
 }
 
+// Adds dot products of `step` elements in 64 bits.
 int64_t dot_blocked(const int16_t* a, const int16_t* b, int32_t count, int32_t step) {
   int64_t sum = 0;
   for (int32_t i = 0; i < count; i += step) {
@@ -58,7 +59,7 @@ int64_t dot_blocked(const int16_t* a, const int16_t* b, int32_t count, int32_t s
   return sum;
 }
 
-// For products of 16 by 16 bits.
+// Dot product of 16-bit by 16-bit numbers.
 int64_t dot_int16(const int16_t* a, const int16_t* b, int32_t count) {
   int64_t sum = 0;
   for (int32_t i = 0; i < count; ++i) {

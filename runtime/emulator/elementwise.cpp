@@ -16,9 +16,10 @@ int64_t leading_zeros(int64_t value) {
   return bits == 0 ? 32 : __builtin_clz(bits);
 }
 
-// Shifts right by 0 to 31 bits. It rounds down in the truncating rounding mode, to which Vela lowers TOSA's arithmetic
-// shift. Rounding in mode 0 is inferred from the 16-bit softmax of Vela's legacy core for U55 and U65: without
-// rounding, 65% of the values differ from TFLite's by one; with rounding, none does. Not observed on U85.
+// Shifts right by 0 to 31 bits. With kTowardsZero, which Vela chooses for TOSA's arithmetic shift, and with kDown, the
+// shift rounds down. The other modes round as rounding_term() says. For mode 0 (kDouble) this is inferred from the
+// 16-bit softmax of Vela's legacy core for U55 and U65: without rounding, 65% of the values differ from TFLite's by
+// one; with rounding, none does. Not observed on U85.
 int64_t shift_right(int64_t value, int64_t by, Rounding rounding) {
   const auto amount = static_cast<int>(by & 31);
   const bool truncates = rounding == Rounding::kTowardsZero || rounding == Rounding::kDown;
@@ -32,7 +33,7 @@ int64_t shift_left(int64_t value, int64_t by) {
 // All bits are ones for true, and zeros for false.
 int64_t to_mask(bool value) { return value ? -1 : 0; }
 
-// Rounds towards zero, as C does.
+// Rounds towards zero, as C does. The quotient of a division by zero is 0.
 int64_t divide(int64_t a, int64_t b) { return b == 0 ? 0 : a / b; }
 
 int64_t compute(const Operation& op, int64_t a, int64_t b) {

@@ -18,14 +18,15 @@ typedef struct {
   char text[512];
 } arm_npu_message;
 
-// Loads a command stream with its header. `sizes` are upper bounds of the sizes of 8 regions. `weights` has sizes[0]
-// bytes and must outlive the program. On failure, returns NULL with the reason in `message`.
+// Loads a command stream with its header. `sizes` are upper bounds of the sizes of 8 regions. `weights` is region 0; it
+// has sizes[0] bytes and must outlive the program. On failure, returns NULL with the reason in `message`.
 __attribute__((visibility("default"))) arm_npu_program* arm_npu_load(const void* stream, uint64_t stream_size,
                                                                      const void* weights, const uint64_t* sizes,
                                                                      arm_npu_message* message);
 
-// Executes the program over 8 regions of these sizes, or of arm_npu_reach() bytes. Not thread-safe for one program.
-// Returns 0, or an error number with the reason in `message`.
+// Executes the program. `regions` are the addresses of 8 regions, which have the sizes that arm_npu_load() was called
+// with, or at least arm_npu_reach() bytes. One program must not be executed by two threads at once. Returns 0, or an
+// error number with the reason in `message`.
 __attribute__((visibility("default"))) int32_t arm_npu_execute(arm_npu_program* program, void* const* regions,
                                                                arm_npu_message* message);
 
@@ -84,7 +85,7 @@ __attribute__((visibility("default"))) int32_t arm_npu_describe(arm_npu_program*
 __attribute__((visibility("default"))) int32_t arm_npu_step(arm_npu_program* program, uint64_t index,
                                                             void* const* regions, arm_npu_message* message);
 
-// Copies the output of operation `index`, in the order of `shape`. It must be the operation that was executed last.
+// Copies the output of operation `index`, which must be the operation that was executed last, in the order of `shape`.
 // Returns 0, or -1 if the output does not have `size` bytes.
 __attribute__((visibility("default"))) int32_t arm_npu_result(const arm_npu_program* program, uint64_t index, void* to,
                                                               uint64_t size);

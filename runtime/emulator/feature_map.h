@@ -7,7 +7,7 @@
 
 namespace arm_runtime::npu {
 
-// The memory behind a base address. The emulator accesses nothing outside of it.
+// A memory region of a program, which starts at a base address. The emulator accesses no memory outside of the regions.
 struct Region {
   uint8_t* data = nullptr;
   uint64_t size = 0;
@@ -17,12 +17,13 @@ constexpr int kRegions = 8;
 
 enum class Storage : uint8_t { kTiles, kTiles3x1, kChained, kNone };
 
-// A tensor of rank 3 in memory. The registers describe it in the same way, by up to four tiles.
+// A tensor (height, width, depth) in memory. As in the registers, it consists of up to four tiles: upper left, upper
+// right, lower left and lower right.
 struct FeatureMap {
   int64_t base[4] = {0, 0, 0, 0};
   int64_t stride_x = 0, stride_y = 0, stride_c = 0;
   int32_t width0 = 0, height0 = 0,
-          height1 = 0;  // end of the first tile on each axis; height1 is the end of the right upper tile
+          height1 = 0;  // size of the upper left tile; height1: rows of the upper right tile
   int32_t height = 0, width = 0, depth = 0;
   int32_t zero_point = 0;
   uint8_t region = 0;  // for a chained tensor: the number of its buffer
@@ -44,7 +45,7 @@ struct FeatureMap {
   // Returns the byte offset from element (y, x, 0) to element (y, x, c).
   int64_t channel(int32_t c) const { return bricks ? (c >> 4) * stride_c + (c & 15) * bytes : int64_t{c} * bytes; }
 
-  // Computes the range [low, high) of its bytes in its region.
+  // Computes the range [low, high) of bytes that the tensor occupies in its region.
   void range(int64_t* low, int64_t* high) const;
 };
 

@@ -9,7 +9,7 @@ namespace {
 
 Region tables(NpuState* state) { return {state->tables, kTableBytes}; }
 
-// A row of bytes in a region. Its address is unchecked: any number that registers and memory can express.
+// Start of a row of bytes in a region. `at` is not checked yet; registers and indices can give any address.
 struct Range {
   Region region;
   int128_t at;

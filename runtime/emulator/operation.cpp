@@ -100,8 +100,9 @@ class OperationReader {
   Status read_output_u55() {
     Output& out = op_.output;
     const bool global = r_.bits(kOfmPrecision, 8, 1) != 0;
-    // Pools and elementwise operations read no per-channel scales. In the programs that Arm published, the bit is
-    // clear, but there are no scales at SCALE_BASE. If they were read, 15 of 34 programs would differ from Arm's NPU.
+    // Pools and elementwise operations read no per-channel scales. In the programs that Arm published, they clear the
+    // bit, but SCALE_BASE does not point to scales. If the emulator read scales there, the results of 15 of the 34
+    // programs would differ from those of Arm's NPU.
     out.per_channel = !global && (op_.kind == Kind::kConv || op_.kind == Kind::kDepthwise);
     if (global) {
       out.scale.multiplier = r_.word(kOfmScale);
@@ -123,8 +124,8 @@ class OperationReader {
       return out.table_at + bytes > 2048 ? failure(Error::kShape, "table % does not exist", function - 16) : Status{};
     }
     if (op_.ofm.bytes == 4) {
-      // 32-bit results have no zero point, except before a table: 22 of the 34 programs that Arm published leave the
-      // zero point of another operation in the register. Observed on U55 and U65.
+      // Without a table, 32-bit results have no zero point: the NPU ignores the register, in which 22 of the 34
+      // programs that Arm published leave the zero point of another operation. Observed on U55 and U65.
       op_.ofm.zero_point = 0;
     }
     if (function == 3 || function == 4) {
@@ -249,13 +250,13 @@ class OperationReader {
   bool ofm_scale_applies() const {
     const bool average = op_.kind == Kind::kPool && op_.mode == kAverage;
     if (npu_.u85()) {
-      // The NPU divides averages itself. Inferred: Vela 4.3 writes 1 / (number of elements) to OFM_SCALE, 5.x writes 1,
-      // and both give TFLite Micro's averages only if the register does not count. A pool of one element is a copy,
-      // which Vela scales.
+      // The NPU divides averages itself. Inferred: Vela 4.3 writes 1 / (number of elements) to OFM_SCALE, Vela 5.x
+      // writes 1, and the programs of both give TFLite Micro's averages only if the NPU ignores the register. A pool of
+      // one element is a copy, to which OFM_SCALE applies.
       return !average || op_.kernel.height * op_.kernel.width == 1;
     }
-    // U55 and U65: the programs that Arm published prove that maxima are not scaled. For averages with padding, which
-    // the NPU divides, it is inferred: Vela writes no scale for them.
+    // U55 and U65: the programs that Arm published prove that maxima are not scaled. For averages with padding, the NPU
+    // divides the sums itself. This is inferred, because Vela writes no scale for them.
     return !(op_.kind == Kind::kPool && op_.mode == kMax) && !(average && op_.kernel.padded());
   }
 
@@ -268,7 +269,7 @@ class OperationReader {
       return failure(Error::kShape, "the input has % channels, the output %", op_.ifm.depth, op_.ofm.depth);
     }
     if (reduces && op_.ofm.depth != 1) {
-      return failure(Error::kShape, "a sum over channels has % of them", op_.ofm.depth);
+      return failure(Error::kShape, "a sum over channels has % output channels, not 1", op_.ofm.depth);
     }
     return {};
   }
@@ -311,9 +312,9 @@ class OperationReader {
   void apply_elementwise_rules() {
     Output& out = op_.output;
     if (op_.mode == kMul && op_.ifm.bytes == 4) {
-      // 32-bit products are only shifted. Vela's source says so for U55 and U65 (tflite_graph_optimiser.py: "32 bit Mul
-      // op do not scale the value") and for U85 (ethos_u85_constraints.cpp), and all programs that Arm published agree.
-      // SUB on U85 is scaled.
+      // OFM_SCALE only shifts 32-bit products. Vela's source says so for U55 and U65 (tflite_graph_optimiser.py: "32
+      // bit Mul op do not scale the value") and for U85 (ethos_u85_constraints.cpp), and all programs that Arm
+      // published agree. A 32-bit SUB on U85 is scaled.
       out.scale.multiplier = 1;
     }
     if (op_.mode == kLeakyRelu && !npu_.u85()) {
@@ -347,7 +348,8 @@ class OperationReader {
       to->rounding = r_.bits(key, 13, 1) != 0 ? Rounding::kNatural : Rounding::kDouble;
       to->scaled = to->scale.multiplier != 1 || to->scale.shift != 0;
     };
-    // Only sums, differences, comparisons, minima and maxima have operands of different scales.
+    // Sums, differences, comparisons, minima and maxima can have operands of different scales. LRELU uses the first
+    // scale for values from 0 on, and the second for negative values.
     if (op_.mode == kAdd || op_.mode == kSub || op_.mode == kMinimum || op_.mode == kMaximum ||
         op_.mode == kLeakyRelu || (op_.mode >= kEqual && op_.mode <= kGreater)) {
       scale(kOpaScale, &op_.scale_a);
@@ -370,7 +372,7 @@ class OperationReader {
   }
 
   // Either both operands have 16-bit multipliers, or the operand with the smaller scale has a 32-bit multiplier and a
-  // shift, and the other one is shifted left by a constant.
+  // shift, and the other operand is shifted left by a constant number of bits.
   void read_scales_u55() {
     const uint32_t which = r_.bits(kIfmPrecision, 8, 2);
     constexpr Rounding kModes[] = {Rounding::kDouble, Rounding::kTowardsZero, Rounding::kNatural, Rounding::kNatural};
@@ -433,7 +435,8 @@ class OperationReader {
     d.count0 = rank >= 1 || d.gathers || d.scatters ? r_.parameter(kDmaSize0) : 1;
     d.count1 = rank >= 2 ? r_.parameter(kDmaSize1) : 1;
     if (!npu_.u85()) {
-      // U65 gives the distance from the end of a row to the next row. Its source is contiguous.
+      // U55 and U65: the registers contain the distance from the end of a target row to the start of the next one. The
+      // source rows are contiguous.
       d.source_stride0 = d.length;
       d.source_stride1 = d.length * d.count0;
       d.target_stride0 = d.length + r_.address(kDmaSrcStride0);
@@ -455,7 +458,7 @@ class OperationReader {
     constexpr int64_t kMaxRows = int64_t{1} << 24;
     const Dma& d = op_.dma;
     if (d.count0 * d.count1 > kMaxRows) {
-      return failure(Error::kShape, "% times % rows are copied", d.count1, d.count0);
+      return failure(Error::kShape, "the DMA copies % times % rows", d.count1, d.count0);
     }
     return {};
   }

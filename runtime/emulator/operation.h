@@ -92,7 +92,7 @@ struct Resize {
   uint8_t mode = 0;  // 0: bilinear, 1: replicate, 2: nearest
   int32_t scale_x = 1, scale_y = 1;
   int32_t offset_x = 0, offset_y = 0;
-  int32_t step_x = 0, step_y = 0;  // in 1/scale of a pixel
+  int32_t step_x = 0, step_y = 0;  // in units of 1/scale_y and 1/scale_x of a pixel
 };
 
 // A range of bytes in a region.
@@ -108,11 +108,11 @@ struct Order {
   uint8_t kernel_wait = kNoWait, dma_wait = kNoWait;
   uint8_t blockdep = 0;
   int32_t ofm_block[3] = {1, 1, 1};  // height, width, depth
-  int32_t ifm_block = 1;             // depth, if the operation sums channels
+  int32_t ifm_block = 1;             // depth; used if the operation sums channels
   uint32_t commands = 0;             // number of commands, including those that set its registers
 };
 
-// An operation with the contents of all registers that it uses. read_operation() validates them.
+// An operation, with the contents of all registers that it uses. read_operation() decodes and validates the registers.
 struct Operation {
   Kind kind = Kind::kDma;
   uint8_t mode = 0;
@@ -128,7 +128,7 @@ struct Operation {
   Kernel kernel;
   Upscale upscale = Upscale::kNone;
   Output output;
-  bool wide_accumulators = false;       // 40 or 48 bits
+  bool wide_accumulators = false;       // 40 bits (U55, U65) or 48 bits (U85) instead of 32
   bool starts_from_ifm2 = false;        // initialized with IFM2
   bool continues_accumulators = false;  // initialized with the accumulators of the previous operation
   bool keeps_accumulators = false;      // kept for the next operation; nothing is stored
@@ -137,9 +137,9 @@ struct Operation {
   Dma dma;
   const std::vector<int16_t>* weights = nullptr;
   const std::vector<ChannelScale>* scales = nullptr;
-  // Ranges of the weights of up to four cores, and of the scales of two.
+  // Byte ranges of up to four weight streams (one per core) and of up to two streams of scales.
   Span constants[6];
-  const uint8_t* constant_sources[6] = {};  // in region 0, or a joined copy of parts of it
+  const uint8_t* constant_sources[6] = {};  // addresses in region 0, or in a joined copy of parts of it
   uint8_t constant_count = 0;
   Order order;
 
@@ -155,7 +155,8 @@ struct Operation {
   // Returns the output with the shape that it has in memory.
   FeatureMap stored() const;
 
-  // Returns the number of elements that are multiplied or compared; for a DMA, the number of rows that it moves.
+  // Estimates the execution time: the number of elements that are multiplied, compared or computed; for a DMA, the
+  // number of rows.
   uint64_t work() const;
 };
 

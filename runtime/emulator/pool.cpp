@@ -7,7 +7,7 @@
 namespace arm_runtime::npu {
 namespace {
 
-// Returns the 31-bit reciprocal with which TOSA divides by the number of elements. Halves are rounded up.
+// Returns TOSA's reciprocal_scale() of the number of elements: a 31-bit multiplier and a shift.
 Scale reciprocal(int64_t count) {
   uint8_t bits = 0;
   while ((int64_t{1} << bits) < count) {
@@ -111,8 +111,8 @@ class Pool {
     }
   }
 
-  // The result has the index above 16 bits of value; the output's scale keeps the index. `row[1]` holds the best value
-  // so far.
+  // The accumulator holds the index of the largest value in the bits above the lowest 16. The output's scale shifts the
+  // index down. `row[1]` holds the largest value so far.
   void argmax(const int32_t* pixel, int32_t index, int64_t* values) {
     int64_t* best = state_.row[1].data();
     for (int32_t c = 0; c < op_.ifm.depth; ++c) {

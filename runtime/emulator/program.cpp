@@ -10,10 +10,12 @@ namespace {
 
 // Bounds the emulator's memory for damaged streams.
 constexpr int64_t kMaxElements = int64_t{1} << 26;
-// A thousand times the work of large networks, about an hour of execution. It bounds the execution of damaged streams.
+// Limit of work(). It bounds the execution time of damaged streams to about an hour, and is a thousand times the work
+// of a large network.
 constexpr uint64_t kMaxWork = uint64_t{1} << 45;
 
-// A size beyond the address space makes `resize` fail, also where size_t has 32 bits.
+// Enlarges a vector to `size` elements. Clamping makes `resize` throw for a size beyond the address space, even if
+// size_t has 32 bits.
 template <typename T>
 void grow(std::vector<T>* vector, int64_t size) {
   if (static_cast<int64_t>(vector->size()) < size) {
@@ -21,7 +23,7 @@ void grow(std::vector<T>* vector, int64_t size) {
   }
 }
 
-// Adds the location of an error: `place` is a command or an operation.
+// Adds the name and the byte offset of `place`, a command or an operation, to an error.
 template <typename Place>
 Status with_place(const Place& place, Status status) {
   if (!status.ok()) {
@@ -160,7 +162,8 @@ void Program::extend_reach(int region, int128_t end) {
   reach_[region] = std::max(reach_[region], static_cast<uint64_t>(std::clamp(end, int128_t{0}, size)));
 }
 
-// Extends the reach to the end of the last row. Indices are at most `index_max`; execution checks all bounds.
+// Extends the reach of the regions to the end of the last row of a DMA. For a gather or scatter, this is the row
+// `index_max`. Execution checks the bounds of all rows.
 void Program::extend_reach(const Dma& d) {
   if (d.count0 == 0 || d.count1 == 0) {
     return;
@@ -219,7 +222,8 @@ Status Program::check_operation(const Operation& op) {
     status = check_map(op.ifm2, "IFM2 takes bytes % to % of a region of %");
   }
   if (status.ok() && op.continues_accumulators && kept_accumulators_ != op.ofm.elements()) {
-    return failure(Error::kShape, "% accumulators were left, it goes on with %", kept_accumulators_, op.ofm.elements());
+    return failure(Error::kShape, "the previous operation left % accumulators, this one continues with %",
+                   kept_accumulators_, op.ofm.elements());
   }
   if (op.keeps_accumulators) {
     return status;
@@ -243,7 +247,7 @@ Status Program::add_constants(const Registers& registers, Operation* op) {
   return op->output.per_channel && !op->dynamic_weights ? add_scales(registers, op) : Status{};
 }
 
-// Finds bytes of region 0.
+// Sets `bytes` to the range of region 0 that starts at `from`.
 Status Program::slice_weights(int64_t from, int64_t length, Bytes* bytes) const {
   const auto size = static_cast<int64_t>(weights_.size);
   if (from < 0 || length < 0 || from > size - length) {
@@ -254,8 +258,9 @@ Status Program::slice_weights(int64_t from, int64_t length, Bytes* bytes) const 
   return {};
 }
 
-// Finds the constants that an operation reads in any region. Their source is in region 0. Several DMAs may copy parts
-// from anywhere in it: methods that share constants store a part once.
+// Finds the bytes of region 0 that are at `address` of `region` when an operation reads them as constants. DMAs may
+// copy them to `region` from several places, because methods that share constants store each shared part once. If DMAs
+// have copied only the first bytes, `bytes` is shorter than `length`.
 Status Program::find_constant(uint32_t region, int64_t address, int64_t length, Bytes* bytes) {
   if (region == 0) {
     return slice_weights(address, length, bytes);
@@ -290,7 +295,7 @@ Status Program::find_constant(uint32_t region, int64_t address, int64_t length, 
   return {};
 }
 
-// Joins parts of region 0 to one array, which is kept.
+// Concatenates parts of region 0 in an array that lives as long as the program.
 Bytes Program::join(const std::vector<Bytes>& parts) {
   std::vector<uint8_t> joined;
   for (const Bytes& part : parts) {

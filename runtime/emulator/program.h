@@ -35,11 +35,12 @@ class Program {
   const Operation& operation(size_t index) const { return operations_[index]; }
   // Returns the sum of the work() of all operations.
   uint64_t work() const;
-  // Returns the end offset of the last byte that execution accesses in a region. A region may be this small.
+  // Returns the end offset of the last byte that execution accesses in a region. A region needs no more bytes than
+  // this.
   uint64_t reach(int region) const { return state_.regions[region].size; }
 
  private:
-  // Constants that a DMA copies to another region before their use.
+  // A DMA of one row from region 0, which may contain constants.
   struct Copy {
     uint8_t region;
     int64_t target, length, source;
@@ -74,7 +75,7 @@ class Program {
   std::unique_ptr<AccessChecker> checker_;
   int64_t kept_accumulators_ = 0;  // number of accumulators that the last operation leaves
   uint64_t reach_[kRegions] = {};
-  // Keys are location and layout, so that stripes of one operator share decoded weights and scales.
+  // The keys contain location and layout, so that stripes of one operator share decoded weights and scales.
   std::map<std::vector<int64_t>, std::unique_ptr<std::vector<int16_t>>> decoded_weights_;
   std::map<std::vector<int64_t>, std::unique_ptr<std::vector<ChannelScale>>> decoded_scales_;
 };

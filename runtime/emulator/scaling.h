@@ -9,8 +9,8 @@
 namespace arm_runtime::npu {
 
 enum class Rounding : uint8_t {
-  // Both to nearest in two steps if the shift exceeds 31: first to a multiple of 2^31, halves up. Otherwise as
-  // kNatural.
+  // kDouble and kDoubleAsymmetric round to nearest in two steps if the shift exceeds 31: first to a multiple of 2^31,
+  // halves up, then as stated below. With a smaller shift, they round as kNatural.
   kDouble,            // second step: halves away from zero
   kDoubleAsymmetric,  // second step: halves up
   kNatural,           // to nearest, halves up
@@ -58,8 +58,8 @@ inline int64_t scale_int64(int64_t value, Scale scale, Rounding rounding) {
   return result > kBound ? kBound : result < -kBound ? -kBound : static_cast<int64_t>(result);
 }
 
-// The same for 32-bit accumulators, without saturation in the usual case: with a multiplier below 2^31, product and
-// rounding term fit in 64 bits.
+// Scales a 32-bit accumulator as scale_int64() does. With a multiplier below 2^31 and a shift of at most 61, product
+// and rounding term fit in 64 bits, and the result needs no saturation.
 inline int64_t scale_int32(int32_t value, Scale scale, Rounding rounding) {
   if (scale.shift > 61 || scale.multiplier > INT32_MAX) {
     return scale_int64(value, scale, rounding);

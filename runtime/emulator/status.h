@@ -7,7 +7,8 @@
 
 namespace arm_runtime::npu {
 
-// Errors of a program. Except with kUnsupported, an NPU computes garbage or hangs. The emulator reports the location.
+// Errors of a program. With all but kUnsupported, an NPU may hang or compute wrong results, while the emulator reports
+// the error and its location.
 enum class Error : int32_t {
   kNone = 0,
   kStream = 1,       // not a command stream, or cut off

@@ -98,8 +98,8 @@ class SliceDecoder {
     return bits;
   }
 
-  // Reads chunks: quotients of weights and runs, then the remainders of the previous chunk. A chunk has no weights if
-  // they are 8 or more ahead of the runs, and no runs if these are ahead of the weights.
+  // Reads chunks. A chunk has quotients of weights and of runs, then the remainders of the previous chunk. It has no
+  // weights if 8 or more weights than runs have been read, and no runs if more runs than weights have been read.
   bool read_chunks() {
     Quotients weights, runs;
     size_t weights_begun = 0, runs_begun = 0;
@@ -141,8 +141,9 @@ class SliceDecoder {
     }
   }
 
-  // A symbol is 0, 10 or 11; the second bits of a chunk follow together. A quotient ends at a symbol below two, or, if
-  // truncated, at every symbol.
+  // A symbol is 0, 10 or 11, with the value 0, 1 or 2. `first` has the first bits of all symbols of the chunk; the
+  // second bits follow. A quotient is the sum of symbols up to the first value below 2, or, in a truncated slice, one
+  // symbol.
   void read_weights(uint32_t first, size_t wanted, Quotients* weights) {
     const size_t symbols = uncompressed_ && weight_division_ > 5 ? 8 : kSymbols;
     int set = 0;
@@ -258,8 +259,9 @@ bool decode_fast(Bytes stream, size_t wanted, std::vector<int16_t>* out) {
 
 int32_t round_up(int32_t value, int32_t step) { return (value + step - 1) / step * step; }
 
-// Visits the weights in the order of a stream: `visit(o, y, x, i)` is called once for each value. Padding has o = -1 or
-// another position outside of the weights, which the visitor ignores.
+// Visits the weights in the order of a stream: `visit(o, y, x, i)` is called once for each value, with its output
+// channel, row, column and input channel. Padding has o = -1 or another position outside of the weights, which visitors
+// ignore.
 //
 // Order on U55 and U65: OFM blocks, IFM blocks, kernel parts, microblocks of both. Of n cores, core k has every n-th
 // output channel from k on.
@@ -307,8 +309,9 @@ void walk_u55(const Configuration& npu, const WeightLayout& l, int32_t core, Vis
   }
 }
 
-// Order on U85: IFM blocks alternate in direction, the kernel is split into the phases of its stride, which are
-// traversed in serpentine order, and cores alternate every 4 output channels.
+// Order on U85: the direction of IFM blocks alternates with each OFM block. For depthwise and part-kernel order, the
+// kernel is split into the phases of its stride. The columns of a row alternate in direction (serpentine order). Each
+// core in turn has 4 output channels.
 template <typename Visit>
 class U85Walk {
  public:
@@ -327,7 +330,8 @@ class U85Walk {
     depthwise_padding_ = !l_.depthwise || (!wide && npu.macs <= 256) ? 0 : npu.macs <= 512 ? 2 : 6;
   }
 
-  // Number of consecutive values of a core in the fast encoding, whose stream takes values of all cores in turn.
+  // Number of consecutive values of a core in a stream of the fast encoding, in which the blocks of the cores take
+  // turns.
   size_t fast_block() const { return static_cast<size_t>(ofm_micro_ * ifm_micro_ * padded_ / cores_); }
 
   void run() {
@@ -413,7 +417,7 @@ void walk(const Configuration& npu, const WeightLayout& layout, int32_t core, Vi
   }
 }
 
-// More than streams of networks have. It bounds the memory for damaged ones.
+// More values than a stream of a network has. The limit bounds the memory for damaged streams.
 constexpr size_t kMaxWeights = size_t{1} << 28;
 
 // Counts the values of a core, with their padding.
@@ -430,8 +434,8 @@ Status decode_values(const WeightLayout& l, int32_t core, Bytes stream, size_t w
   }
   values->reserve(wanted);
   if (!(l.fast ? decode_fast(stream, wanted, values) : decode_standard(stream, wanted, values))) {
-    return failure(Error::kWeights, "the weights of core % are damaged: % values are needed, % bytes are there", core,
-                   static_cast<int64_t>(wanted), static_cast<int64_t>(stream.size));
+    return failure(Error::kWeights, "the weights of core % are damaged: % values are needed, the stream has % bytes",
+                   core, static_cast<int64_t>(wanted), static_cast<int64_t>(stream.size));
   }
   return {};
 }
@@ -452,7 +456,7 @@ void store_values(const Configuration& npu, const WeightLayout& l, int32_t core,
   });
 }
 
-// Decodes the only stream of the fast encoding.
+// Decodes a stream of the fast encoding, which contains the weights of all cores.
 Status decode_fast_stream(const Configuration& npu, const WeightLayout& l, Bytes stream,
                           std::vector<int16_t>* weights) {
   const auto cores = static_cast<int32_t>(npu.cores);
@@ -551,7 +555,7 @@ Status decode_scales(const Configuration& npu, bool wide_accumulators, int32_t d
     const Bytes stream = streams[channel % stream_count];
     const size_t at = channel / stream_count * kScaleRecord;
     if (at + kScaleRecord > stream.size) {
-      return failure(Error::kWeights, "channel % has no scale: % bytes are there", static_cast<int64_t>(channel),
+      return failure(Error::kWeights, "channel % has no scale: the stream has % bytes", static_cast<int64_t>(channel),
                      static_cast<int64_t>(stream.size));
     }
     (*scales)[channel] = read_scale(npu, wide_accumulators, stream.data + at);

@@ -38,7 +38,7 @@ struct ChannelScale {
   Scale scale;
 };
 
-// Returns the number of channels of an IFM block. Command streams do not contain it.
+// Returns the number of channels of an IFM block, which command streams do not contain.
 int32_t ifm_block_depth(const Configuration& npu, const WeightLayout& layout);
 
 // Decodes the streams of all cores to [ofm][y][x][ifm], or to [y][x][channel] if depthwise. The fast encoding has one
@@ -46,7 +46,7 @@ int32_t ifm_block_depth(const Configuration& npu, const WeightLayout& layout);
 Status decode_weights(const Configuration& npu, const WeightLayout& layout, const Bytes* streams,
                       std::vector<int16_t>* weights);
 
-// Decodes scale records of 10 bytes. With two cores, stream c % 2 contains channel c.
+// Decodes scale records of 10 bytes for `depth` channels. With two streams (U65-512), stream c % 2 contains channel c.
 Status decode_scales(const Configuration& npu, bool wide_accumulators, int32_t depth, const Bytes* streams,
                      size_t stream_count, std::vector<ChannelScale>* scales);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The functions of ethos-u-core-driver that EthosUBackend calls, implemented with the emulator. They are for the
+// The functions of ethos-u-core-driver that EthosUBackend calls, implemented with the emulator, for the
 // self-test of firmware on a machine without an NPU. This driver accepts programs for every NPU; it has no data cache
 // and no cycle counter.
 #include <ethosu_driver.h>

@@ -41,8 +41,7 @@ struct ethosu_hw_info {
 };
 
 // Cache maintenance. The driver defines weak functions that do nothing; firmware for a CPU with a data cache overrides
-// them.
-// Addresses that the NPU writes are multiples of a cache line.
+// them. Memory that the NPU writes must start at a multiple of a cache line.
 #ifdef DRIVER_DOUBLE_ADDRESS_CACHE_CALLS
 void ethosu_flush_dcache(uint32_t* p, size_t bytes);  // NULL: the whole cache
 void ethosu_invalidate_dcache(uint32_t* p, size_t bytes);
