@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A data file (.ptd) in memory: the named data of a program that is outside the .pte. It neither copies nor allocates.
+// A data file (.ptd) in memory: the named data of a program outside the .pte. The reader allocates no memory, and
+// get_data() returns views into the file.
 #pragma once
 
 #include <executorch/runtime/core/named_data_map.h>
@@ -20,8 +21,8 @@ class DataFile final : public executorch::runtime::NamedDataMap {
  public:
   DataFile() = default;
 
-  // Reads and validates a file. Returns InvalidProgram, with the reason in the log, if it is no such file or is
-  // damaged.
+  // Reads and validates a file. Returns InvalidProgram, with the reason in the log, if the file is damaged or has
+  // another format.
   Error load(const uint8_t* data, size_t size) {
     data_ = data;
     size_ = size;
@@ -57,7 +58,7 @@ class DataFile final : public executorch::runtime::NamedDataMap {
     }
     return Error::NotFound;
   }
-  // The data have no tensor layout.
+  // Data files of arm_recipes contain no tensor layouts.
   Result<const executorch::runtime::TensorLayout> get_tensor_layout(std::string_view) const override {
     return Error::NotFound;
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A method of a program, in memory of the caller. It neither allocates heap memory nor throws.
+// A method of a program, loaded into memory of the caller. The classes here neither allocate heap memory nor throw.
 #pragma once
 
 #include <executorch/runtime/core/exec_aten/util/dim_order_util.h>
@@ -41,11 +41,12 @@ class ModelMethod {
   ModelMethod& operator=(const ModelMethod&) = delete;
 
   // Loads a method. The runtime allocates the method from `pool`, and temporary memory of instructions from `temp`,
-  // which methods may share. Tensors are in `planned`, which has an entry for each memory-planned buffer. All of them
-  // must outlive this object, and so must `data`, the named data outside the program (see DataFile), or null.
+  // which methods may share. Tensors are in `planned`, which has an entry for each memory-planned buffer. `data` is the
+  // named data outside the program (see DataFile), or null. The program, `data`, the memories and the array of
+  // `planned` must outlive this object.
   Error load(const executorch::runtime::Program& program, const char* name, Bytes pool, Span<Bytes> planned,
              MemoryAllocator* temp, const executorch::runtime::NamedDataMap* data = nullptr) {
-    // The method of an earlier load() refers to the allocators that are replaced below.
+    // Destroy the method of an earlier load() first: it refers to the allocators that are replaced below.
     method_.reset();
     pool_.emplace(static_cast<uint32_t>(pool.size()), pool.data());
     planned_.emplace(planned);
@@ -54,7 +55,8 @@ class ModelMethod {
     if (!meta.ok()) {
       return meta.error();
     }
-    // The runtime checks the places of tensors, not the end of a scratch in planned memory.
+    // The runtime checks that each tensor is inside its planned memory. It does not know the scratch of a delegate,
+    // which may end after the last tensor.
     for (size_t i = 0; i < meta->num_memory_planned_buffers(); ++i) {
       const auto needed = meta->memory_planned_buffer_size(i);
       const size_t available = i < planned.size() ? planned[i].size() : 0;
@@ -74,38 +76,38 @@ class ModelMethod {
   }
 
   // Sets an input. Copies the data if the memory plan allocates the input; otherwise, the method refers to `data`.
-  Error set_input(size_t index, const TensorMetadata& form, const void* data) {
+  Error set_input(size_t index, const TensorMetadata& metadata, const void* data) {
     if (!method_.has_value()) {
       return Error::InvalidState;
     }
-    if (form.rank > TensorMetadata::kMaxDimensions) {
+    if (metadata.rank > TensorMetadata::kMaxDimensions) {
       return Error::InvalidArgument;
     }
     int32_t sizes[TensorMetadata::kMaxDimensions] = {}, strides[TensorMetadata::kMaxDimensions] = {};
     uint8_t dim_order[TensorMetadata::kMaxDimensions] = {};
-    std::copy_n(form.sizes, form.rank, sizes);
-    std::copy_n(form.dim_order, form.rank, dim_order);
+    std::copy_n(metadata.sizes, metadata.rank, sizes);
+    std::copy_n(metadata.dim_order, metadata.rank, dim_order);
     int32_t stride = 1;
-    for (size_t i = form.rank; i-- > 0;) {
+    for (size_t i = metadata.rank; i-- > 0;) {
       strides[dim_order[i]] = stride;
       stride *= sizes[dim_order[i]];
     }
     // The runtime only reads the data, but its parameter lacks a const.
-    executorch::aten::TensorImpl tensor(form.type, static_cast<ssize_t>(form.rank), sizes, const_cast<void*>(data),
-                                        dim_order, strides);
+    executorch::aten::TensorImpl tensor(metadata.type, static_cast<ssize_t>(metadata.rank), sizes,
+                                        const_cast<void*>(data), dim_order, strides);
     return method_->set_input(EValue(Tensor(&tensor)), index);
   }
 
   Error execute() { return method_.has_value() ? method_->execute() : Error::InvalidState; }
 
-  // Sets the memory of an output that the memory plan does not place, of which output() is empty before. It must stay
-  // valid while the method uses it.
+  // Sets the memory of an output that the memory plan does not allocate. Before this call, output() is empty for it.
+  // The memory must stay valid while the method is loaded.
   Error set_output(size_t index, Bytes memory) {
     return method_.has_value() ? method_->set_output_data_ptr(memory.data(), memory.size(), index)
                                : Error::InvalidState;
   }
 
-  // Returns an empty span if the memory plan has no place for the output, and set_output() gave it none.
+  // Returns an empty span if neither the memory plan nor set_output() has set the memory of the output.
   Span<const uint8_t> output(size_t index) const {
     if (!method_.has_value()) {
       return {};

@@ -21,10 +21,12 @@ void write_message(char* message, uint64_t size, const char* text, const char* n
   }
 }
 
-// The tracer of the delegate that executes on this thread, and the time at which the execution started.
+// The tracer of the delegate that executes on this thread, and the start time of its execution. Null and 0 without a
+// tracer.
 thread_local EventTracer* tracer = nullptr;
 thread_local et_timestamp_t start_ticks = 0;
 
+// Sets the tracer of this thread during its lifetime.
 class ScopedTracer {
  public:
   explicit ScopedTracer(EventTracer* of) : tracer_(tracer), start_ticks_(start_ticks) {
@@ -89,7 +91,7 @@ class HostBackend final : public BackendInterface {
     }
     const auto number = static_cast<int64_t>(reinterpret_cast<intptr_t>(handle));
     if (executor_.execute(executor_.context, number, tensors.data(), tensors.size()) != 0) {
-      ET_LOG(Error, "%s: delegate %" PRId64 " failed; the executor tells why", id_, number);
+      ET_LOG(Error, "%s: delegate %" PRId64 " failed; the executor has the reason", id_, number);
       return Error::Internal;
     }
     return Error::Ok;

@@ -18,7 +18,7 @@ using executorch::aten::SizesType;
 
 constexpr size_t kMaxRank = 16;
 
-// Whether the axes of more than one element are in `order`. Empty tensors have no elements to be in an order.
+// Whether the axes whose size is not 1 lie in memory in this order. True for empty tensors.
 bool has_order(const Tensor& tensor, const DimOrderType* order) {
   const auto actual = tensor.dim_order();
   const auto sizes = tensor.sizes();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks of kernels' arguments. A check that fails logs the operator, the argument and the reason, and makes the
-// runtime end the execution of the program.
+// Checks of kernels' arguments. A check that fails logs the operator, the argument and the reason, and sets the error
+// of the kernel's context, which makes the runtime end the execution of the program.
 #pragma once
 
 #include <executorch/runtime/kernel/kernel_runtime_context.h>
@@ -59,13 +59,13 @@ class ArgumentChecker {
   bool is_offset(const char* argument, int64_t value) { return is_in(argument, value, -INT8_MAX, -INT8_MIN); }
   bool is_multiplier(const char* argument, int64_t value);
   bool is_shift(const char* argument, int64_t value);
-  // The limits of the result, activation_min and activation_max: -128 <= low <= high <= 127.
+  // The limits of the result, activation_min (low) and activation_max (high): -128 <= low <= high <= 127.
   bool is_activation(int64_t low, int64_t high);
 
-  // Gives the result its shape, which programs with static shapes already have.
+  // Sets the shape of the result. In programs with static shapes, the result already has this shape.
   bool resize(const char* argument, Tensor& out, std::initializer_list<int64_t> shape);
   bool resize_like(const char* argument, Tensor& out, const Tensor& input);
-  // The shape of `input`, but with `size` elements on the last axis.
+  // Sets the shape of `input`, but with `size` elements on the last axis.
   bool resize_last_axis(const char* argument, Tensor& out, const Tensor& input, int64_t size);
 
  private:

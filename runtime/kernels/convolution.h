@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Arguments of the int8 convolutions, checked and as plain numbers.
+// Checks the arguments of the int8 convolutions and converts them to plain numbers.
 #pragma once
 
 #include <algorithm>
@@ -41,17 +41,17 @@ struct ImageSize {
   }
 };
 
-// One spatial axis.
+// Sizes and parameters of a convolution along one spatial axis.
 struct Axis {
-  int32_t input;
-  int32_t kernel;
+  int32_t input;   // size of the input
+  int32_t kernel;  // number of taps
   int32_t stride;
   int32_t padding;
   int32_t dilation;
 
-  // Position in the input of the first tap of an output's window.
+  // Input position of the first tap for the output position `output`. Negative in the padding.
   int32_t origin(int32_t output) const { return output * stride - padding; }
-  // The taps [first, end) of the window at `at` are inside the input.
+  // Of a window whose first tap is at input position `at`, the taps [first_tap(at), end_tap(at)) are inside the input.
   int32_t first_tap(int32_t at) const { return at < 0 ? (-at + dilation - 1) / dilation : 0; }
   int32_t end_tap(int32_t at) const {
     const int32_t inside = at < input ? (input - at + dilation - 1) / dilation : 0;
@@ -59,7 +59,7 @@ struct Axis {
   }
 };
 
-// From accumulators to results.
+// Converts an int32 accumulator of an output channel to an int8 result.
 struct Requantization {
   const int32_t* bias;  // or null
   const int32_t* multipliers;
@@ -84,15 +84,15 @@ struct Convolution {
   Requantization requantization;
 };
 
-// Sizes of the tensor of an operator whose name ends in _nhwc or, for the others, of one of shape [N, C, H, W].
+// Sizes of a tensor of shape [N, H, W, C] (operators whose name ends in _nhwc), or of shape [N, C, H, W] otherwise.
 ImageSize image_size(const Tensor& tensor, bool is_nhwc);
 
-// Checks the arguments that all kinds of convolution have, and fills in everything but `output`. `output_channels` is
-// the axis of the weights that has the output channels.
+// Checks the arguments that all kinds of convolution have, and sets all members of `convolution` except `output`.
+// `output_channels` is the index of the weights' axis of output channels.
 bool check_convolution(ArgumentChecker& check, const ConvolutionArguments& arguments, const Tensor& out, bool is_nhwc,
                        int output_channels, Convolution& convolution);
 
-// Checks and sets the result's shape, and fills in `output`.
+// Checks and sets the shape of `out`, and sets `convolution.output`.
 bool resize_result(ArgumentChecker& check, Tensor& out, bool is_nhwc, int64_t height, int64_t width, int64_t channels,
                    Convolution& convolution);
 

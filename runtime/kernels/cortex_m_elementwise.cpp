@@ -28,8 +28,8 @@ constexpr const char kActivation[] = "cortex_m::quantized_activation.out";
 
 constexpr int32_t kAddLeftShift = 20;
 
-// Limits of zero points: arm_elementwise_mul_s8 computes the difference of an int8 value and its zero point in 16 bits.
-// Multiplications that are part of x * relu6(x + 3) / 6 can have zero points outside of int8.
+// Limits of the zero points of factors: arm_elementwise_mul_s8 computes the difference of an int8 value and its zero
+// point in 16 bits. In x * relu6(x + 3) / 6, factors can have zero points outside of int8.
 constexpr int64_t kMinFactorZeroPoint = INT16_MIN - INT8_MIN;
 constexpr int64_t kMaxFactorZeroPoint = INT16_MAX - INT8_MAX;
 
@@ -43,7 +43,7 @@ bool check_equal_operands(ArgumentChecker& check, const Tensor& first, const Ten
          check.require(has_same_order(first, out), "out", "must have the memory format of self");
 }
 
-// Whether the operands have rank 4 and as many channels, and one of them has nothing else.
+// Whether both operands have rank 4 and the same number of channels, and one of them has one element per channel.
 bool is_channel_broadcast(const Tensor& first, const Tensor& second) {
   if (first.dim() != 4 || second.dim() != 4 || first.size(1) != second.size(1)) {
     return false;
@@ -57,7 +57,7 @@ bool check_channel_broadcast(ArgumentChecker& check, const Tensor& first, const 
          check.is_channels_last("other", second) && check.is_channels_last("out", out);
 }
 
-// Checks operands that have one shape, or of which one has a number per channel only.
+// Checks that the operands have the same shape, or that one of them has one element per channel.
 bool check_operands(ArgumentChecker& check, const Tensor& first, const Tensor& second, Tensor& out) {
   if (!check.has_type("self", first, ScalarType::Char) || !check.has_type("other", second, ScalarType::Char) ||
       !check.has_type("out", out, ScalarType::Char)) {
@@ -204,8 +204,8 @@ Sizes pad_sizes(const Tensor& tensor) {
   return sizes;
 }
 
-// Whether CMSIS-NN reads the wrong elements of `row`: it has several rows of one element, and rows of `full` have
-// several columns.
+// Whether CMSIS-NN reads wrong elements when it broadcasts `row` to `full`: each row of `row` has one element, `row`
+// has several rows, and the rows of `full` have several columns.
 bool is_broadcast_wrong(const Sizes& row, const Sizes& full) {
   return row[1] > 1 && row[2] == 1 && row[3] == 1 && full[2] > 1;
 }
@@ -254,7 +254,7 @@ bool check_broadcast(ArgumentChecker& check, const Tensor& first, const Tensor& 
          check.require(is_scalar || are_contiguous, "other", "can be broadcast only in contiguous memory format");
 }
 
-// One row of the result: operands advance by their strides, 0 or 1.
+// Computes one row of the result. The stride of an operand is 1, or 0 if one element is repeated.
 template <typename Operation>
 void apply_row(const int8_t* a, ssize_t a_stride, const int8_t* b, ssize_t b_stride, int8_t* out, ssize_t count,
                Operation operation) {

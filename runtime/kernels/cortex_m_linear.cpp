@@ -18,7 +18,7 @@ struct MatrixProduct {
   int32_t depth;
   int32_t left_offset;
   int32_t right_offset;
-  const int32_t* start;  // of the sum of each column, or null
+  const int32_t* start;  // initial accumulator of each column, or null
   int32_t multiplier;
   int32_t shift;
   int32_t output_offset;
@@ -66,8 +66,8 @@ bool check_linear(ArgumentChecker& check, const Tensor& input, const Tensor& wei
          check.is_activation(activation_min, activation_max);
 }
 
-// `kernel_sum` has, for each output feature, the bias and the products of `input_offset` and the weights. CMSIS-NN
-// reads it instead of the bias where it uses MVE; so does this kernel wherever it is present.
+// For each output feature, `kernel_sum` is the bias plus `input_offset` times the sum of the weights. CMSIS-NN reads
+// `kernel_sum` instead of the bias on CPUs with MVE. This kernel reads it on all CPUs if it is given.
 Tensor& linear_out(KernelRuntimeContext& context, const Tensor& input, const Tensor& weights,
                    const OptionalTensor& bias, const OptionalTensor& kernel_sum, int64_t input_offset,
                    int64_t filter_offset, int64_t output_offset, Int64List requantize_multipliers,

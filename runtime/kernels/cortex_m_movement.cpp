@@ -85,8 +85,9 @@ Tensor& transpose_out(KernelRuntimeContext& context, const Tensor& input, Int64L
   return out;
 }
 
-// Whether the pad amounts are in the order (N, H, W, C). They are for a channels-last input, and if both memory formats
-// store the elements in the same order (C = 1 or H = W = 1). The lowering makes the same choice.
+// Whether the pad amounts are in the order (N, H, W, C). This is the order for a channels-last input of rank 4, and for
+// an input whose elements lie in the same order in both memory formats (C = 1 or H = W = 1). The lowering makes the
+// same choice.
 bool is_padded_as_channels_last(const Tensor& input) {
   if (input.dim() != 4) {
     return false;
@@ -105,7 +106,7 @@ struct Padding {
   int64_t padded(size_t axis) const { return static_cast<int64_t>(before[axis]) + sizes[axis] + after[axis]; }
 };
 
-// Checks the amounts, and sets all but the sizes. `absent` is the number of axes that the input lacks.
+// Checks the pad amounts, and sets `before` and `after` of `padding`. `absent` is 4 minus the rank of the input.
 bool set_amounts(ArgumentChecker& check, Padding& padding, Int64List before, Int64List after, size_t absent) {
   if (!check.is_list("pre_pad", before, kMaxRank, 0, INT32_MAX) ||
       !check.is_list("post_pad", after, kMaxRank, 0, INT32_MAX)) {

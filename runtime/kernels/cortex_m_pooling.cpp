@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Average and maximum of windows over the two spatial axes of int8 tensors. Kernels without the suffix _nhwc take
-// (N, C, H, W) in channels_last memory format, the others (N, H, W, C) in contiguous memory format; both lie in memory
-// alike. The limits and the arithmetic are described in arm_backend_core/cortex_m/kernels/pooling.py.
+// Average and max pooling of int8 tensors over the two spatial axes. Kernels without the suffix _nhwc take tensors of
+// shape (N, C, H, W) in channels_last memory format, the others tensors of shape (N, H, W, C) in contiguous memory
+// format. The order of the elements in memory is the same. The limits and the arithmetic are described in
+// arm_backend_core/cortex_m/kernels/pooling.py.
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -46,7 +47,8 @@ int64_t count_windows(const Axis& axis, bool ceil_mode) {
   return ceil_mode && (windows - 1) * axis.stride >= axis.size + axis.padding ? windows - 1 : windows;
 }
 
-// Checks the windows along an axis. They have elements that are not padding, because the padding is less than a window.
+// Checks the windows along an axis, and sets `axis`. Each window has elements that are not padding, because the padding
+// is smaller than the kernel.
 bool set_axis(ArgumentChecker& check, Axis& axis, int64_t size, int64_t kernel, int64_t stride, int64_t padding,
               bool ceil_mode) {
   axis = {size, kernel, stride, padding, 0};
@@ -122,8 +124,7 @@ void for_each_window(const Pooling& pooling, const Tensor& input, Tensor& out, R
   }
 }
 
-// The quotient, rounded to nearest, ties away from zero. The magnitude of the sum with half of a large count can exceed
-// int32_t.
+// The quotient, rounded to nearest, ties away from zero. Unsigned, because |sum| + count / 2 can exceed int32_t.
 int32_t divide_rounded(int32_t sum, int32_t count) {
   const auto divisor = static_cast<uint32_t>(count);
   const auto magnitude = sum < 0 ? 0 - static_cast<uint32_t>(sum) : static_cast<uint32_t>(sum);
@@ -153,7 +154,8 @@ void average_window(const Window& window, int8_t* result) {
   }
 }
 
-// Starting with the lower limit is the same as clamping to it afterwards.
+// The maximum of a window, clamped to [low, high]. Starting with `low` has the same effect as clamping to it
+// afterwards.
 void maximum_of_window(const Window& window, int8_t low, int8_t high, int8_t* result) {
   std::fill_n(result, window.channels, low);
   for (ssize_t row = 0; row < window.rows; ++row) {

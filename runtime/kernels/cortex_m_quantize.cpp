@@ -50,8 +50,8 @@ bool is_range_of(int64_t low, int64_t high) {
   return low >= std::numeric_limits<T>::min() && low <= high && high <= std::numeric_limits<T>::max();
 }
 
-// Checks the arguments of both kernels: float32 on one side, int8 or int16 with a valid range on the other, equal
-// layouts.
+// Checks the arguments of both kernels: one tensor is float32, the other int8 or int16 with valid parameters, and both
+// have the same memory format. Sets the shape of `out`.
 bool check_arguments(KernelRuntimeContext& context, const char* name, const Tensor& real, const Tensor& quantized,
                      double scale, int64_t zero_point, int64_t quant_min, int64_t quant_max, ScalarType dtype,
                      const Tensor& input, Tensor& out) {

@@ -26,7 +26,7 @@ constexpr int32_t kExpMinusEighth = 1895147668;
 constexpr int32_t kThird = 715827883;
 // exp(-2^k) for k = -2, ..., 4, without integer bits.
 constexpr int32_t kExpOfPowers[] = {1672461947, 1302514674, 790015084, 290630308, 39332535, 720401, 242};
-// 48/17 and -32/17 with 2 integer bits: the linear estimate of a reciprocal in [1/2, 1] of least relative error.
+// 48/17 and -32/17 with 2 integer bits: 48/17 - 32/17 * x approximates 1 / x in [1/2, 1] with the least relative error.
 constexpr int32_t kNewtonConstant = 1515870810;
 constexpr int32_t kNewtonSlope = -1010580540;
 
@@ -36,8 +36,8 @@ struct Exponent {
   int32_t diff_min;
 };
 
-// exp(x) without integer bits for x <= 0 with 5 integer bits: x is the sum of a multiple of 1/4 and a rest in
-// [-1/4, 0).
+// exp(x) for x <= 0. x has 5 integer bits, the result has none. x is split into a multiple of 1/4 and a rest in [-1/4,
+// 0).
 int32_t exp_of_negative(int32_t x) {
   if (x == 0) {
     return INT32_MAX;
@@ -103,7 +103,7 @@ void softmax_row(const int8_t* input, int8_t* out, ssize_t size, const Exponent&
   for (ssize_t i = 0; i < size; ++i) {
     const int32_t difference = input[i] - largest;
     int32_t quotient = 0;
-    // With more bits, the quotient is at most 1/2 and rounds to 0.
+    // From 32 bits on, the quotient is at most 1/2, and 0 after rounding.
     if (difference >= exponent.diff_min && divisor_bits < 32) {
       quotient =
           divide_by_power_of_two(doubling_high_multiply(exponential(difference, exponent), reciprocal), divisor_bits);
@@ -112,7 +112,7 @@ void softmax_row(const int8_t* input, int8_t* out, ssize_t size, const Exponent&
   }
 }
 
-// Whether no difference that counts overflows when it is shifted.
+// Whether no difference of at least `diff_min` overflows when it is shifted to the left by `shift`.
 bool is_shift_safe(int64_t shift, int64_t diff_min) {
   return -std::max<int64_t>(diff_min, INT8_MIN - INT8_MAX) <= INT64_C(0x80000000) >> shift;
 }

@@ -2,9 +2,9 @@
 // Kernels that register_cortex_m_kernels() registers. The linker drops the code of all others.
 //
 // ARM_RUNTIME_CORTEX_M_KERNEL_LIST calls its argument, a macro, with the name of each kernel. To register a subset,
-// define ARM_RUNTIME_CORTEX_M_SELECTED_KERNELS as the quoted path of a header that defines the list as below. With the
-// CMake variable ARM_RUNTIME_CORTEX_M_KERNEL_LIST, the names of kernels, CMakeLists.txt generates header and
-// definition.
+// define ARM_RUNTIME_CORTEX_M_SELECTED_KERNELS as the quoted path of a header that defines the list as below. If the
+// CMake variable ARM_RUNTIME_CORTEX_M_KERNEL_LIST contains names of kernels, CMakeLists.txt generates such a header and
+// defines the macro.
 #pragma once
 
 #ifdef ARM_RUNTIME_CORTEX_M_SELECTED_KERNELS

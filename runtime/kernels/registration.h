@@ -4,8 +4,8 @@
 
 #include <executorch/extension/kernel_util/make_boxed_from_unboxed_functor.h>
 
-// Defines the function that register_cortex_m_kernels() takes the kernel from. Use it in the namespace arm_runtime, and
-// list `symbol` in kernels/kernel_list.h.
+// Defines make_<symbol>_kernel(), which register_cortex_m_kernels() calls to get the kernel. Use this macro in the
+// namespace arm_runtime, and list `symbol` in kernels/kernel_list.h.
 //
 //   symbol    name of the operator without its namespace
 //   name      array of characters with linkage: "cortex_m::<symbol>.out"

@@ -217,9 +217,9 @@ PayloadStatus read_cop1(const Block& block, EthosUPayload* payload) {
   return bad_commands(block, at, "it ends without commands");
 }
 
-// COP2, byte offsets: 0 magic, 4 uint16 major version, 6 minor, 8 uint64 length of all that follows 16, 16
-// entry kind (1: commands), 20 length of all that follows 24, 24 length of what follows 28 up to the
-// commands, 28 "VEUM", 32 uint16 major version, 34 minor, 36 length of 40..60, 40 configuration, 44
+// COP2, byte offsets: 0 magic, 4 uint16 major version, 6 minor, 8 uint64 number of bytes from 16
+// to the end, 16 entry kind (1: commands), 20 number of bytes from 24 to the end, 24 number of bytes from 28 to the
+// commands, 28 "VEUM", 32 uint16 major version, 34 minor, 36 number of bytes from 40 to 60, 40 configuration, 44
 // architecture, 48 addressing, 52 uint64 fast scratch size, 60 filler.
 PayloadStatus read_cop2(const Block& block, EthosUPayload* payload) {
   constexpr size_t kFixedSize = 60;
@@ -284,7 +284,7 @@ PayloadStatus read_commands(const Block& block, EthosUPayload* payload) {
   return bad_commands(block, 0, "it starts neither with COP1 nor with COP2");
 }
 
-// Checks the contents of one record.
+// Checks one input or output.
 PayloadStatus check_tensor(const PayloadTensor& tensor, const char* name, size_t at, int64_t index, Region own_region,
                            const EthosUPayload& payload) {
   uint64_t nbytes = 1;
@@ -336,8 +336,9 @@ bool overlap(const PayloadTensor& a, const PayloadTensor& b) {
 
 bool same_place(const PayloadTensor& a, const PayloadTensor& b) { return a.offset == b.offset && a.nbytes == b.nbytes; }
 
-// Checks that no two inputs overlap, and no two outputs. Vela may place an output in the memory of an input. If a model
-// returns a tensor twice, two outputs have the same address.
+// Checks that no two tensors of `tensors`, the inputs or the outputs, overlap. Inputs and outputs may overlap each
+// other: Vela may place an output in the memory of an input. With `may_repeat`, two tensors may have the same address
+// and size, as outputs have if a model returns a tensor twice.
 PayloadStatus check_overlaps(const PayloadTensors& tensors, const char* name, size_t at, bool may_repeat) {
   for (uint32_t i = 1; i < tensors.count(); ++i) {
     const PayloadTensor tensor = tensors.at(i);

@@ -11,7 +11,8 @@ namespace arm_runtime {
 // Alignment of an Ethos-U's reads through its bus, in bytes.
 constexpr size_t kNpuAlignment = 16;
 constexpr size_t kPayloadRank = 6;
-// Version of the payload format. Firmware compares it with the version at the export of its program.
+// Version of the payload format. Firmware that arm_recipes generates checks at compile time that its program was
+// exported for this version.
 constexpr int kPayloadFormat = 1;
 // Maximum number of inputs, and of outputs. It bounds the work of the overlap check; a payload with more is damaged.
 constexpr uint32_t kMaxPayloadTensors = 1024;
@@ -49,7 +50,8 @@ enum class PayloadError : int32_t {
 template <>
 inline constexpr const char* kPlaceNoun<PayloadError> = "block";
 
-// Result of reading a payload. The place of an error is a block, the offset a byte of the payload.
+// Result of reading a payload. The place of an error is a block. The offset counts from the start of the payload, or,
+// for an external block, from the start of its contents.
 using PayloadStatus = BasicStatus<PayloadError>;
 
 // A view into the caller's bytes.
@@ -60,7 +62,7 @@ struct ByteView {
 
 // An input or output of the command stream.
 struct PayloadTensor {
-  int32_t shape[kPayloadRank];  // 1 where the rank is lower
+  int32_t shape[kPayloadRank];  // 1 for the axes that a tensor of lower rank lacks
   int32_t element_size;         // 1, 2, 4 or 8 bytes
   int32_t offset;               // in bytes from the start of the region; -1: not allocated
   int32_t region;
@@ -120,9 +122,9 @@ struct ExternalData {
 // Returns the keys of external blocks; none for a damaged payload, which read_ethosu_payload() reports.
 ExternalKeys read_external_keys(const void* data, size_t size);
 
-// Reads and validates the payload at `data`, at any alignment. `payload` is complete only if the status is ok. External
-// commands are required; without external weights, the weights are empty. This function neither allocates memory nor
-// throws nor writes to `data`.
+// Reads and validates the payload at `data`, at any alignment. `payload` is complete only if the status is ok. If the
+// payload refers to external commands, `external` must contain them. If it refers to external weights and `external`
+// has none, `weights` is empty. This function neither allocates memory nor throws nor writes to `data`.
 PayloadStatus read_ethosu_payload(const void* data, size_t size, EthosUPayload* payload,
                                   const ExternalData& external = {});
 

@@ -21,9 +21,9 @@ struct ExternalBlockKind {
 inline constexpr ExternalBlockKind kExternalCommands = {"command stream", "cmd_data_crc32"};
 inline constexpr ExternalBlockKind kExternalWeights = {"weight data", "weight_data_crc32"};
 
-// Loads the external block with a key; with an empty key, the block is in the payload, and the result is empty. The
-// block stays in memory as long as the result. Returns InvalidProgram, with the reason in the log, if the block is
-// missing or changed.
+// Loads the external block with this key. An empty key means that the payload contains the block; the result is then
+// empty. The block stays in memory until the result is destroyed. Returns InvalidProgram, with the reason in the log,
+// if the block is missing or differs from its checksum.
 inline Result<FreeableBuffer> find_external_block(const char* backend, const ExternalBlockKind& kind,
                                                   const BackendInitContext& context, ArrayRef<CompileSpec> specs,
                                                   const ByteView& key) {

@@ -18,7 +18,7 @@ class RecordingTracer final : public executorch::runtime::EventTracer {
   template <typename T>
   using Result = executorch::runtime::Result<T>;
 
-  // As in ExecuTorch's own tracer, which aborts the process otherwise, an event has either a name or a number.
+  // An event must have either a name or a number. ExecuTorch's own tracer aborts the process if it has both or none.
   EventTracerEntry start_profiling_delegate(const char* name, DelegateDebugIntId number) override {
     const bool named = name != nullptr && number == executorch::runtime::kUnsetDelegateDebugIntId;
     EventTracerEntry entry{};

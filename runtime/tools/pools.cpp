@@ -50,7 +50,7 @@ constexpr size_t kUnknownPoolSize = size_t{1} << 30;
   std::exit(1);
 }
 
-// Memory of exactly this size, aligned to a cache line as in firmware.
+// Memory of the given size, or unlimited memory for -1, aligned to a cache line as in firmware.
 class Pool {
  public:
   explicit Pool(long long size) : size_(size < 0 ? kUnknownPoolSize : static_cast<size_t>(size)) {
@@ -81,6 +81,7 @@ std::vector<uint8_t> read(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
+// Reader of FILE.
 class Request {
  public:
   explicit Request(const char* path) : file_(path) {}
@@ -125,11 +126,11 @@ void set_inputs(Loaded* loaded, const Program& program, Request* request) {
     if (!info.ok() || info->nbytes() != bytes.size()) {
       fail("input of another size", static_cast<long long>(i));
     }
-    const arm_runtime::TensorMetadata form = {info->scalar_type(), info->sizes().size(), info->sizes().data(),
-                                              info->dim_order().data()};
+    const arm_runtime::TensorMetadata metadata = {info->scalar_type(), info->sizes().size(), info->sizes().data(),
+                                                  info->dim_order().data()};
     // The caller must keep an input valid during the run if the memory plan does not allocate it.
     loaded->inputs.push_back(bytes);
-    const Error error = loaded->method.set_input(i, form, loaded->inputs.back().data());
+    const Error error = loaded->method.set_input(i, metadata, loaded->inputs.back().data());
     if (error != Error::Ok) {
       fail("cannot set an input", static_cast<long long>(error));
     }

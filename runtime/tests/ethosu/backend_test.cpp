@@ -61,8 +61,8 @@ struct FreeDeleter {
   void operator()(void* pointer) const { std::free(pointer); }
 };
 
-// Memory for the temp allocator. As in firmware, it may start anywhere, and its first and last cache lines contain
-// other data.
+// Memory for the temp allocator. As in firmware, the memory is not aligned to a cache line, and its first and last
+// cache lines also contain other data.
 class SharedLines {
  public:
   explicit SharedLines(size_t size)
@@ -261,9 +261,9 @@ void executes(const Files& files) {
 }
 
 // A program's named data: one entry, in memory of its own.
-class OnePiece final : public NamedDataMap {
+class SingleEntryDataMap final : public NamedDataMap {
  public:
-  OnePiece(std::string name, const std::string& content) : name_(std::move(name)), content_(content) {}
+  SingleEntryDataMap(std::string name, const std::string& content) : name_(std::move(name)), content_(content) {}
 
   Result<FreeableBuffer> get_data(std::string_view key) const override {
     if (key != name_) {
@@ -304,7 +304,7 @@ void finds_weights_that_methods_share(const Files& files) {
   std::string weights;
   const std::string name(kNamedDataKeySize, 'w');
   const std::string payload = with_block_outside(files.payload, "weight_data", name, &weights);
-  const OnePiece there(name, weights), other(std::string(kNamedDataKeySize, 'o'), weights);
+  const SingleEntryDataMap there(name, weights), other(std::string(kNamedDataKeySize, 'o'), weights);
   {
     Loaded loaded(payload);
     loaded.named_data = &there;
@@ -331,7 +331,7 @@ void finds_commands_outside_the_program(const Files& files) {
   std::string commands;
   const std::string name(kNamedDataKeySize, 'c');
   const std::string payload = with_block_outside(files.payload, "cmd_data", name, &commands);
-  const OnePiece there(name, commands), damaged(name, std::string(commands.size(), 'x'));
+  const SingleEntryDataMap there(name, commands), damaged(name, std::string(commands.size(), 'x'));
   {
     Loaded loaded(payload, 0, {{there.data(), there.size()}, {}});
     loaded.named_data = &there;
@@ -373,7 +373,7 @@ class FirmwareScratch {
   alignas(kCacheLine) unsigned char memory_[256] = {};
 };
 
-// Compile spec with the size of the fast scratch.
+// Compile spec with the size of the fast scratch, to which Vela spills tensors.
 class Spills {
  public:
   explicit Spills(uint32_t size) : bytes_{static_cast<uint8_t>(size), static_cast<uint8_t>(size >> 8), 0, 0} {}
@@ -412,7 +412,7 @@ void gives_the_fast_scratch_of_the_driver(const Files& files) {
   CHECK(fits->init(256, {spills.spec()}) == Error::Ok && fits->execute() == Error::Ok);
   CHECK(driver_double.bases[2] == memory && driver_double.sizes[2] == 80);
   CHECK(driver_double.reserved == 2 && driver_double.released == 2 && driver_double.violations.empty());
-  // The memory is unchanged since loading, but another driver is free now.
+  // Execution may reserve another driver than loading, here one without fast memory.
   driver_double.fast_memory = nullptr;
   CHECK(fits->execute() == Error::MemoryAllocationFailed && logs("there are 0: "));
   CHECK(driver_double.ran == 1 && driver_double.released == 3);
@@ -453,7 +453,7 @@ void refuses_too_little_fast_scratch(const Files& files) {
   CHECK(logs("a compile spec fast_scratch_size of 3 bytes, not 4: export or flash the program again"));
 }
 
-// Programs of other exporters.
+// Programs of other exporters do not record the size of their fast scratch.
 void gives_what_there_is_where_the_size_is_not_known(const Files& files) {
   {
     FirmwareScratch firmware(100);
@@ -585,14 +585,15 @@ void checks_the_checksum(const Files& files) {
   }
 }
 
-// Loading cleans the cache for the whole payload. Before and after a run, the driver cleans and invalidates.
+// Loading cleans the cache for the whole payload. The driver cleans it before a run, and invalidates it after the run.
 void keeps_the_cache_coherent(const Files& files) {
-  for (const uint32_t scratch : {0U, 1U, 15U}) {  // Vela's own sizes are whole lines
+  // Vela's scratch sizes are multiples of a cache line. Others must work, too.
+  for (const uint32_t extra_bytes : {0U, 1U, 15U}) {
     std::string payload = files.payload;
     const size_t at = payload.find("scratch_size") + 32;
     uint32_t size = 0;
     std::memcpy(&size, &payload[at], 4);
-    size += scratch;
+    size += extra_bytes;
     std::memcpy(&payload[at], &size, 4);
     Loaded loaded(payload);
     CHECK(loaded.payload().scratch_size == size);
@@ -658,7 +659,7 @@ size_t offset_position(const std::string& payload, const char* side) {
   return payload.find(std::string(side) + std::string(16 - std::strlen(side), '\0')) + 32 + 4 + 4 * 7;
 }
 
-// A scratch in planned memory, in which all arguments are where Vela has them.
+// A scratch in planned memory. All arguments are in it, at the offsets of their tensors in the payload.
 class PlannedScratch {
  public:
   PlannedScratch(Loaded* loaded, uint32_t argument, size_t shift = 0) : bytes_{} {
@@ -744,7 +745,7 @@ void executes_in_the_runtime(const Files& files) {
   CHECK(program.ok());
   auto meta = program->method_meta("forward");
   CHECK(meta.ok());
-  std::vector<Bytes> planned;  // aligned to kNpuAlignment, while the scratch in it needs whole cache lines
+  std::vector<Bytes> planned;  // aligned to kNpuAlignment only; the scratch in it must start at a cache line
   std::vector<Span<uint8_t>> spans;
   for (size_t i = 0; i < meta->num_memory_planned_buffers(); ++i) {
     const auto size = static_cast<size_t>(meta->memory_planned_buffer_size(i).get());

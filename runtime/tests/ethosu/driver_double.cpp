@@ -92,8 +92,8 @@ size_t find_commands(const void* data, size_t size) {
   return 0;
 }
 
-// The data cache behind the firmware's cache functions. Cleaning writes data back; the NPU does not see data that was
-// never cleaned.
+// The firmware's cache functions record which data of the cache was written back to memory (cleaned). The NPU does not
+// see data that was never cleaned.
 void clean(uint64_t start, size_t size) {
   driver_double.cleaned.push_back({start, size});
   driver_double.calls += 'c';
@@ -111,8 +111,8 @@ bool is_clean(uint64_t start, size_t size) {
   return false;
 }
 
-// The driver invalidates memory that the NPU may have written. CPU writes to other bytes of these lines are lost.
-// Nothing writes to weights, so they need not be aligned to a cache line.
+// The driver invalidates the cache lines of memory that the NPU may have written. CPU writes to other bytes of these
+// lines are lost. Weights (index 0) need not be aligned to a cache line, because nothing writes to them.
 void invalidate(uint64_t start, size_t size, size_t index) {
   driver_double.calls += 'i';
   if (index == 0) {
@@ -247,7 +247,7 @@ int ethosu_invoke_v3(ethosu_driver* drv, const void* custom_data_ptr, const int 
   return driver_double.faults ? -1 : 0;
 }
 
-// The counters lose power with the NPU, unless they keep it on.
+// After a run, the NPU loses power and the counters lose their values, unless the counters are enabled.
 #ifndef DRIVER_DOUBLE_WITHOUT_COUNTERS
 extern "C" {
 

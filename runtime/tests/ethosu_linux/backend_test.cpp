@@ -158,7 +158,7 @@ Error load(const Payload& payload, DelegateHandle** handle, const std::vector<Co
   return load(payload.bytes(), handle, specs);
 }
 
-// 1D tensors, and the values that hold them.
+// Arguments of a delegate: 1D tensors, and the EValues that hold them.
 class Arguments {
  public:
   explicit Arguments(const Payload& payload) {
@@ -411,7 +411,7 @@ void payloads_for_something_else_are_refused() {
   payload = Payload{};
   payload.outputs.clear();
   refuses(payload, Error::InvalidProgram, "no outputs");
-  CHECK(record.opened.empty());  // no test has opened the device
+  CHECK(record.opened.empty());  // payloads are checked before the device is opened
 
   payload = Payload{};
   script.capabilities.hwCfg.macsPerClockCycle = 9;
@@ -501,7 +501,7 @@ void failed_inferences_are_told() {
   script.times_out = true;
   CHECK(arguments.execute(handle) == Error::InvalidState);
   CHECK(logged("no result from /dev/ethosu0 after 60000 ms"));
-  CHECK(record.inferences == 0);               // the release stops it
+  CHECK(record.inferences == 0);               // destroying the inference stops it
   CHECK(arguments.data[2] == Bytes(6, 0xEE));  // a failure writes no outputs
   script.times_out = false;
   CHECK(arguments.execute(handle) == Error::Ok);
@@ -583,7 +583,7 @@ void programs_do_not_share() {
 
 // ---- A whole program
 
-// Value of input `i` in a round. Float inputs increase, so that their quantized values increase too.
+// Data of input `i` in a round. The elements of a float input increase, so that the quantized elements increase too.
 Bytes input_data(const executorch::runtime::TensorInfo& info, uint32_t i, int round) {
   Bytes data(info.nbytes());
   if (info.scalar_type() == ScalarType::Float) {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Reads a data file as it is, cut off anywhere, and with each byte changed: every answer is inside the file.
+// Reads a data file unchanged, truncated at each length, and with bits of each byte flipped. Sanitizers report reads
+// outside of the file.
 //
-//   data_file_test FILE       prints the keys and sizes
+//   data_file_test FILE       prints the keys and sizes of the unchanged file
 #include <executorch/runtime/platform/runtime.h>
 
 #include <cstdio>

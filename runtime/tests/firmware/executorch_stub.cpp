@@ -34,7 +34,7 @@ struct Table {
   const T* end() const { return entries + count; }
 };
 
-// Constant initialization: constructors in other files fill them, and no constructor in this file may clear them later.
+// Tables with constant initialization: constructors in other files fill them, possibly before those of this file run.
 Table<Backend, 4> backends;
 Table<Kernel, 32> kernels;
 
@@ -83,7 +83,7 @@ void vlogf(LogLevel, et_timestamp_t, const char*, const char*, size_t, const cha
   std::putchar('\n');
 }
 
-// The listing contains the shapes of the export.
+// Tensors of the listing already have the shapes of the export, so that kernels cannot change a shape.
 Error resize_tensor_impl(aten::TensorImpl* tensor, aten::ArrayRef<aten::SizesType> sizes) {
   const auto old = tensor->sizes();
   const bool same = std::equal(old.begin(), old.end(), sizes.begin(), sizes.end());

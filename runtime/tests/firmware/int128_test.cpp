@@ -32,7 +32,7 @@ void check(bool holds, int line) {
 }
 #define CHECK(condition) check(condition, __LINE__)
 
-// Multiplies with wrap-around, because overflow of the compiler's type is undefined.
+// Converts a result of unsigned arithmetic, which wraps around. Overflow of the compiler's signed type is undefined.
 Known wrapped(Bits bits) { return static_cast<Known>(bits); }
 
 void compare(const Both& left, const Both& right, int bits) {

@@ -13,7 +13,7 @@ using executorch::aten::Tensor;
 using executorch::runtime::KernelRuntimeContext;
 using TensorList = executorch::aten::ArrayRef<Tensor>;
 
-// Bytes of the elements with one index on `dim`.
+// Bytes of a row: of the elements that have the same indices on `dim` and on the axes before `dim`.
 size_t row_bytes(const Tensor& tensor, ssize_t dim) {
   auto bytes = static_cast<size_t>(tensor.element_size());
   for (ssize_t i = dim + 1; i < tensor.dim(); ++i) {
@@ -30,10 +30,10 @@ size_t outer_count(const Tensor& tensor, ssize_t dim) {
   return count;
 }
 
-// An index that counts from the end if it is negative.
+// Converts an index that may be negative, which counts from the end, to an index from the start.
 ssize_t from_start(int64_t index, ssize_t size) { return static_cast<ssize_t>(index < 0 ? index + size : index); }
 
-// Copies `count` rows from `start` on, every `step`th, into `out`.
+// Copies rows start, start + step, ... (`count` rows) to `out`.
 void copy_rows(const Tensor& input, ssize_t dim, int64_t start, int64_t step, int64_t count, Tensor& out) {
   const size_t bytes = row_bytes(input, dim);
   auto* to = static_cast<uint8_t*>(out.mutable_data_ptr());

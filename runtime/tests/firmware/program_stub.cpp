@@ -6,10 +6,10 @@
 //
 //   null, bool NUMBER                      a value
 //   ints COUNT VALUES..., tensors COUNT VALUES...        a value: a list of other values
-//   constant VALUE OFFSET                  place of a value's tensor in the program
-//   place VALUE MEMORY OFFSET              place of a value's tensor in the memory plan; memories count from 0
+//   constant VALUE OFFSET                  the data of the value's tensor is in the program file, at this byte offset
+//   place VALUE MEMORY OFFSET              the value's tensor is in this planned memory (numbered from 0)
 //   delegate BACKEND OFFSET SIZE COUNT {KEY NUMBER}...   loads a payload from the program, with compile specs
-//   input VALUE, output VALUE              in order
+//   input VALUE, output VALUE              the next input or output of the method
 //
 // Memory plan, temp allocator, registries, backend and kernels are the real ones. Only the backend uses the method
 // allocator: the runtime's own allocations are missing.
@@ -68,7 +68,7 @@ struct OwnList {
   }
 };
 
-// Has the name of the class that Method refers to, and holds the whole state.
+// The whole state of a method. ExecuTorch's header of Method declares a class of this name and has a pointer to it.
 struct Chain {
   std::vector<std::unique_ptr<OwnTensor>> tensors;
   std::vector<std::unique_ptr<EValue>> values;
@@ -195,7 +195,7 @@ Result<Program> Program::load(DataLoader* loader, Verification) {
   return Program(loader, 1, FreeableBuffer(), nullptr, FreeableBuffer(), std::nullopt);
 }
 
-// The listing has no sizes of memories: the memory plan checks the place of each tensor.
+// The listing does not contain the sizes of planned memories. get_offset_address() checks the place of each tensor.
 MethodMeta::MethodMeta(const executorch_flatbuffer::ExecutionPlan* plan) : s_plan_(plan) {}
 Result<MethodMeta> Program::method_meta(const char*) const { return MethodMeta(nullptr); }
 size_t MethodMeta::num_memory_planned_buffers() const { return 0; }

@@ -200,7 +200,8 @@ void test_checksum(const Model& model) {
   check(logged.size() == 1 && logged[0].find("payload_crc32 of 3 bytes, not 4") != std::string::npos, "with one line");
 }
 
-// Changes to Vulkan's answers between the application's device and the backend.
+// Changes to the answers of the application's Vulkan device before the backend sees them, and records of the backend's
+// calls.
 struct Changes {
   void (*limits)(VkPhysicalDeviceTensorPropertiesARM*) = nullptr;
   bool no_formats = false;
@@ -439,7 +440,7 @@ void test_time_runs_out(const Model& model) {
   const std::vector<EValue*> arguments{&input.value, &output.value};
   {
     const Program program(model);
-    changes.timeouts = 2;  // that of this execution, and the next one's wait for it
+    changes.timeouts = 2;  // the wait of this execution, and the wait for it at the start of the next execution
     for (int turn = 0; turn < 2; ++turn) {
       logged.clear();
       check(program.execute(arguments) == Error::InvalidState, "no result in time");
@@ -461,13 +462,13 @@ void test_time_runs_out(const Model& model) {
   for (const char* wrong : {"soon", "0"}) {
     setenv("ARM_RUNTIME_VGF_TIMEOUT_MS", wrong, 1);
     device.renew();
-    check(load(model) == Error::InvalidArgument, "a time that is none");
+    check(load(model) == Error::InvalidArgument, "an invalid timeout");
   }
   unsetenv("ARM_RUNTIME_VGF_TIMEOUT_MS");
 }
 
 void test_memory_in_use_is_kept(const Model& model) {
-  const __lsan::ScopedDisabler kept;  // the program, and the device that it still uses
+  const __lsan::ScopedDisabler kept;  // the program and the device that it uses are never freed
   auto* const device = new ChangedDevice;
   Argument input(model.input, ScalarType::Char);
   Argument output(model.output, ScalarType::Char);
@@ -495,7 +496,7 @@ void test_pipelines_are_kept(const Model& model) {
   check(load(model) == Error::Ok && changes.pipelines_use_cache, "pipelines are made with the cache");
   changes.cache.clear();
   setenv("ARM_RUNTIME_VGF_PIPELINE_CACHE", path, 1);  // an empty file is not a cache
-  check(load(model) == Error::Ok && !changes.cache.empty(), "what was unloaded is still in the cache");
+  check(load(model) == Error::Ok && !changes.cache.empty(), "the cache keeps pipelines of unloaded programs");
   const std::vector<char> written = bytes_of(path);
   check(written.size() > 4, "the file is written");
   check(load(model) == Error::Ok && std::equal(changes.cache.begin(), changes.cache.end(), written.begin()) &&
@@ -504,7 +505,8 @@ void test_pipelines_are_kept(const Model& model) {
   std::ofstream(path, std::ios::binary) << std::string(written.begin(), written.end() - 5);
   check(load(model) == Error::Ok && logged.empty(), "a damaged file is not read");
   setenv("ARM_RUNTIME_VGF_PIPELINE_CACHE", "/nowhere/cache", 1);
-  check(load(model) == Error::Ok && was_logged("'/nowhere/cache' could not be written"), "a path that is none");
+  check(load(model) == Error::Ok && was_logged("'/nowhere/cache' could not be written"),
+        "a path that cannot be written");
   unsetenv("ARM_RUNTIME_VGF_PIPELINE_CACHE");
   std::remove(path);
 }

@@ -2,7 +2,7 @@
 #include <cstddef>
 #include <cstdint>
 
-// Of the linker script: where the memory is that the NPU reaches.
+// Symbols of the linker script: bounds of the memory that the NPU can access.
 extern "C" const uint8_t npu_memory[], stack_top[];
 extern "C" int arm_model_self_test();
 
@@ -11,7 +11,8 @@ extern "C" bool ethosu_simulated_reaches(const void* data, size_t size) {
   return start >= npu_memory && start <= stack_top && size <= static_cast<size_t>(stack_top - start);
 }
 
-// QEMU has no cycle counter of the core: its clock in nanoseconds, by the semihosting call SYS_ELAPSED.
+// QEMU does not emulate the core's cycle counter. Returns QEMU's clock in nanoseconds, through the semihosting call
+// SYS_ELAPSED.
 extern "C" uint64_t arm_model_cpu_cycles() {
   uint64_t elapsed = 0;
   register uint32_t operation __asm__("r0") = 0x30;
@@ -20,7 +21,7 @@ extern "C" uint64_t arm_model_cpu_cycles() {
   return elapsed;
 }
 
-// In the place of the driver's PMU functions: the NPU's cycles are those of the clock while the emulator runs.
+// Replacements of the driver's PMU functions. The NPU's cycles are the nanoseconds that the emulator runs.
 struct ethosu_driver;
 static uint64_t npu_start = 0;
 extern "C" void ETHOSU_PMU_Enable(ethosu_driver*) {}
@@ -39,5 +40,5 @@ extern "C" size_t arm_model_read_counters(arm_model_counter* counters, size_t) {
   return 1;
 }
 
-// Called in the place of main(), which C++ does not let others call.
+// Called instead of main(), which C++ code must not call.
 extern "C" int run_firmware() { return arm_model_self_test(); }
