@@ -41,20 +41,21 @@ struct OperationFigures {
 // parallel.
 // - Only KERNEL_WAIT orders a DMA after kernels. Only DMA_WAIT orders DMAs and kernels after a DMA. At most two kernels
 //   and one (U55), two (U65) or four (U85) DMAs are in flight.
-// - Of two consecutive kernels, block i of the later one may start while block n - 1 - j of the earlier one, which has
-// n
-//   blocks, is not yet written, where i + j < BLOCKDEP. A block reads before it writes, so that only reads can be
-//   stale. Blocks are numbered in the order in which the OFM is computed. If the later kernel sums channels, i numbers
-//   the blocks of IFM channels of each OFM block. If the output of the earlier kernel is transposed or reversed, each
-//   of its blocks counts as the whole output. A block reads all rows that its kernel covers. Two bugs of Vela's legacy
-//   core violate this rule. First, the core computes the rows that a block reads with at most 32 kernel rows
-//   (calc_blockdep passes the largest OFM block to get_ifm_block_size as the largest part of a kernel). A DEPTHWISE of
-//   33 rows, to which the core also lowers MEAN, therefore starts too early. Second, the core uses the OFM depth of a
-//   REDUCE_SUM as the depth of its IFM block (get_ifm_ofm_block_depth), and so counts one block for each channel.
-//   Vela's new core counts all rows (CalcIFMJobShape) and, according to the BLOCKDEP that it writes, all channels.
+// - Of two consecutive kernels, block i of the later one may start while block n - 1 - j of the earlier one is not yet
+//   written, where n is the number of blocks of the earlier one, and i + j < BLOCKDEP. A block reads before it writes,
+//   so that only reads can be stale. Blocks are numbered in the order in which the OFM is computed. If the later kernel
+//   sums channels, i counts each block of IFM channels of an OFM block. If the output of the earlier kernel is
+//   transposed or reversed, each of its blocks counts as the whole output. A block reads all rows that its kernel
+//   covers.
 // - On U55 with 32 and 64 MACs, a kernel without a table overwrites all tables. The two rules above treat this as a
-// write
-//   of the tables.
+//   write of the tables.
+//
+// Two bugs of Vela's legacy core violate the rule of consecutive kernels. First, the core computes the rows that a
+// block reads with at most 32 kernel rows (calc_blockdep passes the largest OFM block to get_ifm_block_size as the
+// largest part of a kernel). A DEPTHWISE of 33 rows, to which the core also lowers MEAN, therefore starts too early.
+// Second, the core uses the OFM depth of a REDUCE_SUM as the depth of its IFM block (get_ifm_ofm_block_depth), and so
+// counts one block for each channel. Vela's new core counts all rows (CalcIFMJobShape) and, according to the BLOCKDEP
+// that it writes, all channels.
 class AccessChecker {
  public:
   // Allocates all memory that execution needs. `weights` is the size of region 0 in bytes. A finding in

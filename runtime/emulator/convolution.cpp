@@ -72,7 +72,7 @@ class Convolution {
  public:
   Convolution(const Operation& op, NpuState* state)
       : op_(op), state_(*state), input_(op, state), writer_(op, state), k_(op.kernel) {
-    row_ = k_.height * k_.width * op.ifm.depth;
+    patch_size_ = k_.height * k_.width * op.ifm.depth;
     weights_ = op.dynamic_weights ? dynamic() : op.weights->data();
   }
 
@@ -101,7 +101,7 @@ class Convolution {
   const int16_t* gather_patch(int32_t y, int32_t x) {
     const int32_t depth = op_.ifm.depth;
     const int32_t top = y * k_.stride_y - k_.top, left = x * k_.stride_x - k_.left;
-    if (row_ == depth) {
+    if (patch_size_ == depth) {
       const int16_t* pixel = input_.at(top, left);
       if (pixel != nullptr) {
         return pixel;
@@ -124,10 +124,11 @@ class Convolution {
 
   void accumulate(const int16_t* patch, int64_t* sums) const {
     const int16_t* weights = weights_;
-    const bool full = op_.dynamic_weights && op_.ifm.bytes == 2;
+    const bool is_int16_product = op_.dynamic_weights && op_.ifm.bytes == 2;
     const int32_t step = op_.ifm.bytes == 2 ? 64 : 4096;
-    for (int32_t o = 0; o < op_.ofm.depth; ++o, weights += row_) {
-      sums[o] += full ? dot_int16(patch, weights, row_) : dot_blocked(patch, weights, row_, step);
+    for (int32_t o = 0; o < op_.ofm.depth; ++o, weights += patch_size_) {
+      sums[o] +=
+          is_int16_product ? dot_int16(patch, weights, patch_size_) : dot_blocked(patch, weights, patch_size_, step);
     }
   }
 
@@ -136,7 +137,7 @@ class Convolution {
   PaddedInput input_;
   Writer writer_;
   const Kernel& k_;
-  int32_t row_ = 0;
+  int32_t patch_size_ = 0;
   const int16_t* weights_ = nullptr;
 };
 

@@ -121,7 +121,7 @@ class OperandReader {
 };
 
 template <typename Compute>
-void each_pixel(const Operation& op, NpuState* state, Compute compute_one) {
+void for_each_pixel(const Operation& op, NpuState* state, Compute compute_one) {
   const Writer writer(op, state);
   int64_t* out = state->row[0].data();
   OperandReader first(op, op.ifm, op.broadcast, op.scalar, *state, state->row[1].data());
@@ -146,9 +146,9 @@ void each_pixel(const Operation& op, NpuState* state, Compute compute_one) {
 // MUL has a separate loop for speed: on U55, matrix products are lowered to it, so it computes most elements.
 void run_elementwise(const Operation& op, NpuState* state) {
   if (op.mode == kMul) {
-    each_pixel(op, state, [](int64_t a, int64_t b) { return a * b; });
+    for_each_pixel(op, state, [](int64_t a, int64_t b) { return a * b; });
   } else {
-    each_pixel(op, state, [&op](int64_t a, int64_t b) { return compute(op, a, b); });
+    for_each_pixel(op, state, [&op](int64_t a, int64_t b) { return compute(op, a, b); });
   }
 }
 

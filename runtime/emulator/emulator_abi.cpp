@@ -73,8 +73,8 @@ void describe_output(const npu::Operation& op, arm_npu_operation* to) {
   to->is_signed = chained || map.is_signed ? 1 : 0;
   to->zero_point = map.zero_point;
   // A chained tensor is stored in the order in which it is computed.
-  const npu::FeatureMap& lies = chained ? op.ofm : map;
-  const int32_t shape[] = {lies.height, lies.width, lies.depth};
+  const npu::FeatureMap& source = chained ? op.ofm : map;
+  const int32_t shape[] = {source.height, source.width, source.depth};
   std::copy_n(shape, 3, to->shape);
 }
 

@@ -275,8 +275,8 @@ Status Program::find_constant(uint32_t region, int64_t address, int64_t length, 
       break;
     }
     Bytes part;
-    const int64_t taken = std::min(length - done, copy->target + copy->length - at);
-    const Status status = slice_weights(copy->source + at - copy->target, taken, &part);
+    const int64_t part_length = std::min(length - done, copy->target + copy->length - at);
+    const Status status = slice_weights(copy->source + at - copy->target, part_length, &part);
     if (!status.ok()) {
       return status;
     }
@@ -285,7 +285,7 @@ Status Program::find_constant(uint32_t region, int64_t address, int64_t length, 
     } else {
       parts.push_back(part);
     }
-    done += taken;
+    done += part_length;
   }
   if (parts.empty()) {
     return failure(Error::kUnsupported, "weights at byte % of region %, to which no DMA has copied weights", address,

@@ -185,8 +185,8 @@ class SliceDecoder {
         return false;
       }
       const size_t size = palette.size();
-      const uint32_t folded = value < size ? palette[value] : value - static_cast<uint32_t>(size) + direct_offset;
-      out->push_back(decode_sign_magnitude(folded));
+      const uint32_t encoded = value < size ? palette[value] : value - static_cast<uint32_t>(size) + direct_offset;
+      out->push_back(decode_sign_magnitude(encoded));
       if (zero_runs_) {
         append_zeros(run_values_[run++], limit, out);
       }

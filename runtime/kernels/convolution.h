@@ -49,7 +49,7 @@ struct Axis {
   int32_t padding;
   int32_t dilation;
 
-  // Input position of the first tap for the output position `output`. Negative in the padding.
+  // Input position of the first tap for the output position `output`; negative if the tap is in the padding.
   int32_t origin(int32_t output) const { return output * stride - padding; }
   // Of a window whose first tap is at input position `at`, the taps [first_tap(at), end_tap(at)) are inside the input.
   int32_t first_tap(int32_t at) const { return at < 0 ? (-at + dilation - 1) / dilation : 0; }

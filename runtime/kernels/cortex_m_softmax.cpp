@@ -36,8 +36,8 @@ struct Exponent {
   int32_t diff_min;
 };
 
-// exp(x) for x <= 0. x has 5 integer bits, the result has none. x is split into a multiple of 1/4 and a rest in [-1/4,
-// 0).
+// exp(x) for x <= 0. x has 5 integer bits, the result has none. x is split into a multiple of 1/4 and a negative rest,
+// which is at least -1/4.
 int32_t exp_of_negative(int32_t x) {
   if (x == 0) {
     return INT32_MAX;

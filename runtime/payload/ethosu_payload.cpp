@@ -217,8 +217,8 @@ PayloadStatus read_cop1(const Block& block, EthosUPayload* payload) {
   return bad_commands(block, at, "it ends without commands");
 }
 
-// COP2, byte offsets: 0 magic, 4 uint16 major version, 6 minor, 8 uint64 number of bytes from 16
-// to the end, 16 entry kind (1: commands), 20 number of bytes from 24 to the end, 24 number of bytes from 28 to the
+// COP2, byte offsets: 0 magic, 4 uint16 major version, 6 minor, 8 uint64 number of bytes from 16 to the end, 16 entry
+// kind (1: commands), 20 number of bytes from 24 to the end, 24 number of bytes from 28 to the
 // commands, 28 "VEUM", 32 uint16 major version, 34 minor, 36 number of bytes from 40 to 60, 40 configuration, 44
 // architecture, 48 addressing, 52 uint64 fast scratch size, 60 filler.
 PayloadStatus read_cop2(const Block& block, EthosUPayload* payload) {

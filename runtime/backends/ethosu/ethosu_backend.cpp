@@ -270,16 +270,16 @@ Result<DelegateHandle*> EthosUBackend::init(BackendInitContext& context, Freeabl
   }
   MemoryAllocator* allocator = context.get_runtime_allocator();
   Program* program = allocator->allocateInstance<Program>();
-  FreeableBuffer* kept = commands->size() > 0 ? allocator->allocateInstance<FreeableBuffer>() : nullptr;
-  if (program == nullptr || (kept == nullptr && commands->size() > 0)) {
+  FreeableBuffer* kept_commands = commands->size() > 0 ? allocator->allocateInstance<FreeableBuffer>() : nullptr;
+  if (program == nullptr || (kept_commands == nullptr && commands->size() > 0)) {
     ARM_RUNTIME_LOG(Error, "cannot allocate %lu bytes for the program from the method allocator",
                     static_cast<Printable>(sizeof(Program) + (commands->size() > 0 ? sizeof(FreeableBuffer) : 0)));
     return Error::MemoryAllocationFailed;
   }
-  if (kept != nullptr) {
-    new (kept) FreeableBuffer(std::move(*commands));
+  if (kept_commands != nullptr) {
+    new (kept_commands) FreeableBuffer(std::move(*commands));
   }
-  return new (program) Program{payload, fast_scratch, scratch_argument, std::move(*weights), kept};
+  return new (program) Program{payload, fast_scratch, scratch_argument, std::move(*weights), kept_commands};
 }
 
 void EthosUBackend::destroy(DelegateHandle* handle) const {

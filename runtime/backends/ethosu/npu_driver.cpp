@@ -120,13 +120,13 @@ bool has_fast_scratch(const ethosu_driver* driver, const FastScratch& needed) {
 }
 
 Error report_missing_fast_scratch(const ethosu_driver* driver, const FastScratch& needed) {
-  const bool own = driver != nullptr && driver->fast_memory != 0;
+  const bool has_driver_memory = driver != nullptr && driver->fast_memory != 0;
   ARM_RUNTIME_LOG(Error,
                   "the program needs %lu bytes of fast scratch, and there are %lu: set "
                   "ethosu_fast_scratch(_size) to %lu bytes at a multiple of %lu, or give ethosu_init() that memory, or "
                   "export without Dedicated_Sram",
                   static_cast<Printable>(needed.size),
-                  static_cast<Printable>(own ? driver->fast_memory_size : firmware_memory().size),
+                  static_cast<Printable>(has_driver_memory ? driver->fast_memory_size : firmware_memory().size),
                   static_cast<Printable>(round_up_to_cache_lines(needed.size)), static_cast<Printable>(kCacheLine));
   return Error::MemoryAllocationFailed;
 }
@@ -197,17 +197,17 @@ Error run_on_npu(const EthosUPayload& payload, const FastScratch& fast_scratch, 
     return report_missing_fast_scratch(driver, fast_scratch);
   }
   const FirmwareMemory memory = firmware_memory();
-  const bool own = driver->fast_memory != 0;
+  const bool has_driver_memory = driver->fast_memory != 0;
   // If the driver has its own fast memory, it checks that the third size is not larger, and replaces the third base.
   // Pass 0 if the size is unknown.
   uint64_t bases[kBaseCount] = {address(payload.weights.data), address(scratch), address(memory.data)};
   const size_t sizes[kBaseCount] = {payload.weights.size, round_up_to_cache_lines(payload.scratch_size),
-                                    fast_scratch.known ? fast_scratch.size
-                                    : own              ? 0
-                                                       : memory.size};
+                                    fast_scratch.known  ? fast_scratch.size
+                                    : has_driver_memory ? 0
+                                                        : memory.size};
   // Without fast scratch, pass no third base: some versions of the driver take a null pointer as "invalidate the whole
   // cache".
-  const bool spills = fast_scratch.known ? fast_scratch.size > 0 : own || memory.data != nullptr;
+  const bool spills = fast_scratch.known ? fast_scratch.size > 0 : has_driver_memory || memory.data != nullptr;
   int result = 0;
   {
     const CycleCounter counter(driver, cycles);
