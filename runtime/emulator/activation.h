@@ -8,9 +8,9 @@ namespace arm_runtime::npu {
 
 enum class Function : uint8_t { kNone, kTanh, kSigmoid };
 
-// Evaluates the function at `value` / 12288; the result has 15 fractional bits. It interpolates 65536 * sigmoid(i / 24)
-// linearly. The integers of the table are those of TFLite Micro's int16 kernels: with them, three LSTM networks
-// compiled for U55 and U85 give TFLite Micro's results bit-exactly.
+// Evaluates the function at `value` / 12288; the result has 15 fractional bits. The function is interpolated linearly
+// in the sigmoid table of TFLite Micro's int16 kernels: with this table, three LSTM networks compiled for U55 and U85
+// give TFLite Micro's results bit-exactly.
 int64_t evaluate(Function function, int64_t value);
 
 }  // namespace arm_runtime::npu

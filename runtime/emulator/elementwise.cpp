@@ -143,7 +143,7 @@ void for_each_pixel(const Operation& op, NpuState* state, Compute compute_one) {
 
 }  // namespace
 
-// MUL has a separate loop for speed: on U55, matrix products are lowered to it, so it computes most elements.
+// MUL has a separate loop for speed: on U55, matrix products are lowered to MUL, so that MUL computes most elements.
 void run_elementwise(const Operation& op, NpuState* state) {
   if (op.mode == kMul) {
     for_each_pixel(op, state, [](int64_t a, int64_t b) { return a * b; });

@@ -318,15 +318,15 @@ class OperationReader {
       out.scale.multiplier = 1;
     }
     if (op_.mode == kLeakyRelu && !npu_.u85()) {
-      // OFM_SCALE is the slope of negative values only. Of 31,520 values that TFLite Micro's tests expect of 16-bit
-      // networks, 6,378 differ if positive values are scaled too, otherwise none.
+      // OFM_SCALE is the slope of negative values only. Of the 31,520 values that TFLite Micro's tests expect from
+      // 16-bit networks, 6,378 differ if the emulator also scales positive values; otherwise, none differs.
       op_.scale_b = {true, out.scale, out.rounding, 0};
       out.scale = {};
     }
     if ((op_.mode == kMul || op_.mode == kAdd || op_.mode == kSub) && op_.ofm.bytes == 4 && op_.ofm.is_signed &&
         !out.clip) {
-      // Inferred: the softmax of Vela's legacy core for U55 and U65 gives TFLite's 127 for one large logit if products,
-      // sums and differences saturate, and -128 if they wrap around. Not observed on U85.
+      // Products, sums and differences saturate. Inferred from the softmax of Vela's legacy core for U55 and U65: for
+      // one large logit, it gives TFLite's result 127 with saturation, and -128 with wrap-around. Not observed on U85.
       out.clip = true;
       out.low = INT32_MIN;
       out.high = INT32_MAX;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // C interface between the host plugin and the executors that Python registers.
 //
-// The plugin implements backends whose programs run on this machine without their device. It does not interpret
-// payloads: it passes the payload and the tensors of each delegate to an executor.
+// The plugin implements ExecuTorch backends, so that their programs run on this machine, which lacks their devices. The
+// plugin does not interpret payloads: it passes the payload and the tensors of each delegate to an executor.
 #pragma once
 
 #include <cstdint>
@@ -44,9 +44,9 @@ typedef struct {
   void (*destroy)(void* context, int64_t handle);
 } arm_host_executor;
 
-// Registers the backends and kernels of this plugin with the ExecuTorch runtime of the process, once. Returns 0, or 1
-// with the reason in `message` if another copy of this plugin or another implementation of a backend is registered (the
-// runtime would abort the process), or if the runtime has no room for a backend or refuses a kernel.
+// Registers the backends and kernels of this plugin with the ExecuTorch runtime of the process. Returns 0, or 1 with
+// the reason in `message`: the plugin or another implementation of a backend is already registered, and a second
+// registration would abort the process; or the runtime has no room for a backend or refuses a kernel.
 ARM_HOST_EXPORT int32_t arm_host_install(char* message, uint64_t message_size);
 
 // Sets the executor of `backend_id` ("TOSABackend", "VgfBackend", "EthosUBackend") to a copy of `executor`. Returns 0,
@@ -56,12 +56,13 @@ ARM_HOST_EXPORT int32_t arm_host_set_executor(const char* backend_id, const arm_
 
 // An executor may call the two functions below while it executes a delegate, on the same thread.
 //
-// Logs that operation `id` of the delegate ran from `start` to `end`, in nanoseconds since the start of the delegate.
+// Logs that operation `id` of the delegate ran from `start` to `end`, in nanoseconds since the delegate's execution
+// started.
 // Returns 0, or 1 if there is no tracer.
 ARM_HOST_EXPORT int32_t arm_host_log_duration(int32_t id, uint64_t start, uint64_t end, const char* metadata,
                                               uint64_t metadata_size);
 
-// Logs the output of operation `id`, which the tracer copies. Returns 0, or 1 if there is no tracer or it has no room
-// left.
+// Logs the output of operation `id`. The tracer copies the output. Returns 0, or 1 if there is no tracer or the tracer
+// has no room left.
 ARM_HOST_EXPORT int32_t arm_host_log_output(int32_t id, const arm_host_tensor* output);
 }

@@ -221,7 +221,7 @@ std::array<ssize_t, kMaxBroadcastRank> broadcast_strides(const Sizes& sizes) {
   return strides;
 }
 
-// Checks the operands of minimum and maximum, and gives the result its shape.
+// Checks the operands of minimum and maximum, and sets the shape of the result.
 bool check_broadcast(ArgumentChecker& check, const Tensor& first, const Tensor& second, Tensor& out) {
   if (!check.has_type("self", first, ScalarType::Char) || !check.has_type("other", second, ScalarType::Char) ||
       !check.has_type("out", out, ScalarType::Char)) {

@@ -61,7 +61,7 @@ bool set_axis(ArgumentChecker& check, Axis& axis, int64_t size, int64_t kernel, 
   return true;
 }
 
-// Checks the arguments that all kernels have, and gives the result its shape.
+// Checks the arguments that all pooling kernels have, and sets the shape of the result.
 template <bool kIsNhwc>
 bool prepare(ArgumentChecker& check, Pooling& pooling, const Tensor& input, Int64List kernel_size, Int64List stride,
              Int64List padding, bool ceil_mode, Tensor& out) {

@@ -17,7 +17,8 @@
 //                                              for each run, the number of the method, and files with the bytes of
 //                                              inputs (read) and outputs (written)
 //
-// It prints "method NAME BYTES" for each method and "temp BYTES". On failure it prints a line on stderr and returns 1.
+// It prints "method NAME BYTES" with the used bytes of each method allocator, and "temp BYTES" with the peak of the
+// temp allocator. On failure, it prints a line on stderr and returns 1.
 #include <executorch/extension/data_loader/buffer_data_loader.h>
 #include <executorch/runtime/executor/method_meta.h>
 #include <executorch/runtime/platform/runtime.h>

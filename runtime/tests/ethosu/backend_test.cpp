@@ -374,9 +374,9 @@ class FirmwareScratch {
 };
 
 // Compile spec with the size of the fast scratch, to which Vela spills tensors.
-class Spills {
+class FastScratchSpec {
  public:
-  explicit Spills(uint32_t size) : bytes_{static_cast<uint8_t>(size), static_cast<uint8_t>(size >> 8), 0, 0} {}
+  explicit FastScratchSpec(uint32_t size) : bytes_{static_cast<uint8_t>(size), static_cast<uint8_t>(size >> 8), 0, 0} {}
   CompileSpec spec(size_t bytes = 4) { return {"fast_scratch_size", {bytes_, bytes}}; }
 
  private:
@@ -384,7 +384,7 @@ class Spills {
 };
 
 void gives_the_fast_scratch_of_the_firmware(const Files& files) {
-  Spills spills(80);
+  FastScratchSpec spills(80);
   for (const size_t offset : {0, 16}) {  // bytes before the first whole cache line are not used
     FirmwareScratch firmware(128, offset);
     Loaded loaded(files.payload);
@@ -393,14 +393,14 @@ void gives_the_fast_scratch_of_the_firmware(const Files& files) {
     CHECK(driver_double.sizes[2] == 80 && driver_double.violations.empty());
   }
   FirmwareScratch firmware(128);
-  Spills nothing(0);
+  FastScratchSpec nothing(0);
   Loaded loaded(files.payload);
   CHECK(loaded.init(256, {nothing.spec()}) == Error::Ok && loaded.execute() == Error::Ok);
   CHECK(driver_double.bases.size() == 2);
 }
 
 void gives_the_fast_scratch_of_the_driver(const Files& files) {
-  Spills spills(80);
+  FastScratchSpec spills(80);
   alignas(kCacheLine) unsigned char memory[96];
   const auto load = [&](size_t size) {
     auto loaded = std::make_unique<Loaded>(files.payload);
@@ -428,7 +428,7 @@ void gives_the_fast_scratch_of_the_driver(const Files& files) {
 }
 
 void refuses_too_little_fast_scratch(const Files& files) {
-  Spills spills(80);
+  FastScratchSpec spills(80);
   Loaded none(files.payload);
   CHECK(none.init(256, {spills.spec()}) == Error::MemoryAllocationFailed);
   CHECK(logs("the program needs 80 bytes of fast scratch, and there are 0: set "
