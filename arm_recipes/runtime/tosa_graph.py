@@ -89,7 +89,7 @@ class TosaPayload:
 
     Attributes:
         version: version of TOSA.
-        operators: number of operators in all blocks.
+        operators: number of operators in all blocks, including constants.
     """
 
     version: str
