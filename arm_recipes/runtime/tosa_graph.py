@@ -181,9 +181,9 @@ def _tensor_bytes(tensor: Table) -> int:
 
 def find_constant_spans(data: memoryview, min_bytes: int) -> list[tuple[int, int]]:
     """Start and end byte of the data of each constant with at least ``min_bytes`` bytes, in file order."""
-    (region,) = Flatbuffer(data).root.tables(_TosaGraph.regions)
-    (block,) = region.tables(_TosaRegion.blocks)
-    spans = [tensor.span(_TosaTensor.data) for tensor in block.tables(_TosaBasicBlock.tensors)]
+    regions = Flatbuffer(data).root.tables(_TosaGraph.regions)
+    blocks = [block for region in regions for block in region.tables(_TosaRegion.blocks)]
+    spans = [tensor.span(_TosaTensor.data) for block in blocks for tensor in block.tables(_TosaBasicBlock.tensors)]
     return sorted((start, start + count) for start, count in spans if count >= min_bytes)
 
 
