@@ -79,7 +79,11 @@ _TOSA_DTYPES: Final = {
     17: "int64",
 }
 #: TOSA's enumeration ``DType`` -> bits of an element. SHAPE is missing, because shape operands have no tensor data.
-_TOSA_BITS: Final = {1: 8, 2: 4, 3: 8, 4: 16, 5: 32, 6: 48, 7: 32, 8: 16, 9: 16, 11: 8, 12: 8, 17: 64}
+#: MXINT8 is missing, because the compiler does not write it.
+_TOSA_BITS: Final = {
+    **{1: 8, 2: 4, 3: 8, 4: 16, 5: 32, 6: 48, 7: 32, 8: 16, 9: 16, 17: 64},
+    **{11: 8, 12: 8, 13: 6, 14: 6, 15: 4, 16: 8},  # FP8E4M3, FP8E5M2, FP6E2M3, FP6E3M2, FP4E2M1, FP8UE8M0
+}
 _TOSA_MAGIC: Final = b"TOSA"
 
 
@@ -175,8 +179,9 @@ def read_graph(data: memoryview) -> TosaGraph:
 
 
 def _tensor_bytes(tensor: Table) -> int:
+    """Size of a tensor. Elements of fewer than 8 bits are packed without padding."""
     bits = _TOSA_BITS.get(tensor.number(_TosaTensor.type, "I"), 0)
-    return prod(tensor.numbers(_TosaTensor.shape, "i")) * bits // 8
+    return (prod(tensor.numbers(_TosaTensor.shape, "i")) * bits + 7) // 8
 
 
 def find_constant_spans(data: memoryview, min_bytes: int) -> list[tuple[int, int]]:
