@@ -133,6 +133,10 @@ def record_executions() -> Iterator[list[Execution]]:
 def log_output(operation: int, array: Array) -> None:
     """Log the output of an operation to the running program's event tracer. Call it from a listener.
 
+    Args:
+        operation: delegate debug identifier.
+        array: the output.
+
     Raises:
         RunError: the debug buffer is full.
     """
