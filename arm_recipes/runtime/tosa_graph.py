@@ -162,7 +162,7 @@ class TosaGraph:
 
 
 def read_graph(data: memoryview) -> TosaGraph:
-    """Parse a TOSA flatbuffer of this compiler.
+    """Parse a TOSA flatbuffer that this compiler wrote.
 
     The result has no operators if the graph contains nested graphs (COND_IF, WHILE_LOOP).
     """

@@ -72,9 +72,10 @@ def expand_methods_by_size(
 ) -> tuple[dict[str, Model], Examples, dict[str, ShapeVariants]]:
     """Replace each method that has dynamic shapes by one method per combination of sizes.
 
-    Each sample calibrates one method: the method with the largest product of sizes, of those whose sizes the sample
-    reaches. The sample is truncated to these sizes. A sample that is too small for all methods is not used, except the
-    first: it is resized for every other method too, by repetition where it is too short.
+    Each sample calibrates one method. Of the methods whose sizes do not exceed those of the sample, this is the method
+    with the largest product of sizes. The sample is truncated to its sizes. A sample that is too small for all methods
+    is not used, unless it is the first. The first sample is resized for every other method too, by repetition where it
+    is too short.
 
     Returns:
         models, samples, and shape variants, by method name.
