@@ -128,7 +128,6 @@ ELSEWHERE = {
         "runtime/test_access_checker.py": "ethosu_abi",
         "runtime/test_trace.py": "ethosu_origins",
         "runtime/test_pte.py": "flatbuffer pte_schema",
-        "runtime/test_inspect.py": "tosa_graph",
         "runtime/test_vela_tflite.py": "vela_program",
         "runtime/test_vulkan.py": "vgf",
         "samples/test_sizes.py": "padding shape_variants",

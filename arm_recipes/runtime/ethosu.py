@@ -71,7 +71,7 @@ class EthosULayer:
 
 @dataclass(frozen=True)
 class EthosUStatistics:
-    """Statistics of one execution, measured by the emulator. Tuples have one entry for each memory region.
+    """Statistics of one execution, measured by the emulator. Tuples of numbers have one entry for each memory region.
 
     Each operation counts each byte of its operands once, even if it reads the byte several times.
 
@@ -98,8 +98,8 @@ class EthosUDelegate:
 
     Args:
         payload: payload of ``EthosUBackend``.
-        compile_specs: compile specs of the delegate. They may state the size of fast scratch. By default, fast scratch
-            is as large as the part that the stream accesses.
+        compile_specs: compile specs of the delegate. They may state the maximum size of fast scratch. The allocated
+            fast scratch is only as large as the part that the stream accesses.
         find_named_data: looks up named data of the program, for commands and weights outside the payload.
 
     Attributes:
@@ -178,7 +178,7 @@ class EthosUDelegate:
     def run(self, arrays: Sequence[Array]) -> Sequence[Array]:
         """See ``runtime.delegates.Delegate.run``. Inputs and outputs are bytes.
 
-        Only the program around the delegate has their dtypes.
+        The payload does not contain dtypes. The program around the delegate has them.
         """
         with self._translate_errors():
             return self._stream.run(arrays)
@@ -197,7 +197,8 @@ class EthosUDelegate:
         Raises:
             RunError: the stream reads or returns a byte that nothing has written, or an operation does not wait for
                 an earlier operation that accesses the same byte. The message names the command, its offset and the
-                byte. The error also occurs if scratch and fast scratch are the same memory and the stream uses both.
+                byte. The error also occurs if scratch and fast scratch are the same memory and the stream uses fast
+                scratch.
         """
         if self._stream.is_aliased:
             raise RunError(

@@ -1,7 +1,8 @@
 """Blocks of an Ethos-U payload, and external blocks.
 
-Each block has a name, a length and data, aligned to 16 bytes. Commands and weights may be external: named data of the
-program, which several delegates may share, or of a data file (``.ptd``) beside it. The block then holds their key.
+Each block has a name, a length and data, aligned to 16 bytes. The data of commands and weights may be external: named
+data of the program, which several delegates may share, or named data of a data file (``.ptd``) beside the program. An
+external block holds the key of its data.
 """
 
 from __future__ import annotations
@@ -158,23 +159,23 @@ def _read_block(data: memoryview, start: int, previous: str, known: Mapping[str,
     return Block(name, content, data_start, external), data_start + length + padding
 
 
-def look_up_block(name: str, find_named_data: NamedDataLookup) -> bytes | memoryview:
-    """Look up an external block in the named data of the program and of its data file.
+def look_up_block(key: str, find_named_data: NamedDataLookup) -> bytes | memoryview:
+    """Look up the data of an external block by its key, in the named data of the program and of its data file.
 
     Raises:
         PayloadError: there is no named data with this key.
     """
-    data = find_named_data(name)
+    data = find_named_data(key)
     if data is None:
         raise PayloadError(
-            f"the data '{name}', which a payload refers to, are not among the program's named data: "
+            f"the data '{key}', which a payload refers to, are not among the program's named data: "
             "load the program with arm_recipes.load and the .ptd of the same export, or export it again"
         )
     return data
 
 
 def inline_external_blocks(data: bytes | memoryview, find_named_data: NamedDataLookup) -> bytes | memoryview:
-    """Copy external blocks into a payload. A damaged payload, or one without external blocks, is unchanged.
+    """Copy external blocks into a payload. A payload that is damaged or has no external blocks is returned as it is.
 
     Raises:
         PayloadError: there is no named data with the key of an external block.
@@ -201,7 +202,7 @@ def replace_blocks(data: bytes, contents: Mapping[BlockName, bytes], external: C
     Args:
         data: the payload.
         contents: name of a block -> its new content: data, or the key of an external block.
-        external: names of the new blocks that are external. Blocks that were external stay so.
+        external: names of the blocks that become external. Blocks that were external before remain external.
     """
     from arm_backend_core.backends.payload import pack_block_stream
 

@@ -69,8 +69,9 @@ def _read_configuration(block: Block, at: int) -> tuple[int, int]:
 def _read_cop1_header(block: Block) -> StreamHeader:
     """Read a COP1 header: the magic, then records. Each record begins with a tag word.
 
-    Bits 0 to 7 of the tag are the type of the record. In the tag of the commands, the other bits are their length in
-    words: bits 8 to 15 are its high part, and bits 16 to 31 its low part.
+    Bits 0 to 7 of the tag are the type of the record: 1 for the configuration, 2 for the commands, 5 for one word of
+    padding. In the tag of the commands, the other bits are the number of command words: bits 8 to 15 are the high part
+    of this number, and bits 16 to 31 the low part.
     """
     at, configuration = 4, None
     while block.size - at >= 4:

@@ -1,8 +1,8 @@
 """Debug information of Ethos-U command streams: the TOSA operator, layer and source line of each command.
 
 The information comes from the export's record of the delegate. The record holds Vela's layers, and for each layer the
-offsets of the commands that start its operations. The commands before such a command, after the previous operation's,
-belong to it too: they set its registers.
+offsets of the commands that start its operations. The commands between two such commands set registers for the later
+operation, so they have the origin of the later operation.
 """
 
 from __future__ import annotations
@@ -62,10 +62,13 @@ class Origins:
         operators = read_graph(memoryview(record.tosa)).operators if record is not None and layers else ()
         indices = [operator.index for operator in operators]
         layer_origins = [_layer_origin(record, layer, indices) for layer in layers if record is not None]
-        ends = [(end, origin) for layer, origin in zip(layers, layer_origins, strict=True) for end in layer.commands]
-        self._ends = sorted(ends, key=lambda end: end[0])
-        #: End offset of a layer -> origin of the first indexed DMA before the layer. The key None stands for indexed
-        #: DMAs after the last layer.
+        starts = [
+            (offset, origin) for layer, origin in zip(layers, layer_origins, strict=True) for offset in layer.commands
+        ]
+        #: (offset of the command that starts an operation, origin of the operation), sorted by offset.
+        self._operation_starts = sorted(starts, key=lambda start: start[0])
+        #: Offset of a layer's first operation -> origin of the first indexed DMA between the previous layer and this
+        #: layer. The key None stands for indexed DMAs after the last layer.
         self._indexed_dma_origins: dict[int | None, Origin] = {}
         pending: Origin | None = None
         for layer, origin in zip(layers, layer_origins, strict=True):
@@ -83,9 +86,10 @@ class Origins:
             offset: bytes from the first command.
             indexed: whether the command is an indexed DMA.
         """
-        position = bisect.bisect_left(self._ends, offset, key=lambda end: end[0])
-        end, origin = self._ends[position] if position < len(self._ends) else (None, Origin())
-        return self._indexed_dma_origins.get(end, origin) if indexed else origin
+        starts = self._operation_starts
+        position = bisect.bisect_left(starts, offset, key=lambda start: start[0])
+        start, origin = starts[position] if position < len(starts) else (None, Origin())
+        return self._indexed_dma_origins.get(start, origin) if indexed else origin
 
 
 def main_origin(record: Delegate, number: int) -> TosaOrigin:

@@ -30,7 +30,7 @@ _RANK, _MAX_TENSORS, _MAX_BYTES = 6, 1024, 2**32 - 1
 #: Memory regions of the NPU: indices of base addresses. Only COP2 streams with separate I/O have regions for inputs and
 #: outputs.
 WEIGHTS, SCRATCH, FAST_SCRATCH, INPUT, OUTPUT = range(5)
-#: Cache line of Cortex-M processors in bytes; the backend uses whole lines.
+#: Bytes of a cache line of Cortex-M processors. Memory that the NPU accesses occupies whole lines.
 CACHE_LINE: Final = 32
 
 
@@ -87,7 +87,7 @@ class EthosUPayload:
 
 @dataclass(frozen=True)
 class EthosUParts:
-    """Command stream and weights of a payload, which the driver receives: views of the payload or of external blocks.
+    """Command stream and weights of a payload, as the driver receives them: views of the payload or of external blocks.
 
     Attributes:
         payload: description of the payload.
@@ -156,7 +156,7 @@ def read_parts(data: bytes | memoryview, find_named_data: NamedDataLookup | None
 
 
 def _resolve(block: Block, find_named_data: NamedDataLookup | None) -> Block:
-    """Replace the key of an external block by its data; by empty data without a look-up."""
+    """Return an external block with its data in place of the key; with empty data if there is no look-up."""
     if not block.external:
         return block
     data = b"" if find_named_data is None else look_up_block(block.key, find_named_data)

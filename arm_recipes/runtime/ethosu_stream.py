@@ -36,7 +36,7 @@ class _SharedWeights:
     """Weights that several streams share, in an anonymous file that each stream maps copy-on-write.
 
     Attributes:
-        instances: instances in use. The key is the address and size of their source bytes, which outlive them.
+        instances: instances in use, by address and size of their source bytes, which an instance keeps alive.
     """
 
     instances: ClassVar[weakref.WeakValueDictionary[tuple[int, int], _SharedWeights]] = weakref.WeakValueDictionary()
@@ -56,7 +56,7 @@ class _SharedWeights:
         return cls.instances.setdefault(key, weights)
 
     def map_copy_on_write(self) -> Array:
-        """Map the weights into new writable memory. Streams share its pages until they write to them."""
+        """Map the weights into new writable memory. Streams share the file's pages until they write to them."""
         import numpy as np
 
         return np.frombuffer(mmap.mmap(self._file, self._source.nbytes, access=mmap.ACCESS_COPY), np.uint8)

@@ -1,7 +1,7 @@
 """Flatbuffer reader for untrusted files: it checks every offset, and the size of the file bounds its work.
 
-The classes that flatc generates do neither. They silently truncate a string that ends beyond the file, and they follow
-two million references to the same table.
+The classes that flatc generates do neither. They silently truncate a string that ends beyond the file. If a damaged
+vector has two million references to one table, they read the table two million times.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import struct
 from collections.abc import Sequence
 
 _U16, _U32, _I32, _F64 = (struct.Struct(f"<{kind}") for kind in "HIid")
-#: Minimum size in bytes of a table with its reference, in a file that does not share tables.
+#: Bytes that reading a table is charged with (see ``charge``), about the size of a small table and a reference to it.
 _TABLE_BYTES = 16
 
 
@@ -60,7 +60,7 @@ class Flatbuffer:
 
 
 class Table:
-    """A table. Fields are numbered in the order of the schema. A union has two field numbers."""
+    """A table. Fields are numbered in the order of the schema. A union has two numbers, for its type and its value."""
 
     __slots__ = ("_at", "_buffer", "_vtable", "_vtable_bytes")
 

@@ -49,9 +49,9 @@ class DelegateInspection:
     Attributes:
         backend: backend id.
         payload_bytes: size of the payload.
-        payload: description of the payload; None if it is damaged or the backend is not of this package.
+        payload: description of the payload; None if it could not be parsed or the backend is not of this package.
         problem: why the payload of an Arm backend could not be parsed, for example damage or a missing data file; None
-            without a problem.
+            if it could be parsed.
         compile_specs: compile specs whose value is text.
         data_file_keys: keys of the payload's blocks that the program expects in its data file (``.ptd``).
         shares_scratch: whether the scratch is a part of the method's planned memory.
@@ -282,7 +282,7 @@ def _delegate_rows(delegate: DelegateInspection) -> list[tuple[str, ...]]:
 
 
 def _describe_location(delegate: DelegateInspection, prefix: str) -> str:
-    """Text for a block that is in the data file, else empty. ``prefix``: start of the block's key."""
+    """Text that follows the size of a block in the data file; empty for other blocks. Keys begin with ``prefix``."""
     return ", in the .ptd" if any(key.startswith(prefix) for key in delegate.data_file_keys) else ""
 
 

@@ -41,8 +41,8 @@ def load(
         TypeError: an argument is neither a path nor bytes.
         ProgramError: the file is not a program or is damaged, or operators of a TFLite model stay on the CPU. This is a
             ``ValueError``.
-        RunError: the program needs a ``.ptd``, ``ptd`` or ``reference`` belongs to another program, or the emulator
-            does not support a TFLite model.
+        RunError: the program needs a ``.ptd`` and there is none; ``ptd`` or ``reference`` belongs to another program,
+            or is given for a TFLite model; or the emulator does not support the TFLite model.
     """
     from arm_recipes.runtime.vela_tflite import is_tflite
 

@@ -23,7 +23,7 @@ else:
 
 #: Size and alignment of a type, in bytes.
 SizeAndAlignment = tuple[int, int]
-#: Types of: the size of a dimension (int32); an entry of dim_order, or a flag (byte); an integer value (int64).
+#: Layout of a dimension's size (int32), of an entry of ``dim_order`` or a flag (one byte), of an integer value (int64).
 _INT32, _BYTE, _INT64 = (4, 4), (1, 1), (8, 8)
 #: executorch::runtime::kTensorDimensionLimit
 _MAX_DIMENSIONS = 16
@@ -87,7 +87,7 @@ TYPE_LAYOUTS = {
         chain=(32, 8),
     ),
 }
-#: Pointers in ``MergedDataMap``: the table of virtual functions, and two maps.
+#: Number of pointers in ``MergedDataMap``: one to the table of virtual functions, and one to each of two maps.
 _MERGED_DATA_POINTERS = 3
 #: arm_runtime::EthosUBackend::kLoadedBytes
 LOADED_DELEGATE_BYTES = {32: 128, 64: 168}
@@ -132,7 +132,7 @@ def planned_bytes(plans: Sequence[schema.ExecutionPlan]) -> tuple[dict[str, int]
 
 
 def _used_planned_bytes(plan: schema.ExecutionPlan) -> list[int]:
-    """Bytes of each memory-planned buffer, with the scratch of delegates in planned memory."""
+    """Bytes of each memory-planned buffer, including the scratch that delegates have in it."""
     return [*plan.non_const_buffer_sizes[1:]] or [0]
 
 
@@ -150,7 +150,7 @@ def application_bytes(plan: schema.ExecutionPlan) -> tuple[int, int]:
 
 
 def planned_scratches(plan: schema.ExecutionPlan) -> Iterator[PlannedScratch]:
-    """Yield the scratches of the method's delegates that are in its first planned memory."""
+    """Yield the scratch of each delegate whose scratch is in the method's first planned buffer."""
     for delegate in plan.delegates:
         scratch = PlannedScratch.from_compile_specs({spec.key: bytes(spec.value) for spec in delegate.compile_specs})
         if scratch is not None:

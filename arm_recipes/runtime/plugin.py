@@ -63,7 +63,8 @@ _SCALAR_TYPES |= {15: "bfloat16", 23: "float8_e5m2", 24: "float8_e4m3fn"}
 #: Dtypes that numpy lacks -> numpy's dtype of raw bytes. The reference model exchanges these bytes.
 _RAW_BYTE_DTYPES = {"bfloat16": "V2", "float8_e5m2": "V1", "float8_e4m3fn": "V1"}
 
-#: The backend of TOSA graphs. Reference programs use it; their graphs were lowered for an NPU.
+#: The backend of TOSA graphs. The delegates of reference programs use it, with graphs that were lowered for another
+#: target, such as an NPU.
 _REFERENCE_BACKEND = "TOSABackend"
 
 _exceptions = threading.local()
@@ -131,6 +132,10 @@ def record_executions() -> Iterator[list[Execution]]:
 
 def log_output(operation: int, array: Array) -> None:
     """Log the output of an operation to the running program's event tracer. Call it from a listener.
+
+    Args:
+        operation: delegate debug identifier.
+        array: the output.
 
     Raises:
         RunError: the debug buffer is full.

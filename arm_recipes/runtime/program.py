@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from arm_backend_core.events import Delegate
     from arm_recipes.runtime.trace import TracedOperation
 
-#: Backends whose payload is not a TOSA graph. ``ethos-u`` is the operator of TFLite models that Vela compiled.
+#: This package's backends whose payload is compiled from a TOSA graph. ``ethos-u`` is the operator of TFLite models
+#: that Vela compiled.
 _NON_TOSA_BACKENDS = frozenset({"EthosUBackend", "VgfBackend", "ethos-u"})
 
 
@@ -183,7 +184,7 @@ class Program:
     def trace(self, *tensors: Any, method: str = "forward", **named: Any) -> Iterator[TracedOperation]:
         """Execute a method, then execute its Ethos-U delegates again, and yield each of their operations.
 
-        A second copy of the program is loaded and executed. Its mutable buffers start with their initial values, and
+        A copy of the program is loaded and executed. The copy's mutable buffers start with their initial values, and
         the buffers of this program do not change.
 
         Args:
@@ -227,7 +228,10 @@ class Program:
 
     @property
     def has_reference(self) -> bool:
-        """Whether ``backend="tosa"`` works: a reference program is loaded, or all delegates are TOSA graphs already."""
+        """Whether ``backend="tosa"`` works.
+
+        It works if a reference program is loaded, or if this package compiled no delegate to anything but a TOSA graph.
+        """
         return self.reference is not None or self._is_own_reference
 
     @property

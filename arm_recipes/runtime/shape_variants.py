@@ -1,4 +1,4 @@
-"""Shape variants: a method is exported for several sizes of its dynamic dimensions. The input shapes select one."""
+"""Shape variants: a method is exported for several sizes of its dynamic dimensions. The inputs select a variant."""
 
 from __future__ import annotations
 

@@ -162,6 +162,8 @@ def insert_checksum(chunks: Sequence[bytes]) -> list[bytes | memoryview]:
 def verify_checksum(data: bytes, program: PteProgram) -> None:
     """Verify the checksum of a program. A damaged program could crash the runtime or return wrong results.
 
+    A program that still has the placeholder is not checked, because ``insert_checksum`` was not applied to it.
+
     Raises:
         ProgramError: the checksum differs or cannot be read.
     """

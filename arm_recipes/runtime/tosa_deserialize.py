@@ -43,7 +43,7 @@ _FIELD_TYPES: Final = {
 _VECTOR_OPERANDS: Final = {("RESCALE", "multiplier"), ("RESCALE", "shift"), ("TABLE", "table")}
 #: Operators with nested graphs -> names of their two graphs.
 _NESTED_GRAPHS: Final = {"COND_IF": ("then_graph", "else_graph"), "WHILE_LOOP": ("cond_graph", "body_graph")}
-#: Limit of NumPy 1; NumPy 2 allows 64. TOSA's levels allow at most 6.
+#: Limit of NumPy 1; NumPy 2 allows 64. TOSA's level 8K allows 6.
 _MAX_DIMENSIONS: Final = 32
 _CONSTANT_OPERATORS: Final = ("CONST", "CONST_SHAPE")
 #: Floating-point formats that numpy lacks -> their name in ml_dtypes.
@@ -172,7 +172,7 @@ class _Block:
         return op
 
     def _create_value(self, name: str, graph_name: str) -> Value:
-        """Create the value of a tensor, which must not exist yet; ``graph_name`` is its name in the graph."""
+        """Create the value of a tensor, which must not have a value yet; ``graph_name`` is its name in the graph."""
         tensor = self.tensors.get(name)
         if tensor is None or name in self.values:
             raise PayloadError(f"the tensor '{name}' is {'missing' if tensor is None else 'defined twice'}")
@@ -192,7 +192,7 @@ class _Block:
 
     def _read_constant(self, kind: str, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> None:
         if inputs or len(outputs) != 1:
-            raise PayloadError(f"{len(inputs)} operands and {len(outputs)} results, not one result alone")
+            raise PayloadError(f"{len(inputs)} operands and {len(outputs)} results, not 0 and 1")
         if kind == "CONST":
             value = self._create_value(outputs[0], "")
             value.data = _read_array(self.tensors[outputs[0]].view(_TosaTensor.data), value)
@@ -262,7 +262,7 @@ def _check_nested_graphs(op: Op, **graphs: Graph) -> None:
     pairs = [(graph.inputs, operands) for graph in (first_graph, second_graph)]
     for nested_values, operator_values in pairs + [(graph.outputs, values) for graph, values in results]:
         if [(x.shape, x.dtype) for x in nested_values] != [(x.shape, x.dtype) for x in operator_values]:
-            raise PayloadError(f"its nested graph has {nested_values}, but it has {operator_values}")
+            raise PayloadError(f"its nested graph has {nested_values}, but the operator has {operator_values}")
 
 
 def _read_parameter(value: Value, name: str, dtype: DType, *, vector: bool) -> Any:

@@ -79,7 +79,13 @@ _TOSA_DTYPES: Final = {
     17: "int64",
 }
 #: TOSA's enumeration ``DType`` -> bits of an element. SHAPE is missing, because shape operands have no tensor data.
-_TOSA_BITS: Final = {1: 8, 2: 4, 3: 8, 4: 16, 5: 32, 6: 48, 7: 32, 8: 16, 9: 16, 11: 8, 12: 8, 17: 64}
+#: MXINT8 is missing, because the compiler does not write it.
+_TOSA_BITS: Final = {1: 8, 2: 4, 3: 8, 4: 16, 5: 32, 6: 48, 7: 32, 8: 16, 9: 16, 11: 8, 12: 8, 17: 64} | {
+    13: 6,  # FP6E2M3
+    14: 6,  # FP6E3M2
+    15: 4,  # FP4E2M1
+    16: 8,  # FP8UE8M0
+}
 _TOSA_MAGIC: Final = b"TOSA"
 
 
@@ -89,7 +95,7 @@ class TosaPayload:
 
     Attributes:
         version: version of TOSA.
-        operators: number of operators in all blocks.
+        operators: number of operators in all blocks, including constants.
     """
 
     version: str
@@ -156,7 +162,7 @@ class TosaGraph:
 
 
 def read_graph(data: memoryview) -> TosaGraph:
-    """Parse a TOSA flatbuffer of this compiler.
+    """Parse a TOSA flatbuffer that this compiler wrote.
 
     The result has no operators if the graph contains nested graphs (COND_IF, WHILE_LOOP).
     """
@@ -175,15 +181,16 @@ def read_graph(data: memoryview) -> TosaGraph:
 
 
 def _tensor_bytes(tensor: Table) -> int:
+    """Size of a tensor. Elements of fewer than 8 bits are packed without padding."""
     bits = _TOSA_BITS.get(tensor.number(_TosaTensor.type, "I"), 0)
-    return prod(tensor.numbers(_TosaTensor.shape, "i")) * bits // 8
+    return (prod(tensor.numbers(_TosaTensor.shape, "i")) * bits + 7) // 8
 
 
 def find_constant_spans(data: memoryview, min_bytes: int) -> list[tuple[int, int]]:
     """Start and end byte of the data of each constant with at least ``min_bytes`` bytes, in file order."""
-    (region,) = Flatbuffer(data).root.tables(_TosaGraph.regions)
-    (block,) = region.tables(_TosaRegion.blocks)
-    spans = [tensor.span(_TosaTensor.data) for tensor in block.tables(_TosaBasicBlock.tensors)]
+    regions = Flatbuffer(data).root.tables(_TosaGraph.regions)
+    blocks = [block for region in regions for block in region.tables(_TosaRegion.blocks)]
+    spans = [tensor.span(_TosaTensor.data) for block in blocks for tensor in block.tables(_TosaBasicBlock.tensors)]
     return sorted((start, start + count) for start, count in spans if count >= min_bytes)
 
 

@@ -1,7 +1,7 @@
 """Parser of TFLite models that Vela compiled. Their custom operators ``ethos-u`` contain command streams for the NPU.
 
-An ``ethos-u`` operator has these inputs, in this order: the command stream, constants (region 0 of the NPU's
-addresses), scratch (region 1), fast scratch (region 2), and the inputs of the network. Vela writes this order
+An ``ethos-u`` operator has these inputs, in this order: the command stream, constants (memory region 0 of the
+NPU), scratch (region 1), fast scratch (region 2), and the inputs of the network. Vela writes this order
 (``npu_serialisation.rewrite_npu_call_ops``), and TFLite Micro reads it (``ethosu.cc``).
 
 Scratch is TFLite Micro's arena. The metadata ``OfflineMemoryAllocation`` holds the arena offset of each tensor,
@@ -79,7 +79,7 @@ class _Metadata:
     buffer = 1
 
 
-#: Bytes of the file identifier. The offset of the root table precedes it.
+#: Position of the file identifier in a file. The offset of the root table comes before it.
 FILE_IDENTIFIER_SLICE: Final = slice(4, 8)
 FILE_IDENTIFIER: Final = b"TFL3"
 _CUSTOM_OPERATOR_CODE = 32
@@ -129,7 +129,7 @@ class VelaTflite:
     Attributes:
         description: the file's description of the compiler, for example ``Vela 5.1.0 Optimised``.
         inputs, outputs: inputs and outputs of the model.
-        input_locations, output_locations: arena locations of these inputs and outputs.
+        input_locations, output_locations: arena locations of ``inputs`` and ``outputs``.
         npu_operators: operators for the NPU, in execution order.
         cpu_operators: names of the other operators, in execution order.
         arena_bytes: size of the arena for intermediate tensors, including scratch.

@@ -42,7 +42,8 @@ class VgfDelegate:
 
     Raises:
         PayloadError: the file is damaged, or Vulkan rejected it.
-        RuntimeUnavailable: no Vulkan driver on this machine supports data graphs.
+        RuntimeUnavailable: this machine has no usable Vulkan loader, driver or emulation layer, or lacks the scenario
+            runner.
     """
 
     def __init__(self, payload: bytes) -> None:

@@ -23,7 +23,7 @@ class Calibration:
 
     Args:
         source: an iterable of samples as in ``as_inputs``, or a callable that returns such an iterable. The samples
-            of a generator are stored at the first iteration, because each method of a program is calibrated.
+            of a generator are stored at the first iteration, because every method of a program iterates over them.
     """
 
     def __init__(self, source: Iterable[Any] | Callable[[], Iterable[Any]]) -> None:
@@ -46,7 +46,7 @@ class Calibration:
         """Yield the samples. A ``DataLoader``'s batches lose their labels, and get the batch size of ``model``.
 
         Raises:
-            ValueError: as ``__call__``.
+            ValueError: as for ``__call__``.
         """
         yield from self._samples(_input_signature(model))
 

@@ -49,9 +49,10 @@ def _is_state_dict(value: Any) -> bool:
 
 
 def _dequantize_weights(models: dict[str, Model]) -> dict[str, Model]:
-    """Dequantize the weights of models that torchao's ``quantize_`` quantized. These models are copied.
+    """Dequantize the weights that torchao's ``quantize_`` quantized.
 
-    Other effects of ``quantize_``, such as dynamic quantization of activations, are dropped. The recipe replaces them.
+    If there are such weights, all modules are copied; the copies share the other weights with the originals. Other
+    effects of ``quantize_``, such as dynamic quantization of activations, are dropped. The recipe replaces them.
     """
     modules = {method: model for method, model in models.items() if isinstance(model, torch.nn.Module)}
     tensors: list[Any] = [x for model in modules.values() for x in (*model.parameters(), *model.buffers())]
@@ -190,7 +191,10 @@ def to_sample_list(method: str, method_samples: Any, argument: str = "samples") 
 
 
 def without_labels(model: Model, sample: Any) -> Any:
-    """Remove the labels that a ``DataLoader`` appends: (image, label) becomes (image,)."""
+    """Remove the labels that a ``DataLoader`` appends: (image, label) becomes (image,).
+
+    The result has as many items as ``forward`` has positional parameters, including those with a default value.
+    """
     if not isinstance(sample, (tuple, list)) or isinstance(sample, Inputs):
         return sample
     if isinstance(model, ExportedProgram):
@@ -203,7 +207,10 @@ def without_labels(model: Model, sample: Any) -> Any:
 
 
 def resolve_loaders(samples: Any) -> Any:
-    """Replace each function that returns a ``DataLoader`` by that loader. A dict of methods is resolved per method."""
+    """Replace each function that returns a ``DataLoader`` by that loader. A dict of methods is resolved per method.
+
+    Any other function is called once, and replaced by a function that returns the same result.
+    """
     if isinstance(samples, Mapping):
         return {method: resolve_loaders(method_samples) for method, method_samples in samples.items()}
     if not callable(samples):
@@ -215,8 +222,8 @@ def resolve_loaders(samples: Any) -> Any:
 def batch_size_notes(samples: Any, models: Mapping[str, Model], examples: Examples) -> list[str]:
     """Return notes on methods that are captured with the batch size of a ``DataLoader`` or of a bare tensor.
 
-    An ``ExportedProgram`` gets no note, because its batch size is fixed. Samples in a list or tuple get none: the
-    user chose their batch size.
+    An ``ExportedProgram`` gets no note, because its batch size is fixed. A method with samples in a
+    list or tuple gets no note either, because the user chose their batch size.
 
     Args:
         samples: the argument ``samples``, after ``resolve_loaders``.
@@ -256,7 +263,11 @@ def _bare_tensor_notes(method: str, tensor: torch.Tensor | np.ndarray[Any, Any])
 
 
 def _batch_size(loader: DataLoader[Any], first: Inputs) -> int:
-    """Return the number of items of the first batch; 1 if the loader does not batch, or batch sizes differ."""
+    """Return the number of items of the first batch.
+
+    Returns 1 if the loader does not batch, or if the first dimension of the inputs cannot be the batch dimension: its
+    size differs among the inputs, or is larger than the loader's batch size.
+    """
     tensors = [leaf for leaf in InputSignature.from_inputs(first).leaves if isinstance(leaf, torch.Tensor)]
     sizes = {tensor.shape[0] if tensor.dim() else 1 for tensor in tensors}
     if loader.batch_sampler is None or len(sizes) != 1:
@@ -295,7 +306,7 @@ def evaluation_mode(models: Mapping[str, Model]) -> Iterator[list[str]]:
     """Put every module in evaluation mode. The training flag of each module is restored on exit.
 
     Yields:
-        names of the methods whose model was in training mode.
+        names of the methods whose model was in training mode. A ``GraphModule`` is not named.
     """
     flags: list[tuple[torch.nn.Module, bool]] = []
     training = []

@@ -30,7 +30,7 @@ from arm_recipes.samples.sample import Inputs, InputSignature, input_description
 
 #: Trials stop after this number of seconds.
 _MAX_SECONDS = 20.0
-#: Sizes on both sides of the estimated size that are tried.
+#: Number of sizes to try on each side of the estimated size.
 _SIZE_RADIUS = 3
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -192,7 +192,11 @@ def _weight_dtype(model: torch.nn.Module) -> torch.dtype:
 
 
 def _list_changes(tensors: Mapping[int, torch.Tensor], weights: torch.dtype) -> Iterator[tuple[_Change, ...]]:
-    """Yield the changes of dtype, memory layout and batch dimension, single ones first."""
+    """Yield the changes of dtype, axis order and batch dimension to try.
+
+    All of them convert floating-point inputs to the dtype of the weights. The first does only this. In the others, one
+    input also gets another dtype or shape, or all inputs get a batch dimension.
+    """
     dtypes = {
         index: weights if kind_of(tensor.dtype) is ScalarKind.FLOAT else tensor.dtype
         for index, tensor in tensors.items()
@@ -238,7 +242,10 @@ def _find_layer(error: Exception, model: torch.nn.Module) -> tuple[str, torch.nn
 def _list_size_changes(
     tensors: Mapping[int, torch.Tensor], layer: tuple[str, torch.nn.Module, torch.Tensor] | None
 ) -> Iterator[tuple[_Change, ...]]:
-    """Yield changes to the number of channels or features that a layer declares, and to sizes that lead to it."""
+    """Yield changes of an axis to the number of channels or features that a layer declares.
+
+    Changes of the spatial sizes that may lead to this number of features follow.
+    """
     if layer is None:
         return
     name, module, value = layer

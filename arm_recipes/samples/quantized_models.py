@@ -55,5 +55,5 @@ def reject_quantized_model(model: torch.nn.Module) -> None:
 
 
 def _is_packed(value: Any) -> bool:
-    """Whether an attribute is an object with packed weights. Those of FX models belong to the graph module itself."""
+    """Whether an attribute is an object with packed weights. An FX graph module has such attributes itself."""
     return isinstance(value, torch.ScriptObject) and "PackedParams" in str(value._type())

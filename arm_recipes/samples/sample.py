@@ -302,7 +302,8 @@ def rebatch(samples: Iterable[Inputs], input_signature: InputSignature) -> Itera
     """Rebatch the batches of a ``DataLoader`` to the batch size of ``input_signature``, by splitting or concatenating.
 
     The first dimension is the batch dimension. The last, incomplete batch is filled by repeating its items, so that
-    every item is used. A sample that differs in more than the batch size is yielded unchanged, for later checks.
+    every item is used. A sample that has the right batch size already is yielded unchanged. So is a sample that differs
+    in more than the batch size, for later checks.
     """
     pending: list[torch.Tensor] = []
     leaves: list[Any] = []

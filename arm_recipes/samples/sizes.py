@@ -72,9 +72,10 @@ def expand_methods_by_size(
 ) -> tuple[dict[str, Model], Examples, dict[str, ShapeVariants]]:
     """Replace each method that has dynamic shapes by one method per combination of sizes.
 
-    Each sample calibrates one method: the method with the largest sizes that the sample covers. The sample is truncated
-    to these sizes. A sample that covers the sizes of no method is not used. The first sample is also resized for every
-    other method, by repetition where it is too short.
+    Each sample calibrates one method. Of the methods whose sizes do not exceed those of the sample, this is the method
+    with the largest product of sizes. The sample is truncated to its sizes. A sample that is too small for all methods
+    is not used, unless it is the first. The first sample is resized for every other method too, by repetition where it
+    is too short.
 
     Returns:
         models, samples, and shape variants, by method name.
@@ -243,15 +244,15 @@ def _is_dynamic(dim: Any, name: str) -> bool:
 
 
 def _distribute_samples(
-    samples: Sequence[Inputs], axes: Sequence[DynamicAxes], methods: Mapping[str, Mapping[str, int]]
+    samples: Sequence[Inputs], axes: Sequence[DynamicAxes], sizes_by_method: Mapping[str, Mapping[str, int]]
 ) -> Examples:
-    """Assign each sample to the method with the largest sizes that it covers; see ``expand_methods_by_size``."""
-    by_method = {name: [_resize(samples[0], axes, sizes)] for name, sizes in methods.items()}
+    """Assign each sample to the largest method that it is large enough for; see ``expand_methods_by_size``."""
+    by_method = {name: [_resize(samples[0], axes, sizes)] for name, sizes in sizes_by_method.items()}
     for index, sample in enumerate(samples):
-        fitting = [name for name, sizes in methods.items() if _is_large_enough(sample, axes, sizes)]
+        fitting = [name for name, sizes in sizes_by_method.items() if _is_large_enough(sample, axes, sizes)]
         if fitting:
-            largest = max(fitting, key=lambda name: _volume(methods[name]))
-            resized = _resize(sample, axes, methods[largest])
+            largest = max(fitting, key=lambda name: math.prod(sizes_by_method[name].values()))
+            resized = _resize(sample, axes, sizes_by_method[largest])
             if index == 0:
                 by_method[largest][0] = resized
             else:
@@ -265,10 +266,6 @@ def _is_large_enough(sample: Inputs, axes: Sequence[DynamicAxes], sizes: Mapping
         (leaf.shape[axis], dim) for leaf, leaf_axes in zip(leaves, axes, strict=True) for axis, dim in leaf_axes.items()
     )
     return all(_resolve_size(dim, sizes) <= size for size, dim in pairs)
-
-
-def _volume(sizes: Mapping[str, int]) -> int:
-    return math.prod(sizes.values())
 
 
 def _resolve_size(dim: Any, sizes: Mapping[str, int]) -> int:

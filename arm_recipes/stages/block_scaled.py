@@ -1,4 +1,4 @@
-"""Block-scaled layers (OCP MX): replace linear layers and convolutions before the model is captured."""
+"""Block-scaled layers (OCP MX): replace linear layers and 2D convolutions before the model is captured."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from arm_backend_core.ops.block_scaled import FORMATS, MX_CONV2D, MX_LINEAR
 
 @dataclass
 class MXConfig(AOBaseConfig):
-    """Configuration of torchao's ``quantize_(model, MXConfig("fp4e2m1"), can_block_scale)``.
+    """Configuration for torchao's ``quantize_``: ``quantize_(model, MXConfig("fp4e2m1"), can_block_scale)``.
 
-    Recipes with ``mx="fp4e2m1"`` make this call. It rounds weight and input of a layer to blocks of 32 channels that
-    share a power-of-two scale.
+    Recipes with ``mx="fp4e2m1"`` make this call. It replaces layers by layers that round their weight and input to
+    blocks of 32 channels. The channels of a block share a power-of-two scale.
 
     Args:
         format: element type: "fp8e4m3", "fp8e5m2", "fp6e2m3", "fp6e3m2" or "fp4e2m1".
@@ -61,9 +61,9 @@ _MX_LAYERS = (MXLinear, MXConv2d)
 
 
 def can_block_scale(module: nn.Module, name: str = "") -> bool:
-    """Whether a layer can be block-scaled: ``nn.Linear``, or ``nn.Conv2d`` without groups, padded by numbers of zeros.
+    """Whether a layer can be block-scaled: ``nn.Linear``, or ``nn.Conv2d`` without groups, zero-padded by numbers.
 
-    Subclasses, and layers that are block-scaled already, cannot.
+    Subclasses of these classes, and layers that are block-scaled already, cannot.
     """
     return (
         isinstance(module, (nn.Linear, nn.Conv2d)) and not isinstance(module, _MX_LAYERS) and _refusal(module) is None

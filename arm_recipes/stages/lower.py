@@ -25,7 +25,7 @@ from arm_backend_core.cortex_m.kernels.registry import NAMESPACE
 
 _QUANTIZED_DECOMPOSED = torch.ops.quantized_decomposed
 _ATEN = torch.ops.aten
-#: Data movement that lowering to kernels emits.
+#: Data movement that lowering to Cortex-M kernels emits.
 _MOVEMENT = (
     *(_ATEN.view_copy.default, _ATEN.expand_copy.default, _ATEN.permute_copy.default, _ATEN.cat.default),
     *(_ATEN.slice_copy.Tensor, _ATEN.select_copy.int, _ATEN.clone.default),
@@ -59,7 +59,7 @@ class FastLowerStage(EdgeTransformAndLowerStage):
     """ExecuTorch's lowering stage, which does not retrace programs that have nothing to decompose.
 
     ExecuTorch retraces every program to decompose the operators outside of delegates. This stage skips the retrace if
-    only operators without decompositions remain: delegate calls, int8 kernels, data movement, scans, quantize and
+    only operators without decompositions remain: delegate calls, Cortex-M kernels, data movement, scans, quantize and
     dequantize. The retrace takes half of the export time of a small model.
     """
 

@@ -162,10 +162,12 @@ class FastQuantizeStage(QuantizeStage):
         self.notes: list[str] = []
 
     def run(self, artifact: PipelineArtifact) -> None:
-        """Quantize every method. ExecuTorch's own stage runs training with other quantizers.
+        """Quantize every method. ExecuTorch's own stage runs recipes without quantizers, and training with other ones.
 
         Raises:
-            ValueError: the model cannot be trained, or ``train_fn`` is missing.
+            ValueError: the recipe has ``qat`` or ``min_sqnr``, and its quantizers do not support this option; or a
+                recipe of another package trains without ``train_fn``.
+            AccuracyError: an output has a lower SQNR than ``min_sqnr``, or its SQNR cannot be computed.
         """
         recipe, examples = self._quantization_recipe, artifact.get_context("example_inputs")
         if not recipe.quantizers or (recipe.is_qat and not self.has_single_arm_quantizer):
@@ -208,7 +210,11 @@ class FastQuantizeStage(QuantizeStage):
 
     @property
     def has_single_arm_quantizer(self) -> bool:
-        """Whether this package quantizes the captured program itself: the only quantizer is an ``ArmQuantizer``."""
+        """Whether this package quantizes the captured program itself.
+
+        The only quantizer must be an ``ArmQuantizer``, and the recipe must not have other passes that run on the module
+        before preparation or after conversion.
+        """
         from arm_backend_core.quantization.quantizer import ArmQuantizer
 
         recipe = self._quantization_recipe
@@ -222,7 +228,7 @@ class FastQuantizeStage(QuantizeStage):
         """Insert observers into a program.
 
         Args:
-            program: is edited.
+            program: the program, which is edited.
             shared_tensors: tensors that several methods share.
             is_single_method: the program shares no observers with other methods.
         """
@@ -237,7 +243,7 @@ class FastQuantizeStage(QuantizeStage):
     def _quantize(
         self, programs: Mapping[str, ExportedProgram], models: Mapping[str, Any], examples: Mapping[str, list[Inputs]]
     ) -> dict[str, ExportedProgram]:
-        """Quantize the programs. Calibrates the methods in order, each with the buffers that its predecessor left."""
+        """Quantize the programs. Calibrates the methods in order; each starts with the buffers of the previous one."""
         from arm_backend_core import events
         from arm_backend_core.aten.constants import fold_computed_parameters
         from arm_backend_core.program import copy_program
@@ -290,7 +296,7 @@ class FastQuantizeStage(QuantizeStage):
             measure_output_sqnr,
         )
 
-        with model.preserve_states():  # restores the buffers, which other methods continue from
+        with model.preserve_states():  # restores the buffers, because other methods start from their values
             self.output_sqnr[method] = sqnr = measure_output_sqnr(model) if model.sample_count else {}
             if not sqnr:
                 self._reject_min_sqnr(method)
@@ -361,7 +367,7 @@ def _output_types(program: ExportedProgram) -> list[str]:
 
 
 def _create_corrections(observed: list[Any], algorithms: Collection[str]) -> list[Any]:
-    """Create the algorithms to apply after calibration, in order. Installs their observers in ``observed``."""
+    """Create the algorithms to apply after calibration, in order. Their observers are inserted into ``observed``."""
     from arm_backend_core.quantization.algorithms.bias_correction import BiasCorrection
     from arm_backend_core.quantization.algorithms.gptq import Gptq
 

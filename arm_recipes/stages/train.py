@@ -101,7 +101,8 @@ class FakeQuantizedModel(torch.nn.Module):
 
         Raises:
             ValueError: the inputs differ from the samples in structure, or are on another device than the parameters.
-            ExportError: a parameter contains NaN or infinity.
+            ExportError: a parameter contains NaN or infinity, or the model has other operators than when it was
+                prepared.
         """
         sample = Inputs(*args, **keywords)
         leaves = self._input_signature.check_structure(sample, "the call")
@@ -157,7 +158,7 @@ class FakeQuantizedModel(torch.nn.Module):
     def reset_state(self) -> None:
         """Reset the mutated buffers, such as a recurrent state, to the values that they had at preparation.
 
-        Training calls change these buffers, but do not train them. ``eval()`` and ``export`` therefore reset them.
+        Calls change these buffers, but an optimizer does not train them. ``eval()`` and the export reset them.
         """
         tensors = named_tensors(self.model)
         with torch.no_grad():

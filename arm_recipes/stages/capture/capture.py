@@ -190,7 +190,7 @@ class Capture:
         simplify_graph(program)
         make_shapes_static(program)
         move_casts_outward(program)
-        _check_branch_buffers(program, trace_constants.queried)
+        _check_branch_buffers(program, trace_constants.read_buffers)
         return program
 
 
@@ -230,17 +230,17 @@ def _static_size(size: int | torch.SymInt) -> int | None:
     return size if isinstance(size, int) else None
 
 
-def _check_branch_buffers(program: ExportedProgram, queried: Collection[str]) -> None:
-    """Check that calls do not change the buffers on which the model's Python code branches.
+def _check_branch_buffers(program: ExportedProgram, read_buffers: Collection[str]) -> None:
+    """Check that calls do not change the buffers whose values the model's Python code reads, for example in branches.
 
     Raises:
         _MutatedBranchBufferError: the model mutates such a buffer. The message names it.
     """
-    if not queried:
+    if not read_buffers:
         return
     mutated = frozenset(mutated_buffers(program))
     written = {tensor_identity(store_of(program, name)[name]) for name in mutated}
-    read = {name: store_of(program, name).get(name) for name in sorted(queried)}
+    read = {name: store_of(program, name).get(name) for name in sorted(read_buffers)}
     changed = [name for name, tensor in read.items() if tensor is not None and tensor_identity(tensor) in written]
     if changed:
         raise _MutatedBranchBufferError(

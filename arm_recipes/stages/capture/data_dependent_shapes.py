@@ -216,7 +216,7 @@ class _UnmaskedCopy:
     """Copies a computation on masked elements, ``f(x[mask])``, as a computation on all elements, ``f(x)``.
 
     Args:
-        graph: is edited.
+        graph: the graph, which is edited.
         shape: shape of ``x``.
         leading_rank: number of dimensions before those of the mask.
         mask: the mask.

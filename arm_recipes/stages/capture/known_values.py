@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import WeakIdKeyDictionary
 
-#: Maximum number of elements of a known tensor: twice the 16 x 16 patches of an image of 2048 x 1024 pixels.
+#: Maximum number of elements of a known tensor: twice the number of 16 x 16 patches in an image of 2048 x 1024 pixels.
 _MAX_ELEMENTS = 1 << 14
 _BUILTIN_TYPES = (
     types.BuiltinFunctionType,
@@ -170,7 +170,7 @@ def function_name(function: Any) -> str:
 
 
 def has_static_shape(x: Tensor) -> bool:
-    """Whether no size and stride of ``x`` is symbolic."""
+    """Whether ``x`` is strided, and none of its sizes and strides is symbolic."""
     return x.layout is torch.strided and all(isinstance(size, int) for size in (*x.shape, *x.stride()))
 
 
@@ -200,7 +200,7 @@ def _require_plain(leaf: Any) -> Any:
 
 
 def _is_torch_function(function: Any) -> bool:
-    """Whether ``function`` is PyTorch's own: no operator of another library, and no operator with graphs."""
+    """Whether ``function`` is PyTorch's own: no operator of another library, and no higher-order operator."""
     if isinstance(function, (OpOverload, OpOverloadPacket)):
         return str(function).startswith(("aten.", "prims."))
     module = str(getattr(function, "__module__", ""))

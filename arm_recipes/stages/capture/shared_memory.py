@@ -79,7 +79,7 @@ def unify_buffers(program: ExportedProgram) -> ExportedProgram:
 
 
 def _find_replacements(program: ExportedProgram) -> dict[str, str | None]:
-    """Return tensor to remove -> buffer that replaces the tensor, by name; None for an unused tensor."""
+    """Return name of a tensor to remove -> name of the buffer that replaces it; None for an unused tensor."""
     tensors = list(_iterate_tensors("", program))
     mutated = [each for each in tensors if is_written(each.node)]
     buffers: dict[TensorIdentity, str] = {}
@@ -99,15 +99,16 @@ def _find_replacements(program: ExportedProgram) -> dict[str, str | None]:
 
 
 def mark_read_state_as_mutated(programs: Mapping[str, ExportedProgram]) -> dict[str, ExportedProgram]:
-    """Mark buffers that a method reads and another method mutates as mutated in both: the new value is the value read.
+    """Mark buffers that one method mutates as mutated in the methods that only read them.
 
-    Otherwise, the program of the reading method would store the buffer as a constant, with its value at export.
+    In a method that only reads a buffer, the new value is the value that it has read. Without the mark, the program of
+    this method would store the buffer as a constant, with its value at export.
 
     Args:
         programs: programs by method name. They must hold the modules' own tensors, not copies.
 
     Returns:
-        The programs; copies of those that read a buffer which only another method writes.
+        The programs by method name. A program that only reads a buffer which another method writes is a copy.
     """
     mutated = {method: mutated_buffers(program) for method, program in programs.items()}
     tensors = {method: list(_iterate_tensors(method, program)) for method, program in programs.items()}

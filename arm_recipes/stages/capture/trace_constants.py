@@ -55,12 +55,12 @@ class TraceConstants(TorchFunctionMode):
         unknown: qualified names of buffers whose values must not be read, because the model writes them.
 
     Attributes:
-        queried: names of the buffers whose values were read.
+        read_buffers: qualified names of the buffers whose values were read.
     """
 
     def __init__(self, model: torch.nn.Module, unknown: frozenset[str] = frozenset()) -> None:
         super().__init__()
-        self.queried: set[str] = set()
+        self.read_buffers: set[str] = set()
         self._known = KnownValues(model, unknown)
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -91,7 +91,7 @@ class TraceConstants(TorchFunctionMode):
 
     def _read(self, known: Known, function: Callable[[Tensor], Any]) -> Any:
         """Compute a Python value from a known value."""
-        self.queried |= known.buffers
+        self.read_buffers |= known.buffers
         with _disable_current_modes(), torch._C.DisableTorchFunction():
             return function(known.value)
 
@@ -118,7 +118,7 @@ class TraceConstants(TorchFunctionMode):
             return None
         known = self._known.compute(function, args, kwargs)
         if known is not None and isinstance(known.value, Tensor):
-            self.queried |= known.buffers
+            self.read_buffers |= known.buffers
             result = known.value.clone()  # traced, so that the model may write it
             self._known.record(result, known)
             return result
@@ -134,7 +134,7 @@ class TraceConstants(TorchFunctionMode):
         if known is None or not has_static_shape(input):
             return None
         axis, x = (0, input.flatten()) if dim is None else (dim, input)
-        self.queried |= known.buffers
+        self.read_buffers |= known.buffers
         with _disable_current_modes(), torch._C.DisableTorchFunction():
             index = torch.arange(x.shape[axis]).repeat_interleave(known.value, output_size=output_size)
         return x.index_select(axis, index)

@@ -1,7 +1,7 @@
 """uint8 casts: move casts from and to uint8 past data movement, to the inputs and outputs of the program.
 
-TOSA has no uint8 type. A delegate accepts uint8 only as an input that it casts immediately. The data movement between
-the casts then moves floating-point values.
+TOSA has no uint8 type. A delegate accepts uint8 only as an input that it casts immediately. After this rewrite, the
+data movement that handled uint8 handles the floating-point values instead.
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ _LAYOUT_PRESERVING = frozenset(
         "aten::copy_",
     }
 )
-#: Returns indices of shape [n, rank]. PyTorch's are column-major, and each trace restores these strides. ExecuTorch's
-#: kernel writes row-major.
+#: Operator whose result, the indices [n, rank], is column-major in PyTorch and row-major in ExecuTorch's kernel. Each
+#: trace of a program restores PyTorch's strides.
 _NONZERO = "aten::nonzero"
 #: Namespaces of the Cortex-M kernels. Their lowering has already transposed operands where a kernel needs it.
 _KERNEL_NAMESPACES = (LIBRARY_NAMESPACE, NAMESPACE)
@@ -70,8 +70,8 @@ def legalize_dim_orders(manager: EdgeProgramManager) -> Sequence[Any]:
 class RowMajorNonzeroShapePass(ConstraintBasedSymShapeEvalPass):
     """ExecuTorch's evaluation of symbolic shapes. It also makes the specs of ``nonzero``'s result row-major.
 
-    No later pass traces the program again, so the strides stay corrected. ``legalize_dim_orders`` has inserted a layout
-    copy before each reader of such a result.
+    No later pass traces the program again, so the specs stay row-major. ``legalize_dim_orders`` has inserted a layout
+    copy before each reader of the result.
     """
 
     def call(self, graph_module: fx.GraphModule) -> PassResult:
@@ -186,9 +186,9 @@ class _LayoutCopies:
     def convert_operands(self, node: fx.Node) -> None:
         """Convert the operands of a CPU operator to contiguous, and update the metadata of its result.
 
-        If an operand has become contiguous, so does the result of quantize and dequantize operators, and that of a dim
-        order copy that kept the operand's former order. For delegates and Cortex-M kernels, a copy restores the order
-        for which they were compiled.
+        If an operand has become contiguous, the result of a quantize or dequantize operator becomes contiguous too. So
+        does the result of a dim order copy that kept the operand's former order. For delegates and Cortex-M kernels, a
+        copy restores the order for which they were compiled.
         """
         converted = [operand for operand in node.all_input_nodes if operand in self._former_orders]
         if node.target is operator.getitem or _name(node) in _LAYOUT_PRESERVING:

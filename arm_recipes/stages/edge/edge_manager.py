@@ -27,8 +27,8 @@ def remove_io_casts(manager: EdgeProgramManager) -> Sequence[Any]:
 
     Scale, zero point, range and dtype are stored in the program as constant methods such as ``forward_input0_scale``,
     with the names of ExecuTorch's ``quantize_io_pass``. Inputs that are not quantized (token indices, a boolean mask)
-    are unchanged. A float input stays float, with a warning, unless all its users quantize it with equal parameters. So
-    does a float output that no dequantize operator computes.
+    are unchanged. A float input stays float, with a warning, unless all its users quantize it with equal parameters. A
+    float output that no dequantize operator computes stays float too, with a warning.
     """
     from executorch.exir.passes.quantize_io_pass import quantize_input, quantize_output
 
@@ -100,7 +100,8 @@ def lower_integer_remainder(manager: EdgeProgramManager) -> Sequence[Any]:
 def lower_scaled_addition(manager: EdgeProgramManager) -> Sequence[Any]:
     """Rewrite x + alpha * y on the CPU to a product and a sum if x has one element and y has several.
 
-    ExecuTorch's optimized ``add`` kernel scales x then, not y. Edge programs cast both operands to the result's type.
+    With such operands, ExecuTorch's optimized ``add`` kernel multiplies x, not y, by alpha. Edge programs cast both
+    operands to the result's type, so the product has this type too.
     """
     aten = exir_ops.edge.aten
     for method in manager.methods:
@@ -160,7 +161,7 @@ def _make_scalar(value: Any, like: Node) -> Node:
 def remove_redundant_copies(manager: EdgeProgramManager) -> Sequence[Any]:
     """Remove redundant copies of the new values of mutated inputs and buffers.
 
-    If ExecuTorch retraces a method, each mutation becomes a copy on the CPU before the final write.
+    If ExecuTorch retraces a method, it inserts a copy on the CPU before the final write of each mutation.
     """
     for method in manager.methods:
         program = manager.exported_program(method)
@@ -173,8 +174,9 @@ def remove_redundant_copies(manager: EdgeProgramManager) -> Sequence[Any]:
 def dequantize_after_lookups(manager: EdgeProgramManager) -> Sequence[Any]:
     """Dequantize the elements that a lookup on the CPU takes from a table, not the whole table.
 
-    A table that is dequantized first occupies RAM for all its elements in float32. If a consumer quantizes the elements
-    with the same scale and zero point, they stay integers: quantizing a dequantized integer returns it.
+    To dequantize the whole table before the lookup takes RAM for all its elements in float32. If a consumer quantizes
+    the selected elements with the same scale and zero point, they stay integers: quantizing a dequantized integer
+    returns this integer.
     """
     for method in manager.methods:
         module = manager.exported_program(method).graph_module
@@ -255,8 +257,8 @@ def _copy_outputs(program: ExportedProgram, needs_copy: Callable[[Node, set[Node
 def use_cortex_m_quantize(manager: EdgeProgramManager) -> Sequence[Any]:
     """Replace quantize and dequantize outside the delegates by the ``cortex_m`` operators of firmware.
 
-    ``cortex_m`` has no kernels for per-channel parameters and for floating-point types other than float32. Such nodes
-    keep ExecuTorch's operators, which the partitioner has loaded.
+    ``cortex_m`` has no kernels for per-channel parameters, for integers other than int8 and int16, and for
+    floating-point types other than float32. Such nodes keep ExecuTorch's operators, which the partitioner has loaded.
     """
     from arm_backend_core.cortex_m.operators import edge_operator
 

@@ -2,7 +2,7 @@
 
 Kernels of ExecuTorch's portable library crash on such tensors (``log_softmax`` and ``constant_pad_nd`` divide by a
 size, ``amax`` aborts), or reject them (``index_select``). Their results are known at export: an empty tensor has no
-values, and a reduction of an empty tensor is the reduction's identity element.
+values, and a reduction over an empty dimension gives a constant, such as 0 for ``sum``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Weight sharing on Ethos-U85: in all methods, compute shared linear layers with the same number of rows per operation.
+"""Weight sharing on Ethos-U85: compute shared linear layers with the same number of rows per operation in all methods.
 
 Vela encodes weights in blocks of output channels. The block size depends on the number of rows that the accumulators
 hold: 512 channels with 1 row, 64 with 32 rows. So a weight that one method reads with 1 row and another with 32 rows
@@ -6,8 +6,9 @@ is stored twice, in different order. Up to ``_ROWS_PER_GROUP`` rows, a layer tak
 rewrite splits the rows into groups of that size and pads the last group, so that all methods read the same bytes.
 
 Measured: a model of SmolLM2's shape takes 161 MiB instead of 261 MiB, with 0.9 % more cycles for a token (because of
-padding) and 1.2 % for a prompt of 32. A network with such layers only takes 5 % and 15 % more. So the export applies
-the rewrite only to methods that share state, as decoders do. There, these layers take a fifth of the cycles.
+padding) and 1.2 % more for a prompt of 32. A network that consists only of such layers takes 5 % and 15 % more. So the
+export applies the rewrite only to methods that share state, such as the methods of a decoder. In decoders, these layers
+take a fifth of the cycles.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def _rows_per_group(recipe: ExportRecipe) -> int | None:
 
 
 def _quantized_linears(program: ExportedProgram) -> Iterator[tuple[TensorIdentity, Node]]:
-    """Yield (identity of the weight, node) of linear operators with int8 operands and quantized results."""
+    """Yield (weight identity, node) of linear operators with int8 inputs, large weights and quantized results."""
     constants = constants_of(program)
     for node in program.graph.find_nodes(op="call_function", target=aten.linear.default):
         x, weight = node.args[:2]

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from executorch.exir.backend.compile_spec_schema import CompileSpec
     from executorch.exir.lowered_backend_module import LoweredBackendModule
 
-_CONV_OP, _DEPTHWISE_OP, _KERNEL_OPS, _ELEMENTWISE_OP, _DMA_OP = 2, 3, (2, 3, 5, 6, 7), 6, 16
+_CONV_OP, _DEPTHWISE_OP, _KERNEL_OPS, _DMA_OP = 2, 3, (2, 3, 5, 6, 7), 16
 #: (region, base) registers of up to four weight streams and of the scales. The length register follows the base
 #: register.
 _WEIGHT_REGISTERS = ((296, 0x420), (296, 0x490), (296, 0x492), (296, 0x494), (297, 0x422))
@@ -42,7 +42,7 @@ _WEIGHT_REGISTERS = ((296, 0x420), (296, 0x490), (296, 0x492), (296, 0x494), (29
 _FEATURE_MAP_REGISTERS = ((271, 0x400, 261), (399, 0x480, 389))
 _DMA_SOURCE, _DMA_TARGET_REGION, _DMA_LENGTH = (DMA_REGISTERS[0], DMA_REGISTERS[2]), DMA_REGISTERS[1], DMA_REGISTERS[4]
 _GATHER_INDICES, _GATHER_INDEX_MAX, _DMA_STRIDES, _DMA_COUNTS = (308, 0x437), 0x438, (0x433, 0x434), (306, 307)
-_MIN_CHAINED_STORAGE = 2  #: IFM storage modes from this value on are not in memory: chained operand, scalar
+_MIN_CHAINED_STORAGE = 2  #: IFM storage modes 2 and 3 are not in memory: chained operand, scalar
 _CONSTANT_REGION = 0  #: the region of weights and other constants
 _ALIGNMENT_BYTES = 64
 #: Ethos-U weights are not shared if the shared region has more than this fraction of the bytes of all weights.
@@ -116,7 +116,10 @@ def replace_payload(
     extra_specs: Sequence[CompileSpec] = (),
     inserted_offsets: Sequence[int] = (),
 ) -> None:
-    """Replace a delegate's payload, and update its record: checksum, size, and positions of the commands."""
+    """Replace a delegate's payload, and update its record: checksum, size, and offsets of the commands.
+
+    ``inserted_offsets``: see ``CommandStream``.
+    """
     from arm_backend_core.backends.payload import CHECKSUM_KEY, checksum_spec
     from arm_backend_core.events import delegate_record, set_delegate_record
 
@@ -162,9 +165,9 @@ class CommandStream:
 
     Attributes:
         constant_reads: the reads, in program order.
-        inserted_offsets: byte offsets, relative to the first command, before which a command was inserted. The inserted
-            command repeats an address that Vela sets only once for two operands: a constant, and a tensor of another
-            region at the same offset.
+        inserted_offsets: byte offsets in the original stream, relative to the first command, before which a command was
+            inserted. The inserted command repeats an address that Vela sets only once for two operands: a constant, and
+            a tensor of another region at the same offset.
     """
 
     def __init__(self, stream: bytes) -> None:
