@@ -1,6 +1,7 @@
 """Lowering: convert an fx graph to a TOSA graph.
 
-A quantize/dequantize pair becomes quantization parameters of the operators between the two nodes.
+Quantize and dequantize nodes become quantization parameters: a dequantize node gives those of an operand, a quantize
+node those of a result.
 
 Every node is lowered once, in program order. A node that cannot be lowered becomes ``Unsupported`` data, and its
 readers read a new graph input instead. The walk therefore shows which nodes a target can run. The graph of each
@@ -217,7 +218,7 @@ class Lowering:
             return self._to_float(item) if node in self.float_nodes else item
         if is_random(node) and find_record(node) is None and DECOMPOSITION_REFUSAL not in node.meta:
             raise Unsupported("it draws random numbers, which no target does; give them as an input")
-        is_int64 = getattr(first_result(node), "dtype", None) is torch.int64  # readers check narrower types
+        is_int64 = getattr(first_result(node), "dtype", None) is torch.int64  # narrower types wrap
         if is_integer(node) and not self._intervals.fits_int32(node) and is_int64:
             raise Unsupported(
                 "its int64 result may exceed int32, which is all that TOSA has; compute with .to(torch.int32) values"
@@ -282,7 +283,7 @@ class Lowering:
     def _lower_in_float(
         self, node: Node, record: Record, args: list[Any], kwargs: dict[str, Any], reason: str
     ) -> Result:
-        """Dequantize the operands and apply the floating-point rule, where the target allows mixing (VGF).
+        """Dequantize the operands and apply the floating-point rule, if the target has floating point (VGF).
 
         Raises:
             Unsupported: the target runs integers only.
@@ -328,7 +329,7 @@ class Lowering:
         assert isinstance(source, Tensor)
         if source.q is not None:
             return Tensor(context.requantize(source, q))
-        if _as_node(node.args[0]) in self.constants:  # PyTorch divides in float32, so it rounds differently near ties
+        if _as_node(node.args[0]) in self.constants:  # by PyTorch: its float32 division decides the rounding near ties
             return Tensor(self.builder.const(evaluate_node(node, self.constants.__getitem__).numpy(), q.dtype))
         if source.is_constant:
             return Tensor(self.builder.const(q.quantize(source.real), q.dtype))

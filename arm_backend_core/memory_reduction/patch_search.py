@@ -1,8 +1,8 @@
 """Search for a stage and a grid of patches with which a program fits the available SRAM.
 
-A candidate is a stage and a grid. A stage may end at each image that is smaller than the ends of all shorter stages.
-Candidates are compiled in ascending order of recomputed work. Of the first programs that fit, the one with the fewest
-cycles by Vela's estimate is chosen.
+A candidate is a stage and a grid. A stage may end at each image that is smaller than the results of all stages that
+end earlier. Candidates are compiled in ascending order of recomputed work. Of the first two programs that fit, the one
+with fewer cycles by Vela's estimate is chosen.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def copy_graph(graph: Graph) -> Graph:
 def list_candidates(graph: Graph, available: int) -> list[Candidate]:
     """List stages and grids that may fit ``available`` bytes, in ascending order of the recomputed work.
 
-    The inputs and the result of a stage are in memory at the same time.
+    A stage is left out if its inputs and its result, which are in memory at the same time, do not fit together.
     """
     total, smallest = sum(op.work for op in graph.ops), None
     candidates = list[Candidate]()
@@ -113,8 +113,8 @@ def save_graph_for_patches(spec: ArmCompileSpec, choose: Pass) -> tuple[Pass, li
     """Wrap the pass ``choose`` so that it saves a copy of its result, if patches may be needed.
 
     Returns:
-        The pass, and the list to which it appends the copy. The list stays empty if no patches are needed: without an
-        SRAM budget or ``optimise="auto"``.
+        The pass, and the list to which it appends the copy. The list stays empty if ``spec`` has no SRAM budget, or
+        another goal than ``optimise="auto"``: no patches are needed then.
     """
     saved_graphs = list[Graph]()
     if not isinstance(spec, EthosUCompileSpec) or spec.sram_budget is None or spec.optimise != "auto":
