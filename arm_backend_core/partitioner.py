@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-import executorch.kernels.quantized  # noqa: F401  (how quantize and dequantize at the boundary are emitted)
+import executorch.kernels.quantized  # noqa: F401  (registers the out variants of quantize and dequantize)
 from executorch.exir.backend.partitioner import Partitioner, PartitionResult
 from torch.export import ExportedProgram
 

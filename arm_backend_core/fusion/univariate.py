@@ -1,8 +1,7 @@
 """Univariate functions: chains of elementwise operators on one quantized tensor, composed into one function.
 
-The lowering represents such a function by a ``Univariate``, without emitting operators. The quantize node of the
-result emits the function: c * x as a RESCALE, a clamp as a RESCALE with a CLAMP, any other function by TABLE
-(``ops/lookup``).
+The lowering represents such a function by a ``Univariate``, without emitting operators. At the quantize node of its
+result, the function is emitted by RESCALE (c * x), by RESCALE and CLAMP (some clamps), or by TABLE (``ops/lookup``).
 """
 
 from __future__ import annotations

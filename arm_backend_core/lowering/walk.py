@@ -62,7 +62,7 @@ class Lowering:
         target: the operators, types and extensions that may be used.
         float_nodes: nodes that are computed in floating point although their operands are quantized.
         constants: values of the nodes that are parameters, buffers, or computed from these alone.
-        graph: TOSA operators of all nodes. Operators of a node that was lowered again or refused are dead.
+        graph: TOSA operators of all nodes. The first operators of a node that was lowered again or excluded are dead.
         results: the lowering result of every visited node.
         qparams: reads the program's quantization parameters.
     """

@@ -17,20 +17,23 @@ aten = torch.ops.aten
 
 
 def _arg_min_or_max(x: Tensor, dim: int | None, keepdim: bool, *, largest: bool) -> Tensor:
-    """Index of the first maximum or minimum. argmax takes no booleans; -x overflows for the smallest integer."""
+    """Index of the first maximum or minimum.
+
+    argmax takes no booleans. Integers are negated as ~x = -x - 1, because -x overflows for the smallest integer.
+    """
     x = x.int() if x.dtype is torch.bool else x
     return torch.argmax(x if largest else -x if x.is_floating_point() else ~x, dim, keepdim)
 
 
 @decomposition(aten.max.dim)
 def max_dim(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """Values and indices."""
+    """Maximum along ``dim`` and its first index."""
     return torch.amax(x, dim, keepdim), _arg_min_or_max(x, dim, keepdim, largest=True)
 
 
 @decomposition(aten.min.dim)
 def min_dim(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """Values and indices."""
+    """Minimum along ``dim`` and its first index."""
     return torch.amin(x, dim, keepdim), _arg_min_or_max(x, dim, keepdim, largest=False)
 
 
@@ -89,7 +92,11 @@ def _apply_keepdim(pair: tuple[Tensor, Tensor], dim: int, keepdim: bool) -> tupl
 def sort(
     x: Tensor, dim: int = -1, descending: bool = False, *, stable: bool | None = None, quantized: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Sort by topk, which has a CPU kernel. The indices of a stable sort of more than 64 elements are None."""
+    """Sort by topk, for which ExecuTorch has a CPU kernel, unlike for sort.
+
+    The CPU's topk is not stable, so the indices of a stable sort come from ``_stable_argsort``. For more than 64
+    elements they are None.
+    """
     size, compare_dtype = x.shape[dim] if x.dim() else 1, torch.int32 if quantized else torch.float32
     if x.dtype is torch.bool:
         sorted_numbers, indices = sort(x.to(compare_dtype), dim, descending, stable=stable, quantized=quantized)
@@ -288,7 +295,8 @@ decomposition(aten.var_mean.default, aten.var_mean.dim, aten.var_mean.correction
 decomposition(aten.std_mean.default, aten.std_mean.dim, aten.std_mean.correction)(_build_spread_and_mean(torch.std))
 
 
-#: Largest size of a dimension along which ``cumprod`` multiplies element by element. One CONCAT joins the products.
+#: Largest size of a dimension along which ``cumprod`` multiplies element by element. One CONCAT joins the products;
+#: TOSA's level 8K limits it to 64 operands.
 _MAX_SEQUENTIAL_PRODUCTS = 64
 
 
@@ -297,7 +305,7 @@ def cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None, quantized:
     """Cumulative product, element by element. For large dimensions and if quantized: by a prefix scan."""
     size = x.shape[dim] if x.dim() else 1
     if quantized or not 1 < size <= _MAX_SEQUENTIAL_PRODUCTS:
-        return _prefix_scan(x, dim, dtype, torch.mul)  # 0 times a product of later elements that overflows is NaN
+        return _prefix_scan(x, dim, dtype, torch.mul)  # 0 * inf is NaN if a partial product overflows
     x = x.to(dtype or (x.dtype if x.is_floating_point() else torch.int64))
     products = [x.narrow(dim, 0, 1)]
     for i in range(1, size):
