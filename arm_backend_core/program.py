@@ -75,7 +75,7 @@ def _copy_spec(spec: Any) -> Any:
 def replace_parts(
     program: ExportedProgram, module: GraphModule, signature: ExportGraphSignature, state: Tensors, constants: Tensors
 ) -> ExportedProgram:
-    """Copy ``program`` shallowly, replace these parts, and check the result."""
+    """Copy ``program`` shallowly with another module, signature and tensors, and check the result."""
     result = _assemble(program, module, signature, state, constants)
     result.validate()
     return result
@@ -84,7 +84,7 @@ def replace_parts(
 def _assemble(
     program: ExportedProgram, module: GraphModule, signature: ExportGraphSignature, state: Tensors, constants: Tensors
 ) -> ExportedProgram:
-    """Copy ``program`` shallowly and replace these parts. fx generates the module's Python code lazily."""
+    """Like ``replace_parts``, without the check. fx generates the module's Python code lazily."""
     result = copy.copy(program)
     result._graph_module = _LazyGraphModule(module, module.graph)
     result._graph_module.meta.update(module.meta)

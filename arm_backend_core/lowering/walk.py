@@ -161,7 +161,7 @@ class Lowering:
         return self._graph_inputs[node][1]
 
     def boundary_value(self, node: Node) -> tuple[Value, Layout]:
-        """The TOSA value of ``node`` as the input of a delegate that does not compute it, and its memory layout."""
+        """The TOSA value and memory layout of ``node`` as an input of a delegate, which does not compute ``node``."""
         result = self.results.get(node)
         if isinstance(result, Tensor):
             return result.value, identity(result.rank)
@@ -221,10 +221,10 @@ class Lowering:
         is_int64 = getattr(first_result(node), "dtype", None) is torch.int64  # narrower types wrap
         if is_integer(node) and not self._intervals.fits_int32(node) and is_int64:
             raise Unsupported(
-                "its int64 result may exceed int32, which is all that TOSA has; compute with .to(torch.int32) values"
+                "its int64 result may exceed int32, and TOSA has no int64; compute with .to(torch.int32) values"
             )
         if overflowing := self._intervals.find_overflowing_operand(node):
-            raise Unsupported(f"it reads '{overflowing.name}', whose int64 values may exceed int32, all that TOSA has")
+            raise Unsupported(f"it reads '{overflowing.name}', whose int64 values may exceed int32, and TOSA has no int64")
         for tensor in (node, *node.all_input_nodes):
             require_static(tensor)
         record = find_record(node)

@@ -141,7 +141,7 @@ def _wrap_negative_indices(cx: Context, indices: Value, size: int) -> Value:
 
 
 def reshape_indices(cx: Context, indices: Value, shape: Sequence[int]) -> Value:
-    """Reshape indices. The FP profile has no RESHAPE of INT32, so indices are cast to FP32 and back there.
+    """Reshape indices. The FP profile has no RESHAPE of INT32, so it casts indices to FP32 and back.
 
     The casts are exact for indices below 2**24.
     """

@@ -130,7 +130,7 @@ def _(cx: Context, condition: Tensor, x: Operand, y: Operand) -> Value:
 
 
 def _register_bitwise(kind: str, *overloads: OpOverload, logical: bool) -> None:
-    """Register and, or, xor; ``logical`` if they are torch.logical_* instead of torch.bitwise_*."""
+    """Register ``and``, ``or`` or ``xor``; ``logical`` for torch.logical_*, False for torch.bitwise_*."""
 
     @op(*overloads)
     def rule(cx: Context, x: Operand, y: Operand) -> Value:

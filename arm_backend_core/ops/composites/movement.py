@@ -20,7 +20,7 @@ Array = np.ndarray[Any, Any]
 
 @decomposition(aten.diagonal.default, aten.diagonal_copy.default)
 def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-    """A diagonal of two dimensions. They are cropped to n x n and flattened; every (n + 1)-th element is taken."""
+    """A diagonal of ``dim1`` and ``dim2``: crop both dimensions to n x n, flatten, take every (n + 1)-th element."""
     x = x.movedim((dim1, dim2), (-2, -1))
     x = x[..., max(offset, 0) :] if offset > 0 else x[..., max(-offset, 0) :, :]
     side = min(x.shape[-2:])

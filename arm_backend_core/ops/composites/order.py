@@ -156,7 +156,8 @@ def mode(x: Tensor, dim: int = -1, keepdim: bool = False, *, quantized: bool) ->
     this, other = last.unsqueeze(-1), last.unsqueeze(-2)
     count = (this == other).to(dtype).sum(-1, dtype=dtype)
     is_most_frequent = count == count.amax(-1, keepdim=True)
-    # The element is gathered by its index: torch.where would give it another scale than x. Index: last, as in PyTorch.
+    # The element is gathered by its index, because torch.where would give it another scale than x. The index is the
+    # last one of the element, as in PyTorch.
     is_smallest = is_most_frequent & ~((other < this) & is_most_frequent.unsqueeze(-2)).any(-1)
     positions = torch.where(is_smallest, torch.arange(last.shape[-1], dtype=dtype), 0).amax(-1, keepdim=True)
     positions = positions.to(torch.int32).to(torch.int64)

@@ -214,8 +214,8 @@ def index_reduce(x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str
 def _one_hot_scatter_mask(x: Tensor, dim: int, index: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
     """Return the one-hot mask [..., elements, positions] of a scatter along ``dim``, and the source with ``dim`` last.
 
-    ``index`` may be smaller than x in the other dimensions. There, both results are padded to the size of x, and the
-    padding of the mask is False.
+    ``index`` may be smaller than x in the other dimensions. Both results are padded to the size of x in these
+    dimensions, and the padding of the mask is False.
     """
     if not x.dim():
         raise Unsupported("scatter into a scalar; write it with torch.where")

@@ -209,5 +209,5 @@ def _table_index_int16(rows: ReductionView, input_range: float) -> _ExpTableInde
     exact = np.minimum(np.exp((TABLE_INPUTS / factor - distance) * scale) * one, Q15_MAX)
     if factor < Q15_MAX:  # else the maximum and all elements that matter fall on table inputs
         exact *= 1 - (128 * scale / factor) ** 2 / 16
-    exact[0] *= factor == 1.0  # the index of smaller elements saturates there
+    exact[0] *= factor == 1.0  # the index of all smaller elements saturates to entry 0
     return _ExpTableIndex(rows, reference, start, stride, factor, one, least, exact)

@@ -45,7 +45,7 @@ class _WeightUse:
 
     @property
     def owns_bias(self) -> bool:
-        """Whether only these operators read the bias."""
+        """Whether no operator besides ``nodes`` reads the bias."""
         return self.bias is None or self.bias.users.keys() == set(self.nodes)
 
 
