@@ -224,7 +224,8 @@ class Lowering:
                 "its int64 result may exceed int32, and TOSA has no int64; compute with .to(torch.int32) values"
             )
         if overflowing := self._intervals.find_overflowing_operand(node):
-            raise Unsupported(f"it reads '{overflowing.name}', whose int64 values may exceed int32, and TOSA has no int64")
+            name = overflowing.name
+            raise Unsupported(f"it reads '{name}', whose int64 values may exceed int32, and TOSA has no int64")
         for tensor in (node, *node.all_input_nodes):
             require_static(tensor)
         record = find_record(node)
