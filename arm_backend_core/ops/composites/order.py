@@ -17,10 +17,7 @@ aten = torch.ops.aten
 
 
 def _arg_min_or_max(x: Tensor, dim: int | None, keepdim: bool, *, largest: bool) -> Tensor:
-    """Index of the first maximum or minimum.
-
-    argmax takes no booleans. Integers are negated as ~x = -x - 1, because -x overflows for the smallest integer.
-    """
+    """Index of the first maximum or minimum. argmax takes no booleans; ~x negates integers without overflow."""
     x = x.int() if x.dtype is torch.bool else x
     return torch.argmax(x if largest else -x if x.is_floating_point() else ~x, dim, keepdim)
 
@@ -186,14 +183,9 @@ def quantile(
         value = value * (1 - weight) + _kth_smallest(values, axis, first + 2)[0] * weight
     if not quantized:
         value = torch.where((values != values).any(axis, keepdim=True), math.nan, value)
-    kept_shape = [1] * x.dim() if keepdim else []
-    return (
-        value.reshape(kept_shape)
-        if values.dim() != x.dim() or dim is None
-        else value
-        if keepdim
-        else value.squeeze(axis)
-    )
+    if dim is None or not x.dim():
+        return value.reshape([1] * x.dim() if keepdim else [])
+    return value if keepdim else value.squeeze(axis)
 
 
 @decomposition(aten.median.default)
@@ -296,8 +288,7 @@ decomposition(aten.var_mean.default, aten.var_mean.dim, aten.var_mean.correction
 decomposition(aten.std_mean.default, aten.std_mean.dim, aten.std_mean.correction)(_build_spread_and_mean(torch.std))
 
 
-#: Largest size of a dimension along which ``cumprod`` multiplies element by element. One CONCAT joins the products;
-#: TOSA's level 8K limits it to 64 operands.
+#: Largest dimension along which ``cumprod`` multiplies element by element: CONCAT has at most 64 operands (level 8K).
 _MAX_SEQUENTIAL_PRODUCTS = 64
 
 
