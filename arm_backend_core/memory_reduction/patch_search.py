@@ -109,8 +109,8 @@ def _list_grids(stage: Stage, position: int, total: int) -> Iterator[Candidate]:
                 yield Candidate(position, grid, recomputed_work)
 
 
-def save_graph_for_patches(spec: ArmCompileSpec, choose: Pass) -> tuple[Pass, list[Graph]]:
-    """Wrap the pass ``choose`` so that it saves a copy of its result, if patches may be needed.
+def save_graph_for_patches(spec: ArmCompileSpec, alternatives_pass: Pass) -> tuple[Pass, list[Graph]]:
+    """Wrap the pass that chooses alternatives, so that it saves a copy of its result if patches may be needed.
 
     Returns:
         The pass, and the list to which it appends the copy. The list stays empty if ``spec`` has no SRAM budget, or
@@ -118,10 +118,10 @@ def save_graph_for_patches(spec: ArmCompileSpec, choose: Pass) -> tuple[Pass, li
     """
     saved_graphs = list[Graph]()
     if not isinstance(spec, EthosUCompileSpec) or spec.sram_budget is None or spec.optimise != "auto":
-        return choose, saved_graphs
+        return alternatives_pass, saved_graphs
 
     def choose_and_save(graph: Graph, target: Target) -> None:
-        choose(graph, target)
+        alternatives_pass(graph, target)
         saved_graphs.append(copy_graph(graph))
 
     return choose_and_save, saved_graphs
@@ -152,7 +152,7 @@ def find_patches(graph: Graph, smallest: Program, compile_graph: CompileGraph) -
 
     Args:
         graph: the graph before the last passes.
-        smallest: the program without patches, which does not fit, with the compile spec of the delegate.
+        smallest: the smallest program without patches, which does not fit, with the compile spec of the delegate.
         compile_graph: compiles a graph for a spec; None if Vela fails.
     """
     found = list[PatchedProgram]()
