@@ -79,8 +79,8 @@ def to_common_rank(x: FixedPoint, y: FixedPoint) -> tuple[FixedPoint, FixedPoint
 def _saturate_negligible(x: FixedPoint, y: FixedPoint, out: QParams | None) -> tuple[FixedPoint, FixedPoint]:
     """Reduce an extreme ratio of the operands' scales if the result stays the same.
 
-    If one step of an operand exceeds the ranges of the other operand and of ``out`` together, only its sign matters.
-    The operand is then replaced by its sign, at a smaller scale.
+    If one step of an operand exceeds the ranges of the other operand and of ``out`` together, only the sign of this
+    operand matters. The operand is then replaced by its sign, at a smaller scale.
     """
     if x.scale > y.scale:
         return _saturate_negligible(y, x, out)[::-1]

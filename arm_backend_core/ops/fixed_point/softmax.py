@@ -34,7 +34,8 @@ def softmax(b: Builder, x: Value, q: QParams, axis: int, out: QParams) -> Value:
     Each rounding changes a probability by at most 2**-16. ``_sum_exponentials`` bounds the error of the sum.
 
     Raises:
-        Unsupported: x is neither int8 nor int16, a row is too long, or the result's scale is below 2**-16.
+        Unsupported: the conditions of ``ReductionView.from_tensor``; a row is too long; or the result's scale is below
+            2**-16.
     """
     rows = ReductionView.from_tensor(b, x, q, (axis,), "softmax")
     _require_min_scale(out, 2.0**-16, "softmax")
@@ -56,8 +57,8 @@ def log_softmax(b: Builder, x: Value, q: QParams, axis: int, out: QParams) -> Va
     """Log-softmax over ``axis``: x - max - ln(sum(exp(x - max))), added in int32 at a scale of 2**-20 or coarser.
 
     Raises:
-        Unsupported: x is neither int8 nor int16, a row is too long, or the result's scale is below 2**-15 or below the
-            scale of the addition.
+        Unsupported: the conditions of ``ReductionView.from_tensor``; a row is too long; or the result's scale is below
+            2**-15 or below the scale of the addition.
     """
     rows = ReductionView.from_tensor(b, x, q, (axis,), "log_softmax")
     if rows.n == 1:

@@ -59,7 +59,7 @@ class BiasCorrection:
       would add an error there, which the norm would amplify,
     - an operator of a recurrent layer without a bias: a bias would cost an ADD in each time step.
 
-    Methods share the bias of a layer. It is corrected for the mean over the inputs of all methods.
+    The methods of a program share the bias of a layer, so it is corrected for the mean input over all methods.
     """
 
     def __init__(self, models: Sequence[ObservedProgram]) -> None:

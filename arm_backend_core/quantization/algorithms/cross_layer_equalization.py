@@ -4,7 +4,7 @@ An activation has one scale for all channels, so a channel with a small range ge
 is between two layers, output channel j of the first layer is divided by s_j. The weights of the second layer that read
 this channel are multiplied by s_j. The function of the model does not change. s_j = sqrt(r_j / w_j) equalizes the
 range r_j of the channel and the largest weight w_j that reads it (Nagel et al. 2019; behind a norm this is SmoothQuant,
-Xiao et al. 2022). Ranges are estimated from the parameters. Few calibration samples do not show the range of a channel
+Xiao et al. 2022). Ranges are estimated from the parameters: few calibration samples do not show the range of a channel
 reliably, and values beyond the range would be clipped.
 """
 
