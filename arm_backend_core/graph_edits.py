@@ -13,7 +13,7 @@ from arm_backend_core.nodes import FEEDS_DROPOUT, REPLACED_NAME
 
 
 def insert_call(origin: Node, target: Any, *args: Any, **kwargs: Any) -> Node:
-    """Insert an operator that computes part of ``origin``. It gets the trace metadata of ``origin``."""
+    """Insert an operator that computes part of ``origin``, with the metadata of ``origin`` and its own fake tensor."""
     node = origin.graph.call_function(target, args, kwargs)
     node.meta = dict(origin.meta)
     values = [x.meta["val"] if isinstance(x, Node) else x for x in args]
@@ -25,7 +25,7 @@ def insert_call(origin: Node, target: Any, *args: Any, **kwargs: Any) -> Node:
 
 
 def replace_node(node: Node, results: Any) -> None:
-    """Replace ``node`` by ``results`` and erase it. An operator of several results has one node for each result."""
+    """Replace ``node`` by ``results`` and erase it. For an operator of several results, ``results`` is a list."""
     if isinstance(results, (tuple, list)):
         for getitem in list(node.users):
             assert getitem.target is operator.getitem, getitem

@@ -185,10 +185,11 @@ def _extract_program(program: ExportedProgram, partition: Partition) -> Exported
 
 
 class _DelegateStub:
-    """Stub of a delegate's original module: returns outputs of the right shape and type, or runs the graph.
+    """Stub of a delegate's original module.
 
-    ExecuTorch calls it with fake tensors each time it traces the program (12 times in an export); only metadata matter
-    then. With real tensors it runs the delegate, so that an edge program can be executed in Python.
+    ExecuTorch calls it with fake tensors each time it traces the program (12 times in an export). The stub then returns
+    empty tensors of the right shapes and types. With real tensors, it executes the delegate, so that an edge program
+    can be executed in Python.
     """
 
     def __init__(self, metas: Sequence[torch.Tensor], execute: Execute) -> None:

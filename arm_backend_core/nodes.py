@@ -23,13 +23,13 @@ DELEGATE_LOOP = "arm_loop"
 #: Key in a node's ``meta``: assumed (minimum, maximum) of a tensor of integers, or of integers cast to floats.
 INTERVAL = "arm_interval"
 #: Key in a node's ``meta``: marks a ``where`` that selects the result of one branch of a ``torch.cond``.
-#: Calibration computes this branch only.
+#: Calibration computes only the branch that is taken.
 BRANCH_SELECT = "arm_choice"
-#: Key in a node's ``meta``: marks the attribute that holds a parameter. Buffers and constants have none.
+#: Key in the ``meta`` of a ``get_attr`` node: whether the attribute is a parameter, not a buffer or a constant.
 PARAMETER = "arm_parameter"
 #: Key in a node's ``meta``: marks the operand of a dropout that was removed because it is inactive in evaluation mode.
 FEEDS_DROPOUT = "arm_feeds_dropout"
-#: Key in a node's ``meta``: name of the node with ``FEEDS_DROPOUT`` whose result it computes instead.
+#: Key in a node's ``meta``: name of the node with ``FEEDS_DROPOUT`` that this node replaces.
 REPLACED_NAME = "arm_replaced_name"
 _RECIPES_FOLDER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "arm_recipes", "")
 _LIBRARY_FOLDERS = (os.path.join(os.path.dirname(torch.__file__), ""), _RECIPES_FOLDER)
@@ -182,7 +182,7 @@ def _storages(node: Node) -> set[int]:
 
 
 def constant_nodes(graph: Graph, inputs: Iterable[Node] = ()) -> set[Node]:
-    """Parameters, buffers and nodes computed from them alone: attributes of the graph, and the constant ``inputs``."""
+    """The attributes that the graph does not write, the constant ``inputs``, and nodes computed from these alone."""
     constants, has_writes = set(inputs), any(map(mutates, graph.nodes))
     for node in graph.nodes:
         is_attribute = node.op == "get_attr" and not (has_writes and is_state(node))
@@ -239,9 +239,9 @@ def set_refusal_reason(node: Node, reason: str) -> None:
 
 
 def assign_debug_handles(graph: Graph, first: int = _FIRST_HANDLE) -> None:
-    """Number the operators in program order, unless they have numbers. ExecuTorch's debug handles are these numbers.
+    """Number the operators in program order, unless some have a number. ExecuTorch's debug handles are these numbers.
 
-    The nodes of a decomposition inherit the number, here and in ExecuTorch, because it copies ``custom``.
+    The nodes of a decomposition inherit the number, because this compiler and ExecuTorch copy ``custom``.
 
     Args:
         graph: the graph to number.
@@ -254,12 +254,12 @@ def assign_debug_handles(graph: Graph, first: int = _FIRST_HANDLE) -> None:
 
 
 def debug_handle_of(node: Node) -> int | None:
-    """The number of ``node``, or of the operator that it was decomposed from; None for nodes of the compiler."""
+    """The number of ``node``, or of the operator that it was decomposed from; None if it has no number."""
     return (node.meta.get("custom") or {}).get(DEBUG_HANDLE)
 
 
 def boundary_source(node: Node) -> Node:
-    """The first node upstream, ``node`` included, that is no quantize, dequantize or boundary cast."""
+    """The first node upstream, ``node`` included, that is no quantize, dequantize, or boundary cast or copy."""
     return source_through(node, lambda x: is_quantize(x) or is_dequantize(x) or bool(x.meta.get(BOUNDARY)))
 
 
@@ -268,7 +268,7 @@ def boundary_order(node: Node) -> Layout:
 
     A program input has the layout of the example input if that is contiguous or channels_last. Quantizing and casting
     preserve this layout. All other results are contiguous: a CPU operator's result is made contiguous, because its
-    layout depends on later passes of ExecuTorch (a permute copies there).
+    layout depends on later passes of ExecuTorch, which replace ``permute`` by ``permute_copy``.
     """
     source = boundary_source(node)
     return memory_order(source.meta["val"]) if source.op == "placeholder" else identity(source.meta["val"].dim())
@@ -314,7 +314,8 @@ def is_integer_or_bool(node: Node) -> bool:
 def source_line(node: Node) -> str:
     """``file:line`` of the user's model where ``node`` was traced; empty if the trace does not contain one.
 
-    Lines of PyTorch do not count, because every ``nn.Conv2d`` has the same. ``source_location`` names the module then.
+    Lines of PyTorch and arm_recipes do not count, because every ``nn.Conv2d`` has the same line in PyTorch. If there
+    are no others, ``source_location`` names the module.
     """
     lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines() if 'File "' in line]
     user_lines = [line for line in lines if not line.removeprefix('File "').startswith(_LIBRARY_FOLDERS)]

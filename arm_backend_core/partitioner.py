@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-import executorch.kernels.quantized  # noqa: F401  (how quantize and dequantize at the boundary are emitted)
+import executorch.kernels.quantized  # noqa: F401  (registers the out variants of quantize and dequantize)
 from executorch.exir.backend.partitioner import Partitioner, PartitionResult
 from torch.export import ExportedProgram
 
@@ -33,8 +33,8 @@ class ArmPartitioner(Partitioner):
         compile_spec: the target and the options of its compiler.
         keep_on_cpu: predicates; a node for which any of them is true stays on the CPU.
         require_full_delegation: raise ``FullDelegationError`` if an operator stays on the CPU.
-        steps_per_call: steps of a recurrent layer that one call of a loop's delegate computes. "auto" chooses for long
-            layers; None leaves all layers unrolled.
+        steps_per_call: steps of a recurrent layer that one call of a loop's delegate computes. "auto" chooses a number
+            for long layers and for programs of many steps; None leaves all layers unrolled.
     """
 
     spec_class: type[ArmCompileSpec]

@@ -33,14 +33,14 @@ from arm_backend_core.nodes import evaluate_node, is_constant, is_dequantize, is
 if TYPE_CHECKING:
     from executorch.exir.lowered_backend_module import LoweredBackendModule
 
-#: The inputs of a program's graph that are tensors of the model.
+#: Kinds of the inputs of a program's graph that are tensors of the model.
 TENSOR_KINDS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
 Tensors = dict[str, Any]
 
 
 def constants_of(program: ExportedProgram) -> dict[Node, torch.Tensor]:
-    """Tensors of the placeholders that are parameters, buffers or lifted constants, without mutated buffers."""
+    """Tensors of the placeholders that are parameters, constants, or buffers that no output of the program updates."""
     mutated = set(program.graph_signature.buffers_to_mutate.values())
     nodes = {node.name: node for node in program.graph_module.graph.nodes if node.op == "placeholder"}
     tensors: dict[Node, torch.Tensor] = {}
@@ -75,7 +75,7 @@ def _copy_spec(spec: Any) -> Any:
 def replace_parts(
     program: ExportedProgram, module: GraphModule, signature: ExportGraphSignature, state: Tensors, constants: Tensors
 ) -> ExportedProgram:
-    """Copy ``program`` shallowly, replace these parts, and check the result."""
+    """Copy ``program`` shallowly with another module, signature and tensors, and check the result."""
     result = _assemble(program, module, signature, state, constants)
     result.validate()
     return result
@@ -84,7 +84,7 @@ def replace_parts(
 def _assemble(
     program: ExportedProgram, module: GraphModule, signature: ExportGraphSignature, state: Tensors, constants: Tensors
 ) -> ExportedProgram:
-    """Copy ``program`` shallowly and replace these parts. fx generates the module's Python code lazily."""
+    """Like ``replace_parts``, without the check. fx generates the module's Python code lazily."""
     result = copy.copy(program)
     result._graph_module = _LazyGraphModule(module, module.graph)
     result._graph_module.meta.update(module.meta)
@@ -149,7 +149,7 @@ def drop_assertions(program: ExportedProgram) -> None:
 def lift_constants(program: ExportedProgram) -> None:
     """Lift the ``get_attr`` constants that passes added: turn them into placeholders in front of the user inputs.
 
-    ExecuTorch's pass (``lift_constant_tensor_pass``) confuses their names in a program without inputs.
+    ExecuTorch's pass (``lift_constant_tensor_pass``) confuses the names of constants in a program without inputs.
     """
     graph, specs = program.graph_module.graph, program.graph_signature.input_specs
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
@@ -231,7 +231,10 @@ def update_output_names(program: ExportedProgram) -> None:
 
 
 def avoid_builtin_names(program: ExportedProgram) -> None:
-    """Rename inputs named like a builtin (``input``): fx renames them in graph copies, but not in the signature."""
+    """Rename inputs named like a builtin or keyword (``input``): fx renames them in graph copies only.
+
+    The signature would keep the old name.
+    """
     placeholders = [node for node in program.graph_module.graph.nodes if node.op == "placeholder"]
     for spec, node in zip(program.graph_signature.input_specs, placeholders, strict=True):
         if hasattr(builtins, node.name) or keyword.iskeyword(node.name):

@@ -13,7 +13,7 @@ from arm_backend_core.errors import Unsupported
 
 @dataclass(frozen=True, eq=False)
 class QParams:
-    """real = (integer - zero_point) * scale.
+    """Quantization parameters: real = (integer - zero_point) * scale.
 
     Attributes:
         scale: one number, or one per channel (1-D array) along ``axis``.

@@ -1,7 +1,7 @@
-"""Univariate functions: elementwise operators on one quantized tensor that are composed into one TABLE.
+"""Univariate functions: chains of elementwise operators on one quantized tensor, composed into one function.
 
 The lowering represents such a function by a ``Univariate``, without emitting operators. At the quantize node of its
-result, the function becomes a RESCALE, a RESCALE and a CLAMP, or one TABLE.
+result, the function is emitted by RESCALE (c * x), by RESCALE and CLAMP (some clamps), or by TABLE (``ops/lookup``).
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Univariate:
         clamp: (low, high) if the function is exactly clamp(base, low, high), else None.
         factor: c if the function is exactly c * base with c > 0, else None.
         is_discontinuous: whether the function is a single discontinuous operator on an int16 tensor.
-        composed: the same function in terms of the base of an oscillating function, if ``base`` holds the int16 values
-            of that oscillating function; else None.
+        composed: the same function as a function of x, if ``base`` holds the int16 values of an oscillating function
+            g(x); else None.
     """
 
     base: Tensor
@@ -83,7 +83,7 @@ class Univariate:
     def oscillates(self) -> bool:
         """Whether the function is a sine or cosine of int16 with too many periods for the TABLE's interpolation.
 
-        A function of an oscillating function reads its int16 values instead of its base.
+        Another function f(g(x)) of an oscillating g reads the int16 values of g instead of x.
         """
         q = self.base.q
         return (
@@ -117,7 +117,7 @@ class Univariate:
         return Tensor(self.base.value, replace(q, scale=float(q.scale) * self.factor))
 
     def quantize(self, b: Builder, q: QParams) -> Value:
-        """Emit the function, quantized to ``q``: a RESCALE, a RESCALE and a CLAMP, or a TABLE."""
+        """Emit the function, quantized to ``q``: by RESCALE, by RESCALE and CLAMP, or by TABLE."""
         base, context = self.base, Context(b, None, q)  # type: ignore[arg-type]
         assert base.q is not None
         if self.factor is not None:
@@ -148,7 +148,7 @@ def fuse_into_univariate(
         args: its arguments, lowered.
         kwargs: its keyword arguments, lowered.
         to_int16_table: returns the int16 values of an oscillating function.
-        is_quantized: returns whether all readers are quantize operators with the same parameters.
+        is_quantized: returns whether all readers quantize the result of ``node`` with the same parameters.
 
     Returns:
         The function, or None if the operator's own integer rule lowers ``node``; and the arguments for that rule.

@@ -1,4 +1,4 @@
-"""Checks during lowering: shapes are static, and results have the shapes and types of PyTorch's fake tensors."""
+"""Checks during lowering: shapes are static and not empty, and results match PyTorch's fake tensors."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def check_result(node: Node, result: Result) -> Result:
 
 
 def _matches_meta(item: Tensor | Univariate, meta: torch.Tensor) -> bool:
-    """Whether a result has the shape and element type of ``meta``. A quantized result is floating point there."""
+    """Whether a result has the shape and element type of ``meta``, which is floating point for a quantized result."""
     tensor = item.base if isinstance(item, Univariate) else item
     if tensor.shape != tuple(meta.shape):
         return False

@@ -36,7 +36,7 @@ def constant_operand(name: str, value: Any) -> Any:
 def require_representable(name: str, value: Any) -> None:
     """Check that TOSA can represent a constant that an operator reads.
 
-    A constant that only other constants are computed from need not be representable.
+    Do not check a constant that is only used to compute other constants.
 
     Args:
         name: the constant's name, for the error.

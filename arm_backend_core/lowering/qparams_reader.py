@@ -45,7 +45,7 @@ class QParamsReader:
         return QParams(float(scale), int(zero), dtype_of(_dtype(dtype)), _int(qmin), _int(qmax))
 
     def read_shifted(self, node: Node) -> QParams:
-        """Quantization parameters of a dequantize node that reads uint8, for its integers minus 128 as int8.
+        """Quantization parameters of a dequantize node whose uint8 operand becomes int8 by subtraction of 128.
 
         Raises:
             Unsupported: as for ``read``, or the parameters are per channel.
@@ -57,10 +57,13 @@ class QParamsReader:
         return QParams(float(self._array(scale)), zero, DType.INT8, low, high)
 
     def read_result(self, node: Node) -> QParams | None:
-        """Parameters with which the users of ``node`` quantize its result, past consumers that are fused into ``node``.
+        """Parameters with which all users of ``node`` quantize its result.
+
+        If consumers are fused into ``node`` (``find_merged_consumers``), the parameters of the last consumer's result
+        are converted to those of the result of ``node``.
 
         Returns:
-            None where a user does not quantize, or users use different parameters.
+            None if a user does not quantize, or users use different parameters.
         """
         consumers = find_merged_consumers(node)
         if consumers is None:

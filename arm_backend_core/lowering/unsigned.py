@@ -37,7 +37,7 @@ def require_signed_operands(node: Node, record: Record, target: Target) -> None:
     """Check that ``node`` reads no uint8 tensor, unless it casts it to floating point and the target has integers.
 
     Raises:
-        Unsupported: it reads uint8. As an index, the numbers must not be shifted.
+        Unsupported: it reads uint8. Any other operator would compute with the shifted integers, for example as indices.
     """
     casts = record.is_cast and is_float(node) and target.integer
     if not casts and any(map(is_uint8, node.all_input_nodes)):

@@ -1,6 +1,7 @@
 """Lowering: convert an fx graph to a TOSA graph.
 
-A quantize/dequantize pair becomes quantization parameters of the operators between the two nodes.
+Quantize and dequantize nodes become quantization parameters: a dequantize node gives those of an operand, a quantize
+node those of a result.
 
 Every node is lowered once, in program order. A node that cannot be lowered becomes ``Unsupported`` data, and its
 readers read a new graph input instead. The walk therefore shows which nodes a target can run. The graph of each
@@ -61,7 +62,7 @@ class Lowering:
         target: the operators, types and extensions that may be used.
         float_nodes: nodes that are computed in floating point although their operands are quantized.
         constants: values of the nodes that are parameters, buffers, or computed from these alone.
-        graph: TOSA operators of all nodes. Operators of a node that was lowered again or refused are dead.
+        graph: TOSA operators of all nodes. The first operators of a node that was lowered again or excluded are dead.
         results: the lowering result of every visited node.
         qparams: reads the program's quantization parameters.
     """
@@ -160,7 +161,7 @@ class Lowering:
         return self._graph_inputs[node][1]
 
     def boundary_value(self, node: Node) -> tuple[Value, Layout]:
-        """The TOSA value of ``node`` as the input of a delegate that does not compute it, and its memory layout."""
+        """The TOSA value and memory layout of ``node`` as an input of a delegate, which does not compute ``node``."""
         result = self.results.get(node)
         if isinstance(result, Tensor):
             return result.value, identity(result.rank)
@@ -217,13 +218,14 @@ class Lowering:
             return self._to_float(item) if node in self.float_nodes else item
         if is_random(node) and find_record(node) is None and DECOMPOSITION_REFUSAL not in node.meta:
             raise Unsupported("it draws random numbers, which no target does; give them as an input")
-        is_int64 = getattr(first_result(node), "dtype", None) is torch.int64  # readers check narrower types
+        is_int64 = getattr(first_result(node), "dtype", None) is torch.int64  # narrower types wrap
         if is_integer(node) and not self._intervals.fits_int32(node) and is_int64:
             raise Unsupported(
-                "its int64 result may exceed int32, which is all that TOSA has; compute with .to(torch.int32) values"
+                "its int64 result may exceed int32, and TOSA has no int64; compute with .to(torch.int32) values"
             )
         if overflowing := self._intervals.find_overflowing_operand(node):
-            raise Unsupported(f"it reads '{overflowing.name}', whose int64 values may exceed int32, all that TOSA has")
+            name = overflowing.name
+            raise Unsupported(f"it reads '{name}', whose int64 values may exceed int32, and TOSA has no int64")
         for tensor in (node, *node.all_input_nodes):
             require_static(tensor)
         record = find_record(node)
@@ -282,7 +284,7 @@ class Lowering:
     def _lower_in_float(
         self, node: Node, record: Record, args: list[Any], kwargs: dict[str, Any], reason: str
     ) -> Result:
-        """Dequantize the operands and apply the floating-point rule, where the target allows mixing (VGF).
+        """Dequantize the operands and apply the floating-point rule, if the target has floating point (VGF).
 
         Raises:
             Unsupported: the target runs integers only.
@@ -328,7 +330,7 @@ class Lowering:
         assert isinstance(source, Tensor)
         if source.q is not None:
             return Tensor(context.requantize(source, q))
-        if _as_node(node.args[0]) in self.constants:  # PyTorch divides in float32, so it rounds differently near ties
+        if _as_node(node.args[0]) in self.constants:  # by PyTorch: its float32 division decides the rounding near ties
             return Tensor(self.builder.const(evaluate_node(node, self.constants.__getitem__).numpy(), q.dtype))
         if source.is_constant:
             return Tensor(self.builder.const(q.quantize(source.real), q.dtype))

@@ -6,7 +6,7 @@ is in memory as a whole. Neighbouring patches share pixels (the halo) at every w
 computed once per patch. The method is that of MCUNetV2 (Lin et al., 2021).
 
 Vela's cascades have the same purpose and recompute nothing. But a cascade ends where a tensor has several readers, as
-at a residual connection, and its buffers are as wide as the image. A stage includes residual connections.
+at a residual connection, and its buffers are as wide as the image. A stage may include residual connections.
 
 Bit-exact: each element of an operator's result depends on a window of its operands (``_receptive_field``), and every
 patch reads this window. Where a window crosses the border of a tensor, the patch has the padding of the operator.
@@ -109,7 +109,7 @@ def match_stage(graph: Graph, result: Value) -> Stage | str:
 
 
 def _match_source(value: Value, graph: Graph) -> tuple[Value, list[Op]] | None:
-    """Match an image that an input of the graph holds, and the operators between them; see ``Stage.sources``."""
+    """Match an image that a graph input holds; return the input and its ``layout_ops`` (see ``Stage``)."""
     if value.rank != 4:
         return None
     if value in graph.inputs:

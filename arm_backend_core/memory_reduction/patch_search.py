@@ -1,8 +1,8 @@
 """Search for a stage and a grid of patches with which a program fits the available SRAM.
 
-A candidate is a stage and a grid. A stage may end at each image that is smaller than the ends of all shorter stages.
-Candidates are compiled in ascending order of recomputed work. Of the first programs that fit, the one with the fewest
-cycles by Vela's estimate is chosen.
+A candidate is a stage and a grid. A stage may end at each image that is smaller than the results of all stages that
+end earlier. Candidates are compiled in ascending order of recomputed work. Of the first two programs that fit, the one
+with fewer cycles by Vela's estimate is chosen.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def copy_graph(graph: Graph) -> Graph:
 def list_candidates(graph: Graph, available: int) -> list[Candidate]:
     """List stages and grids that may fit ``available`` bytes, in ascending order of the recomputed work.
 
-    The inputs and the result of a stage are in memory at the same time.
+    A stage is left out if its inputs and its result, which are in memory at the same time, do not fit together.
     """
     total, smallest = sum(op.work for op in graph.ops), None
     candidates = list[Candidate]()
@@ -109,19 +109,19 @@ def _list_grids(stage: Stage, position: int, total: int) -> Iterator[Candidate]:
                 yield Candidate(position, grid, recomputed_work)
 
 
-def save_graph_for_patches(spec: ArmCompileSpec, choose: Pass) -> tuple[Pass, list[Graph]]:
-    """Wrap the pass ``choose`` so that it saves a copy of its result, if patches may be needed.
+def save_graph_for_patches(spec: ArmCompileSpec, alternatives_pass: Pass) -> tuple[Pass, list[Graph]]:
+    """Wrap the pass that chooses alternatives, so that it saves a copy of its result if patches may be needed.
 
     Returns:
-        The pass, and the list to which it appends the copy. The list stays empty if no patches are needed: without an
-        SRAM budget or ``optimise="auto"``.
+        The pass, and the list to which it appends the copy. The list stays empty if ``spec`` has no SRAM budget, or
+        another goal than ``optimise="auto"``: no patches are needed then.
     """
     saved_graphs = list[Graph]()
     if not isinstance(spec, EthosUCompileSpec) or spec.sram_budget is None or spec.optimise != "auto":
-        return choose, saved_graphs
+        return alternatives_pass, saved_graphs
 
     def choose_and_save(graph: Graph, target: Target) -> None:
-        choose(graph, target)
+        alternatives_pass(graph, target)
         saved_graphs.append(copy_graph(graph))
 
     return choose_and_save, saved_graphs
@@ -152,7 +152,7 @@ def find_patches(graph: Graph, smallest: Program, compile_graph: CompileGraph) -
 
     Args:
         graph: the graph before the last passes.
-        smallest: the program without patches, which does not fit, with the compile spec of the delegate.
+        smallest: the smallest program without patches, which does not fit, with the compile spec of the delegate.
         compile_graph: compiles a graph for a spec; None if Vela fails.
     """
     found = list[PatchedProgram]()

@@ -24,7 +24,7 @@ class Accumulator:
         dtype: element type of the accumulator and the bias.
         scales: scale of the accumulator, [1] or [out_channels]; None for floats, which need no requantization.
         peaks: upper bound of the accumulator's magnitude, [out_channels].
-        residual_bias: rounding error of the quantized bias as real numbers, [out_channels].
+        residual_bias: the real bias minus the bias that ``quantized_bias`` represents, [out_channels].
     """
 
     weights: Array
@@ -38,7 +38,7 @@ class Accumulator:
     def from_weights(cls, x: FixedPoint, weights: Array, zero_point: int, scales: Array, bias: Array) -> Accumulator:
         """Describe the accumulator of sum(x * (weights - zero_point)) + bias.
 
-        The bias is rounded to the accumulator's scale. If it overflows the accumulator at that scale,
+        The bias is rounded to the accumulator's scale. If a sum with the bias could overflow the accumulator, all of
         ``quantized_bias`` is 0 and ``residual_bias`` is the whole bias.
 
         Args:
@@ -68,8 +68,8 @@ class Accumulator:
         """Requantize the accumulator to ``out``. Add ``residual_bias`` if it exceeds a quarter of the result's scale.
 
         Raises:
-            Unsupported: the conditions of the function ``requantize``. Also if the residual bias must be added and
-                overflows INT32 at a quarter of the result's scale.
+            Unsupported: the conditions of the function ``requantize``. Also if the residual bias must be added, and a
+                sum or the bias exceeds 2**28 steps of a quarter of the result's scale.
         """
         assert self.scales is not None
         assert self.peaks is not None

@@ -49,7 +49,7 @@ def find_record(node: torch.fx.Node) -> Record | None:
 
 
 def is_data_movement(node: torch.fx.Node) -> bool:
-    """Whether the result keeps the operand's quantization parameters (Kind.SHARED). Casts and pooling count too."""
+    """Whether the result keeps the operand's quantization parameters (Kind.SHARED), as for casts and pooling too."""
     record = find_record(node)
     return record is not None and record.kind is Kind.SHARED
 

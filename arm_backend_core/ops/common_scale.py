@@ -16,7 +16,8 @@ def to_common_scale(x: FixedPoint, y: FixedPoint, out: QParams | None = None) ->
     The operand with the larger scale is shifted left by g guard bits, 19 for int8 and 14 for int16, so that sums stay
     below 2**30. The other operand is multiplied by a smaller factor. The rounding error is 2**-g of the larger scale. A
     comparison shifts int8 by 21 bits, the most that RESCALE accepts. Two unequal numbers compare as equal if they
-    differ by less than the rounding error, for example 1 step at two scales whose relative difference is 2**-22.
+    differ by less than the rounding error, for example one step of x and one step of y if the relative difference of
+    their scales is 2**-22.
 
     Args:
         x: the first operand.
@@ -53,8 +54,9 @@ def to_common_int16(x: FixedPoint, y: FixedPoint, out: QParams) -> tuple[FixedPo
 
     Returns:
         The operands as INT32 at one scale. They are RESCALEs of int16 values, which Vela fuses into the addition. None
-        if the target has no NPU, if int16 cannot hold an operand at that scale, or for other combinations of types.
-        Two int16 operands need no conversion, because their addition is one operation already.
+        if the target has no NPU, an operand is constant, int16 cannot hold an operand at the common scale, or this
+        scale exceeds the result's. None for other combinations of types too: two int16 operands need no conversion,
+        because their addition is one operation already.
     """
     pair, dtypes = to_common_rank(x, y), [x.dtype, y.dtype, out.dtype]
     scale = max((z.scale for z in pair if z.dtype is DType.INT16), default=float(out.scale))
@@ -77,8 +79,8 @@ def to_common_rank(x: FixedPoint, y: FixedPoint) -> tuple[FixedPoint, FixedPoint
 def _saturate_negligible(x: FixedPoint, y: FixedPoint, out: QParams | None) -> tuple[FixedPoint, FixedPoint]:
     """Reduce an extreme ratio of the operands' scales if the result stays the same.
 
-    If one step of an operand exceeds the ranges of the other operand and of ``out`` together, only its sign matters.
-    The operand is then replaced by its sign, at a smaller scale.
+    If one step of an operand exceeds the ranges of the other operand and of ``out`` together, only the sign of this
+    operand matters. The operand is then replaced by its sign, at a smaller scale.
     """
     if x.scale > y.scale:
         return _saturate_negligible(y, x, out)[::-1]

@@ -267,7 +267,7 @@ def _convolve_groups(
     if groups > 1 and per_group == 1:
         step = groups if size == 1 else max((cx.target.hardware.max_depthwise_size or image.size) // image.shape[2], 1)
         for start in range(0, groups, step):
-            # PyTorch numbers output channels c * M + m, as TOSA does.
+            # In PyTorch and in TOSA, output channel c * M + m is result m of the M results of input channel c.
             count = min(step, groups - start)
             rows = slice(start * size, (start + count) * size)
             sums = build_accumulator(cx, x, weight, bias, kernel[rows], rows)

@@ -57,8 +57,8 @@ def _lower_arithmetic(
 
     Args:
         rule: emits the TOSA operators.
-        is_single_operator: whether ``rule`` emits a single operator. It rounds once, so a float result is computed in
-            its own type. Otherwise, narrower types are computed in FP32 or INT32.
+        is_single_operator: whether ``rule`` emits a single operator. A single operator rounds once, so it computes a
+            float result in the result's type. Otherwise, narrower types are computed in FP32 or INT32.
     """
 
     def evaluate(inner: Context, x: Operand, y: Operand) -> Value:

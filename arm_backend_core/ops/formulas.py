@@ -1,4 +1,4 @@
-"""Formulas of elementary and special functions in floating point. TOSA has no operator, or an inaccurate one, for them.
+"""Formulas of elementary and special functions in floating point. For most, TOSA has no operator or an inaccurate one.
 
 Most formulas keep the *relative* error small (1e-5 in float32), also near a zero of the function, where the textbook
 form suffers from cancellation. Exceptions are ``gelu`` far below 0, ``logit`` near 1 / 2, ``sinc`` at its zeros and

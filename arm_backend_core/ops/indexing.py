@@ -75,7 +75,7 @@ def strided_slice(b: Builder, x: Value, axis: int, indices: range) -> Value:
 
 
 def _gather_along_axis(cx: Context, x: Value, axis: int, indices: Value) -> Value:
-    """x[indices] along one axis for indices computed at run time. Their dimensions are flattened to one."""
+    """x[indices] along one axis, with the dimensions of ``indices`` flattened to one; for indices known at run time."""
     b = cx.b
     order = [axis, *(i for i in range(x.rank) if i != axis)]
     axis_first = b.transpose(x, order)
@@ -141,9 +141,9 @@ def _wrap_negative_indices(cx: Context, indices: Value, size: int) -> Value:
 
 
 def reshape_indices(cx: Context, indices: Value, shape: Sequence[int]) -> Value:
-    """Reshape indices. The FP profile has no RESHAPE of INT32, so indices are cast to FP32 and back there.
+    """Reshape indices. The FP profile has no RESHAPE of INT32, so it casts indices to FP32 and back.
 
-    FP32 is exact below 2**24, and tables on such devices have fewer rows.
+    The casts are exact for indices below 2**24.
     """
     if cx.target.integer or indices.data is not None or indices.shape == tuple(shape):
         return cx.b.reshape(indices, shape)

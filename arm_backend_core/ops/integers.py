@@ -31,8 +31,8 @@ Q15_MAX = (1 << 15) - 1
 class FixedPoint:
     """A symbolic integer tensor with its scale and the interval of its elements. Methods emit TOSA operators.
 
-    The real numbers are (value - zero_point) * scale. Every element satisfies low <= value - zero_point <= high. The
-    other operand may be a Python integer.
+    The real numbers are (value - zero_point) * scale. Every element satisfies low <= value - zero_point <= high.
+    Arithmetic methods also take a Python integer as the second operand.
 
     Attributes:
         b: builder that receives the operators.
@@ -249,8 +249,9 @@ class FixedPoint:
     # -- scale ---------------------------------------------------------------------------------------------------
 
     def rescale(self, dtype: DType, factor: float, *, saturate: bool = False) -> FixedPoint:
-        """RESCALE the integers to round(integer * factor) with zero point 0. The real numbers stay; the scale is
-        divided.
+        """RESCALE the integers to round(integer * factor) with zero point 0, at the scale divided by ``factor``.
+
+        The real numbers stay the same, except for the rounding.
 
         Args:
             dtype: the result's element type.

@@ -80,7 +80,7 @@ def _operands(node: Node, interval_of: IntervalOf) -> list[Interval] | None:
 
 
 def data_movement(node: Node, interval_of: IntervalOf) -> Interval | None:
-    """Interval of an operator that only moves elements: the hull of the operands. Numeric arguments are positions."""
+    """Interval of an operator that only moves elements: the hull of its tensors. Its numbers are sizes or positions."""
     return _hull_if_known(map(interval_of, node.all_input_nodes))
 
 
@@ -119,7 +119,7 @@ def values_and_indices(node: Node, interval_of: IntervalOf) -> Interval | None:
 
 
 def cast_to_integer(node: Node, interval_of: IntervalOf) -> Interval | None:
-    """Interval of a cast. Floats without a known interval get ``ASSUMED_INTERVAL``, unless the cast is an output."""
+    """Interval of a cast. For floats without a known interval: ``ASSUMED_INTERVAL``, None if the program returns it."""
     source = node.all_input_nodes[0]
     if not is_float(source):
         return data_movement(node, interval_of)

@@ -25,7 +25,8 @@ aten = torch.ops.aten
 def linear(cx: Context, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Value:
     """Linear layer of x [..., IC] and weight [OC, IC], as a 1x1 convolution in which each row of x is a pixel.
 
-    On NPUs that decode weights slowly, a large layer of one row in a time step is a MATMUL.
+    On NPUs that decode weights slowly, a large layer of one row in a time step of a recurrent layer is a MATMUL, if its
+    input is int8 and its result int16.
     """
     if x.q is not None and weight.q is None:
         raise Unsupported("its input is quantized but its weight is not")

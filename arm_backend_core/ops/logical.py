@@ -57,7 +57,10 @@ def _register_comparison(kind: str, *overloads: OpOverload, swap: bool = False, 
 
     @plain.integer_rule
     def quantized(cx: Context, x: Tensor, y: Operand) -> Value:
-        """Compare with a number in half steps of x's scale, exact integers as INT32, others at a common scale."""
+        """Compare x with a number in half steps of x's scale.
+
+        If both operands are exact integers, compare them as INT32. Compare other operands at a common scale.
+        """
         if not isinstance(y, Tensor) and x.q is not None and x.q.dtype is not DType.INT32 and not math.isnan(y):
             return compare(
                 cx,
@@ -127,7 +130,7 @@ def _(cx: Context, condition: Tensor, x: Operand, y: Operand) -> Value:
 
 
 def _register_bitwise(kind: str, *overloads: OpOverload, logical: bool) -> None:
-    """Register and, or, xor; ``logical`` if they are torch.logical_* instead of torch.bitwise_*."""
+    """Register ``and``, ``or`` or ``xor``; ``logical`` for torch.logical_*, False for torch.bitwise_*."""
 
     @op(*overloads)
     def rule(cx: Context, x: Operand, y: Operand) -> Value:

@@ -35,7 +35,7 @@ _LIBRARY.impl("loop_in", lambda initial, loop, index: initial.clone(), "Composit
 _LIBRARY.impl("loop_out", _run_one_iteration, "CompositeExplicitAutograd")
 
 
-# A loop's integers are assumed to fit int32, like program inputs.
+# The integers that a loop carries are assumed to stay within 2**30, like program inputs.
 @op(LOOP_IN, kind=Kind.SHARED, interval=lambda node, interval_of: intervals.ASSUMED_INTERVAL)
 def loop_in(cx: Context, initial: Tensor, loop: int, index: int) -> Value:
     """Loop-carried value number ``index`` at the start of an iteration of loop number ``loop``.

@@ -25,7 +25,7 @@ _DTYPES = {
     torch.int8: DType.INT8,
     torch.int16: DType.INT16,
     torch.int32: DType.INT32,
-    torch.int64: DType.INT32,  # TOSA has no int64; values are checked where they are constants
+    torch.int64: DType.INT32,  # TOSA has no int64; aten/int64 and lowering/constants check that the values fit
     torch.float32: DType.FP32,
     torch.float16: DType.FP16,
     torch.bfloat16: DType.BF16,
@@ -98,7 +98,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Context:
-    """What a rule needs to lower one operator, besides its operands.
+    """The builder, the node and the types of the result, which a lowering rule needs besides the operands.
 
     Attributes:
         b: builder that appends TOSA operators to the graph.
@@ -146,11 +146,11 @@ class Context:
         return self.b.const(np.full((), x), dtype or self.dtype)
 
     def compute_in_fp32_or_int32(self, rule: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Compute ``rule`` in FP32 if operands or result are narrower floats, and round the result once.
+        """Compute ``rule`` in FP32 if the result is floating point, else in INT32, and cast the result once.
 
-        PyTorch does the same. In FP16, sums and formulas of several steps would overflow and lose bits. int8 and int16
-        are computed in INT32, the only type of TOSA's integer arithmetic. The CAST back to a narrower integer wraps, as
-        in PyTorch. If the result is boolean or quantized, the rule runs on the unchanged operands.
+        PyTorch computes narrower floats in FP32 too. In FP16, sums and formulas of several steps would overflow and
+        lose bits. INT32 is the only type of TOSA's integer arithmetic. The CAST back to a narrower integer wraps, as in
+        PyTorch. If the result is boolean or quantized, the rule runs on the unchanged operands.
         """
         wide_dtype, *narrow_dtypes = (
             (DType.FP32, DType.FP16, DType.BF16, DType.FP8E4M3, DType.FP8E5M2)

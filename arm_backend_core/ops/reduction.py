@@ -232,7 +232,7 @@ def _(cx: Context, x: Tensor, dim: int | None = None, keepdim: bool = False, *, 
 
 @op(aten.argmax.default, interval=intervals.element_index)
 def argmax(cx: Context, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Value:
-    """Index of the largest element as int32. ARGMAX on Ethos-U55 supports only the last dimension."""
+    """Index of the largest element as int32. ``dim`` is moved to the end, because U55 has ARGMAX only there."""
     x = at_least_1d(cx, x)
     value = cx.b.reshape(x.value, (x.value.size,)) if dim is None else x.value
     axis = 0 if dim is None else dim % x.rank

@@ -59,8 +59,9 @@ class Record:
         is_select: whether it selects between operands. Both may be Python numbers, so the result can be quantized even
             if no operand is.
         is_cast: whether it only changes the element type.
-        is_gate: whether it is an activation function of gates in recurrent layers. There, an int16 result has the range
-            [-1, 1]. An int16 operand that only gates read has the range [-16, 16], beyond which gates saturate.
+        is_gate: whether it is an activation function of gates in recurrent layers. In these layers, its int16 result
+            has the range [-1, 1]. An int16 operand that only gates read has the range [-16, 16], beyond which gates
+            saturate.
         is_sinusoid: whether it is the sine or cosine of its operand.
         is_gather: whether it gathers elements of its first operand. The other operands are indices.
         interval: rule that computes the interval of an integer result. If the operator has several results, the rule

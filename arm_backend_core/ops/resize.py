@@ -1,4 +1,8 @@
-"""Resizing of images by TOSA 1.0 RESIZE. If the target cannot run it, or it is slow: slices, GATHER, interpolation."""
+"""Resizing of images by TOSA 1.0 RESIZE.
+
+If the target cannot run the RESIZE, rows and columns are gathered (nearest), or interpolated by matrix products or
+convolutions (bilinear). Convolutions also replace a bilinear RESIZE that takes more cycles.
+"""
 
 from __future__ import annotations
 
@@ -107,7 +111,7 @@ def _nearest_indices(size: int, out: int, factor: float | None, shift: float) ->
 
 
 def _nearest_sampling(size: int, out: int, factor: float | None, shift: float) -> _AxisSampling:
-    """Sampling for mode NEAREST. As TOSA rounds half up and PyTorch down, it starts half an element earlier.
+    """Sampling for mode NEAREST. It starts half an element earlier, because TOSA rounds half up and PyTorch down.
 
     For an integer factor, a range of starts gives the same indices. The middle of that range is taken, because Ethos-U
     supports it in hardware.

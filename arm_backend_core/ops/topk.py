@@ -83,7 +83,7 @@ def choose_algorithm(hardware: Hardware, rows: int, n: int, k: int) -> Algorithm
     """Choose the algorithm for the ``k`` largest of ``n`` elements in each of ``rows``.
 
     Raises:
-        Unsupported: topk on the CPU takes less time.
+        Unsupported: ``k``, ``n`` and the number of pairs exceed their limits, or topk on the CPU takes less time.
     """
     pairs = rows * n * n
     if k > _MAX_ITERATIVE_K and n > _MAX_RANKED_ELEMENTS and pairs > _MAX_PAIRS:

@@ -256,7 +256,10 @@ def rrelu_functional(x: Tensor, noise: Tensor, *args: Any) -> tuple[Tensor, Tens
 def nll_loss(
     x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int
 ) -> tuple[Tensor, Tensor]:
-    """Negative log-likelihood -x[target] * weight[target], and the sum of weights. Reduction: 0 none, 1 mean, 2 sum."""
+    """Negative log-likelihood -x[target] * weight[target], and the sum of weights.
+
+    ``reduction`` is 0 (none), 1 (mean) or 2 (sum). Without a reduction, the sum of weights of a batch is 0.
+    """
     dim, is_counted = min(1, x.dim() - 1), target != ignore_index
     classes = torch.where(is_counted, target, 0)
     weights = is_counted.to(x.dtype) if weight is None else torch.where(is_counted, weight[classes[None]][0], 0.0)

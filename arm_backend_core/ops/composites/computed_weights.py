@@ -71,14 +71,18 @@ def _dispatch_convolution(
 
 
 def _build_norm_decomposition(norm: Any) -> Callable[..., Tensor]:
-    def rule(x: Tensor, of: Any, weight: Tensor | None = None, *rest: Any) -> Tensor:
-        """Normalize, then scale and shift. ``of`` is the normalized shape, or the number of groups of a group norm."""
+    def rule(x: Tensor, shape_or_groups: Any, weight: Tensor | None = None, *rest: Any) -> Tensor:
+        """Normalize, then scale and shift.
+
+        ``shape_or_groups`` is the normalized shape, or the number of groups of a group norm.
+        """
         if norm is aten.rms_norm:
-            y = aten.rms_norm(x, of, None, *rest[:1])
+            y = aten.rms_norm(x, shape_or_groups, None, *rest[:1])
             return y if weight is None else y * weight
         bias, eps = rest[0] if rest else None, rest[1] if rest[1:] else 1e-5
-        y = norm(x, of, None, None, eps)
-        shape = [-1, *[1] * (x.dim() - 2)] if norm is aten.group_norm else list(x.shape[x.dim() - len(of) :])
+        y = norm(x, shape_or_groups, None, None, eps)
+        is_group_norm = norm is aten.group_norm
+        shape = [-1, *[1] * (x.dim() - 2)] if is_group_norm else list(x.shape[x.dim() - len(shape_or_groups) :])
         y = y if weight is None else y * weight.reshape(shape)
         return y if bias is None else y + bias.reshape(shape)
 

@@ -67,8 +67,9 @@ def _lu_with_pivoting(a: Tensor, columns: int, operation: str) -> tuple[Tensor, 
     The pivot is the element with the largest magnitude in its column, as in LAPACK.
 
     Returns:
-        A matrix with L (without its unit diagonal) and U; its further columns are L^-1 times the columns of a with
-        permuted rows. And the pivots: element k is the row that step k swapped with row k.
+        The factors and the pivots. The first ``columns`` columns of the factors hold L (without its unit diagonal) and
+        U. The other columns are L^-1 @ P times the other columns of a, where P permutes the rows. Pivot k is the row
+        that step k swapped with row k.
     """
     rows, column_indices, pivots = torch.arange(a.shape[-2])[:, None], torch.arange(a.shape[-1]), []
     for k in _elimination_steps(a.shape[-2], columns, operation):
@@ -337,7 +338,7 @@ def matrix_exp(a: Tensor, *, quantized: bool) -> Tensor:
     """Matrix exponential by scaling and squaring: 8 terms of the series of exp(a / 64), squared six times.
 
     For a norm below 20, the error is 1e-8 plus rounding. Each squaring doubles the rounding error. So a quantized
-    program squares only twice, with 12 terms; the error is then 0.5 % at that norm.
+    program squares only twice, with 12 terms; the error at a norm of 20 is then 0.5 %.
     """
     squares, terms = (2, 12) if quantized else (6, 8)
     step, identity = a / 2**squares, torch.eye(a.shape[-1], dtype=a.dtype)

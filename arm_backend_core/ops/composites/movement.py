@@ -20,7 +20,7 @@ Array = np.ndarray[Any, Any]
 
 @decomposition(aten.diagonal.default, aten.diagonal_copy.default)
 def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-    """The diagonal of the last two dimensions, cropped to n x n: every (n + 1)-th element of the flattened square."""
+    """A diagonal of ``dim1`` and ``dim2``: crop both dimensions to n x n, flatten, take every (n + 1)-th element."""
     x = x.movedim((dim1, dim2), (-2, -1))
     x = x[..., max(offset, 0) :] if offset > 0 else x[..., max(-offset, 0) :, :]
     side = min(x.shape[-2:])

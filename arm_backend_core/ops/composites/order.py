@@ -17,20 +17,20 @@ aten = torch.ops.aten
 
 
 def _arg_min_or_max(x: Tensor, dim: int | None, keepdim: bool, *, largest: bool) -> Tensor:
-    """Index of the first maximum or minimum. argmax takes no booleans; -x overflows for the smallest integer."""
+    """Index of the first maximum or minimum. argmax takes no booleans; ~x negates integers without overflow."""
     x = x.int() if x.dtype is torch.bool else x
     return torch.argmax(x if largest else -x if x.is_floating_point() else ~x, dim, keepdim)
 
 
 @decomposition(aten.max.dim)
 def max_dim(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """Values and indices."""
+    """Maximum along ``dim`` and its first index."""
     return torch.amax(x, dim, keepdim), _arg_min_or_max(x, dim, keepdim, largest=True)
 
 
 @decomposition(aten.min.dim)
 def min_dim(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """Values and indices."""
+    """Minimum along ``dim`` and its first index."""
     return torch.amin(x, dim, keepdim), _arg_min_or_max(x, dim, keepdim, largest=False)
 
 
@@ -89,7 +89,11 @@ def _apply_keepdim(pair: tuple[Tensor, Tensor], dim: int, keepdim: bool) -> tupl
 def sort(
     x: Tensor, dim: int = -1, descending: bool = False, *, stable: bool | None = None, quantized: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Sort by topk, which has a CPU kernel. The indices of a stable sort of more than 64 elements are None."""
+    """Sort by topk, for which ExecuTorch has a CPU kernel, unlike for sort.
+
+    The CPU's topk is not stable, so the indices of a stable sort come from ``_stable_argsort``. For more than 64
+    elements they are None.
+    """
     size, compare_dtype = x.shape[dim] if x.dim() else 1, torch.int32 if quantized else torch.float32
     if x.dtype is torch.bool:
         sorted_numbers, indices = sort(x.to(compare_dtype), dim, descending, stable=stable, quantized=quantized)
@@ -149,7 +153,8 @@ def mode(x: Tensor, dim: int = -1, keepdim: bool = False, *, quantized: bool) ->
     this, other = last.unsqueeze(-1), last.unsqueeze(-2)
     count = (this == other).to(dtype).sum(-1, dtype=dtype)
     is_most_frequent = count == count.amax(-1, keepdim=True)
-    # The element is gathered by its index: torch.where would give it another scale than x. Index: last, as in PyTorch.
+    # The element is gathered by its index, because torch.where would give it another scale than x. The index is the
+    # last one of the element, as in PyTorch.
     is_smallest = is_most_frequent & ~((other < this) & is_most_frequent.unsqueeze(-2)).any(-1)
     positions = torch.where(is_smallest, torch.arange(last.shape[-1], dtype=dtype), 0).amax(-1, keepdim=True)
     positions = positions.to(torch.int32).to(torch.int64)
@@ -178,14 +183,9 @@ def quantile(
         value = value * (1 - weight) + _kth_smallest(values, axis, first + 2)[0] * weight
     if not quantized:
         value = torch.where((values != values).any(axis, keepdim=True), math.nan, value)
-    kept_shape = [1] * x.dim() if keepdim else []
-    return (
-        value.reshape(kept_shape)
-        if values.dim() != x.dim() or dim is None
-        else value
-        if keepdim
-        else value.squeeze(axis)
-    )
+    if dim is None or not x.dim():
+        return value.reshape([1] * x.dim() if keepdim else [])
+    return value if keepdim else value.squeeze(axis)
 
 
 @decomposition(aten.median.default)
@@ -288,7 +288,7 @@ decomposition(aten.var_mean.default, aten.var_mean.dim, aten.var_mean.correction
 decomposition(aten.std_mean.default, aten.std_mean.dim, aten.std_mean.correction)(_build_spread_and_mean(torch.std))
 
 
-#: Largest size of a dimension along which ``cumprod`` multiplies element by element. One CONCAT joins the products.
+#: Largest dimension along which ``cumprod`` multiplies element by element: CONCAT has at most 64 operands (level 8K).
 _MAX_SEQUENTIAL_PRODUCTS = 64
 
 
@@ -297,7 +297,7 @@ def cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None, quantized:
     """Cumulative product, element by element. For large dimensions and if quantized: by a prefix scan."""
     size = x.shape[dim] if x.dim() else 1
     if quantized or not 1 < size <= _MAX_SEQUENTIAL_PRODUCTS:
-        return _prefix_scan(x, dim, dtype, torch.mul)  # 0 times a product of later elements that overflows is NaN
+        return _prefix_scan(x, dim, dtype, torch.mul)  # 0 * inf is NaN if a partial product overflows
     x = x.to(dtype or (x.dtype if x.is_floating_point() else torch.int64))
     products = [x.narrow(dim, 0, 1)]
     for i in range(1, size):

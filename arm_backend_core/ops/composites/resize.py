@@ -181,7 +181,7 @@ def _grid_to_pixel(x: Tensor, size: int, padding: int, align_corners: bool) -> T
     -1 and 1 are the centres of the outer pixels with ``align_corners``, else the borders of the image.
     """
     coordinate = (x + 1) * ((size - 1) / 2) if align_corners else ((x + 1) * size - 1) / 2
-    if padding == 2:  # reflection: a triangle wave with the period of twice the image size
+    if padding == 2:  # reflection at both ends of the span: a triangle wave with the period 2 * span
         low, span = (0.0, size - 1) if align_corners else (-0.5, size)
         reflected = torch.remainder((coordinate - low).abs(), 2 * span) if span else torch.zeros_like(coordinate)
         coordinate = torch.minimum(reflected, 2 * span - reflected) + low

@@ -76,7 +76,7 @@ def as_strided_scatter(
 
 @decomposition(aten.put.default, takes_quantized=True)
 def put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False, *, quantized: bool = False) -> Tensor:
-    """x with the elements of ``source`` written at ``index`` in the flattened x."""
+    """x with the elements of ``source`` written at ``index`` in the flattened x, or added with ``accumulate``."""
     flat = x.reshape(-1), [index.reshape(-1)], source.reshape(-1), accumulate
     return index_put(*flat, quantized=quantized).reshape(x.shape)
 
@@ -214,8 +214,8 @@ def index_reduce(x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str
 def _one_hot_scatter_mask(x: Tensor, dim: int, index: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
     """Return the one-hot mask [..., elements, positions] of a scatter along ``dim``, and the source with ``dim`` last.
 
-    ``index`` may be smaller than x in the other dimensions. There, both results are padded to the size of x, and the
-    padding of the mask is False.
+    ``index`` may be smaller than x in the other dimensions. Both results are padded to the size of x in these
+    dimensions, and the padding of the mask is False.
     """
     if not x.dim():
         raise Unsupported("scatter into a scalar; write it with torch.where")
@@ -264,7 +264,7 @@ def index_put(
 
 @decomposition(aten.masked_scatter.default)
 def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
-    """x with the n-th true element of the mask replaced by element n of ``source``."""
+    """x in which the element at the n-th true element of the mask is replaced by element n of ``source``."""
     x, mask = torch.broadcast_tensors(x, mask)
     ranks = torch.cumsum(mask.reshape(-1).to(torch.int64), 0) - mask.reshape(-1).to(torch.int64)
     elements = F.pad(source.reshape(-1), (0, max(x.numel() - source.numel(), 0)))

@@ -44,8 +44,9 @@ def unfold(
     return torch.stack(slices, 2).reshape(batch, channels * kernel[0] * kernel[1], rows * columns)
 
 
-#: Largest window of a transposed convolution in place of ``col2im``. With 512 elements and a hop of 128, it takes
-#: 74,775 cycles on U55-128 and the sum of pieces 112,472; with 1024 and 256 it takes 148,455 and 109,804.
+#: Largest window for which a transposed convolution replaces ``col2im`` of one row. With 512 elements and a hop of 128,
+#: the transposed convolution takes 74,775 cycles on U55-128, and ``overlap_add`` takes 112,472. With 1024 elements and
+#: a hop of 256, they take 148,455 and 109,804.
 _MAX_FOLD_WINDOW = 512
 
 
@@ -75,8 +76,8 @@ def fold(
     """col2im: x [N, C * KH * KW, windows] -> [N, C, H, W], where overlapping windows are summed.
 
     Adjacent windows need only a permutation. A quantized program uses a transposed convolution, which rounds once.
-    Other programs add the windows, because 0 * inf is NaN in a convolution. The weights of the convolution grow with
-    the square of the window: beyond ``_MAX_FOLD_WINDOW`` elements, windows of one row are added too.
+    Other programs add the windows, because 0 * inf is NaN in a convolution. A quantized program also adds windows of
+    one row with more than ``_MAX_FOLD_WINDOW`` elements, because the number of weights is the square of the window.
     """
     if x.dim() == 2:
         return fold(x.unsqueeze(0), output_size, kernel, dilation, padding, stride, quantized=quantized).squeeze(0)
@@ -167,8 +168,8 @@ def iterate_window_elements(
 def _argmax_positions(x: Tensor, window_indices: Sequence[list[list[int]]], quantized: bool) -> Tensor:
     """Flat index of the largest element of each window. Elements are compared one after the other, as in PyTorch.
 
-    If nothing reads the indices, dead code elimination removes the comparisons. Positions are float32, on which every
-    target has SELECT. This is exact, as images have fewer than 2**24 pixels. In a program that will be quantized,
+    If nothing reads the indices, dead code elimination removes the comparisons. Positions are float32, because the FP
+    profile has no SELECT on INT32. This is exact for images of up to 2**24 pixels. In a program that will be quantized,
     positions are int32, so that they are not quantized.
     """
     best: Tensor | None = None

@@ -72,9 +72,9 @@ def logarithm(v: FixedPoint) -> FixedPoint:
 def exponential(v: FixedPoint, result_q: QParams) -> FixedPoint:
     """exp(v) as int16, for real v at any scale.
 
-    Its scale is that of an int16 result, so that no second rounding follows. Linear interpolation between exact entries
-    at a distance h would exceed a convex function f. The entries of the least-squares fit are f - h**2 / 12 * f''; for
-    f = exp, this is exp * (1 - h**2 / 12).
+    If ``result_q`` is int16, the exponential has its scale, so that no second rounding follows. Linear interpolation
+    between exact entries at a distance h would exceed a convex function f. The entries of the least-squares fit are
+    f - h**2 / 12 * f''; for f = exp, this is exp * (1 - h**2 / 12).
 
     Args:
         v: the exponent.

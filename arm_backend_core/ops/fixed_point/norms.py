@@ -38,7 +38,7 @@ def layer_norm(
     the axes.
 
     Raises:
-        Unsupported: x is neither int8 nor int16.
+        Unsupported: the conditions of ``ReductionView.from_tensor``.
     """
     rows = ReductionView.from_tensor(b, x, q, axes, "layer_norm" if centre else "rms_norm")
     gain, offset = (None if p is None else rows.broadcast_weights(p) for p in (weight, bias))
@@ -53,7 +53,7 @@ def group_norm(
     It is an instance norm if ``groups`` = C.
 
     Raises:
-        Unsupported: x is neither int8 nor int16.
+        Unsupported: the conditions of ``ReductionView.from_tensor``.
     """
     batch, channels = x.shape[:2]
     grouped = (batch * groups, x.size // (batch * groups))
@@ -66,9 +66,9 @@ def group_norm(
 def _apply_affine(x: FixedPoint, weight: Array | None, bias: Array | None, out: QParams) -> Value:
     """x * weight + bias in int32, converted to the result's parameters.
 
-    MUL drops 31 bits of the product; if it dropped 38, NPUs would round differently. The bias is rounded to the
-    product's scale. With a bias and an int16 result, the product's scale is at least the result's, which is fine enough
-    for both roundings. Ethos-U55 then narrows the sum for free, while rescaling it costs 1.25 cycles.
+    MUL shifts the product right by 31 bits, because NPUs would round a shift of 38 differently. The bias is rounded to
+    the product's scale. With a bias and an int16 result, the product's scale is at least the result's: a finer scale is
+    not needed. If both scales are equal, Ethos-U55 narrows the sum for free, while rescaling it costs 1.25 cycles.
     """
     if weight is None and bias is None:
         return x.requantize(out)
@@ -91,8 +91,8 @@ def _standardize(rows: ReductionView, eps: float, out: QParams, *, centre: bool)
         return _divide_by_sqrt_eps(rows, eps, centre=centre)
     if rows.x.dtype is DType.INT8:
         return _standardize_int8(rows, eps_in_squared_steps, centre=centre)
-    sum_of_squares = SumOfSquares.from_rows(rows, centre=centre, floor=eps_in_squared_steps)
-    sum_with_eps = (sum_of_squares.squares + sum_of_squares.scaled_floor(eps_in_squared_steps)).maximum(1)
+    sum_of_squares = SumOfSquares.from_rows(rows, centre=centre, eps_in_squared_steps=eps_in_squared_steps)
+    sum_with_eps = (sum_of_squares.squares + sum_of_squares.scaled_eps(eps_in_squared_steps)).maximum(1)
     # abs(deviation) / sqrt(sum of squared deviations) is at most 1.
     y = sum_of_squares.shifted.mul(rsqrt(sum_with_eps.with_scale(1.0)), 14, peak=1 << 30)
     return y.with_scale(math.sqrt(rows.n) * 2.0 ** (14 - 29 - sum_of_squares.drop / 2))
@@ -135,16 +135,17 @@ def sum_squared_deviations_int8(rows: ReductionView, bits: int, *, centre: bool)
     return square.assume_range(0, math.ceil(n * 2.0 ** (16 + bits))), total
 
 
-def _standardize_int8(rows: ReductionView, floor: float, *, centre: bool) -> FixedPoint:
+def _standardize_int8(rows: ReductionView, eps_in_squared_steps: float, *, centre: bool) -> FixedPoint:
     """Standardize int8: x * g - mean * g, with g = rsqrt(V) and the exact V = n * (variance + eps) * 2**bits < 2**30.
 
     V >= 2**(bits - 1) unless a row is constant, so x * g < 2**(37 - bits / 2). The products are shifted to 30 bits.
     Their difference is result * 2**(29 - shift) / sqrt(n * 2**bits), which has 16 fractional bits for n = 1024.
     """
     n, x = rows.n, rows.x.with_scale(1.0)
-    bits = min(14, math.floor(29.9 - math.log2(n * ((1 << 14 if centre else 1 << 16) + floor))))
+    max_square = 1 << 14 if centre else 1 << 16
+    bits = min(14, math.floor(29.9 - math.log2(n * (max_square + eps_in_squared_steps))))
     squares, total = sum_squared_deviations_int8(rows, bits, centre=centre)
-    v = (squares + round(n * floor * 2.0**bits)).maximum(1 << max(bits - 1, 0))
+    v = (squares + round(n * eps_in_squared_steps * 2.0**bits)).maximum(1 << max(bits - 1, 0))
     g = rsqrt(v)
     shift = max(0, 7 - bits // 2)
     product = x.mul_power_of_two(6).mul(g, shift + 6)
@@ -167,9 +168,9 @@ class SumOfSquares:
 
     The exact sum would exceed int32. Let c = x - mean with ``bits`` fractional bits, and A = sum(abs(c)) <= 2**29.
     ``shift`` brings A into [2**28, 2**29). Then sum((c << shift)**2) lies in [A * A / n, A * A / 2]. Each square is
-    rounded to a multiple of 2**drop. In rows of more than _MAX_SHORT_ROW elements, the squares would be too small for
-    that. There, ``shift`` is computed from M * A instead of A * A, with M = max(abs(c)). If ``bits`` is negative, A and
-    M are computed from the rounded c, and c << shift from the unrounded c.
+    rounded to a multiple of 2**drop. In rows of more than _MAX_SHORT_ROW elements, each square would be too small for
+    this rounding. For such rows, ``shift`` is computed from M * A instead of A * A, with M = max(abs(c)). If ``bits``
+    is negative, A and M are computed from the rounded c, and c << shift from the unrounded c.
 
     Attributes:
         shifted: c << shift.
@@ -188,15 +189,15 @@ class SumOfSquares:
     n: int
 
     @classmethod
-    def from_rows(cls, rows: ReductionView, *, centre: bool, floor: float = 0.0) -> SumOfSquares:
-        """Compute it for deviations from the mean (``centre``), or from zero.
+    def from_rows(cls, rows: ReductionView, *, centre: bool, eps_in_squared_steps: float = 0.0) -> SumOfSquares:
+        """Sum the squared deviations from the mean (``centre``), or from zero.
 
-        The result has headroom, so that ``scaled_floor(floor)`` can be added to it. Normalization needs a floor of at
-        most 2**46. With that and 2**16 elements, ``bits`` is -4.
+        The sum has headroom, so that ``scaled_eps(eps_in_squared_steps)`` can be added to it. Normalization needs at
+        most 2**46 squared steps. With this eps and 2**16 elements, ``bits`` is -4.
         """
         n, x = rows.n, rows.x.with_scale(1.0)
         drop = 28 if centre else 29
-        exponent, _ = _exponent_and_mantissa(n, floor)
+        exponent, _ = _exponent_and_mantissa(n, eps_in_squared_steps)
         bits = min(10, (14 if centre else 13) - math.ceil(math.log2(n)), (drop - exponent) // 2)
         max_shift = min(28, -(exponent + 2 * bits - drop) // 2)
         # Number of fractional bits of ``fine`` beyond those of c
@@ -213,12 +214,12 @@ class SumOfSquares:
         squares = rows.sum_of(shifted.mul(shifted, drop), peak=(1 << 29) + n)
         return cls(shifted, shift, squares, bits, drop, n)
 
-    def scaled_floor(self, floor: float) -> FixedPoint:
-        """n * floor in the units of ``squares``: a mantissa that is shifted by each row's exponent.
+    def scaled_eps(self, eps_in_squared_steps: float) -> FixedPoint:
+        """n * eps in the units of ``squares``: a mantissa that is shifted by each row's exponent.
 
-        ``floor`` is a number of squared steps of x, which is added for each element.
+        eps is given in squared steps of x.
         """
-        exponent, mantissa = _exponent_and_mantissa(self.n, floor)
+        exponent, mantissa = _exponent_and_mantissa(self.n, eps_in_squared_steps)
         exponent += 2 * self.bits - self.drop
         right_shift = self.shift.full_like(-exponent) - (self.shift + self.shift)
         right_shift = right_shift.minimum(31).maximum(0)
@@ -243,8 +244,8 @@ def _normalizing_shift(magnitude: FixedPoint, rows: ReductionView, is_rounded: b
     return (zeros_of_product - 8).maximum(0).shift_right(zeros_of_product.full_like(1))
 
 
-def _exponent_and_mantissa(n: int, floor: float) -> tuple[int, int]:
-    """Exponent and mantissa of n * floor = mantissa * 2**exponent, mantissa < 2**28."""
-    product = max(n * floor, 2.0**-60)
+def _exponent_and_mantissa(n: int, eps: float) -> tuple[int, int]:
+    """Exponent and mantissa of n * eps = mantissa * 2**exponent, mantissa < 2**28."""
+    product = max(n * eps, 2.0**-60)
     exponent = math.floor(math.log2(product)) - 27
     return exponent, math.floor(product * 2.0**-exponent)

@@ -126,9 +126,9 @@ class ReductionView:
     def sum_of(self, x: FixedPoint, peak: int | None = None) -> FixedPoint:
         """Sum along the rows of ``x``, a tensor with the shape of the view; int32. For ``peak`` see ``FixedPoint.mul``.
 
-        Rows of two elements use ADD, which has no size limit. It takes a fifth of REDUCE_SUM's cycles on U55 and U65,
-        and a fortieth on U85. If the sum of all parts could exceed 32 bits, the sums of the parts are shifted right
-        first.
+        On NPUs, rows of two elements use ADD, which has no size limit. ADD takes a fifth of REDUCE_SUM's cycles on U55
+        and U65, and a fortieth on U85. If the sum of all parts could exceed 32 bits, the sums of the parts are shifted
+        right first.
         """
         if self.n != 2 or peak is not None or not x.b.target.hardware.npu:
             total = x.to_int32().sum(self.axis, peak)
@@ -141,7 +141,7 @@ class ReductionView:
 
 
 def _count_parts(n: int, is_slow: bool) -> int | None:
-    """The number of parts of a row of ``n`` elements; None if none has equal parts of at most MAX_EXTENT."""
+    """The number of equal parts into which to split a row of ``n`` elements; None if parts would exceed MAX_EXTENT."""
     if is_slow:  # prime factors may leave parts that are too short to be fast
         parts = next(parts for parts in range(-(-n // _FAST_PART), n + 1) if n % parts == 0)
         if n // parts >= _FAST_PART // 8:

@@ -25,7 +25,7 @@ def mean(b: Builder, x: Value, q: QParams, axes: Sequence[int], out: QParams) ->
     (``ReductionView.sum_of``).
 
     Raises:
-        Unsupported: x is neither int8 nor int16.
+        Unsupported: the conditions of ``ReductionView.from_tensor``.
     """
     rows = ReductionView.from_tensor(b, x, q, axes, "mean")
     total = rows.sum(q.zero_point)
@@ -33,10 +33,10 @@ def mean(b: Builder, x: Value, q: QParams, axes: Sequence[int], out: QParams) ->
 
 
 def sum_(b: Builder, x: Value, q: QParams, axes: Sequence[int], out: QParams) -> Value:
-    """Sum over ``axes``, as with ``keepdim=True``. Errors are those of ``mean``.
+    """Sum over ``axes``, as with ``keepdim=True``. Rounding errors are those of ``mean``.
 
     Raises:
-        Unsupported: x is neither int8 nor int16.
+        Unsupported: the conditions of ``ReductionView.from_tensor``.
     """
     return _restore_axes(x, axes, ReductionView.from_tensor(b, x, q, axes, "sum").sum(q.zero_point), out)
 
@@ -54,7 +54,8 @@ def var(b: Builder, x: Value, q: QParams, axes: Sequence[int], correction: float
     result's range is much smaller than the input's.
 
     Raises:
-        Unsupported: x is neither int8 nor int16.
+        Unsupported: the conditions of ``ReductionView.from_tensor``; or the scale of the result of an int16 x is below
+            the scale of the sum of squares.
     """
     rows = ReductionView.from_tensor(b, x, q, axes, "var")
     n = rows.n
@@ -80,7 +81,7 @@ def std(b: Builder, x: Value, q: QParams, axes: Sequence[int], correction: float
     For int16, each row has its own exponent (``SumOfSquares``).
 
     Raises:
-        Unsupported: x is neither int8 nor int16.
+        Unsupported: the conditions of ``ReductionView.from_tensor``.
     """
     rows = ReductionView.from_tensor(b, x, q, axes, "std")
     if q.dtype is DType.INT8:

@@ -17,9 +17,9 @@ from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
 
 I16, I32 = DType.INT16, DType.INT32
-#: Range of the exponential's argument: exp(-EXP_RANGE_NEPERS) * Q15_MAX = 0.5, so the exponentials of elements further
+#: Range of the exponential's argument: exp(-EXP_INPUT_RANGE) * Q15_MAX = 0.5, so the exponentials of elements further
 #: below the maximum round to 0.
-EXP_RANGE_NEPERS = math.log(2 * Q15_MAX)
+EXP_INPUT_RANGE = math.log(2 * Q15_MAX)
 #: Longest row without further tables. Half a step of error in each of its n exponentials is at most n / 2 of a sum of
 #: at least Q15_MAX. This cannot change an int8 probability by a step.
 MAX_PLAIN_ROW_LENGTH = 224
@@ -34,7 +34,8 @@ def softmax(b: Builder, x: Value, q: QParams, axis: int, out: QParams) -> Value:
     Each rounding changes a probability by at most 2**-16. ``_sum_exponentials`` bounds the error of the sum.
 
     Raises:
-        Unsupported: x is neither int8 nor int16, a row is too long, or the result's scale is below 2**-16.
+        Unsupported: the conditions of ``ReductionView.from_tensor``; a row is too long; or the result's scale is below
+            2**-16.
     """
     rows = ReductionView.from_tensor(b, x, q, (axis,), "softmax")
     _require_min_scale(out, 2.0**-16, "softmax")
@@ -56,8 +57,8 @@ def log_softmax(b: Builder, x: Value, q: QParams, axis: int, out: QParams) -> Va
     """Log-softmax over ``axis``: x - max - ln(sum(exp(x - max))), added in int32 at a scale of 2**-20 or coarser.
 
     Raises:
-        Unsupported: x is neither int8 nor int16, a row is too long, or the result's scale is below 2**-15 or below the
-            scale of the addition.
+        Unsupported: the conditions of ``ReductionView.from_tensor``; a row is too long; or the result's scale is below
+            2**-15 or below the scale of the addition.
     """
     rows = ReductionView.from_tensor(b, x, q, (axis,), "log_softmax")
     if rows.n == 1:
@@ -138,7 +139,7 @@ def _exponentials(rows: ReductionView, *, precise: bool) -> tuple[_ExpTableIndex
     table_index = (
         _table_index_int8(rows)
         if rows.x.dtype is DType.INT8
-        else _table_index_int16(rows, EXP_RANGE_NEPERS + split * math.log(TAIL_GAIN))
+        else _table_index_int16(rows, EXP_INPUT_RANGE + split * math.log(TAIL_GAIN))
     )
     value = table_index.look_up(table_index.exact_entries, 0)
     # The sum is at least the exponential of the maximum; the factor 0.98 covers the rounding of entries.
@@ -157,8 +158,8 @@ def _sum_exponentials(table_index: _ExpTableIndex, value: FixedPoint, split: boo
     Rounding errors of up to half a step may add up to n / 2 steps, that is n * 2**-16 of the sum. With ``split``,
     further tables reduce this error. For int8, a second table holds the rounding remainders of the first one in Q29.
     For int16, interpolation makes the remainders irregular. So the sum comes from two tables that split the range at
-    e = 1 / TAIL_GAIN. The lower table is scaled by TAIL_GAIN, which divides the
-    rounding errors of its elements by TAIL_GAIN.
+    e = 1 / TAIL_GAIN. The lower table is scaled by TAIL_GAIN, which divides the rounding errors of its elements by
+    TAIL_GAIN.
     """
     rows, exact = table_index.rows, table_index.exact_entries
     if not split:
@@ -187,8 +188,8 @@ def _table_index_int8(rows: ReductionView) -> _ExpTableIndex:
     return _ExpTableIndex(rows, maximum.rescale(I32, 1.0), maximum, 1, 128.0, float(Q15_MAX), float(Q15_MAX), exact)
 
 
-def _table_index_int16(rows: ReductionView, nepers: float) -> _ExpTableIndex:
-    """Table index for int16: 512 intervals of h = ``nepers`` / 512 span ``nepers``; the maximum maps near 32767.
+def _table_index_int16(rows: ReductionView, input_range: float) -> _ExpTableIndex:
+    """Table index for int16: 512 intervals of h = ``input_range`` / 512; the row's maximum maps near 32767.
 
     Interpolation has a relative error of h * h / 8 of e: 2**-14 for h = 0.022, without the split of the sum. Lower
     entries halve this error. The rounding of the index adds at most 2**-13.5 of e. SUB is one NPU operation only if
@@ -196,9 +197,9 @@ def _table_index_int16(rows: ReductionView, nepers: float) -> _ExpTableIndex:
     the maximum, and all exponentials are smaller by the same factor. If a step of x is 1 / 16 or more, that would cost
     too much precision, and ``start`` stays int32.
     """
-    scale = min(rows.x.scale, 2 * nepers)  # at this scale, one step below the maximum already gives 0
+    scale = min(rows.x.scale, 2 * input_range)  # at this scale, one step below the maximum already gives 0
     top = rows.max().rescale(I32, 1.0)
-    factor = min(max(1.0, scale * 65535 / nepers), float(Q15_MAX))
+    factor = min(max(1.0, scale * 65535 / input_range), float(Q15_MAX))
     distance = math.floor(Q15_MAX / factor)
     start, stride, reference = top - distance, 1, top
     one = least = Q15_MAX * math.exp((distance * factor - 32768) * scale / factor)
@@ -209,5 +210,5 @@ def _table_index_int16(rows: ReductionView, nepers: float) -> _ExpTableIndex:
     exact = np.minimum(np.exp((TABLE_INPUTS / factor - distance) * scale) * one, Q15_MAX)
     if factor < Q15_MAX:  # else the maximum and all elements that matter fall on table inputs
         exact *= 1 - (128 * scale / factor) ** 2 / 16
-    exact[0] *= factor == 1.0  # the index of smaller elements saturates there
+    exact[0] *= factor == 1.0  # the index of all smaller elements saturates to entry 0
     return _ExpTableIndex(rows, reference, start, stride, factor, one, least, exact)

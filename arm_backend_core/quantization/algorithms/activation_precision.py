@@ -2,8 +2,8 @@
 
 The pass changes annotations, before the quantizer inserts observers.
 
-- ``int16_attention``: attention weights (also those of soft-argmax) get a calibrated int8 range. The fixed scale 1/256
-  of a softmax would lose most of their information, because many attention weights are small.
+- ``int16_attention``: attention weights (also those of soft-argmax) stay int8, with a calibrated scale. The fixed scale
+  1/256 of a softmax would lose most of their information, because many attention weights are small.
 - ``int16_outputs``: model outputs become int16, because they are converted to float anyway. An operator that ends in a
   RESCALE produces int16 at the cost of int8.
 - ``int16_angles``: operands of sine and cosine that are products with frequencies (timesteps of diffusion models,

@@ -45,7 +45,7 @@ class _WeightUse:
 
     @property
     def owns_bias(self) -> bool:
-        """Whether only these operators read the bias."""
+        """Whether no operator besides ``nodes`` reads the bias."""
         return self.bias is None or self.bias.users.keys() == set(self.nodes)
 
 
@@ -59,15 +59,14 @@ class BiasCorrection:
       would add an error there, which the norm would amplify,
     - an operator of a recurrent layer without a bias: a bias would cost an ADD in each time step.
 
-    Methods share the bias of a layer. It is corrected for the mean over the inputs of all methods.
+    The methods of a program share the bias of a layer, so it is corrected for the mean input over all methods.
     """
 
     def __init__(self, models: Sequence[ObservedProgram]) -> None:
         groups: dict[Hashable, list[_WeightUse]] = {}
         for model in models:
-            use_counts = Counter[
-                Hashable
-            ]()  # distinguishes layers of a model that share tensors: they are corrected separately
+            # Layers of a model that share tensors are corrected separately: their keys differ in this count.
+            use_counts = Counter[Hashable]()
             for use in _find_uses(model):
                 key = use.key if len(models) > 1 else (use.weight, use.bias)  # hashing values takes time
                 groups.setdefault((key, use_counts[key]), []).append(use)
@@ -125,7 +124,7 @@ def _correct_bias(use: _WeightUse, mean: _ChannelMean) -> tuple[Tensor, Tensor]:
 
 
 def _mean_output_error(model: ObservedProgram, weight: Node, node: Node, mean: _ChannelMean) -> Tensor:
-    """Compute the mean error of each output channel that the quantized weight causes."""
+    """Compute the mean error that quantization of the weight causes, for each output channel."""
     name = str(weight.target)
     current = attrgetter(name)(model.model).detach()
     float_weight = model.original_values.get(name, current).detach()
@@ -182,9 +181,8 @@ def _find_quantized_operands(model: ObservedProgram, node: Node) -> tuple[Node, 
     if record is None or observed is None or _is_normalized(node):
         return None
     weight, bias = observed[0], node.args[record.bias] if len(node.args) > record.bias else None
-    if (
-        bias is None and "bias" not in node.kwargs and TIMESTEP_SLOT not in node.meta
-    ):  # in a time step, each bias would cost an ADD
+    # In a time step of a recurrent layer, a new bias would cost an ADD.
+    if bias is None and "bias" not in node.kwargs and TIMESTEP_SLOT not in node.meta:
         return weight, None
     return (weight, bias) if isinstance(bias, Node) and bias.op == "get_attr" else None
 

@@ -46,7 +46,7 @@ class Outcome(NamedTuple):
     """How a chain was rewritten.
 
     Attributes:
-        last: name of its last operator.
+        last: name of the chain's last operator.
         rewrite: "producer", "reader" or "depthwise"; None if the chain stays.
         reasons: why the rewrites before this one in the list do not apply, or why the chain stays.
     """
@@ -67,7 +67,7 @@ def fold_channel_affines(
 
     Args:
         module: the module to edit. Its graph is functional.
-        hardware: of the target.
+        hardware: the target's hardware.
         config_of: returns the quantization configuration of a node; None for floating point.
 
     Returns:
@@ -115,6 +115,8 @@ def _trace_back(node: Node) -> Iterator[Node]:
 
 @dataclass(frozen=True)
 class _Rewriter:
+    """Folds chains into layers, or replaces them by depthwise convolutions."""
+
     constants: Constants
     hardware: Hardware
     config_of: Callable[[Node], QuantizationConfig | None]
@@ -258,7 +260,7 @@ def _trace_producer(chain: Chain) -> tuple[list[Node], int]:
     """Trace the source to the node that computes its elements, across permutations and copies.
 
     Returns:
-        the nodes from the source to that one, and the dimension of the channels in the result of that one.
+        The nodes from the source to the producing node, and the channel dimension of the producing node's result.
     """
     node, axis = chain.source, chain.axis % chain.source.meta["val"].dim()
     path = [node]

@@ -22,8 +22,8 @@ def find_coordinate_nodes(graph: Graph) -> set[Node]:
     """Find the operators that compute coordinates from results of layers or inputs.
 
     Returns:
-        Elementwise operators, sums and data movement between a layer or an input and a cast to an index, and the
-        elementwise operators that read only their results: the fractions.
+        Elementwise operators, sums and data movement between a layer or an input and a cast to an index. Also the
+        operators of these kinds that read only results of the former: they compute the fractions.
     """
     pending = list(_real_indices(graph))
     constants = constant_nodes(graph) if pending else set()

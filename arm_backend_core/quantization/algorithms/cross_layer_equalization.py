@@ -1,10 +1,10 @@
 """Cross-layer equalization: rescale the channels between two layers to similar ranges.
 
-An activation has one scale for all channels, so a channel with a small range gets few levels of it. If only relu or
-pooling is between two layers, output channel j of the first layer is divided by s_j. The weights of the second layer
-that read it are multiplied by s_j. The function of the model does not change. s_j = sqrt(r_j / w_j) equalizes the
+An activation has one scale for all channels, so a channel with a small range gets few levels. If only relu or pooling
+is between two layers, output channel j of the first layer is divided by s_j. The weights of the second layer that read
+this channel are multiplied by s_j. The function of the model does not change. s_j = sqrt(r_j / w_j) equalizes the
 range r_j of the channel and the largest weight w_j that reads it (Nagel et al. 2019; behind a norm this is SmoothQuant,
-Xiao et al. 2022). Ranges are estimated from the parameters. Few calibration samples do not show the range of a channel
+Xiao et al. 2022). Ranges are estimated from the parameters: few calibration samples do not show the range of a channel
 reliably, and values beyond the range would be clipped.
 """
 
@@ -76,7 +76,7 @@ def equalize(program: ExportedProgram, names: Collection[str] | None = None) -> 
 
 
 def _equalize_concatenation(node: Node, tensors: _Parameters) -> None:
-    """Divide operands of a concatenation by powers of two, and multiply the weights that read them by these.
+    """Divide operands of a concatenation by powers of two, and multiply the weights that read an operand by its power.
 
     The operands share a scale. If the weights that read one operand are much smaller than the others, training has
     adapted them to large values of this operand, for example raw statistics beside learned features. At the common
@@ -259,7 +259,7 @@ def _max_abs(weight: Tensor, axis: int) -> Tensor:
 
 
 def _compute_factors(channel_range: Tensor, max_weights: Tensor) -> Tensor | None:
-    """Compute the factor s of each channel; None if the factors are too similar."""
+    """Compute the factor s of each channel, divided by the geometric mean of all; None if they are too similar."""
     is_positive = (channel_range > 0) & (max_weights > 0)
     factors = (channel_range / max_weights)[is_positive].sqrt()
     if not len(factors) or float(factors.max() / factors.min()) < _MIN_FACTOR_RATIO:

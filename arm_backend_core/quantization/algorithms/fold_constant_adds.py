@@ -1,4 +1,4 @@
-"""Constant folding of additions: x + a + b becomes x + (a + b), as for BERT's position and token-type embeddings."""
+"""Constant folding of additions: x + a + b becomes x + (a + b), for example for two constant embeddings of BERT."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ aten = torch.ops.aten
 
 
 def fold_constant_adds(graph: Graph) -> None:
-    """Fold x + a + b with float constants a and b to x + (a + b), if a + b has no more elements
-    than the larger of both.
+    """Fold x + a + b with float constants a and b to x + (a + b), which saves an addition and the rounding of x + a.
 
-    It saves an addition and the rounding of x + a.
+    Sums are not folded if a + b has more elements than a and more than b.
     """
     sums = graph.find_nodes(op="call_function", target=aten.add.Tensor)
     constants = constant_nodes(graph) if len(sums) > 1 else set[Node]()

@@ -1,9 +1,9 @@
 """GPTQ: round weights with few levels so that the layer's output has the least squared error (Frantar et al. 2022).
 
 Weights are rounded column by column. After each column, the columns that are not rounded yet are changed to compensate
-its error. The compensation uses the covariance of the inputs over the calibration samples. Bias correction removes the
-constant part of the error. GPTQ applies to layers with one input vector for each position: linear layers and 1x1
-convolutions.
+for the rounding error. The compensation uses the covariance of the inputs over the calibration samples. Bias correction
+removes the constant part of the error. GPTQ applies to layers with one input vector for each position: linear layers
+and 1x1 convolutions.
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ def _find_weight(model: ObservedProgram, node: Node) -> Node | None:
     return weight if is_matrix and columns <= _MAX_COLUMNS and observer.quant_max < _MAX_LEVELS else None
 
 
-def _round_weight(weight: Tensor, scale: Tensor, largest: int, covariance: Tensor) -> Tensor:
-    """Round a weight [rows, columns] to multiples of ``scale``; later columns compensate each column's error.
+def _round_weight(weight: Tensor, scale: Tensor, quant_max: int, covariance: Tensor) -> Tensor:
+    """Round a weight [rows, columns] to multiples of ``scale``; later columns compensate for each column's error.
 
     Weights that are 0 stay 0, because a pruned model would lose its sparsity (as in SparseGPT, Frantar et al. 2023).
     """
@@ -124,7 +124,7 @@ def _round_weight(weight: Tensor, scale: Tensor, largest: int, covariance: Tenso
         errors = torch.empty_like(remaining[start:stop])
         for column in range(start, stop):
             row = remaining[column]
-            result[column] = (row / steps).round_().clamp_(-largest, largest).mul_(steps * is_kept[column])
+            result[column] = (row / steps).round_().clamp_(-quant_max, quant_max).mul_(steps * is_kept[column])
             errors[column - start] = (row - result[column]) / factor[column, column]
             remaining[column + 1 : stop] -= factor[column, column + 1 : stop, None] * errors[column - start]
         remaining[stop:] -= factor[start:stop, stop:].T @ errors

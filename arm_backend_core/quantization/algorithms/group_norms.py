@@ -59,7 +59,7 @@ def layer_norms_to_group_norms(module: GraphModule) -> None:
 
 
 def _find_norm(node: Node) -> _Norm | None:
-    """Find the groups of channels over which a layer norm without weights computes, and their source."""
+    """Match a layer norm without weights that normalizes groups of channels, as the group norm of its source."""
     x: Any = node.args[0]
     shape, axes = tuple(x.meta["val"].shape), len(node.args[1])  # type: ignore[arg-type]
     if any(parameter is not None for parameter in node.args[2:4]):
@@ -76,7 +76,7 @@ def _find_norm(node: Node) -> _Norm | None:
 
 
 def _absorb_affine(norm: _Norm, constants: Constants) -> bool:
-    """Absorb a multiplication by, and an addition of, constants per channel; returns whether there is either."""
+    """Absorb a following product and sum with constants per channel; returns whether one of them was absorbed."""
     for target, name in ((aten.mul.Tensor, "weight"), (aten.add.Tensor, "bias")):
         reader = next(iter(norm.last.users), None)
         if reader is None or len(norm.last.users) != 1 or reader.target is not target or reader.kwargs:

@@ -28,7 +28,7 @@ from arm_backend_core.quantization.observer import RangeObserver
 aten = torch.ops.aten
 Range = tuple[float, float]
 
-#: The exponential of a score this far below another score rounds to 0 (``fixed_point.softmax.EXP_RANGE_NEPERS``).
+#: The exponential of a score this far below another score rounds to 0 (``fixed_point.softmax.EXP_INPUT_RANGE``).
 _NEGLIGIBLE_DISTANCE = 12.0
 #: Factor of the span, for scores beyond the calibration range.
 _HEADROOM = 1.25
@@ -51,7 +51,7 @@ class _ScoreRangeRecorder:
 
 
 class MaskBounds:
-    """The masks before the exponentials of a graph that ``bound_masks`` has edited.
+    """Adapts the bounds that ``bound_masks`` has given to the masks before exponentials of a graph.
 
     Attributes:
         value_hooks: (node, callback) pairs; calibration calls the callback with each value of the node.
@@ -142,7 +142,7 @@ def _is_clamped(x: Node) -> bool:
 
 
 def _value_operands(x: Node) -> list[Any]:
-    """Return the operands whose values appear in ``x``, except an operand that is the bound of a mask."""
+    """Return the operands whose values appear in ``x``, without the bound of a mask; all operands if there are none."""
     bound = x.meta.get(MASK_BOUND)
     is_difference = x.target is aten.sub.Tensor
     positions = (0, 1) if is_difference else VALUE_OPERANDS.get(x.target, ())  # type: ignore[call-overload]
