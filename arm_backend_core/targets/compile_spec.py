@@ -142,7 +142,8 @@ class TosaCompileSpec(ArmCompileSpec):
 class EthosUCompileSpec(ArmCompileSpec):
     """Compile for an Ethos-U with Vela.
 
-    The constructor checks all arguments with the installed Vela and the ``.ini`` in use.
+    Unless the system configuration, memory mode, flags and ``.ini`` are the defaults, the constructor checks all
+    arguments with the installed Vela and the ``.ini``.
 
     Args:
         target: the NPU, for example ``ethos-u85-256``.

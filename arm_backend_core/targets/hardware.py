@@ -26,8 +26,8 @@ class Hardware:
 
     Attributes:
         unsupported: operators that the hardware supports for no element type.
-        types: {operator: element types of its first operand}, where the profile has more.
-        limits: {operator: function that returns a property of it that the hardware does not support}.
+        types: {operator: supported element types of its first operand}, for operators with more types in the profile.
+        limits: {operator: function that returns its unsupported property, or None}.
         booleans: whether the hardware has boolean tensors.
         bool_as_int8: boolean operators that the hardware lacks; ``tosa/passes/booleans.py`` lowers them to int8.
         npu: whether it is an Ethos-U. Convolutions and data movement are then emitted in the form that Vela estimates
@@ -54,8 +54,9 @@ class Hardware:
         estimates_missing_activation: Vela's estimate of an operation without an activation includes cycles of a table.
         copies_constants_from: {Vela's release: number of rows}; 64 rows for other releases. From this number on, Vela's
             estimate is lower if a constant that all rows read is copied to SRAM.
-        flattens_odd_images: a 1x1 convolution of an odd number of rows or columns takes fewer cycles on one row. Vela
-            estimates this for U55 and U65 too, but their layers around it then cost more (ds_cnn: 0.4% more cycles).
+        flattens_odd_images: a 1x1 convolution of an image with an odd number of rows or columns takes fewer cycles if
+            all pixels are one row. Vela estimates this for U55 and U65 too, but there the neighbouring layers then take
+            more cycles (ds_cnn: 0.4% more in total).
         splits_matmuls: a MATMUL of several heads may take fewer cycles as one MATMUL per head. If False, it may take
             fewer as the product of the transposed operands (``alternatives/attention_matmul.py``).
         packs_weights_by_rows: the order of encoded weights depends on the number of rows. Two methods then share
@@ -68,7 +69,8 @@ class Hardware:
         bilinear_cycles_per_result: cycles of a bilinear RESIZE for each int8 result, by Vela's estimates; 0 keeps every
             RESIZE that the hardware supports.
         vela_bugs: names of Vela's bugs (``docs/contributors/vela.md``) that ``tosa/vela_workarounds`` avoids.
-        axes_lost_on_split: returns the axes along which Vela splits an operator and then loses the offset of the part.
+        axes_lost_on_split: returns the axes along which Vela splits an operator and then loses the offset of its
+            operands (bug ``sliced``).
     """
 
     unsupported: frozenset[str] = frozenset()
