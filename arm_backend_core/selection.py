@@ -169,7 +169,7 @@ def _check_custom_operators(refusals: dict[Node, Unsupported], target: Target) -
             problem = (
                 f"{describe_node(node)} cannot be exported for {target.name}: {refusal.reason}. The CPU has no kernel"
             )
-            raise ModelError(f"{problem} for block-scaled layers; TOSA_FP has, with extensions=['mxfp']")
+            raise ModelError(f"{problem} for block-scaled layers. Export for TOSA_FP with extensions=['mxfp']")
 
 
 def _find_unmaterializable(

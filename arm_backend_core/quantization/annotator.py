@@ -60,12 +60,12 @@ class Annotator:
         self._result_specs: dict[Node, QuantizationSpec] = {}
 
     def _use_finest_config(self, functions: Sequence[Node]) -> None:
-        """Give all functions that are fused into one TABLE the finest configuration among them."""
+        """Give all functions that are fused into one TABLE the configuration with the most activation levels."""
         finest = max((self.configs[node] for node in functions), key=lambda c: c.activation.quant_max or 0)
         self.configs |= dict.fromkeys(functions, finest)
 
     def _choose_result_spec(self, node: Node) -> None:
-        """Give a result the finest spec among its readers' configurations, so that it is rounded only once.
+        """Give a result the spec with the most levels among its readers' configurations: it is then rounded only once.
 
         A function that ``FusionPlan.chain_base`` contains keeps the spec of its own configuration.
         """

@@ -69,7 +69,8 @@ class GraphInterpreter:
         while position < len(self._nodes):
             node = self._nodes[position]
             position += 1
-            path = self._conditions.get(node, ())  # a parameter precedes the condition, so its value may be unknown
+            # A parameter may precede the condition of its branch, whose value is then unknown: the parameter is read.
+            path = self._conditions.get(node, ())
             runs = all(bool(values.get(condition, side)) is side for condition, side in path)
             if runs:
                 values[node] = self.on_result(node, self._compute(node, values, leaves))

@@ -177,7 +177,7 @@ def _limit_resize(op: Operation) -> str | None:
 
 def _limit_transpose(op: Operation) -> str | None:
     x, perms = op.inputs[0], tuple(op.attrs["perms"])
-    reason = f"shape {x.shape} by {perms} (65536 at most along each of three axes, whichever are taken together)"
+    reason = f"shape {x.shape} by {perms} (every decomposition into swaps exceeds 65536 along an axis)"
     return reason if plan_swaps(x.shape, perms, x.dtype, x.shape) is None else None
 
 

@@ -79,7 +79,8 @@ def _undo_reshape(value: Value, old: tuple[int, ...], new: tuple[int, ...], rewr
     """Reshape ``value``, which broadcasts to shape ``old``, to a shape that broadcasts to shape ``new``.
 
     Returns:
-        None unless this is free: ``value`` is a RESHAPE from ``new``, a constant, or one element.
+        None unless this is free: ``value`` is a RESHAPE from ``new``, a constant, a RESCALE of a constant, or has one
+        element.
     """
     reshape = producer(value, "RESHAPE")
     if reshape is not None and value.shape == old and reshape.inputs[0].shape == new:

@@ -96,7 +96,7 @@ PASSES = (
     ),
 )
 
-#: Passes that run once after ``PASSES``. They add operators, because the hardware executes the result faster.
+#: Passes that run once after ``PASSES``. Most add operators, because the hardware executes the result faster.
 HARDWARE_PASSES: tuple[ScheduledPass, ...] = (
     ScheduledPass(
         sink_slices,
@@ -127,12 +127,12 @@ LAST_PASSES = (
     ),
     ScheduledPass(
         duplicate_convolutions,
-        "Common subexpression elimination would merge the duplicates, so that it must run before.",
+        "Common subexpression elimination would merge the duplicates, so this pass runs after it.",
         BOOLEANS_LOWERED,
     ),
     ScheduledPass(
         duplicate_cheap_producers,
-        "Common subexpression elimination would merge the duplicates, so that it must run before.",
+        "Common subexpression elimination would merge the duplicates, so this pass runs after it.",
         BOOLEANS_LOWERED,
     ),
     ScheduledPass(

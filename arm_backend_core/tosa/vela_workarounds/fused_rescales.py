@@ -13,7 +13,7 @@ from arm_backend_core.permutation import identity
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Op, Value
 from arm_backend_core.tosa.operators import ELEMENTWISE, UNARY
-from arm_backend_core.tosa.passes.fuse import is_identity_rescale, is_rescale_by_one, power_of_two, rescale_factors
+from arm_backend_core.tosa.passes.fuse import is_identity_rescale, is_rescale_by_one, log2_scale, rescale_factors
 from arm_backend_core.tosa.passes.layout_modes import is_free_permutation
 from arm_backend_core.tosa.passes.merge import equal_without_ones
 from arm_backend_core.tosa.passes.rewrite import Rewriter, producer, skip_through, trace_back
@@ -26,7 +26,8 @@ ARITHMETIC = frozenset(ELEMENTWISE - UNARY)
 _UNARY_INTEGER = ("ABS", "BITWISE_NOT", "CLZ", "LOGICAL_NOT", "NEGATE")
 #: Operators that the NPU cannot scale, although Vela fuses the RESCALEs of their operands into them.
 _UNSCALED_KINDS = (*_UNARY_INTEGER, "BITWISE_AND", "BITWISE_OR", "BITWISE_XOR")
-#: Operators for each of which Vela duplicates a RESCALE that they read. Vela lowers CAST to ADD before that.
+#: If only operators of these kinds read a RESCALE, Vela duplicates the RESCALE for each of them. CAST is among them,
+#: because Vela lowers it to ADD before the duplication.
 RESCALE_DUPLICATING_KINDS = frozenset({*ARITHMETIC, *_UNARY_INTEGER, "CAST"})
 #: Operators into which Vela fuses the RESCALE of their result, but then clips to the range of their own type.
 _OWN_TYPE_CLIPPING_KINDS = (ARITHMETIC - {"INTDIV"}) | {"BITWISE_NOT", "CAST", "MAX_POOL2D", "RESIZE", "SELECT"}
@@ -38,7 +39,7 @@ def _is_scaled_maximum(op: Op, rewriter: Rewriter) -> bool:
     Bug ``scaled_maximum`` (U55 and U65, Vela 5.1): Vela fuses both into a max pooling with ``OFM_SCALE``. These NPUs do
     not scale a maximum, so that the RESCALE is lost. IDENTITYs, RESHAPEs and RESCALEs by 1 may be between the two.
     """
-    if op.attrs["input_zp"] or op.attrs["output_unsigned"] or power_of_two(op) == 0:
+    if op.attrs["input_zp"] or op.attrs["output_unsigned"] or log2_scale(op) == 0:
         return False
 
     def can_skip(before: Op) -> bool:
@@ -177,7 +178,7 @@ def _rescale_operand(rescale: Op, factor: int, b: Builder) -> Value:
 
 
 def _loses_scale_in_reader(op: Op, rewriter: Rewriter, *, kinds: tuple[str, ...]) -> bool:
-    """Match a RESCALE of int8 or int16 with a scale other than 1 that Vela fuses into a reader without a scale.
+    """Match a RESCALE of int8 or int16 with a scale other than 1 that Vela fuses into a reader that cannot scale.
 
     The scale is lost. Bug ``rescaled_once`` (U85, Vela 5.1 and 5.2): the reader is ABS, CLZ, another unary operator, or
     BITWISE_AND, OR or XOR. Bug ``rescaled_choice`` (U85, Vela 5.2): it is SELECT, which Vela lowers to bitwise
@@ -187,7 +188,7 @@ def _loses_scale_in_reader(op: Op, rewriter: Rewriter, *, kinds: tuple[str, ...]
         kinds: the operator kinds of the readers.
     """
     dtypes = {op.inputs[0].dtype, skip_through(op.inputs[0], "RESCALE", "RESHAPE").dtype}
-    return power_of_two(op) != 0 and not dtypes.isdisjoint(NARROW_TYPES) and _is_read_by(kinds, op, rewriter)
+    return log2_scale(op) != 0 and not dtypes.isdisjoint(NARROW_TYPES) and _is_read_by(kinds, op, rewriter)
 
 
 def _is_read_by(kinds: tuple[str, ...], op: Op, rewriter: Rewriter) -> bool:
@@ -239,13 +240,13 @@ def rescale_copy(op: Op, match: bool, rewriter: Rewriter) -> Value:
     if x.dtype not in NARROW_TYPES or attrs["input_zp"] != 0:
         return b.emit("RESCALE", (emit_copy(x, b),), op.output.dtype, **attrs)
     product = b.mul(x, broadcast_constant(x, 1, x.dtype, b))
-    if power_of_two(op) == 0 and attrs["output_zp"] == 0 and op.output.dtype is DType.INT32:
+    if log2_scale(op) == 0 and attrs["output_zp"] == 0 and op.output.dtype is DType.INT32:
         return product
     return b.emit("RESCALE", (product,), op.output.dtype, **attrs)
 
 
 def _is_clipped_by_producer(op: Op, rewriter: Rewriter) -> bool:
-    """Match a RESCALE to more bits with a scale above 1 that Vela fuses into a producer without a scale.
+    """Match a RESCALE to more bits with a scale above 1 that Vela fuses into a producer that cannot scale.
 
     Bug ``clipped_rescale`` (all NPUs, Vela 5.2): the fused operation clips the result to the narrower type of the
     producer. RESHAPEs, CONCATs and RESCALEs by 1 to more bits may be between the two.
@@ -265,7 +266,7 @@ def _is_skippable(op: Op) -> bool:
     """Whether ``op`` moves elements or is a RESCALE by 1 to more bits."""
     if op.kind != "RESCALE":
         return op.kind in DATA_MOVEMENT and op.kind != "CONCAT"
-    return power_of_two(op) == 0 and not op.attrs["input_zp"] and op.output.dtype.bytes > op.inputs[0].dtype.bytes
+    return log2_scale(op) == 0 and not op.attrs["input_zp"] and op.output.dtype.bytes > op.inputs[0].dtype.bytes
 
 
 def _loses_clipping_in_reader(op: Op, rewriter: Rewriter) -> bool:
@@ -279,7 +280,7 @@ def _loses_clipping_in_reader(op: Op, rewriter: Rewriter) -> bool:
         reader for reader, _ in readers_past_views(op.output, rewriter, frozenset()) if reader.kind == "RESCALE"
     ]
     return any(
-        power_of_two(rescale) == 0
+        log2_scale(rescale) == 0
         and rescale.output.dtype.bytes > rescale.inputs[0].dtype.bytes
         and _is_read_by((*RESCALE_DUPLICATING_KINDS,), rescale, rewriter)
         for rescale in rescales

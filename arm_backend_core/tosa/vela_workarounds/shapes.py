@@ -93,7 +93,8 @@ def _cancels_vela_transpose(op: Op, rewriter: Rewriter, *, is_result: bool) -> b
 def _is_returned(value: Value, rewriter: Rewriter) -> bool:
     """Whether ``value`` or a RESHAPE of it is an output of the program.
 
-    For a program input that is also an output, the pass ``make_outputs_distinct`` has inserted an IDENTITY.
+    The pass ``make_outputs_distinct`` inserts an IDENTITY between a program input and an output. The final check of the
+    workarounds runs after that pass.
     """
     readers = rewriter.users(value)
     if readers is None:
