@@ -65,7 +65,7 @@ class Selection:
             )
             for node, refusal in self.refusals.items()
             if not (is_quantize(node) or is_dequantize(node) or DELEGATE_LOOP in node.meta)
-            and node.target is not operator.getitem  # counts as part of the operator whose result it selects
+            and node.target is not operator.getitem  # it counts as part of the operator with several results
         ]
 
     def partitions(self, name: str = "arm") -> list[Partition]:

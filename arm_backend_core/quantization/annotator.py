@@ -158,8 +158,8 @@ class Annotator:
     def _bias_spec(self, node: Node, weight: Node) -> dict[Node, QuantizationSpecBase]:
         """Annotate the bias as int32 with the accumulator's scale, so that PyTorch rounds like the target.
 
-        With int16 activations the bias stays in floating point. Its scale would be so fine that int32 could overflow
-        and that rounding is negligible.
+        With int16 activations the bias stays in floating point: at the accumulator's fine scale, it could exceed int32,
+        and the target's rounding to this scale is negligible.
         """
         record, config = self.records[node], self.configs[node]
         bias = node.args[record.bias] if len(node.args) > record.bias else node.kwargs.get("bias")

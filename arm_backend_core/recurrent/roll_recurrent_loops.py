@@ -161,8 +161,8 @@ class _ChunkCompiler:
 def _replace_by_loop(program: ExportedProgram, layer: UnrolledLayer, count: int, compiler: _ChunkCompiler) -> None:
     """Replace the steps by a loop.
 
-    They stay if one call computes all of them, integers cannot represent an initial state, or a chunk cannot be
-    delegated.
+    The steps stay if one call computes all of them, if integers cannot represent an initial state, or if a chunk cannot
+    be delegated.
     """
     total, name = len(layer.steps), compiler.next_name()
     initial_states = _find_initial_states(program, layer) if count < total else None

@@ -243,7 +243,7 @@ def _try_configure(
         raise ValueError(_format_flag_error(str(error), flags, error.known_flags)) from None
     except vela.InvalidConfigurationError as error:
         return _add_sram_hint(target, str(error))
-    # Vela places activations in DRAM, behind the second AXI port, if the system configuration has one.
+    # Vela accepts activations behind the second AXI port if the system configuration has SRAM or DRAM there.
     if HARDWARE[target.family].writes_sram_only and configuration.arena_on_second_port:
         return _add_sram_hint(target, "it places the activations behind the second AXI port")
     return configuration

@@ -148,8 +148,9 @@ class LegalizingBuilder(Builder):
         """Emit a cast, in several steps if the target lacks it.
 
         A SELECT converts booleans to 0 and 1, because the FP profile cannot cast them. The FP profile also cannot cast
-        between integer types. These casts go through FP32, which saturates. Before a cast to a narrower type, INT32
-        shifts therefore drop the high bits. Casts to and from FP8 also go through FP32.
+        between integer types, so that such a cast becomes two, to FP32 and from it. The second one saturates. Before a
+        cast to a narrower type, INT32 shifts therefore drop the high bits. Casts between FP8 and other types than FP16
+        and FP32 also become two casts.
         """
         types = {x.dtype, dtype}
         if len(types) == 2 and any(kind.is_fp8 for kind in types) and types.isdisjoint({DType.FP16, DType.FP32}):

@@ -51,8 +51,8 @@ class BatchNorm:
         Args:
             y: output of the layer with its batch norm, [N, C, ...].
             tensors: parameters and buffers of the model, by name.
-            affine: gain and offset per channel that y includes after the batch norm; None without them. They are
-                multiplied into and added to the gain and bias above.
+            affine: gain and offset per channel that y includes after the batch norm; None without them. They become
+                part of ``gain`` and ``bias`` in the equation above.
         """
         mean, variance = tensors[self.mean], tensors[self.variance]
         count = y.numel() // y.shape[1]

@@ -103,7 +103,7 @@ class Operator:
         ranks: (minimum, maximum) rank of each operand. The last entry applies to all further operands.
         shape: computes the shape of the result. The operator must have no violations.
         fields: graph attributes that are stored in the attribute table, in its order.
-        operands: (graph attribute, type) of each constant operand, in order. They follow the data operands. The type is
+        operands: (graph attribute, type) of each constant operand, in order, after the data operands. The type is
             "shape" (CONST_SHAPE), "input0", "input1" or "output" (the element type of that value), "multiplier" (INT32
             if ``scale32``, else INT16) or the value of a DType.
         conditions: checks the specification's ERROR_IF and REQUIRE statements that do not depend on run-time values.

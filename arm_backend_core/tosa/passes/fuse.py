@@ -132,7 +132,7 @@ def merge_rescale(op: Op, rewriter: Rewriter) -> Value | None:
 def _merge_unsigned_rescale(inner: Op, op: Op, rewriter: Rewriter) -> Value | None:
     """Merge a RESCALE to int8 or int16 with a preceding RESCALE of uint8 that only changes the zero point.
 
-    Both subtract the same number from the same integers, so that the values before the multiplication are equal.
+    The merged RESCALE subtracts in one step what the two subtract together, so that it multiplies the same integers.
     """
     offset = inner.attrs["input_zp"] - inner.attrs["output_zp"]
     saturates = offset != UINT8_OFFSET or rescale_factors(inner).tolist() != [1.0]
@@ -173,7 +173,7 @@ def fold_scale_into_convolution(op: Op, rewriter: Rewriter) -> Value | None:
 def fold_bias_into_convolution(op: Op, rewriter: Rewriter) -> Value | None:
     """Fold an ADD or SUB of one constant per channel into the bias of a convolution.
 
-    This is exact for INT32, because both sums wrap around in the same way.
+    For INT32 the rule is exact: the sum with the bias and the sum after the convolution wrap around in the same way.
     """
     if op.kind == "SUB" and op.inputs[1].data is None:
         return None

@@ -6,8 +6,8 @@ plus a constant, or 1 if only dimensions of size 1 move. The assignment sinks, h
 one step.
 
 Two dynamic programs over the graph, one from the inputs and one from the outputs, compute the cost of each candidate
-layout. They are exact on trees. ``_GraphWriter`` then emits the graph again and chooses the modes greedily. The new
-graph is kept only if its ``movement_cost`` is lower, so that repetitions of the pass end.
+layout. The costs are exact if the graph is a tree. ``_GraphWriter`` then emits the graph again and chooses the modes
+greedily. The new graph is kept only if its ``movement_cost`` is lower, so that repetitions of the pass end.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def _undo_reshape(value: Value, old: tuple[int, ...], new: tuple[int, ...], rewr
         inner = _undo_reshape(rescale.inputs[0], old, new, rewriter)
         return inner and rewriter.builder.emit("RESCALE", (inner,), value.dtype, **rescale.attrs)
     if value.data is None and (value.size > 1 or prod(old) == 1):
-        return None  # not free; for results of one element, the rule would move the RESHAPE to and fro between operands
+        return None  # not free; with one element, the rule would move the RESHAPE back and forth between operands
     shape = [1] * len(new)
     for new_dims, old_dims in reshape_groups(new, old):
         broadcast_dims = [dim for dim in old_dims if value.shape[dim] != 1]

@@ -163,7 +163,7 @@ def run(graph: Graph, target: Target, choose_alternatives: Pass = lambda graph, 
 
     ``PASSES`` repeat until a round changes neither the cost of data movement nor the number of operators, or two
     successive rounds bring no gain. A gain is a lower cost of data movement, or the same cost with fewer operators.
-    Both are bounded from below, so that the loop ends.
+    Neither can decrease forever, so that the loop ends.
 
     Args:
         choose_alternatives: replaces parts of the graph by equivalent, faster alternatives.

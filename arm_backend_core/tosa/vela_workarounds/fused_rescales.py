@@ -91,7 +91,7 @@ def _match_unequal_scales(op: Op, rewriter: Rewriter) -> _ScaledSum | None:
 
     Bug ``unequal_scales`` (U55 and U65, Vela 5.1 and 5.2): Vela fuses all three RESCALEs into the ADD or SUB. The NPU
     multiplies the operand with the smaller scale by its scale, and shifts the other left by 14 (int16) or 19 (int8)
-    bits. This is correct only if the larger scale is 2**14 or 2**19. RESHAPEs and TRANSPOSEs may follow the sum,
+    bits. The shift is correct only if the larger scale is 2**14 or 2**19. RESHAPEs and TRANSPOSEs may follow the sum,
     because Vela may remove them.
     """
     x, _ = trace_back(
@@ -258,7 +258,7 @@ def _is_clipped_by_producer(op: Op, rewriter: Rewriter) -> bool:
         return False
     sources = x.producer.inputs if x.producer.kind == "CONCAT" else [x]
     clipping_producers = [source.producer for source in sources if _ignores_fused_scale(source.producer)]
-    scales_maxima = rewriter.builder.target.hardware.scales_maxima  # U85: U55 and U65 do not scale a maximum
+    scales_maxima = rewriter.builder.target.hardware.scales_maxima  # true for U85 only
     return any(x is not None and (x.kind != "MAX_POOL2D" or scales_maxima) for x in clipping_producers)
 
 

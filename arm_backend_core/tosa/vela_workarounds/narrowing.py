@@ -149,7 +149,7 @@ def _wrap_cast(op: Op, bits: int, rewriter: Rewriter) -> Value:
     b = rewriter.builder
     x = b.cast(op.inputs[0], DType.INT32)
     shift = broadcast_constant(x, bits, DType.INT32, b)
-    # The hardware has only the rounding right shift. It does not round here, because the dropped bits are 0.
+    # U55 and U65 have only the rounding right shift. The dropped bits are 0, so that nothing is rounded.
     return b.cast(b.arithmetic_right_shift(b.logical_left_shift(x, shift), shift, round=True), op.output.dtype)
 
 
