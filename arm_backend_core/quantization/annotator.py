@@ -274,7 +274,7 @@ def _accumulator_scale(observers: list[Any]) -> tuple[torch.Tensor, torch.Tensor
 
 
 def _fixed_spec(spec: QuantizationSpec, low: float, high: float) -> FixedQParamsQuantizationSpec:
-    """Make fixed parameters that cover [low, high]: affine for int8, symmetric for int16."""
+    """Make fixed parameters that cover [low, high): affine for int8, symmetric for int16."""
     assert spec.quant_min is not None
     assert spec.quant_max is not None
     steps = spec.quant_max - spec.quant_min + 1

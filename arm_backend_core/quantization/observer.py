@@ -61,7 +61,7 @@ class RangeObserver(ObserverBase):
     """Tracks the minimum and maximum of a tensor; subclasses derive the quantized range from the statistics.
 
     Attributes:
-        scale_of_zeros: scale of an all-zero tensor; its products still leave room for a bias.
+        scale_of_zeros: scale of an all-zero tensor. With this scale of an operand, an int32 sum can still hold a bias.
         description: the observed tensor in words, for messages.
         is_constant: whether the tensor is a constant, so that no other values can occur.
         is_integer: whether the tensor is a cast of integers. A scale below 1 is then rounded up to a power of

@@ -174,7 +174,9 @@ _U65 = Hardware(
         *("rescaled_part", "rescaled_parts", "joined_rescale", "joined_upsampling"),
     ),
     axes_lost_on_split=partial(
-        lost_axes, always=dict.fromkeys(("CONV3D", "TRANSPOSE_CONV2D", "MATMUL"), ALL_AXES), reduced=(-2,)
+        lost_axes,
+        axes_by_kind=dict.fromkeys(("CONV3D", "TRANSPOSE_CONV2D", "MATMUL"), ALL_AXES),
+        unsplit_reductions=(-2,),
     ),
 )
 _U55 = replace(_U65, macs=(32, 64, 128, 256), writes_sram_only=True, copies_constants_from={(5, 2): 2})
@@ -213,8 +215,8 @@ _U85 = Hardware(
     ),
     axes_lost_on_split=partial(
         lost_axes,
-        always={"CONV3D": ALL_AXES, "TRANSPOSE_CONV2D": HEIGHT_WIDTH, "ARGMAX": ALL_AXES},
-        reduced=HEIGHT_WIDTH,
+        axes_by_kind={"CONV3D": ALL_AXES, "TRANSPOSE_CONV2D": HEIGHT_WIDTH, "ARGMAX": ALL_AXES},
+        unsplit_reductions=HEIGHT_WIDTH,
     ),
 )
 #: Hardware by family; "tosa", "vgf" and "cortex-m" have no limits beyond their profile.

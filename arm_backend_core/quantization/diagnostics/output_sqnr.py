@@ -1,4 +1,4 @@
-"""Output SQNR: signal-to-quantization-noise ratio of each result, measured at every export and reported if it is low.
+"""Output SQNR: signal-to-quantization-noise ratio of each result, measured after calibration and reported if it is low.
 
 The quantized graph runs on the last calibration sample with fake quantization: operators compute in floating point, and
 quantize operators round. The SQNR reflects ranges and scales, but not rounding inside the target's integer arithmetic.

@@ -174,7 +174,7 @@ def _flatten_to_rank_four(op: Op, match: bool, rewriter: Rewriter) -> Value:
 
 
 def _is_read_reshaped(op: Op, value: Value, rewriter: Rewriter) -> bool:
-    """Whether another operator reads ``value`` in another shape, through a RESHAPE.
+    """Whether another operator reads ``value`` in another shape, through a view (``is_view``).
 
     Bug ``reshaped_select`` (U85, Vela 5.1 and 5.2): Vela uses the other shape for a SELECT. For example, it broadcasts
     [1, 80, 1] with [80] to 6,400 elements. A copy has a single shape. Program outputs count as reshaped, because the
