@@ -26,8 +26,7 @@ ARITHMETIC = frozenset(ELEMENTWISE - UNARY)
 _UNARY_INTEGER = ("ABS", "BITWISE_NOT", "CLZ", "LOGICAL_NOT", "NEGATE")
 #: Operators that the NPU cannot scale, although Vela fuses the RESCALEs of their operands into them.
 _UNSCALED_KINDS = (*_UNARY_INTEGER, "BITWISE_AND", "BITWISE_OR", "BITWISE_XOR")
-#: If only operators of these kinds read a RESCALE, Vela duplicates the RESCALE for each of them. CAST is among them,
-#: because Vela lowers it to ADD before the duplication.
+#: Vela duplicates a RESCALE that only these operators read, for each of them. It lowers CAST to ADD before that.
 RESCALE_DUPLICATING_KINDS = frozenset({*ARITHMETIC, *_UNARY_INTEGER, "CAST"})
 #: Operators into which Vela fuses the RESCALE of their result, but then clips to the range of their own type.
 _OWN_TYPE_CLIPPING_KINDS = (ARITHMETIC - {"INTDIV"}) | {"BITWISE_NOT", "CAST", "MAX_POOL2D", "RESIZE", "SELECT"}
@@ -301,7 +300,6 @@ WORKAROUNDS: tuple[AnyWorkaround, ...] = (
     Workaround("channel_scales", ("RESCALE",), _has_channel_scales, _rescale_product),
     Workaround("unequal_scales", ("RESCALE",), _match_unequal_scales, _enlarge_scales),
     Workaround("rescaled_once", ("RESCALE",), partial(_loses_scale_in_reader, kinds=_UNSCALED_KINDS), copy_result),
-    # Vela lowers SELECT to bitwise operators:
     Workaround(
         "rescaled_choice",
         ("RESCALE",),

@@ -93,8 +93,7 @@ def _cancels_vela_transpose(op: Op, rewriter: Rewriter, *, is_result: bool) -> b
 def _is_returned(value: Value, rewriter: Rewriter) -> bool:
     """Whether ``value`` or a RESHAPE of it is an output of the program.
 
-    The pass ``make_outputs_distinct`` inserts an IDENTITY between a program input and an output. The final check of the
-    workarounds runs after that pass.
+    After the pass ``make_outputs_distinct``, an IDENTITY is between a program input and an output of the same value.
     """
     readers = rewriter.users(value)
     if readers is None:
