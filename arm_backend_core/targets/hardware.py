@@ -48,7 +48,7 @@ class Hardware:
         chains: consecutive elementwise operations run as one chain, in which an operation that only scales costs less.
         fuses_shared_rescale: a RESCALE is fused into its producer, even if the producer has other readers.
         ignores_unit_axes: operations are fused across a RESHAPE that only adds or removes axes of size 1.
-        scales_maxima: MAXIMUM and MINIMUM may rescale their operands.
+        scales_max_pools: a max pooling can scale its result, so that Vela fuses a RESCALE into MAX_POOL2D.
         sums_rescale_operands: ADD and SUB rescale both operands and their result in one operation.
         computes_pixel_pairs: a 1x1 convolution of few channels takes fewer cycles on pairs of pixels.
         estimates_missing_activation: Vela's estimate of an operation without an activation includes cycles of a table.
@@ -92,7 +92,7 @@ class Hardware:
     chains: bool = False
     fuses_shared_rescale: bool = False
     ignores_unit_axes: bool = False
-    scales_maxima: bool = False
+    scales_max_pools: bool = False
     sums_rescale_operands: bool = False
     computes_pixel_pairs: bool = False
     estimates_missing_activation: bool = False
@@ -192,7 +192,7 @@ _U85 = Hardware(
     chains=True,
     fuses_shared_rescale=True,
     ignores_unit_axes=True,
-    scales_maxima=True,
+    scales_max_pools=True,
     computes_pixel_pairs=True,
     flattens_odd_images=True,
     splits_matmuls=True,

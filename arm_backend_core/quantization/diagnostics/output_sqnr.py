@@ -112,9 +112,10 @@ def measure_output_sqnr(model: ObservedProgram) -> dict[str, float]:
         model: has quantize and dequantize operators.
 
     Returns:
-        SQNR by output name. Empty for a model with loops: they carry their state from step to step before it is
-        quantized, so that the SQNR would lack the rounding of the state. Also empty for a model with random operators,
-        and if PyTorch rejects indices or sizes that quantization changed.
+        SQNR by output name, without outputs that are not floating point, not finite or 0. Empty for a model with loops:
+        they carry their state from step to step before it is quantized, so that the SQNR would lack the rounding of the
+        state. Also empty for a model with random operators, and if PyTorch rejects indices or sizes that quantization
+        changed.
     """
     if any(node.target is LOOP_OUT or is_random(node) for node in model.graph.nodes):
         return {}

@@ -257,8 +257,8 @@ def _is_clipped_by_producer(op: Op, rewriter: Rewriter) -> bool:
         return False
     sources = x.producer.inputs if x.producer.kind == "CONCAT" else [x]
     clipping_producers = [source.producer for source in sources if _ignores_fused_scale(source.producer)]
-    scales_maxima = rewriter.builder.target.hardware.scales_maxima  # true for U85 only
-    return any(x is not None and (x.kind != "MAX_POOL2D" or scales_maxima) for x in clipping_producers)
+    scales_max_pools = rewriter.builder.target.hardware.scales_max_pools
+    return any(x is not None and (x.kind != "MAX_POOL2D" or scales_max_pools) for x in clipping_producers)
 
 
 def _is_skippable(op: Op) -> bool:
