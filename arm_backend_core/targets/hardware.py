@@ -53,7 +53,8 @@ class Hardware:
         computes_pixel_pairs: a 1x1 convolution of few channels takes fewer cycles on pairs of pixels.
         estimates_missing_activation: Vela's estimate of an operation without an activation includes cycles of a table.
         copies_constants_from: {Vela's release: number of rows}; 64 rows for other releases. From this number on, Vela's
-            estimate is lower if a constant that all rows read is copied to SRAM.
+            estimate is lower if a constant that all rows read is copied to SRAM. Not used unless
+            ``estimates_missing_activation`` is true.
         flattens_odd_images: a 1x1 convolution of an image with an odd number of rows or columns takes fewer cycles if
             all pixels are one row. Vela estimates this for U55 and U65 too, but there the neighbouring layers then take
             more cycles (ds_cnn: 0.4% more in total).
@@ -61,11 +62,13 @@ class Hardware:
             fewer as the product of the transposed operands (``alternatives/attention_matmul.py``).
         packs_weights_by_rows: the order of encoded weights depends on the number of rows. Two methods then share
             weights only if they have equally many rows.
-        pads_weight_blocks: weights are encoded in blocks of channels. Additional channels in a block are free.
+        pads_weight_blocks: weights are encoded in blocks of input channels. A full block takes fewer cycles than a part of
+            one, because Vela fills the part with zeros (``alternatives/pad_channels.py``).
         slow_input_channels: numbers of input channels with which a convolution of a small image takes up to 3.6 times
             the cycles of one with ``slow_input_channels.stop`` channels.
         transposes_any_rank: Vela itself splits a TRANSPOSE of more than four dimensions.
-        slow_int16_macs: with at most this many MACs per cycle, an int16 row takes fewer cycles as two int8 rows.
+        slow_int16_macs: with at most this many MACs per cycle, a linear layer of one int16 row takes fewer cycles on two
+            int8 rows.
         bilinear_cycles_per_result: cycles of a bilinear RESIZE for each int8 result, by Vela's estimates; 0 keeps every
             RESIZE that the hardware supports.
         vela_bugs: names of Vela's bugs (``docs/contributors/vela.md``) that ``tosa/vela_workarounds`` avoids.
