@@ -62,13 +62,13 @@ class Hardware:
             fewer as the product of the transposed operands (``alternatives/attention_matmul.py``).
         packs_weights_by_rows: the order of encoded weights depends on the number of rows. Two methods then share
             weights only if they have equally many rows.
-        pads_weight_blocks: weights are encoded in blocks of input channels. A full block takes fewer cycles than a part of
-            one, because Vela fills the part with zeros (``alternatives/pad_channels.py``).
+        pads_weight_blocks: weights are encoded in blocks of input channels. Padding the channels to full blocks saves
+            cycles, because Vela fills a part of a block with zeros (``alternatives/pad_channels.py``).
         slow_input_channels: numbers of input channels with which a convolution of a small image takes up to 3.6 times
             the cycles of one with ``slow_input_channels.stop`` channels.
         transposes_any_rank: Vela itself splits a TRANSPOSE of more than four dimensions.
-        slow_int16_macs: with at most this many MACs per cycle, a linear layer of one int16 row takes fewer cycles on two
-            int8 rows.
+        slow_int16_macs: with at most this many MACs per cycle, a linear layer of one int16 row takes fewer cycles as one
+            of two int8 rows.
         bilinear_cycles_per_result: cycles of a bilinear RESIZE for each int8 result, by Vela's estimates; 0 keeps every
             RESIZE that the hardware supports.
         vela_bugs: names of Vela's bugs (``docs/contributors/vela.md``) that ``tosa/vela_workarounds`` avoids.
