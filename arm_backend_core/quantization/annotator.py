@@ -190,8 +190,8 @@ class Annotator:
         """Choose the spec with which ``node`` reads ``source``.
 
         It is the producer's spec for exact integers that the node can read unchanged, and for int16 results inside of a
-        recurrent layer (except for a layer with weights). Otherwise it is ``inner`` (int16) if the node benefits from
-        int16 and the source is int16, constant or in a recurrent layer. Else it is ``activation``.
+        recurrent layer (except if the node has weights). Otherwise it is ``inner`` (int16) if the node benefits from
+        int16, and the source is int16 or constant, or the node is in a recurrent layer. Else it is ``activation``.
         """
         config, record = self.configs[node], self.records[node]
         has_one_operand = record.univariate or (

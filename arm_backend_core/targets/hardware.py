@@ -67,8 +67,8 @@ class Hardware:
         slow_input_channels: numbers of input channels with which a convolution of a small image takes up to 3.6 times
             the cycles of one with ``slow_input_channels.stop`` channels.
         transposes_any_rank: Vela itself splits a TRANSPOSE of more than four dimensions.
-        slow_int16_macs: with at most this many MACs per cycle, a linear layer of one int16 row takes fewer cycles as one
-            of two int8 rows.
+        slow_int16_macs: with at most this many MACs per cycle, a linear layer of one int16 row takes fewer cycles as
+            one of two int8 rows.
         bilinear_cycles_per_result: cycles of a bilinear RESIZE for each int8 result, by Vela's estimates; 0 keeps every
             RESIZE that the hardware supports.
         vela_bugs: names of Vela's bugs (``docs/contributors/vela.md``) that ``tosa/vela_workarounds`` avoids.
