@@ -211,7 +211,6 @@ _U85 = Hardware(
             "two_tables",
             "activation",
             "sliced_growth",
-            "unclipped_scaled",
             "chained_cast",
             *("rescaled_once", "rescaled_choice", "rescaled_cast", "shifted_cast", "unclipped_term", "long_scale"),
         ),

@@ -109,7 +109,7 @@ def merge_rescale(op: Op, rewriter: Rewriter) -> Value | None:
 
     A preceding RESCALE of uint8 is merged only if it is by 1 (``_merge_unsigned_rescale``). For the others,
     ((x * 2**k) * m + 2**(s-1)) >> s equals (x * m + 2**(s-1-k)) >> (s-k), so that the factor 2**k reduces the shift by
-    k. Double rounding adds a term for which this equation does not hold, so that only k = 0 is merged with it.
+    k. Double rounding adds a term for which this equation does not hold: with double rounding, k must be 0.
     """
     source, attrs = op.inputs[0], op.attrs
     if source.dtype is op.output.dtype and attrs["input_zp"] == attrs["output_zp"] and log2_scale(op) == 0:

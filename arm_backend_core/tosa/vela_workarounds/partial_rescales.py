@@ -1,10 +1,10 @@
 """Vela workarounds for RESCALEs that lose the offset of a partial tensor when Vela fuses or merges them.
 
-A partial tensor is a part of a larger tensor: the result of a SLICE, or an operand of a CONCAT, PAD or TILE. These bugs
-are in Vela 5.2 only. On U55 and U65, Vela executes a RESCALE to or from int32 by a MUL if no operator fuses it; if the
-RESCALE reads int8 or int16, a widening ADD precedes the MUL. Before that, Vela fuses SLICE, CONCAT, PAD and TILE into
-the RESCALE, but the ADD and the MUL do not get the offset of the part. On all NPUs, Vela merges a CONCAT, PAD or TILE,
-a RESCALE and a following CONCAT or PAD, and writes only one part.
+A partial tensor is a part of a larger tensor: the result of a SLICE, or an operand of a CONCAT, PAD or TILE. All bugs
+here are in Vela 5.2 only. On U55 and U65, Vela executes a RESCALE to or from int32 by a MUL if no operator fuses it. If
+the RESCALE reads int8 or int16, a widening ADD precedes the MUL. Before that, Vela fuses SLICE, CONCAT, PAD and TILE
+into the RESCALE, but the ADD and the MUL do not get the offset of the part. On all NPUs, Vela merges a CONCAT, PAD or
+TILE, a RESCALE and a following CONCAT or PAD, and writes only one part.
 """
 
 from __future__ import annotations
