@@ -25,6 +25,7 @@ _DEFAULT_CONFIGS = {
     "ethos-u85": ("Ethos_U85_SYS_DRAM_Mid", "Sram_Only"),
 }
 DEFAULT_CONFIG_INI = "Arm/vela.ini"
+#: Values of the argument ``optimise`` of ``EthosUCompileSpec``.
 GOALS = ("auto", "performance", "size", "ram")
 
 
