@@ -32,7 +32,7 @@ from arm_backend_core.tosa.graph import Graph, Value, extract_subgraph
 
 Predicate = Callable[[Node], bool]
 #: If a program mutates at least ``_MIN_BUFFERS_TO_SPLIT`` buffers, its NPU delegates have at most
-#: ``_MAX_NODES_PER_DELEGATE`` nodes. See ``_split_large_partitions``.
+#: ``_MAX_NODES_PER_DELEGATE`` nodes, without copies of nodes. See ``_split_large_partitions``.
 _MIN_BUFFERS_TO_SPLIT, _MAX_NODES_PER_DELEGATE = 12, 300
 
 
@@ -65,7 +65,7 @@ class Selection:
             )
             for node, refusal in self.refusals.items()
             if not (is_quantize(node) or is_dequantize(node) or DELEGATE_LOOP in node.meta)
-            and node.target is not operator.getitem  # counts as part of the operator whose result it selects
+            and node.target is not operator.getitem  # it counts as part of the operator with several results
         ]
 
     def partitions(self, name: str = "arm") -> list[Partition]:
@@ -151,14 +151,14 @@ def _check_loops(operators: Sequence[Node], refusals: dict[Node, Unsupported], t
         loop_nodes = operators[operators.index(starts[0]) : last + 1] if starts else []
         reasons = [f"{operator_name(node)}: {refusals[node].reason}" for node in loop_nodes if node in refusals]
         if reasons or len({partition_ids[node] for node in (*starts, *loop_nodes[-1:])}) > 1:
-            cause = reasons[0] if reasons else "some of what it reads is computed on the CPU"
+            cause = reasons[0] if reasons else "the CPU computes some of its operands"
             advice = 'a constant trip count, export the body as a separate method, or set extensions=["cf"] for TOSA'
             problem = f"a while_loop cannot be exported for {target.name}, and the CPU has no loop operator"
             raise ModelError(f"{problem}. {cause.rstrip('.')}. Use {advice}")
 
 
 def _check_custom_operators(refusals: dict[Node, Unsupported], target: Target) -> None:
-    """Check that no operator of this project's namespace stays on the CPU, which has no kernel for it.
+    """Check that no operator of this project's namespace stays on the CPU, except loop markers: it has no kernel.
 
     Raises:
         ModelError: such an operator stays on the CPU.
@@ -169,7 +169,7 @@ def _check_custom_operators(refusals: dict[Node, Unsupported], target: Target) -
             problem = (
                 f"{describe_node(node)} cannot be exported for {target.name}: {refusal.reason}. The CPU has no kernel"
             )
-            raise ModelError(f"{problem} for block-scaled layers; TOSA_FP has, with extensions=['mxfp']")
+            raise ModelError(f"{problem} for block-scaled layers. Export for TOSA_FP with extensions=['mxfp']")
 
 
 def _find_unmaterializable(

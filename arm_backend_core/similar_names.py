@@ -1,4 +1,4 @@
-"""Unknown names: suggest the most similar known names in an error message."""
+"""Suggestions for error messages about an unknown name: the most similar known names."""
 
 from __future__ import annotations
 

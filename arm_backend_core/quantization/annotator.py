@@ -52,21 +52,23 @@ class Annotator:
             if record is None or config is None or node in self.constants or record.kind is Kind.PASSTHROUGH:
                 continue
             sizes = [x.meta["val"].numel() for x in node.all_input_nodes if x in self.constants]
-            if (
-                record.kind is Kind.SHARED and max(sizes, default=0) >= 1 << 20
-            ):  # a lookup table: int16 doubles its bytes
+            # A large lookup table stays int8, because int16 would double its bytes.
+            if record.kind is Kind.SHARED and max(sizes, default=0) >= 1 << 20:
                 config = replace(config, inner=None)
             if record.kind is not Kind.CONV or config.weight is not None:
                 self.records[node], self.configs[node] = record, config
         self._result_specs: dict[Node, QuantizationSpec] = {}
 
     def _use_finest_config(self, functions: Sequence[Node]) -> None:
-        """Give all functions that are fused into one TABLE the finest configuration among them."""
+        """Give all functions that are fused into one TABLE the configuration with the most activation levels."""
         finest = max((self.configs[node] for node in functions), key=lambda c: c.activation.quant_max or 0)
         self.configs |= dict.fromkeys(functions, finest)
 
     def _choose_result_spec(self, node: Node) -> None:
-        """Give a result the finest spec among its readers' configurations, so that it is rounded only once."""
+        """Give a result the spec with the most levels among its readers' configurations: it is then rounded only once.
+
+        A function that ``FusionPlan.chain_base`` contains keeps the spec of its own configuration.
+        """
         has_several_results = isinstance(node.meta["val"], (list, tuple))
         users = [user for getitem in node.users for user in getitem.users] if has_several_results else list(node.users)
         specs = [self.configs[user].activation for user in users if user in self.configs]
@@ -156,8 +158,8 @@ class Annotator:
     def _bias_spec(self, node: Node, weight: Node) -> dict[Node, QuantizationSpecBase]:
         """Annotate the bias as int32 with the accumulator's scale, so that PyTorch rounds like the target.
 
-        With int16 activations the bias stays in floating point. Its scale would be so fine that int32 could overflow
-        and that rounding is negligible.
+        With int16 activations the bias stays in floating point: at the accumulator's fine scale, it could exceed int32,
+        and the target's rounding to this scale is negligible.
         """
         record, config = self.records[node], self.configs[node]
         bias = node.args[record.bias] if len(node.args) > record.bias else node.kwargs.get("bias")
@@ -187,8 +189,9 @@ class Annotator:
     def _input_spec(self, node: Node, source: Node) -> QuantizationSpecBase:
         """Choose the spec with which ``node`` reads ``source``.
 
-        It is the producer's for exact integers and for int16 results inside of a recurrent layer. Otherwise it is
-        ``inner`` (int16) if the node benefits from it, else ``activation`` of the configuration.
+        It is the producer's spec for exact integers that the node can read unchanged, and for int16 results inside of a
+        recurrent layer (except if the node has weights). Otherwise it is ``inner`` (int16) if the node benefits from
+        int16, and the source is int16 or constant, or the node is in a recurrent layer. Else it is ``activation``.
         """
         config, record = self.configs[node], self.records[node]
         has_one_operand = record.univariate or (
@@ -207,9 +210,10 @@ class Annotator:
         return config.activation
 
     def _reads_8_bits(self, node: Node, source: Node, interval: tuple[float, float]) -> bool:
-        """Whether ``node`` can read the exact integers of a cast: a calibrated scale would only round them.
+        """Whether ``node`` can read the exact integers of a cast with their own scale.
 
-        Not for data movement: its operands share one scale, which the other operands need to be calibrated.
+        A calibrated scale would only round them. False for data movement: all its operands share one scale, and the
+        other operands need a calibrated one.
         """
         is_exact = interval in _RANGES_OF_8_BITS.values() and self.records[node].kind is not Kind.SHARED
         return is_exact and self._output_spec(source).dtype is self.configs[node].activation.dtype
@@ -236,7 +240,10 @@ class Annotator:
         return node
 
     def _annotate_shared(self, node: Node) -> None:
-        """Annotate data movement: result and operands share the first operand's parameters (not for integer casts)."""
+        """Annotate data movement: result and operands share the first operand's parameters.
+
+        A cast from integers has no such operands. Its result gets parameters of its own.
+        """
         sources = self.plan.activation_operands(node)
         if casts_integers(node):
             node.meta[ANNOTATION] = QuantizationAnnotation({}, self._output_spec(node), _annotated=True)
@@ -246,9 +253,8 @@ class Annotator:
         shared = SharedQuantizationSpec((first, node))
         inputs: dict[Node, QuantizationSpecBase | None] = {first: self._input_spec(node, first)}
         for other in others:
-            if self._scale_owner(other) is self._scale_owner(
-                first
-            ):  # they share a scale already: a second link would create a cycle
+            # Operands with the same owner share a scale already: a second link would create a cycle.
+            if self._scale_owner(other) is self._scale_owner(first):
                 inputs[other] = self._input_spec(node, other)
             else:
                 inputs[other], self._scale_source[self._scale_owner(other)] = shared, first
@@ -268,7 +274,7 @@ def _accumulator_scale(observers: list[Any]) -> tuple[torch.Tensor, torch.Tensor
 
 
 def _fixed_spec(spec: QuantizationSpec, low: float, high: float) -> FixedQParamsQuantizationSpec:
-    """Make fixed parameters that cover [low, high]: affine for int8, symmetric for int16."""
+    """Make fixed parameters that cover [low, high): affine for int8, symmetric for int16."""
     assert spec.quant_min is not None
     assert spec.quant_max is not None
     steps = spec.quant_max - spec.quant_min + 1
@@ -301,8 +307,8 @@ def casts_integers(node: Node) -> bool:
 def _exact_interval(node: Node) -> tuple[float, float] | None:
     """Return the range of ``node`` if it casts integers that its quantized type represents exactly, else None.
 
-    These integers are int8, uint8 or have a known interval. For others, a calibrated range is more precise: functions
-    of int16 are TABLEs with one entry for every 128th value.
+    This is so for int8, for uint8 and for integers with a known interval. For other integers, a calibrated range is
+    more precise: functions of int16 are TABLEs with one entry for every 128th value.
     """
     if not casts_integers(node):
         return None

@@ -35,8 +35,8 @@ class GraphInterpreter:
     def __init__(self, graph: Graph, conditions: BranchConditions, taken: set[Branch] | None = None) -> None:
         self._nodes, self._conditions = list(graph.nodes), conditions
         self.taken_branches: set[Branch] = set() if taken is None else taken
-        loops = any(node.target is LOOP_OUT for node in self._nodes)
-        last = {source: node for node in self._nodes for source in node.all_input_nodes if not loops}
+        has_loops = any(node.target is LOOP_OUT for node in self._nodes)  # a loop reads values again: all are kept
+        last = {source: node for node in self._nodes for source in node.all_input_nodes if not has_loops}
         self._last_reads: dict[Node, list[Node]] = {}
         for source, node in last.items():
             self._last_reads.setdefault(node, []).append(source)
@@ -69,7 +69,8 @@ class GraphInterpreter:
         while position < len(self._nodes):
             node = self._nodes[position]
             position += 1
-            path = self._conditions.get(node, ())  # a parameter precedes the condition, so its value may be unknown
+            # A parameter may precede the condition of its branch, whose value is then unknown: the parameter is read.
+            path = self._conditions.get(node, ())
             runs = all(bool(values.get(condition, side)) is side for condition, side in path)
             if runs:
                 values[node] = self.on_result(node, self._compute(node, values, leaves))

@@ -105,7 +105,11 @@ def register_bias(model: GraphModule, node: Node, observers: Mapping[Node | tupl
 def find_observed_weight(
     observers: Mapping[Node | tuple[Node, Node], Any], node: Node
 ) -> tuple[Node, WeightObserver] | None:
-    """The weight of a layer and its observer; None if it is no constant, or its output channels do not come first."""
+    """The weight of a layer and its observer.
+
+    None if ``node`` is no layer, the weight is no constant, its output channels are not its first dimension, or it has
+    no ``WeightObserver``.
+    """
     record = find_record(node)
     if record is None or record.kind is not Kind.CONV or record.weight_axis(node):
         return None

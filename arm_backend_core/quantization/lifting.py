@@ -27,6 +27,11 @@ def unlift(
 ) -> tuple[dict[str, InputSpec], dict[Node, TensorIdentity]]:
     """Turn the placeholders of parameters, buffers and constants into attributes of the program's module.
 
+    Args:
+        program: its graph is edited.
+        states: copies of buffers, by the identity of the original; the function adds the missing ones. The attributes
+            of buffers are these copies.
+
     Returns:
         Input specs by attribute name, and the identity of the tensor behind each node.
     """
@@ -39,7 +44,7 @@ def unlift(
             continue
         tensor = store_of(program, str(spec.target))[str(spec.target)].detach()
         tensor_ids[node] = key = tensor_identity(tensor)
-        if spec.kind is InputKind.BUFFER:  # the program may write it: calibration writes a copy
+        if spec.kind is InputKind.BUFFER:  # the program may write the buffer: calibration writes to a copy
             tensor = states.setdefault(key, tensor.clone()) if tensor.numel() else tensor
         node.target = add_buffer(module, node.name, tensor)
         node.op = "get_attr"

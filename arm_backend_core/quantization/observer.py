@@ -1,7 +1,7 @@
 """Observers: collect statistics of a tensor during calibration and derive its scale and zero point.
 
-Parameters are computed lazily, once after each change of the statistics. Every finite
-input gives a positive finite scale: an all-zero tensor, a constant, 1e-30, 1e30.
+Parameters are computed lazily, once after each change of the statistics. The scale is positive and finite for every
+finite tensor, also if all values are 0 or equal, or as small as 1e-30 or as large as 1e30.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class RangeObserver(ObserverBase):
     """Tracks the minimum and maximum of a tensor; subclasses derive the quantized range from the statistics.
 
     Attributes:
-        scale_of_zeros: scale of an all-zero tensor; its products still leave room for a bias.
+        scale_of_zeros: scale of an all-zero tensor. With this scale of an operand, an int32 sum can still hold a bias.
         description: the observed tensor in words, for messages.
         is_constant: whether the tensor is a constant, so that no other values can occur.
         is_integer: whether the tensor is a cast of integers. A scale below 1 is then rounded up to a power of
@@ -115,7 +115,7 @@ class RangeObserver(ObserverBase):
         return statistics.parameters
 
     def _min_max(self, x: Tensor) -> tuple[Bounds, Bounds]:
-        first = x.reshape(-1)[:8]  # cheap early exit: most tensors fail here
+        first = x.reshape(-1)[:8]  # most tensors have a fraction in the first values, so the others are not tested
         all_integer = bool((first == first.round()).all()) and bool((x == x.round()).all())
         self._statistics.is_integer = all_integer and self._statistics.is_integer is not False
         low, high = torch.aminmax(x)
@@ -144,7 +144,9 @@ class RangeObserver(ObserverBase):
 
 
 class FixedRangeObserver(RangeObserver):
-    """Parameters of a result with a fixed range (``tanh``), unless other values of the tensor lie beyond that range.
+    """Fixed parameters of a result such as ``tanh``, unless observed values lie beyond the fixed range.
+
+    A buffer that several methods write may also hold values of a method without the fixed range.
 
     Args:
         fixed: observer with the fixed parameters.
@@ -167,7 +169,8 @@ class FixedRangeObserver(RangeObserver):
 class HeadroomObserver(RangeObserver):
     """Range of twice the minimum and maximum, for int16: one bit of headroom for values beyond the calibration range.
 
-    Rounding to 15 bits is far below the noise of int8 weights; clipping a single value is not.
+    The rounding error of the 15 bits that remain is far below the noise of int8 weights. The error of a single clipped
+    value is not.
     """
 
     def _range(self, statistics: _Statistics) -> tuple[Bounds, Bounds]:
@@ -280,11 +283,13 @@ def _clipping_error(moments: Array, bounds: Array) -> tuple[Array, Array]:
 
 
 class WeightObserver(RangeObserver):
-    """Range from the minimum and maximum of a weight, with one scale.
+    """Range of a weight with one scale, from its largest magnitude.
+
+    With fewer than ``MIN_UNCLIPPED_LEVELS`` levels on a side (int4), the range has the least squared error instead.
 
     The bias is int32 with the scale of the accumulator, activation scale times weight scale. The bias would overflow if
     the activation is 0 in all samples, or all weights of a channel are 0. The weight's scale is then enlarged until the
-    bias fits. Each product is below 2**-15 of this bias.
+    bias fits. This loses little: a product is below 2**-15 of a bias that needs the enlarged scale.
     """
 
     scale_of_zeros = SMALLEST_SCALE

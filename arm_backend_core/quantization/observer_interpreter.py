@@ -18,8 +18,14 @@ from arm_backend_core.quantization.non_finite import Kind, NonFiniteError
 class ObserverInterpreter(GraphInterpreter):
     """Runs a sample and passes the results of nodes to their observers and other callbacks.
 
+    Args:
+        model: the module of the program with observers.
+        callbacks_by_node: observers and other functions that are called with the result of a node.
+        conditions, taken: as in ``GraphInterpreter``.
+        fill_values: by node, the number that replaces NaN and infinities in its result, without a call of observers.
+
     Attributes:
-        problems: whether a tensor contains NaN or an infinity, by node; without finite tensors.
+        problems: "NaN" or "an infinity", by node whose result contains it.
         finite_ranges: (minimum, maximum) of the finite values, by node of a tensor with non-finite values.
     """
 

@@ -156,7 +156,12 @@ class ArmQuantizer(Quantizer):
         return model
 
     def _configs_of(self, graph: Graph, stacks: Mapping[Node, dict[str, Any]]) -> Callable[[Node], Config]:
-        """Return the function that maps each node to its configuration. ``stacks``: modules of each node."""
+        """Return the function that maps each node to its configuration.
+
+        Args:
+            graph: the graph to annotate.
+            stacks: by node, the modules that contain it, by path.
+        """
         uses_int16 = "int16" in self.compile_spec.target.extensions and self._uses("int16_coordinates")
         coordinates = find_coordinate_nodes(graph) if uses_int16 else set()
 

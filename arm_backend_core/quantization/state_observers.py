@@ -74,7 +74,7 @@ def unify_state_observers(models: Iterable[ObservedProgram]) -> None:
 
 
 class StateProbe:
-    """Calibrates methods on the states that another method leaves, and restores these states.
+    """Calibrates methods on the states that another method leaves, and then restores these states.
 
     Methods are calibrated one after the other. Without the probe, a method that reads the state would be calibrated on
     the final state only, and a method that clears it on almost only zeros.

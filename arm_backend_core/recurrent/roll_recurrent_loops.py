@@ -57,8 +57,8 @@ if TYPE_CHECKING:
 aten = torch.ops.aten
 SCAN = torch.ops.higher_order.scan
 
-#: Limits of "auto": the longest layer that stays unrolled, the most steps of all layers that stay unrolled, and the
-#: allowed numbers of steps per call.
+#: Limits of "auto": the steps of one layer, and of all layers together, up to which layers stay unrolled; the allowed
+#: numbers of steps per call.
 _MAX_UNROLLED_STEPS, _MAX_TOTAL_STEPS, _STEPS_PER_CALL = 64, 256, range(4, 33)
 
 
@@ -66,8 +66,8 @@ def steps_per_call(total: int, requested: int | str | None, program_steps: int =
     """Choose the number of steps that one call computes.
 
     For long layers, "auto" minimizes calls + steps per call / 8, plus a penalty if the steps do not divide evenly:
-    surplus steps cost time, and padding copies the input. Shorter layers of a program with many steps in total minimize
-    calls + steps per call / 2, so that fewer steps are compiled.
+    surplus steps cost time, and padding copies the input. For shorter layers of a program with many steps in total, it
+    minimizes calls + steps per call / 2 plus the penalty, so that fewer steps are compiled.
 
     Args:
         total: steps of the layer.
@@ -161,8 +161,8 @@ class _ChunkCompiler:
 def _replace_by_loop(program: ExportedProgram, layer: UnrolledLayer, count: int, compiler: _ChunkCompiler) -> None:
     """Replace the steps by a loop.
 
-    They stay if one call computes all of them, integers cannot represent an initial state, or a chunk cannot be
-    delegated.
+    The steps stay if one call computes all of them, if integers cannot represent an initial state, or if a chunk cannot
+    be delegated.
     """
     total, name = len(layer.steps), compiler.next_name()
     initial_states = _find_initial_states(program, layer) if count < total else None

@@ -79,7 +79,12 @@ class Slice(NamedTuple):
 
 
 class Constant(NamedTuple):
-    """A constant operand, the same for every step."""
+    """A constant operand, the same for every step.
+
+    Attributes:
+        target: the placeholder, or the operator that computes the constant from other constants.
+        args: arguments of this operator; empty for a placeholder.
+    """
 
     target: Any
     args: tuple[Any, ...]

@@ -25,6 +25,7 @@ _DEFAULT_CONFIGS = {
     "ethos-u85": ("Ethos_U85_SYS_DRAM_Mid", "Sram_Only"),
 }
 DEFAULT_CONFIG_INI = "Arm/vela.ini"
+#: Values of the argument ``optimise`` of ``EthosUCompileSpec``.
 GOALS = ("auto", "performance", "size", "ram")
 
 
@@ -142,7 +143,8 @@ class TosaCompileSpec(ArmCompileSpec):
 class EthosUCompileSpec(ArmCompileSpec):
     """Compile for an Ethos-U with Vela.
 
-    The constructor checks all arguments with the installed Vela and the ``.ini`` in use.
+    Unless the system configuration, memory mode, flags and ``.ini`` are the defaults, the constructor checks all
+    arguments with the installed Vela and the ``.ini``.
 
     Args:
         target: the NPU, for example ``ethos-u85-256``.

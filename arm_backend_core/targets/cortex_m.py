@@ -13,7 +13,7 @@ class Isa(Enum):
     """Instruction set that CMSIS-NN's kernels are compiled for."""
 
     SCALAR = "scalar"
-    """Armv6-M and Armv7-M without SIMD."""
+    """No SIMD: Armv6-M, Armv7-M, Armv8-M Baseline, and processors without the extensions below."""
 
     DSP = "dsp"
     """The DSP extension of Armv7E-M and Armv8-M Mainline: two 16-bit MACs per instruction."""

@@ -26,8 +26,8 @@ class Hardware:
 
     Attributes:
         unsupported: operators that the hardware supports for no element type.
-        types: {operator: element types of its first operand}, where the profile has more.
-        limits: {operator: function that returns a property of it that the hardware does not support}.
+        types: {operator: supported element types of its first operand}, for operators with more types in the profile.
+        limits: {operator: function that returns its unsupported property, or None}.
         booleans: whether the hardware has boolean tensors.
         bool_as_int8: boolean operators that the hardware lacks; ``tosa/passes/booleans.py`` lowers them to int8.
         npu: whether it is an Ethos-U. Convolutions and data movement are then emitted in the form that Vela estimates
@@ -48,27 +48,32 @@ class Hardware:
         chains: consecutive elementwise operations run as one chain, in which an operation that only scales costs less.
         fuses_shared_rescale: a RESCALE is fused into its producer, even if the producer has other readers.
         ignores_unit_axes: operations are fused across a RESHAPE that only adds or removes axes of size 1.
-        scales_maxima: MAXIMUM and MINIMUM may rescale their operands.
+        scales_max_pools: a max pooling can scale its result, so that Vela fuses a RESCALE into MAX_POOL2D.
         sums_rescale_operands: ADD and SUB rescale both operands and their result in one operation.
         computes_pixel_pairs: a 1x1 convolution of few channels takes fewer cycles on pairs of pixels.
         estimates_missing_activation: Vela's estimate of an operation without an activation includes cycles of a table.
         copies_constants_from: {Vela's release: number of rows}; 64 rows for other releases. From this number on, Vela's
-            estimate is lower if a constant that all rows read is copied to SRAM.
-        flattens_odd_images: a 1x1 convolution of an odd number of rows or columns takes fewer cycles on one row. Vela
-            estimates this for U55 and U65 too, but their layers around it then cost more (ds_cnn: 0.4% more cycles).
+            estimate is lower if a constant that all rows read is copied to SRAM. Not used unless
+            ``estimates_missing_activation`` is true.
+        flattens_odd_images: a 1x1 convolution of an image with an odd number of rows or columns takes fewer cycles if
+            all pixels are one row. Vela estimates this for U55 and U65 too, but there the neighbouring layers then take
+            more cycles (ds_cnn: 0.4% more in total).
         splits_matmuls: a MATMUL of several heads may take fewer cycles as one MATMUL per head. If False, it may take
             fewer as the product of the transposed operands (``alternatives/attention_matmul.py``).
         packs_weights_by_rows: the order of encoded weights depends on the number of rows. Two methods then share
             weights only if they have equally many rows.
-        pads_weight_blocks: weights are encoded in blocks of channels. Additional channels in a block are free.
+        pads_weight_blocks: weights are encoded in blocks of input channels. Padding the channels to full blocks saves
+            cycles, because Vela fills a part of a block with zeros (``alternatives/pad_channels.py``).
         slow_input_channels: numbers of input channels with which a convolution of a small image takes up to 3.6 times
             the cycles of one with ``slow_input_channels.stop`` channels.
         transposes_any_rank: Vela itself splits a TRANSPOSE of more than four dimensions.
-        slow_int16_macs: with at most this many MACs per cycle, an int16 row takes fewer cycles as two int8 rows.
+        slow_int16_macs: with at most this many MACs per cycle, a linear layer of one int16 row takes fewer cycles as
+            one of two int8 rows.
         bilinear_cycles_per_result: cycles of a bilinear RESIZE for each int8 result, by Vela's estimates; 0 keeps every
             RESIZE that the hardware supports.
         vela_bugs: names of Vela's bugs (``docs/contributors/vela.md``) that ``tosa/vela_workarounds`` avoids.
-        axes_lost_on_split: returns the axes along which Vela splits an operator and then loses the offset of the part.
+        axes_lost_on_split: returns the axes along which Vela splits an operator and then loses the offset of its
+            operands (bug ``sliced``).
     """
 
     unsupported: frozenset[str] = frozenset()
@@ -90,7 +95,7 @@ class Hardware:
     chains: bool = False
     fuses_shared_rescale: bool = False
     ignores_unit_axes: bool = False
-    scales_maxima: bool = False
+    scales_max_pools: bool = False
     sums_rescale_operands: bool = False
     computes_pixel_pairs: bool = False
     estimates_missing_activation: bool = False
@@ -172,7 +177,9 @@ _U65 = Hardware(
         *("rescaled_part", "rescaled_parts", "joined_rescale", "joined_upsampling"),
     ),
     axes_lost_on_split=partial(
-        lost_axes, always=dict.fromkeys(("CONV3D", "TRANSPOSE_CONV2D", "MATMUL"), ALL_AXES), reduced=(-2,)
+        lost_axes,
+        axes_by_kind=dict.fromkeys(("CONV3D", "TRANSPOSE_CONV2D", "MATMUL"), ALL_AXES),
+        unsplit_reductions=(-2,),
     ),
 )
 _U55 = replace(_U65, macs=(32, 64, 128, 256), writes_sram_only=True, copies_constants_from={(5, 2): 2})
@@ -188,7 +195,7 @@ _U85 = Hardware(
     chains=True,
     fuses_shared_rescale=True,
     ignores_unit_axes=True,
-    scales_maxima=True,
+    scales_max_pools=True,
     computes_pixel_pairs=True,
     flattens_odd_images=True,
     splits_matmuls=True,
@@ -204,15 +211,14 @@ _U85 = Hardware(
             "two_tables",
             "activation",
             "sliced_growth",
-            "unclipped_scaled",
             "chained_cast",
             *("rescaled_once", "rescaled_choice", "rescaled_cast", "shifted_cast", "unclipped_term", "long_scale"),
         ),
     ),
     axes_lost_on_split=partial(
         lost_axes,
-        always={"CONV3D": ALL_AXES, "TRANSPOSE_CONV2D": HEIGHT_WIDTH, "ARGMAX": ALL_AXES},
-        reduced=HEIGHT_WIDTH,
+        axes_by_kind={"CONV3D": ALL_AXES, "TRANSPOSE_CONV2D": HEIGHT_WIDTH, "ARGMAX": ALL_AXES},
+        unsplit_reductions=HEIGHT_WIDTH,
     ),
 )
 #: Hardware by family; "tosa", "vgf" and "cortex-m" have no limits beyond their profile.

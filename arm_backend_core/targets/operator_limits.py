@@ -177,7 +177,7 @@ def _limit_resize(op: Operation) -> str | None:
 
 def _limit_transpose(op: Operation) -> str | None:
     x, perms = op.inputs[0], tuple(op.attrs["perms"])
-    reason = f"shape {x.shape} by {perms} (65536 at most along each of three axes, whichever are taken together)"
+    reason = f"shape {x.shape} by {perms} (every decomposition into swaps exceeds 65536 along an axis)"
     return reason if plan_swaps(x.shape, perms, x.dtype, x.shape) is None else None
 
 
@@ -201,29 +201,31 @@ def _lost_axes_of_window(op: Operation) -> tuple[int, ...]:
     return HEIGHT_WIDTH if is_dilated else ()
 
 
-def lost_axes(op: Operation, always: Mapping[str, tuple[int, ...]], reduced: Sequence[int]) -> tuple[int, ...]:
-    """The axes along which Vela splits an operator and loses the offset of its operands (``sliced``).
+def lost_axes(
+    op: Operation, axes_by_kind: Mapping[str, tuple[int, ...]], unsplit_reductions: Sequence[int]
+) -> tuple[int, ...]:
+    """The axes along which Vela splits an operator and loses the offset of its operands (bug ``sliced``).
 
-    A REDUCE_SUM loses it if it sums the last of four or more dimensions. Other reductions lose it on several images,
-    and on one image along other axes than ``reduced``.
+    A REDUCE_SUM loses the offset if it sums the last of four or more dimensions. Other reductions lose the offset on
+    several images, and on one image along other axes than ``unsplit_reductions``.
 
     Args:
         op: the operator.
-        always: {operator kind: axes along which every such operator loses the offset}.
-        reduced: axes along which Vela reduces without a split.
+        axes_by_kind: {operator kind: axes along which every operator of this kind loses the offset}.
+        unsplit_reductions: axes along which Vela reduces one image without a split.
     """
-    # Vela splits arithmetic of rank 5 and more that broadcasts.
-    if len(op.inputs) == 2 and op.kind not in always:
+    # Vela splits arithmetic that broadcasts if its rank is 5 or more.
+    if len(op.inputs) == 2 and op.kind not in axes_by_kind:
         first, second = (x.shape for x in op.inputs)
-        # A constant of one element is in a register and needs no broadcast.
+        # Vela writes a constant of one element into a register, so that the operation does not broadcast.
         is_scalar = any(x.data is not None and math.prod(x.shape) == 1 for x in op.inputs)
         return ALL_AXES if first != second and max(len(first), len(second)) > 4 and not is_scalar else ()
     if not op.kind.startswith("REDUCE"):
-        return always.get(op.kind, _lost_axes_of_window(op) if "pad" in op.attrs else ())
+        return axes_by_kind.get(op.kind, _lost_axes_of_window(op) if "pad" in op.attrs else ())
     shape, axis = op.inputs[0].shape, op.attrs["axis"] - len(op.inputs[0].shape)
     if op.kind == "REDUCE_SUM":
         return ALL_AXES if len(shape) > 3 and axis == -1 else ()
-    return ALL_AXES if axis not in reduced or math.prod(shape[:-3]) > 1 else ()
+    return ALL_AXES if axis not in unsplit_reductions or math.prod(shape[:-3]) > 1 else ()
 
 
 U55_LIMITS: dict[str, Limit] = {

@@ -66,9 +66,9 @@ class Target:
         return self.profiles | self.extensions
 
     def missing_extensions(self, requirement: frozenset[str]) -> list[str]:
-        """The extensions that a user can add to meet a requirement; empty if extensions do not suffice.
+        """The extensions that a user can add to meet a requirement.
 
-        NPUs have fixed extensions.
+        Empty if extensions do not suffice, and for NPUs, whose extensions are fixed.
 
         Args:
             requirement: profiles and extensions that an operator needs.

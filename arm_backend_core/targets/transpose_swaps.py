@@ -24,7 +24,10 @@ MAX_EXTENT = 1 << 16  # the hardware has 16-bit registers for extents
 
 @lru_cache(maxsize=4096)
 def plan_swaps(shape: Layout, perms: Layout, dtype: DType, source: Layout) -> tuple[tuple[Layout, Layout], ...] | None:
-    """Decompose a TRANSPOSE into TRANSPOSEs (shape, perms) of one swap each. One swap or none is not decomposed.
+    """Decompose a TRANSPOSE into TRANSPOSEs (shape, perms) of one swap each.
+
+    A TRANSPOSE that is one supported swap, or moves only dimensions of size 1, is not decomposed. If the first swap
+    exceeds the limits, a TRANSPOSE with one of its dimensions split in two replaces it, which Vela decomposes.
 
     Args:
         source: the operand's shape before a RESHAPE in front of the TRANSPOSE; ``shape`` if there is no RESHAPE.
@@ -66,7 +69,11 @@ def is_supported_by_vela(shape: Layout, perms: Layout, dtype: DType, source: Lay
 
 
 def _split_one_dimension(view: Layout, perms: Layout, dtype: DType) -> tuple[Layout, Layout] | None:
-    """The cheapest equal TRANSPOSE with one dimension split in two that is within the limits; None if there is none."""
+    """Split one dimension of a TRANSPOSE in two, so that Vela's swaps are within the limits.
+
+    Returns:
+        (shape, perms) of the cheapest such TRANSPOSE; None if there is none.
+    """
     candidates: list[tuple[int, Layout, Layout]] = []
     for axis, part in ((axis, n) for axis, size in enumerate(view) for n in range(2, size) if size % n == 0):
         shape: Layout = (*view[:axis], part, view[axis] // part, *view[axis + 1 :])

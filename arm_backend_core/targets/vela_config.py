@@ -1,7 +1,8 @@
 """NPUs, system configurations, memory modes and flags that the installed Vela supports, and their validation.
 
-The system configurations, memory modes and flags come from Vela. Two rules are added for combinations that Vela accepts
-but the hardware does not support. Comments mark these rules.
+System configurations and memory modes come from the ``.ini``, flags from Vela. Two combinations that Vela accepts are
+rejected here: activations behind the second AXI port of an NPU that cannot write there (``_try_configure``), and the
+system configuration of another NPU family (``_check_system_config``).
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ def parse_npu(target: str) -> Npu:
 
 
 def shipped_configs() -> tuple[str, ...]:
-    """Configuration files that Vela or this package ships, as ``Arm/vela.ini``."""
+    """Names of the configuration files that Vela or this package ships, for example ``Arm/vela.ini``."""
     return tuple(sorted(_shipped_paths()))
 
 
@@ -138,10 +139,11 @@ def list_sections(config_ini: str | os.PathLike[str], kind: str) -> tuple[str, .
 
 
 def core_clock(config_ini: str | os.PathLike[str], system_config: str) -> float:
-    """The NPU's clock in Hz of a system configuration that is in the file and states it (``inherit`` is not followed).
+    """The NPU's clock in Hz, from the section of a system configuration in the file.
 
     Raises:
         ValueError: there is no such file, or it is not in ini format.
+        KeyError: there is no such section, or it does not contain ``core_clock`` itself (``inherit`` is not followed).
     """
     parser = _read_ini(config_path(config_ini))
     return float(parser[SYSTEM_CONFIG + system_config]["core_clock"])
@@ -241,14 +243,14 @@ def _try_configure(
         raise ValueError(_format_flag_error(str(error), flags, error.known_flags)) from None
     except vela.InvalidConfigurationError as error:
         return _add_sram_hint(target, str(error))
-    # Vela places activations in DRAM, behind the second AXI port, if the system configuration has one.
+    # Vela accepts activations behind the second AXI port if the system configuration has SRAM or DRAM there.
     if HARDWARE[target.family].writes_sram_only and configuration.arena_on_second_port:
         return _add_sram_hint(target, "it places the activations behind the second AXI port")
     return configuration
 
 
 def _add_sram_hint(target: Npu, problem: str) -> str:
-    """Append the restriction of an NPU that writes to SRAM only to a message about activations or the arena."""
+    """Add to a message about activations or the arena that the NPU can write to SRAM only, if this is so."""
     if HARDWARE[target.family].writes_sram_only and ("arena" in problem or "activations" in problem):
         return f"{problem}. The {target.family.title()} can write to SRAM only, so activations must be kept there"
     return problem

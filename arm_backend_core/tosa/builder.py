@@ -168,7 +168,7 @@ class Builder:
     def matmul(self, a: Value, b: Value, zps: tuple[int, int] = (0, 0)) -> Value:
         """Matrix product of a [N, H, C] and b [N, C, W].
 
-        The result of int8 is INT32, of int16 INT48, of FP16 and BF16 FP32.
+        The result of int8 is INT32, of int16 INT48, of FP16 and BF16 FP32, of FP8 FP16.
         """
         dtype = OPERATORS["MATMUL"].result_type(a.dtype, b.dtype)
         return self.emit("MATMUL", (a, b), dtype, a_zp=zps[0], b_zp=zps[1])
@@ -364,8 +364,8 @@ def reduce_attributes(kind: str, axis: int) -> dict[str, Any]:
 def quantized_multipliers(scales: Array, bits: int) -> tuple[Array, Array]:
     """Multipliers and right shifts with scale = multiplier * 2**-shift (TOSA 1.0, section 1.12 and RESCALE).
 
-    The multiplier has ``bits`` - 1 bits (31 or 15). TOSA allows shifts from 2 to 62. For a scale that would need a
-    larger shift, the multiplier is rounded to a multiple of 2**-62, which may be 0.
+    The multiplier has ``bits`` - 1 bits (31 or 15). TOSA allows shifts from 2 to 62. A scale that would need a larger
+    shift is rounded to a multiple of 2**-62, which may be 0.
 
     Raises:
         Unsupported: a scale is not finite, negative, or too large for a shift of at least 2.

@@ -1,8 +1,8 @@
 """Legalization: emit bit-exact replacements of operators that TOSA or the target lacks.
 
-``LegalizingBuilder`` overrides methods of ``Builder`` for limits of TOSA 1.0 and of Ethos-U. It does not override
-``emit``, so that a pass gets an error if it emits an operator that the target lacks. ``Int32HalvesBuilder`` also
-replaces data movement and comparisons of INT32, which the FP profile lacks.
+``LegalizingBuilder`` overrides the typed methods of ``Builder`` for limits of TOSA 1.0 and of Ethos-U. It does not
+override ``emit``, so that a pass gets an error if it emits an operator that the target lacks. ``Int32HalvesBuilder``
+overrides ``emit`` too. It replaces data movement and comparisons of INT32, which the FP profile lacks.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class LegalizingBuilder(Builder):
         TOSA requires that the last window ends exactly at the padded edge (ERROR_IF in CONV2D).
 
         Returns:
-            the sliced input and the reduced padding.
+            The sliced input and the reduced padding.
         """
         pad, removed = list(pad), [0, 0]
         for i, name in enumerate(("height", "width")):
@@ -111,8 +111,8 @@ class LegalizingBuilder(Builder):
     def arithmetic_right_shift(self, a: Value, b: Value, *, round: bool = False) -> Value:
         """Emit an arithmetic shift. The FP profile has only logical shifts, Ethos-U55 and U65 only rounding shifts.
 
-        FP profile: the sign bit of INT32 is removed before the shift and added again at its new position. Ethos-U: half
-        of 2**b is subtracted before the rounding shift. This difference saturates at the minimum.
+        FP profile: the sign bit of INT32 is removed before the shift and added again at its new position. Ethos-U, if b
+        is constant: half of 2**b is subtracted before the rounding shift. This difference saturates at the minimum.
         """
         only_rounds = "ARITHMETIC_RIGHT_SHIFT" in self.target.hardware.limits
         if self.target.integer and only_rounds and not round and b.data is not None:
@@ -148,8 +148,9 @@ class LegalizingBuilder(Builder):
         """Emit a cast, in several steps if the target lacks it.
 
         A SELECT converts booleans to 0 and 1, because the FP profile cannot cast them. The FP profile also cannot cast
-        between integer types. These casts go through FP32, which saturates. Before a cast to a narrower type, INT32
-        shifts therefore drop the high bits. Casts to and from FP8 also go through FP32.
+        between integer types, so that such a cast becomes two, to FP32 and from it. The second one saturates. Before a
+        cast to a narrower type, INT32 shifts therefore drop the high bits. Casts between FP8 and other types than FP16
+        and FP32 also become two casts.
         """
         types = {x.dtype, dtype}
         if len(types) == 2 and any(kind.is_fp8 for kind in types) and types.isdisjoint({DType.FP16, DType.FP32}):

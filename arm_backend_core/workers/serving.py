@@ -65,10 +65,10 @@ def _handle_request(
 
 
 def receive(stream: IO[bytes]) -> Any:
-    """Read the next message; None at the end of the stream.
+    """Read the next message; None if the stream ends before it.
 
     Raises:
-        EOFError: the stream ends inside a message.
+        EOFError: the stream ends after the length prefix.
     """
     header = stream.read(_LENGTH.size)
     if len(header) < _LENGTH.size:

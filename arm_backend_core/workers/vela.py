@@ -47,7 +47,7 @@ class Configuration:
         core_clock: Hz.
         arena_on_second_port: whether activations are placed behind the second AXI port.
         const_memory: memory that holds the constants, for example ``OffChipFlash``.
-        arena_cache_size: limit of SRAM in bytes; ``address_space`` means no limit.
+        arena_cache_size: limit of SRAM in bytes; there is no limit if it is equal to ``address_space``.
         address_space: bytes that the NPU can address.
     """
 

@@ -43,7 +43,7 @@ class WorkerError(Exception):
     Attributes:
         kind: class name of the exception.
         message: its text.
-        detail: further arguments of the exception.
+        detail: the attribute ``detail`` of the exception, or ().
         log: text printed during the request.
     """
 

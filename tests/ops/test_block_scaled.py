@@ -145,7 +145,7 @@ def test_refusals_of_block_scaled_programs_and_options() -> None:
     model, x = _layers("linear", "fp8e4m3")
     program = torch.export.export(model, (x,))
     for spec in (TosaCompileSpec("TOSA-1.0+FP"), EthosUCompileSpec("ethos-u85-256")):
-        with pytest.raises(ModelError, match=r"mx_linear.*cannot be exported for .*TOSA_FP has, with extensions="):
+        with pytest.raises(ModelError, match=r"mx_linear.*cannot be exported for .*TOSA_FP with extensions="):
             delegate(program, spec)
     with pytest.raises(ValueError, match=r"the VGF converter takes TOSA 1\.0"):
         VgfCompileSpec(SPEC)

@@ -1,7 +1,7 @@
 """Mask fill: bound the fill values of masked maxima and minima, so that they do not consume the int8 range.
 
 Models mask padding, seen items or detections with a number far beyond real ones, so that a maximum never chooses them.
-All other values share the scale with that number, so almost no levels would remain for them.
+A tensor has one scale. With such a number in the tensor, almost no int8 levels would remain for all other values.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ _FILL_ARGUMENTS: dict[Any, tuple[tuple[int, int], ...]] = {
 
 
 def bound_mask_fill(module: GraphModule) -> list[str]:
-    """Replace the extreme fill values of masks before maxima and minima by a bound just outside of the tensor's range.
+    """Replace the extreme fill values of masks before maxima and minima by a bound just outside of the other values.
 
     The bound is min - (max - min) / 16 for a maximum, and max + (max - min) / 16 for a minimum. The maximum of a row
     that is masked entirely is then the bound, not the fill value: int8 cannot represent both the fill value and the
-    others. A mask does not change if a comparison reads the maximum: the comparison may test for the fill value.
+    other values. A mask does not change if a comparison reads the maximum or minimum: the comparison may test for the
+    fill value.
 
     Returns:
-        A note for the user for each replaced value.
+        A note for the user for each maximum or minimum whose masks changed.
     """
     notes: list[str] = []
     extremum_nodes = [node for node in module.graph.nodes if node.target in (*_MAX_OPS, *_MIN_OPS)]

@@ -7,7 +7,7 @@ from typing import Any
 
 from arm_backend_core.quantization.observer import RangeObserver, WeightObserver
 
-#: Minimum number of values in all samples from which a range can be estimated.
+#: Minimum number of values, in all samples together, from which a range can be estimated.
 _MIN_VALUES = 16
 #: Maximum number of tensors that a note names.
 _MAX_NAMED = 3
@@ -33,7 +33,11 @@ def find_coverage_problems(observers: Iterable[Any]) -> list[str]:
 
 
 def _describe_problem(observer: RangeObserver) -> tuple[str, str]:
-    """Describe the problem of a tensor, or "", and the only value that the tensor had, as `` (0.5)``."""
+    """Describe the problem of a tensor; "" if it has none.
+
+    Returns:
+        The problem, and a suffix for the tensor's name: its value, as `` (0.5)``, if it had only one; else "".
+    """
     if not observer.count:
         return "had no value in any sample: the program represents only values near 0", ""
     low, high = observer.extremes

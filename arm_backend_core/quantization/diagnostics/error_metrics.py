@@ -72,14 +72,14 @@ class ErrorSums:
 
 @dataclass
 class IsolatedErrorSums:
-    """Quantization error of an isolated layer, which reads floating-point inputs. Errors are sums of squares.
+    """Quantization error of an isolated layer, which reads floating-point inputs.
 
     Attributes:
-        noise: total error. ``weights``, ``rounding`` and ``clipping`` are the errors that each cause adds alone; their
-            sum need not equal ``noise``.
+        noise: sum of squares of the total error. ``weights``, ``rounding`` and ``clipping`` are sums of squares of the
+            error that one cause alone adds; they need not add up to ``noise``.
         weights: error of quantizing the weights.
-        rounding: error of rounding the result, for values within its range.
-        clipping: error of values outside of the result's range.
+        rounding: error of rounding the result, after values outside of its range are clipped.
+        clipping: error of clipping values outside of the result's range.
         signal: sum of squares of the reference.
         count: number of values.
         clipped: number of values outside of the range.
@@ -153,7 +153,7 @@ class QuantizationGrid:
 
     @property
     def steps(self) -> int:
-        """Number of steps between representable numbers."""
+        """Number of steps from the smallest to the largest representable number."""
         return self.quant_max - self.quant_min
 
     def round_values(self, x: Tensor) -> Tensor:
@@ -191,7 +191,7 @@ def decibels(signal: float, noise: float) -> float:
 
 
 def _max_or_nan(one: float, other: float) -> float:
-    """Return the larger number, NaN if either is NaN (``max`` returns its first argument then)."""
+    """Return the larger number, NaN if either is NaN. Python's ``max`` returns its first argument in this case."""
     return one if one >= other or math.isnan(one) else other
 
 

@@ -46,12 +46,13 @@ class BatchNorm:
 
         y = gain * (z - mean) + bias, where z is the output of the convolution or linear layer. Mean and variance of z
         over the batch follow from those of y. Weights are folded and rounded with the gain of the running statistics,
-        as in the program.
+        as in the program. One value per channel has no variance: y is then returned unchanged.
 
         Args:
             y: output of the layer with its batch norm, [N, C, ...].
             tensors: parameters and buffers of the model, by name.
-            affine: the function that y includes after the batch norm, if any: it is part of gain and bias.
+            affine: gain and offset per channel that y includes after the batch norm; None without them. They become
+                part of ``gain`` and ``bias`` in the equation above.
         """
         mean, variance = tensors[self.mean], tensors[self.variance]
         count = y.numel() // y.shape[1]

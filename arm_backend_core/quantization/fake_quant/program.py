@@ -72,7 +72,8 @@ class FakeQuantProgram:
         observed: the annotated program.
         weighted_nodes: operators with a weight. The scale of the weight depends on the bias.
         norms, dropouts: batch norms and dropouts by the node whose result they change.
-        norm_affines: functions that the result includes after its batch norm, by the same node.
+        norm_affines: gain and offset per channel that follow a batch norm and are folded into the same layer; keys as
+            in ``norms``.
         device_nodes: operators with a device among their arguments.
         state_names: names of the buffers that the model writes, by node.
         conditions: from ``find_branch_conditions``.

@@ -76,9 +76,9 @@ class QuantizationRange(torch.nn.Module):
     Attributes:
         bounds: lower and upper bound; initially the smallest and the largest representable number of the calibration.
         factors: ratio of each initial bound to the observed minimum or maximum (a margin, or clipping).
-        stretch: natural logarithm of the learned scale of each bound: learned bounds are bounds * exp(stretch). A
-            learning rate is then relative to each bound. Weight decay pulls bounds to their initial values. A bound at
-            0 (relu) stays 0. None if the range is not learned.
+        stretch: natural logarithm of the learned factor of each bound: learned bounds are bounds * exp(stretch). The
+            learning rate is therefore relative to the magnitude of a bound. Weight decay pulls bounds to their initial
+            values. A bound at 0 (relu) stays 0. None if the range is not learned.
     """
 
     bounds: Tensor
@@ -111,7 +111,7 @@ class QuantizationRange(torch.nn.Module):
         return scale, zero_point + (rounded - zero_point).detach()
 
     def update_moving_average(self, x: Tensor) -> None:
-        """Update the moving average of the bounds with the minimum and maximum of ``x``; not of learned ranges."""
+        """Update the moving average of the bounds with the extremes of ``x``, if the range is not learned."""
         if self.stretch is None and x.numel():
             low, high = torch.aminmax(x.detach())
             spanned = torch.stack([low.clamp_max(0), high.clamp_min(0)]) * self.factors

@@ -1,4 +1,4 @@
-"""Reductions, data movement, GATHER and SCATTER (TOSA 1.0, sections 2.9 to 2.11)."""
+"""Records of reductions, data movement, GATHER, SCATTER (TOSA 1.0, sections 2.9 to 2.11) and loop placeholders."""
 
 from __future__ import annotations
 

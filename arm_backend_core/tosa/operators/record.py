@@ -22,7 +22,7 @@ Shape = tuple[int, ...]
 
 
 class Level(NamedTuple):
-    """Limits that every implementation of a level supports (TOSA 1.0, section 1.7)."""
+    """Limits of a level: every implementation supports sizes up to them (TOSA 1.0, section 1.7)."""
 
     max_rank: int = 6
     max_kernel: int = 8192
@@ -103,7 +103,7 @@ class Operator:
         ranks: (minimum, maximum) rank of each operand. The last entry applies to all further operands.
         shape: computes the shape of the result. The operator must have no violations.
         fields: graph attributes that are stored in the attribute table, in its order.
-        operands: (graph attribute, type) of each constant operand, in order. They follow the data operands. The type is
+        operands: (graph attribute, type) of each constant operand, in order, after the data operands. The type is
             "shape" (CONST_SHAPE), "input0", "input1" or "output" (the element type of that value), "multiplier" (INT32
             if ``scale32``, else INT16) or the value of a DType.
         conditions: checks the specification's ERROR_IF and REQUIRE statements that do not depend on run-time values.
@@ -233,7 +233,7 @@ def _size_violations(op: Op) -> Iterator[str]:
         yield f"a result without elements: {op.output!r}"
     for value in (*op.inputs, op.output):
         if len(value.shape) > LEVEL_8K.max_rank:
-            yield f"{len(value.shape)} dimensions in {value!r} ({LEVEL_8K.max_rank} at most); join some by a reshape"
+            yield f"{len(value.shape)} dimensions in {value!r} ({LEVEL_8K.max_rank} at most); merge some by a reshape"
         if value.size * value.dtype.bytes >= 1 << LEVEL_8K.max_log2_size:
             yield f"{value!r} (2 GiB at most)"
 
@@ -262,11 +262,11 @@ def define_operator(
     facts.setdefault("attribute", "".join(word.capitalize() for word in kind.split("_")))
     operator = Operator(kind, facts.pop("attribute"), parsed, tuple(ranks), shape, **facts)
     if len({(row.inputs, row.output, row.accumulator, row.requirements) for row in parsed}) != len(parsed):
-        raise ValueError(f"TOSA operator {kind}: a row is there twice")
+        raise ValueError(f"TOSA operator {kind}: a row is defined twice")
     if len({len(row.inputs) for row in parsed}) != 1:
         raise ValueError(f"TOSA operator {kind}: its rows differ in their number of operands")
     if len(operator.attributes) != len(operator.fields) + len(operator.operands):
-        raise ValueError(f"TOSA operator {kind}: an attribute has two places")
+        raise ValueError(f"TOSA operator {kind}: an attribute is both a field and a constant operand")
     known_types = {"shape", "multiplier", "output", *(f"input{i}" for i in range(len(parsed[0].inputs)))}
     for name, type_source in operator.operands:
         if type_source not in known_types and type_source not in {dtype.value for dtype in DType}:

@@ -60,7 +60,7 @@ def _dependencies(values: Iterable[Value]) -> set[Op]:
 
 
 def _outline_branch(graph: Graph, target: Target, selects: Sequence[Op]) -> None:
-    """Replace these SELECTs by one COND_IF. Keep them if no operator is needed by one branch only."""
+    """Replace ``selects`` by one COND_IF. Keep them if no operator is needed by one branch only."""
     build = Builder(graph, target)
     build.origins = merge_origins(selects)
     for op in selects:  # SELECT broadcasts, COND_IF does not
@@ -87,7 +87,7 @@ def _outline_branch(graph: Graph, target: Target, selects: Sequence[Op]) -> None
 
 
 def _outline_loop(graph: Graph, target: Target, loop: int) -> None:
-    """Replace the placeholders of a loop by a WHILE_LOOP. It carries values that the loop only reads unchanged."""
+    """Replace the placeholders of a loop by a WHILE_LOOP. Values that the loop only reads are carried unchanged."""
     placeholders = [op for op in graph.ops if op.attrs.get("loop") == loop]
     starts = sorted((op for op in placeholders if op.kind == "LOOP_IN"), key=lambda op: op.attrs["index"])
     ends = {op.attrs["index"]: op for op in placeholders if op.kind == "LOOP_OUT"}
@@ -113,7 +113,7 @@ def _outline_loop(graph: Graph, target: Target, loop: int) -> None:
 
 
 def _find_captured(region: Collection[Op], results: Sequence[Value]) -> list[Value]:
-    """The captured values: ``region`` or ``results`` read them, operators outside compute them. No constants."""
+    """The captured values: inputs of ``region``, or ``results``, that ``region`` does not compute. Not constants."""
     values = [value for op in region for value in op.inputs] + list(results)
     return list(dict.fromkeys(value for value in values if value.data is None and value.producer not in region))
 

@@ -19,7 +19,10 @@ _MIN_BYTES = 1024
 
 
 def deduplicate_constants(graph: Graph, target: Target) -> None:
-    """Store constants of equal bytes once. NPUs are skipped, because Vela encodes the weights of each reader."""
+    """Store constants of equal type and bytes once, from ``_MIN_BYTES`` on.
+
+    NPUs are skipped, because Vela encodes the weights separately for each reader.
+    """
     if target.hardware.npu:
         return
     for subgraph in (graph, *(region for op in graph.walk() for region in op.regions)):

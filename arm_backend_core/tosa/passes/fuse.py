@@ -81,7 +81,7 @@ def rescale_factors(op: Op) -> Array:
     return np.asarray(op.attrs["multiplier"]) / 2.0 ** np.asarray(op.attrs["shift"])
 
 
-def power_of_two(op: Op) -> int | None:
+def log2_scale(op: Op) -> int | None:
     """The exponent k >= 0 if the RESCALE computes (x - input_zp) * 2**k + output_zp, apart from saturation; else None.
 
     k = 0 is a RESCALE by 1.
@@ -96,7 +96,7 @@ def power_of_two(op: Op) -> int | None:
 
 def is_rescale_by_one(op: Op) -> bool:
     """Whether ``op`` is a RESCALE by 1. It may change the zero point, and it saturates to the output type."""
-    return op.kind == "RESCALE" and power_of_two(op) == 0
+    return op.kind == "RESCALE" and log2_scale(op) == 0
 
 
 def is_identity_rescale(op: Op) -> bool:
@@ -107,18 +107,19 @@ def is_identity_rescale(op: Op) -> bool:
 def merge_rescale(op: Op, rewriter: Rewriter) -> Value | None:
     """Remove a RESCALE that changes nothing; merge a RESCALE with a preceding RESCALE by 2**k that cannot saturate.
 
+    A preceding RESCALE of uint8 is merged only if it is by 1 (``_merge_unsigned_rescale``). For the others,
     ((x * 2**k) * m + 2**(s-1)) >> s equals (x * m + 2**(s-1-k)) >> (s-k), so that the factor 2**k reduces the shift by
-    k. Double rounding adds a term for which this equation does not hold. With double rounding, only k = 0 is merged.
+    k. Double rounding adds a term for which this equation does not hold: with double rounding, k must be 0.
     """
     source, attrs = op.inputs[0], op.attrs
-    if source.dtype is op.output.dtype and attrs["input_zp"] == attrs["output_zp"] and power_of_two(op) == 0:
+    if source.dtype is op.output.dtype and attrs["input_zp"] == attrs["output_zp"] and log2_scale(op) == 0:
         return source
     inner = producer(source, "RESCALE")
     if inner is None or attrs["input_unsigned"] or attrs["output_unsigned"] or not attrs["scale32"]:
         return None
     if inner.attrs["input_unsigned"]:
         return _merge_unsigned_rescale(inner, op, rewriter)
-    k = power_of_two(inner)
+    k = log2_scale(inner)
     if k is None or inner.attrs["output_zp"] != attrs["input_zp"] or not _cannot_saturate(inner, k):
         return None
     shift = np.asarray(attrs["shift"]) - k
@@ -131,7 +132,7 @@ def merge_rescale(op: Op, rewriter: Rewriter) -> Value | None:
 def _merge_unsigned_rescale(inner: Op, op: Op, rewriter: Rewriter) -> Value | None:
     """Merge a RESCALE to int8 or int16 with a preceding RESCALE of uint8 that only changes the zero point.
 
-    Both subtract the same number from the same integers, so that the values before the multiplication are equal.
+    The merged RESCALE subtracts in one step what the two subtract together, so that it multiplies the same integers.
     """
     offset = inner.attrs["input_zp"] - inner.attrs["output_zp"]
     saturates = offset != UINT8_OFFSET or rescale_factors(inner).tolist() != [1.0]
@@ -172,7 +173,7 @@ def fold_scale_into_convolution(op: Op, rewriter: Rewriter) -> Value | None:
 def fold_bias_into_convolution(op: Op, rewriter: Rewriter) -> Value | None:
     """Fold an ADD or SUB of one constant per channel into the bias of a convolution.
 
-    This is exact for INT32, because both sums wrap around in the same way.
+    For INT32 the rule is exact: the sum with the bias and the sum after the convolution wrap around in the same way.
     """
     if op.kind == "SUB" and op.inputs[1].data is None:
         return None

@@ -6,8 +6,8 @@ plus a constant, or 1 if only dimensions of size 1 move. The assignment sinks, h
 one step.
 
 Two dynamic programs over the graph, one from the inputs and one from the outputs, compute the cost of each candidate
-layout. They are exact on trees. ``_GraphWriter`` then emits the graph again and chooses the modes greedily. The new
-graph is kept only if its ``movement_cost`` is lower, so that repetitions of the pass end.
+layout. The costs are exact if the graph is a tree. ``_GraphWriter`` then emits the graph again and chooses the modes
+greedily. The new graph is kept only if its ``movement_cost`` is lower, so that repetitions of the pass end.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from arm_backend_core.tosa.passes.layout_modes import (
 Costs = dict[Layout, float]
 
 _INFINITE = float("inf")
-#: Cost of a RESHAPE in bytes. It moves no data, but the smallest number of operators is preferred.
+#: Cost of a RESHAPE in bytes. It moves no data, but a graph with fewer operators is preferred.
 _RESHAPE_COST = 1.0
 #: Cost of starting an operation, in bytes that the hardware could move in the same time.
 _START_COST = 256.0
@@ -247,8 +247,8 @@ class _GraphWriter:
 
     Attributes:
         written: {value of the old graph: {layout: value of the new graph that holds it in this layout}}.
-        transpose_origins: {value: origins of the TRANSPOSE that produced it, or an operand of its operator}. A later
-            layout change of the value gets these origins.
+        transpose_origins: {value: origins of the TRANSPOSE that produced the value, or that produced an operand of its
+            producer}. A later layout change of the value gets these origins.
     """
 
     def __init__(self, graph: Graph, target: Target, costs: _LayoutCosts) -> None:

@@ -1,7 +1,8 @@
 """Layout modes of operators.
 
-A mode is one combination of operand and result layouts that an operator supports. Its attributes depend on the mode. A
-layout is a permutation: dimension i of the stored tensor is dimension ``layout[i]`` of the program's tensor.
+A mode is one combination of operand and result layouts that an operator supports. The mode determines the operator's
+attributes. A layout is a permutation: dimension i of the stored tensor is dimension ``layout[i]`` of the program's
+tensor.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def propagate_through_reshape(source: Shape, result: Shape, layout: Layout) -> L
             return None
         remaining = remaining[len(source_dims) :]
         order += result_dims
-    # Dimensions of size 1 may have any position. They keep their own.
+    # Dimensions of size 1 may have any position: they keep the position that they have in ``result``.
     ordered = iter(order)
     return tuple(d if size == 1 else next(ordered) for d, size in enumerate(result))
 

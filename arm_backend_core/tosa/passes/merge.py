@@ -79,7 +79,8 @@ def _undo_reshape(value: Value, old: tuple[int, ...], new: tuple[int, ...], rewr
     """Reshape ``value``, which broadcasts to shape ``old``, to a shape that broadcasts to shape ``new``.
 
     Returns:
-        None unless this is free: ``value`` is a RESHAPE from ``new``, a constant, or one element.
+        None unless this is free: ``value`` is a RESHAPE from ``new``, a constant, a RESCALE of a constant, or has one
+        element.
     """
     reshape = producer(value, "RESHAPE")
     if reshape is not None and value.shape == old and reshape.inputs[0].shape == new:
@@ -89,7 +90,7 @@ def _undo_reshape(value: Value, old: tuple[int, ...], new: tuple[int, ...], rewr
         inner = _undo_reshape(rescale.inputs[0], old, new, rewriter)
         return inner and rewriter.builder.emit("RESCALE", (inner,), value.dtype, **rescale.attrs)
     if value.data is None and (value.size > 1 or prod(old) == 1):
-        return None  # not free; for results of one element, the rule would move the RESHAPE to and fro between operands
+        return None  # not free; with one element, the rule would move the RESHAPE back and forth between operands
     shape = [1] * len(new)
     for new_dims, old_dims in reshape_groups(new, old):
         broadcast_dims = [dim for dim in old_dims if value.shape[dim] != 1]

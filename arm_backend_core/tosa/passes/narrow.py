@@ -32,7 +32,7 @@ def hoist_reshape(op: Op, rewriter: Rewriter) -> Value | None:
 
 
 def narrow_weights(graph: Graph, target: Target) -> None:
-    """Store constant int8 weights from -7 to 7 as INT4 where TOSA supports it.
+    """Store constant int8 weights from -7 to 7 as INT4 where the target supports it.
 
     NPUs are skipped, because Vela encodes INT4 and int8 weights equally.
     """

@@ -1,4 +1,4 @@
-"""Distinct outputs: the serializer requires that each output is the result of an operator, and no two are equal."""
+"""Distinct outputs: the serializer requires that each output is the result of an operator, and returned only once."""
 
 from __future__ import annotations
 

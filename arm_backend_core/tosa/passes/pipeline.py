@@ -96,7 +96,7 @@ PASSES = (
     ),
 )
 
-#: Passes that run once after ``PASSES``. They add operators, because the hardware executes the result faster.
+#: Passes that run once after ``PASSES``. Most add operators, because the hardware executes the result faster.
 HARDWARE_PASSES: tuple[ScheduledPass, ...] = (
     ScheduledPass(
         sink_slices,
@@ -127,12 +127,12 @@ LAST_PASSES = (
     ),
     ScheduledPass(
         duplicate_convolutions,
-        "Common subexpression elimination would merge the duplicates, so that it must run before.",
+        "Common subexpression elimination would merge the duplicates, so this pass runs after it.",
         BOOLEANS_LOWERED,
     ),
     ScheduledPass(
         duplicate_cheap_producers,
-        "Common subexpression elimination would merge the duplicates, so that it must run before.",
+        "Common subexpression elimination would merge the duplicates, so this pass runs after it.",
         BOOLEANS_LOWERED,
     ),
     ScheduledPass(
@@ -163,7 +163,7 @@ def run(graph: Graph, target: Target, choose_alternatives: Pass = lambda graph, 
 
     ``PASSES`` repeat until a round changes neither the cost of data movement nor the number of operators, or two
     successive rounds bring no gain. A gain is a lower cost of data movement, or the same cost with fewer operators.
-    Both are bounded from below, so that the loop ends.
+    Neither can decrease forever, so that the loop ends.
 
     Args:
         choose_alternatives: replaces parts of the graph by equivalent, faster alternatives.

@@ -33,11 +33,11 @@ class Rewriter:
         return None if value in self._outputs else self._users.get(value)
 
     def has_one_use(self, value: Value) -> bool:
-        """Whether exactly one operator reads ``value``; False if ``users(value)`` is None."""
+        """Whether one operator reads ``value``, as one operand only; False if ``users(value)`` is None."""
         return self.only_user(value) is not None
 
     def only_user(self, value: Value) -> Op | None:
-        """The single reader of ``value``; None if the number of readers is not one, or ``users(value)`` is None."""
+        """The reader of ``value`` if ``has_one_use(value)``, else None."""
         match self.users(value):
             case [reader]:
                 return reader
@@ -76,7 +76,7 @@ def trace_back(value: Value, can_skip: Callable[[Op], bool]) -> tuple[Value, lis
     """Trace ``value`` back through first operands while ``can_skip`` is true of its producer.
 
     Returns:
-        the last value, and the skipped operators in execution order.
+        The last value, and the skipped operators in execution order.
     """
     skipped: list[Op] = []
     while (op := value.producer) is not None and can_skip(op):
@@ -101,7 +101,7 @@ def apply_once(graph: Graph, target: Target, rules: RulesByKind, *, no_swaps: bo
             need another propagation of origins.
 
     Returns:
-        whether any operator was replaced.
+        Whether any operator was replaced.
     """
     graph.remove_dead()
     rewriter = Rewriter(graph, target)

@@ -68,7 +68,7 @@ class _ConvAxis:
         """Merge ``stride`` neighbouring input elements into channels by a RESHAPE.
 
         Returns:
-            the axis after the RESHAPE, with stride 1, and the number of zeros to add in front of the kernel. None if
+            The axis after the RESHAPE, with stride 1, and the number of zeros to add in front of the kernel. None if
             the stride is 1, if it does not divide the input size, or if no window would read the last elements.
         """
         s = self.stride

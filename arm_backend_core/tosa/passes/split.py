@@ -1,8 +1,8 @@
-"""Convolution splitting: a convolution whose result only SLICEs of channels read becomes one convolution per SLICE.
+"""Convolution splitting: a convolution becomes one convolution per SLICE if only SLICEs of channels read its result.
 
 Attention computes query, key and value by one linear layer and slices its result. On Ethos-U, a SLICE of channels takes
-one copy per row. For a layer with 32 rows and 128 channels, Vela 5.1 estimates 47,616 cycles on U55-128 and 23,936 on
-U85-256.
+one copy per row. For a layer with 32 rows and 128 channels, Vela 5.1 estimates 47,616 cycles for the copies on U55-128,
+and 23,936 on U85-256.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from arm_backend_core.tosa.passes.rewrite import Rewriter, RewriteRule, has_cons
 
 #: (start, size) of a SLICE along one dimension.
 Span = tuple[int, int]
-#: The hardware computes this many output channels at once. A number that is no multiple would leave multipliers idle.
+#: The hardware computes this many output channels at once. Other numbers of channels would leave multipliers idle.
 _CHANNEL_MULTIPLE = 8
 
 
@@ -37,7 +37,7 @@ class _PathNode(NamedTuple):
 def split_convolution(op: Op, rewriter: Rewriter) -> Value | None:
     """Replace a SLICE of a CONV2D's channels by a CONV2D that computes these channels only.
 
-    Data movement and elementwise operators between them are emitted again for these channels.
+    TRANSPOSEs, RESHAPEs and elementwise operators of one operand between the two are emitted again for these channels.
     """
     path = _find_path(op, rewriter)
     if path is None or not _is_only_sliced(op.inputs[0], rewriter):

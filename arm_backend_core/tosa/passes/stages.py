@@ -48,10 +48,10 @@ FINAL = replace(BLOCK_SCALED, operators=(BLOCK_SCALED.operators | {"COND_IF", "W
 
 
 class StageChecker:
-    """Asserts that a graph conforms to a stage. It checks only operators that changed since its last check.
+    """Asserts that a graph conforms to a stage.
 
-    After every pass, a check of all operators would take two thirds of the pipeline's time. The incremental check takes
-    a fifth.
+    It checks the legality only of operators that changed since its last check. A check of all operators after every
+    pass would take two thirds of the pipeline's time. The incremental check takes a fifth.
     """
 
     def __init__(self, target: Target) -> None:

@@ -63,7 +63,8 @@ def sink_transpose(op: Op, rewriter: Rewriter) -> Value | None:
 def permute_weights(op: Op, rewriter: Rewriter) -> Value | None:
     """Remove a TRANSPOSE before the flattened input of a linear layer by permuting the weights.
 
-    A CONV2D with a 1x1 kernel sums over its last dimension. The sum does not depend on the order of its terms.
+    A CONV2D with a 1x1 kernel sums over its last dimension. The sum does not depend on the order of its terms (in
+    floating point, apart from rounding).
     """
     x, weight = op.inputs[0], op.inputs[1]
     reshape = producer(x, "RESHAPE")

@@ -22,7 +22,7 @@ from arm_backend_core.tosa.vela_workarounds import (
     memory,
     narrowing,
     partial_rescales,
-    results,
+    program_outputs,
     shapes,
     tables,
 )
@@ -117,7 +117,7 @@ def _rewrite_operator(workaround: Workaround[Any], op: Op, rewriter: Rewriter) -
 
 #: All workarounds in order of priority: if two match one operator, the first one is applied.
 WORKAROUNDS: tuple[AnyWorkaround, ...] = (
-    *results.WORKAROUNDS,
+    *program_outputs.WORKAROUNDS,
     convolutions.DILATED_WORKAROUND,
     memory.SLICED_WORKAROUND,
     *convolutions.WORKAROUNDS,

@@ -23,7 +23,7 @@ def broadcast_constant(x: Value, number: int, dtype: DType, b: Builder) -> Value
 def emit_copy(x: Value, b: Builder) -> Value:
     """Emit a copy of ``x`` that Vela does not remove: x * 1, or LOGICAL_OR(x, x) for booleans.
 
-    Vela compiles the copy to an operation that can read a slice and write a part of a tensor. It would remove an
+    Vela compiles the copy to an operation that can read a slice and write a part of a tensor. Vela would remove an
     IDENTITY. By its estimate, a CLAMP takes 1.1 to 1.5 cycles per element, and this product 0.25 (U85) to 1 (U55).
     """
     if x.dtype is DType.BOOL:

@@ -13,7 +13,7 @@ from arm_backend_core.permutation import identity
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Op, Value
 from arm_backend_core.tosa.operators import ELEMENTWISE, UNARY
-from arm_backend_core.tosa.passes.fuse import is_identity_rescale, is_rescale_by_one, power_of_two, rescale_factors
+from arm_backend_core.tosa.passes.fuse import is_identity_rescale, is_rescale_by_one, log2_scale, rescale_factors
 from arm_backend_core.tosa.passes.layout_modes import is_free_permutation
 from arm_backend_core.tosa.passes.merge import equal_without_ones
 from arm_backend_core.tosa.passes.rewrite import Rewriter, producer, skip_through, trace_back
@@ -26,7 +26,7 @@ ARITHMETIC = frozenset(ELEMENTWISE - UNARY)
 _UNARY_INTEGER = ("ABS", "BITWISE_NOT", "CLZ", "LOGICAL_NOT", "NEGATE")
 #: Operators that the NPU cannot scale, although Vela fuses the RESCALEs of their operands into them.
 _UNSCALED_KINDS = (*_UNARY_INTEGER, "BITWISE_AND", "BITWISE_OR", "BITWISE_XOR")
-#: Operators for each of which Vela duplicates a RESCALE that they read. Vela lowers CAST to ADD before that.
+#: Vela duplicates a RESCALE that only these operators read, for each of them. It lowers CAST to ADD before that.
 RESCALE_DUPLICATING_KINDS = frozenset({*ARITHMETIC, *_UNARY_INTEGER, "CAST"})
 #: Operators into which Vela fuses the RESCALE of their result, but then clips to the range of their own type.
 _OWN_TYPE_CLIPPING_KINDS = (ARITHMETIC - {"INTDIV"}) | {"BITWISE_NOT", "CAST", "MAX_POOL2D", "RESIZE", "SELECT"}
@@ -38,7 +38,7 @@ def _is_scaled_maximum(op: Op, rewriter: Rewriter) -> bool:
     Bug ``scaled_maximum`` (U55 and U65, Vela 5.1): Vela fuses both into a max pooling with ``OFM_SCALE``. These NPUs do
     not scale a maximum, so that the RESCALE is lost. IDENTITYs, RESHAPEs and RESCALEs by 1 may be between the two.
     """
-    if op.attrs["input_zp"] or op.attrs["output_unsigned"] or power_of_two(op) == 0:
+    if op.attrs["input_zp"] or op.attrs["output_unsigned"] or log2_scale(op) == 0:
         return False
 
     def can_skip(before: Op) -> bool:
@@ -90,7 +90,7 @@ def _match_unequal_scales(op: Op, rewriter: Rewriter) -> _ScaledSum | None:
 
     Bug ``unequal_scales`` (U55 and U65, Vela 5.1 and 5.2): Vela fuses all three RESCALEs into the ADD or SUB. The NPU
     multiplies the operand with the smaller scale by its scale, and shifts the other left by 14 (int16) or 19 (int8)
-    bits. This is correct only if the larger scale is 2**14 or 2**19. RESHAPEs and TRANSPOSEs may follow the sum,
+    bits. The shift is correct only if the larger scale is 2**14 or 2**19. RESHAPEs and TRANSPOSEs may follow the sum,
     because Vela may remove them.
     """
     x, _ = trace_back(
@@ -177,7 +177,7 @@ def _rescale_operand(rescale: Op, factor: int, b: Builder) -> Value:
 
 
 def _loses_scale_in_reader(op: Op, rewriter: Rewriter, *, kinds: tuple[str, ...]) -> bool:
-    """Match a RESCALE of int8 or int16 with a scale other than 1 that Vela fuses into a reader without a scale.
+    """Match a RESCALE of int8 or int16 with a scale other than 1 that Vela fuses into a reader that cannot scale.
 
     The scale is lost. Bug ``rescaled_once`` (U85, Vela 5.1 and 5.2): the reader is ABS, CLZ, another unary operator, or
     BITWISE_AND, OR or XOR. Bug ``rescaled_choice`` (U85, Vela 5.2): it is SELECT, which Vela lowers to bitwise
@@ -187,7 +187,7 @@ def _loses_scale_in_reader(op: Op, rewriter: Rewriter, *, kinds: tuple[str, ...]
         kinds: the operator kinds of the readers.
     """
     dtypes = {op.inputs[0].dtype, skip_through(op.inputs[0], "RESCALE", "RESHAPE").dtype}
-    return power_of_two(op) != 0 and not dtypes.isdisjoint(NARROW_TYPES) and _is_read_by(kinds, op, rewriter)
+    return log2_scale(op) != 0 and not dtypes.isdisjoint(NARROW_TYPES) and _is_read_by(kinds, op, rewriter)
 
 
 def _is_read_by(kinds: tuple[str, ...], op: Op, rewriter: Rewriter) -> bool:
@@ -239,13 +239,13 @@ def rescale_copy(op: Op, match: bool, rewriter: Rewriter) -> Value:
     if x.dtype not in NARROW_TYPES or attrs["input_zp"] != 0:
         return b.emit("RESCALE", (emit_copy(x, b),), op.output.dtype, **attrs)
     product = b.mul(x, broadcast_constant(x, 1, x.dtype, b))
-    if power_of_two(op) == 0 and attrs["output_zp"] == 0 and op.output.dtype is DType.INT32:
+    if log2_scale(op) == 0 and attrs["output_zp"] == 0 and op.output.dtype is DType.INT32:
         return product
     return b.emit("RESCALE", (product,), op.output.dtype, **attrs)
 
 
 def _is_clipped_by_producer(op: Op, rewriter: Rewriter) -> bool:
-    """Match a RESCALE to more bits with a scale above 1 that Vela fuses into a producer without a scale.
+    """Match a RESCALE to more bits with a scale above 1 that Vela fuses into a producer that cannot scale.
 
     Bug ``clipped_rescale`` (all NPUs, Vela 5.2): the fused operation clips the result to the narrower type of the
     producer. RESHAPEs, CONCATs and RESCALEs by 1 to more bits may be between the two.
@@ -257,15 +257,15 @@ def _is_clipped_by_producer(op: Op, rewriter: Rewriter) -> bool:
         return False
     sources = x.producer.inputs if x.producer.kind == "CONCAT" else [x]
     clipping_producers = [source.producer for source in sources if _ignores_fused_scale(source.producer)]
-    scales_maxima = rewriter.builder.target.hardware.scales_maxima  # U85: U55 and U65 do not scale a maximum
-    return any(x is not None and (x.kind != "MAX_POOL2D" or scales_maxima) for x in clipping_producers)
+    scales_max_pools = rewriter.builder.target.hardware.scales_max_pools
+    return any(x is not None and (x.kind != "MAX_POOL2D" or scales_max_pools) for x in clipping_producers)
 
 
 def _is_skippable(op: Op) -> bool:
     """Whether ``op`` moves elements or is a RESCALE by 1 to more bits."""
     if op.kind != "RESCALE":
         return op.kind in DATA_MOVEMENT and op.kind != "CONCAT"
-    return power_of_two(op) == 0 and not op.attrs["input_zp"] and op.output.dtype.bytes > op.inputs[0].dtype.bytes
+    return log2_scale(op) == 0 and not op.attrs["input_zp"] and op.output.dtype.bytes > op.inputs[0].dtype.bytes
 
 
 def _loses_clipping_in_reader(op: Op, rewriter: Rewriter) -> bool:
@@ -279,7 +279,7 @@ def _loses_clipping_in_reader(op: Op, rewriter: Rewriter) -> bool:
         reader for reader, _ in readers_past_views(op.output, rewriter, frozenset()) if reader.kind == "RESCALE"
     ]
     return any(
-        power_of_two(rescale) == 0
+        log2_scale(rescale) == 0
         and rescale.output.dtype.bytes > rescale.inputs[0].dtype.bytes
         and _is_read_by((*RESCALE_DUPLICATING_KINDS,), rescale, rewriter)
         for rescale in rescales
@@ -300,7 +300,6 @@ WORKAROUNDS: tuple[AnyWorkaround, ...] = (
     Workaround("channel_scales", ("RESCALE",), _has_channel_scales, _rescale_product),
     Workaround("unequal_scales", ("RESCALE",), _match_unequal_scales, _enlarge_scales),
     Workaround("rescaled_once", ("RESCALE",), partial(_loses_scale_in_reader, kinds=_UNSCALED_KINDS), copy_result),
-    # Vela lowers SELECT to bitwise operators:
     Workaround(
         "rescaled_choice",
         ("RESCALE",),

@@ -10,7 +10,7 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.tosa.graph import Op, Value
 from arm_backend_core.tosa.operators import ELEMENTWISE
 from arm_backend_core.tosa.operators.elementwise import rescale_input_range
-from arm_backend_core.tosa.passes.fuse import is_identity_rescale, power_of_two, rescale_factors
+from arm_backend_core.tosa.passes.fuse import is_identity_rescale, log2_scale, rescale_factors
 from arm_backend_core.tosa.passes.rewrite import Rewriter, producer, skip_through, trace_back
 from arm_backend_core.tosa.vela_workarounds.copies import broadcast_constant, copy_operands_where, copy_result
 from arm_backend_core.tosa.vela_workarounds.workaround import AnyWorkaround, Workaround
@@ -30,7 +30,7 @@ def _loses_clipping(op: Op, rewriter: Rewriter, *, scaled: bool = False) -> bool
         scaled: whether the second RESCALE may have any scale (bug ``unclipped_scaled``).
     """
     source, dtype = op.inputs[0], op.output.dtype
-    if power_of_two(op) != 0 or dtype.bytes >= source.dtype.bytes or op.attrs["rounding_mode"] != "SINGLE_ROUND":
+    if log2_scale(op) != 0 or dtype.bytes >= source.dtype.bytes or op.attrs["rounding_mode"] != "SINGLE_ROUND":
         return False
     return not (is_identity_rescale(op) and _fits_type(source, dtype)) and _is_widened_again(
         op.output, rewriter, scaled=scaled
@@ -57,7 +57,7 @@ def _is_widened_again(value: Value, rewriter: Rewriter, *, scaled: bool) -> bool
     """
     may_merge = scaled and (rewriter.has_one_use(value) or rewriter.builder.target.hardware.fuses_shared_rescale)
     for op in rewriter.users(value) or ():
-        if op.kind == "RESCALE" and (power_of_two(op) == 0 or may_merge) and op.output.dtype.bytes >= value.dtype.bytes:
+        if op.kind == "RESCALE" and (log2_scale(op) == 0 or may_merge) and op.output.dtype.bytes >= value.dtype.bytes:
             return True
         if op.kind in DATA_MOVEMENT and _is_widened_again(op.output, rewriter, scaled=scaled):
             return True
@@ -70,11 +70,11 @@ def _loses_multiplier_bits(op: Op, rewriter: Rewriter) -> bool:
     Bug ``long_scale`` (U85, Vela 5.1 and 5.2): Vela merges both into one RESCALE of int48, whose multiplier has 15
     bits, so that the low bits are lost. A copy of the first result prevents this.
     """
-    if op.inputs[0].dtype is not DType.INT48 or power_of_two(op) != 0:
+    if op.inputs[0].dtype is not DType.INT48 or log2_scale(op) != 0:
         return False
     result = op.output
     while (reader := rewriter.only_user(result)) is not None:
-        if reader.kind == "RESCALE" and power_of_two(reader) != 0:
+        if reader.kind == "RESCALE" and log2_scale(reader) != 0:
             return bool(np.any(np.asarray(reader.attrs["multiplier"]) & 0xFFFF))
         if reader.kind not in ("RESCALE", "RESHAPE"):
             return False
@@ -93,7 +93,7 @@ def _loses_clipping_at_zero_point(op: Op, rewriter: Rewriter) -> bool:
         lambda step: step.kind == "RESHAPE" or (is_identity_rescale(step) and step.output.dtype is DType.INT32),
     )
     before = producer(x, "RESCALE")
-    if before is None or op.attrs["input_zp"] or not op.attrs["output_zp"] or power_of_two(op) != 0:
+    if before is None or op.attrs["input_zp"] or not op.attrs["output_zp"] or log2_scale(op) != 0:
         return False
     return before.inputs[0].dtype.bytes >= before.output.dtype.bytes == op.output.dtype.bytes and _may_clip(before)
 
@@ -128,7 +128,7 @@ def _match_narrowing_cast(op: Op, rewriter: Rewriter) -> int | None:
 
 
 def _match_chained_cast(op: Op, rewriter: Rewriter) -> int | None:
-    """Match a CAST of ``_match_narrowing_cast`` whose only reader is an elementwise operator or another CAST.
+    """Match a CAST that ``_match_narrowing_cast`` matches, if its only reader is an elementwise operator or a CAST.
 
     Bug ``chained_cast`` (U85, Vela 5.1 and 5.2): in one chain with its reader, the CAST saturates as on U55. RESHAPEs
     may be between the two. CLAMP is excluded, because Vela fuses it with the CAST.
@@ -149,7 +149,7 @@ def _wrap_cast(op: Op, bits: int, rewriter: Rewriter) -> Value:
     b = rewriter.builder
     x = b.cast(op.inputs[0], DType.INT32)
     shift = broadcast_constant(x, bits, DType.INT32, b)
-    # The hardware has only the rounding right shift. It does not round here, because the dropped bits are 0.
+    # U55 and U65 have only the rounding right shift. The dropped bits are 0, so that nothing is rounded.
     return b.cast(b.arithmetic_right_shift(b.logical_left_shift(x, shift), shift, round=True), op.output.dtype)
 
 
@@ -226,11 +226,11 @@ def _is_shifted_cast(op: Op, value: Value, rewriter: Rewriter) -> bool:
     """
     rescale = producer(skip_through(value, *DATA_MOVEMENT), "RESCALE")
     narrows = op.output.dtype.bytes < value.dtype.bytes
-    return narrows and rescale is not None and bool(rescale.attrs["input_zp"]) and power_of_two(rescale) == 0
+    return narrows and rescale is not None and bool(rescale.attrs["input_zp"]) and log2_scale(rescale) == 0
 
 
 WORKAROUNDS: tuple[AnyWorkaround, ...] = (
-    # These precede the workarounds that copy scales and tables.
+    # ``catalog`` tries these before the workarounds for other RESCALEs and for TABLEs.
     Workaround("unclipped", ("RESCALE",), _loses_clipping, _preserve_clipping),
     Workaround("unclipped_scaled", ("RESCALE",), partial(_loses_clipping, scaled=True), _preserve_clipping),
     Workaround("unclipped_move", ("RESCALE",), _loses_clipping_at_zero_point, _preserve_clipping, releases=((5, 2),)),

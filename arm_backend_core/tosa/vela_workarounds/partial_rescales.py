@@ -1,10 +1,10 @@
 """Vela workarounds for RESCALEs that lose the offset of a partial tensor when Vela fuses or merges them.
 
-A partial tensor is a part of a larger tensor: the result of a SLICE, or an operand of a CONCAT, PAD or TILE. These bugs
-are in Vela 5.2 only. On U55 and U65, Vela executes a RESCALE to or from int32 that no operator fuses as a MUL, after a
-widening ADD if it reads int8 or int16. It fuses SLICE, CONCAT, PAD and TILE into the RESCALE first, and then gives the
-whole tensor to these two operations. On all NPUs, it merges a CONCAT or TILE, a RESCALE and a following CONCAT or PAD,
-and writes only one part.
+A partial tensor is a part of a larger tensor: the result of a SLICE, or an operand of a CONCAT, PAD or TILE. All bugs
+here are in Vela 5.2 only. On U55 and U65, Vela executes a RESCALE to or from int32 by a MUL if no operator fuses it. If
+the RESCALE reads int8 or int16, a widening ADD precedes the MUL. Before that, Vela fuses SLICE, CONCAT, PAD and TILE
+into the RESCALE, but the ADD and the MUL do not get the offset of the part. On all NPUs, Vela merges a CONCAT, PAD or
+TILE, a RESCALE and a following CONCAT or PAD, and writes only one part.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.tosa.graph import Op, Value
-from arm_backend_core.tosa.passes.fuse import power_of_two, rescale_factors
+from arm_backend_core.tosa.passes.fuse import log2_scale, rescale_factors
 from arm_backend_core.tosa.passes.merge import equal_without_ones
 from arm_backend_core.tosa.passes.rewrite import Rewriter, producer, trace_back
 from arm_backend_core.tosa.vela_workarounds.copies import copy_operands_where, copy_result
@@ -65,7 +65,7 @@ def _is_size_one_reshape(op: Op) -> bool:
 
 def _merges_with(before: Op, op: Op, rewriter: Rewriter) -> bool:
     """Whether Vela merges the RESCALE ``before`` with its only reader ``op``, because one of them is by 1."""
-    return before.kind == "RESCALE" and rewriter.has_one_use(before.output) and 0 in map(power_of_two, (before, op))
+    return before.kind == "RESCALE" and rewriter.has_one_use(before.output) and 0 in map(log2_scale, (before, op))
 
 
 def _find_partitioned_producer(op: Op, rewriter: Rewriter) -> Op | None:
@@ -86,11 +86,12 @@ def _find_partitioned_producer(op: Op, rewriter: Rewriter) -> Op | None:
 
 
 def _is_between_concatenations(op: Op, rewriter: Rewriter) -> bool:
-    """Match a RESCALE between a CONCAT, PAD or TILE and another CONCAT or PAD, or a per-channel RESCALE after one.
+    """Match a RESCALE between a CONCAT, PAD or TILE and another CONCAT or PAD.
 
-    Bug ``joined_again`` (all NPUs, Vela 5.2): if each of the three is the only reader of the preceding one, Vela merges
-    them and writes only one part. The first operand of a second CONCAT is not affected. For a per-channel RESCALE, Vela
-    rescales each part by the scales of the first channels, and not by those of the part's channels.
+    Also match a per-channel RESCALE after any producer that ``_find_partitioned_producer`` finds. Bug ``joined_again``
+    (all NPUs, Vela 5.2): if each of the three is the only reader of the preceding one, Vela merges them and writes only
+    one part. The first operand of a second CONCAT is not affected. For a per-channel RESCALE, Vela rescales each part
+    by the scales of the first channels, and not by those of the part's channels.
     """
     source, readers = _find_partitioned_producer(op, rewriter), rewriter.users(op.output)
     if source is not None and op.attrs["per_channel"]:
@@ -104,9 +105,9 @@ def _is_between_concatenations(op: Op, rewriter: Rewriter) -> bool:
 def absorbs_widening(op: Op) -> bool:
     """Whether Vela lets ``op`` read the int8 or int16 operands of its widening RESCALEs by 1 directly."""
     terms = [producer(value, "RESCALE") for value in op.inputs]
-    dtypes = {term.inputs[0].dtype for term in terms if term is not None and power_of_two(term) == 0}
+    dtypes = {term.inputs[0].dtype for term in terms if term is not None and log2_scale(term) == 0}
     is_binary = op.kind in ARITHMETIC and len(terms) == 2
-    are_identity = all(term is not None and power_of_two(term) == 0 for term in terms)
+    are_identity = all(term is not None and log2_scale(term) == 0 for term in terms)
     return (op.kind == "REDUCE_SUM" or is_binary) and are_identity and len(dtypes) == 1 and dtypes <= {*NARROW_TYPES}
 
 
@@ -175,7 +176,7 @@ def _may_fuse_into_readers(op: Op, rewriter: Rewriter) -> bool:
     if op.kind != "RESCALE":
         return False
     readers = [reader for reader, _ in readers_past_views(op.output, rewriter, frozenset())]
-    return power_of_two(op) == 0 or (
+    return log2_scale(op) == 0 or (
         bool(readers) and all(reader.kind in RESCALE_DUPLICATING_KINDS for reader in readers)
     )
 
@@ -251,7 +252,7 @@ def _has_fusible_scales(terms: list[Op | None]) -> bool:
 
 
 def _may_fuse_into_producer(value: Value, rewriter: Rewriter) -> bool:
-    """Whether Vela may fuse the RESCALE ``value.producer`` into the producer of its operand (no other reader)."""
+    """Whether Vela may fuse the RESCALE that computes ``value`` into the producer of an operand that only it reads."""
     x = value.producer.inputs[0] if value.producer is not None else value
     x, _ = trace_back(x, lambda view: view.kind == "RESHAPE" and rewriter.has_one_use(view.output))
     return rewriter.has_one_use(x) and x.producer is not None and x.producer.kind not in _UNFUSIBLE_KINDS
@@ -293,12 +294,12 @@ def _fuses_into_producer(rescale: Op, rewriter: Rewriter) -> bool:
 
 
 def _merges_unscaled(rescale: Op, rewriter: Rewriter) -> bool:
-    """Whether Vela on U55 and U65 merges the RESCALE of narrow arithmetic with one that arithmetic cannot fuse.
+    """Whether Vela on U55 and U65 merges the RESCALE of narrow arithmetic with a following RESCALE by 1 to int32.
 
-    These NPUs do not scale an int32 result of arithmetic. Vela removes RESCALEs by 1, so that they need no fusion. It
-    does not merge RESCALEs with a zero point between them.
+    The arithmetic cannot fuse the merged RESCALE: these NPUs do not scale an int32 result of arithmetic. A ``rescale``
+    by 1 is not affected, because Vela removes it. Vela does not merge RESCALEs with a zero point between them.
     """
-    if not rewriter.builder.target.hardware.sums_rescale_operands or power_of_two(rescale) == 0:
+    if not rewriter.builder.target.hardware.sums_rescale_operands or log2_scale(rescale) == 0:
         return False
     return not rescale.attrs["output_zp"] and _merges_to_int32(rescale, rewriter)
 

@@ -25,7 +25,7 @@ def _is_activation_of_images(op: Op, rewriter: Rewriter) -> bool:
     """Match a TABLE or CLAMP of several images that Vela fuses into its producer.
 
     Bug ``activation`` (all NPUs, Vela 5.1): Vela splits the activation by images, and gives the shape of one image to
-    the result of the producer, but not to its input. This is correct only for arithmetic of the same shape.
+    the result of the producer, but not to its input. Only elementwise producers and SLICEs are still correct.
     """
     x, before = op.inputs[0], skip_through(op.inputs[0], "RESCALE").producer
     if before is None or before.kind in (*ELEMENTWISE, "SLICE"):
@@ -93,7 +93,7 @@ def _cancels_vela_transpose(op: Op, rewriter: Rewriter, *, is_result: bool) -> b
 def _is_returned(value: Value, rewriter: Rewriter) -> bool:
     """Whether ``value`` or a RESHAPE of it is an output of the program.
 
-    For a program input that is also an output, the pass ``make_outputs_distinct`` has inserted an IDENTITY.
+    After the pass ``make_outputs_distinct``, an IDENTITY is between a program input and an output of the same value.
     """
     readers = rewriter.users(value)
     if readers is None:
@@ -173,7 +173,7 @@ def _flatten_to_rank_four(op: Op, match: bool, rewriter: Rewriter) -> Value:
 
 
 def _is_read_reshaped(op: Op, value: Value, rewriter: Rewriter) -> bool:
-    """Whether another operator reads ``value`` in another shape, through a RESHAPE.
+    """Whether another operator reads ``value`` in another shape, through a view (``is_view``).
 
     Bug ``reshaped_select`` (U85, Vela 5.1 and 5.2): Vela uses the other shape for a SELECT. For example, it broadcasts
     [1, 80, 1] with [80] to 6,400 elements. A copy has a single shape. Program outputs count as reshaped, because the

@@ -19,9 +19,9 @@ _MAX_CHAIN_OPERATIONS, _MAX_CHAIN_OPERANDS = 4, 3
 
 
 def duplicate_cheap_producers(graph: Graph, target: Target) -> None:
-    """Give a TABLE or MATMUL an operand without other readers, so that Vela fuses it with the operand's producer.
+    """Give a TABLE or MATMUL an operand that no other operator reads, because Vela fuses only a single reader.
 
-    An int16 TABLE reads a copy of its operand, and a MATMUL the result of duplicated arithmetic. A TABLE of 100
+    An int16 TABLE then reads a copy of its operand, and a MATMUL the result of duplicated arithmetic. A TABLE of 100
     elements takes 2,600 cycles if it is not fused, and an addition or a copy 100 (U55-128 and U85-256).
     """
     if target.hardware.npu:
@@ -64,8 +64,8 @@ def _is_table_fused_into_transpose(op: Op, value: Value, rewriter: Rewriter) -> 
     """Whether Vela fuses a TABLE or CLAMP into the preceding TRANSPOSE and miscompiles both.
 
     Bug ``joined_table`` (U55 and U65, Vela 5.1 and 5.2): before a CONCAT or PAD, the fused operation loses its offset
-    in the larger tensor. Bug ``crowded_table`` (U55-32 and U55-64): the internal memory has no room for the table. A
-    copy between TRANSPOSE and TABLE prevents the fusion.
+    in the larger tensor. Bug ``crowded_table`` (U55-32 and U55-64, Vela 5.1 and 5.2): the internal memory has no room
+    for the table. A copy between TRANSPOSE and TABLE prevents the fusion.
     """
     readers = [reader.kind for reader in rewriter.users(op.output) or ()]
     is_lost = readers in (["CONCAT"], ["PAD"]) or (op.kind == "TABLE" and rewriter.builder.target.macs in (32, 64))
@@ -119,7 +119,7 @@ def _split_into_halves(op: Op, steps: list[Op], rewriter: Rewriter) -> Value:
 
 
 def _collect_table_sequence(op: Op, rewriter: Rewriter) -> list[Op]:
-    """Collect the sequence of operators that ends with ``op``: arithmetic, RESCALEs, a TABLE, for int16 a RESCALE.
+    """Collect the sequence that ends with ``op``: arithmetic, RESCALEs, a TABLE, and a RESCALE after an int16 TABLE.
 
     All operators of the sequence but the last have a single reader.
 
