@@ -62,7 +62,10 @@ ALTERNATIVES = (
 
 
 def make_alternatives_pass(spec: ArmCompileSpec) -> Pass:
-    """Create the pass that chooses alternatives by cost (Ethos-U) and applies the unconditional ones (all NPUs)."""
+    """Create the pass that chooses alternatives by cost (Ethos-U) and applies the unconditional ones (all NPUs).
+
+    For a ``DeferredTuningSpec``, the pass first records the graph.
+    """
 
     def choose(graph: Graph, target: Target) -> None:
         if isinstance(spec, DeferredTuningSpec):
@@ -89,7 +92,10 @@ def choose_deferred(data: bytes, spec: EthosUCompileSpec) -> bytes:
 
 
 def describe_choices(choices: list[Choice]) -> str:
-    """Describe the chosen alternatives for the report: those that save cycles, then those that save SRAM for cycles."""
+    """Describe the chosen alternatives for the report: those that save cycles, then those that take more cycles.
+
+    Only ``PACKED_CHANNELS`` has an objective that accepts more cycles for less SRAM.
+    """
     faster, smaller = ([c for c in choices if (c.cycles < 0) == costs_cycles] for costs_cycles in (False, True))
     texts = []
     if faster:

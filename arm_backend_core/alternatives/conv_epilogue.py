@@ -58,9 +58,9 @@ def apply_epilogue(value: Value, steps: Sequence[Op], channels: Array, build: Bu
     """Emit the operators of an epilogue.
 
     Args:
-        value: accumulators of these channels of the convolution.
+        value: accumulators of the selected output channels of the convolution.
         steps: the operators of the epilogue.
-        channels: indices of the convolution's channels.
+        channels: indices of the selected channels, which select their per-channel scales.
     """
     for step in steps:
         attrs = dict(step.attrs)

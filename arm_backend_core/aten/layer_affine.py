@@ -73,7 +73,7 @@ def fold_into_producer(constants: Constants, layer: Node, affine: ChannelAffine,
 
     Args:
         constants: of the edited module.
-        layer: the node that computes the operand of the function, which alone reads it.
+        layer: the node that computes the operand of the function.
         affine: the function.
         axis: dimension of the result of ``layer`` that has the channels.
 

@@ -30,8 +30,8 @@ def zero_masked_rows(module: GraphModule) -> None:
     """Set rows of -inf to 0, after ``_safe_softmax`` and after ``nan_to_num(softmax(x))``, by a select.
 
     A constant mask without a fully masked row needs no select. If only the matrix product with the values reads the
-    attention weights, the select follows that product. It then reads fewer elements, and the quantization of the
-    weights does not change.
+    attention weights, the select follows that product. The select then reads fewer elements, and the quantization of
+    the attention weights does not change.
     """
     finder = _MaskFinder(module)
     targets = [target for record in (safe_softmax, softmax) for target in record.overloads]

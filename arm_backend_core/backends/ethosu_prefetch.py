@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from arm_backend_core.workers.vela import Configuration
 
 #: Minimum saving of all splits together, as a fraction of the program's cycles. Encoding the weights again costs
-#: compile time. A convolution is a candidate if it waits for flash for more than a part of this saving.
+#: compile time. A convolution is a candidate if it waits for flash for more than the second number times this saving.
 _MIN_SLICING_GAIN, _MIN_GAIN_PART = 0.01, 0.1
 
 

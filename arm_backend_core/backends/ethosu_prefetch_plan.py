@@ -209,7 +209,8 @@ class PrefetchPlanner:
             available: for each granule of the copy, the first slot that may write it.
 
         Returns:
-            The pieces, and the number of exposed bytes: no idle time hides their DMA, right before the reader.
+            The pieces, and the number of exposed bytes. No idle time hides the DMA of these bytes, which runs right
+            before the reader.
         """
         granule, pieces = self.granule, list[Piece]()
         left = sorted(_list_runs(available), reverse=True)  # [first slot, start, end]
