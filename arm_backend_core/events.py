@@ -101,7 +101,7 @@ def delegate_record(module: LoweredBackendModule) -> Delegate | None:
 
 @dataclass
 class Log:
-    """The events of the compilations while a log is open.
+    """The events of the compilations that ran while the log was open.
 
     Attributes:
         delegates: records of the delegates, in the order of their compilation.

@@ -94,7 +94,7 @@ def choose_deferred(data: bytes, spec: EthosUCompileSpec) -> bytes:
 def describe_choices(choices: list[Choice]) -> str:
     """Describe the chosen alternatives for the report: those that save cycles, then those that take more cycles.
 
-    Only ``PACKED_CHANNELS`` has an objective that accepts more cycles for less SRAM.
+    An alternative may take more cycles if it saves SRAM (``PACKED_CHANNELS``) or bytes of weights (the others).
     """
     faster, smaller = ([c for c in choices if (c.cycles < 0) == costs_cycles] for costs_cycles in (False, True))
     texts = []
@@ -103,7 +103,7 @@ def describe_choices(choices: list[Choice]) -> str:
         texts.append(f"bit-equal alternatives save {cycles:,} cycles by Vela's estimate: {_list_choices(faster)}")
     if smaller:
         cycles = -sum(choice.cycles for choice in smaller)
-        texts.append(f"bit-equal alternatives save SRAM for {cycles:,} more cycles: {_list_choices(smaller)}")
+        texts.append(f"bit-equal alternatives save memory for {cycles:,} more cycles: {_list_choices(smaller)}")
     return "; ".join(texts)
 
 

@@ -48,14 +48,14 @@ def decompose(module: GraphModule, constants: Iterable[Node] = (), *, quantized:
 
     Args:
         module: the module to edit.
-        constants: nodes that are parameters or buffers; nodes computed from these alone are not decomposed.
+        constants: nodes that are parameters or buffers; nodes computed from these alone are only decomposed if complex.
         quantized: the program is going to be quantized.
 
     Returns:
         Whether the graph changed.
 
     Raises:
-        ModelError: an operator reads memory by strides, and its operand is not contiguous, or a decomposition finds
+        ModelError: an operator reads memory by strides, and its operand is not contiguous. Or a decomposition finds
             that the model cannot be exported.
     """
     for node in module.graph.nodes:  # before replacements change the operands' strides
@@ -259,8 +259,7 @@ class _FragmentWriter:
         Args:
             function: a function of tensors.
             operands: the operand nodes.
-            layer: a weight that identifies a recurrent layer. Every call for this layer and function gives the emitted
-                nodes the same ``TIMESTEP_SLOT``.
+            layer: a weight that identifies a recurrent layer; sets ``TIMESTEP_SLOT`` equally in each call for it.
             kwargs: keyword arguments of ``function``.
 
         Raises:
@@ -270,7 +269,7 @@ class _FragmentWriter:
         return self._write_traced((function, repr(kwargs)), partial(function, **kwargs), operands, slot)
 
     def repeat(self, node: Node, **arguments: Any) -> Node:
-        """Emit a copy of an operator that was emitted before, without a trace, with other values of some arguments.
+        """Emit a copy of an operator that was emitted before, with other values of some arguments.
 
         Args:
             node: the operator. Its result and that of the copy have the same type and shape.

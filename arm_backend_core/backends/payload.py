@@ -201,7 +201,10 @@ class PlannedScratch:
     end: int
 
     def to_compile_specs(self) -> list[CompileSpec]:
-        """Two numbers of 4 bytes, little endian. Runtimes that do not know them allocate a scratch and copy."""
+        """Encode each number in 4 bytes, little endian.
+
+        Runtimes that do not know these compile specs allocate a scratch, and copy inputs and outputs.
+        """
         from executorch.exir.backend.compile_spec_schema import CompileSpec
 
         numbers = {PLANNED_SCRATCH_ARGUMENT_KEY: self.argument, PLANNED_SCRATCH_END_KEY: self.end}
@@ -209,7 +212,7 @@ class PlannedScratch:
 
     @classmethod
     def from_compile_specs(cls, specs: Mapping[str, bytes]) -> PlannedScratch | None:
-        """Decode the compile specs of a delegate; None if it has none of these."""
+        """Decode the compile specs of a delegate; None unless they contain both numbers."""
         values = [specs.get(key) for key in PLANNED_SCRATCH_KEYS]
         numbers = [int.from_bytes(value, "little") for value in values if value is not None]
         return cls(*numbers) if len(numbers) == len(values) else None

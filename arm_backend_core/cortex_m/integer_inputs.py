@@ -31,7 +31,7 @@ def casts_8_bits(node: Node) -> bool:
 
 
 def dequantize_from_int8(graph: Graph, emit: Emitter) -> None:
-    """Replace casts to float32 and dequantize operators of 8-bit integers by dequantize operators of int8, in place.
+    """Replace casts of int8 and uint8 to float32, and dequantize operators of uint8, by dequantize operators of int8.
 
     A node is left unchanged if no quantize operator reads it: no kernel reads its integers then.
 
@@ -56,7 +56,7 @@ def dequantize_from_int8(graph: Graph, emit: Emitter) -> None:
 
 
 def _parameters(node: Node) -> tuple[float, int] | None:
-    """Scale and zero point of a node that reads 8-bit integers as real numbers; None for other nodes."""
+    """Scale and zero point of a cast of int8 or uint8, or of a dequantize operator of uint8; None for other nodes."""
     if node.op != "call_function" or not node.all_input_nodes:
         return None
     if casts_8_bits(node):

@@ -69,7 +69,7 @@ def _layout_after_unit_axes(x: Value, shape: tuple[int, ...]) -> Layout | None:
 
 @rule(aten.contiguous.default, aten.clone.default, aten.alias.default, aten._to_copy.default, aten.detach.default)
 def copy(cx: Context) -> Value:
-    """No operator."""
+    """A copy needs no operator: the result is the operand itself, unless its parameters differ."""
     return _operand(cx, cx.node.args[0])
 
 
