@@ -130,7 +130,7 @@ def _make_planner(vela_result: dict[str, Any], const_memory: str) -> tuple[Prefe
 
 
 def _make_slots(vela_result: dict[str, Any], const_memory: str, kernels: Sequence[Kernel]) -> list[Slot]:
-    """Divide the kernels of a program into slots, and Vela's estimates of each layer among its kernels."""
+    """Group the kernels of a program into slots, and distribute Vela's estimate of each layer over its kernels."""
     header, rows = vela_result["tables"]["perf"]
     columns = [header.index(name) for name in ("op_cycles", "npu_cycles", f"{const_memory}_ac", "Sram_ac")]
     costs = {row[0]: Costs(*(int(row[column]) for column in columns)) for row in rows}

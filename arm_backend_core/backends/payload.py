@@ -193,8 +193,10 @@ class PlannedScratch:
     """The scratch of an Ethos-U delegate in planned memory 1.
 
     Attributes:
-        argument: index of an input, or number of inputs plus index of an output, that is at its offset in the scratch.
-        end: end of the scratch in the planned memory, in bytes; of the last one if the delegate is called repeatedly.
+        argument: index of an input, or number of inputs plus index of an output. The memory plan puts this tensor at
+            its offset in the scratch, so that its address gives the address of the scratch.
+        end: offset of the end of the scratch in the planned memory, in bytes. If the delegate is called several times,
+            the end of the last scratch.
     """
 
     argument: int

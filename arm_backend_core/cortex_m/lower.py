@@ -1,9 +1,9 @@
 """Lowering to kernels: replace the quantized operators of an ATen program by int8 kernels of the Cortex-M.
 
-Quantize nodes end the regions that kernels compute. For each of them, in program order, the operators between it and
-the dequantize nodes before it become kernel calls, if there is a rule. Otherwise they stay in floating point, between
-dequantize and quantize operators. Tensors keep the memory layout in which a kernel wrote them until a reader needs
-another one.
+Quantize nodes end the regions that kernels compute. For each quantize node, in program order, the operators between the
+preceding dequantize nodes and the quantize node become kernel calls, if there is a rule for them. Otherwise these
+operators stay in floating point, between dequantize and quantize operators. A tensor keeps the memory layout in which a
+kernel wrote it until a reader needs another layout.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from arm_backend_core.cortex_m.rules.context import (
     MULTI_RESULT_RULES,
     Context,
     Result,
-    find_rule,
     apply_table,
+    find_rule,
     read_operand,
     requantize,
 )

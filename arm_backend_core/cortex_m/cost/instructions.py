@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from arm_backend_core.cortex_m.cost.processors import Counts
 
-#: Products that one step of MVE code computes for each result: the lanes of a vector.
+#: Products that MVE code computes for a result at once: the int8 lanes of a vector.
 MVE_LANES = 16
 
 # -- matrix products: per product (MVE: per vector of 16), and per result (requantization, saturation, store)

@@ -24,7 +24,7 @@ def _operand(cx: Context, argument: Any) -> Value:
 
 @rule(aten.permute.default, aten.transpose.int, aten.t.default, aten.numpy_T.default)
 def permute(cx: Context) -> Value:
-    """No operator: only the layout changes, until a reader needs another one."""
+    """A permutation needs no operator: only the layout of the value changes, until a reader needs another layout."""
     x = _operand(cx, cx.node.args[0])
     order = list(range(x.rank))
     if cx.node.target is aten.permute.default:
