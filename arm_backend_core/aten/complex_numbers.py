@@ -236,7 +236,10 @@ def _full_like(x: Any, number: Any, *, dtype: torch.dtype | None = None, **_: An
 def _power(z: Pair, exponent: Any) -> Pair:
     if exponent in range(1, 9):
         return functools.reduce(_product, [z] * int(exponent))
-    (c, d), magnitude = _parts(exponent), torch.log(_abs(z))
+    c, d = _parts(exponent)
+    if d == 0:  # log(0) is infinite, and its product with 0 would be NaN
+        return _polar(torch.pow(_abs(z), c), c * _angle(z))
+    magnitude = torch.log(_abs(z))
     return _polar(torch.exp(c * magnitude - d * _angle(z)), d * magnitude + c * _angle(z))
 
 
