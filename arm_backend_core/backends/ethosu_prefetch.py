@@ -33,7 +33,7 @@ from arm_backend_core.backends.ethosu_weights import (
     WeightCopies,
     add_tensor_row,
     can_copy_weights,
-    dma_commands,
+    dma_register_values,
     redirect_weight_reads,
 )
 from arm_backend_core.backends.vela_tables import operation_ticks, read_allocations, read_rows
@@ -209,7 +209,7 @@ def _insert_copies(
                 first, last = (min(max(at - offset, 0), end - start) for at in (piece.start, piece.end))
                 source, target = start + first, copy.address + offset + first
                 if first < last:
-                    dma = dma_commands((vela_result["weight_region"], source), (region, target), last - first)
+                    dma = dma_register_values((vela_result["weight_region"], source), (region, target), last - first)
                     dmas.setdefault(piece.slot, []).append(dma)
             offset += end - start
     for index, commands in dmas.items():

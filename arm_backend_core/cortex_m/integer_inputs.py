@@ -25,7 +25,7 @@ _DEQUANTIZE = torch.ops.quantized_decomposed.dequantize_per_tensor.default
 _INT8_LIMITS = (-128, 127, torch.int8)
 
 
-def casts_8_bits(node: Node) -> bool:
+def is_cast_from_8_bits(node: Node) -> bool:
     """Whether ``node`` casts int8 or uint8 to float32."""
     return is_cast(node) and is_float(node) and _dtype(node.all_input_nodes[0]) in (torch.int8, torch.uint8)
 
@@ -59,7 +59,7 @@ def _parameters(node: Node) -> tuple[float, int] | None:
     """Scale and zero point of a cast of int8 or uint8, or of a dequantize operator of uint8; None for other nodes."""
     if node.op != "call_function" or not node.all_input_nodes:
         return None
-    if casts_8_bits(node):
+    if is_cast_from_8_bits(node):
         return 1.0, 0
     arguments: Any = node.args
     is_per_tensor = is_dequantize(node) and isinstance(arguments[1], float)

@@ -20,7 +20,7 @@ from torch.fx import Node
 from torch.fx.passes.tools_common import stable_topological_sort
 
 from arm_backend_core.cortex_m.emitter import Emitter
-from arm_backend_core.cortex_m.integer_inputs import casts_8_bits, dequantize_from_int8
+from arm_backend_core.cortex_m.integer_inputs import dequantize_from_int8, is_cast_from_8_bits
 from arm_backend_core.cortex_m.rules import (  # noqa: F401  (register rules)
     convolution,
     elementwise,
@@ -96,7 +96,7 @@ def lower_to_kernels(program: ExportedProgram, isa: Isa) -> dict[Node, Unsupport
 def has_kernel(node: Node) -> bool:
     """Whether an operator may become a kernel call, a table or data movement, depending on its operands."""
     record = find_record(node)
-    is_function = record is not None and (record.univariate or casts_8_bits(node))
+    is_function = record is not None and (record.univariate or is_cast_from_8_bits(node))
     return find_rule(node) is not None or is_function or _has_multi_result_rule(node)
 
 
