@@ -3,14 +3,13 @@
 ``record()`` opens a log for a ``with`` block. ``current()`` returns the innermost open log, in every function that the
 block calls. A context variable holds the log, so threads have separate logs. All other data are passed as arguments.
 
-Opened by: an export. An attempt that may fail (loop rolling, an export that may be repeated without alternatives) opens
-an inner log. If the attempt succeeds, the inner log is copied to the outer one. Sweeps and comparisons open a log for
-each lowering outside of an export.
+Logs are opened by exports, and by the lowerings of sweeps and comparisons outside of an export. An attempt that may
+fail (loop rolling, an export that may be repeated without alternatives) opens an inner log. If the attempt succeeds,
+the events of the inner log are copied to the outer log.
 
-Written by: ``delegate`` (delegates, rejected operators), functions whose decisions the user must know (notes:
-quantization, intervals of int64, alternatives, Vela's optimization goal, training), and ``ConsultedHardware``.
-
-Read by: the function that opened it, after the block.
+Logs are written by ``delegate`` (delegates, rejected operators), by functions whose decisions the user must know
+(notes: quantization, intervals of int64, alternatives, Vela's optimization goal, training), and by
+``ConsultedHardware``. The function that opened a log reads it after the block.
 """
 
 from __future__ import annotations
@@ -101,7 +100,7 @@ def delegate_record(module: LoweredBackendModule) -> Delegate | None:
 
 @dataclass
 class Log:
-    """The events of the compilations while a log is open.
+    """The events of the compilations that ran while the log was open.
 
     Attributes:
         delegates: records of the delegates, in the order of their compilation.

@@ -30,7 +30,8 @@ def compute_heads(op: Op, rewriter: Rewriter) -> list[Value] | None:
 
     Returns:
         None unless ``op`` is a TRANSPOSE that moves the heads before the tokens, after a CONV2D with constant weight,
-        its RESCALE and a RESHAPE that splits the channels into heads. Each of them must have one reader.
+        its RESCALE and a RESHAPE that splits the channels into heads. The results of these three operators must have
+        one reader each.
     """
     projection = _match_projection(op, rewriter)
     if projection is None:

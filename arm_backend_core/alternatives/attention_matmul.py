@@ -103,7 +103,7 @@ def _match_per_head(op: Op, rewriter: Rewriter) -> Region | None:
     transposes = [step for step in after if step.kind == "TRANSPOSE"]
     if any(
         _match_head_rescale(step) is not last for step in transposes
-    ):  # Vela may need many steps for a TRANSPOSE of the concatenation
+    ):  # Vela may need many operations for a TRANSPOSE of the concatenation
         return None
     last = transposes[0] if len(transposes) == 1 else last
     # The region includes the producers of the operands. They write into a CONCAT without a copy, unlike region inputs.

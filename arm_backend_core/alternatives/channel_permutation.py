@@ -80,7 +80,7 @@ def _match_region(op: Op, rewriter: Rewriter) -> Region | None:
     if not is_candidate or _match_selection(op.output) is None:
         return None
     ops = collect_neighbors(op, rewriter, SELECTIONS, ())
-    ends: list[Op] = []  # data movement that other operators than convolutions read
+    ends: list[Op] = []  # data movement that is unread, or that operators outside of the region read
     conv_inputs: list[Op] = []  # data movement that convolutions read
     all_convs: list[Op] = []
     pending = [op]

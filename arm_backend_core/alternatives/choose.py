@@ -43,7 +43,7 @@ class Alternative:
         name: description of the rewritten operators in the report.
         kinds: operator kinds that ``match_region`` is called for.
         rule: rewrites an operator and returns the new result; None if it does not apply.
-        match_region: returns the region whose cost is estimated for an operator; None if the rewrite cannot help.
+        match_region: returns the region around an operator whose cost is estimated; None if the rewrite cannot help.
         objective: the figure to minimize; by default cycles plus bytes of weights.
     """
 
@@ -153,9 +153,10 @@ def _find_cheaper(
 
 
 def _structural_key(ops: Sequence[Op]) -> Hashable:
-    """Create a key of the operators without numeric attributes (scales, tables, zero points).
+    """Create a key that is equal for regions of equal structure.
 
-    These attributes hardly affect the cost.
+    The key omits the values of constants, and the numeric attributes (scales, tables, zero points), which hardly affect
+    the cost.
     """
     index = {op.output: i for i, op in enumerate(ops)}
     zero_points = ("input_zp", "output_zp", "weight_zp", "a_zp", "b_zp")
@@ -188,8 +189,8 @@ def extract_region(
 ) -> Graph:
     """Copy the operators ``ops`` into a new graph.
 
-    Its inputs are the values that operators outside compute. Its outputs are the values that are read outside, or that
-    no operator reads.
+    The inputs of the new graph are the operands that are neither constants nor results of ``ops``. Its outputs are the
+    results that are outputs of ``graph``, that other operators read, or that no operator reads.
     """
     results = {op.output for op in ops}
     inputs = dict.fromkeys(value for op in ops for value in op.inputs if value.data is None and value not in results)

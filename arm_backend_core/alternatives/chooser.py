@@ -62,7 +62,10 @@ ALTERNATIVES = (
 
 
 def make_alternatives_pass(spec: ArmCompileSpec) -> Pass:
-    """Create the pass that chooses alternatives by cost (Ethos-U) and applies the unconditional ones (all NPUs)."""
+    """Create the pass that chooses alternatives by cost (Ethos-U) and applies the unconditional ones (all NPUs).
+
+    For a ``DeferredTuningSpec``, the pass first records the graph.
+    """
 
     def choose(graph: Graph, target: Target) -> None:
         if isinstance(spec, DeferredTuningSpec):
@@ -89,7 +92,10 @@ def choose_deferred(data: bytes, spec: EthosUCompileSpec) -> bytes:
 
 
 def describe_choices(choices: list[Choice]) -> str:
-    """Describe the chosen alternatives for the report: those that save cycles, then those that save SRAM for cycles."""
+    """Describe the chosen alternatives for the report: those that save cycles, then those that take more cycles.
+
+    An alternative may take more cycles if it saves SRAM (``PACKED_CHANNELS``) or bytes of weights (the others).
+    """
     faster, smaller = ([c for c in choices if (c.cycles < 0) == costs_cycles] for costs_cycles in (False, True))
     texts = []
     if faster:
@@ -97,7 +103,7 @@ def describe_choices(choices: list[Choice]) -> str:
         texts.append(f"bit-equal alternatives save {cycles:,} cycles by Vela's estimate: {_list_choices(faster)}")
     if smaller:
         cycles = -sum(choice.cycles for choice in smaller)
-        texts.append(f"bit-equal alternatives save SRAM for {cycles:,} more cycles: {_list_choices(smaller)}")
+        texts.append(f"bit-equal alternatives save memory for {cycles:,} more cycles: {_list_choices(smaller)}")
     return "; ".join(texts)
 
 

@@ -31,7 +31,7 @@ def match_epilogue(op: Op, rewriter: Rewriter) -> list[Op]:
 
 
 def trace_epilogue(op: Op, kind: str) -> list[Op]:
-    """Trace first inputs from ``op`` back to an operator of this ``kind``; return the chain in execution order."""
+    """Follow first inputs from ``op`` back to an operator of this ``kind``; return this chain in execution order."""
     source, steps = trace_back(op.output, lambda step: step.kind != kind)
     assert source.producer is not None
     return [source.producer, *steps]
@@ -49,7 +49,7 @@ def collect_readers(last: Op, rewriter: Rewriter) -> list[Op]:
 
 
 def select_constant_channels(value: Value, size: int, channels: Array) -> Value:
-    """Select channels of a constant. If it has one channel only, it is first broadcast to ``size`` channels."""
+    """Select channels of a constant. A constant of one channel is first broadcast to ``size`` channels."""
     assert value.data is not None
     return constant(np.broadcast_to(value.data, (size, *value.shape[1:]))[channels], value.dtype)
 
@@ -58,9 +58,9 @@ def apply_epilogue(value: Value, steps: Sequence[Op], channels: Array, build: Bu
     """Emit the operators of an epilogue.
 
     Args:
-        value: accumulators of these channels of the convolution.
+        value: accumulators of the selected output channels of the convolution.
         steps: the operators of the epilogue.
-        channels: indices of the convolution's channels.
+        channels: indices of the selected channels, which select their per-channel scales.
     """
     for step in steps:
         attrs = dict(step.attrs)

@@ -41,7 +41,7 @@ class Cost(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Cycles plus weight bytes, because reading a byte from flash takes one cycle."""
+        """Cycles plus weight bytes: the cost model counts one cycle for each byte that is read from flash."""
         return self.cycles + self.weight_bytes
 
 

@@ -24,8 +24,9 @@ def split_int16_rows(op: Op, rewriter: Rewriter) -> Value | None:
     """Rewrite an int16 CONV2D and its RESCALE bit-exactly to an int8 CONV2D on two rows.
 
     x = 256 * high + low with low in 0..255. The int8 rows are high and low - 128. Therefore, 128 times the sum of the
-    weights is added to the bias. The rewrite applies if INT32 holds the sums for any input. Per-channel scales become a
-    MUL of INT32 with a common shift, which rounds as RESCALE does: (sum * multiplier + half) >> shift.
+    weights is added to the bias. Per-channel scales become a MUL of INT32 with a common shift, which rounds as RESCALE
+    does: (sum * multiplier + half) >> shift. The rewrite applies if INT32 holds the multipliers and, for any input, the
+    sums and the scaled sums.
     """
     b, conv = rewriter.builder, producer(op.inputs[0], "CONV2D")
     if conv is None or not _is_slow_in_int16(conv, b.target) or not rewriter.has_one_use(conv.output):

@@ -17,6 +17,7 @@ _BRICK = 16
 _MIN_BYTES = 16 << 10
 #: Minimum ratio of the bytes before packing to the bytes after it.
 _MIN_GAIN = 1.5
+#: Maximum width, and maximum number of channels, of the packed shape.
 _MAX_WIDTH = 4096
 #: Minimum number of operators in a chain. Fewer save less memory than the RESHAPEs at its ends cost.
 _MIN_OPERATORS = 4
@@ -76,7 +77,7 @@ def _match_chain(op: Op, rewriter: Rewriter) -> Region | None:
 def _is_packable(op: Op, shape: tuple[int, ...]) -> bool:
     """Whether ``op`` is elementwise, and each operand has the result's shape or one element.
 
-    One other operator, such as a convolution or a sum that broadcasts, excludes the whole chain. Vela fuses a RESCALE
+    Any other operator, such as a convolution or a sum that broadcasts, excludes the whole chain. Vela fuses a RESCALE
     with the operator before or after it, and the workarounds of Vela's bugs match a RESCALE together with that
     operator. No RESHAPE may come between them.
     """
@@ -86,7 +87,7 @@ def _is_packable(op: Op, shape: tuple[int, ...]) -> bool:
 
 
 def _cycles_times_sram_bytes(cost: Cost) -> float:
-    """Cycles times bytes of SRAM: the alternative may take a tenth more cycles if it takes over a tenth less SRAM."""
+    """Cycles times bytes of SRAM: a tenth less SRAM is worth a tenth more cycles (0.9 * 1.1 < 1)."""
     return float(cost.cycles) * cost.sram_bytes
 
 

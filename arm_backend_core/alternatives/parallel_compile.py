@@ -44,5 +44,5 @@ def compile_both(
                 second = receive(stream)
             return first, second
     finally:
-        os.kill(child, signal.SIGKILL)  # its result has arrived or is not needed
+        os.kill(child, signal.SIGKILL)  # the child's result has arrived or is not needed
         os.waitpid(child, 0)

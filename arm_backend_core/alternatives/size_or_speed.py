@@ -48,7 +48,7 @@ from arm_backend_core.workers import vela
 #: Relative difference of cycles that does not count: a program with less memory may take this much longer, and a
 #: program without cascades must save more than this.
 CYCLE_TOLERANCE = 0.005
-#: A program with at most this fraction of the SRAM may take this much longer.
+#: A program with at most 0.75 of the performance program's SRAM may take 1% more cycles.
 _MUCH_LESS_SRAM, _CYCLE_TOLERANCE_FOR_MUCH_LESS_SRAM = 0.75, 0.01
 #: Relative differences up to this one are not worth a note.
 _MIN_NOTED_CHANGE = 0.01
@@ -174,7 +174,7 @@ def _record_performance(fast: Program, program: Program) -> Program:
 
 
 def _spills_activations(program: Program) -> bool:
-    """Whether activations are in DRAM and more than half of the SRAM cache is used. Else, Vela emits no cascades."""
+    """Whether activations are in DRAM and over half of the SRAM cache is used; with less, Vela emits no cascades."""
     limit = program.vela.sram_limit or 0
     return program.spec.configuration.arena_on_second_port and 2 * program.vela.sram_bytes > limit
 

@@ -32,7 +32,7 @@ class _SpaceToDepthLayout(NamedTuple):
     ``split_axes`` explains factors of dimensions.
 
     Attributes:
-        image: shape [N, H, W] of this tensor, counted in patches.
+        image: shape [N, H, W] of the tensor, where H and W count patches.
         leading: number of channel elements before all pixels. A TRANSPOSE moves them after the pixels.
         channel_sizes: sizes of the factors of the convolution's input channels.
         row_factors: indices into ``channel_sizes`` of the factors that become rows of the kernel.

@@ -131,7 +131,7 @@ def copy_constant(op: Op, rewriter: Rewriter) -> Value | None:
     """Copy a broadcast constant from flash once: MAXIMUM(constant, its smallest element), which Vela does not fold.
 
     Without the copy, every row reads the constant again. [64, 128] of INT32 on U55-128 takes 36,864 cycles, and 30,880
-    with the copy (Vela 5.1). Vela 5.2 counts all four bytes of an element and estimates 86,016 and 33,284 cycles.
+    with the copy (Vela 5.1). Vela 5.2 counts all four bytes of an element: 86,016 cycles, and 33,284 with the copy.
     With 5.2 on U55, the copy is cheaper from two rows on; otherwise from 64.
     """
     b = rewriter.builder

@@ -29,15 +29,16 @@ _SUMS: dict[Any, Callable[[float], tuple[float, float]]] = {
 COPIES = (aten.clone.default, aten.contiguous.default, aten.alias.default)
 _PRODUCTS = (aten.mul.Tensor, aten.mul.Scalar)
 _DIVISIONS = (aten.div.Tensor, aten.div.Scalar)
-Value = Tensor | float
+#: A constant of a chain: a number for all channels, or a tensor [C] or [].
+Coefficient = Tensor | float
 
 
 class _Step(NamedTuple):
     """An operator of a chain: scale * x + term. Constants have the shape [C] or [], or are numbers."""
 
     x: Node
-    scale: Value = 1.0
-    term: Value | None = None
+    scale: Coefficient = 1.0
+    term: Coefficient | None = None
     divides: bool = False
 
     @property
@@ -94,8 +95,8 @@ def _is_inner(node: Node) -> bool:
 
 
 def _make_chain(nodes: list[Node], steps: dict[Node, _Step], constants: Constants, axis: int) -> Chain:
-    gain: Value = 1.0
-    offset: Value | None = None
+    gain: Coefficient = 1.0
+    offset: Coefficient | None = None
     for node in nodes:
         _, scale, term, _ = steps[node]
         gain, offset = gain * scale, None if offset is None else offset * scale
@@ -111,7 +112,7 @@ def _make_chain(nodes: list[Node], steps: dict[Node, _Step], constants: Constant
     return Chain(source, tuple(nodes), axis, affine, divides, any(map(constants.is_trained, operands)))
 
 
-def _per_channel(value: Value, channels: int) -> Tensor:
+def _per_channel(value: Coefficient, channels: int) -> Tensor:
     """A constant as [C]."""
     return value.expand(channels).contiguous() if isinstance(value, Tensor) else torch.full((channels,), value)
 
@@ -151,7 +152,7 @@ def _match_step(node: Node, constants: Constants, axis: int) -> _Step | None:
     return _Step(x, 1 / constant if divides else constant, divides=divides)
 
 
-def _constant_value(operand: Any, x: Node, constants: Constants, axis: int) -> Value | None:
+def _constant_value(operand: Any, x: Node, constants: Constants, axis: int) -> Coefficient | None:
     """A constant operand of ``x`` as a number, a tensor [] or [C]; None if it varies along another dimension."""
     if isinstance(operand, (int, float)):
         return float(operand)

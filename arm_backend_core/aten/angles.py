@@ -76,7 +76,11 @@ class _PhaseBuilder:
         return self._copy_data_movement(node, self._find_integer_source)
 
     def _copy_data_movement(self, node: Node, convert: Callable[[Node], Node | None]) -> Node | None:
-        """Copy ``node`` with converted operands; None if it is not data movement or an operand has no conversion."""
+        """Copy a data-movement operator with converted operands; for a cast, return the converted operand.
+
+        Returns:
+            None if ``node`` is neither data movement nor a cast, or if ``convert`` returns None for an operand.
+        """
         if is_cast(node):
             return convert(node.all_input_nodes[0])
         copies = {x: convert(x) for x in node.all_input_nodes} if node.target in _DATA_MOVEMENT_OPS else {}
@@ -90,7 +94,11 @@ class _PhaseBuilder:
         return copy
 
     def _insert_product_phases(self, node: Node) -> Node | None:
-        """The phases of integers times a constant; None if ``node`` is no such product."""
+        """The phases of integers times a constant.
+
+        Returns:
+            None if ``node`` is no such product, or a matrix product that adds several products.
+        """
         if node.target not in _PRODUCT_OPS:
             return None
         has_reduction = node.target in _PRODUCT_OPS[2:] and node.all_input_nodes[0].meta["val"].shape[-1] != 1

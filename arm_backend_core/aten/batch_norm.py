@@ -1,7 +1,7 @@
 """Batch norm folding: into the preceding convolution or linear layer, else into a depthwise 1x1 convolution.
 
-The depthwise convolution has one weight per channel, which per-channel quantization represents exactly. No batch norm
-may remain: torchao's ``convert_pt2e`` then spends 35 seconds on patterns of quantization-aware training.
+The depthwise convolution has one weight per channel, which per-channel quantization represents exactly. If a batch norm
+remains, torchao's ``convert_pt2e`` spends 35 seconds on patterns of quantization-aware training.
 """
 
 from __future__ import annotations

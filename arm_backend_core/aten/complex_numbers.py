@@ -35,7 +35,7 @@ def involves_complex(node: Node) -> bool:
 
 
 def decompose_complex(node: Node, call: Callable[..., Any], constants: Container[Node]) -> Node | None:
-    """Emit the decomposition of ``node`` on pairs; None if there is no rule.
+    """Emit the decomposition of ``node`` on pairs; None if there is no rule, or if a complex operand has no pair.
 
     Args:
         node: an operator that involves complex numbers.
@@ -60,8 +60,8 @@ def decompose_complex(node: Node, call: Callable[..., Any], constants: Container
         result = rule(*args, **kwargs)
         return torch.view_as_complex(result.data.contiguous()) if isinstance(result, Pair) else result
 
-    # ``call`` does not decompose the operator in its first argument again. Rules in ``RULES`` may emit the operator on
-    # real numbers, which must be decomposed.
+    # ``call`` does not decompose the operator in its first argument again. A rule in ``RULES`` may emit the same
+    # operator on real numbers, which must be decomposed, so that the first argument is then the rule.
     is_generic_rule = node.target not in RULES
     result: Node = call(node.target if is_generic_rule else rule, decomposition, *(pairs.get(x, x) for x in sources))
     return result
@@ -236,7 +236,10 @@ def _full_like(x: Any, number: Any, *, dtype: torch.dtype | None = None, **_: An
 def _power(z: Pair, exponent: Any) -> Pair:
     if exponent in range(1, 9):
         return functools.reduce(_product, [z] * int(exponent))
-    (c, d), magnitude = _parts(exponent), torch.log(_abs(z))
+    c, d = _parts(exponent)
+    if d == 0:  # log(0) is infinite, and its product with 0 would be NaN
+        return _polar(torch.pow(_abs(z), c), c * _angle(z))
+    magnitude = torch.log(_abs(z))
     return _polar(torch.exp(c * magnitude - d * _angle(z)), d * magnitude + c * _angle(z))
 
 

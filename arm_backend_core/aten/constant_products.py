@@ -93,7 +93,7 @@ class _Rewriter:
 
         Returns:
             None if a batched weight has several batch dimensions, too many matrices, or broadcasts over ``x``, or if
-            the target computes the batched product faster as MATMUL.
+            it is batched and the target is not an Ethos-U55 or U65.
         """
         batch = [dim for dim in range(-weight.dim(), -2) if weight.shape[dim] > 1]
         if not batch:

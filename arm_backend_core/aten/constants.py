@@ -50,7 +50,7 @@ class Constants:
         return self._values[node]
 
     def channel_values(self, node: Any, shape: Sequence[int], axis: int = 1) -> Tensor | None:
-        """The elements of a constant that has one for each channel of a tensor, [C].
+        """The elements [C] of a constant that has one element for each channel of a tensor.
 
         Args:
             node: an operand of an operator.
@@ -93,7 +93,7 @@ def fold_computed_parameters(program: ExportedProgram) -> None:
     """Fold weights and biases that the program computes from parameters into parameters of the program.
 
     ``torch.nn.utils.prune`` multiplies a weight by its mask in each call until ``prune.remove``. Quantization
-    algorithms see such a weight as a parameter, so the program does not depend on whether ``prune.remove`` was called.
+    algorithms find the product as a parameter, so the program does not depend on whether ``prune.remove`` was called.
     """
     graph = program.graph
     unwritten = {node: tensor for node, tensor in constants_of(program).items() if not is_written(node)}

@@ -44,18 +44,18 @@ aten = torch.ops.aten
 
 
 def decompose(module: GraphModule, constants: Iterable[Node] = (), *, quantized: bool = False) -> bool:
-    """Replace every composite operator without a record by its decomposition.
+    """Replace every operator that ``is_composite`` selects by its decomposition, unless the decomposition refuses it.
 
     Args:
         module: the module to edit.
-        constants: nodes that are parameters or buffers; nodes computed from these alone are not decomposed.
+        constants: nodes that are parameters or buffers; nodes computed from these alone are only decomposed if complex.
         quantized: the program is going to be quantized.
 
     Returns:
         Whether the graph changed.
 
     Raises:
-        ModelError: an operator reads memory by strides, and its operand is not contiguous, or a decomposition finds
+        ModelError: an operator reads memory by strides, and its operand is not contiguous. Or a decomposition finds
             that the model cannot be exported.
     """
     for node in module.graph.nodes:  # before replacements change the operands' strides
@@ -184,7 +184,8 @@ class _Decomposer:
 
         Args:
             module: the module of ``sources``.
-            key_prefix: with the operands' types and shapes, the cache key. Its first item is the operator or function.
+            key_prefix: start of the cache key, followed by shape, strides, type and constness of each operand. Its
+                first item is the operator or function.
             call: the function to trace.
             sources: the operands.
             constants: nodes that are constant.
@@ -253,26 +254,27 @@ class _FragmentWriter:
     constants: set[Node]
 
     def __call__(self, function: Callable[..., Any], *operands: Node, layer: Node | None = None, **kwargs: Any) -> Any:
-        """Emit the nodes of ``function``, traced once for operands of the same types and shapes; returns its results.
+        """Emit the nodes of ``function``, traced once for operands of the same kind; returns the nodes of its results.
 
         Args:
             function: a function of tensors.
             operands: the operand nodes.
-            layer: a weight that identifies a recurrent layer. Its nodes have the same ``TIMESTEP_SLOT`` in every call.
+            layer: a weight that identifies a recurrent layer; sets ``TIMESTEP_SLOT`` equally in each call for it.
             kwargs: keyword arguments of ``function``.
 
         Raises:
-            Unsupported: PyTorch cannot trace it.
+            Unsupported: ``function`` or a decomposition inside it refuses the operands.
         """
         slot = None if layer is None else (layer.name, function.__name__)
         return self._write_traced((function, repr(kwargs)), partial(function, **kwargs), operands, slot)
 
     def repeat(self, node: Node, **arguments: Any) -> Node:
-        """Emit a copy of an operator that was emitted before, without a trace, with other values of some arguments.
+        """Emit a copy of an operator that was emitted before, with other values of some arguments.
 
         Args:
             node: the operator. Its result and that of the copy have the same type and shape.
-            arguments: the new values, by the names of the operator's schema. The operands of ``node`` are not optional.
+            arguments: the new values, by the names of the operator's schema. ``node`` must have positional arguments
+                up to the last of these names.
         """
         names = [argument.name for argument in cast(OpOverload, node.target)._schema.arguments]
         with self.module.graph.inserting_before(self.origin):
@@ -334,7 +336,7 @@ def _check_outputs(node: Node, outputs: Any) -> None:
     """Check shapes and element types of a decomposition's results against the fake tensors of ``node``.
 
     Raises:
-        Unsupported: they differ.
+        Unsupported: they differ, or a size of a result depends on data.
         Fault: they differ, and the decomposition belongs to this compiler.
     """
     actual = [x and _signature(x.meta["val"]) for x in (outputs if isinstance(outputs, (tuple, list)) else [outputs])]
@@ -360,7 +362,7 @@ def _signature(value: Any) -> _Signature | None:
 
 
 def _match_traced_layout(node: Node, outputs: Any) -> Any:
-    """Make ``outputs`` contiguous where the results of ``node`` are: views of them were traced with these strides."""
+    """Make ``outputs`` contiguous where the results of ``node`` are, because their views were traced contiguous."""
     if isinstance(outputs, (tuple, list)):
         return [_make_contiguous(x, traced) for x, traced in zip(outputs, node.meta["val"], strict=True)]
     return _make_contiguous(outputs, node.meta["val"])

@@ -89,7 +89,7 @@ def _has_computed_weight(node: Node, constants: Container[Node]) -> bool:
 
 
 def has_cpu_kernel(node: Node) -> bool:
-    """Whether the operator has a CPU kernel and its decomposition comes from PyTorch's table.
+    """Whether the decomposition comes from PyTorch's table, whose operators have CPU kernels.
 
     A partial decomposition of such an operator would only be slower on the CPU. It may also contain operators that have
     no CPU kernel.

@@ -222,7 +222,7 @@ def _istft(
 
 
 def _overlap_add(x: Tensor, hop: int) -> Tensor:
-    """Overlap-add: x [.., frames, n], where each frame starts ``hop`` samples after the last -> [.., samples]."""
+    """Overlap-add x [.., frames, n] -> [.., samples]. Each frame starts ``hop`` samples after the preceding one."""
     frames, n = x.shape[-2:]
     windows, samples = x.reshape(-1, frames, n).mT, n + (frames - 1) * hop
     return F.fold(windows, (1, samples), (1, n), stride=(1, hop)).reshape(*x.shape[:-2], samples)

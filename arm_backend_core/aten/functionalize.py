@@ -31,15 +31,15 @@ def functionalize(graph: Graph, *, write_back: bool = False) -> Node | None:
     """Replace in-place operators (``relu_``) by functional ones (``relu``); edits the graph.
 
     Later readers of the mutated tensor read the result instead. This is equivalent unless something else shares the
-    tensor's memory (a view, a parameter, an input). In that case the in-place operators do not change.
+    tensor's memory (a view, a parameter, an input). In that case, no in-place operator of the graph is replaced.
 
     Args:
         graph: the graph to edit.
         write_back: allow mutation of inputs and buffers; each is written once, at the end of the program.
 
     Returns:
-        The first operator that mutates shared memory. None if the graph has no more in-place operators, except final
-        writes to attributes and, with ``write_back``, to inputs.
+        The first operator that mutates shared memory or has no functional overload. None if the graph has no more
+        in-place operators, except final writes to attributes and, with ``write_back``, to inputs and buffers.
     """
     _drop_identities(graph)
     _replace_empty_by_zeros(graph)

@@ -109,7 +109,7 @@ def _split_permutation(shape: Sequence[int], order: Sequence[int]) -> Iterator[t
     sizes, order = merge_axes(shape, order)
     while len(order) > LEVEL_8K.max_rank:
         candidates = []
-        for previous, dim in pairwise(order):  # each step moves one dimension to its place, which merges at least two
+        for previous, dim in pairwise(order):  # each step moves ``dim`` behind ``previous``, so that these two merge
             step = [other for other in range(len(order)) if other != dim]
             step.insert(step.index(previous) + 1, dim)
             candidates.append(

@@ -5,9 +5,10 @@ Delegates cannot contain subgraphs.
 - ``torch.cond`` becomes both branches and a SELECT between their results. Branches have no side effects, so the
   program is equivalent. It takes the time of both branches, unless the target has COND_IF (``tosa/passes/branches``).
 - ``map`` and ``scan`` are unrolled, except the loops that ``recurrent`` rolls (``DELEGATE_LOOP``). ``while_loop`` is
-  unrolled too if its trip count is known and at most 64. Otherwise the loop's body is inlined once between markers
-  (``ops/loop_markers``).
+  unrolled too if its trip count is known and at most 64. Otherwise, the loop's condition and body are inlined once,
+  between markers (``ops/loop_markers``).
 - The bodies of ``no_grad`` and a disabled ``autocast`` are inlined unchanged.
+- ``flex_attention`` becomes its decomposition, with its score and mask functions inlined.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class _HigherOrderCall:
             yield [self.insert_node(aten.select.int, x, 0, i) for x in xs]
 
     def stack_rows(self, rows: Sequence[Sequence[Node]]) -> list[Node]:
-        """Stack row i of every tensor, for each i: the inverse of ``unstack_rows``."""
+        """Stack the rows of each tensor along a new first dimension: the inverse of ``unstack_rows``."""
         return [self.insert_node(aten.stack.default, list(parts)) for parts in zip(*rows, strict=True)]
 
     @cached_property

@@ -19,7 +19,7 @@ from arm_backend_core.program import copy_program, user_inputs
 
 
 def quantize_inputs_once(_method: str, program: ExportedProgram) -> ExportedProgram:
-    """Quantize each input that only per-tensor quantize operators read once, with the parameters of the smallest scale.
+    """Quantize an input once if only per-tensor quantize operators read it, with the parameters of the smallest scale.
 
     A transform pass of an ``ExportRecipe``.
 
@@ -70,7 +70,7 @@ def _insert_uint8(node: Node) -> None:
     readers = list(node.users)
     scale, *integers, _ = cast(tuple[Any, ...], readers[0].args[1:])
     parameters = (scale, *(number + UINT8_OFFSET for number in integers), torch.uint8)
-    operators = torch.ops.quantized_decomposed  # registered, because the graph has some of them
+    operators = torch.ops.quantized_decomposed  # registered already, because the graph has operators of this library
     graph, last_input, value = node.graph, _last_input_after(node), node.meta["val"]
     with graph.inserting_after(last_input):
         quantized = graph.call_function(operators.quantize_per_tensor.default, (node, *parameters))
@@ -83,7 +83,7 @@ def _insert_uint8(node: Node) -> None:
 
 
 def _has_several_scales(node: Node) -> bool:
-    """Whether only quantize operators read ``node``, with different parameters per tensor."""
+    """Whether only per-tensor quantize operators read ``node``, and their parameters differ."""
     readers = list(node.users)
     per_tensor = all(is_quantize(reader) and isinstance(reader.args[1], float) for reader in readers)
     return per_tensor and len({reader.args[1:] for reader in readers}) > 1

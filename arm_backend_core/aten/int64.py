@@ -54,7 +54,7 @@ class Intervals:
         return next((x for x in operands if isinstance(x, Node) and not fits_int32(self._inferred_interval(x))), None)
 
     def _inferred_interval(self, node: Node) -> Interval:
-        """The inferred interval of an operand; int32's if there is none."""
+        """The inferred interval of an operand, else the interval in its ``meta``, else that of int32."""
         return self._inferred.get(node, node.meta.get(INTERVAL, INT32))
 
     def _operand_interval(self, x: Any) -> Interval | None:

@@ -30,9 +30,8 @@ _CONVOLUTIONS = (
     aten.convolution.default,
 )
 _RESHAPES = (aten.view.default, aten.reshape.default, aten.flatten.using_ints)
-#: Maximum ratio of the largest to the smallest gain that is folded into the layer that reads the result. The int8
-#: weights of an output channel have one scale for all input channels, so weights of a channel with a small gain would
-#: lose bits.
+#: Maximum ratio of the largest to the smallest gain that ``fold_into_reader`` folds. The int8 weights of an output
+#: channel have one scale for all input channels, so weights of an input channel with a small gain would lose bits.
 _MAX_GAIN_RATIO = 2.0
 
 
@@ -73,7 +72,7 @@ def fold_into_producer(constants: Constants, layer: Node, affine: ChannelAffine,
 
     Args:
         constants: of the edited module.
-        layer: the node that computes the operand of the function, which alone reads it.
+        layer: the node that computes the operand of the function.
         affine: the function.
         axis: dimension of the result of ``layer`` that has the channels.
 

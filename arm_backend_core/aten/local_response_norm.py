@@ -48,9 +48,9 @@ class _Windows:
 
 
 def rewrite_local_response_norms(module: GraphModule) -> None:
-    """Replace averages over windows of channels by convolutions, and divisions by their powers by products.
+    """Rewrite the average over windows of channels to a convolution, and the division by a power to a product.
 
-    A power is (k + alpha * average of squares)**beta.
+    The divisor is the power (k + alpha * average of squares)**beta.
     """
     means_of_squares = _channel_windows_to_convolutions(module)
     for node in module.graph.find_nodes(op="call_function", target=aten.div.Tensor):

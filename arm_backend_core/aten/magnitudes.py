@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 
 def square_magnitudes(module: GraphModule) -> bool:
-    """Replace the squares of magnitudes whose readers are all squares; returns whether the graph changed."""
+    """Replace the squares of each magnitude that only squares read; returns whether the graph changed."""
     groups: dict[Any, list[Node]] = {}
     for node in module.graph.nodes:
         if node.target is aten.hypot.default or (node.target is aten.abs.default and is_complex(node.args[0])):

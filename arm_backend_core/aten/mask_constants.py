@@ -54,7 +54,10 @@ _EXTREME_COMPARISONS: dict[Any, Any] = {
 
 
 def rewrite_extreme_comparisons(module: GraphModule) -> None:
-    """Rewrite x == maximum(x, y) as x >= y. Quantized x and maximum have different scales, so they would differ."""
+    """Rewrite x == maximum(x, y) as x >= y, and likewise for != and minimum.
+
+    Quantized x and maximum may have different scales, so that they differ where they should be equal.
+    """
     for node in [node for node in module.graph.nodes if node.target in (aten.eq.Tensor, aten.ne.Tensor)]:
         for x, extreme in (node.args, node.args[::-1]):
             comparison = _EXTREME_COMPARISONS.get((node.target, extreme.target)) if isinstance(extreme, Node) else None
@@ -162,7 +165,11 @@ class _MaskBounder:
         return factor >= _MASK_FACTOR and all(self._is_binary(x, factor) for x in node.all_input_nodes)
 
     def _is_binary(self, node: Node, factor: float) -> bool:
-        """Whether ``node`` may be a 0/1 mask: an input, or integers that may be cast, moved or offset by a number."""
+        """Whether ``node`` may be a 0/1 mask.
+
+        It may be if it is a constant, or is computed from integers or booleans by casts, data movement, and sums and
+        products with constants. A float input may be a mask only if ``factor`` is at least ``MASK_THRESHOLD``.
+        """
         while node not in self._constants and is_float(node) and node.op == "call_function":
             elementwise = (aten.sub.Tensor, aten.rsub.Scalar, aten.add.Tensor, aten.mul.Tensor)
             operands = [x for x in node.all_input_nodes if x not in self._constants]

@@ -27,11 +27,11 @@ _SCALINGS = (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar)
 
 
 def zero_masked_rows(module: GraphModule) -> None:
-    """Set rows of -inf to 0, after ``_safe_softmax`` and after ``nan_to_num(softmax(x))``, by a select.
+    """Set the rows whose scores are all -inf to 0 by a select, after ``_safe_softmax`` and ``nan_to_num(softmax(x))``.
 
     A constant mask without a fully masked row needs no select. If only the matrix product with the values reads the
-    attention weights, the select follows that product. It then reads fewer elements, and the quantization of the
-    weights does not change.
+    attention weights, the select follows that product. The select then reads fewer elements, and the quantization of
+    the attention weights does not change.
     """
     finder = _MaskFinder(module)
     targets = [target for record in (safe_softmax, softmax) for target in record.overloads]
@@ -52,7 +52,7 @@ def zero_masked_rows(module: GraphModule) -> None:
 
 
 def _select_zero(weights: Node, rows: Node, *, is_last: bool) -> None:
-    """Replace ``weights``, or the only product that reads them, by 0 in ``rows``."""
+    """Set ``rows`` of the attention weights to 0, or ``rows`` of the only matrix product that reads the weights."""
     result, (user, *others) = weights, weights.users
     if is_last and not others and user.target in _MATMULS and user.args[0] is weights:
         result = user

@@ -22,7 +22,8 @@ def normalize_memory_formats(program: ExportedProgram) -> None:
 def _normalize_inputs(program: ExportedProgram) -> None:
     """Make inputs contiguous or channels_last, as ExecuTorch's runtime requires, whatever strides the sample has.
 
-    Samples with other strides are transposed tensors and ``image.permute(2, 0, 1)[None]`` (stride of dimension 0).
+    Examples of samples with other strides: transposed tensors, and ``image.permute(2, 0, 1)[None]``, whose dimension 0
+    has another stride than a channels_last tensor.
     """
     user_inputs = set(program.graph_signature.user_inputs)
     for node in program.graph.find_nodes(op="placeholder"):

@@ -1,7 +1,7 @@
 """Scatter-adds: rewrite as overlap-add, a layer with one-hot weights or a sum of gathers, or leave to the CPU.
 
 The decomposition of a scatter-add (``ops/composites/scatter``) compares each index with each position, which takes one
-mask element for each pair. This rewrite knows the values of constant indices. It uses the first that applies:
+mask element for each pair. If the indices are constant, this module uses the first of these rewrites that applies:
 
 - Overlap-add: element c of frame f goes to position start + f * hop + c, as in the inverse short-time Fourier
   transform. The result is a ``col2im``. 61 frames of 256 samples with a hop of 64 take 38,007 cycles on U55-128 (Vela
@@ -58,7 +58,7 @@ def rewrite_scatter_adds(
 
     Args:
         module: the module to edit.
-        hardware: of the target.
+        hardware: the hardware of the target.
         tensors: the values of placeholders that are parameters, buffers or lifted constants.
         quantized: the program is going to be quantized.
 
@@ -132,7 +132,9 @@ def _refuse_decomposition(scatter: _ScatterAdd, hardware: Hardware, *, quantized
 
 
 def _keep_on_cpu(node: Node, scatter: _ScatterAdd, refusal: Unsupported) -> bool:
-    """Mark the node, so that it is not decomposed. ``scatter_reduce``, without CPU kernel, becomes ``scatter_add``.
+    """Mark the node, so that it is not decomposed.
+
+    ``scatter`` with ``reduce`` and ``scatter_reduce`` have no CPU kernel, and become ``scatter_add``.
 
     Returns:
         Whether the node was replaced.
@@ -268,7 +270,7 @@ def _contribution_tables(indices: Array, positions: int) -> Array:
 
 
 def _count_runs(indices: Array) -> int:
-    """Number of slices that read the indices: one for an arithmetic sequence, else one for each consecutive run."""
+    """Number of slices that read the rows ``indices``: one for an arithmetic sequence, else one for each run."""
     steps = np.diff(indices)
     return 1 if steps.size and steps[0] > 0 and (steps == steps[0]).all() else 1 + int((steps != 1).sum())
 

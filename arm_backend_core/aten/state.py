@@ -51,7 +51,8 @@ def keep_state_quantized(program: ExportedProgram) -> None:
     for index, spec in enumerate(signature.output_specs):
         value = output.args[0][index]
         if spec.kind is OutputKind.BUFFER_MUTATION and value.op == "placeholder" and not only_reads:
-            # ExecuTorch writes buffers in sequence: without the copy, this may read another buffer's new value.
+            # ExecuTorch writes buffers in sequence: without the copy, this write may read the new value of a buffer
+            # that was written before.
             with graph.inserting_before(output):
                 copy = graph.call_function(aten.clone.default, (value,))
             copy.meta = {"val": value.meta["val"]}
@@ -61,9 +62,9 @@ def keep_state_quantized(program: ExportedProgram) -> None:
 
 
 def _fill_with_integers(buffer: Node, value: Node) -> Node:
-    """Replace the quantization of a tensor that is filled with a number by the buffer, filled with an integer.
+    """If ``value`` quantizes a tensor that is filled with a number, fill the buffer with the quantized number instead.
 
-    The tensor would take memory in float32, or in the program as a constant.
+    Otherwise, the tensor would take float32 memory at run time, or space in the program as a constant.
     """
     filled = value.args[0] if is_quantize(value) else None
     if not isinstance(filled, Node) or filled.target not in (aten.zero.default, *_FILLS):
@@ -85,7 +86,10 @@ def _has_same_qparams(reader: Node, value: Node) -> bool:
 
 
 def _store_counter_as_int32(program: ExportedProgram, name: str, buffer: Node, value: Node) -> Node:
-    """Store a counter's buffer in int32 and return its new value as int32. A buffer beyond 2**30 does not change."""
+    """Store a counter's buffer in int32 and return its new value as int32.
+
+    A buffer whose initial value exceeds 2**30 stays int64.
+    """
     store = store_of(program, name)
     buffer.meta[INTERVAL] = (int(store[name].min()), int(store[name].max())) if store[name].numel() else (0, 0)
     if not _COUNTER_INTERVAL[0] <= buffer.meta[INTERVAL][0] <= buffer.meta[INTERVAL][1] <= _COUNTER_INTERVAL[1]:

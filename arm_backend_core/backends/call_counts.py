@@ -16,7 +16,7 @@ def set_call_count(record: Delegate, calls: int) -> Delegate:
 
 
 def multiply_estimates(vela: VelaEstimates, calls: int) -> VelaEstimates:
-    """Multiply the estimates of one call that add up over calls by the number of calls."""
+    """Multiply those estimates of one call that add up (cycles, accesses) by the number of calls."""
     rows: dict[str, Any] = {
         name: tuple(_multiply_fields(row, calls) for row in getattr(vela, name)) for name in ("layers", "memories")
     }

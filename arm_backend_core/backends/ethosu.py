@@ -59,8 +59,8 @@ def compile_ethosu(
         delegate: name of the delegate, for errors and files.
         find_operator: maps Vela's message to an ATen operator and source line.
         unused_inputs: see ``CompileRequest``. Vela omits these inputs. The payload lists them, because ExecuTorch's
-            runtime writes them too, and allocates them after the other inputs. Direct Drive programs do not allocate
-            them.
+            runtime writes them too. They are allocated after the other inputs; in Direct Drive programs, they have no
+            address.
         input_bytes, output_bytes: bytes of each input and output, see ``CompileRequest``.
         timeout: seconds after which Vela is stopped; None disables it.
         run_vela: is called instead of ``vela.compile_tosa``, for example to return a cached result. Takes flatbuffer,

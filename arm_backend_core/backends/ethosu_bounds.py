@@ -1,6 +1,6 @@
 """Bounds check of command streams: no kernel writes its result outside of the tensors that Vela has allocated.
 
-Vela has produced programs in which a kernel does (``docs/contributors/vela.md``). Writes of DMAs are not checked.
+Vela has produced programs with such writes (``docs/contributors/vela.md``). Writes of DMAs are not checked.
 """
 
 from bisect import bisect_right

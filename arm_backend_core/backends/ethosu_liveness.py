@@ -26,8 +26,8 @@ from arm_backend_core.backends.ethosu_commands import DMA_START, KERNEL_COMMANDS
 if TYPE_CHECKING:
     import numpy as np
 
-_MIN_GRANULE, _MAX_GRANULES = 16, 2048  #: bytes of a granule; granules of the scratch
-_MAX_CELLS = 1 << 23  #: kernels times granules
+_MIN_GRANULE, _MAX_GRANULES = 16, 2048  #: minimum bytes of a granule; maximum number of granules in the scratch
+_MAX_CELLS = 1 << 23  #: maximum number of kernels times granules
 
 
 #: Ranges of bytes [start, end).

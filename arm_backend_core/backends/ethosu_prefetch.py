@@ -33,7 +33,7 @@ from arm_backend_core.backends.ethosu_weights import (
     WeightCopies,
     add_tensor_row,
     can_copy_weights,
-    dma_commands,
+    dma_register_values,
     redirect_weight_reads,
 )
 from arm_backend_core.backends.vela_tables import operation_ticks, read_allocations, read_rows
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from arm_backend_core.workers.vela import Configuration
 
 #: Minimum saving of all splits together, as a fraction of the program's cycles. Encoding the weights again costs
-#: compile time. A convolution is a candidate if it waits for flash for more than a part of this saving.
+#: compile time. A convolution is a candidate if it waits for flash for more than the second number times this saving.
 _MIN_SLICING_GAIN, _MIN_GAIN_PART = 0.01, 0.1
 
 
@@ -130,7 +130,7 @@ def _make_planner(vela_result: dict[str, Any], const_memory: str) -> tuple[Prefe
 
 
 def _make_slots(vela_result: dict[str, Any], const_memory: str, kernels: Sequence[Kernel]) -> list[Slot]:
-    """Divide the kernels of a program into slots, and Vela's estimates of each layer among its kernels."""
+    """Group the kernels of a program into slots, and distribute Vela's estimate of each layer over its kernels."""
     header, rows = vela_result["tables"]["perf"]
     columns = [header.index(name) for name in ("op_cycles", "npu_cycles", f"{const_memory}_ac", "Sram_ac")]
     costs = {row[0]: Costs(*(int(row[column]) for column in columns)) for row in rows}
@@ -209,7 +209,7 @@ def _insert_copies(
                 first, last = (min(max(at - offset, 0), end - start) for at in (piece.start, piece.end))
                 source, target = start + first, copy.address + offset + first
                 if first < last:
-                    dma = dma_commands((vela_result["weight_region"], source), (region, target), last - first)
+                    dma = dma_register_values((vela_result["weight_region"], source), (region, target), last - first)
                     dmas.setdefault(piece.slot, []).append(dma)
             offset += end - start
     for index, commands in dmas.items():

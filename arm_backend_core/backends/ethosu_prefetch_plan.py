@@ -50,7 +50,7 @@ class Costs(NamedTuple):
     sram: float
 
     def scale(self, share: float) -> Costs:
-        """The costs of a part."""
+        """The costs of a part that does this share of the work."""
         return Costs(*(share * cycles for cycles in self))
 
 
@@ -175,7 +175,10 @@ class PrefetchPlanner:
         return np.maximum(idle - (dma[:-1] + dma[1:])[:, None], 0.0)
 
     def _place(self, readers: Sequence[int]) -> list[WeightCopy]:
-        """Place copies for ``readers`` in this order. Those without room, or that save too little, are omitted."""
+        """Place copies for ``readers`` in this order.
+
+        Copies for which there is no room, or that save too few cycles, are omitted.
+        """
         busy, all_idle, copies = self.busy.copy(), self._idle_cycles(), list[WeightCopy]()
         idle = all_idle[:, 0]
         for reader in readers:
@@ -209,7 +212,8 @@ class PrefetchPlanner:
             available: for each granule of the copy, the first slot that may write it.
 
         Returns:
-            The pieces, and the number of exposed bytes: no idle time hides their DMA, right before the reader.
+            The pieces, and the number of exposed bytes. No idle time hides the DMA of these bytes, which runs right
+            before the reader.
         """
         granule, pieces = self.granule, list[Piece]()
         left = sorted(_list_runs(available), reverse=True)  # [first slot, start, end]

@@ -179,7 +179,7 @@ def _rewrite_stream(
     starts: Mapping[int, int],
     moves: list[tuple[int, int]],
 ) -> tuple[bytes, dict[int, list[int]]]:
-    """The new stream, and for each command of Vela's the positions of its kernels in the new one.
+    """The new stream, and the positions in it of each of Vela's commands: several for a convolution that is split.
 
     Args:
         starts: address of the slices of each convolution.

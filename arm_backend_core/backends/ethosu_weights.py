@@ -81,7 +81,7 @@ def cache_weights_in_sram(vela_result: dict[str, Any], configuration: Configurat
         if end - size + length <= budget and _update_tables_if_profitable(
             vela_result, configuration.const_memory, [*users][1:], length
         ):
-            for number, value in dma_commands((weight_region, span[0]), (region, end), length):
+            for number, value in dma_register_values((weight_region, span[0]), (region, end), length):
                 words += encode_command(number, value)
             words.append(DMA_START)
             copies[span], end = end, end + length
@@ -133,8 +133,8 @@ def _update_tables_if_profitable(
     return saved > length
 
 
-def dma_commands(source: tuple[int, int], target: tuple[int, int], length: int) -> list[tuple[int, int]]:
-    """Registers of a DMA as (number, value). ``source`` and ``target`` are (region, address)."""
+def dma_register_values(source: tuple[int, int], target: tuple[int, int], length: int) -> list[tuple[int, int]]:
+    """The registers of a DMA as (register number, value). ``source`` and ``target`` are (region, address)."""
     return list(zip(DMA_REGISTERS, (source[0] << 32, target[0] << 32, source[1], target[1], length), strict=True))
 
 

@@ -193,15 +193,20 @@ class PlannedScratch:
     """The scratch of an Ethos-U delegate in planned memory 1.
 
     Attributes:
-        argument: index of an input, or number of inputs plus index of an output, that is at its offset in the scratch.
-        end: end of the scratch in the planned memory, in bytes; of the last one if the delegate is called repeatedly.
+        argument: index of an input, or number of inputs plus index of an output. The memory plan puts this tensor at
+            its offset in the scratch, so that its address gives the address of the scratch.
+        end: offset of the end of the scratch in the planned memory, in bytes. If the delegate is called several times,
+            the end of the last scratch.
     """
 
     argument: int
     end: int
 
     def to_compile_specs(self) -> list[CompileSpec]:
-        """Two numbers of 4 bytes, little endian. Runtimes that do not know them allocate a scratch and copy."""
+        """Encode each number in 4 bytes, little endian.
+
+        Runtimes that do not know these compile specs allocate a scratch, and copy inputs and outputs.
+        """
         from executorch.exir.backend.compile_spec_schema import CompileSpec
 
         numbers = {PLANNED_SCRATCH_ARGUMENT_KEY: self.argument, PLANNED_SCRATCH_END_KEY: self.end}
@@ -209,7 +214,7 @@ class PlannedScratch:
 
     @classmethod
     def from_compile_specs(cls, specs: Mapping[str, bytes]) -> PlannedScratch | None:
-        """Decode the compile specs of a delegate; None if it has none of these."""
+        """Decode the compile specs of a delegate; None unless they contain both numbers."""
         values = [specs.get(key) for key in PLANNED_SCRATCH_KEYS]
         numbers = [int.from_bytes(value, "little") for value in values if value is not None]
         return cls(*numbers) if len(numbers) == len(values) else None

@@ -123,7 +123,7 @@ class Emitter:
         if merged_order == identity(len(merged_order)):
             return self.reshape(node, target)
         if self._find_transpose_fault(merged_shape, merged_order) and len(merged_shape) == 2:
-            # The kernel's code for rank 3 has no limits of sizes.
+            # The kernel's code for tensors of rank 3 does not limit the sizes.
             merged_shape, merged_order = (1, *merged_shape), (0, 2, 1)
         merged, axes = self.reshape(node, merged_shape), list(merged_order)
         if self._find_transpose_fault(merged_shape, merged_order) is None:
@@ -150,8 +150,8 @@ class Emitter:
             return node
         shape = tuple(node.meta["val"].shape)
         result = [low + size + high for low, size, high in zip(before, shape, after, strict=True)]
-        # A dimension without padding is merged with the one before it. The kernel takes at most four dimensions. It
-        # must not take their sizes for those of an image in channels_last memory format.
+        # A dimension without padding is merged with the one before it. The kernel takes at most four dimensions, and
+        # the merged shape must not be one that it takes for an image in channels_last memory format.
         starts = sorted({0, *padded})
         groups = [shape[start:end] for start, end in zip(starts, [*starts[1:], len(shape)], strict=True)]
         merged = [math.prod(sizes) for sizes in groups]

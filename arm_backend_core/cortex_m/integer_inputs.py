@@ -25,13 +25,13 @@ _DEQUANTIZE = torch.ops.quantized_decomposed.dequantize_per_tensor.default
 _INT8_LIMITS = (-128, 127, torch.int8)
 
 
-def casts_8_bits(node: Node) -> bool:
+def is_cast_from_8_bits(node: Node) -> bool:
     """Whether ``node`` casts int8 or uint8 to float32."""
     return is_cast(node) and is_float(node) and _dtype(node.all_input_nodes[0]) in (torch.int8, torch.uint8)
 
 
 def dequantize_from_int8(graph: Graph, emit: Emitter) -> None:
-    """Replace casts to float32 and dequantize operators of 8-bit integers by dequantize operators of int8, in place.
+    """Replace casts of int8 and uint8 to float32, and dequantize operators of uint8, by dequantize operators of int8.
 
     A node is left unchanged if no quantize operator reads it: no kernel reads its integers then.
 
@@ -56,10 +56,10 @@ def dequantize_from_int8(graph: Graph, emit: Emitter) -> None:
 
 
 def _parameters(node: Node) -> tuple[float, int] | None:
-    """Scale and zero point of a node that reads 8-bit integers as real numbers; None for other nodes."""
+    """Scale and zero point of a cast of int8 or uint8, or of a dequantize operator of uint8; None for other nodes."""
     if node.op != "call_function" or not node.all_input_nodes:
         return None
-    if casts_8_bits(node):
+    if is_cast_from_8_bits(node):
         return 1.0, 0
     arguments: Any = node.args
     is_per_tensor = is_dequantize(node) and isinstance(arguments[1], float)

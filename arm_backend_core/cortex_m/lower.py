@@ -1,9 +1,9 @@
 """Lowering to kernels: replace the quantized operators of an ATen program by int8 kernels of the Cortex-M.
 
-Quantize nodes end the regions that kernels compute. For each of them, in program order, the operators between it and
-the dequantize nodes before it become kernel calls, if there is a rule. Otherwise they stay in floating point, between
-dequantize and quantize operators. Tensors keep the memory layout in which a kernel wrote them until a reader needs
-another one.
+Quantize nodes end the regions that kernels compute. For each quantize node, in program order, the operators between the
+preceding dequantize nodes and the quantize node become kernel calls, if there is a rule for them. Otherwise these
+operators stay in floating point, between dequantize and quantize operators. A tensor keeps the memory layout in which a
+kernel wrote it until a reader needs another layout.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.fx import Node
 from torch.fx.passes.tools_common import stable_topological_sort
 
 from arm_backend_core.cortex_m.emitter import Emitter
-from arm_backend_core.cortex_m.integer_inputs import casts_8_bits, dequantize_from_int8
+from arm_backend_core.cortex_m.integer_inputs import dequantize_from_int8, is_cast_from_8_bits
 from arm_backend_core.cortex_m.rules import (  # noqa: F401  (register rules)
     convolution,
     elementwise,
@@ -33,8 +33,8 @@ from arm_backend_core.cortex_m.rules.context import (
     MULTI_RESULT_RULES,
     Context,
     Result,
+    apply_table,
     find_rule,
-    look_up,
     read_operand,
     requantize,
 )
@@ -73,16 +73,16 @@ def lower_to_kernels(program: ExportedProgram, isa: Isa) -> dict[Node, Unsupport
         For each operator that stays in floating point, the reason.
     """
     dequantize_from_int8(program.graph, Emitter(program.graph_module, isa))
-    walk = _Walk(program, isa)
+    lowering = _KernelLowering(program, isa)
     for node in list(program.graph.nodes):
         if node.op != "call_function" or is_dequantize(node):
             continue
         if is_quantize(node):
-            walk.lower(node)
-        elif is_constant(node, walk.constants):
-            walk.constants[node] = evaluate_node(node, walk.constants.__getitem__)
-    walk.connect()
-    refusals = {node.name: reason for node, reason in walk.refusals.items()}
+            lowering.lower(node)
+        elif is_constant(node, lowering.constants):
+            lowering.constants[node] = evaluate_node(node, lowering.constants.__getitem__)
+    lowering.replace_quantize_nodes()
+    refusals = {node.name: reason for node, reason in lowering.refusals.items()}
     stable_topological_sort(program.graph_module)  # a reader may precede the conversion of its operand's layout
     eliminate_dead_code(program.graph)
     lift_constants(program)
@@ -96,7 +96,7 @@ def lower_to_kernels(program: ExportedProgram, isa: Isa) -> dict[Node, Unsupport
 def has_kernel(node: Node) -> bool:
     """Whether an operator may become a kernel call, a table or data movement, depending on its operands."""
     record = find_record(node)
-    is_function = record is not None and (record.univariate or casts_8_bits(node))
+    is_function = record is not None and (record.univariate or is_cast_from_8_bits(node))
     return find_rule(node) is not None or is_function or _has_multi_result_rule(node)
 
 
@@ -110,8 +110,8 @@ def _has_multi_result_rule(node: Node) -> bool:
     return overload_of(node.target) in MULTI_RESULT_RULES
 
 
-class _Walk:
-    """One walk over the quantize nodes of a program."""
+class _KernelLowering:
+    """Lowers the quantize nodes of a program, in program order, and collects the refusals."""
 
     def __init__(self, program: ExportedProgram, isa: Isa) -> None:
         self.constants: dict[Node, Any] = dict(constants_of(program))
@@ -169,13 +169,13 @@ class _Walk:
             return Value(q, value.shape, value.layout, value.node, value.data)
         operand = self._operand(function.source)
         operand.require_int8()
-        return look_up(self._emit, operand, function.tabulate(quantize, self.constants), q)
+        return apply_table(self._emit, operand, function.tabulate(quantize, self.constants), q)
 
     def _operand(self, dequantize: Node) -> Value:
         return read_operand(dequantize, self._values, self.constants, self._qparams)
 
-    def connect(self) -> None:
-        """Let all remaining readers of the lowered quantize nodes read the kernels' results."""
+    def replace_quantize_nodes(self) -> None:
+        """Replace the lowered quantize nodes by the kernels' results, for readers that are not lowered themselves."""
         for quantize, value in self._values.items():
             if not quantize.users:
                 continue

@@ -59,7 +59,8 @@ def match_univariate(result: Node, constants: Mapping[Node, Any]) -> UnivariateF
     """The function of one tensor that computes ``result``.
 
     Raises:
-        Unsupported: an operator is not elementwise, or several tensors are read.
+        Unsupported: an operator is not elementwise, the function does not read exactly one tensor, or the result has
+            another shape than this tensor.
     """
     shape = tuple(result.meta["val"].shape)
     nodes: list[Node] = []

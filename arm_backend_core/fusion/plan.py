@@ -24,9 +24,9 @@ class FusionPlan:
             other node reads the producer.
         merged_consumers: the values of ``merged_into``.
         chain_base: {elementwise node: the tensor that it is a function of}. Functions of one tensor form a chain.
-        fused: nodes that are computed together with their consumers, so that their result is not quantized: the keys of
-            ``merged_into``, functions of a chain that only functions of the same tensor read, and unrounded products in
-            recurrent layers.
+        fused: nodes that are computed together with their consumers, so that their results are not quantized. They are
+            the keys of ``merged_into``, those functions of a chain that only functions of the same tensor read, and
+            products in recurrent layers that a sum reads without rounding.
         int16_nodes: nodes of an int8 program whose result is int16, because a consumer gains accuracy from it.
 
     Args:

@@ -855,7 +855,7 @@ def test_the_note_names_cycles_that_less_sram_costs() -> None:
     choices = [chooser.Choice("pools", 2, 100), chooser.Choice("elementwise operators on packed channels", 3, -7)]
     assert chooser.describe_choices(choices) == (
         "bit-equal alternatives save 100 cycles by Vela's estimate: 2 pools; "
-        "bit-equal alternatives save SRAM for 7 more cycles: 3 elementwise operators on packed channels"
+        "bit-equal alternatives save memory for 7 more cycles: 3 elementwise operators on packed channels"
     )
 
 

@@ -192,6 +192,16 @@ def _lower_whole(function: Callable[[Tensor], Tensor], wave: Tensor = WAVE) -> r
     return lowered
 
 
+@pytest.mark.parametrize("exponent", [0.5, 0])
+def test_a_power_of_zero_is_a_number(exponent: float) -> None:
+    x = torch.tensor([[0.0, 0.0], [1.0, -2.0]])
+
+    def power(x: Tensor) -> Tensor:
+        return torch.view_as_real(torch.view_as_complex(x) ** exponent)
+
+    torch.testing.assert_close(_lower_whole(power, x).run((x,))[0], power(x), atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize(("int16", "min_sqnr"), [(False, 30.0), (True, 70.0)])
 @pytest.mark.parametrize(
     "function", [lambda x: torch.view_as_complex(_spectrum(x)).abs(), _synthesis], ids=["lengths", "synthesis"]

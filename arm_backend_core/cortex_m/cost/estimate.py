@@ -36,7 +36,7 @@ class CpuEstimate:
 
 
 def estimate_node(node: Node, processor: Processor) -> CpuEstimate:
-    """Estimate a call of an operator outside delegates: a ``cortex_m`` kernel, or one with a portable kernel."""
+    """Estimate a call of an operator outside delegates, which a ``cortex_m`` kernel or a portable kernel computes."""
     kernel = find_called_kernel(node)
     if kernel is not None:
         arguments = torch.fx.map_arg(node.args, lambda operand: _shape(operand))

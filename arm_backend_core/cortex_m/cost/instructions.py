@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from arm_backend_core.cortex_m.cost.processors import Counts
 
-#: Products that one step of MVE code computes for each result: the lanes of a vector.
+#: Products that MVE code computes for a result at once: the int8 lanes of a vector.
 MVE_LANES = 16
 
 # -- matrix products: per product (MVE: per vector of 16), and per result (requantization, saturation, store)
@@ -38,7 +38,8 @@ DEPTHWISE_TAP = Counts(0, 0, 38, 12.8)
 #: Window of 3x3 and padding of at most 1, without MVE: all nine taps are unrolled.
 DEPTHWISE_3X3_RESULT = Counts(337, 87, 76, 17)
 DEPTHWISE_3X3_PIXEL = Counts(72, 77, 99, 230)
-#: Dilation, batches, or several results per channel; products of four results at once if there is a multiple of four.
+#: Depthwise convolution with dilation, several batches or several results per channel. If the number of results per
+#: channel is a multiple of four, the code computes four of them at once.
 GENERIC_DEPTHWISE_RESULT = Counts(60, 30, 30, 30)
 GENERIC_DEPTHWISE_PRODUCT = Counts(50, 24, 25, 24)
 GENERIC_DEPTHWISE_PRODUCT_BY_FOUR = Counts(13.3, 6.7, 7, 7)
@@ -57,8 +58,8 @@ DIV_WITH_FPU, DIV_WITHOUT_FPU = 70, Counts(850, 420, 420, 70)
 MINIMUM = Counts(12, 8, 8, 1.15)
 #: The gathering load of MVE takes a cycle per lane (Cortex-M55 Software Optimization Guide): counted as instructions.
 TABLE = Counts(9, 6, 6, 1.3)
-#: The MVE code of softmax does not compile with GCC 12.2. Its number is a fourth of the scalar code's, because it
-#: computes four lanes.
+#: The MVE code of softmax does not compile with GCC 12.2. Its number is about a fourth of that of the scalar code,
+#: because it computes four lanes.
 SOFTMAX = Counts(1950, 520, 522, 140)
 
 # -- pooling: per result, per tap of a result, per pixel, per tap of a pixel

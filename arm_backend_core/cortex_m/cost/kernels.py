@@ -1,8 +1,7 @@
 """Work of the ``cortex_m`` kernels: the instructions of a call as a function of its shapes.
 
-A function of this module computes the work of one kernel. It takes the machine code, whether there is an FPU, the
-result's shape, and the arguments of ``Kernel.compute`` with shapes in the place of tensors. Images have the order
-[N, H, W, C] for both layouts of a kernel.
+The decorator ``_work`` registers the function that computes the work of a kernel from a ``Call``. The shapes of images
+in a ``Call`` have the order [N, H, W, C], also for kernels of (N, C, H, W) in channels_last memory format.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from arm_backend_core.targets.cortex_m import Processor
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a kernel, as the functions of this module take it.
+    """A call of a kernel, with the shapes of its tensors.
 
     Attributes:
         code: machine code.
@@ -146,6 +145,7 @@ def _transposed(call: Call) -> Work:
 
 
 def _blocks(code: Code, depth: int) -> int:
+    """Number of times that a transposed convolution adds to a result per tap: MVE code adds once for each vector."""
     return _vectors(code, depth) if code is Code.MVE else 1
 
 

@@ -60,7 +60,7 @@ def operator_work(name: str, processor: Processor, result: Shape, operands: Sequ
 
 
 def _depth(name: str, weights: Shape) -> int:
-    """Number of products of a result: all but the first axis of [O, ...] weights, the second-last of [..., I, O]."""
+    """Number of products per element of the result: the elements of w[0] for weights [O, ...], I for [..., I, O]."""
     return math.prod(weights[1:]) if name in ("convolution", "linear") else weights[-2]
 
 

@@ -10,7 +10,10 @@ from arm_backend_core.targets.cortex_m import Isa, Processor
 
 
 class Code(Enum):
-    """Machine code of the kernels: for one source file, compilers generate one of these. The value is an index."""
+    """Machine code of the kernels. A compiler generates one of these codes from a source file.
+
+    The value is the position in ``Counts``.
+    """
 
     BASELINE = 0
     """Armv6-M and Armv8-M Baseline: 16-bit instructions, no product of 64 bits."""
@@ -36,9 +39,9 @@ class Counts:
         return (self.baseline, self.mainline, self.dsp, self.mve)[code.value]
 
 
-#: Processors without a floating-point unit, and those whose code is ``Code.BASELINE``. The unit is optional on the
-#: others; here, they have it.
+#: Processors without a floating-point unit. The unit is optional on the others, which are assumed to have it.
 _WITHOUT_FPU = ("cortex-m0", "cortex-m0plus", "cortex-m3", "cortex-m23")
+#: Processors whose code is ``Code.BASELINE``.
 _BASELINE = ("cortex-m0", "cortex-m0plus", "cortex-m23")
 
 #: Most int8 products per cycle, by code: one multiplication (Arm's Technical Reference Manuals; on M0, M0+ and M23,

@@ -18,15 +18,16 @@ _SCALAR_TYPES: dict[int, Any] = {1: np.int8, 2: np.int16}
 def quantize_per_tensor(x: Array, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: int) -> Array:
     """Quantize float32 to int8 or int16 as PyTorch does, for any shape and memory format. NaN becomes 0.
 
-    round(x * float32(1 / scale)) + zero_point, ties to even, saturated. ExecuTorch's kernel differs in these cases, of
-    which this emulates none:
+    round(x * float32(1 / scale)) + zero_point, ties to even, saturated. ExecuTorch's kernel differs in these cases.
+    This function emulates none of them:
 
     - With MVE instructions (blocks of 16 int8 or 8 int16 elements), the product is not rounded to float32 first. A
       number near the middle between two integers may be rounded to the other one.
     - With MVE instructions, int8 results wrap where |x / scale| is 32768 or more: a large positive number may become
       -128. All results are wrong from 2^22 on.
-    - Otherwise, the zero point is added before saturation, which may wrap where the product exceeds int32.
-    - It divides by float32(scale), which changes the last bit of the reciprocal of some scales.
+    - Without MVE instructions, the zero point is added before saturation, and the sum may wrap where the product
+      exceeds int32.
+    - The reciprocal is computed from float32(scale), which changes its last bit for some scales.
 
     Args:
         x: float32.

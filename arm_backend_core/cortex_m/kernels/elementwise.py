@@ -61,11 +61,11 @@ def quantized_add(
     activation_min: int,
     activation_max: int,
 ) -> Array:
-    """Sum of two int8 tensors of equal shapes, or of which one has only channels (``arm_elementwise_add_s8``).
+    """Sum of two int8 tensors (``arm_elementwise_add_s8``).
 
-    Tensors of equal shapes may have any memory format, which must be the same for all three. ``is_channel_broadcast``
-    has the rule for others. Multipliers are int32, shifts in [-31, 30]; with a shift of the operands above 3, a
-    difference of 255 overflows.
+    Operands of equal shapes and the result may have any memory format, but all must have the same. Other operands must
+    meet the rule of ``is_channel_broadcast``. Multipliers are int32, shifts in [-31, 30]. With an operand's shift above
+    3, a difference of 255 overflows.
     """
     terms = [
         requantize((x.astype("int64") - zero_point) << ADD_LEFT_SHIFT, multiplier, shift)
@@ -124,8 +124,8 @@ def quantized_div(
 ) -> Array:
     """Quotient of two int8 or two int16 tensors of equal shapes and memory formats, computed in float32.
 
-    CMSIS-NN has no division. ExecuTorch's kernel rounds the quotient, then its product with ``output_scale``, to
-    float32, and that to an integer with ties away from zero. A divisor at its zero point gives the quotient 0.
+    CMSIS-NN has no division. ExecuTorch's kernel rounds the quotient to float32, and its product with ``output_scale``
+    to float32 and then to an integer, with ties away from zero. A divisor at its zero point gives the quotient 0.
 
     Args:
         output_scale: scale of ``first`` / (scale of ``second`` * scale of the result).

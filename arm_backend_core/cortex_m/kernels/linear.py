@@ -18,8 +18,8 @@ def sum_weights(weights: Array, bias: Array | None, input_offset: int, filter_of
     Args:
         weights: [O, I] int8.
         bias: [O] int32, or None.
-        input_offset: negative zero point of the input.
-        filter_offset: negative zero point of the weights.
+        input_offset: negated zero point of the input.
+        filter_offset: negated zero point of the weights.
 
     Returns:
         [O] int32: bias + input_offset * sum(weights + filter_offset).
@@ -70,7 +70,7 @@ def _matmul_shape(left: Shape, offset: int, right: Shape, *rest: Any) -> Shape:
 
 
 def _matmul_scratch(isa: Isa, left: Shape, offset: int, right: Shape, *rest: Any) -> tuple[int, ...]:
-    """``arm_fully_connected_s8_get_buffer_size`` of the result: MVE needs the sum of each column."""
+    """As ``arm_fully_connected_s8_get_buffer_size``: MVE code stores an int32 sum for each column of the result."""
     return (4 * right[1] if isa is Isa.MVE else 0,)
 
 
@@ -93,7 +93,8 @@ def quantized_batch_matmul(
 ) -> Array:
     """Batched matrix product (``arm_batch_matmul_s8``): [N, R, I] and [N, C, I] to [N, R, C].
 
-    Despite their names in the schema, the two zero points of the operands are negative zero points, which are added.
+    Despite their names in the schema, the arguments ``lhs_zero_point`` and ``rhs_zero_point`` are the negated zero
+    points, which the kernel adds.
     """
     columns = (right.astype(np.float64) + right_offset).swapaxes(1, 2)
     total = ((left.astype(np.float64) + left_offset) @ columns).astype(np.int64)

@@ -47,7 +47,7 @@ def transpose(x: Array, permutation: Sequence[int]) -> Array:
     """Permute the axes of an int8 tensor of rank 1 to 4 with contiguous memory format (``arm_transpose_s8``).
 
     The result has contiguous memory format, too. ExecuTorch's kernel checks neither. Axes are not negative.
-    ``find_transpose_fault`` has the permutations and sizes that processors lack.
+    ``find_transpose_fault`` has the permutations and sizes for which CMSIS-NN fails, by instruction set.
     """
     return np.ascontiguousarray(x.transpose(tuple(permutation)))
 

@@ -1,7 +1,7 @@
 """Pooling kernels over two spatial axes.
 
-Each has two operators. The one without suffix takes (N, C, H, W) in channels_last memory format. The one with the
-suffix ``_nhwc`` takes (N, H, W, C) in contiguous memory format. The elements lie in memory in the same order.
+Each kernel has two operators. The one without suffix takes (N, C, H, W) in channels_last memory format. The one with
+the suffix ``_nhwc`` takes (N, H, W, C) in contiguous memory format. Both have the elements in the same order in memory.
 
 Padding is symmetric and less than the kernel size. Padded elements never count: neither in a maximum nor in an average
 (``count_include_pad=False`` in PyTorch).

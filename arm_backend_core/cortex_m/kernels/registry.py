@@ -35,8 +35,8 @@ class Kernel:
         compute: the kernel's arithmetic, bit-equal to the kernel except where its docstring says otherwise. Tensor
             arguments are NumPy arrays (None if optional and absent), scratch tensors are ignored. Returns the result.
         result_shape: the result's shape. Takes the arguments of ``compute`` with shapes in the place of tensors.
-        scratch_bytes: size of each scratch tensor, in the order of the arguments, which it takes as ``result_shape``
-            does, after the instruction set.
+        scratch_bytes: size of each scratch tensor, in the order of the scratch arguments. Takes the instruction set,
+            then the arguments of ``result_shape``.
         find_fault: why CMSIS-NN's kernel would fail, compute other results or write outside its result; None if it
             would not. It takes the arguments of ``scratch_bytes``.
     """

@@ -135,7 +135,7 @@ def softmax(
     if dim % x.ndim != x.ndim - 1 or not 1 <= x.shape[-1] <= MAX_ROW:
         raise ValueError(f"no softmax over axis {dim} of {x.shape}")
     if output_zero_point != OUTPUT_ZERO_POINT or input_shift < 0 or diff_min > 0:
-        raise ValueError("softmax has another quantization")
+        raise ValueError(f"softmax needs output_zero_point {OUTPUT_ZERO_POINT}, input_shift >= 0 and diff_min <= 0")
     wide = x.astype(np.int64)
     difference = wide - wide.max(axis=-1, keepdims=True)
     exponential = exp_of_negative(doubling_high_mult(difference << input_shift, input_multiplier))

@@ -140,7 +140,7 @@ class Context:
         if (self.result.low, self.result.high) == (-128, 127):
             return value
         table = np.clip(np.arange(-128, 128), self.result.low, self.result.high).astype(np.int8)
-        return look_up(self.emit, value, table, self.result.q)
+        return apply_table(self.emit, value, table, self.result.q)
 
     def requantize(self, value: Value, q: QParams) -> Value:
         """The same real numbers with other quantization parameters."""
@@ -167,7 +167,7 @@ def read_operand(
     return Value.from_node(source, q)
 
 
-def look_up(emit: Emitter, value: Value, table: Array, q: QParams) -> Value:
+def apply_table(emit: Emitter, value: Value, table: Array, q: QParams) -> Value:
     """Apply a table of 256 int8 entries, the first of which is for -128."""
     if value.data is not None:
         return Value.from_constant(table[value.data.astype(np.int64) + 128], q)
@@ -181,7 +181,7 @@ def requantize(emit: Emitter, value: Value, q: QParams) -> Value:
     if value.q.is_equivalent(q):
         return value
     real = value.q.dequantize(np.arange(-128, 128))
-    return look_up(emit, value, q.quantize(real).astype(np.int8), q)
+    return apply_table(emit, value, q.quantize(real).astype(np.int8), q)
 
 
 Rule = Callable[[Context], Value]

@@ -21,7 +21,7 @@ aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
-class Window:
+class ConvParameters:
     """Parameters of a 2D convolution, (height, width) each; ``pad`` is (top, bottom, left, right)."""
 
     stride: list[int]
@@ -57,10 +57,10 @@ def convolve_with_padding_mode(cx: Context) -> Value:
 
 def _convolve(cx: Context, arguments: dict[str, Any], pad: tuple[int, int, int, int]) -> Value:
     spatial = _spatial_axes(cx, arguments)
-    window = Window(read_pair(arguments["stride"], spatial, 1), pad, read_pair(arguments["dilation"], spatial, 1))
+    conv = ConvParameters(read_pair(arguments["stride"], spatial, 1), pad, read_pair(arguments["dilation"], spatial, 1))
     x, weight = cx.operand(arguments["input"]), _image_weight(cx.weight(arguments["weight"], 0))
     image = to_image(cx, x, spatial)
-    node = convolve_image(cx, x, image, weight, arguments["bias"], window, arguments["groups"])
+    node = convolve_image(cx, x, image, weight, arguments["bias"], conv, arguments["groups"])
     return from_image(cx, node, spatial)
 
 
@@ -70,26 +70,30 @@ def _image_weight(weight: Weight) -> Weight:
     return Weight(weight.data.reshape(*shape[:2], *spatial_pair(shape, len(shape) - 2)), weight.scale)
 
 
-def _pad_image(cx: Context, image: Node, x: Value, window: Window, kernel: Sequence[int]) -> tuple[Node, list[int]]:
+def _pad_image(
+    cx: Context, image: Node, x: Value, conv: ConvParameters, kernel: Sequence[int]
+) -> tuple[Node, list[int]]:
     """Return the image, and the (vertical, horizontal) padding that the kernel applies to it.
 
     The image is padded by an operator of its own if the sides differ, or if the padding exceeds the kernel size, which
     some of CMSIS-NN's loops do not support.
     """
-    top, bottom, left, right = window.pad
+    top, bottom, left, right = conv.pad
     if top == bottom <= kernel[0] and left == right <= kernel[1]:
         return image, [top, left]
     return cx.emit.pad(image, [0, top, left, 0], [0, bottom, right, 0], x.zero_point), [0, 0]
 
 
-def convolve_image(cx: Context, x: Value, image: Node, weight: Weight, bias: Any, window: Window, groups: int) -> Node:
+def convolve_image(
+    cx: Context, x: Value, image: Node, weight: Weight, bias: Any, conv: ConvParameters, groups: int
+) -> Node:
     """Convolve an NHWC image with a weight [OC, C / groups, KH, KW]; returns an NHWC image.
 
     CMSIS-NN has a kernel for images of one row, which fails for some sizes. The image is then viewed as one column,
     with a transposed weight, which another kernel convolves.
     """
-    image, pad = _pad_image(cx, image, x, window, weight.data.shape[2:])
-    parameters = (window.stride, pad, window.dilation)
+    image, pad = _pad_image(cx, image, x, conv, weight.data.shape[2:])
+    parameters = (conv.stride, pad, conv.dilation)
     try:
         return _call_convolution(cx, x, image, weight, bias, parameters, groups)
     except KernelFault:
@@ -150,10 +154,10 @@ def convolve_transposed(cx: Context) -> Value:
     upsampled = _insert_zeros(cx, image, stride, x.zero_point)
     before = [d * (k - 1) - p for d, k, p in zip(dilation, weight.data.shape[2:], pad, strict=True)]
     after = [b + m - s + 1 for b, m, s in zip(before, more, stride, strict=True)]
-    window = Window([1, 1], (before[0], after[0], before[1], after[1]), dilation)
+    conv = ConvParameters([1, 1], (before[0], after[0], before[1], after[1]), dilation)
     groups = arguments["groups"]
     kernel = _mirror(weight, groups)
-    return from_image(cx, convolve_image(cx, x, upsampled, kernel, arguments["bias"], window, groups), spatial)
+    return from_image(cx, convolve_image(cx, x, upsampled, kernel, arguments["bias"], conv, groups), spatial)
 
 
 def _call_transposed(
@@ -181,7 +185,10 @@ def _insert_zeros(cx: Context, image: Node, stride: Sequence[int], zero_point: i
 
 
 def _mirror(weight: Weight, groups: int) -> Weight:
-    """The weight [OC, IC / groups, KH, KW] of the convolution for [IC, OC / groups, KH, KW] of the transposed one."""
+    """Convert the weight [IC, OC / groups, KH, KW] of a transposed convolution to that of the equivalent convolution.
+
+    The result is [OC, IC / groups, KH, KW], with the elements of each kernel in reverse order.
+    """
     in_channels, per_group, *kernel = weight.data.shape
     grouped = weight.data.reshape(groups, in_channels // groups, per_group, *kernel).swapaxes(1, 2)
     data = grouped.reshape(groups * per_group, in_channels // groups, *kernel)[:, :, ::-1, ::-1]
@@ -205,8 +212,8 @@ def multiply_by_weight(cx: Context) -> Value:
         node = _multiply_per_tensor(cx, x, stored, weight, arguments["bias"])
         return cx.make_result(node, layout)
     rows = cx.emit.reshape(stored, (1, 1, int(np.prod(shape[:-1])), in_channels))
-    kernel, window = Weight(weight.data[:, :, None, None], weight.scale), Window([1, 1], (0, 0, 0, 0), [1, 1])
-    node = convolve_image(cx, x, rows, kernel, arguments["bias"], window, 1)
+    kernel, conv = Weight(weight.data[:, :, None, None], weight.scale), ConvParameters([1, 1], (0, 0, 0, 0), [1, 1])
+    node = convolve_image(cx, x, rows, kernel, arguments["bias"], conv, 1)
     return cx.make_result(cx.emit.reshape(node, (*shape[:-1], channels)), layout)
 
 

@@ -13,7 +13,7 @@ from torch.fx import Node
 from arm_backend_core.cortex_m.arithmetic import quantize_multiplier
 from arm_backend_core.cortex_m.emitter import KernelFault
 from arm_backend_core.cortex_m.kernels.elementwise import ADD_LEFT_SHIFT
-from arm_backend_core.cortex_m.rules.context import Context, look_up, rule, single_multiplier
+from arm_backend_core.cortex_m.rules.context import Context, apply_table, rule, single_multiplier
 from arm_backend_core.cortex_m.values import Value
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.nodes import arguments_of
@@ -148,7 +148,7 @@ def _select_extreme(cx: Context, operands: Sequence[Value], target: Any) -> Valu
     name = "minimum" if target is aten.minimum.default else "maximum"
     try:
         node = cx.emit.kernel(name, *tensors)
-    except KernelFault:  # of the broadcast
+    except KernelFault:  # CMSIS-NN does not broadcast these shapes correctly
         shape = [cx.node.meta["val"].shape[axis] for axis in layout]
         node = cx.emit.kernel(name, *(cx.emit.expand(x, shape) for x in tensors))
     return cx.clamp(cx.make_result(node, layout))
@@ -169,6 +169,6 @@ def prelu(cx: Context) -> Value:
     if real.min() >= 0 and real.max() <= 1 + _SLOPE_TOLERANCE:
         return _select_extreme(cx, [x, _multiply(cx, [x, slope])], aten.maximum.default)
     numbers = x.q.dequantize(np.arange(-128, 128))
-    negative = look_up(cx.emit, x, x.q.quantize(np.minimum(numbers, 0)).astype(np.int8), x.q)
-    positive = look_up(cx.emit, x, cx.result.q.quantize(np.maximum(numbers, 0)).astype(np.int8), cx.result.q)
+    negative = apply_table(cx.emit, x, x.q.quantize(np.minimum(numbers, 0)).astype(np.int8), x.q)
+    positive = apply_table(cx.emit, x, cx.result.q.quantize(np.maximum(numbers, 0)).astype(np.int8), cx.result.q)
     return _add(cx, [positive, _multiply(cx, [negative, slope])], 1.0)

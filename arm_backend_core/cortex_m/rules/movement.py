@@ -24,7 +24,7 @@ def _operand(cx: Context, argument: Any) -> Value:
 
 @rule(aten.permute.default, aten.transpose.int, aten.t.default, aten.numpy_T.default)
 def permute(cx: Context) -> Value:
-    """No operator: only the layout changes, until a reader needs another one."""
+    """A permutation needs no operator: only the layout of the value changes, until a reader needs another layout."""
     x = _operand(cx, cx.node.args[0])
     order = list(range(x.rank))
     if cx.node.target is aten.permute.default:
@@ -69,7 +69,7 @@ def _layout_after_unit_axes(x: Value, shape: tuple[int, ...]) -> Layout | None:
 
 @rule(aten.contiguous.default, aten.clone.default, aten.alias.default, aten._to_copy.default, aten.detach.default)
 def copy(cx: Context) -> Value:
-    """No operator."""
+    """A copy needs no operator: the result is the operand itself, unless its parameters differ."""
     return _operand(cx, cx.node.args[0])
 
 

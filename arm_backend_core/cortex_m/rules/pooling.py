@@ -71,7 +71,9 @@ def _average_excluding_padding(cx: Context, x: Value, image: Node, window: _Wind
         Unsupported: operand and result have different parameters.
     """
     if not x.q.is_equivalent(cx.result.q):
-        raise Unsupported("an average without padding needs equal parameters of operand and result")
+        raise Unsupported(
+            "the kernel for averages that exclude padding needs equal quantization parameters of operand and result"
+        )
     parameters = (window.kernel, window.stride, window.pad, ceil_mode, x.zero_point, *quantize_multiplier(x.scale))
     return cx.emit.kernel("quantized_avg_pool2d_nhwc", image, *parameters)
 

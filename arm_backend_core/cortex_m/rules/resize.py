@@ -1,7 +1,8 @@
 """Bilinear interpolation: weighted sums of neighbours with exact weights, one axis after the other.
 
-The result is rounded once for each axis. The first rounding error is at most half a quantization step. The weights of
-the second axis sum to 1, so that its error is half a step more: at most one step in total.
+The result is rounded to integers once for each axis. The error of the first axis is about half a quantization step.
+The weights of the second axis sum to 1, so that they do not amplify this error, and the second rounding adds half a
+step: at most about one step in total.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch.fx import Node
 
 from arm_backend_core.cortex_m.kernels.registry import Array
 from arm_backend_core.cortex_m.rules.context import Context, Weight, rule, single_multiplier
-from arm_backend_core.cortex_m.rules.convolution import Window, convolve_image
+from arm_backend_core.cortex_m.rules.convolution import ConvParameters, convolve_image
 from arm_backend_core.cortex_m.values import Value
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.permutation import Layout
@@ -34,7 +35,7 @@ def upsample_bilinear(cx: Context) -> Value:
     """
     x = cx.operand(cx.node.args[0])
     matrices = [_weights(cx, x, axis) for axis in (2, 3)]
-    for axis, matrix in ((3, matrices[1]), (2, matrices[0])):  # rows are shorter before they are repeated
+    for axis, matrix in ((3, matrices[1]), (2, matrices[0])):
         if not np.array_equal(matrix, np.eye(len(matrix))):
             x = _interpolate(cx, x, axis, matrix)
     return cx.clamp(cx.requantize(x, cx.result.q))
@@ -68,7 +69,7 @@ def _to_integers(matrix: Array) -> tuple[Array, int]:
     become 1 instead of 0: after the multiplication, 0.5 rounds to 1, and the half of that rounds to 1 again.
 
     Raises:
-        Unsupported: there is none of up to 127.
+        Unsupported: the weights have no common denominator of up to 127.
     """
     for denominator in range(1, _MAX_DENOMINATOR + 1):
         numerators = np.rint(matrix * denominator)
@@ -106,8 +107,8 @@ def _convolve_phases(cx: Context, x: Value, axis: int, phases: Array, denominato
     for taps in phases:
         kernel = np.broadcast_to(taps.reshape((3, 1) if axis == 2 else (1, 3)), (channels, 1, *_kernel_shape(axis)))
         weight = Weight(np.array(kernel), np.asarray(1.0 / denominator))
-        window = Window([1, 1], (0, 0, 0, 0), [1, 1])
-        parts.append(convolve_image(cx, x, padded, weight, None, window, channels))
+        conv = ConvParameters([1, 1], (0, 0, 0, 0), [1, 1])
+        parts.append(convolve_image(cx, x, padded, weight, None, conv, channels))
     n, height, width, _ = image.meta["val"].shape
     split = [n, height, width, channels]
     split.insert(at + 1, 1)

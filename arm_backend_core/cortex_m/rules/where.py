@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch.fx import Node
 
-from arm_backend_core.cortex_m.rules.context import Context, look_up, rule
+from arm_backend_core.cortex_m.rules.context import Context, apply_table, rule
 from arm_backend_core.cortex_m.values import Value
 from arm_backend_core.nodes import is_dequantize, overload_of
 from arm_backend_core.qparams import QParams
@@ -61,7 +61,7 @@ def _compare_with_number(cx: Context, node: Node) -> Node:
     x, number = cx.operand(node.args[0]), node.args[1]
     real = torch.from_numpy((np.arange(-128, 128) - x.zero_point).astype(np.float32) * np.float32(x.scale))
     table = node.target(real, number).numpy().astype(np.int8)  # type: ignore[operator]
-    flags = look_up(cx.emit, x, table, QParams(1.0, 0, x.q.dtype, x.q.qmin, x.q.qmax))
+    flags = apply_table(cx.emit, x, table, QParams(1.0, 0, x.q.dtype, x.q.qmin, x.q.qmax))
     return cx.emit.call(aten.ne.Scalar, cx.emit.store_plain(flags), 0)
 
 
