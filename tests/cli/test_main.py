@@ -121,6 +121,17 @@ def test_sweep_with_several_macs_and_memory_modes(small: Path, capsys: pytest.Ca
     assert "plotly" in picture.read_text()
 
 
+def test_sweep_of_the_default_recipes_skips_npus_without_the_macs(
+    small: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fake_sweep(_program: object, recipes: object, _samples: object, **options: object) -> str:
+        return f"swept {recipes} with macs={options['macs']}"
+
+    monkeypatch.setattr(arm_recipes, "sweep", fake_sweep)
+    assert main(["sweep", str(small), "--macs", "512"]) == 0  # an Ethos-U55 has at most 256
+    assert capsys.readouterr().out == "swept None with macs=[512]\n"
+
+
 def test_export_writes_etrecord_bundled_program_and_page(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     np.save(small.with_name("x.npy"), images(2)[0][0].numpy())
     page = small.with_name("report.html")
