@@ -166,7 +166,7 @@ def compare(
 
 def _count_layer_samples(layers: bool | int, has_layers: bool, samples: int) -> int:
     """Return the number of samples to compare layers with."""
-    if not has_layers:
+    if not has_layers or not layers:
         return 0
     return samples if layers is True else min(layers, samples)
 

@@ -645,6 +645,7 @@ def test_sqnr_of_an_exact_program_is_infinity_in_json() -> None:
 def test_option_layers_false_compares_only_outputs() -> None:
     found = export_small(INT8).compare(images(), layers=False, workers=1)
     assert found.layers == ()
+    assert repr(found.layer_samples) == "0"  # a number also in JSON, not False
     assert found.outputs == export_small(INT8).compare(images(), workers=1).outputs
 
 
