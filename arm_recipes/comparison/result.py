@@ -129,7 +129,10 @@ class Comparison(Renderable):
 
     @property
     def worst(self) -> tuple[LayerGap, ...]:
-        """The five layers with the lowest SQNR, worst first: isolated SQNR if available, else SQNR in the program."""
+        """Up to five layers with the lowest SQNR below 120 dB, the worst first.
+
+        The SQNR is that of the isolated layers. If none of these is below 120 dB, it is the SQNR in the program.
+        """
         isolated = [(layer.isolated.sqnr, layer) for layer in self.layers if layer.isolated is not None]
         in_program = [(layer.gap.sqnr, layer) for layer in self.layers]
         for ranked in (isolated, in_program):
@@ -204,7 +207,10 @@ def _precision_notes(layers: Iterable[LayerGap]) -> Iterator[str]:
 
 
 def _select_layers(layers: tuple[LayerGap, ...]) -> list[LayerGap]:
-    """Select evenly spaced layers from first to last. Skips data movement if there are too many layers."""
+    """Select at most 16 layers to list.
+
+    If there are more, skips data movement (except for the last layer), and selects evenly spaced layers.
+    """
     computing = [layer for layer in layers[:-1] if not layer.moves or len(layers) <= _MAX_LAYERS] + list(layers[-1:])
     if len(computing) <= _MAX_LAYERS:
         return computing

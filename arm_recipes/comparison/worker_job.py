@@ -30,7 +30,8 @@ class ProgramSpec:
         data: the ``.pte``.
         method: method to run.
         inputs, outputs: values of the method, with scales where they are quantized.
-        plan: interpreter plan of the program before lowering; None if unknown.
+        plan: interpreter plan of the program before lowering; None for a saved program, and if a plan cannot represent
+            the program.
         taps: taps of the delegates.
         data_file: the ``.ptd`` of the program, or None.
     """
@@ -51,7 +52,10 @@ class ProgramSpec:
 
 @dataclass(frozen=True)
 class ComparisonJob:
-    """A comparison of ``program`` with ``reference``; if ``reference`` is None, with its own plan in floating point."""
+    """A comparison of ``program`` with ``reference``, or with the floating-point model if ``reference`` is None.
+
+    The plan of ``program`` computes the floating-point model. Without a plan, ``WorkItem.expected`` has its outputs.
+    """
 
     program: ProgramSpec
     reference: ProgramSpec | None
@@ -190,7 +194,7 @@ class _LoadedProgram:
         return values_by_node
 
     def tensor_values(self, inputs: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Compute the compared tensors of the last run, by the name of the floating-point node."""
+        """Compute the program's values of the compared tensors for the last run, by ``ComparedTensor.node``."""
         if self.interpreter is None:
             return {}
         compared = self.interpreter.run(inputs, self.intermediate_values())
