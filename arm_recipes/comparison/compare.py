@@ -199,7 +199,7 @@ def _run_items(
 
 
 def _run_model(result: Artifact, method: str, samples: ComparisonSamples) -> list[list[Any] | None]:
-    """Run the floating-point model in PyTorch; return the outputs of each sample.
+    """Run the model as it was captured, in PyTorch; return the outputs of each sample.
 
     Mutated inputs are not compared: their values are None.
     """
