@@ -80,7 +80,7 @@ def _export(args: argparse.Namespace) -> None:
 
     program = arguments.load_model(args.model)
     samples = arguments.read_model_samples(args, "calibration_samples", program)
-    # Samples of the export are resized to each of the sizes, those of the recipe are not.
+    # ``export`` resizes its samples to each of the sizes, but not the recipe's calibration samples.
     recipe = arguments.build_recipe(args, recipe_options, None if args.sizes else samples)
     bundled = arguments.read_model_samples(args, "bundled_samples", program)
     result = export(
