@@ -207,6 +207,16 @@ def test_inspect_writes_its_result_to_the_output_file(small: Path, capsys: pytes
     assert f"cannot write '{program}'" in capsys.readouterr().err
 
 
+def test_the_output_may_have_the_name_of_an_argument_that_is_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["recipes", "-o", "recipes"]) == 0
+    assert main(["completion", "bash", "-o", "bash"]) == 0
+    assert Path("recipes").read_text().strip()
+    assert Path("bash").read_text().strip()
+
+
 def test_a_program_with_dynamic_shapes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, arrays = tmp_path / "dynamic.pt2", tmp_path / "x.npy"
     shapes = ({0: torch.export.Dim("batch", min=1, max=8)},)
