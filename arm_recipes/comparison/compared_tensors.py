@@ -34,7 +34,7 @@ class ComparedTensor:
         node: node of the captured program that computes the tensor.
         grid: quantization grid; None if the tensor is not quantized.
         is_data_movement: whether the operator only rearranges values on the same grid, without loss.
-        is_fixed: whether the operator fixes the grid, regardless of calibration.
+        has_fixed_grid: whether the operator fixes the grid, regardless of calibration.
         dtype: dtype in the program.
         operator, module, source: ATen operator, path of the submodule, line of the model. A fused layer (an
             operator with weights and its activation) has both operators, and the module and line of the first.
@@ -48,7 +48,7 @@ class ComparedTensor:
     node: str
     grid: QuantizationGrid | None
     is_data_movement: bool
-    is_fixed: bool
+    has_fixed_grid: bool
     dtype: str
     operator: str
     module: str
@@ -98,7 +98,7 @@ def _create_compared_tensor(
         node=source.name,
         grid=grid,
         is_data_movement=_is_lossless_move(producer, grid),
-        is_fixed=getattr(find_record(producer), "fixed_range", None) is not None,
+        has_fixed_grid=getattr(find_record(producer), "fixed_range", None) is not None,
         dtype=str(node.meta["val"].dtype).removeprefix("torch."),
         operator="input" if producer.op == "placeholder" else " + ".join(operators),
         module=module,

@@ -72,7 +72,7 @@ class LayerDiagnosis:
     Attributes:
         errors: error of the isolated layer, summed over the samples.
         grid: quantization grid of the result.
-        is_fixed: whether the operator fixes the grid, regardless of calibration.
+        has_fixed_grid: whether the operator fixes the grid, regardless of calibration.
         calibrated_range: smallest and largest value in calibration; None if unknown.
         weights: quantized constants that the layer reads.
         consumers: submodules that consume the result. Their precision decides the precision of the result.
@@ -81,7 +81,7 @@ class LayerDiagnosis:
 
     errors: IsolatedErrorSums
     grid: QuantizationGrid
-    is_fixed: bool
+    has_fixed_grid: bool
     calibrated_range: tuple[float, float] | None
     weights: tuple[QuantizedConstant, ...]
     consumers: tuple[str, ...]
@@ -157,7 +157,7 @@ class LayerDiagnosis:
             )
         levels = f"so that they use about {max(round(p999_width / grid.scale), 1)} of {grid.steps + 1} levels"
         bulk = f"99.9 % of the values are within {errors.p999:.4g}"
-        if self.is_fixed:
+        if self.has_fixed_grid:
             return (
                 "rounding",
                 f"{bulk}, and the operator's range is {low:.4g} to {high:.4g}, {levels}: {self._precision_advice()}",

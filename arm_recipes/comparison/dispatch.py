@@ -43,7 +43,7 @@ def run_samples(
 def _iter_results(
     job: ComparisonJob, items: Sequence[WorkItem], workers: int | None
 ) -> Iterator[tuple[int, SampleResult]]:
-    if workers == 1 or job.has_state or len(items) == 1:
+    if workers == 1 or job.is_sequential or len(items) == 1:
         runner = SampleRunner(job)
         yield from ((item.index, runner(item)) for item in items)
         return

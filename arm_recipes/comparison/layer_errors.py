@@ -81,7 +81,7 @@ def compute_layer_gaps(
                 p999=errors.p999,
                 output=output_sqnr.get(compared.name),
                 advice=LayerDiagnosis(
-                    *(errors, compared.grid, compared.is_fixed, calibrated, weights, compared.consumers),
+                    *(errors, compared.grid, compared.has_fixed_grid, calibrated, weights, compared.consumers),
                     finer_precision,
                 ).advice,
             )

@@ -61,8 +61,8 @@ class ComparisonJob:
     reference: ProgramSpec | None
 
     @property
-    def has_state(self) -> bool:
-        """Whether samples must run in order in one process."""
+    def is_sequential(self) -> bool:
+        """Whether samples must run in order in one process: a program has state, or no plan that tells."""
         specs = [self.program] + ([] if self.reference is None else [self.reference])
         return any(spec.plan is None or spec.plan.has_state for spec in specs)
 
@@ -74,13 +74,13 @@ class WorkItem:
     Attributes:
         index: index of the sample.
         inputs: input tensors of the model.
-        layers: whether to compare layers as well as outputs.
+        compare_layers: whether to compare layers as well as outputs.
         expected: outputs of the model; None if the program's plan computes them.
     """
 
     index: int
     inputs: list[Tensor]
-    layers: bool
+    compare_layers: bool
     expected: list[Any] | None = None
 
 
@@ -128,9 +128,9 @@ class SampleRunner:
             assert item.expected is not None
             result.reference = item.expected
             return result
-        program_values = program.intermediate_values() if item.layers else None
-        for tensor, values in program.interpreter.run(item.inputs, program_values, isolate_layers=item.layers):
-            if not item.layers or values.program is None:
+        program_values = program.intermediate_values() if item.compare_layers else None
+        for tensor, values in program.interpreter.run(item.inputs, program_values, isolate_layers=item.compare_layers):
+            if not item.compare_layers or values.program is None:
                 continue
             result.layers[tensor.name] = ErrorSums.of(values.reference, values.program)
             if tensor.grid is not None and not tensor.is_data_movement:
@@ -141,7 +141,7 @@ class SampleRunner:
     def _compare_with_program(self, item: WorkItem, outputs: list[Any]) -> SampleResult:
         assert self._reference is not None
         result = SampleResult(self._reference.run(item.inputs), outputs)
-        if item.layers:
+        if item.compare_layers:
             reference_values, program_values = (
                 program.tensor_values(item.inputs) for program in (self._reference, self._program)
             )

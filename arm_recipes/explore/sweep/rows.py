@@ -23,7 +23,7 @@ class ProgramEstimates:
         sram_exceeded: whether the program needs more SRAM than the memory mode allows.
         fast_scratch_bytes: part of the SRAM that the firmware provides as fast scratch.
         npu_ram_bytes: RAM that the NPU needs: scratch, and the constants if the memory mode places them in RAM;
-            ``npu_sram_bytes``: the part in SRAM.
+            ``npu_sram_bytes``: the part in SRAM. Both are 0 without an NPU.
         weight_bytes: size of the encoded weights; 0 without an NPU.
     """
 
