@@ -74,7 +74,7 @@ def _export(args: argparse.Namespace) -> None:
     if labels is not None and args.calibration_samples is None:
         raise ValueError("--labels are those of --calibration-samples; add --calibration-samples")
     arguments.check_no_overwrite(
-        [args.model, args.calibration_samples, args.bundled_samples, args.labels], [output, html_path]
+        [args.model, args.tuned, args.calibration_samples, args.bundled_samples, args.labels], [output, html_path]
     )
     from arm_recipes import export
 

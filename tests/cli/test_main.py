@@ -284,7 +284,9 @@ def test_compare_of_two_programs_refuses_recipe_options(small: Path, capsys: pyt
 def test_no_command_overwrites_its_input(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, arrays, both = str(small), small.with_name("x.npy"), str(small.with_name("both"))
     np.save(arrays, images(1)[0][0].numpy())
-    before = [small.read_bytes(), arrays.read_bytes()]
+    tuned = small.with_name("tuned.json")
+    tuned.write_text('{"recipe": "TOSA_FP", "options": {}}')
+    before = [path.read_bytes() for path in (small, arrays, tuned)]
     for arguments in (
         ["export", model, "--recipe", "TOSA_FP", "-o", model],
         ["export", model, "--recipe", "TOSA_FP", "--html", f"{small.parent}/./{small.name}"],
@@ -292,11 +294,13 @@ def test_no_command_overwrites_its_input(small: Path, capsys: pytest.CaptureFixt
         ["export", model, "--recipe", "TOSA_FP", "--bundled-samples", str(arrays), "-o", str(arrays)],
         ["run", model, "--inputs", str(arrays), "-o", str(arrays)],
         ["compare", model, "--recipe", "TOSA_FP", "--samples", str(arrays), "--html", model],
+        ["export", model, "--tuned", str(tuned), "--html", str(tuned)],
+        ["compare", model, "--tuned", str(tuned), "--samples", str(arrays), "--html", str(tuned)],
         ["sweep", model, "--recipe", "ethosu_u55_int8", "--html", model],
     ):
         assert main(arguments) == 2
         assert "cannot write '" in capsys.readouterr().err
-    assert [small.read_bytes(), arrays.read_bytes()] == before
+    assert [path.read_bytes() for path in (small, arrays, tuned)] == before
 
 
 def test_a_page_without_plotly_is_an_error_before_the_work(
