@@ -111,9 +111,7 @@ def check_same_interface(a: ProgramSpec, b: ProgramSpec) -> None:
         shapes_a, shapes_b = (
             ", ".join(str(list(shape)) for shape in shapes) or "nothing" for shapes in shapes_by_program
         )
-        raise ValueError(
-            f"b: '{b.method}' returns {shapes_b} in b and {shapes_a} in a; give two programs of one model"
-        )
+        raise ValueError(f"b: '{b.method}' returns {shapes_b} in b and {shapes_a} in a; give two programs of one model")
 
 
 def program_name(value: Any) -> str:

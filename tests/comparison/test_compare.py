@@ -571,13 +571,9 @@ def _export_to_bytes(model: nn.Module) -> bytes:
 
 
 def test_programs_that_differ_in_form_are_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"^b: 'forward' takes 4 inputs in b and 1 in a; give two programs of one"
-    ):
+    with pytest.raises(ValueError, match=r"^b: 'forward' takes 4 inputs in b and 1 in a; give two programs of one"):
         compare(export_small(INT8), export_mixed(INT8), images())
-    with pytest.raises(
-        ValueError, match=r"^b: 'forward' returns \[1, 8\], \[1, 8\] in b and \[1, 8\] in a; give"
-    ):
+    with pytest.raises(ValueError, match=r"^b: 'forward' returns \[1, 8\], \[1, 8\] in b and \[1, 8\] in a; give"):
         compare(_export_to_bytes(nn.Linear(8, 8)), _export_to_bytes(_Twice()), vectors())
     with pytest.raises(ValueError, match=r"^a: must be an ExportResult or a program \(.*\), got int$"):
         compare(3, export_small(INT8), images())  # type: ignore[arg-type]
