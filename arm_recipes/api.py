@@ -74,9 +74,9 @@ def export(
             whatever the memory format of the samples. The NPU computes in NHWC, so the program needs no transpose at
             its inputs. Without this option, the report shows the cycles of these transposes. Default: False.
         verify (bool): run up to four samples of each method and compare every Ethos-U delegate with the TOSA reference
-            model, bit by bit, and the outputs of ``CORTEX_M_INT8`` programs with a second implementation of their
-            kernels. Takes about a second per sample for MobileNetV2. The first call needs a C++ compiler. Default:
-            False.
+            model, bit by bit. For methods that run on the CPU with int8 kernels only, such as those of
+            ``CORTEX_M_INT8``, compare the outputs with a second implementation of the kernels. Takes about a second per
+            sample for MobileNetV2. The first call needs a C++ compiler. Default: False.
         cache_dir (str or Path, optional): a folder that caches compiled programs; it is created if needed. The cache
             key covers the captured graph with its source lines and weights, the samples, the calibration data, the
             recipe, tool versions and the sources of this package and its compiler core. On a cache hit, the call still
@@ -95,8 +95,8 @@ def export(
         NotRunnableError: ``require_runnable=True``, and an operator on the CPU has no kernel.
         AccuracyError: the SQNR of an output is below ``min_sqnr``, or it cannot be computed.
         BudgetError: the program exceeds ``sram_budget`` or ``flash_budget``.
-        VerificationError: ``verify=True``, and a delegate differs from the TOSA reference model, or a kernel from its
-            second implementation.
+        VerificationError: ``verify=True``, and a delegate differs from the TOSA reference model, reads uninitialized
+            memory or has a data hazard, or the outputs of int8 kernels differ from their second implementation.
         ArmBackendError: compilation failed, or ``require_full_delegation=True`` and operators remain on the CPU.
         RunError: ``verify=True``, and the program cannot run on this machine.
 

@@ -97,7 +97,7 @@ ELSEWHERE = {
     },
     "arm_recipes.comparison": {
         "comparison/test_compare.py": "compared_tensors diagnosis dispatch intermediate_outputs interpreter_plan "
-        "layer_errors plan_interpreter program_specs result samples worker worker_job",
+        "layer_errors plan_interpreter program_specs samples worker worker_job",
     },
     "arm_recipes.devtools": {"devtools/test_inspection.py": "calls delegate_results etdump etrecord graph layers"},
     "arm_recipes.explore.advice": {"explore/test_advise.py": "channels result weights"},

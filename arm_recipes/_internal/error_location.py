@@ -44,7 +44,7 @@ def is_library_file(file: str) -> bool:
 
 
 def is_user_message(error: BaseException) -> bool:
-    """Whether an exception is a wrong argument that this package found, whose message addresses the user."""
+    """Whether this package raised the exception about a wrong argument, so that its message addresses the user."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     return (
         isinstance(error, (ValueError, TypeError))
@@ -62,8 +62,8 @@ def describe_error(
         operation: name of the operation that failed.
         error: the exception.
         modules: models whose submodules the message may name.
-        graphs: graphs to search for the operator that the message names, if no frame of the traceback holds a node, and
-            for the first size that depends on data.
+        graphs: graphs of the model. If no frame of the traceback holds a node, the operator that the exception's text
+            names is searched for in them. If the error is about sizes that depend on data, the first such size is.
     """
     submodule, line = _find_submodule_and_line(error, modules)
     text = str(error).strip()

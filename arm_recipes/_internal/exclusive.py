@@ -52,7 +52,8 @@ def check_fork() -> None:
     """Check that parallel operators run in this process, if it was forked.
 
     A fork does not copy the threads of PyTorch's pool. If the parent had used the pool, the first parallel operator of
-    the child waits for them forever. So a child of this process runs such an operator first.
+    the forked process waits forever for these threads. To find out, this function forks once more, and the new child
+    runs a parallel operator.
 
     Raises:
         ExportError: the operator hangs.

@@ -21,7 +21,7 @@ _FORMATS = {
 _MAX_OPCODES = 64
 
 
-#: Description of a file of weights, and the remedy.
+#: Description of a file that ``torch.save`` wrote from a state dict, and the remedy.
 STATE_DICT = "weights alone (a state dict); build the model, and call model.load_state_dict(...)"
 
 

@@ -77,7 +77,7 @@ def make_folder(path: str | Path, argument: str) -> Path:
 
 
 def write(target: Path, *chunks: bytes | memoryview) -> None:
-    """Write a file atomically. The compiler core is imported here, not with this module.
+    """Write a file atomically.
 
     Raises:
         OSError: the file cannot be written, for example because the disk is full. The message names the file.

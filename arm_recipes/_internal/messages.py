@@ -30,9 +30,9 @@ class ArmRecipesWarning(UserWarning):
 
 
 class ExportError(ArmRecipesError):
-    """The export failed. The message names the stage, the operator or module, and the source line.
+    """The export failed. The message names the stage and, if known, the operator or module and the source line.
 
-    ``__cause__`` is the original exception.
+    If another exception was the reason, ``__cause__`` is that exception.
     """
 
 
@@ -118,7 +118,8 @@ def announce(message: str) -> None:
 class _ThirdPartyFilter(logging.Filter):
     """Logging filter that drops all third-party records, also those of level ERROR.
 
-    After an error, these packages also raise an exception, and PyTorch would log its whole traceback.
+    Records of level ERROR are redundant, because these packages also raise an exception. PyTorch's records contain the
+    whole traceback of the exception.
 
     ExecuTorch logs to the root logger, so the filter checks the file path as well as the logger name.
     """
@@ -159,8 +160,8 @@ _suppression = _Suppression()
 def suppress_warnings() -> Iterator[None]:
     """Suppress third-party warnings and logs inside the block. Filters and handlers are restored afterwards.
 
-    Imports PyTorch and ExecuTorch without their output. Warnings of user modules and of this package still appear.
-    Blocks of several threads may overlap.
+    At the start of the block, PyTorch and ExecuTorch are imported without their output. Warnings of user modules and
+    of this package still appear. Blocks of several threads may overlap.
     """
     _suppression.enter()
     try:

@@ -1,4 +1,4 @@
-"""Renamed keyword arguments: a call with a removed name raises a ``TypeError`` that suggests the new name."""
+"""Renamed keyword arguments: a call with the old name raises a ``TypeError`` that suggests the new name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _R = TypeVar("_R")
 
 
 def reject_old_names(**renamed: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """Decorator that raises a ``TypeError`` for a removed keyword and suggests the new one.
+    """Return a decorator, with which a function raises a ``TypeError`` for a removed keyword and suggests the new one.
 
     Args:
         renamed: removed keyword -> its new name.

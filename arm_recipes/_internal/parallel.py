@@ -26,8 +26,8 @@ def starmap_unordered(work: Callable[..., Any], tasks: Iterable[tuple[Any, ...]]
         if backend.supports_return_generator:
             yield from Parallel(n_jobs=jobs, return_as="generator_unordered")(calls)
             return
-        # Ray returns the results of a call only when all its tasks are complete. Batches limit the results that an
-        # interruption loses.
+        # Such a backend, for example Ray's, returns results only when all tasks of a call are complete. Batches limit
+        # the results that an interruption loses.
         with Parallel(n_jobs=jobs) as parallel:
             while batch := list(islice(calls, 4 * effective_n_jobs(jobs))):
                 yield from parallel(batch)

@@ -12,9 +12,9 @@ from typing import Any
 Section = tuple[str, list[tuple[str, ...]]]
 
 
-#: Number of characters from which on a cell of an HTML table wraps.
+#: Minimum number of characters of a cell with the HTML class ``long``, which style sheets may wrap.
 _LONG_CELL = 36
-#: Characters of text bar charts, from the lowest to the highest bar, and their replacement on terminals without them.
+#: Characters of text bar charts, from the lowest to the highest bar, and their replacements for encodings without them.
 BAR_CHARACTERS, _ASCII_BAR_CHARACTERS = "▁▂▃▄▅▆▇█", "_.-:=+*#"
 
 
@@ -71,7 +71,7 @@ def as_html(sections: Iterable[Section]) -> str:
 
 
 def cell_as_html(cell: str, tag: str = "td") -> str:
-    """Render a table cell. The class ``long`` marks cells with text, which style sheets may wrap."""
+    """Render a table cell. The class ``long`` marks long cells, which style sheets may wrap."""
     attribute = ' class="long"' if len(cell) >= _LONG_CELL else ""
     return f"<{tag}{attribute}>{html.escape(cell)}</{tag}>"
 
@@ -84,7 +84,9 @@ def format_bytes(count: int) -> str:
 
 
 def to_jsonable(value: Any) -> Any:
-    """Convert dataclasses and tuples to dicts and lists. Skips the field ``tosa``, which may take megabytes.
+    """Convert dataclasses to dicts, tuples to lists, and objects that JSON lacks to strings.
+
+    Skips the field ``tosa`` of dataclasses, which may take megabytes.
 
     JSON has neither infinity nor NaN. They become the strings "Infinity", "-Infinity" and "NaN", which Python's
     ``float`` and JavaScript's ``Number`` parse.

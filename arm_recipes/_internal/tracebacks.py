@@ -18,7 +18,7 @@ _Error = TypeVar("_Error", bound=BaseException)
 def shorten_tracebacks(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Decorator of a public function: removes the frames inside of the function from errors that address the user.
 
-    Their ``__cause__`` keeps its traceback. With ``ARM_BACKEND_CORE_STRICT``, all frames stay.
+    The ``__cause__`` of such an error keeps its traceback. With ``ARM_BACKEND_CORE_STRICT``, all frames stay.
     """
 
     @functools.wraps(function)
@@ -35,7 +35,7 @@ def shorten_tracebacks(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def keep_user_frames(error: _Error) -> _Error:
-    """Remove library frames from the tracebacks of an exception and of the exceptions that it was raised from.
+    """Remove library frames from the tracebacks of an exception and of its chain of causes or contexts.
 
     The innermost frame stays. With ``ARM_BACKEND_CORE_STRICT``, all frames stay.
     """

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class MergeDicts(argparse.Action):
-    """Merges the dicts of an argument that is repeated."""
+    """Action of a repeatable argument: merges the dicts of all its occurrences."""
 
     def __call__(  # noqa: D102 (argparse calls it)
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
@@ -157,7 +157,7 @@ _ARGPARSE_KEYWORDS: dict[str, dict[str, Any]] = {
 }
 #: Default of arguments for samples: the example inputs that ``torch.export.save`` stores.
 MODEL_INPUTS = "the inputs in the model's file"
-_SOURCE_HELP = "a .npz or .npy file, a folder of them or of images, or module:function"
+_SOURCE_HELP = "a .npz, .npy or image file, a folder of such files, or module:function"
 
 
 def parse_recipe(text: str) -> str:
@@ -246,6 +246,8 @@ def add_json(parser: Parser) -> None:
 
 def read_recipe_options(args: argparse.Namespace) -> dict[str, Any]:
     """Return the recipe's options without calibration samples, checked as far as possible without PyTorch.
+
+    Checks the model's file and the source of the calibration samples, too.
 
     With ``--tuned``, sets ``args.recipe`` to the recipe in the file.
 

@@ -74,13 +74,13 @@ def _export(args: argparse.Namespace) -> None:
     if labels is not None and args.calibration_samples is None:
         raise ValueError("--labels are those of --calibration-samples; add --calibration-samples")
     arguments.check_no_overwrite(
-        [args.model, args.calibration_samples, args.bundled_samples, args.labels], [output, html_path]
+        [args.model, args.tuned, args.calibration_samples, args.bundled_samples, args.labels], [output, html_path]
     )
     from arm_recipes import export
 
     program = arguments.load_model(args.model)
     samples = arguments.read_model_samples(args, "calibration_samples", program)
-    # Samples of the export are resized to each of the sizes, those of the recipe are not.
+    # ``export`` resizes its samples to each of the sizes, but not the recipe's calibration samples.
     recipe = arguments.build_recipe(args, recipe_options, None if args.sizes else samples)
     bundled = arguments.read_model_samples(args, "bundled_samples", program)
     result = export(

@@ -79,8 +79,9 @@ def _call_command(args: argparse.Namespace) -> None:
         args.call(args)
         return
     target = check_writable(result_file)
-    read = [value for value in vars(args).values() if isinstance(value, (str, Path)) and value is not result_file]
-    check_no_overwrite(read, [result_file])
+    actions = args.commands.choices[args.command]._actions
+    files = {action.dest for action in actions if action.type is Path or action.metavar in ("FILE", "SOURCE")}
+    check_no_overwrite([getattr(args, name, None) for name in files - {"result_file"}], [result_file])
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         args.call(args)
     write(target, printed.getvalue().encode())

@@ -1,4 +1,4 @@
-"""Samples on the command line: array files, folders of arrays or images, or a Python function."""
+"""Samples on the command line: an array file, an image, a folder of arrays or images, or a Python function."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-#: Size of a dynamic dimension in the inputs of ``read_samples``. It accepts arrays of any size.
+#: Size of a dynamic dimension in the inputs of ``read_samples``. Arrays of any size in this dimension are accepted.
 DYNAMIC_SIZE = -1
 _FUNCTION_PATTERN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _ARRAY_SUFFIXES = frozenset({".npy", ".npz"})
@@ -41,7 +41,7 @@ def check_source(source: str, argument: str) -> None:
     """Check that a source of samples exists and has a known type, without expensive imports.
 
     Raises:
-        ValueError: the source is missing or of an unknown type.
+        ValueError: the source is missing or of an unknown type, or a folder has no samples or both arrays and images.
     """
     path = Path(source).expanduser()
     if not path.exists():
@@ -88,7 +88,7 @@ def read_samples(
 
 
 def _accepted_sources() -> str:
-    return "give a .npz or .npy file, a folder of such files or of images, or module:function, which returns samples"
+    return "give a .npz or .npy file, an image, a folder of such files, or module:function, which returns samples"
 
 
 def _list_files(folder: Path, argument: str) -> list[Path]:

@@ -84,7 +84,7 @@ def _sweep(args: argparse.Namespace) -> None:
     if has_processors:
         list_processors(cpus, fixed)
     if npu_recipes:
-        list_configurations(npu_recipes, varied, fixed, boards)
+        list_configurations(None if args.recipes is None else npu_recipes, varied, fixed, boards)
     from arm_recipes import sweep
 
     program = arguments.load_model(args.model)

@@ -67,7 +67,7 @@ class Evaluator:
 
     @property
     def is_cacheable(self) -> bool:
-        """Whether ratings may be stored: a user's metric may change between runs."""
+        """Whether ratings may be stored. False for a user's metric, because the function may change between runs."""
         return self._metric is None
 
     def float_metric(self) -> float | None:
@@ -127,7 +127,7 @@ class Accuracy:
     Attributes:
         metric: name of the metric.
         reference, program: value of the metric for the reference and for the program.
-        items: number of items that the metric is averaged over.
+        items: number of items that the top-1 accuracy is averaged over; number of samples for a user's metric.
         agreeing: number of items with equal predictions of program and reference; None for a user's metric.
     """
 
@@ -139,7 +139,7 @@ class Accuracy:
 
     @property
     def figures(self) -> tuple[str, str]:
-        """Reference and program as text; shares of items in percent."""
+        """The metric of the reference and of the program, as text. Top-1 accuracy is in percent."""
         is_share = self.agreeing is not None
         reference, program = (f"{100 * x:.2f} %" if is_share else f"{x:.6g}" for x in (self.reference, self.program))
         return reference, program
@@ -151,7 +151,7 @@ class Accuracy:
 
     @property
     def drop_figure(self) -> str:
-        """The drop as text; shares of items in percentage points."""
+        """The drop as text. That of top-1 accuracy is in percentage points."""
         return f"{100 * self.drop:.2f} points" if self.agreeing is not None else f"{self.drop:.6g}"
 
     def rows(self, reference: str) -> list[tuple[str, ...]]:
@@ -184,11 +184,11 @@ def compute_accuracy(
     *,
     has_padding: bool,
 ) -> Accuracy | None:
-    """Compute the task accuracy by the metric, or else by the labels; None without both.
+    """Compute the mean of the metric, or without a metric the top-1 accuracy; None without metric and labels.
 
     Args:
-        reference, program: outputs of each sample, in the model's structure. Labels need class scores as the first
-            tensor.
+        reference, program: outputs of each sample, in the model's structure. With labels, the first tensor must hold
+            class scores.
         samples: samples as the user passed them, for the metric.
         labels, has_padding: as for ``compute_top1_accuracy``.
 

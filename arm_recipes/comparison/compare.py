@@ -40,8 +40,8 @@ from arm_recipes.runtime.program import Program
 from arm_recipes.stages.quantize import FloatProgram
 from arm_recipes.types import Labels, Metric, Samples
 
-#: Minimum SQNR in dB of the reference graph, which is rewritten for quantization, against the captured model. float32
-#: rounding alone stays above it.
+#: Minimum SQNR in dB of the reference graph, which is rewritten for quantization, against the captured model. If the
+#: graphs differ by float32 rounding only, the SQNR is higher.
 _MIN_GRAPH_SQNR_DB = 80.0
 
 
@@ -91,7 +91,7 @@ def compare_with_model(
 
 
 def _finer_precision(recipe: object) -> str:
-    """Precision of the recipe's target that rounds less than int8; int16 if the recipe is not of this project."""
+    """Precision of the recipe's target that rounds less than int8; A16W8 if the recipe is not of this package."""
     return precisions.finer_precision(recipe.type_name) if isinstance(recipe, ArmRecipe) else "A16W8"
 
 
@@ -112,7 +112,7 @@ def compare(
 
     Args:
         a: the reference: an ``ExportResult`` or a saved program (a path, bytes or a ``Program``, which is loaded
-            again). If ``a`` and ``b`` are both an ``ExportResult``, layers with equal names are compared, too.
+            again). If ``a`` and ``b`` are both an ``ExportResult``, layers of equal name and shape are compared, too.
         b: the program to compare, of the same types as ``a``.
         samples: inputs of the model, in floating point even if a program has ``quantized_io``.
         labels: as for ``ExportResult.compare``.
@@ -166,7 +166,7 @@ def compare(
 
 def _count_layer_samples(layers: bool | int, has_layers: bool, samples: int) -> int:
     """Return the number of samples to compare layers with."""
-    if not has_layers:
+    if not has_layers or not layers:
         return 0
     return samples if layers is True else min(layers, samples)
 
@@ -199,7 +199,10 @@ def _run_items(
 
 
 def _run_model(result: Artifact, method: str, samples: ComparisonSamples) -> list[list[Any] | None]:
-    """Run the captured program in PyTorch. Mutated inputs are not compared: their values are None."""
+    """Run the model as it was captured, in PyTorch; return the outputs of each sample.
+
+    Mutated inputs are not compared: their values are None.
+    """
     original = result.float_reference.float_programs.get(method)
     captured = result.exported_programs[method] if original is None else original.program
     count = len(find_method(result, method).outputs)
@@ -210,7 +213,10 @@ def _run_model(result: Artifact, method: str, samples: ComparisonSamples) -> lis
 def _graph_difference_notes(
     plan: InterpreterPlan, original: FloatProgram | None, samples: ComparisonSamples
 ) -> list[str]:
-    """Return a note if the graph rewritten for quantization deviates from the captured model in floating point."""
+    """Return a note if the graph rewritten for quantization deviates from the captured model.
+
+    Both run the first sample in floating point.
+    """
     if original is None or plan.has_state:
         return []
     try:
@@ -242,8 +248,8 @@ def _output_gaps(names: Sequence[str], results: Sequence[SampleResult]) -> tuple
 def _mismatch_notes(results: Sequence[SampleResult]) -> list[str]:
     mismatched = dict.fromkeys(name for result in results for name in result.mismatched)
     return [
-        f"delegate '{name}' computes other values than its TOSA graph, the source of its layers' figures; export "
-        "with verify=True to find the first operator that differs"
+        f"delegate '{name}' computes other values than its TOSA graph, from which the errors of its layers are "
+        "computed; export with verify=True to find the first operator that differs"
         for name in mismatched
     ]
 

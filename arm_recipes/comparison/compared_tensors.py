@@ -34,12 +34,13 @@ class ComparedTensor:
         node: node of the captured program that computes the tensor.
         grid: quantization grid; None if the tensor is not quantized.
         is_data_movement: whether the operator only rearranges values on the same grid, without loss.
-        is_fixed: whether the operator fixes the grid, regardless of calibration.
+        has_fixed_grid: whether the operator fixes the grid, regardless of calibration.
         dtype: dtype in the program.
         operator, module, source: ATen operator, path of the submodule, line of the model. A fused layer (an
             operator with weights and its activation) has both operators, and the module and line of the first.
         consumers: submodules that consume the tensor; empty if it has no consumer, or the root module consumes it.
-        weights: quantized constants that the operators between this tensor and the preceding quantized tensors read.
+        weights: names of the quantized constants that the operators between this tensor and the preceding quantized
+            tensors read.
     """
 
     name: str
@@ -47,7 +48,7 @@ class ComparedTensor:
     node: str
     grid: QuantizationGrid | None
     is_data_movement: bool
-    is_fixed: bool
+    has_fixed_grid: bool
     dtype: str
     operator: str
     module: str
@@ -87,7 +88,7 @@ def _create_compared_tensor(
     producer = source.args[0] if source.target is operator.getitem else source
     assert isinstance(producer, Node)
     weights = _quantized_weights(value, float_constants)
-    # The operator with weights names a fused layer, not its activation.
+    # A fused layer is described by its operator with weights, not by its activation.
     main_operator = next(iter(weights.values()), producer)
     *_, module = ("", *modules_of(main_operator))
     operators = [operator_name(node) for node in dict.fromkeys((main_operator, producer))]
@@ -97,7 +98,7 @@ def _create_compared_tensor(
         node=source.name,
         grid=grid,
         is_data_movement=_is_lossless_move(producer, grid),
-        is_fixed=getattr(find_record(producer), "fixed_range", None) is not None,
+        has_fixed_grid=getattr(find_record(producer), "fixed_range", None) is not None,
         dtype=str(node.meta["val"].dtype).removeprefix("torch."),
         operator="input" if producer.op == "placeholder" else " + ".join(operators),
         module=module,
@@ -130,7 +131,10 @@ def _is_lossless_move(node: Node, grid: QuantizationGrid | None) -> bool:
 
 
 def _quantized_weights(node: Node, float_constants: Mapping[str, Tensor]) -> dict[str, Node]:
-    """Return the quantized constants read between a tensor and the preceding quantized tensors, with their readers."""
+    """Map each quantized constant that contributes to a tensor to the operator that reads it.
+
+    The search goes back from the tensor to the preceding quantized tensors.
+    """
     readers: dict[str, Node] = {}
     seen, pending = {node}, [node] if float_constants else []
     while pending:

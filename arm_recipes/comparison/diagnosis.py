@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from arm_backend_core.quantization.diagnostics.error_metrics import IsolatedErrorSums, QuantizationGrid, decibels
 
-#: A range is too wide if it exceeds the range of 99.9 % of the values by this factor.
+#: A range is too wide if its width exceeds that of the range of 99.9 % of the values by this factor.
 _MAX_RANGE_RATIO = 4.0
 #: Values that exceed the calibrated range by this share of its width differ from the calibration data.
 _CALIBRATION_MARGIN = 0.1
@@ -19,9 +19,9 @@ _CALIBRATION_MARGIN = 0.1
 _GOOD_INT8_SQNR_DB = 38.0
 #: Number of steps of a type: largest minus smallest integer.
 _INT8_STEPS, _INT16_STEPS = 2**8 - 1, 2**16 - 1
-#: Precision with less rounding than int8 -> what it computes with.
+#: Precision with less rounding than int8 -> name of its arithmetic in messages.
 PRECISION_TITLES = {"A16W8": "int16", "FP": "floating point"}
-#: Precision -> noise power of int8, divided by its own. An int16 LSB is 2**-8 of an int8 LSB.
+#: Precision -> noise power of int8 divided by the noise power of this precision. An int16 LSB is 2**-8 of an int8 LSB.
 _NOISE_RATIOS = {"A16W8": 2.0**16, "FP": math.inf}
 #: Maximum number of modules that one advice names.
 _MAX_NAMED_MODULES = 4
@@ -54,7 +54,8 @@ class LayerAdvice:
         share: error of the cause as a share of the sum of the three errors.
         text: measured figures and the remedy.
         sqnr: expected SQNR of the isolated layer after the remedy, in dB, computed from the measured noise powers.
-        precision: value of the recipe option ``precisions`` that the remedy names for modules; "" if it names none.
+        precision: precision that the remedy recommends for modules, a value of the recipe option ``precisions``; "" if
+            the remedy recommends none.
     """
 
     cause: str
@@ -71,16 +72,16 @@ class LayerDiagnosis:
     Attributes:
         errors: error of the isolated layer, summed over the samples.
         grid: quantization grid of the result.
-        is_fixed: whether the operator fixes the grid, regardless of calibration.
+        has_fixed_grid: whether the operator fixes the grid, regardless of calibration.
         calibrated_range: smallest and largest value in calibration; None if unknown.
         weights: quantized constants that the layer reads.
         consumers: submodules that consume the result. Their precision decides the precision of the result.
-        finer_precision: precision with less rounding that the target has; see ``recipe.precisions.finer_precision``.
+        finer_precision: precision of the target that rounds less than int8, see ``recipe.precisions.finer_precision``.
     """
 
     errors: IsolatedErrorSums
     grid: QuantizationGrid
-    is_fixed: bool
+    has_fixed_grid: bool
     calibrated_range: tuple[float, float] | None
     weights: tuple[QuantizedConstant, ...]
     consumers: tuple[str, ...]
@@ -96,15 +97,15 @@ class LayerDiagnosis:
         share = parts[cause] / total
         rest = errors.noise * (1 - share)
         if cause == "clipping":
-            return self._with_precision(cause, share, self._clipping_advice(), rest)
+            return self._create_advice(cause, share, self._clipping_advice(), rest)
         if cause == "weights":
-            return self._with_precision(cause, share, self._weights_advice(), rest)
+            return self._create_advice(cause, share, self._weights_advice(), rest)
         kind, text = self._rounding_advice()
         ratio = (self._range_width / self._used_width) ** 2 if kind == "range" else _NOISE_RATIOS[self.finer_precision]
-        return self._with_precision(kind, share, text, rest + errors.rounding / ratio)
+        return self._create_advice(kind, share, text, rest + errors.rounding / ratio)
 
-    def _with_precision(self, cause: str, share: float, text: str, noise: float) -> LayerAdvice:
-        """The advice with its expected SQNR, and the precision that its text names.
+    def _create_advice(self, cause: str, share: float, text: str, noise: float) -> LayerAdvice:
+        """Create the advice, with the expected SQNR and the precision that the text recommends.
 
         Args:
             cause: the main cause of the error.
@@ -122,7 +123,7 @@ class LayerDiagnosis:
 
     @property
     def _used_width(self) -> float:
-        """Width of the part of the range that the samples and zero use; at least one LSB."""
+        """Width of the part of the range that contains zero and all values of the samples; at least one LSB."""
         low, high = self.grid.bounds
         used = min(max(self.errors.high, 0.0), high) - max(min(self.errors.low, 0.0), low)
         return max(used, self.grid.scale)
@@ -156,7 +157,7 @@ class LayerDiagnosis:
             )
         levels = f"so that they use about {max(round(p999_width / grid.scale), 1)} of {grid.steps + 1} levels"
         bulk = f"99.9 % of the values are within {errors.p999:.4g}"
-        if self.is_fixed:
+        if self.has_fixed_grid:
             return (
                 "rounding",
                 f"{bulk}, and the operator's range is {low:.4g} to {high:.4g}, {levels}: {self._precision_advice()}",
@@ -167,8 +168,8 @@ class LayerDiagnosis:
                 "these, get_recipe(..., calibration_samples=samples)"
             )
         return "outliers", (
-            f"outliers widen the range: {bulk}, and it is {low:.4g} to {high:.4g}, {levels}: {_BOUND_VALUES}, or "
-            f"{self._precision_advice()}"
+            f"outliers widen the range: {bulk}, and the range is {low:.4g} to {high:.4g}, {levels}: {_BOUND_VALUES}, "
+            f"or {self._precision_advice()}"
         )
 
     def _weights_advice(self) -> str:

@@ -28,8 +28,9 @@ def run_samples(
     Args:
         workers: maximum number of processes; None: the setting of ``joblib.parallel_config``, or one per core. With
             None and such a setting, worker processes run all samples. Otherwise, this process runs samples until it
-            estimates more than 20 s for the remaining ones, which worker processes then run. A single sample and
-            programs with state always run in this process.
+            estimates more than 20 s for the remaining ones. On a machine with several cores, worker processes then run
+            these. With one worker, a single sample, a program with state or a program without a plan (whose state is
+            unknown, such as a saved program), all samples run in this process.
         with_progress: wraps the iterable of results, with or without a progress bar.
     """
     host_library.load_plugin()  # build the plugin once, and raise its errors, before processes start
@@ -42,7 +43,7 @@ def run_samples(
 def _iter_results(
     job: ComparisonJob, items: Sequence[WorkItem], workers: int | None
 ) -> Iterator[tuple[int, SampleResult]]:
-    if workers == 1 or job.has_state or len(items) == 1:
+    if workers == 1 or job.is_sequential or len(items) == 1:
         runner = SampleRunner(job)
         yield from ((item.index, runner(item)) for item in items)
         return

@@ -29,7 +29,7 @@ class LabelledSamples:
 
     Attributes:
         models: the model by method.
-        samples: by method, the samples without the items after the model's inputs.
+        samples: by method, the samples without the items after the model's inputs; a ``DataLoader`` is unchanged.
         originals: the samples as the user passed them: a list or a ``DataLoader``.
         labels: int64 labels [N], or True if they follow the inputs in the samples, or None.
         metric: the metric, or None.
@@ -48,7 +48,8 @@ def separate_labels(
     """Separate the samples of an export from their labels. ``labels``, ``metric`` or both are not None.
 
     Raises:
-        ValueError: the model has several methods, there are no samples, or ``labels`` or ``metric`` is invalid.
+        ValueError: the program has several methods (of the model, or because of ``sizes``), there are no samples, or
+            ``labels`` or ``metric`` is invalid.
     """
     check_metric(metric)
     name = "metric" if labels is None else "labels"

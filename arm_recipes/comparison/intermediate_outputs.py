@@ -2,7 +2,7 @@
 
 Additional graph outputs do not change integer results, because TOSA passes are bit-exact. ``verify`` shows that Vela's
 code matches the TOSA graph. Outputs are matched to nodes by position: the delegate's own outputs come first, then the
-additional ones in the order of the captured program.
+additional outputs in the order of the captured program.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ def tap_delegates(
     spec = partitioner.compile_spec
     with events.record():
         selection = select(prepare_program(program, spec.target), spec.target, partitioner.keep_on_cpu)
-        parts = {extended.name: extended for extended in selection.partitions()}
-        extended_parts = {name: _add_outputs(extended, selection, wanted_names) for name, extended in parts.items()}
+        parts = {part.name: part for part in selection.partitions()}
+        extended_parts = {name: _add_outputs(part, selection, wanted_names) for name, part in parts.items()}
         graphs = dict(zip(extended_parts, selection.graphs(extended_parts.values()), strict=True))
     taps, notes = [], []
     for record in records:

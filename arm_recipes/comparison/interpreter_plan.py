@@ -31,7 +31,7 @@ _USER_OUTPUTS = (OutputKind.USER_OUTPUT, OutputKind.USER_INPUT_MUTATION)
 
 
 class UnsupportedProgramError(Exception):
-    """The program has an operator that a plan cannot represent. The message names the operator."""
+    """The program has an operator, a call or a loop that a plan cannot represent. The message names it."""
 
 
 @dataclass(frozen=True)
@@ -172,10 +172,11 @@ def resolve_operator(target: Any) -> Callable[..., Any]:
     if not isinstance(target, str):
         function: Callable[..., Any] = target
         return function
-    if target == "aten.view.default":  # at run time, attention may return another memory layout than in the trace
+    if target == "aten.view.default":
+        # A view may fail: at run time, attention may return another memory layout than in the trace.
         return torch.reshape
     if target.startswith("quantized_decomposed."):
-        from torch.ao.quantization.fx import _decomposed  # noqa: F401  (registers them)
+        from torch.ao.quantization.fx import _decomposed  # noqa: F401  (registers the operators)
     overload: Callable[..., Any] = operator.attrgetter(target)(torch.ops)
     return overload
 

@@ -81,7 +81,7 @@ def compute_layer_gaps(
                 p999=errors.p999,
                 output=output_sqnr.get(compared.name),
                 advice=LayerDiagnosis(
-                    *(errors, compared.grid, compared.is_fixed, calibrated, weights, compared.consumers),
+                    *(errors, compared.grid, compared.has_fixed_grid, calibrated, weights, compared.consumers),
                     finer_precision,
                 ).advice,
             )
@@ -97,7 +97,11 @@ def _isolated_errors(tensor: ComparedTensor, results: Sequence[SampleResult]) ->
 def _isolated_output_sqnr(
     plan: InterpreterPlan, results: Sequence[SampleResult], inputs: Sequence[Sequence[torch.Tensor]]
 ) -> dict[str, float]:
-    """Measure the SQNR of the first output with only one layer quantized, for each of the worst isolated layers."""
+    """Measure the SQNR of the first floating-point output with only one layer quantized.
+
+    Returns:
+        SQNR in dB by tensor name, for the layers with the lowest isolated SQNR.
+    """
     if plan.has_state:
         return {}
     errors_by_tensor = {compared: _isolated_errors(compared, results) for compared in plan.tensors}

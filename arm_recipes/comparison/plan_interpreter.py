@@ -138,7 +138,7 @@ def _find_releases(plan: InterpreterPlan) -> dict[str, list[str]]:
     """Return the values that can be released after each step."""
     position = {step.name: index for index, step in enumerate(plan.steps)}
     last_use = {source: step.name for step in plan.steps for source in step.sources}
-    for tensor in plan.tensors:  # the quantized tensor may be read later than its floating-point value
+    for tensor in plan.tensors:  # ``run`` yields the floating-point value at the step of the quantized tensor
         last_use[tensor.float_step] = max(
             last_use.get(tensor.float_step, tensor.name), tensor.name, key=position.__getitem__
         )

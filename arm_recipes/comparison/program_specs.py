@@ -103,21 +103,19 @@ def check_same_interface(a: ProgramSpec, b: ProgramSpec) -> None:
     """
     if len(a.inputs) != len(b.inputs):
         raise ValueError(
-            f"b: '{b.method}' takes {len(b.inputs)} inputs, and that of a takes {len(a.inputs)}; give two programs of "
-            "one model"
+            f"b: '{b.method}' takes {len(b.inputs)} inputs in b and {len(a.inputs)} in a; give two programs of one "
+            "model"
         )
     shapes_by_program = [[tuple(getattr(info, "shape", ())) for info in spec.outputs] for spec in (a, b)]
     if shapes_by_program[0] != shapes_by_program[1]:
         shapes_a, shapes_b = (
             ", ".join(str(list(shape)) for shape in shapes) or "nothing" for shapes in shapes_by_program
         )
-        raise ValueError(
-            f"b: '{b.method}' returns {shapes_b}, and that of a returns {shapes_a}; give two programs of one model"
-        )
+        raise ValueError(f"b: '{b.method}' returns {shapes_b} in b and {shapes_a} in a; give two programs of one model")
 
 
 def program_name(value: Any) -> str:
-    """Name a program in the comparison: the recipe of an export, the path of a saved program."""
+    """Name a program in the comparison: the recipe of an export, the path of a saved program, else "a program"."""
     if isinstance(value, Artifact):
         return value.report.recipe.removeprefix("arm_recipes_").upper()
     return f"'{value}'" if isinstance(value, (str, Path)) else "a program"

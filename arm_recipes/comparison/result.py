@@ -129,15 +129,22 @@ class Comparison(Renderable):
 
     @property
     def worst(self) -> tuple[LayerGap, ...]:
-        """The five layers with the lowest SQNR, worst first: isolated SQNR if available, else SQNR in the program."""
+        """Up to five layers with the lowest SQNR below 120 dB, the worst first.
+
+        The SQNR is that of the isolated layers. If none of these is below 120 dB, it is the SQNR in the program.
+        """
+        return self._rank_worst()[0]
+
+    def _rank_worst(self) -> tuple[tuple[LayerGap, ...], bool]:
+        """Return the worst layers, and whether they are ranked by isolated SQNR."""
         isolated = [(layer.isolated.sqnr, layer) for layer in self.layers if layer.isolated is not None]
         in_program = [(layer.gap.sqnr, layer) for layer in self.layers]
         for ranked in (isolated, in_program):
             improvable = [pair for pair in ranked if not pair[0] >= _EXACT_SQNR_DB]
             if improvable:
                 improvable.sort(key=lambda pair: _sort_key(pair[0]))
-                return tuple(layer for _, layer in improvable[:WORST_COUNT])
-        return ()
+                return tuple(layer for _, layer in improvable[:WORST_COUNT]), ranked is isolated
+        return (), False
 
     def frame(self) -> Any:
         """Return a ``pandas.DataFrame`` with a row per layer; a list of dicts without pandas."""
@@ -168,18 +175,18 @@ class Comparison(Renderable):
 
     def _layer_sections(self) -> Iterator[Section]:
         has_isolated = any(layer.isolated is not None for layer in self.layers)
-        worst = self.worst
-        criterion = "the lowest isolated SQNR" if has_isolated else "the lowest SQNR"
-        rows: list[tuple[str, ...]] = [("isolated", "output", "", "", "") if has_isolated else ("", "", "", "")]
+        worst, is_isolated = self._rank_worst()
+        criterion = "the lowest isolated SQNR" if is_isolated else "the lowest SQNR"
+        rows: list[tuple[str, ...]] = [("isolated", "output", "", "", "") if is_isolated else ("", "", "", "")]
         for layer in worst:
             cells = (
                 (_format_decibels(layer.isolated.sqnr), _format_output(layer.isolated))
-                if layer.isolated
+                if is_isolated and layer.isolated
                 else (_format_decibels(layer.gap.sqnr),)
             )
-            rows.append((*cells, *_layer_cells(layer), _format_advice(layer)))
+            rows.append((*cells, *_layer_cells(layer), _format_advice(layer) if is_isolated else layer.source))
         if worst:
-            yield f"Layers with {criterion}{' (output: SQNR with only this layer quantized)' * has_isolated}", rows
+            yield f"Layers with {criterion}{' (output: SQNR with only this layer quantized)' * is_isolated}", rows
         selected = _select_layers(self.layers)
         isolated_head = ("isolated",) if has_isolated else ()
         table = [("", "operator", "type", *isolated_head, "SQNR", "cosine", "max error", "value source")]
@@ -204,7 +211,10 @@ def _precision_notes(layers: Iterable[LayerGap]) -> Iterator[str]:
 
 
 def _select_layers(layers: tuple[LayerGap, ...]) -> list[LayerGap]:
-    """Select evenly spaced layers from first to last. Skips data movement if there are too many layers."""
+    """Select at most 16 layers to list.
+
+    If there are more, skips data movement (except for the last layer), and selects evenly spaced layers.
+    """
     computing = [layer for layer in layers[:-1] if not layer.moves or len(layers) <= _MAX_LAYERS] + list(layers[-1:])
     if len(computing) <= _MAX_LAYERS:
         return computing

@@ -47,8 +47,8 @@ def prepare_samples(
         argument: name of the argument in messages.
 
     Raises:
-        ValueError: there are no samples, a sample does not fit the model, the samples have no labels, or a metric is
-            given for a ``DataLoader`` whose batches are split. The message names the sample or the argument.
+        ValueError: there are no samples, a sample does not fit the model, the labels are invalid or missing, or a
+            metric is given for a ``DataLoader`` whose batches are split. The message names the sample or the argument.
     """
     originals = _to_list(method, samples, argument)
     arity = input_signature.spec.children()[0].num_children
@@ -78,11 +78,11 @@ def prepare_samples(
 def prepare_program_samples(
     expected: Sequence[Value], method: str, samples: Any, labels: Any, metric: Any
 ) -> ComparisonSamples:
-    """Prepare samples for a saved program, which stores only the names and the order of its inputs.
+    """Prepare samples for a saved program, which stores a flat list of inputs, without the model's nested structure.
 
     Raises:
-        ValueError: there are no samples, a sample's number of tensors differs from the program's inputs, or the samples
-            have no labels.
+        ValueError: there are no samples, a sample's number of tensors differs from the number of the program's inputs,
+            or the labels are invalid or missing.
     """
     originals = _to_list(method, samples, "samples")
     converted, inputs = [], []
@@ -118,7 +118,9 @@ def _drop_extras(sample: Any, arity: int) -> Any:
 
 
 def _resolve_labels(samples: Any, originals: Sequence[Any], arity: int, labels: Any, metric: Any) -> Any:
-    """Return the labels: those given, or the integers that follow the inputs in the samples.
+    """Return the argument ``labels``, or the integers that follow the inputs in the samples.
+
+    The integers are used with ``labels=True``, and by default for a ``DataLoader`` without a metric.
 
     Raises:
         ValueError: ``labels=True``, and the samples have no labels; or labels are given for a DataLoader that shuffles.

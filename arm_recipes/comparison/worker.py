@@ -1,4 +1,4 @@
-"""Worker entry point of a comparison, called by joblib. Expensive imports run late, with output silenced."""
+"""Worker entry point of a comparison, called by joblib. Expensive imports run late, and their output is suppressed."""
 
 from __future__ import annotations
 

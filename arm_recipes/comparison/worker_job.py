@@ -30,7 +30,8 @@ class ProgramSpec:
         data: the ``.pte``.
         method: method to run.
         inputs, outputs: values of the method, with scales where they are quantized.
-        plan: interpreter plan of the program before lowering; None if unknown.
+        plan: interpreter plan of the program before lowering; None for a saved program, and if a plan cannot represent
+            the program.
         taps: taps of the delegates.
         data_file: the ``.ptd`` of the program, or None.
     """
@@ -51,14 +52,17 @@ class ProgramSpec:
 
 @dataclass(frozen=True)
 class ComparisonJob:
-    """A comparison of ``program`` with ``reference``; if ``reference`` is None, with its own plan in floating point."""
+    """A comparison of ``program`` with ``reference``, or with the floating-point model if ``reference`` is None.
+
+    The plan of ``program`` computes the floating-point model. Without a plan, ``WorkItem.expected`` has its outputs.
+    """
 
     program: ProgramSpec
     reference: ProgramSpec | None
 
     @property
-    def has_state(self) -> bool:
-        """Whether samples must run in order in one process."""
+    def is_sequential(self) -> bool:
+        """Whether samples must run in order in one process: a program has state, or no plan that tells."""
         specs = [self.program] + ([] if self.reference is None else [self.reference])
         return any(spec.plan is None or spec.plan.has_state for spec in specs)
 
@@ -70,13 +74,13 @@ class WorkItem:
     Attributes:
         index: index of the sample.
         inputs: input tensors of the model.
-        layers: whether to compare layers as well as outputs.
+        compare_layers: whether to compare layers as well as outputs.
         expected: outputs of the model; None if the program's plan computes them.
     """
 
     index: int
     inputs: list[Tensor]
-    layers: bool
+    compare_layers: bool
     expected: list[Any] | None = None
 
 
@@ -124,9 +128,9 @@ class SampleRunner:
             assert item.expected is not None
             result.reference = item.expected
             return result
-        program_values = program.intermediate_values() if item.layers else None
-        for tensor, values in program.interpreter.run(item.inputs, program_values, isolate_layers=item.layers):
-            if not item.layers or values.program is None:
+        program_values = program.intermediate_values() if item.compare_layers else None
+        for tensor, values in program.interpreter.run(item.inputs, program_values, isolate_layers=item.compare_layers):
+            if not item.compare_layers or values.program is None:
                 continue
             result.layers[tensor.name] = ErrorSums.of(values.reference, values.program)
             if tensor.grid is not None and not tensor.is_data_movement:
@@ -137,7 +141,7 @@ class SampleRunner:
     def _compare_with_program(self, item: WorkItem, outputs: list[Any]) -> SampleResult:
         assert self._reference is not None
         result = SampleResult(self._reference.run(item.inputs), outputs)
-        if item.layers:
+        if item.compare_layers:
             reference_values, program_values = (
                 program.tensor_values(item.inputs) for program in (self._reference, self._program)
             )
@@ -190,7 +194,7 @@ class _LoadedProgram:
         return values_by_node
 
     def tensor_values(self, inputs: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Compute the compared tensors of the last run, by the name of the floating-point node."""
+        """Compute the program's values of the compared tensors for the last run, by ``ComparedTensor.node``."""
         if self.interpreter is None:
             return {}
         compared = self.interpreter.run(inputs, self.intermediate_values())

@@ -35,7 +35,7 @@ class DelegateCall:
         operators: operators of the delegate's TOSA graph; empty if the graph contains nested graphs.
         layers: nodes of the captured program whose values TOSA operators of the delegate compute.
         handles: index of a TOSA operator -> debug handles.
-        results: index of a TOSA operator -> its result in one run of the method.
+        results: index of a TOSA operator -> candidate arrays for its result in one run of the method.
     """
 
     instruction: int
@@ -56,7 +56,7 @@ def collect_delegate_calls(
         manager: the exported program.
         method: name of the method.
         program: the captured program, a result of ``with_debug_handles``.
-        executions: the delegates' executions in one run of the method. Its inputs affect the values of
+        executions: the delegates' executions in one run of the method. The inputs of that run affect the values in
             ``DelegateCall.results`` only: the layers depend on which results are available, not on their values.
     """
     module = manager.exported_program(method).graph_module

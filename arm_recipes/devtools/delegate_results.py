@@ -1,4 +1,7 @@
-"""Results of a delegate's operations, in PyTorch's dimension order, and Vela's estimates of their durations."""
+"""Results of a delegate's operators, and Vela's estimates of their durations.
+
+The compiler chooses the memory layout of a result. ``choose_layout`` converts a result to PyTorch's dimension order.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +80,7 @@ def _written_pieces(
 def _concatenate_pieces(written: Mapping[str, Sequence[EthosUOperation]], shape: tuple[int, ...]) -> Iterator[Array]:
     """Yield candidate concatenations, with shape (rows, columns, channels) and with shape ``shape``.
 
-    Both are needed, because Vela may choose other rows and columns than ``shape`` has.
+    Both shapes are needed, because Vela may choose another number of rows and columns than ``shape`` has.
     """
     for operations in written.values():
         if sum(operation.result.size for operation in operations) != math.prod(shape):  # an intermediate result
@@ -96,7 +99,7 @@ def _concatenate_pieces(written: Mapping[str, Sequence[EthosUOperation]], shape:
 class _OperatorLookup:
     """Look-up of the TOSA operator of a Vela layer: by the name of the result, otherwise by Vela's operator index.
 
-    Only the index matches if Vela has replaced the operator by several others.
+    If Vela has replaced the operator by several others, their results have other names, and only the index matches.
     """
 
     def __init__(self, operators: Sequence[TosaOperator]) -> None:
@@ -112,8 +115,8 @@ class _OperatorLookup:
 def choose_layout(candidates: Sequence[Array], expected: Array) -> Array:
     """Choose the candidate and layout with the smallest distance to PyTorch's value.
 
-    The compiler chooses memory layouts, and does not record them. With a wrong layout, the values differ strongly from
-    the expected ones.
+    The compiler does not record the memory layouts that it chooses. With a wrong layout, the values differ strongly
+    from the expected ones.
     """
 
     def distance(array: Array) -> float:
@@ -140,7 +143,7 @@ def _layouts(array: Array, shape: tuple[int, ...]) -> Iterator[Array]:
 
 
 def _regrouped_layouts(array: Array, shape: tuple[int, ...]) -> Iterator[Array]:
-    """Yield layouts for the case that dimensions of one shape are merged in the other shape."""
+    """Yield arrays of ``shape`` for the case that the array merges dimensions of ``shape``, or the reverse."""
     for order in itertools.permutations(range(array.ndim)):
         yield array.transpose(order).reshape(shape)
     for order in itertools.permutations(range(len(shape))):
@@ -157,7 +160,7 @@ def dequantize(layer: Layer, candidates: Sequence[Array]) -> list[Array]:
 
 @dataclass(frozen=True)
 class EstimatedInterval:
-    """Vela's estimate for an operation.
+    """Vela's estimate for a TOSA operator.
 
     Attributes:
         operation: index of the TOSA operator.
@@ -172,7 +175,10 @@ class EstimatedInterval:
 
 
 def estimated_intervals(record: Delegate, operators: Sequence[TosaOperator]) -> dict[int, EstimatedInterval]:
-    """Vela's estimates by operator index, as consecutive intervals in execution order; empty for other targets."""
+    """Return Vela's estimates by operator index, as consecutive intervals in execution order.
+
+    The result is empty for a delegate that Vela did not compile.
+    """
     if record.vela is None:
         return {}
     operator_lookup = _OperatorLookup(operators)

@@ -48,8 +48,8 @@ class _LogEvent:
 def collect_events(call: DelegateCall, expected: Mapping[str, torch.Tensor]) -> list[_LogEvent]:
     """Collect the events inside of a delegate.
 
-    The Inspector reads the value from the first event with the handles of a layer. The event with the output therefore
-    comes first.
+    The Inspector reads the value of a layer from the first event with the layer's handles. The event with the output
+    therefore precedes the events with durations.
 
     Args:
         call: the delegate call.

@@ -31,7 +31,7 @@ def build_etrecord(
     inputs: Sequence[torch.Tensor] | None = None,
     outputs: Sequence[Sequence[torch.Tensor]] | None = None,
 ) -> ETRecord:
-    """Build the ETRecord of a method. It has the method name that the Inspector reads.
+    """Build the ETRecord of a method. It stores the method as "forward", because the Inspector reads no other name.
 
     The graph in the record is the captured program, because the edge program already contains delegates.
 

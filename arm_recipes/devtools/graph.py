@@ -38,7 +38,7 @@ def with_debug_handles(program: ExportedProgram) -> ExportedProgram:
 
 
 def _filter_metadata_of_branches(module: GraphModule) -> None:
-    """Replace the graphs of ``torch.cond`` and other higher-order operators by copies without other metadata."""
+    """Replace the graphs of ``torch.cond`` and other higher-order operators by copies with filtered metadata."""
     for name, branch in list(module.named_children()):
         if isinstance(branch, GraphModule):
             copied = copy_module(branch)
@@ -51,7 +51,7 @@ def _filter_metadata_of_branches(module: GraphModule) -> None:
 def _filter_metadata(meta: Mapping[str, Any]) -> dict[str, Any]:
     """Keep metadata that two exports of a model have in common: no ``id`` of a graph or a module.
 
-    In a branch of ``torch.cond``, the key of a module is its ``id``; its path replaces it.
+    In a branch of ``torch.cond``, the key of a module is its ``id``, which the path of the module replaces.
     """
     kept = {key: meta[key] for key in _METADATA_KEYS if key in meta}
     if "nn_module_stack" in kept:

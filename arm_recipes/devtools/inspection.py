@@ -96,7 +96,10 @@ class MethodTools:
     def record(
         self, samples: Sequence[Sequence[torch.Tensor]] = (), outputs: Sequence[Sequence[torch.Tensor]] = ()
     ) -> ETRecord:
-        """Build the ETRecord of the method. It has the inputs of the first sample, and the outputs for all samples."""
+        """Build the ETRecord of the method, with the inputs of the first sample and the outputs of all samples.
+
+        Without samples, the program runs on zeros, and the record has neither inputs nor outputs.
+        """
         zeros = [torch.zeros(info.shape, dtype=getattr(torch, info.dtype)) for info in self._report.inputs]
         calls = self._record_calls(samples[0] if samples else zeros)
         model_inputs = self._to_model(samples[0]) if samples else None
@@ -106,14 +109,17 @@ class MethodTools:
 
     def _record_calls(self, tensors: Sequence[torch.Tensor]) -> list[DelegateCall]:
         """Run the program and collect its delegate calls with the results of their operations."""
-        program = self._result.program()  # keep a reference, because the program releases its delegates
+        program = self._result.program()  # keep a reference: a deleted program releases the delegates in ``executions``
         with plugin.record_executions() as executions:
             program.execute(*self._to_program(tensors), method=self._name)
         outside_loops = [execution for execution in executions if execution.checksum not in self._in_loops]
         return collect_delegate_calls(self._result.executorch_program, self._name, self._program, outside_loops)
 
     def run_samples(self, samples: Sequence[Sequence[torch.Tensor]]) -> list[list[Any]]:
-        """Execute one loaded program on all samples, and return the outputs; its mutable buffers keep their values."""
+        """Execute one loaded program on all samples, and return the outputs.
+
+        Mutable buffers keep their values from sample to sample.
+        """
         program = self._result.program()
         runs = (program.execute(*self._to_program(tensors), method=self._name) for tensors in samples)
         return [[x.clone() if isinstance(x, torch.Tensor) else x for x in outputs] for outputs in runs]

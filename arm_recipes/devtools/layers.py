@@ -35,7 +35,7 @@ class Layer:
     """A layer: a node of the captured program whose value an operation computes, and the nodes before it.
 
     Attributes:
-        operation: index of the TOSA operator that computes the value. It is the delegate debug identifier of events.
+        operation: index of the TOSA operator that computes the value. Events have it as delegate debug identifier.
         handles: debug handles of the nodes since the previous layers. The last one is the handle of ``node``. Quantize
             and dequantize nodes that no operation computes are excluded, because they would hide the other nodes.
         node: name of the node.
@@ -101,7 +101,7 @@ def find_layers(
                 kinds[sources[operator_indices[-1]]] not in _DATA_MOVEMENT_OPERATORS or _is_data_movement(node)
             ):
                 break
-            # Skip a copy for another consumer, or an input converted to the layout of the computation.
+            # Skip an operator that copies the value for another consumer, or that converts an input to another layout.
             operator_indices.pop()
         if value is None or not operator_indices or not _matches_result(value, operators[operator_indices[-1]]):
             continue
@@ -126,7 +126,7 @@ def _last_node_of_operators(
     Compiler passes move arithmetic forward, for example a MUL past a RESHAPE. The later operator then computes the
     values of both nodes, and no operator computes the value of the earlier node alone.
     """
-    # Node -> nodes that depend on it, as a bit set for speed: a graph may have thousands of nodes.
+    # Handle of a node -> handles of its dependents, as a bit set for speed: a graph may have thousands of nodes.
     dependents: dict[int, int] = {}
     for node in reversed(nodes):
         users = [_debug_handle(user) for user in node.users if "debug_handle" in user.meta]
@@ -187,7 +187,10 @@ def _movement_sources(kinds: Sequence[str], operators: Sequence[TosaOperator]) -
 
 
 def _find_value(node: Node, delegate_nodes: set[Node], computed: Collection[int]) -> _ComputedValue | None:
-    """Find the value that the last operation of ``node`` computes: the node's value, or its quantized value."""
+    """Find the value that the last operation of ``node`` computes: the node's value, or its quantized value.
+
+    The quantized value may be that of a later node: nodes that are fused into ``node`` have no operations of their own.
+    """
     equivalents = [node]
     while not is_quantize(node) and not _is_quantized_by_readers(node):
         next_node = next(iter(node.users)) if len(node.users) == 1 else None

@@ -121,6 +121,17 @@ def test_sweep_with_several_macs_and_memory_modes(small: Path, capsys: pytest.Ca
     assert "plotly" in picture.read_text()
 
 
+def test_sweep_of_the_default_recipes_skips_npus_without_the_macs(
+    small: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fake_sweep(_program: object, recipes: object, _samples: object, **options: object) -> str:
+        return f"swept {recipes} with macs={options['macs']}"
+
+    monkeypatch.setattr(arm_recipes, "sweep", fake_sweep)
+    assert main(["sweep", str(small), "--macs", "512"]) == 0  # an Ethos-U55 has at most 256
+    assert capsys.readouterr().out == "swept None with macs=[512]\n"
+
+
 def test_export_writes_etrecord_bundled_program_and_page(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     np.save(small.with_name("x.npy"), images(2)[0][0].numpy())
     page = small.with_name("report.html")
@@ -196,6 +207,16 @@ def test_inspect_writes_its_result_to_the_output_file(small: Path, capsys: pytes
     assert f"cannot write '{program}'" in capsys.readouterr().err
 
 
+def test_the_output_may_have_the_name_of_an_argument_that_is_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["recipes", "-o", "recipes"]) == 0
+    assert main(["completion", "bash", "-o", "bash"]) == 0
+    assert Path("recipes").read_text().strip()
+    assert Path("bash").read_text().strip()
+
+
 def test_a_program_with_dynamic_shapes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, arrays = tmp_path / "dynamic.pt2", tmp_path / "x.npy"
     shapes = ({0: torch.export.Dim("batch", min=1, max=8)},)
@@ -263,7 +284,9 @@ def test_compare_of_two_programs_refuses_recipe_options(small: Path, capsys: pyt
 def test_no_command_overwrites_its_input(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, arrays, both = str(small), small.with_name("x.npy"), str(small.with_name("both"))
     np.save(arrays, images(1)[0][0].numpy())
-    before = [small.read_bytes(), arrays.read_bytes()]
+    tuned = small.with_name("tuned.json")
+    tuned.write_text('{"recipe": "TOSA_FP", "options": {}}')
+    before = [path.read_bytes() for path in (small, arrays, tuned)]
     for arguments in (
         ["export", model, "--recipe", "TOSA_FP", "-o", model],
         ["export", model, "--recipe", "TOSA_FP", "--html", f"{small.parent}/./{small.name}"],
@@ -271,11 +294,13 @@ def test_no_command_overwrites_its_input(small: Path, capsys: pytest.CaptureFixt
         ["export", model, "--recipe", "TOSA_FP", "--bundled-samples", str(arrays), "-o", str(arrays)],
         ["run", model, "--inputs", str(arrays), "-o", str(arrays)],
         ["compare", model, "--recipe", "TOSA_FP", "--samples", str(arrays), "--html", model],
+        ["export", model, "--tuned", str(tuned), "--html", str(tuned)],
+        ["compare", model, "--tuned", str(tuned), "--samples", str(arrays), "--html", str(tuned)],
         ["sweep", model, "--recipe", "ethosu_u55_int8", "--html", model],
     ):
         assert main(arguments) == 2
         assert "cannot write '" in capsys.readouterr().err
-    assert [small.read_bytes(), arrays.read_bytes()] == before
+    assert [path.read_bytes() for path in (small, arrays, tuned)] == before
 
 
 def test_a_page_without_plotly_is_an_error_before_the_work(

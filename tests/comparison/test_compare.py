@@ -571,13 +571,9 @@ def _export_to_bytes(model: nn.Module) -> bytes:
 
 
 def test_programs_that_differ_in_form_are_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"^b: 'forward' takes 4 inputs, and that of a takes 1; give two programs of one"
-    ):
+    with pytest.raises(ValueError, match=r"^b: 'forward' takes 4 inputs in b and 1 in a; give two programs of one"):
         compare(export_small(INT8), export_mixed(INT8), images())
-    with pytest.raises(
-        ValueError, match=r"^b: 'forward' returns \[1, 8\], \[1, 8\], and that of a returns \[1, 8\]; give"
-    ):
+    with pytest.raises(ValueError, match=r"^b: 'forward' returns \[1, 8\], \[1, 8\] in b and \[1, 8\] in a; give"):
         compare(_export_to_bytes(nn.Linear(8, 8)), _export_to_bytes(_Twice()), vectors())
     with pytest.raises(ValueError, match=r"^a: must be an ExportResult or a program \(.*\), got int$"):
         compare(3, export_small(INT8), images())  # type: ignore[arg-type]
@@ -645,6 +641,7 @@ def test_sqnr_of_an_exact_program_is_infinity_in_json() -> None:
 def test_option_layers_false_compares_only_outputs() -> None:
     found = export_small(INT8).compare(images(), layers=False, workers=1)
     assert found.layers == ()
+    assert repr(found.layer_samples) == "0"  # a number also in JSON, not False
     assert found.outputs == export_small(INT8).compare(images(), workers=1).outputs
 
 

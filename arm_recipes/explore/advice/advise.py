@@ -52,7 +52,7 @@ def advise(
             "advice is for operators on the NPU, and this program has none: see report.cpu_operators for the reasons"
         )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about programs that are compiled for their figures only
+        warnings.simplefilter("ignore")  # These programs are only estimated: their warnings do not concern the user.
         return _evaluate_changes(recipe, partitioner, estimated, programs)
 
 
@@ -139,7 +139,10 @@ class _ChangeEvaluator:
         self._compile_and_record(change, spec, self._delegates, _memory_requirements(current, spec))
 
     def try_per_tensor_weights(self, program: ExportedProgram, method_suffix: str, *, is_only_method: bool) -> None:
-        """Compile the program with one scale for each weight tensor (``per_channel=False``)."""
+        """Compile the program with one scale for each weight tensor (``per_channel=False``).
+
+        With several methods, only a note is added.
+        """
         from arm_recipes.explore.advice.weights import use_per_tensor_scales
 
         changed = use_per_tensor_scales(program)

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
     from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 
-#: Channels of a group, and maximum number of channels beyond a multiple of it for which a reduction is tried.
+#: Number of channels that the NPU computes together. A reduction is tried if a layer has at most
+#: ``_MAX_EXCESS_CHANNELS`` channels beyond a multiple of this number.
 _CHANNEL_GROUP, _MAX_EXCESS_CHANNELS = 16, 4
 #: Maximum number of layers to try. Each takes about one second.
 _MAX_LAYERS = 6
@@ -30,12 +31,20 @@ _CONVOLUTION_OPERATORS = (torch.ops.aten.conv1d.default, torch.ops.aten.conv2d.d
 
 @dataclass(frozen=True)
 class _LayerSpec:
-    """Specification of a convolution or linear layer and of its input shape. Equal layers are compiled only once."""
+    """Specification of a convolution or linear layer. Equal layers are compiled only once.
+
+    Attributes:
+        kind: class of the layer.
+        channels: number of output channels, or output features of a linear layer.
+        input_sizes: number of input channels or features, and for convolutions the kernel size.
+        input_shape: shape of the input tensor.
+        options: stride, padding and dilation of a convolution, as far as the operator has them.
+    """
 
     kind: type[nn.Module]
     channels: int
     input_sizes: tuple[Any, ...]
-    shape: tuple[int, ...]
+    input_shape: tuple[int, ...]
     options: tuple[tuple[str, Any], ...]
 
 
@@ -58,8 +67,8 @@ def try_fewer_channels(
 ) -> tuple[list[Advice], list[str]]:
     """Compile layers separately, with and without the channels beyond a multiple of 16.
 
-    Only layers with at most 4 such channels are compiled, the largest ones, at most 6. Grouped convolutions and layers
-    that compute an output of the model are excluded.
+    Compiles the 6 largest layers that have at least 16 channels, of which 1 to 4 exceed a multiple of 16. Grouped
+    convolutions and layers that compute an output of the model are excluded.
 
     Returns:
         The compiled layers, whose ``Advice.saves`` is False if the change is not worthwhile, and notes on layers that
@@ -83,7 +92,7 @@ def try_fewer_channels(
         if current is None or reduced is None:
             notes.append(f"{fewer} channels in place of {layer.channels}: the isolated layer cannot be exported")
             continue
-        # Savings in proportion to the removed channels are not worth an advice.
+        # Without rounding to groups, cycles would fall in proportion to the channels. Advise only if they fall faster.
         is_worthwhile = (
             current.cycles - reduced.cycles > 1.5 * current.cycles * (layer.channels - fewer) / layer.channels
         )
@@ -153,8 +162,9 @@ def _is_model_output(node: Node) -> bool:
 
 
 def _estimate_work(layer: _LayerSpec) -> int:
+    """Return the number of input elements times output channels, by which layers are ordered."""
     elements = 1
-    for size in layer.shape:
+    for size in layer.input_shape:
         elements *= size
     return elements * layer.channels
 
@@ -189,7 +199,7 @@ def _compile_layer(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = _SingleLayer(layer, channels).eval()
-        x = torch.randn(layer.shape)
+        x = torch.randn(layer.input_shape)
     if x.dim() == 4:
         x = x.to(memory_format=torch.channels_last)
     try:

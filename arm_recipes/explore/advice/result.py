@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from arm_recipes._internal.rendering import Renderable, Section, format_bytes
 
-#: Relative difference of costs that does not count.
+#: Largest relative difference of costs that is ignored.
 _NEGLIGIBLE = 0.005
 
 
@@ -44,7 +44,7 @@ class Advice:
 
     Attributes:
         change: argument of ``get_recipe``, or a change of the model.
-        now, then: cost before and after the change. It is the cost of the program, or of the isolated layer.
+        now, then: cost of the program, or of an isolated layer, before and after the change.
         module, source: module and source line of the layer; empty for a change of the whole program.
         note: drawback or requirement of the change.
     """

@@ -1,4 +1,4 @@
-"""2:4 structured sparsity: masks that leave at most two of four weights along the input channels.
+"""2:4 structured sparsity: masks with at most two nonzero weights of each four along the input channels.
 
 With such weights, Ethos-U85 needs half of the multiply-accumulates for convolutions and linear layers (Mishra et al.
 2021 describe the pattern). Vela finds the pattern by itself. All Ethos-U compress zeros, so there are fewer weight
@@ -27,7 +27,7 @@ _GROUP_SIZE, _MAX_NONZERO = 4, 2
 #: network is sensitive to pruning.
 _MIN_INPUT_CHANNELS = 16
 aten = torch.ops.aten
-#: Layers whose weights have the output channels first, then the input channels -> position of ``groups``.
+#: Operator whose weight has the output channels first, then the input channels -> position of the argument ``groups``.
 _LAYERS: dict[Any, int | None] = {
     aten.linear.default: None,
     aten.conv1d.default: 6,

@@ -54,7 +54,7 @@ def plot_rows(
     for column in (x, *columns):
         column_value(rows[0], column)
     drawn = [column for column in columns if any(column_value(row, column) is not None for row in rows)]
-    # All zero: no configuration uses this memory.
+    # Omit columns of zeros, such as a memory that no configuration uses.
     drawn = [column for column in drawn if any(column_value(row, column) for row in rows)] or drawn
     if not drawn:
         raise ValueError("y: no configuration has an accuracy; see the notes of the sweep")

@@ -52,8 +52,8 @@ class LoweredDelegate:
 def cache_key(spec: EthosUCompileSpec, delegates: Sequence[LoweredDelegate]) -> str:
     """Return the cache key of a configuration's estimates: a hash of graphs, Vela's version, options and ``.ini``.
 
-    The TOSA graphs reflect the model, its quantization and this compiler. They do not reflect the choice of
-    alternatives. The key therefore includes a hash of the compiler's sources if alternatives are searched.
+    The TOSA graphs reflect the model, its quantization and this compiler, except for the choice of alternatives. If
+    alternatives are searched, the key therefore includes a hash of the compiler's sources.
     """
     configuration = spec.configuration
     parts = [
@@ -123,7 +123,8 @@ def _compile_all(
 def sum_estimates(estimates: Sequence[VelaEstimates]) -> ProgramEstimates:
     """Add up the estimates of delegates that run in sequence.
 
-    Times, constants, and bytes of DRAM and flash are summed. SRAM is working memory, so its maximum counts.
+    Times, bytes of DRAM and flash, and weights are summed. SRAM is working memory, which delegates use one after the
+    other, so the maximum counts.
     """
     ram = npu_parts(estimates)
     return ProgramEstimates(

@@ -36,7 +36,7 @@ class Configuration:
         recipe: name of the recipe.
         spec: compile spec.
         options: options of the recipe.
-        board: board that determines options; None without one.
+        board: name of the board that determines options; None without a board.
     """
 
     recipe: str
@@ -86,7 +86,7 @@ def resolve_recipe_names(recipes: Any) -> tuple[str, ...]:
 
 
 def split_recipes(recipes: Any, cpus: Any) -> tuple[tuple[str, ...], bool]:
-    """Resolve the recipes of a sweep to Ethos-U recipes, and whether the Cortex-M recipe is one of them.
+    """Return the Ethos-U recipes of a sweep, and whether the sweep has the Cortex-M recipe, too.
 
     Args:
         recipes: see ``resolve_recipe_names``. None selects the int8 recipes of Ethos-U, and with ``cpus`` also the

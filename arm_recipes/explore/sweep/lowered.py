@@ -127,7 +127,8 @@ def lower_program(program: ExportedProgram, target: Target, loops: LoopRolling |
     try:
         with events.record() as log:
             delegate((loops or LoopRolling()).roll_loops(program, spec), spec)
-        if len(spec.graphs) != len(log.delegates):  # a rolled loop of recurrent steps did not become a delegate
+        if len(spec.graphs) != len(log.delegates):
+            # A rolled loop of recurrent steps did not become a delegate: lower again without rolling loops.
             return lower_program(program, target, LoopRolling(None))
     except (ArmBackendError, ExportError) as error:
         return str(error)

@@ -29,7 +29,7 @@ class ProcessorConfiguration:
 
     Attributes:
         processor: the processor.
-        megahertz: its clock; None: the time is not known.
+        megahertz: clock of the processor; None: unknown, so the row has no time.
         options: options of the recipe.
     """
 
@@ -56,7 +56,7 @@ def list_processors(
         fixed: options of ``sweep``.
 
     Raises:
-        ValueError: there is no such processor, or a clock is not positive.
+        ValueError: ``cpus`` is empty, a processor does not exist, or a clock is not positive.
     """
     names = [cpus] if isinstance(cpus, str) else ["auto"] if cpus is None else list(cpus)
     if not names:
@@ -80,7 +80,7 @@ def make_rows(
     configurations: Sequence[ProcessorConfiguration],
     rate: Callable[[Artifact], float],
 ) -> tuple[list[Row], list[str]]:
-    """Export a model for each processor.
+    """Export a model for each processor, and make a row of each program.
 
     Args:
         program: captured model.

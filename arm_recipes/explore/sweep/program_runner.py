@@ -26,7 +26,7 @@ class ProgramRun:
 
     Attributes:
         outputs: the model's outputs for each sample.
-        cpu_ram_bytes: RAM that the board needs beside the NPU's.
+        cpu_ram_bytes: RAM that the board needs in addition to the RAM of the NPU.
     """
 
     outputs: list[Any]
@@ -77,7 +77,7 @@ class ProgramRunner:
         return ProgramRun(self.execute(result), 0 if ram is None else sum(part.bytes for part in ram.cpu))
 
     def execute(self, result: Artifact) -> list[Any]:
-        """Execute an exported program on each sample; returns its outputs.
+        """Execute an exported program on each sample, or load its outputs from the store. Returns the outputs.
 
         Raises:
             RunError: this machine cannot run the program.

@@ -64,7 +64,7 @@ class Sweep(Renderable):
 
         Args:
             x: column of the horizontal axis.
-            y: columns of the vertical axes, one subplot each. A column of zeros has none.
+            y: columns of the vertical axes, one subplot each. Columns without values and columns of zeros are omitted.
 
         Raises:
             ValueError: there is no such numeric column, or no row has estimates.

@@ -16,13 +16,14 @@ class ProgramEstimates:
     Attributes:
         cycles: cycles including memory stalls; without an NPU, estimated cycles of the CPU.
         npu_cycles: cycles of the NPU alone.
-        milliseconds: inference time at the clock of the system configuration; None if a processor's is not known.
+        milliseconds: inference time at the clock of the system configuration, or at the given clock of a Cortex-M; None
+            if no clock was given.
         sram_bytes, dram_bytes, flash_bytes: peak memory use. If everything is in SRAM, Vela counts constants as flash.
-            Several delegates use SRAM in sequence, so ``sram_bytes`` is their maximum. The other two are sums.
+            Several delegates use SRAM in sequence, so ``sram_bytes`` is their maximum. DRAM and flash are summed.
         sram_exceeded: whether the program needs more SRAM than the memory mode allows.
         fast_scratch_bytes: part of the SRAM that the firmware provides as fast scratch.
         npu_ram_bytes: RAM that the NPU needs: scratch, and the constants if the memory mode places them in RAM;
-            ``npu_sram_bytes``: the part in SRAM.
+            ``npu_sram_bytes``: the part in SRAM. Both are 0 without an NPU.
         weight_bytes: size of the encoded weights; 0 without an NPU.
     """
 
@@ -53,10 +54,11 @@ class Row:
         cpu_operators: number of operators outside delegates. An NPU's estimates do not include their time.
         accuracy: accuracy by the sweep's metric; None if the program could not be executed.
         error: error message of a failed configuration.
-        board: board of the configuration; None if it was not given by a board.
+        board: name of the board that determined the configuration; None without a board.
         ram_bytes: RAM that a board needs: the NPU's, and the tensors outside delegates; None if the program could not
             be executed.
-        exceeds_board: whether the program needs more SRAM than the board has.
+        exceeds_board: whether the program needs more SRAM than the board has; False without a board, and if the program
+            could not be executed.
     """
 
     recipe: str

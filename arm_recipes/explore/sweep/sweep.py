@@ -61,8 +61,8 @@ def sweep(
 
     The model is captured once, quantized once per precision (and NPU, if that changes the program), and lowered once
     per precision and NPU. For each configuration, alternatives are chosen, and Vela compiles the result. joblib
-    compiles the configurations in parallel, by default in one process per core. With ``joblib.parallel_config``, they
-    are compiled on a cluster, for example. All its machines need this package and Vela.
+    compiles the configurations in parallel, by default in one process per core. ``joblib.parallel_config`` can select a
+    cluster, for example, whose machines all need this package and Vela.
 
     Args:
         model: as for ``export``; one method.
@@ -77,12 +77,13 @@ def sweep(
         memory_modes: memory modes to combine; by default all of Vela's. Invalid combinations are skipped.
         boards: names of boards, or "all": a configuration for each board and recipe of its NPU, instead of
             combinations of ``macs``, ``system_configs`` and ``memory_modes``. ``arm-recipes boards`` lists them.
-        cpus: processors for CORTEX_M_INT8: names, or name -> clock in MHz, which gives the time, as in
-            ``{"cortex-m4": 120, "cortex-m55": 400}``. By default the recipe's. Their cycles are estimates of the CPU's
-            time; see ``docs/contributors/cpu_cycles.md`` for the errors.
+        cpus: processors for CORTEX_M_INT8: names, or name -> clock in MHz, as in
+            ``{"cortex-m4": 120, "cortex-m55": 400}``. With a clock, the row has the time. By default the recipe's
+            processor. The cycles are estimates; see ``docs/contributors/cpu_cycles.md`` for their errors.
         metric: ``metric(outputs, sample)`` returns a number, higher is better; its mean is the accuracy. By default
             the accuracy is the SQNR of the outputs against the floating-point model, in dB.
-        cache_dir: folder of finished configurations. Their keys are hashes of graphs, Vela's options and version. An
+        cache_dir: folder of finished configurations and of program outputs. The keys of configurations are hashes of
+            graphs, Vela's options and version, and with ``search_alternatives`` of this package's sources. An
             interrupted sweep resumes from there, and a new sweep compiles only changed configurations. Failed
             configurations are compiled again.
         calibration_samples: option of the recipes.
@@ -133,7 +134,7 @@ def sweep(
 
 
 def capture_model(model: Any, samples: Any, caller: str) -> tuple[ExportedProgram, list[Any], list[Inputs], list[str]]:
-    """Capture a model.
+    """Capture a model of one method; ``caller`` is the name of the function in messages.
 
     Returns:
         The program, the samples as the user passed them, the samples in the form of the model's inputs, and notes.
@@ -169,7 +170,8 @@ def _lower_all(
     """Lower the model for each configuration.
 
     Returns:
-        The lowered program of each configuration, and the quantized program; or an error message instead.
+        The lowered program of each configuration, and its quantized program. An error message replaces a program that
+        cannot be lowered or quantized.
     """
     by_precision: dict[str, list[QuantizedProgram]] = {}
     failures: dict[str, str] = {}

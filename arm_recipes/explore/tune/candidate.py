@@ -62,14 +62,15 @@ class CandidatePool:
         return list(self._candidates.values())
 
     def find(self, plan: PrecisionPlan) -> Candidate | None:
-        """Return the candidate of a plan; None if the plan has not been compiled, or failed."""
+        """Return the candidate of a plan; None if ``compile`` has not been called with the plan, or returned None."""
         return self._candidates.get(_plan_key(plan))
 
     def compile(self, plan: PrecisionPlan) -> Candidate | None:
         """Compile a plan and measure its accuracy.
 
         Returns:
-            The candidate; None if this fails, or if more operators stay on the CPU than in the base program.
+            The candidate; None if the program cannot be compiled, or if more operators stay on the CPU than in the base
+            program.
         """
         known = self.find(plan)
         if known is not None:

@@ -19,7 +19,9 @@ from arm_recipes.types import Metric
 
 @dataclass(frozen=True)
 class DataSplit:
-    """Calibration, search and test samples. They are disjoint, unless there are too few samples.
+    """Calibration, search and test samples.
+
+    Those taken from ``samples`` of ``tune`` are disjoint, unless there are too few.
 
     Attributes:
         calibration: samples that calibrate activation ranges.
@@ -51,7 +53,7 @@ class DataSplit:
         described = "the sample" if count == 1 else f"the {count} samples"
         return [
             f"accuracy is measured on {described} that the search selected by, as there are too few samples to hold "
-            "some out. Give at least four samples, or separate ones as test_samples="
+            "some out. Give at least four samples, or separate test samples as test_samples="
         ]
 
 

@@ -87,9 +87,9 @@ def hull_steps(
 
 
 def select_affordable(steps: Sequence[PrecisionStep], budget: float, fraction: float = 1.0) -> list[PrecisionStep]:
-    """Select the steps, in order, whose cost fits into what the earlier ones leave of ``budget``.
+    """Select steps in order, as long as their total cost stays within ``budget``.
 
-    If a step does not fit, the later steps of its region are skipped, too.
+    A step that would exceed the budget is skipped, and so are the later steps of its region.
 
     Args:
         steps: steps in order of preference.

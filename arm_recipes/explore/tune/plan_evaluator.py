@@ -1,6 +1,6 @@
 """Evaluator of precision plans: quantizes the model by a plan, measures its accuracy and estimates its cost.
 
-A content-addressed store caches the results.
+A content-addressed store caches ratings by SQNR and Vela's estimates.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class PlanEvaluator:
         recipe: recipe whose precisions the plans replace.
         default_precision: precision of the recipe itself.
         split: calibration, search and test samples.
-        store: disk cache of ratings by SQNR and of Vela's estimates.
+        store: disk cache of Vela's estimates, and of ratings if the metric is the SQNR.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class PlanEvaluator:
             return str(error)
 
     def _quantize(self, plan: PrecisionPlan) -> QuantizedProgram:
-        """Quantize a plan. The last result is cached, because a plan is usually rated and then lowered."""
+        """Quantize a plan. The last result is cached, because a plan may be lowered and then rated."""
         if self._last_quantized is None or self._last_quantized[0] != plan:
             with _without_warnings():
                 quantized = QuantizedProgram(self.program, self.split.calibration, self._recipe_of(plan))
@@ -179,7 +179,7 @@ class PlanEvaluator:
         return self._last_quantized[1]
 
     def _recipe_of(self, plan: PrecisionPlan) -> ExportRecipe:
-        """Return the recipe of a plan. It has no calibration samples, so the samples of the pipeline calibrate."""
+        """Return the recipe of a plan, without calibration samples: ``QuantizedProgram`` gets those of the split."""
         recipe: ExportRecipe = self.recipe.with_options(
             precisions=minimal_settings(plan, self.default_precision),
             calibration_samples=None,
@@ -188,7 +188,10 @@ class PlanEvaluator:
         return recipe
 
     def _store_key(self, plan: Mapping[str, str], samples_digest: str = "") -> str:
-        """Key of a plan's rating on the samples with digest ``samples_digest``, or of its cost (without a digest)."""
+        """Return the key of a plan's rating on the samples with this digest; without a digest, the key of its cost.
+
+        The store has Vela's estimates under another key, ``cache_key``, which it shares with ``sweep``.
+        """
         text = json.dumps([self._content_hash, samples_digest, sorted(plan.items())])
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -217,7 +220,7 @@ def _without_warnings() -> Iterator[None]:
 
 
 def _content_digest(program: ExportedProgram, recipe: ArmRecipe, calibration: Sequence[Inputs]) -> str:
-    """Hash of model, recipe, calibration samples and tool versions. All keys of the store include it."""
+    """Hash of model, recipe, calibration samples and tool versions, which all ratings and costs depend on."""
     digest = Digest()
     digest.add((recipe.to_dict(), [version(package) for package in ("arm-recipes", "torch", "ethos-u-vela")]))
     digest.add(str(program.graph))

@@ -10,8 +10,8 @@ from arm_recipes.explore.tune import goals, path
 from arm_recipes.explore.tune.candidate import Candidate, CandidatePool
 from arm_recipes.explore.tune.regions import PrecisionPlan, Region, with_region_precision
 
-#: Numbers of programs to compile: evenly spaced along the path; at most in the bisection around the goal; at most to
-#: use up the budget.
+#: Number of evenly spaced programs along the path, and maximum numbers of further programs: in the bisection around the
+#: goal, and to use up the budget.
 _MAX_SPREAD_PROGRAMS, _MAX_BISECTION_PROGRAMS, _MAX_FILL_PROGRAMS = 8, 6, 8
 
 

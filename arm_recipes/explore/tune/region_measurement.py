@@ -58,7 +58,7 @@ class RegionMeasurement:
             The regions, and the noise by region and precision.
         """
         finest: PrecisionPlan = dict.fromkeys(self._base_plan, self._finest)
-        base_noise = self._evaluator.rate_on_search_samples(finest).noise
+        finest_noise = self._evaluator.rate_on_search_samples(finest).noise
         coarsest = max(self._precisions, key=PRECISION_NAMES.index)
 
         def noise_of(region: Region, precision: str = coarsest) -> float:
@@ -66,7 +66,7 @@ class RegionMeasurement:
                 return 0.0
             return max(
                 self._evaluator.rate_on_search_samples(with_region_precision(finest, region, precision)).noise
-                - base_noise,
+                - finest_noise,
                 0.0,
             )
 
@@ -82,7 +82,8 @@ class RegionMeasurement:
     def measure_costs(self, noise_of_option: Mapping[RegionOption, float]) -> dict[RegionOption, float]:
         """Measure the extra cost of each precision of a region over the recipe's own precision.
 
-        Precisions that neither lower the noise nor are coarser are skipped.
+        Skips precisions that neither lower the noise nor are coarser, and those with which the program cannot be
+        compiled or more operators stay on the CPU.
         """
         total = sum(noise for (_, name), noise in noise_of_option.items() if name == self._base_precision)
         costs = {
@@ -110,8 +111,8 @@ class RegionMeasurement:
     ) -> dict[RegionOption, float]:
         """Measure the extra cost of precisions of noisy regions, with all other regions at the most accurate precision.
 
-        The cost among int8 regions may be misleading: an int16 linear layer after an int8 function costs an additional
-        cast, and gains no accuracy.
+        The cost with all other regions in int8 may be misleading: an int16 linear layer after an int8 function costs an
+        additional cast, and gains no accuracy.
         """
         total = sum(noise for (_, name), noise in noise_of_option.items() if name == self._base_precision)
         options = [

@@ -30,7 +30,10 @@ class Region:
 
 
 def quantized_modules(program: ExportedProgram, recipe: ExportRecipe) -> tuple[str, ...]:
-    """List the modules with operators that read quantized tensors, in execution order; "" is the top-level model."""
+    """List the modules with operators that read quantized tensors, in execution order; "" is the top-level model.
+
+    Operators whose result keeps the quantization of the input (``Kind.SHARED``) do not count.
+    """
     from arm_backend_core.nodes import modules_of
     from arm_backend_core.ops.catalog import find_record
     from arm_backend_core.ops.registry import Kind
@@ -72,13 +75,13 @@ def build_region_tree(modules: Iterable[str], name: str = "") -> Region:
 def subdivide_by_noise(
     whole: Region, noise_of: Callable[[Region], float], *, share: float, max_regions: int
 ) -> dict[Region, float]:
-    """Subdivide a region until each part causes at most ``share`` of the total noise, or is a single module.
+    """Subdivide a region until each part causes at most ``share`` of the total noise, or cannot be divided further.
 
     Args:
         whole: region of all modules.
         noise_of: measures the output noise that a region causes by itself; each call runs the model.
         share: maximum share of the total noise.
-        max_regions: maximum number of regions. The noisiest regions are divided first.
+        max_regions: maximum number of regions after a division. The noisiest regions are divided first.
 
     Returns:
         The regions with their noise.

@@ -26,9 +26,10 @@ class TunedRegion:
         modules: modules with quantized inputs.
         precision: chosen precision.
         share: the region's share of the total noise of all regions, at the recipe's own precision.
-        extra_costs: extra cost of each other precision over the recipe's own: cycles, or bytes of traffic or flash. The
-            cost is measured with all other regions at the recipe's own precision, and for regions with a large share
-            of the noise also at the most accurate one. This is the smaller value.
+        extra_costs: precision -> its extra cost over the recipe's own precision: cycles, or bytes of traffic or flash.
+            It is measured with all other regions at the recipe's own precision. For a region with a large share of the
+            noise, it is also measured with all other regions at the most accurate precision, and the smaller value
+            counts. Precisions that were not measured are missing.
     """
 
     module: str
@@ -48,11 +49,11 @@ class Tuned(Renderable):
         chosen: the chosen candidate.
         base: candidate of the unchanged recipe.
         verified: accuracy of ``best``, executed on this machine; None if it could not be executed.
-        candidates: all programs that were compiled, the cheapest first.
+        candidates: all compiled programs, those with the fewest cycles (or the least traffic) first.
         regions: chosen precision of each region.
         metric: name of the accuracy metric.
         goal: goal of the search.
-        reached: whether the chosen program reaches the goal on the test samples.
+        reached: whether the chosen program reaches the goal on the test samples, by ``verified`` if it is not None.
         samples: number of samples by part: "calibration", "search" and "test". A note says if the search samples are
             also the test samples.
         notes: notes for the user, one sentence each.

@@ -68,10 +68,10 @@ def tune(
     Args:
         model: as for ``export``, with one method.
         recipe: a quantizing recipe of this package. Its precision is the starting point.
-        samples: as for ``export``, at least two. Every second sample calibrates, unless the recipe has the option
-            ``calibration_samples``. The others are alternately search and test samples. Reported accuracies are
-            measured on the test samples. A sample may have extra elements after the inputs, such as labels. The metric
-            receives the whole sample.
+        samples: as for ``export``. Every second sample calibrates, so at least two are needed. If the recipe has the
+            option ``calibration_samples``, none of them calibrates. The others are alternately search and test samples.
+            Reported accuracies are measured on the test samples. A sample may have extra elements after the inputs,
+            such as labels. The metric receives the whole sample.
         metric: ``metric(outputs, sample)`` returns a number, higher is better; its mean is the accuracy. By default
             the accuracy is the SQNR of the outputs against the floating-point model, in dB.
         budget: upper limits by kind of cost: ``cycles`` and ``sram`` (Ethos-U and Cortex-M), ``flash`` and ``traffic``.
