@@ -22,7 +22,7 @@ from arm_recipes._internal.rendering import format_bytes
 from arm_recipes.recipe import options
 from arm_recipes.recipe.board_support import Memories, Placement, find_support
 from arm_recipes.recipe.boards import BOARDS, Board
-from arm_recipes.recipe.targets import SPEC_BUILDERS
+from arm_recipes.recipe.compile_specs import SPEC_BUILDERS
 
 PAGE = Path(__file__).parent / "users" / "firmware_boards.md"
 _ZEPHYR = "https://github.com/zephyrproject-rtos/zephyr/blob"
