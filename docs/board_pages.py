@@ -82,7 +82,10 @@ FAMILIES = (
                 "board's USB drive, name it in `MB/HBI0309C/AN547/images.txt`, and reset",
                 _MPS3,
             ),
-            Step("MACs: those with which you start the FVP, `-C ethosu.num_macs=128`, and `macs=128` in the recipe"),
+            Step(
+                "MACs: start the FVP and export with the same number, for example `-C ethosu.num_macs=128` and "
+                "`macs=128`. On Corstone-315 and -320, the parameter is `mps4_board.subsystem.ethosu.num_macs`"
+            ),
         ),
     ),
     Family(
