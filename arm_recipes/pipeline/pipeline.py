@@ -147,7 +147,7 @@ class Pipeline:
             raise ValueError(f"recipe.pipeline_stages must end in TO_EXECUTORCH, not {stages[-1].name}")
         self._argument_notes += notes
         if self._unlowered is not None:
-            self._copy_prepared_programs()
+            self._copy_unlowered_programs()
             self._run_stages(list(dropwhile(lambda kind: kind is not _FIRST_LOWERING_STAGE, stages)))
             return
         for method, model in self._models.items():
@@ -204,7 +204,7 @@ class Pipeline:
             if kind is StageType.TORCH_EXPORT:
                 self._describe_captured_programs()
                 self._unlowered = self._collect_unlowered_programs()
-                self._copy_prepared_programs()
+                self._copy_unlowered_programs()
 
     def _check_dim_orders(self, manager: ExecutorchProgramManager) -> None:
         from arm_recipes.stages.edge.dim_orders import check_dim_orders, legalize_dim_orders
@@ -328,7 +328,7 @@ class Pipeline:
             hardware_facts=dict(log.hardware_facts),
         )
 
-    def _copy_prepared_programs(self) -> None:
+    def _copy_unlowered_programs(self) -> None:
         """Copy the programs for lowering, which edits them in place: a program may be the user's.
 
         In the copies, constant inputs are removed, nodes have debug handles, and shared buffers have equal names.

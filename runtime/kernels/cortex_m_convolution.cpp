@@ -128,7 +128,8 @@ void convolve(KernelRuntimeContext& context, const char* name, const Convolution
   const int32_t channels = convolution.input.channels;
   const int32_t depth = convolution.kernel_channels;
   const auto out_channels = static_cast<int32_t>(arguments.weight.size(0));
-  if (!check.require(channels % depth == 0, "weight", "must have a number of input channels that divides the input's") ||
+  if (!check.require(channels % depth == 0, "weight",
+                     "must have a number of input channels that divides the input's") ||
       !check.require(out_channels % (channels / depth) == 0, "weight",
                      "must have a number of output channels that is a multiple of the number of groups") ||
       !resize_result(check, out, is_nhwc, result_size(convolution.rows), result_size(convolution.columns), out_channels,

@@ -28,7 +28,8 @@ int32_t first_tap(const Axis& axis, int32_t output) { return (output + axis.padd
 
 // Returns the sum for one output. `input` points to an image of the batch, `weights` to the kernel of the output
 // channel.
-int32_t accumulate_output(const Convolution& convolution, const int8_t* input, const int8_t* weights, int32_t y, int32_t x) {
+int32_t accumulate_output(const Convolution& convolution, const int8_t* input, const int8_t* weights, int32_t y,
+                          int32_t x) {
   const Axis& rows = convolution.rows;
   const Axis& columns = convolution.columns;
   const int32_t depth = convolution.input.channels;
@@ -49,7 +50,7 @@ int32_t accumulate_output(const Convolution& convolution, const int8_t* input, c
 }
 
 void compute_pixel(const Convolution& convolution, const int8_t* input, const int8_t* weights, int32_t y, int32_t x,
-                  int8_t* out) {
+                   int8_t* out) {
   const auto kernel_size =
       static_cast<ptrdiff_t>(convolution.rows.kernel) * convolution.columns.kernel * convolution.input.channels;
   for (int32_t channel = 0; channel < convolution.output.channels; ++channel) {
