@@ -32,7 +32,7 @@ class QParams:
     axis: int | None = None
 
     @property
-    def real_peak(self) -> float:
+    def max_abs(self) -> float:
         """The largest magnitude that the integers can represent; for per-tensor scales only."""
         return max(self.qmax - self.zero_point, self.zero_point - self.qmin) * float(self.scale)
 

@@ -16,9 +16,9 @@ from executorch.export import BackendRecipeProvider, RecipeType, recipe_registry
 from arm_recipes._internal.frozen_gc import frozen_gc
 from arm_recipes._internal.messages import suppress_warnings
 from arm_recipes.recipe import options, precisions
+from arm_recipes.recipe.compile_specs import SPEC_BUILDERS, Options
 from arm_recipes.recipe.recipe import ArmRecipe, build_recipe, make_recipe
 from arm_recipes.recipe.saved import read_recipe
-from arm_recipes.recipe.targets import SPEC_BUILDERS, Options
 from arm_recipes.recipe_types import BACKEND_NAME, ArmRecipeType
 
 if TYPE_CHECKING:

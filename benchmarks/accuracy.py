@@ -7,8 +7,11 @@
 
 A variant is ``default``, ``peer`` (ExecuTorch's own Arm backend), or arguments of a recipe such as
 ``observer=mse,algorithms=bias_correction+int16_outputs`` or ``recipe=TOSA_A16W8``. Each row is measured in a new
-process. Rows that the file already contains are not measured again. Programs for TOSA and
-for the NPUs are quantized alike, except a few for U55 and U65, and tests compare them with this graph.
+process. Rows that the file already contains are not measured again.
+
+Most models have the same quantized graph for TOSA and the NPUs. Exceptions: RMS norms (Ethos-U recipes omit
+fused_rms_norms by default), sums and products per channel, and on U55 and U65 some matrix products. Tests compare
+programs with the graph of their recipe.
 
 The SQNR is that of ``coverage.py``: the signal is an output minus its mean, and the minimum over the outputs counts.
 """
@@ -77,7 +80,12 @@ def main() -> None:
     """Measure what the arguments select, or write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="JSON Lines file to which rows are appended")
-    parser.add_argument("--models", nargs="+", default=["zoo"], help="zoo, low, or names as in tests or coverage.md")
+    parser.add_argument(
+        "--models",
+        nargs="+",
+        default=["zoo"],
+        help="zoo (tests/models/zoo.py), low (LOW_SQNR_MODELS), or names of models in either or in coverage.md",
+    )
     parser.add_argument("--variants", nargs="+", default=["default"])
     parser.add_argument(
         "--table", type=Path, help="write a table of earlier measurements to this file, and measure nothing"
@@ -110,7 +118,8 @@ def _names(wanted: Iterable[str]) -> list[str]:
 def _measure_in_process(name: str, variant: str) -> Row:
     command = [sys.executable, __file__, "--out", os.devnull, "--row", name, variant]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    return printed_row(done.stdout) or {"error": (done.stderr.strip().splitlines() or ["nothing"])[-1][:300]}
+    silent = f"the process ended with code {done.returncode} and printed no error"
+    return printed_row(done.stdout) or {"error": (done.stderr.strip().splitlines() or [silent])[-1][:300]}
 
 
 # --- one row
@@ -168,9 +177,9 @@ def _quantize_with_ours(model: Any, samples: list[Any], arguments: dict[str, Any
     options: dict[str, Any] = {"dynamic_shapes": None, "constant_methods": None, "strict": None, "progress": False}
     pipeline = Pipeline(recipe, {"forward": model}, {"forward": inputs}, **options)
     started = time.process_time()
-    prepared, _ = pipeline.quantize_programs()
+    unlowered, _ = pipeline.quantize_programs()
     seconds = time.process_time() - started
-    module = prepared.programs["forward"].module(check_guards=False)
+    module = unlowered.programs["forward"].module(check_guards=False)
     for node in module.graph.nodes:  # attention's result has other strides than in the trace
         if node.target is torch.ops.aten.view.default:
             node.target = torch.reshape

@@ -142,7 +142,7 @@ def _measure(name: str, recipe: str, given: argparse.Namespace, to: Connection) 
         to.send({"error": _first_line(error)})
         return
     to.send(row)
-    # Programs for Ethos-U have the same TOSA graphs, so that their SQNR is the same.
+    # Most models have the same quantized graph for Ethos-U, and then the same SQNR (exceptions: ``accuracy.py``).
     if recipe.startswith("TOSA") and row["parameters"] <= given.run * 1e6:
         try:
             row["sqnr"] = sqnr(expected, _flat(result.run(*samples[-1])))

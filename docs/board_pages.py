@@ -22,7 +22,7 @@ from arm_recipes._internal.rendering import format_bytes
 from arm_recipes.recipe import options
 from arm_recipes.recipe.board_support import Memories, Placement, find_support
 from arm_recipes.recipe.boards import BOARDS, Board
-from arm_recipes.recipe.targets import SPEC_BUILDERS
+from arm_recipes.recipe.compile_specs import SPEC_BUILDERS
 
 PAGE = Path(__file__).parent / "users" / "firmware_boards.md"
 _ZEPHYR = "https://github.com/zephyrproject-rtos/zephyr/blob"
@@ -82,7 +82,10 @@ FAMILIES = (
                 "board's USB drive, name it in `MB/HBI0309C/AN547/images.txt`, and reset",
                 _MPS3,
             ),
-            Step("MACs: those with which you start the FVP, `-C ethosu.num_macs=128`, and `macs=128` in the recipe"),
+            Step(
+                "MACs: start the FVP and export with the same number, for example `-C ethosu.num_macs=128` and "
+                "`macs=128`. On Corstone-315 and -320, the parameter is `mps4_board.subsystem.ethosu.num_macs`"
+            ),
         ),
     ),
     Family(

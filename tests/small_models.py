@@ -30,7 +30,7 @@ class Small(nn.Module):
 
 
 class Wide(nn.Module):
-    """An image network whose largest tensors are in the middle. A program for size computes a few rows at a time."""
+    """An image network whose largest tensors are in the middle. A size program computes a few rows at a time."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -108,14 +108,14 @@ ELSEWHERE = {
     "arm_recipes.pipeline": {
         "pipeline/test_export.py": "artifact method_results pipeline progress stage_runner",
         "report/test_layers.py": "budgets",
-        "pipeline/test_retarget.py": "prepared_programs",
+        "pipeline/test_retarget.py": "unlowered_programs",
         "pipeline/test_verify.py": "reference_program",
         "pipeline/test_methods.py": "program_io shared_buffers",
         "comparison/test_compare.py": "float_reference",
     },
     "arm_recipes.recipe": {
         "recipe/test_options.py": "recipe saved typed_options",
-        "test_provider.py": "targets",
+        "test_provider.py": "compile_specs",
     },
     "arm_recipes.report": {
         "report/test_cpu_costs.py": "kernels",
@@ -135,7 +135,7 @@ ELSEWHERE = {
     },
     "arm_recipes.samples": {
         "samples/test_inputs.py": "sample",
-        "test_channels_last.py": "layouts",
+        "test_channels_last.py": "memory_format",
     },
     "arm_recipes.stages": {
         "ops/test_block_scaled.py": "block_scaled",

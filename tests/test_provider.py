@@ -11,7 +11,7 @@ from executorch.export import ExportRecipe, RecipeType, recipe_registry
 
 import arm_recipes
 from arm_recipes import ArmRecipeProvider, ArmRecipeType, types
-from arm_recipes.recipe.targets import SPEC_BUILDERS
+from arm_recipes.recipe.compile_specs import SPEC_BUILDERS
 
 
 def _run(script: str) -> str:

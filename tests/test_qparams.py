@@ -46,9 +46,9 @@ def test_nan_is_refused() -> None:
         _INT8.quantize(np.array([0.0, np.nan]))
 
 
-def test_real_peak_is_at_the_end_farther_from_the_zero_point() -> None:
-    assert _INT8.real_peak == 131 * 0.25
-    assert QParams(0.5, -100, DType.INT8, -128, 127).real_peak == 227 * 0.5
+def test_max_abs_is_at_the_end_farther_from_the_zero_point() -> None:
+    assert _INT8.max_abs == 131 * 0.25
+    assert QParams(0.5, -100, DType.INT8, -128, 127).max_abs == 227 * 0.5
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Optimization goal of Vela (``--optimise``): ``"auto"`` compiles for performance and for size, and keeps the better.
 
-If the program for performance exceeds the SRAM, or the program for size is small but slow, ``"auto"`` also compiles
+If the performance program exceeds the SRAM, or the size program is small but slow, ``"auto"`` also compiles
 with arena limits. ``"ram"`` searches for the program with the least RAM. ``memory_reduction.arena_limits`` has both
 searches.
 
@@ -35,7 +35,7 @@ from arm_backend_core.backends.payload import Payload
 from arm_backend_core.backends.vela_tables import WEIGHT_COPY_USAGE
 from arm_backend_core.memory_reduction.arena_limits import (
     Compile,
-    Program,
+    CompiledCandidate,
     compile_for_less_ram,
     find_least_ram,
     find_program_that_fits,
@@ -82,7 +82,7 @@ def compile_best(spec: ArmCompileSpec, flatbuffer: bytes, **compile_options: Any
     compile_options.pop("graph", None)  # Vela reads the flatbuffer
     compile_program = partial(try_compile, flatbuffer=flatbuffer, compile_options=compile_options)
     if spec.optimise == "ram":
-        fast = Program(compile_payload(spec, flatbuffer, **compile_options), spec)
+        fast = CompiledCandidate(compile_payload(spec, flatbuffer, **compile_options), spec)
         smallest = find_least_ram(fast, compile_program)
         best = fast if smallest is fast else _record_performance(fast, smallest)
     else:
@@ -96,8 +96,8 @@ def compile_best(spec: ArmCompileSpec, flatbuffer: bytes, **compile_options: Any
 
 def _compile_auto(
     spec: EthosUCompileSpec, flatbuffer: bytes, compile_options: dict[str, Any], compile_program: Compile
-) -> tuple[Program, Program]:
-    """Return the program for performance, and the best program for ``optimise="auto"``."""
+) -> tuple[CompiledCandidate, CompiledCandidate]:
+    """Return the performance program, and the best program for ``optimise="auto"``."""
     has_fast_weights = _reads_weights_as_fast_as_activations(spec.configuration)
     max_bytes = _MAX_FLATBUFFER_BYTES if has_fast_weights else _MAX_FLATBUFFER_BYTES_SLOW_WEIGHTS
     is_small = len(flatbuffer) < max_bytes
@@ -113,8 +113,8 @@ def _compile_auto(
         spec = disable_cascades(spec)
         payload = compile_program(spec)
         # With activations in DRAM, the SRAM is a cache, so that only cycles count.
-        if payload is not None and not Program(payload, spec).exceeds_sram:
-            uncascaded = Program(payload, spec)
+        if payload is not None and not CompiledCandidate(payload, spec).exceeds_sram:
+            uncascaded = CompiledCandidate(payload, spec)
             if uncascaded.vela.total_cycles < (1 - CYCLE_TOLERANCE) * best.vela.total_cycles:
                 best = uncascaded
     return fast, best
@@ -122,32 +122,34 @@ def _compile_auto(
 
 def _compile_for_both_goals(
     spec: EthosUCompileSpec, flatbuffer: bytes, compile_options: dict[str, Any], is_small: bool
-) -> tuple[Program, Program | None]:
-    """Return the programs for performance and for size; None for size if it is not worth the compile time, or fails."""
+) -> tuple[CompiledCandidate, CompiledCandidate | None]:
+    """Return the performance program and the size program; None if that is not worth the time, or fails."""
     size_spec = optimise_for_size(spec)
     small: Payload | None = None
     if is_small and len(flatbuffer) >= _MIN_PARALLEL_FLATBUFFER_BYTES and hasattr(os, "fork"):
         payload, small = _compile_in_parallel(spec, size_spec, flatbuffer, compile_options)
     else:
         payload = compile_payload(spec, flatbuffer, **compile_options)
-    fast = Program(payload, spec)
+    fast = CompiledCandidate(payload, spec)
     is_worthwhile = (
         len(flatbuffer) < _MIN_PARALLEL_FLATBUFFER_BYTES
         and max(fast.vela.sram_bytes, fast.vela.weight_bytes) >= _MIN_SRAM_OR_WEIGHT_BYTES
     )
     if small is None and (is_worthwhile or fast.exceeds_sram):
         small = try_compile(size_spec, flatbuffer, compile_options)
-    return fast, None if small is None else Program(small, size_spec)
+    return fast, None if small is None else CompiledCandidate(small, size_spec)
 
 
-def _list_smaller(fast: Program, small: Program, compile_program: Compile | None) -> Iterator[Program]:
-    """Yield the program for size, then programs with arena limits, compiled on demand.
+def _list_smaller(
+    fast: CompiledCandidate, small: CompiledCandidate, compile_program: Compile | None
+) -> Iterator[CompiledCandidate]:
+    """Yield the size program, then programs with arena limits, compiled on demand.
 
-    Arena limits are tried if the program for size needs much less SRAM. They cost cycles in programs that copy weights
+    Arena limits are tried if the size program needs much less SRAM. They cost cycles in programs that copy weights
     from flash to unused SRAM.
 
     Args:
-        fast, small: the programs for performance and for size.
+        fast, small: the performance program and the size program.
         compile_program: compiles for a spec; None to try no arena limits.
     """
     yield small
@@ -159,7 +161,7 @@ def _list_smaller(fast: Program, small: Program, compile_program: Compile | None
 
 
 def _describe_goal(fast: EthosUCompileSpec, spec: EthosUCompileSpec) -> str:
-    """Describe how Vela optimised the program for ``spec``; ``fast`` is the spec of the program for performance."""
+    """Describe how Vela optimised the program for ``spec``; ``fast`` is the spec of the performance program."""
     if spec.optimise == "size":
         return "optimised for size"
     if spec.configuration.arena_cache_size != fast.configuration.arena_cache_size:
@@ -167,13 +169,13 @@ def _describe_goal(fast: EthosUCompileSpec, spec: EthosUCompileSpec) -> str:
     return "compiled without cascades"
 
 
-def _record_performance(fast: Program, program: Program) -> Program:
-    """Record in a program with less RAM the figures of the program for performance."""
+def _record_performance(fast: CompiledCandidate, program: CompiledCandidate) -> CompiledCandidate:
+    """Record in a program with less RAM the figures of the performance program."""
     figures = fast.vela.total_cycles, fast.vela.sram_bytes
     return program._replace(payload=replace(program.payload, vela=replace(program.vela, performance=figures)))
 
 
-def _spills_activations(program: Program) -> bool:
+def _spills_activations(program: CompiledCandidate) -> bool:
     """Whether activations are in DRAM and over half of the SRAM cache is used; with less, Vela emits no cascades."""
     limit = program.vela.sram_limit or 0
     return program.spec.configuration.arena_on_second_port and 2 * program.vela.sram_bytes > limit
@@ -201,7 +203,7 @@ def _compile_in_parallel(
     return fast, try_compile(size_spec, flatbuffer, compile_options, run_vela=lambda *_: (others[0], ""))
 
 
-def _is_better(fast: Program, smaller: Program) -> bool:
+def _is_better(fast: CompiledCandidate, smaller: CompiledCandidate) -> bool:
     """Whether a program with less SRAM is better than the performance program, which fits the available SRAM.
 
     It must take at most 0.5% more cycles (``CYCLE_TOLERANCE``), or 1% if it needs at most three quarters of the SRAM,

@@ -17,7 +17,10 @@ from arm_backend_core.ops.registry import Kind
 
 
 def promote_integers(module: GraphModule) -> None:
-    """Cast integer operands of float elementwise operators and ``cat`` to float32, except one-element constants."""
+    """Cast integer operands to float32, except one-element constants.
+
+    Applies to float32 elementwise operators and to float32 operators on a list of tensors (``cat``, ``stack``).
+    """
     constants = constant_nodes(module.graph)
     for node in list(module.graph.nodes):
         for source in list(_integer_operands(node)):
@@ -27,11 +30,11 @@ def promote_integers(module: GraphModule) -> None:
 
 
 def _integer_operands(node: Node) -> Iterator[Node]:
-    """Integer and boolean operands of a float32 operator, except the condition of a select."""
+    """Integer and boolean operands of an operator of these kinds, except the condition of a select."""
     record, result = find_record(node), first_result(node)
-    is_concat = bool(node.args) and isinstance(node.args[0], (list, tuple))
+    takes_list = bool(node.args) and isinstance(node.args[0], (list, tuple))
     if record is not None and result is not None and result.dtype is torch.float32:
-        for source in node.all_input_nodes if is_concat or record.kind is Kind.ELEMENTWISE else ():
+        for source in node.all_input_nodes if takes_list or record.kind is Kind.ELEMENTWISE else ():
             is_condition = record.is_select and source is node.args[0]
             if isinstance(source.meta.get("val"), torch.Tensor) and is_integer_or_bool(source) and not is_condition:
                 yield source

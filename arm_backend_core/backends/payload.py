@@ -122,7 +122,7 @@ class VelaEstimates:
         scratch_memory: memory that holds it, "Sram" or "Dram".
         constant_bytes: constants of the NPU, with the command stream.
         constant_memory: memory that holds them: "OffChipFlash", "Dram", or "OnChipFlash", which is SRAM.
-        performance: (total cycles, bytes of SRAM) of the program for performance, if this program replaces it because
+        performance: (total cycles, bytes of SRAM) of the performance program, if this program replaces it because
             it needs less RAM.
     """
 

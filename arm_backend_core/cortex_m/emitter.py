@@ -24,7 +24,7 @@ from arm_backend_core.targets.cortex_m import Isa
 aten = torch.ops.aten
 
 
-class KernelFault(Unsupported):
+class KernelLimitation(Unsupported):
     """CMSIS-NN's kernel would fail on some arguments, or compute other results."""
 
 
@@ -51,16 +51,16 @@ class Emitter:
         """Call a kernel, without its scratch tensors. The result is int8.
 
         Raises:
-            KernelFault: CMSIS-NN's kernel would fail on these arguments, or compute other results.
+            KernelLimitation: CMSIS-NN's kernel would fail on these arguments, or compute other results.
         """
-        fault = self._find_fault(name, arguments)
-        if fault is not None:
-            raise KernelFault(fault)
+        limitation = self._find_limitation(name, arguments)
+        if limitation is not None:
+            raise KernelLimitation(limitation)
         return self.call(kernel_operator(name), *arguments)
 
-    def _find_fault(self, name: str, arguments: tuple[Any, ...]) -> str | None:
+    def _find_limitation(self, name: str, arguments: tuple[Any, ...]) -> str | None:
         shapes = torch.fx.map_arg(arguments, lambda x: tuple(x.meta["val"].shape))
-        return find_kernel(name).find_fault(self._isa, *shapes)
+        return find_kernel(name).find_limitation(self._isa, *shapes)
 
     def call(self, target: Any, *arguments: Any, **options: Any) -> Node:
         """Call an operator; shapes and types of its results are inferred."""
@@ -122,18 +122,18 @@ class Emitter:
         merged_shape, merged_order = merge_axes(shape, order)
         if merged_order == identity(len(merged_order)):
             return self.reshape(node, target)
-        if self._find_transpose_fault(merged_shape, merged_order) and len(merged_shape) == 2:
+        if self._find_transpose_limitation(merged_shape, merged_order) and len(merged_shape) == 2:
             # The kernel's code for tensors of rank 3 does not limit the sizes.
             merged_shape, merged_order = (1, *merged_shape), (0, 2, 1)
         merged, axes = self.reshape(node, merged_shape), list(merged_order)
-        if self._find_transpose_fault(merged_shape, merged_order) is None:
+        if self._find_transpose_limitation(merged_shape, merged_order) is None:
             moved = self.kernel("transpose", merged, axes)
         else:
             moved = self.call(aten.permute_copy.default, merged, axes)
         return self.reshape(moved, target)
 
-    def _find_transpose_fault(self, shape: Sequence[int], order: Layout) -> str | None:
-        return find_kernel("transpose").find_fault(self._isa, shape, order)
+    def _find_transpose_limitation(self, shape: Sequence[int], order: Layout) -> str | None:
+        return find_kernel("transpose").find_limitation(self._isa, shape, order)
 
     def reshape(self, node: Node, shape: Sequence[int]) -> Node:
         """A view with another shape; no operator if the shape is equal."""

@@ -1,8 +1,9 @@
 """Search of Vela's configurations for less RAM: optimization for size, and for performance with arena limits.
 
-Optimized for size, Vela cascades every layer that it can. Optimized for performance with an arena limit
-(``--arena-cache-size``), it cascades layers until the program fits, which often takes fewer cycles for similar RAM.
-int8, U55-128, Vela 5.2, KiB of scratch and cycles relative to the program for performance:
+Optimized for size (the size program), Vela cascades every layer that it can. Optimized for performance with an arena
+limit (``--arena-cache-size``), it cascades layers until the program fits, which often takes fewer cycles for similar
+RAM. The performance program is optimized for performance without a limit. int8, U55-128, Vela 5.2; scratch in KiB, and
+cycles relative to the performance program:
 
 | model | performance | size | arena limit |
 |---|---|---|---|
@@ -13,9 +14,11 @@ int8, U55-128, Vela 5.2, KiB of scratch and cycles relative to the program for p
 | EfficientNet-B0 | 1,474 | 763, +3.7% | 737, +3.7% |
 | MobileNetV2 | 1,474 | 354, +16.2% | 363, +16.2% |
 
-The last three copy weights from flash to SRAM that only the program for performance leaves free (``ethosu_prefetch``).
+For the last three models, the performance program has free space in its scratch, into which weights are prefetched
+(``ethosu_prefetch``). The smaller programs lack this space and take more cycles.
 
-The result is not monotonic in the limit: below the least possible RAM, Vela may find faster programs or slower ones.
+A lower limit does not always give a slower program: with a limit below the RAM that a program needs in any case, Vela's
+result may take fewer or more cycles.
 """
 
 from __future__ import annotations
@@ -38,13 +41,14 @@ _LIMITS_FOR_LEAST_RAM = (1.0, 0.9, 0.75, 0.5)
 #: Arena limits that are tried, relative to the available SRAM. A program often needs less than its limit, so that a
 #: limit above the available SRAM may give the fastest program that fits.
 _LIMITS_TO_FIT = (1.05, 1.0, 0.9)
-#: Arena limit for few more cycles than the program for performance, relative to the RAM of the program for size.
+#: Arena limit relative to the RAM of the size program. The result usually takes few more cycles than the
+#: performance program.
 _LIMIT_NEAR_SIZE = 1.05
 #: Maximum number of rounds of the search for the least RAM. Each round starts from the best program so far.
 _MAX_ROUNDS = 4
 
 
-class Program(NamedTuple):
+class CompiledCandidate(NamedTuple):
     """A compiled program, and the spec that it was compiled for."""
 
     payload: Payload
@@ -73,14 +77,14 @@ class Program(NamedTuple):
         return self.vela.sram_exceeded or (budget is not None and needed > budget)
 
 
-def find_least_ram(fast: Program, compile_program: Compile) -> Program:
+def find_least_ram(fast: CompiledCandidate, compile_program: Compile) -> CompiledCandidate:
     """Find the program with the least RAM, and among programs with equal RAM the one with the fewest cycles.
 
-    If the activations are in DRAM, the SRAM is a cache whose size the memory mode sets. Then only the program for size
+    If the activations are in DRAM, the SRAM is a cache whose size the memory mode sets. Then only the size program
     is tried.
 
     Args:
-        fast: the program for performance.
+        fast: the performance program.
         compile_program: compiles for a spec.
     """
     best = min([fast, *_compile_all(compile_program, fast, [optimise_for_size(fast.spec)])], key=_ram_and_cycles)
@@ -95,12 +99,14 @@ def find_least_ram(fast: Program, compile_program: Compile) -> Program:
     return best
 
 
-def find_program_that_fits(fast: Program, small: Payload | None, compile_program: Compile) -> Program:
+def find_program_that_fits(
+    fast: CompiledCandidate, small: Payload | None, compile_program: Compile
+) -> CompiledCandidate:
     """Find the program with the fewest cycles that fits the available SRAM.
 
     Args:
-        fast: the program for performance, which does not fit.
-        small: the program for size, if Vela could compile it.
+        fast: the performance program, which does not fit.
+        small: the size program, if Vela could compile it.
         compile_program: compiles for a spec.
 
     Returns:
@@ -112,44 +118,52 @@ def find_program_that_fits(fast: Program, small: Payload | None, compile_program
     specs = [limit_arena(fast.spec, limit) for limit in limits if 0 < limit != fast.spec.configuration.arena_cache_size]
     programs = _compile_all(compile_program, fast, specs)
     if small is not None:
-        programs.append(Program(small, optimise_for_size(fast.spec)))
+        programs.append(CompiledCandidate(small, optimise_for_size(fast.spec)))
     fitting = [program for program in programs if not program.exceeds_sram]
     if fitting:
         return min(fitting, key=lambda program: program.vela.total_cycles)
     return min([fast, *programs], key=_ram_and_cycles) if budget is not None else fast
 
 
-def compile_for_less_ram(fast: Program, small: Program, compile_program: Compile) -> Iterator[Program]:
+def compile_for_less_ram(
+    fast: CompiledCandidate, small: CompiledCandidate, compile_program: Compile
+) -> Iterator[CompiledCandidate]:
     """Yield programs with arena limits, compiled on demand: near the RAM of ``small``, then half that of ``fast``.
 
     Args:
-        fast: the program for performance.
-        small: the program for size.
+        fast: the performance program.
+        small: the size program.
         compile_program: compiles for a spec.
     """
     for limit in (int(_LIMIT_NEAR_SIZE * small.ram_bytes), fast.ram_bytes // 2):
         yield from _compile_all(compile_program, fast, [limit_arena(fast.spec, limit)])
 
 
-def arena_available(program: Program) -> int:
-    """Bytes that the memory mode and the budget leave for activations in SRAM, beside constants as in ``program``."""
+def arena_available(program: CompiledCandidate) -> int:
+    """Bytes of SRAM for activations: the arena cache size, with a budget at most the budget minus constants in SRAM.
+
+    Args:
+        program: a compiled program, which has these constants.
+    """
     configuration, budget = program.spec.configuration, program.spec.sram_budget
     limit = configuration.arena_cache_size
     return limit if budget is None else max(min(limit, budget - program.constant_sram_bytes), 0)
 
 
-def _compile_all(compile_program: Compile, fast: Program, specs: Sequence[EthosUCompileSpec]) -> list[Program]:
+def _compile_all(
+    compile_program: Compile, fast: CompiledCandidate, specs: Sequence[EthosUCompileSpec]
+) -> list[CompiledCandidate]:
     """Compile for each spec. The programs keep the SRAM limit of ``fast``: an arena limit is only a goal for Vela."""
     programs = []
     for spec in specs:
         payload = compile_program(spec)
         if payload is not None and payload.vela is not None:
             estimates = replace(payload.vela, sram_limit=fast.vela.sram_limit)
-            programs.append(Program(replace(payload, vela=estimates), spec))
+            programs.append(CompiledCandidate(replace(payload, vela=estimates), spec))
     return programs
 
 
-def _ram_and_cycles(program: Program) -> tuple[int, int]:
+def _ram_and_cycles(program: CompiledCandidate) -> tuple[int, int]:
     return program.ram_bytes, program.vela.total_cycles
 
 

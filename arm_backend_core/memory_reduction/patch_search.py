@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from arm_backend_core.backends.payload import Payload
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
-from arm_backend_core.memory_reduction.arena_limits import Program, arena_available, try_compile
+from arm_backend_core.memory_reduction.arena_limits import CompiledCandidate, arena_available, try_compile
 from arm_backend_core.memory_reduction.derived_specs import limit_arena, optimise_for_size
 from arm_backend_core.memory_reduction.patch_based_inference import (
     Stage,
@@ -65,7 +65,7 @@ class PatchedProgram(NamedTuple):
     """
 
     graph: Graph
-    program: Program
+    program: CompiledCandidate
     description: str
 
 
@@ -138,16 +138,16 @@ def compile_in_patches(
         spec: the compile spec of the delegate.
         compile_options: arguments of ``compile_ethosu`` besides the flatbuffer and the spec.
     """
-    if not saved_graphs or not isinstance(spec, EthosUCompileSpec) or not Program(payload, spec).exceeds_sram:
+    if not saved_graphs or not isinstance(spec, EthosUCompileSpec) or not CompiledCandidate(payload, spec).exceeds_sram:
         return None
 
     def compile_graph(graph: Graph, derived: EthosUCompileSpec) -> Payload | None:
         return try_compile(derived, serialize(graph), compile_options)
 
-    return find_patches(saved_graphs[0], Program(payload, spec), compile_graph)
+    return find_patches(saved_graphs[0], CompiledCandidate(payload, spec), compile_graph)
 
 
-def find_patches(graph: Graph, smallest: Program, compile_graph: CompileGraph) -> PatchedProgram | None:
+def find_patches(graph: Graph, smallest: CompiledCandidate, compile_graph: CompileGraph) -> PatchedProgram | None:
     """Find patches with which the program fits the available SRAM; None if there are none.
 
     Args:
@@ -180,7 +180,9 @@ def _rewrite(graph: Graph, spec: EthosUCompileSpec, candidate: Candidate) -> Gra
     return patched
 
 
-def _compile_candidate(graph: Graph, smallest: Program, compile_graph: CompileGraph) -> Program | None:
+def _compile_candidate(
+    graph: Graph, smallest: CompiledCandidate, compile_graph: CompileGraph
+) -> CompiledCandidate | None:
     """Compile with an arena limit; if that nearly fits, also for size. None if Vela fails."""
     spec, available = smallest.spec, arena_available(smallest)
     figures = smallest.vela.performance or (smallest.vela.total_cycles, smallest.vela.sram_bytes)
@@ -189,7 +191,7 @@ def _compile_candidate(graph: Graph, smallest: Program, compile_graph: CompileGr
         if payload is None or payload.vela is None:
             return None
         estimates = replace(payload.vela, sram_limit=smallest.vela.sram_limit, performance=figures)
-        program = Program(replace(payload, vela=estimates), derived)
+        program = CompiledCandidate(replace(payload, vela=estimates), derived)
         if not program.exceeds_sram or program.ram_bytes > _NEARLY_FITS * available:
             return program
     return program

@@ -77,8 +77,8 @@ class Accumulator:
         if float(np.abs(self.residual_bias).max()) <= float(out.scale) / 4:
             peaks = self.peaks if self.scales.size > 1 else float(self.peaks.max())
             return requantize(b, value, peaks, self.scales, out)
-        real_peak = max(float((self.peaks * self.scales).max()), float(np.abs(self.residual_bias).max()))
-        scale = max(float(out.scale) * 2.0**-12, real_peak * 2.0**-28)
+        max_abs = max(float((self.peaks * self.scales).max()), float(np.abs(self.residual_bias).max()))
+        scale = max(float(out.scale) * 2.0**-12, max_abs * 2.0**-28)
         if scale > float(out.scale) / 4:
             raise Unsupported(
                 f"its bias does not fit {self.dtype.value} sums at a scale of {self.scales.min():.2g}, and its result "

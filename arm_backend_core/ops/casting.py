@@ -33,12 +33,13 @@ def to_bool(cx: Context, x: Tensor) -> Value:
 def _truncate_to_int32(cx: Context, x: FixedPoint) -> Value:
     """Truncate towards zero to INT32.
 
-    Numbers less than 2**-fraction_bits below the next integer (in magnitude) become that integer.
+    With u = 2**-fraction_bits, a positive number less than 1.5 u below an integer becomes that integer, and a negative
+    number less than 0.5 u above one.
     """
-    fraction_bits = min(16, 29 - math.ceil(math.log2(max(x.real_peak, 1))))
+    fraction_bits = min(16, 29 - math.ceil(math.log2(max(x.max_abs, 1))))
     if fraction_bits < 1:
         raise Unsupported(
-            f"cannot cast a quantized tensor to integers: its values reach {x.real_peak:g}, the limit is 2**28; "
+            f"cannot cast a quantized tensor to integers: its values reach {x.max_abs:g}, the limit is 2**28; "
             "scale the tensor down in the model"
         )
     scaled = x.rescale(DType.INT32, x.scale * 2.0**fraction_bits)
@@ -87,5 +88,8 @@ def to_other(
 
 @decomposition(torch.ops.prims.convert_element_type.default)
 def convert_element_type(x: torch.Tensor, dtype: torch.dtype) -> Any:
-    """Cast x to ``dtype``: the form of reference decompositions, for which ExecuTorch has no operator."""
+    """Cast x to ``dtype``.
+
+    PyTorch's reference decompositions emit this operator, which ExecuTorch does not have.
+    """
     return aten.to.dtype(x, dtype)

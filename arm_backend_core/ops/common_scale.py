@@ -61,7 +61,7 @@ def to_common_int16(x: FixedPoint, y: FixedPoint, out: QParams) -> tuple[FixedPo
     pair, dtypes = to_common_rank(x, y), [x.dtype, y.dtype, out.dtype]
     scale = max((z.scale for z in pair if z.dtype is DType.INT16), default=float(out.scale))
     is_mixed = set(dtypes) == {DType.INT8, DType.INT16} and DType.INT8 in dtypes[:2]
-    fits = all(z.value.data is None and z.real_peak <= 2.0**15 * scale for z in pair)
+    fits = all(z.value.data is None and z.max_abs <= 2.0**15 * scale for z in pair)
     if not (x.b.target.hardware.npu and is_mixed and fits and scale <= float(out.scale)):
         return None
     operands = (z if z.dtype is DType.INT16 else z.rescale(DType.INT16, z.scale / scale) for z in pair)
@@ -84,12 +84,12 @@ def _saturate_negligible(x: FixedPoint, y: FixedPoint, out: QParams | None) -> t
     """
     if x.scale > y.scale:
         return _saturate_negligible(y, x, out)[::-1]
-    if y.scale <= 2 * x.real_peak or x.low == x.high == 0:
+    if y.scale <= 2 * x.max_abs or x.low == x.high == 0:
         return x, y
-    result_peak = 0.0 if out is None else out.real_peak
+    result_peak = 0.0 if out is None else out.max_abs
     if 0 < 2 * result_peak < x.scale:
         x = x.sign().with_scale(2 * result_peak)
-    limit = 2 * (x.real_peak + result_peak)
+    limit = 2 * (x.max_abs + result_peak)
     return x, y.sign().with_scale(limit) if y.scale > limit else y
 
 

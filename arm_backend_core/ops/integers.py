@@ -98,7 +98,7 @@ class FixedPoint:
         return max(abs(self.low), abs(self.high), 1)
 
     @property
-    def real_peak(self) -> float:
+    def max_abs(self) -> float:
         """The largest magnitude as a real number."""
         return self.peak * self.scale
 

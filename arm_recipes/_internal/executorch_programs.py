@@ -20,11 +20,12 @@ if TYPE_CHECKING:
     from executorch.exir.lowered_backend_module import LoweredBackendModule
 
 
-def remove_constant_inputs(program: ExportedProgram) -> None:
-    """Remove inputs that are numbers, strings or None. The graph has them as constants and does not read the inputs.
+def normalize_call_signature(program: ExportedProgram) -> None:
+    """Make the inputs and outputs of a program those that ExecuTorch can call and serialize.
 
-    Flattens the pytree of the inputs if an input was removed, and any pytree with a class that ExecuTorch cannot
-    serialize.
+    Removes inputs that are numbers, strings or None: the graph has them as constants and does not read the inputs. Then
+    replaces the pytree of the inputs by a flat tuple if an input was removed. Does the same with a pytree of inputs or
+    outputs that contains a class which ``treespec_dumps`` cannot serialize.
     """
     specs = program.graph_signature.input_specs
     constants = {spec.arg.name for spec in specs if isinstance(spec.arg, ConstantArgument)}

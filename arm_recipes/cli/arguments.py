@@ -20,8 +20,8 @@ from arm_recipes.cli.samples import (
     read_samples,
 )
 from arm_recipes.recipe import options
+from arm_recipes.recipe.compile_specs import SPEC_BUILDERS, normalize_recipe_name
 from arm_recipes.recipe.saved import read_recipe
-from arm_recipes.recipe.targets import SPEC_BUILDERS, normalize_recipe_name
 
 if TYPE_CHECKING:
     from executorch.export import ExportRecipe

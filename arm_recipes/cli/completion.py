@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from arm_recipes.cli import arguments
 from arm_recipes.recipe import options
 from arm_recipes.recipe.boards import BOARDS
-from arm_recipes.recipe.targets import SPEC_BUILDERS
+from arm_recipes.recipe.compile_specs import SPEC_BUILDERS
 
 if TYPE_CHECKING:
     from arm_recipes.cli.arguments import Commands

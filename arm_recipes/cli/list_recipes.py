@@ -15,17 +15,25 @@ from arm_recipes._internal.rendering import format_bytes
 from arm_recipes.cli import arguments
 from arm_recipes.recipe import options
 from arm_recipes.recipe.boards import BOARDS, Board
-from arm_recipes.recipe.targets import SPEC_BUILDERS
+from arm_recipes.recipe.compile_specs import SPEC_BUILDERS
 
 if TYPE_CHECKING:
     from arm_recipes.cli.arguments import Commands
+
+_OPERATORS_FOOTER = """\
+int lowering of quantized values: by an integer rule, by a table of the function's values, or none: the operator
+computes integers or booleans; quantization: how the quantizer annotates the tensors of the operator"""
 
 
 def add_command(commands: Commands) -> None:
     """Add the commands and their arguments."""
     for name, help_text, call in (
         ("recipes", "list the recipes and their options", _list_recipes),
-        ("boards", "list the boards: NPU, clock, memories, and the sources of these figures", _list_boards),
+        (
+            "boards",
+            "list the boards: NPU, clock and memories; --json also lists the sources",
+            _list_boards,
+        ),
         ("operators", "list the ATen operators that can be delegated", _list_operators),
     ):
         parser = commands.add_parser(name, help=help_text)
@@ -94,8 +102,8 @@ def _list_operators(args: argparse.Namespace) -> None:
         if row["integer"] is None:
             print(f"{row['operator']:<48} decomposed into other operators")
         else:
-            print(f"{row['operator']:<48} integer: {row['integer']:<6} annotation: {row['annotation']}")
-    print(f"{len(rows)} operators")
+            print(f"{row['operator']:<48} int lowering: {row['integer']:<5}  quantization: {row['annotation']}")
+    print(f"{len(rows)} operators\n{_OPERATORS_FOOTER}")
 
 
 def _operator_rows() -> list[dict[str, Any]]:
@@ -131,7 +139,7 @@ def _read_records() -> list[dict[str, Any]]:
     for overload, record in records().items():
         row: dict[str, Any] = {"operator": str(overload), "integer": None, "annotation": None}
         if not isinstance(record, Composite):
-            row["integer"] = "rule" if record.lower_integer else "table" if record.univariate else "-"
+            row["integer"] = "rule" if record.lower_integer else "table" if record.univariate else "none"
             row["annotation"] = record.kind.name.lower()
         rows.append(row)
     return sorted(rows, key=lambda row: str(row["operator"]))

@@ -29,7 +29,7 @@ from arm_backend_core.selection import Selection, select
 from arm_backend_core.tosa import reference
 from arm_backend_core.tosa.passes import pipeline
 from arm_backend_core.tosa.serialize import serialize
-from arm_recipes._internal.executorch_programs import remove_constant_inputs
+from arm_recipes._internal.executorch_programs import normalize_call_signature
 
 if TYPE_CHECKING:
     from arm_backend_core.partitioner import ArmPartitioner
@@ -103,7 +103,7 @@ def tap_delegates(
         The taps of the delegates in the order of ``records``, and a note for each delegate without taps.
     """
     program, wanted_names = copy_program(program), frozenset(wanted_nodes)
-    remove_constant_inputs(program)
+    normalize_call_signature(program)
     spec = partitioner.compile_spec
     with events.record():
         selection = select(prepare_program(program, spec.target), spec.target, partitioner.keep_on_cpu)

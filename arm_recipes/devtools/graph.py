@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Interpreter, Node
 
 from arm_backend_core.nodes import assign_debug_handles, debug_handle_of
 from arm_backend_core.program import copy_module, copy_program, store_of
-from arm_recipes._internal.executorch_programs import remove_constant_inputs
+from arm_recipes._internal.executorch_programs import normalize_call_signature
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -24,7 +24,7 @@ _METADATA_KEYS = ("val", "stack_trace", "nn_module_stack", "torch_fn", "source_f
 def with_debug_handles(program: ExportedProgram) -> ExportedProgram:
     """Copy a program, and assign the same debug handles to its nodes that delegates and events use."""
     program = _copy_with_buffers(program)
-    remove_constant_inputs(program)
+    normalize_call_signature(program)
     assign_debug_handles(program.graph, 1)
     for node in program.graph.nodes:
         handle = debug_handle_of(node)

@@ -77,8 +77,8 @@ def describe_board(recipe: object) -> FirmwareBoard | None:
     """The board of a recipe; None without the option ``board``, or if nothing is published about the board."""
     from arm_backend_core.targets.compile_spec import EthosUCompileSpec
     from arm_recipes.recipe import options
+    from arm_recipes.recipe.compile_specs import SPEC_BUILDERS
     from arm_recipes.recipe.recipe import ArmRecipe
-    from arm_recipes.recipe.targets import SPEC_BUILDERS
 
     if not isinstance(recipe, ArmRecipe) or recipe.options.get("board") is None:
         return None

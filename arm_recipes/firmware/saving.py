@@ -193,8 +193,8 @@ class ExportEnvironment:
 def _processor_of(recipe: object) -> tuple[str, str]:
     """Processor and instruction set of the recipe's int8 kernels; empty if the recipe has none."""
     from arm_recipes.recipe import options
+    from arm_recipes.recipe.compile_specs import recipe_processor
     from arm_recipes.recipe.recipe import ArmRecipe
-    from arm_recipes.recipe.targets import recipe_processor
 
     if not isinstance(recipe, ArmRecipe) or not recipe.type_name.startswith("CORTEX_M"):
         return "", ""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
     from arm_recipes.pipeline.float_reference import FloatReference
-    from arm_recipes.pipeline.prepared_programs import PreparedPrograms
+    from arm_recipes.pipeline.unlowered_programs import UnloweredPrograms
     from arm_recipes.runtime.shape_variants import Pad
     from arm_recipes.runtime.trace import TracedOperation
     from arm_recipes.samples.sample import Inputs, InputSignature
@@ -38,13 +38,13 @@ class ExportObjects:
         exported_programs: method -> ATen program, quantized for INT recipes.
         executorch_program: ExecuTorch's manager of the emitted program.
         float_reference: the model before quantization, for comparisons.
-        prepared: the programs before lowering, for other targets; None if the recipe's stages do not capture.
+        unlowered: the programs before lowering, for other targets; None if the recipe's stages do not capture.
     """
 
     exported_programs: dict[str, ExportedProgram]
     executorch_program: ExecutorchProgramManager
     float_reference: FloatReference
-    prepared: PreparedPrograms | None = None
+    unlowered: UnloweredPrograms | None = None
 
 
 @dataclass(eq=False, repr=False)

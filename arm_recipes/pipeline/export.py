@@ -13,16 +13,16 @@ from arm_recipes._internal.frozen_gc import frozen_gc
 from arm_recipes._internal.messages import record_warnings, suppress_warnings, warn, warn_once
 from arm_recipes.pipeline.artifact import Artifact
 from arm_recipes.pipeline.pipeline import Pipeline
-from arm_recipes.recipe.targets import normalize_recipe_name
+from arm_recipes.recipe.compile_specs import normalize_recipe_name
 from arm_recipes.runtime.host_library import load_plugin
-from arm_recipes.samples import inputs, layouts
+from arm_recipes.samples import inputs, memory_format
 from arm_recipes.samples.mismatch import check_arguments
 from arm_recipes.samples.sizes import ShapeVariants, expand_methods_by_size
 from arm_recipes.types import DynamicShapes, Model, Samples, Sizes
 
 if TYPE_CHECKING:
     from arm_recipes.pipeline.cache.export import CachedExport
-    from arm_recipes.pipeline.prepared_programs import PreparedPrograms
+    from arm_recipes.pipeline.unlowered_programs import UnloweredPrograms
 
 
 def run_export(
@@ -55,7 +55,7 @@ def run_export(
         models, examples, shape_variants = expand_methods_by_size(models, examples, dynamic_shapes, sizes)
         dynamic_shapes = None
     if channels_last:
-        models, examples = layouts.to_channels_last(models, examples)
+        models, examples = memory_format.to_channels_last(models, examples)
     if _uses_only_arm_partitioners(recipe):
         inputs.reject_dynamic_shapes(models, dynamic_shapes)
 
@@ -86,13 +86,13 @@ def _sram_bytes(result: Artifact) -> int:
     return 0 if result.report.ram is None else result.report.ram.sram_bytes
 
 
-def export_prepared(
-    prepared: PreparedPrograms, recipe: ExportRecipe, *, verify: bool = False, progress: bool = True
+def export_unlowered(
+    unlowered: UnloweredPrograms, recipe: ExportRecipe, *, verify: bool = False, progress: bool = True
 ) -> Artifact:
     """Lower programs that are already captured and quantized.
 
     Args:
-        prepared: the programs.
+        unlowered: the programs.
         recipe: a recipe that quantizes them in the same way; see ``retarget.find_dependence``.
         verify: as in ``run_export``.
         progress: as in ``run_export``.
@@ -101,22 +101,24 @@ def export_prepared(
         load_plugin()
 
     def attempt(recipe: ExportRecipe) -> Artifact:
-        return _lower_prepared(prepared, recipe, (), progress)
+        return _lower_programs(unlowered, recipe, (), progress)
 
     with warn_once():
         result = _export_within_budgets(recipe, attempt, [], reuse=True, progress=progress)
     if verify:
         from arm_recipes.pipeline.verify import verify_delegates
 
-        verify_delegates(result, prepared.examples)
+        verify_delegates(result, unlowered.examples)
     return result
 
 
-def _lower_prepared(prepared: PreparedPrograms, recipe: ExportRecipe, notes: Sequence[str], progress: bool) -> Artifact:
+def _lower_programs(
+    unlowered: UnloweredPrograms, recipe: ExportRecipe, notes: Sequence[str], progress: bool
+) -> Artifact:
     from arm_backend_core import events
 
     with exclusive(), frozen_gc(), suppress_warnings(), events.record() as log:
-        pipeline = Pipeline.resume(prepared, recipe, progress=progress)
+        pipeline = Pipeline.resume(unlowered, recipe, progress=progress)
         pipeline.run(notes)
     return pipeline.create_artifact(log.rejected, log.notes)
 
@@ -142,13 +144,13 @@ def _export_within_budgets(
     limited = recipe_within_budget(recipe, result)
     if limited is not None:
         note = "compiled again for less SRAM of the NPU: the program with the fewest cycles exceeds sram_budget"
-        prepared = result.export_objects.prepared if reuse else None
-        if prepared is None:
+        unlowered = result.export_objects.unlowered if reuse else None
+        if unlowered is None:
             notes.append(note)
             smaller = attempt(limited)
         else:
             warn(note)
-            smaller = _lower_prepared(prepared, limited, [note], progress)
+            smaller = _lower_programs(unlowered, limited, [note], progress)
         smaller.requested_recipe = requested
         result = min(result, smaller, key=_sram_bytes)  # if neither fits, the error describes the smaller one
     for budget in budget_passes(recipe):

@@ -31,7 +31,7 @@ from torch.fx import Graph
 from arm_backend_core.program import user_inputs
 from arm_recipes._internal.executorch_programs import (
     collect_program_chunks,
-    remove_constant_inputs,
+    normalize_call_signature,
     restore_debug_handles,
     store_named_data,
 )
@@ -39,11 +39,11 @@ from arm_recipes._internal.messages import LOGGER, warn
 from arm_recipes.pipeline.artifact import Artifact, ExportObjects
 from arm_recipes.pipeline.float_reference import create_float_reference
 from arm_recipes.pipeline.method_results import MethodResults
-from arm_recipes.pipeline.prepared_programs import PreparedPrograms, first_samples
 from arm_recipes.pipeline.program_io import check_outputs, describe_tensors
 from arm_recipes.pipeline.progress import Progress
 from arm_recipes.pipeline.shared_buffers import check_shared_buffers, plan_shared_buffers, unify_buffer_names
 from arm_recipes.pipeline.stage_runner import run_stage
+from arm_recipes.pipeline.unlowered_programs import UnloweredPrograms, first_samples
 from arm_recipes.report import context, ram
 from arm_recipes.report.report import Report
 from arm_recipes.runtime.signature import METADATA_KEY, encode_metadata
@@ -96,16 +96,16 @@ class Pipeline:
         self._seconds: dict[str, float] = {}
         self._notes: list[str] = []
         self._methods: defaultdict[str, MethodResults] = defaultdict(MethodResults)
-        self._prepared: PreparedPrograms | None = None
+        self._unlowered: UnloweredPrograms | None = None
 
     @classmethod
-    def resume(cls, prepared: PreparedPrograms, recipe: ExportRecipe, *, progress: bool) -> Pipeline:
+    def resume(cls, unlowered: UnloweredPrograms, recipe: ExportRecipe, *, progress: bool) -> Pipeline:
         """Create a pipeline that lowers programs that another pipeline captured and quantized.
 
         The notes of that pipeline are added to the current log (``arm_backend_core.events``).
 
         Args:
-            prepared: the programs.
+            unlowered: the programs.
             recipe: a recipe that quantizes them in the same way.
             progress: show a progress bar.
         """
@@ -114,20 +114,20 @@ class Pipeline:
         pipeline = cls(
             recipe,
             {},
-            prepared.examples,
+            unlowered.examples,
             dynamic_shapes=None,
-            constant_methods=prepared.constant_methods,
+            constant_methods=unlowered.constant_methods,
             strict=None,
             progress=progress,
-            shape_variants=prepared.shape_variants,
+            shape_variants=unlowered.shape_variants,
         )
-        pipeline._prepared, pipeline._model_names = prepared, prepared.model_names
-        pipeline._argument_notes += prepared.argument_notes
-        pipeline._progress.samples.update(prepared.sample_counts)
-        pipeline._capture.notes += prepared.capture_notes
-        pipeline._notes += prepared.stage_notes
-        events.current().notes += prepared.logged_notes
-        for name, method in prepared.methods.items():
+        pipeline._unlowered, pipeline._model_names = unlowered, unlowered.model_names
+        pipeline._argument_notes += unlowered.argument_notes
+        pipeline._progress.samples.update(unlowered.sample_counts)
+        pipeline._capture.notes += unlowered.capture_notes
+        pipeline._notes += unlowered.stage_notes
+        events.current().notes += unlowered.logged_notes
+        for name, method in unlowered.methods.items():
             pipeline._methods[name] = copy.copy(method)
         return pipeline
 
@@ -146,8 +146,8 @@ class Pipeline:
         if stages[-1] is not StageType.TO_EXECUTORCH:
             raise ValueError(f"recipe.pipeline_stages must end in TO_EXECUTORCH, not {stages[-1].name}")
         self._argument_notes += notes
-        if self._prepared is not None:
-            self._copy_prepared_programs()
+        if self._unlowered is not None:
+            self._copy_unlowered_programs()
             self._run_stages(list(dropwhile(lambda kind: kind is not _FIRST_LOWERING_STAGE, stages)))
             return
         for method, model in self._models.items():
@@ -169,15 +169,15 @@ class Pipeline:
             programs[method] = model
         return programs
 
-    def quantize_programs(self) -> tuple[PreparedPrograms, dict[str, ExportedProgram]]:
+    def quantize_programs(self) -> tuple[UnloweredPrograms, dict[str, ExportedProgram]]:
         """Run the stages before lowering.
 
         Returns:
             The captured and quantized programs, and copies of them that lowering may edit, by method.
         """
         self._run_stages(list(takewhile(lambda kind: kind is not _FIRST_LOWERING_STAGE, self._default_stages())))
-        assert self._prepared is not None
-        return self._prepared, self._artifact.data
+        assert self._unlowered is not None
+        return self._unlowered, self._artifact.data
 
     def _run_stages(self, stages: list[StageType]) -> None:
         for kind in self._progress.track_stages(stages):
@@ -203,8 +203,8 @@ class Pipeline:
                     self._add_note(note)
             if kind is StageType.TORCH_EXPORT:
                 self._describe_captured_programs()
-                self._prepared = self._collect_prepared_programs()
-                self._copy_prepared_programs()
+                self._unlowered = self._collect_unlowered_programs()
+                self._copy_unlowered_programs()
 
     def _check_dim_orders(self, manager: ExecutorchProgramManager) -> None:
         from arm_recipes.stages.edge.dim_orders import check_dim_orders, legalize_dim_orders
@@ -245,7 +245,7 @@ class Pipeline:
         )
         float_programs = {name: x.float_program for name, x in self._methods.items() if x.float_program is not None}
         reference = create_float_reference(self._programs, float_programs, self._recipe)
-        export_objects = ExportObjects(self._programs, manager, reference, self._prepared)
+        export_objects = ExportObjects(self._programs, manager, reference, self._unlowered)
         input_signatures = {
             name: method.input_signature for name, method in self._methods.items() if method.input_signature is not None
         }
@@ -310,11 +310,11 @@ class Pipeline:
                 self._notes.append(f"input '{constant}' of '{name}' is the constant {value!r} in the program")
         self._warn_about_64_bit_tensors()
 
-    def _collect_prepared_programs(self) -> PreparedPrograms:
+    def _collect_unlowered_programs(self) -> UnloweredPrograms:
         from arm_backend_core import events
 
         log = events.current()
-        return PreparedPrograms(
+        return UnloweredPrograms(
             methods={name: copy.copy(method) for name, method in self._methods.items()},
             model_names=self._model_names,
             examples=first_samples(self._artifact.get_context("example_inputs")),
@@ -328,7 +328,7 @@ class Pipeline:
             hardware_facts=dict(log.hardware_facts),
         )
 
-    def _copy_prepared_programs(self) -> None:
+    def _copy_unlowered_programs(self) -> None:
         """Copy the programs for lowering, which edits them in place: a program may be the user's.
 
         In the copies, constant inputs are removed, nodes have debug handles, and shared buffers have equal names.
@@ -339,7 +339,7 @@ class Pipeline:
 
         copies = {name: copy_program(program) for name, program in self._programs.items()}
         for program in copies.values():
-            remove_constant_inputs(program)
+            normalize_call_signature(program)
             assign_debug_handles(program.graph, 1)
         self._shares_buffers = unify_buffer_names(copies)
         if self._shares_buffers:

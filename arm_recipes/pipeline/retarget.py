@@ -11,17 +11,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from arm_recipes.pipeline.export import export_prepared
+from arm_recipes.pipeline.export import export_unlowered
 from arm_recipes.recipe import options
 from arm_recipes.recipe.boards import find_board
+from arm_recipes.recipe.compile_specs import normalize_recipe_name
 from arm_recipes.recipe.recipe import ArmRecipe, make_recipe
-from arm_recipes.recipe.targets import normalize_recipe_name
 
 if TYPE_CHECKING:
     from executorch.export import ExportRecipe, RecipeType
 
     from arm_recipes.pipeline.artifact import Artifact
-    from arm_recipes.pipeline.prepared_programs import PreparedPrograms
+    from arm_recipes.pipeline.unlowered_programs import UnloweredPrograms
 
 #: Groups of the options that quantization or the capture reads.
 _QUANTIZATION_GROUPS = ("int", "tosa-fp")
@@ -55,14 +55,14 @@ def export_for_target(
     if not isinstance(current, ArmRecipe):
         raise ValueError(f"for_target: the recipe of this export is not one of ArmRecipeType; {_USE_EXPORT}")
     new_recipe = retarget_recipe(current, recipe, changed)
-    prepared = artifact.export_objects.prepared
-    if prepared is None:
+    unlowered = artifact.export_objects.unlowered
+    if unlowered is None:
         raise ValueError(f"for_target: this export has not captured the model; {_USE_EXPORT}")
-    reason = find_dependence(prepared, new_recipe)
+    reason = find_dependence(unlowered, new_recipe)
     if reason is not None:
         raise ValueError(f"for_target: {reason}; {_USE_EXPORT}")
     _check_unchanged(artifact)
-    return export_prepared(prepared, new_recipe, verify=verify, progress=progress)
+    return export_unlowered(unlowered, new_recipe, verify=verify, progress=progress)
 
 
 def retarget_recipe(current: ArmRecipe, recipe: RecipeType | str | None, changed: Mapping[str, Any]) -> ArmRecipe:
@@ -95,7 +95,7 @@ def retarget_recipe(current: ArmRecipe, recipe: RecipeType | str | None, changed
     return new_recipe
 
 
-def find_dependence(prepared: PreparedPrograms, recipe: ExportRecipe) -> str | None:
+def find_dependence(unlowered: UnloweredPrograms, recipe: ExportRecipe) -> str | None:
     """Find out why a recipe of the same quantizer quantizes the model in another way.
 
     Returns:
@@ -105,7 +105,7 @@ def find_dependence(prepared: PreparedPrograms, recipe: ExportRecipe) -> str | N
 
     partitioners: Any = recipe.lowering_recipe.partitioners if recipe.lowering_recipe is not None else None
     target = partitioners[0].compile_spec.target
-    differing = differing_facts(prepared.hardware_facts, target.hardware)
+    differing = differing_facts(unlowered.hardware_facts, target.hardware)
     if not differing:
         return None
     return (

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from arm_recipes.pipeline.prepared_programs import MAX_KEPT_SAMPLES
+from arm_recipes.pipeline.unlowered_programs import MAX_KEPT_SAMPLES
 from arm_recipes.pipeline.verify_kernels import VerificationError, describe_mismatch, verify_kernels
 from arm_recipes.runtime import plugin
 from arm_recipes.runtime.errors import RunError

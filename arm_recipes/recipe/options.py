@@ -253,7 +253,7 @@ _COSTLY_NPU_ALGORITHMS = ("fused_rms_norms",)
 MX_FORMATS = ("fp8e4m3", "fp8e5m2", "fp6e2m3", "fp6e3m2", "fp4e2m1")
 
 #: Optimization goals of Ethos-U programs: Vela's goals "performance" (fewest cycles) and "size" (least SRAM); "ram"
-#: searches the program with the least RAM; "auto" takes the better of the programs for performance and for size.
+#: searches the program with the least RAM; "auto" takes the better of performance program and size program.
 GOALS = ("auto", "performance", "size", "ram")
 
 #: Blocks of Ethos-U delegates that the option ``external`` moves to a data file (``.ptd``).

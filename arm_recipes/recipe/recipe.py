@@ -12,7 +12,7 @@ import executorch.export
 from executorch.export import RecipeType
 
 from arm_recipes._internal.files import check_writable, write
-from arm_recipes.recipe.targets import normalize_recipe_name
+from arm_recipes.recipe.compile_specs import normalize_recipe_name
 from arm_recipes.recipe.typed_options import (
     CortexMOptions,
     EthosU85Options,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from arm_recipes.recipe.targets import normalize_recipe_name
+from arm_recipes.recipe.compile_specs import normalize_recipe_name
 
 
 def read_recipe(source: str | Path | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

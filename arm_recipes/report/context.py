@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from torch.export import ExportedProgram
 
 from arm_backend_core.targets.cortex_m import Processor
-from arm_recipes.recipe import options, targets
+from arm_recipes.recipe import compile_specs, options
 from arm_recipes.recipe.recipe import ArmRecipe
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def describe_export(model_names: str, recipe: ExportRecipe) -> ExportContext:
         board=values.get("board"),
         sram_budget=options.parse_bytes(sram) if sram else None,
         flash_budget=options.parse_bytes(flash) if flash else None,
-        processor=targets.recipe_processor(recipe.type_name, values) if isinstance(recipe, ArmRecipe) else None,
+        processor=compile_specs.recipe_processor(recipe.type_name, values) if isinstance(recipe, ArmRecipe) else None,
     )
 
 

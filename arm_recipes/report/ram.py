@@ -55,7 +55,7 @@ class Ram(Renderable):
         npu: parts that the delegates need. If the memory plan places the NPU's scratch, a part also holds the planned
             tensors of the CPU.
         cpu: parts that ExecuTorch's runtime needs.
-        for_size: cycles and SRAM, compared with the program for performance, if a program with less RAM replaces it
+        for_size: cycles and SRAM, compared with the performance program, if a program with less RAM replaces it
             (to fit a limit, or with ``optimise="ram"``). Else empty.
     """
 
@@ -192,7 +192,7 @@ def measure_ram(
 
 
 def _describe_less_ram(estimates: Sequence[VelaEstimates]) -> str:
-    """Describe the cost of programs that replace those for performance because they need less RAM; empty if none do."""
+    """Describe the cost of programs that replace performance programs to need less RAM; empty if there are none."""
     if not any(vela.performance for vela in estimates):
         return ""
     now = [_figures(vela) for vela in estimates]

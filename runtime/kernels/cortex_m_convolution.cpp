@@ -33,13 +33,14 @@ int32_t convolve_window(const Convolution& convolution, const int8_t* input, con
   if (taps <= 0) {
     return 0;
   }
-  // Taps of a row that are neighbors in memory, in the input as in the weights, are one vector.
-  const bool is_dense = columns.dilation == 1 && depth == convolution.input.channels;
+  // If the taps of a kernel row are contiguous in memory, in the input and in the weights, one multiply_accumulate
+  // processes the row.
+  const bool is_row_contiguous = columns.dilation == 1 && depth == convolution.input.channels;
   uint32_t sum = 0;
   for (int32_t ky = rows.first_tap(y); ky < rows.end_tap(y); ++ky) {
     const int8_t* row = input + convolution.input.index(0, y + ky * rows.dilation, x + first * columns.dilation);
     const int8_t* kernel = weights + static_cast<ptrdiff_t>(ky * columns.kernel + first) * depth;
-    if (is_dense) {
+    if (is_row_contiguous) {
       sum += multiply_accumulate(row, convolution.input_offset, kernel, 0, taps * depth);
       continue;
     }
@@ -52,7 +53,7 @@ int32_t convolve_window(const Convolution& convolution, const int8_t* input, con
   return static_cast<int32_t>(sum);
 }
 
-// Results of all output channels at one position. `input` is the image of this batch.
+// Results of all output channels at one position. `input` points to an image of the batch.
 void convolve_pixel(const Convolution& convolution, const int8_t* input, const int8_t* weights, int32_t y, int32_t x,
                     int8_t* out) {
   const int32_t depth = convolution.kernel_channels;
@@ -66,7 +67,7 @@ void convolve_pixel(const Convolution& convolution, const int8_t* input, const i
 }
 
 // Results of `count` output channels from `begin` on at one position. An input channel has `multiplier` output
-// channels. `input` is the image of this batch.
+// channels. `input` points to an image of the batch.
 void convolve_depthwise_block(const Convolution& convolution, int32_t multiplier, const int8_t* input,
                               const int8_t* weights, int32_t y, int32_t x, int32_t begin, int32_t count, int8_t* out) {
   const Axis& rows = convolution.rows;
@@ -102,7 +103,8 @@ void convolve_depthwise_pixel(const Convolution& convolution, int32_t multiplier
   }
 }
 
-// Calls `compute(image of the batch, y, x of the window in the input, result)` for each pixel of the result.
+// Calls `compute(image, y, x of the window in the image, result)` for each image of the batch and each pixel of its
+// result.
 template <typename Function>
 void for_each_pixel(const Convolution& convolution, const int8_t* input, int8_t* out, Function compute) {
   for (int32_t n = 0; n < convolution.output.batch; ++n) {
@@ -126,9 +128,10 @@ void convolve(KernelRuntimeContext& context, const char* name, const Convolution
   const int32_t channels = convolution.input.channels;
   const int32_t depth = convolution.kernel_channels;
   const auto out_channels = static_cast<int32_t>(arguments.weight.size(0));
-  if (!check.require(channels % depth == 0, "weight", "must have input channels that divide those of the input") ||
+  if (!check.require(channels % depth == 0, "weight",
+                     "must have a number of input channels that divides the input's") ||
       !check.require(out_channels % (channels / depth) == 0, "weight",
-                     "must have output channels that the groups divide") ||
+                     "must have a number of output channels that is a multiple of the number of groups") ||
       !resize_result(check, out, is_nhwc, result_size(convolution.rows), result_size(convolution.columns), out_channels,
                      convolution)) {
     return;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// int8 transposed convolutions: each result gathers the inputs that the convolution's gradient would give it.
+// int8 transposed convolutions without scattering: each output sums the products of the inputs and kernel taps that
+// contribute to it.
 #include "kernels/convolution.h"
 #include "kernels/multiply_accumulate.h"
 #include "kernels/registration.h"
@@ -15,25 +16,28 @@ int64_t result_size(const Axis& axis, int64_t output_padding) {
   return full - 2 * int64_t{axis.padding} + output_padding;
 }
 
-// Position in the input that tap `tap` of the kernel moves to `output`, or -1. The tap fits the stride.
-int32_t source(const Axis& axis, int32_t output, int32_t tap) {
+// Returns the input position that contributes to position `output` through the tap, or -1 if it is outside of the
+// input. Requires (output + padding - tap) to be a multiple of the stride.
+int32_t input_position(const Axis& axis, int32_t output, int32_t tap) {
   const int32_t at = output + axis.padding - tap;
   return at >= 0 && at / axis.stride < axis.input ? at / axis.stride : -1;
 }
 
-// The first tap that fits the stride; the others follow in steps of the stride.
+// Returns the smallest tap for which (output + padding - tap) is a multiple of the stride.
 int32_t first_tap(const Axis& axis, int32_t output) { return (output + axis.padding) % axis.stride; }
 
-// Sum for one result. `input` is the image of this batch, `weights` the kernel of the output channel.
-int32_t gather(const Convolution& convolution, const int8_t* input, const int8_t* weights, int32_t y, int32_t x) {
+// Returns the sum for one output. `input` points to an image of the batch, `weights` to the kernel of the output
+// channel.
+int32_t accumulate_output(const Convolution& convolution, const int8_t* input, const int8_t* weights, int32_t y,
+                          int32_t x) {
   const Axis& rows = convolution.rows;
   const Axis& columns = convolution.columns;
   const int32_t depth = convolution.input.channels;
   uint32_t sum = 0;
   for (int32_t ky = first_tap(rows, y); ky < rows.kernel; ky += rows.stride) {
-    const int32_t row = source(rows, y, ky);
+    const int32_t row = input_position(rows, y, ky);
     for (int32_t kx = first_tap(columns, x); row >= 0 && kx < columns.kernel; kx += columns.stride) {
-      const int32_t column = source(columns, x, kx);
+      const int32_t column = input_position(columns, x, kx);
       if (column < 0) {
         continue;
       }
@@ -45,12 +49,12 @@ int32_t gather(const Convolution& convolution, const int8_t* input, const int8_t
   return static_cast<int32_t>(sum);
 }
 
-void gather_pixel(const Convolution& convolution, const int8_t* input, const int8_t* weights, int32_t y, int32_t x,
-                  int8_t* out) {
+void compute_pixel(const Convolution& convolution, const int8_t* input, const int8_t* weights, int32_t y, int32_t x,
+                   int8_t* out) {
   const auto kernel_size =
       static_cast<ptrdiff_t>(convolution.rows.kernel) * convolution.columns.kernel * convolution.input.channels;
   for (int32_t channel = 0; channel < convolution.output.channels; ++channel) {
-    const int32_t sum = gather(convolution, input, weights + channel * kernel_size, y, x);
+    const int32_t sum = accumulate_output(convolution, input, weights + channel * kernel_size, y, x);
     out[channel] = convolution.requantization(sum, channel);
   }
 }
@@ -74,7 +78,7 @@ void convolve_transposed(KernelRuntimeContext& context, const char* name, const 
     const int8_t* image = arguments.input.const_data_ptr<int8_t>() + convolution.input.index(n, 0, 0);
     for (int32_t y = 0; y < convolution.output.height; ++y) {
       for (int32_t x = 0; x < convolution.output.width; ++x) {
-        gather_pixel(convolution, image, weights, y, x, result + convolution.output.index(n, y, x));
+        compute_pixel(convolution, image, weights, y, x, result + convolution.output.index(n, y, x));
       }
     }
   }

@@ -1,4 +1,4 @@
-"""``optimise=``: Vela's programs for performance and for size, and which of them is taken."""
+"""``optimise=``: Vela's performance program and its size program, and which of them is taken."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_auto_takes_the_smaller_program_at_equal_cycles(
 
 
 def test_an_arena_limit_halves_the_sram_in_the_same_time() -> None:
-    """The program for size is much smaller, and 13% slower: the weights are read from flash again for each stripe."""
+    """The size program is much smaller, and 13% slower: the weights are read from flash again for each stripe."""
     torch.manual_seed(0)
     layers = [nn.Sequential(nn.Conv2d(i, o, 3, padding=1), nn.ReLU()) for i, o in ((3, 24), (24, 32), (32, 48))]
     model = nn.Sequential(layers[0], nn.MaxPool2d(2), layers[1], nn.MaxPool2d(2), layers[2]).eval()
@@ -83,7 +83,7 @@ def test_an_arena_limit_halves_the_sram_in_the_same_time() -> None:
 
 
 def test_auto_prefers_fewer_cycles_to_less_sram(exported: dict[tuple[ArmRecipeType, str], ExportResult]) -> None:
-    """On U55, the program for size reads the weights from flash again for each stripe."""
+    """On U55, the size program reads the weights from flash again for each stripe."""
     fast, small, auto = exported[U55, "performance"], exported[U55, "size"], _export(U55)
     assert _figures(small)[1] < 0.7 * _figures(fast)[1]
     assert _figures(small)[0] > 1.005 * _figures(fast)[0]
@@ -93,7 +93,7 @@ def test_auto_prefers_fewer_cycles_to_less_sram(exported: dict[tuple[ArmRecipeTy
 
 
 def test_the_fastest_program_that_fits_is_taken(exported: dict[tuple[ArmRecipeType, str], ExportResult]) -> None:
-    """If the program for performance does not fit, an arena limit or the program for size is taken."""
+    """If the performance program does not fit, an arena limit or the size program is taken."""
     fast, small = exported[U55, "performance"], exported[U55, "size"]
     assert fast.report.ram is not None
     assert small.report.ram is not None

@@ -1,4 +1,4 @@
-"""Completion scripts, used by the shells that they are for."""
+"""Shell completion scripts: bash executes its script; zsh, if installed, only checks the syntax of its own."""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ def test_text_json_and_plot_of_the_result(tuned: Tuned) -> None:
     assert parsed["recipe"]["recipe"] == "ETHOSU_U85_INT8"
     assert len(parsed["candidates"]) == len(tuned.candidates)
     figure = tuned.plot()
-    assert [trace.name for trace in figure.data] == ["programs", "frontier", "the recipe's own", "chosen"]
+    assert [trace.name for trace in figure.data] == ["programs", "frontier", "unchanged recipe", "chosen"]
     assert list(figure.data[3].y) == [tuned.chosen.accuracy]
 
 

@@ -10,7 +10,7 @@ import torch
 
 from arm_backend_core.backends.payload import Payload
 from arm_backend_core.memory_reduction.arena_limits import (
-    Program,
+    CompiledCandidate,
     arena_available,
     find_least_ram,
     find_program_that_fits,
@@ -66,7 +66,7 @@ def _program(spec: EthosUCompileSpec, exported: ExportResult, ram: int, cycles: 
 
 
 class _VelaStub:
-    """Stub of Vela: a program for size needs 400 bytes; one for an arena limit needs the limit, at least ``least``."""
+    """Stub of Vela: a size program needs 400 bytes; one for an arena limit needs the limit, at least ``least``."""
 
     def __init__(self, exported: ExportResult, least: int) -> None:
         self.exported, self.least, self.tried = exported, least, list[int]()
@@ -81,7 +81,7 @@ class _VelaStub:
 
 def test_the_search_continues_while_it_finds_less(exported: Mapping[str, ExportResult]) -> None:
     spec, vela = EthosUCompileSpec("ethos-u55-128", optimise="ram"), _VelaStub(exported["size"], least=150)
-    fast = Program(_program(spec, exported["size"], 1000, 1000), spec)
+    fast = CompiledCandidate(_program(spec, exported["size"], 1000, 1000), spec)
     best = find_least_ram(fast, vela)
     assert best.ram_bytes == 150
     assert min(vela.tried) == 75
@@ -90,7 +90,7 @@ def test_the_search_continues_while_it_finds_less(exported: Mapping[str, ExportR
 
 def test_the_fastest_program_that_fits_is_taken_or_else_the_smallest(exported: Mapping[str, ExportResult]) -> None:
     spec, vela = EthosUCompileSpec("ethos-u55-128", optimise="auto"), _VelaStub(exported["size"], least=300)
-    fast = Program(_program(spec, exported["size"], 1000, 1000), spec)
+    fast = CompiledCandidate(_program(spec, exported["size"], 1000, 1000), spec)
     small = _program(spec, exported["size"], 400, 1500)
     for budget, (ram, cycles) in {900: (900, 1100), 450: (400, 1500), 250: (300, 1738)}.items():
         spec.sram_budget = budget
@@ -103,7 +103,10 @@ def test_a_memory_mode_that_is_exceeded_keeps_the_program_for_performance(
     exported: Mapping[str, ExportResult],
 ) -> None:
     spec = EthosUCompileSpec("ethos-u55-128", extra_flags=["--arena-cache-size=200"], optimise="auto")
-    fast, vela = Program(_program(spec, exported["size"], 1000, 1000), spec), _VelaStub(exported["size"], least=300)
+    fast, vela = (
+        CompiledCandidate(_program(spec, exported["size"], 1000, 1000), spec),
+        _VelaStub(exported["size"], least=300),
+    )
     assert find_program_that_fits(fast, None, vela) is fast
     assert vela.tried == [210, 180]
 
@@ -115,8 +118,8 @@ def test_constants_in_sram_count_as_ram(exported: Mapping[str, ExportResult]) ->
     in_sram = replace(payload, vela=replace(payload.vela, constant_bytes=300, constant_memory="OnChipFlash"))
     for budget, exceeds in {None: False, 1300: False, 1299: True}.items():
         spec.sram_budget = budget
-        assert Program(in_sram, spec).exceeds_sram == exceeds
-        assert not Program(payload, spec).exceeds_sram
-    assert arena_available(Program(in_sram, spec)) == 999
+        assert CompiledCandidate(in_sram, spec).exceeds_sram == exceeds
+        assert not CompiledCandidate(payload, spec).exceeds_sram
+    assert arena_available(CompiledCandidate(in_sram, spec)) == 999
     spec.sram_budget = 200
-    assert arena_available(Program(in_sram, spec)) == 0
+    assert arena_available(CompiledCandidate(in_sram, spec)) == 0

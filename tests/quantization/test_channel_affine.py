@@ -1,4 +1,4 @@
-"""Channel-wise affine functions: the form into which they are folded, reasons for refusals, and unchanged results."""
+"""Channel-wise affine functions: the rewrite that folds them, reasons for refusals, and unchanged results."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _through_linear(m: Layers, x: Tensor) -> Tensor:
     return m.gamma * m.linear(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2) + x
 
 
-FORMS: dict[str, tuple[str, Callable[[Layers, Tensor], Tensor]]] = {
+REWRITES: dict[str, tuple[str, Callable[[Layers, Tensor], Tensor]]] = {
     "normalization": ("depthwise", lambda m, x: m.conv(_normalize(m, x))),
     "normalization, one signal": ("depthwise", lambda m, x: m.signal((x.flatten(2) - m.mean[..., 0]) / m.std[..., 0])),
     "one vector": ("depthwise", lambda m, x: m.conv(x * m.gamma)),
@@ -115,8 +115,9 @@ REFUSALS: dict[str, tuple[str, Callable[[Layers, Tensor], Tensor], Hardware, Qua
     "a divisor of 0": ("divisor", lambda m, x: m.conv(x / (m.std - m.std)), U55, CONFIG),
     "a last dimension": ("dimension 1", lambda m, x: x * m.gamma[:, 0, 0].repeat(2)[:6], U55, CONFIG),
 }
-#: Reasons why a chain does not take an earlier form: (form, part of the reason, function).
-LATER_FORMS: dict[str, tuple[str, str, Callable[[Layers, Tensor], Tensor]]] = {
+#: Chains to which an earlier rewrite of the list producer, reader, depthwise does not apply: (rewrite that applies,
+#: part of the reason, function).
+LATER_REWRITES: dict[str, tuple[str, str, Callable[[Layers, Tensor], Tensor]]] = {
     "padding": ("depthwise", "pads with zeros", lambda m, x: m.conv(_normalize(m, x))),
     "a parameter": ("depthwise", "training changes", lambda m, x: m.valid(x * m.gamma)),
     "uneven gains": ("depthwise", "factor of 2", lambda m, x: m.valid(x * (m.std - 0.9) ** 2)),
@@ -146,17 +147,17 @@ def _folded(
     return outcomes
 
 
-@pytest.mark.parametrize("name", FORMS)
-def test_chains_are_folded_into_the_first_possible_form(name: str) -> None:
-    form, function = FORMS[name]
-    assert [outcome.rewrite for outcome in _folded(function)] == [form]
+@pytest.mark.parametrize("name", REWRITES)
+def test_chains_are_folded_by_the_first_possible_rewrite(name: str) -> None:
+    rewrite, function = REWRITES[name]
+    assert [outcome.rewrite for outcome in _folded(function)] == [rewrite]
 
 
-@pytest.mark.parametrize("name", LATER_FORMS)
-def test_reasons_for_later_forms(name: str) -> None:
-    form, reason, function = LATER_FORMS[name]
+@pytest.mark.parametrize("name", LATER_REWRITES)
+def test_reasons_for_later_rewrites(name: str) -> None:
+    rewrite, reason, function = LATER_REWRITES[name]
     (outcome, *_) = _folded(function)
-    assert outcome.rewrite == form
+    assert outcome.rewrite == rewrite
     assert any(reason in text for text in outcome.reasons), outcome.reasons
 
 
@@ -174,7 +175,7 @@ def test_chains_that_are_not_folded_have_a_reason(name: str) -> None:
     "config", [get_symmetric_a16w8_quantization_config(), get_symmetric_a8w4_quantization_config()]
 )
 def test_input_gains_are_not_folded_into_weights_in_a16w8_and_a8w4(config: QuantizationConfig) -> None:
-    (outcome,) = _folded(FORMS["no padding"][1], config=config)
+    (outcome,) = _folded(REWRITES["no padding"][1], config=config)
     assert outcome.rewrite == "depthwise"
     assert any("lose accuracy" in text for text in outcome.reasons)
 
@@ -186,7 +187,7 @@ def test_divisions_by_channel_are_faster_as_a_layer_on_every_npu() -> None:
 
 
 class Network(nn.Module):
-    """Convolutions of [1, 3, 32, 32] between ``first``, a function of the image, and ``scale``, one of its features."""
+    """A CNN for [1, 3, 32, 32]. ``first`` transforms the image, ``scale`` the features of the residual branch."""
 
     def __init__(self, first: nn.Module, scale: nn.Module) -> None:
         super().__init__()

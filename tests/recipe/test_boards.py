@@ -10,7 +10,7 @@ from arm_backend_core.targets import vela_config
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from arm_recipes.recipe import options
 from arm_recipes.recipe.boards import BOARDS, Board, find_board
-from arm_recipes.recipe.targets import SPEC_BUILDERS
+from arm_recipes.recipe.compile_specs import SPEC_BUILDERS
 
 
 def _recipe(board: Board) -> str:

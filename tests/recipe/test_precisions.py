@@ -16,7 +16,7 @@ from arm_backend_core.targets.target import Target
 from arm_recipes import ArmRecipeType as R
 from arm_recipes import ExportRecipe, ExportResult, export
 from arm_recipes.recipe import precisions
-from arm_recipes.recipe.targets import SPEC_BUILDERS
+from arm_recipes.recipe.compile_specs import SPEC_BUILDERS
 from tests.graphs import validate_by_tosa_opt
 from tests.ops.runner import export as exported
 from tests.small_models import Samples

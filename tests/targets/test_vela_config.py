@@ -9,7 +9,7 @@ from executorch.export import ExportRecipe
 
 from arm_recipes import ArmRecipeType
 from arm_recipes.recipe import options
-from arm_recipes.recipe.targets import SPEC_BUILDERS
+from arm_recipes.recipe.compile_specs import SPEC_BUILDERS
 
 
 @pytest.mark.parametrize(

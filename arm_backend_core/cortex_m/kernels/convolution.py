@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from arm_backend_core.cortex_m.arithmetic import requantize_to_int8
-from arm_backend_core.cortex_m.kernels.cmsis_nn_faults import (
-    find_convolution_fault,
-    find_depthwise_fault,
-    find_transpose_fault,
+from arm_backend_core.cortex_m.kernels.cmsis_nn_limitations import (
+    find_convolution_limitation,
+    find_depthwise_limitation,
+    find_transpose_limitation,
 )
 from arm_backend_core.cortex_m.kernels.registry import Array, Shape, kernel
-from arm_backend_core.cortex_m.kernels.scratch import Window, convolution_bytes, depthwise_bytes, transpose_bytes
+from arm_backend_core.cortex_m.kernels.scratch import ConvGeometry, convolution_bytes, depthwise_bytes, transpose_bytes
 from arm_backend_core.targets.cortex_m import Isa
 
 _BEGIN = "Tensor input, Tensor weight, Tensor? bias, int[] stride, int[] padding, "
@@ -56,50 +56,50 @@ def _depthwise_shape(
     return (image[0], *_convolved_size(image[1:3], weight[1:3], stride, padding, dilation), weight[3])
 
 
-def _transpose_shape(
+def _transpose_conv2d_shape(
     image: Shape, weight: Shape, bias: Any, stride: Shape, padding: Shape, output_padding: Shape, *rest: Any
 ) -> Shape:
     sizes = zip(image[1:3], weight[1:3], stride, padding, output_padding, strict=True)
     return (image[0], *((size - 1) * step + k - 2 * pad + more for size, k, step, pad, more in sizes), weight[0])
 
 
-def _window(
+def _geometry(
     shape: Callable[..., Shape], image: Shape, weight: Shape, bias: Any, stride: Shape, padding: Shape, *rest: Any
-) -> Window:
+) -> ConvGeometry:
     output = shape(image, weight, bias, stride, padding, *rest)[1:3]
-    dilation = (1, 1) if shape is _transpose_shape else rest[0]
+    dilation = (1, 1) if shape is _transpose_conv2d_shape else rest[0]
     kernel_channels = image[3] if shape is _depthwise_shape and image[3] == 1 else weight[3]
-    return Window(image[1:3], weight[1:3], output, stride, padding, dilation, image[3], kernel_channels)
+    return ConvGeometry(image[1:3], weight[1:3], output, stride, padding, dilation, image[3], kernel_channels)
 
 
 def _conv2d_scratch(isa: Isa, *arguments: Any) -> tuple[int, ...]:
-    return (convolution_bytes(isa, _window(_conv2d_shape, *arguments)),)
+    return (convolution_bytes(isa, _geometry(_conv2d_shape, *arguments)),)
 
 
 def _depthwise_scratch(isa: Isa, image: Shape, weight: Shape, *rest: Any) -> tuple[int, ...]:
-    return (depthwise_bytes(isa, _window(_depthwise_shape, image, weight, *rest), image[0], weight[3]),)
+    return (depthwise_bytes(isa, _geometry(_depthwise_shape, image, weight, *rest), image[0], weight[3]),)
 
 
-def _transpose_scratch(isa: Isa, image: Shape, weight: Shape, *rest: Any) -> tuple[int, ...]:
-    return transpose_bytes(isa, _window(_transpose_shape, image, weight, *rest), weight[0])
+def _transpose_conv2d_scratch(isa: Isa, image: Shape, weight: Shape, *rest: Any) -> tuple[int, ...]:
+    return transpose_bytes(isa, _geometry(_transpose_conv2d_shape, image, weight, *rest), weight[0])
 
 
-def _conv2d_fault(isa: Isa, image: Shape, weight: Shape, bias: Shape | None, *rest: Any) -> str | None:
-    return find_convolution_fault(isa, _window(_conv2d_shape, image, weight, bias, *rest), bias is not None)
+def _conv2d_limitation(isa: Isa, image: Shape, weight: Shape, bias: Shape | None, *rest: Any) -> str | None:
+    return find_convolution_limitation(isa, _geometry(_conv2d_shape, image, weight, bias, *rest), bias is not None)
 
 
-def _depthwise_fault(isa: Isa, image: Shape, weight: Shape, bias: Shape | None, *rest: Any) -> str | None:
+def _depthwise_limitation(isa: Isa, image: Shape, weight: Shape, bias: Shape | None, *rest: Any) -> str | None:
     if image[0] != 1:
         return f"the depthwise kernel takes a batch of 1, not {image[0]}"
-    window = _window(_depthwise_shape, image, weight, bias, *rest)
-    return find_depthwise_fault(isa, window, weight[3], bias is not None)
+    geometry = _geometry(_depthwise_shape, image, weight, bias, *rest)
+    return find_depthwise_limitation(isa, geometry, weight[3], bias is not None)
 
 
-def _transpose_fault(
+def _transpose_conv2d_limitation(
     isa: Isa, image: Shape, weight: Shape, bias: Any, stride: Shape, padding: Shape, output_padding: Shape, *rest: Any
 ) -> str | None:
-    window = _window(_transpose_shape, image, weight, bias, stride, padding, output_padding)
-    return find_transpose_fault(window, output_padding)
+    geometry = _geometry(_transpose_conv2d_shape, image, weight, bias, stride, padding, output_padding)
+    return find_transpose_limitation(geometry, output_padding)
 
 
 def _permute_shape(shape: Shape, permutation: Sequence[int]) -> Shape:
@@ -111,7 +111,7 @@ def _both_layouts(
     arguments: str,
     result_shape: Callable[..., Shape],
     scratch_bytes: Callable[..., tuple[int, ...]],
-    find_fault: Callable[..., str | None],
+    find_limitation: Callable[..., str | None],
 ) -> Callable[[Callable[..., Array]], Callable[..., Array]]:
     """Register the decorated function, which computes on [N, H, W, C], for both layouts."""
 
@@ -125,21 +125,25 @@ def _both_layouts(
         def scratch_nchw(isa: Isa, image: Shape, *rest: Any) -> tuple[int, ...]:
             return scratch_bytes(isa, _permute_shape(image, _TO_NHWC), *rest)
 
-        def find_fault_nchw(isa: Isa, image: Shape, *rest: Any) -> str | None:
-            return find_fault(isa, _permute_shape(image, _TO_NHWC), *rest)
+        def find_limitation_nchw(isa: Isa, image: Shape, *rest: Any) -> str | None:
+            return find_limitation(isa, _permute_shape(image, _TO_NHWC), *rest)
 
         compute_nchw.__doc__ = compute.__doc__
-        kernel(name, arguments, result_shape=shape_nchw, scratch_bytes=scratch_nchw, find_fault=find_fault_nchw)(
-            compute_nchw
-        )
+        kernel(
+            name, arguments, result_shape=shape_nchw, scratch_bytes=scratch_nchw, find_limitation=find_limitation_nchw
+        )(compute_nchw)
         return kernel(
-            f"{name}_nhwc", arguments, result_shape=result_shape, scratch_bytes=scratch_bytes, find_fault=find_fault
+            f"{name}_nhwc",
+            arguments,
+            result_shape=result_shape,
+            scratch_bytes=scratch_bytes,
+            find_limitation=find_limitation,
         )(compute)
 
     return register
 
 
-def _sum_of_products(
+def _convolve(
     image: Array, weight: Array, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
 ) -> Array:
     """Convolve.
@@ -147,9 +151,9 @@ def _sum_of_products(
     Args:
         image: [N, H, W, C], the zero point already subtracted.
         weight: [O, KH, KW, C / groups].
-        stride: vertical and horizontal, as padding and dilation.
-        padding: zeros on both sides of each axis.
-        dilation: distance of the kernel's taps.
+        stride: (vertical, horizontal).
+        padding: zeros on both sides of each axis, in the order of ``stride``.
+        dilation: distance of the kernel's taps, in the order of ``stride``.
 
     Returns:
         [N, OH, OW, O] int64. Float64 represents the sums exactly, and has a fast matrix product.
@@ -168,7 +172,7 @@ def _sum_of_products(
     return total.reshape(batch, height, width, out_channels).astype(np.int64)
 
 
-@_both_layouts("quantized_conv2d", _CONV2D, _conv2d_shape, _conv2d_scratch, _conv2d_fault)
+@_both_layouts("quantized_conv2d", _CONV2D, _conv2d_shape, _conv2d_scratch, _conv2d_limitation)
 def quantized_conv2d(
     image: Array,
     weight: Array,
@@ -185,13 +189,13 @@ def quantized_conv2d(
     scratch: Array | None = None,
 ) -> Array:
     """2D convolution with groups (``arm_convolve_wrapper_s8``); the weights have shape [O, KH, KW, C / groups]."""
-    total = _sum_of_products(image.astype(np.int64) + input_offset, weight, stride, padding, dilation)
+    total = _convolve(image.astype(np.int64) + input_offset, weight, stride, padding, dilation)
     if bias is not None:
         total = total + bias
     return requantize_to_int8(total, multipliers, shifts, output_offset, activation_min, activation_max)
 
 
-@_both_layouts("quantized_depthwise_conv2d", _DEPTHWISE, _depthwise_shape, _depthwise_scratch, _depthwise_fault)
+@_both_layouts("quantized_depthwise_conv2d", _DEPTHWISE, _depthwise_shape, _depthwise_scratch, _depthwise_limitation)
 def quantized_depthwise_conv2d(
     image: Array,
     weight: Array,
@@ -218,7 +222,13 @@ def quantized_depthwise_conv2d(
     return quantized_conv2d(image, *windows, input_offset, *requantization)
 
 
-@_both_layouts("quantized_transpose_conv2d", _TRANSPOSE, _transpose_shape, _transpose_scratch, _transpose_fault)
+@_both_layouts(
+    "quantized_transpose_conv2d",
+    _TRANSPOSE,
+    _transpose_conv2d_shape,
+    _transpose_conv2d_scratch,
+    _transpose_conv2d_limitation,
+)
 def quantized_transpose_conv2d(
     image: Array,
     weight: Array,
@@ -242,8 +252,9 @@ def quantized_transpose_conv2d(
     """
     batch, *size, _ = image.shape
     out_channels, *window, _ = weight.shape
-    shape = _transpose_shape(image.shape, weight.shape, bias, stride, padding, output_padding)
-    # The canvas covers all results and all products; either may reach farther than the other.
+    shape = _transpose_conv2d_shape(image.shape, weight.shape, bias, stride, padding, output_padding)
+    # The canvas is the output before padding is cropped. With output padding, the result may end beyond the last
+    # product; with padding, before it.
     extents = [
         max((n - 1) * s + k, p + out) for n, s, k, p, out in zip(size, stride, window, padding, shape[1:3], strict=True)
     ]

@@ -145,7 +145,7 @@ def _pad_to_broadcast_rank(shape: Shape) -> tuple[int, ...]:
     return (1,) * (MAX_BROADCAST_RANK - len(shape)) + tuple(shape)
 
 
-def find_broadcast_fault(isa: Isa, first: Shape, second: Shape) -> str | None:
+def find_broadcast_limitation(isa: Isa, first: Shape, second: Shape) -> str | None:
     """Why ``arm_minimum_s8`` and ``arm_maximum_s8`` give other results for the shapes; None if they do not.
 
     They support up to four axes, and read the wrong elements of an operand with one element per row, (n, h, 1, 1) where
@@ -162,17 +162,17 @@ def find_broadcast_fault(isa: Isa, first: Shape, second: Shape) -> str | None:
     return None
 
 
-@kernel("minimum", "Tensor self, Tensor other", result_shape=broadcast_shape, find_fault=find_broadcast_fault)
+@kernel("minimum", "Tensor self, Tensor other", result_shape=broadcast_shape, find_limitation=find_broadcast_limitation)
 def minimum(first: Array, second: Array) -> Array:
     """Lesser of two int8 tensors of one scale and zero point (``arm_minimum_s8``).
 
-    Broadcasts all axes; ``find_broadcast_fault`` has the exceptions. The kernel ignores memory formats: tensors that
-    are broadcast must be contiguous, unless one has a single element; others must have one memory format.
+    Broadcasts all axes; ``find_broadcast_limitation`` has the exceptions. The kernel ignores memory formats: tensors
+    that are broadcast must be contiguous, unless one has a single element; others must have one memory format.
     """
     return np.minimum(first, second)
 
 
-@kernel("maximum", "Tensor self, Tensor other", result_shape=broadcast_shape, find_fault=find_broadcast_fault)
+@kernel("maximum", "Tensor self, Tensor other", result_shape=broadcast_shape, find_limitation=find_broadcast_limitation)
 def maximum(first: Array, second: Array) -> Array:
     """Greater of two int8 tensors, with the limits of ``minimum`` (``arm_maximum_s8``)."""
     return np.maximum(first, second)

@@ -16,7 +16,7 @@ MAX_RANK = 4
 CHANNELS_LAST = (0, 2, 3, 1)
 
 
-def find_transpose_fault(isa: Isa, shape: Shape, permutation: Sequence[int]) -> str | None:
+def find_transpose_limitation(isa: Isa, shape: Shape, permutation: Sequence[int]) -> str | None:
     """Why ``arm_transpose_s8`` fails or gives another result; None if it does not.
 
     It transposes a tensor of rank 2 even if the permutation is the identity. With MVE, it does so with the last two
@@ -41,13 +41,13 @@ def find_transpose_fault(isa: Isa, shape: Shape, permutation: Sequence[int]) -> 
     "transpose",
     "Tensor input, int[] perm",
     result_shape=lambda shape, permutation: tuple(shape[axis] for axis in permutation),
-    find_fault=find_transpose_fault,
+    find_limitation=find_transpose_limitation,
 )
 def transpose(x: Array, permutation: Sequence[int]) -> Array:
     """Permute the axes of an int8 tensor of rank 1 to 4 with contiguous memory format (``arm_transpose_s8``).
 
     The result has contiguous memory format, too. ExecuTorch's kernel checks neither. Axes are not negative.
-    ``find_transpose_fault`` has the permutations and sizes for which CMSIS-NN fails, by instruction set.
+    ``find_transpose_limitation`` has the permutations and sizes for which CMSIS-NN fails, by instruction set.
     """
     return np.ascontiguousarray(x.transpose(tuple(permutation)))
 

@@ -37,7 +37,7 @@ class Kernel:
         result_shape: the result's shape. Takes the arguments of ``compute`` with shapes in the place of tensors.
         scratch_bytes: size of each scratch tensor, in the order of the scratch arguments. Takes the instruction set,
             then the arguments of ``result_shape``.
-        find_fault: why CMSIS-NN's kernel would fail, compute other results or write outside its result; None if it
+        find_limitation: why CMSIS-NN's kernel would fail, compute other results or write outside its result; None if it
             would not. It takes the arguments of ``scratch_bytes``.
     """
 
@@ -46,7 +46,7 @@ class Kernel:
     compute: Callable[..., Array]
     result_shape: Callable[..., Shape]
     scratch_bytes: Callable[..., tuple[int, ...]]
-    find_fault: Callable[..., str | None]
+    find_limitation: Callable[..., str | None]
 
 
 KERNELS: dict[str, Kernel] = {}
@@ -58,7 +58,7 @@ def no_scratch(isa: Isa, *arguments: Any) -> tuple[int, ...]:
     return ()
 
 
-def no_fault(isa: Isa, *arguments: Any) -> None:
+def no_limitation(isa: Isa, *arguments: Any) -> None:
     """CMSIS-NN's kernel computes all arguments of the right shapes and types."""
     return
 
@@ -74,7 +74,7 @@ def kernel(
     *,
     result_shape: Callable[..., Shape] = shape_of_first,
     scratch_bytes: Callable[..., tuple[int, ...]] = no_scratch,
-    find_fault: Callable[..., str | None] = no_fault,
+    find_limitation: Callable[..., str | None] = no_limitation,
 ) -> Callable[[Callable[..., Array]], Callable[..., Array]]:
     """Register the decorated function as the arithmetic of a kernel.
 
@@ -83,7 +83,7 @@ def kernel(
         arguments: see ``Kernel``.
         result_shape: see ``Kernel``.
         scratch_bytes: see ``Kernel``.
-        find_fault: see ``Kernel``.
+        find_limitation: see ``Kernel``.
 
     Raises:
         ValueError: the kernel is registered already.
@@ -92,7 +92,7 @@ def kernel(
     def register(compute: Callable[..., Array]) -> Callable[..., Array]:
         if name in KERNELS:
             raise ValueError(f"the kernel {name!r} is registered already")
-        KERNELS[name] = Kernel(name, arguments, compute, result_shape, scratch_bytes, find_fault)
+        KERNELS[name] = Kernel(name, arguments, compute, result_shape, scratch_bytes, find_limitation)
         return compute
 
     return register

@@ -20,7 +20,7 @@ _UPSAMPLED_CHANNELS = 16
 
 
 @dataclass(frozen=True)
-class Window:
+class ConvGeometry:
     """Sizes of a convolution: (height, width) of its input, kernel and result, and its parameters in that order."""
 
     input: Sequence[int]
@@ -60,18 +60,18 @@ def _im2col_bytes(isa: Isa, kernel: Sequence[int], input_channels: int) -> int:
     return 4 * _round_up(column, 16) if isa is Isa.MVE else 4 * _round_up(column, 4)
 
 
-def convolution_bytes(isa: Isa, window: Window) -> int:
+def convolution_bytes(isa: Isa, geometry: ConvGeometry) -> int:
     """``arm_convolve_wrapper_s8_get_buffer_size``."""
-    if window.is_pointwise:
+    if geometry.is_pointwise:
         return 0
-    general = _im2col_bytes(isa, window.kernel, window.input_channels)
-    if isa is not Isa.MVE or not window.is_row:
+    general = _im2col_bytes(isa, geometry.kernel, geometry.input_channels)
+    if isa is not Isa.MVE or not geometry.is_row:
         return general
-    row = split_row(window)
+    row = split_row(geometry)
     if row is None:
         return general
-    left, right = window.padding[1], row.right_pixels if row.uneven else window.padding[1]
-    return max(window.kernel[1] + left, window.kernel[1] - 1 + right) * window.input_channels
+    left, right = geometry.padding[1], row.right_pixels if row.uneven else geometry.padding[1]
+    return max(geometry.kernel[1] + left, geometry.kernel[1] - 1 + right) * geometry.input_channels
 
 
 @dataclass(frozen=True)
@@ -89,41 +89,41 @@ class RowSplit:
     right_pixels: int
 
 
-def split_row(window: Window) -> RowSplit | None:
+def split_row(geometry: ConvGeometry) -> RowSplit | None:
     """Split a one-row convolution; None if the parts overlap, so that the general code computes it."""
-    output, stride, padding = window.output[1], window.stride[1], window.padding[1]
-    total = (output - 1) * stride + window.kernel[1] - window.input[1]
+    output, stride, padding = geometry.output[1], geometry.stride[1], geometry.padding[1]
+    total = (output - 1) * stride + geometry.kernel[1] - geometry.input[1]
     uneven = total % 2 if total >= 0 else -(-total % 2)
     right = max(1, (padding + uneven + stride - 1) // stride) if padding + uneven else 0
     left = max(1, (padding + stride - 1) // stride) if padding else 0
     return RowSplit(total, uneven, right) if left + right <= output else None
 
 
-def depthwise_bytes(isa: Isa, window: Window, batch: int, output_channels: int) -> int:
+def depthwise_bytes(isa: Isa, geometry: ConvGeometry, batch: int, output_channels: int) -> int:
     """``arm_depthwise_conv_wrapper_s8_get_buffer_size``."""
-    taps = window.kernel[0] * window.kernel[1]
-    if isa is Isa.MVE and window.input_channels == 1 and output_channels > 1:
+    taps = geometry.kernel[0] * geometry.kernel[1]
+    if isa is Isa.MVE and geometry.input_channels == 1 and output_channels > 1:
         # Computed as a convolution, after transposing the weights.
-        return convolution_bytes(isa, window) + taps * output_channels
-    if window.input_channels != output_channels or batch != 1 or tuple(window.dilation) != (1, 1):
+        return convolution_bytes(isa, geometry) + taps * output_channels
+    if geometry.input_channels != output_channels or batch != 1 or tuple(geometry.dilation) != (1, 1):
         return 0
     if isa is Isa.MVE:
         return 4 * DEPTHWISE_CHANNEL_BLOCK * taps
-    is_small = tuple(window.kernel) == (3, 3) and max(window.padding) <= 1
-    return 0 if is_small or isa is Isa.SCALAR else 2 * window.input_channels * taps
+    is_small = tuple(geometry.kernel) == (3, 3) and max(geometry.padding) <= 1
+    return 0 if is_small or isa is Isa.SCALAR else 2 * geometry.input_channels * taps
 
 
-def is_upsampled(window: Window) -> bool:
+def is_upsampled(geometry: ConvGeometry) -> bool:
     """Whether CMSIS-NN computes a transposed convolution as a convolution of the upsampled input."""
-    return max(window.stride) <= 2 and window.input_channels > _UPSAMPLED_CHANNELS
+    return max(geometry.stride) <= 2 and geometry.input_channels > _UPSAMPLED_CHANNELS
 
 
-def transpose_bytes(isa: Isa, window: Window, output_channels: int) -> tuple[int, int]:
+def transpose_bytes(isa: Isa, geometry: ConvGeometry, output_channels: int) -> tuple[int, int]:
     """``arm_transpose_conv_s8_get_buffer_size`` and ``arm_transpose_conv_s8_get_reverse_conv_buffer_size``."""
-    height, width = window.kernel
-    if is_upsampled(window):
-        reversed_weights = height * width * window.input_channels * output_channels
-        return _im2col_bytes(isa, window.kernel, window.input_channels), reversed_weights
+    height, width = geometry.kernel
+    if is_upsampled(geometry):
+        reversed_weights = height * width * geometry.input_channels * output_channels
+        return _im2col_bytes(isa, geometry.kernel, geometry.input_channels), reversed_weights
     # CMSIS-NN's function has the vertical stride in the row, too. Its kernel needs the horizontal one.
-    row = (window.input[1] - 1) * window.stride[1] + max(width, *window.stride)
-    return 4 * row * output_channels * max(height, window.stride[0]), 0
+    row = (geometry.input[1] - 1) * geometry.stride[1] + max(width, *geometry.stride)
+    return 4 * row * output_channels * max(height, geometry.stride[0]), 0

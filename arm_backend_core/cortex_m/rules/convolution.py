@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.fx import Node
 
-from arm_backend_core.cortex_m.emitter import KernelFault
+from arm_backend_core.cortex_m.emitter import KernelLimitation
 from arm_backend_core.cortex_m.rules.context import Context, Weight, rule, single_multiplier
 from arm_backend_core.cortex_m.rules.images import from_image, read_pair, spatial_pair, to_image
 from arm_backend_core.cortex_m.values import Value
@@ -96,7 +96,7 @@ def convolve_image(
     parameters = (conv.stride, pad, conv.dilation)
     try:
         return _call_convolution(cx, x, image, weight, bias, parameters, groups)
-    except KernelFault:
+    except KernelLimitation:
         n, height, width, channels = image.meta["val"].shape
         if height != 1 or weight.data.shape[2] != 1 or pad[0]:
             raise
@@ -149,7 +149,7 @@ def convolve_transposed(cx: Context) -> Value:
             return from_image(
                 cx, _call_transposed(cx, x, image, weight, arguments["bias"], (stride, pad, more, dilation)), spatial
             )
-        except KernelFault:
+        except KernelLimitation:
             pass  # it becomes a convolution
     upsampled = _insert_zeros(cx, image, stride, x.zero_point)
     before = [d * (k - 1) - p for d, k, p in zip(dilation, weight.data.shape[2:], pad, strict=True)]

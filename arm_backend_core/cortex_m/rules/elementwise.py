@@ -11,7 +11,7 @@ import torch
 from torch.fx import Node
 
 from arm_backend_core.cortex_m.arithmetic import quantize_multiplier
-from arm_backend_core.cortex_m.emitter import KernelFault
+from arm_backend_core.cortex_m.emitter import KernelLimitation
 from arm_backend_core.cortex_m.kernels.elementwise import ADD_LEFT_SHIFT
 from arm_backend_core.cortex_m.rules.context import Context, apply_table, rule, single_multiplier
 from arm_backend_core.cortex_m.values import Value
@@ -148,7 +148,7 @@ def _select_extreme(cx: Context, operands: Sequence[Value], target: Any) -> Valu
     name = "minimum" if target is aten.minimum.default else "maximum"
     try:
         node = cx.emit.kernel(name, *tensors)
-    except KernelFault:  # CMSIS-NN does not broadcast these shapes correctly
+    except KernelLimitation:  # CMSIS-NN does not broadcast these shapes correctly
         shape = [cx.node.meta["val"].shape[axis] for axis in layout]
         node = cx.emit.kernel(name, *(cx.emit.expand(x, shape) for x in tensors))
     return cx.clamp(cx.make_result(node, layout))

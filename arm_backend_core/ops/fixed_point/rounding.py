@@ -33,7 +33,7 @@ class FixedPointQuotient:
     @classmethod
     def from_division(cls, x: FixedPoint, unit: float = 1.0) -> FixedPointQuotient:
         """Divide x by ``unit`` > 0, with as many fractional bits as RESCALE allows."""
-        bits = min(29 - math.frexp(x.real_peak / unit)[1], 28)
+        bits = min(29 - math.frexp(x.max_abs / unit)[1], 28)
         value = x.rescale(DType.INT32, x.scale / unit * 2.0**bits)
         return cls(value.with_scale(1.0), max(bits, 0), 2.0 ** max(-bits, 0))
 
@@ -95,7 +95,7 @@ def divide_by_constant(
     """
     dividend, unit = cx.to_fixed_point(x), abs(y)
     if return_remainder:  # all divisors beyond the ranges of x and result give the same remainder
-        unit = min(unit, 2 * (dividend.real_peak + cx.q.real_peak))
+        unit = min(unit, 2 * (dividend.max_abs + cx.q.max_abs))
     fixed = FixedPointQuotient.from_division(dividend, unit)
     result = method(fixed)
     if return_remainder:

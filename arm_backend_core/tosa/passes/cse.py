@@ -34,7 +34,8 @@ def eliminate_common_subexpressions(graph: Graph, target: Target) -> None:
 def duplicate_convolutions(graph: Graph, target: Target) -> None:
     """Give each RESCALE of a convolution's sums its own convolution on NPUs: Vela fuses one RESCALE only.
 
-    A separate per-channel RESCALE takes 20 cycles per element on U55-128. On U55, Vela rejects sums of INT48.
+    A separate per-channel RESCALE takes 20 cycles per element on U55-128. On U55, Vela rejects a RESCALE of INT48 that
+    it does not fuse into the convolution.
     """
     if target.hardware.npu:
         apply_once(graph, target, {"RESCALE": [_duplicate_convolution]})

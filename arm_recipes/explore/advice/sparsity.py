@@ -15,7 +15,7 @@ from torch.fx import Node
 
 from arm_backend_core.nodes import is_dequantize, is_quantize, overload_of
 from arm_backend_core.program import constants_of, copy_program, store_of
-from arm_recipes._internal.executorch_programs import remove_constant_inputs
+from arm_recipes._internal.executorch_programs import normalize_call_signature
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -120,7 +120,7 @@ def prune_weights(program: ExportedProgram) -> ExportedProgram | None:
         A changed copy of the program; None if it has no prunable weight, or all are 2:4 sparse already.
     """
     program = copy_program(program)
-    remove_constant_inputs(program)
+    normalize_call_signature(program)
     tensors = constants_of(program)
     targets = {spec.arg.name: str(spec.target) for spec in program.graph_signature.input_specs if spec.target}
     is_changed = False

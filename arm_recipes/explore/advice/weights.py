@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from arm_backend_core.program import constants_of, copy_program, store_of
-from arm_recipes._internal.executorch_programs import remove_constant_inputs
+from arm_recipes._internal.executorch_programs import normalize_call_signature
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -22,7 +22,7 @@ def use_per_tensor_scales(program: ExportedProgram) -> ExportedProgram | None:
         A changed copy of the program; None if it has no per-channel constants.
     """
     program = copy_program(program)
-    remove_constant_inputs(program)
+    normalize_call_signature(program)
     tensors = constants_of(program)
     targets = {spec.arg.name: str(spec.target) for spec in program.graph_signature.input_specs if spec.target}
     is_changed = False

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from arm_recipes.explore.sweep.processors import CORTEX_M_RECIPE
 from arm_recipes.recipe import options
 from arm_recipes.recipe.boards import BOARDS, find_board
-from arm_recipes.recipe.targets import SPEC_BUILDERS, normalize_recipe_name
+from arm_recipes.recipe.compile_specs import SPEC_BUILDERS, normalize_recipe_name
 
 if TYPE_CHECKING:
     from executorch.export import ExportRecipe

@@ -66,7 +66,7 @@ class QuantizedProgram:
             models are the same for all NPUs, see ``fits``.
 
     Attributes:
-        prepared: the captured and quantized program.
+        unlowered: the captured and quantized program.
 
     Raises:
         ExportError, ArmBackendError: the program cannot be quantized.
@@ -84,7 +84,7 @@ class QuantizedProgram:
             progress=False,
         )
         with exclusive(), events.record():
-            self.prepared, copies = pipeline.quantize_programs()
+            self.unlowered, copies = pipeline.quantize_programs()
         self._program_to_lower = copies[METHOD]
         self._lowered: dict[Target, LoweredProgram | str] = {}
         self._arrays: dict[str, Array] = {}
@@ -92,11 +92,11 @@ class QuantizedProgram:
     @property
     def program(self) -> ExportedProgram:
         """The quantized program."""
-        return self.prepared.programs[METHOD]
+        return self.unlowered.programs[METHOD]
 
     def fits(self, target: Target) -> bool:
         """Whether quantization for ``target`` would give this program."""
-        return not differing_facts(self.prepared.hardware_facts, target.hardware)
+        return not differing_facts(self.unlowered.hardware_facts, target.hardware)
 
     def lower(self, target: Target) -> LoweredProgram | str:
         """Lower the program for an NPU. Returns an error message if this fails."""
@@ -119,7 +119,7 @@ def lower_program(program: ExportedProgram, target: Target, loops: LoopRolling |
     """Lower a quantized program for an NPU. Returns an error message if this fails.
 
     Args:
-        program: quantized program without constant inputs (``remove_constant_inputs``). It does not change.
+        program: quantized program without constant inputs (``normalize_call_signature``). It does not change.
         target: NPU to lower for.
         loops: loop rolling option of the recipe; None for the default of recipes.
     """

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from arm_backend_core.targets.cortex_m import Processor
 from arm_recipes.recipe import options
-from arm_recipes.recipe.targets import recipe_processor
+from arm_recipes.recipe.compile_specs import recipe_processor
 
 if TYPE_CHECKING:
     from executorch.export import ExportRecipe
@@ -94,7 +94,7 @@ def make_rows(
     from arm_backend_core.errors import ArmBackendError
     from arm_recipes._internal.messages import ExportError
     from arm_recipes.explore.sweep.lowered import QuantizedProgram
-    from arm_recipes.pipeline.export import export_prepared
+    from arm_recipes.pipeline.export import export_unlowered
     from arm_recipes.runtime.errors import RunError
 
     rows: list[Row] = []
@@ -104,7 +104,7 @@ def make_rows(
         recipe = configuration.export_recipe()
         try:
             quantized = quantized or QuantizedProgram(program, samples, recipe)
-            artifact = export_prepared(quantized.prepared, recipe, progress=False)
+            artifact = export_unlowered(quantized.unlowered, recipe, progress=False)
         except (ArmBackendError, ExportError) as error:
             rows.append(_failed_row(configuration, str(error)))
             continue

@@ -15,8 +15,8 @@ from arm_recipes.explore.sweep.lowered import METHOD
 from arm_recipes.explore.sweep.result_store import ResultStore
 from arm_recipes.pipeline.artifact import Artifact
 from arm_recipes.pipeline.cache.digest import Digest
-from arm_recipes.pipeline.export import export_prepared
-from arm_recipes.pipeline.prepared_programs import PreparedPrograms
+from arm_recipes.pipeline.export import export_unlowered
+from arm_recipes.pipeline.unlowered_programs import UnloweredPrograms
 from arm_recipes.samples.sample import Inputs
 
 
@@ -50,11 +50,11 @@ class ProgramRunner:
     ) -> None:
         self._samples, self._store, self._with_progress = samples, store, with_progress
 
-    def run(self, prepared: PreparedPrograms, configurations: Iterable[Configuration]) -> ProgramRun:
+    def run(self, unlowered: UnloweredPrograms, configurations: Iterable[Configuration]) -> ProgramRun:
         """Execute a quantized program on each sample.
 
         Args:
-            prepared: the captured and quantized program.
+            unlowered: the captured and quantized program.
             configurations: configurations whose programs have bit-equal results. One of each NPU is tried, and the
                 first program that compiles is executed.
 
@@ -66,7 +66,7 @@ class ProgramRunner:
         last_error: Exception | None = None
         for configuration in by_accelerator.values():
             try:
-                result = export_prepared(prepared, configuration.export_recipe(), progress=False)
+                result = export_unlowered(unlowered, configuration.export_recipe(), progress=False)
                 break
             except (ArmBackendError, ExportError) as error:
                 last_error = error

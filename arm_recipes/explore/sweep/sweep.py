@@ -215,7 +215,7 @@ def _measure_programs(
     measured, notes = {}, []
     for key, configurations in configurations_by_key.items():
         try:
-            run = runner.run(programs_by_key[key].prepared, configurations)
+            run = runner.run(programs_by_key[key].unlowered, configurations)
             measured[key] = evaluator.rate_outputs(run.outputs).metric, run.cpu_ram_bytes
         except (ArmBackendError, ExportError, RunError) as error:
             description = (

@@ -26,7 +26,7 @@ def plot_candidates(
     groups = (
         ("programs", candidates, {"mode": "markers", "marker": {"color": "gray", "size": 8}}),
         ("frontier", frontier, {"mode": "lines", "line": {"shape": "hv", "dash": "dot", "color": "gray"}}),
-        ("the recipe's own", (base,), {"mode": "markers", "marker": {"symbol": "diamond", "size": 12}}),
+        ("unchanged recipe", (base,), {"mode": "markers", "marker": {"symbol": "diamond", "size": 12}}),
         ("chosen", (chosen,), {"mode": "markers", "marker": {"symbol": "star", "size": 14}}),
     )
     for name, group, style in groups:
@@ -50,4 +50,4 @@ def plot_candidates(
 def _hover_text(candidate: Candidate) -> str:
     settings = [f"{module or 'all'}: {name}" for module, name in candidate.precisions.items()]
     shown = settings[:12] + ([f"and {len(settings) - 12} more"] if len(settings) > 12 else [])
-    return "<br>".join([f"{candidate.accuracy:.4g}", *(shown or ["the recipe's own"])])
+    return "<br>".join([f"{candidate.accuracy:.4g}", *(shown or ["unchanged recipe"])])

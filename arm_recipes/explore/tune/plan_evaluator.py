@@ -138,12 +138,12 @@ class PlanEvaluator:
 
     def _estimate_on_processor(self, plan: PrecisionPlan) -> ProgramCost | str:
         """Export a plan for a Cortex-M; the result is an error message if this fails."""
-        from arm_recipes.pipeline.export import export_prepared
+        from arm_recipes.pipeline.export import export_unlowered
 
         try:
             with _without_warnings():
-                prepared = self._quantize(plan).prepared
-                return processor_cost(export_prepared(prepared, self._recipe_of(plan), progress=False))
+                unlowered = self._quantize(plan).unlowered
+                return processor_cost(export_unlowered(unlowered, self._recipe_of(plan), progress=False))
         except (ArmBackendError, ExportError) as error:
             return str(error)
 

@@ -161,7 +161,7 @@ def _candidate_cells(candidate: Candidate, base: Candidate, mark: str) -> tuple[
 def _format_precisions(precisions: dict[str, str]) -> str:
     if len(precisions) > 3:
         return f"{len(precisions)} settings"
-    return ", ".join(f"{module or 'all'}: {name}" for module, name in precisions.items()) or "the recipe's own"
+    return ", ".join(f"{module or 'all'}: {name}" for module, name in precisions.items()) or "unchanged recipe"
 
 
 def _region_cells(region: TunedRegion) -> tuple[str, ...]:

@@ -92,7 +92,7 @@ class Arguments {
       elements[i] = argument.list[i];
       boxes.push_back(&scalars_.emplace_back(argument.list[i]));
     }
-    // An empty list has no elements to point to.
+    // BoxedEvalueList rejects null pointers, and data() of an empty vector may be null: reserve(1) allocates.
     elements.reserve(1);
     boxes.reserve(1);
     store(EValue(&lists_.emplace_back(boxes.data(), elements.data(), argument.length)));

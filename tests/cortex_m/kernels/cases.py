@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from arm_backend_core.cortex_m.kernels.elementwise import find_broadcast_fault
+from arm_backend_core.cortex_m.kernels.elementwise import find_broadcast_limitation
 from arm_backend_core.cortex_m.kernels.registry import Array
 from arm_backend_core.cortex_m.kernels.softmax import OUTPUT_ZERO_POINT, softmax_parameters
 from arm_backend_core.targets.cortex_m import Isa
@@ -94,7 +94,7 @@ def _draw_minimum(random: Random) -> Case:
         for _ in range(2):
             sizes = tuple(int(_one_of(random, size, size, 1)) for size in shape)
             shapes.append(sizes[int(_one_of(random, 0, 0, random.integers(0, len(sizes) + 1))) :])
-        if find_broadcast_fault(Isa.MVE, *shapes) is None:
+        if find_broadcast_limitation(Isa.MVE, *shapes) is None:
             break
     first, second = (draw_int8(random, sizes) for sizes in shapes)
     is_channels_last = shapes[0] == shapes[1] and first.ndim == 4 and bool(random.integers(2))

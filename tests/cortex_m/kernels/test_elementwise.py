@@ -161,7 +161,7 @@ def test_broadcasts_that_cmsis_nn_lacks(
         kernels.call("minimum", np.zeros(first, np.int8), np.zeros(second, np.int8), out)
     if "with self" not in message:
         for isa in Isa:
-            assert KERNELS["minimum"].find_fault(isa, first, second)
+            assert KERNELS["minimum"].find_limitation(isa, first, second)
 
 
 def test_a_broadcast_needs_contiguous_tensors_or_one_element(kernels: KernelLibrary) -> None:
@@ -169,7 +169,7 @@ def test_a_broadcast_needs_contiguous_tensors_or_one_element(kernels: KernelLibr
     compare(kernels, "minimum", Case((image, np.zeros((1, 1), np.int8)), channels_last=True))
     with pytest.raises(KernelError, match="can be broadcast only in contiguous memory format"):
         kernels.call("minimum", image, np.zeros((1, 1, 4, 5), np.int8), np.zeros_like(_IMAGE))
-    assert KERNELS["minimum"].find_fault(Isa.MVE, _IMAGE.shape, (4, 5)) is None
+    assert KERNELS["minimum"].find_limitation(Isa.MVE, _IMAGE.shape, (4, 5)) is None
 
 
 @pytest.mark.parametrize("count", [0, 255, 257])

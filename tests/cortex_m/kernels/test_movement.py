@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from arm_backend_core.cortex_m.kernels.movement import find_transpose_fault, padded_shape
+from arm_backend_core.cortex_m.kernels.movement import find_transpose_limitation, padded_shape
 from arm_backend_core.targets.cortex_m import Isa
 from tests.cortex_m.kernels.cases import Case
 from tests.cortex_m.kernels.running import check_refusal, compare, compare_random_cases
@@ -66,7 +66,7 @@ def test_bad_transposes_are_refused(changes: dict[str, Any], message: str, kerne
     ],
 )
 def test_transposes_that_cmsis_nn_has(isa: Isa, shape: tuple[int, ...], permutation: list[int], expected: bool) -> None:
-    assert (find_transpose_fault(isa, shape, permutation) is None) is expected
+    assert (find_transpose_limitation(isa, shape, permutation) is None) is expected
 
 
 @pytest.mark.parametrize("shape", [(2, 1, 4, 5), (2, 3, 1, 1)])

@@ -22,4 +22,4 @@ def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     record = registry.KERNELS["negate"]
     assert record.result_shape((2, 3)) == (2, 3)
     assert record.scratch_bytes(Isa.MVE, (2, 3)) == ()
-    assert record.find_fault(Isa.MVE, (2, 3)) is None
+    assert record.find_limitation(Isa.MVE, (2, 3)) is None

@@ -12,7 +12,7 @@ from arm_backend_core.cortex_m.kernels.softmax import (
     OUTPUT_SCALE,
     OUTPUT_ZERO_POINT,
     exp_of_negative,
-    find_row_fault,
+    find_row_limitation,
     reciprocal_of_one_plus,
     softmax,
     softmax_parameters,
@@ -70,7 +70,7 @@ def test_scales_without_parameters(scale: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("isa", "size", "fault"),
+    ("isa", "size", "limitation"),
     [
         (Isa.SCALAR, 511, None),
         (Isa.SCALAR, 512, "one step too high"),
@@ -80,9 +80,9 @@ def test_scales_without_parameters(scale: float) -> None:
         (Isa.MVE, 4096, "overflow"),
     ],
 )
-def test_row_sizes_that_cmsis_nn_computes_wrongly(isa: Isa, size: int, fault: str | None) -> None:
-    found = find_row_fault(isa, (2, size), -1)
-    assert found is None if fault is None else found is not None and fault in found
+def test_row_sizes_that_cmsis_nn_computes_wrongly(isa: Isa, size: int, limitation: str | None) -> None:
+    found = find_row_limitation(isa, (2, size), -1)
+    assert found is None if limitation is None else found is not None and limitation in found
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Prepared programs: captured and quantized, so that they can be lowered for several targets."""
+"""Programs before lowering: captured, and quantized by INT recipes. They can be lowered for several targets."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ MAX_KEPT_SAMPLES = 4
 
 
 @dataclass(frozen=True)
-class PreparedPrograms:
-    """The captured and quantized programs of an export, with what their report needs.
+class UnloweredPrograms:
+    """The programs of an export before lowering, with what their report needs.
 
     Attributes:
         methods: method -> results of the stages before lowering.

@@ -64,7 +64,9 @@ def _cpu_beside_npu(family: str, values: Options) -> str | None:
 
 
 def _optimization_goal(optimise: str, flags: Sequence[str]) -> str:
-    """Vela's optimization goal. With "auto", an ``--optimise`` flag in ``extra_flags`` decides.
+    """Return the argument ``optimise`` of the compile spec.
+
+    If ``extra_flags`` contain ``--optimise``, returns "performance", and the spec reads the goal from the flag.
 
     Raises:
         ValueError: ``optimise`` and ``extra_flags`` both set the goal.
@@ -106,7 +108,8 @@ def _build_vgf_spec(tosa_spec: str, values: Options) -> ArmCompileSpec:
         raise ValueError("extensions: the VGF converter does not support block-scaled types ('mxfp'); use TOSA_FP")
     if "controlflow" in extended.split("+"):
         raise ValueError(
-            "extensions: the VGF converter does not support control flow ('cf'); torch.cond runs without it"
+            "extensions: the VGF converter does not support control flow ('cf'); torch.cond does not need "
+            "it: both branches are computed and a SELECT chooses the result"
         )
     return VgfCompileSpec(extended)
 

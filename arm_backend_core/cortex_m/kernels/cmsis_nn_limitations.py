@@ -1,0 +1,90 @@
+"""Arguments for which CMSIS-NN's convolutions fail, compute other results or write outside of their result.
+
+Each function returns the reason, or None for arguments that CMSIS-NN computes as the records do. The limitations were
+found by comparing CMSIS-NN, on a Cortex-M55 and on a PC, with the records, and by reading its sources.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from arm_backend_core.cortex_m.kernels.scratch import (
+    DEPTHWISE_CHANNEL_BLOCK,
+    ConvGeometry,
+    depthwise_bytes,
+    is_upsampled,
+    split_row,
+)
+from arm_backend_core.targets.cortex_m import Isa
+
+#: Products per result that code without MVE counts in 16 bits.
+_MAX_PRODUCTS = 65_535
+
+
+def find_convolution_limitation(isa: Isa, geometry: ConvGeometry, has_bias: bool) -> str | None:
+    """Limitations of ``arm_convolve_wrapper_s8``."""
+    if not geometry.is_dense and not has_bias:
+        # arm_convolve_s8 advances the null pointer from the second group on.
+        return "a convolution with groups needs a bias, which may be zero"
+    if geometry.is_pointwise:
+        return None
+    if isa is Isa.MVE:
+        return _find_row_limitation(geometry) if geometry.is_row else None
+    products = geometry.kernel[0] * geometry.kernel[1] * geometry.kernel_channels
+    return f"{products} products per result exceed {_MAX_PRODUCTS}" if products > _MAX_PRODUCTS else None
+
+
+def _find_row_limitation(geometry: ConvGeometry) -> str | None:
+    """Limitations of ``arm_convolve_1_x_n_s8``, which only MVE code uses."""
+    padding, stride = geometry.padding[1], geometry.stride[1]
+    if 2 * padding != (geometry.output[1] - 1) * stride + geometry.kernel[1] - geometry.input[1]:
+        return "the windows of a convolution of one row must end at the end of the padded row"
+    if split_row(geometry) is None:
+        return None
+    if geometry.padding[0]:
+        return "a convolution of one row must have no vertical padding"
+    if padding and (padding - 1) % stride:
+        # The code assumes that the first geometry with padding on the right has a single pixel of it.
+        return f"the padding {padding} of a convolution of one row must be 1 plus a multiple of the stride {stride}"
+    return None
+
+
+def find_depthwise_limitation(isa: Isa, geometry: ConvGeometry, output_channels: int, has_bias: bool) -> str | None:
+    """Limitations of ``arm_depthwise_conv_wrapper_s8``."""
+    if isa is Isa.SCALAR:
+        return None
+    if isa is Isa.DSP:
+        is_optimized = depthwise_bytes(isa, geometry, 1, output_channels) > 0
+        if is_optimized and geometry.padding[0] > geometry.kernel[0]:
+            # arm_depthwise_conv_s8_opt clears as many rows of its buffer as there is padding.
+            return (
+                f"the vertical padding {geometry.padding[0]} must be at most the kernel's height {geometry.kernel[0]}"
+            )
+        return None
+    if geometry.input_channels == 1 and output_channels > 1:
+        return find_convolution_limitation(isa, geometry, has_bias)
+    if not has_bias and geometry.input_channels > DEPTHWISE_CHANNEL_BLOCK:
+        # arm_depthwise_conv_s8_opt advances the null pointer from the second block of channels on.
+        return (
+            f"a depthwise convolution of more than {DEPTHWISE_CHANNEL_BLOCK} channels needs a bias, which may be zero"
+        )
+    return None
+
+
+def find_transpose_limitation(geometry: ConvGeometry, output_padding: Sequence[int]) -> str | None:
+    """Limitations of ``arm_transpose_conv_wrapper_s8``."""
+    axes = zip(geometry.kernel, geometry.stride, geometry.padding, output_padding, strict=True)
+    for kernel, stride, padding, more in axes:
+        if is_upsampled(geometry):
+            if padding >= kernel:
+                return f"the padding {padding} must be less than the kernel's size {kernel}"
+        elif more - padding > max(0, stride - kernel):
+            return f"the output padding {more} must be at most padding + max(0, stride - kernel)"
+    if is_upsampled(geometry):
+        return None
+    # The code writes finished rows without comparing their number with the result's height.
+    kernel, stride, padding, more = (
+        values[0] for values in (geometry.kernel, geometry.stride, geometry.padding, output_padding)
+    )
+    limit = min(kernel - stride + more, geometry.input[0] * stride)
+    return f"the vertical padding {padding} must be at most {limit}" if padding > limit else None
