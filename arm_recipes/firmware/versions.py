@@ -1,4 +1,4 @@
-"""Versions of the tools that compiled a program, and its target."""
+"""Versions of the tools that compiled a program, and the program's target."""
 
 from __future__ import annotations
 
