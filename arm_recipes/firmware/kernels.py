@@ -32,8 +32,8 @@ class Kernels:
     def is_exact(self) -> bool:
         """Whether results are bit-equal on all devices.
 
-    The kernels in ``cortex_m`` are bit-exact. Portable kernels are if they only move or compare elements.
-    """
+        The kernels in ``cortex_m`` are bit-exact. Portable kernels are bit-exact if they only move or compare elements.
+        """
         return not self.others and all(name.partition(".")[0] in BIT_EXACT_OPERATORS for name in self.portable)
 
     def symbols(self) -> tuple[str, ...]:

@@ -81,7 +81,7 @@ class FirmwareData:
 
 
 def to_c_identifier(text: str) -> str:
-    """Convert text to a C identifier. Characters that C does not allow become ``u`` and their hexadecimal code point."""
+    """Convert text to a C identifier. Characters that C does not allow become ``u`` and the hexadecimal code point."""
     return re.sub(r"[^0-9A-Za-z_]", lambda match: f"u{ord(match[0]):x}", text)
 
 
@@ -174,7 +174,7 @@ def _version_placeholders(data: FirmwareData) -> dict[str, str]:
 
 
 def _layout_asserts(*, has_npu: bool) -> Iterator[str]:
-    """Yield assertions that types have the sizes from which pool sizes were computed, for 32-bit and 64-bit pointers."""
+    """Yield assertions that types have the sizes from which the pool sizes were computed, by size of a pointer."""
     for bits, layout in TYPE_LAYOUTS.items():
         yield "#if UINTPTR_MAX > 0xFFFFFFFFu" if bits == 64 else "#if UINTPTR_MAX <= 0xFFFFFFFFu"
         for name, (size, alignment) in layout.named.items():

@@ -42,7 +42,8 @@ def export_for_target(
 
     Args:
         artifact: the export.
-        recipe: type or name of the new recipe; None for that of the export, or that of the board's NPU.
+        recipe: type or name of the new recipe. None: the recipe of the export; with a changed ``board``, the recipe of
+            the same precision for the board's NPU.
         changed: options to change.
         verify: as in ``export``.
         progress: as in ``export``.
@@ -70,13 +71,12 @@ def retarget_recipe(current: ArmRecipe, recipe: RecipeType | str | None, changed
 
     Args:
         current: the recipe of the export.
-        recipe: type or name of the new recipe; None for the current one, or that of the board's NPU.
+        recipe: as in ``export_for_target``.
         changed: options to change. The others are those of ``current``, if the new recipe has them. Another NPU or
-            board does not inherit the options of the present one (board, MACs, configurations, memory mode).
+            board does not inherit the options that describe the current one (``_NPU_OPTIONS``).
 
     Raises:
-        ValueError: another quantizer belongs to the recipe, quantization reads a changed option, or an option is
-            invalid.
+        ValueError: the new recipe has another quantizer, quantization reads a changed option, or an option is invalid.
     """
     name = _choose_recipe(current.type_name, recipe, changed.get("board"))
     if _quantizer_name(name) != _quantizer_name(current.type_name):
