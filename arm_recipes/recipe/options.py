@@ -23,7 +23,8 @@ class Option:
         group: recipes that take the option: "all", "int" (quantizing recipes), "tosa" (TOSA and VGF recipes),
             "tosa-fp", "ethos-u", "ethos-u85", "cortex-m" or "cortex-m-cpu" (Cortex-M and Ethos-U recipes).
         expects: the accepted values in words, for error messages.
-        find_problem: returns the problem of a value, which completes "got <value>: ..."; None for a valid value.
+        find_problem: returns the problem of a value, for the end of the message "got VALUE: PROBLEM"; None for a valid
+            value.
         default: value of an omitted argument. None: the default of the target, or no value.
     """
 
@@ -253,7 +254,8 @@ _COSTLY_NPU_ALGORITHMS = ("fused_rms_norms",)
 MX_FORMATS = ("fp8e4m3", "fp8e5m2", "fp6e2m3", "fp6e3m2", "fp4e2m1")
 
 #: Optimization goals of Ethos-U programs: Vela's goals "performance" (fewest cycles) and "size" (least SRAM); "ram"
-#: searches the program with the least RAM; "auto" takes the better of the programs for performance and for size.
+#: searches for the program with the least RAM; "auto" compiles for both of Vela's goals and takes
+#: the better program (``arm_backend_core/alternatives/size_or_speed.py``).
 GOALS = ("auto", "performance", "size", "ram")
 
 #: Blocks of Ethos-U delegates that the option ``external`` moves to a data file (``.ptd``).
@@ -338,7 +340,7 @@ def option_names(recipe: str) -> list[str]:
 
 
 def check(recipe: str, user_options: Mapping[str, Any]) -> dict[str, Any]:
-    """Validate the options of a recipe, and add those of its board and the defaults.
+    """Validate the options of a recipe, and add the options of its board and the defaults.
 
     Raises:
         ValueError: the recipe has no such option (the message suggests the nearest name), a value is invalid, options

@@ -69,7 +69,7 @@ class LayerCost:
         bytes_written: bytes of results, counted like ``bytes_read``.
         bound: "memory" if most of the cycles belong to operations that wait for memory, otherwise "compute". Always
             "compute" on the CPU.
-        reason: reason why the compiler inserted the layer, or explanation of an empty ``module``; otherwise empty.
+        reason: why the compiler inserted the operations of the layer, or why ``module`` is empty; otherwise empty.
         tensors: names of the results in the TOSA graph; on the CPU, names of the nodes.
     """
 
@@ -171,7 +171,7 @@ class DelegateProfile:
         return self.record.vela
 
     def costs(self, total: int) -> Iterator[LayerCost]:
-        """Yield the layer costs of the delegate; ``total`` is the cycle count of the method."""
+        """Yield the layer costs of the delegate; ``total``: cycles of all delegates of the method."""
         totals_by_layer: dict[_LayerKey, _LayerTotals] = {}
         counted: set[int] = set()
         for operation in self.npu_operations:
@@ -210,8 +210,9 @@ class DelegateProfile:
     def _find_operations(self) -> Iterator[NpuOperation]:
         """Assign TOSA operators to each NPU operation.
 
-        These are the operators that Vela names, the unnamed producers of their operands, and the unnamed operators
-        between them and the operation's results. If Vela names none: the unnamed producers of the results.
+        "Named" TOSA operators are those that Vela's estimates refer to. An NPU operation gets its named operators, the
+        unnamed producers of their operands, and the unnamed operators between the named ones and the operation's
+        results. An NPU operation without a named operator gets the unnamed producers of its results.
         """
         if not self.vela.layers:
             return

@@ -29,7 +29,7 @@ CPP_FOLDER = Path(__file__).parent / "cpp"
 _EMULATOR_FOLDER = "emulator"
 #: Source folders of the plugin.
 _PLUGIN_FOLDERS = ("common", "host", "kernels", _EMULATOR_FOLDER)
-#: Registers the kernels at program start. The plugin registers them itself.
+#: Registers the kernels at program start. The plugin does not contain this file: it registers the kernels itself.
 _REGISTRATION_SOURCE = "kernels/cortex_m_kernels_registered.cpp"
 #: Source folders of the firmware runner: the backend for firmware, the NPU emulator, and a main program that allocates
 #: memory pools of given sizes.
