@@ -87,12 +87,20 @@ def retarget_recipe(current: ArmRecipe, recipe: RecipeType | str | None, changed
     new_recipe = make_recipe(name, {**inherited, **changed})
     for option, value in changed.items():
         before = current.options.get(option, options.OPTIONS[option].default)
-        if options.OPTIONS[option].group in _QUANTIZATION_GROUPS and value is not before and value != before:
+        if options.OPTIONS[option].group in _QUANTIZATION_GROUPS and not _is_equal(value, before):
             raise ValueError(
                 f"for_target: {option} is an option of quantization, and for_target reuses the quantized model; "
                 f"{_USE_EXPORT}"
             )
     return new_recipe
+
+
+def _is_equal(value: Any, before: Any) -> bool:
+    """Whether an option has the same value as before. Samples with other tensors or arrays count as different."""
+    try:
+        return value is before or bool(value == before)
+    except (RuntimeError, ValueError):  # of several elements: their comparison has no single truth value
+        return False
 
 
 def find_dependence(prepared: PreparedPrograms, recipe: ExportRecipe) -> str | None:
