@@ -93,7 +93,7 @@ def export_prepared(
 
     Args:
         prepared: the programs.
-        recipe: a recipe that quantizes the model in the same way; see ``retarget.find_dependence``.
+        recipe: a recipe that quantizes the model in the same way; see ``retarget.find_quantization_difference``.
         verify: as in ``run_export``.
         progress: as in ``run_export``.
     """

@@ -59,7 +59,7 @@ def export_for_target(
     prepared = artifact.export_objects.prepared
     if prepared is None:
         raise ValueError(f"for_target: this export has not captured the model; {_USE_EXPORT}")
-    reason = find_dependence(prepared, new_recipe)
+    reason = find_quantization_difference(prepared, new_recipe)
     if reason is not None:
         raise ValueError(f"for_target: {reason}; {_USE_EXPORT}")
     _check_unchanged(artifact)
@@ -99,12 +99,12 @@ def _is_equal(value: Any, before: Any) -> bool:
     """Whether an option has the same value as before. Samples with other tensors or arrays count as different."""
     try:
         return value is before or bool(value == before)
-    except (RuntimeError, ValueError):  # of several elements: their comparison has no single truth value
+    except (RuntimeError, ValueError):  # comparison of tensors or arrays of several elements
         return False
 
 
-def find_dependence(prepared: PreparedPrograms, recipe: ExportRecipe) -> str | None:
-    """Find out why a recipe of the same quantizer quantizes the model in another way.
+def find_quantization_difference(prepared: PreparedPrograms, recipe: ExportRecipe) -> str | None:
+    """Find the reason why a recipe with the same quantizer would quantize the model in another way.
 
     Returns:
         The reason; None if the quantized programs are the same.

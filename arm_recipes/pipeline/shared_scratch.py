@@ -190,12 +190,12 @@ def _plannable_calls(graph_module: GraphModule, specs: Iterable[TensorSpec]) -> 
         arguments: dict[int, tuple[TensorSpec, int]] = {}
         for position, (spec, tensor) in enumerate(_match_arguments(node, inputs, outputs)):
             is_input = position < len(inputs)
-            alive_only_here = spec.lifetime[1] == index if is_input else spec.lifetime[0] == index
+            starts_or_ends_here = spec.lifetime[1] == index if is_input else spec.lifetime[0] == index
             is_repeated = any(
                 spec is other or (not is_input and earlier >= len(inputs) and offset == tensor.offset)
                 for earlier, (other, offset) in arguments.items()
             )
-            if spec in planned and alive_only_here and not is_repeated and _fits(spec, tensor):
+            if spec in planned and starts_or_ends_here and not is_repeated and _fits(spec, tensor):
                 arguments[position] = (spec, tensor.offset)
         yield _Call(index, module, round_to_cache_lines(scratch), arguments)
 

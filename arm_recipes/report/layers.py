@@ -333,14 +333,15 @@ class DelegateProfile:
         reason = own if operator in _PERMUTE_OPERATORS else f"{operator} uses another dimension order"
         return _LayerKey(origin.module, origin.source, "transpose", reason)
 
-    def _is_data_movement(self, i: int) -> bool:
+    def _is_movement_or_conversion(self, i: int) -> bool:
+        """Whether TOSA operator ``i`` only moves data, or converts the type or the quantization parameters."""
         if self.record.tosa_operators[i] in _VIEW_OPERATORS:
             return True
         return all(o.moves or o.operator.startswith(_CONVERSION_PREFIXES) for o, _ in self.record.origins[i])
 
     @cached_property
     def _input_operators(self) -> dict[int, str]:
-        """Operator index -> input, for data movement and conversions between an input and the first other operator."""
+        """Operator index -> input, for data movement and conversions before all other operators on an input."""
         input_of_operator: dict[int, str] = {}
         input_of_tensor = {name: name for name in self.graph.inputs}
         for i, op in enumerate(self.graph.operators):
@@ -348,21 +349,21 @@ class DelegateProfile:
                 input_of_tensor.get(name) for name in op.inputs if name in self.producers or name in self.graph.inputs
             }
             source = sources.pop() if len(sources) == 1 else None
-            if source is not None and self._is_data_movement(i):
+            if source is not None and self._is_movement_or_conversion(i):
                 input_of_operator[i] = source
                 input_of_tensor |= dict.fromkeys(op.outputs, source)
         return input_of_operator
 
     @cached_property
     def _output_operators(self) -> dict[int, str]:
-        """Operator index -> output, for data movement and conversions between the last other operator and an output."""
+        """Operator index -> output, for data movement and conversions after all other operators on an output."""
         output_of_operator: dict[int, str] = {}
         for i, op in reversed(list(enumerate(self.graph.operators))):
             readers = self._readers[op.outputs[0]]
             outputs = [name for name in op.outputs if name in self.graph.outputs] + [
                 output_of_operator.get(j, "") for j in readers
             ]
-            if outputs and all(outputs) and self._is_data_movement(i):
+            if outputs and all(outputs) and self._is_movement_or_conversion(i):
                 output_of_operator[i] = outputs[0]
         return output_of_operator
 

@@ -196,8 +196,8 @@ def _describe_less_ram(estimates: Sequence[VelaEstimates]) -> str:
     """Compare delegates that were chosen for less RAM with the performance-optimized ones; empty if there are none."""
     if not any(vela.performance for vela in estimates):
         return ""
-    now = [_figures(vela) for vela in estimates]
-    before = [vela.performance or _figures(vela) for vela in estimates]
+    now = [_cycles_and_sram(vela) for vela in estimates]
+    before = [vela.performance or _cycles_and_sram(vela) for vela in estimates]
     sram = [format_bytes(max(size for _, size in each)) for each in (now, before)]
     cycles = [sum(count for count, _ in each) for each in (now, before)]
     return (
@@ -206,5 +206,5 @@ def _describe_less_ram(estimates: Sequence[VelaEstimates]) -> str:
     )
 
 
-def _figures(vela: VelaEstimates) -> tuple[int, int]:
+def _cycles_and_sram(vela: VelaEstimates) -> tuple[int, int]:
     return vela.total_cycles, vela.sram_bytes
