@@ -203,7 +203,7 @@ def check_recipe(recipe: Any, function: str = "export") -> None:
         function: name of the called function, for the message.
 
     Raises:
-        TypeError: it is not an ``ExportRecipe``.
+        TypeError: ``recipe`` is not an ``ExportRecipe``.
     """
     if isinstance(recipe, RecipeType):
         raise TypeError(f"recipe: got the type {recipe.name}; pass ExportRecipe.get_recipe({recipe})")

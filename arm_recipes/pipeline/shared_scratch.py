@@ -129,7 +129,8 @@ def plan_shared_scratch(
     """Plan the memory of one method together with the scratches of its delegates.
 
     The parameters are those of ExecuTorch's memory planning algorithms. The plan is ExecuTorch's own if no scratch may
-    be shared or sharing does not save memory. A second call replaces what the first one recorded in the delegates.
+    be shared, if sharing does not save memory, or if calls of one delegate would locate its scratch by different
+    arguments. A second call replaces the compile specs that the first one recorded in the delegates.
     """
     from executorch.exir.memory_planning import MemoryAlgoResult, SpecAllocResult, greedy
 
@@ -179,7 +180,7 @@ def _has_one_memory(specs: Iterable[TensorSpec]) -> bool:
 
 
 def _plannable_calls(graph_module: GraphModule, specs: Iterable[TensorSpec]) -> Iterator[_Call]:
-    """Yield the calls of the delegates whose scratch may be planned, with the arguments that may be placed in it."""
+    """Yield the calls of delegates whose scratch may be planned, with the arguments that may be in the scratch."""
     planned = {spec for spec in specs if spec.storage_base is None and spec.allocated_memory}
     planned -= {spec.storage_base for spec in specs if spec.storage_base is not None}
     for index, node in enumerate(graph_module.graph.nodes):

@@ -39,7 +39,7 @@ class Memories:
         source: address of the document.
         sram: SRAM.
         flash: memory of the program if the memory mode places constants in off-chip flash. For Corstone, the DRAM.
-        dram: DRAM, for memory modes with activations there.
+        dram: DRAM, for memory modes with activations in DRAM.
     """
 
     source: str

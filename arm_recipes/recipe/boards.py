@@ -105,8 +105,8 @@ def find_problem(name: Any) -> str | None:
     near = [known for known in BOARDS if normal and known.startswith(normal)]
     near = near or _find_boards_sharing_words(normal) or find_similar_names(normal, BOARDS, 3)
     return (
-        f"there is no such board{format_suggestion(near) or ';'} 'arm-recipes boards' lists all. For another one, give "
-        "macs, system_config, memory_mode, config_ini, sram_budget and flash_budget"
+        f"there is no such board{format_suggestion(near) or ';'} 'arm-recipes boards' lists all. For a board that is "
+        "not listed, give macs, system_config, memory_mode, config_ini, sram_budget and flash_budget"
     )
 
 

@@ -27,7 +27,7 @@ class Answer:
     Attributes:
         question: the question; with several comparisons, also the name of the method.
         figure: the answer.
-        details: sentences or figures that explain it.
+        details: sentences and figures that explain the answer.
     """
 
     question: str

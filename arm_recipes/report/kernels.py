@@ -32,7 +32,7 @@ class KernelCall:
 
     Attributes:
         kernel: name of the kernel, without its namespace.
-        module: path of the module whose operator it computes; empty if unknown.
+        module: path of the module whose operator the kernel computes; empty if unknown.
         source: line of the user's model; empty if unknown.
         shape: shape of the result.
         scratch_bytes: scratch memory.

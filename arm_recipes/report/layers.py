@@ -146,7 +146,7 @@ class NpuOperation(NamedTuple):
 
 
 class DelegateProfile:
-    """Cost profile of a delegate: maps Vela's NPU operations to TOSA operators, and these to layers of the model.
+    """Cost profile of a delegate: maps Vela's NPU operations to TOSA operators, and TOSA operators to layers.
 
     The TOSA graph is parsed only once.
     """

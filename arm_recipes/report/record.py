@@ -75,8 +75,8 @@ class MethodReport:
         not_runnable: CPU operators that ExecuTorch's kernel library cannot execute, with the reason.
         kernels: calls of int8 kernels on a Cortex-M.
         movement: operators that move int8 values between these kernels: name -> count.
-        cpu_layers: estimated costs of the layers outside delegates; empty if the CPU is not known, or if it computes
-            nothing.
+        cpu_layers: estimated costs of the layers outside delegates; empty if the CPU is not known, or if the
+            CPU computes nothing.
     """
 
     name: str

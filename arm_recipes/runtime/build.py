@@ -79,8 +79,8 @@ def build_firmware_runner() -> Path:
     """
     executorch, emulator = _executorch_folder(), build_plugin()
     library = executorch / "lib"
-    # Kernels register themselves when their library is loaded. No symbol refers to these libraries, so the linker would
-    # drop them by default.
+    # Kernels register themselves when their library is loaded. The runner uses no symbol of these libraries, so the
+    # linker would drop them by default.
     kernels = ("-Wl,--no-as-needed", "-lexecutorch_kernels_optimized", "-lexecutorch_kernels_quantized")
     link_flags = (str(emulator), f"-L{library}", *kernels, "-lexecutorch", f"-Wl,-rpath,{library}")
     target = cache_folder() / f"firmware_runner-{_cache_key(executorch, _RUNNER_FOLDERS, link_flags)}"

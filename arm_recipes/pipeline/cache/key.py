@@ -39,7 +39,7 @@ class DigestedCalibration(Calibration):
     """Calibration data that records a digest of the samples at each complete iteration.
 
     Attributes:
-        digests: the recorded digests.
+        digests: the digests of all complete iterations; several if the samples differ each time.
     """
 
     def __init__(self, source: Calibration) -> None:
@@ -121,7 +121,7 @@ def source_digest() -> str:
 
 
 def digest_of_sources(packages: Iterable[Path]) -> str:
-    """Digest of names and contents of all Python files below these folders."""
+    """Digest of names and contents of all Python files in the folders ``packages`` and their subfolders."""
     digest = hashlib.sha256()
     for package in packages:
         for path in sorted(package.rglob("*.py")):
