@@ -33,7 +33,7 @@ _FOR_RAM = 'optimise="ram": Vela cascades layers in stripes, which may take more
 _INTEGER_IO = "quantized_io=True: no float copies of inputs and outputs beside their int8 ones"
 _SRAM_REMEDIES = (
     "another memory_mode, if the system has DRAM; smaller inputs, or fewer channels in these layers",
-    "result.advice(), exported without sram_budget, compiles alternatives and shows their SRAM",
+    "an export without sram_budget, then result.advice(): it compiles alternatives and shows their SRAM",
 )
 _CPU_REMEDIES = ("smaller inputs, or fewer channels in the layers with the largest tensors",)
 

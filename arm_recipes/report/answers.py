@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from arm_recipes.report.record import ExportRecord, MethodReport
 
 _NO_ESTIMATE = "Cycles and RAM are estimated for Ethos-U and Cortex-M programs only."
-_NO_LIMIT = "No limit is set: pass board=, or sram_budget= and flash_budget=."
+_NO_LIMIT = "No limit is set: pass sram_budget= and flash_budget=, or board= to an Ethos-U recipe."
 _NO_COMPARISON = "labels= or metric= of export() show the accuracy of the task."
 
 
