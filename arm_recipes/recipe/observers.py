@@ -66,7 +66,7 @@ def _uses_distribution(observer: RangeObserver, statistics: Any) -> bool:
 
 
 def _minimize_kl_divergence(values: torch.Tensor, low: float, high: float, intervals: int) -> tuple[float, float]:
-    """Find the range with the smallest KL divergence. The candidates shrink both bounds by the same factor.
+    """Find the range with the smallest KL divergence. The candidates multiply both bounds by a factor from 1 to 1/16.
 
     The histogram omits zeros, which ReLU often produces, because every range represents zero exactly.
     """
