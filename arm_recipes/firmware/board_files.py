@@ -110,7 +110,7 @@ def linker_placeholders(board: FirmwareBoard | None) -> dict[str, str]:
         kinds = (placement.program, placement.scratch, "sram")
         unknown = sorted({_UNKNOWN_NAMES[kind] for kind in kinds if board.memory(kind) is None})
         replaced = f"the names of the memories are those of {board.name}"
-        replaced += f"; replace {' and '.join(unknown)}, which no document states" if unknown else ""
+        replaced += f"; replace the placeholder {' and '.join(unknown)}" if unknown else ""
     return {
         "PROGRAM_MEMORY": program,
         "SCRATCH_MEMORY": scratch,
