@@ -8,8 +8,8 @@ boundary. Use these passes for values whose range only the user knows, or to con
 - on edge operators, ``EdgeProgramManager.transform([pass_])`` and ``transform_passes=[pass_]`` of
   ``to_edge_transform_and_lower`` change only operators on the CPU, because the delegates are already compiled.
 
-A pass edits its argument in place and returns it. ``ToDevicePass`` is ExecuTorch's own pass. Apply it between
-``convert_pt2e`` and another export, with inputs on that device.
+A pass edits its graph module in place and returns it in a ``PassResult``. ``ToDevicePass`` is ExecuTorch's own pass.
+Apply ``ToDevicePass`` between ``convert_pt2e`` and another export, whose example inputs are on the pass's device.
 """
 
 from __future__ import annotations
@@ -93,9 +93,9 @@ class ConvertInt64OutputOpsToInt32Pass(_GraphModulePass):
     """Convert casts to int64, and the indices of ``argmax`` and ``argmin``, to int32.
 
     Removes casts from int32 to int64. Other casts to int64 become casts to int32, also for outputs of the program;
-    their values are not checked. Indices are cast to int32 if they are known to fit. Reshapes, additions, subtractions
-    and multiplications by constants of these indices compute in int32 while the range fits. Other consumers read a cast
-    back to int64.
+    their values are not checked. Indices are cast to int32 if they are known to fit. Views, sums, differences and
+    products of these indices and of scalar constants are computed in int32 if their range fits. Other consumers read
+    int64 values.
 
     Args:
         on_overflow: what to do if an index may not fit, because the dimension has more than 2**31 - 1 elements:
@@ -201,7 +201,7 @@ def _find_int32_candidates(
 
 
 def _scalar_constants(module: GraphModule) -> dict[Node, Tensor]:
-    """Constants with one integer element. In edge programs, these are inputs whose fake tensors hold the value."""
+    """Constants with one integer element. In edge programs, constants are inputs whose fake tensors hold the value."""
     numbers = {}
     for node in module.graph.nodes:
         if node.op == "get_attr":

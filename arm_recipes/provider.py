@@ -151,12 +151,12 @@ def _planning_options(target: str, values: Options, memories: PlannedMemories | 
 
 
 def _shares_scratch(target: str, values: Options) -> bool:
-    """Whether the memory plan may place the NPU's scratch: in firmware, with one planned memory."""
+    """Whether the memory plan may place the NPU's scratch: in Ethos-U firmware, without option ``memory``."""
     return target == "ETHOSU" and not values.get("direct_drive") and values["shared_scratch"] and not values["memory"]
 
 
 def _memory_passes(target: str, values: Options, optimise: str, memories: PlannedMemories | None) -> Iterator[Any]:
-    """Yield the edge passes that place data in memories and check budgets.
+    """Yield the edge passes that place data in memories, check budgets, and refuse programs that the options exclude.
 
     Args:
         target: "ETHOSU", "TOSA", "VGF" or "CORTEX".

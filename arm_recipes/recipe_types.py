@@ -31,7 +31,7 @@ class _SuggestingMeta(RecipeTypeMeta):
 
 
 class ArmRecipeType(RecipeType, metaclass=_SuggestingMeta):
-    """One member for each Arm target and precision.
+    """One member for each supported pair of Arm target and precision.
 
     ``INT8``: int8 weights and activations. ``A8W4``: int4 weights, int8 activations. ``A16W8``: int8 weights, int16
     activations. ``FP``: float32.

@@ -58,7 +58,7 @@ class ExportResult(Artifact):
     ) -> Path:
         """Write the ``.pte`` file, and its ``.ptd`` if the recipe has the option ``external``.
 
-        Existing files are replaced atomically. The ``.ptd`` has the name of the ``.pte``: ``load`` finds it there.
+        Existing files are replaced atomically. The ``.ptd`` has the name of the ``.pte``, by which ``load`` finds it.
 
         Args:
             path: path of the ``.pte`` file.
@@ -69,7 +69,7 @@ class ExportResult(Artifact):
                 method gets its own file, ``model.NAME.etrecord``.
             bundled_samples: samples as in ``export``. Also write ``model.bpte``, ExecuTorch's bundled program. It holds
                 the samples and the program's outputs for them. To compute the outputs, a newly loaded program runs the
-                samples in order on this machine. The ETRecord also holds samples and outputs.
+                samples in order on this machine. With ``etrecord``, the ETRecord also holds samples and outputs.
 
         Raises:
             ValueError: ``path`` is not writable, or ``bundled_samples`` do not match the model's inputs.
@@ -101,18 +101,19 @@ class ExportResult(Artifact):
         progress: bool = True,
         **options: Any,
     ) -> ExportResult:
-        """Compile the model for another NPU, memory mode, board or goal. Reuses the captured and quantized model.
+        """Compile for another NPU, memory mode, board or optimization goal. Reuses the captured and quantized model.
 
         The program equals that of a complete ``export`` with the new recipe.
 
         Args:
-            recipe: type or name of another recipe of the same precision, such as ``"ETHOSU_U55_INT8"`` for the result
-                of ``ETHOSU_U85_INT8``. Default: the recipe of this result, or with ``board``, that of the board's NPU.
+            recipe: type or name of another recipe for the same kind of target and precision, such as
+                ``"ETHOSU_U55_INT8"`` for the result of ``ETHOSU_U85_INT8``. Default: the recipe of this result; with
+                ``board``, the recipe for the board's NPU.
             verify: as in ``export``. Runs the first four samples of the export.
             progress: show a progress bar if standard error is a terminal.
             options: recipe options to change, such as ``macs``, ``memory_mode``, ``board`` or ``optimise``. Other
-                options are those of this result; but another NPU or board inherits no ``macs``, ``system_config``,
-                ``memory_mode``, ``config_ini`` and ``board``.
+                options are those of this result, except that another NPU or board does not inherit ``macs``,
+                ``system_config``, ``memory_mode``, ``config_ini`` and ``board``.
 
         Raises:
             ValueError: the quantized model depends on a changed option, an option is invalid, or the model has changed
@@ -132,7 +133,8 @@ class ExportResult(Artifact):
     def save_firmware(self, folder: str | Path, samples: Samples | None = None) -> Firmware:
         """Write a firmware project for a program for Ethos-U or ``CORTEX_M_INT8``. Its README.md says how to build it.
 
-        The sizes of the memory pools are computed and tested: the program runs in exactly these pools on this machine.
+        The sizes of the memory pools are computed for 32-bit and 64-bit pointers. To test the 64-bit sizes, the program
+        runs on this machine in pools of exactly these sizes.
         If the recipe has the option ``board``, the linker script names the board's memories, and the folder has files
         for CMake presets, Zephyr and CMSIS, where public documents describe the board.
 
@@ -242,8 +244,8 @@ class ExportResult(Artifact):
         """Suggest changes that reduce cycles or SRAM of an Ethos-U program. Vela compiles each suggestion.
 
         These changes are tried: the other memory modes, ``optimise="size"``, per-tensor weight scales, 2:4 sparse
-        weights, and fewer channels: a multiple of 16, for the six largest layers that have up to four more. The search
-        takes some seconds.
+        weights, and fewer channels. Fewer channels are tried for the six largest layers whose number of channels is at
+        most four above a multiple of 16: the channels above it are removed. The search takes some seconds.
 
         Raises:
             ValueError: the recipe is not for an Ethos-U, or no part of the program runs on the NPU.

@@ -1,4 +1,4 @@
-"""Output folder of ``save_firmware``: every export rewrites its files, unless a user has changed one of them."""
+"""Output folder of ``save_firmware``: a call replaces the files of an earlier call, unless a user has changed one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def check_output_folder(folder: str | Path) -> Path:
 
     Raises:
         ValueError: the path is a file, its parent does not exist, the folder is not writable, or it contains a file
-            that ``save_firmware`` did not write, or that has changed since.
+            that ``save_firmware`` did not write, or that was changed after ``save_firmware`` wrote it.
     """
     target = Path(folder).expanduser().absolute()
     if not target.exists():

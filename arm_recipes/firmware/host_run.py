@@ -68,9 +68,9 @@ class HostRun:
 def run_on_host(
     program: bytes, sizes: PoolSizes, cases: Sequence[FirmwareTestCase], data_file: bytes | None = None
 ) -> HostRun:
-    """Load all methods that ``sizes`` names, then execute the test cases in order.
+    """Load the methods that ``sizes.methods`` lists, then execute the test cases in order.
 
-    ``data_file`` has the bytes of the program's ``.ptd``, if it has one.
+    ``data_file``: the bytes of the program's ``.ptd``; None without one.
 
     Raises:
         RunError: a pool is too small, or the run failed for another reason.

@@ -34,7 +34,10 @@ class IOTensor:
 
 
 def create_random_inputs(inputs: Sequence[IOTensor]) -> list[Tensor]:
-    """Create random inputs for a method without samples; unquantized integers are zeros, as they may be indices."""
+    """Create inputs for a method without samples: random floats and quantized integers.
+
+    Other integers and booleans are zeros, because they may be indices.
+    """
     import torch
 
     from arm_backend_core.kinds import ScalarKind, kind_of

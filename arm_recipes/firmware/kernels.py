@@ -30,7 +30,10 @@ class Kernels:
 
     @property
     def is_exact(self) -> bool:
-        """Whether results are bit-equal on all devices: the other kernels only move or compare elements."""
+        """Whether results are bit-equal on all devices.
+
+        The kernels in ``cortex_m`` are bit-exact. Portable kernels are bit-exact if they only move or compare elements.
+        """
         return not self.others and all(name.partition(".")[0] in BIT_EXACT_OPERATORS for name in self.portable)
 
     def symbols(self) -> tuple[str, ...]:

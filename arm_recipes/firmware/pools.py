@@ -1,4 +1,4 @@
-"""Sizes of a program's memory pools, computed from the program, and checked by a run on this machine."""
+"""Sizes of a program's memory pools: computed from the program, checked and completed by a run on this machine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ class MethodPools:
         name: name of the method.
         method_allocator: method allocator on a Cortex-M, with 32-bit pointers.
         method_allocator_64: method allocator on this machine, with 64-bit pointers.
-        planned: memory-planned buffer 0, which holds intermediate tensors.
+        planned: memory-planned buffer 0. It holds tensors outside the delegates, and with ``shares_scratch`` the NPU's
+            scratch.
     """
 
     name: str
@@ -46,8 +47,8 @@ class ProgramPools:
         fast_scratch: fast scratch of the NPU, in separate SRAM, for the memory mode ``Dedicated_Sram``.
         outputs: memory of the application for the outputs of a method, if the memory plan does not place them.
         shares_scratch: whether the NPU's scratch is in the first planned memory.
-        exact: whether all sizes for Cortex-M could be computed. Otherwise, some are the sizes of this machine, which
-            are upper bounds.
+        exact: whether all sizes for Cortex-M could be computed. Otherwise, some are measured on this machine, whose
+            64-bit pointers make them upper bounds.
     """
 
     methods: tuple[MethodPools, ...]
@@ -69,6 +70,8 @@ def measure_pools(
     program: bytes, inspection: Inspection, cases: Sequence[FirmwareTestCase], data_file: bytes | None = None
 ) -> ProgramPools:
     """Compute the sizes of the pools from the program, and check them by a run with unlimited pools.
+
+    The run also measures the temporary memory of kernels, which the program does not state.
 
     Args:
         program: bytes of the ``.pte``.

@@ -128,7 +128,8 @@ def save_firmware(
             to samples. Each sample occupies flash. A method without samples is tested with random inputs.
 
     Raises:
-        ValueError: the folder is not writable, the program is for another target, or samples do not match the program.
+        ValueError: the folder is not writable or has other or changed files, the program is for another target, or
+            samples do not match the program.
         RunError: the program does not run on this machine, or there is no compiler.
     """
     target = check_output_folder(folder)
@@ -157,7 +158,7 @@ def save_firmware(
 
 
 def collect_firmware_data(source: Artifact | Program | str | Path | bytes, samples: Any, name: str) -> FirmwareData:
-    """Collect the data of the generated files. The program is executed on this machine for the expected outputs.
+    """Collect the data of the generated files. Runs the program on this machine to compute the expected outputs.
 
     Args:
         source: as for ``save_firmware``.
@@ -191,7 +192,7 @@ class ExportEnvironment:
 
 
 def _processor_of(recipe: object) -> tuple[str, str]:
-    """Processor and instruction set of the recipe's int8 kernels; empty if the recipe has none."""
+    """Processor and instruction set of a Cortex-M recipe's kernels; empty for other recipes."""
     from arm_recipes.recipe import options
     from arm_recipes.recipe.compile_specs import recipe_processor
     from arm_recipes.recipe.recipe import ArmRecipe
@@ -251,7 +252,8 @@ def _first_case(cases: Sequence[FirmwareTestCase], method: str) -> FirmwareTestC
 def _check_deployable(inspection: Inspection) -> None:
     """Raise ``ValueError`` if firmware cannot run the program.
 
-    Causes are delegates of other backends, inputs or outputs that are not tensors, and methods with equal macro names.
+    Causes are delegates that the firmware's backend cannot run (``_check_delegate``), inputs or outputs that are not
+    tensors, and methods with equal macro names.
     """
     method_of_macro: dict[str, str] = {}
     for method in inspection.methods:
@@ -361,7 +363,7 @@ def _read_architecture(payload: memoryview, named_data: Mapping[str, memoryview]
 
 
 def _read_backend_sources(*, has_npu: bool) -> dict[str, bytes]:
-    """Read the C++ sources of backend and kernels. This package contains the version that matches the program."""
+    """Read the C++ sources of the kernels, and with ``has_npu`` of the Ethos-U backend. This package contains them."""
     patterns = (*_BACKEND_FILES, *(_NPU_FILES if has_npu else ()))
     paths = sorted(path for pattern in patterns for path in CPP_FOLDER.glob(pattern) if path.is_file())
     return {f"backend/{path.relative_to(CPP_FOLDER).as_posix()}": path.read_bytes() for path in paths}

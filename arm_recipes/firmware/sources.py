@@ -27,12 +27,12 @@ from arm_recipes.runtime.pte_schema import dtype_number
 #: Number of bytes on a line of a C array.
 _BYTES_PER_LINE = 24
 _PLACEHOLDER = re.compile(r"@([A-Z_0-9]+)@")
-#: Lines for programs with and without Ethos-U delegates; the second part may be missing.
+#: Template block: lines for programs with Ethos-U delegates, then optional lines for programs without.
 _NPU_BLOCK = re.compile(r"^@NPU\?@\n(.*?)(?:^@NO_NPU\?@\n(.*?))?^@END\?@\n", re.M | re.S)
 #: ``ARM_MODEL_ISA`` of model.h by instruction set.
 _ISA_NUMBERS = {"scalar": 0, "dsp": 1, "mve": 2}
-#: Relative tolerance of floating-point outputs. Device and host differ only in the floating-point arithmetic of the
-#: portable kernels.
+#: Relative tolerance of floating-point outputs. Device and host differ only in the floating-point arithmetic of kernels
+#: outside this project (``Kernels.portable`` and ``Kernels.others``).
 _FLOAT_TOLERANCE = 1e-5
 #: Version of the payload format that the parser in ``runtime/`` reads: ``arm_runtime::kPayloadFormat``.
 PAYLOAD_FORMAT = 1
@@ -59,7 +59,7 @@ class MethodIO:
 
 @dataclass(frozen=True)
 class FirmwareTestVectors:
-    """Test vectors of the self-test: test cases, and their outputs at export."""
+    """Test vectors of the self-test: test cases, and their outputs on the exporting machine."""
 
     cases: tuple[FirmwareTestCase, ...]
     outputs: tuple[tuple[bytes, ...], ...]
@@ -81,7 +81,7 @@ class FirmwareData:
 
 
 def to_c_identifier(text: str) -> str:
-    """Convert text to a C identifier: ``u`` and its code point replace a character that C does not allow."""
+    """Convert text to a C identifier. Characters that C does not allow become ``u`` and the hexadecimal code point."""
     return re.sub(r"[^0-9A-Za-z_]", lambda match: f"u{ord(match[0]):x}", text)
 
 
@@ -174,7 +174,7 @@ def _version_placeholders(data: FirmwareData) -> dict[str, str]:
 
 
 def _layout_asserts(*, has_npu: bool) -> Iterator[str]:
-    """Yield assertions of the type sizes with which the pool sizes were computed, for 32-bit and 64-bit pointers."""
+    """Yield assertions that types have the sizes from which the pool sizes were computed, by size of a pointer."""
     for bits, layout in TYPE_LAYOUTS.items():
         yield "#if UINTPTR_MAX > 0xFFFFFFFFu" if bits == 64 else "#if UINTPTR_MAX <= 0xFFFFFFFFu"
         for name, (size, alignment) in layout.named.items():
@@ -188,7 +188,7 @@ def _layout_asserts(*, has_npu: bool) -> Iterator[str]:
 def _memory_placeholders(pools: ProgramPools) -> dict[str, str]:
     names = [f"ARM_MODEL_{to_c_identifier(method.name).upper()}" for method in pools.methods]
     exact = "The sizes for Cortex-M are computed from the program and the runtime's types."
-    bound = "Not all sizes for Cortex-M could be computed: the others are those of 64-bit pointers, an upper bound."
+    bound = "Not all sizes for Cortex-M could be computed: the others are upper bounds, measured with 64-bit pointers."
     return {
         "EXACT": exact if pools.exact else bound,
         "ALIGNMENT": str(CACHE_LINE),

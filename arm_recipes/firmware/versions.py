@@ -1,4 +1,4 @@
-"""Versions of the tools that compiled a program, and its target."""
+"""Versions of the tools that compiled a program, and the program's target."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ class Versions:
         npu: the NPU, for example ``Ethos-U55-128``; "no NPU" for a program without delegates.
         stream: format of the command streams, for example ``COP1``.
         architecture: NPU architecture release in the streams, which the driver checks.
-        cpu: processor that int8 kernels on the CPU were chosen for, for example ``cortex-m55``; empty if unknown.
-        isa: instruction set of these kernels: ``scalar``, ``dsp`` or ``mve``; empty if unknown.
+        cpu: processor for which a Cortex-M recipe chose the int8 kernels, for example ``cortex-m55``; empty if unknown
+            or for another recipe.
+        isa: instruction set of the processor: ``scalar``, ``dsp`` or ``mve``; empty like ``cpu``.
     """
 
     executorch: str

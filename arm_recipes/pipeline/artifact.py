@@ -58,9 +58,10 @@ class Artifact:
         shape_variants: method name -> the variants of that method for several input sizes.
         recipe: the recipe of the export.
         create_objects: creates ``export_objects`` on first use. For an export from the cache, this runs the pipeline.
-        requested_recipe: the user's recipe, if the program was compiled again for less SRAM, with ``recipe``.
-        cached_chunks: the program's byte chunks, if it comes from the cache.
-        cached_data_file: its data file, if it comes from the cache and has one.
+        requested_recipe: the user's recipe, if the program was compiled again for less SRAM. ``recipe`` is then the
+            recipe of the second compilation.
+        cached_chunks: the program's byte chunks, if the program comes from the cache.
+        cached_data_file: the program's data file, if the program comes from the cache and has one.
         comparison_specs: cache of ``comparison.program_specs``, by method and whether layers are compared.
     """
 
@@ -198,7 +199,7 @@ class Artifact:
         return program
 
     def tensors(self, method: str, sample: Inputs) -> list[Any]:
-        """The tensor inputs of a sample, without arguments that are constants of the program.
+        """The tensor inputs of a sample, without the arguments that are constants in the program.
 
         Raises:
             ValueError: there is no such method, or the sample does not match its inputs.

@@ -1,4 +1,7 @@
-"""Memory budgets: an export whose program exceeds a budget fails before a file is written."""
+"""Memory budgets: an export whose program exceeds a budget fails before a file is written.
+
+With ``optimise="auto"``, a program that exceeds the SRAM budget is first compiled again for less SRAM.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ _FOR_RAM = 'optimise="ram": Vela cascades layers in stripes, which may take more
 _INTEGER_IO = "quantized_io=True: no float copies of inputs and outputs beside their int8 ones"
 _SRAM_REMEDIES = (
     "another memory_mode, if the system has DRAM; smaller inputs, or fewer channels in these layers",
-    "result.advice(), exported without sram_budget, compiles alternatives and shows their SRAM",
+    "an export without sram_budget, then result.advice(): it compiles alternatives and shows their SRAM",
 )
 _CPU_REMEDIES = ("smaller inputs, or fewer channels in the layers with the largest tensors",)
 
@@ -39,13 +42,13 @@ _CPU_REMEDIES = ("smaller inputs, or fewer channels in the layers with the large
 class CheckBudgets:
     """Edge manager pass: check the SRAM of each delegate and the flash of all delegates.
 
-    ``check`` checks the emitted program, whose other memory is not known before.
+    ``check`` checks the emitted program: the rest of its memory is known only then.
 
     Args:
-        sram: SRAM budget in bytes, for everything that the board must place there; None for no limit.
+        sram: SRAM budget in bytes, for everything that the board must place in SRAM; None for no limit.
         flash: flash budget in bytes, for the program and its external data; None for no limit.
         optimise: optimization goal of the compile spec, for the advice in messages.
-        board: name of the board whose budgets these may be, for messages.
+        board: name of the board, which may determine the budgets; for messages.
         memories: memories of the option ``memory``, with their budgets.
     """
 
@@ -158,8 +161,8 @@ def budget_passes(recipe: ExportRecipe) -> Iterator[CheckBudgets]:
 def recipe_within_budget(recipe: ExportRecipe, result: Artifact) -> ArmRecipe | None:
     """Return a recipe for less SRAM of the NPU, if the program of ``optimise="auto"`` exceeds the SRAM budget.
 
-    When a delegate is compiled, only the NPU's part of the RAM is known. The new recipe limits the NPU to what the
-    other parts of the RAM leave of the budget.
+    When a delegate is compiled, only the NPU's part of the RAM is known. The new recipe limits the NPU to the budget
+    minus the other parts of the RAM.
 
     Returns:
         The recipe; None if the program fits or has no NPU part, or if the recipe cannot run again, because its samples

@@ -43,7 +43,7 @@ def run_export(
     check_recipe(recipe)
     check_fork()
     if verify:
-        load_plugin()  # build the host library first: an export may take minutes
+        load_plugin()  # first, because an export may take minutes: without a compiler, this raises an error
     models = inputs.models_by_method(model)
     samples = inputs.resolve_loaders(samples)
     examples = inputs.examples_by_method(samples, models)
@@ -93,7 +93,7 @@ def export_unlowered(
 
     Args:
         unlowered: the programs.
-        recipe: a recipe that quantizes them in the same way; see ``retarget.find_dependence``.
+        recipe: a recipe that quantizes the model in the same way; see ``retarget.find_quantization_difference``.
         verify: as in ``run_export``.
         progress: as in ``run_export``.
     """
@@ -126,7 +126,7 @@ def _lower_programs(
 def _export_within_budgets(
     recipe: ExportRecipe, attempt: Callable[[ExportRecipe], Artifact], notes: list[str], *, reuse: bool, progress: bool
 ) -> Artifact:
-    """Export, and once more for less SRAM if the program exceeds ``sram_budget``.
+    """Export, and with ``optimise="auto"`` once more for less SRAM if the program exceeds ``sram_budget``.
 
     Args:
         recipe: the recipe.
@@ -205,7 +205,7 @@ def check_recipe(recipe: Any, function: str = "export") -> None:
         function: name of the called function, for the message.
 
     Raises:
-        TypeError: it is not an ``ExportRecipe``.
+        TypeError: ``recipe`` is not an ``ExportRecipe``.
     """
     if isinstance(recipe, RecipeType):
         raise TypeError(f"recipe: got the type {recipe.name}; pass ExportRecipe.get_recipe({recipe})")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FloatReference:
-    """The floating-point model of an export.
+    """The floating-point model of an export, with data to detect that the user changed it after the export.
 
     Attributes:
         float_programs: method -> program before quantization, for methods that this export quantized.

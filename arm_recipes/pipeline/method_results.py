@@ -33,7 +33,7 @@ class MethodResults:
         program: the captured program, quantized by INT recipes; None if the recipe captures nothing.
         input_signature, out_spec: structure of the model's inputs and outputs.
         graph: the lowered graph, before emission edits it.
-        inputs, outputs: tensors of the emitted program.
+        inputs, outputs: tensors that the program takes and returns.
         float_program: the program before quantization, if this package quantized it.
         sqnr: SQNR of each output, dB.
     """

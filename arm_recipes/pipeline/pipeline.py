@@ -214,13 +214,13 @@ class Pipeline:
             check_dim_orders(manager, self._methods)
 
     def _list_error_sources(self) -> tuple[list[torch.nn.Module], list[Graph]]:
-        """Where errors are located: the user's modules, and the graphs that the next stage reads or lowering wrote."""
+        """Modules and graphs to locate errors in: the user's modules, and the captured or lowered graphs."""
         models = [model for model in self._models.values() if isinstance(model, torch.nn.Module)]
         lowered = [method.graph for method in self._methods.values() if method.graph is not None]
         return models, [x.graph for x in lowered or [program.graph_module for program in self._programs.values()]]
 
     def create_artifact(self, rejected: list[Rejection], logged_notes: list[str]) -> Artifact:
-        """Build the artifact with its report, from the rejected operators and the notes of the log."""
+        """Build the artifact with its report, from the rejected operators and the notes of ``events.record``."""
         manager, samples = self._artifact.data, self._progress.samples
         plans = manager.executorch_program.execution_plan
         export_context = context.describe_export(self._model_names, self._recipe)

@@ -1,7 +1,7 @@
-"""Planned memories: place the tensors outside delegates in several memories, each with a budget.
+"""Planned memories: place the tensors outside delegates in several memories, which may have budgets.
 
-ExecuTorch's memory planning numbers the memories from 1; the runtime gets one buffer for each. ExecuTorch's algorithm
-``BankedGreedy`` fills the first memory, and places tensors that do not fit in the next.
+ExecuTorch's memory planning numbers the memories from 1. The application gives the runtime one buffer for each memory.
+ExecuTorch's algorithm ``BankedGreedy`` fills the first memory, and places tensors that do not fit in the next.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class PlannedMemories:
     """Memory planning algorithm for ExecuTorch: places the tensors outside delegates in several memories.
 
     Args:
-        budgets: name of each memory -> its budget in bytes, None without a limit; the fastest memory first. The NPU's
-            scratch and constants in a memory named "sram" or "dram" count against its budget.
+        budgets: name of each memory -> its budget in bytes, None without a limit; the fastest memory first. If a memory
+            is named "sram" or "dram", the NPU's scratch and constants in SRAM or DRAM count against its budget.
     """
 
     budgets: tuple[tuple[str, int | None], ...]
@@ -134,7 +134,7 @@ def _npu_bytes(graph_module: GraphModule) -> dict[str, int]:
 
 
 def reject_several_methods(manager: EdgeProgramManager) -> Sequence[Any]:
-    """Edge manager pass: refuse programs with several methods, whose memories from the second on are shared.
+    """Edge manager pass: refuse programs with several methods, because all methods share the memories after the first.
 
     Raises:
         ExportError: the program has several methods.
@@ -149,9 +149,10 @@ def reject_several_methods(manager: EdgeProgramManager) -> Sequence[Any]:
 
 
 def reject_mutated_inputs(manager: EdgeProgramManager) -> Sequence[Any]:
-    """Edge manager pass: refuse models that write to an input, if the application has the memory of the inputs.
+    """Edge manager pass for ``plan_inputs=False``: refuse models that write to an input.
 
-    The new value of such an input is an output at the address of the input, without planned memory of its own.
+    The application provides the memory of the inputs. The new value of a written input is an output at the address of
+    the input, without planned memory of its own.
     ExecuTorch's Python binding sets a new address for this output, and thereby for the input, before the program reads
     the input.
 
@@ -176,7 +177,7 @@ def planning_pass(algorithm: Callable[..., MemoryAlgoResult], *, plan_inputs: bo
     Args:
         algorithm: plans a method.
         plan_inputs, plan_outputs: whether the plan places the inputs and outputs of the program. Otherwise the
-            application gives them memory.
+            application provides their memory.
     """
     from executorch.exir.memory_planning import MemoryPlanningAlgorithmSuite
     from executorch.exir.passes import MemoryPlanningPass

@@ -37,7 +37,7 @@ def describe_tensors(
     """Describe inputs or outputs.
 
     Args:
-        values: (name, node) of each input or output.
+        values: (name, node) of each input or output; for a constant, its value in place of the node.
         config_methods: constant methods of the program, with scale and zero point for ``quantized_io``.
         prefix: start of the names of these constant methods.
     """

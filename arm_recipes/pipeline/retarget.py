@@ -42,7 +42,8 @@ def export_for_target(
 
     Args:
         artifact: the export.
-        recipe: type or name of the new recipe; None for that of the export, or that of the board's NPU.
+        recipe: type or name of the new recipe. None: the recipe of the export; with a changed ``board``, the recipe of
+            the same precision for the board's NPU.
         changed: options to change.
         verify: as in ``export``.
         progress: as in ``export``.
@@ -58,7 +59,7 @@ def export_for_target(
     unlowered = artifact.export_objects.unlowered
     if unlowered is None:
         raise ValueError(f"for_target: this export has not captured the model; {_USE_EXPORT}")
-    reason = find_dependence(unlowered, new_recipe)
+    reason = find_quantization_difference(unlowered, new_recipe)
     if reason is not None:
         raise ValueError(f"for_target: {reason}; {_USE_EXPORT}")
     _check_unchanged(artifact)
@@ -70,13 +71,12 @@ def retarget_recipe(current: ArmRecipe, recipe: RecipeType | str | None, changed
 
     Args:
         current: the recipe of the export.
-        recipe: type or name of the new recipe; None for the current one, or that of the board's NPU.
+        recipe: as in ``export_for_target``.
         changed: options to change. The others are those of ``current``, if the new recipe has them. Another NPU or
-            board does not inherit the options of the present one (board, MACs, configurations, memory mode).
+            board does not inherit the options that describe the current one (``_NPU_OPTIONS``).
 
     Raises:
-        ValueError: another quantizer belongs to the recipe, quantization reads a changed option, or an option is
-            invalid.
+        ValueError: the new recipe has another quantizer, quantization reads a changed option, or an option is invalid.
     """
     name = _choose_recipe(current.type_name, recipe, changed.get("board"))
     if _quantizer_name(name) != _quantizer_name(current.type_name):
@@ -87,7 +87,7 @@ def retarget_recipe(current: ArmRecipe, recipe: RecipeType | str | None, changed
     new_recipe = make_recipe(name, {**inherited, **changed})
     for option, value in changed.items():
         before = current.options.get(option, options.OPTIONS[option].default)
-        if options.OPTIONS[option].group in _QUANTIZATION_GROUPS and value is not before and value != before:
+        if options.OPTIONS[option].group in _QUANTIZATION_GROUPS and not _is_equal(value, before):
             raise ValueError(
                 f"for_target: {option} is an option of quantization, and for_target reuses the quantized model; "
                 f"{_USE_EXPORT}"
@@ -95,8 +95,16 @@ def retarget_recipe(current: ArmRecipe, recipe: RecipeType | str | None, changed
     return new_recipe
 
 
-def find_dependence(unlowered: UnloweredPrograms, recipe: ExportRecipe) -> str | None:
-    """Find out why a recipe of the same quantizer quantizes the model in another way.
+def _is_equal(value: Any, before: Any) -> bool:
+    """Whether an option has the same value as before. Samples with other tensors or arrays count as different."""
+    try:
+        return value is before or bool(value == before)
+    except (RuntimeError, ValueError):  # comparison of tensors or arrays of several elements
+        return False
+
+
+def find_quantization_difference(unlowered: UnloweredPrograms, recipe: ExportRecipe) -> str | None:
+    """Find the reason why a recipe with the same quantizer would quantize the model in another way.
 
     Returns:
         The reason; None if the quantized programs are the same.

@@ -1,8 +1,8 @@
 """Shared state of methods: mutable buffers that several methods of a program write.
 
 Methods share a buffer if their tensors are the same view of the same memory (``tensor_identity``), whatever its name in
-each module. ``stages.capture.shared_memory`` refuses other views of this memory. In a method that only reads the
-buffer, it adds a write of the unchanged value, because a program stores a tensor that it does not write as a constant.
+each module. Capture refuses other views of this memory (``stages.capture.shared_memory``). It also adds a write of the
+unchanged value to methods that only read the buffer: without a write, a program stores the buffer as a constant.
 Quantization gives the buffer one type and scale in all methods.
 """
 

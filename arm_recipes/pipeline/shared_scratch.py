@@ -1,9 +1,9 @@
 """Shared scratch: plan the NPU's scratch and the tensors outside the delegates in one memory.
 
-Vela places the inputs and outputs of a delegate in its scratch. A runtime copies them from and to the tensors that
-ExecuTorch's memory plan has for them, so that a board needs both. With this plan, the scratch is a part of the planned
-memory, and these tensors have the addresses that Vela chose: nothing is copied, and while a delegate does not run, the
-CPU's tensors use the memory of its scratch.
+Vela places the inputs and outputs of a delegate in its scratch. ExecuTorch's own memory plan has other addresses for
+these tensors, so that a runtime copies them and a board needs memory for both. In this plan, the scratch is a part of
+the planned memory, and the tensors have the addresses that Vela chose: nothing is copied, and while a delegate does not
+run, the CPU's tensors use the memory of its scratch.
 
 The scratch has a fixed distance from each tensor in it. Compile specs of the delegate name one input or output and the
 end of the scratch (``PlannedScratch``), so that a runtime computes the address of the scratch from the address of that
@@ -49,8 +49,9 @@ _MEM_ID: Final = 1  #: ``mem_id`` of the first planned memory. Tensors without a
 def allow_shared_scratch(manager: EdgeProgramManager) -> Sequence[Any]:
     """Edge manager pass: allow the memory plan to place the scratch of the Ethos-U delegates.
 
-    Only in programs with one method, because each method has a planned memory of its own, but all use one scratch. Not
-    in programs with loops or branches: the tensors of a body are not at the addresses that the body's plan gives them.
+    Programs with several methods are excluded, because each method has a planned memory of its own, but all use one
+    scratch. Programs with loops or branches are excluded, because the tensors of a body are not at the addresses that
+    the body's plan gives them.
     """
     if len(manager.methods) > 1:
         return []
@@ -128,7 +129,8 @@ def plan_shared_scratch(
     """Plan the memory of one method together with the scratches of its delegates.
 
     The parameters are those of ExecuTorch's memory planning algorithms. The plan is ExecuTorch's own if no scratch may
-    be shared or sharing does not save memory. A second call replaces what the first one recorded in the delegates.
+    be shared, if sharing does not save memory, or if calls of one delegate would locate its scratch by different
+    arguments. A second call replaces the compile specs that the first one recorded in the delegates.
     """
     from executorch.exir.memory_planning import MemoryAlgoResult, SpecAllocResult, greedy
 
@@ -178,7 +180,7 @@ def _has_one_memory(specs: Iterable[TensorSpec]) -> bool:
 
 
 def _plannable_calls(graph_module: GraphModule, specs: Iterable[TensorSpec]) -> Iterator[_Call]:
-    """Yield the calls of the delegates whose scratch may be planned, with the arguments that may be placed in it."""
+    """Yield the calls of delegates whose scratch may be planned, with the arguments that may be in the scratch."""
     planned = {spec for spec in specs if spec.storage_base is None and spec.allocated_memory}
     planned -= {spec.storage_base for spec in specs if spec.storage_base is not None}
     for index, node in enumerate(graph_module.graph.nodes):
@@ -189,12 +191,12 @@ def _plannable_calls(graph_module: GraphModule, specs: Iterable[TensorSpec]) -> 
         arguments: dict[int, tuple[TensorSpec, int]] = {}
         for position, (spec, tensor) in enumerate(_match_arguments(node, inputs, outputs)):
             is_input = position < len(inputs)
-            alive_only_here = spec.lifetime[1] == index if is_input else spec.lifetime[0] == index
+            starts_or_ends_here = spec.lifetime[1] == index if is_input else spec.lifetime[0] == index
             is_repeated = any(
                 spec is other or (not is_input and earlier >= len(inputs) and offset == tensor.offset)
                 for earlier, (other, offset) in arguments.items()
             )
-            if spec in planned and alive_only_here and not is_repeated and _fits(spec, tensor):
+            if spec in planned and starts_or_ends_here and not is_repeated and _fits(spec, tensor):
                 arguments[position] = (spec, tensor.offset)
         yield _Call(index, module, round_to_cache_lines(scratch), arguments)
 
@@ -232,8 +234,8 @@ def _smallest_plan(calls: Sequence[_Call], specs: Sequence[TensorSpec], alignmen
 
     The int8 input of a delegate is often quantized from a float tensor, which is not live while the delegate runs. With
     scratches first, the float tensor may not fit below the int8 one, and is placed above it. With floating-point
-    tensors first, a scratch may overlap the float tensor: it moves up only until the int8 tensor in it is above the
-    float one.
+    tensors first, the scratch may overlap the float tensor: the scratch moves up only until its int8 input is above the
+    float tensor.
     """
     tensors = sorted((spec for spec in specs if spec.storage_base is None), key=lambda spec: -spec.allocated_memory)
     scratches = sorted(calls, key=lambda call: -call.scratch_bytes)
@@ -252,7 +254,7 @@ def _smallest_plan(calls: Sequence[_Call], specs: Sequence[TensorSpec], alignmen
 
 
 class _Plan:
-    """A plan to which blocks are added. ``scratches`` has the planned scratch of each call, by the node's index."""
+    """A plan to which blocks are added. ``scratches``: index of a call's node -> its planned scratch."""
 
     def __init__(self, alignment: int) -> None:
         self._alignment = alignment
@@ -281,36 +283,38 @@ class _Plan:
             self._add(blocks, self._first_fit(blocks, self._blocks, self._alignment))
 
     def _place_call(self, call: _Call) -> None:
-        """Place a scratch. Arguments that already have a place are at Vela's offsets in it, if that is possible."""
+        """Place the scratch of a call so that arguments with an address are at Vela's offsets in it, if possible."""
         for spec, offset in call.arguments.values():
             start = self._offsets.get(spec, -1) - offset
             if start < 0 or start % CACHE_LINE:
                 continue
-            in_place = {
+            in_scratch = {
                 other
                 for other, offset in call.arguments.values()
                 if self._offsets.get(other, start + offset) == start + offset
             }
-            others = [block for block in self._blocks if block.spec is None or block.spec not in in_place]
-            if not any(block.overlaps(other, start) for block in self._new_blocks(call, in_place) for other in others):
-                self._add_call(call, in_place, start)
+            others = [block for block in self._blocks if block.spec is None or block.spec not in in_scratch]
+            if not any(
+                block.overlaps(other, start) for block in self._new_blocks(call, in_scratch) for other in others
+            ):
+                self._add_call(call, in_scratch, start)
                 return
-        in_place = {spec for spec, _ in call.arguments.values() if spec not in self._offsets}
-        if in_place:
-            start = self._first_fit(self._new_blocks(call, in_place), self._blocks, CACHE_LINE)
-            self._add_call(call, in_place, start)
+        in_scratch = {spec for spec, _ in call.arguments.values() if spec not in self._offsets}
+        if in_scratch:
+            start = self._first_fit(self._new_blocks(call, in_scratch), self._blocks, CACHE_LINE)
+            self._add_call(call, in_scratch, start)
 
-    def _new_blocks(self, call: _Call, in_place: set[TensorSpec]) -> list[_Block]:
-        """The scratch of a call, and those of the arguments ``in_place`` that have no place yet."""
+    def _new_blocks(self, call: _Call, in_scratch: set[TensorSpec]) -> list[_Block]:
+        """Blocks that a call adds to the plan: its scratch, and the tensors of ``in_scratch`` without an address."""
         return [
             block
             for block in call.group
-            if block.spec is None or (block.spec in in_place and block.spec not in self._offsets)
+            if block.spec is None or (block.spec in in_scratch and block.spec not in self._offsets)
         ]
 
-    def _add_call(self, call: _Call, in_place: set[TensorSpec], start: int) -> None:
-        self._add(self._new_blocks(call, in_place), start)
-        argument = next(position for position, (spec, _) in call.arguments.items() if spec in in_place)
+    def _add_call(self, call: _Call, in_scratch: set[TensorSpec], start: int) -> None:
+        self._add(self._new_blocks(call, in_scratch), start)
+        argument = next(position for position, (spec, _) in call.arguments.items() if spec in in_scratch)
         self.scratches[call.index] = PlannedScratch(argument, start + call.scratch_bytes)
 
     def _add(self, blocks: Iterable[_Block], distance: int) -> None:
@@ -323,8 +327,8 @@ class _Plan:
     def _first_fit(blocks: Sequence[_Block], others: Sequence[_Block], alignment: int) -> int:
         """The lowest address of a group of blocks at which none overlaps one of ``others``.
 
-        A block that overlaps another one is moved to the end of that one. No address between the two is free, so that
-        the search misses none.
+        If a block of the group overlaps another block, the group moves up until the block starts at the end of the
+        other one. No address that this skips is free, so the result is the lowest address.
         """
         first, last = min(block.first for block in blocks), max(block.last for block in blocks)
         others = [other for other in others if other.first <= last and first <= other.last]

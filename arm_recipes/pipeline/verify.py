@@ -31,7 +31,7 @@ _MAX_LISTED_OPERATORS = 12
 
 
 def verify_delegates(result: Artifact, examples: Mapping[str, Sequence[Inputs]]) -> None:
-    """Run samples, compare the results with a reference, and add notes to the report.
+    """Run samples, compare the results with a reference, and add notes and emulator statistics to the report.
 
     The reference of an Ethos-U delegate is the TOSA reference model. The reference of int8 kernels is their NumPy
     implementation (``verify_kernels``).
@@ -102,7 +102,7 @@ def _compare_with_reference(method: MethodReport, sample: int, delegate: Delegat
 
 
 def _view_as(io: BoundaryTensor, array: Array) -> Array:
-    """View the bytes of a delegate's input or output as the reference model takes them: uint8 as the bits of int8."""
+    """View an input or output of a delegate with dtype and shape of the reference model, which has int8 for uint8."""
     return array.view("int8" if io.dtype == "uint8" else io.dtype).reshape(io.shape)
 
 

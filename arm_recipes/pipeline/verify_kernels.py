@@ -29,7 +29,9 @@ class VerificationError(ExportError):
 
 
 def verify_kernels(result: Artifact, examples: Mapping[str, Sequence[Inputs]], max_samples: int) -> list[str]:
-    """Run samples of each method without delegates whose operators are int8 kernels or exact; return notes.
+    """Run samples of each method that calls int8 kernels and no delegates, and compare the outputs. Return notes.
+
+    A method with an operator whose floating-point results depend on the implementation is not compared.
 
     Args:
         result: the export.
@@ -89,9 +91,9 @@ class _KernelReference:
     def run(self, inputs: Sequence[Any]) -> list[Any]:
         from torch.fx import Interpreter
 
-        given = iter(inputs)
+        next_inputs = iter(inputs)
         names = [node.name for node in self._program.graph.nodes if node.op == "placeholder"]
-        arguments = [self._tensors[name] if name in self._tensors else next(given) for name in names]
+        arguments = [self._tensors[name] if name in self._tensors else next(next_inputs) for name in names]
         outputs = Interpreter(self._program.graph_module).run(*arguments)
         return list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class Prepared(FakeQuantizedModel):
     """A model with fake quantization. Call and train it like the model. See ``FakeQuantizedModel``.
 
-    In evaluation mode, it returns the results of the exported quantized graph.
+    In evaluation mode, ``Prepared`` returns the results of the exported quantized graph.
     """
 
     def __init__(

@@ -33,13 +33,13 @@ class Memory:
 
 @dataclass(frozen=True)
 class Memories:
-    """Memories that core and NPU reach.
+    """Memories that both the core and the NPU access.
 
     Attributes:
         source: address of the document.
         sram: SRAM.
-        flash: memory of the program if the memory mode has constants off chip. Boards without flash use DRAM for it.
-        dram: DRAM, for memory modes with activations there.
+        flash: memory of the program if the memory mode places constants in off-chip flash. For Corstone, the DRAM.
+        dram: DRAM, for memory modes with activations in DRAM.
     """
 
     source: str
@@ -103,10 +103,10 @@ class BoardSupport:
 
 @dataclass(frozen=True)
 class Placement:
-    """Kind of memory ("sram", "flash" or "dram") that holds a program, and that holds the NPU's scratch.
+    """Kinds of memory ("sram", "flash" or "dram") that hold the program and the NPU's scratch.
 
     Attributes:
-        program: memory of the program with the constants that the NPU reads. Vela's on-chip flash counts as SRAM.
+        program: memory of the program, which contains the constants that the NPU reads. Vela's on-chip flash is "sram".
         scratch: memory of the NPU's scratch.
     """
 

@@ -74,7 +74,7 @@ class Board:
         return {name: figure.source for name, figure in figures.items() if figure is not None}
 
     def clock(self) -> float | None:
-        """The NPU's clock in Hz, from the system configuration."""
+        """The NPU's clock in Hz, from the system configuration; None if the board has none."""
         from arm_backend_core.targets.compile_spec import DEFAULT_CONFIG_INI
         from arm_backend_core.targets.vela_config import core_clock
 
@@ -87,7 +87,7 @@ def find_board(name: str) -> Board:
     """The board called ``name``; case, ``_`` and spaces do not matter.
 
     Raises:
-        ValueError: there is no such board; the message lists near names and says how to describe another board.
+        ValueError: there is no such board; the message lists similar names and the options that describe another board.
     """
     problem = find_problem(name)
     if problem is not None:
@@ -96,7 +96,7 @@ def find_board(name: str) -> Board:
 
 
 def find_problem(name: Any) -> str | None:
-    """Why ``name`` is not the name of a board; None if it is one."""
+    """Return the reason why ``name`` is not the name of a board; None if it is one."""
     if not isinstance(name, str):
         return "not a str"
     normal = _normalize(name)
@@ -105,13 +105,13 @@ def find_problem(name: Any) -> str | None:
     near = [known for known in BOARDS if normal and known.startswith(normal)]
     near = near or _find_boards_sharing_words(normal) or find_similar_names(normal, BOARDS, 3)
     return (
-        f"there is no such board{format_suggestion(near) or ';'} 'arm-recipes boards' lists all. For another one, give "
-        "macs, system_config, memory_mode, config_ini, sram_budget and flash_budget"
+        f"there is no such board{format_suggestion(near) or ';'} 'arm-recipes boards' lists all. For a board that is "
+        "not listed, give macs, system_config, memory_mode, config_ini, sram_budget and flash_budget"
     )
 
 
 def add_board_options(family: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Add the options of the board ``values["board"]``. Options of the user have priority.
+    """Add the options of the board ``values["board"]``. The user's options have priority.
 
     Args:
         family: NPU family of the recipe.
@@ -135,7 +135,7 @@ def _family_recipes(board: Board) -> str:
 
 
 def _find_boards_sharing_words(normal: str) -> list[str]:
-    """The boards that share the most words with a name, at least two: "alif-ensemble-e7" and "alif-e7-hp"."""
+    """The boards that share the most words with a name, at least two: "alif-ensemble-e7" finds "alif-e7-hp"."""
     words = set(normal.split("-"))
     shared = {known: len(words & set(known.split("-"))) for known in BOARDS}
     most = max(shared.values())
@@ -178,7 +178,7 @@ _RZG3E = (
     "face_detection/exe/model_yolo-fastest/yolo-fastest_192_face_v4/build/IP/compilation/"
     "ethos-u55-256_system_config.ini"
 )
-# These documents cite Infineon's ModusToolbox Machine Learning Pack 3.0.0, which is not public.
+# This repository cites Infineon's ModusToolbox Machine Learning Pack 3.0.0, which is not public.
 _PSOC = f"{_GITHUB}/shinjuyeop/Infineon_FastReflex_E84/blob/8c282c2f3a7e213ea2e96035ea5699e130896d40"
 _PSOC_VELA = f"{_PSOC}/configs/vela/pse84_u55.ini"
 _PSOC_SIZES = "https://doc.qt.io/QtForMCUs/qtul-instructions-psoc-edge-e84.html"

@@ -1,8 +1,9 @@
 """Observers of int8 activations: how a quantization range follows from the calibration values.
 
-"minmax" takes the minimum and maximum of all calibration values. The other observers differ only for tensors with at
-least 8,192 values in all samples. With fewer values, they take the minimum and maximum, and widen this range, because
-new values will exceed it.
+"minmax" takes the minimum and maximum of all calibration values. The other observers differ from each other only for
+tensors with at least 8,192 values in all samples. With fewer values, they take the minimum and maximum and widen this
+range, because values of new inputs usually exceed the range of few samples. Small constants get the range with the
+least squared error.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def _uses_distribution(observer: RangeObserver, statistics: Any) -> bool:
 
 
 def _minimize_kl_divergence(values: torch.Tensor, low: float, high: float, intervals: int) -> tuple[float, float]:
-    """Find the range with the smallest KL divergence. The candidates shrink both bounds by the same factor.
+    """Find the range with the smallest KL divergence. The candidates multiply both bounds by a factor from 1 to 1/16.
 
     The histogram omits zeros, which ReLU often produces, because every range represents zero exactly.
     """

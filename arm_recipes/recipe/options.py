@@ -23,7 +23,8 @@ class Option:
         group: recipes that take the option: "all", "int" (quantizing recipes), "tosa" (TOSA and VGF recipes),
             "tosa-fp", "ethos-u", "ethos-u85", "cortex-m" or "cortex-m-cpu" (Cortex-M and Ethos-U recipes).
         expects: the accepted values in words, for error messages.
-        find_problem: returns the problem of a value, which completes "got <value>: ..."; None for a valid value.
+        find_problem: returns the problem of a value, for the end of the message "got VALUE: PROBLEM"; None for a valid
+            value.
         default: value of an omitted argument. None: the default of the target, or no value.
     """
 
@@ -338,7 +339,7 @@ def option_names(recipe: str) -> list[str]:
 
 
 def check(recipe: str, user_options: Mapping[str, Any]) -> dict[str, Any]:
-    """Validate the options of a recipe, and add those of its board and the defaults.
+    """Validate the options of a recipe, and add the options of its board and the defaults.
 
     Raises:
         ValueError: the recipe has no such option (the message suggests the nearest name), a value is invalid, options

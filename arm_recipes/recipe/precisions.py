@@ -15,7 +15,7 @@ _QUANTIZED_PRECISIONS = ("A16W8", "INT8", "A8W4")
 _PER_TENSOR_SUFFIX = "_PER_TENSOR"
 #: The module stays in floating point, between quantized modules.
 FLOAT = "FP"
-#: All precisions, from the most to the least accurate.
+#: All precisions: by decreasing number of bits, per-channel weight scales before per-tensor ones.
 PRECISION_NAMES = (FLOAT, *(name + end for name in _QUANTIZED_PRECISIONS for end in ("", _PER_TENSOR_SUFFIX)))
 
 
@@ -31,7 +31,7 @@ def allowed(recipe: str) -> tuple[str, ...]:
 
 
 def finer_precision(recipe: str) -> str:
-    """Return the precision of a recipe's target that rounds less than int8: int16 if it has that, else "FP"."""
+    """Return a precision with more bits than INT8 that a recipe accepts: "A16W8" if it does, otherwise "FP"."""
     return next(name for name in ("A16W8", FLOAT) if name in allowed(recipe))
 
 
@@ -96,7 +96,7 @@ def configure_quantizer(quantizer: ArmQuantizer, default: str, precisions: Mappi
     """Set the precision of each module in a quantizer.
 
     Args:
-        quantizer: is modified.
+        quantizer: the quantizer, which is modified.
         default: the default precision. An entry of ``precisions`` for the module "" overrides it.
         precisions: module path -> precision.
         observer: observer class of int8 activations.

@@ -53,7 +53,7 @@ class ArmRecipe(ExportRecipe):
     """The recipe that ``ExportRecipe.get_recipe`` returns for an ``ArmRecipeType``.
 
     Attributes:
-        options: the keyword arguments of the recipe.
+        options: the keyword arguments that the user passed to ``get_recipe``.
         type_name: name of the ``ArmRecipeType``, for example ``ETHOSU_U85_INT8``.
     """
 
@@ -104,7 +104,11 @@ class ArmRecipe(ExportRecipe):
         return make_recipe(self.type_name, {**self.options, **changed})
 
     def with_npu_sram(self, available: int) -> ArmRecipe:
-        """Build a new recipe whose delegates may take ``available`` bytes of SRAM, a part of ``sram_budget``."""
+        """Build a new recipe with a limit for its delegates alone; ``sram_budget`` still limits the whole program.
+
+        Args:
+            available: bytes of SRAM for the delegates.
+        """
         recipe = self.with_options()
         lowering = recipe.lowering_recipe
         for partitioner in (lowering.partitioners if lowering is not None else None) or []:

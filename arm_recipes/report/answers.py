@@ -1,4 +1,4 @@
-"""First screen of the page: is the program fast, does it fit, is it accurate?"""
+"""First screen of the HTML report: is the program fast, does it fit, is it accurate?"""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from arm_recipes.report.context import ExportContext
     from arm_recipes.report.record import ExportRecord, MethodReport
 
-_NO_ESTIMATE = "Time and RAM are estimated for Ethos-U and Cortex-M programs only."
-_NO_LIMIT = "No limit is set: pass board=, or sram_budget= and flash_budget=."
+_NO_ESTIMATE = "Cycles and RAM are estimated for Ethos-U and Cortex-M programs only."
+_NO_LIMIT = "No limit is set: pass sram_budget= and flash_budget=, or board= to an Ethos-U recipe."
 _NO_COMPARISON = "labels= or metric= of export() show the accuracy of the task."
 
 
@@ -27,7 +27,7 @@ class Answer:
     Attributes:
         question: the question; with several comparisons, also the name of the method.
         figure: the answer.
-        details: sentences or figures that explain it.
+        details: sentences and figures that explain the answer.
     """
 
     question: str
@@ -120,7 +120,7 @@ def _answer_accurate(comparison: ComparisonRecord, names_method: bool) -> Answer
 def _answer_accurate_by_calibration(report: ExportRecord) -> Answer:
     """Answer without a comparison: the task accuracy that the export measured, or the lowest SQNR of an output.
 
-    The SQNR is that of the last calibration sample.
+    The export computes the SQNR on the last calibration sample.
     """
     if report.accuracy is not None:
         return _answer_expected_accuracy(report.accuracy)

@@ -1,4 +1,4 @@
-"""Comparisons as the page reads them: protocols, because ``arm_recipes.comparison`` is above this package."""
+"""Protocols of the comparisons on the HTML page. This package must not import ``arm_recipes.comparison``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from arm_recipes._internal.rendering import Section
 
 
 class ErrorSummary(Protocol):
-    """The error of a tensor: its signal-to-quantization-noise ratio in dB."""
+    """The error of a tensor."""
 
     @property
     def sqnr(self) -> float:
@@ -33,7 +33,7 @@ class LayerAccuracy(Protocol):
 
     @property
     def source(self) -> str:
-        """Line of the model."""
+        """Line of the model's source code."""
 
     @property
     def gap(self) -> ErrorSummary:
@@ -57,11 +57,11 @@ class TaskAccuracy(Protocol):
 
     @property
     def figures(self) -> tuple[str, str]:
-        """Figures of reference and program as text."""
+        """Value of the metric for the reference and for the program, as text."""
 
     @property
     def drop_figure(self) -> str:
-        """Difference of reference and program as text."""
+        """Difference between the reference's and the program's metric, as text."""
 
     def rows(self, reference: str) -> list[tuple[str, ...]]:
         """Rows of a table; ``reference`` is the name of the reference."""

@@ -23,7 +23,7 @@ class ExportContext:
     """What was exported, when, and for which board.
 
     Attributes:
-        model: name of the model's class; empty if a captured program does not tell it.
+        model: names of the models' classes; empty if captured programs do not contain them.
         date: date of the export, ISO 8601.
         board: the recipe's option ``board``.
         sram_budget, flash_budget: limits in bytes; None for no limit.

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from arm_backend_core.targets.cortex_m import Processor
 
-#: Nodes of the lowered method that call no CPU kernel.
+#: Names of operators in a lowered method that call no CPU kernel.
 _NOT_ON_CPU = ("executorch_call_delegate", "alloc", "getitem")
 _QUANTIZE_OPERATORS = ("quantize_per_tensor", "dequantize_per_tensor")
 
@@ -33,8 +33,9 @@ class _Totals:
 def cpu_layers(method: str, module: torch.fx.GraphModule, processor: Processor | None) -> tuple[LayerCost, ...]:
     """Estimate the cost of each layer on the CPU, in program order.
 
-    A layer is a source line of a module, or the transposes of this line, or its quantize and dequantize operators. The
-    share is the fraction of the CPU's cycles. Operators with an estimate of 0 cycles are omitted.
+    The operators of a source line in a module are one layer. The transposes of the line are a layer of their own, and
+    so are its quantize and dequantize operators. The share is the fraction of the CPU's cycles. Operators with an
+    estimate of 0 cycles are omitted.
 
     Args:
         method: name of the method.

@@ -1,4 +1,4 @@
-"""Kernel calls of a lowered method: int8 kernels of a Cortex-M, and the data movement between them."""
+"""Kernel calls of a lowered method: int8 kernels of a Cortex-M, and operators that move int8 values between them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class KernelCall:
 
     Attributes:
         kernel: name of the kernel, without its namespace.
-        module: path of the module whose operator it computes; empty if unknown.
+        module: path of the module whose operator the kernel computes; empty if unknown.
         source: line of the user's model; empty if unknown.
         shape: shape of the result.
         scratch_bytes: scratch memory.
@@ -50,7 +50,7 @@ class KernelCall:
 
 
 def is_kernel_call(node: torch.fx.Node) -> bool:
-    """Whether a node calls a kernel that computes with integers."""
+    """Whether a node calls an int8 kernel other than quantize and dequantize."""
     from arm_backend_core.cortex_m.catalog import find_called_kernel
     from arm_backend_core.cortex_m.kernels.registry import QUANTIZE_OPERATORS
 
@@ -59,7 +59,7 @@ def is_kernel_call(node: torch.fx.Node) -> bool:
 
 
 def is_integer_movement(node: torch.fx.Node) -> bool:
-    """Whether the result and the first operand of a node outside kernels are int8 tensors, as in data movement."""
+    """Whether an operator outside the int8 kernels moves int8 values: its result and first operand are int8."""
     import torch
 
     values = [node.meta.get("val"), *(source.meta.get("val") for source in node.all_input_nodes[:1])]

@@ -69,7 +69,7 @@ class LayerCost:
         bytes_written: bytes of results, counted like ``bytes_read``.
         bound: "memory" if most of the cycles belong to operations that wait for memory, otherwise "compute". Always
             "compute" on the CPU.
-        reason: reason why the compiler inserted the layer, or explanation of an empty ``module``; otherwise empty.
+        reason: why the compiler inserted the operations of the layer, or why ``module`` is empty; otherwise empty.
         tensors: names of the results in the TOSA graph; on the CPU, names of the nodes.
     """
 
@@ -146,7 +146,7 @@ class NpuOperation(NamedTuple):
 
 
 class DelegateProfile:
-    """Cost profile of a delegate: maps Vela's NPU operations to TOSA operators, and these to layers of the model.
+    """Cost profile of a delegate: maps Vela's NPU operations to TOSA operators, and TOSA operators to layers.
 
     The TOSA graph is parsed only once.
     """
@@ -171,7 +171,7 @@ class DelegateProfile:
         return self.record.vela
 
     def costs(self, total: int) -> Iterator[LayerCost]:
-        """Yield the layer costs of the delegate; ``total`` is the cycle count of the method."""
+        """Yield the layer costs of the delegate; ``total``: cycles of all delegates of the method."""
         totals_by_layer: dict[_LayerKey, _LayerTotals] = {}
         counted: set[int] = set()
         for operation in self.npu_operations:
@@ -210,8 +210,9 @@ class DelegateProfile:
     def _find_operations(self) -> Iterator[NpuOperation]:
         """Assign TOSA operators to each NPU operation.
 
-        These are the operators that Vela names, the unnamed producers of their operands, and the unnamed operators
-        between them and the operation's results. If Vela names none: the unnamed producers of the results.
+        "Named" TOSA operators are those that Vela's estimates refer to. An NPU operation gets its named operators, the
+        unnamed producers of their operands, and the unnamed operators between the named ones and the operation's
+        results. An NPU operation without a named operator gets the unnamed producers of its results.
         """
         if not self.vela.layers:
             return
@@ -332,14 +333,15 @@ class DelegateProfile:
         reason = own if operator in _PERMUTE_OPERATORS else f"{operator} uses another dimension order"
         return _LayerKey(origin.module, origin.source, "transpose", reason)
 
-    def _is_data_movement(self, i: int) -> bool:
+    def _is_movement_or_conversion(self, i: int) -> bool:
+        """Whether TOSA operator ``i`` only moves data, or converts the type or the quantization parameters."""
         if self.record.tosa_operators[i] in _VIEW_OPERATORS:
             return True
         return all(o.moves or o.operator.startswith(_CONVERSION_PREFIXES) for o, _ in self.record.origins[i])
 
     @cached_property
     def _input_operators(self) -> dict[int, str]:
-        """Operator index -> input, for data movement and conversions between an input and the first other operator."""
+        """Operator index -> input, for data movement and conversions before all other operators on an input."""
         input_of_operator: dict[int, str] = {}
         input_of_tensor = {name: name for name in self.graph.inputs}
         for i, op in enumerate(self.graph.operators):
@@ -347,21 +349,21 @@ class DelegateProfile:
                 input_of_tensor.get(name) for name in op.inputs if name in self.producers or name in self.graph.inputs
             }
             source = sources.pop() if len(sources) == 1 else None
-            if source is not None and self._is_data_movement(i):
+            if source is not None and self._is_movement_or_conversion(i):
                 input_of_operator[i] = source
                 input_of_tensor |= dict.fromkeys(op.outputs, source)
         return input_of_operator
 
     @cached_property
     def _output_operators(self) -> dict[int, str]:
-        """Operator index -> output, for data movement and conversions between the last other operator and an output."""
+        """Operator index -> output, for data movement and conversions after all other operators on an output."""
         output_of_operator: dict[int, str] = {}
         for i, op in reversed(list(enumerate(self.graph.operators))):
             readers = self._readers[op.outputs[0]]
             outputs = [name for name in op.outputs if name in self.graph.outputs] + [
                 output_of_operator.get(j, "") for j in readers
             ]
-            if outputs and all(outputs) and self._is_data_movement(i):
+            if outputs and all(outputs) and self._is_movement_or_conversion(i):
                 output_of_operator[i] = outputs[0]
         return output_of_operator
 

@@ -18,13 +18,14 @@ if TYPE_CHECKING:
     from arm_backend_core.events import Delegate, Rejection
     from arm_backend_core.targets.cortex_m import Processor
 
-#: The body of a scan on the CPU calls delegates; ``alloc`` reserves the scratch memory of a kernel.
+#: Calls that do not count as operators on the CPU. A scan only repeats its body, which calls delegates. ``alloc``
+#: reserves the scratch memory of a kernel.
 _NOT_OPERATORS = ("getitem", "executorch_call_delegate", "scan", "alloc")
 
 
 @dataclass(frozen=True)
 class LoweredParts:
-    """Parts of a lowered method; the attributes are those of ``MethodReport``."""
+    """Parts of a lowered method. The attributes are described in ``MethodReport``."""
 
     delegates: tuple[Delegate, ...]
     other_delegates: dict[str, int]

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from arm_recipes._internal.rendering import Renderable, Section, to_jsonable
 
-#: Start of a line's JSON object. A log may have text before it, such as a time.
+#: Start of the JSON object in a line of the log. The line may begin with other text, such as a time stamp.
 _MARK: Final = '{"arm_recipes_run"'
 #: Number of layers in the printed table.
 _MAX_LAYER_ROWS: Final = 20

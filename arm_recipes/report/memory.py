@@ -53,7 +53,8 @@ class Moment:
         tensor: name of the operation's result in the TOSA graph.
         module: module of the operation.
         source: source line of the operation.
-        bytes: bytes in use, including weight buffers of the next operation. Bytes of overlapping tensors count once.
+        bytes: maximum number of bytes in use, including weight buffers of the next operation. Bytes of overlapping
+            tensors count once.
     """
 
     tensor: str
@@ -69,7 +70,7 @@ class MemoryOverTime:
     Attributes:
         method: method of the delegate.
         delegate: name of the delegate.
-        memory: Vela's name of the memory, "Sram" or "Dram". If working memory is in both, each has its own record.
+        memory: Vela's name of the memory, "Sram" or "Dram". A delegate with working memory in both has two records.
         moments: usage at each operation, in execution order.
         bytes: required size of the memory: the largest end address of a tensor.
         peak: live tensors at peak usage, the largest first.

@@ -60,6 +60,7 @@ def build_network(profile: DelegateProfile, costs: Iterable[LayerCost]) -> dict[
     costs_by_key: dict[tuple[str, str], list[LayerCost]] = {}
     for cost in costs:
         costs_by_key.setdefault((cost.module, cost.source), []).append(cost)
+    # The bytes are the widths of the links. Tensors without bytes, such as shapes, get width 1 to be visible.
     return {
         "name": delegate.name,
         "backend": delegate.backend,

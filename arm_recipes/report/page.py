@@ -247,4 +247,5 @@ def _accuracy_dict(layer: LayerAccuracy) -> dict[str, Any]:
 
 
 def _finite(value: float) -> float | None:
+    """Return ``value``, or None for infinity and NaN, which JSON does not have."""
     return value if math.isfinite(value) else None

@@ -1,7 +1,8 @@
-"""RAM that a board needs for a program, by part: memory that the NPU's driver and ExecuTorch's runtime require.
+"""RAM that a board needs for a program, by part: memory that the NPU and ExecuTorch's runtime use.
 
-The sum equals the memory pools of the firmware folder (``firmware/pools.py``) with two exceptions. It lacks the
-temporary memory of CPU kernels, which only a run shows. It includes constants that the memory mode places in RAM.
+The sum equals the memory pools of the firmware folder and its output buffers (``firmware/pools.py``), with three
+exceptions. The sum lacks the temporary memory of CPU kernels, which only a run shows. It includes constants that the
+memory mode places in RAM, and inputs that the memory plan does not place (``plan_inputs=False``).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from arm_backend_core.backends.payload import VelaEstimates
     from arm_backend_core.events import Delegate
 
-#: Vela's memories that are RAM. With everything in SRAM, Vela calls the memory of the constants on-chip flash.
+#: Vela's name of a memory that is RAM -> memory. If constants are in SRAM, Vela calls their memory on-chip flash.
 _RAM = {"Sram": "SRAM", "OnChipFlash": "SRAM", "Dram": "DRAM"}
 _SCRATCH, _TENSORS = "NPU scratch", "inputs, outputs and CPU tensors"
 _APPLICATION = "inputs and outputs of the application"
@@ -55,8 +56,8 @@ class Ram(Renderable):
         npu: parts that the delegates need. If the memory plan places the NPU's scratch, a part also holds the planned
             tensors of the CPU.
         cpu: parts that ExecuTorch's runtime needs.
-        for_size: cycles and SRAM, compared with the performance program, if a program with less RAM replaces it
-            (to fit a limit, or with ``optimise="ram"``). Else empty.
+        for_size: if a program with less RAM was chosen (to fit a limit, or with ``optimise="ram"``), a phrase that
+            compares its cycles and SRAM with those of the performance program; otherwise empty.
     """
 
     npu: tuple[RamPart, ...]
@@ -165,10 +166,10 @@ def measure_ram(
     plans = [plan for plan in execution_plans if plan.name in delegates]
     is_planned = any(any(planned_scratches(plan)) for plan in plans)
     npu = npu_parts(estimates, is_planned=is_planned) if estimates else ()
-    # The CPU's tensors are placed where the NPU's scratch is: in DRAM if that holds the activations.
+    # Assume the CPU's tensors in the memory of the NPU's scratch: DRAM if the memory mode places activations there.
     memory = _RAM[estimates[0].scratch_memory] if estimates else "SRAM"
     planned, shared = planned_bytes(plans)
-    # The temp allocator serves the NPU's scratch and, before a method runs, the look-up of kernels.
+    # The temp allocator holds the kernel look-up while a method is loaded, and the NPU's scratch while it runs.
     lookup = max(kernel_lookup_bytes(plan, 32) for plan in plans) - sum(p.bytes for p in npu if p.name == _SCRATCH)
     has_data_file = any(delegate.external_blocks for each in delegates.values() for delegate in each)
     loaded = sum(method_allocator_bytes(plan, 32, has_data_file) for plan in plans)
@@ -192,11 +193,11 @@ def measure_ram(
 
 
 def _describe_less_ram(estimates: Sequence[VelaEstimates]) -> str:
-    """Describe the cost of programs that replace performance programs to need less RAM; empty if there are none."""
+    """Compare delegates that were chosen for less RAM with the performance programs; empty if there are none."""
     if not any(vela.performance for vela in estimates):
         return ""
-    now = [_figures(vela) for vela in estimates]
-    before = [vela.performance or _figures(vela) for vela in estimates]
+    now = [_cycles_and_sram(vela) for vela in estimates]
+    before = [vela.performance or _cycles_and_sram(vela) for vela in estimates]
     sram = [format_bytes(max(size for _, size in each)) for each in (now, before)]
     cycles = [sum(count for count, _ in each) for each in (now, before)]
     return (
@@ -205,5 +206,5 @@ def _describe_less_ram(estimates: Sequence[VelaEstimates]) -> str:
     )
 
 
-def _figures(vela: VelaEstimates) -> tuple[int, int]:
+def _cycles_and_sram(vela: VelaEstimates) -> tuple[int, int]:
     return vela.total_cycles, vela.sram_bytes

@@ -35,7 +35,7 @@ CONVERSION_REMEDIES = {
     "_to_dim_order_copy": "int32 in place of int64, float32 in place of float64; samples in the model's memory format",
     "_clone_dim_order": "samples in the memory format of the model (torch.channels_last)",
 }
-#: Name of the reference of the expected accuracy.
+#: Name of the reference in ``ExportRecord.accuracy``.
 FLOAT_MODEL = "the floating-point model"
 #: Maximum number of measured layers of each delegate in the printed report.
 _MAX_LAYER_ROWS = 5
@@ -75,8 +75,8 @@ class MethodReport:
         not_runnable: CPU operators that ExecuTorch's kernel library cannot execute, with the reason.
         kernels: calls of int8 kernels on a Cortex-M.
         movement: operators that move int8 values between these kernels: name -> count.
-        cpu_layers: estimated costs of the layers outside delegates; empty if the CPU is not known, or if it computes
-            nothing.
+        cpu_layers: estimated costs of the layers outside delegates; empty if the CPU is not known, or if the
+            CPU computes nothing.
     """
 
     name: str
@@ -113,7 +113,7 @@ class ExportRecord(Renderable):
         program_bytes: size of the ``.pte``.
         seconds: stage -> wall-clock time, by ExecuTorch's stage names.
         notes: further notes for the user, one sentence each.
-        measured: with the option ``verify``, statistics of one emulated execution of each Ethos-U delegate. The key is
+        measured: with ``verify=True``, statistics of the last emulated execution of each Ethos-U delegate. The key is
             the delegate's name, with the method's name if there are several methods.
         cached: whether the program was taken from ``cache_dir``.
         ram: RAM that a board needs for the program; None without delegates for an Ethos-U, unless the recipe has a
@@ -143,7 +143,7 @@ class ExportRecord(Renderable):
 
     @cached_property
     def layers(self) -> tuple[LayerCost, ...]:
-        """Costs of each layer, for all methods: on the Ethos-U, or on the CPU for a method that does not use one."""
+        """Costs of the layers of all methods: on the Ethos-U, or on the CPU for a method without Ethos-U delegates."""
         return tuple(
             cost for method in self.methods for cost in (tuple(method_layers(method.profiles)) or method.cpu_layers)
         )
@@ -196,7 +196,7 @@ class ExportRecord(Renderable):
         suffix = f" of '{method.name}'" if len(self.methods) > 1 else ""
         of_method = [cost for cost in self.layers if cost.method == method.name]
         yield from layer_sections([cost for cost in of_method if cost.delegate], suffix)
-        # Beside an NPU, the casts of its inputs and outputs alone are not worth a section.
+        # If the CPU of an NPU program only casts inputs and outputs, their costs are not listed.
         if not any(cost.delegate for cost in of_method) or any(cost.kind == "layer" for cost in method.cpu_layers):
             yield from layer_sections(method.cpu_layers, f"{suffix} on the CPU (estimate)")
         yield from memory_sections([used for used in self.memory if used.method == method.name], suffix)

@@ -29,7 +29,7 @@ CPP_FOLDER = Path(__file__).parent / "cpp"
 _EMULATOR_FOLDER = "emulator"
 #: Source folders of the plugin.
 _PLUGIN_FOLDERS = ("common", "host", "kernels", _EMULATOR_FOLDER)
-#: Registers the kernels at program start. The plugin registers them itself.
+#: Registers the kernels at program start. The plugin does not contain this file: it registers the kernels itself.
 _REGISTRATION_SOURCE = "kernels/cortex_m_kernels_registered.cpp"
 #: Source folders of the firmware runner: the backend for firmware, the NPU emulator, and a main program that allocates
 #: memory pools of given sizes.
@@ -79,8 +79,8 @@ def build_firmware_runner() -> Path:
     """
     executorch, emulator = _executorch_folder(), build_plugin()
     library = executorch / "lib"
-    # Kernels register themselves when their library is loaded. No symbol refers to these libraries, so the linker would
-    # drop them by default.
+    # Kernels register themselves when their library is loaded. The runner uses no symbol of these libraries, so the
+    # linker would drop them by default.
     kernels = ("-Wl,--no-as-needed", "-lexecutorch_kernels_optimized", "-lexecutorch_kernels_quantized")
     link_flags = (str(emulator), f"-L{library}", *kernels, "-lexecutorch", f"-Wl,-rpath,{library}")
     target = cache_folder() / f"firmware_trial-{_cache_key(executorch, _RUNNER_FOLDERS, link_flags)}"

@@ -23,7 +23,7 @@ def reject_old_backend_argument(named: Mapping[str, Any]) -> None:
 
 
 def describe_packed_sample(tensors: Sequence[Any], named: Mapping[str, Any]) -> str | None:
-    """Describe a call whose only argument is a whole sample: a tuple, list or dict of inputs; None for other calls."""
+    """Describe a call whose only argument is a whole sample (a tuple, list or dict of inputs); None for other calls."""
     if len(tensors) != 1 or named or not isinstance(tensors[0], (tuple, list, Mapping)):
         return None
     sample = tensors[0]
@@ -62,7 +62,7 @@ def check_input(index: int, expected: Value, layout: PteTensor | str, value: Any
         expected: description of the input.
         layout: dtype, shape and dimension order of the input in the program; the type name if it is not a tensor.
         value: the argument.
-        reads_int32: the program converts int64 inputs to int32.
+        reads_int32: whether the program converts int64 inputs to int32.
 
     Raises:
         ValueError: the argument is not a tensor of the expected dtype and shape, or int32 cannot hold a value.

@@ -94,7 +94,7 @@ def read_external_data(program: PteProgram, data_file: bytes | None) -> dict[str
 
     Args:
         program: the program.
-        data_file: bytes of its data file; None if there is none. It is ignored if the program needs none.
+        data_file: bytes of the program's data file; None if there is none. Ignored if the program needs no data file.
 
     Raises:
         ProgramError: the file is not a data file, or is damaged.

@@ -1,4 +1,4 @@
-"""Delegates on this machine: instead of the hardware, an emulator or interpreter executes each payload."""
+"""Delegates on this machine: Arm's TOSA reference model, the NPU emulator or Vulkan executes the payloads."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ _SANDBOXED_BACKENDS = frozenset({"VgfBackend"})
 def create_delegate(
     backend: str, payload: bytes, compile_specs: Mapping[str, bytes], find_named_data: NamedDataLookup = lambda _: None
 ) -> Delegate:
-    """Load a payload; ``find_named_data`` looks up named data of the program.
+    """Create the delegate of a payload. ``find_named_data`` looks up named data of the program by key.
 
     A damaged payload can crash a Vulkan driver and this process. If the payload has a checksum, the checksum is
     verified. Without a checksum, a VGF payload first runs in a sandbox process.

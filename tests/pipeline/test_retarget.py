@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from arm_recipes import ArmRecipe, ArmRecipesWarning, ArmRecipeType, BudgetError, ExportRecipe, ExportResult, export
+from arm_recipes.pipeline.retarget import retarget_recipe
 from arm_recipes.samples.sample import Inputs
 from arm_recipes.stages.capture.capture import Capture
 from arm_recipes.stages.quantize import FastQuantizeStage
@@ -193,6 +194,14 @@ def test_changes_of_quantization_are_refused(
 
 def test_an_unchanged_option_of_quantization_is_accepted(result: ExportResult) -> None:
     assert result.for_target(quantized_io=True, per_channel=True, progress=False).buffer == result.buffer
+
+
+def test_other_calibration_samples_are_refused() -> None:
+    samples = images()
+    recipe = ExportRecipe.get_recipe(U85, calibration_samples=samples)
+    assert retarget_recipe(recipe, None, {"calibration_samples": list(samples), "macs": 512}).options["macs"] == 512
+    with pytest.raises(ValueError, match="calibration_samples is an option of quantization"):
+        retarget_recipe(recipe, None, {"calibration_samples": images()})
 
 
 def test_a_model_that_another_npu_quantizes_differently_is_refused() -> None:

@@ -85,5 +85,5 @@ def test_accurate_without_a_comparison_is_the_sqnr_of_calibration() -> None:
 def test_answers_for_targets_without_estimates() -> None:
     report = replace(REPORT, methods=(replace(METHOD, delegates=(replace(DELEGATE, vela=None),)),))
     answers = _answers(report, ExportContext())
-    assert answers["Fast?"] == ("no estimate", "Time and RAM are estimated for Ethos-U and Cortex-M programs only.")
+    assert answers["Fast?"] == ("no estimate", "Cycles and RAM are estimated for Ethos-U and Cortex-M programs only.")
     assert answers["Fits?"][0] == "12.1 KiB program"

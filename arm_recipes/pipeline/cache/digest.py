@@ -71,7 +71,7 @@ class Digest:
         """Add an object and everything that it refers to.
 
         Raises:
-            NotCacheable: it refers to code without a known version, or to an object of an unsupported type.
+            NotCacheable: the object refers to code without a known version, or to an object of an unsupported type.
         """
         self._hash.update(self._hash_value(value))
 

@@ -33,7 +33,7 @@ class CachedExport:
 
     Attributes:
         recipe: a copy of the user's recipe, whose calibration iterator also computes a digest of the samples that the
-            export reads (``DigestedCalibration``). Without calibration data, it is the user's recipe.
+            export reads (``DigestedCalibration``). Without calibration data, ``recipe`` is the user's recipe.
         notes: notes for the report.
 
     Raises:

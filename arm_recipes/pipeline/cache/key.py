@@ -31,7 +31,7 @@ from arm_recipes.samples.sample import Inputs, InputSignature
 
 #: Metadata of a node that affects the program or its report.
 _HASHED_META_KEYS = ("val", "stack_trace", "custom")
-#: Environment variables that select tools.
+#: Environment variables that affect an export: strict checks of the compiler, and the path of the VGF model converter.
 _ENVIRONMENT_VARIABLES = ("ARM_BACKEND_CORE_STRICT", "MODEL_CONVERTER_PATH", "MODEL_CONVERTER_LIB_DIR")
 
 
@@ -39,7 +39,7 @@ class DigestedCalibration(Calibration):
     """Calibration data that records a digest of the samples at each complete iteration.
 
     Attributes:
-        digests: the recorded digests.
+        digests: the digests of all complete iterations; several if the samples differ each time.
     """
 
     def __init__(self, source: Calibration) -> None:
@@ -96,7 +96,7 @@ def compute_cache_key(
 
 
 def toolchain() -> dict[str, Any]:
-    """Everything that affects the program except the arguments: sources, tool versions, platform, environment."""
+    """Everything except the arguments that affects the program or its report: sources, tools, platform, environment."""
     variables = {name: os.environ.get(name) for name in _ENVIRONMENT_VARIABLES}
     converter = Path(variables["MODEL_CONVERTER_PATH"] or "")
     converter_stamp = (converter.stat().st_mtime_ns, converter.stat().st_size) if converter.is_file() else None
@@ -121,7 +121,7 @@ def source_digest() -> str:
 
 
 def digest_of_sources(packages: Iterable[Path]) -> str:
-    """Digest of names and contents of all Python files below these folders."""
+    """Digest of names and contents of all Python files in the folders ``packages`` and their subfolders."""
     digest = hashlib.sha256()
     for package in packages:
         for path in sorted(package.rglob("*.py")):
@@ -143,9 +143,9 @@ def _add_recipe(digest: Digest, recipe: ArmRecipe) -> None:
 
 
 def _normalize_config(config: ExecutorchBackendConfig) -> ExecutorchBackendConfig:
-    """Copy a configuration and set the field that ExecuTorch copies into its memory planning pass.
+    """Copy a configuration, and set the field that ExecuTorch copies into the memory planning pass during an export.
 
-    All exports of a process share that pass object, so its state would depend on earlier exports.
+    All exports of a process share the pass object, so without the copy its state would depend on earlier exports.
     """
     config, name = copy.copy(config), "enable_non_cpu_memory_planning"
     if hasattr(config.memory_planning_pass, name):

@@ -14,7 +14,7 @@ from arm_recipes.report.report import Report
 
 _MAGIC = b"arm-recipes export 2\n"
 _DIGEST_BYTES = hashlib.sha256().digest_size
-#: Modules that define the classes of a report. The unpickler creates objects of no other class.
+#: Modules that define the classes of a report. The unpickler refuses classes of other modules.
 _UNPICKLED_MODULES = (
     "arm_recipes.report.report",
     "arm_recipes.report.context",
@@ -39,7 +39,7 @@ class CacheEntry:
         report: the report of the export.
         program: the ``.pte``, without its checksum.
         warnings: the warnings of the export.
-        data_file: the ``.ptd``; None without external blocks.
+        data_file: the ``.ptd``; None if all weights and command streams are in the ``.pte``.
     """
 
     report: Report
