@@ -17,6 +17,8 @@ from arm_recipes.pipeline.artifact import Artifact
 from arm_recipes.pipeline.cache.digest import Digest
 from arm_recipes.pipeline.export import export_unlowered
 from arm_recipes.pipeline.unlowered_programs import UnloweredPrograms
+from arm_recipes.report.ram import npu_parts
+from arm_recipes.report.report import Report
 from arm_recipes.samples.sample import Inputs
 
 
@@ -73,8 +75,7 @@ class ProgramRunner:
         else:
             assert last_error is not None
             raise last_error
-        ram = result.report.ram
-        return ProgramRun(self.execute(result), 0 if ram is None else sum(part.bytes for part in ram.cpu))
+        return ProgramRun(self.execute(result), _measure_cpu_ram(result.report))
 
     def execute(self, result: Artifact) -> list[Any]:
         """Execute an exported program on each sample, or load its outputs from the store. Returns the outputs.
@@ -89,6 +90,14 @@ class ProgramRunner:
             leaves = [pytree.tree_leaves(output) for output in runs]
             self._store.save_outputs(key, leaves)
         return [pytree.tree_unflatten(values, result.out_specs[METHOD]) for values in leaves]
+
+
+def _measure_cpu_ram(report: Report) -> int:
+    """RAM of a program beyond that of its delegates, in bytes. The memory plan may place both in one buffer."""
+    estimates = [delegate.vela for delegate in report.delegates if delegate.vela is not None]
+    if report.ram is None or not estimates:
+        return 0
+    return report.ram.total_bytes - sum(part.bytes for part in npu_parts(estimates))
 
 
 def _outputs_key(buffer: bytes, samples: Sequence[Inputs]) -> str:
