@@ -1,4 +1,4 @@
-"""Transposed convolution as sub-pixel convolution: a CONV2D computes each phase of the stride as channels."""
+"""Transposed convolution as sub-pixel convolution: one CONV2D per row phase has the column phases as channels."""
 
 from __future__ import annotations
 

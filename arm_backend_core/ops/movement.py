@@ -224,7 +224,7 @@ def pad(cx: Context, x: Tensor, pad: Sequence[int], mode: str = "constant", valu
     **_SHARED,
 )
 def edge_pad(cx: Context, x: Tensor, padding: Sequence[int]) -> Value:
-    """Reflection and replication padding: the core ATen overloads of ``pad`` for one, two and three dimensions."""
+    """Reflection and replication padding, to which ``F.pad`` dispatches, of one, two and three dimensions."""
     mode = "reflect" if "reflection" in str(cx.node.target) else "replicate"
     return cast(Value, pad.lower(cx, x, padding, mode))
 

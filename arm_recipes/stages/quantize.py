@@ -118,7 +118,7 @@ class _RejectOption:
 
 @dataclass(frozen=True)
 class SetTrainedRanges:
-    """Pre-convert pass of a trained model: set the learned ranges. The weights are not changed.
+    """Pre-convert pass of a trained model: set the trained ranges. The weights are not changed.
 
     Attributes:
         apply: function that sets the ranges of the observers of a calibrated program.

@@ -96,8 +96,8 @@ class FakeQuantizedModel(torch.nn.Module):
     def forward(self, *args: Any, **keywords: Any) -> Any:
         """Compute the model with fake quantization.
 
-        Inputs may have any shapes that the model accepts. The model is captured once per shape. A ``GraphModule``
-        accepts only the shapes that it was captured with.
+        Inputs may have any shapes that the model accepts. The model is captured once for each combination of shapes,
+        dtypes and values that are not tensors. A ``GraphModule`` accepts only the shapes that it was captured with.
 
         Raises:
             ValueError: the inputs differ from the samples in structure, or are on another device than the parameters.
@@ -123,10 +123,10 @@ class FakeQuantizedModel(torch.nn.Module):
         Raises:
             ExportError: always.
         """
-        raise ExportError("the export that trains this model continues when the training function returns")
+        raise ExportError("export() was called inside the training function: return from it, and the export continues")
 
     def trained_recipe(self) -> QuantizationRecipe:
-        """The recipe that quantizes the model with the learned ranges.
+        """The recipe that quantizes the model with the trained ranges.
 
         Raises:
             ExportError: a parameter contains NaN or infinity.
@@ -144,7 +144,7 @@ class FakeQuantizedModel(torch.nn.Module):
         )
 
     def apply_ranges(self, observed: ObservedProgram) -> None:
-        """Set the learned ranges in a calibrated program."""
+        """Set the trained ranges in a calibrated program."""
         self._apply_concat_choices(observed)
         events.current().notes.append(
             f"weights and ranges were trained for {self.steps} training steps with fake quantization"

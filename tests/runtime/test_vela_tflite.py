@@ -423,7 +423,7 @@ def test_models_of_velas_tflite_front_end(accelerator: str, options: tuple[str, 
 
 
 def _compute_convolutions(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Compute ``convolutions(2)`` in float, with rounding after each layer."""
+    """Compute ``convolutions(2)`` with exact integer sums, scaled in floating point, rounded and clipped."""
     scale, zero_point = 0.05, 3
     rows_and_columns: Any = (1, 2)
     for weights, bias in convolution_constants(2):

@@ -1,4 +1,4 @@
-"""Decompositions of minimum and maximum, sorting, order statistics, cumulative operators and histograms."""
+"""Decompositions of extrema, sorting, order statistics, searches, cumulative operators and histograms."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ aten = torch.ops.aten
 
 
 def _arg_min_or_max(x: Tensor, dim: int | None, keepdim: bool, *, largest: bool) -> Tensor:
-    """Index of the first maximum or minimum. argmax takes no booleans; ~x negates integers without overflow."""
+    """Index of the first extremum. argmax takes no booleans; ~x reverses the order of integers without overflow."""
     x = x.int() if x.dtype is torch.bool else x
     return torch.argmax(x if largest else -x if x.is_floating_point() else ~x, dim, keepdim)
 
@@ -91,8 +91,8 @@ def sort(
 ) -> tuple[Tensor, Tensor | None]:
     """Sort by topk, for which ExecuTorch has a CPU kernel, unlike for sort.
 
-    The CPU's topk is not stable, so the indices of a stable sort come from ``_stable_argsort``. For more than 64
-    elements they are None.
+    The CPU's topk is not stable, so the indices of a stable sort come from ``_stable_argsort``. They are None for
+    more than 64 elements, and for a tensor without dimensions.
     """
     size, compare_dtype = x.shape[dim] if x.dim() else 1, torch.int32 if quantized else torch.float32
     if x.dtype is torch.bool:

@@ -43,8 +43,8 @@ def _describe_problem(observer: RangeObserver) -> tuple[str, str]:
     low, high = observer.extremes
     if low == high:
         return (
-            "had only one value in all samples: the program clips to the range from 0 to that value; calibrate with "
-            "samples in which it varies, if it does",
+            "had only one value in all samples: its range follows from this value alone; calibrate with samples in "
+            "which it varies, if it does",
             f" ({low:g})",
         )
     if observer.count < _MIN_VALUES:

@@ -41,8 +41,8 @@ def compute_sparsity_masks(model: Model, samples: Samples | None = None) -> dict
 
     Of each four consecutive weights along the input channels, a mask keeps the two of the largest magnitude. If a
     linear layer reads a flattened image, the four weights belong to four channels of one pixel, which is the order of
-    the NPU. Layers with fewer than 16 input channels, grouped convolutions, and weights that are already pruned or
-    otherwise computed from parameters have no mask.
+    the NPU. Layers with fewer than 16 input channels, grouped, transposed and 3D convolutions, and weights that are
+    already pruned or otherwise computed from parameters have no mask.
 
     Args:
         model: as for ``export``, with one method. It does not change.
@@ -95,7 +95,7 @@ def compute_mask(weight: Tensor, channels: int | None = None) -> Tensor:
 
 
 def find_prunable_weights(program: ExportedProgram) -> dict[Node, int | None]:
-    """Find the weights of linear layers and of convolutions without groups, with at least 16 input channels.
+    """Find the weights of linear layers and of 1D and 2D convolutions without groups, with at least 16 input channels.
 
     Returns:
         Placeholder of the weight -> number of channels of the flattened image that the layer reads, or None.
