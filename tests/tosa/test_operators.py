@@ -32,7 +32,12 @@ FP = Target.from_tosa_spec("TOSA-1.0+FP")
         ("NEW", "i8>i8:INTEGER", {}, "unknown INTEGER"),
         ("NEW", "i8>i8:INT i8>i8:INT", {}, "twice"),
         ("NEW", "i8>i8:INT i8,i8>i8:INT", {}, "number of operands"),
-        ("NEW", "i8>i8:INT", {"fields": ("axis",), "operands": (("axis", "shape"),)}, "two places"),
+        (
+            "NEW",
+            "i8>i8:INT",
+            {"fields": ("axis",), "operands": (("axis", "shape"),)},
+            "both a field and a constant",
+        ),
         ("NEW", "i8>i8:INT", {"operands": (("zp", "input1"),)}, "unknown type 'input1'"),
     ],
 )
