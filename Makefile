@@ -72,13 +72,13 @@ fuzz: debian $(READY_TEST)
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) --seed $(SEED) --workers $(WORKERS) \
 	  $(if $(TARGET),--target $(TARGET)) --record build/fuzz/$(REVISION)
 
-# Which cases make test runs: all are measured (tests/case_selection.py), and the record is written anew. An hour.
+# Measure all tests and record the cases that make test runs (tests/case_selection.py). It takes an hour.
 selection: debian-test $(READY_TEST)
 	rm -rf build/measured
 	$(BIN)/python -m pytest -n $(WORKERS) -q --measure build/measured
 	$(BIN)/python -m tests.case_selection build/measured
 
-# The tests that build C++ (tests/cpp_suites.py), and the record that they pass.
+# Run the tests that compile C++ (tests/cpp_suites.py), and record the digest of their sources if they pass.
 cpp-suites: debian-test $(READY_TEST)
 	$(BIN)/python -m pytest -n $(WORKERS) -q --cpp-suites
 

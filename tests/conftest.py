@@ -33,7 +33,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.case_selection import MISSING, Measure, list_missing_cases, mark_left_out
+from tests.case_selection import MISSING, Measure, list_missing_cases, mark_unselected
 from tests.cpp_suites import RecordDigest, mark_unchanged
 from tests.line_coverage import LineCoverage
 from tests.verify_only import mark_scaled
@@ -70,7 +70,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     is_complete = {item.path for item in items} >= set(Path(__file__).parent.rglob("test_*.py"))
     config.stash[MISSING] = list_missing_cases(items) if is_complete else []
     if not config.getoption("measure"):
-        mark_left_out(items)
+        mark_unselected(items)
     if config.getoption("verify"):
         mark_scaled(items)
     else:

@@ -1,8 +1,8 @@
-"""Tests that build C++ again or for devices: ``make test`` runs them if a source has changed since they last passed.
+"""Tests that compile C++ for devices, or compile the plugin again. ``make test`` runs them if a source has changed.
 
-Their builds take a third of the time of all other tests, and their results depend on few sources of the tree. Their
-digest is recorded in ``cpp_suites.sha256`` when all of them pass with ``--cpp-suites``, which is a part of
-``make verify``. Other compilers and other releases of ExecuTorch do not change the digest: ``make verify`` finds these.
+Their builds take a third of the time of all other tests, and few sources of the tree determine their results.
+``--cpp-suites``, a part of ``make verify``, runs all of them and records the digest of these sources in
+``cpp_suites.sha256`` if they pass. A new compiler or a new release of ExecuTorch does not change the digest.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORD = ROOT / "tests/cpp_suites.sha256"
-#: Files and folders that the tests compile, and those that write what they compile.
+#: Files and folders of the compiled sources, of the code that generates some of them, and of the tests.
 SOURCES = (
     "arm_recipes/firmware",
     "arm_recipes/runtime/build.py",

@@ -13,7 +13,7 @@ from tests.case_selection import (
     Measure,
     Measured,
     list_missing_cases,
-    mark_left_out,
+    mark_unselected,
     read_measured,
     select_cases,
     split_name,
@@ -66,7 +66,7 @@ def test_a_function_without_lines_of_its_own_runs_its_quickest_case() -> None:
 def test_cases_that_are_not_selected_are_marked(request: pytest.FixtureRequest, record: Path) -> None:
     names = ["test_rows[first]", "test_rows[second]", "test_slow", "test_new[x]", "test_rows[first]@group"]
     items = _items(request, *(f"test_a.py::{name}" for name in names))
-    mark_left_out(items)
+    mark_unselected(items)
     assert [item.get_closest_marker("verify") is not None for item in items] == [False, True, True, False, False]
 
 

@@ -245,6 +245,29 @@ def test_a_rule_that_fails_is_a_refusal_that_blames_the_compiler(
     assert _on_cpu(delegated) == ["aten.cos.default"]
 
 
+def _replace_decomposition(
+    monkeypatch: pytest.MonkeyPatch, overload: torch._ops.OpOverload, decompose: Callable[..., Any]
+) -> None:
+    known = records()[overload]
+    assert isinstance(known, registry.Composite)
+    monkeypatch.setitem(registry._RECORDS, overload, dataclasses.replace(known, decompose=decompose))
+
+
+def _refuse_as_compiler_fault(
+    monkeypatch: pytest.MonkeyPatch, program: ExportedProgram, reason: str
+) -> events.Rejection:
+    """Check that ``reason`` is an error in strict mode, otherwise a refusal. Returns the refusal."""
+    with pytest.raises(InternalError, match=reason):
+        delegate(program, FP)
+    monkeypatch.delenv("ARM_BACKEND_CORE_STRICT")
+    with events.record() as log:
+        delegate(program, FP)
+    (refused,) = log.rejected
+    assert refused.fault
+    assert reason in refused.reason
+    return refused
+
+
 def _raise_in_decomposition(*args: Any, **kwargs: Any) -> Any:
     raise TypeError("no such operand")
 
@@ -253,21 +276,11 @@ def _raise_in_decomposition(*args: Any, **kwargs: Any) -> Any:
 def test_a_decomposition_that_fails_is_a_refusal_that_blames_the_compiler(
     monkeypatch: pytest.MonkeyPatch, overload: torch._ops.OpOverload
 ) -> None:
-    known = records()[overload]
-    assert isinstance(known, registry.Composite)
-    monkeypatch.setitem(registry._RECORDS, overload, dataclasses.replace(known, decompose=_raise_in_decomposition))
+    _replace_decomposition(monkeypatch, overload, _raise_in_decomposition)
     layer = torch.nn.LSTM(3, 2)
     call: Any = (lambda m, x: layer(x)[0]) if overload is aten.lstm.input else (lambda m, x: torch.hypot(x, x))
     program = _export_function(call, torch.randn(2, 1, 3))
-    what = f"decomposing {overload} raised TypeError: no such operand"
-    with pytest.raises(InternalError, match=what):
-        delegate(program, FP)
-    monkeypatch.delenv("ARM_BACKEND_CORE_STRICT")
-    with events.record() as log:
-        delegate(program, FP)
-    (refused,) = log.rejected
-    assert refused.fault
-    assert what in refused.reason
+    _refuse_as_compiler_fault(monkeypatch, program, f"decomposing {overload} raised TypeError: no such operand")
 
 
 def _write_into_operand(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -277,22 +290,11 @@ def _write_into_operand(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 def test_a_decomposition_that_writes_into_an_operand_is_a_refusal_that_blames_the_compiler(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    known = records()[aten.hypot.default]
-    assert isinstance(known, registry.Composite)
-    monkeypatch.setitem(
-        registry._RECORDS, aten.hypot.default, dataclasses.replace(known, decompose=_write_into_operand)
-    )
+    _replace_decomposition(monkeypatch, aten.hypot.default, _write_into_operand)
     program = _export_function(lambda m, x: torch.hypot(x, x + 1), torch.randn(3))
-    what = "aten.hypot.default decomposes into writes to shared memory"
-    with pytest.raises(InternalError, match=what):
-        delegate(program, FP)
-    monkeypatch.delenv("ARM_BACKEND_CORE_STRICT")
-    with events.record() as log:
-        delegate(program, FP)
-    (refused,) = log.rejected
+    reason = "aten.hypot.default decomposes into writes to shared memory"
+    refused = _refuse_as_compiler_fault(monkeypatch, program, reason)
     assert refused.operator == "aten.hypot.default"
-    assert refused.fault
-    assert what in refused.reason
 
 
 def test_splits_of_a_constant_are_constants() -> None:

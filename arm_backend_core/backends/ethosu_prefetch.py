@@ -42,8 +42,10 @@ if TYPE_CHECKING:
     from arm_backend_core.workers.vela import Configuration
 
 #: Minimum saving of all splits together, as a fraction of the program's cycles. Encoding the weights again costs
-#: compile time. A convolution is a candidate if it waits for flash for more than the second number times this saving.
-_MIN_SLICING_GAIN, _MIN_GAIN_PART = 0.01, 0.1
+#: compile time.
+_MIN_SLICING_GAIN = 0.01
+#: Minimum time that a convolution waits for flash, as a fraction of that saving. Others are not candidates.
+_MIN_GAIN_PART = 0.1
 
 
 def prefetch_weights(vela_result: dict[str, Any], configuration: Configuration) -> None:

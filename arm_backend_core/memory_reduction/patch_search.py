@@ -78,7 +78,7 @@ def copy_graph(graph: Graph) -> Graph:
 def list_candidates(graph: Graph, available: int) -> list[Candidate]:
     """List stages and grids that may fit ``available`` bytes, in ascending order of the recomputed work.
 
-    A stage is left out if its inputs and its result, which are in memory at the same time, do not fit together.
+    Stages whose inputs and result together exceed ``available`` are omitted: both are in memory at the same time.
     """
     total, smallest = sum(op.work for op in graph.ops), None
     candidates = list[Candidate]()

@@ -130,7 +130,7 @@ def _npu_bytes(graph_module: GraphModule) -> dict[str, int]:
 
     records = [delegate_record(module) for module in lowered_modules(graph_module)]
     estimates = [record.vela for record in records if record is not None and record.vela is not None]
-    return sum_by_memory(npu_parts(estimates)) if estimates else {}
+    return sum_by_memory(npu_parts(estimates))
 
 
 def reject_several_methods(manager: EdgeProgramManager) -> Sequence[Any]:

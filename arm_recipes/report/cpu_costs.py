@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 #: Names of operators in a lowered method that call no CPU kernel.
 _NOT_ON_CPU = ("executorch_call_delegate", "alloc", "getitem")
-_QUANTIZE_OPERATORS = ("quantize_per_tensor", "dequantize_per_tensor")
 
 
 @dataclass
@@ -101,6 +100,8 @@ def _operator(name: list[str]) -> str:
 
 
 def _kind(operator: str) -> Kind:
-    if operator in _QUANTIZE_OPERATORS:
+    from arm_backend_core.cortex_m.kernels.registry import QUANTIZE_OPERATORS
+
+    if operator in QUANTIZE_OPERATORS:
         return "boundary"
     return "transpose" if operator in ("transpose", "permute_copy") else "layer"

@@ -118,12 +118,14 @@ def sum_by_memory(parts: Sequence[RamPart]) -> dict[str, int]:
 
 
 def npu_parts(estimates: Sequence[VelaEstimates], *, is_planned: bool = False) -> tuple[RamPart, ...]:
-    """The parts that the delegates of a program need. They run in sequence and share their scratch.
+    """The parts that the delegates of a program need, which run in sequence and share their scratch.
 
     Args:
-        estimates: Vela's estimates of the delegates.
+        estimates: Vela's estimates of the delegates. Without delegates, there are no parts.
         is_planned: whether the scratch is in planned memory. It is then omitted here, and part of the planned memory.
     """
+    if not estimates:
+        return ()
     scratch = 0 if is_planned else round_to_cache_lines(max(vela.scratch_bytes for vela in estimates))
     fast = round_to_cache_lines(max(vela.fast_scratch_bytes for vela in estimates))
     constants = sum(vela.constant_bytes for vela in estimates)
@@ -165,7 +167,7 @@ def measure_ram(
 
     plans = [plan for plan in execution_plans if plan.name in delegates]
     is_planned = any(any(planned_scratches(plan)) for plan in plans)
-    npu = npu_parts(estimates, is_planned=is_planned) if estimates else ()
+    npu = npu_parts(estimates, is_planned=is_planned)
     # Assume the CPU's tensors in the memory of the NPU's scratch: DRAM if the memory mode places activations there.
     memory = _RAM[estimates[0].scratch_memory] if estimates else "SRAM"
     planned, shared = planned_bytes(plans)

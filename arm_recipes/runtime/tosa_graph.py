@@ -80,11 +80,23 @@ _TOSA_DTYPES: Final = {
 }
 #: TOSA's enumeration ``DType`` -> bits of an element. SHAPE is missing, because shape operands have no tensor data.
 #: MXINT8 is missing, because the compiler does not write it.
-_TOSA_BITS: Final = {1: 8, 2: 4, 3: 8, 4: 16, 5: 32, 6: 48, 7: 32, 8: 16, 9: 16, 11: 8, 12: 8, 17: 64} | {
+_TOSA_BITS: Final = {
+    1: 8,
+    2: 4,
+    3: 8,
+    4: 16,
+    5: 32,
+    6: 48,
+    7: 32,
+    8: 16,
+    9: 16,
+    11: 8,
+    12: 8,
     13: 6,  # FP6E2M3
     14: 6,  # FP6E3M2
     15: 4,  # FP4E2M1
     16: 8,  # FP8UE8M0
+    17: 64,
 }
 _TOSA_MAGIC: Final = b"TOSA"
 

@@ -42,13 +42,13 @@ class Calibration:
         """
         yield from self._samples(None)
 
-    def rebatch(self, model: GraphModule) -> Iterator[Inputs]:
-        """Yield the samples. A ``DataLoader``'s batches lose their labels, and get the batch size of ``model``.
+    def rebatch(self, input_signature: InputSignature) -> Iterator[Inputs]:
+        """Yield the samples. A ``DataLoader``'s batches lose their labels, and get the signature's batch size.
 
         Raises:
             ValueError: as for ``__call__``.
         """
-        yield from self._samples(_input_signature(model))
+        yield from self._samples(input_signature)
 
     def _samples(self, input_signature: InputSignature | None) -> Iterator[Inputs]:
         source = self._source() if callable(self._source) else self._source
@@ -72,7 +72,7 @@ class Calibration:
             raise ValueError("calibration has no samples; give at least one tuple of input tensors")
 
 
-def _input_signature(model: GraphModule) -> InputSignature:
+def input_signature_of(model: GraphModule) -> InputSignature:
     """The input signature of a captured model."""
     nodes = [node for node in model.graph.nodes if node.op == "placeholder"]
     return InputSignature(
@@ -85,7 +85,7 @@ class _CalibrationMonitor:
 
     def __init__(self, model: GraphModule) -> None:
         self.sample_count = 0
-        self._input_signature = _input_signature(model)
+        self._input_signature = input_signature_of(model)
         self.handle = model.register_forward_pre_hook(self, prepend=True, with_kwargs=True)
 
     def __call__(

@@ -17,7 +17,7 @@ from torchao.quantization.pt2e.quantizer import Quantizer
 
 from arm_recipes._internal.messages import AccuracyError, ExportError
 from arm_recipes.recipe.options import ALGORITHMS
-from arm_recipes.samples.calibration import Calibration, start_monitor, stop_monitor
+from arm_recipes.samples.calibration import Calibration, input_signature_of, start_monitor, stop_monitor
 from arm_recipes.samples.sample import Inputs
 from arm_recipes.stages.capture.capture import Capture, share_state, simplify_graph
 from arm_recipes.stages.capture.shared_memory import unify_buffers
@@ -382,7 +382,7 @@ def _calibration_samples(
 ) -> Iterable[Any]:
     if source is None:
         return examples
-    return source.rebatch(model) if isinstance(source, Calibration) else source()
+    return source.rebatch(input_signature_of(model)) if isinstance(source, Calibration) else source()
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""``optimise=``: Vela's performance program and its size program, and which of them is taken."""
+"""``optimise=``: Vela's performance program, its size program, and the choice between them."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_auto_prefers_fewer_cycles_to_less_sram(exported: dict[tuple[ArmRecipeTy
 
 
 def test_the_fastest_program_that_fits_is_taken(exported: dict[tuple[ArmRecipeType, str], ExportResult]) -> None:
-    """If the performance program does not fit, an arena limit or the size program is taken."""
+    """The performance program, or if it exceeds the budget, one with an arena limit or the size program."""
     fast, small = exported[U55, "performance"], exported[U55, "size"]
     assert fast.report.ram is not None
     assert small.report.ram is not None

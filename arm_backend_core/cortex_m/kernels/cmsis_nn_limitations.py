@@ -71,7 +71,7 @@ def find_depthwise_limitation(isa: Isa, geometry: ConvGeometry, output_channels:
     return None
 
 
-def find_transpose_limitation(geometry: ConvGeometry, output_padding: Sequence[int]) -> str | None:
+def find_transpose_conv2d_limitation(geometry: ConvGeometry, output_padding: Sequence[int]) -> str | None:
     """Limitations of ``arm_transpose_conv_wrapper_s8``."""
     axes = zip(geometry.kernel, geometry.stride, geometry.padding, output_padding, strict=True)
     for kernel, stride, padding, more in axes:

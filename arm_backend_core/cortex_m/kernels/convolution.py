@@ -16,7 +16,7 @@ from arm_backend_core.cortex_m.arithmetic import requantize_to_int8
 from arm_backend_core.cortex_m.kernels.cmsis_nn_limitations import (
     find_convolution_limitation,
     find_depthwise_limitation,
-    find_transpose_limitation,
+    find_transpose_conv2d_limitation,
 )
 from arm_backend_core.cortex_m.kernels.registry import Array, Shape, kernel
 from arm_backend_core.cortex_m.kernels.scratch import ConvGeometry, convolution_bytes, depthwise_bytes, transpose_bytes
@@ -99,7 +99,7 @@ def _transpose_conv2d_limitation(
     isa: Isa, image: Shape, weight: Shape, bias: Any, stride: Shape, padding: Shape, output_padding: Shape, *rest: Any
 ) -> str | None:
     geometry = _geometry(_transpose_conv2d_shape, image, weight, bias, stride, padding, output_padding)
-    return find_transpose_limitation(geometry, output_padding)
+    return find_transpose_conv2d_limitation(geometry, output_padding)
 
 
 def _permute_shape(shape: Shape, permutation: Sequence[int]) -> Shape:

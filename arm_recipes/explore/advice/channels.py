@@ -208,6 +208,6 @@ def _compile_layer(
         return None
     costs = [cost for cost in report.layers if cost.kind == "layer"]
     estimates = [delegate.vela for delegate in report.delegates if delegate.vela is not None]
-    sram = sum(part.bytes for part in npu_parts(estimates) if part.memory == "SRAM") if estimates else 0
+    sram = sum(part.bytes for part in npu_parts(estimates) if part.memory == "SRAM")
     dram, flash = sum(vela.dram_bytes for vela in estimates), sum(vela.flash_bytes for vela in estimates)
     return Cost(sum(cost.cycles for cost in costs), sram, dram, flash)

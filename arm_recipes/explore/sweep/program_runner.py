@@ -94,9 +94,9 @@ class ProgramRunner:
 
 def _measure_cpu_ram(report: Report) -> int:
     """RAM of a program beyond that of its delegates, in bytes. The memory plan may place both in one buffer."""
-    estimates = [delegate.vela for delegate in report.delegates if delegate.vela is not None]
-    if report.ram is None or not estimates:
+    if report.ram is None:
         return 0
+    estimates = [delegate.vela for delegate in report.delegates if delegate.vela is not None]
     return report.ram.total_bytes - sum(part.bytes for part in npu_parts(estimates))
 
 

@@ -89,7 +89,7 @@ def split_samples(
             "get_recipe(..., calibration_samples=...)"
         )
     input_signature = InputSignature.from_program(program)
-    calibration = list(examples[::2] if source is None else Calibration(source)._samples(input_signature))
+    calibration = list(examples[::2] if source is None else Calibration(source).rebatch(input_signature))
     evaluation_samples, evaluation_originals = examples[evaluation], originals[evaluation]
     if test_samples is not None:
         prepared = prepare_samples(input_signature, METHOD, test_samples, None, metric, argument="test_samples")

@@ -3,10 +3,11 @@
 1. Divide the model's modules into regions by the noise that they cause at the output. To measure a region at a
    precision, give all other regions the most accurate precision. Noise powers measured this way add up. The
    opposite way, a more accurate region in an int8 program, would fail: the noise of the other regions hides the effect.
-2. Compile a program for each region and each other precision, to get the cost, with all other regions at the recipe's
-   precision. This cost includes casts at the region's borders. For noisy regions, do so again with all other regions at
-   the most accurate precision. Plans are made from the first cost, and again from the smaller of both.
-3. Compute the lower convex hull of noise over cost (``path``). Compile whole programs along the hull, then bisect
+2. Measure the cost of each region at each other precision: compile a program that has all other regions at the
+   recipe's precision. This cost includes casts at the region's borders. For noisy regions, measure it also with all
+   other regions at the most accurate precision.
+3. Compute the lower convex hull of noise over cost (``path``), with the first costs, and with the minima of first and
+   second costs. Compile whole programs along the hulls, then bisect
    around the goal, then add steps that still fit the budget. Border casts make the costs of regions inexact, so only
    measured whole programs decide.
 4. Export and execute the chosen program.
