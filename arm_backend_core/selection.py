@@ -25,7 +25,7 @@ from arm_backend_core.nodes import (
     source_location,
 )
 from arm_backend_core.ops.loop_markers import LOOP_IN, LOOP_OUT
-from arm_backend_core.ops.operands import Tensor
+from arm_backend_core.ops.operands import Operand
 from arm_backend_core.program import constants_of
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.graph import Graph, Value, extract_subgraph
@@ -268,5 +268,5 @@ def _sink_into_consumers(partition_ids: dict[Node, int], operators: Sequence[Nod
 
 def _lowered_value(lowering: Lowering, node: Node) -> Value:
     result = lowering.results[node]
-    assert isinstance(result, Tensor), node
+    assert isinstance(result, Operand), node
     return result.value

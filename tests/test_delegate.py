@@ -18,7 +18,7 @@ from arm_backend_core.errors import InternalError
 from arm_backend_core.nodes import REFUSAL_REASON
 from arm_backend_core.ops import registry
 from arm_backend_core.ops.catalog import records
-from arm_backend_core.ops.operands import Context, Tensor
+from arm_backend_core.ops.operands import Context, Operand
 from arm_backend_core.program import copy_program
 from arm_backend_core.selection import select
 from arm_backend_core.tosa.graph import Value
@@ -201,19 +201,19 @@ def _program_with_rule(monkeypatch: pytest.MonkeyPatch, rule: Callable[..., Any]
     return _export_function(lambda m, x: (torch.cos(x), x + 1), torch.randn(3))
 
 
-def _raises(cx: Context, x: Tensor) -> Value:
+def _raises(cx: Context, x: Operand) -> Value:
     raise IndexError("no such axis")
 
 
-def _wrong_type(cx: Context, x: Tensor) -> Value:
+def _wrong_type(cx: Context, x: Operand) -> Value:
     return cx.b.cast(x.value, DType.INT32)
 
 
-def _wrong_shape(cx: Context, x: Tensor) -> Value:
+def _wrong_shape(cx: Context, x: Operand) -> Value:
     return cx.b.reshape(x.value, (3, 1))
 
 
-def _wrong_number(cx: Context, x: Tensor) -> list[Value]:
+def _wrong_number(cx: Context, x: Operand) -> list[Value]:
     return [x.value, x.value]
 
 

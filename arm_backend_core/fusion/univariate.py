@@ -21,7 +21,7 @@ from arm_backend_core.fusion.rules import find_common_base, get_scale_factor
 from arm_backend_core.nodes import overload_of
 from arm_backend_core.ops.integers import Q15_MAX
 from arm_backend_core.ops.lookup import apply_by_table, evaluate_on_operand, find_sinusoid_phase_step
-from arm_backend_core.ops.operands import Context, Tensor
+from arm_backend_core.ops.operands import Context, Operand
 from arm_backend_core.ops.registry import Record
 from arm_backend_core.qparams import QParams
 from arm_backend_core.tosa.builder import Builder
@@ -45,7 +45,7 @@ class Univariate:
             g(x); else None.
     """
 
-    base: Tensor
+    base: Operand
     target: Any
     record: Record
     args: tuple[Any, ...]
@@ -62,8 +62,8 @@ class Univariate:
         def to_real(x: Any) -> Any:
             if isinstance(x, Univariate):
                 return results[x]
-            if isinstance(x, Tensor):  # the base may be a constant too
-                return grid if x is self.base or not x.is_constant else torch.from_numpy(x.real.reshape(-1))
+            if isinstance(x, Operand):  # the base may be a constant too
+                return grid if x is self.base or not x.is_constant else torch.from_numpy(x.float_values.reshape(-1))
             return x
 
         pending = [self]
@@ -96,15 +96,15 @@ class Univariate:
     def _evaluate_array(self, grid: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         return self.evaluate(torch.from_numpy(grid)).double().numpy()
 
-    def to_int16_table(self, b: Builder) -> Tensor:
+    def to_int16_table(self, b: Builder) -> Operand:
         """The function's values as an int16 tensor whose scale covers all of them."""
         assert self.base.q is not None
         real = evaluate_on_operand(self._evaluate_array, self.base.q)[:-1]
         peak = float(np.abs(real[np.isfinite(real)]).max(initial=0.0))
         q = QParams(max(peak, 1e-30) / Q15_MAX, 0, DType.INT16, *DType.INT16.range)
-        return Tensor(self.quantize(b, q), q)
+        return Operand(self.quantize(b, q), q)
 
-    def to_scaled_tensor(self) -> Tensor:
+    def to_scaled_tensor(self) -> Operand:
         """The result of c * base: the integers of ``base`` with the scale c * scale.
 
         Raises:
@@ -114,7 +114,7 @@ class Univariate:
             raise Unsupported(f"its operand, the result of {self.target}, is not quantized")
         q = self.base.q
         assert q is not None
-        return Tensor(self.base.value, replace(q, scale=float(q.scale) * self.factor))
+        return Operand(self.base.value, replace(q, scale=float(q.scale) * self.factor))
 
     def quantize(self, b: Builder, q: QParams) -> Value:
         """Emit the function, quantized to ``q``: by RESCALE, by RESCALE and CLAMP, or by TABLE."""
@@ -134,7 +134,7 @@ def fuse_into_univariate(
     record: Record,
     args: list[Any],
     kwargs: dict[str, Any],
-    to_int16_table: Callable[[Univariate], Tensor],
+    to_int16_table: Callable[[Univariate], Operand],
     is_quantized: Callable[[], bool],
 ) -> tuple[Univariate | None, list[Any]]:
     """Represent ``node`` as a ``Univariate`` if it is an elementwise function of one quantized tensor.
@@ -184,5 +184,5 @@ def _as_univariate(node: Node, record: Record, args: list[Any], kwargs: dict[str
     return replace(function, clamp=clamp, factor=get_scale_factor(node, record), is_discontinuous=is_discontinuous)
 
 
-def _operands(args: Iterable[Any], kwargs: dict[str, Any]) -> list[Tensor | Univariate]:
-    return [x for x in (*args, *kwargs.values()) if isinstance(x, (Tensor, Univariate))]
+def _operands(args: Iterable[Any], kwargs: dict[str, Any]) -> list[Operand | Univariate]:
+    return [x for x in (*args, *kwargs.values()) if isinstance(x, (Operand, Univariate))]

@@ -11,10 +11,10 @@ from arm_backend_core.errors import Unsupported, compiler_fault
 from arm_backend_core.fusion.univariate import Univariate
 from arm_backend_core.kinds import ScalarKind, kind_of
 from arm_backend_core.nodes import first_result, operator_name
-from arm_backend_core.ops.operands import Tensor, dtype_of
+from arm_backend_core.ops.operands import Operand, dtype_of
 
 #: Result of lowering a node.
-Result = Tensor | Univariate | list[Any] | Unsupported
+Result = Operand | Univariate | list[Any] | Unsupported
 
 
 def check_result(node: Node, result: Result) -> Result:
@@ -37,7 +37,7 @@ def check_result(node: Node, result: Result) -> Result:
     return result
 
 
-def _matches_meta(item: Tensor | Univariate, meta: torch.Tensor) -> bool:
+def _matches_meta(item: Operand | Univariate, meta: torch.Tensor) -> bool:
     """Whether a result has the shape and element type of ``meta``, which is floating point for a quantized result."""
     tensor = item.base if isinstance(item, Univariate) else item
     if tensor.shape != tuple(meta.shape):

@@ -9,7 +9,7 @@ import torch
 from arm_backend_core.aten.int64 import INT32
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
-from arm_backend_core.ops.operands import Tensor, dtype_of, has_tosa_dtype
+from arm_backend_core.ops.operands import Operand, dtype_of, has_tosa_dtype
 from arm_backend_core.tosa.graph import constant
 
 
@@ -30,7 +30,7 @@ def constant_operand(name: str, value: Any) -> Any:
         tensor = torch.zeros_like(tensor, dtype=torch.bool)
     dtype = dtype_of(tensor.dtype)
     array = tensor.float() if dtype.is_float and dtype is not DType.FP16 else tensor
-    return Tensor(constant(array.cpu().contiguous().numpy(), dtype, name))
+    return Operand(constant(array.cpu().contiguous().numpy(), dtype, name))
 
 
 def require_representable(name: str, value: Any) -> None:

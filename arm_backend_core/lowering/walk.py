@@ -46,7 +46,7 @@ from arm_backend_core.nodes import (
     source_line,
 )
 from arm_backend_core.ops.catalog import find_record
-from arm_backend_core.ops.operands import Context, Tensor, dtype_of
+from arm_backend_core.ops.operands import Context, Operand, dtype_of
 from arm_backend_core.ops.registry import Kind, Record
 from arm_backend_core.permutation import Layout, identity, inverse
 from arm_backend_core.qparams import QParams
@@ -76,9 +76,9 @@ class Lowering:
         self.results: dict[Node, Result] = {}
         builder = LegalizingBuilder if target.integer else Int32HalvesBuilder
         self.builder = builder(self.graph, target)
-        self._graph_inputs: dict[Node, tuple[Value, Tensor]] = {}  # node outside -> graph input, operand
-        self._dequantized: dict[Value, list[Tensor]] = {}
-        self._tables: dict[Univariate, Tensor] = {}  # int16 tables of oscillating functions
+        self._graph_inputs: dict[Node, tuple[Value, Operand]] = {}  # node outside -> graph input, operand
+        self._dequantized: dict[Value, list[Operand]] = {}
+        self._tables: dict[Univariate, Operand] = {}  # int16 tables of oscillating functions
         self._pending_origins: dict[Node, Counter[Origin]] = {}  # origins of functions not yet emitted
         self._intervals = Intervals(self.constants)
         self.qparams = QParamsReader(self.constants)
@@ -146,7 +146,7 @@ class Lowering:
 
     # -- operands ------------------------------------------------------------------------------------------------
 
-    def read(self, node: Node) -> Tensor | Univariate | list[Any]:
+    def read(self, node: Node) -> Operand | Univariate | list[Any]:
         """The lowering result of ``node``. A node outside of the graph becomes a graph input."""
         if node in self.constants:
             require_representable(node.name, self.constants[node])
@@ -163,7 +163,7 @@ class Lowering:
     def boundary_value(self, node: Node) -> tuple[Value, Layout]:
         """The TOSA value and memory layout of ``node`` as an input of a delegate, which does not compute ``node``."""
         result = self.results.get(node)
-        if isinstance(result, Tensor):
+        if isinstance(result, Operand):
             return result.value, identity(result.rank)
         return self._graph_inputs[node][0], boundary_order(node)
 
@@ -173,9 +173,9 @@ class Lowering:
         Such results are lists of tensors, quantized tensors (real numbers as integers) and pending functions.
         """
         result = self.results[node]
-        return not isinstance(result, Tensor) or result.q is not None
+        return not isinstance(result, Operand) or result.q is not None
 
-    def _add_graph_input(self, node: Node) -> tuple[Value, Tensor]:
+    def _add_graph_input(self, node: Node) -> tuple[Value, Operand]:
         meta = node.meta.get("val")
         if not isinstance(meta, torch.Tensor):
             raise Unsupported(f"'{node.name}' is not a tensor")
@@ -192,7 +192,7 @@ class Lowering:
             raise Unsupported(reason)
         value = self.graph.add_input(shape, dtype, node.name)
         ordered = self.builder.transpose(value, inverse(order))
-        return value, to_signed(self.builder, ordered) if is_unsigned else Tensor(ordered)
+        return value, to_signed(self.builder, ordered) if is_unsigned else Operand(ordered)
 
     def _operand(self, x: Any) -> Any:
         if isinstance(x, Node):
@@ -269,14 +269,14 @@ class Lowering:
         else:
             out = self.qparams.read_result(node)
             is_exact_product = is_summed_product(node) and all(
-                isinstance(x, Tensor) and x.value.dtype is DType.INT16 for x in args
+                isinstance(x, Operand) and x.value.dtype is DType.INT16 for x in args
             )
             if out is None and is_float(node) and not is_exact_product:
                 return self._lower_in_float(node, record, args, kwargs, "its result is not quantized")
         rule = record.lower_integer
         return _wrap_results(rule(Context(self.builder, node, out), *args, **kwargs), out if is_float(node) else None)
 
-    def _int16_table(self, function: Univariate) -> Tensor:
+    def _int16_table(self, function: Univariate) -> Operand:
         if function not in self._tables:
             self._tables[function] = function.to_int16_table(self.builder)
         return self._tables[function]
@@ -298,42 +298,42 @@ class Lowering:
     def _to_float(self, x: Any) -> Any:
         if isinstance(x, list):
             return [self._to_float(item) for item in x]
-        if not isinstance(x, Tensor) or x.q is None:
+        if not isinstance(x, Operand) or x.q is None:
             return x
         b = self.builder
         if x.is_constant:
-            return Tensor(b.const(x.real, DType.FP32))
+            return Operand(b.const(x.float_values, DType.FP32))
         offset = b.sub(b.cast(x.value, DType.FP32), b.const(float(x.q.zero_point), DType.FP32))
-        return Tensor(b.mul(offset, b.const(float(x.q.scale), DType.FP32)))
+        return Operand(b.mul(offset, b.const(float(x.q.scale), DType.FP32)))
 
     # -- quantize and dequantize ---------------------------------------------------------------------------------
 
-    def _dequantize(self, node: Node) -> Tensor:
+    def _dequantize(self, node: Node) -> Operand:
         reads_uint8 = is_uint8(_as_node(node.args[0])) and self.target.integer
         q = self.qparams.read_shifted(node) if reads_uint8 else self.qparams.read(node)
         source = self.read(_as_node(node.args[0]))
-        assert isinstance(source, Tensor)
+        assert isinstance(source, Operand)
         tensors = self._dequantized.setdefault(source.value, [])
-        # Every reader has its own dequantize node. They share one Tensor, so that functions of it have one base.
+        # Every reader has its own dequantize node. They share one Operand, so that functions of it have one base.
         for tensor in tensors:
             if q.is_equivalent(tensor.q):
                 return tensor
-        tensors.append(Tensor(source.value, q))
+        tensors.append(Operand(source.value, q))
         return tensors[-1]
 
-    def _quantize(self, node: Node) -> Tensor:
+    def _quantize(self, node: Node) -> Operand:
         source = self.read(_as_node(node.args[0]))
         q = self.qparams.read(node)
         context = Context(self.builder, node, q)
         if isinstance(source, Univariate):
-            return Tensor(source.quantize(self.builder, q))
-        assert isinstance(source, Tensor)
+            return Operand(source.quantize(self.builder, q))
+        assert isinstance(source, Operand)
         if source.q is not None:
-            return Tensor(context.requantize(source, q))
+            return Operand(context.requantize(source, q))
         if _as_node(node.args[0]) in self.constants:  # by PyTorch: its float32 division decides the rounding near ties
-            return Tensor(self.builder.const(evaluate_node(node, self.constants.__getitem__).numpy(), q.dtype))
+            return Operand(self.builder.const(evaluate_node(node, self.constants.__getitem__).numpy(), q.dtype))
         if source.is_constant:
-            return Tensor(self.builder.const(q.quantize(source.real), q.dtype))
+            return Operand(self.builder.const(q.quantize(source.float_values), q.dtype))
         if not self.target.floating:
             raise Unsupported(f"it quantizes a floating-point tensor, and {self.target.name} runs integers only")
         # Bit-exact to PyTorch: multiply, round (CAST rounds to nearest even), and only then add the zero point.
@@ -345,7 +345,7 @@ class Lowering:
         if q.zero_point:
             rounded = b.cast(b.cast(scaled, DType.INT32), DType.FP32)
             scaled = b.add(rounded, b.const(float(q.zero_point), DType.FP32))
-        return Tensor(b.cast(scaled, q.dtype))
+        return Operand(b.cast(scaled, q.dtype))
 
 
 def _apply_pending_scale(x: Any) -> Any:
@@ -363,14 +363,14 @@ def _flatten(items: Iterable[Any]) -> Iterable[Any]:
     for item in items:
         if isinstance(item, (list, tuple)):
             yield from _flatten(item)
-        elif isinstance(item, (Tensor, Univariate)):
+        elif isinstance(item, (Operand, Univariate)):
             yield item
 
 
 def _wrap_results(result: Any, q: QParams | None) -> Result:
     if isinstance(result, (list, tuple)):
         return [_wrap_results(item, q) for item in result]
-    return result if isinstance(result, Tensor) else Tensor(result, q)
+    return result if isinstance(result, Operand) else Operand(result, q)
 
 
 def _as_node(x: Any) -> Node:

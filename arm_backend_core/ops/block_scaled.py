@@ -17,7 +17,7 @@ from torch.nn import functional
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.image_layout import to_nchw, to_nhwc_image
-from arm_backend_core.ops.operands import Context, Tensor
+from arm_backend_core.ops.operands import Context, Operand
 from arm_backend_core.ops.registry import Kind, op
 from arm_backend_core.tosa.graph import Value, prod
 from arm_backend_core.tosa.operators.block_scaled import BLOCK_SIZE
@@ -105,7 +105,7 @@ _LIBRARY.impl("mx_conv2d", _infer_conv2d_shape, "Meta")
 
 
 @op(MX_LINEAR, kind=Kind.PASSTHROUGH)
-def mx_linear(cx: Context, x: Tensor, weight: Tensor, bias: Tensor | None, format: str) -> Value:
+def mx_linear(cx: Context, x: Operand, weight: Operand, bias: Operand | None, format: str) -> Value:
     """Linear layer of x [.., IC] and weight [OC, IC], as a 1x1 convolution in which each row of x is a pixel."""
     image = cx.b.reshape(x.value, (1, 1, prod(x.shape[:-1]), x.shape[-1]))
     kernel = _require_constant(weight)[:, None, None, :]
@@ -114,7 +114,14 @@ def mx_linear(cx: Context, x: Tensor, weight: Tensor, bias: Tensor | None, forma
 
 @op(MX_CONV2D, kind=Kind.PASSTHROUGH)
 def mx_conv2d(
-    cx: Context, x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, format: str
+    cx: Context,
+    x: Operand,
+    weight: Operand,
+    bias: Operand | None,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    format: str,
 ) -> Value:
     """2D convolution of x [N, IC, H, W] and weight [OC, IC, KH, KW]."""
     kernel = _require_constant(weight).transpose(0, 2, 3, 1)
@@ -123,7 +130,7 @@ def mx_conv2d(
 
 
 def _mx_conv2d(
-    cx: Context, image: Value, kernel: np.ndarray[Any, Any], bias: Tensor | None, format: str, *window: Sequence[int]
+    cx: Context, image: Value, kernel: np.ndarray[Any, Any], bias: Operand | None, format: str, *window: Sequence[int]
 ) -> Value:
     """Emit the block-scaled convolution of image [N, H, W, IC] and kernel [OC, KH, KW, IC]."""
     if "mxfp" not in cx.target.extensions:
@@ -140,7 +147,7 @@ def _mx_conv2d(
         x,
         cx.b.const(elements, DType(format)),
         cx.b.const(scales, DType.FP8UE8M0),
-        cx.b.const(np.zeros(1) if bias is None else bias.real, DType.FP32),
+        cx.b.const(np.zeros(1) if bias is None else bias.float_values, DType.FP32),
         pad=[padding[0], padding[0], padding[1], padding[1]],
         stride=stride,
         dilation=dilation,
@@ -148,7 +155,7 @@ def _mx_conv2d(
     return cx.b.cast(sums, cx.dtype)
 
 
-def _require_constant(weight: Tensor) -> np.ndarray[Any, Any]:
+def _require_constant(weight: Operand) -> np.ndarray[Any, Any]:
     if weight.value.data is None:
         raise Unsupported("its weight is computed at run time; block-scaled weights are quantized at export")
     return weight.value.data.astype(np.float32)

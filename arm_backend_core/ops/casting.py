@@ -12,14 +12,14 @@ from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops import intervals
 from arm_backend_core.ops.expression import FloatExpr
 from arm_backend_core.ops.integers import FixedPoint
-from arm_backend_core.ops.operands import Context, Tensor
+from arm_backend_core.ops.operands import Context, Operand
 from arm_backend_core.ops.registry import Kind, decomposition, op
 from arm_backend_core.tosa.graph import Value
 
 aten = torch.ops.aten
 
 
-def to_bool(cx: Context, x: Tensor) -> Value:
+def to_bool(cx: Context, x: Operand) -> Value:
     """x != 0 as BOOL."""
     value = x.value if x.q is None else cx.to_fixed_point(x).to_int32().value
     if value.dtype is DType.BOOL:
@@ -58,7 +58,7 @@ def _truncate_to_int32(cx: Context, x: FixedPoint) -> Value:
     is_cast=True,
     interval=intervals.cast_to_integer,
 )
-def to(cx: Context, x: Tensor, *_: Any, **__: Any) -> Value:
+def to(cx: Context, x: Operand, *_: Any, **__: Any) -> Value:
     """Cast to another element type. A quantized tensor that is cast to a float type stays quantized and unchanged.
 
     PyTorch truncates floats to integers. TOSA's CAST rounds, so floats are truncated before it.
@@ -67,7 +67,7 @@ def to(cx: Context, x: Tensor, *_: Any, **__: Any) -> Value:
         return to_bool(cx, x)
     if x.q is not None:
         return x.value if cx.dtype.is_float else cx.b.cast(_truncate_to_int32(cx, cx.to_fixed_point(x)), cx.dtype)
-    if cx.out is not None:  # quantize plain integers
+    if cx.result_q is not None:  # quantize plain integers
         return cx.integer_to_fixed_point(x).requantize(cx.q)
     if not x.value.dtype.is_float or cx.dtype.is_float:
         return cx.b.cast(x.value, cx.dtype)

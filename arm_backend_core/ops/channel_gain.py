@@ -8,11 +8,11 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.ops.accumulator import Accumulator
 from arm_backend_core.ops.image_layout import to_nchw, to_nhwc_image
 from arm_backend_core.ops.integers import Array
-from arm_backend_core.ops.operands import Context, Tensor
+from arm_backend_core.ops.operands import Context, Operand
 from arm_backend_core.tosa.graph import Value, prod
 
 
-def scale_channels(cx: Context, x: Tensor, gain: Array, offset: Array | float = 0.0) -> Value:
+def scale_channels(cx: Context, x: Operand, gain: Array, offset: Array | float = 0.0) -> Value:
     """gain * x + offset on a quantized x [N, C, ...], in the result's quantization parameters, rounded once.
 
     The weights of the convolution are +-127; the per-channel RESCALE applies the gain's magnitude. The gain thus has

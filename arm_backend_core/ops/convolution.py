@@ -14,7 +14,7 @@ from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.accumulator import Accumulator
 from arm_backend_core.ops.image_layout import to_height_width, to_nchw, to_nhwc, to_nhwc_image
 from arm_backend_core.ops.indexing import gather_constant
-from arm_backend_core.ops.operands import Context, Tensor
+from arm_backend_core.ops.operands import Context, Operand
 from arm_backend_core.ops.registry import Kind, op
 from arm_backend_core.tosa.graph import Value
 
@@ -35,9 +35,9 @@ class _Geometry:
 @op(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default, **_CONV)
 def conv(
     cx: Context,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
+    x: Operand,
+    weight: Operand,
+    bias: Operand | None = None,
     stride: Sequence[int] = (1,),
     padding: Sequence[int] = (0,),
     dilation: Sequence[int] = (1,),
@@ -57,9 +57,9 @@ def conv(
 @op(aten.conv1d.padding, aten.conv2d.padding, **_CONV)
 def conv_with_padding_mode(
     cx: Context,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
+    x: Operand,
+    weight: Operand,
+    bias: Operand | None = None,
     stride: Sequence[int] = (1,),
     padding: str = "valid",
     dilation: Sequence[int] = (1,),
@@ -78,7 +78,7 @@ def conv_with_padding_mode(
 
 
 def _convolve_3d(
-    cx: Context, x: Tensor, weight: Tensor, bias: Tensor | None, *window: Sequence[int], groups: int
+    cx: Context, x: Operand, weight: Operand, bias: Operand | None, *window: Sequence[int], groups: int
 ) -> Value:
     """3D convolution of x [(N,) C, D, H, W] and weight [OC, C / groups, KD, KH, KW] as a 2D convolution.
 
@@ -111,7 +111,7 @@ def _convolve_3d(
 
 
 def _depth_slices(
-    cx: Context, x: Tensor, weight: Tensor, stride: int, pad: int, kernel_offsets: Sequence[int]
+    cx: Context, x: Operand, weight: Operand, stride: int, pad: int, kernel_offsets: Sequence[int]
 ) -> list[Value]:
     """For each kernel depth, gather the input slices that it multiplies, one per output depth: [N * OD, H, W, C]."""
     b, depth = cx.b, cx.shape[-3]
@@ -130,9 +130,9 @@ def _depth_slices(
 @op(aten.convolution.default, **_CONV | {"weight_axis": lambda node: int(node.args[6])})  # transposed
 def convolution(
     cx: Context,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
+    x: Operand,
+    weight: Operand,
+    bias: Operand | None,
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
@@ -149,9 +149,9 @@ def convolution(
 @op(aten.conv_transpose2d.input, aten.conv_transpose1d.default, **_CONV | {"weight_axis": lambda node: 1})
 def conv_transpose(
     cx: Context,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
+    x: Operand,
+    weight: Operand,
+    bias: Operand | None = None,
     stride: Sequence[int] = (1,),
     padding: Sequence[int] = (0,),
     output_padding: Sequence[int] = (0,),
@@ -228,7 +228,7 @@ def _transpose_conv_by_phases(
     return b.reshape(rows, (n, h * sy, w * sx, oc))
 
 
-def _dilate_kernel(kernels: np.ndarray[Any, Any], dilations: tuple[int, int], weight: Tensor) -> np.ndarray[Any, Any]:
+def _dilate_kernel(kernels: np.ndarray[Any, Any], dilations: tuple[int, int], weight: Operand) -> np.ndarray[Any, Any]:
     """Insert zeros between the elements of kernels [..., KH, KW]: TRANSPOSE_CONV2D has no dilation."""
     sizes = [step * (size - 1) + 1 for step, size in zip(dilations, kernels.shape[-2:], strict=True)]
     dilated = np.full((*kernels.shape[:-2], *sizes), weight.q.zero_point if weight.q else 0, kernels.dtype)
@@ -240,7 +240,7 @@ for _record in (conv, conv_with_padding_mode, convolution, conv_transpose):
     _record.integer_rule(_record.lower)  # one rule for both; it checks whether operands are quantized
 
 
-def _convolve(cx: Context, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: _Geometry) -> Value:
+def _convolve(cx: Context, x: Operand, weight: Operand, bias: Operand | None, geometry: _Geometry) -> Value:
     if weight.q is None and x.q is not None:
         raise Unsupported("its input is quantized but its weight is not")
     image = to_nhwc_image(cx.b, x.value, weight.rank)
@@ -252,9 +252,9 @@ def _convolve(cx: Context, x: Tensor, weight: Tensor, bias: Tensor | None, geome
 
 def _convolve_groups(
     cx: Context,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
+    x: Operand,
+    weight: Operand,
+    bias: Operand | None,
     image: Value,
     kernel: np.ndarray[Any, Any],
     geometry: _Geometry,
@@ -303,7 +303,7 @@ def _depthwise_conv(
 
 
 def build_accumulator(
-    cx: Context, x: Tensor, weight: Tensor, bias: Tensor | None, filters: np.ndarray[Any, Any], rows: slice
+    cx: Context, x: Operand, weight: Operand, bias: Operand | None, filters: np.ndarray[Any, Any], rows: slice
 ) -> Accumulator:
     """Describe the accumulator of some output channels of a convolution or linear layer.
 
@@ -318,7 +318,7 @@ def build_accumulator(
     Raises:
         Unsupported: a sum could exceed the accumulator (``Accumulator.from_weights``).
     """
-    real = np.zeros(len(filters)) if bias is None else bias.real[rows]
+    real = np.zeros(len(filters)) if bias is None else bias.float_values[rows]
     if x.q is None or weight.q is None:
         return Accumulator(filters, real, DType.FP16 if x.value.dtype.is_fp8 else x.value.dtype)
     scales = np.atleast_1d(weight.q.scale)
@@ -327,12 +327,12 @@ def build_accumulator(
     return Accumulator.from_weights(cx.to_fixed_point(x), filters, weight.q.zero_point, float(x.q.scale) * scales, real)
 
 
-def _require_constant(weight: Tensor) -> np.ndarray[Any, Any]:
+def _require_constant(weight: Operand) -> np.ndarray[Any, Any]:
     if weight.value.data is None:
         raise Unsupported("its weight is computed at run time; TOSA targets need a constant")
     return weight.value.data
 
 
-def zero_points(x: Tensor, weight: Tensor) -> tuple[int, int]:
+def zero_points(x: Operand, weight: Operand) -> tuple[int, int]:
     """Zero points of input and weight, 0 for floats."""
     return (x.q.zero_point if x.q else 0, weight.q.zero_point if weight.q else 0)

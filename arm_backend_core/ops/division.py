@@ -15,12 +15,11 @@ from arm_backend_core.ops.elementwise import div
 from arm_backend_core.ops.expression import FloatExpr
 from arm_backend_core.ops.fixed_point.rounding import FixedPointQuotient, divide_by_constant
 from arm_backend_core.ops.integers import RESCALE_SAFE_LIMIT, FixedPoint
-from arm_backend_core.ops.operands import Context, Tensor
+from arm_backend_core.ops.operands import Context, Operand
 from arm_backend_core.ops.registry import Record, Rule, op
 from arm_backend_core.tosa.graph import Value
 
 aten = torch.ops.aten
-Operand = Tensor | float
 _DISCONTINUOUS: dict[str, Any] = {"univariate": True, "is_discontinuous": True, "compute_fp32": True}
 _QUOTIENT_INTERVAL = intervals.elementwise(intervals.divide)
 #: Below this quotient, the remainder is exact: the rounded quotient has an error of at most one, however the reciprocal
@@ -32,7 +31,7 @@ _INVERSE_QUOTIENT_LIMIT = 2.0**-40
 
 
 def _floor_divide_with_remainder(
-    cx: Context, x: Operand, y: Operand, *, float32_quotient: bool = False
+    cx: Context, x: Operand | float, y: Operand | float, *, float32_quotient: bool = False
 ) -> tuple[Value, Value]:
     """Return floor(x / y) and the remainder, which has the sign of y.
 
@@ -99,12 +98,12 @@ def _has_opposite_sign(cx: Context, x: Value, y: Value) -> Value:
 
 
 @op(aten.floor_divide.default, aten.floor_divide.Scalar, interval=_QUOTIENT_INTERVAL, **_DISCONTINUOUS)
-def floor_divide(cx: Context, x: Operand, y: Operand) -> Value:
+def floor_divide(cx: Context, x: Operand | float, y: Operand | float) -> Value:
     """floor(x / y): the largest integer that is at most x / y."""
     return _restore_zero_sign(cx, x, y, _floor_divide_with_remainder(cx, x, y)[0])
 
 
-def _restore_zero_sign(cx: Context, x: Operand, y: Operand, quotient: Value) -> Value:
+def _restore_zero_sign(cx: Context, x: Operand | float, y: Operand | float, quotient: Value) -> Value:
     """Give each floating-point zero in ``quotient`` the sign of x / y."""
     if not cx.dtype.is_float:
         return quotient
@@ -120,7 +119,7 @@ def _restore_zero_sign(cx: Context, x: Operand, y: Operand, quotient: Value) -> 
     interval=intervals.elementwise(lambda x, y: intervals.hull((0, 0), y)),
     **_DISCONTINUOUS,
 )
-def remainder(cx: Context, x: Operand, y: Operand) -> Value:
+def remainder(cx: Context, x: Operand | float, y: Operand | float) -> Value:
     """x - y * floor(x / y), with the sign of y; exact for quotients below 2**21.
 
     A larger quotient has an error of several units. The remainder is then divided by y again, which reduces the error
@@ -131,7 +130,7 @@ def remainder(cx: Context, x: Operand, y: Operand) -> Value:
     if not cx.dtype.is_float:
         return rem
     second_rem, divisor = (
-        FloatExpr(cx.b, _floor_divide_with_remainder(cx, Tensor(rem), y)[1]),
+        FloatExpr(cx.b, _floor_divide_with_remainder(cx, Operand(rem), y)[1]),
         FloatExpr(cx.b, cx.operand(y, cx.dtype)),
     )
     dividend = FloatExpr(cx.b, cx.operand(x, cx.dtype))
@@ -149,20 +148,20 @@ def remainder(cx: Context, x: Operand, y: Operand) -> Value:
     interval=intervals.elementwise(lambda x, y: intervals.hull((0, 0), x)),
     **_DISCONTINUOUS,
 )
-def fmod(cx: Context, x: Operand, y: Operand) -> Value:
+def fmod(cx: Context, x: Operand | float, y: Operand | float) -> Value:
     """x - y * trunc(x / y), with the sign of x. For floats, it is the remainder of |x| / |y| with the sign of x."""
     b, dividend, divisor = cx.b, cx.operand(x, cx.dtype), cx.operand(y, cx.dtype)
     if not cx.dtype.is_float:
         rem = remainder.lower(cx, x, y)
         return b.sub(rem, b.mul(_has_opposite_sign(cx, rem, dividend), divisor))
     signed = FloatExpr(b, dividend)
-    positive = FloatExpr(b, remainder.lower(cx, *(Tensor(b.unary("ABS", value)) for value in (dividend, divisor))))
+    positive = FloatExpr(b, remainder.lower(cx, *(Operand(b.unary("ABS", value)) for value in (dividend, divisor))))
     rem = signed.less(0.0).where(-positive, positive)
     return rem.equal(0.0).where(signed * 0.0, rem).value
 
 
 @op(aten.div.Tensor_mode, aten.div.Scalar_mode, interval=_QUOTIENT_INTERVAL, **_DISCONTINUOUS)
-def div_mode(cx: Context, x: Operand, y: Operand, *, rounding_mode: str | None = None) -> Value:
+def div_mode(cx: Context, x: Operand | float, y: Operand | float, *, rounding_mode: str | None = None) -> Value:
     """x / y, unrounded, floored or truncated. Truncation adds 1 to the floor where remainder and x differ in sign."""
     if rounding_mode is None:
         return cast(Value, div.lower(cx, x, y))
@@ -175,7 +174,7 @@ def div_mode(cx: Context, x: Operand, y: Operand, *, rounding_mode: str | None =
 def _integer_rule(record: Record, *, returns_remainder: bool = False) -> Rule:
     """Build the integer rule of ``record``: floor_divide, div_mode, remainder or fmod."""
 
-    def rule(cx: Context, x: Operand, y: Operand, **mode: str | None) -> Value:
+    def rule(cx: Context, x: Operand | float, y: Operand | float, **mode: str | None) -> Value:
         """Apply ``record`` to INT32 operands whose quotient equals x / y.
 
         x is rescaled to the scale of y. Both operands are multiplied by the largest power of two, at most 2**22, at
@@ -186,7 +185,7 @@ def _integer_rule(record: Record, *, returns_remainder: bool = False) -> Rule:
             assert div.lower_integer is not None
             return cast(Value, div.lower_integer(cx, x, y))
         constant = _scalar_value(y)
-        if constant and isinstance(x, Tensor) and not x.is_constant:
+        if constant and isinstance(x, Operand) and not x.is_constant:
             # For y < 0, divide_by_constant rounds -x / y and negates the quotient: floor(x / y) = -ceil(-x / y).
             floor_method = FixedPointQuotient.ceil if constant < 0 else FixedPointQuotient.floor
             method = (
@@ -199,8 +198,8 @@ def _integer_rule(record: Record, *, returns_remainder: bool = False) -> Rule:
         left = dividend.rescale(DType.INT32, ratio * 2.0**bits).with_scale(1.0)
         is_zero = (abs(divisor).maximum(1) - abs(divisor)).assume_range(0, 1)
         right = (divisor + is_zero).mul(1 << bits)
-        int32_context = replace(cx, out=None, compute_dtype=DType.INT32)
-        value = record.lower(int32_context, Tensor(left.value), Tensor(right.value), **mode)
+        int32_context = replace(cx, result_q=None, compute_dtype=DType.INT32)
+        value = record.lower(int32_context, Operand(left.value), Operand(right.value), **mode)
         if returns_remainder:
             return FixedPoint(cx.b, value, -right.peak, right.peak, cx.to_fixed_point(y).scale * 2.0**-bits).requantize(
                 cx.q
@@ -211,11 +210,11 @@ def _integer_rule(record: Record, *, returns_remainder: bool = False) -> Rule:
     return rule
 
 
-def _scalar_value(y: Operand) -> float | None:
+def _scalar_value(y: Operand | float) -> float | None:
     """Return the divisor as a Python number if it is a number or a one-element constant, else None."""
-    if not isinstance(y, Tensor):
+    if not isinstance(y, Operand):
         return float(y)
-    return float(y.real.item()) if y.is_constant and y.value.size == 1 else None
+    return float(y.float_values.item()) if y.is_constant and y.value.size == 1 else None
 
 
 for _record in (floor_divide, div_mode):

@@ -19,30 +19,29 @@ from arm_backend_core.ops.channel_gain import scale_channels
 from arm_backend_core.ops.common_scale import to_common_int16, to_common_rank, to_common_scale
 from arm_backend_core.ops.expression import FloatExpr
 from arm_backend_core.ops.integers import FixedPoint
-from arm_backend_core.ops.operands import Context, Tensor
+from arm_backend_core.ops.operands import Context, Operand
 from arm_backend_core.ops.registry import op
 from arm_backend_core.qparams import QParams
 from arm_backend_core.tosa.graph import Value
 
 aten = torch.ops.aten
-Operand = Tensor | float
 #: Smaller divisors may have an infinite reciprocal. The inverse of this limit is far from overflow.
 _MIN_SAFE_DIVISOR = 2.0**-64
 _ARITHMETIC_ATTRIBUTES: dict[str, Any] = {"univariate": True, "absorbs_activation": True}
 
 
-def _cast_operands(cx: Context, *operands: Operand) -> list[Value]:
+def _cast_operands(cx: Context, *operands: Operand | float) -> list[Value]:
     """Cast plain operands to the result's element type."""
     return [cx.operand(x, cx.dtype) for x in operands]
 
 
-def _add_quantized(cx: Context, x: Operand, y: Operand, factor: float) -> Value:
+def _add_quantized(cx: Context, x: Operand | float, y: Operand | float, factor: float) -> Value:
     """x + factor * y on quantized operands."""
     if factor == 0:
         raise Unsupported("alpha=0 multiplies its second operand by 0; remove the operator")
-    addend = y.real if isinstance(y, Tensor) and y.is_constant else np.ones(1)
+    addend = y.float_values if isinstance(y, Operand) and y.is_constant else np.ones(1)
     # Adding only zeros, for example a mask, changes nothing.
-    if isinstance(x, Tensor) and cx.q.is_equivalent(x.q) and x.value.shape == cx.shape and not addend.any():
+    if isinstance(x, Operand) and cx.q.is_equivalent(x.q) and x.value.shape == cx.shape and not addend.any():
         return x.value
     right = cx.to_fixed_point(y)
     pair = cx.to_fixed_point(x), right.with_scale(right.scale * abs(factor))
@@ -51,7 +50,12 @@ def _add_quantized(cx: Context, x: Operand, y: Operand, factor: float) -> Value:
 
 
 def _lower_arithmetic(
-    cx: Context, rule: Callable[[Value, Value], Value], x: Operand, y: Operand, *, is_single_operator: bool
+    cx: Context,
+    rule: Callable[[Value, Value], Value],
+    x: Operand | float,
+    y: Operand | float,
+    *,
+    is_single_operator: bool,
 ) -> Value:
     """Lower arithmetic on plain operands: cast them to one element type, apply ``rule``, cast to the result's type.
 
@@ -61,7 +65,7 @@ def _lower_arithmetic(
             float result in the result's type. Otherwise, narrower types are computed in FP32 or INT32.
     """
 
-    def evaluate(inner: Context, x: Operand, y: Operand) -> Value:
+    def evaluate(inner: Context, x: Operand | float, y: Operand | float) -> Value:
         return rule(*_cast_operands(inner, x, y))
 
     return (
@@ -69,7 +73,7 @@ def _lower_arithmetic(
     )
 
 
-def _add_unquantized(cx: Context, x: Operand, y: Operand, factor: float) -> Value:
+def _add_unquantized(cx: Context, x: Operand | float, y: Operand | float, factor: float) -> Value:
     def total(left: Value, right: Value) -> Value:
         if abs(factor) != 1:
             right = cx.b.mul(right, cx.b.const(np.full((), abs(factor)), right.dtype))
@@ -79,7 +83,7 @@ def _add_unquantized(cx: Context, x: Operand, y: Operand, factor: float) -> Valu
 
 
 @op(aten.add.Tensor, aten.add.Scalar, interval=intervals.elementwise(intervals.add), **_ARITHMETIC_ATTRIBUTES)
-def add(cx: Context, x: Operand, y: Operand, alpha: float = 1) -> Value:
+def add(cx: Context, x: Operand | float, y: Operand | float, alpha: float = 1) -> Value:
     """x + alpha * y."""
     return _add_unquantized(cx, x, y, alpha)
 
@@ -88,7 +92,7 @@ add.integer_rule(lambda cx, x, y, alpha=1: _add_quantized(cx, x, y, alpha))
 
 
 @op(aten.sub.Tensor, aten.sub.Scalar, interval=intervals.elementwise(intervals.subtract), **_ARITHMETIC_ATTRIBUTES)
-def sub(cx: Context, x: Operand, y: Operand, alpha: float = 1) -> Value:
+def sub(cx: Context, x: Operand | float, y: Operand | float, alpha: float = 1) -> Value:
     """x - alpha * y."""
     return _add_unquantized(cx, x, y, -alpha)
 
@@ -102,7 +106,7 @@ sub.integer_rule(lambda cx, x, y, alpha=1: _add_quantized(cx, x, y, -alpha))
     interval=intervals.elementwise(lambda x, y, alpha=(1, 1): intervals.subtract(y, x, alpha)),
     **_ARITHMETIC_ATTRIBUTES,
 )
-def rsub(cx: Context, x: Operand, y: Operand, alpha: float = 1) -> Value:
+def rsub(cx: Context, x: Operand | float, y: Operand | float, alpha: float = 1) -> Value:
     """y - alpha * x."""
     return _add_unquantized(cx, y, x, -alpha)
 
@@ -127,7 +131,7 @@ def _reciprocal_factor(x: Any, y: Any) -> float | None:
     interval=intervals.multiplication,
     **_ARITHMETIC_ATTRIBUTES,
 )
-def mul(cx: Context, x: Operand, y: Operand) -> Value:
+def mul(cx: Context, x: Operand | float, y: Operand | float) -> Value:
     """x * y; logical AND for booleans."""
     if cx.dtype is DType.BOOL:
         return cx.b.bitwise("LOGICAL_AND", *_cast_operands(cx, x, y))
@@ -135,7 +139,7 @@ def mul(cx: Context, x: Operand, y: Operand) -> Value:
 
 
 @mul.integer_rule
-def _(cx: Context, x: Tensor, y: Tensor) -> Value | Tensor:
+def _(cx: Context, x: Operand, y: Operand) -> Value | Operand:
     """Multiply in INT32, in which products of int16 are exact.
 
     If an addition reads the product, the product stays INT32 (``fusion.rules.is_summed_product``).
@@ -149,8 +153,8 @@ def _(cx: Context, x: Tensor, y: Tensor) -> Value | Tensor:
     else:
         left, right = left.to_int32(), right.to_int32()
     product = left * right
-    if cx.out is None:
-        return Tensor(product.value, QParams(product.scale, 0, DType.INT32, product.low, product.high))
+    if cx.result_q is None:
+        return Operand(product.value, QParams(product.scale, 0, DType.INT32, product.low, product.high))
     return product.requantize(cx.q)
 
 
@@ -162,10 +166,10 @@ def _(cx: Context, x: Tensor, y: Tensor) -> Value | Tensor:
     compute_fp32=True,
     **_ARITHMETIC_ATTRIBUTES,
 )
-def div(cx: Context, x: Operand, y: Operand) -> Value:
+def div(cx: Context, x: Operand | float, y: Operand | float) -> Value:
     """x / y as x * (1 / y)."""
     dividend = FloatExpr(cx.b, cx.operand(x, cx.dtype))
-    if not isinstance(y, Tensor) and abs(y) >= _MIN_SAFE_DIVISOR:
+    if not isinstance(y, Operand) and abs(y) >= _MIN_SAFE_DIVISOR:
         return (dividend / y).value
     divisor = FloatExpr(cx.b, cx.operand(y, cx.dtype))
     if _may_be_tiny(divisor.value):  # 1 / y could overflow where x / y does not
@@ -182,14 +186,14 @@ def _may_be_tiny(divisor: Value) -> bool:
 
 
 @div.integer_rule
-def _(cx: Context, x: Operand, y: Tensor) -> Value:
+def _(cx: Context, x: Operand | float, y: Operand) -> Value:
     """x * sign(y) * (2**30 / abs(y)) in integers. The reciprocal has 14 bits, 16 for an int16 result.
 
     For y = 0, the product is 0, because sign(0) = 0. Then sign(x) * 2**29 is added to it. The product is shifted right
     by enough bits that 2**29 exceeds the result's range. x / 0 therefore saturates, as infinity does in PyTorch's
     quantized graph, and 0 / 0 is 0.
     """
-    assert isinstance(x, Tensor)  # a number divided by a tensor is univariate and has a TABLE
+    assert isinstance(x, Operand)  # a number divided by a tensor is univariate and has a TABLE
     dividend, divisor = (cx.to_fixed_point(z).to_int32().with_scale(1.0) for z in (x, y))
     magnitude = abs(divisor)
     # ``unit_quotient``: one step of x divided by one step of y, in steps of the result. ``saturating_quotient``: the
@@ -227,15 +231,15 @@ def _refined_reciprocal(v: FixedPoint, result: DType) -> FixedPoint:
 def _register_max_or_min(name: str, nan_ignoring: OpOverload, *overloads: OpOverload) -> None:
     """Register ``maximum`` or ``minimum``. The overload ``nan_ignoring`` returns the other operand if one is NaN."""
 
-    def rule(cx: Context, x: Tensor, y: Tensor) -> Value:
+    def rule(cx: Context, x: Operand, y: Operand) -> Value:
         return _lower_arithmetic(cx, getattr(cx.b, name), x, y, is_single_operator=True)
 
-    def integer_rule(cx: Context, x: Tensor, y: Tensor) -> Value:
+    def integer_rule(cx: Context, x: Operand, y: Operand) -> Value:
         left, right = to_common_scale(cx.to_fixed_point(x), cx.to_fixed_point(y), cx.q)
         result: FixedPoint = getattr(left, name)(right)
         return result.requantize(cx.q)
 
-    def rule_ignoring_nan(cx: Context, x: Tensor, y: Tensor) -> Value:
+    def rule_ignoring_nan(cx: Context, x: Operand, y: Operand) -> Value:
         result: Value = getattr(cx.b, name)(*_cast_operands(cx, x, y), ignore_nan=True)
         return result
 
@@ -253,7 +257,7 @@ _register_max_or_min("minimum", aten.fmin.default, aten.minimum.default, aten.cl
 
 
 @op(aten.pow.Tensor_Tensor, univariate=True, compute_fp32=True, error_bound=2.0**-11)
-def power(cx: Context, x: Tensor, y: Tensor) -> Value:
+def power(cx: Context, x: Operand, y: Operand) -> Value:
     """x**y."""
     if not cx.dtype.is_float:
         raise Unsupported("TOSA has no power of integers; convert them with .to(torch.float32)")
@@ -262,7 +266,7 @@ def power(cx: Context, x: Tensor, y: Tensor) -> Value:
 
 
 @power.integer_rule
-def _(cx: Context, x: Tensor, y: Tensor) -> Value:
+def _(cx: Context, x: Operand, y: Operand) -> Value:
     """x**y as exp(y * ln(x)). A negative x counts as 0, because its powers are defined only for integer y."""
     base, exponent = to_common_rank(*(cx.to_fixed_point(z).to_int32() for z in (x, y)))
     positive_steps = base.with_scale(1.0).maximum(0)
@@ -278,7 +282,7 @@ def _(cx: Context, x: Tensor, y: Tensor) -> Value:
 # A PReLU whose operand is also its weight is a function of one tensor, so it may become a TABLE. ``evaluate`` computes
 # the entries of the table with one slope for each entry. Of the two overloads, only ``_prelu_kernel`` accepts that.
 @op(aten.prelu.default, aten._prelu_kernel.default, univariate=True, evaluate=aten._prelu_kernel.default)
-def prelu(cx: Context, x: Tensor, weight: Tensor) -> Value:
+def prelu(cx: Context, x: Operand, weight: Operand) -> Value:
     """PReLU of x [N, C, ...]: x where it is positive, else weight * x, with weight [C] or [1].
 
     For ``_prelu_kernel``, the weight already has a shape that broadcasts.
@@ -288,26 +292,26 @@ def prelu(cx: Context, x: Tensor, weight: Tensor) -> Value:
 
 
 @prelu.integer_rule
-def _(cx: Context, x: Tensor, weight: Tensor) -> Value:
+def _(cx: Context, x: Operand, weight: Operand) -> Value:
     """max(x, 0) + min(x, 0) * weight in INT32. The weight is quantized like an activation, with its own scale."""
     if weight.is_constant and (slopes := _channel_slopes(cx, x, weight)) is not None:
         return _prelu_by_channel(cx, x, slopes)
     value = cx.to_fixed_point(x).to_int32()
     gain = cx.to_fixed_point(weight).to_int32()
-    gain = replace(gain, value=_broadcast_prelu_weight(cx, x, Tensor(gain.value)))
+    gain = replace(gain, value=_broadcast_prelu_weight(cx, x, Operand(gain.value)))
     positive, negative = to_common_scale(value.maximum(0), value.minimum(0) * gain, cx.q)
     return (positive + negative).requantize(cx.q)
 
 
-def _channel_slopes(cx: Context, x: Tensor, weight: Tensor) -> np.ndarray[Any, Any] | None:
+def _channel_slopes(cx: Context, x: Operand, weight: Operand) -> np.ndarray[Any, Any] | None:
     """The constant slopes of a PReLU, [C]. None if x has no channel dimension or slopes vary along another one."""
     shape = _broadcast_prelu_weight(cx, x, weight).shape
     if x.rank < 2 or any(size != 1 for i, size in enumerate(reversed(shape)) if i != x.rank - 2):
         return None
-    return np.broadcast_to(weight.real.reshape(-1), (x.shape[1],))
+    return np.broadcast_to(weight.float_values.reshape(-1), (x.shape[1],))
 
 
-def _prelu_by_channel(cx: Context, x: Tensor, slopes: np.ndarray[Any, Any]) -> Value:
+def _prelu_by_channel(cx: Context, x: Operand, slopes: np.ndarray[Any, Any]) -> Value:
     """PReLU with one slope per channel, in int8 or int16: max(x, slope * x) if no slope exceeds 1.
 
     If all slopes are at least 1, it is the minimum. Rounding is monotonic, so that the maximum of two rounded numbers
@@ -321,7 +325,7 @@ def _prelu_by_channel(cx: Context, x: Tensor, slopes: np.ndarray[Any, Any]) -> V
     return result.requantize(cx.q)
 
 
-def _prelu_by_sign(cx: Context, x: Tensor, slopes: np.ndarray[Any, Any]) -> Value:
+def _prelu_by_sign(cx: Context, x: Operand, slopes: np.ndarray[Any, Any]) -> Value:
     """max(x, 0) + slope * min(x, 0). At least one summand is 0, so the sum is rounded once.
 
     If no slope is negative, the product is clamped instead of x: an NPU fuses that CLAMP with the convolution.
@@ -337,7 +341,7 @@ def _prelu_by_sign(cx: Context, x: Tensor, slopes: np.ndarray[Any, Any]) -> Valu
     return (left + right).requantize(cx.q)
 
 
-def _requantize_image(cx: Context, x: Tensor) -> Value:
+def _requantize_image(cx: Context, x: Operand) -> Value:
     """Convert x [N, C, ...] to the result's parameters. NPUs convolve int8 in half the cycles of a RESCALE."""
     if not cx.target.hardware.npu or cx.q.is_equivalent(x.q):
         return cx.requantize(x, cx.q)
@@ -349,7 +353,7 @@ def _int32_results(cx: Context, *values: Value) -> list[FixedPoint]:
     return [FixedPoint.from_value(cx.b, value, cx.q).to_int32() for value in values]
 
 
-def _broadcast_prelu_weight(cx: Context, x: Tensor, weight: Tensor) -> Value:
+def _broadcast_prelu_weight(cx: Context, x: Operand, weight: Operand) -> Value:
     if overload_of(cx.node.target) is aten._prelu_kernel.default:
         return weight.value
     return cx.b.reshape(weight.value, (weight.value.size, *(1,) * max(x.rank - 2, 0))[: x.rank])

@@ -11,7 +11,7 @@ import torch
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
-from arm_backend_core.ops.operands import Context, Tensor
+from arm_backend_core.ops.operands import Context, Operand
 from arm_backend_core.ops.registry import Kind, op
 from arm_backend_core.permutation import inverse
 from arm_backend_core.tosa.builder import Builder
@@ -151,13 +151,13 @@ def reshape_indices(cx: Context, indices: Value, shape: Sequence[int]) -> Value:
 
 
 @op(aten.embedding.default, kind=Kind.SHARED, is_gather=True)
-def embedding(cx: Context, table: Tensor, indices: Tensor, *_: Any, **__: Any) -> Value:
+def embedding(cx: Context, table: Operand, indices: Operand, *_: Any, **__: Any) -> Value:
     """Gather rows of table [rows, width] at indices of any shape -> [*indices.shape, width]."""
     return cx.b.reshape(_gather_along_axis(cx, table.value, 0, indices.value), cx.shape)
 
 
 @op(aten.index.Tensor, aten._unsafe_index.Tensor, kind=Kind.SHARED, is_gather=True)
-def index(cx: Context, x: Tensor, indices: Sequence[Tensor | None]) -> Value:
+def index(cx: Context, x: Operand, indices: Sequence[Operand | None]) -> Value:
     """Indexing by integer tensors: x[:, i], x[:, i, j] and so on.
 
     The indexed axes are flattened to one, and the index tensors are combined to one row-major index. Axes that are not
@@ -199,7 +199,7 @@ def _gather_constant_per_row(b: Builder, x: Value, axis: int, indices: np.ndarra
 
 
 @op(aten.gather.default, kind=Kind.SHARED, is_gather=True)
-def gather(cx: Context, x: Tensor, dim: int, indices: Tensor, *, sparse_grad: bool = False) -> Value:
+def gather(cx: Context, x: Operand, dim: int, indices: Operand, *, sparse_grad: bool = False) -> Value:
     """torch.gather: out[i, j, k] = x[i, indices[i, j, k], k] for ``dim=1``.
 
     ``dim`` is moved to the last axis. The other axes become the batch of one TOSA GATHER with one channel.
@@ -223,7 +223,7 @@ def gather(cx: Context, x: Tensor, dim: int, indices: Tensor, *, sparse_grad: bo
 
 
 @op(aten.index_select.default, kind=Kind.SHARED, is_gather=True)
-def index_select(cx: Context, x: Tensor, dim: int, indices: Tensor) -> Value:
+def index_select(cx: Context, x: Operand, dim: int, indices: Operand) -> Value:
     """x[indices] along dimension ``dim``."""
     if x.rank == 0:
         return x.value
@@ -231,7 +231,7 @@ def index_select(cx: Context, x: Tensor, dim: int, indices: Tensor) -> Value:
 
 
 @op(aten.one_hot.default, kind=Kind.PASSTHROUGH, interval=lambda node, interval_of: (0, 1))
-def one_hot(cx: Context, x: Tensor, num_classes: int) -> Value:
+def one_hot(cx: Context, x: Operand, num_classes: int) -> Value:
     """One-hot encoding of the classes x along a new last dimension: [*x.shape, num_classes]."""
     dtype = DType.INT32 if cx.target.integer else DType.FP32  # the FP profile compares and reshapes no integers
     column = cx.b.reshape(cx.b.cast(x.value, dtype), (*x.shape, 1))

@@ -13,7 +13,7 @@ from arm_backend_core.nodes import TIMESTEP_SLOT
 from arm_backend_core.ops.accumulator import Accumulator
 from arm_backend_core.ops.convolution import build_accumulator, zero_points
 from arm_backend_core.ops.integers import Q15_MAX, FixedPoint, requantize
-from arm_backend_core.ops.operands import Context, Tensor
+from arm_backend_core.ops.operands import Context, Operand
 from arm_backend_core.ops.registry import Kind, op
 from arm_backend_core.tosa.graph import Value, prod
 from arm_backend_core.tosa.legality import type_refusal
@@ -22,7 +22,7 @@ aten = torch.ops.aten
 
 
 @op(aten.linear.default, kind=Kind.CONV, activations=(0,), absorbs_activation=True)
-def linear(cx: Context, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Value:
+def linear(cx: Context, x: Operand, weight: Operand, bias: Operand | None = None) -> Value:
     """Linear layer of x [..., IC] and weight [OC, IC], as a 1x1 convolution in which each row of x is a pixel.
 
     On NPUs that decode weights slowly, a large layer of one row in a time step of a recurrent layer is a MATMUL, if its
@@ -42,7 +42,7 @@ def linear(cx: Context, x: Tensor, weight: Tensor, bias: Tensor | None = None) -
     if (
         is_slow_as_conv
         and rows == 1
-        and cx.out is not None
+        and cx.result_q is not None
         and x.value.dtype is DType.INT8
         and cx.q.dtype is DType.INT16
     ):
@@ -55,7 +55,7 @@ def linear(cx: Context, x: Tensor, weight: Tensor, bias: Tensor | None = None) -
 linear.integer_rule(linear.lower)
 
 
-def _linear_by_matmul(cx: Context, x: Tensor, weight: Tensor, sums: Accumulator) -> Value:
+def _linear_by_matmul(cx: Context, x: Operand, weight: Operand, sums: Accumulator) -> Value:
     """Linear layer of one row (a vector x) by MATMUL.
 
     The sums are rescaled to int16 at a scale at which the largest possible sum fits. Then they are multiplied by the
@@ -82,7 +82,7 @@ def _linear_by_matmul(cx: Context, x: Tensor, weight: Tensor, sums: Accumulator)
     )
 
 
-def _matmul(cx: Context, a: Tensor, b: Tensor) -> Value:
+def _matmul(cx: Context, a: Operand, b: Operand) -> Value:
     """Matrix product of a [N, H, C] and b [N, C, W]."""
     if a.q is None or b.q is None:
         if a.q is not b.q:
@@ -147,7 +147,7 @@ def _int16_matmul_by_bytes(cx: Context, a: FixedPoint, b: FixedPoint) -> Value:
 
 
 @op(aten.bmm.default, aten.mm.default, aten.matmul.default, aten._int_mm.default, absorbs_activation=True)
-def matmul(cx: Context, a: Tensor, b: Tensor) -> Value:
+def matmul(cx: Context, a: Operand, b: Operand) -> Value:
     """torch.matmul: leading dimensions broadcast; a vector operand becomes a matrix with one row or column.
 
     ``_int_mm`` multiplies plain int8 operands and returns INT32 sums, as MATMUL does.
@@ -162,7 +162,7 @@ def matmul(cx: Context, a: Tensor, b: Tensor) -> Value:
 matmul.integer_rule(matmul.lower)
 
 
-def _broadcast_batch(cx: Context, x: Tensor, shape: tuple[int, ...], batch: tuple[Any, ...]) -> Tensor:
+def _broadcast_batch(cx: Context, x: Operand, shape: tuple[int, ...], batch: tuple[Any, ...]) -> Operand:
     """Broadcast x to [N, rows, columns], where N is the product of the batch dimensions."""
     lead = (1,) * (len(batch) - len(shape[:-2])) + shape[:-2]
     value = cx.b.reshape(x.value, (*lead, *shape[-2:]))
@@ -171,4 +171,4 @@ def _broadcast_batch(cx: Context, x: Tensor, shape: tuple[int, ...], batch: tupl
         value = cx.b.const(np.tile(value.data, (*repeats, 1, 1)), value.dtype)
     else:
         value = cx.b.tile(value, (*repeats, 1, 1))
-    return Tensor(cx.b.reshape(value, (prod(batch), *shape[-2:])), x.q)
+    return Operand(cx.b.reshape(value, (prod(batch), *shape[-2:])), x.q)

@@ -14,22 +14,21 @@ from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops import intervals
 from arm_backend_core.ops.casting import to_bool
 from arm_backend_core.ops.common_scale import to_common_scale
-from arm_backend_core.ops.operands import Context, Tensor, dtype_of
+from arm_backend_core.ops.operands import Context, Operand, dtype_of
 from arm_backend_core.ops.registry import Kind, op
 from arm_backend_core.qparams import QParams
 from arm_backend_core.tosa.graph import Value
 
 aten = torch.ops.aten
-Operand = Tensor | float
 
 
-def _cast_to_comparable(cx: Context, *operands: Operand) -> list[Value]:
+def _cast_to_comparable(cx: Context, *operands: Operand | float) -> list[Value]:
     """Cast plain operands to one element type that the target can compare.
 
     It is the floating-point type if an operand has one. For two floating-point types it is PyTorch's result type, in
     which a scalar tensor takes the type of the other operand.
     """
-    values = [x.value for x in operands if isinstance(x, Tensor)]
+    values = [x.value for x in operands if isinstance(x, Operand)]
     floats = {value.dtype for value in values if value.dtype.is_float}
     has_fraction = any(isinstance(x, float) and not x.is_integer() for x in operands)
     if len(floats) > 1:
@@ -40,8 +39,8 @@ def _cast_to_comparable(cx: Context, *operands: Operand) -> list[Value]:
     return [_operand(cx, x, dtype) for x in operands]
 
 
-def _operand(cx: Context, x: Operand, dtype: DType) -> Value:
-    return cx.b.cast(x.value, dtype) if isinstance(x, Tensor) else cx.b.const(x, dtype)
+def _operand(cx: Context, x: Operand | float, dtype: DType) -> Value:
+    return cx.b.cast(x.value, dtype) if isinstance(x, Operand) else cx.b.const(x, dtype)
 
 
 def _register_comparison(kind: str, *overloads: OpOverload, swap: bool = False, negate: bool = False) -> None:
@@ -52,16 +51,16 @@ def _register_comparison(kind: str, *overloads: OpOverload, swap: bool = False, 
         return cx.b.reshape(cx.b.unary("LOGICAL_NOT", result) if negate else result, cx.shape)
 
     @op(*overloads)
-    def plain(cx: Context, x: Tensor, y: Operand) -> Value:
+    def plain(cx: Context, x: Operand, y: Operand | float) -> Value:
         return compare(cx, *_cast_to_comparable(cx, x, y))
 
     @plain.integer_rule
-    def quantized(cx: Context, x: Tensor, y: Operand) -> Value:
+    def quantized(cx: Context, x: Operand, y: Operand | float) -> Value:
         """Compare x with a number in half steps of x's scale.
 
         If both operands are exact integers, compare them as INT32. Compare other operands at a common scale.
         """
-        if not isinstance(y, Tensor) and x.q is not None and x.q.dtype is not DType.INT32 and not math.isnan(y):
+        if not isinstance(y, Operand) and x.q is not None and x.q.dtype is not DType.INT32 and not math.isnan(y):
             return compare(
                 cx,
                 cx.to_fixed_point(x).rescale(DType.INT32, 2.0).value,
@@ -74,11 +73,11 @@ def _register_comparison(kind: str, *overloads: OpOverload, swap: bool = False, 
         return compare(cx, left.value, right.value)
 
 
-def _to_exact_int32(cx: Context, x: Operand) -> Value | None:
+def _to_exact_int32(cx: Context, x: Operand | float) -> Value | None:
     """A plain integer tensor, or a constant with integer values, as INT32; None for other operands."""
-    if not isinstance(x, Tensor) or (x.q is None and x.value.dtype is DType.INT32):
-        return x.value if isinstance(x, Tensor) else None
-    real = x.real if x.is_constant else np.array(0.5)
+    if not isinstance(x, Operand) or (x.q is None and x.value.dtype is DType.INT32):
+        return x.value if isinstance(x, Operand) else None
+    real = x.float_values if x.is_constant else np.array(0.5)
     fits = (real == np.rint(real)).all() and np.abs(real).max(initial=0) < 1 << 31
     return cx.b.const(real, DType.INT32) if fits else None
 
@@ -112,17 +111,17 @@ _register_comparison("GREATER_EQUAL", aten.le.Tensor, aten.le.Scalar, swap=True)
     is_select=True,
     interval=intervals.where,
 )
-def where(cx: Context, condition: Tensor, x: Operand, y: Operand) -> Value:
+def where(cx: Context, condition: Operand, x: Operand | float, y: Operand | float) -> Value:
     """Select x where the condition is true, else y."""
     return cx.b.select(to_bool(cx, condition), _operand(cx, x, cx.dtype), _operand(cx, y, cx.dtype))
 
 
 @where.integer_rule
-def _(cx: Context, condition: Tensor, x: Operand, y: Operand) -> Value:
+def _(cx: Context, condition: Operand, x: Operand | float, y: Operand | float) -> Value:
     """Select between operands that are requantized to the result's parameters."""
 
-    def quantize_operand(z: Operand) -> Value:
-        if not isinstance(z, Tensor):
+    def quantize_operand(z: Operand | float) -> Value:
+        if not isinstance(z, Operand):
             return cx.b.const(cx.q.quantize(np.array(float(z))), cx.q.dtype)
         return cx.requantize(z, cx.q)
 
@@ -133,12 +132,12 @@ def _register_bitwise(kind: str, *overloads: OpOverload, logical: bool) -> None:
     """Register ``and``, ``or`` or ``xor``; ``logical`` for torch.logical_*, False for torch.bitwise_*."""
 
     @op(*overloads)
-    def rule(cx: Context, x: Operand, y: Operand) -> Value:
+    def rule(cx: Context, x: Operand | float, y: Operand | float) -> Value:
         """LOGICAL_* on booleans, BITWISE_* on integers. Logical operators convert other operands to x != 0."""
-        x, y = (x, y) if isinstance(x, Tensor) else (y, x)
-        assert isinstance(x, Tensor)
+        x, y = (x, y) if isinstance(x, Operand) else (y, x)
+        assert isinstance(x, Operand)
         if logical or cx.dtype is DType.BOOL:
-            right = to_bool(cx, y) if isinstance(y, Tensor) else cx.b.const(bool(y), DType.BOOL)
+            right = to_bool(cx, y) if isinstance(y, Operand) else cx.b.const(bool(y), DType.BOOL)
             return cx.b.bitwise(f"LOGICAL_{kind}", to_bool(cx, x), right)
         return cx.b.bitwise(f"BITWISE_{kind}", _operand(cx, x, cx.dtype), _operand(cx, y, cx.dtype))
 
@@ -152,7 +151,7 @@ for _kind in ("and", "or", "xor"):
     _register_bitwise(_kind.upper(), *_overloads, logical=False)
 
 
-def _shift(cx: Context, x: Operand, y: Operand, *, left: bool) -> Value:
+def _shift(cx: Context, x: Operand | float, y: Operand | float, *, left: bool) -> Value:
     """Shift x by y bits. For y >= 32, a left shift gives 0, and a right shift gives 0 or -1 by the sign of x."""
     b, value, amount = cx.b, _operand(cx, x, cx.dtype), _operand(cx, y, cx.dtype)
     if amount.data is not None and amount.data.min() < 0:
@@ -179,7 +178,7 @@ for _left, _bitwise, _dunder in (
 
 
 @op(aten.logical_not.default)
-def logical_not(cx: Context, x: Tensor) -> Value:
+def logical_not(cx: Context, x: Operand) -> Value:
     """Logical negation: x == 0 as BOOL."""
     return cx.b.unary("LOGICAL_NOT", to_bool(cx, x))
 
@@ -188,24 +187,24 @@ logical_not.integer_rule(logical_not.lower)
 
 
 @op(aten.bitwise_not.default, kind=Kind.PASSTHROUGH)
-def bitwise_not(cx: Context, x: Tensor) -> Value:
+def bitwise_not(cx: Context, x: Operand) -> Value:
     """Invert all bits."""
     return cx.b.unary("LOGICAL_NOT" if x.value.dtype is DType.BOOL else "BITWISE_NOT", x.value)
 
 
 @op(aten.isnan.default)
-def isnan(cx: Context, x: Tensor) -> Value:
+def isnan(cx: Context, x: Operand) -> Value:
     """x != x, which is true only for NaN."""
     return cx.b.unary("LOGICAL_NOT", cx.b.compare("EQUAL", x.value, x.value))
 
 
 @op(aten.isinf.default)
-def isinf(cx: Context, x: Tensor) -> Value:
+def isinf(cx: Context, x: Operand) -> Value:
     """abs(x) == infinity."""
     return cx.b.compare("EQUAL", cx.b.unary("ABS", x.value), cx.b.const(math.inf, x.value.dtype))
 
 
-def _emit_false(cx: Context, x: Tensor) -> Value:
+def _emit_false(cx: Context, x: Operand) -> Value:
     """Return False for every element: quantized values are always finite."""
     value = cx.to_fixed_point(x).to_int32().value
     return cx.b.compare("GREATER", value, value)

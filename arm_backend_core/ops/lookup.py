@@ -15,7 +15,7 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.common_scale import to_common_scale
 from arm_backend_core.ops.integers import Q15_MAX, FixedPoint
-from arm_backend_core.ops.operands import Tensor
+from arm_backend_core.ops.operands import Operand
 from arm_backend_core.qparams import QParams
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
@@ -23,7 +23,7 @@ from arm_backend_core.tosa.graph import Value
 Array = np.ndarray[Any, Any]
 
 
-def apply_by_table(b: Builder, x: Tensor, function: Callable[[Array], Array], q: QParams) -> Value:
+def apply_by_table(b: Builder, x: Operand, function: Callable[[Array], Array], q: QParams) -> Value:
     """Apply ``function`` to ``x`` and quantize the result to ``q``.
 
     The table from int8 to int8 is exact: it has an entry for each of the 256 values. Other types use the int16 TABLE of

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from arm_backend_core.ops import intervals
-from arm_backend_core.ops.operands import Context, Tensor
+from arm_backend_core.ops.operands import Context, Operand
 from arm_backend_core.ops.registry import Kind, op
 from arm_backend_core.tosa.graph import Value
 
@@ -37,7 +37,7 @@ _LIBRARY.impl("loop_out", _run_one_iteration, "CompositeExplicitAutograd")
 
 # The integers that a loop carries are assumed to stay within 2**30, like program inputs.
 @op(LOOP_IN, kind=Kind.SHARED, interval=lambda node, interval_of: intervals.ASSUMED_INTERVAL)
-def loop_in(cx: Context, initial: Tensor, loop: int, index: int) -> Value:
+def loop_in(cx: Context, initial: Operand, loop: int, index: int) -> Value:
     """Loop-carried value number ``index`` at the start of an iteration of loop number ``loop``.
 
     The value is ``initial`` in the first iteration, and later the result of the previous iteration.
@@ -47,8 +47,8 @@ def loop_in(cx: Context, initial: Tensor, loop: int, index: int) -> Value:
 
 @op(LOOP_OUT, kind=Kind.SHARED, interval=lambda node, interval_of: intervals.INT32)
 def loop_out(
-    cx: Context, condition: Tensor, next_values: Sequence[Tensor], current_values: Sequence[Tensor], loop: int
-) -> list[Tensor]:
+    cx: Context, condition: Operand, next_values: Sequence[Operand], current_values: Sequence[Operand], loop: int
+) -> list[Operand]:
     """The loop-carried values after the loop.
 
     ``condition`` and ``next_values`` are computed from ``current_values``. If the condition is false, the loop ends
@@ -61,6 +61,6 @@ def loop_out(
     ]
     values = [condition.value, *requantized_values, *(x.value for x in current_values)]
     return [
-        Tensor(cx.b.emit("LOOP_OUT", values, x.value.dtype, loop=loop, index=index), x.q)
+        Operand(cx.b.emit("LOOP_OUT", values, x.value.dtype, loop=loop, index=index), x.q)
         for index, x in enumerate(current_values)
     ]

@@ -15,7 +15,7 @@ from arm_backend_core.errors import Unsupported
 from arm_backend_core.nodes import is_random
 from arm_backend_core.ops import intervals
 from arm_backend_core.ops.indexing import gather_constant, strided_slice
-from arm_backend_core.ops.operands import Context, Tensor
+from arm_backend_core.ops.operands import Context, Operand
 from arm_backend_core.ops.registry import Kind, op
 from arm_backend_core.tosa.graph import Value
 
@@ -41,7 +41,7 @@ _SHARED: dict[str, Any] = {"kind": Kind.SHARED}
     aten.unsqueeze_copy.default,
     **_SHARED,
 )
-def reshape(cx: Context, x: Tensor, *_: Any, **__: Any) -> Value:
+def reshape(cx: Context, x: Operand, *_: Any, **__: Any) -> Value:
     """RESHAPE to the result's shape, which is read from the node metadata instead of the arguments."""
     return cx.b.reshape(x.value, cx.shape)
 
@@ -66,7 +66,7 @@ def reshape(cx: Context, x: Tensor, *_: Any, **__: Any) -> Value:
     aten.feature_alpha_dropout.default,
     **_SHARED,
 )
-def identity(cx: Context, x: Tensor, *args: Any, **_: Any) -> Value:
+def identity(cx: Context, x: Operand, *args: Any, **_: Any) -> Value:
     """Operators that return their operand: copies, memory formats, and dropout in eval mode."""
     if is_random(cx.node):
         raise Unsupported(
@@ -81,26 +81,26 @@ def _normalize_axis(cx: Context, dim: int, rank: int) -> int:
 
 
 @op(aten.permute.default, aten.permute_copy.default, **_SHARED)
-def permute(cx: Context, x: Tensor, dims: Sequence[int]) -> Value:
+def permute(cx: Context, x: Operand, dims: Sequence[int]) -> Value:
     """Permute the dimensions by TRANSPOSE; ``dims`` may be negative."""
     return cx.b.transpose(x.value, [_normalize_axis(cx, dim, x.rank) for dim in dims])
 
 
 @op(aten.transpose.int, aten.transpose_copy.int, **_SHARED)
-def transpose(cx: Context, x: Tensor, first: int, second: int) -> Value:
+def transpose(cx: Context, x: Operand, first: int, second: int) -> Value:
     """Swap two dimensions."""
     source_axis = {_normalize_axis(cx, first, x.rank): second, _normalize_axis(cx, second, x.rank): first}
     return cx.b.transpose(x.value, [_normalize_axis(cx, source_axis.get(axis, axis), x.rank) for axis in range(x.rank)])
 
 
 @op(aten.t.default, aten.t_copy.default, aten.numpy_T.default, **_SHARED)
-def t(cx: Context, x: Tensor) -> Value:
+def t(cx: Context, x: Operand) -> Value:
     """Reverse the order of the dimensions."""
     return cx.b.transpose(x.value, list(range(x.rank))[::-1])
 
 
 @op(aten.expand.default, aten.expand_copy.default, aten.expand_as.default, **_SHARED)
-def expand(cx: Context, x: Tensor, *_: Any, **__: Any) -> Value:
+def expand(cx: Context, x: Operand, *_: Any, **__: Any) -> Value:
     """Repeat dimensions of size 1."""
     shape = (1,) * (len(cx.shape) - x.rank) + x.shape
     multiples = [target // size for target, size in zip(cx.shape, shape, strict=True)]
@@ -108,12 +108,12 @@ def expand(cx: Context, x: Tensor, *_: Any, **__: Any) -> Value:
 
 
 @op(aten.repeat.default, **_SHARED)
-def repeat(cx: Context, x: Tensor, repeats: Sequence[int]) -> Value:
+def repeat(cx: Context, x: Operand, repeats: Sequence[int]) -> Value:
     """Repeat by TILE. If there are more repeats than dimensions, dimensions of size 1 are prepended."""
     return cx.b.tile(cx.b.reshape(x.value, (1,) * (len(repeats) - x.rank) + x.shape), repeats)
 
 
-def _requantize_to_first(cx: Context, tensors: Sequence[Tensor]) -> list[Value]:
+def _requantize_to_first(cx: Context, tensors: Sequence[Operand]) -> list[Value]:
     """Requantize all operands to the parameters of the first, which are also the result's; cast plain operands."""
     first = tensors[0].q
     if any((x.q is None) != (first is None) for x in tensors):
@@ -122,14 +122,14 @@ def _requantize_to_first(cx: Context, tensors: Sequence[Tensor]) -> list[Value]:
 
 
 @op(aten.cat.default, aten.concat.default, aten.concatenate.default, **_SHARED)
-def cat(cx: Context, tensors: Sequence[Tensor], dim: int = 0) -> Value:
+def cat(cx: Context, tensors: Sequence[Operand], dim: int = 0) -> Value:
     """Concatenate by CONCAT. Empty one-dimensional tensors, which PyTorch allows, are skipped."""
     tensors = [x for x in tensors if x.value.size or x.rank > 1]
     return cx.b.concat(_requantize_to_first(cx, tensors), _normalize_axis(cx, dim, tensors[0].rank))
 
 
 @op(aten.stack.default, **_SHARED)
-def stack(cx: Context, tensors: Sequence[Tensor], dim: int = 0) -> Value:
+def stack(cx: Context, tensors: Sequence[Operand], dim: int = 0) -> Value:
     """Stack by CONCAT along a new dimension."""
     axis = _normalize_axis(cx, dim, tensors[0].rank + 1)
     shape = (*tensors[0].shape[:axis], 1, *tensors[0].shape[axis:])
@@ -138,7 +138,7 @@ def stack(cx: Context, tensors: Sequence[Tensor], dim: int = 0) -> Value:
 
 @op(aten.slice.Tensor, aten.slice_copy.Tensor, **_SHARED)
 def slice_(
-    cx: Context, x: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+    cx: Context, x: Operand, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Value:
     """x[start:end:step] along one dimension."""
     axis = _normalize_axis(cx, dim, x.rank)
@@ -146,7 +146,7 @@ def slice_(
 
 
 @op(aten.roll.default, **_SHARED)
-def roll(cx: Context, x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Value:
+def roll(cx: Context, x: Operand, shifts: Sequence[int], dims: Sequence[int] = ()) -> Value:
     """torch.roll: rotate each dimension by its shift; without ``dims``, rotate the flattened tensor."""
     value = x.value if dims else cx.b.reshape(x.value, (x.value.size,))
     for shift, dim in zip(shifts, dims or (0,), strict=True):
@@ -156,7 +156,7 @@ def roll(cx: Context, x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()
 
 
 @op(aten.select.int, aten.select_copy.int, **_SHARED)
-def select(cx: Context, x: Tensor, dim: int, index: int) -> Value:
+def select(cx: Context, x: Operand, dim: int, index: int) -> Value:
     """x[index] along one dimension, which is removed."""
     axis = _normalize_axis(cx, dim, x.rank)
     return cx.b.reshape(cx.b.narrow(x.value, axis, index % x.shape[axis], 1), cx.shape)
@@ -173,7 +173,7 @@ def select(cx: Context, x: Tensor, dim: int, index: int) -> Value:
     aten.unbind_copy.int,
     **_SHARED,
 )
-def split(cx: Context, x: Tensor, *args: Any, **kwargs: Any) -> list[Value]:
+def split(cx: Context, x: Operand, *args: Any, **kwargs: Any) -> list[Value]:
     """Split along one dimension by SLICEs, with the shapes in the node metadata. unbind also removes the dimension."""
     shapes = [tuple(value.shape) for value in cx.node.meta["val"]]
     removes_dim = len(shapes[0]) < x.rank
@@ -185,7 +185,7 @@ def split(cx: Context, x: Tensor, *args: Any, **kwargs: Any) -> list[Value]:
 
 
 @op(aten.constant_pad_nd.default, interval=intervals.padding, **_SHARED)
-def constant_pad(cx: Context, x: Tensor, pad: Sequence[int], value: float = 0) -> Value:
+def constant_pad(cx: Context, x: Operand, pad: Sequence[int], value: float = 0) -> Value:
     """Pad by PAD with a constant. ``pad`` has (before, after) of the last dimension first; negative values crop."""
     pairs = [(0, 0)] * (x.rank - len(pad) // 2) + list(zip(pad[-2::-2], pad[::-2], strict=True))
     sizes = [size + min(before, 0) + min(after, 0) for size, (before, after) in zip(x.shape, pairs, strict=True)]
@@ -204,7 +204,7 @@ _PADDING_INDEX: dict[str, Callable[[int, int, range], int]] = {
 
 
 @op(aten.pad.default, interval=intervals.padding, **_SHARED)
-def pad(cx: Context, x: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Value:
+def pad(cx: Context, x: Operand, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Value:
     """torch.nn.functional.pad. Modes other than "constant" gather elements of the tensor."""
     if mode == "constant":
         return constant_pad.lower(cx, x, pad, 0 if value is None else value)
@@ -223,14 +223,14 @@ def pad(cx: Context, x: Tensor, pad: Sequence[int], mode: str = "constant", valu
     *(getattr(aten, f"{kind}_pad{rank}d").default for kind in ("reflection", "replication") for rank in (1, 2, 3)),
     **_SHARED,
 )
-def edge_pad(cx: Context, x: Tensor, padding: Sequence[int]) -> Value:
+def edge_pad(cx: Context, x: Operand, padding: Sequence[int]) -> Value:
     """Reflection and replication padding, to which ``F.pad`` dispatches, of one, two and three dimensions."""
     mode = "reflect" if "reflection" in str(cx.node.target) else "replicate"
     return cast(Value, pad.lower(cx, x, padding, mode))
 
 
 @op(aten.flip.default, **_SHARED)
-def flip(cx: Context, x: Tensor, dims: Sequence[int]) -> Value:
+def flip(cx: Context, x: Operand, dims: Sequence[int]) -> Value:
     """Reverse the order of elements along each dimension of ``dims`` by REVERSE."""
     value = x.value
     for dim in dims if x.rank else ():

@@ -12,7 +12,7 @@ import torch
 from arm_backend_core.dtype import DType
 from arm_backend_core.ops import fixed_point
 from arm_backend_core.ops.channel_gain import scale_channels
-from arm_backend_core.ops.operands import Context, Tensor
+from arm_backend_core.ops.operands import Context, Operand
 from arm_backend_core.ops.reduction import at_least_1d, reduce_mean
 from arm_backend_core.ops.registry import op
 from arm_backend_core.tosa.graph import Value
@@ -29,22 +29,22 @@ _HIGH_PRECISION_RECORD: dict[str, Any] = {
 
 
 def _fold_batch_norm(
-    weight: Tensor | None, bias: Tensor | None, mean: Tensor, variance: Tensor, eps: float
+    weight: Operand | None, bias: Operand | None, mean: Operand, variance: Operand, eps: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """Fold an inference batch norm into gain and offset per channel: y = gain * x + offset."""
-    gain = (1.0 if weight is None else weight.real) / np.sqrt(variance.real + eps)
-    offset = (0.0 if bias is None else bias.real) - mean.real * gain
+    gain = (1.0 if weight is None else weight.float_values) / np.sqrt(variance.float_values + eps)
+    offset = (0.0 if bias is None else bias.float_values) - mean.float_values * gain
     return gain, offset
 
 
 @op(aten.batch_norm.default, activations=(0,), absorbs_activation=True, compute_fp32=True)
 def batch_norm(
     cx: Context,
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
+    x: Operand,
+    weight: Operand | None,
+    bias: Operand | None,
+    running_mean: Operand | None,
+    running_var: Operand | None,
     training: bool,
     momentum: float,
     eps: float,
@@ -58,7 +58,7 @@ def batch_norm(
     if training or running_mean is None or running_var is None:
         swap_batch_and_channels = [1, 0, *range(2, x.rank)]
         channels_first = cx.b.transpose(x.value, swap_batch_and_channels)
-        grouped = Tensor(
+        grouped = Operand(
             cx.b.reshape(
                 channels_first, (1, channels_first.shape[0], -(-channels_first.size // channels_first.shape[0]))
             ),
@@ -77,33 +77,33 @@ def batch_norm(
 def _standardize(cx: Context, x: Value, axes: Sequence[int], eps: float) -> Value:
     """Standardize a plain x over ``axes``: (x - mean) / sqrt(variance + eps)."""
     b = cx.b
-    centred = b.sub(x, reduce_mean(cx, Tensor(x), axes))
-    variance = reduce_mean(cx, Tensor(b.mul(centred, centred)), axes)
+    centred = b.sub(x, reduce_mean(cx, Operand(x), axes))
+    variance = reduce_mean(cx, Operand(b.mul(centred, centred)), axes)
     return b.mul(centred, b.unary("RSQRT", b.add(variance, cx.operand(eps))))
 
 
-def _apply_affine(cx: Context, x: Value, gain: Tensor | None, offset: Tensor | None, shape: Sequence[int]) -> Value:
+def _apply_affine(cx: Context, x: Value, gain: Operand | None, offset: Operand | None, shape: Sequence[int]) -> Value:
     """x * gain + offset. Gain and offset are optional and reshaped to ``shape``, which broadcasts against x."""
     if gain is not None:
         x = cx.b.mul(x, cx.b.reshape(gain.value, shape))
     return x if offset is None else cx.b.add(x, cx.b.reshape(offset.value, shape))
 
 
-def _dequantize_optional(parameter: Tensor | None) -> np.ndarray | None:
-    return None if parameter is None else parameter.real
+def _dequantize_optional(parameter: Operand | None) -> np.ndarray | None:
+    return None if parameter is None else parameter.float_values
 
 
-def _normalized_axes(x: Tensor, normalized_shape: Sequence[int]) -> tuple[int, ...]:
+def _normalized_axes(x: Operand, normalized_shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(range(x.rank - len(normalized_shape), x.rank))
 
 
 @op(aten.layer_norm.default, **_HIGH_PRECISION_RECORD)
 def layer_norm(
     cx: Context,
-    x: Tensor,
+    x: Operand,
     normalized_shape: Sequence[int],
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
+    weight: Operand | None = None,
+    bias: Operand | None = None,
     eps: float = 1e-5,
     cudnn_enable: bool = False,
 ) -> Value:
@@ -118,7 +118,7 @@ def layer_norm(
 
 @op(aten.rms_norm.default, **_HIGH_PRECISION_RECORD)
 def rms_norm(
-    cx: Context, x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
+    cx: Context, x: Operand, normalized_shape: Sequence[int], weight: Operand | None = None, eps: float | None = None
 ) -> Value:
     """RMS norm over the trailing dimensions: x / sqrt(mean(x * x) + eps) * weight.
 
@@ -130,7 +130,7 @@ def rms_norm(
         return fixed_point.layer_norm(
             b, x.value, x.q, axes, _dequantize_optional(weight), None, eps, cx.q, centre=False
         )
-    mean_square = reduce_mean(cx, Tensor(b.mul(x.value, x.value)), axes)
+    mean_square = reduce_mean(cx, Operand(b.mul(x.value, x.value)), axes)
     inverse_rms = b.unary("RSQRT", b.add(mean_square, cx.operand(eps)))
     return _apply_affine(cx, b.mul(x.value, inverse_rms), weight, None, normalized_shape)
 
@@ -138,10 +138,10 @@ def rms_norm(
 @op(aten.group_norm.default, **_HIGH_PRECISION_RECORD)
 def group_norm(
     cx: Context,
-    x: Tensor,
+    x: Operand,
     groups: int,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
+    weight: Operand | None = None,
+    bias: Operand | None = None,
     eps: float = 1e-5,
     cudnn_enabled: bool = True,
 ) -> Value:
@@ -159,11 +159,11 @@ def group_norm(
 @op(aten.instance_norm.default, **_HIGH_PRECISION_RECORD)
 def instance_norm(
     cx: Context,
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
+    x: Operand,
+    weight: Operand | None,
+    bias: Operand | None,
+    running_mean: Operand | None,
+    running_var: Operand | None,
     use_input_stats: bool,
     momentum: float,
     eps: float,
@@ -175,7 +175,7 @@ def instance_norm(
     return group_norm.lower(cx, x, x.shape[1], weight, bias, eps)
 
 
-def _shifted_exponentials(cx: Context, x: Tensor, dim: int, min_peak: float = -math.inf) -> tuple[Value, Value, Value]:
+def _shifted_exponentials(cx: Context, x: Operand, dim: int, min_peak: float = -math.inf) -> tuple[Value, Value, Value]:
     """Return s = x - max(max(x), min_peak), exp(s), and the sum of exp(s) along ``dim``, in the result's type."""
     value, axis = cx.b.cast(x.value, cx.dtype), dim % x.rank
     peak = cx.b.reduce("REDUCE_MAX", value, axis)
@@ -185,7 +185,7 @@ def _shifted_exponentials(cx: Context, x: Tensor, dim: int, min_peak: float = -m
 
 
 @op(aten.softmax.int, aten._softmax.default, **_HIGH_PRECISION_RECORD, fixed_range=(0.0, 1.0))
-def softmax(cx: Context, x: Tensor, dim: int, *_: object, **__: object) -> Value:
+def softmax(cx: Context, x: Operand, dim: int, *_: object, **__: object) -> Value:
     """Softmax along ``dim``: exp(x - max) / sum(exp(x - max))."""
     x = at_least_1d(cx, x)
     if x.q is not None:
@@ -195,7 +195,7 @@ def softmax(cx: Context, x: Tensor, dim: int, *_: object, **__: object) -> Value
 
 
 @op(aten._safe_softmax.default, **_HIGH_PRECISION_RECORD, fixed_range=(0.0, 1.0))
-def safe_softmax(cx: Context, x: Tensor, dim: int, *_: object, **__: object) -> Value:
+def safe_softmax(cx: Context, x: Operand, dim: int, *_: object, **__: object) -> Value:
     """Softmax that returns 0 for a row in which all elements are -inf, for example if all keys of a query are masked.
 
     In such a row, all exponentials and their sum are 0. In all other rows, the sum is at least 1. So the sum is clamped
@@ -210,7 +210,7 @@ def safe_softmax(cx: Context, x: Tensor, dim: int, *_: object, **__: object) -> 
 
 
 @op(aten.log_softmax.int, aten._log_softmax.default, **_HIGH_PRECISION_RECORD)
-def log_softmax(cx: Context, x: Tensor, dim: int, *_: object, **__: object) -> Value:
+def log_softmax(cx: Context, x: Operand, dim: int, *_: object, **__: object) -> Value:
     """Log-softmax along ``dim``: (x - max) - ln(sum(exp(x - max)))."""
     x = at_least_1d(cx, x)
     if x.q is not None:

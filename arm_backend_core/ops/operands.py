@@ -1,4 +1,4 @@
-"""Arguments of lowering rules: operands (``Tensor``) and the ``Context`` (builder, node, result parameters)."""
+"""Arguments of lowering rules: operands (``Operand``) and the ``Context`` (builder, node, result parameters)."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def dtype_of(dtype: torch.dtype) -> DType:
 
 
 @dataclass(frozen=True, eq=False)
-class Tensor:
+class Operand:
     """An operand of a lowering rule.
 
     Attributes:
@@ -83,7 +83,7 @@ class Tensor:
         return self.value.data is not None
 
     @property
-    def real(self) -> np.ndarray[Any, Any]:
+    def float_values(self) -> np.ndarray[Any, Any]:
         """Elements of a constant as real numbers, float64 (integers dequantized).
 
         Raises:
@@ -103,13 +103,13 @@ class Context:
     Attributes:
         b: builder that appends TOSA operators to the graph.
         node: the FX node.
-        out: quantization parameters of the result; None for plain values.
+        result_q: quantization parameters of the result; None for plain values.
         compute_dtype: element type in which the rule computes; None for the element type of the result.
     """
 
     b: Builder
     node: torch.fx.Node
-    out: QParams | None = None
+    result_q: QParams | None = None
     compute_dtype: DType | None = None
 
     @property
@@ -120,8 +120,8 @@ class Context:
     @property
     def q(self) -> QParams:
         """Quantization parameters of the result; only for integer rules with a quantized result."""
-        assert self.out is not None
-        return self.out
+        assert self.result_q is not None
+        return self.result_q
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -139,9 +139,9 @@ class Context:
         first: torch.Tensor = meta[0] if isinstance(meta, (tuple, list)) else meta
         return first
 
-    def operand(self, x: Tensor | float, dtype: DType | None = None) -> Value:
+    def operand(self, x: Operand | float, dtype: DType | None = None) -> Value:
         """Return a tensor's value, cast to ``dtype`` if given, or a Python number as a rank-0 constant."""
-        if isinstance(x, Tensor):
+        if isinstance(x, Operand):
             return x.value if dtype is None else self.b.cast(x.value, dtype)
         return self.b.const(np.full((), x), dtype or self.dtype)
 
@@ -161,20 +161,20 @@ class Context:
         def widen(x: Any) -> Any:
             if isinstance(x, (list, tuple)):
                 return [widen(item) for item in x]
-            if not isinstance(x, Tensor) or x.value.dtype not in narrow_dtypes:
+            if not isinstance(x, Operand) or x.value.dtype not in narrow_dtypes:
                 return x
             data = x.value.data  # a constant is converted at compile time
-            return Tensor(self.b.cast(x.value, wide_dtype) if data is None else self.b.const(data, wide_dtype))
+            return Operand(self.b.cast(x.value, wide_dtype) if data is None else self.b.const(data, wide_dtype))
 
         def narrow(value: Value) -> Value:
             return self.b.cast(value, self.dtype) if value.dtype is wide_dtype else value
 
-        if self.dtype is DType.BOOL or self.out is not None:
+        if self.dtype is DType.BOOL or self.result_q is not None:
             return rule(self, *args, **kwargs)
         result = rule(replace(self, compute_dtype=wide_dtype), *widen(args), **{k: widen(x) for k, x in kwargs.items()})
         return [narrow(value) for value in result] if isinstance(result, list) else narrow(result)
 
-    def to_fixed_point(self, x: Tensor | float) -> FixedPoint:
+    def to_fixed_point(self, x: Operand | float) -> FixedPoint:
         """Convert an operand to ``FixedPoint``.
 
         A Python number becomes the integer 1, 0 or -1, with its magnitude as the scale. Integers and booleans have
@@ -183,7 +183,7 @@ class Context:
         Raises:
             Unsupported: the tensor is not quantized or has per-channel scales, or the number is NaN.
         """
-        if isinstance(x, Tensor):
+        if isinstance(x, Operand):
             if x.q is None and x.value.dtype is DType.INT32 and not x.is_constant:
                 raise Unsupported("an int32 operand beside a quantized one; convert it with .to(torch.float32)")
             if x.q is None and not x.value.dtype.is_float:
@@ -200,7 +200,7 @@ class Context:
         sign = (x > 0) - (x < 0)
         return FixedPoint.const(self.b, sign, DType.INT32, min(abs(float(x)), float(np.finfo(np.float32).max)))
 
-    def integer_to_fixed_point(self, x: Tensor) -> FixedPoint:
+    def integer_to_fixed_point(self, x: Operand) -> FixedPoint:
         """Convert a plain integer or boolean operand to ``FixedPoint`` with scale 1."""
         value = self.b.cast(x.value, DType.INT32) if x.value.dtype is DType.BOOL else x.value
         result = FixedPoint.from_value(self.b, value, QParams(1.0, 0, value.dtype, *value.dtype.range))
@@ -213,9 +213,9 @@ class Context:
         """
         return self.b.cast(value, self.dtype) if sums.scales is None else sums.requantize(self.b, value, self.q)
 
-    def requantize(self, x: Tensor, q: QParams) -> Value:
+    def requantize(self, x: Operand, q: QParams) -> Value:
         """Convert ``x`` to quantization parameters ``q``; constants are converted at compile time."""
         operand = self.to_fixed_point(x)
         if q.is_equivalent(x.q):
             return x.value
-        return self.b.const(q.quantize(x.real), q.dtype) if x.is_constant else operand.requantize(q)
+        return self.b.const(q.quantize(x.float_values), q.dtype) if x.is_constant else operand.requantize(q)

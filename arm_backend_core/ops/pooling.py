@@ -14,7 +14,7 @@ from arm_backend_core.errors import Unsupported
 from arm_backend_core.nodes import is_only_user_of_operand
 from arm_backend_core.ops.image_layout import to_height_width, to_nchw, to_nhwc_image
 from arm_backend_core.ops.indexing import gather_constant
-from arm_backend_core.ops.operands import Context, Tensor
+from arm_backend_core.ops.operands import Context, Operand
 from arm_backend_core.ops.reduction import reduce_mean
 from arm_backend_core.ops.registry import Kind, op
 from arm_backend_core.ops.spatial_mean import spatial_mean, window_means
@@ -69,7 +69,7 @@ def _crop_unread_border(cx: Context, image: Value, window: _PoolingWindow) -> tu
 @op(aten.max_pool2d.default, aten.max_pool1d.default, kind=Kind.SHARED)
 def max_pool(
     cx: Context,
-    x: Tensor,
+    x: Operand,
     kernel_size: Sequence[int],
     stride: Sequence[int] = (),
     padding: Sequence[int] = (0,),
@@ -124,7 +124,7 @@ def _dilated_max_pool(cx: Context, image: Value, window: _PoolingWindow, dilatio
 @op(aten.avg_pool2d.default, aten.avg_pool1d.default, kind=Kind.SHARED, error_bound=2.0**-14)
 def avg_pool(
     cx: Context,
-    x: Tensor,
+    x: Operand,
     kernel_size: Sequence[int],
     stride: Sequence[int] = (),
     padding: Sequence[int] = (0,),
@@ -182,7 +182,7 @@ def adaptive_cell_ranges(size: int, out: int) -> list[tuple[int, int]]:
     error_bound=2.0**-14,
     compute_fp32=True,
 )
-def adaptive_avg_pool(cx: Context, x: Tensor, output_size: Sequence[int]) -> Value:
+def adaptive_avg_pool(cx: Context, x: Operand, output_size: Sequence[int]) -> Value:
     """Adaptive average pooling: each output cell is the mean of its part of the input."""
     if all(size == 1 for size in cx.shape[-len(output_size) :]):
         axes = tuple(range(x.rank - len(output_size), x.rank))
@@ -193,7 +193,7 @@ def adaptive_avg_pool(cx: Context, x: Tensor, output_size: Sequence[int]) -> Val
 adaptive_avg_pool.integer_rule(adaptive_avg_pool.lower)
 
 
-def _adaptive_avg_pool(cx: Context, x: Tensor, spatial: int) -> Value:
+def _adaptive_avg_pool(cx: Context, x: Operand, spatial: int) -> Value:
     """Pool with one operator if all cells have equal size and stride, else with one operator for each cell.
 
     Quantized pooling with a stride above 3 also uses one operator for each cell.

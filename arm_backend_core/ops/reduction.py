@@ -17,7 +17,7 @@ from arm_backend_core.ops import fixed_point, intervals
 from arm_backend_core.ops.casting import to_bool
 from arm_backend_core.ops.expression import FloatExpr
 from arm_backend_core.ops.indexing import reshape_indices
-from arm_backend_core.ops.operands import Context, Tensor
+from arm_backend_core.ops.operands import Context, Operand
 from arm_backend_core.ops.registry import Kind, op
 from arm_backend_core.ops.spatial_mean import spatial_mean
 from arm_backend_core.qparams import QParams
@@ -26,7 +26,7 @@ from arm_backend_core.tosa.graph import Value, prod
 aten = torch.ops.aten
 
 
-def _normalize_axes(x: Tensor, dims: Sequence[int] | int | None) -> tuple[int, ...]:
+def _normalize_axes(x: Operand, dims: Sequence[int] | int | None) -> tuple[int, ...]:
     """Convert ``dims`` to sorted non-negative axes; None or an empty list means all axes."""
     if isinstance(dims, int):
         dims = [dims]
@@ -39,12 +39,12 @@ def _reduce(cx: Context, kind: str, x: Value, axes: Sequence[int]) -> Value:
     return x
 
 
-def at_least_1d(cx: Context, x: Tensor) -> Tensor:
+def at_least_1d(cx: Context, x: Operand) -> Operand:
     """Reshape a rank-0 tensor to [1], because PyTorch accepts ``dim=0`` for it. Other tensors stay unchanged."""
-    return x if x.rank else Tensor(cx.b.reshape(x.value, (1,)), x.q)
+    return x if x.rank else Operand(cx.b.reshape(x.value, (1,)), x.q)
 
 
-def reduce_mean(cx: Context, x: Tensor, axes: Sequence[int]) -> Value:
+def reduce_mean(cx: Context, x: Operand, axes: Sequence[int]) -> Value:
     """Mean of plain or quantized x over ``axes``, as with ``keepdim=True``."""
     if x.q is not None:
         spatial = spatial_mean(cx.b, x.value, x.q, axes, cx.q, is_only_user=is_only_user_of_operand(cx.node))
@@ -56,7 +56,7 @@ def reduce_mean(cx: Context, x: Tensor, axes: Sequence[int]) -> Value:
 
 @op(aten.mean.dim, aten.mean.default, absorbs_activation=True, error_bound=2.0**-14, compute_fp32=True)
 def mean(
-    cx: Context, x: Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
+    cx: Context, x: Operand, dim: Sequence[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> Value:
     """Mean over ``dim``, all dimensions if None."""
     x = at_least_1d(cx, x)
@@ -68,7 +68,7 @@ mean.integer_rule(mean.lower)
 
 @op(aten.sum.dim_IntList, aten.sum.default, absorbs_activation=True, interval=intervals.reduced_sum, compute_fp32=True)
 def sum_(
-    cx: Context, x: Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
+    cx: Context, x: Operand, dim: Sequence[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> Value:
     """Sum over ``dim``, all dimensions if None."""
     x = at_least_1d(cx, x)
@@ -80,7 +80,7 @@ def sum_(
 
 @sum_.integer_rule
 def _(
-    cx: Context, x: Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
+    cx: Context, x: Operand, dim: Sequence[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> Value:
     """Sum of quantized numbers, or of booleans with a quantized result."""
     x = at_least_1d(cx, x)
@@ -89,13 +89,13 @@ def _(
             raise Unsupported(
                 f"a quantized sum of unquantized {x.value.dtype.name.lower()}; convert them with .to(torch.float32)"
             )
-        x = Tensor(cx.b.cast(x.value, DType.INT8), QParams(1.0, 0, DType.INT8, *DType.INT8.range))
+        x = Operand(cx.b.cast(x.value, DType.INT8), QParams(1.0, 0, DType.INT8, *DType.INT8.range))
     assert x.q is not None
     return cx.b.reshape(fixed_point.sum_(cx.b, x.value, x.q, _normalize_axes(x, dim), cx.q), cx.shape)
 
 
 def _parse_variance_arguments(
-    x: Tensor,
+    x: Operand,
     dim: Sequence[int] | int | bool | None = None,
     unbiased: bool = True,
     keepdim: bool = False,
@@ -122,7 +122,7 @@ def _parse_variance_arguments(
 def _corrected_mean_square(cx: Context, x: Value, axes: Sequence[int], correction: float) -> Value:
     """Sum of x * x over ``axes`` divided by (count - correction), as with ``keepdim=True``."""
     count = prod(x.shape[axis] for axis in axes)
-    return reduce_mean(cx, Tensor(cx.b.mul(x, cx.b.mul(x, cx.operand(count / (count - correction))))), axes)
+    return reduce_mean(cx, Operand(cx.b.mul(x, cx.b.mul(x, cx.operand(count / (count - correction))))), axes)
 
 
 @op(
@@ -133,7 +133,7 @@ def _corrected_mean_square(cx: Context, x: Value, axes: Sequence[int], correctio
     error_bound=2.0**-13,
     compute_fp32=True,
 )
-def var(cx: Context, x: Tensor, *args: Any, **kwargs: Any) -> Value:
+def var(cx: Context, x: Operand, *args: Any, **kwargs: Any) -> Value:
     """Variance over ``dim``."""
     x = at_least_1d(cx, x)
     axes, correction = _parse_variance_arguments(x, *args, **kwargs)
@@ -151,7 +151,7 @@ def var(cx: Context, x: Tensor, *args: Any, **kwargs: Any) -> Value:
     error_bound=2.0**-13,
     compute_fp32=True,
 )
-def std(cx: Context, x: Tensor, *args: Any, **kwargs: Any) -> Value:
+def std(cx: Context, x: Operand, *args: Any, **kwargs: Any) -> Value:
     """Standard deviation. The largest deviation is divided out first, so that squares do not overflow."""
     x = at_least_1d(cx, x)
     axes, correction = _parse_variance_arguments(x, *args, **kwargs)
@@ -168,7 +168,7 @@ for _record in (var, std):
 
 
 @op(aten.amax.default, kind=Kind.SHARED)
-def amax(cx: Context, x: Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> Value:
+def amax(cx: Context, x: Operand, dim: Sequence[int] = (), keepdim: bool = False) -> Value:
     """Maximum over ``dim``. Quantized values are compared as integers, because quantization is monotonic."""
     x = at_least_1d(cx, x)
     axes = _normalize_axes(x, dim)
@@ -178,7 +178,7 @@ def amax(cx: Context, x: Tensor, dim: Sequence[int] = (), keepdim: bool = False)
 
 
 @op(aten.amin.default, kind=Kind.SHARED)
-def amin(cx: Context, x: Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> Value:
+def amin(cx: Context, x: Operand, dim: Sequence[int] = (), keepdim: bool = False) -> Value:
     """Minimum over ``dim``."""
     x = at_least_1d(cx, x)
     return cx.b.reshape(_reduce(cx, "REDUCE_MIN", x.value, _normalize_axes(x, dim)), cx.shape)
@@ -188,8 +188,8 @@ def _register_any_or_all(kind: str, *overloads: OpOverload) -> None:
     """Register ``overloads`` as reductions of booleans by the TOSA operator ``kind``."""
 
     @op(*overloads)
-    def rule(cx: Context, x: Tensor, dim: Sequence[int] | int | None = None, keepdim: bool = False) -> Value:
-        x = at_least_1d(cx, Tensor(to_bool(cx, x)))
+    def rule(cx: Context, x: Operand, dim: Sequence[int] | int | None = None, keepdim: bool = False) -> Value:
+        x = at_least_1d(cx, Operand(to_bool(cx, x)))
         return cx.b.reshape(_reduce(cx, kind, x.value, _normalize_axes(x, dim)), cx.shape)
 
     rule.integer_rule(rule.lower)
@@ -200,15 +200,15 @@ _register_any_or_all("REDUCE_ALL", aten.all.default, aten.all.dim, aten.all.dims
 
 
 @op(aten.prod.default, aten.prod.dim_int, compute_fp32=True, error_bound=2.0**-10)
-def product(cx: Context, x: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None) -> Value:
+def product(cx: Context, x: Operand, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None) -> Value:
     """Product over ``dim``, all dimensions if None."""
-    x = at_least_1d(cx, Tensor(cx.b.cast(x.value, cx.dtype)))
+    x = at_least_1d(cx, Operand(cx.b.cast(x.value, cx.dtype)))
     axes = _normalize_axes(x, None if dim is None else [dim])
     return cx.b.reshape(_reduce(cx, "REDUCE_PRODUCT", x.value, axes), cx.shape)
 
 
 @product.integer_rule
-def _(cx: Context, x: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None) -> Value:
+def _(cx: Context, x: Operand, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None) -> Value:
     """Product of the signs, times exp(sum of ln|x|). Partial products of x itself could exceed 32 bits."""
     x = at_least_1d(cx, x)
     axis, count = (x.rank - 1, x.value.size) if dim is None else (dim % x.rank, x.shape[dim])
@@ -231,7 +231,7 @@ def _(cx: Context, x: Tensor, dim: int | None = None, keepdim: bool = False, *, 
 
 
 @op(aten.argmax.default, interval=intervals.element_index)
-def argmax(cx: Context, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Value:
+def argmax(cx: Context, x: Operand, dim: int | None = None, keepdim: bool = False) -> Value:
     """Index of the largest element as int32. ``dim`` is moved to the end, because U55 has ARGMAX only there."""
     x = at_least_1d(cx, x)
     value = cx.b.reshape(x.value, (x.value.size,)) if dim is None else x.value

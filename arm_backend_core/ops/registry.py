@@ -156,7 +156,7 @@ def op(
     """Decorator that registers a function as the rule that lowers ``overloads`` on plain values.
 
     A rule takes a ``Context`` and the operator's arguments in the order of ATen's schema, with each tensor as a
-    ``Tensor``. It returns the resulting value or ``Tensor``, or a list of several. A rule with
+    ``Operand``. It returns the resulting value or ``Operand``, or a list of several. A rule with
     ``Kind.SHARED`` also lowers quantized values. For other kinds, ``Record.integer_rule`` registers the rule for
     quantized values.
 

@@ -19,7 +19,7 @@ import torch
 from arm_backend_core.dtype import DType
 from arm_backend_core.ops.image_layout import to_nchw, to_nhwc
 from arm_backend_core.ops.indexing import gather_constant
-from arm_backend_core.ops.operands import Context, Tensor
+from arm_backend_core.ops.operands import Context, Operand
 from arm_backend_core.ops.registry import Kind, op
 from arm_backend_core.tosa.graph import Value, prod
 
@@ -121,7 +121,7 @@ def _nearest_sampling(size: int, out: int, factor: float | None, shift: float) -
     return _AxisSampling(size, out, step, (step - 1) / 2 if centred else Fraction(-1, 2))
 
 
-def _resize_nearest(cx: Context, x: Tensor, factors: Sequence[float | None], shift: float) -> Value:
+def _resize_nearest(cx: Context, x: Operand, factors: Sequence[float | None], shift: float) -> Value:
     """Resize by RESIZE if it reads the same pixels as PyTorch, else by gathering rows and columns."""
     axes = list(zip(x.shape[2:], cx.shape[2:], factors, strict=True))
     indices = [_nearest_indices(*side, shift) for side in axes]
@@ -143,14 +143,14 @@ def _split_scale_factors(values: Sequence[float] | None) -> tuple[float | None, 
 
 @op(aten.upsample_nearest2d.default, kind=Kind.SHARED)
 def nearest(
-    cx: Context, x: Tensor, output_size: Sequence[int], scales_h: float | None = None, scales_w: float | None = None
+    cx: Context, x: Operand, output_size: Sequence[int], scales_h: float | None = None, scales_w: float | None = None
 ) -> Value:
     """Nearest-neighbour upsampling of x [N, C, H, W]."""
     return _resize_nearest(cx, x, (scales_h, scales_w), 0.0)
 
 
 def _resize_nearest_vec(
-    cx: Context, x: Tensor, output_size: Sequence[int] | None, scale_factors: Any = None, *, shift: float
+    cx: Context, x: Operand, output_size: Sequence[int] | None, scale_factors: Any = None, *, shift: float
 ) -> Value:
     """The overloads that torch.export emits. The "exact" one (shift 0.5) reads at the centre of the output element."""
     return _resize_nearest(cx, x, _split_scale_factors(scale_factors), shift)
@@ -176,7 +176,7 @@ def _linear_sampling(size: int, out: int, factor: float | None, align_corners: b
 @op(aten.upsample_bilinear2d.default, kind=Kind.SHARED)
 def bilinear(
     cx: Context,
-    x: Tensor,
+    x: Operand,
     output_size: Sequence[int],
     align_corners: bool,
     scales_h: float | None = None,
@@ -276,7 +276,7 @@ def _interpolate_by_conv(cx: Context, x: Value, sampling: _AxisSampling) -> tupl
 
 @op(aten.upsample_bilinear2d.vec, kind=Kind.SHARED)
 def bilinear_vec(
-    cx: Context, x: Tensor, output_size: Sequence[int] | None, align_corners: bool, scale_factors: Any = None
+    cx: Context, x: Operand, output_size: Sequence[int] | None, align_corners: bool, scale_factors: Any = None
 ) -> Value:
     """The bilinear overload that torch.export emits."""
     return bilinear.lower(cx, x, cx.shape[2:], align_corners, *_split_scale_factors(scale_factors))

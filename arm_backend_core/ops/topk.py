@@ -27,7 +27,7 @@ import torch
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops import intervals
-from arm_backend_core.ops.operands import Context, Tensor
+from arm_backend_core.ops.operands import Context, Operand
 from arm_backend_core.ops.reduction import at_least_1d
 from arm_backend_core.ops.registry import Kind, op
 from arm_backend_core.targets.hardware import Hardware
@@ -106,7 +106,7 @@ def choose_algorithm(hardware: Hardware, rows: int, n: int, k: int) -> Algorithm
 
 
 @op(aten.topk.default, kind=Kind.SHARED, interval=intervals.values_and_indices)
-def topk(cx: Context, x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> list[Tensor]:
+def topk(cx: Context, x: Operand, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> list[Operand]:
     """torch.topk with int32 indices, sorted. Equal elements keep their order; NaN counts as the largest."""
     b, shape, x = cx.b, cx.shape, at_least_1d(cx, x)
     axis, n = dim % x.rank, x.shape[dim]
@@ -115,7 +115,7 @@ def topk(cx: Context, x: Tensor, k: int, dim: int = -1, largest: bool = True, so
     index_dtype = DType.INT32 if cx.target.integer else DType.FP32  # the FP profile compares no integers
     selected = select(b, elements, index_dtype, k, axis, largest)
     values, indices = (b.reshape(value, shape) for value in selected)
-    return [Tensor(b.cast(values, x.value.dtype), x.q), Tensor(b.cast(indices, DType.INT32))]
+    return [Operand(b.cast(values, x.value.dtype), x.q), Operand(b.cast(indices, DType.INT32))]
 
 
 def select_iteratively(b: Builder, x: Value, index_dtype: DType, k: int, axis: int, largest: bool) -> list[Value]:

@@ -23,7 +23,7 @@ from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops import formulas, intervals
 from arm_backend_core.ops.expression import FloatExpr
 from arm_backend_core.ops.fixed_point.rounding import FixedPointQuotient, divide_by_constant, rounding_rule
-from arm_backend_core.ops.operands import Context, Tensor
+from arm_backend_core.ops.operands import Context, Operand
 from arm_backend_core.ops.registry import Kind, Record, register
 from arm_backend_core.tosa.graph import Value
 
@@ -47,7 +47,7 @@ def register_unary(overload: OpOverload, formula: Formula | None, **attributes: 
 
         def evaluate(inner: Context, *args: Any, **kwargs: Any) -> Value:
             floats = [
-                FloatExpr(cx.b, cx.operand(x, inner.dtype), cx.dtype) if isinstance(x, Tensor) else x for x in args
+                FloatExpr(cx.b, cx.operand(x, inner.dtype), cx.dtype) if isinstance(x, Operand) else x for x in args
             ]
             return formula(*floats, **kwargs).value
 

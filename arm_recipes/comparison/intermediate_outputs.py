@@ -21,7 +21,7 @@ from arm_backend_core import events
 from arm_backend_core.delegate import prepare_program
 from arm_backend_core.insert_delegates import Partition
 from arm_backend_core.nodes import is_dequantize, is_float, is_quantize, operator_name
-from arm_backend_core.ops.operands import Tensor as Lowered
+from arm_backend_core.ops.operands import Operand
 from arm_backend_core.permutation import Layout, inverse
 from arm_backend_core.program import copy_program
 from arm_backend_core.quantization.diagnostics.error_metrics import QuantizationGrid
@@ -148,7 +148,7 @@ def _add_outputs(part: Partition, selection: Selection, wanted_names: frozenset[
 def _can_be_output(node: Node, selection: Selection) -> bool:
     """Whether a node's result is a computed tensor of the TOSA graph: quantized integers or floating-point values."""
     result = selection.lowering.results.get(node)
-    if not isinstance(result, Lowered) or result.value.data is not None or selection.lowering.is_internal(node):
+    if not isinstance(result, Operand) or result.value.data is not None or selection.lowering.is_internal(node):
         return False
     return is_quantize(node) or (is_float(node) and not is_dequantize(node) and result.value.dtype.is_float)
 

@@ -108,7 +108,7 @@ def resolve_algorithms(value: Any, recipe: str) -> tuple[str, ...]:
             name
             for name in ALGORITHMS
             if not (name in _COSTLY_NPU_ALGORITHMS and "ethos-u" in option_groups(recipe))
-            and not (name.startswith("int16_") and "cortex-m" in option_groups(recipe))
+            and not (name in _NOT_ON_CORTEX_M and "cortex-m" in option_groups(recipe))
         ]
         return tuple(defaults) if value else ()
     return tuple(name for name in ALGORITHMS + OPT_IN_ALGORITHMS if name in value)
@@ -235,13 +235,13 @@ _EXPECTED_CPU = 'the name of a Cortex-M, "cortex-m55" for example, "auto", or No
 
 #: Quantization algorithms that are applied by default, except those that ``resolve_algorithms`` excludes for a target.
 ALGORITHMS = (
+    "attention_scales",
     "bias_correction",
     "concat_scales",
     "cross_layer_equalization",
     "fused_norms",
     "fused_rms_norms",
     "int16_angles",
-    "int16_attention",
     "int16_coordinates",
     "int16_outputs",
 )
@@ -249,6 +249,9 @@ ALGORITHMS = (
 OPT_IN_ALGORITHMS = ("gptq",)
 #: Algorithms that add more than 2 % to an NPU's cycles. Ethos-U recipes apply them only if ``algorithms`` names them.
 _COSTLY_NPU_ALGORITHMS = ("fused_rms_norms",)
+#: Algorithms that ``cortex_m`` operators cannot follow: they have no int16, and softmax has the fixed scale 1/256.
+#: ``CORTEX_M_INT8`` applies them only if ``algorithms`` names them.
+_NOT_ON_CORTEX_M = ("attention_scales", "int16_angles", "int16_coordinates", "int16_outputs")
 
 #: Element types of OCP MX blocks of 32 channels, see ``arm_backend_core.ops.block_scaled``.
 MX_FORMATS = ("fp8e4m3", "fp8e5m2", "fp6e2m3", "fp6e3m2", "fp4e2m1")

@@ -93,7 +93,7 @@ def _answer_fits(report: ExportRecord, context: ExportContext) -> Answer:
     ]
     details += [f"DRAM {format_bytes(dram)}"] if dram else []
     details += [f"board {context.board}"] if context.board else []
-    details += [report.ram.for_size] if report.ram is not None and report.ram.for_size else []
+    details += [report.ram.ram_reduction] if report.ram is not None and report.ram.ram_reduction else []
     exceeded = [vela for delegate in report.delegates if (vela := delegate.vela) is not None and vela.sram_exceeded]
     for vela in exceeded[:1]:
         details.append(f"NPU: {format_bytes(vela.sram_bytes)} of {format_bytes(vela.sram_limit or 0)} SRAM")

@@ -102,7 +102,7 @@ def _bytes(node: torch.fx.Node) -> int:
     return value.numel() * value.element_size()
 
 
-def kernel_sections(calls: Sequence[KernelCall], movement: dict[str, int], suffix: str) -> Iterator[Section]:
+def kernel_sections(calls: Sequence[KernelCall], data_movement: dict[str, int], suffix: str) -> Iterator[Section]:
     """Sections of the report: calls, cycles and scratch of each kernel, and operators that move int8 values."""
     if not calls:
         return
@@ -116,7 +116,7 @@ def kernel_sections(calls: Sequence[KernelCall], movement: dict[str, int], suffi
         )
         for name, count in counts.most_common()
     ]
-    rows += [(f"{count} x {name}", "", "moves int8 values") for name, count in movement.items()]
+    rows += [(f"{count} x {name}", "", "moves int8 values") for name, count in data_movement.items()]
     yield f"int8 kernels on the Cortex-M{suffix}: {len(calls)} calls", rows
 
 

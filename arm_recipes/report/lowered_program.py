@@ -32,7 +32,7 @@ class LoweredParts:
     boundary: dict[str, int]
     cpu_operators: tuple[CpuOperator, ...]
     kernels: tuple[KernelCall, ...]
-    movement: dict[str, int]
+    data_movement: dict[str, int]
 
 
 def describe_graph(
@@ -51,19 +51,19 @@ def describe_graph(
             ours.append(delegate)
         else:
             others[module.backend_id] += 1
-    kernels, boundary, movement = list_kernel_calls(graph_module, processor), Counter[str](), Counter[str]()
+    kernels, boundary, data_movement = list_kernel_calls(graph_module, processor), Counter[str](), Counter[str]()
     cpu: list[tuple[str, str, str]] = []
     for node in graph_module.graph.nodes:
         name = operator_name(node)
         if node.op != "call_function" or name.split(".")[-1] in _NOT_OPERATORS or is_kernel_call(node):
             continue
         if kernels and is_integer_movement(node):
-            movement[name] += 1
+            data_movement[name] += 1
         elif any(part in CONVERSION_REMEDIES for part in name.split(".")):
             boundary[name] += 1
         else:
             cpu.append((name, *_find_refusal_reason(node, name, rejected)))
-    return LoweredParts(tuple(ours), dict(others), dict(boundary), group_operators(cpu), kernels, dict(movement))
+    return LoweredParts(tuple(ours), dict(others), dict(boundary), group_operators(cpu), kernels, dict(data_movement))
 
 
 def _find_refusal_reason(node: torch.fx.Node, name: str, rejected: Sequence[Rejection]) -> tuple[str, str]:

@@ -56,13 +56,13 @@ class Ram(Renderable):
         npu: parts that the delegates need. If the memory plan places the NPU's scratch, a part also holds the planned
             tensors of the CPU.
         cpu: parts that ExecuTorch's runtime needs.
-        for_size: if a program with less RAM was chosen (to fit a limit, or with ``optimise="ram"``), a phrase that
+        ram_reduction: if a program with less RAM was chosen (to fit a limit, or with ``optimise="ram"``), a phrase that
             compares its cycles and SRAM with those of the performance program; otherwise empty.
     """
 
     npu: tuple[RamPart, ...]
     cpu: tuple[RamPart, ...]
-    for_size: str = ""
+    ram_reduction: str = ""
 
     @property
     def parts(self) -> tuple[RamPart, ...]:
@@ -97,13 +97,13 @@ class Ram(Renderable):
     def to_dict(self) -> dict[str, Any]:
         """The parts and their sums, ready for JSON."""
         sums = {"total_bytes": self.total_bytes, "sram_bytes": self.sram_bytes, "dram_bytes": self.dram_bytes}
-        memories = {"memories": self.bytes_by_memory, "for_size": self.for_size}
+        memories = {"memories": self.bytes_by_memory, "ram_reduction": self.ram_reduction}
         return {"parts": [to_jsonable(part) for part in self.parts], **sums, **memories}
 
     def sections(self) -> Iterator[Section]:
         """The table of the parts."""
         rows: list[tuple[str, ...]] = [(part.name, format_bytes(part.bytes), part.memory) for part in self.parts]
-        reason = f"; {self.for_size}" if self.for_size else ""
+        reason = f"; {self.ram_reduction}" if self.ram_reduction else ""
         yield f"RAM that a board needs: {format_bytes(self.total_bytes)}{reason}", rows
         if len(self.bytes_by_memory) > 1:
             yield "RAM by memory", [(name, format_bytes(count)) for name, count in self.bytes_by_memory.items()]

@@ -74,7 +74,7 @@ class MethodReport:
         quantization: the quantization; None for a floating-point method.
         not_runnable: CPU operators that ExecuTorch's kernel library cannot execute, with the reason.
         kernels: calls of int8 kernels on a Cortex-M.
-        movement: operators that move int8 values between these kernels: name -> count.
+        data_movement: operators that move int8 values between these kernels: name -> count.
         cpu_layers: estimated costs of the layers outside delegates; empty if the CPU is not known, or if the
             CPU computes nothing.
     """
@@ -89,7 +89,7 @@ class MethodReport:
     quantization: Quantization | None
     not_runnable: tuple[CpuOperator, ...] = ()
     kernels: tuple[KernelCall, ...] = ()
-    movement: dict[str, int] = field(default_factory=dict)
+    data_movement: dict[str, int] = field(default_factory=dict)
     cpu_layers: tuple[LayerCost, ...] = ()
 
     @property
@@ -217,7 +217,7 @@ def _method_sections(method: MethodReport, *, many: bool) -> Iterator[Section]:
     rows += [(f"{number} more", backend, "", "") for backend, number in method.other_delegates.items()]
     if rows or not method.kernels:
         yield f"Delegates{suffix}: {len(method.delegates)}, {count} operators", rows or [("none",)]
-    yield from kernel_sections(method.kernels, method.movement, suffix)
+    yield from kernel_sections(method.kernels, method.data_movement, suffix)
     for delegate in method.delegates:
         if delegate.vela is not None:
             in_data_file = any(key.startswith(WEIGHTS_PREFIX) for key in delegate.external_blocks)
@@ -338,7 +338,7 @@ def _method_dict(method: MethodReport) -> dict[str, Any]:
         "cpu_operators": [to_jsonable(operator) for operator in method.cpu_operators],
         "not_runnable": [to_jsonable(operator) for operator in method.not_runnable],
         "kernels": [to_jsonable(call) for call in method.kernels],
-        "movement": method.movement,
+        "data_movement": method.data_movement,
         "cpu_cycles": method.cpu_cycles,
         "quantization": to_jsonable(method.quantization),
     }

@@ -63,6 +63,7 @@ from arm_backend_core.targets.cortex_m import Isa
 from arm_backend_core.targets.target import Target as TosaTarget
 from arm_backend_core.tosa import reference
 from arm_recipes import ArmRecipeType
+from arm_recipes.recipe.options import resolve_algorithms
 from arm_recipes.runtime.errors import RunError
 from arm_recipes.runtime.ethosu import EthosUDelegate
 from tests.cortex_m.lowering import Lowered
@@ -96,11 +97,10 @@ _MAX_EVALUATIONS = 60
 _InterpreterFactory = Callable[[GraphModule], Interpreter]
 #: Quantization algorithms that change types and scales; the others change weights.
 _ALGORITHMS: tuple[str, ...] = (
-    *("int16_angles", "int16_attention", "int16_coordinates", "concat_scales", "fused_norms", "int16_outputs"),
+    *("int16_angles", "attention_scales", "int16_coordinates", "concat_scales", "fused_norms", "int16_outputs"),
     "fused_rms_norms",
 )
-#: Those of Cortex-M, whose kernels have no int16 tensors.
-_INT8_ALGORITHMS = tuple(name for name in _ALGORITHMS if not name.startswith("int16_"))
+_CORTEX_M_ALGORITHMS = tuple(name for name in _ALGORITHMS if name in resolve_algorithms(True, "CORTEX_M_INT8"))
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def _make_recipe(target: str) -> ExportRecipe:
     """Make the recipe that exports for a target, with loops of recurrent layers of more than two steps."""
     options: dict[str, Any] = {"steps_per_call": 2}
     if isinstance(compile_spec(target), CortexMCompileSpec):
-        options |= {"cpu": TARGETS[target].spec, "algorithms": _INT8_ALGORITHMS}
+        options |= {"cpu": TARGETS[target].spec, "algorithms": _CORTEX_M_ALGORITHMS}
         return ExportRecipe.get_recipe(ArmRecipeType.CORTEX_M_INT8, **options)
     if TARGETS[target].int16_activations is not None:
         options["algorithms"] = _ALGORITHMS
@@ -278,7 +278,7 @@ def quantize_program(
     quantizer: ArmQuantizer = TOSAQuantizer(compile_spec("TOSA_INT8"))
     algorithms = _ALGORITHMS
     if isinstance(spec, CortexMCompileSpec):
-        quantizer, algorithms = CortexMQuantizer(spec), _INT8_ALGORITHMS
+        quantizer, algorithms = CortexMQuantizer(spec), _CORTEX_M_ALGORITHMS
     observed = ObservedProgram(program, quantizer.set_global(config), algorithms=algorithms)
     with torch.no_grad():
         for sample in samples:

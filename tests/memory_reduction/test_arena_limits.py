@@ -51,7 +51,7 @@ def test_the_report_has_the_choice_and_its_cost(exported: Mapping[str, ExportRes
     report = exported["ram"].report
     assert report.ram is not None
     now, before = (_ram_and_cycles(exported[goal])[1] for goal in ("ram", "performance"))
-    assert f"compiled for less RAM: {now:,} cycles instead of {before:,}, SRAM of the NPU" in report.ram.for_size
+    assert f"compiled for less RAM: {now:,} cycles instead of {before:,}, SRAM of the NPU" in report.ram.ram_reduction
     assert any("is optimised for size" in note or "compiled for an arena of" in note for note in report.notes)
 
 

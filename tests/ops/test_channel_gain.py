@@ -10,7 +10,7 @@ import pytest
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.ops.channel_gain import scale_channels
-from arm_backend_core.ops.operands import Context, Tensor
+from arm_backend_core.ops.operands import Context, Operand
 from arm_backend_core.qparams import QParams
 from arm_backend_core.tosa import reference
 from arm_backend_core.tosa.graph import Graph
@@ -26,7 +26,7 @@ def test_gain_has_the_precision_of_a_multiplier(dtype: DType, shape: tuple[int, 
     p, out = QParams(0.1, 7 if dtype is DType.INT8 else 0, dtype, *dtype.range), QParams(0.3, 2, DType.INT8, -128, 127)
     rng, graph, gain = np.random.default_rng(0), Graph(), np.array([1.25, -3.7e-1, 0.0, 8.1e-4])
     x = rng.integers(p.qmin, p.qmax, shape, endpoint=True)
-    operand = Tensor(graph.add_input(shape, dtype, "x"), p)
+    operand = Operand(graph.add_input(shape, dtype, "x"), p)
     node: Any = types.SimpleNamespace()
     graph.outputs = [scale_channels(Context(LegalizingBuilder(graph, FULL_TARGET), node, out), operand, gain, 0.5)]
     got = reference.run(serialize(graph), [x.astype(dtype.numpy)])[0]

@@ -21,7 +21,7 @@ from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.catalog import records
 from arm_backend_core.ops.common_scale import to_common_int16, to_common_scale
 from arm_backend_core.ops.integers import FixedPoint
-from arm_backend_core.ops.operands import Context, Tensor
+from arm_backend_core.ops.operands import Context, Operand
 from arm_backend_core.ops.registry import Record
 from arm_backend_core.qparams import QParams
 from arm_backend_core.targets.target import Target
@@ -73,9 +73,9 @@ def evaluate(
     for i, (x, q) in enumerate(operands):
         array = x.astype(q.dtype.numpy)
         if i in constant:
-            tensors.append(Tensor(Value(array.shape, q.dtype, f"c{i}", array), q))
+            tensors.append(Operand(Value(array.shape, q.dtype, f"c{i}", array), q))
         else:
-            tensors.append(Tensor(graph.add_input(array.shape, q.dtype, f"x{i}"), q))
+            tensors.append(Operand(graph.add_input(array.shape, q.dtype, f"x{i}"), q))
             fed.append(array)
     result = torch.empty(tuple(shape), dtype=torch.float32)
     source = types.SimpleNamespace(target=None, users=())
@@ -144,11 +144,11 @@ def test_int8_constants_are_not_widened(overload: OpOverload, shape: tuple[int, 
     """They take a quarter of int32's bytes, and an NPU fuses the RESCALE of each operand into the operator."""
     q, target = QParams(0.1, 3, I8, -128, 127), make_target("ethos-u55")
     graph = Graph()
-    x = Tensor(graph.add_input(SHAPE, I8, "x"), q)
+    x = Operand(graph.add_input(SHAPE, I8, "x"), q)
     numbers = np.random.default_rng(0).integers(-128, 128, shape).astype(np.int8)
     rule = _integer_rule(overload)
     cx = Context(LegalizingBuilder(graph, target), types.SimpleNamespace(), QParams(0.2, 0, I8, -128, 127))  # type: ignore[arg-type]
-    graph.outputs = [rule(cx, x, Tensor(Value(shape, I8, "c", numbers), QParams(0.05, 1, I8, -128, 127)))]
+    graph.outputs = [rule(cx, x, Operand(Value(shape, I8, "c", numbers), QParams(0.05, 1, I8, -128, 127)))]
     optimise(graph, target)
     assert len(graph.ops) == 4
     constants = [value for op in graph.ops for value in op.inputs if value.data is not None]
@@ -320,9 +320,9 @@ def test_bias_beyond_the_range_of_the_accumulator(dtype: DType, scale: float) ->
     bias = rng.normal(0.0, 1.0, 8).astype(np.float32)
     graph = Graph()
     tensors = [
-        Tensor(graph.add_input(x.shape, dtype, "x"), p),
-        Tensor(Value(w.shape, I8, "w", w.astype(np.int8)), QParams(0.01, 0, I8, -127, 127)),
-        Tensor(Value(bias.shape, DType.FP32, "b", bias)),
+        Operand(graph.add_input(x.shape, dtype, "x"), p),
+        Operand(Value(w.shape, I8, "w", w.astype(np.int8)), QParams(0.01, 0, I8, -127, 127)),
+        Operand(Value(bias.shape, DType.FP32, "b", bias)),
     ]
     out = QParams(3 / dtype.range[1], 0, dtype, *dtype.range)
     node: Any = types.SimpleNamespace(meta={"val": torch.empty(SHAPE[0], 8)})
@@ -334,9 +334,9 @@ def test_bias_beyond_the_range_of_the_accumulator(dtype: DType, scale: float) ->
 
 def test_bias_that_does_not_fit_int32_is_refused() -> None:
     graph = Graph()
-    x = Tensor(graph.add_input(SHAPE, I8, "x"), QParams(2.0**-60, 0, I8, -128, 127))
-    weight = Tensor(Value(SHAPE, I8, "w", np.ones(SHAPE, np.int8)), QParams(0.01, 0, I8, -127, 127))
-    bias = Tensor(Value((4,), DType.FP32, "b", np.ones(4, np.float32)))
+    x = Operand(graph.add_input(SHAPE, I8, "x"), QParams(2.0**-60, 0, I8, -128, 127))
+    weight = Operand(Value(SHAPE, I8, "w", np.ones(SHAPE, np.int8)), QParams(0.01, 0, I8, -127, 127))
+    bias = Operand(Value((4,), DType.FP32, "b", np.ones(4, np.float32)))
     node: Any = types.SimpleNamespace(meta={"val": torch.empty(4, 4)})
     rule = _integer_rule(aten.linear.default)
     with pytest.raises(Unsupported, match=r"its bias does not fit int32 sums .* in which neither is constant"):

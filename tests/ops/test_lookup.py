@@ -11,7 +11,7 @@ import pytest
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.lookup import apply_by_table
-from arm_backend_core.ops.operands import Tensor
+from arm_backend_core.ops.operands import Operand
 from arm_backend_core.qparams import QParams
 from arm_backend_core.tosa import reference
 from tests.graphs import build_flatbuffer
@@ -29,7 +29,7 @@ def params(span: float, dtype: DType) -> QParams:
 def execute(function: Callable[[Array], Array], x: Array, q: QParams, out: QParams) -> Array:
     def lower(b: Any, value: Any) -> Any:
         with np.errstate(all="ignore"):
-            return apply_by_table(b, Tensor(value, q), function, out)
+            return apply_by_table(b, Operand(value, q), function, out)
 
     (y,) = reference.run(build_flatbuffer(lower, (x.shape, q.dtype)), [q.quantize(x).astype(q.dtype.numpy)])
     return out.dequantize(y)

@@ -58,7 +58,7 @@ def test_qat_restores_the_accuracy_of_the_float_model(tmp_path: Path) -> None:
 
     samples = [(image,) for image in images[:100].split(1)]
     # With "cross_layer_equalization" there would be little accuracy to restore.
-    algorithms = {"int16_attention", "bias_correction", "int16_outputs"}
+    algorithms = {"attention_scales", "bias_correction", "int16_outputs"}
     recipe = ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U85_INT8, per_channel=False, algorithms=algorithms)
     prepared = prepare_qat(model, recipe, samples)
     before = _accuracy(prepared.eval(), others, truth)

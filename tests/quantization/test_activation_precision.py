@@ -50,7 +50,7 @@ def test_attention_weights_of_many_keys_have_finer_scales(recipe: ArmRecipeType,
     model = Attention().eval()
     expected = model(*samples[-1])
     found = {}
-    for algorithms in (["int16_outputs"], ["int16_attention", "int16_outputs"]):
+    for algorithms in (["int16_outputs"], ["attention_scales", "int16_outputs"]):
         result = export(model, ExportRecipe.get_recipe(recipe, algorithms=algorithms), samples[:-1])
         assert not result.report.cpu_operators or recipe is not INT8
         found[len(algorithms)] = sqnr(expected, result.run(*samples[-1]))

@@ -106,7 +106,7 @@ ETHOS_U = [recipe for recipe in ArmRecipeType if recipe.name.startswith("ETHOSU"
         (
             U85,
             {"algorithms": "bias_correction"},
-            "algorithms must be a bool, or a list of names of bias_correction, .*: neither a bool nor",
+            "algorithms must be a bool, or a list of names of attention_scales, .*: neither a bool nor",
         ),
         (
             U85,

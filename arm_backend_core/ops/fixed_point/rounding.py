@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.ops.integers import FixedPoint
-from arm_backend_core.ops.operands import Context, Tensor
+from arm_backend_core.ops.operands import Context, Operand
 from arm_backend_core.ops.registry import Rule
 from arm_backend_core.tosa.graph import Value
 
@@ -74,7 +74,7 @@ class FixedPointQuotient:
 def rounding_rule(method: Callable[[FixedPointQuotient], FixedPoint]) -> Rule:
     """Build the integer rule of a function that rounds to multiples of 10**-decimals by ``method``."""
 
-    def rule(cx: Context, x: Tensor, *, decimals: int = 0) -> Value:
+    def rule(cx: Context, x: Operand, *, decimals: int = 0) -> Value:
         fixed = FixedPointQuotient.from_division(cx.to_fixed_point(x), 10.0**-decimals)
         return method(fixed).with_scale(fixed.step * 10.0**-decimals).requantize(cx.q)
 
@@ -83,7 +83,7 @@ def rounding_rule(method: Callable[[FixedPointQuotient], FixedPoint]) -> Rule:
 
 def divide_by_constant(
     cx: Context,
-    x: Tensor,
+    x: Operand,
     y: float,
     method: Callable[[FixedPointQuotient], FixedPoint],
     *,

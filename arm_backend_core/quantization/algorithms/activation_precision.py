@@ -2,8 +2,8 @@
 
 The pass changes annotations, before the quantizer inserts observers.
 
-- ``int16_attention``: attention weights (also those of soft-argmax) stay int8, with a calibrated scale. The fixed scale
-  1/256 of a softmax would lose most of their information, because many attention weights are small.
+- ``attention_scales``: attention weights (also those of soft-argmax) stay int8, with a calibrated scale. The fixed
+  scale 1/256 of a softmax would lose most of their information, because many attention weights are small.
 - ``int16_outputs``: model outputs become int16, because they are converted to float anyway. An operator that ends in a
   RESCALE produces int16 at the cost of int8.
 - ``int16_angles``: operands of sine and cosine that are products with frequencies (timesteps of diffusion models,
@@ -50,7 +50,7 @@ def choose_activation_precision(graph: Graph, algorithms: Collection[str]) -> No
     """Change the annotations of an annotated graph. Results of the model stay int8 if its output is annotated.
 
     Args:
-        algorithms: names of algorithms. Only "int16_angles", "int16_attention" and "int16_outputs" have an effect.
+        algorithms: names of algorithms. Only "int16_angles", "attention_scales" and "int16_outputs" have an effect.
     """
     if "int16_angles" in algorithms:
         _use_int16_for_angles(graph)
@@ -60,7 +60,7 @@ def choose_activation_precision(graph: Graph, algorithms: Collection[str]) -> No
         if annotation is None or not is_float(node) or getattr(spec, "dtype", None) is not torch.int8:
             continue
         if isinstance(spec, FixedQParamsQuantizationSpec):
-            if "int16_attention" in algorithms and _has_unit_range(spec) and _is_attention_weight(node):
+            if "attention_scales" in algorithms and _has_unit_range(spec) and _is_attention_weight(node):
                 qscheme = torch.per_tensor_affine
                 annotation.output_qspec = QuantizationSpec(torch.int8, ProbabilityObserver, -128, 127, qscheme)
         elif "int16_outputs" in algorithms and _can_return_int16(node):
