@@ -98,6 +98,20 @@ def test_ram_includes_tensors_of_the_cpu_that_share_a_buffer_with_the_scratch() 
     assert row.ram_bytes == ram.total_bytes > 48 << 10
 
 
+def test_ram_of_memory_modes_with_and_without_fast_scratch() -> None:
+    """The memory plan places CPU tensors in the scratch if all of it is in one memory."""
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.ReLU(), nn.Conv2d(8, 8, 3)).eval()
+    samples = [(torch.randn(1, 3, 32, 32),)]
+    modes = ["Sram_Only", "Dedicated_Sram", "Dedicated_Sram_512KB"]
+    rows = sweep(model, ["ETHOSU_U85_INT8"], samples, macs=256, memory_modes=modes).rows
+    assert [row.memory_mode for row in rows] == modes
+    for row in rows:
+        recipe = ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U85_INT8, macs=256, memory_mode=row.memory_mode)
+        ram = export(model, recipe, samples).report.ram
+        assert ram is not None
+        assert row.ram_bytes == ram.total_bytes
+
+
 @pytest.mark.parametrize("index", range(8))
 def test_figures_are_those_of_an_export(eight: Sweep, index: int) -> None:
     row = eight.rows[index]

@@ -18,21 +18,29 @@ from arm_recipes.pipeline.cache.digest import Digest
 from arm_recipes.pipeline.export import export_unlowered
 from arm_recipes.pipeline.unlowered_programs import UnloweredPrograms
 from arm_recipes.report.ram import npu_parts
-from arm_recipes.report.report import Report
 from arm_recipes.samples.sample import Inputs
 
 
 @dataclass(frozen=True)
-class ProgramRun:
-    """Outputs and CPU memory of an executed program.
+class CompiledProgram:
+    """A program of one configuration.
 
     Attributes:
-        outputs: the model's outputs for each sample.
-        cpu_ram_bytes: RAM that the board needs in addition to the RAM of the NPU.
+        configuration: the configuration.
+        artifact: the exported program.
     """
 
-    outputs: list[Any]
-    cpu_ram_bytes: int
+    configuration: Configuration
+    artifact: Artifact
+
+    @property
+    def cpu_ram_bytes(self) -> int:
+        """RAM beyond that of the delegates. The memory plan may place both in one buffer."""
+        report = self.artifact.report
+        if report.ram is None:
+            return 0
+        estimates = [delegate.vela for delegate in report.delegates if delegate.vela is not None]
+        return report.ram.total_bytes - sum(part.bytes for part in npu_parts(estimates))
 
 
 class ProgramRunner:
@@ -52,30 +60,26 @@ class ProgramRunner:
     ) -> None:
         self._samples, self._store, self._with_progress = samples, store, with_progress
 
-    def run(self, unlowered: UnloweredPrograms, configurations: Iterable[Configuration]) -> ProgramRun:
-        """Execute a quantized program on each sample.
+    def compile_first(self, unlowered: UnloweredPrograms, configurations: Iterable[Configuration]) -> CompiledProgram:
+        """Compile the program of the first configuration that compiles. One configuration of each NPU is tried.
 
         Args:
             unlowered: the captured and quantized program.
-            configurations: configurations whose programs have bit-equal results. One of each NPU is tried, and the
-                first program that compiles is executed.
+            configurations: configurations whose programs have bit-equal results.
 
         Raises:
             ExportError, ArmBackendError: no configuration compiles. This is the error of the last configuration.
-            RunError: this machine cannot run the program.
         """
         by_accelerator = {configuration.spec.accelerator: configuration for configuration in configurations}
         last_error: Exception | None = None
         for configuration in by_accelerator.values():
             try:
-                result = export_unlowered(unlowered, configuration.export_recipe(), progress=False)
-                break
+                artifact = export_unlowered(unlowered, configuration.export_recipe(), progress=False)
+                return CompiledProgram(configuration, artifact)
             except (ArmBackendError, ExportError) as error:
                 last_error = error
-        else:
-            assert last_error is not None
-            raise last_error
-        return ProgramRun(self.execute(result), _measure_cpu_ram(result.report))
+        assert last_error is not None
+        raise last_error
 
     def execute(self, result: Artifact) -> list[Any]:
         """Execute an exported program on each sample, or load its outputs from the store. Returns the outputs.
@@ -90,14 +94,6 @@ class ProgramRunner:
             leaves = [pytree.tree_leaves(output) for output in runs]
             self._store.save_outputs(key, leaves)
         return [pytree.tree_unflatten(values, result.out_specs[METHOD]) for values in leaves]
-
-
-def _measure_cpu_ram(report: Report) -> int:
-    """RAM of a program beyond that of its delegates, in bytes. The memory plan may place both in one buffer."""
-    if report.ram is None:
-        return 0
-    estimates = [delegate.vela for delegate in report.delegates if delegate.vela is not None]
-    return report.ram.total_bytes - sum(part.bytes for part in npu_parts(estimates))
 
 
 def _outputs_key(buffer: bytes, samples: Sequence[Inputs]) -> str:

@@ -124,12 +124,15 @@ def sweep(
         lowered, quantized = _lower_all(program, examples, requested)
         evaluator = Evaluator(program, examples, originals, metric)
         runner = ProgramRunner(examples, store, progress_bars.track_samples)
-        measured, accuracy_notes = _measure_programs(evaluator, runner, requested, lowered, quantized)
         estimates = _compile_all(requested, lowered, store, progress_bars)
+        measured, accuracy_notes = _measure_programs(evaluator, runner, requested, lowered, quantized, estimates)
         cpu_rows, cpu_notes = make_rows(
             program, examples, processors, lambda result: evaluator.rate_outputs(runner.execute(result)).metric
         )
-    rows = [_make_row(c, lowered[index], estimates.get(index), measured) for index, c in enumerate(requested)]
+    rows = [
+        _make_row(c, lowered[index], estimates.get(index), measured.get(index, (None, None)))
+        for index, c in enumerate(requested)
+    ]
     return Sweep((*rows, *cpu_rows), evaluator.metric_name, (*notes, *accuracy_notes, *cpu_notes))
 
 
@@ -199,34 +202,51 @@ def _measure_programs(
     requested: Sequence[Configuration],
     lowered: Sequence[LoweredProgram | str],
     quantized: Sequence[QuantizedProgram | str],
-) -> tuple[dict[_ProgramKey, tuple[float, int]], list[str]]:
-    """Measure the accuracy and the RAM of the CPU of each program.
+    estimates: Mapping[int, ProgramEstimates | str],
+) -> tuple[dict[int, tuple[float, int]], list[str]]:
+    """Measure the accuracy and the RAM of the CPU.
+
+    Programs with the same TOSA graphs have the same accuracy. The memory plan may place CPU tensors in the NPU's
+    scratch; the more it can, the less RAM is left to add. Configurations with an equal scratch have equal plans, so
+    that one of them is compiled.
 
     Returns:
-        Accuracy and RAM by program key, and a note for each program that could not be executed.
+        Accuracy and RAM by configuration index, and a note for each program that could not be executed.
     """
-    configurations_by_key: dict[_ProgramKey, list[Configuration]] = {}
-    programs_by_key: dict[_ProgramKey, QuantizedProgram] = {}
-    for configuration, program, source in zip(requested, lowered, quantized, strict=True):
-        if isinstance(program, LoweredProgram) and isinstance(source, QuantizedProgram):
-            key = _program_key(configuration, program)
-            configurations_by_key.setdefault(key, []).append(configuration)
-            programs_by_key.setdefault(key, source)
-    measured, notes = {}, []
-    for key, configurations in configurations_by_key.items():
+    indices_by_key: dict[_ProgramKey, list[int]] = {}
+    for index, (configuration, program) in enumerate(zip(requested, lowered, strict=True)):
+        if isinstance(program, LoweredProgram) and isinstance(estimates.get(index), ProgramEstimates):
+            indices_by_key.setdefault(_program_key(configuration, program), []).append(index)
+    measured: dict[int, tuple[float, int]] = {}
+    notes = []
+    for key, indices in indices_by_key.items():
+        source = quantized[indices[0]]
+        assert isinstance(source, QuantizedProgram)
+        by_scratch: dict[tuple[int, int], list[int]] = {}
+        for index in indices:
+            by_scratch.setdefault(_scratch_sizes(estimates[index]), []).append(index)
         try:
-            run = runner.run(programs_by_key[key].unlowered, configurations)
-            measured[key] = evaluator.rate_outputs(run.outputs).metric, run.cpu_ram_bytes
+            programs = [
+                runner.compile_first(source.unlowered, [requested[index] for index in group])
+                for group in by_scratch.values()
+            ]
+            accuracy = evaluator.rate_outputs(runner.execute(programs[0].artifact)).metric
         except (ArmBackendError, ExportError, RunError) as error:
-            description = (
-                f"{key[0]} on {', '.join(dict.fromkeys(member.spec.accelerator for member in configurations))}"
-            )
-            notes.append(f"the accuracy of {description} was not measured: {error}")
+            accelerators = dict.fromkeys(requested[index].spec.accelerator for index in indices)
+            notes.append(f"the accuracy of {key[0]} on {', '.join(accelerators)} was not measured: {error}")
+            continue
+        for group, compiled in zip(by_scratch.values(), programs, strict=True):
+            measured |= dict.fromkeys(group, (accuracy, compiled.cpu_ram_bytes))
     return measured, notes
 
 
 def _program_key(configuration: Configuration, lowered: LoweredProgram) -> _ProgramKey:
     return configuration.precision, tuple(unit.digest for unit in lowered.delegates)
+
+
+def _scratch_sizes(estimates: ProgramEstimates | str) -> tuple[int, int]:
+    assert isinstance(estimates, ProgramEstimates)
+    return estimates.sram_bytes, estimates.fast_scratch_bytes
 
 
 def _compile_all(
@@ -259,12 +279,11 @@ def _make_row(
     configuration: Configuration,
     program: LoweredProgram | str,
     outcome: ProgramEstimates | str | None,
-    measured: dict[_ProgramKey, tuple[float, int]],
+    measured: tuple[float, int] | tuple[None, None],
 ) -> Row:
     spec = configuration.spec
     estimates = outcome if isinstance(outcome, ProgramEstimates) else None
-    key = _program_key(configuration, program) if isinstance(program, LoweredProgram) else None
-    accuracy, cpu_ram = measured.get(key, (None, None)) if key is not None else (None, None)
+    accuracy, cpu_ram = measured
     ram, exceeds_board = None, False
     if estimates is not None and cpu_ram is not None:
         ram = estimates.npu_ram_bytes + cpu_ram
