@@ -10,6 +10,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,14 @@ from typing import Any
 import pytest
 
 import arm_recipes
+from arm_backend_core.targets.hardware import HARDWARE
+from arm_backend_core.tosa.vela_workarounds.catalog import WORKAROUNDS
 from arm_recipes import ArmRecipeType
 from arm_recipes.recipe.boards import BOARDS
 from arm_recipes.recipe.options import OPTIONS
 from docs import board_pages
 from tests.cli.command_server import CommandServer
+from tests.runtime import vela_bugs
 
 _ROOT = Path(__file__).parents[1]
 _DOCS = _ROOT / "docs"
@@ -159,6 +163,52 @@ def test_identifiers_in_contributor_pages_exist() -> None:
         named = {word for word in words if "_" in word or word.isupper()}
         unknown += [f"{page.name}: {word}" for word in sorted(named - known - _NOT_IN_SOURCES.keys())]
     assert unknown == []
+
+
+#: Vela bugs without a record of their own: the backend repairs the command stream, or another record has them.
+_VELA_BUGS_WITHOUT_RECORD = {"crowded_table", "early", "kept_table", "kernel_wait", "resized", "strided"}
+
+
+def _vela_bug_rows() -> dict[str, list[tuple[str, str]]]:
+    """{name of a bug: (releases, NPUs) of each of its rows}, from the tables of bugs in vela.md."""
+    rows = defaultdict[str, list[tuple[str, str]]](list)
+    text = (_DOCS / "contributors" / "vela.md").read_text()
+    for name, releases, npus in re.findall(r"^\| `(\w+)` \| ([^|]+) \| ([^|]+) \| [^|]+ \| [^|]+ \|$", text, re.M):
+        rows[name].append((releases, npus))
+    return rows
+
+
+def test_the_tables_of_vela_bugs_agree_with_the_records() -> None:
+    families = [family for family, hardware in HARDWARE.items() if hardware.npu]
+    records = {
+        record.name: (record.releases, [family for family in families if record.name in HARDWARE[family].vela_bugs])
+        for record in WORKAROUNDS
+    } | {
+        bug.name: (bug.releases, [family for family in families if any(family in x for x in bug.miscompiled)])
+        for bug in vela_bugs.NOT_EMITTED
+    }
+    expected = {
+        name: [
+            (
+                ", ".join(f"{major}.{minor}" for major, minor in releases),
+                "all" if affected == families else ", ".join(x.removeprefix("ethos-").upper() for x in affected),
+            )
+        ]
+        for name, (releases, affected) in records.items()
+    }
+    rows = _vela_bug_rows()
+    assert rows.keys() - expected.keys() == _VELA_BUGS_WITHOUT_RECORD
+    assert {name: rows[name] for name in expected} == expected
+
+
+def test_each_vela_bug_has_a_replacement_or_a_fix() -> None:
+    """Each bug is in the first column of one row below the headings "Workarounds" and "Bugs fixed"."""
+    text = (_DOCS / "contributors" / "vela.md").read_text()
+    tables = text[text.index("\n## Workarounds\n") : text.index("\n## TFLite models\n")]
+    cells = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", tables, re.M)
+    named = [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
+    bugs = _vela_bug_rows()
+    assert sorted(name for name in named if name in bugs) == sorted(bugs)
 
 
 def test_install_commands_name_extras_that_exist() -> None:

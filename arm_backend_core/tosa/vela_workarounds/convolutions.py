@@ -20,8 +20,8 @@ CONVOLUTIONS = ("CONV2D", "CONV3D", "DEPTHWISE_CONV2D")
 def _has_padding_only_phase(op: Op, rewriter: Rewriter) -> bool:
     """Match a convolution with dilation above 2 in which some windows read only padding.
 
-    Bug ``dilated`` (all NPUs, Vela 5.1 and 5.2): Vela emits one operation for each dilation phase. In phases that read
-    only padding, the register ``IFM_WIDTH0_M1`` is 65535.
+    Bug ``dilated``: Vela emits one operation for each dilation phase. In phases that read only padding, the register
+    ``IFM_WIDTH0_M1`` is 65535.
     """
     image, padding, pad = op.inputs[0], op.attrs["pad"], producer(op.inputs[0], "PAD")
     if pad is not None and not any(padding):  # Vela folds the PAD into the convolution
@@ -56,8 +56,8 @@ def _has_position_without_input(op: Op, image: Sequence[int], padding: Sequence[
 def _find_equal_weights(graph: Graph, target: Target) -> list[tuple[Op, int]]:
     """Find convolutions with equal weights and scales but different biases.
 
-    Bug ``equal_weights`` (all NPUs, Vela 5.1 and 5.2): the key of Vela's cache of encoded weights does not contain the
-    bias, so that the second convolution gets the bias of the first.
+    Bug ``equal_weights``: the key of Vela's cache of encoded weights does not contain the bias, so that the second
+    convolution gets the bias of the first.
 
     Returns:
         (convolution, number of different biases that precede its own for the same weights). Convolutions with the first
@@ -99,8 +99,8 @@ def _make_weights_distinct(graph: Graph, target: Target, matches: Sequence[tuple
 def _match_unreached_output(op: Op, rewriter: Rewriter) -> tuple[int, ...] | None:
     """Match a TRANSPOSE_CONV2D with result rows or columns that no kernel element contributes to.
 
-    Bug ``unreached`` (U55 and U65, Vela 5.1 and 5.2): these rows and columns are equal to the bias. Vela computes them
-    by separate convolutions with equal weights, which all get the bias of the first (as in ``equal_weights``).
+    Bug ``unreached``: these rows and columns are equal to the bias. Vela computes them by separate convolutions with
+    equal weights, which all get the bias of the first (as in ``equal_weights``).
 
     Returns:
         the number of such rows and columns: (top, bottom, left, right).
@@ -125,8 +125,8 @@ def _extend_kernel(op: Op, unreached: tuple[int, ...], rewriter: Rewriter) -> Va
 def _becomes_nonzero_padding(op: Op, value: Value, rewriter: Rewriter) -> bool:
     """Whether a PAD with 0 precedes an unpadded convolution with ``input_zp`` other than 0.
 
-    Bug ``padded_zero`` (all NPUs, Vela 5.1 and 5.2): Vela folds the PAD into the convolution, which pads with
-    ``input_zp`` and not with 0. A copy of the PAD's result prevents this.
+    Bug ``padded_zero``: Vela folds the PAD into the convolution, which pads with ``input_zp`` and not with 0. A copy of
+    the PAD's result prevents this.
     """
     return op.attrs["input_zp"] != 0 and _has_foldable_pad(op, value)
 
@@ -140,8 +140,8 @@ def _has_foldable_pad(op: Op, value: Value) -> bool:
 def _becomes_padding_of_images(op: Op, value: Value, rewriter: Rewriter) -> bool:
     """Whether a PAD with 0 and a RESHAPE precede a convolution of several images.
 
-    Bug ``padded_images`` (all NPUs, Vela 5.1): Vela folds the PAD into the convolution as if the tensor were one image.
-    A copy of the operand prevents this.
+    Bug ``padded_images``: Vela folds the PAD into the convolution as if the tensor were one image. A copy of the
+    operand prevents this.
     """
     has_reshaped_images = value.shape[0] > 1 and value.producer is not None and value.producer.kind == "RESHAPE"
     return has_reshaped_images and _has_foldable_pad(op, value)

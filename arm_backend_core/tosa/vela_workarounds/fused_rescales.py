@@ -35,8 +35,8 @@ _OWN_TYPE_CLIPPING_KINDS = (ARITHMETIC - {"INTDIV"}) | {"BITWISE_NOT", "CAST", "
 def _is_scaled_maximum(op: Op, rewriter: Rewriter) -> bool:
     """Match a RESCALE to the same type that is the only reader of a MAX_POOL2D or REDUCE_MAX.
 
-    Bug ``scaled_maximum`` (U55 and U65, Vela 5.1): Vela fuses both into a max pooling with ``OFM_SCALE``. These NPUs do
-    not scale a maximum, so that the RESCALE is lost. IDENTITYs, RESHAPEs and RESCALEs by 1 may be between the two.
+    Bug ``scaled_maximum``: Vela fuses both into a max pooling with ``OFM_SCALE``. U55 and U65 do not scale a maximum,
+    so that the RESCALE is lost. IDENTITYs, RESHAPEs and RESCALEs by 1 may be between the two.
     """
     if op.attrs["input_zp"] or op.attrs["output_unsigned"] or log2_scale(op) == 0:
         return False
@@ -53,8 +53,8 @@ def _is_scaled_maximum(op: Op, rewriter: Rewriter) -> bool:
 def _has_channel_scales(op: Op, rewriter: Rewriter) -> bool:
     """Match a per-channel RESCALE whose operand and result are int8 or int16.
 
-    Bug ``channel_scales`` (U55 and U65, Vela 5.1 and 5.2): Vela lowers it to a pooling, which has no per-channel
-    scales, so that the RESCALE is lost. RESCALEs of accumulators are not affected.
+    Bug ``channel_scales``: Vela lowers it to a pooling, which has no per-channel scales, so that the RESCALE is lost.
+    RESCALEs of accumulators are not affected.
     """
     is_narrow = {op.inputs[0].dtype, op.output.dtype} <= {DType.INT8, DType.INT16}
     return is_narrow and bool(op.attrs["per_channel"])
@@ -88,10 +88,9 @@ class _ScaledSum:
 def _match_unequal_scales(op: Op, rewriter: Rewriter) -> _ScaledSum | None:
     """Match RESCALE(RESCALE(x) +- RESCALE(y)) whose inner scales are different integers below 2**15.
 
-    Bug ``unequal_scales`` (U55 and U65, Vela 5.1 and 5.2): Vela fuses all three RESCALEs into the ADD or SUB. The NPU
-    multiplies the operand with the smaller scale by its scale, and shifts the other left by 14 (int16) or 19 (int8)
-    bits. The shift is correct only if the larger scale is 2**14 or 2**19. RESHAPEs and TRANSPOSEs may follow the sum,
-    because Vela may remove them.
+    Bug ``unequal_scales``: Vela fuses all three RESCALEs into the ADD or SUB. The NPU multiplies the operand with the
+    smaller scale by its scale, and shifts the other left by 14 (int16) or 19 (int8) bits. The shift is correct only if
+    the larger scale is 2**14 or 2**19. RESHAPEs and TRANSPOSEs may follow the sum, because Vela may remove them.
     """
     x, _ = trace_back(
         op.inputs[0], lambda move: move.kind in ("RESHAPE", "TRANSPOSE") and rewriter.has_one_use(move.output)
@@ -179,9 +178,8 @@ def _rescale_operand(rescale: Op, factor: int, b: Builder) -> Value:
 def _loses_scale_in_reader(op: Op, rewriter: Rewriter, *, kinds: tuple[str, ...]) -> bool:
     """Match a RESCALE of int8 or int16 with a scale other than 1 that Vela fuses into a reader that cannot scale.
 
-    The scale is lost. Bug ``rescaled_once`` (U85, Vela 5.1 and 5.2): the reader is ABS, CLZ, another unary operator, or
-    BITWISE_AND, OR or XOR. Bug ``rescaled_choice`` (U85, Vela 5.2): it is SELECT, which Vela lowers to bitwise
-    operators.
+    The scale is lost. Bug ``rescaled_once``: the reader is ABS, CLZ, another unary operator, or BITWISE_AND, OR or XOR.
+    Bug ``rescaled_choice``: it is SELECT, which Vela lowers to bitwise operators.
 
     Args:
         kinds: the operator kinds of the readers.
@@ -247,8 +245,8 @@ def rescale_copy(op: Op, match: bool, rewriter: Rewriter) -> Value:
 def _is_clipped_by_producer(op: Op, rewriter: Rewriter) -> bool:
     """Match a RESCALE to more bits with a scale above 1 that Vela fuses into a producer that cannot scale.
 
-    Bug ``clipped_rescale`` (all NPUs, Vela 5.2): the fused operation clips the result to the narrower type of the
-    producer. RESHAPEs, CONCATs and RESCALEs by 1 to more bits may be between the two.
+    Bug ``clipped_rescale``: the fused operation clips the result to the narrower type of the producer. Data movement
+    and RESCALEs by 1 to more bits may be between the two.
     """
     if op.attrs["input_zp"] or rescale_factors(op).max() <= 1:
         return False
@@ -271,7 +269,7 @@ def _is_skippable(op: Op) -> bool:
 def _loses_clipping_in_reader(op: Op, rewriter: Rewriter) -> bool:
     """Match a RESCALE from int16 to int8, followed by a RESCALE by 1 to more bits and by arithmetic.
 
-    Bug ``unclipped_term`` (U85, Vela 5.2): Vela fuses both RESCALEs into the arithmetic, which does not clip to int8.
+    Bug ``unclipped_term``: Vela fuses both RESCALEs into the arithmetic, which does not clip to int8.
     """
     if (op.inputs[0].dtype, op.output.dtype) != (DType.INT16, DType.INT8):
         return False

@@ -31,9 +31,9 @@ _SPLITTABLE = (
 def _loses_slice_offset(op: Op, value: Value, rewriter: Rewriter) -> bool:
     """Whether an operator that Vela splits reads a SLICE.
 
-    Bug ``sliced`` (all NPUs, Vela 5.1 and 5.2): the operator reads a part of the SLICE's input at an offset. When Vela
-    splits the operator, it overwrites this offset. ``docs/contributors/vela.md`` lists the operators and axes. A copy
-    of the SLICE needs no offset.
+    Bug ``sliced``: the operator reads a part of the SLICE's input at an offset. When Vela splits the operator, it
+    overwrites this offset. ``docs/contributors/vela.md`` lists the operators and axes. A copy of the SLICE needs no
+    offset.
     """
     axes: Sequence[int] = rewriter.builder.target.hardware.axes_lost_on_split(op)
     if axes and op.kind == "MATMUL" and _is_slice_behind_cancelling_transposes(value):
@@ -65,8 +65,8 @@ def _reduces_column(op: Op, value: Value, rewriter: Rewriter) -> bool:
     """Whether a reduction along the last axis reads a tensor that is also a column [.., n, 1] before or after a
     RESHAPE.
 
-    Bug ``column`` (all NPUs, Vela 5.1 and 5.2): Vela reduces [.., n, 1] in NHCWB16 bricks of 16 channels but allocates
-    memory for [.., n]. It writes n elements to 16 n bytes. A copy separates the two tensors.
+    Bug ``column``: Vela reduces [.., n, 1] in NHCWB16 bricks of 16 channels but allocates memory for [.., n]. It writes
+    n elements to 16 n bytes. A copy separates the two tensors.
     """
     reshape = producer(value, "RESHAPE")
     if reshape is None or op.attrs["axis"] != value.rank - 1 or value.shape[-1] == 1:
@@ -79,9 +79,8 @@ def _reduces_column(op: Op, value: Value, rewriter: Rewriter) -> bool:
 def _loses_concat_offset(reader: Op, value: Value, rewriter: Rewriter) -> bool:
     """Whether an operator that Vela splits writes directly into the result of a CONCAT or PAD.
 
-    Bug ``joined`` (all NPUs, Vela 5.1 and 5.2): if the CONCAT or PAD is the only reader of an operand, the operand's
-    producer writes into the larger tensor at an offset. When Vela splits the producer, it loses this offset. A CONCAT
-    or PAD of a copy avoids the bug.
+    Bug ``joined``: if the CONCAT or PAD is the only reader of an operand, the operand's producer writes into the larger
+    tensor at an offset. When Vela splits the producer, it loses this offset. A CONCAT or PAD of a copy avoids the bug.
     """
     op = skip_through(value, "RESCALE", "RESHAPE").producer
     has_reshape = producer(skip_through(value, "RESCALE"), "RESHAPE") is not None
@@ -97,8 +96,8 @@ def _loses_concat_offset(reader: Op, value: Value, rewriter: Rewriter) -> bool:
 def _loses_upsampling_offset(reader: Op, value: Value, rewriter: Rewriter) -> bool:
     """Whether a TRANSPOSE_CONV2D writes into the result of a CONCAT or PAD, directly or through RESCALE and RESHAPE.
 
-    Bug ``joined_upsampling`` (U55 and U65, Vela 5.2): Vela splits a TRANSPOSE_CONV2D into one convolution for each
-    phase of its stride, and loses the offset as in ``joined``.
+    Bug ``joined_upsampling``: Vela splits a TRANSPOSE_CONV2D into one convolution for each phase of its stride, and
+    loses the offset as in ``joined``.
     """
     op = producer(skip_through(value, "RESCALE", "RESHAPE"), "TRANSPOSE_CONV2D")
     return op is not None and rewriter.has_one_use(value)
@@ -107,8 +106,8 @@ def _loses_upsampling_offset(reader: Op, value: Value, rewriter: Rewriter) -> bo
 def _indices_may_be_overwritten(op: Op, rewriter: Rewriter) -> bool:
     """Whether other operations run between a GATHER or SCATTER and the reader of its result.
 
-    Bug ``gathered`` (U85, Vela 5.1 and 5.2): Vela records one byte for each index instead of four. Other operations may
-    therefore overwrite the indices while the DMA still reads them. Constant indices are not affected.
+    Bug ``gathered``: Vela records one byte for each index instead of four. Other operations may therefore overwrite the
+    indices while the DMA still reads them. Constant indices are not affected.
     """
     return op.inputs[1].data is None and not _is_read_by_next_operation(op.output, rewriter)
 

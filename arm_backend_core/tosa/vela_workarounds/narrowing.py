@@ -23,8 +23,8 @@ DATA_MOVEMENT = ("CONCAT", "IDENTITY", "PAD", "RESHAPE", "SLICE", "TILE", "TRANS
 def _loses_clipping(op: Op, rewriter: Rewriter, *, scaled: bool = False) -> bool:
     """Match a RESCALE by 1 to fewer bits that clips, followed by a RESCALE by 1 to as many bits or more.
 
-    Bug ``unclipped`` (all NPUs, Vela 5.1 and 5.2): Vela removes both RESCALEs, and with them the clipping of the first.
-    Data movement may be between the two.
+    Bug ``unclipped``: Vela removes both RESCALEs, and with them the clipping of the first. Data movement may be between
+    the two.
 
     Args:
         scaled: whether the second RESCALE may have any scale (bug ``unclipped_scaled``).
@@ -67,8 +67,8 @@ def _is_widened_again(value: Value, rewriter: Rewriter, *, scaled: bool) -> bool
 def _loses_multiplier_bits(op: Op, rewriter: Rewriter) -> bool:
     """Match a RESCALE of int48 by 1, followed by a RESCALE whose multiplier has more than 15 bits.
 
-    Bug ``long_scale`` (U85, Vela 5.1 and 5.2): Vela merges both into one RESCALE of int48, whose multiplier has 15
-    bits, so that the low bits are lost. A copy of the first result prevents this.
+    Bug ``long_scale``: Vela merges both into one RESCALE of int48, whose multiplier has 15 bits, so that the low bits
+    are lost. A copy of the first result prevents this.
     """
     if op.inputs[0].dtype is not DType.INT48 or log2_scale(op) != 0:
         return False
@@ -85,8 +85,8 @@ def _loses_multiplier_bits(op: Op, rewriter: Rewriter) -> bool:
 def _loses_clipping_at_zero_point(op: Op, rewriter: Rewriter) -> bool:
     """Match a RESCALE by 1 that changes the zero point, after a RESCALE to as many bits that may clip.
 
-    Bug ``unclipped_move`` (all NPUs, Vela 5.2): Vela merges both into one RESCALE that clips only at the end. A RESCALE
-    by 1 to int32 may be between the two.
+    Bug ``unclipped_move``: Vela merges both into one RESCALE that clips only at the end. A RESCALE by 1 to int32 may be
+    between the two.
     """
     x, _ = trace_back(
         op.inputs[0],
@@ -116,8 +116,8 @@ def _may_clip(op: Op) -> bool:
 def _match_narrowing_cast(op: Op, rewriter: Rewriter) -> int | None:
     """Match a CAST of int32 or int16 to fewer bits whose operand may not fit.
 
-    Bug ``narrowing_cast`` (U55 and U65, Vela 5.1 and 5.2): these NPUs always clip to the output range, so that the CAST
-    saturates. In TOSA, the CAST keeps the low bits.
+    Bug ``narrowing_cast``: U55 and U65 always clip to the output range, so that the CAST saturates. In TOSA, the CAST
+    keeps the low bits.
 
     Returns:
         32 minus the number of bits of the output type.
@@ -130,8 +130,8 @@ def _match_narrowing_cast(op: Op, rewriter: Rewriter) -> int | None:
 def _match_chained_cast(op: Op, rewriter: Rewriter) -> int | None:
     """Match a CAST that ``_match_narrowing_cast`` matches, if its only reader is an elementwise operator or a CAST.
 
-    Bug ``chained_cast`` (U85, Vela 5.1 and 5.2): in one chain with its reader, the CAST saturates as on U55. RESHAPEs
-    may be between the two. CLAMP is excluded, because Vela fuses it with the CAST.
+    Bug ``chained_cast``: in one chain with its reader, the CAST saturates as on U55. RESHAPEs may be between the two.
+    CLAMP is excluded, because Vela fuses it with the CAST.
     """
     result = op.output
     while (users := rewriter.users(result)) and len(users) == 1 and users[0].kind == "RESHAPE":
@@ -201,8 +201,8 @@ def _bounds_of_mul_or_shift(op: Op, operand: tuple[float, float]) -> tuple[float
 def _is_clamped_cast(op: Op, value: Value, rewriter: Rewriter) -> bool:
     """Whether a CAST to fewer bits computes the operand of a CLAMP.
 
-    Bug ``clamped_cast`` (U55 and U65, Vela 5.1 and 5.2): Vela marks the CAST as not clipping and fuses the CLAMP into
-    it, so that the CLAMP is lost. A copy of the CAST prevents the fusion.
+    Bug ``clamped_cast``: Vela marks the CAST as not clipping and fuses the CLAMP into it, so that the CLAMP is lost. A
+    copy of the CAST prevents the fusion.
     """
     cast = producer(skip_through(value, "RESHAPE"), "CAST")
     return cast is not None and cast.inputs[0].dtype.range[1] > cast.output.dtype.range[1]
@@ -211,8 +211,8 @@ def _is_clamped_cast(op: Op, value: Value, rewriter: Rewriter) -> bool:
 def _is_rescaled_cast(op: Op, value: Value, rewriter: Rewriter) -> bool:
     """Whether a RESCALE reads a CAST, and its result has fewer bits than the operand of the CAST.
 
-    Bug ``rescaled_cast`` (U85, Vela 5.1 and 5.2): Vela fuses both into one operation without clipping. Data movement
-    may be between the two. A copy of the CAST prevents the fusion.
+    Bug ``rescaled_cast``: Vela fuses both into one operation without clipping. Data movement may be between the two. A
+    copy of the CAST prevents the fusion.
     """
     cast = producer(skip_through(value, *DATA_MOVEMENT), "CAST")
     return cast is not None and op.output.dtype.bytes < cast.inputs[0].dtype.bytes
@@ -221,8 +221,8 @@ def _is_rescaled_cast(op: Op, value: Value, rewriter: Rewriter) -> bool:
 def _is_shifted_cast(op: Op, value: Value, rewriter: Rewriter) -> bool:
     """Whether a CAST to fewer bits reads a RESCALE by 1 with an input zero point.
 
-    Bug ``shifted_cast`` (U85, Vela 5.1 and 5.2): Vela fuses both into one operation that clips, but the CAST must keep
-    the low bits. Data movement may be between the two. A copy of the RESCALE prevents the fusion.
+    Bug ``shifted_cast``: Vela fuses both into one operation that clips, but the CAST must keep the low bits. Data
+    movement may be between the two. A copy of the RESCALE prevents the fusion.
     """
     rescale = producer(skip_through(value, *DATA_MOVEMENT), "RESCALE")
     narrows = op.output.dtype.bytes < value.dtype.bytes

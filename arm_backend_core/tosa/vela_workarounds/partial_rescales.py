@@ -45,9 +45,9 @@ def _has_int32(op: Op) -> bool:
 def _loses_operand_offset(op: Op, rewriter: Rewriter) -> bool:
     """Match a RESCALE to or from int32 of a partial tensor that no reader fuses.
 
-    Bug ``rescaled_part`` (U55 and U65, Vela 5.2): Vela emits a MUL that reads from the start of the larger tensor, or
-    writes only one part. The operand comes from a SLICE, perhaps through RESHAPEs that add or remove dimensions of size
-    1, or from a producer that ``_find_partitioned_producer`` finds.
+    Bug ``rescaled_part``: Vela emits a MUL that reads from the start of the larger tensor, or writes only one part. The
+    operand comes from a SLICE, perhaps through RESHAPEs that add or remove dimensions of size 1, or from a producer
+    that ``_find_partitioned_producer`` finds.
     """
     if not _has_int32(op):
         return False
@@ -88,10 +88,10 @@ def _find_partitioned_producer(op: Op, rewriter: Rewriter) -> Op | None:
 def _is_between_concatenations(op: Op, rewriter: Rewriter) -> bool:
     """Match a RESCALE between a CONCAT, PAD or TILE and another CONCAT or PAD.
 
-    Also match a per-channel RESCALE after any producer that ``_find_partitioned_producer`` finds. Bug ``joined_again``
-    (all NPUs, Vela 5.2): if each of the three is the only reader of the preceding one, Vela merges them and writes only
-    one part. The first operand of a second CONCAT is not affected. For a per-channel RESCALE, Vela rescales each part
-    by the scales of the first channels, and not by those of the part's channels.
+    Also match a per-channel RESCALE after any producer that ``_find_partitioned_producer`` finds. Bug ``joined_again``:
+    if each of the three is the only reader of the preceding one, Vela merges them and writes only one part. The first
+    operand of a second CONCAT is not affected. For a per-channel RESCALE, Vela rescales each part by the scales of the
+    first channels, and not by those of the part's channels.
     """
     source, readers = _find_partitioned_producer(op, rewriter), rewriter.users(op.output)
     if source is not None and op.attrs["per_channel"]:
@@ -114,8 +114,8 @@ def absorbs_widening(op: Op) -> bool:
 def _is_duplicated_for_slice(op: Op, rewriter: Rewriter) -> bool:
     """Match a RESCALE to or from int32 that Vela duplicates for several readers, one of which reads a SLICE of it.
 
-    Bug ``rescaled_parts`` (U55 and U65, Vela 5.2): unless all readers fuse their duplicates, the duplicate before the
-    SLICE has the bug ``rescaled_part``.
+    Bug ``rescaled_parts``: unless all readers fuse their duplicates, the duplicate before the SLICE has the bug
+    ``rescaled_part``.
     """
     readers = _duplicating_readers(op, rewriter)
     return (
@@ -126,9 +126,9 @@ def _is_duplicated_for_slice(op: Op, rewriter: Rewriter) -> bool:
 def _is_duplicated_for_reshape(op: Op, rewriter: Rewriter) -> bool:
     """Match a RESCALE that Vela duplicates for several readers, one of which reads a RESHAPE of it.
 
-    Bug ``reshaped_parts`` (all NPUs, Vela 5.2): each duplicate writes the shape of its reader, but reads the shape
-    before the RESHAPE. If the reader fuses its duplicate, both shapes are correct. The offset of a SLICE is still
-    computed in the shape before the RESHAPE.
+    Bug ``reshaped_parts``: each duplicate writes the shape of its reader, but reads the shape before the RESHAPE. If
+    the reader fuses its duplicate, both shapes are correct. The offset of a SLICE is still computed in the shape before
+    the RESHAPE.
     """
     readers = _duplicating_readers(op, rewriter)
     if any({"SLICE", "RESHAPE"} <= between for _, between in readers):
@@ -267,8 +267,8 @@ def _gets_own_rescale_per_reader(value: Value, rewriter: Rewriter) -> bool:
 def _loses_result_offset(reader: Op, value: Value, rewriter: Rewriter) -> bool:
     """Whether the only reader of a RESCALE to or from int32 is a CONCAT or PAD that stores it at an offset.
 
-    Bug ``joined_rescale`` (U55 and U65, Vela 5.2): unless its producer fuses the RESCALE, Vela writes the result to the
-    start of the larger tensor.
+    Bug ``joined_rescale``: unless its producer fuses the RESCALE, Vela writes the result to the start of the larger
+    tensor.
     """
     rescale = producer(value, "RESCALE")
     if rescale is None or not _has_int32(rescale) or not rewriter.has_one_use(value):

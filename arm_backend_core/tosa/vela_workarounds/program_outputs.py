@@ -23,8 +23,8 @@ def _copy_outputs(graph: Graph, target: Target, indices: Sequence[int]) -> None:
 def _find_returned_masks(graph: Graph, target: Target) -> list[int]:
     """Find boolean outputs that an operator reads too.
 
-    Bug ``returned_mask`` (U85, Vela 5.1 and 5.2): a true element of an NPU mask has all bits set. Vela converts an
-    output from all bits to 1 in place, so that the other operator reads 1 as its mask.
+    Bug ``returned_mask``: a true element of an NPU mask has all bits set. Vela converts an output from all bits to 1 in
+    place, so that the other operator reads 1 as its mask.
 
     Returns:
         the indices of these outputs.
@@ -41,7 +41,7 @@ def _find_returned_masks(graph: Graph, target: Target) -> list[int]:
 def _find_returned_views(graph: Graph, target: Target) -> list[int]:
     """Find outputs that Vela removes together with a RESHAPE or TRANSPOSE.
 
-    Bug ``returned_view`` (all NPUs, Vela 5.1 and 5.2): the compiled program lacks an output that is
+    Bug ``returned_view``: the compiled program lacks an output that is
 
     - a RESHAPE whose only reader is a TRANSPOSE, directly or through RESHAPEs: Vela moves the RESHAPE after it;
     - a TRANSPOSE that another TRANSPOSE reads: Vela merges both. Vela itself may insert the other TRANSPOSE for a

@@ -24,8 +24,8 @@ def _strip_leading_ones(shape: Sequence[int]) -> tuple[int, ...]:
 def _is_activation_of_images(op: Op, rewriter: Rewriter) -> bool:
     """Match a TABLE or CLAMP of several images that Vela fuses into its producer.
 
-    Bug ``activation`` (all NPUs, Vela 5.1): Vela splits the activation by images, and gives the shape of one image to
-    the result of the producer, but not to its input. Only elementwise producers and SLICEs are still correct.
+    Bug ``activation``: Vela splits the activation by images, and gives the shape of one image to the result of the
+    producer, but not to its input. Only elementwise producers and SLICEs are still correct.
     """
     x, before = op.inputs[0], skip_through(op.inputs[0], "RESCALE").producer
     if before is None or before.kind in (*ELEMENTWISE, "SLICE"):
@@ -43,12 +43,12 @@ def _flatten_activation(op: Op, match: bool, rewriter: Rewriter) -> Value:
 def _is_slice_of_other_rank(op: Op, rewriter: Rewriter, *, single_image: bool = False) -> bool:
     """Match a RESHAPE of a SLICE between different ranks, one of which exceeds four.
 
-    Bug ``sliced_rank`` (all NPUs, Vela 5.1 and 5.2): Vela splits the reader by images. The reader reads the SLICE in
-    the rank of the SLICE, but computes the offset of an image in its own rank. It reads one image repeatedly, or beyond
-    the end of the tensor. Vela pads lower ranks to four. A copy of the SLICE has a single rank.
+    Bug ``sliced_rank``: Vela splits the reader by images. The reader reads the SLICE in the rank of the SLICE, but
+    computes the offset of an image in its own rank. It reads one image repeatedly, or beyond the end of the tensor.
+    Vela pads lower ranks to four. A copy of the SLICE has a single rank.
 
     Args:
-        single_image: also match a SLICE of one image if the rank grows. Bug ``sliced_growth`` (U85, Vela 5.1 and 5.2).
+        single_image: also match a SLICE of one image if the rank grows. Bug ``sliced_growth``.
     """
     x, source = op.inputs[0], skip_through(op.inputs[0], "RESCALE").producer
     added_dimensions = max(4, op.output.rank) - max(4, x.rank)
@@ -68,9 +68,8 @@ def _copy_slice(op: Op, match: bool, rewriter: Rewriter) -> Value:
 def _cancels_vela_transpose(op: Op, rewriter: Rewriter, *, is_result: bool) -> bool:
     """Match a TRANSPOSE of the last two dimensions that cancels with the TRANSPOSE in Vela's MATMUL or REDUCE_SUM.
 
-    Vela removes both TRANSPOSEs. Bug ``cancelled_transpose`` (all NPUs, Vela 5.1): the producer of a RESHAPE before
-    them gets the shape after the RESHAPE. Bug ``cancelled_result`` (all NPUs, Vela 5.1 and 5.2): if the TRANSPOSE reads
-    an output of the program, this output is lost.
+    Vela removes both TRANSPOSEs. Bug ``cancelled_transpose``: the producer of a RESHAPE before them gets the shape
+    after the RESHAPE. Bug ``cancelled_result``: if the TRANSPOSE reads an output of the program, this output is lost.
 
     Args:
         is_result: match only operands that are program outputs, directly or through a RESHAPE. If false, match only
@@ -110,8 +109,7 @@ def _transpose_copy(op: Op, match: bool, rewriter: Rewriter) -> Value:
 def _match_high_rank_reverse(op: Op, rewriter: Rewriter) -> tuple[int, int, int] | None:
     """Match a REVERSE of rank 5, or of rank 4 with a dimension of size 1.
 
-    Bug ``reversed`` (U85, Vela 5.1 and 5.2): with a TRANSPOSE of other dimensions, the REVERSE writes beyond the end of
-    its result.
+    Bug ``reversed``: with a TRANSPOSE of other dimensions, the REVERSE writes beyond the end of its result.
 
     Returns:
         the shape in rank 3 whose middle axis is reversed. None if Vela compiles the operator correctly, or if a
@@ -132,9 +130,9 @@ def _reverse_in_rank_three(op: Op, flat: tuple[int, int, int], rewriter: Rewrite
 def _rewrite_minimum_as_maximum(op: Op, match: bool, rewriter: Rewriter) -> Value:
     """Emit min(x) as ~max(~x), where ~x = -1 - x.
 
-    Bug ``reduce_min`` (U55 and U65, Vela 5.1 and 5.2): Vela lowers REDUCE_MIN in the same way, to SUB, max pooling and
-    SUB. Its second SUB has the shape of a following RESHAPE, so that it broadcasts the first row of the pooling to all
-    rows. As separate TOSA operators, each has the correct shape.
+    Bug ``reduce_min``: Vela lowers REDUCE_MIN in the same way, to SUB, max pooling and SUB. Its second SUB has the
+    shape of a following RESHAPE, so that it broadcasts the first row of the pooling to all rows. As separate TOSA
+    operators, each has the correct shape.
     """
     b = rewriter.builder
     maximum = b.reduce("REDUCE_MAX", _emit_complement(op.inputs[0], b), op.attrs["axis"])
@@ -150,9 +148,8 @@ def _emit_complement(x: Value, b: Builder) -> Value:
 def _broadcasts_single_element(op: Op, rewriter: Rewriter) -> bool:
     """Match arithmetic of rank 5 or 6 that broadcasts a first operand of one element.
 
-    Bug ``one_of_five`` (U55 and U65, Vela 5.1 and 5.2): Vela drops dimensions of the other operand only, compares
-    shapes of different rank, and reads more than one element. A constant of 16 bits or fewer is not affected, because
-    the command stores its value.
+    Bug ``one_of_five``: Vela drops dimensions of the other operand only, compares shapes of different rank, and reads
+    more than one element. A constant of 16 bits or fewer is not affected, because the command stores its value.
     """
     shape, first = op.output.shape, op.inputs[0]
     is_single = first.size == 1 and (first.data is None or first.dtype is DType.INT32)
@@ -175,9 +172,8 @@ def _flatten_to_rank_four(op: Op, match: bool, rewriter: Rewriter) -> Value:
 def _is_read_reshaped(op: Op, value: Value, rewriter: Rewriter) -> bool:
     """Whether another operator reads ``value`` in another shape, through a view (``is_view``).
 
-    Bug ``reshaped_select`` (U85, Vela 5.1 and 5.2): Vela uses the other shape for a SELECT. For example, it broadcasts
-    [1, 80, 1] with [80] to 6,400 elements. A copy has a single shape. Program outputs count as reshaped, because the
-    caller may reshape them.
+    Bug ``reshaped_select``: Vela uses the other shape for a SELECT. For example, it broadcasts [1, 80, 1] with [80] to
+    6,400 elements. A copy has a single shape. Program outputs count as reshaped, because the caller may reshape them.
     """
     source, producers = trace_back(value, lambda op: op.kind == "RESHAPE")
     views = [value, *(view.inputs[0] for view in producers)]
@@ -188,9 +184,9 @@ def _is_read_reshaped(op: Op, value: Value, rewriter: Rewriter) -> bool:
 def _broadcasts_reshaped(op: Op, value: Value, rewriter: Rewriter) -> bool:
     """Whether arithmetic broadcasts a first operand whose shape Vela gets wrong.
 
-    Bug ``reshaped_broadcast`` (U55 and U65, Vela 5.1 and 5.2): for a RESHAPE of a SLICE of rank 5 or 6, Vela uses the
-    rank of the SLICE. If both operands are broadcast, Vela uses the shape in which another operator reads the first
-    one, as in ``reshaped_select``. A copy has a single shape.
+    Bug ``reshaped_broadcast``: for a RESHAPE of a SLICE of rank 5 or 6, Vela uses the rank of the SLICE. If both
+    operands are broadcast, Vela uses the shape in which another operator reads the first one, as in
+    ``reshaped_select``. A copy has a single shape.
     """
     if value is not op.inputs[0] or value.shape == op.output.shape:
         return False

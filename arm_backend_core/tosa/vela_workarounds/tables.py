@@ -63,9 +63,9 @@ def _copy_table_operand(op: Op, rewriter: Rewriter) -> Value | None:
 def _is_table_fused_into_transpose(op: Op, value: Value, rewriter: Rewriter) -> bool:
     """Whether Vela fuses a TABLE or CLAMP into the preceding TRANSPOSE and miscompiles both.
 
-    Bug ``joined_table`` (U55 and U65, Vela 5.1 and 5.2): before a CONCAT or PAD, the fused operation loses its offset
-    in the larger tensor. Bug ``crowded_table`` (U55-32 and U55-64, Vela 5.1 and 5.2): the internal memory has no room
-    for the table. A copy between TRANSPOSE and TABLE prevents the fusion.
+    Bug ``joined_table``: before a CONCAT or PAD, the fused operation loses its offset in the larger tensor. Bug
+    ``crowded_table``: the internal memory of U55-32 and U55-64 has no room for the table. A copy between TRANSPOSE and
+    TABLE prevents the fusion.
     """
     readers = [reader.kind for reader in rewriter.users(op.output) or ()]
     is_lost = readers in (["CONCAT"], ["PAD"]) or (op.kind == "TABLE" and rewriter.builder.target.macs in (32, 64))
@@ -75,8 +75,8 @@ def _is_table_fused_into_transpose(op: Op, value: Value, rewriter: Rewriter) -> 
 def _is_second_fused_table(op: Op, value: Value, rewriter: Rewriter) -> bool:
     """Whether a TABLE or CLAMP follows a REVERSE or TRANSPOSE, which follows another TABLE or CLAMP.
 
-    Bug ``transposed_table`` (U85, Vela 5.1 and 5.2): Vela fuses all three into one operation, which has a single table
-    and a single range. The other table or range is lost. A copy before the last TABLE or CLAMP prevents the fusion.
+    Bug ``transposed_table``: Vela fuses all three into one operation, which has a single table and a single range. The
+    other table or range is lost. A copy before the last TABLE or CLAMP prevents the fusion.
     """
     result = skip_through(value, "RESHAPE", "RESCALE")
     source = skip_through(result, "RESHAPE", "RESCALE", "REVERSE", "TRANSPOSE")
@@ -86,8 +86,8 @@ def _is_second_fused_table(op: Op, value: Value, rewriter: Rewriter) -> bool:
 def _match_chained_tables(op: Op, rewriter: Rewriter) -> list[Op] | None:
     """Match arithmetic and a TABLE that Vela would chain with an earlier TABLE, if one of the TABLEs is int16.
 
-    Bug ``two_tables`` (U85, Vela 5.1 and 5.2): a chain has a single table slot. Vela copies both tables to this slot
-    before the chain starts, so that both TABLEs read the second table.
+    Bug ``two_tables``: a chain has a single table slot. Vela copies both tables to this slot before the chain starts,
+    so that both TABLEs read the second table.
 
     Returns:
         the operators from the arithmetic to ``op``; None if there is no such chain.
