@@ -1,5 +1,5 @@
 # make demo   train, export and check a small network: the main job, end to end
-# make test   formatting, types and tests; which lines of the core no test ran
+# make test   formatting, types and the selected tests
 #             (make test VELA=5.1: with that release of Vela; make record VELA=5.1 likewise)
 # make notebooks   run the notebooks of examples/ and store their outputs
 # make record the figures that the tests hold the zoo's models to, written anew

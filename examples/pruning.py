@@ -70,12 +70,12 @@ def main() -> None:
 
     calibration_samples = [(image,) for image in train_images[:100].split(1)]
     test_samples = [(image,) for image in test_images.split(1)]
-    print(f"{'':24} {'float':>8} {'program':>8} {'weights, bytes':>14} {'program, bytes':>14} {'cycles':>7}")
+    print(f"{'':28} {'float':>8} {'program':>8} {'weights, bytes':>14} {'program, bytes':>14} {'cycles':>7}")
     for npu, recipe_type in RECIPES.items():
         recipe = ExportRecipe.get_recipe(recipe_type, macs=int(npu[4:]), calibration_samples=calibration_samples)
-        for name, model in {"dense": dense, "2:4": pruned, "2:4, tuned": tuned}.items():
+        for name, model in {"dense": dense, "2:4": pruned, "2:4, fine-tuned": tuned}.items():
             result = export(model, recipe, test_samples, labels=test_labels, progress=False)
-            print(f"{npu:<12} {name:<11} {describe(result)}", flush=True)
+            print(f"{npu:<12} {name:<15} {describe(result)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ A kernel is an NPU operation other than a DMA. ``registers`` is the state of the
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from arm_backend_core.backends.ethosu_commands import DMA_REGISTERS, FEATURE_MAP_REGISTERS, pixel_bytes
+from arm_backend_core.backends.ethosu_commands import DMA_REGISTERS, FEATURE_MAP_REGISTERS, pixel_extent
 
 #: NPU_OP_CONV and NPU_OP_DEPTHWISE.
 CONVOLUTIONS = (2, 3)
@@ -46,7 +46,7 @@ def kernel_accesses(registers: Mapping[int, int], maps: Sequence[tuple[int, ...]
         )
         columns, rows, channels = (registers[key] >> 32 for key in (tile, tile + 1, depth))  # each minus one
         is_ofm = base == FEATURE_MAP_REGISTERS[1][0]
-        pixel_end = pixel_bytes(channels + 1, brick, precision_bits, precision_bits >> (33 if is_ofm else 34) & 3)
+        pixel_end = pixel_extent(channels + 1, brick, precision_bits, precision_bits >> (33 if is_ofm else 34) & 3)
         first = 0 if max(x, y) >> 39 else registers[base + 2] or start  # negative stride: from byte 0 on
         yield MemoryAccess(registers[region] >> 32 & 7, first, start + rows * y + columns * x + pixel_end, is_ofm)
 

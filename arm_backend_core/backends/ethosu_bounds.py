@@ -14,7 +14,7 @@ from arm_backend_core.backends.ethosu_commands import (
     decode_commands,
     is_chained,
     is_u85,
-    pixel_bytes,
+    pixel_extent,
 )
 from arm_backend_core.backends.payload import Layer
 
@@ -60,7 +60,7 @@ def _written_ranges(registers: dict[int, int]) -> Iterator[tuple[int, int]]:
     sizes = [(registers[key] >> 32) + 1 for key in (_HEIGHT, _WIDTH, _DEPTH)]
     height, width, depth = (sizes[i] for i in _OUTPUT_TRANSPOSES.get(precision_bits >> 43 & 7, (0, 1, 2)))
     x, y, brick = (registers[strides + i] - (registers[strides + i] >> 39 << 40) for i in range(3))
-    last_pixel = pixel_bytes(depth, brick, precision_bits, precision_bits >> 33 & 3)
+    last_pixel = pixel_extent(depth, brick, precision_bits, precision_bits >> 33 & 3)
     left_columns, left_rows, right_rows = ((registers[tile + i] >> 32) + 1 for i in range(3))
     for right, lower in product((0, 1), repeat=2):
         first, upper_rows = registers[base + right + 2 * lower], right_rows if right else left_rows

@@ -11,7 +11,8 @@ DMA_START, DMA_WAIT = 16, 17
 KERNEL_COMMANDS = (2, 3, 5, 6, 7)
 #: Registers of a DMA: source region, destination region, source address, destination address, length.
 DMA_REGISTERS = (304, 305, 0x430, 0x431, 0x432)
-#: Registers of IFM, OFM and IFM2: first base, first stride, first tile size, region, precision, depth.
+#: Registers of IFM, OFM and IFM2: first base, first stride, first tile size minus 1, region, precision, depth minus 1.
+#: IFM2 has no depth register; the OFM's stands for it.
 FEATURE_MAP_REGISTERS = (
     (0x400, 0x404, 266, 271, 261, 260),
     (0x410, 0x414, 282, 287, 276, 275),
@@ -40,8 +41,10 @@ def is_chained(precision: int) -> bool:
     return precision >> 46 & 3 == 2
 
 
-def pixel_bytes(depth: int, brick: int, precision: int, log_size: int) -> int:
-    """Bytes from a pixel's first channel to one past its last.
+def pixel_extent(depth: int, brick: int, precision: int, log_size: int) -> int:
+    """Bytes from a pixel's first channel to the end of its last channel (NHWC) or of its last brick (NHCWB16).
+
+    The last of several bricks counts with its unused channels.
 
     Args:
         depth: number of channels.
@@ -89,10 +92,13 @@ def pack_stream(stream: bytes, words: Sequence[int]) -> bytes:
 
 
 class RegisterWriter:
-    """Writes an edited copy of Vela's stream. Some registers get other values, right before their use (deferred).
+    """Writes an edited copy of Vela's stream.
+
+    Vela's writes to the deferred registers are withheld (``defer``). The caller writes their new values right before
+    the operation that reads them (``set_registers``).
 
     Attributes:
-        pending: values that Vela's stream last gave to the deferred registers.
+        pending: the last value that Vela's stream wrote to each deferred register.
         words: the new stream's words.
     """
 

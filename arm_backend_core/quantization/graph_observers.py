@@ -83,7 +83,7 @@ def describe_observed_tensors(*observed_graphs: tuple[GraphModule, Mapping[Node 
             all(map(casts_integers, nodes)),
         )
         if isinstance(observer, WeightObserver):
-            observer.accumulators.clear()
+            observer.bias_constraints.clear()
     for model, observers in observed_graphs:
         for node in model.graph.nodes:
             register_bias(model, node, observers)
@@ -99,7 +99,7 @@ def register_bias(model: GraphModule, node: Node, observers: Mapping[Node | tupl
     activation, weight = (observers.get((operands[position], node)) for position in (0, record.weight))
     is_int8 = getattr(activation, "dtype", None) is torch.int8 and isinstance(bias, Node) and bias.op == "get_attr"
     if is_int8 and isinstance(weight, WeightObserver) and isinstance(activation, RangeObserver):
-        weight.add_accumulator(activation, attrgetter(str(bias.target))(model))
+        weight.add_bias_constraint(activation, attrgetter(str(bias.target))(model))
 
 
 def find_observed_weight(

@@ -61,7 +61,8 @@ class RangeObserver(ObserverBase):
     """Tracks the minimum and maximum of a tensor; subclasses derive the quantized range from the statistics.
 
     Attributes:
-        scale_of_zeros: scale of an all-zero tensor. With this scale of an operand, an int32 sum can still hold a bias.
+        scale_of_zeros: scale of an all-zero tensor. It is not smaller, because the bias has the scale of the product of
+            activation and weight, and would overflow int32.
         description: the observed tensor in words, for messages.
         is_constant: whether the tensor is a constant, so that no other values can occur.
         is_integer: whether the tensor is a cast of integers. A scale below 1 is then rounded up to a power of
@@ -289,21 +290,22 @@ class WeightObserver(RangeObserver):
 
     The bias is int32 with the scale of the accumulator, activation scale times weight scale. The bias would overflow if
     the activation is 0 in all samples, or all weights of a channel are 0. The weight's scale is then enlarged until the
-    bias fits. This loses little: a product is below 2**-15 of a bias that needs the enlarged scale.
+    bias fits. This loses little: the bias
+    then has 2**30 steps of the accumulator, and a product of two int8 values at most 2**15.
     """
 
     scale_of_zeros = SMALLEST_SCALE
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.accumulators: list[tuple[RangeObserver, Array]] = []
+        self.bias_constraints: list[tuple[RangeObserver, Array]] = []
 
-    def add_accumulator(self, activation: RangeObserver, bias: Tensor) -> None:
+    def add_bias_constraint(self, activation: RangeObserver, bias: Tensor) -> None:
         """Register a bias (one value per channel) that is added to products with the int8 tensor of ``activation``."""
-        self.accumulators.append((activation, bias.detach().abs().double().numpy(force=True)))
+        self.bias_constraints.append((activation, bias.detach().abs().double().numpy(force=True)))
 
     def _constrain_scale(self, scale: Array) -> Array:
-        for activation, bias in self.accumulators:
+        for activation, bias in self.bias_constraints:
             min_scale = bias / (2.0**30 * activation.calculate_qparams()[0].double().numpy())
             # A scale may apply to several channels: all of them, or one in each group (transposed convolutions).
             scale = np.maximum(scale, min_scale.reshape(-1, scale.size).max(0))

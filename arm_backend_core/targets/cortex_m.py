@@ -46,7 +46,7 @@ DEFAULT_CPU = "cortex-m55"
 
 #: NPU family -> the processor beside it in Arm's reference designs (Corstone-300 and -310; Corstone-320). Ethos-U65 is
 #: mostly beside a Cortex-A.
-CPU_BESIDE_NPU: Mapping[str, str] = {"ethos-u55": "cortex-m55", "ethos-u85": "cortex-m85"}
+DEFAULT_HOST_CPU: Mapping[str, str] = {"ethos-u55": "cortex-m55", "ethos-u85": "cortex-m85"}
 
 
 def resolve_isa(cpu: str, isa: Isa | str | None = None) -> Isa:

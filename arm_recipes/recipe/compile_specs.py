@@ -40,7 +40,7 @@ def _ethos_u_spec_builder(family: str, default_macs: int) -> Callable[[Options],
             config_ini=None if values["config_ini"] is None else str(values["config_ini"]),
             search_alternatives=values["search_alternatives"],
             optimise=_optimization_goal(values["optimise"], flags),
-            cpu=_cpu_beside_npu(family, values),
+            cpu=_host_cpu(family, values),
         )
         budget = values["sram_budget"]
         spec.sram_budget = None if budget is None else options.parse_bytes(budget)
@@ -49,18 +49,18 @@ def _ethos_u_spec_builder(family: str, default_macs: int) -> Callable[[Options],
     return build
 
 
-def _cpu_beside_npu(family: str, values: Options) -> str | None:
-    """The Cortex-M that runs int8 kernels for the operators outside of delegates.
+def _host_cpu(family: str, values: Options) -> str | None:
+    """The host CPU: the Cortex-M whose int8 kernels run the operators outside of delegates.
 
     None: these operators stay in floating point. This is the default beside a CPU that runs Linux (Ethos-U65, Direct
     Drive).
     """
-    from arm_backend_core.targets.cortex_m import CPU_BESIDE_NPU
+    from arm_backend_core.targets.cortex_m import DEFAULT_HOST_CPU
 
     if values["cpu"] != "auto":
         cpu: str | None = values["cpu"]
         return cpu
-    return None if values.get("direct_drive") else CPU_BESIDE_NPU.get(family)
+    return None if values.get("direct_drive") else DEFAULT_HOST_CPU.get(family)
 
 
 def _optimization_goal(optimise: str, flags: Sequence[str]) -> str:
@@ -153,7 +153,7 @@ def recipe_processor(recipe: str, values: Options) -> Processor | None:
 
     if recipe.startswith("CORTEX_M"):
         return Processor.resolve(DEFAULT_CPU if values["cpu"] == "auto" else values["cpu"], values["isa"])
-    cpu = _cpu_beside_npu(f"ethos-{recipe.split('_')[1].lower()}", values) if recipe.startswith("ETHOSU") else None
+    cpu = _host_cpu(f"ethos-{recipe.split('_')[1].lower()}", values) if recipe.startswith("ETHOSU") else None
     return None if cpu is None else Processor.resolve(cpu)
 
 

@@ -129,7 +129,7 @@ void convolve(KernelRuntimeContext& context, const char* name, const Convolution
   const int32_t depth = convolution.kernel_channels;
   const auto out_channels = static_cast<int32_t>(arguments.weight.size(0));
   if (!check.require(channels % depth == 0, "weight",
-                     "must have a number of input channels that divides the input's") ||
+                     "must have a number of input channels of which the input's channels are a multiple") ||
       !check.require(out_channels % (channels / depth) == 0, "weight",
                      "must have a number of output channels that is a multiple of the number of groups") ||
       !resize_result(check, out, is_nhwc, result_size(convolution.rows), result_size(convolution.columns), out_channels,

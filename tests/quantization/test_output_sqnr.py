@@ -86,7 +86,7 @@ def test_a_warning_names_an_operator_whose_operand_has_too_coarse_a_scale() -> N
     torch.manual_seed(0)
     samples = [(torch.rand(8) * 1000,) for _ in range(4)]
     with pytest.warns(
-        ArmRecipesWarning, match=r"the largest loss is at the result of aten.cos.default .* dB before it"
+        ArmRecipesWarning, match=r"most noise is added at the result of aten.cos.default .* dB before it"
     ):
         _exported(angles, samples)
     with warnings.catch_warnings():
@@ -102,7 +102,7 @@ def test_the_operator_that_adds_the_most_noise_is_named(outlier: float) -> None:
     samples = [(torch.randn(1, 4096).index_fill_(1, torch.tensor([0]), outlier),) for _ in range(2)]
     recipe = ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8, algorithms=False)
     model = Calls(lambda x: torch.cos(x.clamp(-3, 3) * (3000 / outlier if outlier < 400 else 9)) * 2)
-    with pytest.warns(ArmRecipesWarning, match=r"largest loss is at the result of aten.cos.default") as caught:
+    with pytest.warns(ArmRecipesWarning, match=r"most noise is added at the result of aten.cos.default") as caught:
         export(model.eval(), recipe, samples)
     assert "set such modules to A16W8" in str(caught[0].message)
 

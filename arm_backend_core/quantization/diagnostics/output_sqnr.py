@@ -1,4 +1,6 @@
-"""Output SQNR: signal-to-quantization-noise ratio of each result, measured after calibration and reported if it is low.
+"""Output SQNR: signal-to-quantization-noise ratio of each result, measured after calibration for the report.
+
+A low SQNR adds a note for the user; below the option ``min_sqnr``, the export fails.
 
 The quantized graph runs on the last calibration sample with fake quantization: operators compute in floating point, and
 quantize operators round. The SQNR reflects ranges and scales, but not rounding inside the target's integer arithmetic.
@@ -29,7 +31,8 @@ if TYPE_CHECKING:
 _EMBEDDING = torch.ops.aten.embedding.default
 #: SQNR in dB below which the user is warned. At this SQNR, the noise amplitude is half of the signal's.
 MIN_SQNR_DB = 6.0
-#: Maximum number of elements of all intermediate results together. All are stored to find the largest loss.
+#: Maximum number of elements of all intermediate results together. All are stored to find the operator that adds the
+#: most noise.
 _MAX_STORED_ELEMENTS = 1 << 27
 
 
@@ -113,9 +116,9 @@ def measure_output_sqnr(model: ObservedProgram) -> dict[str, float]:
 
     Returns:
         SQNR by output name, without outputs that are not floating point, not finite or 0. Empty for a model with loops:
-        they carry their state from step to step before it is quantized, so that the SQNR would lack the rounding of the
-        state. Also empty for a model with random operators, and if PyTorch rejects indices or sizes that quantization
-        changed.
+        this interpreter passes the loop state to the next iteration without quantizing it, so that the SQNR would lack
+        the rounding of the state. Also empty for a model with random operators, and if PyTorch rejects indices or sizes
+        that quantization changed.
     """
     if any(node.target is LOOP_OUT or is_random(node) for node in model.graph.nodes):
         return {}
@@ -146,7 +149,7 @@ def describe_output_sqnr(model: ObservedProgram, method: str, by_output: Mapping
     precision = "" if is_int16 else ", set such modules to A16W8 with precisions="
     return (
         f"SQNR of output '{output}' of '{method}' is {sqnr:.1f} dB (last calibration sample)"
-        f"{location and '; the largest loss is at ' + location}. Rescale wide-range tensors in the model"
+        f"{location and '; most noise is added at ' + location}. Rescale wide-range tensors in the model"
         f"{precision}, or compare every layer with result.compare(samples)"
     )
 

@@ -158,7 +158,7 @@ class FakeQuantInterpreter(GraphInterpreter):
             if isinstance(observer, WeightObserver)
         }
         for observer in weights:
-            observer.accumulators.clear()
+            observer.bias_constraints.clear()
         for node in self._program.weighted_nodes:
             register_bias(self._program.observed.model, node, self._observers)
         for observer, edge_or_node in weights.items():

@@ -12,7 +12,10 @@ from arm_backend_core.tosa.operators.block_scaled import BLOCK_SIZE
 
 
 def legalize_block_scaled(graph: Graph, target: Target) -> None:
-    """Replace each MX_CONV2D by a CONV2D_BLOCK_SCALED. Convolutions of one input share a CAST_TO_BLOCK_SCALED."""
+    """Replace each MX_CONV2D by a CONV2D_BLOCK_SCALED.
+
+    Convolutions with the same input and the same element type share one CAST_TO_BLOCK_SCALED.
+    """
     casts: dict[tuple[Value, DType], Op] = {}
     ops: list[Op] = []
     for op in graph.ops:

@@ -90,7 +90,7 @@ class CandidatePool:
 
     def _add(self, plan: PrecisionPlan, cost: ProgramCost) -> Candidate:
         rating = self._evaluator.rate_on_test_samples(plan)
-        settings = self._evaluator.with_plan(plan).options["precisions"]
+        settings = self._evaluator.recipe_for_plan(plan).options["precisions"]
         search_accuracy = self._evaluator.rate_on_search_samples(plan).metric
         candidate = Candidate(dict(settings), cost, rating.sqnr, rating.metric, search_accuracy)
         self._candidates[_plan_key(plan)] = candidate

@@ -60,7 +60,7 @@ class ProgramCost:
         return amount
 
 
-def processor_cost(artifact: Artifact) -> ProgramCost:
+def cortex_m_cost(artifact: Artifact) -> ProgramCost:
     """Return the cost of an exported program for a Cortex-M, from its report."""
     report = artifact.report
     return ProgramCost(

@@ -1,6 +1,6 @@
 """Evaluator of precision plans: quantizes the model by a plan, measures its accuracy and estimates its cost.
 
-A content-addressed store caches ratings by SQNR and Vela's estimates.
+A content-addressed store caches Vela's estimates and SQNR ratings, but not the ratings of a user's metric.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from arm_recipes.comparison.accuracy import Evaluator, Rating
 from arm_recipes.explore.sweep.compile import LoweredDelegate, cache_key, compile_delegates
 from arm_recipes.explore.sweep.lowered import LoweredProgram, QuantizedProgram
 from arm_recipes.explore.sweep.rows import ProgramEstimates
-from arm_recipes.explore.tune.cost import ProgramCost, estimate_cost, processor_cost
+from arm_recipes.explore.tune.cost import ProgramCost, cortex_m_cost, estimate_cost
 from arm_recipes.explore.tune.regions import PrecisionPlan, minimal_settings
 from arm_recipes.pipeline.cache.digest import Digest
 
@@ -59,7 +59,7 @@ class PlanEvaluator:
         self._costs: dict[str, ProgramCost | str] = {}
         self._last_quantized: tuple[PrecisionPlan, QuantizedProgram] | None = None
 
-    def with_plan(self, plan: Mapping[str, str]) -> ArmRecipe:
+    def recipe_for_plan(self, plan: Mapping[str, str]) -> ArmRecipe:
         """Return the recipe with its precisions replaced by those of the plan."""
         return self.recipe.with_options(precisions=minimal_settings(plan, self.default_precision))
 
@@ -103,8 +103,8 @@ class PlanEvaluator:
         for key in plan_of_key:
             if key in self._costs:
                 continue
-            if self._is_for_processor:
-                self._costs[key] = self._estimate_on_processor(plan_of_key[key])
+            if self._is_for_cortex_m:
+                self._costs[key] = self._estimate_cortex_m_cost(plan_of_key[key])
                 continue
             with _without_warnings():
                 lowered = self._lower(plan_of_key[key])
@@ -130,20 +130,20 @@ class PlanEvaluator:
         return [self._costs[key] for key in keys]
 
     @property
-    def _is_for_processor(self) -> bool:
+    def _is_for_cortex_m(self) -> bool:
         """Whether the recipe is for a Cortex-M without an NPU."""
         from arm_backend_core.targets.compile_spec import CortexMCompileSpec
 
         return isinstance(self._compile_spec, CortexMCompileSpec)
 
-    def _estimate_on_processor(self, plan: PrecisionPlan) -> ProgramCost | str:
+    def _estimate_cortex_m_cost(self, plan: PrecisionPlan) -> ProgramCost | str:
         """Export a plan for a Cortex-M; the result is an error message if this fails."""
         from arm_recipes.pipeline.export import export_unlowered
 
         try:
             with _without_warnings():
                 unlowered = self._quantize(plan).unlowered
-                return processor_cost(export_unlowered(unlowered, self._recipe_of(plan), progress=False))
+                return cortex_m_cost(export_unlowered(unlowered, self._evaluation_recipe(plan), progress=False))
         except (ArmBackendError, ExportError) as error:
             return str(error)
 
@@ -174,11 +174,11 @@ class PlanEvaluator:
         """Quantize a plan. The last result is cached, because a plan may be lowered and then rated."""
         if self._last_quantized is None or self._last_quantized[0] != plan:
             with _without_warnings():
-                quantized = QuantizedProgram(self.program, self.split.calibration, self._recipe_of(plan))
+                quantized = QuantizedProgram(self.program, self.split.calibration, self._evaluation_recipe(plan))
                 self._last_quantized = dict(plan), quantized
         return self._last_quantized[1]
 
-    def _recipe_of(self, plan: PrecisionPlan) -> ExportRecipe:
+    def _evaluation_recipe(self, plan: PrecisionPlan) -> ExportRecipe:
         """Return the recipe of a plan, without calibration samples: ``QuantizedProgram`` gets those of the split."""
         recipe: ExportRecipe = self.recipe.with_options(
             precisions=minimal_settings(plan, self.default_precision),

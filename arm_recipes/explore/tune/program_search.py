@@ -23,7 +23,7 @@ class ProgramSearch:
         precisions: precisions to choose from.
         base_plan: plan of the recipe itself.
         goal: goal on the search samples.
-        cost_kind: kind of cost that the search minimizes.
+        cost_kind: kind of cost that orders the path. The search minimizes it if the goal has a required accuracy.
         progress: show a progress bar.
     """
 
@@ -39,8 +39,12 @@ class ProgramSearch:
         self._pool, self._precisions, self._base_plan = pool, precisions, base_plan
         self._goal, self._cost_kind, self._shows_progress = goal, cost_kind, progress
 
-    def search_path(self, start: Mapping[Region, path.PrecisionChoice], steps: list[path.PrecisionStep]) -> None:
-        """Compile programs with one precision for all modules, along the path, around the goal, and within the budget.
+    def search_along_hull(self, start: Mapping[Region, path.PrecisionChoice], steps: list[path.PrecisionStep]) -> None:
+        """Compile four groups of programs.
+
+        First, programs with one precision for all modules. Then programs that are evenly spaced along the path, and a
+        bisection between the last one before the goal and the first one past it. If the goal has only limits, further
+        steps use up the budget.
 
         Args:
             start: cheapest choice of each region.

@@ -194,7 +194,7 @@ class _PrecisionSearch:
                 ]
                 for region in regions
             }
-            program_search.search_path(*path.hull_steps(choices))
+            program_search.search_along_hull(*path.hull_steps(choices))
         return self._build_result(program_search.select_best(), regions, noise_of_option, lower_costs, list(notes))
 
     def _build_result(
@@ -206,7 +206,7 @@ class _PrecisionSearch:
         notes: list[str],
     ) -> Tuned:
         plan = self._pool.plan_of(chosen)
-        recipe = self._evaluator.with_plan(plan)
+        recipe = self._evaluator.recipe_for_plan(plan)
         best, verified = self._export_and_run(recipe, notes)
         total_noise = sum(noise_of_option[region, self._base_precision] for region in regions) or 1.0
         tuned_regions = [

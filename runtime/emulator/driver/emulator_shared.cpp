@@ -8,8 +8,8 @@
 bool arm_runtime::simulate(const void* commands, size_t commands_size, uint8_t* const* regions, const uint64_t* sizes,
                            char* text, size_t text_size) {
   arm_npu_message message = {};
-  void* bases[kSimulatedRegions];
-  for (size_t i = 0; i < kSimulatedRegions; ++i) {
+  void* bases[kSimulatedRegionCount];
+  for (size_t i = 0; i < kSimulatedRegionCount; ++i) {
     bases[i] = regions[i];
   }
   arm_npu_program* program = arm_npu_load(commands, commands_size, regions[0], sizes, &message);

@@ -3,7 +3,7 @@
 #include "emulator/driver/simulated_npu.h"
 #include "emulator/program.h"
 
-static_assert(arm_runtime::kSimulatedRegions == arm_runtime::npu::kRegions);
+static_assert(arm_runtime::kSimulatedRegionCount == arm_runtime::npu::kRegions);
 
 bool arm_runtime::simulate(const void* commands, size_t commands_size, uint8_t* const* regions, const uint64_t* sizes,
                            char* text, size_t text_size) {

@@ -8,7 +8,7 @@
 namespace arm_runtime {
 
 // Number of regions of the emulator.
-constexpr size_t kSimulatedRegions = 8;
+constexpr size_t kSimulatedRegionCount = 8;
 
 // Executes a command stream with its header on the emulator. Returns false, with the reason in `text`, if the stream is
 // damaged or an NPU would stop.
@@ -19,5 +19,5 @@ bool simulate(const void* commands, size_t commands_size, uint8_t* const* region
 
 extern "C" {
 // Whether an NPU of this device can access the memory. The default is a weak function that returns true.
-bool ethosu_simulated_reaches(const void* data, size_t size);
+bool ethosu_simulated_can_access(const void* data, size_t size);
 }

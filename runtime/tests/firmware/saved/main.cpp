@@ -6,7 +6,7 @@
 extern "C" const uint8_t npu_memory[], stack_top[];
 extern "C" int arm_model_self_test();
 
-extern "C" bool ethosu_simulated_reaches(const void* data, size_t size) {
+extern "C" bool ethosu_simulated_can_access(const void* data, size_t size) {
   const auto* start = static_cast<const uint8_t*>(data);
   return start >= npu_memory && start <= stack_top && size <= static_cast<size_t>(stack_top - start);
 }
