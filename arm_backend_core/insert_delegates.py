@@ -5,17 +5,21 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 from torch.fx.passes.tools_common import stable_topological_sort
 
+from arm_backend_core.backends.payload import PLANNED_SCRATCH_KEYS
 from arm_backend_core.events import Delegate, set_delegate_record
 from arm_backend_core.graph_edits import eliminate_dead_code
 from arm_backend_core.nodes import BOUNDARY, boundary_order, boundary_source
 from arm_backend_core.program import build_program, eliminate_dead_constants
+
+if TYPE_CHECKING:
+    from executorch.exir.lowered_backend_module import LoweredBackendModule
 
 Execute = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 
@@ -165,6 +169,7 @@ def _make_lowered_module(program: ExportedProgram, delegate: CompiledPartition) 
     stub = _DelegateStub([_result_meta(node.meta["val"]) for node in delegate.partition.outputs], delegate.execute)
     part_program.module = lambda *_, **__: stub  # type: ignore[method-assign,assignment]
     lowered = _make_lowered_module_class()(part_program, delegate.backend_id, delegate.payload, delegate.compile_specs)
+    stub.lowered = lowered
     lowered.meta = {"debug_handle_map": dict(enumerate(delegate.record.handles))}
     set_delegate_record(lowered, delegate.record)
     return lowered
@@ -190,7 +195,15 @@ class _DelegateStub:
     ExecuTorch calls it with fake tensors each time it traces the program (12 times in an export). The stub then returns
     empty tensors of the right shapes and types. With real tensors, it executes the delegate, so that an edge program
     can be executed in Python.
+
+    ``to_executorch`` traces the program before it plans the memory, and the delegate keeps the compile specs that an
+    earlier plan wrote. A trace removes them: the next plan may be ExecuTorch's own, which does not know them.
+
+    Attributes:
+        lowered: the delegate.
     """
+
+    lowered: LoweredBackendModule
 
     def __init__(self, metas: Sequence[torch.Tensor], execute: Execute) -> None:
         self.metas = [(tuple(meta.shape), meta.dtype) for meta in metas]
@@ -199,6 +212,9 @@ class _DelegateStub:
     def __call__(self, *args: torch.Tensor) -> list[torch.Tensor]:
         if all(type(arg) is torch.Tensor for arg in args) and torch._guards.detect_fake_mode(args) is None:
             return self.execute(args)
+        specs = self.lowered.compile_specs
+        if any(spec.key in PLANNED_SCRATCH_KEYS for spec in specs):
+            self.lowered._compile_specs = [spec for spec in specs if spec.key not in PLANNED_SCRATCH_KEYS]
         return [torch.empty(shape, dtype=dtype) for shape, dtype in self.metas]
 
 

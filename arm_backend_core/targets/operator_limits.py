@@ -122,6 +122,18 @@ def _limit_avg_pool(op: Operation) -> str | None:
     return _limit_max_pool(op)
 
 
+def _limit_avg_pool_u85(op: Operation) -> str | None:
+    """Refuse padded pools of several images with a kernel over 8 or a stride over 3 (bug ``averaged_images``).
+
+    Vela computes kernels over 8 with three operations for each image. With padding, results of later images are wrong,
+    or are written behind the result.
+    """
+    images, kernel = op.inputs[0].shape[0], tuple(op.attrs["kernel"])
+    if images > 1 and any(op.attrs["pad"]) and max(kernel) > 8:
+        return f"{images} images and kernel {kernel} (8x8 at most) together with padding"
+    return _limit_batched_stride(op)
+
+
 def _limit_batched_stride(op: Operation) -> str | None:
     """Strides above 3 with several images.
 
@@ -245,7 +257,7 @@ U55_LIMITS: dict[str, Limit] = {
     "TRANSPOSE_CONV2D": _limit_transpose_conv2d,
 }
 U85_LIMITS: dict[str, Limit] = {
-    "AVG_POOL2D": _limit_batched_stride,
+    "AVG_POOL2D": _limit_avg_pool_u85,
     "CONV2D": _limit_batched_stride,
     "CONV3D": _limit_computed_weights,
     "TRANSPOSE_CONV2D": _limit_transpose_conv2d_u85,

@@ -125,7 +125,7 @@ class Artifact:
     @property
     def stored_bytes(self) -> int:
         """Size of the program and its data files."""
-        return self.report.program_bytes + len(self.data_file or b"") + sum(map(len, self.other_data_files.values()))
+        return self.report.stored_bytes
 
     @property
     def main(self) -> MethodReport:

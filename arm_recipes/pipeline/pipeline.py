@@ -31,6 +31,7 @@ from torch.fx import Graph
 from arm_backend_core.program import user_inputs
 from arm_recipes._internal.executorch_programs import (
     collect_program_chunks,
+    data_files,
     normalize_call_signature,
     restore_debug_handles,
     store_named_data,
@@ -233,6 +234,7 @@ class Pipeline:
             recipe=self._recipe.name or "unnamed",
             methods=tuple(methods),
             program_bytes=sum(map(len, collect_program_chunks(manager))),
+            data_file_bytes=sum(map(len, data_files(manager).values())),
             seconds=self._seconds,
             notes=(*self._argument_notes, *logged_notes, *self._capture.notes, *self._notes),
             context=export_context,

@@ -66,6 +66,7 @@ class PlannedMemories:
         """
         from executorch.exir.banked_memory_planning import Bank, BankedGreedy, BankPlacementError, TargetMemoryMap
 
+        forget_earlier_plan(specs)
         reserved = _npu_bytes(graph_module)
         banks = []
         for number, (name, budget) in enumerate(self.budgets, 1):
@@ -99,6 +100,17 @@ class PlannedMemories:
                 ("To fit:", [("a larger budget, or one more memory",), *((text,) for text in _REMEDIES)]),
             ]
         )
+
+
+def forget_earlier_plan(specs: Sequence[TensorSpec]) -> None:
+    """Remove the memories that an earlier plan chose; a memory without an address is a pass's choice and stays.
+
+    A second ``to_executorch`` of one manager creates new specs, except for the outputs of delegates. ExecuTorch's
+    algorithms would keep them in the memories of the first plan.
+    """
+    for spec in specs:
+        if spec.mem_offset is not None:
+            spec.mem_id = None
 
 
 def check_memory_budgets(memories: PlannedMemories, used: Mapping[str, int]) -> None:

@@ -27,6 +27,7 @@ from arm_backend_core.backends.payload import PLANNED_SCRATCH_KEYS, PlannedScrat
 from arm_backend_core.events import delegate_record, set_delegate_record
 from arm_backend_core.kinds import ScalarKind, kind_of
 from arm_recipes._internal.executorch_programs import delegates_of, set_payload
+from arm_recipes.pipeline.planned_memories import forget_earlier_plan
 from arm_recipes.runtime.ethosu_payload import (
     CACHE_LINE,
     SCRATCH,
@@ -130,10 +131,12 @@ def plan_shared_scratch(
 
     The parameters are those of ExecuTorch's memory planning algorithms. The plan is ExecuTorch's own if no scratch may
     be shared, if sharing does not save memory, or if calls of one delegate would locate its scratch by different
-    arguments. A second call replaces the compile specs that the first one recorded in the delegates.
+    arguments. It replaces the compile specs that an earlier plan recorded in the delegates. A plan of ExecuTorch's own
+    finds none of them: the trace before it removes them (``insert_delegates``).
     """
     from executorch.exir.memory_planning import MemoryAlgoResult, SpecAllocResult, greedy
 
+    forget_earlier_plan(specs)
     separate = greedy(alignment, specs, graph_module, graph_signature, extra_padding)
     calls = list(_plannable_calls(graph_module, specs))
     plan = _smallest_plan(calls, specs, alignment) if calls and _has_one_memory(specs) else None

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _NO_ESTIMATE = "Cycles and RAM are estimated for Ethos-U and Cortex-M programs only."
 _NO_LIMIT = "No limit is set: pass sram_budget= and flash_budget=, or board= to an Ethos-U recipe."
+_FIRMWARE_CODE = "the firmware's code and constants need flash in addition"
 _NO_COMPARISON = "labels= or metric= of export() show the accuracy of the task."
 
 
@@ -83,7 +84,8 @@ def _milliseconds(method: MethodReport) -> float:
 
 
 def _answer_fits(report: ExportRecord, context: ExportContext) -> Answer:
-    program = ("program", report.program_bytes, context.flash_budget)
+    files = "program and data file" if report.data_file_bytes else "program"
+    program = (files, report.stored_bytes, context.flash_budget)
     ram = [] if report.ram is None else [("SRAM", report.ram.sram_bytes, context.sram_budget)]
     dram = 0 if report.ram is None else report.ram.dram_bytes
     sizes = [*ram, program]
@@ -91,6 +93,7 @@ def _answer_fits(report: ExportRecord, context: ExportContext) -> Answer:
         f"{name} {format_bytes(size)}{'' if limit is None else f' of {format_bytes(limit)}'}"
         for name, size, limit in sizes
     ]
+    details += [_FIRMWARE_CODE] if context.flash_budget is not None else []
     details += [f"DRAM {format_bytes(dram)}"] if dram else []
     details += [f"board {context.board}"] if context.board else []
     details += [report.ram.ram_reduction] if report.ram is not None and report.ram.ram_reduction else []
@@ -103,7 +106,7 @@ def _answer_fits(report: ExportRecord, context: ExportContext) -> Answer:
     if any(limit is not None for _, _, limit in sizes):
         return Answer("Fits?", "yes", tuple(details))
     if report.ram is None:
-        return Answer("Fits?", f"{format_bytes(report.program_bytes)} program", (_NO_ESTIMATE,))
+        return Answer("Fits?", f"{format_bytes(report.stored_bytes)} {files}", (_NO_ESTIMATE,))
     return Answer("Fits?", f"{format_bytes(report.ram.total_bytes)} RAM", (*details, _NO_LIMIT))
 
 

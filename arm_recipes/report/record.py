@@ -111,6 +111,7 @@ class ExportRecord(Renderable):
         recipe: name of the recipe.
         methods: the methods of the program.
         program_bytes: size of the ``.pte``.
+        data_file_bytes: size of the data files (``.ptd``); 0 without the option ``external``.
         seconds: stage -> wall-clock time, by ExecuTorch's stage names.
         notes: further notes for the user, one sentence each.
         measured: with ``verify=True``, statistics of the last emulated execution of each Ethos-U delegate. The key is
@@ -130,6 +131,12 @@ class ExportRecord(Renderable):
     cached: bool = False
     ram: Ram | None = None
     accuracy: TaskAccuracy | None = None
+    data_file_bytes: int = 0
+
+    @property
+    def stored_bytes(self) -> int:
+        """Size of the program and its data files, which ``flash_budget`` limits."""
+        return self.program_bytes + self.data_file_bytes
 
     @property
     def total_seconds(self) -> float:
@@ -163,6 +170,7 @@ class ExportRecord(Renderable):
         return {
             "recipe": self.recipe,
             "program_bytes": self.program_bytes,
+            "data_file_bytes": self.data_file_bytes,
             "seconds": {**self.seconds, "total": self.total_seconds},
             "notes": list(self.notes),
             "methods": [_method_dict(method) for method in self.methods],

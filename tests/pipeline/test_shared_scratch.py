@@ -11,6 +11,7 @@ import pytest
 import torch
 from executorch.exir.tensor import TensorSpec
 from executorch.export import ExportRecipe
+from executorch.export import export as executorch_export
 from torch import Tensor, nn
 
 from arm_backend_core.backends.payload import PlannedScratch
@@ -19,6 +20,7 @@ from arm_recipes.firmware.host_run import run_on_host
 from arm_recipes.firmware.saving import collect_firmware_data
 from arm_recipes.pipeline.shared_scratch import _Call, _Plan, _smallest_plan
 from arm_recipes.runtime.ethosu_payload import CACHE_LINE
+from arm_recipes.runtime.method_layout import planned_scratches
 from tests.runtime.host_programs import Counting, CpuBetween, Small
 from tests.small_models import images, vectors
 
@@ -161,6 +163,35 @@ def test_shared_scratch_gives_the_results_of_separate_memories(recipe: ArmRecipe
     for sample in samples:
         for a, b in zip(shared.run(*sample), separate.run(*sample), strict=True):
             assert torch.equal(a, b)
+
+
+class Between(nn.Module):
+    """An operator on the CPU between two parts for the NPU; unlike ``Skip``, a manager can lower it twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Conv2d(4, 8, 3, padding=1), nn.Conv2d(8, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return two images, of which the second does not depend on the CPU's operator."""
+        return self.second(torch.erfinv(self.first(x) * 0.1)), x * 0.5
+
+
+@pytest.mark.parametrize("options", [{}, {"memory": {"dtcm": 2000, "sram": None}}], ids=["scratch", "memories"])
+def test_a_second_lowering_forgets_the_first_plan(options: dict[str, Any]) -> None:
+    """ExecuTorch's own plan has no scratch, so no delegate may look for it there; the recipe's plan is the first."""
+    recipe = ExportRecipe.get_recipe(U55, **options)
+    session = executorch_export(Between().eval(), [(torch.randn(1, 4, 10, 12),)], recipe)
+    first, manager = session.get_executorch_program_manager(), session.get_edge_program_manager()
+    default, again = manager.to_executorch(), manager.to_executorch(recipe.executorch_backend_config)
+    (first_plan,), (default_plan,), (second_plan,) = (
+        program.executorch_program.execution_plan for program in (first, default, again)
+    )
+    assert any(planned_scratches(first_plan)) != bool(options)
+    assert not any(planned_scratches(default_plan))
+    assert list(planned_scratches(second_plan)) == list(planned_scratches(first_plan))
+    assert second_plan.non_const_buffer_sizes == first_plan.non_const_buffer_sizes
 
 
 @pytest.mark.parametrize("options", [{"memory": {"dtcm": 800, "sram": None}}, {"shared_scratch": False}])

@@ -20,7 +20,8 @@ from arm_backend_core.aten.layer_affine import ChannelAffine
 from arm_backend_core.quantization import TOSAQuantizer, get_symmetric_quantization_config
 from arm_backend_core.quantization.fake_quant.layers import BatchNorm, named_tensors
 from arm_backend_core.quantization.fake_quant.program import FakeQuantInterpreter, StepSettings
-from arm_backend_core.quantization.fake_quant.ranges import fake_quantize
+from arm_backend_core.quantization.fake_quant.ranges import QuantizationRange, fake_quantize
+from arm_backend_core.quantization.observer import RangeObserver
 from arm_recipes import ArmRecipeType, ExportError, Inputs, export, prepare_qat
 from arm_recipes.pipeline.pipeline import Pipeline
 from arm_recipes.qat.prepared import Prepared
@@ -428,6 +429,21 @@ def test_fake_quantize_passes_gradients_inside_the_range_and_moves_its_bounds() 
     assert zero_point.grad is not None
     torch.testing.assert_close(scale.grad / share, torch.tensor((-128 + 5) + (3 - 3.3) + (127 + 5)))
     torch.testing.assert_close(zero_point.grad / share, torch.tensor(-0.2))
+
+
+@pytest.mark.parametrize(("dtype", "limits"), [(torch.int16, (-32768, 32767)), (torch.int8, (-127, 127))], ids=str)
+@pytest.mark.parametrize("bounds", [(-1.7, 1.3), (-0.4, 1.3)], ids=str)
+def test_a_symmetric_range_starts_with_the_calibrated_scale(
+    dtype: torch.dtype, limits: tuple[int, int], bounds: tuple[float, float]
+) -> None:
+    """int16 has one more integer below 0 than above: half of the width is not the scale of either bound."""
+    observer = RangeObserver(dtype, qscheme=torch.per_tensor_symmetric, quant_min=limits[0], quant_max=limits[1])
+    observer(torch.tensor(bounds))
+    calibrated, _ = observer.calculate_qparams()
+    for mode in ("learned", "follow"):
+        scale, zero_point = QuantizationRange(observer, mode)()
+        torch.testing.assert_close(scale.reshape(1), calibrated, rtol=3e-7, atol=0)  # 1.5e-5 with the width
+        assert int(zero_point) == 0
 
 
 def test_all_tensors_of_a_step_are_on_the_device_of_its_inputs() -> None:

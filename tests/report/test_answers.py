@@ -47,12 +47,23 @@ def test_fits_compares_with_the_limits_and_names_the_board() -> None:
     context = ExportContext(board="demo", sram_budget=40_960, flash_budget=20_480)
     assert _answers(_FITTING, context)["Fits?"] == (
         "yes",
-        "SRAM 30.0 KiB of 40.0 KiB; program 12.1 KiB of 20.0 KiB; board demo",
+        "SRAM 30.0 KiB of 40.0 KiB; program 12.1 KiB of 20.0 KiB; the firmware's code and constants need flash in "
+        "addition; board demo",
     )
     assert _answers(_FITTING, replace(context, sram_budget=20_480))["Fits?"][0] == "no"
     figure, details = _answers(_FITTING, ExportContext())["Fits?"]
     assert figure == "30.0 KiB RAM"
     assert "No limit is set" in details
+
+
+def test_fits_counts_the_data_file_as_flash() -> None:
+    """The board stores both files there, as ``flash_budget`` of the export counts them."""
+    report = replace(_FITTING, data_file_bytes=10_240)
+    figure, details = _answers(report, ExportContext(flash_budget=20_480))["Fits?"]
+    assert figure == "no"
+    assert "program and data file 22.1 KiB of 20.0 KiB; the firmware's code" in details
+    assert "firmware's code" not in _answers(report, ExportContext(sram_budget=40_960))["Fits?"][1]
+    assert _answers(replace(report, ram=None), ExportContext())["Fits?"][0] == "22.1 KiB program and data file"
 
 
 def test_fits_checks_the_limit_of_the_memory_mode() -> None:

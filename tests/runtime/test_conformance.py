@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
@@ -11,6 +13,7 @@ from arm_backend_core.tosa import reference
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
 from arm_backend_core.tosa.serialize import serialize
+from arm_recipes import ArmRecipeType, ExportRecipe, export
 from tests.accelerators import ACCELERATORS
 from tests.graphs import Body, build_graph, make_target
 from tests.runtime.ethosu_emulator import Emulator
@@ -64,6 +67,16 @@ def test_strided_convolution_of_several_images_is_correct_or_refused(accelerator
         assert npu.compile_and_compare(flatbuffer, inputs, expected, accelerator, emulator) == (npu.EQUAL, "")
     with pytest.raises(Unsupported, match=r"2 images and stride 4 \(3 at most\), padded or of 1x1"):
         build_graph(strided(1, 4), ((2, 3, 9, 2), DType.INT8), target=target)
+
+
+@pytest.mark.parametrize("kernel", [8, 9, 12])
+def test_padded_average_pool_of_several_images_is_correct_or_refused(kernel: int) -> None:
+    """Vela miscompiles the later images of a kernel over 8 on U85, or writes behind the result."""
+    torch.manual_seed(0)
+    model, x = nn.AvgPool2d(kernel, 1, 2, count_include_pad=False).eval(), torch.randn(2, 3, 8, 9)
+    result = export(model, ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U85_INT8), [(x,)], progress=False)
+    assert bool(result.report.methods[0].kernels) == (kernel > 8)  # the CPU's int8 kernel
+    assert torch.equal(result.run(x), result.run(x, backend="tosa"))
 
 
 _NPU_DISAGREEMENTS = [expected for expected in KNOWN_DISAGREEMENTS if expected.question in ("Vela", "emulator")]

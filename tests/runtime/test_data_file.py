@@ -85,6 +85,8 @@ def test_external_blocks_move_bytes_from_program_to_data_file() -> None:
     assert "weights in the .ptd" in str(outside)
     assert "in the .ptd" not in str(inline)
     assert _result().stored_bytes == outside.program_bytes + len(_data_file())
+    assert outside.to_dict()["data_file_bytes"] == outside.data_file_bytes == len(_data_file())
+    assert inline.data_file_bytes == 0
 
 
 def test_missing_other_or_damaged_data_file_is_refused() -> None:

@@ -22,6 +22,7 @@ _VELA_5_1: tuple[Release, ...] = ((5, 1),)
 _VELA_5_2: tuple[Release, ...] = ((5, 2),)
 _ALL = (*_U55_U65, *_U85)
 _IMAGE, _WIDE_IMAGE = (((1, 4, 6, 8), dtype) for dtype in (DType.INT8, DType.INT16))
+_POOLED = (((1, 8, 8, 16), DType.INT8),)
 #: Reproducer -> NPUs whose programs write out of bounds.
 OUT_OF_BOUNDS = {
     "column": _ALL,
@@ -29,6 +30,10 @@ OUT_OF_BOUNDS = {
     "reversed_of_five": _U85,
     "reversed_and_turned": _U85,
     "averaged_images": _U85,
+    "averaged_images_large_kernel": _U85,
+    "joined_average": _U85,
+    "joined_average_padded": _U85,
+    "joined_average_strided": _U85,
     "rescaled_part": _U55_U65,
     "rescaled_part_scaled": _U55_U65,
     "rescaled_part_widened": _U55_U65,
@@ -363,8 +368,17 @@ def _returned_transpose(b: Builder, x: Value, y: Value) -> tuple[Value, ...]:
     return turned, b.matmul(y, turned)
 
 
-def _averaged(b: Builder, x: Value) -> Value:
-    return b.avg_pool2d(x, (4, 4), (4, 4), (2, 2, 2, 2))
+def _averaged(b: Builder, x: Value, kernel: tuple[int, int] = (4, 4), stride: tuple[int, int] = (4, 4)) -> Value:
+    return b.avg_pool2d(x, kernel, stride, (2, 2, 2, 2))
+
+
+def _averaged_into(b: Builder, x: Value, kernel: tuple[int, int], stride: tuple[int, int], axis: int | None) -> Value:
+    """A padded pool that writes into a CONCAT along ``axis``, or into a PAD if it is None."""
+    pooled = _averaged(b, x, kernel, stride)
+    part = b.slice(x, (0, 0, 0, 0), pooled.shape)
+    if axis is None:
+        return b.pad(pooled, ((0, 0), (1, 2), (2, 1), (0, 3)), 0)
+    return b.concat((b.emit("BITWISE_NOT", (part,), x.dtype), pooled), axis)
 
 
 def _dilated(b: Builder, x: Value, *, itself: bool) -> Value:
@@ -871,6 +885,13 @@ REPRODUCERS = (
     Reproducer("column", _column, (((2, 5, 1), DType.INT8),), _ALL),
     Reproducer("column_beside", _column_beside, (((8,), DType.INT8),), _ALL),
     Reproducer("joined_maximum", _joined_maximum, (((1, 3, 4, 6), DType.INT8),), _ALL),
+    Reproducer("joined_average", partial(_averaged_into, kernel=(9, 9), stride=(1, 1), axis=3), _POOLED, _U85, _U85),
+    Reproducer(
+        "joined_average_padded", partial(_averaged_into, kernel=(9, 9), stride=(1, 1), axis=None), _POOLED, _U85, _U85
+    ),
+    Reproducer(
+        "joined_average_strided", partial(_averaged_into, kernel=(4, 4), stride=(4, 4), axis=1), _POOLED, _U85, _U85
+    ),
     Reproducer("joined_multiplied", _joined_multiplied, (((1, 2, 2, 2), DType.INT8),), _ALL),
     Reproducer("padded_zero", _padded, (((1, 4, 4, 1), DType.INT8),), _ALL),
     Reproducer("padded_images", _padded_images, (((2, 6, 1), DType.INT8),), _ALL, releases=_VELA_5_1),
@@ -1179,6 +1200,13 @@ NOT_EMITTED = (
     ),
     Reproducer("resized_same", _resized, (((1, 1, 1, 10), DType.INT16),), _U85, _U85),
     Reproducer("averaged_images", _averaged, (((2, 8, 8, 6), DType.INT8),), _U85, _U85),
+    Reproducer(
+        "averaged_images_large_kernel",
+        partial(_averaged, kernel=(12, 12), stride=(1, 1)),
+        (((2, 8, 8, 6), DType.INT8),),
+        _U85,
+        _U85,
+    ),
 )
 
 

@@ -69,7 +69,8 @@ def fake_quantize(x: Tensor, qparams: ScaleAndZeroPoint, limits: tuple[int, int]
 class QuantizationRange(torch.nn.Module):
     """Quantized range of one or several tensors, initialized from calibration.
 
-    Scale and zero point derive from the bounds: a symmetric range takes the larger magnitude, and the zero point is
+    Scale and zero point derive from the bounds: a symmetric range takes the smallest scale that represents both bounds
+    (-32768 and 32767 steps for int16, so that the initial bounds give the calibrated scale), and the zero point is
     rounded. After training, the representable range may therefore differ a little from the bounds. The names of the
     attributes are keys of saved state dicts.
 
@@ -103,7 +104,7 @@ class QuantizationRange(torch.nn.Module):
         bounds = self.bounds if self.stretch is None else self.bounds * self.stretch.exp()
         (low, high), (quant_min, quant_max) = bounds.unbind(), self.limits
         if self._symmetric:
-            scale = (torch.maximum(-low, high) * 2 / (quant_max - quant_min)).clamp_min(SMALLEST_SCALE)
+            scale = torch.maximum(low / quant_min, high / quant_max).clamp_min(SMALLEST_SCALE)
             return scale, torch.zeros_like(scale)
         scale = ((high - low) / (quant_max - quant_min)).clamp_min(SMALLEST_SCALE)
         zero_point = quant_min - low / scale

@@ -81,6 +81,7 @@ def _loses_concat_offset(reader: Op, value: Value, rewriter: Rewriter) -> bool:
 
     Bug ``joined``: if the CONCAT or PAD is the only reader of an operand, the operand's producer writes into the larger
     tensor at an offset. When Vela splits the producer, it loses this offset. A CONCAT or PAD of a copy avoids the bug.
+    On U85, Vela also splits a padded AVG_POOL2D with a stride over 3 or a kernel over 8.
     """
     op = skip_through(value, "RESCALE", "RESHAPE").producer
     has_reshape = producer(skip_through(value, "RESCALE"), "RESHAPE") is not None
@@ -90,6 +91,8 @@ def _loses_concat_offset(reader: Op, value: Value, rewriter: Rewriter) -> bool:
         return op.inputs[1].shape[3] > 1 and not has_reshape
     loses_offset = bool(rewriter.builder.target.hardware.axes_lost_on_split(op))
     # In Vela, a MATMUL has a result of four dimensions, the first of size 1. It loses the offset before a RESHAPE only.
+    if op.kind == "AVG_POOL2D":
+        return loses_offset and (max(op.attrs["stride"]) > 3 or max(op.attrs["kernel"]) > 8)
     return loses_offset and (has_reshape if op.kind == "MATMUL" else op.kind in _REDUCTIONS and not has_reshape)
 
 
