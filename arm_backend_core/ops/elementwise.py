@@ -142,7 +142,7 @@ def mul(cx: Context, x: Operand | float, y: Operand | float) -> Value:
 def _(cx: Context, x: Operand, y: Operand) -> Value | Operand:
     """Multiply in INT32, in which products of int16 are exact.
 
-    If an addition reads the product, the product stays INT32 (``fusion.rules.is_summed_product``).
+    A product that is not quantized stays INT32; an addition reads it (``fusion.rules.is_summed_product``).
 
     An int8 operand next to an int16 one is converted to int16. For [64, 128] elements this takes 17,152 cycles instead
     of 65,536 on U55-128, and 6,592 instead of 39,424 on U85-256.

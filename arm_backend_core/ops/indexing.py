@@ -18,7 +18,7 @@ from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value, prod
 
 aten = torch.ops.aten
-#: Limits of a gather by one-hot convolution, which is used for constant tables on targets without GATHER: the rows of
+#: Limits of a gather by one-hot convolution, for constant int8 and int16 tables on targets without GATHER: the rows of
 #: the table, and the multiplications (indices times elements of the table). For 16 of 1000 rows of 64 elements, about
 #: half the second limit, Vela estimates 88,748 cycles on U55-128 (1,641,804 as MATMUL). Beyond the limits, the CPU
 #: gathers: 32 of 1000 rows of 128 elements in tiny BERT would cost 442,616 cycles, a third of the model.

@@ -197,7 +197,7 @@ def flex_attention(
 
 
 class _VectorizedInterpreter(Interpreter):
-    """Evaluates a graph that PyTorch traced for one position; all positions at once, because its operators broadcast.
+    """Evaluates a graph that PyTorch traced for one position on all positions at once: its operators broadcast.
 
     In the graph, ``tensor[position]`` is a ``flat_apply`` node. It is evaluated as indexing with all positions.
     """
