@@ -186,7 +186,7 @@ def eliminate_dead_constants(program: ExportedProgram) -> None:
 
 
 def fold_constant_outputs(program: ExportedProgram) -> bool:
-    """Replace each output that a program computes from constants alone by a copy of its constant value.
+    """Replace each output with elements that a program computes from constants alone by a copy of its constant value.
 
     ExecuTorch aborts or fails on some operators that PyTorch accepts: ``logsumexp`` of a scalar, ``interpolate``.
 

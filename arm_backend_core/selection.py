@@ -46,7 +46,8 @@ class Selection:
         lowering: the lowering walk. It lowered all operators except those that ``select`` refused beforehand
             (``keep_on_cpu``, quantize nodes of inputs).
         operators: operators of the program, in program order.
-        refusals: for each operator that is not delegated, the reason.
+        refusals: for each operator that was refused, the reason. Constants that only the CPU reads are neither refused
+            nor delegated.
         partition_ids: for each delegated node, the number of its partition. Numbers increase in topological order.
     """
 
@@ -243,6 +244,7 @@ def _sink_into_consumers(partition_ids: dict[Node, int], operators: Sequence[Nod
 
     These nodes are constants and nodes for which ``Lowering.is_internal`` is true. The lowering of a constant's readers
     used its value, so the constant must be in their delegate. A node whose readers are in several partitions is copied.
+    A constant that only the CPU reads leaves its partition.
     """
     chosen = set(partition_ids)
     constant = set(lowering.constants)

@@ -1,4 +1,4 @@
-"""Integer-valued division: floor_divide, remainder, fmod, and div with a rounding mode."""
+"""Division with an integer quotient: floor_divide, remainder, fmod, and div with a rounding mode."""
 
 from __future__ import annotations
 

@@ -314,9 +314,9 @@ def _channel_slopes(cx: Context, x: Operand, weight: Operand) -> np.ndarray[Any,
 def _prelu_by_channel(cx: Context, x: Operand, slopes: np.ndarray[Any, Any]) -> Value:
     """PReLU with one slope per channel, in int8 or int16: max(x, slope * x) if no slope exceeds 1.
 
-    If all slopes are at least 1, it is the minimum. Rounding is monotonic, so that the maximum of two rounded numbers
-    equals the rounded maximum. ``_prelu_by_sign`` computes other slopes. An int8 tensor [1, 32, 48, 48] takes 113,000
-    cycles on U55-128 and 57,000 on U85-256; computed in INT32, it takes 1,088,000 and 376,000.
+    If all slopes are at least 1, PReLU is min(x, slope * x). Rounding is monotonic, so that the maximum of two rounded
+    numbers equals the rounded maximum. ``_prelu_by_sign`` computes other slopes. An int8 tensor [1, 32, 48, 48] takes
+    113,000 cycles on U55-128 and 57,000 on U85-256; computed in INT32, it takes 1,088,000 and 376,000.
     """
     if slopes.max() > 1 > slopes.min():
         return _prelu_by_sign(cx, x, slopes)

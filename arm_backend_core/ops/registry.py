@@ -26,7 +26,7 @@ class Kind(Enum):
     CONV = "weight per channel, bias in the accumulator's scale"
     ELEMENTWISE = "every floating-point input and the result have parameters of their own"
     SHARED = "the result keeps the input's parameters"
-    PASSTHROUGH = "nothing to annotate: integers, booleans, constants"
+    PASSTHROUGH = "nothing to annotate: integers, booleans, constants, block-scaled layers"
 
 
 @dataclass(eq=False)
