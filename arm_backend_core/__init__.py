@@ -1,4 +1,4 @@
-"""Compiler core: compiles PyTorch programs to TOSA, Ethos-U and VGF delegates.
+"""Compiler core: compiles PyTorch programs to TOSA, Ethos-U and VGF delegates, and to calls of Cortex-M kernels.
 
 Exports are imported when they are first used, so importing this package is cheap.
 """

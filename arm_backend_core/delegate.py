@@ -74,12 +74,14 @@ def delegate(
     Args:
         program: ATen program, quantized (``quantized_decomposed`` operators) or not; it is not changed.
         spec: the target and the options of its compiler.
-        keep_on_cpu: predicates; a node for which any of them is true stays on the CPU.
-        require_full_delegation: raise if an operator other than a boundary cast stays on the CPU.
+        keep_on_cpu: predicates; a node for which any of them is true is not delegated. A ``CortexMCompileSpec`` ignores
+            them, because its kernels run on the CPU.
+        require_full_delegation: raise if an operator other than quantize and dequantize is not delegated (Cortex-M: has
+            no kernel).
         name: prefix of the delegates' names, followed by a number.
 
     Returns:
-        A new program that calls the delegates.
+        A new program that calls the delegates, or the int8 kernels of a Cortex-M.
 
     Raises:
         FullDelegationError: ``require_full_delegation`` is set and an operator stays on the CPU.
@@ -112,7 +114,7 @@ def delegate(
 
 
 def _lower_to_kernels(program: ExportedProgram, spec: ArmCompileSpec) -> list[events.Rejection]:
-    """Replace quantized operators outside the delegates by kernels of the processor.
+    """Replace quantized operators outside the delegates by int8 kernels of the Cortex-M (``spec.isa``).
 
     Returns:
         The operators without a kernel.
@@ -240,7 +242,7 @@ def _compile_payload(
         partition: the partition.
         graph: its graph.
         spec: the compile spec.
-        saved_graphs: the graph before the last passes, if it may be computed in patches; else empty.
+        saved_graphs: the list from ``save_graph_for_patches``. It is empty if no patches are needed.
 
     Returns:
         The graph, its flatbuffer, the payload, and the compile spec that it was compiled for. ``optimise="auto"`` may
@@ -307,7 +309,7 @@ def _make_reference_executor(
 
 #: torch dtypes that NumPy lacks -> the integer dtype that carries their bits.
 _BITCAST_DTYPES = {torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.uint8, torch.float8_e5m2: torch.uint8}
-#: The same torch dtypes by their TOSA dtype.
+#: TOSA dtype of each of these torch dtypes -> the torch dtype.
 _TORCH_DTYPES = {dtype_of(dtype): dtype for dtype in _BITCAST_DTYPES}
 
 

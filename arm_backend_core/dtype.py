@@ -50,14 +50,14 @@ class DType(Enum):
 
     @property
     def is_fp8(self) -> bool:
-        """Whether the type is FP8E4M3 or FP8E5M2, which TOSA only moves, multiplies and pools.
+        """Whether the type is FP8E4M3 or FP8E5M2. TOSA moves, casts, multiplies and pools them, but has no arithmetic.
 
         FP8UE8M0 does not count: it is the type of block scales.
         """
         return self in (DType.FP8E4M3, DType.FP8E5M2)
 
     @property
-    def largest(self) -> float:
+    def max_finite(self) -> float:
         """Largest finite floating-point number. Raises KeyError for integers."""
         return _MAX_FINITE[self]
 

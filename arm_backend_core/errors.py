@@ -10,7 +10,7 @@ class ArmRecipesError(RuntimeError):
 
 
 class ArmBackendError(ArmRecipesError):
-    """Base class of every error that reaches the user from the compiler core."""
+    """Base class of the compiler core's own errors."""
 
 
 class ModelError(ArmBackendError, ValueError):

@@ -1,7 +1,7 @@
 """Compilation log: collects delegates, rejected operators and notes during an export, for its reports.
 
 ``record()`` opens a log for a ``with`` block. ``current()`` returns the innermost open log, in every function that the
-block calls. A context variable holds the log, so threads have separate logs. All other data are passed as arguments.
+block calls. A context variable, the only one of the compiler core, holds the log, so threads have separate logs.
 
 Logs are opened by exports, and by the lowerings of sweeps and comparisons outside of an export. An attempt that may
 fail (loop rolling, an export that may be repeated without alternatives) opens an inner log. If the attempt succeeds,

@@ -25,7 +25,7 @@ def insert_call(origin: Node, target: Any, *args: Any, **kwargs: Any) -> Node:
 
 
 def replace_node(node: Node, results: Any) -> None:
-    """Replace ``node`` by ``results`` and erase it. For an operator of several results, ``results`` is a list."""
+    """Replace ``node`` by ``results`` and erase it. For an operator with several results, ``results`` is a sequence."""
     if isinstance(results, (tuple, list)):
         for getitem in list(node.users):
             assert getitem.target is operator.getitem, getitem

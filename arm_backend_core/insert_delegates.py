@@ -31,8 +31,9 @@ class Partition:
     Attributes:
         name: name of the delegate.
         nodes: the nodes, in program order.
-        inputs: the non-constant nodes outside of the partition that it reads, in program order. A quantized program
-            input has the position of its placeholder.
+        inputs: the non-constant nodes outside of the partition that it reads, in program order. A tensor that is
+            quantized, dequantized, cast or copied at the boundary has the position of its source (``boundary_source``),
+            so that the inputs have the order of the program's inputs.
         constants: the placeholders of parameters, buffers and constants that the partition reads.
         outputs: the nodes that nodes outside of the partition read, in program order.
     """
@@ -166,10 +167,11 @@ def _result_meta(value: torch.Tensor) -> torch.Tensor:
 
 def _make_lowered_module(program: ExportedProgram, delegate: CompiledPartition) -> Any:
     part_program = _extract_program(program, delegate.partition)
-    stub = _DelegateStub([_result_meta(node.meta["val"]) for node in delegate.partition.outputs], delegate.execute)
-    part_program.module = lambda *_, **__: stub  # type: ignore[method-assign,assignment]
+    metas = [_result_meta(node.meta["val"]) for node in delegate.partition.outputs]
+    eager = _EagerDelegate(metas, delegate.execute)
+    part_program.module = lambda *_, **__: eager  # type: ignore[method-assign,assignment]
     lowered = _make_lowered_module_class()(part_program, delegate.backend_id, delegate.payload, delegate.compile_specs)
-    stub.lowered = lowered
+    eager.lowered = lowered
     lowered.meta = {"debug_handle_map": dict(enumerate(delegate.record.handles))}
     set_delegate_record(lowered, delegate.record)
     return lowered
@@ -189,11 +191,11 @@ def _extract_program(program: ExportedProgram, partition: Partition) -> Exported
     return build_program(program, graph, {copies[node]: specs[node.name] for node in partition.constants})
 
 
-class _DelegateStub:
-    """Stub of a delegate's original module.
+class _EagerDelegate:
+    """Python implementation of a delegate, in place of its original module.
 
-    ExecuTorch calls it with fake tensors each time it traces the program (12 times in an export). The stub then returns
-    empty tensors of the right shapes and types. With real tensors, it executes the delegate, so that an edge program
+    ExecuTorch calls it with fake tensors each time it traces the program (12 times in an export). It then returns empty
+    tensors of the right shapes and types. With real tensors, it executes the delegate, so that an edge program
     can be executed in Python.
 
     ``to_executorch`` traces the program before it plans the memory, and the delegate keeps the compile specs that an
@@ -222,7 +224,7 @@ def _make_lowered_module_class() -> type[Any]:
     from executorch.exir.lowered_backend_module import LoweredBackendModule
 
     class ArmLoweredModule(LoweredBackendModule):
-        """A compiled delegate; immutable, so ``deepcopy`` returns it unchanged."""
+        """A compiled delegate. ``deepcopy`` returns the delegate itself: copies of a program share it."""
 
         def __deepcopy__(self, memo: dict[int, Any] | None) -> ArmLoweredModule:
             return self

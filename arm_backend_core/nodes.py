@@ -55,13 +55,13 @@ def is_composite_implicit(overload: OpOverload) -> bool:
 
 
 def is_quantize(node: Node) -> bool:
-    """Whether ``node`` turns real numbers into integers."""
+    """Whether ``node`` is a quantize operator of ``quantized_decomposed``, per tensor or per channel."""
     overload = overload_of(node.target)
     return overload is not None and overload.name().split(".")[0] in _QUANTIZE
 
 
 def is_dequantize(node: Node) -> bool:
-    """Whether ``node`` turns integers into real numbers."""
+    """Whether ``node`` is a dequantize operator of ``quantized_decomposed``, per tensor or per channel."""
     overload = overload_of(node.target)
     return overload is not None and overload.name().split(".")[0] in _DEQUANTIZE
 
@@ -120,7 +120,7 @@ def _schema_name(overload: OpOverload) -> str:
 
 
 def mutates(node: Node) -> bool:
-    """Whether ``node`` writes into an operand."""
+    """Whether ``node`` changes an operand in place: its elements, or only its metadata (``transpose_``)."""
     return node.op == "call_function" and isinstance(node.target, OpOverload) and node.target._schema.is_mutable
 
 
@@ -146,7 +146,7 @@ def overwrites(node: Node, source: Node) -> bool:
 
 
 def changes_memory(node: Node) -> bool:
-    """Whether ``node`` writes into memory. ``transpose_`` does not: it changes the metadata of one tensor."""
+    """Whether ``node`` writes elements in place. ``transpose_`` does not: it changes the metadata of one tensor."""
     return mutates(node) and torch.Tag.inplace_view not in cast(OpOverload, node.target).tags
 
 
@@ -194,8 +194,8 @@ def constant_nodes(graph: Graph, inputs: Iterable[Node] = ()) -> set[Node]:
 def evaluate_node(node: Node, value_of: Callable[[Node], Any]) -> Any:
     """Evaluate ``node`` with PyTorch; returns a tensor, or several.
 
-    Some kernels return other strides than the graph's metadata. Views of the result were traced with the metadata, so
-    the result is then made contiguous.
+    Some kernels return other strides than the graph's metadata, with which views of the result were traced. If the
+    metadata is contiguous, the result is made contiguous.
 
     Args:
         node: the operator.

@@ -1,8 +1,8 @@
 """Partitioners for ``to_edge_transform_and_lower``.
 
 Delegation happens before ExecuTorch decomposes the program (``transform_for_pre_decomposition``). The program
-then still contains composite operators, and the edge passes see only delegates. Operator records define what a target
-supports.
+then still contains composite operators, and ExecuTorch decomposes and transforms only the operators that stay on the
+CPU. The operator records define what a target supports.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ class ArmPartitioner(Partitioner):
 
     Args:
         compile_spec: the target and the options of its compiler.
-        keep_on_cpu: predicates; a node for which any of them is true stays on the CPU.
-        require_full_delegation: raise ``FullDelegationError`` if an operator stays on the CPU.
+        keep_on_cpu: predicates; a node for which any of them is true is not delegated. Without effect for Cortex-M.
+        require_full_delegation: raise ``FullDelegationError`` if an operator other than quantize and dequantize is not
+            delegated.
         steps_per_call: steps of a recurrent layer that one call of a loop's delegate computes. "auto" chooses a number
             for long layers and for programs of many steps; None leaves all layers unrolled.
     """

@@ -53,16 +53,16 @@ def constants_of(program: ExportedProgram) -> dict[Node, torch.Tensor]:
 
 
 def store_of(program: ExportedProgram, name: str) -> Tensors:
-    """The program's table that holds the parameter, buffer or constant ``name``: ``state_dict`` or ``constants``."""
+    """The dictionary that holds the parameter, buffer or constant ``name``: ``state_dict`` or ``constants``."""
     return program.state_dict if name in program.state_dict else program.constants
 
 
 def copy_program(program: ExportedProgram) -> ExportedProgram:
-    """Copy graph, signature and weight tables; the weights themselves are shared."""
+    """Copy graph, signature, and the dictionaries of parameters, buffers and constants; the tensors are shared."""
     signature = program.graph_signature
     specs = ([_copy_spec(spec) for spec in side] for side in (signature.input_specs, signature.output_specs))
-    tables = dict(program.state_dict), dict(program.constants)
-    return _assemble(program, copy_module(program.graph_module), ExportGraphSignature(*specs), *tables)
+    stores = dict(program.state_dict), dict(program.constants)
+    return _assemble(program, copy_module(program.graph_module), ExportGraphSignature(*specs), *stores)
 
 
 def _copy_spec(spec: Any) -> Any:
@@ -111,11 +111,11 @@ def build_program(program: ExportedProgram, graph: torch.fx.Graph, constants: di
     inputs: tuple[Any, ...] = (tuple(set(placeholders) - constants.keys()), {})
     structure = ModuleCallSignature([], [], pytree.tree_structure(inputs), pytree.tree_structure(tuple(returned)))
     targets = {str(spec.target) for spec in constants.values()}
-    stores = (program.state_dict, program.constants)
-    tables = ({name: value for name, value in store.items() if name in targets} for store in stores)
+    all_stores = (program.state_dict, program.constants)
+    stores = ({name: value for name, value in store.items() if name in targets} for store in all_stores)
     # The constructor would generate and compile Python code for every program.
     result = replace_parts(
-        program, _LazyGraphModule(torch.nn.Module(), graph), ExportGraphSignature(input_specs, output_specs), *tables
+        program, _LazyGraphModule(torch.nn.Module(), graph), ExportGraphSignature(input_specs, output_specs), *stores
     )
     result._module_call_graph = [ModuleCallEntry("", structure)]
     result._range_constraints, result._example_inputs = {}, None
@@ -186,7 +186,7 @@ def eliminate_dead_constants(program: ExportedProgram) -> None:
 
 
 def fold_constant_outputs(program: ExportedProgram) -> bool:
-    """Replace each output that a program computes from constants alone by a copy of its constant value.
+    """Replace each output with elements that a program computes from constants alone by a copy of its constant value.
 
     ExecuTorch aborts or fails on some operators that PyTorch accepts: ``logsumexp`` of a scalar, ``interpolate``.
 
@@ -231,9 +231,9 @@ def update_output_names(program: ExportedProgram) -> None:
 
 
 def avoid_builtin_names(program: ExportedProgram) -> None:
-    """Rename inputs named like a builtin or keyword (``input``): fx renames them in graph copies only.
+    """Rename placeholders whose name is a Python builtin or keyword, for example ``input``.
 
-    The signature would keep the old name.
+    fx would rename them when it copies the graph, and the signature would keep the old name.
     """
     placeholders = [node for node in program.graph_module.graph.nodes if node.op == "placeholder"]
     for spec, node in zip(program.graph_signature.input_specs, placeholders, strict=True):
@@ -243,7 +243,7 @@ def avoid_builtin_names(program: ExportedProgram) -> None:
 
 
 def duplicate_dequantize_nodes(program: ExportedProgram) -> None:
-    """Duplicate dequantize nodes for each reader, so that a delegate and the CPU share none."""
+    """Give each reader a dequantize node of its own, so that no delegate shares one with the CPU."""
     graph = program.graph_module.graph
     for node in list(graph.nodes):
         if node.op != "call_function" or not is_dequantize(node):
@@ -286,7 +286,7 @@ def tensor_identity(tensor: torch.Tensor) -> TensorIdentity:
     return (memory or id(tensor), tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
 
 
-def share_memory(first: torch.Tensor, second: torch.Tensor) -> bool:
+def shares_memory(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Whether two strided tensors have a byte of memory in common."""
     (start, stop), (other_start, other_stop) = _memory_span(first), _memory_span(second)
     if stop <= other_start or other_stop <= start:

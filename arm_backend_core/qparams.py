@@ -17,7 +17,7 @@ class QParams:
 
     Attributes:
         scale: one number, or one per channel (1-D array) along ``axis``.
-        zero_point: 0 for per-channel and for int16 tensors.
+        zero_point: the integer that represents 0. It is 0 for per-channel parameters, and TOSA requires 0 for int16.
         dtype: INT8, INT16 or INT32.
         qmin: smallest integer that the tensor holds; for weights often -127, not -128.
         qmax: largest integer that the tensor holds.

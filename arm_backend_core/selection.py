@@ -32,7 +32,8 @@ from arm_backend_core.tosa.graph import Graph, Value, extract_subgraph
 
 Predicate = Callable[[Node], bool]
 #: If a program mutates at least ``_MIN_BUFFERS_TO_SPLIT`` buffers, its NPU delegates have at most
-#: ``_MAX_NODES_PER_DELEGATE`` nodes, without copies of nodes. See ``_split_large_partitions``.
+#: ``_MAX_NODES_PER_DELEGATE`` nodes, not counting the copies that ``_sink_into_consumers`` adds. See
+#: ``_split_large_partitions``.
 _MIN_BUFFERS_TO_SPLIT, _MAX_NODES_PER_DELEGATE = 12, 300
 
 
@@ -42,9 +43,11 @@ class Selection:
 
     Attributes:
         program: the program.
-        lowering: the lowering walk, with every operator of the program lowered once.
+        lowering: the lowering walk. It lowered all operators except those that ``select`` refused beforehand
+            (``keep_on_cpu``, quantize nodes of inputs).
         operators: operators of the program, in program order.
-        refusals: for each operator that is not delegated, the reason.
+        refusals: for each operator that was refused, the reason. Constants that only the CPU reads are neither refused
+            nor delegated.
         partition_ids: for each delegated node, the number of its partition. Numbers increase in topological order.
     """
 
@@ -99,7 +102,7 @@ def select(program: ExportedProgram, target: Target, keep_on_cpu: Sequence[Predi
         keep_on_cpu: predicates; a node for which any of them is true stays on the CPU.
 
     Raises:
-        ModelError: a loop, or an operator without a CPU kernel, would stay on the CPU.
+        ModelError: a ``while_loop`` does not lie in one delegate, or a block-scaled layer would stay on the CPU.
     """
     operators = [node for node in program.graph.nodes if node.op == "call_function"]
     constants = constants_of(program)
@@ -198,9 +201,10 @@ def _find_unmaterializable(
 def assign_partition_ids(operators: Iterable[Node], chosen: set[Node]) -> dict[Node, int]:
     """Group the chosen nodes into few convex partitions. No path leaves a convex partition and enters it again.
 
-    A node's level is the largest number of changes between target and CPU, in either direction, on a path to it.
-    Changes count from the first delegate of the path on, so the levels of delegated nodes are even. A path that leaves
-    a level through the CPU returns at a higher level, so the chosen nodes of a level form a convex partition.
+    A node's level is the number of delegate boundaries on a path to it, at most over all paths. It is 0 before and
+    inside the first delegate of the path, 1 on the CPU behind this delegate, 2 inside the next delegate, and so on. A
+    path that leaves a level through the CPU returns at a higher level, so the chosen nodes of a level form a convex
+    partition.
 
     Returns:
         The level of each chosen node, which is its partition id.
@@ -240,6 +244,7 @@ def _sink_into_consumers(partition_ids: dict[Node, int], operators: Sequence[Nod
 
     These nodes are constants and nodes for which ``Lowering.is_internal`` is true. The lowering of a constant's readers
     used its value, so the constant must be in their delegate. A node whose readers are in several partitions is copied.
+    A constant that only the CPU reads leaves its partition.
     """
     chosen = set(partition_ids)
     constant = set(lowering.constants)

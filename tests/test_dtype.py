@@ -34,7 +34,7 @@ def test_integers_without_a_numpy_type() -> None:
 @pytest.mark.parametrize(("dtype", "torch_dtype"), _TORCH.items(), ids=str)
 def test_floating_point_limits_equal_pytorchs(dtype: DType, torch_dtype: torch.dtype) -> None:
     info = torch.finfo(torch_dtype)
-    assert dtype.largest == info.max
+    assert dtype.max_finite == info.max
     assert dtype.bytes == info.bits // 8
     assert dtype.is_float
     assert dtype.is_fp8 == (info.bits == 8)
@@ -48,6 +48,6 @@ def test_every_type_has_a_numpy_type_and_the_serializers_name(dtype: DType) -> N
 
 def test_largest_of_an_integer_and_range_of_a_float_raise() -> None:
     with pytest.raises(KeyError):
-        _ = DType.INT8.largest
+        _ = DType.INT8.max_finite
     with pytest.raises(KeyError):
         _ = DType.FP32.range

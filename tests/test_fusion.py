@@ -61,7 +61,7 @@ def test_fusion_plan_of_a_graph() -> None:
     graph = program.module(check_guards=False).graph
     records = {node: record for node in graph.nodes if (record := find_record(node)) is not None}
     plan = FusionPlan(records, constant_nodes(graph), lambda node: False, lambda node: False)
-    assert {a.name: b.name for a, b in plan.merged_into.items()} == {"conv2d": "mul", "add_1": "relu"}
+    assert {a.name: b.name for a, b in plan.fused_consumer_of.items()} == {"conv2d": "mul", "add_1": "relu"}
     # All operators of swish except the last. tanh is an output, so its readers start a new chain.
     assert {node.name for node in plan.fused} == {"conv2d", "sigmoid", "mul_1", "add_1", "exp", "mul_2"}
     origins = {node.name: base.name for node, base in plan.chain_base.items()}

@@ -49,7 +49,7 @@ ELSEWHERE = {
     },
     "arm_backend_core.ops": {
         "ops/test_ops.py": "accumulator catalog common_scale convolution division elementwise expression "
-        "formulas image_layout indexing linear logical movement normalization operands pooling "
+        "formulas image_layout linear logical movement normalization operands pooling "
         "reduction registry unary",
         "aten/test_higher_order.py": "loop_markers",
         "models/test_recurrent.py": "recurrent",

@@ -26,7 +26,7 @@ aten = torch.ops.aten
 _DIGIT_BITS = 4  #: bits of a digit; a digit times a 27-bit fraction of a turn stays below 2**31
 #: One turn is 2**27 while digits are summed, and 2**16 in the result.
 _SUM_BITS, _PHASE_BITS = 27, 16
-#: Data movement without arithmetic. ``is_data_movement`` also accepts pooling and maxima.
+#: Data movement without arithmetic. ``has_shared_qparams`` also accepts pooling and maxima.
 _DATA_MOVEMENT_OPS = [
     getattr(aten, name).default for name in ("unsqueeze", "view", "reshape", "expand", "permute", "clone", "cat")
 ]

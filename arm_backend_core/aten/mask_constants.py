@@ -16,7 +16,7 @@ from torch.fx import GraphModule, Node
 
 from arm_backend_core.aten.constants import Constants
 from arm_backend_core.nodes import is_float, readers_through
-from arm_backend_core.ops.catalog import is_data_movement
+from arm_backend_core.ops.catalog import has_shared_qparams
 from arm_backend_core.ops.composites.attention import QUANTIZABLE_LOWEST
 from arm_backend_core.ops.logical import where
 from arm_backend_core.ops.normalization import log_softmax, safe_softmax, softmax
@@ -105,7 +105,7 @@ class _MaskBounder:
         if node in self._constants:
             return node if self._minimum(node) >= lowest else self._insert_clamp(node, lowest)
         own_lowest, factor = lowest, self._constant_factor(node)
-        positions = VALUE_OPERANDS.get(node.target, (0,) if is_data_movement(node) else ())  # type: ignore[call-overload]
+        positions = VALUE_OPERANDS.get(node.target, (0,) if has_shared_qparams(node) else ())  # type: ignore[call-overload]
         if self._is_mask_product(node, -1.0):
             return self._insert_clamp(node, lowest)
         if _is_attention_bound(node):
@@ -142,10 +142,10 @@ class _MaskBounder:
     def _ignore_values_below_bound(self, clamp: Node) -> None:
         """Let calibration ignore values below the bound of attention masks: a mask input may hold -inf."""
         node = clamp
-        while (node is clamp or is_data_movement(node)) and len(node.all_input_nodes) == 1:
+        while (node is clamp or has_shared_qparams(node)) and len(node.all_input_nodes) == 1:
             (node,) = node.all_input_nodes
-            readers = list(readers_through(node, is_data_movement))
-            if all(is_data_movement(reader) or _is_attention_bound(reader) for reader in readers):
+            readers = list(readers_through(node, has_shared_qparams))
+            if all(has_shared_qparams(reader) or _is_attention_bound(reader) for reader in readers):
                 node.meta[OBSERVED_MINIMUM] = QUANTIZABLE_LOWEST
 
     def _constant_factor(self, node: Node) -> float:
@@ -173,7 +173,7 @@ class _MaskBounder:
         while node not in self._constants and is_float(node) and node.op == "call_function":
             elementwise = (aten.sub.Tensor, aten.rsub.Scalar, aten.add.Tensor, aten.mul.Tensor)
             operands = [x for x in node.all_input_nodes if x not in self._constants]
-            if len(operands) != 1 or not (is_data_movement(node) or node.target in elementwise):
+            if len(operands) != 1 or not (has_shared_qparams(node) or node.target in elementwise):
                 return False
             (node,) = operands
         return node in self._constants or not is_float(node) or factor >= MASK_THRESHOLD

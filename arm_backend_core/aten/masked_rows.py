@@ -15,7 +15,7 @@ from torch.fx import GraphModule, Node
 from arm_backend_core.aten.constants import Constants
 from arm_backend_core.graph_edits import insert_call
 from arm_backend_core.nodes import evaluate_node, is_float
-from arm_backend_core.ops.catalog import is_cast, is_data_movement
+from arm_backend_core.ops.catalog import has_shared_qparams, is_cast
 from arm_backend_core.ops.composites.attention import QUANTIZABLE_LOWEST
 from arm_backend_core.ops.logical import where
 from arm_backend_core.ops.normalization import safe_softmax, softmax
@@ -111,10 +111,10 @@ class _MaskFinder:
             x.target in _SCALINGS and self._has_positive_factor(x),
         )
         operands = (
-            x.args[: 2 if x.target is aten.add.Tensor else 1] if is_sum or is_scaling or is_data_movement(x) else ()
+            x.args[: 2 if x.target is aten.add.Tensor else 1] if is_sum or is_scaling or has_shared_qparams(x) else ()
         )
         masks = [mask for operand in operands if (mask := self(operand)) is not None]
-        if is_data_movement(x) and not is_cast(x):
+        if has_shared_qparams(x) and not is_cast(x):
             return self._move_mask(x, masks[0]) if masks and len(x.all_input_nodes) == 1 else None
         return self._combine_masks(x, masks)
 
@@ -122,7 +122,7 @@ class _MaskFinder:
         """The boolean mask for a float mask that attention clamps. An input is compared with the bound at run time."""
         assert isinstance(x.args[0], Node)
         mask, source = self(x.args[0]), x.args[0]
-        while is_data_movement(source) and len(source.all_input_nodes) == 1:
+        while has_shared_qparams(source) and len(source.all_input_nodes) == 1:
             (source,) = source.all_input_nodes
         if mask is None and source.op == "placeholder":
             return self._insert_after(x, aten.le.Scalar, x, QUANTIZABLE_LOWEST + 1)

@@ -2,6 +2,6 @@
 
 ``rules`` has the conditions. ``plan`` applies them before quantization: no quantize operator is inserted between the
 operators of a group. The lowering recognizes each group by this absence, also in a graph of another quantizer.
-``rules.find_merged_consumers`` finds the operators that merge into a RESCALE. ``univariate.fuse_into_univariate``
+``rules.find_fused_consumers`` finds the operators that are fused into a RESCALE. ``univariate.fuse_into_univariate``
 composes elementwise functions of one tensor, which become one TABLE.
 """

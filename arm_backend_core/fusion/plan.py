@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from arm_backend_core.fusion.rules import find_absorbed_consumer, find_common_base, is_summed_product
+from arm_backend_core.fusion.rules import find_common_base, find_consumer_fused_into_accumulator, is_summed_product
 from arm_backend_core.nodes import TIMESTEP_SLOT, is_float, overload_of
 from arm_backend_core.ops.registry import Kind, Record
 
@@ -20,14 +20,14 @@ class FusionPlan:
     """The groups of float operators that the quantized program computes as one integer operator each.
 
     Attributes:
-        merged_into: {producer: consumer}. The two become one integer operator, such as a convolution and its ReLU. No
-            other node reads the producer.
-        merged_consumers: the values of ``merged_into``.
+        fused_consumer_of: {producer: consumer}. The two become one integer operator, such as a convolution and its
+            ReLU. No other node reads the producer.
+        fused_consumers: the values of ``fused_consumer_of``.
         chain_base: {elementwise node: the tensor that it is a function of}. Functions of one tensor form a chain.
         fused: nodes that are computed together with their consumers, so that their results are not quantized. They are
-            the keys of ``merged_into``, those functions of a chain that only functions of the same tensor read, and
-            products in recurrent layers that a sum reads without rounding.
-        int16_nodes: nodes of an int8 program whose result is int16, because a consumer gains accuracy from it.
+            the keys of ``fused_consumer_of``, those functions of a chain that only functions of the same tensor read,
+            and products in recurrent layers that a sum reads without rounding.
+        int16_nodes: nodes of an int8 program whose result is int16 (see ``_find_int16_nodes``).
 
     Args:
         records: the operators that will be quantized, in program order.
@@ -50,14 +50,14 @@ class FusionPlan:
         self._feedback_nodes = {
             node for state, value in state_updates.items() for node in self._find_feedback_path(state, value)
         }
-        self.merged_into = self._find_merged_producers()
-        self.merged_consumers = set(self.merged_into.values())
+        self.fused_consumer_of = self._find_fused_consumers()
+        self.fused_consumers = set(self.fused_consumer_of.values())
         discontinuous = {node for node, record in records.items() if record.is_discontinuous}
         self._int16_discontinuous, new_int16 = set[Node](), {node for node in discontinuous if is_int16(node)}
         while True:  # the int16 nodes depend on the chains, and the chains on the int16 nodes: iterate to a fixpoint
             self._int16_discontinuous |= new_int16
             self.chain_base, chained = self._find_chains()
-            self.fused = chained | self.merged_into.keys()
+            self.fused = chained | self.fused_consumer_of.keys()
             self.int16_nodes = self._find_int16_nodes(may_be_int16)
             new_int16 = {
                 node
@@ -91,7 +91,7 @@ class FusionPlan:
 
     def is_computed_in_integers(self, node: Node) -> bool:
         """Whether an integer operator computes ``node``, alone or fused with other nodes."""
-        return node in self.chain_base or node in self.merged_consumers or self.has_integer_rule(node)
+        return node in self.chain_base or node in self.fused_consumers or self.has_integer_rule(node)
 
     def has_integer_rule(self, node: Node) -> bool:
         """Whether ``node`` alone lowers to integer operators other than a TABLE.
@@ -102,15 +102,15 @@ class FusionPlan:
         is_table = record.univariate and len(self.activation_operands(node)) == 1
         return record.lower_integer is not None and not is_table
 
-    def _find_merged_producers(self) -> dict[Node, Node]:
-        merged_into: dict[Node, Node] = {}
-        merged_consumers: set[Node] = set()
+    def _find_fused_consumers(self) -> dict[Node, Node]:
+        consumer_of: dict[Node, Node] = {}
+        consumers: set[Node] = set()
         for node in self._records:
-            consumer = find_absorbed_consumer(node) if node not in merged_consumers else None
+            consumer = find_consumer_fused_into_accumulator(node) if node not in consumers else None
             if consumer in self._records and consumer is not None and self.has_integer_rule(node):
-                merged_into[node] = consumer
-                merged_consumers.add(consumer)
-        return merged_into
+                consumer_of[node] = consumer
+                consumers.add(consumer)
+        return consumer_of
 
     def _find_chains(self) -> tuple[dict[Node, Node], set[Node]]:
         """Find elementwise functions of the same base tensor.
@@ -122,7 +122,7 @@ class FusionPlan:
             {function: base}, and the fused functions.
         """
         functions = [
-            node for node, record in self._records.items() if record.univariate and node not in self.merged_consumers
+            node for node, record in self._records.items() if record.univariate and node not in self.fused_consumers
         ]
         fused = {node for node in functions if self._int16_discontinuous.isdisjoint((node, *node.users))}
         while True:
@@ -154,10 +154,10 @@ class FusionPlan:
     def _find_int16_nodes(self, may_be_int16: Callable[[Node], bool]) -> set[Node]:
         """Find the nodes of an int8 program whose result is int16.
 
-        Their consumers compute with more than 8 bits: layer normalization, softmax, and additions with an int16 result.
-        In a transformer, these additions form the residual stream. Nodes on the path from a state to its new value are
-        int16 too, and so are nodes with the ``TIMESTEP_SLOT`` of an int16 node. A consumer that needs int8, such as a
-        matrix product, requantizes its operand.
+        Their consumers gain accuracy from int16 operands (``benefits_from_int16``), for example layer normalization,
+        softmax, and additions with an int16 result. In a transformer, these additions form the residual stream. Nodes
+        on the path from a state to its new value are int16 too, and so are nodes with the ``TIMESTEP_SLOT`` of an int16
+        node. A consumer that needs int8, such as a matrix product, requantizes its operand.
         """
         # The loop visits consumers before producers: ``benefits_from_int16`` reads the ``int16_nodes`` found so far.
         int16_nodes = self.int16_nodes = {
@@ -205,7 +205,7 @@ class FusionPlan:
         is_elementwise = record.absorbs_activation and record.univariate and is_binary_or_add
         return (
             is_elementwise or user in self._feedback_nodes or record.kind is Kind.SHARED
-        ) and not self.int16_nodes.isdisjoint((user, self.merged_into.get(user)))
+        ) and not self.int16_nodes.isdisjoint((user, self.fused_consumer_of.get(user)))
 
 
 def _flatten_nodes(items: Any) -> list[Node]:

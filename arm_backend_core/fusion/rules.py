@@ -24,7 +24,7 @@ Base = TypeVar("Base")
 def find_fusible_consumer(node: Node) -> Node | None:
     """The only consumer of ``node``, if it is a clamp or a multiplication by a positive number; else None.
 
-    This consumer merges into the RESCALE that requantizes the producer's accumulator.
+    This consumer can be fused into the RESCALE that requantizes the result of ``node``.
     """
     users = list(node.users)
     record = find_record(users[0]) if len(users) == 1 else None
@@ -33,18 +33,18 @@ def find_fusible_consumer(node: Node) -> Node | None:
     return users[0] if record.clamp_bounds is not None or get_scale_factor(users[0], record) is not None else None
 
 
-def find_absorbed_consumer(node: Node) -> Node | None:
+def find_consumer_fused_into_accumulator(node: Node) -> Node | None:
     """The fusible consumer of ``node``, if the operator of ``node`` requantizes an accumulator; else None."""
     record = find_record(node)
     return find_fusible_consumer(node) if record is not None and record.absorbs_activation else None
 
 
-def find_merged_consumers(node: Node) -> list[Node] | None:
-    """The consumers that merge into the requantization of ``node``, in execution order; usually none or one.
+def find_fused_consumers(node: Node) -> list[Node] | None:
+    """The consumers that are fused into the requantization of ``node``, in execution order; usually none or one.
 
     Returns:
-        None if the result is read by anything but quantize operators. The result is that of the last consumer, or of
-        ``node`` if there are no consumers.
+        The consumers. None if an operator other than quantize reads the result of the last one (of ``node``, if no
+        consumer is fused), or if nothing reads it.
     """
     consumers: list[Node] = []
     while not node.users or not all(is_quantize(user) for user in node.users):
@@ -76,7 +76,8 @@ def find_common_base(
 def is_summed_product(node: Node) -> bool:
     """Whether ``node`` is a product that only an addition or subtraction reads.
 
-    If its operands are int16, the sum reads the exact INT32 product.
+    If its operands are int16 and the product is not quantized, the sum reads the exact INT32 product. ``FusionPlan``
+    leaves out the quantize operator in recurrent layers only.
     """
     targets = [overload_of(x.target) for x in (node, *node.users)]
     return targets[0] is aten.mul.Tensor and len(targets) == 2 and targets[1] in (aten.add.Tensor, aten.sub.Tensor)

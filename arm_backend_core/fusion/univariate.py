@@ -151,7 +151,7 @@ def fuse_into_univariate(
         is_quantized: returns whether all readers quantize the result of ``node`` with the same parameters.
 
     Returns:
-        The function, or None if the operator's own integer rule lowers ``node``; and the arguments for that rule.
+        The function, or None if a rule of ``record`` must lower ``node``; and the arguments for that rule.
     """
     composed_args = [x.composed or x if isinstance(x, Univariate) else x for x in args]
     function = _as_univariate(node, record, composed_args, kwargs)

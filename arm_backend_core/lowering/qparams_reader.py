@@ -12,7 +12,7 @@ from torch.fx import Node
 
 from arm_backend_core.dtype import UINT8_OFFSET, DType
 from arm_backend_core.errors import Unsupported
-from arm_backend_core.fusion.rules import find_merged_consumers, infer_operand_qparams
+from arm_backend_core.fusion.rules import find_fused_consumers, infer_operand_qparams
 from arm_backend_core.nodes import overload_of
 from arm_backend_core.ops.operands import dtype_of
 from arm_backend_core.qparams import QParams
@@ -59,13 +59,13 @@ class QParamsReader:
     def read_result(self, node: Node) -> QParams | None:
         """Parameters with which all users of ``node`` quantize its result.
 
-        If consumers are fused into ``node`` (``find_merged_consumers``), the parameters of the last consumer's result
+        If consumers are fused into ``node`` (``find_fused_consumers``), the parameters of the last consumer's result
         are converted to those of the result of ``node``.
 
         Returns:
             None if a user does not quantize, or users use different parameters.
         """
-        consumers = find_merged_consumers(node)
+        consumers = find_fused_consumers(node)
         if consumers is None:
             return None
         first, *others = map(self.read, (consumers or [node])[-1].users)

@@ -2,7 +2,7 @@
 
 TOSA has no unsigned types. RESCALE reads the bits of an INT8 tensor as uint8 (``input_unsigned``; TOSA 1.0, RESCALE).
 A uint8 tensor x is therefore the quantized int8 tensor x - 128 with scale 1 and zero point -128, which represents the
-numbers 0 to 255 exactly. With the parameters of a dequantize node, the zero point is 128 less than that of uint8.
+numbers 0 to 255 exactly. If a dequantize node reads the tensor, its scale applies, and its zero point minus 128.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
 
-#: Parameters of a uint8 tensor whose integers are the numbers that it represents, after the subtraction.
+#: Parameters, after the subtraction, of a uint8 tensor that no dequantize node reads: it represents its integers.
 _UINT8_NUMBERS = QParams(1.0, -UINT8_OFFSET, DType.INT8, *DType.INT8.range)
 
 

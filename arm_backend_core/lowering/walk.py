@@ -3,9 +3,10 @@
 Quantize and dequantize nodes become quantization parameters: a dequantize node gives those of an operand, a quantize
 node those of a result.
 
-Every node is lowered once, in program order. A node that cannot be lowered becomes ``Unsupported`` data, and its
-readers read a new graph input instead. The walk therefore shows which nodes a target can run. The graph of each
-delegate is a subgraph of the program's graph.
+``Lowering.run`` lowers each node once, in program order. A node that cannot be lowered becomes ``Unsupported`` data,
+and its readers read a new graph input instead. The walk therefore shows which nodes a target can run. If a node is
+excluded later, its direct and indirect readers are lowered again (``Lowering.exclude``). The graph of each delegate is
+a subgraph of the program's graph.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Lowering:
         float_nodes: nodes that are computed in floating point although their operands are quantized.
         constants: values of the nodes that are parameters, buffers, or computed from these alone.
         graph: TOSA operators of all nodes. The first operators of a node that was lowered again or excluded are dead.
-        results: the lowering result of every visited node.
+        results: the lowering results of the nodes, and the operands of constants that were read.
         qparams: reads the program's quantization parameters.
     """
 
@@ -284,7 +285,7 @@ class Lowering:
     def _lower_in_float(
         self, node: Node, record: Record, args: list[Any], kwargs: dict[str, Any], reason: str
     ) -> Result:
-        """Dequantize the operands and apply the floating-point rule, if the target has floating point (VGF).
+        """Dequantize the operands and apply the floating-point rule, if the target has floating point (such as VGF).
 
         Raises:
             Unsupported: the target runs integers only.

@@ -48,8 +48,11 @@ def find_record(node: torch.fx.Node) -> Record | None:
     return entry if isinstance(entry, Record) else None
 
 
-def is_data_movement(node: torch.fx.Node) -> bool:
-    """Whether the result keeps the operand's quantization parameters (Kind.SHARED), as for casts and pooling too."""
+def has_shared_qparams(node: torch.fx.Node) -> bool:
+    """Whether the result keeps the operand's quantization parameters (Kind.SHARED).
+
+    This holds for data movement, casts, pooling, resizing and extrema.
+    """
     record = find_record(node)
     return record is not None and record.kind is Kind.SHARED
 

@@ -13,11 +13,12 @@ from arm_backend_core.qparams import QParams
 def to_common_scale(x: FixedPoint, y: FixedPoint, out: QParams | None = None) -> tuple[FixedPoint, FixedPoint]:
     """Convert the operands of an addition or a comparison to INT32 at one scale that is fine enough for the result.
 
-    The operand with the larger scale is shifted left by g guard bits, 19 for int8 and 14 for int16, so that sums stay
-    below 2**30. The other operand is multiplied by a smaller factor. The rounding error is 2**-g of the larger scale. A
-    comparison shifts int8 by 21 bits, the most that RESCALE accepts. Two unequal numbers compare as equal if they
-    differ by less than the rounding error, for example one step of x and one step of y if the relative difference of
-    their scales is 2**-22.
+    Each operand could be shifted left by g guard bits, so that sums do not exceed 2**30: 19 for int8, 14 for int16. The
+    common scale is the larger one of (scale * 2**-g) of both operands. The operand that has it is shifted; the other
+    one is multiplied by a smaller factor. The rounding error is one step of the common scale at most. A comparison
+    shifts int8 by 21 bits, the most that RESCALE accepts. Two unequal numbers compare as equal if they differ by less
+    than the rounding error, for example one step of x and one step of y if the relative difference of their scales is
+    2**-22.
 
     Args:
         x: the first operand.

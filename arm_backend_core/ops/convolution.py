@@ -322,7 +322,7 @@ def build_accumulator(
     if x.q is None or weight.q is None:
         return Accumulator(filters, real, DType.FP16 if x.value.dtype.is_fp8 else x.value.dtype)
     scales = np.atleast_1d(weight.q.scale)
-    if scales.size > len(filters):  # in a transposed convolution all groups share the scales
+    if scales.size > len(filters):  # false for a transposed convolution: its groups share the scales
         scales = scales[rows]
     return Accumulator.from_weights(cx.to_fixed_point(x), filters, weight.q.zero_point, float(x.q.scale) * scales, real)
 

@@ -1,4 +1,4 @@
-"""Integer-valued division: floor_divide, remainder, fmod, and div with a rounding mode."""
+"""Division with an integer quotient: floor_divide, remainder, fmod, and div with a rounding mode."""
 
 from __future__ import annotations
 
@@ -123,8 +123,8 @@ def remainder(cx: Context, x: Operand | float, y: Operand | float) -> Value:
     """x - y * floor(x / y), with the sign of y; exact for quotients below 2**21.
 
     A larger quotient has an error of several units. The remainder is then divided by y again, which reduces the error
-    to at most 2**-46 of x. The result is 0 for quotients above 2**40, and for divisors below 2**-120, whose reciprocal
-    could overflow.
+    to at most 2**-46 of x. The result is 0 for quotients above 2**40, and for nonzero divisors below 2**-120, whose
+    reciprocal could overflow. It is NaN for y = 0.
     """
     rem = _floor_divide_with_remainder(cx, x, y)[1]
     if not cx.dtype.is_float:
@@ -175,11 +175,11 @@ def _integer_rule(record: Record, *, returns_remainder: bool = False) -> Rule:
     """Build the integer rule of ``record``: floor_divide, div_mode, remainder or fmod."""
 
     def rule(cx: Context, x: Operand | float, y: Operand | float, **mode: str | None) -> Value:
-        """Apply ``record`` to INT32 operands whose quotient equals x / y.
+        """Apply ``record`` to INT32 operands whose quotient equals x / y. Constants use ``divide_by_constant``.
 
         x is rescaled to the scale of y. Both operands are multiplied by the largest power of two, at most 2**22, at
-        which both stay within ``RESCALE_SAFE_LIMIT``.
-        x / 0 saturates, and its remainder is 0 (NaN in floating point).
+        which both stay within ``RESCALE_SAFE_LIMIT``. x / 0 saturates. Its remainder, NaN in floating point, is that of
+        a division by one step of y.
         """
         if mode.get("rounding_mode", "floor") is None:
             assert div.lower_integer is not None

@@ -142,7 +142,7 @@ def mul(cx: Context, x: Operand | float, y: Operand | float) -> Value:
 def _(cx: Context, x: Operand, y: Operand) -> Value | Operand:
     """Multiply in INT32, in which products of int16 are exact.
 
-    If an addition reads the product, the product stays INT32 (``fusion.rules.is_summed_product``).
+    A product that is not quantized stays INT32; an addition reads it (``fusion.rules.is_summed_product``).
 
     An int8 operand next to an int16 one is converted to int16. For [64, 128] elements this takes 17,152 cycles instead
     of 65,536 on U55-128, and 6,592 instead of 39,424 on U85-256.
@@ -314,9 +314,9 @@ def _channel_slopes(cx: Context, x: Operand, weight: Operand) -> np.ndarray[Any,
 def _prelu_by_channel(cx: Context, x: Operand, slopes: np.ndarray[Any, Any]) -> Value:
     """PReLU with one slope per channel, in int8 or int16: max(x, slope * x) if no slope exceeds 1.
 
-    If all slopes are at least 1, it is the minimum. Rounding is monotonic, so that the maximum of two rounded numbers
-    equals the rounded maximum. ``_prelu_by_sign`` computes other slopes. An int8 tensor [1, 32, 48, 48] takes 113,000
-    cycles on U55-128 and 57,000 on U85-256; computed in INT32, it takes 1,088,000 and 376,000.
+    If all slopes are at least 1, PReLU is min(x, slope * x). Rounding is monotonic, so that the maximum of two rounded
+    numbers equals the rounded maximum. ``_prelu_by_sign`` computes other slopes. An int8 tensor [1, 32, 48, 48] takes
+    113,000 cycles on U55-128 and 57,000 on U85-256; computed in INT32, it takes 1,088,000 and 376,000.
     """
     if slopes.max() > 1 > slopes.min():
         return _prelu_by_sign(cx, x, slopes)

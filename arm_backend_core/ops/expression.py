@@ -19,7 +19,7 @@ class FloatExpr:
 
     Attributes:
         b: builder that appends the operators to the graph.
-        value: FP32, FP16 or BF16; BOOL for the result of a comparison.
+        value: FP32, FP16 or BF16; BOOL for the result of a comparison. ``clamp`` and comparisons also take integers.
         result_dtype: element type to which the formula's result is rounded, if it is narrower than that of ``value``.
     """
 
@@ -102,7 +102,7 @@ class FloatExpr:
         return total
 
     def clamp(self, low: float | None, high: float | None) -> FloatExpr:
-        """min(max(x, low), high), None means no bound. Integers are supported too."""
+        """min(max(x, low), high); None means no bound. Integers are supported too."""
         bounds = -math.inf if low is None else low, math.inf if high is None else high
         dtype = self.value.dtype
         if dtype.is_float:
@@ -140,7 +140,7 @@ class FloatExpr:
     @property
     def max_finite(self) -> float:
         """Largest finite number of the type of the formula's result."""
-        return (self.result_dtype or self.value.dtype).largest
+        return (self.result_dtype or self.value.dtype).max_finite
 
     def where(self, a: FloatExpr | float, b: FloatExpr | float) -> FloatExpr:
         """Select elementwise: a if ``self`` (BOOL) is true, else b; at least one of them must be a FloatExpr."""

@@ -1,8 +1,8 @@
 """Formulas of elementary and special functions in floating point. For most, TOSA has no operator or an inaccurate one.
 
 Most formulas keep the *relative* error small (1e-5 in float32), also near a zero of the function, where the textbook
-form suffers from cancellation. Exceptions are ``gelu`` far below 0, ``logit`` near 1 / 2, ``sinc`` at its zeros and
-large powers.
+form suffers from cancellation. Exceptions are ``gelu`` far below 0 (without ``approximate="tanh"``), ``logit`` near
+1 / 2, ``sinc`` at its zeros and large powers.
 
 Sources: Abramowitz & Stegun, Handbook of Mathematical Functions (A&S); M. Giles, Approximating the erfinv function
 (2010); Press et al., Numerical Recipes, 2nd edition.
@@ -27,8 +27,11 @@ def log(x: FloatExpr) -> FloatExpr:
     return x.unary("LOG")
 
 
-def _apply_sign_of(x: FloatExpr, magnitude: FloatExpr) -> FloatExpr:
-    """Give ``magnitude`` the sign of x. Odd functions are computed from their value at abs(x)."""
+def _copysign(magnitude: FloatExpr, x: FloatExpr) -> FloatExpr:
+    """Give ``magnitude`` the sign of x; -0.0 counts as positive.
+
+    Odd functions are computed from their value at abs(x).
+    """
     return x.less(0.0).where(-magnitude, magnitude)
 
 
@@ -51,17 +54,17 @@ def expm1(x: FloatExpr) -> FloatExpr:
 def sinh(x: FloatExpr) -> FloatExpr:
     """Hyperbolic sine: A&S 4.5.1, and 4.5.62 for abs(x) < 1.
 
-    exp(abs(x) / 2)**2 overflows only where the result does.
+    With r = exp(abs(x) / 2), 0.5 * r * r overflows only where the result does; exp(abs(x)) would overflow earlier.
     """
     series = x * (x * x).polynomial([1 / math.factorial(n) for n in (1, 3, 5, 7, 9)])
     root = exp(0.5 * abs(x))
-    return abs(x).less(1.0).where(series, _apply_sign_of(x, 0.5 * root * root - 0.5 / root / root))
+    return abs(x).less(1.0).where(series, _copysign(0.5 * root * root - 0.5 / root / root, x))
 
 
 def cosh(x: FloatExpr) -> FloatExpr:
     """Hyperbolic cosine: A&S 4.5.2.
 
-    exp(abs(x) / 2)**2 overflows only where the result does.
+    With r = exp(abs(x) / 2), 0.5 * r * r overflows only where the result does; exp(abs(x)) would overflow earlier.
     """
     root = exp(0.5 * abs(x))
     return 0.5 * root * root + 0.5 / root / root
@@ -75,7 +78,7 @@ def tanh(x: FloatExpr) -> FloatExpr:
     return abs(x).less(0.02).where(x - x * x * x * (1 / 3), x.unary("TANH"))
 
 
-def _log_of_double(x: FloatExpr) -> FloatExpr:
+def _log_2x(x: FloatExpr) -> FloatExpr:
     """ln(2 * x). For x above ``_LARGE`` it equals asinh(x) and acosh(x) to 1e-16."""
     return log(x) + math.log(2)
 
@@ -87,19 +90,19 @@ def asinh(x: FloatExpr) -> FloatExpr:
     """
     a = abs(x)
     square = a.minimum(_LARGE) * a.minimum(_LARGE)
-    return _apply_sign_of(x, a.greater(_LARGE).where(_log_of_double(a), log1p(a + square / ((square + 1).sqrt() + 1))))
+    return _copysign(a.greater(_LARGE).where(_log_2x(a), log1p(a + square / ((square + 1).sqrt() + 1))), x)
 
 
 def acosh(x: FloatExpr) -> FloatExpr:
     """Inverse hyperbolic cosine: A&S 4.6.21 as log1p(t + sqrt(t * (t + 2))), t = x - 1."""
     t = x.less(1.0).where(math.nan, x.minimum(_LARGE) - 1)
-    return x.greater(_LARGE).where(_log_of_double(x), log1p(t + (t * (t + 2)).sqrt()))
+    return x.greater(_LARGE).where(_log_2x(x), log1p(t + (t * (t + 2)).sqrt()))
 
 
 def atanh(x: FloatExpr) -> FloatExpr:
     """Inverse hyperbolic tangent: A&S 4.6.22 as log1p(2 * a / (1 - a)) / 2, a = abs(x)."""
     a = abs(x)
-    return _apply_sign_of(x, 0.5 * log1p(2 * a / (1 - a)))
+    return _copysign(0.5 * log1p(2 * a / (1 - a)), x)
 
 
 def atan(x: FloatExpr) -> FloatExpr:
@@ -110,7 +113,7 @@ def atan(x: FloatExpr) -> FloatExpr:
     coefficients = [1, -0.3333314528, 0.1999355085, -0.1420889944, 0.1065626393]
     coefficients += [-0.0752896400, 0.0429096138, -0.0161657367, 0.0028662257]
     angle = z * (z * z).polynomial(coefficients)
-    return _apply_sign_of(x, is_above_1.where(math.pi / 2 - angle, angle))
+    return _copysign(is_above_1.where(math.pi / 2 - angle, angle), x)
 
 
 def asin(x: FloatExpr) -> FloatExpr:
@@ -212,7 +215,7 @@ def selu(x: FloatExpr) -> FloatExpr:
 
 def gelu(x: FloatExpr, approximate: str = "none") -> FloatExpr:
     """x times the normal distribution function, or its approximation by tanh."""
-    if approximate == "tanh":  # (1 + tanh(y)) / 2 = sigmoid(2 * y), without cancellation near 0
+    if approximate == "tanh":  # (1 + tanh(y)) / 2 = sigmoid(2 * y), without cancellation for y far below 0
         return x * (math.sqrt(8 / math.pi) * (x + 0.044715 * x * x * x)).unary("SIGMOID")
     return 0.5 * x * (1 + (x * math.sqrt(0.5)).unary("ERF"))
 
@@ -243,8 +246,8 @@ def sign(x: FloatExpr) -> FloatExpr:
 def power(x: FloatExpr, exponent: float) -> FloatExpr:
     """x**exponent: integer exponents up to 64 in magnitude by repeated squaring, 0.5 and -0.5 by the square root.
 
-    Other finite exponents use exp(exponent * log(x)), larger integers with the logarithm of abs(x) and the sign of the
-    result. Infinite exponents use POW.
+    Other finite exponents use exp(exponent * log(x)). Integers beyond 64 use log(abs(x)); if they are odd, the result
+    gets the sign of x. Infinite exponents use the formula of ``FloatExpr.__pow__``.
     """
     if exponent == 0:
         return x.equal(x).where(1.0, x.full_like(1.0))
@@ -256,7 +259,7 @@ def power(x: FloatExpr, exponent: float) -> FloatExpr:
         return exp(log(x.equal(-math.inf).where(math.inf, x)) * exponent)
     if abs(exponent) > 64:
         magnitude = exp(log(abs(x)) * exponent)
-        return _apply_sign_of(x, magnitude) if exponent % 2 else magnitude
+        return _copysign(magnitude, x) if exponent % 2 else magnitude
     result: FloatExpr | None = None
     square, count = x, abs(int(exponent))
     while True:

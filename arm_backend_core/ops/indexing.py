@@ -18,7 +18,7 @@ from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value, prod
 
 aten = torch.ops.aten
-#: Limits of a gather by one-hot convolution, which is used for constant tables on targets without GATHER: the rows of
+#: Limits of a gather by one-hot convolution, for constant int8 and int16 tables on targets without GATHER: the rows of
 #: the table, and the multiplications (indices times elements of the table). For 16 of 1000 rows of 64 elements, about
 #: half the second limit, Vela estimates 88,748 cycles on U55-128 (1,641,804 as MATMUL). Beyond the limits, the CPU
 #: gathers: 32 of 1000 rows of 128 elements in tiny BERT would cost 442,616 cycles, a third of the model.
@@ -40,7 +40,8 @@ def gather_constant(b: Builder, x: Value, axis: int, indices: Sequence[int]) -> 
     if repeats > 1 and list(indices) == [i // repeats for i in range(repeats * size)]:  # repeat each element
         return b.reshape(b.concat([b.reshape(x, (leading_size * size, 1, trailing_size))] * repeats, 1), shape)
     run_starts = [0, *(i + 1 for i, (a, c) in enumerate(pairwise(indices)) if c != a + 1), len(indices)]
-    if len(run_starts) - 1 > _MAX_CHEAP_SLICES:
+    runs = len(run_starts) - 1
+    if runs > _MAX_CHEAP_SLICES:
         arithmetic_sequence = range(indices[0], indices[-1] + 1, max(indices[1] - indices[0], 1))
         if list(indices) == list(arithmetic_sequence):
             return strided_slice(b, x, axis, arithmetic_sequence)
@@ -50,8 +51,7 @@ def gather_constant(b: Builder, x: Value, axis: int, indices: Sequence[int]) -> 
         )
         if b.refusal("GATHER", (values, tiled), x.dtype) is None:
             return b.reshape(b.gather(values, tiled), shape)
-    if len(run_starts) > _MAX_SLICES:
-        runs = len(run_starts) - 1
+    if runs > _MAX_SLICES:
         raise Unsupported(f"{runs} runs of elements (at most {_MAX_SLICES} without GATHER); leave it to the CPU")
     return b.concat([b.narrow(x, axis, indices[i], j - i) for i, j in pairwise(run_starts)], axis)
 

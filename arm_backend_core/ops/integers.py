@@ -43,7 +43,8 @@ class FixedPoint:
         zero_point: the integer that represents 0.
 
     Raises:
-        OverflowError: from every method, if its result could exceed its element type. This is a bug of the caller.
+        OverflowError: from each method that returns a ``FixedPoint``, if the result could exceed its element type. This
+            is a bug of the caller.
     """
 
     b: Builder
@@ -173,8 +174,8 @@ class FixedPoint:
     def mul(self, x: FixedPoint | int, shift: int = 0, peak: int | None = None) -> FixedPoint:
         """round(self * x / 2**shift), half up. MUL computes the product in 64 bits before it shifts.
 
-        A Python integer ``x`` multiplies the integers and divides the scale by abs(x), so the real numbers stay the
-        same up to the sign of x.
+        A nonzero Python integer ``x`` multiplies the integers and divides the scale by abs(x), so the real numbers stay
+        the same up to the sign of x.
 
         Args:
             x: the other factor.
@@ -267,7 +268,10 @@ class FixedPoint:
         return FixedPoint(x.b, value, low, high, x.scale / factor if factor else x.scale)
 
     def mul_power_of_two(self, power: int) -> FixedPoint:
-        """Multiply int8 or int16 by 2**power as INT32. On the NPU, MUL is one operation and RESCALE two."""
+        """Multiply the integers, int8 or int16, by 2**power as INT32. The real numbers stay the same.
+
+        On the NPU, MUL is one operation and RESCALE two.
+        """
         if power < 0:
             return self.rescale(DType.INT32, 2.0**power)
         return self.mul(1 << power)

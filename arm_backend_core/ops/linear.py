@@ -25,8 +25,8 @@ aten = torch.ops.aten
 def linear(cx: Context, x: Operand, weight: Operand, bias: Operand | None = None) -> Value:
     """Linear layer of x [..., IC] and weight [OC, IC], as a 1x1 convolution in which each row of x is a pixel.
 
-    On NPUs that decode weights slowly, a large layer of one row in a time step of a recurrent layer is a MATMUL, if its
-    input is int8 and its result int16.
+    On NPUs that decode weights slowly, MATMUL computes some layers in the time steps of recurrent layers: those with
+    one row of int8 inputs, an int16 result and at least 2**14 weights.
     """
     if x.q is not None and weight.q is None:
         raise Unsupported("its input is quantized but its weight is not")

@@ -44,7 +44,7 @@ def _operand(cx: Context, x: Operand | float, dtype: DType) -> Value:
 
 
 def _register_comparison(kind: str, *overloads: OpOverload, swap: bool = False, negate: bool = False) -> None:
-    """Register comparisons by the TOSA operator ``kind``, with operands swapped or the result negated if asked."""
+    """Register comparisons by the TOSA operator ``kind``; ``swap`` its operands or ``negate`` its result."""
 
     def compare(cx: Context, left: Value, right: Value) -> Value:
         result = cx.b.compare(kind, right, left) if swap else cx.b.compare(kind, left, right)
@@ -85,9 +85,7 @@ def _to_exact_int32(cx: Context, x: Operand | float) -> Value | None:
 def _threshold_in_half_steps(q: QParams, number: float) -> int:
     """Return 2k if ``number`` is the k-th step of ``q``, and 2k + 1 if it lies between the steps k and k + 1.
 
-    k counts from the zero point.
-
-    PyTorch compares with the dequantized steps in float32, and so does this function.
+    k counts from the zero point. PyTorch compares with the dequantized steps in float32, and so does this function.
     """
     low, high = q.dtype.range
     real = q.dequantize(np.arange(low, high + 1)).astype(np.float32)

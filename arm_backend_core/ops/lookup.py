@@ -96,7 +96,7 @@ def _build_table(
     if is_int16:
         _interpolate_to_domain_ends(points, samples, defined_indices)
     # For an int16 result, the entries have its scale. For an int8 result, they have the finest int16 scale that covers
-    # the function's values.
+    # the function's values, up to twice the result's range.
     limit = 2.0 * float(q.scale) * (q.qmax - q.qmin)
     peak = max(float(np.abs(points).clip(max=limit).max()), 1e-30)
     table_q = q if q.dtype is DType.INT16 else QParams(peak / Q15_MAX, 0, DType.INT16, -Q15_MAX - 1, Q15_MAX)

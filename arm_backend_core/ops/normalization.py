@@ -204,7 +204,7 @@ def safe_softmax(cx: Context, x: Operand, dim: int, *_: object, **__: object) ->
     if x.q is not None:
         return softmax.lower(cx, x, dim)
     x = at_least_1d(cx, x)
-    _shifted, exponential, total = _shifted_exponentials(cx, x, dim, -DType.FP32.largest)
+    _shifted, exponential, total = _shifted_exponentials(cx, x, dim, -DType.FP32.max_finite)
     inverse = cx.b.unary("RECIPROCAL", cx.b.clamp(total, 1.0, math.inf))
     return cx.b.reshape(cx.b.mul(exponential, inverse), cx.shape)
 

@@ -35,15 +35,16 @@ _DTYPES = {
 
 
 def has_tosa_dtype(dtype: torch.dtype) -> bool:
-    """Whether TOSA has an element type for a PyTorch one."""
+    """Whether ``dtype_of`` maps a PyTorch element type to a TOSA type. int64 counts, because it maps to INT32."""
     return dtype in _DTYPES
 
 
 def dtype_of(dtype: torch.dtype) -> DType:
-    """TOSA's element type for a PyTorch one.
+    """TOSA's element type for a PyTorch one; INT32 for int64.
 
     Raises:
         Unsupported: TOSA has none (float64, uint8, complex).
+        ModelError: the type belongs to no kind (``kinds.kind_of``).
     """
     if kind_of(dtype) is ScalarKind.COMPLEX:
         raise Unsupported(
@@ -177,11 +178,12 @@ class Context:
     def to_fixed_point(self, x: Operand | float) -> FixedPoint:
         """Convert an operand to ``FixedPoint``.
 
-        A Python number becomes the integer 1, 0 or -1, with its magnitude as the scale. Integers and booleans have
-        scale 1.
+        A Python number becomes the integer 1, 0 or -1, with its magnitude as the scale. Booleans and plain integers
+        have scale 1.
 
         Raises:
-            Unsupported: the tensor is not quantized or has per-channel scales, or the number is NaN.
+            Unsupported: the operand is a floating-point tensor, a plain INT32 tensor that is computed at run time, or a
+                tensor with per-channel scales; or the number is NaN.
         """
         if isinstance(x, Operand):
             if x.q is None and x.value.dtype is DType.INT32 and not x.is_constant:

@@ -32,7 +32,7 @@ class _PoolingWindow:
         kernel: size of the window.
         stride: distance between windows.
         pad: (top, bottom, left, right), such that the padded image ends where PyTorch's last window ends. If bottom or
-            right is negative, no window reads that many rows or columns.
+            right is negative, its magnitude is the number of last rows or columns that no window reads.
     """
 
     kernel: tuple[int, int]
@@ -97,7 +97,7 @@ def max_pool(
 def _lowest_value(dtype: DType) -> float:
     if not dtype.is_float:
         return dtype.range[0]
-    return -dtype.largest if dtype is DType.FP8E4M3 else -math.inf  # FP8E4M3 has no infinity
+    return -dtype.max_finite if dtype is DType.FP8E4M3 else -math.inf  # FP8E4M3 has no infinity
 
 
 def _dilated_max_pool(cx: Context, image: Value, window: _PoolingWindow, dilation: tuple[int, int]) -> Value:

@@ -128,15 +128,15 @@ def _concat(*tensors: Tensor) -> Tensor:
 
 
 def _split_parameters(
-    emit: NodeEmitter, cell: Cell, parameters: Sequence[Node], biases: bool
+    emit: NodeEmitter, cell: Cell, parameters: Sequence[Node], has_biases: bool
 ) -> tuple[list[Node], list[Node]]:
     """Split parameters into input projection (weight, bias) and recurrence (weight, bias, projection weight)."""
-    count = 4 if biases else 2
+    count = 4 if has_biases else 2
     ordered: list[Node] = list(parameters)
     if list(cell.order) != sorted(cell.order):
         ordered[:count] = [emit(_reorder_gates, parameter, order=cell.order) for parameter in parameters[:count]]
     input_parameters, recurrent_parameters, projection = ordered[:count:2], ordered[1:count:2], ordered[count:]
-    if biases and cell.merges_biases:
+    if has_biases and cell.merges_biases:
         input_parameters[1] = emit(torch.add, input_parameters[1], recurrent_parameters.pop())
     return input_parameters, [*recurrent_parameters, *projection]
 
@@ -147,7 +147,7 @@ def _unroll_layers(
     x: Node,
     states: Sequence[Node],
     parameters: Sequence[Node],
-    biases: bool,
+    has_biases: bool,
     num_layers: int,
     dropout: float,
     train: bool,
@@ -167,7 +167,7 @@ def _unroll_layers(
         outputs = []
         for index in range(layer * directions, (layer + 1) * directions):
             cell_parameters = parameters[index * count : (index + 1) * count]
-            input_parameters, recurrent_parameters = _split_parameters(emit, cell, cell_parameters, biases)
+            input_parameters, recurrent_parameters = _split_parameters(emit, cell, cell_parameters, has_biases)
             step = 1 if index % directions == 0 else -1
             state = [emit(_select_layer, state, layer=cell_parameters[1], index=index) for state in states]
             sequence = []

@@ -26,7 +26,7 @@ class Kind(Enum):
     CONV = "weight per channel, bias in the accumulator's scale"
     ELEMENTWISE = "every floating-point input and the result have parameters of their own"
     SHARED = "the result keeps the input's parameters"
-    PASSTHROUGH = "nothing to annotate: integers, booleans, constants"
+    PASSTHROUGH = "nothing to annotate: integers, booleans, constants, block-scaled layers"
 
 
 @dataclass(eq=False)
@@ -48,7 +48,7 @@ class Record:
         evaluate: function that computes the entries of a TABLE from a tensor of operand values; the ATen operator
             itself if None.
         clamp_bounds: for ReLU-like functions, maps the arguments to (low, high). Such an operator is fused into the
-            RESCALE of its producer.
+            RESCALE of its producer, if that has ``absorbs_activation``.
         scale_factor: for a multiplication, maps the arguments to its positive constant factor, or to None. A
             multiplication by such a constant is fused like a clamp.
         absorbs_activation: whether its integer rule ends in a RESCALE, into which users with ``clamp_bounds`` or
@@ -155,7 +155,7 @@ def op(
 ) -> Callable[[Rule], Record]:
     """Decorator that registers a function as the rule that lowers ``overloads`` on plain values.
 
-    A rule takes a ``Context`` and the operator's arguments in the order of ATen's schema, with each tensor as a
+    A rule takes a ``Context`` and the operator's arguments in the order of ATen's schema, with each tensor as an
     ``Operand``. It returns the resulting value or ``Operand``, or a list of several. A rule with
     ``Kind.SHARED`` also lowers quantized values. For other kinds, ``Record.integer_rule`` registers the rule for
     quantized values.

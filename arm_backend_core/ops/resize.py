@@ -1,7 +1,8 @@
 """Resizing of images by TOSA 1.0 RESIZE.
 
 If the target cannot run the RESIZE, rows and columns are gathered (nearest), or interpolated by matrix products or
-convolutions (bilinear). Convolutions also replace a bilinear RESIZE that takes more cycles.
+convolutions (bilinear). Rows and columns are also gathered if RESIZE would read other pixels than PyTorch. Convolutions
+also replace a bilinear RESIZE that takes more cycles.
 """
 
 from __future__ import annotations
@@ -164,7 +165,10 @@ op(aten._upsample_nearest_exact2d.vec, kind=Kind.SHARED)(partial(_resize_nearest
 
 
 def _linear_sampling(size: int, out: int, factor: float | None, align_corners: bool) -> _AxisSampling:
-    """Sampling with aligned corners or aligned pixel centres; an axis of one element is copied."""
+    """Sampling with aligned corners or aligned pixel centres.
+
+    If all outputs equal the first input element, it is the sampling of one element, which ``bilinear`` repeats.
+    """
     if size == 1 or (out == 1 and align_corners):
         return _AxisSampling(1, 1, Fraction(1), Fraction(0))
     if align_corners:

@@ -36,7 +36,8 @@ from arm_backend_core.tosa.graph import Value
 
 aten = torch.ops.aten
 Algorithm = Callable[[Builder, Value, DType, int, int, bool], list[Value]]
-#: On targets other than Ethos-U, larger k use ranks, because each step takes eight operators on the whole tensor.
+#: On targets other than Ethos-U, larger k use ranks, because each step takes eight operators on the whole tensor. So do
+#: smaller k if there are at most 8 * k elements.
 _MAX_ITERATIVE_K = 5
 #: On all targets, k above _MAX_ITERATIVE_K needs at most _MAX_RANKED_ELEMENTS elements along the dimension, or at most
 #: _MAX_PAIRS pairs of elements (rows * n * n). With 1024 elements, the CPU is faster; 8192 have too many pairs.

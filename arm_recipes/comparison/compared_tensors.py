@@ -19,7 +19,7 @@ from arm_backend_core.nodes import (
     operator_name,
     source_line,
 )
-from arm_backend_core.ops.catalog import find_record, is_data_movement
+from arm_backend_core.ops.catalog import find_record, has_shared_qparams
 from arm_backend_core.program import constants_of
 from arm_backend_core.quantization.diagnostics.error_metrics import QuantizationGrid
 
@@ -114,7 +114,7 @@ def _consumer_modules(node: Node) -> tuple[str, ...]:
     pending = list(node.users)
     while pending:
         user = pending.pop(0)
-        if is_quantize(user) or is_dequantize(user) or is_data_movement(user):
+        if is_quantize(user) or is_dequantize(user) or has_shared_qparams(user):
             pending += user.users
         elif user.op == "call_function":
             modules[("", *modules_of(user))[-1]] = None
@@ -127,7 +127,7 @@ def _is_lossless_move(node: Node, grid: QuantizationGrid | None) -> bool:
     is_same_grid = grid is None or all(
         is_dequantize(source) and _quantization_grid(source) == grid for source in sources
     )
-    return is_data_movement(node) and bool(sources) and is_same_grid
+    return has_shared_qparams(node) and bool(sources) and is_same_grid
 
 
 def _quantized_weights(node: Node, float_constants: Mapping[str, Tensor]) -> dict[str, Node]:

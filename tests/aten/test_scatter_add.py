@@ -13,7 +13,7 @@ from torch.fx import GraphModule
 
 from arm_backend_core.aten.scatter_add import find_frames, rewrite_scatter_adds
 from arm_backend_core.nodes import KEEP_COMPOSITE
-from arm_backend_core.ops.composites.windows import fold
+from arm_backend_core.ops.composites.windows import col2im
 from arm_backend_core.targets.hardware import HARDWARE
 from arm_recipes import ArmRecipeType, ExportRecipe, export
 
@@ -223,5 +223,5 @@ def test_windows_of_one_row_are_added_in_pieces(length: int, hop: int, quantized
     """``col2im`` of long windows, and in float, takes one addition for each piece of ``hop`` elements."""
     windows = torch.randn(2, 2 * length, 5)
     size = (1, length + 4 * hop + 1)
-    actual = fold(windows, size, [1, length], [1, 1], [0, 0], [1, hop], quantized=quantized)
+    actual = col2im(windows, size, [1, length], [1, 1], [0, 0], [1, hop], quantized=quantized)
     torch.testing.assert_close(actual, nn.functional.fold(windows, size, (1, length), stride=(1, hop)))

@@ -46,14 +46,14 @@ _BAG = nn.EmbeddingBag(6, 4, mode="mean", padding_idx=2)
 _ENCODER = nn.TransformerEncoderLayer(8, 2, 16, activation="gelu")
 
 
-def _encoder_layer(x: Tensor, norm_first: bool) -> Tensor:
+def _encoder_layer(x: Tensor, norm_first: bool, *mask_and_type: Any) -> Tensor:
     """The fused operator that nn.TransformerEncoderLayer calls in inference."""
     layer, attention = _ENCODER, _ENCODER.self_attn
     projections = attention.in_proj_weight, attention.in_proj_bias, attention.out_proj.weight, attention.out_proj.bias
     norms = layer.norm1.weight, layer.norm1.bias, layer.norm2.weight, layer.norm2.bias
     linears = layer.linear1.weight, layer.linear1.bias, layer.linear2.weight, layer.linear2.bias
     return torch._transformer_encoder_layer_fwd(
-        x, 8, 2, *projections, norm_first, norm_first, layer.norm1.eps, *norms, *linears
+        x, 8, 2, *projections, norm_first, norm_first, layer.norm1.eps, *norms, *linears, *mask_and_type
     )
 
 
@@ -720,6 +720,25 @@ _PRODUCTS: dict[str, tuple[Callable[..., Tensor], Shapes, torch.dtype]] = {
         torch.float8_e4m3fn,
     ),
 }
+
+
+_PADDED_KEYS, _FUTURE_KEYS = torch.tensor([[0, 0, 1], [0, 1, 1]]) > 0, torch.ones(3, 3, dtype=torch.bool).triu(1)
+#: Masks of fused attention layers (True or a number other than 0: the key is ignored) and their ``mask_type``.
+_FUSED_MASKS = {
+    "queries_keys": (_FUTURE_KEYS, 0),
+    "queries_keys_in_float": (torch.where(_FUTURE_KEYS, -math.inf, 0.0), 0),
+    "batch_keys": (_PADDED_KEYS, 1),
+    "all_dimensions": ((_PADDED_KEYS[:, None, None] | _FUTURE_KEYS).expand(2, 2, 3, 3), 2),
+}
+
+
+@pytest.mark.parametrize("name", _FUSED_MASKS)
+def test_masks_of_fused_attention_layers_mark_the_ignored_keys(name: str) -> None:
+    x = torch.linspace(-3, 3, 48).sin().reshape(2, 3, 8)
+    program = torch.export.export(Calls(lambda x: _encoder_layer(x, False, *_FUSED_MASKS[name])), (x,), strict=False)
+    lowered = delegate(program, TosaCompileSpec("TOSA-1.0+FP"))
+    expected = _encoder_layer(x, False, *_FUSED_MASKS[name])
+    torch.testing.assert_close(lowered.module()(x), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", _PRODUCTS)

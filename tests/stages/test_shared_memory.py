@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from arm_backend_core.program import share_memory
+from arm_backend_core.program import shares_memory
 from arm_recipes.stages.capture.shared_memory import find_unshareable_buffer, mark_read_state_as_mutated, unify_buffers
 
 BASE = torch.zeros(4, 6)
@@ -28,7 +28,7 @@ ARRAY = torch.zeros(8).numpy()
     ],
 )
 def test_share_memory_compares_bytes(first: Tensor, second: Tensor, shared: bool) -> None:
-    assert share_memory(first, second) is share_memory(second, first) is shared
+    assert shares_memory(first, second) is shares_memory(second, first) is shared
 
 
 class Named(nn.Module):

@@ -46,7 +46,7 @@ def native_batch_norm(
     momentum: float,
     eps: float,
 ) -> tuple[Tensor, None, None]:
-    """Batch norm whose ``training`` argument is False at export. Returns None for the saved statistics."""
+    """The older ATen batch norm. Returns None for the saved statistics, which only gradients need."""
     return F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps), None, None
 
 

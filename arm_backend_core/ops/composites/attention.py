@@ -113,11 +113,14 @@ def transformer_encoder_layer(
     mask_type: int | None = None,
     quantized: bool = False,
 ) -> Tensor:
-    """Fused operator of nn.TransformerEncoderLayer in eval mode (torch.nn.modules.transformer), batch first."""
+    """Fused operator of nn.TransformerEncoderLayer in eval mode (torch.nn.modules.transformer), batch first.
+
+    ``mask`` and ``mask_type`` are as in ``multi_head_attention``.
+    """
 
     def attention(x: Tensor) -> Tensor:
         sizes = embed_dim, num_heads, qkv_weight, qkv_bias, proj_weight, proj_bias
-        return multi_head_attention(x, x, x, *sizes, mask, quantized=quantized)[0]
+        return multi_head_attention(x, x, x, *sizes, mask, mask_type=mask_type, quantized=quantized)[0]
 
     def feed_forward(x: Tensor) -> Tensor:
         hidden = F.linear(x, ffn_weight_1, ffn_bias_1)
@@ -151,12 +154,19 @@ def multi_head_attention(
     *,
     quantized: bool = False,
 ) -> tuple[Tensor, None]:
-    """Fused operator of nn.MultiheadAttention in eval mode, batch first. Returns None for the attention weights."""
+    """Fused operator of nn.MultiheadAttention in eval mode, batch first. Returns None for the attention weights.
+
+    Keys are masked out where ``mask`` is not 0, unlike in ``scaled_dot_product_attention``. ``mask_type`` gives the
+    shape of a mask of two dimensions: 0 for [queries, keys], 1 for [batch, keys].
+    """
     heads, weights, biases = [], qkv_weight.split(embed_dim), qkv_bias.split(embed_dim)
     for x, weight, bias in zip((query, key, value), weights, biases, strict=True):
         projected = F.linear(x, weight, bias)
         heads.append(projected.view(*x.shape[:2], num_heads, embed_dim // num_heads).transpose(1, 2))
-    context = scaled_dot_product_attention(heads[0], heads[1], heads[2], mask, quantized=quantized)
+    is_visible = None if mask is None else mask == 0
+    if is_visible is not None and is_visible.dim() == 2 and mask_type == 1:
+        is_visible = is_visible[:, None, None, :]
+    context = scaled_dot_product_attention(heads[0], heads[1], heads[2], is_visible, quantized=quantized)
     return F.linear(context.transpose(1, 2).flatten(2), proj_weight, proj_bias), None
 
 
@@ -197,7 +207,7 @@ def flex_attention(
 
 
 class _VectorizedInterpreter(Interpreter):
-    """Evaluates a graph that PyTorch traced for one position; all positions at once, because its operators broadcast.
+    """Evaluates a graph that PyTorch traced for one position on all positions at once: its operators broadcast.
 
     In the graph, ``tensor[position]`` is a ``flat_apply`` node. It is evaluated as indexing with all positions.
     """

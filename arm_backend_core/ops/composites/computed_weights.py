@@ -1,6 +1,7 @@
-"""Dynamic weights: decompositions of layers whose weight is computed at run time.
+"""Dynamic weights: decompositions of layers whose weight (or bias of a normalization) is computed at run time.
 
-The layers become matrix products and elementwise operators: TOSA layers need constant weights, MATMUL does not.
+The layers become matrix products and elementwise operators: the rules of the layers need constant weights, MATMUL does
+not.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Determinant, inverse, solve, and LU, Cholesky and QR factorization of small matrices.
+"""Determinant, inverse, solve, matrix exponential, and LU, Cholesky and QR factorization of small matrices.
 
 Determinants and inverses of matrices with up to 4 rows use cofactor formulas. These need no pivoting and have finer
 quantization steps than Gaussian elimination.

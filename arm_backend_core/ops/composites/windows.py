@@ -22,12 +22,12 @@ aten = torch.ops.aten
 
 
 @decomposition(aten.im2col.default)
-def unfold(
+def im2col(
     x: Tensor, kernel: Sequence[int], dilation: Sequence[int], padding: Sequence[int], stride: Sequence[int]
 ) -> Tensor:
-    """im2col: x [N, C, H, W] -> [N, C * KH * KW, windows], by one strided slice for each element of the window."""
+    """F.unfold: x [N, C, H, W] -> [N, C * KH * KW, windows], by one strided slice for each element of the window."""
     if x.dim() == 3:
-        return unfold(x.unsqueeze(0), kernel, dilation, padding, stride).squeeze(0)
+        return im2col(x.unsqueeze(0), kernel, dilation, padding, stride).squeeze(0)
     x = F.pad(x, (padding[1], padding[1], padding[0], padding[0])) if any(padding) else x
     batch, channels, height, width = x.shape
     spans = [dilation[i] * (kernel[i] - 1) + 1 for i in (0, 1)]
@@ -47,7 +47,7 @@ def unfold(
 #: Largest window for which a transposed convolution replaces ``col2im`` of one row. With 512 elements and a hop of 128,
 #: the transposed convolution takes 74,775 cycles on U55-128, and ``overlap_add`` takes 112,472. With 1024 elements and
 #: a hop of 256, they take 148,455 and 109,804.
-_MAX_FOLD_WINDOW = 512
+_MAX_COL2IM_WINDOW = 512
 
 
 def overlap_add(x: Tensor, hop: int) -> Tensor:
@@ -63,7 +63,7 @@ def overlap_add(x: Tensor, hop: int) -> Tensor:
 
 
 @decomposition(aten.col2im.default, takes_quantized=True)
-def fold(
+def col2im(
     x: Tensor,
     output_size: Sequence[int],
     kernel: Sequence[int],
@@ -73,14 +73,14 @@ def fold(
     *,
     quantized: bool = False,
 ) -> Tensor:
-    """col2im: x [N, C * KH * KW, windows] -> [N, C, H, W], where overlapping windows are summed.
+    """F.fold: x [N, C * KH * KW, windows] -> [N, C, H, W], where overlapping windows are summed.
 
     Adjacent windows need only a permutation. A quantized program uses a transposed convolution, which rounds once.
     Other programs add the windows, because 0 * inf is NaN in a convolution. A quantized program also adds windows of
-    one row with more than ``_MAX_FOLD_WINDOW`` elements, because the number of weights is the square of the window.
+    one row with more than ``_MAX_COL2IM_WINDOW`` elements, because the number of weights is the square of the window.
     """
     if x.dim() == 2:
-        return fold(x.unsqueeze(0), output_size, kernel, dilation, padding, stride, quantized=quantized).squeeze(0)
+        return col2im(x.unsqueeze(0), output_size, kernel, dilation, padding, stride, quantized=quantized).squeeze(0)
     batch, area = x.shape[0], kernel[0] * kernel[1]
     spans = [dilation[i] * (kernel[i] - 1) + 1 for i in (0, 1)]
     rows, columns = ((output_size[i] + 2 * padding[i] - spans[i]) // stride[i] + 1 for i in (0, 1))
@@ -89,7 +89,7 @@ def fold(
         image = grid.reshape(batch, -1, rows * kernel[0], columns * kernel[1])
         return F.pad(image, (0, output_size[1] - image.shape[3], 0, output_size[0] - image.shape[2]))
     is_one_row = list(kernel) == [1, area] and stride[0] == dilation[1] == 1 and not any(padding)
-    if is_one_row and (not quantized or area > _MAX_FOLD_WINDOW):
+    if is_one_row and (not quantized or area > _MAX_COL2IM_WINDOW):
         image = overlap_add(x.reshape(batch, -1, area, rows, columns).permute(0, 1, 3, 4, 2), stride[1])
         return F.pad(image, (0, output_size[1] - image.shape[3]))
     if not quantized:

@@ -29,8 +29,8 @@ class ReductionView:
     """A quantized tensor that is reduced along one axis, in rows of ``n`` elements.
 
     A single axis stays in place, because a RESHAPE may copy the tensor. Several axes are merged into one. If they are
-    not adjacent, they are first moved to the end. A row longer than MAX_EXTENT is split into ``parts`` of equal length,
-    which lie along axis ``axis`` - 1.
+    not adjacent, they are first moved to the end. A row that is longer than MAX_EXTENT, or that the NPU sums faster in
+    parts, is split into ``parts`` of equal length, which lie along axis ``axis`` - 1.
 
     Attributes:
         x: the stored integers, from which the zero point is not subtracted. It cancels in differences between elements.

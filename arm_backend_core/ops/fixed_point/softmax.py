@@ -92,7 +92,7 @@ def _convert_scale(x: FixedPoint, scale: float, inverse_scale: float) -> FixedPo
 class _ExpTableIndex:
     """Affine map from x - reference to a table index: (x - reference + distance) * factor.
 
-    The index 0 stands for an x that is ``distance`` steps below the reference (int8: 0).
+    The index 0 stands for an x that is ``distance`` steps below the reference (0 steps for int8).
 
     Attributes:
         rows: the input.

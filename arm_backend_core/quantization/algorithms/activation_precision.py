@@ -24,9 +24,9 @@ from torchao.quantization.pt2e.quantizer import (
 )
 
 from arm_backend_core.aten.constants import Constants
-from arm_backend_core.fusion.rules import find_absorbed_consumer
+from arm_backend_core.fusion.rules import find_consumer_fused_into_accumulator
 from arm_backend_core.nodes import INTERVAL, is_float, overload_of
-from arm_backend_core.ops.catalog import find_record, is_data_movement, is_sinusoid
+from arm_backend_core.ops.catalog import find_record, has_shared_qparams, is_sinusoid
 from arm_backend_core.quantization import get_symmetric_a16w8_quantization_config
 from arm_backend_core.quantization.annotator import ANNOTATION
 from arm_backend_core.quantization.observer import RangeObserver
@@ -73,7 +73,7 @@ def _has_unit_range(spec: FixedQParamsQuantizationSpec) -> bool:
 
 def _is_attention_weight(node: Node) -> bool:
     """Whether the node has readers and all of them, also through data movement, are products or sums."""
-    movement = [user for user in node.users if is_data_movement(user)]
+    movement = [user for user in node.users if has_shared_qparams(user)]
     other_ops = {overload_of(user.target) for user in node.users if user not in movement}
     return bool(node.users) and other_ops <= _PRODUCT_OPS and all(map(_is_attention_weight, movement))
 
@@ -84,7 +84,11 @@ def _can_return_int16(node: Node) -> bool:
     if record is None or any(user.op != "output" or user.meta.get(ANNOTATION) for user in node.users):
         return False
     producer = node.all_input_nodes[0] if node.all_input_nodes else node
-    return record.absorbs_activation or record.prefers_int16_input or find_absorbed_consumer(producer) is node
+    return (
+        record.absorbs_activation
+        or record.prefers_int16_input
+        or find_consumer_fused_into_accumulator(producer) is node
+    )
 
 
 def _use_int16_for_angles(graph: Graph) -> None:
@@ -104,7 +108,7 @@ def _use_int16_for_angles(graph: Graph) -> None:
 def _trace_movement(reader: Node, source: Node | None = None) -> Iterator[Node]:
     """Yield the data-movement nodes in front of ``reader``, last one first, then the node that they move."""
     source = source or reader.all_input_nodes[0]
-    while is_data_movement(source) and len(source.all_input_nodes) == 1:
+    while has_shared_qparams(source) and len(source.all_input_nodes) == 1:
         yield source
         (source,) = source.all_input_nodes
     yield source

@@ -19,7 +19,7 @@ from torch.fx import Node
 
 from arm_backend_core.graph_edits import add_buffer_node
 from arm_backend_core.nodes import TIMESTEP_SLOT, readers_through
-from arm_backend_core.ops.catalog import find_record, is_data_movement
+from arm_backend_core.ops.catalog import find_record, has_shared_qparams
 from arm_backend_core.quantization.graph_observers import find_observed_weight
 from arm_backend_core.quantization.ptq import CHUNK_ELEMENTS, ObservedProgram
 
@@ -189,7 +189,7 @@ def _find_quantized_operands(model: ObservedProgram, node: Node) -> tuple[Node, 
 
 def _is_normalized(node: Node) -> bool:
     """Whether an RMS norm reads the node, directly or through data movement."""
-    readers = readers_through(node, is_data_movement)
+    readers = readers_through(node, has_shared_qparams)
     return any(reader.target is torch.ops.aten.rms_norm.default for reader in readers)
 
 

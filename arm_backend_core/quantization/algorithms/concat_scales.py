@@ -23,7 +23,7 @@ from torchao.quantization.pt2e import prepare
 from torchao.quantization.pt2e.quantizer import DerivedQuantizationSpec, SharedQuantizationSpec
 
 from arm_backend_core.nodes import TIMESTEP_SLOT, is_float, readers_through
-from arm_backend_core.ops.catalog import find_record, is_data_movement
+from arm_backend_core.ops.catalog import find_record, has_shared_qparams
 from arm_backend_core.quantization import get_symmetric_a16w8_quantization_config
 from arm_backend_core.quantization.annotator import ANNOTATION
 from arm_backend_core.quantization.graph_observers import describe_observed_tensors
@@ -231,20 +231,20 @@ def _to_int16(observer: RangeObserver) -> RangeObserver:
 
 def _is_concatenation(node: Node) -> bool:
     """Whether the node moves several float tensors into one."""
-    return is_data_movement(node) and sum(map(is_float, node.all_input_nodes)) > 1
+    return has_shared_qparams(node) and sum(map(is_float, node.all_input_nodes)) > 1
 
 
 def _has_computing_reader(node: Node) -> bool:
     """Whether an operator computes with the node's values, or the model returns them."""
     return any(
-        user.op == "output" or (find_record(user) is not None and not is_data_movement(user)) for user in node.users
+        user.op == "output" or (find_record(user) is not None and not has_shared_qparams(user)) for user in node.users
     )
 
 
 def _is_returned(node: Node) -> bool:
     """Whether only float results of the model read the node, directly or through data movement."""
-    readers = list(readers_through(node, is_data_movement))
-    ends = [reader for reader in readers if not is_data_movement(reader) or not reader.users]
+    readers = list(readers_through(node, has_shared_qparams))
+    ends = [reader for reader in readers if not has_shared_qparams(reader) or not reader.users]
     return bool(readers) and all(end.op == "output" and not end.meta.get(ANNOTATION) for end in ends)
 
 

@@ -16,7 +16,7 @@ from arm_backend_core.aten.constants import Constants
 from arm_backend_core.aten.mask_constants import MASK_THRESHOLD
 from arm_backend_core.graph_edits import eliminate_dead_code, insert_call
 from arm_backend_core.nodes import is_float, readers_through
-from arm_backend_core.ops.catalog import is_data_movement
+from arm_backend_core.ops.catalog import has_shared_qparams
 from arm_backend_core.ops.logical import where
 
 aten = torch.ops.aten
@@ -97,7 +97,7 @@ def _is_compared(node: Node) -> bool:
     """Whether a comparison reads the result of ``node``, directly or through data movement."""
 
     def through(reader: Node) -> bool:
-        return is_data_movement(reader) or (reader.target is operator.getitem and reader.args[1:] == (0,))
+        return has_shared_qparams(reader) or (reader.target is operator.getitem and reader.args[1:] == (0,))
 
     reading_ops = {getattr(reader.target, "overloadpacket", None) for reader in readers_through(node, through)}
     return bool(reading_ops & _COMPARISON_OPS)

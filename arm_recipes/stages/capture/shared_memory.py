@@ -19,7 +19,7 @@ from arm_backend_core.program import (
     TensorIdentity,
     copy_program,
     mutated_buffers,
-    share_memory,
+    shares_memory,
     store_of,
     tensor_identity,
 )
@@ -93,7 +93,7 @@ def _find_replacements(program: ExportedProgram) -> dict[str, str | None]:
         if each.identity in identities or each.kind is InputKind.CONSTANT_TENSOR:
             if buffer != each.name:
                 replacements[each.name] = buffer
-        elif not each.node.users and any(share_memory(each.tensor, other.tensor) for other in mutated):
+        elif not each.node.users and any(shares_memory(each.tensor, other.tensor) for other in mutated):
             replacements[each.name] = None
     return replacements
 
@@ -159,7 +159,7 @@ def find_unshareable_buffer(programs: Mapping[str, ExportedProgram]) -> str | No
                 continue
             if other.identity == buffer.identity and other.method != buffer.method:
                 continue
-            if share_memory(other.tensor, buffer.tensor):
+            if shares_memory(other.tensor, buffer.tensor):
                 whose = "its" if other.method == buffer.method else "the"
                 of = "" if other.method == buffer.method else f" of method '{other.method}'"
                 return (

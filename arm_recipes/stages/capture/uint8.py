@@ -82,13 +82,13 @@ def _float_compute_dtype(node: Node) -> torch.dtype | None:
 def _is_uint8_data_movement(node: Node) -> bool:
     """Whether ``node`` is data movement of uint8, and neither its operands nor its result are written."""
     from arm_backend_core.nodes import is_written
-    from arm_backend_core.ops.catalog import is_data_movement
+    from arm_backend_core.ops.catalog import has_shared_qparams
 
     value, sources = node.meta.get("val"), node.all_input_nodes
     if node.op != "call_function" or not isinstance(value, torch.Tensor) or value.dtype is not torch.uint8:
         return False
     source_dtypes = {getattr(source.meta.get("val"), "dtype", None) for source in sources}
-    return is_data_movement(node) and source_dtypes == {torch.uint8} and not any(map(is_written, (node, *sources)))
+    return has_shared_qparams(node) and source_dtypes == {torch.uint8} and not any(map(is_written, (node, *sources)))
 
 
 def _copy_as_float(graph: Graph, data_movement: Container[Node]) -> dict[tuple[Node, torch.dtype], Node]:
