@@ -33,16 +33,17 @@ def load(
         ptd: path or bytes of the data file of a ``.pte`` whose recipe has the option ``external``. Default: the file
             ``model.ptd`` beside ``model.pte``, if it exists.
         reference: path or bytes of a ``.pte``'s reference program (see ``ExportResult.save``), for ``run(...,
-            backend="tosa")``. Default: the file ``model.tosa.pte`` beside ``model.pte``, if it exists. If this file
-            belongs to another program, ``load`` warns and ignores the file.
+            backend="tosa")``. Default: the file ``model.tosa.pte`` beside ``model.pte``, if it exists. If this file is
+            damaged or belongs to another program, ``load`` warns and ignores the file.
 
     Raises:
         FileNotFoundError: the file does not exist.
         TypeError: an argument is neither a path nor bytes.
-        ProgramError: the file is not a program or is damaged, or operators of a TFLite model stay on the CPU. This is a
-            ``ValueError``.
+        ProgramError: a file is not a program or is damaged, or a TFLite model has operators on the CPU or several
+            operators for the NPU. This is a ``ValueError``.
         RunError: the program needs a ``.ptd`` and there is none; ``ptd`` or ``reference`` belongs to another program,
-            or is given for a TFLite model; or the emulator does not support the TFLite model.
+            or is given for a TFLite model; the content of ``ptd`` has changed; or the emulator does not support the
+            TFLite model, or cannot be built on this machine.
     """
     from arm_recipes.runtime.vela_tflite import is_tflite
 
