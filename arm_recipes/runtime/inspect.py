@@ -157,7 +157,7 @@ def _read_bytes(source: str | Path | bytes) -> bytes:
     if isinstance(source, bytes):
         return source
     try:
-        return Path(source).read_bytes()
+        return Path(source).expanduser().read_bytes()
     except OSError as error:
         raise ValueError(f"cannot read '{source}': {error.strerror}") from error
 
