@@ -162,12 +162,15 @@ class FastQuantizeStage(QuantizeStage):
         self.notes: list[str] = []
 
     def run(self, artifact: PipelineArtifact) -> None:
-        """Quantize every method. ExecuTorch's own stage runs recipes without quantizers, and training with other ones.
+        """Quantize every method.
+
+        ExecuTorch's own stage runs recipes without quantizers, and training without ``has_single_arm_quantizer``.
 
         Raises:
             ValueError: the recipe has ``qat`` or ``min_sqnr``, and its quantizers do not support this option; or a
                 recipe of another package trains without ``train_fn``.
             AccuracyError: an output has a lower SQNR than ``min_sqnr``, or its SQNR cannot be computed.
+            ExportError: the methods cannot share a buffer.
         """
         recipe, examples = self._quantization_recipe, artifact.get_context("example_inputs")
         if not recipe.quantizers or (recipe.is_qat and not self.has_single_arm_quantizer):
@@ -230,7 +233,7 @@ class FastQuantizeStage(QuantizeStage):
         Args:
             program: the program, which is edited.
             shared_tensors: tensors that several methods share.
-            is_single_method: the program shares no observers with other methods.
+            is_single_method: whether the export has no other method, with which this one may share observers.
         """
         from arm_backend_core.quantization.ptq import ObservedProgram
 
@@ -290,18 +293,14 @@ class FastQuantizeStage(QuantizeStage):
         return quantized
 
     def _measure_sqnr(self, method: str, model: ObservedProgram) -> None:
-        from arm_backend_core.quantization.diagnostics.output_sqnr import (
-            MIN_SQNR_DB,
-            describe_output_sqnr,
-            measure_output_sqnr,
-        )
+        from arm_backend_core.quantization.diagnostics import output_sqnr
 
         with model.preserve_states():  # restores the buffers, because other methods start from their values
-            self.output_sqnr[method] = sqnr = measure_output_sqnr(model) if model.sample_count else {}
+            self.output_sqnr[method] = sqnr = output_sqnr.measure_output_sqnr(model) if model.sample_count else {}
             if not sqnr:
                 self._reject_min_sqnr(method)
-            elif min(sqnr.values()) < max(self._min_sqnr, MIN_SQNR_DB):
-                text = describe_output_sqnr(model, method, sqnr)
+            elif min(sqnr.values()) < max(self._min_sqnr, output_sqnr.MIN_SQNR_DB):
+                text = output_sqnr.describe_output_sqnr(model, method, sqnr)
                 if min(sqnr.values()) < self._min_sqnr:
                     raise AccuracyError(f"min_sqnr={self._min_sqnr:g}: {text}")
                 self.notes.append(text)

@@ -55,7 +55,10 @@ class NotCacheable(Exception):
 
 
 class Digest:
-    """Digest of a sequence of objects. A cyclic reference is hashed as its distance in nesting levels."""
+    """Digest of a sequence of objects.
+
+    A reference to an enclosing object is hashed as the number of nesting levels up to that object.
+    """
 
     def __init__(self) -> None:
         self._hash = hashlib.sha256()
@@ -104,7 +107,7 @@ class Digest:
 
     def _hash_by_type(self, value: Any) -> bytes:
         if isinstance(value, Enum):
-            return _hash_parts("enum", f"{_versioned_name(type(value))}.{value.name}".encode())
+            return _hash_parts("enum", f"{_qualified_name(type(value))}.{value.name}".encode())
         if isinstance(value, torch.Tensor):
             return _hash_tensor(value)
         if isinstance(value, np.ndarray):
@@ -127,7 +130,7 @@ class Digest:
                 _check_defining_file(value)
                 captured = [value.__code__.co_firstlineno, value.__defaults__, value.__kwdefaults__]
                 captured += [cell.cell_contents for cell in value.__closure__ or ()]
-            return _hash_parts("code", _versioned_name(value).encode(), *map(self._hash_value, captured))
+            return _hash_parts("code", _qualified_name(value).encode(), *map(self._hash_value, captured))
         if isinstance(value, functools.partial):
             return _hash_parts("partial", *map(self._hash_value, (value.func, value.args, value.keywords)))
         if isinstance(value, types.MethodType):
@@ -136,12 +139,12 @@ class Digest:
             return _hash_parts(type(value).__name__, str(value).encode())
         slots = {name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())}
         if not slots and not hasattr(value, "__dict__"):
-            raise NotCacheable(f"a {_versioned_name(type(value))}")
+            raise NotCacheable(f"a {_qualified_name(type(value))}")
         names = sorted(
             (slots | vars(value).keys() if hasattr(value, "__dict__") else slots) - {"__weakref__", "__dict__"}
         )
         state = {name: getattr(value, name) for name in names if hasattr(value, name)}
-        return _hash_parts("object", _versioned_name(type(value)).encode(), self._hash_value(state))
+        return _hash_parts("object", _qualified_name(type(value)).encode(), self._hash_value(state))
 
 
 def _hash_parts(kind: str, *parts: bytes | memoryview) -> bytes:
@@ -170,7 +173,7 @@ def _element_bytes(tensor: torch.Tensor) -> memoryview:
 def _container_name(value: Any) -> str:
     """Return the type name of a container. Raises ``NotCacheable`` for user-defined containers."""
     kind = type(value)
-    return kind.__name__ if kind.__module__ in ("builtins", "collections", "types") else _versioned_name(kind)
+    return kind.__name__ if kind.__module__ in ("builtins", "collections", "types") else _qualified_name(kind)
 
 
 def _operator_name(value: Any) -> str:
@@ -189,7 +192,7 @@ def _check_defining_file(function: types.FunctionType) -> None:
         raise NotCacheable(f"'{name}', which is not defined in the file of its __module__")
 
 
-def _versioned_name(value: Any) -> str:
+def _qualified_name(value: Any) -> str:
     """Return the qualified name of a function or class. Raises ``NotCacheable`` if its package has no known version."""
     module, name = getattr(value, "__module__", None) or "builtins", getattr(value, "__qualname__", repr(value))
     package = module.split(".")[0]

@@ -83,8 +83,8 @@ class KnownValues:
         """Call ``function`` on the known values of its operands.
 
         Returns:
-            The result, or None if an operand is unknown, if the function may give another result in each call, or if it
-            raises an exception.
+            The result, or None if an operand is unknown, if the function is not PyTorch's or may give another result in
+            each call, or if it raises an exception.
         """
         if not _is_deterministic(function) or kwargs.get("generator") is not None:
             return None
@@ -118,7 +118,10 @@ class KnownValues:
             return Known(buffers, result) if torch.equal(state, torch.get_rng_state()) else None
 
     def propagate(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """Record the values of ``result``, which ``function`` has returned, and of the tensors that it has written."""
+        """Record the values of ``result``, which ``function`` has returned, and of the tensors that it has written.
+
+        If the written values are unknown, the values of all tensors in the same memory are forgotten.
+        """
         results = pytree.tree_leaves(result)
         writes = _is_in_place(function, kwargs)
         is_recordable = bool(results) and all(isinstance(x, Tensor) and _is_small(x) for x in results)
