@@ -171,13 +171,13 @@ def recipe_within_budget(recipe: ExportRecipe, result: Artifact) -> ArmRecipe | 
     """
     ram, budgets = result.report.ram, [each for each in budget_passes(recipe) if each.optimise == "auto"]
     exceeded = [budget.sram for budget in budgets if budget.sram is not None and budget.exceeds_sram(result)]
-    if not isinstance(recipe, ArmRecipe) or not _runs_again(recipe) or ram is None or not exceeded or not ram.npu:
+    if not isinstance(recipe, ArmRecipe) or not _can_run_again(recipe) or ram is None or not exceeded or not ram.npu:
         return None
     available = min(exceeded) - (ram.sram_bytes - ram.npu_sram_bytes)
     return recipe.with_npu_sram(max(available // CACHE_LINE * CACHE_LINE, 0))
 
 
-def _runs_again(recipe: ArmRecipe) -> bool:
+def _can_run_again(recipe: ArmRecipe) -> bool:
     return not recipe.options.get("qat") and not isinstance(recipe.options.get("calibration_samples"), Iterator)
 
 

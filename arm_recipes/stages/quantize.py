@@ -46,8 +46,8 @@ class AlgorithmRecipe(QuantizationRecipe):
 def recipe_algorithms(recipe: QuantizationRecipe) -> Collection[str]:
     """Return the algorithms of a recipe.
 
-    A combined recipe has the algorithms that all its quantizers share. A recipe of another package has the default
-    algorithms.
+    A combined recipe has the algorithms that its quantizers of this package share. A recipe without such a quantizer
+    has the default algorithms.
     """
     if isinstance(recipe, AlgorithmRecipe):
         return recipe.algorithms
@@ -98,8 +98,8 @@ def quantization_recipe(
 class _RejectOption:
     """Pre-prepare pass that rejects an option which only this package's quantization of the captured program supports.
 
-    ExecuTorch's own stage runs this pass, and so does ``FastQuantizeStage`` with torchao's passes (other quantizers).
-    Both would train without fake quantization, and compute no SQNR.
+    It runs in ExecuTorch's own stage, which would train without fake quantization, and in ``FastQuantizeStage`` with
+    torchao's passes (other quantizers). Neither of them computes the SQNR.
 
     Attributes:
         name: name of the option.
@@ -143,7 +143,7 @@ def is_quantized(graph: torch.fx.Graph) -> bool:
 class FastQuantizeStage(QuantizeStage):
     """A faster form of ExecuTorch's quantization stage. It accepts exported programs and skips quantized models.
 
-    Captures with ``strict=False`` first and calibrates without autograd. With a quantizer of this package, the captured
+    Captures by ``Capture`` and calibrates without autograd. With a quantizer of this package, the captured
     program itself is quantized, so no second capture is needed. Other quantizers use torchao's passes.
 
     Attributes:
