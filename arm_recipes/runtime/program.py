@@ -160,7 +160,7 @@ class Program:
         """Execute a method as ``run`` does, and return its outputs as ExecuTorch does.
 
         Returns:
-            One tensor for each output of the program, in order. The new values of mutated inputs come first.
+            One value for each output of the program, in order. The new values of mutated inputs come first.
 
         Raises:
             ValueError, RunError: as for ``run``.

@@ -158,7 +158,8 @@ class FakeQuantizedModel(torch.nn.Module):
     def reset_state(self) -> None:
         """Reset the mutated buffers, such as a recurrent state, to the values that they had at preparation.
 
-        Calls change these buffers, but an optimizer does not train them. ``eval()`` and the export reset them.
+        Calls change these buffers, but an optimizer does not train them. A change from training to evaluation mode, and
+        the export, reset them.
         """
         tensors = named_tensors(self.model)
         with torch.no_grad():
