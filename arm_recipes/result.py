@@ -40,12 +40,12 @@ class ExportResult(Artifact):
     @property
     def inputs(self) -> tuple[TensorInfo, ...]:
         """Inputs of ``main_method`` with scales and zero points. ``report.methods`` describes the other methods."""
-        return self.main.inputs
+        return self.main_report.inputs
 
     @property
     def outputs(self) -> tuple[TensorInfo, ...]:
         """Outputs of ``main_method``."""
-        return self.main.outputs
+        return self.main_report.outputs
 
     @reject_old_names(bundled="bundled_samples", tosa="reference")
     def save(
@@ -211,7 +211,7 @@ class ExportResult(Artifact):
 
         target = check_writable(path)
         name = method or self.main_method
-        dump = MethodTools(self, name).dump(self.tensors_of_call(name, inputs, keywords))
+        dump = MethodTools(self, name).dump(self.bind_call(name, inputs, keywords))
         write(target.with_suffix(".debug.bin"), dump.debug)
         write(target, dump.etdump)
         return target
@@ -238,7 +238,7 @@ class ExportResult(Artifact):
         from arm_recipes.devtools.inspection import create_inspector
 
         name = method or self.main_method
-        return create_inspector(self, self.tensors_of_call(name, inputs, keywords), name)
+        return create_inspector(self, self.bind_call(name, inputs, keywords), name)
 
     def advice(self) -> AdviceList:
         """Suggest changes that reduce cycles or SRAM of an Ethos-U program. Vela compiles each suggestion.

@@ -211,7 +211,7 @@ def _bundled_samples(result: Artifact, bundled: Any) -> dict[str, list[list[torc
 
 
 def _sample_tensors(result: Artifact, method: str, sample: Inputs) -> list[torch.Tensor]:
-    return list(result.tensors(method, sample))
+    return list(result.tensor_inputs(method, sample))
 
 
 @contextmanager

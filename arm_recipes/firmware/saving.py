@@ -210,7 +210,7 @@ def _converter_of_result(result: Artifact) -> SampleConverter:
 
     def convert(method: str, method_io: MethodIO, sample: Any, label: str) -> Sequence[Any]:
         return check_input_tensors(
-            result.program_inputs(reports[method], as_inputs(sample, label)), method_io.inputs, label
+            result.to_program_inputs(reports[method], as_inputs(sample, label)), method_io.inputs, label
         )
 
     return convert

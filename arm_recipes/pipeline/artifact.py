@@ -128,7 +128,7 @@ class Artifact:
         return self.report.stored_bytes
 
     @property
-    def main(self) -> MethodReport:
+    def main_report(self) -> MethodReport:
         """The report of ``main_method``."""
         methods = self.report.methods
         return next((method for method in methods if method.name == "forward"), methods[0])
@@ -136,7 +136,7 @@ class Artifact:
     @property
     def main_method(self) -> str:
         """``forward``, or the first method if there is no ``forward``."""
-        return self.main.name
+        return self.main_report.name
 
     def run(
         self,
@@ -151,8 +151,8 @@ class Artifact:
         TOSA delegates run on Arm's reference model, VGF delegates on Vulkan, and Ethos-U delegates on an emulator.
 
         Args:
-            inputs: positional inputs of the model; integers with ``quantized_io`` (see ``inputs[0].quantize``).
-                Numbers, strings and None must equal those that the model was exported with.
+            inputs: positional inputs of the model; with ``quantized_io``, integers: ``result.inputs[0].quantize(x)``
+                converts a tensor. Numbers, strings and None must equal those that the model was exported with.
             method: the method to run.
             backend: "tosa" runs the TOSA graphs of the delegates instead of the compiled delegates.
             pad: see ``Program.run``.
@@ -160,7 +160,8 @@ class Artifact:
 
         Returns:
             the model's outputs; for a constant method, its value or a list of its values. If the model mutates an
-            input, the program returns the new value and does not modify the argument; see ``report.notes``.
+            input, the argument is not modified, and ``run`` does not return the new value. The program returns it
+            before the model's outputs: ``result.program().execute(...)``.
 
         Raises:
             ValueError: there is no such method, or the inputs differ from the model's in structure, shape or dtype, or
@@ -172,7 +173,7 @@ class Artifact:
         if backend == "tosa" and not program.has_reference:
             program.reference = Program(self.reference_program())
         example = next(iter(self.shape_variants[method].sizes_by_method)) if method in self.shape_variants else method
-        tensors = self.tensors_of_call(example, inputs, keywords) if example in self.input_signatures else inputs
+        tensors = self.bind_call(example, inputs, keywords) if example in self.input_signatures else inputs
         return self.to_model_structure(example, program.execute(*tensors, method=method, backend=backend, pad=pad))
 
     def trace(self, *inputs: Any, method: str = "forward", **keywords: Any) -> Iterator[TracedOperation]:
@@ -189,28 +190,28 @@ class Artifact:
             ValueError: as ``run``.
             RunError: as ``run``.
         """
-        tensors = self.tensors_of_call(method, inputs, keywords) if method in self.input_signatures else inputs
+        tensors = self.bind_call(method, inputs, keywords) if method in self.input_signatures else inputs
         return self._load_once().trace(*tensors, method=method)
 
     def program(self) -> Program:
-        """Load a new instance of the program. Its buffers have their initial values."""
+        """Load the program. Each call returns a new instance, whose buffers have their initial values."""
         program = Program(self.buffer, self.data_file)
         program.records = {delegate.checksum: delegate for delegate in self.report.delegates}
         return program
 
-    def tensors(self, method: str, sample: Inputs) -> list[Any]:
-        """The tensor inputs of a sample, without the arguments that are constants in the program.
+    def tensor_inputs(self, method: str, sample: Inputs) -> list[Any]:
+        """Return the tensor inputs of a sample, without the arguments that are constants in the program.
 
         Raises:
             ValueError: there is no such method, or the sample does not match its inputs.
         """
-        return self.tensors_of_call(method, (sample,), {})
+        return self.bind_call(method, (sample,), {})
 
-    def tensors_of_call(self, method: str, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> list[Any]:
-        """Convert the arguments of a call of the model to the tensor inputs of the program.
+    def bind_call(self, method: str, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> list[Any]:
+        """Bind the arguments of a call of the model to the tensor inputs of the program, in order.
 
         Raises:
-            ValueError: as ``tensors``.
+            ValueError: as ``tensor_inputs``.
         """
         import torch
 
@@ -231,14 +232,14 @@ class Artifact:
         leaf_pairs = zip(leaves, input_signature.leaves, strict=True)
         return [leaf for leaf, expected in leaf_pairs if isinstance(expected, torch.Tensor)]
 
-    def program_inputs(self, method: MethodReport, sample: Inputs) -> list[Any]:
+    def to_program_inputs(self, report: MethodReport, sample: Inputs) -> list[Any]:
         """Convert a sample to the arguments of ``Program.run``. With ``quantized_io``, quantizes float inputs."""
         import torch
 
-        input_signature = self.input_signatures[method.name]
+        input_signature = self.input_signatures[report.name]
         leaves = zip(input_signature.flatten(sample, "a sample"), input_signature.leaves, strict=True)
         tensors = [leaf for leaf, expected in leaves if isinstance(expected, torch.Tensor)]
-        return [info.to_program(tensor) for info, tensor in zip(method.inputs, tensors, strict=True)]
+        return [info.to_program(tensor) for info, tensor in zip(report.inputs, tensors, strict=True)]
 
     def run_dequantized(self, sample: Inputs) -> Any:
         """Run the only method of the program on float inputs. With ``quantized_io``, converts inputs and outputs.
@@ -248,12 +249,15 @@ class Artifact:
             RunError: as ``run``.
         """
         (method,) = self.report.methods
-        outputs = self._load_once().execute(*self.program_inputs(method, sample), method=method.name)
+        outputs = self._load_once().execute(*self.to_program_inputs(method, sample), method=method.name)
         pairs = zip(method.outputs, outputs, strict=True)
         return self.to_model_structure(method.name, [info.to_model(value) for info, value in pairs])
 
     def to_model_structure(self, method: str, outputs: list[Any]) -> Any:
-        """Unflatten the program's outputs to the structure of the model's outputs."""
+        """Unflatten the program's outputs to the structure of the model's outputs.
+
+        For a constant method: its value, or the list of its values.
+        """
         if method not in self.out_specs:
             return outputs[0] if len(outputs) == 1 else outputs
         from torch.utils import _pytree as pytree

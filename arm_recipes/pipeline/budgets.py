@@ -47,7 +47,8 @@ class CheckBudgets:
     Args:
         sram: SRAM budget in bytes, for everything that the board must place in SRAM; None for no limit.
         flash: flash budget in bytes, for the program and its external data; None for no limit.
-        optimise: optimization goal of the compile spec, for the advice in messages.
+        optimise: optimization goal of the compile spec. With "auto", a program that exceeds the SRAM budget is compiled
+            again (``recipe_within_budget``). Other goals affect only the advice in messages.
         board: name of the board, which may determine the budgets; for messages.
         memories: memories of the option ``memory``, with their budgets.
     """
@@ -165,18 +166,18 @@ def recipe_within_budget(recipe: ExportRecipe, result: Artifact) -> ArmRecipe | 
     minus the other parts of the RAM.
 
     Returns:
-        The recipe; None if the program fits or has no NPU part, or if the recipe cannot run again, because its samples
-        can be read only once or it trains the model.
+        The recipe; None if the program fits or has no NPU part, or if the recipe is combined or of another package, or
+        cannot run again, because its samples can be read only once or it trains the model.
     """
     ram, budgets = result.report.ram, [each for each in budget_passes(recipe) if each.optimise == "auto"]
     exceeded = [budget.sram for budget in budgets if budget.sram is not None and budget.exceeds_sram(result)]
-    if not isinstance(recipe, ArmRecipe) or not _runs_again(recipe) or ram is None or not exceeded or not ram.npu:
+    if not isinstance(recipe, ArmRecipe) or not _can_run_again(recipe) or ram is None or not exceeded or not ram.npu:
         return None
     available = min(exceeded) - (ram.sram_bytes - ram.npu_sram_bytes)
     return recipe.with_npu_sram(max(available // CACHE_LINE * CACHE_LINE, 0))
 
 
-def _runs_again(recipe: ArmRecipe) -> bool:
+def _can_run_again(recipe: ArmRecipe) -> bool:
     return not recipe.options.get("qat") and not isinstance(recipe.options.get("calibration_samples"), Iterator)
 
 

@@ -1,7 +1,7 @@
 """Planned memories: place the tensors outside delegates in several memories, which may have budgets.
 
 ExecuTorch's memory planning numbers the memories from 1. The application gives the runtime one buffer for each memory.
-ExecuTorch's algorithm ``BankedGreedy`` fills the first memory, and places tensors that do not fit in the next.
+ExecuTorch's algorithm ``BankedGreedy`` fills the first memory, and places the other tensors in the next one.
 """
 
 from __future__ import annotations
@@ -164,9 +164,8 @@ def reject_mutated_inputs(manager: EdgeProgramManager) -> Sequence[Any]:
     """Edge manager pass for ``plan_inputs=False``: refuse models that write to an input.
 
     The application provides the memory of the inputs. The new value of a written input is an output at the address of
-    the input, without planned memory of its own.
-    ExecuTorch's Python binding sets a new address for this output, and thereby for the input, before the program reads
-    the input.
+    the input, without planned memory of its own. ExecuTorch's Python binding sets a new address for this output, and
+    thereby for the input, before the program reads the input.
 
     Raises:
         ExportError: a model writes to an input.

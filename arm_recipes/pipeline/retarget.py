@@ -49,7 +49,8 @@ def export_for_target(
         progress: as in ``export``.
 
     Raises:
-        ValueError: the quantized graph depends on a changed option, or the model has changed since the export.
+        ValueError: the quantized graph depends on a changed option, the model has changed since the export, the recipe
+            of the export is not of this package, or its stages do not capture the model.
         Others as in ``export``.
     """
     current = artifact.requested_recipe or artifact.recipe

@@ -2,8 +2,8 @@
 
 Vela places the inputs and outputs of a delegate in its scratch. ExecuTorch's own memory plan has other addresses for
 these tensors, so that a runtime copies them and a board needs memory for both. In this plan, the scratch is a part of
-the planned memory, and the tensors have the addresses that Vela chose: nothing is copied, and while a delegate does not
-run, the CPU's tensors use the memory of its scratch.
+the planned memory, and tensors have the addresses that Vela chose, where this is possible. The runtime does not copy
+these tensors, and while a delegate does not run, the CPU's tensors use the memory of its scratch.
 
 The scratch has a fixed distance from each tensor in it. Compile specs of the delegate name one input or output and the
 end of the scratch (``PlannedScratch``), so that a runtime computes the address of the scratch from the address of that
@@ -72,7 +72,7 @@ class _Block:
     """Bytes that are in use from one node to another, both included.
 
     Attributes:
-        start: offset in its group; the address, once the group has a place.
+        start: address in the planned memory; offset from the scratch in a group that is not placed yet.
         size: bytes.
         first, last: indices of nodes.
         spec: the tensor; None for a scratch.

@@ -53,7 +53,7 @@ def verify_delegates(result: Artifact, examples: Mapping[str, Sequence[Inputs]])
     for method in result.report.methods if delegates else ():
         for index, sample in enumerate(examples[method.name][:MAX_KEPT_SAMPLES]):
             with plugin.record_executions() as executions:
-                program.execute(*result.program_inputs(method, sample), method=method.name)
+                program.execute(*result.to_program_inputs(method, sample), method=method.name)
             for execution in executions:
                 if execution.checksum in delegates:
                     delegate = delegates[execution.checksum]
@@ -72,10 +72,10 @@ def verify_delegates(result: Artifact, examples: Mapping[str, Sequence[Inputs]])
 
 
 def _check_memory_accesses(method: MethodReport, delegate: Delegate, execution: plugin.Execution) -> EthosUStatistics:
-    """Check for behaviour that depends on the hardware: reads of uninitialized memory and unordered accesses."""
+    """Check for reads of uninitialized memory and unordered accesses, whose results depend on the hardware."""
     assert isinstance(execution.delegate, EthosUDelegate)
     try:
-        return execution.delegate.run_checked(execution.inputs, delegate)
+        return execution.delegate.measure(execution.inputs, delegate)
     except RunError as error:
         problem = describe_with_origin(error, {delegate.checksum: delegate})
         raise VerificationError(

@@ -59,7 +59,7 @@ def verify_kernels(result: Artifact, examples: Mapping[str, Sequence[Inputs]], m
             continue
         reference = _KernelReference(emitted)
         for index, sample in enumerate(examples[method.name][:max_samples]):
-            inputs = result.program_inputs(method, sample)
+            inputs = result.to_program_inputs(method, sample)
             actual = program.execute(*inputs, method=method.name)
             _compare_outputs(method, index, actual, reference.run(inputs))
             runs += 1

@@ -35,8 +35,11 @@ def describe_packed_sample(tensors: Sequence[Any], named: Mapping[str, Any]) -> 
 def bind_arguments(method: str, expected: Signature, tensors: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any]:
     """Bind positional and named arguments to the inputs of a method, in order.
 
+    The caller checks the number of arguments if all are positional.
+
     Raises:
-        ValueError: a name is unknown or given twice, an input is missing, or the only argument is a whole sample.
+        ValueError: a name is unknown or given twice, an input is missing beside named ones, or the only argument is a
+            whole sample.
     """
     packed = describe_packed_sample(tensors, named)
     if packed is not None and expected.inputs and isinstance(expected.inputs[0], TensorInfo):

@@ -50,7 +50,7 @@ class TosaDelegate:
     """A TOSA flatbuffer that Arm's reference model executes.
 
     Raises:
-        PayloadError: the payload is not a TOSA flatbuffer.
+        PayloadError: the payload is not a TOSA flatbuffer, or is damaged.
     """
 
     def __init__(self, payload: bytes) -> None:

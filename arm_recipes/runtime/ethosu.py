@@ -37,7 +37,7 @@ class EthosUOperation:
         region: region of the result; -1 if the result stays in the NPU, 8 for the NPU's lookup tables.
         address: offset of the result's first element in the region.
         result: the integers that the operation wrote, with shape (rows, columns, channels); for a DMA, the bytes. Empty
-            if the operation wrote nothing, because its accumulators stay in the NPU for the next operation.
+            for a scatter, and if the accumulators stay in the NPU for the next operation.
     """
 
     command: str
@@ -76,7 +76,7 @@ class EthosUStatistics:
     Each operation counts each byte of its operands once, even if it reads the byte several times.
 
     Attributes:
-        operations, commands, macs: numbers of operations, of commands, and of multiply-accumulates.
+        operations, commands, macs: numbers of operations, of commands, and of the convolutions' multiply-accumulates.
         bytes_read, bytes_written: bytes that operations read and write.
         peak: end offset of the last byte that is read or written.
         touched: number of distinct bytes that are read or written.
@@ -106,7 +106,7 @@ class EthosUDelegate:
         header_bytes: size of the command stream's header.
 
     Raises:
-        PayloadError: the payload is damaged, or the emulator does not support it.
+        PayloadError: the payload is damaged, the emulator does not support it, or an external block is missing.
         RuntimeUnavailable: the plugin cannot be built or loaded.
     """
 
@@ -187,18 +187,18 @@ class EthosUDelegate:
         """Set all bytes of a variable."""
         self._stream.fill(tensor, value)
 
-    def run_checked(self, arrays: Sequence[Array], record: Delegate | None = None) -> EthosUStatistics:
-        """Execute once with the access checker, which stays on for later executions.
+    def measure(self, arrays: Sequence[Array], record: Delegate | None = None) -> EthosUStatistics:
+        """Execute once with the access checker, and return statistics. The checker stays on for later executions.
 
         Args:
             arrays: bytes of the inputs.
             record: the export's record of the delegate, for the names of layers.
 
         Raises:
-            RunError: the stream reads or returns a byte that nothing has written, or an operation does not wait for
-                an earlier operation that accesses the same byte. The message names the command, its offset and the
-                byte. The error also occurs if scratch and fast scratch are the same memory and the stream uses fast
-                scratch.
+            RunError: the stream reads or returns a byte that nothing has written (a DMA may copy such bytes), or an
+                operation does not wait for an earlier operation that accesses the same byte. The message names the
+                command, its offset and the byte. The error also occurs if scratch and fast scratch are the same memory
+                and the stream uses fast scratch.
         """
         if self._stream.is_aliased:
             raise RunError(

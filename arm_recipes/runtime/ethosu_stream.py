@@ -72,7 +72,7 @@ class Stream:
         scratch, fast_scratch: sizes of these regions in bytes. Fast scratch is reduced to the part that the stream
             accesses.
         inputs, outputs: locations of the tensors. The data of an input without a location is ignored.
-        shared: other streams have the same weights. Streams then share the memory and copy it on write.
+        shared: whether other streams may have the same weights. Streams then share the memory, and copy it on write.
         one_arena: scratch and fast scratch are the same memory.
         variables: tensors that have a value before the stream writes them.
 

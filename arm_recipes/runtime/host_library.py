@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any
 
 from arm_recipes._internal.messages import import_quietly
 from arm_recipes.runtime.errors import RuntimeUnavailable
 from arm_recipes.runtime.lazy import once
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    Array = np.ndarray[Any, Any]
 
 
 @once

@@ -50,8 +50,8 @@ class DelegateInspection:
         backend: backend id.
         payload_bytes: size of the payload.
         payload: description of the payload; None if it could not be parsed or the backend is not of this package.
-        problem: why the payload of an Arm backend could not be parsed, for example damage or a missing data file; None
-            if it could be parsed.
+        problem: why the payload of an Arm backend could not be parsed, for example damage or a missing data file; else
+            None.
         compile_specs: compile specs whose value is text.
         data_file_keys: keys of the payload's blocks that the program expects in its data file (``.ptd``).
         shares_scratch: whether the scratch is a part of the method's planned memory.
@@ -94,7 +94,7 @@ class Inspection(Renderable):
         methods: all methods except constant methods.
         constants: results of the constant methods by name, except those that publish quantization parameters.
         named_data: key of named data -> size in bytes.
-        data_file: key of data in the data file (``.ptd``) -> size in bytes.
+        data_file: key of data in the data file (``.ptd``) -> size in bytes; empty if the program needs no data file.
     """
 
     program_bytes: int
@@ -139,7 +139,7 @@ def inspect_program(source: str | Path | bytes, ptd: str | Path | bytes | None =
             exists.
 
     Raises:
-        ValueError: a file does not exist, or is not a program (``ProgramError``).
+        ValueError: a file does not exist, or is damaged or not a program or data file (``ProgramError``).
     """
     if ptd is None and not isinstance(source, bytes) and (beside := data_file_path(source)).is_file():
         ptd = beside
@@ -157,7 +157,7 @@ def _read_bytes(source: str | Path | bytes) -> bytes:
     if isinstance(source, bytes):
         return source
     try:
-        return Path(source).read_bytes()
+        return Path(source).expanduser().read_bytes()
     except OSError as error:
         raise ValueError(f"cannot read '{source}': {error.strerror}") from error
 
@@ -282,7 +282,7 @@ def _delegate_rows(delegate: DelegateInspection) -> list[tuple[str, ...]]:
 
 
 def _describe_location(delegate: DelegateInspection, prefix: str) -> str:
-    """Text that follows the size of a block in the data file; empty for other blocks. Keys begin with ``prefix``."""
+    """Describe whether the block whose key begins with ``prefix`` is in the data file; empty if it is not."""
     return ", in the .ptd" if any(key.startswith(prefix) for key in delegate.data_file_keys) else ""
 
 

@@ -33,20 +33,21 @@ def load(
         ptd: path or bytes of the data file of a ``.pte`` whose recipe has the option ``external``. Default: the file
             ``model.ptd`` beside ``model.pte``, if it exists.
         reference: path or bytes of a ``.pte``'s reference program (see ``ExportResult.save``), for ``run(...,
-            backend="tosa")``. Default: the file ``model.tosa.pte`` beside ``model.pte``, if it exists. If this file
-            belongs to another program, ``load`` warns and ignores the file.
+            backend="tosa")``. Default: the file ``model.tosa.pte`` beside ``model.pte``, if it exists. If this file is
+            damaged or belongs to another program, ``load`` warns and ignores the file.
 
     Raises:
         FileNotFoundError: the file does not exist.
         TypeError: an argument is neither a path nor bytes.
-        ProgramError: the file is not a program or is damaged, or operators of a TFLite model stay on the CPU. This is a
-            ``ValueError``.
+        ProgramError: a file is not a program or is damaged, or a TFLite model has operators on the CPU or several
+            operators for the NPU. This is a ``ValueError``.
         RunError: the program needs a ``.ptd`` and there is none; ``ptd`` or ``reference`` belongs to another program,
-            or is given for a TFLite model; or the emulator does not support the TFLite model.
+            or is given for a TFLite model; the content of ``ptd`` has changed; or the emulator does not support the
+            TFLite model, or cannot be built on this machine.
     """
     from arm_recipes.runtime.vela_tflite import is_tflite
 
-    data = _read_bytes(source)
+    data = _read_bytes(source, "source")
     if is_tflite(data):
         from arm_recipes.runtime.vela_program import VelaProgram
 
@@ -59,10 +60,10 @@ def load(
         program = Program(data, _read_data_file(source, ptd))
     if reference is not None:
         with _name_file(reference):
-            program.reference = _load_reference(data, _read_bytes(reference))
+            program.reference = _load_reference(data, _read_bytes(reference, "reference"))
     elif isinstance(source, (str, Path)) and (beside := reference_path(source)).exists():
         try:
-            program.reference = _load_reference(data, _read_bytes(beside))
+            program.reference = _load_reference(data, _read_bytes(beside, "reference"))
         except (RunError, ProgramError) as error:
             warn(f"'{beside}' is ignored: {error}")
     return program
@@ -71,7 +72,7 @@ def load(
 def _read_data_file(source: str | Path | bytes, ptd: str | Path | bytes | None) -> bytes | None:
     """Read the data file of a program: ``ptd``, or the file beside ``source`` if it exists."""
     if ptd is not None:
-        return _read_bytes(ptd)
+        return _read_bytes(ptd, "ptd")
     beside = None if isinstance(source, (bytes, bytearray, memoryview)) else data_file_path(source)
     return None if beside is None or not beside.is_file() else beside.read_bytes()
 
@@ -93,14 +94,16 @@ def _name_file(source: str | Path | bytes) -> Iterator[None]:
         raise type(error)(f"'{source}': {error}{(kind and f'; it is {kind}') or ''}") from None
 
 
-def _read_bytes(source: str | Path | bytes) -> bytes:
+def _read_bytes(source: str | Path | bytes, argument: str) -> bytes:
+    """Read an argument of ``load``; ``argument`` is its name, for the message."""
     if isinstance(source, (str, Path)):
         if Path(source).expanduser().is_dir():
-            raise ProgramError(f"'{source}' is a directory; give the path of a .pte file")
+            kind = ".ptd" if argument == "ptd" else ".pte"
+            raise ProgramError(f"'{source}' is a directory; give the path of a {kind} file")
         return Path(source).expanduser().read_bytes()
     if isinstance(source, (bytes, bytearray, memoryview)):
         return bytes(source)
-    raise TypeError(f"source must be a path or bytes, got {type(source).__name__}")
+    raise TypeError(f"{argument} must be a path or bytes, got {type(source).__name__}")
 
 
 def _load_reference(data: bytes, reference: bytes) -> Program:

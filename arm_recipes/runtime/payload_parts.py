@@ -31,7 +31,7 @@ def content_key(data: bytes | memoryview, prefix: str = WEIGHTS_PREFIX) -> str:
 
 
 def matches_key(key: str, data: bytes | memoryview) -> bool:
-    """Whether data have the digest in their key. Keys of other exporters have another form, and match all data."""
+    """Whether a key contains the digest of data. Keys of other exporters have another form, and match all data."""
     prefix = next((prefix for prefix in (WEIGHTS_PREFIX, COMMANDS_PREFIX) if key.startswith(prefix)), None)
     return prefix is None or content_key(data, prefix) == key
 

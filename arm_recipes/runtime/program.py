@@ -89,7 +89,10 @@ class Program:
 
     @property
     def inputs(self) -> tuple[Value, ...]:
-        """Inputs of ``forward``, or of the first method without it, with scale and zero point if they are quantized."""
+        """Inputs of ``forward``, with scale and zero point if they are quantized.
+
+        If there is no ``forward``, the inputs of the first method.
+        """
         return self.signature(self._main_method).inputs
 
     @property
@@ -135,9 +138,11 @@ class Program:
             result is the tensor of a single output, or a list of the outputs.
 
         Raises:
-            ValueError: there is no such method, or a tensor has the wrong shape or dtype. In a method with delegates of
-                an Arm backend, also: int32 cannot hold a value of an int64 tensor.
-            RunError: the run failed, or this machine lacks a dependency, which the message names.
+            ValueError: there is no such method, a tensor has the wrong shape or dtype, or no exported size fits and
+                ``pad`` does not help. In a method with delegates of an Arm backend, also: int32 cannot hold a value of
+                an int64 tensor.
+            RunError: the run failed, this machine lacks a dependency, which the message names, or ``backend="tosa"``
+                needs a reference program and none is loaded.
         """
         outputs = self.execute(*tensors, method=method, backend=backend, pad=pad, **named)
         executed = next(iter(self.shape_variants[method].sizes_by_method)) if method in self.shape_variants else method
@@ -155,7 +160,7 @@ class Program:
         """Execute a method as ``run`` does, and return its outputs as ExecuTorch does.
 
         Returns:
-            One tensor for each output of the program, in order. The new values of mutated inputs come first.
+            One value for each output of the program, in order. The new values of mutated inputs come first.
 
         Raises:
             ValueError, RunError: as for ``run``.
@@ -230,7 +235,8 @@ class Program:
     def has_reference(self) -> bool:
         """Whether ``backend="tosa"`` works.
 
-        It works if a reference program is loaded, or if this package compiled no delegate to anything but a TOSA graph.
+        It works if a reference program is loaded, or if the payload of each of this package's delegates is a TOSA
+        graph.
         """
         return self.reference is not None or self._is_own_reference
 

@@ -22,7 +22,7 @@ _SHORT_HEADER_BYTES: Final = 24
 
 
 class ProgramError(ArmRecipesError, ValueError):
-    """The bytes are not an ExecuTorch program, or the program is truncated or damaged."""
+    """A file (``.pte``, ``.ptd`` or ``.tflite``) is not a program, or is truncated, damaged or unsupported."""
 
 
 @dataclass(frozen=True)

@@ -162,7 +162,8 @@ def insert_checksum(chunks: Sequence[bytes]) -> list[bytes | memoryview]:
 def verify_checksum(data: bytes, program: PteProgram) -> None:
     """Verify the checksum of a program. A damaged program could crash the runtime or return wrong results.
 
-    A program that still has the placeholder is not checked, because ``insert_checksum`` was not applied to it.
+    A program without metadata has no checksum, and is not checked. Neither is a program that still has the placeholder,
+    because ``insert_checksum`` was not applied to it.
 
     Raises:
         ProgramError: the checksum differs or cannot be read.
@@ -193,7 +194,10 @@ def read_reference_digest(program: PteProgram) -> str | None:
 
 
 def read_shape_variants(program: PteProgram) -> dict[str, StoredShapeVariants]:
-    """Read the methods that were exported in several sizes, by name; empty if the metadata is malformed."""
+    """Read the methods that were exported in several sizes, by name; empty if the metadata is malformed.
+
+    A method is omitted if the program lacks one of its variants.
+    """
     try:
         methods = {
             name: StoredShapeVariants.from_dict(name, stored)

@@ -218,7 +218,7 @@ def _describe_tensors(names: Iterable[str], tensors: dict[str, Table]) -> tuple[
 
 
 def replace_outputs(flatbuffer: bytes, names: Sequence[str]) -> bytes:
-    """Make the tensors ``names`` the outputs of a graph, in place of its own outputs.
+    """Make the tensors ``names`` the outputs of a graph without nested graphs, in place of its own outputs.
 
     References in a flatbuffer point forward, so the new list of outputs is appended to the file.
     """

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 class TracedOperation:
     """An executed NPU operation, with its result.
 
-    ``operator``, ``layer``, ``module`` and ``source`` are empty without the record of the export, which
-    ``ExportResult.trace`` passes. An auxiliary operation, such as the DMA of a layer's weights, has the names of the
-    layer that it serves.
+    Without the record of the export, which ``ExportResult.trace`` passes, ``operator``, ``layer``, ``module`` and
+    ``source`` are empty, and ``scale`` and ``zero_point`` are None. An auxiliary operation, such as the DMA of a
+    layer's weights, has the names of the layer that it serves.
 
     Attributes:
         delegate_index: index of the delegate execution in the run.
         command: operation of the NPU, for example ``NPU_OP_CONV``.
-        offset: byte offset of the operation in the command stream.
+        offset: byte offset of the command from the start of the stream's header.
         operator, layer, module, source: see ``Origin``.
         region, address: location of the result. Region -1 is the NPU itself; region 8 is its memory for lookup tables.
         integers: the result in memory order, with shape (rows, columns, channels); for a DMA, the bytes.

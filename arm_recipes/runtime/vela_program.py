@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-#: Name of the only method, as in ExecuTorch programs.
+#: Name of the only method. It is also the default name in ExecuTorch programs.
 METHOD = "forward"
 
 
@@ -36,7 +36,8 @@ class VelaProgram(Program):
         model: the parsed file. The attribute ``content`` describes it like a ``.pte`` with one method and one delegate.
 
     Raises:
-        ProgramError: Vela did not compile the model, the file is damaged, or some operators stay on the CPU.
+        ProgramError: Vela did not compile the model, the file is damaged, some operators stay on the CPU, or there are
+            several operators for the NPU.
         PayloadError: the command stream is damaged, or the emulator does not support it.
         RuntimeUnavailable: the plugin, which contains the emulator, cannot be built or loaded.
     """
@@ -67,15 +68,15 @@ class VelaProgram(Program):
         return [_array_from_bytes(data, info) for data, info in zip(outputs, self.model.outputs, strict=True)]
 
     def run_checked(self, arrays: Sequence[Array]) -> EthosUStatistics:
-        """Execute once with the access checker, which stays on for later executions.
+        """Execute once with the access checker, and return statistics. The checker stays on for later executions.
 
         Raises:
             ValueError: number, dtype or shape of the arrays is wrong.
-            RunError: as for ``EthosUDelegate.run_checked``.
+            RunError: as for ``EthosUDelegate.measure``.
         """
         inputs = self._inputs_to_bytes(arrays)
         with self._lock:
-            return self._delegate.run_checked(inputs)
+            return self._delegate.measure(inputs)
 
     def trace(self, *tensors: Any, method: str = METHOD, **named: Any) -> Iterator[TracedOperation]:
         """Load the model again, execute it, and yield each NPU operation with its result. Layer names are unknown.

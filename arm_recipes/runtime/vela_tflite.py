@@ -132,7 +132,7 @@ class VelaTflite:
         input_locations, output_locations: arena locations of ``inputs`` and ``outputs``.
         npu_operators: operators for the NPU, in execution order.
         cpu_operators: names of the other operators, in execution order.
-        arena_bytes: size of the arena for intermediate tensors, including scratch.
+        arena_bytes: bytes of the arena that scratch and the model's inputs and outputs need.
         variables: tensors that keep their value between runs, each with the initial value of its elements.
     """
 

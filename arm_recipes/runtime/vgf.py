@@ -41,7 +41,7 @@ class VgfDelegate:
     """A VGF file with its Vulkan pipeline. Many runs share one pipeline.
 
     Raises:
-        PayloadError: the file is damaged, or Vulkan rejected it.
+        PayloadError: the file is damaged, Vulkan rejected it, or the scenario runner does not support a dtype.
         RuntimeUnavailable: this machine has no usable Vulkan loader, driver or emulation layer, or lacks the scenario
             runner.
     """

@@ -1,7 +1,7 @@
 """Vulkan set-up for data graphs: use a driver with Arm's ML extensions, or add Arm's emulation layer to another driver.
 
 The Vulkan loader reads its settings from the environment. All libraries use the loader that the process loads first.
-This module therefore chooses the loader and sets the environment once, before this package calls Vulkan otherwise.
+This module therefore chooses the loader and sets the environment once, before any other Vulkan call of this package.
 """
 
 from __future__ import annotations

@@ -61,9 +61,10 @@ _MX_LAYERS = (MXLinear, MXConv2d)
 
 
 def can_block_scale(module: nn.Module, name: str = "") -> bool:
-    """Whether a layer can be block-scaled: ``nn.Linear``, or ``nn.Conv2d`` without groups, zero-padded by numbers.
+    """Whether a layer can be block-scaled: ``nn.Linear``, or ``nn.Conv2d`` without groups.
 
-    Subclasses of these classes, and layers that are block-scaled already, cannot.
+    The padding of the convolution must be zeros, and given as numbers ("same" and "valid" are refused). Subclasses of
+    these classes, and layers that are block-scaled already, cannot be block-scaled.
     """
     return (
         isinstance(module, (nn.Linear, nn.Conv2d)) and not isinstance(module, _MX_LAYERS) and _refusal(module) is None

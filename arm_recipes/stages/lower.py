@@ -26,7 +26,7 @@ from arm_backend_core.cortex_m.kernels.registry import NAMESPACE
 _QUANTIZED_DECOMPOSED = torch.ops.quantized_decomposed
 _ATEN = torch.ops.aten
 #: Data movement that lowering to Cortex-M kernels emits.
-_MOVEMENT = (
+_DATA_MOVEMENT = (
     *(_ATEN.view_copy.default, _ATEN.expand_copy.default, _ATEN.permute_copy.default, _ATEN.cat.default),
     *(_ATEN.slice_copy.Tensor, _ATEN.select_copy.int, _ATEN.clone.default),
 )
@@ -34,7 +34,7 @@ _MOVEMENT = (
 _NOT_DECOMPOSED = (
     executorch_call_delegate,
     operator.getitem,
-    *_MOVEMENT,
+    *_DATA_MOVEMENT,
     torch.ops.higher_order.scan,  # the bodies of remaining scans call delegates
     _QUANTIZED_DECOMPOSED.quantize_per_tensor.default,
     _QUANTIZED_DECOMPOSED.dequantize_per_tensor.default,
@@ -58,9 +58,10 @@ def lowering_recipe(
 class FastLowerStage(EdgeTransformAndLowerStage):
     """ExecuTorch's lowering stage, which does not retrace programs that have nothing to decompose.
 
-    ExecuTorch retraces every program to decompose the operators outside of delegates. This stage skips the retrace if
-    only operators without decompositions remain: delegate calls, Cortex-M kernels, data movement, scans, quantize and
-    dequantize. The retrace takes half of the export time of a small model.
+    ExecuTorch retraces every program to decompose the operators outside of delegates. The retrace takes half of the
+    export time of a small model. This stage skips it if only operators without decompositions remain in all methods:
+    delegate calls, Cortex-M kernels, data movement, scans, quantize and dequantize. Recipes with transform passes, an
+    ETRecord, or other partitioners than a single one of this package run in ExecuTorch's stage.
     """
 
     _partitioners: Any

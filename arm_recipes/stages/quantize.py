@@ -46,8 +46,8 @@ class AlgorithmRecipe(QuantizationRecipe):
 def recipe_algorithms(recipe: QuantizationRecipe) -> Collection[str]:
     """Return the algorithms of a recipe.
 
-    A combined recipe has the algorithms that all its quantizers share. A recipe of another package has the default
-    algorithms.
+    A combined recipe has the algorithms that its quantizers of this package share. A recipe without such a quantizer
+    has the default algorithms.
     """
     if isinstance(recipe, AlgorithmRecipe):
         return recipe.algorithms
@@ -98,8 +98,8 @@ def quantization_recipe(
 class _RejectOption:
     """Pre-prepare pass that rejects an option which only this package's quantization of the captured program supports.
 
-    ExecuTorch's own stage runs this pass, and so does ``FastQuantizeStage`` with torchao's passes (other quantizers).
-    Both would train without fake quantization, and compute no SQNR.
+    It runs in ExecuTorch's own stage, which would train without fake quantization, and in ``FastQuantizeStage`` with
+    torchao's passes (other quantizers). Neither of them computes the SQNR.
 
     Attributes:
         name: name of the option.
@@ -143,7 +143,7 @@ def is_quantized(graph: torch.fx.Graph) -> bool:
 class FastQuantizeStage(QuantizeStage):
     """A faster form of ExecuTorch's quantization stage. It accepts exported programs and skips quantized models.
 
-    Captures with ``strict=False`` first and calibrates without autograd. With a quantizer of this package, the captured
+    Captures by ``Capture`` and calibrates without autograd. With a quantizer of this package, the captured
     program itself is quantized, so no second capture is needed. Other quantizers use torchao's passes.
 
     Attributes:
@@ -162,12 +162,15 @@ class FastQuantizeStage(QuantizeStage):
         self.notes: list[str] = []
 
     def run(self, artifact: PipelineArtifact) -> None:
-        """Quantize every method. ExecuTorch's own stage runs recipes without quantizers, and training with other ones.
+        """Quantize every method.
+
+        ExecuTorch's own stage runs recipes without quantizers, and training without ``has_single_arm_quantizer``.
 
         Raises:
             ValueError: the recipe has ``qat`` or ``min_sqnr``, and its quantizers do not support this option; or a
                 recipe of another package trains without ``train_fn``.
             AccuracyError: an output has a lower SQNR than ``min_sqnr``, or its SQNR cannot be computed.
+            ExportError: the methods cannot share a buffer.
         """
         recipe, examples = self._quantization_recipe, artifact.get_context("example_inputs")
         if not recipe.quantizers or (recipe.is_qat and not self.has_single_arm_quantizer):
@@ -230,7 +233,7 @@ class FastQuantizeStage(QuantizeStage):
         Args:
             program: the program, which is edited.
             shared_tensors: tensors that several methods share.
-            is_single_method: the program shares no observers with other methods.
+            is_single_method: whether the export has no other method, with which this one may share observers.
         """
         from arm_backend_core.quantization.ptq import ObservedProgram
 
@@ -290,18 +293,14 @@ class FastQuantizeStage(QuantizeStage):
         return quantized
 
     def _measure_sqnr(self, method: str, model: ObservedProgram) -> None:
-        from arm_backend_core.quantization.diagnostics.output_sqnr import (
-            MIN_SQNR_DB,
-            describe_output_sqnr,
-            measure_output_sqnr,
-        )
+        from arm_backend_core.quantization.diagnostics import output_sqnr
 
         with model.preserve_states():  # restores the buffers, because other methods start from their values
-            self.output_sqnr[method] = sqnr = measure_output_sqnr(model) if model.sample_count else {}
+            self.output_sqnr[method] = sqnr = output_sqnr.measure_output_sqnr(model) if model.sample_count else {}
             if not sqnr:
                 self._reject_min_sqnr(method)
-            elif min(sqnr.values()) < max(self._min_sqnr, MIN_SQNR_DB):
-                text = describe_output_sqnr(model, method, sqnr)
+            elif min(sqnr.values()) < max(self._min_sqnr, output_sqnr.MIN_SQNR_DB):
+                text = output_sqnr.describe_output_sqnr(model, method, sqnr)
                 if min(sqnr.values()) < self._min_sqnr:
                     raise AccuracyError(f"min_sqnr={self._min_sqnr:g}: {text}")
                 self.notes.append(text)

@@ -129,7 +129,7 @@ class FakeQuantizedModel(torch.nn.Module):
         """The recipe that quantizes the model with the trained ranges.
 
         Raises:
-            ExportError: a parameter contains NaN or infinity.
+            ExportError: a parameter or buffer contains NaN or infinity.
         """
         for name, tensor in [*self.named_parameters(), *self.named_buffers()]:
             if kind_of(tensor.dtype) is ScalarKind.FLOAT and not bool(tensor.isfinite().all()):
@@ -158,7 +158,8 @@ class FakeQuantizedModel(torch.nn.Module):
     def reset_state(self) -> None:
         """Reset the mutated buffers, such as a recurrent state, to the values that they had at preparation.
 
-        Calls change these buffers, but an optimizer does not train them. ``eval()`` and the export reset them.
+        Calls change these buffers, but an optimizer does not train them. A change from training to evaluation mode, and
+        the export, reset them.
         """
         tensors = named_tensors(self.model)
         with torch.no_grad():
@@ -166,7 +167,10 @@ class FakeQuantizedModel(torch.nn.Module):
                 tensors[name].copy_(initial)
 
     def train(self, mode: bool = True) -> Self:
-        """Set the training flag of all modules. Captured modules do not implement ``train``."""
+        """Set the training flag of all modules. A change to evaluation mode also resets the mutated buffers.
+
+        Captured modules do not implement ``train``, so the flags are set directly.
+        """
         if self.training and not mode:
             self.reset_state()
         for module in self.modules():
@@ -301,6 +305,7 @@ class TrainingQuantizeStage(FastQuantizeStage):
 
         Raises:
             ValueError: the model cannot be trained, or ``train_fn`` is missing.
+            Others as in ``FastQuantizeStage.run``.
         """
         if self._quantization_recipe.is_qat and self.has_single_arm_quantizer:
             trained = self._train_copy(artifact.data, artifact.get_context("example_inputs"))

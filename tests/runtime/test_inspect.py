@@ -288,10 +288,12 @@ def test_truncated_payload_is_refused(name: str) -> None:
             reader(data[:length])
 
 
-def test_inspect_program_accepts_paths_and_bytes(tmp_path: Path) -> None:
+def test_inspect_program_accepts_paths_and_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "model.pte"
     path.write_bytes(program("tosa"))
     assert inspect_program(path) == inspect_program(str(path)) == inspect_program(program("tosa"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert inspect_program("~/model.pte") == inspect_program(path)
     path.write_bytes(b"nothing of the kind")
     with pytest.raises(
         ProgramError, match=r"model.pte': not an ExecuTorch program \(magic b'ing ', expected b'ET12'\)"

@@ -279,6 +279,9 @@ def test_load_accepts_paths_and_bytes(tmp_path: Path) -> None:
         load(path)
     with pytest.raises(TypeError, match="source must be a path or bytes, got int"):
         load(3)  # type: ignore[arg-type]
+    for argument in ("ptd", "reference"):
+        with pytest.raises(TypeError, match=f"^{argument} must be a path or bytes, got int"):
+            load(buffer, **{argument: 3})  # type: ignore[arg-type]
 
 
 def test_loaded_program_does_not_depend_on_its_source_buffer() -> None:

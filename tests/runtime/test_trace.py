@@ -211,14 +211,14 @@ def test_statistics_of_a_delegate() -> None:
     emulated = EthosUDelegate(bytes(described.data), dict(described.compile_specs))
     (record,) = result.report.delegates
     inputs = [np.frombuffer(result.inputs[0].quantize(x).numpy().tobytes(), np.uint8)]
-    figures = emulated.run_checked(inputs)
+    figures = emulated.measure(inputs)
     vela = record.vela
     assert vela is not None
     assert figures.peak[:2] == (vela.flash_bytes, vela.sram_bytes)
     assert figures.macs + 4 * 4 * 24 * 4 == vela.macs  # Vela also counts the comparisons of the pool
     (layer,) = figures.layers  # without the record there are no layer names
     assert (str(layer.origin), layer.operations, layer.bytes_read) == ("", figures.operations, figures.bytes_read)
-    layers = {layer.origin.module: layer for layer in emulated.run_checked(inputs, record).layers if layer.macs}
+    layers = {layer.origin.module: layer for layer in emulated.measure(inputs, record).layers if layer.macs}
     first, second = layers["first"], layers["second"]
     assert (first.macs, second.macs) == (8 * 8 * 24 * 9 * 3, 8 * 8 * 24 * 9)
     # Feature maps, and the weights, which a DMA copies from flash. The table of tanh (256 bytes) goes into the NPU.

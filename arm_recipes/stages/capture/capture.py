@@ -291,7 +291,7 @@ def share_state(programs: Mapping[str, ExportedProgram]) -> dict[str, ExportedPr
     Call this before a stage copies the buffers: shared buffers are recognized by their memory.
 
     Raises:
-        ExportError: methods cannot share a buffer; names the buffer and the methods.
+        ExportError: a mutated buffer overlaps another tensor. The message names both.
     """
     if problem := find_unshareable_buffer(programs):
         raise ExportError(problem)

@@ -129,7 +129,7 @@ def _determined_value(value: Any) -> int | bool | None:
 
 
 def _fold_constant_masks(module: GraphModule, constants: dict[Node, Any]) -> bool:
-    """Replace constant masks by constant indices."""
+    """Replace constant masks by constant indices, and constant tensors of data-dependent size by their values."""
     from arm_backend_core.graph_edits import add_buffer_node
     from arm_backend_core.nodes import evaluate_node, is_constant, is_written
 

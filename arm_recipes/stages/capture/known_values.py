@@ -33,7 +33,7 @@ _PLAIN_TYPES = (int, float, complex, str, type(None), type(...), torch.dtype, to
 _COMPUTE_ERRORS = (RuntimeError, TypeError, ValueError, IndexError, AttributeError, NotImplementedError)
 
 
-class Known(NamedTuple):
+class KnownValue(NamedTuple):
     """A known value, and the names of the buffers that determine it."""
 
     buffers: frozenset[str]
@@ -63,7 +63,7 @@ class KnownValues:
                     self._buffers.setdefault((x.dtype, x.shape), []).append(entry)
         self._computed: Any = WeakIdKeyDictionary()  # traced tensor -> address of its storage, known value
 
-    def find(self, x: Any) -> Known | None:
+    def find(self, x: Any) -> KnownValue | None:
         """Return the known value of a traced tensor; None if it is not known."""
         if not isinstance(x, Tensor) or not _is_small(x):
             return None
@@ -71,20 +71,20 @@ class KnownValues:
             return self._computed[x][1]
         for name, module, key, value in self._buffers.get((x.dtype, x.shape), ()):
             if module._buffers.get(key) is x:
-                return Known(frozenset([name]), value)
+                return KnownValue(frozenset([name]), value)
         if _is_constant(x):
             with _disable_current_modes(), torch._C.DisableTorchFunction():
-                known = Known(frozenset(), x.detach().clone())
+                known = KnownValue(frozenset(), x.detach().clone())
             self._record(x, known)
             return known
         return None
 
-    def compute(self, function: Any, args: Any, kwargs: Any) -> Known | None:
+    def compute(self, function: Any, args: Any, kwargs: Any) -> KnownValue | None:
         """Call ``function`` on the known values of its operands.
 
         Returns:
-            The result, or None if an operand is unknown, if the function may give another result in each call, or if it
-            raises an exception.
+            The result, or None if an operand is unknown, if the function is not PyTorch's or may give another result in
+            each call, or if it raises an exception.
         """
         if not _is_deterministic(function) or kwargs.get("generator") is not None:
             return None
@@ -115,10 +115,13 @@ class KnownValues:
                 result = function(*values, **keywords)
             except _COMPUTE_ERRORS:
                 return None
-            return Known(buffers, result) if torch.equal(state, torch.get_rng_state()) else None
+            return KnownValue(buffers, result) if torch.equal(state, torch.get_rng_state()) else None
 
     def propagate(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """Record the values of ``result``, which ``function`` has returned, and of the tensors that it has written."""
+        """Record the values of ``result``, which ``function`` has returned, and of the tensors that it has written.
+
+        If the written values are unknown, the values of all tensors in the same memory are forgotten.
+        """
         results = pytree.tree_leaves(result)
         writes = _is_in_place(function, kwargs)
         is_recordable = bool(results) and all(isinstance(x, Tensor) and _is_small(x) for x in results)
@@ -129,14 +132,14 @@ class KnownValues:
                     self._forget(x)
         elif known is not None and is_recordable:
             for x, value in zip(results, pytree.tree_leaves(known.value), strict=True):
-                self.record(x, Known(known.buffers, value))
+                self.record(x, KnownValue(known.buffers, value))
 
-    def record(self, x: Tensor, known: Known) -> None:
+    def record(self, x: Tensor, known: KnownValue) -> None:
         """Record the value of a traced tensor. A value of another shape or dtype is ignored."""
         if (known.value.shape, known.value.dtype) == (x.shape, x.dtype):
             self._record(x, known)
 
-    def _record(self, x: Tensor, known: Known) -> None:
+    def _record(self, x: Tensor, known: KnownValue) -> None:
         self._computed[x] = _storage_address(x), known
 
     def _forget(self, written: Tensor) -> None:
@@ -146,7 +149,7 @@ class KnownValues:
             if address is None or other is None or address == other:
                 del self._computed[x]
 
-    def _require(self, x: Tensor) -> Known:
+    def _require(self, x: Tensor) -> KnownValue:
         known = self.find(x)
         if known is None:
             raise _Unknown

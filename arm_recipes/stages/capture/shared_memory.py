@@ -148,7 +148,7 @@ def find_unshareable_buffer(programs: Mapping[str, ExportedProgram]) -> str | No
         programs: programs by method name. They must hold the modules' own tensors, not copies.
 
     Returns:
-        Description of the problem and its remedy; None if no such buffer overlaps another tensor of any method.
+        Description of the problem and its remedy; None if there is no such buffer.
     """
     tensors = [each for method, program in programs.items() for each in _iterate_tensors(method, program)]
     mutated = {method: mutated_buffers(program) for method, program in programs.items()}

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from arm_backend_core.recurrent.traced_layers import TRACED_LAYERS
-from arm_recipes.stages.capture.known_values import Known, KnownValues, function_name, has_static_shape
+from arm_recipes.stages.capture.known_values import KnownValue, KnownValues, function_name, has_static_shape
 
 #: Tensor methods that read values -> the Python function that computes their result.
 _VALUE_READS: dict[Any, Callable[[Tensor], Any]] = {
@@ -89,7 +89,7 @@ class TraceConstants(TorchFunctionMode):
         self._known.propagate(function, args, kwargs, result)
         return result
 
-    def _read(self, known: Known, function: Callable[[Tensor], Any]) -> Any:
+    def _read(self, known: KnownValue, function: Callable[[Tensor], Any]) -> Any:
         """Compute a Python value from a known value."""
         self.read_buffers |= known.buffers
         with _disable_current_modes(), torch._C.DisableTorchFunction():

@@ -3,7 +3,8 @@
 A program input keeps the memory format of its sample, because a delegate reads ``torch.channels_last`` directly. The
 kernels of ExecuTorch's libraries need operands and results of one dim order. Some check it, and the program stops with
 an error; others (``flip``, ``cat``, ``gather``, ``constant_pad_nd``, ``topk``) do not, and return wrong values or write
-outside their tensors. So a layout copy is inserted before every operator that is not known to handle other dim orders.
+outside their tensors. So an operator that is not known to handle other dim orders reads contiguous copies of operands
+that are not contiguous.
 """
 
 from __future__ import annotations
@@ -52,9 +53,9 @@ def legalize_dim_orders(manager: EdgeProgramManager) -> Sequence[Any]:
 
     A copy also converts the new value of a mutated input or buffer to the dim order of that input or buffer. Dim order
     copies, ``quantize_per_tensor`` and ``dequantize_per_tensor`` accept any dim order. Delegates and Cortex-M kernels
-    read the dim order for which they were compiled. A constant is stored contiguous if no delegate, dim order copy or
-    Cortex-M kernel reads it. Inputs and outputs keep their layout, except that an output that a CPU operator computes
-    is contiguous.
+    read the dim order for which they were compiled. A constant is stored contiguous if only other operators read it,
+    and it is not an output. Inputs and outputs keep their layout, except that an output that a CPU operator computes is
+    contiguous.
     """
     for method in manager.methods:
         program = manager.exported_program(method)
@@ -237,7 +238,9 @@ class _LayoutCopies:
 
 
 def _store_constants_contiguous(program: ExportedProgram) -> dict[fx.Node, Layout]:
-    """Store each parameter, buffer or constant contiguous that no delegate, dim order copy or Cortex-M kernel reads.
+    """Store parameters, buffers and constants contiguous.
+
+    Those that a delegate, dim order copy, Cortex-M kernel, control flow or the output reads keep their layout.
 
     Returns:
         placeholder of such a constant -> its former dim order, if it was not contiguous.

@@ -174,9 +174,9 @@ def remove_redundant_copies(manager: EdgeProgramManager) -> Sequence[Any]:
 def dequantize_after_lookups(manager: EdgeProgramManager) -> Sequence[Any]:
     """Dequantize the elements that a lookup on the CPU takes from a table, not the whole table.
 
-    To dequantize the whole table before the lookup takes RAM for all its elements in float32. If a consumer quantizes
-    the selected elements with the same scale and zero point, they stay integers: quantizing a dequantized integer
-    returns this integer.
+    A table that is dequantized before the lookup takes RAM for all its elements in float32. If a consumer quantizes the
+    selected elements with the same parameters, they stay integers: quantizing a dequantized integer returns this
+    integer.
     """
     for method in manager.methods:
         module = manager.exported_program(method).graph_module

@@ -33,9 +33,10 @@ MIXED_OPERAND_KERNELS = frozenset(
 
 
 def replace_empty_tensors(manager: EdgeProgramManager) -> Sequence[Any]:
-    """Edge manager pass: replace operators by constants if their result, or each of their operands, is empty.
+    """Edge manager pass: replace operators with empty tensors by constants.
 
-    Operators with a non-empty result and a non-empty operand are unchanged, except that ``cat`` drops empty operands.
+    An operator is replaced if its result is empty, or if all operands are empty and all elements of the result are
+    equal. Other operators are unchanged, except that ``cat`` drops empty operands.
     """
     for method in manager.methods:
         module = manager.exported_program(method).graph_module

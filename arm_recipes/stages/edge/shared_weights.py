@@ -1,8 +1,9 @@
 """Weight sharing: store a weight once if several methods use it, although Vela encodes it for each method.
 
-This pass patches the addresses of constants in the command streams, so that all streams read one region. The region
-holds the constants of the first method, then the additional constants of the other methods. Nothing is copied at run
-time, because the NPU reads constants in place. Command and register numbers: ``runtime/emulator/command_stream.h``.
+For Ethos-U, this pass patches the addresses of constants in the command streams, so that all streams read one region.
+The region holds the constants of the first method, then the additional constants of the other methods. Nothing is
+copied at run time, because the NPU reads constants in place. Command and register numbers:
+``runtime/emulator/command_stream.h``. Large constants that several TOSA flatbuffers contain become named data.
 """
 
 from __future__ import annotations
@@ -277,7 +278,10 @@ def _content_digest(content: memoryview | bytes) -> bytes:
 
 
 def _movable_ranges(stream: CommandStream, size: int) -> list[tuple[int, int]]:
-    """Return the ranges of the constants that move as a unit: reads with a known length, and the ranges between them.
+    """Return the ranges of the constants that move as a unit.
+
+    Overlapping reads of known length form one range. In each gap between these ranges, the bytes from the first read of
+    unknown length to the end of the gap form another.
 
     Raises:
         UnsupportedStream: an operation reads beyond the end of the constants.
