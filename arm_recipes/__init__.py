@@ -151,9 +151,10 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY_IMPORTS_WITHOUT_TORCH:
         module = importlib.import_module(_LAZY_IMPORTS_WITHOUT_TORCH[name])
     elif name in _LAZY_IMPORTS_WITH_EXECUTORCH:
+        from arm_recipes._internal.frozen_gc import frozen_gc
         from arm_recipes._internal.messages import suppress_warnings
 
-        with suppress_warnings():
+        with frozen_gc(), suppress_warnings():
             importlib.import_module(f"{__name__}.provider")  # registers the recipes
             module = importlib.import_module(_LAZY_IMPORTS_WITH_EXECUTORCH[name])
     else:

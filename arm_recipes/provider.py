@@ -51,13 +51,14 @@ class ArmRecipeProvider(BackendRecipeProvider):
         kwargs = {
             name: copy(value) if isinstance(value, (dict, list, set)) else value for name, value in kwargs.items()
         }
-        values = options.check(recipe_type.name, kwargs)
-        precisions.check(recipe_type.name, (values.get("precisions") or {}).values())
-        spec = SPEC_BUILDERS[recipe_type.name](values)
-        if values["dump_dir"] is not None:
-            spec.dump_intermediate_artifacts_to(str(values["dump_dir"]))
-        with frozen_gc(), suppress_warnings():  # the first call is slow, because it imports the compiler
-            return _assemble_recipe(recipe_type, spec, values, kwargs)
+        with frozen_gc():  # the first call imports the compiler, and imports start garbage collections
+            values = options.check(recipe_type.name, kwargs)
+            precisions.check(recipe_type.name, (values.get("precisions") or {}).values())
+            spec = SPEC_BUILDERS[recipe_type.name](values)
+            if values["dump_dir"] is not None:
+                spec.dump_intermediate_artifacts_to(str(values["dump_dir"]))
+            with suppress_warnings():
+                return _assemble_recipe(recipe_type, spec, values, kwargs)
 
 
 def _assemble_recipe(

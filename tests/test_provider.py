@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
 from executorch.export import ExportRecipe, RecipeType, recipe_registry
 
 import arm_recipes
+from arm_backend_core.targets.compile_spec import ArmCompileSpec
 from arm_recipes import ArmRecipeProvider, ArmRecipeType, types
 from arm_recipes.recipe.compile_specs import SPEC_BUILDERS
 
@@ -107,3 +110,17 @@ def test_a_state_dict_is_not_a_model() -> None:
     for weights in (state, {"model": state, "epoch": 3}):
         with pytest.raises(TypeError, match=r"^model: got weights alone \(a state dict\); build the model, .* pass"):
             arm_recipes.export(weights, recipe, [(torch.ones(1, 2),)])  # type: ignore[arg-type]
+
+
+def test_building_a_recipe_collects_no_garbage_of_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full collection over PyTorch's objects takes a quarter of a second, and the first recipe imports the compiler."""
+    build, frozen = SPEC_BUILDERS["TOSA_INT8"], []
+
+    def record_frozen(values: dict[str, Any]) -> ArmCompileSpec:
+        frozen.append(gc.get_freeze_count())
+        return build(values)
+
+    monkeypatch.setitem(SPEC_BUILDERS, "TOSA_INT8", record_frozen)
+    ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8)
+    assert frozen[0] > 1000
+    assert gc.get_freeze_count() == 0

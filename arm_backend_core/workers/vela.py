@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as _version_of
 from importlib.util import find_spec
@@ -73,9 +74,15 @@ def version() -> str:
         ArmBackendError: Vela is not installed.
     """
     try:
-        return _version_of(PACKAGE)
+        return _read_version(_version_of, PACKAGE)
     except PackageNotFoundError:
         raise ArmBackendError(_format_import_error(f"no package {PACKAGE}")) from None
+
+
+@lru_cache(maxsize=8)
+def _read_version(read: Callable[[str], str], package: str) -> str:
+    """Read a package's version once: every export asks for it several times, and reading it takes 2 ms."""
+    return read(package)
 
 
 def installed_release() -> Release:
