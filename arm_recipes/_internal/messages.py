@@ -25,6 +25,10 @@ _issued: ContextVar[set[str] | None] = ContextVar("arm_recipes_issued", default=
 _THIRD_PARTY_MODULES = rf"({'|'.join(_THIRD_PARTY)})(\.|$)"
 
 
+#: How to install Plotly, which draws charts and pages.
+INSTALL_PLOTLY = "pip install 'arm-recipes[pictures]'"
+
+
 class ArmRecipesWarning(UserWarning):
     """A warning about an export that continues."""
 

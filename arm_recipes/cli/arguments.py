@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -355,22 +355,6 @@ def program_inputs(program: Program, method: str) -> Sequence[TensorInfo]:
             )
         input_infos.append(value)
     return input_infos
-
-
-def check_no_overwrite(read: Iterable[Path | str | None], written: Iterable[Path | str | None]) -> None:
-    """Check that a command overwrites neither a file that it reads nor another file that it writes.
-
-    Raises:
-        ValueError: it would overwrite a file.
-    """
-    paths = {Path(path).expanduser().resolve() for path in read if path is not None}
-    for path in written:
-        if path is None:
-            continue
-        target = Path(path).expanduser().resolve()
-        if target in paths:
-            raise ValueError(f"cannot write '{path}': the command reads this file or writes another result to it")
-        paths.add(target)
 
 
 def report_written(path: Path) -> None:

@@ -52,9 +52,6 @@ def _compare(args: argparse.Namespace) -> None:
         if recipe_flags:
             raise ValueError(f"{recipe_flags[0]} is a recipe option, and both programs are compiled already; remove it")
     html_path = check_html(args)
-    arguments.check_no_overwrite(
-        [args.model, args.other, args.tuned, args.samples, args.calibration_samples, args.labels], [html_path]
-    )
     if args.other is None:
         comparison, report = _compare_with_model(args, labels)
         if html_path is not None:

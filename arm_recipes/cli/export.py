@@ -10,7 +10,7 @@ from arm_recipes._internal.files import check_writable
 from arm_recipes.cli import arguments
 from arm_recipes.cli.html_output import add_html, check_html
 from arm_recipes.cli.labels import add_labels, read_labels
-from arm_recipes.cli.parser import OUTPUT, RECIPE_GROUPS
+from arm_recipes.cli.parser import OUTPUT, RECIPE_GROUPS, check_no_overwrite
 from arm_recipes.cli.samples import check_source
 
 if TYPE_CHECKING:
@@ -66,16 +66,15 @@ def add_command(commands: Commands) -> None:
 
 def _export(args: argparse.Namespace) -> None:
     recipe_options = arguments.read_recipe_options(args)
-    output = check_writable(args.output or args.model.with_suffix(".pte"))
+    args.output = args.output or args.model.with_suffix(".pte")
+    check_no_overwrite(args)
+    output = check_writable(args.output)
     html_path = check_html(args)
     if args.bundled_samples is not None:
         check_source(args.bundled_samples, "--bundled-samples")
     labels = read_labels(args.labels)
     if labels is not None and args.calibration_samples is None:
         raise ValueError("--labels are those of --calibration-samples; add --calibration-samples")
-    arguments.check_no_overwrite(
-        [args.model, args.tuned, args.calibration_samples, args.bundled_samples, args.labels], [output, html_path]
-    )
     from arm_recipes import export
 
     program = arguments.load_model(args.model)

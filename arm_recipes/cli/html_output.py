@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from arm_recipes._internal.files import check_writable
+from arm_recipes._internal.messages import INSTALL_PLOTLY
 from arm_recipes.cli.parser import OUTPUT
 
 if TYPE_CHECKING:
@@ -30,5 +31,5 @@ def check_html(args: argparse.Namespace) -> Path | None:
     if args.html is None:
         return None
     if importlib.util.find_spec("plotly") is None:
-        raise ValueError("--html: Plotly is not installed: pip install 'arm-recipes[pictures]'")
+        raise ValueError(f"--html: Plotly is not installed: {INSTALL_PLOTLY}")
     return check_writable(args.html)

@@ -29,8 +29,8 @@ from arm_recipes.cli import (
     sweep,
     tune,
 )
-from arm_recipes.cli.arguments import check_no_overwrite, report_written
-from arm_recipes.cli.parser import GENERAL, Parser
+from arm_recipes.cli.arguments import report_written
+from arm_recipes.cli.parser import GENERAL, Parser, check_no_overwrite
 from arm_recipes.runtime.errors import RunError
 
 if TYPE_CHECKING:
@@ -74,14 +74,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _call_command(args: argparse.Namespace) -> None:
     """Call the command. With ``-o`` of ``add_result_file``, write the printed result to this file."""
+    check_no_overwrite(args)
     result_file: Path | None = getattr(args, "result_file", None)
     if result_file is None:
         args.call(args)
         return
     target = check_writable(result_file)
-    actions = args.commands.choices[args.command]._actions
-    files = {action.dest for action in actions if action.type is Path or action.metavar in ("FILE", "SOURCE")}
-    check_no_overwrite([getattr(args, name, None) for name in files - {"result_file"}], [result_file])
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         args.call(args)
     write(target, printed.getvalue().encode())

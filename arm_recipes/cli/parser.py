@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Collection, Iterable, Sequence
 from itertools import takewhile
+from pathlib import Path
 from typing import Any, NoReturn
 
 from arm_backend_core.similar_names import suggest_name
@@ -105,3 +106,26 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Exit with code 2, and print one line instead of the whole usage."""
         self.exit(2, f"error: {message.removeprefix('argument ')} (see {self.prog} --help)\n")
+
+
+def check_no_overwrite(args: argparse.Namespace) -> None:
+    """Check that a command overwrites neither a file that it reads nor another file that it writes.
+
+    The arguments for files have the type ``Path``, or the metavar FILE or SOURCE. A command writes those of its group
+    "output" and reads the others.
+
+    Raises:
+        ValueError: it would overwrite a file.
+    """
+    parser = args.commands.choices[args.command]
+    actions = [action for action in parser._actions if action.type is Path or action.metavar in ("FILE", "SOURCE")]
+    outputs = parser.group(OUTPUT)._group_actions
+    seen = set()
+    for action in sorted(actions, key=outputs.__contains__):
+        path = getattr(args, action.dest, None)
+        if path is None:
+            continue
+        resolved = Path(path).expanduser().resolve()
+        if action in outputs and resolved in seen:
+            raise ValueError(f"cannot write '{path}': the command reads this file or writes another result to it")
+        seen.add(resolved)

@@ -51,7 +51,6 @@ def _run(args: argparse.Namespace) -> None:
     if args.ptd is not None:
         check_file(args.ptd, "--ptd")
     output = None if args.output is None else check_writable(args.output)
-    arguments.check_no_overwrite([args.program, args.inputs], [output])
     from arm_recipes.runtime.calls import call_batch
     from arm_recipes.runtime.load import load
 

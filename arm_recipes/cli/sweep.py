@@ -72,7 +72,6 @@ def _sweep(args: argparse.Namespace) -> None:
     if args.samples is not None:
         check_source(args.samples, "--samples")
     html_path = check_html(args)
-    arguments.check_no_overwrite([args.model, args.samples], [html_path])
     systems = args.system_configs if args.system_configs != [ALL_VALUES] else ALL_VALUES
     varied = {"macs": args.macs, "system_config": systems, "memory_mode": args.memory_modes}
     recipe_options = {name: getattr(args, name) for name in (*_RECIPE_FLAGS, "optimise")}

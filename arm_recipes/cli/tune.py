@@ -72,8 +72,6 @@ def _tune(args: argparse.Namespace) -> None:
     outputs = {name: getattr(args, name) for name in ("output", "save")}
     paths = {name: None if path is None else check_writable(path) for name, path in outputs.items()}
     paths["html"] = check_html(args)
-    read_paths = [args.model, args.samples, args.test_samples, args.calibration_samples, args.tuned]
-    arguments.check_no_overwrite(read_paths, paths.values())
     from arm_recipes import ArmRecipe, tune
 
     program = arguments.load_model(args.model)

@@ -16,6 +16,7 @@ from string import Template
 from typing import TYPE_CHECKING, Any
 
 from arm_recipes._internal.files import check_writable, write
+from arm_recipes._internal.messages import INSTALL_PLOTLY
 from arm_recipes._internal.rendering import Section, as_html, cell_as_html, format_bytes
 from arm_recipes.report.answers import Answer, answer_questions
 from arm_recipes.report.network import build_network, short_source
@@ -64,7 +65,7 @@ def build_page(report: ExportRecord, context: ExportContext, comparisons: Sequen
     try:
         from plotly.offline import get_plotlyjs
     except ImportError as error:
-        raise ImportError("the page needs Plotly: pip install 'arm-recipes[pictures]'") from error
+        raise ImportError(f"the page needs Plotly: {INSTALL_PLOTLY}") from error
     graphs = [
         build_network(
             profile,

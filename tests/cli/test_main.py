@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -286,6 +287,7 @@ def test_no_command_overwrites_its_input(small: Path, capsys: pytest.CaptureFixt
     np.save(arrays, images(1)[0][0].numpy())
     tuned = small.with_name("tuned.json")
     tuned.write_text('{"recipe": "TOSA_FP", "options": {}}')
+    named_pte = Path(shutil.copy(small, small.with_suffix(".pte")))
     before = [path.read_bytes() for path in (small, arrays, tuned)]
     for arguments in (
         ["export", model, "--recipe", "TOSA_FP", "-o", model],
@@ -297,6 +299,10 @@ def test_no_command_overwrites_its_input(small: Path, capsys: pytest.CaptureFixt
         ["export", model, "--tuned", str(tuned), "--html", str(tuned)],
         ["compare", model, "--tuned", str(tuned), "--samples", str(arrays), "--html", str(tuned)],
         ["sweep", model, "--recipe", "ethosu_u55_int8", "--html", model],
+        ["run", model, "--inputs", str(arrays), "--ptd", str(tuned), "-o", str(tuned)],
+        ["compare", model, "--recipe", "TOSA_FP", "--samples", str(arrays), "--html", both, "-o", both],
+        ["tune", model, "--recipe", "ethosu_u55_int8", "--config-ini", str(tuned), "--save", str(tuned)],
+        ["export", str(named_pte), "--recipe", "TOSA_FP"],
     ):
         assert main(arguments) == 2
         assert "cannot write '" in capsys.readouterr().err

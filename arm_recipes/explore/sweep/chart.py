@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from arm_recipes._internal.messages import INSTALL_PLOTLY
 from arm_recipes.explore.sweep.rows import Row, column_value
 
 _AXIS_TITLES = {
@@ -47,7 +48,7 @@ def plot_rows(
     try:
         from plotly.subplots import make_subplots
     except ImportError as error:
-        raise ImportError("plot() needs Plotly: pip install 'arm-recipes[pictures]'") from error
+        raise ImportError(f"plot() needs Plotly: {INSTALL_PLOTLY}") from error
     if not rows:
         raise ValueError("no configuration has estimates, so there is nothing to draw; print the sweep for the errors")
     columns = [y] if isinstance(y, str) else list(y)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from arm_recipes._internal.messages import INSTALL_PLOTLY
 from arm_recipes.explore.tune.candidate import Candidate
 
 
@@ -20,7 +21,7 @@ def plot_candidates(
     try:
         from plotly.graph_objects import Figure
     except ImportError as error:
-        raise ImportError("plot() needs Plotly: pip install 'arm-recipes[pictures]'") from error
+        raise ImportError(f"plot() needs Plotly: {INSTALL_PLOTLY}") from error
     cost_kind = base.cost.time_kind
     figure = Figure()
     groups = (
