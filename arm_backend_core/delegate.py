@@ -119,13 +119,17 @@ def _lower_to_kernels(program: ExportedProgram, spec: ArmCompileSpec) -> list[ev
     Returns:
         The operators without a kernel.
     """
-    from arm_backend_core.cortex_m.lower import lower_to_kernels  # registers operators
+    from arm_backend_core.cortex_m.lower import (  # registers operators
+        describe_unquantized_operators,
+        lower_to_kernels,
+    )
 
     assert spec.isa is not None
     refusals = lower_to_kernels(program, spec.isa)
     if isinstance(spec, CortexMCompileSpec):  # else the NPU's refusal is the reason
-        for node, refusal in refusals.items():
-            set_refusal_reason(node, refusal.reason)
+        reasons = {node: refusal.reason for node, refusal in refusals.items()}
+        for node, reason in {**describe_unquantized_operators(program), **reasons}.items():
+            set_refusal_reason(node, reason)
     return [
         events.Rejection(
             node.name, operator_name(node), refusal.reason, source_location(node), isinstance(refusal, Fault)

@@ -20,6 +20,11 @@ from arm_backend_core.nodes import INTERVAL, first_result
 from arm_backend_core.ops.catalog import find_entry, find_record
 from arm_backend_core.ops.intervals import ASSUMED_INTERVAL, INT32, INT64, Interval, fits_int32
 
+_INT32_OR_NARROWER: dict[Any, Interval] = {
+    dtype: (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+    for dtype in (torch.int32, torch.int16, torch.int8, torch.uint8)
+}
+
 
 class Intervals:
     """Intervals of the integers in a program. Query nodes in program order: intervals propagate from queried nodes.
@@ -35,11 +40,12 @@ class Intervals:
     def fits_int32(self, node: Node) -> bool:
         """Whether int32 holds every element of ``node``'s integer result. Infers and stores the result's interval."""
         interval = self._infer_result(node) or INT64
-        fits = fits_int32(interval)
-        # An int32 or narrower result that does not fit wraps: it may have any value of its type.
-        if fits or getattr(first_result(node), "dtype", None) is torch.int64:
+        dtype = getattr(first_result(node), "dtype", None)
+        limits = INT64 if dtype is torch.int64 else _INT32_OR_NARROWER.get(dtype, INT32)
+        # An int32 or narrower result that does not fit its type wraps: it may have any value of the type.
+        if limits[0] <= interval[0] and interval[1] <= limits[1]:
             self._inferred[node] = interval
-        return fits
+        return fits_int32(interval)
 
     def find_overflowing_operand(self, node: Node) -> Node | None:
         """Find the first operand that does not provably fit int32, so that a delegate would read it modulo 2**32.

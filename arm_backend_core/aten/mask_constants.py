@@ -9,10 +9,12 @@ bounds after calibration; the metadata ``MASK_BOUND`` marks them.
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
 
 from arm_backend_core.aten.constants import Constants
 from arm_backend_core.nodes import is_float, readers_through
@@ -25,6 +27,8 @@ aten = torch.ops.aten
 
 _SOFTMAX = (*softmax.overloads, *safe_softmax.overloads, *log_softmax.overloads)
 EXPONENTIAL_OPS = (*_SOFTMAX, aten.logsumexp.default, aten.exp.default, aten.exp2.default, aten.sigmoid.default)
+_MAXIMA = (aten.amax.default, aten.max.dim)
+_MAXIMUM_PATH = (*_MAXIMA, operator.getitem, aten.detach.default)
 _MULTIPLICATIONS = (aten.mul.Tensor, aten.mul.Scalar)
 #: Operator -> positions of the arguments whose values appear in the result, unchanged or summed.
 VALUE_OPERANDS = {
@@ -92,7 +96,10 @@ class _MaskBounder:
         self._constants = Constants(module)
 
     def __call__(self, x: Any, lowest: float = QUANTIZABLE_LOWEST) -> Any:
-        """``x`` itself, or its bounded replacement; ``x`` may be a number."""
+        """``x`` itself, or its bounded replacement; ``x`` may be a number, or a list of tensors."""
+        if isinstance(x, (list, tuple)):
+            bounded = [self(item, lowest) for item in x]
+            return x if all(new is old for new, old in zip(bounded, x, strict=True)) else bounded
         if isinstance(x, (int, float)) and not isinstance(x, bool):
             return lowest if x < lowest else x
         if not isinstance(x, Node) or not is_float(x):
@@ -127,7 +134,10 @@ class _MaskBounder:
         subtracted = node.args[1] if node.target is aten.sub.Tensor else None
         if isinstance(subtracted, Node) and self._is_mask_product(subtracted, 1.0):
             arguments[1] = self._insert_clamp(subtracted, -lowest)
-        if any(MASKED_VALUE in x.meta for x in arguments if isinstance(x, Node)):
+        if isinstance(subtracted, Node) and arguments[0] is not node.args[0]:
+            arguments[1] = self._bound_maximum(subtracted, node.args[0], arguments[0])
+        operands = pytree.tree_leaves(arguments)
+        if any(MASKED_VALUE in x.meta for x in operands if isinstance(x, Node)):
             node.meta[MASKED_VALUE] = own_lowest
         if all(new is old for new, old in zip(arguments, node.args, strict=True)):
             return node
@@ -135,8 +145,24 @@ class _MaskBounder:
             copy = self._graph.create_node("call_function", node.target, tuple(arguments), dict(node.kwargs))
         copy.meta = dict(node.meta)
         for i in positions:
-            if arguments[i] is not node.args[i] and not isinstance(arguments[i], Node):
+            if arguments[i] is not node.args[i] and isinstance(arguments[i], (int, float)):
                 copy.meta |= {MASK_BOUND: i, MASKED_VALUE: own_lowest}
+        return copy
+
+    def _bound_maximum(self, node: Node, x: Any, bounded: Any) -> Node:
+        """Let the maximum of ``x`` that a stable softmax subtracts read ``bounded``, so that it has the same range."""
+        if node.target not in _MAXIMUM_PATH and not is_data_movement(node):
+            return node
+        operand = node.args[0]
+        if not isinstance(operand, Node):
+            return node
+        is_maximum = node.target in _MAXIMA and operand is x
+        source = bounded if is_maximum else self._bound_maximum(operand, x, bounded)
+        if source is operand:
+            return node
+        with self._graph.inserting_after(bounded if is_maximum else source):
+            copy = self._graph.create_node("call_function", node.target, (source, *node.args[1:]), dict(node.kwargs))
+        copy.meta = dict(node.meta)
         return copy
 
     def _ignore_values_below_bound(self, clamp: Node) -> None:

@@ -47,6 +47,7 @@ from arm_backend_core.graph_edits import eliminate_dead_code
 from arm_backend_core.lowering.qparams_reader import QParamsReader
 from arm_backend_core.nodes import (
     evaluate_node,
+    first_result,
     is_constant,
     is_dequantize,
     is_float,
@@ -60,6 +61,8 @@ from arm_backend_core.qparams import QParams
 from arm_backend_core.targets.cortex_m import Isa
 
 aten = torch.ops.aten
+
+_UNQUANTIZED_DTYPES = (torch.bool, torch.uint8, torch.int16, torch.int32, torch.int64)
 
 
 def lower_to_kernels(program: ExportedProgram, isa: Isa) -> dict[Node, Unsupported]:
@@ -91,6 +94,19 @@ def lower_to_kernels(program: ExportedProgram, isa: Isa) -> dict[Node, Unsupport
     for node in filter(_is_left_in_float, program.graph.nodes):
         refusals.setdefault(node.name, Unsupported(f"there is no int8 kernel for {operator_name(node)}"))
     return {node: refusals[node.name] for node in program.graph.nodes if node.name in refusals}  # sorting copies nodes
+
+
+def describe_unquantized_operators(program: ExportedProgram) -> dict[Node, str]:
+    """For each operator whose results are integers or booleans other than int8, the reason why no kernel computes it.
+
+    These operators need no quantization, so they are no refusals.
+    """
+    reasons = {}
+    for node in program.graph.nodes:
+        dtype = getattr(first_result(node), "dtype", None)
+        if isinstance(node.target, OpOverload) and node.target.namespace == "aten" and dtype in _UNQUANTIZED_DTYPES:
+            reasons[node] = f"the kernels compute int8, and its result is {str(dtype).removeprefix('torch.')}"
+    return reasons
 
 
 def has_kernel(node: Node) -> bool:

@@ -128,8 +128,9 @@ def _(cx: Context, condition: Operand, x: Operand | float, y: Operand | float) -
 
 def _register_bitwise(kind: str, *overloads: OpOverload, logical: bool) -> None:
     """Register ``and``, ``or`` or ``xor``; ``logical`` for torch.logical_*, False for torch.bitwise_*."""
+    interval = intervals.bitwise_and if kind == "AND" else intervals.bitwise_or
 
-    @op(*overloads)
+    @op(*overloads, interval=intervals.elementwise(interval))
     def rule(cx: Context, x: Operand | float, y: Operand | float) -> Value:
         """LOGICAL_* on booleans, BITWISE_* on integers. Logical operators convert other operands to x != 0."""
         x, y = (x, y) if isinstance(x, Operand) else (y, x)
@@ -172,7 +173,8 @@ for _left, _bitwise, _dunder in (
     (False, aten.bitwise_right_shift, aten.__rshift__),
 ):
     _overloads = (_bitwise.Tensor, _bitwise.Tensor_Scalar, _bitwise.Scalar_Tensor, _dunder.Tensor, _dunder.Scalar)
-    op(*_overloads, kind=Kind.PASSTHROUGH, compute_fp32=True)(partial(_shift, left=_left))
+    _interval = intervals.elementwise(intervals.left_shift if _left else intervals.right_shift)
+    op(*_overloads, kind=Kind.PASSTHROUGH, compute_fp32=True, interval=_interval)(partial(_shift, left=_left))
 
 
 @op(aten.logical_not.default)
@@ -184,7 +186,7 @@ def logical_not(cx: Context, x: Operand) -> Value:
 logical_not.integer_rule(logical_not.lower)
 
 
-@op(aten.bitwise_not.default, kind=Kind.PASSTHROUGH)
+@op(aten.bitwise_not.default, kind=Kind.PASSTHROUGH, interval=intervals.elementwise(intervals.bitwise_not))
 def bitwise_not(cx: Context, x: Operand) -> Value:
     """Invert all bits."""
     return cx.b.unary("LOGICAL_NOT" if x.value.dtype is DType.BOOL else "BITWISE_NOT", x.value)

@@ -360,6 +360,8 @@ class Pipeline:
                 self._add_note(f"the option mx has no effect: no layer of '{name}' is block-scaled")
 
     def _warn_about_64_bit_tensors(self) -> None:
+        if getattr(self._recipe, "type_name", "").startswith("CORTEX_M"):
+            return  # ExecuTorch's operators compute with 64-bit numbers
         for name, method in self._methods.items():
             for note in method.describe_64_bit_tensors(name, self._artifact.get_context("example_inputs")):
                 self._add_note(note)

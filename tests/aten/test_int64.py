@@ -72,7 +72,16 @@ def _infer(function: Callable[..., Any], *intervals: tuple[int, int]) -> tuple[N
         (lambda x, y: aten._to_copy.default(x, dtype=torch.int64), (-10, 5)),
         (lambda x, y: aten.neg.default(aten._to_copy.default(x / 2, dtype=torch.int64)), (1 - (1 << 30), 1 << 30)),
         (lambda x, y: aten._to_copy.default(aten.clamp.default(x / 2, -1.5, 2.0), dtype=torch.int64), (-2, 2)),
-        (lambda x, y: aten.bitwise_and.Tensor(x, y), INT64),
+        (lambda x, y: aten.bitwise_and.Tensor(x, y), (-16, 15)),
+        (lambda x, y: aten.bitwise_and.Scalar(x, 5), (0, 5)),
+        (lambda x, y: aten.bitwise_or.Tensor(x, y), (-16, 15)),
+        (lambda x, y: aten.bitwise_xor.Scalar(aten.abs.default(y), 8), (0, 15)),
+        (lambda x, y: aten.bitwise_not.default(x), (-6, 9)),
+        (lambda x, y: aten.__rshift__.Scalar(x, 1), (-5, 2)),
+        (lambda x, y: aten.bitwise_right_shift.Tensor(x, aten.abs.default(y)), (-10, 5)),
+        (lambda x, y: aten.__lshift__.Scalar(x, 4), (-160, 80)),
+        (lambda x, y: aten.bitwise_left_shift.Tensor(x, y), (-1280, 640)),
+        (lambda x, y: aten.gcd.default(x, y), INT64),
     ],
 )
 def test_interval_of_a_result(function: Callable[[Tensor, Tensor], Any], expected: tuple[int, int]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from arm_backend_core import delegate
-from arm_recipes import ArmRecipeType, export
+from arm_recipes import ArmRecipesWarning, ArmRecipeType, export
 from tests.cortex_m.lowering import Case, check, lower, quantize
 from tests.ops.runner import check_steps, flat, output_scales
 
@@ -197,6 +198,33 @@ def test_a_refused_operator_between_kernels() -> None:
 def test_an_operator_without_a_kernel_has_a_reason() -> None:
     case = Case("", lambda x: torch.nn.functional.layer_norm(x, (3,)) * 2, [(2, 3)])
     lower(quantize(case)).check_refused("there is no int8 kernel for aten.layer_norm.default")
+
+
+class _Hashed(nn.Module):
+    """An embedding of hashed int64 numbers, which ExecuTorch's operators compute, beside int8 kernels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.layer = nn.Embedding(4, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        return self.layer(x + self.table(numbers * 3 % 4)), numbers.bool()
+
+
+def test_integer_operators_have_a_reason_and_no_note_about_tosa() -> None:
+    torch.manual_seed(0)
+    model, numbers = _Hashed().eval(), torch.randint(-50, 50, (8, 1, 5))
+    samples = [(torch.randn(1, 5, 6), row) for row in numbers]
+    recipe = ExportRecipe.get_recipe(ArmRecipeType.CORTEX_M_INT8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ArmRecipesWarning)
+        result = export(model, recipe, samples)
+    reasons = {operator.reason for operator in result.report.cpu_operators}
+    assert reasons == {"the kernels compute int8, and its result is int64"}
+    assert not any("TOSA" in note for note in result.report.notes)
+    expected, found = model(*samples[0]), result.run(*samples[0])
+    torch.testing.assert_close(found[0], expected[0], atol=0.05, rtol=0)
+    assert torch.equal(found[1], expected[1])
 
 
 class _Streaming(nn.Module):

@@ -511,6 +511,22 @@ def test_a_literal_that_is_written_is_no_state(kind: ArmRecipeType) -> None:
         torch.testing.assert_close(result.run(sample), model(sample), atol=tolerance, rtol=0)
 
 
+@pytest.mark.parametrize("recipe", [ArmRecipeType.TOSA_FP, ArmRecipeType.TOSA_INT8], ids=str)
+def test_an_embedding_with_max_norm_is_refused_and_exports_after_the_advice(recipe: ArmRecipeType) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(10, 8, max_norm=0.5), nn.Linear(8, 3)).eval()
+    sample = torch.arange(10, dtype=torch.int32).reshape(1, 10)
+    with torch.no_grad():
+        expected = copy.deepcopy(model)(sample)
+    with pytest.raises(arm_recipes.ExportError, match=r"'0\.weight': an embedding with max_norm .* torch\.renorm"):
+        arm_recipes.export(model, ExportRecipe.get_recipe(recipe), [(sample,)])
+    embedding: Any = model[0]
+    embedding.weight.data = torch.renorm(embedding.weight.data, 2.0, 0, embedding.max_norm)
+    embedding.max_norm = None
+    result = arm_recipes.export(model, ExportRecipe.get_recipe(recipe), [(sample,)])
+    torch.testing.assert_close(result.run(sample), expected, atol=0.03, rtol=0)
+
+
 @pytest.mark.parametrize("assigned", [True, False])
 def test_a_parameter_that_is_written_is_refused(assigned: bool) -> None:
     class Renormed(nn.Module):

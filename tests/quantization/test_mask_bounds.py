@@ -75,6 +75,37 @@ def test_scores_with_a_large_span_and_two_masks_keep_their_accuracy() -> None:
     assert sqnr([attention(*samples[0])], [_run(attention, samples, R.TOSA_INT8)]) > 30
 
 
+SINKS = torch.tensor([0.5, -0.3]).reshape(1, 2, 1, 1)
+LOWEST = torch.finfo(torch.float32).min
+
+
+def _with_sinks(scores: Tensor) -> Tensor:
+    """Softmax with a sink beside the keys, as gpt-oss writes it."""
+    logits = torch.cat([scores, SINKS.expand(-1, -1, scores.shape[2], -1)], -1)
+    return (logits - logits.max(-1, keepdim=True).values).softmax(-1)[..., :-1]
+
+
+def _stable(scores: Tensor) -> Tensor:
+    weights = (scores - scores.amax(-1, keepdim=True)).exp()
+    return weights / weights.sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("recipe", [R.TOSA_INT8, R.TOSA_A16W8])
+@pytest.mark.parametrize("weights", [_with_sinks, _stable])
+@pytest.mark.parametrize("mask_value", [LOWEST, -1e9, -torch.inf])
+def test_masks_before_a_concatenation_or_a_subtracted_maximum_are_bounded(
+    weights: Callable[[Tensor], Tensor], mask_value: float, recipe: ArmRecipeType
+) -> None:
+    causal = torch.full((5, 5), mask_value).triu(1)
+
+    def attention(q: Tensor) -> Tensor:
+        return weights(q @ q.mT / 3 + causal) @ q
+
+    generator = torch.Generator().manual_seed(0)
+    samples = [(torch.randn(1, 2, 5, 8, generator=generator),) for _ in range(6)]
+    assert sqnr([attention(*samples[0])], [_run(attention, samples, recipe)]) > 28
+
+
 ROWS = torch.ones(5, 7, dtype=torch.bool)
 ROWS[2], ROWS[3, 4:] = False, False
 FLOAT_ROWS = torch.where(ROWS, 0.0, -torch.inf)

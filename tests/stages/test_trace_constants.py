@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,13 @@ from arm_recipes import ArmRecipeType, ExportError, ExportRecipe, export
 from arm_recipes.samples.sample import Inputs
 from arm_recipes.stages.capture.capture import Capture
 from arm_recipes.stages.capture.trace_constants import trace_recurrent_layers_by_shape
+
+
+@pytest.mark.parametrize("layer", [nn.LSTM(4, 3), nn.GRU(4, 3, 2, bidirectional=True), nn.RNN(4, 3)])
+def test_the_weights_of_recurrent_layers_are_no_lost_assignments(layer: nn.Module) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "The tensor attributes? .* assigned during export")
+        Capture(None)("forward", nn.Sequential(layer).eval(), Inputs(torch.randn(5, 1, 4)))
 
 
 class _Branching(nn.Module):

@@ -14,7 +14,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import CustomObjArgument, InputKind
-from torch.fx import Graph
+from torch.fx import Graph, Node
 
 from arm_backend_core.program import mutated_buffers, store_of, tensor_identity
 from arm_recipes._internal.error_location import describe_error
@@ -272,8 +272,7 @@ def _check_mutated_tensors(method: str, program: ExportedProgram) -> None:
             )
         if spec.kind is InputKind.PARAMETER and is_written(nodes[spec.arg.name]):
             raise ValueError(
-                f"the model writes into its parameter '{spec.target}': compute a new tensor, and use that; or use a "
-                "buffer, register_buffer(), if the value must persist between calls"
+                f"the model writes into its parameter '{spec.target}': {_advise_against_write(nodes[spec.arg.name])}"
             )
         if spec.kind is InputKind.CONSTANT_TENSOR and is_written(nodes[spec.arg.name]):
             shape = list(nodes[spec.arg.name].meta["val"].shape)
@@ -283,6 +282,22 @@ def _check_mutated_tensors(method: str, program: ExportedProgram) -> None:
             )
     if problem := find_unshareable_buffer({method: program}):
         raise ValueError(problem)
+
+
+def _advise_against_write(parameter: Node) -> str:
+    """Say what to do about a model that writes into the parameter."""
+    aliases = [user for user in parameter.users if user.target is torch.ops.aten.detach.default]
+    readers = [reader for alias in (parameter, *aliases) for reader in alias.users]
+    if any(reader.target is torch.ops.aten.embedding_renorm_.default for reader in readers):
+        return (
+            "an embedding with max_norm rescales the rows that it reads; rescale all rows before the export, with "
+            "embedding.weight.data = torch.renorm(embedding.weight.data, 2.0, 0, embedding.max_norm), and set "
+            "embedding.max_norm = None"
+        )
+    return (
+        "compute a new tensor, and use that; or use a buffer, register_buffer(), if the value must persist between "
+        "calls; if the model prepares its weights in its first call, call it once before the export"
+    )
 
 
 def share_state(programs: Mapping[str, ExportedProgram]) -> dict[str, ExportedProgram]:

@@ -185,12 +185,18 @@ def skip_distribution_checks() -> Iterator[None]:
 
 @contextmanager
 def ignore_weight_assignments(model: torch.nn.Module) -> Iterator[None]:
-    """Suppress PyTorch's warning about weights that pruning and weight normalization assign in each call.
+    """Suppress PyTorch's warning about weights that pruning, normalization and recurrent layers assign in each call.
 
     PyTorch warns of every tensor that a call assigns to an attribute, because an exported program does not assign it.
-    Pruning and normalization compute the weight from parameters in each call, so nothing is lost.
+    Pruning and normalization compute the weight from parameters in each call, and recurrent layers collect their
+    parameters in the list ``_flat_weights``, so nothing is lost.
     """
-    names = sorted(
+    names = [
+        rf"{re.escape(f'self.{prefix}' + '.' * bool(prefix))}_flat_weights\[\d+\]"
+        for prefix, module in model.named_modules()
+        if isinstance(module, torch.nn.RNNBase)
+    ]
+    names += sorted(
         re.escape(f"self.{prefix}{'.' * bool(prefix)}{name}")
         for prefix, module in model.named_modules()
         for hook in module._forward_pre_hooks.values()
