@@ -23,7 +23,7 @@ ELSEWHERE = {
         "transpose_split transposed_convolution unconditional",
     },
     "arm_backend_core.aten": {
-        "ops/test_ops.py": "batch_norm fourier functionalize int_to_float memory_format normalize",
+        "ops/test_ops.py": "batch_norm fourier functionalize int_to_float memory_format",
         "ops/test_composites.py": "decompose decomposition_rules",
         "quantization/test_mask_bounds.py": "masked_rows",
         "quantization/test_mask_fill.py": "mask_constants",
