@@ -15,7 +15,7 @@ from arm_backend_core.aten.layer_affine import ChannelAffine
 from arm_backend_core.nodes import FEEDS_DROPOUT, arguments_of, is_complex, overload_of
 
 aten = torch.ops.aten
-#: Sums -> factors of both operands; ``alpha`` multiplies the second operand.
+#: Operator -> function that returns the factors of its first and second operand for ``alpha``.
 _SUMS: dict[Any, Callable[[float], tuple[float, float]]] = {
     overload: factors
     for name, factors in (
@@ -74,7 +74,7 @@ class Chain:
 
 
 def find_chains(graph: Graph, constants: Constants, axis: int) -> list[Chain]:
-    """Find the maximal chains with a constant that differs between the channels of dimension ``axis``."""
+    """Find the maximal chains in which a constant has an element for each channel of dimension ``axis``."""
     matches = {node: _match_step(node, constants, axis) for node in graph.nodes}
     steps = {node: step for node, step in matches.items() if step is not None}
     chains = []
@@ -120,9 +120,8 @@ def _per_channel(value: Coefficient, channels: int) -> Tensor:
 def _match_step(node: Node, constants: Constants, axis: int) -> _Step | None:
     """Match a sum, product or quotient of a float32 tensor and a constant; the result has the shape of the tensor.
 
-    A copy is a product with 1, a negation is a product with -1.
-
-    In-place operators on a copy, as in ``torchvision.transforms.Normalize``, leave the copy in the functional graph.
+    A negation is a product with -1, and a copy is a product with 1. Copies occur because in-place operators on a copy,
+    as in ``torchvision.transforms.Normalize``, leave it in the functional graph.
     """
     target = overload_of(node.target)
     if target in COPIES:

@@ -1,7 +1,8 @@
 """Complex decomposition: rewrite operators on complex tensors as operators on real tensors [..., 2].
 
-TOSA has no complex tensors. A pair is a real tensor [..., 2] of real and imaginary parts. ``view_as_complex`` follows
-each pair, so that an operator without a rule still reads a complex tensor. ``fourier`` has the Fourier transforms.
+TOSA has no complex tensors. A complex tensor becomes a real tensor [..., 2] of real and imaginary parts
+(``ComplexAsReal``). ``view_as_complex`` follows it, so that an operator without a rule still reads a complex tensor.
+``fourier`` has the Fourier transforms.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from arm_backend_core.aten import fourier
-from arm_backend_core.aten.fourier import SHORT_TIME_RULES, Pair
+from arm_backend_core.aten.fourier import STFT_DECOMPOSITIONS, ComplexAsReal
 from arm_backend_core.kinds import ScalarKind, kind_of
 from arm_backend_core.nodes import is_complex, is_composite_implicit, is_float, overload_of
 from arm_backend_core.ops.catalog import find_record
@@ -31,19 +32,22 @@ def involves_complex(node: Node) -> bool:
     """Whether ``node`` reads, returns or internally computes complex numbers; ``view_as_complex`` does not count."""
     if overload_of(node.target) is None or node.target is aten.view_as_complex.default:
         return False
-    return node.target in SHORT_TIME_RULES or any(is_complex(x) for x in (node, *node.all_input_nodes))
+    return node.target in STFT_DECOMPOSITIONS or any(is_complex(x) for x in (node, *node.all_input_nodes))
 
 
 def decompose_complex(node: Node, call: Callable[..., Any], constants: Container[Node]) -> Node | None:
-    """Emit the decomposition of ``node`` on pairs; None if there is no rule, or if a complex operand has no pair.
+    """Emit the decomposition of ``node`` on real tensors [..., 2].
 
     Args:
         node: an operator that involves complex numbers.
         call: emits the trace of a function. Takes the decomposed operator, the function and its operand nodes.
         constants: nodes that are parameters or computed from constants alone.
+
+    Returns:
+        None if there is no rule, or if a complex operand is the result of an operator that was not decomposed.
     """
     sources = list(node.all_input_nodes)
-    pairs = {
+    real_views = {
         x: x.args[0]
         if x.target is aten.view_as_complex.default
         else call(aten.view_as_real.default, torch.view_as_real, x)
@@ -51,19 +55,23 @@ def decompose_complex(node: Node, call: Callable[..., Any], constants: Container
         if x.target is aten.view_as_complex.default or x.op == "placeholder" or x in constants
     }
     rule = _find_rule(node)
-    if rule is None or any(is_complex(x) and x not in pairs for x in sources):
+    if rule is None or any(is_complex(x) and x not in real_views for x in sources):
         return None
 
     def decomposition(*tensors: Tensor) -> Tensor:
-        operands: dict[Node, Any] = {x: Pair(t) if x in pairs else t for x, t in zip(sources, tensors, strict=True)}
+        operands: dict[Node, Any] = {
+            x: ComplexAsReal(t) if x in real_views else t for x, t in zip(sources, tensors, strict=True)
+        }
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), operands.__getitem__)
         result = rule(*args, **kwargs)
-        return torch.view_as_complex(result.data.contiguous()) if isinstance(result, Pair) else result
+        return torch.view_as_complex(result.data.contiguous()) if isinstance(result, ComplexAsReal) else result
 
     # ``call`` does not decompose the operator in its first argument again. A rule in ``RULES`` may emit the same
     # operator on real numbers, which must be decomposed, so that the first argument is then the rule.
     is_generic_rule = node.target not in RULES
-    result: Node = call(node.target if is_generic_rule else rule, decomposition, *(pairs.get(x, x) for x in sources))
+    result: Node = call(
+        node.target if is_generic_rule else rule, decomposition, *(real_views.get(x, x) for x in sources)
+    )
     return result
 
 
@@ -76,56 +84,58 @@ def _find_rule(node: Node) -> Callable[..., Any] | None:
     # Integer and boolean operands (indices, masks) apply to both parts.
     has_float_operand = any(map(is_float, node.all_input_nodes))
     if record is not None and record.kind is Kind.SHARED and is_complex(node) and not has_float_operand:
-        return lambda *args, **kwargs: Pair.from_parts(*(overload(*_select_part(args, i), **kwargs) for i in (0, 1)))
+        return lambda *args, **kwargs: ComplexAsReal.from_parts(
+            *(overload(*_select_part(args, i), **kwargs) for i in (0, 1))
+        )
     if is_composite_implicit(overload):
         return lambda *args, **kwargs: overload.decompose(*_to_complex(args), **kwargs)
     return None
 
 
 def _select_part(args: Any, i: int) -> Any:
-    """Replace each pair in the arguments by its real (0) or imaginary (1) part."""
+    """Replace each ``ComplexAsReal`` in the arguments by its real (0) or imaginary (1) part."""
     if isinstance(args, (list, tuple)):
         return [_select_part(x, i) for x in args]
-    return args.parts[i] if isinstance(args, Pair) else args
+    return args.parts[i] if isinstance(args, ComplexAsReal) else args
 
 
 def _to_complex(args: Any) -> Any:
     if isinstance(args, (list, tuple)):
         return [_to_complex(x) for x in args]
-    return torch.view_as_complex(args.data) if isinstance(args, Pair) else args
+    return torch.view_as_complex(args.data) if isinstance(args, ComplexAsReal) else args
 
 
 # -- arithmetic ----------------------------------------------------------------------------------------------------
 
 
 def _parts(x: Any) -> tuple[Any, Any]:
-    """Real and imaginary part of a pair or a number; the imaginary part of a real tensor is 0."""
-    if isinstance(x, Pair):
+    """Real and imaginary part of a tensor or a number; the imaginary part of a real tensor is 0."""
+    if isinstance(x, ComplexAsReal):
         return x.parts
     return (x, 0.0) if isinstance(x, Tensor) else (complex(x).real, complex(x).imag)
 
 
-def _sum(x: Any, y: Any, alpha: float = 1, *, sign: int = 1) -> Pair:
+def _sum(x: Any, y: Any, alpha: float = 1, *, sign: int = 1) -> ComplexAsReal:
     (a, b), (c, d) = _parts(x), _parts(y)
-    return Pair.from_parts(a + sign * alpha * c, torch.zeros_like(a + c) + b + sign * alpha * d)
+    return ComplexAsReal.from_parts(a + sign * alpha * c, torch.zeros_like(a + c) + b + sign * alpha * d)
 
 
 def _cast(x: Any, *, dtype: torch.dtype | None = None, **_: Any) -> Any:
     if dtype is None or kind_of(dtype) is ScalarKind.COMPLEX:
-        return x if isinstance(x, Pair) else Pair.from_parts(x, torch.zeros_like(x))
+        return x if isinstance(x, ComplexAsReal) else ComplexAsReal.from_parts(x, torch.zeros_like(x))
     return x.parts[0].to(dtype)
 
 
-def _bilinear_rule(function: Callable[..., Any]) -> Callable[..., Pair]:
+def _bilinear_rule(function: Callable[..., Any]) -> Callable[..., ComplexAsReal]:
     """The rule of a bilinear operator (product, matmul); one operand may be real."""
 
-    def rule(x: Any, y: Any) -> Pair:
+    def rule(x: Any, y: Any) -> ComplexAsReal:
         (a, b), (c, d) = _parts(x), _parts(y)
-        if not isinstance(y, (Pair, complex)):
-            return Pair.from_parts(function(a, y), function(b, y))
-        if not isinstance(x, (Pair, complex)):
-            return Pair.from_parts(function(x, c), function(x, d))
-        return Pair.from_parts(function(a, c) - function(b, d), function(a, d) + function(b, c))
+        if not isinstance(y, (ComplexAsReal, complex)):
+            return ComplexAsReal.from_parts(function(a, y), function(b, y))
+        if not isinstance(x, (ComplexAsReal, complex)):
+            return ComplexAsReal.from_parts(function(x, c), function(x, d))
+        return ComplexAsReal.from_parts(function(a, c) - function(b, d), function(a, d) + function(b, c))
 
     return rule
 
@@ -133,29 +143,31 @@ def _bilinear_rule(function: Callable[..., Any]) -> Callable[..., Pair]:
 _product = _bilinear_rule(operator.mul)
 
 
-def _linear_layer_rule(function: Callable[..., Any]) -> Callable[..., Pair]:
+def _linear_layer_rule(function: Callable[..., Any]) -> Callable[..., ComplexAsReal]:
     """The rule of a linear layer or convolution with complex weight and bias."""
 
-    def rule(x: Pair, weight: Pair, bias: Pair | None = None, *args: Any) -> Pair:
+    def rule(x: ComplexAsReal, weight: ComplexAsReal, bias: ComplexAsReal | None = None, *args: Any) -> ComplexAsReal:
         (a, b), (c, d), (p, q) = x.parts, weight.parts, (None, None) if bias is None else bias.parts
         real = function(a, c, p, *args) - function(b, d, None, *args)
-        return Pair.from_parts(real, function(a, d, q, *args) + function(b, c, None, *args))
+        return ComplexAsReal.from_parts(real, function(a, d, q, *args) + function(b, c, None, *args))
 
     return rule
 
 
-def _multiply_add(x: Any, y: Pair, z: Pair, *, beta: float = 1, alpha: float = 1, product: Any = torch.mm) -> Pair:
+def _multiply_add(
+    x: Any, y: ComplexAsReal, z: ComplexAsReal, *, beta: float = 1, alpha: float = 1, product: Any = torch.mm
+) -> ComplexAsReal:
     return _sum(_product(x, beta), _bilinear_rule(product)(y, z), alpha)
 
 
-def _quotient(x: Any, y: Any) -> Pair:
-    if not isinstance(y, Pair):
+def _quotient(x: Any, y: Any) -> ComplexAsReal:
+    if not isinstance(y, ComplexAsReal):
         return _product(x, 1 / y)
     c, d = y.parts
-    return _product(_product(x, Pair.from_parts(c, -d)), 1 / (c * c + d * d))
+    return _product(_product(x, ComplexAsReal.from_parts(c, -d)), 1 / (c * c + d * d))
 
 
-def _partwise_rule(overload: Any, *positions: int) -> Callable[..., Pair]:
+def _partwise_rule(overload: Any, *positions: int) -> Callable[..., ComplexAsReal]:
     """The rule of an operator that acts on both parts alike.
 
     Args:
@@ -163,67 +175,67 @@ def _partwise_rule(overload: Any, *positions: int) -> Callable[..., Pair]:
         positions: positions of the operands that are complex, or real and cast to complex.
     """
 
-    def rule(*args: Any, **kwargs: Any) -> Pair:
-        pairs = [_cast(x) if i in positions and isinstance(x, Tensor) else x for i, x in enumerate(args)]
-        parts = [_parts(x) if i in positions else (x, x) for i, x in enumerate(pairs)]
-        return Pair.from_parts(*(overload(*(x[i] for x in parts), **kwargs) for i in (0, 1)))
+    def rule(*args: Any, **kwargs: Any) -> ComplexAsReal:
+        operands = [_cast(x) if i in positions and isinstance(x, Tensor) else x for i, x in enumerate(args)]
+        parts = [_parts(x) if i in positions else (x, x) for i, x in enumerate(operands)]
+        return ComplexAsReal.from_parts(*(overload(*(x[i] for x in parts), **kwargs) for i in (0, 1)))
 
     return rule
 
 
-def _polar(magnitude: Tensor, angle: Tensor) -> Pair:
-    return Pair.from_parts(magnitude * torch.cos(angle), magnitude * torch.sin(angle))
+def _polar(magnitude: Tensor, angle: Tensor) -> ComplexAsReal:
+    return ComplexAsReal.from_parts(magnitude * torch.cos(angle), magnitude * torch.sin(angle))
 
 
-def _cos_or_sin(z: Pair, index: int) -> Pair:
+def _cos_or_sin(z: ComplexAsReal, index: int) -> ComplexAsReal:
     """cos(z) for index 0, sin(z) for index 1."""
     a, b = z.parts
     first, second = (torch.cos(a), -torch.sin(a)) if index == 0 else (torch.sin(a), torch.cos(a))
-    return Pair.from_parts(first * torch.cosh(b), second * torch.sinh(b))
+    return ComplexAsReal.from_parts(first * torch.cosh(b), second * torch.sinh(b))
 
 
-def _sinh_or_cosh(z: Pair, index: int) -> Pair:
+def _sinh_or_cosh(z: ComplexAsReal, index: int) -> ComplexAsReal:
     """sinh(z) for index 0, cosh(z) for index 1."""
     a, b = z.parts
     first, second = (torch.sinh(a), torch.cosh(a)) if index == 0 else (torch.cosh(a), torch.sinh(a))
-    return Pair.from_parts(first * torch.cos(b), second * torch.sin(b))
+    return ComplexAsReal.from_parts(first * torch.cos(b), second * torch.sin(b))
 
 
-def _tanh(z: Pair) -> Pair:
+def _tanh(z: ComplexAsReal) -> ComplexAsReal:
     """tanh(a + ib) = (t + i sin b cos b (1 - t * t)) / (cos b ** 2 + (t sin b) ** 2), t = tanh a; never overflows."""
     t, cosine, sine = torch.tanh(z.parts[0]), torch.cos(z.parts[1]), torch.sin(z.parts[1])
     denominator = cosine * cosine + t * t * sine * sine
-    return Pair.from_parts(t / denominator, sine * cosine * (1 - t * t) / denominator)
+    return ComplexAsReal.from_parts(t / denominator, sine * cosine * (1 - t * t) / denominator)
 
 
-def _log(z: Pair, base: float = math.e) -> Pair:
-    return Pair(Pair.from_parts(torch.log(_abs(z)), _angle(z)).data / math.log(base))
+def _log(z: ComplexAsReal, base: float = math.e) -> ComplexAsReal:
+    return ComplexAsReal(ComplexAsReal.from_parts(torch.log(_abs(z)), _angle(z)).data / math.log(base))
 
 
-def _tan(z: Pair) -> Pair:
+def _tan(z: ComplexAsReal) -> ComplexAsReal:
     """tan(z) = tanh(iz) / i."""
-    real, imaginary = _tanh(Pair.from_parts(-z.parts[1], z.parts[0])).parts
-    return Pair.from_parts(imaginary, -real)
+    real, imaginary = _tanh(ComplexAsReal.from_parts(-z.parts[1], z.parts[0])).parts
+    return ComplexAsReal.from_parts(imaginary, -real)
 
 
-def _prod(z: Pair, dim: int, keepdim: bool = False, **_: Any) -> Pair:
+def _prod(z: ComplexAsReal, dim: int, keepdim: bool = False, **_: Any) -> ComplexAsReal:
     """The product along a dimension, multiplied one element at a time."""
-    parts = (Pair.from_parts(*(part.select(dim, i) for part in z.parts)) for i in range(z.parts[0].shape[dim]))
-    product: Pair = functools.reduce(_product, parts)
-    return Pair.from_parts(*(part.unsqueeze(dim) for part in product.parts)) if keepdim else product
+    parts = (ComplexAsReal.from_parts(*(part.select(dim, i) for part in z.parts)) for i in range(z.parts[0].shape[dim]))
+    product: ComplexAsReal = functools.reduce(_product, parts)
+    return ComplexAsReal.from_parts(*(part.unsqueeze(dim) for part in product.parts)) if keepdim else product
 
 
-def _abs(z: Pair) -> Tensor:
+def _abs(z: ComplexAsReal) -> Tensor:
     return torch.hypot(*z.parts)
 
 
-def _angle(z: Pair) -> Tensor:
+def _angle(z: ComplexAsReal) -> Tensor:
     return torch.atan2(z.parts[1], z.parts[0])
 
 
-def _full(size: Sequence[int], number: complex = 0, *, dtype: torch.dtype | None = None, **_: Any) -> Pair:
+def _full(size: Sequence[int], number: complex = 0, *, dtype: torch.dtype | None = None, **_: Any) -> ComplexAsReal:
     real = torch.get_default_dtype() if dtype is None else dtype.to_real()
-    return Pair.from_parts(*(torch.full(size, part, dtype=real) for part in _parts(number)))
+    return ComplexAsReal.from_parts(*(torch.full(size, part, dtype=real) for part in _parts(number)))
 
 
 def _full_like(x: Any, number: Any, *, dtype: torch.dtype | None = None, **_: Any) -> Any:
@@ -233,7 +245,7 @@ def _full_like(x: Any, number: Any, *, dtype: torch.dtype | None = None, **_: An
     return _full(like.shape, number, dtype=dtype or like.dtype.to_complex())
 
 
-def _power(z: Pair, exponent: Any) -> Pair:
+def _power(z: ComplexAsReal, exponent: Any) -> ComplexAsReal:
     if exponent in range(1, 9):
         return functools.reduce(_product, [z] * int(exponent))
     c, d = _parts(exponent)
@@ -243,16 +255,16 @@ def _power(z: Pair, exponent: Any) -> Pair:
     return _polar(torch.exp(c * magnitude - d * _angle(z)), d * magnitude + c * _angle(z))
 
 
-def _sign(z: Pair) -> Pair:
+def _sign(z: ComplexAsReal) -> ComplexAsReal:
     magnitude = _abs(z)
     return _product(z, 1 / replace_zero_by_one(magnitude))
 
 
 RULES: dict[Any, Callable[..., Any]] = {
-    aten.complex.default: Pair.from_parts,
+    aten.complex.default: ComplexAsReal.from_parts,
     aten.polar.default: _polar,
     aten.view_as_real.default: lambda z: z.data.clone(),
-    aten._conj.default: lambda z: Pair.from_parts(z.parts[0], -z.parts[1]),
+    aten._conj.default: lambda z: ComplexAsReal.from_parts(z.parts[0], -z.parts[1]),
     aten.resolve_conj.default: lambda z: z,
     aten._to_copy.default: _cast,
     aten.full.default: _full,
@@ -269,10 +281,10 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten.log10.default: functools.partial(_log, base=10.0),
     aten.sqrt.default: lambda z: _polar(torch.sqrt(_abs(z)), _angle(z) / 2),
     aten.rsqrt.default: lambda z: _polar(torch.rsqrt(_abs(z)), _angle(z) / -2),
-    aten.sigmoid.default: lambda z: _sum(Pair(_tanh(Pair(z.data / 2)).data / 2), 0.5),
+    aten.sigmoid.default: lambda z: _sum(ComplexAsReal(_tanh(ComplexAsReal(z.data / 2)).data / 2), 0.5),
     aten.tan.default: _tan,
     aten.pow.Tensor_Scalar: _power,
-    aten.neg.default: lambda z: Pair(-z.data),
+    aten.neg.default: lambda z: ComplexAsReal(-z.data),
     aten.reciprocal.default: lambda z: _quotient(1.0, z),
     aten.add.Tensor: _sum,
     aten.sub.Tensor: lambda x, y, alpha=1: _sum(x, y, alpha, sign=-1),
@@ -316,5 +328,5 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten._fft_r2c.default: fourier.real_to_complex,
     aten._fft_c2c.default: fourier.complex_to_complex,
     aten._fft_c2r.default: fourier.complex_to_real,
-    **SHORT_TIME_RULES,
+    **STFT_DECOMPOSITIONS,
 }

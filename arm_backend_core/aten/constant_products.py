@@ -29,7 +29,7 @@ _INT8_MAX = 127
 
 
 def products_to_linear(module: GraphModule, hardware: Hardware, has_int16_activations: Callable[[Node], bool]) -> None:
-    """Replace each product with one constant operand by linear layers.
+    """Replace products with one constant operand by linear layers.
 
     Args:
         module: the module to edit.

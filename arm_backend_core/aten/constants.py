@@ -20,7 +20,9 @@ from arm_backend_core.program import constants_of, drop_assertions, eliminate_de
 
 
 class Constants:
-    """The constant nodes of a graph (parameters, buffers, nodes that depend only on these) and their values.
+    """The constant nodes of a graph and their values.
+
+    Constant nodes are parameters and buffers that the graph does not write, and nodes that depend only on these.
 
     Attributes:
         module: the module of the graph.
@@ -58,7 +60,7 @@ class Constants:
             axis: dimension of the channels.
 
         Returns:
-            None if ``node`` is no constant, or does not broadcast to ``shape`` along ``axis`` alone.
+            None if ``node`` is not constant, or does not broadcast to ``shape`` along ``axis`` alone.
         """
         if node not in self:
             return None
@@ -83,7 +85,7 @@ class Constants:
 def fold_constant_weights(module: GraphModule) -> None:
     """Fold weights and biases that the graph computes from parameters, as in weight standardization, into buffers."""
     constants = Constants(module)
-    for source in _find_computed_weights(module.graph, constants):
+    for source in _find_foldable_weights(module.graph, constants):
         with module.graph.inserting_before(source):
             folded = add_buffer_node(module, f"{source.name}_value", constants.value(source).clone())
         source.replace_all_uses_with(folded)
@@ -98,7 +100,7 @@ def fold_computed_parameters(program: ExportedProgram) -> None:
     graph = program.graph
     unwritten = {node: tensor for node, tensor in constants_of(program).items() if not is_written(node)}
     constants = Constants(program.graph_module, unwritten)
-    sources = _find_computed_weights(graph, constants)
+    sources = _find_foldable_weights(graph, constants)
     if not sources:
         return
     first = next(iter(graph.nodes))
@@ -121,7 +123,7 @@ def fold_computed_parameters(program: ExportedProgram) -> None:
     program.graph_module.recompile()
 
 
-def _find_computed_weights(graph: Graph, constants: Constants) -> dict[Node, str]:
+def _find_foldable_weights(graph: Graph, constants: Constants) -> dict[Node, str]:
     """Find the operators whose constant results are weights or biases of convolutions and linear layers.
 
     Returns:

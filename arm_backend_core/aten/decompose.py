@@ -1,8 +1,8 @@
 """Decomposition: replace composite operators by operators that have an operator record (lowering rules).
 
-A composite is traced on fake tensors, once for each combination of operand types and shapes. Its trace (the fragment)
-is decomposed recursively and copied into the program. The rest of the program is not traced again. Records define
-decompositions (``ops/composites``, ``ops/recurrent``); PyTorch's decompositions serve for the other operators.
+A composite is traced on fake tensors, once for equal arguments, and types and shapes of operands. Its trace (the
+fragment) is decomposed recursively and copied into the program. The rest of the program is not traced again. Records
+define decompositions (``ops/composites``, ``ops/recurrent``); PyTorch's decompositions serve for the other operators.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ aten = torch.ops.aten
 
 
 def decompose(module: GraphModule, constants: Iterable[Node] = (), *, quantized: bool = False) -> bool:
-    """Replace every operator that ``is_composite`` selects by its decomposition, unless the decomposition refuses it.
+    """Replace the operators that ``is_composite`` selects by their decompositions.
+
+    An operator stays if it has no decomposition, if the decomposition refuses it, or if its CPU kernel is kept.
 
     Args:
         module: the module to edit.
@@ -55,8 +57,7 @@ def decompose(module: GraphModule, constants: Iterable[Node] = (), *, quantized:
         Whether the graph changed.
 
     Raises:
-        ModelError: an operator reads memory by strides, and its operand is not contiguous. Or a decomposition finds
-            that the model cannot be exported.
+        ModelError: an operator reads a non-contiguous operand by strides, or cannot be exported at all.
     """
     for node in module.graph.nodes:  # before replacements change the operands' strides
         record = find_composite(node)
@@ -92,8 +93,7 @@ class _Decomposer:
 
     Attributes:
         quantized: whether the program is going to be quantized.
-        fragments: cache of traces: None for operators that PyTorch cannot trace, a refusal where a decomposition
-            refuses its operands.
+        fragments: cache of traces; None if PyTorch cannot trace the operator, a refusal if its decomposition refuses.
         in_progress: composites that are being decomposed; they are not decomposed inside themselves.
     """
 
@@ -259,7 +259,8 @@ class _FragmentWriter:
         Args:
             function: a function of tensors.
             operands: the operand nodes.
-            layer: a weight that identifies a recurrent layer; sets ``TIMESTEP_SLOT`` equally in each call for it.
+            layer: a weight that identifies a recurrent layer. Each call for the same layer and function sets the same
+                values of ``TIMESTEP_SLOT``.
             kwargs: keyword arguments of ``function``.
 
         Raises:
@@ -362,7 +363,7 @@ def _signature(value: Any) -> _Signature | None:
 
 
 def _match_traced_layout(node: Node, outputs: Any) -> Any:
-    """Make ``outputs`` contiguous where the results of ``node`` are, because their views were traced contiguous."""
+    """Make ``outputs`` contiguous where the results of ``node`` are: views of them were traced as contiguous."""
     if isinstance(outputs, (tuple, list)):
         return [_make_contiguous(x, traced) for x, traced in zip(outputs, node.meta["val"], strict=True)]
     return _make_contiguous(outputs, node.meta["val"])
@@ -380,9 +381,8 @@ def _make_contiguous(x: Any, meta: Any) -> Any:
 
 def trace(call: Callable[..., Any], values: list[Tensor], *, pre_dispatch: bool = True) -> GraphModule:
     """Trace ``call`` on fake tensors. With ``pre_dispatch``, the trace keeps composite operators."""
-    values = [
-        value.detach() for value in values
-    ]  # tracing identifies operands by object, but copied nodes share one fake tensor
+    # Tracing identifies operands by object, but copied nodes share one fake tensor.
+    values = [value.detach() for value in values]
     mode = next((value.fake_mode for value in values if hasattr(value, "fake_mode")), None)
     with torch.no_grad(), _use_lazy_graph_module(True), mode or nullcontext():
         return make_fx(call, tracing_mode="real" if mode else "fake", pre_dispatch=pre_dispatch)(*values)

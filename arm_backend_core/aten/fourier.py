@@ -1,8 +1,8 @@
 """Discrete Fourier transforms as matrix products with cosine and sine matrices, one dimension at a time.
 
-Complex tensors are pairs of real ones. Short-time Fourier transforms (``torch.stft``, ``torch.istft``) apply the same
-matrices to frames of the signal. The window is folded into the matrix, which has rows only for samples of the window: a
-window of 400 samples in a 512-point transform gives a matrix of 400 rows.
+A complex tensor is a real tensor [..., 2], see ``ComplexAsReal``. Short-time Fourier transforms (``torch.stft``,
+``torch.istft``) apply the same matrices to frames of the signal. The window is folded into the matrix, which has rows
+only for samples of the window: a window of 400 samples in a 512-point transform gives a matrix of 400 rows.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
-class Pair:
-    """A complex tensor as real data [..., 2]."""
+class ComplexAsReal:
+    """A complex tensor as real data [..., 2], in the form of ``torch.view_as_real``."""
 
     data: Tensor
 
@@ -34,9 +34,9 @@ class Pair:
         return self.data[..., 0], self.data[..., 1]
 
     @staticmethod
-    def from_parts(real: Tensor, imaginary: Tensor) -> Pair:
-        """Build a pair from its real and imaginary part."""
-        return Pair(torch.stack([real, imaginary], -1))
+    def from_parts(real: Tensor, imaginary: Tensor) -> ComplexAsReal:
+        """Build a complex tensor from its real and imaginary part."""
+        return ComplexAsReal(torch.stack([real, imaginary], -1))
 
 
 def _dft_matrices(n: int, count: int, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -55,7 +55,7 @@ def _matmul_along(x: Tensor, dim: int, *matrices: Tensor) -> Sequence[Tensor]:
     return product.split([matrix.shape[1] for matrix in matrices], dim)
 
 
-def _dft(z: Pair, dims: Sequence[int], sign: int) -> Pair:
+def _dft(z: ComplexAsReal, dims: Sequence[int], sign: int) -> ComplexAsReal:
     """Unnormalized DFT along ``dims`` with kernel exp(sign * i * angle)."""
     real, imaginary = z.parts
     for dim in dims:
@@ -64,7 +64,7 @@ def _dft(z: Pair, dims: Sequence[int], sign: int) -> Pair:
             _matmul_along(part, dim, cosine, sine * sign) for part in (real, imaginary)
         )
         real, imaginary = real_cosine - imaginary_sine, imaginary_cosine + real_sine
-    return Pair.from_parts(real, imaginary)
+    return ComplexAsReal.from_parts(real, imaginary)
 
 
 def _normalization_factor(sizes: Sequence[int], normalization: int) -> float:
@@ -72,23 +72,23 @@ def _normalization_factor(sizes: Sequence[int], normalization: int) -> float:
     return (1.0, math.prod(sizes) ** -0.5, 1 / math.prod(sizes))[normalization]
 
 
-def real_to_complex(x: Tensor, dim: Sequence[int], normalization: int, onesided: bool) -> Pair:
+def real_to_complex(x: Tensor, dim: Sequence[int], normalization: int, onesided: bool) -> ComplexAsReal:
     """``aten._fft_r2c``: a real transform along the last of ``dim``, then complex transforms along the others."""
     n, last = x.shape[dim[-1]], dim[-1]
     cosine, sine = _dft_matrices(n, n // 2 + 1 if onesided else n, x)
-    first = Pair.from_parts(*_matmul_along(x, last, cosine, -sine))
+    first = ComplexAsReal.from_parts(*_matmul_along(x, last, cosine, -sine))
     factor = _normalization_factor([x.shape[d] for d in dim], normalization)
-    return Pair(_dft(first, [d % x.dim() for d in dim[:-1]], -1).data * factor)
+    return ComplexAsReal(_dft(first, [d % x.dim() for d in dim[:-1]], -1).data * factor)
 
 
-def complex_to_complex(z: Pair, dim: Sequence[int], normalization: int, forward: bool) -> Pair:
+def complex_to_complex(z: ComplexAsReal, dim: Sequence[int], normalization: int, forward: bool) -> ComplexAsReal:
     """``aten._fft_c2c``."""
     axes = [d % (z.data.dim() - 1) for d in dim]
     factor = _normalization_factor([z.data.shape[d] for d in axes], normalization)
-    return Pair(_dft(z, axes, -1 if forward else 1).data * factor)
+    return ComplexAsReal(_dft(z, axes, -1 if forward else 1).data * factor)
 
 
-def complex_to_real(z: Pair, dim: Sequence[int], normalization: int, last_dim_size: int) -> Tensor:
+def complex_to_real(z: ComplexAsReal, dim: Sequence[int], normalization: int, last_dim_size: int) -> Tensor:
     """``aten._fft_c2r``, the inverse transform of a one-sided spectrum.
 
     Frequencies of the last dimension count twice, because the spectrum omits their conjugates. Only 0 and, for even
@@ -106,13 +106,13 @@ def complex_to_real(z: Pair, dim: Sequence[int], normalization: int, last_dim_si
 # -- short-time transforms -----------------------------------------------------------------------------------------
 
 
-def _window_or_ones(window: Tensor | Pair | None, count: int, like: Tensor) -> Tensor:
+def _window_or_ones(window: Tensor | ComplexAsReal | None, count: int, like: Tensor) -> Tensor:
     """The window's ``count`` samples; ones if no window is passed.
 
     Raises:
-        Unsupported: it is complex.
+        Unsupported: the window is complex.
     """
-    if isinstance(window, Pair):
+    if isinstance(window, ComplexAsReal):
         raise Unsupported(
             "a short-time Fourier transform with a complex window; multiply by its real and imaginary parts separately"
         )
@@ -120,7 +120,7 @@ def _window_or_ones(window: Tensor | Pair | None, count: int, like: Tensor) -> T
 
 
 def _stft(
-    x: Tensor | Pair,
+    x: Tensor | ComplexAsReal,
     n_fft: int,
     hop_length: int | None = None,
     win_length: int | None = None,
@@ -129,12 +129,12 @@ def _stft(
     onesided: bool | None = None,
     return_complex: bool | None = None,
     align_to_window: bool | None = None,
-) -> Pair | Tensor:
+) -> ComplexAsReal | Tensor:
     """Short-time Fourier transform of x [.., samples] -> [.., frequencies, frames].
 
     The window of frame t begins (n_fft - win_length) // 2 samples after the frame, or with it (``align_to_window``).
     """
-    parts = x.parts if isinstance(x, Pair) else (x,)
+    parts = x.parts if isinstance(x, ComplexAsReal) else (x,)
     real = parts[0]
     hop, count = hop_length or n_fft // 4, win_length or n_fft
     left = (n_fft - count) // 2
@@ -148,15 +148,15 @@ def _stft(
     cosine, sine = (wave[left : left + count] * weights for wave in waves)
     # One product for both waves: two would be two layers, which take twice the cycles on Ethos-U55.
     products = [torch.matmul(samples, torch.cat([cosine, -sine], 1)).mT for samples in windowed_samples]
-    spectrum = Pair.from_parts(*products[0].tensor_split(2, -2))
+    spectrum = ComplexAsReal.from_parts(*products[0].tensor_split(2, -2))
     if len(parts) == 2:  # the transform of the imaginary part, times i
         real, imaginary = products[1].tensor_split(2, -2)
-        spectrum = Pair(spectrum.data + Pair.from_parts(-imaginary, real).data)
+        spectrum = ComplexAsReal(spectrum.data + ComplexAsReal.from_parts(-imaginary, real).data)
     return spectrum if return_complex else spectrum.data
 
 
 def _stft_centered(
-    x: Tensor | Pair,
+    x: Tensor | ComplexAsReal,
     n_fft: int,
     hop_length: int | None = None,
     win_length: int | None = None,
@@ -165,17 +165,17 @@ def _stft_centered(
     pad_mode: str = "reflect",
     *args: Any,
     **kwargs: Any,
-) -> Pair | Tensor:
+) -> ComplexAsReal | Tensor:
     """Short-time transform of a padded signal, so that frame t is centered on sample t * hop (``center=True``)."""
     if center:
-        parts = x.parts if isinstance(x, Pair) else (x,)
+        parts = x.parts if isinstance(x, ComplexAsReal) else (x,)
         padded = [F.pad(p[None], (n_fft // 2, n_fft // 2), pad_mode)[0] for p in parts]
-        x = Pair.from_parts(*padded) if isinstance(x, Pair) else padded[0]
+        x = ComplexAsReal.from_parts(*padded) if isinstance(x, ComplexAsReal) else padded[0]
     return _stft(x, n_fft, hop_length, win_length, window, *args, **kwargs)
 
 
 def _istft(
-    z: Pair,
+    z: ComplexAsReal,
     n_fft: int,
     hop_length: int | None = None,
     win_length: int | None = None,
@@ -211,10 +211,8 @@ def _istft(
     start = n_fft // 2 if center else 0
     padded_length = n_fft + (frames - 1) * hop
     out_length = padded_length - 2 * start if length is None else length
-    valid_start, valid_end = (
-        start - left,
-        min(start + out_length, padded_length) - left,
-    )  # in samples that some window covers
+    # The range of the result, as indices of ``summed``, whose sample 0 is the first that a window covers.
+    valid_start, valid_end = start - left, min(start + out_length, padded_length) - left
     valid = slice(max(valid_start, 0), min(valid_end, summed.shape[-1]))
     if valid_start < 0 or valid_end > summed.shape[-1]:
         raise Unsupported("torch.istft of samples that no window covers; PyTorch raises an error for them too")
@@ -228,8 +226,8 @@ def _overlap_add(x: Tensor, hop: int) -> Tensor:
     return F.fold(windows, (1, samples), (1, n), stride=(1, hop)).reshape(*x.shape[:-2], samples)
 
 
-#: Decompositions of the short-time transforms. They apply to real inputs too.
-SHORT_TIME_RULES: dict[Any, Callable[..., Any]] = {
+#: Decompositions of the short-time Fourier transforms. They apply to real inputs too.
+STFT_DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten.stft.default: _stft,
     aten.stft.center: _stft_centered,
     aten.istft.default: _istft,

@@ -5,8 +5,8 @@ Example: a video model partitions windows with a view of eight dimensions, a per
 - Permutation: dimensions that stay adjacent merge into one. If more than six remain, it is split into several.
 - Elementwise operator: a run of dimensions along which the same operands broadcast merges into one (relative positions
   of a video's patches).
-- Softmax or reduction along one dimension: the dimensions before it merge into one, and those after it (RAFT's weights
-  of neighbours).
+- Softmax or reduction along one dimension: the dimensions before it merge into one, and those after it into another
+  (RAFT's weights of neighbours).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _AXIS_OPS = (aten.softmax.int, aten._softmax.default, aten.sum.dim_IntList, aten
 
 
 def reduce_ranks(module: GraphModule) -> None:
-    """Rewrite operators on high-rank tensors with fewer dimensions, and compose views of high-rank views."""
+    """Rewrite operators on high-rank tensors with fewer dimensions where a rule applies, and compose views of views."""
     high_rank = [node for node in module.graph.nodes if any(map(_is_high_rank, (node, *node.all_input_nodes)))]
     for node in high_rank:
         with node.graph.inserting_before(node):

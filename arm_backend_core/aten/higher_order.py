@@ -37,7 +37,7 @@ _MAX_UNROLLED_ITERATIONS = 64  #: Maximum trip count of an unrolled ``while_loop
 
 
 def inline_higher_order_ops(module: GraphModule, constants: Mapping[Node, Tensor]) -> bool:
-    """Inline every higher-order operator into the surrounding graph, nested ones too.
+    """Inline the higher-order operators, nested ones too, except those with ``DELEGATE_LOOP`` or enabled ``autocast``.
 
     Args:
         module: the module to edit.

@@ -17,7 +17,7 @@ from arm_backend_core.ops.registry import Kind
 
 
 def promote_integers(module: GraphModule) -> None:
-    """Cast integer operands to float32, except one-element constants.
+    """Cast integer and boolean operands to float32, except one-element constants.
 
     Applies to float32 elementwise operators and to float32 operators on a list of tensors (``cat``, ``stack``).
     """
@@ -30,7 +30,7 @@ def promote_integers(module: GraphModule) -> None:
 
 
 def _integer_operands(node: Node) -> Iterator[Node]:
-    """Integer and boolean operands of an operator of these kinds, except the condition of a select."""
+    """Integer and boolean operands that ``promote_integers`` may cast; not the condition of a select."""
     record, result = find_record(node), first_result(node)
     takes_list = bool(node.args) and isinstance(node.args[0], (list, tuple))
     if record is not None and result is not None and result.dtype is torch.float32:

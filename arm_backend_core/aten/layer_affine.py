@@ -1,7 +1,7 @@
 """Affine functions of channels, y = gain[c] * x + offset[c], as part of a layer.
 
-An affine function of a layer's result or operand is folded into weight and bias. Any other one becomes a depthwise 1x1
-convolution, whose one weight per channel is exact in per-channel quantization.
+An affine function of a layer's result or operand can be folded into weight and bias. Any other can become a depthwise
+1x1 convolution, whose one weight per channel is exact in per-channel quantization.
 """
 
 from __future__ import annotations

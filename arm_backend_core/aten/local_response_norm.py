@@ -1,4 +1,4 @@
-"""Local response normalization, x / (k + alpha * mean(x * x))**beta, without a pooling over channels and a division.
+"""Local response normalization, x / (k + alpha * mean(x * x))**beta, without a pooling over channels or a division.
 
 ``F.local_response_norm`` averages over windows of channels by a pooling of [N, 1, C, H, W]. The channels are then rows,
 and an NPU stores each element with the padding of 16 channels: 20.4 MiB of SRAM for 64 channels of 32x32 pixels on U55.

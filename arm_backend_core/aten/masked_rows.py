@@ -144,7 +144,7 @@ class _MaskFinder:
         return self._combine_masks(x, [masked] if inner is None else [masked, inner])
 
     def _has_positive_factor(self, x: Node) -> bool:
-        """Whether the second operand of a product or quotient is a positive number."""
+        """Whether the second operand of a product or quotient is a number or constant with only positive elements."""
         factor = x.args[1]
         if isinstance(factor, Node):
             return factor in self._float_constants and bool((self.value(factor) > 0).all())

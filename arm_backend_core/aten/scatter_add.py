@@ -54,7 +54,7 @@ _PRODUCTS_PER_PAIR = 64  #: products of a quantized one-hot matrix that take the
 def rewrite_scatter_adds(
     module: GraphModule, hardware: Hardware, tensors: Mapping[Node, Tensor] | None = None, *, quantized: bool = False
 ) -> bool:
-    """Rewrite scatter-adds at constant indices, and mark those that the CPU computes in less time.
+    """Rewrite floating-point scatter-adds at constant indices, and mark those that the CPU computes in less time.
 
     Args:
         module: the module to edit.

@@ -14,11 +14,11 @@ _Q31_ROUNDING = 1 << 30
 def quantize_multiplier(real: float) -> tuple[int, int]:
     """Represent a factor as (multiplier, shift): real = multiplier * 2^(shift - 31).
 
-    The multiplier is in [2^30, 2^31 - 1], or 0 for a factor below 2^-32; a negative factor has a negative multiplier.
-    A positive shift is to the left.
+    The multiplier has the sign of the factor. Its magnitude is in [2^30, 2^31 - 1], or 0 if that of the factor is below
+    2^-32. A positive shift is to the left.
 
     Raises:
-        ValueError: the factor is 2^30 or larger, or not finite: the kernels' shift is at most 30.
+        ValueError: the factor is not finite, or its magnitude is 2^30 or larger: the kernels' shift is at most 30.
     """
     if real == 0:
         return 0, 0
@@ -49,7 +49,7 @@ def divide_by_power_of_two(x: Array, exponent: Array | int) -> Array:
 
 
 def requantize(x: Array, multiplier: Array | int, shift: Array | int) -> Array:
-    """x * multiplier * 2^(shift - 31) as ``arm_nn_requantize`` rounds it: twice, by the product and by the shift.
+    """x * multiplier * 2^(shift - 31) as ``arm_nn_requantize`` rounds it: after the product, and again after the shift.
 
     A left shift wraps at 32 bits, as in the kernel.
     """

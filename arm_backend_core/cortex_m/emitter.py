@@ -15,7 +15,7 @@ from arm_backend_core.cortex_m.catalog import find_kernel
 from arm_backend_core.cortex_m.kernels.movement import MAX_RANK, is_padded_as_channels_last
 from arm_backend_core.cortex_m.kernels.registry import Array
 from arm_backend_core.cortex_m.operators import kernel_operator
-from arm_backend_core.cortex_m.values import Value
+from arm_backend_core.cortex_m.quantized_value import QuantizedValue
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.graph_edits import add_buffer_node
 from arm_backend_core.permutation import Layout, compose, identity, inverse, merge_axes
@@ -39,16 +39,16 @@ class Emitter:
     def __init__(self, module: GraphModule, isa: Isa) -> None:
         self._module, self._isa = module, isa
         self._constants: dict[tuple[Any, ...], Node] = {}
-        self._stored: dict[tuple[Node, Layout], Node] = {}
+        self._materialized: dict[tuple[Node, Layout], Node] = {}
         self._position: Node | None = None
         self._meta: dict[str, Any] = {}
 
-    def start(self, position: Node, origin: Node) -> None:
+    def set_insertion_point(self, position: Node, origin: Node) -> None:
         """Insert the next nodes before ``position``. They get the trace metadata of ``origin``."""
         self._position, self._meta = position, {key: value for key, value in origin.meta.items() if key != "val"}
 
-    def kernel(self, name: str, *arguments: Any) -> Node:
-        """Call a kernel, without its scratch tensors. The result is int8.
+    def call_kernel(self, name: str, *arguments: Any) -> Node:
+        """Call a kernel; ``arguments`` are those of its schema without the scratch tensors. The result is int8.
 
         Raises:
             KernelLimitation: CMSIS-NN's kernel would fail on these arguments, or compute other results.
@@ -98,8 +98,12 @@ class Emitter:
             self._constants[key] = node
         return self._constants[key]
 
-    def store(self, value: Value, layout: Layout) -> Node:
-        """The tensor of ``value`` with its dimensions in the order ``layout``. Each order is computed once."""
+    def materialize(self, value: QuantizedValue, layout: Layout | None = None) -> Node:
+        """The tensor of ``value``, with its dimensions in the order ``layout`` (default: the program's).
+
+        Each order is computed once.
+        """
+        layout = identity(value.rank) if layout is None else layout
         if value.data is not None:
             return self.constant(value.data.transpose(layout), "operand")
         assert value.node is not None
@@ -107,13 +111,9 @@ class Emitter:
             return value.node
         order = compose(inverse(value.layout), layout)
         key = (value.node, order)  # values of other shapes may share the node
-        if key not in self._stored:
-            self._stored[key] = self.transpose(value.node, order)
-        return self._stored[key]
-
-    def store_plain(self, value: Value) -> Node:
-        """The tensor of ``value`` in the program's order of dimensions."""
-        return self.store(value, identity(value.rank))
+        if key not in self._materialized:
+            self._materialized[key] = self.transpose(value.node, order)
+        return self._materialized[key]
 
     def transpose(self, node: Node, order: Layout) -> Node:
         """Dimension i of the result is dimension ``order[i]``. A view if only dimensions of size 1 change places."""
@@ -127,7 +127,7 @@ class Emitter:
             merged_shape, merged_order = (1, *merged_shape), (0, 2, 1)
         merged, axes = self.reshape(node, merged_shape), list(merged_order)
         if self._find_transpose_limitation(merged_shape, merged_order) is None:
-            moved = self.kernel("transpose", merged, axes)
+            moved = self.call_kernel("transpose", merged, axes)
         else:
             moved = self.call(aten.permute_copy.default, merged, axes)
         return self.reshape(moved, target)
@@ -164,7 +164,7 @@ class Emitter:
             missing + [amounts[start] * math.prod(sizes[1:]) for start, sizes in zip(starts, groups, strict=True)]
             for amounts in (before, after)
         ]
-        return self.reshape(self.kernel("pad", self.reshape(node, merged), *pads, value), result)
+        return self.reshape(self.call_kernel("pad", self.reshape(node, merged), *pads, value), result)
 
     def _crop(self, node: Node, before: Sequence[int], after: Sequence[int]) -> Node:
         for axis, (low, high) in enumerate(zip(before, after, strict=True)):

@@ -26,12 +26,12 @@ _INT8_LIMITS = (-128, 127, torch.int8)
 
 
 def is_cast_from_8_bits(node: Node) -> bool:
-    """Whether ``node`` casts int8 or uint8 to float32."""
+    """Whether ``node`` casts int8 or uint8 to a floating-point type."""
     return is_cast(node) and is_float(node) and _dtype(node.all_input_nodes[0]) in (torch.int8, torch.uint8)
 
 
 def dequantize_from_int8(graph: Graph, emit: Emitter) -> None:
-    """Replace casts of int8 and uint8 to float32, and dequantize operators of uint8, by dequantize operators of int8.
+    """Replace casts from int8 and uint8, and dequantize operators of uint8, by dequantize operators of int8.
 
     A node is left unchanged if no quantize operator reads it: no kernel reads its integers then.
 
@@ -72,13 +72,13 @@ def _to_int8(source: Node, reader: Node, emit: Emitter) -> Node:
     value = source.meta["val"]
     if value.dtype is torch.int8 and value.is_contiguous():
         return source
-    emit.start(reader, reader)
+    emit.set_insertion_point(reader, reader)
     bits = emit.call(aten._to_copy.default, source, dtype=torch.int8, memory_format=torch.contiguous_format)
     if value.dtype is torch.int8:
         return bits
     # The first entry of the table is for -128.
     flipped = np.roll(np.arange(-UINT8_OFFSET, UINT8_OFFSET), UINT8_OFFSET).astype(np.int8)
-    return emit.kernel("quantized_activation", bits, emit.constant(flipped, "table"))
+    return emit.call_kernel("quantized_activation", bits, emit.constant(flipped, "table"))
 
 
 def _dtype(node: Node) -> torch.dtype | None:

@@ -21,6 +21,7 @@ from torch.fx.passes.tools_common import stable_topological_sort
 
 from arm_backend_core.cortex_m.emitter import Emitter
 from arm_backend_core.cortex_m.integer_inputs import dequantize_from_int8, is_cast_from_8_bits
+from arm_backend_core.cortex_m.quantized_value import QuantizedValue
 from arm_backend_core.cortex_m.rules import (  # noqa: F401  (register rules)
     convolution,
     elementwise,
@@ -32,14 +33,13 @@ from arm_backend_core.cortex_m.rules import (  # noqa: F401  (register rules)
 from arm_backend_core.cortex_m.rules.context import (
     MULTI_RESULT_RULES,
     Context,
-    Result,
+    ResultQuantization,
     apply_table,
     find_rule,
     read_operand,
     requantize,
 )
 from arm_backend_core.cortex_m.tables import match_univariate
-from arm_backend_core.cortex_m.values import Value
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported, compiler_fault
 from arm_backend_core.fusion.rules import get_scale_factor
@@ -73,7 +73,8 @@ def lower_to_kernels(program: ExportedProgram, isa: Isa) -> dict[Node, Unsupport
         isa: instruction set of the kernels.
 
     Returns:
-        For each operator that stays in floating point, the reason.
+        The reasons why operators stay in floating point: those whose lowering failed, and those without a kernel.
+        Operators with a kernel that the quantizer left in floating point are missing.
     """
     dequantize_from_int8(program.graph, Emitter(program.graph_module, isa))
     lowering = _KernelLowering(program, isa)
@@ -133,18 +134,20 @@ class _KernelLowering:
         self.constants: dict[Node, Any] = dict(constants_of(program))
         self.refusals: dict[Node, Unsupported] = {}
         self._isa, self._graph = isa, program.graph
-        self._values: dict[Node, Value] = {}
+        self._values: dict[Node, QuantizedValue] = {}
         self._emit = Emitter(program.graph_module, isa)
         self._qparams = QParamsReader(self.constants)
 
     def lower(self, quantize: Node) -> None:
-        """Compute a quantize node by kernels; a refusal is kept for its operator."""
+        """Compute a quantize node by kernels. ``refusals`` gets the reason if that fails."""
         source = quantize.all_input_nodes[0]
         if source.op == "placeholder" and source not in self.constants:
             self._make_contiguous(quantize)
             return  # it quantizes a model input
         anchor, _ = _split_activation(source)
-        self._emit.start(quantize, anchor.all_input_nodes[0] if anchor.target is operator.getitem else anchor)
+        self._emit.set_insertion_point(
+            quantize, anchor.all_input_nodes[0] if anchor.target is operator.getitem else anchor
+        )
         try:
             self._values[quantize] = self._compute(quantize, source)
         except Unsupported as refusal:
@@ -159,14 +162,14 @@ class _KernelLowering:
         """Convert the integers of a remaining quantize node to contiguous memory format, which the kernels need."""
         if is_contiguous_or_false(quantize.meta["val"]) or not all(map(is_dequantize, quantize.users)):
             return  # a delegate reads the integers in their own format
-        self._emit.start(quantize.next, quantize)
+        self._emit.set_insertion_point(quantize.next, quantize)
         copied = self._emit.call(aten.clone.default, quantize, memory_format=torch.contiguous_format)
         quantize.replace_all_uses_with(copied, delete_user_cb=lambda user: user is not copied)
 
-    def _compute(self, quantize: Node, source: Node) -> Value:
+    def _compute(self, quantize: Node, source: Node) -> QuantizedValue:
         q = self._qparams.read(quantize)
         if source in self.constants:
-            return Value.from_constant(
+            return QuantizedValue.from_constant(
                 q.quantize(self.constants[source].detach().double().numpy()).astype(q.dtype.numpy), q
             )
         if q.dtype is not DType.INT8:
@@ -182,12 +185,12 @@ class _KernelLowering:
                 raise no_table from None
             cx = Context(self._emit, self._isa, self._values, self.constants, anchor, _result_before(activation, q))
             value = rule(cx)
-            return Value(q, value.shape, value.layout, value.node, value.data)
+            return QuantizedValue(q, value.shape, value.layout, value.node, value.data)
         operand = self._operand(function.source)
         operand.require_int8()
         return apply_table(self._emit, operand, function.tabulate(quantize, self.constants), q)
 
-    def _operand(self, dequantize: Node) -> Value:
+    def _operand(self, dequantize: Node) -> QuantizedValue:
         return read_operand(dequantize, self._values, self.constants, self._qparams)
 
     def replace_quantize_nodes(self) -> None:
@@ -195,8 +198,8 @@ class _KernelLowering:
         for quantize, value in self._values.items():
             if not quantize.users:
                 continue
-            self._emit.start(quantize, value.node or quantize)
-            quantize.replace_all_uses_with(self._emit.store_plain(value))
+            self._emit.set_insertion_point(quantize, value.node or quantize)
+            quantize.replace_all_uses_with(self._emit.materialize(value))
         for node in self._graph.nodes:
             if is_dequantize(node) and node.all_input_nodes[0].meta["val"].is_contiguous():
                 node.meta["val"] = node.meta["val"].contiguous()
@@ -216,7 +219,7 @@ def _split_activation(node: Node) -> tuple[Node, list[Node]]:
         node = operand
 
 
-def _result_before(activation: list[Node], q: QParams) -> Result:
+def _result_before(activation: list[Node], q: QParams) -> ResultQuantization:
     """Quantization and limits of an operator's result, given the parameters ``q`` after its ``activation``."""
     low, high, factor = float(q.qmin), float(q.qmax), 1.0
     for node in reversed(activation):
@@ -229,4 +232,4 @@ def _result_before(activation: list[Node], q: QParams) -> Result:
         limits = q.quantize(bounds)
         low, high = max(low, float(limits[0])), min(high, float(limits[1]))
     scaled = QParams(float(q.scale) / factor, q.zero_point, q.dtype, q.qmin, q.qmax)
-    return Result(scaled, int(low), int(high))
+    return ResultQuantization(scaled, int(low), int(high))

@@ -18,7 +18,7 @@ from arm_backend_core.quantization.quantizer import ArmQuantizer
 from arm_backend_core.targets.compile_spec import CortexMCompileSpec
 
 aten = torch.ops.aten
-#: Products whose kernel takes and gives int8.
+#: Matrix products whose kernel takes and returns int8.
 _PRODUCTS = (aten.matmul.default, aten.bmm.default, aten.mm.default)
 
 

@@ -1,6 +1,6 @@
-"""Functions of one tensor: any chain of elementwise operators between two int8 tensors becomes a table of 256 entries.
+"""Functions of one tensor: a table replaces the elementwise operators that compute one int8 tensor from another.
 
-The entries are those that PyTorch's quantized graph computes, so the result is equal to it.
+The 256 entries of the table are those that PyTorch's quantized graph computes, so the result is equal to it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ class UnivariateFunction:
     """An elementwise function of one quantized tensor.
 
     Attributes:
-        source: the dequantize node that the function reads; others may read the same integers.
+        source: a dequantize node that the function reads. The function may read other dequantize nodes of the same
+            integers.
         nodes: its operators, in program order.
-        result: the last of them.
+        result: the last operator.
     """
 
     source: Node
@@ -34,7 +35,7 @@ class UnivariateFunction:
     result: Node
 
     def tabulate(self, quantize: Node, constants: Mapping[Node, Any]) -> Array:
-        """The 256 int8 results, the first for the integer -128, quantized as ``quantize`` does."""
+        """The 256 int8 results with the parameters of the node ``quantize``. The first is for the integer -128."""
         integers = torch.arange(-128, 128, dtype=torch.int16).to(torch.int8)
         values: dict[Node, Any] = {}
 

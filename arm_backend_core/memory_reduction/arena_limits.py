@@ -113,7 +113,7 @@ def find_program_that_fits(
         If none fits and the spec has a budget: the program with the least RAM. The caller then computes in patches or
         reports the exceeded budget. If none fits and there is no budget: ``fast``.
     """
-    available, budget = arena_available(fast), fast.spec.sram_budget
+    available, budget = available_arena_bytes(fast), fast.spec.sram_budget
     limits = (int(available * fraction) for fraction in _LIMITS_TO_FIT)
     specs = [limit_arena(fast.spec, limit) for limit in limits if 0 < limit != fast.spec.configuration.arena_cache_size]
     programs = _compile_all(compile_program, fast, specs)
@@ -139,11 +139,11 @@ def compile_for_less_ram(
         yield from _compile_all(compile_program, fast, [limit_arena(fast.spec, limit)])
 
 
-def arena_available(program: CompiledCandidate) -> int:
-    """Bytes of SRAM for activations: the arena cache size, with a budget at most the budget minus constants in SRAM.
+def available_arena_bytes(program: CompiledCandidate) -> int:
+    """Bytes of SRAM for activations: the arena cache size, but at most the budget minus the constants in SRAM.
 
     Args:
-        program: a compiled program, which has these constants.
+        program: a compiled program with such constants. Its spec has the arena cache size and may have a budget.
     """
     configuration, budget = program.spec.configuration, program.spec.sram_budget
     limit = configuration.arena_cache_size

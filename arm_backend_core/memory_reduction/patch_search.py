@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from arm_backend_core.backends.payload import Payload
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
-from arm_backend_core.memory_reduction.arena_limits import CompiledCandidate, arena_available, try_compile
+from arm_backend_core.memory_reduction.arena_limits import CompiledCandidate, available_arena_bytes, try_compile
 from arm_backend_core.memory_reduction.derived_specs import limit_arena, optimise_for_size
 from arm_backend_core.memory_reduction.patch_based_inference import (
     Stage,
@@ -156,7 +156,7 @@ def find_patches(graph: Graph, smallest: CompiledCandidate, compile_graph: Compi
         compile_graph: compiles a graph for a spec; None if Vela fails.
     """
     found = list[PatchedProgram]()
-    for candidate in list_candidates(graph, arena_available(smallest))[:_MAX_CANDIDATES]:
+    for candidate in list_candidates(graph, available_arena_bytes(smallest))[:_MAX_CANDIDATES]:
         patched = _rewrite(graph, smallest.spec, candidate)
         program = None if patched is None else _compile_candidate(patched, smallest, compile_graph)
         if patched is not None and program is not None and not program.exceeds_sram:
@@ -184,7 +184,7 @@ def _compile_candidate(
     graph: Graph, smallest: CompiledCandidate, compile_graph: CompileGraph
 ) -> CompiledCandidate | None:
     """Compile with an arena limit; if that nearly fits, also for size. None if Vela fails."""
-    spec, available = smallest.spec, arena_available(smallest)
+    spec, available = smallest.spec, available_arena_bytes(smallest)
     figures = smallest.vela.performance or (smallest.vela.total_cycles, smallest.vela.sram_bytes)
     for derived in (limit_arena(spec, available), optimise_for_size(spec)):
         payload = compile_graph(graph, derived)

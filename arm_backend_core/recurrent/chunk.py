@@ -1,4 +1,4 @@
-"""Chunk of a recurrent layer: the program of several consecutive steps, which one call of the loop computes."""
+"""Chunk of a recurrent layer: the program of several consecutive steps, the body of the rolled loop."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ aten = torch.ops.aten
 
 
 class ChunkBuilder(NodeWriter):
-    """Builds the program of one chunk of steps, the body of the loop."""
+    """Builds the program of one chunk of steps."""
 
     def __init__(self, layer: UnrolledLayer, program: ExportedProgram, count: int) -> None:
         super().__init__(Graph())

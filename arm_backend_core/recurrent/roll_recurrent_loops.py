@@ -4,7 +4,7 @@ A recurrent layer is unrolled before quantization, and all its steps have the sa
 into a ``torch.scan`` over chunks of steps. ExecuTorch's runtime calls the delegate of a chunk repeatedly, so weights
 and commands of one chunk are compiled and stored once.
 
-The results equal those of the unrolled steps, because a call passes the same integers to the next call as a step passes
+The results equal those of the unrolled steps, because a call passes the same numbers to the next call as a step passes
 to the next step. One exception: an unrolled first step with a zero state is rounded less often, so its last bit may
 differ.
 """
@@ -57,8 +57,8 @@ if TYPE_CHECKING:
 aten = torch.ops.aten
 SCAN = torch.ops.higher_order.scan
 
-#: Limits of "auto": the steps of one layer, and of all layers together, up to which layers stay unrolled; the allowed
-#: numbers of steps per call.
+#: Limits of "auto". A layer stays unrolled if it has at most ``_MAX_UNROLLED_STEPS``, and all layers together have at
+#: most ``_MAX_TOTAL_STEPS``. Otherwise, a call computes one of the numbers of steps in ``_STEPS_PER_CALL``.
 _MAX_UNROLLED_STEPS, _MAX_TOTAL_STEPS, _STEPS_PER_CALL = 64, 256, range(4, 33)
 
 
@@ -178,9 +178,9 @@ def _replace_by_loop(program: ExportedProgram, layer: UnrolledLayer, count: int,
 
 
 def _bypass_stacks(graph: Graph) -> None:
-    """Redirect readers of one element of stacked step outputs to that output. The stack may become dead code.
+    """Let readers of one element of a stack of step outputs read the step output. The stack may become dead code.
 
-    Readers inside recurrent steps and readers behind other casts do not change.
+    Readers inside recurrent steps do not change, nor do those that cast with other parameters than the step output.
     """
     for stack in graph.find_nodes(op="call_function", target=aten.stack.default):
         parts, dim = cast(list[Node], stack.args[0]), cast(int, stack.args[1] if len(stack.args) > 1 else 0)

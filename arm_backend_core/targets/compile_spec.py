@@ -156,15 +156,15 @@ class EthosUCompileSpec(ArmCompileSpec):
             default alternatives.
         optimise: Vela's goal, "performance" or "size"; "auto" chooses the better result of both, and "ram" the
             program with the least RAM (``alternatives/size_or_speed.py``).
-        cpu: the Cortex-M beside the NPU, whose int8 kernels compute quantized operators that the NPU lacks; None: these
-            operators stay in floating point.
+        cpu: the Cortex-M beside the NPU, whose int8 kernels compute the quantized operators outside delegates; None:
+            these operators stay in floating point.
 
     Attributes:
         sram_budget: available bytes of SRAM, for "auto"; None for no limit.
         accelerator: Vela's name of the NPU.
 
     Raises:
-        ValueError: an argument is wrong; the message names it, the reason, the allowed and the nearest value.
+        ValueError: an argument is wrong; the message names it and the reason, and usually the allowed values.
         ArmBackendError: Vela is not installed, or its release is not supported.
     """
 

@@ -24,8 +24,8 @@ class Isa(Enum):
 
 _ALL, _WITH_DSP, _SCALAR_ONLY = (Isa.MVE, Isa.DSP, Isa.SCALAR), (Isa.DSP, Isa.SCALAR), (Isa.SCALAR,)
 
-#: Processor -> the instruction sets that it may implement, the fastest first. DSP is optional on M33 and M35P, MVE on
-#: M52, M55 and M85 (Arm's Technical Reference Manuals).
+#: Processor -> the instruction sets whose code it may execute, the fastest first. DSP is optional on M33 and M35P, MVE
+#: on M52, M55 and M85 (Arm's Technical Reference Manuals).
 ISAS_BY_CPU: Mapping[str, tuple[Isa, ...]] = {
     "cortex-m0": _SCALAR_ONLY,
     "cortex-m0plus": _SCALAR_ONLY,
@@ -53,7 +53,7 @@ def resolve_isa(cpu: str, isa: Isa | str | None = None) -> Isa:
     """The instruction set of a processor's kernels: ``isa``, or the fastest that the processor may have.
 
     Raises:
-        ValueError: there is no such processor, or it does not have the instruction set.
+        ValueError: there is no such processor, or it never has the instruction set.
     """
     if cpu not in ISAS_BY_CPU:
         hint = suggest_name(str(cpu).replace("_", "-"), ISAS_BY_CPU)

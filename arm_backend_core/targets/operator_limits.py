@@ -107,7 +107,7 @@ def _limit_transpose_conv2d_u85(op: Operation) -> str | None:
 def _limit_small_result(op: Operation) -> str | None:
     # Vela finds no block configuration for most results that are smaller than the stride.
     output, stride = op.output.shape[1:3], op.attrs["stride"]
-    reason = f"stride {tuple(stride)} for a result of {output[0]} x {output[1]} (not larger than the result)"
+    reason = f"stride {tuple(stride)} for a result of {output[0]} x {output[1]} (at most the size of the result)"
     return reason if any(size < step for size, step in zip(output, stride, strict=True)) else None
 
 
@@ -143,7 +143,8 @@ def _limit_batched_stride(op: Operation) -> str | None:
     kernel = op.attrs["kernel"] if "kernel" in op.attrs else op.inputs[1].shape[1:3]
     is_padded, stride = _padding_and_stride(op, kernel)
     images = op.inputs[0].shape[0] if (max(kernel) == 1 if op.kind == "CONV2D" else is_padded) else 1
-    return f"{images} images and stride {stride} (3 at most), padded or of 1x1" if images > 1 and stride > 3 else None
+    reason = f"{images} images and stride {stride} (3 at most) together with padding or a 1x1 kernel"
+    return reason if images > 1 and stride > 3 else None
 
 
 def _limit_argmax(op: Operation) -> str | None:

@@ -26,8 +26,8 @@ MAX_EXTENT = 1 << 16  # the hardware has 16-bit registers for extents
 def plan_swaps(shape: Layout, perms: Layout, dtype: DType, source: Layout) -> tuple[tuple[Layout, Layout], ...] | None:
     """Decompose a TRANSPOSE into TRANSPOSEs (shape, perms) of one swap each.
 
-    A TRANSPOSE that is one supported swap, or moves only dimensions of size 1, is not decomposed. If the first swap
-    exceeds the limits, a TRANSPOSE with one of its dimensions split in two replaces it, which Vela decomposes.
+    A TRANSPOSE that is one supported swap, or moves only dimensions of size 1, is not decomposed. If Vela does not
+    support the first swap behind the RESHAPE of ``source``, one of the dimensions of this swap is split in two.
 
     Args:
         source: the operand's shape before a RESHAPE in front of the TRANSPOSE; ``shape`` if there is no RESHAPE.

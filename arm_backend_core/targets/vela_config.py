@@ -110,7 +110,7 @@ def config_path(config_ini: str | os.PathLike[str]) -> Path:
     """Resolve ``config_ini``, the name of a file in ``shipped_configs`` or a path.
 
     Raises:
-        ValueError: the file does not exist, cannot be read, or its name does not end in ``.ini``.
+        ValueError: the argument is not a path, or the file does not exist, cannot be read, or is not called ``*.ini``.
     """
     if not isinstance(config_ini, (str, os.PathLike)):
         raise ValueError(_format_error("config_ini", config_ini, "it must be a path", shipped_configs()))
@@ -173,7 +173,7 @@ def configure(
         The configuration for the compiler.
 
     Raises:
-        ValueError: an argument is wrong; the message names it, the reason, the allowed and the nearest value.
+        ValueError: an argument is wrong; the message names it and the reason, and usually the allowed values.
     """
     path = config_path(config_ini)
     _check_system_config(target, system_config, path)

@@ -43,7 +43,7 @@ def find_converter() -> str:
     """Find the model converter: ``MODEL_CONVERTER_PATH``, the installed package, or ``PATH``; returns its path.
 
     Raises:
-        ArmBackendError: it is not found.
+        ArmBackendError: it is not found, or ``MODEL_CONVERTER_PATH`` is not an executable file.
     """
     if explicit := os.environ.get("MODEL_CONVERTER_PATH"):
         if not os.access(explicit, os.X_OK) or not os.path.isfile(explicit):

@@ -65,7 +65,7 @@ def _handle_request(
 
 
 def receive(stream: IO[bytes]) -> Any:
-    """Read the next message; None if the stream ends before it.
+    """Read the next message; None if the stream ends before it or within its length prefix.
 
     Raises:
         EOFError: the stream ends after the length prefix.

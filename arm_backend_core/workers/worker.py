@@ -99,7 +99,7 @@ class Worker:
             timeout: seconds after which the process is killed; None waits forever.
 
         Raises:
-            WorkerError: the request raised.
+            WorkerError: the request raised an exception.
             WorkerDied: the process crashed, exited, or exceeded ``timeout`` and was killed.
         """
         with self._lock:

@@ -32,7 +32,7 @@ def test_transpose_within_the_limits_of_its_kernel(isa: Isa, shape: tuple[int, .
     module = _program(shape)
     x, output = module.graph.nodes
     emitter = Emitter(module, isa)
-    emitter.start(output, x)
+    emitter.set_insertion_point(output, x)
     output.args = (emitter.transpose(x, order),)
     module.recompile()
     targets = [str(node.target) for node in module.graph.nodes]

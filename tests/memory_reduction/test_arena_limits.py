@@ -11,7 +11,7 @@ import torch
 from arm_backend_core.backends.payload import Payload
 from arm_backend_core.memory_reduction.arena_limits import (
     CompiledCandidate,
-    arena_available,
+    available_arena_bytes,
     find_least_ram,
     find_program_that_fits,
 )
@@ -120,6 +120,6 @@ def test_constants_in_sram_count_as_ram(exported: Mapping[str, ExportResult]) ->
         spec.sram_budget = budget
         assert CompiledCandidate(in_sram, spec).exceeds_sram == exceeds
         assert not CompiledCandidate(payload, spec).exceeds_sram
-    assert arena_available(CompiledCandidate(in_sram, spec)) == 999
+    assert available_arena_bytes(CompiledCandidate(in_sram, spec)) == 999
     spec.sram_budget = 200
-    assert arena_available(CompiledCandidate(in_sram, spec)) == 0
+    assert available_arena_bytes(CompiledCandidate(in_sram, spec)) == 0

@@ -1,4 +1,4 @@
-"""Instructions of the steps of CMSIS-NN's kernels, counted by execution.
+"""Instructions of the steps of CPU kernels, mostly counted by execution.
 
 The kernels of CMSIS-NN 7, compiled by GCC 12.2 with -Ofast, were executed in QEMU, which counts instructions
 (``-icount shift=0``), for 110 shapes and four machine codes: Cortex-M0, M3, M4 and M55. The numbers are the
@@ -56,7 +56,7 @@ MUL = Counts(89, 30, 36, 6.8)
 #: Rough: two conversions to float, a division and a quantization. MVE code divides one by one.
 DIV_WITH_FPU, DIV_WITHOUT_FPU = 70, Counts(850, 420, 420, 70)
 MINIMUM = Counts(12, 8, 8, 1.15)
-#: The gathering load of MVE takes a cycle per lane (Cortex-M55 Software Optimization Guide): counted as instructions.
+#: The gather load of MVE takes a cycle per lane (Cortex-M55 Software Optimization Guide): counted as instructions.
 TABLE = Counts(9, 6, 6, 1.3)
 #: The MVE code of softmax does not compile with GCC 12.2. Its number is about a fourth of that of the scalar code,
 #: because it computes four lanes.

@@ -79,8 +79,8 @@ def kernel_work(name: str, processor: Processor, arguments: Sequence[Any]) -> Wo
     return Work(work.macs, work.instructions + per.CALL)
 
 
-def _vectors(code: Code, depth: int) -> int:
-    """Steps of an inner product of ``depth`` terms."""
+def _inner_product_steps(code: Code, depth: int) -> int:
+    """Number of steps of an inner product of ``depth`` terms: MVE code computes a vector of products in each."""
     return -(-depth // per.MVE_LANES) if code is Code.MVE else depth
 
 
@@ -90,7 +90,7 @@ def _matrix_product(call: Call, pixels: int, depth: int, channels: int, product:
     single = pixels % together
     products = (pixels - single) * call.count(product) + single * call.count(per.SINGLE_PIXEL_PRODUCT)
     results = pixels * channels * call.count(per.CONVOLUTION_RESULT)
-    return results + products * channels * _vectors(call.code, depth)
+    return results + products * channels * _inner_product_steps(call.code, depth)
 
 
 def _convolution(call: Call, pixels: int, taps: int, inputs: int, channels: int) -> float:
@@ -135,18 +135,18 @@ def _depthwise(call: Call) -> Work:
 def _transposed(call: Call) -> Work:
     image, weight, _, stride = call.arguments[:4]
     channels, inputs, taps = weight[0], weight[3], math.prod(weight[1:3])
-    inputs_pixels, pixels = math.prod(image[:3]), math.prod(call.result[:3])
-    macs = inputs_pixels * taps * inputs * channels
+    input_pixels, pixels = math.prod(image[:3]), math.prod(call.result[:3])
+    macs = input_pixels * taps * inputs * channels
     if max(stride) <= 2 and inputs > 16:  # a convolution of the upsampled input (kernels/scratch.py)
         return Work(macs, _convolution(call, pixels, taps, inputs, channels))
-    adds = inputs_pixels * taps * channels * _blocks(call.code, inputs)
+    adds = input_pixels * taps * channels * _adds_per_tap(call.code, inputs)
     of_results = call.elements * call.count(per.TRANSPOSED_RESULT)
     return Work(macs, macs * call.count(per.TRANSPOSED_PRODUCT) + adds * call.count(per.TRANSPOSED_TAP) + of_results)
 
 
-def _blocks(code: Code, depth: int) -> int:
+def _adds_per_tap(code: Code, depth: int) -> int:
     """Number of times that a transposed convolution adds to a result per tap: MVE code adds once for each vector."""
-    return _vectors(code, depth) if code is Code.MVE else 1
+    return _inner_product_steps(code, depth) if code is Code.MVE else 1
 
 
 @_work("quantized_linear")
@@ -160,7 +160,7 @@ def _matmul(call: Call) -> Work:
 
 
 def _rows_by_columns(call: Call, depth: int, result: Counts, product: Counts) -> Work:
-    steps = call.count(result) + _vectors(call.code, depth) * call.count(product)
+    steps = call.count(result) + _inner_product_steps(call.code, depth) * call.count(product)
     return Work(call.elements * depth, call.elements * steps)
 
 

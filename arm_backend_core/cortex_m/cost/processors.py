@@ -16,7 +16,7 @@ class Code(Enum):
     """
 
     BASELINE = 0
-    """Armv6-M and Armv8-M Baseline: 16-bit instructions, no product of 64 bits."""
+    """Armv6-M and Armv8-M Baseline: mostly 16-bit instructions, no multiplication with a result of 64 bits."""
 
     MAINLINE = 1
     """Armv7-M and Armv8-M Mainline, without SIMD instructions."""

@@ -44,7 +44,7 @@ def _find_row_limitation(geometry: ConvGeometry) -> str | None:
     if geometry.padding[0]:
         return "a convolution of one row must have no vertical padding"
     if padding and (padding - 1) % stride:
-        # The code assumes that the first geometry with padding on the right has a single pixel of it.
+        # The code assumes that the first window that reads padding on the right reads a single pixel of it.
         return f"the padding {padding} of a convolution of one row must be 1 plus a multiple of the stride {stride}"
     return None
 

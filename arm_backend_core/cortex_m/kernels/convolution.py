@@ -19,7 +19,12 @@ from arm_backend_core.cortex_m.kernels.cmsis_nn_limitations import (
     find_transpose_conv2d_limitation,
 )
 from arm_backend_core.cortex_m.kernels.registry import Array, Shape, kernel
-from arm_backend_core.cortex_m.kernels.scratch import ConvGeometry, convolution_bytes, depthwise_bytes, transpose_bytes
+from arm_backend_core.cortex_m.kernels.scratch import (
+    ConvGeometry,
+    convolution_bytes,
+    depthwise_bytes,
+    transpose_conv2d_bytes,
+)
 from arm_backend_core.targets.cortex_m import Isa
 
 _BEGIN = "Tensor input, Tensor weight, Tensor? bias, int[] stride, int[] padding, "
@@ -81,7 +86,7 @@ def _depthwise_scratch(isa: Isa, image: Shape, weight: Shape, *rest: Any) -> tup
 
 
 def _transpose_conv2d_scratch(isa: Isa, image: Shape, weight: Shape, *rest: Any) -> tuple[int, ...]:
-    return transpose_bytes(isa, _geometry(_transpose_conv2d_shape, image, weight, *rest), weight[0])
+    return transpose_conv2d_bytes(isa, _geometry(_transpose_conv2d_shape, image, weight, *rest), weight[0])
 
 
 def _conv2d_limitation(isa: Isa, image: Shape, weight: Shape, bias: Shape | None, *rest: Any) -> str | None:

@@ -167,7 +167,8 @@ def minimum(first: Array, second: Array) -> Array:
     """Lesser of two int8 tensors of one scale and zero point (``arm_minimum_s8``).
 
     Broadcasts all axes; ``find_broadcast_limitation`` has the exceptions. The kernel ignores memory formats: tensors
-    that are broadcast must be contiguous, unless one has a single element; others must have one memory format.
+    of different shapes must be contiguous, unless one has a single element. Tensors of equal shapes must have the same
+    memory format.
     """
     return np.minimum(first, second)
 

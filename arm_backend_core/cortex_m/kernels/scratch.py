@@ -118,7 +118,7 @@ def is_upsampled(geometry: ConvGeometry) -> bool:
     return max(geometry.stride) <= 2 and geometry.input_channels > _UPSAMPLED_CHANNELS
 
 
-def transpose_bytes(isa: Isa, geometry: ConvGeometry, output_channels: int) -> tuple[int, int]:
+def transpose_conv2d_bytes(isa: Isa, geometry: ConvGeometry, output_channels: int) -> tuple[int, int]:
     """``arm_transpose_conv_s8_get_buffer_size`` and ``arm_transpose_conv_s8_get_reverse_conv_buffer_size``."""
     height, width = geometry.kernel
     if is_upsampled(geometry):

@@ -51,7 +51,7 @@ def softmax_parameters(scale: float) -> tuple[int, int, int]:
     """Multiplier, shift and ``diff_min`` of the kernel for the input's scale.
 
     A difference of the input from the row's maximum, times the scale, becomes the exponent. Differences below
-    ``diff_min``, whose exponent is -31 or less, have the result 0.
+    ``diff_min``, whose exponents are below -15.5, have the result 0.
 
     Raises:
         ValueError: the kernel does not support the scale: below 2^-27, or 16 and above.

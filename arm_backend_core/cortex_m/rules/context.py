@@ -14,7 +14,7 @@ from torch.fx import Node
 from arm_backend_core.cortex_m.arithmetic import quantize_multiplier
 from arm_backend_core.cortex_m.emitter import Emitter
 from arm_backend_core.cortex_m.kernels.registry import Array
-from arm_backend_core.cortex_m.values import Value
+from arm_backend_core.cortex_m.quantized_value import QuantizedValue
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.lowering.qparams_reader import QParamsReader
 from arm_backend_core.nodes import is_dequantize, overload_of
@@ -36,8 +36,8 @@ class Weight:
 
 
 @dataclass(frozen=True)
-class Result:
-    """Quantization and limits of the result that a rule computes.
+class ResultQuantization:
+    """Quantization parameters and limits of the result that a rule computes.
 
     Attributes:
         q: quantization parameters of the operator's own result.
@@ -57,23 +57,23 @@ class Context:
         emit: inserts kernel calls.
         isa: instruction set of the kernels.
         node: the operator that is lowered.
-        result: parameters of its result.
+        result: quantization of its result.
     """
 
     def __init__(
         self,
         emit: Emitter,
         isa: Isa,
-        values: Mapping[Node, Value],
+        values: Mapping[Node, QuantizedValue],
         constants: Mapping[Node, Any],
         node: Node,
-        result: Result,
+        result: ResultQuantization,
     ) -> None:
         self.emit, self.isa, self.node, self.result = emit, isa, node, result
         self._values, self._constants = values, constants
         self._qparams = QParamsReader(constants)
 
-    def operand(self, argument: Any) -> Value:
+    def operand(self, argument: Any) -> QuantizedValue:
         """The quantized tensor that an argument dequantizes.
 
         Raises:
@@ -92,7 +92,7 @@ class Context:
         """A constant weight with output channels along ``axis``.
 
         Raises:
-            Unsupported: the weight is computed at run time, or is not quantized per tensor or per output channel.
+            Unsupported: the weight is not quantized, is computed at run time, or is quantized along another dimension.
         """
         if not isinstance(argument, Node) or not is_dequantize(argument):
             raise Unsupported("its weight is not quantized")
@@ -131,29 +131,29 @@ class Context:
         multiplier, shift = _multipliers(accumulator_scale / float(self.result.q.scale), channels)
         return self.emit.constant(multiplier, "multiplier"), self.emit.constant(shift, "shift")
 
-    def make_result(self, node: Node, layout: Sequence[int] | None = None) -> Value:
+    def make_result(self, node: Node, layout: Sequence[int] | None = None) -> QuantizedValue:
         """Describe the rule's result, which ``node`` computes in ``layout`` (default: the program's)."""
-        return Value.from_node(node, self.result.q, None if layout is None else tuple(layout))
+        return QuantizedValue.from_node(node, self.result.q, None if layout is None else tuple(layout))
 
-    def clamp(self, value: Value) -> Value:
+    def clamp(self, value: QuantizedValue) -> QuantizedValue:
         """Clamp the result of a kernel that has no limits of its own."""
         if (self.result.low, self.result.high) == (-128, 127):
             return value
         table = np.clip(np.arange(-128, 128), self.result.low, self.result.high).astype(np.int8)
         return apply_table(self.emit, value, table, self.result.q)
 
-    def requantize(self, value: Value, q: QParams) -> Value:
+    def requantize(self, value: QuantizedValue, q: QParams) -> QuantizedValue:
         """The same real numbers with other quantization parameters."""
         return requantize(self.emit, value, q)
 
 
 def read_operand(
-    argument: Any, values: Mapping[Node, Value], constants: Mapping[Node, Any], qparams: QParamsReader
-) -> Value:
+    argument: Any, values: Mapping[Node, QuantizedValue], constants: Mapping[Node, Any], qparams: QParamsReader
+) -> QuantizedValue:
     """The quantized tensor that ``argument``, a dequantize node, reads.
 
     Raises:
-        Unsupported: ``argument`` is no per-tensor dequantize node.
+        Unsupported: ``argument`` is not a per-tensor dequantize node.
     """
     if not isinstance(argument, Node) or not is_dequantize(argument):
         raise Unsupported(f"it reads '{argument}', which is not quantized")
@@ -163,20 +163,20 @@ def read_operand(
     if source in values:
         return values[source]
     if source in constants:
-        return Value.from_constant(constants[source].detach().numpy(), q)
-    return Value.from_node(source, q)
+        return QuantizedValue.from_constant(constants[source].detach().numpy(), q)
+    return QuantizedValue.from_node(source, q)
 
 
-def apply_table(emit: Emitter, value: Value, table: Array, q: QParams) -> Value:
+def apply_table(emit: Emitter, value: QuantizedValue, table: Array, q: QParams) -> QuantizedValue:
     """Apply a table of 256 int8 entries, the first of which is for -128."""
     if value.data is not None:
-        return Value.from_constant(table[value.data.astype(np.int64) + 128], q)
+        return QuantizedValue.from_constant(table[value.data.astype(np.int64) + 128], q)
     assert value.node is not None
-    node = emit.kernel("quantized_activation", value.node, emit.constant(table, "table"))
-    return Value.from_node(node, q, value.layout)
+    node = emit.call_kernel("quantized_activation", value.node, emit.constant(table, "table"))
+    return QuantizedValue.from_node(node, q, value.layout)
 
 
-def requantize(emit: Emitter, value: Value, q: QParams) -> Value:
+def requantize(emit: Emitter, value: QuantizedValue, q: QParams) -> QuantizedValue:
     """The same real numbers with other quantization parameters, by a table."""
     if value.q.is_equivalent(q):
         return value
@@ -184,13 +184,13 @@ def requantize(emit: Emitter, value: Value, q: QParams) -> Value:
     return apply_table(emit, value, q.quantize(real).astype(np.int8), q)
 
 
-Rule = Callable[[Context], Value]
+Rule = Callable[[Context], QuantizedValue]
 RULES: dict[OpOverload, Rule] = {}
 """The rules by ATen overload. ``arm_backend_core.cortex_m.lower`` imports all families."""
 
 
 MULTI_RESULT_RULES: dict[OpOverload, Rule] = {}
-"""The rules of operators of several results. Such a rule computes one result: its node is the ``getitem`` node."""
+"""The rules of operators of several results. Such a rule computes one result: ``Context.node`` is its ``getitem``."""
 
 
 def rule(*overloads: OpOverload, table: dict[OpOverload, Rule] = RULES) -> Callable[[Rule], Rule]:

@@ -11,9 +11,9 @@ import torch
 from torch.fx import Node
 
 from arm_backend_core.cortex_m.emitter import KernelLimitation
+from arm_backend_core.cortex_m.quantized_value import QuantizedValue
 from arm_backend_core.cortex_m.rules.context import Context, Weight, rule, single_multiplier
 from arm_backend_core.cortex_m.rules.images import from_image, read_pair, spatial_pair, to_image
-from arm_backend_core.cortex_m.values import Value
 from arm_backend_core.nodes import arguments_of
 from arm_backend_core.targets.cortex_m import Isa
 
@@ -35,7 +35,7 @@ def _spatial_axes(cx: Context, arguments: dict[str, Any]) -> int:
 
 
 @rule(aten.conv1d.default, aten.conv2d.default)
-def convolve(cx: Context) -> Value:
+def convolve(cx: Context) -> QuantizedValue:
     """Convolution of [(N,) C, (H,) W]."""
     arguments = arguments_of(cx.node)
     pad_height, pad_width = read_pair(arguments["padding"], _spatial_axes(cx, arguments), 0)
@@ -43,7 +43,7 @@ def convolve(cx: Context) -> Value:
 
 
 @rule(aten.conv1d.padding, aten.conv2d.padding)
-def convolve_with_padding_mode(cx: Context) -> Value:
+def convolve_with_padding_mode(cx: Context) -> QuantizedValue:
     """Convolution with padding "same" or "valid"; an odd total pads one more at the end, as in PyTorch."""
     arguments = arguments_of(cx.node)
     spatial = _spatial_axes(cx, arguments)
@@ -55,7 +55,7 @@ def convolve_with_padding_mode(cx: Context) -> Value:
     return _convolve(cx, arguments, (height // 2, height - height // 2, width // 2, width - width // 2))
 
 
-def _convolve(cx: Context, arguments: dict[str, Any], pad: tuple[int, int, int, int]) -> Value:
+def _convolve(cx: Context, arguments: dict[str, Any], pad: tuple[int, int, int, int]) -> QuantizedValue:
     spatial = _spatial_axes(cx, arguments)
     conv = ConvParameters(read_pair(arguments["stride"], spatial, 1), pad, read_pair(arguments["dilation"], spatial, 1))
     x, weight = cx.operand(arguments["input"]), _image_weight(cx.weight(arguments["weight"], 0))
@@ -71,7 +71,7 @@ def _image_weight(weight: Weight) -> Weight:
 
 
 def _pad_image(
-    cx: Context, image: Node, x: Value, conv: ConvParameters, kernel: Sequence[int]
+    cx: Context, image: Node, x: QuantizedValue, conv: ConvParameters, kernel: Sequence[int]
 ) -> tuple[Node, list[int]]:
     """Return the image, and the (vertical, horizontal) padding that the kernel applies to it.
 
@@ -85,7 +85,7 @@ def _pad_image(
 
 
 def convolve_image(
-    cx: Context, x: Value, image: Node, weight: Weight, bias: Any, conv: ConvParameters, groups: int
+    cx: Context, x: QuantizedValue, image: Node, weight: Weight, bias: Any, conv: ConvParameters, groups: int
 ) -> Node:
     """Convolve an NHWC image with a weight [OC, C / groups, KH, KW]; returns an NHWC image.
 
@@ -108,7 +108,13 @@ def convolve_image(
 
 
 def _call_convolution(
-    cx: Context, x: Value, image: Node, weight: Weight, bias: Any, parameters: tuple[list[int], ...], groups: int
+    cx: Context,
+    x: QuantizedValue,
+    image: Node,
+    weight: Weight,
+    bias: Any,
+    parameters: tuple[list[int], ...],
+    groups: int,
 ) -> Node:
     """Call a kernel with stride, padding and dilation ``parameters``."""
     channels, (n, *_, in_channels) = weight.data.shape[0], image.meta["val"].shape
@@ -126,11 +132,11 @@ def _call_convolution(
     arguments += [-x.zero_point, cx.result.q.zero_point]
     arguments += cx.requantization(accumulator_scale, channels)
     name = "quantized_depthwise_conv2d_nhwc" if is_depthwise else "quantized_conv2d_nhwc"
-    return cx.emit.kernel(name, *arguments, cx.result.low, cx.result.high)
+    return cx.emit.call_kernel(name, *arguments, cx.result.low, cx.result.high)
 
 
 @rule(aten.conv_transpose1d.default, aten.conv_transpose2d.input)
-def convolve_transposed(cx: Context) -> Value:
+def convolve_transposed(cx: Context) -> QuantizedValue:
     """Transposed convolution of [(N,) C, (H,) W].
 
     Its kernel has no groups and no dilation, and fails for some paddings. In these cases, the operator becomes a
@@ -161,13 +167,13 @@ def convolve_transposed(cx: Context) -> Value:
 
 
 def _call_transposed(
-    cx: Context, x: Value, image: Node, weight: Weight, bias: Any, parameters: tuple[list[int], ...]
+    cx: Context, x: QuantizedValue, image: Node, weight: Weight, bias: Any, parameters: tuple[list[int], ...]
 ) -> Node:
     """Call the kernel with stride, padding, output padding and dilation ``parameters``."""
     channels = weight.data.shape[1]
     accumulator_scale = x.scale * weight.scale
     bias_data = cx.bias(bias, accumulator_scale, channels)
-    return cx.emit.kernel(
+    return cx.emit.call_kernel(
         "quantized_transpose_conv2d_nhwc",
         *(image, cx.emit.constant(weight.data.transpose(1, 2, 3, 0), "weight")),
         cx.emit.constant(np.zeros(channels, np.int32) if bias_data is None else bias_data, "bias"),
@@ -196,7 +202,7 @@ def _mirror(weight: Weight, groups: int) -> Weight:
 
 
 @rule(aten.linear.default)
-def multiply_by_weight(cx: Context) -> Value:
+def multiply_by_weight(cx: Context) -> QuantizedValue:
     """Linear layer of [..., IC] and a weight [OC, IC].
 
     With per-channel scales, it is a 1x1 convolution: ``quantized_linear`` has one multiplier for all channels.
@@ -205,7 +211,7 @@ def multiply_by_weight(cx: Context) -> Value:
     x, weight = cx.operand(arguments["input"]), cx.weight(arguments["weight"], 0)
     last = x.rank - 1
     layout = x.layout if x.layout[-1] == last else tuple(range(x.rank))
-    stored = cx.emit.store(x, layout)
+    stored = cx.emit.materialize(x, layout)
     shape: Sequence[int] = stored.meta["val"].shape
     channels, in_channels = weight.data.shape
     if weight.scale.ndim == 0 or np.all(weight.scale == weight.scale.flat[0]):
@@ -217,7 +223,7 @@ def multiply_by_weight(cx: Context) -> Value:
     return cx.make_result(cx.emit.reshape(node, (*shape[:-1], channels)), layout)
 
 
-def _multiply_per_tensor(cx: Context, x: Value, stored: Node, weight: Weight, bias: Any) -> Node:
+def _multiply_per_tensor(cx: Context, x: QuantizedValue, stored: Node, weight: Weight, bias: Any) -> Node:
     scale = x.scale * float(weight.scale.flat[0])
     channels = weight.data.shape[0]
     bias_data = cx.bias(bias, np.asarray(scale), channels)
@@ -229,7 +235,7 @@ def _multiply_per_tensor(cx: Context, x: Value, stored: Node, weight: Weight, bi
     elif bias_data is not None:
         bias_node = cx.emit.constant(bias_data, "bias")
     limits = cx.result.high, cx.result.low  # the schema has the upper limit first
-    return cx.emit.kernel(
+    return cx.emit.call_kernel(
         "quantized_linear",
         *(stored, cx.emit.constant(weight.data, "weight"), bias_node, sums_node),
         *(-x.zero_point, 0, cx.result.q.zero_point, [multiplier], [shift], *limits),
@@ -237,7 +243,7 @@ def _multiply_per_tensor(cx: Context, x: Value, stored: Node, weight: Weight, bi
 
 
 @rule(aten.matmul.default, aten.bmm.default, aten.mm.default)
-def multiply_matrices(cx: Context) -> Value:
+def multiply_matrices(cx: Context) -> QuantizedValue:
     """Product of two computed tensors [..., M, K] and [..., K, N]; a vector is one row or column."""
     first, second = (cx.operand(argument) for argument in cx.node.args[:2])
     batch = np.broadcast_shapes(first.shape[:-2], second.shape[:-2])
@@ -245,11 +251,11 @@ def multiply_matrices(cx: Context) -> Value:
     columns = second.shape[-1] if second.rank > 1 else 1
     batch_size = int(np.prod(batch))
     swapped = (*range(second.rank - 2), second.rank - 1, second.rank - 2) if second.rank > 1 else (0,)
-    left, right = cx.emit.store_plain(first), cx.emit.store(second, swapped)
+    left, right = cx.emit.materialize(first), cx.emit.materialize(second, swapped)
     left = cx.emit.expand(_with_rank(cx, left, len(batch) + 2), (*batch, rows, depth))
     right = cx.emit.expand(_with_rank(cx, right, len(batch) + 2), (*batch, columns, depth))
     multiplier, shift = single_multiplier(first.scale * second.scale / float(cx.result.q.scale))
-    node = cx.emit.kernel(
+    node = cx.emit.call_kernel(
         "quantized_batch_matmul",
         *(cx.emit.reshape(left, (batch_size, rows, depth)), -first.zero_point),
         *(cx.emit.reshape(right, (batch_size, columns, depth)), -second.zero_point),

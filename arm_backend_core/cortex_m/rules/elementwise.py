@@ -13,8 +13,8 @@ from torch.fx import Node
 from arm_backend_core.cortex_m.arithmetic import quantize_multiplier
 from arm_backend_core.cortex_m.emitter import KernelLimitation
 from arm_backend_core.cortex_m.kernels.elementwise import ADD_LEFT_SHIFT
+from arm_backend_core.cortex_m.quantized_value import QuantizedValue
 from arm_backend_core.cortex_m.rules.context import Context, apply_table, rule, single_multiplier
-from arm_backend_core.cortex_m.values import Value
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.nodes import arguments_of
 from arm_backend_core.permutation import Layout, identity
@@ -24,35 +24,35 @@ aten = torch.ops.aten
 _SLOPE_TOLERANCE = 1e-6
 
 
-def _with_rank(cx: Context, value: Value, rank: int) -> Value:
+def _with_rank(cx: Context, value: QuantizedValue, rank: int) -> QuantizedValue:
     """Add leading dimensions of size 1."""
     added = rank - value.rank
     if not added:
         return value
     shape = (*(1,) * added, *value.shape)
     if value.data is not None:
-        return Value.from_constant(value.data.reshape(shape), value.q)
+        return QuantizedValue.from_constant(value.data.reshape(shape), value.q)
     assert value.node is not None
     node = cx.emit.reshape(value.node, (*(1,) * added, *value.node.meta["val"].shape))
-    return Value(value.q, shape, (*range(added), *(axis + added for axis in value.layout)), node=node)
+    return QuantizedValue(value.q, shape, (*range(added), *(axis + added for axis in value.layout)), node=node)
 
 
-def _common_layout(values: Sequence[Value]) -> Layout:
+def _common_layout(values: Sequence[QuantizedValue]) -> Layout:
     """The layout of the largest computed operand, into which the others are converted."""
     largest = max(values, key=lambda value: (value.data is None, math.prod(value.shape)))
     return largest.layout if largest.data is None else identity(largest.rank)
 
 
-def _operands(cx: Context) -> tuple[list[Value], list[Node], Layout]:
+def _operands(cx: Context) -> tuple[list[QuantizedValue], list[Node], Layout]:
     """Both operands, their tensors in one layout, and the layout."""
     return _align(cx, [cx.operand(argument) for argument in cx.node.args[:2]])
 
 
-def _align(cx: Context, values: Sequence[Value]) -> tuple[list[Value], list[Node], Layout]:
+def _align(cx: Context, values: Sequence[QuantizedValue]) -> tuple[list[QuantizedValue], list[Node], Layout]:
     """Values with the rank of the result, their tensors in one layout, and the layout."""
     values = [_with_rank(cx, value, cx.node.meta["val"].dim()) for value in values]
     layout = _common_layout(values)
-    return values, [cx.emit.store(value, layout) for value in values], layout
+    return values, [cx.emit.materialize(value, layout) for value in values], layout
 
 
 def _broadcast(cx: Context, tensors: Sequence[Node], layout: Layout) -> tuple[list[Node], tuple[int, ...]]:
@@ -79,18 +79,18 @@ def _is_trailing(small: Sequence[int], shape: Sequence[int]) -> bool:
     return tuple(small[start:]) == tuple(shape[start:])
 
 
-def _finish(cx: Context, node: Node, shape: Sequence[int], layout: Layout) -> Value:
+def _finish(cx: Context, node: Node, shape: Sequence[int], layout: Layout) -> QuantizedValue:
     return cx.make_result(cx.emit.reshape(node, shape), layout)
 
 
 @rule(aten.add.Tensor, aten.sub.Tensor)
-def add(cx: Context) -> Value:
+def add(cx: Context) -> QuantizedValue:
     """Sum or difference. Both operands are scaled to twice the larger scale, with 20 fractional bits."""
     alpha = float(arguments_of(cx.node)["alpha"]) * (-1 if cx.node.target is aten.sub.Tensor else 1)
     return _add(cx, [cx.operand(argument) for argument in cx.node.args[:2]], alpha)
 
 
-def _add(cx: Context, operands: Sequence[Value], alpha: float) -> Value:
+def _add(cx: Context, operands: Sequence[QuantizedValue], alpha: float) -> QuantizedValue:
     """The first operand plus ``alpha`` times the second."""
     values, tensors, layout = _align(cx, operands)
     (first, second), shape = _broadcast(cx, tensors, layout)
@@ -98,7 +98,7 @@ def _add(cx: Context, operands: Sequence[Value], alpha: float) -> Value:
     common = 2 * max(map(abs, factors))
     (multiplier, shift), (other_multiplier, other_shift) = (quantize_multiplier(x / common) for x in factors)
     output = single_multiplier(common / (float(cx.result.q.scale) * (1 << ADD_LEFT_SHIFT)))
-    node = cx.emit.kernel(
+    node = cx.emit.call_kernel(
         "quantized_add",
         *(first, values[0].zero_point, multiplier, shift),
         *(second, values[1].zero_point, other_multiplier, other_shift),
@@ -108,54 +108,56 @@ def _add(cx: Context, operands: Sequence[Value], alpha: float) -> Value:
 
 
 @rule(aten.mul.Tensor)
-def multiply(cx: Context) -> Value:
+def multiply(cx: Context) -> QuantizedValue:
     """Product."""
     return cx.clamp(_multiply(cx, [cx.operand(argument) for argument in cx.node.args[:2]]))
 
 
-def _multiply(cx: Context, operands: Sequence[Value]) -> Value:
+def _multiply(cx: Context, operands: Sequence[QuantizedValue]) -> QuantizedValue:
     values, tensors, layout = _align(cx, operands)
     (first, second), shape = _broadcast(cx, tensors, layout)
     multiplier = single_multiplier(values[0].scale * values[1].scale / float(cx.result.q.scale))
     zero_points = [value.zero_point for value in values]
-    node = cx.emit.kernel(
+    node = cx.emit.call_kernel(
         "quantized_mul", first, zero_points[0], second, zero_points[1], cx.result.q.zero_point, *multiplier
     )
     return _finish(cx, node, shape, layout)
 
 
 @rule(aten.div.Tensor)
-def divide(cx: Context) -> Value:
+def divide(cx: Context) -> QuantizedValue:
     """Quotient. The kernel computes it in floating point; a divisor of 0 gives 0."""
     values, tensors, layout = _operands(cx)
     shape = tuple(cx.node.meta["val"].shape[axis] for axis in layout)
     first, second = (cx.emit.expand(x, shape) for x in tensors)
     scale = values[0].scale / (values[1].scale * float(cx.result.q.scale))
     zero_points = [value.zero_point for value in values]
-    node = cx.emit.kernel("quantized_div", first, zero_points[0], second, zero_points[1], cx.result.q.zero_point, scale)
+    node = cx.emit.call_kernel(
+        "quantized_div", first, zero_points[0], second, zero_points[1], cx.result.q.zero_point, scale
+    )
     return cx.clamp(cx.make_result(node, layout))
 
 
 @rule(aten.minimum.default, aten.maximum.default)
-def select_extreme(cx: Context) -> Value:
+def select_extreme(cx: Context) -> QuantizedValue:
     """Elementwise minimum or maximum, of operands that are requantized to the result's parameters."""
     return _select_extreme(cx, [cx.operand(argument) for argument in cx.node.args[:2]], cx.node.target)
 
 
-def _select_extreme(cx: Context, operands: Sequence[Value], target: Any) -> Value:
+def _select_extreme(cx: Context, operands: Sequence[QuantizedValue], target: Any) -> QuantizedValue:
     """Minimum or maximum of two values, by the ATen operator ``target``."""
     _, tensors, layout = _align(cx, [cx.requantize(value, cx.result.q) for value in operands])
     name = "minimum" if target is aten.minimum.default else "maximum"
     try:
-        node = cx.emit.kernel(name, *tensors)
+        node = cx.emit.call_kernel(name, *tensors)
     except KernelLimitation:  # CMSIS-NN does not broadcast these shapes correctly
         shape = [cx.node.meta["val"].shape[axis] for axis in layout]
-        node = cx.emit.kernel(name, *(cx.emit.expand(x, shape) for x in tensors))
+        node = cx.emit.call_kernel(name, *(cx.emit.expand(x, shape) for x in tensors))
     return cx.clamp(cx.make_result(node, layout))
 
 
 @rule(aten.prelu.default, aten._prelu_kernel.default)
-def prelu(cx: Context) -> Value:
+def prelu(cx: Context) -> QuantizedValue:
     """PReLU with a slope for each channel. With one slope for all channels, it is univariate and becomes a table.
 
     With slopes from 0 to 1, it is max(x, slope * x). Otherwise it is the sum of max(x, 0) and slope * min(x, 0). One
@@ -165,7 +167,7 @@ def prelu(cx: Context) -> Value:
     if slopes.data is None:
         raise Unsupported("its slopes are computed at run time")
     shape = slopes.shape if cx.node.target is aten._prelu_kernel.default else (-1, *[1] * (x.rank - 2))
-    slope, real = Value.from_constant(slopes.data.reshape(shape), slopes.q), slopes.q.dequantize(slopes.data)
+    slope, real = QuantizedValue.from_constant(slopes.data.reshape(shape), slopes.q), slopes.q.dequantize(slopes.data)
     if real.min() >= 0 and real.max() <= 1 + _SLOPE_TOLERANCE:
         return _select_extreme(cx, [x, _multiply(cx, [x, slope])], aten.maximum.default)
     numbers = x.q.dequantize(np.arange(-128, 128))

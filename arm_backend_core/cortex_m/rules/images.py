@@ -6,8 +6,8 @@ from typing import Any
 
 from torch.fx import Node
 
+from arm_backend_core.cortex_m.quantized_value import QuantizedValue
 from arm_backend_core.cortex_m.rules.context import Context
-from arm_backend_core.cortex_m.values import Value
 from arm_backend_core.permutation import Layout
 
 
@@ -29,15 +29,15 @@ def _channels_last(rank: int, spatial: int) -> Layout:
     return (*range(channel), *range(channel + 1, rank), channel)
 
 
-def to_image(cx: Context, x: Value, spatial: int) -> Node:
+def to_image(cx: Context, x: QuantizedValue, spatial: int) -> Node:
     """[(N,) C, (H,) W] as an image. ``spatial`` is the number of spatial dimensions: 1 or 2."""
     channel = x.rank - spatial - 1
     batch = x.shape[0] if channel else 1
     shape = (batch, *spatial_pair(x.shape, spatial), x.shape[channel])
-    return cx.emit.reshape(cx.emit.store(x, _channels_last(x.rank, spatial)), shape)
+    return cx.emit.reshape(cx.emit.materialize(x, _channels_last(x.rank, spatial)), shape)
 
 
-def from_image(cx: Context, node: Node, spatial: int) -> Value:
+def from_image(cx: Context, node: Node, spatial: int) -> QuantizedValue:
     """The result [(N,) C, (H,) W] of ``cx.node``, from an image."""
     shape = cx.node.meta["val"].shape
     layout = _channels_last(len(shape), spatial)

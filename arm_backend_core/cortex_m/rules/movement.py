@@ -9,55 +9,55 @@ import numpy as np
 import torch
 from torch.fx import Node
 
+from arm_backend_core.cortex_m.quantized_value import QuantizedValue
 from arm_backend_core.cortex_m.rules.context import MULTI_RESULT_RULES, Context, rule
-from arm_backend_core.cortex_m.values import Value
 from arm_backend_core.nodes import arguments_of, is_dequantize, is_float
 from arm_backend_core.permutation import Layout, inverse
 
 aten = torch.ops.aten
 
 
-def _operand(cx: Context, argument: Any) -> Value:
+def _operand(cx: Context, argument: Any) -> QuantizedValue:
     """The operand, with the parameters of the result."""
     return cx.requantize(cx.operand(argument), cx.result.q)
 
 
 @rule(aten.permute.default, aten.transpose.int, aten.t.default, aten.numpy_T.default)
-def permute(cx: Context) -> Value:
+def permute(cx: Context) -> QuantizedValue:
     """A permutation needs no operator: only the layout of the value changes, until a reader needs another layout."""
     x = _operand(cx, cx.node.args[0])
     order = list(range(x.rank))
     if cx.node.target is aten.permute.default:
-        order = [x.axis(axis) for axis in arguments_of(cx.node)["dims"]]
+        order = [x.normalize_dim(axis) for axis in arguments_of(cx.node)["dims"]]
     elif cx.node.target is aten.transpose.int:
-        first, second = (x.axis(int(axis)) for axis in cx.node.args[1:3])  # type: ignore[arg-type]
+        first, second = (x.normalize_dim(int(axis)) for axis in cx.node.args[1:3])  # type: ignore[arg-type]
         order[first], order[second] = second, first
     else:
         order.reverse()
     if x.data is not None:
-        return Value.from_constant(x.data.transpose(order), x.q)
+        return QuantizedValue.from_constant(x.data.transpose(order), x.q)
     new_axis = inverse(tuple(order))
     shape = tuple(x.shape[axis] for axis in order)
-    return Value(x.q, shape, tuple(new_axis[axis] for axis in x.layout), node=x.node)
+    return QuantizedValue(x.q, shape, tuple(new_axis[axis] for axis in x.layout), node=x.node)
 
 
 @rule(
     *(aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.flatten.using_ints),
     *(aten.unflatten.int, aten.squeeze.dim, aten.squeeze.default, aten.squeeze.dims, aten.unsqueeze.default),
 )
-def reshape(cx: Context) -> Value:
+def reshape(cx: Context) -> QuantizedValue:
     """A view. The layout is kept if only dimensions of size 1 come or go."""
     x, shape = _operand(cx, cx.node.args[0]), tuple(cx.node.meta["val"].shape)
     if x.data is not None:
-        return Value.from_constant(x.data.reshape(shape), x.q)
+        return QuantizedValue.from_constant(x.data.reshape(shape), x.q)
     layout = _layout_after_unit_axes(x, shape)
     if layout is None:
-        return cx.make_result(cx.emit.reshape(cx.emit.store_plain(x), shape))
+        return cx.make_result(cx.emit.reshape(cx.emit.materialize(x), shape))
     assert x.node is not None
     return cx.make_result(cx.emit.reshape(x.node, [shape[axis] for axis in layout]), layout)
 
 
-def _layout_after_unit_axes(x: Value, shape: tuple[int, ...]) -> Layout | None:
+def _layout_after_unit_axes(x: QuantizedValue, shape: tuple[int, ...]) -> Layout | None:
     """The layout of ``x`` with another shape; None if more than dimensions of size 1 change."""
     old, new = ([axis for axis, size in enumerate(sizes) if size != 1] for sizes in (x.shape, shape))
     if [x.shape[axis] for axis in old] != [shape[axis] for axis in new]:
@@ -68,48 +68,50 @@ def _layout_after_unit_axes(x: Value, shape: tuple[int, ...]) -> Layout | None:
 
 
 @rule(aten.contiguous.default, aten.clone.default, aten.alias.default, aten._to_copy.default, aten.detach.default)
-def copy(cx: Context) -> Value:
+def copy(cx: Context) -> QuantizedValue:
     """A copy needs no operator: the result is the operand itself, unless its parameters differ."""
     return _operand(cx, cx.node.args[0])
 
 
 @rule(aten.cat.default, aten.concat.default)
-def concatenate(cx: Context) -> Value:
+def concatenate(cx: Context) -> QuantizedValue:
     """Concatenation, in the layout of the largest operand."""
     arguments = arguments_of(cx.node)
     values = [_operand(cx, argument) for argument in cx.node.args[0]]  # type: ignore[union-attr]
     values = [value for value in values if value.shape != (0,)]
     largest = max(values, key=lambda value: (value.data is None, math.prod(value.shape)))
-    layout, dim = largest.layout, largest.axis(int(arguments["dim"]))
-    tensors = [cx.emit.store(value, layout) for value in values]
+    layout, dim = largest.layout, largest.normalize_dim(int(arguments["dim"]))
+    tensors = [cx.emit.materialize(value, layout) for value in values]
     return cx.make_result(cx.emit.call(aten.cat.default, tensors, layout.index(dim)), layout)
 
 
 @rule(aten.slice.Tensor)
-def slice_dimension(cx: Context) -> Value:
+def slice_dimension(cx: Context) -> QuantizedValue:
     """A slice along a dimension."""
     arguments = arguments_of(cx.node)
     x = _operand(cx, cx.node.args[0])
     return _slice(cx, x, int(arguments["dim"]), arguments["start"], arguments["end"], arguments["step"])
 
 
-def _slice(cx: Context, x: Value, dim: int, start: int | None, end: int | None, step: int = 1) -> Value:
+def _slice(
+    cx: Context, x: QuantizedValue, dim: int, start: int | None, end: int | None, step: int = 1
+) -> QuantizedValue:
     """A slice along dimension ``dim``, in the layout of ``x``."""
-    stored, axis = cx.emit.store(x, x.layout), x.layout.index(x.axis(dim))
+    stored, axis = cx.emit.materialize(x, x.layout), x.layout.index(x.normalize_dim(dim))
     return cx.make_result(cx.emit.call(aten.slice_copy.Tensor, stored, axis, start, end, step), x.layout)
 
 
 @rule(aten.select.int)
-def select_index(cx: Context) -> Value:
+def select_index(cx: Context) -> QuantizedValue:
     """One index along a dimension, which disappears."""
     arguments = arguments_of(cx.node)
     return _select(cx, _operand(cx, cx.node.args[0]), int(arguments["dim"]), arguments["index"])
 
 
-def _select(cx: Context, x: Value, dim: int, index: int) -> Value:
+def _select(cx: Context, x: QuantizedValue, dim: int, index: int) -> QuantizedValue:
     """One index along dimension ``dim``, in the layout of ``x`` without this dimension."""
-    dim = x.axis(dim)
-    node = cx.emit.call(aten.select_copy.int, cx.emit.store(x, x.layout), x.layout.index(dim), index)
+    dim = x.normalize_dim(dim)
+    node = cx.emit.call(aten.select_copy.int, cx.emit.materialize(x, x.layout), x.layout.index(dim), index)
     return cx.make_result(node, [axis - (axis > dim) for axis in x.layout if axis != dim])
 
 
@@ -118,11 +120,11 @@ def _select(cx: Context, x: Value, dim: int, index: int) -> Value:
     *(aten.tensor_split.indices, aten.unbind.int),
     table=MULTI_RESULT_RULES,
 )
-def select_chunk(cx: Context) -> Value:
+def select_chunk(cx: Context) -> QuantizedValue:
     """One chunk of a tensor that is split along a dimension: a slice, or for ``unbind`` one index."""
     source, index = cx.node.all_input_nodes[0], cast(int, cx.node.args[1])
     x = _operand(cx, source.args[0])
-    dim = x.axis(int(arguments_of(source)["dim"]))
+    dim = x.normalize_dim(int(arguments_of(source)["dim"]))
     if source.target is aten.unbind.int:
         return _select(cx, x, dim, index)
     sizes = [part.shape[dim] for part in source.meta["val"]]
@@ -130,11 +132,11 @@ def select_chunk(cx: Context) -> Value:
 
 
 @rule(aten.topk.default, aten.sort.default, aten.max.dim, aten.min.dim, table=MULTI_RESULT_RULES)
-def select_by_order(cx: Context) -> Value:
+def select_by_order(cx: Context) -> QuantizedValue:
     """Values of ``topk``, ``sort``, ``max`` or ``min``, computed on int8. The indices come from the same operator."""
     source, index = cx.node.all_input_nodes[0], cast(int, cx.node.args[1])
     x = _operand(cx, source.args[0])
-    ordered = cx.emit.call(source.target, cx.emit.store_plain(x), *source.args[1:], **source.kwargs)
+    ordered = cx.emit.call(source.target, cx.emit.materialize(x), *source.args[1:], **source.kwargs)
     for part in list(source.users):
         if part.args[1] != index and part.users:
             part.replace_all_uses_with(cx.emit.select_result(ordered, cast(int, part.args[1])))
@@ -142,7 +144,7 @@ def select_by_order(cx: Context) -> Value:
 
 
 @rule(aten.constant_pad_nd.default, aten.pad.default)
-def pad(cx: Context) -> Value:
+def pad(cx: Context) -> QuantizedValue:
     """Constant padding. The number is quantized with the parameters of the result."""
     arguments = arguments_of(cx.node)
     if arguments.get("mode", "constant") != "constant":
@@ -154,18 +156,18 @@ def pad(cx: Context) -> Value:
         before[x.rank - 1 - number], after[x.rank - 1 - number] = amounts[2 * number : 2 * number + 2]
     value = int(x.q.quantize(np.array(float(arguments["value"] or 0.0))))
     low, high = ([sides[axis] for axis in x.layout] for sides in (before, after))
-    return cx.make_result(cx.emit.pad(cx.emit.store(x, x.layout), low, high, value), x.layout)
+    return cx.make_result(cx.emit.pad(cx.emit.materialize(x, x.layout), low, high, value), x.layout)
 
 
 @rule(aten.upsample_nearest2d.vec, aten.upsample_nearest2d.default, aten._upsample_nearest_exact2d.vec)
-def upsample_nearest(cx: Context) -> Value:
+def upsample_nearest(cx: Context) -> QuantizedValue:
     """Nearest-neighbour interpolation of an NHWC image: rows and columns are repeated or selected."""
     x = _operand(cx, cx.node.args[0])
     n, channels, height, width = x.shape
     positions = torch.arange(height * width, dtype=torch.float64).reshape(1, 1, height, width)
     chosen = cx.node.target(positions, *cx.node.args[1:], **cx.node.kwargs)[0, 0].to(torch.int64)  # type: ignore[operator]
     rows, columns = (chosen[:, 0] // width).numpy(), (chosen[0] % width).numpy()
-    image = cx.emit.store(x, (0, 2, 3, 1))
+    image = cx.emit.materialize(x, (0, 2, 3, 1))
     factors = len(rows) // height, len(columns) // width
     repeated = (n, height, factors[0], width, factors[1], channels)
     if all(
@@ -184,7 +186,7 @@ def upsample_nearest(cx: Context) -> Value:
     *(aten.stack.default, aten.index.Tensor, aten._unsafe_index.Tensor, aten.gather.default, aten.embedding.default),
     *(aten.index_select.default, aten.amax.default, aten.amin.default),
 )
-def move(cx: Context) -> Value:
+def move(cx: Context) -> QuantizedValue:
     """Other data movement, and largest or smallest elements: the ATen operator itself, on integers.
 
     Operands are requantized to the parameters of the result.
@@ -196,7 +198,7 @@ def move(cx: Context) -> Value:
     def convert(argument: Any) -> Any:
         if not isinstance(argument, Node) or not (is_dequantize(argument) or is_float(argument)):
             return argument  # indices
-        return cx.emit.store_plain(_operand(cx, argument))
+        return cx.emit.materialize(_operand(cx, argument))
 
     arguments = torch.fx.map_arg(cx.node.args, convert)
     options = torch.fx.map_arg(cx.node.kwargs, convert)

@@ -11,9 +11,9 @@ from torch.fx import Node
 
 from arm_backend_core.cortex_m.arithmetic import quantize_multiplier
 from arm_backend_core.cortex_m.kernels.softmax import OUTPUT_SCALE, OUTPUT_ZERO_POINT, softmax_parameters
+from arm_backend_core.cortex_m.quantized_value import QuantizedValue
 from arm_backend_core.cortex_m.rules.context import Context, rule, single_multiplier
 from arm_backend_core.cortex_m.rules.images import from_image, read_pair, spatial_pair, to_image
-from arm_backend_core.cortex_m.values import Value
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.nodes import arguments_of, operator_name
@@ -47,7 +47,7 @@ def _spatial_axes(cx: Context) -> int:
     return 1 if "1d" in operator_name(cx.node) else 2
 
 
-def _average(cx: Context, x: Value, window: _Windows) -> Value:
+def _average(cx: Context, x: QuantizedValue, window: _Windows) -> QuantizedValue:
     """Mean over windows of [(N,) C, (H,) W]; padding counts as zeros.
 
     Without padding and with equal parameters, the pooling kernel computes it. Otherwise, a product of matrices or a
@@ -64,7 +64,7 @@ def _average(cx: Context, x: Value, window: _Windows) -> Value:
     return cx.clamp(from_image(cx, node, spatial))
 
 
-def _average_excluding_padding(cx: Context, x: Value, image: Node, window: _Windows, ceil_mode: bool) -> Node:
+def _average_excluding_padding(cx: Context, x: QuantizedValue, image: Node, window: _Windows, ceil_mode: bool) -> Node:
     """Mean over the elements of windows that are not padding.
 
     Raises:
@@ -75,15 +75,15 @@ def _average_excluding_padding(cx: Context, x: Value, image: Node, window: _Wind
             "the kernel for averages that exclude padding needs equal quantization parameters of operand and result"
         )
     parameters = (window.kernel, window.stride, window.pad, ceil_mode, x.zero_point, *quantize_multiplier(x.scale))
-    return cx.emit.kernel("quantized_avg_pool2d_nhwc", image, *parameters)
+    return cx.emit.call_kernel("quantized_avg_pool2d_nhwc", image, *parameters)
 
 
-def _sum_windows(cx: Context, x: Value, image: Node, window: _Windows, factor: float) -> Node:
+def _sum_windows(cx: Context, x: QuantizedValue, image: Node, window: _Windows, factor: float) -> Node:
     """Sum over windows of an NHWC image, times ``factor``, by a depthwise convolution with weights of 1."""
     n, _, _, channels = image.meta["val"].shape
     is_single = n == 1  # the depthwise kernel takes a batch of 1
     shape = (1, *window.kernel, channels) if is_single else (channels, *window.kernel, 1)
-    return cx.emit.kernel(
+    return cx.emit.call_kernel(
         "quantized_depthwise_conv2d_nhwc" if is_single else "quantized_conv2d_nhwc",
         *(image, cx.emit.constant(np.ones(shape, np.int8), "ones")),
         cx.emit.constant(np.zeros(channels, np.int32), "bias"),
@@ -94,7 +94,7 @@ def _sum_windows(cx: Context, x: Value, image: Node, window: _Windows, factor: f
 
 
 @rule(aten.avg_pool2d.default, aten.avg_pool1d.default)
-def average_pool(cx: Context) -> Value:
+def average_pool(cx: Context) -> QuantizedValue:
     """Average pooling of [(N,) C, (H,) W]."""
     arguments = arguments_of(cx.node)
     x = cx.operand(arguments["input"] if "input" in arguments else arguments["self"])
@@ -114,7 +114,7 @@ def average_pool(cx: Context) -> Value:
     return cx.clamp(from_image(cx, node, spatial))
 
 
-def _has_partial_windows(cx: Context, x: Value, window: _Windows) -> bool:
+def _has_partial_windows(cx: Context, x: QuantizedValue, window: _Windows) -> bool:
     """Whether ceil_mode adds windows that reach beyond the padded image."""
     spatial = _spatial_axes(cx)
     sizes, results = (spatial_pair(shape, spatial) for shape in (x.shape, cx.node.meta["val"].shape))
@@ -125,7 +125,7 @@ def _has_partial_windows(cx: Context, x: Value, window: _Windows) -> bool:
 
 
 @rule(aten.adaptive_avg_pool2d.default, aten.adaptive_avg_pool1d.default)
-def average_to_size(cx: Context) -> Value:
+def average_to_size(cx: Context) -> QuantizedValue:
     """Adaptive average pooling where all windows have one size."""
     x = cx.operand(cx.node.args[0])
     spatial = _spatial_axes(cx)
@@ -137,12 +137,12 @@ def average_to_size(cx: Context) -> Value:
 
 
 @rule(aten.mean.dim, aten.mean.default, aten.sum.dim_IntList, aten.sum.default)
-def reduce_mean(cx: Context) -> Value:
+def mean_or_sum(cx: Context) -> QuantizedValue:
     """Mean or sum over dimensions."""
     arguments = arguments_of(cx.node)
     x = cx.operand(cx.node.args[0])
     dims: Any = arguments.get("dim")
-    reduced = sorted({x.axis(d) for d in (range(x.rank) if dims is None or dims == [] else dims)})
+    reduced = sorted({x.normalize_dim(d) for d in (range(x.rank) if dims is None or dims == [] else dims)})
     is_mean = cx.node.target in (aten.mean.dim, aten.mean.default)
     if is_mean and x.q.is_equivalent(cx.result.q):
         return _average_dimensions(cx, x, reduced)
@@ -150,19 +150,19 @@ def reduce_mean(cx: Context) -> Value:
     return _sum_dimensions(cx, x, reduced, 1 / size if is_mean else 1.0)
 
 
-def _average_dimensions(cx: Context, x: Value, reduced: list[int]) -> Value:
+def _average_dimensions(cx: Context, x: QuantizedValue, reduced: list[int]) -> QuantizedValue:
     """Mean with the parameters of the operand: a pooling whose window covers all reduced dimensions.
 
     The other dimensions become channels.
     """
     kept = [d for d in range(x.rank) if d not in reduced]
     size, channels = (int(np.prod([x.shape[d] for d in part])) for part in (reduced, kept))
-    image = cx.emit.reshape(cx.emit.store(x, (*reduced, *kept)), (1, size, 1, channels))
+    image = cx.emit.reshape(cx.emit.materialize(x, (*reduced, *kept)), (1, size, 1, channels))
     node = _average_excluding_padding(cx, x, image, _Windows([size, 1], [1, 1], [0, 0]), False)
     return cx.clamp(cx.make_result(cx.emit.reshape(node, cx.node.meta["val"].shape)))
 
 
-def _sum_dimensions(cx: Context, x: Value, reduced: list[int], factor: float) -> Value:
+def _sum_dimensions(cx: Context, x: QuantizedValue, reduced: list[int], factor: float) -> QuantizedValue:
     """Sum over dimensions, times ``factor``: a product of matrices with a row of ones.
 
     A depthwise convolution would need as many weights as the operand has elements, and its scratch memory grows with
@@ -170,9 +170,9 @@ def _sum_dimensions(cx: Context, x: Value, reduced: list[int], factor: float) ->
     """
     kept = [d for d in range(x.rank) if d not in reduced]
     size, count = (int(np.prod([x.shape[d] for d in part])) for part in (reduced, kept))
-    rows = cx.emit.reshape(cx.emit.store(x, (*kept, *reduced)), (1, count, size))
+    rows = cx.emit.reshape(cx.emit.materialize(x, (*kept, *reduced)), (1, count, size))
     multiplier, shift = single_multiplier(x.scale * factor / float(cx.result.q.scale))
-    node = cx.emit.kernel(
+    node = cx.emit.call_kernel(
         "quantized_batch_matmul",
         *(cx.emit.constant(np.ones((1, 1, size), np.int8), "ones"), 0, rows, -x.zero_point),
         *(cx.result.q.zero_point, multiplier, shift),
@@ -181,7 +181,7 @@ def _sum_dimensions(cx: Context, x: Value, reduced: list[int], factor: float) ->
 
 
 @rule(aten.max_pool2d.default, aten.max_pool1d.default)
-def maximum_pool(cx: Context) -> Value:
+def maximum_pool(cx: Context) -> QuantizedValue:
     """Maximum pooling of [(N,) C, (H,) W]; padding does not count."""
     arguments = arguments_of(cx.node)
     x = cx.requantize(cx.operand(arguments["self"]), cx.result.q)
@@ -194,7 +194,7 @@ def maximum_pool(cx: Context) -> Value:
         image, pad = _pad_for_ceil_mode(cx, image, window), [0, 0]
     limits = (x.zero_point, x.zero_point, cx.result.low, cx.result.high)
     parameters = (window.kernel, window.stride, pad, dilation, False, *limits)
-    return from_image(cx, cx.emit.kernel("quantized_max_pool2d_nhwc", image, *parameters), spatial)
+    return from_image(cx, cx.emit.call_kernel("quantized_max_pool2d_nhwc", image, *parameters), spatial)
 
 
 def _pad_for_ceil_mode(cx: Context, image: Node, window: _Windows) -> Node:
@@ -209,16 +209,16 @@ def _pad_for_ceil_mode(cx: Context, image: Node, window: _Windows) -> Node:
 
 
 @rule(aten.softmax.int, aten._softmax.default, aten._safe_softmax.default)
-def softmax(cx: Context) -> Value:
+def softmax(cx: Context) -> QuantizedValue:
     """Softmax, along any dimension: the kernel computes it along the last one."""
     x = cx.operand(cx.node.args[0])
-    dim = x.axis(int(arguments_of(cx.node)["dim"]))
+    dim = x.normalize_dim(int(arguments_of(cx.node)["dim"]))
     layout = (*(axis for axis in x.layout if axis != dim), dim)
     try:
         parameters = softmax_parameters(x.scale)
     except ValueError as error:
         raise Unsupported(str(error)) from error
-    stored = cx.emit.store(x, layout)
-    node = cx.emit.kernel("softmax", stored, x.rank - 1, x.zero_point, OUTPUT_ZERO_POINT, *parameters)
-    value = Value.from_node(node, _SOFTMAX_RESULT, layout)
+    stored = cx.emit.materialize(x, layout)
+    node = cx.emit.call_kernel("softmax", stored, x.rank - 1, x.zero_point, OUTPUT_ZERO_POINT, *parameters)
+    value = QuantizedValue.from_node(node, _SOFTMAX_RESULT, layout)
     return cx.clamp(cx.requantize(value, cx.result.q))

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch.fx import Node
 
+from arm_backend_core.cortex_m.quantized_value import QuantizedValue
 from arm_backend_core.cortex_m.rules.context import Context, apply_table, rule
-from arm_backend_core.cortex_m.values import Value
 from arm_backend_core.nodes import is_dequantize, overload_of
 from arm_backend_core.qparams import QParams
 
@@ -27,7 +27,7 @@ _LOGIC = (
 
 
 @rule(aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar)
-def where(cx: Context) -> Value:
+def where(cx: Context) -> QuantizedValue:
     """One of two tensors or numbers for each element."""
     condition = _condition(cx, cast(Node, cx.node.args[0]))
     branches = [_branch(cx, argument) for argument in cx.node.args[1:3]]
@@ -37,7 +37,7 @@ def where(cx: Context) -> Value:
 def _branch(cx: Context, argument: Any) -> Node:
     """A tensor or a number, as integers with the parameters of the result."""
     if isinstance(argument, Node):
-        return cx.emit.store_plain(cx.requantize(cx.operand(argument), cx.result.q))
+        return cx.emit.materialize(cx.requantize(cx.operand(argument), cx.result.q))
     return cx.emit.constant(cx.result.q.quantize(np.array(float(argument))).astype(np.int8), "operand")
 
 
@@ -62,7 +62,7 @@ def _compare_with_number(cx: Context, node: Node) -> Node:
     real = torch.from_numpy((np.arange(-128, 128) - x.zero_point).astype(np.float32) * np.float32(x.scale))
     table = node.target(real, number).numpy().astype(np.int8)  # type: ignore[operator]
     flags = apply_table(cx.emit, x, table, QParams(1.0, 0, x.q.dtype, x.q.qmin, x.q.qmax))
-    return cx.emit.call(aten.ne.Scalar, cx.emit.store_plain(flags), 0)
+    return cx.emit.call(aten.ne.Scalar, cx.emit.materialize(flags), 0)
 
 
 def _compare(cx: Context, node: Node) -> Node:
@@ -70,4 +70,4 @@ def _compare(cx: Context, node: Node) -> Node:
     first, second = (cx.operand(argument) for argument in node.args[:2])
     if not first.q.is_equivalent(second.q):
         return node
-    return cx.emit.call(node.target, cx.emit.store_plain(first), cx.emit.store_plain(second))
+    return cx.emit.call(node.target, cx.emit.materialize(first), cx.emit.materialize(second))

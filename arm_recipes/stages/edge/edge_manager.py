@@ -284,7 +284,7 @@ def use_cortex_m_kernels(isa: Isa, manager: EdgeProgramManager) -> Sequence[Any]
 
     ExecuTorch's memory plan then includes the scratch memory, so kernels allocate none.
     """
-    from arm_backend_core.cortex_m.scratch import lower_to_library_kernels
+    from arm_backend_core.cortex_m.library_kernels import lower_to_library_kernels
 
     for method in manager.methods:
         lower_to_library_kernels(manager.exported_program(method).graph_module, isa)

@@ -1,4 +1,7 @@
-"""Values of the lowering: int8 tensors with quantization parameters and a memory layout."""
+"""Values of the Cortex-M lowering: quantized tensors with their parameters and memory layout.
+
+The kernels take int8 only, see ``QuantizedValue.require_int8``.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from arm_backend_core.qparams import QParams
 
 
 @dataclass(frozen=True)
-class Value:
+class QuantizedValue:
     """A quantized tensor of the program.
 
     Attributes:
@@ -37,7 +40,7 @@ class Value:
         """Number of dimensions."""
         return len(self.shape)
 
-    def axis(self, dim: int) -> int:
+    def normalize_dim(self, dim: int) -> int:
         """Index of the dimension that an operator's argument ``dim`` names; a negative ``dim`` counts from the end.
 
         Raises:
@@ -58,17 +61,17 @@ class Value:
         return self.q.zero_point
 
     @staticmethod
-    def from_node(node: Node, q: QParams, layout: Layout | None = None) -> Value:
+    def from_node(node: Node, q: QParams, layout: Layout | None = None) -> QuantizedValue:
         """Describe the result of ``node``, which is stored in ``layout`` (default: the program's)."""
         stored = tuple(node.meta["val"].shape)
         layout = identity(len(stored)) if layout is None else layout
         shape = tuple(size for _, size in sorted(zip(layout, stored, strict=True)))
-        return Value(q, shape, layout, node=node)
+        return QuantizedValue(q, shape, layout, node=node)
 
     @staticmethod
-    def from_constant(data: Array, q: QParams) -> Value:
+    def from_constant(data: Array, q: QParams) -> QuantizedValue:
         """Describe a constant tensor of integers."""
-        return Value(q, data.shape, identity(data.ndim), data=np.asarray(data))
+        return QuantizedValue(q, data.shape, identity(data.ndim), data=np.asarray(data))
 
     def require_int8(self) -> None:
         """Check the element type.

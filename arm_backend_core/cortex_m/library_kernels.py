@@ -1,4 +1,4 @@
-"""Scratch memory: replace ``arm_cortex_m`` operators by ExecuTorch's ``cortex_m`` operators with scratch buffers.
+"""Library kernels: replace ``arm_cortex_m`` operators by ExecuTorch's ``cortex_m`` operators with scratch buffers.
 
 The buffers are ``memory.alloc`` nodes, for which ExecuTorch's memory planning reserves memory. This is the last step of
 the lowering to Cortex-M kernels.
