@@ -151,7 +151,7 @@ class _MaskBounder:
 
     def _bound_maximum(self, node: Node, x: Any, bounded: Any) -> Node:
         """Let the maximum of ``x`` that a stable softmax subtracts read ``bounded``, so that it has the same range."""
-        if node.target not in _MAXIMUM_PATH and not is_data_movement(node):
+        if node.target not in _MAXIMUM_PATH and not has_shared_qparams(node):
             return node
         operand = node.args[0]
         if not isinstance(operand, Node):
