@@ -17,10 +17,10 @@ ELSEWHERE = {
         "test_plain_flow.py": "partitioner",
     },
     "arm_backend_core.alternatives": {
-        "alternatives/test_chooser.py": "attention_heads attention_matmul cascaded_pools channel_permutation choose "
-        "conv_epilogue cost_model deferred dilation int16_as_int8_rows narrow_concat packed_channels pad_channels "
-        "parallel_compile pixel_rows pixel_shuffle pixels_as_channels space_to_depth split_axes strided_slices "
-        "transpose_split transposed_convolution unconditional",
+        "alternatives/test_chooser.py": "attention_heads attention_matmul cascaded_pools channel_permutation "
+        "channels_as_taps choose conv_epilogue copied_operands cost_model deferred dilation int16_as_int8_rows "
+        "narrow_concat packed_channels pad_channels parallel_compile pixel_rows pixel_shuffle pixels_as_channels "
+        "space_to_depth split_axes strided_slices transpose_split transposed_convolution unconditional",
     },
     "arm_backend_core.aten": {
         "ops/test_ops.py": "batch_norm fourier functionalize int_to_float memory_format",

@@ -8,6 +8,8 @@ from arm_backend_core.alternatives import (
     attention_matmul,
     cascaded_pools,
     channel_permutation,
+    channels_as_taps,
+    copied_operands,
     dilation,
     narrow_concat,
     packed_channels,
@@ -52,11 +54,13 @@ ALTERNATIVES = (
         pixel_shuffle.PIXEL_SHUFFLE,
         pixel_shuffle.PIXEL_SHUFFLE_BY_IDENTITY,
         space_to_depth.SPACE_TO_DEPTH,
+        channels_as_taps.CHANNELS_AS_TAPS,
         pixels_as_channels.PIXEL_PAIRS,
         pad_channels.PAD_CHANNELS,
         pad_channels.PAD_SLOW_CHANNELS,
         packed_channels.PACKED_CHANNELS,
         pixel_rows.PIXEL_ROWS,
+        copied_operands.COPIED_OPERANDS,
     ),
 )
 

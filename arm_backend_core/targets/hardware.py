@@ -50,7 +50,9 @@ class Hardware:
         ignores_unit_axes: operations are fused across a RESHAPE that only adds or removes axes of size 1.
         scales_max_pools: a max pooling can scale its result, so that Vela fuses a RESCALE into MAX_POOL2D.
         sums_rescale_operands: ADD and SUB rescale both operands and their result in one operation.
-        computes_pixel_pairs: a 1x1 convolution of few channels takes fewer cycles on pairs of pixels.
+        computes_pixel_pairs: a 1x1 convolution of few channels takes fewer cycles on pairs of pixels, or with halves of
+            its channels as kernel elements.
+        copies_by_slow_pool: Vela copies operands of a CONCAT by an operation with twice the cycles of a product by 1.
         estimates_missing_activation: Vela's estimate of an operation without an activation includes cycles of a table.
         copies_constants_from: {Vela's release: number of rows}; 64 rows for other releases. From this number on, Vela's
             estimate is lower if a constant that all rows read is copied to SRAM. Not used unless
@@ -98,6 +100,7 @@ class Hardware:
     scales_max_pools: bool = False
     sums_rescale_operands: bool = False
     computes_pixel_pairs: bool = False
+    copies_by_slow_pool: bool = False
     estimates_missing_activation: bool = False
     copies_constants_from: Mapping[Release | None, int] = field(default_factory=dict)
     flattens_odd_images: bool = False
@@ -197,6 +200,7 @@ _U85 = Hardware(
     ignores_unit_axes=True,
     scales_max_pools=True,
     computes_pixel_pairs=True,
+    copies_by_slow_pool=True,
     flattens_odd_images=True,
     splits_matmuls=True,
     packs_weights_by_rows=True,

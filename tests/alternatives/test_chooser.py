@@ -18,7 +18,9 @@ from arm_backend_core.alternatives import (
     attention_heads,
     attention_matmul,
     channel_permutation,
+    channels_as_taps,
     chooser,
+    copied_operands,
     cost_model,
     dilation,
     narrow_concat,
@@ -243,6 +245,27 @@ def _few_channel_convolutions(case: Case) -> list[Value]:
     return [case.conv(y, 5, (3, 3), pad=(1, 1, 1, 1)), b.rescale(b.rescale(x, DType.INT32, 2.0), DType.INT8, 0.4)]
 
 
+def _expansion(case: Case, channels: int) -> list[Value]:
+    """The expansion of an inverted residual block from few channels, and its depthwise convolution."""
+    b, size = case.b, 28
+    x = case.conv(case.conv(case.input(1, size, size, 16), channels), 96)
+    weight = b.const(case.rng.integers(-127, 128, (5, 5, 96, 1)), DType.INT8)
+    y = b.depthwise_conv2d(x, weight, b.const(np.zeros(96), DType.INT32), pad=(2, 1, 2, 1), stride=(2, 2))
+    return [case.conv(b.rescale(y, DType.INT8, 1e-3), 40)]
+
+
+def _skip_connection(case: Case, size: int = 16) -> list[Value]:
+    """A concatenation of an image that a pooling reads too, of a view of a deeper one, and of a part of another."""
+    b, shape = case.b, (1, size, size, case.randint(5, 24))
+    skip = case.conv(case.input(1, size, size, 4), shape[3])
+    pooled = b.max_pool2d(skip, (2, 2), (2, 2), (0, 0, 0, 0))
+    deep = case.conv(pooled, 4 * case.randint(4, 8))
+    view = b.reshape(deep, (1, size, size, deep.shape[3] // 4))
+    part = b.slice(case.conv(skip, 20), (0, 0, 0, 3), (1, size, size, 16))
+    parts = [skip, view, part] if case.rng.random() < 0.5 else [view, skip]
+    return [case.conv(b.concat(parts, 3), 5, (3, 3), pad=(1, 1, 1, 1))]
+
+
 def _few_channel_arithmetic(case: Case) -> list[Value]:
     """Arithmetic of two slices of few channels; one result has a reader outside of the chain."""
     b, channels = case.b, case.randint(1, 4)
@@ -418,6 +441,8 @@ ALTERNATIVE_CASES: list[tuple[str, Alternative | None, Callable[[Case], list[Val
     ("matmul_per_head", attention_matmul.MATMUL_PER_HEAD, _attention),
     ("transposed_matmul", attention_matmul.TRANSPOSED_MATMUL, partial(_attention, joined_by_convolution=True)),
     ("pixel_pairs", pixels.PIXEL_PAIRS, _few_channel_convolutions),
+    ("channels_as_taps", channels_as_taps.CHANNELS_AS_TAPS, _few_channel_convolutions),
+    ("copied_operands", copied_operands.COPIED_OPERANDS, _skip_connection),
     ("pixel_rows", pixel_rows.PIXEL_ROWS, _odd_pointwise_convolutions),
     ("sub_pixel_convolution", transposed_convolution.SUB_PIXEL_CONVOLUTION, _transposed_convolution),
     ("pixel_shuffle", pixel_shuffle.PIXEL_SHUFFLE, _depth_to_space),
@@ -448,6 +473,8 @@ def test_alternatives_are_bit_equal(
     alternative: Alternative | None, draw: Callable[[Case], list[Value]], seed: int, emulator: Emulator
 ) -> None:
     is_for_u85 = alternative in (
+        channels_as_taps.CHANNELS_AS_TAPS,
+        copied_operands.COPIED_OPERANDS,
         pad_channels.PAD_SLOW_CHANNELS,
         pixel_rows.PIXEL_ROWS,
         attention_matmul.MATMUL_PER_HEAD,
@@ -459,6 +486,31 @@ def test_alternatives_are_bit_equal(
     )
     case.graph.outputs = draw(case)
     case.check(alternative, emulator)
+
+
+@pytest.mark.parametrize(
+    ("alternative", "draw", "ratio"),
+    [
+        pytest.param(channels_as_taps.CHANNELS_AS_TAPS, partial(_expansion, channels=24), 0.75, id="channels_as_taps"),
+        pytest.param(copied_operands.COPIED_OPERANDS, partial(_skip_connection, size=64), 0.95, id="copied_operands"),
+    ],
+)
+def test_the_cost_model_chooses_it_on_u85_and_vela_estimates_fewer_cycles(
+    alternative: Alternative, draw: Callable[[Case], list[Value]], ratio: float
+) -> None:
+    cycles = []
+    for alternatives in ([], [alternative]):
+        case = Case(3, SPECS[2])
+        case.graph.outputs = draw(case)
+        estimate = VelaCostModel(case.spec.configuration).estimate
+        chosen = choose_alternatives(case.graph, case.spec.target, alternatives, estimate)
+        assert [choice.name for choice in chosen] == [item.name for item in alternatives]
+        apply_unconditional(case.graph, case.spec.target)
+        finish(case.graph, case.spec.target)
+        (cost,) = estimate([case.graph])
+        assert cost is not None
+        cycles.append(cost.cycles)
+    assert cycles[1] < ratio * cycles[0]
 
 
 def test_merged_heads_ignore_the_dilation_of_a_1x1_kernel() -> None:
