@@ -204,12 +204,14 @@ def clamp(x: Interval, low: Interval = _NO_LOWER_BOUND, high: Interval = _NO_UPP
 def bitwise_and(x: Interval, y: Interval) -> Interval:
     """Interval of x & y. An operand that is never negative is an upper bound, and the result is not negative."""
     limits = [high for low, high in (x, y) if low >= 0]
-    return (0, min(limits)) if limits else _same_bits(x, y)
+    return (0, min(limits)) if limits else bitwise_or(x, y)
 
 
 def bitwise_or(x: Interval, y: Interval) -> Interval:
-    """Interval of x | y and of x ^ y: the numbers with as many bits as the operands."""
-    return _same_bits(x, y)
+    """Interval of x | y and of x ^ y: the numbers with as many bits as the longest; not negative if none of them is."""
+    low, high = hull(x, y)
+    limit = 1 << max(high.bit_length(), (-1 - low).bit_length() if low < 0 else 0)
+    return (-limit if low < 0 else 0), limit - 1
 
 
 def bitwise_not(x: Interval) -> Interval:
@@ -228,10 +230,3 @@ def right_shift(x: Interval, bits: Interval) -> Interval:
     low, high = (min(max(end, 0), 63) for end in bits)
     ends = [end >> shift for end in x for shift in (low, high)]
     return min(ends), max(ends)
-
-
-def _same_bits(*intervals: Interval) -> Interval:
-    """The numbers with as many bits as the longest number of ``intervals``; not negative if none of them is."""
-    low, high = hull(*intervals)
-    limit = 1 << max(high.bit_length(), (-1 - low).bit_length() if low < 0 else 0)
-    return (-limit if low < 0 else 0), limit - 1

@@ -237,6 +237,9 @@ class VgfQuantizer(ArmQuantizer):
     spec_class = VgfCompileSpec
 
 
+_CONVERSION_ADVICE = "remove the conversion to {} (.to, torch.autocast) from the model"
+
+
 def _check_dtype(node: Node) -> None:
     record = find_record(node)
     if record is None or record.kind is Kind.PASSTHROUGH or not is_float(node):
@@ -244,9 +247,10 @@ def _check_dtype(node: Node) -> None:
     values = node.meta["val"]
     dtype = (values[0] if isinstance(values, (list, tuple)) else values).dtype
     if dtype is not torch.float32:
+        converts = record.is_cast and node.all_input_nodes[0].meta["val"].dtype is torch.float32
         raise ModelError(
             f"{describe_node(node)} is {dtype}, and integer programs are quantized from torch.float32: "
-            f"{_advise_float32(node.graph, dtype)}"
+            f"{_CONVERSION_ADVICE.format(dtype) if converts else _advise_float32(node.graph, dtype)}"
         )
 
 
@@ -260,7 +264,7 @@ def _advise_float32(graph: Graph, dtype: torch.dtype) -> str:
     parts = ["the model"] * any(map(has_dtype, graph.find_nodes(op="get_attr")))
     parts += [f"the input{'s' * (len(names) > 1)} {', '.join(names)}"] * bool(names)
     if not parts:
-        return f"remove the conversion to {dtype} from the model"
+        return _CONVERSION_ADVICE.format(dtype)
     return f"convert {' and '.join(parts)} with .float()"
 
 

@@ -200,8 +200,17 @@ def test_a_conversion_inside_the_model_is_named() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x.double() * 2
 
-    with pytest.raises(ModelError, match=r"remove the conversion to torch.float64 from the model$"):
+    with pytest.raises(ModelError, match=r"remove the conversion to torch.float64 .* from the model$"):
         export(Precise().eval(), _recipe(), [(torch.rand(1, 8),)])
+
+
+def test_a_conversion_of_inputs_and_weights_inside_the_model_is_named() -> None:
+    class Mixed(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.linear(x.bfloat16(), self.weight.bfloat16()).float()
+
+    with pytest.raises(ModelError, match=r"remove the conversion to torch\.bfloat16 "):
+        export(Mixed(8, 4).eval(), _recipe(), [(torch.rand(1, 8),)])
 
 
 def test_check_arguments_accepts_variadic_arguments() -> None:
