@@ -71,7 +71,7 @@ def _touches_empty_tensor(node: Node) -> bool:
 def _replace_or_trim(node: Node) -> bool:
     """Replace ``node`` by a constant, or drop the empty operands of a ``cat``. Returns whether the graph changed."""
     value = node.meta.get("val")
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor) and not value.is_complex():  # programs have no complex numbers
         fill_value = 0 if is_empty(value) else _uniform_value(node)
         if fill_value is not None:
             node.target, node.args = _EDGE_ATEN.full.default, (list(value.shape), fill_value)
