@@ -61,6 +61,12 @@ from arm_backend_core.qparams import QParams
 from arm_backend_core.targets.cortex_m import Isa
 
 aten = torch.ops.aten
+_LOG_SOFTMAX_ADVICE = (
+    ": results of the softmax kernel are multiples of 1/256, whose logarithms end at -5.5. Return the result of "
+    "softmax, or the scores in front of it, which have the same order"
+)
+#: Operator without a kernel -> why int8 kernels cannot compute it exactly, and what to do.
+_ADVICE: dict[Any, str] = dict.fromkeys((aten.log_softmax.int, aten._log_softmax.default), _LOG_SOFTMAX_ADVICE)
 
 _UNQUANTIZED_DTYPES = (torch.bool, torch.uint8, torch.int16, torch.int32, torch.int64)
 
@@ -93,7 +99,8 @@ def lower_to_kernels(program: ExportedProgram, isa: Isa) -> dict[Node, Unsupport
     eliminate_dead_constants(program)
     program.graph_module.recompile()
     for node in filter(_is_left_in_float, program.graph.nodes):
-        refusals.setdefault(node.name, Unsupported(f"there is no int8 kernel for {operator_name(node)}"))
+        advice = _ADVICE.get(node.target, "")
+        refusals.setdefault(node.name, Unsupported(f"there is no int8 kernel for {operator_name(node)}{advice}"))
     return {node: refusals[node.name] for node in program.graph.nodes if node.name in refusals}  # sorting copies nodes
 
 

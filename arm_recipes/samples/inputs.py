@@ -16,6 +16,8 @@ from torch.export import ExportedProgram
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.data import DataLoader
 
+from arm_backend_core.kinds import ScalarKind, kind_of
+from arm_recipes._internal.conversions import describe_tensor
 from arm_recipes._internal.file_kinds import STATE_DICT
 from arm_recipes._internal.files import check_saved_program
 from arm_recipes.samples.operand_dtypes import check_operand_dtypes
@@ -140,6 +142,8 @@ def _normalize_examples(method: str, model: Model, method_samples: Any) -> list[
     samples = to_sample_list(method, method_samples)
     if is_loader:
         samples = [without_labels(model, sample) for sample in samples]
+        for sample in samples[:1]:
+            _reject_optional_label(model, sample, f" of method '{method}'")
     if not samples:
         raise ValueError(f"samples of method '{method}' is empty: give a list of input tuples, [(x,)]")
     suffix = f" of method '{method}'"
@@ -204,6 +208,32 @@ def without_labels(model: Model, sample: Any) -> Any:
         return sample
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return sample[: sum(parameter.kind in positional for parameter in parameters)]
+
+
+def _reject_optional_label(model: Model, sample: Any, suffix: str) -> None:
+    """Refuse a batch of a ``DataLoader`` whose integers, one per item, would become an optional input of the model.
+
+    Such integers may be labels or an input, such as the lengths of sequences.
+
+    Raises:
+        ValueError: there are such integers.
+    """
+    if isinstance(model, ExportedProgram) or not isinstance(sample, (tuple, list)) or isinstance(sample, Inputs):
+        return
+    parameters = inspect.signature(model.forward).parameters.values()
+    for index, (value, parameter) in enumerate(zip(sample, parameters, strict=False)):
+        is_optional = parameter.default is not parameter.empty and index > 0
+        if not is_optional or not isinstance(value, torch.Tensor) or value.dim() > 1:
+            continue
+        if kind_of(value.dtype) is ScalarKind.INTEGER:
+            described = describe_tensor(str(value.dtype).removeprefix("torch."), value.shape)
+            inputs = "(batch[0],)" if index == 1 else f"batch[:{index}]"
+            raise ValueError(
+                f"samples{suffix}: item {index} of the DataLoader's batches is {described}, which may be labels or the "
+                f"optional input '{parameter.name}' of the model. If labels, leave them out: [{inputs} for batch in "
+                f"loader]; labels=[...] measures the accuracy with them. If inputs, pass a list of the batches: "
+                "[tuple(batch) for batch in loader]"
+            )
 
 
 def resolve_loaders(samples: Any) -> Any:

@@ -334,6 +334,27 @@ def test_a_data_loader_as_example_inputs() -> None:
     assert result.report.methods[0].quantization.samples == 3
 
 
+class _Optional(torch.nn.Module):
+    """A model with an optional input."""
+
+    def forward(self, x: Tensor, offset: Tensor | None = None) -> Tensor:
+        """Add the offset, one number per item."""
+        return x * 2 if offset is None else x * 2 + offset.reshape(-1, 1)
+
+
+def test_integers_of_a_loader_that_may_be_labels_or_an_input_are_refused() -> None:
+    recipe, x = ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP), torch.rand(4, 3)
+    loader = DataLoader(TensorDataset(x, torch.arange(4)), batch_size=2)
+    with pytest.raises(ValueError, match=r"item 1 of the DataLoader's batches is int64\[2\].*optional input 'offset'"):
+        export(_Optional().eval(), recipe, loader)
+    without = export(_Optional().eval(), recipe, [(batch[0],) for batch in loader])
+    assert [tensor.name for tensor in without.inputs] == ["x"]
+    both = export(_Optional().eval(), recipe, [tuple(batch) for batch in loader])
+    assert [tensor.name for tensor in both.inputs] == ["x", "offset"]
+    floats = DataLoader(TensorDataset(x, torch.rand(4)), batch_size=2)
+    assert [tensor.name for tensor in export(_Optional().eval(), recipe, floats).inputs] == ["x", "offset"]
+
+
 def _loader(batch: int | None = 32, **options: Any) -> DataLoader[Any]:
     return DataLoader(TensorDataset(torch.rand(70, 3), torch.arange(70)), batch_size=batch, **options)
 

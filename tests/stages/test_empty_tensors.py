@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from arm_recipes import ArmRecipeType, ExportRecipe, export
+from arm_recipes import ArmRecipesWarning, ArmRecipeType, ExportRecipe, export
 from tests.ops.runner import Calls
 
 aten = torch.ops.aten
@@ -29,6 +29,7 @@ FUNCTIONS: dict[str, tuple[Callable[[Tensor, Tensor], Any], Tensor]] = {
     "log_softmax": (lambda e, x: (e.log_softmax(-1), e.log_softmax(0), x + 1), EMPTY_ROWS),
     "extremes": (lambda e, x: (e.amax(0), e.max(2)[0], e.amin((0, 2)), x + 1), EMPTY_ROWS),
     "sums": (lambda e, x: (e.sum(1) + x, e.mean(1), e.prod(), (e > 0).any(1), (e > 0).all(), e.var(1)), EMPTY_ROWS),
+    "total": (lambda e, x: (e.sum(), x + (e * 2).abs().sum()), EMPTY_ROWS),
     "padded": (
         lambda e, x: (aten.constant_pad_nd(e, [0, 0, 1, 1], 2.5)[:, 0] * x, aten.constant_pad_nd(e, [1, -1])),
         EMPTY_ROWS,
@@ -69,6 +70,7 @@ FUNCTIONS: dict[str, tuple[Callable[[Tensor, Tensor], Any], Tensor]] = {
     [
         *((name, ArmRecipeType.TOSA_FP) for name in FUNCTIONS),
         *((name, ArmRecipeType.TOSA_INT8) for name in ("in place beside", "log_softmax", "extremes", "padded")),
+        *((name, ArmRecipeType.CORTEX_M_INT8) for name in ("total", "padded", "joined")),
     ],
 )
 def test_programs_with_empty_tensors_run(name: str, recipe: ArmRecipeType) -> None:
@@ -79,6 +81,16 @@ def test_programs_with_empty_tensors_run(name: str, recipe: ArmRecipeType) -> No
     assert not result.report.methods[0].not_runnable
     expected = model(*sample)
     assert _in_child(lambda: _same(result.run(*sample), expected)) == 0
+
+
+@pytest.mark.parametrize("recipe", [ArmRecipeType.TOSA_FP, ArmRecipeType.CORTEX_M_INT8])
+def test_complex_tensors_without_elements_are_reported(recipe: ArmRecipeType) -> None:
+    """A program has no complex constants to replace them by."""
+    empty = torch.zeros(2, 0, dtype=torch.complex64)
+    with pytest.warns(ArmRecipesWarning, match=r"'forward' will not run.*[\s\S]*aten.mm.default .*without elements"):
+        result = export(Calls(lambda z: (z @ z.T).abs()).eval(), ExportRecipe.get_recipe(recipe), [(empty,)])
+    reasons = {operator.operator: operator.reason for operator in result.report.methods[0].not_runnable}
+    assert "may abort on a tensor without elements: remove it from the model" in reasons["aten.mm.default"]
 
 
 @pytest.mark.parametrize("shape", [(0, 3, 8, 8), (1, 3, 0, 8), (2, 3, 8, 0)], ids=str)

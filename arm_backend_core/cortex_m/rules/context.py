@@ -153,13 +153,15 @@ def read_operand(
     """The quantized tensor that ``argument``, a dequantize node, reads.
 
     Raises:
-        Unsupported: ``argument`` is not a per-tensor dequantize node.
+        Unsupported: ``argument`` is not a per-tensor dequantize node, or the tensor has no elements.
     """
     if not isinstance(argument, Node) or not is_dequantize(argument):
         raise Unsupported(f"it reads '{argument}', which is not quantized")
     source, q = argument.all_input_nodes[0], qparams.read(argument)
     if q.axis is not None:
         raise Unsupported(f"it reads '{source.name}', which is quantized per channel")
+    if 0 in argument.meta["val"].shape:
+        raise Unsupported(f"it reads '{source.name}', which has no elements")
     if source in values:
         return values[source]
     if source in constants:

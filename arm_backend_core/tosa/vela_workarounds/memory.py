@@ -62,8 +62,7 @@ def _is_slice_behind_cancelling_transposes(value: Value) -> bool:
 
 
 def _reduces_column(op: Op, value: Value, rewriter: Rewriter) -> bool:
-    """Whether a reduction along the last axis reads a tensor that is also a column [.., n, 1] before or after a
-    RESHAPE.
+    """Whether a reduction along the last axis reads a tensor that a RESHAPE makes from, or into, a column [.., n, 1].
 
     Bug ``column``: Vela reduces [.., n, 1] in NHCWB16 bricks of 16 channels but allocates memory for [.., n]. It writes
     n elements to 16 n bytes. A copy separates the two tensors.
@@ -126,8 +125,7 @@ def _is_read_by_next_operation(value: Value, rewriter: Rewriter) -> bool:
     readers = rewriter.users(value) or []
     if len(readers) != 1 or readers[0].kind in ("RESHAPE", "RESCALE"):
         return len(readers) == 1 and _is_read_by_next_operation(readers[0].output, rewriter)
-    operands = readers[0].inputs
-    return all(x.producer is None for x in operands[: operands.index(value)])
+    return all(x.producer is None for x in readers[0].inputs[: readers[0].inputs.index(value)])
 
 
 SLICED_WORKAROUND = copy_operands_where("sliced", (*_SPLITTABLE, *(ELEMENTWISE - UNARY)), _loses_slice_offset)

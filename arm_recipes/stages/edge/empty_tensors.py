@@ -20,7 +20,7 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from arm_backend_core.graph_edits import eliminate_dead_code
-from arm_backend_core.nodes import is_random, overload_of
+from arm_backend_core.nodes import is_complex, is_random, overload_of
 
 _EDGE_ATEN = exir_ops.edge.aten
 #: Kernels that accept a mix of empty and non-empty operands, as tests of each kernel show.
@@ -72,7 +72,7 @@ def _touches_empty_tensor(node: Node) -> bool:
 def _replace_or_trim(node: Node) -> bool:
     """Replace ``node`` by a constant, or drop the empty operands of a ``cat``. Returns whether the graph changed."""
     value = node.meta.get("val")
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor) and not is_complex(node):  # programs have no complex numbers
         fill_value = 0 if is_empty(value) else _uniform_value(node)
         if fill_value is not None:
             node.target, node.args = _EDGE_ATEN.full.default, (list(value.shape), fill_value)
