@@ -113,7 +113,7 @@ def test_a_state_dict_is_not_a_model() -> None:
 
 
 def test_building_a_recipe_collects_no_garbage_of_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full collection over PyTorch's objects takes a quarter of a second, and the first recipe imports the compiler."""
+    """The first recipe imports the compiler. A full collection over PyTorch's objects takes a quarter of a second."""
     build, frozen = SPEC_BUILDERS["TOSA_INT8"], []
 
     def record_frozen(values: dict[str, Any]) -> ArmCompileSpec:
