@@ -19,7 +19,7 @@ RECIPES = "arm_recipes"
 
 LAYERS: Mapping[str, tuple[set[str], ...]] = {
     CORE: (
-        {"errors", "dtype", "kinds", "permutation", "qparams", "similar_names"}
+        {"errors", "disk_cache", "dtype", "kinds", "permutation", "qparams", "similar_names"}
         | {"nodes", "graph_edits", "workers", "program"},
         {"targets"},
         {"tosa"},

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from arm_backend_core.alternatives.disk_cache import cache_folder, write_atomically
+from arm_backend_core.disk_cache import cache_folder, write_atomically
 from arm_backend_core.tosa.graph import Graph
 from arm_backend_core.tosa.serialize import serialize
 from arm_backend_core.workers import vela

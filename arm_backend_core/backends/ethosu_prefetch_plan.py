@@ -157,8 +157,9 @@ class PrefetchPlanner:
         low, high = min(density.values(), default=0.0), max(density.values(), default=0.0)
         # Weights that save at least ``limit`` cycles per byte come first.
         limits = sorted({low + part * (high - low) for part in _DENSITY_LIMITS}) if candidates else []
-        plans = [self._place(sorted(candidates, key=lambda index: density[index] < limit)) for limit in limits]
-        return max(plans, key=self.saved_cycles, default=[])
+        # Limits without a candidate between them give the same order, whose placement is computed once.
+        orders = dict.fromkeys(tuple(sorted(candidates, key=lambda index: density[index] < limit)) for limit in limits)
+        return max(map(self._place, orders), key=self.saved_cycles, default=[])
 
     def _possible_gain(self, index: int) -> float:
         return self.slots[index].costs.total - self.costs_with_copy(index).total

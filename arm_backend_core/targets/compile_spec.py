@@ -200,7 +200,9 @@ class EthosUCompileSpec(ArmCompileSpec):
         self._npu, self.optimise = npu, optimise
         is_default = (self.system_config, self.memory_mode) == _DEFAULT_CONFIGS[npu.family]
         if is_default and not extra_flags and config_file == DEFAULT_CONFIG_INI:
-            vela.prestart()  # all defaults are valid: Vela starts while the caller works
+            # All defaults are valid: Vela starts while the caller works.
+            is_configured = vela_config.is_configured(npu, self.system_config, self.memory_mode, flags, self.config_ini)
+            vela.prestart(parses_flags=not is_configured)
         elif "optimize=Size" in self.configuration.options:
             self.optimise = "size"
         super().__init__(

@@ -17,6 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from arm_backend_core.similar_names import format_suggestion, suggest_name
+from arm_backend_core.targets import configuration_cache
 from arm_backend_core.targets.hardware import ETHOS_U_FAMILIES, HARDWARE
 from arm_backend_core.workers import vela
 from arm_backend_core.workers.vela import Configuration
@@ -197,6 +198,15 @@ def configure(
     raise ValueError(f"config_ini='{path}': no memory mode works on {description}: {outcome}")
 
 
+def is_configured(
+    target: Npu, system_config: str, memory_mode: str, flags: Sequence[str], config_ini: str | os.PathLike[str]
+) -> bool:
+    """Whether ``configure`` has the answer for valid arguments in its cache."""
+    path = config_path(config_ini)
+    argv = _full_command_line(target, system_config, memory_mode, flags, path)
+    return configuration_cache.find_configuration(argv, path) is not None
+
+
 def split_flags(flags: Iterable[str]) -> tuple[str, ...]:
     """Split flags into words; an entry may hold a flag and its value (``"--optimise Size"``).
 
@@ -235,10 +245,9 @@ def _try_configure(
     target: Npu, system_config: str, memory_mode: str, flags: tuple[str, ...], path: Path
 ) -> Configuration | str:
     """The configuration, or the reason why Vela refuses it."""
-    # Vela reports estimates per layer in its debug database, which does not change the compiled program.
-    argv = ("--enable-debug-db", *command_line(target, system_config, memory_mode, flags, str(path)))
+    argv = _full_command_line(target, system_config, memory_mode, flags, path)
     try:
-        configuration = vela.configure(argv)
+        configuration = configuration_cache.configure(argv, path)
     except vela.InvalidFlagsError as error:
         raise ValueError(_format_flag_error(str(error), flags, error.known_flags)) from None
     except vela.InvalidConfigurationError as error:
@@ -247,6 +256,13 @@ def _try_configure(
     if HARDWARE[target.family].writes_sram_only and configuration.arena_on_second_port:
         return _add_sram_hint(target, "it places the activations behind the second AXI port")
     return configuration
+
+
+def _full_command_line(
+    target: Npu, system_config: str, memory_mode: str, flags: Sequence[str], path: Path
+) -> tuple[str, ...]:
+    # Vela reports estimates per layer in its debug database, which does not change the compiled program.
+    return ("--enable-debug-db", *command_line(target, system_config, memory_mode, flags, str(path)))
 
 
 def _add_sram_hint(target: Npu, problem: str) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from arm_backend_core.errors import ArmBackendError
+from arm_backend_core.workers.vela_process import PARSER_OPTION
 from arm_backend_core.workers.worker import Worker, WorkerDied, WorkerError
 
 #: Major and minor version of Vela; workarounds and estimates depend on them.
@@ -62,9 +63,14 @@ class Configuration:
     address_space: int
 
 
-def prestart() -> None:
-    """Start the worker process in the background, so that its start-up time of 0.3 s overlaps other work."""
-    _worker.prestart()
+def prestart(*, parses_flags: bool = True) -> None:
+    """Start the worker process in the background, so that its start-up time overlaps other work.
+
+    Args:
+        parses_flags: whether it imports the command line parser, which takes 0.3 s; without it, the first call of
+            ``configure`` imports it.
+    """
+    _worker.prestart(*[PARSER_OPTION] * parses_flags)
 
 
 def version() -> str:

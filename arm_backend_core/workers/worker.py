@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -86,11 +87,15 @@ class Worker:
         process = self._process
         return process.pid if process is not None and process.poll() is None else None
 
-    def prestart(self) -> None:
-        """Start the process and return at once, so that its start-up overlaps other work."""
+    def prestart(self, *arguments: str) -> None:
+        """Start the process and return at once, so that its start-up overlaps other work.
+
+        Args:
+            arguments: arguments of the script, if the process does not run yet.
+        """
         with self._lock:
             if self.pid is None:
-                self._start()
+                self._start(arguments)
 
     def call(self, name: str, *arguments: Any, timeout: float | None = None) -> Reply:
         """Run request ``name`` and wait for the answer.
@@ -139,13 +144,13 @@ class Worker:
             if log is not None:
                 log.close()
 
-    def _start(self) -> None:
+    def _start(self, arguments: Sequence[str] = ()) -> None:
         self.close()
         # Both processes share the file offset. The worker truncates and rewinds the file before each request.
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the process)
         self._process = subprocess.Popen(
             # -P keeps the script's folder off sys.path: its modules are named like the tools that they drive.
-            [sys.executable, "-P", str(self._script)],
+            [sys.executable, "-P", str(self._script), *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,

@@ -82,6 +82,6 @@ def write(target: Path, *chunks: bytes | memoryview) -> None:
     Raises:
         OSError: the file cannot be written, for example because the disk is full. The message names the file.
     """
-    from arm_backend_core.alternatives import disk_cache
+    from arm_backend_core import disk_cache
 
     disk_cache.write_atomically(target, *chunks)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import arm_backend_core
-from arm_backend_core.alternatives.disk_cache import cache_folder, write_atomically
+from arm_backend_core.disk_cache import cache_folder, write_atomically
 from arm_recipes._internal.rendering import format_bytes
 from arm_recipes.cli import arguments
 from arm_recipes.recipe import options

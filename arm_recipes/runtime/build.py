@@ -20,7 +20,7 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
-from arm_backend_core.alternatives.disk_cache import cache_folder
+from arm_backend_core.disk_cache import cache_folder
 from arm_recipes._internal.messages import announce, import_quietly
 from arm_recipes.runtime.errors import RuntimeUnavailable
 

@@ -13,6 +13,7 @@ from arm_backend_core.backends import ethosu, ethosu_prefetch
 from arm_backend_core.backends.ethosu import compile_ethosu
 from arm_backend_core.backends.ethosu_commands import decode_commands
 from arm_backend_core.backends.ethosu_liveness import Liveness, analyze_liveness
+from arm_backend_core.backends.ethosu_prefetch_plan import Costs, PrefetchPlanner, Rates, Slot, WeightCopy
 from arm_backend_core.backends.payload import Payload, VelaEstimates
 from arm_backend_core.backends.vela_tables import WEIGHT_COPY_USAGE
 from arm_backend_core.dtype import DType
@@ -182,3 +183,21 @@ def test_weights_stay_whole_if_the_encoder_fails(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(vela, "split_weights", fail)
     payload, _ = _compiled(SLICED, "ethos-u55-128")
     assert _matches_reference(emulator, SLICED, payload)
+
+
+def test_equal_orders_of_weights_are_placed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two weights have at most two orders, whatever the number of limits between classes of weights."""
+    orders: list[tuple[int, ...]] = []
+    place = PrefetchPlanner._place
+
+    def record(self: PrefetchPlanner, readers: tuple[int, ...]) -> list[WeightCopy]:
+        orders.append(tuple(readers))
+        return place(self, readers)
+
+    monkeypatch.setattr(PrefetchPlanner, "_place", record)
+    reads = [Slot((i,), None, Costs(cost, 1_000, cost, 0), 0, ((0, 4_096),)) for i, cost in enumerate((9_000, 30_000))]
+    compute = Slot((0,), None, Costs(50_000, 50_000, 0, 0), 0)
+    slots = [compute, reads[0], compute, reads[1]]
+    planner = PrefetchPlanner(slots, np.zeros((4, 1_024), bool), 16, Rates(1.0, 1 / 8))
+    assert {copy.reader for copy in planner.choose_copies()} == {1, 3}
+    assert len(orders) == len(set(orders)) == 2

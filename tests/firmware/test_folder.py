@@ -13,7 +13,7 @@ import torch
 from executorch.export import ExportRecipe
 from torch import Tensor, nn
 
-from arm_backend_core.alternatives.disk_cache import write_atomically
+from arm_backend_core.disk_cache import write_atomically
 from arm_recipes import ArmRecipeType, export, save_firmware
 from arm_recipes.firmware.folder import MANIFEST, check_output_folder, write_output_folder
 from tests.firmware.programs import program

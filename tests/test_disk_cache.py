@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from arm_backend_core.alternatives.disk_cache import cache_folder, write_atomically
+from arm_backend_core.disk_cache import cache_folder, write_atomically
 
 
 def test_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

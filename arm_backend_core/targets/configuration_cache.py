@@ -1,0 +1,55 @@
+"""Disk cache of Vela's configurations: the answers of its command line parser.
+
+Importing the parser takes Vela's process 0.3 s, as long as the lowering of a small model. Its C++ core, which compiles,
+takes 0.04 s. The key is the command line, the content of the configuration file and the version of Vela. Refusals are
+not cached. If the cache folder cannot be read or written, Vela parses again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from arm_backend_core.disk_cache import cache_folder, write_atomically
+from arm_backend_core.workers import vela
+from arm_backend_core.workers.vela import Configuration
+
+
+def find_configuration(argv: Sequence[str], config_file: Path) -> Configuration | None:
+    """Return the cached configuration of a command line; None if there is none.
+
+    Args:
+        argv: Vela's arguments.
+        config_file: the configuration file that they name.
+    """
+    # The file may be missing, truncated or in another format.
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        return Configuration(**json.loads(_cache_path(argv, config_file).read_bytes()))
+    return None
+
+
+def configure(argv: Sequence[str], config_file: Path) -> Configuration:
+    """Return the configuration of a command line, from the cache or from Vela's parser.
+
+    Raises:
+        InvalidFlagsError, InvalidConfigurationError, ArmBackendError: see ``vela.configure``.
+    """
+    configuration = find_configuration(argv, config_file)
+    if configuration is None:
+        configuration = vela.configure(tuple(argv))
+        with contextlib.suppress(OSError):
+            path = _cache_path(argv, config_file)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, json.dumps(asdict(configuration)).encode())
+    return configuration
+
+
+def _cache_path(argv: Sequence[str], config_file: Path) -> Path:
+    fields = sorted(Configuration.__dataclass_fields__)
+    text = json.dumps([vela.version(), fields, list(argv)]).encode()
+    key = hashlib.blake2b(text + config_file.read_bytes(), digest_size=16).hexdigest()
+    return cache_folder() / "vela_configurations" / f"{key}.json"
