@@ -87,6 +87,11 @@ def _tighten_range(x: FixedPoint) -> FixedPoint:
     return x.assume_range(low - x.zero_point, high - x.zero_point)
 
 
+def _to_int32(y: FixedPoint) -> FixedPoint:
+    """The integers of a divisor as INT32. A MUL converts int16: each reader of a RESCALE would get one of its own."""
+    return (y.mul(1) if y.dtype is I16 else y.to_int32()).with_scale(1.0)
+
+
 # -- INT8 results -----------------------------------------------------------------------------------------------------
 
 
@@ -108,7 +113,7 @@ def _divide_to_int8(division: _Division) -> Value:
     if division.base is not None:
         mantissa, exponent = _tabulate_mantissas(division.cx, division.base, division.y.zero_point, bias)
     else:
-        mantissa, exponent = _compute_mantissas(division.y.to_int32().with_scale(1.0), bias)
+        mantissa, exponent = _compute_mantissas(_to_int32(division.y), bias)
     quotient = (dividend * mantissa).shift_right(exponent)
     return division.requantize(quotient, division.unit * 2.0 ** (bias - 15))
 
@@ -196,7 +201,7 @@ def _divide_precisely(division: _Division) -> Value:
     shifted right by enough bits that 2**29 exceeds the result's range.
     """
     cx = division.cx
-    dividend, divisor = (z.to_int32().with_scale(1.0) for z in (division.x, division.y))
+    dividend, divisor = division.x.to_int32().with_scale(1.0), _to_int32(division.y)
     magnitude = divisor if divisor.low >= 0 else abs(divisor)
     may_be_zero = not division.smallest_divisor
     # The smallest integer quotient that saturates, and the largest quotient.
