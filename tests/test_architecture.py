@@ -29,11 +29,11 @@ MAX_MODULE_LINES = 400
 OPERATOR_PACKAGES = ("ops", "aten", "tosa", "lowering")
 """Parts of the core that grow with the number of operators; workarounds for Vela, in ``tosa``, do not."""
 
-LINES_PER_OPERATOR = 36.3
+LINES_PER_OPERATOR = 38.7
 """Maximum lines of ``OPERATOR_PACKAGES`` per ATen overload with a record, a rule for complex numbers or a subgraph.
 
-The average is 34.6. It was 31.3 before fitted tables and the rules for magnitudes, norms and channel gains. The limit
-leaves a margin of 5%: without one, it would reward code golf."""
+The average is 36.9. It was 36.2 before the ranges of integers and the forms of quotients. The limit leaves a margin of
+5%: without one, it would reward code golf."""
 
 LINES_PER_ALTERNATIVE = 105
 """Maximum lines of ``alternatives`` per alternative, with the cost model and the chooser; today 96.
@@ -47,6 +47,7 @@ They are counted separately: their number grows with Vela's bugs, not with the o
 
 RECURSIVE_WALKS = {
     "_value_bounds": "has a maximum depth",
+    "_find_base": "visits each value once, and has a maximum number of values",
     "feeds": "follows operators with one operand: one path leads to each",
     "is_permuted": "follows operators with one operand: one path leads to each",
     "_is_widened_again": "follows operators with one operand: one path leads to each",

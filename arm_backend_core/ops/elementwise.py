@@ -20,6 +20,7 @@ from arm_backend_core.ops.common_scale import to_common_int16, to_common_rank, t
 from arm_backend_core.ops.expression import FloatExpr
 from arm_backend_core.ops.integers import FixedPoint
 from arm_backend_core.ops.operands import Context, Operand
+from arm_backend_core.ops.quotient import divide
 from arm_backend_core.ops.registry import op
 from arm_backend_core.qparams import QParams
 from arm_backend_core.tosa.graph import Value
@@ -185,47 +186,7 @@ def _may_be_tiny(divisor: Value) -> bool:
     return producer is None or producer.kind != "CLAMP" or producer.attrs["min_val"] < _MIN_SAFE_DIVISOR
 
 
-@div.integer_rule
-def _(cx: Context, x: Operand | float, y: Operand) -> Value:
-    """x * sign(y) * (2**30 / abs(y)) in integers. The reciprocal has 14 bits, 16 for an int16 result.
-
-    For y = 0, the product is 0, because sign(0) = 0. Then sign(x) * 2**29 is added to it. The product is shifted right
-    by enough bits that 2**29 exceeds the result's range. x / 0 therefore saturates, as infinity does in PyTorch's
-    quantized graph, and 0 / 0 is 0.
-    """
-    assert isinstance(x, Operand)  # a number divided by a tensor is univariate and has a TABLE
-    dividend, divisor = (cx.to_fixed_point(z).to_int32().with_scale(1.0) for z in (x, y))
-    magnitude = abs(divisor)
-    # ``unit_quotient``: one step of x divided by one step of y, in steps of the result. ``saturating_quotient``: the
-    # smallest integer quotient that saturates.
-    unit_quotient = cx.to_fixed_point(x).scale / cx.to_fixed_point(y).scale / float(cx.q.scale)
-    span = cx.q.dtype.range[1] - cx.q.dtype.range[0]
-    saturating_quotient = math.ceil(2 * span / unit_quotient)
-    bits = min(max(saturating_quotient, dividend.peak).bit_length() + 1, 62)
-    # If the quotient would be too coarse, clip dividends whose quotient saturates, so that fewer bits are dropped.
-    if unit_quotient * 2.0 ** (bits - 30) > 1 / 8 and saturating_quotient < dividend.peak:
-        bits = saturating_quotient.bit_length() + 1
-        dividend = dividend.minimum(magnitude.mul(saturating_quotient).with_scale(1.0)).maximum(
-            magnitude.mul(-saturating_quotient).with_scale(1.0)
-        )
-    peak = min(max(saturating_quotient, dividend.peak) << 30 >> bits, 1 << 29) + (1 << 17)
-    quotient = (dividend * divisor.sign()).mul(_refined_reciprocal(magnitude.maximum(1), cx.q.dtype), bits, peak)
-    signs = cx.to_fixed_point(x).to_int32().sign().with_scale(1.0)
-    saturation = (magnitude.maximum(1) - magnitude).assume_range(0, 1).mul(1 << 29).with_scale(1.0) * signs
-    total = quotient + saturation.with_scale(quotient.scale)
-    # At most 62 bits can be dropped. If that is too few, all finite quotients round to 0.
-    return total.with_scale(
-        max(unit_quotient, 4 * span * 2.0**-bits) * 2.0 ** (bits - 30) * float(cx.q.scale)
-    ).requantize(cx.q)
-
-
-def _refined_reciprocal(v: FixedPoint, result: DType) -> FixedPoint:
-    """2**30 / v. For an int16 result, one Newton step refines it: r + r * (1 - v * r)."""
-    inverse = fixed_point.reciprocal(v)
-    if result is not DType.INT16:
-        return inverse
-    residual = inverse.full_like(1 << 30) - inverse.mul(v, peak=(1 << 30) + (1 << 17)).with_scale(inverse.scale)
-    return inverse + inverse.mul(residual.assume_range(-(1 << 17), 1 << 17), 30).with_scale(inverse.scale)
+div.integer_rule(divide)
 
 
 def _register_max_or_min(name: str, nan_ignoring: OpOverload, *overloads: OpOverload) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 from operator import itemgetter
@@ -110,6 +110,9 @@ def _build_table(
     corrections = (
         list(_correction_tables(samples, defined_indices, entries, table_q, q)) if is_int16 and not phase_step else []
     )
+    if is_int16 and not phase_step:
+        fitted = _quantize_entries(_fit_interpolation(points, samples, corrections), table_q)
+        entries = fitted if np.abs(np.diff(fitted)).max() <= Q15_MAX else entries
     return phase_step, entries, float(table_q.scale), corrections
 
 
@@ -253,6 +256,33 @@ def _interpolate_to_domain_ends(points: Array, samples: Array, defined: Array) -
         if end % 128 and np.isfinite(samples[end]) and np.isfinite(points[outer + inward]):
             slope = (points[outer + inward] - samples[end]) / ((outer + inward) * 128 - end)
             points[outer] = samples[end] + slope * (outer * 128 - end)
+
+
+def _fit_interpolation(points: Array, samples: Array, corrections: Iterable[tuple[int, int, Array]]) -> Array:
+    """Move entries to the least-squares fit of linear interpolation, where that reduces the squared error.
+
+    Interpolation between exact values exceeds a convex function f by h**2 / 12 * f'' on average (h: distance of the
+    entries). Entries of f - h**2 / 12 * f'' have a sixth of the squared error. At jumps, kinks and poles, at the ends,
+    and where f(0) = 0, the entries remain exact, and also in the parts that have a correction table, which is 0 at the
+    ends of its part. No entry leaves the range of the function.
+    """
+    with np.errstate(all="ignore"):
+        shifts = np.zeros(points.size)
+        shifts[1:-2] = -np.diff(points[:-1], 2) / 12
+        shifts = np.clip(points + shifts, points.min(), points.max()) - points
+        shifts[~np.isfinite(shifts) | ((points == 0) & (np.arange(513) == 256))] = 0.0
+        for middle, refinement, _ in corrections:
+            centre, half = (middle + 32768) // 128, 256 // refinement
+            shifts[centre - half : centre + half + 1] = 0.0
+        position = np.arange(128) / 128
+        errors = points[:-1, None] + np.diff(points)[:, None] * position - samples[:-1].reshape(-1, 128)
+        while shifts.any():
+            moved = errors + shifts[:-1, None] + np.diff(shifts)[:, None] * position
+            is_worse = ~((moved**2).sum(1) <= (errors**2).sum(1)) & (np.abs(shifts[:-1]) + np.abs(shifts[1:]) > 0)
+            if not is_worse.any():
+                break
+            shifts[:-1][is_worse] = shifts[1:][is_worse] = 0.0
+    return points + shifts
 
 
 def _quantize_entries(samples: Array, q: QParams) -> Array:

@@ -245,7 +245,8 @@ def check_steps(
 def interpolation_error(case: Case, program: ExportedProgram, x: torch.Tensor, scale: float) -> torch.Tensor:
     """Compute the interpolation error of a 513-entry int16 TABLE at each element of ``x``.
 
-    The rounding of the entries adds half a step of the output.
+    It is the largest error of exact entries at ``x`` and in the middle of the cell of ``x`` and of its neighbours:
+    fitted entries have an error too. The rounding of the entries adds half a step of the output.
     """
     first = next(node for node in program.graph.nodes if is_quantize(node))
     step = float(first.args[1])
@@ -256,6 +257,12 @@ def interpolation_error(case: Case, program: ExportedProgram, x: torch.Tensor, s
         real = case.module()((integers * step).float()).double()
         return real.nan_to_num(0.0, float("inf"), -float("inf")).clamp(-32768 * scale, 32767 * scale)
 
-    left, right = value(below), value(below + 128)
-    line = left + (right - left) * (index - below) / 128
-    return (line - value(index)).abs() + 0.5 * scale
+    def error(below: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        left, right = value(below), value(below + 128)
+        line = left + (right - left) * (index - below) / 128
+        return (line - value(index)).abs()
+
+    largest = error(below, index)
+    for first in (below - 128, below, below + 128):
+        largest = torch.maximum(largest, error(first, first + 64))
+    return largest + 0.5 * scale

@@ -136,3 +136,36 @@ def test_infinite_values_saturate() -> None:
 def test_a_function_without_a_defined_value_is_refused() -> None:
     with pytest.raises(Unsupported, match="no value anywhere in its calibrated range"):
         execute(lambda x: np.full_like(x, np.nan), np.zeros(1), params(1.0, I8), params(1.0, I8))
+
+
+@pytest.mark.parametrize(
+    ("function", "low", "high"),
+    [
+        (np.tanh, -4.0, 4.0),
+        (lambda x: -1 / (np.abs(x) + 0.5), -3.0, 3.0),
+        (np.arctan, -20.0, 20.0),
+    ],
+)
+def test_entries_are_fitted_to_the_function(function: Callable[[Array], Array], low: float, high: float) -> None:
+    """Over all int16 operands, linear interpolation between exact values has more than 1.3 times the error."""
+    q, out = params(2 * max(-low, high), I16), params(2 * float(np.abs(function(np.array([low, 0, high]))).max()), I16)
+    x = q.dequantize(_INDEX)
+    inside = (x >= low) & (x <= high)
+    interpolated = np.interp(_INDEX, _INDEX[::128], function(q.dequantize(_INDEX[::128])))
+    exact = function(x)[inside]
+    plain = np.abs(out.dequantize(out.quantize(interpolated[inside])) - exact)
+    fitted = np.abs(execute(function, x, q, out)[inside] - exact)
+    assert np.sqrt((fitted**2).mean()) < np.sqrt((plain**2).mean()) / 1.3
+    assert fitted.max() <= plain.max()
+
+
+def test_fitted_tables_keep_zeros_limits_and_kinks() -> None:
+    q, out = params(8.0, I16), params(8.0, I16)
+    x = q.dequantize(_INDEX)
+    for function in (lambda x: x / (1 + np.exp(-x)), np.tanh, np.square):
+        assert execute(function, np.zeros(1), q, out)[0] == 0
+    assert execute(np.square, x, q, out).min() == 0
+    odd = execute(np.tanh, x[1:], q, out)
+    np.testing.assert_allclose(odd, -odd[::-1], atol=1.01 * float(out.scale))
+    relu = execute(lambda x: np.where(x > 0, x, 0.1 * x), x, q, out)
+    np.testing.assert_allclose(relu, np.where(x > 0, x, 0.1 * x), atol=float(out.scale))
