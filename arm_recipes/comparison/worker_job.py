@@ -133,7 +133,7 @@ class SampleRunner:
             if not item.compare_layers or values.program is None:
                 continue
             result.layers[tensor.name] = ErrorSums.of(values.reference, values.program)
-            if tensor.grid is not None and not tensor.is_data_movement:
+            if tensor.grid is not None and not tensor.is_lossless:
                 result.isolated[tensor.name] = IsolatedErrorSums.of(values.reference, values.layer_output, tensor.grid)
         result.reference, result.mismatched = program.interpreter.outputs, program.mismatched
         return result

@@ -178,6 +178,21 @@ def test_value_sources_of_operators_on_the_cpu() -> None:
     }
 
 
+@pytest.mark.parametrize("layer", [nn.AvgPool2d(2), nn.UpsamplingBilinear2d(scale_factor=2)])
+def test_averages_are_isolated_and_maxima_are_not(layer: nn.Module) -> None:
+    """An average is rounded to the scale that it shares with its operand, a maximum is exact."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.MaxPool2d(2), layer, nn.Flatten(), nn.LazyLinear(2)).eval()
+    found = export(model, ExportRecipe.get_recipe(INT8), images()).compare(images(), workers=1)
+    layers = {gap.module: gap for gap in found.layers}
+    assert layers["1"].moves
+    assert layers["1"].isolated is None
+    assert not layers["2"].moves
+    assert layers["2"].isolated is not None
+    assert 20 < layers["2"].isolated.sqnr < 80
+    assert layers["2"].isolated.advice.cause == "rounding"
+
+
 @pytest.mark.parametrize("recipe", [U55, FP])
 def test_state_is_kept_between_samples(recipe: ArmRecipeType) -> None:
     model = MutatesInput().eval()
