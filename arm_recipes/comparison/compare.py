@@ -144,7 +144,7 @@ def compare(
         results = _run_items(ComparisonJob(spec_b, spec_a), items, workers, progress)
     names = [info.name for info in spec_b.outputs]
     notes = list(dict.fromkeys((*notes_a, *notes_b, *_mismatch_notes(results))))
-    if layers and not has_layers:
+    if layers and not (isinstance(a, Artifact) and isinstance(b, Artifact)):
         notes.append(
             "layers are not compared: this needs two ExportResults, as a saved program has no record of its layers"
         )

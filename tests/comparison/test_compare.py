@@ -244,6 +244,12 @@ def test_layers_are_compared_in_branches_but_not_with_loops() -> None:
     assert looping.sqnr > 100
 
 
+def test_two_exports_with_a_loop_are_compared_without_layers() -> None:
+    samples = [(x, torch.tensor(3, dtype=torch.int32)) for (x,) in vectors()]
+    result = export(Looping().eval(), ExportRecipe.get_recipe(FP, extensions=["cf"]), samples)
+    assert compare(result, result, samples).notes == ("layers are not compared: the captured program has a loop",)
+
+
 def test_a_model_that_was_quantized_before_export_is_noted() -> None:
     program = export_small(INT8).exported_programs["forward"]
     found = export(program, ExportRecipe.get_recipe(INT8), images()).compare(images(), workers=1)
