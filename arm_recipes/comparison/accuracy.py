@@ -279,7 +279,7 @@ def flatten_labels(labels: Any) -> Tensor:
     """Flatten labels to an int64 tensor [N] on the CPU.
 
     Raises:
-        ValueError: the labels are not integers.
+        ValueError: the labels are neither integers nor booleans.
     """
     try:
         if isinstance(labels, (Tensor, np.ndarray, int)):

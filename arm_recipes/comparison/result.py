@@ -42,7 +42,7 @@ class IsolatedError:
         range: quantized range in the program.
         values: range of the samples' values.
         calibrated: range of the values in calibration; None if unknown.
-        p999: 99.9th percentile of the absolute values.
+        p999: 99.9th percentile of the absolute values of a sample; the maximum over the samples.
         output: SQNR in dB of the first floating-point output with only this layer quantized, measured with the first 4
             samples. Only for the five layers with the lowest isolated SQNR, and for a model without state.
         advice: main cause of the error and the remedy.

@@ -62,7 +62,7 @@ class ComparisonJob:
 
     @property
     def is_sequential(self) -> bool:
-        """Whether samples must run in order in one process: a program has state, or no plan that tells."""
+        """Whether samples must run in order in one process: a program has state, or has no plan to know it from."""
         specs = [self.program] + ([] if self.reference is None else [self.reference])
         return any(spec.plan is None or spec.plan.has_state for spec in specs)
 
@@ -75,7 +75,7 @@ class WorkItem:
         index: index of the sample.
         inputs: input tensors of the model.
         compare_layers: whether to compare layers as well as outputs.
-        expected: outputs of the model; None if the program's plan computes them.
+        expected: outputs of the model; None if the program's plan computes them, or if the reference is a program.
     """
 
     index: int
@@ -93,7 +93,7 @@ class SampleResult:
         sums: error sums of each output tensor, by output index.
         layers: error sums of the compared tensors, by name; in a comparison of two programs, by node.
         isolated: errors of isolated layers, by name.
-        mismatched: delegates whose results differ from their TOSA graphs.
+        mismatched: delegates whose results differ from their TOSA graphs; empty if layers are not compared.
     """
 
     reference: list[Any]
