@@ -94,7 +94,8 @@ def export(
             names the module or operator and the line.
         NotRunnableError: ``require_runnable=True``, and an operator on the CPU has no kernel.
         AccuracyError: the SQNR of an output is below ``min_sqnr``, or it cannot be computed.
-        BudgetError: the program exceeds ``sram_budget`` or ``flash_budget``.
+        BudgetError: the program exceeds ``sram_budget``, ``flash_budget``, or the size of a memory of the option
+            ``memory``.
         VerificationError: ``verify=True``, and a delegate differs from the TOSA reference model, reads uninitialized
             memory or has a data hazard, or the outputs of int8 kernels differ from their second implementation.
         ArmBackendError: compilation failed, or ``require_full_delegation=True`` and operators remain on the CPU.

@@ -98,7 +98,7 @@ class LayerCost:
         return self.module or ("(Vela)" if self.kind == "rest" else "(model)")
 
 
-def method_layers(profiles: Iterable[DelegateProfile]) -> Iterator[LayerCost]:
+def iter_npu_layer_costs(profiles: Iterable[DelegateProfile]) -> Iterator[LayerCost]:
     """Yield the layer costs of all Ethos-U delegates of a method, in execution order."""
     estimated = [profile for profile in profiles if profile.record.vela is not None]
     total = sum(profile.vela.total_cycles for profile in estimated)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from arm_recipes._internal.rendering import Renderable, Section, format_bytes, to_jsonable
 from arm_recipes.report.costs import constants_row, layer_sections, memory_sections
 from arm_recipes.report.kernels import KernelCall, kernel_sections
-from arm_recipes.report.layers import DelegateProfile, method_layers
-from arm_recipes.report.memory import method_memory
+from arm_recipes.report.layers import DelegateProfile, iter_npu_layer_costs
+from arm_recipes.report.memory import iter_memory_usage
 from arm_recipes.runtime.payload_parts import WEIGHTS_PREFIX
 from arm_recipes.runtime.tensor_info import TensorInfo
 from arm_recipes.stages.edge.cpu_operators import CpuOperator
@@ -152,13 +152,15 @@ class ExportRecord(Renderable):
     def layers(self) -> tuple[LayerCost, ...]:
         """Costs of the layers of all methods: on the Ethos-U, or on the CPU for a method without Ethos-U delegates."""
         return tuple(
-            cost for method in self.methods for cost in (tuple(method_layers(method.profiles)) or method.cpu_layers)
+            cost
+            for method in self.methods
+            for cost in (tuple(iter_npu_layer_costs(method.profiles)) or method.cpu_layers)
         )
 
     @cached_property
     def memory(self) -> tuple[MemoryOverTime, ...]:
         """Usage of the working memories of each Ethos-U delegate over time."""
-        return tuple(used for method in self.methods for used in method_memory(method.profiles))
+        return tuple(used for method in self.methods for used in iter_memory_usage(method.profiles))
 
     @property
     def cpu_operators(self) -> tuple[CpuOperator, ...]:

@@ -63,8 +63,8 @@ class Sweep(Renderable):
         ``show()`` displays the Plotly figure; ``write_html("sweep.html")`` writes it to a self-contained file.
 
         Args:
-            x: column of the horizontal axis. ``cycles`` replaces ``milliseconds`` if no row has a time, because no clock
-                of a Cortex-M was given.
+            x: column of the horizontal axis. If no row has a time, because no clock of a Cortex-M was given, ``cycles``
+                replaces ``milliseconds``.
             y: columns of the vertical axes, one subplot each. Columns without values and columns of zeros are omitted.
 
         Raises:
