@@ -458,6 +458,21 @@ def test_a_metric_gets_the_outputs_and_the_original_sample() -> None:
         result.compare(DataLoader(TensorDataset(x, labels), batch_size=4), metric=right)
 
 
+def test_a_metric_of_a_batch_that_is_filled_up_is_refused() -> None:
+    x, labels = _labelled()
+
+    def correct(outputs: Tensor, sample: Any) -> float:
+        return float((outputs.argmax(1) == sample[1]).double().mean())
+
+    result = export(Small().eval(), ExportRecipe.get_recipe(INT8), [(x[:4],), (x[4:8],)])
+    with pytest.raises(ValueError, match=r"^metric: a batch of the DataLoader, such as the last one, is smaller"):
+        result.compare(DataLoader(TensorDataset(x, labels), batch_size=4), metric=correct)
+    complete = DataLoader(TensorDataset(x, labels), batch_size=4, drop_last=True)
+    found = result.compare(complete, metric=correct, workers=1, layers=False).accuracy
+    assert found is not None
+    assert found.items == 2
+
+
 # -- workers ---------------------------------------------------------------------------------------------------------
 
 
