@@ -50,7 +50,8 @@ def export(
             ``ExportRecipe.combine``.
         samples (iterable, DataLoader, callable or dict, optional): sample inputs. An iterable of samples, a function
             that returns such an iterable, or a ``DataLoader``. Each sample is a tuple of positional inputs, a dict of
-            keyword inputs, or ``Inputs``. A single tuple or tensor is one sample. A dict maps method names to samples.
+            keyword inputs, or ``Inputs``. A single tuple or tensor is one sample, but a tuple of tuples or dicts is
+            several. A dict maps method names to samples.
             The first sample is used to capture the model. All samples calibrate the quantization ranges, unless the
             recipe has ``calibration_samples``. Inputs are tensors or NumPy arrays; numbers, booleans, strings and None
             become constants of the program. Default: the example inputs of an ``ExportedProgram``.

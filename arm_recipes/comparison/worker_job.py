@@ -54,7 +54,8 @@ class ProgramSpec:
 class ComparisonJob:
     """A comparison of ``program`` with ``reference``, or with the floating-point model if ``reference`` is None.
 
-    The plan of ``program`` computes the floating-point model. Without a plan, ``WorkItem.expected`` has its outputs.
+    The plan of ``program`` computes the floating-point model. Without a plan, ``WorkItem.expected`` has the outputs of
+    the model.
     """
 
     program: ProgramSpec
@@ -62,7 +63,7 @@ class ComparisonJob:
 
     @property
     def is_sequential(self) -> bool:
-        """Whether samples must run in order in one process: a program has state, or has no plan to know it from."""
+        """Whether samples must run in order in one process: a program has state, or no plan that shows it."""
         specs = [self.program] + ([] if self.reference is None else [self.reference])
         return any(spec.plan is None or spec.plan.has_state for spec in specs)
 

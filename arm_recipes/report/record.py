@@ -73,7 +73,7 @@ class MethodReport:
         cpu_operators: all other operators outside the delegates.
         quantization: the quantization; None for a floating-point method.
         not_runnable: CPU operators that ExecuTorch's kernel library cannot execute, with the reason.
-        kernels: calls of int8 kernels on a Cortex-M.
+        kernels: calls of int8 kernels on a Cortex-M, without quantize and dequantize.
         data_movement: operators that move int8 values between these kernels: name -> count.
         cpu_layers: estimated costs of the layers outside delegates; empty if the CPU is not known, or if the
             CPU computes nothing.

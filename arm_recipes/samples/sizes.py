@@ -72,8 +72,8 @@ def expand_methods_by_size(
 ) -> tuple[dict[str, Model], Examples, dict[str, ShapeVariants]]:
     """Replace each method that has dynamic shapes by one method per combination of sizes.
 
-    Each sample except the first calibrates one method: of the methods whose sizes do not exceed those of the sample, the
-    one with the largest product of sizes. The sample is truncated to its sizes. A sample that is too small for all
+    Each sample except the first calibrates one method: of the methods whose sizes do not exceed those of the sample,
+    the one with the largest product of sizes. The sample is truncated to its sizes. A sample that is too small for all
     methods is not used. The first sample calibrates every method. It is truncated, and repeated where it is too short.
 
     Returns:

@@ -142,6 +142,11 @@ def capture_model(model: Any, samples: Any, caller: str) -> tuple[ExportedProgra
 
     Returns:
         The program, the samples as the user passed them, the samples in the form of the model's inputs, and notes.
+
+    Raises:
+        ValueError: the model has several methods or dynamic shapes, or the samples are missing or do not fit the model.
+        TypeError: ``model`` has the wrong type.
+        ExportError: the model cannot be captured.
     """
     models = inputs.models_by_method(model)
     if len(models) != 1:
