@@ -50,7 +50,8 @@ def export(
             ``ExportRecipe.combine``.
         samples (iterable, DataLoader, callable or dict, optional): sample inputs. An iterable of samples, a function
             that returns such an iterable, or a ``DataLoader``. Each sample is a tuple of positional inputs, a dict of
-            keyword inputs, or ``Inputs``. A single tuple or tensor is one sample. A dict maps method names to samples.
+            keyword inputs, or ``Inputs``. A single tuple or tensor is one sample, but a tuple of tuples or dicts is
+            several. A dict maps method names to samples.
             The first sample is used to capture the model. All samples calibrate the quantization ranges, unless the
             recipe has ``calibration_samples``. Inputs are tensors or NumPy arrays; numbers, booleans, strings and None
             become constants of the program. Default: the example inputs of an ``ExportedProgram``.
@@ -94,7 +95,8 @@ def export(
             names the module or operator and the line.
         NotRunnableError: ``require_runnable=True``, and an operator on the CPU has no kernel.
         AccuracyError: the SQNR of an output is below ``min_sqnr``, or it cannot be computed.
-        BudgetError: the program exceeds ``sram_budget`` or ``flash_budget``.
+        BudgetError: the program exceeds ``sram_budget``, ``flash_budget``, or the size of a memory of the option
+            ``memory``.
         VerificationError: ``verify=True``, and a delegate differs from the TOSA reference model, reads uninitialized
             memory or has a data hazard, or the outputs of int8 kernels differ from their second implementation.
         ArmBackendError: compilation failed, or ``require_full_delegation=True`` and operators remain on the CPU.

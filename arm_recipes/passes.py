@@ -93,9 +93,9 @@ class ConvertInt64OutputOpsToInt32Pass(_GraphModulePass):
     """Convert casts to int64, and the indices of ``argmax`` and ``argmin``, to int32.
 
     Removes casts from int32 to int64. Other casts to int64 become casts to int32, also for outputs of the program;
-    their values are not checked. Indices are cast to int32 if they are known to fit. Views, sums, differences and
-    products of these indices and of scalar constants are computed in int32 if their range fits. Other consumers read
-    int64 values.
+    their values are not checked. Indices that are known to fit are cast to int32 for some consumers: casts, ``index``,
+    arithmetic with floating-point results, and views, sums, differences and products of such indices and of scalar
+    constants if the range of the result fits. Other consumers read int64 values.
 
     Args:
         on_overflow: what to do if an index may not fit, because the dimension has more than 2**31 - 1 elements:

@@ -135,6 +135,7 @@ class ExportResult(Artifact):
 
         The sizes of the memory pools are computed for 32-bit and 64-bit pointers. To test the 64-bit sizes, the program
         runs on this machine in pools of exactly these sizes.
+
         If the recipe has the option ``board``, the linker script names the board's memories, and the folder has files
         for CMake presets, Zephyr and CMSIS, where public documents describe the board.
 
@@ -171,15 +172,17 @@ class ExportResult(Artifact):
             samples: samples as in ``export``. Items after the model's inputs, such as the labels of a ``DataLoader``,
                 are not passed to the model. A stateful model gets the samples in this order.
             labels: class labels, one for each batch item of the samples. With labels, the result has the top-1 accuracy
-                of the first output. Default: integer labels from the ``DataLoader``, if there are any.
+                of the first output. True: the labels follow the inputs in each sample. Default: integer labels from
+                the ``DataLoader``, if there are any and no ``metric`` is given.
             metric: a function ``metric(outputs, sample)`` that returns a number. The result reports its mean for the
                 model and for the program. ``sample`` is the original item; ``outputs`` are floating-point tensors in
                 the structure of the model's outputs.
             method: the method to compare.
-            layers: also compare the layers inside delegates, which runs the TOSA reference model. An integer
-                limits this to that number of samples, from the first.
+            layers: also compare layers. For layers inside delegates, this runs the TOSA reference model. An integer
+                limits it to that number of samples, from the first.
             workers: maximum number of processes. Processes are started only if more than 20 s of work remain after the
-                first samples. Default: one per core, or the setting of ``joblib.parallel_config``.
+                first samples. Default: one per core, or the setting of ``joblib.parallel_config``, whose processes then
+                run all samples. The samples of a model with state run in this process.
             progress: show a progress bar if standard error is a terminal.
 
         Raises:

@@ -31,7 +31,7 @@ _QUICK_FUNCTION = 1.0
 _QUICK_CASE = 2.0
 #: Functions that run a case in any case. They protect the tree, the start-up and the main uses.
 _ALWAYS = (
-    "tests/_internal/test_exclusive.py::test_a_forked_process_in_which_operators_hang",
+    "tests/_internal/test_compile_lock.py::test_a_forked_process_in_which_operators_hang",
     "tests/models/test_models.py::test_int8_output_is_at_most_a_step_from_pytorchs",
     "tests/pipeline/test_methods.py::test_methods_that_reset_set_and_read_state",
     "tests/qat/test_prepared.py::test_models_trained_with_torchao_keep_their_quantization_exactly",

@@ -39,6 +39,14 @@ def test_imports_load_only_what_they_need() -> None:
     assert not [name for name in behind if name.startswith(compiler)]
 
 
+def test_names_for_programs_alone_import_neither_torch_nor_executorch() -> None:
+    script = (
+        "import sys, arm_recipes; [getattr(arm_recipes, name) for name in arm_recipes._LAZY_IMPORTS_WITHOUT_TORCH]; "
+        "print(*{name.split('.')[0] for name in sys.modules} & {'torch', 'executorch'})"
+    )
+    assert _run(script).split() == []
+
+
 def test_every_public_name_is_an_attribute() -> None:
     for name in arm_recipes.__all__:
         value = getattr(arm_recipes, name)

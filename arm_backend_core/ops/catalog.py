@@ -63,6 +63,12 @@ def is_cast(node: torch.fx.Node) -> bool:
     return record is not None and record.is_cast
 
 
+def is_average(node: torch.fx.Node) -> bool:
+    """Whether a node's operator averages elements and keeps their quantization parameters, so that it rounds."""
+    record = find_record(node)
+    return record is not None and record.is_average
+
+
 def is_sinusoid(node: torch.fx.Node) -> bool:
     """Whether a node's operator is the sine or cosine of its operand."""
     record = find_record(node)

@@ -121,7 +121,7 @@ def _dilated_max_pool(cx: Context, image: Value, window: _PoolingWindow, dilatio
     return gather_constant(b, image, 2, range(0, valid_size[1], window.stride[1]))
 
 
-@op(aten.avg_pool2d.default, aten.avg_pool1d.default, kind=Kind.SHARED, error_bound=2.0**-14)
+@op(aten.avg_pool2d.default, aten.avg_pool1d.default, kind=Kind.SHARED, is_average=True, error_bound=2.0**-14)
 def avg_pool(
     cx: Context,
     x: Operand,

@@ -64,6 +64,7 @@ class Record:
             saturate.
         is_sinusoid: whether it is the sine or cosine of its operand.
         is_gather: whether it gathers elements of its first operand. The other operands are indices.
+        is_average: whether it averages elements. With ``Kind.SHARED``, the averages are rounded to the shared scale.
         interval: rule that computes the interval of an integer result. If the operator has several results, the rule
             takes the ``getitem`` node of one result. None if the interval is unknown. The default for ``Kind.SHARED``
             is ``intervals.data_movement``.
@@ -92,6 +93,7 @@ class Record:
     is_gate: bool = False
     is_sinusoid: bool = False
     is_gather: bool = False
+    is_average: bool = False
     interval: IntervalRule | None = None
     error_bound: float = 0.0
 

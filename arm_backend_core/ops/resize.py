@@ -177,7 +177,7 @@ def _linear_sampling(size: int, out: int, factor: float | None, align_corners: b
     return _AxisSampling(size, out, step, (step - 1) / 2)
 
 
-@op(aten.upsample_bilinear2d.default, kind=Kind.SHARED)
+@op(aten.upsample_bilinear2d.default, kind=Kind.SHARED, is_average=True)
 def bilinear(
     cx: Context,
     x: Operand,
@@ -278,7 +278,7 @@ def _interpolate_by_conv(cx: Context, x: Value, sampling: _AxisSampling) -> tupl
     return b.add(b.mul(first, b.const(_MAX_INT8_WEIGHT, DType.INT32)), second), _MAX_INT8_WEIGHT**2
 
 
-@op(aten.upsample_bilinear2d.vec, kind=Kind.SHARED)
+@op(aten.upsample_bilinear2d.vec, kind=Kind.SHARED, is_average=True)
 def bilinear_vec(
     cx: Context, x: Operand, output_size: Sequence[int] | None, align_corners: bool, scale_factors: Any = None
 ) -> Value:

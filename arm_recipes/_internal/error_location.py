@@ -62,8 +62,9 @@ def describe_error(
         operation: name of the operation that failed.
         error: the exception.
         modules: models whose submodules the message may name.
-        graphs: graphs of the model. If no frame of the traceback holds a node, the operator that the exception's text
-            names is searched for in them. If the error is about sizes that depend on data, the first such size is.
+        graphs: graphs of the model, to find the node that the message names. If no frame of the traceback holds a
+            node, it is the first one whose operator the exception's text names. If the error is about sizes that depend
+            on data, it is the first one with such a size.
     """
     submodule, line = _find_submodule_and_line(error, modules)
     text = str(error).strip()

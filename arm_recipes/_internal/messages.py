@@ -45,7 +45,7 @@ class NotRunnableError(ExportError):
 
 
 class BudgetError(ExportError):
-    """The program exceeds ``sram_budget`` or ``flash_budget``."""
+    """The program exceeds ``sram_budget``, ``flash_budget``, or the size of a memory of the option ``memory``."""
 
 
 class AccuracyError(ExportError):

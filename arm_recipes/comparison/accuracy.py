@@ -75,13 +75,13 @@ class Evaluator:
         return None if self._metric is None else _mean_metric(self._metric, self._expected, self._originals)
 
     def rate(self, program: ExportedProgram) -> Rating:
-        """Rate a quantized program run in PyTorch. The program on the target differs in rounding only."""
+        """Run a quantized program in PyTorch, and rate it. On the target, the program differs by rounding only."""
         return self.rate_outputs(run_model(program, self.samples))
 
     def task_accuracy(
         self, program: ExportedProgram, labels: Tensor | None = None, *, has_padding: bool = False
     ) -> Accuracy | None:
-        """Compute the task accuracy of a quantized program run in PyTorch, see ``compute_accuracy``."""
+        """Run a quantized program in PyTorch, and compute its task accuracy; see ``compute_accuracy``."""
         outputs = run_model(program, self.samples)
         return compute_accuracy(self._expected, outputs, self._originals, labels, self._metric, has_padding=has_padding)
 
@@ -279,7 +279,7 @@ def flatten_labels(labels: Any) -> Tensor:
     """Flatten labels to an int64 tensor [N] on the CPU.
 
     Raises:
-        ValueError: the labels are not integers.
+        ValueError: the labels are neither integers nor booleans.
     """
     try:
         if isinstance(labels, (Tensor, np.ndarray, int)):

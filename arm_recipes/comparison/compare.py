@@ -112,7 +112,8 @@ def compare(
 
     Args:
         a: the reference: an ``ExportResult`` or a saved program (a path, bytes or a ``Program``, which is loaded
-            again). If ``a`` and ``b`` are both an ``ExportResult``, layers of equal name and shape are compared, too.
+            again). If ``a`` and ``b`` are both an ``ExportResult``, layers of equal name and shape are compared, too,
+            unless a program has a loop.
         b: the program to compare, of the same types as ``a``.
         samples: inputs of the model, in floating point even if a program has ``quantized_io``.
         labels: as for ``ExportResult.compare``.
@@ -144,7 +145,7 @@ def compare(
         results = _run_items(ComparisonJob(spec_b, spec_a), items, workers, progress)
     names = [info.name for info in spec_b.outputs]
     notes = list(dict.fromkeys((*notes_a, *notes_b, *_mismatch_notes(results))))
-    if layers and not has_layers:
+    if layers and not (isinstance(a, Artifact) and isinstance(b, Artifact)):
         notes.append(
             "layers are not compared: this needs two ExportResults, as a saved program has no record of its layers"
         )
@@ -267,7 +268,10 @@ def _compute_accuracy(
 
 
 def _unflatten_outputs(outputs: list[Any], spec: Any) -> Any:
-    """Restore the model's output structure. The new values of mutated inputs come first and are dropped."""
+    """Restore the model's output structure. The new values of mutated inputs come first and are dropped.
+
+    Without ``spec`` (two saved programs), all values are kept; a single value is not in a list.
+    """
     if spec is None:
         return outputs[0] if len(outputs) == 1 else outputs
     return pytree.tree_unflatten(outputs[len(outputs) - spec.num_leaves :], spec)

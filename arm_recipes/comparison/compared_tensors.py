@@ -19,7 +19,7 @@ from arm_backend_core.nodes import (
     operator_name,
     source_line,
 )
-from arm_backend_core.ops.catalog import find_record, has_shared_qparams
+from arm_backend_core.ops.catalog import find_record, has_shared_qparams, is_average
 from arm_backend_core.program import constants_of
 from arm_backend_core.quantization.diagnostics.error_metrics import QuantizationGrid
 
@@ -33,7 +33,7 @@ class ComparedTensor:
         float_step: name of the plan step whose result is the tensor before quantization.
         node: node of the captured program that computes the tensor.
         grid: quantization grid; None if the tensor is not quantized.
-        is_data_movement: whether the operator only rearranges values on the same grid, without loss.
+        is_lossless: whether the operator adds no error: it only moves or selects values, on the same grid.
         has_fixed_grid: whether the operator fixes the grid, regardless of calibration.
         dtype: dtype in the program.
         operator, module, source: ATen operator, path of the submodule, line of the model. A fused layer (an
@@ -47,7 +47,7 @@ class ComparedTensor:
     float_step: str
     node: str
     grid: QuantizationGrid | None
-    is_data_movement: bool
+    is_lossless: bool
     has_fixed_grid: bool
     dtype: str
     operator: str
@@ -97,7 +97,7 @@ def _create_compared_tensor(
         float_step=value.name,
         node=source.name,
         grid=grid,
-        is_data_movement=_is_lossless_move(producer, grid),
+        is_lossless=_is_lossless(producer, grid),
         has_fixed_grid=getattr(find_record(producer), "fixed_range", None) is not None,
         dtype=str(node.meta["val"].dtype).removeprefix("torch."),
         operator="input" if producer.op == "placeholder" else " + ".join(operators),
@@ -121,13 +121,13 @@ def _consumer_modules(node: Node) -> tuple[str, ...]:
     return () if "" in modules else tuple(modules)
 
 
-def _is_lossless_move(node: Node, grid: QuantizationGrid | None) -> bool:
-    """Whether a node only moves data, and all its inputs have the grid of its result."""
+def _is_lossless(node: Node, grid: QuantizationGrid | None) -> bool:
+    """Whether a node only moves or selects values, and all its inputs have the grid of its result, if it has one."""
     sources = [source for source in node.all_input_nodes if is_float(source)]
     is_same_grid = grid is None or all(
         is_dequantize(source) and _quantization_grid(source) == grid for source in sources
     )
-    return has_shared_qparams(node) and bool(sources) and is_same_grid
+    return has_shared_qparams(node) and not is_average(node) and bool(sources) and is_same_grid
 
 
 def _quantized_weights(node: Node, float_constants: Mapping[str, Tensor]) -> dict[str, Node]:

@@ -1,7 +1,8 @@
 """Diagnosis of a quantized layer's error: the main cause, the remedy, and the expected SQNR after the remedy.
 
 The noise has three causes, which are measured separately: clipping, rounding and quantized weights. The main cause is
-the one with the largest error.
+the one with the largest error. If it is rounding, and the quantization range is too wide, the reported cause is
+"outliers" or "range".
 """
 
 from __future__ import annotations

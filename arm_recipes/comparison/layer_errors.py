@@ -34,7 +34,7 @@ def _create_layer_gap(tensor: ComparedTensor, error_sums: Sequence[ErrorSums], t
         dtype=tensor.dtype,
         scale=tensor.grid.scale if tensor.grid else None,
         zero_point=tensor.grid.zero_point if tensor.grid else None,
-        moves=tensor.is_data_movement,
+        moves=tensor.is_lossless,
         value_source="program" if tensor.name in tapped else "PyTorch",
         gap=sum_errors(error_sums).metrics,
     )

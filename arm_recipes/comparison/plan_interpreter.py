@@ -21,7 +21,7 @@ class TensorValues:
     Attributes:
         reference: value in floating point.
         layer_output: result of the isolated layer before quantization, with quantized weights and floating-point
-            inputs; None for a layer without quantized weights.
+            inputs; None for a layer without quantized weights, and if ``run`` did not isolate layers.
         program: value in the program; None if it was not requested.
     """
 

@@ -42,7 +42,7 @@ class IsolatedError:
         range: quantized range in the program.
         values: range of the samples' values.
         calibrated: range of the values in calibration; None if unknown.
-        p999: 99.9th percentile of the absolute values.
+        p999: 99.9th percentile of the absolute values of a sample; the maximum over the samples.
         output: SQNR in dB of the first floating-point output with only this layer quantized, measured with the first 4
             samples. Only for the five layers with the lowest isolated SQNR, and for a model without state.
         advice: main cause of the error and the remedy.
@@ -69,11 +69,11 @@ class LayerGap:
             with weights and its activation) has both operators, and module and line of the first.
         dtype: dtype in the program.
         scale, zero_point: quantization parameters; None if not quantized.
-        moves: whether the operator only moves data.
+        moves: whether the operator only moves or selects values, which adds no error.
         value_source: "program" if the delegate computed the value; "PyTorch" if PyTorch computed it from the program's
             values, for operators on the CPU and delegates without intermediate outputs.
         gap: error in the whole program, including the errors of preceding layers.
-        isolated: error of the isolated layer; None if the layer is not quantized or only moves data, and in
+        isolated: error of the isolated layer; None if the layer is not quantized or ``moves``, and in
             comparisons of two programs.
         weights: quantized constants that the layer reads.
     """

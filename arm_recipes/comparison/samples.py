@@ -48,7 +48,8 @@ def prepare_samples(
 
     Raises:
         ValueError: there are no samples, a sample does not fit the model, the labels are invalid or missing, or a
-            metric is given for a ``DataLoader`` whose batches are split. The message names the sample or the argument.
+            metric is given for a ``DataLoader`` whose batches are split, joined or filled up. The message names the
+            sample or the argument.
     """
     originals = _to_list(method, samples, argument)
     arity = input_signature.spec.children()[0].num_children
@@ -56,12 +57,10 @@ def prepare_samples(
     converted = [as_inputs(sample, f"{argument}[{index}]") for index, sample in enumerate(positional)]
     is_loader = isinstance(samples, DataLoader)
     if is_loader:
-        converted = list(rebatch(converted, input_signature))
-    if is_loader and metric is not None and len(converted) != len(originals):
-        raise ValueError(
-            f"metric: the DataLoader's {len(originals)} batches become {len(converted)} batches of the program's batch "
-            "size, so a metric per batch is undefined; use a DataLoader with the program's batch_size"
-        )
+        rebatched = list(rebatch(converted, input_signature))
+        if metric is not None:
+            _check_batches_unchanged(converted, rebatched)
+        converted = rebatched
     labels = _resolve_labels(samples, originals, arity, labels, metric)
     inputs, normalized = [], []
     for index, sample in enumerate(converted):
@@ -73,6 +72,28 @@ def prepare_samples(
     return ComparisonSamples(
         originals, normalized, inputs, None if labels is None else flatten_labels(labels), is_loader
     )
+
+
+def _check_batches_unchanged(batches: Sequence[Inputs], rebatched: Sequence[Inputs]) -> None:
+    """Check that a metric gets the outputs of the items of each batch, and no others.
+
+    Raises:
+        ValueError: the batches have been split, joined, or filled up to the program's batch size.
+    """
+    if len(batches) != len(rebatched):
+        raise ValueError(
+            f"metric: the DataLoader's {len(batches)} batches become {len(rebatched)} batches of the program's batch "
+            "size, so a metric per batch is undefined; use a DataLoader with the program's batch_size"
+        )
+    if any(_shapes(before) != _shapes(after) for before, after in zip(batches, rebatched, strict=True)):
+        raise ValueError(
+            "metric: a batch of the DataLoader, such as the last one, is smaller than the program's batch size and is "
+            "filled up with other items, which the metric would count; use a DataLoader with drop_last=True, or labels="
+        )
+
+
+def _shapes(sample: Inputs) -> list[Any]:
+    return [getattr(leaf, "shape", None) for leaf in pytree.tree_leaves((tuple(sample), sample.keywords))]
 
 
 def prepare_program_samples(

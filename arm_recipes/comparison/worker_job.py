@@ -54,7 +54,8 @@ class ProgramSpec:
 class ComparisonJob:
     """A comparison of ``program`` with ``reference``, or with the floating-point model if ``reference`` is None.
 
-    The plan of ``program`` computes the floating-point model. Without a plan, ``WorkItem.expected`` has its outputs.
+    The plan of ``program`` computes the floating-point model. Without a plan, ``WorkItem.expected`` has the outputs of
+    the model.
     """
 
     program: ProgramSpec
@@ -62,7 +63,7 @@ class ComparisonJob:
 
     @property
     def is_sequential(self) -> bool:
-        """Whether samples must run in order in one process: a program has state, or no plan that tells."""
+        """Whether samples must run in order in one process: a program has state, or no plan that shows it."""
         specs = [self.program] + ([] if self.reference is None else [self.reference])
         return any(spec.plan is None or spec.plan.has_state for spec in specs)
 
@@ -75,7 +76,7 @@ class WorkItem:
         index: index of the sample.
         inputs: input tensors of the model.
         compare_layers: whether to compare layers as well as outputs.
-        expected: outputs of the model; None if the program's plan computes them.
+        expected: outputs of the model; None if the program's plan computes them, or if the reference is a program.
     """
 
     index: int
@@ -93,7 +94,7 @@ class SampleResult:
         sums: error sums of each output tensor, by output index.
         layers: error sums of the compared tensors, by name; in a comparison of two programs, by node.
         isolated: errors of isolated layers, by name.
-        mismatched: delegates whose results differ from their TOSA graphs.
+        mismatched: delegates whose results differ from their TOSA graphs; empty if layers are not compared.
     """
 
     reference: list[Any]
@@ -133,7 +134,7 @@ class SampleRunner:
             if not item.compare_layers or values.program is None:
                 continue
             result.layers[tensor.name] = ErrorSums.of(values.reference, values.program)
-            if tensor.grid is not None and not tensor.is_data_movement:
+            if tensor.grid is not None and not tensor.is_lossless:
                 result.isolated[tensor.name] = IsolatedErrorSums.of(values.reference, values.layer_output, tensor.grid)
         result.reference, result.mismatched = program.interpreter.outputs, program.mismatched
         return result

@@ -16,7 +16,7 @@ from arm_recipes._internal.rendering import as_text, format_bytes
 from arm_recipes.pipeline.planned_memories import PlannedMemories, check_memory_budgets
 from arm_recipes.recipe.recipe import ArmRecipe
 from arm_recipes.report.layers import DelegateProfile
-from arm_recipes.report.memory import method_memory
+from arm_recipes.report.memory import iter_memory_usage
 from arm_recipes.runtime.ethosu_payload import CACHE_LINE
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class CheckBudgets:
             f"than {self._describe(self.sram)}"
         )
         sections = list(ram.sections()) if ram is not None else []
-        usages = [] if record is None else method_memory([DelegateProfile(method, record)])
+        usages = [] if record is None else iter_memory_usage([DelegateProfile(method, record)])
         sram_usage = next((use for use in usages if use.memory == "Sram"), None)
         if sram_usage is not None:
             rows: list[tuple[str, ...]] = [

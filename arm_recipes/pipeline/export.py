@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from executorch.export import ExportRecipe, RecipeType
 
-from arm_recipes._internal.exclusive import check_fork, exclusive
+from arm_recipes._internal.compile_lock import check_fork, compile_lock
 from arm_recipes._internal.frozen_gc import frozen_gc
 from arm_recipes._internal.messages import record_warnings, suppress_warnings, warn, warn_once
 from arm_recipes.pipeline.artifact import Artifact
@@ -117,7 +117,7 @@ def _lower_programs(
 ) -> Artifact:
     from arm_backend_core import events
 
-    with exclusive(), frozen_gc(), suppress_warnings(), events.record() as log:
+    with compile_lock(), frozen_gc(), suppress_warnings(), events.record() as log:
         pipeline = Pipeline.resume(unlowered, recipe, progress=progress)
         pipeline.run(notes)
     return pipeline.create_artifact(log.rejected, log.notes)
@@ -174,7 +174,7 @@ def _run_or_look_up(
 
     notes = list(input_notes)
     with (
-        exclusive(),
+        compile_lock(),
         frozen_gc(),
         suppress_warnings(),
         inputs.evaluation_mode(models) as training,

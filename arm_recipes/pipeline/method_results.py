@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.export import ExportedProgram
 
-from arm_recipes.report.cpu_costs import cpu_layers
+from arm_recipes.report.cpu_costs import estimate_cpu_layers
 from arm_recipes.report.lowered_program import describe_graph, describe_quantization
 from arm_recipes.report.record import MethodReport
 from arm_recipes.runtime.tensor_info import TensorInfo
@@ -74,7 +74,7 @@ class MethodResults:
             *tensors,
             quantization=quantization,
             not_runnable=not_runnable,
-            cpu_layers=cpu_layers(name, graph, processor),
+            cpu_layers=estimate_cpu_layers(name, graph, processor),
             **vars(parts),
         )
 

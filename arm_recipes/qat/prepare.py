@@ -8,7 +8,7 @@ from executorch.export import ExportRecipe
 from torch.export import ExportedProgram
 
 from arm_backend_core.quantization.fake_quant.ranges import RangeMode
-from arm_recipes._internal.exclusive import exclusive
+from arm_recipes._internal.compile_lock import compile_lock
 from arm_recipes._internal.messages import suppress_warnings
 from arm_recipes._internal.tracebacks import shorten_tracebacks
 from arm_recipes.pipeline.export import check_recipe
@@ -82,7 +82,7 @@ def prepare_qat(
         raise ValueError(
             "samples is missing: give prepare_qat a list of input tuples, [(x,)], or the recipe calibration_samples="
         )
-    with exclusive(), suppress_warnings():
+    with compile_lock(), suppress_warnings():
         module = model_to_train(models)
         prepared_samples = inputs.resolve_loaders(samples)
         examples = inputs.examples_by_method(prepared_samples, models)

@@ -19,7 +19,7 @@ FLOAT = "FP"
 PRECISION_NAMES = (FLOAT, *(name + end for name in _QUANTIZED_PRECISIONS for end in ("", _PER_TENSOR_SUFFIX)))
 
 
-def allowed(recipe: str) -> tuple[str, ...]:
+def allowed_precisions(recipe: str) -> tuple[str, ...]:
     """Return the precisions that a recipe accepts.
 
     VGF and Cortex-M targets also compute in floating point, so they accept "FP". The kernels of a Cortex-M have int8
@@ -32,7 +32,7 @@ def allowed(recipe: str) -> tuple[str, ...]:
 
 def finer_precision(recipe: str) -> str:
     """Return a precision with more bits than INT8 that a recipe accepts: "A16W8" if it does, otherwise "FP"."""
-    return next(name for name in ("A16W8", FLOAT) if name in allowed(recipe))
+    return next(name for name in ("A16W8", FLOAT) if name in allowed_precisions(recipe))
 
 
 def find_problem(value: Any) -> str | None:
@@ -57,11 +57,13 @@ def check(recipe: str, names: Iterable[str]) -> None:
         ValueError: the target does not support one of them.
     """
     for name in names:
-        if name not in allowed(recipe):
+        if name not in allowed_precisions(recipe):
             reason = f"is for VGF and Cortex-M recipes: the target of {recipe} computes integers only"
             if name != FLOAT:
                 reason = "has no kernels: they compute with int8 weights and activations"
-            raise ValueError(f"{recipe}: precisions: {name!r} {reason} (allowed: {', '.join(allowed(recipe))})")
+            raise ValueError(
+                f"{recipe}: precisions: {name!r} {reason} (allowed: {', '.join(allowed_precisions(recipe))})"
+            )
 
 
 def quantization_config(name: str, observer: Any) -> QuantizationConfig | None:

@@ -41,7 +41,7 @@ class LayerAccuracy(Protocol):
 
     @property
     def isolated(self) -> ErrorSummary | None:
-        """Error that the layer itself adds; None if unknown."""
+        """Error that the layer itself adds; None if it was not measured."""
 
 
 class TaskAccuracy(Protocol):
@@ -88,7 +88,7 @@ class ComparisonRecord(Protocol):
 
     @property
     def sqnr(self) -> float:
-        """SQNR of the outputs, dB."""
+        """SQNR of the first tensor output in dB; NaN without one."""
 
     @property
     def accuracy(self) -> TaskAccuracy | None:

@@ -19,7 +19,7 @@ _CHART_COLUMNS = 48
 
 
 def layer_sections(layers: Sequence[LayerCost], suffix: str) -> Iterator[Section]:
-    """Yield the costliest layers of a method, and the operations that the compiler inserted.
+    """Yield the costliest layers of a method, and all costs of other kinds (see ``LayerCost.kind``).
 
     Args:
         layers: layer costs of the method.

@@ -29,7 +29,9 @@ class _Totals:
     written: int = 0
 
 
-def cpu_layers(method: str, module: torch.fx.GraphModule, processor: Processor | None) -> tuple[LayerCost, ...]:
+def estimate_cpu_layers(
+    method: str, module: torch.fx.GraphModule, processor: Processor | None
+) -> tuple[LayerCost, ...]:
     """Estimate the cost of each layer on the CPU, in program order.
 
     The operators of a source line in a module are one layer. The transposes of the line are a layer of their own, and

@@ -49,16 +49,18 @@ _VIEW_OPERATORS = ("IDENTITY", "RESHAPE")
 class LayerCost:
     """Cost estimate of a layer for one inference: Vela's for the NPU, ``arm_backend_core.cortex_m.cost`` for the CPU.
 
-    A layer is a source line of a module, or the operations that the compiler inserted for one reason.
+    A layer consists of the operations with the same module, source line, kind and reason.
 
     Attributes:
         method: method of the layer.
         delegate: delegate of the layer; empty on the CPU.
-        module: path of the module, as in ``named_modules()``; empty for the top-level model.
+        module: path of the module, as in ``named_modules()``; empty for the top-level model, for the kind "rest"
+            and for copies at the boundary.
         source: line of the user's model.
-        kind: "layer" for operations of the model. For inserted operations: "boundary" changes the dimension order or
-            type of an input or output, "transpose" changes the dimension order inside, "conversion" changes the type.
-            "rest" has the cycles of Vela's total that belong to no operation, or to one without a TOSA operator.
+        kind: "layer" for operations of the model. "boundary" changes the dimension order, type or scale of an input or
+            output, or copies it. "transpose" changes the dimension order elsewhere; the model itself may require it.
+            "conversion" changes the type or scale. "rest" has the cycles of Vela's total that belong to no operation,
+            or to one without a TOSA operator.
         operators: ATen operators that the layer is compiled from; on the CPU, operators of the lowered program.
         cycles: cycles; on the NPU including memory stalls. All layers of a delegate add up to ``vela.total_cycles``.
         share: fraction of the cycles of all delegates of the method; on the CPU, of the CPU's cycles.
@@ -69,7 +71,8 @@ class LayerCost:
         bytes_written: bytes of results, counted like ``bytes_read``.
         bound: "memory" if most of the cycles belong to operations that wait for memory, otherwise "compute". Always
             "compute" on the CPU.
-        reason: why the compiler inserted the operations of the layer, or why ``module`` is empty; otherwise empty.
+        reason: why the operations exist, for kinds other than "layer"; for an NPU layer without a module, a note that
+            the model's own ``forward`` has it; otherwise empty.
         tensors: names of the results in the TOSA graph; on the CPU, names of the nodes.
     """
 
@@ -95,7 +98,7 @@ class LayerCost:
         return self.module or ("(Vela)" if self.kind == "rest" else "(model)")
 
 
-def method_layers(profiles: Iterable[DelegateProfile]) -> Iterator[LayerCost]:
+def iter_npu_layer_costs(profiles: Iterable[DelegateProfile]) -> Iterator[LayerCost]:
     """Yield the layer costs of all Ethos-U delegates of a method, in execution order."""
     estimated = [profile for profile in profiles if profile.record.vela is not None]
     total = sum(profile.vela.total_cycles for profile in estimated)

@@ -13,7 +13,7 @@ from arm_recipes._internal.rendering import Renderable, Section, to_jsonable
 
 #: Start of the JSON object in a line of the log. The line may begin with other text, such as a time stamp.
 _MARK: Final = '{"arm_recipes_run"'
-#: Number of layers in the printed table.
+#: Maximum number of layers in the printed table.
 _MAX_LAYER_ROWS: Final = 20
 
 

@@ -86,7 +86,7 @@ class MemoryOverTime:
     peak_bytes: int
 
 
-def method_memory(profiles: Iterable[DelegateProfile]) -> Iterator[MemoryOverTime]:
+def iter_memory_usage(profiles: Iterable[DelegateProfile]) -> Iterator[MemoryOverTime]:
     """Yield the usage of every working memory of all Ethos-U delegates of a method."""
     for profile in profiles:
         if profile.record.vela is not None:

@@ -157,7 +157,7 @@ function addNetwork(place, graph) {
   chartRedraws.push(draw);
 }
 
-// -- the other charts --------------------------------------------------------------------------------------------
+// -- other charts ------------------------------------------------------------------------------------------------
 
 function addChart(name, draw) {
   const place = document.getElementById(name);
@@ -183,7 +183,7 @@ addChart("costs", (place) => {
   const shownKinds = Object.keys(names).filter((kind) => rows.some((r) => kindOf(r) === kind));
   Plotly.react(place, shownKinds.map(trace), layout({
     height: 110 + 22 * rows.length, barmode: "stack", showlegend: true, legend: { orientation: "h", y: 1, yanchor: "bottom", traceorder: "normal" },
-    xaxis: { title: { text: "cycles, estimated by Vela" } },
+    xaxis: { title: { text: "cycles (estimate)" } },
     yaxis: { title: { text: "layer", standoff: 12 }, tickvals: rows.map((_, i) => i), ticktext: rows.map((r) => r.name + (r.kind === "layer" ? "" : " (" + r.kind + ")")) },
   }), config);
 });

@@ -55,7 +55,7 @@ class Ram(Renderable):
     Attributes:
         npu: parts that the delegates need. If the memory plan places the NPU's scratch, a part also holds the planned
             tensors of the CPU.
-        cpu: parts that ExecuTorch's runtime needs.
+        cpu: parts that ExecuTorch's runtime and the application need.
         ram_reduction: if a program with less RAM was chosen (to fit a limit, or with ``optimise="ram"``), a phrase that
             compares its cycles and SRAM with those of the performance program; otherwise empty.
     """

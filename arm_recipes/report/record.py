@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from arm_recipes._internal.rendering import Renderable, Section, format_bytes, to_jsonable
 from arm_recipes.report.costs import constants_row, layer_sections, memory_sections
 from arm_recipes.report.kernels import KernelCall, kernel_sections
-from arm_recipes.report.layers import DelegateProfile, method_layers
-from arm_recipes.report.memory import method_memory
+from arm_recipes.report.layers import DelegateProfile, iter_npu_layer_costs
+from arm_recipes.report.memory import iter_memory_usage
 from arm_recipes.runtime.payload_parts import WEIGHTS_PREFIX
 from arm_recipes.runtime.tensor_info import TensorInfo
 from arm_recipes.stages.edge.cpu_operators import CpuOperator
@@ -73,7 +73,7 @@ class MethodReport:
         cpu_operators: all other operators outside the delegates.
         quantization: the quantization; None for a floating-point method.
         not_runnable: CPU operators that ExecuTorch's kernel library cannot execute, with the reason.
-        kernels: calls of int8 kernels on a Cortex-M.
+        kernels: calls of int8 kernels on a Cortex-M, without quantize and dequantize.
         data_movement: operators that move int8 values between these kernels: name -> count.
         cpu_layers: estimated costs of the layers outside delegates; empty if the CPU is not known, or if the
             CPU computes nothing.
@@ -152,13 +152,15 @@ class ExportRecord(Renderable):
     def layers(self) -> tuple[LayerCost, ...]:
         """Costs of the layers of all methods: on the Ethos-U, or on the CPU for a method without Ethos-U delegates."""
         return tuple(
-            cost for method in self.methods for cost in (tuple(method_layers(method.profiles)) or method.cpu_layers)
+            cost
+            for method in self.methods
+            for cost in (tuple(iter_npu_layer_costs(method.profiles)) or method.cpu_layers)
         )
 
     @cached_property
     def memory(self) -> tuple[MemoryOverTime, ...]:
         """Usage of the working memories of each Ethos-U delegate over time."""
-        return tuple(used for method in self.methods for used in method_memory(method.profiles))
+        return tuple(used for method in self.methods for used in iter_memory_usage(method.profiles))
 
     @property
     def cpu_operators(self) -> tuple[CpuOperator, ...]:

@@ -38,7 +38,8 @@ class Report(ExportRecord):
             path: log of the firmware's self-test, which prints a line of JSON for each run.
 
         Raises:
-            ValueError: the file has no measurements, a line is damaged, or the measurements are of another program.
+            ValueError: the file cannot be read or has no measurements, a line is damaged, or the measurements are of
+                another program.
         """
         measured = replace(self, measurements=read_measurements(path))
         compare_measurements(measured.measurements, self.to_dict())

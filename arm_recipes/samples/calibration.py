@@ -38,7 +38,7 @@ class Calibration:
         """Yield the samples as ``Inputs``, in the batch sizes of the source.
 
         Raises:
-            ValueError: there are no samples, or one is not a valid model input.
+            ValueError: the source is not iterable, there are no samples, or one is not a valid model input.
         """
         yield from self._samples(None)
 
@@ -104,7 +104,7 @@ def start_monitor(prepared: GraphModule) -> GraphModule:
 
 
 def stop_monitor(calibrated: GraphModule) -> GraphModule:
-    """Pre-convert pass: remove the hook; warns if there was only one sample, unless the model has no inputs."""
+    """Pre-convert pass: remove the hook, and warn if there was only one sample, unless the model has no inputs."""
     monitor = calibrated.meta.pop(_META_KEY, None)
     if monitor is None:
         return calibrated

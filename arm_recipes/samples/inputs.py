@@ -197,7 +197,8 @@ def to_sample_list(method: str, method_samples: Any, argument: str = "samples") 
 def without_labels(model: Model, sample: Any) -> Any:
     """Remove the labels that a ``DataLoader`` appends: (image, label) becomes (image,).
 
-    The result has as many items as ``forward`` has positional parameters, including those with a default value.
+    The result has at most as many items as ``forward`` has positional parameters, including those with a default value.
+    If ``forward`` has ``*args``, the sample is returned unchanged.
     """
     if not isinstance(sample, (tuple, list)) or isinstance(sample, Inputs):
         return sample
@@ -252,8 +253,8 @@ def resolve_loaders(samples: Any) -> Any:
 def batch_size_notes(samples: Any, models: Mapping[str, Model], examples: Examples) -> list[str]:
     """Return notes on methods that are captured with the batch size of a ``DataLoader`` or of a bare tensor.
 
-    An ``ExportedProgram`` gets no note, because its batch size is fixed. A method with samples in a
-    list or tuple gets no note either, because the user chose their batch size.
+    An ``ExportedProgram`` gets no note, because its batch size is fixed. A method with other samples, such as a list,
+    gets no note either, because the user chose their batch size.
 
     Args:
         samples: the argument ``samples``, after ``resolve_loaders``.
@@ -357,7 +358,7 @@ def evaluation_mode(models: Mapping[str, Model]) -> Iterator[list[str]]:
 
 
 def check_order(function: str, parameter: str, recipe: Any, samples: Any) -> None:
-    """Detect swapped arguments. All functions have the order (model, recipe, samples).
+    """Detect swapped arguments. Functions that take a recipe have the order (model, recipe, samples).
 
     Raises:
         TypeError: ``samples`` is a recipe, or ``recipe`` is samples.

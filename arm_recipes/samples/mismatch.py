@@ -128,8 +128,8 @@ def describe_mismatch(model: torch.nn.Module, sample: Inputs, description: str, 
         error: the exception that the call raised.
 
     Returns:
-        one sentence with the input, its dtype and shape, the expected ones, and the remedy; None if the call also runs
-        without a conversion, if no conversion helps, or after ``_MAX_SECONDS``.
+        one sentence with the input, its dtype and shape, the expected ones, and the remedy; None if the model runs on
+        fake tensors without a conversion, if no conversion helps, or after ``_MAX_SECONDS``.
     """
     leaves, spec = pytree.tree_flatten((tuple(sample), sample.keywords))
     tensors = {index: leaf for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}

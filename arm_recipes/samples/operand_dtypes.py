@@ -1,4 +1,7 @@
-"""Operand dtypes of matrix products: PyTorch refuses unequal ones when it runs them, but not when it traces them."""
+"""Operand dtypes of matrix products and recurrent layers: PyTorch checks that they are equal at run time only.
+
+Tracing accepts unequal dtypes, so the check is repeated here.
+"""
 
 from __future__ import annotations
 

@@ -28,7 +28,9 @@ _PASS_PREPARED = (
 
 
 def reject_quantized_model(model: torch.nn.Module) -> None:
-    """Refuse models of ``prepare_qat``, and of PyTorch's quantization flows (eager, FX, dynamic, PT2E).
+    """Refuse models of ``prepare_qat``, and of PyTorch's quantization flows: eager, FX and dynamic.
+
+    Of the PT2E flow, prepared models are refused. Models of ``convert_pt2e`` can be captured.
 
     Raises:
         TypeError: the model is quantized or prepared; the message names the layer and says what to pass.

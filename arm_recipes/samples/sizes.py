@@ -72,17 +72,16 @@ def expand_methods_by_size(
 ) -> tuple[dict[str, Model], Examples, dict[str, ShapeVariants]]:
     """Replace each method that has dynamic shapes by one method per combination of sizes.
 
-    Each sample calibrates one method. Of the methods whose sizes do not exceed those of the sample, this is the method
-    with the largest product of sizes. The sample is truncated to its sizes. A sample that is too small for all methods
-    is not used, unless it is the first. The first sample is resized for every other method too, by repetition where it
-    is too short.
+    Each sample except the first calibrates one method: of the methods whose sizes do not exceed those of the sample,
+    the one with the largest product of sizes. The sample is truncated to its sizes. A sample that is too small for all
+    methods is not used. The first sample calibrates every method. It is truncated, and repeated where it is too short.
 
     Returns:
         models, samples, and shape variants, by method name.
 
     Raises:
-        ValueError: ``sizes`` names an unknown dimension or lacks one, a size is out of the dimension's bounds, or no
-            input has the dimension itself.
+        ValueError: ``sizes`` names an unknown dimension or lacks one, a size is out of the dimension's bounds, no input
+            has the dimension itself, or ``dynamic_shapes`` is invalid.
     """
     is_by_method = isinstance(dynamic_shapes, Mapping) and dynamic_shapes.keys() <= models.keys()
     by_method = dynamic_shapes if is_by_method else {"forward": dynamic_shapes}

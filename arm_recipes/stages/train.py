@@ -29,7 +29,7 @@ from arm_backend_core.quantization.fake_quant.ranges import QuantizationRange, R
 from arm_backend_core.quantization.non_finite import NonFiniteError
 from arm_backend_core.quantization.observer import RangeObserver
 from arm_backend_core.quantization.ptq import ObservedProgram
-from arm_recipes._internal.exclusive import exclusive
+from arm_recipes._internal.compile_lock import compile_lock
 from arm_recipes._internal.messages import ExportError, suppress_warnings
 from arm_recipes.samples import inputs
 from arm_recipes.samples.sample import Inputs, InputSignature
@@ -205,7 +205,7 @@ class FakeQuantizedModel(torch.nn.Module):
             if self._fake_quant_programs and isinstance(self.model, GraphModule):
                 self._input_signature.check(sample, "the call")  # a captured graph has fixed shapes
             example = self._input_signature.unflatten([x.detach() if isinstance(x, Tensor) else x for x in leaves])
-            with exclusive(), suppress_warnings(), inputs.evaluation_mode({METHOD: self.model}):
+            with compile_lock(), suppress_warnings(), inputs.evaluation_mode({METHOD: self.model}):
                 program = self._stage.capture(METHOD, self.model, example)
                 if self._concat_choices is None and "cross_layer_equalization" in recipe_algorithms(self._quantization):
                     equalize_model(program, named_tensors(self.model))

@@ -178,6 +178,21 @@ def test_value_sources_of_operators_on_the_cpu() -> None:
     }
 
 
+@pytest.mark.parametrize("layer", [nn.AvgPool2d(2), nn.UpsamplingBilinear2d(scale_factor=2)])
+def test_averages_are_isolated_and_maxima_are_not(layer: nn.Module) -> None:
+    """An average is rounded to the scale that it shares with its operand, a maximum is exact."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.MaxPool2d(2), layer, nn.Flatten(), nn.LazyLinear(2)).eval()
+    found = export(model, ExportRecipe.get_recipe(INT8), images()).compare(images(), workers=1)
+    layers = {gap.module: gap for gap in found.layers}
+    assert layers["1"].moves
+    assert layers["1"].isolated is None
+    assert not layers["2"].moves
+    assert layers["2"].isolated is not None
+    assert 20 < layers["2"].isolated.sqnr < 80
+    assert layers["2"].isolated.advice.cause == "rounding"
+
+
 @pytest.mark.parametrize("recipe", [U55, FP])
 def test_state_is_kept_between_samples(recipe: ArmRecipeType) -> None:
     model = MutatesInput().eval()
@@ -227,6 +242,12 @@ def test_layers_are_compared_in_branches_but_not_with_loops() -> None:
     assert looping.layers == ()
     assert looping.notes == ("layers are not compared: the captured program has a loop",)
     assert looping.sqnr > 100
+
+
+def test_two_exports_with_a_loop_are_compared_without_layers() -> None:
+    samples = [(x, torch.tensor(3, dtype=torch.int32)) for (x,) in vectors()]
+    result = export(Looping().eval(), ExportRecipe.get_recipe(FP, extensions=["cf"]), samples)
+    assert compare(result, result, samples).notes == ("layers are not compared: the captured program has a loop",)
 
 
 def test_a_model_that_was_quantized_before_export_is_noted() -> None:
@@ -435,6 +456,21 @@ def test_a_metric_gets_the_outputs_and_the_original_sample() -> None:
     assert (found.reference, found.program) == pytest.approx((by_labels.reference, by_labels.program))
     with pytest.raises(ValueError, match=r"^metric: the DataLoader's 3 batches become 10 batches of the program"):
         result.compare(DataLoader(TensorDataset(x, labels), batch_size=4), metric=right)
+
+
+def test_a_metric_of_a_batch_that_is_filled_up_is_refused() -> None:
+    x, labels = _labelled()
+
+    def correct(outputs: Tensor, sample: Any) -> float:
+        return float((outputs.argmax(1) == sample[1]).double().mean())
+
+    result = export(Small().eval(), ExportRecipe.get_recipe(INT8), [(x[:4],), (x[4:8],)])
+    with pytest.raises(ValueError, match=r"^metric: a batch of the DataLoader, such as the last one, is smaller"):
+        result.compare(DataLoader(TensorDataset(x, labels), batch_size=4), metric=correct)
+    complete = DataLoader(TensorDataset(x, labels), batch_size=4, drop_last=True)
+    found = result.compare(complete, metric=correct, workers=1, layers=False).accuracy
+    assert found is not None
+    assert found.items == 2
 
 
 # -- workers ---------------------------------------------------------------------------------------------------------

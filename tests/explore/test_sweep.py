@@ -575,6 +575,13 @@ def test_plot() -> None:
     assert 'src="http' not in figure.to_html(include_plotlyjs=True)
 
 
+def test_plot_without_times_has_cycles() -> None:
+    estimates = ProgramEstimates(5000, 0, None, 2000, False, 0, 100, 0, 0, 0, 0)
+    figure = Sweep((_row("cortex-m4", 1.0, 2000, estimates=estimates),), "").plot(y=["ram_bytes"])
+    assert [trace.x for trace in figure.data if trace.mode == "markers" and trace.x != (None,)] == [(5000,)]
+    assert next(figure.select_xaxes()).title.text == "cycles"
+
+
 def test_plot_shows_dram_if_it_is_used(eight: Sweep) -> None:
     figure = eight.plot()
     titles = [axis.title.text for axis in figure.select_yaxes()]
@@ -599,6 +606,8 @@ def test_plots_that_raise(monkeypatch: pytest.MonkeyPatch) -> None:
         SWEEP.plot(y=["target"])
     with pytest.raises(ValueError, match="no configuration has estimates"):
         Sweep((FAILED,), "").plot()
+    with pytest.raises(ValueError, match="y: no configuration has a value of ram_bytes; see the notes"):
+        Sweep((_row("not executed", 1.0, 2000, ram_bytes=None),), "").plot(y=["ram_bytes"])
     monkeypatch.setitem(sys.modules, "plotly.subplots", None)
     with pytest.raises(ImportError, match=r"pip install 'arm-recipes\[pictures\]'"):
         SWEEP.plot()

@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from arm_recipes import ArmRecipe, ArmRecipeType, Tuned, export, load_recipe, tune
 from arm_recipes.cli import main
 from arm_recipes.comparison import accuracy
-from arm_recipes.explore.tune import path, plan_evaluator, regions
-from arm_recipes.explore.tune.path import PrecisionChoice
+from arm_recipes.explore.tune import convex_hull, plan_evaluator, regions
+from arm_recipes.explore.tune.convex_hull import PrecisionChoice
 from arm_recipes.explore.tune.regions import Region
 
 U85 = ArmRecipeType.ETHOSU_U85_INT8
@@ -111,7 +111,7 @@ def test_the_choice_does_not_depend_on_test_samples(tuned: Tuned, folder: Path) 
 def test_too_few_samples_for_test_samples_are_noted(count: int) -> None:
     model, given = _MutatesInput().layer.eval(), _vectors()[:count]
     found = tune(model, _recipe(ArmRecipeType.TOSA_INT8), given, progress=False)
-    parsed = [note for note in found.notes if "that the search selected by" in note]
+    parsed = [note for note in found.notes if "by which the search selected" in note]
     assert bool(parsed) == (count < 4)
     assert all(c.accuracy == c.search_accuracy for c in found.candidates) == (count < 4)
 
@@ -455,7 +455,7 @@ def test_each_plan_on_the_convex_hull_has_the_least_noise_for_its_cost() -> None
             ]
             for i in range(4)
         }
-        start, steps = path.hull_steps(choices)
+        start, steps = convex_hull.hull_steps(choices)
         every = [
             (sum(c.extra_cost for c in combination), sum(c.noise for c in combination))
             for combination in itertools.product(*choices.values())
@@ -475,19 +475,19 @@ def test_affordable_steps_fill_the_budget() -> None:
     """Steps are taken by gain per cost. A step of a region needs the region's previous step."""
     a, b, c = (Region(name, (name,)) for name in "abc")
     rest = [
-        path.PrecisionStep(a, PrecisionChoice("INT8", 0.0, 0.0), noise_reduction=5.0, extra_cost=2.0),
-        path.PrecisionStep(b, PrecisionChoice("A16W8", 0.0, 0.0), noise_reduction=6.0, extra_cost=4.0),
-        path.PrecisionStep(c, PrecisionChoice("INT8", 0.0, 0.0), noise_reduction=3.0, extra_cost=3.0),
-        path.PrecisionStep(a, PrecisionChoice("A16W8", 0.0, 0.0), noise_reduction=0.5, extra_cost=1.0),
-        path.PrecisionStep(b, PrecisionChoice("FP", 0.0, 0.0), noise_reduction=0.1, extra_cost=0.5),
+        convex_hull.PrecisionStep(a, PrecisionChoice("INT8", 0.0, 0.0), noise_reduction=5.0, extra_cost=2.0),
+        convex_hull.PrecisionStep(b, PrecisionChoice("A16W8", 0.0, 0.0), noise_reduction=6.0, extra_cost=4.0),
+        convex_hull.PrecisionStep(c, PrecisionChoice("INT8", 0.0, 0.0), noise_reduction=3.0, extra_cost=3.0),
+        convex_hull.PrecisionStep(a, PrecisionChoice("A16W8", 0.0, 0.0), noise_reduction=0.5, extra_cost=1.0),
+        convex_hull.PrecisionStep(b, PrecisionChoice("FP", 0.0, 0.0), noise_reduction=0.1, extra_cost=0.5),
     ]
-    assert path.select_affordable(rest, 5.5) == [rest[0], rest[2]]
-    assert path.select_affordable(rest, 6.5) == [rest[0], rest[1], rest[4]]
-    assert path.select_affordable(rest, 7.0) == [rest[0], rest[1], rest[3]]
-    assert path.select_affordable(rest, 7.0, 0.6) == [rest[0], rest[1]]
-    assert path.select_affordable(rest, 7.0, 0.01) == [rest[0]]
-    assert path.select_affordable(rest, 1.9) == []
-    assert path.select_affordable(rest, float("inf")) == rest
+    assert convex_hull.select_affordable(rest, 5.5) == [rest[0], rest[2]]
+    assert convex_hull.select_affordable(rest, 6.5) == [rest[0], rest[1], rest[4]]
+    assert convex_hull.select_affordable(rest, 7.0) == [rest[0], rest[1], rest[3]]
+    assert convex_hull.select_affordable(rest, 7.0, 0.6) == [rest[0], rest[1]]
+    assert convex_hull.select_affordable(rest, 7.0, 0.01) == [rest[0]]
+    assert convex_hull.select_affordable(rest, 1.9) == []
+    assert convex_hull.select_affordable(rest, float("inf")) == rest
 
 
 @pytest.mark.verify

@@ -10,7 +10,7 @@ from torch import nn
 
 from arm_recipes import ArmRecipeType, ExportRecipe, ExportResult, export
 from arm_recipes._internal.messages import BudgetError
-from arm_recipes.report.cpu_costs import cpu_layers
+from arm_recipes.report.cpu_costs import estimate_cpu_layers
 from tests.small_models import Small, images
 
 
@@ -57,7 +57,7 @@ def test_the_report_marks_cpu_cycles_as_estimates(result: ExportResult) -> None:
 
 
 def test_no_estimates_without_a_processor() -> None:
-    assert cpu_layers("forward", torch.fx.GraphModule(nn.Module(), torch.fx.Graph()), None) == ()
+    assert estimate_cpu_layers("forward", torch.fx.GraphModule(nn.Module(), torch.fx.Graph()), None) == ()
 
 
 def test_a_faster_processor_needs_fewer_cycles() -> None:

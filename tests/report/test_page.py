@@ -113,6 +113,12 @@ def test_the_page_loads_nothing_from_the_network(tmp_path: Path) -> None:
     assert not re.findall(r"""(?:src|href)\s*=|url\(|@import|https?://""", outside)
 
 
+def test_the_page_of_a_cortex_m_program_does_not_name_vela() -> None:
+    recipe = ExportRecipe.get_recipe(ArmRecipeType.CORTEX_M_INT8)
+    result = export(nn.Linear(8, 4).eval(), recipe, [(torch.randn(1, 8),)])
+    assert "by Vela" not in result.report.page().text
+
+
 def test_names_are_escaped(tmp_path: Path) -> None:
     report = Report("</script><b>", (), 1, {"<i>": 1.0}, ("<script>alert(1)</script>",))
     page = report.save_html(tmp_path / "report.html").read_text()

@@ -80,7 +80,7 @@ def try_fewer_channels(
             nodes.setdefault(layer, node)
     largest_first = sorted(nodes, key=_estimate_work, reverse=True)
     notes = (
-        [f"fewer channels in {len(largest_first) - _MAX_LAYERS} smaller layers"]
+        [f"fewer channels in {len(largest_first) - _MAX_LAYERS} smaller layers: not tried, to save time"]
         if len(largest_first) > _MAX_LAYERS
         else []
     )

@@ -53,6 +53,7 @@ def compute_sparsity_masks(model: Model, samples: Samples | None = None) -> dict
 
     Raises:
         ValueError: the model has several methods, or the samples are missing or do not fit the model.
+        TypeError: ``model`` has the wrong type.
         ExportError: the model cannot be captured.
 
     Example::

@@ -43,7 +43,7 @@ def plot_rows(
 
     Raises:
         ImportError: Plotly is not installed.
-        ValueError: no row has estimates, or a column does not exist or has no values.
+        ValueError: no row has estimates, a column does not exist, or no column of ``y`` has a value.
     """
     try:
         from plotly.subplots import make_subplots
@@ -54,11 +54,13 @@ def plot_rows(
     columns = [y] if isinstance(y, str) else list(y)
     for column in (x, *columns):
         column_value(rows[0], column)
+    if x == "milliseconds" and all(column_value(row, x) is None for row in rows):
+        x = "cycles"  # no processor has a clock
     drawn = [column for column in columns if any(column_value(row, column) is not None for row in rows)]
     # Omit columns of zeros, such as a memory that no configuration uses.
     drawn = [column for column in drawn if any(column_value(row, column) for row in rows)] or drawn
     if not drawn:
-        raise ValueError("y: no configuration has an accuracy; see the notes of the sweep")
+        raise ValueError(f"y: no configuration has a value of {' or '.join(columns)}; see the notes of the sweep")
     height = len(drawn) * (_SUBPLOT_HEIGHT + _AXIS_HEIGHT)
     figure = make_subplots(rows=len(drawn), cols=1, shared_xaxes=True, vertical_spacing=_AXIS_HEIGHT / height)
     for line, column in enumerate(drawn, 1):

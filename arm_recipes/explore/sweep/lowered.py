@@ -24,7 +24,7 @@ from arm_backend_core.quantization.consulted_hardware import differing_facts
 from arm_backend_core.recurrent.roll_recurrent_loops import LoopRolling
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from arm_backend_core.targets.target import Target
-from arm_recipes._internal.exclusive import exclusive
+from arm_recipes._internal.compile_lock import compile_lock
 from arm_recipes._internal.messages import ExportError
 from arm_recipes.explore.sweep.compile import LoweredDelegate
 from arm_recipes.pipeline.pipeline import Pipeline
@@ -83,7 +83,7 @@ class QuantizedProgram:
             strict=None,
             progress=False,
         )
-        with exclusive(), events.record():
+        with compile_lock(), events.record():
             self.unlowered, copies = pipeline.quantize_programs()
         self._program_to_lower = copies[METHOD]
         self._lowered: dict[Target, LoweredProgram | str] = {}
@@ -101,7 +101,7 @@ class QuantizedProgram:
     def lower(self, target: Target) -> LoweredProgram | str:
         """Lower the program for an NPU. Returns an error message if this fails."""
         if target not in self._lowered:
-            with exclusive():
+            with compile_lock():
                 lowered = lower_program(self._program_to_lower, target)
             if isinstance(lowered, LoweredProgram):
                 flatbuffers = self._deduplicate((unit.digest for unit in lowered.delegates), lowered.flatbuffers)

@@ -35,7 +35,7 @@ class CompiledProgram:
 
     @property
     def cpu_ram_bytes(self) -> int:
-        """RAM beyond that of the delegates. The memory plan may place both in one buffer."""
+        """RAM of the program without that of its delegates. The memory plan may place both in one buffer."""
         report = self.artifact.report
         if report.ram is None:
             return 0

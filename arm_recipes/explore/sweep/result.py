@@ -63,11 +63,12 @@ class Sweep(Renderable):
         ``show()`` displays the Plotly figure; ``write_html("sweep.html")`` writes it to a self-contained file.
 
         Args:
-            x: column of the horizontal axis.
+            x: column of the horizontal axis. If no row has a time, because no clock of a Cortex-M was given, ``cycles``
+                replaces ``milliseconds``.
             y: columns of the vertical axes, one subplot each. Columns without values and columns of zeros are omitted.
 
         Raises:
-            ValueError: there is no such numeric column, or no row has estimates.
+            ValueError: there is no such numeric column, no row has estimates, or no column of ``y`` has a value.
             ImportError: Plotly is not installed.
         """
         rows = [row for row in self.rows if row.estimates is not None]

@@ -18,8 +18,9 @@ class ProgramEstimates:
         npu_cycles: cycles of the NPU alone.
         milliseconds: inference time at the clock of the system configuration, or at the given clock of a Cortex-M; None
             if no clock was given.
-        sram_bytes, dram_bytes, flash_bytes: peak memory use. If everything is in SRAM, Vela counts constants as flash.
+        sram_bytes, dram_bytes, flash_bytes: memory use. If everything is in SRAM, Vela counts constants as flash.
             Several delegates use SRAM in sequence, so ``sram_bytes`` is their maximum. DRAM and flash are summed.
+            Without an NPU, ``sram_bytes`` is the RAM of the board, and ``flash_bytes`` the size of the program.
         sram_exceeded: whether the program needs more SRAM than the memory mode allows.
         fast_scratch_bytes: part of the SRAM that the firmware provides as fast scratch.
         npu_ram_bytes: RAM that the NPU needs: scratch, and the constants if the memory mode places them in RAM;
@@ -55,8 +56,8 @@ class Row:
         accuracy: accuracy by the sweep's metric; None if the program could not be executed.
         error: error message of a failed configuration.
         board: name of the board that determined the configuration; None without a board.
-        ram_bytes: RAM that a board needs: the NPU's, and the tensors outside delegates; None if the program could not
-            be executed.
+        ram_bytes: RAM that a board needs: that of the NPU, of ExecuTorch's runtime, of the application's inputs and
+            outputs, and of tensors outside delegates; None if an NPU's program could not be executed.
         exceeds_board: whether the program needs more SRAM than the board has; False without a board, and if the program
             could not be executed.
     """

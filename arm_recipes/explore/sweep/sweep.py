@@ -9,7 +9,7 @@ from typing import Any
 from torch.export import ExportedProgram
 
 from arm_backend_core.errors import ArmBackendError
-from arm_recipes._internal.exclusive import exclusive
+from arm_recipes._internal.compile_lock import compile_lock
 from arm_recipes._internal.messages import ExportError, progress_bar, suppress_warnings, warn
 from arm_recipes._internal.old_names import reject_old_names
 from arm_recipes._internal.parallel import starmap_unordered
@@ -100,6 +100,7 @@ def sweep(
     Raises:
         ValueError: an argument is invalid, ``cpus`` comes without CORTEX_M_INT8, or a value of ``macs``,
             ``system_configs`` or ``memory_modes`` is valid in no combination.
+        TypeError: ``model`` has the wrong type, or ``recipes`` and ``samples`` are swapped.
         ExportError: the model cannot be captured.
     """
     fixed = {
@@ -141,6 +142,11 @@ def capture_model(model: Any, samples: Any, caller: str) -> tuple[ExportedProgra
 
     Returns:
         The program, the samples as the user passed them, the samples in the form of the model's inputs, and notes.
+
+    Raises:
+        ValueError: the model has several methods or dynamic shapes, or the samples are missing or do not fit the model.
+        TypeError: ``model`` has the wrong type.
+        ExportError: the model cannot be captured.
     """
     models = inputs.models_by_method(model)
     if len(models) != 1:
@@ -155,7 +161,7 @@ def capture_model(model: Any, samples: Any, caller: str) -> tuple[ExportedProgra
     examples = inputs.examples_by_method(without_labels, models)[METHOD]
     capture = Capture(None)
     notes = inputs.batch_size_notes({METHOD: samples}, models, {METHOD: examples})
-    with exclusive(), inputs.evaluation_mode(models) as training:
+    with compile_lock(), inputs.evaluation_mode(models) as training:
         if training:
             notes.append("the model is in training mode; it is compiled in evaluation mode")
         for note in notes:
@@ -207,8 +213,8 @@ def _measure_programs(
     """Measure the accuracy and the RAM of the CPU.
 
     Programs with the same TOSA graphs have the same accuracy. The memory plan may place CPU tensors in the NPU's
-    scratch; the more it can, the less RAM is left to add. Configurations with an equal scratch have equal plans, so
-    that one of them is compiled.
+    scratch, which reduces the RAM that they add. Configurations with equal scratch sizes have equal plans, so only one
+    of them is compiled.
 
     Returns:
         Accuracy and RAM by configuration index, and a note for each program that could not be executed.

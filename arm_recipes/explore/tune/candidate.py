@@ -20,7 +20,8 @@ class Candidate:
     """A program that the search compiled.
 
     Attributes:
-        precisions: precision by module, as in the recipe option ``precisions``. It applies to all submodules.
+        precisions: precision by module, as in the recipe option ``precisions``. The precision of a module applies to
+            its submodules without an entry of their own.
         cost: estimated cost.
         sqnr: SQNR in dB of the quantized program in PyTorch, against the floating-point model, on the test samples.
         accuracy: metric on the test samples; SQNR if the user gave no metric.

@@ -52,8 +52,8 @@ class DataSplit:
         count = len(self.search_evaluator.samples)
         described = "the sample" if count == 1 else f"the {count} samples"
         return [
-            f"accuracy is measured on {described} that the search selected by, as there are too few samples to hold "
-            "some out. Give at least four samples, or separate test samples as test_samples="
+            f"accuracy is measured on {described} by which the search selected the program, because there are too few "
+            "samples to hold some out. Give at least four samples, or separate test samples as test_samples="
         ]
 
 

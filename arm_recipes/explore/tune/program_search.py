@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from arm_recipes._internal.messages import progress_bar
-from arm_recipes.explore.tune import goals, path
+from arm_recipes.explore.tune import convex_hull, goals
 from arm_recipes.explore.tune.candidate import Candidate, CandidatePool
 from arm_recipes.explore.tune.regions import PrecisionPlan, Region, with_region_precision
 
@@ -39,7 +39,9 @@ class ProgramSearch:
         self._pool, self._precisions, self._base_plan = pool, precisions, base_plan
         self._goal, self._cost_kind, self._shows_progress = goal, cost_kind, progress
 
-    def search_along_hull(self, start: Mapping[Region, path.PrecisionChoice], steps: list[path.PrecisionStep]) -> None:
+    def search_along_hull(
+        self, start: Mapping[Region, convex_hull.PrecisionChoice], steps: list[convex_hull.PrecisionStep]
+    ) -> None:
         """Compile four groups of programs.
 
         First, programs with one precision for all modules. Then programs that are evenly spaced along the path, and a
@@ -50,13 +52,13 @@ class ProgramSearch:
             start: cheapest choice of each region.
             steps: steps of the path, in order.
         """
-        plans = path.cumulative_plans(self._base_plan, start, steps)
+        plans = convex_hull.cumulative_plans(self._base_plan, start, steps)
         costs = [sum(choice.extra_cost for choice in start.values())]
         for step in steps:
             costs.append(costs[-1] + step.extra_cost)
         for precision in self._precisions:
             self._pool.compile(dict.fromkeys(self._base_plan, precision))
-        indices = path.pick_evenly_spaced(costs, _MAX_SPREAD_PROGRAMS)
+        indices = convex_hull.pick_evenly_spaced(costs, _MAX_SPREAD_PROGRAMS)
         for i in progress_bar(indices, "compiling", "program", shown=self._shows_progress, count=len(indices)):
             self._pool.compile(plans[i])
         candidates = {i: self._pool.find(plans[i]) for i in indices}
@@ -88,7 +90,7 @@ class ProgramSearch:
         low = max((i for i in evaluated if high is None or i < high), default=None)
         return low, high
 
-    def _fill_budget(self, plan: PrecisionPlan, steps: Sequence[path.PrecisionStep]) -> None:
+    def _fill_budget(self, plan: PrecisionPlan, steps: Sequence[convex_hull.PrecisionStep]) -> None:
         """Add further steps until the budget is used up.
 
         Each iteration adds a fraction of the affordable steps. The fraction doubles if the new program is better, and
@@ -101,7 +103,7 @@ class ProgramSearch:
             selected = (
                 []
                 if current is None
-                else path.select_affordable(remaining, limit - current.cost.value(self._cost_kind), fraction)
+                else convex_hull.select_affordable(remaining, limit - current.cost.value(self._cost_kind), fraction)
             )
             if current is None or not selected:
                 return

@@ -75,7 +75,9 @@ def build_region_tree(modules: Iterable[str], name: str = "") -> Region:
 def subdivide_by_noise(
     whole: Region, noise_of: Callable[[Region], float], *, share: float, max_regions: int
 ) -> dict[Region, float]:
-    """Subdivide a region until each part causes at most ``share`` of the total noise, or cannot be divided further.
+    """Divide a region into its parts, and divide these until each causes at most ``share`` of the total noise.
+
+    A part without parts of its own is not divided further.
 
     Args:
         whole: region of all modules.

@@ -1,4 +1,4 @@
-"""Result of ``tune``: the chosen program, all candidates, and a recipe that reproduces it without a search."""
+"""Result of ``tune``: the chosen program, all candidates, and the recipe with the chosen precisions."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Tuned(Renderable):
 
     Attributes:
         best: export of the chosen program.
-        recipe: recipe that reproduces ``best``.
+        recipe: recipe with the chosen precisions. It reproduces ``best`` if it gets the same calibration samples.
         chosen: the chosen candidate.
         base: candidate of the unchanged recipe.
         verified: accuracy of ``best``, executed on this machine; None if it could not be executed.

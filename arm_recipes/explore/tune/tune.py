@@ -1,15 +1,15 @@
 """``tune``: mixed-precision search for the most accurate program within a budget, or the cheapest accurate one.
 
 1. Divide the model's modules into regions by the noise that they cause at the output. To measure a region at a
-   precision, give all other regions the most accurate precision. Noise powers measured this way add up. The
-   opposite way, a more accurate region in an int8 program, would fail: the noise of the other regions hides the effect.
+   precision, give all other regions the most accurate precision. Noise powers measured this way add up. In an int8
+   program, the noise of the other regions would hide the effect of one more accurate region.
 2. Measure the cost of each region at each other precision: compile a program that has all other regions at the
    recipe's precision. This cost includes casts at the region's borders. For noisy regions, measure it also with all
    other regions at the most accurate precision.
-3. Compute the lower convex hull of noise over cost (``path``), with the first costs, and with the minima of first and
-   second costs. Compile whole programs along the hulls, then bisect
-   around the goal, then add steps that still fit the budget. Border casts make the costs of regions inexact, so only
-   measured whole programs decide.
+3. Compute the lower convex hull of noise over cost (``convex_hull``) with the first costs of step 2. If some of the
+   second costs are lower, compute another hull with the lower of both costs. Compile whole programs along each hull,
+   then bisect around the goal, then add steps that still fit the budget. Border casts make the costs of regions
+   inexact, so only measured whole programs decide.
 4. Export and execute the chosen program.
 """
 
@@ -27,7 +27,7 @@ from arm_recipes.api import export
 from arm_recipes.comparison.accuracy import check_metric
 from arm_recipes.explore.sweep.result_store import ResultStore
 from arm_recipes.explore.sweep.sweep import capture_model
-from arm_recipes.explore.tune import goals, path
+from arm_recipes.explore.tune import convex_hull, goals
 from arm_recipes.explore.tune.candidate import Candidate, CandidatePool
 from arm_recipes.explore.tune.data_split import split_samples
 from arm_recipes.explore.tune.plan_evaluator import PlanEvaluator
@@ -93,6 +93,7 @@ def tune(
 
     Raises:
         ValueError: an argument is invalid. The message says which one and why.
+        TypeError: ``model`` or ``recipe`` has the wrong type.
         ExportError: the model cannot be captured, or the recipe's own program cannot be compiled.
     """
     check_order("tune", "recipe", recipe, samples)
@@ -125,7 +126,7 @@ def _candidate_precisions(recipe: ArmRecipe, requested: Sequence[str] | None, bu
     own = recipe_precisions.default_precision(recipe.type_name, per_channel=recipe.options.get("per_channel", True))
     if requested is None:
         candidates = ["A16W8", *(["A8W4"] if budget and "flash" in budget else []), recipe_precisions.FLOAT]
-        candidates = [name for name in candidates if name in recipe_precisions.allowed(recipe.type_name)]
+        candidates = [name for name in candidates if name in recipe_precisions.allowed_precisions(recipe.type_name)]
     else:
         candidates = [requested] if isinstance(requested, str) else list(requested)
         problem = recipe_precisions.find_problem({str(i): name for i, name in enumerate(candidates)})
@@ -164,7 +165,7 @@ class _PrecisionSearch:
             )
             for part in (split.search_evaluator, split.test_evaluator)
         )
-        # The search minimizes flash if flash is the only limited cost, otherwise time.
+        # The cost on the hull is flash if flash is the only limited cost, otherwise time (cycles or traffic).
         limited_kinds = {limit.kind for limit in self._goal.limits}
         self._cost_kind = (
             limited_kinds.pop() if len(limited_kinds) == 1 and limited_kinds <= {"flash"} else base_cost.time_kind
@@ -188,13 +189,13 @@ class _PrecisionSearch:
         for costs in (costs_at_base, lower_costs) if lower_costs != costs_at_base else (costs_at_base,):
             choices = {
                 region: [
-                    path.PrecisionChoice(name, noise_of_option[region, name], costs[region, name])
+                    convex_hull.PrecisionChoice(name, noise_of_option[region, name], costs[region, name])
                     for name in self._precisions
                     if (region, name) in costs
                 ]
                 for region in regions
             }
-            program_search.search_along_hull(*path.hull_steps(choices))
+            program_search.search_along_hull(*convex_hull.hull_steps(choices))
         return self._build_result(program_search.select_best(), regions, noise_of_option, lower_costs, list(notes))
 
     def _build_result(

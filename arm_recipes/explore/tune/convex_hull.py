@@ -1,4 +1,4 @@
-"""Path of precision plans with increasing cost: the lower convex hull of noise over cost (Lagrangian relaxation).
+"""Lower convex hull of noise over cost: a path of precision plans with increasing cost (Lagrangian relaxation).
 
 The noise powers of regions approximately add up, because they are small and uncorrelated. Costs approximately add up,
 too. In a plan on the hull, all regions share one Lagrange multiplier. Each region has the precision that minimizes
@@ -87,7 +87,7 @@ def hull_steps(
 
 
 def select_affordable(steps: Sequence[PrecisionStep], budget: float, fraction: float = 1.0) -> list[PrecisionStep]:
-    """Select steps in order, as long as their total cost stays within ``budget``.
+    """Select steps in order, up to a total cost of ``budget``.
 
     A step that would exceed the budget is skipped, and so are the later steps of its region.
 

@@ -1,4 +1,4 @@
-"""One capture or compilation at a time: a lock that queues threads, and a check for forked processes.
+"""Compile lock: threads capture or compile one after the other; and a check for forked processes.
 
 ``torch.export`` and ExecuTorch's passes keep their state in global variables, so two threads would corrupt it.
 """
@@ -19,10 +19,10 @@ from arm_recipes._internal.messages import ExportError
 _IMPORT_PID = os.getpid()
 #: Seconds that a parallel operator may take in a forked process. It takes milliseconds, or hangs.
 _PROBE_SECONDS = 15.0
-#: Number of elements from which PyTorch computes in parallel, times 8.
+#: 8 times the number of elements from which PyTorch computes in parallel.
 _PROBE_ELEMENTS = 8 * 32768
 _lock = threading.RLock()
-#: Process and thread whose probe has succeeded.
+#: Processes and threads whose probe has succeeded.
 _probed: set[tuple[int, int]] = set()
 
 
@@ -37,7 +37,7 @@ if hasattr(os, "register_at_fork"):
 
 
 @contextmanager
-def exclusive() -> Iterator[None]:
+def compile_lock() -> Iterator[None]:
     """Run the block in one thread at a time. A thread may enter it repeatedly.
 
     Raises:

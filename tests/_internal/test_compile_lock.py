@@ -13,7 +13,7 @@ from executorch.export import ExportRecipe
 from torch import nn
 
 from arm_recipes import ArmRecipeType, export
-from arm_recipes._internal import exclusive
+from arm_recipes._internal import compile_lock
 
 
 def _export() -> int:
@@ -47,11 +47,11 @@ def test_the_lock_is_reentrant_and_exclusive() -> None:
     entered = threading.Event()
 
     def enter() -> None:
-        with exclusive.exclusive():
+        with compile_lock.compile_lock():
             entered.set()
 
     thread = threading.Thread(target=enter)
-    with exclusive.exclusive(), exclusive.exclusive():
+    with compile_lock.compile_lock(), compile_lock.compile_lock():
         thread.start()
         assert not entered.wait(0.1)
     assert entered.wait(10)
@@ -62,13 +62,13 @@ def test_the_lock_is_reentrant_and_exclusive() -> None:
 _FORK = """
 import multiprocessing
 import torch
-from arm_recipes._internal import exclusive
+from arm_recipes._internal import compile_lock
 
-exclusive._PROBE_SECONDS = 3.0
+compile_lock._PROBE_SECONDS = 3.0
 
 def check(results):
     try:
-        exclusive.check_fork()
+        compile_lock.check_fork()
         results.put("runs")
     except Exception as error:
         results.put(str(error))
@@ -81,7 +81,7 @@ def fork():
 
 torch.set_num_threads(2)
 fork()
-torch.ones(exclusive._PROBE_ELEMENTS).add(1)
+torch.ones(compile_lock._PROBE_ELEMENTS).add(1)
 fork()
 """
 
@@ -95,14 +95,14 @@ def test_a_forked_process_in_which_operators_hang() -> None:
 
 
 def test_a_forked_process_in_which_operators_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exclusive, "_is_forked", lambda: True)
-    monkeypatch.setattr(exclusive, "_runs_parallel_operator", lambda: True)
-    monkeypatch.setattr(exclusive, "_probed", set())
-    exclusive.check_fork()
-    monkeypatch.setattr(exclusive, "_runs_parallel_operator", lambda: False)
-    exclusive.check_fork()  # the result is kept
+    monkeypatch.setattr(compile_lock, "_is_forked", lambda: True)
+    monkeypatch.setattr(compile_lock, "_runs_parallel_operator", lambda: True)
+    monkeypatch.setattr(compile_lock, "_probed", set())
+    compile_lock.check_fork()
+    monkeypatch.setattr(compile_lock, "_runs_parallel_operator", lambda: False)
+    compile_lock.check_fork()  # the result is kept
 
 
 def test_a_process_that_was_not_forked_is_not_probed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exclusive, "_runs_parallel_operator", lambda: False)
-    exclusive.check_fork()
+    monkeypatch.setattr(compile_lock, "_runs_parallel_operator", lambda: False)
+    compile_lock.check_fork()
