@@ -155,7 +155,7 @@ def describe_output_sqnr(model: ObservedProgram, method: str, by_output: Mapping
 
 
 def _activation_dtype(node: Node) -> torch.dtype | None:
-    """The dtype of the last quantize operator before a node, or of the node itself; None if there is none."""
+    """The dtype of the nearest quantize operator: ``node``, or one before it along first operands; None if none."""
     while not is_quantize(node):
         sources = [source for source in node.all_input_nodes if isinstance(source.meta.get("val"), Tensor)]
         if not sources:
