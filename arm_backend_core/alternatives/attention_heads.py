@@ -29,9 +29,9 @@ def compute_heads(op: Op, rewriter: Rewriter) -> list[Value] | None:
     """Compute [1, 1, T, D] for each head by a separate convolution.
 
     Returns:
-        None unless ``op`` is a TRANSPOSE that moves the heads before the tokens, after a CONV2D with constant weight,
-        its RESCALE and a RESHAPE that splits the channels into heads. The results of these three operators must have
-        one reader each.
+        One value per head. None unless ``op`` is a TRANSPOSE that moves the heads before the tokens, after a CONV2D
+        with constant weight and bias, its RESCALE and a RESHAPE that splits the channels into heads. The results of
+        these three operators must have one reader each.
     """
     projection = _match_projection(op, rewriter)
     if projection is None:

@@ -34,7 +34,8 @@ def split_int16_rows(op: Op, rewriter: Rewriter) -> Value | None:
     x, weight, bias = conv.inputs
     if weight.data is None or bias.data is None or op.attrs["rounding_mode"] != "SINGLE_ROUND":
         return None
-    weights = weight.data.astype(np.int64).reshape(weight.shape[0], -1)
+    weight_zp = conv.attrs["weight_zp"]
+    weights = weight.data.astype(np.int64).reshape(weight.shape[0], -1) - weight_zp
     offsets = bias.data + 128 * weights.sum(1)
     shift = int(op.attrs["shift"].max())
     factors = op.attrs["multiplier"].astype(np.int64) << (shift - op.attrs["shift"].astype(np.int64))
@@ -48,7 +49,7 @@ def split_int16_rows(op: Op, rewriter: Rewriter) -> Value | None:
     )  # rounds (x - 128) / 256
     low = b.rescale(b.sub(x_int32, b.rescale(high, DType.INT32, 256.0)), DType.INT8, 1.0, 0, -128)
     no_bias = b.const(np.zeros(1, np.int32), DType.INT32)
-    sums = b.conv2d(b.concat([high, low], 2), weight, no_bias, pad=(0, 0, 0, 0))
+    sums = b.conv2d(b.concat([high, low], 2), weight, no_bias, pad=(0, 0, 0, 0), zps=(0, weight_zp))
     upper, lower = (b.slice(sums, (0, 0, row, 0), op.output.shape) for row in range(2))
     total = b.add(b.mul(upper, broadcast_constant(upper, 256, DType.INT32, b)), lower)
     total = b.add(total, b.const(np.broadcast_to(offsets, op.output.shape), DType.INT32))

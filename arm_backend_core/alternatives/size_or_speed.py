@@ -75,7 +75,7 @@ def compile_best(spec: ArmCompileSpec, flatbuffer: bytes, **compile_options: Any
         The payload and the spec that it was compiled for.
 
     Raises:
-        CompileError: the compiler refused the flatbuffer or crashed.
+        CompileError, ArmBackendError: see ``compile_payload``.
     """
     if not isinstance(spec, EthosUCompileSpec) or spec.optimise not in ("auto", "ram"):
         return compile_payload(spec, flatbuffer, **compile_options), spec
@@ -123,7 +123,10 @@ def _compile_auto(
 def _compile_for_both_goals(
     spec: EthosUCompileSpec, flatbuffer: bytes, compile_options: dict[str, Any], is_small: bool
 ) -> tuple[CompiledCandidate, CompiledCandidate | None]:
-    """Return the performance program and the size program; None if that is not worth the time, or fails."""
+    """Return the performance program and the size program.
+
+    The size program is None if its compilation is not worth the time, or fails.
+    """
     size_spec = optimise_for_size(spec)
     small: Payload | None = None
     if is_small and len(flatbuffer) >= _MIN_PARALLEL_FLATBUFFER_BYTES and hasattr(os, "fork"):

@@ -37,7 +37,7 @@ class CompileRequest:
     output_bytes: Sequence[int] | None = None
 
 
-#: Compiles a delegate; raises CompileError if it cannot.
+#: Compiles a delegate; raises CompileError if the delegate cannot be compiled.
 Compiler = Callable[[Any, CompileRequest], Payload]
 
 _COMPILERS: dict[type[ArmCompileSpec], Compiler] = {}
@@ -60,7 +60,8 @@ def compile_payload(
     """Compile a TOSA flatbuffer by the backend of ``spec``; see ``CompileRequest`` for the arguments.
 
     Raises:
-        CompileError: the compiler refused the flatbuffer or crashed on it.
+        CompileError: the compiler refused the flatbuffer, crashed on it or timed out, or wrote a wrong program.
+        ArmBackendError: there is no usable compiler (VGF).
         TypeError: no backend is registered for the class of ``spec``.
     """
     compiler = next((_COMPILERS[spec_class] for spec_class in type(spec).__mro__ if spec_class in _COMPILERS), None)

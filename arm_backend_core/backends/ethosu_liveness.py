@@ -138,7 +138,8 @@ def _merge_ranges(spans: Iterable[MemoryAccess]) -> Ranges:
     ranges = list[tuple[int, int]]()
     for start, end in sorted((span.start, span.end) for span in spans):
         if ranges and start <= ranges[-1][1]:
-            start, end = ranges.pop()[0], max(end, start)
+            start, last_end = ranges.pop()
+            end = max(end, last_end)
         ranges.append((start, end))
     return tuple(ranges)
 

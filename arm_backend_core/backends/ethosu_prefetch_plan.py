@@ -234,7 +234,7 @@ class PrefetchPlanner:
 
 
 def _first_free_slot(busy: np.ndarray, reader: int) -> np.ndarray:
-    """The first slot that a copy may start with, for each granule; ``reader`` if it cannot be used.
+    """The first slot that a copy may start with, for each granule; ``reader`` for a granule that cannot be used.
 
     The copy's DMA starts after the slot's first kernel, and ends before ``reader`` runs. A granule must be free from
     one slot earlier on, until the reader has certainly ended.

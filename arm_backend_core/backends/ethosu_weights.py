@@ -46,7 +46,7 @@ class WeightCopies:
 
 
 def can_copy_weights(vela_result: dict[str, Any], configuration: Configuration) -> bool:
-    """Whether the stream is for a U55 or U65 and Arm's core driver (COP1), and SRAM has the arena, but no weights."""
+    """Whether the stream is for a U55 or U65 and Arm's core driver (COP1), and SRAM holds the arena but no weights."""
     stream = vela_result["command_stream"]
     is_supported = stream[:4] == b"COP1" and stream[11] >> 4 < 2 and not configuration.arena_on_second_port
     return is_supported and configuration.const_memory in vela_result["memories"]
@@ -55,9 +55,9 @@ def can_copy_weights(vela_result: dict[str, Any], configuration: Configuration) 
 def cache_weights_in_sram(vela_result: dict[str, Any], configuration: Configuration) -> None:
     """Edit Vela's result: append a weight copy to the scratch if it saves more cycles than it has bytes.
 
-    Copies also must fit the SRAM that the arena leaves free. Does nothing with ``--optimise=Size``. The estimate of the
-    first layer that reads the weights does not change, because it covers the copy from flash. In the estimates of the
-    other layers, SRAM accesses replace flash accesses.
+    Copies must also fit the SRAM that the arena leaves free, or ``_DEFAULT_COPY_BYTES`` if the SRAM has no limit. With
+    ``--optimise=Size``, nothing is copied. The estimate of the first layer that reads the weights does not change,
+    because it covers the copy from flash. In the estimates of the other layers, SRAM accesses replace flash accesses.
     """
     stream, memories, weight_region = (
         vela_result["command_stream"],

@@ -17,7 +17,7 @@ CHECKSUM_KEY = "payload_crc32"
 #: Keys of the compile specs that contain the checksums of weights and commands outside the payload.
 WEIGHTS_CHECKSUM_KEY = "weight_data_crc32"
 COMMANDS_CHECKSUM_KEY = "cmd_data_crc32"
-#: Key of the compile spec that contains the fast scratch of an Ethos-U program in bytes. COP1 streams lack this size.
+#: Key of the compile spec that contains the size of an Ethos-U program's fast scratch. COP1 streams lack this size.
 FAST_SCRATCH_KEY = "fast_scratch_size"
 #: Keys of the compile specs of an Ethos-U delegate whose scratch is in planned memory.
 PLANNED_SCRATCH_ARGUMENT_KEY = "planned_scratch_argument"

@@ -189,9 +189,12 @@ class Annotator:
     def _input_spec(self, node: Node, source: Node) -> QuantizationSpecBase:
         """Choose the spec with which ``node`` reads ``source``.
 
-        It is the producer's spec for exact integers that the node can read unchanged, and for int16 results inside of a
-        recurrent layer (except if the node has weights). Otherwise it is ``inner`` (int16) if the node benefits from
-        int16, and the source is int16 or constant, or the node is in a recurrent layer. Else it is ``activation``.
+        The first case that applies:
+
+        - exact integers that the node can read unchanged: the producer's spec,
+        - an int16 result inside of a recurrent layer, if the node has no weights: the producer's spec,
+        - the node benefits from int16, and it is in a recurrent layer or the source is int16 or constant: ``inner``,
+        - all other operands: ``activation``.
         """
         config, record = self.configs[node], self.records[node]
         has_one_operand = record.univariate or (

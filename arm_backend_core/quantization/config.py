@@ -23,8 +23,9 @@ class QuantizationConfig:
     Attributes:
         activation: spec of inputs and results of operators.
         weight: spec of weights; if None, operators with weights stay in floating point.
-        inner: int16 spec of results from which a reader gains accuracy, because it computes with more than 8 bits
-            (layer_norm, softmax, residual additions in front of them). If None, these results use ``activation``.
+        inner: int16 spec of results whose readers compute with more than 8 bits (layer_norm, softmax, residual
+            additions in front of them), so that int16 operands make them more accurate. If None, these results use
+            ``activation``.
     """
 
     activation: QuantizationSpec

@@ -11,13 +11,13 @@ from torch.fx import Node
 from arm_backend_core.errors import ModelError
 from arm_backend_core.nodes import constant_nodes, describe_node, source_location
 
-Kind = Literal["NaN", "an infinity"]
+NonFiniteKind = Literal["NaN", "an infinity"]
 
 _INFINITE_CONSTANT = (
     "use a finite number near the other values, whose integer range it shares: a little below the smallest score "
     "instead of -inf in a mask (-inf is supported in a mask of scores that only a softmax reads)"
 )
-_ADVICE: Mapping[tuple[str, Kind], str] = {
+_ADVICE: Mapping[tuple[str, NonFiniteKind], str] = {
     ("input", "NaN"): "give samples without NaN",
     ("input", "an infinity"): "give finite samples, such as masks with a number below the smallest score for -inf",
     ("constant", "NaN"): "replace the NaN by numbers, for example with torch.nan_to_num",
@@ -40,12 +40,12 @@ class NonFiniteError(ModelError):
         kind: whether the tensor contains NaN or an infinity.
     """
 
-    def __init__(self, message: str, kind: Kind) -> None:
+    def __init__(self, message: str, kind: NonFiniteKind) -> None:
         super().__init__(message)
         self.kind = kind
 
 
-def describe_non_finite(node: Node, kind: Kind, specs: Mapping[str, InputSpec]) -> str:
+def describe_non_finite(node: Node, kind: NonFiniteKind, specs: Mapping[str, InputSpec]) -> str:
     """Describe a tensor that contains NaN or an infinity.
 
     Args:
@@ -56,12 +56,12 @@ def describe_non_finite(node: Node, kind: Kind, specs: Mapping[str, InputSpec]) 
     return format_problem(_describe(node, specs), kind)
 
 
-def format_problem(tensor: str, kind: Kind) -> str:
+def format_problem(tensor: str, kind: NonFiniteKind) -> str:
     """Say that a tensor, described in words, holds NaN or an infinity."""
     return f"{tensor} holds {kind}, which no scale can represent"
 
 
-def advise(node: Node, kind: Kind) -> str:
+def advise(node: Node, kind: NonFiniteKind) -> str:
     """What to change so that a tensor contains no NaN and no infinity."""
     if node.op == "placeholder":
         return _ADVICE["input", kind]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torchao.quantization.pt2e.observer import ObserverBase
 
-from arm_backend_core.quantization.non_finite import Kind, NonFiniteError, format_problem
+from arm_backend_core.quantization.non_finite import NonFiniteError, NonFiniteKind, format_problem
 
 #: Maximum number of values kept for the histogram; beyond it every other value is dropped.
 _MAX_KEPT_VALUES = 1 << 16
@@ -90,7 +90,7 @@ class RangeObserver(ObserverBase):
             statistics = self._statistics
             low, high = self._min_max(x)
             if not np.isfinite(low + high).all():
-                kind: Kind = "NaN" if bool(x.isnan().any()) else "an infinity"
+                kind: NonFiniteKind = "NaN" if bool(x.isnan().any()) else "an infinity"
                 raise NonFiniteError(format_problem(self.description, kind), kind)
             if statistics.count:
                 low, high = np.minimum(low, statistics.low), np.maximum(high, statistics.high)
@@ -295,8 +295,8 @@ class WeightObserver(RangeObserver):
 
     The bias is int32 with the scale of the accumulator, activation scale times weight scale. The bias would overflow if
     the activation is 0 in all samples, or all weights of a channel are 0. The weight's scale is then enlarged until the
-    bias fits. This loses little: the bias
-    then has 2**30 steps of the accumulator, and a product of two int8 values at most 2**15.
+    bias fits. This loses little: the bias then has 2**30 steps of the accumulator, and a product of two int8 values at
+    most 2**15.
     """
 
     scale_of_zeros = SMALLEST_SCALE

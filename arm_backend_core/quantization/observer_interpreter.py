@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 
 from arm_backend_core.aten.mask_constants import OBSERVED_MINIMUM
 from arm_backend_core.quantization.graph_interpreter import Branch, BranchConditions, GraphInterpreter
-from arm_backend_core.quantization.non_finite import Kind, NonFiniteError
+from arm_backend_core.quantization.non_finite import NonFiniteError, NonFiniteKind
 
 
 class ObserverInterpreter(GraphInterpreter):
@@ -39,7 +39,7 @@ class ObserverInterpreter(GraphInterpreter):
     ) -> None:
         super().__init__(model.graph, conditions, taken)
         self._model, self._callbacks_by_node, self._fill_values = model, callbacks_by_node, fill_values or {}
-        self.problems: dict[Node, Kind] = {}
+        self.problems: dict[Node, NonFiniteKind] = {}
         self.finite_ranges: dict[Node, tuple[float, float]] = {}
 
     def get_attr(self, node: Node) -> Any:
@@ -47,7 +47,11 @@ class ObserverInterpreter(GraphInterpreter):
         return attrgetter(str(node.target))(self._model)
 
     def on_result(self, node: Node, value: Any) -> Any:
-        """Return the value. If an observer rejects non-finite elements, record the error and replace them."""
+        """Call the callbacks with the value, and return it.
+
+        If an observer rejects non-finite elements, the method records the error and replaces them. It also applies
+        ``fill_values``, and clamps the value if the node has an ``OBSERVED_MINIMUM``.
+        """
         callbacks = self._callbacks_by_node.get(node, ())
         if OBSERVED_MINIMUM in node.meta:
             value = value.clamp(min=node.meta[OBSERVED_MINIMUM])

@@ -45,7 +45,7 @@ from arm_backend_core.quantization.lifting import (
     unlift,
     write_buffer_mutations,
 )
-from arm_backend_core.quantization.non_finite import Kind, NonFiniteError, advise, describe_non_finite
+from arm_backend_core.quantization.non_finite import NonFiniteError, NonFiniteKind, advise, describe_non_finite
 from arm_backend_core.quantization.observer import RangeObserver
 from arm_backend_core.quantization.observer_interpreter import ObserverInterpreter
 
@@ -112,7 +112,7 @@ class ObservedProgram(torch.nn.Module):
         concat_scales: scales of concatenations; its ``apply`` runs after calibration.
         value_hooks: (node, callback) pairs; calibration calls the callback with each value of the node.
         original_values: values of attributes that an algorithm replaced, by name.
-        float_constants: float values of the constants that ``convert`` quantized, by the name of the quantized one.
+        float_constants: original float values by constant name: of quantized constants, and of corrected float biases.
         ranges: minimum and maximum of each quantized tensor, by the name of its quantize operator.
         last_sample: the last sample, its results, and the buffers before it.
 
@@ -173,7 +173,7 @@ class ObservedProgram(torch.nn.Module):
         """Observe one sample.
 
         Raises:
-            NonFiniteError: a tensor holds NaN or an infinity; the message names the sample and the tensor.
+            NonFiniteError: a result or a buffer may depend on NaN or an infinity; the message names sample and tensor.
         """
         ordered = {name: keywords[name] for name in self._in_spec.children()[1].context}
         # A model may write into its inputs.
@@ -259,7 +259,7 @@ class ObservedProgram(torch.nn.Module):
         return results
 
     def _check_unused_nonfinite(
-        self, problems: Mapping[Node, Kind], ranges: Mapping[Node, tuple[float, float]], results: Sequence[Any]
+        self, problems: Mapping[Node, NonFiniteKind], ranges: Mapping[Node, tuple[float, float]], results: Sequence[Any]
     ) -> None:
         """Accept NaN and infinities on which no result depends, such as x / y with y = 0 behind a ``where``.
 

@@ -19,8 +19,8 @@ EdgeOrNode = Node | tuple[Node, Node]
 def share_observers(observed: Mapping[str, ObservedProgram], models: Mapping[str, Any]) -> None:
     """Give each tensor that several methods have in common one observer for all methods.
 
-    Common tensors are parameters and buffers. Operands and results of a module are common if the module runs the same
-    sequence of operators in every method that uses it.
+    Parameters and buffers that several methods use are common. The operands and results of a module's operators are
+    also common, if the module runs the same sequence of operators in every method that uses it.
     """
     from arm_backend_core.quantization.graph_observers import describe_observed_tensors, merge_observers
     from arm_backend_core.quantization.state_observers import unify_state_observers

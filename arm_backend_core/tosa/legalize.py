@@ -224,7 +224,7 @@ class LegalizingBuilder(Builder):
 
 
 class Int32HalvesBuilder(LegalizingBuilder):
-    """A builder for the FP profile, whose only INT32 operators are sums, products and shifts.
+    """A builder for the FP profile, which has arithmetic and logical shifts of INT32, but lacks other INT32 operators.
 
     Data movement and comparisons of INT32 operate on two FP32 values: the high and the low 16 bits.
     """

@@ -13,7 +13,9 @@ from arm_backend_core.tosa.operators import OPERATORS
 
 
 def serialize(graph: Graph, *, locations: bool = False) -> bytes:
-    """Serialize ``graph``. Inputs and outputs keep their order. Equal constants of a graph or region are stored once.
+    """Serialize ``graph``. Inputs and outputs keep their order.
+
+    Equal constants of a graph or region are stored once, or twice if one is a parameter such as a shift or zero point.
 
     Args:
         locations: also write the fx node, ATen operator and source line of each operator.

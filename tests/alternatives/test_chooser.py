@@ -566,6 +566,20 @@ def test_int16_as_int8_rows_is_applied_if_the_sums_fit_int32(size: int, weight_v
     assert after.cycles < 0.8 * before.cycles if is_applied else after == before
 
 
+def test_int16_as_int8_rows_subtracts_the_zero_point_of_the_weights() -> None:
+    case = Case(0, SPECS[2])
+    weight = case.b.const(case.rng.integers(-127, 128, (128, 1, 1, 128)), DType.INT8)
+    x = case.input(1, 1, 1, 128, dtype=DType.INT16)
+    sums = case.b.conv2d(x, weight, case.b.const(np.zeros(1), DType.INT48), pad=(0, 0, 0, 0), zps=(0, 9))
+    case.graph.outputs = [case.b.rescale(sums, DType.INT16, 1e-3)]
+    array = case.rng.integers(-(1 << 15), 1 << 15, x.shape).astype(np.int16)
+    (expected,) = reference.run(serialize(case.graph), [array])
+    apply_unconditional(case.graph, case.spec.target)
+    assert "CONCAT" in [op.kind for op in case.graph.ops]
+    (result,) = reference.run(serialize(case.graph), [array])
+    assert np.array_equal(result, expected)
+
+
 @pytest.mark.parametrize("rows", [64, 16])
 def test_constants_of_many_rows_are_fetched_once(rows: int) -> None:
     """For few rows only with Vela 5.2, whose estimate counts all four bytes of an element."""

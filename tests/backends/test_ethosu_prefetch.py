@@ -11,8 +11,9 @@ import pytest
 
 from arm_backend_core.backends import ethosu, ethosu_prefetch
 from arm_backend_core.backends.ethosu import compile_ethosu
+from arm_backend_core.backends.ethosu_accesses import MemoryAccess
 from arm_backend_core.backends.ethosu_commands import decode_commands
-from arm_backend_core.backends.ethosu_liveness import Liveness, analyze_liveness
+from arm_backend_core.backends.ethosu_liveness import Liveness, _merge_ranges, analyze_liveness
 from arm_backend_core.backends.ethosu_prefetch_plan import Costs, PrefetchPlanner, Rates, Slot, WeightCopy
 from arm_backend_core.backends.payload import Payload, VelaEstimates
 from arm_backend_core.backends.vela_tables import WEIGHT_COPY_USAGE
@@ -201,3 +202,17 @@ def test_equal_orders_of_weights_are_placed_once(monkeypatch: pytest.MonkeyPatch
     planner = PrefetchPlanner(slots, np.zeros((4, 1_024), bool), 16, Rates(1.0, 1 / 8))
     assert {copy.reader for copy in planner.choose_copies()} == {1, 3}
     assert len(orders) == len(set(orders)) == 2
+
+
+@pytest.mark.parametrize(
+    ("spans", "merged"),
+    [
+        ([(0, 100), (100, 120), (160, 170)], ((0, 120), (160, 170))),
+        ([(0, 100), (80, 120)], ((0, 120),)),
+        ([(0, 100), (10, 20)], ((0, 100),)),
+    ],
+)
+def test_adjacent_and_overlapping_ranges_are_merged(
+    spans: list[tuple[int, int]], merged: tuple[tuple[int, int], ...]
+) -> None:
+    assert _merge_ranges([MemoryAccess(0, start, end, False) for start, end in spans]) == merged

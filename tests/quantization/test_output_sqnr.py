@@ -13,6 +13,11 @@ from executorch.export import ExportRecipe
 from executorch.export import export as executorch_export
 from torch import Tensor, nn
 
+from arm_backend_core.quantization import TOSAQuantizer, get_symmetric_a16w8_quantization_config
+from arm_backend_core.quantization.algorithms.bias_correction import BiasCorrection
+from arm_backend_core.quantization.diagnostics import output_sqnr
+from arm_backend_core.quantization.ptq import ObservedProgram
+from arm_backend_core.targets.compile_spec import TosaCompileSpec
 from arm_recipes import ArmRecipeType, ExportResult, export
 from arm_recipes._internal.messages import AccuracyError, ArmRecipesWarning
 from tests.ops.runner import Calls
@@ -239,3 +244,25 @@ def test_min_sqnr_refuses_outputs_without_an_sqnr() -> None:
             ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8, min_sqnr=20),
             [(torch.randn(2, 8),)],
         )
+
+
+def test_the_float_reference_has_the_biases_before_bias_correction() -> None:
+    """With int16 activations, a corrected bias stays float. The reference must not contain the correction."""
+    torch.manual_seed(0)
+    model, sample = nn.Linear(64, 8).eval(), torch.rand(4, 64) + 0.5
+    quantizer = TOSAQuantizer(TosaCompileSpec("TOSA-1.0+INT+int16")).set_global(
+        get_symmetric_a16w8_quantization_config(is_per_channel=False)
+    )
+    observed = ObservedProgram(torch.export.export(model, (sample,)), quantizer)
+    correction = BiasCorrection([observed])
+    differences = []
+
+    def inspect(program: ObservedProgram) -> None:
+        (result,) = output_sqnr._FloatInterpreter(program, fake_quantize=False).run([sample])
+        differences.append(float((result - model(sample)).abs().max()))
+
+    with torch.no_grad():
+        observed(sample)
+        correction.apply()
+        observed.convert(inspect)
+    assert max(differences) < 1e-5

@@ -11,10 +11,12 @@ import pytest
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.targets.hardware import Hardware
+from arm_backend_core.tosa import reference
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Op, Value
 from arm_backend_core.tosa.passes import pipeline
 from arm_backend_core.tosa.passes.rewrite import Rewriter
+from arm_backend_core.tosa.serialize import serialize
 from arm_backend_core.tosa.vela_workarounds import catalog
 from arm_backend_core.tosa.vela_workarounds.catalog import (
     WORKAROUNDS,
@@ -128,3 +130,21 @@ def test_inconsistent_workaround_names_are_refused(
     bugs = [Workaround(name, ("MUL",), _always, _emit_again) for name in known]
     with pytest.raises(ValueError, match=re.escape(message)):
         check_names(bugs, [Hardware(vela_bugs=named)])
+
+
+def test_distinct_weights_keep_the_results_with_a_weight_zero_point() -> None:
+    """The appended columns multiply pixels by weight - zero point, which must be 0."""
+
+    def body(b: Builder, x: Value) -> tuple[Value, ...]:
+        weight = b.const(np.array([3, -2]).reshape(1, 1, 1, 2), DType.INT8)
+        biases = [b.const([bias], DType.INT32) for bias in (50, -500)]
+        sums = [b.conv2d(x, weight, bias, pad=(0, 0, 0, 0), zps=(4, 7)) for bias in biases]
+        return tuple(b.rescale(value, DType.INT8, 0.1) for value in sums)
+
+    graph = graphs.build_graph(body, ((1, 3, 4, 2), DType.INT8))
+    array = np.random.default_rng(0).integers(-128, 128, (1, 3, 4, 2)).astype(np.int8)
+    expected = reference.run(serialize(graph), [array])
+    apply_vela_workarounds(graph, U55)
+    assert [op.inputs[1].shape for op in graph.ops if op.kind == "CONV2D"] == [(1, 1, 1, 2), (1, 1, 2, 2)]
+    for result, before in zip(reference.run(serialize(graph), [array]), expected, strict=True):
+        assert np.array_equal(result, before)

@@ -4,8 +4,8 @@ The pass changes annotations, before the quantizer inserts observers.
 
 - ``attention_scales``: attention weights (also those of soft-argmax) stay int8, with a calibrated scale. The fixed
   scale 1/256 of a softmax would lose most of their information, because many attention weights are small.
-- ``int16_outputs``: model outputs become int16, because they are converted to float anyway. An operator that ends in a
-  RESCALE produces int16 at the cost of int8.
+- ``int16_outputs``: model outputs become int16 if their operator ends in a RESCALE, which produces int16 at the cost of
+  int8, and no other operator reads them. Model outputs are converted to float anyway.
 - ``int16_angles``: operands of sine and cosine that are products with frequencies (timesteps of diffusion models,
   positional embeddings) span many periods. 256 levels cannot represent a range of a thousand radians. The angles and
   both factors become int16.
@@ -47,7 +47,9 @@ class ProbabilityObserver(RangeObserver):
 
 
 def choose_activation_precision(graph: Graph, algorithms: Collection[str]) -> None:
-    """Change the annotations of an annotated graph. Results of the model stay int8 if its output is annotated.
+    """Change the annotations of an annotated graph.
+
+    "int16_outputs" has no effect if the output node is annotated (``ArmQuantizer.set_io``).
 
     Args:
         algorithms: names of algorithms. Only "int16_angles", "attention_scales" and "int16_outputs" have an effect.

@@ -86,9 +86,9 @@ def fold_channel_affines(
 
 
 def _find_int16_paths(module: GraphModule) -> set[Node]:
-    """Find arithmetic that the quantizer keeps in int16 because it recognizes its operators.
+    """Find arithmetic that must not be folded, because the quantizer recognizes its operators and keeps it in int16.
 
-    These are coordinates, arguments of sinusoids, and values that a buffer keeps for the next call.
+    This arithmetic computes coordinates, arguments of sinusoids, and values that a buffer keeps for the next call.
     """
     nodes = find_coordinate_nodes(module.graph)
     for node in module.graph.nodes:
@@ -220,7 +220,7 @@ class _Rewriter:
         [1, 32, 48, 48] in INT8:
 
         ================  ==========  ==========  ==========
-        cycles of all     x * g       x * g + b   (x - b) / g
+        total cycles      x * g       x * g + b   (x - b) / g
         ================  ==========  ==========  ==========
         U55-128           887,560     1,477,384   1,514,936
         with depthwise    335,688     335,688     335,688
@@ -230,7 +230,7 @@ class _Rewriter:
         """
         shape = chain.source.meta["val"].shape
         if chain.axis != 1 or len(shape) not in (3, 4):
-            return "its channels are not dimension 1 of 3 or 4"
+            return "its channels are not dimension 1 of a tensor with 3 or 4 dimensions"
         if not self.hardware.npu:
             return "the target has no NPU"
         if not _is_beside_convolution(chain):

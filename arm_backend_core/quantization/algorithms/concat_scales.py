@@ -94,7 +94,7 @@ class ConcatScales:
             if isinstance(observer, RangeObserver):
                 self._split_group(observer, edges_or_nodes[observer])
         if self._groups:
-            self._describe_observed_tensors()
+            self._connect_observers()
 
     def _split_group(self, common: RangeObserver, edges_or_nodes: list[EdgeOrNode]) -> None:
         """Give an observer to each set of tensors that may keep its own scale: a tensor and the data moved from it."""
@@ -153,7 +153,7 @@ class ConcatScales:
         for group in self._groups:
             self._merge_similar(group, decisions, earlier)
         if self._groups:
-            self._describe_observed_tensors()
+            self._connect_observers()
         return decisions
 
     def _merge_similar(self, group: _Group, decisions: list[bool], earlier: Sequence[bool] | None) -> None:
@@ -183,7 +183,7 @@ class ConcatScales:
                 edge_or_node: observer for edge_or_node in group.edges_or_nodes if observers[edge_or_node] in members
             }
 
-    def _describe_observed_tensors(self) -> None:
+    def _connect_observers(self) -> None:
         """Connect derived observers of biases, and observers of weights, to the new observers."""
         observers = self._model.observers
         for edge_or_node, spec in self._specs.items():

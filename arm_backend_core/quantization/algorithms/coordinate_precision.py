@@ -25,7 +25,7 @@ def find_coordinate_nodes(graph: Graph) -> set[Node]:
         Elementwise operators, sums and data movement between a layer or an input and a cast to an index. Also the
         operators of these kinds that read only results of the former: they compute the fractions.
     """
-    pending = list(_real_indices(graph))
+    pending = list(_find_float_indices(graph))
     constants = constant_nodes(graph) if pending else set()
     found: set[Node] = set()
     while pending:
@@ -42,8 +42,8 @@ def _computes_coordinates(node: Node) -> bool:
     return record is not None and (record.univariate or record.kind is Kind.SHARED or node.target is _SUM)
 
 
-def _real_indices(graph: Graph) -> Iterator[Node]:
-    """The real tensors that casts convert to the indices of a gather."""
+def _find_float_indices(graph: Graph) -> Iterator[Node]:
+    """Find the float tensors that casts convert to the indices of a gather."""
     gathers = [node for node in graph.nodes if (record := find_record(node)) is not None and record.is_gather]
     pending = [index for gather in gathers for index in gather.all_input_nodes[1:]]
     seen: set[Node] = set()

@@ -45,8 +45,8 @@ class Gptq:
             if weight is not None:
                 readers.setdefault(weight, []).append(node)
         for weight, nodes in readers.items():
-            shared = len({model.observers[weight, node] for node in nodes}) > 1
-            if weight.users.keys() == set(nodes) and not shared:
+            has_one_observer = len({model.observers[weight, node] for node in nodes}) == 1
+            if weight.users.keys() == set(nodes) and has_one_observer:
                 moments = _Moments(axis=1 - weight.meta["val"].dim())
                 self._moments[weight] = nodes, moments
                 sources: Any = dict.fromkeys(node.args[0] for node in nodes)
@@ -81,7 +81,9 @@ class _Moments:
         self.count += len(rows)
 
     def covariance(self, centered: bool) -> Tensor:
-        """Estimate the covariance with shrinkage towards its diagonal (oracle approximating, Chen et al. 2010).
+        """Estimate the covariance with shrinkage towards its diagonal.
+
+        The shrinkage coefficient is that of oracle approximating shrinkage (OAS, Chen et al. 2010).
 
         Args:
             centered: whether to subtract the mean; if False, the result is the matrix of second moments.

@@ -21,7 +21,7 @@ _RESHAPES = (aten.view.default, aten.reshape.default)
 
 
 @dataclass
-class _Norm:
+class _GroupNorm:
     """A group norm that replaces the nodes up to ``last``.
 
     Attributes:
@@ -58,7 +58,7 @@ def layer_norms_to_group_norms(module: GraphModule) -> None:
         eliminate_dead_code(module.graph)
 
 
-def _find_norm(node: Node) -> _Norm | None:
+def _find_norm(node: Node) -> _GroupNorm | None:
     """Match a layer norm without weights that normalizes groups of channels, as the group norm of its source."""
     x: Any = node.args[0]
     shape, axes = tuple(x.meta["val"].shape), len(node.args[1])  # type: ignore[arg-type]
@@ -69,13 +69,13 @@ def _find_norm(node: Node) -> _Norm | None:
         source: Any = x.args[0]
         size = tuple(source.meta["val"].shape)
         is_grouped = len(shape) == 3 and axes == 1 and len(size) > 2 and size[0] == shape[0] and size[1] % shape[1] == 0
-        return _Norm(source, shape[1], reader) if is_grouped and size == tuple(reader.meta["val"].shape) else None
+        return _GroupNorm(source, shape[1], reader) if is_grouped and size == tuple(reader.meta["val"].shape) else None
     if len(shape) > 2 and axes in (len(shape) - 1, len(shape) - 2):
-        return _Norm(x, 1 if axes == len(shape) - 1 else shape[1], node)
+        return _GroupNorm(x, 1 if axes == len(shape) - 1 else shape[1], node)
     return None
 
 
-def _absorb_affine(norm: _Norm, constants: Constants) -> bool:
+def _absorb_affine(norm: _GroupNorm, constants: Constants) -> bool:
     """Absorb a following product and sum with constants per channel; returns whether one of them was absorbed."""
     for target, name in ((aten.mul.Tensor, "weight"), (aten.add.Tensor, "bias")):
         reader = next(iter(norm.last.users), None)

@@ -84,8 +84,8 @@ class IsolatedErrorSums:
         count: number of values.
         clipped: number of values outside of the range.
         max_error: largest absolute error of a value.
-        low, high: minimum and maximum of the values.
-        p999: 99.9th percentile of the absolute values of each sample; the maximum over the samples.
+        low, high: minimum and maximum of the reference.
+        p999: 99.9th percentile of the reference's absolute values in each sample; the maximum over the samples.
     """
 
     noise: float = 0.0

@@ -77,7 +77,10 @@ class _FloatInterpreter(GraphInterpreter):
         self._model, self._fake_quantize, self._on_float = model, fake_quantize, on_float
 
     def get_attr(self, node: Node) -> Any:
-        return attrgetter(str(node.target))(self._model.model)
+        value = attrgetter(str(node.target))(self._model.model)
+        if self._fake_quantize or not is_float_tensor(value):
+            return value
+        return self._model.float_constants.get(str(node.target), value)  # the bias before bias correction
 
     def on_operand(self, source: Node, reader: Node, value: Any) -> Any:
         return (
@@ -155,7 +158,7 @@ def describe_output_sqnr(model: ObservedProgram, method: str, by_output: Mapping
 
 
 def _activation_dtype(node: Node) -> torch.dtype | None:
-    """The dtype of the last quantize operator before a node, or of the node itself; None if there is none."""
+    """The dtype of the nearest quantize operator: ``node``, or one before it along first operands; None if none."""
     while not is_quantize(node):
         sources = [source for source in node.all_input_nodes if isinstance(source.meta.get("val"), Tensor)]
         if not sources:

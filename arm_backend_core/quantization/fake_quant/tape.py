@@ -64,10 +64,6 @@ class ParameterTape(TorchDispatchMode):
         tensors_in_use = [*self._roots.values(), *(x for call in needed_calls for x in call.results)]
         self._known_tensors = {id(x): x for x in tensors_in_use}
 
-    def is_derived(self, tensor: Tensor) -> bool:
-        """Whether ``tensor`` is a root or computed from one."""
-        return id(tensor) in self._known_tensors
-
     def replay(self, root_value: Callable[[str], Tensor]) -> Callable[[Tensor], Tensor]:
         """Repeat the recorded calls on the current values of the roots.
 

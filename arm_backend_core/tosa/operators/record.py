@@ -1,7 +1,7 @@
 """Records of TOSA operators: types, attributes, limits, shape rule, conditions and evaluation of each operator.
 
 The records follow the TOSA specification 1.0 at level 8K, with data types of the 1.1 draft. If a record accepts an
-operator, ``tosa-opt`` in strict mode accepts it too, and the reference model runs it.
+operator, ``tosa-opt`` in strict mode accepts it too, and the reference model runs it (except for placeholders).
 """
 
 from __future__ import annotations

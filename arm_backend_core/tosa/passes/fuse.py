@@ -132,7 +132,7 @@ def merge_rescale(op: Op, rewriter: Rewriter) -> Value | None:
 def _merge_unsigned_rescale(inner: Op, op: Op, rewriter: Rewriter) -> Value | None:
     """Merge a RESCALE to int8 or int16 with a preceding RESCALE of uint8 that only changes the zero point.
 
-    The merged RESCALE subtracts in one step what the two subtract together, so that it multiplies the same integers.
+    The input zero point of the merged RESCALE is the total that the two subtract, so that it scales the same integers.
     """
     offset = inner.attrs["input_zp"] - inner.attrs["output_zp"]
     saturates = offset != UINT8_OFFSET or rescale_factors(inner).tolist() != [1.0]

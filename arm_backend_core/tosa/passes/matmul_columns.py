@@ -48,7 +48,7 @@ def rewrite_vectors_to_columns(graph: Graph, target: Target) -> None:
 
 
 def _concat_factors_of_slices(graph: Graph, target: Target) -> None:
-    """In MUL(SLICE(column), vector), append ``vector`` to ``column`` and read it by a SLICE too.
+    """In MUL(SLICE(column), vector), append ``vector`` to ``column``, and read ``vector`` by a SLICE too.
 
     Otherwise Vela stores the vector in NHCWB16 bricks of 16 channels, of which only one is used: 472 cycles instead of
     30 for 118 elements. The vector must be computed before the first SLICE of the column.

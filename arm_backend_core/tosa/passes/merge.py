@@ -131,7 +131,8 @@ def merge_slice(op: Op, rewriter: Rewriter) -> Value | None:
 def hoist_slice(op: Op, rewriter: Rewriter) -> Value | None:
     """SLICE(RESHAPE(x)) becomes RESHAPE(SLICE(x)) if the RESHAPE only adds or removes dimensions of size 1.
 
-    Only SLICEs may read the RESHAPE. Only elementwise operators and RESHAPEs may read the result.
+    The last dimension must keep its size. Only SLICEs may read the RESHAPE. Only elementwise operators and RESHAPEs may
+    read the result.
     """
     reshape = producer(op.inputs[0], "RESHAPE")
     can_absorb = [r.kind in ELEMENTWISE or r.kind == "RESHAPE" for r in rewriter.users(op.output) or ()]

@@ -187,7 +187,7 @@ class _Candidate(Protocol):
 
 
 class _Convolution:
-    """A CONV2D ``op`` whose input is replaced by ``x``. No window may read the last rows and columns of ``x``."""
+    """A CONV2D ``op`` whose input is replaced by ``x``. Windows need not reach the last rows and columns of ``x``."""
 
     def __init__(self, op: Op, x: Value, build: Builder) -> None:
         self.op = op
@@ -196,7 +196,7 @@ class _Convolution:
         self.rows, self.columns = _conv_axes(op, x)
 
     def candidates(self) -> Iterator[_Candidate]:
-        """Yield every replacement of the convolution."""
+        """Yield the replacements to compare."""
         rows, columns, limit = self.rows, self.columns, self.build.target.hardware.max_stride
         folded = columns.space_to_depth()
         if folded is not None:

@@ -82,7 +82,7 @@ def _find_equal_weights(graph: Graph, target: Target) -> list[tuple[Op, int]]:
 def _make_weights_distinct(graph: Graph, target: Target, matches: Sequence[tuple[Op, int]]) -> None:
     """Append columns of zeros to the weights, and padding on the right, so that all weights differ.
 
-    The columns multiply by zero, so that no result changes.
+    Zero is the weight zero point, so that no result changes.
 
     Args:
         matches: (convolution, number of columns).
@@ -91,7 +91,8 @@ def _make_weights_distinct(graph: Graph, target: Target, matches: Sequence[tuple
         weight, axis = op.inputs[1], 1 if op.kind == "DEPTHWISE_CONV2D" else 2
         assert weight.data is not None
         zeros = [(0, columns if i == axis else 0) for i in range(4)]
-        op.inputs[1] = constant(np.pad(weight.data, zeros), weight.dtype)
+        padded_weight = np.pad(weight.data, zeros, constant_values=op.attrs["weight_zp"])
+        op.inputs[1] = constant(padded_weight, weight.dtype)
         *sides, right = op.attrs["pad"]
         op.attrs = {**op.attrs, "pad": [*sides, right + columns * op.attrs["dilation"][1]]}
 

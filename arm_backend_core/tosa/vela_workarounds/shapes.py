@@ -25,7 +25,7 @@ def _is_activation_of_images(op: Op, rewriter: Rewriter) -> bool:
     """Match a TABLE or CLAMP of several images that Vela fuses into its producer.
 
     Bug ``activation``: Vela splits the activation by images, and gives the shape of one image to the result of the
-    producer, but not to its input. Only elementwise producers and SLICEs are still correct.
+    producer, but not to its input. After elementwise operators and SLICEs, the result is correct.
     """
     x, before = op.inputs[0], skip_through(op.inputs[0], "RESCALE").producer
     if before is None or before.kind in (*ELEMENTWISE, "SLICE"):
