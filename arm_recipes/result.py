@@ -214,9 +214,9 @@ class ExportResult(Artifact):
 
         target = check_writable(path)
         name = method or self.main_method
-        dump = MethodTools(self, name).dump(self.bind_call(name, inputs, keywords))
-        write(target.with_suffix(".debug.bin"), dump.debug)
-        write(target, dump.etdump)
+        run = MethodTools(self, name).run_with_etdump(self.bind_call(name, inputs, keywords))
+        write(target.with_suffix(".debug.bin"), run.debug_buffer)
+        write(target, run.etdump)
         return target
 
     def inspector(self, *inputs: Any, method: str | None = None, **keywords: Any) -> Inspector:

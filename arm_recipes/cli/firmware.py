@@ -21,7 +21,7 @@ def add_command(commands: Commands) -> None:
         "firmware",
         help="write firmware sources for a program: data, backend, memory pools and self-test",
         description="Write a folder with the sources that Cortex-M firmware needs to run a program for Ethos-U or "
-        "CORTEX_M_INT8. Memory pools are sized to the byte and verified on this machine.",
+        "CORTEX_M_INT8. The sizes of the memory pools are computed, and checked by a run on this machine.",
     )
     parser.add_argument("program", type=Path, help=".pte file")
     arguments.add_data_file(parser)
@@ -33,7 +33,7 @@ def add_command(commands: Commands) -> None:
         required=True,
         help="folder to write: new, empty or from an earlier call",
     )
-    arguments.add_samples(parser, "--samples", "inputs of the self-test, stored in flash", default="noise")
+    arguments.add_samples(parser, "--samples", "inputs of the self-test, stored in flash", default="random inputs")
     parser.group(SAMPLES).add_argument(
         "--method", default="forward", metavar="NAME", help="method that the samples are for"
     )

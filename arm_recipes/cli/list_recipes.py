@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from arm_recipes.cli.arguments import Commands
 
 _OPERATORS_FOOTER = """\
-int lowering of quantized values: by an integer rule, by a table of the function's values, or none: the operator
-computes integers or booleans; quantization: how the quantizer annotates the tensors of the operator"""
+int lowering of quantized values: rule (an integer rule), table (of the function's values), or none (the operator
+computes integers or booleans); quantization: how the quantizer annotates the tensors of the operator"""
 
 
 def add_command(commands: Commands) -> None:
@@ -59,7 +59,7 @@ def _list_boards(args: argparse.Namespace) -> None:
         arguments.print_json({"boards": [_board_record(board) for board in BOARDS.values()]})
         return
     rows: list[tuple[str, ...]] = [("name", "NPU", "MHz", "system", "memory mode", "SRAM", "flash", "board")]
-    rows += [tuple(map(_cell, _board_record(board).values()))[:-2] for board in BOARDS.values()]
+    rows += [tuple(map(_format_cell, _board_record(board).values()))[:-2] for board in BOARDS.values()]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
@@ -67,7 +67,7 @@ def _list_boards(args: argparse.Namespace) -> None:
 
 
 def _board_record(board: Board) -> dict[str, Any]:
-    """The figures of a board; None for one that no document states."""
+    """The figures of a board; None for a figure that no document states."""
     clock = board.clock()
     figures = [board.system_config, board.memory_mode, board.sram, board.flash]
     system_config, memory_mode, sram, flash = (None if figure is None else figure.value for figure in figures)
@@ -85,7 +85,7 @@ def _board_record(board: Board) -> dict[str, Any]:
     }
 
 
-def _cell(value: Any) -> str:
+def _format_cell(value: Any) -> str:
     if value is None:
         return "-"
     if isinstance(value, int):

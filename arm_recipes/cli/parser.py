@@ -27,7 +27,7 @@ RECIPE_GROUPS = {
 
 
 class _HelpFormatter(argparse.HelpFormatter):
-    """Formats help with a usage line of the required arguments, and with the default of every option with a value."""
+    """Formats help: required arguments in the usage line, and the default of each option that takes a value."""
 
     _alternatives: Collection[str] = ()  #: arguments of which one is required
 

@@ -38,10 +38,11 @@ class ImageNormalization:
 
 
 def check_source(source: str, argument: str) -> None:
-    """Check that a source of samples exists and has a known type, without expensive imports.
+    """Check that a source of samples exists and has a known type, without importing PyTorch or the user's module.
 
     Raises:
-        ValueError: the source is missing or of an unknown type, or a folder has no samples or both arrays and images.
+        ValueError: the source is missing or of an unknown type, a folder has no samples or both arrays and images, or
+            the module of a function cannot be found.
     """
     path = Path(source).expanduser()
     if not path.exists():
@@ -61,8 +62,9 @@ def read_samples(
     """Read the samples of a source.
 
     An array with the input's shape is one sample, also if a leading dimension of size 1 is missing. An array with an
-    additional leading dimension holds several samples. An array with another batch size is split into batches of the
-    input's size. The last batch is padded with items from the beginning of the array.
+    additional leading dimension holds several samples. If the input has a fixed batch size and the array another one,
+    the array is split into batches of the input's size; the last batch is padded with items from the beginning of the
+    array.
 
     Args:
         source: array file, folder of array files or images, image, or ``module:function``.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from arm_recipes.cli.arguments import Commands
 
 
-_RECIPE_FLAGS = ("config_ini", "extra_flags", "per_channel", "search_alternatives")
+_RECIPE_OPTIONS = ("config_ini", "extra_flags", "per_channel", "search_alternatives")
 
 
 def add_command(commands: Commands) -> None:
@@ -52,7 +52,7 @@ def add_command(commands: Commands) -> None:
         metavar="NAME[=MHZ]",
         help="processor of CORTEX_M_INT8, such as cortex-m4=120; repeat for several; the clock gives the time",
     )
-    for name in _RECIPE_FLAGS:
+    for name in _RECIPE_OPTIONS:
         arguments.add_option(parser, name)
     arguments.add_option(parser, "optimise", default="auto")
     output = parser.group(OUTPUT)
@@ -74,7 +74,7 @@ def _sweep(args: argparse.Namespace) -> None:
     html_path = check_html(args)
     systems = args.system_configs if args.system_configs != [ALL_VALUES] else ALL_VALUES
     varied = {"macs": args.macs, "system_config": systems, "memory_mode": args.memory_modes}
-    recipe_options = {name: getattr(args, name) for name in (*_RECIPE_FLAGS, "optimise")}
+    recipe_options = {name: getattr(args, name) for name in (*_RECIPE_OPTIONS, "optimise")}
     boards = args.boards if args.boards != [ALL_VALUES] else ALL_VALUES
     cpus = None if args.cpus is None else _parse_cpus(args.cpus)
     # check before PyTorch is imported

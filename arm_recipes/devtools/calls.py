@@ -73,7 +73,7 @@ def collect_delegate_calls(
         kinds, handles = record.tosa_operators[: len(operators)], record.handles[: len(operators)]
         results = read_results(execution, record, operators)
         layers = find_layers(program, all_handles, kinds, handles, operators, results)
-        results |= read_tosa_results(execution, operators, [layer.operation for layer in layers])
+        results |= read_tosa_results(execution, operators, [layer.operator_index for layer in layers])
         handle_map = map_handles(layers, handles)
         delegate_calls.append(
             DelegateCall(node.meta["debug_handle"], all_handles, record, operators, tuple(layers), handle_map, results)

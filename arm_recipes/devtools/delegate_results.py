@@ -163,12 +163,12 @@ class EstimatedInterval:
     """Vela's estimate for a TOSA operator.
 
     Attributes:
-        operation: index of the TOSA operator.
+        operator_index: index of the TOSA operator.
         start, end: times in ns from the start of the delegate.
         details: further estimates, such as cycles and MACs.
     """
 
-    operation: int
+    operator_index: int
     start: int
     end: int
     details: dict[str, Any]

@@ -1,4 +1,4 @@
-"""ETDump: events of a run in ExecuTorch's runtime, including the operations inside of delegates."""
+"""ETDump: events of a run in ExecuTorch's runtime, including the operators inside of delegates."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ _SPARE_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class _LogEvent:
-    """A logged event of an operation: its output, or its start and end in ns with metadata."""
+    """A logged event of a TOSA operator of a delegate: its output, or its start and end in ns with metadata."""
 
-    operation: int
+    operator_index: int
     output: Array | None = None
     start: int = 0
     end: int = 0
@@ -58,20 +58,20 @@ def collect_events(call: DelegateCall, expected: Mapping[str, torch.Tensor]) -> 
     remaining = delegate_results.estimated_intervals(call.record, call.operators)
     events: list[_LogEvent] = []
     for layer in call.layers:
-        candidates = delegate_results.dequantize(layer, call.results[layer.operation])
+        candidates = delegate_results.dequantize(layer, call.results[layer.operator_index])
         array = delegate_results.choose_layout(candidates, expected[layer.node].numpy())
         # ETDump has no float16.
-        events.append(_LogEvent(layer.operation, array.astype(np.float32) if array.dtype == np.float16 else array))
+        events.append(_LogEvent(layer.operator_index, array.astype(np.float32) if array.dtype == np.float16 else array))
         layer_operators = [number for number in remaining if call.handles[number] == layer.handles]
         events += [
             _duration_event(call, remaining.pop(number))
-            for number in sorted(layer_operators, key=lambda x: (x != layer.operation, x))
+            for number in sorted(layer_operators, key=lambda x: (x != layer.operator_index, x))
         ]
     return [*events, *(_duration_event(call, span) for span in remaining.values())]
 
 
 def _duration_event(call: DelegateCall, interval: delegate_results.EstimatedInterval) -> _LogEvent:
-    operator_index, record = interval.operation, call.record
+    operator_index, record = interval.operator_index, call.record
     details = {**interval.details, "tosa": record.tosa_operators[operator_index]}
     origin = main_origin(record, operator_index)
     details |= {"module": origin.module, "source": origin.source}
@@ -82,13 +82,13 @@ def log_events(events: Sequence[_LogEvent]) -> None:
     """Log events to the event tracer of the running program. Call this while the program executes the delegate."""
     for event in events:
         if event.output is not None:
-            plugin.log_output(event.operation, event.output)
+            plugin.log_output(event.operator_index, event.output)
         else:
-            plugin.log_duration(event.operation, event.start, event.end, event.metadata)
+            plugin.log_duration(event.operator_index, event.start, event.end, event.metadata)
 
 
 def parse_metadata(entries: list[str]) -> dict[str, Any]:
-    """Parse the metadata of an operation. The Inspector calls this as ``delegate_metadata_parser``."""
+    """Parse the metadata of an operator. The Inspector calls this as ``delegate_metadata_parser``."""
     metadata: dict[str, Any] = json.loads(entries[0]) if entries and entries[0] else {}
     return metadata
 

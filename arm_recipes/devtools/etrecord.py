@@ -52,7 +52,7 @@ def build_etrecord(
     results: dict[int, Any] = dict(manager.instruction_id_to_num_outs_map[method])
     for call in calls:
         handles[call.instruction] = list(call.all_handles)
-        mapped = {str(operation): list(handles) for operation, handles in call.handles.items()}
+        mapped = {str(index): list(handles) for index, handles in call.handles.items()}
         delegates[call.instruction] = {**delegates[call.instruction], "delegate_map": mapped}
         if call.layers:
             results[call.instruction] = 1  # the Inspector also applies this number to each event inside the delegate

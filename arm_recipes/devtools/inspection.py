@@ -32,14 +32,14 @@ class RunRecord:
 
     Attributes:
         etdump: ExecuTorch's ETDump.
-        debug: debug buffer with the logged tensors.
-        record: ETRecord of the method, with the inputs of this run.
+        debug_buffer: the logged tensors.
+        etrecord: ETRecord of the method, with the inputs of this run.
         outputs: outputs of the program.
     """
 
     etdump: bytes
-    debug: bytes
-    record: ETRecord
+    debug_buffer: bytes
+    etrecord: ETRecord
     outputs: tuple[torch.Tensor, ...]
 
 
@@ -65,7 +65,7 @@ class MethodTools:
         #: logged.
         self._in_loops = {delegate.checksum for delegate in self._report.delegates if delegate.calls > 1}
 
-    def dump(self, tensors: Sequence[torch.Tensor]) -> RunRecord:
+    def run_with_etdump(self, tensors: Sequence[torch.Tensor]) -> RunRecord:
         """Load the program again and run it with ExecuTorch's event tracer.
 
         Args:
@@ -93,7 +93,7 @@ class MethodTools:
             etdump, debug, build_etrecord(manager, self._name, self._program, calls, model_inputs), tuple(outputs)
         )
 
-    def record(
+    def build_etrecord(
         self, samples: Sequence[Sequence[torch.Tensor]] = (), outputs: Sequence[Sequence[torch.Tensor]] = ()
     ) -> ETRecord:
         """Build the ETRecord of the method, with the inputs of the first sample and the outputs of all samples.
@@ -108,7 +108,7 @@ class MethodTools:
         )
 
     def _record_calls(self, tensors: Sequence[torch.Tensor]) -> list[DelegateCall]:
-        """Run the program and collect its delegate calls with the results of their operations."""
+        """Run the program and collect its delegate calls with the results of their operators."""
         program = self._result.program()  # keep a reference: a deleted program releases the delegates in ``executions``
         with plugin.record_executions() as executions:
             program.execute(*self._to_program(tensors), method=self._name)
@@ -153,12 +153,12 @@ def create_inspector(result: Artifact, tensors: Sequence[torch.Tensor], method: 
 
     from arm_recipes.devtools.etdump import parse_metadata
 
-    dump = MethodTools(result, method).dump(tensors)
+    run = MethodTools(result, method).run_with_etdump(tensors)
     with suppress_warnings(), tempfile.NamedTemporaryFile(suffix=".bin") as file:
-        Path(file.name).write_bytes(dump.debug)
+        Path(file.name).write_bytes(run.debug_buffer)
         return Inspector(
-            etdump_data=dump.etdump,
-            etrecord=dump.record,
+            etdump_data=run.etdump,
+            etrecord=run.etrecord,
             debug_buffer_path=file.name,
             delegate_metadata_parser=parse_metadata,
         )
@@ -181,7 +181,7 @@ def build_debug_files(result: Artifact, stem: str, etrecords: bool, bundled: Any
         if samples is not None and outputs is not None:
             suites.append(method.build_test_suite(samples, outputs))
         if etrecords:
-            record = method.record(samples or (), outputs or ())
+            record = method.build_etrecord(samples or (), outputs or ())
             contents[f"{stem}.etrecord" if name == main else f"{stem}.{name}.etrecord"] = serialize_etrecord(record)
     if suites:
         contents[f"{stem}.bpte"] = _build_bundled_program(result, suites)

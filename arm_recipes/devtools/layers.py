@@ -1,8 +1,8 @@
-"""Layer matching: map the operations of a delegate to nodes of the captured program.
+"""Layer matching: map the operators of a delegate to nodes of the captured program.
 
 ExecuTorch's Inspector compares the value of an event with the node of the event's last debug handle. It requires that
 each handle belongs to exactly one event. The nodes of a delegate are therefore partitioned into layers. A layer ends
-with a node whose value an operation of the delegate computes. The nodes before it, up to the previous layer, belong to
+with a node whose value an operator of the delegate computes. The nodes before it, up to the previous layer, belong to
 the same layer.
 """
 
@@ -32,18 +32,18 @@ _TOSA_DTYPE_OF |= {"int64": "int32", "float64": "float32"}
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer: a node of the captured program whose value an operation computes, and the nodes before it.
+    """A layer: a node of the captured program whose value an operator computes, and the nodes before it.
 
     Attributes:
-        operation: index of the TOSA operator that computes the value. Events have it as delegate debug identifier.
+        operator_index: index of the TOSA operator that computes the value. Events have it as delegate debug identifier.
         handles: debug handles of the nodes since the previous layers. The last one is the handle of ``node``. Quantize
-            and dequantize nodes that no operation computes are excluded, because they would hide the other nodes.
+            and dequantize nodes that no operator computes are excluded, because they would hide the other nodes.
         node: name of the node.
-        scale, zero_point: quantization of the operation's result: the node's value is
+        scale, zero_point: quantization of the operator's result: the node's value is
             ``(integer - zero_point) * scale``. None if the node's value is the result itself.
     """
 
-    operation: int
+    operator_index: int
     handles: tuple[int, ...]
     node: str
     scale: float | None = None
@@ -52,12 +52,13 @@ class Layer:
 
 @dataclass(frozen=True)
 class _ComputedValue:
-    """A node whose value an operation computes.
+    """A node whose value an operator computes.
 
     Attributes:
         node: the node.
-        equivalents: nodes with the same value, including quantize and dequantize nodes.
-        dtype: dtype of the operation's result.
+        equivalents: ``node``, the nodes that are fused with it, and their quantize and dequantize nodes: the operator
+            computes one value for all of them.
+        dtype: dtype of the operator's result.
         scale, zero_point: as in ``Layer``.
     """
 
@@ -91,7 +92,7 @@ def find_layers(
     for operator_index, last_node in enumerate(_last_node_of_operators(nodes, handles, operators)):
         operators_of_node.setdefault(last_node, []).append(operator_index)
     sources = _movement_sources(kinds, operators)
-    operation_of: dict[Node, int] = {}
+    operator_index_of: dict[Node, int] = {}
     selected: dict[Node, _ComputedValue] = {}
     for node in nodes:
         value = None if node in selected else _find_value(node, set(nodes), operators_of_node)
@@ -106,16 +107,16 @@ def find_layers(
         if value is None or not operator_indices or not _matches_result(value, operators[operator_indices[-1]]):
             continue
         same_source = [other for other in available if sources[other] == sources[operator_indices[-1]]]
-        operation = operator_indices[-1] if operator_indices[-1] in available else max(same_source, default=None)
-        if operation is None or operation in operation_of.values():
+        index = operator_indices[-1] if operator_indices[-1] in available else max(same_source, default=None)
+        if index is None or index in operator_index_of.values():
             continue
-        operation_of[value.node] = operation
+        operator_index_of[value.node] = index
         selected |= dict.fromkeys(value.equivalents, value)
     computed = {handle for own in handles for handle in own}
     hidden = {
         node for node in nodes if (is_quantize(node) or is_dequantize(node)) and _debug_handle(node) not in computed
     }
-    return _assign_nodes(nodes, selected, operation_of, hidden)
+    return _assign_nodes(nodes, selected, operator_index_of, hidden)
 
 
 def _last_node_of_operators(
@@ -146,7 +147,7 @@ def _bitwise_union(bits: Iterable[int]) -> int:
 def _assign_nodes(
     nodes: Sequence[Node],
     selected: Mapping[Node, _ComputedValue],
-    operation_of: Mapping[Node, int],
+    operator_index_of: Mapping[Node, int],
     hidden: Collection[Node],
 ) -> list[Layer]:
     """Assign each node, except ``hidden`` ones, to the first selected value that depends on it."""
@@ -165,14 +166,14 @@ def _assign_nodes(
     values = {value.node: value for value in selected.values()}
     return [
         Layer(
-            operation_of[node],
+            operator_index_of[node],
             (*members.get(node, ()), _debug_handle(node)),
             node.name,
             values[node].scale,
             values[node].zero_point,
         )
         for node in nodes
-        if node in operation_of
+        if node in operator_index_of
     ]
 
 
@@ -187,9 +188,9 @@ def _movement_sources(kinds: Sequence[str], operators: Sequence[TosaOperator]) -
 
 
 def _find_value(node: Node, delegate_nodes: set[Node], computed: Collection[int]) -> _ComputedValue | None:
-    """Find the value that the last operation of ``node`` computes: the node's value, or its quantized value.
+    """Find the value that the last operator of ``node`` computes: the node's value, or its quantized value.
 
-    The quantized value may be that of a later node: nodes that are fused into ``node`` have no operations of their own.
+    The quantized value may be that of a later node: nodes that are fused into ``node`` have no operators of their own.
     """
     equivalents = [node]
     while not is_quantize(node) and not _is_quantized_by_readers(node):
@@ -253,7 +254,7 @@ def _debug_handle(node: Node) -> int:
 
 
 def map_handles(layers: Iterable[Layer], handles: Sequence[tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
-    """Debug handles of each operation's events: the handles of the layer that the operation belongs to."""
+    """Debug handles of each operator's events: the handles of the layer that the operator belongs to."""
     layer_of = {handle: layer.handles for layer in layers for handle in layer.handles}
     mapped = {number: layer_of.get(max(own, default=0), ()) for number, own in enumerate(handles)}
-    return mapped | {layer.operation: layer.handles for layer in layers}
+    return mapped | {layer.operator_index: layer.handles for layer in layers}

@@ -29,7 +29,7 @@ _COMPONENTS = (
     "Machine Learning:ExecuTorch:Kernel Utils",
     "Machine Learning:ExecuTorch:Kernel Registration",
 )
-#: Sources of the CMSIS layer; the linker drops the kernels that the program does not call.
+#: Sources of the CMSIS layer. It has no selection of kernels: all kernels of ``kernel_list.h`` are linked.
 _LAYER_SOURCES = ("model.c", "golden.c", "self_test.cpp")
 _LAYER_NPU_SOURCES = (
     "backend/backends/ethosu/ethosu_backend.cpp",

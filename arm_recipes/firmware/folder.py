@@ -13,8 +13,10 @@ from typing import Any
 
 from arm_recipes._internal.files import check_writable, write
 
-#: Manifest file: names and SHA-256 of the files that ``save_firmware`` wrote to the folder.
+#: Manifest file: a summary, and names and SHA-256 of the files that ``save_firmware`` wrote to the folder.
 MANIFEST = "firmware.json"
+#: Key of the manifest during a write: further SHA-256 of files that the write replaces or removes, by name.
+_PREVIOUS = "previous_sha256"
 
 
 def check_output_folder(folder: str | Path) -> Path:
@@ -40,7 +42,7 @@ def check_output_folder(folder: str | Path) -> Path:
                 f"folder: '{folder}' has '{name}', which save_firmware did not write: give a new or empty folder, or "
                 "move that file away"
             )
-        if name in known and _sha256(path.read_bytes()) != known[name]:
+        if name in known and _sha256(path.read_bytes()) not in known[name]:
             raise ValueError(
                 f"folder: '{folder}' has '{name}', which has been changed since save_firmware wrote it: move it away, "
                 "or give another folder"
@@ -51,8 +53,8 @@ def check_output_folder(folder: str | Path) -> Path:
 def write_output_folder(target: Path, contents: Mapping[str, bytes], summary: Mapping[str, Any]) -> None:
     """Write files and manifest, and remove files of an earlier call that are not among ``contents``.
 
-    All files are first written to a temporary folder. If that fails, for example because the disk is full, ``target``
-    is not changed.
+    New and changed files are first written to a temporary folder. If that fails, for example because the disk is full,
+    ``target`` is not changed. If a later step fails, another call can complete the write.
 
     Args:
         target: folder, a result of ``check_output_folder``.
@@ -72,8 +74,9 @@ def write_output_folder(target: Path, contents: Mapping[str, bytes], summary: Ma
         if not target.exists():
             folder.rename(target)
             return
-        # Write a manifest with old and new files first, so that an interrupted call can be repeated.
-        _write_manifest(target, target, {**previous, **_sha256_by_name(contents)}, summary)
+        # First write a manifest that accepts old and new contents, so that an interrupted call can be repeated.
+        known = {name: sorted(digests) for name, digests in sorted(previous.items())}
+        _write_manifest(target, target, _sha256_by_name(contents), {**summary, _PREVIOUS: known})
         for name in changed:
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).replace(target / name)
@@ -122,16 +125,21 @@ def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _read_manifest(target: Path) -> dict[str, str]:
+def _read_manifest(target: Path) -> dict[str, set[str]]:
+    """Read the SHA-256 of each file in the folder that the manifest lists: several after an interrupted write."""
     try:
-        known = json.loads((target / MANIFEST).read_bytes())["sha256"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
-    if not isinstance(known, dict):
+        manifest = json.loads((target / MANIFEST).read_bytes())
+        entries = [(name, [digest]) for name, digest in manifest["sha256"].items()]
+        entries += manifest.get(_PREVIOUS, {}).items()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
     # Accept only files inside of the folder, so that a forged manifest cannot delete other files.
     inside = {path.relative_to(target).as_posix() for path in _list_files(target)}
-    return {str(name): str(digest) for name, digest in known.items() if name in inside}
+    known: dict[str, set[str]] = {}
+    for name, digests in entries:
+        if name in inside:
+            known.setdefault(name, set()).update(map(str, digests))
+    return known
 
 
 def _list_files(target: Path) -> list[Path]:

@@ -30,7 +30,7 @@ class Kernels:
 
     @property
     def is_exact(self) -> bool:
-        """Whether results are bit-equal on all devices.
+        """Whether the kernels give the same bits on all devices.
 
         The kernels in ``cortex_m`` are bit-exact. Portable kernels are bit-exact if they only move or compare elements.
         """

@@ -47,8 +47,8 @@ class ProgramPools:
         fast_scratch: fast scratch of the NPU, in separate SRAM, for the memory mode ``Dedicated_Sram``.
         outputs: memory of the application for the outputs of a method, if the memory plan does not place them.
         shares_scratch: whether the NPU's scratch is in the first planned memory.
-        exact: whether all sizes for Cortex-M could be computed. Otherwise, some are measured on this machine, whose
-            64-bit pointers make them upper bounds.
+        exact: whether all sizes for Cortex-M could be computed. Otherwise, some are upper bounds: they are measured on
+            this machine, which has 64-bit pointers.
     """
 
     methods: tuple[MethodPools, ...]

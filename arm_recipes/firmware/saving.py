@@ -130,7 +130,7 @@ def save_firmware(
     Raises:
         ValueError: the folder is not writable or has other or changed files, the program is for another target, or
             samples do not match the program.
-        RunError: the program does not run on this machine, or there is no compiler.
+        RunError: the program does not run on this machine, or this machine has no compiler to build the test run.
     """
     target = check_output_folder(folder)
     data = collect_firmware_data(source, samples, target.name)
@@ -363,7 +363,7 @@ def _read_architecture(payload: memoryview, named_data: Mapping[str, memoryview]
 
 
 def _read_backend_sources(*, has_npu: bool) -> dict[str, bytes]:
-    """Read the C++ sources of the kernels, and with ``has_npu`` of the Ethos-U backend. This package contains them."""
+    """Read the C++ sources of the kernels, and with ``has_npu`` also of the Ethos-U backend and the NPU emulator."""
     patterns = (*_BACKEND_FILES, *(_NPU_FILES if has_npu else ()))
     paths = sorted(path for pattern in patterns for path in CPP_FOLDER.glob(pattern) if path.is_file())
     return {f"backend/{path.relative_to(CPP_FOLDER).as_posix()}": path.read_bytes() for path in paths}

@@ -1,4 +1,4 @@
-"""Generated files of a firmware folder: fills the placeholders of templates with the program's data."""
+"""Generated files of a firmware folder: templates whose placeholders are filled with the program's data."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _PLACEHOLDER = re.compile(r"@([A-Z_0-9]+)@")
 _NPU_BLOCK = re.compile(r"^@NPU\?@\n(.*?)(?:^@NO_NPU\?@\n(.*?))?^@END\?@\n", re.M | re.S)
 #: ``ARM_MODEL_ISA`` of model.h by instruction set.
 _ISA_NUMBERS = {"scalar": 0, "dsp": 1, "mve": 2}
-#: Relative tolerance of floating-point outputs. Device and host differ only in the floating-point arithmetic of kernels
-#: outside this project (``Kernels.portable`` and ``Kernels.others``).
+#: Tolerance of float32 outputs, relative to max(1, |expected value|). Device and host differ only in the floating-point
+#: arithmetic of kernels outside this project (``Kernels.portable`` and ``Kernels.others``).
 _FLOAT_TOLERANCE = 1e-5
 #: Version of the payload format that the parser in ``runtime/`` reads: ``arm_runtime::kPayloadFormat``.
 PAYLOAD_FORMAT = 1
@@ -162,6 +162,7 @@ def _version_placeholders(data: FirmwareData) -> dict[str, str]:
         "WRITER": ", in memory that the NPU can read and write" if versions.has_npu else "",
         "SET_UP": ", memory and NPU (ethosu_init())" if versions.has_npu else " and memory",
         "REGISTERED": "backend and kernels" if versions.has_npu else "kernels",
+        "COMPARED": " and the format of the payloads" if versions.has_npu else ", and ARM_MODEL_ISA for CMSIS-NN,",
         "STREAM": versions.stream,
         "ARCHITECTURE": versions.architecture,
         "PAYLOAD_FORMAT": str(PAYLOAD_FORMAT),
@@ -217,7 +218,8 @@ def _planned_memory_placeholders(pools: ProgramPools) -> dict[str, str]:
         for number, name in zip(numbers, names, strict=True)
     ]
     arrays = [
-        f"ARM_MODEL_PLACED({name}, ARM_MODEL_POOL_ALIGNMENT) uint8_t planned{number}[room(kSharedSizes[{number - 2}])];"
+        f"ARM_MODEL_PLACED({name}, ARM_MODEL_POOL_ALIGNMENT) "
+        f"uint8_t planned{number}[array_size(kSharedSizes[{number - 2}])];"
         for number, name in zip(numbers, names, strict=True)
     ]
     return {

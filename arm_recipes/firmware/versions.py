@@ -13,10 +13,10 @@ class Versions:
         executorch: version of ExecuTorch.
         vela: version of Vela; "unknown" for a program without an export result, "none" for one without delegates.
         npu: the NPU, for example ``Ethos-U55-128``; "no NPU" for a program without delegates.
-        stream: format of the command streams, for example ``COP1``.
-        architecture: NPU architecture release in the streams, which the driver checks.
-        cpu: processor for which a Cortex-M recipe chose the int8 kernels, for example ``cortex-m55``; empty if unknown
-            or for another recipe.
+        stream: format of the command streams, for example ``COP1``; "none" for a program without delegates.
+        architecture: NPU architecture release in the streams, which the driver checks; "none" like ``stream``.
+        cpu: processor for which a Cortex-M recipe chose the int8 kernels, for example ``cortex-m55``; empty for another
+            recipe, or if it is unknown.
         isa: instruction set of the processor: ``scalar``, ``dsp`` or ``mve``; empty like ``cpu``.
     """
 

@@ -51,8 +51,9 @@ def prepare_qat(
         A module to call and train like the model. Its ``export()`` exports the trained program.
 
     Raises:
-        ValueError: the recipe does not quantize, or has another quantizer; samples are missing or do not fit the model;
-            the model has several methods or is quantized already.
+        ValueError: the recipe does not quantize, has custom passes, or does not have exactly one quantizer of this
+            package; samples are missing or do not fit the model; the model has several methods or is quantized already;
+            ``ranges`` has another value.
         TypeError: ``model`` or ``recipe`` has the wrong type.
         ExportError: the model raises an exception during tracing.
     """

@@ -191,7 +191,8 @@ def _read_tensors(block: Block, io_region: int, scratch: int, stream: StreamHead
         raise block.error_at(0, f"{block.size} bytes cannot hold a count")
     count = block.number(0)
     if count > _MAX_TENSORS or block.size != 4 + _TENSOR_STRUCT.size * count:
-        reason = f"{count} tensors of 36 bytes do not make {block.size} bytes (at most {_MAX_TENSORS})"
+        fits = f"do not fill {block.size} bytes, or are more than {_MAX_TENSORS}"
+        reason = f"{count} tensors of 36 bytes and their count {fits}"
         raise block.error_at(0, reason)
     tensors: list[EthosUTensor] = []
     for index, tensor in enumerate(_parse_tensors(block)):

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The checksum of a payload, stored by arm_recipes.
+// Checksums of a payload and of its external blocks, stored by arm_recipes.
 #pragma once
 
 #include <cstddef>
@@ -39,8 +39,8 @@ inline uint32_t crc32(const void* data, size_t size) {
 }
 
 // Compares data with the checksum in compile spec `key`. Returns Ok without such a spec, because programs of other
-// exporters have none. Returns InvalidProgram, with the reason in the log, if the checksums differ or the spec does not
-// have 4 bytes.
+// exporters have none, and without the option ARM_RUNTIME_CHECK_PAYLOADS. Returns InvalidProgram, with the reason in
+// the log, if the checksums differ or the spec does not have 4 bytes.
 inline Error check_data(const char* backend, const char* what, const char* key, const void* data, size_t size,
                         ArrayRef<CompileSpec> specs) {
   if (!kCheckPayloads) {

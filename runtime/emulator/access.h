@@ -23,7 +23,7 @@ struct Box {
   int32_t y0 = 0, y1 = 0, x0 = 0, x1 = 0, c0 = 0, c1 = 0;
 };
 
-inline Box whole(const FeatureMap& map) { return {0, map.height, 0, map.width, 0, map.depth}; }
+inline Box whole_box(const FeatureMap& map) { return {0, map.height, 0, map.width, 0, map.depth}; }
 
 // Calls `visit(start, end)` for each contiguous run of bytes of `box`.
 template <typename Visit>
@@ -37,7 +37,7 @@ void visit_box(const FeatureMap& map, const Box& box, Visit visit) {
       for (int32_t x = box.x0; x < box.x1; x += count) {
         const int32_t tile_end = x < map.width0 ? std::min(box.x1, map.width0) : box.x1;
         count = map.stride_x == length ? tile_end - x : 1;
-        const int64_t start = map.offset(y, x) + map.channel(c);
+        const int64_t start = map.pixel_offset(y, x) + map.channel_offset(c);
         visit(start, start + count * length);
       }
     }
@@ -146,7 +146,7 @@ void visit_accesses(const Operation& op, const NpuState& state, Visit visit) {
     visit_ifm(op, of(Operand::kIfm, op.ifm.region));
   }
   if (op.uses_ifm2 && !op.scalar2 && op.ifm2.storage == Storage::kTiles) {
-    visit_box(op.ifm2, whole(op.ifm2), of(Operand::kIfm2, op.ifm2.region));
+    visit_box(op.ifm2, whole_box(op.ifm2), of(Operand::kIfm2, op.ifm2.region));
   }
   for (int i = 0; i < op.constant_count; ++i) {
     visit(Operand::kConstants, op.constants[i].region, op.constants[i].start, op.constants[i].end);
@@ -159,7 +159,7 @@ void visit_accesses(const Operation& op, const NpuState& state, Visit visit) {
   }
   if (op.writes_memory()) {
     const FeatureMap stored = op.stored();
-    visit_box(stored, whole(stored), of(Operand::kOfm, stored.region));
+    visit_box(stored, whole_box(stored), of(Operand::kOfm, stored.region));
   }
 }
 

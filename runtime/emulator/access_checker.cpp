@@ -11,14 +11,14 @@ namespace {
 
 // Reasons for kUnwritten, indexed by Operand. Empty for operands whose unwritten bytes are no error.
 constexpr const char* kUnwrittenReasons[] = {
-    "IFM has byte % of region %, and nothing has written it, nor % more beside it",
-    "IFM2 has byte % of region %, and nothing has written it, nor % more beside it",
+    "IFM contains byte % of region %, which has not been written, and % more unwritten bytes",
+    "IFM2 contains byte % of region %, which has not been written, and % more unwritten bytes",
     "",
-    "weights or scales have byte % of region %, and nothing has written it, nor % more beside it",
-    "the table has byte % of region % (that of tables), and nothing has written it, nor % more beside it",
+    "weights or scales contain byte % of region %, which has not been written, and % more unwritten bytes",
+    "the table contains byte % of region % (lookup tables), which has not been written, and % more unwritten bytes",
     "",
     "",
-    "indices have byte % of region %, and nothing has written it, nor % more beside it",
+    "indices contain byte % of region %, which has not been written, and % more unwritten bytes",
 };
 
 }  // namespace
@@ -166,7 +166,7 @@ Status AccessChecker::check_outputs() {
     if (at >= 0) {
       const int64_t more = span.end - span.start - written_[span.region].count(span.start, span.end) - 1;
       constexpr const char* kReason =
-          "a result has byte % of region %, and nothing has written it, nor % more beside it";
+          "an output contains byte % of region %, which has not been written, and % more unwritten bytes";
       const Status status = report(kUnwritten, kReason, at, span.region, more);
       if (!status.ok()) {
         return status;
@@ -265,7 +265,7 @@ Status AccessChecker::check_blocks(const Operation& older, const Operation& newe
   const int32_t depth = newer.order.blockdep;
   if (depth > 0 && state.clobbers_tables && older.output.table != Table::kNone && newer.output.table == Table::kNone) {
     constexpr const char* kClobbered =
-        "it may write over the table of the operation at byte % before that has ended: BLOCKDEP is too large";
+        "it may write over the table of the operation at byte % before that operation has ended: BLOCKDEP is too large";
     return report(kHazard, kClobbered, static_cast<int64_t>(older.offset), 0, 0);
   }
   if (depth == 0 || !older.writes_memory()) {
@@ -273,7 +273,7 @@ Status AccessChecker::check_blocks(const Operation& older, const Operation& newe
   }
   const FeatureMap ofm = older.stored();
   const bool plain = older.output.transpose == 0 && older.output.reverse == 0;
-  const auto written = [&](int32_t block) { return plain ? ofm_block(older, block) : whole(ofm); };
+  const auto written = [&](int32_t block) { return plain ? ofm_block(older, block) : whole_box(ofm); };
   Shadow& marks = marks_[ofm.region];
   const int32_t blocks = block_count(older);
   int64_t at = -1;

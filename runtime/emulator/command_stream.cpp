@@ -254,7 +254,7 @@ Status CommandReader::next(Command* command) {
   command->offset = position_;
   command->key = static_cast<uint16_t>((head & 0x3FF) | (control == 1 ? uint32_t{kWithWord} : 0));
   command->parameter = static_cast<uint16_t>(head >> 16);
-  const char* name = control < 2 ? name_of(command->key, configuration_.u85() ? kOnU85 : kOnU55U65) : nullptr;
+  const char* name = control < 2 ? name_of(command->key, configuration_.is_u85() ? kOnU85 : kOnU55U65) : nullptr;
   position_ += 4;
   Status status;
   if (name == nullptr) {

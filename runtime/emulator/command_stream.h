@@ -21,7 +21,7 @@ struct Configuration {
   uint32_t cores = 1;  // number of weight streams: two on U65-512, up to four on U85
   int64_t tables = 0;  // address of the first table
 
-  bool u85() const { return product == Product::kU85; }
+  bool is_u85() const { return product == Product::kU85; }
 };
 
 // The key of a command is its opcode, plus 0x400 if a second word follows.

@@ -93,7 +93,7 @@ arm_npu_program* arm_npu_load(const void* stream, uint64_t stream_size, const vo
 }
 
 int32_t arm_npu_execute(arm_npu_program* program, void* const* regions, arm_npu_message* message) {
-  return report_error(execute(&program->program, regions, 0, program->program.operations()), message);
+  return report_error(execute(&program->program, regions, 0, program->program.operation_count()), message);
 }
 
 int32_t arm_npu_step(arm_npu_program* program, uint64_t index, void* const* regions, arm_npu_message* message) {
@@ -117,8 +117,8 @@ int32_t arm_npu_check_accesses(arm_npu_program* program, const arm_npu_span* inp
 
 void arm_npu_measure(arm_npu_program* program, arm_npu_figures* figures) {
   *figures = {};
-  figures->operations = program->program.operations();
-  figures->commands = program->program.commands();
+  figures->operations = program->program.operation_count();
+  figures->commands = program->program.command_count();
   npu::AccessChecker* checker = program->program.access_checker();
   if (checker == nullptr) {
     return;
@@ -134,7 +134,7 @@ void arm_npu_measure(arm_npu_program* program, arm_npu_figures* figures) {
 }
 
 int32_t arm_npu_describe(arm_npu_program* program, uint64_t index, arm_npu_operation* operation) {
-  if (index >= program->program.operations()) {
+  if (index >= program->program.operation_count()) {
     return -1;
   }
   *operation = {};
@@ -157,7 +157,7 @@ int32_t arm_npu_describe(arm_npu_program* program, uint64_t index, arm_npu_opera
 }
 
 int32_t arm_npu_result(const arm_npu_program* program, uint64_t index, void* to, uint64_t size) {
-  const bool known = index < program->program.operations();
+  const bool known = index < program->program.operation_count();
   return known && program->program.copy_result(static_cast<size_t>(index), static_cast<uint8_t*>(to), size) ? 0 : -1;
 }
 

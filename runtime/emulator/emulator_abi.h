@@ -30,7 +30,8 @@ __attribute__((visibility("default"))) arm_npu_program* arm_npu_load(const void*
 __attribute__((visibility("default"))) int32_t arm_npu_execute(arm_npu_program* program, void* const* regions,
                                                                arm_npu_message* message);
 
-// Returns the end offset of the last byte that execution accesses in a region.
+// Returns an upper bound of the end offset of the last byte that execution accesses in a region. Weights and scales in
+// region 0, which arm_npu_load() decodes, do not count.
 __attribute__((visibility("default"))) uint64_t arm_npu_reach(const arm_npu_program* program, int32_t region);
 
 // A range of bytes in a region.
@@ -42,8 +43,8 @@ typedef struct {
 #define ARM_NPU_UNWRITTEN 1u  // a read of unwritten memory, or an output that was not written
 #define ARM_NPU_HAZARD 2u     // no wait and no block dependency orders two conflicting accesses
 
-// Enables the access checker for all following executions. Weights and `inputs` count as written. Returns 0, or an
-// error number with the reason in `message`.
+// Enables the access checker for all following executions. Weights and `inputs` count as written. Returns 0, or -1 with
+// the reason in `message` if memory is exhausted.
 __attribute__((visibility("default"))) int32_t arm_npu_check_accesses(arm_npu_program* program,
                                                                       const arm_npu_span* inputs, uint64_t input_count,
                                                                       const arm_npu_span* outputs,

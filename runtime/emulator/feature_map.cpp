@@ -22,7 +22,7 @@ void load_as(const FeatureMap& map, const uint8_t* at, Out* out) {
   const auto zero = static_cast<Wrapping>(map.zero_point);
   const int32_t run = map.bricks ? 16 : map.depth;
   for (int32_t c = 0; c < map.depth; c += run) {
-    const uint8_t* from = at + map.channel(c);
+    const uint8_t* from = at + map.channel_offset(c);
     const int32_t count = std::min(run, map.depth - c);
     for (int32_t i = 0; i < count; ++i) {
       out[c + i] = static_cast<Out>(
@@ -33,7 +33,7 @@ void load_as(const FeatureMap& map, const uint8_t* at, Out* out) {
 
 template <typename Out>
 void load(const FeatureMap& map, const uint8_t* region, int32_t y, int32_t x, Out* out) {
-  const uint8_t* at = region + map.offset(y, x);
+  const uint8_t* at = region + map.pixel_offset(y, x);
   switch (map.bytes * 2 + (map.is_signed ? 1 : 0)) {
     case 2:
       return load_as<uint8_t>(map, at, out);
@@ -55,7 +55,7 @@ template <typename Element>
 void store_as(const FeatureMap& map, uint8_t* at, const int64_t* values) {
   const int32_t run = map.bricks ? 16 : map.depth;
   for (int32_t c = 0; c < map.depth; c += run) {
-    uint8_t* to = at + map.channel(c);
+    uint8_t* to = at + map.channel_offset(c);
     const int32_t count = std::min(run, map.depth - c);
     for (int32_t i = 0; i < count; ++i) {
       const auto value = static_cast<Element>(values[c + i]);
@@ -103,7 +103,7 @@ void load_pixel(const FeatureMap& map, const uint8_t* region, int32_t y, int32_t
 }
 
 void store_pixel(const FeatureMap& map, uint8_t* region, int32_t y, int32_t x, const int64_t* values) {
-  uint8_t* at = region + map.offset(y, x);
+  uint8_t* at = region + map.pixel_offset(y, x);
   switch (map.bytes) {
     case 1:
       return store_as<int8_t>(map, at, values);
@@ -118,7 +118,7 @@ void store_pixel(const FeatureMap& map, uint8_t* region, int32_t y, int32_t x, c
 
 void store_element(const FeatureMap& map, uint8_t* region, int32_t y, int32_t x, int32_t c, int64_t value) {
   // The NPU's memory is little endian.
-  std::memcpy(region + map.offset(y, x) + map.channel(c), &value, map.bytes);
+  std::memcpy(region + map.pixel_offset(y, x) + map.channel_offset(c), &value, map.bytes);
 }
 
 }  // namespace arm_runtime::npu

@@ -35,7 +35,7 @@ struct FeatureMap {
   int64_t elements() const { return int64_t{height} * width * depth; }
 
   // Returns the byte offset of the element (y, x, 0) in its region.
-  int64_t offset(int32_t y, int32_t x) const {
+  int64_t pixel_offset(int32_t y, int32_t x) const {
     const bool right = x >= width0;
     const int32_t top = right ? height1 : height0;
     const bool below = y >= top;
@@ -43,7 +43,9 @@ struct FeatureMap {
     return start + (below ? y - top : y) * stride_y + (right ? x - width0 : x) * stride_x;
   }
   // Returns the byte offset from element (y, x, 0) to element (y, x, c).
-  int64_t channel(int32_t c) const { return bricks ? (c >> 4) * stride_c + (c & 15) * bytes : int64_t{c} * bytes; }
+  int64_t channel_offset(int32_t c) const {
+    return bricks ? (c >> 4) * stride_c + (c & 15) * bytes : int64_t{c} * bytes;
+  }
 
   // Computes the range [low, high) of bytes that the tensor occupies in its region.
   void range(int64_t* low, int64_t* high) const;

@@ -69,7 +69,8 @@ void run_depthwise(const Operation& operation, NpuState* state);
 void run_pool(const Operation& operation, NpuState* state);
 void run_elementwise(const Operation& operation, NpuState* state);
 void run_resize(const Operation& operation, NpuState* state);
-// The only operation that can fail at run time, because indices in memory may determine its addresses.
+// The only operation that can fail at run time: its bounds are checked there, because indices in memory may determine
+// its addresses.
 Status run_dma(const Operation& operation, NpuState* state);
 
 }  // namespace arm_runtime::npu

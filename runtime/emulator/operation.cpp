@@ -6,7 +6,8 @@
 namespace arm_runtime::npu {
 namespace {
 
-// Registers of a feature map, in the same order for IFM, IFM2 and OFM.
+// First registers of a feature map's groups of registers. Within a group, the order is the same for IFM, IFM2 and OFM.
+// `bytes_at` is the lowest bit of the field of `precision` that contains log2 of an element's bytes.
 struct MapRegisters {
   int base, stride, width0, region, zero_point, precision, bytes_at;
 };
@@ -27,7 +28,7 @@ class OperationReader {
     switch (command.key) {
       case kOpConv:
         op_.kind = Kind::kConv;
-        op_.dynamic_weights = npu_.u85() && (command.parameter & 1) != 0;
+        op_.dynamic_weights = npu_.is_u85() && (command.parameter & 1) != 0;
         return read_kernel_operation();
       case kOpDepthwise:
         op_.kind = Kind::kDepthwise;
@@ -69,7 +70,7 @@ class OperationReader {
     map->bricks = r_.bits(from.precision, 6, 2) == 1;
     map->zero_point =
         map->is_signed ? r_.signed16(from.zero_point) : static_cast<int32_t>(r_.parameter(from.zero_point));
-    map->storage = npu_.u85() ? static_cast<Storage>(r_.bits(from.precision, 14, 2)) : Storage::kTiles;
+    map->storage = npu_.is_u85() ? static_cast<Storage>(r_.bits(from.precision, 14, 2)) : Storage::kTiles;
   }
 
   void read_ofm() {
@@ -86,7 +87,7 @@ class OperationReader {
     op_.ifm.depth = static_cast<int32_t>(r_.parameter(kIfmDepthM1)) + 1;
     op_.upscale = static_cast<Upscale>(std::min(r_.bits(kIfmUpscale, 0, 2), uint32_t{2}));
     op_.wide_accumulators = r_.bits(kAccFormat, 0, 2) == 1;
-    if (npu_.u85()) {
+    if (npu_.is_u85()) {
       const uint32_t input = r_.bits(kAccFormat, 4, 2);
       op_.starts_from_ifm2 = input == 2;
       op_.continues_accumulators = input == 1;
@@ -94,7 +95,7 @@ class OperationReader {
     } else if (r_.bits(kAccFormat, 0, 2) == 2) {
       return failure(Error::kUnsupported, "accumulators of 16-bit floats");
     }
-    return npu_.u85() ? read_output_u85() : read_output_u55();
+    return npu_.is_u85() ? read_output_u85() : read_output_u55();
   }
 
   Status read_output_u55() {
@@ -249,7 +250,7 @@ class OperationReader {
   // Whether OFM_SCALE applies, as it does for all operations except some pools.
   bool ofm_scale_applies() const {
     const bool average = op_.kind == Kind::kPool && op_.mode == kAverage;
-    if (npu_.u85()) {
+    if (npu_.is_u85()) {
       // The NPU divides averages itself. Inferred: Vela 4.3 writes 1 / (number of elements) to OFM_SCALE, Vela 5.x
       // writes 1, and the programs of both give TFLite Micro's averages only if the NPU ignores the register. A pool of
       // one element is a copy, to which OFM_SCALE applies.
@@ -257,7 +258,7 @@ class OperationReader {
     }
     // U55 and U65: the programs that Arm published prove that maxima are not scaled. For averages with padding, the NPU
     // divides the sums itself. This is inferred, because Vela writes no scale for them.
-    return !(op_.kind == Kind::kPool && op_.mode == kMax) && !(average && op_.kernel.padded());
+    return !(op_.kind == Kind::kPool && op_.mode == kMax) && !(average && op_.kernel.is_padded());
   }
 
   // Checks that input and output depths match.
@@ -283,7 +284,7 @@ class OperationReader {
     if (!status.ok()) {
       return status;
     }
-    if (npu_.u85()) {
+    if (npu_.is_u85()) {
       read_operands_u85();
     } else {
       read_operands_u55();
@@ -317,7 +318,7 @@ class OperationReader {
       // published agree. A 32-bit SUB on U85 is scaled.
       out.scale.multiplier = 1;
     }
-    if (op_.mode == kLeakyRelu && !npu_.u85()) {
+    if (op_.mode == kLeakyRelu && !npu_.is_u85()) {
       // OFM_SCALE is the slope of negative values only. Of the 31,520 values that TFLite Micro's tests expect from
       // 16-bit networks, 6,378 differ if the emulator also scales positive values; otherwise, none differs.
       op_.scale_b = {true, out.scale, out.rounding, 0};
@@ -427,14 +428,14 @@ class OperationReader {
     d.length = r_.address(kDmaLen);
     d.source -= d.from_tables ? npu_.tables : 0;
     d.target -= d.to_tables ? npu_.tables : 0;
-    const uint32_t rank = r_.bits(npu_.u85() ? kDmaSrcRegion : kDmaDstRegion, 9, 2);
-    d.gathers = npu_.u85() && r_.bits(kDmaSrcRegion, 11, 1) != 0;
-    d.scatters = npu_.u85() && r_.bits(kDmaDstRegion, 11, 1) != 0;
+    const uint32_t rank = r_.bits(npu_.is_u85() ? kDmaSrcRegion : kDmaDstRegion, 9, 2);
+    d.gathers = npu_.is_u85() && r_.bits(kDmaSrcRegion, 11, 1) != 0;
+    d.scatters = npu_.is_u85() && r_.bits(kDmaDstRegion, 11, 1) != 0;
     // SIZE0 is the number of rows of 2D and 3D copies and of copies with indices. 19 of the 34 programs that Arm
     // published copy one row with SIZE0 never set, or left from another DMA.
     d.count0 = rank >= 1 || d.gathers || d.scatters ? r_.parameter(kDmaSize0) : 1;
     d.count1 = rank >= 2 ? r_.parameter(kDmaSize1) : 1;
-    if (!npu_.u85()) {
+    if (!npu_.is_u85()) {
       // U55 and U65: the registers contain the distance from the end of a target row to the start of the next one. The
       // source rows are contiguous.
       d.source_stride0 = d.length;

@@ -48,7 +48,7 @@ struct Kernel {
   int32_t top = 0, left = 0, bottom = 0, right = 0;  // padding
   bool part_kernel = false;
 
-  bool padded() const { return (top | left | bottom | right) != 0; }
+  bool is_padded() const { return (top | left | bottom | right) != 0; }
 };
 
 enum class Table : uint8_t { kNone, k8to8, k8to16, k8to32, k16 };
@@ -92,7 +92,7 @@ struct Resize {
   uint8_t mode = 0;  // 0: bilinear, 1: replicate, 2: nearest
   int32_t scale_x = 1, scale_y = 1;
   int32_t offset_x = 0, offset_y = 0;
-  int32_t step_x = 0, step_y = 0;  // in units of 1/scale_y and 1/scale_x of a pixel
+  int32_t step_x = 0, step_y = 0;  // in units of 1/scale_x and 1/scale_y of a pixel
 };
 
 // A range of bytes in a region.

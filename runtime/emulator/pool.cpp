@@ -76,7 +76,7 @@ class Pool {
         accumulate(state_.ifm_int32.data() + at * op_.ifm.depth, op_.mode == kArgmaxX ? j : i, values);
       }
     }
-    if (op_.mode == kAverage && (state_.u85 || k_.padded()) && count > 1) {
+    if (op_.mode == kAverage && (state_.u85 || k_.is_padded()) && count > 1) {
       const Scale scale = reciprocal(count);
       for (int32_t c = 0; c < op_.ofm.depth; ++c) {
         values[c] = scale_int64(values[c], scale, Rounding::kNatural);

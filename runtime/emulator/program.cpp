@@ -72,7 +72,7 @@ Status Program::load(const uint8_t* stream, size_t stream_size, Bytes weights, c
     return status;
   }
   configuration_ = reader.configuration();
-  state_.u85 = configuration_.u85();
+  state_.u85 = configuration_.is_u85();
   state_.clobbers_tables = configuration_.product == Product::kU55 && configuration_.macs <= 64;
   const auto registers = std::make_unique<Registers>();
   while (!reader.done()) {
@@ -116,7 +116,7 @@ Order Program::take_order(const Registers& registers, const Operation& op) {
     constexpr int kBlock[] = {kOfmBlkHeightM1, kOfmBlkWidthM1, kOfmBlkDepthM1};
     order.ofm_block[i] = static_cast<int32_t>(registers.parameter(kBlock[i])) + 1;
   }
-  order.ifm_block = ifm_block_depth(configuration_, weight_layout(registers, op, configuration_.u85()));
+  order.ifm_block = ifm_block_depth(configuration_, weight_layout(registers, op, configuration_.is_u85()));
   return order;
 }
 
@@ -307,7 +307,7 @@ Bytes Program::join(const std::vector<Bytes>& parts) {
 
 Status Program::add_weights(const Registers& registers, Operation* op) {
   constexpr int kBases[] = {kWeightBase, kWeight1Base, kScale1Base, kWeight3Base};
-  const WeightLayout layout = weight_layout(registers, *op, configuration_.u85());
+  const WeightLayout layout = weight_layout(registers, *op, configuration_.is_u85());
   const uint32_t region = registers.bits(kWeightRegion, 0, 3);
   Bytes streams[4];
   const int64_t flags =

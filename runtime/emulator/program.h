@@ -23,20 +23,21 @@ class Program {
   Status execute(uint8_t* const* regions) { return execute(regions, 0, operations_.size()); }
   // Runs operations [first, last).
   Status execute(uint8_t* const* regions, size_t first, size_t last);
-  // Copies the output of the operation that was executed last. Returns false if the output does not have `size` bytes.
+  // Copies the output of operation `index`, which must be the operation that was executed last. Returns false if the
+  // output does not have `size` bytes.
   bool copy_result(size_t index, uint8_t* to, uint64_t size) const;
   // Enables the access checker for all following executions.
   void check_accesses(std::vector<Span> inputs, std::vector<Span> outputs, uint32_t fatal_findings);
   AccessChecker* access_checker() { return checker_.get(); }
 
   const Configuration& configuration() const { return configuration_; }
-  uint64_t commands() const { return commands_; }
-  size_t operations() const { return operations_.size(); }
+  uint64_t command_count() const { return commands_; }
+  size_t operation_count() const { return operations_.size(); }
   const Operation& operation(size_t index) const { return operations_[index]; }
   // Returns the sum of the work() of all operations.
   uint64_t work() const;
-  // Returns the end offset of the last byte that execution accesses in a region. A region needs no more bytes than
-  // this.
+  // Returns an upper bound of the end offset of the last byte that execution accesses in a region. Weights and scales
+  // in region 0, which load() decodes, do not count. A region needs no more bytes than this.
   uint64_t reach(int region) const { return state_.regions[region].size; }
 
  private:

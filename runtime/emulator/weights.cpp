@@ -260,8 +260,7 @@ bool decode_fast(Bytes stream, size_t wanted, std::vector<int16_t>* out) {
 int32_t round_up(int32_t value, int32_t step) { return (value + step - 1) / step * step; }
 
 // Visits the weights in the order of a stream: `visit(o, y, x, i)` is called once for each value, with its output
-// channel, row, column and input channel. Padding has o = -1 or another position outside of the weights, which visitors
-// ignore.
+// channel, row, column and input channel. Values of padding have o = -1 or another position outside of the weights.
 //
 // Order on U55 and U65: OFM blocks, IFM blocks, kernel parts, microblocks of both. Of n cores, core k has every n-th
 // output channel from k on.
@@ -410,7 +409,7 @@ class U85Walk {
 
 template <typename Visit>
 void walk(const Configuration& npu, const WeightLayout& layout, int32_t core, Visit visit) {
-  if (npu.u85()) {
+  if (npu.is_u85()) {
     U85Walk<Visit>(npu, layout, core, visit).run();
   } else {
     walk_u55(npu, layout, core, visit);
@@ -496,19 +495,19 @@ constexpr size_t kScaleRecord = 10;
 ChannelScale read_scale(const Configuration& npu, bool wide_accumulators, const uint8_t* at) {
   ChannelScale scale;
   // U55 and U65: 40-bit bias, 32-bit multiplier. U85: 32 and 31 bits, or 48 and 15 bits for 48-bit accumulators.
-  const int bias_bytes = !npu.u85() ? 5 : wide_accumulators ? 6 : 4;
-  const int scale_bytes = npu.u85() && wide_accumulators ? 2 : 4;
+  const int bias_bytes = !npu.is_u85() ? 5 : wide_accumulators ? 6 : 4;
+  const int scale_bytes = npu.is_u85() && wide_accumulators ? 2 : 4;
   const auto multiplier = static_cast<uint32_t>(read_signed(at + bias_bytes, scale_bytes));
   scale.bias = read_signed(at, bias_bytes);
-  scale.scale.multiplier = !npu.u85() ? multiplier : multiplier & (wide_accumulators ? 0x7FFFu : 0x7FFFFFFFu);
-  scale.scale.shift = at[npu.u85() ? 8 : 9] & 0x3F;
+  scale.scale.multiplier = !npu.is_u85() ? multiplier : multiplier & (wide_accumulators ? 0x7FFFu : 0x7FFFFFFFu);
+  scale.scale.shift = at[npu.is_u85() ? 8 : 9] & 0x3F;
   return scale;
 }
 
 }  // namespace
 
 int32_t ifm_block_depth(const Configuration& npu, const WeightLayout& l) {
-  if (!npu.u85()) {
+  if (!npu.is_u85()) {
     return l.part_kernel || l.ifm_bits == 16 ? 16 : 32;
   }
   if (l.part_kernel) {
@@ -535,7 +534,7 @@ Status decode_weights(const Configuration& npu, const WeightLayout& layout, cons
     return decode_fast_stream(npu, layout, streams[0], weights);
   }
   for (int32_t core = 0; core < static_cast<int32_t>(npu.cores); ++core) {
-    if (core >= layout.ofm_depth && !npu.u85()) {
+    if (core >= layout.ofm_depth && !npu.is_u85()) {
       break;
     }
     std::vector<int16_t> values;

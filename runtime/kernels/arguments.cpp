@@ -131,7 +131,7 @@ bool ArgumentChecker::is_shift(const char* argument, int64_t value) {
   return is_in(argument, value, kMinShift, kMaxShift);
 }
 
-bool ArgumentChecker::is_activation(int64_t low, int64_t high) {
+bool ArgumentChecker::is_activation_range(int64_t low, int64_t high) {
   return is_in("activation_min", low, INT8_MIN, INT8_MAX) && is_in("activation_max", high, low, INT8_MAX);
 }
 

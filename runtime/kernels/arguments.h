@@ -60,7 +60,7 @@ class ArgumentChecker {
   bool is_multiplier(const char* argument, int64_t value);
   bool is_shift(const char* argument, int64_t value);
   // The limits of the result, activation_min (low) and activation_max (high): -128 <= low <= high <= 127.
-  bool is_activation(int64_t low, int64_t high);
+  bool is_activation_range(int64_t low, int64_t high);
 
   // Sets the shape of the result. In programs with static shapes, the result already has this shape.
   bool resize(const char* argument, Tensor& out, std::initializer_list<int64_t> shape);

@@ -63,7 +63,7 @@ bool check_convolution(ArgumentChecker& check, const ConvolutionArguments& argum
       !check.is_list("dilation", arguments.dilation, 2, 1, kMaxExtent) ||
       !check.is_offset("input_offset", arguments.input_offset) ||
       !check.is_zero_point("output_offset", arguments.output_offset) ||
-      !check.is_activation(arguments.activation_min, arguments.activation_max)) {
+      !check.is_activation_range(arguments.activation_min, arguments.activation_max)) {
     return false;
   }
   const int64_t channels = weight.size(output_channels);

@@ -79,7 +79,7 @@ struct Convolution {
   ImageSize output;
   Axis rows;
   Axis columns;
-  int32_t kernel_channels;  // of the weights' last axis
+  int32_t kernel_channels;  // size of the weights' last axis
   int32_t input_offset;
   Requantization requantization;
 };

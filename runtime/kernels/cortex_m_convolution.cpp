@@ -12,7 +12,7 @@ constexpr const char kConv2dNhwc[] = "cortex_m::quantized_conv2d_nhwc.out";
 constexpr const char kDepthwise[] = "cortex_m::quantized_depthwise_conv2d.out";
 constexpr const char kDepthwiseNhwc[] = "cortex_m::quantized_depthwise_conv2d_nhwc.out";
 
-// Channels of a depthwise convolution whose sums are computed together.
+// Number of channels of a depthwise convolution whose sums are computed together.
 constexpr int32_t kBlock = 64;
 
 int64_t result_size(const Axis& axis) {
@@ -128,8 +128,8 @@ void convolve(KernelRuntimeContext& context, const char* name, const Convolution
   const int32_t channels = convolution.input.channels;
   const int32_t depth = convolution.kernel_channels;
   const auto out_channels = static_cast<int32_t>(arguments.weight.size(0));
-  if (!check.require(channels % depth == 0, "weight",
-                     "must have a number of input channels of which the input's channels are a multiple") ||
+  if (!check.require(channels % depth == 0, "input",
+                     "must have a number of channels that is a multiple of the weight's input channels") ||
       !check.require(out_channels % (channels / depth) == 0, "weight",
                      "must have a number of output channels that is a multiple of the number of groups") ||
       !resize_result(check, out, is_nhwc, result_size(convolution.rows), result_size(convolution.columns), out_channels,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Elementwise kernels of int8 tensors: sum, product, quotient, minimum, maximum, function by table. The limits and the
-// arithmetic are described in arm_backend_core/cortex_m/kernels/elementwise.py.
+// Elementwise kernels of int8 tensors: sum, product, quotient (also of int16 tensors), minimum, maximum, and lookup
+// table. The limits and the arithmetic are described in arm_backend_core/cortex_m/kernels/elementwise.py.
 #include <executorch/runtime/core/exec_aten/util/tensor_util.h>
 
 #include <algorithm>
@@ -112,7 +112,7 @@ Tensor& quantized_add_out(KernelRuntimeContext& context, const Tensor& first, in
       !check.is_multiplier("other_multiplier", second_multiplier) || !check.is_shift("other_shift", second_shift) ||
       !check.is_zero_point("output_zero_point", output_zero_point) ||
       !check.is_multiplier("output_multiplier", output_multiplier) || !check.is_shift("output_shift", output_shift) ||
-      !check.is_activation(activation_min, activation_max) || !check_operands(check, first, second, out)) {
+      !check.is_activation_range(activation_min, activation_max) || !check_operands(check, first, second, out)) {
     return out;
   }
   const Rescale a = to_rescale(first_zero_point, first_multiplier, first_shift);

@@ -63,7 +63,7 @@ bool check_linear(ArgumentChecker& check, const Tensor& input, const Tensor& wei
          check.is_zero_point("output_offset", output_offset) &&
          check.is_list("requantize_multipliers", multipliers, 1, kMinMultiplier, kMaxMultiplier) &&
          check.is_list("requantize_shifts", shifts, 1, kMinShift, kMaxShift) &&
-         check.is_activation(activation_min, activation_max);
+         check.is_activation_range(activation_min, activation_max);
 }
 
 // For each output feature, `kernel_sum` is the bias plus `input_offset` times the sum of the weights. CMSIS-NN reads

@@ -181,7 +181,7 @@ Tensor& avg_pool2d_out(KernelRuntimeContext& context, const Tensor& input, Int64
   constexpr int64_t kMaxWindow = (1 << 24) - 1;
   const int64_t rows = std::min(pooling.height.kernel, pooling.height.size);
   const int64_t columns = std::min(pooling.width.kernel, pooling.width.size);
-  if (!check.require(rows * columns <= kMaxWindow, "kernel_size", "must have less than 2^24 elements")) {
+  if (!check.require(rows * columns <= kMaxWindow, "kernel_size", "must have fewer than 2^24 elements")) {
     return out;
   }
   for_each_window(pooling, input, out, average_window);
@@ -197,7 +197,7 @@ Tensor& max_pool2d_out(KernelRuntimeContext& context, const Tensor& input, Int64
   if (!check.require(!ceil_mode, "ceil_mode", "must be false") || !check.is_list("dilation", dilation, 2, 1, 1) ||
       !check.is_zero_point("input_zero_point", input_zero_point) ||
       !check.require(input_zero_point == output_zero_point, "output_zero_point", "must be that of the input") ||
-      !check.is_activation(activation_min, activation_max) ||
+      !check.is_activation_range(activation_min, activation_max) ||
       !prepare<kIsNhwc>(check, pooling, input, kernel_size, stride, padding, false, out)) {
     return out;
   }

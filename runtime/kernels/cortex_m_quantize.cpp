@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels that quantize float inputs of a program and dequantize its outputs.
+// Kernels that quantize float32 tensors, and dequantize int8 and int16 tensors.
 #include <executorch/runtime/kernel/kernel_includes.h>
 
 #include <algorithm>
@@ -22,7 +22,7 @@ constexpr const char kDequantize[] = "cortex_m::dequantize_per_tensor.out";
 
 // Quantizes as PyTorch does: x * (1 / scale) in float32, rounded half to even, plus the zero point, clamped. Here,
 // clamping precedes rounding, which avoids overflow of the conversion. The result is the same, because the limits are
-// integers. NaN becomes 0.
+// integers. NaN becomes the integer 0, whatever the zero point is.
 template <typename T>
 void quantize(const float* input, T* out, size_t count, double scale, int64_t zero_point, int64_t quant_min,
               int64_t quant_max) {

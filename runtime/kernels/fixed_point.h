@@ -36,14 +36,6 @@ inline int32_t doubling_high_multiply(int32_t x, int32_t multiplier) {
   return static_cast<int32_t>((static_cast<int64_t>(x) * multiplier + (INT64_C(1) << 30)) >> 31);
 }
 
-// Like doubling_high_multiply(), but ties are rounded away from zero, and the product of the two lowest numbers is
-// saturated (arm_nn_doubling_high_mult).
-inline int32_t doubling_high_multiply_saturating(int32_t x, int32_t multiplier) {
-  const int64_t product = static_cast<int64_t>(x) * multiplier;
-  const int64_t nudge = product < 0 ? 1 - (INT64_C(1) << 30) : INT64_C(1) << 30;
-  return static_cast<int32_t>(std::min<int64_t>((product + nudge) / (INT64_C(1) << 31), INT32_MAX));
-}
-
 // x / 2^exponent, rounded to nearest, ties away from zero (arm_nn_divide_by_power_of_two). `exponent` is in [0, 31].
 inline int32_t divide_by_power_of_two(int32_t x, int32_t exponent) {
   const auto mask = static_cast<int32_t>((UINT32_C(1) << exponent) - 1);

@@ -304,8 +304,8 @@ PayloadStatus check_tensor(const PayloadTensor& tensor, const char* name, size_t
       return failure(PayloadError::kTensor, name, at, "tensor % is larger than 4 GiB", index);
     }
   }
-  const bool own = tensor.in(own_region);
-  if (!own && !tensor.in(Region::kScratch)) {
+  const bool own = tensor.is_in(own_region);
+  if (!own && !tensor.is_in(Region::kScratch)) {
     return failure(PayloadError::kTensor, name, at + 4 * (kPayloadRank + 2), "tensor % is in region %, not in 1 or %",
                    index, tensor.region, static_cast<int64_t>(own_region));
   }
@@ -317,7 +317,7 @@ PayloadStatus check_tensor(const PayloadTensor& tensor, const char* name, size_t
     return failure(PayloadError::kTensor, name, at + 4 * (kPayloadRank + 1), "tensor % is at offset %", index,
                    tensor.offset);
   }
-  if (tensor.allocated() && !own && static_cast<uint64_t>(tensor.offset) + nbytes > payload.scratch_size) {
+  if (tensor.is_allocated() && !own && static_cast<uint64_t>(tensor.offset) + nbytes > payload.scratch_size) {
     return failure(PayloadError::kTensor, name, at + 4 * (kPayloadRank + 1),
                    "tensor % ends at byte % of a scratch of %", index,
                    static_cast<int64_t>(static_cast<uint64_t>(tensor.offset) + nbytes), payload.scratch_size);
@@ -326,7 +326,7 @@ PayloadStatus check_tensor(const PayloadTensor& tensor, const char* name, size_t
 }
 
 bool overlap(const PayloadTensor& a, const PayloadTensor& b) {
-  if (a.region != b.region || !a.allocated() || !b.allocated()) {
+  if (a.region != b.region || !a.is_allocated() || !b.is_allocated()) {
     return false;
   }
   const uint64_t a_start = static_cast<uint64_t>(a.offset);
@@ -360,8 +360,9 @@ PayloadStatus read_tensors(const Block& block, BlockId id, const EthosUPayload& 
   }
   const uint32_t count = read_u32(block.data);
   if (count > kMaxPayloadTensors || block.size != 4 + kTensorSize * count) {
-    return failure(PayloadError::kLength, name, block.offset, "% tensors of 36 bytes do not make % bytes (at most %)",
-                   count, signed_size(block.size), kMaxPayloadTensors);
+    return failure(PayloadError::kLength, name, block.offset,
+                   "% tensors of 36 bytes and their count do not fill % bytes, or are more than %", count,
+                   signed_size(block.size), kMaxPayloadTensors);
   }
   *tensors = PayloadTensors(block.data + 4, count);
   const Region own_region = id == kInputs ? Region::kInput : Region::kOutput;

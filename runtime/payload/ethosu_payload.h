@@ -68,8 +68,8 @@ struct PayloadTensor {
   int32_t region;
   uint64_t nbytes;
 
-  bool allocated() const { return offset >= 0; }
-  bool in(Region which) const { return region == static_cast<int32_t>(which); }
+  bool is_allocated() const { return offset >= 0; }
+  bool is_in(Region which) const { return region == static_cast<int32_t>(which); }
 };
 
 // The inputs or outputs of a payload, decoded one by one.

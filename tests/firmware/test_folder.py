@@ -57,6 +57,33 @@ def test_an_interrupted_write_can_be_repeated(tmp_path: Path, monkeypatch: pytes
     assert _names(folder) == {"a", "deep/b", MANIFEST}
 
 
+@pytest.mark.parametrize("completed", [0, 1, 2])
+def test_a_write_that_stops_while_it_replaces_files_can_be_repeated(
+    completed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = check_output_folder(tmp_path / "made")
+    write_output_folder(folder, {"a": b"1", "b": b"1", "old": b"1"}, {})
+    real, replaced = Path.replace, []
+
+    def fail(path: Path, target: Path) -> Path:
+        if target.parent == folder and target.name != MANIFEST:
+            if len(replaced) == completed:
+                raise OSError("stopped")
+            replaced.append(path)
+        return real(path, target)
+
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(OSError, match="stopped"):
+        write_output_folder(check_output_folder(folder), {"a": b"2", "b": b"2", "c": b"2"}, {})
+    monkeypatch.undo()
+    write_output_folder(check_output_folder(folder), {"a": b"3", "b": b"2"}, {})
+    assert _names(folder) == {"a", "b", MANIFEST}
+    assert (folder / "a").read_bytes() == b"3"
+    (folder / "a").write_text("changed")
+    with pytest.raises(ValueError, match="has 'a', which has been changed"):
+        check_output_folder(folder)
+
+
 @pytest.fixture(name="small_disk")
 def _small_disk() -> Iterator[None]:
     """Files of more than 1000 bytes cannot be written, as on a full disk."""

@@ -12,6 +12,7 @@ import torch
 
 from arm_backend_core.workers import vela
 from arm_recipes import ExportResult, Firmware, save_firmware
+from arm_recipes.firmware import sources
 from arm_recipes.firmware.sources import PAYLOAD_FORMAT, format_array, to_c_identifier
 from arm_recipes.runtime.method_layout import TYPE_LAYOUTS
 from tests.firmware import cortex_m_programs
@@ -24,6 +25,7 @@ pytestmark = pytest.mark.xdist_group("firmware")
 #: Warnings of C sources, which users compile with their own flags.
 _STRICT = ["-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wshadow", "-Werror", "-c"]
 _LANGUAGES = {"c11": ["-x", "c", "-std=c11"], "c++17": ["-x", "c++", "-std=c++17"]}
+_TEMPLATES = Path(sources.__file__).parent / "templates"
 _CPP = ["-std=c++17", f"-I{RUNTIME}", *executorch_include_flags()]
 
 
@@ -54,6 +56,40 @@ def test_c_compiles_without_a_warning(
     for source in ("model.c", "golden.c"):
         path = str(Path(saved[name].folder) / source)
         run([tool, *_LANGUAGES[language], *_STRICT, path, "-o", str(tmp_path / "object.o")])
+
+
+_COMPARISON = """
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#define ARM_MODEL_FLOAT_TOLERANCE 1e-3f
+namespace executorch::aten { enum class ScalarType : int8_t { Float = 6 }; }
+struct arm_model_tensor { int8_t scalar_type; uint32_t bytes; };
+FUNCTION
+bool is_close(float a, float b) {
+  const float actual[] = {1.0f, a}, expected[] = {1.0001f, b};
+  return is_close({6, sizeof(actual)}, reinterpret_cast<const uint8_t*>(actual),
+                  reinterpret_cast<const uint8_t*>(expected));
+}
+int main() {
+  const bool finite = is_close(2.0f, 2.001f) && !is_close(2.0f, 2.01f);
+  const bool infinite = is_close(INFINITY, INFINITY) && is_close(-INFINITY, -INFINITY);
+  const bool different = is_close(3.0f, INFINITY) || is_close(-INFINITY, INFINITY) || is_close(INFINITY, 3.0f);
+  const bool nan = is_close(NAN, NAN) && !is_close(NAN, 1.0f) && !is_close(1.0f, NAN);
+  return finite && infinite && !different && nan ? 0 : 1;
+}
+"""
+
+
+def test_the_self_test_compares_infinities_exactly(tmp_path: Path) -> None:
+    """The other value of each output differs by less than the tolerance."""
+    template = (_TEMPLATES / "self_test.cpp").read_text()
+    function = re.search(r"^bool is_close\(.*?^}", template, re.M | re.S)
+    assert function is not None
+    source = tmp_path / "comparison.cpp"
+    source.write_text(_COMPARISON.replace("FUNCTION", function[0]))
+    run([require("g++", "g++"), "-std=c++17", str(source), "-o", str(tmp_path / "comparison")])
+    run([str(tmp_path / "comparison")])
 
 
 @pytest.mark.parametrize("compiler", ["g++", "arm-none-eabi-g++"])

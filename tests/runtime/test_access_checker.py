@@ -145,8 +145,8 @@ def test_missing_input_is_reported(emulator: Emulator) -> None:
     (tensor,) = payload.inputs
     message = _error_message(emulator, replace(payload, inputs=()))
     assert re.fullmatch(
-        rf"NPU_OP_CONV at byte \d+: IFM has byte {tensor.offset} of region 1, and nothing has written it, nor \d+ more "
-        "beside it",
+        rf"NPU_OP_CONV at byte \d+: IFM contains byte {tensor.offset} of region 1, which has not been written, and \d+ "
+        "more unwritten bytes",
         message,
     )
     _run(emulator, replace(payload, inputs=()), fatal_findings=HAZARD)
@@ -158,8 +158,8 @@ def test_removed_dma_of_a_table_is_reported(emulator: Emulator) -> None:
     first = next(_commands(payload, _DMA_START))
     message = _error_message(emulator, _replace_word(payload, first, _NOTHING))
     assert re.fullmatch(
-        r"NPU_OP_CONV at byte \d+: the table has byte 0 of region 8 \(that of tables\), and nothing has written it, "
-        "nor 255 more beside it",
+        r"NPU_OP_CONV at byte \d+: the table contains byte 0 of region 8 \(lookup tables\), which has not been "
+        "written, and 255 more unwritten bytes",
         message,
     )
 
@@ -168,7 +168,7 @@ def test_removed_operation_is_reported(emulator: Emulator) -> None:
     payload = _payload("ethos-u85-256")
     first, second, *_ = _commands(payload, _CONV)
     message = _error_message(emulator, _replace_word(payload, first, _NOTHING))
-    missing = "IFM has byte 0 of region 1, and nothing has written it, nor 191 more beside it"
+    missing = "IFM contains byte 0 of region 1, which has not been written, and 191 more unwritten bytes"
     assert message == f"NPU_OP_CONV at byte {4 * second}: {missing}"
 
 
@@ -186,13 +186,15 @@ def test_missing_indices_and_results_of_gather_are_reported(emulator: Emulator) 
     ]
     (result,) = emulator.run(payload, inputs, [("int8", (1, 4, 16))])
     assert np.array_equal(result, inputs[0][:, inputs[1][0]])
-    for index, message in ((0, "NPU_OP_STOP at byte .*: a result"), (1, "NPU_OP_DMA_START at byte .*: indices")):
+    for index, message in ((0, "NPU_OP_STOP at byte .*: an output"), (1, "NPU_OP_DMA_START at byte .*: indices")):
         kept = replace(payload, inputs=payload.inputs[1 - index : 2 - index])
-        with pytest.raises(StreamError, match=f"{message} ha(s|ve) byte"):
+        with pytest.raises(StreamError, match=f"{message} contains? byte"):
             emulator.run(kept, inputs[1 - index : 2 - index], [("int8", (1, 4, 16))])
     for place in _commands(payload, _DMA_START):
         payload = _replace_word(payload, place, _NOTHING)
-    with pytest.raises(StreamError, match=r"NPU_OP_STOP at byte .*: a result has byte .* nor 63 more beside it"):
+    with pytest.raises(
+        StreamError, match=r"NPU_OP_STOP at byte .*: an output contains byte .* and 63 more unwritten bytes"
+    ):
         emulator.run(payload, inputs, [("int8", (1, 4, 16))])
 
 
@@ -208,7 +210,7 @@ def test_dma_may_copy_unwritten_bytes_that_nothing_reads(emulator: Emulator) -> 
     assert len(list(_commands(payload, _DMA_START))) > 0
     inputs = [np.arange(4, dtype=np.int8).reshape(1, 4, 1), np.arange(6, dtype=np.int8).reshape(1, 1, 6)]
     emulator.run(payload, inputs, [("int8", (1, 4, 6))])
-    with pytest.raises(StreamError, match=r"IFM2? has byte \d+ of region 1, and nothing has written it"):
+    with pytest.raises(StreamError, match=r"IFM2? contains byte \d+ of region 1, which has not been written"):
         emulator.run(replace(payload, inputs=payload.inputs[:1]), inputs[:1], [("int8", (1, 4, 6))])
 
 
@@ -247,7 +249,7 @@ def test_pixels_skipped_by_a_stride_may_be_unwritten(accelerator: str, emulator:
     rows = [replace(place, offset=place.offset + 2 * (5 * y + x)) for y in (0, 2, 4) for x in (0, 2, 4)]
     pixels = [np.array([y, -y], np.int8) for y in range(9)]
     emulator.run(replace(payload, inputs=tuple(rows)), pixels, [("int8", (1, 3, 3, 4))])
-    with pytest.raises(StreamError, match="IFM has byte"):
+    with pytest.raises(StreamError, match="IFM contains byte"):
         emulator.run(replace(payload, inputs=tuple(rows[:-1])), pixels[:-1], [("int8", (1, 3, 3, 4))])
 
 
@@ -372,7 +374,7 @@ def test_table_lost_during_a_matmul_is_copied_again(
     velas = payload()
     assert (ours.commands == velas.commands) == (accelerator == "ethos-u55-128")
     if ours.commands != velas.commands:
-        with pytest.raises(StreamError, match="the table has byte 0 of region 8"):
+        with pytest.raises(StreamError, match="the table contains byte 0 of region 8"):
             emulator.run(velas, inputs, [("int8", expected.shape)])
         assert len(list(_commands(ours, _DMA_START))) == len(list(_commands(velas, _DMA_START))) + 1
 
@@ -390,7 +392,7 @@ def test_overwriting_a_table_in_use_is_reported(emulator: Emulator) -> None:
     emulator.run(payload, inputs, outputs)
     for place in _commands(payload, _BLOCKDEP):
         payload = _replace_word(payload, place, _BLOCKDEP | 3 << 16)
-    message = r"it may write over the table of the operation at byte \d+ before that has ended: BLOCKDEP is too large"
+    message = r"it may write over the table of the operation at byte \d+ before that operation has ended: BLOCKDEP"
     with pytest.raises(StreamError, match=message):
         emulator.run(payload, inputs, outputs)
 

@@ -13,7 +13,8 @@
 extern "C" {
 #endif
 
-/* Versions at export. self_test.cpp compares them with those of the firmware, at build time and at load time. */
+/* Versions and target at export. The build of self_test.cpp compares the minor version of ExecuTorch@COMPARED@
+ * with the firmware's. */
 #define ARM_MODEL_EXECUTORCH_VERSION "@EXECUTORCH@"
 #define ARM_MODEL_EXECUTORCH_MAJOR @EXECUTORCH_MAJOR@
 #define ARM_MODEL_EXECUTORCH_MINOR @EXECUTORCH_MINOR@

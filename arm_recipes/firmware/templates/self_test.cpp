@@ -66,7 +66,7 @@ static_assert(ARM_MODEL_EXECUTORCH_MAJOR == ARM_MODEL_BUILT_WITH_MAJOR &&
 #ifndef ARM_MODEL_POOL_SECTION
 #define ARM_MODEL_POOL_SECTION ".bss.arm_model_pools"
 #endif
-// Each planned memory has a section of its own: in the order of the recipe's option memory, if it has one.
+// Sections of the planned memories. If the recipe has the option memory, they are in the order of this option.
 #ifndef ARM_MODEL_PLANNED1_SECTION
 #define ARM_MODEL_PLANNED1_SECTION @PLANNED1_SECTION@
 #endif
@@ -89,72 +89,76 @@ constexpr size_t kPoolSizes[] = ARM_MODEL_METHOD_POOL_SIZES;
 constexpr size_t kPlannedSizes[] = ARM_MODEL_PLANNED_SIZES;
 constexpr size_t kSharedSizes[kShared + 1] = ARM_MODEL_SHARED_SIZES;
 
-constexpr size_t aligned(size_t size) {
+constexpr size_t align_up(size_t size) {
   return (size + ARM_MODEL_POOL_ALIGNMENT - 1) / ARM_MODEL_POOL_ALIGNMENT * ARM_MODEL_POOL_ALIGNMENT;
 }
 
-// Size of an array, which must not be empty.
-constexpr size_t room(size_t size) { return size == 0 ? ARM_MODEL_POOL_ALIGNMENT : aligned(size); }
+// Size of the array for a pool. C++ has no empty arrays, so the array of an empty pool has one alignment unit.
+constexpr size_t array_size(size_t size) { return size == 0 ? ARM_MODEL_POOL_ALIGNMENT : align_up(size); }
 
-constexpr size_t room(const size_t* sizes, size_t count) {
-  size_t all = 0;
+constexpr size_t array_size(const size_t* sizes, size_t count) {
+  size_t total = 0;
   for (size_t i = 0; i < count; ++i) {
-    all += aligned(sizes[i]);
+    total += align_up(sizes[i]);
   }
-  return room(all);
+  return array_size(total);
 }
 
-ARM_MODEL_PLACED(ARM_MODEL_TEMP_SECTION, ARM_MODEL_POOL_ALIGNMENT) uint8_t temp_pool[room(ARM_MODEL_TEMP_POOL_SIZE)];
-ARM_MODEL_PLACED(ARM_MODEL_POOL_SECTION, ARM_MODEL_POOL_ALIGNMENT) uint8_t pools[room(kPoolSizes, kMethods)];
-ARM_MODEL_PLACED(ARM_MODEL_PLANNED1_SECTION, ARM_MODEL_POOL_ALIGNMENT) uint8_t planned[room(kPlannedSizes, kMethods)];
+ARM_MODEL_PLACED(ARM_MODEL_TEMP_SECTION, ARM_MODEL_POOL_ALIGNMENT)
+uint8_t temp_pool[array_size(ARM_MODEL_TEMP_POOL_SIZE)];
+ARM_MODEL_PLACED(ARM_MODEL_POOL_SECTION, ARM_MODEL_POOL_ALIGNMENT) uint8_t pools[array_size(kPoolSizes, kMethods)];
+ARM_MODEL_PLACED(ARM_MODEL_PLANNED1_SECTION, ARM_MODEL_POOL_ALIGNMENT)
+uint8_t planned[array_size(kPlannedSizes, kMethods)];
 @PLANNED_POOLS@
 uint8_t* const shared[kShared + 1] = {@PLANNED_POOL_LIST@};
 @NPU?@
 #if ARM_MODEL_FAST_SCRATCH_SIZE > 0
 ARM_MODEL_PLACED(ARM_MODEL_FAST_SCRATCH_SECTION, ARM_MODEL_POOL_ALIGNMENT)
-uint8_t fast_scratch[room(ARM_MODEL_FAST_SCRATCH_SIZE)];
+uint8_t fast_scratch[array_size(ARM_MODEL_FAST_SCRATCH_SIZE)];
 #endif
 @END?@
 
 // Memory of the application for outputs that the memory plan does not place.
-ARM_MODEL_PLACED(ARM_MODEL_POOL_SECTION, ARM_MODEL_POOL_ALIGNMENT) uint8_t outputs[room(ARM_MODEL_OUTPUTS_SIZE)];
+ARM_MODEL_PLACED(ARM_MODEL_POOL_SECTION, ARM_MODEL_POOL_ALIGNMENT) uint8_t outputs[array_size(ARM_MODEL_OUTPUTS_SIZE)];
 
 ModelMethod::Bytes memories[kMethods][kShared + 1];
 
 // Takes `size` bytes of a pool and advances `next` past them.
 ModelMethod::Bytes take(uint8_t** next, size_t size) {
   uint8_t* start = *next;
-  *next += aligned(size);
+  *next += align_up(size);
   return {start, size};
 }
 
-bool failed(const char* what, const char* name, Error error) {
-  std::printf("self-test: %s %s: error 0x%02lx of ExecuTorch; the lines above tell why, where logging is on\n", what,
-              name, static_cast<unsigned long>(error));
+bool report_error(const char* what, const char* name, Error error) {
+  std::printf("self-test: %s %s: error 0x%02lx of ExecuTorch; if logging is on, the lines above give the reason\n",
+              what, name, static_cast<unsigned long>(error));
   return false;
 }
 
 bool load(const Program& program, const executorch::runtime::NamedDataMap* data,
           executorch::runtime::MemoryAllocator* temp, ModelMethod* methods) {
-  ModelMethod::Bytes of_all[kShared + 1];
+  ModelMethod::Bytes shared_memories[kShared + 1];
   for (size_t i = 0; i < kShared; ++i) {
-    of_all[i] = {shared[i], kSharedSizes[i]};
+    shared_memories[i] = {shared[i], kSharedSizes[i]};
   }
   uint8_t *next_pool = pools, *next_planned = planned;
   for (size_t m = 0; m < kMethods; ++m) {
     memories[m][0] = take(&next_planned, kPlannedSizes[m]);
-    std::copy_n(of_all, kShared, memories[m] + 1);
+    std::copy_n(shared_memories, kShared, memories[m] + 1);
     const Error error = methods[m].load(program, arm_model_methods[m].name, take(&next_pool, kPoolSizes[m]),
                                         {memories[m], kShared + 1}, temp, data);
     if (error != Error::Ok) {
-      return failed("cannot load the method", arm_model_methods[m].name, error);
+      return report_error("cannot load the method", arm_model_methods[m].name, error);
     }
   }
   return true;
 }
 
-bool equal(const arm_model_tensor& tensor, const uint8_t* seen, const uint8_t* expected) {
-  if (std::memcmp(seen, expected, tensor.bytes) == 0) {
+// Whether an output has the expected bytes or, for float32, the expected values within ARM_MODEL_FLOAT_TOLERANCE. An
+// expected infinity or NaN must be exact, because its tolerance would be infinite.
+bool is_close(const arm_model_tensor& tensor, const uint8_t* actual, const uint8_t* expected) {
+  if (std::memcmp(actual, expected, tensor.bytes) == 0) {
     return true;
   }
   const bool is_float = tensor.scalar_type == static_cast<int8_t>(executorch::aten::ScalarType::Float);
@@ -163,10 +167,11 @@ bool equal(const arm_model_tensor& tensor, const uint8_t* seen, const uint8_t* e
   }
   for (size_t at = 0; at < tensor.bytes; at += sizeof(float)) {
     float a = 0, b = 0;
-    std::memcpy(&a, seen + at, sizeof(a));
+    std::memcpy(&a, actual + at, sizeof(a));
     std::memcpy(&b, expected + at, sizeof(b));
-    const bool near = std::fabs(a - b) <= ARM_MODEL_FLOAT_TOLERANCE * std::fmax(1.0f, std::fabs(b));
-    if (!near && !(std::isnan(a) && std::isnan(b))) {
+    const bool near =
+        std::isfinite(b) && std::fabs(a - b) <= ARM_MODEL_FLOAT_TOLERANCE * std::fmax(1.0f, std::fabs(b));
+    if (a != b && !near && !(std::isnan(a) && std::isnan(b))) {
       return false;
     }
   }
@@ -216,22 +221,22 @@ bool set_outputs(const arm_model_method& method, ModelMethod* loaded) {
     }
     const Error error = loaded->set_output(i, take(&next, method.outputs[i].bytes));
     if (error != Error::Ok) {
-      return failed("cannot set the output", method.outputs[i].name, error);
+      return report_error("cannot set the output", method.outputs[i].name, error);
     }
   }
   return true;
 }
 
-bool run(const arm_model_case& given, unsigned long number, ModelMethod* methods) {
-  const arm_model_method& method = arm_model_methods[given.method];
-  ModelMethod& loaded = methods[given.method];
+bool run(const arm_model_case& test_case, unsigned long number, ModelMethod* methods) {
+  const arm_model_method& method = arm_model_methods[test_case.method];
+  ModelMethod& loaded = methods[test_case.method];
   for (uint32_t i = 0; i < method.input_count; ++i) {
     const arm_model_tensor& input = method.inputs[i];
-    const arm_runtime::TensorMetadata form = {static_cast<executorch::aten::ScalarType>(input.scalar_type), input.rank,
-                                          input.shape, input.dim_order};
-    const Error error = loaded.set_input(i, form, given.inputs[i]);
+    const arm_runtime::TensorMetadata metadata = {static_cast<executorch::aten::ScalarType>(input.scalar_type),
+                                                  input.rank, input.shape, input.dim_order};
+    const Error error = loaded.set_input(i, metadata, test_case.inputs[i]);
     if (error != Error::Ok) {
-      return failed("cannot set the input", input.name, error);
+      return report_error("cannot set the input", input.name, error);
     }
   }
   if (!set_outputs(method, &loaded)) {
@@ -243,18 +248,18 @@ bool run(const arm_model_case& given, unsigned long number, ModelMethod* methods
   const Error error = loaded.execute();
   const uint64_t cpu_cycles = arm_model_cpu_cycles() - start;
   if (error != Error::Ok) {
-    return failed("cannot run the method", method.name, error);
+    return report_error("cannot run the method", method.name, error);
   }
   print_measurements(method.name, number, cpu_cycles);
   for (uint32_t i = 0; i < method.output_count; ++i) {
     const arm_model_tensor& output = method.outputs[i];
-    const auto seen = loaded.output(i);
-    if (seen.data() == nullptr || seen.size() != output.bytes) {
-      std::printf("self-test: output %s has %lu bytes, model.h tells %lu: it is of another export\n", output.name,
-                  static_cast<unsigned long>(seen.size()), static_cast<unsigned long>(output.bytes));
+    const auto actual = loaded.output(i);
+    if (actual.data() == nullptr || actual.size() != output.bytes) {
+      std::printf("self-test: output %s has %lu bytes, model.h says %lu: it belongs to another export\n", output.name,
+                  static_cast<unsigned long>(actual.size()), static_cast<unsigned long>(output.bytes));
       return false;
     }
-    if (!equal(output, seen.data(), given.outputs[i])) {
+    if (!is_close(output, actual.data(), test_case.outputs[i])) {
       std::printf("self-test: case %lu: output %s differs from what it was at export\n", number, output.name);
       return false;
     }
@@ -266,7 +271,7 @@ bool run(const arm_model_case& given, unsigned long number, ModelMethod* methods
 bool check_data(const char* what, const uint8_t* data, size_t size, uint32_t expected) {
   const uint32_t crc = arm_runtime::crc32(data, size);
   if (crc != expected) {
-    std::printf("self-test: the %s in memory has CRC-32 %08lx, model.h tells %08lx: build or flash all files of one "
+    std::printf("self-test: the %s in memory has CRC-32 %08lx, model.h says %08lx: build or flash all files of one "
                 "export\n",
                 what, static_cast<unsigned long>(crc), static_cast<unsigned long>(expected));
   }
@@ -324,7 +329,8 @@ __attribute__((weak)) uint64_t arm_model_cpu_cycles(void) {
 
 __attribute__((weak)) size_t arm_model_read_counters(arm_model_counter*, size_t) { return 0; }
 
-// Returns 0 if all outputs are the same as at export; otherwise prints the first difference.
+// Returns 0 if all outputs are the same as at export (float32 outputs within ARM_MODEL_FLOAT_TOLERANCE). Otherwise,
+// prints the first error or difference, and returns 1.
 int arm_model_self_test(void);
 int arm_model_self_test(void) {
   executorch::runtime::runtime_init();
@@ -341,7 +347,7 @@ int arm_model_self_test(void) {
   executorch::extension::BufferDataLoader loader(arm_model_pte, ARM_MODEL_PTE_SIZE);
   const auto program = Program::load(&loader);
   if (!program.ok()) {
-    failed("cannot load", "the program", program.error());
+    report_error("cannot load", "the program", program.error());
     return 1;
   }
   arm_runtime::PeakAllocator temp(ARM_MODEL_TEMP_POOL_SIZE, temp_pool);

@@ -50,7 +50,8 @@ class ExecuteHooks {
   ExecuteHooks& operator=(const ExecuteHooks&) = delete;
 };
 
-// Checks that this backend can execute a valid payload. In COP1 streams, inputs and outputs are in the scratch.
+// Checks that this backend can execute a valid payload. Regions need no check: in COP1 streams, inputs and outputs are
+// in the scratch.
 Error check_executable(const EthosUPayload& payload) {
   if (!payload.aligned) {
     ARM_RUNTIME_LOG(Error,
@@ -68,7 +69,7 @@ Error check_executable(const EthosUPayload& payload) {
     return Error::DelegateInvalidCompatibility;
   }
   for (uint32_t i = 0; i < payload.outputs.count(); ++i) {
-    if (!payload.outputs.at(i).allocated()) {
+    if (!payload.outputs.at(i).is_allocated()) {
       ARM_RUNTIME_LOG(Error, "output %lu of the payload has no place in memory: no command computes it",
                       static_cast<Printable>(i));
       return Error::InvalidProgram;
@@ -181,8 +182,9 @@ uint64_t copy_tensor(void* target, const void* source, uint64_t nbytes) {
   return nbytes;
 }
 
-// Runs the commands and traces an event with the NPU's cycles.
-Error trace_npu(const Program& program, uint8_t* scratch, EventTracer* tracer) {
+// Runs the commands. Reports the NPU's cycles in a traced event and to arm_runtime_npu_measured(), if firmware defines
+// it.
+Error run_and_measure(const Program& program, uint8_t* scratch, EventTracer* tracer) {
   constexpr uint64_t kNotCounted = UINT64_MAX;
   TraceScope scope(tracer, "EthosUBackend npu");
   uint64_t cycles = kNotCounted;
@@ -220,7 +222,7 @@ Error read_planned_scratch(const EthosUPayload& payload, ArrayRef<CompileSpec> s
     return Error::Ok;
   }
   const uint64_t count = uint64_t{payload.inputs.count()} + payload.outputs.count();
-  if (*argument >= count || !tensor_of(payload, *argument).allocated()) {
+  if (*argument >= count || !tensor_of(payload, *argument).is_allocated()) {
     ARM_RUNTIME_LOG(Error, "compile spec %s: argument %lu is not in the scratch: export or flash the program again",
                     kPlannedScratchSpec, static_cast<Printable>(*argument));
     return Error::InvalidProgram;
@@ -311,11 +313,11 @@ Error EthosUBackend::execute(BackendExecutionContext& context, DelegateHandle* h
   const uint32_t inputs = payload.inputs.count();
   for (uint32_t i = 0; i < inputs; ++i) {
     const PayloadTensor input = payload.inputs.at(i);
-    if (input.allocated()) {
+    if (input.is_allocated()) {
       copied += copy_tensor(*scratch + input.offset, args[i]->toTensor().const_data_ptr(), input.nbytes);
     }
   }
-  error = trace_npu(program, *scratch, context.event_tracer());
+  error = run_and_measure(program, *scratch, context.event_tracer());
   if (error != Error::Ok) {
     return error;
   }
@@ -334,5 +336,6 @@ EthosUBackend backend;
 }  // namespace
 }  // namespace arm_runtime
 
+// Linkers keep this file if the option --undefined refers to this name.
 extern "C" const executorch::runtime::Error arm_runtime_ethosu_registered =
     executorch::runtime::register_backend({ARM_RUNTIME_BACKEND_ID, &arm_runtime::backend});

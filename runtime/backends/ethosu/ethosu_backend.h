@@ -38,7 +38,7 @@ namespace arm_runtime {
 // plan places at its offset in the scratch is not copied. Otherwise, each execution allocates the scratch, in whole
 // cache lines of 32 bytes, from the method's temp allocator, and copies inputs into it and outputs out of it. The
 // scratch must be in memory that the NPU can write. A method runs one execution at a time; executions of different
-// methods wait for each other in the driver.
+// methods wait in the driver for a free NPU.
 class EthosUBackend final : public BackendInterface {
  public:
   // Bytes of the method allocator that loading a payload uses, aligned to 8. External commands need a FreeableBuffer
@@ -47,10 +47,11 @@ class EthosUBackend final : public BackendInterface {
 
   bool is_available() const override { return true; }
 
-  // Errors: InvalidProgram if the payload is damaged, differs from its compile spec payload_crc32 or is not aligned, or
-  // if an external block is missing or damaged; DelegateInvalidCompatibility if the payload was compiled for another
-  // driver; MemoryAllocationFailed, also if there is less fast scratch than the compile spec fast_scratch_size states.
-  // Programs of other exporters lack that spec, so their fast scratch is not checked.
+  // Errors: InvalidProgram if the payload is damaged, differs from its compile spec payload_crc32 or is not aligned, if
+  // an external block is missing or damaged, or if a compile spec is invalid; DelegateInvalidCompatibility if the
+  // payload was compiled for another driver; MemoryAllocationFailed, also if there is less fast scratch than the
+  // compile spec fast_scratch_size states. Programs of other exporters lack that spec, so their fast scratch is not
+  // checked.
   Result<DelegateHandle*> init(BackendInitContext& context, FreeableBuffer* processed,
                                ArrayRef<CompileSpec> compile_specs) const override;
 

@@ -11,7 +11,7 @@
 namespace arm_runtime {
 
 // Cache line of Cortex-M processors. The driver cleans and invalidates whole lines: if the NPU's memory shares a line
-// with other data, CPU writes to that data are lost.
+// with other data, CPU writes to that data may be lost.
 constexpr size_t kCacheLine = 32;
 
 // Rounds `size` up to whole cache lines; SIZE_MAX on overflow.

@@ -230,7 +230,7 @@ Error assign_slots(const PayloadTensors& tensors, IoRegion* side) {
   for (uint32_t index = 0; index < tensors.count(); ++index) {
     const PayloadTensor tensor = tensors.at(index);
     const bool is_output = side->region == Region::kOutput;
-    if ((tensor.allocated() && !tensor.in(side->region)) || (!tensor.allocated() && is_output)) {
+    if ((tensor.is_allocated() && !tensor.is_in(side->region)) || (!tensor.is_allocated() && is_output)) {
       ARM_RUNTIME_LOG(Error,
                       "%s %" PRIu32 " is at offset %" PRId32 " of region %" PRId32 ", not in region %" PRId32
                       "; export the program again",
@@ -240,8 +240,8 @@ Error assign_slots(const PayloadTensors& tensors, IoRegion* side) {
     const auto offset = static_cast<size_t>(std::max(tensor.offset, 0));
     // The payload reader limits offset and size to 2 and 4 GiB.
     const auto nbytes = static_cast<size_t>(tensor.nbytes);
-    side->slots.push_back({offset, nbytes, static_cast<size_t>(tensor.element_size), tensor.allocated()});
-    if (tensor.allocated()) {
+    side->slots.push_back({offset, nbytes, static_cast<size_t>(tensor.element_size), tensor.is_allocated()});
+    if (tensor.is_allocated()) {
       side->size = std::max(side->size, offset + nbytes);
     }
   }

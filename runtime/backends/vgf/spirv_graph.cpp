@@ -110,12 +110,14 @@ class Module {
   const char* visit(const Instruction& instruction);
   // Whether the operands of a definition are defined and of the right kind.
   bool is_valid(const Instruction& instruction, const Layout& layout) const;
-  // Whether the words from `first` on are ids of constants, or, if `with_values`, of values of the graph.
+  // Whether the words from `first` on are ids of constants, or, with `with_values`, of constants or values of the
+  // graph.
   bool are_defined(const Instruction& instruction, uint32_t first, bool with_values) const;
   Kind kind_of(uint32_t id) const;
   // Returns the definition of `id`, or null if it is not an instruction with `opcode`.
   const Instruction* find(uint32_t id, uint32_t opcode) const;
-  bool constant_value(uint32_t id, uint32_t* value) const;
+  // Reads a constant from 1 to INT32_MAX: a dimension, a rank or the length of an array.
+  bool read_positive_constant(uint32_t id, uint32_t* value) const;
   bool shape_of(uint32_t id, uint32_t rank, std::vector<int64_t>* shape) const;
   bool tensor_of(uint32_t type, SpirvTensor* tensor) const;
   const char* resource_of(uint32_t variable, SpirvResource* resource) const;
@@ -213,7 +215,7 @@ bool Module::is_valid(const Instruction& instruction, const Layout& layout) cons
   if (instruction.opcode() == kOpConstantComposite) {
     const Instruction* array = find(words[1], kOpTypeArray);
     uint32_t length = 0;
-    if (array != nullptr ? !constant_value(array->words[3], &length) : !tensor_of(words[1], &tensor)) {
+    if (array != nullptr ? !read_positive_constant(array->words[3], &length) : !tensor_of(words[1], &tensor)) {
       return false;
     }
     return instruction.count - 3 == (array != nullptr ? length : tensor.shape[0]) && are_defined(instruction, 3, false);
@@ -236,7 +238,7 @@ const Instruction* Module::find(uint32_t id, uint32_t opcode) const {
   return found != definitions_.end() && found->second.opcode() == opcode ? &found->second : nullptr;
 }
 
-bool Module::constant_value(uint32_t id, uint32_t* value) const {
+bool Module::read_positive_constant(uint32_t id, uint32_t* value) const {
   const Instruction* constant = find(id, kOpConstant);
   // A 64-bit literal starts with its low word. The high word must be 0, because dimensions fit in 31 bits.
   if (constant == nullptr || (constant->count > 4 && constant->words[4] != 0)) {
@@ -254,7 +256,7 @@ bool Module::shape_of(uint32_t id, uint32_t rank, std::vector<int64_t>* shape) c
   }
   for (uint32_t index = 0; index < rank; ++index) {
     uint32_t value = 0;
-    if (!constant_value(listed != nullptr ? listed->words[3 + index] : repeated->words[3], &value)) {
+    if (!read_positive_constant(listed != nullptr ? listed->words[3 + index] : repeated->words[3], &value)) {
       return false;
     }
     shape->push_back(value);
@@ -265,7 +267,7 @@ bool Module::shape_of(uint32_t id, uint32_t rank, std::vector<int64_t>* shape) c
 bool Module::tensor_of(uint32_t type, SpirvTensor* tensor) const {
   const Instruction* definition = find(type, kOpTypeTensor);
   uint32_t rank = 0;
-  if (definition == nullptr || !constant_value(definition->words[3], &rank) || rank > kMaxRank) {
+  if (definition == nullptr || !read_positive_constant(definition->words[3], &rank) || rank > kMaxRank) {
     return false;
   }
   const uint32_t element = definition->words[2];

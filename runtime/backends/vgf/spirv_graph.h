@@ -20,7 +20,7 @@ struct SpirvTensor {
   std::vector<int64_t> shape;
 };
 
-/// A tensor that the graph reads from a descriptor or writes to one.
+/// An input or output of the graph, which a descriptor binds.
 struct SpirvResource {
   uint32_t set = 0;
   uint32_t binding = 0;
@@ -42,7 +42,8 @@ struct SpirvGraph {
 ///
 /// Returns null on success, otherwise the reason why the module is damaged. Checks the lengths of all instructions,
 /// that constants and graph operations refer to definitions of the right kind, and the types of the graph's inputs,
-/// outputs and constants. The number and the types of an operation's operands are left to the driver.
+/// outputs and constants. The driver must check the number and the types of an operation's operands, and the operands
+/// of OpCompositeConstruct and OpCompositeExtract.
 const char* read_spirv_graph(const uint32_t* words, size_t word_count, std::string_view name, SpirvGraph* graph);
 
 }  // namespace arm_runtime

@@ -53,11 +53,12 @@ Error trace_run(VgfProgram* program, EventTracer* tracer) {
 class VgfBackend final : public BackendInterface {
  public:
   // Returns false, with the reason in the log, if there is neither a Vulkan loader nor a device of the application.
-  bool is_available() const override { return VulkanDevice::is_possible(); }
+  bool is_available() const override { return VulkanDevice::has_device_or_loader(); }
 
   // Decodes the VGF file, creates its pipelines and frees the payload. Errors: InvalidArgument if the payload is not at
-  // a multiple of 8 bytes; InvalidProgram if it is damaged or differs from its compile spec payload_crc32;
-  // DelegateInvalidCompatibility for another version of the format; NotSupported for contents other than SPIR-V graphs
+  // a multiple of 8 bytes, or the timeout in the environment is invalid; InvalidProgram if the payload is damaged or
+  // differs from its compile spec payload_crc32; DelegateInvalidCompatibility if libvgf does not accept its header, for
+  // example because of another version of the format; NotSupported for contents other than SPIR-V graphs
   // and for missing features of the device; NotFound without a device; and those of Vulkan.
   Result<DelegateHandle*> init(BackendInitContext& context, FreeableBuffer* processed,
                                ArrayRef<CompileSpec> compile_specs) const override {
@@ -142,5 +143,5 @@ Error register_backend() {
 }  // namespace
 }  // namespace arm_runtime
 
-// Registers the backend at program start. Programs that link the library refer to it, so that the linker keeps it.
+// Registers the backend at program start. Linkers keep this file if the option --undefined refers to this name.
 extern "C" const executorch::runtime::Error arm_runtime_vgf_registered = arm_runtime::register_backend();

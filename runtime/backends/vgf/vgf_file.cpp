@@ -62,12 +62,12 @@ std::vector<int64_t> copy_numbers(const vgflib::DataView<int64_t>& view) {
   return numbers;
 }
 
-Error damaged(const char* what, uint64_t index) {
+Error report_damage(const char* what, uint64_t index) {
   ARM_RUNTIME_LOG(Error, "the payload is damaged: %s (index %" PRIu64 "); export the program again", what, index);
   return Error::InvalidProgram;
 }
 
-Error unsupported(const char* what, uint64_t index) {
+Error report_unsupported(const char* what, uint64_t index) {
   ARM_RUNTIME_LOG(Error, "%s (index %" PRIu64 ") is not supported: only SPIR-V graphs on packed tensors are", what,
                   index);
   return Error::NotSupported;
@@ -94,7 +94,7 @@ class VgfReader {
       error = read_segment(index);
     }
     if (error == Error::Ok && (file_.segments.empty() || file_.outputs.empty())) {
-      return damaged("it has no segments or no outputs", file_.segments.size());
+      return report_damage("it has no segments or no outputs", file_.segments.size());
     }
     return error;
   }
@@ -142,8 +142,8 @@ Error VgfReader::open(const uint8_t* data, size_t size) {
   constants_ = vgflib::CreateConstantDecoder(data + offsets[3], header_->GetConstantsSize());
   if (modules_ == nullptr || sequence_ == nullptr || resources_ == nullptr || constants_ == nullptr) {
     const int section = modules_ == nullptr ? 0 : sequence_ == nullptr ? 1 : resources_ == nullptr ? 2 : 3;
-    return damaged("a section (0 modules, 1 sequence, 2 resources, 3 constants) is not well formed",
-                   static_cast<uint64_t>(section));
+    return report_damage("a section (0 modules, 1 sequence, 2 resources, 3 constants) is not well formed",
+                         static_cast<uint64_t>(section));
   }
   return Error::Ok;
 }
@@ -164,14 +164,14 @@ Error VgfReader::read_tensor(uint32_t index) {
   VgfTensor& tensor = file_.tensors[index];
   tensor.is_constant = resources_->getCategory(index) == vgflib::ResourceCategory::CONSTANT;
   if (!tensor.is_constant && resources_->getDescriptorType(index) != kTensorDescriptor) {
-    return unsupported("a resource that is not a tensor", index);
+    return report_unsupported("a resource that is not a tensor", index);
   }
   if (resources_->getAliasGroupId(index).has_value()) {
-    return unsupported("a resource that shares its storage with another", index);
+    return report_unsupported("a resource that shares its storage with another", index);
   }
   const Format* format = find_format(resources_->getVkFormat(index));
   if (format == nullptr) {
-    return unsupported("a tensor's element type", index);
+    return report_unsupported("a tensor's element type", index);
   }
   tensor.format = format->format;
   tensor.scalar_type = format->scalar_type;
@@ -182,14 +182,14 @@ Error VgfReader::read_tensor(uint32_t index) {
   }
   for (const int64_t dimension : tensor.shape) {
     if (dimension <= 0 || __builtin_mul_overflow(tensor.nbytes, static_cast<size_t>(dimension), &tensor.nbytes)) {
-      return damaged("a tensor has a dimension that is not positive, or too many elements", index);
+      return report_damage("a tensor has a dimension that is not positive, or too many elements", index);
     }
   }
   const std::vector<int64_t> strides = copy_numbers(resources_->getTensorStride(index));
   size_t packed = format->size;
   for (size_t left = strides.size(); left > 0; --left) {
     if (strides.size() != tensor.shape.size() || strides[left - 1] != static_cast<int64_t>(packed)) {
-      return unsupported("a tensor with gaps between its elements", index);
+      return report_unsupported("a tensor with gaps between its elements", index);
     }
     packed *= static_cast<size_t>(tensor.shape[left - 1]);
   }
@@ -201,7 +201,7 @@ Error VgfReader::read_slots(vgflib::BindingSlotArrayHandle slots, std::vector<ui
   for (uint32_t index = 0; index < count; ++index) {
     const uint32_t tensor = sequence_->getBindingSlotMrtIndex(slots, index);
     if (tensor >= file_.tensors.size() || file_.tensors[tensor].is_constant) {
-      return damaged("an input or output of the model does not exist or is constant", index);
+      return report_damage("an input or output of the model does not exist or is constant", index);
     }
     tensors->push_back(tensor);
   }
@@ -210,7 +210,7 @@ Error VgfReader::read_slots(vgflib::BindingSlotArrayHandle slots, std::vector<ui
 
 Error VgfReader::read_segment(uint32_t index) {
   if (sequence_->getSegmentType(index) != vgflib::ModuleType::GRAPH) {
-    return unsupported("a compute shader segment", index);
+    return report_unsupported("a compute shader segment", index);
   }
   VgfSegment segment;
   segment.name = std::string(sequence_->getSegmentName(index));
@@ -233,11 +233,11 @@ Error VgfReader::read_segment(uint32_t index) {
 Error VgfReader::read_module(uint32_t index, VgfSegment* segment) {
   const uint32_t module = sequence_->getSegmentModuleIndex(index);
   if (module >= modules_->size()) {
-    return damaged("a segment refers to a module that does not exist", index);
+    return report_damage("a segment refers to a module that does not exist", index);
   }
   if (modules_->getModuleType(module) != vgflib::ModuleType::GRAPH || !modules_->isSPIRV(module) ||
       !modules_->hasSPIRVCode(module)) {
-    return unsupported("a module without SPIR-V code for a graph", module);
+    return report_unsupported("a module without SPIR-V code for a graph", module);
   }
   const auto code = modules_->getSPIRVModuleCode(module);
   segment->code = code.data();
@@ -256,11 +256,11 @@ Error VgfReader::read_bindings(uint32_t index, VgfSegment* segment) {
       const VgfBinding binding{set, sequence_->getBindingSlotBinding(slots, slot),
                                sequence_->getBindingSlotMrtIndex(slots, slot)};
       if (binding.tensor >= file_.tensors.size() || file_.tensors[binding.tensor].is_constant) {
-        return damaged("a segment binds a tensor that does not exist or is constant", index);
+        return report_damage("a segment binds a tensor that does not exist or is constant", index);
       }
       for (const VgfBinding& other : segment->bindings) {
         if (other.set == binding.set && other.binding == binding.binding) {
-          return damaged("a segment binds two tensors to the same binding", index);
+          return report_damage("a segment binds two tensors to the same binding", index);
         }
       }
       segment->bindings.push_back(binding);
@@ -275,7 +275,7 @@ Error VgfReader::read_constants(uint32_t index, VgfSegment* segment) {
   for (uint32_t entry = 0; entry < count; ++entry) {
     const vgflib::GraphConstantBinding binding = sequence_->getGraphConstantBinding(bindings, entry);
     if (binding.constantIndex >= constants_->size()) {
-      return damaged("a segment refers to a constant that does not exist", index);
+      return report_damage("a segment refers to a constant that does not exist", index);
     }
     const VgfConstant constant{binding.graphConstantId, constants_->getConstantMrtIndex(binding.constantIndex),
                                constants_->getConstant(binding.constantIndex).data(),
@@ -283,18 +283,18 @@ Error VgfReader::read_constants(uint32_t index, VgfSegment* segment) {
                                    ? constants_->getConstantSparsityDimension(binding.constantIndex)
                                    : -1};
     if (constant.tensor >= file_.tensors.size() || !file_.tensors[constant.tensor].is_constant) {
-      return damaged("a constant has no tensor", binding.constantIndex);
+      return report_damage("a constant has no tensor", binding.constantIndex);
     }
     const VgfTensor& tensor = file_.tensors[constant.tensor];
     if (constants_->getConstant(binding.constantIndex).size() != tensor.nbytes) {
-      return damaged("a constant does not have the bytes of its tensor", binding.constantIndex);
+      return report_damage("a constant does not have the bytes of its tensor", binding.constantIndex);
     }
     if (constant.sparse_dimension >= static_cast<int64_t>(tensor.shape.size())) {
-      return damaged("a constant is sparse in a dimension that it does not have", binding.constantIndex);
+      return report_damage("a constant is sparse in a dimension that it does not have", binding.constantIndex);
     }
     for (const VgfConstant& other : segment->constants) {
       if (other.id == constant.id) {
-        return damaged("two constants of a segment have one id", constant.id);
+        return report_damage("two constants of a segment have one id", constant.id);
       }
     }
     segment->constants.push_back(constant);
@@ -323,11 +323,11 @@ Error VgfReader::check_module(uint32_t index, const VgfSegment& segment) {
                         matches(resource.tensor, binding.tensor));
     }
     if (!found) {
-      return damaged("a segment binds no tensor of the graph's type and shape to a binding", resource.binding);
+      return report_damage("a segment binds no tensor of the graph's type and shape to a binding", resource.binding);
     }
   }
   if (graph.resources.size() != segment.bindings.size()) {
-    return damaged("a segment does not bind as many tensors as its graph has", index);
+    return report_damage("a segment does not bind as many tensors as its graph has", index);
   }
   for (const SpirvConstant& constant : graph.constants) {
     bool found = false;
@@ -335,7 +335,7 @@ Error VgfReader::check_module(uint32_t index, const VgfSegment& segment) {
       found = found || (given.id == constant.id && matches(constant.tensor, given.tensor));
     }
     if (!found) {
-      return damaged("a segment has no constant of the graph's type and shape for an id", constant.id);
+      return report_damage("a segment has no constant of the graph's type and shape for an id", constant.id);
     }
   }
   return Error::Ok;

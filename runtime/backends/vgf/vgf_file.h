@@ -59,9 +59,9 @@ struct VgfFile {
 /// Reads the VGF file of `size` bytes at `data`. Afterwards, `file` contains pointers into the data.
 ///
 /// Checks section bounds, indices and sizes, and that tables and SPIR-V modules agree. Returns, with the reason in
-/// the log, InvalidArgument if `data` is not at a multiple of 8, InvalidProgram for a damaged file,
-/// DelegateInvalidCompatibility for a version that libvgf does not read, and NotSupported for contents that this
-/// backend does not execute (compute shaders, images, shared storage).
+/// the log, InvalidArgument if `data` is not at a multiple of 8, DelegateInvalidCompatibility for a header that libvgf
+/// does not accept (another version, or sections beyond the end of the file), InvalidProgram for other damage, and
+/// NotSupported for contents that this backend does not execute (compute shaders, images, shared storage).
 Error read_vgf(const void* data, size_t size, VgfFile* file);
 
 }  // namespace arm_runtime

@@ -34,7 +34,7 @@ constexpr char kDeviceVariable[] = "ARM_RUNTIME_VGF_DEVICE";
 constexpr char kTimeoutVariable[] = "ARM_RUNTIME_VGF_TIMEOUT_MS";
 constexpr char kCacheVariable[] = "ARM_RUNTIME_VGF_PIPELINE_CACHE";
 
-// The application's device, and the backend's own device while a program uses it.
+// The application's handles, and the device that loaded programs share.
 struct SharedState {
   std::mutex mutex;
   bool has_application_device = false;
@@ -265,7 +265,7 @@ Error set_vulkan_device(const VulkanHandles* handles) {
   return Error::Ok;
 }
 
-bool VulkanDevice::is_possible() {
+bool VulkanDevice::has_device_or_loader() {
   {
     const std::lock_guard<std::mutex> lock(shared_state().mutex);
     if (shared_state().has_application_device) {

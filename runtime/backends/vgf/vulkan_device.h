@@ -40,12 +40,13 @@ class VulkanDevice {
   VulkanDevice& operator=(const VulkanDevice&) = delete;
   ~VulkanDevice();
 
-  /// Returns the application's device, or a device that the backend creates. All programs share it; it is destroyed
-  /// with the last of them.
+  /// Returns the application's device, or a device that the backend creates. Programs share it. A device of the backend
+  /// is destroyed with the last program that uses it.
   static Result<std::shared_ptr<VulkanDevice>> acquire();
 
-  /// Whether there is a device of the application or a Vulkan loader. acquire() needs one of the two.
-  static bool is_possible();
+  /// Whether there is a device of the application or a Vulkan loader. Logs the reason if not. acquire() needs one of
+  /// the two.
+  static bool has_device_or_loader();
 
   const VulkanFunctions& fn() const { return fn_; }
   VkDevice handle() const { return device_; }

@@ -64,7 +64,7 @@ Error error_of(VkResult result) {
   }
 }
 
-Error missing(const char* name) {
+Error report_missing(const char* name) {
   ARM_RUNTIME_LOG(Error, "the Vulkan driver has no %s, which VK_ARM_tensors and VK_ARM_data_graph need", name);
   return Error::NotFound;
 }
@@ -76,7 +76,7 @@ Error VulkanFunctions::load_instance(VkInstance instance) {
 #define ARM_RUNTIME_LOAD(name)                                                 \
   name = reinterpret_cast<PFN_##name>(vkGetInstanceProcAddr(instance, #name)); \
   if (name == nullptr) {                                                       \
-    return missing(#name);                                                     \
+    return report_missing(#name);                                              \
   }
   ARM_RUNTIME_VULKAN_INSTANCE_FUNCTIONS(ARM_RUNTIME_LOAD)
 #undef ARM_RUNTIME_LOAD
@@ -87,7 +87,7 @@ Error VulkanFunctions::load_device(VkDevice device) {
 #define ARM_RUNTIME_LOAD(name)                                             \
   name = reinterpret_cast<PFN_##name>(vkGetDeviceProcAddr(device, #name)); \
   if (name == nullptr) {                                                   \
-    return missing(#name);                                                 \
+    return report_missing(#name);                                          \
   }
   ARM_RUNTIME_VULKAN_DEVICE_FUNCTIONS(ARM_RUNTIME_LOAD)
 #undef ARM_RUNTIME_LOAD

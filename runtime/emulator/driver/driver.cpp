@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The functions of ethos-u-core-driver that EthosUBackend calls, implemented with the emulator, for the
-// self-test of firmware on a machine without an NPU. This driver accepts programs for every NPU; it has no data cache
-// and no cycle counter.
+// self-test of firmware on a machine without an NPU. This driver accepts programs for every NPU. Its cache functions do
+// nothing, and it counts no cycles.
 #include <ethosu_driver.h>
 
 #include <cstdio>

@@ -10,8 +10,8 @@ namespace arm_runtime {
 // Number of regions of the emulator.
 constexpr size_t kSimulatedRegionCount = 8;
 
-// Executes a command stream with its header on the emulator. Returns false, with the reason in `text`, if the stream is
-// damaged or an NPU would stop.
+// Loads and executes a command stream with its header on the emulator. Returns false, with the reason in `text`, if the
+// emulator reports an error (see npu::Error).
 bool simulate(const void* commands, size_t commands_size, uint8_t* const* regions, const uint64_t* sizes, char* text,
               size_t text_size);
 

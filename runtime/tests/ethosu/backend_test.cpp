@@ -223,7 +223,7 @@ void act_as_npu(const EthosUPayload& payload, const std::vector<uint8_t*>& bases
   uint8_t* scratch = bases[1];
   for (uint32_t i = 0; i < payload.inputs.count(); ++i) {
     const PayloadTensor input = payload.inputs.at(i);
-    for (size_t k = 0; input.allocated() && k < input.nbytes; ++k) {
+    for (size_t k = 0; input.is_allocated() && k < input.nbytes; ++k) {
       CHECK(scratch[static_cast<size_t>(input.offset) + k] == pattern(i, k));
     }
   }
@@ -721,7 +721,7 @@ void handles_unallocated_tensors(const Files& files) {
   input.replace(offset_position(input, "inputs"), 4, 4, '\xFF');
   Loaded loaded(input);
   driver_double.npu = [&](const std::vector<uint8_t*>& bases) { act_as_npu(loaded.payload(), bases); };
-  CHECK(!loaded.payload().inputs.at(0).allocated());
+  CHECK(!loaded.payload().inputs.at(0).is_allocated());
   CHECK(loaded.init() == Error::Ok && loaded.execute() == Error::Ok);
   CHECK(loaded.output(0).bytes()[0] == pattern(100, 0));
 
