@@ -600,7 +600,7 @@ def test_plots_that_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="no configuration has estimates"):
         Sweep((FAILED,), "").plot()
     monkeypatch.setitem(sys.modules, "plotly.subplots", None)
-    with pytest.raises(ImportError, match=r"pip install 'arm-recipes\[pictures\]'"):
+    with pytest.raises(ImportError, match=r"pip install 'arm-recipes\[charts\]'"):
         SWEEP.plot()
 
 
