@@ -26,7 +26,7 @@ _THIRD_PARTY_MODULES = rf"({'|'.join(_THIRD_PARTY)})(\.|$)"
 
 
 #: How to install Plotly, which draws charts and pages.
-INSTALL_PLOTLY = "pip install 'arm-recipes[pictures]'"
+INSTALL_PLOTLY = "pip install 'arm-recipes[charts]'"
 
 
 class ArmRecipesWarning(UserWarning):

@@ -323,7 +323,7 @@ def test_a_page_without_plotly_is_an_error_before_the_work(
         ["tune", model, "--recipe", "ethosu_u55_int8"],
     ):
         assert main([*arguments, "--html", page]) == 2
-        assert "--html: Plotly is not installed: pip install 'arm-recipes[pictures]'" in capsys.readouterr().err
+        assert "--html: Plotly is not installed: pip install 'arm-recipes[charts]'" in capsys.readouterr().err
     assert not small.with_suffix(".pte").exists()
 
 

@@ -609,7 +609,7 @@ def test_plots_that_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="y: no configuration has a value of ram_bytes; see the notes"):
         Sweep((_row("not executed", 1.0, 2000, ram_bytes=None),), "").plot(y=["ram_bytes"])
     monkeypatch.setitem(sys.modules, "plotly.subplots", None)
-    with pytest.raises(ImportError, match=r"pip install 'arm-recipes\[pictures\]'"):
+    with pytest.raises(ImportError, match=r"pip install 'arm-recipes\[charts\]'"):
         SWEEP.plot()
 
 
