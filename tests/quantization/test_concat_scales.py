@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from arm_backend_core.quantization.algorithms.concat_scales import _pool_observers
+from arm_backend_core.quantization.observer import ActivationObserver
 from arm_recipes import ArmRecipeType, ExportRecipe, ExportResult, export, prepare_qat
 from arm_recipes.comparison.accuracy import sum_output_errors
 
@@ -167,3 +169,13 @@ def test_prepare_qat_keeps_scales_of_concatenated_operands() -> None:
     assert _output_sqnr(model, result)[0] > 40
     expected, found = prepared(*_SAMPLES[0]), result.run(*_SAMPLES[0])
     assert float((expected - found).abs().max()) <= 1.01 * float((expected.max() - expected.min()) / 255)
+
+
+def test_pooled_observers_of_integers_have_a_scale_that_represents_integers() -> None:
+    observers = [
+        ActivationObserver(torch.int8, qscheme=torch.per_tensor_affine, quant_min=-128, quant_max=127) for _ in range(2)
+    ]
+    for observer, values in zip(observers, ([0.0, 1.0, 3.0], [0.0, 2.0, 5.0]), strict=True):
+        observer(torch.tensor(values))
+    scale = float(_pool_observers(observers).calculate_qparams()[0])
+    assert (1 / scale).is_integer()

@@ -216,7 +216,8 @@ def _pool_observers(observers: Sequence[RangeObserver]) -> RangeObserver:
     )
     values = [torch.cat(x.values)[:: stride // x.stride] for x in statistics if x.values]
     first._statistics = type(statistics[0])(
-        low, high, sum(x.count for x in statistics), values, sum(map(len, values)), stride
+        *(low, high, sum(x.count for x in statistics), values, sum(map(len, values)), stride),
+        is_integer=all(x.is_integer for x in statistics if x.count),
     )
     return first
 
