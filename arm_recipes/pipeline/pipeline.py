@@ -223,7 +223,6 @@ class Pipeline:
     def create_artifact(self, rejected: list[Rejection], logged_notes: list[str]) -> Artifact:
         """Build the artifact with its report, from the rejected operators and the notes of ``events.record``."""
         manager, samples = self._artifact.data, self._progress.samples
-        plans = manager.executorch_program.execution_plan
         export_context = context.describe_export(self._model_names, self._recipe)
         methods = [
             method.create_report(name, method.graph, rejected, samples.get(name), export_context.processor)
@@ -240,7 +239,7 @@ class Pipeline:
             context=export_context,
             ram=ram.measure_ram(
                 {m.name: m.delegates for m in methods},
-                plans,
+                manager.executorch_program.execution_plan,
                 self._recipe,
                 on_cortex_m=export_context.processor is not None,
             ),
@@ -248,11 +247,9 @@ class Pipeline:
         float_programs = {name: x.float_program for name, x in self._methods.items() if x.float_program is not None}
         reference = create_float_reference(self._programs, float_programs, self._recipe)
         export_objects = ExportObjects(self._programs, manager, reference, self._unlowered)
-        input_signatures = {
-            name: method.input_signature for name, method in self._methods.items() if method.input_signature is not None
-        }
-        out_specs = {name: self._methods[name].out_spec for name in input_signatures}
-        return Artifact(report, input_signatures, out_specs, self._shape_variants, self._recipe, lambda: export_objects)
+        signatures = {name: x.input_signature for name, x in self._methods.items() if x.input_signature is not None}
+        out_specs = {name: self._methods[name].out_spec for name in signatures}
+        return Artifact(report, signatures, out_specs, self._shape_variants, self._recipe, lambda: export_objects)
 
     def _default_stages(self) -> Iterable[StageType]:
         quantization, lowering = self._recipe.quantization_recipe, self._recipe.lowering_recipe
