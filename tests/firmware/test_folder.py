@@ -63,7 +63,8 @@ def test_a_write_that_stops_while_it_replaces_files_can_be_repeated(
 ) -> None:
     folder = check_output_folder(tmp_path / "made")
     write_output_folder(folder, {"a": b"1", "b": b"1", "old": b"1"}, {})
-    real, replaced = Path.replace, []
+    real = Path.replace
+    replaced: list[Path] = []
 
     def fail(path: Path, target: Path) -> Path:
         if target.parent == folder and target.name != MANIFEST:
