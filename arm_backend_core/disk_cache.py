@@ -9,9 +9,16 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """Return the cache folder of this project: ``$XDG_CACHE_HOME/arm-recipes``, by default ``~/.cache/arm-recipes``."""
+    """Return the cache folder of this project: ``$XDG_CACHE_HOME/arm-recipes``, by default ``~/.cache/arm-recipes``.
+
+    Raises:
+        OSError: the user has no home directory, as in a container with an arbitrary user id.
+    """
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "arm-recipes"
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "arm-recipes"
+    except RuntimeError as error:
+        raise FileNotFoundError(f"no cache folder: {error} Set XDG_CACHE_HOME to a folder") from None
 
 
 def write_atomically(target: Path, *chunks: bytes | memoryview) -> None:

@@ -18,6 +18,15 @@ def test_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache_folder() == tmp_path / "cache/arm-recipes"
 
 
+def test_a_user_without_a_home_directory_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Callers ignore an OSError. ``Path.home`` raises a RuntimeError, for example in a container with any user id."""
+    monkeypatch.delenv("HOME")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    with pytest.raises(FileNotFoundError, match="Set XDG_CACHE_HOME to a folder"):
+        cache_folder()
+
+
 def test_a_file_is_replaced_and_has_the_mode_of_any_new_file(tmp_path: Path) -> None:
     target, other = tmp_path / "target", tmp_path / "other"
     other.touch()

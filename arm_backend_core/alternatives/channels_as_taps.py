@@ -35,7 +35,7 @@ def split_channels(op: Op, rewriter: Rewriter) -> Value | None:
     n, height, width, depth = x.shape
     image = b.reshape(x, (n, height, _TAPS * width, depth // _TAPS))
     kernel = constant(weight.data.reshape(weight.shape[0], 1, _TAPS, depth // _TAPS), weight.dtype)
-    attrs = dict(conv.attrs) | {"stride": [1, _TAPS]}
+    attrs = dict(conv.attrs) | {"stride": [1, _TAPS], "dilation": [1, 1]}  # the dilation of a 1x1 kernel has no effect
     sums = b.emit("CONV2D", (image, kernel, bias), conv.output.dtype, **attrs)
     return apply_epilogue(sums, epilogue, np.arange(weight.shape[0]), b)
 

@@ -1,8 +1,9 @@
 """Disk cache of Vela's configurations: the answers of its command line parser.
 
 Importing the parser takes Vela's process 0.3 s, as long as the lowering of a small model. Its C++ core, which compiles,
-takes 0.04 s. The key is the command line, the content of the configuration file and the version of Vela. Refusals are
-not cached. If the cache folder cannot be read or written, Vela parses again.
+takes 0.04 s. The key is the command line, the content of the configuration file, the version of Vela and the script
+that reads the parser's answer. Refusals are not cached. If the cache folder cannot be read or written, Vela parses
+again.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from arm_backend_core.disk_cache import cache_folder, write_atomically
-from arm_backend_core.workers import vela
+from arm_backend_core.workers import vela, vela_process
 from arm_backend_core.workers.vela import Configuration
 
 
@@ -49,7 +50,7 @@ def configure(argv: Sequence[str], config_file: Path) -> Configuration:
 
 
 def _cache_path(argv: Sequence[str], config_file: Path) -> Path:
-    fields = sorted(Configuration.__dataclass_fields__)
-    text = json.dumps([vela.version(), fields, list(argv)]).encode()
-    key = hashlib.blake2b(text + config_file.read_bytes(), digest_size=16).hexdigest()
+    script = Path(vela_process.__file__).read_bytes()
+    text = json.dumps([vela.version(), sorted(Configuration.__dataclass_fields__), list(argv)]).encode()
+    key = hashlib.blake2b(script + text + config_file.read_bytes(), digest_size=16).hexdigest()
     return cache_folder() / "vela_configurations" / f"{key}.json"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 from importlib.metadata import version
@@ -108,16 +109,15 @@ def _list_operators(args: argparse.Namespace) -> None:
 
 def _operator_rows() -> list[dict[str, Any]]:
     """Return the operators, from a disk cache if possible, because the import of PyTorch takes seconds."""
-    cache_file = cache_folder() / f"operators-{_cache_key()}.json"
+    name = f"operators-{_cache_key()}.json"
     try:
-        rows: list[dict[str, Any]] = json.loads(cache_file.read_text())
+        rows: list[dict[str, Any]] = json.loads((cache_folder() / name).read_text())
     except (OSError, ValueError):
         rows = _read_records()
-        try:
-            cache_file.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(cache_file, json.dumps(rows).encode())
-        except OSError:  # without a cache, the next call is slower
-            pass
+        with contextlib.suppress(OSError):  # without a cache, the next call is slower
+            folder = cache_folder()
+            folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(folder / name, json.dumps(rows).encode())
     return rows
 
 

@@ -63,7 +63,7 @@ def build_plugin() -> Path:
     """
     executorch = _executorch_folder()
     link_flags = ("-shared", f"-L{executorch / 'lib'}", "-lexecutorch")
-    target = cache_folder() / f"host_plugin-{_cache_key(executorch)}.so"
+    target = _cache_path(f"host_plugin-{_cache_key(executorch)}.so")
     if not target.exists():
         _build_binary("the plugin for ExecuTorch's runtime", executorch, target, list_plugin_sources(), link_flags)
     return target
@@ -83,11 +83,18 @@ def build_firmware_runner() -> Path:
     # linker would drop them by default.
     kernels = ("-Wl,--no-as-needed", "-lexecutorch_kernels_optimized", "-lexecutorch_kernels_quantized")
     link_flags = (str(emulator), f"-L{library}", *kernels, "-lexecutorch", f"-Wl,-rpath,{library}")
-    target = cache_folder() / f"firmware_trial-{_cache_key(executorch, _RUNNER_FOLDERS, link_flags)}"
+    target = _cache_path(f"firmware_trial-{_cache_key(executorch, _RUNNER_FOLDERS, link_flags)}")
     if not target.exists():
         sources = [*(CPP_FOLDER / unit for unit in _RUNNER_SOURCES), *list_kernel_sources()]
         _build_binary("the program that tests firmware", executorch, target, sources, link_flags)
     return target
+
+
+def _cache_path(name: str) -> Path:
+    try:
+        return cache_folder() / name
+    except OSError as error:
+        raise RuntimeUnavailable(str(error)) from None
 
 
 def list_plugin_sources() -> list[Path]:

@@ -236,7 +236,7 @@ def _few_channel_convolutions(case: Case) -> list[Value]:
     x = case.conv(
         case.input(case.randint(1, 2), height, 16 if height % 2 else case.randint(8, 15), 4), case.randint(17, 32)
     )
-    y = case.conv(x, case.randint(1, 24))
+    y = case.conv(x, case.randint(1, 24), dilation=(case.randint(1, 2), case.randint(1, 2)))
     extra = case.randint(0, 2)
     if extra == 1:
         y = b.clamp(y, -100, 90)

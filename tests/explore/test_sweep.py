@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from arm_recipes import ArmRecipesWarning, ArmRecipeType, ExportRecipe, Sweep, e
 from arm_recipes.explore.sweep import result_store
 from arm_recipes.explore.sweep.configurations import Configuration, list_configurations
 from arm_recipes.explore.sweep.rows import ProgramEstimates, Row
+from arm_recipes.explore.sweep.sweep import _scratch_sizes
 from arm_recipes.recipe.boards import BOARDS
 from tests.small_models import ConstantHeads, MovingAverage, Small, Sorting, images, vectors
 from tests.sqnr import sqnr
@@ -84,6 +86,12 @@ def test_default_configurations_are_all_npus_and_memory_modes() -> None:
 def _configurations(system_configs: str | None) -> tuple[Configuration, ...]:
     options = {"calibration_samples": None, "per_channel": True, "extra_flags": None, "config_ini": None}
     return list_configurations(None, {"macs": None, "system_config": system_configs, "memory_mode": None}, options)
+
+
+def test_programs_whose_scratch_in_dram_differs_have_different_memory_plans() -> None:
+    first = ProgramEstimates(1, 1, 1.0, 4096, False, 1000, 0, 4096, 5096, 4096, 10)
+    assert _scratch_sizes(first) == _scratch_sizes(replace(first, cycles=2, flash_bytes=7))
+    assert _scratch_sizes(first) != _scratch_sizes(replace(first, dram_bytes=2000, npu_ram_bytes=6096))
 
 
 def test_ram_includes_tensors_of_the_cpu_that_share_a_buffer_with_the_scratch() -> None:

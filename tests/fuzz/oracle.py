@@ -766,10 +766,11 @@ class _TargetFollower(Interpreter):
         return ours
 
     def _table_neighbors(self, quantize: torch.fx.Node) -> list[Tensor]:
-        """Evaluate a function of one int16 tensor at the two table entries around each value.
+        """Evaluate a function of one int16 tensor at the two table entries around each value; bounds of fitted entries.
 
         An int16 TABLE has 513 entries at a distance of 128, and interpolates between them. A second table for the part
-        around a pole has entries at a distance of 16 or 4.
+        around a pole has entries at a distance of 16 or 4. Fitted entries differ from the function by a twelfth of its
+        second difference.
         """
         region = _find_univariate_region(quantize, self.constants)
         if region is None:
@@ -777,7 +778,12 @@ class _TargetFollower(Interpreter):
         base = region[0].all_input_nodes[0]
         index = self.env[base].long()
         points = [index.div(step, rounding_mode="floor") * step + more for step in (128, 16, 4) for more in (0, step)]
-        return [self._recompute(region, base, point.clamp(-32768, 32767).to(torch.int16)) for point in points]
+        points += [points[0] - 128, points[1] + 128]
+        reals = [self._recompute(region, base, point.clamp(-32768, 32767).to(torch.int16)) for point in points]
+        before, left, right, after = (reals[i].double() for i in (6, 0, 1, 7))
+        shifts = [(left - (before + right) / 2).abs() / 6, (right - (left + after) / 2).abs() / 6]
+        largest = torch.maximum(*(shift.nan_to_num(0.0, 0.0) for shift in shifts))
+        return [*reals[:6], torch.minimum(left, right) - largest, torch.maximum(left, right) + largest]
 
     def _recompute(self, region: list[torch.fx.Node], base: torch.fx.Node, value: Tensor) -> Tensor:
         env: dict[torch.fx.Node, Any] = {base: value}

@@ -710,6 +710,7 @@ REGRESSIONS = [
         (_x(1, 4, 4, low=-5000, high=5000),),
         ("TOSA_INT8", "ETHOSU_U55_INT8"),
     ),
+    Regression("fitted_int16_table", lambda x: 37 / (x.abs() + 0.1), (_x(4096, low=-99, high=99),), ("TOSA_A16W8",)),
     Regression(
         "conv2d_of_padding_alone",
         lambda x, y: (aten.conv2d(x, torch.ones(3, 3, 1, 1), torch.ones(3), [3, 1], [2, 1], [1, 2], 1), y.exp()),

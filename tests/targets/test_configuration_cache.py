@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from arm_backend_core.targets import configuration_cache, vela_config
 from arm_backend_core.targets.compile_spec import DEFAULT_CONFIG_INI, EthosUCompileSpec
-from arm_backend_core.workers import vela
+from arm_backend_core.workers import vela, vela_process
 
 
 @pytest.fixture
@@ -54,6 +55,18 @@ def test_key_contains_the_configuration_file_and_the_version(
     assert len(calls) == 3
 
 
+def test_key_contains_the_script_that_reads_the_answer_of_the_parser(
+    calls: list[tuple[str, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A newer version of this project may derive other values from the same answer."""
+    assert EthosUCompileSpec("ethos-u55-128").configuration
+    script = tmp_path / "vela_process.py"
+    script.write_text("# newer")
+    monkeypatch.setattr(vela_process, "__file__", str(script))
+    assert EthosUCompileSpec("ethos-u55-128").configuration
+    assert len(calls) == 2
+
+
 def test_refusals_are_not_cached(calls: list[tuple[str, ...]], tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(ValueError, match="extra_flags"):
@@ -67,6 +80,14 @@ def test_read_only_cache(calls: list[tuple[str, ...]], tmp_path: Path) -> None:
     for _ in range(2):
         assert EthosUCompileSpec("ethos-u55-128").configuration.accelerator == "EthosU55"
     assert len(calls) == 2
+
+
+def test_user_without_a_home_directory(calls: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    assert EthosUCompileSpec("ethos-u55-128").configuration.accelerator == "EthosU55"
+    assert len(calls) == 1
 
 
 def test_vela_process_imports_the_parser_only_for_a_new_configuration(

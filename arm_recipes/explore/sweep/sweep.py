@@ -228,7 +228,7 @@ def _measure_programs(
     for key, indices in indices_by_key.items():
         source = quantized[indices[0]]
         assert isinstance(source, QuantizedProgram)
-        by_scratch: dict[tuple[int, int], list[int]] = {}
+        by_scratch: dict[tuple[int, int, int], list[int]] = {}
         for index in indices:
             by_scratch.setdefault(_scratch_sizes(estimates[index]), []).append(index)
         try:
@@ -250,9 +250,10 @@ def _program_key(configuration: Configuration, lowered: LoweredProgram) -> _Prog
     return configuration.precision, tuple(unit.digest for unit in lowered.delegates)
 
 
-def _scratch_sizes(estimates: ProgramEstimates | str) -> tuple[int, int]:
+def _scratch_sizes(estimates: ProgramEstimates | str) -> tuple[int, int, int]:
+    """Sizes that determine the memory plan. In Dedicated_Sram memory modes, SRAM has only the fast scratch."""
     assert isinstance(estimates, ProgramEstimates)
-    return estimates.sram_bytes, estimates.fast_scratch_bytes
+    return estimates.sram_bytes, estimates.fast_scratch_bytes, estimates.npu_ram_bytes
 
 
 def _compile_all(
