@@ -217,4 +217,4 @@ def test_sections_of_the_folder_in_the_boards_linker_script(tmp_path: Path, root
     image = build(root / "folder", root / "device", "-DPLACED=OFF")
     ok, printed = execute(image, (root / "folder/model.pte").read_bytes(), tmp_path)
     assert not ok
-    assert "in memory that no NPU of this device reaches" in printed
+    assert "in memory that no NPU of this device can access" in printed
