@@ -60,7 +60,8 @@ def export(
             run in PyTorch), and the drop. True: the labels follow the inputs in each sample, as in the batches of a
             ``DataLoader`` or in ``[(x, label)]``. Default: None, no accuracy.
         metric (callable, optional): ``metric(outputs, sample)`` returns a number, higher is better. The report has its
-            mean over the samples in place of the top-1 accuracy. A sample may have items after the inputs.
+            mean over the samples in place of the top-1 accuracy. A sample may have further items after the inputs, such
+            as the target: ``metric`` gets them, the model does not.
         output (str or Path, optional): write the ``.pte`` to this path. The path is checked before compilation starts.
         dynamic_shapes (dict, tuple or list, optional): dynamic dimensions, as in ``torch.export.export``; for several
             methods, a dict by method name. Requires ``sizes``, because Arm targets are compiled for fixed shapes.

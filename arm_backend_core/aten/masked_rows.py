@@ -119,7 +119,10 @@ class _MaskFinder:
         return self._combine_masks(x, masks)
 
     def _find_in_bounded_mask(self, x: Node) -> Node | None:
-        """The boolean mask for a float mask that attention clamps. An input is compared with the bound at run time."""
+        """The boolean mask of a float mask that ``attention`` has clamped to ``QUANTIZABLE_LOWEST``.
+
+        If the mask is an input of the program, the program compares it with this bound at run time.
+        """
         assert isinstance(x.args[0], Node)
         mask, source = self(x.args[0]), x.args[0]
         while has_shared_qparams(source) and len(source.all_input_nodes) == 1:

@@ -44,7 +44,7 @@ class QParamsReader:
         scale, zero = self._array(scale_arg), self._array(zero_point)
         return QParams(float(scale), int(zero), dtype_of(_dtype(dtype)), _int(qmin), _int(qmax))
 
-    def read_shifted(self, node: Node) -> QParams:
+    def read_uint8_as_int8(self, node: Node) -> QParams:
         """Quantization parameters of a dequantize node whose uint8 operand becomes int8 by subtraction of 128.
 
         Raises:

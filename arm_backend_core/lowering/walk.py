@@ -311,7 +311,7 @@ class Lowering:
 
     def _dequantize(self, node: Node) -> Operand:
         reads_uint8 = is_uint8(_as_node(node.args[0])) and self.target.integer
-        q = self.qparams.read_shifted(node) if reads_uint8 else self.qparams.read(node)
+        q = self.qparams.read_uint8_as_int8(node) if reads_uint8 else self.qparams.read(node)
         source = self.read(_as_node(node.args[0]))
         assert isinstance(source, Operand)
         tensors = self._dequantized.setdefault(source.value, [])

@@ -139,7 +139,8 @@ class FixedPoint:
     def to_int32_at(self, scale: float) -> FixedPoint:
         """Convert to INT32 with zero point 0 at ``scale``.
 
-        A RESCALE converts an int8 or int16 constant of several elements; see ``passes/fold``.
+        An int8 or int16 constant of several elements keeps a RESCALE, which an NPU fuses into the reader (see
+        ``tosa/passes/fold.py``). Other constants are converted at compile time.
         """
         if self.value.data is not None and (self.dtype is DType.INT32 or self.value.size == 1):
             integers = np.rint((self.value.data.astype(np.float64) - self.zero_point) * (self.scale / scale))
@@ -222,30 +223,29 @@ class FixedPoint:
         ends = (32 - self.high.bit_length(), 32 - self.low.bit_length())
         return FixedPoint(self.b, self.b.unary("CLZ", self.value), *ends)
 
-    def shift_left(self, bits: FixedPoint | int, peak: int | None = None) -> FixedPoint:
-        """value << bits; for ``peak`` see ``mul``.
-
-        A Python integer divides the scale by 2**bits, so the real numbers stay the same. A tensor keeps the scale.
-        """
-        _, max_bits = _interval(bits)
-        low, high = (min(self.low, 0) << max_bits, max(self.high, 0) << max_bits)
+    def shift_left(self, bits: FixedPoint, peak: int | None = None) -> FixedPoint:
+        """value << bits at the same scale; for ``peak`` see ``mul``."""
+        low, high = (min(self.low, 0) << bits.high, max(self.high, 0) << bits.high)
         if peak is not None:
             low, high = max(low, -peak), min(high, peak)
-        scale = self.scale if isinstance(bits, FixedPoint) else self.scale * 2.0**-bits
-        return FixedPoint(self.b, self.b.logical_left_shift(self.value, self._operand(bits).value), low, high, scale)
+        value = self.b.logical_left_shift(self.value, self._operand(bits).value)
+        return FixedPoint(self.b, value, low, high, self.scale)
 
-    def shift_right(self, bits: FixedPoint | int) -> FixedPoint:
-        """value >> bits, rounded half up, 0 <= bits < 32. A Python integer multiplies the scale by 2**bits."""
-        shifts = _interval(bits)
-        assert 0 <= shifts[0] <= shifts[1] < 32
-        low, high = (
-            min(_round_shift_right(self.low, s) for s in shifts),
-            max(_round_shift_right(self.high, s) for s in shifts),
-        )
+    def shift_right(self, bits: FixedPoint) -> FixedPoint:
+        """value >> bits at the same scale, rounded half up, 0 <= bits < 32."""
+        assert 0 <= bits.low <= bits.high < 32
+        low = min(_round_shift_right(self.low, shift) for shift in (bits.low, bits.high))
+        high = max(_round_shift_right(self.high, shift) for shift in (bits.low, bits.high))
         value = self.b.arithmetic_right_shift(self.value, self._operand(bits).value, round=True)
-        return FixedPoint(
-            self.b, value, low, high, self.scale if isinstance(bits, FixedPoint) else self.scale * 2.0**bits
-        )
+        return FixedPoint(self.b, value, low, high, self.scale)
+
+    def add_fraction_bits(self, bits: int) -> FixedPoint:
+        """Shift the integers left and divide the scale by 2**bits. The real numbers stay the same."""
+        return self.shift_left(self.full_like(bits)).with_scale(self.scale * 2.0**-bits)
+
+    def drop_fraction_bits(self, bits: int) -> FixedPoint:
+        """Shift the integers right and multiply the scale by 2**bits. The real numbers stay the same up to rounding."""
+        return self.shift_right(self.full_like(bits)).with_scale(self.scale * 2.0**bits)
 
     # -- scale ---------------------------------------------------------------------------------------------------
 
@@ -267,14 +267,14 @@ class FixedPoint:
         value = x.b.rescale(x.value, dtype, factor, x.zero_point)
         return FixedPoint(x.b, value, low, high, x.scale / factor if factor else x.scale)
 
-    def mul_power_of_two(self, power: int) -> FixedPoint:
-        """Multiply the integers, int8 or int16, by 2**power as INT32. The real numbers stay the same.
+    def to_int32_with_fraction_bits(self, bits: int) -> FixedPoint:
+        """Convert int8 or int16 to INT32 with ``bits`` more fraction bits; with fewer, and rounding, if negative.
 
-        On the NPU, MUL is one operation and RESCALE two.
+        The real numbers stay the same. On the NPU, MUL is one operation and RESCALE two.
         """
-        if power < 0:
-            return self.rescale(DType.INT32, 2.0**power)
-        return self.mul(1 << power)
+        if bits < 0:
+            return self.rescale(DType.INT32, 2.0**bits)
+        return self.mul(1 << bits)
 
     def requantize(self, out: QParams) -> Value:
         """Convert to quantization parameters ``out`` with one rounding and saturation.
@@ -347,8 +347,8 @@ def requantize(b: Builder, x: Value, peaks: Array | float, scales: Array, out: Q
         zero_point: zero point of x.
 
     Raises:
-        Unsupported: x is INT48 and may exceed the input limit of RESCALE. INT48 cannot be clipped before, because TOSA
-            has no other operator on it.
+        Unsupported: x is INT48, and x * scales / out.scale may exceed int32, the range of RESCALE's result before
+            saturation. INT48 cannot be clipped before, because TOSA has no other operator on it.
     """
     span = out.dtype.range[1] - out.dtype.range[0]
     factors = np.minimum(scales / np.asarray(out.scale, dtype=np.float64), 2.0 * span)

@@ -235,7 +235,7 @@ def _precise_reciprocal(division: _Division, magnitude: FixedPoint) -> FixedPoin
         return fixed_point.reciprocal(v)
     table = _reciprocal_table(division.y, division.y.low) if division.y.low > 0 else None
     if table is not None and 2.0**-30 <= table.scale <= 2.0**-16:
-        inverse, error = table.mul_power_of_two(round(math.log2(table.scale)) + 30), 1 << 22
+        inverse, error = table.to_int32_with_fraction_bits(round(math.log2(table.scale)) + 30), 1 << 22
     else:
         inverse, error = fixed_point.reciprocal(v), 1 << 17
     product = inverse.mul(v, peak=(1 << 30) + error).assume_range(0, (1 << 30) + error).with_scale(inverse.scale)

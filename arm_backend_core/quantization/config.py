@@ -23,9 +23,9 @@ class QuantizationConfig:
     Attributes:
         activation: spec of inputs and results of operators.
         weight: spec of weights; if None, operators with weights stay in floating point.
-        inner: int16 spec of results whose readers compute with more than 8 bits (layer_norm, softmax, residual
-            additions in front of them), so that int16 operands make them more accurate. If None, these results use
-            ``activation``.
+        inner: int16 spec of mixed precision. It applies to tensors that are read by operators with more than 8 bits of
+            internal precision (layer_norm, softmax), and to the residual additions that produce their inputs. If
+            None, these tensors use ``activation``.
     """
 
     activation: QuantizationSpec

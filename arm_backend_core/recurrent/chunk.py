@@ -61,10 +61,10 @@ class ChunkBuilder(NodeWriter):
         rows: list[Step] = []
         for k in range(self._count):
             rows.append(self._emit_step(k, rows[-1] if rows else {}))
-        results = [self.to_port_type(rows[-1][port.slot], port) for port in self._states]
+        results = [self.quantize_port(rows[-1][port.slot], port) for port in self._states]
         for port in stacked:
-            parts = [self.to_real(self.to_port_type(row[port.slot], port), port) for row in rows]
-            results.append(self.to_port_type(self.call(aten.stack.default, parts, like=parts[0]), port))
+            parts = [self.dequantize_port(self.quantize_port(row[port.slot], port), port) for row in rows]
+            results.append(self.quantize_port(self.call(aten.stack.default, parts, like=parts[0]), port))
         self.graph.output(tuple(results))
         return build_program(self._program, self.graph, constant_specs)
 
@@ -98,15 +98,15 @@ class ChunkBuilder(NodeWriter):
 
     def _operand(self, read: Any, k: int, step: Step, previous: Step) -> Any:
         if isinstance(read, StepValue) and read.steps_back and not previous:
-            return self.cast(self._states[Port.from_casts(read.slot, read.casts)], read.casts[1:])
+            return self.apply_qdq_ops(self._states[Port.from_qdq_ops(read.slot, read.qdq_ops)], read.qdq_ops[1:])
         if isinstance(read, StepValue):
-            return self.cast((previous if read.steps_back else step)[read.slot], read.casts)
+            return self.apply_qdq_ops((previous if read.steps_back else step)[read.slot], read.qdq_ops)
         if isinstance(read, Slice):
-            x = self.cast(self._slices[self._layer.sequence_index(read)], read.source_casts)
+            x = self.apply_qdq_ops(self._slices[self._layer.sequence_index(read)], read.source_qdq_ops)
             x = self.call(aten.select.int, x, 0, k, like=x)
             for cut in read.cuts:
                 x = self.call(aten.slice.Tensor, x, *cut, like=x)
-            return self.cast(x, read.casts)
+            return self.apply_qdq_ops(x, read.qdq_ops)
         return read
 
 

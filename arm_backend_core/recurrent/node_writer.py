@@ -1,4 +1,4 @@
-"""Node writer: emits nodes with metadata, and casts between real numbers and the integers that loops carry."""
+"""Node writer: emits nodes with metadata, and quantizes and dequantizes the values that loops carry."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch.fx import Graph, Node, map_arg
 
 from arm_backend_core.nodes import TIMESTEP_SLOT
-from arm_backend_core.recurrent.unrolled_steps import Cast, Port
+from arm_backend_core.recurrent.unrolled_steps import Port, QdqOp
 
 
 def copy_meta(like: Node, value: Any) -> dict[str, Any]:
@@ -18,11 +18,11 @@ def copy_meta(like: Node, value: Any) -> dict[str, Any]:
 
 
 class NodeWriter:
-    """Emits nodes into a graph; equal casts of a tensor are emitted once."""
+    """Emits nodes into a graph; equal quantize and dequantize nodes of a tensor are emitted once."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self._casts: dict[tuple[Node, Cast], Node] = {}
+        self._qdq_nodes: dict[tuple[Node, QdqOp], Node] = {}
         self._values: dict[tuple[Any, int, tuple[Any, ...]], tuple[Any, Any]] = {}
 
     def call(self, target: Any, *args: Any, like: Node) -> Node:
@@ -34,8 +34,9 @@ class NodeWriter:
     def _compute_value(self, target: Any, args: tuple[Any, ...]) -> Any:
         """Compute the fake result of a call.
 
-        The selections of all steps from a tensor have one fake result, and so have equal casts of them: PyTorch takes
-        0.5 ms for each, a fifth of the export of long recurrent layers.
+        Results are cached, because a fake-tensor call takes 0.5 ms, a fifth of the export of long recurrent layers.
+        ``select`` nodes of one tensor share a result whatever their index, and so do equal quantize or dequantize nodes
+        of these nodes.
         """
         values: tuple[Any, ...] = map_arg(args, lambda x: x.meta["val"])
         if not isinstance(args[0], Node) or any(isinstance(x, (Node, list, tuple)) for x in args[1:]):
@@ -46,18 +47,18 @@ class NodeWriter:
             self._values[key] = values[0], target(*values)
         return self._values[key][1]
 
-    def cast(self, node: Node, casts: Sequence[Cast]) -> Node:
-        """Apply casts to ``node``."""
-        for cast_op in casts:
-            if (node, cast_op) not in self._casts:
-                self._casts[node, cast_op] = self.call(cast_op.target, node, *cast_op.args, like=node)
-            node = self._casts[node, cast_op]
+    def apply_qdq_ops(self, node: Node, qdq_ops: Sequence[QdqOp]) -> Node:
+        """Apply quantize and dequantize operations to ``node``, in order."""
+        for op in qdq_ops:
+            if (node, op) not in self._qdq_nodes:
+                self._qdq_nodes[node, op] = self.call(op.target, node, *op.args, like=node)
+            node = self._qdq_nodes[node, op]
         return node
 
-    def to_port_type(self, node: Node, port: Port) -> Node:
-        """Convert the result of a port's operator to the port's representation (integers if it has a cast)."""
-        return self.cast(node, [port.cast] if port.cast else [])
+    def quantize_port(self, node: Node, port: Port) -> Node:
+        """Quantize the result of a port's operator, if the port carries integers."""
+        return self.apply_qdq_ops(node, [port.quantize] if port.quantize else [])
 
-    def to_real(self, node: Node, port: Port) -> Node:
-        """Convert a port's representation back to real numbers."""
-        return self.cast(node, [port.cast.inverse] if port.cast else [])
+    def dequantize_port(self, node: Node, port: Port) -> Node:
+        """Dequantize the value of a port, if the port carries integers."""
+        return self.apply_qdq_ops(node, [port.quantize.inverse] if port.quantize else [])

@@ -47,7 +47,7 @@ from arm_backend_core.recurrent.unrolled_steps import (
     UnrolledLayer,
     count_steps,
     find_layers,
-    strip_casts,
+    strip_qdq_ops,
 )
 
 if TYPE_CHECKING:
@@ -180,24 +180,22 @@ def _replace_by_loop(program: ExportedProgram, layer: UnrolledLayer, count: int,
 def _bypass_stacks(graph: Graph) -> None:
     """Let readers of one element of a stack of step outputs read the step output. The stack may become dead code.
 
-    Readers inside recurrent steps do not change, nor do those that cast with other parameters than the step output.
+    Readers inside recurrent steps do not change, nor do those that quantize with other parameters than the step output.
     """
     for stack in graph.find_nodes(op="call_function", target=aten.stack.default):
         parts, dim = cast(list[Node], stack.args[0]), cast(int, stack.args[1] if len(stack.args) > 1 else 0)
-        if any(TIMESTEP_SLOT not in strip_casts(part)[0].meta for part in parts):
+        if any(TIMESTEP_SLOT not in strip_qdq_ops(part)[0].meta for part in parts):
             continue
         pending = list(stack.users)
         for node in pending:
-            root, casts = strip_casts(node)
+            root, qdq_ops = strip_qdq_ops(node)
             if root is stack:
                 pending += node.users
-            elif node.target is aten.select.int and strip_casts(cast(Node, node.args[0]))[0] is stack:
-                root, casts = strip_casts(cast(Node, node.args[0]))
+            elif node.target is aten.select.int and strip_qdq_ops(cast(Node, node.args[0]))[0] is stack:
+                root, qdq_ops = strip_qdq_ops(cast(Node, node.args[0]))
                 axis, index = cast(tuple[int, int], node.args[1:])
                 part, rank = parts[index], stack.meta["val"].dim()
-                is_exact = {cast_op.args for cast_op in strip_casts(part)[1][-1:]} == {
-                    cast_op.args for cast_op in casts
-                }
+                is_exact = {op.args for op in strip_qdq_ops(part)[1][-1:]} == {op.args for op in qdq_ops}
                 if is_exact and TIMESTEP_SLOT not in node.meta and axis % rank == dim % rank:
                     node.replace_all_uses_with(part)
     eliminate_dead_code(graph)
@@ -253,7 +251,7 @@ def _insert_loop(
 
 
 def _find_initial_states(program: ExportedProgram, layer: UnrolledLayer) -> dict[Port, Node | Tensor] | None:
-    """Find the initial state of each port, as integers if the port has a cast.
+    """Find the initial state of each port, quantized if the port carries integers.
 
     Returns:
         None if integers cannot represent a constant initial state exactly.
@@ -270,8 +268,10 @@ def _find_initial_states(program: ExportedProgram, layer: UnrolledLayer) -> dict
         states[port] = read[0]
         if read[0] in layer.constants:
             real = value(read[0])
-            initial = states[port] = real if port.cast is None else port.cast.target(real, *port.cast.args)
-            round_trip = initial if port.cast is None else port.cast.inverse.target(initial, *port.cast.args)
+            initial = states[port] = real if port.quantize is None else port.quantize.target(real, *port.quantize.args)
+            round_trip = (
+                initial if port.quantize is None else port.quantize.inverse.target(initial, *port.quantize.args)
+            )
             if not all(torch.equal(round_trip, value(operand)) for operand in read):
                 return None
     return states
@@ -288,7 +288,7 @@ def _insert_state(program: ExportedProgram, name: str, x: Node | Tensor, value: 
 def _insert_chunked_sequence(writer: NodeWriter, total: int, read: Slice, first: int, stride: int, count: int) -> Node:
     """The sequence that the steps read, in step order and zero-padded: [calls, count, ...]."""
     calls = -(-total // count)
-    x = writer.cast(read.source, read.source_casts)
+    x = writer.apply_qdq_ops(read.source, read.source_qdq_ops)
     shape = x.meta["val"].shape
     if read.dim:
         order = [read.dim, *(i for i in range(len(shape)) if i != read.dim)]
@@ -304,12 +304,12 @@ def _insert_chunked_sequence(writer: NodeWriter, total: int, read: Slice, first:
             aten.constant_pad_nd.default, x, [0] * (2 * len(inner_shape) + 1) + [calls * count - total], like=x
         )
     x = writer.call(aten.view.default, x, [calls, count, *inner_shape], like=x)
-    return writer.cast(x, [cast.inverse for cast in read.source_casts])
+    return writer.apply_qdq_ops(x, [op.inverse for op in read.source_qdq_ops])
 
 
 def _insert_output_sequence(writer: NodeWriter, stacked: Node, port: Port, total: int) -> Node:
     """The real values of a port in all steps, in step order and without padding."""
-    x = writer.to_real(stacked, port)
+    x = writer.dequantize_port(stacked, port)
     calls, count, *rest = x.meta["val"].shape
     x = writer.call(aten.view.default, x, [calls * count, *rest], like=x)
     return x if calls * count == total else writer.call(aten.slice.Tensor, x, 0, 0, total, like=x)
@@ -337,11 +337,11 @@ def _replace_step_outputs(
         if not remaining:
             continue
         if result.step == len(layer.steps) - 1 and result.port in final_states:
-            x = writer.cast(final_states[result.port], result.casts[1:])
+            x = writer.apply_qdq_ops(final_states[result.port], result.qdq_ops[1:])
         else:
             whole_sequence = sequences[result.port]
             x = writer.call(aten.select.int, whole_sequence, 0, result.step, like=whole_sequence)
-            x = writer.cast(writer.to_port_type(x, result.port), result.casts[1:])
+            x = writer.apply_qdq_ops(writer.quantize_port(x, result.port), result.qdq_ops[1:])
         for reader in remaining:
             reader.replace_input_with(result.node, x)
 
@@ -351,12 +351,12 @@ def _match_whole_sequence(parts: Sequence[StepOutput | None], total: int) -> tup
     if len(parts) != total or None in parts:
         return None
     outputs = cast(Sequence[StepOutput], parts)
-    step_indices, distinct_sources = [part.step for part in outputs], {(part.port, part.casts) for part in outputs}
+    step_indices, distinct_sources = [part.step for part in outputs], {(part.port, part.qdq_ops) for part in outputs}
     ascending = step_indices if step_indices[0] == 0 else step_indices[::-1]
     if (
         len(distinct_sources) > 1
         or ascending != list(range(total))
-        or (outputs[0].port.cast and len(outputs[0].casts) != 2)
+        or (outputs[0].port.quantize and len(outputs[0].qdq_ops) != 2)
     ):
         return None
     return outputs[0], 1 if step_indices[0] == 0 else -1

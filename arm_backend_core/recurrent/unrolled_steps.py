@@ -27,21 +27,21 @@ _QUANTIZE, _DEQUANTIZE = (
 Step = dict[int, Node]
 
 
-class Cast(NamedTuple):
+class QdqOp(NamedTuple):
     """A quantize or dequantize operation: a node without its operand."""
 
     target: Any
     args: tuple[Any, ...]
 
     @classmethod
-    def from_node(cls, node: Node) -> Cast:
-        """The cast of a quantize or dequantize node."""
+    def from_node(cls, node: Node) -> QdqOp:
+        """The operation of a quantize or dequantize node."""
         return cls(node.target, node.args[1:])
 
     @property
-    def inverse(self) -> Cast:
+    def inverse(self) -> QdqOp:
         """The dequantize for a quantize with the same parameters, or the quantize for a dequantize."""
-        return Cast(_DEQUANTIZE if self.target is _QUANTIZE else _QUANTIZE, self.args)
+        return QdqOp(_DEQUANTIZE if self.target is _QUANTIZE else _QUANTIZE, self.args)
 
 
 class StepValue(NamedTuple):
@@ -50,12 +50,12 @@ class StepValue(NamedTuple):
     Attributes:
         steps_back: 0 for the same step, 1 for the previous one.
         slot: the slot of its operator.
-        casts: casts after the operator.
+        qdq_ops: quantize and dequantize operations after the operator.
     """
 
     steps_back: int
     slot: int
-    casts: tuple[Cast, ...]
+    qdq_ops: tuple[QdqOp, ...]
 
 
 class Slice(NamedTuple):
@@ -63,19 +63,19 @@ class Slice(NamedTuple):
 
     Attributes:
         number: index of the slice among the slices that a step reads.
-        source: the tensor that all steps read; integers if ``source_casts`` is not empty.
-        source_casts: casts between ``source`` and the slicing.
+        source: the tensor that all steps read; integers if ``source_qdq_ops`` is not empty.
+        source_qdq_ops: quantize and dequantize operations between ``source`` and the slicing.
         cuts: (dimension, start, end) of each slicing of other dimensions.
         dim: the dimension that is indexed by step.
-        casts: casts after the slicing.
+        qdq_ops: quantize and dequantize operations after the slicing.
     """
 
     number: int
     source: Node
-    source_casts: tuple[Cast, ...]
+    source_qdq_ops: tuple[QdqOp, ...]
     cuts: tuple[tuple[int, int, int], ...]
     dim: int
-    casts: tuple[Cast, ...]
+    qdq_ops: tuple[QdqOp, ...]
 
 
 class Constant(NamedTuple):
@@ -95,30 +95,34 @@ class Port(NamedTuple):
 
     Attributes:
         slot: the slot of the operator that computes it.
-        cast: the quantize that its integers come from; None for real numbers.
+        quantize: the operation that computes its integers; None for floating-point values.
     """
 
     slot: int
-    cast: Cast | None
+    quantize: QdqOp | None
 
     @classmethod
-    def from_casts(cls, slot: int, casts: Sequence[Cast]) -> Port:
-        """The port of a value that passes ``casts`` after the operator at ``slot``."""
-        return cls(slot, casts[0] if casts else None)
+    def from_qdq_ops(cls, slot: int, qdq_ops: Sequence[QdqOp]) -> Port:
+        """The port of a value that passes ``qdq_ops`` after the operator at ``slot``."""
+        return cls(slot, qdq_ops[0] if qdq_ops else None)
 
 
-def strip_casts(node: Node) -> tuple[Node, tuple[Cast, ...]]:
-    """Strip per-tensor casts from a value; returns the operator that computes it, and the casts in order."""
-    casts: list[Cast] = []
+def strip_qdq_ops(node: Node) -> tuple[Node, tuple[QdqOp, ...]]:
+    """Strip per-tensor quantize and dequantize nodes from a value.
+
+    Returns:
+        The operator that computes the value, and the stripped operations in order.
+    """
+    qdq_ops: list[QdqOp] = []
     while (is_quantize(node) or is_dequantize(node)) and len(node.all_input_nodes) == 1 and not node.kwargs:
-        casts.insert(0, Cast.from_node(node))
+        qdq_ops.insert(0, QdqOp.from_node(node))
         node = node.all_input_nodes[0]
-    return node, tuple(casts)
+    return node, tuple(qdq_ops)
 
 
-def _are_exact_casts(casts: Sequence[Cast], source: Any) -> bool:
-    """Whether casts after data movement of ``source`` are exact: they have the parameters of its dequantize."""
-    return not casts or (is_dequantize(source) and {cast_op.args for cast_op in casts} == {Cast.from_node(source).args})
+def _are_exact_qdq_ops(qdq_ops: Sequence[QdqOp], source: Any) -> bool:
+    """Whether operations after data movement of ``source`` are exact: they have the parameters of its dequantize."""
+    return not qdq_ops or (is_dequantize(source) and {op.args for op in qdq_ops} == {QdqOp.from_node(source).args})
 
 
 def shape_of(node: Any) -> torch.Size:
@@ -138,13 +142,13 @@ class StepOutput(NamedTuple):
         node: the node.
         step: index of the step.
         port: the port that carries its value.
-        casts: casts between the port's operator and the node, including the port's own.
+        qdq_ops: quantize and dequantize operations between the port's operator and the node, including the port's own.
     """
 
     node: Node
     step: int
     port: Port
-    casts: tuple[Cast, ...]
+    qdq_ops: tuple[QdqOp, ...]
 
 
 class _NotALoopError(Exception):
@@ -195,33 +199,33 @@ class UnrolledLayer:
     def _read_operand(self, leaf: Any, k: int, indices: list[int]) -> Any:
         if not isinstance(leaf, Node):
             return leaf
-        root, casts = strip_casts(leaf)
+        root, qdq_ops = strip_qdq_ops(leaf)
         step, slot = self._members.get(root, (None, -1))
         if step is not None and step in (k, k - 1):
-            return StepValue(k - step, slot, casts)
+            return StepValue(k - step, slot, qdq_ops)
         if leaf in self.constants:
             return Constant(leaf, ()) if leaf.op == "placeholder" else Constant(leaf.target, leaf.args)
         if step is None and root.target is aten.select.int:
-            return self._read_slice(root, casts, indices)
+            return self._read_slice(root, qdq_ops, indices)
         raise _NotALoopError(f"it reads '{root.name}', which is neither the same in each step nor a slice")
 
-    def _read_slice(self, root: Node, casts: tuple[Cast, ...], indices: list[int]) -> Slice:
+    def _read_slice(self, root: Node, qdq_ops: tuple[QdqOp, ...], indices: list[int]) -> Slice:
         source, dim, index = cast(tuple[Node, int, int], root.args)
         shape = source.meta["val"].shape
         dim %= len(shape)
         indices.append(index % shape[dim])
         cuts: list[tuple[int, int, int]] = []
         while True:
-            inner, casts_between = strip_casts(source)
+            inner, qdq_ops_between = strip_qdq_ops(source)
             axis = cast(int, inner.args[1]) % len(shape) if inner.target is aten.slice.Tensor else dim
-            if axis == dim or len(inner.args) != 4 or not _are_exact_casts(casts_between, inner.args[0]):
+            if axis == dim or len(inner.args) != 4 or not _are_exact_qdq_ops(qdq_ops_between, inner.args[0]):
                 break
             start, end, _ = slice(*cast(Any, inner.args[2:])).indices(shape_of(inner.args[0])[axis])
             cuts.insert(0, (axis - (axis > dim), start, end))
             source = cast(Node, inner.args[0])
-        before = (Cast.from_node(source),) if is_dequantize(source) else ()
+        before = (QdqOp.from_node(source),) if is_dequantize(source) else ()
         origin = source.all_input_nodes[0] if before else source
-        return Slice(len(indices) - 1, origin, before, tuple(cuts), dim, casts)
+        return Slice(len(indices) - 1, origin, before, tuple(cuts), dim, qdq_ops)
 
     def _match_first_step(self) -> list[int]:
         """Match the first step against the others and collect its initial states; returns the indices of its slices."""
@@ -235,35 +239,35 @@ class UnrolledLayer:
                 if isinstance(read, StepValue) and read.steps_back:
                     self._add_initial_state(read, leaf)
                 elif isinstance(read, StepValue) and leaf in self.constants:
-                    assert strip_casts(leaf)[0] is self.steps[0][read.slot], leaf
+                    assert strip_qdq_ops(leaf)[0] is self.steps[0][read.slot], leaf
                 elif node not in self.constants and self._read_operand(leaf, 0, indices) != read:
                     raise _NotALoopError("its first step differs")
         return indices
 
     def _add_initial_state(self, read: StepValue, leaf: Any) -> None:
-        root, casts = strip_casts(leaf)
-        port, count = Port.from_casts(read.slot, read.casts), len(read.casts)
+        root, qdq_ops = strip_qdq_ops(leaf)
+        port, count = Port.from_qdq_ops(read.slot, read.qdq_ops), len(read.qdq_ops)
         if leaf not in self.constants:
-            if root in self._members or casts[len(casts) - count :] != read.casts:
+            if root in self._members or qdq_ops[len(qdq_ops) - count :] != read.qdq_ops:
                 raise _NotALoopError("its initial state is quantized differently")
-            for _ in read.casts[1:]:
+            for _ in read.qdq_ops[1:]:
                 leaf = leaf.args[0]
         states = self.initial_states.setdefault(port, [])
         states.append(leaf)
-        sources = [None if state in self.constants else strip_casts(state) for state in states]
+        sources = [None if state in self.constants else strip_qdq_ops(state) for state in states]
         if sources.count(sources[0]) < len(sources):
             raise _NotALoopError("its first step reads two initial states for one port")
 
     def _find_outputs(self) -> Iterator[StepOutput]:
-        """Yield the nodes of steps, and casts of these nodes, that nodes outside of the steps read."""
+        """Yield the nodes of steps, and their quantize and dequantize nodes, that nodes outside of the steps read."""
         for member, (k, slot) in self._members.items():
             chain = [member]
             for node in chain:
-                chain += [user for user in node.users if strip_casts(user)[0] is member]
+                chain += [user for user in node.users if strip_qdq_ops(user)[0] is member]
             for node in chain:
-                casts = strip_casts(node)[1]
+                qdq_ops = strip_qdq_ops(node)[1]
                 if any(user not in self._members and user not in chain for user in node.users):
-                    yield StepOutput(node, k, Port.from_casts(slot, casts), casts)
+                    yield StepOutput(node, k, Port.from_qdq_ops(slot, qdq_ops), qdq_ops)
 
     @cached_property
     def sequences(self) -> list[tuple[Slice, int, int]]:
@@ -275,7 +279,7 @@ class UnrolledLayer:
         return [read for reads in self.reads.values() for read in reads if isinstance(read, Slice)]
 
     def _sequence(self, read: Slice) -> tuple[Slice, int, int]:
-        sequence = read._replace(number=0, cuts=(), casts=())
+        sequence = read._replace(number=0, cuts=(), qdq_ops=())
         return sequence, self._first[read.number], self._strides[read.number]
 
     def sequence_index(self, read: Slice) -> int:
@@ -285,11 +289,11 @@ class UnrolledLayer:
     def port_meta(self, port: Port) -> torch.Tensor:
         """Fake tensor of a port's value."""
         result: torch.Tensor = self.steps[1][port.slot].meta["val"]
-        return result if port.cast is None else port.cast.target(result, *port.cast.args)
+        return result if port.quantize is None else port.quantize.target(result, *port.quantize.args)
 
     def external_readers(self, node: Node) -> list[Node]:
         """Readers of a node that belong to no step."""
-        return [user for user in node.users if strip_casts(user)[0] not in self._members]
+        return [user for user in node.users if strip_qdq_ops(user)[0] not in self._members]
 
 
 def _operators_by_slot(program: ExportedProgram) -> dict[tuple[str, str], dict[int, list[Node]]]:
@@ -297,7 +301,7 @@ def _operators_by_slot(program: ExportedProgram) -> dict[tuple[str, str], dict[i
     operators: dict[tuple[str, str], dict[int, list[Node]]] = {}
     for node in program.graph.nodes:
         slot = node.meta.get(TIMESTEP_SLOT)
-        if slot is not None and strip_casts(node)[0] is node:
+        if slot is not None and strip_qdq_ops(node)[0] is node:
             operators.setdefault(slot[:2], {}).setdefault(slot[2], []).append(node)
     return operators
 
@@ -333,7 +337,7 @@ def _split_calls(steps: list[Step]) -> Iterator[list[Step]]:
     for k in range(1, len(steps) + 1):
         previous = set(steps[k - 1].values())
         if k == len(steps) or not any(
-            strip_casts(x)[0] in previous for node in steps[k].values() for x in node.all_input_nodes
+            strip_qdq_ops(x)[0] in previous for node in steps[k].values() for x in node.all_input_nodes
         ):
             if k - begin > 2:
                 yield steps[begin:k]

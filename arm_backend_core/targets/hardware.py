@@ -10,12 +10,12 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.targets.operator_limits import (
     ALL_AXES,
     HEIGHT_WIDTH,
-    U55_LIMITS,
+    U55_U65_LIMITS,
     U85_LIMITS,
     Axes,
     Limit,
     Operation,
-    lost_axes,
+    find_axes_lost_on_split,
 )
 from arm_backend_core.workers.vela import Release
 
@@ -157,7 +157,7 @@ _U65 = Hardware(
     unsupported=frozenset((*_BITWISE, *_LOGICAL, *_COMPARISON_SELECT, "GATHER", "SCATTER", "INTDIV")),
     bool_as_int8=frozenset((*_LOGICAL, *_COMPARISON_SELECT)),
     types=_U55_TYPES,
-    limits=U55_LIMITS,
+    limits=U55_U65_LIMITS,
     booleans=False,
     npu=True,
     macs=(256, 512),
@@ -180,7 +180,7 @@ _U65 = Hardware(
         *("rescaled_part", "rescaled_parts", "joined_rescale", "joined_upsampling"),
     ),
     axes_lost_on_split=partial(
-        lost_axes,
+        find_axes_lost_on_split,
         axes_by_kind=dict.fromkeys(("CONV3D", "TRANSPOSE_CONV2D", "MATMUL"), ALL_AXES),
         unsplit_reductions=(-2,),
     ),
@@ -220,7 +220,7 @@ _U85 = Hardware(
         ),
     ),
     axes_lost_on_split=partial(
-        lost_axes,
+        find_axes_lost_on_split,
         axes_by_kind={"CONV3D": ALL_AXES, "TRANSPOSE_CONV2D": HEIGHT_WIDTH, "ARGMAX": ALL_AXES},
         unsplit_reductions=HEIGHT_WIDTH,
     ),

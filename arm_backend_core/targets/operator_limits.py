@@ -1,8 +1,8 @@
 """Operator limits: shapes, attributes and constants of operators that Vela does not compile for an Ethos-U.
 
-A limit returns the property that is not supported, or None. ``lost_axes`` returns the axes along which Vela splits an
-operator incorrectly. The limits follow Vela 5.1's report (``vela --supported-ops-report``) and the programs that it was
-observed to refuse or to compile incorrectly.
+A limit returns its violation: the property that is not supported, or None. ``find_axes_lost_on_split`` returns the axes
+along which Vela splits an operator incorrectly. The limits follow Vela 5.1's report (``vela --supported-ops-report``)
+and the programs that it was observed to refuse or to compile incorrectly.
 """
 
 from __future__ import annotations
@@ -58,37 +58,40 @@ def _padding_and_stride(op: Operation, kernel: Sequence[int]) -> tuple[bool, int
     return any(pad), max((step for step, moved in zip(stride, moves, strict=True) if moved), default=1)
 
 
-def _limit_computed_weights(op: Operation) -> str | None:
+def _computed_weights_violation(op: Operation) -> str | None:
     return "weights and bias that are not constant" if any(value.data is None for value in op.inputs[1:]) else None
 
 
-def _limit_bias(op: Operation) -> str | None:
-    """Ethos-U55 and U65 store a bias in 40 bits. Vela 5.1 truncates larger biases without a message."""
+def _bias_violation(op: Operation) -> str | None:
+    """Refuse a constant bias of more than 40 bits, and weights or bias that are not constant.
+
+    Ethos-U55 and U65 store a bias in 40 bits. Vela 5.1 truncates larger biases without a message.
+    """
     bias = op.inputs[2].data
     is_large = bias is not None and bias.size and max(-int(bias.min()), int(bias.max()) + 1) > 1 << 39
-    return "a bias of more than 40 bits" if is_large else _limit_computed_weights(op)
+    return "a bias of more than 40 bits" if is_large else _computed_weights_violation(op)
 
 
-def _limit_conv2d(op: Operation) -> str | None:
+def _conv2d_violation(op: Operation) -> str | None:
     kernel = op.inputs[1].shape[1:3]
     is_padded, stride = _padding_and_stride(op, kernel)
     if stride > 3 and is_padded and max(kernel) > 1:
         return f"stride {stride} (3 at most) together with padding"
-    return _limit_batched_stride(op) or _limit_bias(op)
+    return _batched_stride_violation(op) or _bias_violation(op)
 
 
-def _limit_depthwise(op: Operation) -> str | None:
+def _depthwise_violation(op: Operation) -> str | None:
     _, stride = _padding_and_stride(op, op.inputs[1].shape[:2])
-    return f"stride {stride} (3 at most)" if stride > 3 else _limit_bias(op)
+    return f"stride {stride} (3 at most)" if stride > 3 else _bias_violation(op)
 
 
-def _limit_conv3d(op: Operation) -> str | None:
+def _conv3d_violation(op: Operation) -> str | None:
     depth, pad = op.inputs[1].shape[1], op.attrs["pad"][:2]  # Vela does not compute results that read only padding
-    refusal = f"padding {pad} in depth (none)" if any(pad) else _limit_bias(op)
+    refusal = f"padding {pad} in depth (none)" if any(pad) else _bias_violation(op)
     return f"a kernel {depth} deep (1 at most)" if depth > 1 else refusal
 
 
-def _limit_transpose_conv2d(op: Operation) -> str | None:
+def _transpose_conv2d_violation(op: Operation) -> str | None:
     stride = tuple(op.attrs["stride"])
     is_flat = [op.inputs[0].shape[i] == op.inputs[1].shape[i] == 1 for i in (1, 2)]
     if (
@@ -97,47 +100,47 @@ def _limit_transpose_conv2d(op: Operation) -> str | None:
         and not (stride == (2, 1) and is_flat[1])
     ):
         return f"stride {stride} (1x1 and 2x2; 1x2 and 2x1 for one-dimensional input)"
-    return _limit_small_result(op) or _limit_bias(op)
+    return _small_result_violation(op) or _bias_violation(op)
 
 
-def _limit_transpose_conv2d_u85(op: Operation) -> str | None:
-    return _limit_small_result(op) or _limit_computed_weights(op)
+def _transpose_conv2d_u85_violation(op: Operation) -> str | None:
+    return _small_result_violation(op) or _computed_weights_violation(op)
 
 
-def _limit_small_result(op: Operation) -> str | None:
+def _small_result_violation(op: Operation) -> str | None:
     # Vela finds no block configuration for most results that are smaller than the stride.
     output, stride = op.output.shape[1:3], op.attrs["stride"]
     reason = f"stride {tuple(stride)} for a result of {output[0]} x {output[1]} (at most the size of the result)"
     return reason if any(size < step for size, step in zip(output, stride, strict=True)) else None
 
 
-def _limit_max_pool(op: Operation) -> str | None:
+def _max_pool_violation(op: Operation) -> str | None:
     is_padded, stride = _padding_and_stride(op, op.attrs["kernel"])
     return f"stride {stride} (3 at most) together with padding" if stride > 3 and is_padded else None
 
 
-def _limit_avg_pool(op: Operation) -> str | None:
+def _avg_pool_violation(op: Operation) -> str | None:
     if any(op.attrs["pad"]) and max(op.attrs["kernel"]) > 8:
         return f"kernel {tuple(op.attrs['kernel'])} (8x8 at most) together with padding"
-    return _limit_max_pool(op)
+    return _max_pool_violation(op)
 
 
-def _limit_avg_pool_u85(op: Operation) -> str | None:
-    """Refuse padded pools of several images with a kernel over 8 or a stride over 3 (bug ``averaged_images``).
+def _avg_pool_u85_violation(op: Operation) -> str | None:
+    """Refuse padded pools of several images with a kernel over 8 or a stride over 3.
 
-    Vela computes kernels over 8 with three operations for each image. With padding, results of later images are wrong,
-    or are written behind the result.
+    These are Vela's bugs ``averaged_images_large_kernel`` and ``averaged_images``. Vela computes kernels over 8 with
+    three operations for each image. With padding, results of later images are wrong, or are written behind the result.
     """
     images, kernel = op.inputs[0].shape[0], tuple(op.attrs["kernel"])
     if images > 1 and any(op.attrs["pad"]) and max(kernel) > 8:
         return f"{images} images and kernel {kernel} (8x8 at most) together with padding"
-    return _limit_batched_stride(op)
+    return _batched_stride_violation(op)
 
 
-def _limit_batched_stride(op: Operation) -> str | None:
-    """Strides above 3 with several images.
+def _batched_stride_violation(op: Operation) -> str | None:
+    """Refuse strides above 3 for padded pools and 1x1 convolutions of several images.
 
-    Vela splits such padded pools and 1x1 convolutions and confuses parts with images (bugs ``averaged_images`` and
+    Vela splits these operators by image and once more, and does not compute later images (bugs ``averaged_images`` and
     ``strided_images``).
     """
     kernel = op.attrs["kernel"] if "kernel" in op.attrs else op.inputs[1].shape[1:3]
@@ -147,7 +150,7 @@ def _limit_batched_stride(op: Operation) -> str | None:
     return reason if images > 1 and stride > 3 else None
 
 
-def _limit_argmax(op: Operation) -> str | None:
+def _argmax_violation(op: Operation) -> str | None:
     shape = op.inputs[0].shape
     if op.attrs["axis"] != len(shape) - 1:
         return "an axis other than the last"
@@ -156,19 +159,23 @@ def _limit_argmax(op: Operation) -> str | None:
     return f"{shape[-1]} candidates (127 at most)" if shape[-1] > 127 else None
 
 
-def _limit_matmul(op: Operation) -> str | None:
+def _matmul_violation(op: Operation) -> str | None:
     _, inner, width = op.inputs[1].shape
-    return f"{inner} x {width} right-hand sides (65536 at most)" if max(inner, width) > MAX_EXTENT else None
+    return (
+        f"a right-hand side of {inner} x {width} (65536 at most along each axis)"
+        if max(inner, width) > MAX_EXTENT
+        else None
+    )
 
 
-def _limit_reduce_sum(op: Operation) -> str | None:
+def _reduce_sum_violation(op: Operation) -> str | None:
     shape, axis = op.inputs[0].shape, op.attrs["axis"]
     sizes = (math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :]))
     too_long = max(sizes[1:2] if axis == len(shape) - 1 else sizes) > MAX_EXTENT
     return f"shape {shape} over axis {axis} (65536 at most before, along and after it)" if too_long else None
 
 
-def _limit_resize(op: Operation) -> str | None:
+def _resize_violation(op: Operation) -> str | None:
     yn, yd, xn, xd = op.attrs["scale"]
     if op.attrs["mode"] != "NEAREST":
         return "bilinear interpolation"
@@ -188,13 +195,13 @@ def _limit_resize(op: Operation) -> str | None:
     return None
 
 
-def _limit_transpose(op: Operation) -> str | None:
+def _transpose_violation(op: Operation) -> str | None:
     x, perms = op.inputs[0], tuple(op.attrs["perms"])
     reason = f"shape {x.shape} by {perms} (every decomposition into swaps exceeds 65536 along an axis)"
     return reason if plan_swaps(x.shape, perms, x.dtype, x.shape) is None else None
 
 
-def _limit_reverse(op: Operation) -> str | None:
+def _reverse_violation(op: Operation) -> str | None:
     # Vela documents only these two axes. It accepts other axes only for some shapes.
     return None if op.attrs["axis"] - len(op.inputs[0].shape) in HEIGHT_WIDTH else "an axis other than height and width"
 
@@ -203,8 +210,8 @@ ALL_AXES = tuple(range(-6, 0))  # axes of tensors of up to rank 6
 HEIGHT_WIDTH = (-3, -2)  # height and width of [.., H, W, C]
 
 
-def _lost_axes_of_window(op: Operation) -> tuple[int, ...]:
-    """The axes along which Vela splits a convolution or pool and loses the offset."""
+def _window_axes_lost_on_split(op: Operation) -> tuple[int, ...]:
+    """The axes along which Vela splits a convolution or pool and loses the offset of a fused SLICE."""
     shape, attrs = op.inputs[0].shape, op.attrs
     has_multiplier = op.kind == "DEPTHWISE_CONV2D" and op.inputs[1].shape[3] > 1
     is_dilated = max(attrs.get("dilation", (1,))) > 2 or max(shape) > MAX_EXTENT
@@ -214,10 +221,13 @@ def _lost_axes_of_window(op: Operation) -> tuple[int, ...]:
     return HEIGHT_WIDTH if is_dilated else ()
 
 
-def lost_axes(
+def find_axes_lost_on_split(
     op: Operation, axes_by_kind: Mapping[str, tuple[int, ...]], unsplit_reductions: Sequence[int]
 ) -> tuple[int, ...]:
-    """The axes along which Vela splits an operator and loses the offset of its operands (bug ``sliced``).
+    """Find the axes along which Vela splits an operator and loses the offset of a fused SLICE (bug ``sliced``).
+
+    A SLICE that Vela fuses into its reader gives the reader an offset into a larger tensor. If Vela also splits the
+    reader, the offset of the part overwrites it.
 
     A REDUCE_SUM loses the offset if it sums the last of four or more dimensions. Other reductions lose the offset on
     several images, and on one image along other axes than ``unsplit_reductions``.
@@ -234,32 +244,32 @@ def lost_axes(
         is_scalar = any(x.data is not None and math.prod(x.shape) == 1 for x in op.inputs)
         return ALL_AXES if first != second and max(len(first), len(second)) > 4 and not is_scalar else ()
     if not op.kind.startswith("REDUCE"):
-        return axes_by_kind.get(op.kind, _lost_axes_of_window(op) if "pad" in op.attrs else ())
+        return axes_by_kind.get(op.kind, _window_axes_lost_on_split(op) if "pad" in op.attrs else ())
     shape, axis = op.inputs[0].shape, op.attrs["axis"] - len(op.inputs[0].shape)
     if op.kind == "REDUCE_SUM":
         return ALL_AXES if len(shape) > 3 and axis == -1 else ()
     return ALL_AXES if axis not in unsplit_reductions or math.prod(shape[:-3]) > 1 else ()
 
 
-U55_LIMITS: dict[str, Limit] = {
-    "ARGMAX": _limit_argmax,
+U55_U65_LIMITS: dict[str, Limit] = {
+    "ARGMAX": _argmax_violation,
     # Vela compiles other shifts, against its documentation ("Round: true only").
     "ARITHMETIC_RIGHT_SHIFT": lambda op: None if op.attrs["round"] else "a shift that does not round",
-    "AVG_POOL2D": _limit_avg_pool,
-    "CONV2D": _limit_conv2d,
-    "CONV3D": _limit_conv3d,
-    "DEPTHWISE_CONV2D": _limit_depthwise,
-    "MATMUL": _limit_matmul,
-    "MAX_POOL2D": _limit_max_pool,
-    "REDUCE_SUM": _limit_reduce_sum,
-    "RESIZE": _limit_resize,
-    "REVERSE": _limit_reverse,
-    "TRANSPOSE": _limit_transpose,
-    "TRANSPOSE_CONV2D": _limit_transpose_conv2d,
+    "AVG_POOL2D": _avg_pool_violation,
+    "CONV2D": _conv2d_violation,
+    "CONV3D": _conv3d_violation,
+    "DEPTHWISE_CONV2D": _depthwise_violation,
+    "MATMUL": _matmul_violation,
+    "MAX_POOL2D": _max_pool_violation,
+    "REDUCE_SUM": _reduce_sum_violation,
+    "RESIZE": _resize_violation,
+    "REVERSE": _reverse_violation,
+    "TRANSPOSE": _transpose_violation,
+    "TRANSPOSE_CONV2D": _transpose_conv2d_violation,
 }
 U85_LIMITS: dict[str, Limit] = {
-    "AVG_POOL2D": _limit_avg_pool_u85,
-    "CONV2D": _limit_batched_stride,
-    "CONV3D": _limit_computed_weights,
-    "TRANSPOSE_CONV2D": _limit_transpose_conv2d_u85,
+    "AVG_POOL2D": _avg_pool_u85_violation,
+    "CONV2D": _batched_stride_violation,
+    "CONV3D": _computed_weights_violation,
+    "TRANSPOSE_CONV2D": _transpose_conv2d_u85_violation,
 }

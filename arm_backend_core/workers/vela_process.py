@@ -54,7 +54,11 @@ class _Parser(argparse.ArgumentParser):
 
 
 def resolve_flags(argv: list[str]) -> dict[str, Any]:
-    """Translate ``argv`` with Vela's command line to the arguments of its C++ core, without compiling."""
+    """Resolve ``argv`` with Vela's command line, without compiling.
+
+    Returns:
+        The arguments of Vela's C++ core, and the properties of the memory configuration.
+    """
     from ethosu.vela import vela
 
     captured: dict[str, Any] = {}
@@ -71,7 +75,8 @@ def resolve_flags(argv: list[str]) -> dict[str, Any]:
             address_space=int(arch.max_address_offset),
         )
 
-    # Patching is safe because the process runs nothing else. Only Vela's last step, the compilation, is replaced.
+    # Patching is safe because the process runs nothing else. The last step, the compilation, is replaced to capture its
+    # arguments, and the argument parser, to raise errors instead of exiting.
     vela.process_regor = capture
     vela.argparse = types.SimpleNamespace(**{**vars(argparse), "ArgumentParser": _Parser})
     vela.main(["network.tosa", *argv])
@@ -131,7 +136,10 @@ def compile_tosa(flatbuffer: bytes, accelerator: str, system_config: str, option
 
 
 def split_weights(requests: list[tuple[bytes, list[int]]]) -> list[list[bytes]]:
-    """See ``vela.split_weights``. The weights of an output channel follow those of the channels before it."""
+    """See ``arm_backend_core.workers.vela.split_weights``.
+
+    Decoded weights are ordered by output channel, so each part is one contiguous range.
+    """
     from ethosu import mlw_codec
 
     encoded = []

@@ -186,7 +186,8 @@ class Comparison(Renderable):
             )
             rows.append((*cells, *_layer_cells(layer), _format_advice(layer) if is_isolated else layer.source))
         if worst:
-            yield f"Layers with {criterion}{' (output: SQNR with only this layer quantized)' * is_isolated}", rows
+            columns = "isolated = SQNR of its result, output = SQNR of the model's output"
+            yield f"Layers with {criterion}{f' (only this layer quantized: {columns})' * is_isolated}", rows
         selected = _select_layers(self.layers)
         isolated_head = ("isolated",) if has_isolated else ()
         table = [("", "operator", "type", *isolated_head, "SQNR", "cosine", "max error", "value source")]

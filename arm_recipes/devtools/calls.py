@@ -10,7 +10,7 @@ from executorch.exir.delegate import executorch_call_delegate
 
 from arm_backend_core.events import delegate_record
 from arm_recipes.devtools.delegate_results import read_results, read_tosa_results
-from arm_recipes.devtools.layers import Layer, find_layers, map_handles
+from arm_recipes.devtools.layers import DebugHandleGroup, group_debug_handles, map_handles
 from arm_recipes.runtime.tosa_graph import TosaOperator, read_graph
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class DelegateCall:
             come last and in order.
         record: the compiler's record of the delegate.
         operators: operators of the delegate's TOSA graph; empty if the graph contains nested graphs.
-        layers: nodes of the captured program whose values TOSA operators of the delegate compute.
+        groups: nodes of the captured program whose values TOSA operators of the delegate compute.
         handles: index of a TOSA operator -> debug handles.
         results: index of a TOSA operator -> candidate arrays for its result in one run of the method.
     """
@@ -42,7 +42,7 @@ class DelegateCall:
     all_handles: tuple[int, ...]
     record: Delegate
     operators: tuple[TosaOperator, ...]
-    layers: tuple[Layer, ...]
+    groups: tuple[DebugHandleGroup, ...]
     handles: dict[int, tuple[int, ...]]
     results: Mapping[int, CandidateArrays]
 
@@ -57,7 +57,7 @@ def collect_delegate_calls(
         method: name of the method.
         program: the captured program, a result of ``with_debug_handles``.
         executions: the delegates' executions in one run of the method. The inputs of that run affect the values in
-            ``DelegateCall.results`` only: the layers depend on which results are available, not on their values.
+            ``DelegateCall.results`` only: the groups depend on which results are available, not on their values.
     """
     module = manager.exported_program(method).graph_module
     delegate_calls = []
@@ -72,11 +72,11 @@ def collect_delegate_calls(
         all_handles = _list_debug_handles(lowered.original_module.graph)
         kinds, handles = record.tosa_operators[: len(operators)], record.handles[: len(operators)]
         results = read_results(execution, record, operators)
-        layers = find_layers(program, all_handles, kinds, handles, operators, results)
-        results |= read_tosa_results(execution, operators, [layer.operator_index for layer in layers])
-        handle_map = map_handles(layers, handles)
+        groups = group_debug_handles(program, all_handles, kinds, handles, operators, results)
+        results |= read_tosa_results(execution, operators, [group.operator_index for group in groups])
+        handle_map = map_handles(groups, handles)
         delegate_calls.append(
-            DelegateCall(node.meta["debug_handle"], all_handles, record, operators, tuple(layers), handle_map, results)
+            DelegateCall(node.meta["debug_handle"], all_handles, record, operators, tuple(groups), handle_map, results)
         )
     return delegate_calls
 

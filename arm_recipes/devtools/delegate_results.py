@@ -20,7 +20,7 @@ from arm_recipes.runtime.ethosu_origins import Origins
 if TYPE_CHECKING:
     from arm_backend_core.backends.payload import Layer as Estimate
     from arm_backend_core.events import Delegate
-    from arm_recipes.devtools.layers import Layer
+    from arm_recipes.devtools.layers import DebugHandleGroup
     from arm_recipes.runtime.plugin import Execution
     from arm_recipes.runtime.tosa_graph import TosaOperator
 
@@ -150,11 +150,11 @@ def _regrouped_layouts(array: Array, shape: tuple[int, ...]) -> Iterator[Array]:
         yield array.reshape([shape[axis] for axis in order]).transpose(np.argsort(order))
 
 
-def dequantize(layer: Layer, candidates: Sequence[Array]) -> list[Array]:
-    """Dequantize candidates if the layer has a scale and a zero point."""
-    if layer.scale is None or layer.zero_point is None:
+def dequantize(group: DebugHandleGroup, candidates: Sequence[Array]) -> list[Array]:
+    """Dequantize candidates if the group has a scale and a zero point."""
+    if group.scale is None or group.zero_point is None:
         return list(candidates)
-    scale, zero_point = np.float32(layer.scale), layer.zero_point
+    scale, zero_point = np.float32(group.scale), group.zero_point
     return [(array.astype(np.int32) - zero_point).astype(np.float32) * scale for array in candidates]
 
 

@@ -48,24 +48,24 @@ class _LogEvent:
 def collect_events(call: DelegateCall, expected: Mapping[str, torch.Tensor]) -> list[_LogEvent]:
     """Collect the events inside of a delegate.
 
-    The Inspector reads the value of a layer from the first event with the layer's handles. The event with the output
+    The Inspector reads the value of a group from the first event with the group's handles. The event with the output
     therefore precedes the events with durations.
 
     Args:
         call: the delegate call.
-        expected: values of the layers' nodes in PyTorch for the same inputs, by node name.
+        expected: values of the groups' nodes in PyTorch for the same inputs, by node name.
     """
     remaining = delegate_results.estimated_intervals(call.record, call.operators)
     events: list[_LogEvent] = []
-    for layer in call.layers:
-        candidates = delegate_results.dequantize(layer, call.results[layer.operator_index])
-        array = delegate_results.choose_layout(candidates, expected[layer.node].numpy())
+    for group in call.groups:
+        candidates = delegate_results.dequantize(group, call.results[group.operator_index])
+        array = delegate_results.choose_layout(candidates, expected[group.node].numpy())
         # ETDump has no float16.
-        events.append(_LogEvent(layer.operator_index, array.astype(np.float32) if array.dtype == np.float16 else array))
-        layer_operators = [number for number in remaining if call.handles[number] == layer.handles]
+        events.append(_LogEvent(group.operator_index, array.astype(np.float32) if array.dtype == np.float16 else array))
+        group_operators = [number for number in remaining if call.handles[number] == group.handles]
         events += [
             _duration_event(call, remaining.pop(number))
-            for number in sorted(layer_operators, key=lambda x: (x != layer.operator_index, x))
+            for number in sorted(group_operators, key=lambda x: (x != group.operator_index, x))
         ]
     return [*events, *(_duration_event(call, span) for span in remaining.values())]
 

@@ -54,7 +54,7 @@ def build_etrecord(
         handles[call.instruction] = list(call.all_handles)
         mapped = {str(index): list(handles) for index, handles in call.handles.items()}
         delegates[call.instruction] = {**delegates[call.instruction], "delegate_map": mapped}
-        if call.layers:
+        if call.groups:
             results[call.instruction] = 1  # the Inspector also applies this number to each event inside the delegate
     return ETRecord(
         edge_dialect_program=program,

@@ -79,7 +79,7 @@ class MethodTools:
         calls = self._record_calls(tensors)
         model_inputs = self._to_model(tensors)
         expected = compute_node_values(
-            self._program, model_inputs, {layer.node for call in calls for layer in call.layers}
+            self._program, model_inputs, {group.node for call in calls for group in call.groups}
         )
         event_lists = iter([collect_events(call, expected) for call in calls])
         manager = self._result.executorch_program

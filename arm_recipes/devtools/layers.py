@@ -1,9 +1,9 @@
-"""Layer matching: map the operators of a delegate to nodes of the captured program.
+"""Debug handle groups: map the operators of a delegate to nodes of the captured program.
 
-ExecuTorch's Inspector compares the value of an event with the node of the event's last debug handle. It requires that
-each handle belongs to exactly one event. The nodes of a delegate are therefore partitioned into layers. A layer ends
-with a node whose value an operator of the delegate computes. The nodes before it, up to the previous layer, belong to
-the same layer.
+ExecuTorch's Inspector compares the value of an event with the node of the event's last debug handle. It merges events
+that share a handle, and compares only the last of them. So each handle must belong to one event. The nodes of a
+delegate are therefore partitioned into groups. A group ends with a node whose value an operator of the delegate
+computes. The nodes before it, up to the previous group, belong to the same group.
 """
 
 from __future__ import annotations
@@ -23,21 +23,23 @@ from arm_backend_core.ops.catalog import find_record
 from arm_backend_core.ops.registry import Kind
 from arm_recipes.runtime.tosa_graph import TosaOperator
 
-#: TOSA operators that only move data or change shapes.
-_DATA_MOVEMENT_OPERATORS = ("RESHAPE", "TRANSPOSE", "IDENTITY")
+#: TOSA operators that only change the shape or the order of the axes of their operand, or copy it. Operators that move
+#: data otherwise (SLICE, CONCAT, PAD, REVERSE, TILE, GATHER) are not listed.
+_LAYOUT_OPERATORS = ("RESHAPE", "TRANSPOSE", "IDENTITY")
 #: PyTorch's dtype -> dtype of the same value in the TOSA graph. Only dtypes that NumPy supports are listed.
 _TOSA_DTYPE_OF = {name: name for name in ("bool", "int8", "int16", "int32", "float16", "float32")}
 _TOSA_DTYPE_OF |= {"int64": "int32", "float64": "float32"}
 
 
 @dataclass(frozen=True)
-class Layer:
-    """A layer: a node of the captured program whose value an operator computes, and the nodes before it.
+class DebugHandleGroup:
+    """A node of the captured program whose value an operator computes, and the nodes before it.
 
     Attributes:
         operator_index: index of the TOSA operator that computes the value. Events have it as delegate debug identifier.
-        handles: debug handles of the nodes since the previous layers. The last one is the handle of ``node``. Quantize
-            and dequantize nodes that no operator computes are excluded, because they would hide the other nodes.
+        handles: debug handles of the nodes since the previous groups. The last one is the handle of ``node``. Quantize
+            and dequantize nodes without an operator of their own are excluded, because they would hide the other nodes
+            of the group in the Inspector.
         node: name of the node.
         scale, zero_point: quantization of the operator's result: the node's value is
             ``(integer - zero_point) * scale``. None if the node's value is the result itself.
@@ -59,7 +61,7 @@ class _ComputedValue:
         equivalents: ``node``, the nodes that are fused with it, and their quantize and dequantize nodes: the operator
             computes one value for all of them.
         dtype: dtype of the operator's result.
-        scale, zero_point: as in ``Layer``.
+        scale, zero_point: as in ``DebugHandleGroup``.
     """
 
     node: Node
@@ -69,15 +71,15 @@ class _ComputedValue:
     zero_point: int | None = None
 
 
-def find_layers(
+def group_debug_handles(
     program: ExportedProgram,
     members: Collection[int],
     kinds: Sequence[str],
     handles: Sequence[tuple[int, ...]],
     operators: Sequence[TosaOperator],
     available: Collection[int],
-) -> list[Layer]:
-    """Find the layers of a delegate, in program order.
+) -> list[DebugHandleGroup]:
+    """Group the debug handles of a delegate, in program order.
 
     Args:
         program: the captured program, a result of ``with_debug_handles``.
@@ -97,9 +99,9 @@ def find_layers(
     for node in nodes:
         value = None if node in selected else _find_value(node, set(nodes), operators_of_node)
         operator_indices = operators_of_node.get(_debug_handle(node), [])
-        while value is not None and operator_indices and kinds[operator_indices[-1]] in _DATA_MOVEMENT_OPERATORS:
+        while value is not None and operator_indices and kinds[operator_indices[-1]] in _LAYOUT_OPERATORS:
             if _matches_result(value, operators[operator_indices[-1]]) and (
-                kinds[sources[operator_indices[-1]]] not in _DATA_MOVEMENT_OPERATORS or _is_data_movement(node)
+                kinds[sources[operator_indices[-1]]] not in _LAYOUT_OPERATORS or _is_data_movement(node)
             ):
                 break
             # Skip an operator that copies the value for another consumer, or that converts an input to another layout.
@@ -149,23 +151,23 @@ def _assign_nodes(
     selected: Mapping[Node, _ComputedValue],
     operator_index_of: Mapping[Node, int],
     hidden: Collection[Node],
-) -> list[Layer]:
+) -> list[DebugHandleGroup]:
     """Assign each node, except ``hidden`` ones, to the first selected value that depends on it."""
     order = {node: index for index, node in enumerate(nodes)}
-    layer_of_node: dict[Node, _ComputedValue] = {}
+    value_of_node: dict[Node, _ComputedValue] = {}
     for node in reversed(nodes):
-        layers_of_users = [layer_of_node[user] for user in node.users if user in layer_of_node]
+        values_of_users = [value_of_node[user] for user in node.users if user in value_of_node]
         if node in selected:
-            layer_of_node[node] = selected[node]
-        elif layers_of_users:
-            layer_of_node[node] = min(layers_of_users, key=lambda value: order[value.node])
+            value_of_node[node] = selected[node]
+        elif values_of_users:
+            value_of_node[node] = min(values_of_users, key=lambda value: order[value.node])
     members: dict[Node, list[int]] = {}
     for node in nodes:
-        if node in layer_of_node and node is not layer_of_node[node].node and node not in hidden:
-            members.setdefault(layer_of_node[node].node, []).append(_debug_handle(node))
+        if node in value_of_node and node is not value_of_node[node].node and node not in hidden:
+            members.setdefault(value_of_node[node].node, []).append(_debug_handle(node))
     values = {value.node: value for value in selected.values()}
     return [
-        Layer(
+        DebugHandleGroup(
             operator_index_of[node],
             (*members.get(node, ()), _debug_handle(node)),
             node.name,
@@ -182,7 +184,7 @@ def _movement_sources(kinds: Sequence[str], operators: Sequence[TosaOperator]) -
     number = {operator.result.name: index for index, operator in enumerate(operators)}
     sources: list[int] = []
     for index, (kind, operator) in enumerate(zip(kinds, operators, strict=True)):
-        source = number.get(operator.inputs[0]) if kind in _DATA_MOVEMENT_OPERATORS else None
+        source = number.get(operator.inputs[0]) if kind in _LAYOUT_OPERATORS else None
         sources.append(index if source is None else sources[source])
     return sources
 
@@ -253,8 +255,8 @@ def _debug_handle(node: Node) -> int:
     return handle
 
 
-def map_handles(layers: Iterable[Layer], handles: Sequence[tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
-    """Debug handles of each operator's events: the handles of the layer that the operator belongs to."""
-    layer_of = {handle: layer.handles for layer in layers for handle in layer.handles}
-    mapped = {number: layer_of.get(max(own, default=0), ()) for number, own in enumerate(handles)}
-    return mapped | {layer.operator_index: layer.handles for layer in layers}
+def map_handles(groups: Iterable[DebugHandleGroup], handles: Sequence[tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
+    """Debug handles of each operator's events: the handles of the group that the operator belongs to."""
+    group_of = {handle: group.handles for group in groups for handle in group.handles}
+    mapped = {number: group_of.get(max(own, default=0), ()) for number, own in enumerate(handles)}
+    return mapped | {group.operator_index: group.handles for group in groups}

@@ -22,14 +22,15 @@ _PROGRAM_SECTIONS = (
 )
 _SCRATCH_SECTION = ("ARM_MODEL_TEMP_SECTION", ".bss.arm_model_temp")
 _FAST_SCRATCH_SECTION = ("ARM_MODEL_FAST_SCRATCH_SECTION", ".bss.arm_model_fast_scratch")
-#: Components of the pack PyTorch::ExecuTorch that each program needs.
+#: CMSIS components that each program needs, of the packs ARM::CMSIS and PyTorch::ExecuTorch.
 _COMPONENTS = (
     "ARM::CMSIS:CORE",
     "Machine Learning:ExecuTorch:Runtime",
     "Machine Learning:ExecuTorch:Kernel Utils",
     "Machine Learning:ExecuTorch:Kernel Registration",
 )
-#: Sources of the CMSIS layer. It has no selection of kernels: all kernels of ``kernel_list.h`` are linked.
+#: Sources of the CMSIS layer. Cortex-M kernels are not selected one by one: a program that calls one gets the sources
+#: of all (``_LAYER_KERNELS``). Portable kernels are selected by components.
 _LAYER_SOURCES = ("model.c", "golden.c", "self_test.cpp")
 _LAYER_NPU_SOURCES = (
     "backend/backends/ethosu/ethosu_backend.cpp",
@@ -73,8 +74,8 @@ class FirmwareBoard:
         return _UNKNOWN_NAMES[kind] if memory is None else memory.name
 
 
-def describe_board(recipe: object) -> FirmwareBoard | None:
-    """The board of a recipe.
+def find_firmware_board(recipe: object) -> FirmwareBoard | None:
+    """Find the board of a recipe.
 
     Returns:
         The board; None for recipes of other packages or without the option ``board``, or if nothing is published about

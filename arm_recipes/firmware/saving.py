@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from arm_backend_core.workers import vela
 from arm_recipes._internal.rendering import Renderable, Section, format_bytes
-from arm_recipes.firmware.board_files import FirmwareBoard, describe_board
+from arm_recipes.firmware.board_files import FirmwareBoard, find_firmware_board
 from arm_recipes.firmware.folder import check_output_folder, write_output_folder
 from arm_recipes.firmware.host_run import FirmwareTestCase, run_on_host
 from arm_recipes.firmware.io_tensors import (
@@ -173,7 +173,8 @@ def collect_firmware_data(source: Artifact | Program | str | Path | bytes, sampl
 
     if isinstance(source, Artifact):
         cpu, isa = _processor_of(source.recipe)
-        environment = ExportEnvironment(vela.version(), version("executorch"), cpu, isa, describe_board(source.recipe))
+        board = find_firmware_board(source.recipe)
+        environment = ExportEnvironment(vela.version(), version("executorch"), cpu, isa, board)
         return _collect_from_program(source.program(), samples, _converter_of_result(source), environment, name)
     program = source if isinstance(source, Program) else load(source)
     environment = ExportEnvironment(_UNKNOWN, version("executorch"))

@@ -36,7 +36,7 @@ _ISA_NUMBERS = {"scalar": 0, "dsp": 1, "mve": 2}
 _FLOAT_TOLERANCE = 1e-5
 #: Version of the payload format that the parser in ``runtime/`` reads: ``arm_runtime::kPayloadFormat``.
 PAYLOAD_FORMAT = 1
-_CMSIS_NN_OPTION = """\
+_EXECUTORCH_CORTEX_M_OPTION = """\
 # ExecuTorch's own kernels for Cortex-M, in place of those in backend/. There is no selective build of them.
 if(DEFINED ARM_RUNTIME_CORTEX_M_KERNELS AND NOT ARM_RUNTIME_CORTEX_M_KERNELS)
   set(EXECUTORCH_BUILD_CORTEX_M ON CACHE BOOL "" FORCE)
@@ -175,7 +175,10 @@ def _version_placeholders(data: FirmwareData) -> dict[str, str]:
 
 
 def _layout_asserts(*, has_npu: bool) -> Iterator[str]:
-    """Yield assertions that types have the sizes from which the pool sizes were computed, by size of a pointer."""
+    """Yield static assertions on the sizes of the runtime's types, for 32-bit and for 64-bit pointers.
+
+    The pool sizes were computed from these sizes.
+    """
     for bits, layout in TYPE_LAYOUTS.items():
         yield "#if UINTPTR_MAX > 0xFFFFFFFFu" if bits == 64 else "#if UINTPTR_MAX <= 0xFFFFFFFFu"
         for name, (size, alignment) in layout.named.items():
@@ -210,7 +213,7 @@ def _memory_placeholders(pools: ProgramPools) -> dict[str, str]:
 
 
 def _planned_memory_placeholders(pools: ProgramPools) -> dict[str, str]:
-    """Sections and arrays of the planned memories from the second on."""
+    """Sections of all planned memories, arrays of those from the second on, and the bytes that the NPU must reach."""
     numbers = range(2, 2 + len(pools.shared))
     names = [f"ARM_MODEL_PLANNED{number}_SECTION" for number in numbers]
     sections = [
@@ -335,7 +338,7 @@ def _build_placeholders(data: FirmwareData) -> dict[str, str]:
         "CORTEX_M_KERNELS": "ON" if kernels.cortex_m else "OFF",
         "KERNEL_LIST": ";".join(kernels.symbols()),
         "KERNEL_MACROS": " ".join(f"KERNEL({symbol})" for symbol in kernels.symbols()),
-        "CMSIS_NN": _CMSIS_NN_OPTION if kernels.cortex_m else "",
+        "EXECUTORCH_CORTEX_M": _EXECUTORCH_CORTEX_M_OPTION if kernels.cortex_m else "",
         "CORTEX_M_KERNELS_KCONFIG": "y" if kernels.cortex_m else "n",
         "SELECTED": selected,
         "OTHERS": "\n".join(others),

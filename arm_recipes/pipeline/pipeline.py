@@ -334,7 +334,7 @@ class Pipeline:
         """
         from arm_backend_core.nodes import assign_debug_handles
         from arm_backend_core.program import copy_program
-        from arm_recipes.stages.edge.equal_rows import equalize_rows
+        from arm_recipes.stages.edge.equal_rows import tile_rows_for_weight_sharing
 
         copies = {name: copy_program(program) for name, program in self._programs.items()}
         for program in copies.values():
@@ -342,7 +342,7 @@ class Pipeline:
             assign_debug_handles(program.graph, 1)
         self._shares_buffers = unify_buffer_names(copies)
         if self._shares_buffers:
-            equalize_rows(copies, self._recipe)
+            tile_rows_for_weight_sharing(copies, self._recipe)
         self._artifact = self._artifact.copy_with_new_data(copies)
 
     def _note_unscaled_layers(self) -> None:

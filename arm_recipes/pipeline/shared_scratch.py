@@ -32,7 +32,7 @@ from arm_recipes.runtime.ethosu_payload import (
     CACHE_LINE,
     SCRATCH,
     EthosUTensor,
-    read_scratch_tensors,
+    read_scratch_size_and_io,
     round_to_cache_lines,
 )
 
@@ -190,7 +190,7 @@ def _plannable_calls(graph_module: GraphModule, specs: Iterable[TensorSpec]) -> 
         module = _called_delegate(graph_module, node)
         if module is None:
             continue
-        scratch, inputs, outputs = read_scratch_tensors(module.processed_bytes)
+        scratch, inputs, outputs = read_scratch_size_and_io(module.processed_bytes)
         arguments: dict[int, tuple[TensorSpec, int]] = {}
         for position, (spec, tensor) in enumerate(_match_arguments(node, inputs, outputs)):
             is_input = position < len(inputs)

@@ -63,7 +63,7 @@ class EthosUTensor:
 
 @dataclass(frozen=True)
 class EthosUPayload:
-    """A compiled program for an Ethos-U.
+    """Description of a compiled program for an Ethos-U; ``EthosUParts`` has its bytes.
 
     Attributes:
         product: 55, 65 or 85.
@@ -110,10 +110,10 @@ def round_to_cache_lines(count: int) -> int:
 
 
 def read_payload(data: bytes | memoryview) -> EthosUPayload:
-    """Parse and describe a payload.
+    """Parse and describe a payload whose command stream is not external; for others, see ``read_parts``.
 
     Raises:
-        PayloadError: the payload is truncated or damaged. The message says where.
+        PayloadError: the payload is truncated or damaged (the message says where), or its command stream is external.
     """
     return read_parts(data).payload
 
@@ -163,7 +163,7 @@ def _resolve(block: Block, find_named_data: NamedDataLookup | None) -> Block:
     return replace(block, data=memoryview(data), offset=0)
 
 
-def read_scratch_tensors(data: bytes) -> tuple[int, tuple[EthosUTensor, ...], tuple[EthosUTensor, ...]]:
+def read_scratch_size_and_io(data: bytes) -> tuple[int, tuple[EthosUTensor, ...], tuple[EthosUTensor, ...]]:
     """Read the size of scratch, the inputs and the outputs of a valid payload. Its commands may be external."""
     blocks = read_blocks(memoryview(data))
     inputs, outputs = (tuple(_parse_tensors(blocks[name])) for name in (BlockName.INPUTS, BlockName.OUTPUTS))

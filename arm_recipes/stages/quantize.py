@@ -20,7 +20,7 @@ from arm_recipes.recipe.options import ALGORITHMS
 from arm_recipes.samples.calibration import Calibration, input_signature_of, start_monitor, stop_monitor
 from arm_recipes.samples.sample import Inputs
 from arm_recipes.stages.capture.capture import Capture, share_state, simplify_graph
-from arm_recipes.stages.capture.shared_memory import unify_buffers
+from arm_recipes.stages.capture.shared_memory import merge_buffer_aliases
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -189,7 +189,7 @@ class FastQuantizeStage(QuantizeStage):
             if isinstance(model, ExportedProgram):
                 program = copy_program(model)
                 simplify_graph(program)
-                programs[method] = unify_buffers(program)
+                programs[method] = merge_buffer_aliases(program)
             else:
                 programs[method] = self.capture(method, model, examples[method][0], shapes.get(method))
         programs = share_state(programs)  # before calibration, which writes copies of the buffers

@@ -40,7 +40,9 @@ enum class PayloadError : int32_t {
   kDuplicateBlock = 4,
   kMissingBlock = 5,
   kTrailingData = 6,
+  // A flag, a reserved byte or the key in the header of a block (not of the command stream) is invalid.
   kHeader = 7,
+  // A block of fixed length has another length, or tensor records do not fill their block.
   kLength = 8,
   kCommandStream = 9,
   kTensor = 10,

@@ -23,11 +23,11 @@ def test_selections_of_all_steps_compute_one_fake_result() -> None:
     graph = Graph()
     sequence, writer = _sequence(graph, 5, 2, 3), NodeWriter(graph)
     steps = [writer.call(aten.select.int, sequence, 0, step, like=sequence) for step in range(5)]
-    casts = [writer.call(aten.unsqueeze.default, step, 1, like=sequence) for step in steps]
+    qdq_ops = [writer.call(aten.unsqueeze.default, step, 1, like=sequence) for step in steps]
     assert [node.args[2] for node in steps] == [0, 1, 2, 3, 4]
     assert {node.meta["val"].shape for node in steps} == {(2, 3)}
-    assert {node.meta["val"].shape for node in casts} == {(2, 1, 3)}
-    assert len({id(node.meta["val"]) for node in (*steps, *casts)}) == 2
+    assert {node.meta["val"].shape for node in qdq_ops} == {(2, 1, 3)}
+    assert len({id(node.meta["val"]) for node in (*steps, *qdq_ops)}) == 2
 
 
 def test_other_arguments_give_other_fake_results() -> None:

@@ -17,7 +17,7 @@ from arm_backend_core.program import copy_program
 from arm_recipes import ArmRecipeType, ExportResult
 from arm_recipes.runtime.payload_parts import WEIGHTS_PREFIX
 from arm_recipes.stages.edge import equal_rows
-from arm_recipes.stages.edge.equal_rows import equalize_rows
+from arm_recipes.stages.edge.equal_rows import tile_rows_for_weight_sharing
 
 WIDTH, HIDDEN = 128, 640
 LINEAR = torch.ops.aten.linear.default
@@ -65,7 +65,7 @@ def _rows(programs: Mapping[str, ExportedProgram]) -> dict[str, list[int]]:
 def test_groups_have_sixteen_rows_and_unchanged_results() -> None:
     before = _exported().exported_programs
     programs = {method: copy_program(program) for method, program in before.items()}
-    equalize_rows(programs, _recipe())
+    tile_rows_for_weight_sharing(programs, _recipe())
     assert _rows(before) == {"many": [16] * 3, "one": [1] * 3}
     assert _rows(programs) == {"many": [16] * 6, "one": [16] * 3}
     pads = programs["one"].graph.find_nodes(op="call_function", target=torch.ops.aten.constant_pad_nd.default)
@@ -105,5 +105,5 @@ def test_programs_that_are_not_grouped(change: str, monkeypatch: pytest.MonkeyPa
     elif change == "31 rows":
         monkeypatch.setattr(equal_rows, "_ROWS_PER_GROUP", {256: 31})
     before = _rows(programs)
-    equalize_rows(programs, recipe)
+    tile_rows_for_weight_sharing(programs, recipe)
     assert _rows(programs) == before

@@ -7,7 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from arm_backend_core.program import shares_memory
-from arm_recipes.stages.capture.shared_memory import find_unshareable_buffer, mark_read_state_as_mutated, unify_buffers
+from arm_recipes.stages.capture.shared_memory import (
+    find_unshareable_buffer,
+    mark_read_state_as_mutated,
+    merge_buffer_aliases,
+)
 
 BASE = torch.zeros(4, 6)
 ARRAY = torch.zeros(8).numpy()
@@ -52,7 +56,7 @@ class Named(nn.Module):
 @pytest.mark.parametrize("writes", [False, True])
 def test_names_are_merged_if_the_buffer_is_written(writes: bool) -> None:
     program = torch.export.export(Named(writes), (torch.ones(4),))
-    unified = unify_buffers(program)
+    unified = merge_buffer_aliases(program)
     assert (unified is not program) is writes
     assert list(unified.state_dict) == (["one"] if writes else ["one", "other"])
     assert list(program.state_dict) == ["one", "other"]

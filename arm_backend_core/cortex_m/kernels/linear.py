@@ -12,7 +12,7 @@ from arm_backend_core.cortex_m.kernels.registry import Array, Shape, kernel
 from arm_backend_core.targets.cortex_m import Isa
 
 
-def sum_weights(weights: Array, bias: Array | None, input_offset: int, filter_offset: int) -> Array:
+def compute_kernel_sum(weights: Array, bias: Array | None, input_offset: int, filter_offset: int) -> Array:
     """Compute the argument ``kernel_sum`` of ``quantized_linear`` for MVE (``arm_vector_sum_s8``).
 
     Args:
@@ -22,10 +22,10 @@ def sum_weights(weights: Array, bias: Array | None, input_offset: int, filter_of
         filter_offset: negated zero point of the weights.
 
     Returns:
-        [O] int32: bias + input_offset * sum(weights + filter_offset).
+        [1, O] int32: bias + input_offset * sum(weights + filter_offset).
     """
     total = (weights.astype(np.int64) + filter_offset).sum(axis=1) * input_offset
-    return np.asarray(total if bias is None else total + bias).astype(np.int32)
+    return np.asarray(total if bias is None else total + bias).astype(np.int32)[None]
 
 
 def _linear_shape(inputs: Shape, weights: Shape, *rest: Any) -> Shape:
@@ -53,8 +53,8 @@ def quantized_linear(
 ) -> Array:
     """Linear layer (``arm_fully_connected_s8``): [..., I] and weights [O, I] to [..., O].
 
-    CMSIS-NN reads ``kernel_sum`` (see ``sum_weights``) and ignores the bias on MVE. Elsewhere it reads the bias and
-    ignores ``kernel_sum``. Programs pass the one that their processor reads. If both are present, they must agree.
+    CMSIS-NN reads ``kernel_sum`` (see ``compute_kernel_sum``) and ignores the bias on MVE. Elsewhere it reads the bias
+    and ignores ``kernel_sum``. Programs pass the one that their processor reads. If both are present, they must agree.
     The lists of multipliers and shifts have one element.
     """
     left = inputs.astype(np.float64) + (0 if kernel_sum is not None else input_offset)

@@ -11,6 +11,7 @@ import torch
 from torch.fx import Node
 
 from arm_backend_core.cortex_m.emitter import KernelLimitation
+from arm_backend_core.cortex_m.kernels.linear import compute_kernel_sum
 from arm_backend_core.cortex_m.quantized_value import QuantizedValue
 from arm_backend_core.cortex_m.rules.context import Context, Weight, rule, single_multiplier
 from arm_backend_core.cortex_m.rules.images import from_image, read_pair, spatial_pair, to_image
@@ -230,8 +231,7 @@ def _multiply_per_tensor(cx: Context, x: QuantizedValue, stored: Node, weight: W
     multiplier, shift = single_multiplier(scale / float(cx.result.q.scale))
     bias_node = sums_node = None
     if cx.isa is Isa.MVE:  # the MVE kernel reads sums of the weights, which contain the bias, and ignores the bias
-        sums = -x.zero_point * weight.data.astype(np.int64).sum(1) + (0 if bias_data is None else bias_data)
-        sums_node = cx.emit.constant(sums.astype(np.int32)[None], "weight_sums")
+        sums_node = cx.emit.constant(compute_kernel_sum(weight.data, bias_data, -x.zero_point, 0), "weight_sums")
     elif bias_data is not None:
         bias_node = cx.emit.constant(bias_data, "bias")
     limits = cx.result.high, cx.result.low  # the schema has the upper limit first

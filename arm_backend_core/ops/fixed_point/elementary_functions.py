@@ -28,7 +28,7 @@ def reciprocal(v: FixedPoint) -> FixedPoint:
     """
     zeros, mantissa = _normalize(v)
     inverse = mantissa.apply_table((Q15_MAX + 1) / _MANTISSA, 2.0**-15)
-    shifted = inverse.rescale(I32, 1.0).shift_left(15)
+    shifted = inverse.rescale(I32, 1.0).add_fraction_bits(15)
     peak = math.ceil((1 << 30) / v.low * (1 + 2.0**-13)) + 1
     return shifted.shift_right(zeros.full_like(31) - zeros).assume_range(0, peak).with_scale(2.0**-30)
 

@@ -101,7 +101,7 @@ def _standardize(rows: ReductionView, eps: float, out: QParams, *, centre: bool)
 def _divide_by_sqrt_eps(rows: ReductionView, eps: float, *, centre: bool) -> FixedPoint:
     """(x - mean) / sqrt(eps), for an x of so small a scale (for example only zeros) that eps exceeds any variance."""
     bits = 6 if rows.x.dtype is DType.INT8 else 2
-    x = rows.x.with_scale(1.0).mul_power_of_two(bits)
+    x = rows.x.with_scale(1.0).to_int32_with_fraction_bits(bits)
     if centre:
         x = x - rows.mean(bits).with_scale(x.scale)
     elif rows.zero_point:
@@ -123,7 +123,7 @@ def sum_squared_deviations_int8(rows: ReductionView, bits: int, *, centre: bool)
     x, n = rows.x.with_scale(1.0), rows.n
     squares, total = rows.sum_of(x * x), rows.sum_of(x)
     shift = bits + round(math.log2(squares.scale))  # a sum of several parts may have a larger scale
-    scaled = squares.shift_left(shift) if shift > 0 else squares.shift_right(-shift) if shift else squares
+    scaled = squares.add_fraction_bits(shift) if shift > 0 else squares.drop_fraction_bits(-shift) if shift else squares
     if centre:
         mean22 = total.rescale(I32, (1 << 22) / n).with_scale(2.0**-22)
         difference = scaled - total.mul(mean22, 22 - bits)
@@ -148,7 +148,7 @@ def _standardize_int8(rows: ReductionView, eps_in_squared_steps: float, *, centr
     v = (squares + round(n * eps_in_squared_steps * 2.0**bits)).maximum(1 << max(bits - 1, 0))
     g = rsqrt(v)
     shift = max(0, 7 - bits // 2)
-    product = x.mul_power_of_two(6).mul(g, shift + 6)
+    product = x.to_int32_with_fraction_bits(6).mul(g, shift + 6)
     if centre:
         mean = total.with_scale(n).rescale(I32, (1 << 13) / n)
         product = product - mean.mul(g, shift + 13).with_scale(product.scale)
@@ -202,13 +202,13 @@ class SumOfSquares:
         max_shift = min(28, -(exponent + 2 * bits - drop) // 2)
         # Number of fractional bits of ``fine`` beyond those of c
         extra_bits = 2 - bits if bits < 0 and max_shift >= 2 - bits else 0
-        fine = x.mul_power_of_two(bits + extra_bits)
+        fine = x.to_int32_with_fraction_bits(bits + extra_bits)
         if centre and bits < 0:
             fine = fine - rows.mean(bits + extra_bits)
         elif centre:
             total = rows.sum_of(fine)
             fine = fine - total.rescale(I32, 1 / n).with_scale(fine.scale)
-        c = fine.shift_right(extra_bits) if extra_bits else fine
+        c = fine.drop_fraction_bits(extra_bits) if extra_bits else fine
         shift = _normalizing_shift(abs(c), rows, bool(extra_bits)).minimum(max_shift).maximum(extra_bits)
         shifted = fine.with_scale(1.0).shift_left(shift - extra_bits, 1 << 29)
         squares = rows.sum_of(shifted.mul(shifted, drop), peak=(1 << 29) + n)

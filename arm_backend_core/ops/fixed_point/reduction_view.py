@@ -135,7 +135,7 @@ class ReductionView:
             if self.parts == 1:
                 return total
             bits = 0 if peak is not None else (total.peak * self.parts).bit_length() - 30
-            return (total.shift_right(bits) if bits > 0 else total).sum(self.axis - 1, peak)
+            return (total.drop_fraction_bits(bits) if bits > 0 else total).sum(self.axis - 1, peak)
         first, second = (replace(x, value=x.b.narrow(x.value, self.axis, start, 1)).to_int32() for start in (0, 1))
         return first + second
 

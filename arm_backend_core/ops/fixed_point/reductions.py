@@ -62,7 +62,7 @@ def var(b: Builder, x: Value, q: QParams, axes: Sequence[int], correction: float
     if q.dtype is DType.INT8:
         squares, bits = _sum_squared_deviations_int8(rows)
     else:
-        x_q2 = rows.x.with_scale(1.0).mul_power_of_two(2)
+        x_q2 = rows.x.with_scale(1.0).to_int32_with_fraction_bits(2)
         deviation_q2 = x_q2 - rows.mean(2).with_scale(x_q2.scale)  # Q2, up to 2**18
         bits = 30 - 32 - max(0, math.ceil(math.log2(n)) - 2)  # sum <= n / 4 * 2**32
         squares = rows.sum_of(deviation_q2.mul(deviation_q2, 4 - bits), peak=1 << 30)

@@ -24,7 +24,11 @@ from arm_recipes.samples.mismatch import describe_mismatch
 from arm_recipes.samples.operand_dtypes import check_operand_dtypes
 from arm_recipes.samples.sample import Inputs, register_dataclasses
 from arm_recipes.stages.capture.data_dependent_shapes import make_shapes_static
-from arm_recipes.stages.capture.shared_memory import find_unshareable_buffer, mark_read_state_as_mutated, unify_buffers
+from arm_recipes.stages.capture.shared_memory import (
+    find_unshareable_buffer,
+    mark_read_state_as_mutated,
+    merge_buffer_aliases,
+)
 from arm_recipes.stages.capture.trace_constants import (
     TraceConstants,
     ignore_weight_assignments,
@@ -104,7 +108,7 @@ class Capture:
                     program = self._export(model, example, dynamic_shapes, strict, error.mutated)
                 except Exception:
                     raise ValueError(str(error)) from None
-            unified = unify_buffers(program)
+            unified = merge_buffer_aliases(program)
             if unified is not program:
                 restore_buffers()
             _check_mutated_tensors(method, unified)
@@ -327,7 +331,7 @@ class FastTorchExportStage(TorchExportStage):
         programs = {}
         for method, model in artifact.data.items():
             if isinstance(model, ExportedProgram):
-                model = unify_buffers(model)
+                model = merge_buffer_aliases(model)
             else:
                 model = self._capture(method, model, examples[method][0], shapes.get(method))
             for transform in self._aten_transform_passes or []:

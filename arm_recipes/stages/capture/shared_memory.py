@@ -52,7 +52,7 @@ class _ProgramTensor:
         return f"{_KIND_NAMES[self.kind]} '{self.name}'"
 
 
-def unify_buffers(program: ExportedProgram) -> ExportedProgram:
+def merge_buffer_aliases(program: ExportedProgram) -> ExportedProgram:
     """Merge the names of each buffer that the program mutates, and constants that are aliases of a buffer.
 
     Such a constant is, for example, a cache that is both a buffer and a plain attribute of the model. Unused views of
@@ -142,7 +142,7 @@ def _add_identity_mutations(program: ExportedProgram, names: Mapping[str, str]) 
 
 
 def find_unshareable_buffer(programs: Mapping[str, ExportedProgram]) -> str | None:
-    """Find a mutated buffer that shares memory with another tensor in a way that programs cannot.
+    """Find a mutated buffer that shares memory with another tensor in a way that a program cannot represent.
 
     Args:
         programs: programs by method name. They must hold the modules' own tensors, not copies.

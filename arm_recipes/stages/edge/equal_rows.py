@@ -33,15 +33,17 @@ aten = torch.ops.aten
 _ROWS_PER_GROUP = {256: 16}
 #: Minimum number of elements of a weight: for smaller weights, the padding takes about as long as the layer.
 _MIN_WEIGHT_ELEMENTS = 1 << 16
-#: Input channels in a block. With a single block, the order does not depend on the block size of output channels.
+#: Input channels in a block. A weight with at most this many input channels has one block along them. Its encoded order
+#: is then the same for every block size of output channels, so methods share it without this rewrite.
 _INPUT_CHANNEL_BLOCK = 64
 
 
-def equalize_rows(programs: Mapping[str, ExportedProgram], recipe: ExportRecipe) -> None:
-    """Rewrite quantized linear operators whose weight several methods read with different numbers of rows.
+def tile_rows_for_weight_sharing(programs: Mapping[str, ExportedProgram], recipe: ExportRecipe) -> None:
+    """Split the rows of quantized linear operators whose weight is read with different numbers of rows.
 
-    A weight is skipped if a method reads it with more rows than a group has, but not with a multiple of them: the last
-    group would be costly.
+    The operators may belong to several methods or to one. A weight is skipped if an operator reads it with more rows
+    than a group has, and their number is not a multiple of the group size: padding of the last group would cost too
+    much.
 
     Args:
         programs: programs by method name. They are edited in place. Their results stay bit-equal.

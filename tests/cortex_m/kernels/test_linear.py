@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from arm_backend_core.cortex_m.catalog import find_kernel
-from arm_backend_core.cortex_m.kernels.linear import sum_weights
+from arm_backend_core.cortex_m.kernels.linear import compute_kernel_sum
 from arm_backend_core.targets.cortex_m import Isa
 from tests.cortex_m.kernels.random_arguments import (
     add_scratch,
@@ -51,8 +51,8 @@ def draw_batch_matmul(random: np.random.Generator) -> list[Any]:
 def use_kernel_sum(arguments: list[Any]) -> list[Any]:
     """Replace the bias by the kernel sum in arguments of ``quantized_linear``, as in programs for MVE."""
     inputs, weights, bias, _, input_offset, filter_offset, *rest = arguments
-    total = sum_weights(weights, bias, input_offset, filter_offset)
-    return [inputs, weights, None, total.reshape(1, -1), input_offset, filter_offset, *rest]
+    total = compute_kernel_sum(weights, bias, input_offset, filter_offset)
+    return [inputs, weights, None, total, input_offset, filter_offset, *rest]
 
 
 def test_random_linear(kernels: KernelLibrary, case_count: int) -> None:
