@@ -194,8 +194,8 @@ def constant_nodes(graph: Graph, inputs: Iterable[Node] = ()) -> set[Node]:
 def evaluate_node(node: Node, value_of: Callable[[Node], Any]) -> Any:
     """Evaluate ``node`` with PyTorch; returns a tensor, or several.
 
-    Some kernels return other strides than the graph's metadata, with which views of the result were traced. If the
-    metadata is contiguous, the result is made contiguous.
+    PyTorch traced views of the result with the strides in the graph's metadata, but some kernels return other strides.
+    If the metadata says that the result is contiguous, this function copies a result that is not.
 
     Args:
         node: the operator.

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from arm_backend_core.dtype import DType
+from arm_backend_core.ops import intervals
+from arm_backend_core.ops.intervals import Interval
 from arm_backend_core.tosa.graph import Op, Value
 from arm_backend_core.tosa.operators import ELEMENTWISE, Array, evaluate
 
-Range = tuple[int, int]
 #: Maximum number of operators that are followed from a value.
 _MAX_OPERATORS = 64
 _ALL_INT8 = np.arange(-128, 128).astype(np.int8)
@@ -35,7 +36,7 @@ class Int8Function:
     values: Array
 
 
-def find_range(value: Value) -> Range:
+def find_range(value: Value) -> Interval:
     """The smallest and largest integer that ``value`` can hold."""
     return _RangeFinder().find(value)
 
@@ -44,9 +45,9 @@ class _RangeFinder:
     """Computes ranges of values. After ``_MAX_OPERATORS`` operators, the range of the element type is assumed."""
 
     def __init__(self) -> None:
-        self._ranges: dict[Value, Range] = {}
+        self._ranges: dict[Value, Interval] = {}
 
-    def find(self, value: Value) -> Range:
+    def find(self, value: Value) -> Interval:
         """The range of ``value``."""
         if value not in self._ranges:
             low, high = (0, 1) if value.dtype is DType.BOOL else value.dtype.range
@@ -56,7 +57,7 @@ class _RangeFinder:
                 self._ranges[value] = min(max(known[0], low), high), max(min(known[1], high), low)
         return self._ranges[value]
 
-    def _compute(self, value: Value) -> Range | None:
+    def _compute(self, value: Value) -> Interval | None:
         op = value.producer
         if value.data is not None:
             return (int(value.data.min()), int(value.data.max())) if value.data.size else None
@@ -66,10 +67,10 @@ class _RangeFinder:
         return rule(op, [self.find(x) for x in op.inputs]) if rule is not None else None
 
 
-_RangeRule = Callable[[Op, list[Range]], "Range | None"]
+_RangeRule = Callable[[Op, list[Interval]], Interval | None]
 
 
-def _evaluate_ends(op: Op, ranges: list[Range]) -> Range | None:
+def _evaluate_ends(op: Op, ranges: list[Interval]) -> Interval | None:
     """Range of a monotonic function of one operand."""
     if op.attrs.get("per_channel") or op.attrs.get("input_unsigned"):
         return None
@@ -77,7 +78,7 @@ def _evaluate_ends(op: Op, ranges: list[Range]) -> Range | None:
     return None if result is None else (int(result.min()), int(result.max()))
 
 
-def _table_range(op: Op, ranges: list[Range]) -> Range:
+def _table_range(op: Op, ranges: list[Interval]) -> Interval:
     """Range of the entries between the smallest and the largest operand."""
     table, (low, high) = np.asarray(op.attrs["table"], dtype=np.int64), ranges[0]
     if op.inputs[0].dtype is DType.INT8:
@@ -87,30 +88,30 @@ def _table_range(op: Op, ranges: list[Range]) -> Range:
     return int(entries.min()) << 7, int(entries.max()) << 7
 
 
-def _product_range(op: Op, ranges: list[Range]) -> Range | None:
-    corners = [x * y for x in ranges[0] for y in ranges[1]]
-    low = 0 if op.inputs[0] is op.inputs[1] else min(corners)
+def _product_range(op: Op, ranges: list[Interval]) -> Interval:
+    low, high = intervals.multiply(*ranges)
+    low = 0 if op.inputs[0] is op.inputs[1] else low
     shift = op.attrs["shift"]
     half = 1 << shift >> 1
-    return (low + half) >> shift, (max(corners) + half) >> shift
+    return (low + half) >> shift, (high + half) >> shift
 
 
-def _sum_range(op: Op, ranges: list[Range]) -> Range:
+def _sum_range(op: Op, ranges: list[Interval]) -> Interval:
     count = op.inputs[0].shape[op.attrs["axis"]]
     return ranges[0][0] * count, ranges[0][1] * count
 
 
-def _abs_range(op: Op, ranges: list[Range]) -> Range:
+def _abs_range(op: Op, ranges: list[Interval]) -> Interval:
     low, high = ranges[0]
     return max(low, -high, 0), max(-low, high)
 
 
-def _hull(op: Op, ranges: list[Range]) -> Range:
+def _hull(op: Op, ranges: list[Interval]) -> Interval:
     """Range of an element of any operand."""
-    return min(low for low, _ in ranges), max(high for _, high in ranges)
+    return intervals.hull(*ranges)
 
 
-def _first(op: Op, ranges: list[Range]) -> Range:
+def _first(op: Op, ranges: list[Interval]) -> Interval:
     return ranges[0]
 
 
@@ -119,13 +120,13 @@ _RANGE_RULES: dict[str, _RangeRule] = {
     "CLAMP": _evaluate_ends,
     "TABLE": _table_range,
     "MUL": _product_range,
-    "ADD": lambda op, ranges: (ranges[0][0] + ranges[1][0], ranges[0][1] + ranges[1][1]),
-    "SUB": lambda op, ranges: (ranges[0][0] - ranges[1][1], ranges[0][1] - ranges[1][0]),
+    "ADD": lambda op, ranges: intervals.add(*ranges),
+    "SUB": lambda op, ranges: intervals.subtract(*ranges),
     "MAXIMUM": lambda op, ranges: (max(ranges[0][0], ranges[1][0]), max(ranges[0][1], ranges[1][1])),
     "MINIMUM": lambda op, ranges: (min(ranges[0][0], ranges[1][0]), min(ranges[0][1], ranges[1][1])),
     "ABS": _abs_range,
     "REDUCE_SUM": _sum_range,
-    "SELECT": lambda op, ranges: _hull(op, ranges[1:]),
+    "SELECT": lambda op, ranges: intervals.hull(*ranges[1:]),
     "CONCAT": _hull,
     **dict.fromkeys(("REDUCE_MAX", "REDUCE_MIN", "MAX_POOL2D", "GATHER"), _first),
     **dict.fromkeys(("IDENTITY", "RESHAPE", "REVERSE", "SLICE", "TILE", "TRANSPOSE"), _first),

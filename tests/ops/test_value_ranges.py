@@ -1,4 +1,4 @@
-"""Ranges and functions of TOSA values contain and equal what the operators compute."""
+"""Range analysis of TOSA values: ranges contain all computed integers, and int8 functions equal them."""
 
 from __future__ import annotations
 

@@ -165,13 +165,8 @@ def test_shared_scratch_gives_the_results_of_separate_memories(recipe: ArmRecipe
             assert torch.equal(a, b)
 
 
-class Between(nn.Module):
-    """An operator on the CPU between two parts for the NPU; unlike ``Skip``, a manager can lower it twice."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.second = nn.Conv2d(4, 8, 3, padding=1), nn.Conv2d(8, 4, 3, padding=1)
+class Between(Skip):
+    """The layers of ``Skip`` with a CPU operator of one result: a manager can lower the program twice."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return two images, of which the second does not depend on the CPU's operator."""

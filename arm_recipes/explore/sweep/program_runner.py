@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from torch.utils import _pytree as pytree
@@ -18,29 +17,8 @@ from arm_recipes.pipeline.cache.digest import Digest
 from arm_recipes.pipeline.export import export_unlowered
 from arm_recipes.pipeline.unlowered_programs import UnloweredPrograms
 from arm_recipes.report.ram import npu_parts
+from arm_recipes.report.report import Report
 from arm_recipes.samples.sample import Inputs
-
-
-@dataclass(frozen=True)
-class CompiledProgram:
-    """A program of one configuration.
-
-    Attributes:
-        configuration: the configuration.
-        artifact: the exported program.
-    """
-
-    configuration: Configuration
-    artifact: Artifact
-
-    @property
-    def cpu_ram_bytes(self) -> int:
-        """RAM of the program without that of its delegates. The memory plan may place both in one buffer."""
-        report = self.artifact.report
-        if report.ram is None:
-            return 0
-        estimates = [delegate.vela for delegate in report.delegates if delegate.vela is not None]
-        return report.ram.total_bytes - sum(part.bytes for part in npu_parts(estimates))
 
 
 class ProgramRunner:
@@ -60,7 +38,7 @@ class ProgramRunner:
     ) -> None:
         self._samples, self._store, self._with_progress = samples, store, with_progress
 
-    def compile_first(self, unlowered: UnloweredPrograms, configurations: Iterable[Configuration]) -> CompiledProgram:
+    def compile_first(self, unlowered: UnloweredPrograms, configurations: Iterable[Configuration]) -> Artifact:
         """Compile the program of the first configuration that compiles. One configuration of each NPU is tried.
 
         Args:
@@ -74,8 +52,7 @@ class ProgramRunner:
         last_error: Exception | None = None
         for configuration in by_accelerator.values():
             try:
-                artifact = export_unlowered(unlowered, configuration.export_recipe(), progress=False)
-                return CompiledProgram(configuration, artifact)
+                return export_unlowered(unlowered, configuration.export_recipe(), progress=False)
             except (ArmBackendError, ExportError) as error:
                 last_error = error
         assert last_error is not None
@@ -94,6 +71,14 @@ class ProgramRunner:
             leaves = [pytree.tree_leaves(output) for output in runs]
             self._store.save_outputs(key, leaves)
         return [pytree.tree_unflatten(values, result.out_specs[METHOD]) for values in leaves]
+
+
+def measure_cpu_ram(report: Report) -> int:
+    """RAM beyond that of the delegates, in bytes. The memory plan may place both in one buffer."""
+    if report.ram is None:
+        return 0
+    estimates = [delegate.vela for delegate in report.delegates if delegate.vela is not None]
+    return report.ram.total_bytes - sum(part.bytes for part in npu_parts(estimates))
 
 
 def _outputs_key(buffer: bytes, samples: Sequence[Inputs]) -> str:

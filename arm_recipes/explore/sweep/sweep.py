@@ -19,7 +19,7 @@ from arm_recipes.explore.sweep.compile import cache_key, compile_delegates
 from arm_recipes.explore.sweep.configurations import Configuration, list_configurations, split_recipes
 from arm_recipes.explore.sweep.lowered import METHOD, LoweredProgram, QuantizedProgram
 from arm_recipes.explore.sweep.processors import list_processors, make_rows
-from arm_recipes.explore.sweep.program_runner import ProgramRunner
+from arm_recipes.explore.sweep.program_runner import ProgramRunner, measure_cpu_ram
 from arm_recipes.explore.sweep.result import Sweep
 from arm_recipes.explore.sweep.result_store import ResultStore
 from arm_recipes.explore.sweep.rows import ProgramEstimates, Row
@@ -236,13 +236,13 @@ def _measure_programs(
                 runner.compile_first(source.unlowered, [requested[index] for index in group])
                 for group in by_scratch.values()
             ]
-            accuracy = evaluator.rate_outputs(runner.execute(programs[0].artifact)).metric
+            accuracy = evaluator.rate_outputs(runner.execute(programs[0])).metric
         except (ArmBackendError, ExportError, RunError) as error:
             accelerators = dict.fromkeys(requested[index].spec.accelerator for index in indices)
             notes.append(f"the accuracy of {key[0]} on {', '.join(accelerators)} was not measured: {error}")
             continue
-        for group, compiled in zip(by_scratch.values(), programs, strict=True):
-            measured |= dict.fromkeys(group, (accuracy, compiled.cpu_ram_bytes))
+        for group, artifact in zip(by_scratch.values(), programs, strict=True):
+            measured |= dict.fromkeys(group, (accuracy, measure_cpu_ram(artifact.report)))
     return measured, notes
 
 

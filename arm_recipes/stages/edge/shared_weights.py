@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from arm_backend_core.backends.ethosu_commands import (
     DMA_REGISTERS,
+    FEATURE_MAP_REGISTERS,
     decode_commands,
     encode_command,
     is_u85,
@@ -39,8 +40,8 @@ _CONV_OP, _DEPTHWISE_OP, _KERNEL_OPS, _DMA_OP = 2, 3, (2, 3, 5, 6, 7), 16
 #: (region, base) registers of up to four weight streams and of the scales. The length register follows the base
 #: register.
 _WEIGHT_REGISTERS = ((296, 0x420), (296, 0x490), (296, 0x492), (296, 0x494), (297, 0x422))
-#: (region, base, precision) registers of IFM and IFM2.
-_FEATURE_MAP_REGISTERS = ((271, 0x400, 261), (399, 0x480, 389))
+#: (base, region, precision) registers of IFM and IFM2.
+_INPUT_REGISTERS = tuple((FEATURE_MAP_REGISTERS[i][0], *FEATURE_MAP_REGISTERS[i][3:5]) for i in (0, 2))
 _DMA_SOURCE, _DMA_TARGET_REGION, _DMA_LENGTH = (DMA_REGISTERS[0], DMA_REGISTERS[2]), DMA_REGISTERS[1], DMA_REGISTERS[4]
 _GATHER_INDICES, _GATHER_INDEX_MAX, _DMA_STRIDES, _DMA_COUNTS = (308, 0x437), 0x438, (0x433, 0x434), (306, 307)
 _MIN_CHAINED_STORAGE = 2  #: IFM storage modes 2 and 3 are not in memory: chained operand, scalar
@@ -216,7 +217,7 @@ class CommandStream:
                 if registers[base + 1] & 0xFFFFFFFF:
                     yield region, base, registers[base + 1] & 0xFFFFFFFF
         if code in _KERNEL_OPS:
-            for region, base, precision in _FEATURE_MAP_REGISTERS:
+            for base, region, precision in _INPUT_REGISTERS:
                 if not (self._u85 and registers[precision] >> 46 & 3 >= _MIN_CHAINED_STORAGE):
                     yield region, base, None
                     if registers[region] >> 32 & 7 == _CONSTANT_REGION and any(registers[base + i] for i in (1, 2, 3)):
