@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from arm_backend_core.alternatives.choose import extract_region
-from arm_backend_core.backends.compile import compile_payload
+from arm_backend_core.backends.registry import compile_payload
 from arm_backend_core.errors import CompileError
 from arm_backend_core.targets.compile_spec import ArmCompileSpec
 from arm_backend_core.tosa.graph import Graph, Origin

@@ -10,16 +10,16 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from arm_backend_core import events
-from arm_backend_core.alternatives.chooser import make_alternatives_pass
+from arm_backend_core import compilation_log
+from arm_backend_core.alternatives.alternatives_pass import make_alternatives_pass
 from arm_backend_core.alternatives.size_or_speed import compile_best
 from arm_backend_core.aten.decompose import decompose
 from arm_backend_core.aten.functionalize import functionalize_program
 from arm_backend_core.aten.high_rank import reduce_ranks
 from arm_backend_core.aten.higher_order import inline_higher_order_ops
 from arm_backend_core.aten.memory_format import normalize_memory_formats
+from arm_backend_core.aten.quantized_state import keep_state_quantized
 from arm_backend_core.aten.scatter_add import rewrite_scatter_adds
-from arm_backend_core.aten.state import keep_state_quantized
 from arm_backend_core.backends import artifacts
 from arm_backend_core.backends.payload import Payload
 from arm_backend_core.bisect_failure import bisect_failure
@@ -27,8 +27,8 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.errors import CompileError, Fault, FullDelegationError, compiler_fault
 from arm_backend_core.graph_edits import eliminate_dead_code
 from arm_backend_core.insert_delegates import CompiledPartition, Partition, insert_delegates
-from arm_backend_core.lowering.unsigned import is_uint8
-from arm_backend_core.lowering.walk import Lowering
+from arm_backend_core.lowering.fx_to_tosa import Lowering
+from arm_backend_core.lowering.uint8_inputs import is_uint8
 from arm_backend_core.memory_reduction.patch_search import compile_in_patches, save_graph_for_patches
 from arm_backend_core.nodes import (
     assign_debug_handles,
@@ -53,7 +53,7 @@ from arm_backend_core.program import (
 from arm_backend_core.selection import Predicate, select
 from arm_backend_core.targets.compile_spec import ArmCompileSpec, CortexMCompileSpec
 from arm_backend_core.targets.target import Target
-from arm_backend_core.tosa import reference
+from arm_backend_core.tosa import reference_model
 from arm_backend_core.tosa.graph import Graph, Value
 from arm_backend_core.tosa.passes import pipeline
 from arm_backend_core.tosa.serialize import serialize
@@ -113,7 +113,7 @@ def delegate(
     return program
 
 
-def _lower_to_kernels(program: ExportedProgram, spec: ArmCompileSpec) -> list[events.Rejection]:
+def _lower_to_kernels(program: ExportedProgram, spec: ArmCompileSpec) -> list[compilation_log.Rejection]:
     """Replace quantized operators outside the delegates by int8 kernels of the Cortex-M (``spec.isa``).
 
     Returns:
@@ -131,20 +131,20 @@ def _lower_to_kernels(program: ExportedProgram, spec: ArmCompileSpec) -> list[ev
         for node, reason in {**describe_unquantized_operators(program), **reasons}.items():
             set_refusal_reason(node, reason)
     return [
-        events.Rejection(
+        compilation_log.Rejection(
             node.name, operator_name(node), refusal.reason, source_location(node), isinstance(refusal, Fault)
         )
         for node, refusal in refusals.items()
     ]
 
 
-def _report_rejections(rejected: list[events.Rejection], spec: ArmCompileSpec, required: bool) -> None:
+def _report_rejections(rejected: list[compilation_log.Rejection], spec: ArmCompileSpec, required: bool) -> None:
     """Record the operators that stay on the CPU.
 
     Raises:
         FullDelegationError: ``required`` is set, and there is such an operator.
     """
-    events.current().rejected.extend(rejected)
+    compilation_log.current().rejected.extend(rejected)
     if not required or not rejected:
         return
     lines = [f"  {r.operator} ({r.node}{', ' + r.source if r.source else ''}): {r.reason}" for r in rejected]
@@ -192,7 +192,7 @@ def _compile_partition(
     graph, flatbuffer, payload, spec = _compile_payload(partition, graph, spec, saved_graphs)
     artifacts.dump_artifacts(spec, partition.name, flatbuffer, payload, graph)
     extra_specs = payload.extra_compile_specs()
-    record = events.Delegate(
+    record = compilation_log.Delegate(
         name=partition.name,
         backend=spec.backend_id,
         operators=tuple(operator_name(node) for node in partition.nodes),
@@ -212,7 +212,7 @@ def _compile_partition(
         origins=tuple(tuple(op.origins.items()) for op in graph.walk()),
         handles=_debug_handles_by_operator(partition, graph),
     )
-    events.current().delegates.append(record)
+    compilation_log.current().delegates.append(record)
     input_formats = [
         (lowering.boundary_value(node)[1], value.dtype)
         for node, value in zip(partition.inputs, graph.inputs, strict=True)
@@ -268,7 +268,7 @@ def _compile_payload(
     input_bytes, output_bytes = ([x.size * x.dtype.bytes for x in values] for values in (graph.inputs, graph.outputs))
     options: dict[str, Any] = {"delegate": partition.name, "find_operator": find_operator}
     options |= {"unused_inputs": unused_inputs, "input_bytes": input_bytes, "output_bytes": output_bytes}
-    with_locations, notes = spec.debug_mode is ArmCompileSpec.DebugMode.TOSA, events.current().notes
+    with_locations, notes = spec.debug_mode is ArmCompileSpec.DebugMode.TOSA, compilation_log.current().notes
     flatbuffer, note_count = serialize(graph, locations=with_locations), len(notes)
     try:
         payload, chosen = compile_best(spec, flatbuffer, graph=graph, **options)
@@ -282,14 +282,14 @@ def _compile_payload(
     return patched.graph, serialize(patched.graph, locations=with_locations), *patched.program
 
 
-def _describe_boundary_tensor(node: Node, value: Value, lowering: Lowering) -> events.BoundaryTensor:
+def _describe_boundary_tensor(node: Node, value: Value, lowering: Lowering) -> compilation_log.BoundaryTensor:
     """Name, type, shape and quantization parameters of an input or output of a delegate."""
     if is_uint8(node):
         parameters = node.args[1:3] if is_quantize(node) else (None, None)
-        return events.BoundaryTensor(value.name, "uint8", value.shape, *parameters)  # type: ignore[arg-type]
+        return compilation_log.BoundaryTensor(value.name, "uint8", value.shape, *parameters)  # type: ignore[arg-type]
     q = lowering.qparams.read(node) if is_quantize(node) else None
     scale, zero_point = (None, None) if q is None else (float(q.scale), q.zero_point)
-    return events.BoundaryTensor(value.name, value.dtype.value, value.shape, scale, zero_point)
+    return compilation_log.BoundaryTensor(value.name, value.dtype.value, value.shape, scale, zero_point)
 
 
 def _make_reference_executor(
@@ -305,7 +305,7 @@ def _make_reference_executor(
             _to_array(tensor.detach().cpu().permute(order).contiguous(), dtype)
             for tensor, (order, dtype) in zip(tensors, input_formats, strict=True)
         ]
-        outputs = reference.run(flatbuffer, arrays)
+        outputs = reference_model.run(flatbuffer, arrays)
         return [_to_tensor(array, dtype) for array, dtype in zip(outputs, output_dtypes, strict=True)]
 
     return execute

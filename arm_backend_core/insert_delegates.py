@@ -13,7 +13,7 @@ from torch.fx import Graph, Node
 from torch.fx.passes.tools_common import stable_topological_sort
 
 from arm_backend_core.backends.payload import PLANNED_SCRATCH_KEYS
-from arm_backend_core.events import Delegate, set_delegate_record
+from arm_backend_core.compilation_log import Delegate, set_delegate_record
 from arm_backend_core.graph_edits import eliminate_dead_code
 from arm_backend_core.nodes import BOUNDARY, boundary_order, boundary_source
 from arm_backend_core.program import build_program, eliminate_dead_constants

@@ -12,8 +12,8 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
-from arm_backend_core.kinds import INTEGER_OR_BOOL, ScalarKind, kind_of
 from arm_backend_core.permutation import Layout, identity
+from arm_backend_core.scalar_kind import INTEGER_OR_BOOL, ScalarKind, kind_of
 
 #: Key in a node's ``meta``: the node's slot in a step of an unrolled recurrent layer. Corresponding nodes of all steps
 #: share it.
@@ -285,7 +285,7 @@ def result_kind(node: Node) -> ScalarKind | None:
     """The scalar kind of ``node``'s (first) result; None if that is not a tensor.
 
     Raises:
-        ModelError: the type belongs to no kind (see ``kinds``).
+        ModelError: the type belongs to no kind (see ``scalar_kind``).
     """
     first = first_result(node)
     return None if first is None else kind_of(first.dtype)

@@ -10,10 +10,10 @@ from typing import cast
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from arm_backend_core import events
+from arm_backend_core import compilation_log
 from arm_backend_core.errors import Fault, ModelError, Unsupported
 from arm_backend_core.insert_delegates import Partition
-from arm_backend_core.lowering.walk import Lowering
+from arm_backend_core.lowering.fx_to_tosa import Lowering
 from arm_backend_core.nodes import (
     DELEGATE_LOOP,
     describe_node,
@@ -57,13 +57,13 @@ class Selection:
     refusals: dict[Node, Unsupported]
     partition_ids: dict[Node, int]
 
-    def reported_refusals(self) -> list[events.Rejection]:
+    def reported_refusals(self) -> list[compilation_log.Rejection]:
         """The operators on the CPU, for the report.
 
         Quantize and dequantize nodes and loops that call a delegate are left out.
         """
         return [
-            events.Rejection(
+            compilation_log.Rejection(
                 node.name, operator_name(node), refusal.reason, source_location(node), isinstance(refusal, Fault)
             )
             for node, refusal in self.refusals.items()

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from arm_recipes.runtime.program import Program
     from arm_recipes.runtime.pte import ProgramError
     from arm_recipes.runtime.vela_program import VelaProgram
-    from arm_recipes.samples.sample import Inputs
+    from arm_recipes.samples.call_inputs import Inputs
     from arm_recipes.types import Budget, DynamicShapes, Labels, Metric, Model, Sample, Samples, Sizes
 
 __all__ = [
@@ -127,7 +127,7 @@ _LAZY_IMPORTS_WITH_EXECUTORCH = {
     "ExportRecipe": "arm_recipes.recipe.recipe",
     "ExportResult": "arm_recipes.result",
     "Firmware": "arm_recipes.firmware.saving",
-    "Inputs": "arm_recipes.samples.sample",
+    "Inputs": "arm_recipes.samples.call_inputs",
     "Labels": "arm_recipes.types",
     "load_recipe": "arm_recipes.provider",
     "Metric": "arm_recipes.types",

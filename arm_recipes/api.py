@@ -9,7 +9,7 @@ from typing import Any
 from executorch.export import ExportRecipe
 
 from arm_recipes._internal.files import check_writable
-from arm_recipes._internal.old_names import reject_old_names
+from arm_recipes._internal.renamed_arguments import reject_old_names
 from arm_recipes._internal.tracebacks import shorten_tracebacks
 from arm_recipes.pipeline.export import check_recipe, run_export
 from arm_recipes.result import ExportResult

@@ -31,11 +31,11 @@ from torch.fx import GraphModule, Node, map_arg
 from torch.fx.passes.infra.pass_base import PassResult
 from torch.utils import _pytree as pytree
 
-from arm_backend_core.aten.int64 import Intervals
+from arm_backend_core.aten.int64_range_analysis import Intervals
 from arm_backend_core.graph_edits import eliminate_dead_code
-from arm_backend_core.kinds import INTEGER_OR_BOOL, kind_of
 from arm_backend_core.nodes import overload_of
 from arm_backend_core.ops.intervals import INT32
+from arm_backend_core.scalar_kind import INTEGER_OR_BOOL, kind_of
 
 __all__ = [
     "ConvertInt64ConstOpsToInt32Pass",

@@ -18,12 +18,12 @@ from arm_recipes._internal.messages import suppress_warnings
 from arm_recipes.recipe import options, precisions
 from arm_recipes.recipe.compile_specs import SPEC_BUILDERS, Options
 from arm_recipes.recipe.recipe import ArmRecipe, build_recipe, make_recipe
-from arm_recipes.recipe.saved import read_recipe
+from arm_recipes.recipe.saved_recipe import read_recipe
 from arm_recipes.recipe_types import BACKEND_NAME, ArmRecipeType
 
 if TYPE_CHECKING:
     from arm_backend_core.targets.compile_spec import ArmCompileSpec
-    from arm_recipes.pipeline.planned_memories import PlannedMemories
+    from arm_recipes.pipeline.banked_memory_planning import PlannedMemories
 
 
 class ArmRecipeProvider(BackendRecipeProvider):
@@ -76,9 +76,9 @@ def _assemble_recipe(
 
     from arm_backend_core import partitioner
     from arm_backend_core.aten.input_scales import quantize_inputs_as_uint8, quantize_inputs_once
-    from arm_recipes.pipeline.planned_memories import PlannedMemories
+    from arm_recipes.pipeline.banked_memory_planning import PlannedMemories
     from arm_recipes.stages.block_scaled import mx_recipe
-    from arm_recipes.stages.edge import edge_manager
+    from arm_recipes.stages.edge import edge_manager_passes
     from arm_recipes.stages.edge.check_kernels import CheckRunnable
     from arm_recipes.stages.edge.dim_orders import legalize_dim_orders
     from arm_recipes.stages.edge.empty_tensors import replace_empty_tensors
@@ -89,11 +89,11 @@ def _assemble_recipe(
     prefix = {"ETHOSU": "EthosU", "TOSA": "TOSA", "VGF": "Vgf", "CORTEX": "CortexM"}[target]
     quantization = mx_recipe(values["mx"]) if values.get("mx") else None
     passes: list[Any] = [
-        edge_manager.store_initial_state,
-        edge_manager.lower_integer_remainder,
-        edge_manager.lower_scaled_addition,
-        edge_manager.lower_shifts,
-        edge_manager.remove_redundant_copies,
+        edge_manager_passes.store_initial_state,
+        edge_manager_passes.lower_integer_remainder,
+        edge_manager_passes.lower_scaled_addition,
+        edge_manager_passes.lower_shifts,
+        edge_manager_passes.remove_redundant_copies,
     ]
     transforms: list[Any] = []
     if precision != "FP":
@@ -103,14 +103,14 @@ def _assemble_recipe(
             transforms.append(quantize_inputs_once)
             if values["input_dtype"] == "uint8":
                 transforms.append(quantize_inputs_as_uint8)
-            passes.append(edge_manager.remove_io_casts)
-        passes.append(edge_manager.dequantize_after_lookups)
+            passes.append(edge_manager_passes.remove_io_casts)
+        passes.append(edge_manager_passes.dequantize_after_lookups)
         # VGF runtimes and the Direct Drive runtime on Linux use ExecuTorch's quantize kernels, which the partitioner
         # loads. Firmware uses the cortex_m kernels.
         if target != "VGF" and not values.get("direct_drive"):
-            passes.append(edge_manager.use_cortex_m_quantize)
+            passes.append(edge_manager_passes.use_cortex_m_quantize)
     if spec.isa is not None:
-        passes.append(partial(edge_manager.use_cortex_m_kernels, spec.isa))
+        passes.append(partial(edge_manager_passes.use_cortex_m_kernels, spec.isa))
     passes += [replace_empty_tensors, legalize_dim_orders, share_weights, CheckRunnable(values["require_runnable"])]
     memories = PlannedMemories.from_option(values["memory"]) if values.get("memory") else None
     passes += _memory_passes(target, values, getattr(spec, "optimise", ""), memories)
@@ -137,7 +137,7 @@ def _planning_options(target: str, values: Options, memories: PlannedMemories | 
     """
     from executorch.exir.memory_planning import greedy
 
-    from arm_recipes.pipeline.planned_memories import planning_pass
+    from arm_recipes.pipeline.banked_memory_planning import planning_pass
     from arm_recipes.pipeline.shared_scratch import plan_shared_scratch
     from arm_recipes.stages.edge.dim_orders import RowMajorNonzeroShapePass
 
@@ -165,18 +165,18 @@ def _memory_passes(target: str, values: Options, optimise: str, memories: Planne
         optimise: optimization goal of the compile spec.
         memories: memories of the option ``memory``.
     """
+    from arm_recipes.pipeline.banked_memory_planning import reject_mutated_inputs, reject_several_methods
     from arm_recipes.pipeline.budgets import CheckBudgets
-    from arm_recipes.pipeline.planned_memories import reject_mutated_inputs, reject_several_methods
     from arm_recipes.pipeline.shared_scratch import allow_shared_scratch
-    from arm_recipes.stages.edge import edge_manager
+    from arm_recipes.stages.edge import edge_manager_passes
     from arm_recipes.stages.edge.external_blocks import ExternalizeBlocks
 
     if not values["plan_inputs"]:
         yield reject_mutated_inputs
     if not values["plan_outputs"]:
-        yield edge_manager.separate_outputs
+        yield edge_manager_passes.separate_outputs
     elif not values["plan_inputs"]:
-        yield edge_manager.separate_returned_inputs
+        yield edge_manager_passes.separate_returned_inputs
     if _shares_scratch(target, values):
         yield allow_shared_scratch
     external = options.resolve_external(values.get("external"))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from arm_recipes._internal.files import check_writable, write
-from arm_recipes._internal.old_names import reject_old_names
+from arm_recipes._internal.renamed_arguments import reject_old_names
 from arm_recipes._internal.tracebacks import shorten_tracebacks
 from arm_recipes.pipeline.artifact import Artifact
 from arm_recipes.runtime.data_file import DATA_FILE_SUFFIX, data_file_path
@@ -78,7 +78,7 @@ class ExportResult(Artifact):
         target = check_writable(path)
         extra_files: dict[str, bytes] = {}
         if etrecord or bundled_samples is not None:
-            from arm_recipes.devtools.inspection import build_debug_files
+            from arm_recipes.devtools.debug_artifacts import build_debug_files
 
             extra_files = build_debug_files(self, target.stem, etrecord, bundled_samples)
         write(target, *insert_checksum(self.program_chunks))
@@ -210,7 +210,7 @@ class ExportResult(Artifact):
             ValueError: the inputs are invalid, or ``path`` is not writable.
             RunError: the program cannot run on this machine.
         """
-        from arm_recipes.devtools.inspection import MethodTools
+        from arm_recipes.devtools.debug_artifacts import MethodTools
 
         target = check_writable(path)
         name = method or self.main_method
@@ -238,7 +238,7 @@ class ExportResult(Artifact):
             ValueError: the inputs are invalid.
             RunError: the program cannot run on this machine.
         """
-        from arm_recipes.devtools.inspection import create_inspector
+        from arm_recipes.devtools.debug_artifacts import create_inspector
 
         name = method or self.main_method
         return create_inspector(self, self.bind_call(name, inputs, keywords), name)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.export import ExportedProgram
 
-from arm_recipes.samples.sample import Inputs
+from arm_recipes.samples.call_inputs import Inputs
 
 _OneModel = torch.nn.Module | ExportedProgram | str | Path
 Model = _OneModel | Mapping[str, _OneModel]

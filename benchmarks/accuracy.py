@@ -169,7 +169,7 @@ def _quantize_with_ours(model: Any, samples: list[Any], arguments: dict[str, Any
 
     from arm_recipes import ArmRecipeType, ExportRecipe
     from arm_recipes.pipeline.pipeline import Pipeline
-    from arm_recipes.samples.sample import as_inputs
+    from arm_recipes.samples.call_inputs import as_inputs
 
     given = {"recipe": "TOSA_INT8", **arguments}
     recipe = ExportRecipe.get_recipe(ArmRecipeType[given.pop("recipe")], **given)

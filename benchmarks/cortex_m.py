@@ -182,7 +182,7 @@ def describe_program(program: bytes) -> Row:
     """Count the operators of a program, its layout changes and its memory."""
     from executorch.exir._serialize._program import deserialize_pte_binary
 
-    from arm_recipes.runtime.method_layout import planned_bytes
+    from arm_recipes.runtime.method_memory import planned_bytes
 
     plan = next(plan for plan in deserialize_pte_binary(program).program.execution_plan if plan.name == "forward")
     first, further = planned_bytes([plan])

@@ -27,7 +27,7 @@ SOURCES = (
     "tests/runtime/test_cortex_m.py",
     "tests/runtime/test_ethosu_linux.py",
     "tests/runtime/test_firmware.py",
-    "tests/runtime/test_plugin.py",
+    "tests/runtime/test_host_backends.py",
     "tests/runtime/test_vgf_backend.py",
 )
 #: Test functions by file.
@@ -46,7 +46,7 @@ SUITES = {
         "test_the_self_test_on_a_cortex_m55",
     ),
     "tests/firmware/test_host_run.py": ("test_no_access_is_beyond_a_pool",),
-    "tests/firmware/test_sources.py": (
+    "tests/firmware/test_render_templates.py": (
         "test_c_compiles_without_a_warning",
         "test_scratch_memory_for_another_instruction_set_does_not_compile",
         "test_the_self_test_compiles_with_the_assumed_type_sizes",
@@ -64,7 +64,7 @@ SUITES = {
         "test_program_with_fast_scratch_runs_on_the_device",
         "test_the_device_gives_the_numbers_of_this_machine",
     ),
-    "tests/runtime/test_plugin.py": (
+    "tests/runtime/test_host_backends.py": (
         "test_concurrent_processes_build_the_plugin_once",
         "test_interpreter_exits_without_error_while_programs_are_alive",
     ),

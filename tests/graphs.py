@@ -14,7 +14,7 @@ import numpy as np
 from arm_backend_core.dtype import DType
 from arm_backend_core.targets.hardware import ETHOS_U_FAMILIES
 from arm_backend_core.targets.target import Target
-from arm_backend_core.tosa import reference
+from arm_backend_core.tosa import reference_model
 from arm_backend_core.tosa.graph import Graph, Value
 from arm_backend_core.tosa.legalize import LegalizingBuilder
 from arm_backend_core.tosa.serialize import serialize
@@ -103,7 +103,7 @@ def build_and_validate(body: Body, *inputs: Input, target: Target = FULL_TARGET)
     assert validate_by_tosa_opt(flatbuffer, target) is None
     arrays = [np.ones(value.shape, value.dtype.numpy) for value in written.inputs]
     if not any(value.dtype is DType.BF16 for value in written.inputs):
-        reference.run(flatbuffer, arrays)
+        reference_model.run(flatbuffer, arrays)
     return [op.kind for op in written.ops]
 
 

@@ -19,11 +19,11 @@ RECIPES = "arm_recipes"
 
 LAYERS: Mapping[str, tuple[set[str], ...]] = {
     CORE: (
-        {"errors", "disk_cache", "dtype", "kinds", "permutation", "qparams", "similar_names"}
+        {"errors", "disk_cache", "dtype", "permutation", "qparams", "scalar_kind", "similar_names"}
         | {"nodes", "graph_edits", "workers", "program"},
         {"targets"},
         {"tosa"},
-        {"backends", "events"},
+        {"backends", "compilation_log"},
         {"ops"},
         {"aten", "alternatives", "memory_reduction", "fusion", "insert_delegates"},
         {"quantization", "lowering", "bisect_failure"},

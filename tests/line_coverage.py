@@ -25,7 +25,7 @@ PACKAGE = "arm_backend_core"
 WORKER_FILES = (
     "alternatives/parallel_compile.py",
     "workers/reference_process.py",
-    "workers/serving.py",
+    "workers/request_loop.py",
     "workers/vela_process.py",
 )
 """Files that only worker processes execute."""

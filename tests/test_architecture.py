@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from arm_backend_core.alternatives.chooser import ALTERNATIVES
+from arm_backend_core.alternatives.alternatives_pass import ALTERNATIVES
 from arm_backend_core.aten import complex_numbers, higher_order
 from arm_backend_core.ops.catalog import all_records
 from arm_backend_core.tosa.vela_workarounds.catalog import WORKAROUNDS
@@ -221,7 +221,7 @@ def _string_constants(path: Path) -> set[str]:
 
 
 def test_kinds_of_dtypes_are_queried_by_kind_of() -> None:
-    """A dtype that is not floating point may be integer, boolean or complex; ``kinds`` distinguishes them.
+    """A dtype that is not floating point may be integer, boolean or complex; ``scalar_kind`` distinguishes them.
 
     Decompositions, which PyTorch traces, use its own methods.
     """
@@ -234,7 +234,7 @@ def test_kinds_of_dtypes_are_queried_by_kind_of() -> None:
         for node in ast.walk(parse(path))
         if isinstance(node, ast.Attribute) and node.attr in asks
     }
-    assert not found, f"ask arm_backend_core.kinds: {sorted(found)}"
+    assert not found, f"ask arm_backend_core.scalar_kind: {sorted(found)}"
 
 
 def test_lines_per_operator() -> None:

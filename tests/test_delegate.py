@@ -11,7 +11,7 @@ import torch
 from executorch.exir.lowered_backend_module import get_lowered_backend_modules
 from torch.export import ExportedProgram
 
-from arm_backend_core import TosaCompileSpec, events
+from arm_backend_core import TosaCompileSpec, compilation_log
 from arm_backend_core.delegate import delegate, prepare_program
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import InternalError
@@ -190,7 +190,7 @@ def test_boundary_of_a_delegate_has_quantization_parameters() -> None:
 
         return (fake_quantize(torch.sigmoid(fake_quantize(x, 0.5, 3)), 0.25, -7),)
 
-    with events.record() as log:
+    with compilation_log.record() as log:
         delegate(_export_function(quantized, torch.randn(2, 3)), TosaCompileSpec())
     (made,) = log.delegates
     assert [(io.scale, io.zero_point) for io in (*made.inputs, *made.outputs)] == [(0.5, 3), (0.25, -7)]
@@ -234,7 +234,7 @@ def test_a_rule_that_fails_is_a_refusal_that_blames_the_compiler(
         delegate(program, FP)
     assert what in str(strict.value)
     monkeypatch.delenv("ARM_BACKEND_CORE_STRICT")
-    with events.record() as log:
+    with compilation_log.record() as log:
         delegated = delegate(program, FP)
     (refused,) = log.rejected
     assert refused.fault
@@ -255,12 +255,12 @@ def _replace_decomposition(
 
 def _refuse_as_compiler_fault(
     monkeypatch: pytest.MonkeyPatch, program: ExportedProgram, reason: str
-) -> events.Rejection:
+) -> compilation_log.Rejection:
     """Check that ``reason`` is an error in strict mode, otherwise a refusal. Returns the refusal."""
     with pytest.raises(InternalError, match=reason):
         delegate(program, FP)
     monkeypatch.delenv("ARM_BACKEND_CORE_STRICT")
-    with events.record() as log:
+    with compilation_log.record() as log:
         delegate(program, FP)
     (refused,) = log.rejected
     assert refused.fault
@@ -322,7 +322,7 @@ def test_refusal_of_a_constant_that_no_delegate_reads_says_so() -> None:
 
 def test_a_shape_that_depends_on_data_is_refused() -> None:
     program = _export_function(lambda m, x: (x[x > 0] * 2, x + 1), torch.randn(4))
-    with events.record() as log:
+    with compilation_log.record() as log:
         delegate(program, FP)
     refused = {rejected.operator: rejected for rejected in log.rejected}
     assert "not known before the program runs" in refused["aten.mul.Tensor"].reason
@@ -330,7 +330,7 @@ def test_a_shape_that_depends_on_data_is_refused() -> None:
 
 
 def test_inputs_of_a_delegate_keep_the_programs_order() -> None:
-    with events.record() as log:
+    with compilation_log.record() as log:
         _check(lambda m, x, y: (torch.relu(y) * 2 + x,), torch.randn(3), torch.randn(3), cpu=[])
     (made,) = log.delegates
     assert [io.name for io in made.inputs] == ["args_0", "args_1"]

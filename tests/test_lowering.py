@@ -7,7 +7,7 @@ import torch
 from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
 from executorch.exir.backend.partitioner import Partitioner
 
-from arm_backend_core import events
+from arm_backend_core import compilation_log
 from arm_backend_core.partitioner import EthosUPartitioner, TOSAPartitioner
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec, TosaCompileSpec
 from tests.ops import runner
@@ -18,7 +18,7 @@ _CASE_NAMES = ["conv2d_relu", "sdpa_causal", "gelu", "embedding", "split", "upsa
 
 
 def _lowered(case: Case, program: torch.export.ExportedProgram, partitioner: Partitioner) -> list[torch.Tensor]:
-    with events.record() as log:
+    with compilation_log.record() as log:
         edge = to_edge_transform_and_lower(
             program,
             partitioner=[partitioner],

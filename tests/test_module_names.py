@@ -12,58 +12,61 @@ TESTS = ROOT / "tests"
 #: runs whole exports that need them.
 ELSEWHERE = {
     "arm_backend_core": {
-        "ops/test_refusals.py": "errors events",
+        "ops/test_refusals.py": "errors compilation_log",
         "test_delegate.py": "graph_edits insert_delegates nodes program selection",
         "test_plain_flow.py": "partitioner",
     },
     "arm_backend_core.alternatives": {
-        "alternatives/test_chooser.py": "attention_heads attention_matmul cascaded_pools channel_permutation "
-        "channels_as_taps choose conv_epilogue copied_operands cost_model deferred dilation int16_as_int8_rows "
-        "narrow_concat packed_channels pad_channels parallel_compile pixel_rows pixel_shuffle pixels_as_channels "
-        "space_to_depth split_axes strided_slices transpose_split transposed_convolution unconditional",
+        "alternatives/test_alternatives_pass.py": "attention_heads attention_matmul axis_factors channel_permutation "
+        "channels_as_taps choose concat_copies conv_epilogue cost_model deferred dilation factorized_pools "
+        "int16_as_int8_rows packed_channels pad_channels parallel_compile pixel_rows pixel_shuffle pixels_as_channels "
+        "short_axis_concat space_to_depth_folding strided_slices transpose_split transposed_convolution "
+        "unconditional",
     },
     "arm_backend_core.aten": {
         "ops/test_ops.py": "batch_norm fourier functionalize int_to_float memory_format",
         "ops/test_composites.py": "decompose decomposition_rules",
         "quantization/test_mask_bounds.py": "masked_rows",
         "quantization/test_mask_fill.py": "mask_constants",
-        "pipeline/test_state.py": "state",
+        "pipeline/test_state.py": "quantized_state",
     },
     "arm_backend_core.backends": {
         "backends/test_ethosu.py": "artifacts ethosu_bounds payload",
-        "backends/test_ethosu_prefetch.py": "ethosu_accesses ethosu_liveness ethosu_prefetch_plan ethosu_slices",
+        "backends/test_ethosu_prefetch.py": "ethosu_accesses ethosu_liveness ethosu_prefetch_plan ethosu_depth_slices",
         "models/test_models.py": "vela_tables",
         "runtime/test_access_checker.py": "ethosu_waits",
     },
     "arm_backend_core.cortex_m": {
-        "cortex_m/test_lower.py": "library_kernels operators quantized_value quantizer tables",
+        "cortex_m/test_lower.py": "library_kernels custom_ops quantized_value quantizer lookup_tables",
     },
     "arm_backend_core.cortex_m.rules": {
         "cortex_m/test_lower.py": "context",
-        "cortex_m/rules/test_convolution.py": "images",
+        "cortex_m/rules/test_convolution.py": "image_layout",
     },
     "arm_backend_core.fusion": {"test_fusion.py": "plan rules univariate"},
     "arm_backend_core.lowering": {
-        "test_lowering.py": "constants qparams_reader walk",
+        "test_lowering.py": "constant_operands qparams_reader fx_to_tosa",
         "ops/test_refusals.py": "checks",
     },
     "arm_backend_core.ops": {
-        "ops/test_ops.py": "accumulator catalog common_scale convolution division elementwise expression "
-        "formulas image_layout linear logical movement normalization operands pooling "
+        "ops/test_ops.py": "accumulator binary_arithmetic catalog common_scale comparison_and_logic convolution "
+        "float_expression floor_division formulas image_layout linear movement normalization operands pooling "
         "reduction registry unary",
         "aten/test_higher_order.py": "loop_markers",
         "models/test_recurrent.py": "recurrent",
-        "aten/test_int64.py": "intervals",
+        "aten/test_int64_range_analysis.py": "intervals",
     },
     "arm_backend_core.quantization": {
         "quantization/test_ptq.py": "annotator config graph_interpreter graph_observers lifting observer_interpreter "
-        "shared_observers torchao_convert",
+        "cross_method_observers torchao_convert",
     },
     "arm_backend_core.quantization.diagnostics": {"comparison/test_compare.py": "error_metrics"},
-    "arm_backend_core.quantization.fake_quant": {"qat/test_prepare.py": "layers program ranges tape"},
+    "arm_backend_core.quantization.fake_quant": {
+        "qat/test_prepare.py": "training_layers program learned_step_size tape"
+    },
     "arm_backend_core.recurrent": {
         "models/test_recurrent.py": "unrolled_steps",
-        "stages/test_trace_constants.py": "traced_layers",
+        "stages/test_trace_constants.py": "recurrent_ops",
         "recurrent/test_roll_recurrent_loops.py": "chunk",
     },
     "arm_backend_core.cortex_m.cost": {"cortex_m/cost/test_kernels.py": "instructions work"},
@@ -72,11 +75,11 @@ ELSEWHERE = {
         "tosa/test_hardware_passes.py": "operator_limits transpose_swaps",
     },
     "arm_backend_core.tosa": {
-        "ops/test_ops.py": "reference serialize",
+        "ops/test_ops.py": "reference_model serialize",
         "tosa/test_passes.py": "builder graph",
     },
     "arm_backend_core.workers": {
-        "workers/test_worker.py": "reference_process serving",
+        "workers/test_worker.py": "reference_process request_loop",
         "backends/test_ethosu.py": "vela vela_process",
         "backends/test_vgf.py": "model_converter",
     },
@@ -85,7 +88,7 @@ ELSEWHERE = {
         "test_provider.py": "recipe_types",
     },
     "arm_recipes._internal": {
-        "_internal/test_messages.py": "error_location old_names versions",
+        "_internal/test_messages.py": "error_location renamed_arguments versions",
         "cli/test_main.py": "file_kinds files",
         "pipeline/test_export.py": "frozen_gc",
         "backends/test_new_backend.py": "executorch_programs",
@@ -93,48 +96,51 @@ ELSEWHERE = {
         "workers/test_worker.py": "parallel",
     },
     "arm_recipes.cli": {
-        "cli/test_main.py": "arguments compare export firmware html_output inspect_program list_recipes run sweep tune",
+        "cli/test_main.py": "arguments compare export firmware html_output inspect_program list_commands run sweep "
+        "tune",
     },
     "arm_recipes.comparison": {
-        "comparison/test_compare.py": "compared_tensors diagnosis dispatch intermediate_outputs interpreter_plan "
+        "comparison/test_compare.py": "compared_tensors diagnosis parallel_run intermediate_outputs interpreter_plan "
         "layer_errors plan_interpreter program_specs samples worker worker_job",
     },
-    "arm_recipes.devtools": {"devtools/test_inspection.py": "calls delegate_results etdump etrecord graph layers"},
-    "arm_recipes.explore.advice": {"explore/test_advise.py": "channels result weights"},
+    "arm_recipes.devtools": {
+        "devtools/test_debug_artifacts.py": "calls delegate_results etdump etrecord inspector_graph debug_handle_groups"
+    },
+    "arm_recipes.explore.advice": {"explore/test_advise.py": "channels result per_tensor_weights"},
     "arm_recipes.firmware": {
-        "firmware/test_pools.py": "io_tensors saving",
-        "firmware/test_sources.py": "kernels versions",
+        "firmware/test_memory_pools.py": "io_tensors saving",
+        "firmware/test_render_templates.py": "kernels versions",
     },
     "arm_recipes.pipeline": {
         "pipeline/test_export.py": "artifact method_results pipeline progress stage_runner",
-        "report/test_layers.py": "budgets",
+        "report/test_npu_layer_costs.py": "budgets",
         "pipeline/test_retarget.py": "unlowered_programs",
         "pipeline/test_verify.py": "reference_program",
         "pipeline/test_methods.py": "program_io shared_buffers",
         "comparison/test_compare.py": "float_reference",
     },
     "arm_recipes.recipe": {
-        "recipe/test_options.py": "recipe saved typed_options",
+        "recipe/test_options.py": "recipe saved_recipe typed_options",
         "test_provider.py": "compile_specs",
     },
     "arm_recipes.report": {
-        "report/test_cpu_costs.py": "kernels",
+        "report/test_cpu_layer_costs.py": "kernels",
         "report/test_report.py": "comparisons costs lowered_program memory network record",
     },
     "arm_recipes.runtime": {
         "runtime/test_program.py": "calls delegates errors sandbox signature tensor_info vgf_payload",
-        "runtime/test_plugin.py": "build host_library",
+        "runtime/test_host_backends.py": "build host_plugin",
         "runtime/test_ethosu.py": "ethosu_stream payload_parts",
         "runtime/test_access_checker.py": "ethosu_abi",
-        "runtime/test_trace.py": "ethosu_origins",
+        "runtime/test_trace.py": "command_origins",
         "runtime/test_pte.py": "flatbuffer pte_schema",
         "runtime/test_vela_tflite.py": "vela_program",
         "runtime/test_vulkan.py": "vgf",
-        "samples/test_sizes.py": "padding shape_variants",
+        "samples/test_shape_variants.py": "padding shape_variants",
         "runtime/test_ethosu_payload.py": "ethosu_blocks ethosu_command_header",
     },
     "arm_recipes.samples": {
-        "samples/test_inputs.py": "sample",
+        "samples/test_export_arguments.py": "call_inputs",
         "test_channels_last.py": "memory_format",
     },
     "arm_recipes.stages": {

@@ -22,7 +22,7 @@ from torch.fx import Node
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 from torchao.quantization.pt2e.quantizer import Quantizer
 
-from arm_backend_core import events
+from arm_backend_core import compilation_log
 from arm_backend_core.errors import ArmBackendError, FullDelegationError
 from arm_backend_core.nodes import is_quantize
 from arm_backend_core.partitioner import EthosUPartitioner, TOSAPartitioner, VgfPartitioner
@@ -113,7 +113,7 @@ class Lowered:
     """An edge program and the events of its lowering."""
 
     manager: EdgeProgramManager
-    log: events.Log
+    log: compilation_log.Log
 
     def run(self, *inputs: Tensor, method: str = "forward") -> Any:
         """Delegates run on the TOSA reference model (XNNPACK's in PyTorch), the rest in PyTorch."""
@@ -153,7 +153,7 @@ class Lowered:
         for node in self.delegates():
             lowered = getattr(module, self._name(node))
             assert isinstance(lowered, LoweredBackendModule)
-            record = events.delegate_record(lowered)
+            record = compilation_log.delegate_record(lowered)
             assert record is not None
             operands: list[Any] = list(node.args[1:])
             assert not [x for x in operands if x.name in constants]
@@ -162,7 +162,7 @@ class Lowered:
 
 
 def lower(program: ExportedProgram | dict[str, ExportedProgram], partitioner: Any) -> Lowered:
-    with events.record() as log:
+    with compilation_log.record() as log:
         manager = to_edge_transform_and_lower(
             program,
             partitioner=partitioner if isinstance(partitioner, (list, dict)) else [partitioner],

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from arm_backend_core.alternatives.choose import Alternative, Region, collect_neighbors
 from arm_backend_core.tosa.graph import Op, Value, constant
+from arm_backend_core.tosa.passes.convolution_splitting import slice_attributes, slice_convolution
 from arm_backend_core.tosa.passes.rewrite import Rewriter, producer
-from arm_backend_core.tosa.passes.split import slice_attributes, slice_convolution
 
 
 def separate_heads(op: Op, rewriter: Rewriter) -> Value | None:

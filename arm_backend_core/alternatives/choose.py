@@ -8,7 +8,7 @@ from functools import partial
 from operator import attrgetter
 from typing import NamedTuple
 
-from arm_backend_core import events
+from arm_backend_core import compilation_log
 from arm_backend_core.alternatives.cost_model import Cost
 from arm_backend_core.alternatives.unconditional import apply_unconditional
 from arm_backend_core.errors import compiler_fault
@@ -17,7 +17,7 @@ from arm_backend_core.tosa.graph import Graph, Op, Value, extract_subgraph
 from arm_backend_core.tosa.passes.cse import eliminate_common_subexpressions
 from arm_backend_core.tosa.passes.pipeline import finish
 from arm_backend_core.tosa.passes.rewrite import Rewriter, RewriteRule, apply_once
-from arm_backend_core.tosa.passes.trace import is_rewrite_traced, trace_rule
+from arm_backend_core.tosa.passes.rewrite_tracing import is_rewrite_traced, trace_rule
 
 #: Function that estimates the cost of each graph; None for a graph without an estimate.
 CostFunction = Callable[[Sequence[Graph]], list[Cost | None]]
@@ -95,7 +95,7 @@ def choose_alternatives(
             reason = compiler_fault(
                 f"the alternative '{alternative.name}' raised {type(error).__name__}: {error}", error
             ).reason
-            events.current().notes.append(reason)
+            compilation_log.current().notes.append(reason)
             continue
         if chosen:
             _rewrite_operators(graph, target, alternative, chosen)

@@ -8,7 +8,7 @@ import pickle
 import signal
 from typing import Any
 
-from arm_backend_core.workers.serving import receive, send
+from arm_backend_core.workers.request_loop import receive, send
 from arm_backend_core.workers.vela_process import compile_tosa
 
 #: Seconds after which the child ends by itself if its parent has died.

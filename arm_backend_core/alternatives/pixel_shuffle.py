@@ -12,6 +12,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from arm_backend_core.alternatives.axis_factors import (
+    MOVEMENT_KINDS,
+    collect_data_movement,
+    sort_factors,
+    trace_axis_factors,
+)
 from arm_backend_core.alternatives.choose import Alternative, Region
 from arm_backend_core.alternatives.conv_epilogue import (
     ACTIVATIONS,
@@ -20,12 +26,6 @@ from arm_backend_core.alternatives.conv_epilogue import (
     match_epilogue,
     select_constant_channels,
     trace_epilogue,
-)
-from arm_backend_core.alternatives.split_axes import (
-    MOVEMENT_KINDS,
-    collect_data_movement,
-    sort_factors,
-    trace_axis_factors,
 )
 from arm_backend_core.dtype import DType
 from arm_backend_core.permutation import merge_axes

@@ -1,8 +1,8 @@
 """Optimization goal of Vela (``--optimise``): ``"auto"`` compiles for performance and for size, and keeps the better.
 
 If the performance program exceeds the SRAM, or the size program is small but slow, ``"auto"`` also compiles
-with arena limits. ``"ram"`` searches for the program with the least RAM. ``memory_reduction.arena_limits`` has both
-searches.
+with arena limits. ``"ram"`` searches for the program with the least RAM. Both searches are in
+``memory_reduction.vela_configuration_search``.
 
 For size, Vela computes layers in stripes of rows. SRAM then holds only a part of each intermediate tensor. Weights
 outside of SRAM are read again for each stripe. On U85, Vela for size also encodes weights in fewer bytes.
@@ -28,12 +28,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from arm_backend_core import events
-from arm_backend_core.backends.compile import compile_payload
+from arm_backend_core import compilation_log
 from arm_backend_core.backends.ethosu import compile_ethosu
 from arm_backend_core.backends.payload import Payload
+from arm_backend_core.backends.registry import compile_payload
 from arm_backend_core.backends.vela_tables import WEIGHT_COPY_USAGE
-from arm_backend_core.memory_reduction.arena_limits import (
+from arm_backend_core.memory_reduction.derived_specs import disable_cascades, optimise_for_size
+from arm_backend_core.memory_reduction.vela_configuration_search import (
     Compile,
     CompiledCandidate,
     compile_for_less_ram,
@@ -41,7 +42,6 @@ from arm_backend_core.memory_reduction.arena_limits import (
     find_program_that_fits,
     try_compile,
 )
-from arm_backend_core.memory_reduction.derived_specs import disable_cascades, optimise_for_size
 from arm_backend_core.targets.compile_spec import ArmCompileSpec, EthosUCompileSpec
 from arm_backend_core.workers import vela
 
@@ -90,7 +90,7 @@ def compile_best(spec: ArmCompileSpec, flatbuffer: bytes, **compile_options: Any
     saving = _describe_saving(fast.payload, best.payload)
     if saving or (spec.optimise == "ram" and best is not fast):
         delegate, goal = compile_options["delegate"], _describe_goal(fast.spec, best.spec)
-        events.current().notes.append(f"'{delegate}' is {goal}: {saving or 'cycles +0.0%'}")
+        compilation_log.current().notes.append(f"'{delegate}' is {goal}: {saving or 'cycles +0.0%'}")
     return best.payload, best.spec
 
 

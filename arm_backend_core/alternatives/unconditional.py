@@ -17,12 +17,12 @@ from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.passes.cse import eliminate_common_subexpressions
-from arm_backend_core.tosa.passes.fuse import is_identity_rescale
+from arm_backend_core.tosa.passes.peephole_fusion import is_identity_rescale
 from arm_backend_core.tosa.passes.pipeline import merge_reshapes
 from arm_backend_core.tosa.passes.rewrite import Rewriter, apply_once, producer
 from arm_backend_core.tosa.vela_workarounds.copies import broadcast_constant
 from arm_backend_core.tosa.vela_workarounds.fused_rescales import SCALED_MAXIMUM_WORKAROUND
-from arm_backend_core.tosa.vela_workarounds.partial_rescales import absorbs_widening
+from arm_backend_core.tosa.vela_workarounds.rescale_offsets import absorbs_widening
 from arm_backend_core.tosa.vela_workarounds.workaround import is_needed
 
 #: Operators that write an element in less than the one cycle that a table takes.

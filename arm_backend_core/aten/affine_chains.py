@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from arm_backend_core.aten.constants import Constants
+from arm_backend_core.aten.constant_folding import Constants
 from arm_backend_core.aten.layer_affine import ChannelAffine
 from arm_backend_core.nodes import FEEDS_DROPOUT, arguments_of, is_complex, overload_of
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch.fx import GraphModule
 
-from arm_backend_core.aten.constants import Constants
+from arm_backend_core.aten.constant_folding import Constants
 from arm_backend_core.aten.layer_affine import ChannelAffine, fold_into_producer, insert_depthwise
 from arm_backend_core.graph_edits import pass_on_dropout
 

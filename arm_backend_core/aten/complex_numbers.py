@@ -19,11 +19,11 @@ from torch.fx import Node
 
 from arm_backend_core.aten import fourier
 from arm_backend_core.aten.fourier import STFT_DECOMPOSITIONS, ComplexAsReal
-from arm_backend_core.kinds import ScalarKind, kind_of
 from arm_backend_core.nodes import is_complex, is_composite_implicit, is_float, overload_of
 from arm_backend_core.ops.catalog import find_record
 from arm_backend_core.ops.composites import replace_zero_by_one
 from arm_backend_core.ops.registry import Kind
+from arm_backend_core.scalar_kind import ScalarKind, kind_of
 
 aten = torch.ops.aten
 

@@ -3,7 +3,8 @@
 Delegates cannot contain subgraphs.
 
 - ``torch.cond`` becomes both branches and a SELECT between their results. Branches have no side effects, so the
-  program is equivalent. It takes the time of both branches, unless the target has COND_IF (``tosa/passes/branches``).
+  program is equivalent. It takes the time of both branches, unless the target has COND_IF
+  (``tosa/passes/control_flow``).
 - ``map`` and ``scan`` are unrolled, except the loops that ``recurrent`` rolls (``DELEGATE_LOOP``). ``while_loop`` is
   unrolled too if its trip count is known and at most 64. Otherwise, the loop's condition and body are inlined once,
   between markers (``ops/loop_markers``).

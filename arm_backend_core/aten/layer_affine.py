@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from arm_backend_core.aten.constants import Constants
+from arm_backend_core.aten.constant_folding import Constants
 from arm_backend_core.graph_edits import add_buffer_node, insert_call
 from arm_backend_core.nodes import arguments_of
 from arm_backend_core.ops.catalog import find_record

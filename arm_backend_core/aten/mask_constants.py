@@ -16,11 +16,11 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from arm_backend_core.aten.constants import Constants
+from arm_backend_core.aten.constant_folding import Constants
 from arm_backend_core.nodes import is_float, readers_through
 from arm_backend_core.ops.catalog import has_shared_qparams
+from arm_backend_core.ops.comparison_and_logic import where
 from arm_backend_core.ops.composites.attention import QUANTIZABLE_LOWEST
-from arm_backend_core.ops.logical import where
 from arm_backend_core.ops.normalization import log_softmax, safe_softmax, softmax
 
 aten = torch.ops.aten

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from arm_backend_core.aten.constants import Constants
+from arm_backend_core.aten.constant_folding import Constants
 from arm_backend_core.graph_edits import insert_call
 from arm_backend_core.nodes import evaluate_node, is_float
 from arm_backend_core.ops.catalog import has_shared_qparams, is_cast
+from arm_backend_core.ops.comparison_and_logic import where
 from arm_backend_core.ops.composites.attention import QUANTIZABLE_LOWEST
-from arm_backend_core.ops.logical import where
 from arm_backend_core.ops.normalization import safe_softmax, softmax
 
 aten = torch.ops.aten

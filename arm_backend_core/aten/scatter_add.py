@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from arm_backend_core.aten.constants import Constants
+from arm_backend_core.aten.constant_folding import Constants
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.graph_edits import add_buffer_node, eliminate_dead_code, insert_call, replace_node
 from arm_backend_core.nodes import DECOMPOSITION_REFUSAL, KEEP_COMPOSITE, arguments_of, is_float

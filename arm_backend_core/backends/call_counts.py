@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from arm_backend_core.backends.payload import VelaEstimates
-    from arm_backend_core.events import Delegate
+    from arm_backend_core.compilation_log import Delegate
 
 
 def set_call_count(record: Delegate, calls: int) -> Delegate:

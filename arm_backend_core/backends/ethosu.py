@@ -16,7 +16,7 @@ from arm_backend_core.backends.artifacts import FindOperator, make_compile_error
 from arm_backend_core.backends.ethosu_bounds import find_out_of_bounds_write
 from arm_backend_core.backends.ethosu_prefetch import prefetch_weights
 from arm_backend_core.backends.ethosu_waits import insert_waits
-from arm_backend_core.backends.ethosu_weights import cache_weights_in_sram
+from arm_backend_core.backends.ethosu_weight_cache import cache_weights_in_sram
 from arm_backend_core.backends.payload import (
     Layer,
     MemoryUse,

@@ -7,7 +7,7 @@ before the reader, which waits for them. The copies lie in the scratch where it 
 (``ethosu_liveness``), so that the scratch does not grow.
 
 Convolutions that still wait for flash, because their weights do not fit or no kernels hide the whole copy, are split by
-output channels (``ethosu_slices``) if that saves enough cycles.
+output channels (``ethosu_depth_slices``) if that saves enough cycles.
 
 "Flash" is the memory of the constants, ``Configuration.const_memory``. On U65, some configurations have them in DRAM.
 """
@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from arm_backend_core.backends.ethosu_depth_slices import find_slices, slice_convolutions
 from arm_backend_core.backends.ethosu_liveness import Kernel, Liveness, analyze_liveness
 from arm_backend_core.backends.ethosu_prefetch_plan import (
     MIN_SAVED_CYCLES,
@@ -28,8 +29,7 @@ from arm_backend_core.backends.ethosu_prefetch_plan import (
     Slot,
     WeightCopy,
 )
-from arm_backend_core.backends.ethosu_slices import find_slices, slice_convolutions
-from arm_backend_core.backends.ethosu_weights import (
+from arm_backend_core.backends.ethosu_weight_cache import (
     WeightCopies,
     add_tensor_row,
     can_copy_weights,

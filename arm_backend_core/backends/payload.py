@@ -100,7 +100,7 @@ class VelaEstimates:
     """Vela's estimates for one delegate, per inference.
 
     They equal what Vela's command line prints, except for programs in which this project copies weights to SRAM
-    (``ethosu_weights``, ``ethosu_prefetch``). Their estimates include the copies.
+    (``ethosu_weight_cache``, ``ethosu_prefetch``). Their estimates include the copies.
 
     Attributes:
         npu_cycles: cycles of the NPU.

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from arm_backend_core.backends.payload import TensorAllocation
 
 Tables = Mapping[str, tuple[list[str], list[list[str]]]]
-#: Usage of a weight copy in the table of tensors. Vela has no such usage: ``ethosu_weights`` and ``ethosu_prefetch``
-#: add the copies.
+#: Usage of a weight copy in the table of tensors. Vela has no such usage: ``ethosu_weight_cache`` and
+#: ``ethosu_prefetch`` add the copies.
 WEIGHT_COPY_USAGE = "WeightCopy"
 #: Vela's usage of tensors in a cascade: operations that Vela executes interleaved, stripe by stripe.
 _CASCADE_USAGE = "OpCascade"

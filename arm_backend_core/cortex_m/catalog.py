@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from torch.fx import Node
 
-from arm_backend_core.cortex_m.kernels import casting, convolution, elementwise, linear, movement, pooling, softmax
+from arm_backend_core.cortex_m.kernels import (
+    convolution,
+    elementwise,
+    linear,
+    movement,
+    pooling,
+    quantize_dequantize,
+    softmax,
+)
 from arm_backend_core.cortex_m.kernels.registry import KERNELS, LIBRARY_NAMESPACE, NAMESPACE, Kernel
 from arm_backend_core.nodes import overload_of
 
 __all__ = ["FAMILIES", "KERNELS", "find_called_kernel", "find_kernel"]
 
 #: Modules with kernel records.
-FAMILIES = (casting, convolution, elementwise, linear, movement, pooling, softmax)
+FAMILIES = (quantize_dequantize, convolution, elementwise, linear, movement, pooling, softmax)
 
 
 def find_kernel(name: str) -> Kernel:

@@ -12,9 +12,9 @@ import torch
 from torch.fx import GraphModule, Node
 
 from arm_backend_core.cortex_m.catalog import find_kernel
+from arm_backend_core.cortex_m.custom_ops import kernel_operator
 from arm_backend_core.cortex_m.kernels.movement import MAX_RANK, is_padded_as_channels_last
 from arm_backend_core.cortex_m.kernels.registry import Array
-from arm_backend_core.cortex_m.operators import kernel_operator
 from arm_backend_core.cortex_m.quantized_value import QuantizedValue
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.graph_edits import add_buffer_node

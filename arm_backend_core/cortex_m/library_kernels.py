@@ -11,8 +11,8 @@ from executorch.exir import memory
 from torch.fx import GraphModule, Node
 
 from arm_backend_core.cortex_m.catalog import find_called_kernel
+from arm_backend_core.cortex_m.custom_ops import edge_operator
 from arm_backend_core.cortex_m.kernels.registry import QUANTIZE_OPERATORS, Kernel
-from arm_backend_core.cortex_m.operators import edge_operator
 from arm_backend_core.targets.cortex_m import Isa
 
 

@@ -19,8 +19,9 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 from torch.fx.passes.tools_common import stable_topological_sort
 
+from arm_backend_core.cortex_m.cast_to_dequantize import dequantize_from_int8, is_cast_from_8_bits
 from arm_backend_core.cortex_m.emitter import Emitter
-from arm_backend_core.cortex_m.integer_inputs import dequantize_from_int8, is_cast_from_8_bits
+from arm_backend_core.cortex_m.lookup_tables import match_univariate
 from arm_backend_core.cortex_m.quantized_value import QuantizedValue
 from arm_backend_core.cortex_m.rules import (  # noqa: F401  (register rules)
     convolution,
@@ -39,7 +40,6 @@ from arm_backend_core.cortex_m.rules.context import (
     read_operand,
     requantize,
 )
-from arm_backend_core.cortex_m.tables import match_univariate
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported, compiler_fault
 from arm_backend_core.fusion.rules import get_scale_factor

@@ -19,7 +19,7 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.fusion.rules import find_common_base, get_scale_factor
 from arm_backend_core.nodes import overload_of
-from arm_backend_core.ops.integers import Q15_MAX
+from arm_backend_core.ops.fixed_point_value import Q15_MAX
 from arm_backend_core.ops.lookup import apply_by_table, evaluate_on_operand, find_sinusoid_phase_step
 from arm_backend_core.ops.operands import Context, Operand
 from arm_backend_core.ops.registry import Record

@@ -1,1 +1,1 @@
-"""Lowering: convert an fx graph to a TOSA graph (``walk``), with readers of constants and quantization parameters."""
+"""Lowering: convert an FX graph to a TOSA graph (``fx_to_tosa``); readers of constants and quantization parameters."""

@@ -9,9 +9,9 @@ from torch.fx import Node
 
 from arm_backend_core.errors import Unsupported, compiler_fault
 from arm_backend_core.fusion.univariate import Univariate
-from arm_backend_core.kinds import ScalarKind, kind_of
 from arm_backend_core.nodes import first_result, operator_name
 from arm_backend_core.ops.operands import Operand, dtype_of
+from arm_backend_core.scalar_kind import ScalarKind, kind_of
 
 #: Result of lowering a node.
 Result = Operand | Univariate | list[Any] | Unsupported

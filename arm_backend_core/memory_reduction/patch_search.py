@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 from arm_backend_core.backends.payload import Payload
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
-from arm_backend_core.memory_reduction.arena_limits import CompiledCandidate, available_arena_bytes, try_compile
 from arm_backend_core.memory_reduction.derived_specs import limit_arena, optimise_for_size
 from arm_backend_core.memory_reduction.patch_based_inference import (
     Stage,
@@ -22,6 +21,11 @@ from arm_backend_core.memory_reduction.patch_based_inference import (
     match_stage,
     rewrite_to_patches,
     split_image,
+)
+from arm_backend_core.memory_reduction.vela_configuration_search import (
+    CompiledCandidate,
+    available_arena_bytes,
+    try_compile,
 )
 from arm_backend_core.targets.compile_spec import ArmCompileSpec, EthosUCompileSpec
 from arm_backend_core.targets.target import Target

@@ -10,8 +10,8 @@ import torch
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops import intervals
-from arm_backend_core.ops.expression import FloatExpr
-from arm_backend_core.ops.integers import FixedPoint
+from arm_backend_core.ops.fixed_point_value import FixedPoint
+from arm_backend_core.ops.float_expression import FloatExpr
 from arm_backend_core.ops.operands import Context, Operand
 from arm_backend_core.ops.registry import Kind, decomposition, op
 from arm_backend_core.tosa.graph import Value

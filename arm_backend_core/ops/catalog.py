@@ -7,14 +7,14 @@ from torch._ops import OpOverload
 
 from arm_backend_core.nodes import overload_of
 from arm_backend_core.ops import (  # noqa: F401
+    binary_arithmetic,
     block_scaled,
     casting,
+    comparison_and_logic,
     convolution,
-    division,
-    elementwise,
+    floor_division,
     indexing,
     linear,
-    logical,
     loop_markers,
     movement,
     normalization,
@@ -30,9 +30,9 @@ from arm_backend_core.ops.composites import (  # noqa: F401
     attention,
     fake_quantize,
     linear_algebra,
-    order,
-    products,
+    matmul_variants,
     scatter,
+    sorting,
     svd,
     windows,
 )

@@ -6,8 +6,8 @@ import numpy as np
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.ops.accumulator import Accumulator
+from arm_backend_core.ops.fixed_point_value import Array
 from arm_backend_core.ops.image_layout import to_nchw, to_nhwc_image
-from arm_backend_core.ops.integers import Array
 from arm_backend_core.ops.operands import Context, Operand
 from arm_backend_core.tosa.graph import Value, prod
 

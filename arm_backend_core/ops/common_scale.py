@@ -6,7 +6,7 @@ import math
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
-from arm_backend_core.ops.integers import RESCALE_SAFE_LIMIT, FixedPoint
+from arm_backend_core.ops.fixed_point_value import RESCALE_SAFE_LIMIT, FixedPoint
 from arm_backend_core.qparams import QParams
 
 

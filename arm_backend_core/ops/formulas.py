@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 
-from arm_backend_core.ops.expression import FloatExpr
+from arm_backend_core.ops.float_expression import FloatExpr
 
 _LARGE = 1e9  #: above this limit, x * x + 1 rounds to x * x, and x * x may overflow
 

@@ -1,6 +1,7 @@
 """Interval arithmetic of integers: how the interval of a result follows from those of the operands.
 
-The records of operators hold these rules (``Record.interval``). ``aten/int64`` applies them to a program.
+The records of operators hold these rules (``Record.interval``). ``aten/int64_range_analysis`` applies them to a
+program.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any, cast
 
 from torch.fx import Node
 
-from arm_backend_core import events
+from arm_backend_core import compilation_log
 from arm_backend_core.nodes import is_dequantize, is_float, overload_of, source_location, source_through
 
 Interval = tuple[int, int]
@@ -144,7 +145,7 @@ def _assume_interval(node: Node) -> Interval:
     """Return ``ASSUMED_INTERVAL`` for the result of ``node``, and add a note about it to the report."""
     line = source_location(node)
     note = f"integer results of 'aten.{_operator_name(node)}'{line and f' ({line})'} are assumed to be below 2**30"
-    events.current().add_notes_once([note])
+    compilation_log.current().add_notes_once([note])
     return ASSUMED_INTERVAL
 
 

@@ -12,7 +12,7 @@ from arm_backend_core.errors import Unsupported
 from arm_backend_core.nodes import TIMESTEP_SLOT
 from arm_backend_core.ops.accumulator import Accumulator
 from arm_backend_core.ops.convolution import build_accumulator, zero_points
-from arm_backend_core.ops.integers import Q15_MAX, FixedPoint, requantize
+from arm_backend_core.ops.fixed_point_value import Q15_MAX, FixedPoint, requantize
 from arm_backend_core.ops.operands import Context, Operand
 from arm_backend_core.ops.registry import Kind, op
 from arm_backend_core.tosa.graph import Value, prod

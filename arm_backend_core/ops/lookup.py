@@ -14,7 +14,7 @@ import numpy as np
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.common_scale import to_common_scale
-from arm_backend_core.ops.integers import Q15_MAX, FixedPoint
+from arm_backend_core.ops.fixed_point_value import Q15_MAX, FixedPoint
 from arm_backend_core.ops.operands import Operand
 from arm_backend_core.qparams import QParams
 from arm_backend_core.tosa.builder import Builder

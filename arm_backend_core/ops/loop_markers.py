@@ -2,7 +2,7 @@
 
 The graph contains the loop body once, inline between the LOOP_IN and LOOP_OUT operators. Every part of the compiler
 thus treats the nodes of the body like all others. One of the last passes converts the region to a WHILE_LOOP
-(``tosa/passes/branches``).
+(``tosa/passes/control_flow``).
 """
 
 from __future__ import annotations

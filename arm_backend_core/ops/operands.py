@@ -12,10 +12,10 @@ import torch
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
-from arm_backend_core.kinds import ScalarKind, kind_of
 from arm_backend_core.ops.accumulator import Accumulator
-from arm_backend_core.ops.integers import FixedPoint
+from arm_backend_core.ops.fixed_point_value import FixedPoint
 from arm_backend_core.qparams import QParams
+from arm_backend_core.scalar_kind import ScalarKind, kind_of
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
@@ -44,7 +44,7 @@ def dtype_of(dtype: torch.dtype) -> DType:
 
     Raises:
         Unsupported: TOSA has none (float64, uint8, complex).
-        ModelError: the type belongs to no kind (``kinds.kind_of``).
+        ModelError: the type belongs to no kind (``scalar_kind.kind_of``).
     """
     if kind_of(dtype) is ScalarKind.COMPLEX:
         raise Unsupported(

@@ -15,7 +15,7 @@ from arm_backend_core.errors import Unsupported
 from arm_backend_core.nodes import is_only_user_of_operand
 from arm_backend_core.ops import fixed_point, intervals
 from arm_backend_core.ops.casting import to_bool
-from arm_backend_core.ops.expression import FloatExpr
+from arm_backend_core.ops.float_expression import FloatExpr
 from arm_backend_core.ops.indexing import reshape_indices
 from arm_backend_core.ops.operands import Context, Operand
 from arm_backend_core.ops.registry import Kind, op

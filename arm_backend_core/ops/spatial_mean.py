@@ -22,7 +22,7 @@ from dataclasses import replace
 import numpy as np
 
 from arm_backend_core.dtype import DType
-from arm_backend_core.ops.integers import FixedPoint, requantize
+from arm_backend_core.ops.fixed_point_value import FixedPoint, requantize
 from arm_backend_core.qparams import QParams
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value, prod

@@ -21,8 +21,8 @@ from torch._ops import OpOverload
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops import formulas, intervals
-from arm_backend_core.ops.expression import FloatExpr
 from arm_backend_core.ops.fixed_point.rounding import FixedPointQuotient, divide_by_constant, rounding_rule
+from arm_backend_core.ops.float_expression import FloatExpr
 from arm_backend_core.ops.operands import Context, Operand
 from arm_backend_core.ops.registry import Kind, Record, register
 from arm_backend_core.tosa.graph import Value

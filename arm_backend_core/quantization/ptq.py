@@ -25,7 +25,7 @@ from torchao.quantization.pt2e import prepare
 from torchao.quantization.pt2e.quantizer import Quantizer, SharedQuantizationSpec
 from torchao.quantization.pt2e.utils import is_per_channel
 
-from arm_backend_core import events
+from arm_backend_core import compilation_log
 from arm_backend_core.aten.functionalize import functionalize_program
 from arm_backend_core.graph_edits import add_buffer_node, eliminate_dead_code
 from arm_backend_core.nodes import BRANCH_SELECT, is_state, source_location
@@ -137,7 +137,7 @@ class ObservedProgram(torch.nn.Module):
         )
         write_buffer_mutations(self._program, self._input_specs)
         fold_constant_adds(self._program.graph_module.graph)
-        events.current().add_notes_once(bound_mask_fill(self._program.graph_module))
+        compilation_log.current().add_notes_once(bound_mask_fill(self._program.graph_module))
         fuse_log_softmax(self._program.graph_module)
         fuse_norms(self._program.graph_module, algorithms)
         self.model = quantizer.transform_for_annotation(self._program.graph_module)
@@ -234,10 +234,10 @@ class ObservedProgram(torch.nn.Module):
         """Calibrate the branches that no sample takes by forcing them on the last sample."""
         selects = [node for node in self.graph.nodes if BRANCH_SELECT in node.meta]
         sides = {(select, side) for select in selects for side in (True, False)}
-        notes, untaken = events.current().notes, {branch for branch in sides if branch not in self._taken_branches}
+        untaken = {branch for branch in sides if branch not in self._taken_branches}
         for line, side in sorted({(source_location(select), side) for select, side in untaken}):
             which = f"the {'first' if side else 'second'} branch of a torch.cond{line and f' ({line})'}"
-            notes.append(f"no calibration sample takes {which}: calibrate with one that does")
+            compilation_log.current().notes.append(f"no calibration sample takes {which}: calibrate with one that does")
         self._conditions = {}
         while self.sample_count and not sides <= self._taken_branches:
             self._observe(self.last_sample.inputs)
@@ -288,7 +288,7 @@ class ObservedProgram(torch.nn.Module):
                 results, ObserverInterpreter(self.model, {}, self._conditions, self._taken_branches, fill).run(inputs)
             ):
                 raise first
-        events.current().add_notes_once(
+        compilation_log.current().add_notes_once(
             f"in calibration {text}; no result depends on it, so its range covers only its finite values"
             for text in texts
         )

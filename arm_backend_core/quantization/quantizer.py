@@ -10,19 +10,19 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torchao.quantization.pt2e.quantizer import QuantizationAnnotation, Quantizer
 
-from arm_backend_core.aten.angles import reduce_angle_range
+from arm_backend_core.aten.angle_range_reduction import reduce_angle_range
 from arm_backend_core.aten.batch_norm import fold_batch_norms
-from arm_backend_core.aten.constant_products import products_to_linear
-from arm_backend_core.aten.constants import fold_constant_weights
+from arm_backend_core.aten.constant_folding import fold_constant_weights
 from arm_backend_core.aten.decompose import decompose
 from arm_backend_core.aten.functionalize import functionalize
 from arm_backend_core.aten.high_rank import reduce_ranks
 from arm_backend_core.aten.higher_order import inline_higher_order_ops
 from arm_backend_core.aten.int_to_float import promote_integers
+from arm_backend_core.aten.l2_normalization import normalize_to_rms_norm
 from arm_backend_core.aten.local_response_norm import rewrite_local_response_norms
 from arm_backend_core.aten.mask_constants import bound_masks, rewrite_extreme_comparisons
 from arm_backend_core.aten.masked_rows import zero_masked_rows
-from arm_backend_core.aten.normalize import normalize_to_rms_norm
+from arm_backend_core.aten.matmul_to_linear import products_to_linear
 from arm_backend_core.aten.scatter_add import rewrite_scatter_adds
 from arm_backend_core.errors import ModelError
 from arm_backend_core.graph_edits import eliminate_dead_code
@@ -34,8 +34,8 @@ from arm_backend_core.quantization.algorithms.coordinate_precision import find_c
 from arm_backend_core.quantization.algorithms.group_norms import layer_norms_to_group_norms
 from arm_backend_core.quantization.annotator import ANNOTATION, Annotator
 from arm_backend_core.quantization.config import QuantizationConfig, get_symmetric_a16w8_quantization_config
-from arm_backend_core.quantization.consulted_hardware import ConsultedHardware
 from arm_backend_core.quantization.graph_observers import describe_observed_tensors, share_timestep_observers
+from arm_backend_core.quantization.hardware_dependencies import ConsultedHardware
 from arm_backend_core.targets.compile_spec import (
     ArmCompileSpec,
     EthosUCompileSpec,

@@ -23,7 +23,7 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.passes.tools_common import stable_topological_sort
 
-from arm_backend_core import events
+from arm_backend_core import compilation_log
 from arm_backend_core.backends.call_counts import set_call_count
 from arm_backend_core.delegate import delegate, prepare_program
 from arm_backend_core.graph_edits import add_buffer_node, eliminate_dead_code
@@ -39,7 +39,7 @@ from arm_backend_core.program import (
 )
 from arm_backend_core.recurrent.chunk import ChunkBuilder
 from arm_backend_core.recurrent.node_writer import NodeWriter, copy_meta
-from arm_backend_core.recurrent.traced_layers import TRACED_LAYERS
+from arm_backend_core.recurrent.recurrent_ops import TRACED_LAYERS
 from arm_backend_core.recurrent.unrolled_steps import (
     Port,
     Slice,
@@ -141,17 +141,17 @@ class _ChunkCompiler:
 
     def compile_chunk(self, chunk: ExportedProgram, calls: int) -> GraphModule | None:
         """Compile a chunk as one delegate; return the module that calls it, or None if one does not suffice."""
-        log = events.current()
-        with events.record() as attempt:
+        log = compilation_log.current()
+        with compilation_log.record() as attempt:
             body = delegate(chunk, self._spec, keep_on_cpu=self._keep_on_cpu, name=self.next_name()).graph_module
         targets = [x.target for x in body.graph.nodes if x.op == "call_function" and x.target is not operator.getitem]
         if targets != [executorch_call_delegate]:
             return None
         (module,) = lowered_modules(body)
-        record = events.delegate_record(module)
+        record = compilation_log.delegate_record(module)
         assert record is not None
         record = set_call_count(record, calls)
-        events.set_delegate_record(module, record)
+        compilation_log.set_delegate_record(module, record)
         log.delegates.append(record)
         log.notes += attempt.notes
         self.loops += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from arm_backend_core.workers.serving import serve
+from arm_backend_core.workers.request_loop import serve
 
 
 def _run(*arguments: Any) -> tuple[list[Any], str]:

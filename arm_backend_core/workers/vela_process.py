@@ -13,7 +13,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any, NoReturn
 
-from arm_backend_core.workers.serving import serve
+from arm_backend_core.workers.request_loop import serve
 
 #: Argument of this script: import Vela's command line parser at the start.
 PARSER_OPTION = "--import-parser"

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from arm_backend_core.workers.serving import receive, send
+from arm_backend_core.workers.request_loop import receive, send
 
 
 class WorkerDied(Exception):

@@ -11,7 +11,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.fx import Graph
 from torch.utils import _pytree as pytree
 
-from arm_backend_core.events import delegate_record
+from arm_backend_core.compilation_log import delegate_record
 from arm_backend_core.program import lowered_modules
 
 if TYPE_CHECKING:

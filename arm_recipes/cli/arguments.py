@@ -21,7 +21,7 @@ from arm_recipes.cli.samples import (
 )
 from arm_recipes.recipe import options
 from arm_recipes.recipe.compile_specs import SPEC_BUILDERS, normalize_recipe_name
-from arm_recipes.recipe.saved import read_recipe
+from arm_recipes.recipe.saved_recipe import read_recipe
 
 if TYPE_CHECKING:
     from executorch.export import ExportRecipe
@@ -273,9 +273,9 @@ def load_model(path: Path) -> ExportedProgram:
     Raises:
         ValueError: the file holds no program.
     """
-    from arm_recipes.samples import inputs
+    from arm_recipes.samples import export_arguments
 
-    program: Any = inputs.models_by_method(path)["forward"]
+    program: Any = export_arguments.models_by_method(path)["forward"]
     return program
 
 
@@ -299,7 +299,7 @@ def read_model_samples(args: argparse.Namespace, name: str, program: ExportedPro
     import torch
 
     from arm_recipes.runtime.tensor_info import TensorInfo
-    from arm_recipes.samples.sample import InputSignature
+    from arm_recipes.samples.call_inputs import InputSignature
 
     def static_shape(shape: torch.Size) -> tuple[int, ...]:
         # A comparison with a symbolic size would specialize the program.

@@ -23,7 +23,7 @@ from arm_recipes.cli import (
     export,
     firmware,
     inspect_program,
-    list_recipes,
+    list_commands,
     measured,
     run,
     sweep,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from arm_recipes.cli.arguments import Commands
 
 #: In the order of a typical workflow.
-_COMMANDS = (export, run, compare, inspect_program, sweep, tune, firmware, measured, list_recipes, completion)
+_COMMANDS = (export, run, compare, inspect_program, sweep, tune, firmware, measured, list_commands, completion)
 _EXIT_CODES = "exit codes: 0 success; 1 export or run failed; 2 invalid arguments; 130 interrupted"
 
 

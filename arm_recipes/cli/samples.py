@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from arm_recipes.runtime.tensor_info import TensorInfo
-    from arm_recipes.samples.sample import Inputs, InputSignature
+    from arm_recipes.samples.call_inputs import Inputs, InputSignature
 
     Array = np.ndarray[Any, Any]
 
@@ -179,8 +179,8 @@ def check_returned_samples(samples: Any, input_signature: InputSignature, label:
     """
     from torch.utils.data import DataLoader
 
-    from arm_recipes.samples.inputs import to_sample_list
-    from arm_recipes.samples.sample import as_inputs, rebatch
+    from arm_recipes.samples.call_inputs import as_inputs, rebatch
+    from arm_recipes.samples.export_arguments import to_sample_list
 
     def normalize(values: Iterable[Any]) -> Iterator[Inputs]:
         for index, sample in enumerate(values):
@@ -291,7 +291,7 @@ def _to_tensor(array: Array, input_info: TensorInfo, label: str) -> Any:
     """
     import torch
 
-    from arm_backend_core.kinds import ScalarKind, kind_of
+    from arm_backend_core.scalar_kind import ScalarKind, kind_of
 
     tensor = torch.from_numpy(array.copy(order="C"))
     dtype: torch.dtype = getattr(torch, input_info.dtype)

@@ -12,7 +12,7 @@ from arm_recipes.cli.html_output import add_html, check_html
 from arm_recipes.cli.parser import OUTPUT
 from arm_recipes.cli.samples import check_source
 from arm_recipes.explore.sweep.configurations import ALL_VALUES, list_configurations, split_recipes
-from arm_recipes.explore.sweep.processors import list_processors
+from arm_recipes.explore.sweep.cortex_m_configurations import list_processors
 
 if TYPE_CHECKING:
     from arm_recipes.cli.arguments import Commands

@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
-from arm_backend_core.kinds import INTEGER_OR_BOOL, ScalarKind, kind_of
 from arm_backend_core.quantization.diagnostics.error_metrics import ErrorSums, sum_errors, to_float64
-from arm_recipes.samples.sample import Inputs
+from arm_backend_core.scalar_kind import INTEGER_OR_BOOL, ScalarKind, kind_of
+from arm_recipes.samples.call_inputs import Inputs
 from arm_recipes.types import Metric
 
 

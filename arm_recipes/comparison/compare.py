@@ -19,9 +19,9 @@ from arm_recipes.comparison.accuracy import (
     compute_accuracy,
     run_model,
 )
-from arm_recipes.comparison.dispatch import run_samples
 from arm_recipes.comparison.interpreter_plan import InterpreterPlan, UnsupportedProgramError
 from arm_recipes.comparison.layer_errors import compute_layer_gaps, compute_program_layer_gaps
+from arm_recipes.comparison.parallel_run import run_samples
 from arm_recipes.comparison.plan_interpreter import PlanInterpreter
 from arm_recipes.comparison.program_specs import (
     check_same_interface,

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from arm_recipes._internal.messages import suppress_warnings
 from arm_recipes.comparison.accuracy import Accuracy, Evaluator, check_metric, flatten_labels
 from arm_recipes.comparison.samples import prepare_samples
-from arm_recipes.samples import inputs
+from arm_recipes.samples import export_arguments
 
 if TYPE_CHECKING:
     from arm_recipes.pipeline.artifact import Artifact
@@ -56,20 +56,20 @@ def separate_labels(
     if labels is False:
         raise ValueError("labels=False: give class labels, True for the labels in the samples, or None")
     flat_labels = labels if labels is None or labels is True else flatten_labels(labels)
-    models = inputs.models_by_method(model)
+    models = export_arguments.models_by_method(model)
     if len(models) != 1 or sizes is not None:
         raise ValueError(
             f"{name}: needs a program with one method; export without {name}, and use result.compare(samples, "
             f"{name}=..., method=...) for each method"
         )
     ((method, module),) = models.items()
-    resolved = inputs.resolve_loaders(samples.get(method) if isinstance(samples, Mapping) else samples)
+    resolved = export_arguments.resolve_loaders(samples.get(method) if isinstance(samples, Mapping) else samples)
     if resolved is None:
         raise ValueError(f"{name}: needs samples; give a list of input tuples, [(x,)], or a DataLoader")
     if isinstance(resolved, DataLoader):
         return LabelledSamples(models, {method: resolved}, resolved, flat_labels, metric)
-    originals = inputs.to_sample_list(method, resolved)
-    without_labels = [inputs.without_labels(module, sample) for sample in originals]
+    originals = export_arguments.to_sample_list(method, resolved)
+    without_labels = [export_arguments.without_labels(module, sample) for sample in originals]
     return LabelledSamples(models, {method: without_labels}, originals, flat_labels, metric)
 
 

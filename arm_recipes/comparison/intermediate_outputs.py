@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from arm_backend_core import events
+from arm_backend_core import compilation_log
 from arm_backend_core.delegate import prepare_program
 from arm_backend_core.insert_delegates import Partition
 from arm_backend_core.nodes import is_dequantize, is_float, is_quantize, operator_name
@@ -26,14 +26,14 @@ from arm_backend_core.permutation import Layout, inverse
 from arm_backend_core.program import copy_program
 from arm_backend_core.quantization.diagnostics.error_metrics import QuantizationGrid
 from arm_backend_core.selection import Selection, select
-from arm_backend_core.tosa import reference
+from arm_backend_core.tosa import reference_model
 from arm_backend_core.tosa.passes import pipeline
 from arm_backend_core.tosa.serialize import serialize
 from arm_recipes._internal.executorch_programs import normalize_call_signature
 
 if TYPE_CHECKING:
     from arm_backend_core.partitioner import ArmPartitioner
-    from arm_recipes.runtime.plugin import Execution
+    from arm_recipes.runtime.host_backends import Execution
 
     Array = np.ndarray[Any, Any]
 
@@ -68,7 +68,7 @@ class DelegateTaps:
     def read(self, execution: Execution, grids: Mapping[str, QuantizationGrid]) -> tuple[dict[str, Tensor], bool]:
         """Return the dequantized values of one execution, and whether the delegate's own integer results match."""
         inputs = [_view_input(array, *kind) for array, kind in zip(execution.inputs, self.input_types, strict=True)]
-        results = reference.run(self.flatbuffer, inputs)
+        results = reference_model.run(self.flatbuffer, inputs)
         is_equal = all(
             result.tobytes() == np.ascontiguousarray(array).tobytes()
             for result, array in zip(results[: self.original_outputs], execution.outputs, strict=True)
@@ -88,7 +88,7 @@ class DelegateTaps:
 def tap_delegates(
     program: ExportedProgram,
     partitioner: ArmPartitioner,
-    records: Sequence[events.Delegate],
+    records: Sequence[compilation_log.Delegate],
     wanted_nodes: Iterable[str],
 ) -> tuple[list[DelegateTaps], list[str]]:
     """Lower a program again with the results of ``wanted_nodes`` as additional outputs of its delegates.
@@ -105,7 +105,7 @@ def tap_delegates(
     program, wanted_names = copy_program(program), frozenset(wanted_nodes)
     normalize_call_signature(program)
     spec = partitioner.compile_spec
-    with events.record():
+    with compilation_log.record():
         selection = select(prepare_program(program, spec.target), spec.target, partitioner.keep_on_cpu)
         parts = {part.name: part for part in selection.partitions()}
         extended_parts = {name: _add_outputs(part, selection, wanted_names) for name, part in parts.items()}
@@ -118,7 +118,7 @@ def tap_delegates(
             continue
         graph = graphs[record.name]
         try:
-            with events.record():
+            with compilation_log.record():
                 pipeline.run(graph, spec.target)
             flatbuffer = serialize(graph)
         except Exception as error:  # the comparison of outputs works without the layers

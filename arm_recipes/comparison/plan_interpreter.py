@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from arm_backend_core.kinds import ScalarKind, kind_of
+from arm_backend_core.scalar_kind import ScalarKind, kind_of
 from arm_recipes.comparison.compared_tensors import ComparedTensor
 from arm_recipes.comparison.interpreter_plan import InterpreterPlan, Ref, Step, resolve_operator
 

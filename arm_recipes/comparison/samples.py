@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, RandomSampler
 
-from arm_backend_core.kinds import ScalarKind, kind_of
+from arm_backend_core.scalar_kind import ScalarKind, kind_of
 from arm_recipes.comparison.accuracy import flatten_labels
 from arm_recipes.runtime.signature import Value
-from arm_recipes.samples.inputs import to_sample_list
-from arm_recipes.samples.sample import Inputs, InputSignature, as_inputs, rebatch
+from arm_recipes.samples.call_inputs import Inputs, InputSignature, as_inputs, rebatch
+from arm_recipes.samples.export_arguments import to_sample_list
 
 
 @dataclass(frozen=True)

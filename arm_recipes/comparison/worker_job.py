@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from arm_backend_core.kinds import is_float_tensor
 from arm_backend_core.quantization.diagnostics.error_metrics import ErrorSums, IsolatedErrorSums
+from arm_backend_core.scalar_kind import is_float_tensor
 from arm_recipes.comparison.compared_tensors import ComparedTensor
 from arm_recipes.comparison.intermediate_outputs import DelegateTaps, match_executions
 from arm_recipes.comparison.interpreter_plan import InterpreterPlan
 from arm_recipes.comparison.plan_interpreter import PlanInterpreter
-from arm_recipes.runtime import plugin
+from arm_recipes.runtime import host_backends
 from arm_recipes.runtime.load import load
 from arm_recipes.runtime.signature import Value
 from arm_recipes.runtime.tensor_info import TensorInfo
@@ -158,7 +158,7 @@ class _LoadedProgram:
 
     def __init__(self, spec: ProgramSpec) -> None:
         self._spec, self._program = spec, load(spec.data, spec.data_file)
-        self._executions: list[plugin.Execution] = []
+        self._executions: list[host_backends.Execution] = []
         self.mismatched: tuple[str, ...] = ()
         self.interpreter: PlanInterpreter | None = None
         if spec.plan is not None:
@@ -171,7 +171,7 @@ class _LoadedProgram:
             info.to_program(tensor) if isinstance(info, TensorInfo) else tensor
             for info, tensor in zip(spec.inputs, inputs, strict=True)
         ]
-        with plugin.record_executions() as executions:
+        with host_backends.record_executions() as executions:
             results = self._program.execute(*tensors, method=spec.method)
         self._executions = executions
         return [

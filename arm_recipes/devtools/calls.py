@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING
 
 from executorch.exir.delegate import executorch_call_delegate
 
-from arm_backend_core.events import delegate_record
+from arm_backend_core.compilation_log import delegate_record
+from arm_recipes.devtools.debug_handle_groups import DebugHandleGroup, group_debug_handles, map_handles
 from arm_recipes.devtools.delegate_results import read_results, read_tosa_results
-from arm_recipes.devtools.layers import DebugHandleGroup, group_debug_handles, map_handles
-from arm_recipes.runtime.tosa_graph import TosaOperator, read_graph
+from arm_recipes.runtime.tosa_flatbuffer import TosaOperator, read_graph
 
 if TYPE_CHECKING:
     from executorch.exir import ExecutorchProgramManager
     from torch.export import ExportedProgram
     from torch.fx import Graph
 
-    from arm_backend_core.events import Delegate
+    from arm_backend_core.compilation_log import Delegate
     from arm_recipes.devtools.delegate_results import CandidateArrays
-    from arm_recipes.runtime.plugin import Execution
+    from arm_recipes.runtime.host_backends import Execution
 
 
 @dataclass(frozen=True)

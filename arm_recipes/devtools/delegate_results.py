@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from arm_recipes.runtime.command_origins import Origins
 from arm_recipes.runtime.delegates import TosaDelegate
 from arm_recipes.runtime.ethosu import EthosUDelegate, EthosUOperation
-from arm_recipes.runtime.ethosu_origins import Origins
 
 if TYPE_CHECKING:
     from arm_backend_core.backends.payload import Layer as Estimate
-    from arm_backend_core.events import Delegate
-    from arm_recipes.devtools.layers import DebugHandleGroup
-    from arm_recipes.runtime.plugin import Execution
-    from arm_recipes.runtime.tosa_graph import TosaOperator
+    from arm_backend_core.compilation_log import Delegate
+    from arm_recipes.devtools.debug_handle_groups import DebugHandleGroup
+    from arm_recipes.runtime.host_backends import Execution
+    from arm_recipes.runtime.tosa_flatbuffer import TosaOperator
 
     Array = np.ndarray[Any, Any]
 

@@ -14,8 +14,8 @@ from executorch.exir import schema
 from executorch.exir.tensor import get_scalar_type
 
 from arm_recipes.devtools import delegate_results
-from arm_recipes.runtime import plugin
-from arm_recipes.runtime.ethosu_origins import main_origin
+from arm_recipes.runtime import host_backends
+from arm_recipes.runtime.command_origins import main_origin
 
 if TYPE_CHECKING:
     from executorch.exir import ExecutorchProgramManager
@@ -82,9 +82,9 @@ def log_events(events: Sequence[_LogEvent]) -> None:
     """Log events to the event tracer of the running program. Call this while the program executes the delegate."""
     for event in events:
         if event.output is not None:
-            plugin.log_output(event.operator_index, event.output)
+            host_backends.log_output(event.operator_index, event.output)
         else:
-            plugin.log_duration(event.operator_index, event.start, event.end, event.metadata)
+            host_backends.log_duration(event.operator_index, event.start, event.end, event.metadata)
 
 
 def parse_metadata(entries: list[str]) -> dict[str, Any]:

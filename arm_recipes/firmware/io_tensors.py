@@ -40,7 +40,7 @@ def create_random_inputs(inputs: Sequence[IOTensor]) -> list[Tensor]:
     """
     import torch
 
-    from arm_backend_core.kinds import ScalarKind, kind_of
+    from arm_backend_core.scalar_kind import ScalarKind, kind_of
 
     generator = torch.Generator().manual_seed(_RANDOM_INPUT_SEED)
     values = []

@@ -22,8 +22,8 @@ from arm_recipes.firmware.io_tensors import (
     tensor_to_bytes,
 )
 from arm_recipes.firmware.kernels import Kernels, classify_kernels
-from arm_recipes.firmware.pools import ProgramPools, measure_pools
-from arm_recipes.firmware.sources import (
+from arm_recipes.firmware.memory_pools import ProgramPools, measure_pools
+from arm_recipes.firmware.render_templates import (
     FirmwareData,
     FirmwareTestVectors,
     MethodIO,
@@ -205,7 +205,7 @@ def _processor_of(recipe: object) -> tuple[str, str]:
 
 
 def _converter_of_result(result: Artifact) -> SampleConverter:
-    from arm_recipes.samples.sample import as_inputs
+    from arm_recipes.samples.call_inputs import as_inputs
 
     reports = {method.name: method for method in result.report.methods}
 
@@ -307,7 +307,7 @@ def _build_method_io(method: PteMethod, inputs: Sequence[Any], outputs: Sequence
 def _build_test_cases(
     method_ios: Sequence[MethodIO], samples: Any, convert: SampleConverter
 ) -> Iterator[FirmwareTestCase]:
-    from arm_recipes.samples.inputs import to_sample_list
+    from arm_recipes.samples.export_arguments import to_sample_list
 
     names = [method_io.method for method_io in method_ios]
     by_method = samples_by_method(samples, "forward" if "forward" in names else names[0])

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from arm_recipes.pipeline.unlowered_programs import UnloweredPrograms
     from arm_recipes.runtime.shape_variants import Pad
     from arm_recipes.runtime.trace import TracedOperation
-    from arm_recipes.samples.sample import Inputs, InputSignature
-    from arm_recipes.samples.sizes import ShapeVariants
+    from arm_recipes.samples.call_inputs import Inputs, InputSignature
+    from arm_recipes.samples.shape_variants import ShapeVariants
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,7 @@ class Artifact:
         """
         import torch
 
-        from arm_recipes.samples.sample import Inputs, as_inputs
+        from arm_recipes.samples.call_inputs import Inputs, as_inputs
 
         if method not in self.input_signatures:
             raise ValueError(f"no method '{method}'; the program has: {', '.join(self.input_signatures)}")

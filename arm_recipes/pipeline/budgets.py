@@ -9,21 +9,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from arm_backend_core.events import delegate_record
+from arm_backend_core.compilation_log import delegate_record
 from arm_recipes._internal.executorch_programs import delegates_of, named_data_bytes
 from arm_recipes._internal.messages import BudgetError
 from arm_recipes._internal.rendering import as_text, format_bytes
-from arm_recipes.pipeline.planned_memories import PlannedMemories, check_memory_budgets
+from arm_recipes.pipeline.banked_memory_planning import PlannedMemories, check_memory_budgets
 from arm_recipes.recipe.recipe import ArmRecipe
-from arm_recipes.report.layers import DelegateProfile
 from arm_recipes.report.memory import iter_memory_usage
+from arm_recipes.report.npu_layer_costs import DelegateProfile
 from arm_recipes.runtime.ethosu_payload import CACHE_LINE
 
 if TYPE_CHECKING:
     from executorch.exir import EdgeProgramManager
     from executorch.export import ExportRecipe
 
-    from arm_backend_core.events import Delegate
+    from arm_backend_core.compilation_log import Delegate
     from arm_recipes.pipeline.artifact import Artifact
     from arm_recipes.report.ram import Ram
 

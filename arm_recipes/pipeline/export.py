@@ -14,14 +14,14 @@ from arm_recipes._internal.messages import record_warnings, suppress_warnings, w
 from arm_recipes.pipeline.artifact import Artifact
 from arm_recipes.pipeline.pipeline import Pipeline
 from arm_recipes.recipe.compile_specs import normalize_recipe_name
-from arm_recipes.runtime.host_library import load_plugin
-from arm_recipes.samples import inputs, memory_format
+from arm_recipes.runtime.host_plugin import load_plugin
+from arm_recipes.samples import export_arguments, memory_format
 from arm_recipes.samples.mismatch import check_arguments
-from arm_recipes.samples.sizes import ShapeVariants, expand_methods_by_size
+from arm_recipes.samples.shape_variants import ShapeVariants, expand_methods_by_size
 from arm_recipes.types import DynamicShapes, Model, Samples, Sizes
 
 if TYPE_CHECKING:
-    from arm_recipes.pipeline.cache.export import CachedExport
+    from arm_recipes.pipeline.cache.lookup import CachedExport
     from arm_recipes.pipeline.unlowered_programs import UnloweredPrograms
 
 
@@ -44,12 +44,12 @@ def run_export(
     check_fork()
     if verify:
         load_plugin()  # first, because an export may take minutes: without a compiler, this raises an error
-    models = inputs.models_by_method(model)
-    samples = inputs.resolve_loaders(samples)
-    examples = inputs.examples_by_method(samples, models)
+    models = export_arguments.models_by_method(model)
+    samples = export_arguments.resolve_loaders(samples)
+    examples = export_arguments.examples_by_method(samples, models)
     for method, method_examples in examples.items():
         check_arguments(models[method], method_examples[0], f"samples[0] of method '{method}'")
-    notes = [] if sizes or dynamic_shapes else inputs.batch_size_notes(samples, models, examples)
+    notes = [] if sizes or dynamic_shapes else export_arguments.batch_size_notes(samples, models, examples)
     shape_variants: dict[str, ShapeVariants] = {}
     if sizes is not None:
         models, examples, shape_variants = expand_methods_by_size(models, examples, dynamic_shapes, sizes)
@@ -57,7 +57,7 @@ def run_export(
     if channels_last:
         models, examples = memory_format.to_channels_last(models, examples)
     if _uses_only_arm_partitioners(recipe):
-        inputs.reject_dynamic_shapes(models, dynamic_shapes)
+        export_arguments.reject_dynamic_shapes(models, dynamic_shapes)
 
     def attempt(recipe: ExportRecipe) -> Artifact:
         cache = _open_cache(cache_dir, recipe, models, examples, shape_variants, constant_methods)
@@ -115,9 +115,9 @@ def export_unlowered(
 def _lower_programs(
     unlowered: UnloweredPrograms, recipe: ExportRecipe, notes: Sequence[str], progress: bool
 ) -> Artifact:
-    from arm_backend_core import events
+    from arm_backend_core import compilation_log
 
-    with compile_lock(), frozen_gc(), suppress_warnings(), events.record() as log:
+    with compile_lock(), frozen_gc(), suppress_warnings(), compilation_log.record() as log:
         pipeline = Pipeline.resume(unlowered, recipe, progress=progress)
         pipeline.run(notes)
     return pipeline.create_artifact(log.rejected, log.notes)
@@ -161,24 +161,27 @@ def _export_within_budgets(
 def _open_cache(cache_dir: str | Path | None, *export: Any) -> CachedExport | None:
     if cache_dir is None:
         return None
-    from arm_recipes.pipeline.cache.export import CachedExport
+    from arm_recipes.pipeline.cache.lookup import CachedExport
 
     return CachedExport(cache_dir, *export)
 
 
 def _run_or_look_up(
-    pipeline: Pipeline, models: dict[str, inputs.Model], input_notes: list[str], cache: CachedExport | None = None
+    pipeline: Pipeline,
+    models: dict[str, export_arguments.Model],
+    input_notes: list[str],
+    cache: CachedExport | None = None,
 ) -> Artifact:
     """Run the pipeline, or take the artifact from the cache. ``input_notes`` are notes about the arguments."""
-    from arm_backend_core import events
+    from arm_backend_core import compilation_log
 
     notes = list(input_notes)
     with (
         compile_lock(),
         frozen_gc(),
         suppress_warnings(),
-        inputs.evaluation_mode(models) as training,
-        events.record() as log,
+        export_arguments.evaluation_mode(models) as training,
+        compilation_log.record() as log,
     ):
         if training:
             method_names = ", ".join(f"'{method}'" for method in training)

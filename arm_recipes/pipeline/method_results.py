@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.export import ExportedProgram
 
-from arm_recipes.report.cpu_costs import estimate_cpu_layers
+from arm_recipes.report.cpu_layer_costs import estimate_cpu_layers
 from arm_recipes.report.lowered_program import describe_graph, describe_quantization
 from arm_recipes.report.record import MethodReport
 from arm_recipes.runtime.tensor_info import TensorInfo
-from arm_recipes.samples.inputs import Examples
-from arm_recipes.samples.sample import InputSignature
+from arm_recipes.samples.call_inputs import InputSignature
+from arm_recipes.samples.export_arguments import Examples
 from arm_recipes.stages.quantize import FloatProgram
 
 if TYPE_CHECKING:
-    from arm_backend_core.events import Rejection
+    from arm_backend_core.compilation_log import Rejection
     from arm_backend_core.targets.cortex_m import Processor
 
 #: 64-bit dtype, which TOSA does not support -> dtype to use instead.

@@ -48,15 +48,15 @@ from arm_recipes.pipeline.unlowered_programs import UnloweredPrograms, first_sam
 from arm_recipes.report import context, ram
 from arm_recipes.report.report import Report
 from arm_recipes.runtime.signature import METADATA_KEY, encode_metadata
-from arm_recipes.samples.inputs import Examples, Model
-from arm_recipes.samples.sample import InputSignature
-from arm_recipes.samples.sizes import ShapeVariants
+from arm_recipes.samples.call_inputs import InputSignature
+from arm_recipes.samples.export_arguments import Examples, Model
+from arm_recipes.samples.shape_variants import ShapeVariants
 from arm_recipes.stages.capture.capture import Capture, FastTorchExportStage
 from arm_recipes.stages.lower import FastLowerStage
 from arm_recipes.stages.quantize import FastQuantizeStage
 
 if TYPE_CHECKING:
-    from arm_backend_core.events import Rejection
+    from arm_backend_core.compilation_log import Rejection
 
 #: First stage after capture and quantization. Only stages from here on read the options of lowering.
 _FIRST_LOWERING_STAGE = StageType.TO_EDGE_TRANSFORM_AND_LOWER
@@ -103,14 +103,14 @@ class Pipeline:
     def resume(cls, unlowered: UnloweredPrograms, recipe: ExportRecipe, *, progress: bool) -> Pipeline:
         """Create a pipeline that lowers programs that another pipeline captured and quantized.
 
-        The notes of that pipeline are added to the current log (``arm_backend_core.events``).
+        The notes of that pipeline are added to the current log (``arm_backend_core.compilation_log``).
 
         Args:
             unlowered: the programs.
             recipe: a recipe that quantizes them in the same way.
             progress: show a progress bar.
         """
-        from arm_backend_core import events
+        from arm_backend_core import compilation_log
 
         pipeline = cls(
             recipe,
@@ -127,7 +127,7 @@ class Pipeline:
         pipeline._progress.samples.update(unlowered.sample_counts)
         pipeline._capture.notes += unlowered.capture_notes
         pipeline._notes += unlowered.stage_notes
-        events.current().notes += unlowered.logged_notes
+        compilation_log.current().notes += unlowered.logged_notes
         for name, method in unlowered.methods.items():
             pipeline._methods[name] = copy.copy(method)
         return pipeline
@@ -221,7 +221,7 @@ class Pipeline:
         return models, [x.graph for x in lowered or [program.graph_module for program in self._programs.values()]]
 
     def create_artifact(self, rejected: list[Rejection], logged_notes: list[str]) -> Artifact:
-        """Build the artifact with its report, from the rejected operators and the notes of ``events.record``."""
+        """Build the artifact with its report, from the rejected operators and the notes of the compilation log."""
         manager, samples = self._artifact.data, self._progress.samples
         export_context = context.describe_export(self._model_names, self._recipe)
         methods = [
@@ -310,9 +310,9 @@ class Pipeline:
         self._warn_about_64_bit_tensors()
 
     def _collect_unlowered_programs(self) -> UnloweredPrograms:
-        from arm_backend_core import events
+        from arm_backend_core import compilation_log
 
-        log = events.current()
+        log = compilation_log.current()
         return UnloweredPrograms(
             methods={name: copy.copy(method) for name, method in self._methods.items()},
             model_names=self._model_names,
@@ -334,7 +334,7 @@ class Pipeline:
         """
         from arm_backend_core.nodes import assign_debug_handles
         from arm_backend_core.program import copy_program
-        from arm_recipes.stages.edge.equal_rows import tile_rows_for_weight_sharing
+        from arm_recipes.stages.edge.row_tiling import tile_rows_for_weight_sharing
 
         copies = {name: copy_program(program) for name, program in self._programs.items()}
         for program in copies.values():
@@ -369,7 +369,7 @@ class Pipeline:
 
     def _record_lowered_programs(self, manager: EdgeProgramManager) -> None:
         from arm_backend_core.program import copy_module
-        from arm_recipes.stages.edge.edge_manager import program_outputs
+        from arm_recipes.stages.edge.edge_manager_passes import program_outputs
 
         if self._shares_buffers:
             check_shared_buffers({name: manager.exported_program(name) for name in manager.methods})

@@ -110,7 +110,7 @@ def find_quantization_difference(unlowered: UnloweredPrograms, recipe: ExportRec
     Returns:
         The reason; None if the quantized programs are the same.
     """
-    from arm_backend_core.quantization.consulted_hardware import differing_facts
+    from arm_backend_core.quantization.hardware_dependencies import differing_facts
 
     partitioners: Any = recipe.lowering_recipe.partitioners if recipe.lowering_recipe is not None else None
     target = partitioners[0].compile_spec.target

@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Any, Final
 from torch.fx import GraphModule
 
 from arm_backend_core.backends.payload import PLANNED_SCRATCH_KEYS, PlannedScratch
-from arm_backend_core.events import delegate_record, set_delegate_record
-from arm_backend_core.kinds import ScalarKind, kind_of
+from arm_backend_core.compilation_log import delegate_record, set_delegate_record
+from arm_backend_core.scalar_kind import ScalarKind, kind_of
 from arm_recipes._internal.executorch_programs import delegates_of, set_payload
-from arm_recipes.pipeline.planned_memories import forget_earlier_plan
+from arm_recipes.pipeline.banked_memory_planning import forget_earlier_plan
 from arm_recipes.runtime.ethosu_payload import (
     CACHE_LINE,
     SCRATCH,

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from torch.export import ExportedProgram
 
 from arm_recipes.pipeline.method_results import MethodResults
-from arm_recipes.samples.inputs import Examples
+from arm_recipes.samples.export_arguments import Examples
 
 if TYPE_CHECKING:
-    from arm_recipes.samples.sizes import ShapeVariants
+    from arm_recipes.samples.shape_variants import ShapeVariants
 
 #: Maximum number of samples of a method that are kept, for ``verify``. The reference model takes a second or more for
 #: one inference of a large network.
@@ -31,7 +31,7 @@ class UnloweredPrograms:
         shape_variants: method name -> the variants of that method for several input sizes.
         constant_methods: methods that return a constant.
         argument_notes: notes about the arguments of the export.
-        logged_notes: notes of the log (``arm_backend_core.events``).
+        logged_notes: notes of the log (``arm_backend_core.compilation_log``).
         capture_notes: notes of the capture.
         stage_notes: notes of the stages.
         hardware_facts: attributes of ``Hardware`` on which the quantized graphs depend, with their values.

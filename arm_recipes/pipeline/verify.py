@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 from arm_recipes.pipeline.unlowered_programs import MAX_KEPT_SAMPLES
 from arm_recipes.pipeline.verify_kernels import VerificationError, describe_mismatch, verify_kernels
-from arm_recipes.runtime import plugin
+from arm_recipes.runtime import host_backends
+from arm_recipes.runtime.command_origins import describe_with_origin
 from arm_recipes.runtime.errors import RunError
 from arm_recipes.runtime.ethosu import EthosUDelegate, EthosUStatistics
-from arm_recipes.runtime.ethosu_origins import describe_with_origin
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from arm_backend_core.events import BoundaryTensor, Delegate
+    from arm_backend_core.compilation_log import BoundaryTensor, Delegate
     from arm_recipes.pipeline.artifact import Artifact
     from arm_recipes.report.record import MethodReport
-    from arm_recipes.samples.sample import Inputs
+    from arm_recipes.samples.call_inputs import Inputs
 
     Array = np.ndarray[Any, Any]
 
@@ -52,7 +52,7 @@ def verify_delegates(result: Artifact, examples: Mapping[str, Sequence[Inputs]])
     measured: dict[str, EthosUStatistics] = {}
     for method in result.report.methods if delegates else ():
         for index, sample in enumerate(examples[method.name][:MAX_KEPT_SAMPLES]):
-            with plugin.record_executions() as executions:
+            with host_backends.record_executions() as executions:
                 program.execute(*result.to_program_inputs(method, sample), method=method.name)
             for execution in executions:
                 if execution.checksum in delegates:
@@ -71,7 +71,9 @@ def verify_delegates(result: Artifact, examples: Mapping[str, Sequence[Inputs]])
     result.report = replace(result.report, notes=(*result.report.notes, *notes), measured=measured)
 
 
-def _check_memory_accesses(method: MethodReport, delegate: Delegate, execution: plugin.Execution) -> EthosUStatistics:
+def _check_memory_accesses(
+    method: MethodReport, delegate: Delegate, execution: host_backends.Execution
+) -> EthosUStatistics:
     """Check for reads of uninitialized memory and unordered accesses, whose results depend on the hardware."""
     assert isinstance(execution.delegate, EthosUDelegate)
     try:
@@ -85,11 +87,13 @@ def _check_memory_accesses(method: MethodReport, delegate: Delegate, execution: 
         ) from error
 
 
-def _compare_with_reference(method: MethodReport, sample: int, delegate: Delegate, execution: plugin.Execution) -> None:
-    from arm_backend_core.tosa import reference
+def _compare_with_reference(
+    method: MethodReport, sample: int, delegate: Delegate, execution: host_backends.Execution
+) -> None:
+    from arm_backend_core.tosa import reference_model
 
     inputs = [_view_as(io, array) for io, array in zip(delegate.inputs, execution.inputs, strict=True)]
-    expected = reference.run(delegate.tosa, inputs)
+    expected = reference_model.run(delegate.tosa, inputs)
     for io, array, reference_output in zip(delegate.outputs, execution.outputs, expected, strict=True):
         actual = _view_as(io, array)
         mismatch = describe_mismatch(actual, reference_output, f"elements of '{io.name}'")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from arm_recipes.pipeline.artifact import Artifact
     from arm_recipes.report.record import MethodReport
-    from arm_recipes.samples.sample import Inputs
+    from arm_recipes.samples.call_inputs import Inputs
 
     Array = np.ndarray[Any, Any]
 
@@ -113,7 +113,7 @@ def _is_float(node: torch.fx.Node) -> bool:
     import torch
     from torch.utils import _pytree as pytree
 
-    from arm_backend_core.kinds import ScalarKind, kind_of
+    from arm_backend_core.scalar_kind import ScalarKind, kind_of
 
     values = pytree.tree_leaves(node.meta.get("val"))
     return any(isinstance(value, torch.Tensor) and kind_of(value.dtype) is ScalarKind.FLOAT for value in values)

@@ -7,14 +7,14 @@ from typing import Any
 from executorch.export import ExportRecipe
 from torch.export import ExportedProgram
 
-from arm_backend_core.quantization.fake_quant.ranges import RangeMode
+from arm_backend_core.quantization.fake_quant.learned_step_size import RangeMode
 from arm_recipes._internal.compile_lock import compile_lock
 from arm_recipes._internal.messages import suppress_warnings
 from arm_recipes._internal.tracebacks import shorten_tracebacks
 from arm_recipes.pipeline.export import check_recipe
 from arm_recipes.pipeline.progress import Progress
 from arm_recipes.qat.prepared import Prepared
-from arm_recipes.samples import inputs
+from arm_recipes.samples import export_arguments
 from arm_recipes.stages.capture.capture import Capture
 from arm_recipes.stages.quantize import FastQuantizeStage
 from arm_recipes.stages.train import BATCH_NORM_STEPS, model_to_train
@@ -69,7 +69,7 @@ def prepare_qat(
         raise ValueError(
             "recipe: training needs the single quantizer of an ArmRecipeType recipe, without custom passes"
         )
-    models = inputs.models_by_method(model)
+    models = export_arguments.models_by_method(model)
     loader = None
     if samples is None and quantization.calibration_inputs_fn is not None:
         loader = getattr(quantization.calibration_inputs_fn, "loader", None)
@@ -77,7 +77,7 @@ def prepare_qat(
         samples = [
             first_sample
             if first_sample.keywords
-            else inputs.without_labels(next(iter(models.values())), tuple(first_sample))
+            else export_arguments.without_labels(next(iter(models.values())), tuple(first_sample))
         ]
     if samples is None and not all(isinstance(value, ExportedProgram) for value in models.values()):
         raise ValueError(
@@ -85,10 +85,10 @@ def prepare_qat(
         )
     with compile_lock(), suppress_warnings():
         module = model_to_train(models)
-        prepared_samples = inputs.resolve_loaders(samples)
-        examples = inputs.examples_by_method(prepared_samples, models)
+        prepared_samples = export_arguments.resolve_loaders(samples)
+        examples = export_arguments.examples_by_method(prepared_samples, models)
         (example_inputs,) = examples.values()
-        notes = inputs.batch_size_notes(prepared_samples if loader is None else loader, models, examples)
+        notes = export_arguments.batch_size_notes(prepared_samples if loader is None else loader, models, examples)
         return Prepared(
             module, stage, example_inputs, recipe, notes=notes, ranges=ranges, batch_norm_steps=batch_norm_steps
         )

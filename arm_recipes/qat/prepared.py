@@ -12,8 +12,8 @@ from executorch.export import ExportRecipe
 
 from arm_recipes._internal.messages import warn
 from arm_recipes.api import export
-from arm_recipes.samples import inputs
-from arm_recipes.samples.sample import Inputs
+from arm_recipes.samples import export_arguments
+from arm_recipes.samples.call_inputs import Inputs
 from arm_recipes.stages.quantize import FastQuantizeStage
 from arm_recipes.stages.train import METHOD, FakeQuantizedModel
 from arm_recipes.types import Samples
@@ -57,7 +57,7 @@ class Prepared(FakeQuantizedModel):
         self.reset_state()
         model = self.model if self._device().type == "cpu" else copy.deepcopy(self.model).cpu()
         recipe = replace(self._recipe, quantization_recipe=self.trained_recipe())
-        with inputs.evaluation_mode({METHOD: model}):
+        with export_arguments.evaluation_mode({METHOD: model}):
             result = export(model, recipe, self._examples if samples is None else samples, **options)
         if samples is None:
             for note in self._notes:

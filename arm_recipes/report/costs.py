@@ -7,8 +7,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from arm_recipes._internal.rendering import BAR_CHARACTERS, Section, format_bytes
-from arm_recipes.report.layers import LayerCost
 from arm_recipes.report.memory import MemoryOverTime
+from arm_recipes.report.npu_layer_costs import LayerCost
 
 if TYPE_CHECKING:
     from arm_backend_core.backends.payload import VelaEstimates

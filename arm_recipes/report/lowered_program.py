@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
     from torch.export import ExportedProgram
 
-    from arm_backend_core.events import Delegate, Rejection
+    from arm_backend_core.compilation_log import Delegate, Rejection
     from arm_backend_core.targets.cortex_m import Processor
 
 #: Calls that do not count as operators on the CPU. A scan only repeats its body, which calls delegates. ``alloc``
@@ -39,7 +39,7 @@ def describe_graph(
     graph_module: torch.fx.GraphModule, rejected: Sequence[Rejection], processor: Processor | None = None
 ) -> LoweredParts:
     """List the parts of a lowered method. ``processor``: the CPU, for estimates of cycles; None: no estimates."""
-    from arm_backend_core.events import delegate_record
+    from arm_backend_core.compilation_log import delegate_record
     from arm_backend_core.nodes import operator_name
     from arm_backend_core.program import lowered_modules
 

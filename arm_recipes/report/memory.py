@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from arm_backend_core.backends.vela_tables import WEIGHT_COPY_USAGE, operation_ticks
-from arm_recipes.report.layers import DelegateProfile, NpuOperation
+from arm_recipes.report.npu_layer_costs import DelegateProfile, NpuOperation
 
 if TYPE_CHECKING:
     from arm_backend_core.backends.payload import TensorAllocation

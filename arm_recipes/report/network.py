@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from arm_recipes.runtime.ethosu_origins import main_origin
+from arm_recipes.runtime.command_origins import main_origin
 
 if TYPE_CHECKING:
-    from arm_backend_core.events import BoundaryTensor
-    from arm_recipes.report.layers import DelegateProfile, LayerCost
+    from arm_backend_core.compilation_log import BoundaryTensor
+    from arm_recipes.report.npu_layer_costs import DelegateProfile, LayerCost
 
 
 @dataclass

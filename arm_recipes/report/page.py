@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 from arm_recipes._internal.files import check_writable, write
 from arm_recipes._internal.messages import INSTALL_PLOTLY
 from arm_recipes._internal.rendering import Section, as_html, cell_as_html, format_bytes
-from arm_recipes.report.answers import Answer, answer_questions
 from arm_recipes.report.network import build_network, short_source
+from arm_recipes.report.page_summary import Answer, answer_questions
 
 if TYPE_CHECKING:
     from arm_recipes.report.comparisons import ComparisonRecord, LayerAccuracy
     from arm_recipes.report.context import ExportContext
-    from arm_recipes.report.layers import LayerCost
     from arm_recipes.report.memory import LiveTensor, MemoryOverTime
+    from arm_recipes.report.npu_layer_costs import LayerCost
     from arm_recipes.report.record import ExportRecord
 
 _LIVE_TENSOR_COLUMNS = ("bytes", "kind", "layer", "line")

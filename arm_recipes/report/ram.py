@@ -1,6 +1,6 @@
 """RAM that a board needs for a program, by part: memory that the NPU and ExecuTorch's runtime use.
 
-The sum equals the memory pools of the firmware folder and its output buffers (``firmware/pools.py``), with three
+The sum equals the memory pools of the firmware folder and its output buffers (``firmware/memory_pools.py``), with three
 exceptions. The sum lacks the temporary memory of CPU kernels, which only a run shows. It includes constants that the
 memory mode places in RAM, and inputs that the memory plan does not place (``plan_inputs=False``).
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from executorch.export import ExportRecipe
 
     from arm_backend_core.backends.payload import VelaEstimates
-    from arm_backend_core.events import Delegate
+    from arm_backend_core.compilation_log import Delegate
 
 #: Vela's name of a memory that is RAM -> memory. If constants are in SRAM, Vela calls their memory on-chip flash.
 _RAM = {"Sram": "SRAM", "OnChipFlash": "SRAM", "Dram": "DRAM"}
@@ -157,7 +157,7 @@ def measure_ram(
     estimates = [delegate.vela for each in delegates.values() for delegate in each if delegate.vela is not None]
     if not estimates and not on_cortex_m:
         return None
-    from arm_recipes.runtime.method_layout import (
+    from arm_recipes.runtime.method_memory import (
         application_bytes,
         kernel_lookup_bytes,
         method_allocator_bytes,

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 from arm_recipes._internal.rendering import Renderable, Section, format_bytes, to_jsonable
 from arm_recipes.report.costs import constants_row, layer_sections, memory_sections
 from arm_recipes.report.kernels import KernelCall, kernel_sections
-from arm_recipes.report.layers import DelegateProfile, iter_npu_layer_costs
 from arm_recipes.report.memory import iter_memory_usage
+from arm_recipes.report.npu_layer_costs import DelegateProfile, iter_npu_layer_costs
 from arm_recipes.runtime.payload_parts import WEIGHTS_PREFIX
 from arm_recipes.runtime.tensor_info import TensorInfo
 from arm_recipes.stages.edge.cpu_operators import CpuOperator
 
 if TYPE_CHECKING:
     from arm_backend_core.backends.payload import VelaEstimates
-    from arm_backend_core.events import Delegate
+    from arm_backend_core.compilation_log import Delegate
     from arm_recipes.report.comparisons import TaskAccuracy
-    from arm_recipes.report.layers import LayerCost
     from arm_recipes.report.memory import MemoryOverTime
+    from arm_recipes.report.npu_layer_costs import LayerCost
     from arm_recipes.report.ram import Ram
     from arm_recipes.runtime.ethosu import EthosULayer, EthosUStatistics
 

@@ -73,7 +73,7 @@ def check_input(index: int, expected: Value, layout: PteTensor | str, value: Any
     import torch
     from torch._prims_common import make_contiguous_strides_for
 
-    from arm_backend_core.kinds import ScalarKind, kind_of
+    from arm_backend_core.scalar_kind import ScalarKind, kind_of
 
     what = f"input {index} ('{expected.name}')"
     if isinstance(layout, str):  # not a tensor, for example a number, which the runtime checks

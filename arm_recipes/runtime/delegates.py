@@ -54,7 +54,7 @@ class TosaDelegate:
     """
 
     def __init__(self, payload: bytes) -> None:
-        from arm_recipes.runtime.tosa_graph import read_tosa
+        from arm_recipes.runtime.tosa_flatbuffer import read_tosa
 
         self._payload = payload
         graph = read_tosa(memoryview(payload))
@@ -62,16 +62,16 @@ class TosaDelegate:
 
     def run(self, arrays: Sequence[Array]) -> Sequence[Array]:
         """See ``Delegate``."""
-        from arm_backend_core.tosa import reference
+        from arm_backend_core.tosa import reference_model
 
-        return reference.run(self._payload, arrays)
+        return reference_model.run(self._payload, arrays)
 
     def run_intermediates(self, arrays: Sequence[Array], names: Sequence[str]) -> Sequence[Array]:
         """Execute once, and return the values of the intermediate tensors ``names``."""
-        from arm_backend_core.tosa import reference
-        from arm_recipes.runtime.tosa_graph import replace_outputs
+        from arm_backend_core.tosa import reference_model
+        from arm_recipes.runtime.tosa_flatbuffer import replace_outputs
 
-        return reference.run(replace_outputs(self._payload, names), arrays)
+        return reference_model.run(replace_outputs(self._payload, names), arrays)
 
     def close(self) -> None:
         """See ``Delegate``."""

@@ -7,17 +7,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from arm_recipes.runtime.command_origins import Origin, Origins
 from arm_recipes.runtime.errors import FailedCommand, PayloadError, RunError
 from arm_recipes.runtime.ethosu_abi import ALL_FINDINGS, Operation, load_emulator
 from arm_recipes.runtime.ethosu_blocks import NamedDataLookup
-from arm_recipes.runtime.ethosu_origins import Origin, Origins
 from arm_recipes.runtime.ethosu_payload import EthosUParts, EthosUTensor, read_parts, with_fast_scratch
 from arm_recipes.runtime.ethosu_stream import Stream, StreamError
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from arm_backend_core.events import Delegate
+    from arm_backend_core.compilation_log import Delegate
 
     Array = np.ndarray[Any, Any]
 

@@ -73,6 +73,6 @@ def load_emulator() -> ctypes.CDLL:
     Raises:
         RuntimeUnavailable: the plugin cannot be built or loaded.
     """
-    from arm_recipes.runtime.host_library import load_plugin
+    from arm_recipes.runtime.host_plugin import load_plugin
 
     return declare_functions(load_plugin())

@@ -22,7 +22,7 @@ from arm_recipes.runtime.ethosu_payload import EthosUPayload, read_payload, with
 from arm_recipes.runtime.payload_parts import COMMANDS_PREFIX, WEIGHTS_PREFIX, join_parts
 from arm_recipes.runtime.pte import ProgramError, PteDelegate, PteTensor, read_program
 from arm_recipes.runtime.signature import Value, read_signature
-from arm_recipes.runtime.tosa_graph import TosaPayload, read_tosa
+from arm_recipes.runtime.tosa_flatbuffer import TosaPayload, read_tosa
 from arm_recipes.runtime.vela_tflite import ETHOS_U_CUSTOM_CODE, is_tflite, read_vela_tflite
 from arm_recipes.runtime.vgf_payload import VgfPayload, read_vgf
 

@@ -15,12 +15,12 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
 from arm_recipes._internal.messages import import_quietly
-from arm_recipes.runtime import plugin
+from arm_recipes.runtime import host_backends
 from arm_recipes.runtime.calls import bind_arguments, call_batch, check_input, reject_old_backend_argument
+from arm_recipes.runtime.command_origins import describe_with_origin
 from arm_recipes.runtime.data_file import read_external_data
 from arm_recipes.runtime.delegates import DELEGATE_FACTORIES
 from arm_recipes.runtime.errors import RunError
-from arm_recipes.runtime.ethosu_origins import describe_with_origin
 from arm_recipes.runtime.output_structure import unflatten_outputs
 from arm_recipes.runtime.padding import crop_outputs, pad_inputs
 from arm_recipes.runtime.pte import ProgramError, PteMethod, PteProgram, read_program
@@ -28,7 +28,7 @@ from arm_recipes.runtime.shape_variants import Pad, StoredShapeVariants
 from arm_recipes.runtime.signature import Signature, Value, read_shape_variants, read_signature, verify_checksum
 
 if TYPE_CHECKING:
-    from arm_backend_core.events import Delegate
+    from arm_backend_core.compilation_log import Delegate
     from arm_recipes.runtime.trace import TracedOperation
 
 #: This package's backends whose payload is compiled from a TOSA graph. ``ethos-u`` is the operator of TFLite models
@@ -202,7 +202,7 @@ class Program:
         """
         from arm_recipes.runtime.trace import trace_delegate
 
-        with plugin.record_executions() as executions:
+        with host_backends.record_executions() as executions:
             loaded = self._copy_unloaded()  # keep a reference, because the program owns the delegates
             loaded.execute(*tensors, method=method, **named)
         for number, execution in enumerate(executions):
@@ -282,7 +282,7 @@ class Program:
         *tensors: Any,
         method: str = "forward",
         debug_bytes: int,
-        listener: Callable[[plugin.Execution], None],
+        listener: Callable[[host_backends.Execution], None],
     ) -> tuple[bytes, bytes, list[Any]]:
         """Load the program again and execute a method with ExecuTorch's event tracer.
 
@@ -302,8 +302,8 @@ class Program:
         with (
             self._lock,
             self._translate_errors(method),
-            plugin.provide_named_data(self.content.named_data),
-            plugin.listen_to_delegates(listener),
+            host_backends.provide_named_data(self.content.named_data),
+            host_backends.listen_to_delegates(listener),
         ):
             program = self._checked_runtime(method).load_program(
                 self.data, enable_etdump=True, debug_buffer_size=debug_bytes
@@ -319,18 +319,18 @@ class Program:
         with self._translate_errors(name):
             method = self._methods.get(name)
             if method is None:
-                with plugin.provide_named_data(self.content.named_data):
+                with host_backends.provide_named_data(self.content.named_data):
                     method = self._methods[name] = self._load_method(name)
             return list(method.execute(inputs))
 
     @contextmanager
     def _translate_errors(self, name: str) -> Iterator[None]:
         """Raise an error of the runtime as ``RunError``, with the message of the delegate that failed."""
-        plugin.pop_exception()
+        host_backends.pop_exception()
         try:
             yield
         except (RuntimeError, MemoryError) as error:
-            cause = plugin.pop_exception()
+            cause = host_backends.pop_exception()
             if cause is None:
                 if isinstance(error, RunError):
                     raise
@@ -343,7 +343,7 @@ class Program:
 
     def _checked_runtime(self, name: str) -> Any:
         """Return ExecuTorch's runtime, after a check that it has the backends and kernels that a method needs."""
-        plugin.register_backends()
+        host_backends.register_backends()
         runtime = import_quietly("executorch.runtime").Runtime.get()
         _check_backends(self.content.methods[name], runtime.backend_registry.registered_backend_names)
         _check_kernels(self.content.methods[name], runtime.operator_registry.operator_names)

@@ -17,7 +17,7 @@ Pad = float | Mapping[str, float]
 
 @dataclass(frozen=True)
 class StoredShapeVariants:
-    """A method with shape variants, as the program stores it (``arm_recipes.samples.sizes.ShapeVariants.to_dict``).
+    """A method with shape variants, as the program stores it (``samples.shape_variants.ShapeVariants.to_dict``).
 
     Attributes:
         name: name by which users call the method.

@@ -49,14 +49,14 @@ class TensorInfo:
 
     def to_program(self, tensor: torch.Tensor) -> torch.Tensor:
         """Convert a model tensor to a program tensor: quantize floats if the program's tensor is quantized."""
-        from arm_backend_core.kinds import ScalarKind, kind_of
+        from arm_backend_core.scalar_kind import ScalarKind, kind_of
 
         quantizes = self.scale is not None and kind_of(tensor.dtype) is ScalarKind.FLOAT
         return self.quantize(tensor) if quantizes else tensor
 
     def to_model(self, tensor: torch.Tensor) -> torch.Tensor:
         """Convert a program tensor to a model tensor: dequantize integers if the program's tensor is quantized."""
-        from arm_backend_core.kinds import ScalarKind, kind_of
+        from arm_backend_core.scalar_kind import ScalarKind, kind_of
 
         dequantizes = self.scale is not None and kind_of(tensor.dtype) is ScalarKind.INTEGER
         return self.dequantize(tensor) if dequantizes else tensor

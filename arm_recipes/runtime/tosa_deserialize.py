@@ -17,7 +17,7 @@ from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.operators import OPERATORS, Operator
 from arm_recipes.runtime.errors import PayloadError
 from arm_recipes.runtime.flatbuffer import Flatbuffer, FlatbufferError, Table
-from arm_recipes.runtime.tosa_graph import (
+from arm_recipes.runtime.tosa_flatbuffer import (
     _TosaBasicBlock,
     _TosaGraph,
     _TosaOperator,

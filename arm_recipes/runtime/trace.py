@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from arm_recipes.runtime.command_origins import Origins
 from arm_recipes.runtime.ethosu import EthosUDelegate, EthosUOperation
-from arm_recipes.runtime.ethosu_origins import Origins
 
 if TYPE_CHECKING:
     import torch
 
-    from arm_backend_core.events import Delegate
-    from arm_recipes.runtime.plugin import Execution
+    from arm_backend_core.compilation_log import Delegate
+    from arm_recipes.runtime.host_backends import Execution
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ class VelaProgram(Program):
         Raises:
             ValueError, RunError: as for ``run``.
         """
-        from arm_recipes.runtime.plugin import Execution
+        from arm_recipes.runtime.host_backends import Execution
         from arm_recipes.runtime.trace import trace_delegate
 
         inputs = self._bind_inputs(method, tensors, named)

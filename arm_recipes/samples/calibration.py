@@ -13,7 +13,7 @@ from torch.fx import GraphModule
 from torch.utils.data import DataLoader
 
 from arm_recipes._internal.messages import warn
-from arm_recipes.samples.sample import Inputs, InputSignature, as_inputs, rebatch
+from arm_recipes.samples.call_inputs import Inputs, InputSignature, as_inputs, rebatch
 
 _META_KEY = "arm_recipes_calibration"
 

@@ -10,8 +10,8 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from arm_recipes._internal.messages import warn
-from arm_recipes.samples.inputs import Examples, Model
-from arm_recipes.samples.sample import Inputs
+from arm_recipes.samples.call_inputs import Inputs
+from arm_recipes.samples.export_arguments import Examples, Model
 
 
 def to_channels_last(models: Mapping[str, Model], examples: Examples) -> tuple[dict[str, Model], Examples]:

@@ -18,15 +18,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
-from arm_backend_core.kinds import ScalarKind, kind_of
+from arm_backend_core.scalar_kind import ScalarKind, kind_of
 from arm_recipes._internal.conversions import (
     Conversion,
     convert_dtype_code,
     describe_tensor,
     list_shape_conversions,
 )
+from arm_recipes.samples.call_inputs import Inputs, InputSignature, input_description
 from arm_recipes.samples.operand_dtypes import RequireEqualDtypes
-from arm_recipes.samples.sample import Inputs, InputSignature, input_description
 
 #: Trials stop after this number of seconds.
 _MAX_SECONDS = 20.0

@@ -100,17 +100,17 @@ def _delegate_methods(partitioner: Any, programs: Mapping[str, ExportedProgram])
 
     The cost model compiles each region separately, so Vela may fail only on the whole graph.
     """
-    from arm_backend_core import events
+    from arm_backend_core import compilation_log
     from arm_backend_core.errors import CompileError
 
     def delegate_with(candidate: Any) -> dict[str, ExportedProgram]:
         return {method: candidate.transform_for_pre_decomposition(program) for method, program in programs.items()}
 
-    log = events.current()
+    log = compilation_log.current()
     if not getattr(partitioner.compile_spec, "search_alternatives", False):
         return delegate_with(partitioner)
     try:
-        with events.record() as attempt_log:
+        with compilation_log.record() as attempt_log:
             delegated = delegate_with(partitioner)
     except CompileError as error:
         fallback = copy.copy(partitioner)

@@ -18,9 +18,9 @@ from torchao.quantization.pt2e.quantizer import Quantizer
 from arm_recipes._internal.messages import AccuracyError, ExportError
 from arm_recipes.recipe.options import ALGORITHMS
 from arm_recipes.samples.calibration import Calibration, input_signature_of, start_monitor, stop_monitor
-from arm_recipes.samples.sample import Inputs
+from arm_recipes.samples.call_inputs import Inputs
+from arm_recipes.stages.capture.buffer_aliases import merge_buffer_aliases
 from arm_recipes.stages.capture.capture import Capture, share_state, simplify_graph
-from arm_recipes.stages.capture.shared_memory import merge_buffer_aliases
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -247,13 +247,13 @@ class FastQuantizeStage(QuantizeStage):
         self, programs: Mapping[str, ExportedProgram], models: Mapping[str, Any], examples: Mapping[str, list[Inputs]]
     ) -> dict[str, ExportedProgram]:
         """Quantize the programs. Calibrates the methods in order; each starts with the buffers of the previous one."""
-        from arm_backend_core import events
-        from arm_backend_core.aten.constants import fold_computed_parameters
+        from arm_backend_core import compilation_log
+        from arm_backend_core.aten.constant_folding import fold_computed_parameters
         from arm_backend_core.program import copy_program
         from arm_backend_core.quantization.algorithms.cross_layer_equalization import equalize
+        from arm_backend_core.quantization.cross_method_observers import share_observers
         from arm_backend_core.quantization.diagnostics.calibration_coverage import find_coverage_problems
         from arm_backend_core.quantization.ptq import SharedTensors
-        from arm_backend_core.quantization.shared_observers import share_observers
         from arm_backend_core.quantization.state_observers import StateProbe
 
         for program in programs.values():
@@ -284,7 +284,7 @@ class FastQuantizeStage(QuantizeStage):
         for correction in corrections:
             correction.apply()
         observers = (observer for model in observed.values() for observer in model.observers.values())
-        events.current().notes += find_coverage_problems(observers)
+        compilation_log.current().notes += find_coverage_problems(observers)
         quantized = {}
         for method, model in observed.items():
             quantized[method] = model.convert(partial(self._measure_sqnr, method))

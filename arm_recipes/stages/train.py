@@ -15,24 +15,24 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from arm_backend_core import events
-from arm_backend_core.kinds import ScalarKind, kind_of
+from arm_backend_core import compilation_log
 from arm_backend_core.quantization.algorithms.cross_layer_equalization import equalize_model
-from arm_backend_core.quantization.fake_quant.layers import named_tensors
+from arm_backend_core.quantization.fake_quant.learned_step_size import QuantizationRange, RangeMode
 from arm_backend_core.quantization.fake_quant.program import (
     FakeQuantProgram,
     StepSettings,
     activation_observers,
     set_qparams,
 )
-from arm_backend_core.quantization.fake_quant.ranges import QuantizationRange, RangeMode
+from arm_backend_core.quantization.fake_quant.training_layers import named_tensors
 from arm_backend_core.quantization.non_finite import NonFiniteError
 from arm_backend_core.quantization.observer import RangeObserver
 from arm_backend_core.quantization.ptq import ObservedProgram
+from arm_backend_core.scalar_kind import ScalarKind, kind_of
 from arm_recipes._internal.compile_lock import compile_lock
 from arm_recipes._internal.messages import ExportError, suppress_warnings
-from arm_recipes.samples import inputs
-from arm_recipes.samples.sample import Inputs, InputSignature
+from arm_recipes.samples import export_arguments
+from arm_recipes.samples.call_inputs import Inputs, InputSignature
 from arm_recipes.stages.quantize import FastQuantizeStage, SetTrainedRanges, is_quantized, recipe_algorithms
 
 #: Training steps after which the batch norm statistics are frozen.
@@ -146,7 +146,7 @@ class FakeQuantizedModel(torch.nn.Module):
     def apply_ranges(self, observed: ObservedProgram) -> None:
         """Set the trained ranges in a calibrated program."""
         self._apply_concat_choices(observed)
-        events.current().notes.append(
+        compilation_log.current().notes.append(
             f"weights and ranges were trained for {self.steps} training steps with fake quantization"
         )
         observed.finish_calibration()  # before setting the ranges: later observations would change them
@@ -205,7 +205,7 @@ class FakeQuantizedModel(torch.nn.Module):
             if self._fake_quant_programs and isinstance(self.model, GraphModule):
                 self._input_signature.check(sample, "the call")  # a captured graph has fixed shapes
             example = self._input_signature.unflatten([x.detach() if isinstance(x, Tensor) else x for x in leaves])
-            with compile_lock(), suppress_warnings(), inputs.evaluation_mode({METHOD: self.model}):
+            with compile_lock(), suppress_warnings(), export_arguments.evaluation_mode({METHOD: self.model}):
                 program = self._stage.capture(METHOD, self.model, example)
                 if self._concat_choices is None and "cross_layer_equalization" in recipe_algorithms(self._quantization):
                     equalize_model(program, named_tensors(self.model))

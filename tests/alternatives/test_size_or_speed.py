@@ -18,8 +18,8 @@ from arm_backend_core.targets.compile_spec import GOALS, EthosUCompileSpec
 from arm_backend_core.workers import vela
 from arm_recipes import ArmRecipeType, ExportRecipe, ExportResult, export, sweep
 from arm_recipes.recipe import options
-from arm_recipes.recipe.saved import read_recipe
-from arm_recipes.report.answers import answer_questions
+from arm_recipes.recipe.saved_recipe import read_recipe
+from arm_recipes.report.page_summary import answer_questions
 from tests.small_models import Wide
 
 U55, U85 = ArmRecipeType.ETHOSU_U55_INT8, ArmRecipeType.ETHOSU_U85_INT8

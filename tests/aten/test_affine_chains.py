@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from arm_backend_core.aten.affine_chains import Chain, find_chains
-from arm_backend_core.aten.constants import Constants
+from arm_backend_core.aten.constant_folding import Constants
 
 
 class Constant(nn.Module):

@@ -15,7 +15,7 @@ from torch._higher_order_ops.while_loop import while_loop
 from torch.export import ExportedProgram
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from arm_backend_core import events
+from arm_backend_core import compilation_log
 from arm_backend_core.errors import ModelError
 from arm_backend_core.nodes import is_quantize
 from arm_backend_core.quantization import TOSAQuantizer, get_symmetric_quantization_config
@@ -110,7 +110,7 @@ def _largest_step(program: ExportedProgram) -> float:
 def test_a_branch_is_calibrated_by_the_samples_that_take_it() -> None:
     """The logarithm of a negative number would end calibration."""
     model = runner.Case("guarded", _guarded, ()).module()
-    with events.record() as log:
+    with compilation_log.record() as log:
         program = _quantized(model, [(torch.linspace(0.5, 1, 5),), (torch.linspace(-0.5, 1, 5),)])
     assert _largest_step(program) < 0.1
     assert not log.notes
@@ -121,7 +121,7 @@ def test_a_branch_is_calibrated_by_the_samples_that_take_it() -> None:
 
 def test_a_branch_that_no_sample_takes_is_noted() -> None:
     model = runner.Case("guarded", _guarded, ()).module()
-    with events.record() as log:
+    with compilation_log.record() as log:
         program = _quantized(model, [(torch.linspace(-0.5, 1, 5) ** 2,)])
     (note,) = log.notes
     assert "no calibration sample takes the second branch of a torch.cond" in note

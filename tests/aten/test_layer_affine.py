@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from arm_backend_core.aten.batch_norm import fold_batch_norms
-from arm_backend_core.aten.constants import Constants
+from arm_backend_core.aten.constant_folding import Constants
 from arm_backend_core.aten.layer_affine import ChannelAffine, fold_into_producer
 
 aten = torch.ops.aten

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from arm_backend_core.backends.call_counts import multiply_estimates
-from arm_backend_core.backends.compile import compile_payload
+from arm_backend_core.backends.registry import compile_payload
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from tests.backends.tosa_programs import conv2d
 

@@ -19,9 +19,9 @@ import pytest
 import tosa_serializer as ts
 
 from arm_backend_core.backends.artifacts import dump_artifacts
-from arm_backend_core.backends.compile import compile_payload
 from arm_backend_core.backends.ethosu import compile_ethosu
 from arm_backend_core.backends.payload import Payload
+from arm_backend_core.backends.registry import compile_payload
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import ArmBackendError, CompileError
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec

@@ -19,7 +19,7 @@ from arm_backend_core.backends.payload import Payload, VelaEstimates
 from arm_backend_core.backends.vela_tables import WEIGHT_COPY_USAGE
 from arm_backend_core.dtype import DType
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
-from arm_backend_core.tosa import reference
+from arm_backend_core.tosa import reference_model
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
 from arm_backend_core.workers import vela
@@ -88,7 +88,7 @@ def without_prefetch(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Pay
 
 
 def _matches_reference(emulator: Emulator, flatbuffer: bytes, payload: Payload) -> bool:
-    (expected,) = reference.run(flatbuffer, INPUTS)
+    (expected,) = reference_model.run(flatbuffer, INPUTS)
     (result,) = emulator.run(read_payload(payload.data), INPUTS, [("int8", expected.shape)])
     return np.array_equal(result, expected)
 

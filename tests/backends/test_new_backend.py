@@ -9,9 +9,9 @@ import torch
 from executorch.exir import to_edge_transform_and_lower
 from torch import nn
 
-from arm_backend_core.backends import compile as backends
-from arm_backend_core.backends.compile import CompileRequest, compile_payload, register_backend
+from arm_backend_core.backends import registry as backends
 from arm_backend_core.backends.payload import Payload
+from arm_backend_core.backends.registry import CompileRequest, compile_payload, register_backend
 from arm_backend_core.partitioner import ArmPartitioner
 from arm_backend_core.targets.compile_spec import ArmCompileSpec, TosaCompileSpec
 from arm_backend_core.targets.target import Target

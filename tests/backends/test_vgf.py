@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from arm_backend_core.backends.artifacts import dump_artifacts
-from arm_backend_core.backends.compile import compile_payload
+from arm_backend_core.backends.registry import compile_payload
 from arm_backend_core.backends.vgf import compile_vgf
 from arm_backend_core.errors import ArmBackendError, CompileError
 from arm_backend_core.targets.compile_spec import VgfCompileSpec

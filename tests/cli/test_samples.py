@@ -19,7 +19,7 @@ from arm_recipes.cli.samples import (
     read_samples,
 )
 from arm_recipes.runtime.tensor_info import TensorInfo
-from arm_recipes.samples.sample import Inputs, InputSignature
+from arm_recipes.samples.call_inputs import Inputs, InputSignature
 
 _IDENTITY_NORMALIZATION = ImageNormalization((0.0,), (1.0,))
 _ONE = TensorInfo("x", "float32", (2, 3))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from arm_recipes.comparison.accuracy import Evaluator, run_model
-from arm_recipes.samples.sample import Inputs
+from arm_recipes.samples.call_inputs import Inputs
 
 
 class _Writes(nn.Module):

@@ -19,12 +19,12 @@ from torch.fx import Interpreter
 from torch.utils.data import DataLoader, TensorDataset
 
 from arm_backend_core.quantization.diagnostics.error_metrics import decibels
-from arm_backend_core.tosa import reference
+from arm_backend_core.tosa import reference_model
 from arm_recipes import ArmRecipeType, Comparison, ExportResult, RuntimeUnavailable, compare, export
 from arm_recipes._internal.rendering import to_jsonable
-from arm_recipes.comparison import dispatch, program_specs, worker
+from arm_recipes.comparison import parallel_run, program_specs, worker
 from arm_recipes.comparison.worker_job import ComparisonJob, WorkItem
-from arm_recipes.runtime import host_library
+from arm_recipes.runtime import host_plugin
 from tests.runtime.host_programs import MIXED, Counting, CpuBetween, export_mixed, export_small
 from tests.small_models import MovingAverage, Samples, Small, images, vectors
 
@@ -482,7 +482,7 @@ def test_two_workers_give_the_results_of_one(
 ) -> None:
     result = export_small(U85)
     alone = result.compare(images(), [0, 1, 2, 3], workers=1)
-    monkeypatch.setattr(dispatch, "_MIN_PARALLEL_SECONDS", 0)
+    monkeypatch.setattr(parallel_run, "_MIN_PARALLEL_SECONDS", 0)
     capfd.readouterr()
     shared = result.compare(images(), [0, 1, 2, 3], workers=2)
     assert (shared.outputs, shared.layers, shared.accuracy) == (alone.outputs, alone.layers, alone.accuracy)
@@ -492,7 +492,7 @@ def test_two_workers_give_the_results_of_one(
 @pytest.mark.parametrize("workers", [2, None])
 def test_little_work_starts_no_processes(monkeypatch: pytest.MonkeyPatch, workers: int | None) -> None:
     """A process imports PyTorch for several seconds; four small images take less than one."""
-    monkeypatch.setattr(dispatch, "starmap_unordered", lambda *_: pytest.fail("starts processes"))
+    monkeypatch.setattr(parallel_run, "starmap_unordered", lambda *_: pytest.fail("starts processes"))
     assert export_small(INT8).compare(images(), workers=workers).samples == 4
 
 
@@ -503,8 +503,8 @@ def test_much_work_starts_processes_after_the_first_sample(monkeypatch: pytest.M
         asked.extend(tasks)
         return (work(*task) for task in asked)
 
-    monkeypatch.setattr(dispatch, "_MIN_PARALLEL_SECONDS", 0)
-    monkeypatch.setattr(dispatch, "starmap_unordered", run_here)
+    monkeypatch.setattr(parallel_run, "_MIN_PARALLEL_SECONDS", 0)
+    monkeypatch.setattr(parallel_run, "starmap_unordered", run_here)
     monkeypatch.setattr(joblib, "cpu_count", lambda: 2)
     result = export_small(INT8)
     found = result.compare(images(), workers=2)
@@ -713,8 +713,8 @@ def test_effect_of_one_layer_on_the_output() -> None:
 
 
 def test_a_delegate_that_differs_from_its_tosa_graph_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    run, result = reference.run, export_small(U85)
-    monkeypatch.setattr(reference, "run", lambda *given: [np.array(array) ^ 1 for array in run(*given)])
+    run, result = reference_model.run, export_small(U85)
+    monkeypatch.setattr(reference_model, "run", lambda *given: [np.array(array) ^ 1 for array in run(*given)])
     (note,) = [x for x in result.compare(images(), workers=1).notes if "int16 for a" not in x]
     assert note.startswith("delegate 'arm_0' computes other values than its TOSA graph")
 
@@ -766,6 +766,6 @@ def test_a_machine_without_a_compiler_raises(monkeypatch: pytest.MonkeyPatch) ->
     def none() -> None:
         raise RuntimeUnavailable("no C++ compiler")
 
-    monkeypatch.setattr(host_library, "load_plugin", none)
+    monkeypatch.setattr(host_plugin, "load_plugin", none)
     with pytest.raises(RuntimeUnavailable, match="no C"):
         export_small(INT8).compare(images())

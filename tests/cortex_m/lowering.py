@@ -17,7 +17,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
 
-from arm_backend_core import events
+from arm_backend_core import compilation_log
 from arm_backend_core.cortex_m.kernels.registry import NAMESPACE
 from arm_backend_core.cortex_m.quantizer import CortexMQuantizer
 from arm_backend_core.delegate import delegate
@@ -27,7 +27,7 @@ from arm_backend_core.quantization.torchao_convert import convert
 from arm_backend_core.targets.compile_spec import CortexMCompileSpec
 from arm_backend_core.targets.cortex_m import Isa
 from arm_recipes.runtime.program import Program
-from arm_recipes.stages.edge.edge_manager import use_cortex_m_kernels, use_cortex_m_quantize
+from arm_recipes.stages.edge.edge_manager_passes import use_cortex_m_kernels, use_cortex_m_quantize
 from tests.ops.runner import Calls, check_steps, export, flat, output_scales
 
 #: A processor of each instruction set.
@@ -83,7 +83,7 @@ class Lowered:
 
     quantized: ExportedProgram
     program: ExportedProgram
-    log: events.Log
+    log: compilation_log.Log
     isa: Isa
 
     @cached_property
@@ -174,7 +174,7 @@ def quantize(case: Case) -> ExportedProgram:
 
 def lower(program: ExportedProgram, isa: str = "mve") -> Lowered:
     """Lower a quantized program to kernels."""
-    with events.record() as log:
+    with compilation_log.record() as log:
         return Lowered(program, delegate(program, CortexMCompileSpec(CPUS[isa], isa)), log, Isa(isa))
 
 

@@ -11,8 +11,8 @@ from executorch.export import ExportRecipe
 from torch import Tensor, nn
 
 from arm_recipes import ArmRecipeType, ExportResult, export
+from arm_recipes.explore.advice.per_tensor_weights import use_per_tensor_scales
 from arm_recipes.explore.advice.result import Advice, AdviceList, Cost
-from arm_recipes.explore.advice.weights import use_per_tensor_scales
 from tests.small_models import Small, images
 
 U55, U85 = ArmRecipeType.ETHOSU_U55_INT8, ArmRecipeType.ETHOSU_U85_INT8

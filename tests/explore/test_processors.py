@@ -9,7 +9,7 @@ import joblib
 import pytest
 
 from arm_recipes import ExportRecipe, Sweep, export, sweep
-from arm_recipes.explore.sweep.processors import list_processors
+from arm_recipes.explore.sweep.cortex_m_configurations import list_processors
 from arm_recipes.recipe_types import ArmRecipeType
 from tests.small_models import Small, images
 

@@ -368,10 +368,10 @@ def test_a_killed_sweep_continues_from_its_cache(eight: Sweep, tmp_path: Path, m
 
 def _record_compilations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Record the targets that sweeps of this process compile for."""
-    from arm_recipes.explore.sweep import compile
+    from arm_recipes.explore.sweep import compile_worker
 
     compiled = []
-    work = compile.compile_delegates
+    work = compile_worker.compile_delegates
 
     def counting(index: int, spec: Any, *rest: Any) -> Any:
         compiled.append(spec.accelerator)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from arm_recipes import Firmware
-from arm_recipes.runtime.method_layout import LOADED_DELEGATE_BYTES, TYPE_LAYOUTS
+from arm_recipes.runtime.method_memory import LOADED_DELEGATE_BYTES, TYPE_LAYOUTS
 from tests.firmware import cortex_m_programs
 from tests.firmware.device import BOARDS, build, execute
 from tests.firmware.programs import program, samples

@@ -37,7 +37,7 @@ from torch.export.graph_signature import OutputKind
 from torch.fx import GraphModule, Interpreter
 
 import arm_recipes
-from arm_backend_core import events
+from arm_backend_core import compilation_log
 from arm_backend_core.backends.payload import checksum_spec
 from arm_backend_core.cortex_m.quantizer import CortexMQuantizer
 from arm_backend_core.delegate import delegate
@@ -61,7 +61,7 @@ from arm_backend_core.targets.compile_spec import (
 )
 from arm_backend_core.targets.cortex_m import Isa
 from arm_backend_core.targets.target import Target as TosaTarget
-from arm_backend_core.tosa import reference
+from arm_backend_core.tosa import reference_model
 from arm_recipes import ArmRecipeType
 from arm_recipes.recipe.options import resolve_algorithms
 from arm_recipes.runtime.errors import RunError
@@ -205,7 +205,7 @@ class CompiledProgram:
     captured: ExportedProgram
     eager: list[Tensor]
     program: ExportedProgram
-    log: events.Log
+    log: compilation_log.Log
 
     def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """Run the program and return its outputs; delegates run on the reference model."""
@@ -251,7 +251,7 @@ def compile_program(model: nn.Module, samples: Sequence[tuple[Tensor, ...]], tar
         if TARGETS[target].int16_activations is not None:
             int16_activations = bool(TARGETS[target].int16_activations)
             captured = quantize_program(captured, samples, compile_spec(target), int16_activations=int16_activations)
-        with events.record() as log:
+        with compilation_log.record() as log:
             program = delegate(captured, compile_spec(target))
     except ModelError as error:
         raise Undefined(f"{type(error).__name__}: {str(error)[:80]}") from error
@@ -342,7 +342,7 @@ def _check_streams(compiled: CompiledProgram) -> None:
     for delegate_record in compiled.log.delegates:
         arrays = random_inputs(delegate_record, seed=0)
         try:
-            expected = reference.run(delegate_record.tosa, arrays)
+            expected = reference_model.run(delegate_record.tosa, arrays)
         except ArmBackendError as error:
             if not any(message in str(error) for message in _UNDEFINED_MESSAGES):
                 raise

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from arm_backend_core.ops.catalog import records
-from arm_backend_core.tosa import reference
+from arm_backend_core.tosa import reference_model
 from tests.cortex_m.lowering import Lowered
 from tests.fuzz import campaign, oracle
 from tests.fuzz.arguments import EXCLUDED_OPERATORS, draw_call, list_steps
@@ -112,7 +112,7 @@ _SAMPLES = [(Input((2, 8)).sample(torch.Generator().manual_seed(seed)),) for see
 @pytest.mark.parametrize(("target", "error"), [("TOSA_FP", 1e-3), ("TOSA_INT8", 300), ("TOSA_A16W8", 1e4)])
 def test_a_wrong_value_is_detected(monkeypatch: pytest.MonkeyPatch, target: str, error: float) -> None:
     oracle.check(_Model(), _SAMPLES, target)
-    run = reference.run
+    run = reference_model.run
 
     def wrong(flatbuffer: bytes, inputs: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
         first, *others = run(flatbuffer, inputs)
@@ -120,7 +120,7 @@ def test_a_wrong_value_is_detected(monkeypatch: pytest.MonkeyPatch, target: str,
         first.flat[3] = first.flat[3] + np.array(error, first.dtype) if first.flat[3] < 0 else first.flat[3] - error
         return [first, *others]
 
-    monkeypatch.setattr(reference, "run", wrong)
+    monkeypatch.setattr(reference_model, "run", wrong)
     with pytest.raises(oracle.Failure) as failure:
         oracle.check(_Model(), _SAMPLES, target)
     assert failure.value.kind == "wrong"

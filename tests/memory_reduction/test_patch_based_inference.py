@@ -21,7 +21,7 @@ from arm_backend_core.memory_reduction.patch_based_inference import (
 from arm_backend_core.memory_reduction.patch_search import copy_graph
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from arm_backend_core.targets.target import Target
-from arm_backend_core.tosa import reference
+from arm_backend_core.tosa import reference_model
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Value
 from arm_backend_core.tosa.passes.pipeline import check, finish
@@ -106,7 +106,7 @@ def test_patches_give_bit_equal_results(
         check(each, target)
     assert sum(op.kind == "SLICE" for op in patched.ops) >= grid[0] * grid[1] - 1
     x = RNG.integers(-128, 128, shape, dtype=np.int8)
-    (expected,), (computed,) = (reference.run(serialize(each), [x]) for each in (graph, patched))
+    (expected,), (computed,) = (reference_model.run(serialize(each), [x]) for each in (graph, patched))
     assert np.ptp(expected.astype(int)) > 20
     np.testing.assert_array_equal(computed, expected)
 

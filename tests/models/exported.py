@@ -12,7 +12,7 @@ from torch.fx import Node
 
 from arm_backend_core.nodes import is_dequantize, is_quantize
 from arm_backend_core.program import user_inputs
-from arm_backend_core.tosa import reference
+from arm_backend_core.tosa import reference_model
 from arm_recipes import ArmRecipeType, ExportResult, export
 from tests.models import quantized_reference, zoo
 from tests.models.quantized_reference import OperatorComparison
@@ -91,7 +91,7 @@ class Exported:
         if key not in self._expected:
             program = self.quantized(recipe)
             inputs = zip(user_inputs(program), self.held_out[sample], strict=True)
-            (array,) = reference.run(key[0], [_quantize_input(node, x).numpy() for node, x in inputs])
+            (array,) = reference_model.run(key[0], [_quantize_input(node, x).numpy() for node, x in inputs])
             output = quantized_reference.find_output_node(program)
             result = torch.from_numpy(array)
             self._expected[key] = (

@@ -13,7 +13,7 @@ import torch
 from torch.export import ExportedProgram
 from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
 
-from arm_backend_core import events
+from arm_backend_core import compilation_log
 from arm_backend_core.delegate import delegate
 from arm_backend_core.nodes import is_dequantize, is_quantize, overload_of
 from arm_backend_core.quantization import (
@@ -148,7 +148,7 @@ class Lowered:
     """A delegated program, and the events that its compilation recorded."""
 
     program: ExportedProgram
-    log: events.Log
+    log: compilation_log.Log
 
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Run the program, with delegates on the TOSA reference model, and return its outputs."""
@@ -171,7 +171,7 @@ class Lowered:
 
 def lower(program: ExportedProgram, target: str | ArmCompileSpec) -> Lowered:
     """Delegate a copy of ``program``."""
-    with events.record() as log:
+    with compilation_log.record() as log:
         return Lowered(delegate(program, spec(target) if isinstance(target, str) else target), log)
 
 

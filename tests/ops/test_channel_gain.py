@@ -12,7 +12,7 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.ops.channel_gain import scale_channels
 from arm_backend_core.ops.operands import Context, Operand
 from arm_backend_core.qparams import QParams
-from arm_backend_core.tosa import reference
+from arm_backend_core.tosa import reference_model
 from arm_backend_core.tosa.graph import Graph
 from arm_backend_core.tosa.legalize import LegalizingBuilder
 from arm_backend_core.tosa.serialize import serialize
@@ -29,7 +29,7 @@ def test_gain_has_the_precision_of_a_multiplier(dtype: DType, shape: tuple[int, 
     operand = Operand(graph.add_input(shape, dtype, "x"), p)
     node: Any = types.SimpleNamespace()
     graph.outputs = [scale_channels(Context(LegalizingBuilder(graph, FULL_TARGET), node, out), operand, gain, 0.5)]
-    got = reference.run(serialize(graph), [x.astype(dtype.numpy)])[0]
+    got = reference_model.run(serialize(graph), [x.astype(dtype.numpy)])[0]
     exact = p.dequantize(x) * gain.reshape(-1, *(1,) * (len(shape) - 2)) + 0.5
     steps = np.clip(exact / float(out.scale) + out.zero_point, -128, 127)
     assert np.abs(got - steps).max() < 0.51 + 0.05 / float(out.scale)  # half a step, and the rounding of the offset

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from executorch.export import ExportRecipe
 from torch import Tensor, nn
 
-from arm_backend_core import TosaCompileSpec, events
+from arm_backend_core import TosaCompileSpec, compilation_log
 from arm_backend_core.aten import decompose as decompose_module
 from arm_backend_core.delegate import delegate
 from arm_backend_core.quantization import TOSAQuantizer, get_symmetric_quantization_config
@@ -673,7 +673,7 @@ def test_runs_whole_in_float(name: str) -> None:
     generator = torch.Generator().manual_seed(0)
     inputs = tuple(torch.rand(shape, generator=generator) * 4 - 2 for shape in shapes)
     program = torch.export.export(Calls(function).eval(), inputs, strict=False)
-    with events.record() as log:
+    with compilation_log.record() as log:
         lowered = delegate(program, TosaCompileSpec("TOSA-1.0+FP"))
     assert not log.rejected
     assert len(log.delegates) == 1
@@ -854,7 +854,7 @@ def test_order_statistics_of_many_elements_use_topk_on_the_cpu(name: str) -> Non
 def test_order_statistics_of_few_elements_run_on_the_target(name: str) -> None:
     x = torch.tensor([[3.0, -1.0, 2.0, 0.5, 3.0], [1.0, float("nan"), -2.0, 7.0, -float("inf")]])
     function = (lambda x: torch.kthvalue(x, 2, 0)[0]) if name == "kthvalue" else _ORDER_STATISTICS[name]
-    with events.record() as log:
+    with compilation_log.record() as log:
         lowered = delegate(
             torch.export.export(Calls(function), (x[:, :4],), strict=False), TosaCompileSpec("TOSA-1.0+FP")
         )

@@ -13,10 +13,10 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops import fixed_point
 from arm_backend_core.ops.fixed_point import reduction_view
-from arm_backend_core.ops.integers import FixedPoint
+from arm_backend_core.ops.fixed_point_value import FixedPoint
 from arm_backend_core.qparams import QParams
 from arm_backend_core.targets.hardware import ETHOS_U_FAMILIES
-from arm_backend_core.tosa import reference
+from arm_backend_core.tosa import reference_model
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
 from arm_backend_core.tosa.passes.pipeline import run as optimise
@@ -43,7 +43,7 @@ def spread(span: float, dtype: DType) -> QParams:
 
 
 def execute(lower: Callable[[Builder, Value], Value], x: Array, dtype: DType) -> Array:
-    (y,) = reference.run(build_flatbuffer(lower, (x.shape, dtype), target=U55), [x.astype(dtype.numpy)])
+    (y,) = reference_model.run(build_flatbuffer(lower, (x.shape, dtype), target=U55), [x.astype(dtype.numpy)])
     return y.astype(np.int64)
 
 
@@ -350,7 +350,7 @@ def test_lowerings_are_valid_tosa_and_compile_with_vela(name: str, dtype: DType)
     optimise(written, U55)
     after = serialize(written)
     assert_valid(after, "TOSA-1.0+INT+int16")
-    np.testing.assert_array_equal(reference.run(before, [x])[0], reference.run(after, [x])[0])
+    np.testing.assert_array_equal(reference_model.run(before, [x])[0], reference_model.run(after, [x])[0])
     for name_of_family in ETHOS_U_FAMILIES:
         assert estimate_npu_cycles(name_of_family, after) > 0
 
@@ -377,7 +377,8 @@ def test_split_reductions_of_long_rows_are_bit_equal(n: int, dtype: DType) -> No
         lambda b, v: fixed_point.softmax(b, v, q, 1, _OUT),
     ):
         expected, got = (
-            reference.run(build_flatbuffer(lower, (x.shape, dtype), target=target), [x])[0] for target in (U55, u85)
+            reference_model.run(build_flatbuffer(lower, (x.shape, dtype), target=target), [x])[0]
+            for target in (U55, u85)
         )
         assert np.array_equal(expected, got)
 

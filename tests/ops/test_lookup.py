@@ -13,7 +13,7 @@ from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.lookup import apply_by_table
 from arm_backend_core.ops.operands import Operand
 from arm_backend_core.qparams import QParams
-from arm_backend_core.tosa import reference
+from arm_backend_core.tosa import reference_model
 from tests.graphs import build_flatbuffer
 
 Array = np.ndarray[Any, Any]
@@ -31,7 +31,7 @@ def execute(function: Callable[[Array], Array], x: Array, q: QParams, out: QPara
         with np.errstate(all="ignore"):
             return apply_by_table(b, Operand(value, q), function, out)
 
-    (y,) = reference.run(build_flatbuffer(lower, (x.shape, q.dtype)), [q.quantize(x).astype(q.dtype.numpy)])
+    (y,) = reference_model.run(build_flatbuffer(lower, (x.shape, q.dtype)), [q.quantize(x).astype(q.dtype.numpy)])
     return out.dequantize(y)
 
 

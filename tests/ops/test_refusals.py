@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from arm_backend_core import events
+from arm_backend_core import compilation_log
 from arm_backend_core.delegate import delegate
 from arm_backend_core.errors import CompileError, FullDelegationError, ModelError
 from arm_backend_core.ops.catalog import records
@@ -294,7 +294,7 @@ def test_dynamic_shapes_are_refused() -> None:
 
 def test_keep_on_cpu_is_a_reason() -> None:
     program = runner.export(nn.Linear(4, 3).eval(), (torch.randn(2, 4),))
-    with events.record() as log:
+    with compilation_log.record() as log:
         delegate(program, runner.spec("fp"), keep_on_cpu=[lambda node: "linear" in node.name])
     assert [r.reason for r in log.rejected] == ["kept on the CPU as asked"]
 

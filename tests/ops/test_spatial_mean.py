@@ -12,7 +12,7 @@ from arm_backend_core.nodes import is_only_user_of_operand
 from arm_backend_core.ops.spatial_mean import spatial_mean
 from arm_backend_core.qparams import QParams
 from arm_backend_core.targets.target import Target
-from arm_backend_core.tosa import reference
+from arm_backend_core.tosa import reference_model
 from arm_backend_core.tosa.graph import Graph
 from arm_backend_core.tosa.legalize import LegalizingBuilder
 from arm_backend_core.tosa.serialize import serialize
@@ -47,7 +47,7 @@ def test_mean_of_an_image(shape: tuple[int, ...], channels: list[int], dtype: DT
     assert mean is not None
     graph.outputs = [mean]
     values = np.random.default_rng(0).integers(low, high + 1, shape).astype(dtype.numpy)
-    (found,) = reference.run(serialize(graph), [values])
+    (found,) = reference_model.run(serialize(graph), [values])
     exact = (values - float(zero_point)).mean((1, 2), keepdims=True) * q.scale / OUT.scale + OUT.zero_point
     assert found.shape == exact.shape
     assert np.abs(found - np.clip(exact, -128, 127)).max() <= 0.51

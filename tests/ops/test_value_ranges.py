@@ -9,7 +9,7 @@ import pytest
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.ops.value_ranges import find_int8_function, find_range
-from arm_backend_core.tosa import reference
+from arm_backend_core.tosa import reference_model
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Value
 from arm_backend_core.tosa.legalize import LegalizingBuilder
@@ -66,7 +66,7 @@ def test_ranges_and_functions(name: str) -> None:
     assert found.base is x
     graph.outputs = [result]
     numbers = np.arange(-128, 128).astype(np.int8).reshape(4, 64)
-    computed = numbers if result is x else reference.run(serialize(graph), [numbers])[0]
+    computed = numbers if result is x else reference_model.run(serialize(graph), [numbers])[0]
     np.testing.assert_array_equal(found.values, np.asarray(computed).reshape(-1))
     assert expected[0] <= found.values.min() <= found.values.max() <= expected[1]
 

@@ -25,7 +25,7 @@ from arm_recipes.cli.main import main
 from arm_recipes.pipeline.cache import key
 from arm_recipes.pipeline.cache.digest import Digest, NotCacheable
 from arm_recipes.pipeline.cache.store import CacheEntry, CorruptEntry, Store
-from arm_recipes.samples.sample import Inputs
+from arm_recipes.samples.call_inputs import Inputs
 from tests.small_models import Small, images, run
 
 INT8 = ArmRecipeType.TOSA_INT8
@@ -155,7 +155,7 @@ def _keys(folder: Path, **options: Any) -> set[str]:
             raise LookupRecorded
 
     with pytest.MonkeyPatch.context() as patch, suppress(LookupRecorded):
-        patch.setattr("arm_recipes.pipeline.cache.export.Store", RecordingStore)
+        patch.setattr("arm_recipes.pipeline.cache.lookup.Store", RecordingStore)
         _export(folder, **options)
     return keys
 

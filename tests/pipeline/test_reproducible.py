@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from arm_recipes import ArmRecipeType, ExportRecipe, export
-from arm_recipes.devtools.inspection import build_debug_files
+from arm_recipes.devtools.debug_artifacts import build_debug_files
 from tests.small_models import AttentionBlock
 
 

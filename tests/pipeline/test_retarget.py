@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from arm_recipes import ArmRecipe, ArmRecipesWarning, ArmRecipeType, BudgetError, ExportRecipe, ExportResult, export
 from arm_recipes.pipeline.retarget import retarget_recipe
-from arm_recipes.samples.sample import Inputs
+from arm_recipes.samples.call_inputs import Inputs
 from arm_recipes.stages.capture.capture import Capture
 from arm_recipes.stages.quantize import FastQuantizeStage
 from tests.small_models import ConstantHeads, Small, images

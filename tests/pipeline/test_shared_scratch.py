@@ -20,7 +20,7 @@ from arm_recipes.firmware.host_run import run_on_host
 from arm_recipes.firmware.saving import collect_firmware_data
 from arm_recipes.pipeline.shared_scratch import _Call, _Plan, _smallest_plan
 from arm_recipes.runtime.ethosu_payload import CACHE_LINE
-from arm_recipes.runtime.method_layout import planned_scratches
+from arm_recipes.runtime.method_memory import planned_scratches
 from tests.runtime.host_programs import Counting, CpuBetween, Small
 from tests.small_models import images, vectors
 

@@ -16,10 +16,10 @@ from torch import nn
 
 from arm_backend_core.alternatives import size_or_speed
 from arm_backend_core.backends.payload import Payload
-from arm_backend_core.tosa import reference
+from arm_backend_core.tosa import reference_model
 from arm_recipes import ArmRecipeType, ExportError, RuntimeUnavailable, export
 from arm_recipes.cli.main import main
-from arm_recipes.runtime import plugin
+from arm_recipes.runtime import host_backends
 from arm_recipes.runtime.ethosu_payload import read_parts
 from tests.runtime.host_programs import Counting, CpuBetween
 from tests.small_models import Small, images, vectors
@@ -54,7 +54,7 @@ def test_a_difference_from_the_tosa_graph_is_an_error_and_writes_no_file(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """In one element, of the second delegate of the second method."""
-    run, calls = reference.run, []
+    run, calls = reference_model.run, []
 
     def wrong(flatbuffer: bytes, inputs: Any) -> list[Any]:
         results = [np.array(array) for array in run(flatbuffer, inputs)]
@@ -63,7 +63,7 @@ def test_a_difference_from_the_tosa_graph_is_an_error_and_writes_no_file(
             results[0].reshape(-1)[2] ^= 1
         return results
 
-    monkeypatch.setattr(reference, "run", wrong)
+    monkeypatch.setattr(reference_model, "run", wrong)
     models: dict[str, nn.Module] = {"count": Counting().eval(), "between": CpuBetween().eval()}
     examples = dict.fromkeys(models, vectors(3))
     with pytest.raises(
@@ -149,8 +149,8 @@ def test_a_missing_compiler_is_an_error_before_the_export(monkeypatch: pytest.Mo
 def test_record_executions_ends_with_its_block() -> None:
     result = export(Small().eval(), ExportRecipe.get_recipe(U85), images())
     (x,) = images(1)[0]
-    with plugin.record_executions() as outer:
-        with plugin.record_executions() as inner:
+    with host_backends.record_executions() as outer:
+        with host_backends.record_executions() as inner:
             result.run(x)
         result.run(x)
     result.run(x)

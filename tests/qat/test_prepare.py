@@ -18,9 +18,9 @@ from torch.utils import _pytree as pytree
 
 from arm_backend_core.aten.layer_affine import ChannelAffine
 from arm_backend_core.quantization import TOSAQuantizer, get_symmetric_quantization_config
-from arm_backend_core.quantization.fake_quant.layers import BatchNorm, named_tensors
+from arm_backend_core.quantization.fake_quant.learned_step_size import QuantizationRange, fake_quantize
 from arm_backend_core.quantization.fake_quant.program import FakeQuantInterpreter, StepSettings
-from arm_backend_core.quantization.fake_quant.ranges import QuantizationRange, fake_quantize
+from arm_backend_core.quantization.fake_quant.training_layers import BatchNorm, named_tensors
 from arm_backend_core.quantization.observer import RangeObserver
 from arm_recipes import ArmRecipeType, ExportError, Inputs, export, prepare_qat
 from arm_recipes.pipeline.pipeline import Pipeline

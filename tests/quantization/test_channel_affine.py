@@ -18,7 +18,7 @@ from arm_backend_core.quantization import (
 from arm_backend_core.quantization.algorithms.channel_affine import Outcome, fold_channel_affines
 from arm_backend_core.quantization.config import QuantizationConfig
 from arm_backend_core.targets.hardware import HARDWARE, Hardware
-from arm_backend_core.tosa.passes.trace import TRACE_VARIABLE
+from arm_backend_core.tosa.passes.rewrite_tracing import TRACE_VARIABLE
 from arm_recipes import ArmRecipeType, ExportRecipe, export
 from tests.sqnr import sqnr
 

@@ -16,7 +16,7 @@ from torchao.quantization.pt2e import prepare, qat_utils
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 from torchao.quantization.pt2e.quantizer import QuantizationAnnotation, SharedQuantizationSpec
 
-from arm_backend_core import events
+from arm_backend_core import compilation_log
 from arm_backend_core.delegate import delegate
 from arm_backend_core.errors import ModelError
 from arm_backend_core.quantization import (
@@ -170,7 +170,7 @@ def test_models_that_write_inputs_and_buffers_are_quantized(*, direct: bool) -> 
         program = _quantize_directly(_Accumulates(), samples, get_symmetric_quantization_config)
     else:
         program = exported(_quantize_by_torchao(_Accumulates(), samples, get_symmetric_quantization_config), samples[0])
-    with events.record() as log:
+    with compilation_log.record() as log:
         delegated = delegate(program, spec("int"))
     assert not log.rejected
     runs = []

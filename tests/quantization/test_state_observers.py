@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torchao.quantization.pt2e.observer import FixedQParamsObserver
 
 from arm_backend_core.quantization import TOSAQuantizer, get_symmetric_quantization_config
+from arm_backend_core.quantization.cross_method_observers import share_observers
 from arm_backend_core.quantization.observer import FixedRangeObserver
 from arm_backend_core.quantization.ptq import ObservedProgram, SharedTensors
-from arm_backend_core.quantization.shared_observers import share_observers
 from arm_backend_core.quantization.state_observers import StateProbe
 from tests.ops.runner import spec
 

@@ -215,10 +215,10 @@ def install_copies_then_plugin(libraries: Sequence[str], times: int = 1) -> list
         message = ctypes.create_string_buffer(512)
         failed = ctypes.CDLL(library).arm_host_install(message, ctypes.c_uint64(len(message)))
         messages.append(message.value.decode() if failed else "")
-    from arm_recipes.runtime import plugin
+    from arm_recipes.runtime import host_backends
 
     for _ in range(times):
-        plugin.register_backends()
+        host_backends.register_backends()
     return messages
 
 
@@ -257,22 +257,22 @@ def export_and_run() -> tuple[int, str]:
 
 def interrupt_run(program: bytes, *tensors: Any) -> tuple[str, list[Any]]:
     """Interrupt a run by Ctrl-C; return the exception and the outputs of the next run."""
-    from arm_backend_core.tosa import reference
+    from arm_backend_core.tosa import reference_model
     from arm_recipes import load
 
-    original, loaded = reference.run, load(program)
+    original, loaded = reference_model.run, load(program)
 
     def interrupted_run(*_: Any) -> Any:
         os.kill(os.getpid(), signal.SIGINT)
         return original(*_)
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    reference.run = interrupted_run  # type: ignore[assignment]
+    reference_model.run = interrupted_run  # type: ignore[assignment]
     try:
         loaded.execute(*tensors)
     except BaseException as error:
         raised = type(error).__name__
-    reference.run = original
+    reference_model.run = original
     return raised, [output.numpy() for output in loaded.execute(*tensors)]
 
 

@@ -19,7 +19,7 @@ from arm_backend_core.backends.ethosu_waits import insert_waits
 from arm_backend_core.backends.payload import Payload as Compiled
 from arm_backend_core.dtype import DType
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
-from arm_backend_core.tosa import reference
+from arm_backend_core.tosa import reference_model
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
 from arm_backend_core.workers.vela import installed_release
@@ -275,7 +275,7 @@ def test_wait_that_vela_omits_is_inserted(
     """All other commands, and the offsets of the layers' commands apart from the shift, are Vela's."""
     flatbuffer = build_flatbuffer(_two_images, ((2, 3, 16, 16), DType.INT8))
     inputs = [np.random.default_rng(0).integers(-128, 128, (2, 3, 16, 16)).astype(np.int8)]
-    (expected,) = reference.run(flatbuffer, inputs)
+    (expected,) = reference_model.run(flatbuffer, inputs)
 
     def compiled() -> tuple[Payload, Compiled]:
         result = compile_ethosu(flatbuffer, EthosUCompileSpec(accelerator), delegate="", find_operator=lambda _: None)
@@ -316,7 +316,7 @@ def test_blockdep_of_an_operation_that_starts_too_early_becomes_0(
     flatbuffer = build_flatbuffer(bug.body, *bug.inputs)
     generator = np.random.default_rng(0)
     inputs = [generator.integers(-128, 128, shape).astype(dtype.numpy) for shape, dtype in bug.inputs]
-    expected = reference.run(flatbuffer, inputs)
+    expected = reference_model.run(flatbuffer, inputs)
     results = [(x.dtype.name, x.shape) for x in expected]
 
     def payload() -> Payload:
@@ -361,7 +361,7 @@ def test_table_lost_during_a_matmul_is_copied_again(
 ) -> None:
     flatbuffer = build_flatbuffer(_repeated_table, ((1, 8, 8), DType.INT8))
     inputs = [np.random.default_rng(0).integers(-128, 128, (1, 8, 8)).astype(np.int8)]
-    (expected,) = reference.run(flatbuffer, inputs)
+    (expected,) = reference_model.run(flatbuffer, inputs)
 
     def payload() -> Payload:
         compiled = compile_ethosu(flatbuffer, EthosUCompileSpec(accelerator), delegate="", find_operator=lambda _: None)
@@ -429,7 +429,7 @@ def test_blockdep_that_vela_omits_is_inserted(
 ) -> None:
     flatbuffer = build_flatbuffer(body, (shape, DType.INT8))
     inputs = [np.random.default_rng(0).integers(-128, 128, shape).astype(np.int8)]
-    (expected,) = reference.run(flatbuffer, inputs)
+    (expected,) = reference_model.run(flatbuffer, inputs)
     spec = EthosUCompileSpec(accelerator, extra_flags=flags)
 
     def payload() -> Payload:

@@ -9,7 +9,7 @@ from torch import nn
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
-from arm_backend_core.tosa import reference
+from arm_backend_core.tosa import reference_model
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
 from arm_backend_core.tosa.serialize import serialize
@@ -63,7 +63,7 @@ def test_strided_convolution_of_several_images_is_correct_or_refused(accelerator
         image = (images, 3, 8 + kernel, 2), DType.INT8
         flatbuffer = serialize(build_graph(strided(kernel, stride), image, target=target))
         inputs = [np.random.default_rng(0).integers(-128, 128, image[0]).astype(np.int8)]
-        expected = reference.run(flatbuffer, inputs)
+        expected = reference_model.run(flatbuffer, inputs)
         assert npu.compile_and_compare(flatbuffer, inputs, expected, accelerator, emulator) == (npu.EQUAL, "")
     with pytest.raises(Unsupported, match=r"2 images and stride 4 \(3 at most\) together with padding or a 1x1 kernel"):
         build_graph(strided(1, 4), ((2, 3, 9, 2), DType.INT8), target=target)

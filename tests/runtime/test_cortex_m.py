@@ -11,8 +11,8 @@ from executorch.exir._serialize._program import deserialize_pte_binary
 from executorch.export import ExportRecipe
 from torch import Tensor, nn
 
-from arm_backend_core.backends.compile import compile_payload
 from arm_backend_core.backends.payload import CHECKSUM_KEY
+from arm_backend_core.backends.registry import compile_payload
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from arm_recipes import ArmRecipeType, export
 from tests.backends.tosa_programs import conv2d

@@ -13,7 +13,7 @@ import torch
 from executorch.export import ExportRecipe
 from torch import Tensor, nn
 
-from arm_backend_core.backends.compile import compile_payload
+from arm_backend_core.backends.registry import compile_payload
 from arm_backend_core.dtype import DType
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from arm_backend_core.tosa.builder import Builder

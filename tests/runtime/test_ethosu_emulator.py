@@ -19,7 +19,7 @@ from arm_backend_core.backends.ethosu import compile_ethosu
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import ArmBackendError
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
-from arm_backend_core.tosa import reference
+from arm_backend_core.tosa import reference_model
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
 from arm_backend_core.tosa.serialize import serialize
@@ -59,7 +59,7 @@ def test_direct_drive_stream_gives_the_reference_models_results(flags: list[str]
     payload = compile_ethosu(flatbuffer, spec, delegate="", find_operator=lambda _: None)
     inputs = [np.random.default_rng(0).integers(-128, 128, (1, 5, 6, 2)).astype(np.int8)]
     (result,) = emulator.run(read_payload(payload.data), inputs, [("int8", (1, 5, 6, 2))])
-    assert np.array_equal(result, reference.run(flatbuffer, inputs)[0])
+    assert np.array_equal(result, reference_model.run(flatbuffer, inputs)[0])
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def _samples(tensors: Iterable[Input]) -> list[np.ndarray[Any, Any]]:
 def _is_compiled_correctly(emulator: Emulator, flatbuffer: bytes, accelerator: str, bug: Reproducer) -> bool:
     """Whether the program of ``flatbuffer`` computes what the graph of ``bug`` does."""
     inputs = _samples(bug.inputs)
-    expected = reference.run(build_flatbuffer(bug.body, *bug.inputs), inputs)
+    expected = reference_model.run(build_flatbuffer(bug.body, *bug.inputs), inputs)
     return _results_match(emulator, flatbuffer, accelerator, inputs, expected)
 
 
@@ -160,7 +160,7 @@ def test_random_graphs_of_rescales_are_compiled_correctly(
         drawn = rescale_graphs.draw(seed, make_target(accelerator))
         inputs = _samples((value.shape, value.dtype) for value in drawn.inputs)
         try:
-            expected = reference.run(serialize(drawn), inputs)
+            expected = reference_model.run(serialize(drawn), inputs)
         except ArmBackendError:  # values exceed the range of a RESCALE, whose result TOSA then does not define
             continue
         apply_vela_workarounds(drawn, make_target(accelerator))

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 import tosa_serializer as ts
 
-from arm_backend_core.backends.compile import compile_payload
 from arm_backend_core.backends.payload import pack_block_stream, pack_io_block
+from arm_backend_core.backends.registry import compile_payload
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from arm_recipes.runtime.errors import PayloadError
 from arm_recipes.runtime.ethosu_payload import EthosUPayload, EthosUTensor, read_parts

@@ -22,8 +22,8 @@ from executorch.exir.schema import Tensor as EmittedTensor
 from executorch.export import ExportRecipe
 from torch import Tensor, nn
 
-from arm_backend_core.backends.compile import compile_payload
 from arm_backend_core.backends.ethosu_commands import DMA_REGISTERS, FEATURE_MAP_REGISTERS, decode_commands
+from arm_backend_core.backends.registry import compile_payload
 from arm_backend_core.dtype import DType
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from arm_backend_core.tosa.builder import Builder

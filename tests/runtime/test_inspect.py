@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from arm_recipes.cli.main import main
-from arm_recipes.runtime import build, tosa_graph
+from arm_recipes.runtime import build, tosa_flatbuffer
 from arm_recipes.runtime.errors import PayloadError, RuntimeUnavailable
 from arm_recipes.runtime.ethosu_payload import EthosUPayload, EthosUTensor, read_payload
 from arm_recipes.runtime.inspect import DelegateInspection, inspect_program
 from arm_recipes.runtime.pte import ProgramError, read_program
 from arm_recipes.runtime.tensor_info import TensorInfo
-from arm_recipes.runtime.tosa_graph import TosaPayload, read_tosa
+from arm_recipes.runtime.tosa_flatbuffer import TosaPayload, read_tosa
 from arm_recipes.runtime.vgf_payload import VgfPayload, read_vgf
 from tests.runtime.pte_programs import NAMES, program, rewrite_program
 from tests.runtime.schemas import assert_fields_match
@@ -56,11 +56,11 @@ def test_tosa_operators_are_counted_as_the_serializer_does() -> None:
 def test_field_numbers_of_tosa_are_those_of_its_schema() -> None:
     found = [path for path in importlib.metadata.files("tosa-tools") or () if path.name == "tosa.fbs"]
     text = found[0].read_text()
-    assert_fields_match(tosa_graph, text)
+    assert_fields_match(tosa_flatbuffer, text)
     enumeration = re.search(r"enum DType[^{]*\{([^}]*)\}", text)
     assert enumeration is not None
     members = re.findall(r"^\s*(\w+)", enumeration[1], re.MULTILINE)
-    for number, name in tosa_graph._TOSA_DTYPES.items():
+    for number, name in tosa_flatbuffer._TOSA_DTYPES.items():
         ours = name.upper().replace("BFLOAT16", "BF16").replace("FLOAT8_E5M2", "FP8E5M2")
         assert members[number] == ours.replace("FLOAT8_E4M3FN", "FP8E4M3").replace("FLOAT", "FP")
 

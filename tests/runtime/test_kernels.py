@@ -13,10 +13,10 @@ from executorch.exir._serialize._program import deserialize_pte_binary, serializ
 from executorch.exir.schema import Buffer
 from torch import Tensor, nn
 
-from arm_backend_core.cortex_m.operators import edge_operator
+from arm_backend_core.cortex_m.custom_ops import edge_operator
 from arm_recipes import RunError
 from arm_recipes.runtime.program import Program
-from arm_recipes.stages.edge.edge_manager import use_cortex_m_quantize
+from arm_recipes.stages.edge.edge_manager_passes import use_cortex_m_quantize
 
 #: The tests run in one xdist worker, so that they share worker processes and exported programs.
 pytestmark = pytest.mark.xdist_group("host_programs")

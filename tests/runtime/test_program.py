@@ -15,9 +15,9 @@ from executorch.export import ExportRecipe
 from executorch.runtime import Runtime
 from torch import Tensor, nn
 
-from arm_backend_core.tosa import reference
+from arm_backend_core.tosa import reference_model
 from arm_recipes import ArmRecipeType, RunError, export, load
-from arm_recipes.runtime import delegates, plugin
+from arm_recipes.runtime import delegates, host_backends
 from arm_recipes.runtime.errors import PayloadError
 from arm_recipes.runtime.program import Program
 from arm_recipes.runtime.pte import PteTensor
@@ -56,7 +56,7 @@ def test_quantized_results_are_those_of_the_reference_model(recipe: ArmRecipeTyp
     for (x,) in images(8):
         integers = source.quantize(x * 2)  # some values saturate
         (loaded,) = program.execute(integers)
-        (expected,) = reference.run(result.report.delegates[0].tosa, [integers.numpy()])
+        (expected,) = reference_model.run(result.report.delegates[0].tosa, [integers.numpy()])
         assert str(sink) == str(result.outputs[0])
         assert torch.equal(loaded, torch.from_numpy(expected))
     assert loaded.unique().numel() > 1
@@ -67,7 +67,7 @@ def test_float_results_are_those_of_the_reference_model(recipe: ArmRecipeType) -
     result = export_small(recipe)
     for (x,) in images(4):
         (loaded,) = load(result.buffer).execute(x)
-        (expected,) = reference.run(result.report.delegates[0].tosa, [x.numpy()])
+        (expected,) = reference_model.run(result.report.delegates[0].tosa, [x.numpy()])
         if recipe is FP:
             assert torch.equal(loaded, torch.from_numpy(expected))
         else:  # another order of the sums
@@ -88,7 +88,7 @@ def test_float_inputs_and_outputs_are_quantized_as_in_pytorch(recipe: ArmRecipeT
         limits = torch.iinfo(dtype)
         low = -limits.max if dtype is torch.int16 else limits.min
         integers = q(x, source.scale, source.zero_point, low, limits.max, dtype)
-        (inside,) = reference.run(inner.report.delegates[0].tosa, [integers.numpy()])
+        (inside,) = reference_model.run(inner.report.delegates[0].tosa, [integers.numpy()])
         expected = dq(torch.from_numpy(inside), sink.scale, sink.zero_point, limits.min, limits.max, dtype)
         assert torch.equal(program.execute(x)[0], expected)
 
@@ -235,7 +235,7 @@ def test_program_of_executorchs_own_export_gives_the_same_results(recipe: ArmRec
 
 @pytest.mark.parametrize("recipe", [INT8, VGF_INT8, U55], ids=_name)
 def test_executorchs_runtime_runs_programs_after_register_backends(recipe: ArmRecipeType) -> None:
-    plugin.register_backends()
+    host_backends.register_backends()
     buffer = export_small(recipe).buffer
     (x,) = images(1)[0]
     method = Runtime.get().load_program(buffer).load_method("forward")
@@ -389,7 +389,7 @@ def test_failed_delegate_is_created_again_at_the_next_run(monkeypatch: pytest.Mo
     (x,) = images(1)[0]
     with monkeypatch.context() as patch:
         patch.setattr(delegates, "create_delegate", _refuse)
-        patch.setattr(plugin, "create_delegate", _refuse)
+        patch.setattr(host_backends, "create_delegate", _refuse)
         with pytest.raises(PayloadError, match="'forward' cannot be run: no"):
             program.execute(x)
     assert program.execute(x)[0].shape == (1, 4)

@@ -14,7 +14,7 @@ from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.graph import Graph, Op, Value, constant
 from arm_backend_core.tosa.legality import op_refusal
 from arm_backend_core.tosa.operators import OPERATORS
-from arm_backend_core.tosa.passes.branches import outline_control_flow
+from arm_backend_core.tosa.passes.control_flow import outline_control_flow
 from arm_backend_core.tosa.serialize import serialize
 from arm_recipes.runtime.errors import PayloadError
 from arm_recipes.runtime.tosa_deserialize import deserialize

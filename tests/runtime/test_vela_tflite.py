@@ -16,7 +16,7 @@ from ethosu.vela.tflite.BuiltinOperator import BuiltinOperator
 from arm_backend_core.backends.ethosu import compile_ethosu
 from arm_backend_core.dtype import DType
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
-from arm_backend_core.tosa import reference
+from arm_backend_core.tosa import reference_model
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
 from arm_recipes import VelaProgram, compare, inspect_program, load, save_firmware
@@ -86,7 +86,7 @@ def test_vela_program_gives_the_results_of_its_graph(accelerator: str) -> None:
     loaded = VelaProgram(_model(accelerator))
     for seed in range(2):
         arrays = _arrays(seed)
-        (expected,) = reference.run(_flatbuffer(), arrays)
+        (expected,) = reference_model.run(_flatbuffer(), arrays)
         (result,) = loaded.run_arrays(arrays)
         assert np.array_equal(result, expected)
         assert loaded.run_checked(arrays).operations > 1
@@ -154,7 +154,7 @@ def test_separate_fast_scratch_tensor_is_a_separate_memory() -> None:
     payload = _large_payload("ethos-u65-256")
     inputs, outputs = [TfliteTensor("x", "int8", _LARGE_SHAPE, 1.0)], [TfliteTensor("y", "int8", _LARGE_SHAPE, 1.0)]
     x = np.random.default_rng(0).integers(-128, 128, _LARGE_SHAPE).astype(np.int8)
-    (expected,) = reference.run(_large_flatbuffer(), [x])
+    (expected,) = reference_model.run(_large_flatbuffer(), [x])
     loaded = VelaProgram(wrap_command_stream(payload, inputs, outputs, fast_scratch=1 << 20))
     assert np.array_equal(loaded.run_arrays([x])[0], expected)
     assert loaded.run_checked([x]).peak[2] > 0
@@ -208,7 +208,7 @@ def test_load_accepts_a_vela_tflite_model(tmp_path: Path) -> None:
     path = tmp_path / "model_vela.tflite"
     path.write_bytes(_model())
     tensors = list(map(torch.from_numpy, _arrays()))
-    (expected,) = reference.run(_flatbuffer(), _arrays())
+    (expected,) = reference_model.run(_flatbuffer(), _arrays())
     for source in (path, str(path), path.read_bytes()):
         loaded = load(source)
         assert isinstance(loaded, VelaProgram)
@@ -262,7 +262,7 @@ def test_run_and_inspect_commands_accept_a_vela_tflite_model(
     np.savez(inputs, image=image, offset=offset)
     assert main(["run", str(path), "--input", str(inputs), "-o", str(outputs)]) == 0
     assert re.match(r"sample 0  result  int8\[1, 5, 6, 3\]", capsys.readouterr().out)
-    assert np.array_equal(np.load(outputs)["result"][0], reference.run(_flatbuffer(), [image, offset])[0])
+    assert np.array_equal(np.load(outputs)["result"][0], reference_model.run(_flatbuffer(), [image, offset])[0])
     assert main(["inspect", str(path), "--json"]) == 0
     assert '"backend": "ethos-u"' in capsys.readouterr().out
     path.write_bytes(_with_cpu_operators())

@@ -18,7 +18,7 @@ from executorch.export import ExportRecipe
 from torch import nn
 
 from arm_backend_core.backends.payload import CHECKSUM_KEY
-from arm_backend_core.tosa import reference
+from arm_backend_core.tosa import reference_model
 from arm_recipes import ArmRecipeType, export
 from tests.runtime.building import ROOT, RUNTIME, executorch_directory, require, run
 
@@ -96,7 +96,7 @@ def _convolutions() -> nn.Module:
 def _export(recipe: ExportRecipe, array: np.ndarray) -> Model:
     result = export(_convolutions(), recipe, samples=[(torch.randn(1, 3, 8, 8),) for _ in range(4)])
     (delegate,) = result.report.delegates
-    return Model(result.buffer, array, reference.run(delegate.tosa, [array])[0])
+    return Model(result.buffer, array, reference_model.run(delegate.tosa, [array])[0])
 
 
 @pytest.fixture(scope="module")

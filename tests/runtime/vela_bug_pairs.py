@@ -10,7 +10,7 @@ from arm_backend_core.errors import Unsupported
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Value, prod
-from arm_backend_core.tosa.passes import merge
+from arm_backend_core.tosa.passes import peephole_movement
 from arm_backend_core.tosa.passes.pipeline import finish, run
 from arm_backend_core.tosa.passes.rewrite import rewrite_to_fixpoint
 from tests.graphs import build_graph, make_target
@@ -38,7 +38,7 @@ def run_passes(pair: Reproducer, target: Target, seed: int) -> Graph:
     if seed % 2:
         run(written, target)
     else:
-        rewrite_to_fixpoint(written, target, {"IDENTITY": merge.RULES["IDENTITY"]})
+        rewrite_to_fixpoint(written, target, {"IDENTITY": peephole_movement.RULES["IDENTITY"]})
         finish(written, target)
     return written
 

@@ -13,7 +13,7 @@ from torch.ao import quantization
 from torch.ao.quantization import quantize_fx
 
 from arm_recipes import ArmRecipeType, export, prepare_qat
-from arm_recipes.samples import inputs
+from arm_recipes.samples import export_arguments
 
 X = torch.rand(1, 3, 8, 8)
 
@@ -91,7 +91,7 @@ PREPARED = "the model is prepared; pass the floating-point model .*load_state_di
 )
 def test_a_quantized_model_is_refused(make: Callable[[], nn.Module], message: str) -> None:
     with pytest.raises(TypeError, match=f"^model: .*{message}"):
-        inputs.models_by_method(make())
+        export_arguments.models_by_method(make())
 
 
 def test_a_model_of_prepare_qat_is_refused_with_its_own_export() -> None:
@@ -109,4 +109,4 @@ def test_stubs_of_a_floating_point_model_are_accepted() -> None:
 def test_a_quantized_sample_is_refused() -> None:
     sample = torch.quantize_per_tensor(X, 0.1, 0, torch.qint8)
     with pytest.raises(ValueError, match=r"^samples\[0\]\[0\] .* is a quantized tensor; pass its numbers, x.deq"):
-        inputs.examples_by_method([(sample,)], {"forward": nn.ReLU()})
+        export_arguments.examples_by_method([(sample,)], {"forward": nn.ReLU()})

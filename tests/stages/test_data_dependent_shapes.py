@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from arm_recipes import ArmRecipeType, ExportError, ExportRecipe, export
-from arm_recipes.samples.sample import Inputs
+from arm_recipes.samples.call_inputs import Inputs
 from arm_recipes.stages.capture.capture import Capture
 from tests.ops import runner
 

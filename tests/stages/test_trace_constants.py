@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from arm_backend_core.recurrent.traced_layers import TRACED_LAYERS
+from arm_backend_core.recurrent.recurrent_ops import TRACED_LAYERS
 from arm_recipes import ArmRecipeType, ExportError, ExportRecipe, export
-from arm_recipes.samples.sample import Inputs
+from arm_recipes.samples.call_inputs import Inputs
 from arm_recipes.stages.capture.capture import Capture
 from arm_recipes.stages.capture.trace_constants import trace_recurrent_layers_by_shape
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from arm_recipes import ArmRecipeType, ExportRecipe, export
-from arm_recipes.samples.sample import Inputs
+from arm_recipes.samples.call_inputs import Inputs
 from arm_recipes.stages.capture.capture import Capture
 
 _MOVED: dict[str, Callable[[Tensor], Tensor]] = {

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from arm_backend_core import events
+from arm_backend_core import compilation_log
 from arm_backend_core.delegate import delegate
 from arm_backend_core.dtype import DType
 from arm_backend_core.targets.compile_spec import TosaCompileSpec
@@ -50,7 +50,7 @@ class _Layer(nn.Module):
 def test_hardware_entry_decides_what_is_delegated(npu: TosaCompileSpec, columns: int, refused: dict[str, str]) -> None:
     samples = torch.ones(2, 3, 3), torch.ones(2, 3, columns)
     program = torch.export.export(_Layer(columns).eval(), samples)
-    with events.record() as log:
+    with compilation_log.record() as log:
         delegate(program, npu)
     found = {rejected.operator: rejected.reason for rejected in log.rejected}
     assert found.keys() == refused.keys()

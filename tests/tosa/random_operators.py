@@ -22,7 +22,7 @@ import numpy as np
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import ArmBackendError
 from arm_backend_core.targets.target import Target
-from arm_backend_core.tosa import reference
+from arm_backend_core.tosa import reference_model
 from arm_backend_core.tosa.graph import Graph, Op, Value, constant
 from arm_backend_core.tosa.legality import op_refusal
 from arm_backend_core.tosa.operators import OPERATORS, UNARY, evaluate
@@ -419,7 +419,7 @@ def _run_reference(ops: Sequence[Op]) -> str | None:
     """Run the reference model; return its error or a difference to the records' evaluation, else None."""
     arrays = [_draw_operands(op) for op in ops]
     try:
-        results = reference.run(
+        results = reference_model.run(
             _graph(ops), [x for op, row in zip(ops, arrays, strict=True) for x in _select_inputs(op, row)]
         )
     except ArmBackendError as error:

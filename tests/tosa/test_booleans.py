@@ -14,7 +14,7 @@ from torch import Tensor
 from arm_backend_core.backends.ethosu import compile_ethosu
 from arm_backend_core.dtype import DType
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
-from arm_backend_core.tosa import reference
+from arm_backend_core.tosa import reference_model
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
 from arm_backend_core.tosa.passes.booleans import RULES
@@ -38,13 +38,13 @@ def test_every_operator_of_bool_as_int8_has_a_rule() -> None:
 def _assert_results_unchanged(net: Net, outputs: list[Value], arrays: list[Array], emulator: Emulator) -> None:
     """Check that results after all passes, and of the compiled program, are those before the passes."""
     net.graph.outputs = outputs
-    before = reference.run(serialize(net.graph), arrays)
+    before = reference_model.run(serialize(net.graph), arrays)
     run(net.graph, net.target)
     assert all(value.dtype is not DType.BOOL for op in net.graph.ops for value in (*op.inputs, op.output))
     flatbuffer = serialize(net.graph)
     payload = compile_ethosu(flatbuffer, EthosUCompileSpec("ethos-u55-128"), delegate="", find_operator=lambda _: None)
     kinds = [(array.dtype.name, array.shape) for array in before]
-    for results in (reference.run(flatbuffer, arrays), emulator.run(read_payload(payload.data), arrays, kinds)):
+    for results in (reference_model.run(flatbuffer, arrays), emulator.run(read_payload(payload.data), arrays, kinds)):
         for actual, expected in zip(results, before, strict=True):
             np.testing.assert_array_equal(actual, expected)
 

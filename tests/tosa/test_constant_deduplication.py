@@ -10,11 +10,11 @@ import torch
 from executorch.export import ExportRecipe
 from torch import Tensor, nn
 
-from arm_backend_core.backends.compile import compile_payload
+from arm_backend_core.backends.registry import compile_payload
 from arm_backend_core.dtype import DType
 from arm_backend_core.targets.compile_spec import VgfCompileSpec
 from arm_backend_core.targets.target import Target
-from arm_backend_core.tosa import reference
+from arm_backend_core.tosa import reference_model
 from arm_backend_core.tosa.builder import Array, Builder
 from arm_backend_core.tosa.graph import Graph, Value
 from arm_backend_core.tosa.passes import constant_deduplication, pipeline
@@ -74,7 +74,7 @@ def test_constants_of_three_shapes_are_stored_once(
     assert validate_by_tosa_opt(small, target) is None
     rng = np.random.default_rng(1)
     inputs = [rng.integers(0, ROWS, (1, 5)).astype(np.int32), rng.integers(-9, 9, IMAGE).astype(dtype.numpy)]
-    for ours, theirs in zip(reference.run(small, inputs), reference.run(large, inputs), strict=True):
+    for ours, theirs in zip(reference_model.run(small, inputs), reference_model.run(large, inputs), strict=True):
         assert np.unique(ours).size > 1
         assert np.array_equal(ours, theirs)
 

@@ -9,7 +9,7 @@ from arm_backend_core.alternatives.unconditional import apply_unconditional
 from arm_backend_core.dtype import DType
 from arm_backend_core.permutation import merge_axes
 from arm_backend_core.targets.target import Target
-from arm_backend_core.tosa import reference
+from arm_backend_core.tosa import reference_model
 from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.legality import op_refusal
 from arm_backend_core.tosa.legalize import LegalizingBuilder
@@ -64,9 +64,9 @@ class Net:
         for value in self.graph.inputs:
             low, high = value.dtype.range
             arrays.append(self.rng.integers(low, high + 1, value.shape).astype(value.dtype.numpy))
-        before = reference.run(serialize(self.graph), arrays)
+        before = reference_model.run(serialize(self.graph), arrays)
         run(self.graph, self.target, choose_alternatives)
-        for expected, actual in zip(before, reference.run(serialize(self.graph), arrays), strict=True):
+        for expected, actual in zip(before, reference_model.run(serialize(self.graph), arrays), strict=True):
             assert expected.shape == actual.shape
             np.testing.assert_array_equal(actual, expected)
         return self.graph.ops

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from arm_backend_core.dtype import DType
-from arm_backend_core.tosa import reference
+from arm_backend_core.tosa import reference_model
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
 from arm_backend_core.tosa.passes.pipeline import run
@@ -27,7 +27,7 @@ def test_concat_of_many_values_is_split_into_groups(passes: bool) -> None:
     assert validate_by_tosa_opt(serialize(written), FULL_TARGET) is None
     x = np.arange(6, dtype=np.int8).reshape(2, 3)
     expected = np.concatenate([np.flip(x, i % 2) for i in range(70)])
-    np.testing.assert_array_equal(reference.run(serialize(written), [x])[0], expected)
+    np.testing.assert_array_equal(reference_model.run(serialize(written), [x])[0], expected)
 
 
 @pytest.mark.parametrize(("kernel", "crop"), [(1, 1), (3, 4)])
@@ -42,7 +42,7 @@ def test_transpose_conv2d_crops_its_kernel_size_or_more_by_a_slice(kernel: int, 
     kinds = build_and_validate(body, ((1, 6, 7, 1), DType.INT8))
     assert kinds == ["TRANSPOSE_CONV2D", "SLICE"]
     x = np.arange(42, dtype=np.int8).reshape(1, 6, 7, 1)
-    (result,) = reference.run(build_flatbuffer(body, ((1, 6, 7, 1), DType.INT8)), [x])
+    (result,) = reference_model.run(build_flatbuffer(body, ((1, 6, 7, 1), DType.INT8)), [x])
     expected = torch.nn.functional.conv_transpose2d(
         torch.from_numpy(x.transpose(0, 3, 1, 2)).double(),
         torch.from_numpy(weight.transpose(3, 0, 1, 2)).double(),

@@ -7,7 +7,7 @@ import pytest
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.targets.target import Target
-from arm_backend_core.tosa import reference
+from arm_backend_core.tosa import reference_model
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
 from arm_backend_core.tosa.passes.pipeline import run
@@ -88,14 +88,14 @@ def test_weights_become_int4_if_values_target_and_operator_allow(case: str) -> N
     written = build_graph(body, ((1, 8, 8, 8), dtype), target=target)
     low, high = dtype.range
     x = np.random.default_rng(1).integers(low, high + 1, (1, 8, 8, 8)).astype(dtype.numpy)
-    (before,) = reference.run(serialize(written), [x])
+    (before,) = reference_model.run(serialize(written), [x])
     run(written, target)
     flatbuffer = serialize(written)
     assert [op.inputs[1].dtype for op in written.ops if len(op.inputs) > 1 and op.inputs[1].dtype is DType.INT4] == (
         [DType.INT4] if is_int4 else []
     )
     assert validate_by_tosa_opt(flatbuffer, target) is None
-    np.testing.assert_array_equal(reference.run(flatbuffer, [x])[0], before)
+    np.testing.assert_array_equal(reference_model.run(flatbuffer, [x])[0], before)
     without = Target(target.name, target.profiles, target.extensions - {"int4"})
     assert (validate_by_tosa_opt(flatbuffer, without) is not None) == is_int4
 

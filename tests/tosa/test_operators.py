@@ -11,7 +11,7 @@ import tosa_serializer
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.targets.target import Target
-from arm_backend_core.tosa import builder, reference
+from arm_backend_core.tosa import builder, reference_model
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.legality import op_refusal, type_refusal
@@ -127,7 +127,7 @@ def test_evaluation_follows_the_nan_mode(kind: str, nan_mode: str) -> None:
     x, y = np.array([[np.nan, 1], [2, np.nan], [np.nan, np.nan]], np.float32), np.full((3, 2), 0.75, np.float32)
     arrays = [x, y] if kind in ("MAXIMUM", "MINIMUM") else [x]
     written = build_graph(body, *[(array.shape, DType.FP32) for array in arrays], target=FP)
-    (expected,) = reference.run(serialize(written), arrays)
+    (expected,) = reference_model.run(serialize(written), arrays)
     result = evaluate(written.ops[0], arrays)
     assert result is not None
     np.testing.assert_array_equal(result, expected)
@@ -237,7 +237,7 @@ def test_rescale_of_an_unsigned_input_is_exact(scale: float, zero_point: int, ou
     (op,) = graph.ops
     folded = evaluate(op, [x.view(np.int8)])
     assert folded is not None
-    for result in (folded, reference.run(flatbuffer, [x.view(np.int8)])[0]):
+    for result in (folded, reference_model.run(flatbuffer, [x.view(np.int8)])[0]):
         np.testing.assert_array_equal(result, expected)
     (same,) = deserialize(flatbuffer).ops
     assert same.attrs["input_zp"] == zero_point

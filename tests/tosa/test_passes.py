@@ -11,14 +11,14 @@ import pytest
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.targets.target import Target
-from arm_backend_core.tosa import reference
+from arm_backend_core.tosa import reference_model
 from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.legalize import LegalizingBuilder
 from arm_backend_core.tosa.passes.cse import eliminate_common_subexpressions
 from arm_backend_core.tosa.passes.layout_assignment import assign_layouts, movement_cost
 from arm_backend_core.tosa.passes.layout_modes import propagate_through_reshape
-from arm_backend_core.tosa.passes.merge import reshape_groups
 from arm_backend_core.tosa.passes.outputs import make_outputs_distinct
+from arm_backend_core.tosa.passes.peephole_movement import reshape_groups
 from arm_backend_core.tosa.passes.pipeline import RULES, run, simplify
 from arm_backend_core.tosa.passes.pipeline import check as legal
 from arm_backend_core.tosa.passes.rewrite import Rewriter, apply_once, rewrite_to_fixpoint
@@ -98,7 +98,7 @@ def results(net: Net) -> list[np.ndarray]:
     for value in net.graph.inputs:
         integers, floats = rng.integers(-128, 128, value.shape), rng.standard_normal(value.shape)
         arrays.append((floats if value.dtype.is_float else integers).astype(value.dtype.numpy))
-    return reference.run(serialize(net.graph), arrays)
+    return reference_model.run(serialize(net.graph), arrays)
 
 
 def check(net: Net, *outputs: Value, passes: Callable[[Graph, Target], None] = run) -> list[str]:

@@ -11,9 +11,9 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Value
+from arm_backend_core.tosa.passes.peephole_transpose import cancel_transpose, merge_transpose
 from arm_backend_core.tosa.passes.rewrite import Rewriter, apply_once
-from arm_backend_core.tosa.passes.trace import TRACE_VARIABLE, call_and_explain_none
-from arm_backend_core.tosa.passes.transpose import cancel_transpose, merge_transpose
+from arm_backend_core.tosa.passes.rewrite_tracing import TRACE_VARIABLE, call_and_explain_none
 
 TARGET = Target.from_tosa_spec("TOSA-1.0+INT")
 
@@ -36,7 +36,9 @@ def test_trace_prints_the_condition_of_a_rule_that_declines(
     lines = capsys.readouterr().err.splitlines()
     assert all(line.startswith("rewrite: TRANSPOSE int32[1, ") for line in lines), lines
     assert lines[-1].endswith(": cancel_transpose applies") == cancels, lines
-    declined = [line for line in lines if "cancel_transpose declines: " in line and "tosa/passes/transpose.py:" in line]
+    declined = [
+        line for line in lines if "cancel_transpose declines: " in line and "tosa/passes/peephole_transpose.py:" in line
+    ]
     assert declined
     assert len(declined) == len(lines) - cancels, lines
 
@@ -58,7 +60,7 @@ def test_the_reason_follows_a_helper_that_returned_none() -> None:
     graph = _graph(cancels=False)
     result, reason = call_and_explain_none(merge_transpose, graph.ops[-1], Rewriter(graph, TARGET))
     assert result is None
-    assert reason.startswith("cancel_transpose(op, rewriter) (tosa/passes/transpose.py:"), reason
+    assert reason.startswith("cancel_transpose(op, rewriter) (tosa/passes/peephole_transpose.py:"), reason
     assert ", as before is None or " in reason, reason
     bound = partial(merge_transpose, graph.ops[-1])
     assert call_and_explain_none(bound, Rewriter(graph, TARGET)) == (None, reason)

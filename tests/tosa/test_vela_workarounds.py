@@ -11,7 +11,7 @@ import pytest
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.targets.hardware import Hardware
-from arm_backend_core.tosa import reference
+from arm_backend_core.tosa import reference_model
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Op, Value
 from arm_backend_core.tosa.passes import pipeline
@@ -143,8 +143,8 @@ def test_distinct_weights_keep_the_results_with_a_weight_zero_point() -> None:
 
     graph = graphs.build_graph(body, ((1, 3, 4, 2), DType.INT8))
     array = np.random.default_rng(0).integers(-128, 128, (1, 3, 4, 2)).astype(np.int8)
-    expected = reference.run(serialize(graph), [array])
+    expected = reference_model.run(serialize(graph), [array])
     apply_vela_workarounds(graph, U55)
     assert [op.inputs[1].shape for op in graph.ops if op.kind == "CONV2D"] == [(1, 1, 1, 2), (1, 1, 2, 2)]
-    for result, before in zip(reference.run(serialize(graph), [array]), expected, strict=True):
+    for result, before in zip(reference_model.run(serialize(graph), [array]), expected, strict=True):
         assert np.array_equal(result, before)

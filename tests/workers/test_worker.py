@@ -11,7 +11,7 @@ import joblib
 import pytest
 from joblib.externals.loky import get_reusable_executor
 
-from arm_backend_core.backends.compile import compile_payload
+from arm_backend_core.backends.registry import compile_payload
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from arm_backend_core.workers import vela
 from arm_backend_core.workers.worker import Worker, WorkerDied, WorkerError

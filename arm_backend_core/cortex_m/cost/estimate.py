@@ -11,7 +11,7 @@ from torch.fx import Node
 
 from arm_backend_core.cortex_m.catalog import find_called_kernel
 from arm_backend_core.cortex_m.cost.kernels import kernel_work
-from arm_backend_core.cortex_m.cost.operators import operator_work
+from arm_backend_core.cortex_m.cost.portable_kernels import operator_work
 from arm_backend_core.cortex_m.cost.processors import to_cycles
 from arm_backend_core.cortex_m.kernels.registry import Shape
 from arm_backend_core.nodes import operator_name

@@ -137,7 +137,7 @@ def _transposed(call: Call) -> Work:
     channels, inputs, taps = weight[0], weight[3], math.prod(weight[1:3])
     input_pixels, pixels = math.prod(image[:3]), math.prod(call.result[:3])
     macs = input_pixels * taps * inputs * channels
-    if max(stride) <= 2 and inputs > 16:  # a convolution of the upsampled input (kernels/scratch.py)
+    if max(stride) <= 2 and inputs > 16:  # a convolution of the upsampled input (kernels/conv_scratch.py)
         return Work(macs, _convolution(call, pixels, taps, inputs, channels))
     adds = input_pixels * taps * channels * _adds_per_tap(call.code, inputs)
     of_results = call.elements * call.count(per.TRANSPOSED_RESULT)

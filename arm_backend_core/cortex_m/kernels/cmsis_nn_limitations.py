@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from arm_backend_core.cortex_m.kernels.scratch import (
+from arm_backend_core.cortex_m.kernels.conv_scratch import (
     DEPTHWISE_CHANNEL_BLOCK,
     ConvGeometry,
     depthwise_bytes,

@@ -12,19 +12,19 @@ from typing import Any
 
 import numpy as np
 
-from arm_backend_core.cortex_m.arithmetic import requantize_to_int8
+from arm_backend_core.cortex_m.fixed_point import requantize_to_int8
 from arm_backend_core.cortex_m.kernels.cmsis_nn_limitations import (
     find_convolution_limitation,
     find_depthwise_limitation,
     find_transpose_conv2d_limitation,
 )
-from arm_backend_core.cortex_m.kernels.registry import Array, Shape, kernel
-from arm_backend_core.cortex_m.kernels.scratch import (
+from arm_backend_core.cortex_m.kernels.conv_scratch import (
     ConvGeometry,
     convolution_bytes,
     depthwise_bytes,
     transpose_conv2d_bytes,
 )
+from arm_backend_core.cortex_m.kernels.registry import Array, Shape, kernel
 from arm_backend_core.targets.cortex_m import Isa
 
 _BEGIN = "Tensor input, Tensor weight, Tensor? bias, int[] stride, int[] padding, "

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from arm_backend_core.cortex_m.arithmetic import requantize, requantize_to_int8
+from arm_backend_core.cortex_m.fixed_point import requantize, requantize_to_int8
 from arm_backend_core.cortex_m.kernels.registry import Array, Shape, broadcast_shape, kernel
 from arm_backend_core.targets.cortex_m import Isa
 

@@ -17,7 +17,7 @@ LIBRARY_NAMESPACE = "cortex_m"
 #: Kernels that convert between float32 and integers; ATen programs have PyTorch's operators for them.
 QUANTIZE_OPERATORS = ("quantize_per_tensor", "dequantize_per_tensor")
 
-#: Namespace of the kernels' operators in ATen programs, see ``arm_backend_core.cortex_m.operators``.
+#: Namespace of the kernels' operators in ATen programs, see ``arm_backend_core.cortex_m.custom_ops``.
 NAMESPACE = "arm_cortex_m"
 
 Array = NDArray[Any]

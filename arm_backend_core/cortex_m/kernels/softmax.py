@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from arm_backend_core.cortex_m.arithmetic import (
+from arm_backend_core.cortex_m.fixed_point import (
     clamp_to_int8,
     divide_by_power_of_two,
     doubling_high_mult,

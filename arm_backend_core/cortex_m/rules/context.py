@@ -11,8 +11,8 @@ import numpy as np
 from torch._ops import OpOverload
 from torch.fx import Node
 
-from arm_backend_core.cortex_m.arithmetic import quantize_multiplier
 from arm_backend_core.cortex_m.emitter import Emitter
+from arm_backend_core.cortex_m.fixed_point import quantize_multiplier
 from arm_backend_core.cortex_m.kernels.registry import Array
 from arm_backend_core.cortex_m.quantized_value import QuantizedValue
 from arm_backend_core.errors import Unsupported

@@ -14,7 +14,7 @@ from arm_backend_core.cortex_m.emitter import KernelLimitation
 from arm_backend_core.cortex_m.kernels.linear import compute_kernel_sum
 from arm_backend_core.cortex_m.quantized_value import QuantizedValue
 from arm_backend_core.cortex_m.rules.context import Context, Weight, rule, single_multiplier
-from arm_backend_core.cortex_m.rules.images import from_image, read_pair, spatial_pair, to_image
+from arm_backend_core.cortex_m.rules.image_layout import from_image, read_pair, spatial_pair, to_image
 from arm_backend_core.nodes import arguments_of
 from arm_backend_core.targets.cortex_m import Isa
 

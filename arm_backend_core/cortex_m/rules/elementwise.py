@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch.fx import Node
 
-from arm_backend_core.cortex_m.arithmetic import quantize_multiplier
 from arm_backend_core.cortex_m.emitter import KernelLimitation
+from arm_backend_core.cortex_m.fixed_point import quantize_multiplier
 from arm_backend_core.cortex_m.kernels.elementwise import ADD_LEFT_SHIFT
 from arm_backend_core.cortex_m.quantized_value import QuantizedValue
 from arm_backend_core.cortex_m.rules.context import Context, apply_table, rule, single_multiplier

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch.fx import Node
 
-from arm_backend_core.cortex_m.arithmetic import quantize_multiplier
+from arm_backend_core.cortex_m.fixed_point import quantize_multiplier
 from arm_backend_core.cortex_m.kernels.softmax import OUTPUT_SCALE, OUTPUT_ZERO_POINT, softmax_parameters
 from arm_backend_core.cortex_m.quantized_value import QuantizedValue
 from arm_backend_core.cortex_m.rules.context import Context, rule, single_multiplier
-from arm_backend_core.cortex_m.rules.images import from_image, read_pair, spatial_pair, to_image
+from arm_backend_core.cortex_m.rules.image_layout import from_image, read_pair, spatial_pair, to_image
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.nodes import arguments_of, operator_name

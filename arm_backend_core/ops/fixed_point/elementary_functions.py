@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from arm_backend_core.dtype import DType
-from arm_backend_core.ops.integers import Q15_MAX, FixedPoint
+from arm_backend_core.ops.fixed_point_value import Q15_MAX, FixedPoint
 from arm_backend_core.qparams import QParams
 
 I16, I32 = DType.INT16, DType.INT32

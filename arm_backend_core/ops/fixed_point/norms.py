@@ -11,7 +11,7 @@ import numpy as np
 from arm_backend_core.dtype import DType
 from arm_backend_core.ops.fixed_point.elementary_functions import rsqrt, sqrt
 from arm_backend_core.ops.fixed_point.reduction_view import ReductionView
-from arm_backend_core.ops.integers import Array, FixedPoint
+from arm_backend_core.ops.fixed_point_value import Array, FixedPoint
 from arm_backend_core.qparams import QParams
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value

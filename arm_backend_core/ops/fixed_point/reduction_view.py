@@ -9,7 +9,7 @@ import numpy as np
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
-from arm_backend_core.ops.integers import Array, FixedPoint
+from arm_backend_core.ops.fixed_point_value import Array, FixedPoint
 from arm_backend_core.qparams import QParams
 from arm_backend_core.targets.transpose_swaps import MAX_EXTENT
 from arm_backend_core.tosa.builder import Builder

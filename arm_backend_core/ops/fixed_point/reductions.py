@@ -10,7 +10,7 @@ from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.fixed_point.elementary_functions import sqrt
 from arm_backend_core.ops.fixed_point.norms import SumOfSquares, sum_squared_deviations_int8
 from arm_backend_core.ops.fixed_point.reduction_view import ReductionView
-from arm_backend_core.ops.integers import FixedPoint
+from arm_backend_core.ops.fixed_point_value import FixedPoint
 from arm_backend_core.qparams import QParams
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from arm_backend_core.dtype import DType
-from arm_backend_core.ops.integers import FixedPoint
+from arm_backend_core.ops.fixed_point_value import FixedPoint
 from arm_backend_core.ops.operands import Context, Operand
 from arm_backend_core.ops.registry import Rule
 from arm_backend_core.tosa.graph import Value

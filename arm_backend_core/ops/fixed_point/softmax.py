@@ -11,7 +11,7 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.fixed_point.elementary_functions import TABLE_INPUTS, logarithm, reciprocal
 from arm_backend_core.ops.fixed_point.reduction_view import ReductionView
-from arm_backend_core.ops.integers import Q15_MAX, Array, FixedPoint
+from arm_backend_core.ops.fixed_point_value import Q15_MAX, Array, FixedPoint
 from arm_backend_core.qparams import QParams
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value

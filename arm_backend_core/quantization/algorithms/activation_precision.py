@@ -23,7 +23,7 @@ from torchao.quantization.pt2e.quantizer import (
     QuantizationSpec,
 )
 
-from arm_backend_core.aten.constants import Constants
+from arm_backend_core.aten.constant_folding import Constants
 from arm_backend_core.fusion.rules import find_consumer_fused_into_accumulator
 from arm_backend_core.nodes import INTERVAL, is_float, overload_of
 from arm_backend_core.ops.catalog import find_record, has_shared_qparams, is_sinusoid

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from arm_backend_core.aten.affine_chains import COPIES, Chain, find_chains
-from arm_backend_core.aten.constants import Constants
+from arm_backend_core.aten.constant_folding import Constants
 from arm_backend_core.aten.layer_affine import (
     FOLDED_AFFINE,
     find_reading_layer,
@@ -35,7 +35,7 @@ from arm_backend_core.ops.registry import Kind
 from arm_backend_core.quantization.algorithms.coordinate_precision import find_coordinate_nodes
 from arm_backend_core.quantization.config import QuantizationConfig
 from arm_backend_core.targets.hardware import Hardware
-from arm_backend_core.tosa.passes.trace import is_rewrite_traced
+from arm_backend_core.tosa.passes.rewrite_tracing import is_rewrite_traced
 
 aten = torch.ops.aten
 _PERMUTATIONS = (aten.permute.default, aten.transpose.int)

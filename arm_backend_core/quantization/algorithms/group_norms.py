@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from arm_backend_core.aten.constants import Constants
+from arm_backend_core.aten.constant_folding import Constants
 from arm_backend_core.graph_edits import add_buffer_node, eliminate_dead_code, insert_call
 
 aten = torch.ops.aten

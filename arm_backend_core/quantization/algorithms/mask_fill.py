@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from arm_backend_core.aten.constants import Constants
+from arm_backend_core.aten.constant_folding import Constants
 from arm_backend_core.aten.mask_constants import MASK_THRESHOLD
 from arm_backend_core.graph_edits import eliminate_dead_code, insert_call
 from arm_backend_core.nodes import is_float, readers_through
 from arm_backend_core.ops.catalog import has_shared_qparams
-from arm_backend_core.ops.logical import where
+from arm_backend_core.ops.comparison_and_logic import where
 
 aten = torch.ops.aten
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from arm_backend_core.kinds import ScalarKind, kind_of
+from arm_backend_core.scalar_kind import ScalarKind, kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -19,11 +19,11 @@ from torch import Tensor
 from torch.export.graph_signature import OutputKind
 from torch.fx import Node
 
-from arm_backend_core.kinds import is_float_tensor
 from arm_backend_core.nodes import describe_node, is_dequantize, is_quantize, is_random
 from arm_backend_core.ops.loop_markers import LOOP_OUT
 from arm_backend_core.quantization.diagnostics.error_metrics import ErrorSums
 from arm_backend_core.quantization.graph_interpreter import GraphInterpreter, find_branch_conditions
+from arm_backend_core.scalar_kind import is_float_tensor
 
 if TYPE_CHECKING:
     from arm_backend_core.quantization.ptq import ObservedProgram

@@ -23,9 +23,13 @@ from arm_backend_core.aten.layer_affine import FOLDED_AFFINE
 from arm_backend_core.ops.catalog import find_record
 from arm_backend_core.ops.registry import Kind
 from arm_backend_core.program import TENSOR_KINDS, store_of
-from arm_backend_core.quantization.fake_quant.layers import TrainingLayers
-from arm_backend_core.quantization.fake_quant.ranges import QuantizationRange, ScaleAndZeroPoint, fake_quantize
+from arm_backend_core.quantization.fake_quant.learned_step_size import (
+    QuantizationRange,
+    ScaleAndZeroPoint,
+    fake_quantize,
+)
 from arm_backend_core.quantization.fake_quant.tape import ParameterTape
+from arm_backend_core.quantization.fake_quant.training_layers import TrainingLayers
 from arm_backend_core.quantization.graph_interpreter import BranchConditions, GraphInterpreter, find_branch_conditions
 from arm_backend_core.quantization.graph_observers import register_bias
 from arm_backend_core.quantization.observer import RangeObserver, WeightObserver

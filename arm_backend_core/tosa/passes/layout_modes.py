@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from arm_backend_core.permutation import Layout, compose, identity, inverse
 from arm_backend_core.tosa.graph import Op
 from arm_backend_core.tosa.operators import OPERATORS
-from arm_backend_core.tosa.passes.merge import reshape_groups
+from arm_backend_core.tosa.passes.peephole_movement import reshape_groups
 
 Shape = tuple[int, ...]
 

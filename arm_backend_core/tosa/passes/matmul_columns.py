@@ -16,7 +16,7 @@ from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Value, prod
 from arm_backend_core.tosa.operators import ELEMENTWISE
-from arm_backend_core.tosa.passes import merge
+from arm_backend_core.tosa.passes import peephole_movement
 from arm_backend_core.tosa.passes.rewrite import Rewriter, apply_once, producer, skip_through
 
 #: Maximum number of elements of a sliced column: dimensions have 16 bits.
@@ -43,7 +43,7 @@ def rewrite_vectors_to_columns(graph: Graph, target: Target) -> None:
 
     if region:
         apply_once(graph, target, {kind: [rewrite_as_column] for kind in {op.kind for op in region}})
-        apply_once(graph, target, {"RESHAPE": merge.RULES["RESHAPE"]})
+        apply_once(graph, target, {"RESHAPE": peephole_movement.RULES["RESHAPE"]})
         _concat_factors_of_slices(graph, target)
 
 

@@ -10,14 +10,21 @@ from arm_backend_core.errors import is_strict
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.graph import Graph
 from arm_backend_core.tosa.operators import OPERATORS
-from arm_backend_core.tosa.passes import booleans, fold, fuse, merge, split, transpose
+from arm_backend_core.tosa.passes import (
+    booleans,
+    constant_folding,
+    convolution_splitting,
+    peephole_fusion,
+    peephole_movement,
+    peephole_transpose,
+)
 from arm_backend_core.tosa.passes.block_scaled import legalize_block_scaled
-from arm_backend_core.tosa.passes.branches import outline_control_flow
 from arm_backend_core.tosa.passes.constant_deduplication import deduplicate_constants
+from arm_backend_core.tosa.passes.control_flow import outline_control_flow
 from arm_backend_core.tosa.passes.cse import duplicate_convolutions, eliminate_common_subexpressions
 from arm_backend_core.tosa.passes.layout_assignment import assign_layouts, movement_cost
 from arm_backend_core.tosa.passes.matmul_columns import rewrite_vectors_to_columns
-from arm_backend_core.tosa.passes.narrow import hoist_reshapes, narrow_weights
+from arm_backend_core.tosa.passes.narrow_types import hoist_reshapes, narrow_weights
 from arm_backend_core.tosa.passes.outputs import make_outputs_distinct
 from arm_backend_core.tosa.passes.rewrite import rewrite_to_fixpoint
 from arm_backend_core.tosa.passes.space_to_depth import reduce_strides
@@ -56,14 +63,20 @@ class ScheduledPass(NamedTuple):
 
 #: Tables of peephole rules in the order in which an operator tries them: constant folding, data movement, fusion,
 #: convolution splitting, TRANSPOSEs.
-_RULE_TABLES = (fold.RULES, merge.RULES, fuse.RULES, split.RULES, transpose.RULES)
+_RULE_TABLES = (
+    constant_folding.RULES,
+    peephole_movement.RULES,
+    peephole_fusion.RULES,
+    convolution_splitting.RULES,
+    peephole_transpose.RULES,
+)
 RULES = {kind: [rule for rules in _RULE_TABLES for rule in rules.get(kind, ())] for kind in OPERATORS}
 #: Apply all peephole rules to a fixpoint. Each rule removes an operator or moves one towards the outputs.
 simplify: Pass = partial(rewrite_to_fixpoint, rules=RULES)
 #: Remove pairs of inverse TRANSPOSEs.
-cancel_transposes: Pass = partial(rewrite_to_fixpoint, rules={"TRANSPOSE": [transpose.cancel_transpose]})
+cancel_transposes: Pass = partial(rewrite_to_fixpoint, rules={"TRANSPOSE": [peephole_transpose.cancel_transpose]})
 #: Merge RESHAPEs of RESHAPEs.
-merge_reshapes: Pass = partial(rewrite_to_fixpoint, rules={"RESHAPE": merge.RULES["RESHAPE"]})
+merge_reshapes: Pass = partial(rewrite_to_fixpoint, rules={"RESHAPE": peephole_movement.RULES["RESHAPE"]})
 
 PASSES = (
     ScheduledPass(

@@ -8,7 +8,7 @@ from arm_backend_core.errors import Unsupported
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.graph import Graph, Op, Value, merge_origins
 from arm_backend_core.tosa.legalize import LegalizingBuilder
-from arm_backend_core.tosa.passes.trace import is_rewrite_traced, rule_name, trace_rule
+from arm_backend_core.tosa.passes.rewrite_tracing import is_rewrite_traced, rule_name, trace_rule
 
 
 class Rewriter:

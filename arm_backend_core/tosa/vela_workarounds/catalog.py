@@ -21,8 +21,8 @@ from arm_backend_core.tosa.vela_workarounds import (
     fused_rescales,
     memory,
     narrowing,
-    partial_rescales,
     program_outputs,
+    rescale_offsets,
     shapes,
     tables,
 )
@@ -123,7 +123,7 @@ WORKAROUNDS: tuple[AnyWorkaround, ...] = (
     *convolutions.WORKAROUNDS,
     *narrowing.WORKAROUNDS,
     *fused_rescales.WORKAROUNDS,
-    *partial_rescales.WORKAROUNDS,
+    *rescale_offsets.WORKAROUNDS,
     *tables.FUSED_TABLE_WORKAROUNDS,
     *shapes.WORKAROUNDS,
     *memory.WORKAROUNDS,

@@ -13,9 +13,14 @@ from arm_backend_core.permutation import identity
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Op, Value
 from arm_backend_core.tosa.operators import ELEMENTWISE, UNARY
-from arm_backend_core.tosa.passes.fuse import is_identity_rescale, is_rescale_by_one, log2_scale, rescale_factors
 from arm_backend_core.tosa.passes.layout_modes import is_free_permutation
-from arm_backend_core.tosa.passes.merge import equal_without_ones
+from arm_backend_core.tosa.passes.peephole_fusion import (
+    is_identity_rescale,
+    is_rescale_by_one,
+    log2_scale,
+    rescale_factors,
+)
+from arm_backend_core.tosa.passes.peephole_movement import equal_without_ones
 from arm_backend_core.tosa.passes.rewrite import Rewriter, producer, skip_through, trace_back
 from arm_backend_core.tosa.vela_workarounds.copies import broadcast_constant, copy_result, emit_copy
 from arm_backend_core.tosa.vela_workarounds.narrowing import DATA_MOVEMENT

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from arm_backend_core.tosa.graph import Op, Value
 from arm_backend_core.tosa.operators import ELEMENTWISE, UNARY
 from arm_backend_core.tosa.passes.element_order import restores_order
-from arm_backend_core.tosa.passes.fuse import is_rescale_by_one
-from arm_backend_core.tosa.passes.merge import equal_without_ones
+from arm_backend_core.tosa.passes.peephole_fusion import is_rescale_by_one
+from arm_backend_core.tosa.passes.peephole_movement import equal_without_ones
 from arm_backend_core.tosa.passes.rewrite import Rewriter, producer, skip_through, trace_back
 from arm_backend_core.tosa.vela_workarounds.convolutions import CONVOLUTIONS
 from arm_backend_core.tosa.vela_workarounds.copies import copy_operands_where, emit_copy

@@ -10,7 +10,7 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.tosa.graph import Op, Value
 from arm_backend_core.tosa.operators import ELEMENTWISE
 from arm_backend_core.tosa.operators.elementwise import rescale_input_range
-from arm_backend_core.tosa.passes.fuse import is_identity_rescale, log2_scale, rescale_factors
+from arm_backend_core.tosa.passes.peephole_fusion import is_identity_rescale, log2_scale, rescale_factors
 from arm_backend_core.tosa.passes.rewrite import Rewriter, producer, skip_through, trace_back
 from arm_backend_core.tosa.vela_workarounds.copies import broadcast_constant, copy_operands_where, copy_result
 from arm_backend_core.tosa.vela_workarounds.workaround import AnyWorkaround, Workaround

@@ -10,14 +10,14 @@ import numpy as np
 
 from arm_backend_core.recurrent.roll_recurrent_loops import LoopRolling
 from arm_recipes.explore.advice.result import Advice, AdviceList, Cost
-from arm_recipes.explore.sweep.compile import LoweredDelegate, compile_delegates, sum_estimates
-from arm_recipes.explore.sweep.lowered import describe_delegate, lower_program
+from arm_recipes.explore.sweep.compile_worker import LoweredDelegate, compile_delegates, sum_estimates
+from arm_recipes.explore.sweep.quantize_and_lower import describe_delegate, lower_program
 
 if TYPE_CHECKING:
     from executorch.export import ExportRecipe
     from torch.export import ExportedProgram
 
-    from arm_backend_core.events import Delegate
+    from arm_backend_core.compilation_log import Delegate
     from arm_backend_core.partitioner import EthosUPartitioner
     from arm_backend_core.targets.compile_spec import EthosUCompileSpec
     from arm_recipes.explore.sweep.rows import ProgramEstimates
@@ -143,7 +143,7 @@ class _ChangeEvaluator:
 
         With several methods, only a note is added.
         """
-        from arm_recipes.explore.advice.weights import use_per_tensor_scales
+        from arm_recipes.explore.advice.per_tensor_weights import use_per_tensor_scales
 
         changed = use_per_tensor_scales(program)
         if changed is None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from arm_recipes.explore.sweep.processors import CORTEX_M_RECIPE
+from arm_recipes.explore.sweep.cortex_m_configurations import CORTEX_M_RECIPE
 from arm_recipes.recipe import options
 from arm_recipes.recipe.boards import BOARDS, find_board
 from arm_recipes.recipe.compile_specs import SPEC_BUILDERS, normalize_recipe_name

@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 from arm_backend_core.errors import ArmBackendError
 from arm_recipes._internal.messages import ExportError
 from arm_recipes.explore.sweep.configurations import Configuration
-from arm_recipes.explore.sweep.lowered import METHOD
+from arm_recipes.explore.sweep.quantize_and_lower import METHOD
 from arm_recipes.explore.sweep.result_store import ResultStore
 from arm_recipes.pipeline.artifact import Artifact
 from arm_recipes.pipeline.cache.digest import Digest
@@ -18,7 +18,7 @@ from arm_recipes.pipeline.export import export_unlowered
 from arm_recipes.pipeline.unlowered_programs import UnloweredPrograms
 from arm_recipes.report.ram import npu_parts
 from arm_recipes.report.report import Report
-from arm_recipes.samples.sample import Inputs
+from arm_recipes.samples.call_inputs import Inputs
 
 
 class ProgramRunner:

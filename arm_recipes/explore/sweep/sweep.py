@@ -11,23 +11,23 @@ from torch.export import ExportedProgram
 from arm_backend_core.errors import ArmBackendError
 from arm_recipes._internal.compile_lock import compile_lock
 from arm_recipes._internal.messages import ExportError, progress_bar, suppress_warnings, warn
-from arm_recipes._internal.old_names import reject_old_names
 from arm_recipes._internal.parallel import starmap_unordered
+from arm_recipes._internal.renamed_arguments import reject_old_names
 from arm_recipes._internal.tracebacks import shorten_tracebacks
 from arm_recipes.comparison.accuracy import Evaluator, check_metric
-from arm_recipes.explore.sweep.compile import cache_key, compile_delegates
+from arm_recipes.explore.sweep.compile_worker import cache_key, compile_delegates
 from arm_recipes.explore.sweep.configurations import Configuration, list_configurations, split_recipes
-from arm_recipes.explore.sweep.lowered import METHOD, LoweredProgram, QuantizedProgram
-from arm_recipes.explore.sweep.processors import list_processors, make_rows
+from arm_recipes.explore.sweep.cortex_m_configurations import list_processors, make_rows
 from arm_recipes.explore.sweep.program_runner import ProgramRunner, measure_cpu_ram
+from arm_recipes.explore.sweep.quantize_and_lower import METHOD, LoweredProgram, QuantizedProgram
 from arm_recipes.explore.sweep.result import Sweep
 from arm_recipes.explore.sweep.result_store import ResultStore
 from arm_recipes.explore.sweep.rows import ProgramEstimates, Row
 from arm_recipes.recipe_types import ArmRecipeType
 from arm_recipes.runtime.errors import RunError
-from arm_recipes.samples import inputs
-from arm_recipes.samples.inputs import check_order
-from arm_recipes.samples.sample import Inputs
+from arm_recipes.samples import export_arguments
+from arm_recipes.samples.call_inputs import Inputs
+from arm_recipes.samples.export_arguments import check_order
 from arm_recipes.stages.capture.capture import Capture
 from arm_recipes.types import Metric, Model, Samples
 
@@ -148,20 +148,20 @@ def capture_model(model: Any, samples: Any, caller: str) -> tuple[ExportedProgra
         TypeError: ``model`` has the wrong type.
         ExportError: the model cannot be captured.
     """
-    models = inputs.models_by_method(model)
+    models = export_arguments.models_by_method(model)
     if len(models) != 1:
         raise ValueError(f"model: it has the methods {', '.join(models)}; {caller} takes one: model={{'forward': ...}}")
     models = {METHOD: next(iter(models.values()))}
-    inputs.reject_dynamic_shapes(models, None)
-    samples = inputs.resolve_loaders(samples)
-    originals = None if samples is None else inputs.to_sample_list(METHOD, samples)
+    export_arguments.reject_dynamic_shapes(models, None)
+    samples = export_arguments.resolve_loaders(samples)
+    originals = None if samples is None else export_arguments.to_sample_list(METHOD, samples)
     without_labels = (
-        None if originals is None else [inputs.without_labels(models[METHOD], sample) for sample in originals]
+        None if originals is None else [export_arguments.without_labels(models[METHOD], sample) for sample in originals]
     )
-    examples = inputs.examples_by_method(without_labels, models)[METHOD]
+    examples = export_arguments.examples_by_method(without_labels, models)[METHOD]
     capture = Capture(None)
-    notes = inputs.batch_size_notes({METHOD: samples}, models, {METHOD: examples})
-    with compile_lock(), inputs.evaluation_mode(models) as training:
+    notes = export_arguments.batch_size_notes({METHOD: samples}, models, {METHOD: examples})
+    with compile_lock(), export_arguments.evaluation_mode(models) as training:
         if training:
             notes.append("the model is in training mode; it is compiled in evaluation mode")
         for note in notes:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from arm_recipes.runtime.tosa_graph import read_graph
+from arm_recipes.runtime.tosa_flatbuffer import read_graph
 
 if TYPE_CHECKING:
     import numpy as np

@@ -10,10 +10,10 @@ from torch.export import ExportedProgram
 
 from arm_recipes.comparison.accuracy import Evaluator
 from arm_recipes.comparison.samples import prepare_samples
-from arm_recipes.explore.sweep.lowered import METHOD
+from arm_recipes.explore.sweep.quantize_and_lower import METHOD
 from arm_recipes.recipe.recipe import ArmRecipe
 from arm_recipes.samples.calibration import Calibration
-from arm_recipes.samples.sample import Inputs, InputSignature
+from arm_recipes.samples.call_inputs import Inputs, InputSignature
 from arm_recipes.types import Metric
 
 

@@ -20,8 +20,8 @@ from arm_backend_core.errors import ArmBackendError
 from arm_recipes._internal.messages import ExportError
 from arm_recipes._internal.parallel import starmap_unordered
 from arm_recipes.comparison.accuracy import Evaluator, Rating
-from arm_recipes.explore.sweep.compile import LoweredDelegate, cache_key, compile_delegates
-from arm_recipes.explore.sweep.lowered import LoweredProgram, QuantizedProgram
+from arm_recipes.explore.sweep.compile_worker import LoweredDelegate, cache_key, compile_delegates
+from arm_recipes.explore.sweep.quantize_and_lower import LoweredProgram, QuantizedProgram
 from arm_recipes.explore.sweep.rows import ProgramEstimates
 from arm_recipes.explore.tune.cost import ProgramCost, cortex_m_cost, estimate_cost
 from arm_recipes.explore.tune.regions import PrecisionPlan, minimal_settings
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from arm_recipes.explore.sweep.result_store import ResultStore
     from arm_recipes.explore.tune.data_split import DataSplit
     from arm_recipes.recipe.recipe import ArmRecipe
-    from arm_recipes.samples.sample import Inputs
+    from arm_recipes.samples.call_inputs import Inputs
 
 
 class PlanEvaluator:

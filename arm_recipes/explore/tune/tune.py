@@ -21,7 +21,7 @@ from typing import Any
 
 from arm_backend_core.errors import ArmBackendError
 from arm_recipes._internal.messages import progress_bar, suppress_warnings
-from arm_recipes._internal.old_names import reject_old_names
+from arm_recipes._internal.renamed_arguments import reject_old_names
 from arm_recipes._internal.tracebacks import shorten_tracebacks
 from arm_recipes.api import export
 from arm_recipes.comparison.accuracy import check_metric
@@ -32,13 +32,13 @@ from arm_recipes.explore.tune.candidate import Candidate, CandidatePool
 from arm_recipes.explore.tune.data_split import split_samples
 from arm_recipes.explore.tune.plan_evaluator import PlanEvaluator
 from arm_recipes.explore.tune.program_search import ProgramSearch
-from arm_recipes.explore.tune.region_measurement import RegionMeasurement
 from arm_recipes.explore.tune.regions import PrecisionPlan, Region, quantized_modules
 from arm_recipes.explore.tune.result import Tuned, TunedRegion
+from arm_recipes.explore.tune.sensitivity_analysis import RegionMeasurement
 from arm_recipes.recipe import precisions as recipe_precisions
 from arm_recipes.recipe.recipe import ArmRecipe
 from arm_recipes.runtime.errors import RunError
-from arm_recipes.samples.inputs import check_order
+from arm_recipes.samples.export_arguments import check_order
 from arm_recipes.types import Budget, Metric, Model, Samples
 
 

@@ -20,7 +20,7 @@ from torch._subclasses import FakeTensor
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
-from arm_recipes.samples.sample import Inputs
+from arm_recipes.samples.call_inputs import Inputs
 
 #: Packages whose code is identified by their version or by a digest of their sources.
 VERSIONED_PACKAGES = (

@@ -26,8 +26,8 @@ from arm_recipes._internal.versions import TOOLS, version
 from arm_recipes.pipeline.cache.digest import Digest, NotCacheable
 from arm_recipes.recipe.recipe import NOT_SERIALIZABLE, ArmRecipe
 from arm_recipes.samples.calibration import Calibration
-from arm_recipes.samples.inputs import Examples, Model
-from arm_recipes.samples.sample import Inputs, InputSignature
+from arm_recipes.samples.call_inputs import Inputs, InputSignature
+from arm_recipes.samples.export_arguments import Examples, Model
 
 #: Metadata of a node that affects the program or its report.
 _HASHED_META_KEYS = ("val", "stack_trace", "custom")

@@ -20,15 +20,15 @@ from arm_backend_core.program import mutated_buffers, store_of, tensor_identity
 from arm_recipes._internal.error_location import describe_error
 from arm_recipes._internal.messages import ExportError, warn
 from arm_recipes._internal.tracebacks import keep_user_frames
+from arm_recipes.samples.call_inputs import Inputs, register_dataclasses
 from arm_recipes.samples.mismatch import describe_mismatch
 from arm_recipes.samples.operand_dtypes import check_operand_dtypes
-from arm_recipes.samples.sample import Inputs, register_dataclasses
-from arm_recipes.stages.capture.data_dependent_shapes import make_shapes_static
-from arm_recipes.stages.capture.shared_memory import (
+from arm_recipes.stages.capture.buffer_aliases import (
     find_unshareable_buffer,
     mark_read_state_as_mutated,
     merge_buffer_aliases,
 )
+from arm_recipes.stages.capture.data_dependent_shapes import make_shapes_static
 from arm_recipes.stages.capture.trace_constants import (
     TraceConstants,
     ignore_weight_assignments,

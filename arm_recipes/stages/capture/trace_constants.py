@@ -15,8 +15,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from arm_backend_core.recurrent.traced_layers import TRACED_LAYERS
-from arm_recipes.stages.capture.known_values import KnownValue, KnownValues, function_name, has_static_shape
+from arm_backend_core.recurrent.recurrent_ops import TRACED_LAYERS
+from arm_recipes.stages.capture.constant_propagation import KnownValue, KnownValues, function_name, has_static_shape
 
 #: Tensor methods that read values -> the Python function that computes their result.
 _VALUE_READS: dict[Any, Callable[[Tensor], Any]] = {

@@ -67,7 +67,7 @@ def _dtype(node: Node) -> torch.dtype:
 
 
 def _is_float_type(dtype: torch.dtype) -> bool:
-    from arm_backend_core.kinds import ScalarKind, kind_of
+    from arm_backend_core.scalar_kind import ScalarKind, kind_of
 
     return kind_of(dtype) is ScalarKind.FLOAT
 

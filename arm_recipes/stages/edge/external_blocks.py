@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from arm_backend_core.backends.payload import COMMANDS_CHECKSUM_KEY, WEIGHTS_CHECKSUM_KEY, checksum_spec
-from arm_backend_core.events import delegate_record, set_delegate_record
+from arm_backend_core.compilation_log import delegate_record, set_delegate_record
 from arm_recipes._internal.executorch_programs import delegates_of, move_named_data, store_named_data
 from arm_recipes.runtime.ethosu_blocks import ALIGNMENT, BlockName, read_blocks, replace_blocks
 from arm_recipes.runtime.payload_parts import COMMANDS_PREFIX, WEIGHTS_PREFIX, content_key

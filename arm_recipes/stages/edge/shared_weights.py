@@ -29,7 +29,7 @@ from arm_recipes._internal.messages import warn
 from arm_recipes.runtime.ethosu_blocks import BlockName, replace_blocks
 from arm_recipes.runtime.ethosu_payload import read_parts
 from arm_recipes.runtime.payload_parts import content_key, encode_parts
-from arm_recipes.runtime.tosa_graph import find_constant_spans
+from arm_recipes.runtime.tosa_flatbuffer import find_constant_spans
 
 if TYPE_CHECKING:
     from executorch.exir import EdgeProgramManager
@@ -123,7 +123,7 @@ def replace_payload(
     ``inserted_offsets``: see ``CommandStream``.
     """
     from arm_backend_core.backends.payload import CHECKSUM_KEY, checksum_spec
-    from arm_backend_core.events import delegate_record, set_delegate_record
+    from arm_backend_core.compilation_log import delegate_record, set_delegate_record
 
     checksum = checksum_spec(payload)
     specs = [checksum if spec.key == CHECKSUM_KEY else spec for spec in module.compile_specs]

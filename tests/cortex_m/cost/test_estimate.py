@@ -9,7 +9,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from arm_backend_core.cortex_m.cost.estimate import estimate_node
-from arm_backend_core.cortex_m.operators import edge_operator
+from arm_backend_core.cortex_m.custom_ops import edge_operator
 from arm_backend_core.targets.cortex_m import Processor
 
 #: Layers of MobileNetV2 with 224x224 pixels: kernel, pixels of a side, input channels, output channels, window, stride,

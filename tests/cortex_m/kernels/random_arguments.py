@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from arm_backend_core.cortex_m.arithmetic import quantize_multiplier
 from arm_backend_core.cortex_m.catalog import find_kernel
+from arm_backend_core.cortex_m.fixed_point import quantize_multiplier
 from arm_backend_core.cortex_m.kernels.registry import Array
 from arm_backend_core.targets.cortex_m import Isa
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from arm_backend_core.cortex_m.arithmetic import quantize_multiplier
+from arm_backend_core.cortex_m.fixed_point import quantize_multiplier
 from arm_backend_core.cortex_m.kernels.elementwise import ADD_LEFT_SHIFT, quantized_add
 from arm_backend_core.cortex_m.kernels.registry import KERNELS
 from arm_backend_core.targets.cortex_m import Isa

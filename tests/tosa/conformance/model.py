@@ -17,7 +17,7 @@ import tosa_reference_model
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import ArmBackendError
-from arm_backend_core.tosa import reference
+from arm_backend_core.tosa import reference_model
 from arm_backend_core.tosa.graph import Graph, Value
 
 Array = np.ndarray[Any, Any]
@@ -39,7 +39,7 @@ def run(flatbuffer: bytes, graph: Graph, inputs: Sequence[Array]) -> list[Array]
     """
     if any(value.dtype in _FILE_DTYPES for value in (*graph.inputs, *graph.outputs)):
         return _run_on_files(flatbuffer, graph, inputs)
-    return reference.run(flatbuffer, [_bits(array) for array in inputs])
+    return reference_model.run(flatbuffer, [_bits(array) for array in inputs])
 
 
 def _bits(array: Array) -> Array:

@@ -1,0 +1,115 @@
+"""The list of alternatives, and the pass that chooses among them by cost."""
+
+from __future__ import annotations
+
+from arm_backend_core import compilation_log
+from arm_backend_core.alternatives import (
+    attention_heads,
+    attention_matmul,
+    channel_permutation,
+    channels_as_taps,
+    concat_copies,
+    dilation,
+    factorized_pools,
+    packed_channels,
+    pad_channels,
+    pixel_rows,
+    pixel_shuffle,
+    pixels_as_channels,
+    short_axis_concat,
+    space_to_depth_folding,
+    strided_slices,
+    transpose_split,
+    transposed_convolution,
+)
+from arm_backend_core.alternatives.choose import Choice, choose_alternatives
+from arm_backend_core.alternatives.cost_model import VelaCostModel
+from arm_backend_core.alternatives.deferred import DeferredTuningSpec, pickle_graph, unpickle_graph
+from arm_backend_core.alternatives.unconditional import apply_unconditional
+from arm_backend_core.targets.compile_spec import ArmCompileSpec, EthosUCompileSpec
+from arm_backend_core.targets.target import Target
+from arm_backend_core.tosa.graph import Graph
+from arm_backend_core.tosa.passes.pipeline import Pass, check, finish
+from arm_backend_core.tosa.serialize import serialize
+
+#: All alternatives in the order of their application. An alternative may rewrite the result of an earlier one.
+ALTERNATIVES = (
+    *(
+        factorized_pools.CASCADED_POOLS,
+        transposed_convolution.SUB_PIXEL_CONVOLUTION,
+        strided_slices.STRIDED_SLICES,
+        short_axis_concat.NARROW_CONCAT,
+        channel_permutation.CHANNEL_PERMUTATION,
+        dilation.FOLDED_DILATION,
+    ),
+    *(
+        attention_heads.MERGE_HEADS,
+        attention_heads.SEPARATE_HEADS,
+        attention_matmul.MATMUL_PER_HEAD,
+        attention_matmul.TRANSPOSED_MATMUL,
+        transpose_split.MERGED_TRANSPOSE,
+        transpose_split.TRANSPOSE_SEQUENCE,
+    ),
+    *(
+        pixel_shuffle.PIXEL_SHUFFLE,
+        pixel_shuffle.PIXEL_SHUFFLE_BY_IDENTITY,
+        space_to_depth_folding.SPACE_TO_DEPTH,
+        channels_as_taps.CHANNELS_AS_TAPS,
+        pixels_as_channels.PIXEL_PAIRS,
+        pad_channels.PAD_CHANNELS,
+        pad_channels.PAD_SLOW_CHANNELS,
+        packed_channels.PACKED_CHANNELS,
+        pixel_rows.PIXEL_ROWS,
+        concat_copies.COPIED_OPERANDS,
+    ),
+)
+
+
+def make_alternatives_pass(spec: ArmCompileSpec) -> Pass:
+    """Create the pass that chooses alternatives by cost (Ethos-U) and applies the unconditional ones (all NPUs).
+
+    For a ``DeferredTuningSpec``, the pass first records the graph.
+    """
+
+    def choose(graph: Graph, target: Target) -> None:
+        if isinstance(spec, DeferredTuningSpec):
+            spec.graphs.append(pickle_graph(graph))
+        if not target.hardware.npu:
+            return
+        transpose_split.drop_unit_dimensions(graph, target)
+        choices: list[Choice] = []
+        if isinstance(spec, EthosUCompileSpec) and spec.search_alternatives:
+            choices = choose_alternatives(graph, target, ALTERNATIVES, VelaCostModel(spec.configuration).estimate)
+        if choices:
+            compilation_log.current().notes.append(describe_choices(choices))
+        apply_unconditional(graph, target)
+
+    return choose
+
+
+def choose_deferred(data: bytes, spec: EthosUCompileSpec) -> bytes:
+    """Choose alternatives for a graph that ``DeferredTuningSpec`` has pickled; return the TOSA flatbuffer."""
+    graph = unpickle_graph(data)
+    for step in (make_alternatives_pass(spec), finish, check):
+        step(graph, spec.target)
+    return serialize(graph)
+
+
+def describe_choices(choices: list[Choice]) -> str:
+    """Describe the chosen alternatives for the report: those that save cycles, then those that take more cycles.
+
+    An alternative may take more cycles if it saves SRAM (``PACKED_CHANNELS``) or bytes of weights (the others).
+    """
+    faster, smaller = ([c for c in choices if (c.cycles < 0) == costs_cycles] for costs_cycles in (False, True))
+    texts = []
+    if faster:
+        cycles = sum(choice.cycles for choice in faster)
+        texts.append(f"bit-equal alternatives save {cycles:,} cycles by Vela's estimate: {_list_choices(faster)}")
+    if smaller:
+        cycles = -sum(choice.cycles for choice in smaller)
+        texts.append(f"bit-equal alternatives save memory for {cycles:,} more cycles: {_list_choices(smaller)}")
+    return "; ".join(texts)
+
+
+def _list_choices(choices: list[Choice]) -> str:
+    return ", ".join(f"{choice.occurrences} {choice.name}" for choice in choices)

@@ -1,0 +1,119 @@
+"""Debug information of Ethos-U command streams: the TOSA operator, layer and source line of each command.
+
+The information comes from the export's record of the delegate. The record holds Vela's layers, and for each layer the
+offsets of the commands that start its operations. The commands between two such commands set registers for the later
+operation, so they have the origin of the later operation.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from arm_recipes.runtime.errors import RunError
+from arm_recipes.runtime.tosa_flatbuffer import read_graph
+
+if TYPE_CHECKING:
+    from arm_backend_core.backends.payload import Layer
+    from arm_backend_core.compilation_log import Delegate
+    from arm_backend_core.tosa.graph import Origin as TosaOrigin
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Origin of a command; fields are empty if unknown.
+
+    If Vela fused operators into one operation, the names are those of the operator that Vela reports for it.
+
+    Attributes:
+        operator: the TOSA operator.
+        layer: name of the layer in Vela's report, which is the name of its tensor.
+        module: submodule of the user's model, as in ``named_modules()``.
+        source: source line of the user's model.
+        estimate: Vela's cost estimate of the layer.
+    """
+
+    operator: str = ""
+    layer: str = ""
+    module: str = ""
+    source: str = ""
+    estimate: Layer | None = None
+
+    def __str__(self) -> str:
+        return ", ".join(filter(None, (f"layer {self.module}" if self.module else self.layer, self.source)))
+
+
+#: Vela's operations that become indexed DMAs. Vela reports no commands for them. Their DMAs precede the commands of the
+#: next layer.
+_INDEXED_DMA_OPERATORS = ("Gather", "Scatter")
+
+
+class Origins:
+    """Origins of all commands of a delegate, determined from the commands that start the operations of a Vela layer.
+
+    Args:
+        record: the export's record of the delegate. Without it, or for another backend, all origins are empty.
+    """
+
+    def __init__(self, record: Delegate | None) -> None:
+        layers = record.vela.layers if record is not None and record.vela is not None else ()
+        operators = read_graph(memoryview(record.tosa)).operators if record is not None and layers else ()
+        indices = [operator.index for operator in operators]
+        layer_origins = [_layer_origin(record, layer, indices) for layer in layers if record is not None]
+        starts = [
+            (offset, origin) for layer, origin in zip(layers, layer_origins, strict=True) for offset in layer.commands
+        ]
+        #: (offset of the command that starts an operation, origin of the operation), sorted by offset.
+        self._operation_starts = sorted(starts, key=lambda start: start[0])
+        #: Offset of a layer's first operation -> origin of the first indexed DMA between the previous layer and this
+        #: layer. The key None stands for indexed DMAs after the last layer.
+        self._indexed_dma_origins: dict[int | None, Origin] = {}
+        pending: Origin | None = None
+        for layer, origin in zip(layers, layer_origins, strict=True):
+            if not layer.commands and layer.npu_operator in _INDEXED_DMA_OPERATORS:
+                pending = pending or origin
+            elif layer.commands and pending is not None:
+                self._indexed_dma_origins[min(layer.commands)], pending = pending, None
+        if pending is not None:
+            self._indexed_dma_origins[None] = pending
+
+    def find(self, offset: int, *, indexed: bool = False) -> Origin:
+        """Find the origin of a command.
+
+        Args:
+            offset: bytes from the first command.
+            indexed: whether the command is an indexed DMA.
+        """
+        starts = self._operation_starts
+        position = bisect.bisect_left(starts, offset, key=lambda start: start[0])
+        start, origin = starts[position] if position < len(starts) else (None, Origin())
+        return self._indexed_dma_origins.get(start, origin) if indexed else origin
+
+
+def main_origin(record: Delegate, number: int) -> TosaOrigin:
+    """The origin with the largest share of the work of a TOSA operator; ``number`` is the operator's index."""
+    return max(record.origins[number], key=lambda each: each[1])[0]
+
+
+def _layer_origin(record: Delegate, layer: Layer, indices: Sequence[int]) -> Origin:
+    """Origin of a layer; ``indices`` are Vela's indices of the record's operators."""
+    if layer.index not in indices:
+        return Origin(layer.operator, layer.tensor, estimate=layer)
+    number = indices.index(layer.index)
+    origin = main_origin(record, number)
+    return Origin(record.tosa_operators[number], layer.tensor, origin.module, origin.source, layer)
+
+
+def describe_with_origin(error: RunError, records: Mapping[bytes, Delegate]) -> str:
+    """Return the message of an error, extended by layer and source line of the failed command.
+
+    Args:
+        records: the export's records of delegates, by payload checksum.
+    """
+    command = error.command
+    if command is None:
+        return str(error)
+    origin = str(Origins(records.get(command.checksum)).find(command.offset, indexed=command.indexed))
+    return f"{error} ({origin})" if origin else str(error)
