@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from joblib import Parallel, delayed, effective_n_jobs
@@ -17,11 +17,17 @@ _SAFE_PATH_VARIABLE = "PYTHONSAFEPATH"
 def starmap_unordered(work: Callable[..., Any], tasks: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
     """Yield the results of ``work(*task)`` in completion order, as ``imap_unordered`` of multiprocessing does.
 
-    By default, there is one process per core; ``joblib.parallel_config`` overrides this.
+    By default, there is one process per core, and a single task is executed in this process, because a new process
+    takes seconds to import the modules. ``joblib.parallel_config(n_jobs=...)`` overrides this.
     """
     backend, jobs = get_active_backend()
+    tasks = iter(tasks)
+    first_tasks = list(islice(tasks, 2))
+    if jobs is None and len(first_tasks) == 1:
+        yield work(*first_tasks[0])
+        return
     jobs = -1 if jobs is None else jobs
-    calls = (delayed(work)(*task) for task in tasks)
+    calls = (delayed(work)(*task) for task in chain(first_tasks, tasks))
     with _safe_path():
         if backend.supports_return_generator:
             yield from Parallel(n_jobs=jobs, return_as="generator_unordered")(calls)

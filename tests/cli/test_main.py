@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import joblib
 import numpy as np
 import pytest
 import torch
@@ -111,7 +112,8 @@ def test_sweep_with_several_macs_and_memory_modes(small: Path, capsys: pytest.Ca
     modes = ["--memory-mode", "Sram_Only", "--memory-mode", "Shared_Sram"]
     arguments = ["sweep", str(small), "--recipe", "ethosu-u55-int8", "--macs", "64", "--macs", "128", *modes]
     picture = small.with_name("sweep.html")
-    assert main([*arguments, "--json", "--html", str(picture)]) == 0
+    with joblib.parallel_config(n_jobs=1):
+        assert main([*arguments, "--json", "--html", str(picture)]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert {(row["macs"], row["memory_mode"]) for row in rows} == {
         (64, "Sram_Only"),

@@ -111,7 +111,8 @@ def test_ram_of_memory_modes_with_and_without_fast_scratch() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.ReLU(), nn.Conv2d(8, 8, 3)).eval()
     samples = [(torch.randn(1, 3, 32, 32),)]
     modes = ["Sram_Only", "Dedicated_Sram", "Dedicated_Sram_512KB"]
-    rows = sweep(model, ["ETHOSU_U85_INT8"], samples, macs=256, memory_modes=modes).rows
+    with joblib.parallel_config(n_jobs=1):
+        rows = sweep(model, ["ETHOSU_U85_INT8"], samples, macs=256, memory_modes=modes).rows
     assert [row.memory_mode for row in rows] == modes
     for row in rows:
         recipe = ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U85_INT8, macs=256, memory_mode=row.memory_mode)

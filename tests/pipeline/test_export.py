@@ -236,6 +236,7 @@ def test_a_graph_module_is_quantized() -> None:
 
 
 @pytest.mark.verify
+@pytest.mark.xdist_group("pte_programs")  # imports XNNPACK's passes
 def test_combined_with_xnnpack() -> None:
     model = Sorting().eval()
     (x,) = vectors(1)[0]
@@ -248,6 +249,7 @@ def test_combined_with_xnnpack() -> None:
         assert executorch_export(model, vectors(), combined).get_pte_buffer()
 
 
+@pytest.mark.xdist_group("pte_programs")  # imports XNNPACK's passes
 def test_xnnpack_delegates_operators_that_the_target_refuses() -> None:
     combined = ExportRecipe.combine(
         [get(ArmRecipeType.ETHOSU_U55_INT8), ExportRecipe.get_recipe(XNNPackRecipeType.FP32)]
@@ -260,6 +262,7 @@ def test_xnnpack_delegates_operators_that_the_target_refuses() -> None:
     assert set(result.report.methods[0].other_delegates) == {"XnnpackBackend"}
 
 
+@pytest.mark.xdist_group("pte_programs")  # imports XNNPACK's passes
 def test_combined_with_quantized_xnnpack() -> None:
     model = Small().eval()
     combined = ExportRecipe.combine(

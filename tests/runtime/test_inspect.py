@@ -22,6 +22,8 @@ from arm_recipes.runtime.vgf_payload import VgfPayload, read_vgf
 from tests.runtime.pte_programs import NAMES, program, rewrite_program
 from tests.runtime.schemas import assert_fields_match
 
+pytestmark = pytest.mark.xdist_group("pte_programs")  # each process makes them anew
+
 
 def _only_delegate(name: str) -> DelegateInspection:
     (delegate,) = inspect_program(program(name)).methods[0].delegates

@@ -23,6 +23,7 @@ from arm_recipes.runtime.pte import ProgramError, PteProgram, PteTensor, read_pr
 from tests.runtime.pte_programs import CONSTANTS, NAMES, program
 from tests.runtime.schemas import assert_fields_match
 
+pytestmark = pytest.mark.xdist_group("pte_programs")  # each process makes them anew
 #: Limit of function calls while a small damaged program is read.
 _MAX_CALLS = 100_000
 
