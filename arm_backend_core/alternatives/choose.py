@@ -60,12 +60,12 @@ class Choice(NamedTuple):
     Attributes:
         name: its name.
         occurrences: number of rewritten operators.
-        cycles: cycles that it saves by Vela's estimate; negative if it costs cycles.
+        saved_cycles: cycles that it saves by Vela's estimate; negative if it costs cycles.
     """
 
     name: str
     occurrences: int
-    cycles: int
+    saved_cycles: int
 
 
 def collect_neighbors(op: Op, rewriter: Rewriter, before: Collection[str], after: Collection[str]) -> list[Op]:
