@@ -48,4 +48,6 @@ def _match_concat(op: Op, rewriter: Rewriter) -> Region | None:
     return Region(dict.fromkeys([*movement, *producers]), ((op,),))
 
 
-SHORT_AXIS_CONCAT = Alternative("concatenations along a short last dimension", ("CONCAT",), transpose_concat, _match_concat)
+SHORT_AXIS_CONCAT = Alternative(
+    "concatenations along a short last dimension", ("CONCAT",), transpose_concat, _match_concat
+)

@@ -69,7 +69,7 @@ class Constants:
         is_aligned = [1] * (rank - len(size)) + list(size) == expected
         return self.value(node).reshape(-1).contiguous() if is_aligned else None
 
-    def is_trained(self, node: Node) -> bool:
+    def depends_on_parameter(self, node: Node) -> bool:
         """Whether a parameter is among the attributes that ``node`` is computed from."""
         nodes = [node]
         for source in nodes:  # the loop appends to ``nodes``
@@ -91,7 +91,7 @@ def fold_constant_weights(module: GraphModule) -> None:
         source.replace_all_uses_with(folded)
 
 
-def fold_computed_parameters(program: ExportedProgram) -> None:
+def fold_constant_weights_of_program(program: ExportedProgram) -> None:
     """Fold weights and biases that the program computes from parameters into parameters of the program.
 
     ``torch.nn.utils.prune`` multiplies a weight by its mask in each call until ``prune.remove``. Quantization

@@ -23,9 +23,14 @@ from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from arm_backend_core.aten import complex_numbers
-from arm_backend_core.aten.decomposition_rules import decomposition_rule, has_cpu_kernel, is_composite, is_lowerable
+from arm_backend_core.aten.decomposition_rules import (
+    find_decomposition,
+    is_lowerable,
+    needs_decomposition,
+    uses_pytorch_decomposition,
+)
 from arm_backend_core.aten.functionalize import functionalize
-from arm_backend_core.aten.magnitudes import square_magnitudes
+from arm_backend_core.aten.magnitudes import simplify_squared_magnitudes
 from arm_backend_core.errors import InternalError, ModelError, Unsupported, compiler_fault
 from arm_backend_core.graph_edits import add_buffer, eliminate_dead_code, replace_node
 from arm_backend_core.nodes import (
@@ -44,7 +49,7 @@ aten = torch.ops.aten
 
 
 def decompose(module: GraphModule, constants: Iterable[Node] = (), *, quantized: bool = False) -> bool:
-    """Replace the operators that ``is_composite`` selects by their decompositions.
+    """Replace the operators that ``needs_decomposition`` selects by their decompositions.
 
     An operator stays if it has no decomposition, if the decomposition refuses it, or if its CPU kernel is kept.
 
@@ -63,7 +68,7 @@ def decompose(module: GraphModule, constants: Iterable[Node] = (), *, quantized:
         record = find_composite(node)
         if record is not None and record.reads_storage_offset and not _value(module, node.args[0]).is_contiguous():
             raise ModelError(f"{describe_node(node)} cannot be exported: {READS_BEYOND_VIEW}")
-    rewritten = square_magnitudes(module)
+    rewritten = simplify_squared_magnitudes(module)
     return _Decomposer(quantized).run(module, set(constants)) or rewritten
 
 
@@ -109,7 +114,7 @@ class _Decomposer:
             if is_known_constant and not complex_numbers.involves_complex(node):
                 constants.add(node)
             elif (
-                is_composite(node, constants)
+                needs_decomposition(node, constants)
                 and node.target not in self.in_progress
                 and self._replace(module, node, constants)
             ):
@@ -149,7 +154,7 @@ class _Decomposer:
         record = find_composite(node)
         if record is not None and record.emits_nodes:
             return record.decompose(writer, *node.args, **node.kwargs)
-        rule = decomposition_rule(node, writer.constants, quantized=self.quantized)
+        rule = find_decomposition(node, writer.constants, quantized=self.quantized)
         if rule is None:
             return None
         sources = list(node.all_input_nodes)
@@ -164,7 +169,7 @@ class _Decomposer:
         if record is not None and record.reads_storage_offset:
             signature += str([_value(writer.module, source).storage_offset() for source in sources])
         fragment = self.get_fragment(writer.module, (node.target, signature), call, sources, writer.constants)
-        if fragment is None or (has_cpu_kernel(node) and not fragment.is_lowerable):
+        if fragment is None or (uses_pytorch_decomposition(node) and not fragment.is_lowerable):
             return None
         if not fragment.covers_used_results(node):
             raise Unsupported(
@@ -221,7 +226,9 @@ class _Decomposer:
             module = trace(call, values)
             known = constant_nodes(module.graph)  # for example weights that the operator builds from unit vectors
             if any(
-                node.target is target and is_composite(node, known) for node in module.graph.nodes if node not in known
+                node.target is target and needs_decomposition(node, known)
+                for node in module.graph.nodes
+                if node not in known
             ):
                 module = trace(call, values, pre_dispatch=False)  # PyTorch decomposes some operators in C++ only
         except Exception as error:  # PyTorch raises various types where it has no rule for these operands
@@ -269,7 +276,7 @@ class _FragmentWriter:
         slot = None if layer is None else (layer.name, function.__name__)
         return self._write_traced((function, repr(kwargs)), partial(function, **kwargs), operands, slot)
 
-    def repeat(self, node: Node, **arguments: Any) -> Node:
+    def copy_node(self, node: Node, **arguments: Any) -> Node:
         """Emit a copy of an operator that was emitted before, with other values of some arguments.
 
         Args:

@@ -21,7 +21,7 @@ from typing import Any, cast
 import torch
 from torch.fx import Node
 
-from arm_backend_core.aten.int64_range_analysis import Intervals
+from arm_backend_core.aten.int64_range_analysis import IntervalAnalysis
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import InternalError, Unsupported, compiler_fault
 from arm_backend_core.fusion.rules import is_summed_product
@@ -81,7 +81,7 @@ class Lowering:
         self._dequantized: dict[Value, list[Operand]] = {}
         self._tables: dict[Univariate, Operand] = {}  # int16 tables of oscillating functions
         self._pending_origins: dict[Node, Counter[Origin]] = {}  # origins of functions not yet emitted
-        self._intervals = Intervals(self.constants)
+        self._intervals = IntervalAnalysis(self.constants)
         self.qparams = QParamsReader(self.constants)
 
     def run(self, nodes: Iterable[Node], outside: Collection[Node]) -> None:

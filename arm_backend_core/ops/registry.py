@@ -204,7 +204,7 @@ def decomposition(*overloads: OpOverload, **attributes: Any) -> Callable[[Rule],
     return decorate
 
 
-def foreign_decomposition(name: str) -> Callable[[Rule], Rule]:
+def decomposition_by_name(name: str) -> Callable[[Rule], Rule]:
     """Like ``decomposition``, for an operator ``library::name`` whose library may not be loaded.
 
     Raises:
