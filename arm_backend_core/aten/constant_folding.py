@@ -15,7 +15,7 @@ from torch.fx import Graph, GraphModule, Node
 from arm_backend_core.graph_edits import add_buffer_node, eliminate_dead_code
 from arm_backend_core.nodes import PARAMETER, constant_nodes, evaluate_node, is_written, modules_of
 from arm_backend_core.ops.catalog import find_record
-from arm_backend_core.ops.registry import Kind
+from arm_backend_core.ops.registry import AnnotationKind
 from arm_backend_core.program import constants_of, drop_assertions, eliminate_dead_constants
 
 
@@ -132,7 +132,7 @@ def _find_foldable_weights(graph: Graph, constants: Constants) -> dict[Node, str
     sources: dict[Node, str] = {}
     for node in graph.nodes:
         record = find_record(node)
-        if record is None or record.kind is not Kind.CONV:
+        if record is None or record.kind is not AnnotationKind.CONV:
             continue
         for position, role in ((record.weight, "weight"), (record.bias, "bias")):
             source: Any = node.args[position] if position < len(node.args) else None

@@ -42,7 +42,7 @@ from arm_backend_core.nodes import (
     is_constant,
     mutates,
 )
-from arm_backend_core.ops.catalog import find_composite, records
+from arm_backend_core.ops.catalog import aten_records, find_composite
 from arm_backend_core.ops.composites.movement import READS_BEYOND_VIEW
 
 aten = torch.ops.aten
@@ -232,7 +232,7 @@ class _Decomposer:
             ):
                 module = trace(call, values, pre_dispatch=False)  # PyTorch decomposes some operators in C++ only
         except Exception as error:  # PyTorch raises various types where it has no rule for these operands
-            if isinstance(target, OpOverload) and target not in records() and not isinstance(error, Unsupported):
+            if isinstance(target, OpOverload) and target not in aten_records() and not isinstance(error, Unsupported):
                 return None
             raise
         functionalize(module.graph)
@@ -244,7 +244,7 @@ class _Decomposer:
         for node in module.graph.nodes:
             if mutates(node):
                 description = f"{target} decomposes into writes to shared memory"
-                is_own_decomposition = target in records()
+                is_own_decomposition = target in aten_records()
                 raise node.meta.get(DECOMPOSITION_REFUSAL) or (
                     compiler_fault(description) if is_own_decomposition else Unsupported(description)
                 )

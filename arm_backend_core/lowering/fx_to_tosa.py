@@ -29,7 +29,7 @@ from arm_backend_core.fusion.univariate import Univariate, fuse_into_univariate
 from arm_backend_core.lowering.checks import Result, check_result, require_static
 from arm_backend_core.lowering.constant_operands import constant_operand, require_representable
 from arm_backend_core.lowering.qparams_reader import QParamsReader
-from arm_backend_core.lowering.uint8_inputs import is_uint8, require_signed_operands, to_signed
+from arm_backend_core.lowering.uint8_inputs import is_uint8, require_signed_operands, uint8_to_int8
 from arm_backend_core.nodes import (
     DECOMPOSITION_REFUSAL,
     boundary_order,
@@ -47,8 +47,8 @@ from arm_backend_core.nodes import (
     source_line,
 )
 from arm_backend_core.ops.catalog import find_record
-from arm_backend_core.ops.operands import Context, Operand, dtype_of
-from arm_backend_core.ops.registry import Kind, Record
+from arm_backend_core.ops.operands import Context, Operand, to_tosa_dtype
+from arm_backend_core.ops.registry import AnnotationKind, Record
 from arm_backend_core.permutation import Layout, identity, inverse
 from arm_backend_core.qparams import QParams
 from arm_backend_core.targets.target import Target
@@ -184,7 +184,10 @@ class Lowering:
         # The target reads memory in its physical order, so the graph input has its dimensions in that order.
         order = boundary_order(node)
         is_unsigned = meta.dtype is torch.uint8
-        shape, dtype = tuple(meta.shape[axis] for axis in order), DType.INT8 if is_unsigned else dtype_of(meta.dtype)
+        shape, dtype = (
+            tuple(meta.shape[axis] for axis in order),
+            DType.INT8 if is_unsigned else to_tosa_dtype(meta.dtype),
+        )
         if dtype.is_float and not self.target.floating:
             raise Unsupported(f"it is not quantized, and {self.target.name} runs integers only")
         # Even if no operator reads the input directly, the target must support its type and rank.
@@ -193,7 +196,7 @@ class Lowering:
             raise Unsupported(reason)
         value = self.graph.add_input(shape, dtype, node.name)
         ordered = self.builder.transpose(value, inverse(order))
-        return value, to_signed(self.builder, ordered) if is_unsigned else Operand(ordered)
+        return value, uint8_to_int8(self.builder, ordered) if is_unsigned else Operand(ordered)
 
     def _operand(self, x: Any) -> Any:
         if isinstance(x, Node):
@@ -265,7 +268,7 @@ class Lowering:
             return self._lower_in_float(
                 node, record, args, kwargs, f"{overload_of(node.target)} has no integer lowering"
             )
-        if record.kind is Kind.SHARED:
+        if record.kind is AnnotationKind.SHARED:
             out = next(x.q for x in _flatten(args) if x.q is not None)
         else:
             out = self.qparams.read_result(node)

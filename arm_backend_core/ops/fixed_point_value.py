@@ -17,7 +17,7 @@ import numpy as np
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.qparams import QParams
-from arm_backend_core.tosa.builder import Builder, quantized_multipliers
+from arm_backend_core.tosa.builder import Builder, quantize_multipliers
 from arm_backend_core.tosa.graph import Value
 
 Array = np.ndarray[Any, Any]
@@ -296,7 +296,7 @@ class FixedPoint:
         limit = _rescale_input_limit(np.array([factor]))[0]
         if not -(limit + 1) <= self.low <= self.high <= limit:
             raise OverflowError(f"RESCALE by {factor:g} does not accept inputs in [{self.low}, {self.high}]")
-        multiplier, shift = (int(x[0]) for x in quantized_multipliers(np.array([factor]), 32))
+        multiplier, shift = (int(x[0]) for x in quantize_multipliers(np.array([factor]), 32))
         low, high = (_round_shift_right(end * multiplier, shift) for end in (self.low, self.high))
         return low, high
 
@@ -319,7 +319,7 @@ class FixedPoint:
 
 def _rescale_input_limit(factors: Array) -> Array:
     """The largest input of RESCALE for each factor; the smallest is -(limit + 1) (REQUIRE in apply_scale_32)."""
-    _, shifts = quantized_multipliers(factors, 32)
+    _, shifts = quantize_multipliers(factors, 32)
     return (np.int64(1) << (shifts.astype(np.int64) - 1)) - 1
 
 

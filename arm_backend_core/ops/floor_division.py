@@ -20,7 +20,7 @@ from arm_backend_core.ops.registry import Record, Rule, op
 from arm_backend_core.tosa.graph import Value
 
 aten = torch.ops.aten
-_DISCONTINUOUS: dict[str, Any] = {"univariate": True, "is_discontinuous": True, "compute_fp32": True}
+_DISCONTINUOUS: dict[str, Any] = {"is_univariate": True, "is_discontinuous": True, "compute_fp32": True}
 _QUOTIENT_INTERVAL = intervals.elementwise(intervals.divide)
 #: Below this quotient, the remainder is exact: the rounded quotient has an error of at most one, however the reciprocal
 #: is rounded.
@@ -45,7 +45,7 @@ def _floor_divide_with_remainder(
         y: the divisor.
         float32_quotient: whether x / y counts as an integer if its float32 value is an integer.
     """
-    b, dividend, divisor = cx.b, cx.operand(x, cx.dtype), cx.operand(y, cx.dtype)
+    b, dividend, divisor = cx.b, cx.to_value(x, cx.dtype), cx.to_value(y, cx.dtype)
     if cx.dtype.is_float:
         left, right = FloatExpr(b, dividend), FloatExpr(b, divisor)
         nearest = (left / right + 0.5).unary("FLOOR")
@@ -108,7 +108,7 @@ def _restore_zero_sign(cx: Context, x: Operand | float, y: Operand | float, quot
     if not cx.dtype.is_float:
         return quotient
     b, quotient_expr = cx.b, FloatExpr(cx.b, quotient)
-    signed_zero = FloatExpr(b, cx.operand(x, cx.dtype)) / FloatExpr(b, cx.operand(y, cx.dtype)) * 0.0
+    signed_zero = FloatExpr(b, cx.to_value(x, cx.dtype)) / FloatExpr(b, cx.to_value(y, cx.dtype)) * 0.0
     return quotient_expr.equal(0.0).where(signed_zero, quotient_expr).value
 
 
@@ -131,9 +131,9 @@ def remainder(cx: Context, x: Operand | float, y: Operand | float) -> Value:
         return rem
     second_rem, divisor = (
         FloatExpr(cx.b, _floor_divide_with_remainder(cx, Operand(rem), y)[1]),
-        FloatExpr(cx.b, cx.operand(y, cx.dtype)),
+        FloatExpr(cx.b, cx.to_value(y, cx.dtype)),
     )
-    dividend = FloatExpr(cx.b, cx.operand(x, cx.dtype))
+    dividend = FloatExpr(cx.b, cx.to_value(x, cx.dtype))
     # No second division for small quotients: -1e-9 % 1 rounds to 1, and 1 % 1 would be 0.
     result = abs(dividend).greater(abs(divisor) * _EXACT_REMAINDER_LIMIT).where(second_rem, FloatExpr(cx.b, rem))
     zero_or_nan = divisor.equal(0.0).where(math.nan, dividend * 0.0)
@@ -150,7 +150,7 @@ def remainder(cx: Context, x: Operand | float, y: Operand | float) -> Value:
 )
 def fmod(cx: Context, x: Operand | float, y: Operand | float) -> Value:
     """x - y * trunc(x / y), with the sign of x. For floats, it is the remainder of |x| / |y| with the sign of x."""
-    b, dividend, divisor = cx.b, cx.operand(x, cx.dtype), cx.operand(y, cx.dtype)
+    b, dividend, divisor = cx.b, cx.to_value(x, cx.dtype), cx.to_value(y, cx.dtype)
     if not cx.dtype.is_float:
         rem = remainder.lower(cx, x, y)
         return b.sub(rem, b.mul(_has_opposite_sign(cx, rem, dividend), divisor))
@@ -168,7 +168,7 @@ def div_mode(cx: Context, x: Operand | float, y: Operand | float, *, rounding_mo
     if rounding_mode == "floor":
         return cast(Value, floor_divide.lower(cx, x, y))
     quotient, rem = _floor_divide_with_remainder(cx, x, y, float32_quotient=True)
-    return _restore_zero_sign(cx, x, y, cx.b.add(quotient, _has_opposite_sign(cx, rem, cx.operand(x, cx.dtype))))
+    return _restore_zero_sign(cx, x, y, cx.b.add(quotient, _has_opposite_sign(cx, rem, cx.to_value(x, cx.dtype))))
 
 
 def _integer_rule(record: Record, *, returns_remainder: bool = False) -> Rule:

@@ -14,14 +14,14 @@ from arm_backend_core.ops.accumulator import Accumulator
 from arm_backend_core.ops.convolution import build_accumulator, zero_points
 from arm_backend_core.ops.fixed_point_value import Q15_MAX, FixedPoint, requantize
 from arm_backend_core.ops.operands import Context, Operand
-from arm_backend_core.ops.registry import Kind, op
+from arm_backend_core.ops.registry import AnnotationKind, op
 from arm_backend_core.tosa.graph import Value, prod
 from arm_backend_core.tosa.legality import type_refusal
 
 aten = torch.ops.aten
 
 
-@op(aten.linear.default, kind=Kind.CONV, activations=(0,), absorbs_activation=True)
+@op(aten.linear.default, kind=AnnotationKind.CONV, activations=(0,), absorbs_activation=True)
 def linear(cx: Context, x: Operand, weight: Operand, bias: Operand | None = None) -> Value:
     """Linear layer of x [..., IC] and weight [OC, IC], as a 1x1 convolution in which each row of x is a pixel.
 

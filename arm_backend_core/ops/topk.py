@@ -28,8 +28,8 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops import intervals
 from arm_backend_core.ops.operands import Context, Operand
-from arm_backend_core.ops.reduction import at_least_1d
-from arm_backend_core.ops.registry import Kind, op
+from arm_backend_core.ops.reduction import atleast_1d
+from arm_backend_core.ops.registry import AnnotationKind, op
 from arm_backend_core.targets.hardware import Hardware
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
@@ -106,10 +106,10 @@ def choose_algorithm(hardware: Hardware, rows: int, n: int, k: int) -> Algorithm
     return algorithm
 
 
-@op(aten.topk.default, kind=Kind.SHARED, interval=intervals.values_and_indices)
+@op(aten.topk.default, kind=AnnotationKind.SHARED, interval=intervals.values_and_indices)
 def topk(cx: Context, x: Operand, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> list[Operand]:
     """torch.topk with int32 indices, sorted. Equal elements keep their order; NaN counts as the largest."""
-    b, shape, x = cx.b, cx.shape, at_least_1d(cx, x)
+    b, shape, x = cx.b, cx.shape, atleast_1d(cx, x)
     axis, n = dim % x.rank, x.shape[dim]
     select = choose_algorithm(cx.target.hardware, x.value.size // n, n, k)
     elements = x.value if x.value.dtype.is_float else b.cast(x.value, DType.INT32)  # EQUAL takes no narrower type

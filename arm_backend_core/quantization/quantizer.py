@@ -28,7 +28,7 @@ from arm_backend_core.errors import ModelError
 from arm_backend_core.graph_edits import eliminate_dead_code
 from arm_backend_core.nodes import constant_nodes, describe_node, is_float, modules_of
 from arm_backend_core.ops.catalog import find_record
-from arm_backend_core.ops.registry import Kind
+from arm_backend_core.ops.registry import AnnotationKind
 from arm_backend_core.quantization.algorithms.channel_affine import fold_channel_affines
 from arm_backend_core.quantization.algorithms.coordinate_precision import find_coordinate_nodes
 from arm_backend_core.quantization.algorithms.group_norms import layer_norms_to_group_norms
@@ -242,7 +242,7 @@ _CONVERSION_ADVICE = "remove the conversion to {} (.to, torch.autocast) from the
 
 def _check_dtype(node: Node) -> None:
     record = find_record(node)
-    if record is None or record.kind is Kind.PASSTHROUGH or not is_float(node):
+    if record is None or record.kind is AnnotationKind.PASSTHROUGH or not is_float(node):
         return
     values = node.meta["val"]
     dtype = (values[0] if isinstance(values, (list, tuple)) else values).dtype

@@ -31,7 +31,7 @@ from arm_backend_core.aten.layer_affine import (
 from arm_backend_core.graph_edits import pass_on_dropout
 from arm_backend_core.nodes import FEEDS_DROPOUT, TIMESTEP_SLOT, is_state, readers_through
 from arm_backend_core.ops.catalog import find_record, is_sinusoid
-from arm_backend_core.ops.registry import Kind
+from arm_backend_core.ops.registry import AnnotationKind
 from arm_backend_core.quantization.algorithms.coordinate_precision import find_coordinate_nodes
 from arm_backend_core.quantization.config import QuantizationConfig
 from arm_backend_core.targets.hardware import Hardware
@@ -101,7 +101,7 @@ def _find_int16_paths(module: GraphModule) -> set[Node]:
 
 def _is_arithmetic(node: Node) -> bool:
     record = find_record(node)
-    return record is not None and (record.univariate or record.kind is Kind.SHARED)
+    return record is not None and (record.is_univariate or record.kind is AnnotationKind.SHARED)
 
 
 def _trace_back(node: Node) -> Iterator[Node]:
@@ -248,7 +248,7 @@ def _is_beside_convolution(chain: AffineChain) -> bool:
     pending = [chain.source, *chain.last.users]
     for node in pending:  # grows
         record, value = find_record(node), node.meta.get("val")
-        if record is not None and record.kind is Kind.CONV and node.target is not aten.linear.default:
+        if record is not None and record.kind is AnnotationKind.CONV and node.target is not aten.linear.default:
             return True
         has_channels = isinstance(value, Tensor) and value.dim() == len(shape) and value.shape[:2] == shape[:2]
         if has_channels and _is_arithmetic(node) and node.target not in _REORDERS:
