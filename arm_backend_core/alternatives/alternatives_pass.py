@@ -29,7 +29,7 @@ from arm_backend_core.alternatives.unconditional import apply_unconditional
 from arm_backend_core.targets.compile_spec import ArmCompileSpec, EthosUCompileSpec
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.graph import Graph
-from arm_backend_core.tosa.passes.pipeline import Pass, check, finish
+from arm_backend_core.tosa.passes.pipeline import Pass, assert_serializable, run_last_passes
 from arm_backend_core.tosa.serialize import serialize
 
 #: All alternatives in the order of their application. An alternative may rewrite the result of an earlier one.
@@ -90,7 +90,7 @@ def make_alternatives_pass(spec: ArmCompileSpec) -> Pass:
 def choose_deferred(data: bytes, spec: EthosUCompileSpec) -> bytes:
     """Choose alternatives for a graph that ``DeferredTuningSpec`` has pickled; return the TOSA flatbuffer."""
     graph = unpickle_graph(data)
-    for step in (make_alternatives_pass(spec), finish, check):
+    for step in (make_alternatives_pass(spec), run_last_passes, assert_serializable):
         step(graph, spec.target)
     return serialize(graph)
 

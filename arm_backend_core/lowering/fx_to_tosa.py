@@ -53,7 +53,7 @@ from arm_backend_core.permutation import Layout, identity, inverse
 from arm_backend_core.qparams import QParams
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.graph import Graph, Op, Origin, Value
-from arm_backend_core.tosa.legalize import Int32HalvesBuilder, LegalizingBuilder
+from arm_backend_core.tosa.legalize import FloatProfileBuilder, LegalizingBuilder
 
 
 class Lowering:
@@ -75,7 +75,7 @@ class Lowering:
         self.constants: dict[Node, Any] = dict(constants)
         self.graph = Graph()
         self.results: dict[Node, Result] = {}
-        builder = LegalizingBuilder if target.integer else Int32HalvesBuilder
+        builder = LegalizingBuilder if target.integer else FloatProfileBuilder
         self.builder = builder(self.graph, target)
         self._graph_inputs: dict[Node, tuple[Value, Operand]] = {}  # node outside -> graph input, operand
         self._dequantized: dict[Value, list[Operand]] = {}

@@ -135,7 +135,7 @@ def _reciprocal_factor(x: Any, y: Any) -> float | None:
 def mul(cx: Context, x: Operand | float, y: Operand | float) -> Value:
     """x * y; logical AND for booleans."""
     if cx.dtype is DType.BOOL:
-        return cx.b.bitwise("LOGICAL_AND", *_cast_operands(cx, x, y))
+        return cx.b.binary("LOGICAL_AND", *_cast_operands(cx, x, y))
     return _lower_arithmetic(cx, cx.b.mul, x, y, is_single_operator=True)
 
 

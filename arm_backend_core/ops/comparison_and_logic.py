@@ -137,8 +137,8 @@ def _register_bitwise(kind: str, *overloads: OpOverload, logical: bool) -> None:
         assert isinstance(x, Operand)
         if logical or cx.dtype is DType.BOOL:
             right = to_bool(cx, y) if isinstance(y, Operand) else cx.b.const(bool(y), DType.BOOL)
-            return cx.b.bitwise(f"LOGICAL_{kind}", to_bool(cx, x), right)
-        return cx.b.bitwise(f"BITWISE_{kind}", _operand(cx, x, cx.dtype), _operand(cx, y, cx.dtype))
+            return cx.b.binary(f"LOGICAL_{kind}", to_bool(cx, x), right)
+        return cx.b.binary(f"BITWISE_{kind}", _operand(cx, x, cx.dtype), _operand(cx, y, cx.dtype))
 
     rule.integer_rule(rule.lower)
 

@@ -62,7 +62,7 @@ def _floor_divide_with_remainder(
             inverse = b.const(np.rint((1 << 31) / constant.astype(np.float64)), cx.dtype)
             quotient = b.mul(dividend, inverse, shift=31)
         else:
-            quotient = b.bitwise("INTDIV", dividend, divisor)
+            quotient = b.binary("INTDIV", dividend, divisor)
         rem = b.sub(dividend, b.mul(quotient, divisor))
     correction = _has_opposite_sign(cx, rem, divisor)
     quotient = b.sub(quotient, correction)
@@ -92,9 +92,9 @@ def _has_opposite_sign(cx: Context, x: Value, y: Value) -> Value:
     """Return 1 where x is nonzero and differs in sign from y, else 0. The FP profile compares in FP32."""
     b, compare_dtype = cx.b, DType.INT32 if cx.target.integer and not cx.dtype.is_float else DType.FP32
     zero, x, y = b.const(0, compare_dtype), b.cast(x, compare_dtype), b.cast(y, compare_dtype)
-    signs_differ = b.bitwise("LOGICAL_XOR", b.compare("GREATER", zero, x), b.compare("GREATER", zero, y))
+    signs_differ = b.binary("LOGICAL_XOR", b.compare("GREATER", zero, x), b.compare("GREATER", zero, y))
     nonzero = b.unary("LOGICAL_NOT", b.compare("EQUAL", x, zero))
-    return b.cast(b.cast(b.bitwise("LOGICAL_AND", signs_differ, nonzero), compare_dtype), cx.dtype)
+    return b.cast(b.cast(b.binary("LOGICAL_AND", signs_differ, nonzero), compare_dtype), cx.dtype)
 
 
 @op(aten.floor_divide.default, aten.floor_divide.Scalar, interval=_QUOTIENT_INTERVAL, **_DISCONTINUOUS)

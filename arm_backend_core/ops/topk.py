@@ -128,7 +128,7 @@ def select_iteratively(b: Builder, x: Value, index_dtype: DType, k: int, axis: i
     for _ in range(k):
         value, is_extreme = _select_extreme(b, x, remaining, axis, largest=largest)
         index = b.reduce("REDUCE_MIN", b.select(is_extreme, positions, b.const(n, index_dtype)), axis)
-        remaining = b.bitwise("LOGICAL_AND", remaining, b.unary("LOGICAL_NOT", b.compare("EQUAL", positions, index)))
+        remaining = b.binary("LOGICAL_AND", remaining, b.unary("LOGICAL_NOT", b.compare("EQUAL", positions, index)))
         selected.append([value, index])
     return [b.concat(parts, axis) for parts in zip(*selected, strict=True)]
 
@@ -146,10 +146,10 @@ def select_by_rank(b: Builder, x: Value, index_dtype: DType, k: int, axis: int, 
             b.unary("LOGICAL_NOT", b.compare("EQUAL", over, over)),
             b.compare("EQUAL", under, under),
         )
-        is_before = b.bitwise("LOGICAL_OR", is_before, b.bitwise("LOGICAL_AND", is_nan, other_is_number))
-        is_before_or_equal = b.bitwise("LOGICAL_OR", is_before_or_equal, is_nan)
+        is_before = b.binary("LOGICAL_OR", is_before, b.binary("LOGICAL_AND", is_nan, other_is_number))
+        is_before_or_equal = b.binary("LOGICAL_OR", is_before_or_equal, is_nan)
     is_earlier_index = b.const(np.tri(n, k=-1, dtype=bool)[None], DType.BOOL)
-    is_before = b.bitwise("LOGICAL_OR", is_before, b.bitwise("LOGICAL_AND", is_before_or_equal, is_earlier_index))
+    is_before = b.binary("LOGICAL_OR", is_before, b.binary("LOGICAL_AND", is_before_or_equal, is_earlier_index))
     is_selected = b.compare(
         "EQUAL", b.reduce("REDUCE_SUM", b.cast(is_before, index_dtype), 2), b.const(np.arange(k), index_dtype)
     )
@@ -164,17 +164,17 @@ def _select_extreme(b: Builder, x: Value, remaining: Value, axis: int, *, larges
     if not x.dtype.is_float:
         low, high = x.dtype.range
         value = b.reduce(*_build_masked_reduction(b, x, remaining, low if largest else high, largest), axis)
-        return value, b.bitwise("LOGICAL_AND", remaining, b.compare("EQUAL", x, value))
+        return value, b.binary("LOGICAL_AND", remaining, b.compare("EQUAL", x, value))
     is_number = b.compare("EQUAL", x, x)
     if largest:  # REDUCE_MAX returns NaN if there is one
         value = b.reduce(*_build_masked_reduction(b, x, remaining, -math.inf, largest), axis)
-        is_extreme = b.bitwise("LOGICAL_OR", b.compare("EQUAL", x, value), b.unary("LOGICAL_NOT", is_number))
-        return value, b.bitwise("LOGICAL_AND", remaining, is_extreme)
-    candidates = b.bitwise("LOGICAL_AND", remaining, is_number)
+        is_extreme = b.binary("LOGICAL_OR", b.compare("EQUAL", x, value), b.unary("LOGICAL_NOT", is_number))
+        return value, b.binary("LOGICAL_AND", remaining, is_extreme)
+    candidates = b.binary("LOGICAL_AND", remaining, is_number)
     has_number = b.reduce("REDUCE_ANY", candidates, axis)
     value = b.reduce(*_build_masked_reduction(b, x, candidates, math.inf, largest), axis)
-    is_extreme = b.bitwise("LOGICAL_OR", b.compare("EQUAL", x, value), b.unary("LOGICAL_NOT", has_number))
-    return b.select(has_number, value, b.const(math.nan, x.dtype)), b.bitwise("LOGICAL_AND", remaining, is_extreme)
+    is_extreme = b.binary("LOGICAL_OR", b.compare("EQUAL", x, value), b.unary("LOGICAL_NOT", has_number))
+    return b.select(has_number, value, b.const(math.nan, x.dtype)), b.binary("LOGICAL_AND", remaining, is_extreme)
 
 
 def _build_masked_reduction(

@@ -57,7 +57,7 @@ class Builder:
         origins = self.origins or merge_origins(value.producer for value in inputs if value.producer is not None)
         origins = origins or {Origin(inputs[0].name if inputs else "", COPY_OPERATOR): 1}
         if kind == "TRANSPOSE":
-            origins = {replace(origin, moves=True): work for origin, work in origins.items()}
+            origins = {replace(origin, is_transpose=True): work for origin, work in origins.items()}
         op = Op(kind, list(inputs), Value((), dtype, kind.lower()), attrs, origins)
         op.output.shape = tuple(int(size) for size in OPERATORS[kind].shape(op))
         return op
@@ -215,7 +215,7 @@ class Builder:
         """a >> b; zeros are shifted in."""
         return self._binary("LOGICAL_RIGHT_SHIFT", a, b)
 
-    def bitwise(self, kind: str, a: Value, b: Value) -> Value:
+    def binary(self, kind: str, a: Value, b: Value) -> Value:
         """BITWISE_AND, BITWISE_OR, BITWISE_XOR, INTDIV, LOGICAL_AND, LOGICAL_OR or LOGICAL_XOR."""
         return self._binary(kind, a, b)
 

@@ -49,7 +49,7 @@ from arm_backend_core.tosa import reference_model
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Value
 from arm_backend_core.tosa.legalize import LegalizingBuilder
-from arm_backend_core.tosa.passes.pipeline import finish
+from arm_backend_core.tosa.passes.pipeline import run_last_passes
 from arm_backend_core.tosa.serialize import serialize
 from arm_backend_core.workers import vela
 from arm_backend_core.workers.worker import WorkerDied, WorkerError
@@ -104,7 +104,7 @@ class Case:
             apply_unconditional(self.graph, self.spec.target)
         else:
             choose_alternatives(self.graph, self.spec.target, [alternative], draw_costs(self.rng))
-        finish(self.graph, self.spec.target)
+        run_last_passes(self.graph, self.spec.target)
         flatbuffer = serialize(self.graph)
         payload = compile_ethosu(flatbuffer, self.spec, delegate="", find_operator=lambda _: None)
         kinds = [(array.dtype.name, array.shape) for array in expected]
@@ -509,7 +509,7 @@ def test_the_cost_model_chooses_it_on_u85_and_vela_estimates_fewer_cycles(
         chosen = choose_alternatives(case.graph, case.spec.target, alternatives, estimate)
         assert [choice.name for choice in chosen] == [item.name for item in alternatives]
         apply_unconditional(case.graph, case.spec.target)
-        finish(case.graph, case.spec.target)
+        run_last_passes(case.graph, case.spec.target)
         (cost,) = estimate([case.graph])
         assert cost is not None
         cycles.append(cost.cycles)
@@ -560,7 +560,7 @@ def test_int16_as_int8_rows_is_applied_if_the_sums_fit_int32(size: int, weight_v
         sums = case.b.conv2d(x, weight, bias, pad=(0, 0, 0, 0))
         case.graph.outputs = [case.b.rescale(sums, DType.INT16, 1e-3)]
         rewrite(case.graph, case.spec.target)
-        finish(case.graph, case.spec.target)
+        run_last_passes(case.graph, case.spec.target)
         graphs.append(case.graph)
     assert ("CONCAT" in [op.kind for op in graphs[1].ops]) == is_applied
     before, after = VelaCostModel(SPECS[2].configuration).estimate(graphs)
@@ -592,7 +592,7 @@ def test_constants_of_many_rows_are_fetched_once(rows: int) -> None:
         case = Case(5, SPECS[0])
         case.graph.outputs = _affine_rows(case, rows)
         rewrite(case.graph, case.spec.target)
-        finish(case.graph, case.spec.target)
+        run_last_passes(case.graph, case.spec.target)
         graphs.append(case.graph)
     assert [op.kind for op in graphs[1].ops].count("MAXIMUM") == 2 * is_applied
 
@@ -623,7 +623,7 @@ def test_channels_are_padded_to_whole_weight_blocks(size: int, is_padded: bool) 
         sums = case.b.conv2d(case.input(1, 1, 1, size), case.b.const(weight, DType.INT8), bias, pad=(0, 0, 0, 0))
         case.graph.outputs = [case.b.rescale(sums, DType.INT8, 1e-3)]
         choose_alternatives(case.graph, case.spec.target, alternatives, VelaCostModel(case.spec.configuration).estimate)
-        finish(case.graph, case.spec.target)
+        run_last_passes(case.graph, case.spec.target)
         graphs.append(case.graph)
     assert ("PAD" in [op.kind for op in graphs[1].ops]) == is_padded
     before, after = VelaCostModel(SPECS[0].configuration).estimate(graphs)
