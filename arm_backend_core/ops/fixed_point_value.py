@@ -173,17 +173,17 @@ class FixedPoint:
         return self.mul(x)
 
     def mul(self, x: FixedPoint | int, shift: int = 0, peak: int | None = None) -> FixedPoint:
-        """round(self * x / 2**shift), half up. MUL computes the product in 64 bits before it shifts.
+        """The product self * x, without its ``shift`` low bits: round(integers / 2**shift), half up.
 
-        A nonzero Python integer ``x`` multiplies the integers and divides the scale by abs(x), so the real numbers stay
-        the same up to the sign of x.
+        MUL computes the product in 64 bits before it shifts. A Python integer ``x`` multiplies the real numbers; see
+        ``refine_scale`` for a multiplication of the integers alone.
 
         Args:
             x: the other factor.
             shift: number of low bits to round off.
             peak: bound of the result's magnitude, if the caller knows a tighter one than interval arithmetic.
         """
-        scale = self.scale * x.scale if isinstance(x, FixedPoint) else self.scale / (abs(x) or 1)
+        scale = self.scale * x.scale if isinstance(x, FixedPoint) else self.scale
         ends = [a * b for a in (self.low, self.high) for b in _interval(x)]
         smallest = 0 if x is self else min(ends)
         low, high = (_round_shift_right(end, shift) for end in (smallest, max(ends)))
@@ -249,6 +249,10 @@ class FixedPoint:
 
     # -- scale ---------------------------------------------------------------------------------------------------
 
+    def refine_scale(self, factor: int) -> FixedPoint:
+        """Multiply the integers by ``factor`` > 0 and divide the scale by it. The real numbers stay the same."""
+        return self.mul(factor).with_scale(self.scale / factor)
+
     def rescale(self, dtype: DType, factor: float, *, saturate: bool = False) -> FixedPoint:
         """RESCALE the integers to round(integer * factor) with zero point 0, at the scale divided by ``factor``.
 
@@ -274,7 +278,7 @@ class FixedPoint:
         """
         if bits < 0:
             return self.rescale(DType.INT32, 2.0**bits)
-        return self.mul(1 << bits)
+        return self.refine_scale(1 << bits)
 
     def requantize(self, out: QParams) -> Value:
         """Convert to quantization parameters ``out`` with one rounding and saturation.

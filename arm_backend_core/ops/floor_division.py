@@ -197,7 +197,7 @@ def _integer_rule(record: Record, *, returns_remainder: bool = False) -> Rule:
         bits = min(int(math.log2((RESCALE_SAFE_LIMIT - 1) / max(dividend.peak * ratio, divisor.peak))), 22)
         left = dividend.rescale(DType.INT32, ratio * 2.0**bits).with_scale(1.0)
         is_zero = (abs(divisor).maximum(1) - abs(divisor)).assume_range(0, 1)
-        right = (divisor + is_zero).mul(1 << bits)
+        right = (divisor + is_zero).refine_scale(1 << bits)
         int32_context = replace(cx, result_q=None, compute_dtype=DType.INT32)
         value = record.lower(int32_context, Operand(left.value), Operand(right.value), **mode)
         if returns_remainder:

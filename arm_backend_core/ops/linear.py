@@ -118,7 +118,7 @@ def _int16_matmul_by_bytes(cx: Context, a: FixedPoint, b: FixedPoint) -> Value:
         half = x.full_like(radix // 2)
         # RESCALE rounds half up, so (x - 128) / 256 is rounded to floor(x / 256).
         high = (x.rescale(DType.INT32, 1.0) - half.rescale(DType.INT32, 1.0)).rescale(DType.INT8, 1 / radix)
-        high_part = (high * 64).rescale(DType.INT16, 4.0).with_scale(x.scale)  # 256 * high
+        high_part = high.refine_scale(64).rescale(DType.INT16, 4.0)  # its integers are 256 * high
         scale = 2.0**14  # differs from the scale above: Vela does not fuse a RESCALE that two operators share
         remainder = x.rescale(DType.INT32, scale) - high_part.rescale(DType.INT32, scale)
         low = cx.b.rescale(remainder.value, DType.INT8, 1 / scale, 0, DType.INT8.range[0])
