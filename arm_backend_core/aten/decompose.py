@@ -22,13 +22,7 @@ from torch.fx import GraphModule, Node
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from arm_backend_core.aten import complex_numbers
-from arm_backend_core.aten.decomposition_rules import (
-    find_decomposition,
-    is_lowerable,
-    needs_decomposition,
-    uses_pytorch_decomposition,
-)
+from arm_backend_core.aten import complex_numbers, decomposition_rules
 from arm_backend_core.aten.functionalize import functionalize
 from arm_backend_core.aten.magnitudes import simplify_squared_magnitudes
 from arm_backend_core.errors import InternalError, ModelError, Unsupported, compiler_fault
@@ -114,7 +108,7 @@ class _Decomposer:
             if is_known_constant and not complex_numbers.involves_complex(node):
                 constants.add(node)
             elif (
-                needs_decomposition(node, constants)
+                decomposition_rules.needs_decomposition(node, constants)
                 and node.target not in self.in_progress
                 and self._replace(module, node, constants)
             ):
@@ -154,7 +148,7 @@ class _Decomposer:
         record = find_composite(node)
         if record is not None and record.emits_nodes:
             return record.decompose(writer, *node.args, **node.kwargs)
-        rule = find_decomposition(node, writer.constants, quantized=self.quantized)
+        rule = decomposition_rules.find_decomposition(node, writer.constants, quantized=self.quantized)
         if rule is None:
             return None
         sources = list(node.all_input_nodes)
@@ -169,7 +163,8 @@ class _Decomposer:
         if record is not None and record.reads_storage_offset:
             signature += str([_value(writer.module, source).storage_offset() for source in sources])
         fragment = self.get_fragment(writer.module, (node.target, signature), call, sources, writer.constants)
-        if fragment is None or (uses_pytorch_decomposition(node) and not fragment.is_lowerable):
+        is_from_pytorch = decomposition_rules.uses_pytorch_decomposition(node)
+        if fragment is None or (is_from_pytorch and not fragment.is_lowerable):
             return None
         if not fragment.covers_used_results(node):
             raise Unsupported(
@@ -225,11 +220,8 @@ class _Decomposer:
         try:
             module = trace(call, values)
             known = constant_nodes(module.graph)  # for example weights that the operator builds from unit vectors
-            if any(
-                node.target is target and needs_decomposition(node, known)
-                for node in module.graph.nodes
-                if node not in known
-            ):
+            same = [node for node in module.graph.nodes if node.target is target and node not in known]
+            if any(decomposition_rules.needs_decomposition(node, known) for node in same):
                 module = trace(call, values, pre_dispatch=False)  # PyTorch decomposes some operators in C++ only
         except Exception as error:  # PyTorch raises various types where it has no rule for these operands
             if isinstance(target, OpOverload) and target not in aten_records() and not isinstance(error, Unsupported):
@@ -248,7 +240,7 @@ class _Decomposer:
                 raise node.meta.get(DECOMPOSITION_REFUSAL) or (
                     compiler_fault(description) if is_own_decomposition else Unsupported(description)
                 )
-        return _Fragment(module, all(is_lowerable(node, constants) for node in module.graph.nodes))
+        return _Fragment(module, all(decomposition_rules.is_lowerable(node, constants) for node in module.graph.nodes))
 
 
 @dataclass

@@ -128,7 +128,7 @@ class LegalizingBuilder(Builder):
         return self.add(self.logical_right_shift(magnitude, b), self.logical_left_shift(sign, self.sub(sign_shift, b)))
 
     def binary(self, kind: str, a: Value, b: Value) -> Value:
-        """Emit a bitwise operator. If the target lacks BITWISE_AND, a & (2**n - 1) becomes a - (a >> n) * 2**n."""
+        """Emit ``kind``. If the target lacks BITWISE_AND, a & (2**n - 1) becomes a - (a >> n) * 2**n."""
         is_lacking = kind == "BITWISE_AND" and (not self.target.integer or kind in self.target.hardware.unsupported)
         if is_lacking and b.data is not None:
             masks = b.data.astype(np.int64)
