@@ -23,7 +23,7 @@ from arm_backend_core.tosa.passes.rewrite import Rewriter, apply_once, producer
 from arm_backend_core.tosa.vela_workarounds.copies import broadcast_constant
 from arm_backend_core.tosa.vela_workarounds.fused_rescales import SCALED_MAXIMUM_WORKAROUND
 from arm_backend_core.tosa.vela_workarounds.rescale_offsets import absorbs_widening
-from arm_backend_core.tosa.vela_workarounds.workaround import is_workaround_needed
+from arm_backend_core.tosa.vela_workarounds.workaround import is_needed
 
 #: Operators that write an element in less than the one cycle that a table takes.
 _KINDS_CHEAPER_THAN_TABLE = ("CONV2D", "DEPTHWISE_CONV2D", "MAX_POOL2D", "MUL")
@@ -72,8 +72,9 @@ def multiply_before_rescale(op: Op, rewriter: Rewriter) -> Value | None:
     rewritten, so that ``clamp_to_dtype`` applies to the MUL: 89,303 instead of 102,252 cycles after a MAX_POOL2D.
     """
     x, b = op.inputs[0], rewriter.builder
-    is_bug_relevant = is_workaround_needed(SCALED_MAXIMUM_WORKAROUND, b.target)
-    matches_scaled_maximum = is_bug_relevant and SCALED_MAXIMUM_WORKAROUND.find(op, rewriter)
+    matches_scaled_maximum = is_needed(SCALED_MAXIMUM_WORKAROUND, b.target) and SCALED_MAXIMUM_WORKAROUND.find(
+        op, rewriter
+    )
     if (
         not (x.dtype is DType.INT16 or matches_scaled_maximum)
         or op.output.dtype is DType.INT32

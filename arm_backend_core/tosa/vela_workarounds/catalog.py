@@ -26,12 +26,7 @@ from arm_backend_core.tosa.vela_workarounds import (
     shapes,
     tables,
 )
-from arm_backend_core.tosa.vela_workarounds.workaround import (
-    AnyWorkaround,
-    GraphWorkaround,
-    Workaround,
-    is_workaround_needed,
-)
+from arm_backend_core.tosa.vela_workarounds.workaround import AnyWorkaround, GraphWorkaround, Workaround, is_needed
 
 #: Maximum number of rounds of the fixpoint iteration. 2,074 graphs of the operator tests need at most 1 round, and
 #: 6,000 random pairs of miscompiled patterns at most 3.
@@ -91,7 +86,7 @@ def assert_no_vela_bugs(graph: Graph, target: Target) -> None:
 
 def _needed_workarounds(target: Target) -> list[AnyWorkaround]:
     """The workarounds for the bugs of ``target``'s Vela release, in order of priority."""
-    return [workaround for workaround in WORKAROUNDS if is_workaround_needed(workaround, target)]
+    return [workaround for workaround in WORKAROUNDS if is_needed(workaround, target)]
 
 
 def _rewrite_graph(graph: Graph, target: Target, *, include_last: bool) -> None:

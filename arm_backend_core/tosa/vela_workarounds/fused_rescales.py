@@ -27,20 +27,14 @@ from arm_backend_core.tosa.vela_workarounds.narrowing import DATA_MOVEMENT
 from arm_backend_core.tosa.vela_workarounds.workaround import AnyWorkaround, Workaround
 
 NARROW_TYPES = (DType.INT8, DType.INT16)
-NONUNARY_ELEMENTWISE = frozenset(ELEMENTWISE - UNARY)
+NONUNARY = frozenset(ELEMENTWISE - UNARY)
 _UNARY_INTEGER = ("ABS", "BITWISE_NOT", "CLZ", "LOGICAL_NOT", "NEGATE")
 #: Operators that the NPU cannot scale, although Vela fuses the RESCALEs of their operands into them.
 _UNSCALED_KINDS = (*_UNARY_INTEGER, "BITWISE_AND", "BITWISE_OR", "BITWISE_XOR")
 #: Vela duplicates a RESCALE that only these operators read, for each of them. It lowers CAST to ADD before that.
-RESCALE_DUPLICATING_KINDS = frozenset({*NONUNARY_ELEMENTWISE, *_UNARY_INTEGER, "CAST"})
+RESCALE_DUPLICATING_KINDS = frozenset({*NONUNARY, *_UNARY_INTEGER, "CAST"})
 #: Operators into which Vela fuses the RESCALE of their result, but then clips to the range of their own type.
-_OWN_TYPE_CLIPPING_KINDS = (NONUNARY_ELEMENTWISE - {"INTDIV"}) | {
-    "BITWISE_NOT",
-    "CAST",
-    "MAX_POOL2D",
-    "RESIZE",
-    "SELECT",
-}
+_OWN_TYPE_CLIPPING_KINDS = (NONUNARY - {"INTDIV"}) | {"BITWISE_NOT", "CAST", "MAX_POOL2D", "RESIZE", "SELECT"}
 
 
 def _is_scaled_maximum(op: Op, rewriter: Rewriter) -> bool:

@@ -62,6 +62,6 @@ class GraphWorkaround(Generic[Match]):
 AnyWorkaround = Workaround[Any] | GraphWorkaround[Any]
 
 
-def is_workaround_needed(workaround: AnyWorkaround, target: Target) -> bool:
+def is_needed(workaround: AnyWorkaround, target: Target) -> bool:
     """Whether ``target``'s NPU family and Vela release have the bug. An unknown release is assumed to have all bugs."""
     return workaround.name in target.hardware.vela_bugs and (target.vela is None or target.vela in workaround.releases)
